@@ -1,0 +1,243 @@
+//! The memory that block requests carry.
+//!
+//! A [`Buf`] owns a byte range of a *slab*, one aligned allocation. Splitting a `Buf` gives two that own
+//! disjoint halves of the same slab, so a request can be cut into fragments, and a stream of requests can be
+//! cut out of one receive, without a copy and without a borrow. The slab is freed with its last `Buf`.
+//!
+//! Contract: the ranges of the live `Buf`s of a slab never overlap. Everything else follows from it: a `&mut Buf`
+//! gives `&mut [u8]`, and a `Buf` may move to another thread.
+//!
+//! This crate is one of the few places in udm with `unsafe`; it does no I/O and knows no requests.
+
+mod pool;
+mod segments;
+
+pub use pool::BufPool;
+pub use segments::Segments;
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+/// Alignment in bytes of every slab's first byte: a page, which is what `O_DIRECT` asks for at the most.
+pub const ALIGN: usize = 4096;
+
+/// The largest slab in bytes (1 GiB): offsets and lengths are 32-bit.
+pub const MAX_LEN: usize = 1 << 30;
+
+/// The head of a slab, in an allocation of its own so that the data stays page-aligned without padding.
+struct Slab {
+    refs: AtomicU32,
+    data: NonNull<u8>,
+    len: u32,
+}
+
+/// An owned range of bytes in a slab. See the crate's documentation.
+pub struct Buf {
+    slab: NonNull<Slab>,
+    off: u32,
+    len: u32,
+}
+
+// SAFETY: a Buf is the only way to its bytes (ranges never overlap), and the count of the slab is atomic.
+unsafe impl Send for Buf {}
+// SAFETY: a shared Buf gives only shared slices.
+unsafe impl Sync for Buf {}
+
+impl Buf {
+    /// A new slab of `len` zeroed bytes, aligned to [`ALIGN`], owned whole.
+    ///
+    /// # Panics
+    /// When `len` is 0 or above [`MAX_LEN`].
+    #[must_use]
+    pub fn zeroed(len: usize) -> Buf {
+        assert!((1..=MAX_LEN).contains(&len), "slab of {len} bytes");
+        let layout = Buf::layout(len);
+        // SAFETY: the layout has a size above zero.
+        let data = unsafe { alloc_zeroed(layout) };
+        let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
+        let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len: len as u32 });
+        Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len: len as u32 }
+    }
+
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len, ALIGN).expect("the length was checked at creation")
+    }
+
+    fn slab(&self) -> &Slab {
+        // SAFETY: the slab lives as long as any Buf of it.
+        unsafe { self.slab.as_ref() }
+    }
+
+    /// Bytes owned.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// True when it owns no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes in the whole slab.
+    #[must_use]
+    pub fn slab_len(&self) -> usize {
+        self.slab().len as usize
+    }
+
+    fn start(&self) -> *mut u8 {
+        let data = self.slab().data.as_ptr();
+        // SAFETY: off never exceeds the length of the slab.
+        unsafe { data.add(self.off as usize) }
+    }
+
+    /// Cuts off the first `at` bytes and returns them; `self` keeps the rest.
+    ///
+    /// # Panics
+    /// When `at` is beyond the end.
+    #[must_use = "the front part would be dropped"]
+    pub fn split_to(&mut self, at: usize) -> Buf {
+        assert!(at <= self.len(), "split at {at} of {}", self.len);
+        // Relaxed: whoever adds a reference already holds one.
+        let old = self.slab().refs.fetch_add(1, Ordering::Relaxed);
+        assert!(old < u32::MAX / 2, "too many pieces of one slab");
+        let front = Buf { slab: self.slab, off: self.off, len: at as u32 };
+        self.off += at as u32;
+        self.len -= at as u32;
+        front
+    }
+
+    /// Gives up all but the first `len` bytes. The bytes given up belong to nobody until [`Buf::reclaim`].
+    ///
+    /// # Panics
+    /// When `len` is beyond the end.
+    pub fn truncate(&mut self, len: usize) {
+        assert!(len <= self.len(), "truncate to {len} of {}", self.len);
+        self.len = len as u32;
+    }
+
+    /// Takes `next` back when it is the piece just behind `self`.
+    ///
+    /// # Errors
+    /// Hands `next` back unchanged when it is from another slab or not adjacent.
+    pub fn try_join(&mut self, next: Buf) -> Result<(), Buf> {
+        if self.slab == next.slab && self.off + self.len == next.off {
+            self.len += next.len;
+            Ok(())
+        } else {
+            Err(next)
+        }
+    }
+
+    /// True when no other piece of the slab is alive.
+    #[must_use]
+    pub fn is_unique(&self) -> bool {
+        // Acquire pairs with the release in drop: the last writer of the other pieces is done.
+        self.slab().refs.load(Ordering::Acquire) == 1
+    }
+
+    /// Makes `self` own the whole slab again, when no other piece is alive. Says whether it does.
+    pub fn reclaim(&mut self) -> bool {
+        if !self.is_unique() {
+            return false;
+        }
+        self.off = 0;
+        self.len = self.slab().len;
+        true
+    }
+
+    /// Address of the first byte, for checks of alignment.
+    #[must_use]
+    pub fn addr(&self) -> usize {
+        self.start() as usize
+    }
+}
+
+impl std::ops::Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range is inside the slab, initialised (zeroed at birth), and no other Buf covers it.
+        unsafe { std::slice::from_raw_parts(self.start(), self.len()) }
+    }
+}
+
+impl std::ops::DerefMut for Buf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for deref, and `&mut self` makes this the only slice of the range.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.len()) }
+    }
+}
+
+impl std::fmt::Debug for Buf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buf({}+{} of {})", self.off, self.len, self.slab_len())
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        // Release: what this owner wrote happens before the free or the reuse by another.
+        if self.slab().refs.fetch_sub(1, Ordering::Release) != 1 {
+            return;
+        }
+        fence(Ordering::Acquire);
+        // SAFETY: the count reached zero, so this is the last Buf; the box was leaked in `zeroed`.
+        let slab = unsafe { Box::from_raw(self.slab.as_ptr()) };
+        let layout = Buf::layout(slab.len as usize);
+        // SAFETY: allocated in `zeroed` with this very layout.
+        unsafe { dealloc(slab.data.as_ptr(), layout) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn split_pieces_are_disjoint_and_join_back() {
+        let mut b = Buf::zeroed(8192);
+        assert_eq!(b.addr() % ALIGN, 0);
+        let mut front = b.split_to(100);
+        front.fill(1);
+        b.fill(2);
+        assert_eq!((front.len(), b.len()), (100, 8092));
+        assert!(front.iter().all(|&x| x == 1) && b.iter().all(|&x| x == 2));
+        assert!(!b.is_unique() && !b.reclaim());
+        front.try_join(b).unwrap();
+        assert_eq!(front.len(), 8192);
+        assert!(front.is_unique());
+    }
+
+    #[test]
+    fn only_neighbours_join() {
+        let mut a = Buf::zeroed(64);
+        let mut b = a.split_to(32);
+        let c = b.split_to(16);
+        assert!(a.try_join(c).is_err());
+        assert!(b.try_join(Buf::zeroed(1)).is_err());
+    }
+
+    #[test]
+    fn reclaim_after_the_pieces_are_gone() {
+        let mut a = Buf::zeroed(64);
+        drop(a.split_to(60));
+        assert_eq!(a.len(), 4);
+        assert!(a.reclaim());
+        assert_eq!(a.len(), 64);
+    }
+
+    #[test]
+    fn pieces_move_between_threads() {
+        let mut a = Buf::zeroed(1 << 16);
+        let mut b = a.split_to(1 << 15);
+        let t = std::thread::spawn(move || {
+            b.fill(7);
+            b
+        });
+        a.fill(9);
+        let b = t.join().unwrap();
+        assert_eq!((a[0], b[0]), (9, 7));
+    }
+}

@@ -1,0 +1,97 @@
+//! All that a lane may touch besides itself.
+
+use crate::{CoreId, DeviceId, Nanos, OwnerId, Port, Ports};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use std::any::Any;
+use std::rc::Rc;
+
+/// What a core keeps for its lanes, over its whole life. A runtime core, a caller's own thread and a simulated core each have one.
+pub struct CoreState {
+    id: CoreId,
+    cores: usize,
+    owners: u32,
+    ports: Ports,
+    rng: SmallRng,
+    io: Option<Rc<dyn Any>>,
+}
+
+impl CoreState {
+    /// The state of core `id` of `cores`, with chance drawn from `seed`. `io` is what the backends of this world do I/O with
+    /// (the core's ring); they know its type.
+    #[must_use]
+    pub fn new(id: CoreId, cores: usize, seed: u64, io: Option<Rc<dyn Any>>) -> CoreState {
+        CoreState { id, cores, owners: 0, ports: Ports::default(), rng: SmallRng::seed_from_u64(seed), io }
+    }
+
+    /// A context for one turn that begins `now`.
+    pub fn cx(&mut self, now: Nanos) -> Cx<'_> {
+        Cx { now, wake: Nanos::NEVER, state: self }
+    }
+
+    /// Where commands to the lanes of this core are delivered.
+    pub fn ports(&mut self) -> &mut Ports {
+        &mut self.ports
+    }
+
+    /// This core.
+    #[must_use]
+    pub fn id(&self) -> CoreId {
+        self.id
+    }
+}
+
+/// The context of one turn of a core: all that a lane may touch besides itself. The runtime hands it in; so does the simulator.
+pub struct Cx<'a> {
+    /// The time, read once a turn.
+    pub now: Nanos,
+    wake: Nanos,
+    state: &'a mut CoreState,
+}
+
+impl Cx<'_> {
+    /// The core that runs this.
+    #[must_use]
+    pub fn core(&self) -> CoreId {
+        self.state.id
+    }
+
+    /// How many cores there are.
+    #[must_use]
+    pub fn cores(&self) -> usize {
+        self.state.cores
+    }
+
+    /// Asks for a `poll` at `at` or soon after. Holds for this turn only: whoever waits asks again in each `poll`.
+    pub fn wake_at(&mut self, at: Nanos) {
+        self.wake = self.wake.min(at);
+    }
+
+    /// The earliest time asked for in this turn; [`Nanos::NEVER`] when nobody asked.
+    #[must_use]
+    pub fn wake(&self) -> Nanos {
+        self.wake
+    }
+
+    /// A new owner id, unique on this core.
+    pub fn new_owner(&mut self) -> OwnerId {
+        self.state.owners += 1;
+        OwnerId(self.state.owners)
+    }
+
+    /// Opens a port: commands for `device` reach its holder on this core.
+    pub fn open_port(&mut self, device: DeviceId) -> Rc<Port> {
+        self.state.ports.open(device)
+    }
+
+    /// Chance, from the core's seed.
+    pub fn rng(&mut self) -> &mut SmallRng {
+        &mut self.state.rng
+    }
+
+    /// What this world does I/O with. `None` where there is nothing but lanes.
+    #[must_use]
+    pub fn io(&self) -> Option<Rc<dyn Any>> {
+        self.state.io.clone()
+    }
+}

@@ -1,0 +1,55 @@
+//! The control half of a device.
+
+use crate::{Cx, Lane, Limits};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The control half of a device: shared by all cores, immutable or slow to change.
+pub trait Device: Send + Sync {
+    /// Its identity, from [`DeviceId::new`], the same for its whole life.
+    fn id(&self) -> DeviceId;
+
+    /// Opens the data-path half, on the core that will own it.
+    ///
+    /// # Errors
+    /// When the device can't be opened on this core.
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError>;
+
+    /// Size and limits, as of now.
+    fn limits(&self) -> Limits;
+
+    /// The devices directly below, for the check against cycles. Empty for a backend.
+    fn below(&self) -> Vec<DeviceId> {
+        Vec::new()
+    }
+}
+
+/// Tells devices apart, within one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(u64);
+
+impl DeviceId {
+    /// A new identity.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "each call gives another")]
+    pub fn new() -> DeviceId {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        DeviceId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Why a lane could not be opened.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct OpenError {
+    /// The errno, positive.
+    pub errno: i32,
+    /// What went wrong, for a person.
+    pub text: String,
+}
+
+impl OpenError {
+    /// An error with `errno` and a text.
+    pub fn new(errno: i32, text: impl Into<String>) -> OpenError {
+        OpenError { errno, text: text.into() }
+    }
+}

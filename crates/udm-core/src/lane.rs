@@ -1,0 +1,34 @@
+//! The data-path half of a device.
+
+use crate::{Batch, Cx};
+
+/// The data-path half of a device on one core. It is not `Send`: a lane never leaves the core that opened it.
+///
+/// Rules for the code inside `submit` and `poll`: no lock, no system call but the core's ring, no allocation once warm, no formatting,
+/// no clock read ([`Cx::now`] is read once a turn), shared atomics once a batch and not once a request.
+pub trait Lane {
+    /// Takes every bio in `batch` and leaves it empty. Each comes back from `poll` exactly once, with its `status` set and every other
+    /// field as it was given. Full is not failed: a lane that can take no more for now parks what it was given.
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>);
+
+    /// Appends the bios that finished since the last call. Never blocks. A lane that waits for a time says so with
+    /// [`Cx::wake_at`] in each call, for as long as it waits.
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>);
+
+    /// The device above is being suspended: end what is only held back, so that nothing stays in flight for ever. Called before each
+    /// `poll` until the lane is empty, and after that not again. With [`Drain::Flush`] held bios go on their way or fail; with
+    /// [`Drain::NoFlush`] bios that have not been started may be handed back in `back`, unchanged: they go down again when
+    /// the device resumes, perhaps through another table. A lane that holds nothing back has nothing to do.
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        let _ = (how, back, cx);
+    }
+}
+
+/// The two kinds of suspend (`dmsetup suspend`, `dmsetup suspend --noflush`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drain {
+    /// Everything in flight ends; what can't be served fails.
+    Flush,
+    /// What is only queued is handed back.
+    NoFlush,
+}

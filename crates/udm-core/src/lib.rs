@@ -1,0 +1,29 @@
+//! The heart of udm: bio, batch, lane, device.
+//!
+//! A [`Bio`] is one block request. Bios move in [`Batch`]es down a stack of [`Lane`]s, one call a layer, and come
+//! back as what [`Lane::poll`] returns. A lane belongs to one core and is reached by `&mut` only; what cores share is
+//! the control half, a [`Device`].
+//!
+//! This crate does no I/O, starts no thread, reads no clock and contains no `unsafe`.
+#![forbid(unsafe_code)]
+
+mod bio;
+mod command;
+mod cx;
+mod device;
+mod lane;
+mod limits;
+mod pool;
+mod status;
+mod units;
+
+pub use bio::{Batch, Bio, BioFlags, Op, OwnerId};
+pub use command::{Ack, Cores, Failure, LaneCommand, Port, Ports};
+pub use cx::{CoreState, Cx};
+pub use device::{Device, DeviceId, OpenError};
+pub use lane::{Drain, Lane};
+pub use limits::Limits;
+pub use pool::BioPool;
+pub use status::Status;
+pub use udm_buf::{Buf, BufPool, Segments};
+pub use units::{CoreId, DevNo, Nanos, SECTOR_SIZE, Sector, Sectors};

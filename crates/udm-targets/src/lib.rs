@@ -1,0 +1,11 @@
+//! Mapped devices, tables and targets: what the kernel's device mapper does, over lanes.
+//!
+//! No I/O, no threads, no clock, no `unsafe`: a target sees the devices below as [`udm_core::Device`], time through [`udm_core::Cx`],
+//! and nothing else, so that the simulator runs it unchanged.
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod target;
+
+pub use error::TargetError;
+pub use target::{DeviceRef, LookupError, Notify, Resolver, Target, TargetArgs, Used};

@@ -1,0 +1,141 @@
+//! The control half of a target, and what its constructor is given.
+//!
+//! A target is one line of a table: a private struct that implements [`Target`], a constructor, and a lane. The list of all targets is
+//! [`crate::registry`]; nothing registers itself.
+
+use crate::error::TargetError;
+use std::sync::Arc;
+use udm_core::{Cores, Cx, DevNo, Device, Lane, Limits, OpenError, Sector, Sectors};
+
+/// A device that a table line names, looked up.
+#[derive(Clone)]
+pub struct DeviceRef {
+    /// Its number, printed in `table` and `status`.
+    pub number: DevNo,
+    /// The word that the table used, or the name of the mapped device: for messages and errors.
+    pub name: String,
+    /// The device.
+    pub device: Arc<dyn Device>,
+}
+
+/// Looks up the devices that table lines and messages name: a path, a URI, `major:minor` or `@name`.
+pub trait Resolver {
+    /// The device for `word`, opened if need be.
+    ///
+    /// # Errors
+    /// An errno (ENOENT for an unknown name, ENXIO for unknown numbers, the backend's own otherwise) and why.
+    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError>;
+}
+
+/// Why a device could not be had.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LookupError {
+    /// The errno, positive.
+    pub errno: i32,
+    /// The precise reason, for a person; empty when the errno says it all.
+    pub reason: String,
+}
+
+/// What a target's constructor is given: its line, split into words.
+pub struct TargetArgs<'a> {
+    /// Where the target starts in the mapped device.
+    pub start: Sector,
+    /// Its length.
+    pub len: Sectors,
+    /// The words behind the type, backslashes already taken off.
+    pub args: &'a [String],
+    /// Looks devices up.
+    pub resolver: &'a mut dyn Resolver,
+    /// How many cores there are (io-affinity masks).
+    pub cores: usize,
+}
+
+/// What a target reports to the device it is part of.
+pub trait Notify: Send + Sync {
+    /// Raises the device's event counter: `wait` returns. Called from the data path when a path fails: an atomic add.
+    fn event(&self);
+    /// Has every lane of the device polled once: what they wait for may have changed. Called from the control path only.
+    fn kick(&self, cores: &dyn Cores);
+}
+
+/// The control half of one table line.
+///
+/// The mapped device calls `presuspend`, `postsuspend` and `resume` in the kernel's order; `message` only while not suspended.
+pub trait Target: Send + Sync {
+    /// The name of its type, as tables spell it.
+    fn type_name(&self) -> &'static str;
+
+    /// Opens the data-path half. The lane is given bios whose sectors count from the start of the **mapped device**'s
+    /// target (0 is the target's first sector), never beyond its end.
+    ///
+    /// # Errors
+    /// When a device below can't be opened on this core.
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError>;
+
+    /// The arguments as `table` prints them: what stands behind `START LEN TYPE `, byte for byte as the kernel prints it
+    /// (multipath ends in a space).
+    fn table(&self) -> String;
+
+    /// What `status` prints behind `START LEN TYPE `; empty for targets without a status.
+    fn status(&self) -> String {
+        String::new()
+    }
+
+    /// Limits of this target alone, stacked over its devices; `size` is the target's length.
+    fn limits(&self) -> Limits;
+
+    /// The devices below with the range used of each, for checks of size and alignment and for `deps`.
+    fn devices(&self) -> Vec<Used>;
+
+    /// A target that only adds a constant is data: the table lane applies it without a call.
+    fn as_linear(&self) -> Option<(DeviceRef, Sector)> {
+        None
+    }
+
+    /// The longest run of sectors that one bio may cover, counted from the target's start (striped: chunk). Bios are cut at its
+    /// multiples. `None` when it takes any length.
+    fn max_io_len(&self) -> Option<Sectors> {
+        None
+    }
+
+    /// Acts on a message, already split into words. Never called while suspended.
+    ///
+    /// # Errors
+    /// EINVAL for what it does not know; the target's own otherwise. Nothing has changed then.
+    fn message(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<String, TargetError> {
+        let _ = (words, resolver);
+        Err(TargetError::errno(22))
+    }
+
+    /// Given once, when the table is loaded into a device.
+    fn attach(&self, notify: Arc<dyn Notify>) {
+        let _ = notify;
+    }
+
+    /// Before the cores stop taking bios. `noflush` as in `dmsetup suspend --noflush`.
+    fn presuspend(&self, noflush: bool) {
+        let _ = noflush;
+    }
+
+    /// All lanes are empty.
+    fn postsuspend(&self) {}
+
+    /// Before the cores take bios again.
+    fn resume(&self) {}
+
+    /// True for types that must be alone in their table (kernel `DM_TARGET_SINGLETON`).
+    fn singleton(&self) -> bool {
+        false
+    }
+}
+
+/// A device below a target and the range used of it.
+#[derive(Clone)]
+pub struct Used {
+    /// The device.
+    pub device: DeviceRef,
+    /// First sector used.
+    pub start: Sector,
+    /// How many.
+    pub len: Sectors,
+}
