@@ -60,8 +60,7 @@ bitflags! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct OwnerId(pub u32);
 
-/// A batch of requests. Recycled: a batch that was emptied keeps its room.
-#[expect(clippy::vec_box, reason = "a bio changes hands by its pointer; moving 100 bytes at each layer would cost more")]
+/// A batch of requests. Recycled: a batch that was emptied keeps its room. Boxed, so that a bio changes hands by its pointer.
 pub type Batch = Vec<Box<Bio>>;
 
 /// One block request. Move-only: it is in exactly one place at a time, and whoever holds it owns it.

@@ -75,11 +75,11 @@ impl Status {
     #[must_use]
     pub fn from_errno(errno: i32) -> Status {
         match errno {
-            2 | 6 | 108 => Status::Offline,       // ENOENT, ENXIO, ESHUTDOWN
-            32 | 104 | 107 => Status::Transport,  // EPIPE, ECONNRESET, ENOTCONN
-            27 => Status::Inval,                  // EFBIG
-            122 => Status::NoSpace,               // EDQUOT
-            30 | 13 => Status::ReadOnly,          // EROFS, EACCES
+            2 | 6 | 108 => Status::Offline,      // ENOENT, ENXIO, ESHUTDOWN
+            32 | 104 | 107 => Status::Transport, // EPIPE, ECONNRESET, ENOTCONN
+            27 => Status::Inval,                 // EFBIG
+            122 => Status::NoSpace,              // EDQUOT
+            30 | 13 => Status::ReadOnly,         // EROFS, EACCES
             e => Status::ALL.iter().copied().find(|s| s.errno() == e).unwrap_or(Status::IoErr),
         }
     }

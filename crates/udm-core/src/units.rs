@@ -176,7 +176,10 @@ impl std::str::FromStr for DevNo {
     type Err = ();
     fn from_str(s: &str) -> Result<DevNo, ()> {
         let digits = |s: &str| {
-            (!s.is_empty() && s.bytes().all(|b| b.is_ascii_digit())).then(|| s.parse().ok()).flatten().ok_or(())
+            (!s.is_empty() && s.bytes().all(|b| b.is_ascii_digit()))
+                .then(|| s.parse().ok())
+                .flatten()
+                .ok_or(())
         };
         let (major, minor) = s.split_once(':').ok_or(())?;
         Ok(DevNo { major: digits(major)?, minor: digits(minor)? })

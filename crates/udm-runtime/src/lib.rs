@@ -1,1 +1,24 @@
-//! To be written.
+//! Cores: one thread, one io_uring, one inbox, its lanes.
+//!
+//! * [`Cluster`]: the inboxes of all cores of a process. What the control half sends commands through.
+//! * [`LocalCore`]: a thread that is a core. In library mode the caller's own; it drives `submit` and `poll` itself.
+//! * [`Runtime`]: threads that are cores and serve [`FrontEnd`]s: gather, submit, poll, complete, sleep if idle.
+//! * [`Ring`]: the core's io_uring, the one place where the data path makes a system call. It owns the memory and the file of each
+//!   operation until that is done, so nothing dangles whatever its client does.
+//!
+//! The `unsafe` of this crate is in `ring/sys.rs`.
+
+mod cluster;
+mod devices;
+mod front_end;
+mod inbox;
+mod local;
+mod reactor;
+mod ring;
+
+pub use cluster::Cluster;
+pub use devices::DeviceSlot;
+pub use front_end::{FrontCx, FrontEnd};
+pub use local::{CoreOptions, LocalCore};
+pub use reactor::{Runtime, RuntimeOptions};
+pub use ring::{Client, Done, Ring, RingOp};

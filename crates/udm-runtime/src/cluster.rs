@@ -1,0 +1,62 @@
+//! The cores of a process, as others see them: a number, and an inbox each.
+
+use crate::FrontEnd;
+use crate::inbox::Inbox;
+use std::io;
+use std::sync::Arc;
+use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
+
+/// A letter to a core.
+pub(crate) enum Mail {
+    /// For the lanes of a device.
+    Command(DeviceId, LaneCommand),
+    /// A new front end. Made on the core, because it is not `Send`.
+    Attach(Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>),
+    /// Shut down.
+    Stop,
+}
+
+/// All cores of a process.
+pub struct Cluster {
+    inboxes: Vec<Inbox>,
+}
+
+impl Cluster {
+    /// A cluster of `cores` (1 to 1024) places. Each becomes a core when a thread attaches to it.
+    ///
+    /// # Errors
+    /// When an eventfd can't be had, or the number is out of range (EINVAL).
+    pub fn new(cores: usize) -> io::Result<Arc<Cluster>> {
+        if !(1..=1024).contains(&cores) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{cores} cores: 1 to 1024 are possible"),
+            ));
+        }
+        let inboxes = (0..cores).map(|_| Inbox::new()).collect::<io::Result<_>>()?;
+        Ok(Arc::new(Cluster { inboxes }))
+    }
+
+    /// How many cores there are.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a cluster has at least one core")]
+    pub fn len(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    pub(crate) fn inbox(&self, core: CoreId) -> &Inbox {
+        &self.inboxes[core.index()]
+    }
+
+    pub(crate) fn post(&self, core: CoreId, mail: Mail) {
+        self.inbox(core).post(mail);
+    }
+}
+
+impl Cores for Cluster {
+    fn broadcast(&self, device: DeviceId, command: LaneCommand) {
+        for inbox in &self.inboxes {
+            inbox.post(Mail::Command(device, command.clone()));
+        }
+    }
+}

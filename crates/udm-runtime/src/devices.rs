@@ -1,0 +1,100 @@
+//! A core's lanes, one a device, shared by the core's front ends.
+
+use std::sync::Arc;
+use udm_core::{Batch, Bio, Cx, Device, DeviceId, Lane, OpenError};
+
+/// A front end's hold on this core's lane of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSlot(usize);
+
+struct Slot {
+    id: DeviceId,
+    lane: Box<dyn Lane>,
+    users: usize,
+    batch: Batch,
+    in_flight: usize,
+    /// In the list of slots to visit.
+    active: bool,
+}
+
+/// The lanes of a core.
+#[derive(Default)]
+pub(crate) struct Devices {
+    slots: slab::Slab<Slot>,
+    /// Slots with something to submit or in flight: the others cost nothing.
+    active: Vec<usize>,
+}
+
+impl Devices {
+    pub(crate) fn open(
+        &mut self,
+        device: &Arc<dyn Device>,
+        cx: &mut Cx<'_>,
+    ) -> Result<DeviceSlot, OpenError> {
+        let id = device.id();
+        // A scan: once a connection, over the devices of one core.
+        if let Some((key, slot)) = self.slots.iter_mut().find(|(_, s)| s.id == id) {
+            slot.users += 1;
+            return Ok(DeviceSlot(key));
+        }
+        let lane = device.open(cx)?;
+        let slot = Slot { id, lane, users: 1, batch: Batch::new(), in_flight: 0, active: false };
+        Ok(DeviceSlot(self.slots.insert(slot)))
+    }
+
+    pub(crate) fn close(&mut self, slot: DeviceSlot) {
+        let s = &mut self.slots[slot.0];
+        s.users -= 1;
+        if s.users == 0 && s.in_flight == 0 && s.batch.is_empty() {
+            self.remove(slot.0);
+        }
+    }
+
+    fn remove(&mut self, key: usize) {
+        self.slots.remove(key);
+        self.active.retain(|&k| k != key);
+    }
+
+    pub(crate) fn push(&mut self, slot: DeviceSlot, bio: Box<Bio>) {
+        let s = &mut self.slots[slot.0];
+        s.batch.push(bio);
+        s.in_flight += 1;
+        if !s.active {
+            s.active = true;
+            self.active.push(slot.0);
+        }
+    }
+
+    /// Submits the batches and polls the lanes that have something in flight; with `all`, the others too. True when a bio moved.
+    pub(crate) fn run(&mut self, all: bool, done: &mut Batch, cx: &mut Cx<'_>) -> bool {
+        if all {
+            for (_, s) in self.slots.iter_mut().filter(|(_, s)| !s.active) {
+                s.lane.poll(done, cx);
+            }
+        }
+        let before = done.len();
+        let mut moved = false;
+        let mut i = 0;
+        while let Some(&key) = self.active.get(i) {
+            let s = &mut self.slots[key];
+            if !s.batch.is_empty() {
+                s.lane.submit(&mut s.batch, cx);
+                debug_assert!(s.batch.is_empty(), "a lane left bios in the batch");
+                moved = true;
+            }
+            let n = done.len();
+            s.lane.poll(done, cx);
+            s.in_flight -= done.len() - n;
+            if s.in_flight > 0 {
+                i += 1;
+                continue;
+            }
+            s.active = false;
+            self.active.swap_remove(i);
+            if s.users == 0 {
+                self.slots.remove(key);
+            }
+        }
+        moved || done.len() > before
+    }
+}

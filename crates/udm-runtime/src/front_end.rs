@@ -1,0 +1,90 @@
+//! What a front end is, and what it may touch.
+
+use crate::devices::{DeviceSlot, Devices};
+use crate::ring::{Client, Done, RingOp};
+use std::sync::Arc;
+use udm_core::{Batch, Bio, CoreId, Cx, Device, Nanos, OpenError, OwnerId};
+
+/// Something that makes bios out of requests from outside: a connection, a virtqueue. It belongs to one core for life.
+pub trait FrontEnd {
+    /// Takes in what arrived and submits bios. Called once right after it was attached, then whenever one of its ring operations
+    /// finished or a time it asked for has come.
+    fn gather(&mut self, cx: &mut FrontCx<'_, '_>);
+
+    /// Takes its bios that finished and leaves `done` empty.
+    fn complete(&mut self, done: &mut Batch, cx: &mut FrontCx<'_, '_>);
+
+    /// Take no more, finish what is in flight, then be closed.
+    fn stop(&mut self, cx: &mut FrontCx<'_, '_>);
+
+    /// True when it is over and nothing of it is in flight: the core drops it.
+    fn is_closed(&self) -> bool;
+}
+
+/// What a front end may touch besides itself.
+pub struct FrontCx<'a, 'b> {
+    pub(crate) cx: &'a mut Cx<'b>,
+    pub(crate) devices: &'a mut Devices,
+    pub(crate) client: &'a Client,
+    pub(crate) owner: OwnerId,
+    pub(crate) in_flight: &'a mut usize,
+    /// When this front end wants to be called.
+    pub(crate) wake: &'a mut Nanos,
+}
+
+impl FrontCx<'_, '_> {
+    /// This core's lane of `device`, opened if it is the first to ask.
+    ///
+    /// # Errors
+    /// As the device says.
+    pub fn open(&mut self, device: &Arc<dyn Device>) -> Result<DeviceSlot, OpenError> {
+        self.devices.open(device, self.cx)
+    }
+
+    /// Gives the lane up. Nothing of this front end may be in flight on it.
+    pub fn close(&mut self, slot: DeviceSlot) {
+        self.devices.close(slot);
+    }
+
+    /// Queues a bio: it goes down with this turn's batch and comes back through [`FrontEnd::complete`].
+    pub fn submit(&mut self, slot: DeviceSlot, mut bio: Box<Bio>) {
+        bio.owner = self.owner;
+        bio.started = self.cx.now;
+        bio.start();
+        *self.in_flight += 1;
+        self.devices.push(slot, bio);
+    }
+
+    /// Starts a ring operation; `tag` comes back with its result.
+    pub fn push(&mut self, tag: u64, op: RingOp) {
+        self.client.push(tag, op);
+    }
+
+    /// Appends this front end's finished ring operations.
+    pub fn take(&mut self, out: &mut Vec<Done>) {
+        self.client.take(out);
+    }
+
+    /// Ring operations of this front end under way.
+    #[must_use]
+    pub fn ring_in_flight(&self) -> usize {
+        self.client.in_flight()
+    }
+
+    /// The time, read once a turn.
+    #[must_use]
+    pub fn now(&self) -> Nanos {
+        self.cx.now
+    }
+
+    /// Asks for one `gather` at `at` or soon after; a later call replaces it, [`Nanos::NEVER`] takes it back.
+    pub fn wake_at(&mut self, at: Nanos) {
+        *self.wake = at;
+    }
+
+    /// The core that runs this.
+    #[must_use]
+    pub fn core(&self) -> CoreId {
+        self.cx.core()
+    }
+}

@@ -1,0 +1,205 @@
+//! A thread that is a core.
+
+use crate::Cluster;
+use crate::cluster::Mail;
+use crate::ring::{Doorbell, Ring};
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use udm_core::{CoreId, CoreState, Cx, Device, Lane, Nanos, OpenError};
+
+/// How a core behaves.
+#[derive(Clone, Debug)]
+pub struct CoreOptions {
+    /// The CPU to stay on; `None` leaves it to the scheduler.
+    pub cpu: Option<usize>,
+    /// Never sleep.
+    pub poll: bool,
+    /// The longest spin before sleeping. How long it really spins follows what has paid lately.
+    pub spin_max: Duration,
+}
+
+impl Default for CoreOptions {
+    fn default() -> CoreOptions {
+        CoreOptions { cpu: None, poll: false, spin_max: Duration::from_micros(50) }
+    }
+}
+
+/// The calling thread as core `id` of a cluster. It opens lanes and drives them itself: [`LocalCore::turn`] with a `submit` and a `poll` of
+/// each lane, and [`LocalCore::park`] when a turn had nothing to do.
+///
+/// Commands (suspend, resume, ...) reach its lanes at the begin of a turn. A core that is attached must therefore take turns for as long as
+/// others may suspend its devices; `park` returns when a command comes.
+pub struct LocalCore {
+    cluster: Arc<Cluster>,
+    id: CoreId,
+    state: CoreState,
+    ring: Ring,
+    bell: Doorbell,
+    origin: Instant,
+    now: Nanos,
+    wake: Nanos,
+    /// Letters that are not for lanes: the reactor's.
+    pub(crate) other: Vec<Mail>,
+    /// True when commands were delivered in this turn: every lane must be polled once.
+    pub(crate) kicked: bool,
+    options: CoreOptions,
+    /// How long to spin next time, in ns.
+    spin: u64,
+}
+
+impl LocalCore {
+    /// Makes the calling thread core `id`.
+    ///
+    /// # Errors
+    /// When there is no such core, no io_uring, or the CPU can't be had.
+    pub fn attach(cluster: &Arc<Cluster>, id: CoreId, options: CoreOptions) -> io::Result<LocalCore> {
+        if id.index() >= cluster.len() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no core {}", id.0)));
+        }
+        if let Some(cpu) = options.cpu {
+            let mut set = rustix::thread::CpuSet::new();
+            if cpu >= rustix::thread::CpuSet::MAX_CPU {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no CPU {cpu}")));
+            }
+            set.set(cpu);
+            rustix::thread::sched_setaffinity(None, &set)
+                .map_err(|e| io::Error::new(io::Error::from(e).kind(), format!("CPU {cpu}: {e}")))?;
+        }
+        let ring =
+            Ring::new().map_err(|e| io::Error::new(e.kind(), format!("io_uring is not to be had: {e}")))?;
+        let bell = Doorbell::new(&ring, cluster.inbox(id));
+        let state = CoreState::new(id, cluster.len(), u64::from(id.0) + 1, Some(Rc::new(ring.clone())));
+        Ok(LocalCore {
+            cluster: cluster.clone(),
+            id,
+            state,
+            ring,
+            bell,
+            origin: clock_origin(),
+            now: Nanos(0),
+            wake: Nanos::NEVER,
+            other: Vec::new(),
+            kicked: false,
+            options,
+            spin: 0,
+        })
+    }
+
+    /// This core.
+    #[must_use]
+    pub fn id(&self) -> CoreId {
+        self.id
+    }
+
+    /// Opens this core's lane of `device`.
+    ///
+    /// # Errors
+    /// As the device says.
+    pub fn open(&mut self, device: &dyn Device) -> Result<Box<dyn Lane>, OpenError> {
+        self.now = self.clock();
+        device.open(&mut self.state.cx(self.now))
+    }
+
+    /// The core's clock. All cores of a process read the same.
+    #[must_use]
+    pub fn clock(&self) -> Nanos {
+        Nanos(self.origin.elapsed().as_nanos() as u64)
+    }
+
+    pub(crate) fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// One turn: reads the clock, delivers commands, calls `f`, then sends off and takes in what the ring has.
+    pub fn turn<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
+        self.now = self.clock();
+        self.kicked = false;
+        self.ring.take_fresh();
+        let inbox = self.cluster.inbox(self.id);
+        if inbox.has_mail() {
+            // Bounded by what is there now: a sender that never stops must not stop the core.
+            for _ in 0..1024 {
+                match inbox.take() {
+                    Some(Mail::Command(device, command)) => {
+                        self.state.ports().deliver(device, &command);
+                        self.kicked = true;
+                    }
+                    Some(mail) => self.other.push(mail),
+                    None => break,
+                }
+            }
+        }
+        let mut cx = self.state.cx(self.now);
+        let r = f(&mut cx);
+        self.wake = cx.wake();
+        if self.ring.has_work() {
+            self.enter();
+        }
+        r
+    }
+
+    fn enter(&mut self) {
+        self.ring.enter();
+        self.bell.rearm();
+    }
+
+    /// True when there is a reason for another turn.
+    fn roused(&self) -> bool {
+        self.ring.has_work() || self.cluster.inbox(self.id).has_mail()
+    }
+
+    /// Waits for a reason to take another turn: a completion in the ring, a command, or the earliest time that a lane asked for in the last turn.
+    /// Spins first if that has paid lately, then sleeps. Afterwards every lane must be polled once.
+    pub fn park(&mut self) {
+        if self.ring.take_fresh() {
+            return;
+        }
+        if self.roused() {
+            self.enter();
+            return;
+        }
+        if self.options.poll {
+            std::hint::spin_loop();
+            return;
+        }
+        let begin = self.clock();
+        if self.wake <= begin {
+            return;
+        }
+        while self.spin > 0 {
+            for _ in 0..16 {
+                std::hint::spin_loop();
+            }
+            let now = self.clock();
+            if self.roused() || now >= self.wake {
+                self.enter();
+                return;
+            }
+            if now.since(begin).0 >= self.spin {
+                break;
+            }
+        }
+        if self.cluster.inbox(self.id).try_sleep() {
+            let timeout =
+                (self.wake != Nanos::NEVER).then(|| Duration::from_nanos(self.wake.since(self.clock()).0));
+            self.ring.wait(timeout);
+            self.cluster.inbox(self.id).awake();
+            self.bell.rearm();
+        }
+        // What came soon after the spin ended would have been worth a longer one; what came much later was not worth any.
+        let slept = self.clock().since(begin).0;
+        let max = self.options.spin_max.as_nanos() as u64;
+        self.spin = if slept <= max { (slept * 2).min(max) } else { self.spin / 2 };
+        if self.spin < 1000 {
+            self.spin = 0;
+        }
+    }
+}
+
+/// One origin for all cores, so that their clocks agree.
+fn clock_origin() -> Instant {
+    static ORIGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    *ORIGIN.get_or_init(Instant::now)
+}

@@ -1,0 +1,207 @@
+//! The io_uring itself: the unsafe part of the runtime.
+//!
+//! Contract, on which each SAFETY note below stands: an [`Entry`] is boxed and lives in the ring's table from `push` until its completion was
+//! reaped or the ring gave up and leaked it. It owns the file, the bytes and the lists of pointers that its submission names, and nobody
+//! touches them in between.
+
+use super::op::RingOp;
+use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+use udm_core::Segments;
+
+/// One operation as the kernel sees it.
+#[derive(Default)]
+pub(super) struct Entry {
+    op: Option<RingOp>,
+    iov: Vec<libc::iovec>,
+    msg: Option<libc::msghdr>,
+}
+
+/// A completion: which entry, and the system call's result (negative errno).
+pub(super) struct Completion {
+    pub(super) user_data: u64,
+    pub(super) result: i32,
+}
+
+impl Entry {
+    /// Takes the operation in and lays out its pointers.
+    pub(super) fn fill(&mut self, mut op: RingOp) {
+        self.iov.clear();
+        self.msg = None;
+        let message = matches!(op, RingOp::Recv { .. } | RingOp::Send { .. });
+        if let RingOp::Read { data, .. }
+        | RingOp::Write { data, .. }
+        | RingOp::Recv { data, .. }
+        | RingOp::Send { data, .. } = &mut op
+        {
+            self.iov.extend(
+                data.iter_mut()
+                    .take(RingOp::MAX_PIECES)
+                    .map(|b| libc::iovec { iov_base: b.as_mut_ptr().cast(), iov_len: b.len() }),
+            );
+        }
+        if message && self.iov.len() != 1 {
+            // SAFETY: all zeroes is a valid msghdr: null pointers and zero lengths.
+            let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+            msg.msg_iov = self.iov.as_mut_ptr();
+            msg.msg_iovlen = self.iov.len() as _;
+            self.msg = Some(msg);
+        }
+        self.op = Some(op);
+    }
+
+    /// Gives the memory back; the entry can be filled again.
+    pub(super) fn take_data(&mut self) -> Segments {
+        match self.op.take() {
+            Some(
+                RingOp::Read { data, .. }
+                | RingOp::Write { data, .. }
+                | RingOp::Recv { data, .. }
+                | RingOp::Send { data, .. },
+            ) => data,
+            _ => Segments::new(),
+        }
+    }
+
+    /// The submission. Its pointers are into this entry.
+    fn build(&mut self) -> squeue::Entry {
+        let raw = |fd: &Arc<OwnedFd>| Fd(fd.as_raw_fd());
+        let (ptr, len) = match self.iov.first() {
+            Some(v) => (v.iov_base.cast::<u8>(), v.iov_len as u32),
+            None => (std::ptr::null_mut(), 0),
+        };
+        let single = self.iov.len() == 1;
+        let count = self.iov.len() as u32;
+        match self.op.as_ref().expect("an entry is filled before it is pushed") {
+            RingOp::Read { fd, offset, .. } if single => {
+                opcode::Read::new(raw(fd), ptr, len).offset(*offset).build()
+            }
+            RingOp::Read { fd, offset, .. } => {
+                opcode::Readv::new(raw(fd), self.iov.as_ptr(), count).offset(*offset).build()
+            }
+            RingOp::Write { fd, offset, dsync, .. } => {
+                let flags = if *dsync { libc::RWF_DSYNC } else { 0 };
+                if single {
+                    opcode::Write::new(raw(fd), ptr, len).offset(*offset).rw_flags(flags).build()
+                } else {
+                    opcode::Writev::new(raw(fd), self.iov.as_ptr(), count)
+                        .offset(*offset)
+                        .rw_flags(flags)
+                        .build()
+                }
+            }
+            RingOp::Fsync { fd, data_only } => {
+                let flags = if *data_only { FsyncFlags::DATASYNC } else { FsyncFlags::empty() };
+                opcode::Fsync::new(raw(fd)).flags(flags).build()
+            }
+            RingOp::Fallocate { fd, mode, offset, len } => {
+                opcode::Fallocate::new(raw(fd), *len).offset(*offset).mode(*mode).build()
+            }
+            RingOp::Recv { fd, .. } => match &mut self.msg {
+                None => opcode::Recv::new(raw(fd), ptr, len).build(),
+                Some(msg) => opcode::RecvMsg::new(raw(fd), std::ptr::from_mut(msg)).build(),
+            },
+            RingOp::Send { fd, .. } => {
+                let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+                match &self.msg {
+                    None => opcode::Send::new(raw(fd), ptr, len).flags(flags).build(),
+                    Some(msg) => opcode::SendMsg::new(raw(fd), msg).flags(flags as u32).build(),
+                }
+            }
+        }
+    }
+}
+
+/// The two queues.
+pub(super) struct Uring {
+    ring: IoUring,
+}
+
+impl Uring {
+    pub(super) fn new(entries: u32) -> io::Result<Uring> {
+        // Completions are worked off when this thread enters the kernel, and not by interrupting it (Linux 6.1). Older
+        // kernels, and seccomp filters that know only the first flags, get a plain ring.
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_cqsize(entries * 8)
+            .build(entries)
+            .or_else(|_| IoUring::builder().setup_cqsize(entries * 8).build(entries))?;
+        Ok(Uring { ring })
+    }
+
+    /// Queues `entry`; false when the submission queue is full.
+    pub(super) fn push(&mut self, entry: &mut Entry, user_data: u64) -> bool {
+        let sqe = entry.build().user_data(user_data);
+        // SAFETY: what the submission points to lives in `entry` until it is reaped (see the module's contract).
+        unsafe { self.ring.submission().push(&sqe) }.is_ok()
+    }
+
+    pub(super) fn has_submissions(&mut self) -> bool {
+        !self.ring.submission().is_empty()
+    }
+
+    /// True when a completion waits, or the kernel has work that will make one.
+    pub(super) fn has_completions(&mut self) -> bool {
+        !self.ring.completion().is_empty() || self.ring.submission().taskrun()
+    }
+
+    /// Enters the kernel without waiting, if there is a reason to.
+    pub(super) fn submit(&mut self) {
+        let (pending, work) = {
+            let sq = self.ring.submission();
+            (sq.len() as u32, sq.taskrun() || sq.cq_overflow())
+        };
+        if pending == 0 && !work {
+            return;
+        }
+        const GETEVENTS: u32 = 1;
+        let flags = if work { GETEVENTS } else { 0 };
+        // SAFETY: no argument is passed; the entries pushed are valid by `push`.
+        let entered = unsafe { self.ring.submitter().enter::<()>(pending, 0, flags, None) };
+        // EBUSY and EAGAIN mean that completions must be reaped first: the entries stay queued and go with the next call. EINTR likewise.
+        if let Err(e) = entered {
+            debug_assert!(
+                matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN | libc::EINTR)),
+                "io_uring_enter: {e}"
+            );
+        }
+    }
+
+    /// Enters the kernel and sleeps until a completion or the end of `timeout`.
+    pub(super) fn wait(&mut self, timeout: Option<Duration>) {
+        let slept = match timeout {
+            None => self.ring.submit_and_wait(1),
+            Some(t) => {
+                let ts = Timespec::from(t);
+                self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&ts))
+            }
+        };
+        if let Err(e) = slept {
+            debug_assert!(
+                matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN | libc::EINTR | libc::ETIME)),
+                "io_uring_enter: {e}"
+            );
+        }
+    }
+
+    /// Appends what has completed.
+    pub(super) fn completions(&mut self, out: &mut Vec<Completion>) {
+        out.extend(
+            self.ring.completion().map(|c| Completion { user_data: c.user_data(), result: c.result() }),
+        );
+    }
+
+    /// Asks the kernel to end everything that is under way.
+    pub(super) fn cancel_all(&mut self) {
+        let builder = io_uring::types::CancelBuilder::any();
+        // A kernel without it ends the operations when the ring is closed; the caller waits, bounded.
+        let _ =
+            self.ring.submitter().register_sync_cancel(Some(Timespec::from(Duration::from_secs(1))), builder);
+    }
+}

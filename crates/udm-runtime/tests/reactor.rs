@@ -1,0 +1,272 @@
+//! Front ends on real cores: echo over a socket through a device that finishes a turn later, commands to lanes, and a clean stop.
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+use udm_core::{
+    Ack, Batch, Bio, BioPool, Buf, CoreId, Cores, Cx, Device, DeviceId, Drain, Lane, LaneCommand, Limits,
+    Nanos, OpenError, Port, Sectors, Segments,
+};
+use udm_runtime::{
+    Cluster, CoreOptions, DeviceSlot, Done, FrontCx, FrontEnd, LocalCore, RingOp, Runtime, RuntimeOptions,
+};
+
+/// Finishes each bio 100 µs after it came; holds them while suspended.
+struct Late(DeviceId);
+
+struct LateLane {
+    queue: Vec<(Nanos, Box<Bio>)>,
+    port: Rc<Port>,
+    suspended: Option<Ack>,
+    parked: bool,
+}
+
+impl Device for Late {
+    fn id(&self) -> DeviceId {
+        self.0
+    }
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(LateLane {
+            queue: Vec::new(),
+            port: cx.open_port(self.0),
+            suspended: None,
+            parked: false,
+        }))
+    }
+    fn limits(&self) -> Limits {
+        Limits::new(Sectors(8))
+    }
+}
+
+impl LateLane {
+    fn mail(&mut self) {
+        while let Some(command) = self.port.take() {
+            match command {
+                LaneCommand::Suspend { ack, .. } => {
+                    self.parked = true;
+                    self.suspended = Some(ack);
+                }
+                LaneCommand::Resume { .. } => self.parked = false,
+                _ => {}
+            }
+        }
+        self.suspended = None;
+    }
+}
+
+impl Lane for LateLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        self.queue.extend(batch.drain(..).map(|b| (cx.now + Nanos(100_000), b)));
+    }
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        self.mail();
+        if self.parked {
+            return;
+        }
+        let mut wait = Vec::new();
+        for (at, bio) in self.queue.drain(..) {
+            if at <= cx.now {
+                done.push(bio);
+            } else {
+                cx.wake_at(at);
+                wait.push((at, bio));
+            }
+        }
+        self.queue = wait;
+    }
+}
+
+/// Sends back each byte that it gets, after a bio went through the device for it.
+struct Echo {
+    fd: Arc<OwnedFd>,
+    device: Arc<dyn Device>,
+    slot: Option<DeviceSlot>,
+    pool: BioPool,
+    done: Vec<Done>,
+    out: usize,
+    sending: usize,
+    closed: bool,
+}
+
+impl Echo {
+    fn receive(&self, cx: &mut FrontCx<'_, '_>) {
+        cx.push(0, RingOp::Recv { fd: self.fd.clone(), data: Buf::zeroed(64).into() });
+    }
+}
+
+impl FrontEnd for Echo {
+    fn gather(&mut self, cx: &mut FrontCx<'_, '_>) {
+        let Some(slot) = self.slot else {
+            self.slot = Some(cx.open(&self.device).unwrap());
+            return self.receive(cx);
+        };
+        let mut done = std::mem::take(&mut self.done);
+        cx.take(&mut done);
+        for d in done.drain(..) {
+            if d.tag == 1 {
+                self.sending -= 1;
+                continue;
+            }
+            let n = d.result.unwrap_or(0) as usize;
+            if n == 0 {
+                self.closed = true;
+                continue;
+            }
+            for _ in 0..n {
+                let bio = self.pool.get().unwrap();
+                self.out += 1;
+                cx.submit(slot, bio);
+            }
+            self.receive(cx);
+        }
+        self.done = done;
+    }
+
+    fn complete(&mut self, done: &mut Batch, cx: &mut FrontCx<'_, '_>) {
+        for bio in done.drain(..) {
+            self.out -= 1;
+            self.pool.put(bio);
+            let mut b = Buf::zeroed(1);
+            b[0] = b'x';
+            self.sending += 1;
+            cx.push(1, RingOp::Send { fd: self.fd.clone(), data: Segments::from(b) });
+        }
+    }
+
+    fn stop(&mut self, _cx: &mut FrontCx<'_, '_>) {
+        rustix::net::shutdown(&*self.fd, rustix::net::Shutdown::Read).unwrap();
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed && self.out == 0 && self.sending == 0
+    }
+}
+
+fn runtime(cores: usize) -> Runtime {
+    Runtime::start(&RuntimeOptions {
+        cpus: vec![None; cores],
+        poll: false,
+        spin_max: Duration::from_micros(50),
+    })
+    .unwrap()
+}
+
+fn echo(runtime: &Runtime, core: u16, device: &Arc<dyn Device>) -> UnixStream {
+    let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    let device = device.clone();
+    runtime.attach(
+        CoreId(core),
+        Box::new(move || {
+            Box::new(Echo {
+                fd: Arc::new(b),
+                device,
+                slot: None,
+                pool: BioPool::new(1024),
+                done: Vec::new(),
+                out: 0,
+                sending: 0,
+                closed: false,
+            })
+        }),
+    );
+    let s = UnixStream::from(a);
+    s.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    s
+}
+
+#[test]
+fn many_front_ends_on_two_cores() {
+    let runtime = runtime(2);
+    let device: Arc<dyn Device> = Arc::new(Late(DeviceId::new()));
+    let mut socks: Vec<_> = (0..20).map(|i| echo(&runtime, i % 2, &device)).collect();
+    let mut byte = [0; 7];
+    for _ in 0..50 {
+        for s in &mut socks {
+            s.write_all(b"abcdefg").unwrap();
+        }
+        for s in &mut socks {
+            s.read_exact(&mut byte).unwrap();
+            assert_eq!(&byte, b"xxxxxxx");
+        }
+    }
+    drop(socks);
+    runtime.stop();
+}
+
+#[test]
+fn commands_reach_idle_and_busy_lanes() {
+    let runtime = runtime(2);
+    let device: Arc<dyn Device> = Arc::new(Late(DeviceId::new()));
+    let mut socks: Vec<_> = (0..2).map(|i| echo(&runtime, i, &device)).collect();
+    let (tx, rx) = mpsc::channel();
+    let ack = |what: &'static str| {
+        let tx = tx.clone();
+        Ack::new(move || {
+            let _ = tx.send(what);
+        })
+    };
+    let mut byte = [0; 1];
+    for _ in 0..20 {
+        for s in &mut socks {
+            s.write_all(b"a").unwrap();
+            s.read_exact(&mut byte).unwrap();
+        }
+        runtime
+            .cluster()
+            .broadcast(device.id(), LaneCommand::Suspend { how: Drain::Flush, ack: ack("suspended") });
+        assert_eq!(rx.recv_timeout(Duration::from_secs(10)), Ok("suspended"));
+        for s in &mut socks {
+            s.write_all(b"a").unwrap();
+        }
+        runtime.cluster().broadcast(device.id(), LaneCommand::Resume { generation: 0, ack: ack("resumed") });
+        assert_eq!(rx.recv_timeout(Duration::from_secs(10)), Ok("resumed"));
+        for s in &mut socks {
+            s.read_exact(&mut byte).unwrap();
+        }
+    }
+    // Told to stop with its clients still there.
+    runtime.stop();
+}
+
+#[test]
+fn a_local_core_sleeps_and_wakes() {
+    let cluster = Cluster::new(1).unwrap();
+    let device = Late(DeviceId::new());
+    let mut core = LocalCore::attach(&cluster, CoreId(0), CoreOptions::default()).unwrap();
+    let mut lane = core.open(&device).unwrap();
+    let (mut batch, mut done) = (Batch::new(), Batch::new());
+    for _ in 0..100 {
+        let mut bio = Bio::new();
+        bio.start();
+        batch.push(bio);
+        for _ in 0..10_000 {
+            core.turn(|cx| {
+                lane.submit(&mut batch, cx);
+                lane.poll(&mut done, cx);
+            });
+            if !done.is_empty() {
+                break;
+            }
+            core.park();
+        }
+        done.pop().expect("it came back").finish();
+    }
+    let other = cluster.clone();
+    let (id, (tx, rx)) = (device.id(), mpsc::channel::<()>());
+    let t = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        let ack = Ack::new(move || drop(tx));
+        other.broadcast(id, LaneCommand::Suspend { how: Drain::NoFlush, ack });
+    });
+    while rx.try_recv() != Err(mpsc::TryRecvError::Disconnected) {
+        core.park();
+        core.turn(|cx| lane.poll(&mut done, cx));
+    }
+    t.join().unwrap();
+    assert!(LocalCore::attach(&cluster, CoreId(1), CoreOptions::default()).is_err());
+}
