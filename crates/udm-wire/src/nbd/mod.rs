@@ -1,0 +1,92 @@
+//! The NBD protocol, both sides, without I/O: numbers, handshake, requests, replies.
+//!
+//! Source: the protocol's public description (`doc/proto.md` of the nbd project). The handshake is *fixed newstyle*; transmission has compact headers, simple
+//! replies and structured replies. Not here: TLS, metadata contexts, extended headers, resizing; their options are answered with
+//! [`REP_ERR_UNSUP`] or [`REP_ERR_POLICY`].
+//!
+//! A server sends [`greeting`], feeds what it receives to a [`HandshakeParser`] and answers each [`ClientOption`] with
+//! the `put_*` functions; behind a successful `EXPORT_NAME` or `GO` it reads [`Request`]s of [`Request::SIZE`] bytes and sends
+//! [`SimpleReply`]s or chunks. A client does the reverse with [`Greeting`], [`ClientOption::encode`], [`OptionReply`],
+//! [`Request::encode`] and [`ReplyHeader`].
+//!
+//! All integers are big-endian on the wire. Nothing here panics on what the other side sent.
+
+mod consts;
+mod errors;
+mod handshake;
+mod option;
+mod option_reply;
+mod reply;
+mod request;
+
+pub use consts::*;
+pub use errors::{errno_from_error, error_from_errno};
+pub use handshake::{FromClient, Greeting, HandshakeError, HandshakeParser, encode_client_flags, greeting};
+pub use option::{BadOption, ClientOption, InfoRequest};
+pub use option_reply::{
+    BlockSizes, ExportNameReply, Info, OptionReply, OptionReplyHeader, put_ack, put_error,
+    put_export_name_reply, put_info, put_reply, put_server,
+};
+pub use reply::{
+    Chunk, ChunkHeader, ReplyHeader, SimpleReply, chunk_data_header, chunk_error_header, chunk_hole,
+    chunk_none, put_chunk_error,
+};
+pub use request::{Command, Request};
+
+/// What the other side sent is not NBD. The connection is of no more use: there is no way to find the next message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProtocolError {
+    /// A message begins with another number than the protocol's.
+    #[error("bad {what} magic {found:#x}")]
+    Magic {
+        /// Which message.
+        what: &'static str,
+        /// What was there.
+        found: u64,
+    },
+    /// A length, count or text that contradicts the protocol.
+    #[error("bad {what}: {why}")]
+    Malformed {
+        /// Which message.
+        what: &'static str,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// A string of the protocol: UTF-8, no NUL, at most [`STRING_MAX`] bytes.
+fn string(bytes: &[u8]) -> Result<&str, &'static str> {
+    if bytes.len() > STRING_MAX {
+        return Err("a string is longer than 4096 bytes");
+    }
+    match std::str::from_utf8(bytes) {
+        Ok(s) if !s.contains('\0') => Ok(s),
+        Ok(_) => Err("a string contains NUL"),
+        Err(_) => Err("a string is not UTF-8"),
+    }
+}
+
+/// The longest start of `text` that fits the protocol's limit for strings: what udm sends never breaks its own rule.
+fn clipped(text: &str) -> &str {
+    let text = text.split('\0').next().unwrap_or_default();
+    let mut end = text.len().min(STRING_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// The 16-bit integer at byte `at`. The caller has checked the length, as for the two below.
+fn half(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+/// The 32-bit integer at byte `at`.
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from(half(bytes, at)) << 16 | u32::from(half(bytes, at + 2))
+}
+
+/// The 64-bit integer at byte `at`.
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from(word(bytes, at)) << 32 | u64::from(word(bytes, at + 4))
+}

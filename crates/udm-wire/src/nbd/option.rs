@@ -1,0 +1,152 @@
+//! Options of the handshake, decoded by the server and encoded by a client.
+
+use super::{
+    MAGIC_OPTION, OPT_ABORT, OPT_EXPORT_NAME, OPT_GO, OPT_INFO, OPT_LIST, OPT_STARTTLS, OPT_STRUCTURED_REPLY,
+    REP_ERR_INVALID, REP_ERR_POLICY, REP_ERR_TOO_BIG, REP_ERR_UNSUP, STRING_MAX, string,
+};
+
+/// An option with its data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientOption {
+    /// Begin transmission on an export: answered by [`super::put_export_name_reply`], or by closing the connection.
+    ExportName(String),
+    /// The client goes. An ACK is sent if it still listens; then the connection is closed.
+    Abort,
+    /// Name all exports: a [`super::put_server`] each, then [`super::put_ack`].
+    List,
+    /// Begin TLS.
+    StartTls,
+    /// Describe an export: a [`super::put_info`] each, then [`super::put_ack`]; or [`super::put_error`].
+    Info(InfoRequest),
+    /// As `Info`; transmission begins behind the ACK.
+    Go(InfoRequest),
+    /// Use structured replies from the start of transmission: [`super::put_ack`].
+    StructuredReply,
+    /// An option that udm doesn't have.
+    Unknown {
+        /// Its number.
+        option: u32,
+        /// Its data, at most [`super::OPTION_LEN_MAX`] bytes.
+        data: Vec<u8>,
+    },
+    /// An option with data that breaks the protocol's rules; it is answered with an error and the handshake goes on.
+    Bad(BadOption),
+}
+
+/// What `INFO` and `GO` ask for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct InfoRequest {
+    /// The export; empty for the default one.
+    pub name: String,
+    /// The informations wished for (`INFO_*`), as sent: unknown ones and repetitions included.
+    pub infos: Vec<u16>,
+}
+
+/// A malformed option, with its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BadOption {
+    /// The option's number.
+    pub option: u32,
+    /// The error reply due (`REP_ERR_*`).
+    pub reply: u32,
+    /// What is wrong, for the message of the reply.
+    pub why: &'static str,
+}
+
+impl ClientOption {
+    /// Decodes the data of option `option`. Total: what is wrong becomes [`ClientOption::Bad`].
+    #[must_use]
+    pub fn decode(option: u32, data: &[u8]) -> ClientOption {
+        let bad = |why| ClientOption::Bad(BadOption { option, reply: REP_ERR_INVALID, why });
+        let bare = |decoded| if data.is_empty() { decoded } else { bad("the option takes no data") };
+        match option {
+            OPT_EXPORT_NAME => match string(data) {
+                Ok(name) => ClientOption::ExportName(name.to_owned()),
+                Err(why) => bad(why),
+            },
+            OPT_ABORT => ClientOption::Abort,
+            OPT_LIST => bare(ClientOption::List),
+            OPT_STARTTLS => bare(ClientOption::StartTls),
+            OPT_STRUCTURED_REPLY => bare(ClientOption::StructuredReply),
+            OPT_INFO | OPT_GO => match InfoRequest::decode(data) {
+                Ok(request) if option == OPT_GO => ClientOption::Go(request),
+                Ok(request) => ClientOption::Info(request),
+                Err((reply, why)) => ClientOption::Bad(BadOption { option, reply, why }),
+            },
+            _ => ClientOption::Unknown { option, data: data.to_vec() },
+        }
+    }
+
+    /// The option's number.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        match self {
+            ClientOption::ExportName(_) => OPT_EXPORT_NAME,
+            ClientOption::Abort => OPT_ABORT,
+            ClientOption::List => OPT_LIST,
+            ClientOption::StartTls => OPT_STARTTLS,
+            ClientOption::Info(_) => OPT_INFO,
+            ClientOption::Go(_) => OPT_GO,
+            ClientOption::StructuredReply => OPT_STRUCTURED_REPLY,
+            ClientOption::Unknown { option, .. } => *option,
+            ClientOption::Bad(bad) => bad.option,
+        }
+    }
+
+    /// The error reply and its text, for the options that every udm server refuses: unknown, malformed, TLS.
+    #[must_use]
+    pub fn refusal(&self) -> Option<(u32, &'static str)> {
+        match self {
+            ClientOption::StartTls => Some((REP_ERR_POLICY, "this server does not do TLS")),
+            ClientOption::Unknown { .. } => Some((REP_ERR_UNSUP, "this server does not know the option")),
+            ClientOption::Bad(bad) => Some((bad.reply, bad.why)),
+            _ => None,
+        }
+    }
+
+    /// Appends the option as a client sends it. A [`ClientOption::Bad`] has lost its data and is sent without.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&MAGIC_OPTION.to_be_bytes());
+        out.extend_from_slice(&self.number().to_be_bytes());
+        let length = out.len();
+        out.extend_from_slice(&[0; 4]);
+        match self {
+            ClientOption::ExportName(name) => out.extend_from_slice(name.as_bytes()),
+            ClientOption::Info(request) | ClientOption::Go(request) => request.encode(out),
+            ClientOption::Unknown { data, .. } => out.extend_from_slice(data),
+            _ => {}
+        }
+        let len = u32::try_from(out.len() - length - 4).unwrap_or(u32::MAX);
+        out[length..length + 4].copy_from_slice(&len.to_be_bytes());
+    }
+}
+
+impl InfoRequest {
+    /// Name length, name, count, infos.
+    fn decode(data: &[u8]) -> Result<InfoRequest, (u32, &'static str)> {
+        let invalid = |why| (REP_ERR_INVALID, why);
+        let short = invalid("the option is shorter than it says");
+        let (len, data) = data.split_first_chunk().ok_or(short)?;
+        let len = u32::from_be_bytes(*len) as usize;
+        if len > STRING_MAX {
+            return Err((REP_ERR_TOO_BIG, "the export name is longer than 4096 bytes"));
+        }
+        let (name, data) = data.split_at_checked(len).ok_or(short)?;
+        let (count, data) = data.split_first_chunk().ok_or(short)?;
+        if data.len() != usize::from(u16::from_be_bytes(*count)) * 2 {
+            return Err(invalid("the number of informations does not fit the option's length"));
+        }
+        let infos = data.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]])).collect();
+        Ok(InfoRequest { name: string(name).map_err(invalid)?.to_owned(), infos })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        let count = self.infos.len().min(usize::from(u16::MAX));
+        out.extend_from_slice(&(self.name.len() as u32).to_be_bytes());
+        out.extend_from_slice(self.name.as_bytes());
+        out.extend_from_slice(&(count as u16).to_be_bytes());
+        for info in &self.infos[..count] {
+            out.extend_from_slice(&info.to_be_bytes());
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Replies to options, appended by the server and decoded by a client.
+
+use super::{
+    EXPORT_NAME_ZEROES, ExportFlags, INFO_BLOCK_SIZE, INFO_DESCRIPTION, INFO_EXPORT, INFO_NAME,
+    MAGIC_OPTION_REPLY, OPTION_LEN_MAX, OPTION_REPLY_HEADER_SIZE, ProtocolError, REP_ACK, REP_FLAG_ERROR,
+    REP_INFO, REP_SERVER, clipped, half, long, string, word,
+};
+
+/// An information about an export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Info {
+    /// Size in bytes and flags. Always part of the answer.
+    Export {
+        /// Size in bytes.
+        size: u64,
+        /// What it can do.
+        flags: ExportFlags,
+    },
+    /// Its canonical name.
+    Name(String),
+    /// A description for people.
+    Description(String),
+    /// Its block sizes.
+    BlockSize(BlockSizes),
+    /// An information that udm doesn't know.
+    Other(u16),
+}
+
+/// What lengths and alignments an export takes, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockSizes {
+    /// Every offset and length is a multiple of it. A power of two, 1..=65536.
+    pub minimum: u32,
+    /// Smaller requests are slower. A power of two, at least `minimum`, 512..=32 MiB.
+    pub preferred: u32,
+    /// The longest payload. `u32::MAX`, or a multiple of `minimum`.
+    pub maximum: u32,
+}
+
+/// Appends any reply to an option.
+pub fn put_reply(out: &mut Vec<u8>, option: u32, reply: u32, data: &[&[u8]]) {
+    let len: usize = data.iter().map(|piece| piece.len()).sum();
+    debug_assert!(len <= OPTION_LEN_MAX as usize, "a reply of {len} bytes");
+    out.extend_from_slice(&MAGIC_OPTION_REPLY.to_be_bytes());
+    out.extend_from_slice(&option.to_be_bytes());
+    out.extend_from_slice(&reply.to_be_bytes());
+    out.extend_from_slice(&(len as u32).to_be_bytes());
+    data.iter().for_each(|piece| out.extend_from_slice(piece));
+}
+
+/// Appends the reply that ends a successful option.
+pub fn put_ack(out: &mut Vec<u8>, option: u32) {
+    put_reply(out, option, REP_ACK, &[]);
+}
+
+/// Appends an error (`REP_ERR_*`) with a text for people; it is cut at [`super::STRING_MAX`] bytes.
+pub fn put_error(out: &mut Vec<u8>, option: u32, error: u32, text: &str) {
+    put_reply(out, option, error | REP_FLAG_ERROR, &[clipped(text).as_bytes()]);
+}
+
+/// Appends one export of the answer to `LIST`. The description may be empty. Both are cut at [`super::STRING_MAX`] bytes.
+pub fn put_server(out: &mut Vec<u8>, name: &str, description: &str) {
+    let name = clipped(name);
+    let len = (name.len() as u32).to_be_bytes();
+    put_reply(out, super::OPT_LIST, REP_SERVER, &[&len, name.as_bytes(), clipped(description).as_bytes()]);
+}
+
+/// Appends one information of the answer to `option` (`OPT_INFO` or `OPT_GO`).
+pub fn put_info(out: &mut Vec<u8>, option: u32, info: &Info) {
+    let mut put = |kind: u16, data: &[&[u8]]| {
+        let kind = kind.to_be_bytes();
+        let mut pieces = vec![&kind[..]];
+        pieces.extend_from_slice(data);
+        put_reply(out, option, REP_INFO, &pieces);
+    };
+    match info {
+        Info::Export { size, flags } => put(INFO_EXPORT, &[&size.to_be_bytes(), &flags.bits().to_be_bytes()]),
+        Info::Name(name) => put(INFO_NAME, &[clipped(name).as_bytes()]),
+        Info::Description(text) => put(INFO_DESCRIPTION, &[clipped(text).as_bytes()]),
+        Info::BlockSize(b) => {
+            put(
+                INFO_BLOCK_SIZE,
+                &[&b.minimum.to_be_bytes(), &b.preferred.to_be_bytes(), &b.maximum.to_be_bytes()],
+            );
+        }
+        Info::Other(kind) => put(*kind, &[]),
+    }
+}
+
+/// Appends the answer to a successful `EXPORT_NAME`, behind which transmission begins. `no_zeroes` when both sides agreed on it.
+pub fn put_export_name_reply(out: &mut Vec<u8>, reply: ExportNameReply, no_zeroes: bool) {
+    out.extend_from_slice(&reply.size.to_be_bytes());
+    out.extend_from_slice(&reply.flags.bits().to_be_bytes());
+    if !no_zeroes {
+        out.extend_from_slice(&[0; EXPORT_NAME_ZEROES]);
+    }
+}
+
+/// The answer to `EXPORT_NAME`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExportNameReply {
+    /// Size in bytes.
+    pub size: u64,
+    /// What the export can do.
+    pub flags: ExportFlags,
+}
+
+impl ExportNameReply {
+    /// Bytes, without the zeroes behind it.
+    pub const SIZE: usize = 10;
+
+    /// Reads the answer. Unknown flags are dropped.
+    #[must_use]
+    pub fn decode(bytes: &[u8; Self::SIZE]) -> ExportNameReply {
+        ExportNameReply { size: long(bytes, 0), flags: ExportFlags::from_bits_truncate(half(bytes, 8)) }
+    }
+}
+
+/// The header of a reply to an option, as a client sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OptionReplyHeader {
+    /// Which option is answered.
+    pub option: u32,
+    /// The kind of reply (`REP_*`).
+    pub reply: u32,
+    /// Bytes of data behind the header, at most [`OPTION_LEN_MAX`].
+    pub len: u32,
+}
+
+impl OptionReplyHeader {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// A wrong magic, or data longer than [`OPTION_LEN_MAX`].
+    pub fn decode(bytes: &[u8; OPTION_REPLY_HEADER_SIZE]) -> Result<OptionReplyHeader, ProtocolError> {
+        let magic = long(bytes, 0);
+        if magic != MAGIC_OPTION_REPLY {
+            return Err(ProtocolError::Magic { what: "option reply", found: magic });
+        }
+        let header =
+            OptionReplyHeader { option: word(bytes, 8), reply: word(bytes, 12), len: word(bytes, 16) };
+        if header.len > OPTION_LEN_MAX {
+            return Err(ProtocolError::Malformed { what: "option reply", why: "longer than 64 KiB" });
+        }
+        Ok(header)
+    }
+}
+
+/// A reply to an option, as a client sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OptionReply {
+    /// Done.
+    Ack,
+    /// An export, in the answer to `LIST`.
+    Server {
+        /// Its name.
+        name: String,
+        /// For people; may be empty.
+        description: String,
+    },
+    /// An information, in the answer to `INFO` and `GO`.
+    Info(Info),
+    /// Refused.
+    Error {
+        /// Why (`REP_ERR_*`).
+        error: u32,
+        /// For people; may be empty.
+        text: String,
+    },
+    /// A reply that udm doesn't know.
+    Other(u32),
+}
+
+impl OptionReply {
+    /// Decodes the data behind a header with kind `reply`.
+    ///
+    /// # Errors
+    /// Data that does not fit the kind.
+    pub fn decode(reply: u32, data: &[u8]) -> Result<OptionReply, ProtocolError> {
+        let bad = |why| ProtocolError::Malformed { what: "option reply", why };
+        let text = |bytes| string(bytes).map(str::to_owned).map_err(bad);
+        match reply {
+            REP_ACK if data.is_empty() => Ok(OptionReply::Ack),
+            REP_ACK => Err(bad("an ACK with data")),
+            REP_SERVER => {
+                let (len, data) = data.split_first_chunk().ok_or(bad("too short"))?;
+                let (name, description) = data
+                    .split_at_checked(u32::from_be_bytes(*len) as usize)
+                    .ok_or(bad("a name longer than the reply"))?;
+                Ok(OptionReply::Server { name: text(name)?, description: text(description)? })
+            }
+            REP_INFO => {
+                let (kind, data) = data.split_first_chunk().ok_or(bad("too short"))?;
+                Ok(OptionReply::Info(Info::decode(u16::from_be_bytes(*kind), data)?))
+            }
+            error if error & REP_FLAG_ERROR != 0 => Ok(OptionReply::Error { error, text: text(data)? }),
+            other => Ok(OptionReply::Other(other)),
+        }
+    }
+}
+
+impl Info {
+    fn decode(kind: u16, data: &[u8]) -> Result<Info, ProtocolError> {
+        let bad = |why| ProtocolError::Malformed { what: "information", why };
+        match kind {
+            INFO_EXPORT => {
+                let bytes = data.try_into().map_err(|_| bad("the export's is not 12 bytes"))?;
+                let ExportNameReply { size, flags } = ExportNameReply::decode(bytes);
+                Ok(Info::Export { size, flags })
+            }
+            INFO_NAME => Ok(Info::Name(string(data).map_err(bad)?.to_owned())),
+            INFO_DESCRIPTION => Ok(Info::Description(string(data).map_err(bad)?.to_owned())),
+            INFO_BLOCK_SIZE => {
+                let bytes: &[u8; 12] =
+                    data.try_into().map_err(|_| bad("the block sizes' is not 14 bytes"))?;
+                let sizes = BlockSizes {
+                    minimum: word(bytes, 0),
+                    preferred: word(bytes, 4),
+                    maximum: word(bytes, 8),
+                };
+                if sizes.is_valid() { Ok(Info::BlockSize(sizes)) } else { Err(bad("impossible block sizes")) }
+            }
+            other => Ok(Info::Other(other)),
+        }
+    }
+}
+
+impl BlockSizes {
+    /// True when the sizes keep the protocol's rules (the fields' ranges).
+    #[must_use]
+    pub const fn is_valid(&self) -> bool {
+        self.minimum.is_power_of_two()
+            && self.minimum <= 65536
+            && self.preferred.is_power_of_two()
+            && self.preferred >= self.minimum
+            && self.preferred >= 512
+            && self.preferred <= 32 << 20
+            && (self.maximum == u32::MAX
+                || (self.maximum >= self.preferred && self.maximum.is_multiple_of(self.minimum)))
+    }
+}

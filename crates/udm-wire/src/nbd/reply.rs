@@ -1,0 +1,233 @@
+//! Replies of the transmission phase: simple ones, and chunks of structured ones.
+
+use super::{
+    CHUNK_ERROR, CHUNK_ERROR_OFFSET, CHUNK_FLAG_ERROR, CHUNK_NONE, CHUNK_OFFSET_DATA, CHUNK_OFFSET_HOLE,
+    MAGIC_SIMPLE_REPLY, MAGIC_STRUCTURED_REPLY, ProtocolError, ReplyFlags, clipped, half, long, string, word,
+};
+
+/// A simple reply; the data of a successful read follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SimpleReply {
+    /// An NBD error ([`super::error_from_errno`]), 0 for success.
+    pub error: u32,
+    /// The request's.
+    pub cookie: u64,
+}
+
+impl SimpleReply {
+    /// Bytes of the header.
+    pub const SIZE: usize = 16;
+
+    /// The header as the server sends it.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::SIZE] {
+        let mut out = [0; Self::SIZE];
+        out[..4].copy_from_slice(&MAGIC_SIMPLE_REPLY.to_be_bytes());
+        out[4..8].copy_from_slice(&self.error.to_be_bytes());
+        out[8..].copy_from_slice(&self.cookie.to_be_bytes());
+        out
+    }
+}
+
+/// The header of a chunk of a structured reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkHeader {
+    /// Unknown bits are kept; a client ignores them.
+    pub flags: ReplyFlags,
+    /// What it is (`CHUNK_*`).
+    pub kind: u16,
+    /// The request's.
+    pub cookie: u64,
+    /// Bytes behind the header.
+    pub len: u32,
+}
+
+impl ChunkHeader {
+    /// Bytes of the header.
+    pub const SIZE: usize = 20;
+
+    /// The header as the server sends it.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::SIZE] {
+        let mut out = [0; Self::SIZE];
+        out[..4].copy_from_slice(&MAGIC_STRUCTURED_REPLY.to_be_bytes());
+        out[4..6].copy_from_slice(&self.flags.bits().to_be_bytes());
+        out[6..8].copy_from_slice(&self.kind.to_be_bytes());
+        out[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        out[16..].copy_from_slice(&self.len.to_be_bytes());
+        out
+    }
+
+    /// True when no chunk of this reply follows.
+    #[must_use]
+    pub const fn is_done(&self) -> bool {
+        self.flags.contains(ReplyFlags::DONE)
+    }
+}
+
+/// A chunk's header with the first `N - 20` bytes of its payload.
+fn chunk<const N: usize>(kind: u16, cookie: u64, done: bool, len: u32, head: &[&[u8]]) -> [u8; N] {
+    let flags = if done { ReplyFlags::DONE } else { ReplyFlags::empty() };
+    let mut out = [0; N];
+    out[..ChunkHeader::SIZE].copy_from_slice(&ChunkHeader { flags, kind, cookie, len }.encode());
+    let mut at = ChunkHeader::SIZE;
+    for piece in head {
+        out[at..at + piece.len()].copy_from_slice(piece);
+        at += piece.len();
+    }
+    out
+}
+
+/// The last chunk of a reply, with nothing in it: success, unless an error chunk went before.
+#[must_use]
+pub fn chunk_none(cookie: u64) -> [u8; 20] {
+    chunk(CHUNK_NONE, cookie, true, 0, &[])
+}
+
+/// The head of a data chunk; `len` bytes of data, which stand at `offset`, follow. `len` is 1..=`u32::MAX` - 8.
+#[must_use]
+pub fn chunk_data_header(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; 28] {
+    debug_assert!(len > 0 && len <= u32::MAX - 8, "a data chunk of {len} bytes");
+    chunk(CHUNK_OFFSET_DATA, cookie, done, len.saturating_add(8), &[&offset.to_be_bytes()])
+}
+
+/// A whole hole chunk: `len` bytes at `offset` are zero. `len` is above 0.
+#[must_use]
+pub fn chunk_hole(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; 32] {
+    debug_assert!(len > 0, "an empty hole");
+    chunk(CHUNK_OFFSET_HOLE, cookie, done, 12, &[&offset.to_be_bytes(), &len.to_be_bytes()])
+}
+
+/// A whole error chunk without a text; it ends the reply. `error` is an NBD error, not 0.
+#[must_use]
+pub fn chunk_error_header(cookie: u64, error: u32) -> [u8; 26] {
+    debug_assert!(error != 0, "an error chunk without an error");
+    chunk(CHUNK_ERROR, cookie, true, 6, &[&error.to_be_bytes()])
+}
+
+/// Appends an error chunk with a text for people (cut at [`super::STRING_MAX`] bytes); it ends the reply.
+pub fn put_chunk_error(out: &mut Vec<u8>, cookie: u64, error: u32, text: &str) {
+    let text = clipped(text).as_bytes();
+    let head: [u8; 26] = chunk(
+        CHUNK_ERROR,
+        cookie,
+        true,
+        6 + text.len() as u32,
+        &[&error.to_be_bytes(), &(text.len() as u16).to_be_bytes()],
+    );
+    out.extend_from_slice(&head);
+    out.extend_from_slice(text);
+}
+
+/// The header of a reply, as a client sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplyHeader {
+    /// Data follow when the request was a read and there is no error.
+    Simple(SimpleReply),
+    /// `len` bytes of payload follow.
+    Chunk(ChunkHeader),
+}
+
+impl ReplyHeader {
+    /// Takes a header off the front of `input`; `None` when it has not arrived whole (then `input` is untouched).
+    ///
+    /// # Errors
+    /// A wrong magic: the stream is out of step and must be closed.
+    pub fn decode(input: &mut &[u8]) -> Result<Option<ReplyHeader>, ProtocolError> {
+        let Some(magic) = input.first_chunk() else { return Ok(None) };
+        match u32::from_be_bytes(*magic) {
+            MAGIC_SIMPLE_REPLY => {
+                let Some((bytes, rest)) = input.split_first_chunk::<{ SimpleReply::SIZE }>() else {
+                    return Ok(None);
+                };
+                *input = rest;
+                Ok(Some(ReplyHeader::Simple(SimpleReply { error: word(bytes, 4), cookie: long(bytes, 8) })))
+            }
+            MAGIC_STRUCTURED_REPLY => {
+                let Some((bytes, rest)) = input.split_first_chunk::<{ ChunkHeader::SIZE }>() else {
+                    return Ok(None);
+                };
+                *input = rest;
+                Ok(Some(ReplyHeader::Chunk(ChunkHeader {
+                    flags: ReplyFlags::from_bits_retain(half(bytes, 4)),
+                    kind: half(bytes, 6),
+                    cookie: long(bytes, 8),
+                    len: word(bytes, 16),
+                })))
+            }
+            found => Err(ProtocolError::Magic { what: "reply", found: found.into() }),
+        }
+    }
+}
+
+/// A chunk of a structured reply, as a client sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chunk<'a> {
+    /// Nothing.
+    None,
+    /// Bytes of a read.
+    Data {
+        /// Where they stand on the export.
+        offset: u64,
+        /// At least one.
+        data: &'a [u8],
+    },
+    /// Zeroes of a read.
+    Hole {
+        /// Where they stand on the export.
+        offset: u64,
+        /// How many; not 0.
+        len: u32,
+    },
+    /// The request failed.
+    Error {
+        /// An NBD error, not 0.
+        error: u32,
+        /// For people; may be empty.
+        text: &'a str,
+        /// Where, if the server says so.
+        offset: Option<u64>,
+    },
+}
+
+impl Chunk<'_> {
+    /// Decodes a payload. The caller has bounded `header.len` by what its request can bring.
+    ///
+    /// # Errors
+    /// A payload that does not fit its kind, or a kind that is no error and that udm doesn't know. The connection must be closed.
+    pub fn decode(header: ChunkHeader, payload: &[u8]) -> Result<Chunk<'_>, ProtocolError> {
+        let bad = |why| ProtocolError::Malformed { what: "chunk", why };
+        if payload.len() != header.len as usize {
+            return Err(bad("not as long as its header says"));
+        }
+        match header.kind {
+            CHUNK_NONE if payload.is_empty() && header.is_done() => Ok(Chunk::None),
+            CHUNK_NONE => Err(bad("an empty chunk that has a payload or is not the last")),
+            CHUNK_OFFSET_DATA if payload.len() > 8 => {
+                Ok(Chunk::Data { offset: long(payload, 0), data: &payload[8..] })
+            }
+            CHUNK_OFFSET_DATA => Err(bad("a data chunk without data")),
+            CHUNK_OFFSET_HOLE if payload.len() == 12 && word(payload, 8) != 0 => {
+                Ok(Chunk::Hole { offset: long(payload, 0), len: word(payload, 8) })
+            }
+            CHUNK_OFFSET_HOLE => Err(bad("an empty hole, or one that is not 12 bytes")),
+            kind if kind & CHUNK_FLAG_ERROR != 0 => {
+                let (head, rest) =
+                    payload.split_first_chunk::<6>().ok_or(bad("an error of less than 6 bytes"))?;
+                let text_len = usize::from(half(head, 4));
+                let (text, rest) =
+                    rest.split_at_checked(text_len).ok_or(bad("a text longer than its chunk"))?;
+                let offset = match (kind, rest.len()) {
+                    (CHUNK_ERROR_OFFSET, 8) => Some(long(rest, 0)),
+                    (CHUNK_ERROR_OFFSET, _) => return Err(bad("an error without its offset")),
+                    _ => None,
+                };
+                if word(head, 0) == 0 {
+                    return Err(bad("an error chunk without an error"));
+                }
+                Ok(Chunk::Error { error: word(head, 0), text: string(text).map_err(bad)?, offset })
+            }
+            _ => Err(bad("a kind that was not asked for")),
+        }
+    }
+}
