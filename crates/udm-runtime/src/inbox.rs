@@ -1,25 +1,19 @@
 //! A core's inbox, and how a sleeping core is woken.
 //!
-//! Any thread may post; the core alone takes. The order of one sender's letters is kept. The knock costs a system call only when
-//! the core sleeps. The protocol, checked with loom in `tests/`:
-//!
-//! * sender: put the letter in; *fence*; if `sleeping` was set, clear it and write the eventfd;
-//! * core: set `sleeping`; *fence*; if there is a letter, clear it and go on; else block in the ring, which reads the eventfd.
-//!
-//! Whatever way the two interleave, either the core sees the letter or the sender sees `sleeping`: the fences forbid the one case where
-//! both look first. They are on the control path, and paid by the core only before it sleeps.
+//! Any thread may post; the core alone takes. The order of one sender's letters is kept. The knock costs a system call only when the core
+//! sleeps ([`Parking`]).
 
+use crate::parking::Parking;
 use crossbeam_queue::SegQueue;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 /// A queue of letters of any kind, with a bell. One to a core.
 pub(crate) struct Mailbox<T> {
     queue: SegQueue<T>,
-    sleeping: AtomicBool,
+    parking: Parking,
     bell: Arc<OwnedFd>,
 }
 
@@ -29,14 +23,13 @@ pub(crate) type Inbox = Mailbox<crate::cluster::Mail>;
 impl<T> Mailbox<T> {
     pub(crate) fn new() -> io::Result<Mailbox<T>> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Mailbox { queue: SegQueue::new(), sleeping: AtomicBool::new(false), bell: Arc::new(bell) })
+        Ok(Mailbox { queue: SegQueue::new(), parking: Parking::new(), bell: Arc::new(bell) })
     }
 
     /// Puts a letter in and wakes the core if it sleeps.
     pub(crate) fn post(&self, letter: T) {
         self.queue.push(letter);
-        fence(Ordering::SeqCst);
-        if self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::Relaxed) {
+        if self.parking.must_ring() {
             // The counter can't overflow: it is written once for each time that the core goes to sleep.
             let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
         }
@@ -54,18 +47,12 @@ impl<T> Mailbox<T> {
 
     /// Announces that the core is about to sleep. False when it must not: there is a letter.
     pub(crate) fn try_sleep(&self) -> bool {
-        self.sleeping.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        if self.queue.is_empty() {
-            return true;
-        }
-        self.awake();
-        false
+        self.parking.try_sleep(|| self.has_mail())
     }
 
     /// The core is awake again: nobody needs to ring.
     pub(crate) fn awake(&self) {
-        self.sleeping.store(false, Ordering::Relaxed);
+        self.parking.awake();
     }
 
     /// What a sleeping core reads.

@@ -13,6 +13,7 @@ mod devices;
 mod front_end;
 mod inbox;
 mod local;
+mod parking;
 mod reactor;
 mod ring;
 
