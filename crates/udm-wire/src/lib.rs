@@ -7,4 +7,5 @@
 
 #![forbid(unsafe_code)]
 
+pub mod log_writes;
 pub mod nbd;
