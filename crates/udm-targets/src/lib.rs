@@ -5,7 +5,9 @@
 #![forbid(unsafe_code)]
 
 pub mod error;
+pub mod registry;
 pub mod target;
 
 pub use error::TargetError;
-pub use target::{DeviceRef, LookupError, Notify, Resolver, Target, TargetArgs, Used};
+pub use registry::{TARGETS, TargetType};
+pub use target::{DeviceRef, Kind, LookupError, Notify, Resolver, Target, TargetArgs, Used};

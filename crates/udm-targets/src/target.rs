@@ -98,13 +98,24 @@ pub trait Target: Send + Sync {
         None
     }
 
+    /// True when a flush may go to each device below once, past the map and whatever else uses the device (kernel
+    /// `flush_bypasses_map`). A table of such targets alone sends one flush per distinct device.
+    fn flush_bypasses_map(&self) -> bool {
+        false
+    }
+
+    /// How requests reach it. A device keeps the kind that its first table gave it.
+    fn kind(&self) -> Kind {
+        Kind::Bio
+    }
+
     /// Acts on a message, already split into words. Never called while suspended.
     ///
     /// # Errors
     /// EINVAL for what it does not know; the target's own otherwise. Nothing has changed then.
     fn message(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<String, TargetError> {
         let _ = (words, resolver);
-        Err(TargetError::errno(22))
+        Err(TargetError::new(format!("Target type {} does not support messages", self.type_name())))
     }
 
     /// Given once, when the table is loaded into a device.
@@ -123,10 +134,40 @@ pub trait Target: Send + Sync {
     /// Before the cores take bios again.
     fn resume(&self) {}
 
-    /// True for types that must be alone in their table (kernel `DM_TARGET_SINGLETON`).
+    /// True for types that must be alone in their table (kernel `DM_TARGET_SINGLETON`). While such a target is live, its device takes only tables
+    /// of the same type, or of targets that fit everywhere ([`Kind::Any`]).
     fn singleton(&self) -> bool {
         false
     }
+}
+
+/// How requests reach a target, in the kernel's terms. udm passes bios in every case; the kinds decide which table may replace which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Bio by bio: nearly all targets, and multipath with `queue_mode bio`.
+    Bio,
+    /// Request by request: multipath by default.
+    Request,
+    /// Whatever the device is already (the error target).
+    Any,
+}
+
+impl Kind {
+    /// The kernel's number for it (`enum dm_queue_mode`), as error texts print it.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        match self {
+            Kind::Any => 0,
+            Kind::Bio => 1,
+            Kind::Request => 2,
+        }
+    }
+}
+
+/// A decimal number as the kernel's constructors read it: digits alone, no sign, within 64 bits.
+#[must_use]
+pub fn decimal(word: &str) -> Option<u64> {
+    word.bytes().all(|b| b.is_ascii_digit()).then(|| word.parse().ok()).flatten()
 }
 
 /// A device below a target and the range used of it.
