@@ -7,6 +7,8 @@
 pub mod error;
 pub mod registry;
 pub mod target;
+#[doc(hidden)]
+pub mod testing;
 
 pub use error::TargetError;
 pub use registry::{TARGETS, TargetType};
