@@ -1,0 +1,177 @@
+//! One request to a file on its way: its steps, and the operation that each step asks of the ring.
+
+use super::Direct;
+use rustix::fs::FallocateFlags;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use udm_core::{Bio, BioFlags, BufPool, Op, Segments};
+use udm_runtime::RingOp;
+
+/// The most bytes in a buffer of the lane's own: data that is not aligned, and zeroes, move in pieces of it. A power of two, so that each
+/// piece but the last is aligned for direct I/O.
+pub(super) const PIECE: u64 = 128 << 10;
+
+/// What a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// The flush before the write (`PREFLUSH`), or that a flush is.
+    Flush,
+    /// Its data moves between the bio's own memory and the file.
+    Data,
+    /// Its data moves through an aligned buffer.
+    Bounce,
+    /// A hole is punched, or a range zeroed.
+    Range,
+    /// The file system can't zero a range: zeroes are written.
+    Zeroes,
+    /// The flush behind a discard or write-zeroes with FUA. Writes have `RWF_DSYNC`.
+    FlushAfter,
+    /// It failed with EIO; whether another block can be read says whom to blame.
+    Probe,
+}
+
+/// A request on its way.
+pub(super) struct Slot {
+    pub(super) bio: Box<Bio>,
+    pub(super) step: Step,
+    /// Bytes of the range that are done.
+    pub(super) done: u64,
+    /// The bio's data that is done, while the ring has the rest.
+    pub(super) head: Segments,
+    /// How often the operation was repeated because of EINTR or EAGAIN.
+    pub(super) retries: u32,
+}
+
+/// What the slots of a lane have in common.
+pub(super) struct Shared {
+    pub(super) fd: Arc<OwnedFd>,
+    pub(super) direct: Option<Direct>,
+    pub(super) pool: BufPool,
+    /// The file system said that it can't.
+    pub(super) no_punch: bool,
+    pub(super) no_zero_range: bool,
+}
+
+impl Slot {
+    pub(super) fn new(bio: Box<Bio>, shared: &Shared) -> Slot {
+        let mut slot = Slot { bio, step: Step::Flush, done: 0, head: Segments::new(), retries: 0 };
+        if !slot.bio.flags.contains(BioFlags::PREFLUSH) && slot.bio.op != Op::Flush {
+            slot.step = slot.main_step(shared);
+        }
+        slot
+    }
+
+    /// The step that does the work proper.
+    pub(super) fn main_step(&self, shared: &Shared) -> Step {
+        match self.bio.op {
+            Op::Flush => Step::Flush,
+            Op::Read | Op::Write => {
+                let aligned = shared.direct.is_none_or(|d| is_aligned(&self.bio.data, d));
+                if aligned { Step::Data } else { Step::Bounce }
+            }
+            Op::Discard => Step::Range,
+            Op::WriteZeroes if self.is_known_unsupported(shared) => Step::Zeroes,
+            Op::WriteZeroes => Step::Range,
+        }
+    }
+
+    fn is_known_unsupported(&self, shared: &Shared) -> bool {
+        if self.keeps_blocks() { shared.no_zero_range } else { shared.no_punch }
+    }
+
+    /// A write-zeroes that must leave its blocks allocated.
+    pub(super) fn keeps_blocks(&self) -> bool {
+        self.bio.op == Op::WriteZeroes && self.bio.flags.contains(BioFlags::NOUNMAP)
+    }
+
+    pub(super) fn is_fua(&self) -> bool {
+        self.bio.flags.contains(BioFlags::FUA)
+    }
+
+    /// Bytes of the range that are left.
+    pub(super) fn left(&self) -> u64 {
+        self.bio.sectors.bytes() - self.done
+    }
+
+    /// The operation that the step asks for. `memory` is what the step's last operation gave back; empty at its begin.
+    pub(super) fn operation(&mut self, memory: Segments, shared: &mut Shared) -> RingOp {
+        let fd = Arc::clone(&shared.fd);
+        let offset = self.bio.sector.bytes() + self.done;
+        match self.step {
+            Step::Flush | Step::FlushAfter => RingOp::Fsync { fd, data_only: true },
+            Step::Data => {
+                let data = if memory.is_empty() { std::mem::take(&mut self.bio.data) } else { memory };
+                self.transfer(fd, offset, data)
+            }
+            Step::Bounce => {
+                let len = self.left().min(PIECE) as usize;
+                let mut buf = piece(memory, len, &mut shared.pool);
+                if self.bio.op == Op::Write {
+                    copy_from_at(&self.bio.data, self.done as usize, &mut buf);
+                }
+                self.transfer(fd, offset, buf.into())
+            }
+            Step::Zeroes => {
+                let fresh = memory.is_empty();
+                let mut buf = piece(memory, self.left().min(PIECE) as usize, &mut shared.pool);
+                if fresh {
+                    buf.fill(0);
+                }
+                RingOp::Write { fd, offset, data: buf.into(), dsync: false }
+            }
+            Step::Range => {
+                let how =
+                    if self.keeps_blocks() { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
+                let mode = (how | FallocateFlags::KEEP_SIZE).bits() as i32;
+                RingOp::Fallocate { fd, mode, offset, len: self.bio.sectors.bytes() }
+            }
+            Step::Probe => RingOp::Read { fd, offset: self.done, data: memory },
+        }
+    }
+
+    fn transfer(&self, fd: Arc<OwnedFd>, offset: u64, data: Segments) -> RingOp {
+        if self.bio.op == Op::Write {
+            RingOp::Write { fd, offset, data, dsync: self.is_fua() }
+        } else {
+            RingOp::Read { fd, offset, data }
+        }
+    }
+}
+
+/// The buffer of the last operation, or a new one, `len` bytes long. The last piece is the only shorter one.
+fn piece(memory: Segments, len: usize, pool: &mut BufPool) -> udm_core::Buf {
+    let mut buf = memory.into_iter().next().unwrap_or_else(|| pool.get(len));
+    if buf.len() > len {
+        buf.truncate(len);
+    }
+    buf
+}
+
+fn is_aligned(data: &Segments, direct: Direct) -> bool {
+    data.iter()
+        .all(|b| b.addr().is_multiple_of(direct.memory) && (b.len() as u64).is_multiple_of(direct.offset))
+}
+
+/// Copies the bytes of `data` from `skip` on into `out`, which they fill.
+pub(super) fn copy_from_at(data: &Segments, mut skip: usize, mut out: &mut [u8]) {
+    for piece in data {
+        let from = skip.min(piece.len());
+        skip -= from;
+        let n = out.len().min(piece.len() - from);
+        let (now, rest) = out.split_at_mut(n);
+        now.copy_from_slice(&piece[from..from + n]);
+        out = rest;
+    }
+}
+
+/// Copies `src` over the bytes of `data` from `skip` on.
+pub(super) fn copy_to_at(data: &mut Segments, mut skip: usize, mut src: &[u8]) {
+    for piece in data.iter_mut() {
+        let from = skip.min(piece.len());
+        skip -= from;
+        let n = src.len().min(piece.len() - from);
+        let (now, rest) = src.split_at(n);
+        piece[from..from + n].copy_from_slice(now);
+        src = rest;
+    }
+}

@@ -1,0 +1,333 @@
+//! `mem:SIZE`: a disk of memory, one for all cores.
+//!
+//! Pages are made, zeroed, on their first write; that is the one allocation in its data path, and [`OnceLock`] sees to it that two
+//! cores that write a page first agree on it. Memory that was written stays until the device is dropped: a discard zeroes.
+//!
+//! The bytes are words of `AtomicU64`, read and written with relaxed order, so that two cores may do what two writers of one block of a real disk may
+//! do, with the same result: each word is from one of them. No ordering is needed among words or requests: a client that has seen its write complete
+//! and then reads through another core has passed something from the one core to the other (a socket, an inbox), and that orders the two.
+
+use crate::ready::{ReadyLane, Serve};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use udm_core::{Bio, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Sectors, Status};
+use zerocopy::FromZeros;
+
+/// Bytes in a page: large enough that the directory stays small, small enough that a sparse disk stays cheap. Only
+/// what is touched of a fresh page takes memory.
+const PAGE: u64 = 256 << 10;
+
+/// Pages in a directory.
+const FAN: u64 = 1024;
+
+/// The largest device in bytes (64 TiB). Its list of directories takes 4 MiB.
+pub(crate) const MAX_SIZE: u64 = 64 << 40;
+
+/// The longest discard or write-zeroes in sectors (64 MiB): one that is served at once, by one core, must not take long.
+pub(crate) const MAX_ZERO: Sectors = Sectors(64 << 11);
+
+type Page = Box<[AtomicU64]>;
+type Directory = Box<[OnceLock<Page>]>;
+
+/// The memory itself.
+pub(crate) struct Store {
+    size: Sectors,
+    directories: Box<[OnceLock<Directory>]>,
+}
+
+impl Store {
+    /// A store of `size` bytes, rounded down to sectors, that takes next to no memory yet.
+    ///
+    /// # Errors
+    /// EINVAL for nothing, or more than [`MAX_SIZE`].
+    pub(crate) fn new(size: u64) -> Result<Store, OpenError> {
+        let sectors = Sectors::from_bytes(size);
+        if sectors == Sectors::ZERO || size > MAX_SIZE {
+            return Err(OpenError::new(22, format!("memory of {size} bytes: not in 512..={MAX_SIZE}")));
+        }
+        let directories = (0..size.div_ceil(PAGE * FAN)).map(|_| OnceLock::new()).collect();
+        Ok(Store { size: sectors, directories })
+    }
+
+    /// The page that holds `offset`, if it was ever written.
+    fn page(&self, offset: u64) -> Option<&Page> {
+        let number = offset / PAGE;
+        self.directories[(number / FAN) as usize].get()?[(number % FAN) as usize].get()
+    }
+
+    /// The page that holds `offset`, made if need be.
+    fn make_page(&self, offset: u64) -> Result<&Page, Status> {
+        let number = offset / PAGE;
+        let directory = self.directories[(number / FAN) as usize]
+            .get_or_init(|| (0..FAN).map(|_| OnceLock::new()).collect());
+        let slot = &directory[(number % FAN) as usize];
+        if let Some(page) = slot.get() {
+            return Ok(page);
+        }
+        // Zeroed by the system, so a page costs nothing until its parts are touched.
+        let fresh =
+            <[AtomicU64]>::new_box_zeroed_with_elems(PAGE as usize / 8).map_err(|_| Status::Resource)?;
+        Ok(slot.get_or_init(|| fresh))
+    }
+
+    /// Copies what is at byte `offset` into `out`.
+    fn read(&self, mut offset: u64, mut out: &mut [u8]) {
+        while !out.is_empty() {
+            let at = (offset % PAGE) as usize;
+            let (now, rest) = out.split_at_mut(out.len().min(PAGE as usize - at));
+            match self.page(offset) {
+                Some(page) => read_page(page, at, now),
+                None => now.fill(0),
+            }
+            offset += now.len() as u64;
+            out = rest;
+        }
+    }
+
+    /// Copies `data` to byte `offset`.
+    fn write(&self, mut offset: u64, mut data: &[u8]) -> Result<(), Status> {
+        while !data.is_empty() {
+            let at = (offset % PAGE) as usize;
+            let (now, rest) = data.split_at(data.len().min(PAGE as usize - at));
+            write_page(self.make_page(offset)?, at, now);
+            offset += now.len() as u64;
+            data = rest;
+        }
+        Ok(())
+    }
+
+    /// Zeroes `len` bytes, both multiples of 8. Pages that were never written cost nothing.
+    fn zero(&self, mut offset: u64, mut len: u64) {
+        while len > 0 {
+            let at = offset % PAGE;
+            let now = len.min(PAGE - at);
+            if let Some(page) = self.page(offset) {
+                for word in &page[at as usize / 8..(at + now) as usize / 8] {
+                    word.store(0, Relaxed);
+                }
+            }
+            offset += now;
+            len -= now;
+        }
+    }
+
+    /// Serves one request.
+    pub(crate) fn serve(&self, bio: &mut Bio) -> Status {
+        if bio.op == Op::Flush {
+            return Status::Ok;
+        }
+        if !crate::in_range(bio, self.size) {
+            return Status::IoErr;
+        }
+        let mut offset = bio.sector.bytes();
+        match bio.op {
+            Op::Read => {
+                for piece in bio.data.iter_mut() {
+                    self.read(offset, piece);
+                    offset += piece.len() as u64;
+                }
+            }
+            Op::Write => {
+                for piece in bio.data.iter() {
+                    if let Err(status) = self.write(offset, piece) {
+                        return status;
+                    }
+                    offset += piece.len() as u64;
+                }
+            }
+            Op::Discard | Op::WriteZeroes | Op::Flush => self.zero(offset, bio.sectors.bytes()),
+        }
+        Status::Ok
+    }
+}
+
+fn read_page(page: &[AtomicU64], at: usize, out: &mut [u8]) {
+    let (head, words) = split_head(at, out.len());
+    let (first, rest) = out.split_at_mut(head);
+    if head > 0 {
+        let word = page[at / 8].load(Relaxed).to_ne_bytes();
+        first.copy_from_slice(&word[at % 8..at % 8 + head]);
+    }
+    for (out, word) in rest.chunks_mut(8).zip(&page[words..]) {
+        let word = word.load(Relaxed).to_ne_bytes();
+        match <&mut [u8; 8]>::try_from(&mut *out) {
+            Ok(out) => *out = word,
+            Err(_) => out.copy_from_slice(&word[..out.len()]),
+        }
+    }
+}
+
+fn write_page(page: &[AtomicU64], at: usize, data: &[u8]) {
+    let (head, words) = split_head(at, data.len());
+    let (first, rest) = data.split_at(head);
+    if head > 0 {
+        put_part(&page[at / 8], at % 8, first);
+    }
+    for (data, word) in rest.chunks(8).zip(&page[words..]) {
+        match <[u8; 8]>::try_from(data) {
+            Ok(data) => word.store(u64::from_ne_bytes(data), Relaxed),
+            Err(_) => put_part(word, 0, data),
+        }
+    }
+}
+
+/// How many of `len` bytes at `at` lie in a word that begins before `at`, and the first whole word behind them.
+fn split_head(at: usize, len: usize) -> (usize, usize) {
+    (len.min(at.wrapping_neg() % 8), at.div_ceil(8))
+}
+
+/// Writes a part of a word: the pieces of a scatter list may be cut anywhere. A whole sector is one request's, so whoever
+/// writes the other part at the same time writes the same block at the same time, and gets what such writers get.
+fn put_part(word: &AtomicU64, at: usize, data: &[u8]) {
+    let mut bytes = word.load(Relaxed).to_ne_bytes();
+    bytes[at..at + data.len()].copy_from_slice(data);
+    word.store(u64::from_ne_bytes(bytes), Relaxed);
+}
+
+/// A memory device.
+pub(crate) struct Mem {
+    id: DeviceId,
+    store: Arc<Store>,
+}
+
+impl Mem {
+    /// A device of `size` bytes.
+    ///
+    /// # Errors
+    /// As [`Store::new`].
+    pub(crate) fn new(size: u64) -> Result<Mem, OpenError> {
+        Ok(Mem { id: DeviceId::new(), store: Arc::new(Store::new(size)?) })
+    }
+}
+
+impl Device for Mem {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(ReadyLane::new(Server(Arc::clone(&self.store)))))
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { max_discard: MAX_ZERO, max_write_zeroes: MAX_ZERO, ..Limits::new(self.store.size) }
+    }
+}
+
+struct Server(Arc<Store>);
+
+impl Serve for Server {
+    fn serve(&mut self, bio: &mut Bio) -> Status {
+        self.0.serve(bio)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Core, bare, scattered};
+    use proptest::prelude::*;
+    use udm_core::Sector;
+
+    /// Three pages, so that requests cross from one to the next.
+    const SECTORS: u64 = 3 * PAGE / 512;
+
+    #[derive(Debug, Clone)]
+    struct Request {
+        op: Op,
+        sector: u64,
+        sectors: u64,
+        cuts: Vec<usize>,
+        seed: u8,
+    }
+
+    fn request() -> impl Strategy<Value = Request> {
+        let op = prop_oneof![3 => Just(Op::Write), 3 => Just(Op::Read), 1 => Just(Op::Discard), 1 => Just(Op::WriteZeroes)];
+        let sector = prop_oneof![0..SECTORS, (PAGE / 512 - 4)..(PAGE / 512 + 4)];
+        (op, sector, 1..40u64, proptest::collection::vec(1..700usize, 0..4), any::<u8>()).prop_map(
+            |(op, sector, sectors, cuts, seed)| Request {
+                op,
+                sector,
+                sectors: sectors.min(SECTORS - sector),
+                cuts,
+                seed,
+            },
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        /// Memory behaves as a vector of bytes does, whatever the pieces that the data comes in, from either of two cores.
+        #[test]
+        fn as_a_vector(requests in proptest::collection::vec((request(), 0..2usize), 1..60)) {
+            let device = Mem::new(SECTORS * 512).unwrap();
+            let mut cores = [Core::over(&device), Core::over(&device)];
+            let mut model = vec![0u8; (SECTORS * 512) as usize];
+            for (r, core) in requests {
+                let range = (r.sector * 512) as usize..((r.sector + r.sectors) * 512) as usize;
+                let data = if r.op.has_data() { scattered(range.len(), &r.cuts) } else { Default::default() };
+                let mut bio = bare(r.op, r.sector, r.sectors);
+                bio.data = data;
+                if r.op == Op::Write {
+                    let bytes: Vec<u8> = (0..range.len()).map(|i| (i / 3) as u8 ^ r.seed).collect();
+                    bio.data.copy_from(&bytes);
+                    model[range.clone()].copy_from_slice(&bytes);
+                } else if r.op != Op::Read {
+                    model[range.clone()].fill(0);
+                }
+                let bio = cores[core].run(bio);
+                prop_assert_eq!(bio.status, Status::Ok);
+                if r.op == Op::Read {
+                    let mut got = vec![1; range.len()];
+                    bio.data.copy_to(&mut got);
+                    prop_assert!(got == model[range]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_huge_disk_costs_what_is_written() {
+        let mut core = Core::over(&Mem::new(MAX_SIZE).unwrap());
+        let mut data = scattered(4096, &[]);
+        data.fill(7);
+        let last = Sector(MAX_SIZE / 512 - 8);
+        assert_eq!(core.run(Bio::write(last, Sectors(8), data)).status, Status::Ok);
+        let bio = core.run(Bio::read(last, Sectors(8), scattered(4096, &[])));
+        assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == 7)));
+        let beyond = core.run(Bio::read(last, Sectors(16), scattered(8192, &[])));
+        assert_eq!(beyond.status, Status::IoErr);
+    }
+
+    #[test]
+    fn sizes_are_bounded() {
+        for size in [0, 511, MAX_SIZE + 1, u64::MAX] {
+            assert_eq!(Mem::new(size).err().unwrap().errno, 22);
+        }
+    }
+
+    /// Two cores make the same pages at the same time, and both find what either wrote.
+    #[test]
+    fn cores_agree_on_pages() {
+        let device = Mem::new(64 * PAGE).unwrap();
+        std::thread::scope(|s| {
+            for half in 0..2u64 {
+                let device = &device;
+                s.spawn(move || {
+                    let mut core = Core::over(device);
+                    for page in 0..64 {
+                        let mut data = scattered(512, &[]);
+                        data.fill(page as u8 + 1);
+                        let sector = Sector(page * PAGE / 512 + half);
+                        assert_eq!(core.run(Bio::write(sector, Sectors(1), data)).status, Status::Ok);
+                    }
+                });
+            }
+        });
+        let mut core = Core::over(&device);
+        for page in 0..64u64 {
+            let bio = core.run(Bio::read(Sector(page * PAGE / 512), Sectors(2), scattered(1024, &[])));
+            assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == page as u8 + 1)), "page {page}");
+        }
+    }
+}

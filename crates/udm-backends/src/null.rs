@@ -1,0 +1,285 @@
+//! `null:SIZE,...`: a device that does nothing, by null_blk's own parameter names.
+//!
+//! What the parameters mean here:
+//!
+//! | parameter | meaning |
+//! |---|---|
+//! | `size`, `bs`, `max_sectors` | the [`Limits`] |
+//! | `irqmode` | 0 and 1: a request is done at the next poll; 2: `completion_nsec` after it was submitted |
+//! | `submit_queues`, `hw_queue_depth` | requests in flight: `hw_queue_depth` a queue. A lane is a core's own queue; with fewer queues than cores each lane has its share of their depth. What is beyond is parked |
+//! | `queue_mode` | always 2 (multi-queue), as in the kernel: a request-based device, which multipath's `queue_mode` asks for |
+//! | `memory_backed` | what is written can be read: the store of `mem:` |
+//! | `discard`, `fua`, `cache_size` | announced, as null_blk does; there is no cache to lose. As there, the first and the last ask for `memory_backed` |
+//!
+//! **Data.** Without `memory_backed`, writes are forgotten and reads that carry data are filled with zeroes. null_blk leaves the data of
+//! reads alone; but buffers are recycled between the clients of a front end, and what one client wrote must not be what another
+//! reads. A bio that comes without data, as those of the bench do, pays one test for it.
+
+use crate::mem::{MAX_ZERO, Store};
+use crate::ready::hand_over;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use udm_core::{Batch, Bio, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, Sectors, Status};
+use udm_wire::uri::NullParams;
+
+/// A null device.
+pub(crate) struct Null {
+    id: DeviceId,
+    params: NullParams,
+    store: Option<Arc<Store>>,
+}
+
+impl Null {
+    /// A device of these parameters.
+    ///
+    /// # Errors
+    /// With `memory_backed`, EINVAL for a size that no memory device has.
+    pub(crate) fn new(params: &NullParams) -> Result<Null, OpenError> {
+        let store = if params.memory_backed { Some(Arc::new(Store::new(params.size)?)) } else { None };
+        Ok(Null { id: DeviceId::new(), params: params.clone(), store })
+    }
+}
+
+impl Device for Null {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        let p = &self.params;
+        let (queues, depth) = (p.submit_queues as usize, p.hw_queue_depth as usize);
+        let depth = depth.min((queues * depth).div_ceil(cx.cores())).max(1);
+        let serve = Server { store: self.store.clone() };
+        if p.irqmode >= 2 {
+            let delay = Nanos(p.completion_nsec);
+            return Ok(Box::new(TimerLane {
+                serve,
+                depth,
+                delay,
+                running: VecDeque::new(),
+                waiting: VecDeque::new(),
+            }));
+        }
+        Ok(Box::new(PolledLane { serve, depth, ready: Batch::new(), waiting: VecDeque::new() }))
+    }
+
+    fn limits(&self) -> Limits {
+        let p = &self.params;
+        let block = u64::from(p.bs);
+        let zero = if self.store.is_some() { MAX_ZERO } else { Sectors(u64::from(u32::MAX)) };
+        let base = Limits::new(Sectors::from_bytes(p.size / block * block));
+        Limits {
+            logical_block: p.bs,
+            physical_block: p.bs,
+            io_min: p.bs,
+            max_sectors: p.max_sectors.map_or(base.max_sectors, |n| Sectors(u64::from(n).max(block / 512))),
+            max_discard: if p.discard { zero } else { Sectors::ZERO },
+            max_write_zeroes: zero,
+            write_cache: p.cache_size > 0,
+            fua: p.fua,
+            ..base
+        }
+    }
+}
+
+struct Server {
+    store: Option<Arc<Store>>,
+}
+
+impl Server {
+    fn serve_all(&self, batch: &mut Batch) {
+        match &self.store {
+            None => {
+                for bio in batch.iter_mut() {
+                    forget(bio);
+                }
+            }
+            Some(store) => {
+                for bio in batch.iter_mut() {
+                    let status = store.serve(bio);
+                    bio.end_with(status);
+                }
+            }
+        }
+    }
+}
+
+/// Serves a bio by doing nothing, and leaves nothing of an earlier use of its buffer in it.
+#[inline]
+fn forget(bio: &mut Bio) {
+    if bio.op == Op::Read && !bio.data.is_empty() {
+        bio.data.fill(0);
+    }
+    bio.end_with(Status::Ok);
+}
+
+/// irqmode 0 and 1: done at the next poll.
+struct PolledLane {
+    serve: Server,
+    depth: usize,
+    ready: Batch,
+    waiting: VecDeque<Box<Bio>>,
+}
+
+impl Lane for PolledLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        self.serve.serve_all(batch);
+        if self.waiting.is_empty() && self.ready.len() + batch.len() <= self.depth {
+            hand_over(batch, &mut self.ready);
+        } else {
+            self.waiting.extend(batch.drain(..));
+            self.start();
+        }
+        // What is ready needs a poll, and no event of the outside will bring one.
+        cx.wake_at(cx.now);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        hand_over(&mut self.ready, done);
+        if !self.waiting.is_empty() {
+            self.start();
+            cx.wake_at(cx.now);
+        }
+    }
+}
+
+impl PolledLane {
+    fn start(&mut self) {
+        let room = self.depth - self.ready.len();
+        self.ready.extend(self.waiting.drain(..room.min(self.waiting.len())));
+    }
+}
+
+/// irqmode 2: done `delay` after it was started. All delays are equal, so the first started is the first done.
+struct TimerLane {
+    serve: Server,
+    depth: usize,
+    delay: Nanos,
+    running: VecDeque<(Nanos, Box<Bio>)>,
+    waiting: VecDeque<Box<Bio>>,
+}
+
+impl Lane for TimerLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        self.serve.serve_all(batch);
+        self.waiting.extend(batch.drain(..));
+        self.start(cx);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        while self.running.front().is_some_and(|(due, _)| *due <= cx.now) {
+            done.extend(self.running.pop_front().map(|(_, bio)| bio));
+        }
+        self.start(cx);
+    }
+}
+
+impl TimerLane {
+    fn start(&mut self, cx: &mut Cx<'_>) {
+        let room = self.depth - self.running.len();
+        let due = cx.now + self.delay;
+        self.running.extend(self.waiting.drain(..room.min(self.waiting.len())).map(|bio| (due, bio)));
+        if let Some((due, _)) = self.running.front() {
+            cx.wake_at(*due);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Core, scattered};
+    use udm_core::Sector;
+
+    fn null(words: &str) -> Null {
+        let udm_wire::uri::DeviceUri::Null(params) = udm_wire::uri::parse(&format!("null:{words}")).unwrap()
+        else {
+            panic!("not null: {words}")
+        };
+        Null::new(&params).unwrap()
+    }
+
+    fn bios(n: usize) -> Batch {
+        (0..n as u64).map(|i| Bio::read(Sector(i), Sectors(1), Default::default())).collect()
+    }
+
+    #[test]
+    fn done_at_the_next_poll_in_order_of_depth() {
+        for irqmode in 0..2 {
+            let device = null(&format!("size=1M,hw_queue_depth=4,irqmode={irqmode}"));
+            let mut core = Core::over(&device);
+            assert_eq!(core.submit(bios(3)), core.now);
+            assert_eq!(core.poll().0.len(), 3);
+            core.submit(bios(10));
+            let sizes: Vec<_> = (0..4).map(|_| core.poll().0.len()).collect();
+            assert_eq!(sizes, [4, 4, 2, 0], "what is beyond the depth is parked");
+            assert_eq!(core.poll().1, Nanos::NEVER);
+        }
+    }
+
+    #[test]
+    fn lanes_share_the_depth_of_fewer_queues() {
+        for (queues, cores, want) in [(1, 1, 64), (1, 2, 32), (2, 2, 64), (4, 2, 64), (1, 100, 1)] {
+            let device = null(&format!("size=1M,submit_queues={queues},hw_queue_depth=64"));
+            let mut core = Core::one_of(&device, cores);
+            core.submit(bios(100));
+            assert_eq!(core.poll().0.len(), want, "{queues} queues, {cores} cores");
+            while !core.poll().0.is_empty() {}
+        }
+    }
+
+    #[test]
+    fn the_timer_holds_requests_for_completion_nsec() {
+        let mut core = Core::over(&null("size=1M,hw_queue_depth=2,irqmode=2,completion_nsec=1000"));
+        assert_eq!(core.submit(bios(3)), Nanos(1001));
+        core.now = Nanos(1000);
+        let (done, wake) = core.poll();
+        assert_eq!((done.len(), wake), (0, Nanos(1001)));
+        core.now = Nanos(1500);
+        let (done, wake) = core.poll();
+        assert_eq!((done.len(), wake), (2, Nanos(2500)), "the third starts when there is room");
+        core.now = Nanos(2500);
+        let (done, wake) = core.poll();
+        assert_eq!((done.len(), wake), (1, Nanos::NEVER));
+    }
+
+    /// What another client left in a recycled buffer never reaches a reader.
+    #[test]
+    fn reads_with_data_are_zeroes() {
+        let mut core = Core::over(&null("size=1M"));
+        let mut data = scattered(1024, &[100]);
+        data.fill(0x55);
+        let bio = core.run(Bio::read(Sector(0), Sectors(2), data));
+        assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == 0)));
+        let mut data = scattered(512, &[]);
+        data.fill(0x55);
+        let bio = core.run(Bio::write(Sector(0), Sectors(1), data));
+        assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == 0x55)), "a write's data stays as it is");
+    }
+
+    #[test]
+    fn a_failed_bio_comes_back_clean() {
+        let mut core = Core::over(&null("size=1M"));
+        let mut bio = bios(1).pop().unwrap();
+        bio.end_with(Status::IoErr);
+        assert_eq!(core.run(bio).status, Status::Ok);
+    }
+
+    #[test]
+    fn memory_backed_remembers() {
+        let mut core = Core::over(&null("size=1M,memory_backed=1"));
+        let mut data = scattered(512, &[]);
+        data.fill(9);
+        core.run(Bio::write(Sector(5), Sectors(1), data));
+        let bio = core.run(Bio::read(Sector(5), Sectors(1), scattered(512, &[])));
+        assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == 9)));
+    }
+
+    #[test]
+    fn parameters_show_in_the_limits() {
+        let l = null("size=1M,bs=4096,max_sectors=64,memory_backed=1,discard=1").limits();
+        assert_eq!((l.size, l.logical_block, l.max_sectors), (Sectors(2048), 4096, Sectors(64)));
+        assert!(l.request_stackable && l.max_discard > Sectors::ZERO);
+        assert_eq!(null("size=1M").limits().max_discard, Sectors::ZERO);
+    }
+}

@@ -1,0 +1,118 @@
+//! `pattern:SIZE`: a read-only device on which every byte is a function of its offset.
+//!
+//! The device is an array of 64-bit words, most significant byte first, each holding its own byte offset: what `nbdkit pattern` serves, so
+//! the two can be compared byte for byte. Data that came from a wrong place says from where. Writes fail with
+//! [`Status::ReadOnly`], flushes succeed.
+
+use crate::ready::{ReadyLane, Serve};
+use udm_core::{Bio, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Sectors, Status};
+
+/// A pattern device.
+pub(crate) struct Pattern {
+    id: DeviceId,
+    limits: Limits,
+}
+
+impl Pattern {
+    /// A device of `size` bytes, rounded down to sectors. Nothing is stored, so there is no upper bound.
+    ///
+    /// # Errors
+    /// EINVAL for less than a sector.
+    pub(crate) fn new(size: u64) -> Result<Pattern, OpenError> {
+        if size < 512 {
+            return Err(OpenError::new(22, format!("pattern of {size} bytes: less than a sector")));
+        }
+        let limits = Limits {
+            read_only: true,
+            max_discard: Sectors::ZERO,
+            max_write_zeroes: Sectors::ZERO,
+            ..Limits::new(Sectors::from_bytes(size))
+        };
+        Ok(Pattern { id: DeviceId::new(), limits })
+    }
+}
+
+impl Device for Pattern {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(ReadyLane::new(Server { size: self.limits.size })))
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+}
+
+struct Server {
+    size: Sectors,
+}
+
+impl Serve for Server {
+    fn serve(&mut self, bio: &mut Bio) -> Status {
+        match bio.op {
+            Op::Read if !crate::in_range(bio, self.size) => Status::IoErr,
+            Op::Read => {
+                let mut offset = bio.sector.bytes();
+                for piece in bio.data.iter_mut() {
+                    fill(offset, piece);
+                    offset += piece.len() as u64;
+                }
+                Status::Ok
+            }
+            Op::Flush => Status::Ok,
+            Op::Write | Op::Discard | Op::WriteZeroes => Status::ReadOnly,
+        }
+    }
+}
+
+/// Fills `out` with what the device holds from byte `offset` on.
+fn fill(mut offset: u64, mut out: &mut [u8]) {
+    // A piece may begin and end inside a word: the scatter list of a bio can be cut anywhere.
+    let skip = (offset % 8) as usize;
+    if skip != 0 {
+        let n = out.len().min(8 - skip);
+        let (head, rest) = out.split_at_mut(n);
+        head.copy_from_slice(&(offset - skip as u64).to_be_bytes()[skip..skip + n]);
+        out = rest;
+        offset += n as u64;
+    }
+    for word in out.chunks_mut(8) {
+        word.copy_from_slice(&offset.to_be_bytes()[..word.len()]);
+        offset += 8;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Core, bare, scattered};
+    use udm_core::Sector;
+
+    #[test]
+    fn every_word_is_its_offset() {
+        let mut core = Core::over(&Pattern::new(1 << 40).unwrap());
+        for cuts in [vec![], vec![3, 8, 500], vec![1, 1, 1, 1021]] {
+            let sector = Sector((1 << 31) - 2);
+            let bio = core.run(Bio::read(sector, Sectors(2), scattered(1024, &cuts)));
+            assert_eq!(bio.status, Status::Ok);
+            let mut got = vec![0; 1024];
+            bio.data.copy_to(&mut got);
+            let want: Vec<u8> = (0..128u64).flat_map(|i| (sector.bytes() + 8 * i).to_be_bytes()).collect();
+            assert_eq!(got, want, "{cuts:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_but_reads_in_range() {
+        let mut core = Core::over(&Pattern::new(1024).unwrap());
+        let outside = core.run(Bio::read(Sector(1), Sectors(2), scattered(1024, &[])));
+        assert_eq!(outside.status, Status::IoErr);
+        for op in [Op::Write, Op::Discard, Op::WriteZeroes] {
+            assert_eq!(core.run(bare(op, 0, 1)).status, Status::ReadOnly);
+        }
+        assert_eq!(core.run(bare(Op::Flush, 0, 0)).status, Status::Ok);
+    }
+}

@@ -1,0 +1,69 @@
+//! What the tests of this crate share: a core without a ring, and data in pieces.
+
+use udm_core::{Batch, Bio, Buf, CoreId, CoreState, Device, Lane, Nanos, Op, Sector, Sectors, Segments};
+
+/// A core with one lane, for devices that need no ring, under a clock that the test moves.
+pub(crate) struct Core {
+    state: CoreState,
+    lane: Box<dyn Lane>,
+    pub(crate) now: Nanos,
+}
+
+impl Core {
+    pub(crate) fn over(device: &dyn Device) -> Core {
+        Core::one_of(device, 1)
+    }
+
+    /// One of `cores` cores.
+    pub(crate) fn one_of(device: &dyn Device, cores: usize) -> Core {
+        let mut state = CoreState::new(CoreId(0), cores, 1, None);
+        let lane = device.open(&mut state.cx(Nanos(1))).unwrap();
+        Core { state, lane, now: Nanos(1) }
+    }
+
+    /// Submits, and returns when the lane wants its next poll.
+    pub(crate) fn submit(&mut self, mut batch: Batch) -> Nanos {
+        batch.iter_mut().for_each(|bio| bio.start());
+        let mut cx = self.state.cx(self.now);
+        self.lane.submit(&mut batch, &mut cx);
+        assert!(batch.is_empty());
+        cx.wake()
+    }
+
+    /// What one poll returns, and when the lane wants the next.
+    pub(crate) fn poll(&mut self) -> (Batch, Nanos) {
+        let mut done = Batch::new();
+        let mut cx = self.state.cx(self.now);
+        self.lane.poll(&mut done, &mut cx);
+        done.iter_mut().for_each(|bio| bio.finish());
+        (done, cx.wake())
+    }
+
+    /// Runs one bio that the device answers at once.
+    pub(crate) fn run(&mut self, bio: Box<Bio>) -> Box<Bio> {
+        self.submit(vec![bio]);
+        self.poll().0.pop().unwrap()
+    }
+}
+
+/// `len` bytes in pieces that end at `cuts` (lengths of the first pieces; those too long are left out). Pieces of one slab would join
+/// again, so each has its own.
+pub(crate) fn scattered(len: usize, cuts: &[usize]) -> Segments {
+    let mut data = Segments::new();
+    let mut left = len;
+    for &cut in cuts {
+        if cut < left {
+            data.push(Buf::zeroed(cut));
+            left -= cut;
+        }
+    }
+    data.push(Buf::zeroed(left));
+    data
+}
+
+/// A bio without data.
+pub(crate) fn bare(op: Op, sector: u64, sectors: u64) -> Box<Bio> {
+    let mut bio = Bio::new();
+    (bio.op, bio.sector, bio.sectors) = (op, Sector(sector), Sectors(sectors));
+    bio
+}
