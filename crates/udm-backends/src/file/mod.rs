@@ -157,13 +157,19 @@ fn direct_alignment(fd: BorrowedFd<'_>) -> Result<Direct, Errno> {
     Ok(Direct { memory: align as usize, offset: align })
 }
 
-/// Tries whether holes can be punched. On a regular file the trial is a block behind its end, where there is nothing to lose; for a block device the
-/// first discard will tell.
+/// Whether holes can be punched. On a regular file a block behind its end is tried, where there is nothing to lose; a block device says
+/// so in sysfs, where a hole is called a write-zeroes.
 fn can_discard(fd: BorrowedFd<'_>, stat: &Stat) -> bool {
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return true;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+        let behind = (stat.st_size as u64).next_multiple_of(65536);
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        return fs::fallocate(fd, punch, behind, 4096) != Err(Errno::OPNOTSUPP);
     }
-    let behind = (stat.st_size as u64).next_multiple_of(65536);
-    fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, behind, 4096)
-        != Err(Errno::OPNOTSUPP)
+    let (major, minor) = (fs::major(stat.st_rdev), fs::minor(stat.st_rdev));
+    let device = format!("/sys/dev/block/{major}:{minor}");
+    // A partition's queue is its disk's. Where there is no sysfs the first discard will tell.
+    ["queue", "../queue"]
+        .iter()
+        .find_map(|queue| std::fs::read_to_string(format!("{device}/{queue}/write_zeroes_max_bytes")).ok())
+        .is_none_or(|bytes| bytes.trim() != "0")
 }

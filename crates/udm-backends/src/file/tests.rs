@@ -265,6 +265,49 @@ fn a_full_file_system_is_no_space_and_zeroes_can_be_written() {
     }
 }
 
+/// A loop device over a file, detached when it is dropped.
+struct Loop(String);
+
+impl Loop {
+    fn over(path: &Path) -> Option<Loop> {
+        let losetup =
+            std::process::Command::new("losetup").args(["--find", "--show"]).arg(path).output().ok()?;
+        let name = String::from_utf8(losetup.stdout).ok()?.trim().to_owned();
+        (losetup.status.success() && !name.is_empty()).then_some(Loop(name))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn block_devices() {
+    let file = file_of(1 << 20, 7);
+    let Some(device) = Loop::over(file.path()) else { return skipped("no loop device to be had") };
+    for direct in [false, true] {
+        let mut disk = Disk::open(Path::new(&device.0), direct, false);
+        assert_eq!((disk.limits.size, disk.limits.logical_block), (Sectors(2048), 512));
+        assert_eq!(disk.read(2040, 8), vec![7; 4096]);
+        let mut data = scattered(4096, &[100]);
+        data.fill(9);
+        let mut bio = Bio::write(Sector(1), Sectors(8), data);
+        bio.flags = BioFlags::FUA;
+        assert_eq!(disk.run(bio).status, Status::Ok);
+        assert_eq!(disk.read(1, 8), vec![9; 4096]);
+        assert_eq!(disk.op(Op::Flush, BioFlags::empty(), 0, 0), Status::Ok);
+        for flags in [BioFlags::empty(), BioFlags::NOUNMAP] {
+            assert_eq!(disk.op(Op::WriteZeroes, flags, 8, 8), Status::Ok);
+            assert_eq!(disk.read(8, 8), vec![0; 4096]);
+        }
+        if disk.limits.max_discard > Sectors::ZERO {
+            assert_eq!(disk.op(Op::Discard, BioFlags::empty(), 8, 8), Status::Ok);
+        }
+    }
+}
+
 #[test]
 fn read_only_refuses_writes() {
     let file = file_of(4096, 1);
