@@ -7,5 +7,11 @@
 
 #![forbid(unsafe_code)]
 
-pub mod log_writes;
 pub mod nbd;
+pub mod size;
+pub mod table;
+pub mod uri;
+pub mod words;
+
+#[doc(hidden)]
+pub mod fuzz;

@@ -1,0 +1,219 @@
+//! What must hold for any input, one function a parser; run by the tests with drawn input and by the fuzzers with found input.
+//!
+//! Each takes any bytes and panics when a property of its parser is broken: the parser panics or loops, what it read is not what it writes
+//! back, a bound is exceeded, the pieces in which bytes arrive matter, an error takes more than one line.
+
+use crate::{nbd, size, table, uri, words};
+
+fn text(data: &[u8]) -> std::borrow::Cow<'_, str> {
+    String::from_utf8_lossy(data)
+}
+
+fn one_line(error: &impl std::fmt::Display) {
+    let error = error.to_string();
+    assert!(!error.is_empty() && !error.contains(['\n', '\0', '\u{1b}']), "{error:?}");
+    assert!(error.len() < 2000, "{error}");
+}
+
+/// Tables: [`table::parse`], `Display` of a line, carets.
+pub fn table(data: &[u8]) {
+    let text = text(data);
+    match table::parse(&text) {
+        Err(error) => {
+            one_line(&error);
+            assert!(error.span.start <= error.span.end && error.span.end <= error.text.len());
+            assert_eq!(error.caret().lines().count(), 2);
+        }
+        Ok(lines) => {
+            for line in &lines {
+                assert_eq!(line.spans.len(), line.args.len() + 3);
+                for (arg, span) in line.args.iter().zip(&line.spans[3..]) {
+                    assert_eq!(words::words(&line.text[span.start..span.end]), [arg.as_str()]);
+                }
+                let caret = line.caret(line.args.len() / 2);
+                assert_eq!(caret.matches('\n').count(), 1);
+                let again = table::parse(&line.to_string()).expect("a line reads back");
+                assert_eq!(again.len(), 1);
+                let [again] = &again[..] else { unreachable!() };
+                assert_eq!((again.start, again.len), (line.start, line.len));
+                assert_eq!((&again.kind, &again.args), (&line.kind, &line.args));
+                let made = table::Line::new(line.start, line.len, &line.kind, line.args.clone());
+                assert_eq!(&made, again);
+            }
+        }
+    }
+}
+
+/// Messages: [`words::words`] and [`words::escape`].
+pub fn message(data: &[u8]) {
+    let text = text(data);
+    let split = words::words(&text);
+    assert!(split.iter().all(|word| !word.is_empty()));
+    let joined: Vec<_> = split.iter().map(|word| words::escape(word)).collect();
+    assert_eq!(words::words(&joined.join(" ")), split);
+}
+
+/// Sizes: [`size::parse`] and [`size::Size`].
+pub fn size(data: &[u8]) {
+    match size::parse(&text(data)) {
+        Err(error) => one_line(&error),
+        Ok(bytes) => assert_eq!(size::parse(&size::Size(bytes).to_string()), Ok(bytes)),
+    }
+}
+
+/// Device names: [`uri::parse`] and `Display`.
+pub fn uri(data: &[u8]) {
+    match uri::parse(&text(data)) {
+        Err(error) => one_line(&error),
+        Ok(device) => {
+            let word = device.to_string();
+            assert_eq!(uri::parse(&word).as_ref(), Ok(&device), "{word}");
+            assert_eq!(uri::parse(&word).unwrap().to_string(), word, "the canonical form is stable");
+            // It survives being written into a table.
+            assert_eq!(words::words(&words::escape(&word)), [word.as_str()]);
+        }
+    }
+}
+
+/// All that a client's bytes make the parser say, fed in pieces of `step` bytes.
+fn converse(data: &[u8], step: usize) -> (Vec<nbd::FromClient>, Option<nbd::HandshakeError>, usize) {
+    let mut parser = nbd::HandshakeParser::new();
+    let mut said = Vec::new();
+    let mut fed = 0;
+    for piece in data.chunks(step) {
+        let mut input = piece;
+        loop {
+            match parser.next(&mut input) {
+                Err(error) => return (said, Some(error), fed + piece.len() - input.len()),
+                Ok(None) => break,
+                Ok(Some(nbd::FromClient::Option(
+                    option @ (nbd::ClientOption::Go(_) | nbd::ClientOption::ExportName(_)),
+                ))) => {
+                    said.push(nbd::FromClient::Option(option));
+                    return (said, None, fed + piece.len() - input.len());
+                }
+                Ok(Some(message)) => said.push(message),
+            }
+        }
+        assert!(input.is_empty(), "a parser that wants more leaves nothing");
+        fed += piece.len();
+    }
+    (said, None, fed)
+}
+
+/// A client's half of the handshake: [`nbd::HandshakeParser`], [`nbd::ClientOption`]. The first byte is the length of the pieces.
+pub fn nbd_handshake(data: &[u8]) {
+    let Some((step, data)) = data.split_first() else { return };
+    let (said, error, used) = converse(data, data.len().max(1));
+    assert_eq!(
+        converse(data, usize::from(*step).max(1)),
+        (said.clone(), error.clone(), used),
+        "pieces do not matter"
+    );
+    if let Some(error) = &error {
+        one_line(error);
+    }
+    for (i, message) in said.iter().enumerate() {
+        let nbd::FromClient::Option(option) = message else {
+            assert_eq!(i, 0, "flags come first, and once");
+            continue;
+        };
+        assert_ne!(i, 0, "flags come first");
+        if let nbd::ClientOption::Bad(bad) = option {
+            assert!(bad.reply & nbd::REP_FLAG_ERROR != 0 && option.refusal() == Some((bad.reply, bad.why)));
+            continue;
+        }
+        let mut bytes = vec![0; 4];
+        option.encode(&mut bytes);
+        let (again, error, used) = converse(&bytes, bytes.len());
+        assert_eq!((error, used), (None, bytes.len()));
+        assert_eq!(&again[1..], std::slice::from_ref(message));
+    }
+}
+
+/// Requests: [`nbd::Request`].
+pub fn nbd_request(data: &[u8]) {
+    let Some(bytes) = data.first_chunk() else { return };
+    match nbd::Request::decode(bytes) {
+        Err(error) => one_line(&error),
+        Ok(request) => {
+            assert_eq!(&request.encode(), bytes);
+            assert!(request.payload_len() <= request.len);
+            let _ = request.flags_fit();
+        }
+    }
+}
+
+/// A server's half of the handshake: [`nbd::Greeting`], [`nbd::OptionReplyHeader`], [`nbd::OptionReply`].
+pub fn nbd_option_reply(data: &[u8]) {
+    if let Some(Ok(greeting)) = data.first_chunk().map(nbd::Greeting::decode) {
+        let again = nbd::greeting(greeting.flags);
+        assert_eq!(&data[..16], &again[..16]);
+        assert_eq!(nbd::Greeting::decode(&again), Ok(greeting));
+    }
+    let Some((bytes, payload)) = data.split_first_chunk() else { return };
+    let header = match nbd::OptionReplyHeader::decode(bytes) {
+        Err(error) => return one_line(&error),
+        Ok(header) => header,
+    };
+    assert!(header.len <= nbd::OPTION_LEN_MAX);
+    let payload = &payload[..payload.len().min(header.len as usize)];
+    let reply = match nbd::OptionReply::decode(header.reply, payload) {
+        Err(error) => return one_line(&error),
+        Ok(reply) => reply,
+    };
+    let mut out = Vec::new();
+    match &reply {
+        nbd::OptionReply::Ack => nbd::put_ack(&mut out, header.option),
+        nbd::OptionReply::Server { name, description } => nbd::put_server(&mut out, name, description),
+        nbd::OptionReply::Info(info) => nbd::put_info(&mut out, header.option, info),
+        nbd::OptionReply::Error { error, text } => nbd::put_error(&mut out, header.option, *error, text),
+        nbd::OptionReply::Other(kind) => nbd::put_reply(&mut out, header.option, *kind, &[]),
+    }
+    let (bytes, payload) = out.split_first_chunk().expect("a header");
+    let again = nbd::OptionReplyHeader::decode(bytes).expect("a header reads back");
+    assert_eq!((again.len as usize, again.reply), (payload.len(), header.reply));
+    assert_eq!(nbd::OptionReply::decode(again.reply, payload), Ok(reply));
+}
+
+/// Replies of the transmission phase: [`nbd::ReplyHeader`], [`nbd::Chunk`].
+pub fn nbd_reply(data: &[u8]) {
+    let mut rest = data;
+    let header = match nbd::ReplyHeader::decode(&mut rest) {
+        Err(error) => return one_line(&error),
+        Ok(None) => return assert_eq!(rest, data, "an unfinished header is left alone"),
+        Ok(Some(header)) => header,
+    };
+    let used = &data[..data.len() - rest.len()];
+    let header = match header {
+        nbd::ReplyHeader::Simple(simple) => return assert_eq!(simple.encode(), used),
+        nbd::ReplyHeader::Chunk(header) => header,
+    };
+    assert_eq!(header.encode(), used);
+    let payload = &rest[..rest.len().min(header.len as usize)];
+    let chunk = match nbd::Chunk::decode(header, payload) {
+        Err(error) => return one_line(&error),
+        Ok(chunk) => chunk,
+    };
+    let (cookie, done) = (header.cookie, header.is_done());
+    let mut again = Vec::new();
+    match chunk {
+        nbd::Chunk::None => again.extend(nbd::chunk_none(cookie)),
+        nbd::Chunk::Data { offset, data } => {
+            again.extend(nbd::chunk_data_header(cookie, offset, data.len() as u32, done));
+            again.extend(data);
+        }
+        nbd::Chunk::Hole { offset, len } => again.extend(nbd::chunk_hole(cookie, offset, len, done)),
+        nbd::Chunk::Error { error, text, .. } => nbd::put_chunk_error(&mut again, cookie, error, text),
+    }
+    let mut input = &again[..];
+    let Ok(Some(nbd::ReplyHeader::Chunk(header))) = nbd::ReplyHeader::decode(&mut input) else {
+        panic!("{again:?}")
+    };
+    match (nbd::Chunk::decode(header, input).expect("a chunk reads back"), chunk) {
+        (nbd::Chunk::Error { error, text, offset: None }, nbd::Chunk::Error { error: e, text: t, .. }) => {
+            assert_eq!((error, text), (e, t));
+        }
+        (again, chunk) => assert_eq!(again, chunk),
+    }
+}

@@ -1,0 +1,96 @@
+//! Sizes in bytes as fio and qemu take them: `512`, `4k`, `4K`, `4KiB`, `1M`, `4G`, `1T`. All units are powers of 1024.
+//!
+//! A number without a unit counts bytes, whatever the option; so does `512B`. No fractions, no signs, no sectors.
+
+use crate::words::shown;
+use std::fmt;
+
+/// Why a word is no size.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SizeError {
+    /// Not a number with an optional unit.
+    #[error("{0} is not a size: a number, then K, M, G, T, P or E")]
+    Malformed(String),
+    /// 2^64 bytes or more.
+    #[error("{0} is too large a size")]
+    TooLarge(String),
+}
+
+const UNITS: &[u8; 6] = b"KMGTPE";
+
+/// Bytes for a size. The unit may be lower case and may be followed by `B` or `iB`.
+///
+/// # Errors
+/// Anything else, and what does not fit 64 bits.
+pub fn parse(text: &str) -> Result<u64, SizeError> {
+    let malformed = || SizeError::Malformed(shown(text));
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    if number.is_empty() {
+        return Err(malformed());
+    }
+    let shift = match *unit.to_ascii_uppercase().as_bytes() {
+        [] | [b'B'] => 0,
+        [unit] | [unit, b'B'] | [unit, b'I', b'B'] => {
+            10 * (1 + UNITS.iter().position(|u| *u == unit).ok_or_else(malformed)?)
+        }
+        _ => return Err(malformed()),
+    };
+    let number: u64 = number.parse().map_err(|_| SizeError::TooLarge(shown(text)))?;
+    number.checked_mul(1 << shift).ok_or_else(|| SizeError::TooLarge(shown(text)))
+}
+
+/// A size that prints as [`parse`] reads it, in the largest unit that leaves no remainder: `4K`, `1536`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = (self.0.trailing_zeros() as usize / 10).min(UNITS.len());
+        match units {
+            0 => write!(f, "{}", self.0),
+            _ if self.0 == 0 => f.write_str("0"),
+            n => write!(f, "{}{}", self.0 >> (10 * n), char::from(UNITS[n - 1])),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_fio_and_qemu() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("512", 512),
+            ("512B", 512),
+            ("4k", 4096),
+            ("4K", 4096),
+            ("4KiB", 4096),
+            ("4kb", 4096),
+            ("1M", 1 << 20),
+            ("4G", 4 << 30),
+            ("1T", 1 << 40),
+            ("15E", 15 << 60),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(parse(text), Ok(bytes), "{text}");
+            assert_eq!(parse(&Size(bytes).to_string()), Ok(bytes), "{text}");
+        }
+        assert_eq!(Size(1536).to_string(), "1536");
+        assert_eq!(Size(3 << 30).to_string(), "3G");
+    }
+
+    #[test]
+    fn what_is_no_size() {
+        for text in
+            ["", "k", "-1", "+1", "1.5G", "2s", "4 k", "4kk", "4iB", "0x10", "4Ki", "4Kß", "4K\u{661}"]
+        {
+            assert!(matches!(parse(text), Err(SizeError::Malformed(_))), "{text}");
+        }
+        for text in ["16E", "18446744073709551616", "99999999999999999999999G", "18014398509481984K"] {
+            assert!(matches!(parse(text), Err(SizeError::TooLarge(_))), "{text}");
+        }
+    }
+}

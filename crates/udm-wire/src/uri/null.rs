@@ -1,0 +1,218 @@
+//! `null:NAME=VALUE,...`: a null device by null_blk's own parameter names, defaults and clamps (Linux 6.12, read back from the kernel).
+//!
+//! Where udm differs from null_blk: `size` and `cache_size` are sizes like all of udm's (`4G`; a bare number counts bytes, not MiB), and what null_blk
+//! has but a device without a kernel has no use for (zones, NUMA, power, fault injection) is refused as unknown.
+
+use super::{UriError, switch};
+use crate::size::{self, Size};
+use crate::words::shown;
+use std::fmt;
+
+/// Parameters of a null device, after null_blk's clamps: the values that hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NullParams {
+    /// Capacity in bytes, at least a block (`size`, or `gb` in GiB); default 250 GiB.
+    pub size: u64,
+    /// Logical block size in bytes: 512, 1024, 2048 or 4096 (`blocksize` or `bs`); default 512.
+    pub bs: u32,
+    /// Hardware queues, at least 1 (0 becomes 1); default 1. More than there are CPUs is the device's to clamp.
+    pub submit_queues: u32,
+    /// Tags a hardware queue, 1..=10240 (more become 10240); default 64.
+    pub hw_queue_depth: u32,
+    /// Always 2, multi-queue: 0 (bio) becomes 2 as in the kernel, 1 is refused.
+    pub queue_mode: u32,
+    /// 0 completes inside submit, 1 on the submitting CPU, 2 by a timer; more becomes 2. Default 1.
+    pub irqmode: u32,
+    /// Nanoseconds until a request completes, for `irqmode` 2 only; default 10000.
+    pub completion_nsec: u64,
+    /// The longest request in sectors, at least 8; `None` (0, the default) for no limit of its own.
+    pub max_sectors: Option<u32>,
+    /// Keeps what is written; default off.
+    pub memory_backed: bool,
+    /// Takes discards; off unless `memory_backed`.
+    pub discard: bool,
+    /// Volatile write cache in bytes, whole MiB; 0 unless `memory_backed`.
+    pub cache_size: u64,
+    /// Takes FUA; default on.
+    pub fua: bool,
+}
+
+impl Default for NullParams {
+    fn default() -> NullParams {
+        NullParams {
+            size: 250 << 30,
+            bs: 512,
+            submit_queues: 1,
+            hw_queue_depth: 64,
+            queue_mode: 2,
+            irqmode: 1,
+            completion_nsec: 10_000,
+            max_sectors: None,
+            memory_backed: false,
+            discard: false,
+            cache_size: 0,
+            fua: true,
+        }
+    }
+}
+
+/// What [`NullParams::set`] knows, for the error that names them.
+const NAMES: &str = "blocksize (bs), cache_size, completion_nsec, discard, fua, gb, hw_queue_depth, irqmode, max_sectors, memory_backed, \
+                     queue_mode, size, submit_queues";
+
+/// The most tags of a hardware queue (kernel `BLK_MQ_MAX_DEPTH`).
+const DEPTH_MAX: u32 = 10240;
+
+impl NullParams {
+    /// Reads what stands behind `null:`.
+    pub(super) fn parse(text: &str) -> Result<NullParams, UriError> {
+        let mut params = NullParams::default();
+        let mut seen = Vec::new();
+        for pair in text.split(',').filter(|_| !text.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let name = params.set(name, value).map_err(|why| UriError::new(format!("null: {why}")))?;
+            if seen.contains(&name) {
+                return Err(UriError::new(format!("null: {name} is given twice")));
+            }
+            seen.push(name);
+        }
+        if params.size < u64::from(params.bs) {
+            return Err(UriError::new(format!(
+                "null: size {} is less than a block of {}",
+                Size(params.size),
+                params.bs
+            )));
+        }
+        if !params.memory_backed {
+            (params.discard, params.cache_size) = (false, 0);
+        }
+        Ok(params)
+    }
+
+    /// Sets one parameter; gives back its name, one for those that have two.
+    fn set(&mut self, name: &str, value: &str) -> Result<&'static str, String> {
+        let number = |max: u64| {
+            let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
+            let number = value.parse().ok().filter(|n: &u64| digits && *n <= max);
+            number.ok_or_else(|| format!("{name}={} is not a number in 0..{max}", shown(value)))
+        };
+        let small = || number(u64::from(u32::MAX)).map(|n| n as u32);
+        let bytes = || size::parse(value).map_err(|error| format!("{name}: {error}"));
+        let on_off =
+            || switch("null", name, value).map_err(|_| format!("{name}={} is neither 0 nor 1", shown(value)));
+        Ok(match name {
+            "size" => {
+                self.size = bytes()?;
+                "size"
+            }
+            "gb" => {
+                self.size = number(u64::MAX >> 30)? << 30;
+                "size"
+            }
+            "blocksize" | "bs" => {
+                self.bs = match bytes()? {
+                    n @ (512 | 1024 | 2048 | 4096) => n as u32,
+                    _ => return Err(format!("{name}={value} is not 512, 1024, 2048 or 4096")),
+                };
+                "blocksize"
+            }
+            "submit_queues" => {
+                self.submit_queues = small()?.max(1);
+                "submit_queues"
+            }
+            "hw_queue_depth" => {
+                self.hw_queue_depth = match small()? {
+                    0 => return Err("hw_queue_depth must be at least 1".into()),
+                    n => n.min(DEPTH_MAX),
+                };
+                "hw_queue_depth"
+            }
+            "queue_mode" => {
+                if small()? == 1 {
+                    return Err("queue_mode=1 (single queue) is gone; it is 2 (multi-queue)".into());
+                }
+                "queue_mode"
+            }
+            "irqmode" => {
+                self.irqmode = small()?.min(2);
+                "irqmode"
+            }
+            "completion_nsec" => {
+                self.completion_nsec = number(u64::MAX)?;
+                "completion_nsec"
+            }
+            "max_sectors" => {
+                self.max_sectors = match small()? {
+                    0 => None,
+                    1..8 => return Err("max_sectors must be at least 8".into()),
+                    n => Some(n),
+                };
+                "max_sectors"
+            }
+            "memory_backed" => {
+                self.memory_backed = on_off()?;
+                "memory_backed"
+            }
+            "discard" => {
+                self.discard = on_off()?;
+                "discard"
+            }
+            "fua" => {
+                self.fua = on_off()?;
+                "fua"
+            }
+            "cache_size" => {
+                self.cache_size = match bytes()? {
+                    n if n % (1 << 20) == 0 => n,
+                    _ => {
+                        return Err(format!(
+                            "cache_size={value} is not whole MiB; write {value}M to mean MiB"
+                        ));
+                    }
+                };
+                "cache_size"
+            }
+            "" => return Err("an empty parameter; NAME=VALUE,NAME=VALUE".into()),
+            _ => return Err(format!("unknown parameter {}; one of {NAMES}", shown(name))),
+        })
+    }
+}
+
+/// The size, then what differs from the defaults.
+impl fmt::Display for NullParams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plain = NullParams::default();
+        write!(f, "null:size={}", Size(self.size))?;
+        if self.bs != plain.bs {
+            write!(f, ",blocksize={}", self.bs)?;
+        }
+        if self.submit_queues != plain.submit_queues {
+            write!(f, ",submit_queues={}", self.submit_queues)?;
+        }
+        if self.hw_queue_depth != plain.hw_queue_depth {
+            write!(f, ",hw_queue_depth={}", self.hw_queue_depth)?;
+        }
+        if self.irqmode != plain.irqmode {
+            write!(f, ",irqmode={}", self.irqmode)?;
+        }
+        if self.completion_nsec != plain.completion_nsec {
+            write!(f, ",completion_nsec={}", self.completion_nsec)?;
+        }
+        if let Some(n) = self.max_sectors {
+            write!(f, ",max_sectors={n}")?;
+        }
+        if self.memory_backed {
+            f.write_str(",memory_backed=1")?;
+        }
+        if self.discard {
+            f.write_str(",discard=1")?;
+        }
+        if self.cache_size != plain.cache_size {
+            write!(f, ",cache_size={}", Size(self.cache_size))?;
+        }
+        if self.fua != plain.fua {
+            f.write_str(",fua=0")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,37 @@
+//! Percent-encoding (RFC 3986, 2.1), as far as udm's own forms and NBD URIs need it.
+
+/// Bytes that stand for themselves in every part of the URIs that udm writes.
+fn is_plain(b: u8) -> bool {
+    b.is_ascii_alphanumeric() || b"-._~/:@,".contains(&b)
+}
+
+/// `text` with `%XX` for each byte that could mean something else.
+pub(super) fn encode(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for b in text.bytes() {
+        if is_plain(b) {
+            out.push(char::from(b));
+        } else {
+            out.push_str(&format!("%{b:02X}"));
+        }
+    }
+    out
+}
+
+/// The text that `encoded` stands for; `+` is a plus.
+pub(super) fn decode(encoded: &str) -> Result<String, &'static str> {
+    let mut out = Vec::with_capacity(encoded.len());
+    let mut bytes = encoded.bytes();
+    while let Some(b) = bytes.next() {
+        if b != b'%' {
+            out.push(b);
+            continue;
+        }
+        let mut digit = || bytes.next().and_then(|b| char::from(b).to_digit(16));
+        let (Some(high), Some(low)) = (digit(), digit()) else {
+            return Err("a % that two hexadecimal digits do not follow");
+        };
+        out.push((high * 16 + low) as u8);
+    }
+    String::from_utf8(out).map_err(|_| "percent-encoded bytes that are not UTF-8")
+}

@@ -1,0 +1,167 @@
+//! Words of table lines and messages, as the kernel splits them, and where they stood.
+//!
+//! Words are separated by white space (ASCII: blank, tab, newline, vertical tab, form feed, carriage return); a backslash makes the next
+//! character literal, and stands for itself at the very end. [`escape`] is the inverse for one word.
+
+use std::borrow::Cow;
+
+/// Where a word stands: bytes `start..end` of the text that it was split from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Span {
+    /// First byte.
+    pub start: usize,
+    /// The byte behind the last.
+    pub end: usize,
+}
+
+/// A word with its backslashes taken off, and its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Word {
+    /// What it says.
+    pub text: String,
+    /// Where it stands, backslashes included.
+    pub span: Span,
+}
+
+/// White space as C's `isspace` sees it.
+pub(crate) fn is_space(c: char) -> bool {
+    matches!(c, ' ' | '\t'..='\r')
+}
+
+/// Splits a message into words.
+#[must_use]
+pub fn words(text: &str) -> Vec<String> {
+    Words::new(text, 0, None).map(|word| word.text).collect()
+}
+
+/// The words of a text, one by one.
+pub(crate) struct Words<'a> {
+    text: &'a str,
+    at: usize,
+    comment: Option<char>,
+}
+
+impl<'a> Words<'a> {
+    /// The words of `text` from byte `at` on. An unescaped `comment` character ends them.
+    pub(crate) fn new(text: &'a str, at: usize, comment: Option<char>) -> Words<'a> {
+        Words { text, at, comment }
+    }
+}
+
+impl Iterator for Words<'_> {
+    type Item = Word;
+
+    fn next(&mut self) -> Option<Word> {
+        let rest = self.text.get(self.at..)?;
+        let start = self.at + rest.find(|c| !is_space(c)).unwrap_or(rest.len());
+        let mut chars = self.text[start..].char_indices();
+        let mut word = Word { text: String::new(), span: Span { start, end: self.text.len() } };
+        while let Some((i, c)) = chars.next() {
+            if is_space(c) || Some(c) == self.comment {
+                word.span.end = start + i;
+                break;
+            }
+            match c {
+                '\\' => word.text.push(chars.next().map_or(c, |(_, literal)| literal)),
+                _ => word.text.push(c),
+            }
+        }
+        self.at = word.span.end;
+        // Nothing is left, or nothing but a comment.
+        (word.span.end > start).then_some(word)
+    }
+}
+
+/// The word as it must be written in a table or message: white space, backslash and `#` behind backslashes.
+#[must_use]
+pub fn escape(word: &str) -> Cow<'_, str> {
+    let special = |c: char| is_space(c) || c == '\\' || c == '#';
+    if !word.contains(special) {
+        return Cow::Borrowed(word);
+    }
+    let mut out = String::with_capacity(word.len() + 4);
+    for c in word.chars() {
+        if special(c) {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    Cow::Owned(out)
+}
+
+/// Columns of [`caret`]'s first line at the most: what stands farther from the span is cut off.
+const CARET_WIDTH: usize = 120;
+
+/// Two lines: `line`, and carets under `span` of it (at least one, so that a span at the end shows what is missing).
+///
+/// Long lines are cut around the span, tabs are kept so that the carets stand right, other control characters are shown as `?`: they may come from
+/// anywhere and go to a terminal. A span outside the line, or inside a character, is moved to where it makes sense.
+#[must_use]
+pub fn caret(line: &str, span: Span) -> String {
+    let column = |byte: usize| line.char_indices().take_while(|(i, _)| *i < byte).count();
+    let clean = |c: char| if c != '\t' && c.is_control() { '?' } else { c };
+    let chars: Vec<char> = line.chars().map(clean).collect();
+    let start = column(span.start);
+    let end = column(span.end.max(span.start)).max(start + 1);
+
+    let from = if chars.len() <= CARET_WIDTH { 0 } else { start.saturating_sub(CARET_WIDTH / 2) };
+    let to = chars.len().min(from + CARET_WIDTH);
+    let (head, tail) = (if from > 0 { "..." } else { "" }, if to < chars.len() { "..." } else { "" });
+    let shown: String = chars[from..to].iter().collect();
+    let pad: String = head
+        .chars()
+        .map(|_| ' ')
+        .chain(chars[from..start].iter().map(|c| if *c == '\t' { '\t' } else { ' ' }))
+        .collect();
+    let marks = "^".repeat(end.min(to.max(start + 1)) - start);
+    format!("{head}{shown}{tail}\n{pad}{marks}")
+}
+
+/// `text` fit for an error's one line: quoted, control characters escaped, cut at 64 characters.
+pub(crate) fn shown(text: &str) -> String {
+    match text.char_indices().nth(64) {
+        None => format!("\"{}\"", text.escape_debug()),
+        Some((cut, _)) => format!("\"{}...\"", text[..cut].escape_debug()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_split_as_the_kernel_does() {
+        assert_eq!(words(" a  b\tc\u{b}d\r\n"), ["a", "b", "c", "d"]);
+        assert_eq!(words(r"a\ b \\ c\d \# #"), ["a b", r"\", "cd", "#", "#"]);
+        assert_eq!(words(r"end\"), [r"end\"]);
+        assert_eq!(words(" \n"), [""; 0]);
+    }
+
+    #[test]
+    fn spans_cover_the_backslashes() {
+        let text = r"  a\ b  c#d";
+        let spans: Vec<_> = Words::new(text, 0, Some('#')).map(|w| &text[w.span.start..w.span.end]).collect();
+        assert_eq!(spans, [r"a\ b", "c"]);
+    }
+
+    #[test]
+    fn carets_stand_under_the_word() {
+        let text = "0 8\tlinear bogus 0";
+        let span = Words::new(text, 0, None).nth(3).unwrap().span;
+        assert_eq!(caret(text, span), "0 8\tlinear bogus 0\n   \t       ^^^^^");
+        assert_eq!(caret("0 8", Span { start: 3, end: 3 }), "0 8\n   ^", "what is missing");
+        assert_eq!(caret("0 8", Span { start: 30, end: 2 }), "0 8\n   ^");
+        assert_eq!(caret("a\u{1b}b", Span { start: 2, end: 3 }), "a?b\n  ^");
+    }
+
+    #[test]
+    fn a_long_line_is_cut_around_the_caret() {
+        let text = format!("{} bogus {}", "x ".repeat(500_000), "y ".repeat(500_000));
+        let at = text.find("bogus").unwrap();
+        let out = caret(&text, Span { start: at, end: at + 5 });
+        let (line, marks) = out.split_once('\n').unwrap();
+        assert!(line.len() <= CARET_WIDTH + 6, "{}", line.len());
+        assert_eq!(line.find("bogus"), marks.find('^'));
+        assert_eq!(marks.trim_start(), "^^^^^");
+    }
+}

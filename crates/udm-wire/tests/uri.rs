@@ -1,0 +1,191 @@
+//! Names of devices: every form, its canonical spelling, and the refusals, which are what users see.
+
+use std::path::PathBuf;
+use udm_wire::uri::{DeviceUri, NbdAddress, NbdUri, NullParams, parse};
+
+fn file(path: &str, direct: bool, readonly: bool) -> DeviceUri {
+    DeviceUri::File { path: PathBuf::from(path), direct, readonly }
+}
+
+fn tcp(host: &str, port: u16, export: &str) -> DeviceUri {
+    DeviceUri::Nbd(NbdUri { address: NbdAddress::Tcp { host: host.into(), port }, export: export.into() })
+}
+
+fn unix(socket: &str, export: &str) -> DeviceUri {
+    DeviceUri::Nbd(NbdUri { address: NbdAddress::Unix(socket.into()), export: export.into() })
+}
+
+#[test]
+fn every_form_and_its_canonical_spelling() {
+    for (word, device, canonical) in [
+        ("/dev/nvme0n1", file("/dev/nvme0n1", false, false), "/dev/nvme0n1"),
+        (
+            "/dev/disk/by-path/pci-0000:00:1f.2?x=1%20",
+            file("/dev/disk/by-path/pci-0000:00:1f.2?x=1%20", false, false),
+            "/dev/disk/by-path/pci-0000:00:1f.2?x=1%20",
+        ),
+        ("./a:b", file("./a:b", false, false), "./a:b"),
+        ("disk.img", file("disk.img", false, false), "file:disk.img"),
+        ("file:disk.img", file("disk.img", false, false), "file:disk.img"),
+        (
+            "file:disk.img?direct=on&readonly=on",
+            file("disk.img", true, true),
+            "file:disk.img?direct=on&readonly=on",
+        ),
+        (
+            "file:/srv/a%20b%3F?readonly=1&direct=off",
+            file("/srv/a b?", false, true),
+            "file:/srv/a%20b%3F?readonly=on",
+        ),
+        ("mem:1G", DeviceUri::Mem { size: 1 << 30 }, "mem:1G"),
+        ("mem:1024MiB", DeviceUri::Mem { size: 1 << 30 }, "mem:1G"),
+        ("pattern:1536", DeviceUri::Pattern { size: 1536 }, "pattern:1536"),
+        ("@mp", DeviceUri::Mapped("mp".into()), "@mp"),
+        ("@a b", DeviceUri::Mapped("a b".into()), "@a b"),
+        ("8:16", DeviceUri::Number { major: 8, minor: 16 }, "8:16"),
+        ("nbd://host:10809/export", tcp("host", 10809, "export"), "nbd://host/export"),
+        ("nbd://localhost", tcp("localhost", 10809, ""), "nbd://localhost/"),
+        ("nbd:///x", tcp("localhost", 10809, "x"), "nbd://localhost/x"),
+        ("nbd://[::1]:2000/a%2Fb", tcp("::1", 2000, "a/b"), "nbd://[::1]:2000/a/b"),
+        ("nbd://[2001:0db8::1]", tcp("2001:db8::1", 10809, ""), "nbd://[2001:db8::1]/"),
+        ("nbd://example.com//disk", tcp("example.com", 10809, "/disk"), "nbd://example.com//disk"),
+        (
+            "nbd://example.com/hello%20world",
+            tcp("example.com", 10809, "hello world"),
+            "nbd://example.com/hello%20world",
+        ),
+        ("nbd+unix:///disk?socket=sock", unix("sock", "disk"), "nbd+unix:///disk?socket=sock"),
+        ("nbd+unix:///?socket=/tmp/a%26b", unix("/tmp/a&b", ""), "nbd+unix:///?socket=/tmp/a%26b"),
+        ("nbd+unix://?socket=/tmp/a", unix("/tmp/a", ""), "nbd+unix:///?socket=/tmp/a"),
+    ] {
+        assert_eq!(parse(word).as_ref(), Ok(&device), "{word}");
+        assert_eq!(device.to_string(), canonical, "{word}");
+        assert_eq!(parse(canonical).as_ref(), Ok(&device), "{canonical}");
+    }
+}
+
+#[test]
+fn refusals_say_what_would_be_right() {
+    for (word, want) in [
+        ("", "no path of a device"),
+        ("@", "@\"\": no name of a device"),
+        ("@a/b", "@\"a/b\": a device name contains no \"/\""),
+        ("@control", "@\"control\": device name cannot be \"control\", \".\", or \"..\""),
+        ("8:4294967296", "\"8:4294967296\": no such device number"),
+        (
+            "http://x/",
+            "\"http\": no such kind of device; a path, @name, or one of file: null: mem: pattern: nbd:// nbd+unix://",
+        ),
+        ("file:", "no path of a device"),
+        ("file:a?direct=maybe", "file: direct=\"maybe\" is neither on nor off"),
+        ("file:a?cache=none", "file: unknown option \"cache\"; one of direct, readonly"),
+        ("file:a?direct=on&direct=on", "file: direct is given twice"),
+        ("file:a%zz", "file: a % that two hexadecimal digits do not follow"),
+        ("file:a%ff", "file: percent-encoded bytes that are not UTF-8"),
+        ("file:a%00", "\"a\\0\": a NUL character"),
+        ("mem:", "mem: \"\" is not a size: a number, then K, M, G, T, P or E"),
+        ("mem:0", "mem: a device of no size"),
+        ("pattern:16E", "pattern: \"16E\" is too large a size"),
+        ("nbd:host:10809", "nbd: \"//\" must follow"),
+        ("nbds://host/", "nbds: udm does not do TLS"),
+        ("nbd://user@host/", "nbd: a user is of no use without TLS"),
+        ("nbd://host:0/", "nbd: port \"0\" is not in 1..65535"),
+        ("nbd://host:65536/", "nbd: port \"65536\" is not in 1..65535"),
+        ("nbd://host:+1/", "nbd: \"+1\" is no port"),
+        ("nbd://[::1/", "nbd: a [ without its ]"),
+        ("nbd://[x]/", "nbd: \"x\" is no IPv6 address"),
+        ("nbd://[::1]x/", "nbd: \"x\" behind a host"),
+        ("nbd://ho st/", "nbd: \"ho st\" is no host name"),
+        ("nbd://host/?tls-type=x509", "nbd: udm does not do TLS"),
+        ("nbd://host/?foo=1", "nbd: unknown parameter \"foo\"; there is socket"),
+        ("nbd://host/?socket=/a", "nbd: a socket belongs to nbd+unix"),
+        ("nbd://host/a#b", "nbd: an NBD URI has no fragment; write %23 for #"),
+        ("nbd://host/%00", "nbd: an export's name has at most 4096 bytes and no NUL"),
+        ("nbd+unix:///a", "nbd+unix: ?socket=PATH must follow"),
+        ("nbd+unix:///?socket=", "nbd+unix: socket has no path"),
+        ("nbd+unix:///?socket=/a&socket=/b", "nbd+unix: socket is given twice"),
+        ("nbd+unix:///?socket=%00abstract", "nbd+unix: udm uses no sockets in the abstract name space"),
+        (
+            "nbd+unix://host/?socket=/a",
+            "nbd+unix: \"host\" is no part of a Unix socket; nbd+unix:///EXPORT?socket=PATH",
+        ),
+    ] {
+        assert_eq!(parse(word).unwrap_err().to_string(), want, "{word}");
+    }
+    for word in [
+        format!("@{}", "n".repeat(128)),
+        format!("/{}", "p".repeat(4095)),
+        "x".repeat(20_000),
+        format!("nbd://h/{}", "e".repeat(4097)),
+        format!("nbd+unix:///?socket=/{}", "s".repeat(107)),
+        format!("nbd://{}", "h".repeat(254)),
+    ] {
+        let error = parse(&word).unwrap_err().to_string();
+        assert!(error.len() < 200, "{error}");
+    }
+}
+
+fn null(words: &str) -> Result<NullParams, String> {
+    match parse(&format!("null:{words}")) {
+        Ok(DeviceUri::Null(params)) => Ok(params),
+        other => Err(other.unwrap_err().to_string()),
+    }
+}
+
+/// The kernel's answers to writes of these values (configfs, Linux 6.12), where udm has the parameter. `queue_mode=3` is stored there as it is and
+/// behaves as 2; `hw_queue_depth=20000` is stored as it is and reduced when the tags are made.
+#[test]
+fn null_parameters_are_clamped_as_in_the_kernel() {
+    let get = |words: &str| null(words).unwrap();
+    assert_eq!(get("queue_mode=0").queue_mode, 2);
+    assert_eq!(
+        null("queue_mode=1").unwrap_err(),
+        "null: queue_mode=1 (single queue) is gone; it is 2 (multi-queue)"
+    );
+    assert_eq!(get("queue_mode=3").queue_mode, 2);
+    assert_eq!(get("irqmode=3").irqmode, 2);
+    assert_eq!(null("blocksize=256").unwrap_err(), "null: blocksize=256 is not 512, 1024, 2048 or 4096");
+    assert_eq!(get("blocksize=1024").bs, 1024);
+    assert_eq!(get("bs=4k").bs, 4096);
+    assert!(null("blocksize=8192").is_err() && null("blocksize=1000").is_err());
+    assert_eq!(get("submit_queues=0").submit_queues, 1);
+    assert_eq!(get("submit_queues=99").submit_queues, 99);
+    assert_eq!(null("hw_queue_depth=0").unwrap_err(), "null: hw_queue_depth must be at least 1");
+    assert_eq!(get("hw_queue_depth=20000").hw_queue_depth, 10240);
+    assert_eq!(get("cache_size=5M").cache_size, 0, "needs memory_backed");
+    assert_eq!(get("memory_backed=1,cache_size=5M").cache_size, 5 << 20);
+    assert_eq!(
+        null("cache_size=5").unwrap_err(),
+        "null: cache_size=5 is not whole MiB; write 5M to mean MiB"
+    );
+    assert!(!get("discard=1").discard, "needs memory_backed");
+    assert!(get("discard=1,memory_backed=1").discard, "in any order");
+    assert_eq!(null("max_sectors=4").unwrap_err(), "null: max_sectors must be at least 8");
+    assert_eq!(get("max_sectors=8").max_sectors, Some(8));
+    assert_eq!(get("max_sectors=0").max_sectors, None);
+}
+
+#[test]
+fn null_parameters() {
+    assert_eq!(null("").unwrap(), NullParams::default());
+    assert_eq!(null("").unwrap().size, 250 << 30);
+    let all =
+        null("size=4G,submit_queues=2,hw_queue_depth=4096,queue_mode=2,irqmode=1,completion_nsec=1").unwrap();
+    assert_eq!((all.size, all.submit_queues, all.hw_queue_depth, all.completion_nsec), (4 << 30, 2, 4096, 1));
+    assert_eq!(
+        DeviceUri::Null(all).to_string(),
+        "null:size=4G,submit_queues=2,hw_queue_depth=4096,completion_nsec=1"
+    );
+    assert_eq!(null("gb=4").unwrap().size, 4 << 30);
+    assert_eq!(null("size=1G,gb=4").unwrap_err(), "null: size is given twice");
+    assert_eq!(null("size=256,bs=512").unwrap_err(), "null: size 256 is less than a block of 512");
+    assert_eq!(null("fua=2").unwrap_err(), "null: fua=\"2\" is neither 0 nor 1");
+    assert_eq!(null("irqmode=").unwrap_err(), "null: irqmode=\"\" is not a number in 0..4294967295");
+    assert_eq!(null("size=1G,").unwrap_err(), "null: an empty parameter; NAME=VALUE,NAME=VALUE");
+    let unknown = null("zoned=1").unwrap_err();
+    assert!(
+        unknown.starts_with("null: unknown parameter \"zoned\"; one of blocksize (bs), cache_size, "),
+        "{unknown}"
+    );
+    assert!(unknown.contains("submit_queues") && !unknown.contains('\n'));
+}
