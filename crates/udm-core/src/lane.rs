@@ -22,6 +22,12 @@ pub trait Lane {
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         let _ = (how, back, cx);
     }
+
+    /// True while the lane has something of its own below (a log record, a copy) that must end before the lane may be let go, though nothing from
+    /// above is in flight. A suspend goes on calling `poll` until it is false, and a lane above passes the answer of those below on.
+    fn is_busy(&self) -> bool {
+        false
+    }
 }
 
 /// The two kinds of suspend (`dmsetup suspend`, `dmsetup suspend --noflush`).
