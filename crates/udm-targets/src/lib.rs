@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod error;
+pub mod multipath;
 pub mod registry;
 pub mod target;
 #[doc(hidden)]

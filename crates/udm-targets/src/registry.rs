@@ -21,7 +21,8 @@ pub struct TargetType {
 }
 
 /// Every target type, in the order of their names.
-pub const TARGETS: &[TargetType] = &[];
+pub const TARGETS: &[TargetType] =
+    &[TargetType { name: "multipath", version: [1, 14, 0], new: crate::multipath::new }];
 
 /// The type called `name`.
 #[must_use]

@@ -118,6 +118,11 @@ pub trait Target: Send + Sync {
         Err(TargetError::new(format!("Target type {} does not support messages", self.type_name())))
     }
 
+    /// The paths below and what each has served; empty for targets without paths.
+    fn path_reports(&self) -> Vec<crate::multipath::PathReport> {
+        Vec::new()
+    }
+
     /// Given once, when the table is loaded into a device.
     fn attach(&self, notify: Arc<dyn Notify>) {
         let _ = notify;

@@ -1,0 +1,95 @@
+//! Messages: what `dmsetup message` can do to a multipath device (spec D.4).
+//!
+//! The mapped device refuses messages while it is suspended, and has every lane polled after one, so that bios that are held
+//! look again.
+
+use super::Multipath;
+use super::parse::number;
+use crate::error::TargetError;
+use crate::target::Resolver;
+use udm_core::DevNo;
+
+/// A refusal in the kernel's words.
+fn refused(text: impl std::fmt::Display) -> TargetError {
+    TargetError::new(format!("multipath: {text}"))
+}
+
+impl Multipath {
+    pub(super) fn act(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<(), TargetError> {
+        // One message at a time: reinstatements are counted without a race. Lanes fail paths meanwhile and need no lock for it.
+        let _one = self.messages.lock().unwrap_or_else(|e| e.into_inner());
+        let verb = words.first().map_or_else(String::new, |w| w.to_ascii_lowercase());
+        match (verb.as_str(), words) {
+            ("queue_if_no_path", [_]) => self.shared.set_queueing(true),
+            ("fail_if_no_path", [_]) => self.shared.set_queueing(false),
+            ("disable_group", [_, group]) => self.shared.bypass(self.group(group, "bypass_pg")?, true),
+            ("enable_group", [_, group]) => self.shared.bypass(self.group(group, "bypass_pg")?, false),
+            ("switch_group", [_, group]) => self.shared.switch(self.group(group, "switch_pg_num")?),
+            ("fail_path", [_, device]) => return self.paths_do(device, resolver, true),
+            ("reinstate_path", [_, device]) => return self.paths_do(device, resolver, false),
+            (_, [word, _]) => {
+                return Err(refused(format!("Unrecognised multipath message received: {word}")));
+            }
+            _ => {
+                let n = words.len();
+                return Err(refused(format!(
+                    "Invalid multipath message arguments. Expected 2 arguments, got {n}."
+                )));
+            }
+        }
+        // Group messages raise the counter even when they change nothing; the others never do.
+        if verb.ends_with("_group") {
+            self.shared.event();
+        }
+        Ok(())
+    }
+
+    /// A group number, from 1, as an index.
+    fn group(&self, word: &str, who: &str) -> Result<usize, TargetError> {
+        let index = number(word).and_then(|n| (n as usize).checked_sub(1));
+        index
+            .filter(|&g| g < self.groups.len())
+            .ok_or_else(|| refused(format!("invalid PG number supplied to {who}")).at(1))
+    }
+
+    /// Fails or reinstates every path over the device that `word` names. One event, if any path changed.
+    fn paths_do(&self, word: &str, resolver: &mut dyn Resolver, fail: bool) -> Result<(), TargetError> {
+        let number = self.device(word, resolver)?;
+        let mut found = false;
+        let mut changed = false;
+        for (path, (_, device)) in self.paths().enumerate().filter(|(_, (_, d))| d.number == number) {
+            found = true;
+            let did = if fail { self.shared.fail(path) } else { self.shared.reinstate(path) };
+            if did {
+                let verb = if fail { "Failing" } else { "Reinstating" };
+                tracing::warn!("multipath: {verb} path {} ({}).", device.number, device.name);
+                changed = true;
+            }
+        }
+        if !found {
+            return Err(refused(format!("no path over device {word}")).at(1));
+        }
+        if changed {
+            self.shared.event();
+        }
+        Ok(())
+    }
+
+    /// The number of the device that `word` names. A word that the table used needs no looking up, and numbers are taken as they are: a
+    /// device that does not exist is in no table.
+    fn device(&self, word: &str, resolver: &mut dyn Resolver) -> Result<DevNo, TargetError> {
+        if let Ok(number) = word.parse() {
+            return Ok(number);
+        }
+        if let Some((_, device)) = self.paths().find(|(_, d)| d.name == word) {
+            return Ok(device.number);
+        }
+        let found = resolver.get(word).map_err(|e| {
+            refused(format!("message: error getting device {word}"))
+                .with_errno(e.errno)
+                .because(e.reason)
+                .at(1)
+        })?;
+        Ok(found.number)
+    }
+}

@@ -1,0 +1,169 @@
+//! `multipath`: one device over several paths to the same blocks.
+//!
+//! Table, messages and texts are the kernel's (6.12, target 1.14.0). A bio goes whole to one path of the group in use, chosen by the
+//! group's selector. An error that blames the path fails the path, and the bio goes round again, unchanged, in the same poll; an error that
+//! blames the request goes up. With no path left bios are held (`queue_if_no_path`) or fail with EIO.
+//!
+//! * `parse`: the table line. `state`: what the cores share, a few atomics. `message`, `status`: the words in and out.
+//! * `lane`: the data path of one core. `route`: which group and paths it uses. `retry`: what happens to bios that found no
+//!   path or lost theirs.
+//! * [`selector`]: which path of a group.
+//!
+//! A bio is retried only after the path's lane has handed it back, so nothing below can still touch its data or its blocks.
+//!
+//! What this does not do: hardware handlers (a table that names one is refused where the kernel refuses it, because no path can attach one),
+//! group activation, and the time limit on held bios.
+
+mod lane;
+mod message;
+mod parse;
+mod retry;
+mod route;
+pub mod selector;
+mod served;
+mod state;
+mod status;
+
+use crate::error::TargetError;
+use crate::target::{DeviceRef, Kind, Notify, Resolver, Target, TargetArgs, Used};
+use parse::{Features, Group, QueueMode};
+use served::Served;
+use state::Shared;
+use std::sync::{Arc, Mutex};
+use udm_core::{Cx, DevNo, Lane, Limits, OpenError, Sector, Sectors};
+
+/// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in `parse`.
+///
+/// # Errors
+/// The kernel's, with the word to blame.
+pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+    Ok(Multipath::new(args)?)
+}
+
+/// The control half of a multipath target.
+pub struct Multipath {
+    len: Sectors,
+    features: Features,
+    handler: Option<String>,
+    groups: Vec<Group>,
+    shared: Arc<Shared>,
+    served: Served,
+    /// Serialises messages. The data path never takes it.
+    messages: Mutex<()>,
+}
+
+/// A path and what it has served since the table was loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathReport {
+    /// The device's number.
+    pub number: DevNo,
+    /// The word that the table used.
+    pub name: String,
+    /// Its group, from 1.
+    pub group: usize,
+    /// Out of use.
+    pub failed: bool,
+    /// How often it failed.
+    pub fail_count: u64,
+    /// Bios that came back from it, well or not.
+    pub bios: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those that came back with an error that blames the path.
+    pub errors: u64,
+}
+
+impl Multipath {
+    /// As [`new`], for those that want the type.
+    ///
+    /// # Errors
+    /// The kernel's, with the word to blame.
+    pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<Multipath>, TargetError> {
+        let params = parse::parse(args)?;
+        let paths = params.groups.iter().map(|g| g.paths.len()).sum();
+        let queueing = params.features.queue_if_no_path;
+        let shared = Shared::new(params.groups.len(), paths, queueing, params.initial);
+        Ok(Arc::new(Multipath {
+            len: args.len,
+            features: params.features,
+            handler: params.handler,
+            groups: params.groups,
+            shared: Arc::new(shared),
+            served: Served::default(),
+            messages: Mutex::new(()),
+        }))
+    }
+
+    /// Every path in the table's order, with the index of its group.
+    fn paths(&self) -> impl Iterator<Item = (usize, &DeviceRef)> {
+        self.groups.iter().enumerate().flat_map(|(g, group)| group.paths.iter().map(move |p| (g, p)))
+    }
+}
+
+impl Target for Multipath {
+    fn type_name(&self) -> &'static str {
+        "multipath"
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        let mut paths = Vec::new();
+        for (_, path) in self.paths() {
+            paths.push(path.device.open(cx)?);
+        }
+        let core = cx.core();
+        let groups = self.groups.iter().map(|g| (g.paths.len(), Arc::clone(&g.selector).lane(core)));
+        let served = self.served.open(paths.len());
+        Ok(Box::new(lane::MultipathLane::new(Arc::clone(&self.shared), groups, paths, served)))
+    }
+
+    fn table(&self) -> String {
+        self.table_text()
+    }
+
+    fn status(&self) -> String {
+        self.status_text()
+    }
+
+    fn limits(&self) -> Limits {
+        let mut limits = Limits::new(self.len);
+        limits.request_stackable = self.kind() == Kind::Request;
+        self.paths().fold(limits, |limits, (_, path)| limits.stack(&path.device.limits()))
+    }
+
+    fn devices(&self) -> Vec<Used> {
+        let used = |device: &DeviceRef| Used { device: device.clone(), start: Sector(0), len: self.len };
+        self.paths().map(|(_, path)| used(path)).collect()
+    }
+
+    fn kind(&self) -> Kind {
+        match self.features.queue_mode {
+            QueueMode::Bio => Kind::Bio,
+            QueueMode::Request => Kind::Request,
+        }
+    }
+
+    fn message(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<String, TargetError> {
+        self.act(words, resolver).map(|()| String::new())
+    }
+
+    fn path_reports(&self) -> Vec<PathReport> {
+        self.reports()
+    }
+
+    fn attach(&self, notify: Arc<dyn Notify>) {
+        self.shared.attach(notify);
+    }
+
+    fn presuspend(&self, noflush: bool) {
+        // In request mode a no-flush suspend leaves the flag as it is, and tables show it.
+        self.shared.presuspend(noflush, self.features.queue_mode == QueueMode::Bio || !noflush);
+    }
+
+    fn resume(&self) {
+        self.shared.resume();
+    }
+
+    fn singleton(&self) -> bool {
+        true
+    }
+}

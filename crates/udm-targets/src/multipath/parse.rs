@@ -1,0 +1,215 @@
+//! The arguments of a multipath table line (spec A.1 to A.5).
+//!
+//! ```text
+//! params  = features handler ngroups initial group*
+//! feature = queue_if_no_path | retain_attached_hw_handler | pg_init_retries N | pg_init_delay_msecs N | queue_mode bio|rq|mq
+//! group   = selector S sarg{S}  P A  ( device parg{A} ){P}
+//! ```
+//! The first fault wins, in the kernel's order and words. Nothing is allocated by what a count says, only by words that are there.
+
+use super::selector::{SELECTORS, Selector};
+use crate::error::TargetError;
+use crate::target::{DeviceRef, TargetArgs, decimal};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+/// The most words of any count in a table: groups, paths, arguments.
+const COUNT_MAX: u32 = 1024;
+/// ENODEV.
+const ENODEV: i32 = 19;
+
+/// How the kernel would submit; udm always works on whole bios. It decides what may be stacked and reloaded, and what is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QueueMode {
+    /// `bio`.
+    Bio,
+    /// `rq`, `mq` or nothing.
+    Request,
+}
+
+/// The words of a table that belong to no group.
+#[derive(Debug)]
+pub(super) struct Features {
+    pub(super) queue_if_no_path: bool,
+    pub(super) retain_attached_hw_handler: bool,
+    /// 1..=50.
+    pub(super) pg_init_retries: Option<u32>,
+    /// 0..=60000.
+    pub(super) pg_init_delay_msecs: Option<u32>,
+    pub(super) queue_mode: QueueMode,
+}
+
+/// A priority group of a table.
+pub(super) struct Group {
+    pub(super) selector: Arc<dyn Selector>,
+    pub(super) paths: Vec<DeviceRef>,
+}
+
+/// A table line, parsed, its devices looked up.
+pub(super) struct Params {
+    pub(super) features: Features,
+    /// A hardware handler; only a table without paths gets so far with one.
+    pub(super) handler: Option<String>,
+    /// The group to try first, from 0; `None` when the table asks for one that there is not.
+    pub(super) initial: Option<usize>,
+    pub(super) groups: Vec<Group>,
+}
+
+/// An unsigned decimal of 32 bits with nothing around it.
+pub(super) fn number(word: &str) -> Option<u32> {
+    decimal(word)?.try_into().ok()
+}
+
+/// An error of a table, at word `word` of the arguments.
+fn fault(text: impl std::fmt::Display, word: usize) -> TargetError {
+    TargetError::new(format!("multipath: {text}")).at(word)
+}
+
+/// The words not yet taken.
+struct Words<'a> {
+    all: &'a [String],
+    at: usize,
+}
+
+impl<'a> Words<'a> {
+    fn left(&self) -> usize {
+        self.all.len() - self.at
+    }
+
+    fn take(&mut self, n: usize) -> &'a [String] {
+        let taken = &self.all[self.at..self.at + n];
+        self.at += n;
+        taken
+    }
+
+    fn number(&mut self, range: RangeInclusive<u32>, text: &str) -> Result<u32, TargetError> {
+        let value = self.all.get(self.at).and_then(|w| number(w)).filter(|n| range.contains(n));
+        let value = value.ok_or_else(|| fault(text, self.at))?;
+        self.at += 1;
+        Ok(value)
+    }
+
+    /// A count and as many words.
+    fn counted(&mut self, max: u32, text: &str) -> Result<Words<'a>, TargetError> {
+        let at = self.at;
+        let count = self.number(0..=max, text)? as usize;
+        if count > self.left() {
+            return Err(fault(text, at));
+        }
+        self.at += count;
+        Ok(Words { all: &self.all[..self.at], at: at + 1 })
+    }
+}
+
+/// Parses a table line and looks its devices up.
+///
+/// # Errors
+/// The kernel's, with the word to blame.
+pub(super) fn parse(args: &mut TargetArgs<'_>) -> Result<Params, TargetError> {
+    let mut words = Words { all: args.args, at: 0 };
+    let features = features(words.counted(8, "invalid number of feature args")?)?;
+    let mut handler_words = words.counted(COUNT_MAX, "invalid number of hardware handler args")?;
+    let mut handler = None;
+    if handler_words.left() > 0 {
+        if features.queue_mode == QueueMode::Bio {
+            tracing::warn!("multipath: bio-based multipath doesn't allow hardware handler args");
+        } else {
+            handler = Some((handler_words.at, handler_words.take(1)[0].clone()));
+        }
+    }
+    let count = words.number(0..=COUNT_MAX, "invalid number of priority groups")? as usize;
+    let initial_at = words.at;
+    let initial = words.number(0..=COUNT_MAX, "invalid initial priority group number")? as usize;
+    if (count == 0) != (initial == 0) {
+        return Err(fault("invalid initial priority group", initial_at));
+    }
+    let mut groups = Vec::new();
+    while words.left() > 0 {
+        groups.push(group(&mut words, args, handler.as_ref().map(|h| h.0))?);
+    }
+    if groups.len() != count {
+        return Err(fault("priority group count mismatch", initial_at - 1));
+    }
+    let initial = initial.checked_sub(1).filter(|&i| i < count);
+    Ok(Params { features, handler: handler.map(|h| h.1), initial, groups })
+}
+
+fn features(mut words: Words<'_>) -> Result<Features, TargetError> {
+    let mut f = Features {
+        queue_if_no_path: false,
+        retain_attached_hw_handler: false,
+        pg_init_retries: None,
+        pg_init_delay_msecs: None,
+        queue_mode: QueueMode::Request,
+    };
+    while words.left() > 0 {
+        let at = words.at;
+        // A feature with a value needs a word for it within the count.
+        match (words.take(1)[0].to_ascii_lowercase().as_str(), words.left()) {
+            ("queue_if_no_path", _) => f.queue_if_no_path = true,
+            ("retain_attached_hw_handler", _) => f.retain_attached_hw_handler = true,
+            ("pg_init_retries", 1..) => {
+                let text = "pg_init_retries must be between 1 and 50";
+                f.pg_init_retries = Some(words.number(1..=50, text)?);
+            }
+            ("pg_init_delay_msecs", 1..) => {
+                let text = "pg_init_delay_msecs must be between 0 and 60000";
+                f.pg_init_delay_msecs = Some(words.number(0..=60000, text)?);
+            }
+            ("queue_mode", 1..) => {
+                f.queue_mode = match words.take(1)[0].to_ascii_lowercase().as_str() {
+                    "bio" => QueueMode::Bio,
+                    "rq" | "mq" => QueueMode::Request,
+                    _ => return Err(fault("Unknown 'queue_mode' requested", at + 1)),
+                }
+            }
+            _ => return Err(fault("Unrecognised multipath feature request", at)),
+        }
+    }
+    // Bio mode can't attach a handler, so it keeps whatever is there.
+    f.retain_attached_hw_handler |= f.queue_mode == QueueMode::Bio;
+    Ok(f)
+}
+
+fn group(
+    words: &mut Words<'_>,
+    args: &mut TargetArgs<'_>,
+    handler: Option<usize>,
+) -> Result<Group, TargetError> {
+    if words.left() < 2 {
+        return Err(fault("not enough priority group arguments", words.all.len()));
+    }
+    let at = words.at;
+    let name = &words.take(1)[0];
+    let Some(kind) = SELECTORS.iter().find(|s| s.name == name) else {
+        let names: Vec<_> = SELECTORS.iter().map(|s| s.name).collect();
+        let known = format!("known are {}", names.join(", "));
+        return Err(fault("unknown path selector type", at).because(known));
+    };
+    let mut selector_args = words.counted(COUNT_MAX, "invalid number of path selector args")?;
+    let selector_at = selector_args.at;
+    let selector_args = selector_args.take(selector_args.left());
+    let mut selector =
+        (kind.new)(selector_args).ok_or_else(|| fault("path selector constructor failed", selector_at))?;
+    let path_count = words.number(1..=COUNT_MAX, "invalid number of paths")?;
+    let arg_count = words.number(0..=COUNT_MAX, "invalid number of selector args")? as usize;
+    let mut paths = Vec::new();
+    for _ in 0..path_count {
+        if words.left() < 1 + arg_count {
+            return Err(fault("not enough path parameters", words.all.len()));
+        }
+        let at = words.at;
+        let path = args
+            .resolver
+            .get(&words.take(1)[0])
+            .map_err(|e| fault("error getting device", at).with_errno(e.errno).because(e.reason))?;
+        if let Some(handler) = handler {
+            return Err(fault("error attaching hardware handler", handler).with_errno(ENODEV));
+        }
+        selector
+            .add_path(words.take(arg_count), args.cores)
+            .map_err(|e| fault(format_args!("{} ps: {}", kind.name, e.text), at + 1 + e.arg))?;
+        paths.push(path);
+    }
+    Ok(Group { selector: Arc::from(selector), paths })
+}

@@ -1,0 +1,84 @@
+//! Bios that found no path, or lost theirs.
+//!
+//! A path error sends a bio round again in the same poll. Each round either ends it or fails one more path, so there are no more rounds in a
+//! poll than paths. With no path left a bio is parked if bios are to be held, and fails with EIO if not. Parked bios look again when the
+//! shared word has moved: a path returned, or bios are to be held no longer.
+
+use super::lane::MultipathLane;
+use udm_core::{Batch, Cx, Drain, Status};
+
+impl MultipathLane {
+    /// True when bios without a path wait for one. A flushing suspend waits for nobody.
+    fn holds(&self) -> bool {
+        self.draining != Some(Drain::Flush) && self.shared.word().queueing()
+    }
+
+    /// What becomes of bios for which there is no path.
+    #[cold]
+    pub(super) fn no_path(&mut self, batch: &mut Batch) {
+        if self.holds() {
+            self.parked.append(batch);
+        } else {
+            self.fail(batch);
+        }
+    }
+
+    fn fail(&mut self, batch: &mut Batch) {
+        for bio in &mut *batch {
+            bio.end_with(Status::IoErr);
+        }
+        self.ended.append(batch);
+    }
+
+    /// Sends the bios in `again` to other paths until all are on their way, parked or over. What comes back meanwhile goes to `done`. One
+    /// event, however many paths failed.
+    #[cold]
+    pub(super) fn go_round(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        for _ in 0..=self.path_count() {
+            let mut batch = std::mem::take(&mut self.again);
+            for bio in &mut batch {
+                bio.status = Status::Ok;
+            }
+            // With the last path gone and nothing to wait for, bios fail where they are: only a bio that looks for a path and finds
+            // none makes the group lose its standing.
+            if self.shared.valid() == 0 && !self.holds() {
+                self.fail(&mut batch);
+            } else {
+                self.dispatch(&mut batch, cx);
+            }
+            // `reap` may only add to it from here on; its room is used again.
+            self.again = batch;
+            self.reap_again(done, cx);
+            if self.again.is_empty() {
+                break;
+            }
+        }
+        if !self.again.is_empty() {
+            // Paths returned and failed again while this went on. The next poll goes on.
+            cx.wake_at(cx.now);
+        }
+        if std::mem::take(&mut self.router.path_failed) {
+            self.shared.event();
+        }
+    }
+
+    /// Sends parked bios on their way, or fails them, if something has changed.
+    #[cold]
+    pub(super) fn unpark(&mut self, cx: &mut Cx<'_>) {
+        if self.shared.word() != self.router.seen() || !self.holds() {
+            // Those that find no path still are parked again, into the scratch list's room.
+            let room = std::mem::take(&mut self.spare);
+            let mut batch = std::mem::replace(&mut self.parked, room);
+            self.dispatch(&mut batch, cx);
+            self.spare = batch;
+        }
+    }
+
+    /// The end of a `drain`: a no-flush suspend takes back what is held; a flushing one makes the next poll fail it.
+    pub(super) fn hand_back(&mut self, how: Drain, back: &mut Batch) {
+        if how == Drain::NoFlush {
+            back.append(&mut self.parked);
+            back.append(&mut self.again);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Which group a lane uses, and which of its paths are usable, as this lane knows it.
+//!
+//! A lane looks again only when the shared word differs from the one it saw last. If paths changed (the generation moved) it tells its
+//! selectors, in the order in which paths were reinstated; then it chooses a group and offers the choice to the shared word. If the word
+//! moved meanwhile the choice was made on old facts, and it looks again.
+
+use super::selector::SelectorLane;
+use super::state::{GroupView, Shared, Word, choose};
+use std::ops::Range;
+
+/// A group on this core.
+pub(super) struct GroupLane {
+    /// Its paths, by index in the device.
+    pub(super) paths: Range<usize>,
+    pub(super) selector: Box<dyn SelectorLane>,
+}
+
+/// What this lane knows of a path.
+#[derive(Clone, Copy)]
+struct Known {
+    usable: bool,
+    stamp: u64,
+}
+
+/// See the module.
+pub(super) struct Router {
+    seen: Word,
+    group: Option<usize>,
+    groups: Vec<GroupLane>,
+    views: Vec<GroupView>,
+    known: Vec<Known>,
+    /// Scratch: when a path was reinstated, the group, the path.
+    returned: Vec<(u64, usize, usize)>,
+    /// A path was failed by this lane and nobody has been told yet.
+    pub(super) path_failed: bool,
+}
+
+impl Router {
+    /// A lane that has seen nothing: all paths usable, as in a table just loaded.
+    pub(super) fn new(
+        shared: &Shared,
+        groups: impl Iterator<Item = (usize, Box<dyn SelectorLane>)>,
+    ) -> Router {
+        let mut start = 0;
+        let groups: Vec<_> = groups
+            .map(|(count, selector)| {
+                let paths = start..start + count;
+                start = paths.end;
+                GroupLane { paths, selector }
+            })
+            .collect();
+        debug_assert_eq!((groups.len(), start), (shared.group_count(), shared.path_count()));
+        Router {
+            seen: shared.word().unseen(),
+            group: None,
+            views: groups.iter().map(|g| GroupView { usable: g.paths.len(), bypassed: false }).collect(),
+            known: vec![Known { usable: true, stamp: 0 }; start],
+            returned: Vec::with_capacity(start),
+            groups,
+            path_failed: false,
+        }
+    }
+
+    /// The group of each path and its place there.
+    pub(super) fn places(&self) -> Vec<(u32, u32)> {
+        let places = |(g, group): (usize, &GroupLane)| {
+            (0..group.paths.len()).map(move |place| (g as u32, place as u32)).collect::<Vec<_>>()
+        };
+        self.groups.iter().enumerate().flat_map(places).collect()
+    }
+
+    /// The word of the last look.
+    pub(super) fn seen(&self) -> Word {
+        self.seen
+    }
+
+    /// The group in use as of the last look; `None` when no path is usable.
+    pub(super) fn group(&mut self) -> Option<&mut GroupLane> {
+        self.groups.get_mut(self.group?)
+    }
+
+    pub(super) fn selector(&mut self, group: u32) -> &mut dyn SelectorLane {
+        &mut *self.groups[group as usize].selector
+    }
+
+    /// Brings the lane up to date and chooses the group.
+    #[cold]
+    pub(super) fn look(&mut self, shared: &Shared) {
+        loop {
+            let word = shared.word();
+            if word.generation() != self.seen.generation() {
+                self.refresh(shared);
+            }
+            let (settled, group) = choose(word, &self.views);
+            if shared.settle(word, settled) {
+                self.seen = settled;
+                self.group = group;
+                return;
+            }
+            // The paths are known as of this word, whatever the next one says.
+            self.seen = word;
+        }
+    }
+
+    /// Tells the selectors what became of their paths. One that failed and came back between two looks loses its place in the order, as
+    /// it would have if the lane had looked in between.
+    fn refresh(&mut self, shared: &Shared) {
+        for (g, group) in self.groups.iter_mut().enumerate() {
+            self.views[g].bypassed = shared.is_bypassed(g);
+            for index in group.paths.clone() {
+                let (now, known) = (shared.path(index), &mut self.known[index]);
+                if known.usable && (now.failed || now.stamp != known.stamp) {
+                    group.selector.fail(index - group.paths.start);
+                    self.views[g].usable -= 1;
+                    known.usable = false;
+                }
+                if !now.failed && !known.usable {
+                    self.returned.push((now.stamp, g, index));
+                }
+                known.stamp = now.stamp;
+            }
+        }
+        self.returned.sort_unstable();
+        for (_, g, index) in self.returned.drain(..) {
+            let group = &mut self.groups[g];
+            group.selector.reinstate(index - group.paths.start);
+            self.views[g].usable += 1;
+            self.known[index].usable = true;
+        }
+    }
+}

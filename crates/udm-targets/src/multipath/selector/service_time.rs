@@ -1,0 +1,142 @@
+//! `service-time`: the path that would be through first, by bytes in flight and relative throughput.
+//!
+//! A path whose throughput is 0 is used only while every usable path's is. A flush has no bytes and adds nothing.
+
+use super::load::{LoadLane, Loaded, Loads, Rule, Slot};
+use super::{ArgFault, Selector, SelectorLane, SelectorType};
+use crate::multipath::parse::number;
+use std::cmp::Ordering;
+use std::sync::Arc;
+use udm_core::{Bio, CoreId, Sectors};
+
+pub(super) const TYPE: SelectorType =
+    SelectorType { name: "service-time", new: |_| Some(Box::<ServiceTime>::default()) };
+
+/// The largest relative throughput.
+const THROUGHPUT_MAX: u32 = 100;
+
+#[derive(Default)]
+struct ServiceTime {
+    /// Repeat count and relative throughput of each path.
+    args: Vec<(u32, u32)>,
+    /// Bytes in flight.
+    loads: Loads,
+}
+
+impl Selector for ServiceTime {
+    fn name(&self) -> &'static str {
+        TYPE.name
+    }
+
+    fn add_path(&mut self, args: &[String], _cores: usize) -> Result<(), ArgFault> {
+        if args.len() > 2 {
+            return Err(ArgFault { text: "incorrect number of arguments", arg: 2 });
+        }
+        let repeat = args.first().map_or(Ok(1), |word| super::repeat_count(TYPE.name, word))?;
+        let throughput = match args.get(1) {
+            None => 1,
+            Some(word) => number(word)
+                .filter(|&t| t <= THROUGHPUT_MAX)
+                .ok_or(ArgFault { text: "invalid relative_throughput value", arg: 1 })?,
+        };
+        self.args.push((repeat, throughput));
+        self.loads.add_path();
+        Ok(())
+    }
+
+    fn path_arg_count(&self) -> usize {
+        2
+    }
+
+    fn path_args(&self, path: usize) -> String {
+        let (repeat, throughput) = self.args[path];
+        format!("{repeat} {throughput}")
+    }
+
+    fn path_info_count(&self) -> usize {
+        2
+    }
+
+    fn path_info(&self, path: usize) -> String {
+        format!("{} {}", self.loads.get(path), self.args[path].1)
+    }
+
+    fn lane(self: Arc<Self>, _core: CoreId) -> Box<dyn SelectorLane> {
+        Box::new(LoadLane::new(self))
+    }
+}
+
+impl Loaded for ServiceTime {
+    type Rule = ServiceTime;
+
+    fn loads(&self) -> &Loads {
+        &self.loads
+    }
+
+    fn throughput(&self, path: usize) -> u32 {
+        self.args[path].1
+    }
+}
+
+impl Rule for ServiceTime {
+    fn weight(bio: &Bio) -> u64 {
+        bio.sectors.bytes()
+    }
+
+    fn total(_bios: usize, sectors: Sectors) -> u64 {
+        sectors.bytes()
+    }
+
+    fn better(a: &Slot, b: &Slot, n: u64) -> bool {
+        if a.throughput == b.throughput {
+            return a.load_then_age() < b.load_then_age();
+        }
+        compare(a, b, n).then(a.used.cmp(&b.used)) == Ordering::Less
+    }
+}
+
+/// `Less` when `a` serves `n` more bytes sooner than `b` (spec B.3). The kernel drops low bits of sums near the top of its word; here the
+/// products are wide and exact.
+fn compare(a: &Slot, b: &Slot, n: u64) -> Ordering {
+    if a.throughput == b.throughput {
+        return a.load.cmp(&b.load);
+    }
+    let faster = b.throughput.cmp(&a.throughput);
+    if a.load == b.load || a.throughput == 0 || b.throughput == 0 {
+        return faster;
+    }
+    let cost = |load: u64, other: u32| (u128::from(load) + u128::from(n)) * u128::from(other);
+    cost(a.load, b.throughput).cmp(&cost(b.load, a.throughput)).then(faster)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes in flight and throughput of two paths, size of the bio, and what the first is against the second (spec B.3).
+    #[test]
+    fn comparisons_are_the_kernels() {
+        let rows = [
+            ((0, 1), (4096, 4), 4096, Ordering::Greater),
+            ((0, 1), (12288, 4), 4096, Ordering::Greater),
+            ((0, 1), (16384, 4), 4096, Ordering::Less),
+            ((0, 1), (69632, 4), 4096, Ordering::Less),
+            ((1 << 20, 0), (1 << 30, 1), 4096, Ordering::Greater),
+            ((1 << 20, 0), (1 << 30, 0), 4096, Ordering::Less),
+            ((4096, 2), (4096, 7), 512, Ordering::Greater),
+            ((4096, 3), (4096, 3), 512, Ordering::Equal),
+            ((0, 1), (0, 4), 0, Ordering::Greater),
+            ((u64::MAX / 2, 99), (u64::MAX / 2 - 1, 100), 1 << 40, Ordering::Greater),
+        ];
+        for ((load_a, t_a), (load_b, t_b), n, want) in rows {
+            let (a, b) = (Slot::of(load_a, t_a, 1), Slot::of(load_b, t_b, 2));
+            assert_eq!(compare(&a, &b, n), want, "({load_a},{t_a}) v ({load_b},{t_b}) for {n}");
+            assert_eq!(compare(&b, &a, n), want.reverse());
+            assert_eq!(
+                ServiceTime::better(&a, &b, n),
+                want != Ordering::Greater,
+                "a tie goes to the one used earlier"
+            );
+        }
+    }
+}

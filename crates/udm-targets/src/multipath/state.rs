@@ -1,0 +1,348 @@
+//! What the cores share of a multipath device, and each change that can happen to it.
+//!
+//! One word holds all that decides where bios go: flags, current group, next group, and a generation that moves with every change to
+//! a path or a bypass mark. A lane compares it with the one it saw last, once a batch; while they are equal nothing of this is looked
+//! at again. Changes are compare-and-swap loops: they come from messages, and from the data path only where a path failed or a
+//! group has to be chosen anew. There is no lock here.
+//!
+//! Ordering: whoever changes a path or a bypass mark writes it first and moves the word after it with Release; a lane loads the word with
+//! Acquire and then reads them. A lane that read something newer than its word's generation sees the word move at its next look.
+
+use crossbeam_utils::CachePadded;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::target::Notify;
+
+/// Flags, current group, next group and generation: a snapshot of [`Shared::word`]. Groups count from 0 here and from 1 in
+/// what is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Word(u64);
+
+impl Word {
+    /// Hold bios that find no path (`queue_if_no_path`).
+    pub(super) const QUEUE_IF_NO_PATH: u64 = 1 << 0;
+    /// What the flag was before the suspend cleared it.
+    pub(super) const SAVED: u64 = 1 << 1;
+    /// Set from load until the first bio looked for a path; the second number of `status`.
+    pub(super) const QUEUE_IO: u64 = 1 << 2;
+    /// The suspend under way hands bios back instead of failing them.
+    pub(super) const NOFLUSH: u64 = 1 << 3;
+    /// Where the numbers of the groups are: 12 bits each, 0 for none. A table has at most 1024.
+    const CURRENT: u32 = 8;
+    const NEXT: u32 = 20;
+    const GROUP: u64 = 0xfff;
+    /// The top half. It wraps: a lane would have to sleep through exactly 2^32 changes to miss one.
+    const GENERATION: u32 = 32;
+
+    /// The state after a load: nothing current, `next` first.
+    fn loaded(queue_if_no_path: bool, next: Option<usize>) -> Word {
+        Word(Word::QUEUE_IO).with(Word::QUEUE_IF_NO_PATH, queue_if_no_path).with_next(next)
+    }
+
+    /// A word that differs from this one in every part: what a lane has seen that saw none.
+    pub(super) fn unseen(self) -> Word {
+        Word(!self.0)
+    }
+
+    pub(super) fn has(self, flag: u64) -> bool {
+        self.0 & flag != 0
+    }
+
+    fn with(self, flag: u64, on: bool) -> Word {
+        Word(if on { self.0 | flag } else { self.0 & !flag })
+    }
+
+    fn group(self, shift: u32) -> Option<usize> {
+        (((self.0 >> shift) & Word::GROUP) as usize).checked_sub(1)
+    }
+
+    fn with_group(self, shift: u32, group: Option<usize>) -> Word {
+        let number = group.map_or(0, |g| g as u64 + 1);
+        Word((self.0 & !(Word::GROUP << shift)) | (number << shift))
+    }
+
+    /// The group in use.
+    pub(super) fn current(self) -> Option<usize> {
+        self.group(Word::CURRENT)
+    }
+
+    /// The group to try first, once.
+    pub(super) fn next(self) -> Option<usize> {
+        self.group(Word::NEXT)
+    }
+
+    fn with_current(self, group: Option<usize>) -> Word {
+        self.with_group(Word::CURRENT, group)
+    }
+
+    fn with_next(self, group: Option<usize>) -> Word {
+        self.with_group(Word::NEXT, group)
+    }
+
+    pub(super) fn generation(self) -> u32 {
+        (self.0 >> Word::GENERATION) as u32
+    }
+
+    fn moved(self) -> Word {
+        Word(self.0.wrapping_add(1 << Word::GENERATION))
+    }
+
+    /// True when a bio without a path is held and not failed. A no-flush suspend clears the flag in bio mode and remembers it, and
+    /// bios must survive that too.
+    pub(super) fn queueing(self) -> bool {
+        self.has(Word::QUEUE_IF_NO_PATH) || (self.has(Word::SAVED) && self.has(Word::NOFLUSH))
+    }
+}
+
+/// What a group looks like to the lane that chooses one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct GroupView {
+    /// Paths that the lane's selector can choose.
+    pub(super) usable: usize,
+    /// Only when nothing else works (`disable_group`).
+    pub(super) bypassed: bool,
+}
+
+/// Chooses the group for the next bios, and the word after that choice (spec C.2). Asked for group: tried first, once, bypassed or not,
+/// and forgotten if it has no path. Then the current one, the others in order, and at last the bypassed ones.
+pub(super) fn choose(word: Word, groups: &[GroupView]) -> (Word, Option<usize>) {
+    let settled = word.with(Word::QUEUE_IO, false);
+    let usable = |g: &usize| groups[*g].usable > 0;
+    let scan = |bypassed: bool| (0..groups.len()).find(|g| usable(g) && groups[*g].bypassed == bypassed);
+    let group = word
+        .next()
+        .filter(usable)
+        .or_else(|| word.current().filter(usable))
+        .or_else(|| scan(false))
+        .or_else(|| scan(true));
+    match group {
+        Some(_) => (settled.with_next(None).with_current(group), group),
+        // With no path at all the wish for a group is kept: it holds for the first path that returns.
+        None => (settled.with_current(None), None),
+    }
+}
+
+/// A path as all cores see it. Written when it fails or returns only, so it needs no cache line of its own.
+#[derive(Debug, Default)]
+struct PathState {
+    /// Bit 0: failed. Above: how often it failed since the table was loaded.
+    state: AtomicU64,
+    /// When it was last reinstated, on the device's count of reinstatements; 0 for never. Lanes that look later rebuild the order from it.
+    stamp: AtomicU64,
+}
+
+/// A path, read at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PathView {
+    pub(super) failed: bool,
+    pub(super) fail_count: u64,
+    pub(super) stamp: u64,
+}
+
+/// The shared state of one loaded table. A reload makes a new one.
+pub(super) struct Shared {
+    /// On a line of its own: the one thing that every batch reads.
+    word: CachePadded<AtomicU64>,
+    /// Paths that have not failed, over all groups.
+    valid: AtomicU32,
+    stamps: AtomicU64,
+    bypassed: Box<[AtomicBool]>,
+    paths: Box<[PathState]>,
+    notify: OnceLock<Arc<dyn Notify>>,
+}
+
+impl Shared {
+    /// The state after a load: all paths active, no group bypassed.
+    pub(super) fn new(groups: usize, paths: usize, queue_if_no_path: bool, next: Option<usize>) -> Shared {
+        Shared {
+            word: CachePadded::new(AtomicU64::new(Word::loaded(queue_if_no_path, next).0)),
+            valid: AtomicU32::new(paths as u32),
+            stamps: AtomicU64::new(0),
+            bypassed: (0..groups).map(|_| AtomicBool::new(false)).collect(),
+            paths: (0..paths).map(|_| PathState::default()).collect(),
+            notify: OnceLock::new(),
+        }
+    }
+
+    /// The word, and with it all that was written before it moved.
+    pub(super) fn word(&self) -> Word {
+        Word(self.word.load(Ordering::Acquire))
+    }
+
+    /// Takes a lane's choice of group. False when the word has moved since: look again.
+    pub(super) fn settle(&self, old: Word, new: Word) -> bool {
+        old == new || self.word.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    fn update(&self, change: impl Fn(Word) -> Word) {
+        // The closure never says no, so this ends when the compare-and-swap succeeds.
+        let _ = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |w| Some(change(Word(w)).0));
+    }
+
+    pub(super) fn group_count(&self) -> usize {
+        self.bypassed.len()
+    }
+
+    pub(super) fn path_count(&self) -> usize {
+        self.paths.len()
+    }
+
+    pub(super) fn path(&self, path: usize) -> PathView {
+        let state = self.paths[path].state.load(Ordering::Acquire);
+        let stamp = self.paths[path].stamp.load(Ordering::Relaxed);
+        PathView { failed: state & 1 != 0, fail_count: state >> 1, stamp }
+    }
+
+    pub(super) fn is_bypassed(&self, group: usize) -> bool {
+        self.bypassed[group].load(Ordering::Relaxed)
+    }
+
+    /// Paths that have not failed.
+    pub(super) fn valid(&self) -> u32 {
+        self.valid.load(Ordering::Acquire)
+    }
+
+    /// Fails a path. False, and nothing has changed, when it was failed already. Called by messages and, on a path error, by lanes of any
+    /// core: of several at once one wins.
+    pub(super) fn fail(&self, path: usize) -> bool {
+        let fail = |s: u64| (s & 1 == 0).then_some((s | 1) + 2);
+        if self.paths[path].state.fetch_update(Ordering::AcqRel, Ordering::Acquire, fail).is_err() {
+            return false;
+        }
+        self.valid.fetch_sub(1, Ordering::AcqRel);
+        self.update(Word::moved);
+        true
+    }
+
+    /// Makes a failed path usable again. False when it was. Messages only, one at a time.
+    pub(super) fn reinstate(&self, path: usize) -> bool {
+        let p = &self.paths[path];
+        if p.state.load(Ordering::Acquire) & 1 == 0 {
+            return false;
+        }
+        // Before the state, whose Release makes it visible to whoever sees the path active.
+        p.stamp.store(self.stamps.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.valid.fetch_add(1, Ordering::AcqRel);
+        p.state.fetch_and(!1, Ordering::AcqRel);
+        self.update(Word::moved);
+        true
+    }
+
+    /// Sets or clears the bypass mark of a group; the next bio chooses a group anew.
+    pub(super) fn bypass(&self, group: usize, on: bool) {
+        self.bypassed[group].store(on, Ordering::Relaxed);
+        self.update(|w| w.moved().with_current(None));
+    }
+
+    /// Asks for a group and clears every bypass mark.
+    pub(super) fn switch(&self, group: usize) {
+        for b in &self.bypassed {
+            b.store(false, Ordering::Relaxed);
+        }
+        self.update(|w| w.moved().with_current(None).with_next(Some(group)));
+    }
+
+    /// The messages `queue_if_no_path` and `fail_if_no_path`. The latter also forgets what a suspend saved.
+    pub(super) fn set_queueing(&self, on: bool) {
+        self.update(|w| {
+            let w = if on { w } else { w.with(Word::SAVED, false) };
+            w.with(Word::QUEUE_IF_NO_PATH, on)
+        });
+    }
+
+    /// Before a suspend. With `save` the flag is remembered and cleared, so that held bios end; a second save would lose the first.
+    pub(super) fn presuspend(&self, noflush: bool, save: bool) {
+        self.update(|w| {
+            let queueing = w.has(Word::QUEUE_IF_NO_PATH);
+            let w = w.with(Word::NOFLUSH, noflush);
+            match (save, queueing || !w.has(Word::SAVED)) {
+                (true, true) => w.with(Word::SAVED, queueing).with(Word::QUEUE_IF_NO_PATH, false),
+                _ => w,
+            }
+        });
+    }
+
+    /// Restores what [`Shared::presuspend`] saved.
+    pub(super) fn resume(&self) {
+        self.update(|w| {
+            let queueing = w.has(Word::QUEUE_IF_NO_PATH) || w.has(Word::SAVED);
+            w.with(Word::NOFLUSH | Word::SAVED, false).with(Word::QUEUE_IF_NO_PATH, queueing)
+        });
+    }
+
+    /// Whom to tell of events.
+    pub(super) fn attach(&self, notify: Arc<dyn Notify>) {
+        // A table is loaded into one device, once.
+        let _ = self.notify.set(notify);
+    }
+
+    /// Raises the device's event counter by one.
+    pub(super) fn event(&self) {
+        if let Some(notify) = self.notify.get() {
+            notify.event();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn views(groups: &[(usize, bool)]) -> Vec<GroupView> {
+        groups.iter().map(|&(usable, bypassed)| GroupView { usable, bypassed }).collect()
+    }
+
+    /// Spec C.2, row by row: next, current, first group, usable and bypassed groups; then the choice and next afterwards.
+    #[test]
+    fn groups_are_chosen_in_the_kernels_order() {
+        type Row = (Option<usize>, Option<usize>, &'static [(usize, bool)], Option<usize>, Option<usize>);
+        let rows: &[Row] = &[
+            (Some(1), None, &[(1, false), (1, false)], Some(1), None),
+            (Some(1), None, &[(1, false), (1, true)], Some(1), None),
+            (Some(1), Some(0), &[(1, false), (0, false)], Some(0), None),
+            (None, Some(1), &[(1, false), (1, false)], Some(1), None),
+            (None, Some(1), &[(1, false), (0, false)], Some(0), None),
+            (None, Some(1), &[(1, true), (0, false), (1, false)], Some(2), None),
+            (None, None, &[(1, true), (0, false)], Some(0), None),
+            (None, None, &[], None, None),
+            (Some(1), Some(0), &[(0, false), (0, false)], None, Some(1)),
+        ];
+        for &(next, current, groups, want, then) in rows {
+            let word = Word::loaded(true, next).with_current(current);
+            let (after, got) = choose(word, &views(groups));
+            assert_eq!((got, after.current(), after.next()), (want, want, then), "{word:?} {groups:?}");
+            assert!(!after.has(Word::QUEUE_IO) && after.has(Word::QUEUE_IF_NO_PATH));
+            assert_eq!(after.generation(), word.generation());
+        }
+    }
+
+    #[test]
+    fn failing_twice_counts_once() {
+        let s = Shared::new(1, 2, false, Some(0));
+        let before = s.word();
+        assert!(s.fail(0) && !s.fail(0));
+        assert_eq!((s.valid(), s.path(0).fail_count), (1, 1));
+        assert_ne!(s.word().generation(), before.generation());
+        assert!(s.reinstate(0) && !s.reinstate(0) && !s.reinstate(1));
+        assert_eq!(s.path(0), PathView { failed: false, fail_count: 1, stamp: 1 });
+        assert!(!s.settle(before, before.with_current(Some(0))), "a choice on old facts does not count");
+    }
+
+    #[test]
+    fn a_suspend_saves_the_flag_once() {
+        let s = Shared::new(1, 1, true, None);
+        s.presuspend(true, true);
+        assert!(!s.word().has(Word::QUEUE_IF_NO_PATH) && s.word().queueing());
+        s.presuspend(false, true);
+        assert!(!s.word().queueing());
+        s.resume();
+        assert!(s.word().has(Word::QUEUE_IF_NO_PATH) && !s.word().has(Word::SAVED));
+        s.presuspend(true, false);
+        assert!(s.word().has(Word::QUEUE_IF_NO_PATH), "request mode keeps it in a no-flush suspend");
+        s.presuspend(false, true);
+        s.set_queueing(false);
+        s.resume();
+        assert!(!s.word().queueing(), "fail_if_no_path forgets what was saved");
+    }
+}

@@ -1,0 +1,111 @@
+//! What `table` and `status` print, byte for byte as the kernel, each field followed by one space (spec D.1, D.2); and the
+//! report of what went where.
+
+use super::parse::QueueMode;
+use super::state::Word;
+use super::{Multipath, PathReport};
+use std::fmt::Write;
+
+/// Appends a field.
+macro_rules! field {
+    ($out:expr, $($arg:tt)*) => {{
+        // Writing to a String can't fail.
+        let _ = write!($out, "{} ", format_args!($($arg)*));
+    }};
+}
+
+impl Multipath {
+    /// The number of the next group, else of the current one, else of the first.
+    fn shown_group(&self, word: Word) -> usize {
+        match word.next().or(word.current()) {
+            Some(group) => group + 1,
+            None => usize::from(!self.groups.is_empty()),
+        }
+    }
+
+    pub(super) fn table_text(&self) -> String {
+        let word = self.shared.word();
+        let f = &self.features;
+        let mut features = Vec::new();
+        if word.has(Word::QUEUE_IF_NO_PATH) {
+            features.push("queue_if_no_path".to_string());
+        }
+        if let Some(n) = f.pg_init_retries {
+            features.extend(["pg_init_retries".to_string(), n.to_string()]);
+        }
+        if let Some(n) = f.pg_init_delay_msecs {
+            features.extend(["pg_init_delay_msecs".to_string(), n.to_string()]);
+        }
+        if f.retain_attached_hw_handler {
+            features.push("retain_attached_hw_handler".to_string());
+        }
+        if f.queue_mode == QueueMode::Bio {
+            features.extend(["queue_mode".to_string(), "bio".to_string()]);
+        }
+        let mut out = String::new();
+        field!(out, "{}", features.len());
+        for word in features {
+            field!(out, "{word}");
+        }
+        match &self.handler {
+            Some(name) => field!(out, "1 {name}"),
+            None => field!(out, "0"),
+        }
+        field!(out, "{} {}", self.groups.len(), self.shown_group(word));
+        for group in &self.groups {
+            let s = &group.selector;
+            field!(out, "{} {} {} {}", s.name(), s.args(), group.paths.len(), s.path_arg_count());
+            for (i, path) in group.paths.iter().enumerate() {
+                field!(out, "{} {}", path.number, s.path_args(i));
+            }
+        }
+        out
+    }
+
+    pub(super) fn status_text(&self) -> String {
+        let word = self.shared.word();
+        let mut out = String::new();
+        // No handler is ever active, so there are no rounds of group activation and no handler status.
+        field!(out, "2 {} 0 0", u8::from(word.has(Word::QUEUE_IO)));
+        field!(out, "{} {}", self.groups.len(), self.shown_group(word));
+        let mut paths = 0..;
+        for (g, group) in self.groups.iter().enumerate() {
+            let state = match (self.shared.is_bypassed(g), word.current() == Some(g)) {
+                (true, _) => 'D',
+                (false, true) => 'A',
+                (false, false) => 'E',
+            };
+            let s = &group.selector;
+            field!(out, "{state} {} {} {}", s.args(), group.paths.len(), s.path_info_count());
+            for (i, (path, index)) in group.paths.iter().zip(&mut paths).enumerate() {
+                let view = self.shared.path(index);
+                let state = if view.failed { 'F' } else { 'A' };
+                field!(out, "{} {state} {}", path.number, view.fail_count);
+                if s.path_info_count() > 0 {
+                    field!(out, "{}", s.path_info(i));
+                }
+            }
+        }
+        out
+    }
+
+    /// Every path with its state and what it has served.
+    pub(super) fn reports(&self) -> Vec<PathReport> {
+        let served = self.served.total(self.shared.path_count());
+        let rows = self.paths().zip(served).enumerate();
+        rows.map(|(index, ((group, device), served))| {
+            let view = self.shared.path(index);
+            PathReport {
+                number: device.number,
+                name: device.name.clone(),
+                group: group + 1,
+                failed: view.failed,
+                fail_count: view.fail_count,
+                bios: served.bios,
+                bytes: served.bytes,
+                errors: served.errors,
+            }
+        })
+        .collect()
+    }
+}
