@@ -21,7 +21,7 @@ struct Slot {
 #[derive(Default)]
 pub(crate) struct Devices {
     slots: slab::Slab<Slot>,
-    /// Slots with something to submit or in flight: the others cost nothing.
+    /// Slots with something to submit, in flight, or of the lane's own: the others cost nothing.
     active: Vec<usize>,
 }
 
@@ -45,14 +45,20 @@ impl Devices {
     pub(crate) fn close(&mut self, slot: DeviceSlot) {
         let s = &mut self.slots[slot.0];
         s.users -= 1;
-        if s.users == 0 && s.in_flight == 0 && s.batch.is_empty() {
-            self.remove(slot.0);
+        if s.users > 0 || s.active {
+            return;
+        }
+        if s.lane.is_busy() {
+            s.active = true;
+            self.active.push(slot.0);
+        } else {
+            self.slots.remove(slot.0);
         }
     }
 
-    fn remove(&mut self, key: usize) {
-        self.slots.remove(key);
-        self.active.retain(|&k| k != key);
+    /// True when no lane has anything under way, of its own or from above.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.active.is_empty()
     }
 
     pub(crate) fn push(&mut self, slot: DeviceSlot, bio: Box<Bio>) {
@@ -85,7 +91,7 @@ impl Devices {
             let n = done.len();
             s.lane.poll(done, cx);
             s.in_flight -= done.len() - n;
-            if s.in_flight > 0 {
+            if s.in_flight > 0 || s.lane.is_busy() {
                 i += 1;
                 continue;
             }

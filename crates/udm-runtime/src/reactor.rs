@@ -220,7 +220,8 @@ impl Inner {
     }
 
     fn is_over(&self, now: Nanos) -> bool {
-        self.stopping.is_some_and(|deadline| self.fronts.is_empty() || now >= deadline)
+        let idle = self.fronts.is_empty() && self.devices.is_idle();
+        self.stopping.is_some_and(|deadline| idle || now >= deadline)
     }
 
     fn wake_due(&mut self, cx: &mut Cx<'_>) {
