@@ -1,1 +1,8 @@
-//! To be written.
+//! Front ends: what makes bios out of requests from outside.
+//!
+//! * [`nbd`]: a server for NBD clients, over Unix sockets and TCP.
+//!
+//! A front end knows devices and bios. It knows no target and no backend.
+#![forbid(unsafe_code)]
+
+pub mod nbd;

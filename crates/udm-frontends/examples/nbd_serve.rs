@@ -1,0 +1,29 @@
+//! The smallest server: `nbd_serve SOCKET DEVICE [CORES [SPIN_US]]`, for example `nbd_serve /tmp/nbd.sock mem:1G`. Serves until it is killed or
+//! its standard input ends.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+use udm_frontends::nbd::{Export, Exports, Listen, NbdServer, ServerOptions};
+use udm_runtime::{Runtime, RuntimeOptions};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [socket, device, rest @ ..] = &args[..] else {
+        return Err("usage: nbd_serve SOCKET DEVICE [CORES [SPIN_US]]".into());
+    };
+    let cores = rest.first().map_or(Ok(1), |n| n.parse())?;
+    let spin = rest.get(1).map_or(Ok(50), |n| n.parse())?;
+    let options =
+        RuntimeOptions { cpus: vec![None; cores], poll: false, spin_max: Duration::from_micros(spin) };
+    let runtime = Runtime::start(&options)?;
+    let exports = Arc::new(Exports::new());
+    let device = udm_backends::open(&udm_wire::uri::parse(device)?)?;
+    exports.add(Export::new("disk", "", false, device)?)?;
+    let listen = [Listen::Unix(socket.into())];
+    let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &listen)?;
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    server.stop();
+    runtime.stop();
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! What is served: devices by name.
+//!
+//! The list is read when a client names an export or asks for all of them, and never on the data path.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use udm_core::{Device, Limits};
+use udm_wire::nbd::{BlockSizes, ExportFlags, PAYLOAD_MAX_DEFAULT, STRING_MAX};
+
+/// A device under a name.
+pub struct Export {
+    name: String,
+    description: String,
+    read_only: bool,
+    device: Arc<dyn Device>,
+    users: AtomicUsize,
+}
+
+impl Export {
+    /// `device` under `name`; `description` is for people and may be empty. With `read_only` writes fail with EPERM whatever the
+    /// device would say.
+    ///
+    /// # Errors
+    /// A name or description that the protocol can't carry.
+    pub fn new(
+        name: impl Into<String>,
+        description: impl Into<String>,
+        read_only: bool,
+        device: Arc<dyn Device>,
+    ) -> Result<Export, ExportError> {
+        let (name, description) = (name.into(), description.into());
+        let fits = |s: &str| s.len() <= STRING_MAX && !s.contains('\0');
+        if !fits(&name) || !fits(&description) {
+            return Err(ExportError::Text(name.chars().take(64).collect()));
+        }
+        Ok(Export { name, description, read_only, device, users: AtomicUsize::new(0) })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its description; may be empty.
+    #[must_use]
+    pub fn description(&self) -> &str {
+        &self.description
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Connections that chose this export and are still open.
+    #[must_use]
+    pub fn users(&self) -> usize {
+        self.users.load(Ordering::Relaxed)
+    }
+
+    /// What a client is told, as of now.
+    pub(super) fn geometry(&self) -> Geometry {
+        Geometry::new(&self.device.limits(), self.read_only)
+    }
+}
+
+/// A connection's hold on an export, counted.
+pub(super) struct ExportUse(Arc<Export>);
+
+impl ExportUse {
+    pub(super) fn new(export: &Arc<Export>) -> ExportUse {
+        export.users.fetch_add(1, Ordering::Relaxed);
+        ExportUse(export.clone())
+    }
+}
+
+impl Drop for ExportUse {
+    fn drop(&mut self) {
+        self.0.users.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Size, block sizes and abilities of an export, as a client is told them. They hold for the connection: NBD has no way to change them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Geometry {
+    /// Size in bytes, a multiple of the smallest block.
+    pub(super) size: u64,
+    /// Smallest, preferred, largest.
+    pub(super) blocks: BlockSizes,
+    /// Without `SEND_DF`, which depends on what the client asked for.
+    pub(super) flags: ExportFlags,
+}
+
+impl Geometry {
+    fn new(limits: &Limits, read_only: bool) -> Geometry {
+        let minimum = limits.logical_block;
+        // The protocol wants a power of two; the device's optimum may be a stripe of any width.
+        let optimum = limits.io_opt.max(limits.io_min).clamp(1, PAYLOAD_MAX_DEFAULT);
+        let preferred = (1 << optimum.ilog2()).max(minimum).max(4096);
+        let blocks = BlockSizes { minimum, preferred, maximum: PAYLOAD_MAX_DEFAULT };
+        // One device behind all connections, so a flush on one covers all. Zeroes never travel as data, so they are never slower
+        // than a write; where the device can't, FAST_ZERO is refused and the rest is written out.
+        let mut flags = ExportFlags::HAS_FLAGS
+            | ExportFlags::SEND_FLUSH
+            | ExportFlags::SEND_FUA
+            | ExportFlags::CAN_MULTI_CONN
+            | ExportFlags::SEND_CACHE
+            | ExportFlags::SEND_WRITE_ZEROES
+            | ExportFlags::SEND_FAST_ZERO;
+        if limits.max_discard.0 > 0 {
+            flags |= ExportFlags::SEND_TRIM;
+        }
+        if read_only || limits.read_only {
+            flags |= ExportFlags::READ_ONLY;
+        }
+        let size = limits.size.bytes();
+        Geometry { size: size - size % u64::from(minimum), blocks, flags }
+    }
+}
+
+/// Why an export could not be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ExportError {
+    /// A text that the protocol can't carry.
+    #[error("export {0:?}: a name or description has at most 4096 bytes and no NUL")]
+    Text(String),
+    /// The name is taken.
+    #[error("export {0:?} exists already")]
+    Exists(String),
+}
+
+/// The exports of a server, in order. The first one is what a client gets that names none.
+#[derive(Default)]
+pub struct Exports(Mutex<Vec<Arc<Export>>>);
+
+impl Exports {
+    /// No exports.
+    #[must_use]
+    pub fn new() -> Exports {
+        Exports::default()
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<Arc<Export>>> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Adds an export at the end.
+    ///
+    /// # Errors
+    /// When the name is taken.
+    pub fn add(&self, export: Export) -> Result<Arc<Export>, ExportError> {
+        let mut list = self.list();
+        if list.iter().any(|e| e.name == export.name) {
+            return Err(ExportError::Exists(export.name));
+        }
+        let export = Arc::new(export);
+        list.push(export.clone());
+        Ok(export)
+    }
+
+    /// Takes an export off the list. Connections that use it go on: see [`Export::users`].
+    pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
+        let mut list = self.list();
+        let at = list.iter().position(|e| e.name == name)?;
+        Some(list.remove(at))
+    }
+
+    /// The export `name`; the first one for the empty name, unless there is one of that name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Arc<Export>> {
+        let list = self.list();
+        let named = list.iter().find(|e| e.name == name);
+        named.or_else(|| list.first().filter(|_| name.is_empty())).cloned()
+    }
+
+    /// All exports, in order.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Export>> {
+        self.list().clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_core::Sectors;
+
+    fn limits() -> Limits {
+        Limits::new(Sectors(1000))
+    }
+
+    #[test]
+    fn block_sizes_keep_the_rules_of_the_protocol() {
+        for logical_block in [512, 4096, 65536] {
+            for (io_min, io_opt) in [(512, 0), (4096, 3 << 16), (512, 1 << 30), (0, 0), (1 << 20, u32::MAX)] {
+                let g = Geometry::new(&Limits { logical_block, io_min, io_opt, ..limits() }, false);
+                assert!(g.blocks.is_valid(), "{:?}", g.blocks);
+                assert_eq!((g.blocks.minimum, g.size % u64::from(logical_block)), (logical_block, 0));
+            }
+        }
+        let g = Geometry::new(&Limits { io_opt: 3 << 16, ..limits() }, false);
+        assert_eq!(g.blocks.preferred, 2 << 16, "the power of two that the optimum holds");
+    }
+
+    #[test]
+    fn abilities_follow_the_limits() {
+        let g = Geometry::new(&Limits { max_discard: Sectors(0), ..limits() }, false);
+        assert!(!g.flags.intersects(ExportFlags::SEND_TRIM | ExportFlags::READ_ONLY));
+        assert!(Geometry::new(&limits(), true).flags.contains(ExportFlags::READ_ONLY));
+        let g = Geometry::new(&Limits { read_only: true, ..limits() }, false);
+        assert!(g.flags.contains(ExportFlags::READ_ONLY));
+    }
+}

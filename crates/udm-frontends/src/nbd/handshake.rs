@@ -1,0 +1,185 @@
+//! The handshake, from the greeting to the choice of an export: bytes in, bytes out, no I/O.
+//!
+//! Contract: one call of [`Handshake::step`] answers one message of the client at the most, so the caller decides how much output may
+//! pile up. What the client has no right to send ends the connection; what it may send and we can't do is answered with an error.
+
+use super::exports::{Export, Exports, Geometry};
+use std::sync::Arc;
+use udm_core::OpenError;
+use udm_wire::nbd::{
+    ClientFlags, ClientOption, ExportFlags, ExportNameReply, FromClient, GREETING_SIZE, HandshakeFlags,
+    HandshakeParser, INFO_DESCRIPTION, INFO_NAME, Info, InfoRequest, OPT_ABORT, OPT_GO, OPT_INFO, OPT_LIST,
+    OPT_STRUCTURED_REPLY, REP_ERR_PLATFORM, REP_ERR_UNKNOWN, greeting, put_ack, put_error,
+    put_export_name_reply, put_info, put_server,
+};
+
+/// The server's half of a handshake.
+#[derive(Default)]
+pub(super) struct Handshake {
+    parser: HandshakeParser,
+    no_zeroes: bool,
+    structured: bool,
+}
+
+/// What a step led to.
+pub(super) enum Step {
+    /// The input is used up; more must come.
+    More,
+    /// A message was answered; there may be more in the input.
+    Answered,
+    /// Transmission begins behind the output.
+    Begin(Session),
+    /// Send the output, then close.
+    Close,
+}
+
+/// What was agreed on.
+pub(super) struct Session {
+    pub(super) export: Arc<Export>,
+    pub(super) geometry: Geometry,
+    /// Reads are answered with chunks.
+    pub(super) structured: bool,
+}
+
+/// Opens the device of the chosen export, before the client is told that it has it.
+pub(super) type Open<'a> = &'a mut dyn FnMut(&Arc<Export>) -> Result<(), OpenError>;
+
+impl Handshake {
+    /// The server's first bytes.
+    pub(super) fn greeting() -> [u8; GREETING_SIZE] {
+        greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES)
+    }
+
+    /// Takes the next message off the front of `input` and appends the answer to `out`.
+    pub(super) fn step(
+        &mut self,
+        input: &mut &[u8],
+        out: &mut Vec<u8>,
+        exports: &Exports,
+        open: Open<'_>,
+    ) -> Step {
+        match self.parser.next(input) {
+            Ok(None) => Step::More,
+            Ok(Some(FromClient::Flags(flags))) => {
+                self.no_zeroes = flags.contains(ClientFlags::NO_ZEROES);
+                Step::Answered
+            }
+            Ok(Some(FromClient::Option(option))) => self.answer(&option, out, exports, open),
+            Err(e) => {
+                tracing::debug!("nbd handshake: {e}");
+                Step::Close
+            }
+        }
+    }
+
+    fn answer(
+        &mut self,
+        option: &ClientOption,
+        out: &mut Vec<u8>,
+        exports: &Exports,
+        open: Open<'_>,
+    ) -> Step {
+        if let Some((error, text)) = option.refusal() {
+            put_error(out, option.number(), error, text);
+            return Step::Answered;
+        }
+        match option {
+            ClientOption::ExportName(name) => return self.export_name(name, out, exports, open),
+            ClientOption::Go(request) => return self.go(request, out, exports, open),
+            ClientOption::Info(request) => {
+                if let Some(export) = find(OPT_INFO, request, out, exports) {
+                    self.describe(OPT_INFO, request, &export, export.geometry(), out);
+                    put_ack(out, OPT_INFO);
+                }
+            }
+            ClientOption::List => {
+                for export in exports.all() {
+                    put_server(out, export.name(), export.description());
+                }
+                put_ack(out, OPT_LIST);
+            }
+            ClientOption::StructuredReply => {
+                self.structured = true;
+                put_ack(out, OPT_STRUCTURED_REPLY);
+            }
+            ClientOption::Abort => {
+                put_ack(out, OPT_ABORT);
+                return Step::Close;
+            }
+            ClientOption::StartTls | ClientOption::Unknown { .. } | ClientOption::Bad(_) => {
+                unreachable!("refused above")
+            }
+        }
+        Step::Answered
+    }
+
+    /// The old way in: it knows no error but the end of the connection.
+    fn export_name(&self, name: &str, out: &mut Vec<u8>, exports: &Exports, open: Open<'_>) -> Step {
+        let Some(export) = exports.get(name) else {
+            tracing::info!("nbd: a client asked for the unknown export {name:?}");
+            return Step::Close;
+        };
+        if let Err(e) = open(&export) {
+            tracing::warn!("nbd: export {:?}: {e}", export.name());
+            return Step::Close;
+        }
+        let geometry = export.geometry();
+        let reply = ExportNameReply { size: geometry.size, flags: self.flags(geometry) };
+        put_export_name_reply(out, reply, self.no_zeroes);
+        self.begin(export, geometry)
+    }
+
+    fn go(&self, request: &InfoRequest, out: &mut Vec<u8>, exports: &Exports, open: Open<'_>) -> Step {
+        let Some(export) = find(OPT_GO, request, out, exports) else { return Step::Answered };
+        if let Err(e) = open(&export) {
+            tracing::warn!("nbd: export {:?}: {e}", export.name());
+            put_error(out, OPT_GO, REP_ERR_PLATFORM, &e.text);
+            return Step::Answered;
+        }
+        let geometry = export.geometry();
+        self.describe(OPT_GO, request, &export, geometry, out);
+        put_ack(out, OPT_GO);
+        self.begin(export, geometry)
+    }
+
+    fn begin(&self, export: Arc<Export>, geometry: Geometry) -> Step {
+        Step::Begin(Session { export, geometry, structured: self.structured })
+    }
+
+    fn flags(&self, geometry: Geometry) -> ExportFlags {
+        let df = if self.structured { ExportFlags::SEND_DF } else { ExportFlags::empty() };
+        geometry.flags | df
+    }
+
+    /// Size and block sizes always, name and description to those who ask.
+    fn describe(
+        &self,
+        option: u32,
+        request: &InfoRequest,
+        export: &Export,
+        geometry: Geometry,
+        out: &mut Vec<u8>,
+    ) {
+        put_info(out, option, &Info::Export { size: geometry.size, flags: self.flags(geometry) });
+        put_info(out, option, &Info::BlockSize(geometry.blocks));
+        if request.infos.contains(&INFO_NAME) {
+            put_info(out, option, &Info::Name(export.name().to_owned()));
+        }
+        if request.infos.contains(&INFO_DESCRIPTION) && !export.description().is_empty() {
+            put_info(out, option, &Info::Description(export.description().to_owned()));
+        }
+    }
+}
+
+/// The export that `request` names; without one the error is in `out`.
+fn find(option: u32, request: &InfoRequest, out: &mut Vec<u8>, exports: &Exports) -> Option<Arc<Export>> {
+    let export = exports.get(&request.name);
+    if export.is_none() {
+        put_error(out, option, REP_ERR_UNKNOWN, &format!("there is no export {:?}", request.name));
+    }
+    export
+}
+
+#[cfg(test)]
+#[path = "handshake_tests.rs"]
+mod tests;

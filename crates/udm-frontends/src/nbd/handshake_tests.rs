@@ -1,0 +1,219 @@
+//! The handshake without a network: scripted clients, and clients that send anything at all.
+
+use super::*;
+use proptest::prelude::*;
+use udm_core::{Cx, Device, DeviceId, Lane, Limits, Sectors};
+use udm_wire::nbd::{
+    INFO_BLOCK_SIZE, INFO_EXPORT, OPT_STARTTLS, OPTION_REPLY_HEADER_SIZE, OptionReplyHeader, REP_ACK,
+    REP_ERR_INVALID, REP_ERR_POLICY, REP_ERR_UNSUP, REP_INFO, REP_SERVER, encode_client_flags,
+};
+
+/// A device of a name and a size; nobody opens it here.
+struct Sized(DeviceId, u64);
+
+impl Device for Sized {
+    fn id(&self) -> DeviceId {
+        self.0
+    }
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Err(OpenError::new(95, "not here"))
+    }
+    fn limits(&self) -> Limits {
+        Limits::new(Sectors(self.1))
+    }
+}
+
+fn exports() -> Exports {
+    let exports = Exports::new();
+    for (name, description, sectors) in [("disk", "the first", 2048), ("other", "", 100)] {
+        let device = Arc::new(Sized(DeviceId::new(), sectors));
+        exports.add(Export::new(name, description, false, device).unwrap()).unwrap();
+    }
+    exports
+}
+
+/// What a client that sent `input` in one go is told, and how it ended.
+fn answer_to(input: &[u8], out: &mut Vec<u8>) -> Step {
+    let (mut handshake, exports) = (Handshake::default(), exports());
+    let mut input = input;
+    loop {
+        match handshake.step(&mut input, out, &exports, &mut |_| Ok(())) {
+            Step::Answered => {}
+            end => return end,
+        }
+    }
+}
+
+fn script(options: &[ClientOption]) -> Vec<u8> {
+    let flags = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;
+    let mut bytes = encode_client_flags(flags).to_vec();
+    options.iter().for_each(|o| o.encode(&mut bytes));
+    bytes
+}
+
+/// The replies in `out`: option, reply, data.
+fn replies(mut out: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
+    let mut all = Vec::new();
+    while let Some((header, rest)) = out.split_first_chunk::<OPTION_REPLY_HEADER_SIZE>() {
+        let h = OptionReplyHeader::decode(header).unwrap();
+        let (data, rest) = rest.split_at(h.len as usize);
+        all.push((h.option, h.reply, data.to_vec()));
+        out = rest;
+    }
+    assert!(out.is_empty(), "half a reply");
+    all
+}
+
+fn request(name: &str, infos: &[u16]) -> InfoRequest {
+    InfoRequest { name: name.to_owned(), infos: infos.to_vec() }
+}
+
+#[test]
+fn go_says_size_and_blocks_and_begins() {
+    let mut out = Vec::new();
+    let step = answer_to(&script(&[ClientOption::Go(request("other", &[]))]), &mut out);
+    let Step::Begin(session) = step else { panic!("no session") };
+    assert_eq!((session.export.name(), session.geometry.size, session.structured), ("other", 51200, false));
+    let all = replies(&out);
+    let kinds: Vec<_> =
+        all.iter().map(|r| (r.1, r.2.get(..2).map(|k| u16::from_be_bytes([k[0], k[1]])))).collect();
+    assert_eq!(kinds, [(REP_INFO, Some(INFO_EXPORT)), (REP_INFO, Some(INFO_BLOCK_SIZE)), (REP_ACK, None)]);
+}
+
+#[test]
+fn structured_replies_bring_df_and_hold_for_the_session() {
+    let mut out = Vec::new();
+    let options =
+        [ClientOption::StructuredReply, ClientOption::Go(request("", &[INFO_NAME, INFO_DESCRIPTION]))];
+    let Step::Begin(session) = answer_to(&script(&options), &mut out) else { panic!("no session") };
+    assert!(session.structured);
+    assert_eq!(session.export.name(), "disk", "the empty name is the first export");
+    let all = replies(&out);
+    assert_eq!(all[0], (OPT_STRUCTURED_REPLY, REP_ACK, vec![]));
+    let flags = u16::from_be_bytes([all[1].2[10], all[1].2[11]]);
+    assert!(ExportFlags::from_bits_truncate(flags).contains(ExportFlags::SEND_DF));
+    assert_eq!(&all[3].2[2..], b"disk");
+    assert_eq!(&all[4].2[2..], b"the first");
+}
+
+#[test]
+fn export_name_knows_no_error_but_the_end() {
+    let mut out = Vec::new();
+    assert!(matches!(
+        answer_to(&script(&[ClientOption::ExportName("other".into())]), &mut out),
+        Step::Begin(_)
+    ));
+    assert_eq!(out.len(), 10, "no zeroes, as agreed");
+    let mut old = encode_client_flags(ClientFlags::FIXED_NEWSTYLE).to_vec();
+    ClientOption::ExportName(String::new()).encode(&mut old);
+    out.clear();
+    assert!(matches!(answer_to(&old, &mut out), Step::Begin(_)));
+    assert_eq!(out.len(), 134);
+    out.clear();
+    let step = answer_to(&script(&[ClientOption::ExportName("nothing".into())]), &mut out);
+    assert!(matches!(step, Step::Close) && out.is_empty());
+}
+
+#[test]
+fn what_is_refused_leaves_the_handshake_alive() {
+    let mut out = Vec::new();
+    let options = [
+        ClientOption::Go(request("nothing", &[])),
+        ClientOption::Info(request("nothing", &[])),
+        ClientOption::Unknown { option: 999, data: vec![1, 2, 3] },
+        ClientOption::Unknown { option: OPT_LIST, data: vec![1] },
+        ClientOption::StartTls,
+        ClientOption::List,
+        ClientOption::Info(request("disk", &[])),
+        ClientOption::Abort,
+    ];
+    assert!(matches!(answer_to(&script(&options), &mut out), Step::Close));
+    let kinds: Vec<_> = replies(&out).iter().map(|r| (r.0, r.1)).collect();
+    assert_eq!(
+        kinds,
+        [
+            (OPT_GO, REP_ERR_UNKNOWN),
+            (OPT_INFO, REP_ERR_UNKNOWN),
+            (999, REP_ERR_UNSUP),
+            (OPT_LIST, REP_ERR_INVALID),
+            (OPT_STARTTLS, REP_ERR_POLICY),
+            (OPT_LIST, REP_SERVER),
+            (OPT_LIST, REP_SERVER),
+            (OPT_LIST, REP_ACK),
+            (OPT_INFO, REP_INFO),
+            (OPT_INFO, REP_INFO),
+            (OPT_INFO, REP_ACK),
+            (OPT_ABORT, REP_ACK),
+        ]
+    );
+}
+
+#[test]
+fn a_device_that_does_not_open_is_an_answer_and_not_the_end() {
+    let (mut handshake, exports, mut out) = (Handshake::default(), exports(), Vec::new());
+    let bytes = script(&[ClientOption::Go(request("disk", &[]))]);
+    let mut input = &bytes[..];
+    let mut open = |_: &Arc<Export>| Err(OpenError::new(6, "the disk is gone"));
+    while let Step::Answered = handshake.step(&mut input, &mut out, &exports, &mut open) {}
+    assert_eq!(replies(&out), [(OPT_GO, REP_ERR_PLATFORM, b"the disk is gone".to_vec())]);
+}
+
+fn any_option() -> impl Strategy<Value = ClientOption> {
+    let name = prop_oneof![Just("disk".to_owned()), Just(String::new()), "\\PC{0,20}"];
+    let info = (name.clone(), prop::collection::vec(0u16..8, 0..8))
+        .prop_map(|(name, infos)| InfoRequest { name, infos });
+    prop_oneof![
+        name.prop_map(ClientOption::ExportName),
+        Just(ClientOption::Abort),
+        Just(ClientOption::List),
+        Just(ClientOption::StartTls),
+        Just(ClientOption::StructuredReply),
+        info.clone().prop_map(ClientOption::Info),
+        info.prop_map(ClientOption::Go),
+        (0u32..20, prop::collection::vec(any::<u8>(), 0..40))
+            .prop_map(|(option, data)| ClientOption::Unknown { option, data }),
+    ]
+}
+
+proptest! {
+    /// Whatever comes, there is no panic, every call makes progress, and the answers stay in proportion.
+    #[test]
+    fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..400), head in any::<bool>()) {
+        let mut input = if head { script(&[]) } else { Vec::new() };
+        input.extend(bytes);
+        let mut out = Vec::new();
+        answer_to(&input, &mut out);
+        prop_assert!(out.len() <= 256 + input.len() * 64, "{} bytes for {}", out.len(), input.len());
+    }
+
+    /// Options that mean something, with a byte changed somewhere; and the same in pieces gives the same.
+    #[test]
+    fn options_bent_and_cut(
+        options in prop::collection::vec(any_option(), 0..12),
+        at in any::<prop::sample::Index>(), to in any::<u8>(), bend in any::<bool>(),
+        piece in 1usize..50,
+    ) {
+        let mut bytes = script(&options);
+        if bend {
+            let at = at.index(bytes.len());
+            bytes[at] = to;
+        }
+        let mut whole = Vec::new();
+        let end = answer_to(&bytes, &mut whole);
+        prop_assert!(whole.len() <= 256 + options.len() * 4096);
+
+        let (mut handshake, exports, mut cut) = (Handshake::default(), exports(), Vec::new());
+        let mut ended = false;
+        for mut input in bytes.chunks(piece) {
+            while !ended {
+                match handshake.step(&mut input, &mut cut, &exports, &mut |_| Ok(())) {
+                    Step::Answered => {}
+                    Step::More => break,
+                    Step::Begin(_) | Step::Close => ended = true,
+                }
+            }
+        }
+        prop_assert_eq!(cut, whole);
+        prop_assert_eq!(ended, !matches!(end, Step::More));
+    }
+}

@@ -1,0 +1,198 @@
+//! The server: a thread that accepts connections and deals them to the cores.
+
+use super::connection::Connection;
+use super::socket::{Kind, Listener, prepare};
+use super::stats::Counters;
+use super::{Exports, ServerOptions, Stats};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use udm_runtime::Cluster;
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// A path. The socket there has mode 0600; one that a dead server left is replaced, and it is removed when the server stops.
+    Unix(PathBuf),
+    /// An address; port 0 picks a free port.
+    Tcp(SocketAddr),
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// At a path.
+    Unix(PathBuf),
+    /// At an address, with the port that was picked.
+    Tcp(SocketAddr),
+}
+
+/// An NBD server. Dropping it ends the accepting; connections go on until the cores stop.
+pub struct NbdServer {
+    shared: Arc<Shared>,
+    bound: Vec<Bound>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    cluster: Arc<Cluster>,
+    exports: Arc<Exports>,
+    options: ServerOptions,
+    counters: Arc<Counters>,
+    /// Where the search for a core begins; held while a place is taken.
+    turn: Mutex<usize>,
+    stopping: AtomicBool,
+    accept_errors: AtomicUsize,
+    bell: OwnedFd,
+}
+
+impl NbdServer {
+    /// Serves `exports` on the cores of `cluster`, at all places of `listen` (which may be empty: see [`NbdServer::adopt`]).
+    ///
+    /// # Errors
+    /// When a place to listen can't be had, with its name; nothing listens then.
+    pub fn start(
+        cluster: &Arc<Cluster>,
+        exports: Arc<Exports>,
+        options: ServerOptions,
+        listen: &[Listen],
+    ) -> io::Result<NbdServer> {
+        let listeners = listen
+            .iter()
+            .map(|l| match l {
+                Listen::Unix(path) => Listener::unix(path),
+                Listen::Tcp(address) => Listener::tcp(*address),
+            })
+            .collect::<io::Result<Vec<_>>>()?;
+        let bound = listeners
+            .iter()
+            .map(|l| match &l.kind {
+                Kind::Unix(path, _) => Bound::Unix(path.clone()),
+                Kind::Tcp(address) => Bound::Tcp(*address),
+            })
+            .collect();
+        let shared = Arc::new(Shared {
+            cluster: cluster.clone(),
+            exports,
+            options,
+            counters: Counters::new(cluster.len()),
+            turn: Mutex::new(0),
+            stopping: AtomicBool::new(false),
+            accept_errors: AtomicUsize::new(0),
+            bell: eventfd(0, EventfdFlags::CLOEXEC)?,
+        });
+        let thread = if listeners.is_empty() {
+            None
+        } else {
+            let shared = shared.clone();
+            let name = "udm-nbd-accept".to_owned();
+            Some(std::thread::Builder::new().name(name).spawn(move || shared.accept_loop(&listeners))?)
+        };
+        Ok(NbdServer { shared, bound, thread })
+    }
+
+    /// Where it listens, in the order of `listen`.
+    #[must_use]
+    pub fn bound(&self) -> &[Bound] {
+        &self.bound
+    }
+
+    /// Serves a client on a socket that is connected already: a pair's half, or one inherited.
+    ///
+    /// # Errors
+    /// When it is no socket, or when there are too many connections (EBUSY).
+    pub fn adopt(&self, fd: OwnedFd) -> io::Result<()> {
+        prepare(&fd)?;
+        if self.shared.deal(fd) { Ok(()) } else { Err(Errno::BUSY.into()) }
+    }
+
+    /// What it is doing and has done.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.shared.counters.read()
+    }
+
+    /// Ends the accepting and removes the socket files. Connections go on until the cores stop.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Sleeps until somebody connects or the bell rings.
+    fn accept_loop(&self, listeners: &[Listener]) {
+        let mut fds: Vec<PollFd<'_>> = listeners.iter().map(|l| PollFd::new(&l.fd, PollFlags::IN)).collect();
+        fds.push(PollFd::new(&self.bell, PollFlags::IN));
+        while !self.stopping.load(Ordering::Acquire) {
+            if let Err(e) = poll(&mut fds, None)
+                && e != Errno::INTR
+            {
+                tracing::error!("nbd: waiting for connections: {e}");
+                return;
+            }
+            for listener in listeners {
+                self.accept_all(listener);
+            }
+        }
+    }
+
+    /// Accepts what has come in on `listener`; a bounded number, so that the others get their turn.
+    fn accept_all(&self, listener: &Listener) {
+        for _ in 0..64 {
+            match accept_with(&listener.fd, SocketFlags::CLOEXEC) {
+                Ok(fd) => {
+                    // Without these settings it would work as well, only slower.
+                    if let Err(e) = prepare(&fd) {
+                        tracing::debug!("nbd: setting a connection up: {e}");
+                    }
+                    if !self.deal(fd) {
+                        tracing::warn!("nbd: too many connections; one was closed");
+                    }
+                }
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(e) => {
+                    // Out of files or memory: what waits stays where it is, and we must not spin on it.
+                    if self.accept_errors.fetch_add(1, Ordering::Relaxed).is_multiple_of(100) {
+                        tracing::warn!("nbd: accepting a connection: {e}");
+                    }
+                    let mut bell = [PollFd::new(&self.bell, PollFlags::IN)];
+                    let _ = poll(&mut bell, Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 }));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Gives a connection to a core. False when there are too many; then it is closed.
+    fn deal(&self, fd: OwnedFd) -> bool {
+        let place = {
+            let mut turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            *turn = turn.wrapping_add(1);
+            self.counters.place(self.options.connections_max.max(1), *turn)
+        };
+        let Some(place) = place else { return false };
+        let (exports, options) = (self.exports.clone(), self.options.clone());
+        let core = place.core();
+        let make = Box::new(move || Box::new(Connection::new(fd, exports, options, place)) as _);
+        self.cluster.attach(core, make);
+        true
+    }
+}

@@ -1,0 +1,247 @@
+//! The sending side of a connection: answers wait in a queue, and leave gathered in one send.
+//!
+//! One send is under way at a time. It owns its buffers until it is done; then the data buffers go back to their pool and the memory of
+//! the headers is used again.
+
+use super::stats::Tally;
+use std::collections::VecDeque;
+use udm_core::{Buf, BufPool, Segments};
+use udm_runtime::RingOp;
+use udm_wire::nbd::{SimpleReply, chunk_data_header, chunk_error_header, chunk_none};
+
+/// The longest header in bytes.
+const HEADER_MAX: usize = 28;
+/// Memory for the headers of one send: as many as it can have pieces with data.
+const HEADERS_LEN: usize = 16 << 10;
+const _: () = assert!(HEADERS_LEN >= RingOp::MAX_PIECES / 2 * HEADER_MAX);
+
+/// An answer to a request.
+pub(super) struct Answer {
+    /// The client's name for the request.
+    pub(super) cookie: u64,
+    /// An NBD error, or 0.
+    pub(super) error: u32,
+    /// It was a read: structured, if that was agreed on.
+    pub(super) read: bool,
+    /// Where the data stand on the export.
+    pub(super) offset: u64,
+    /// What a successful read brought; empty otherwise.
+    pub(super) data: Segments,
+    /// Bytes that the request counts for.
+    pub(super) charge: usize,
+}
+
+/// See the module's documentation.
+pub(super) struct Sender {
+    queue: VecDeque<Answer>,
+    structured: bool,
+    /// Bytes of the handshake; they go before all answers.
+    raw: Segments,
+    headers: Buf,
+    /// A list with room for many pieces.
+    spare: Segments,
+    /// The answers in the send under way; `None` when there is none.
+    sending: Option<Sent>,
+}
+
+/// What went out with a send.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub(super) struct Sent {
+    pub(super) answers: usize,
+    pub(super) charge: usize,
+}
+
+impl Sender {
+    pub(super) fn new() -> Sender {
+        Sender {
+            queue: VecDeque::new(),
+            structured: false,
+            raw: Segments::new(),
+            headers: Buf::zeroed(HEADERS_LEN),
+            spare: Segments::new(),
+            sending: None,
+        }
+    }
+
+    /// From here on reads are answered with chunks.
+    pub(super) fn use_structured(&mut self) {
+        self.structured = true;
+    }
+
+    /// Queues bytes of the handshake.
+    pub(super) fn push_raw(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            let mut buf = Buf::zeroed(bytes.len());
+            buf.copy_from_slice(bytes);
+            self.raw.push(buf);
+        }
+    }
+
+    /// Queues an answer.
+    pub(super) fn push(&mut self, answer: Answer) {
+        self.queue.push_back(answer);
+    }
+
+    /// True when nothing waits and nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.sending.is_none() && self.raw.is_empty() && self.queue.is_empty()
+    }
+
+    /// The next send, when none is under way and something waits.
+    pub(super) fn next(&mut self, tally: &mut Tally) -> Option<Segments> {
+        if self.sending.is_some() || (self.queue.is_empty() && self.raw.is_empty()) {
+            return None;
+        }
+        let mut sent = Sent::default();
+        let out =
+            if self.raw.is_empty() { self.gather(&mut sent, tally) } else { std::mem::take(&mut self.raw) };
+        self.sending = Some(sent);
+        Some(out)
+    }
+
+    /// As many answers as one send takes.
+    fn gather(&mut self, sent: &mut Sent, tally: &mut Tally) -> Segments {
+        let mut out = std::mem::take(&mut self.spare);
+        // Whole again: the send before is done, and nobody else has pieces of it.
+        self.headers.reclaim();
+        let mut pieces = 0;
+        while let Some(answer) = self.queue.front() {
+            pieces += 1 + answer.data.iter().count();
+            let room = pieces <= RingOp::MAX_PIECES && self.headers.len() >= HEADER_MAX;
+            if !room && sent.answers > 0 {
+                break;
+            }
+            let Some(answer) = self.queue.pop_front() else { break };
+            sent.answers += 1;
+            sent.charge += answer.charge;
+            tally.errors += u64::from(answer.error != 0);
+            tally.bytes_out += answer.data.len() as u64;
+            self.put(&mut out, answer);
+        }
+        out
+    }
+
+    fn put(&mut self, out: &mut Segments, answer: Answer) {
+        let Answer { cookie, error, read, offset, data, .. } = answer;
+        let len = data.len() as u32;
+        match (read && self.structured, error, len) {
+            (false, ..) => self.header(out, &SimpleReply { error, cookie }.encode()),
+            (true, 0, 0) => self.header(out, &chunk_none(cookie)),
+            (true, 0, _) => self.header(out, &chunk_data_header(cookie, offset, len, true)),
+            (true, ..) => self.header(out, &chunk_error_header(cookie, error)),
+        }
+        out.append(data);
+    }
+
+    fn header(&mut self, out: &mut Segments, bytes: &[u8]) {
+        let mut header = self.headers.split_to(bytes.len());
+        header.copy_from_slice(bytes);
+        out.push(header);
+    }
+
+    /// A send ended after `n` bytes. `Err` is the rest of it, to be sent at once; `Ok` what left. Buffers go to `pool`.
+    pub(super) fn sent(
+        &mut self,
+        n: usize,
+        mut data: Segments,
+        pool: &mut BufPool,
+    ) -> Result<Sent, Segments> {
+        if n < data.len() {
+            recycle(data.split_to(n), pool);
+            return Err(data);
+        }
+        while let Some(buf) = data.pop() {
+            pool.put(buf);
+        }
+        self.spare = data;
+        Ok(self.sending.take().unwrap_or_default())
+    }
+
+    /// Drops all that waits and forgets what was under way; returns how many answers that were.
+    pub(super) fn clear(&mut self, pool: &mut BufPool) -> usize {
+        let mut n = self.sending.take().unwrap_or_default().answers;
+        self.raw = Segments::new();
+        n += self.queue.len();
+        for answer in self.queue.drain(..) {
+            recycle(answer.data, pool);
+        }
+        n
+    }
+}
+
+/// Gives the buffers back.
+pub(super) fn recycle(mut data: Segments, pool: &mut BufPool) {
+    while let Some(buf) = data.pop() {
+        pool.put(buf);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(cookie: u64, error: u32, data: usize) -> Answer {
+        let data = if data > 0 { Buf::zeroed(data).into() } else { Segments::new() };
+        Answer { cookie, error, read: true, offset: 512, charge: data.len(), data }
+    }
+
+    fn bytes(data: &Segments) -> Vec<u8> {
+        data.iter().flat_map(|b| b.to_vec()).collect()
+    }
+
+    #[test]
+    fn a_failed_read_sends_no_data() {
+        for (structured, size) in [(false, 16), (true, 26)] {
+            let (mut s, mut tally) = (Sender::new(), Tally::default());
+            s.structured = structured;
+            s.push(answer(7, 5, 0));
+            assert_eq!(bytes(&s.next(&mut tally).unwrap()).len(), size);
+            assert!(s.next(&mut tally).is_none(), "one send at a time");
+        }
+    }
+
+    #[test]
+    fn a_send_has_no_more_pieces_than_the_ring_takes_and_none_gets_lost() {
+        let (mut s, mut tally, mut pool) = (Sender::new(), Tally::default(), BufPool::new(1 << 20));
+        s.use_structured();
+        (0..2000).for_each(|i| s.push(answer(i, 0, 16)));
+        let mut answers = 0;
+        while let Some(data) = s.next(&mut tally) {
+            assert!(data.iter().count() <= RingOp::MAX_PIECES);
+            let n = data.len();
+            let sent = s.sent(n, data, &mut pool).unwrap();
+            assert_eq!(sent.charge, sent.answers * 16);
+            answers += sent.answers;
+        }
+        assert_eq!((answers, tally.bytes_out, s.is_idle()), (2000, 32000, true));
+    }
+
+    #[test]
+    fn a_short_send_goes_on_where_it_stopped() {
+        let (mut s, mut tally, mut pool) = (Sender::new(), Tally::default(), BufPool::new(1 << 20));
+        s.push(answer(1, 0, 100));
+        s.push(answer(2, 0, 100));
+        let data = s.next(&mut tally).unwrap();
+        let whole = bytes(&data);
+        let rest = s.sent(120, data, &mut pool).unwrap_err();
+        assert_eq!(bytes(&rest), whole[120..]);
+        assert!(!s.is_idle() && s.next(&mut tally).is_none());
+        let n = rest.len();
+        assert_eq!(s.sent(n, rest, &mut pool).unwrap(), Sent { answers: 2, charge: 200 });
+        assert!(s.is_idle());
+    }
+
+    #[test]
+    fn headers_use_the_same_memory_again() {
+        let (mut s, mut tally, mut pool) = (Sender::new(), Tally::default(), BufPool::new(1 << 20));
+        let at = s.headers.addr();
+        for i in 0..3000 {
+            s.push(answer(i, 22, 0));
+            let data = s.next(&mut tally).unwrap();
+            assert_eq!(data.iter().next().unwrap().addr(), at);
+            let n = data.len();
+            s.sent(n, data, &mut pool).unwrap();
+        }
+        assert_eq!(pool.kept(), 0);
+    }
+}

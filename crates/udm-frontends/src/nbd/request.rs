@@ -1,0 +1,131 @@
+//! What a request may ask for: checked here, once, before anything of it reaches the device.
+
+use super::exports::Geometry;
+use udm_core::{BioFlags, Op};
+use udm_wire::nbd::{Command, CommandFlags, EINVAL, ENOSPC, EPERM, ExportFlags, Request};
+
+/// What to do with a request that may be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// One bio.
+    Bio(Op, BioFlags),
+    /// Reads, piece by piece, of which nothing is kept.
+    Cache,
+    /// Nothing: an empty range. Succeeds.
+    Nothing,
+}
+
+/// Checks `request` against its export.
+///
+/// # Errors
+/// The NBD error of the answer. The payload of a refused write has to be skipped.
+pub(super) fn check(request: &Request, export: &Geometry, structured: bool) -> Result<Plan, u32> {
+    let plan = match request.command {
+        Command::Read => Plan::Bio(Op::Read, BioFlags::empty()),
+        Command::Write if request.flags.contains(CommandFlags::FUA) => Plan::Bio(Op::Write, BioFlags::FUA),
+        Command::Write => Plan::Bio(Op::Write, BioFlags::empty()),
+        Command::Flush => Plan::Bio(Op::Flush, BioFlags::empty()),
+        Command::Trim => Plan::Bio(Op::Discard, BioFlags::empty()),
+        Command::WriteZeroes if request.flags.contains(CommandFlags::NO_HOLE) => {
+            Plan::Bio(Op::WriteZeroes, BioFlags::NOUNMAP)
+        }
+        Command::WriteZeroes => Plan::Bio(Op::WriteZeroes, BioFlags::empty()),
+        Command::Cache => Plan::Cache,
+        Command::Disconnect | Command::BlockStatus | Command::Other(_) => return Err(EINVAL),
+    };
+    if !request.flags_fit() || (request.flags.contains(CommandFlags::DF) && !structured) {
+        return Err(EINVAL);
+    }
+    if request.command == Command::Flush {
+        return if request.offset == 0 && request.len == 0 { Ok(plan) } else { Err(EINVAL) };
+    }
+    let writes = matches!(request.command, Command::Write | Command::WriteZeroes | Command::Trim);
+    if writes && export.flags.contains(ExportFlags::READ_ONLY) {
+        return Err(EPERM);
+    }
+    let carries = matches!(request.command, Command::Read | Command::Write);
+    if carries && request.len > export.blocks.maximum {
+        return Err(EINVAL);
+    }
+    let end = request.offset.checked_add(request.len.into());
+    if end.is_none_or(|end| end > export.size) {
+        // proto.md: ENOSPC where bytes would be put behind the end, EINVAL for the others.
+        let puts = matches!(request.command, Command::Write | Command::WriteZeroes);
+        return Err(if puts { ENOSPC } else { EINVAL });
+    }
+    let block = u64::from(export.blocks.minimum);
+    if !request.offset.is_multiple_of(block) || !u64::from(request.len).is_multiple_of(block) {
+        return Err(EINVAL);
+    }
+    Ok(if request.len == 0 { Plan::Nothing } else { plan })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_wire::nbd::BlockSizes;
+
+    fn geometry() -> Geometry {
+        let blocks = BlockSizes { minimum: 512, preferred: 4096, maximum: 32 << 20 };
+        Geometry { size: 64 << 20, blocks, flags: ExportFlags::HAS_FLAGS }
+    }
+
+    fn request(command: Command, flags: CommandFlags, offset: u64, len: u32) -> Request {
+        Request { flags, command, cookie: 1, offset, len }
+    }
+
+    fn verdict(command: Command, offset: u64, len: u32) -> Result<Plan, u32> {
+        check(&request(command, CommandFlags::empty(), offset, len), &geometry(), false)
+    }
+
+    #[test]
+    fn ranges() {
+        use Command::{Cache, Read, Trim, Write, WriteZeroes};
+        let end = 64 << 20;
+        for command in [Read, Write, Trim, WriteZeroes, Cache] {
+            let beyond = if matches!(command, Write | WriteZeroes) { ENOSPC } else { EINVAL };
+            assert!(verdict(command, end - 512, 512).is_ok());
+            assert_eq!(verdict(command, end, 0), Ok(Plan::Nothing));
+            assert_eq!(verdict(command, end, 512), Err(beyond));
+            assert_eq!(verdict(command, end - 512, 1024), Err(beyond));
+            assert_eq!(verdict(command, u64::MAX - 511, 512), Err(beyond));
+            assert_eq!(verdict(command, 1, 512), Err(EINVAL));
+            assert_eq!(verdict(command, 0, 511), Err(EINVAL));
+        }
+        assert!(verdict(Read, 0, 32 << 20).is_ok());
+        assert_eq!(verdict(Read, 0, (32 << 20) + 512), Err(EINVAL));
+        assert_eq!(verdict(Write, 0, (32 << 20) + 512), Err(EINVAL));
+        assert!(verdict(WriteZeroes, 0, 64 << 20).is_ok(), "no data, no limit");
+    }
+
+    #[test]
+    fn flags_and_commands() {
+        let g = geometry();
+        let fits = |c, f, structured| check(&request(c, f, 0, 512), &g, structured);
+        assert_eq!(fits(Command::Write, CommandFlags::FUA, false), Ok(Plan::Bio(Op::Write, BioFlags::FUA)));
+        assert_eq!(fits(Command::Read, CommandFlags::DF, false), Err(EINVAL));
+        assert!(fits(Command::Read, CommandFlags::DF, true).is_ok());
+        assert_eq!(
+            fits(Command::WriteZeroes, CommandFlags::NO_HOLE, false),
+            Ok(Plan::Bio(Op::WriteZeroes, BioFlags::NOUNMAP))
+        );
+        assert_eq!(fits(Command::Trim, CommandFlags::NO_HOLE, false), Err(EINVAL));
+        assert_eq!(fits(Command::Write, CommandFlags::PAYLOAD_LEN, true), Err(EINVAL));
+        assert_eq!(fits(Command::BlockStatus, CommandFlags::empty(), true), Err(EINVAL));
+        assert_eq!(fits(Command::Other(99), CommandFlags::empty(), true), Err(EINVAL));
+        assert_eq!(fits(Command::Flush, CommandFlags::empty(), true), Err(EINVAL), "a flush has no range");
+    }
+
+    #[test]
+    fn a_read_only_export_takes_no_writes() {
+        let flags = ExportFlags::HAS_FLAGS | ExportFlags::READ_ONLY;
+        let g = Geometry { flags, ..geometry() };
+        for command in [Command::Write, Command::Trim, Command::WriteZeroes] {
+            assert_eq!(check(&request(command, CommandFlags::empty(), 0, 512), &g, false), Err(EPERM));
+        }
+        for command in [Command::Read, Command::Cache] {
+            assert!(check(&request(command, CommandFlags::empty(), 0, 512), &g, false).is_ok());
+        }
+        assert!(check(&request(Command::Flush, CommandFlags::empty(), 0, 0), &g, false).is_ok());
+    }
+}

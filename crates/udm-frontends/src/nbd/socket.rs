@@ -1,0 +1,97 @@
+//! Sockets to listen on: made, guarded and taken away again.
+
+use rustix::fs::{Mode, Stat};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// Connections that the kernel keeps for us until we accept them.
+const BACKLOG: i32 = 1024;
+
+/// What connections come in on. Dropping it closes it and takes the path away.
+pub(super) struct Listener {
+    pub(super) fd: OwnedFd,
+    pub(super) kind: Kind,
+}
+
+pub(super) enum Kind {
+    /// The path, and what we put there.
+    Unix(PathBuf, Stat),
+    Tcp(SocketAddr),
+}
+
+fn explain(e: impl Into<io::Error>, what: &str) -> io::Error {
+    let e = e.into();
+    io::Error::new(e.kind(), format!("{what}: {e}"))
+}
+
+impl Listener {
+    /// A Unix socket at `path` that only this user can connect to. A socket that nobody listens on any more is replaced.
+    pub(super) fn unix(path: &Path) -> io::Result<Listener> {
+        let what = path.display().to_string();
+        let address = SocketAddrUnix::new(path).map_err(|e| explain(e, &what))?;
+        remove_stale(path, &address)?;
+        let fd = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        // On Linux the mode of an unbound socket becomes the mode of its path: there is no moment at which others could connect.
+        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(|e| explain(e, &what))?;
+        rustix::net::bind(&fd, &address).map_err(|e| explain(e, &what))?;
+        let put = rustix::fs::lstat(path).map_err(|e| explain(e, &what))?;
+        let listener = Listener { fd, kind: Kind::Unix(path.to_owned(), put) };
+        rustix::net::listen(&listener.fd, BACKLOG).map_err(|e| explain(e, &what))?;
+        Ok(listener)
+    }
+
+    /// A TCP port; 0 picks a free one.
+    pub(super) fn tcp(address: SocketAddr) -> io::Result<Listener> {
+        let listener = TcpListener::bind(address).map_err(|e| explain(e, &address.to_string()))?;
+        let address = listener.local_addr()?;
+        listener.set_nonblocking(true)?;
+        Ok(Listener { fd: listener.into(), kind: Kind::Tcp(address) })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Only what we put there: somebody may have replaced it.
+        if let Kind::Unix(path, put) = &self.kind
+            && rustix::fs::lstat(path).is_ok_and(|now| now.st_dev == put.st_dev && now.st_ino == put.st_ino)
+        {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn unix_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+/// Removes a socket file whose server is gone.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
+    let is_socket = rustix::fs::lstat(path)
+        .is_ok_and(|s| rustix::fs::FileType::from_raw_mode(s.st_mode) == rustix::fs::FileType::Socket);
+    if is_socket {
+        let probe = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        if rustix::net::connect(&probe, address) == Err(rustix::io::Errno::CONNREFUSED) {
+            std::fs::remove_file(path).map_err(|e| explain(e, &path.display().to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets an accepted socket up for the ring, which wants it blocking, and for NBD.
+pub(super) fn prepare(fd: &OwnedFd) -> rustix::io::Result<()> {
+    /// Room for a deep queue of 4 KiB answers; the kernel cuts it to what it allows.
+    const UNIX_SEND_BUFFER: usize = 4 << 20;
+    rustix::io::ioctl_fionbio(fd, false)?;
+    if sockopt::socket_domain(fd.as_fd())? == AddressFamily::UNIX {
+        // The buffer of a Unix socket does not grow by itself, as TCP's does.
+        sockopt::set_socket_send_buffer_size(fd, UNIX_SEND_BUFFER)?;
+    } else {
+        sockopt::set_tcp_nodelay(fd, true)?;
+        // A client whose host vanished is noticed in the end.
+        sockopt::set_socket_keepalive(fd, true)?;
+    }
+    Ok(())
+}
