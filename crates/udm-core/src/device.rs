@@ -1,6 +1,7 @@
 //! The control half of a device.
 
 use crate::{Cx, Lane, Limits};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The control half of a device: shared by all cores, immutable or slow to change.
@@ -17,9 +18,22 @@ pub trait Device: Send + Sync {
     /// Size and limits, as of now.
     fn limits(&self) -> Limits;
 
-    /// The devices directly below, for the check against cycles. Empty for a backend.
+    /// The devices below, directly and through others, for the check against cycles. Empty for a backend.
     fn below(&self) -> Vec<DeviceId> {
-        Vec::new()
+        let mut seen = BTreeSet::new();
+        self.add_below(&mut seen);
+        seen.into_iter().collect()
+    }
+
+    /// Adds to `seen` the devices directly below, and what is below those that were not in it: each is visited once.
+    fn add_below(&self, seen: &mut BTreeSet<DeviceId>) {
+        let _ = seen;
+    }
+
+    /// How many mapped devices lie on top of each other here, itself included; 0 for a backend. Calls go down that deep, so
+    /// it is bounded when a table is loaded.
+    fn depth(&self) -> usize {
+        0
     }
 }
 

@@ -5,12 +5,21 @@
 #![forbid(unsafe_code)]
 
 pub mod error;
+pub mod error_target;
+pub mod linear;
+pub mod mapped;
 pub mod multipath;
 pub mod registry;
+mod split;
+pub mod striped;
+pub mod table;
 pub mod target;
 #[doc(hidden)]
 pub mod testing;
+pub mod zero;
 
 pub use error::TargetError;
+pub use mapped::{Change, DeviceInfo, MappedDevice, Wake};
 pub use registry::{TARGETS, TargetType};
+pub use table::{Entry, Table};
 pub use target::{DeviceRef, Kind, LookupError, Notify, Resolver, Target, TargetArgs, Used};

@@ -21,8 +21,13 @@ pub struct TargetType {
 }
 
 /// Every target type, in the order of their names.
-pub const TARGETS: &[TargetType] =
-    &[TargetType { name: "multipath", version: [1, 14, 0], new: crate::multipath::new }];
+pub const TARGETS: &[TargetType] = &[
+    TargetType { name: "error", version: [1, 7, 0], new: crate::error_target::new },
+    TargetType { name: "linear", version: [1, 4, 0], new: crate::linear::new },
+    TargetType { name: "multipath", version: [1, 14, 0], new: crate::multipath::new },
+    TargetType { name: "striped", version: [1, 6, 0], new: crate::striped::new },
+    TargetType { name: "zero", version: [1, 2, 0], new: crate::zero::new },
+];
 
 /// The type called `name`.
 #[must_use]

@@ -1,0 +1,69 @@
+//! The error target: `error [<dev> <offset>]`. All I/O fails with EIO; a flush, which has nothing to make durable, succeeds.
+//!
+//! Any arguments are accepted and none printed. Exactly two name a device whose limits the target reports, so that it can stand in for it.
+
+use crate::error::TargetError;
+use crate::target::{Kind, Target, TargetArgs, Used, decimal};
+use crate::zero::ImmediateLane;
+use std::sync::Arc;
+use udm_core::{Batch, Bio, Cx, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
+
+struct ErrorTarget {
+    len: Sectors,
+    like: Option<Used>,
+}
+
+/// Makes an error target.
+///
+/// # Errors
+/// With two arguments: `Invalid device sector`, `Device lookup failed`.
+pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+    let like = match args.args {
+        [device, offset] => {
+            let start =
+                decimal(offset).ok_or_else(|| TargetError::new("error: Invalid device sector").at(1))?;
+            let device = args.resolver.get(device).map_err(|e| {
+                TargetError::new("error: Device lookup failed").with_errno(e.errno).because(e.reason).at(0)
+            })?;
+            Some(Used { device, start: Sector(start), len: args.len })
+        }
+        _ => None,
+    };
+    Ok(Arc::new(ErrorTarget { len: args.len, like }))
+}
+
+impl Target for ErrorTarget {
+    fn type_name(&self) -> &'static str {
+        "error"
+    }
+
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(ImmediateLane { end: fail, done: Batch::new() }))
+    }
+
+    fn table(&self) -> String {
+        String::new()
+    }
+
+    fn limits(&self) -> Limits {
+        let own = Limits { max_write_zeroes: Sectors::ZERO, ..Limits::new(self.len) };
+        let limits = match &self.like {
+            Some(used) => own.stack(&used.device.device.limits()),
+            None => own,
+        };
+        // Discards fail with EIO and not as unsupported (kernel).
+        Limits { request_stackable: false, max_discard: own.max_discard, ..limits }
+    }
+
+    fn devices(&self) -> Vec<Used> {
+        self.like.iter().cloned().collect()
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Any
+    }
+}
+
+fn fail(bio: &mut Bio) -> Status {
+    if bio.op == Op::Flush { Status::Ok } else { Status::IoErr }
+}

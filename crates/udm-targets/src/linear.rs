@@ -1,0 +1,97 @@
+//! The linear target: `linear <dev> <offset>`, a run of sectors of one device.
+//!
+//! It is data: a table lane adds the offset itself ([`Target::as_linear`]).
+
+use crate::error::TargetError;
+use crate::target::{DeviceRef, Target, TargetArgs, Used, decimal};
+use std::sync::Arc;
+use udm_core::{Batch, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors};
+
+struct Linear {
+    device: DeviceRef,
+    offset: Sector,
+    len: Sectors,
+}
+
+/// Makes a linear target.
+///
+/// # Errors
+/// The kernel's: `Invalid argument count`, `Invalid device sector`, `Device lookup failed`. An offset beyond 64 bits, which the kernel takes modulo
+/// 2^64, is refused.
+pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+    let [device, offset] = args.args else {
+        return Err(TargetError::new("linear: Invalid argument count").at(args.args.len().min(2)));
+    };
+    let offset =
+        Sector(decimal(offset).ok_or_else(|| TargetError::new("linear: Invalid device sector").at(1))?);
+    let device = args.resolver.get(device).map_err(|e| {
+        TargetError::new("linear: Device lookup failed").with_errno(e.errno).because(e.reason).at(0)
+    })?;
+    Ok(Arc::new(Linear { device, offset, len: args.len }))
+}
+
+impl Target for Linear {
+    fn type_name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(LinearLane { below: self.device.device.open(cx)?, offset: self.offset.0 }))
+    }
+
+    fn table(&self) -> String {
+        format!("{} {}", self.device.number, self.offset)
+    }
+
+    fn limits(&self) -> Limits {
+        let below = self.device.device.limits();
+        Limits { request_stackable: false, ..Limits::new(self.len).stack(&below) }
+    }
+
+    fn devices(&self) -> Vec<Used> {
+        vec![Used { device: self.device.clone(), start: self.offset, len: self.len }]
+    }
+
+    fn as_linear(&self) -> Option<(DeviceRef, Sector)> {
+        Some((self.device.clone(), self.offset))
+    }
+
+    fn flush_bypasses_map(&self) -> bool {
+        true
+    }
+}
+
+/// The target as a lane of its own, for those that don't add the offset themselves.
+struct LinearLane {
+    below: Box<dyn Lane>,
+    offset: u64,
+}
+
+impl LinearLane {
+    fn undo(&self, batch: &mut [Box<udm_core::Bio>]) {
+        for bio in batch.iter_mut().filter(|bio| bio.op != Op::Flush) {
+            bio.sector.0 = bio.sector.0.wrapping_sub(self.offset);
+        }
+    }
+}
+
+impl Lane for LinearLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        for bio in batch.iter_mut().filter(|bio| bio.op != Op::Flush) {
+            bio.sector.0 = bio.sector.0.wrapping_add(self.offset);
+        }
+        self.below.submit(batch, cx);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        let from = done.len();
+        self.below.poll(done, cx);
+        self.undo(&mut done[from..]);
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        let from = back.len();
+        self.below.drain(how, back, cx);
+        self.undo(&mut back[from..]);
+    }
+}

@@ -1,0 +1,242 @@
+//! Suspend and resume: a change that all cores take part in, one step at a time.
+//!
+//! A resume with a new table: every core opens its lanes of it (*prepare*), while the old one serves; only when all could, the device is suspended (if it
+//! is not already), the tables change places, and the cores go on with the lanes that they have. What can fail is over before anything stops,
+//! so a resume that cannot work is refused with the old table live and running, even if the device was suspended before.
+//!
+//! A [`Change`] blocks nobody: [`Change::step`] does what can be done now, and its `wake` is called when there is more. One change at a time
+//! and device. Hooks of targets run in the kernel's order: presuspend, (cores stop), postsuspend, (swap), resume, (cores go on).
+
+use super::device::{MappedDevice, Slot, Wake};
+use crate::error::TargetError;
+use crate::target::Target;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use udm_core::{Ack, Cores, Device, Drain, Failure, LaneCommand};
+
+/// What to do at the next step, once the cores have answered the last one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Check the new table and have the cores open it.
+    Prepare,
+    /// The cores have tried.
+    Prepared,
+    /// Have the cores stop.
+    Suspend,
+    /// They have stopped.
+    Suspended,
+    /// Have the cores go on with the table that is live now.
+    Resume,
+    /// They do.
+    Resumed,
+    /// Over.
+    Done,
+}
+
+/// A suspend or resume under way. Dropped before its end it leaves the device suspended or as it was; a resume mends that.
+#[must_use = "nothing happens until it is stepped"]
+pub struct Change {
+    device: Arc<MappedDevice>,
+    wake: Wake,
+    noflush: bool,
+    /// What becomes live.
+    next: Option<Slot>,
+    /// Resume behind the suspend.
+    go_on: bool,
+    phase: Phase,
+    /// Set when all cores have answered.
+    waiting: Option<Arc<AtomicBool>>,
+    failure: Failure,
+    result: Result<(), TargetError>,
+}
+
+impl Change {
+    pub(super) fn suspend(
+        device: &Arc<MappedDevice>,
+        noflush: bool,
+        wake: Wake,
+    ) -> Result<Change, TargetError> {
+        let mut change = Change::begin(device, noflush, wake)?;
+        change.phase = if device.is_suspended() { Phase::Done } else { Phase::Suspend };
+        Ok(change)
+    }
+
+    pub(super) fn resume(
+        device: &Arc<MappedDevice>,
+        noflush: bool,
+        wake: Wake,
+    ) -> Result<Change, TargetError> {
+        let mut change = Change::begin(device, noflush, wake)?;
+        change.go_on = true;
+        let mut state = device.state();
+        if let Some(table) = state.inactive.clone() {
+            state.generation += 1;
+            change.next = Some(Slot { table, generation: state.generation });
+            change.phase = Phase::Prepare;
+        } else if state.suspended {
+            change.phase = Phase::Resume;
+        }
+        drop(state);
+        Ok(change)
+    }
+
+    fn begin(device: &Arc<MappedDevice>, noflush: bool, wake: Wake) -> Result<Change, TargetError> {
+        if std::mem::replace(&mut device.state().changing, true) {
+            return Err(TargetError::errno(16).because("another suspend or resume is under way"));
+        }
+        Ok(Change {
+            device: Arc::clone(device),
+            wake,
+            noflush,
+            next: None,
+            go_on: false,
+            phase: Phase::Done,
+            waiting: None,
+            failure: Failure::default(),
+            result: Ok(()),
+        })
+    }
+
+    /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake. `Some`: over, with its outcome.
+    pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), TargetError>> {
+        loop {
+            // Acquire pairs with the release behind the last ack: what the lanes did is seen here.
+            if self.waiting.as_ref().is_some_and(|answered| !answered.load(Ordering::Acquire)) {
+                return None;
+            }
+            self.waiting = None;
+            self.phase = match self.phase {
+                Phase::Prepare => self.prepare(cores),
+                Phase::Prepared => self.prepared(cores),
+                Phase::Suspend => self.stop(cores),
+                Phase::Suspended => self.stopped(),
+                Phase::Resume => self.go(cores),
+                Phase::Resumed | Phase::Done => {
+                    self.device.state().changing = false;
+                    self.phase = Phase::Done;
+                    return Some(self.result.clone());
+                }
+            };
+        }
+    }
+
+    /// Calls off a change that waits: the device goes on with the table that is live. Step it to its end, which is EINTR.
+    pub fn cancel(&mut self, cores: &dyn Cores) {
+        let error = TargetError::errno(4).because("called off");
+        match self.phase {
+            // Nothing has stopped, or nothing is to.
+            Phase::Prepare | Phase::Prepared | Phase::Suspend => self.phase = self.refuse(error, cores),
+            Phase::Suspended => {
+                self.drop_prepared(cores);
+                self.result = Err(error);
+                self.phase = Phase::Resume;
+            }
+            Phase::Resume | Phase::Resumed | Phase::Done => return,
+        }
+        self.waiting = None;
+    }
+
+    fn ack(&mut self) -> Ack {
+        let answered = Arc::new(AtomicBool::new(false));
+        self.waiting = Some(Arc::clone(&answered));
+        let wake = Arc::clone(&self.wake);
+        Ack::new(move || {
+            answered.store(true, Ordering::Release);
+            wake();
+        })
+    }
+
+    fn prepare(&mut self, cores: &dyn Cores) -> Phase {
+        let Some(slot) = self.next.clone() else { return Phase::Done };
+        if let Err(error) = self.device.check(&slot.table) {
+            return self.refuse(error, cores);
+        }
+        self.device.state().preparing = Some(slot.clone());
+        let Slot { table, generation } = slot;
+        let (failure, ack) = (self.failure.clone(), self.ack());
+        cores.broadcast(self.device.id(), LaneCommand::Prepare { table, generation, failure, ack });
+        Phase::Prepared
+    }
+
+    fn prepared(&mut self, cores: &dyn Cores) -> Phase {
+        if let Some(error) = self.failure.take() {
+            return self.refuse(TargetError::errno(error.errno).because(error.text), cores);
+        }
+        if self.device.is_suspended() { self.swap() } else { Phase::Suspend }
+    }
+
+    /// The old table stays, and runs.
+    fn refuse(&mut self, error: TargetError, cores: &dyn Cores) -> Phase {
+        self.drop_prepared(cores);
+        self.result = Err(error);
+        if self.go_on && self.device.is_suspended() { Phase::Resume } else { Phase::Done }
+    }
+
+    fn drop_prepared(&mut self, cores: &dyn Cores) {
+        let Some(slot) = self.next.take() else { return };
+        self.device.state().preparing = None;
+        cores.broadcast(self.device.id(), LaneCommand::Unprepare { generation: slot.generation });
+    }
+
+    fn stop(&mut self, cores: &dyn Cores) -> Phase {
+        self.device.state().suspended = true;
+        self.each_target(|target| target.presuspend(self.noflush));
+        let how = if self.noflush { Drain::NoFlush } else { Drain::Flush };
+        let ack = self.ack();
+        cores.broadcast(self.device.id(), LaneCommand::Suspend { how, ack });
+        Phase::Suspended
+    }
+
+    fn stopped(&mut self) -> Phase {
+        self.each_target(|target| target.postsuspend());
+        if self.next.is_some() {
+            return self.swap();
+        }
+        if self.go_on { Phase::Resume } else { Phase::Done }
+    }
+
+    fn swap(&mut self) -> Phase {
+        let mut state = self.device.state();
+        if let Some(slot) = self.next.take() {
+            state.preparing = None;
+            // A load may have put another table there meanwhile; that one stays.
+            if state.inactive.as_ref().is_some_and(|table| Arc::ptr_eq(table, &slot.table)) {
+                state.inactive = None;
+            }
+            let old = state.live.replace(slot);
+            drop(state);
+            // Closes devices: not under the lock. Lanes keep what they need of it until they take the new table.
+            drop(old);
+        }
+        Phase::Resume
+    }
+
+    fn go(&mut self, cores: &dyn Cores) -> Phase {
+        self.each_target(|target| target.resume());
+        let generation = {
+            let mut state = self.device.state();
+            state.suspended = false;
+            state.live_generation()
+        };
+        let ack = self.ack();
+        cores.broadcast(self.device.id(), LaneCommand::Resume { generation, ack });
+        Phase::Resumed
+    }
+
+    fn each_target(&self, hook: impl Fn(&dyn Target)) {
+        let live = self.device.live();
+        for entry in live.iter().flat_map(|table| table.targets()) {
+            hook(&*entry.target);
+        }
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        if self.phase != Phase::Done {
+            let mut state = self.device.state();
+            state.changing = false;
+            state.preparing = None;
+        }
+    }
+}

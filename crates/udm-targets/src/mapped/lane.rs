@@ -1,0 +1,246 @@
+//! The data path of a mapped device on one core: the live table's lane, and what becomes of bios while tables change.
+//!
+//! ```text
+//!             Suspend                  nothing in flight
+//!  Running ------------> Draining ---------------------> Suspended
+//!     ^                     |  (ack when it leaves)           |
+//!     +------ Resume -------+------------- Resume ------------+
+//! ```
+//!
+//! Running: batches go straight down; a test of the port's flag and a count is all there is to it. Draining: new bios are parked, what is in
+//! flight comes home, what is only held is handed back and parked too (no-flush) or fails (flush). Suspended: all bios are parked; those that will not wait
+//! fail (kernel: NOWAIT with EAGAIN, read-ahead with EIO). Resume puts the lane of the wanted generation in place, then everything parked goes
+//! down, oldest first.
+//!
+//! Commands may come twice or for a generation that is already in place (a lane opened between two of them): the generation makes them
+//! harmless. Without a table there is no lane, and bios end with EIO.
+
+use std::rc::Rc;
+use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, LaneCommand, Port, Status};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Running,
+    Draining(Drain),
+    Suspended,
+}
+
+/// A table's lane and the generation of the table.
+type Generation = (u64, Box<dyn Lane>);
+
+/// See the module's documentation.
+pub(super) struct MappedLane {
+    port: Rc<Port>,
+    /// Running with a table, nothing prepared, nothing to hand out: what `submit` and `poll` test first.
+    ordinary: bool,
+    in_flight: usize,
+    live: Option<Box<dyn Lane>>,
+    generation: u64,
+    prepared: Option<Generation>,
+    state: State,
+    acks: Vec<udm_core::Ack>,
+    /// Handed back by the lane below: older than what is parked.
+    returned: Batch,
+    parked: Batch,
+    /// Ended here, to be handed out by the next poll.
+    ended: Batch,
+}
+
+impl MappedLane {
+    pub fn new(
+        port: Rc<Port>,
+        live: Option<Generation>,
+        prepared: Option<Generation>,
+        suspended: bool,
+    ) -> MappedLane {
+        let (generation, live) = match live {
+            Some((generation, lane)) => (generation, Some(lane)),
+            None => (0, None),
+        };
+        let mut lane = MappedLane {
+            port,
+            ordinary: false,
+            in_flight: 0,
+            live,
+            generation,
+            prepared,
+            state: if suspended { State::Suspended } else { State::Running },
+            acks: Vec::new(),
+            returned: Batch::new(),
+            parked: Batch::new(),
+            ended: Batch::new(),
+        };
+        lane.settle();
+        lane
+    }
+
+    /// Acts on the commands in the port.
+    #[cold]
+    fn read_mail(&mut self, cx: &mut Cx<'_>) {
+        while let Some(command) = self.port.take() {
+            match command {
+                LaneCommand::Prepare { table, generation, failure, ack } => {
+                    if self.generation != generation && self.prepared_generation() != Some(generation) {
+                        match table.open(cx) {
+                            Ok(lane) => self.prepared = Some((generation, lane)),
+                            Err(error) => failure.set(error),
+                        }
+                    }
+                    drop(ack);
+                }
+                LaneCommand::Unprepare { generation } => {
+                    if self.prepared_generation() == Some(generation) {
+                        self.prepared = None;
+                    }
+                }
+                LaneCommand::Suspend { how, ack } => {
+                    if self.state != State::Suspended {
+                        self.state = State::Draining(how);
+                        self.acks.push(ack);
+                    }
+                }
+                LaneCommand::Resume { generation, ack } => {
+                    self.resume(generation, cx);
+                    drop(ack);
+                }
+                // The poll that follows is all that was asked for.
+                LaneCommand::Kick => {}
+            }
+            self.settle();
+        }
+    }
+
+    fn prepared_generation(&self) -> Option<u64> {
+        self.prepared.as_ref().map(|(generation, _)| *generation)
+    }
+
+    /// Takes the lane of `generation` and lets everything parked go down.
+    fn resume(&mut self, generation: u64, cx: &mut Cx<'_>) {
+        if self.generation != generation {
+            assert_eq!(self.in_flight, 0, "tables change places while nothing is in flight");
+            let prepared = self.prepared.take().filter(|(prepared, _)| *prepared == generation);
+            // Every lane prepared it or the change was called off; without it the old table must not be used either.
+            debug_assert!(prepared.is_some(), "generation {generation} was not prepared");
+            self.live = prepared.map(|(_, lane)| lane);
+            self.generation = generation;
+        }
+        self.state = State::Running;
+        self.acks.clear();
+        let mut batch = std::mem::take(&mut self.returned);
+        batch.append(&mut self.parked);
+        self.send(&mut batch, cx);
+        self.returned = batch;
+    }
+
+    /// Submits to the live table, or ends the bios when there is none.
+    fn send(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        if batch.is_empty() {
+            return;
+        }
+        match &mut self.live {
+            Some(live) => {
+                self.in_flight += batch.len();
+                live.submit(batch, cx);
+            }
+            None => batch.drain(..).for_each(|bio| end(&mut self.ended, bio, Status::IoErr)),
+        }
+    }
+
+    /// Leaves Draining when it can, and works out `ordinary`.
+    fn settle(&mut self) {
+        if matches!(self.state, State::Draining(_)) && self.in_flight == 0 {
+            self.state = State::Suspended;
+            self.acks.clear();
+        }
+        self.ordinary = self.state == State::Running
+            && self.live.is_some()
+            && self.prepared.is_none()
+            && self.ended.is_empty();
+    }
+
+    #[cold]
+    fn submit_rest(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        self.read_mail(cx);
+        if self.state == State::Running {
+            self.send(batch, cx);
+        } else {
+            for bio in batch.drain(..) {
+                if bio.flags.contains(BioFlags::NOWAIT) {
+                    end(&mut self.ended, bio, Status::Again);
+                } else if bio.flags.contains(BioFlags::RAHEAD) {
+                    end(&mut self.ended, bio, Status::IoErr);
+                } else {
+                    self.parked.push(bio);
+                }
+            }
+        }
+        self.settle();
+    }
+
+    #[cold]
+    fn poll_rest(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        self.read_mail(cx);
+        if let Some(live) = &mut self.live {
+            if let State::Draining(how) = self.state {
+                let before = self.returned.len();
+                live.drain(how, &mut self.returned, cx);
+                self.in_flight -= self.returned.len() - before;
+            }
+            // Also with nothing in flight: a mapped device below has mail of its own.
+            let from = done.len();
+            live.poll(done, cx);
+            self.in_flight -= done.len() - from;
+        }
+        if let Some((_, lane)) = &mut self.prepared {
+            let from = done.len();
+            lane.poll(done, cx);
+            debug_assert_eq!(done.len(), from, "a lane that was given nothing has nothing to return");
+        }
+        done.append(&mut self.ended);
+        self.settle();
+    }
+}
+
+fn end(ended: &mut Batch, mut bio: Box<Bio>, status: Status) {
+    bio.status = status;
+    ended.push(bio);
+}
+
+impl Lane for MappedLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        match &mut self.live {
+            Some(live) if self.ordinary && !self.port.has_mail() => {
+                self.in_flight += batch.len();
+                live.submit(batch, cx);
+            }
+            _ => self.submit_rest(batch, cx),
+        }
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        match &mut self.live {
+            Some(live) if self.ordinary && !self.port.has_mail() => {
+                let from = done.len();
+                live.poll(done, cx);
+                self.in_flight -= done.len() - from;
+            }
+            _ => self.poll_rest(done, cx),
+        }
+    }
+
+    /// A suspend of the device above. What is parked here, or held by targets that hand back, can wait up there as well; but a flushing suspend above
+    /// fails nothing that this device still means to serve (kernel: it waits).
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        if how == Drain::Flush {
+            return;
+        }
+        back.append(&mut self.returned);
+        back.append(&mut self.parked);
+        if let (Some(live), State::Running) = (&mut self.live, self.state) {
+            let from = back.len();
+            live.drain(how, back, cx);
+            self.in_flight -= back.len() - from;
+        }
+        self.settle();
+    }
+}

@@ -1,0 +1,45 @@
+//! Messages: words for one target of a device, or for the device itself (`@...`).
+
+use super::MappedDevice;
+use crate::error::TargetError;
+use crate::target::Resolver;
+use udm_core::{Cores, Device, LaneCommand, Sector};
+
+/// EBUSY: what the kernel answers while a device is suspended.
+const EBUSY: i32 = 16;
+
+impl MappedDevice {
+    /// Sends `words` to the target that maps `sector`, and has the lanes look what changed. Returns the target's answer.
+    ///
+    /// # Errors
+    /// `Empty message received.`; `Unsupported message sent to DM core: @word`; `Target message sector outside device.`; EBUSY while
+    /// suspended; the target's own.
+    pub fn message(
+        &self,
+        sector: u64,
+        words: &[String],
+        resolver: &mut dyn Resolver,
+        cores: &dyn Cores,
+    ) -> Result<String, TargetError> {
+        let Some(first) = words.first() else {
+            return Err(TargetError::new("Empty message received."));
+        };
+        if first.starts_with('@') {
+            return Err(TargetError::new(format!("Unsupported message sent to DM core: {first}")).at(0));
+        }
+        let live = self.live();
+        let target = live.as_ref().and_then(|table| {
+            let i = table.find(Sector(sector))?;
+            Some((i, &table.targets()[i].target))
+        });
+        let Some((line, target)) = target else {
+            return Err(TargetError::new("Target message sector outside device."));
+        };
+        if self.is_suspended() {
+            return Err(TargetError::errno(EBUSY).because("the device is suspended"));
+        }
+        let answer = target.message(words, resolver).map_err(|e| TargetError { line: Some(line), ..e })?;
+        cores.broadcast(self.id(), LaneCommand::Kick);
+        Ok(answer)
+    }
+}

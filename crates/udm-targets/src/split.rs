@@ -1,0 +1,278 @@
+//! Bios in several pieces: fragments that a lane makes itself, and the bio that they are parts of.
+//!
+//! A [`Splitter`] keeps the bios that can't go down whole (the parents). What their pieces are, a [`Cut`] says; the splitter fills in fragments,
+//! counts them home, and gives the parent back as it came, with the first error of its pieces. Data is cut off the parent
+//! ([`Segments::split_to`]) and joined again in order, so nothing is copied.
+//!
+//! Contract: fragments come from a bounded pool of this splitter alone. A parent that gets none waits until one is home; those in flight are in the
+//! hands of layers below, which never wait for this one, so splitters on top of each other cannot block each other.
+//!
+//! It does no I/O: the lane that holds it submits what [`Splitter::pump`] emits and hands what came back to [`Splitter::collect`].
+
+use std::collections::VecDeque;
+use udm_core::{Batch, Bio, BioFlags, BioPool, Op, OwnerId, SECTOR_SIZE, Sector, Sectors, Segments, Status};
+
+/// Fragments that one splitter may have in flight.
+pub(crate) const FRAGMENTS_MAX: usize = 256;
+
+/// One piece of a parent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    /// Which of the lanes below gets it.
+    pub leg: usize,
+    /// The operation: the parent's, or a flush around it.
+    pub op: Op,
+    /// Its flags.
+    pub flags: BioFlags,
+    /// First sector, as the lane below counts.
+    pub sector: Sector,
+    /// Length. Pieces of the parent's own operation that carry data come in the order of the data, without gaps.
+    pub sectors: Sectors,
+}
+
+/// What comes next for a parent.
+pub(crate) enum Step {
+    /// This piece, now.
+    Piece(Piece),
+    /// Nothing until all pieces so far are home; after an error nothing more at all.
+    Wait,
+    /// No more pieces.
+    End,
+}
+
+/// How far a parent has got; its meaning is the [`Cut`]'s. Both start at 0.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cursor {
+    /// Which part of the work (flush before, data, flush behind).
+    pub stage: u8,
+    /// How much of it is handed out.
+    pub at: u64,
+}
+
+/// Says what the pieces of a bio are.
+pub(crate) trait Cut {
+    /// The next step for `bio`, whose fields but the data are as they came; moves `cursor` on.
+    fn next(&self, bio: &Bio, cursor: &mut Cursor) -> Step;
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum State {
+    /// More pieces to come; in `ready`.
+    #[default]
+    Issuing,
+    /// At a [`Step::Wait`].
+    Waiting,
+    /// All pieces are out.
+    Ended,
+}
+
+#[derive(Default)]
+struct Parent {
+    bio: Option<Box<Bio>>,
+    state: State,
+    cursor: Cursor,
+    status: Status,
+    /// A piece was handed back unstarted: the whole goes back.
+    handed_back: bool,
+    in_flight: usize,
+    /// The number of the first entry of `pieces`.
+    first: u32,
+    /// For each piece from `first` on: its data, or `None` while in flight.
+    pieces: VecDeque<Option<Segments>>,
+    /// The data of all pieces before `first`, joined.
+    joined: Segments,
+}
+
+/// See the module's documentation.
+pub(crate) struct Splitter {
+    owner: OwnerId,
+    pool: BioPool,
+    parents: Vec<Parent>,
+    free: Vec<u32>,
+    ready: VecDeque<u32>,
+    finished: Batch,
+    returned: Batch,
+}
+
+impl Splitter {
+    /// A splitter whose fragments carry `owner`.
+    pub fn new(owner: OwnerId) -> Splitter {
+        Splitter {
+            owner,
+            pool: BioPool::new(FRAGMENTS_MAX),
+            parents: Vec::new(),
+            free: Vec::new(),
+            ready: VecDeque::new(),
+            finished: Batch::new(),
+            returned: Batch::new(),
+        }
+    }
+
+    /// True when it holds no bio: nothing to collect, pump or hand out.
+    pub fn is_idle(&self) -> bool {
+        self.free.len() == self.parents.len() && self.finished.is_empty() && self.returned.is_empty()
+    }
+
+    /// Takes a bio to be cut. [`Splitter::pump`] comes next.
+    pub fn take(&mut self, bio: Box<Bio>) {
+        if bio.flags.contains(BioFlags::NOWAIT) && self.pool.available() == 0 {
+            return self.end(bio, Status::Again);
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.parents.push(Parent::default());
+            u32::try_from(self.parents.len() - 1).expect("parents are bounded by the bios above")
+        });
+        let parent = &mut self.parents[index as usize];
+        // The deque is empty and keeps its room.
+        debug_assert!(parent.pieces.is_empty() && parent.in_flight == 0);
+        parent.bio = Some(bio);
+        parent.state = State::Issuing;
+        parent.cursor = Cursor::default();
+        parent.status = Status::Ok;
+        parent.handed_back = false;
+        parent.first = 0;
+        self.ready.push_back(index);
+    }
+
+    /// Ends a bio that never went down; it is handed out with the finished ones.
+    pub fn end(&mut self, mut bio: Box<Bio>, status: Status) {
+        bio.status = status;
+        self.finished.push(bio);
+    }
+
+    /// Emits the pieces that can go now: `emit(leg, fragment)`.
+    pub fn pump(&mut self, cut: &impl Cut, mut emit: impl FnMut(usize, Box<Bio>)) {
+        while let Some(&index) = self.ready.front() {
+            loop {
+                if self.pool.available() == 0 {
+                    return;
+                }
+                let parent = &mut self.parents[index as usize];
+                let bio = parent.bio.as_deref_mut().expect("a parent in `ready` has its bio");
+                match cut.next(bio, &mut parent.cursor) {
+                    Step::Piece(piece) => {
+                        let fragment = self.pool.get().expect("one is available");
+                        emit(piece.leg, parent.fragment(fragment, index, self.owner, &piece));
+                    }
+                    Step::Wait if parent.in_flight == 0 && parent.status.is_ok() => {}
+                    Step::Wait => {
+                        parent.state = State::Waiting;
+                        break;
+                    }
+                    Step::End => {
+                        parent.state = State::Ended;
+                        break;
+                    }
+                }
+            }
+            self.ready.pop_front();
+            self.settle(index);
+        }
+    }
+
+    /// Takes this splitter's fragments out of `done[from..]`. Others stay; their order may change.
+    pub fn collect(&mut self, done: &mut Batch, from: usize) {
+        self.sweep(done, from, false);
+    }
+
+    /// As [`Splitter::collect`], for bios that a lane below handed back unstarted.
+    pub fn collect_back(&mut self, back: &mut Batch, from: usize) {
+        self.sweep(back, from, true);
+    }
+
+    fn sweep(&mut self, batch: &mut Batch, from: usize, handed_back: bool) {
+        let mut i = from;
+        while i < batch.len() {
+            if batch[i].owner == self.owner {
+                let fragment = batch.swap_remove(i);
+                self.home(fragment, handed_back);
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    /// Moves the bios that are whole again to `done`.
+    pub fn take_finished(&mut self, done: &mut Batch) {
+        done.append(&mut self.finished);
+    }
+
+    /// Moves the bios that are to be handed back to `back`.
+    pub fn take_returned(&mut self, back: &mut Batch) {
+        back.append(&mut self.returned);
+    }
+
+    fn home(&mut self, mut fragment: Box<Bio>, handed_back: bool) {
+        fragment.finish();
+        let (index, number) = ((fragment.cookie >> 32) as u32, fragment.cookie as u32);
+        let parent = &mut self.parents[index as usize];
+        parent.in_flight -= 1;
+        if handed_back {
+            // The whole goes back: no more pieces.
+            if parent.state == State::Issuing {
+                self.ready.retain(|&i| i != index);
+            }
+            parent.handed_back = true;
+            parent.state = State::Ended;
+        }
+        if parent.status.is_ok() {
+            parent.status = fragment.status;
+        }
+        let at = number.wrapping_sub(parent.first) as usize;
+        parent.pieces[at] = Some(std::mem::take(&mut fragment.data));
+        self.pool.put(fragment);
+        while let Some(Some(data)) = parent.pieces.front_mut() {
+            parent.joined.append(std::mem::take(data));
+            parent.pieces.pop_front();
+            parent.first = parent.first.wrapping_add(1);
+        }
+        self.settle(index);
+    }
+
+    /// Moves a parent on whose pieces may all be home.
+    fn settle(&mut self, index: u32) {
+        let parent = &mut self.parents[index as usize];
+        if parent.in_flight > 0 {
+            return;
+        }
+        match parent.state {
+            State::Issuing => return,
+            State::Waiting if parent.status.is_ok() => {
+                parent.state = State::Issuing;
+                self.ready.push_back(index);
+                return;
+            }
+            State::Waiting | State::Ended => {}
+        }
+        let mut bio = parent.bio.take().expect("a parent has its bio until it is finished");
+        parent.joined.append(std::mem::take(&mut bio.data));
+        bio.data = std::mem::take(&mut parent.joined);
+        bio.status = parent.status;
+        let back = parent.handed_back && bio.status.is_ok();
+        self.free.push(index);
+        if back { self.returned.push(bio) } else { self.finished.push(bio) }
+    }
+}
+
+impl Parent {
+    /// Fills in a fragment for `piece`.
+    fn fragment(&mut self, mut fragment: Box<Bio>, index: u32, owner: OwnerId, piece: &Piece) -> Box<Bio> {
+        let bio = self.bio.as_deref_mut().expect("the parent has its bio");
+        let number = self.first.wrapping_add(self.pieces.len() as u32);
+        self.pieces.push_back(None);
+        self.in_flight += 1;
+        fragment.op = piece.op;
+        fragment.flags = piece.flags;
+        fragment.owner = owner;
+        fragment.sector = piece.sector;
+        fragment.sectors = piece.sectors;
+        fragment.cookie = u64::from(index) << 32 | u64::from(number);
+        fragment.started = bio.started;
+        // A bio for devices that store nothing may come without data.
+        if piece.op.has_data() && !bio.data.is_empty() {
+            fragment.data = bio.data.split_to((piece.sectors.0 * SECTOR_SIZE) as usize);
+        }
+        fragment.start();
+        fragment
+    }
+}

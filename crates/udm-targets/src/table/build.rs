@@ -1,0 +1,70 @@
+//! From lines to targets: order, lengths, types, and the rules for types that stand alone.
+
+use super::Entry;
+use crate::error::TargetError;
+use crate::registry;
+use crate::target::{Resolver, TargetArgs};
+use udm_core::{Sector, Sectors};
+use udm_wire::table::Line;
+
+/// The end of the largest device, in sectors (kernel: 2^63 - 1 bytes).
+const END_MAX: u64 = (1 << 54) - 1;
+
+/// The targets of `lines`, checks in the kernel's order (`dm_table_add_target`).
+pub(super) fn entries(
+    lines: &[Line],
+    resolver: &mut dyn Resolver,
+    cores: usize,
+) -> Result<Vec<Entry>, TargetError> {
+    if lines.is_empty() {
+        return Err(TargetError::new("populate_table: no targets specified"));
+    }
+    let mut entries: Vec<Entry> = Vec::with_capacity(lines.len());
+    for (i, line) in lines.iter().enumerate() {
+        let entry = entry(line, entries.last(), resolver, cores);
+        entries.push(entry.map_err(|e| TargetError { line: Some(i), ..e })?);
+    }
+    Ok(entries)
+}
+
+fn entry(
+    line: &Line,
+    previous: Option<&Entry>,
+    resolver: &mut dyn Resolver,
+    cores: usize,
+) -> Result<Entry, TargetError> {
+    if let Some(alone) = previous.filter(|p| p.target.singleton()) {
+        let kind = alone.target.type_name();
+        return Err(TargetError::new(format!("target type {kind} must appear alone in table")));
+    }
+    if line.len == 0 {
+        return Err(TargetError::new("zero-length target"));
+    }
+    if line.start.checked_add(line.len).is_none_or(|end| end > END_MAX) {
+        return Err(TargetError::new("too large device"));
+    }
+    let kind = &line.kind;
+    let refuse = |text: &str| Err(TargetError::new(format!("{kind}: {text}")));
+    let Some(target_type) = registry::find(kind) else {
+        return refuse("unknown target type");
+    };
+    if line.start != previous.map_or(0, |p| p.end().0) {
+        return refuse("Gap in table");
+    }
+    let (start, len) = (Sector(line.start), Sectors(line.len));
+    let mut args = TargetArgs { start, len, args: &line.args, resolver, cores };
+    let target = (target_type.new)(&mut args).map_err(|e| named(e, kind))?;
+    if previous.is_some() && target.singleton() {
+        return refuse("singleton target type must appear alone in table");
+    }
+    Ok(Entry { start, len, target })
+}
+
+/// The error with the type in front, once.
+fn named(mut error: TargetError, kind: &str) -> TargetError {
+    let has_it = error.text.strip_prefix(kind).is_some_and(|rest| rest.starts_with(": "));
+    if !has_it && !error.text.is_empty() {
+        error.text.insert_str(0, &format!("{kind}: "));
+    }
+    error
+}

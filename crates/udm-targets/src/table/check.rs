@@ -1,0 +1,85 @@
+//! Limits of a table, and whether the devices below can bear it: sizes, and alignment to their blocks.
+//!
+//! The kernel checks this at the first load only, later at resume; udm checks at every load and again at resume.
+
+use super::Entry;
+use crate::error::TargetError;
+use crate::target::Used;
+use udm_core::{Limits, SECTOR_SIZE, Sectors};
+
+/// The stacked limits of `entries` (kernel `dm_calculate_queue_limits`), or the first device area that does not fit.
+pub(super) fn limits(entries: &[Entry]) -> Result<Limits, TargetError> {
+    let size = entries.last().map_or(Sectors::ZERO, |e| Sectors(e.end().0));
+    let mut all = Limits::new(size);
+    let mut blocks = Vec::with_capacity(entries.len());
+    for (i, entry) in entries.iter().enumerate() {
+        let own = entry.target.limits();
+        for used in entry.target.devices() {
+            area(&used, own.logical_block).map_err(|e| TargetError { line: Some(i), ..e })?;
+        }
+        blocks.push(block_sectors(own.logical_block));
+        all = all.stack(&own);
+    }
+    edges(entries, &blocks, &all)?;
+    Ok(all)
+}
+
+fn block_sectors(bytes: u32) -> u64 {
+    (u64::from(bytes) / SECTOR_SIZE).max(1)
+}
+
+/// Checks the range that a target uses of a device (kernel `device_area_is_invalid`); `block` is the target's logical block in bytes.
+fn area(used: &Used, block: u32) -> Result<(), TargetError> {
+    let name = base_name(&used.device.name);
+    let (start, len, size) = (used.start.0, used.len.0, used.device.device.limits().size.0);
+    // A mapped device that has no table yet has no size; what it gets is checked when this table is resumed (kernel).
+    if size == 0 {
+        return Ok(());
+    }
+    if start >= size || len > size - start {
+        let text = format!("{name} too small for target: start={start}, len={len}, dev_size={size}");
+        return Err(TargetError::new(text));
+    }
+    for (what, value) in [("start", start), ("len", len)] {
+        if value % block_sectors(block) != 0 {
+            let text = format!("{what}={value} not aligned to h/w logical block size {block} of {name}");
+            return Err(TargetError::new(text));
+        }
+    }
+    Ok(())
+}
+
+/// Paths are named by their last part, as the kernel names block devices; other words as they are.
+fn base_name(name: &str) -> &str {
+    match name.rsplit_once('/') {
+        Some((_, last)) if !name.contains("://") && !last.is_empty() => last,
+        _ => name,
+    }
+}
+
+/// Checks that no block of the whole device lies across a target whose own blocks are as large (kernel
+/// `validate_hardware_logical_block_alignment`).
+fn edges(entries: &[Entry], blocks: &[u64], all: &Limits) -> Result<(), TargetError> {
+    let device_block = block_sectors(all.logical_block);
+    let mut remaining = 0;
+    let mut next_start = 0;
+    let mut blamed = entries.len();
+    for (i, (entry, block)) in entries.iter().zip(blocks).enumerate() {
+        // What of the block before spills into this target must suit its own blocks.
+        if remaining < entry.len.0 && remaining % block != 0 {
+            blamed = i;
+            break;
+        }
+        next_start = (next_start + entry.len.0) % device_block;
+        remaining = if next_start == 0 { 0 } else { device_block - next_start };
+    }
+    if remaining == 0 {
+        return Ok(());
+    }
+    let entry = &entries[blamed.min(entries.len() - 1)];
+    let (start, len, block) = (entry.start, entry.len, all.logical_block);
+    let text = format!(
+        "table line {blamed} (start sect {start} len {len}) not aligned to h/w logical block size {block}"
+    );
+    Err(TargetError { line: Some(blamed.min(entries.len() - 1)), ..TargetError::new(text) })
+}

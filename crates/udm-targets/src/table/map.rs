@@ -1,0 +1,162 @@
+//! Which target a bio goes to, and how a bio is cut that can't go whole.
+
+use super::Table;
+use crate::split::{Cursor, Cut, Piece, Step};
+use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
+
+/// The place of one target, for the data path.
+pub(super) struct Place {
+    start: u64,
+    end: u64,
+    /// Added to a bio's sector on the way down and taken off on the way up, modulo 2^64.
+    pub shift: u64,
+    /// Reads and writes end at multiples of this, counted from the target's start; `u64::MAX` when they need not.
+    chunk: u64,
+    /// The longest request in sectors, by [`Op`] (reads and writes, discards, write-zeroes). A multiple of the logical block.
+    max: [u64; 3],
+}
+
+/// All places of a table, and what flushes need.
+pub(super) struct Map {
+    pub places: Vec<Place>,
+    /// The targets that a flush of the whole device goes to.
+    flush: Vec<usize>,
+    /// What is taken off the flags of a bio's data part.
+    strip: BioFlags,
+    /// A write with FUA is followed by a flush.
+    flush_behind: bool,
+}
+
+impl Place {
+    fn new(start: Sector, len: Sectors, shift: u64, chunk: Option<Sectors>, limits: &Limits) -> Place {
+        let block = u64::from(limits.logical_block) / SECTOR_SIZE;
+        // A limit below one block would cut for ever; what the device makes of such a request is its own matter.
+        let whole = |max: Sectors| (max.0 - max.0 % block.max(1)).max(block.max(1));
+        Place {
+            start: start.0,
+            end: start.0 + len.0,
+            shift,
+            chunk: chunk.map_or(u64::MAX, |c| c.0.max(1)),
+            max: [whole(limits.max_sectors), whole(limits.max_discard), whole(limits.max_write_zeroes)],
+        }
+    }
+
+    /// How many of the sectors from `at`, which lies in this place, one request for `op` may cover.
+    pub fn room(&self, op: Op, at: u64) -> u64 {
+        let left = self.end - at;
+        match op {
+            Op::Read | Op::Write if self.chunk == u64::MAX => left.min(self.max[0]),
+            Op::Read | Op::Write => left.min(self.chunk - (at - self.start) % self.chunk).min(self.max[0]),
+            Op::Discard => left.min(self.max[1]),
+            Op::WriteZeroes => left.min(self.max[2]),
+            Op::Flush => u64::MAX,
+        }
+    }
+
+    /// True when `sector` lies in this place.
+    pub fn contains(&self, sector: u64) -> bool {
+        (self.start..self.end).contains(&sector)
+    }
+
+    /// The longest read or write that needs no cutting wherever it lies; `None` when that depends on where.
+    pub fn plain_max(&self) -> Option<u64> {
+        (self.chunk == u64::MAX).then_some(self.max[0])
+    }
+}
+
+impl Map {
+    pub fn new(table: &Table) -> Map {
+        let place = |entry: &super::Entry| {
+            let offset = entry.target.as_linear().map_or(0, |(_, offset)| offset.0);
+            let shift = offset.wrapping_sub(entry.start.0);
+            Place::new(entry.start, entry.len, shift, entry.target.max_io_len(), &entry.target.limits())
+        };
+        let flush_behind = !table.limits.fua && table.limits.write_cache;
+        let strip = BioFlags::PREFLUSH | if table.limits.fua { BioFlags::empty() } else { BioFlags::FUA };
+        Map {
+            places: table.entries.iter().map(place).collect(),
+            flush: flush_targets(table),
+            strip,
+            flush_behind,
+        }
+    }
+
+    /// The flags of bios that can't pass through as they are.
+    pub fn special(&self) -> BioFlags {
+        self.strip
+    }
+
+    /// The place of `sector`, which is not behind the end. `hint` is where the last one was.
+    pub fn find(&self, sector: u64, hint: usize) -> usize {
+        if self.places[hint].contains(sector) {
+            return hint;
+        }
+        self.places.partition_point(|p| p.end <= sector)
+    }
+
+    fn flush_piece(&self, i: u64) -> Option<Piece> {
+        let leg = *self.flush.get(usize::try_from(i).ok()?)?;
+        let flags = BioFlags::empty();
+        Some(Piece { leg, op: Op::Flush, flags, sector: Sector(0), sectors: Sectors::ZERO })
+    }
+}
+
+/// One flush a device when no target minds, else one a target; targets with nothing to flush end theirs at once.
+fn flush_targets(table: &Table) -> Vec<usize> {
+    if !table.entries.iter().all(|e| e.target.flush_bypasses_map()) {
+        return (0..table.entries.len()).collect();
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    let mut targets = Vec::new();
+    for (i, entry) in table.entries.iter().enumerate() {
+        let ids = entry.target.devices().into_iter().map(|used| used.device.device.id());
+        // Not `any`: every device of the target counts as flushed.
+        if ids.filter(|&id| seen.insert(id)).count() > 0 {
+            targets.push(i);
+        }
+    }
+    targets
+}
+
+const BEFORE: u8 = 0;
+const DATA: u8 = 1;
+const BEHIND: u8 = 2;
+
+/// A flush before, the range in pieces, a flush behind; each only where asked for and each behind a [`Step::Wait`].
+impl Cut for Map {
+    fn next(&self, bio: &Bio, cursor: &mut Cursor) -> Step {
+        let flush_only = bio.op == Op::Flush;
+        match cursor.stage {
+            BEFORE if flush_only || bio.flags.contains(BioFlags::PREFLUSH) => {
+                if let Some(piece) = self.flush_piece(cursor.at) {
+                    cursor.at += 1;
+                    return Step::Piece(piece);
+                }
+                *cursor = Cursor { stage: DATA, at: 0 };
+                if flush_only { Step::End } else { Step::Wait }
+            }
+            BEFORE | DATA if cursor.at < bio.sectors.0 => {
+                cursor.stage = DATA;
+                let at = bio.sector.0 + cursor.at;
+                let leg = self.find(at, 0);
+                let place = &self.places[leg];
+                let sectors = Sectors(place.room(bio.op, at).min(bio.sectors.0 - cursor.at));
+                cursor.at += sectors.0;
+                let sector = Sector(at.wrapping_add(place.shift));
+                Step::Piece(Piece { leg, op: bio.op, flags: bio.flags - self.strip, sector, sectors })
+            }
+            BEFORE | DATA if self.flush_behind && bio.flags.contains(BioFlags::FUA) => {
+                *cursor = Cursor { stage: BEHIND, at: 0 };
+                Step::Wait
+            }
+            BEHIND => match self.flush_piece(cursor.at) {
+                Some(piece) => {
+                    cursor.at += 1;
+                    Step::Piece(piece)
+                }
+                None => Step::End,
+            },
+            _ => Step::End,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! A table: which targets make up a device, in order and without gaps.
+//!
+//! A [`Table`] is built once from its lines and never changes; what changes with time (path states, exceptions) is the targets' own. It is a
+//! [`Device`]: its lanes ([`lane`]) hand bios to the lanes of its targets. Names, suspend and reload are the mapped device's.
+
+mod build;
+mod check;
+mod lane;
+mod map;
+
+use crate::error::TargetError;
+use crate::target::{Kind, Resolver, Target};
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::sync::Arc;
+use udm_core::{Cx, Device, DeviceId, Lane, Limits, OpenError, Sector, Sectors};
+
+/// One target of a table and its place.
+pub struct Entry {
+    /// The first sector that it maps.
+    pub start: Sector,
+    /// How many.
+    pub len: Sectors,
+    /// The target.
+    pub target: Arc<dyn Target>,
+}
+
+impl Entry {
+    /// The first sector behind it.
+    #[must_use]
+    pub fn end(&self) -> Sector {
+        self.start + self.len
+    }
+}
+
+/// A table of at least one target. See the module's documentation.
+pub struct Table {
+    id: DeviceId,
+    entries: Vec<Entry>,
+    limits: Limits,
+    depth: usize,
+}
+
+impl Table {
+    /// Builds a table from its lines, opening the devices that they name through `resolver`.
+    ///
+    /// # Errors
+    /// The first line that is refused, in the kernel's words ([`TargetError::line`] says which), or what is wrong with the whole: sizes and
+    /// alignment of the devices below.
+    pub fn build(
+        lines: &[udm_wire::table::Line],
+        resolver: &mut dyn Resolver,
+        cores: usize,
+    ) -> Result<Arc<Table>, TargetError> {
+        let entries = build::entries(lines, resolver, cores)?;
+        let limits = check::limits(&entries)?;
+        let below = entries.iter().flat_map(|e| e.target.devices());
+        let depth = below.map(|used| used.device.device.depth()).max().unwrap_or(0);
+        Ok(Arc::new(Table { id: DeviceId::new(), entries, limits, depth }))
+    }
+
+    /// The targets, in order.
+    #[must_use]
+    pub fn targets(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The index of the target that maps `sector`; `None` behind the end.
+    #[must_use]
+    pub fn find(&self, sector: Sector) -> Option<usize> {
+        let i = self.entries.partition_point(|e| e.end() <= sector);
+        (i < self.entries.len()).then_some(i)
+    }
+
+    /// What `dmsetup table` prints: a line a target, without a line end behind the last.
+    #[must_use]
+    pub fn text(&self) -> String {
+        self.print(|target| target.table())
+    }
+
+    /// What `dmsetup status` prints, in the same form.
+    #[must_use]
+    pub fn status(&self) -> String {
+        self.print(|target| target.status())
+    }
+
+    fn print(&self, args: impl Fn(&dyn Target) -> String) -> String {
+        let mut text = String::new();
+        for entry in &self.entries {
+            let end = if text.is_empty() { "" } else { "\n" };
+            let kind = entry.target.type_name();
+            let args = args(&*entry.target);
+            // The blank behind a type without arguments is dmsetup's.
+            let _ = write!(text, "{end}{} {} {kind} {args}", entry.start, entry.len);
+        }
+        text
+    }
+
+    /// Checks sizes and alignment against the devices below as they are now.
+    ///
+    /// # Errors
+    /// The kernel's texts, `nullb0 too small for target: start=8, len=2097152, dev_size=2097152`.
+    pub fn check(&self) -> Result<(), TargetError> {
+        check::limits(&self.entries).map(drop)
+    }
+
+    /// How requests reach the table's targets: [`Kind::Any`] when all of them fit everywhere.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        let kinds = self.entries.iter().map(|e| e.target.kind());
+        kinds.fold(Kind::Any, |all, one| match (all, one) {
+            (all, Kind::Any) => all,
+            (_, one) => one,
+        })
+    }
+
+    /// The type that nothing else may replace while it is live: that of a target that must be alone.
+    #[must_use]
+    pub fn immutable_type(&self) -> Option<&'static str> {
+        self.entries.iter().find(|e| e.target.singleton()).map(|e| e.target.type_name())
+    }
+}
+
+impl Device for Table {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(lane::TableLane::open(self, cx)?))
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn add_below(&self, seen: &mut BTreeSet<DeviceId>) {
+        for used in self.entries.iter().flat_map(|e| e.target.devices()) {
+            if seen.insert(used.device.device.id()) {
+                used.device.device.add_below(seen);
+            }
+        }
+    }
+
+    /// Of the devices below, when it was built; a table is no level of its own.
+    fn depth(&self) -> usize {
+        self.depth
+    }
+}
