@@ -1,0 +1,238 @@
+//! Which disks, paths and devices a world has: drawn, always valid.
+
+use crate::chance::Chance;
+use crate::tables::{Below, Kind, Selector, TableSpec};
+use udm_targets::multipath::selector::SELECTORS;
+
+/// A disk to make.
+#[derive(Clone, Debug)]
+pub struct DiskPlan {
+    /// Size in sectors.
+    pub sectors: u64,
+    /// Has a volatile cache.
+    pub volatile: bool,
+    /// Honours FUA.
+    pub fua: bool,
+    /// Longest read or write, discard, write-zeroes.
+    pub max: [u64; 3],
+}
+
+/// A device to make. Devices name only devices before them.
+#[derive(Clone, Debug)]
+pub struct DevicePlan {
+    /// Its first table.
+    pub table: TableSpec,
+    /// No device is above: its table may change its meaning.
+    pub top: bool,
+}
+
+/// All there is in a world.
+#[derive(Clone, Debug)]
+pub struct Blueprint {
+    /// How many cores.
+    pub cores: usize,
+    /// The disks.
+    pub disks: Vec<DiskPlan>,
+    /// The disk of each path.
+    pub paths: Vec<usize>,
+    /// The devices.
+    pub devices: Vec<DevicePlan>,
+    /// What tables of top devices are made of, with sizes.
+    pub blocks: Vec<(Below, u64)>,
+}
+
+impl Blueprint {
+    /// Draws a world of `cores` cores.
+    #[must_use]
+    pub fn draw(chance: &mut Chance, cores: usize) -> Blueprint {
+        let mut b = Blueprint { cores, disks: Vec::new(), paths: Vec::new(), devices: Vec::new(), blocks: Vec::new() };
+        for disk in 0..chance.between(1, 3) as usize {
+            let volatile = !chance.one_in(5);
+            b.disks.push(DiskPlan {
+                sectors: chance.pick(&[256, 512, 1000, 2048]),
+                volatile,
+                fua: !volatile || !chance.one_in(3),
+                max: [
+                    chance.pick(&[8, 64, 1024]),
+                    chance.pick(&[0, 16, 256, u64::from(u32::MAX)]),
+                    chance.pick(&[0, 16, 256, u64::from(u32::MAX)]),
+                ],
+            });
+            let sectors = b.disks[disk].sectors;
+            if chance.one_in(3) {
+                b.paths.push(disk);
+                b.blocks.push((Below::Path(b.paths.len() - 1), sectors));
+            } else {
+                for _ in 0..chance.between(1, 4) {
+                    b.paths.push(disk);
+                }
+                let len = if chance.one_in(4) { sectors - 8 } else { sectors };
+                let kind = b.multipath(disk, chance);
+                b.add(TableSpec { lines: vec![(len, kind)] }, true);
+                b.blocks.push((Below::Device(b.devices.len() - 1), len));
+            }
+        }
+        if chance.one_in(3) {
+            // A device in the middle.
+            let table = b.compose(chance);
+            let len = table.sectors();
+            b.add(table, true);
+            b.blocks.push((Below::Device(b.devices.len() - 1), len));
+        }
+        for _ in 0..chance.between(1, 2) {
+            let table = b.compose(chance);
+            b.add(table, true);
+        }
+        b
+    }
+
+    /// A world for measuring: one multipath device over `paths` paths that never fail.
+    #[must_use]
+    pub fn bench(paths: usize, cores: usize) -> Blueprint {
+        let disk = DiskPlan { sectors: 2048, volatile: true, fua: true, max: [1024; 3] };
+        let groups = vec![(Selector::QueueLength, (0..paths).collect())];
+        let table = TableSpec { lines: vec![(2048, Kind::Multipath { disk: 0, queue: true, groups })] };
+        Blueprint {
+            cores,
+            disks: vec![disk],
+            paths: vec![0; paths],
+            devices: vec![DevicePlan { table, top: true }],
+            blocks: vec![(Below::Device(0), 2048)],
+        }
+    }
+
+    fn add(&mut self, table: TableSpec, top: bool) {
+        for d in table.devices() {
+            self.devices[d].top = false;
+        }
+        self.devices.push(DevicePlan { table, top });
+    }
+
+    /// Groups and selectors over all paths to `disk`.
+    #[must_use]
+    pub fn multipath(&self, disk: usize, chance: &mut Chance) -> Kind {
+        let mut paths: Vec<usize> = (0..self.paths.len()).filter(|p| self.paths[*p] == disk).collect();
+        // A shuffle, so that the order of paths varies between tables.
+        for i in (1..paths.len()).rev() {
+            paths.swap(i, chance.below(i as u64 + 1) as usize);
+        }
+        let mut groups = Vec::new();
+        while !paths.is_empty() {
+            let take = chance.between(1, paths.len() as u64) as usize;
+            let members: Vec<usize> = paths.drain(..take).collect();
+            let mut selector = chance.pick(&Selector::ALL);
+            let known = SELECTORS.iter().any(|t| t.name == selector.name());
+            if !known || (selector == Selector::Affinity && members.len() > self.cores) {
+                selector = Selector::QueueLength;
+            }
+            groups.push((selector, members));
+        }
+        Kind::Multipath { disk, queue: !chance.one_in(4), groups }
+    }
+
+    /// A table over the blocks: lines of every kind.
+    #[must_use]
+    pub fn compose(&self, chance: &mut Chance) -> TableSpec {
+        let mut lines = Vec::new();
+        for _ in 0..chance.pick(&[1, 1, 2, 3, 5]) {
+            lines.push(match chance.below(10) {
+                0 => (8 * chance.between(1, 8), Kind::Zero),
+                1 => (8 * chance.between(1, 4), Kind::Error),
+                2..=4 => self.striped(chance),
+                _ => {
+                    let (below, size) = self.block(chance);
+                    let at = 8 * chance.below(size / 16);
+                    let len = (8 * chance.between(1, (size - at) / 8)).min(size - at);
+                    (len, Kind::Linear(below, at))
+                }
+            });
+        }
+        if lines.iter().all(|(_, k)| matches!(k, Kind::Error | Kind::Zero)) {
+            let (below, size) = self.block(chance);
+            lines.push((size, Kind::Linear(below, 0)));
+        }
+        TableSpec { lines }
+    }
+
+    fn block(&self, chance: &mut Chance) -> (Below, u64) {
+        self.blocks[chance.below(self.blocks.len() as u64) as usize]
+    }
+
+    fn striped(&self, chance: &mut Chance) -> (u64, Kind) {
+        let chunk = chance.pick(&[8, 16, 24, 32]);
+        let stripes = chance.between(1, 4);
+        let rows = chance.between(1, 6);
+        let blocks: Vec<(Below, u64)> = (0..stripes).map(|_| self.block(chance)).collect();
+        let rows = blocks.iter().fold(rows, |rows, (_, size)| rows.min(size / chunk));
+        if rows == 0 {
+            let (below, size) = blocks[0];
+            return (size, Kind::Linear(below, 0));
+        }
+        let mut place = |size: u64| 8 * chance.below((size - rows * chunk) / 8 + 1);
+        let of = blocks.into_iter().map(|(below, size)| (below, place(size))).collect();
+        (stripes * rows * chunk, Kind::Striped { chunk, of })
+    }
+
+    /// Another table of the same meaning as `spec`.
+    #[must_use]
+    pub fn vary(&self, spec: &TableSpec, chance: &mut Chance) -> TableSpec {
+        let mut lines = Vec::new();
+        for (len, kind) in &spec.lines {
+            match kind {
+                Kind::Multipath { disk, .. } => lines.push((*len, self.multipath(*disk, chance))),
+                Kind::Linear(below, at) if *len >= 16 && chance.one_in(2) => {
+                    let cut = 8 * chance.between(1, len / 8 - 1);
+                    lines.push((cut, Kind::Linear(*below, *at)));
+                    lines.push((len - cut, Kind::Linear(*below, at + cut)));
+                }
+                Kind::Linear(below, at) if chance.one_in(3) => {
+                    lines.push((*len, Kind::Striped { chunk: *len, of: vec![(*below, *at)] }));
+                }
+                Kind::Zero if *len >= 16 => {
+                    lines.push((8, Kind::Zero));
+                    lines.push((len - 8, Kind::Zero));
+                }
+                other => lines.push((*len, other.clone())),
+            }
+        }
+        lines.truncate(64);
+        if lines.iter().map(|(len, _)| len).sum::<u64>() != spec.sectors() {
+            return spec.clone();
+        }
+        TableSpec { lines }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chance::Stream;
+
+    #[test]
+    fn tables_stay_inside_their_blocks() {
+        for seed in 0..300 {
+            let mut chance = Chance::new(seed, Stream::Build);
+            let b = Blueprint::draw(&mut chance, 1 + seed as usize % 4);
+            let size = |below: Below| match below {
+                Below::Path(p) => b.disks[b.paths[p]].sectors,
+                Below::Device(d) => b.devices[d].table.sectors(),
+            };
+            for d in &b.devices {
+                let spec = b.vary(&d.table, &mut chance);
+                assert_eq!(spec.sectors(), d.table.sectors());
+                for (len, kind) in spec.lines.iter().chain(&d.table.lines) {
+                    match kind {
+                        Kind::Linear(below, at) => assert!(at + len <= size(*below)),
+                        Kind::Striped { of, .. } => {
+                            for (below, at) in of {
+                                assert!(at + len / of.len() as u64 <= size(*below));
+                            }
+                        }
+                        Kind::Multipath { disk, .. } => assert!(*len <= b.disks[*disk].sectors),
+                        Kind::Zero | Kind::Error => {}
+                    }
+                }
+            }
+        }
+    }
+}

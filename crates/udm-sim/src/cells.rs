@@ -1,0 +1,291 @@
+//! What each sector of each disk may hold.
+//!
+//! A sector is a register. Every write to it that still matters is an entry: when it began, when it ended, and since when it can no
+//! longer be read because a later write has taken its place. A read may return any entry that was alive at some time while the read
+//! was under way. Times are those of [`crate::env::Env::step`]: what begins in step *n* begins at 2*n*, what ends in it at 2*n*+1.
+//!
+//! * A write that began after another had ended, and succeeded, replaces it.
+//! * A write that failed, or whose place was not certain (its table changed meanwhile), may or may not have happened: it replaces nothing.
+//! * What was replaced may come back after a crash, unless what replaced it was made durable by a flush that began after the write had
+//!   ended, or by FUA.
+
+/// Not yet.
+pub const NEVER: u64 = u64::MAX;
+
+/// A write to one sector.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// Request and sector of it; unique.
+    id: u64,
+    /// What it puts there; [`ANY`] for a discard.
+    stamp: u64,
+    start: u64,
+    end: u64,
+    /// It happened, for certain.
+    sure: bool,
+    durable: bool,
+    /// When the last read that may return it must have begun before.
+    dead: u64,
+    /// Not even a crash can bring it back.
+    gone: bool,
+}
+
+/// The stamp of a discard: whatever.
+pub const ANY: u64 = u64::MAX;
+
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    entries: Vec<Entry>,
+    /// Is on the list of cells that a flush would change.
+    dirty: bool,
+}
+
+/// The sectors of all disks, one after the other.
+pub struct Cells {
+    cells: Vec<Cell>,
+    /// First cell of each disk.
+    starts: Vec<u32>,
+    /// Cells with something not durable, by disk.
+    dirty: Vec<Vec<u32>>,
+    /// No read in flight began before this.
+    horizon: u64,
+}
+
+impl Cells {
+    /// Cells for disks of these sizes, whose first content is `first(disk, sector)`.
+    #[must_use]
+    pub fn new(sizes: &[u64], first: impl Fn(usize, u64) -> u64) -> Cells {
+        let mut cells = Vec::new();
+        let mut starts = Vec::new();
+        for (disk, size) in sizes.iter().enumerate() {
+            starts.push(cells.len() as u32);
+            cells.extend((0..*size).map(|sector| {
+                let stamp = first(disk, sector);
+                let entry =
+                    Entry { id: 0, stamp, start: 0, end: 0, sure: true, durable: true, dead: NEVER, gone: false };
+                Cell { entries: vec![entry], dirty: false }
+            }));
+        }
+        Cells { cells, dirty: vec![Vec::new(); starts.len()], starts, horizon: 0 }
+    }
+
+    /// The cell of a sector.
+    #[must_use]
+    pub fn index(&self, disk: usize, sector: u64) -> u32 {
+        self.starts[disk] + sector as u32
+    }
+
+    /// The disk and sector of a cell.
+    #[must_use]
+    pub fn place(&self, cell: u32) -> (usize, u64) {
+        let disk = self.starts.partition_point(|s| *s <= cell) - 1;
+        (disk, u64::from(cell - self.starts[disk]))
+    }
+
+    /// No read that began before `start` is in flight any more.
+    pub fn set_horizon(&mut self, start: u64) {
+        self.horizon = start;
+    }
+
+    /// A write begins. Told twice of the same, it hears once; says whether it was news.
+    pub fn begin(&mut self, cell: u32, id: u64, stamp: u64, start: u64) -> bool {
+        let horizon = self.horizon;
+        let slot = &mut self.cells[cell as usize];
+        if slot.entries.len() > 1 {
+            if slot.entries.iter().any(|e| e.id == id) {
+                return false;
+            }
+            slot.entries.retain(|e| !(e.gone && e.dead < horizon));
+        }
+        slot.entries.push(Entry { id, stamp, start, end: NEVER, sure: false, durable: false, dead: NEVER, gone: false });
+        if !slot.dirty {
+            slot.dirty = true;
+            let disk = self.starts.partition_point(|s| *s <= cell) - 1;
+            self.dirty[disk].push(cell);
+        }
+        true
+    }
+
+    /// A write is over: it happened for certain (`sure`), and is on the medium (`durable`).
+    pub fn end(&mut self, cell: u32, id: u64, now: u64, sure: bool, durable: bool) {
+        let slot = &mut self.cells[cell as usize];
+        let Some(own) = slot.entries.iter_mut().find(|e| e.id == id) else { return };
+        own.end = now;
+        own.sure = sure;
+        own.durable = sure && durable;
+        if !sure {
+            return;
+        }
+        let (start, durable) = (own.start, own.durable);
+        for e in &mut slot.entries {
+            if e.end < start {
+                e.dead = e.dead.min(now);
+                e.gone |= durable;
+            }
+        }
+    }
+
+    /// May a read that began at `start` return `stamp`?
+    #[must_use]
+    pub fn allows(&self, cell: u32, stamp: u64, start: u64) -> bool {
+        self.cells[cell as usize].entries.iter().any(|e| (e.stamp == stamp || e.stamp == ANY) && e.dead > start)
+    }
+
+    /// A read from `start` to `now` returned `stamp`. Where no write was under way meanwhile, the content is known from here on.
+    pub fn seen(&mut self, cell: u32, stamp: u64, start: u64, now: u64) {
+        let slot = &mut self.cells[cell as usize];
+        if slot.entries.len() < 2 || slot.entries.iter().any(|e| e.end >= start || e.stamp == ANY) {
+            return;
+        }
+        for e in &mut slot.entries {
+            if e.stamp != stamp {
+                e.dead = e.dead.min(now);
+            }
+        }
+    }
+
+    /// A flush of `disk` that began at `start` has succeeded.
+    pub fn flushed(&mut self, disk: usize, start: u64) {
+        let mut list = std::mem::take(&mut self.dirty[disk]);
+        let horizon = self.horizon;
+        list.retain(|cell| {
+            let slot = &mut self.cells[*cell as usize];
+            let mut latest = None;
+            for e in slot.entries.iter_mut().filter(|e| e.sure && e.end < start) {
+                e.durable = true;
+                latest = latest.max(Some(e.start));
+            }
+            if let Some(latest) = latest {
+                for e in slot.entries.iter_mut().filter(|e| e.end < latest) {
+                    e.gone = true;
+                }
+            }
+            slot.entries.retain(|e| !(e.gone && e.dead < horizon));
+            slot.dirty = slot.entries.len() > 1 || !slot.entries[0].durable;
+            slot.dirty
+        });
+        self.dirty[disk] = list;
+    }
+
+    /// The power failed: nothing is under way, and each sector of a disk holds its last durable content or anything later.
+    pub fn crash(&mut self, now: u64) {
+        self.horizon = now;
+        for list in &self.dirty {
+            for cell in list {
+                let slot = &mut self.cells[*cell as usize];
+                slot.entries.retain(|e| !e.gone);
+                let alone = slot.entries.len() == 1;
+                for e in &mut slot.entries {
+                    e.dead = NEVER;
+                    e.end = e.end.min(now);
+                    e.sure = alone;
+                    e.durable = alone;
+                }
+            }
+        }
+    }
+
+    /// What a sector may hold, for a person.
+    #[must_use]
+    pub fn describe(&self, cell: u32) -> String {
+        let mut text = String::new();
+        for e in &self.cells[cell as usize].entries {
+            let span = |t: u64| if t == NEVER { "...".to_string() } else { t.to_string() };
+            let (value, s, end, dead) = (stamp_text(e.stamp), e.start, span(e.end), span(e.dead));
+            let sure = if e.sure { "" } else { " unsure" };
+            let durable = if e.durable { " durable" } else { "" };
+            text += &format!("\n    {value} written {s}..{end}{sure}{durable}, readable until {dead}");
+        }
+        text
+    }
+
+    /// The longest list of entries: what the model costs.
+    #[must_use]
+    pub fn longest(&self) -> usize {
+        self.cells.iter().map(|c| c.entries.len()).max().unwrap_or(0)
+    }
+}
+
+/// A stamp for a person.
+#[must_use]
+pub fn stamp_text(stamp: u64) -> String {
+    match stamp {
+        ANY => "anything (discarded)".into(),
+        0 => "zeroes".into(),
+        s if s & crate::disk::OWN == 0 => format!("request {} sector {}", s >> 10, s & 1023),
+        s if s & 1 << 62 != 0 => "leftovers of a discard".into(),
+        s => format!("the first content of disk {} sector {}", s >> 40 & 0xff, s & 0xff_ffff),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one() -> Cells {
+        Cells::new(&[1], |_, _| 7)
+    }
+
+    #[test]
+    fn a_read_returns_the_old_or_the_new_while_a_write_is_under_way() {
+        let mut c = one();
+        c.begin(0, 1, 1, 2);
+        assert!(c.allows(0, 7, 4) && c.allows(0, 1, 4));
+        c.end(0, 1, 5, true, false);
+        assert!(c.allows(0, 7, 4), "the read began before the write ended");
+        assert!(!c.allows(0, 7, 6) && c.allows(0, 1, 6));
+    }
+
+    #[test]
+    fn concurrent_writes_end_in_either_order() {
+        let mut c = one();
+        c.begin(0, 1, 1, 2);
+        c.begin(0, 2, 2, 4);
+        c.end(0, 2, 5, true, false);
+        c.end(0, 1, 7, true, false);
+        assert!(c.allows(0, 1, 8) && c.allows(0, 2, 8) && !c.allows(0, 7, 8));
+        c.seen(0, 2, 8, 9);
+        assert!(!c.allows(0, 1, 10), "once seen, it stays");
+    }
+
+    #[test]
+    fn a_failed_write_replaces_nothing() {
+        let mut c = one();
+        c.begin(0, 1, 1, 2);
+        c.end(0, 1, 3, false, false);
+        assert!(c.allows(0, 1, 4) && c.allows(0, 7, 4));
+    }
+
+    #[test]
+    fn a_crash_brings_back_what_was_not_flushed() {
+        let mut c = one();
+        for (id, start) in [(1, 2), (2, 4), (3, 6)] {
+            c.begin(0, id, id, start);
+            c.end(0, id, start + 1, true, false);
+        }
+        c.flushed(0, 6);
+        assert!(!c.allows(0, 2, 8));
+        c.crash(9);
+        assert!(!c.allows(0, 1, 10) && c.allows(0, 2, 10) && c.allows(0, 3, 10));
+    }
+
+    #[test]
+    fn a_flush_after_a_crash_saves_nothing_that_was_lost() {
+        let mut c = one();
+        c.begin(0, 1, 1, 2);
+        c.end(0, 1, 3, true, false);
+        c.crash(5);
+        c.flushed(0, 6);
+        c.crash(9);
+        assert!(c.allows(0, 7, 10) && c.allows(0, 1, 10));
+    }
+
+    #[test]
+    fn fua_is_durable_at_once() {
+        let mut c = one();
+        c.begin(0, 1, 1, 2);
+        c.end(0, 1, 3, true, true);
+        c.crash(5);
+        assert!(c.allows(0, 1, 6) && !c.allows(0, 7, 6));
+    }
+}

@@ -1,0 +1,123 @@
+//! Simulated cores: their inboxes, and the state that their lanes see.
+
+use crate::chance::{Chance, Stream};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+use udm_core::{Cores, DeviceId, LaneCommand, Nanos};
+
+/// A command on its way.
+struct Letter {
+    due: Nanos,
+    to: DeviceId,
+    command: LaneCommand,
+}
+
+/// The commands on their way to one core: a queue per sender. Each is in order; between them there is none.
+struct Inbox {
+    from: Vec<VecDeque<Letter>>,
+}
+
+struct Post {
+    inboxes: Vec<Inbox>,
+    chance: Chance,
+    now: Nanos,
+    sender: usize,
+    /// Mean delay of a command, in ns.
+    delay: u64,
+    /// Devices whose lanes were told to go on.
+    resumed: Vec<DeviceId>,
+}
+
+/// All inboxes: what the control side and the targets send commands through.
+pub struct SimCores(Mutex<Post>);
+
+impl SimCores {
+    /// Inboxes for `cores` cores; commands take about `delay` ns.
+    #[must_use]
+    pub fn new(seed: u64, cores: usize, delay: u64) -> Arc<SimCores> {
+        let inbox = || Inbox { from: (0..=cores).map(|_| VecDeque::new()).collect() };
+        let inboxes = (0..cores).map(|_| inbox()).collect();
+        let chance = Chance::new(seed, Stream::Inbox);
+        Arc::new(SimCores(Mutex::new(Post { inboxes, chance, now: Nanos(0), sender: 0, delay, resumed: Vec::new() })))
+    }
+
+    fn post(&self) -> MutexGuard<'_, Post> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Says what time it is and who runs: core `core`, or the control side.
+    pub fn set_turn(&self, now: Nanos, core: Option<usize>) {
+        let mut post = self.post();
+        post.now = now;
+        post.sender = core.map_or(0, |c| c + 1);
+    }
+
+    /// Takes a command that has arrived at `core`; of several, chance picks the sender.
+    pub fn take(&self, core: usize) -> Option<(DeviceId, LaneCommand)> {
+        let mut post = self.post();
+        let Post { inboxes, chance, now, .. } = &mut *post;
+        let from = &mut inboxes[core].from;
+        let ready = from.iter().filter(|q| q.front().is_some_and(|l| l.due <= *now)).count();
+        if ready == 0 {
+            return None;
+        }
+        let pick = chance.below(ready as u64) as usize;
+        let queue = from.iter_mut().filter(|q| q.front().is_some_and(|l| l.due <= *now)).nth(pick)?;
+        queue.pop_front().map(|l| (l.to, l.command))
+    }
+
+    /// Have the lanes of `device` been told to go on since this was last asked?
+    pub fn took_resume(&self, device: DeviceId) -> bool {
+        let mut post = self.post();
+        let before = post.resumed.len();
+        post.resumed.retain(|d| *d != device);
+        post.resumed.len() < before
+    }
+
+    /// When the next command arrives at `core`.
+    #[must_use]
+    pub fn next(&self, core: usize) -> Nanos {
+        let post = self.post();
+        post.inboxes[core].from.iter().filter_map(|q| q.front()).map(|l| l.due).min().unwrap_or(Nanos::NEVER)
+    }
+}
+
+impl Cores for SimCores {
+    fn broadcast(&self, device: DeviceId, command: LaneCommand) {
+        let mut post = self.post();
+        let Post { inboxes, chance, now, sender, delay, resumed } = &mut *post;
+        if matches!(command, LaneCommand::Resume { .. }) {
+            resumed.push(device);
+        }
+        for inbox in inboxes {
+            let after = inbox.from[*sender].back().map_or(Nanos(0), |l| l.due);
+            let due = after.max(*now + Nanos(chance.span(*delay)));
+            inbox.from[*sender].push_back(Letter { due, to: device, command: command.clone() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_in_first_out_per_sender() {
+        let cores = SimCores::new(3, 2, 1000);
+        let (a, b) = (DeviceId::new(), DeviceId::new());
+        for sender in [None, Some(1)] {
+            cores.set_turn(Nanos(5), sender);
+            cores.broadcast(a, LaneCommand::Kick);
+            cores.broadcast(b, LaneCommand::Kick);
+        }
+        cores.set_turn(Nanos(1_000_000), None);
+        let mut got = Vec::new();
+        while let Some((id, _)) = cores.take(0) {
+            got.push(id);
+        }
+        assert_eq!(got.len(), 4);
+        assert_eq!((got[0], got[3]), (a, b));
+        assert_eq!(cores.next(0), Nanos::NEVER);
+        assert!(cores.next(1) < Nanos::NEVER);
+    }
+}

@@ -1,0 +1,182 @@
+//! A simulated disk: what it holds, what its cache holds, and what is left of both after a crash.
+//!
+//! A sector is kept as one number, its *stamp*: the eight bytes that fill all of it. Sectors of other content can't be kept; the
+//! workload never writes one, so one that arrives was mixed up on its way.
+
+use crate::chance::Chance;
+use std::collections::VecDeque;
+
+/// Stamps with this bit are what the disk itself made up: first content, or what a discard left behind.
+pub const OWN: u64 = 1 << 63;
+
+/// A write in the cache.
+struct Cached {
+    sector: u32,
+    stamp: u64,
+    /// Which write to this disk it was; later ones win.
+    nr: u64,
+}
+
+/// How many sectors the cache holds. A full one writes its oldest back.
+const CACHE_MAX: usize = 2048;
+
+/// The medium with its volatile cache.
+pub struct Disk {
+    /// What a read returns.
+    now: Vec<u64>,
+    /// What survives a crash, with the number of the write that put it there.
+    durable: Vec<(u64, u64)>,
+    cache: VecDeque<Cached>,
+    nr: u64,
+    /// Has a volatile cache.
+    pub volatile: bool,
+    /// Honours FUA; otherwise the flag is ignored, as the limits say.
+    pub fua: bool,
+    /// Longest read or write, longest discard, longest write-zeroes, in sectors.
+    pub max: [u64; 3],
+    /// One request in so many fails for the disk's own reasons; 0 for never.
+    pub error_one_in: u64,
+    /// When (step) each status was last returned for a reason of the disk's own, by status code.
+    pub blamed: [Option<u64>; 16],
+    /// When (step) a device in front of this disk had no usable path and was not told to wait for one.
+    pub no_path: Option<u64>,
+}
+
+impl Disk {
+    /// A disk of `sectors`, each with a stamp of its own; `index` tells disks apart.
+    #[must_use]
+    pub fn new(index: usize, sectors: u64) -> Disk {
+        let first: Vec<u64> = (0..sectors).map(|s| Disk::first_stamp(index, s)).collect();
+        Disk {
+            durable: first.iter().map(|s| (*s, 0)).collect(),
+            now: first,
+            cache: VecDeque::with_capacity(CACHE_MAX),
+            nr: 0,
+            volatile: true,
+            fua: true,
+            max: [u64::from(u32::MAX); 3],
+            error_one_in: 0,
+            blamed: [None; 16],
+            no_path: None,
+        }
+    }
+
+    /// What sector `sector` of disk `index` holds before anything is written.
+    #[must_use]
+    pub fn first_stamp(index: usize, sector: u64) -> u64 {
+        OWN | (index as u64) << 40 | sector
+    }
+
+    /// Size in sectors.
+    #[must_use]
+    pub fn sectors(&self) -> u64 {
+        self.now.len() as u64
+    }
+
+    /// What a read of `sector` returns.
+    #[must_use]
+    pub fn read(&self, sector: u64) -> u64 {
+        self.now[sector as usize]
+    }
+
+    /// Writes one sector; `durable` at once (FUA, or a disk without a cache), or into the cache.
+    pub fn write(&mut self, sector: u64, stamp: u64, durable: bool) {
+        self.nr += 1;
+        self.now[sector as usize] = stamp;
+        if durable || !self.volatile {
+            self.durable[sector as usize] = (stamp, self.nr);
+            return;
+        }
+        if self.cache.len() == CACHE_MAX {
+            if let Some(oldest) = self.cache.pop_front() {
+                self.keep(&oldest);
+            }
+        }
+        self.cache.push_back(Cached { sector: sector as u32, stamp, nr: self.nr });
+    }
+
+    /// What a discard leaves in `sector`: the old content, zeroes, or anything.
+    pub fn discard(&mut self, sector: u64, chance: &mut Chance) {
+        let stamp = match chance.below(3) {
+            0 => return,
+            1 => 0,
+            _ => OWN | 1 << 62 | chance.below(1 << 32),
+        };
+        self.write(sector, stamp, false);
+    }
+
+    fn keep(&mut self, cached: &Cached) {
+        let slot = &mut self.durable[cached.sector as usize];
+        if slot.1 < cached.nr {
+            *slot = (cached.stamp, cached.nr);
+        }
+    }
+
+    /// The number of the last write so far: what a flush that arrives now must cover.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        self.nr
+    }
+
+    /// Makes all writes up to `mark` durable. Later ones stay in the cache: a flush promises nothing about them.
+    pub fn flush(&mut self, mark: u64) {
+        while self.cache.front().is_some_and(|c| c.nr <= mark) {
+            if let Some(c) = self.cache.pop_front() {
+                self.keep(&c);
+            }
+        }
+    }
+
+    /// Loses power: of what the cache holds, any part may have reached the medium, sector by sector.
+    pub fn crash(&mut self, chance: &mut Chance) {
+        let luck = chance.pick(&[0, 20, 50, 80, 100]);
+        let cache = std::mem::take(&mut self.cache);
+        for c in &cache {
+            if chance.below(100) < luck {
+                self.keep(c);
+            }
+        }
+        for c in &cache {
+            self.now[c.sector as usize] = self.durable[c.sector as usize].0;
+        }
+        self.cache = cache;
+        self.cache.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chance::Stream;
+
+    #[test]
+    fn a_crash_keeps_what_was_flushed() {
+        for seed in 0..50 {
+            let mut chance = Chance::new(seed, Stream::Disk);
+            let mut disk = Disk::new(0, 8);
+            disk.write(1, 11, false);
+            let mark = disk.mark();
+            disk.write(1, 12, false);
+            disk.write(2, 22, true);
+            disk.write(3, 33, false);
+            disk.flush(mark);
+            disk.crash(&mut chance);
+            assert!([11, 12].contains(&disk.read(1)));
+            assert_eq!(disk.read(2), 22);
+            assert!([33, Disk::first_stamp(0, 3)].contains(&disk.read(3)));
+            assert_eq!(disk.read(4), Disk::first_stamp(0, 4));
+        }
+    }
+
+    #[test]
+    fn a_full_cache_never_brings_an_old_sector_back() {
+        let mut disk = Disk::new(0, 4);
+        disk.write(0, 1, false);
+        disk.write(0, 2, true);
+        for _ in 0..2 * CACHE_MAX {
+            disk.write(1, 9, false);
+        }
+        disk.crash(&mut Chance::new(1, Stream::Disk));
+        assert_eq!(disk.read(0), 2);
+    }
+}

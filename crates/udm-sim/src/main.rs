@@ -1,0 +1,232 @@
+//! `udm-sim`: runs seeds, and stops at the first that fails.
+
+use clap::Parser;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use udm_sim::{Class, Failure, Plan, Totals, Without, run, shrink};
+
+/// Runs udm's targets in a simulated world, seed after seed, and stops at the first failure.
+#[derive(Parser, Debug)]
+#[command(name = "udm-sim", version)]
+struct Options {
+    /// Run this seed only
+    #[arg(long, value_name = "N", conflicts_with = "seeds")]
+    seed: Option<u64>,
+    /// Run the seeds from A up to, not including, B
+    #[arg(long, value_name = "A..B", value_parser = seeds)]
+    seeds: Option<(u64, u64)>,
+    /// Steps to take with each seed
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..))]
+    steps: u64,
+    /// Run seeds until this many minutes are over
+    #[arg(long, value_name = "M", value_parser = minutes)]
+    minutes: Option<Duration>,
+    /// Simulated cores; drawn from the seed by default
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
+    cores: Option<u64>,
+    /// Requests in flight on each core and device; drawn from the seed by default
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    depth: Option<u64>,
+    /// Leave out classes of disturbance: crash, remove, paths, errors, suspend, reload, messages, delay, torn, flush, trim, long, reopen, pieces
+    #[arg(long, value_name = "CLASS,...", value_delimiter = ',')]
+    without: Vec<Class>,
+    /// Print this many of the last events of a failing run
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    trace: u64,
+    /// Show a failure as it is, without looking for a smaller one
+    #[arg(long)]
+    no_shrink: bool,
+    /// Measure: one healthy multipath device over this many paths, nothing else
+    #[arg(long, value_name = "PATHS", value_parser = clap::value_parser!(u64).range(1..=16))]
+    bench: Option<u64>,
+    /// Switch on a bug that was put in on purpose
+    #[cfg(feature = "seeded-bugs")]
+    #[arg(long, value_name = "NAME", value_parser = udm_targets::bugs::Bug::find)]
+    bug: Option<udm_targets::bugs::Bug>,
+}
+
+fn seeds(word: &str) -> Result<(u64, u64), String> {
+    let (a, b) = word.split_once("..").ok_or("a range is written A..B")?;
+    let number = |s: &str| s.parse::<u64>().map_err(|_| format!("{s:?} is no number"));
+    let (a, b) = (number(a)?, number(b)?);
+    if a < b { Ok((a, b)) } else { Err("there is no seed in it".into()) }
+}
+
+fn minutes(word: &str) -> Result<Duration, String> {
+    let minutes: f64 = word.parse().map_err(|_| "not a number of minutes".to_string())?;
+    if minutes > 0.0 && minutes <= 1e6 {
+        Ok(Duration::from_secs_f64(minutes * 60.0))
+    } else {
+        Err("must be above 0 and at most a million".into())
+    }
+}
+
+/// What was done so far.
+struct Tally {
+    seeds: u64,
+    totals: Totals,
+    began: Instant,
+    shown: Option<Instant>,
+}
+
+impl Tally {
+    fn add(&mut self, t: &Totals) {
+        self.seeds += 1;
+        self.totals.steps += t.steps;
+        self.totals.requests += t.requests;
+        self.totals.simulated += t.simulated;
+        self.totals.sectors += t.sectors;
+        self.totals.crashes += t.crashes;
+        self.totals.reloads += t.reloads;
+        self.totals.suspends += t.suspends;
+        self.totals.losses += t.losses;
+    }
+
+    fn line(&self) -> String {
+        let (s, t) = (self.seeds, &self.totals);
+        let hours = t.simulated as f64 / 3.6e12;
+        let seeds = if s == 1 { "1 seed".to_string() } else { format!("{s} seeds") };
+        format!("{seeds}, {} steps, {} requests, {hours:.1} simulated hours", count(t.steps), count(t.requests))
+    }
+
+    /// The progress line; on a terminal it is drawn over and over, elsewhere now and then.
+    fn show(&mut self) {
+        let terminal = std::io::stderr().is_terminal();
+        let every = Duration::from_millis(if terminal { 250 } else { 30_000 });
+        if self.shown.is_some_and(|at| at.elapsed() < every) || (self.shown.is_none() && self.began.elapsed() < every) {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        let seconds = self.began.elapsed().as_secs_f64();
+        let speed = format!("{:.1} seeds/s, {} requests/s", self.seeds as f64 / seconds, count((self.totals.requests as f64 / seconds) as u64));
+        let (start, end) = if terminal { ("\r\x1b[K", "") } else { ("", "\n") };
+        say(&mut std::io::stderr(), format_args!("{start}{}, {speed}{end}", self.line()));
+    }
+
+    fn clear(&self) {
+        if self.shown.is_some() && std::io::stderr().is_terminal() {
+            say(&mut std::io::stderr(), format_args!("\r\x1b[K"));
+        }
+    }
+}
+
+fn count(n: u64) -> String {
+    match n {
+        0..10_000 => n.to_string(),
+        10_000..10_000_000 => format!("{:.1} k", n as f64 / 1e3),
+        _ => format!("{:.1} M", n as f64 / 1e6),
+    }
+}
+
+/// Prints; a reader that has gone away is no reason to stop.
+fn say(to: &mut dyn Write, text: std::fmt::Arguments<'_>) {
+    let _ = to.write_fmt(text);
+    let _ = to.flush();
+}
+
+fn main() -> ExitCode {
+    let options = match Options::try_parse() {
+        Ok(options) => options,
+        Err(e) if !e.use_stderr() => {
+            say(&mut std::io::stdout(), format_args!("{e}"));
+            return ExitCode::SUCCESS;
+        }
+        Err(e) => {
+            let text = e.to_string();
+            // The first paragraph says what is wrong; the rest is advice.
+            let lines: Vec<&str> = text.lines().take_while(|l| !l.trim().is_empty()).map(str::trim).collect();
+            let line = lines.join(" ");
+            say(&mut std::io::stderr(), format_args!("udm-sim: {}\n", line.trim_start_matches("error: ")));
+            return ExitCode::from(2);
+        }
+    };
+    simulate(&options)
+}
+
+fn plan(options: &Options, seed: u64) -> Plan {
+    Plan {
+        cores: options.cores.map(|n| n as usize),
+        depth: options.depth.map(|n| n as usize),
+        without: options.without.iter().fold(Without::default(), |w, c| w.and(*c)),
+        keep_events: (options.trace as usize).max(1),
+        bench: options.bench.map(|n| n as usize),
+        ..Plan::new(seed, options.steps)
+    }
+}
+
+fn simulate(options: &Options) -> ExitCode {
+    #[cfg(feature = "seeded-bugs")]
+    if let Some(bug) = options.bug {
+        udm_targets::bugs::set(Some(bug));
+    }
+    // With a time and no seeds it goes on until the time is over.
+    let (first, end) = match (options.seed, options.seeds) {
+        (Some(seed), _) => (seed, seed.saturating_add(1)),
+        (None, Some(range)) => range,
+        (None, None) if options.minutes.is_some() => (1, u64::MAX),
+        (None, None) => (1, 101),
+    };
+    let open_ended = options.seed.is_none() && options.seeds.is_none();
+    let mut tally = Tally { seeds: 0, totals: Totals::default(), began: Instant::now(), shown: None };
+    let mut hash = None;
+    for seed in first..end {
+        if options.minutes.is_some_and(|m| tally.began.elapsed() >= m) {
+            tally.clear();
+            if open_ended {
+                break;
+            }
+            say(&mut std::io::stderr(), format_args!("udm-sim: stopped before seed {seed}: the time is over\n"));
+            say(&mut std::io::stdout(), format_args!("{}: not all were run\n", tally.line()));
+            return ExitCode::FAILURE;
+        }
+        match run::run(&plan(options, seed)) {
+            Ok(clean) => {
+                tally.add(&clean.totals);
+                hash = Some(clean.hash);
+            }
+            Err(failure) => {
+                tally.clear();
+                report(*failure, options, &tally);
+                return ExitCode::FAILURE;
+            }
+        }
+        tally.show();
+    }
+    tally.clear();
+    let mut out = std::io::stdout();
+    say(&mut out, format_args!("{}: clean\n", tally.line()));
+    let t = &tally.totals;
+    let rate = (t.requests as f64 / tally.began.elapsed().as_secs_f64()) as u64;
+    say(
+        &mut out,
+        format_args!(
+            "{} crashes, {} suspends, {} reloads, {} paths lost, {} sectors compared, {} requests/s\n",
+            count(t.crashes),
+            count(t.suspends),
+            count(t.reloads),
+            count(t.losses),
+            count(t.sectors),
+            count(rate)
+        ),
+    );
+    if let (1, Some(hash)) = (tally.seeds, hash) {
+        say(&mut out, format_args!("trace {hash:016x}\n"));
+    }
+    ExitCode::SUCCESS
+}
+
+fn report(failure: Failure, options: &Options, tally: &Tally) {
+    let mut out = std::io::stdout();
+    let first = failure.clone();
+    let small = if options.no_shrink { failure } else { shrink(failure) };
+    for line in &small.trace {
+        say(&mut out, format_args!("{line}\n"));
+    }
+    say(&mut out, format_args!("seed {} failed at step {}, revision {}\n", first.plan.seed, first.plan.steps, env!("UDM_REVISION")));
+    say(&mut out, format_args!("  {}\n  replay: udm-sim {}\n", first.what, first.plan.options()));
+    if small.plan != first.plan {
+        say(&mut out, format_args!("smaller, with the trace above:\n  {}\n  replay: udm-sim {}\n", small.what, small.plan.options()));
+    }
+    say(&mut out, format_args!("before it: {}\n", tally.line()));
+}

@@ -1,0 +1,166 @@
+//! What a run is made of: a seed and what is left out.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A class of disturbance, to be left out when a failure is being shrunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Class {
+    /// Crashes and restarts.
+    Crash,
+    /// Devices removed and made again.
+    Remove,
+    /// Paths that go down, slow, silent, and come back.
+    Paths,
+    /// Errors of the disks' own.
+    Errors,
+    /// Suspend and resume.
+    Suspend,
+    /// New tables.
+    Reload,
+    /// Messages to multipath targets.
+    Messages,
+    /// Commands that take long to arrive.
+    Delay,
+    /// Requests that take effect in parts.
+    Torn,
+    /// Flush, FUA and flush-before.
+    Flush,
+    /// Discard and write-zeroes.
+    Trim,
+    /// Requests long enough to be split.
+    Long,
+    /// Lanes closed and opened again.
+    Reopen,
+    /// Data in several pieces.
+    Pieces,
+}
+
+impl Class {
+    /// Every class.
+    pub const ALL: [Class; 14] = [
+        Class::Crash,
+        Class::Remove,
+        Class::Paths,
+        Class::Errors,
+        Class::Suspend,
+        Class::Reload,
+        Class::Messages,
+        Class::Delay,
+        Class::Torn,
+        Class::Flush,
+        Class::Trim,
+        Class::Long,
+        Class::Reopen,
+        Class::Pieces,
+    ];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Crash => "crash",
+            Class::Remove => "remove",
+            Class::Paths => "paths",
+            Class::Errors => "errors",
+            Class::Suspend => "suspend",
+            Class::Reload => "reload",
+            Class::Messages => "messages",
+            Class::Delay => "delay",
+            Class::Torn => "torn",
+            Class::Flush => "flush",
+            Class::Trim => "trim",
+            Class::Long => "long",
+            Class::Reopen => "reopen",
+            Class::Pieces => "pieces",
+        }
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Class {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Class, String> {
+        let known = || Class::ALL.map(Class::name).join(", ");
+        Class::ALL.into_iter().find(|c| c.name() == s).ok_or_else(|| format!("no class {s:?}; there are {}", known()))
+    }
+}
+
+/// Classes left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Without(u32);
+
+impl Without {
+    /// Leaves out `class` too.
+    #[must_use]
+    pub fn and(self, class: Class) -> Without {
+        Without(self.0 | 1 << class as u8)
+    }
+
+    /// Everything is left out.
+    #[must_use]
+    pub fn all() -> Without {
+        Class::ALL.into_iter().fold(Without::default(), Without::and)
+    }
+
+    /// Is `class` left out?
+    #[must_use]
+    pub fn has(self, class: Class) -> bool {
+        self.0 & 1 << class as u8 != 0
+    }
+
+    /// What is left out.
+    pub fn list(self) -> impl Iterator<Item = Class> {
+        Class::ALL.into_iter().filter(move |c| self.has(*c))
+    }
+}
+
+/// A run. The same plan gives the same run, event for event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Where all chance comes from.
+    pub seed: u64,
+    /// How many steps to take.
+    pub steps: u64,
+    /// How many cores; drawn when `None`.
+    pub cores: Option<usize>,
+    /// How many requests each core may have in flight on a device; drawn when `None`.
+    pub depth: Option<usize>,
+    /// What is left out.
+    pub without: Without,
+    /// How many events the trace keeps.
+    pub keep_events: usize,
+    /// A fixed world of one multipath device over this many healthy paths, for measuring.
+    pub bench: Option<usize>,
+}
+
+impl Plan {
+    /// The run of `seed` for `steps` steps, with everything in it.
+    #[must_use]
+    pub fn new(seed: u64, steps: u64) -> Plan {
+        Plan { seed, steps, cores: None, depth: None, without: Without::default(), keep_events: 512, bench: None }
+    }
+
+    /// The options of the program that repeat it.
+    #[must_use]
+    pub fn options(&self) -> String {
+        let mut text = format!("--seed {} --steps {}", self.seed, self.steps);
+        if let Some(cores) = self.cores {
+            text += &format!(" --cores {cores}");
+        }
+        if let Some(depth) = self.depth {
+            text += &format!(" --depth {depth}");
+        }
+        let names: Vec<_> = self.without.list().map(Class::name).collect();
+        if !names.is_empty() {
+            text += &format!(" --without {}", names.join(","));
+        }
+        text
+    }
+}

@@ -1,0 +1,137 @@
+//! Runs a plan, and makes one that fails smaller.
+
+use crate::env::lock;
+use crate::plan::{Class, Plan, Without};
+use crate::world::{Totals, World};
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+
+/// A run that went wrong.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// What was run, up to the step that showed it.
+    pub plan: Plan,
+    /// What is wrong.
+    pub what: String,
+    /// The last events, oldest first.
+    pub trace: Vec<String>,
+}
+
+/// A run that went well.
+#[derive(Clone, Copy, Debug)]
+pub struct Clean {
+    /// What was done.
+    pub totals: Totals,
+    /// The hash of all events.
+    pub hash: u64,
+}
+
+thread_local! {
+    /// The text of the last panic, while a run is under way on this thread.
+    static PANIC: RefCell<Option<Option<String>>> = const { RefCell::new(None) };
+}
+
+/// Keeps the text of panics inside runs, and prints no others' less.
+fn catch_texts() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let ours = PANIC.with_borrow_mut(|slot| match slot {
+                Some(text) => {
+                    *text = Some(info.to_string());
+                    true
+                }
+                None => false,
+            });
+            if !ours {
+                usual(info);
+            }
+        }));
+    });
+}
+
+/// Runs `plan`.
+///
+/// # Errors
+/// The failure, with its trace. The world of a failed run is not taken apart, since requests are still in it: its memory stays taken.
+pub fn run(plan: &Plan) -> Result<Clean, Box<Failure>> {
+    catch_texts();
+    PANIC.set(Some(None));
+    let mut world = None;
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let world = world.insert(World::new(plan)?);
+        world.run()
+    }));
+    let text = PANIC.take().flatten();
+    let wrong = match outcome {
+        Ok(result) => result.err(),
+        Err(_) => Some(text.unwrap_or_else(|| "a panic without a text".into())),
+    };
+    let Some(what) = wrong else {
+        let world = world.as_ref().expect("a run without an error has a world");
+        return Ok(Clean { totals: totals(world), hash: lock(&world.env).trace.hash() });
+    };
+    let mut plan = plan.clone();
+    let mut trace = Vec::new();
+    if let Some(world) = world {
+        plan.steps = world.step.min(plan.steps);
+        trace.extend(lock(&world.env).trace.last().map(crate::trace::Event::line));
+        Box::leak(Box::new(world));
+    }
+    Err(Box::new(Failure { plan, what, trace }))
+}
+
+fn totals(world: &World) -> Totals {
+    Totals { sectors: world.model.compared, requests: world.model.total(), ..world.totals }
+}
+
+/// How many runs making a failure smaller may take.
+const TRIES_MAX: usize = 64;
+
+/// Looks for a smaller run that fails too: classes of disturbance left out, fewer cores, fewer requests in flight, fewer steps.
+/// Returns the smallest, which may be the one given.
+#[must_use]
+pub fn shrink(failure: Failure) -> Failure {
+    let mut best = failure;
+    let mut tries = 0;
+    let mut try_one = |best: &mut Failure, change: &dyn Fn(&mut Plan)| -> bool {
+        let mut plan = best.plan.clone();
+        change(&mut plan);
+        tries += 1;
+        if tries > TRIES_MAX {
+            return false;
+        }
+        match run(&plan) {
+            Err(smaller) => {
+                *best = *smaller;
+                true
+            }
+            Ok(_) => false,
+        }
+    };
+    // All at once first, then one by one.
+    if !try_one(&mut best, &|p| p.without = Without::all()) {
+        for class in Class::ALL {
+            try_one(&mut best, &|p| p.without = p.without.and(class));
+        }
+    }
+    for cores in 1..4 {
+        if best.plan.cores.is_none_or(|now| cores < now) && try_one(&mut best, &|p| p.cores = Some(cores)) {
+            break;
+        }
+    }
+    for depth in [1, 2, 4, 8] {
+        if best.plan.depth.is_none_or(|now| depth < now) && try_one(&mut best, &|p| p.depth = Some(depth)) {
+            break;
+        }
+    }
+    // A failure that is seen at rest may be there sooner: rest sooner.
+    for part in [8, 4, 2] {
+        if try_one(&mut best, &|p| p.steps -= p.steps / part) {
+            try_one(&mut best, &|p| p.steps -= p.steps / part);
+        }
+    }
+    best
+}

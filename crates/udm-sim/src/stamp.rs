@@ -1,0 +1,99 @@
+//! Sectors filled with one number.
+
+use std::ops::Range;
+use udm_core::Segments;
+
+/// Bytes in a sector.
+const SECTOR: usize = udm_core::SECTOR_SIZE as usize;
+
+/// The number that fills `sector`, or `None` when its content is mixed.
+#[must_use]
+pub fn of(sector: &[u8]) -> Option<u64> {
+    let word = |c: &[u8]| u64::from_le_bytes(c.try_into().unwrap_or_default());
+    let first = word(&sector[..8]);
+    let odd = sector.chunks_exact(8).fold(0, |odd, c| odd | (word(c) ^ first));
+    (odd == 0).then_some(first)
+}
+
+/// Fills `sector` with `stamp`.
+pub fn fill(sector: &mut [u8], stamp: u64) {
+    let bytes = stamp.to_le_bytes();
+    for c in sector.chunks_exact_mut(8) {
+        c.copy_from_slice(&bytes);
+    }
+}
+
+/// Calls `each` with the index and the stamp of every sector of `data`; a sector may lie across pieces.
+pub fn read(data: &Segments, mut each: impl FnMut(u64, Option<u64>)) {
+    let mut part = [0; SECTOR];
+    let (mut have, mut index) = (0, 0);
+    for piece in data {
+        let mut rest: &[u8] = piece;
+        if have > 0 {
+            let n = rest.len().min(SECTOR - have);
+            part[have..have + n].copy_from_slice(&rest[..n]);
+            (have, rest) = (have + n, &rest[n..]);
+            if have < SECTOR {
+                continue;
+            }
+            each(index, of(&part));
+            index += 1;
+        }
+        let whole = rest.chunks_exact(SECTOR);
+        let tail = whole.remainder();
+        for sector in whole {
+            each(index, of(sector));
+            index += 1;
+        }
+        part[..tail.len()].copy_from_slice(tail);
+        have = tail.len();
+    }
+}
+
+/// Fills the sectors of `data` whose index is in `which` with what `each` gives for it.
+pub fn write(data: &mut Segments, which: Range<u64>, mut each: impl FnMut(u64) -> u64) {
+    let (mut at, mut index, mut stamp) = (0, 0, 0u64);
+    for piece in data.iter_mut() {
+        let mut rest: &mut [u8] = piece;
+        while !rest.is_empty() {
+            let wanted = which.contains(&index);
+            if at == 0 && wanted {
+                stamp = each(index);
+            }
+            let n = rest.len().min(SECTOR - at);
+            let (now, later) = rest.split_at_mut(n);
+            match (wanted, n == SECTOR) {
+                (true, true) => fill(now, stamp),
+                (true, false) => {
+                    for (i, b) in now.iter_mut().enumerate() {
+                        *b = stamp.to_le_bytes()[(at + i) % 8];
+                    }
+                }
+                (false, _) => {}
+            }
+            at = (at + n) % SECTOR;
+            index += u64::from(at == 0);
+            rest = later;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_core::Buf;
+
+    #[test]
+    fn sectors_across_odd_pieces() {
+        let mut data = Segments::new();
+        for len in [100, 700, 512, 224 + 512] {
+            data.push(Buf::zeroed(len));
+        }
+        write(&mut data, 0..4, |i| 1000 + i);
+        let mut seen = Vec::new();
+        read(&data, |i, s| seen.push((i, s)));
+        assert_eq!(seen, [(0, Some(1000)), (1, Some(1001)), (2, Some(1002)), (3, Some(1003))]);
+        data.iter_mut().next().unwrap()[99] ^= 1;
+        read(&data, |i, s| assert_eq!(s.is_none(), i == 0));
+    }
+}

@@ -1,0 +1,56 @@
+//! What is to happen at a time.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use udm_core::Nanos;
+
+/// What is to happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Timer {
+    /// The checker looks at all paths, and reinstates those that work again.
+    Check,
+    /// A path comes back.
+    Restore(usize),
+    /// A suspended device is resumed.
+    Resume(usize),
+}
+
+/// Timers in order of time.
+#[derive(Default)]
+pub struct Timers {
+    heap: BinaryHeap<Reverse<(Nanos, u64, Timer)>>,
+    count: u64,
+}
+
+impl Timers {
+    /// Sets a timer.
+    pub fn set(&mut self, at: Nanos, timer: Timer) {
+        self.count += 1;
+        self.heap.push(Reverse((at, self.count, timer)));
+    }
+
+    /// When the next one is due.
+    #[must_use]
+    pub fn next(&self) -> Nanos {
+        self.heap.peek().map_or(Nanos::NEVER, |Reverse((at, ..))| *at)
+    }
+
+    /// Takes one that is due.
+    pub fn take(&mut self, now: Nanos) -> Option<Timer> {
+        if self.next() > now {
+            return None;
+        }
+        self.heap.pop().map(|Reverse((_, _, timer))| timer)
+    }
+
+    /// Is anything to come but the checker?
+    #[must_use]
+    pub fn only_checks(&self) -> bool {
+        self.heap.iter().all(|Reverse((_, _, t))| *t == Timer::Check)
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.heap.clear();
+    }
+}

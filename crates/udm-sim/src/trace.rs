@@ -1,0 +1,162 @@
+//! What happened, as small numbers: hashed as it comes, put into words only when somebody wants to read it.
+
+use std::collections::VecDeque;
+use udm_core::{Nanos, Op, Status};
+
+/// What an [`Event`] tells. `a` to `d` are its numbers; [`Event::line`] says what each means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A request enters a device: id, device, op and flags, range.
+    Submit,
+    /// A request is back: id, status.
+    Done,
+    /// A request reaches a path: path, op and flags, range, due time.
+    PathIn,
+    /// A path returns a request: path, op, range, status.
+    PathOut,
+    /// A core takes commands out of its inbox: how many.
+    Mail,
+    /// The clock jumps: to when.
+    Jump,
+    /// Something the control side did, in words.
+    Control,
+}
+
+/// One thing that happened.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// Simulated time.
+    pub at: Nanos,
+    /// Core, or [`NO_CORE`].
+    pub core: u16,
+    /// What.
+    pub kind: Kind,
+    /// Numbers by kind.
+    pub args: [u64; 4],
+    /// Words, for [`Kind::Control`].
+    pub text: Option<Box<str>>,
+}
+
+/// The "core" of events of the control side.
+pub const NO_CORE: u16 = u16::MAX;
+
+/// Packs a range into one number of an event.
+#[must_use]
+pub fn range(sector: u64, sectors: u64) -> u64 {
+    sector << 24 | sectors
+}
+
+/// Packs an operation and its flags.
+#[must_use]
+pub fn op_bits(op: Op, flags: u16) -> u64 {
+    (op as u64) << 16 | u64::from(flags)
+}
+
+impl Event {
+    /// The event as a line for a person.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let [a, b, c, d] = self.args;
+        let who = match self.core {
+            NO_CORE => "control".to_string(),
+            n => format!("core {n}"),
+        };
+        let span = |r: u64| format!("{}+{}", r >> 24, r & 0xff_ffff);
+        let op = |x: u64| {
+            let op = Op::ALL.iter().find(|o| **o as u64 == x >> 16).map_or("?", |o| op_name(*o));
+            let flags = udm_core::BioFlags::from_bits_truncate((x & 0xffff) as u16);
+            let names: Vec<_> = flags.iter_names().map(|(n, _)| n).collect();
+            if names.is_empty() { op.to_string() } else { format!("{op}|{}", names.join("|")) }
+        };
+        let status = |x: u64| Status::ALL.get(x as usize).map_or("?", |s| s.text());
+        let what = match self.kind {
+            Kind::Submit => format!("request {a:<6} d{b} {} {}", op(c), span(d)),
+            Kind::Done => format!("request {a:<6} done: {}", status(b)),
+            Kind::PathIn => format!("    p{a} <- {} {} until {}", op(b), span(c), micros(d)),
+            Kind::PathOut => format!("    p{a} -> {} {}: {}", op(b), span(c), status(d)),
+            Kind::Mail => format!("takes {a} commands"),
+            Kind::Jump => format!("idle until {}", micros(a)),
+            Kind::Control => self.text.as_deref().unwrap_or_default().to_string(),
+        };
+        format!("{:>14} {who:<8} {what}", micros(self.at.0))
+    }
+}
+
+fn micros(ns: u64) -> String {
+    format!("{}.{:03}us", ns / 1000, ns % 1000)
+}
+
+/// The name of an operation.
+#[must_use]
+pub fn op_name(op: Op) -> &'static str {
+    match op {
+        Op::Read => "read",
+        Op::Write => "write",
+        Op::Flush => "flush",
+        Op::Discard => "discard",
+        Op::WriteZeroes => "write-zeroes",
+    }
+}
+
+/// The last events, and the hash of all.
+pub struct Trace {
+    last: VecDeque<Event>,
+    room: usize,
+    hash: u64,
+    count: u64,
+}
+
+impl Trace {
+    /// A trace that keeps the last `room` events.
+    #[must_use]
+    pub fn new(room: usize) -> Trace {
+        Trace { last: VecDeque::with_capacity(room), room, hash: 0xcbf2_9ce4_8422_2325, count: 0 }
+    }
+
+    /// Adds an event of numbers.
+    pub fn add(&mut self, at: Nanos, core: u16, kind: Kind, args: [u64; 4]) {
+        self.eat(at.0 ^ (kind as u64) << 56 ^ u64::from(core) << 40);
+        for n in args {
+            self.eat(n);
+        }
+        self.keep(Event { at, core, kind, args, text: None });
+    }
+
+    /// Adds words of the control side.
+    pub fn say(&mut self, at: Nanos, text: String) {
+        self.eat(at.0);
+        for chunk in text.as_bytes().chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.eat(u64::from_le_bytes(word));
+        }
+        self.keep(Event { at, core: NO_CORE, kind: Kind::Control, args: [0; 4], text: Some(text.into()) });
+    }
+
+    fn eat(&mut self, n: u64) {
+        self.hash = (self.hash ^ n).wrapping_mul(0x2545_F491_4F6C_DD1D).rotate_left(29);
+    }
+
+    fn keep(&mut self, event: Event) {
+        self.count += 1;
+        if self.room == 0 {
+            return;
+        }
+        if self.last.len() == self.room {
+            self.last.pop_front();
+        }
+        self.last.push_back(event);
+    }
+
+    /// The hash of all events so far.
+    #[must_use]
+    pub fn hash(&self) -> u64 {
+        crate::chance::mix(self.hash ^ self.count)
+    }
+
+    /// The events kept, oldest first.
+    pub fn last(&self) -> impl Iterator<Item = &Event> {
+        self.last.iter()
+    }
+}

@@ -1,0 +1,426 @@
+//! A world: cores, devices and disks, stepped on one thread in an order drawn from a seed.
+//!
+//! A step is one turn of one core, with now and then an act of the control side before it. A core has a turn when it has a reason: a
+//! command has arrived, a lane asked to be woken, or its front end has something to ask for. Where none has, the clock jumps to the
+//! next reason. Nobody polls for luck, so a wake-up that is lost stays lost, and shows.
+
+use crate::blueprint::Blueprint;
+use crate::cells::Cells;
+use crate::chance::{Chance, Stream};
+use crate::control::Device;
+use crate::cores::SimCores;
+use crate::disk::Disk;
+use crate::env::{Env, Mode, PathState, SharedEnv, lock};
+use crate::front::Front;
+use crate::model::{Model, Wrong};
+use crate::path::SimPath;
+use crate::plan::{Class, Plan};
+use crate::tables::TableSpec;
+use crate::timers::{Timer, Timers};
+use crate::trace::{Kind, NO_CORE};
+use std::sync::{Arc, Mutex};
+use udm_core::{Batch, BioFlags, CoreId, CoreState, Lane, Nanos, OwnerId};
+
+/// A lane that a core has open.
+pub struct Open {
+    /// Which device.
+    pub device: usize,
+    /// Its data-path half.
+    pub lane: Box<dyn Lane>,
+    /// Requests of this core on it.
+    pub in_flight: usize,
+    /// When it wants to be polled.
+    pub wake: Nanos,
+    /// The front end's name on this core.
+    pub owner: OwnerId,
+}
+
+/// A core.
+pub struct Core {
+    /// What its lanes see of it.
+    pub state: CoreState,
+    /// Its lanes.
+    pub open: Vec<Open>,
+    /// When its front end next asks for something.
+    pub next_work: Nanos,
+}
+
+/// What a run did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    /// Steps taken.
+    pub steps: u64,
+    /// Requests made.
+    pub requests: u64,
+    /// Simulated time in ns.
+    pub simulated: u64,
+    /// Sectors compared with the model.
+    pub sectors: u64,
+    /// Power failures.
+    pub crashes: u64,
+    /// Tables swapped under load.
+    pub reloads: u64,
+    /// Suspends.
+    pub suspends: u64,
+    /// Paths lost.
+    pub losses: u64,
+}
+
+/// See the module.
+pub struct World {
+    /// What is being run.
+    pub plan: Plan,
+    /// What it was built from.
+    pub blueprint: Blueprint,
+    /// The outside.
+    pub env: SharedEnv,
+    /// The inboxes.
+    pub post: Arc<SimCores>,
+    /// The cores.
+    pub cores: Vec<Core>,
+    /// The mapped devices, lower ones first.
+    pub devices: Vec<Device>,
+    /// The paths.
+    pub paths: Vec<Arc<SimPath>>,
+    /// What must be true.
+    pub model: Model,
+    /// The front ends.
+    pub front: Front,
+    /// Who runs next.
+    pub schedule: Chance,
+    /// What the control side does.
+    pub control: Chance,
+    /// What is to happen at a time.
+    pub timers: Timers,
+    /// What was done.
+    pub totals: Totals,
+    /// Steps taken.
+    pub step: u64,
+    /// No new requests: the world is coming to rest.
+    pub resting: bool,
+    /// When it rests next.
+    pub rest_at: u64,
+    done: Batch,
+    batch: Batch,
+}
+
+impl World {
+    /// Builds the world of `plan`.
+    ///
+    /// # Errors
+    /// When a table that must be valid is refused.
+    pub fn new(plan: &Plan) -> Result<World, Wrong> {
+        let mut build = Chance::new(plan.seed, Stream::Build);
+        let drawn = build.pick(&[1, 1, 2, 2, 3, 4]);
+        let cores = plan.cores.unwrap_or(drawn);
+        let blueprint = match plan.bench {
+            Some(paths) => Blueprint::bench(paths, cores),
+            None => Blueprint::draw(&mut build, cores),
+        };
+        let mut env = Env::new(plan.seed, plan.keep_events);
+        env.torn = !plan.without.has(Class::Torn);
+        for (i, d) in blueprint.disks.iter().enumerate() {
+            let mut disk = Disk::new(i, d.sectors);
+            (disk.volatile, disk.fua, disk.max) = (d.volatile, d.fua, d.max);
+            disk.error_one_in = match plan.without.has(Class::Errors) {
+                true => 0,
+                false => build.pick(&[0, 0, 300, 2000]),
+            };
+            env.disks.push(disk);
+        }
+        for disk in &blueprint.paths {
+            env.paths.push(PathState {
+                disk: *disk,
+                mode: Mode::Up,
+                latency: build.pick(&[2_000, 20_000, 100_000, 1_000_000]),
+                patience: build.between(50, 3000) * 1_000_000,
+                in_flight: 0,
+                barred: 0,
+                access: None,
+                failed: false,
+                fails: 0,
+            });
+        }
+        let sizes: Vec<u64> = blueprint.disks.iter().map(|d| d.sectors).collect();
+        let delay = match plan.without.has(Class::Delay) {
+            true => 100,
+            false => build.pick(&[1_000, 50_000, 2_000_000]),
+        };
+        let env = Arc::new(Mutex::new(env));
+        let mut world = World {
+            paths: (0..blueprint.paths.len()).map(|i| Arc::new(SimPath::new(&env, i))).collect(),
+            post: SimCores::new(plan.seed, cores, delay),
+            model: Model::new(Cells::new(&sizes, Disk::first_stamp)),
+            front: Front::new(plan, &mut build),
+            schedule: Chance::new(plan.seed, Stream::Schedule),
+            control: Chance::new(plan.seed, Stream::Control),
+            timers: Timers::default(),
+            totals: Totals::default(),
+            step: 0,
+            resting: false,
+            rest_at: build.between(500, 6000),
+            done: Batch::new(),
+            batch: Batch::new(),
+            cores: Vec::new(),
+            devices: Vec::new(),
+            plan: plan.clone(),
+            blueprint,
+            env,
+        };
+        if plan.bench.is_some() {
+            world.rest_at = u64::MAX;
+            let mut env = lock(&world.env);
+            env.paths.iter_mut().for_each(|p| p.latency = 5_000);
+            env.disks.iter_mut().for_each(|d| d.error_one_in = 0);
+        }
+        let tables: Vec<TableSpec> = world.blueprint.devices.iter().map(|d| d.table.clone()).collect();
+        world.start(&tables)?;
+        Ok(world)
+    }
+
+    /// Makes the cores and the devices, as after power-on, and opens every device on every core.
+    ///
+    /// # Errors
+    /// When a table that must be valid is refused.
+    pub fn start(&mut self, tables: &[TableSpec]) -> Result<(), Wrong> {
+        let now = lock(&self.env).now;
+        for id in 0..self.blueprint.cores {
+            let seed = self.schedule.any();
+            let state = CoreState::new(CoreId(id as u16), self.blueprint.cores, seed, None);
+            self.cores.push(Core { state, open: Vec::new(), next_work: now });
+        }
+        self.timers.set(now + Nanos::from_millis(100), Timer::Check);
+        self.make_devices(tables)?;
+        for core in 0..self.cores.len() {
+            for device in 0..self.devices.len() {
+                self.open(core, device)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens a device on a core.
+    ///
+    /// # Errors
+    /// When it can't be.
+    pub fn open(&mut self, core: usize, device: usize) -> Result<(), Wrong> {
+        let now = self.set_turn(Some(core));
+        let slot = &mut self.cores[core];
+        let mut cx = slot.state.cx(now);
+        let lane = self.devices[device].open(&mut cx).map_err(|e| format!("d{device} can't be opened: {e}"))?;
+        let owner = cx.new_owner();
+        let wake = cx.wake();
+        slot.open.push(Open { device, lane, in_flight: 0, wake, owner });
+        self.set_turn(None);
+        Ok(())
+    }
+
+    /// Says whose turn it is; returns the time.
+    pub fn set_turn(&mut self, core: Option<usize>) -> Nanos {
+        let mut env = lock(&self.env);
+        env.step = self.step;
+        env.core = core.map_or(NO_CORE, |c| c as u16);
+        self.post.set_turn(env.now, core);
+        env.now
+    }
+
+    /// Takes all the steps of the plan, and then brings the world to rest.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn run(&mut self) -> Result<(), Wrong> {
+        while self.step < self.plan.steps {
+            self.step()?;
+            if self.step >= self.rest_at {
+                self.rest()?;
+                self.rest_at = self.step + self.control.between(500, 6000);
+            }
+        }
+        self.rest()
+    }
+
+    /// One step.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn step(&mut self) -> Result<(), Wrong> {
+        self.step += 1;
+        self.totals.steps += 1;
+        if self.step % 32 == 0 {
+            self.model.advance(self.step);
+        }
+        self.set_turn(None);
+        self.run_timers()?;
+        if !self.resting && self.plan.bench.is_none() && self.control.one_in(24) {
+            self.act()?;
+        }
+        self.step_changes()?;
+        match self.choose() {
+            Some(core) => self.turn(core)?,
+            None => self.jump()?,
+        }
+        match lock(&self.env).violation.take() {
+            Some(wrong) => Err(wrong),
+            None => Ok(()),
+        }
+    }
+
+    /// A core that has a reason for a turn.
+    fn choose(&mut self) -> Option<usize> {
+        let now = lock(&self.env).now;
+        let ready = |c: usize| self.reason(c) <= now;
+        let count = (0..self.cores.len()).filter(|c| ready(*c)).count() as u64;
+        if count == 0 {
+            return None;
+        }
+        let nth = self.schedule.below(count) as usize;
+        (0..self.cores.len()).filter(|c| self.reason(*c) <= now).nth(nth)
+    }
+
+    /// When core `c` has a reason for a turn.
+    fn reason(&self, c: usize) -> Nanos {
+        let core = &self.cores[c];
+        let work = if self.resting { Nanos::NEVER } else { core.next_work };
+        let lanes = core.open.iter().map(|o| o.wake).min().unwrap_or(Nanos::NEVER);
+        work.min(lanes).min(self.post.next(c))
+    }
+
+    /// Nobody has a reason: on to the next one.
+    fn jump(&mut self) -> Result<(), Wrong> {
+        let cores = (0..self.cores.len()).map(|c| self.reason(c)).min().unwrap_or(Nanos::NEVER);
+        let timer = self.timers.next();
+        if cores == Nanos::NEVER && self.is_stuck() {
+            return Err(format!("nothing moves any more, and {} waits", self.waiting()));
+        }
+        let next = cores.min(timer);
+        let mut env = lock(&self.env);
+        if next > env.now {
+            self.totals.simulated += next.since(env.now).0;
+            env.now = next;
+            let (at, core) = (env.now, NO_CORE);
+            env.trace.add(at, core, Kind::Jump, [next.0, 0, 0, 0]);
+        }
+        Ok(())
+    }
+
+    /// What is waited for, for a person.
+    pub fn waiting(&self) -> String {
+        let change = self.devices.iter().enumerate().find(|(_, d)| d.is_changing());
+        match (self.model.oldest(), change) {
+            (Some(request), _) => request,
+            (None, Some((i, d))) => format!("d{i}, {}", d.doing()),
+            (None, None) => "nobody".into(),
+        }
+    }
+
+    fn turn(&mut self, c: usize) -> Result<(), Wrong> {
+        let now = self.set_turn(Some(c));
+        let mail = self.deliver(c, now);
+        let working = !self.resting && self.cores[c].next_work <= now;
+        let lucky = match working {
+            true => Some(self.front.choose(self.cores[c].open.len())),
+            false => None,
+        };
+        for i in 0..self.cores[c].open.len() {
+            if lucky == Some(i) {
+                self.gather(c, i, now);
+            }
+            let core = &mut self.cores[c];
+            let open = &mut core.open[i];
+            if mail == 0 && self.batch.is_empty() && open.wake > now {
+                continue;
+            }
+            let mut cx = core.state.cx(now);
+            if !self.batch.is_empty() {
+                open.lane.submit(&mut self.batch, &mut cx);
+                if !self.batch.is_empty() {
+                    return Err(format!("the lane of d{} left {} bios in the batch", open.device, self.batch.len()));
+                }
+            }
+            open.lane.poll(&mut self.done, &mut cx);
+            open.wake = cx.wake();
+            self.take_back(c, i, now)?;
+        }
+        if working {
+            self.cores[c].next_work = self.front.next(now);
+        }
+        let mut env = lock(&self.env);
+        let took = self.schedule.span(2_000);
+        self.totals.simulated += took;
+        env.now = env.now + Nanos(took);
+        Ok(())
+    }
+
+    /// Hands the commands that have arrived to the lanes of core `c`.
+    fn deliver(&mut self, c: usize, now: Nanos) -> u64 {
+        let most = 1 + self.schedule.below(4);
+        let mut count = 0;
+        while count < most {
+            let Some((device, command)) = self.post.take(c) else { break };
+            self.cores[c].state.ports().deliver(device, &command);
+            count += 1;
+        }
+        if count > 0 {
+            lock(&self.env).trace.add(now, c as u16, Kind::Mail, [count, 0, 0, 0]);
+        }
+        count
+    }
+
+    /// Hands over every command that has arrived anywhere.
+    pub fn deliver_all(&mut self) {
+        self.set_turn(None);
+        for (c, core) in self.cores.iter_mut().enumerate() {
+            while let Some((device, command)) = self.post.take(c) {
+                core.state.ports().deliver(device, &command);
+            }
+        }
+    }
+
+    /// Draws requests of core `c` for its lane `i`.
+    fn gather(&mut self, c: usize, i: usize, now: Nanos) {
+        let open = &mut self.cores[c].open[i];
+        let device = &self.devices[open.device];
+        self.front.draw(&mut self.batch, open, device);
+        let mut env = lock(&self.env);
+        for bio in &mut self.batch {
+            bio.start();
+            bio.started = now;
+            bio.owner = open.owner;
+            let id = self.model.begin(bio, open.device, device.maps(), self.step, now);
+            let op = crate::trace::op_bits(bio.op, bio.flags.bits());
+            let span = crate::trace::range(bio.sector.0, bio.sectors.0);
+            env.trace.add(now, c as u16, Kind::Submit, [id, open.device as u64, op, span]);
+        }
+        open.in_flight += self.batch.len();
+        self.totals.requests += self.batch.len() as u64;
+    }
+
+    /// Checks what lane `i` of core `c` returned.
+    fn take_back(&mut self, c: usize, i: usize, now: Nanos) -> Result<(), Wrong> {
+        if self.done.is_empty() {
+            return Ok(());
+        }
+        let open = &mut self.cores[c].open[i];
+        let mut env = lock(&self.env);
+        let parked = self.devices[open.device].is_suspended() && !env.dead;
+        for mut bio in self.done.drain(..) {
+            let id = self.model.id(&bio);
+            env.trace.add(now, c as u16, Kind::Done, [id, bio.status as u64, 0, 0]);
+            bio.finish();
+            let impatient = bio.flags.intersects(BioFlags::RAHEAD | BioFlags::NOWAIT);
+            if parked && !(impatient && !bio.status.is_ok()) {
+                return Err(format!("request {id} came back while d{} is suspended", open.device));
+            }
+            if open.in_flight == 0 {
+                return Err(format!("d{} returned more requests than it was given", open.device));
+            }
+            open.in_flight -= 1;
+            match env.dead {
+                true => self.model.abandon(&bio)?,
+                false => self.model.finish(&bio, &env)?,
+            }
+            self.front.put(bio);
+        }
+        Ok(())
+    }
+}
