@@ -197,6 +197,11 @@ impl Splitter {
         done.append(&mut self.finished);
     }
 
+    /// True when bios wait for [`Splitter::take_returned`], in the next `drain`: one is due even if nothing else happens.
+    pub fn has_returned(&self) -> bool {
+        !self.returned.is_empty()
+    }
+
     /// Moves the bios that are to be handed back to `back`.
     pub fn take_returned(&mut self, back: &mut Batch) {
         back.append(&mut self.returned);

@@ -327,7 +327,7 @@ impl Lane for StripedLane {
         }
         self.split.collect(done, start);
         self.pump();
-        if self.send(cx) {
+        if self.send(cx) || self.split.has_returned() {
             cx.wake_at(cx.now);
         }
         self.split.take_finished(done);

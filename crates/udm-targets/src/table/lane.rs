@@ -174,8 +174,8 @@ impl Lane for TableLane {
         }
         self.split.collect(done, start);
         self.pump();
-        if self.send(cx) {
-            // What was just sent may be done already.
+        if self.send(cx) || self.split.has_returned() {
+            // What was just sent may be done already; what is to be handed back waits for a `drain`.
             cx.wake_at(cx.now);
         }
         self.split.take_finished(done);
