@@ -6,6 +6,7 @@
 
 pub mod error;
 pub mod error_target;
+pub mod fault;
 pub mod linear;
 pub mod mapped;
 pub mod multipath;

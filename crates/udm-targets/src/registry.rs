@@ -22,8 +22,12 @@ pub struct TargetType {
 
 /// Every target type, in the order of their names.
 pub const TARGETS: &[TargetType] = &[
+    TargetType { name: "delay", version: [1, 4, 0], new: crate::fault::delay::new },
+    TargetType { name: "dust", version: [1, 0, 0], new: crate::fault::dust::new },
     TargetType { name: "error", version: [1, 7, 0], new: crate::error_target::new },
+    TargetType { name: "flakey", version: [1, 5, 0], new: crate::fault::flakey::new },
     TargetType { name: "linear", version: [1, 4, 0], new: crate::linear::new },
+    TargetType { name: "log-writes", version: [1, 1, 0], new: crate::fault::log_writes::new },
     TargetType { name: "multipath", version: [1, 14, 0], new: crate::multipath::new },
     TargetType { name: "striped", version: [1, 6, 0], new: crate::striped::new },
     TargetType { name: "zero", version: [1, 2, 0], new: crate::zero::new },

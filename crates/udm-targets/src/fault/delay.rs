@@ -1,0 +1,210 @@
+//! `delay`: every request waits a fixed time before it goes down.
+//!
+//! ```text
+//! delay <dev> <offset> <ms> [<write dev> <offset> <ms> [<flush dev> <offset> <ms>]]
+//! ```
+//!
+//! Three classes of requests, each with a device and a delay of its own: reads; writes, discards and write-zeroes; flushes and whatever
+//! carries one. With 3 words all classes share them, with 6 flushes go as writes do. A delay of 0 is straight through. With 9 words and
+//! a flush device of its own a flush reaches that device alone, as in the kernel: such a table is for measuring, not for keeping data.
+//!
+//! The delay of a class is constant, so what waits leaves in the order in which it came: a queue for each class, and no heap. Requests of
+//! different classes overtake each other. A suspend lets all that waits go at once.
+//!
+//! `status` is how many reads, writes and flushes wait now, over all cores; a class without delay counts none. The counts are shared by
+//! the cores and changed once a batch.
+
+use super::{UnderLane, Underlay, look_up, number};
+use crate::error::TargetError;
+use crate::target::{Target, TargetArgs, Used};
+use crossbeam_utils::CachePadded;
+use std::collections::VecDeque;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors};
+
+const NAME: &str = "delay";
+const READ: usize = 0;
+const WRITE: usize = 1;
+const FLUSH: usize = 2;
+
+/// The class of a request.
+fn class_of(bio: &Bio) -> usize {
+    match bio.op {
+        Op::Read => READ,
+        Op::Flush => FLUSH,
+        _ if bio.flags.contains(BioFlags::PREFLUSH) => FLUSH,
+        Op::Write | Op::Discard | Op::WriteZeroes => WRITE,
+    }
+}
+
+struct Class {
+    under: Underlay,
+    delay_ms: u32,
+}
+
+/// The control half.
+struct Delay {
+    classes: [Class; 3],
+    /// How many of the classes the table gave, 1 to 3.
+    given: usize,
+    len: Sectors,
+    queued: Arc<[CachePadded<AtomicU64>; 3]>,
+}
+
+/// The constructor.
+///
+/// # Errors
+/// The kernel's, for a wrong number of words, a bad number or an unknown device.
+pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+    if !matches!(args.args.len(), 3 | 6 | 9) {
+        return Err(TargetError::new("delay: Requires exactly 3, 6 or 9 arguments").at(args.args.len()));
+    }
+    let given = args.args.len() / 3;
+    let mut class = |class: usize| {
+        let first = class.min(given - 1) * 3;
+        let start = number(&args.args[first + 1]);
+        let start = start.ok_or_else(|| TargetError::new("delay: Invalid device sector").at(first + 1))?;
+        let delay_ms = number(&args.args[first + 2]);
+        let delay_ms = delay_ms.ok_or_else(|| TargetError::new("delay: Invalid delay").at(first + 2))?;
+        let device = look_up(args.resolver, args.args, first, "delay: Device lookup failed")?;
+        Ok(Class { under: Underlay { device, start: udm_core::Sector(start) }, delay_ms })
+    };
+    let classes = [class(READ)?, class(WRITE)?, class(FLUSH)?];
+    Ok(Arc::new(Delay { classes, given, len: args.len, queued: Arc::default() }))
+}
+
+impl Target for Delay {
+    fn type_name(&self) -> &'static str {
+        NAME
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        let mut lanes: Vec<Under> = Vec::new();
+        let mut queues = Vec::new();
+        for class in &self.classes {
+            let place = (class.under.device.device.id(), class.under.start);
+            let lane = match lanes.iter().position(|lane| lane.place == place) {
+                Some(lane) => lane,
+                None => {
+                    lanes.push(Under { place, lane: class.under.open(cx)?, down: Batch::new() });
+                    lanes.len() - 1
+                }
+            };
+            let delay = Nanos::from_millis(class.delay_ms.into());
+            queues.push(Queue { lane, delay, waiting: VecDeque::new(), published: 0 });
+        }
+        let Ok(queues) = queues.try_into() else { unreachable!("one queue for each of three classes") };
+        Ok(Box::new(DelayLane { lanes, queues, queued: Arc::clone(&self.queued) }))
+    }
+
+    fn table(&self) -> String {
+        let mut text = String::new();
+        for class in &self.classes[..self.given] {
+            let gap = if text.is_empty() { "" } else { " " };
+            let Class { under, delay_ms } = class;
+            let _ = write!(text, "{gap}{} {} {delay_ms}", under.device.number, under.start);
+        }
+        text
+    }
+
+    fn status(&self) -> String {
+        // Relaxed: three counters for a person to read, each right by itself.
+        let [r, w, f] = [READ, WRITE, FLUSH].map(|class| self.queued[class].load(Ordering::Relaxed));
+        format!("{r} {w} {f}")
+    }
+
+    fn limits(&self) -> Limits {
+        let below = self.classes.iter().map(|class| class.under.device.device.limits());
+        let own = Limits { request_stackable: false, ..Limits::new(self.len) };
+        below.fold(own, |limits, below| limits.stack(&below))
+    }
+
+    fn devices(&self) -> Vec<Used> {
+        self.classes[..self.given].iter().map(|class| class.under.used(self.len)).collect()
+    }
+}
+
+struct Under {
+    place: (udm_core::DeviceId, udm_core::Sector),
+    lane: UnderLane,
+    down: Batch,
+}
+
+struct Queue {
+    /// Which of the lanes the class goes to.
+    lane: usize,
+    delay: Nanos,
+    /// When each may go, in order.
+    waiting: VecDeque<(Nanos, Box<Bio>)>,
+    /// This core's share of the count that `status` shows.
+    published: u64,
+}
+
+struct DelayLane {
+    /// One for each device and offset that differs.
+    lanes: Vec<Under>,
+    queues: [Queue; 3],
+    queued: Arc<[CachePadded<AtomicU64>; 3]>,
+}
+
+impl DelayLane {
+    /// Sends down what may go by `now`, and asks for a call when the next may.
+    fn release(&mut self, now: Nanos, cx: &mut Cx<'_>) {
+        for queue in &mut self.queues {
+            let due = queue.waiting.partition_point(|(due, _)| *due <= now);
+            self.lanes[queue.lane].down.extend(queue.waiting.drain(..due).map(|(_, bio)| bio));
+            if let Some((due, _)) = queue.waiting.front() {
+                cx.wake_at(*due);
+            }
+        }
+        for under in &mut self.lanes {
+            under.lane.submit(&mut under.down, cx);
+        }
+        self.publish();
+    }
+
+    fn publish(&mut self) {
+        for (queue, shared) in self.queues.iter_mut().zip(self.queued.iter()) {
+            let now = queue.waiting.len() as u64;
+            if now != queue.published {
+                // Relaxed: nothing else hangs on the count. Wrapping adds of differences sum up to what all cores hold.
+                shared.fetch_add(now.wrapping_sub(queue.published), Ordering::Relaxed);
+                queue.published = now;
+            }
+        }
+    }
+}
+
+impl Lane for DelayLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        for bio in batch.drain(..) {
+            let queue = &mut self.queues[class_of(&bio)];
+            if queue.delay == Nanos(0) {
+                self.lanes[queue.lane].down.push(bio);
+            } else {
+                queue.waiting.push_back((cx.now + queue.delay, bio));
+            }
+        }
+        self.release(cx.now, cx);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        self.release(cx.now, cx);
+        for under in &mut self.lanes {
+            under.lane.poll(done, cx);
+        }
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        self.release(Nanos::NEVER, cx);
+        for under in &mut self.lanes {
+            under.lane.drain(how, back, cx);
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.lanes.iter().any(|under| under.lane.is_busy())
+    }
+}

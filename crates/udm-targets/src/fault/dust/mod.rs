@@ -1,0 +1,312 @@
+//! `dust`: a device with bad blocks, at places and at a time of the tester's choice.
+//!
+//! ```text
+//! dust <dev> <offset> <block bytes>
+//! message: addbadblock <block> [<failing writes 0-255>] | removebadblock <block> | queryblock <block>
+//!          | countbadblocks | listbadblocks | clearbadblocks | enable | disable | quiet
+//! ```
+//!
+//! Blocks are counted from the start of the **device below**, whatever the offset. It starts in bypass. Once enabled, a read of a bad block
+//! fails with EIO; a write fails as often as its block was told to, and after that makes the block good, as a drive remaps a sector. Discards and
+//! write-zeroes count as writes. A flush touches no block (the kernel takes it for a write of the first block).
+//!
+//! Requests are cut at the block size, counted from the start of the target. With an offset that is no multiple of it a request may touch two
+//! blocks; both are looked up (the kernel looks at the first alone).
+//!
+//! # What the cores share
+//! The set of bad blocks is immutable, sorted, and replaced whole by a message. A lane keeps the set that it saw last and compares its number with
+//! the current one by **one atomic load a batch**. Two exceptions to "the data path takes no lock and touches nothing shared per request":
+//!
+//! * when the number has changed, which is once after each message, the lane takes a mutex to fetch the new set;
+//! * a write that hits a bad block changes that block's state, which all sets that hold it share, by compare-and-swap.
+//!
+//! Both cost nothing while nobody sends messages and no bad block is written.
+
+mod set;
+
+use super::{UnderLane, Underlay, look_up, number};
+use crate::error::TargetError;
+use crate::target::{Resolver, Target, TargetArgs, Used};
+use set::{GOOD, Set, Shared};
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use udm_core::{Batch, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
+
+const NAME: &str = "dust";
+
+/// The largest block in sectors: 1 GiB.
+const BLOCK_MAX: u64 = 1 << 21;
+
+/// The control half.
+struct Dust {
+    under: Underlay,
+    len: Sectors,
+    /// Sectors in a block, a power of two.
+    block: u64,
+    quiet: AtomicBool,
+    shared: Arc<Shared>,
+}
+
+/// The constructor.
+///
+/// # Errors
+/// The kernel's, for a wrong number of words, a bad block size or offset, or an unknown device.
+pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+    let words = args.args;
+    let bad = |text: &str, word| TargetError::new(format!("dust: {text}")).at(word);
+    if words.len() != 3 {
+        return Err(bad("Invalid argument count", words.len().min(3)));
+    }
+    let bytes = number::<u32>(&words[2]).filter(|&bytes| bytes > 0);
+    let bytes = bytes.ok_or_else(|| bad("Invalid block size parameter", 2))?;
+    if bytes < 512 {
+        return Err(bad("Block size must be at least 512", 2));
+    }
+    if !bytes.is_power_of_two() {
+        return Err(bad("Block size must be a power of 2", 2));
+    }
+    let block = u64::from(bytes) / udm_core::SECTOR_SIZE;
+    if block > args.len.0.min(BLOCK_MAX) {
+        return Err(bad("Block size is too large", 2));
+    }
+    let start = number(&words[1]).ok_or_else(|| bad("Invalid device offset sector", 1))?;
+    // The kernel's errno here is EINVAL, whatever the look-up said.
+    let device =
+        look_up(args.resolver, words, 0, "dust: Device lookup failed").map_err(|e| e.with_errno(22))?;
+    let under = Underlay { device, start: Sector(start) };
+    let (quiet, shared) = (AtomicBool::new(false), Arc::new(Shared::default()));
+    Ok(Arc::new(Dust { under, len: args.len, block, quiet, shared }))
+}
+
+impl Dust {
+    /// Reports what the kernel writes to its log, unless told to be quiet.
+    fn say(&self, text: &str) {
+        if !self.quiet.load(Ordering::Relaxed) {
+            tracing::info!("dust: {text}");
+        }
+    }
+
+    fn set_enabled(&self, enabled: bool) -> Result<String, TargetError> {
+        tracing::info!(
+            "dust: {} read failures on bad sectors",
+            if enabled { "enabling" } else { "disabling" }
+        );
+        self.shared.change(|set| {
+            set.enabled = enabled;
+            Ok(String::new())
+        })
+    }
+
+    fn add(&self, block: u64, failing_writes: u8) -> Result<String, TargetError> {
+        self.shared.change(|set| match set.blocks.binary_search_by_key(&block, |(block, _)| *block) {
+            Ok(_) => Err(TargetError::new(format!("dust: block {block} already in badblocklist"))),
+            Err(at) => {
+                set.blocks.insert(at, (block, Arc::new(AtomicU16::new(failing_writes.into()))));
+                Ok(())
+            }
+        })?;
+        self.say(&format!("badblock added at block {block} with write fail count {failing_writes}"));
+        Ok(String::new())
+    }
+
+    fn remove(&self, block: u64) -> Result<String, TargetError> {
+        self.shared.change(|set| match set.blocks.binary_search_by_key(&block, |(block, _)| *block) {
+            Ok(at) => {
+                set.blocks.remove(at);
+                Ok(())
+            }
+            Err(_) => Err(TargetError::new(format!("dust: block {block} not found in badblocklist"))),
+        })?;
+        self.say(&format!("badblock removed at block {block}"));
+        Ok(String::new())
+    }
+
+    fn query(&self, block: u64) -> String {
+        let set = Arc::clone(&self.shared.lock());
+        let bad = set.find(block).is_some_and(|state| state.load(Ordering::Relaxed) != GOOD);
+        let found = if bad { "found" } else { "not found" };
+        format!("dust_query_block: block {block} {found} in badblocklist")
+    }
+
+    fn bad_blocks(&self) -> Vec<u64> {
+        let set = Arc::clone(&self.shared.lock());
+        let bad = set.blocks.iter().filter(|(_, state)| state.load(Ordering::Relaxed) != GOOD);
+        bad.map(|(block, _)| *block).collect()
+    }
+
+    fn clear(&self) -> Result<String, TargetError> {
+        let cleared = self.shared.change(|set| Ok(std::mem::take(&mut set.blocks).len()))?;
+        let what = if cleared > 0 { "badblocks cleared" } else { "no badblocks found" };
+        Ok(format!("dust_clear_badblocks: {what}"))
+    }
+
+    /// A block number of a message. As in the kernel it may be one more than there are.
+    fn block_number(&self, word: &str) -> Result<u64, TargetError> {
+        let block = number(word).ok_or_else(|| TargetError::errno(22).at(1))?;
+        if block > self.under.device.device.limits().size.0 / self.block {
+            return Err(TargetError::new("dust: selected block value out of range").at(1));
+        }
+        Ok(block)
+    }
+}
+
+impl Target for Dust {
+    fn type_name(&self) -> &'static str {
+        NAME
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(DustLane {
+            under: self.under.open(cx)?,
+            shift: self.block.trailing_zeros(),
+            start: Sectors(self.under.start.0),
+            shared: Arc::clone(&self.shared),
+            seen: 0,
+            set: Arc::default(),
+            failed: Batch::new(),
+            scratch: Batch::new(),
+        }))
+    }
+
+    fn table(&self) -> String {
+        format!("{} {} {}", self.under.device.number, self.under.start, self.block * udm_core::SECTOR_SIZE)
+    }
+
+    fn status(&self) -> String {
+        let mode = if self.shared.lock().enabled { "fail_read_on_bad_block" } else { "bypass" };
+        let log = if self.quiet.load(Ordering::Relaxed) { "quiet" } else { "verbose" };
+        format!("{} {mode} {log}", self.under.device.number)
+    }
+
+    fn limits(&self) -> Limits {
+        self.under.limits(self.len)
+    }
+
+    fn devices(&self) -> Vec<Used> {
+        vec![self.under.used(self.len)]
+    }
+
+    fn max_io_len(&self) -> Option<Sectors> {
+        Some(Sectors(self.block))
+    }
+
+    fn message(&self, words: &[String], _: &mut dyn Resolver) -> Result<String, TargetError> {
+        let name = words.first().map(|word| word.to_ascii_lowercase()).unwrap_or_default();
+        let unrecognised = || {
+            let word = words.first().map_or("", String::as_str);
+            Err(TargetError::new(format!("dust: unrecognized message '{word}' received")).at(0))
+        };
+        match (name.as_str(), &words[words.len().min(1)..]) {
+            ("addbadblock" | "removebadblock" | "queryblock", []) => {
+                Err(TargetError::new(format!("dust: {} requires an additional argument", words[0])).at(1))
+            }
+            ("enable", []) => self.set_enabled(true),
+            ("disable", []) => self.set_enabled(false),
+            ("countbadblocks", []) => {
+                Ok(format!("countbadblocks: {} badblock(s) found", self.bad_blocks().len()))
+            }
+            ("clearbadblocks", []) => self.clear(),
+            ("listbadblocks", []) => {
+                let mut text = String::new();
+                for block in self.bad_blocks() {
+                    let _ = writeln!(text, "{block}");
+                }
+                Ok(text)
+            }
+            ("quiet", []) => {
+                self.quiet.fetch_xor(true, Ordering::Relaxed);
+                Ok(String::new())
+            }
+            (_, []) => unrecognised(),
+            (name, [block]) => {
+                let block = self.block_number(block)?;
+                match name {
+                    "addbadblock" => self.add(block, 0),
+                    "removebadblock" => self.remove(block),
+                    "queryblock" => Ok(self.query(block)),
+                    _ => unrecognised(),
+                }
+            }
+            (name, [block, count]) => {
+                let block = self.block_number(block)?;
+                let count: u32 = number(count).ok_or_else(|| TargetError::errno(22).at(2))?;
+                let Ok(count) = u8::try_from(count) else {
+                    return Err(TargetError::new("dust: selected write fail count out of range").at(2));
+                };
+                if name == "addbadblock" { self.add(block, count) } else { unrecognised() }
+            }
+            _ => Err(TargetError::new(format!("dust: invalid number of arguments '{}'", words.len())).at(3)),
+        }
+    }
+}
+
+struct DustLane {
+    under: UnderLane,
+    /// Of a sector of the device below to its block.
+    shift: u32,
+    start: Sectors,
+    shared: Arc<Shared>,
+    /// The number of `set`.
+    seen: u64,
+    set: Arc<Set>,
+    /// Failed on the way down; the next `poll` returns them.
+    failed: Batch,
+    /// Room for a batch on its way through; empty in between.
+    scratch: Batch,
+}
+
+impl DustLane {
+    /// Fetches the set when it has changed. One load of a line that only messages write.
+    fn refresh(&mut self) {
+        // Acquire pairs with the release in `change`.
+        let generation = self.shared.generation.load(Ordering::Acquire);
+        if generation != self.seen {
+            self.set = Arc::clone(&self.shared.lock());
+            self.seen = generation;
+        }
+    }
+}
+
+impl Lane for DustLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        self.refresh();
+        if !self.set.enabled || self.set.blocks.is_empty() {
+            self.under.submit(batch, cx);
+            return;
+        }
+        for mut bio in batch.drain(..) {
+            let status = if bio.op == Op::Flush || bio.sectors == Sectors::ZERO {
+                Status::Ok
+            } else {
+                let first = (bio.sector + self.start).0 >> self.shift;
+                let last = ((bio.end() + self.start).0 - 1) >> self.shift;
+                self.set.verdict(&bio, first, last)
+            };
+            if status.is_ok() {
+                self.scratch.push(bio);
+            } else {
+                bio.end_with(status);
+                self.failed.push(bio);
+            }
+        }
+        self.under.submit(&mut self.scratch, cx);
+        if !self.failed.is_empty() {
+            // What is ready needs a poll, and no event of the outside will bring one.
+            cx.wake_at(cx.now);
+        }
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        done.append(&mut self.failed);
+        self.under.poll(done, cx);
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        self.under.drain(how, back, cx);
+    }
+
+    fn is_busy(&self) -> bool {
+        self.under.is_busy()
+    }
+}

@@ -1,0 +1,208 @@
+//! The features of a flakey target: what goes wrong while the device is bad. Their words in a table, and back.
+
+use super::number;
+use std::fmt;
+use udm_core::{Bio, BioFlags, Op};
+
+/// The most words that the features may have.
+const WORDS_MAX: usize = 11;
+
+/// What a probability is a part of.
+pub(super) const PROBABILITY_BASE: u32 = 1_000_000_000;
+
+/// The bits of an operation and its flags, as Linux 6.12 numbers them.
+fn opf(bio: &Bio) -> u32 {
+    let op = match bio.op {
+        Op::Read => 0,
+        // The kernel's mapped devices send a flush as an empty write that carries one.
+        Op::Write => 1,
+        Op::Flush => 1 | 1 << 18,
+        Op::Discard => 3,
+        Op::WriteZeroes => 9,
+    };
+    let bits = [
+        (BioFlags::META, 12),
+        (BioFlags::FUA, 17),
+        (BioFlags::PREFLUSH, 18),
+        (BioFlags::RAHEAD, 19),
+        (BioFlags::NOWAIT, 21),
+        (BioFlags::NOUNMAP, 28),
+    ];
+    bits.iter().filter(|(flag, _)| bio.flags.contains(*flag)).fold(op, |opf, (_, bit)| opf | 1 << bit)
+}
+
+/// What happens to writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Writes {
+    Pass,
+    Drop,
+    Fail,
+}
+
+/// `corrupt_bio_byte`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CorruptByte {
+    /// Which byte, from 1.
+    nth: u32,
+    /// Writes, and not reads.
+    writes: bool,
+    value: u8,
+    flags: u32,
+}
+
+/// What goes wrong while the device is bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Features {
+    pub(super) error_reads: bool,
+    pub(super) writes: Writes,
+    corrupt: Option<CorruptByte>,
+    /// Parts of [`PROBABILITY_BASE`]; 0 is never.
+    pub(super) random_read: u32,
+    pub(super) random_write: u32,
+}
+
+/// The kernel's message and the word to blame, counted from the number of words.
+type Refusal = (&'static str, usize);
+
+impl Features {
+    const NONE: Features =
+        Features { error_reads: false, writes: Writes::Pass, corrupt: None, random_read: 0, random_write: 0 };
+
+    /// Reads `[<#words> <feature>...]`.
+    pub(super) fn parse(words: &[String]) -> Result<Features, Refusal> {
+        let mut features = Features::NONE;
+        if let Some(count) = words.first() {
+            let count = number(count).filter(|&count: &usize| count <= WORDS_MAX && count < words.len());
+            let count = count.ok_or(("Invalid number of feature args", 0))?;
+            features.read(&words[..=count], words)?;
+        }
+        if features == Features::NONE {
+            features = Features { error_reads: true, writes: Writes::Fail, ..Features::NONE };
+        }
+        Ok(features)
+    }
+
+    /// Reads the features, from word 1 of `announced`, which ends where the count of words says; `words` goes on.
+    fn read(&mut self, announced: &[String], words: &[String]) -> Result<(), Refusal> {
+        let mut at = 1;
+        while at < announced.len() {
+            let name = at;
+            at += 1;
+            // A parameter of a feature, or what is wrong with it.
+            let mut parameter = |text| {
+                let text = if at < words.len() { "Insufficient feature arguments" } else { text };
+                let word = announced.get(at).ok_or((text, at));
+                at += 1;
+                word
+            };
+            match words[name].to_ascii_lowercase().as_str() {
+                "error_reads" if self.error_reads => return Err(("Feature error_reads duplicated", name)),
+                "error_reads" => self.error_reads = true,
+                "drop_writes" => match self.writes {
+                    Writes::Drop => return Err(("Feature drop_writes duplicated", name)),
+                    Writes::Fail => {
+                        return Err(("Feature drop_writes conflicts with feature error_writes", name));
+                    }
+                    Writes::Pass => self.writes = Writes::Drop,
+                },
+                "error_writes" => match self.writes {
+                    Writes::Fail => return Err(("Feature error_writes duplicated", name)),
+                    Writes::Drop => {
+                        return Err(("Feature error_writes conflicts with feature drop_writes", name));
+                    }
+                    Writes::Pass => self.writes = Writes::Fail,
+                },
+                "corrupt_bio_byte" => {
+                    if name + 1 == announced.len() {
+                        return Err(("Feature corrupt_bio_byte requires parameters", name + 1));
+                    }
+                    let text = "Invalid corrupt bio byte";
+                    let nth = number(parameter(text)?).filter(|&nth| nth >= 1).ok_or((text, name + 1))?;
+                    let text = "Invalid corrupt bio direction (r or w)";
+                    let writes = match parameter(text)?.as_str() {
+                        "w" | "W" => true,
+                        "r" | "R" => false,
+                        _ => return Err((text, name + 2)),
+                    };
+                    let text = "Invalid corrupt value to write into bio byte (0-255)";
+                    let value = number(parameter(text)?).ok_or((text, name + 3))?;
+                    let text = "Invalid corrupt bio flags mask";
+                    let flags = number(parameter(text)?).ok_or((text, name + 4))?;
+                    self.corrupt = Some(CorruptByte { nth, writes, value, flags });
+                }
+                feature @ ("random_read_corrupt" | "random_write_corrupt") => {
+                    let read = feature == "random_read_corrupt";
+                    if name + 1 == announced.len() {
+                        let text = if read {
+                            "Feature random_read_corrupt requires a parameter"
+                        } else {
+                            "Feature random_write_corrupt requires a parameter"
+                        };
+                        return Err((text, name + 1));
+                    }
+                    let text = "Invalid random corrupt argument";
+                    let p = number(parameter(text)?)
+                        .filter(|&p| p <= PROBABILITY_BASE)
+                        .ok_or((text, name + 1))?;
+                    *(if read { &mut self.random_read } else { &mut self.random_write }) = p;
+                }
+                _ => return Err(("Unrecognised flakey feature requested", name)),
+            }
+        }
+        if self.corrupt.is_some_and(|corrupt| corrupt.writes) {
+            match self.writes {
+                Writes::Drop => {
+                    return Err((
+                        "drop_writes is incompatible with corrupt_bio_byte with the WRITE flag set",
+                        0,
+                    ));
+                }
+                Writes::Fail => {
+                    return Err((
+                        "error_writes is incompatible with corrupt_bio_byte with the WRITE flag set",
+                        0,
+                    ));
+                }
+                Writes::Pass => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The byte (from 0) to replace in `bio` and what with, when `corrupt_bio_byte` says so.
+    pub(super) fn corrupt_byte(&self, bio: &Bio) -> Option<(usize, u8)> {
+        let corrupt = self.corrupt.filter(|c| c.writes == (bio.op != Op::Read))?;
+        let at = corrupt.nth as usize - 1;
+        (opf(bio) & corrupt.flags == corrupt.flags && at < bio.data.len()).then_some((at, corrupt.value))
+    }
+}
+
+impl fmt::Display for Features {
+    /// The canonical words, in the kernel's order.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = usize::from(self.error_reads)
+            + usize::from(self.writes != Writes::Pass)
+            + 5 * usize::from(self.corrupt.is_some())
+            + 2 * usize::from(self.random_read > 0)
+            + 2 * usize::from(self.random_write > 0);
+        write!(f, "{words}")?;
+        if self.error_reads {
+            f.write_str(" error_reads")?;
+        }
+        match self.writes {
+            Writes::Pass => {}
+            Writes::Drop => f.write_str(" drop_writes")?,
+            Writes::Fail => f.write_str(" error_writes")?,
+        }
+        if let Some(CorruptByte { nth, writes, value, flags }) = self.corrupt {
+            write!(f, " corrupt_bio_byte {nth} {} {value} {flags}", if writes { 'w' } else { 'r' })?;
+        }
+        if self.random_read > 0 {
+            write!(f, " random_read_corrupt {}", self.random_read)?;
+        }
+        if self.random_write > 0 {
+            write!(f, " random_write_corrupt {}", self.random_write)?;
+        }
+        Ok(())
+    }
+}

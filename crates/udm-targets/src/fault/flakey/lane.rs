@@ -1,0 +1,166 @@
+//! The data path of a flakey target.
+//!
+//! A request that is to be corrupted goes down as a clone: a read with its own data, which is corrupted when it is done; a write with a
+//! corrupted copy, while its own data waits in the note.
+
+use super::features::{Features, PROBABILITY_BASE, Writes};
+use super::{COPIES_KEPT, Flakey, Phases};
+use crate::fault::UnderLane;
+use crate::fault::clones::Clones;
+use rand::RngExt;
+use std::sync::Arc;
+use udm_core::{Batch, Bio, BufPool, Cx, Drain, Lane, Op, OpenError, Segments, Status};
+
+pub(super) struct FlakeyLane {
+    under: UnderLane,
+    phases: Arc<Phases>,
+    features: Features,
+    /// The note is the data of a write whose clone carries a copy.
+    clones: Clones<Segments>,
+    copies: BufPool,
+    /// Failed or dropped on the way down; the next `poll` returns them.
+    ended: Batch,
+    /// Room for a batch on its way through; empty in between.
+    scratch: Batch,
+}
+
+/// What becomes of a request that meets a bad device.
+enum Fate {
+    Pass,
+    Corrupt,
+    End(Status),
+}
+
+fn set_byte(data: &mut Segments, mut at: usize, value: u8) {
+    for buf in data.iter_mut() {
+        if at < buf.len() {
+            buf[at] = value;
+            return;
+        }
+        at -= buf.len();
+    }
+}
+
+/// Replaces the bytes that the features name. Chance is drawn for every request that random corruption could touch.
+fn corrupt(features: &Features, probability: u32, bio: &mut Bio, cx: &mut Cx<'_>) {
+    if let Some((at, value)) = features.corrupt_byte(bio) {
+        set_byte(&mut bio.data, at, value);
+    }
+    let len = bio.data.len();
+    if probability > 0 && len > 0 && cx.rng().random_range(0..PROBABILITY_BASE) < probability {
+        let (at, value) = (cx.rng().random_range(0..len), cx.rng().random());
+        set_byte(&mut bio.data, at, value);
+    }
+}
+
+impl FlakeyLane {
+    pub(super) fn open(target: &Flakey, cx: &mut Cx<'_>) -> Result<FlakeyLane, OpenError> {
+        Ok(FlakeyLane {
+            under: target.under.open(cx)?,
+            phases: Arc::clone(&target.phases),
+            features: target.features,
+            clones: Clones::new(cx),
+            copies: BufPool::new(COPIES_KEPT),
+            ended: Batch::new(),
+            scratch: Batch::new(),
+        })
+    }
+
+    fn fate(&self, bio: &Bio) -> Fate {
+        let may_corrupt = |probability| probability > 0 || self.features.corrupt_byte(bio).is_some();
+        match (bio.op, self.features.writes) {
+            (Op::Read, _) if self.features.error_reads => Fate::End(Status::IoErr),
+            (Op::Read, _) if may_corrupt(self.features.random_read) => Fate::Corrupt,
+            (Op::Read, _) => Fate::Pass,
+            (_, Writes::Drop) => Fate::End(Status::Ok),
+            (_, Writes::Fail) => Fate::End(Status::IoErr),
+            (Op::Write, Writes::Pass) if may_corrupt(self.features.random_write) => Fate::Corrupt,
+            (_, Writes::Pass) => Fate::Pass,
+        }
+    }
+
+    fn clone_of(&mut self, mut bio: Box<Bio>, cx: &mut Cx<'_>) -> Box<Bio> {
+        if bio.op == Op::Read || bio.data.is_empty() {
+            return self.clones.begin(bio, Segments::new());
+        }
+        let mut copy = self.copies.get(bio.data.len());
+        bio.data.copy_to(&mut copy);
+        let data = std::mem::replace(&mut bio.data, copy.into());
+        let mut clone = self.clones.begin(bio, data);
+        corrupt(&self.features, self.features.random_write, &mut clone, cx);
+        clone
+    }
+
+    /// The request of a clone that came back unstarted: as it was given.
+    fn unstarted(&mut self, clone: Box<Bio>) -> Box<Bio> {
+        let (mut bio, data) = self.clones.end(clone);
+        if !data.is_empty() {
+            for copy in std::mem::replace(&mut bio.data, data) {
+                self.copies.put(copy);
+            }
+        }
+        bio
+    }
+
+    /// The request of a clone that is done.
+    fn original_of(&mut self, clone: Box<Bio>, cx: &mut Cx<'_>) -> Box<Bio> {
+        let mut bio = self.unstarted(clone);
+        if bio.op == Op::Read && bio.status.is_ok() {
+            corrupt(&self.features, self.features.random_read, &mut bio, cx);
+        }
+        bio
+    }
+}
+
+impl Lane for FlakeyLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        if !self.phases.is_down(cx.now) {
+            self.under.submit(batch, cx);
+            return;
+        }
+        let mut down = std::mem::take(&mut self.scratch);
+        for mut bio in batch.drain(..) {
+            match self.fate(&bio) {
+                Fate::Pass => down.push(bio),
+                Fate::Corrupt => down.push(self.clone_of(bio, cx)),
+                Fate::End(status) => {
+                    bio.end_with(status);
+                    self.ended.push(bio);
+                }
+            }
+        }
+        self.under.submit(&mut down, cx);
+        self.scratch = down;
+        if !self.ended.is_empty() {
+            // What is ready needs a poll, and no event of the outside will bring one.
+            cx.wake_at(cx.now);
+        }
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        done.append(&mut self.ended);
+        if self.clones.is_empty() {
+            self.under.poll(done, cx);
+            return;
+        }
+        let mut home = std::mem::take(&mut self.scratch);
+        self.under.poll(&mut home, cx);
+        for bio in home.drain(..) {
+            done.push(if self.clones.is_mine(&bio) { self.original_of(bio, cx) } else { bio });
+        }
+        self.scratch = home;
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        let mut home = std::mem::take(&mut self.scratch);
+        self.under.drain(how, &mut home, cx);
+        for bio in home.drain(..) {
+            back.push(if self.clones.is_mine(&bio) { self.unstarted(bio) } else { bio });
+        }
+        self.scratch = home;
+    }
+
+    fn is_busy(&self) -> bool {
+        self.under.is_busy()
+    }
+}

@@ -1,0 +1,118 @@
+//! `flakey`: a device that is good for a while, bad for a while, and good again.
+//!
+//! ```text
+//! flakey <dev> <offset> <up s> <down s> [<#words> <feature>...]
+//! feature: error_reads | error_writes | drop_writes | corrupt_bio_byte <nth> <r|w> <0-255> <flags>
+//!          | random_read_corrupt <p> | random_write_corrupt <p>           p of 1000000000
+//! ```
+//!
+//! While it is good, requests pass. While it is bad, what the features say happens; with none of them all requests fail. Flushes, discards
+//! and write-zeroes count as writes, as in the kernel: `drop_writes` swallows a flush, `error_writes` fails it. Whether a request
+//! meets a good or a bad device is settled when it comes in; a read that came in while the device was bad is corrupted when it is done.
+//!
+//! * **Time** runs in whole seconds from the load of the table. The control half has no clock, so the origin is the time at which the first
+//!   lane of any core is opened, which a load followed by a resume does at once; it is set once and stays over suspends.
+//! * **Corruption of a write** is done on a private copy from a pool: the request comes back with its data as it was.
+//! * **The flags mask** of `corrupt_bio_byte` is compared with the request's operation and flags as Linux 6.12 numbers them
+//!   (`enum req_op`, `enum req_flag_bits`); a request carries only the flags that udm knows.
+//! * Words behind the announced features are ignored, as in the kernel.
+
+mod features;
+mod lane;
+
+use super::{Underlay, look_up, number};
+use crate::error::TargetError;
+use crate::target::{Target, TargetArgs, Used};
+use features::Features;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use udm_core::{Cx, Lane, Limits, Nanos, OpenError, Sector, Sectors};
+
+const NAME: &str = "flakey";
+
+/// Bytes of free copies that a lane keeps for the next corrupted writes.
+const COPIES_KEPT: usize = 1 << 20;
+
+/// The rhythm of good and bad.
+struct Phases {
+    up_s: u32,
+    down_s: u32,
+    /// When the first lane was opened; `NEVER` until then.
+    origin: AtomicU64,
+}
+
+impl Phases {
+    fn new(up_s: u32, down_s: u32) -> Phases {
+        Phases { up_s, down_s, origin: AtomicU64::new(Nanos::NEVER.0) }
+    }
+
+    /// Sets the origin unless it is set.
+    fn begin(&self, now: Nanos) {
+        // Relaxed: the number is all that is shared, and whoever loses the race reads the winner's.
+        let _ = self.origin.compare_exchange(Nanos::NEVER.0, now.0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn is_down(&self, now: Nanos) -> bool {
+        let origin = Nanos(self.origin.load(Ordering::Relaxed));
+        let elapsed_s = now.since(origin).0 / 1_000_000_000;
+        elapsed_s % (u64::from(self.up_s) + u64::from(self.down_s)) >= u64::from(self.up_s)
+    }
+}
+
+/// The control half.
+struct Flakey {
+    under: Underlay,
+    len: Sectors,
+    phases: Arc<Phases>,
+    features: Features,
+}
+
+/// The constructor.
+///
+/// # Errors
+/// The kernel's, for missing words, bad numbers, unknown or conflicting features, or an unknown device.
+pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+    let words = args.args;
+    if words.len() < 4 {
+        return Err(TargetError::new("flakey: Invalid argument count").at(words.len()));
+    }
+    let bad = |text: &str, word| TargetError::new(format!("flakey: {text}")).at(word);
+    let start = number(&words[1]).ok_or_else(|| bad("Invalid device sector", 1))?;
+    let up_s: u32 = number(&words[2]).ok_or_else(|| bad("Invalid up interval", 2))?;
+    let down_s: u32 = number(&words[3]).ok_or_else(|| bad("Invalid down interval", 3))?;
+    if up_s == 0 && down_s == 0 {
+        return Err(bad("Total (up + down) interval is zero", 3));
+    }
+    if up_s.checked_add(down_s).is_none() {
+        return Err(bad("Interval overflow", 3));
+    }
+    let features = Features::parse(&words[4..]).map_err(|(text, word)| bad(text, 4 + word))?;
+    let device = look_up(args.resolver, words, 0, "flakey: Device lookup failed")?;
+    let phases = Arc::new(Phases::new(up_s, down_s));
+    let under = Underlay { device, start: Sector(start) };
+    Ok(Arc::new(Flakey { under, len: args.len, phases, features }))
+}
+
+impl Target for Flakey {
+    fn type_name(&self) -> &'static str {
+        NAME
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        self.phases.begin(cx.now);
+        Ok(Box::new(lane::FlakeyLane::open(self, cx)?))
+    }
+
+    fn table(&self) -> String {
+        let Phases { up_s, down_s, .. } = &*self.phases;
+        format!("{} {} {up_s} {down_s} {}", self.under.device.number, self.under.start, self.features)
+    }
+
+    fn limits(&self) -> Limits {
+        self.under.limits(self.len)
+    }
+
+    fn devices(&self) -> Vec<Used> {
+        vec![self.under.used(self.len)]
+    }
+}

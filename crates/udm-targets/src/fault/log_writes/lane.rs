@@ -1,0 +1,311 @@
+//! The data path of a log-writes target.
+//!
+//! Whatever changes the device goes down as a clone that remembers what it will be in the log. What comes home is held, logged, or both.
+
+use super::shared::{Append, Closing, Placed, Shared};
+use super::writer::{Tally, Writer, range_in};
+use super::{LogWrites, takes_discards};
+use crate::fault::UnderLane;
+use crate::fault::clones::Clones;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use udm_core::{Batch, Bio, BioFlags, Buf, Cx, Drain, Lane, Nanos, Op, OpenError, OwnerId, Status};
+use udm_wire::log_writes::{Entry, EntryFlags};
+
+/// How soon a lane looks again for what it waits for on another core: room for copies, the end of the log.
+const LOOK_AGAIN: Nanos = Nanos::from_millis(1);
+
+/// What a clone remembers.
+struct Note {
+    append: Append,
+    /// For a flush: how many writes had completed when it came in.
+    covers: u64,
+}
+
+pub(super) struct LogWritesLane {
+    under: UnderLane,
+    writer: Writer,
+    shared: Arc<Shared>,
+    discards: bool,
+    clones: Clones<Note>,
+    /// The owner of the lane's own flush.
+    owner: OwnerId,
+    /// The bio of the lane's own flush while it is not under way.
+    flush: Option<Box<Bio>>,
+    /// What the own flush under way covers.
+    flush_covers: u64,
+    flush_failed: bool,
+    /// Writes that wait for room for their copies.
+    parked: VecDeque<Box<Bio>>,
+    /// Clones that ended without going down.
+    ended: Batch,
+    scratch: Batch,
+    appends: Vec<Append>,
+    placed: Vec<Placed>,
+}
+
+impl LogWritesLane {
+    pub(super) fn open(target: &LogWrites, cx: &mut Cx<'_>) -> Result<LogWritesLane, OpenError> {
+        let log = target.log.device.open(cx)?;
+        Ok(LogWritesLane {
+            under: target.under.open(cx)?,
+            writer: Writer::new(log, target.sector_size(), cx),
+            shared: Arc::clone(&target.shared),
+            discards: takes_discards(&*target.under.device.device),
+            clones: Clones::new(cx),
+            owner: cx.new_owner(),
+            flush: Some(Bio::new()),
+            flush_covers: 0,
+            flush_failed: false,
+            parked: VecDeque::new(),
+            ended: Batch::new(),
+            scratch: Batch::new(),
+            appends: Vec::new(),
+            placed: Vec::new(),
+        })
+    }
+
+    /// What `bio` will be in the log.
+    fn entry_of(&self, bio: &Bio) -> Entry {
+        let (sector, sectors) = range_in(bio, self.shared.sector_size);
+        let flags = [
+            (bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH), EntryFlags::FLUSH),
+            (bio.flags.contains(BioFlags::FUA), EntryFlags::FUA),
+            (bio.op == Op::Discard, EntryFlags::DISCARD),
+            (bio.flags.contains(BioFlags::META), EntryFlags::METADATA),
+        ];
+        let flags =
+            flags.iter().filter(|(set, _)| *set).fold(EntryFlags::empty(), |all, (_, flag)| all | *flag);
+        Entry { sector, sectors, flags, data_len: 0 }
+    }
+
+    fn copy_of(&mut self, bio: &Bio) -> Option<Buf> {
+        if bio.op != Op::Write {
+            return None;
+        }
+        let mut copy = self.writer.copies.get(bio.sectors.bytes() as usize);
+        let copied = bio.data.copy_to(&mut copy);
+        // A device that stores nothing may be written without data.
+        copy[copied..].fill(0);
+        Some(copy)
+    }
+
+    /// Sends `bio` on its way as a clone.
+    fn begin(&mut self, bio: Box<Bio>, covers: u64, down: &mut Batch, tally: &mut Tally) {
+        let append = Append { entry: self.entry_of(&bio), data: self.copy_of(&bio) };
+        tally.bytes += append.held() as isize;
+        tally.requests += 1;
+        let ends_here = bio.op == Op::Discard && !self.discards;
+        let clone = self.clones.begin(bio, Note { append, covers });
+        if ends_here { self.ended.push(clone) } else { down.push(clone) }
+    }
+
+    /// Lets parked writes go as far as there is room for their copies.
+    fn unpark(&mut self, tally: &mut Tally, cx: &mut Cx<'_>) {
+        if self.parked.is_empty() {
+            return;
+        }
+        let logging = self.shared.is_enabled();
+        let mut room = self.shared.room();
+        let mut down = Batch::new();
+        while let Some(bio) = self.parked.front() {
+            let bytes = bio.sectors.bytes() as usize;
+            if logging && bytes > room && room < usize::MAX {
+                break;
+            }
+            let Some(bio) = self.parked.pop_front() else { break };
+            if logging {
+                room = room.min(super::HELD_MAX).saturating_sub(bytes);
+                self.begin(bio, 0, &mut down, tally);
+            } else {
+                down.push(bio);
+            }
+        }
+        self.under.submit(&mut down, cx);
+    }
+
+    /// Takes in what is home from the device: what is logged now goes to the writer, the rest to `done`.
+    fn take_home(&mut self, done: &mut Batch, tally: &mut Tally, cx: &mut Cx<'_>) {
+        let mut home = std::mem::take(&mut self.scratch);
+        self.under.poll(&mut home, cx);
+        home.append(&mut self.ended);
+        let shared = &*self.shared;
+        let mut state = None;
+        let mut acks = Batch::new();
+        for bio in home.drain(..) {
+            if bio.owner == self.owner {
+                self.flush_failed = !bio.status.is_ok();
+                if bio.status.is_ok() {
+                    let state = state.get_or_insert_with(|| shared.lock());
+                    self.appends.extend(state.covered(self.flush_covers));
+                }
+                self.flush.insert(bio).finish();
+                continue;
+            }
+            if !self.clones.is_mine(&bio) {
+                done.push(bio);
+                continue;
+            }
+            let (bio, Note { append, covers }) = self.clones.end(bio);
+            if !bio.status.is_ok() || !shared.is_enabled() {
+                tally.bytes -= append.held() as isize;
+                tally.requests -= 1;
+                done.push(bio);
+                continue;
+            }
+            let state = state.get_or_insert_with(|| shared.lock());
+            let flags = append.entry.flags;
+            if flags.contains(EntryFlags::FLUSH) {
+                self.appends.extend(state.covered(covers));
+            }
+            if flags.intersects(EntryFlags::FLUSH | EntryFlags::FUA) {
+                self.appends.push(append);
+                acks.push(bio);
+            } else {
+                state.hold(append);
+                tally.requests -= 1;
+                done.push(bio);
+            }
+        }
+        self.scratch = home;
+        if let Some(mut state) = state {
+            let range = shared.place(&mut state, &mut self.appends, &mut self.placed);
+            drop(state);
+            let mut acks = self.writer.entries(range, &mut self.placed, acks);
+            tally.requests -= acks.len() as isize;
+            done.append(&mut acks);
+        }
+    }
+
+    /// Makes durable what completed so far, for the target's own ends.
+    fn flush(&mut self, covers: u64, cx: &mut Cx<'_>) {
+        let Some(mut bio) = self.flush.take() else { return };
+        bio.op = Op::Flush;
+        bio.owner = self.owner;
+        bio.start();
+        self.flush_covers = covers;
+        let mut down = std::mem::take(&mut self.scratch);
+        down.push(bio);
+        self.under.submit(&mut down, cx);
+        self.scratch = down;
+    }
+
+    /// What is to be done besides requests: marks, room for copies, the end of the log, the superblock.
+    fn errands(&mut self, cx: &mut Cx<'_>) {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock();
+        state.take_posted(&mut self.appends);
+        let range = shared.place(&mut state, &mut self.appends, &mut self.placed);
+        let _no_acks = self.writer.entries(range, &mut self.placed, Batch::new());
+        let mut covers = None;
+        if !self.parked.is_empty() {
+            if self.flush_failed {
+                shared.disable(&mut state, "The device can't be flushed, and too much is held");
+            } else if state.holds() {
+                covers = Some(state.completed());
+            }
+            cx.wake_at(cx.now + LOOK_AGAIN);
+        }
+        match shared.closing(&state) {
+            Closing::No => self.flush_failed &= !self.parked.is_empty(),
+            Closing::Wait => cx.wake_at(cx.now + LOOK_AGAIN),
+            Closing::End if state.holds() && !self.flush_failed => covers = Some(state.completed()),
+            Closing::End => {
+                let range = shared.place_end(&mut state, &mut self.placed);
+                let _no_acks = self.writer.entries(range, &mut self.placed, Batch::new());
+            }
+        }
+        if let Some(entries) = state.begin_count() {
+            self.writer.superblock(entries);
+        }
+        shared.rest(&state);
+        drop(state);
+        if let Some(covers) = covers {
+            self.flush(covers, cx);
+        }
+    }
+}
+
+impl Lane for LogWritesLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        if !self.shared.is_enabled() {
+            self.under.submit(batch, cx);
+            return;
+        }
+        let mut tally = Tally::default();
+        let mut down = std::mem::take(&mut self.scratch);
+        let mut covers = None;
+        let mut room = self.shared.room();
+        for mut bio in batch.drain(..) {
+            match bio.op {
+                Op::Read => down.push(bio),
+                Op::WriteZeroes => {
+                    bio.end_with(Status::NotSupp);
+                    self.ended.push(bio);
+                }
+                Op::Write if !self.parked.is_empty() || bio.sectors.bytes() as usize > room => {
+                    self.parked.push_back(bio);
+                }
+                _ => {
+                    room = room
+                        .min(super::HELD_MAX)
+                        .saturating_sub(bio.sectors.bytes() as usize * usize::from(bio.op == Op::Write));
+                    let flush = bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH);
+                    let covers =
+                        if flush { *covers.get_or_insert_with(|| self.shared.lock().completed()) } else { 0 };
+                    self.begin(bio, covers, &mut down, &mut tally);
+                }
+            }
+        }
+        self.shared.count(tally.bytes, tally.requests);
+        self.under.submit(&mut down, cx);
+        self.scratch = down;
+        if !self.ended.is_empty() {
+            // What is ready needs a poll, and no event of the outside will bring one.
+            cx.wake_at(cx.now);
+        }
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        let mut tally = Tally::default();
+        self.unpark(&mut tally, cx);
+        self.take_home(done, &mut tally, cx);
+        self.writer.submit(cx);
+        self.writer.poll(&self.shared, done, &mut tally, cx);
+        self.shared.count(tally.bytes, tally.requests);
+        if self.shared.has_errand() || !self.parked.is_empty() {
+            self.errands(cx);
+            self.writer.submit(cx);
+        }
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        let mut tally = Tally::default();
+        let mut home = std::mem::take(&mut self.scratch);
+        self.under.drain(how, &mut home, cx);
+        for bio in home.drain(..) {
+            if bio.owner == self.owner {
+                self.flush_failed = true;
+                self.flush.insert(bio).finish();
+            } else if self.clones.is_mine(&bio) {
+                let (bio, note) = self.clones.end(bio);
+                tally.bytes -= note.append.held() as isize;
+                tally.requests -= 1;
+                back.push(bio);
+            } else {
+                back.push(bio);
+            }
+        }
+        self.scratch = home;
+        if how == Drain::NoFlush {
+            back.extend(self.parked.drain(..));
+        }
+        self.shared.count(tally.bytes, tally.requests);
+        self.writer.drain(cx);
+    }
+
+    fn is_busy(&self) -> bool {
+        let errand = || self.shared.has_errand() && self.shared.closing(&self.shared.lock()) != Closing::No;
+        self.writer.is_busy() || self.flush.is_none() || self.under.is_busy() || errand()
+    }
+}

@@ -1,0 +1,163 @@
+//! `log-writes`: everything that is written to a device, in the order in which it became durable, on a log device.
+//!
+//! ```text
+//! log-writes <dev> <log dev>
+//! message: mark <text>
+//! ```
+//!
+//! `udm log-writes replay` rebuilds the device as it was after any flush, which is what a power cut could have left. The log is the kernel's,
+//! byte for byte ([`udm_wire::log_writes`]), and so is what goes in:
+//!
+//! * A write or discard is copied when it comes in and **held** when it completes. It is logged when a flush completes that came in after that: until
+//!   then nothing promises that it is durable.
+//! * A FUA write is logged when it completes. A flush is logged behind the writes that it covered, marks where they are given.
+//! * What fails is not logged; what a failed flush covered stays held for the next one.
+//!
+//! Where udm does more than the kernel:
+//!
+//! * A flush or FUA write is returned when its entries are written to the log, so a killed server leaves a log of all that was
+//!   acknowledged (but for what other cores were writing). The superblock is rewritten after each such batch, not only at marks and FUA writes, and
+//!   an empty one at the first resume, so that an old log is not taken for the new one.
+//! * When two flushes are under way, the one that completes first is logged behind the writes that both covered.
+//! * At a suspend the target flushes the device by itself, logs what was held, and puts the mark `dm-log-writes-end` behind it. The next entry after
+//!   a resume takes the place of that mark.
+//! * Copies are bounded: with [`HELD_MAX`] bytes in use, writes wait while the target flushes by itself. Such a flush has no entry.
+//!
+//! When the log is full or fails, logging ends and I/O goes on; `status` then says `logging_disabled`. `status` is otherwise the number of entries
+//! and the last sector of the log that they use. Loading a table starts the log anew.
+//!
+//! # What the cores share
+//! **This target takes a mutex on the data path**, for each batch that contains a flush and for each poll that returned writes: the log has one order, so the
+//! cores have to agree on it. The price is two lock operations a batch and one copy of all that is written; allocations happen when
+//! the held list grows. It is a tester's tool and no fast path. Reads take no lock. Positions in the log are given out under the mutex; each core then
+//! writes its own entries with its own lane, and the superblock counts only what lies before the first entry that is still being written.
+
+mod lane;
+mod shared;
+mod writer;
+
+use super::{Underlay, look_up};
+use crate::error::TargetError;
+use crate::target::{DeviceRef, Resolver, Target, TargetArgs, Used};
+use shared::{Append, Shared};
+use std::sync::Arc;
+use udm_core::{Cx, Device, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
+use udm_wire::log_writes::HEADER_LEN;
+
+const NAME: &str = "log-writes";
+
+/// Bytes of copied writes from which on further writes wait. One write alone may be larger.
+pub const HELD_MAX: usize = 64 << 20;
+
+/// The control half.
+struct LogWrites {
+    under: Underlay,
+    log: DeviceRef,
+    len: Sectors,
+    shared: Arc<Shared>,
+}
+
+/// The constructor.
+///
+/// # Errors
+/// The kernel's, for missing words or unknown devices; a read-only log device counts as one.
+pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+    let words = args.args;
+    if words.len() < 2 {
+        return Err(TargetError::new("log-writes: Invalid argument count").at(words.len()));
+    }
+    let device = look_up(args.resolver, words, 0, "log-writes: Device lookup failed")?;
+    let log = look_up(args.resolver, words, 1, "log-writes: Log device lookup failed")?;
+    let limits = log.device.limits();
+    if limits.read_only {
+        let error = TargetError::new("log-writes: Log device lookup failed").with_errno(13);
+        return Err(error.because("it is read-only").at(1));
+    }
+    let sector_size = limits.logical_block.max(device.device.limits().logical_block);
+    let shared = Arc::new(Shared::new(sector_size, limits.size));
+    Ok(Arc::new(LogWrites { under: Underlay { device, start: Sector(0) }, log, len: args.len, shared }))
+}
+
+impl LogWrites {
+    /// Bytes in a sector of the log.
+    fn sector_size(&self) -> u32 {
+        self.shared.sector_size
+    }
+}
+
+impl Target for LogWrites {
+    fn type_name(&self) -> &'static str {
+        NAME
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(lane::LogWritesLane::open(self, cx)?))
+    }
+
+    fn table(&self) -> String {
+        format!("{} {}", self.under.device.number, self.log.number)
+    }
+
+    fn status(&self) -> String {
+        let state = self.shared.lock();
+        let disabled = if self.shared.is_enabled() { "" } else { " logging_disabled" };
+        format!("{} {}{disabled}", state.entries, state.next - 1)
+    }
+
+    fn limits(&self) -> Limits {
+        let limits = self.under.limits(self.len);
+        // An entry goes to the log in one piece: a sector of its own and the data.
+        let header = u64::from(self.sector_size()) / SECTOR_SIZE;
+        let entry = self.log.device.limits().max_sectors.0.saturating_sub(header).max(header);
+        let max_discard = if limits.max_discard == Sectors::ZERO {
+            Limits::new(self.len).max_discard
+        } else {
+            limits.max_discard
+        };
+        Limits {
+            logical_block: self.sector_size(),
+            physical_block: limits.physical_block.max(self.sector_size()),
+            io_min: limits.io_min.max(self.sector_size()),
+            max_sectors: Sectors(limits.max_sectors.0.min(entry)),
+            max_discard,
+            max_write_zeroes: Sectors::ZERO,
+            ..limits
+        }
+    }
+
+    fn devices(&self) -> Vec<Used> {
+        let size = self.log.device.limits().size;
+        vec![self.under.used(self.len), Used { device: self.log.clone(), start: Sector(0), len: size }]
+    }
+
+    fn message(&self, words: &[String], _: &mut dyn Resolver) -> Result<String, TargetError> {
+        let [name, text] = words else {
+            return Err(TargetError::new(format!(
+                "log-writes: Invalid log-writes message arguments, expect 2 arguments, got {}",
+                words.len()
+            )));
+        };
+        if !name.eq_ignore_ascii_case("mark") {
+            let text = format!("log-writes: Unrecognised log writes target message received: {name}");
+            return Err(TargetError::new(text).at(0));
+        }
+        // One byte less than there is room for, as the kernel's terminated string.
+        let room = self.sector_size() as usize - HEADER_LEN - 1;
+        let text = &text.as_bytes()[..text.len().min(room)];
+        self.shared.post(Append::mark(text));
+        Ok(String::new())
+    }
+
+    fn presuspend(&self, _noflush: bool) {
+        self.shared.set_closing(true);
+    }
+
+    fn resume(&self) {
+        self.shared.set_closing(false);
+    }
+}
+
+/// Whether `device` takes discards.
+fn takes_discards(device: &dyn Device) -> bool {
+    device.limits().max_discard > Sectors::ZERO
+}

@@ -1,0 +1,96 @@
+//! Targets that make trouble on purpose: [`delay`], [`flakey`], [`dust`] and [`log_writes`].
+//!
+//! They are for those who test what stands above them. All four take time from [`Cx::now`](udm_core::Cx) and chance from
+//! [`Cx::rng`](udm_core::Cx::rng) alone, so the same seed gives the same faults.
+//!
+//! What they share is here: parsing of numbers, and [`Underlay`], the range of a device that a target stands on.
+
+mod clones;
+pub mod delay;
+pub mod dust;
+pub mod flakey;
+pub mod log_writes;
+
+use crate::error::TargetError;
+use crate::target::{DeviceRef, Resolver, Used, decimal};
+use udm_core::{Batch, Bio, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors};
+
+/// A decimal number that fits `T`.
+fn number<T: TryFrom<u64>>(word: &str) -> Option<T> {
+    decimal(word)?.try_into().ok()
+}
+
+/// Looks up the device that argument `word` names; `text` is the kernel's message when there is none.
+fn look_up(
+    resolver: &mut dyn Resolver,
+    args: &[String],
+    word: usize,
+    text: &str,
+) -> Result<DeviceRef, TargetError> {
+    resolver
+        .get(&args[word])
+        .map_err(|e| TargetError::new(text).with_errno(e.errno).because(e.reason).at(word))
+}
+
+/// The range of a device that a target stands on: what `<dev> <offset>` in a table names.
+struct Underlay {
+    device: DeviceRef,
+    start: Sector,
+}
+
+impl Underlay {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<UnderLane, OpenError> {
+        Ok(UnderLane { lane: self.device.device.open(cx)?, start: Sectors(self.start.0) })
+    }
+
+    fn used(&self, len: Sectors) -> Used {
+        Used { device: self.device.clone(), start: self.start, len }
+    }
+
+    /// Limits of a target of `len` that passes on what it is given.
+    fn limits(&self, len: Sectors) -> Limits {
+        Limits { request_stackable: false, ..Limits::new(len).stack(&self.device.device.limits()) }
+    }
+}
+
+/// A lane of an [`Underlay`]: adds the offset on the way down and takes it off on the way up.
+struct UnderLane {
+    lane: Box<dyn Lane>,
+    start: Sectors,
+}
+
+impl UnderLane {
+    fn undo(&self, bios: &mut [Box<Bio>]) {
+        for bio in bios.iter_mut().filter(|bio| bio.op != Op::Flush) {
+            bio.sector -= self.start;
+        }
+    }
+}
+
+impl Lane for UnderLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        if batch.is_empty() {
+            return;
+        }
+        for bio in batch.iter_mut().filter(|bio| bio.op != Op::Flush) {
+            bio.sector += self.start;
+        }
+        self.lane.submit(batch, cx);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        let from = done.len();
+        self.lane.poll(done, cx);
+        self.undo(&mut done[from..]);
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        let from = back.len();
+        self.lane.drain(how, back, cx);
+        self.undo(&mut back[from..]);
+    }
+
+    fn is_busy(&self) -> bool {
+        self.lane.is_busy()
+    }
+}

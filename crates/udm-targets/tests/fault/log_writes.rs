@@ -1,0 +1,337 @@
+use crate::{build, disks, message, open, settle, tagged};
+use std::sync::Arc;
+use udm_core::{Batch, BioFlags, Drain, Nanos, Op, Status};
+use udm_targets::Target;
+use udm_targets::fault::log_writes::HELD_MAX;
+use udm_targets::testing::{TestDisk, TestWorld, bare, data, read, write};
+use udm_wire::log_writes::{Cursor, Record};
+
+/// The entries on the log, as a reader finds them.
+fn entries(log: &TestDisk, sectors: u64) -> Vec<Record> {
+    let bytes = log.bytes(0, sectors);
+    let mut cursor = Cursor::new(&bytes, bytes.len() as u64).expect("a log");
+    let size = cursor.superblock().sector_size as usize;
+    let mut all = Vec::new();
+    while let Some(at) = cursor.offset().unwrap() {
+        all.push(cursor.step(&bytes[at as usize..at as usize + size]).unwrap());
+    }
+    all
+}
+
+/// The entries in short: `w3+1=7` a write of one sector of sevens at sector 3, `f` flush, `u` FUA, `d` discard, `m:text` mark.
+fn log_of(log: &TestDisk) -> String {
+    let sectors = 4096;
+    let bytes = log.bytes(0, sectors);
+    let short = |record: &Record| {
+        let entry = &record.entry;
+        let mut text = match &record.mark {
+            Some(mark) => return format!("m:{}", String::from_utf8_lossy(mark)),
+            None => entry
+                .flags
+                .names()
+                .replace("flush", "f")
+                .replace("fua", "u")
+                .replace("discard", "d")
+                .replace('-', "w"),
+        };
+        text = text.replace('|', "");
+        if entry.sectors > 0 {
+            text += &format!("{}+{}", entry.sector, entry.sectors);
+        }
+        if !record.data.is_empty() {
+            text += &format!("={}", bytes[record.data.start as usize]);
+        }
+        text
+    };
+    entries(log, sectors).iter().map(short).collect::<Vec<_>>().join(" ")
+}
+
+fn fua(sector: u64, fill: u8) -> Box<udm_core::Bio> {
+    let mut bio = write(sector, 1, fill);
+    bio.flags = BioFlags::FUA;
+    bio
+}
+
+struct Rig {
+    disk: Arc<TestDisk>,
+    log: Arc<TestDisk>,
+    target: Arc<dyn Target>,
+    world: TestWorld,
+    lanes: Vec<Box<dyn udm_core::Lane>>,
+}
+
+fn rig(log_sectors: u64, cores: usize) -> Rig {
+    let (disk, log, mut resolver) = disks(1 << 18, log_sectors);
+    let target = build("log-writes a b", 1 << 18, &mut resolver).unwrap();
+    let mut world = TestWorld::new(cores);
+    let lanes = (0..cores).map(|core| open(&mut world, core, &target)).collect();
+    target.resume();
+    Rig { disk, log, target, world, lanes }
+}
+
+impl Rig {
+    fn submit(&mut self, core: usize, bios: impl IntoIterator<Item = Box<udm_core::Bio>>) {
+        self.world.submit(core, &mut *self.lanes[core], bios);
+    }
+
+    fn settle(&mut self, core: usize) -> Batch {
+        settle(&mut self.world, core, &mut *self.lanes[core])
+    }
+
+    fn run(&mut self, core: usize, bio: Box<udm_core::Bio>) -> Status {
+        self.submit(core, [bio]);
+        let done = self.settle(core);
+        assert_eq!(done.len(), 1);
+        done[0].status
+    }
+
+    /// What a suspend does to the target and its lanes.
+    fn suspend(&mut self) {
+        self.target.presuspend(false);
+        for _ in 0..50 {
+            for (core, lane) in self.lanes.iter_mut().enumerate() {
+                let mut back = Batch::new();
+                self.world.turn(core, |cx| lane.drain(Drain::Flush, &mut back, cx));
+                assert!(back.is_empty() && self.world.poll(core, &mut **lane).is_empty());
+            }
+            self.world.now = self.world.now + Nanos::from_millis(1);
+            if self.lanes.iter().all(|lane| !lane.is_busy()) {
+                return self.target.postsuspend();
+            }
+        }
+        panic!("the lanes stay busy");
+    }
+}
+
+/// The example of the kernel's documentation: W1 W2 W3 C3 C2 Wflush C1 Cflush.
+#[test]
+fn a_flush_logs_what_had_completed_when_it_came_in() {
+    let mut rig = rig(4096, 1);
+    rig.disk.hold(true);
+    rig.disk.reverse(true);
+    rig.submit(0, [write(1, 1, 1), write(2, 1, 2), write(3, 1, 3)]);
+    rig.disk.release(2);
+    assert_eq!(rig.settle(0).len(), 2);
+    assert_eq!(log_of(&rig.log), "", "an empty log is a log");
+    rig.submit(0, [bare(Op::Flush, 0, 0)]);
+    rig.disk.reverse(false);
+    rig.disk.release(2);
+    assert_eq!(rig.settle(0).len(), 2);
+    assert_eq!(log_of(&rig.log), "w3+1=3 w2+1=2 f");
+    rig.disk.hold(false);
+    rig.run(0, bare(Op::Flush, 0, 0));
+    assert_eq!(log_of(&rig.log), "w3+1=3 w2+1=2 f w1+1=1 f");
+    assert_eq!(rig.target.status(), "5 8");
+    assert_eq!(entries(&rig.log, 4096)[0].range, 3 * 512..4 * 512);
+}
+
+#[test]
+fn fua_goes_at_its_own_completion_and_discards_carry_nothing() {
+    let mut rig = rig(4096, 1);
+    rig.run(0, write(1, 1, 1));
+    rig.run(0, bare(Op::Discard, 1, 8));
+    rig.run(0, fua(9, 9));
+    assert_eq!(log_of(&rig.log), "u9+1=9");
+    let mut preflush = write(20, 1, 20);
+    preflush.flags = BioFlags::PREFLUSH | BioFlags::FUA;
+    rig.run(0, preflush);
+    assert_eq!(log_of(&rig.log), "u9+1=9 w1+1=1 d1+8 fu20+1=20");
+    rig.run(0, read(0, 8));
+    rig.disk.set_limits(|limits| limits.max_discard = udm_core::Sectors::ZERO);
+    assert!(rig.target.limits().max_discard.0 > 0, "discards are logged even where the device takes none");
+    assert_eq!(rig.target.limits().max_write_zeroes.0, 0);
+}
+
+#[test]
+fn a_discard_that_the_device_does_not_take_is_logged_all_the_same() {
+    let (disk, log, mut resolver) = disks(64, 4096);
+    disk.set_limits(|limits| limits.max_discard = udm_core::Sectors::ZERO);
+    let target = build("log-writes a b", 64, &mut resolver).unwrap();
+    let mut world = TestWorld::new(1);
+    let mut lane = open(&mut world, 0, &target);
+    assert!(world.run(0, &mut *lane, bare(Op::Discard, 0, 8)).status.is_ok());
+    assert!(world.run(0, &mut *lane, bare(Op::Flush, 0, 0)).status.is_ok());
+    settle(&mut world, 0, &mut *lane);
+    assert_eq!(log_of(&log), "d0+8 f");
+    assert_eq!(disk.take_log().len(), 1);
+}
+
+#[test]
+fn marks_stand_where_they_were_given() {
+    let mut rig = rig(4096, 1);
+    rig.run(0, write(1, 1, 1));
+    rig.run(0, bare(Op::Flush, 0, 0));
+    message(&*rig.target, "mark mkfs").unwrap();
+    rig.settle(0);
+    assert_eq!(log_of(&rig.log), "w1+1=1 f m:mkfs");
+    let long = "x".repeat(600);
+    message(&*rig.target, &format!("MARK {long}")).unwrap();
+    rig.run(0, fua(2, 2));
+    assert_eq!(log_of(&rig.log), format!("w1+1=1 f m:mkfs u2+1=2 m:{}", &long[..479]));
+    let refused = |words| message(&*rig.target, words).unwrap_err().text;
+    assert_eq!(
+        refused("mark"),
+        "log-writes: Invalid log-writes message arguments, expect 2 arguments, got 1"
+    );
+    assert_eq!(refused("bogus x"), "log-writes: Unrecognised log writes target message received: bogus");
+}
+
+#[test]
+fn what_fails_is_not_logged_and_a_failed_flush_covers_nothing() {
+    let mut rig = rig(4096, 1);
+    rig.run(0, write(1, 1, 1));
+    rig.disk.fail(Status::Medium);
+    assert_eq!(rig.run(0, write(2, 1, 2)), Status::Medium);
+    assert_eq!(rig.run(0, bare(Op::Flush, 0, 0)), Status::Medium);
+    assert_eq!(rig.run(0, fua(3, 3)), Status::Medium);
+    assert_eq!(log_of(&rig.log), "");
+    rig.disk.fail(Status::Ok);
+    rig.run(0, bare(Op::Flush, 0, 0));
+    assert_eq!(log_of(&rig.log), "w1+1=1 f");
+}
+
+/// The one that completes first promises what both covered.
+#[test]
+fn of_two_flushes_the_first_to_complete_takes_all() {
+    let mut rig = rig(4096, 2);
+    rig.run(0, write(1, 1, 1));
+    rig.disk.hold(true);
+    rig.submit(0, [bare(Op::Flush, 0, 0)]);
+    rig.submit(1, [bare(Op::Flush, 0, 0)]);
+    rig.disk.release(1);
+    assert_eq!(rig.settle(1).len(), 1);
+    assert_eq!(log_of(&rig.log), "w1+1=1 f");
+    rig.disk.hold(false);
+    rig.settle(0);
+    assert_eq!(log_of(&rig.log), "w1+1=1 f f");
+}
+
+/// A write on one core, the flush that covers it on another, and the data is that of the time of the write.
+#[test]
+fn cores_share_one_order() {
+    let mut rig = rig(4096, 2);
+    let bio = tagged(write(7, 2, 7), 77);
+    let place = bio.data.iter().next().unwrap().addr();
+    rig.submit(0, [bio]);
+    let mut done = rig.settle(0);
+    let mut bio = done.pop().unwrap();
+    assert_eq!((bio.cookie, bio.data.iter().next().unwrap().addr()), (77, place));
+    assert_eq!(data(&bio)[..512], [7; 512]);
+    // The caller has its buffer back and does with it what it likes.
+    bio.data.fill(0);
+    rig.run(1, bare(Op::Flush, 0, 0));
+    assert_eq!(log_of(&rig.log), "w7+2=7 f");
+    assert_eq!(rig.disk.bytes(7, 1), [7; 512]);
+}
+
+/// The superblock never counts an entry that is not written, whichever core writes first.
+#[test]
+fn the_superblock_counts_a_dense_beginning() {
+    let mut rig = rig(4096, 2);
+    rig.settle(0);
+    rig.log.hold(true);
+    rig.submit(0, [fua(1, 1)]);
+    rig.settle(0);
+    rig.submit(1, [fua(2, 2)]);
+    rig.settle(1);
+    rig.log.release(1);
+    assert_eq!(rig.settle(1).len(), 1, "acknowledged: its own entry is on the log");
+    assert_eq!(log_of(&rig.log), "", "but the one before it is not");
+    rig.log.hold(false);
+    rig.settle(0);
+    assert_eq!(log_of(&rig.log), "u1+1=1 u2+1=2");
+}
+
+#[test]
+fn a_flush_is_returned_when_it_is_on_the_log() {
+    let mut rig = rig(4096, 1);
+    rig.run(0, write(1, 1, 1));
+    rig.log.hold(true);
+    rig.submit(0, [bare(Op::Flush, 0, 0)]);
+    assert!(rig.settle(0).is_empty());
+    rig.log.release(2);
+    assert_eq!(rig.settle(0).len(), 1);
+    assert!(rig.lanes[0].is_busy(), "the superblock is on its way");
+    rig.log.hold(false);
+    rig.settle(0);
+    assert!(!rig.lanes[0].is_busy());
+}
+
+#[test]
+fn a_full_log_ends_logging_and_nothing_else() {
+    let mut rig = rig(8, 1);
+    rig.run(0, fua(1, 1));
+    rig.run(0, fua(2, 2));
+    assert_eq!(rig.target.status(), "2 4");
+    assert!(rig.run(0, fua(3, 3)).is_ok());
+    assert_eq!(rig.target.status(), "3 6");
+    assert!(rig.run(0, fua(4, 4)).is_ok());
+    assert_eq!(rig.target.status(), "3 6 logging_disabled");
+    assert!(rig.run(0, write(5, 1, 5)).is_ok() && rig.run(0, bare(Op::Flush, 0, 0)).is_ok());
+    assert_eq!(rig.disk.bytes(4, 1), [4; 512]);
+    assert_eq!(entries(&rig.log, 8).len(), 3);
+    rig.suspend();
+}
+
+#[test]
+fn a_log_that_fails_ends_logging_and_nothing_else() {
+    let mut rig = rig(4096, 1);
+    rig.settle(0);
+    rig.log.fail(Status::IoErr);
+    assert!(rig.run(0, fua(1, 1)).is_ok());
+    assert!(rig.target.status().ends_with(" logging_disabled"), "{}", rig.target.status());
+    assert!(rig.run(0, write(2, 1, 2)).is_ok() && rig.run(0, bare(Op::Flush, 0, 0)).is_ok());
+    rig.suspend();
+}
+
+#[test]
+fn a_suspend_closes_the_log_and_a_resume_opens_it_again() {
+    let mut rig = rig(4096, 2);
+    rig.run(0, write(1, 1, 1));
+    rig.suspend();
+    assert_eq!(log_of(&rig.log), "w1+1=1 m:dm-log-writes-end");
+    rig.target.resume();
+    rig.run(1, write(2, 1, 2));
+    rig.run(1, bare(Op::Flush, 0, 0));
+    assert_eq!(log_of(&rig.log), "w1+1=1 w2+1=2 f");
+    rig.disk.fail(Status::IoErr);
+    rig.suspend();
+    assert_eq!(log_of(&rig.log), "w1+1=1 w2+1=2 f m:dm-log-writes-end");
+}
+
+#[test]
+fn copies_are_bounded_by_a_flush_of_its_own() {
+    let mut rig = rig(1 << 19, 1);
+    let sectors = 8192;
+    let writes = 2 * HELD_MAX as u64 / (sectors * 512);
+    let mut bios: Vec<_> = (0..writes).map(|i| write(i * sectors, sectors, i as u8)).collect();
+    rig.submit(0, bios.drain(..));
+    let done = rig.settle(0);
+    assert_eq!(done.len() as u64, writes);
+    assert!(rig.disk.take_log().iter().any(|seen| seen.op == Op::Flush), "it flushed by itself");
+    assert!(log_of_len(&rig.log) > 0 && log_of_len(&rig.log) < writes as usize);
+    rig.run(0, bare(Op::Flush, 0, 0));
+    assert_eq!(log_of_len(&rig.log) as u64, writes + 1, "its own flush has no entry");
+}
+
+fn log_of_len(log: &TestDisk) -> usize {
+    entries(log, 1 << 19).len()
+}
+
+/// The log counts in the larger of the two block sizes.
+#[test]
+fn sectors_are_logical_blocks() {
+    let (disk, log, mut resolver) = disks(64, 4096);
+    disk.set_limits(|limits| limits.logical_block = 4096);
+    let target = build("log-writes a b", 64, &mut resolver).unwrap();
+    assert_eq!(target.status(), "0 7");
+    let mut world = TestWorld::new(1);
+    let mut lane = open(&mut world, 0, &target);
+    let mut bio = write(16, 8, 5);
+    bio.flags = BioFlags::FUA;
+    world.submit(0, &mut *lane, [bio]);
+    assert_eq!(settle(&mut world, 0, &mut *lane).len(), 1);
+    let all = entries(&log, 4096);
+    assert_eq!((all[0].entry.sector, all[0].entry.sectors, all[0].range.clone()), (2, 1, 8192..12288));
+    assert_eq!(target.status(), "1 23");
+}

@@ -1,0 +1,60 @@
+//! The fault targets over disks in memory, on cores stepped by hand.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod delay;
+mod dust;
+mod flakey;
+mod log_writes;
+mod recorded;
+
+use std::sync::Arc;
+use udm_core::{Batch, Bio, Cx, DevNo, Device, Lane, Op, Sector, Sectors};
+use udm_targets::testing::{TestDisk, TestResolver, TestWorld};
+use udm_targets::{Target, TargetArgs, TargetError, registry};
+
+/// Builds the target that `line` (type and arguments) names, over `len` sectors.
+fn build(line: &str, len: u64, resolver: &mut TestResolver) -> Result<Arc<dyn Target>, TargetError> {
+    let mut words = line.split_whitespace();
+    let kind = registry::find(words.next().unwrap()).expect("a registered type");
+    let args: Vec<String> = words.map(str::to_owned).collect();
+    (kind.new)(&mut TargetArgs { start: Sector(0), len: Sectors(len), args: &args, resolver, cores: 2 })
+}
+
+/// Disks called `a` (1:0) and `b` (1:1) of so many sectors, and a resolver that knows them.
+fn disks(a: u64, b: u64) -> (Arc<TestDisk>, Arc<TestDisk>, TestResolver) {
+    let (a, b) = (TestDisk::new(a), TestDisk::new(b));
+    let mut resolver = TestResolver::new();
+    resolver.add("a", DevNo { major: 1, minor: 0 }, Arc::clone(&a) as Arc<dyn Device>);
+    resolver.add("b", DevNo { major: 1, minor: 1 }, Arc::clone(&b) as Arc<dyn Device>);
+    (a, b, resolver)
+}
+
+fn message(target: &dyn Target, words: &str) -> Result<String, TargetError> {
+    let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+    target.message(&words, &mut TestResolver::new())
+}
+
+fn open(world: &mut TestWorld, core: usize, target: &Arc<dyn Target>) -> Box<dyn Lane> {
+    world.turn(core, |cx: &mut Cx<'_>| target.open(cx)).unwrap()
+}
+
+/// Polls until nothing more comes.
+fn settle(world: &mut TestWorld, core: usize, lane: &mut dyn Lane) -> Batch {
+    let mut done = Batch::new();
+    for _ in 0..16 {
+        done.append(&mut world.poll(core, lane));
+    }
+    done
+}
+
+/// What must not change on a bio's way through a lane.
+fn face(bio: &Bio) -> (Op, u64, u64, u64) {
+    (bio.op, bio.sector.0, bio.sectors.0, bio.cookie)
+}
+
+/// `bio` with its cookie set.
+fn tagged(mut bio: Box<Bio>, cookie: u64) -> Box<Bio> {
+    bio.cookie = cookie;
+    bio
+}
