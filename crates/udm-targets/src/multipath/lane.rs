@@ -210,6 +210,10 @@ impl Lane for MultipathLane {
         }
         self.hand_back(how, back);
     }
+
+    fn is_busy(&self) -> bool {
+        self.paths.iter().any(|path| path.lane.is_busy())
+    }
 }
 
 impl MultipathLane {

@@ -4,11 +4,12 @@
 
 use super::Entry;
 use crate::error::TargetError;
-use crate::target::Used;
+use crate::target::{Kind, Used};
 use udm_core::{Limits, SECTOR_SIZE, Sectors};
 
 /// The stacked limits of `entries` (kernel `dm_calculate_queue_limits`), or the first device area that does not fit.
 pub(super) fn limits(entries: &[Entry]) -> Result<Limits, TargetError> {
+    stackable(entries)?;
     let size = entries.last().map_or(Sectors::ZERO, |e| Sectors(e.end().0));
     let mut all = Limits::new(size);
     let mut blocks = Vec::with_capacity(entries.len());
@@ -22,6 +23,22 @@ pub(super) fn limits(entries: &[Entry]) -> Result<Limits, TargetError> {
     }
     edges(entries, &blocks, &all)?;
     Ok(all)
+}
+
+/// Checks that a request-based target has only request-based devices below (kernel `dm_table_determine_type`). A mapped device without a table
+/// is neither yet.
+fn stackable(entries: &[Entry]) -> Result<(), TargetError> {
+    for (line, entry) in entries.iter().enumerate().filter(|(_, e)| e.target.kind() == Kind::Request) {
+        for used in entry.target.devices() {
+            let limits = used.device.device.limits();
+            if !limits.request_stackable && limits.size > Sectors::ZERO {
+                let text = "table load rejected: including non-request-stackable devices";
+                let reason = format!("{} is bio-based; `queue_mode bio` takes it", used.device.name);
+                return Err(TargetError { line: Some(line), ..TargetError::new(text).because(reason) });
+            }
+        }
+    }
+    Ok(())
 }
 
 fn block_sectors(bytes: u32) -> u64 {

@@ -1,0 +1,285 @@
+//! Path failure, retry, holding, groups and messages: what the recordings do not reach.
+
+mod multipath_rig;
+
+use multipath_rig::{Rig, bare_read, disks};
+use udm_core::{Drain, Nanos, Op, Status};
+use udm_targets::Target;
+use udm_targets::testing::{TestDisk, bare, data, read, write};
+
+const TWO: &str = "0 0 1 1 round-robin 0 2 0 253:0 253:1";
+const TWO_QUEUEING: &str = "1 queue_if_no_path 0 1 1 round-robin 0 2 0 253:0 253:1";
+
+/// An error that blames the request goes up as it is; one that blames the path costs the path and nobody else (spec C.4).
+#[test]
+fn error_classes() {
+    for &status in Status::ALL.iter().filter(|s| !s.is_ok()) {
+        let mut rig = Rig::new(TWO);
+        rig.disks[0].fail(status);
+        let got = rig.read();
+        if status.is_path_error() {
+            assert_eq!((got, rig.events.count()), (Status::Ok, 1), "{status}");
+            assert!(rig.status().contains("253:0 F 1 253:1 A 0"), "{status}");
+            assert_eq!(rig.counts()[..2], [1, 1], "{status}: tried once on each");
+        } else {
+            assert_eq!((got, rig.events.count()), (status, 0));
+            assert!(rig.status().contains("253:0 A 0 253:1 A 0"), "{status}");
+            assert_eq!(rig.counts()[..2], [1, 0]);
+        }
+    }
+}
+
+/// With the last path gone the error is EIO whatever the path said, as in bio mode.
+#[test]
+fn the_last_error_is_eio() {
+    let mut rig = Rig::new("0 0 1 1 round-robin 0 1 0 253:0");
+    rig.disks[0].fail(Status::Transport);
+    assert_eq!(rig.read(), Status::IoErr);
+}
+
+/// A bio that is tried elsewhere is the one that was given, and its data arrives.
+#[test]
+fn a_retried_bio_is_unchanged() {
+    let stored = || TestDisk::new(multipath_rig::SIZE);
+    let (_, mut resolver) = disks(0);
+    let disks: Vec<_> = (0..2).map(|_| stored()).collect();
+    for (minor, disk) in (0..).zip(&disks) {
+        resolver.add(&format!("p{minor}"), udm_core::DevNo { major: 253, minor }, disk.clone());
+    }
+    let mut rig = Rig::with_disks(TWO, (disks, resolver));
+    rig.disks[0].fail(Status::Offline);
+    let mut bio = write(40, 3, 7);
+    bio.cookie = 0x5eed;
+    rig.submit(bio);
+    rig.poll();
+    let bio = rig.finished.pop().expect("it came back in the same poll");
+    assert_eq!((bio.status, bio.cookie, bio.op), (Status::Ok, 0x5eed, Op::Write));
+    assert_eq!((bio.sector.0, bio.sectors.0, data(&bio)[512]), (40, 3, 8));
+    assert_eq!(rig.disks[1].bytes(40, 3), data(&bio));
+    assert_eq!(rig.disks[0].bytes(40, 3), [0; 1536]);
+}
+
+/// What is in flight on a path that fails stays there, ends as the path ends it, and is not sent twice (spec C.8).
+#[test]
+fn a_failed_path_finishes_what_it_has() {
+    let mut rig = Rig::new("0 0 1 1 queue-length 0 2 0 253:0 253:1");
+    rig.disks[0].hold(true);
+    rig.start(bare_read(8));
+    rig.tell("fail_path 253:0");
+    assert!(rig.status().ends_with("253:0 F 1 1 253:1 A 0 0 "));
+    rig.disks[0].hold(false);
+    rig.poll();
+    assert_eq!(rig.results(), [Status::Ok]);
+    assert!(rig.status().ends_with("253:0 F 1 0 253:1 A 0 0 "));
+    assert_eq!(rig.counts()[..2], [1, 0]);
+    // Had it ended with an error, it would have gone to the other; the path is failed already and nobody is told again.
+    rig.tell("reinstate_path 253:0");
+    rig.disks[0].hold(true);
+    rig.start(bare_read(8));
+    rig.start(bare_read(8));
+    rig.tell("fail_path 253:0");
+    let events = rig.events.count();
+    rig.disks[0].fail(Status::IoErr);
+    rig.disks[0].hold(false);
+    rig.poll();
+    assert_eq!(rig.results(), [Status::Ok; 1 + 1]);
+    assert!(rig.status().ends_with("253:0 F 2 0 253:1 A 0 0 "));
+    assert_eq!(rig.events.count(), events);
+}
+
+/// A thousand bios held, each back exactly once when a path returns.
+#[test]
+fn held_bios_come_back_once() {
+    let mut rig = Rig::new(TWO_QUEUEING);
+    rig.tell("fail_path 253:0");
+    rig.tell("fail_path 253:1");
+    for cookie in 0..1000 {
+        let mut bio = if cookie % 2 == 0 { bare_read(8) } else { bare(Op::Write, 8, 8) };
+        bio.cookie = cookie;
+        rig.start(bio);
+    }
+    assert!(rig.finished.is_empty());
+    assert!(rig.status().starts_with("2 0 0 0 1 1 E "));
+    rig.tell("reinstate_path 253:1");
+    let mut cookies: Vec<_> = rig.finished.iter().map(|bio| bio.cookie).collect();
+    cookies.sort_unstable();
+    assert_eq!(cookies, (0..1000).collect::<Vec<_>>());
+    assert!(rig.results().iter().all(|s| s.is_ok()));
+    assert_eq!(rig.counts()[..2], [0, 1000]);
+}
+
+/// Without groups bios are held too, if the table says so, until it no longer does.
+#[test]
+fn no_groups_and_queueing() {
+    let mut rig = Rig::new("1 queue_if_no_path 0 0 0");
+    rig.start(bare_read(8));
+    assert_eq!(rig.status(), "2 0 0 0 0 0 ");
+    rig.tell("fail_if_no_path");
+    assert_eq!(rig.results(), [Status::IoErr]);
+    assert_eq!(rig.table(), "0 0 0 0 ");
+}
+
+/// A path that failed and came back between two looks of the lane loses its place, as if the lane had looked in between.
+#[test]
+fn failed_and_reinstated_unseen() {
+    let three = |selector: &str| Rig::new(&format!("0 0 1 1 {selector} 0 3 0 253:0 253:1 253:2"));
+    let both = |rig: &mut Rig, paths: &[u32]| {
+        for path in paths {
+            for verb in ["fail_path", "reinstate_path"] {
+                let words = [verb.to_string(), format!("253:{path}")];
+                rig.target.message(&words, &mut rig.resolver).unwrap();
+            }
+        }
+    };
+    let mut rig = three("round-robin");
+    assert_eq!(rig.order(2), [0, 1]);
+    both(&mut rig, &[0, 1]);
+    assert_eq!(rig.order(4), [1, 0, 2, 1], "the last one reinstated is first");
+    let mut rig = three("queue-length");
+    both(&mut rig, &[1, 0]);
+    assert_eq!(rig.order(4), [2, 1, 0, 2], "reinstated paths are last");
+    let mut rig = three("service-time");
+    assert_eq!(rig.order(4), [0, 1, 2, 0]);
+}
+
+/// A lane that is opened after paths failed and returned is in the order that the kernel would be in.
+#[test]
+fn a_late_lane_knows_the_order() {
+    let mut rig = Rig::new("0 0 1 1 queue-length 0 3 0 253:0 253:1 253:2");
+    rig.tell("fail_path 253:0");
+    rig.tell("reinstate_path 253:0");
+    rig.lane = rig.world.turn(0, |cx| rig.target.open(cx)).unwrap();
+    assert_eq!(rig.order(4), [1, 2, 0, 1]);
+}
+
+/// Disabling any group, even one that is not in use, makes the next bio look from the first; a wish for a group without a path is forgotten.
+#[test]
+fn groups_and_wishes() {
+    let three = "0 0 3 2 round-robin 0 1 0 253:0 round-robin 0 1 0 253:1 service-time 0 1 0 253:2";
+    let mut rig = Rig::new(three);
+    assert_eq!(rig.order(2), [1, 1], "the table asks for the second");
+    rig.tell("disable_group 3");
+    assert_eq!(rig.order(1), [0]);
+    rig.tell("switch_group 3");
+    assert_eq!(rig.order(1), [2], "and the mark is gone");
+    rig.tell("fail_path 253:2");
+    rig.tell("switch_group 3");
+    assert_eq!(rig.order(1), [0]);
+    assert!(rig.status().starts_with("2 0 0 0 3 1 A "));
+    rig.tell("reinstate_path 253:2");
+    assert_eq!(rig.order(1), [0], "no failback, and the wish is forgotten");
+    // A wish wins over the mark that follows it.
+    rig.tell("switch_group 2");
+    rig.tell("disable_group 2");
+    assert_eq!(rig.order(1), [1]);
+    assert!(rig.status().contains("3 2 E 0 1 0 253:0 A 0 D 0 1 0 253:1 A 0 E"), "{}", rig.status());
+}
+
+/// Names, numbers and the table's own words all name a path; every entry of a device goes with it, in one event.
+#[test]
+fn paths_by_any_name() {
+    let mut rig = Rig::new("0 0 2 1 round-robin 0 2 0 /dev/nullb0 253:0 round-robin 0 2 0 253:0 253:1");
+    rig.tell("fail_path /dev/nullb0");
+    assert!(rig.status().ends_with("E 0 2 0 253:0 F 1 253:0 F 1 E 0 2 0 253:0 F 1 253:1 A 0 "));
+    assert_eq!(rig.events.count(), 1);
+    rig.tell("REINSTATE_PATH 253:0");
+    rig.tell("fail_path /dev/nullb1");
+    assert!(rig.status().ends_with("E 0 2 0 253:0 A 1 253:0 A 1 E 0 2 0 253:0 A 1 253:1 F 1 "));
+    let error = rig.message("fail_path /dev/nullb2").unwrap_err();
+    assert_eq!(error.errno, 22, "known, but not in the table");
+    let error = rig.message("fail_path nosuch").unwrap_err();
+    assert_eq!((error.errno, error.text.as_str()), (2, "multipath: message: error getting device nosuch"));
+    for (message, text) in [
+        ("bogus arg", "multipath: Unrecognised multipath message received: bogus"),
+        ("bogus", "multipath: Invalid multipath message arguments. Expected 2 arguments, got 1."),
+        (
+            "fail_path 253:0 extra",
+            "multipath: Invalid multipath message arguments. Expected 2 arguments, got 3.",
+        ),
+        ("queue_if_no_path 1", "multipath: Unrecognised multipath message received: queue_if_no_path"),
+        ("disable_group 2x", "multipath: invalid PG number supplied to bypass_pg"),
+        ("switch_group 9", "multipath: invalid PG number supplied to switch_pg_num"),
+    ] {
+        let error = rig.message(message).unwrap_err();
+        assert_eq!((error.errno, error.text.as_str()), (22, text));
+    }
+}
+
+/// A no-flush suspend takes back a bio that loses its last path while the suspend is under way.
+#[test]
+fn lost_while_draining() {
+    for features in ["1 queue_if_no_path", "3 queue_if_no_path queue_mode bio"] {
+        let mut rig = Rig::new(&format!("{features} 0 1 1 round-robin 0 1 0 253:0"));
+        rig.disks[0].hold(true);
+        rig.start(bare_read(8));
+        rig.target.presuspend(true);
+        let drain = |rig: &mut Rig| rig.world.turn(0, |cx| rig.lane.drain(Drain::NoFlush, &mut rig.back, cx));
+        drain(&mut rig);
+        rig.poll();
+        assert!(rig.back.is_empty() && rig.finished.is_empty(), "it is on its way");
+        rig.disks[0].fail(Status::IoErr);
+        rig.disks[0].hold(false);
+        rig.world.wake = Nanos::NEVER;
+        rig.poll();
+        assert!(rig.finished.is_empty(), "not failed");
+        assert_eq!(rig.world.wake, rig.world.now, "the core turns again to hand it back");
+        drain(&mut rig);
+        assert_eq!(rig.back.len(), 1);
+        rig.suspended = true;
+        rig.load("0 0 1 1 round-robin 0 1 0 253:1");
+        rig.resume();
+        assert_eq!(rig.results(), [Status::Ok]);
+    }
+}
+
+/// What a path holds back ends with a suspend too, and counts as back.
+#[test]
+fn paths_that_hold_bios_back() {
+    let mut rig = Rig::new("0 0 1 1 queue-length 0 2 0 253:0 253:1");
+    for disk in &rig.disks[..2] {
+        disk.hold(true);
+        disk.hand_back(true);
+    }
+    rig.start(bare_read(8));
+    rig.start(bare_read(8));
+    rig.suspend(true);
+    assert_eq!((rig.back.len(), rig.finished.len()), (2, 0));
+    assert!(rig.status().ends_with("253:0 A 0 0 253:1 A 0 0 "), "{}", rig.status());
+    rig.disks.iter().for_each(|d| d.hold(false));
+    rig.resume();
+    assert_eq!(rig.results(), [Status::Ok; 2]);
+}
+
+/// A flush goes to one path and weighs nothing for service-time.
+#[test]
+fn a_flush_has_no_bytes() {
+    let mut rig = Rig::new("0 0 1 1 service-time 0 2 0 253:0 253:1");
+    rig.disks.iter().for_each(|d| d.hold(true));
+    rig.start(bare(Op::Flush, 0, 0));
+    rig.start(bare(Op::Discard, 0, 16));
+    assert!(rig.status().ends_with("253:0 A 0 0 1 253:1 A 0 8192 1 "), "{}", rig.status());
+    rig.disks.iter().for_each(|d| d.hold(false));
+    rig.poll();
+    assert_eq!(rig.results(), [Status::Ok; 2]);
+    assert_eq!(rig.counts()[..2], [1, 1]);
+}
+
+#[test]
+fn reports_say_what_went_where() {
+    let mut rig = Rig::new("0 0 2 1 round-robin 0 1 0 /dev/nullb0 round-robin 0 1 0 253:1");
+    assert_eq!((rig.run(read(0, 8)), rig.run(read(0, 16))), (Status::Ok, Status::Ok));
+    rig.disks[0].fail(Status::Timeout);
+    assert_eq!(rig.run(read(0, 8)), Status::Ok);
+    let check = |rig: &Rig| {
+        let rows: Vec<_> = rig.target.path_reports().into_iter().collect();
+        let numbers = |i: usize| {
+            let r = &rows[i];
+            (r.name.as_str(), r.group, r.failed, r.fail_count, r.bios, r.bytes, r.errors)
+        };
+        assert_eq!(numbers(0), ("/dev/nullb0", 1, true, 1, 3, 32 * 512, 1));
+        assert_eq!(numbers(1), ("253:1", 2, false, 0, 1, 8 * 512, 0));
+    };
+    check(&rig);
+    rig.lane = rig.world.turn(0, |cx| rig.target.open(cx)).unwrap();
+    check(&rig);
+}

@@ -1,0 +1,200 @@
+//! A multipath device on one core, over four disks called `/dev/nullb0` (253:0) to `/dev/nullb3`, driven by hand: what a mapped
+//! device does to its target when it is suspended, resumed and given messages, without one.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use udm_core::{Batch, Bio, Cores, DevNo, Drain, Lane, Limits, Sector, Sectors, Status};
+use udm_targets::multipath::Multipath;
+use udm_targets::testing::{TestDisk, TestResolver, TestWorld, bare, read};
+use udm_targets::{Notify, Target, TargetArgs, TargetError};
+
+/// Sectors of each disk.
+pub const SIZE: u64 = 32768;
+
+/// Counts events.
+#[derive(Default)]
+pub struct Events(AtomicU64);
+
+impl Events {
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Notify for Events {
+    fn event(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+    fn kick(&self, _cores: &dyn Cores) {}
+}
+
+pub struct Rig {
+    pub world: TestWorld,
+    pub disks: Vec<Arc<TestDisk>>,
+    pub resolver: TestResolver,
+    pub target: Arc<Multipath>,
+    pub lane: Box<dyn Lane>,
+    pub events: Arc<Events>,
+    /// Bios that came back and nobody has looked at.
+    pub finished: Batch,
+    /// What a no-flush suspend took back.
+    pub back: Batch,
+    pub suspended: bool,
+}
+
+/// The target of `params` over what `resolver` knows.
+pub fn build(params: &str, resolver: &mut TestResolver) -> Result<Arc<Multipath>, TargetError> {
+    let args: Vec<String> = params.split_whitespace().map(String::from).collect();
+    Multipath::new(&mut TargetArgs { start: Sector(0), len: Sectors(SIZE), args: &args, resolver, cores: 2 })
+}
+
+/// `count` null disks by the names and numbers of the recordings.
+pub fn disks(count: u32) -> (Vec<Arc<TestDisk>>, TestResolver) {
+    let disks: Vec<_> = (0..count).map(|_| TestDisk::null(Limits::new(Sectors(SIZE)))).collect();
+    let mut resolver = TestResolver::new();
+    for (minor, disk) in (0..count).zip(&disks) {
+        resolver.add(&format!("/dev/nullb{minor}"), DevNo { major: 253, minor }, disk.clone());
+    }
+    (disks, resolver)
+}
+
+impl Rig {
+    pub fn new(params: &str) -> Rig {
+        Rig::with_disks(params, disks(4))
+    }
+
+    pub fn with_disks(params: &str, (disks, mut resolver): (Vec<Arc<TestDisk>>, TestResolver)) -> Rig {
+        let target = build(params, &mut resolver).unwrap_or_else(|e| panic!("{params}: {e}"));
+        let events = Arc::new(Events::default());
+        target.attach(events.clone());
+        let mut world = TestWorld::new(1);
+        let lane = world.turn(0, |cx| target.open(cx)).expect("disks open");
+        let (finished, back) = (Batch::new(), Batch::new());
+        Rig { world, disks, resolver, target, lane, events, finished, back, suspended: false }
+    }
+
+    /// Replaces the table, as a reload between suspend and resume does.
+    pub fn load(&mut self, params: &str) {
+        assert!(self.suspended, "a table is replaced while suspended");
+        self.target = build(params, &mut self.resolver).expect("the new table is good");
+        self.target.attach(self.events.clone());
+        self.lane = self.world.turn(0, |cx| self.target.open(cx)).expect("disks open");
+    }
+
+    pub fn submit(&mut self, bio: Box<Bio>) {
+        self.world.submit(0, &mut *self.lane, [bio]);
+    }
+
+    pub fn poll(&mut self) {
+        let mut done = self.world.poll(0, &mut *self.lane);
+        self.finished.append(&mut done);
+    }
+
+    /// Submits a bio and polls; it may be held.
+    pub fn start(&mut self, bio: Box<Bio>) {
+        self.submit(bio);
+        self.poll();
+    }
+
+    /// Runs a bio to its end.
+    pub fn run(&mut self, bio: Box<Bio>) -> Status {
+        self.world.run(0, &mut *self.lane, bio).status
+    }
+
+    /// Reads 4 KiB at the start.
+    pub fn read(&mut self) -> Status {
+        self.run(read(0, 8))
+    }
+
+    /// A message, and the poll of the lanes that follows one.
+    pub fn message(&mut self, message: &str) -> Result<(), TargetError> {
+        if self.suspended {
+            return Err(TargetError::errno(16));
+        }
+        let words: Vec<String> = message.split_whitespace().map(String::from).collect();
+        let reply = self.target.message(&words, &mut self.resolver);
+        self.poll();
+        reply.map(|text| assert_eq!(text, ""))
+    }
+
+    /// A message that must work.
+    pub fn tell(&mut self, message: &str) {
+        self.message(message).unwrap_or_else(|e| panic!("{message}: {e}"));
+    }
+
+    /// Suspends: everything that is held or in flight ends or is taken back.
+    pub fn suspend(&mut self, noflush: bool) {
+        self.target.presuspend(noflush);
+        // The lane may run between the two: what is held must be held still.
+        if noflush {
+            let before = self.finished.len();
+            self.poll();
+            assert!(self.finished[before..].iter().all(|bio| bio.status.is_ok()));
+        }
+        let how = if noflush { Drain::NoFlush } else { Drain::Flush };
+        for _ in 0..4 {
+            self.world.turn(0, |cx| self.lane.drain(how, &mut self.back, cx));
+            self.poll();
+        }
+        self.target.postsuspend();
+        self.suspended = true;
+    }
+
+    /// Resumes; what was taken back goes down again.
+    pub fn resume(&mut self) {
+        self.target.resume();
+        self.suspended = false;
+        let mut back = std::mem::take(&mut self.back);
+        self.world.turn(0, |cx| self.lane.submit(&mut back, cx));
+        self.poll();
+    }
+
+    /// Takes the statuses of what came back.
+    pub fn results(&mut self) -> Vec<Status> {
+        self.finished.drain(..).map(|bio| bio.status).collect()
+    }
+
+    pub fn status(&self) -> String {
+        self.target.status()
+    }
+
+    pub fn table(&self) -> String {
+        self.target.table()
+    }
+
+    /// How many requests each disk has done since the last call.
+    pub fn counts(&mut self) -> Vec<usize> {
+        self.disks.iter().map(|disk| disk.take_log().len()).collect()
+    }
+
+    /// Which disk did one request, when exactly one did.
+    pub fn served_by(&mut self) -> usize {
+        let counts = self.counts();
+        assert_eq!(counts.iter().sum::<usize>(), 1, "{counts:?}");
+        counts.iter().position(|&n| n == 1).expect("one did")
+    }
+
+    /// `n` reads, one after another, and the disk that did each.
+    pub fn order(&mut self, n: usize) -> Vec<usize> {
+        self.counts();
+        (0..n)
+            .map(|_| {
+                assert_eq!(self.read(), Status::Ok);
+                self.served_by()
+            })
+            .collect()
+    }
+
+    /// A read of the second half that the disks in `bad` fail, all others serving it.
+    pub fn bad_second_half(&mut self, bad: &[usize], status: Status) {
+        for &disk in bad {
+            self.disks[disk].judge(move |bio| if bio.sector.0 < SIZE / 2 { Status::Ok } else { status });
+        }
+    }
+}
+
+/// A read without memory of `sectors` sectors.
+pub fn bare_read(sectors: u64) -> Box<Bio> {
+    bare(udm_core::Op::Read, 0, sectors)
+}
