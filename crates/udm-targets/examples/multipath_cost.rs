@@ -1,12 +1,12 @@
 //! What multipath adds to a request, over a device that does nothing.
 //!
 //! ```text
-//! cargo run --release -p udm-targets --example multipath_cost [DEPTH [ROUNDS]]
+//! cargo run --release -p udm-targets --example multipath_cost [DEPTH [ROUNDS [CASE]]]
 //! ```
 //! One thread submits batches of DEPTH 4 KiB reads and polls them back. Each case is a stack over null lanes: the null lane alone, a lane that
 //! adds an offset (`linear`), multipath with each selector over two paths, and for comparison a selector behind one mutex that is taken
 //! for each request and each completion, as the kernel's is. The cases run in turn, ROUNDS times, so that a machine that slows down
-//! slows all of them; printed are medians, in ns a request, and what the case adds to the null lane. The second table has two
+//! slows all of them (CASE runs one alone, to count its instructions); printed are medians, in ns a request, and what the case adds to the null lane. The second table has two
 //! threads, each with lanes of its own over the same control half.
 #![allow(clippy::print_stdout, reason = "a program that prints a table")]
 
@@ -186,11 +186,13 @@ fn together(open: &Open, threads: u16, depth: usize, batches: usize) -> f64 {
 }
 
 fn main() {
-    let mut args = std::env::args().skip(1).map(|a| a.parse().expect("a number"));
-    let depth: usize = args.next().unwrap_or(32).max(1);
-    let rounds: usize = args.next().unwrap_or(9).max(1);
+    let mut args = std::env::args().skip(1);
+    let mut number = |default: usize| args.next().map_or(default, |a| a.parse().expect("a number")).max(1);
+    let (depth, rounds) = (number(32), number(9));
+    let only = args.next();
     let batches = (2_000_000 / depth).max(1);
-    let cases = cases();
+    let mut cases = cases();
+    cases.retain(|(name, _)| only.as_ref().is_none_or(|only| name == only));
     for threads in [1, 2] {
         println!("{threads} thread(s), depth {depth}, ns a request (median of {rounds})");
         let mut times = vec![Vec::new(); cases.len()];

@@ -94,19 +94,21 @@ impl<S: Loaded> SelectorLane for LoadLane<S> {
             slot.before = loads[slot.path as usize].load(Ordering::Relaxed);
             slot.load = slot.before;
         }
+        let (slots, mut clock) = (&mut self.slots[..], self.clock);
         for bio in batch.drain(..) {
             let n = S::Rule::weight(&bio);
             let mut best = 0;
-            for i in 1..self.slots.len() {
+            for i in 1..slots.len() {
                 // No branch: paths take turns, and a branch would be guessed wrong every other time.
-                best = if S::Rule::better(&self.slots[i], &self.slots[best], n) { i } else { best };
+                best = if S::Rule::better(&slots[i], &slots[best], n) { i } else { best };
             }
-            let slot = &mut self.slots[best];
+            let slot = &mut slots[best];
             slot.load += n;
-            self.clock += 1;
-            slot.used = self.clock;
+            clock += 1;
+            slot.used = clock;
             outs[slot.path as usize].push(bio);
         }
+        self.clock = clock;
         for slot in &self.slots {
             if outs[slot.path as usize].is_empty() {
                 continue;

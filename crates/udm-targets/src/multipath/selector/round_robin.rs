@@ -77,12 +77,11 @@ impl SelectorLane for Lane {
         }
         let (before, from_head) = self.order.split_at(self.head);
         chosen.extend(from_head.iter().chain(before).take(batch.len()));
+        let (order, mut head) = (&self.order[..], self.head);
         for bio in batch.drain(..) {
-            outs[self.order[self.head] as usize].push(bio);
-            self.head += 1;
-            if self.head == self.order.len() {
-                self.head = 0;
-            }
+            outs[order[head] as usize].push(bio);
+            head = if head + 1 == order.len() { 0 } else { head + 1 };
         }
+        self.head = head;
     }
 }
