@@ -3,8 +3,8 @@
 use crate::env::{Mode, lock};
 use crate::model::Wrong;
 use crate::plan::Class;
-use crate::timers::Timer;
 use crate::tables::Below;
+use crate::timers::Timer;
 use crate::world::World;
 use udm_core::Nanos;
 

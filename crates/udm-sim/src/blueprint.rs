@@ -45,7 +45,13 @@ impl Blueprint {
     /// Draws a world of `cores` cores.
     #[must_use]
     pub fn draw(chance: &mut Chance, cores: usize) -> Blueprint {
-        let mut b = Blueprint { cores, disks: Vec::new(), paths: Vec::new(), devices: Vec::new(), blocks: Vec::new() };
+        let mut b = Blueprint {
+            cores,
+            disks: Vec::new(),
+            paths: Vec::new(),
+            devices: Vec::new(),
+            blocks: Vec::new(),
+        };
         for disk in 0..chance.between(1, 3) as usize {
             let volatile = !chance.one_in(5);
             b.disks.push(DiskPlan {

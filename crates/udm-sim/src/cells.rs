@@ -61,8 +61,16 @@ impl Cells {
             starts.push(cells.len() as u32);
             cells.extend((0..*size).map(|sector| {
                 let stamp = first(disk, sector);
-                let entry =
-                    Entry { id: 0, stamp, start: 0, end: 0, sure: true, durable: true, dead: NEVER, gone: false };
+                let entry = Entry {
+                    id: 0,
+                    stamp,
+                    start: 0,
+                    end: 0,
+                    sure: true,
+                    durable: true,
+                    dead: NEVER,
+                    gone: false,
+                };
                 Cell { entries: vec![entry], dirty: false }
             }));
         }
@@ -97,7 +105,16 @@ impl Cells {
             }
             slot.entries.retain(|e| !(e.gone && e.dead < horizon));
         }
-        slot.entries.push(Entry { id, stamp, start, end: NEVER, sure: false, durable: false, dead: NEVER, gone: false });
+        slot.entries.push(Entry {
+            id,
+            stamp,
+            start,
+            end: NEVER,
+            sure: false,
+            durable: false,
+            dead: NEVER,
+            gone: false,
+        });
         if !slot.dirty {
             slot.dirty = true;
             let disk = self.starts.partition_point(|s| *s <= cell) - 1;
@@ -128,7 +145,10 @@ impl Cells {
     /// May a read that began at `start` return `stamp`?
     #[must_use]
     pub fn allows(&self, cell: u32, stamp: u64, start: u64) -> bool {
-        self.cells[cell as usize].entries.iter().any(|e| (e.stamp == stamp || e.stamp == ANY) && e.dead > start)
+        self.cells[cell as usize]
+            .entries
+            .iter()
+            .any(|e| (e.stamp == stamp || e.stamp == ANY) && e.dead > start)
     }
 
     /// A read from `start` to `now` returned `stamp`. Where no write was under way meanwhile, the content is known from here on.

@@ -210,7 +210,8 @@ impl World {
         lock(&self.env).say(format!("d{i} load: {}", words.replace('\n', "; ")));
         let lines = udm_wire::table::parse(&words).map_err(text(format!("d{i}: {words}")))?;
         let mut names = Names { paths: &self.paths, devices: &self.devices };
-        let table = Table::build(&lines, &mut names, self.blueprint.cores).map_err(text(format!("d{i}: {words}")))?;
+        let table =
+            Table::build(&lines, &mut names, self.blueprint.cores).map_err(text(format!("d{i}: {words}")))?;
         let map = self.map(&spec);
         self.devices[i].mapped.load(table).map_err(text(format!("d{i} load {words}")))?;
         let old = self.devices[i].loaded.take().and_then(|l| l.access);
@@ -338,7 +339,10 @@ impl World {
             for p in self.devices[i].spec.paths() {
                 let path = &env.paths[p];
                 if path.barred > 0 && path.in_flight > 0 {
-                    return Err(format!("d{i} is suspended with {} requests in flight on p{p}", path.in_flight));
+                    return Err(format!(
+                        "d{i} is suspended with {} requests in flight on p{p}",
+                        path.in_flight
+                    ));
                 }
             }
             let at = env.now + Nanos(env.chance.below(200_000_000));

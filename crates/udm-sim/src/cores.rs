@@ -38,7 +38,14 @@ impl SimCores {
         let inbox = || Inbox { from: (0..=cores).map(|_| VecDeque::new()).collect() };
         let inboxes = (0..cores).map(|_| inbox()).collect();
         let chance = Chance::new(seed, Stream::Inbox);
-        Arc::new(SimCores(Mutex::new(Post { inboxes, chance, now: Nanos(0), sender: 0, delay, resumed: Vec::new() })))
+        Arc::new(SimCores(Mutex::new(Post {
+            inboxes,
+            chance,
+            now: Nanos(0),
+            sender: 0,
+            delay,
+            resumed: Vec::new(),
+        })))
     }
 
     fn post(&self) -> MutexGuard<'_, Post> {

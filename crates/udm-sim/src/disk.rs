@@ -87,10 +87,9 @@ impl Disk {
             self.durable[sector as usize] = (stamp, self.nr);
             return;
         }
-        if self.cache.len() == CACHE_MAX {
-            if let Some(oldest) = self.cache.pop_front() {
-                self.keep(&oldest);
-            }
+        while self.cache.len() >= CACHE_MAX {
+            let Some(oldest) = self.cache.pop_front() else { break };
+            self.keep(&oldest);
         }
         self.cache.push_back(Cached { sector: sector as u32, stamp, nr: self.nr });
     }

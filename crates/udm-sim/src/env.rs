@@ -184,7 +184,10 @@ impl Env {
     /// Works out anew whether requests for `disk` may fail for want of a path.
     pub fn recheck(&mut self, disk: usize) {
         let bare = self.accesses.iter().any(|a| {
-            a.live && a.disk == disk && (!a.queue || a.suspending) && a.paths.iter().all(|p| self.paths[*p].failed)
+            a.live
+                && a.disk == disk
+                && (!a.queue || a.suspending)
+                && a.paths.iter().all(|p| self.paths[*p].failed)
         });
         let ending = self.ending();
         let slot = &mut self.disks[disk].no_path;

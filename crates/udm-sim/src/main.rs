@@ -87,19 +87,29 @@ impl Tally {
         let (s, t) = (self.seeds, &self.totals);
         let hours = t.simulated as f64 / 3.6e12;
         let seeds = if s == 1 { "1 seed".to_string() } else { format!("{s} seeds") };
-        format!("{seeds}, {} steps, {} requests, {hours:.1} simulated hours", count(t.steps), count(t.requests))
+        format!(
+            "{seeds}, {} steps, {} requests, {hours:.1} simulated hours",
+            count(t.steps),
+            count(t.requests)
+        )
     }
 
     /// The progress line; on a terminal it is drawn over and over, elsewhere now and then.
     fn show(&mut self) {
         let terminal = std::io::stderr().is_terminal();
         let every = Duration::from_millis(if terminal { 250 } else { 30_000 });
-        if self.shown.is_some_and(|at| at.elapsed() < every) || (self.shown.is_none() && self.began.elapsed() < every) {
+        if self.shown.is_some_and(|at| at.elapsed() < every)
+            || (self.shown.is_none() && self.began.elapsed() < every)
+        {
             return;
         }
         self.shown = Some(Instant::now());
         let seconds = self.began.elapsed().as_secs_f64();
-        let speed = format!("{:.1} seeds/s, {} requests/s", self.seeds as f64 / seconds, count((self.totals.requests as f64 / seconds) as u64));
+        let speed = format!(
+            "{:.1} seeds/s, {} requests/s",
+            self.seeds as f64 / seconds,
+            count((self.totals.requests as f64 / seconds) as u64)
+        );
         let (start, end) = if terminal { ("\r\x1b[K", "") } else { ("", "\n") };
         say(&mut std::io::stderr(), format_args!("{start}{}, {speed}{end}", self.line()));
     }
@@ -176,7 +186,10 @@ fn simulate(options: &Options) -> ExitCode {
             if open_ended {
                 break;
             }
-            say(&mut std::io::stderr(), format_args!("udm-sim: stopped before seed {seed}: the time is over\n"));
+            say(
+                &mut std::io::stderr(),
+                format_args!("udm-sim: stopped before seed {seed}: the time is over\n"),
+            );
             say(&mut std::io::stdout(), format_args!("{}: not all were run\n", tally.line()));
             return ExitCode::FAILURE;
         }
@@ -223,10 +236,25 @@ fn report(failure: Failure, options: &Options, tally: &Tally) {
     for line in &small.trace {
         say(&mut out, format_args!("{line}\n"));
     }
-    say(&mut out, format_args!("seed {} failed at step {}, revision {}\n", first.plan.seed, first.plan.steps, env!("UDM_REVISION")));
+    say(
+        &mut out,
+        format_args!(
+            "seed {} failed at step {}, revision {}\n",
+            first.plan.seed,
+            first.plan.steps,
+            env!("UDM_REVISION")
+        ),
+    );
     say(&mut out, format_args!("  {}\n  replay: udm-sim {}\n", first.what, first.plan.options()));
     if small.plan != first.plan {
-        say(&mut out, format_args!("smaller, with the trace above:\n  {}\n  replay: udm-sim {}\n", small.what, small.plan.options()));
+        say(
+            &mut out,
+            format_args!(
+                "smaller, with the trace above:\n  {}\n  replay: udm-sim {}\n",
+                small.what,
+                small.plan.options()
+            ),
+        );
     }
     say(&mut out, format_args!("before it: {}\n", tally.line()));
 }

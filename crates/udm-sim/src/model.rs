@@ -310,7 +310,15 @@ fn check_read(cells: &mut Cells, r: &Request, bio: &Bio, now: u64, compared: &mu
 }
 
 fn describe(r: &Request) -> String {
-    format!("request {} ({} of d{} {}+{}, since step {})", r.id, op_name(r.op), r.device, r.sector, r.len, r.start / 2)
+    format!(
+        "request {} ({} of d{} {}+{}, since step {})",
+        r.id,
+        op_name(r.op),
+        r.device,
+        r.sector,
+        r.len,
+        r.start / 2
+    )
 }
 
 /// Is there a reason for a request to fail with `status`?

@@ -95,7 +95,12 @@ impl Lane for PathLane {
             state.in_flight += 1;
             let disk = state.disk;
             let (at, core) = (env.now, env.core);
-            let args = [self.index as u64, op_bits(bio.op, bio.flags.bits()), range(bio.sector.0, bio.sectors.0), due.0];
+            let args = [
+                self.index as u64,
+                op_bits(bio.op, bio.flags.bits()),
+                range(bio.sector.0, bio.sectors.0),
+                due.0,
+            ];
             env.trace.add(at, core, Kind::PathIn, args);
             env.reached += 1;
             let (crashes, mark) = (env.crashes, env.disks[disk].mark());
@@ -223,10 +228,20 @@ fn fate(env: &mut Env, index: usize, bio: &Bio) -> (Status, Nanos) {
     };
     let own = |env: &mut Env| match env.chance.one_in(env.disks[disk].error_one_in) {
         false => Status::Ok,
-        true if bio.op == Op::Read || bio.op == Op::Flush => {
-            env.chance.pick(&[Status::Medium, Status::IoErr, Status::Timeout, Status::Target, Status::Protection])
-        }
-        true => env.chance.pick(&[Status::Medium, Status::NoSpace, Status::IoErr, Status::Timeout, Status::DevResource]),
+        true if bio.op == Op::Read || bio.op == Op::Flush => env.chance.pick(&[
+            Status::Medium,
+            Status::IoErr,
+            Status::Timeout,
+            Status::Target,
+            Status::Protection,
+        ]),
+        true => env.chance.pick(&[
+            Status::Medium,
+            Status::NoSpace,
+            Status::IoErr,
+            Status::Timeout,
+            Status::DevResource,
+        ]),
     };
     match mode {
         Mode::Down => refused(env),
@@ -259,7 +274,8 @@ fn apply(env: &mut Env, index: usize, slot: &mut Slot, upto: u64, path: usize) {
                 match s {
                     Some(s) => disk.write(start + i, s, durable),
                     None if violation.is_none() => {
-                        *violation = Some(format!("path p{path} was given mixed content for sector {}", start + i));
+                        *violation =
+                            Some(format!("path p{path} was given mixed content for sector {}", start + i));
                     }
                     None => {}
                 }

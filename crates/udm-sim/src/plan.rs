@@ -88,7 +88,10 @@ impl FromStr for Class {
     type Err = String;
     fn from_str(s: &str) -> Result<Class, String> {
         let known = || Class::ALL.map(Class::name).join(", ");
-        Class::ALL.into_iter().find(|c| c.name() == s).ok_or_else(|| format!("no class {s:?}; there are {}", known()))
+        Class::ALL
+            .into_iter()
+            .find(|c| c.name() == s)
+            .ok_or_else(|| format!("no class {s:?}; there are {}", known()))
     }
 }
 
@@ -144,7 +147,15 @@ impl Plan {
     /// The run of `seed` for `steps` steps, with everything in it.
     #[must_use]
     pub fn new(seed: u64, steps: u64) -> Plan {
-        Plan { seed, steps, cores: None, depth: None, without: Without::default(), keep_events: 512, bench: None }
+        Plan {
+            seed,
+            steps,
+            cores: None,
+            depth: None,
+            without: Without::default(),
+            keep_events: 512,
+            bench: None,
+        }
     }
 
     /// The options of the program that repeat it.

@@ -83,7 +83,9 @@ impl World {
             let status = device.mapped().status_text();
             let words: Vec<&str> = status.split_whitespace().collect();
             for (selector, p) in groups.iter().flat_map(|(s, paths)| paths.iter().map(move |p| (*s, *p))) {
-                let wrong = |what: &str| Err(format!("at rest, {what} of p{p} is wrong in the status of d{i}: {status}"));
+                let wrong = |what: &str| {
+                    Err(format!("at rest, {what} of p{p} is wrong in the status of d{i}: {status}"))
+                };
                 let name = format!("8:{p}");
                 let Some(at) = words.iter().position(|w| *w == name) else { return wrong("the entry") };
                 let word = |n: usize| words.get(at + n).copied().unwrap_or_default();

@@ -64,6 +64,9 @@ impl Selector {
     }
 }
 
+/// A path group: its selector and its paths.
+pub type Group = (Selector, Vec<usize>);
+
 /// What a line does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -87,7 +90,7 @@ pub enum Kind {
         /// `queue_if_no_path`.
         queue: bool,
         /// Groups: a selector and paths.
-        groups: Vec<(Selector, Vec<usize>)>,
+        groups: Vec<Group>,
     },
 }
 
@@ -138,7 +141,9 @@ impl TableSpec {
                     Below::Path(p) => Some(*p),
                     Below::Device(_) => None,
                 })),
-                Kind::Multipath { groups, .. } => all.extend(groups.iter().flat_map(|(_, p)| p.iter().copied())),
+                Kind::Multipath { groups, .. } => {
+                    all.extend(groups.iter().flat_map(|(_, p)| p.iter().copied()));
+                }
                 _ => {}
             }
         }
@@ -166,7 +171,7 @@ impl TableSpec {
 
     /// The groups, when the table is one multipath target.
     #[must_use]
-    pub fn multipath(&self) -> Option<(usize, bool, &[(Selector, Vec<usize>)])> {
+    pub fn multipath(&self) -> Option<(usize, bool, &[Group])> {
         match self.lines.first() {
             Some((_, Kind::Multipath { disk, queue, groups })) => Some((*disk, *queue, groups)),
             _ => None,
@@ -174,8 +179,13 @@ impl TableSpec {
     }
 }
 
-fn multipath_text(queue: bool, groups: &[(Selector, Vec<usize>)], cores: usize) -> String {
-    let mut text = format!("multipath {} 0 {} {}", if queue { "1 queue_if_no_path" } else { "0" }, groups.len(), usize::from(!groups.is_empty()));
+fn multipath_text(queue: bool, groups: &[Group], cores: usize) -> String {
+    let mut text = format!(
+        "multipath {} 0 {} {}",
+        if queue { "1 queue_if_no_path" } else { "0" },
+        groups.len(),
+        usize::from(!groups.is_empty())
+    );
     for (selector, paths) in groups {
         let args = usize::from(*selector == Selector::Affinity);
         text += &format!(" {} 0 {} {args}", selector.name(), paths.len());
@@ -211,7 +221,12 @@ pub struct Map {
 impl Map {
     /// Works out what `spec` means; `below` gives the maps of the devices.
     #[must_use]
-    pub fn of(spec: &TableSpec, disk_of_path: &[usize], cells: &Cells, below: &dyn Fn(usize) -> Arc<Map>) -> Map {
+    pub fn of(
+        spec: &TableSpec,
+        disk_of_path: &[usize],
+        cells: &Cells,
+        below: &dyn Fn(usize) -> Arc<Map>,
+    ) -> Map {
         let mut map = Map { cells: Vec::new(), disks: Vec::new(), bare: false };
         let find = |b: Below, sector: u64| match b {
             Below::Path(p) => cells.index(disk_of_path[p], sector),

@@ -207,7 +207,8 @@ impl World {
         let now = self.set_turn(Some(core));
         let slot = &mut self.cores[core];
         let mut cx = slot.state.cx(now);
-        let lane = self.devices[device].open(&mut cx).map_err(|e| format!("d{device} can't be opened: {e}"))?;
+        let lane =
+            self.devices[device].open(&mut cx).map_err(|e| format!("d{device} can't be opened: {e}"))?;
         let owner = cx.new_owner();
         let wake = cx.wake();
         slot.open.push(Open { device, lane, in_flight: 0, wake, owner });
@@ -246,7 +247,7 @@ impl World {
     pub fn step(&mut self) -> Result<(), Wrong> {
         self.step += 1;
         self.totals.steps += 1;
-        if self.step % 32 == 0 {
+        if self.step.is_multiple_of(32) {
             self.model.advance(self.step);
         }
         self.set_turn(None);
@@ -334,7 +335,11 @@ impl World {
             if !self.batch.is_empty() {
                 open.lane.submit(&mut self.batch, &mut cx);
                 if !self.batch.is_empty() {
-                    return Err(format!("the lane of d{} left {} bios in the batch", open.device, self.batch.len()));
+                    return Err(format!(
+                        "the lane of d{} left {} bios in the batch",
+                        open.device,
+                        self.batch.len()
+                    ));
                 }
             }
             open.lane.poll(&mut self.done, &mut cx);
@@ -408,7 +413,7 @@ impl World {
             env.trace.add(now, c as u16, Kind::Done, [id, bio.status as u64, 0, 0]);
             bio.finish();
             let impatient = bio.flags.intersects(BioFlags::RAHEAD | BioFlags::NOWAIT);
-            if parked && !(impatient && !bio.status.is_ok()) {
+            if parked && (bio.status.is_ok() || !impatient) {
                 return Err(format!("request {id} came back while d{} is suspended", open.device));
             }
             if open.in_flight == 0 {

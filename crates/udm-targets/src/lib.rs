@@ -4,6 +4,8 @@
 //! and nothing else, so that the simulator runs it unchanged.
 #![forbid(unsafe_code)]
 
+#[doc(hidden)]
+pub mod bugs;
 pub mod error;
 pub mod error_target;
 pub mod fault;

@@ -9,6 +9,7 @@
 //!
 //! It does no I/O: the lane that holds it submits what [`Splitter::pump`] emits and hands what came back to [`Splitter::collect`].
 
+use crate::bugs::{self, Bug};
 use std::collections::VecDeque;
 use udm_core::{Batch, Bio, BioFlags, BioPool, Op, OwnerId, SECTOR_SIZE, Sector, Sectors, Segments, Status};
 
@@ -151,6 +152,14 @@ impl Splitter {
                 let bio = parent.bio.as_deref_mut().expect("a parent in `ready` has its bio");
                 match cut.next(bio, &mut parent.cursor) {
                     Step::Piece(piece) => {
+                        if bugs::on(Bug::SplitLosesTail)
+                            && piece.op == bio.op
+                            && parent.pieces.len() > 1
+                            && bio.data.len() as u64 == piece.sectors.bytes()
+                        {
+                            parent.state = State::Ended;
+                            break;
+                        }
                         let fragment = self.pool.get().expect("one is available");
                         emit(piece.leg, parent.fragment(fragment, index, self.owner, &piece));
                     }
@@ -199,7 +208,7 @@ impl Splitter {
 
     /// True when bios wait for [`Splitter::take_returned`], in the next `drain`: one is due even if nothing else happens.
     pub fn has_returned(&self) -> bool {
-        !self.returned.is_empty()
+        !self.returned.is_empty() && !bugs::on(Bug::NoWakeForDrain)
     }
 
     /// Moves the bios that are to be handed back to `back`.
@@ -220,7 +229,7 @@ impl Splitter {
             parent.handed_back = true;
             parent.state = State::Ended;
         }
-        if parent.status.is_ok() {
+        if parent.status.is_ok() && !bugs::on(Bug::PieceErrorLost) {
             parent.status = fragment.status;
         }
         let at = number.wrapping_sub(parent.first) as usize;

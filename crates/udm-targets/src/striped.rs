@@ -6,6 +6,7 @@
 //! A request that fails turns the letter of its stripe in `status` from A to D and raises an event, at most
 //! [`EVENTS_MAX`] times a device.
 
+use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::split::{Cursor, Cut, Piece, Splitter, Step};
 use crate::target::{DeviceRef, Notify, Target, TargetArgs, Used, decimal};
@@ -210,7 +211,8 @@ impl Layout {
     fn map(&self, sector: u64) -> (usize, u64) {
         let (chunk, within) = self.chunk.div_rem(sector);
         let (row, stripe) = self.stripes.div_rem(chunk);
-        (stripe as usize, row * self.chunk.by + within)
+        let shift = u64::from(bugs::on(Bug::StripeShifted) && stripe + 1 == self.stripes.by && stripe > 0);
+        (stripe as usize, row * self.chunk.by + within + shift)
     }
 
     /// The sector of the target behind a sector of a stripe.

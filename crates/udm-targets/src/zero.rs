@@ -1,5 +1,6 @@
 //! The zero target: `zero`. Reads return zeroes; writes and discards succeed and leave nothing.
 
+use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::target::{Target, TargetArgs, Used};
 use std::sync::Arc;
@@ -49,6 +50,13 @@ fn zero(bio: &mut Bio) -> Status {
         Op::Read if bio.flags.contains(BioFlags::RAHEAD) => Status::IoErr,
         Op::Read => {
             bio.data.fill(0);
+            if bugs::on(Bug::ZeroesTooShort) {
+                bio.data
+                    .iter_mut()
+                    .last()
+                    .into_iter()
+                    .for_each(|buf| buf.last_mut().into_iter().for_each(|b| *b = 1));
+            }
             Status::Ok
         }
         Op::Write | Op::Discard | Op::Flush => Status::Ok,

@@ -15,6 +15,7 @@
 //! Commands may come twice or for a generation that is already in place (a lane opened between two of them): the generation makes them
 //! harmless. Without a table there is no lane, and bios end with EIO.
 
+use crate::bugs::{self, Bug};
 use std::rc::Rc;
 use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, LaneCommand, Port, Status};
 
@@ -116,6 +117,13 @@ impl MappedLane {
 
     /// Takes the lane of `generation` and lets everything parked go down.
     fn resume(&mut self, generation: u64, cx: &mut Cx<'_>) {
+        if self.generation != generation && bugs::on(Bug::ReloadDropsParked) {
+            bugs::lose(self.parked.drain(..));
+        }
+        if self.generation != generation && bugs::on(Bug::OldTableKept) {
+            self.prepared = None;
+            self.generation = generation;
+        }
         if self.generation != generation {
             assert_eq!(self.in_flight, 0, "tables change places while nothing is in flight");
             let prepared = self.prepared.take().filter(|(prepared, _)| *prepared == generation);
@@ -148,7 +156,9 @@ impl MappedLane {
 
     /// Leaves Draining when it can, and works out `ordinary`.
     fn settle(&mut self) {
-        if matches!(self.state, State::Draining(_)) && self.in_flight == 0 {
+        if matches!(self.state, State::Draining(_))
+            && (self.in_flight == 0 || bugs::on(Bug::SuspendAcksEarly))
+        {
             self.state = State::Suspended;
             self.acks.clear();
         }

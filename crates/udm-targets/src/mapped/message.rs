@@ -1,6 +1,7 @@
 //! Messages: words for one target of a device, or for the device itself (`@...`).
 
 use super::MappedDevice;
+use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::target::Resolver;
 use udm_core::{Cores, Device, LaneCommand, Sector};
@@ -39,7 +40,9 @@ impl MappedDevice {
             return Err(TargetError::errno(EBUSY).because("the device is suspended"));
         }
         let answer = target.message(words, resolver).map_err(|e| TargetError { line: Some(line), ..e })?;
-        cores.broadcast(self.id(), LaneCommand::Kick);
+        if !bugs::on(Bug::NoKick) {
+            cores.broadcast(self.id(), LaneCommand::Kick);
+        }
         Ok(answer)
     }
 }

@@ -9,6 +9,7 @@ use super::route::Router;
 use super::selector::SelectorLane;
 use super::served::Row;
 use super::state::Shared;
+use crate::bugs::{self, Bug};
 use std::sync::Arc;
 use udm_core::{Batch, Cx, Drain, Lane, Sectors};
 
@@ -76,7 +77,9 @@ impl MultipathLane {
 
     /// Sends `batch` to the paths of the group in use, or where bios without a path go. Leaves it empty.
     pub(super) fn dispatch(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        if self.shared.word() != self.router.seen() {
+        if self.shared.word() != self.router.seen()
+            && !(bugs::on(Bug::StalePathGeneration) && self.router.group().is_some())
+        {
             self.router.look(&self.shared);
         }
         let Some(group) = self.router.group() else { return self.no_path(batch) };
@@ -139,7 +142,9 @@ impl MultipathLane {
         let before = self.again.len();
         self.spare.extend(done.drain(from..));
         for bio in self.spare.drain(..) {
-            let to = if bio.status.is_path_error() { &mut self.again } else { &mut *done };
+            let retry = bio.status.is_path_error() && !bugs::on(Bug::PathErrorNotRetried)
+                || bio.status == udm_core::Status::Medium && bugs::on(Bug::MediumErrorFailsPath);
+            let to = if retry { &mut self.again } else { &mut *done };
             to.push(bio);
         }
         let failed = self.again.len() - before;

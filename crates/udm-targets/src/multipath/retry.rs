@@ -5,12 +5,13 @@
 //! shared word has moved: a path returned, or bios are to be held no longer.
 
 use super::lane::MultipathLane;
+use crate::bugs::{self, Bug};
 use udm_core::{Batch, Cx, Drain, Status};
 
 impl MultipathLane {
     /// True when bios without a path wait for one. A flushing suspend waits for nobody.
     fn holds(&self) -> bool {
-        self.draining != Some(Drain::Flush) && self.shared.word().queueing()
+        self.draining != Some(Drain::Flush) && self.shared.word().queueing() && !bugs::on(Bug::HeldBioFails)
     }
 
     /// What becomes of bios for which there is no path.
@@ -38,6 +39,9 @@ impl MultipathLane {
             let mut batch = std::mem::take(&mut self.again);
             for bio in &mut batch {
                 bio.status = Status::Ok;
+            }
+            if bugs::on(Bug::RetryForgets) && batch.len() > 1 {
+                bugs::lose(batch.pop());
             }
             // With the last path gone and nothing to wait for, bios fail where they are: only a bio that looks for a path and finds
             // none makes the group lose its standing.

@@ -8,6 +8,7 @@
 //! Ordering: whoever changes a path or a bypass mark writes it first and moves the word after it with Release; a lane loads the word with
 //! Acquire and then reads them. A lane that read something newer than its word's generation sees the word move at its next look.
 
+use crate::bugs::{self, Bug};
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -207,6 +208,9 @@ impl Shared {
     /// core: of several at once one wins.
     pub(super) fn fail(&self, path: usize) -> bool {
         let fail = |s: u64| (s & 1 == 0).then_some((s | 1) + 2);
+        if bugs::on(Bug::FailCountedTwice) && self.path(path).failed {
+            self.paths[path].state.fetch_add(2, Ordering::AcqRel);
+        }
         if self.paths[path].state.fetch_update(Ordering::AcqRel, Ordering::Acquire, fail).is_err() {
             return false;
         }

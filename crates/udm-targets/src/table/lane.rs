@@ -7,6 +7,7 @@
 
 use super::Table;
 use super::map::Map;
+use crate::bugs::{self, Bug};
 use crate::split::Splitter;
 use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, Limits, Op, OpenError, SECTOR_SIZE};
 
@@ -111,6 +112,9 @@ impl TableLane {
         let any = !self.dirty.is_empty();
         for i in self.dirty.drain(..) {
             let leg = &mut self.legs[i];
+            if bugs::on(Bug::SubmitTwice) {
+                leg.out.extend(leg.out.last().map(|bio| bugs::twin(bio)).into_iter().collect::<Vec<_>>());
+            }
             leg.lane.submit(&mut leg.out, cx);
         }
         any
@@ -127,7 +131,7 @@ fn push(legs: &mut [Leg], dirty: &mut Vec<usize>, leg: usize, bio: Box<Bio>) {
 
 fn undo(shift: u64, batch: &mut [Box<Bio>]) {
     if shift != 0 {
-        for bio in batch {
+        for bio in batch.iter_mut().filter(|bio| bio.status.is_ok() || !bugs::on(Bug::OffsetKeptOnError)) {
             bio.sector.0 = bio.sector.0.wrapping_sub(shift);
         }
     }

@@ -1,6 +1,7 @@
 //! Which target a bio goes to, and how a bio is cut that can't go whole.
 
 use super::Table;
+use crate::bugs::{self, Bug};
 use crate::split::{Cursor, Cut, Piece, Step};
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
 
@@ -95,6 +96,9 @@ impl Map {
     }
 
     fn flush_piece(&self, i: u64) -> Option<Piece> {
+        if bugs::on(Bug::FlushNotFannedOut) && i > 0 {
+            return None;
+        }
         let leg = *self.flush.get(usize::try_from(i).ok()?)?;
         let flags = BioFlags::empty();
         Some(Piece { leg, op: Op::Flush, flags, sector: Sector(0), sectors: Sectors::ZERO })
@@ -127,7 +131,10 @@ impl Cut for Map {
     fn next(&self, bio: &Bio, cursor: &mut Cursor) -> Step {
         let flush_only = bio.op == Op::Flush;
         match cursor.stage {
-            BEFORE if flush_only || bio.flags.contains(BioFlags::PREFLUSH) => {
+            BEFORE
+                if flush_only
+                    || (bio.flags.contains(BioFlags::PREFLUSH) && !bugs::on(Bug::PreflushDropped)) =>
+            {
                 if let Some(piece) = self.flush_piece(cursor.at) {
                     cursor.at += 1;
                     return Step::Piece(piece);
@@ -145,7 +152,9 @@ impl Cut for Map {
                 let sector = Sector(at.wrapping_add(place.shift));
                 Step::Piece(Piece { leg, op: bio.op, flags: bio.flags - self.strip, sector, sectors })
             }
-            BEFORE | DATA if self.flush_behind && bio.flags.contains(BioFlags::FUA) => {
+            BEFORE | DATA
+                if self.flush_behind && bio.flags.contains(BioFlags::FUA) && !bugs::on(Bug::FuaDropped) =>
+            {
                 *cursor = Cursor { stage: BEHIND, at: 0 };
                 Step::Wait
             }

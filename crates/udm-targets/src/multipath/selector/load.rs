@@ -8,6 +8,7 @@
 //! The kernel keeps a list, scans it from the front and moves the winner to the back. Since both comparisons order paths by
 //! a key, the same winner is found by key and time of last choice, and nothing has to be moved.
 
+use crate::bugs::{self, Bug};
 use super::SelectorLane;
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
@@ -119,6 +120,9 @@ impl<S: Loaded> SelectorLane for LoadLane<S> {
     }
 
     fn end_io(&mut self, path: usize, done: &[Box<Bio>], sectors: Sectors, _now: Nanos) {
+        if bugs::on(Bug::LoadKeptOnError) && done.iter().any(|bio| !bio.status.is_ok()) {
+            return;
+        }
         let total = S::Rule::total(done.len(), sectors);
         self.selector.loads().0[path].fetch_sub(total, Ordering::Relaxed);
     }
