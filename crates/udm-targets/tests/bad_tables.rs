@@ -58,7 +58,7 @@ fn arguments_of_the_basic_targets() {
     refused(
         "0 8 linear /dev/nullb0 18446744073709551615",
         22,
-        concat!("nullb0 too small for target: start=18446744073709551615, len=8, dev_size=2097152"),
+        "nullb0 too small for target: start=18446744073709551615, len=8, dev_size=2097152",
     );
     refused("0 16 striped", 22, "striped: Not enough arguments");
     refused("0 16 striped 2", 22, "striped: Not enough arguments");

@@ -668,3 +668,23 @@ fn splitters_do_not_starve_each_other() {
     }
     panic!("{back} of 64 came back");
 }
+
+/// One core could open the new table and the other could not: what the first opened is closed again.
+#[test]
+fn a_table_that_one_core_cannot_open() {
+    let mut rig = Rig::new(2);
+    rig.go("0 64 linear /d0 0");
+    let mut lanes = rig.lanes();
+    rig.load("0 64 linear /d1 0");
+    let mut change = rig.device.resume(idle()).unwrap();
+    let cores = rig.world.cores();
+    assert!(change.step(&*cores).is_none());
+    assert!(rig.world.poll(0, &mut *lanes[0]).is_empty());
+    assert_eq!(rig.disks[1].opened(), 1);
+    rig.disks[1].refuse(Some(OpenError::new(24, "too many open files")));
+    assert!(rig.world.poll(1, &mut *lanes[1]).is_empty());
+    assert_eq!(change.step(&*cores).unwrap().unwrap_err().errno, 24);
+    assert!(rig.turn(&mut lanes).is_empty());
+    assert_eq!((rig.disks[0].opened(), rig.disks[1].opened()), (2, 0));
+    assert_eq!(rig.read_one(&mut lanes[0]), (Status::Ok, b'a'));
+}
