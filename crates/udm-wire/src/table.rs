@@ -32,7 +32,7 @@ pub struct Line {
     pub args: Vec<String>,
     /// The number of the line in its text, from 1; skipped lines count.
     pub number: usize,
-    /// The line as written, without its end.
+    /// The line as written, without its newline.
     pub text: String,
     /// Where START, LEN, TYPE and each of the arguments stand in `text`.
     pub spans: Vec<Span>,
@@ -156,7 +156,6 @@ pub fn parse(text: &str) -> Result<Vec<Line>, TableSyntaxError> {
     let mut lines = Vec::new();
     let mut words_left = WORDS_MAX;
     for (i, text) in text.split('\n').enumerate() {
-        let text = text.strip_suffix('\r').unwrap_or(text);
         let Some(line) = parse_line(i + 1, text, &mut words_left)? else { continue };
         if lines.len() == LINES_MAX {
             return Err(TableSyntaxError::too_large(format!("a table of more than {LINES_MAX} targets")));

@@ -98,6 +98,7 @@ const CARET_WIDTH: usize = 120;
 /// anywhere and go to a terminal. A span outside the line, or inside a character, is moved to where it makes sense.
 #[must_use]
 pub fn caret(line: &str, span: Span) -> String {
+    let line = line.trim_end_matches('\r');
     let column = |byte: usize| line.char_indices().take_while(|(i, _)| *i < byte).count();
     let clean = |c: char| if c != '\t' && c.is_control() { '?' } else { c };
     let chars: Vec<char> = line.chars().map(clean).collect();

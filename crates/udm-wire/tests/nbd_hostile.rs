@@ -1,0 +1,175 @@
+//! NBD clients and servers that break the rules: each is answered or refused as the protocol says, within bounds.
+
+use udm_wire::nbd::{self, BadOption, ClientOption, FromClient, HandshakeError, HandshakeParser};
+
+/// A parser that has seen good flags.
+fn parser() -> HandshakeParser {
+    let mut parser = HandshakeParser::new();
+    let mut input = &nbd::encode_client_flags(nbd::ClientFlags::all())[..];
+    assert_eq!(parser.next(&mut input), Ok(Some(FromClient::Flags(nbd::ClientFlags::all()))));
+    parser
+}
+
+fn header(option: u32, len: u32) -> Vec<u8> {
+    [&nbd::MAGIC_OPTION.to_be_bytes()[..], &option.to_be_bytes(), &len.to_be_bytes()].concat()
+}
+
+fn one(option: u32, data: &[u8]) -> Result<Option<FromClient>, HandshakeError> {
+    let bytes = [&header(option, data.len() as u32)[..], data].concat();
+    let mut input = &bytes[..];
+    let out = parser().next(&mut input);
+    assert!(input.is_empty());
+    out
+}
+
+fn refusal(option: u32, data: &[u8]) -> (u32, &'static str) {
+    match one(option, data) {
+        Ok(Some(FromClient::Option(option))) => option.refusal().expect("a refusal"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn options_that_every_server_refuses() {
+    assert_eq!(refusal(nbd::OPT_STARTTLS, b"").0, nbd::REP_ERR_POLICY);
+    assert_eq!(refusal(nbd::OPT_EXTENDED_HEADERS, b"").0, nbd::REP_ERR_UNSUP);
+    assert_eq!(refusal(nbd::OPT_SET_META_CONTEXT, b"anything").0, nbd::REP_ERR_UNSUP);
+    assert_eq!(refusal(4711, b"").0, nbd::REP_ERR_UNSUP);
+    for option in [nbd::OPT_LIST, nbd::OPT_STARTTLS, nbd::OPT_STRUCTURED_REPLY] {
+        assert_eq!(refusal(option, b"x"), (nbd::REP_ERR_INVALID, "the option takes no data"));
+    }
+}
+
+#[test]
+fn malformed_info_and_go() {
+    for option in [nbd::OPT_INFO, nbd::OPT_GO] {
+        let short = (nbd::REP_ERR_INVALID, "the option is shorter than it says");
+        assert_eq!(refusal(option, b""), short);
+        assert_eq!(refusal(option, &[0, 0, 0]), short);
+        assert_eq!(refusal(option, &[0, 0, 0, 2, b'a', 0]), short);
+        assert_eq!(refusal(option, &[0, 0, 0, 1, b'a', 0]), short);
+        let count = "the number of informations does not fit the option's length";
+        assert_eq!(refusal(option, &[0, 0, 0, 0, 0, 1]), (nbd::REP_ERR_INVALID, count));
+        assert_eq!(refusal(option, &[0, 0, 0, 0, 0, 0, 0]), (nbd::REP_ERR_INVALID, count));
+        assert_eq!(
+            refusal(option, &[0, 0, 0, 1, 0xff, 0, 0]),
+            (nbd::REP_ERR_INVALID, "a string is not UTF-8")
+        );
+        assert_eq!(refusal(option, &[0, 0, 0, 1, 0, 0, 0]), (nbd::REP_ERR_INVALID, "a string contains NUL"));
+        assert_eq!(refusal(option, &[0xff; 40]).0, nbd::REP_ERR_TOO_BIG);
+    }
+}
+
+#[test]
+fn a_bad_export_name_ends_the_connection() {
+    assert_eq!(one(nbd::OPT_EXPORT_NAME, &[0xff]), Err(HandshakeError::ExportName("a string is not UTF-8")));
+    assert_eq!(
+        one(nbd::OPT_EXPORT_NAME, &[b'x'; 4097]),
+        Err(HandshakeError::ExportName("a string is longer than 4096 bytes"))
+    );
+    let name = "x".repeat(4096);
+    assert_eq!(
+        one(nbd::OPT_EXPORT_NAME, name.as_bytes()),
+        Ok(Some(FromClient::Option(ClientOption::ExportName(name))))
+    );
+}
+
+#[test]
+fn what_is_too_long_is_skipped_or_ends_the_connection() {
+    let mut parser = parser();
+    let bytes = [
+        header(nbd::OPT_INFO, nbd::OPTION_LEN_MAX + 1),
+        vec![0; nbd::OPTION_LEN_MAX as usize + 1],
+        header(nbd::OPT_ABORT, 0),
+    ]
+    .concat();
+    let mut said = Vec::new();
+    for piece in bytes.chunks(1000) {
+        let mut input = piece;
+        while let Some(message) = parser.next(&mut input).unwrap() {
+            said.push(message);
+        }
+    }
+    let bad = BadOption {
+        option: nbd::OPT_INFO,
+        reply: nbd::REP_ERR_TOO_BIG,
+        why: "the option is longer than 64 KiB",
+    };
+    assert_eq!(said, [FromClient::Option(ClientOption::Bad(bad)), FromClient::Option(ClientOption::Abort)]);
+
+    for (option, len) in [
+        (nbd::OPT_INFO, nbd::OPTION_SKIP_MAX + 1),
+        (nbd::OPT_EXPORT_NAME, nbd::OPTION_LEN_MAX + 1),
+        (99, u32::MAX),
+    ] {
+        let bytes = header(option, len);
+        assert_eq!(self::parser().next(&mut &bytes[..]), Err(HandshakeError::OptionLength { option, len }));
+    }
+}
+
+#[test]
+fn nobody_haggles_for_ever() {
+    let mut parser = parser();
+    let list = header(nbd::OPT_LIST, 0);
+    for _ in 0..nbd::OPTIONS_MAX {
+        assert_eq!(parser.next(&mut &list[..]), Ok(Some(FromClient::Option(ClientOption::List))));
+    }
+    assert_eq!(parser.next(&mut &list[..]), Err(HandshakeError::TooManyOptions));
+}
+
+#[test]
+fn strangers_are_sent_away() {
+    let mut parser = HandshakeParser::new();
+    assert_eq!(parser.next(&mut &b"GET / HTTP/1.1"[..]), Err(HandshakeError::UnknownFlags(0x4745_5420)));
+    let mut parser = self::parser();
+    let error = parser.next(&mut &b"GET / HTTP/1.1\r\n"[..]).unwrap_err();
+    assert_eq!(error.to_string(), "bad option magic 0x474554202f204854");
+    assert!(nbd::Greeting::decode(b"SSH-2.0-OpenSSH_99").is_err());
+    assert!(nbd::Request::decode(&[0; 28]).is_err());
+    assert!(nbd::ReplyHeader::decode(&mut &[0; 4][..]).is_err());
+}
+
+#[test]
+fn flags_belong_to_commands() {
+    let fits = |command: u16, flags: u16| {
+        let flags = nbd::CommandFlags::from_bits_retain(flags);
+        nbd::Request { flags, command: nbd::Command::from_number(command), cookie: 0, offset: 0, len: 0 }
+            .flags_fit()
+    };
+    for command in 0..=8 {
+        assert!(fits(command, 0) && fits(command, 1), "FUA goes with {command}");
+        assert_eq!(fits(command, 1 << 1), command == 6, "NO_HOLE with {command}");
+        assert_eq!(fits(command, 1 << 2), command == 0, "DF with {command}");
+        assert_eq!(fits(command, 1 << 3), command == 7, "REQ_ONE with {command}");
+        assert_eq!(fits(command, 1 << 4), command == 6, "FAST_ZERO with {command}");
+        assert!(!fits(command, 1 << 5) && !fits(command, 1 << 15), "no other with {command}");
+    }
+}
+
+#[test]
+fn what_udm_sends_keeps_the_limits() {
+    let long = format!("{}ä{}", "x".repeat(4095), "y".repeat(100_000));
+    let mut out = Vec::new();
+    nbd::put_error(&mut out, nbd::OPT_GO, nbd::REP_ERR_UNKNOWN, &long);
+    assert_eq!(out.len(), nbd::OPTION_REPLY_HEADER_SIZE + 4095, "cut before the character that does not fit");
+    out.clear();
+    nbd::put_chunk_error(&mut out, 1, nbd::EIO, &long);
+    assert_eq!(out.len(), 26 + 4095);
+    out.clear();
+    nbd::put_chunk_error(&mut out, 1, nbd::EIO, "");
+    assert_eq!(out, nbd::chunk_error_header(1, nbd::EIO));
+}
+
+#[test]
+fn the_answer_to_export_name() {
+    let reply = nbd::ExportNameReply {
+        size: 1 << 40,
+        flags: nbd::ExportFlags::HAS_FLAGS | nbd::ExportFlags::SEND_TRIM,
+    };
+    let mut out = Vec::new();
+    nbd::put_export_name_reply(&mut out, reply, true);
+    assert_eq!(out, [0, 0, 1, 0, 0, 0, 0, 0, 0, 0x21]);
+    assert_eq!(nbd::ExportNameReply::decode(out[..].try_into().unwrap()), reply);
+    nbd::put_export_name_reply(&mut out, reply, false);
+    assert_eq!(out.len(), 10 + 10 + 124);
+}

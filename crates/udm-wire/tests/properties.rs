@@ -1,0 +1,258 @@
+//! The properties of `udm_wire::fuzz`, with drawn input: any bytes, words that look right, and valid input with bytes changed.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use udm_wire::{fuzz, nbd};
+
+/// Bytes overwritten, dropped and doubled in valid input: near misses.
+fn mutated(seed: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
+    let change = (any::<prop::sample::Index>(), any::<u8>(), 0..4u8);
+    (seed, vec(change, 0..4)).prop_map(|(mut bytes, changes)| {
+        for (at, byte, how) in changes {
+            if bytes.is_empty() {
+                break;
+            }
+            let at = at.index(bytes.len());
+            match how {
+                0 => bytes[at] = byte,
+                1 => drop(bytes.remove(at)),
+                2 => bytes.insert(at, byte),
+                _ => bytes.truncate(at),
+            }
+        }
+        bytes
+    })
+}
+
+/// Text made of pieces of a grammar in any order.
+fn pieces(of: &'static [&'static str], max: usize) -> impl Strategy<Value = Vec<u8>> {
+    vec(prop::sample::select(of), 0..max).prop_map(|pieces| pieces.concat().into_bytes())
+}
+
+const TABLE: &[&str] = &[
+    "0",
+    "8",
+    " ",
+    " ",
+    "\t",
+    "\n",
+    "\r\n",
+    "#",
+    "\\",
+    "\\ ",
+    "\\#",
+    "linear",
+    "multipath",
+    "/dev/a",
+    "99999999999999999999",
+    "-1",
+    "\0",
+    "ä",
+    "\u{2028}",
+    "@x",
+    "\u{1b}",
+    "\u{b}",
+    "0 8 linear @a 0\n",
+];
+const SIZE: &[&str] =
+    &["0", "1", "9", "18446744073709551615", "k", "K", "M", "G", "T", "P", "E", "i", "B", "b", " ", "-", "."];
+const URI: &[&str] = &[
+    "file:",
+    "null:",
+    "mem:",
+    "pattern:",
+    "nbd://",
+    "nbd+unix://",
+    "@",
+    ":",
+    "/",
+    "?",
+    "&",
+    "=",
+    ",",
+    "%",
+    "%2F",
+    "%25",
+    "%00",
+    "%c3%a4",
+    "#",
+    "[::1]",
+    "host",
+    "direct",
+    "readonly",
+    "on",
+    "off",
+    "size",
+    "gb",
+    "bs",
+    "blocksize",
+    "irqmode",
+    "queue_mode",
+    "discard",
+    "memory_backed",
+    "cache_size",
+    "hw_queue_depth",
+    "max_sectors",
+    "fua",
+    "0",
+    "1",
+    "2",
+    "4G",
+    "512",
+    "10809",
+    "socket",
+    ".",
+    "..",
+    "-",
+    "x",
+    " ",
+    "\\",
+    "ä",
+    "\u{85}",
+    "null:memory_backed=1,",
+    "nbd+unix:///?socket=",
+];
+
+fn option() -> impl Strategy<Value = nbd::ClientOption> {
+    let info =
+        ("[a-z/ä]{0,9}", vec(any::<u16>(), 0..5)).prop_map(|(name, infos)| nbd::InfoRequest { name, infos });
+    prop_oneof![
+        Just(nbd::ClientOption::Abort),
+        Just(nbd::ClientOption::List),
+        Just(nbd::ClientOption::StartTls),
+        Just(nbd::ClientOption::StructuredReply),
+        "[a-z]{0,9}".prop_map(nbd::ClientOption::ExportName),
+        info.clone().prop_map(nbd::ClientOption::Info),
+        info.prop_map(nbd::ClientOption::Go),
+        (9..20u32, vec(any::<u8>(), 0..40))
+            .prop_map(|(option, data)| nbd::ClientOption::Unknown { option, data }),
+    ]
+}
+
+fn handshake() -> impl Strategy<Value = Vec<u8>> {
+    (any::<u8>(), 0..4u32, vec(option(), 0..4)).prop_map(|(step, flags, options)| {
+        let mut bytes = vec![step];
+        bytes.extend(flags.to_be_bytes());
+        options.iter().for_each(|option| option.encode(&mut bytes));
+        bytes
+    })
+}
+
+fn option_reply() -> impl Strategy<Value = Vec<u8>> {
+    let sizes = (0..18u32, 0..26u32, any::<u32>()).prop_map(|(min, preferred, maximum)| nbd::BlockSizes {
+        minimum: 1 << min,
+        preferred: 1 << preferred,
+        maximum,
+    });
+    let info = prop_oneof![
+        (any::<u64>(), any::<u16>()).prop_map(|(size, flags)| nbd::Info::Export {
+            size,
+            flags: nbd::ExportFlags::from_bits_truncate(flags)
+        }),
+        "[a-zä]{0,9}".prop_map(nbd::Info::Name),
+        ".{0,9}".prop_map(nbd::Info::Description),
+        sizes.prop_map(nbd::Info::BlockSize),
+        any::<u16>().prop_map(nbd::Info::Other),
+    ];
+    prop_oneof![
+        Just(nbd::OptionReply::Ack),
+        ("[a-z]{0,9}", ".{0,9}")
+            .prop_map(|(name, description)| nbd::OptionReply::Server { name, description }),
+        info.prop_map(nbd::OptionReply::Info),
+        (1..12u32, ".{0,20}")
+            .prop_map(|(e, text)| nbd::OptionReply::Error { error: nbd::REP_FLAG_ERROR | e, text }),
+    ]
+    .prop_map(|reply| {
+        let mut out = Vec::new();
+        match reply {
+            nbd::OptionReply::Server { name, description } => nbd::put_server(&mut out, &name, &description),
+            nbd::OptionReply::Info(info) => nbd::put_info(&mut out, nbd::OPT_GO, &info),
+            nbd::OptionReply::Error { error, text } => nbd::put_error(&mut out, nbd::OPT_GO, error, &text),
+            _ => nbd::put_ack(&mut out, nbd::OPT_GO),
+        }
+        out
+    })
+}
+
+fn reply() -> impl Strategy<Value = Vec<u8>> {
+    let (cookie, error, done) = (any::<u64>(), any::<u32>(), any::<bool>());
+    prop_oneof![
+        (cookie, error).prop_map(|(cookie, error)| nbd::SimpleReply { error, cookie }.encode().to_vec()),
+        cookie.prop_map(|cookie| nbd::chunk_none(cookie).to_vec()),
+        (cookie, any::<u64>(), vec(any::<u8>(), 1..20), done).prop_map(|(cookie, offset, data, done)| {
+            let mut out = nbd::chunk_data_header(cookie, offset, data.len() as u32, done).to_vec();
+            out.extend(data);
+            out
+        }),
+        (cookie, any::<u64>(), 1..u32::MAX, done)
+            .prop_map(|(c, offset, len, done)| nbd::chunk_hole(c, offset, len, done).to_vec()),
+        (cookie, 1..200u32, ".{0,20}").prop_map(|(cookie, error, text)| {
+            let mut out = Vec::new();
+            nbd::put_chunk_error(&mut out, cookie, error, &text);
+            out
+        }),
+        (cookie, 1..200u32).prop_map(|(cookie, error)| nbd::chunk_error_header(cookie, error).to_vec()),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_bytes(data in vec(any::<u8>(), 0..200)) {
+        fuzz::table(&data);
+        fuzz::message(&data);
+        fuzz::size(&data);
+        fuzz::uri(&data);
+        fuzz::nbd_handshake(&data);
+        fuzz::nbd_request(&data);
+        fuzz::nbd_option_reply(&data);
+        fuzz::nbd_reply(&data);
+    }
+
+    #[test]
+    fn tables(data in mutated(pieces(TABLE, 20))) {
+        fuzz::table(&data);
+        fuzz::message(&data);
+    }
+
+    #[test]
+    fn sizes(data in mutated(pieces(SIZE, 5))) {
+        fuzz::size(&data);
+    }
+
+    #[test]
+    fn uris(data in mutated(pieces(URI, 12))) {
+        fuzz::uri(&data);
+    }
+
+    #[test]
+    fn handshakes(data in mutated(handshake())) {
+        fuzz::nbd_handshake(&data);
+    }
+
+    #[test]
+    fn requests(flags: u16, command in 0..12u16, cookie: u64, offset: u64, len: u32) {
+        let flags = nbd::CommandFlags::from_bits_retain(flags);
+        let request = nbd::Request { flags, command: nbd::Command::from_number(command), cookie, offset, len };
+        prop_assert_eq!(nbd::Request::decode(&request.encode()), Ok(request));
+        fuzz::nbd_request(&request.encode());
+    }
+
+    #[test]
+    fn option_replies(data in mutated(option_reply())) {
+        fuzz::nbd_option_reply(&data);
+    }
+
+    #[test]
+    fn replies(data in mutated(reply())) {
+        fuzz::nbd_reply(&data);
+    }
+
+    #[test]
+    fn carets_never_fail(line in ".{0,300}", start in 0..400usize, end in 0..400usize) {
+        let out = udm_wire::words::caret(&line.replace('\n', " "), udm_wire::words::Span { start, end });
+        prop_assert_eq!(out.split('\n').count(), 2);
+        prop_assert!(out.split('\n').nth(1).unwrap().trim_start().starts_with('^'));
+    }
+}

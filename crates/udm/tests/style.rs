@@ -1,0 +1,301 @@
+//! The rules of the house, as tests: who may import whom, where `unsafe` may stand, how files begin and how long they grow, which licences come in.
+//!
+//! A rule that has to give way is changed here, in the list that says so, with the reason beside it.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Each crate with the crates of the project that it imports: the arrows of the architecture, all pointing down.
+const IMPORTS: &[(&str, &[&str])] = &[
+    ("udm-buf", &[]),
+    ("udm-core", &["udm-buf"]),
+    ("udm-wire", &[]),
+    ("udm-targets", &["udm-buf", "udm-core", "udm-wire"]),
+    ("udm-runtime", &["udm-buf", "udm-core"]),
+    ("udm-backends", &["udm-buf", "udm-core", "udm-runtime", "udm-wire"]),
+    ("udm-frontends", &["udm-buf", "udm-core", "udm-runtime", "udm-wire"]),
+    ("udm-control", &["udm-backends", "udm-core", "udm-frontends", "udm-runtime", "udm-targets", "udm-wire"]),
+    ("udm-sim", &["udm-buf", "udm-core", "udm-targets", "udm-wire"]),
+    (
+        "udm",
+        &[
+            "udm-backends",
+            "udm-buf",
+            "udm-control",
+            "udm-core",
+            "udm-frontends",
+            "udm-runtime",
+            "udm-targets",
+            "udm-wire",
+        ],
+    ),
+];
+
+/// Imports of tests alone: a front end is tested over a device.
+const TEST_IMPORTS: &[(&str, &[&str])] = &[("udm-frontends", &["udm-backends"])];
+
+/// Where `unsafe` may stand: the memory of requests, and the ring that hands it to the kernel. Paths or beginnings of them.
+const UNSAFE: &[&str] = &["crates/udm-buf/src/lib.rs", "crates/udm-runtime/src/ring"];
+
+/// Lines of a source file at the most. The aim is 200 to 350.
+const LINES_MAX: usize = 500;
+
+/// Licences that allow everything but taking the notice off.
+const LICENCES: &[&str] = &[
+    "0BSD",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "CC0-1.0",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "Unicode-3.0",
+    "Unicode-DFS-2016",
+    "Unlicense",
+    "Zlib",
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/udm in the root").to_owned()
+}
+
+/// The source files of all crates, `crates/NAME/src/**/*.rs`, by their path from the root.
+fn sources() -> BTreeMap<String, String> {
+    let root = root();
+    let mut files = BTreeMap::new();
+    let crates = fs::read_dir(root.join("crates")).expect("crates");
+    let mut folders: Vec<PathBuf> = crates.map(|entry| entry.expect("an entry").path().join("src")).collect();
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for entry in entries {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(&root).expect("below the root").display().to_string();
+                files.insert(name, fs::read_to_string(&path).expect("a source file"));
+            }
+        }
+    }
+    assert!(files.len() > 50, "only {} source files found", files.len());
+    files
+}
+
+/// The words of the lines of a file that are code, with the number of the line. Punctuation other than `_` is a word each.
+fn code_words(text: &str) -> impl Iterator<Item = (usize, String)> + '_ {
+    text.lines().enumerate().flat_map(|(i, line)| {
+        let code = line.split("//").next().unwrap_or_default();
+        let mut words: Vec<String> = Vec::new();
+        let mut joined = false;
+        for c in code.chars() {
+            let in_word = c.is_alphanumeric() || c == '_';
+            match words.last_mut() {
+                Some(word) if in_word && joined => word.push(c),
+                _ if c.is_whitespace() => {}
+                _ => words.push(c.to_string()),
+            }
+            joined = in_word;
+        }
+        words.into_iter().map(move |word| (i + 1, word))
+    })
+}
+
+fn metadata(more: &[&str]) -> Result<Value, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let manifest = root().join("Cargo.toml");
+    let out = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--manifest-path"])
+        .arg(manifest)
+        .args(more)
+        .output()
+        .map_err(|error| error.to_string())?;
+    if !out.status.success() {
+        return Err(String::from_utf8_lossy(&out.stderr).into_owned());
+    }
+    serde_json::from_slice(&out.stdout).map_err(|error| error.to_string())
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_default()
+}
+
+fn none(rule: &str, broken: &[String]) {
+    assert!(broken.is_empty(), "{rule}:\n  {}\n", broken.join("\n  "));
+}
+
+#[test]
+fn imports_run_one_way() {
+    let metadata = metadata(&["--no-deps", "--offline"]).expect("cargo metadata");
+    let listed = |list: &[(&str, &[&str])], name: &str| -> Vec<String> {
+        let row = list.iter().find(|(listed, _)| *listed == name);
+        row.map(|(_, imports)| imports.iter().map(|&import| import.to_owned()).collect()).unwrap_or_default()
+    };
+    let mut broken = Vec::new();
+    for package in metadata["packages"].as_array().expect("packages") {
+        let name = text(package, "name");
+        if !IMPORTS.iter().any(|(listed, _)| *listed == name) {
+            broken.push(format!("{name}: not in the list of crates"));
+            continue;
+        }
+        let (mut imports, mut tests) = (Vec::new(), Vec::new());
+        for dependency in package["dependencies"].as_array().expect("dependencies") {
+            let import = text(dependency, "name").to_owned();
+            match text(dependency, "kind") {
+                _ if import != "udm" && !import.starts_with("udm-") => {}
+                "dev" => tests.push(import),
+                _ => imports.push(import),
+            }
+        }
+        for import in imports.iter().filter(|import| !listed(IMPORTS, name).contains(import)) {
+            broken.push(format!("{name} imports {import}"));
+        }
+        for import in tests {
+            if !listed(IMPORTS, name).contains(&import) && !listed(TEST_IMPORTS, name).contains(&import) {
+                broken.push(format!("{name} imports {import} in its tests"));
+            }
+        }
+    }
+    none("imports that the architecture does not have", &broken);
+}
+
+#[test]
+fn unsafe_stands_where_it_is_allowed() {
+    let mut broken = Vec::new();
+    for (file, text) in sources() {
+        if UNSAFE.iter().any(|allowed| file.starts_with(allowed)) {
+            continue;
+        }
+        let words: Vec<_> = code_words(&text).collect();
+        for pair in words.windows(2) {
+            // `unsafe` in a string is followed by none of these.
+            if pair[0].1 == "unsafe"
+                && ["{", "(", "fn", "impl", "trait", "extern"].contains(&pair[1].1.as_str())
+            {
+                broken.push(format!("{file}:{}", pair[0].0));
+            }
+        }
+    }
+    none("unsafe outside the modules that may have it", &broken);
+}
+
+#[test]
+fn files_stay_short() {
+    let long = sources()
+        .into_iter()
+        .map(|(file, text)| (file, text.lines().count()))
+        .filter(|(_, n)| *n > LINES_MAX);
+    none("source files above 500 lines", &long.map(|(file, n)| format!("{file}: {n}")).collect::<Vec<_>>());
+}
+
+#[test]
+fn files_say_what_they_are() {
+    let silent = sources().into_iter().filter(|(_, text)| !text.starts_with("//! "));
+    none("source files that do not begin with //!", &silent.map(|(file, _)| file).collect::<Vec<_>>());
+}
+
+#[test]
+fn lanes_have_no_locks() {
+    let mut broken = Vec::new();
+    for (file, text) in sources().into_iter().filter(|(file, _)| file.ends_with("/lane.rs")) {
+        for (line, word) in code_words(&text) {
+            if ["Mutex", "RwLock", "Condvar"].contains(&word.as_str()) {
+                broken.push(format!("{file}:{line}: {word}"));
+            }
+        }
+    }
+    none("locks in the data path", &broken);
+}
+
+#[test]
+fn licences_are_permissive() {
+    // What a build for this machine uses; it has been downloaded when the whole workspace was built. When only a part was, cargo gets the rest.
+    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let arguments = ["--filter-platform", platform.as_str(), "--locked", "--offline"];
+    let metadata = metadata(&arguments).or_else(|_| metadata(&arguments[..3])).expect("cargo metadata");
+    let packages = metadata["packages"].as_array().expect("packages");
+    assert!(packages.len() > 50, "only {} packages", packages.len());
+    let broken: Vec<_> = packages
+        .iter()
+        .filter(|package| !is_permissive(text(package, "license")))
+        .map(|package| {
+            format!("{} {}: {:?}", text(package, "name"), text(package, "version"), text(package, "license"))
+        })
+        .collect();
+    none("dependencies without a permissive licence", &broken);
+}
+
+/// True when the SPDX expression leaves a choice of permissive licences.
+fn is_permissive(expression: &str) -> bool {
+    // `MIT/Apache-2.0` is the old way to write OR.
+    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
+    let words: Vec<&str> = spaced.split_whitespace().collect();
+    let mut rest = &words[..];
+    either(&mut rest) == Some(true) && rest.is_empty()
+}
+
+/// `both { OR both }`; `None` where it is no expression.
+fn either(words: &mut &[&str]) -> Option<bool> {
+    let mut good = both(words)?;
+    while let ["OR", rest @ ..] = *words {
+        *words = rest;
+        good |= both(words)?;
+    }
+    Some(good)
+}
+
+/// `licence { AND licence }`
+fn both(words: &mut &[&str]) -> Option<bool> {
+    let mut good = licence(words)?;
+    while let ["AND", rest @ ..] = *words {
+        *words = rest;
+        good &= licence(words)?;
+    }
+    Some(good)
+}
+
+/// A name, a name WITH an exception (which only allows more), or an expression in parentheses.
+fn licence(words: &mut &[&str]) -> Option<bool> {
+    let (&word, rest) = words.split_first()?;
+    *words = rest;
+    if word == "(" {
+        let good = either(words)?;
+        let [")", rest @ ..] = *words else { return None };
+        *words = rest;
+        return Some(good);
+    }
+    if let ["WITH", _, rest @ ..] = *words {
+        *words = rest;
+    }
+    Some(LICENCES.contains(&word))
+}
+
+#[test]
+fn licence_expressions() {
+    for good in [
+        "MIT",
+        "MIT/Apache-2.0",
+        "GPL-2.0 OR MIT",
+        "(MIT OR GPL-3.0) AND Unicode-3.0",
+        "Apache-2.0 WITH LLVM-exception OR LGPL-2.1",
+    ] {
+        assert!(is_permissive(good), "{good}");
+    }
+    for bad in [
+        "",
+        "GPL-2.0-only",
+        "MIT AND LGPL-2.1",
+        "(MIT",
+        "MIT)",
+        "MIT MIT",
+        "MIT OR",
+        "AGPL-3.0/GPL-2.0",
+        "MPL-2.0",
+    ] {
+        assert!(!is_permissive(bad), "{bad}");
+    }
+}

@@ -1,0 +1,5 @@
+//! An NBD client's half of the handshake: see `udm_wire::fuzz::nbd_handshake`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::nbd_handshake(data));

@@ -1,0 +1,5 @@
+//! NBD requests: see `udm_wire::fuzz::nbd_request`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::nbd_request(data));
