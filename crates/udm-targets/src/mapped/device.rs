@@ -5,7 +5,7 @@
 
 use super::change::Change;
 use super::lane::MappedLane;
-use super::names::{check_name, check_uuid};
+use super::names::Names;
 use crate::error::TargetError;
 use crate::table::Table;
 use crate::target::{DeviceRef, Kind, Notify};
@@ -24,14 +24,9 @@ pub const DEPTH_MAX: usize = 32;
 pub struct MappedDevice {
     id: DeviceId,
     number: DevNo,
-    names: Mutex<Names>,
+    pub(super) names: Mutex<Names>,
     state: Mutex<State>,
-    events: Arc<Events>,
-}
-
-struct Names {
-    name: String,
-    uuid: Option<String>,
+    pub(super) events: Arc<Events>,
 }
 
 /// A table in use, and which resume made it so: lanes tell commands for it from older ones by the number.
@@ -90,7 +85,7 @@ pub struct DeviceInfo {
 }
 
 /// What targets hold of the device: no more than this, so that a table does not keep its own device alive.
-struct Events {
+pub(super) struct Events {
     id: DeviceId,
     count: AtomicU32,
     hook: OnceLock<Wake>,
@@ -116,13 +111,11 @@ impl MappedDevice {
     /// # Errors
     /// What is wrong with the name or the uuid.
     pub fn new(name: &str, uuid: Option<&str>, number: DevNo) -> Result<Arc<MappedDevice>, TargetError> {
-        check_name(name)?;
-        uuid.map_or(Ok(()), check_uuid)?;
         let id = DeviceId::new();
         Ok(Arc::new(MappedDevice {
             id,
             number,
-            names: Mutex::new(Names { name: name.to_owned(), uuid: uuid.map(str::to_owned) }),
+            names: Mutex::new(Names::new(name, uuid)?),
             state: Mutex::default(),
             events: Arc::new(Events { id, count: AtomicU32::new(0), hook: OnceLock::new() }),
         }))
@@ -130,10 +123,6 @@ impl MappedDevice {
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    fn names(&self) -> MutexGuard<'_, Names> {
-        self.names.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Puts `table` into the inactive slot, in the place of what is there. Everything that the first load checks is checked at each.
@@ -231,52 +220,6 @@ impl MappedDevice {
     pub fn clear(&self) {
         let dropped = self.state().inactive.take();
         drop(dropped);
-    }
-
-    /// The name.
-    #[must_use]
-    pub fn name(&self) -> String {
-        self.names().name.clone()
-    }
-
-    /// The uuid.
-    #[must_use]
-    pub fn uuid(&self) -> Option<String> {
-        self.names().uuid.clone()
-    }
-
-    /// Gives the device another name, which the caller knows to be free. Raises an event when there is a live table.
-    ///
-    /// # Errors
-    /// What is wrong with the name.
-    pub fn rename(&self, name: &str) -> Result<(), TargetError> {
-        check_name(name)?;
-        name.clone_into(&mut self.names().name);
-        if self.state().live.is_some() {
-            self.events.event();
-        }
-        Ok(())
-    }
-
-    /// Gives a device without a uuid one, which the caller knows to be free.
-    ///
-    /// # Errors
-    /// What is wrong with the uuid; that there is one already.
-    pub fn set_uuid(&self, uuid: &str) -> Result<(), TargetError> {
-        check_uuid(uuid)?;
-        let mut names = self.names();
-        if let Some(old) = &names.uuid {
-            let name = &names.name;
-            return Err(TargetError::new(format!(
-                "Unable to change uuid of mapped device {name} to {uuid} because uuid is already set to {old}"
-            )));
-        }
-        names.uuid = Some(uuid.to_owned());
-        drop(names);
-        if self.state().live.is_some() {
-            self.events.event();
-        }
-        Ok(())
     }
 
     /// The number.

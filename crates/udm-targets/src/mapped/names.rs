@@ -1,13 +1,82 @@
-//! What a device may be called.
+//! What a device may be called, and is.
 
+use super::MappedDevice;
 use crate::error::TargetError;
+use crate::target::Notify;
+use std::sync::MutexGuard;
 
 /// The longest name in bytes (kernel `DM_NAME_LEN`, less its NUL).
 const NAME_MAX: usize = 127;
 /// The longest uuid in bytes (kernel `DM_UUID_LEN`, less its NUL).
 const UUID_MAX: usize = 128;
 
-pub(super) fn check_name(name: &str) -> Result<(), TargetError> {
+/// The name and the uuid of a device.
+pub(super) struct Names {
+    name: String,
+    uuid: Option<String>,
+}
+
+impl Names {
+    pub fn new(name: &str, uuid: Option<&str>) -> Result<Names, TargetError> {
+        check_name(name)?;
+        uuid.map_or(Ok(()), check_uuid)?;
+        Ok(Names { name: name.to_owned(), uuid: uuid.map(str::to_owned) })
+    }
+}
+
+impl MappedDevice {
+    fn names(&self) -> MutexGuard<'_, Names> {
+        self.names.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.names().name.clone()
+    }
+
+    /// The uuid.
+    #[must_use]
+    pub fn uuid(&self) -> Option<String> {
+        self.names().uuid.clone()
+    }
+
+    /// Gives the device another name, which the caller knows to be free. Raises an event when there is a live table.
+    ///
+    /// # Errors
+    /// What is wrong with the name.
+    pub fn rename(&self, name: &str) -> Result<(), TargetError> {
+        check_name(name)?;
+        name.clone_into(&mut self.names().name);
+        if self.state().live.is_some() {
+            self.events.event();
+        }
+        Ok(())
+    }
+
+    /// Gives a device without a uuid one, which the caller knows to be free.
+    ///
+    /// # Errors
+    /// What is wrong with the uuid; that there is one already.
+    pub fn set_uuid(&self, uuid: &str) -> Result<(), TargetError> {
+        check_uuid(uuid)?;
+        let mut names = self.names();
+        if let Some(old) = &names.uuid {
+            let name = &names.name;
+            return Err(TargetError::new(format!(
+                "Unable to change uuid of mapped device {name} to {uuid} because uuid is already set to {old}"
+            )));
+        }
+        names.uuid = Some(uuid.to_owned());
+        drop(names);
+        if self.state().live.is_some() {
+            self.events.event();
+        }
+        Ok(())
+    }
+}
+
+fn check_name(name: &str) -> Result<(), TargetError> {
     let text = match name {
         "" => "Name not supplied when creating device".to_owned(),
         "control" | "." | ".." => r#"device name cannot be "control", ".", or ".."#.to_owned() + "\"",
@@ -21,7 +90,7 @@ pub(super) fn check_name(name: &str) -> Result<(), TargetError> {
     Err(TargetError::new(text))
 }
 
-pub(super) fn check_uuid(uuid: &str) -> Result<(), TargetError> {
+fn check_uuid(uuid: &str) -> Result<(), TargetError> {
     let text = if uuid.is_empty() {
         "UUID is empty."
     } else if uuid.len() > UUID_MAX {

@@ -1,13 +1,10 @@
-//! What the tests of targets share: disks in memory that fail and hold on demand, cores stepped by hand, a resolver of fixed names.
-//!
-//! Not part of the crate's interface. Locks and allocates freely: it stands in for what is below and above the data path, not for the data path.
+//! A disk in memory that fails and holds on demand.
 
-use crate::target::{DeviceRef, LookupError, Resolver};
-use std::collections::{BTreeMap, VecDeque};
+use super::lock;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{
-    Batch, Bio, BioFlags, Buf, CoreId, CoreState, Cores, Cx, DevNo, Device, DeviceId, Drain, Lane,
-    LaneCommand, Limits, Nanos, Op, OpenError, SECTOR_SIZE, Sector, Sectors, Status,
+    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, Lane, Limits, Op, OpenError, SECTOR_SIZE, Sectors, Status,
 };
 
 /// What a disk was asked to do, in the order in which it did it.
@@ -175,10 +172,6 @@ impl Device for TestDisk {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
-}
-
 struct DiskLane {
     state: Arc<Mutex<DiskState>>,
     queue: VecDeque<Box<Bio>>,
@@ -247,191 +240,5 @@ impl Lane for DiskLane {
 impl Drop for DiskLane {
     fn drop(&mut self) {
         lock(&self.state).opened -= 1;
-    }
-}
-
-/// Cores on one thread, stepped by hand.
-pub struct TestWorld {
-    cores: Vec<CoreState>,
-    mail: Arc<TestCores>,
-    /// The time, for the test to move on.
-    pub now: Nanos,
-    /// When the lanes asked to be polled next, over all steps since the test last set it to [`Nanos::NEVER`].
-    pub wake: Nanos,
-}
-
-/// The inboxes of a [`TestWorld`].
-#[derive(Default)]
-pub struct TestCores {
-    boxes: Vec<Mutex<VecDeque<(DeviceId, LaneCommand)>>>,
-}
-
-impl Cores for TestCores {
-    fn broadcast(&self, device: DeviceId, command: LaneCommand) {
-        for inbox in &self.boxes {
-            lock(inbox).push_back((device, command.clone()));
-        }
-    }
-}
-
-impl TestWorld {
-    /// A world of `cores` cores at time 0.
-    #[must_use]
-    pub fn new(cores: usize) -> TestWorld {
-        let state = |n: usize| CoreState::new(CoreId(n as u16), cores, n as u64, None);
-        let boxes = (0..cores).map(|_| Mutex::default()).collect();
-        TestWorld {
-            cores: (0..cores).map(state).collect(),
-            mail: Arc::new(TestCores { boxes }),
-            now: Nanos(0),
-            wake: Nanos::NEVER,
-        }
-    }
-
-    /// Its inboxes, for those that send commands.
-    #[must_use]
-    pub fn cores(&self) -> Arc<TestCores> {
-        Arc::clone(&self.mail)
-    }
-
-    /// Runs one turn of `core`, which first delivers the commands that wait for it.
-    pub fn turn<R>(&mut self, core: usize, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
-        self.deliver(core);
-        let mut cx = self.cores[core].cx(self.now);
-        let result = f(&mut cx);
-        self.wake = self.wake.min(cx.wake());
-        result
-    }
-
-    /// Delivers the commands that wait for `core` to its lanes' ports.
-    pub fn deliver(&mut self, core: usize) {
-        loop {
-            let next = lock(&self.mail.boxes[core]).pop_front();
-            let Some((device, command)) = next else { return };
-            self.cores[core].ports().deliver(device, &command);
-        }
-    }
-
-    /// Opens `device` on `core`.
-    ///
-    /// # Errors
-    /// The device's own.
-    pub fn open(&mut self, core: usize, device: &dyn Device) -> Result<Box<dyn Lane>, OpenError> {
-        self.turn(core, |cx| device.open(cx))
-    }
-
-    /// Starts `bios` and submits them as one batch.
-    pub fn submit(&mut self, core: usize, lane: &mut dyn Lane, bios: impl IntoIterator<Item = Box<Bio>>) {
-        let mut batch: Batch = bios.into_iter().collect();
-        for bio in &mut batch {
-            bio.start();
-        }
-        self.turn(core, |cx| lane.submit(&mut batch, cx));
-        assert!(batch.is_empty(), "submit leaves the batch empty");
-    }
-
-    /// Polls once; what came back is home.
-    pub fn poll(&mut self, core: usize, lane: &mut dyn Lane) -> Batch {
-        let mut done = Batch::new();
-        self.turn(core, |cx| lane.poll(&mut done, cx));
-        for bio in &mut done {
-            bio.finish();
-        }
-        done
-    }
-
-    /// Submits `bio` alone and polls until it is back.
-    ///
-    /// # Panics
-    /// When it is not back after a thousand polls, or another came back.
-    pub fn run(&mut self, core: usize, lane: &mut dyn Lane, bio: Box<Bio>) -> Box<Bio> {
-        self.submit(core, lane, [bio]);
-        for _ in 0..1000 {
-            let mut done = self.poll(core, lane);
-            assert!(done.len() <= 1, "one bio went down, {} came back", done.len());
-            if let Some(bio) = done.pop() {
-                return bio;
-            }
-        }
-        panic!("the bio did not come back");
-    }
-}
-
-/// A bio without data.
-#[must_use]
-pub fn bare(op: Op, sector: u64, sectors: u64) -> Box<Bio> {
-    let mut bio = Bio::new();
-    (bio.op, bio.sector, bio.sectors) = (op, Sector(sector), Sectors(sectors));
-    bio
-}
-
-/// A read into a buffer of 0xee.
-#[must_use]
-pub fn read(sector: u64, sectors: u64) -> Box<Bio> {
-    let mut buf = Buf::zeroed((sectors * SECTOR_SIZE) as usize);
-    buf.fill(0xee);
-    Bio::read(Sector(sector), Sectors(sectors), buf.into())
-}
-
-/// A write whose sector `i` is full of `fill + i`.
-#[must_use]
-pub fn write(sector: u64, sectors: u64, fill: u8) -> Box<Bio> {
-    let mut buf = Buf::zeroed((sectors * SECTOR_SIZE) as usize);
-    for (i, bytes) in buf.chunks_mut(SECTOR_SIZE as usize).enumerate() {
-        bytes.fill(fill.wrapping_add(i as u8));
-    }
-    Bio::write(Sector(sector), Sectors(sectors), buf.into())
-}
-
-/// The data of `bio` in one piece.
-#[must_use]
-pub fn data(bio: &Bio) -> Vec<u8> {
-    let mut bytes = vec![0; bio.data.len()];
-    bio.data.copy_to(&mut bytes);
-    bytes
-}
-
-/// A resolver of fixed names.
-#[derive(Default)]
-pub struct TestResolver {
-    names: BTreeMap<String, (DevNo, Arc<dyn Device>)>,
-}
-
-impl TestResolver {
-    /// A resolver that knows nothing.
-    #[must_use]
-    pub fn new() -> TestResolver {
-        TestResolver::default()
-    }
-
-    /// The devices of the machine on which the bad tables were recorded: `/dev/nullb0` to `/dev/nullb3` (253:0 to 253:3),
-    /// 2097152 sectors each.
-    #[must_use]
-    pub fn recorded() -> TestResolver {
-        let mut resolver = TestResolver::new();
-        for minor in 0..4 {
-            let disk = TestDisk::null(Limits::new(Sectors(2_097_152)));
-            resolver.add(&format!("/dev/nullb{minor}"), DevNo { major: 253, minor }, disk);
-        }
-        resolver
-    }
-
-    /// Makes `device` known by `name` and by its number.
-    pub fn add(&mut self, name: &str, number: DevNo, device: Arc<dyn Device>) {
-        self.names.insert(number.to_string(), (number, Arc::clone(&device)));
-        self.names.insert(name.to_owned(), (number, device));
-    }
-}
-
-impl Resolver for TestResolver {
-    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
-        match self.names.get(word) {
-            Some((number, device)) => {
-                Ok(DeviceRef { number: *number, name: word.to_owned(), device: Arc::clone(device) })
-            }
-            // What the kernel says of numbers without a device, and of paths without a file.
-            None if word.parse::<DevNo>().is_ok() => Err(LookupError { errno: 6, reason: String::new() }),
-            None => Err(LookupError { errno: 2, reason: String::new() }),
-        }
     }
 }

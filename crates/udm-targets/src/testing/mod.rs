@@ -1,0 +1,97 @@
+//! What the tests of targets share: disks in memory that fail and hold on demand, cores stepped by hand, a resolver of fixed names.
+//!
+//! Not part of the crate's interface. Locks and allocates freely: it stands in for what is below and above the data path, not for the data path.
+
+mod disk;
+mod world;
+
+pub use disk::{Seen, TestDisk};
+pub use world::{TestCores, TestWorld};
+
+use crate::target::{DeviceRef, LookupError, Resolver};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use udm_core::{Bio, Buf, DevNo, Device, Limits, Op, SECTOR_SIZE, Sector, Sectors};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// A bio without data.
+#[must_use]
+pub fn bare(op: Op, sector: u64, sectors: u64) -> Box<Bio> {
+    let mut bio = Bio::new();
+    (bio.op, bio.sector, bio.sectors) = (op, Sector(sector), Sectors(sectors));
+    bio
+}
+
+/// A read into a buffer of 0xee.
+#[must_use]
+pub fn read(sector: u64, sectors: u64) -> Box<Bio> {
+    let mut buf = Buf::zeroed((sectors * SECTOR_SIZE) as usize);
+    buf.fill(0xee);
+    Bio::read(Sector(sector), Sectors(sectors), buf.into())
+}
+
+/// A write whose sector `i` is full of `fill + i`.
+#[must_use]
+pub fn write(sector: u64, sectors: u64, fill: u8) -> Box<Bio> {
+    let mut buf = Buf::zeroed((sectors * SECTOR_SIZE) as usize);
+    for (i, bytes) in buf.chunks_mut(SECTOR_SIZE as usize).enumerate() {
+        bytes.fill(fill.wrapping_add(i as u8));
+    }
+    Bio::write(Sector(sector), Sectors(sectors), buf.into())
+}
+
+/// The data of `bio` in one piece.
+#[must_use]
+pub fn data(bio: &Bio) -> Vec<u8> {
+    let mut bytes = vec![0; bio.data.len()];
+    bio.data.copy_to(&mut bytes);
+    bytes
+}
+
+/// A resolver of fixed names.
+#[derive(Default)]
+pub struct TestResolver {
+    names: BTreeMap<String, (DevNo, Arc<dyn Device>)>,
+}
+
+impl TestResolver {
+    /// A resolver that knows nothing.
+    #[must_use]
+    pub fn new() -> TestResolver {
+        TestResolver::default()
+    }
+
+    /// The devices of the machine on which the bad tables were recorded: `/dev/nullb0` to `/dev/nullb3` (253:0 to 253:3),
+    /// 2097152 sectors each.
+    #[must_use]
+    pub fn recorded() -> TestResolver {
+        let mut resolver = TestResolver::new();
+        for minor in 0..4 {
+            let disk = TestDisk::null(Limits::new(Sectors(2_097_152)));
+            resolver.add(&format!("/dev/nullb{minor}"), DevNo { major: 253, minor }, disk);
+        }
+        resolver
+    }
+
+    /// Makes `device` known by `name` and by its number.
+    pub fn add(&mut self, name: &str, number: DevNo, device: Arc<dyn Device>) {
+        self.names.insert(number.to_string(), (number, Arc::clone(&device)));
+        self.names.insert(name.to_owned(), (number, device));
+    }
+}
+
+impl Resolver for TestResolver {
+    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
+        match self.names.get(word) {
+            Some((number, device)) => {
+                Ok(DeviceRef { number: *number, name: word.to_owned(), device: Arc::clone(device) })
+            }
+            // What the kernel says of numbers without a device, and of paths without a file.
+            None if word.parse::<DevNo>().is_ok() => Err(LookupError { errno: 6, reason: String::new() }),
+            None => Err(LookupError { errno: 2, reason: String::new() }),
+        }
+    }
+}

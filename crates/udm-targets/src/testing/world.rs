@@ -1,0 +1,113 @@
+//! Cores on one thread.
+
+use super::lock;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use udm_core::{Batch, Bio, CoreId, CoreState, Cores, Cx, Device, DeviceId, Lane, LaneCommand, Nanos, OpenError};
+
+/// Cores on one thread, stepped by hand.
+pub struct TestWorld {
+    cores: Vec<CoreState>,
+    mail: Arc<TestCores>,
+    /// The time, for the test to move on.
+    pub now: Nanos,
+    /// When the lanes asked to be polled next, over all steps since the test last set it to [`Nanos::NEVER`].
+    pub wake: Nanos,
+}
+
+/// The inboxes of a [`TestWorld`].
+#[derive(Default)]
+pub struct TestCores {
+    boxes: Vec<Mutex<VecDeque<(DeviceId, LaneCommand)>>>,
+}
+
+impl Cores for TestCores {
+    fn broadcast(&self, device: DeviceId, command: LaneCommand) {
+        for inbox in &self.boxes {
+            lock(inbox).push_back((device, command.clone()));
+        }
+    }
+}
+
+impl TestWorld {
+    /// A world of `cores` cores at time 0.
+    #[must_use]
+    pub fn new(cores: usize) -> TestWorld {
+        let state = |n: usize| CoreState::new(CoreId(n as u16), cores, n as u64, None);
+        let boxes = (0..cores).map(|_| Mutex::default()).collect();
+        TestWorld {
+            cores: (0..cores).map(state).collect(),
+            mail: Arc::new(TestCores { boxes }),
+            now: Nanos(0),
+            wake: Nanos::NEVER,
+        }
+    }
+
+    /// Its inboxes, for those that send commands.
+    #[must_use]
+    pub fn cores(&self) -> Arc<TestCores> {
+        Arc::clone(&self.mail)
+    }
+
+    /// Runs one turn of `core`, which first delivers the commands that wait for it.
+    pub fn turn<R>(&mut self, core: usize, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
+        self.deliver(core);
+        let mut cx = self.cores[core].cx(self.now);
+        let result = f(&mut cx);
+        self.wake = self.wake.min(cx.wake());
+        result
+    }
+
+    /// Delivers the commands that wait for `core` to its lanes' ports.
+    pub fn deliver(&mut self, core: usize) {
+        loop {
+            let next = lock(&self.mail.boxes[core]).pop_front();
+            let Some((device, command)) = next else { return };
+            self.cores[core].ports().deliver(device, &command);
+        }
+    }
+
+    /// Opens `device` on `core`.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn open(&mut self, core: usize, device: &dyn Device) -> Result<Box<dyn Lane>, OpenError> {
+        self.turn(core, |cx| device.open(cx))
+    }
+
+    /// Starts `bios` and submits them as one batch.
+    pub fn submit(&mut self, core: usize, lane: &mut dyn Lane, bios: impl IntoIterator<Item = Box<Bio>>) {
+        let mut batch: Batch = bios.into_iter().collect();
+        for bio in &mut batch {
+            bio.start();
+        }
+        self.turn(core, |cx| lane.submit(&mut batch, cx));
+        assert!(batch.is_empty(), "submit leaves the batch empty");
+    }
+
+    /// Polls once; what came back is home.
+    pub fn poll(&mut self, core: usize, lane: &mut dyn Lane) -> Batch {
+        let mut done = Batch::new();
+        self.turn(core, |cx| lane.poll(&mut done, cx));
+        for bio in &mut done {
+            bio.finish();
+        }
+        done
+    }
+
+    /// Submits `bio` alone and polls until it is back.
+    ///
+    /// # Panics
+    /// When it is not back after a thousand polls, or another came back.
+    pub fn run(&mut self, core: usize, lane: &mut dyn Lane, bio: Box<Bio>) -> Box<Bio> {
+        self.submit(core, lane, [bio]);
+        for _ in 0..1000 {
+            let mut done = self.poll(core, lane);
+            assert!(done.len() <= 1, "one bio went down, {} came back", done.len());
+            if let Some(bio) = done.pop() {
+                return bio;
+            }
+        }
+        panic!("the bio did not come back");
+    }
+}
