@@ -154,6 +154,9 @@ impl PathLane {
         if env.paths[p].barred > 0 && !env.dead {
             env.violate(|| format!("path p{p} was given a {} while the device above is suspended", what()));
         }
+        if env.paths[p].failed && env.paths[p].access.is_some() && !env.dead {
+            env.violate(|| format!("path p{p} has failed, and was given a {}", what()));
+        }
         if !bio.is_in_flight() {
             env.violate(|| format!("path p{p} was given a {} that nobody started", what()));
         }

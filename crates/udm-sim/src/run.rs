@@ -40,7 +40,7 @@ fn catch_texts() {
         std::panic::set_hook(Box::new(move |info| {
             let ours = PANIC.with_borrow_mut(|slot| match slot {
                 Some(text) => {
-                    *text = Some(info.to_string());
+                    *text = Some(info.to_string().replace('\n', " "));
                     true
                 }
                 None => false,

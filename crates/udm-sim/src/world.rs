@@ -408,7 +408,9 @@ impl World {
         let open = &mut self.cores[c].open[i];
         let mut env = lock(&self.env);
         let parked = self.devices[open.device].is_suspended() && !env.dead;
-        for mut bio in self.done.drain(..) {
+        // Those that are left after an error stay where they are: a bio in flight must not be dropped.
+        self.done.reverse();
+        while let Some(mut bio) = self.done.pop() {
             let id = self.model.id(&bio);
             env.trace.add(now, c as u16, Kind::Done, [id, bio.status as u64, 0, 0]);
             bio.finish();
