@@ -146,6 +146,8 @@ fn cores_see_each_others_load() {
         let mut lanes: Vec<_> = (0..2).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
         disks[0].hold(true);
         world.submit(0, &mut *lanes[0], [bare(Op::Read, 0, 8)]);
+        // A core tells the others at the end of its turn.
+        assert!(world.poll(0, &mut *lanes[0]).is_empty());
         for _ in 0..4 {
             world.run(1, &mut *lanes[1], bare(Op::Read, 0, 8));
         }

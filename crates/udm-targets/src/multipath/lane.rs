@@ -129,7 +129,7 @@ impl MultipathLane {
             all_ok &= bio.status.is_ok();
         }
         let sectors = Sectors(sectors);
-        self.router.selector(path.group).end_io(path.place as usize, back, sectors, cx.now);
+        self.router.end_io(path.group, path.place as usize, back, sectors, cx.now);
         self.served[index].served(back.len() as u64, sectors.bytes());
         if !all_ok {
             self.errors(index, done, from);
@@ -185,6 +185,7 @@ impl Lane for MultipathLane {
             self.go_round(done, cx);
         }
         done.append(&mut self.ended);
+        self.router.publish();
         if self.draining == Some(Drain::NoFlush) && !self.parked.is_empty() {
             // Parked behind the last `drain`: the next one hands them back.
             cx.wake_at(cx.now);
@@ -208,7 +209,7 @@ impl Lane for MultipathLane {
             let came = &back[from..];
             path.in_flight -= came.len();
             let sectors = Sectors(came.iter().map(|bio| bio.sectors.0).sum());
-            self.router.selector(path.group).end_io(path.place as usize, came, sectors, cx.now);
+            self.router.end_io(path.group, path.place as usize, came, sectors, cx.now);
             if path.in_flight == 0 {
                 self.busy.swap_remove(i);
             }

@@ -7,6 +7,7 @@
 use super::selector::SelectorLane;
 use super::state::{GroupView, Shared, Word, choose};
 use std::ops::Range;
+use udm_core::{Bio, Nanos, Sectors};
 
 /// A group on this core.
 pub(super) struct GroupLane {
@@ -79,13 +80,34 @@ impl Router {
         self.groups.get_mut(self.group?)
     }
 
-    pub(super) fn selector(&mut self, group: u32) -> &mut dyn SelectorLane {
-        &mut *self.groups[group as usize].selector
+    /// Counts what came back from the path at `place` of `group`.
+    pub(super) fn end_io(
+        &mut self,
+        group: u32,
+        place: usize,
+        done: &[Box<Bio>],
+        sectors: Sectors,
+        now: Nanos,
+    ) {
+        let selector = &mut self.groups[group as usize].selector;
+        selector.end_io(place, done, sectors, now);
+        if self.group != Some(group as usize) {
+            selector.publish();
+        }
+    }
+
+    /// Tells the other cores what has changed in the group in use. The others have told already.
+    pub(super) fn publish(&mut self) {
+        if let Some(group) = self.group() {
+            group.selector.publish();
+        }
     }
 
     /// Brings the lane up to date and chooses the group.
     #[cold]
     pub(super) fn look(&mut self, shared: &Shared) {
+        // The group in use may be another one afterwards, and this one's last word would stay unsaid.
+        self.publish();
         loop {
             let word = shared.word();
             if word.generation() != self.seen.generation() {

@@ -1,15 +1,15 @@
 //! What `queue-length` and `service-time` have in common: the path with the least load, ties to the one not chosen for longest.
 //!
-//! The load of a path is one shared atomic on its own cache line: the sum of what the cores have under way. A lane reads each once a
-//! batch, adds what it chooses to its own copy, and publishes one sum a path and batch; a finished batch takes off one sum a path. So a core
-//! sees the others' load as of their last batch. Relaxed: a load is advice, it publishes nothing. It is never
-//! below zero, because each core adds before it takes off.
+//! The load of a path is one shared atomic on its own cache line: the sum of what the cores have under way. A lane knows its own part to the bio; it
+//! reads the others' once a batch, and publishes once a poll, with one add a path, how its part has changed since the last time. What went down and
+//! came back in between is not published at all. So a core sees the others' load as of their last poll. Relaxed: a load is
+//! advice, it publishes nothing else. It is never below zero, because no lane's part ever is.
 //!
 //! The kernel keeps a list, scans it from the front and moves the winner to the back. Since both comparisons order paths by
 //! a key, the same winner is found by key and time of last choice, and nothing has to be moved.
 
-use crate::bugs::{self, Bug};
 use super::SelectorLane;
+use crate::bugs::{self, Bug};
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,12 +67,25 @@ pub(super) struct LoadLane<S: Loaded> {
     selector: Arc<S>,
     slots: Vec<Slot>,
     clock: u64,
+    /// By path: what this lane has under way.
+    parts: Vec<Part>,
+    /// A part differs from what is published.
+    changed: bool,
+}
+
+/// A lane's part of a path's load.
+#[derive(Clone, Copy, Debug, Default)]
+struct Part {
+    now: u64,
+    published: u64,
 }
 
 impl<S: Loaded> LoadLane<S> {
     pub(super) fn new(selector: Arc<S>) -> LoadLane<S> {
         let paths = selector.loads().0.len();
-        let mut lane = LoadLane { selector, slots: Vec::with_capacity(paths), clock: 0 };
+        let parts = vec![Part::default(); paths];
+        let mut lane =
+            LoadLane { selector, slots: Vec::with_capacity(paths), clock: 0, parts, changed: false };
         (0..paths).for_each(|p| lane.reinstate(p));
         lane
     }
@@ -92,7 +105,8 @@ impl<S: Loaded> SelectorLane for LoadLane<S> {
     fn select(&mut self, batch: &mut Batch, outs: &mut [Batch], chosen: &mut Vec<u32>, _now: Nanos) {
         let loads = &self.selector.loads().0;
         for slot in &mut self.slots {
-            slot.before = loads[slot.path as usize].load(Ordering::Relaxed);
+            let part = self.parts[slot.path as usize];
+            slot.before = loads[slot.path as usize].load(Ordering::Relaxed) - part.published + part.now;
             slot.load = slot.before;
         }
         let (slots, mut clock) = (&mut self.slots[..], self.clock);
@@ -115,16 +129,39 @@ impl<S: Loaded> SelectorLane for LoadLane<S> {
                 continue;
             }
             chosen.push(slot.path);
-            loads[slot.path as usize].fetch_add(slot.load - slot.before, Ordering::Relaxed);
+            self.parts[slot.path as usize].now += slot.load - slot.before;
         }
+        self.changed = true;
     }
 
     fn end_io(&mut self, path: usize, done: &[Box<Bio>], sectors: Sectors, _now: Nanos) {
         if bugs::on(Bug::LoadKeptOnError) && done.iter().any(|bio| !bio.status.is_ok()) {
             return;
         }
-        let total = S::Rule::total(done.len(), sectors);
-        self.selector.loads().0[path].fetch_sub(total, Ordering::Relaxed);
+        self.parts[path].now -= S::Rule::total(done.len(), sectors);
+        self.changed = true;
+    }
+
+    fn publish(&mut self) {
+        if !std::mem::take(&mut self.changed) {
+            return;
+        }
+        for (part, load) in self.parts.iter_mut().zip(&self.selector.loads().0) {
+            if part.now != part.published {
+                // Wraps where it went down.
+                load.fetch_add(part.now.wrapping_sub(part.published), Ordering::Relaxed);
+                part.published = part.now;
+            }
+        }
+    }
+}
+
+impl<S: Loaded> Drop for LoadLane<S> {
+    /// What a lane that goes away had under way is no load any more.
+    fn drop(&mut self) {
+        self.parts.iter_mut().for_each(|part| part.now = 0);
+        self.changed = true;
+        self.publish();
     }
 }
 

@@ -89,6 +89,9 @@ pub trait SelectorLane {
     fn end_io(&mut self, path: usize, done: &[Box<Bio>], sectors: Sectors, now: Nanos) {
         let _ = (path, done, sectors, now);
     }
+
+    /// Tells the other cores what has changed. Called at the end of each poll, and by itself when the lane goes away.
+    fn publish(&mut self) {}
 }
 
 /// The `repeat_count` argument that three selectors take, and none still uses: above 1 it is taken for 1, and 0 is kept for `table`.
