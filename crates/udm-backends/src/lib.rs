@@ -16,7 +16,7 @@ mod ready;
 mod testing;
 
 use std::sync::Arc;
-use udm_core::{Bio, Device, OpenError, Sectors};
+use udm_core::{Bio, Device, OpenError, Sectors, Status};
 use udm_wire::uri::DeviceUri;
 
 /// Opens the device that `uri` names.
@@ -43,7 +43,11 @@ fn unsupported(uri: &DeviceUri, why: &str) -> OpenError {
     OpenError::new(95, format!("{uri}: {why}"))
 }
 
-/// True when the bio's range ends within a device of `size`.
-fn in_range(bio: &Bio, size: Sectors) -> bool {
-    bio.sector.0.checked_add(bio.sectors.0).is_some_and(|end| end <= size.0)
+/// The status of a bio that can't be served on a device of `size`: its range ends beyond it, or its data is not as long as the range. (A
+/// load generator leaves the data out for devices that move none.)
+fn refusal(bio: &Bio, size: Sectors) -> Option<Status> {
+    if bio.sector.0.checked_add(bio.sectors.0).is_none_or(|end| end > size.0) {
+        return Some(Status::IoErr);
+    }
+    (bio.op.has_data() && bio.data.len() as u64 != bio.sectors.bytes()).then_some(Status::Inval)
 }

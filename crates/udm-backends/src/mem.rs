@@ -116,8 +116,8 @@ impl Store {
         if bio.op == Op::Flush {
             return Status::Ok;
         }
-        if !crate::in_range(bio, self.size) {
-            return Status::IoErr;
+        if let Some(status) = crate::refusal(bio, self.size) {
+            return status;
         }
         let mut offset = bio.sector.bytes();
         match bio.op {
@@ -297,6 +297,9 @@ mod tests {
         assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == 7)));
         let beyond = core.run(Bio::read(last, Sectors(16), scattered(8192, &[])));
         assert_eq!(beyond.status, Status::IoErr);
+        for op in [Op::Read, Op::Write] {
+            assert_eq!(core.run(bare(op, 0, 1)).status, Status::Inval, "without data");
+        }
     }
 
     #[test]

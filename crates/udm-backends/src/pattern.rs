@@ -53,8 +53,10 @@ struct Server {
 impl Serve for Server {
     fn serve(&mut self, bio: &mut Bio) -> Status {
         match bio.op {
-            Op::Read if !crate::in_range(bio, self.size) => Status::IoErr,
             Op::Read => {
+                if let Some(status) = crate::refusal(bio, self.size) {
+                    return status;
+                }
                 let mut offset = bio.sector.bytes();
                 for piece in bio.data.iter_mut() {
                     fill(offset, piece);

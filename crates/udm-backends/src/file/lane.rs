@@ -62,13 +62,16 @@ impl FileLane {
 
     /// The status of a request that needs no file to be answered.
     fn answer_now(&self, bio: &Bio) -> Option<Status> {
+        if bio.op == Op::Flush {
+            return self.limits.read_only.then_some(Status::Ok);
+        }
+        if let Some(status) = crate::refusal(bio, self.limits.size) {
+            return Some(status);
+        }
         match bio.op {
-            Op::Flush => self.limits.read_only.then_some(Status::Ok),
-            _ if !crate::in_range(bio, self.limits.size) => Some(Status::IoErr),
-            Op::Read => None,
-            _ if self.limits.read_only => Some(Status::ReadOnly),
+            Op::Write | Op::WriteZeroes | Op::Discard if self.limits.read_only => Some(Status::ReadOnly),
             Op::Discard if self.limits.max_discard == Sectors::ZERO => Some(Status::NotSupp),
-            Op::Write | Op::WriteZeroes | Op::Discard => None,
+            _ => None,
         }
     }
 
@@ -79,7 +82,6 @@ impl FileLane {
             return;
         }
         debug_assert!(!bio.op.has_data() || bio.sectors <= MAX_SECTORS, "longer than announced: {bio:?}");
-        debug_assert!(!bio.op.has_data() || bio.data.len() as u64 == bio.sectors.bytes());
         let key = self.slots.insert(Slot::new(bio, &self.shared));
         self.go_on(key, Segments::new());
     }
