@@ -1,0 +1,280 @@
+//! The comparison that udm stands on: what a layer costs a request, and what the same layer costs behind one lock.
+//!
+//! Everything is measured in one run on the same cores, in turn: a round measures each device once, and the result of a device is the median of its
+//! rounds, so that what disturbs the machine disturbs all alike. Requests carry no data; the null device at the bottom does nothing. Digits
+//! belong to the machine, ratios travel.
+
+use super::cores;
+use super::device::{Table, make_mapped};
+use super::one_mutex::OneMutex;
+use super::stats::Usage;
+use anyhow::{Result, ensure};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde::Serialize;
+use std::fmt::Write;
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+use udm_core::{Batch, Bio, Device, Lane, Sector, Sectors};
+use udm_runtime::{Cluster, CoreOptions, LocalCore};
+use udm_wire::uri;
+
+/// The devices, in order. Those with a table are mapped devices as `udm serve` makes them.
+const NULL: &str = "null";
+const QUEUE_LENGTH: &str = "queue-length";
+const ONE_MUTEX: &str = "one mutex";
+const NAMES: [&str; 6] = [NULL, "linear", "round-robin", QUEUE_LENGTH, "service-time", ONE_MUTEX];
+
+/// Two devices that do nothing, told apart by their size.
+const PATHS: [&str; 2] = [
+    "null:size=4G,submit_queues=1024,hw_queue_depth=10240",
+    "null:size=5G,submit_queues=1024,hw_queue_depth=10240",
+];
+
+/// Sectors of the tables, and of a request.
+const LEN: u64 = 4 << 21;
+const REQUEST: u64 = 8;
+
+/// How much to measure.
+#[derive(Debug, Clone)]
+pub struct CompareOptions {
+    /// Requests in flight, a core.
+    pub depths: Vec<usize>,
+    /// How many cores.
+    pub cores: Vec<usize>,
+    /// How often each device is measured.
+    pub rounds: usize,
+    /// How many requests each time, a core.
+    pub requests: u64,
+}
+
+impl CompareOptions {
+    /// About two seconds.
+    pub fn quick() -> CompareOptions {
+        CompareOptions { depths: vec![1, 32], cores: vec![1, 2], rounds: 5, requests: 100_000 }
+    }
+
+    /// A minute or two.
+    pub fn full() -> CompareOptions {
+        CompareOptions { depths: vec![1, 32, 128], cores: vec![1, 2], rounds: 21, requests: 500_000 }
+    }
+}
+
+/// What one device came to.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Which device.
+    pub device: &'static str,
+    /// Requests in flight, a core.
+    pub depth: usize,
+    /// How many cores.
+    pub cores: usize,
+    /// Nanoseconds a request, as one core sees it.
+    pub ns: f64,
+    /// How many of them the layer adds to the null device.
+    pub added_ns: f64,
+    /// `ns` as a multiple of the null device's.
+    pub ratio: f64,
+    /// Context switches in a million requests, wanted and not.
+    pub switches: f64,
+}
+
+/// What a comparison came to.
+#[derive(Debug, Clone, Serialize)]
+pub struct Comparison {
+    /// A row for each device, by cores and depth.
+    pub rows: Vec<Row>,
+}
+
+/// Measures layers over a null device against each other and against the same layer behind one lock. Numbers of cores that this machine does not have are left out.
+///
+/// # Errors
+/// When cores or devices can't be had.
+pub fn compare(options: &CompareOptions) -> Result<Comparison> {
+    ensure!(options.rounds > 0 && options.requests > 0, "nothing to measure");
+    let cpus = cpus();
+    let mut rows = Vec::new();
+    for &cores in options.cores.iter().filter(|&&n| n <= cpus.len().max(1)) {
+        let threads: Vec<_> =
+            (0..cores).map(|i| CoreOptions { cpu: cpus.get(i).copied(), ..CoreOptions::default() }).collect();
+        let barrier = Barrier::new(cores);
+        let measured = cores::run(&threads, devices, |core, lanes| measure(core, lanes, options, &barrier))?;
+        for (d, &depth) in options.depths.iter().enumerate() {
+            rows.extend(summary(depth, cores, options, &measured, d));
+        }
+    }
+    Ok(Comparison { rows })
+}
+
+/// The CPUs that this process may use.
+fn cpus() -> Vec<usize> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
+}
+
+/// Each of [`NAMES`].
+fn devices(cluster: &Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>> {
+    let [a, b] = PATHS;
+    let null = |path| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(path)?)?) };
+    let multipath =
+        |selector: &str, paths: String| format!("0 {LEN} multipath 0 0 1 1 {selector} 0 2 {paths}");
+    let tables = [
+        ("linear", format!("0 {LEN} linear {a} 0")),
+        ("round-robin", multipath("round-robin", format!("1 {a} 1 {b} 1"))),
+        (QUEUE_LENGTH, multipath("queue-length", format!("1 {a} 1 {b} 1"))),
+        ("service-time", multipath("service-time", format!("2 {a} 1 1 {b} 1 1"))),
+    ];
+    let tables: Vec<_> = tables.map(|(name, text)| Table { name: name.into(), text }).into();
+    let mut devices = vec![null(a)?];
+    devices.extend(make_mapped(cluster, &tables)?);
+    devices.push(Arc::new(OneMutex::new(vec![null(a)?, null(b)?])));
+    debug_assert_eq!(devices.len(), NAMES.len());
+    Ok(devices)
+}
+
+/// One measurement of one device on one core.
+#[derive(Clone, Copy)]
+struct Measured {
+    ns: f64,
+    switches: u64,
+}
+
+/// By depth, device and round.
+type OfCore = Vec<Vec<Vec<Measured>>>;
+
+fn measure(
+    core: &mut LocalCore,
+    mut lanes: Vec<Box<dyn Lane>>,
+    options: &CompareOptions,
+    barrier: &Barrier,
+) -> OfCore {
+    let mut load = Load::new(u64::from(core.id().0));
+    let all = options.depths.iter().map(|&depth| {
+        load.set_depth(depth);
+        let mut of_depth = vec![Vec::with_capacity(options.rounds); lanes.len()];
+        // One round more than is counted: the first warms up.
+        for round in 0..=options.rounds {
+            for (lane, out) in lanes.iter_mut().zip(&mut of_depth) {
+                barrier.wait();
+                let measured = load.run(core, &mut **lane, options.requests);
+                if round > 0 {
+                    out.push(measured);
+                }
+            }
+        }
+        of_depth
+    });
+    all.collect()
+}
+
+/// The load: the same bios over and over, to random places.
+struct Load {
+    idle: Batch,
+    batch: Batch,
+    done: Batch,
+    rng: SmallRng,
+}
+
+impl Load {
+    fn new(seed: u64) -> Load {
+        Load {
+            idle: Batch::new(),
+            batch: Batch::new(),
+            done: Batch::new(),
+            rng: SmallRng::seed_from_u64(seed),
+        }
+    }
+
+    fn set_depth(&mut self, depth: usize) {
+        self.idle.resize_with(depth, Bio::new);
+    }
+
+    fn run(&mut self, core: &mut LocalCore, lane: &mut dyn Lane, requests: u64) -> Measured {
+        let (mut left, mut in_flight) = (requests, 0);
+        let (before, begin) = (Usage::now(), core.clock());
+        loop {
+            core.turn(|cx| {
+                lane.poll(&mut self.done, cx);
+                in_flight -= self.done.len();
+                for mut bio in self.done.drain(..) {
+                    bio.finish();
+                    self.idle.push(bio);
+                }
+                while left > 0
+                    && let Some(mut bio) = self.idle.pop()
+                {
+                    left -= 1;
+                    bio.sector = Sector((self.rng.next_u64() % (LEN / REQUEST)) * REQUEST);
+                    bio.sectors = Sectors(REQUEST);
+                    bio.started = cx.now;
+                    bio.start();
+                    self.batch.push(bio);
+                }
+                in_flight += self.batch.len();
+                lane.submit(&mut self.batch, cx);
+            });
+            if left == 0 && in_flight == 0 {
+                break;
+            }
+        }
+        let took = core.clock().since(begin).0;
+        let switches = Usage::now().since(&before, Duration::ZERO).switches;
+        Measured { ns: took as f64 / requests as f64, switches }
+    }
+}
+
+fn summary(depth: usize, cores: usize, options: &CompareOptions, measured: &[OfCore], d: usize) -> Vec<Row> {
+    let ns = |device: usize| -> f64 {
+        // A round's result is the mean of its cores.
+        let round = |r: usize| measured.iter().map(|core| core[d][device][r].ns).sum::<f64>() / cores as f64;
+        let mut rounds: Vec<f64> = (0..options.rounds).map(round).collect();
+        rounds.sort_by(f64::total_cmp);
+        rounds[rounds.len() / 2]
+    };
+    let null = ns(0);
+    let row = |(i, device): (usize, &'static str)| {
+        let switches: u64 = measured.iter().flat_map(|core| &core[d][i]).map(|m| m.switches).sum();
+        let requests = (options.requests * (options.rounds * cores) as u64) as f64;
+        let ns = ns(i);
+        Row {
+            device,
+            depth,
+            cores,
+            ns,
+            added_ns: ns - null,
+            ratio: ns / null,
+            switches: switches as f64 * 1e6 / requests,
+        }
+    };
+    NAMES.into_iter().enumerate().map(row).collect()
+}
+
+impl Comparison {
+    /// The rows for people, with what the lock costs under each block.
+    pub fn table(&self) -> String {
+        let mut out = String::new();
+        for block in self.rows.chunk_by(|a, b| (a.cores, a.depth) == (b.cores, b.depth)) {
+            // Writing to a string can't fail.
+            let _ = block_text(&mut out, block);
+        }
+        out
+    }
+}
+
+fn block_text(out: &mut String, block: &[Row]) -> std::fmt::Result {
+    let Some(first) = block.first() else { return Ok(()) };
+    let s = if first.cores == 1 { "" } else { "s" };
+    let title = format!("{} core{s}, depth {}", first.cores, first.depth);
+    writeln!(out, "{title:<20} {:>11} {:>8} {:>8} {:>14}", "ns/request", "added", "x null", "switches/1e6")?;
+    for r in block {
+        let device = if r.device == NULL { "null".into() } else { format!("  {}", r.device) };
+        let added = if r.device == NULL { String::new() } else { format!("{:+.1}", r.added_ns) };
+        writeln!(out, "{device:<20} {:>11.1} {added:>8} {:>8.2} {:>14.1}", r.ns, r.ratio, r.switches)?;
+    }
+    let added = |name| block.iter().find(|r| r.device == name).map_or(0.0, |r| r.added_ns);
+    let (ours, locked) = (added(QUEUE_LENGTH), added(ONE_MUTEX));
+    if ours > 0.0 && locked > 0.0 {
+        writeln!(out, "{:<20} the lock adds {:.1} times what udm's queue-length adds", "", locked / ours)?;
+    }
+    writeln!(out)
+}

@@ -1,0 +1,103 @@
+//! Threads that are cores, for as long as a measurement takes.
+//!
+//! A device can only be made when the cores are there: its table is taken up by each of them. So the threads attach first and take turns until the
+//! device is ready, then open their lanes, and begin together.
+
+use anyhow::{Context, Result, anyhow};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread;
+use udm_core::{CoreId, Cores, Device, DeviceId, Lane, LaneCommand};
+use udm_runtime::{Cluster, CoreOptions, LocalCore};
+
+/// What the threads wait for; the sender of `None` calls it off.
+struct Gate<T>(OnceLock<Option<T>>);
+
+impl<T: Clone> Gate<T> {
+    fn new() -> Gate<T> {
+        Gate(OnceLock::new())
+    }
+
+    fn open(&self, value: Option<T>, cluster: &Cluster) {
+        let _ = self.0.set(value);
+        // A command for a device that nobody has: a core that sleeps wakes up, and that is all.
+        cluster.broadcast(DeviceId::new(), LaneCommand::Kick);
+    }
+
+    fn wait(&self, core: &mut LocalCore) -> Option<T> {
+        loop {
+            core.turn(|_| ());
+            if let Some(value) = self.0.get() {
+                return value.clone();
+            }
+            core.park();
+        }
+    }
+}
+
+/// Runs `work` on each of `options.len()` cores, with the core's lanes of the devices that `make` makes. Gives back what each core has to say.
+///
+/// # Errors
+/// When a core, a device or a lane can't be had. Nothing has run then.
+pub fn run<T: Send>(
+    options: &[CoreOptions],
+    make: impl FnOnce(&Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>>,
+    work: impl Fn(&mut LocalCore, Vec<Box<dyn Lane>>) -> T + Sync,
+) -> Result<Vec<T>> {
+    let cluster = Cluster::new(options.len()).context("cores")?;
+    let (devices, start) = (Gate::<Vec<Arc<dyn Device>>>::new(), Gate::<()>::new());
+    thread::scope(|scope| {
+        let (said, answers) = mpsc::channel::<Result<()>>();
+        let threads: Vec<_> = options
+            .iter()
+            .enumerate()
+            .map(|(i, options)| {
+                let (cluster, said) = (&cluster, said.clone());
+                let (devices, start, work) = (&devices, &start, &work);
+                scope.spawn(move || {
+                    let attached = LocalCore::attach(cluster, CoreId(i as u16), options.clone());
+                    let mut core = match attached.with_context(|| format!("core {i}")) {
+                        Ok(core) => core,
+                        Err(error) => return answer(&said, Err(error)),
+                    };
+                    answer::<()>(&said, Ok(()));
+                    let devices = devices.wait(&mut core)?;
+                    let lanes = devices.iter().map(|d| core.open(&**d)).collect::<Result<Vec<_>, _>>();
+                    let lanes = match lanes {
+                        Ok(lanes) => lanes,
+                        Err(error) => return answer(&said, Err(anyhow!(error))),
+                    };
+                    answer::<()>(&said, Ok(()));
+                    start.wait(&mut core)?;
+                    Some(work(&mut core, lanes))
+                })
+            })
+            .collect();
+        drop(said);
+        let all =
+            || -> Result<()> { options.iter().try_for_each(|_| answers.recv().context("a core ended")?) };
+        let made = all().and_then(|()| make(&cluster));
+        let opened = match made {
+            Ok(made) => {
+                devices.open(Some(made), &cluster);
+                all()
+            }
+            Err(error) => {
+                devices.open(None, &cluster);
+                Err(error)
+            }
+        };
+        start.open(opened.is_ok().then_some(()), &cluster);
+        let results: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
+        opened?;
+        results
+            .into_iter()
+            .map(|r| r.map_err(|_| anyhow!("a core panicked"))?.context("a core ended"))
+            .collect()
+    })
+}
+
+/// Says how it went; the receiver may be gone already when another core has failed.
+fn answer<T>(said: &mpsc::Sender<Result<()>>, result: Result<()>) -> Option<T> {
+    let _ = said.send(result);
+    None
+}

@@ -1,0 +1,109 @@
+//! Makes the device that is measured.
+
+use crate::cli::TableArg;
+use crate::serve::explain;
+use crate::verbs::read_table;
+use anyhow::{Context, Result, bail};
+use std::sync::Arc;
+use udm_control::{Registry, verbs};
+use udm_core::Device;
+use udm_runtime::Cluster;
+use udm_wire::uri::{self, DeviceUri};
+
+/// A device and its table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    pub name: String,
+    pub text: String,
+}
+
+/// One `--device`.
+#[derive(Debug, PartialEq, Eq)]
+enum Named {
+    Table { name: String, table: TableArg },
+    Uri(DeviceUri),
+}
+
+/// The last device of `words`; those before it are there for its table.
+///
+/// # Errors
+/// One line that says which device and why; for a table the caret shows the word.
+pub fn make(cluster: &Arc<Cluster>, words: &[String]) -> Result<Arc<dyn Device>> {
+    let mut tables = Vec::new();
+    let mut last = None;
+    for word in words {
+        last = match named(word)? {
+            Named::Uri(uri) => Some(uri),
+            Named::Table { name, table } => {
+                let text = match table {
+                    TableArg::Text(text) => text,
+                    TableArg::File(file) => read_table(&file).with_context(|| name.clone())?,
+                };
+                tables.push(Table { name, text });
+                None
+            }
+        };
+    }
+    let devices = make_mapped(cluster, &tables)?;
+    match (last, devices.last()) {
+        (Some(DeviceUri::Mapped(name)), _) => {
+            let at = tables.iter().position(|t| t.name == name);
+            at.map(|at| Arc::clone(&devices[at]))
+                .with_context(|| format!("@{name}: no --device of that name"))
+        }
+        (Some(uri), _) => udm_backends::open(&uri).map_err(Into::into),
+        (None, Some(device)) => Ok(Arc::clone(device)),
+        (None, None) => bail!("bench: no device"),
+    }
+}
+
+/// Mapped devices with these tables, loaded and resumed on the cores of `cluster`, which must be taking turns.
+///
+/// # Errors
+/// The table's own.
+pub fn make_mapped(cluster: &Arc<Cluster>, tables: &[Table]) -> Result<Vec<Arc<dyn Device>>> {
+    let registry = Registry::new(cluster.clone(), cluster.len());
+    // The verbs are futures that need no reactor.
+    let control = tokio::runtime::Builder::new_current_thread().build().context("control")?;
+    let make = |Table { name, text }: &Table| -> Result<Arc<dyn Device>> {
+        control.block_on(verbs::create(&registry, name, None, Some(text))).map_err(|e| explain(&e, text))?;
+        Ok(Arc::clone(&registry.find(name)?.device) as Arc<dyn Device>)
+    };
+    tables.iter().map(make).collect()
+}
+
+/// `NAME=TABLE`, `NAME=@FILE`, or a URI or path. A table has spaces, and a name has nothing that makes a URI or a path.
+fn named(word: &str) -> Result<Named> {
+    if let Some((name, table)) = word.split_once('=')
+        && !name.is_empty()
+        && !name.contains([':', '/', '?'])
+        && (table.starts_with('@') || table.contains(char::is_whitespace))
+    {
+        let table = match table.strip_prefix('@') {
+            Some(file) => TableArg::File(file.into()),
+            None => TableArg::Text(table.to_owned()),
+        };
+        return Ok(Named::Table { name: name.to_owned(), table });
+    }
+    Ok(Named::Uri(uri::parse(word).with_context(|| format!("--device {word}"))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_and_uris_are_told_apart() {
+        for table in ["d=0 8 zero", "d=\t0 8 linear null:size=1M 0", "d=0 8 linear /a 0"] {
+            let (name, text) = table.split_once('=').unwrap();
+            let want = Named::Table { name: name.into(), table: TableArg::Text(text.into()) };
+            assert_eq!(named(table).unwrap(), want);
+        }
+        let file = Named::Table { name: "d".into(), table: TableArg::File("/x".into()) };
+        assert_eq!(named("d=@/x").unwrap(), file);
+        for word in ["null:size=1M", "mem:1G", "/tmp/a=b c", "file:a=b%20c?direct=on", "@d"] {
+            assert!(matches!(named(word).unwrap(), Named::Uri(_)), "{word}");
+        }
+        assert!(named("nul:1").is_err());
+    }
+}

@@ -1,0 +1,147 @@
+//! The report in fio's JSON layout.
+
+use super::options::{BenchArgs, ReadWrite};
+use super::report::{
+    BATCH_NAMES, CLASSES, DEPTH_NAMES, Entry, PERCENTILES, latency_shares, percentages, rates,
+};
+use super::stats::{Direction, Latency, Stats};
+use serde_json::{Map, Value, json};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The whole report.
+pub fn report(args: &BenchArgs, entries: &[Entry]) -> Value {
+    let now = SystemTime::now();
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    json!({
+        "fio version": concat!("udm-", env!("CARGO_PKG_VERSION")),
+        "timestamp": since.as_secs(),
+        "timestamp_ms": since.as_millis() as u64,
+        "time": httpdate::fmt_http_date(now),
+        "jobs": entries.iter().map(|e| job(args, e)).collect::<Vec<_>>(),
+    })
+}
+
+fn job(args: &BenchArgs, entry: &Entry) -> Value {
+    let stats = &entry.stats;
+    let [read, write, trim] = &stats.directions;
+    let u = &stats.usage;
+    let ms = stats.runtime.0.div_ceil(1_000_000);
+    let mut job = json!({
+        "jobname": entry.name,
+        "groupid": 0,
+        "error": entry.failure.as_ref().map_or(0, |f| f.errno),
+        "eta": 0,
+        "elapsed": ms.div_ceil(1000),
+        "job options": options(args),
+        "read": direction(read),
+        "write": direction(write),
+        "trim": direction(trim),
+        "sync": { "total_ios": stats.sync.count(), "lat_ns": latency(&stats.sync, true) },
+        "job_runtime": u.of.as_millis() as u64,
+        "usr_cpu": u.percent(u.user),
+        "sys_cpu": u.percent(u.system),
+        "ctx": u.switches,
+        "majf": u.major_faults,
+        "minf": u.minor_faults,
+        "iodepth_level": named(&DEPTH_NAMES, percentages(&stats.depths)),
+        "iodepth_submit": named(&BATCH_NAMES, percentages(&stats.submits.0)),
+        "iodepth_complete": named(&BATCH_NAMES, percentages(&stats.completes.0)),
+        "latency_depth": args.iodepth,
+        "latency_target": 0,
+        "latency_percentile": 100.0,
+        "latency_window": 0,
+    });
+    if let Value::Object(job) = &mut job {
+        latency_classes(job, stats);
+    }
+    job
+}
+
+fn options(args: &BenchArgs) -> Value {
+    let mut options = json!({
+        "name": args.name,
+        "ioengine": "udm",
+        "device": args.devices.last(),
+        "rw": args.rw.name(),
+        "bs": args.bs.to_string(),
+        "iodepth": args.iodepth.to_string(),
+        "numjobs": args.numjobs.to_string(),
+    });
+    if let Value::Object(map) = &mut options {
+        if let Some(runtime) = args.runtime {
+            map.insert("runtime".into(), json!(format!("{}ms", runtime.as_millis())));
+        }
+        if matches!(args.rw, ReadWrite::Rw | ReadWrite::Randrw) {
+            map.insert("rwmixread".into(), json!(args.rwmixread.to_string()));
+        }
+        for (name, on) in
+            [("time_based", args.time_based), ("norandommap", args.norandommap), ("bare", args.bare)]
+        {
+            if on {
+                map.insert(name.into(), json!("1"));
+            }
+        }
+    }
+    options
+}
+
+fn direction(d: &Direction) -> Value {
+    let (bytes, ios) = rates(d);
+    let none = json!({ "min": 0, "max": 0, "mean": 0.0, "stddev": 0.0, "N": 0 });
+    let (bw, iops) = (&d.bandwidth, &d.iops);
+    json!({
+        "io_bytes": d.bytes,
+        "io_kbytes": d.bytes / 1024,
+        "bw_bytes": bytes as u64,
+        "bw": (bytes / 1024.0) as u64,
+        "iops": ios,
+        "runtime": d.runtime.0.div_ceil(1_000_000),
+        "total_ios": d.ios,
+        "short_ios": 0,
+        "drop_ios": 0,
+        "slat_ns": none,
+        "clat_ns": latency(&d.latency, true),
+        "lat_ns": latency(&d.latency, false),
+        "bw_min": bw.min as u64,
+        "bw_max": bw.max as u64,
+        "bw_agg": if bw.count > 0 { 100.0 } else { 0.0 },
+        "bw_mean": bw.mean,
+        "bw_dev": bw.stdev(),
+        "bw_samples": bw.count,
+        "iops_min": iops.min as u64,
+        "iops_max": iops.max as u64,
+        "iops_mean": iops.mean,
+        "iops_stddev": iops.stdev(),
+        "iops_samples": iops.count,
+    })
+}
+
+fn latency(l: &Latency, percentiles: bool) -> Value {
+    let mut value =
+        json!({ "min": l.min(), "max": l.max, "mean": l.mean(), "stddev": l.stdev(), "N": l.count() });
+    if percentiles
+        && l.count() > 0
+        && let Value::Object(map) = &mut value
+    {
+        let all = PERCENTILES.map(|p| (format!("{p:.6}"), json!(l.histogram.value_at_percentile(p))));
+        map.insert("percentile".into(), Value::Object(all.into_iter().collect()));
+    }
+    value
+}
+
+fn named<T: Into<Value>, const N: usize>(names: &[&str; N], values: [T; N]) -> Value {
+    Value::Object(names.iter().map(|n| (*n).to_owned()).zip(values.map(Into::into)).collect())
+}
+
+fn latency_classes(job: &mut Map<String, Value>, stats: &Stats) {
+    let (shares, second, more) = latency_shares(stats);
+    for (unit, shares) in ["latency_ns", "latency_us", "latency_ms"].into_iter().zip(shares) {
+        let mut classes: Map<String, Value> =
+            CLASSES.iter().zip(shares).map(|(end, share)| (end.to_string(), json!(share))).collect();
+        if unit == "latency_ms" {
+            classes.insert("2000".into(), json!(second));
+            classes.insert(">=2000".into(), json!(more));
+        }
+        job.insert(unit.into(), Value::Object(classes));
+    }
+}

@@ -1,0 +1,296 @@
+//! What `udm bench` is asked for: fio's options by fio's names, as far as they mean something here.
+
+use crate::cli::{CpuList, cpu_list};
+use anyhow::{Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use std::time::Duration;
+use udm_core::{Limits, Op};
+use udm_wire::size;
+
+/// The most memory in bytes that the data of all requests may take.
+const DATA_MAX: u64 = 16 << 30;
+
+/// The longest request in bytes: its data is one buffer.
+const BS_MAX: u64 = udm_buf::MAX_LEN as u64;
+
+/// `udm bench`.
+#[derive(Debug, Clone, Args)]
+#[command(rename_all = "snake_case")]
+#[command(after_help = "\
+Each job is a thread that drives the device itself, as a core of udm. Latencies come from one clock reading a turn: requests that finish in one \
+poll have the same end, and a latency shorter than a turn shows as a turn.\n\n\
+Examples:\n  udm bench --device d='0 8388608 linear null:size=4G 0' --rw randread --bs 4k --iodepth 32 --runtime 5 --time_based\n  \
+udm bench --device mem:1G --rw randwrite --verify crc32c\n  udm bench --compare")]
+pub struct BenchArgs {
+    /// What to measure: a device with its table, or a URI or path. Of several the last is measured, and its table may name the others as @NAME
+    #[arg(long = "device", value_name = "NAME=TABLE|URI", required_unless_present = "compare")]
+    pub devices: Vec<String>,
+    /// Compare layers over a null device with each other and with the same layer behind one lock
+    #[arg(long, conflicts_with = "devices")]
+    pub compare: bool,
+    /// With --compare: seconds instead of minutes
+    #[arg(long, requires = "compare")]
+    pub quick: bool,
+    /// The name of the job in the report
+    #[arg(long, value_name = "NAME", default_value = "bench")]
+    pub name: String,
+    /// The kind of load
+    #[arg(long, alias = "readwrite", value_enum, default_value_t = ReadWrite::Read)]
+    pub rw: ReadWrite,
+    /// Of a mixed load, how many percent are reads
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub rwmixread: u8,
+    /// The length of a request
+    #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k", value_parser = bytes)]
+    pub bs: u64,
+    /// Requests in flight, a job
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub iodepth: u32,
+    /// The most requests that are submitted at once [default: as many as there is room for]
+    #[arg(long, alias = "iodepth_batch_submit", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub iodepth_batch: Option<u32>,
+    /// Jobs, a thread each
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub numjobs: u16,
+    /// How much of the device to use, and how much each job moves [default: all of it]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub size: Option<u64>,
+    /// Stop after this time, in seconds (or 500ms, 2m)
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub runtime: Option<Duration>,
+    /// Run for the whole --runtime, over the same blocks again if need be
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
+    pub time_based: Switch,
+    /// Measure nothing for this long first
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = time)]
+    pub ramp_time: Duration,
+    /// Draw random blocks without seeing to it that each comes once before any comes again
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
+    pub norandommap: Switch,
+    /// Draw the same blocks in every run
+    #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = switch)]
+    pub randrepeat: Switch,
+    /// What to draw them from; implies --randrepeat
+    #[arg(long, value_name = "N")]
+    pub randseed: Option<u64>,
+    /// Stop after so many requests, a job
+    #[arg(long, value_name = "N")]
+    pub number_ios: Option<u64>,
+    /// Flush after so many writes
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub fsync: u32,
+    /// Write blocks that can be told apart and read them back, or check those that are there (--rw read). Each job has a part of the device then
+    #[arg(long, value_enum)]
+    pub verify: Option<Verify>,
+    /// Requests carry no memory. For devices that move none (null:), so that clearing it is not measured
+    #[arg(long)]
+    pub bare: bool,
+    /// CPUs to pin the jobs to, in turn
+    #[arg(long, value_name = "LIST", value_parser = cpu_list)]
+    pub cpus_allowed: Option<CpuList>,
+    /// One report for all jobs
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
+    pub group_reporting: Switch,
+    /// How to print the report
+    #[arg(long = "output-format", value_name = "FORMAT", value_enum, default_value_t = Format::Normal)]
+    pub output_format: Format,
+    /// Print JSON, in fio's layout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A flag that fio also takes with a value.
+pub type Switch = bool;
+
+/// Kinds of load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReadWrite {
+    /// Reads, in order
+    Read,
+    /// Writes, in order
+    Write,
+    /// Discards, in order
+    Trim,
+    /// Reads of random blocks
+    Randread,
+    /// Writes of random blocks
+    Randwrite,
+    /// Discards of random blocks
+    Randtrim,
+    /// Reads and writes, in order
+    #[value(alias = "readwrite")]
+    Rw,
+    /// Reads and writes of random blocks
+    Randrw,
+}
+
+/// How written data is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Verify {
+    /// A header and a checksum in each block
+    Crc32c,
+}
+
+/// How a report is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// fio's summary
+    Normal,
+    /// fio's JSON
+    Json,
+}
+
+impl ReadWrite {
+    /// True when the blocks come in random order.
+    pub fn is_random(self) -> bool {
+        matches!(self, ReadWrite::Randread | ReadWrite::Randwrite | ReadWrite::Randtrim | ReadWrite::Randrw)
+    }
+
+    /// The only operation of the load; `None` for a mix of reads and writes.
+    pub fn op(self) -> Option<Op> {
+        match self {
+            ReadWrite::Read | ReadWrite::Randread => Some(Op::Read),
+            ReadWrite::Write | ReadWrite::Randwrite => Some(Op::Write),
+            ReadWrite::Trim | ReadWrite::Randtrim => Some(Op::Discard),
+            ReadWrite::Rw | ReadWrite::Randrw => None,
+        }
+    }
+
+    /// As fio spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ReadWrite::Read => "read",
+            ReadWrite::Write => "write",
+            ReadWrite::Trim => "trim",
+            ReadWrite::Randread => "randread",
+            ReadWrite::Randwrite => "randwrite",
+            ReadWrite::Randtrim => "randtrim",
+            ReadWrite::Rw => "rw",
+            ReadWrite::Randrw => "randrw",
+        }
+    }
+}
+
+/// The part of the device that one job uses, in blocks of `bs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// The first block.
+    pub first: u64,
+    /// How many.
+    pub blocks: u64,
+}
+
+impl BenchArgs {
+    /// Checks what does not depend on the device.
+    ///
+    /// # Errors
+    /// One line that names the option.
+    pub fn check(&self) -> Result<()> {
+        ensure!(self.bs.is_multiple_of(512) && self.bs > 0, "bs={}: not a multiple of 512", self.bs);
+        ensure!(self.bs <= BS_MAX, "bs={}: more than {BS_MAX}", self.bs);
+        let data = self.bs * u64::from(self.iodepth) * u64::from(self.numjobs);
+        ensure!(
+            self.bare || self.has_no_data() || data <= DATA_MAX,
+            "bs * iodepth * numjobs: {data} bytes of data, more than {DATA_MAX}"
+        );
+        ensure!(!self.time_based || self.runtime.is_some(), "time_based needs runtime");
+        ensure!(self.number_ios != Some(0), "number_ios must be at least 1");
+        if self.verify.is_some() {
+            ensure!(!self.has_no_data(), "verify: a {} carries no data", self.rw.name());
+            ensure!(!self.bare, "verify and bare exclude each other");
+        }
+        Ok(())
+    }
+
+    fn has_no_data(&self) -> bool {
+        self.rw.op() == Some(Op::Discard)
+    }
+
+    /// The region of each job on a device of these limits.
+    ///
+    /// # Errors
+    /// When the device is too small for the load, or can't take it.
+    pub fn regions(&self, limits: &Limits) -> Result<Vec<Region>> {
+        let block = u64::from(limits.logical_block);
+        ensure!(
+            self.bs.is_multiple_of(block),
+            "bs={}: not a multiple of the device's block of {block}",
+            self.bs
+        );
+        for op in Op::ALL.iter().filter(|op| self.does(**op)) {
+            let max = limits.max_for(*op).bytes();
+            ensure!(max > 0, "the device takes no {op:?}");
+            ensure!(self.bs <= max, "bs={}: the device takes {max} at most", self.bs);
+            ensure!(!op.is_write() || !limits.read_only, "the device is read-only");
+        }
+        if let Some(size) = self.size
+            && size > limits.size.bytes()
+        {
+            bail!("size={size}: the device has {}", limits.size.bytes());
+        }
+        let blocks = self.size.unwrap_or(limits.size.bytes()) / self.bs;
+        let jobs = u64::from(self.numjobs);
+        let share = if self.verify.is_some() { blocks / jobs } else { blocks };
+        ensure!(share > 0, "bs={}: more than there is of the device", self.bs);
+        let first = |job| if self.verify.is_some() { share * job } else { 0 };
+        Ok((0..jobs).map(|job| Region { first: first(job), blocks: share }).collect())
+    }
+
+    /// Whether the load has such requests.
+    fn does(&self, op: Op) -> bool {
+        match (self.rw.op(), op) {
+            (None, Op::Read) => self.rwmixread > 0 || self.verify.is_some(),
+            (None, Op::Write) => self.rwmixread < 100,
+            (only, op) => only == Some(op),
+        }
+    }
+
+    /// What the jobs draw their blocks from.
+    pub fn seed(&self) -> u64 {
+        match self.randseed {
+            Some(seed) => seed,
+            // The same number in every run is what the option is for; which one is of no matter.
+            None if self.randrepeat => 0x89,
+            None => rand::random(),
+        }
+    }
+
+    /// How the report is printed.
+    pub fn format(&self) -> Format {
+        if self.json { Format::Json } else { self.output_format }
+    }
+
+    /// The CPU of a job.
+    pub fn cpu(&self, job: usize) -> Option<usize> {
+        let cpus = &self.cpus_allowed.as_ref()?.0;
+        cpus.get(job % cpus.len().max(1)).copied()
+    }
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    size::parse(text).map_err(|e| e.to_string())
+}
+
+fn switch(text: &str) -> Result<Switch, String> {
+    match text {
+        "1" => Ok(true),
+        "0" => Ok(false),
+        _ => Err("neither 0 nor 1".into()),
+    }
+}
+
+/// A time: seconds, or with a unit (`us`, `ms`, `s`, `m`, `h`).
+fn time(text: &str) -> Result<Duration, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let us: u64 = match unit {
+        "us" => 1,
+        "ms" => 1000,
+        "" | "s" => 1_000_000,
+        "m" => 60_000_000,
+        "h" => 3_600_000_000,
+        _ => return Err(format!("{unit}: not one of us, ms, s, m, h")),
+    };
+    let number: u64 = number.parse().map_err(|_| "a number of seconds is wanted".to_owned())?;
+    number.checked_mul(us).map(Duration::from_micros).ok_or_else(|| "too long".into())
+}

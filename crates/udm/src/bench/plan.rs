@@ -1,0 +1,147 @@
+//! Which blocks a job goes to, in which order, and what it does there. A plan takes next to no memory and can be replayed: a clone of a
+//! fresh plan gives the same requests.
+
+use super::options::{BenchArgs, Region};
+use rand::rngs::SmallRng;
+use rand::{Rng, RngExt, SeedableRng};
+use udm_core::Op;
+
+/// The requests of one job.
+#[derive(Clone)]
+pub struct Plan {
+    order: Order,
+    region: Region,
+    /// Requests of this pass so far.
+    at: u64,
+    /// Goes over the region again and again.
+    endless: bool,
+    rng: SmallRng,
+    op: Option<Op>,
+    read_percent: u8,
+}
+
+#[derive(Clone)]
+enum Order {
+    Sequential,
+    /// Each block once, in random order.
+    Shuffled(Shuffle),
+    /// Any block at any time.
+    Random,
+}
+
+impl Plan {
+    /// The plan of job number `job`.
+    pub fn new(args: &BenchArgs, job: usize, region: Region) -> Plan {
+        let mut rng = SmallRng::seed_from_u64(args.seed() ^ (job as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let order = match (args.rw.is_random(), args.norandommap) {
+            (false, _) => Order::Sequential,
+            (true, true) => Order::Random,
+            (true, false) => Order::Shuffled(Shuffle::new(region.blocks, &mut rng)),
+        };
+        let (op, read_percent) = (args.rw.op(), args.rwmixread);
+        Plan { order, region, at: 0, endless: args.time_based, rng, op, read_percent }
+    }
+
+    /// True when no block comes twice.
+    pub fn is_once(&self) -> bool {
+        !self.endless && !matches!(self.order, Order::Random)
+    }
+
+    /// The next request: what, and on which block of the device. `None` when the plan is done.
+    #[inline]
+    pub fn next(&mut self) -> Option<(Op, u64)> {
+        if self.at == self.region.blocks {
+            if !self.endless {
+                return None;
+            }
+            self.at = 0;
+            if let Order::Shuffled(shuffle) = &mut self.order {
+                *shuffle = Shuffle::new(self.region.blocks, &mut self.rng);
+            }
+        }
+        let block = match &mut self.order {
+            Order::Sequential => self.at,
+            Order::Shuffled(shuffle) => shuffle.next(),
+            Order::Random => self.rng.random_range(0..self.region.blocks),
+        };
+        self.at += 1;
+        let op = match self.op {
+            Some(op) => op,
+            None if self.rng.random_range(0..100) < self.read_percent => Op::Read,
+            None => Op::Write,
+        };
+        Some((op, self.region.first + block))
+    }
+}
+
+/// Every number below a bound once, in an order that looks random, out of a few words of memory.
+///
+/// A bijection of the numbers of so many bits, drawn from a seed: multiplication by an odd number, addition, and a shift folded in by
+/// exclusive or can each be undone, so no two numbers meet. What it takes beyond the bound is left out; that is less than every other number.
+#[derive(Clone)]
+struct Shuffle {
+    bound: u64,
+    mask: u64,
+    shift: u32,
+    odd: [u64; 3],
+    add: u64,
+    at: u64,
+}
+
+impl Shuffle {
+    fn new(bound: u64, rng: &mut SmallRng) -> Shuffle {
+        let bits = 64 - bound.saturating_sub(1).leading_zeros();
+        let mask = 1u64.checked_shl(bits).map_or(u64::MAX, |n| n - 1);
+        let odd = std::array::from_fn(|_| rng.next_u64() | 1);
+        Shuffle { bound, mask, shift: bits.div_ceil(2).max(1), odd, add: rng.next_u64(), at: 0 }
+    }
+
+    /// The next number. To be called `bound` times at the most.
+    #[inline]
+    fn next(&mut self) -> u64 {
+        loop {
+            let mut x = self.at.wrapping_add(self.add) & self.mask;
+            self.at += 1;
+            for odd in self.odd {
+                x = x.wrapping_mul(odd) & self.mask;
+                x ^= x >> self.shift;
+            }
+            if x < self.bound {
+                return x;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shuffle_has_every_number_once() {
+        let mut rng = SmallRng::seed_from_u64(7);
+        for bound in [1, 2, 3, 5, 64, 65, 1000, 4096, 100_003] {
+            let mut shuffle = Shuffle::new(bound, &mut rng);
+            let mut seen = vec![false; bound as usize];
+            let mut in_order = 0;
+            let mut last = 0;
+            for _ in 0..bound {
+                let x = shuffle.next();
+                assert!(!std::mem::replace(&mut seen[x as usize], true), "{x} of {bound} twice");
+                in_order += u64::from(x == last + 1);
+                last = x;
+            }
+            assert!(bound < 1000 || in_order < bound / 100, "{in_order} neighbours of {bound}");
+        }
+    }
+
+    #[test]
+    fn shuffles_differ_by_seed_and_repeat_by_seed() {
+        let draw = |seed| {
+            let mut shuffle = Shuffle::new(1 << 20, &mut SmallRng::seed_from_u64(seed));
+            (0..100).map(|_| shuffle.next()).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(1), draw(1));
+        assert_ne!(draw(1), draw(2));
+    }
+}

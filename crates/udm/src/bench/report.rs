@@ -1,0 +1,231 @@
+//! The report: fio's summary, line for line, so that what reads the one reads the other.
+//!
+//! One difference: there are no `slat` and `lat` lines of their own. With one clock reading a turn the time in `submit` can't be told from the rest, so
+//! all of it is `clat`, and `lat` repeats it.
+
+use super::job::Failure;
+use super::options::BenchArgs;
+use super::stats::{BatchSizes, Direction, Latency, Samples, Stats};
+use super::units::{bandwidth, binary, decimal, time_unit};
+use std::fmt::Write;
+use std::time::SystemTime;
+
+/// The percentiles of fio's default list.
+pub const PERCENTILES: [f64; 17] =
+    [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
+
+/// Upper ends of the classes of the `lat (nsec)`, `(usec)` and `(msec)` lines, in the unit.
+pub const CLASSES: [u64; 10] = [2, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
+
+/// Sizes of the `submit` and `complete` lines, and depths of the `IO depths` line.
+pub const BATCH_NAMES: [&str; 7] = ["0", "4", "8", "16", "32", "64", ">=64"];
+/// Names of the depths.
+pub const DEPTH_NAMES: [&str; 7] = ["1", "2", "4", "8", "16", "32", ">=64"];
+
+/// One job, or all of them with group reporting.
+pub struct Entry {
+    pub name: String,
+    pub jobs: usize,
+    pub thread: i32,
+    pub stats: Stats,
+    pub failure: Option<Failure>,
+}
+
+/// The whole report.
+pub fn text(args: &BenchArgs, entries: &[Entry]) -> String {
+    let mut out = String::new();
+    // Writing to a string can't fail.
+    let _ = write_all(&mut out, args, entries);
+    out
+}
+
+fn write_all(out: &mut String, args: &BenchArgs, entries: &[Entry]) -> std::fmt::Result {
+    let bs = format!("{}B-{}B", args.bs, args.bs);
+    write!(out, "{}: (g=0): rw={}, bs=(R) {bs}, (W) {bs}, (T) {bs}, ", args.name, args.rw.name())?;
+    writeln!(out, "ioengine=udm, iodepth={}", args.iodepth)?;
+    writeln!(out, "udm-{}", env!("CARGO_PKG_VERSION"))?;
+    let s = if args.numjobs == 1 { "" } else { "s" };
+    writeln!(out, "Starting {} thread{s}", args.numjobs)?;
+    for entry in entries {
+        writeln!(out)?;
+        entry_lines(out, args, entry)?;
+    }
+    writeln!(out, "\nRun status group 0 (all jobs):")?;
+    for (i, name) in ["READ", "WRITE", "TRIM"].iter().enumerate() {
+        group_line(out, name, i, entries)?;
+    }
+    Ok(())
+}
+
+fn entry_lines(out: &mut String, args: &BenchArgs, entry: &Entry) -> std::fmt::Result {
+    let Entry { name, jobs, thread, stats, failure } = entry;
+    let errno = failure.as_ref().map_or(0, |f| f.errno);
+    let date = httpdate::fmt_http_date(SystemTime::now());
+    write!(out, "{name}: (groupid=0, jobs={jobs}): err={errno:2}")?;
+    if let Some(failure) = failure {
+        write!(out, " ({})", failure.text)?;
+    }
+    writeln!(out, ": pid={thread}: {date}")?;
+    for (name, direction) in ["read", "write", "trim"].iter().zip(&stats.directions) {
+        if direction.ios > 0 {
+            direction_lines(out, name, direction)?;
+        }
+    }
+    latency_classes(out, stats)?;
+    if stats.sync.count() > 0 {
+        writeln!(out, "  fsync/fdatasync/sync_file_range:")?;
+        latency_line(out, "    sync", &stats.sync)?;
+        percentile_lines(out, "sync", &stats.sync)?;
+    }
+    let u = &stats.usage;
+    let (user, system) = (u.percent(u.user), u.percent(u.system));
+    write!(out, "  cpu          : usr={user:3.2}%, sys={system:3.2}%, ctx={}, ", u.switches)?;
+    writeln!(out, "majf={}, minf={}", u.major_faults, u.minor_faults)?;
+    shares(out, "  IO depths    ", &DEPTH_NAMES, &stats.depths)?;
+    batches(out, "     submit    ", &stats.submits)?;
+    batches(out, "     complete  ", &stats.completes)?;
+    let [r, w, t] = &stats.directions;
+    writeln!(
+        out,
+        "     issued rwts: total={},{},{},{} short=0,0,0,0 dropped=0,0,0,0",
+        r.ios,
+        w.ios,
+        t.ios,
+        stats.sync.count()
+    )?;
+    writeln!(out, "     latency   : target=0, window=0, percentile=100.00%, depth={}", args.iodepth)
+}
+
+/// Bytes and requests a second.
+pub fn rates(direction: &Direction) -> (f64, f64) {
+    let seconds = direction.runtime.0 as f64 / 1e9;
+    if seconds == 0.0 {
+        return (0.0, 0.0);
+    }
+    (direction.bytes as f64 / seconds, direction.ios as f64 / seconds)
+}
+
+fn direction_lines(out: &mut String, name: &str, d: &Direction) -> std::fmt::Result {
+    let (bytes, ios) = rates(d);
+    let moved = binary(d.bytes as f64, 4);
+    let ms = d.runtime.0.div_ceil(1_000_000);
+    write!(out, "  {name}: IOPS={}, BW={}({moved}B/{ms}msec)", decimal(ios, 4), bandwidth(bytes))?;
+    writeln!(out, "{}", if name == "write" { "; 0 zone resets" } else { "" })?;
+    latency_line(out, "    clat", &d.latency)?;
+    latency_line(out, "     lat", &d.latency)?;
+    percentile_lines(out, "clat", &d.latency)?;
+    if d.bandwidth.count > 0 {
+        let (unit, scale) = if d.bandwidth.max > 99_999.0 { ("MiB/s", 1024.0) } else { ("KiB/s", 1.0) };
+        samples_line(out, &format!("bw (  {unit})"), &d.bandwidth, scale, "per=100.00%, ")?;
+        samples_line(out, "iops        ", &d.iops, 1.0, "")?;
+    }
+    Ok(())
+}
+
+fn samples_line(out: &mut String, name: &str, s: &Samples, scale: f64, per: &str) -> std::fmt::Result {
+    let (min, max) = ((s.min / scale) as u64, (s.max / scale) as u64);
+    write!(out, "   {name}: min={min:5}, max={max:5}, {per}")?;
+    let (avg, dev) = (s.mean / scale, s.stdev() / scale);
+    writeln!(out, "avg={avg:5.02}, stdev={dev:5.02}, samples={}", s.count)
+}
+
+fn latency_line(out: &mut String, name: &str, l: &Latency) -> std::fmt::Result {
+    let (unit, ns) = time_unit(l.min(), l.max);
+    let scale = ns as f64;
+    let (min, max) = (decimal((l.min() / ns) as f64, 6), decimal((l.max / ns) as f64, 6));
+    writeln!(
+        out,
+        "{name} ({unit}): min={min}, max={max}, avg={:5.02}, stdev={:5.02}",
+        l.mean() / scale,
+        l.stdev() / scale
+    )
+}
+
+fn percentile_lines(out: &mut String, name: &str, l: &Latency) -> std::fmt::Result {
+    let values = PERCENTILES.map(|p| l.histogram.value_at_percentile(p));
+    let (unit, ns) = time_unit(values[0], values[PERCENTILES.len() - 1]);
+    writeln!(out, "    {name} percentiles ({unit}):")?;
+    for (i, (p, value)) in PERCENTILES.iter().zip(values).enumerate() {
+        let begin = if i % 4 == 0 { "     |" } else { "" };
+        write!(out, "{begin} {p:5.02}th=[{:5}]", value / ns)?;
+        let last = i + 1 == PERCENTILES.len();
+        out.push_str(match (last, i % 4 == 3) {
+            (true, _) => "\n",
+            (false, true) => ",\n",
+            (false, false) => ",",
+        });
+    }
+    Ok(())
+}
+
+/// How many percent of all requests took how long: per unit of time, per class, and beyond two seconds.
+pub fn latency_shares(stats: &Stats) -> ([[f64; 10]; 3], f64, f64) {
+    let total: u64 = stats.directions.iter().map(|d| d.latency.count()).sum();
+    let up_to = |ns: u64| -> u64 {
+        let below = |d: &Direction| if ns == 0 { 0 } else { d.latency.histogram.count_between(0, ns - 1) };
+        stats.directions.iter().map(below).sum()
+    };
+    let percent = |n: u64| if total == 0 { 0.0 } else { 100.0 * n as f64 / total as f64 };
+    let mut shares = [[0.0; 10]; 3];
+    let mut below = 0;
+    for (unit, ns) in [1, 1000, 1_000_000].into_iter().enumerate() {
+        for (class, end) in CLASSES.into_iter().enumerate() {
+            let now = up_to(end * ns);
+            shares[unit][class] = percent(now - below);
+            below = now;
+        }
+    }
+    let two_seconds = up_to(2_000_000_000);
+    (shares, percent(two_seconds - below), percent(total - two_seconds))
+}
+
+fn latency_classes(out: &mut String, stats: &Stats) -> std::fmt::Result {
+    let (shares, second, more) = latency_shares(stats);
+    for (unit, shares) in ["nsec", "usec", "msec"].iter().zip(shares) {
+        let mut classes: Vec<(String, f64)> =
+            CLASSES.iter().zip(shares).map(|(end, share)| (end.to_string(), share)).collect();
+        if *unit == "msec" {
+            classes.push(("2000".into(), second));
+            classes.push((">=2000".into(), more));
+        }
+        classes.retain(|(_, share)| *share > 0.0);
+        for line in classes.chunks(5) {
+            // A share that would print as nothing prints as the least there is.
+            let line: Vec<_> =
+                line.iter().map(|(end, share)| format!("{end}={:3.2}%", share.max(0.01))).collect();
+            writeln!(out, "  lat ({unit})   : {}", line.join(", "))?;
+        }
+    }
+    Ok(())
+}
+
+/// Counts as percentages of their sum.
+pub fn percentages(counts: &[u64; 7]) -> [f64; 7] {
+    let total: u64 = counts.iter().sum();
+    counts.map(|n| if total == 0 { 0.0 } else { 100.0 * n as f64 / total as f64 })
+}
+
+fn batches(out: &mut String, title: &str, sizes: &BatchSizes) -> std::fmt::Result {
+    shares(out, title, &BATCH_NAMES, &sizes.0)
+}
+
+fn shares(out: &mut String, title: &str, names: &[&str; 7], counts: &[u64; 7]) -> std::fmt::Result {
+    let all: Vec<_> = names.iter().zip(percentages(counts)).map(|(n, p)| format!("{n}={p:3.1}%")).collect();
+    writeln!(out, "{title}: {}", all.join(", "))
+}
+
+fn group_line(out: &mut String, name: &str, direction: usize, entries: &[Entry]) -> std::fmt::Result {
+    let all: Vec<&Direction> =
+        entries.iter().map(|e| &e.stats.directions[direction]).filter(|d| d.ios > 0).collect();
+    let times = || all.iter().map(|d| d.runtime.0.div_ceil(1_000_000));
+    let speeds = || all.iter().map(|d| rates(d).0);
+    let (Some(shortest), Some(longest)) = (times().min(), times().max()) else { return Ok(()) };
+    let bytes: u64 = all.iter().map(|d| d.bytes).sum();
+    let nanos = all.iter().map(|d| d.runtime.0).max().unwrap_or(1).max(1);
+    let total = bytes as f64 * 1e9 / nanos as f64;
+    let (slowest, fastest) = (speeds().fold(f64::INFINITY, f64::min), speeds().fold(0.0, f64::max));
+    let range = |f: fn(f64, usize) -> String| format!("{}B/s-{}B/s", f(slowest, 4), f(fastest, 4));
+    write!(out, "{name:>7}: bw={}, {} ({}), ", bandwidth(total), range(binary), range(decimal))?;
+    let (moved, decimals) = (binary(bytes as f64, 4), decimal(bytes as f64, 4));
+    writeln!(out, "io={moved}B ({decimals}B), run={shortest}-{longest}msec")
+}

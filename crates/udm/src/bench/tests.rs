@@ -1,0 +1,237 @@
+//! The bench as a whole: real devices, and reports beside recordings of fio 3.33 (`tests/data`).
+
+use super::report::Entry;
+use super::stats::Stats;
+use super::{BenchArgs, CompareOptions, compare, json, measure, report};
+use clap::Parser;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use udm_core::{Limits, Nanos, Sectors};
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    args: BenchArgs,
+}
+
+fn args(line: &str) -> BenchArgs {
+    Line::try_parse_from(std::iter::once("bench").chain(line.split_whitespace())).unwrap().args
+}
+
+fn with_table(table: &str, line: &str) -> BenchArgs {
+    let mut args = args(&format!("--device mem:1M {line}"));
+    args.devices = vec![table.into()];
+    args
+}
+
+fn error(args: &BenchArgs) -> String {
+    format!("{:#}", measure(args).err().expect("this must fail"))
+}
+
+fn one(args: &BenchArgs) -> Entry {
+    let mut entries = measure(args).unwrap();
+    assert_eq!(entries.len(), 1);
+    entries.pop().unwrap()
+}
+
+fn ios(entry: &Entry) -> [u64; 3] {
+    entry.stats.directions.each_ref().map(|d| d.ios)
+}
+
+#[test]
+fn each_block_once() {
+    let entry = one(&args("--device null:size=4M --rw randread --iodepth 7 --bare"));
+    assert_eq!((ios(&entry), entry.failure), ([1024, 0, 0], None));
+    let entry = one(&args("--device null:size=4M --rw write --bs 64k --number_ios 10 --bare"));
+    assert_eq!((ios(&entry), entry.stats.directions[1].bytes), ([0, 10, 0], 640 << 10));
+}
+
+#[test]
+fn what_was_written_is_read_back() {
+    for load in ["write", "randwrite", "randwrite --norandommap"] {
+        let entry = one(&args(&format!("--device mem:1M --rw {load} --iodepth 8 --verify crc32c")));
+        assert_eq!((ios(&entry), entry.failure), ([256, 256, 0], None), "{load}");
+    }
+    let line = "--device mem:1M --rw randrw --rwmixread 30 --numjobs 3 --group_reporting --verify crc32c";
+    let entry = one(&args(line));
+    let [reads, writes, _] = ios(&entry);
+    assert_eq!(
+        (reads, entry.jobs, entry.failure),
+        (255, 3, None),
+        "each job has a third, reads and reads back"
+    );
+    assert!((100..255).contains(&writes));
+}
+
+/// A device that forgets what it is told is caught.
+#[test]
+fn lost_writes_are_found() {
+    let entry = one(&args("--device null:size=1M --rw write --verify crc32c"));
+    let failure = entry.failure.unwrap();
+    assert_eq!((failure.errno, &failure.text[..24]), (84, "verify: bad magic header"));
+    // The first half of the device shows through in the second.
+    let folded =
+        with_table("d=0 1024 linear mem:512K 0\n1024 1024 linear mem:512K 0", "--rw write --verify crc32c");
+    let failure = one(&folded).failure.unwrap();
+    assert!(failure.text.contains("the block of offset 524288 at offset 0"), "{}", failure.text);
+}
+
+#[test]
+fn a_second_run_checks_what_the_first_has_written() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let run = |load: &str| {
+        let line = format!("--device {} --rw {load} --iodepth 4 --verify crc32c", file.path().display());
+        one(&args(&line)).failure.map(|f| f.text)
+    };
+    assert_eq!(run("randwrite --fsync 50"), None);
+    assert_eq!(run("read"), None);
+    std::os::unix::fs::FileExt::write_all_at(file.as_file(), b"x", 4096 * 7 + 100).unwrap();
+    assert!(run("randread").unwrap().contains("bad crc32c"));
+}
+
+#[test]
+fn errors_end_the_job() {
+    let entry = one(&with_table("d=0 2048 error", "--rw randread"));
+    let failure = entry.failure.unwrap();
+    assert_eq!(failure.errno, 5);
+    assert!(failure.text.starts_with("Read of 4096 bytes at "), "{}", failure.text);
+}
+
+#[test]
+fn flushes_come_between_writes() {
+    let entry = one(&args("--device mem:1M --rw randwrite --iodepth 16 --fsync 10"));
+    assert_eq!((ios(&entry), entry.stats.sync.count()), ([0, 256, 0], 25));
+}
+
+#[test]
+fn time_limits_hold() {
+    let entry =
+        one(&args("--device null:size=1M --rw randread --runtime 50ms --time_based --ramp_time 20ms --bare"));
+    assert!(ios(&entry)[0] > 256, "the region is gone over again");
+    assert!(entry.stats.runtime >= Nanos::from_millis(50));
+    let entry =
+        one(&args("--device null:size=1M,irqmode=2,completion_nsec=100000 --rw read --number_ios 20"));
+    assert!(entry.stats.directions[0].latency.min() >= 100_000, "completions by the timer are waited for");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let mem = |line: &str| error(&args(&format!("--device mem:1M {line}")));
+    assert_eq!(mem("--bs 1000"), "bench: bs=1000: not a multiple of 512");
+    assert_eq!(mem("--bs 2M"), "bench: bs=2097152: more than there is of the device");
+    assert_eq!(mem("--size 2M"), "bench: size=2097152: the device has 1048576");
+    assert_eq!(mem("--time_based"), "bench: time_based needs runtime");
+    assert_eq!(mem("--rw trim --verify crc32c"), "bench: verify: a trim carries no data");
+    assert!(mem("--bs 1M --iodepth 65536").contains("more than"));
+    let other = |device: &str, line: &str| error(&args(&format!("--device {device} {line}")));
+    assert_eq!(other("pattern:1M", "--rw write"), "bench: the device is read-only");
+    assert_eq!(other("null:size=1M", "--rw trim"), "bench: the device takes no Discard");
+    assert_eq!(
+        other("null:size=1M,bs=4k", "--bs 512"),
+        "bench: bs=512: not a multiple of the device's block of 4096"
+    );
+    assert_eq!(other("@d", ""), "@d: no --device of that name");
+    assert_eq!(error(&with_table("d=0 8 nosuch", "")).lines().last(), Some("    ^^^^^^"));
+}
+
+#[test]
+fn jobs_share_the_device_when_they_verify() {
+    let limits = Limits::new(Sectors(2048));
+    let all = args("--device mem:1M --numjobs 3").regions(&limits).unwrap();
+    assert!(all.iter().all(|r| (r.first, r.blocks) == (0, 256)));
+    let own = args("--device mem:1M --numjobs 3 --verify crc32c").regions(&limits).unwrap();
+    assert_eq!(own.iter().map(|r| (r.first, r.blocks)).collect::<Vec<_>>(), [(0, 85), (85, 85), (170, 85)]);
+}
+
+/// Counts of some size in every line of a report.
+fn entry_with_everything() -> Entry {
+    let mut stats = Stats::new();
+    for direction in &mut stats.directions[..2] {
+        for ns in [80, 150, 300, 700, 5_000, 17_792] {
+            direction.count((ns, 350_000), 4096);
+        }
+        direction.runtime = Nanos::from_millis(2001);
+        for x in [4_126_720.0, 4_691_968.0, 4_443_545.6] {
+            direction.bandwidth.push(x);
+            direction.iops.push(x / 4.0);
+        }
+    }
+    stats.sync.record(147, 100);
+    stats.depths[0] = 4_200_000;
+    stats.submits.count(1);
+    stats.completes.count(1);
+    stats.runtime = Nanos::from_millis(2001);
+    Entry { name: "t".into(), jobs: 1, thread: 7670, stats, failure: None }
+}
+
+/// A line without its numbers and what follows from them: how many spaces, how large a unit.
+fn shape(line: &str) -> String {
+    let words = line.split(|c: char| c.is_ascii_digit() || " .%".contains(c)).filter(|w| !w.is_empty());
+    let units = ["k", "K", "Ki", "MiB", "GiB", "KiB", "MB", "GB", "kB", "M"];
+    words
+        .filter(|w| !units.contains(w))
+        .collect::<Vec<_>>()
+        .join(" ")
+        .replace("GB/s", "MB/s")
+        .replace("GiB/s", "MiB/s")
+}
+
+/// Every line of our report is one that fio prints too, numbers apart; and fio prints none that we leave out, but for `slat`.
+#[test]
+fn the_report_is_fios() {
+    let fio = include_str!("../../tests/data/fio-3.33-randrw.txt");
+    let args = args("--device null:size=4G --name t --rw randrw --iodepth 32 --group_reporting");
+    let ours = report::text(&args, &[entry_with_everything()]);
+    // Ours by design: the engine, the version, the date's form, how latencies fall into classes.
+    let own =
+        ["ioengine=", "fio-", "udm-", "Starting", "err=", "lat (nsec)", "lat (usec)", "lat (msec)", "slat"];
+    let shapes = |text: &str| -> BTreeSet<String> {
+        text.lines().filter(|l| !own.iter().any(|own| l.contains(own))).map(shape).collect()
+    };
+    let (fio, ours) = (shapes(fio), shapes(&ours));
+    assert_eq!(
+        ours.difference(&fio).collect::<Vec<_>>(),
+        Vec::<&String>::new(),
+        "lines that fio does not print"
+    );
+    assert_eq!(fio.difference(&ours).collect::<Vec<_>>(), Vec::<&String>::new(), "lines that are missing");
+}
+
+/// The JSON has the keys of fio's, with values of the same types, and no others.
+#[test]
+fn the_json_is_fios() {
+    fn keys(value: &Value, path: &str, out: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(map) if path != ".jobs.job options" => {
+                map.iter().for_each(|(k, v)| keys(v, &format!("{path}.{k}"), out));
+            }
+            Value::Array(list) => list.iter().for_each(|v| keys(v, path, out)),
+            Value::Number(_) => drop(out.insert(format!("{path}: number"))),
+            Value::String(_) => drop(out.insert(format!("{path}: string"))),
+            _ => drop(out.insert(path.to_owned())),
+        }
+    }
+    let all = |value: &Value| {
+        let mut out = BTreeSet::new();
+        keys(value, "", &mut out);
+        out
+    };
+    let fio = all(&serde_json::from_str(include_str!("../../tests/data/fio-3.33-randrw.json")).unwrap());
+    let args = args("--device null:size=4G --name t --rw randrw --iodepth 32");
+    let ours = all(&json::report(&args, &[entry_with_everything()]));
+    assert_eq!(ours.symmetric_difference(&fio).collect::<Vec<_>>(), Vec::<&String>::new());
+}
+
+#[test]
+fn a_comparison_has_every_device() {
+    let options = CompareOptions { depths: vec![1, 4], cores: vec![1, 2], rounds: 2, requests: 100 };
+    let comparison = compare(&options).unwrap();
+    let cores = std::thread::available_parallelism().unwrap().get().min(2);
+    assert_eq!(comparison.rows.len(), 6 * 2 * cores);
+    assert!(comparison.rows.iter().all(|r| r.ns > 0.0));
+    let table = comparison.table();
+    for name in ["1 core, depth 1 ", "1 core, depth 4 ", "null", "linear", "queue-length", "one mutex"] {
+        assert!(table.contains(name), "{name} in\n{table}");
+    }
+}

@@ -1,0 +1,64 @@
+//! Numbers as fio prints them.
+
+const PREFIXES: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
+const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+
+/// `number` in at most `width` characters, a point among them, with a unit of powers of 1000: `2040k`, `8356M`.
+pub fn decimal(number: f64, width: usize) -> String {
+    scaled(number, width, 1000, &PREFIXES)
+}
+
+/// The same in powers of 1024: `31.9Mi`.
+pub fn binary(number: f64, width: usize) -> String {
+    scaled(number, width, 1024, &BINARY)
+}
+
+fn scaled(number: f64, width: usize, thousand: u64, prefixes: &[&str]) -> String {
+    let (mut whole, mut unit, mut rest) = (number.max(0.0) as u64, 0, None);
+    while whole.to_string().len() > width && unit + 1 < prefixes.len() {
+        rest = Some(whole % thousand);
+        whole /= thousand;
+        unit += 1;
+    }
+    let places = width.saturating_sub(whole.to_string().len() + 1);
+    match rest {
+        None => format!("{whole}{}", prefixes[unit]),
+        Some(rest) if places == 0 => format!("{}{}", whole + u64::from(rest >= thousand / 2), prefixes[unit]),
+        Some(rest) => {
+            let value = whole as f64 + rest as f64 / thousand as f64;
+            format!("{value:.places$}{}", prefixes[unit])
+        }
+    }
+}
+
+/// A bandwidth as in `BW=7969MiB/s (8356MB/s)`.
+pub fn bandwidth(bytes_per_second: f64) -> String {
+    format!("{}B/s ({}B/s)", binary(bytes_per_second, 4), decimal(bytes_per_second, 4))
+}
+
+/// A unit of time that shows values from `min` to `max` nanoseconds in few digits: its name, and how many nanoseconds it has.
+pub fn time_unit(min: u64, max: u64) -> (&'static str, u64) {
+    match (min, max) {
+        (2_000_001.., 100_000_000..) => ("msec", 1_000_000),
+        (2_001.., 100_000..) => ("usec", 1_000),
+        _ => ("nsec", 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pairs read off reports of fio 3.33.
+    #[test]
+    fn as_fio() {
+        assert_eq!(decimal(2_040_000.0, 4), "2040k");
+        assert_eq!(decimal(4_819_123.0, 4), "4819k");
+        assert_eq!(binary(33_423_360.0, 4), "31.9Mi");
+        assert_eq!(decimal(33_423_360.0, 4), "33.4M");
+        assert_eq!(bandwidth(8_355_840_000.0), "7969MiB/s (8356MB/s)");
+        assert_eq!(binary(19_700_000_000.0, 4), "18.3Gi");
+        assert_eq!(decimal(41051.0, 6), "41051");
+        assert_eq!(decimal(0.0, 4), "0");
+    }
+}
