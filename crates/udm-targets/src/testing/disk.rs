@@ -4,7 +4,8 @@ use super::lock;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, Lane, Limits, Op, OpenError, SECTOR_SIZE, Sectors, Status,
+    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, Lane, Limits, Op, OpenError, SECTOR_SIZE, Sectors,
+    Status,
 };
 
 /// What a disk was asked to do, in the order in which it did it.

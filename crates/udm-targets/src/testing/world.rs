@@ -3,7 +3,9 @@
 use super::lock;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use udm_core::{Batch, Bio, CoreId, CoreState, Cores, Cx, Device, DeviceId, Lane, LaneCommand, Nanos, OpenError};
+use udm_core::{
+    Batch, Bio, CoreId, CoreState, Cores, Cx, Device, DeviceId, Lane, LaneCommand, Nanos, OpenError,
+};
 
 /// Cores on one thread, stepped by hand.
 pub struct TestWorld {
