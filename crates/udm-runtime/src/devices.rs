@@ -74,8 +74,13 @@ impl Devices {
     /// Submits the batches and polls the lanes that have something in flight; with `all`, the others too. True when a bio moved.
     pub(crate) fn run(&mut self, all: bool, done: &mut Batch, cx: &mut Cx<'_>) -> bool {
         if all {
-            for (_, s) in self.slots.iter_mut().filter(|(_, s)| !s.active) {
+            for (key, s) in self.slots.iter_mut().filter(|(_, s)| !s.active) {
                 s.lane.poll(done, cx);
+                // What a command set going goes on without bios from above.
+                if s.lane.is_busy() {
+                    s.active = true;
+                    self.active.push(key);
+                }
             }
         }
         let before = done.len();

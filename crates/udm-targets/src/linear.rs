@@ -94,4 +94,8 @@ impl Lane for LinearLane {
         self.below.drain(how, back, cx);
         self.undo(&mut back[from..]);
     }
+
+    fn is_busy(&self) -> bool {
+        self.below.is_busy()
+    }
 }

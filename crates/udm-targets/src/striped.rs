@@ -347,4 +347,8 @@ impl Lane for StripedLane {
         self.split.collect_back(back, start);
         self.split.take_returned(back);
     }
+
+    fn is_busy(&self) -> bool {
+        self.legs.iter().any(|leg| leg.lane.is_busy())
+    }
 }

@@ -157,7 +157,7 @@ impl MappedLane {
     /// Leaves Draining when it can, and works out `ordinary`.
     fn settle(&mut self) {
         if matches!(self.state, State::Draining(_))
-            && (self.in_flight == 0 || bugs::on(Bug::SuspendAcksEarly))
+            && (self.in_flight == 0 && !self.is_busy() || bugs::on(Bug::SuspendAcksEarly))
         {
             self.state = State::Suspended;
             self.acks.clear();
@@ -252,5 +252,9 @@ impl Lane for MappedLane {
             self.in_flight -= back.len() - from;
         }
         self.settle();
+    }
+
+    fn is_busy(&self) -> bool {
+        self.live.as_ref().is_some_and(|live| live.is_busy())
     }
 }

@@ -195,4 +195,8 @@ impl Lane for TableLane {
         self.split.collect_back(back, start);
         self.split.take_returned(back);
     }
+
+    fn is_busy(&self) -> bool {
+        self.legs.iter().any(|leg| leg.lane.is_busy())
+    }
 }

@@ -1,9 +1,9 @@
 use crate::{build, disks, message, open, settle, tagged};
 use std::sync::Arc;
-use udm_core::{Batch, BioFlags, Drain, Nanos, Op, Status};
-use udm_targets::Target;
+use udm_core::{Batch, BioFlags, DevNo, Drain, Nanos, Op, Status};
 use udm_targets::fault::log_writes::HELD_MAX;
 use udm_targets::testing::{TestDisk, TestWorld, bare, data, read, write};
+use udm_targets::{Change, MappedDevice, Table, Target};
 use udm_wire::log_writes::{Cursor, Record};
 
 /// The entries on the log, as a reader finds them.
@@ -334,4 +334,45 @@ fn sectors_are_logical_blocks() {
     let all = entries(&log, 4096);
     assert_eq!((all[0].entry.sector, all[0].entry.sectors, all[0].range.clone()), (2, 1, 8192..12288));
     assert_eq!(target.status(), "1 23");
+}
+
+/// Through a mapped device: a mark goes to the log without requests, and a suspend waits for the end of the log.
+#[test]
+fn a_mapped_device_waits_for_the_log() {
+    let (disk, log, mut resolver) = disks(64, 4096);
+    let lines = udm_wire::table::parse("0 64 log-writes a b").unwrap();
+    let table = Table::build(&lines, &mut resolver, 2).unwrap();
+    let device = MappedDevice::new("d", None, DevNo { major: 254, minor: 0 }).unwrap();
+    device.load(table).unwrap();
+    let mut world = TestWorld::new(2);
+    let cores = world.cores();
+    let mut lanes: Vec<_> = (0..2).map(|core| world.open(core, &*device).unwrap()).collect();
+    let mut finish = |world: &mut TestWorld, mut change: Change| {
+        for _ in 0..100 {
+            if let Some(result) = change.step(&*cores) {
+                return result.unwrap();
+            }
+            for (core, lane) in lanes.iter_mut().enumerate() {
+                assert!(world.poll(core, &mut **lane).is_empty());
+            }
+            world.now = world.now + Nanos::from_millis(1);
+        }
+        panic!("the change does not end");
+    };
+    let change = device.resume(Arc::new(|| {})).unwrap();
+    finish(&mut world, change);
+    let words = ["mark".to_owned(), "here".to_owned()];
+    device.message(0, &words, &mut resolver, &*world.cores()).unwrap();
+    let change = device.suspend(false, Arc::new(|| {})).unwrap();
+    finish(&mut world, change);
+    assert_eq!(log_of(&log), "m:here m:dm-log-writes-end");
+    assert_eq!((log.waiting(), disk.waiting()), (0, 0), "nothing is left in flight");
+    let change = device.resume(Arc::new(|| {})).unwrap();
+    finish(&mut world, change);
+    let status = world.run(1, &mut *lanes[1], fua(1, 1)).status;
+    assert!(status.is_ok());
+    for (core, lane) in lanes.iter_mut().enumerate() {
+        settle(&mut world, core, &mut **lane);
+    }
+    assert_eq!(log_of(&log), "m:here u1+1=1");
 }

@@ -20,7 +20,8 @@
 //!   an empty one at the first resume, so that an old log is not taken for the new one.
 //! * When two flushes are under way, the one that completes first is logged behind the writes that both covered.
 //! * At a suspend the target flushes the device by itself, logs what was held, and puts the mark `dm-log-writes-end` behind it. The next entry after
-//!   a resume takes the place of that mark.
+//!   a resume takes the place of that mark. Where no core has the device open at the suspend, there is no lane to do it: the log then ends with
+//!   the last flush.
 //! * Copies are bounded: with [`HELD_MAX`] bytes in use, writes wait while the target flushes by itself. Such a flush has no entry.
 //!
 //! When the log is full or fails, logging ends and I/O goes on; `status` then says `logging_disabled`. `status` is otherwise the number of entries
