@@ -1,0 +1,97 @@
+//! `udm log-writes`: reads the log of a log-writes target, offline.
+//!
+//! `list` prints the entries. `replay` rebuilds in a file what the device held after any of them, and runs a command on the state after each flush:
+//! what a power cut could have left.
+//!
+//! Contract: the log is hostile. A replay walks all that it is going to use before it writes anything, so a bad log is refused with the byte at which
+//! it is bad and nothing has changed. Memory does not grow with the log.
+
+mod check;
+mod image;
+mod list;
+mod replay;
+mod source;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// `udm log-writes`.
+#[derive(Debug, Args)]
+pub struct LogWritesArgs {
+    #[command(subcommand)]
+    verb: LogWritesVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum LogWritesVerb {
+    /// Print the entries of a log
+    List(ListArgs),
+    /// Rebuild what the logged device held after an entry
+    Replay(ReplayArgs),
+}
+
+/// `udm log-writes list`.
+#[derive(Debug, Args)]
+struct ListArgs {
+    /// The log: a file or block device that a log-writes target wrote
+    log: PathBuf,
+    /// Print JSON: positions and sizes in bytes
+    #[arg(long)]
+    json: bool,
+}
+
+/// `udm log-writes replay`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Flushes are counted from 1 over the whole log, entries from 0, as `list` shows them. DEVICE must hold what the logged device held \
+at the start of the replay: zeroes for a new one (--size), or the result of an earlier replay up to there.\n\n\
+Examples:\n  udm log-writes replay log.img disk.img --size 64M --upto-mark mkfs\n  \
+udm log-writes replay log.img disk.img --start-mark mkfs --each-flush --check 'e2fsck -fn $image'"
+)]
+struct ReplayArgs {
+    /// The log: a file or block device that a log-writes target wrote
+    log: PathBuf,
+    /// The file or block device to write to
+    device: PathBuf,
+    /// Make DEVICE, which must not exist, with so many bytes of zeroes (64M, 1G)
+    #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
+    size: Option<u64>,
+    /// Begin behind the first mark of this text
+    #[arg(long, value_name = "TEXT", group = "start")]
+    start_mark: Option<String>,
+    /// Begin with this entry
+    #[arg(long, value_name = "N", group = "start")]
+    start_entry: Option<u64>,
+    /// End with this flush
+    #[arg(long, value_name = "FLUSH", group = "end", value_parser = clap::value_parser!(u64).range(1..))]
+    upto: Option<u64>,
+    /// End with the first mark of this text behind the start
+    #[arg(long, value_name = "TEXT", group = "end")]
+    upto_mark: Option<String>,
+    /// End after so many entries
+    #[arg(long, value_name = "N", group = "end")]
+    entries: Option<u64>,
+    /// Run a command through /bin/sh on a copy of the result, whose path is in $image; the replay fails when the command does
+    #[arg(long, value_name = "CMD")]
+    check: Option<String>,
+    /// Run the command after each flush, each time on a fresh copy
+    #[arg(long, requires = "check")]
+    each_flush: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `udm log-writes`.
+///
+/// # Errors
+/// One line: the file, the byte of the log where one is to blame, and what is wrong.
+pub fn run(args: &LogWritesArgs) -> Result<ExitCode> {
+    match &args.verb {
+        LogWritesVerb::List(args) => list::run(args)?,
+        LogWritesVerb::Replay(args) => replay::run(args)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,53 @@
+//! A log, read from a file.
+
+use anyhow::{Context, Result};
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use udm_wire::log_writes::{Cursor, Record, SECTOR_SIZE_MIN, Superblock};
+
+/// A walk over the entries of a log.
+pub(super) struct Log {
+    file: File,
+    path: PathBuf,
+    cursor: Cursor,
+    sector: Vec<u8>,
+}
+
+impl Log {
+    /// Opens the log at `path`.
+    pub(super) fn open(path: &Path) -> Result<Log> {
+        let context = || path.display().to_string();
+        let mut file = File::open(path).with_context(context)?;
+        // A block device has no length but its end.
+        let len = file.seek(SeekFrom::End(0)).with_context(context)?;
+        let mut first = vec![0; len.min(SECTOR_SIZE_MIN.into()) as usize];
+        file.read_exact_at(&mut first, 0).with_context(context)?;
+        let cursor = Cursor::new(&first, len).with_context(context)?;
+        let sector = vec![0; cursor.superblock().sector_size as usize];
+        Ok(Log { file, path: path.to_owned(), cursor, sector })
+    }
+
+    pub(super) fn superblock(&self) -> Superblock {
+        self.cursor.superblock()
+    }
+
+    /// The next entry; `None` behind the last one.
+    pub(super) fn next(&mut self) -> Result<Option<Record>> {
+        let Some(at) = self.cursor.offset().with_context(|| self.path.display().to_string())? else {
+            return Ok(None);
+        };
+        let mut sector = std::mem::take(&mut self.sector);
+        let read = self.data(&mut sector, at);
+        self.sector = sector;
+        read?;
+        let record = self.cursor.step(&self.sector);
+        record.map(Some).with_context(|| self.path.display().to_string())
+    }
+
+    /// Reads the bytes of the log at `at` into `out`.
+    pub(super) fn data(&self, out: &mut [u8], at: u64) -> Result<()> {
+        self.file.read_exact_at(out, at).with_context(|| format!("{}: at byte {at}", self.path.display()))
+    }
+}

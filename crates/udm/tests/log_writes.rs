@@ -1,0 +1,326 @@
+//! `udm log-writes`, and the recipe of docs/log-writes.md with the real programs.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use udm_wire::log_writes::{Entry, EntryFlags, Superblock};
+
+const UDM: &str = env!("CARGO_BIN_EXE_udm");
+
+/// A log of 512-byte sectors under construction.
+struct LogFile(Vec<u8>, u64);
+
+impl LogFile {
+    fn new() -> LogFile {
+        LogFile(vec![0; 512], 0)
+    }
+
+    fn add(mut self, sector: u64, sectors: u64, flags: EntryFlags, fill: u8, text: &str) -> LogFile {
+        let entry = Entry { sector, sectors, flags, data_len: text.len() as u64 };
+        let mut head = vec![0; 512];
+        entry.encode(text.as_bytes(), &mut head);
+        self.0.extend(head);
+        self.0.extend(vec![fill; entry.data_sectors() as usize * 512]);
+        self.1 += 1;
+        self
+    }
+
+    fn write(self, sector: u64, sectors: u64, fill: u8) -> LogFile {
+        self.add(sector, sectors, EntryFlags::empty(), fill, "")
+    }
+
+    fn flush(self) -> LogFile {
+        self.add(0, 0, EntryFlags::FLUSH, 0, "")
+    }
+
+    fn mark(self, text: &str) -> LogFile {
+        self.add(0, 0, EntryFlags::MARK, 0, text)
+    }
+
+    fn save(mut self, folder: &TempDir) {
+        Superblock { entries: self.1, sector_size: 512 }.encode(&mut self.0[..512]);
+        fs::write(folder.path().join("log"), self.0).unwrap();
+    }
+}
+
+/// Runs `udm log-writes` in `folder`.
+fn run(folder: &TempDir, args: &[&str]) -> Output {
+    Command::new(UDM).arg("log-writes").args(args).current_dir(folder.path()).output().unwrap()
+}
+
+fn ok(folder: &TempDir, args: &[&str]) -> String {
+    let output = run(folder, args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The one line on standard error of a run that fails.
+fn refused(folder: &TempDir, args: &[&str]) -> String {
+    let output = run(folder, args);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        (output.status.code(), output.stdout.len(), text.lines().count()),
+        (Some(1), 0, 1),
+        "{args:?}: {text}"
+    );
+    text.trim_end().to_owned()
+}
+
+/// The first byte of each of the first eight sectors.
+fn sectors(folder: &TempDir, name: &str) -> Vec<u8> {
+    fs::read(folder.path().join(name)).unwrap().chunks(512).take(8).map(|sector| sector[0]).collect()
+}
+
+fn sample(folder: &TempDir) {
+    LogFile::new()
+        .write(0, 2, 1)
+        .flush()
+        .mark("mkfs")
+        .write(1, 1, 2)
+        .flush()
+        .add(4, 1, EntryFlags::FUA, 3, "")
+        .add(0, 1, EntryFlags::DISCARD, 0, "")
+        .flush()
+        .save(folder);
+}
+
+#[test]
+fn list_prints_each_entry() {
+    let folder = TempDir::new().unwrap();
+    sample(&folder);
+    let expected = "# sectors of 512 bytes, 8 entries: ENTRY SECTOR SECTORS FLAGS\n\
+                    0 0 2 -\n1 0 0 flush #1\n2 0 0 mark \"mkfs\"\n3 1 1 -\n4 0 0 flush #2\n\
+                    5 4 1 fua\n6 0 1 discard\n7 0 0 flush #3\n";
+    assert_eq!(ok(&folder, &["list", "log"]), expected);
+    let json: serde_json::Value = serde_json::from_str(&ok(&folder, &["list", "log", "--json"])).unwrap();
+    assert_eq!(json["log"]["entries"], 8);
+    assert_eq!(json["entries"][5]["start_bytes"], 2048);
+    assert_eq!(json["entries"][2]["mark"], "mkfs");
+    LogFile::new().save(&folder);
+    let json: serde_json::Value = serde_json::from_str(&ok(&folder, &["list", "log", "--json"])).unwrap();
+    assert_eq!(json["entries"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn replay_rebuilds_any_prefix() {
+    let folder = TempDir::new().unwrap();
+    sample(&folder);
+    let prefixes: [(&[&str], [u8; 8]); 8] = [
+        (&["--entries", "1"], [1, 1, 0, 0, 0, 0, 0, 0]),
+        (&["--upto", "1"], [1, 1, 0, 0, 0, 0, 0, 0]),
+        (&["--upto-mark", "mkfs"], [1, 1, 0, 0, 0, 0, 0, 0]),
+        (&["--upto", "2"], [1, 2, 0, 0, 0, 0, 0, 0]),
+        (&["--upto", "3"], [0, 2, 0, 0, 3, 0, 0, 0]),
+        (&[], [0, 2, 0, 0, 3, 0, 0, 0]),
+        (&["--start-mark", "mkfs"], [0, 2, 0, 0, 3, 0, 0, 0]),
+        (&["--start-entry", "3", "--entries", "3"], [0, 2, 0, 0, 3, 0, 0, 0]),
+    ];
+    for (i, (words, expected)) in prefixes.iter().enumerate() {
+        let device = format!("device{i}");
+        ok(&folder, &[&["replay", "log", &device, "--size", "4k"], *words].concat());
+        assert_eq!(sectors(&folder, &device), expected, "{words:?}");
+    }
+    // In two parts, over what is there.
+    ok(&folder, &["replay", "log", "parts", "--size", "4k", "--upto-mark", "mkfs"]);
+    let json = ok(&folder, &["replay", "log", "parts", "--start-mark", "mkfs", "--json"]);
+    assert_eq!(sectors(&folder, "parts"), [0, 2, 0, 0, 3, 0, 0, 0]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let counts = ["first_entry", "entries", "writes", "written_bytes", "discards", "flushes"]
+        .map(|key| json[key].as_u64());
+    assert_eq!(counts.map(Option::unwrap), [3, 5, 2, 1024, 1, 2]);
+}
+
+#[test]
+fn the_check_sees_a_fresh_copy_of_each_state() {
+    let folder = TempDir::new().unwrap();
+    sample(&folder);
+    let command = "od -An -tu1 -N1 -j512 $image >> seen; printf x > $image";
+    ok(&folder, &["replay", "log", "device", "--size", "4k", "--each-flush", "--check", command]);
+    let seen = fs::read_to_string(folder.path().join("seen")).unwrap();
+    assert_eq!(seen.split_whitespace().collect::<Vec<_>>(), ["1", "2", "2"], "sector 1 at each flush");
+    assert_eq!(sectors(&folder, "device"), [0, 2, 0, 0, 3, 0, 0, 0], "the check ruined its copy alone");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3, "the copies are gone");
+
+    let text = "test $(od -An -tu1 -N1 -j512 $image) = 1";
+    let said =
+        refused(&folder, &["replay", "log", "failed", "--size", "4k", "--each-flush", "--check", text]);
+    assert_eq!(
+        said,
+        "udm: failed: the check failed at flush 2 (entry 4): exit status: 1: the file holds what failed"
+    );
+    assert_eq!(sectors(&folder, "failed"), [1, 2, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_a_line_and_nothing_is_written() {
+    let folder = TempDir::new().unwrap();
+    sample(&folder);
+    let cases: [(&[&str], &str); 9] = [
+        (&["--size", "2k"], "udm: log: at byte 4608: entry 5 reaches to byte 2560 of a device of 2048"),
+        (&[], "udm: device: no such file; --size makes one"),
+        (&["--size", "4k", "--upto", "4"], "udm: log: there is no flush 4, the log has 3"),
+        (&["--size", "4k", "--upto-mark", "x"], "udm: log: no mark \"x\" behind the start"),
+        (&["--size", "4k", "--start-mark", "x"], "udm: log: no mark \"x\" in the 8 entries up to the end"),
+        (
+            &["--size", "4k", "--start-mark", "mkfs", "--upto", "1"],
+            "udm: log: no mark \"mkfs\" in the 2 entries up to the end",
+        ),
+        (
+            &["--size", "4k", "--entries", "9"],
+            "udm: log: there are no 9 entries behind the start, the log has 8 in all",
+        ),
+        (&["--size", "4k", "--start-entry", "9"], "udm: log: the start, entry 9, is behind the end, entry 8"),
+        (
+            &["--size", "4k", "--start-entry", "5", "--upto", "1"],
+            "udm: log: the start, entry 5, is behind the end, entry 2",
+        ),
+    ];
+    for (words, expected) in cases {
+        assert_eq!(refused(&folder, &[&["replay", "log", "device"], words].concat()), expected);
+        assert!(!folder.path().join("device").exists(), "{words:?}");
+    }
+    fs::write(folder.path().join("device"), b"mine").unwrap();
+    refused(&folder, &["replay", "log", "device", "--size", "4k"]);
+    assert_eq!(fs::read(folder.path().join("device")).unwrap(), b"mine");
+    // The log is bad behind what would have been replayed first.
+    let mut bytes = fs::read(folder.path().join("log")).unwrap();
+    bytes[4608 + 17] = 0xff;
+    fs::write(folder.path().join("log"), bytes).unwrap();
+    let said = refused(&folder, &["replay", "log", "new", "--size", "4k"]);
+    assert_eq!(said, "udm: log: at byte 4624: entry 5 has unknown flags 0xff02");
+    assert!(!folder.path().join("new").exists());
+    ok(&folder, &["replay", "log", "new", "--size", "4k", "--upto", "2"]);
+    fs::write(folder.path().join("log"), b"short").unwrap();
+    assert_eq!(refused(&folder, &["list", "log"]), "udm: log: at byte 0: the log ends inside its superblock");
+    assert_eq!(refused(&folder, &["list", "nosuch"]), "udm: nosuch: No such file or directory");
+}
+
+/// A folder in which the recipe mounts things; they are gone when it is.
+struct Mounts(TempDir);
+
+impl Drop for Mounts {
+    fn drop(&mut self) {
+        for name in ["mnt", "nbd"] {
+            let place = self.0.path().join(name);
+            // Not mounted in most cases; that is what is wanted.
+            let _ = Command::new("fusermount3").arg("-uzq").arg(place).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+/// Runs `script` with the shell in `folder`, for a minute at the most, and returns what it printed.
+fn shell(folder: &Path, script: &str) -> Result<String, String> {
+    // Into a file: what daemons keep open behind the script must not keep us.
+    let out = folder.join("out");
+    let file = File::create(&out).unwrap();
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let mut child = Command::new("/bin/sh")
+        .args(["-c", script])
+        .current_dir(folder)
+        .env("PATH", path)
+        .env("udm", UDM)
+        .stdin(Stdio::null())
+        .stdout(file.try_clone().unwrap())
+        .stderr(file)
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break Some(status),
+            None if Instant::now() > deadline => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                break None;
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    let said = fs::read_to_string(out).unwrap();
+    match status {
+        Some(status) if status.success() => Ok(said),
+        Some(status) => Err(format!("{status}\n{said}")),
+        None => Err(format!("not done in time\n{said}")),
+    }
+}
+
+/// Why the recipe can't be tried here.
+fn missing() -> Option<String> {
+    let tools = ["nbdfuse", "nbdkit", "fuse2fs", "fusermount3", "mke2fs", "debugfs", "sqlite3"];
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let tool =
+        tools.iter().find(|tool| !path.split(':').any(|folder| Path::new(folder).join(tool).is_file()));
+    let fuse =
+        || File::options().read(true).write(true).open("/dev/fuse").err().map(|e| format!("/dev/fuse: {e}"));
+    tool.map(|tool| format!("no {tool}")).or_else(fuse)
+}
+
+#[expect(clippy::print_stderr, reason = "a test that can't run here says so")]
+fn skip(why: &str) {
+    eprintln!("skipped: {why}");
+}
+
+const WORKLOAD: &str = r#"
+truncate -s 32M disk.img; truncate -s 256M log.img; touch nbd; mkdir -p mnt
+exec $udm serve --device d='0 65536 log-writes disk.img log.img' --run 'set -e
+  nbdfuse nbd [ nbdkit --filter=blocksize nbd "uri=$uri" minblock=512 ] & until [ -s nbd ]; do sleep 0.1; done
+  mke2fs -q -E root_owner nbd; $udm message d 0 mark mkfs; fuse2fs nbd mnt -o rw
+  sqlite3 mnt/t.db "create table t(a)"
+  for i in 1 2 3 4 5 6 7 8; do sqlite3 mnt/t.db "insert into t values($i)"; echo $i > mnt/acknowledged; done
+  $udm status d
+  fusermount3 -u mnt; until fusermount3 -u nbd; do sleep 0.1; done 2>/dev/null; wait'
+"#;
+
+/// Prints how many rows the state has, and fails when SQLite finds anything wrong with it.
+const CHECK: &str = r#"
+set -e; d=$(mktemp -d); trap 'rm -r $d' EXIT
+debugfs -R "rdump / $d" $image 2>/dev/null
+sqlite3 $d/t.db "pragma integrity_check" | grep -qx ok
+echo rows $(sqlite3 $d/t.db "select count(*) from t" 2>/dev/null)
+"#;
+
+/// Every state that a power cut at a flush could leave holds a sound database, and no row that was there is gone in a later one.
+#[test]
+fn sqlite_survives_a_cut_at_every_flush() {
+    if let Some(missing) = missing() {
+        skip(&missing);
+        return;
+    }
+    let folder = Mounts(TempDir::new().unwrap());
+    let place = folder.0.path();
+    let said = shell(place, WORKLOAD).unwrap_or_else(|said| panic!("the workload: {said}"));
+    assert!(said.contains("0 65536 log-writes ") && !said.contains("logging_disabled"), "{said}");
+    fs::write(place.join("check"), CHECK).unwrap();
+    shell(place, "$udm log-writes replay log.img state.img --size 32M --upto-mark mkfs").unwrap();
+    let replay = "$udm log-writes replay log.img state.img --start-mark mkfs --each-flush --check 'sh check'";
+    let said = shell(place, replay).unwrap_or_else(|said| panic!("{said}"));
+    let rows = said.lines().filter_map(|line| line.strip_prefix("rows"));
+    let rows: Vec<u64> = rows.map(|n| n.trim().parse().unwrap_or(0)).collect();
+    assert!(rows.is_sorted(), "rows went away: {rows:?}");
+    assert_eq!((rows.first(), rows.last()), (Some(&0), Some(&8)), "{rows:?}");
+    assert!((1..8).all(|n| rows.contains(&n)), "each commit shows: {rows:?}");
+    let (state, disk) =
+        (fs::read(place.join("state.img")).unwrap(), fs::read(place.join("disk.img")).unwrap());
+    assert!(state == disk, "the whole log is the whole device");
+}
+
+/// A server that is killed leaves a log of all that it acknowledged.
+#[test]
+fn a_killed_server_leaves_a_log() {
+    if !Path::new("/usr/bin/qemu-io").is_file() {
+        skip("no qemu-io");
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let script = r#"
+truncate -s 1M disk.img; truncate -s 4M log.img
+$udm serve --device d='0 2048 log-writes disk.img log.img' --unix sock --socket control > served 2>&1 & server=$!
+n=0; until grep -q nbd+unix served; do n=$((n + 1)); test $n -lt 100; sleep 0.1; done
+qemu-io -f raw -t writeback -c 'write -P 7 4k 4k' -c flush -c 'write -f -P 8 8k 512' -c 'write -P 9 64k 4k' -c 'sigraise 9' "nbd+unix:///d?socket=$PWD/sock"
+kill -9 $server; wait $server; $udm log-writes list log.img"#;
+    let said = shell(folder.path(), script).unwrap_or_else(|said| panic!("{said}"));
+    let list = &said[said.find("# sectors").unwrap_or_else(|| panic!("{said}"))..];
+    assert!(list.ends_with("\n0 8 8 -\n1 0 0 flush #1\n2 16 1 fua\n"), "{said}");
+}
