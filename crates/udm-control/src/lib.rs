@@ -1,1 +1,18 @@
-//! To be written.
+//! The control half of a udm process: the registry of devices, dmsetup's verbs on it, and the control socket that offers them.
+//!
+//! * [`registry`]: every device by its URI, name and number; what tables and messages look devices up in.
+//! * [`verbs`]: create, load, suspend, resume, ...: the kernel's semantics and errors.
+//! * [`http`]: the verbs over HTTP and JSON on a Unix socket; [`client`]: the other end of it.
+//! * [`exports`]: which devices NBD clients find.
+//!
+//! The cores never wait for anything here. What they are told, they are told by message.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod error;
+pub mod exports;
+pub mod http;
+pub mod registry;
+pub mod verbs;
+
+pub use registry::Registry;

@@ -1,1 +1,72 @@
-fn main() {}
+//! `udm`: the device mapper in user space. See `udm --help`.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod caret;
+mod cli;
+mod demo;
+mod log_writes;
+mod serve;
+mod verbs;
+
+use clap::Parser;
+use cli::{Cli, Verb};
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log(&cli.verb);
+    match run(&cli.verb) {
+        Ok(code) => code,
+        Err(error) => {
+            // Nothing is left to be done when standard error is closed too.
+            let _ = writeln!(std::io::stderr(), "udm: {}", plain(&format!("{error:#}")));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What is wrong with a request is said by the verb that made it; the log is for what nobody asked about. `$UDM_LOG=debug` shows more.
+fn log(verb: &Verb) {
+    // The demo fails paths itself, and tells of it.
+    let level = if matches!(verb, Verb::Demo(_)) { "error" } else { "warn" };
+    let filter = EnvFilter::try_from_env("UDM_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    log.without_time().with_ansi(colour).init();
+}
+
+/// Without the numbers that Rust puts behind the system's texts.
+fn plain(text: &str) -> String {
+    let mut parts = text.split(" (os error ");
+    let mut out = parts.next().unwrap_or_default().to_string();
+    for part in parts {
+        out.push_str(part.split_once(')').map_or(part, |(_, rest)| rest));
+    }
+    out
+}
+
+fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
+    match verb {
+        Verb::Serve(args) => serve::run(args),
+        Verb::LogWrites(args) => log_writes::run(args),
+        Verb::Demo(args) => demo::run(args).map(|()| ExitCode::SUCCESS),
+        Verb::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
+        verb => verbs::run(verb).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn errors_are_plain() {
+        let error = std::io::Error::from_raw_os_error(2);
+        assert_eq!(
+            super::plain(&format!("x: {error}: {error}")),
+            "x: No such file or directory: No such file or directory"
+        );
+        assert_eq!(super::plain("nothing (of the) kind"), "nothing (of the) kind");
+    }
+}

@@ -1,0 +1,67 @@
+# Every target does its own set-up; all that is needed is cargo (Rust 1.85 or later) and Linux with io_uring.
+#
+# Profiles: tests, lints and whatever a developer runs use `dev` (opt-level 1, debug assertions), built once for all of them;
+# demo, bench and install use `release`.
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+UDM := $(TARGET_DIR)/release/udm
+
+# program:Debian package, for tests that use real clients. Tests whose programs are missing say so and pass.
+TEST_PROGRAMS := fio:fio nbdkit:nbdkit nbdinfo:libnbd-bin qemu-img:qemu-utils fusermount3:fuse3 mkfs.ext4:e2fsprogs
+
+.PHONY: help build demo test test-programs lint bench install clean
+
+help:
+	@echo 'make build    the program, as $(UDM)'
+	@echo 'make demo     see it work, in about a minute'
+	@echo 'make test     all tests'
+	@echo 'make lint     formatting and clippy, as CI checks them'
+	@echo 'make bench    udm beside the one-mutex design and the bare device, in one run'
+	@echo 'make install  program, man pages and completions under PREFIX ($(PREFIX))'
+
+build:
+	$(CARGO) build --release --locked -p udm
+
+demo: build
+	$(UDM) demo
+
+bench: build
+	$(UDM) bench --compare
+
+test: test-programs
+	$(CARGO) test --locked --workspace
+
+test-programs:
+	@missing() { \
+	    for pair in $(TEST_PROGRAMS); do \
+	        PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null 2>&1 || printf ' %s' "$${pair##*:}"; \
+	    done; \
+	}; \
+	packages=$$(missing); \
+	if [ -n "$$packages" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+	    echo "Installing what tests with real clients use:$$packages"; \
+	    export DEBIAN_FRONTEND=noninteractive; \
+	    { apt-get update -q && apt-get install -qq -y --no-install-recommends $$packages; } >/dev/null 2>&1 || true; \
+	    packages=$$(missing); \
+	fi; \
+	if [ -n "$$packages" ]; then echo "Not installed, so the tests that use them are skipped:$$packages"; fi
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+install: build
+	install -D -m 755 $(UDM) $(DESTDIR)$(PREFIX)/bin/udm
+	$(UDM) generate man $(TARGET_DIR)/man
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 $(TARGET_DIR)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	$(UDM) generate completions $(TARGET_DIR)/completions
+	install -D -m 644 $(TARGET_DIR)/completions/udm.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/udm
+	install -D -m 644 $(TARGET_DIR)/completions/udm.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/udm.fish
+	install -D -m 644 $(TARGET_DIR)/completions/_udm $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_udm
+
+clean:
+	$(CARGO) clean

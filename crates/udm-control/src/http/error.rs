@@ -1,0 +1,113 @@
+//! Errors as the control socket gives them, and the extractors that give them for bad requests.
+
+use super::api;
+use crate::error::VerbError;
+use axum::extract::rejection::{BytesRejection, FailedToBufferBody, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
+use serde::de::DeserializeOwned;
+use udm_targets::TargetError;
+
+/// A refusal: a status and the story.
+#[derive(Debug)]
+pub(super) struct Refusal(StatusCode, Box<api::Error>);
+
+impl Refusal {
+    /// A refusal of the request itself, before any verb saw it.
+    pub fn request(status: StatusCode, why: impl std::fmt::Display) -> Refusal {
+        let errno = match status {
+            StatusCode::PAYLOAD_TOO_LARGE => 7,                           // E2BIG
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => 95, // EOPNOTSUPP
+            _ => 22,
+        };
+        // What serde says may quote the input: one line, of bounded length.
+        let reason: String =
+            why.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect();
+        let error = format!("request: {reason}");
+        Refusal(status, Box::new(api::Error { error, errno, reason, ..api::Error::default() }))
+    }
+}
+
+/// The status for an errno of a verb.
+fn status_of(error: &VerbError) -> StatusCode {
+    match error.error.errno {
+        _ if error.missing => StatusCode::NOT_FOUND,
+        1 | 13 => StatusCode::FORBIDDEN,
+        16 | 17 => StatusCode::CONFLICT,
+        5 | 61 | 67 | 110 | 121 => StatusCode::BAD_GATEWAY,
+        11 | 12 | 23 | 24 | 28 => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::BAD_REQUEST,
+    }
+}
+
+impl From<VerbError> for Refusal {
+    fn from(error: VerbError) -> Refusal {
+        let status = status_of(&error);
+        let TargetError { errno, text, reason, .. } = *error.error.clone();
+        let place = error.place;
+        let body = api::Error {
+            error: error.to_string(),
+            errno: u32::try_from(errno).unwrap_or(5),
+            text,
+            reason,
+            line: place.map(|p| p.line as u64),
+            column: place.map(|p| p.column as u64),
+            width: place.map(|p| p.width as u64),
+        };
+        Refusal(status, Box::new(body))
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.0, axum::Json(self.1)).into_response()
+    }
+}
+
+/// A JSON body, whatever the content type says (so that `curl -d` works), with our errors.
+pub(super) struct Body<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, state: &S) -> Result<Body<T>, Refusal> {
+        let bytes =
+            axum::body::Bytes::from_request(request, state).await.map_err(|rejection| match rejection {
+                BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_)) => {
+                    Refusal::request(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long")
+                }
+                other => Refusal::request(StatusCode::BAD_REQUEST, other),
+            })?;
+        // An empty body stands for an object without members: every one may have a default.
+        let bytes = if bytes.is_empty() { &b"{}"[..] } else { &bytes[..] };
+        serde_json::from_slice(bytes).map(Body).map_err(|e| Refusal::request(StatusCode::BAD_REQUEST, e))
+    }
+}
+
+/// Query parameters, with our errors.
+pub(super) struct Params<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Params<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Params<T>, Refusal> {
+        let query: Result<Query<T>, QueryRejection> = Query::from_request_parts(parts, state).await;
+        query
+            .map(|Query(query)| Params(query))
+            .map_err(|e| Refusal::request(StatusCode::BAD_REQUEST, e.body_text()))
+    }
+}
+
+/// The name of a device in the path, with our errors.
+pub(super) struct Named(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Named, Refusal> {
+        let path = axum::extract::Path::<String>::from_request_parts(parts, state).await;
+        path.map(|p| Named(p.0)).map_err(|e| Refusal::request(StatusCode::BAD_REQUEST, e.body_text()))
+    }
+}

@@ -1,0 +1,155 @@
+//! What each route does: a verb, and its answer as JSON.
+//!
+//! A verb that changes a device runs in a task of its own, so that it is finished even when its client hangs up; what looks devices up may
+//! block on storage and runs beside the control thread.
+
+use super::error::{Body, Named, Params, Refusal};
+use super::routes::Shared;
+use super::{api, openapi};
+use crate::error::VerbError;
+use crate::verbs;
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::Deserialize;
+use std::future::Future;
+
+type Answer<T> = Result<Json<T>, Refusal>;
+type Done = Result<StatusCode, Refusal>;
+
+/// `?inactive=1`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Slot {
+    inactive: Option<u8>,
+}
+
+impl Slot {
+    fn is_inactive(&self) -> Result<bool, Refusal> {
+        match self.inactive {
+            None | Some(0) => Ok(false),
+            Some(1) => Ok(true),
+            Some(_) => Err(Refusal::request(StatusCode::BAD_REQUEST, "inactive: 0 or 1")),
+        }
+    }
+}
+
+/// Finishes `verb` even when the client is gone.
+async fn to_the_end<T: Send + 'static>(
+    verb: impl Future<Output = Result<T, VerbError>> + Send + 'static,
+) -> Result<T, Refusal> {
+    finished(tokio::spawn(verb).await)
+}
+
+/// Runs `verb` where it may block.
+async fn beside<T: Send + 'static>(
+    verb: impl FnOnce() -> Result<T, VerbError> + Send + 'static,
+) -> Result<T, Refusal> {
+    finished(tokio::task::spawn_blocking(verb).await)
+}
+
+fn finished<T>(joined: Result<Result<T, VerbError>, tokio::task::JoinError>) -> Result<T, Refusal> {
+    match joined {
+        Ok(done) => done.map_err(Refusal::from),
+        Err(error) => Err(Refusal::request(StatusCode::INTERNAL_SERVER_ERROR, error)),
+    }
+}
+
+pub(super) async fn list(State(registry): State<Shared>) -> Json<api::DeviceList> {
+    Json(api::DeviceList { devices: verbs::ls(&registry) })
+}
+
+pub(super) async fn info(State(registry): State<Shared>, Named(name): Named) -> Answer<api::Device> {
+    Ok(Json(verbs::info(&registry, &name)?))
+}
+
+pub(super) async fn create(
+    State(registry): State<Shared>,
+    Body(new): Body<api::Create>,
+) -> Answer<api::Device> {
+    let made = beside(move || {
+        verbs::wait(verbs::create(&registry, &new.name, new.uuid.as_deref(), new.table.as_deref()))?;
+        verbs::info(&registry, &new.name)
+    });
+    Ok(Json(made.await?))
+}
+
+pub(super) async fn remove(State(registry): State<Shared>, Named(name): Named) -> Done {
+    to_the_end(async move { verbs::remove(&registry, &name).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn status(
+    State(registry): State<Shared>,
+    Named(name): Named,
+    Params(slot): Params<Slot>,
+) -> Answer<api::Status> {
+    Ok(Json(verbs::status(&registry, &name, slot.is_inactive()?)?))
+}
+
+pub(super) async fn table(
+    State(registry): State<Shared>,
+    Named(name): Named,
+    Params(slot): Params<Slot>,
+) -> Answer<api::Table> {
+    Ok(Json(verbs::table(&registry, &name, slot.is_inactive()?)?))
+}
+
+pub(super) async fn load(
+    State(registry): State<Shared>,
+    Named(name): Named,
+    Body(load): Body<api::Load>,
+) -> Done {
+    beside(move || verbs::load(&registry, &name, &load.table)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn clear(State(registry): State<Shared>, Named(name): Named) -> Done {
+    verbs::clear(&registry, &name)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn message(
+    State(registry): State<Shared>,
+    Named(name): Named,
+    Body(message): Body<api::Message>,
+) -> Answer<api::Answer> {
+    let answer = beside(move || verbs::message(&registry, &name, message.sector, &message.message)).await?;
+    Ok(Json(api::Answer { answer }))
+}
+
+pub(super) async fn suspend(
+    State(registry): State<Shared>,
+    Named(name): Named,
+    Body(how): Body<api::Suspend>,
+) -> Done {
+    to_the_end(async move { verbs::suspend(&registry, &name, how.noflush.unwrap_or(false)).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn resume(State(registry): State<Shared>, Named(name): Named) -> Done {
+    to_the_end(async move { verbs::resume(&registry, &name).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn exports(State(registry): State<Shared>) -> Json<api::ExportList> {
+    Json(api::ExportList { exports: registry.exports() })
+}
+
+pub(super) async fn version() -> Json<api::Version> {
+    Json(verbs::version())
+}
+
+pub(super) async fn openapi() -> Json<serde_json::Value> {
+    Json(openapi::document())
+}
+
+/// A path that is in no list.
+pub(super) async fn nowhere() -> Refusal {
+    Refusal::request(StatusCode::NOT_FOUND, "no such path; /openapi.json lists them")
+}
+
+/// A method that the path does not have.
+pub(super) async fn no_method() -> Refusal {
+    Refusal::request(StatusCode::METHOD_NOT_ALLOWED, "the path has no such method; /openapi.json lists them")
+}

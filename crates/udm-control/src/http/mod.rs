@@ -1,0 +1,33 @@
+//! HTTP and JSON on the control socket.
+//!
+//! [`routes`] is the one list of what there is; [`handlers`] calls the verbs; [`server`] owns the socket and its peers. Nothing here knows
+//! what a verb does.
+
+pub mod api;
+mod error;
+mod handlers;
+mod openapi;
+mod routes;
+mod schema;
+pub mod server;
+
+use crate::registry::Registry;
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use std::sync::Arc;
+
+/// The longest body in bytes: the largest table, with room for JSON's escapes around it.
+pub const BODY_MAX: usize = crate::verbs::TABLE_MAX * 2 + 4096;
+
+/// The router over all routes.
+pub fn router(registry: Arc<Registry>) -> Router {
+    let mut router = Router::new();
+    for route in routes::all() {
+        router = router.route(route.path, route.serve);
+    }
+    router
+        .fallback(handlers::nowhere)
+        .method_not_allowed_fallback(handlers::no_method)
+        .layer(DefaultBodyLimit::max(BODY_MAX))
+        .with_state(registry)
+}

@@ -1,0 +1,111 @@
+//! The OpenAPI 3.1 description, made from the list of routes.
+
+use super::api;
+use super::routes::{self, Route};
+use super::schema::Schema;
+use serde_json::{Map, Value, json};
+
+/// The document.
+pub(super) fn document() -> Value {
+    let mut components = Map::new();
+    let mut paths = Map::new();
+    for route in routes::all() {
+        let path = paths.entry(route.path).or_insert_with(|| json!({}));
+        path[route.method.as_str().to_ascii_lowercase()] = operation(&route, &mut components);
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "udm control socket",
+            "summary": "The device mapper in user space: devices, tables, messages",
+            "version": env!("CARGO_PKG_VERSION"),
+            "license": { "name": "Apache-2.0 OR MIT", "identifier": "Apache-2.0 OR MIT" },
+        },
+        "servers": [{ "url": "http://udm", "description": "Over the Unix socket; the host name is not looked at" }],
+        "paths": paths,
+        "components": { "schemas": components },
+    })
+}
+
+fn operation(route: &Route, components: &mut Map<String, Value>) -> Value {
+    let mut parameters = Vec::new();
+    if route.path.contains("{name}") {
+        parameters.push(json!({
+            "name": "name", "in": "path", "required": true, "schema": { "type": "string" },
+            "description": "The device: its name, its uuid or its number",
+        }));
+    }
+    if route.inactive {
+        parameters.push(json!({
+            "name": "inactive", "in": "query", "schema": { "type": "integer", "enum": [0, 1], "default": 0 },
+            "description": "1 for the table in the inactive slot",
+        }));
+    }
+    let success = match (route.reply, route.id) {
+        (Some(reply), _) => {
+            json!({ "description": "Done", "content": { "application/json": { "schema": reply(components) } } })
+        }
+        (None, "openapi") => {
+            json!({ "description": "Done", "content": { "application/json": { "schema": { "type": "object" } } } })
+        }
+        (None, _) => json!({ "description": "Done" }),
+    };
+    let error = json!({
+        "description": "Refused",
+        "content": { "application/json": { "schema": api::Error::schema(components) } },
+    });
+    let mut operation = json!({
+        "operationId": route.id,
+        "summary": route.summary,
+        "responses": { route.success().to_string(): success, "default": error },
+    });
+    if !parameters.is_empty() {
+        operation["parameters"] = parameters.into();
+    }
+    if let Some(body) = route.body {
+        operation["requestBody"] = json!({
+            "required": true,
+            "content": { "application/json": { "schema": body(components) } },
+        });
+    }
+    operation
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Every `$ref` has its target, every `{name}` its parameter, every operation an id of its own.
+    #[test]
+    fn the_document_is_whole() {
+        let document = document();
+        let text = document.to_string();
+        let schemas = document["components"]["schemas"].as_object().unwrap();
+        for part in text.split("\"$ref\":\"#/components/schemas/").skip(1) {
+            let name = part.split('"').next().unwrap();
+            assert!(schemas.contains_key(name), "{name}");
+        }
+        assert!(schemas.values().all(|s| s["properties"].is_object() && s["description"] != ""));
+        let mut ids = BTreeSet::new();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{method} {path}");
+                let named =
+                    operation["parameters"].as_array().is_some_and(|p| p.iter().any(|p| p["in"] == "path"));
+                assert_eq!(named, path.contains('{'), "{method} {path}");
+                assert!(operation["responses"].as_object().unwrap().len() == 2);
+            }
+        }
+        assert_eq!(ids.len(), routes::all().len());
+    }
+
+    #[test]
+    fn requests_are_closed_and_replies_open() {
+        let document = document();
+        let schemas = &document["components"]["schemas"];
+        assert_eq!(schemas["Create"]["additionalProperties"], false);
+        assert_eq!(schemas["Create"]["required"], json!(["name"]));
+        assert_eq!(schemas["Device"]["additionalProperties"], true);
+    }
+}

@@ -1,0 +1,153 @@
+//! The one list of routes: what is served is what `/openapi.json` says.
+
+use super::api;
+use super::handlers;
+use super::schema::Schema;
+use crate::registry::Registry;
+use axum::handler::Handler;
+use axum::http::Method;
+use axum::routing::{MethodFilter, MethodRouter, on};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// What all handlers share.
+pub(super) type Shared = Arc<Registry>;
+
+/// Makes the schema of a body.
+pub(super) type SchemaOf = fn(&mut Map<String, Value>) -> Value;
+
+/// One method of one path.
+pub(super) struct Route {
+    /// GET, POST, PUT or DELETE.
+    pub method: Method,
+    /// The path, with `{name}` where a device is named.
+    pub path: &'static str,
+    /// A stable name for generated clients.
+    pub id: &'static str,
+    /// What it does, in one line.
+    pub summary: &'static str,
+    /// Takes `?inactive=1`.
+    pub inactive: bool,
+    /// What it takes.
+    pub body: Option<SchemaOf>,
+    /// What it gives back; `None` for 204.
+    pub reply: Option<SchemaOf>,
+    /// What serves it.
+    pub serve: MethodRouter<Shared>,
+}
+
+impl Route {
+    fn new<H, T>(
+        method: Method,
+        path: &'static str,
+        id: &'static str,
+        summary: &'static str,
+        handler: H,
+    ) -> Route
+    where
+        H: Handler<T, Shared>,
+        T: 'static,
+    {
+        let filter = MethodFilter::try_from(method.clone()).expect("a plain method");
+        let serve = on(filter, handler);
+        Route { method, path, id, summary, inactive: false, body: None, reply: None, serve }
+    }
+
+    fn inactive(self) -> Route {
+        Route { inactive: true, ..self }
+    }
+
+    fn takes<T: Schema>(self) -> Route {
+        Route { body: Some(T::schema), ..self }
+    }
+
+    fn gives<T: Schema>(self) -> Route {
+        Route { reply: Some(T::schema), ..self }
+    }
+
+    /// The status of success.
+    pub fn success(&self) -> u16 {
+        match (self.reply.is_some(), self.id) {
+            (false, "openapi") | (true, _) => 200,
+            (false, _) => 204,
+        }
+    }
+}
+
+/// Every route.
+pub(super) fn all() -> Vec<Route> {
+    use handlers as h;
+    let (get, post, put, delete) = (Method::GET, Method::POST, Method::PUT, Method::DELETE);
+    vec![
+        Route::new(get.clone(), "/v1/devices", "listDevices", "All mapped devices", h::list)
+            .gives::<api::DeviceList>(),
+        Route::new(
+            post.clone(),
+            "/v1/devices",
+            "createDevice",
+            "Makes a device, loads its table and resumes it",
+            h::create,
+        )
+        .takes::<api::Create>()
+        .gives::<api::Device>(),
+        Route::new(get.clone(), "/v1/devices/{name}", "getDevice", "One device", h::info)
+            .gives::<api::Device>(),
+        Route::new(
+            delete.clone(),
+            "/v1/devices/{name}",
+            "removeDevice",
+            "Removes a device that nobody uses",
+            h::remove,
+        ),
+        Route::new(
+            get.clone(),
+            "/v1/devices/{name}/status",
+            "getStatus",
+            "The status of its table",
+            h::status,
+        )
+        .inactive()
+        .gives::<api::Status>(),
+        Route::new(get.clone(), "/v1/devices/{name}/table", "getTable", "Its table", h::table)
+            .inactive()
+            .gives::<api::Table>(),
+        Route::new(
+            put,
+            "/v1/devices/{name}/table",
+            "loadTable",
+            "Loads a table into the inactive slot",
+            h::load,
+        )
+        .takes::<api::Load>(),
+        Route::new(delete, "/v1/devices/{name}/table", "clearTable", "Empties the inactive slot", h::clear),
+        Route::new(
+            post.clone(),
+            "/v1/devices/{name}/message",
+            "sendMessage",
+            "Sends a message to a target",
+            h::message,
+        )
+        .takes::<api::Message>()
+        .gives::<api::Answer>(),
+        Route::new(
+            post.clone(),
+            "/v1/devices/{name}/suspend",
+            "suspendDevice",
+            "Parks new requests and waits for those in flight",
+            h::suspend,
+        )
+        .takes::<api::Suspend>(),
+        Route::new(
+            post,
+            "/v1/devices/{name}/resume",
+            "resumeDevice",
+            "Swaps a loaded table in and lets requests go",
+            h::resume,
+        ),
+        Route::new(get.clone(), "/v1/exports", "listExports", "What clients can connect to", h::exports)
+            .gives::<api::ExportList>(),
+        Route::new(get.clone(), "/v1/version", "getVersion", "The server and its targets", h::version)
+            .gives::<api::Version>(),
+        Route::new(get, "/openapi.json", "openapi", "This description", h::openapi),
+    ]
+}

@@ -1,0 +1,14 @@
+//! The verbs: what dmsetup's users do to devices, with the kernel's semantics and errors.
+//!
+//! Verbs that change what the cores do are futures, because the cores answer when they can: `suspend` takes as long as requests are in flight.
+//! They need no reactor: [`wait`] runs one to its end on any thread.
+
+mod change;
+mod show;
+mod tables;
+mod wait;
+
+pub use change::{create, remove, resume, suspend};
+pub use show::{info, ls, status, table, version};
+pub use tables::{TABLE_MAX, clear, load, message};
+pub use wait::{wait, wait_with};

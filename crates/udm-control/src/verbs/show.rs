@@ -1,0 +1,124 @@
+//! What there is, as dmsetup shows it.
+
+use crate::error::VerbError;
+use crate::http::api;
+use crate::registry::{Mapped, Registry};
+use std::sync::Arc;
+use udm_core::{DevNo, Device};
+use udm_targets::{DeviceRef, Entry, TARGETS, Table, Target};
+
+/// The version of the kernel's device mapper (6.12) whose behaviour udm follows.
+const DRIVER_VERSION: &str = "4.48.0";
+
+/// All mapped devices, by number.
+#[must_use]
+pub fn ls(registry: &Registry) -> Vec<api::Device> {
+    registry.all().iter().map(|mapped| describe(registry, mapped)).collect()
+}
+
+/// One mapped device.
+///
+/// # Errors
+/// ENXIO when there is none.
+pub fn info(registry: &Registry, name: &str) -> Result<api::Device, VerbError> {
+    Ok(describe(registry, &*registry.find(name)?))
+}
+
+/// The table of a device, live or in the inactive slot.
+///
+/// # Errors
+/// ENXIO when there is no such device.
+pub fn table(registry: &Registry, name: &str, inactive: bool) -> Result<api::Table, VerbError> {
+    let mapped = registry.find(name)?;
+    let table = slot(&mapped, inactive);
+    let Some(table) = table else {
+        return Ok(api::Table { name: mapped.device.name(), ..api::Table::default() });
+    };
+    let mut numbers: Vec<DevNo> = devices(&table).map(|device| device.number).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let below = |number: DevNo| api::Below { number: number.to_string(), uri: registry.uri_of(number) };
+    Ok(api::Table {
+        name: mapped.device.name(),
+        text: table.text(),
+        lines: lines(&table, |target| target.table()),
+        devices: numbers.into_iter().map(below).collect(),
+    })
+}
+
+/// The status of a device's table.
+///
+/// # Errors
+/// ENXIO when there is no such device.
+pub fn status(registry: &Registry, name: &str, inactive: bool) -> Result<api::Status, VerbError> {
+    let mapped = registry.find(name)?;
+    // The number first: an event between the two is seen by whoever waits for a number other than this one.
+    let event_nr = mapped.device.event_nr();
+    let table = slot(&mapped, inactive);
+    Ok(api::Status {
+        name: mapped.device.name(),
+        text: table.as_ref().map(|t| t.status()).unwrap_or_default(),
+        lines: table.as_ref().map(|t| lines(t, |target| target.status())).unwrap_or_default(),
+        event_nr,
+    })
+}
+
+/// What this build is.
+#[must_use]
+pub fn version() -> api::Version {
+    let version = |[a, b, c]: [u32; 3]| format!("{a}.{b}.{c}");
+    api::Version {
+        version: env!("CARGO_PKG_VERSION").into(),
+        driver_version: DRIVER_VERSION.into(),
+        targets: TARGETS
+            .iter()
+            .map(|t| api::TargetVersion { name: t.name.into(), version: version(t.version) })
+            .collect(),
+    }
+}
+
+/// Who has the device open: clients, and tables that use it, in either slot.
+pub(super) fn open_count(registry: &Registry, mapped: &Mapped) -> u64 {
+    let id = mapped.device.id();
+    let uses = |table: &Arc<Table>| devices(table).any(|below| below.device.id() == id);
+    let all = registry.all();
+    let tables = all.iter().flat_map(|other| [slot(other, false), slot(other, true)]).flatten();
+    let clients = registry.exporter().map_or(0, |exporter| exporter.users(&mapped.device.name()));
+    (tables.filter(uses).count() + clients) as u64
+}
+
+fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
+    let info = mapped.device.info();
+    api::Device {
+        name: info.name,
+        uuid: info.uuid,
+        number: info.number.to_string(),
+        size_bytes: info.size.bytes(),
+        state: if info.suspended { "suspended" } else { "active" }.into(),
+        live_table: info.live,
+        inactive_table: info.inactive,
+        open_count: open_count(registry, mapped),
+        event_nr: info.event_nr,
+        targets: info.targets as u64,
+        read_only: info.read_only,
+    }
+}
+
+fn slot(mapped: &Mapped, inactive: bool) -> Option<Arc<Table>> {
+    if inactive { mapped.device.inactive() } else { mapped.device.live() }
+}
+
+/// The devices that a table uses; one that it uses twice comes twice.
+fn devices(table: &Table) -> impl Iterator<Item = DeviceRef> + '_ {
+    table.targets().iter().flat_map(|entry| entry.target.devices()).map(|used| used.device)
+}
+
+fn lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::Line> {
+    let line = |entry: &Entry| api::Line {
+        start_bytes: entry.start.bytes(),
+        length_bytes: entry.len.bytes(),
+        target: entry.target.type_name().into(),
+        params: params(&*entry.target),
+    };
+    table.targets().iter().map(line).collect()
+}

@@ -1,0 +1,92 @@
+//! Loading and clearing tables, and messages.
+
+use crate::error::{Place, VerbError};
+use crate::registry::{Known, Mapped, Opening, Registry};
+use udm_targets::{Table, TargetError};
+use udm_wire::table::{Line, TableSyntaxError};
+use udm_wire::words;
+
+/// The longest table in bytes that the control socket takes.
+pub const TABLE_MAX: usize = 1 << 20;
+
+/// The longest message in bytes: the kernel's room for one ioctl.
+const MESSAGE_MAX: usize = 16 << 10;
+
+const E2BIG: i32 = 7;
+
+/// Loads `text` into the inactive slot of `name`. May block on what the table opens.
+///
+/// # Errors
+/// ENXIO when there is no such device; the table's own otherwise, with the place to blame.
+pub fn load(registry: &Registry, name: &str, text: &str) -> Result<(), VerbError> {
+    let mapped = registry.find(name)?;
+    load_into(registry, &mapped, name, text)
+}
+
+pub(super) fn load_into(
+    registry: &Registry,
+    mapped: &Mapped,
+    name: &str,
+    text: &str,
+) -> Result<(), VerbError> {
+    if text.len() > TABLE_MAX {
+        let error = TargetError::errno(E2BIG).because(format!("the table is longer than {TABLE_MAX} bytes"));
+        return Err(VerbError::new(name, error));
+    }
+    let lines = udm_wire::table::parse(text).map_err(|e| syntax(name, &e))?;
+    let refused = |error: TargetError| {
+        let place = place(&lines, &error);
+        VerbError::new(name, error).at(place)
+    };
+    let _one_at_a_time = registry.building();
+    let table = Table::build(&lines, &mut Opening(registry), registry.core_count()).map_err(refused)?;
+    mapped.device.load(table).map_err(refused)
+}
+
+/// Empties the inactive slot.
+///
+/// # Errors
+/// ENXIO when there is no such device.
+pub fn clear(registry: &Registry, name: &str) -> Result<(), VerbError> {
+    let mapped = registry.find(name)?;
+    mapped.device.clear();
+    Ok(())
+}
+
+/// Sends a message to the target at `sector`, and gives back its answer.
+///
+/// # Errors
+/// ENXIO when there is no such device; EBUSY while it is suspended, EINVAL for what the target does not know.
+pub fn message(registry: &Registry, name: &str, sector: u64, text: &str) -> Result<String, VerbError> {
+    let mapped = registry.find(name)?;
+    if text.len() > MESSAGE_MAX {
+        let error =
+            TargetError::errno(E2BIG).because(format!("the message is longer than {MESSAGE_MAX} bytes"));
+        return Err(VerbError::new(name, error));
+    }
+    let words = words::words(text);
+    let done = mapped.device.message(sector, &words, &mut Known(registry), registry.cores());
+    done.map_err(|e| VerbError::new(name, e))
+}
+
+/// Where in the text the fault is that `error` speaks of.
+fn place(lines: &[Line], error: &TargetError) -> Option<Place> {
+    let line = lines.get(error.line?)?;
+    // Without a word the line as a whole is to blame: its type stands for it.
+    let span = error.word.map_or_else(|| line.spans.get(2).copied(), |word| Some(line.arg_span(word)))?;
+    Some(in_line(line.number, &line.text, span))
+}
+
+fn in_line(number: usize, text: &str, span: words::Span) -> Place {
+    let column = |byte: usize| text.char_indices().take_while(|(i, _)| *i < byte).count();
+    // What is missing stands behind the end of the text.
+    let from = column(span.start) + span.start.saturating_sub(text.len());
+    let width = column(span.end).saturating_sub(column(span.start)).max(1);
+    Place { line: number, column: from + 1, width }
+}
+
+/// A text that is no table at all, in dmsetup's words.
+fn syntax(name: &str, error: &TableSyntaxError) -> VerbError {
+    let place = (error.number > 0).then(|| in_line(error.number, &error.text, error.span));
+    VerbError::new(name, TargetError::new(error.to_string())).at(place)
+}

@@ -1,0 +1,32 @@
+//! Running a verb to its end without a reactor.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+/// Runs `verb` to its end; the thread sleeps meanwhile. Not on a thread that is a core itself: see [`wait_with`].
+pub fn wait<T>(verb: impl Future<Output = T>) -> T {
+    // A stray unpark costs one look too many.
+    wait_with(verb, thread::park)
+}
+
+/// Runs `verb` to its end, calling `turn` whenever it has to wait. A thread that is a core takes a turn of its core there, so that its own lanes
+/// can answer.
+pub fn wait_with<T>(verb: impl Future<Output = T>, mut turn: impl FnMut()) -> T {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut verb = pin!(verb);
+    loop {
+        if let Poll::Ready(done) = verb.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return done;
+        }
+        turn();
+    }
+}

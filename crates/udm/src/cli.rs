@@ -1,0 +1,362 @@
+//! The command line: one clap tree, from which help, man pages and completions all come.
+//!
+//! Verbs and flags are dmsetup's where dmsetup has them, nbdkit's for serving, fio's for load.
+
+use crate::bench::BenchArgs;
+use crate::log_writes::LogWritesArgs;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// The device mapper in user space: tables, targets and status lines of the kernel's, served to NBD clients, without root.
+#[derive(Debug, Parser)]
+#[command(name = "udm", version, max_term_width = 100, propagate_version = true)]
+#[command(after_help = "Exit status: 0 done, 1 failed, 2 wrong usage; serve --run: that of its command.")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// Every verb.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Serve devices to NBD clients
+    Serve(ServeArgs),
+    /// Show in under a minute what udm does: no root, nothing to install
+    Demo(DemoArgs),
+    /// Measure a device with load, in fio's words
+    Bench(BenchArgs),
+    /// Make a device: load its table and resume it
+    Create(CreateArgs),
+    /// Remove devices that nobody uses
+    Remove(NamesArgs),
+    /// Load a table into the inactive slot
+    #[command(visible_alias = "reload")]
+    Load(LoadArgs),
+    /// Empty the inactive slot
+    Clear(NamesArgs),
+    /// Park new requests and wait for those in flight
+    Suspend(SuspendArgs),
+    /// Swap a loaded table in and let requests go
+    Resume(NamesArgs),
+    /// Send a message to a target
+    Message(MessageArgs),
+    /// Print tables
+    Table(ShowArgs),
+    /// Print the status of tables
+    Status(ShowArgs),
+    /// Describe devices
+    Info(InfoArgs),
+    /// List devices
+    Ls(ListArgs),
+    /// List what NBD clients can connect to
+    Exports(ListArgs),
+    /// List the types of target and their versions
+    Targets(ListArgs),
+    /// Print the versions of udm and of what it follows
+    Version(ListArgs),
+    /// Read the log of a log-writes target, offline
+    LogWrites(LogWritesArgs),
+    /// Write man pages or completions
+    #[command(hide = true)]
+    Generate(GenerateArgs),
+}
+
+/// Where the server is.
+#[derive(Debug, Args)]
+pub struct Talk {
+    /// The control socket of the server [default: $UDM_SOCKET, or udm/udm.sock in $XDG_RUNTIME_DIR, /run/udm/udm.sock for root]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+/// How to print.
+#[derive(Debug, Args)]
+pub struct Print {
+    /// Print JSON: sizes in bytes, times in nanoseconds
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `udm serve`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A TABLE has a target a line: START LENGTH TYPE ARGUMENTS, in sectors of 512 bytes, as for dmsetup. Devices in it are paths, \
+URIs (file:, null:, mem:, pattern:), major:minor, or @NAME for another device.\n\n\
+Examples:\n  udm serve --device disk='0 2097152 linear file:disk.img 0' --unix /tmp/udm.sock\n  \
+udm serve --device d='0 2097152 linear null:size=1G 0' --run 'nbdinfo $uri'"
+)]
+pub struct ServeArgs {
+    /// A device and its table, or the file that holds it; as often as wanted
+    #[arg(long = "device", value_name = "NAME=TABLE|NAME=@FILE", value_parser = device_arg)]
+    pub devices: Vec<DeviceArg>,
+    /// Serve NBD on a Unix socket; - makes one in a private folder
+    #[arg(short = 'U', long, value_name = "PATH")]
+    pub unix: Option<PathBuf>,
+    /// Serve NBD on a TCP port
+    #[arg(short, long, value_name = "N")]
+    pub port: Option<u16>,
+    /// The address to listen on with --port
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "port")]
+    pub ipaddr: std::net::IpAddr,
+    /// Export this device only; as often as wanted [default: all]
+    #[arg(long = "export", value_name = "NAME")]
+    pub exports: Vec<String>,
+    /// Clients may not write
+    #[arg(short, long)]
+    pub readonly: bool,
+    /// Run a command through /bin/sh with $uri, $unixsocket, $uri_NAME and $UDM_SOCKET set, then shut down with its status
+    #[arg(long, value_name = "CMD")]
+    pub run: Option<String>,
+    /// The CPUs to use, one core each (0-3, 0,2) [default: one core, not pinned, for each CPU, at most 4]
+    #[arg(long, value_name = "LIST", value_parser = cpu_list)]
+    pub cores: Option<CpuList>,
+    /// Never sleep: spin for requests
+    #[arg(long)]
+    pub poll: bool,
+    /// Where to put the control socket [default: as the verbs look for it; with --run a private one]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+/// A device of `--device`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceArg {
+    /// Its name.
+    pub name: String,
+    /// Its table.
+    pub table: TableArg,
+}
+
+/// Where a table is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TableArg {
+    /// Here.
+    Text(String),
+    /// In a file.
+    File(PathBuf),
+}
+
+/// `NAME=TABLE` or `NAME=@FILE`.
+fn device_arg(text: &str) -> Result<DeviceArg, String> {
+    let (name, table) = text.split_once('=').ok_or("NAME=TABLE or NAME=@FILE is wanted")?;
+    if name.is_empty() {
+        return Err("the name is missing".into());
+    }
+    let table = match table.strip_prefix('@') {
+        Some("") => return Err("the file is missing".into()),
+        Some(file) => TableArg::File(file.into()),
+        None => TableArg::Text(table.into()),
+    };
+    Ok(DeviceArg { name: name.into(), table })
+}
+
+/// CPU numbers, in the order given, each once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpuList(pub Vec<usize>);
+
+/// Reads the kernel's list format: `0-3,8`.
+///
+/// # Errors
+/// One line that says which part is wrong.
+pub fn cpu_list(text: &str) -> Result<CpuList, String> {
+    const CPUS_MAX: usize = 1024;
+    let number = |s: &str| match s.parse::<usize>() {
+        Ok(n) if n < CPUS_MAX => Ok(n),
+        _ => Err(format!("'{s}' is no CPU number below {CPUS_MAX}")),
+    };
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last {
+            return Err(format!("'{part}' runs backwards"));
+        }
+        for cpu in first..=last {
+            if cpus.contains(&cpu) {
+                return Err(format!("CPU {cpu} is named twice"));
+            }
+            cpus.push(cpu);
+        }
+    }
+    Ok(CpuList(cpus))
+}
+
+/// `udm demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    #[command(flatten)]
+    pub print: Print,
+    /// How long the verified load runs, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub runtime: u64,
+}
+
+/// `udm create`.
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    #[command(flatten)]
+    pub print: Print,
+    /// Its name
+    pub name: String,
+    /// A file that holds the table [default: standard input]
+    #[arg(conflicts_with_all = ["table", "notable"])]
+    pub file: Option<PathBuf>,
+    /// The table
+    #[arg(long, conflicts_with = "notable")]
+    pub table: Option<String>,
+    /// Make it without a table
+    #[arg(short, long)]
+    pub notable: bool,
+    /// Its uuid
+    #[arg(short, long)]
+    pub uuid: Option<String>,
+}
+
+/// `udm load`.
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    /// The device
+    pub name: String,
+    /// A file that holds the table [default: standard input]
+    #[arg(conflicts_with = "table")]
+    pub file: Option<PathBuf>,
+    /// The table
+    #[arg(long)]
+    pub table: Option<String>,
+}
+
+/// Verbs that take devices and nothing else.
+#[derive(Debug, Args)]
+pub struct NamesArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    /// The devices
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+}
+
+/// `udm suspend`.
+#[derive(Debug, Args)]
+pub struct SuspendArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    /// The devices
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Do not wait for requests that targets hold back
+    #[arg(long)]
+    pub noflush: bool,
+    /// Taken for the sake of dmsetup's users: there is no file system to freeze
+    #[arg(long)]
+    pub nolockfs: bool,
+}
+
+/// `udm message`.
+#[derive(Debug, Args)]
+pub struct MessageArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    #[command(flatten)]
+    pub print: Print,
+    /// The device
+    pub name: String,
+    /// A sector inside the target; 0 for the first
+    pub sector: u64,
+    /// The words of the message
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub message: Vec<String>,
+}
+
+/// `udm table`, `udm status`.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    #[command(flatten)]
+    pub print: Print,
+    /// The devices [default: all, each with its name in front]
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+    /// The table in the inactive slot
+    #[arg(long)]
+    pub inactive: bool,
+    /// Only targets of this type
+    #[arg(long, value_name = "TYPE")]
+    pub target: Option<String>,
+}
+
+/// `udm info`.
+#[derive(Debug, Args)]
+pub struct InfoArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    #[command(flatten)]
+    pub print: Print,
+    /// The devices [default: all]
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+}
+
+/// Verbs that list.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    #[command(flatten)]
+    pub print: Print,
+}
+
+/// `udm generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// What to write
+    pub what: Generated,
+    /// The folder to write to; it is made when it is missing
+    pub folder: PathBuf,
+}
+
+/// What `udm generate` can write.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Generated {
+    /// A man page a verb.
+    Man,
+    /// For bash, fish and zsh.
+    Completions,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_tree_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn devices() {
+        let arg = device_arg("d=0 8 linear file:x?direct=on 0").unwrap();
+        assert_eq!(
+            (arg.name.as_str(), arg.table),
+            ("d", TableArg::Text("0 8 linear file:x?direct=on 0".into()))
+        );
+        assert_eq!(device_arg("d=@/etc/t").unwrap().table, TableArg::File("/etc/t".into()));
+        for bad in ["", "d", "=0 8 error", "d=@"] {
+            assert!(device_arg(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn cpus() {
+        assert_eq!(cpu_list("0-2,7").unwrap().0, [0, 1, 2, 7]);
+        for bad in ["", "1-", "3-1", "0,0", "x", "0-99999999", "-1"] {
+            assert!(cpu_list(bad).is_err(), "{bad}");
+        }
+    }
+}

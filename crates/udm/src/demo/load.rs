@@ -1,0 +1,285 @@
+//! Verified load: random reads and writes whose every byte is known.
+//!
+//! A block holds its own place, the number of its last write, and bytes that follow from both. Each core has blocks of its own and one request a
+//! block at a time, so it knows what a read must bring; a lost, doubled, misdirected or half-done write shows as a wrong block.
+
+use rand::rngs::SmallRng;
+use rand::{Rng, RngExt, SeedableRng};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use udm_core::{Batch, Bio, Buf, Device, Lane, Op, OpenError, SECTOR_SIZE, Sector, Sectors, Segments};
+use udm_runtime::LocalCore;
+
+/// Bytes of a block.
+pub(super) const BLOCK: u64 = 4096;
+
+/// Requests that a core keeps in flight.
+pub(super) const DEPTH: usize = 32;
+
+const LOAD: u8 = 0;
+const CHECK: u8 = 1;
+const END: u8 = 2;
+
+/// What the loads are told, and what they say. Published once a turn.
+#[derive(Default)]
+pub(super) struct Progress {
+    phase: AtomicU8,
+    submitted: AtomicU64,
+    completed: AtomicU64,
+    errors: AtomicU64,
+    verified: AtomicU64,
+    wrong: AtomicU64,
+    /// Loads that have read back all of their blocks.
+    checked: AtomicU64,
+}
+
+/// The numbers of [`Progress`] at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub(super) struct Counts {
+    /// Requests handed to the device.
+    pub submitted: u64,
+    /// Requests that came back.
+    pub completed: u64,
+    /// Of these, with an error.
+    pub errors: u64,
+    /// Blocks read and found right.
+    pub verified: u64,
+    /// Blocks read and found wrong.
+    pub wrong: u64,
+}
+
+impl Progress {
+    /// The numbers so far. Exact once the loads are done.
+    pub fn counts(&self) -> Counts {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        // Completed first: it must not seem that more came back than went.
+        let completed = get(&self.completed);
+        Counts {
+            completed,
+            submitted: get(&self.submitted),
+            errors: get(&self.errors),
+            verified: get(&self.verified),
+            wrong: get(&self.wrong),
+        }
+    }
+
+    /// Has the loads stop, and read back every block once.
+    pub fn check(&self) {
+        self.phase.store(CHECK, Ordering::Release);
+    }
+
+    /// How many loads have done that.
+    pub fn checked(&self) -> u64 {
+        self.checked.load(Ordering::Acquire)
+    }
+
+    /// Has the loads end. Their cores must be woken.
+    pub fn end(&self) {
+        self.phase.store(END, Ordering::Release);
+    }
+
+    fn add(&self, counts: Counts) {
+        let add = |n: &AtomicU64, by: u64| {
+            if by > 0 {
+                n.fetch_add(by, Ordering::Relaxed);
+            }
+        };
+        add(&self.submitted, counts.submitted);
+        add(&self.completed, counts.completed);
+        add(&self.errors, counts.errors);
+        add(&self.verified, counts.verified);
+        add(&self.wrong, counts.wrong);
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Block {
+    version: u32,
+    busy: bool,
+}
+
+/// The load of one core.
+pub(super) struct Load {
+    core: LocalCore,
+    lane: Box<dyn Lane>,
+    progress: Arc<Progress>,
+    first: u64,
+    blocks: Vec<Block>,
+    /// The next block to check; none is left when all were.
+    next_check: usize,
+    free: Batch,
+    batch: Batch,
+    done: Batch,
+    expected: Vec<u8>,
+    rng: SmallRng,
+    counts: Counts,
+    told: bool,
+}
+
+impl Load {
+    /// A load of `blocks` blocks of `device`, from block `first` on.
+    pub fn new(
+        mut core: LocalCore,
+        device: &dyn Device,
+        progress: Arc<Progress>,
+        first: u64,
+        blocks: usize,
+    ) -> Result<Load, OpenError> {
+        let lane = core.open(device)?;
+        let mut memory = Buf::zeroed(DEPTH * BLOCK as usize);
+        let mut bio = || {
+            let mut data = Segments::new();
+            data.push(memory.split_to(BLOCK as usize));
+            Bio::read(Sector(0), Sectors::from_bytes(BLOCK), data)
+        };
+        let free = (0..DEPTH).map(|_| bio()).collect();
+        let rng = SmallRng::seed_from_u64(first + 1);
+        Ok(Load {
+            core,
+            lane,
+            progress,
+            first,
+            blocks: vec![Block::default(); blocks],
+            next_check: 0,
+            free,
+            batch: Batch::new(),
+            done: Batch::new(),
+            expected: vec![0; BLOCK as usize],
+            rng,
+            counts: Counts::default(),
+            told: false,
+        })
+    }
+
+    /// Runs until it is told to end and nothing is in flight.
+    pub fn run(mut self) {
+        loop {
+            let phase = self.progress.phase.load(Ordering::Acquire);
+            let idle = self.free.len() == DEPTH;
+            match phase {
+                LOAD => self.fill(),
+                CHECK => self.fill_check(),
+                _ if idle => return,
+                _ => {}
+            }
+            let (lane, batch, done) = (&mut self.lane, &mut self.batch, &mut self.done);
+            let moved = self.core.turn(|cx| {
+                let submitted = !batch.is_empty();
+                if submitted {
+                    lane.submit(batch, cx);
+                }
+                lane.poll(done, cx);
+                submitted || !done.is_empty()
+            });
+            while let Some(bio) = self.done.pop() {
+                self.finish(bio);
+            }
+            self.progress.add(std::mem::take(&mut self.counts));
+            if phase == CHECK
+                && !self.told
+                && self.next_check == self.blocks.len()
+                && self.free.len() == DEPTH
+            {
+                self.told = true;
+                self.progress.checked.fetch_add(1, Ordering::Release);
+            }
+            // The kick that comes with a new phase may have been delivered in this very turn.
+            if !moved && phase == self.progress.phase.load(Ordering::Acquire) {
+                self.core.park();
+            }
+        }
+    }
+
+    /// Random reads and writes, as many as there is room for.
+    fn fill(&mut self) {
+        while let Some(mut bio) = self.free.pop() {
+            let index = loop {
+                // There are far more blocks than requests: a free one is soon found.
+                let index = self.rng.random_range(0..self.blocks.len());
+                if !self.blocks[index].busy {
+                    break index;
+                }
+            };
+            bio.op = if self.rng.random_bool(0.5) { Op::Write } else { Op::Read };
+            if bio.op == Op::Write {
+                let version = self.blocks[index].version + 1;
+                for piece in bio.data.iter_mut() {
+                    contents(self.first + index as u64, version, piece);
+                }
+            }
+            self.put(bio, index);
+        }
+    }
+
+    /// Reads of every block in turn.
+    fn fill_check(&mut self) {
+        while self.next_check < self.blocks.len() && !self.blocks[self.next_check].busy {
+            let Some(mut bio) = self.free.pop() else { return };
+            bio.op = Op::Read;
+            self.put(bio, self.next_check);
+            self.next_check += 1;
+        }
+    }
+
+    fn put(&mut self, mut bio: Box<Bio>, index: usize) {
+        self.blocks[index].busy = true;
+        bio.cookie = index as u64;
+        bio.sector = Sector((self.first + index as u64) * (BLOCK / SECTOR_SIZE));
+        bio.start();
+        self.counts.submitted += 1;
+        self.batch.push(bio);
+    }
+
+    fn finish(&mut self, mut bio: Box<Bio>) {
+        bio.finish();
+        self.counts.completed += 1;
+        let index = bio.cookie as usize;
+        let block = &mut self.blocks[index];
+        block.busy = false;
+        if !bio.status.is_ok() {
+            self.counts.errors += 1;
+        } else if bio.op == Op::Write {
+            block.version += 1;
+        } else {
+            contents(self.first + index as u64, block.version, &mut self.expected);
+            let right = bio.data.iter().all(|piece| piece[..] == self.expected[..]);
+            *(if right { &mut self.counts.verified } else { &mut self.counts.wrong }) += 1;
+        }
+        // So that bytes of an earlier read can't pass for those of the next.
+        bio.data.fill(0xee);
+        self.free.push(bio);
+    }
+}
+
+/// What block `block` holds after write `version`: zeroes before the first.
+fn contents(block: u64, version: u32, out: &mut [u8]) {
+    if version == 0 {
+        out.fill(0);
+        return;
+    }
+    let (head, rest) = out.split_at_mut(16);
+    head[..8].copy_from_slice(&block.to_le_bytes());
+    head[8..].copy_from_slice(&u64::from(version).to_le_bytes());
+    SmallRng::seed_from_u64(block << 32 | u64::from(version)).fill_bytes(rest);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contents_tell_place_and_version() {
+        let make = |block, version| {
+            let mut bytes = vec![1; BLOCK as usize];
+            contents(block, version, &mut bytes);
+            bytes
+        };
+        assert!(make(5, 0).iter().all(|&b| b == 0));
+        assert_eq!(make(5, 1), make(5, 1));
+        for (block, version) in [(5, 2), (6, 1), (1, 5)] {
+            let (a, b) = (make(5, 1), make(block, version));
+            assert_ne!(a[..16], b[..16]);
+            assert_ne!(a[16..], b[16..], "the rest tells them apart too");
+        }
+    }
+}

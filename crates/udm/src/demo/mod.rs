@@ -1,0 +1,150 @@
+//! `udm demo`: two paths to one disk, under a load that checks every byte, through failures and live reloads.
+//!
+//! Needs no root and leaves nothing behind. Everything runs in this process: the load's threads are the cores, as in `udm bench`.
+
+mod load;
+mod paper;
+mod stage;
+
+use crate::bench;
+use crate::cli::DemoArgs;
+use anyhow::{Result, bail};
+use load::Counts;
+use paper::{Paper, thousands};
+use serde::Serialize;
+use stage::Stage;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// The selectors that live reloads switch between.
+const SELECTORS: [&str; 3] = ["round-robin", "queue-length", "service-time"];
+
+/// How many live reloads there are.
+const RELOADS: usize = 12;
+
+/// A part of the demo, and what happened in it.
+#[derive(Debug, Serialize)]
+struct Step {
+    name: String,
+    paths: Vec<PathShare>,
+    verified_blocks: u64,
+}
+
+/// What went to a path.
+#[derive(Debug, Serialize)]
+struct PathShare {
+    name: String,
+    bios: u64,
+    bytes: u64,
+    errors: u64,
+}
+
+/// All of it, for `--json`.
+#[derive(Debug, Serialize)]
+struct Report {
+    steps: Vec<Step>,
+    reloads: usize,
+    requests: Counts,
+    checked_blocks: u64,
+    compare: bench::Comparison,
+}
+
+/// Runs the demo.
+pub fn run(args: &DemoArgs) -> Result<()> {
+    let paper = Paper::new(args.print.json);
+    let stage = Stage::set()?;
+    introduce(&paper, &stage)?;
+    let steps = play(&paper, &stage, Duration::from_secs(args.runtime))?;
+    let (requests, checked_blocks) = stage.check_all()?;
+    drop(stage);
+    let good = conclude(&paper, requests, checked_blocks)?;
+
+    paper.section("What a request costs (4 KiB random reads of a null device, side by side)")?;
+    let compare = bench::compare(&bench::CompareOptions::quick())?;
+    if args.print.json {
+        crate::verbs::say_json(&Report { steps, reloads: RELOADS, requests, checked_blocks, compare })?;
+    } else {
+        crate::verbs::say(&compare.table())?;
+    }
+    if good { Ok(()) } else { bail!("demo: requests were lost or blocks are wrong: this is a bug in udm") }
+}
+
+fn introduce(paper: &Paper, stage: &Stage) -> Result<()> {
+    paper.section("One disk, two paths, one device over both")?;
+    paper.fact(
+        "disk",
+        &format!("{} MiB image in {}, under two names", stage::IMAGE_BYTES >> 20, stage.folder().display()),
+    )?;
+    paper.fact("device", "mp = multipath over both, service-time, queue_if_no_path")?;
+    paper.fact(
+        "load",
+        &format!(
+            "{} cores with {} requests in flight each; half are writes, every byte read is checked",
+            stage.cores(),
+            load::DEPTH
+        ),
+    )
+}
+
+/// The parts of the demo, one after the other, while the load runs.
+fn play(paper: &Paper, stage: &Stage, runtime: Duration) -> Result<Vec<Step>> {
+    paper.section("What went where")?;
+    let [a, b] = stage::PATHS;
+    paper.head(&["requests by path", a, b, "blocks verified"])?;
+    let mut steps = Vec::new();
+    let part = runtime / 5;
+    let mut act = |name: &str, act: &mut dyn FnMut() -> Result<()>| -> Result<()> {
+        let step = stage.step(name, act)?;
+        let mut row = vec![step.name.clone()];
+        row.extend(step.paths.iter().map(|path| thousands(path.bios)));
+        row.push(thousands(step.verified_blocks));
+        paper.row(&row)?;
+        steps.push(step);
+        Ok(())
+    };
+    let wait = |time: Duration| {
+        sleep(time);
+        Ok(())
+    };
+    act("both paths up", &mut || wait(part))?;
+    stage.message("fail_path", a)?;
+    act(&format!("{a} failed"), &mut || wait(part))?;
+    stage.message("reinstate_path", a)?;
+    act(&format!("{a} back"), &mut || wait(part))?;
+    act("both failed: requests wait, go on", &mut || {
+        stage.message("fail_path", a)?;
+        stage.message("fail_path", b)?;
+        sleep(part / 2);
+        stage.message("reinstate_path", b)?;
+        stage.message("reinstate_path", a)?;
+        wait(part / 2)
+    })?;
+    act(&format!("table reloaded live, {RELOADS} times"), &mut || {
+        for i in 0..RELOADS {
+            stage.reload(SELECTORS[i % SELECTORS.len()])?;
+            sleep(part / RELOADS as u32);
+        }
+        Ok(())
+    })?;
+    Ok(steps)
+}
+
+/// What came of it; false when something is wrong.
+fn conclude(paper: &Paper, requests: Counts, checked_blocks: u64) -> Result<bool> {
+    paper.section("What was lost")?;
+    let all_back = requests.submitted == requests.completed;
+    let (submitted, completed) = (thousands(requests.submitted), thousands(requests.completed));
+    paper.verdict(all_back, &format!("{submitted} requests submitted, {completed} completed"))?;
+    paper
+        .verdict(requests.errors == 0, &format!("{} came back with an error", thousands(requests.errors)))?;
+    paper.verdict(
+        requests.wrong == 0,
+        &format!(
+            "{} blocks read and compared, {} wrong; at the end all {} blocks once more",
+            thousands(requests.verified + requests.wrong),
+            thousands(requests.wrong),
+            thousands(checked_blocks)
+        ),
+    )?;
+    Ok(all_back && requests.errors == 0 && requests.wrong == 0)
+}

@@ -1,0 +1,84 @@
+//! Calm output on a terminal: sections, aligned columns, a little colour.
+
+use anyhow::Result;
+use std::io::IsTerminal;
+
+/// What is written on. With `--json` nothing is.
+pub(super) struct Paper {
+    silent: bool,
+    colour: bool,
+}
+
+impl Paper {
+    /// Standard output; colour only on a terminal, and not with `$NO_COLOR`.
+    pub fn new(silent: bool) -> Paper {
+        let colour =
+            std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+        Paper { silent, colour }
+    }
+
+    fn styled(&self, style: &str, text: &str) -> String {
+        if self.colour { format!("\x1b[{style}m{text}\x1b[0m") } else { text.into() }
+    }
+
+    fn put(&self, text: &str) -> Result<()> {
+        if self.silent { Ok(()) } else { crate::verbs::say(text) }
+    }
+
+    /// A heading.
+    pub fn section(&self, text: &str) -> Result<()> {
+        self.put(&format!("\n{}\n", self.styled("1", text)))
+    }
+
+    /// A fact: what, and how it is.
+    pub fn fact(&self, what: &str, how: &str) -> Result<()> {
+        self.put(&format!("  {}  {how}\n", self.styled("2", &format!("{what:<12}"))))
+    }
+
+    /// The head of a table: the first column to the left, the others to the right.
+    pub fn head(&self, columns: &[&str]) -> Result<()> {
+        let columns: Vec<String> = columns.iter().map(|&c| c.into()).collect();
+        self.put(&format!("{}\n", self.styled("2", &row(&columns))))
+    }
+
+    /// A row of a table.
+    pub fn row(&self, columns: &[String]) -> Result<()> {
+        self.put(&format!("{}\n", row(columns)))
+    }
+
+    /// How it ended.
+    pub fn verdict(&self, good: bool, text: &str) -> Result<()> {
+        let (style, mark) = if good { ("32", "✓") } else { ("1;31", "✗") };
+        self.put(&format!("  {} {text}\n", self.styled(style, mark)))
+    }
+}
+
+fn row(columns: &[String]) -> String {
+    let (first, rest) = columns.split_first().expect("a table has columns");
+    let rest: String = rest.iter().map(|c| format!("{c:>16}")).collect();
+    format!("  {first:<34}{rest}")
+}
+
+/// A number with its thousands set apart.
+pub(super) fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers() {
+        let all: Vec<_> = [0, 999, 1000, 1234567].map(thousands).into();
+        assert_eq!(all, ["0", "999", "1,000", "1,234,567"]);
+    }
+}

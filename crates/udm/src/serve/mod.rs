@@ -1,0 +1,193 @@
+//! `udm serve`: devices, served to NBD clients until a signal comes or the command of `--run` ends.
+//!
+//! The calling thread becomes the control thread: signals, the control socket and the child of `--run` are all its. The cores are threads of
+//! their own. Nothing ticks: a server without requests sleeps.
+
+mod child;
+mod places;
+mod report;
+
+use crate::caret;
+use crate::cli::{DeviceArg, ServeArgs, TableArg};
+use crate::verbs::read_table;
+use anyhow::{Context, Result, bail};
+use child::Child;
+use places::Places;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use udm_control::error::VerbError;
+use udm_control::exports::{ExportOptions, Exporter};
+use udm_control::http::{self, server::Socket};
+use udm_control::{Registry, verbs};
+use udm_frontends::nbd::{Exports, NbdServer, ServerOptions};
+use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
+
+/// Cores without `--cores`, at the most: a server is one of several programs on its machine.
+const CORES_DEFAULT_MAX: usize = 8;
+
+/// How long devices may take to let go when the server shuts down.
+const REMOVE_MAX: Duration = Duration::from_secs(5);
+
+/// How often and how far apart that is tried.
+const REMOVE_TRIES: usize = 20;
+const REMOVE_PAUSE: Duration = Duration::from_millis(10);
+
+/// Runs until the end; the exit status is that of the command of `--run`.
+pub fn run(args: &ServeArgs) -> Result<ExitCode> {
+    if args.unix.is_none() && args.port.is_none() && args.run.is_none() {
+        bail!("serve: nowhere to serve: give --unix PATH, --port N or --run CMD");
+    }
+    let control = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        // For loads only, which wait for each other anyway.
+        .max_blocking_threads(8)
+        .build()
+        .context("serve: control thread")?;
+    let done = control.block_on(serve(args));
+    // A load that hangs on its storage must not keep the process.
+    control.shutdown_background();
+    done
+}
+
+async fn serve(args: &ServeArgs) -> Result<ExitCode> {
+    let cores = Runtime::start(&cores(args)).context("serve: cores")?;
+    let cluster = Arc::clone(cores.cluster());
+    let registry = Registry::new(cluster.clone(), cluster.len());
+    let exports = Arc::new(Exports::new());
+    let options = ExportOptions { only: args.exports.clone(), read_only: args.readonly };
+    registry.export_by(Exporter::new(Arc::clone(&exports), options));
+
+    let done = match make_devices(args, &registry).await {
+        Ok(()) => serve_devices(args, &registry, exports, &cores).await,
+        Err(error) => Err(error),
+    };
+    if tokio::time::timeout(REMOVE_MAX, remove_all(&registry)).await.is_err() {
+        tracing::warn!("devices did not come to rest");
+    }
+    cores.stop();
+    done
+}
+
+/// How the cores are to be.
+fn cores(args: &ServeArgs) -> RuntimeOptions {
+    let cpus = match &args.cores {
+        Some(list) => list.0.iter().copied().map(Some).collect(),
+        None => {
+            let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+            vec![None; cpus.min(CORES_DEFAULT_MAX)]
+        }
+    };
+    RuntimeOptions { cpus, poll: args.poll, spin_max: CoreOptions::default().spin_max }
+}
+
+/// Makes the devices in the order given, so that later ones can name earlier ones.
+async fn make_devices(args: &ServeArgs, registry: &Arc<Registry>) -> Result<()> {
+    for DeviceArg { name, table } in &args.devices {
+        let table = match table {
+            TableArg::Text(text) => text.clone(),
+            TableArg::File(file) => read_table(file).with_context(|| name.clone())?,
+        };
+        let made = verbs::create(registry, name, None, Some(&table)).await;
+        made.map_err(|e| explain(&e, &table))?;
+    }
+    match args.exports.iter().find(|wanted| !args.devices.iter().any(|d| d.name == **wanted)) {
+        Some(missing) => bail!("{missing}: export: no --device of that name"),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn explain(error: &VerbError, table: &str) -> anyhow::Error {
+    match error.place.and_then(|place| caret::mark(table, place)) {
+        Some(mark) => anyhow::anyhow!("{error}\n{mark}"),
+        None => anyhow::anyhow!("{error}"),
+    }
+}
+
+/// Opens the doors, waits for the end, closes them.
+async fn serve_devices(
+    args: &ServeArgs,
+    registry: &Arc<Registry>,
+    exports: Arc<Exports>,
+    cores: &Runtime,
+) -> Result<ExitCode> {
+    let mut signals = Signals::new().context("serve: signals")?;
+    let places = Places::new(args)?;
+    let socket = Socket::bind(&places.control)
+        .with_context(|| format!("control socket {}", places.control.display()))?;
+    let server = NbdServer::start(cores.cluster(), exports, ServerOptions::default(), &places.listen)
+        .context("serve")?;
+    let exporter = registry.exporter().expect("set before");
+    exporter.listens_on(places.addresses(&server));
+    report::exports(&exporter.list());
+
+    let listening = http::server::serve(&socket, http::router(Arc::clone(registry)));
+    let done = tokio::select! {
+        broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
+        done = work(args, &places, exporter, &mut signals) => done,
+    };
+    drop(socket);
+    server.stop();
+    done
+}
+
+/// What the server is there for: a command, or to serve until a signal comes.
+async fn work(
+    args: &ServeArgs,
+    places: &Places,
+    exporter: &Exporter,
+    signals: &mut Signals,
+) -> Result<ExitCode> {
+    match &args.run {
+        None => {
+            signals.next().await;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(command) => {
+            let mut child = Child::start(command, places, exporter).context("serve: --run")?;
+            child.finish(signals).await.context("serve: --run")
+        }
+    }
+}
+
+/// Removes every device, those that others use after their users. Clients that have gone need a moment to be seen gone; devices of clients
+/// that stay end with the cores.
+async fn remove_all(registry: &Arc<Registry>) {
+    for _ in 0..REMOVE_TRIES {
+        for mapped in registry.all() {
+            let _ = verbs::remove(registry, &mapped.device.name()).await;
+        }
+        if registry.all().is_empty() {
+            return;
+        }
+        tokio::time::sleep(REMOVE_PAUSE).await;
+    }
+}
+
+/// The signals that end a server.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Signals> {
+        Ok(Signals {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// The next of them.
+    async fn next(&mut self) -> rustix::process::Signal {
+        use rustix::process::Signal;
+        tokio::select! {
+            _ = self.interrupt.recv() => Signal::INT,
+            _ = self.terminate.recv() => Signal::TERM,
+            _ = self.hangup.recv() => Signal::HUP,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Where a server is reached: its sockets, and a private folder for those that nobody named.
+
+use crate::cli::ServeArgs;
+use crate::verbs::socket_path;
+use anyhow::{Context, Result};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+use udm_frontends::nbd::{Bound, Listen, NbdServer};
+use udm_wire::uri::NbdAddress;
+
+/// The places of one server. The private folder goes with it.
+pub(super) struct Places {
+    /// The control socket.
+    pub control: PathBuf,
+    /// The NBD server's Unix socket.
+    pub unix: Option<PathBuf>,
+    /// Everything that the NBD server listens on.
+    pub listen: Vec<Listen>,
+    #[expect(dead_code, reason = "held for its drop")]
+    private: Option<TempDir>,
+}
+
+impl Places {
+    /// As the command line says: `--run` alone makes both sockets private.
+    pub fn new(args: &ServeArgs) -> Result<Places> {
+        let running = args.run.is_some();
+        let unix_is_private = match &args.unix {
+            Some(path) => path == Path::new("-"),
+            None => running && args.port.is_none(),
+        };
+        let control_is_private = running && args.socket.is_none();
+        // Only its owner may enter a temporary folder.
+        let private = (unix_is_private || control_is_private)
+            .then(|| tempfile::Builder::new().prefix("udm-").tempdir().context("serve: private folder"))
+            .transpose()?;
+        let inside = |name: &str| private.as_ref().map(|folder| folder.path().join(name));
+        let unix =
+            if unix_is_private { inside("nbd.sock") } else { args.unix.clone().map(absolute).transpose()? };
+        let control = match inside("control.sock").filter(|_| control_is_private) {
+            Some(path) => path,
+            None => absolute(socket_path(args.socket.clone())?)?,
+        };
+        let tcp = args.port.map(|port| Listen::Tcp(SocketAddr::new(args.ipaddr, port)));
+        let listen = unix.clone().map(Listen::Unix).into_iter().chain(tcp).collect();
+        Ok(Places { control, unix, listen, private })
+    }
+
+    /// Where `server` listens, in the words of NBD URIs.
+    pub fn addresses(&self, server: &NbdServer) -> Vec<NbdAddress> {
+        let address = |bound: &Bound| match bound {
+            Bound::Unix(path) => NbdAddress::Unix(path.clone()),
+            Bound::Tcp(address) => NbdAddress::Tcp { host: reachable(address.ip()), port: address.port() },
+        };
+        server.bound().iter().map(address).collect()
+    }
+}
+
+/// A URI and a child of ours mean the same by it.
+fn absolute(path: PathBuf) -> Result<PathBuf> {
+    std::path::absolute(&path).with_context(|| path.display().to_string())
+}
+
+/// The host under which a client on this machine reaches `ip`.
+fn reachable(ip: IpAddr) -> String {
+    if ip.is_unspecified() { "localhost".into() } else { ip.to_string() }
+}

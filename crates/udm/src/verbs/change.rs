@@ -1,0 +1,91 @@
+//! Verbs that change something.
+
+use super::{explain, say, say_json};
+use crate::cli::{CreateArgs, LoadArgs, MessageArgs, NamesArgs, SuspendArgs, Talk};
+use anyhow::{Context, Result, bail};
+use std::io::Read;
+use std::path::Path;
+use udm_control::client::{Client, ClientError, device_path};
+use udm_control::http::api;
+use udm_control::verbs::TABLE_MAX;
+
+/// The table of a verb: given, in a file, or on standard input.
+fn table_text(table: Option<&str>, file: Option<&Path>) -> Result<String> {
+    match (table, file) {
+        (Some(table), _) => Ok(table.into()),
+        (None, Some(file)) => read_table(file),
+        (None, None) => read_bounded(std::io::stdin().lock(), "standard input"),
+    }
+}
+
+/// The table in `file`.
+pub fn read_table(file: &Path) -> Result<String> {
+    let name = file.display().to_string();
+    let open = std::fs::File::open(file).with_context(|| name.clone())?;
+    read_bounded(open, &name)
+}
+
+fn read_bounded(from: impl Read, name: &str) -> Result<String> {
+    let mut text = String::new();
+    from.take(TABLE_MAX as u64 + 1).read_to_string(&mut text).with_context(|| format!("{name}: table"))?;
+    if text.len() > TABLE_MAX {
+        bail!("{name}: table: longer than {TABLE_MAX} bytes");
+    }
+    Ok(text)
+}
+
+pub fn create(args: &CreateArgs) -> Result<()> {
+    let table = match args.notable {
+        true => None,
+        false => Some(table_text(args.table.as_deref(), args.file.as_deref())?),
+    };
+    let new = api::Create { name: args.name.clone(), uuid: args.uuid.clone(), table };
+    let made = args.talk.client()?.post::<api::Device>("/v1/devices", &new);
+    let made = made.map_err(|e| explain(e, new.table.as_deref()))?;
+    if args.print.json { say_json(&made) } else { Ok(()) }
+}
+
+pub fn load(args: &LoadArgs) -> Result<()> {
+    let table = table_text(args.table.as_deref(), args.file.as_deref())?;
+    let body = api::Load { table };
+    let done = args.talk.client()?.put::<()>(&device_path(&args.name, "/table"), &body);
+    done.map_err(|e| explain(e, Some(&body.table)))
+}
+
+/// Does `verb` to each device in turn; the first failure ends it.
+fn each(
+    talk: &Talk,
+    names: &[String],
+    verb: impl Fn(&Client, &str) -> Result<(), ClientError>,
+) -> Result<()> {
+    let client = talk.client()?;
+    names.iter().try_for_each(|name| verb(&client, name).map_err(|e| explain(e, None)))
+}
+
+pub fn remove(args: &NamesArgs) -> Result<()> {
+    each(&args.talk, &args.names, |client, name| client.delete(&device_path(name, "")))
+}
+
+pub fn clear(args: &NamesArgs) -> Result<()> {
+    each(&args.talk, &args.names, |client, name| client.delete(&device_path(name, "/table")))
+}
+
+pub fn suspend(args: &SuspendArgs) -> Result<()> {
+    let how = api::Suspend { noflush: Some(args.noflush) };
+    each(&args.talk, &args.names, |client, name| client.post(&device_path(name, "/suspend"), &how))
+}
+
+pub fn resume(args: &NamesArgs) -> Result<()> {
+    each(&args.talk, &args.names, |client, name| client.post(&device_path(name, "/resume"), &()))
+}
+
+pub fn message(args: &MessageArgs) -> Result<()> {
+    let message = api::Message { sector: args.sector, message: args.message.join(" ") };
+    let answer = args.talk.client()?.post::<api::Answer>(&device_path(&args.name, "/message"), &message);
+    let answer = answer.map_err(|e| explain(e, None))?;
+    match (args.print.json, answer.answer.as_str()) {
+        (true, _) => say_json(&answer),
+        (false, "") => Ok(()),
+        (false, text) => say(&format!("{}\n", text.trim_end_matches('\n'))),
+    }
+}

@@ -1,0 +1,21 @@
+//! Man pages and completions, from the same tree as the help.
+
+use crate::cli::{Cli, GenerateArgs, Generated};
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+pub fn run(args: &GenerateArgs) -> Result<()> {
+    let folder = &args.folder;
+    let said = || folder.display().to_string();
+    std::fs::create_dir_all(folder).with_context(said)?;
+    match args.what {
+        Generated::Man => clap_mangen::generate_to(Cli::command(), folder).with_context(said),
+        Generated::Completions => {
+            for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
+                clap_complete::generate_to(shell, &mut Cli::command(), "udm", folder).with_context(said)?;
+            }
+            Ok(())
+        }
+    }
+}

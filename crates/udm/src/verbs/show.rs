@@ -1,0 +1,211 @@
+//! Verbs that print something, as dmsetup prints it.
+
+use super::{explain, say, say_json};
+use crate::cli::{InfoArgs, ListArgs, ShowArgs};
+use anyhow::Result;
+use std::fmt::Write as _;
+use udm_control::client::{Client, ClientError, device_path};
+use udm_control::http::api;
+
+/// What dmsetup says when there is nothing.
+const NONE: &str = "No devices found\n";
+
+fn get<T: serde::de::DeserializeOwned>(client: &Client, target: &str) -> Result<T> {
+    client.get(target).map_err(|e| explain(e, None))
+}
+
+fn list(client: &Client) -> Result<Vec<api::Device>> {
+    Ok(get::<api::DeviceList>(client, "/v1/devices")?.devices)
+}
+
+/// Tables and statuses have the same shape.
+struct Shown {
+    name: String,
+    lines: Vec<api::Line>,
+}
+
+/// The text of `dmsetup table` and `dmsetup status`: a device without a table has one empty line.
+fn lines(shown: &Shown, prefix: bool, out: &mut String) {
+    let prefix = if prefix { format!("{}: ", shown.name) } else { String::new() };
+    if shown.lines.is_empty() {
+        out.push_str(&prefix);
+        out.push('\n');
+    }
+    for line in &shown.lines {
+        let (start, len) = (line.start_bytes / 512, line.length_bytes / 512);
+        // Writing to a String can't fail.
+        let _ = writeln!(out, "{prefix}{start} {len} {} {}", line.target, line.params);
+    }
+}
+
+fn show<T: serde::de::DeserializeOwned + serde::Serialize>(
+    args: &ShowArgs,
+    what: &str,
+    lines_of: impl Fn(&mut T) -> (&String, &mut Vec<api::Line>),
+) -> Result<()> {
+    let client = args.talk.client()?;
+    let all = args.names.is_empty();
+    let names = if all { list(&client)?.into_iter().map(|d| d.name).collect() } else { args.names.clone() };
+    let prefix = all || names.len() > 1;
+    let rest = format!("/{what}{}", if args.inactive { "?inactive=1" } else { "" });
+    let mut replies: Vec<T> = Vec::new();
+    for name in &names {
+        replies.push(get(&client, &device_path(name, &rest))?);
+    }
+    if let Some(wanted) = &args.target {
+        replies.retain_mut(|reply| {
+            let (_, lines) = lines_of(reply);
+            lines.retain(|line| line.target == *wanted);
+            !lines.is_empty()
+        });
+    }
+    if args.print.json {
+        return say_json(&replies);
+    }
+    let mut out = String::new();
+    for reply in &mut replies {
+        let (name, lines_of_it) = lines_of(reply);
+        let shown = Shown { name: name.clone(), lines: std::mem::take(lines_of_it) };
+        lines(&shown, prefix, &mut out);
+    }
+    say(if names.is_empty() { NONE } else { &out })
+}
+
+pub fn table(args: &ShowArgs) -> Result<()> {
+    show(args, "table", |t: &mut api::Table| (&t.name, &mut t.lines))
+}
+
+pub fn status(args: &ShowArgs) -> Result<()> {
+    show(args, "status", |s: &mut api::Status| (&s.name, &mut s.lines))
+}
+
+pub fn info(args: &InfoArgs) -> Result<()> {
+    let client = args.talk.client()?;
+    let devices = match args.names.as_slice() {
+        [] => list(&client)?,
+        names => names.iter().map(|name| get(&client, &device_path(name, ""))).collect::<Result<_>>()?,
+    };
+    if args.print.json {
+        return say_json(&devices);
+    }
+    let mut out = String::new();
+    for device in &devices {
+        describe(device, &mut out);
+    }
+    say(if devices.is_empty() { NONE } else { &out })
+}
+
+/// One device as `dmsetup info` prints it, with its empty line. "Read Ahead" is left out: there is none.
+fn describe(device: &api::Device, out: &mut String) {
+    let mut state = device.state.to_ascii_uppercase();
+    if device.read_only {
+        state.push_str(" (READ-ONLY)");
+    }
+    let tables = match (device.live_table, device.inactive_table) {
+        (true, true) => "LIVE & INACTIVE",
+        (true, false) => "LIVE",
+        (false, true) => "INACTIVE",
+        (false, false) => "None",
+    };
+    let (major, minor) = device.number.split_once(':').unwrap_or((&device.number, ""));
+    let mut line = |key: &str, value: &str| {
+        // Writing to a String can't fail.
+        let _ = writeln!(out, "{key:<19}{value}");
+    };
+    line("Name:", &device.name);
+    line("State:", &state);
+    line("Tables present:", tables);
+    line("Open count:", &device.open_count.to_string());
+    line("Event number:", &device.event_nr.to_string());
+    line("Major, minor:", &format!("{major}, {minor}"));
+    line("Number of targets:", &device.targets.to_string());
+    if let Some(uuid) = &device.uuid {
+        let _ = writeln!(out, "UUID: {uuid}");
+    }
+    out.push('\n');
+}
+
+pub fn ls(args: &ListArgs) -> Result<()> {
+    let devices = list(&args.talk.client()?)?;
+    if args.print.json {
+        return say_json(&devices);
+    }
+    let out: String = devices.iter().map(|d| format!("{}\t({})\n", d.name, d.number)).collect();
+    say(if devices.is_empty() { NONE } else { &out })
+}
+
+pub fn exports(args: &ListArgs) -> Result<()> {
+    let exports = get::<api::ExportList>(&args.talk.client()?, "/v1/exports")?.exports;
+    if args.print.json {
+        return say_json(&exports);
+    }
+    let out: String = exports.iter().map(|e| format!("{}\t{}\n", e.name, e.uris.join(" "))).collect();
+    say(if exports.is_empty() { "No exports found\n" } else { &out })
+}
+
+/// The server's versions; where none is named and none runs, our own, which are those of a server that we would start.
+fn versions(args: &ListArgs) -> Result<api::Version> {
+    match args.talk.client()?.get("/v1/version") {
+        Err(ClientError::Unreachable { .. }) if args.talk.socket.is_none() => {
+            Ok(udm_control::verbs::version())
+        }
+        answer => answer.map_err(|e| explain(e, None)),
+    }
+}
+
+pub fn targets(args: &ListArgs) -> Result<()> {
+    let version = versions(args)?;
+    if args.print.json {
+        return say_json(&version.targets);
+    }
+    say(&version.targets.iter().map(|t| format!("{:<16} v{}\n", t.name, t.version)).collect::<String>())
+}
+
+pub fn version(args: &ListArgs) -> Result<()> {
+    // As dmsetup: the library is this program, the driver is the server.
+    let version = versions(args)?;
+    if args.print.json {
+        return say_json(&version);
+    }
+    say(&format!(
+        "Library version:   {} (udm)\nDriver version:    {} (udm {})\n",
+        env!("CARGO_PKG_VERSION"),
+        version.driver_version,
+        version.version
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_without_a_table_is_an_empty_line() {
+        let mut out = String::new();
+        lines(&Shown { name: "d".into(), lines: vec![] }, true, &mut out);
+        lines(&Shown { name: "d".into(), lines: vec![] }, false, &mut out);
+        let line =
+            api::Line { start_bytes: 512, length_bytes: 1024, target: "error".into(), params: String::new() };
+        lines(&Shown { name: "d".into(), lines: vec![line] }, false, &mut out);
+        assert_eq!(out, "d: \n\n1 2 error \n");
+    }
+
+    #[test]
+    fn info_is_dmsetups() {
+        let mut out = String::new();
+        let device = api::Device {
+            name: "snap".into(),
+            uuid: Some("LVM-x".into()),
+            number: "254:3".into(),
+            state: "active".into(),
+            live_table: true,
+            inactive_table: true,
+            targets: 2,
+            ..api::Device::default()
+        };
+        describe(&device, &mut out);
+        let wanted = "Name:              snap\nState:             ACTIVE\nTables present:    LIVE & INACTIVE\n\
+                      Open count:        0\nEvent number:      0\nMajor, minor:      254, 3\nNumber of targets: 2\nUUID: LVM-x\n\n";
+        assert_eq!(out, wanted);
+    }
+}

@@ -1,0 +1,67 @@
+//! The steady state allocates nothing: a counting allocator sees no allocation over a million requests through a mapped device, multipath and the
+//! null device, on a warm core. The core is a [`LocalCore`], as in `udm bench`; the table is built as `udm serve` builds it.
+
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use std::alloc::System;
+use udm_control::{Registry, verbs};
+use udm_core::{Batch, Bio, CoreId, Device, Lane, Op, Sector, Sectors};
+use udm_runtime::{Cluster, CoreOptions, LocalCore};
+
+#[global_allocator]
+static ALLOC: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const DEPTH: usize = 32;
+const REQUESTS: u64 = 1_000_000;
+
+/// Sends reads and writes of 4 KiB through `lane`, as many at a time as there are in `ready`, until `requests` have come back.
+fn run(core: &mut LocalCore, lane: &mut dyn Lane, ready: &mut Batch, done: &mut Batch, requests: u64) {
+    let (mut sent, mut home) = (0, 0);
+    while home < requests {
+        for bio in ready.iter_mut() {
+            bio.op = if sent % 3 == 0 { Op::Write } else { Op::Read };
+            bio.sector = Sector(sent * 8 % (1 << 20));
+            bio.start();
+            sent += 1;
+        }
+        core.turn(|cx| {
+            lane.submit(ready, cx);
+            lane.poll(done, cx);
+        });
+        if done.is_empty() {
+            core.park();
+        }
+        home += done.len() as u64;
+        for mut bio in done.drain(..) {
+            bio.finish();
+            assert!(bio.status.is_ok());
+            ready.push(bio);
+        }
+    }
+}
+
+#[test]
+fn a_million_requests_allocate_nothing() {
+    let cluster = Cluster::new(1).unwrap();
+    let registry = Registry::new(cluster.clone(), 1);
+    let mut core = LocalCore::attach(&cluster, CoreId(0), CoreOptions::default()).unwrap();
+    for selector in [
+        "round-robin 0 2 1 null:size=1G 1 null:size=2G 1",
+        "queue-length 0 2 1 null:size=1G 1 null:size=2G 1",
+        "service-time 0 2 1 null:size=1G 1 null:size=2G 1",
+    ] {
+        let table = format!("0 2097152 multipath 1 queue_if_no_path 0 1 1 {selector}");
+        verbs::wait_with(verbs::create(&registry, "mp", None, Some(&table)), || core.turn(|_| ())).unwrap();
+        let mut lane = core.open(&*registry.find("mp").unwrap().device).unwrap();
+        let mut ready: Batch =
+            (0..DEPTH).map(|_| Bio::read(Sector(0), Sectors(8), Default::default())).collect();
+        let mut done = Batch::new();
+        run(&mut core, &mut *lane, &mut ready, &mut done, 10_000);
+
+        let region = Region::new(ALLOC);
+        run(&mut core, &mut *lane, &mut ready, &mut done, REQUESTS);
+        let change = region.change();
+        assert_eq!(change.allocations + change.reallocations, 0, "{selector}: {change:?}");
+        drop(lane);
+        verbs::wait_with(verbs::remove(&registry, "mp"), || core.turn(|_| ())).unwrap();
+    }
+}
