@@ -3,7 +3,7 @@
 //! Each takes any bytes and panics when a property of its parser is broken: the parser panics or loops, what it read is not what it writes
 //! back, a bound is exceeded, the pieces in which bytes arrive matter, an error takes more than one line.
 
-use crate::{nbd, size, table, uri, words};
+use crate::{log_writes, nbd, size, table, uri, words};
 
 fn text(data: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(data)
@@ -72,6 +72,37 @@ pub fn uri(data: &[u8]) {
             // It survives being written into a table.
             assert_eq!(words::words(&words::escape(&word)), [word.as_str()]);
         }
+    }
+}
+
+/// Logs of writes: [`log_writes::Cursor`]. The walk ends, stays inside the log, goes forward, and what it read is what it writes back.
+pub fn log_writes(data: &[u8]) {
+    let mut cursor = match log_writes::Cursor::new(data, data.len() as u64) {
+        Err(error) => return one_line(&error),
+        Ok(cursor) => cursor,
+    };
+    let size = cursor.superblock().sector_size as usize;
+    let mut behind = size as u64;
+    loop {
+        let at = match cursor.offset() {
+            Err(error) => return one_line(&error),
+            Ok(None) => return,
+            Ok(Some(at)) => at,
+        };
+        assert_eq!(at, behind, "entries follow each other");
+        let sector = &data[at as usize..at as usize + size];
+        let record = match cursor.step(sector) {
+            Err(error) => return one_line(&error),
+            Ok(record) => record,
+        };
+        assert!(record.data.start > at && record.data.start <= record.data.end);
+        assert!(record.data.end <= data.len() as u64 && record.range.start <= record.range.end);
+        let mut again = vec![0; size];
+        let text = record.mark.unwrap_or_default();
+        record.entry.encode(&text, &mut again);
+        let used = log_writes::HEADER_LEN + text.len();
+        assert_eq!(again[..used], sector[..used]);
+        behind = record.data.end;
     }
 }
 

@@ -433,15 +433,7 @@ mod tests {
                     header[17..24].fill(0);
                 }
             }
-            if let Ok(records) = walk(&log) {
-                prop_assert!(records.len() <= log.len() / 512);
-                for pair in records.windows(2) {
-                    prop_assert!(pair[0].offset < pair[1].offset && pair[0].data.end <= pair[1].offset);
-                }
-                for record in &records {
-                    prop_assert!(record.data.end <= log.len() as u64);
-                }
-            }
+            crate::fuzz::log_writes(&log);
         }
 
         /// What is written is read back.
