@@ -31,6 +31,10 @@ impl World {
                 self.reload(i)?;
                 self.resume(i)
             }
+            155..160 if on(Class::Cancel) && self.devices[i].is_changing() => {
+                self.cancel(i);
+                Ok(())
+            }
             150..155 if on(Class::Reload) && !self.devices[i].is_changing() => self.reload(i),
             160..180 if on(Class::Reopen) => self.reopen(),
             180..182 if on(Class::Crash) => self.crash(),

@@ -1,7 +1,7 @@
 //! Which disks, paths and devices a world has: drawn, always valid.
 
 use crate::chance::Chance;
-use crate::tables::{Below, Kind, Selector, TableSpec};
+use crate::tables::{Below, Kind, Selector, TableSpec, Through};
 use udm_targets::multipath::selector::SELECTORS;
 
 /// A disk to make.
@@ -149,7 +149,11 @@ impl Blueprint {
                     let (below, size) = self.block(chance);
                     let at = 8 * chance.below(size / 16);
                     let len = (8 * chance.between(1, (size - at) / 8)).min(size - at);
-                    (len, Kind::Linear(below, at))
+                    let kind = match chance.one_in(4) {
+                        true => Kind::Through(through(chance), below, at),
+                        false => Kind::Linear(below, at),
+                    };
+                    (len, kind)
                 }
             });
         }
@@ -194,6 +198,10 @@ impl Blueprint {
                 Kind::Linear(below, at) if chance.one_in(3) => {
                     lines.push((*len, Kind::Striped { chunk: *len, of: vec![(*below, *at)] }));
                 }
+                Kind::Linear(below, at) | Kind::Through(_, below, at) if chance.one_in(2) => {
+                    lines.push((*len, Kind::Through(through(chance), *below, *at)));
+                }
+                Kind::Through(_, below, at) => lines.push((*len, Kind::Linear(*below, *at))),
                 Kind::Zero if *len >= 16 => {
                     lines.push((8, Kind::Zero));
                     lines.push((len - 8, Kind::Zero));
@@ -206,6 +214,18 @@ impl Blueprint {
             return spec.clone();
         }
         TableSpec { lines }
+    }
+}
+
+/// A target to pass through.
+fn through(chance: &mut Chance) -> Through {
+    match chance.below(3) {
+        0 => Through::Delay(chance.pick(&[0, 1, 20, 300])),
+        1 => {
+            let feature = chance.pick(&["", "error_reads", "error_writes"]);
+            Through::Flakey(chance.between(0, 5), chance.between(1, 3), feature)
+        }
+        _ => Through::Dust(chance.pick(&[512, 4096])),
     }
 }
 
@@ -228,7 +248,9 @@ mod tests {
                 assert_eq!(spec.sectors(), d.table.sectors());
                 for (len, kind) in spec.lines.iter().chain(&d.table.lines) {
                     match kind {
-                        Kind::Linear(below, at) => assert!(at + len <= size(*below)),
+                        Kind::Linear(below, at) | Kind::Through(_, below, at) => {
+                            assert!(at + len <= size(*below))
+                        }
                         Kind::Striped { of, .. } => {
                             for (below, at) in of {
                                 assert!(at + len / of.len() as u64 <= size(*below));

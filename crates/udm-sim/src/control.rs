@@ -26,6 +26,17 @@ pub enum Phase {
     Resuming(bool),
 }
 
+impl Phase {
+    fn doing(self) -> &'static str {
+        match self {
+            Phase::Live => "in use",
+            Phase::Suspending => "being suspended",
+            Phase::Suspended => "suspended",
+            Phase::Resuming(_) => "being resumed",
+        }
+    }
+}
+
 /// A table in the inactive slot.
 pub struct Loaded {
     spec: TableSpec,
@@ -37,6 +48,7 @@ pub struct Loaded {
 struct Running {
     change: Change,
     woken: Arc<AtomicBool>,
+    cancelled: bool,
 }
 
 /// A mapped device, and what the model knows of it.
@@ -49,6 +61,8 @@ pub struct Device {
     loaded: Option<Loaded>,
     phase: Phase,
     running: Option<Running>,
+    /// The table in use when the resume under way began.
+    before: Option<Arc<Map>>,
     /// Which multipath target of the outside it is.
     pub access: Option<usize>,
     spare: Option<usize>,
@@ -120,12 +134,7 @@ impl Device {
     /// What is under way, for a person.
     #[must_use]
     pub fn doing(&self) -> &'static str {
-        match self.phase {
-            Phase::Live => "in use",
-            Phase::Suspending => "being suspended",
-            Phase::Suspended => "suspended",
-            Phase::Resuming(_) => "being resumed",
-        }
+        self.phase.doing()
     }
 
     /// The device under test.
@@ -175,6 +184,7 @@ impl World {
                 loaded: None,
                 phase: Phase::Suspended,
                 running: None,
+                before: None,
                 access: None,
                 spare: None,
                 hot: 0,
@@ -243,7 +253,7 @@ impl World {
         self.hold(i, !noflush);
         let device = &mut self.devices[i];
         let change = device.mapped.suspend(noflush, wake).map_err(text(format!("d{i} suspend")))?;
-        device.running = Some(Running { change, woken });
+        device.running = Some(Running { change, woken, cancelled: false });
         device.phase = Phase::Suspending;
         self.totals.suspends += 1;
         Ok(())
@@ -261,6 +271,7 @@ impl World {
             self.totals.reloads += 1;
         }
         let device = &mut self.devices[i];
+        device.before = Some(device.maps[0].clone());
         if let Some(loaded) = &device.loaded {
             self.model.remap(i, &loaded.map);
             if device.maps[0] != loaded.map {
@@ -271,7 +282,7 @@ impl World {
             }
         }
         let change = device.mapped.resume_with(noflush, wake).map_err(text(format!("d{i} resume")))?;
-        device.running = Some(Running { change, woken });
+        device.running = Some(Running { change, woken, cancelled: false });
         device.phase = Phase::Resuming(was_live);
         self.bar();
         Ok(())
@@ -296,16 +307,38 @@ impl World {
                 continue;
             }
             let result = running.change.step(&*self.post);
-            if self.post.took_resume(device.mapped.id()) {
+            // A change that was called off goes on with the table that was in use.
+            if self.post.took_resume(device.mapped.id()) && !running.cancelled {
                 self.swap(i);
                 self.bar();
             }
             if let Some(result) = result {
-                self.devices[i].running = None;
+                let cancelled = self.devices[i].running.take().is_some_and(|r| r.cancelled);
+                if cancelled && result.as_ref().is_err_and(|e| e.errno == 4) {
+                    self.called_off(i);
+                    continue;
+                }
                 self.changed(i, result)?;
             }
         }
         Ok(())
+    }
+
+    /// Calls off a suspend or resume under way.
+    pub fn cancel(&mut self, i: usize) {
+        let device = &mut self.devices[i];
+        let Some(running) = &mut device.running else { return };
+        lock(&self.env).say(format!("d{i} goes back on {}", device.phase.doing()));
+        running.change.cancel(&*self.post);
+        running.woken.store(true, Ordering::Relaxed);
+        running.cancelled = true;
+        // Too late where the new table is in use: then this changes nothing.
+        if let (Phase::Resuming(_), Some(before), Some(_)) =
+            (device.phase, device.before.clone(), &device.loaded)
+        {
+            self.model.remap(i, &before);
+            device.maps = vec![before];
+        }
     }
 
     /// The cores are being told to use the loaded table.
@@ -326,6 +359,14 @@ impl World {
         device.spec = loaded.spec;
         device.limits = device.mapped.limits();
         env.say(format!("d{i} uses its new table"));
+    }
+
+    /// A change was called off: the device is in use as it was before.
+    fn called_off(&mut self, i: usize) {
+        lock(&self.env).say(format!("d{i} is in use again"));
+        self.devices[i].phase = Phase::Live;
+        self.hold(i, false);
+        self.bar();
     }
 
     fn changed(&mut self, i: usize, result: Result<(), TargetError>) -> Result<(), Wrong> {
@@ -353,6 +394,7 @@ impl World {
             return Err(format!("d{i} was resumed and did not take its new table"));
         }
         self.devices[i].phase = Phase::Live;
+        self.devices[i].before = None;
         self.devices[i].limits = self.devices[i].mapped.limits();
         self.hold(i, false);
         self.bar();

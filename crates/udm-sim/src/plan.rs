@@ -19,6 +19,8 @@ pub enum Class {
     Suspend,
     /// New tables.
     Reload,
+    /// Suspends and resumes that are called off.
+    Cancel,
     /// Messages to multipath targets.
     Messages,
     /// Commands that take long to arrive.
@@ -39,13 +41,14 @@ pub enum Class {
 
 impl Class {
     /// Every class.
-    pub const ALL: [Class; 14] = [
+    pub const ALL: [Class; 15] = [
         Class::Crash,
         Class::Remove,
         Class::Paths,
         Class::Errors,
         Class::Suspend,
         Class::Reload,
+        Class::Cancel,
         Class::Messages,
         Class::Delay,
         Class::Torn,
@@ -66,6 +69,7 @@ impl Class {
             Class::Errors => "errors",
             Class::Suspend => "suspend",
             Class::Reload => "reload",
+            Class::Cancel => "cancel",
             Class::Messages => "messages",
             Class::Delay => "delay",
             Class::Torn => "torn",

@@ -67,11 +67,36 @@ impl Selector {
 /// A path group: its selector and its paths.
 pub type Group = (Selector, Vec<usize>);
 
+/// A target that passes on what it is given, as linear does, and makes trouble of its own on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Through {
+    /// `delay`, this many ms.
+    Delay(u64),
+    /// `flakey`: good for so many seconds, then bad for so many; a feature or none.
+    Flakey(u64, u64, &'static str),
+    /// `dust` with blocks of this many bytes.
+    Dust(u64),
+}
+
+impl Through {
+    fn text(self, below: Below, at: u64) -> String {
+        let on = format!("{} {at}", below.word());
+        match self {
+            Through::Delay(ms) => format!("delay {on} {ms}"),
+            Through::Flakey(up, down, "") => format!("flakey {on} {up} {down}"),
+            Through::Flakey(up, down, feature) => format!("flakey {on} {up} {down} 1 {feature}"),
+            Through::Dust(block) => format!("dust {on} {block}"),
+        }
+    }
+}
+
 /// What a line does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// One range of one device.
     Linear(Below, u64),
+    /// One range of one device, through something.
+    Through(Through, Below, u64),
     /// Chunks in turn from several devices.
     Striped {
         /// Chunk length in sectors.
@@ -116,6 +141,7 @@ impl TableSpec {
         for (len, kind) in &self.lines {
             let rest = match kind {
                 Kind::Linear(below, at) => format!("linear {} {at}", below.word()),
+                Kind::Through(what, below, at) => what.text(*below, *at),
                 Kind::Striped { chunk, of } => {
                     let parts: Vec<_> = of.iter().map(|(b, at)| format!("{} {at}", b.word())).collect();
                     format!("striped {} {chunk} {}", of.len(), parts.join(" "))
@@ -136,7 +162,7 @@ impl TableSpec {
         let mut all = Vec::new();
         for (_, kind) in &self.lines {
             match kind {
-                Kind::Linear(Below::Path(p), _) => all.push(*p),
+                Kind::Linear(Below::Path(p), _) | Kind::Through(_, Below::Path(p), _) => all.push(*p),
                 Kind::Striped { of, .. } => all.extend(of.iter().filter_map(|(b, _)| match b {
                     Below::Path(p) => Some(*p),
                     Below::Device(_) => None,
@@ -158,7 +184,7 @@ impl TableSpec {
         let mut all = Vec::new();
         for (_, kind) in &self.lines {
             match kind {
-                Kind::Linear(Below::Device(d), _) => all.push(*d),
+                Kind::Linear(Below::Device(d), _) | Kind::Through(_, Below::Device(d), _) => all.push(*d),
                 Kind::Striped { of, .. } => all.extend(of.iter().filter_map(|(b, _)| match b {
                     Below::Device(d) => Some(*d),
                     Below::Path(_) => None,
@@ -216,6 +242,8 @@ pub struct Map {
     pub disks: Vec<usize>,
     /// There are sectors without a disk.
     pub bare: bool,
+    /// Something in it fails requests with EIO at will.
+    pub flaky: bool,
 }
 
 impl Map {
@@ -227,7 +255,7 @@ impl Map {
         cells: &Cells,
         below: &dyn Fn(usize) -> Arc<Map>,
     ) -> Map {
-        let mut map = Map { cells: Vec::new(), disks: Vec::new(), bare: false };
+        let mut map = Map { cells: Vec::new(), disks: Vec::new(), bare: false, flaky: false };
         let find = |b: Below, sector: u64| match b {
             Below::Path(p) => cells.index(disk_of_path[p], sector),
             Below::Device(d) => below(d).cells[sector as usize],
@@ -235,7 +263,7 @@ impl Map {
         for (len, kind) in &spec.lines {
             for s in 0..*len {
                 map.cells.push(match kind {
-                    Kind::Linear(b, at) => find(*b, at + s),
+                    Kind::Linear(b, at) | Kind::Through(_, b, at) => find(*b, at + s),
                     Kind::Striped { chunk, of } => {
                         let (nr, rest) = (s / chunk, s % chunk);
                         let (b, at) = of[(nr % of.len() as u64) as usize];
@@ -255,9 +283,11 @@ impl Map {
             let lower = below(d);
             map.disks.extend(&lower.disks);
             map.bare |= lower.bare;
+            map.flaky |= lower.flaky;
         }
         map.disks.sort_unstable();
         map.disks.dedup();
+        map.flaky |= spec.lines.iter().any(|(_, k)| matches!(k, Kind::Through(Through::Flakey(..), ..)));
         map.bare |= spec.lines.iter().any(|(_, k)| matches!(k, Kind::Zero | Kind::Error));
         map
     }
