@@ -32,6 +32,8 @@ pub enum Bug {
     OldTableKept,
     /// A lane does not notice that a path has failed.
     StalePathGeneration,
+    /// Held bios miss that a path returned, because a new one saw it first.
+    ParkedMissReturn,
     /// A bio that no path can take fails although it may wait.
     HeldBioFails,
     /// The load of a path is not taken back when a bio fails.
@@ -54,7 +56,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 22] = [
+    pub const ALL: [Bug; 23] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -68,6 +70,7 @@ impl Bug {
         Bug::ReloadDropsParked,
         Bug::OldTableKept,
         Bug::StalePathGeneration,
+        Bug::ParkedMissReturn,
         Bug::HeldBioFails,
         Bug::LoadKeptOnError,
         Bug::FailCountedTwice,
