@@ -155,11 +155,9 @@ impl Load {
     pub fn run(mut self) {
         loop {
             let phase = self.progress.phase.load(Ordering::Acquire);
-            let idle = self.free.len() == DEPTH;
             match phase {
                 LOAD => self.fill(),
                 CHECK => self.fill_check(),
-                _ if idle => return,
                 _ => {}
             }
             let (lane, batch, done) = (&mut self.lane, &mut self.batch, &mut self.done);
@@ -175,11 +173,11 @@ impl Load {
                 self.finish(bio);
             }
             self.progress.add(std::mem::take(&mut self.counts));
-            if phase == CHECK
-                && !self.told
-                && self.next_check == self.blocks.len()
-                && self.free.len() == DEPTH
-            {
+            let idle = self.free.len() == DEPTH;
+            if phase == END && idle {
+                return;
+            }
+            if phase == CHECK && idle && !self.told && self.next_check == self.blocks.len() {
                 self.told = true;
                 self.progress.checked.fetch_add(1, Ordering::Release);
             }

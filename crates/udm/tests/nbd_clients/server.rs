@@ -1,0 +1,119 @@
+//! A running `udm serve`, and shell commands that can't run for ever.
+
+use libtest_mimic::Failed;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The program under test.
+pub const UDM: &str = env!("CARGO_BIN_EXE_udm");
+
+/// No command here takes more than a few seconds; one that hangs is killed.
+const COMMAND_SECONDS: u32 = 120;
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a shell command; its standard output, or what it said when it failed.
+pub fn sh(command: &str) -> Result<String, Failed> {
+    sh_in(Path::new("."), command)
+}
+
+/// As [`sh`], in a folder.
+pub fn sh_in(folder: &Path, command: &str) -> Result<String, Failed> {
+    let out = Command::new("timeout")
+        .args(["-k", "5", &COMMAND_SECONDS.to_string(), "sh", "-c", command])
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .output()?;
+    if out.status.success() {
+        Ok(text(&out.stdout))
+    } else {
+        Err(format!("{command}: {}\n{}{}", out.status, text(&out.stdout), text(&out.stderr)).into())
+    }
+}
+
+/// A server in the background. It ends with its owner.
+pub struct Server {
+    child: Child,
+    folder: PathBuf,
+}
+
+impl Server {
+    /// Serves `devices` on sockets in `folder`, and waits until it does.
+    pub fn start(folder: &Path, devices: &[&str]) -> Result<Server, Failed> {
+        let mut command = Command::new(UDM);
+        command.arg("serve").args(devices.iter().flat_map(|d| ["--device", d]));
+        command.args(["--unix", "nbd.sock", "--socket", "udm.sock"]).current_dir(folder);
+        let child =
+            command.stdin(Stdio::null()).stderr(fs::File::create(folder.join("serve.log"))?).spawn()?;
+        let server = Server { child, folder: folder.to_owned() };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while server.udm(&["ls"]).is_err() {
+            if Instant::now() > deadline {
+                return Err(format!("no answer: {}", fs::read_to_string(folder.join("serve.log"))?).into());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(server)
+    }
+
+    /// The URI of an export.
+    pub fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.folder.join("nbd.sock").display())
+    }
+
+    /// A command in the server's folder.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(&self.folder).stdin(Stdio::null());
+        command
+    }
+
+    /// One of the verbs, against this server.
+    pub fn udm(&self, words: &[&str]) -> Result<String, Failed> {
+        let out = self.command(UDM).args(words).env("UDM_SOCKET", self.folder.join("udm.sock")).output()?;
+        if out.status.success() {
+            Ok(text(&out.stdout))
+        } else {
+            Err(format!("udm {words:?}: {}", text(&out.stderr)).into())
+        }
+    }
+
+    /// Context switches of all its threads so far.
+    pub fn switches(&self) -> Result<u64, Failed> {
+        let mut sum = 0;
+        for task in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
+            let status = fs::read_to_string(task?.path().join("status"))?;
+            let counts = status.lines().filter(|l| l.contains("ctxt_switches"));
+            sum += counts.filter_map(|l| l.split_whitespace().last()?.parse::<u64>().ok()).sum::<u64>();
+        }
+        Ok(sum)
+    }
+
+    /// Ends it as a user would, and has it say that all was well.
+    pub fn stop(mut self) -> Result<(), Failed> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                let log = fs::read_to_string(self.folder.join("serve.log"))?;
+                return if status.success() { Ok(()) } else { Err(format!("{status}: {log}").into()) };
+            }
+            if Instant::now() > deadline {
+                return Err("the server does not end".into());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
