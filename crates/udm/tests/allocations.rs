@@ -4,7 +4,7 @@
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
 use udm_control::{Registry, verbs};
-use udm_core::{Batch, Bio, CoreId, Device, Lane, Op, Sector, Sectors};
+use udm_core::{Batch, Bio, CoreId, Lane, Op, Sector, Sectors};
 use udm_runtime::{Cluster, CoreOptions, LocalCore};
 
 #[global_allocator]
