@@ -22,6 +22,10 @@ pub enum Bug {
     FuaDropped,
     /// An offset is not taken off a bio that failed.
     OffsetKeptOnError,
+    /// A suspend is called off, and bios that were to be handed back stay where they are.
+    CancelStrandsReturned,
+    /// A suspend is called off, and bios without a path go on failing.
+    CancelKeepsDraining,
     /// A core says that it is suspended with bios still in flight.
     SuspendAcksEarly,
     /// A resume does not wait until the cores have stopped.
@@ -56,7 +60,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 23] = [
+    pub const ALL: [Bug; 25] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -65,6 +69,8 @@ impl Bug {
         Bug::PreflushDropped,
         Bug::FuaDropped,
         Bug::OffsetKeptOnError,
+        Bug::CancelStrandsReturned,
+        Bug::CancelKeepsDraining,
         Bug::SuspendAcksEarly,
         Bug::SwapTooEarly,
         Bug::ReloadDropsParked,

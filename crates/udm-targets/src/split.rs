@@ -211,6 +211,17 @@ impl Splitter {
         !self.returned.is_empty() && !bugs::on(Bug::NoWakeForDrain)
     }
 
+    /// Called when a `poll` begins. The `drain` before it has taken what was to be handed back, as long as there is one: what is left was meant for
+    /// a suspend that has been called off, and goes down again.
+    pub fn take_again(&mut self) {
+        if bugs::on(Bug::CancelStrandsReturned) {
+            return;
+        }
+        while let Some(bio) = self.returned.pop() {
+            self.take(bio);
+        }
+    }
+
     /// Moves the bios that are to be handed back to `back`.
     pub fn take_returned(&mut self, back: &mut Batch) {
         back.append(&mut self.returned);

@@ -311,6 +311,7 @@ impl Lane for StripedLane {
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let start = done.len();
+        self.split.take_again();
         for (i, leg) in self.legs.iter_mut().enumerate() {
             let from = done.len();
             leg.lane.poll(done, cx);

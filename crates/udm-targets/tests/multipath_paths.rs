@@ -219,6 +219,8 @@ fn lost_while_draining() {
         assert!(rig.back.is_empty() && rig.finished.is_empty(), "it is on its way");
         rig.disks[0].fail(Status::IoErr);
         rig.disks[0].hold(false);
+        drain(&mut rig);
+        assert!(rig.back.is_empty());
         rig.world.wake = Nanos::NEVER;
         rig.poll();
         assert!(rig.finished.is_empty(), "not failed");
@@ -282,4 +284,39 @@ fn reports_say_what_went_where() {
     check(&rig);
     rig.lane = rig.world.turn(0, |cx| rig.target.open(cx)).unwrap();
     check(&rig);
+}
+
+/// A suspend that is called off leaves nothing behind: a bio that loses its last path later is held again.
+#[test]
+fn called_off_while_draining() {
+    let mut rig = Rig::new("1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0");
+    rig.disks[0].hold(true);
+    rig.start(bare_read(8));
+    rig.target.presuspend(false);
+    rig.world.turn(0, |cx| rig.lane.drain(Drain::Flush, &mut rig.back, cx));
+    rig.poll();
+    rig.target.resume();
+    rig.disks[0].fail(Status::IoErr);
+    rig.disks[0].hold(false);
+    rig.poll();
+    assert!(rig.finished.is_empty() && rig.back.is_empty(), "held");
+    rig.disks[0].fail(Status::Ok);
+    rig.message("reinstate_path 253:0").unwrap();
+    rig.poll();
+    assert_eq!(rig.results(), [Status::Ok]);
+}
+
+/// A bio that came after the return of a path must not hide it from those that waited for it.
+#[test]
+fn held_bios_go_when_a_new_one_saw_the_path_first() {
+    let mut rig = Rig::new("1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0");
+    rig.message("fail_path 253:0").unwrap();
+    rig.start(bare_read(8));
+    rig.poll();
+    assert!(rig.finished.is_empty(), "held");
+    rig.message("reinstate_path 253:0").unwrap();
+    rig.start(bare_read(8));
+    rig.poll();
+    rig.poll();
+    assert_eq!(rig.results(), [Status::Ok; 2]);
 }

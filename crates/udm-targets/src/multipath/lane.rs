@@ -43,7 +43,7 @@ pub(super) struct MultipathLane {
     pub(super) ended: Batch,
     /// Scratch.
     pub(super) spare: Batch,
-    /// The suspend under way, from the first `drain` to the next `submit`.
+    /// The suspend under way: from each `drain` to the end of the `poll` behind it, since one that is called off is seen by nothing else.
     pub(super) draining: Option<Drain>,
 }
 
@@ -189,6 +189,9 @@ impl Lane for MultipathLane {
         if self.draining == Some(Drain::NoFlush) && !self.parked.is_empty() {
             // Parked behind the last `drain`: the next one hands them back.
             cx.wake_at(cx.now);
+        }
+        if !bugs::on(Bug::CancelKeepsDraining) {
+            self.draining = None;
         }
         if !came_back {
             self.poll_idle(done, cx);

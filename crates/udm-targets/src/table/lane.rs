@@ -168,6 +168,7 @@ impl Lane for TableLane {
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let start = done.len();
+        self.split.take_again();
         for leg in &mut self.legs {
             let from = done.len();
             leg.lane.poll(done, cx);
