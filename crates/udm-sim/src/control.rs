@@ -1,6 +1,6 @@
 //! The control side of mapped devices: tables, suspend, resume, messages.
 
-use crate::env::{Access, lock};
+use crate::env::{Access, last_seen, lock};
 use crate::model::Wrong;
 use crate::path::SimPath;
 use crate::tables::{Map, TableSpec};
@@ -401,9 +401,14 @@ impl World {
         Ok(())
     }
 
-    /// Works out which paths must be quiet: those whose every user is suspended.
+    /// Works out which paths must be quiet: those whose every user is suspended. And which disks are behind something flaky.
     fn bar(&mut self) {
         let mut env = lock(&self.env);
+        let ending = env.ending();
+        for (i, disk) in env.disks.iter_mut().enumerate() {
+            let flaky = self.devices.iter().any(|d| d.spec.is_flaky() && d.maps[0].disks.contains(&i));
+            last_seen(&mut disk.flaky, flaky, ending);
+        }
         for p in 0..env.paths.len() {
             let mut users = self.devices.iter().filter(|d| d.spec.paths().contains(&p)).peekable();
             let barred = users.peek().is_some() && users.all(Device::is_suspended);

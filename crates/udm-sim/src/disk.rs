@@ -40,6 +40,8 @@ pub struct Disk {
     pub blamed: [Option<u64>; 16],
     /// When (step) a device in front of this disk had no usable path and was not told to wait for one.
     pub no_path: Option<u64>,
+    /// When (step) a target in front of this disk last failed requests at will.
+    pub flaky: Option<u64>,
 }
 
 impl Disk {
@@ -58,6 +60,7 @@ impl Disk {
             error_one_in: 0,
             blamed: [None; 16],
             no_path: None,
+            flaky: None,
         }
     }
 

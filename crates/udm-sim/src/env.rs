@@ -190,11 +190,15 @@ impl Env {
                 && a.paths.iter().all(|p| self.paths[*p].failed)
         });
         let ending = self.ending();
-        let slot = &mut self.disks[disk].no_path;
-        *slot = match (bare, *slot) {
-            (true, _) => Some(u64::MAX),
-            (false, Some(u64::MAX)) => Some(ending),
-            (false, old) => old,
-        };
+        last_seen(&mut self.disks[disk].no_path, bare, ending);
+    }
+}
+
+/// Keeps in `slot` when something was last so: for ever as long as it `is`.
+pub fn last_seen(slot: &mut Option<u64>, is: bool, ending: u64) {
+    match (is, *slot) {
+        (true, _) => *slot = Some(u64::MAX),
+        (false, Some(u64::MAX)) => *slot = Some(ending),
+        (false, _) => {}
     }
 }

@@ -329,9 +329,8 @@ fn excuse(r: &Request, status: Status, env: &Env) -> Result<(), Wrong> {
     let since = |t: Option<u64>| t.is_some_and(|t| t >= r.start);
     let error = maps().any(|m| (0..r.len).any(|i| m.cell(r.sector + i) == ERROR));
     let trims = matches!(r.op, Op::Discard | Op::WriteZeroes);
-    let flaky = maps().any(|m| m.flaky);
     let reason = r.flags.contains(BioFlags::RAHEAD)
-        || (status == Status::IoErr && flaky)
+        || (status == Status::IoErr && disks().any(|d| since(d.flaky)))
         || (status == Status::Again && r.flags.contains(BioFlags::NOWAIT))
         || (error && (status == Status::IoErr || (trims && status == Status::NotSupp)))
         || (status == Status::NotSupp && trims && (bare || disks().any(|d| d.max[1] == 0 || d.max[2] == 0)))

@@ -149,7 +149,7 @@ impl World {
         self.timers.clear();
         let mut env = lock(&self.env);
         env.accesses.clear();
-        env.disks.iter_mut().for_each(|d| d.no_path = None);
+        env.disks.iter_mut().for_each(|d| (d.no_path, d.flaky) = (None, None));
         for p in &mut env.paths {
             (p.access, p.failed, p.barred) = (None, false, 0);
         }

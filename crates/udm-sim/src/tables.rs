@@ -195,6 +195,12 @@ impl TableSpec {
         all
     }
 
+    /// Something in it fails requests with EIO at will.
+    #[must_use]
+    pub fn is_flaky(&self) -> bool {
+        self.lines.iter().any(|(_, k)| matches!(k, Kind::Through(Through::Flakey(..), ..)))
+    }
+
     /// The groups, when the table is one multipath target.
     #[must_use]
     pub fn multipath(&self) -> Option<(usize, bool, &[Group])> {
@@ -242,8 +248,6 @@ pub struct Map {
     pub disks: Vec<usize>,
     /// There are sectors without a disk.
     pub bare: bool,
-    /// Something in it fails requests with EIO at will.
-    pub flaky: bool,
 }
 
 impl Map {
@@ -255,7 +259,7 @@ impl Map {
         cells: &Cells,
         below: &dyn Fn(usize) -> Arc<Map>,
     ) -> Map {
-        let mut map = Map { cells: Vec::new(), disks: Vec::new(), bare: false, flaky: false };
+        let mut map = Map { cells: Vec::new(), disks: Vec::new(), bare: false };
         let find = |b: Below, sector: u64| match b {
             Below::Path(p) => cells.index(disk_of_path[p], sector),
             Below::Device(d) => below(d).cells[sector as usize],
@@ -283,11 +287,9 @@ impl Map {
             let lower = below(d);
             map.disks.extend(&lower.disks);
             map.bare |= lower.bare;
-            map.flaky |= lower.flaky;
         }
         map.disks.sort_unstable();
         map.disks.dedup();
-        map.flaky |= spec.lines.iter().any(|(_, k)| matches!(k, Kind::Through(Through::Flakey(..), ..)));
         map.bare |= spec.lines.iter().any(|(_, k)| matches!(k, Kind::Zero | Kind::Error));
         map
     }
