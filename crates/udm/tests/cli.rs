@@ -1,0 +1,333 @@
+//! The program as its users see it: serving, dmsetup's verbs, errors with carets, exit statuses.
+
+mod support;
+
+use serde_json::Value;
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use support::{Server, UDM, has, text, udm, until};
+
+/// Runs `udm serve --run` over two small devices.
+fn serve_run(command: &str) -> std::process::Output {
+    let mut serve = udm(&["serve", "--cores", "0"]);
+    serve.args(["--device", "my-disk=0 2048 linear mem:1M 0"]);
+    serve.args(["--device", "top=0 1024 linear @my-disk 8\n1024 512 zero"]);
+    serve.args(["--run", command]).env("UDM", UDM).output().unwrap()
+}
+
+#[test]
+fn run_hands_over_where_things_are_and_returns_the_status() {
+    let out = serve_run(
+        "echo \"$uri $unixsocket $uri_my_disk $uri_top\"; ls -l $unixsocket $UDM_SOCKET | cut -c1-10; exit 7",
+    );
+    assert_eq!(out.status.code(), Some(7));
+    let said = text(&out.stdout);
+    let lines: Vec<_> = said.lines().collect();
+    let words: Vec<_> = lines[0].split(' ').collect();
+    let [uri, socket, disk, top] = words[..] else { panic!("{said}") };
+    assert_eq!(uri, disk);
+    assert_eq!(uri, format!("nbd+unix:///my-disk?socket={socket}"));
+    assert_eq!(top, format!("nbd+unix:///top?socket={socket}"));
+    assert_eq!(lines[1..], ["srw-------", "srw-------"]);
+    assert!(
+        !std::path::Path::new(socket).parent().unwrap().exists(),
+        "the private folder goes with the server"
+    );
+    let ready = text(&out.stderr);
+    assert_eq!(ready.lines().count(), 2, "a line an export: {ready}");
+    assert!(ready.starts_with("udm: my-disk") && ready.contains(uri), "{ready}");
+}
+
+#[test]
+fn verbs_inside_run_reach_the_private_socket() {
+    let out = serve_run("$UDM ls && $UDM status && $UDM table && $UDM table top");
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let wanted = "my-disk\t(254:0)\ntop\t(254:1)\n\
+                  my-disk: 0 2048 linear \ntop: 0 1024 linear \ntop: 1024 512 zero \n\
+                  my-disk: 0 2048 linear 253:0 0\ntop: 0 1024 linear 254:0 8\ntop: 1024 512 zero \n\
+                  0 1024 linear 254:0 8\n1024 512 zero \n";
+    assert_eq!(text(&out.stdout), wanted);
+}
+
+#[test]
+fn run_says_128_and_the_signal() {
+    assert_eq!(serve_run("kill -TERM $$").status.code(), Some(143));
+    assert_eq!(serve_run("kill -KILL $$").status.code(), Some(137));
+}
+
+#[test]
+fn a_signal_reaches_the_command_and_ends_the_server() {
+    let mut serve = udm(&["serve", "--device", "d=0 8 zero", "--run", "exec sleep 1000"]);
+    let mut child = serve.stderr(Stdio::piped()).spawn().unwrap();
+    // It is ready when it has said so.
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stderr.take().unwrap()), &mut line)
+        .unwrap();
+    Command::new("kill").arg("-TERM").arg(child.id().to_string()).status().unwrap();
+    let status = until("the end of the server", || child.try_wait().unwrap());
+    assert_eq!(status.code(), Some(143));
+}
+
+#[test]
+fn a_server_cleans_up_behind_itself() {
+    let mut server = Server::start(&["d=0 2048 linear mem:1M 0"]);
+    assert!(server.nbd.exists());
+    let second =
+        udm(&["serve", "--device", "d=0 8 zero", "--unix", "-", "--socket"]).arg(&server.socket).output();
+    let second = second.unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let said = text(&second.stderr);
+    assert!(said.starts_with("udm: control socket ") && said.contains("another udm answers there"), "{said}");
+    Command::new("kill").arg(server.child.id().to_string()).status().unwrap();
+    let status = until("the end of the server", || server.child.try_wait().unwrap());
+    assert_eq!(status.code(), Some(0));
+    assert!(!server.nbd.exists() && !server.socket.exists());
+}
+
+#[test]
+fn the_life_of_a_device() {
+    let server = Server::start(&[]);
+    assert_eq!(server.says(&["ls"]), "No devices found\n");
+    assert_eq!(server.says(&["info"]), "No devices found\n");
+    server.says(&["create", "d", "--uuid", "TEST-1", "--table", "0 2048 linear mem:1M 0"]);
+    let info = "Name:              d\nState:             ACTIVE\nTables present:    LIVE\nOpen count:        0\n\
+                Event number:      0\nMajor, minor:      254, 0\nNumber of targets: 1\nUUID: TEST-1\n\n";
+    assert_eq!(server.says(&["info", "d"]), info);
+    assert_eq!(server.says(&["info", "TEST-1"]), info, "by its uuid");
+
+    server.says(&["load", "d", "--table", "0 1024 linear mem:1M 8\n1024 8 zero"]);
+    assert_eq!(server.says(&["table", "d"]), "0 2048 linear 253:0 0\n", "a load changes nothing yet");
+    assert_eq!(server.says(&["table", "d", "--inactive"]), "0 1024 linear 253:0 8\n1024 8 zero \n");
+    assert!(server.says(&["info", "d"]).contains("LIVE & INACTIVE"));
+    server.says(&["suspend", "d"]);
+    server.says(&["suspend", "d"]);
+    assert!(server.says(&["info", "d"]).contains("SUSPENDED"));
+    assert_eq!(
+        server.refuses(&["message", "d", "0", "x"]),
+        "udm: d: the device is suspended: Device or resource busy\n"
+    );
+    server.says(&["resume", "d"]);
+    assert_eq!(server.says(&["table", "d"]), "0 1024 linear 253:0 8\n1024 8 zero \n");
+    assert_eq!(server.says(&["table", "d", "--target", "zero"]), "1024 8 zero \n");
+
+    server.says(&["reload", "d", "--table", "0 8 error"]);
+    server.says(&["clear", "d"]);
+    server.says(&["resume", "d"]);
+    assert_eq!(server.says(&["status"]), "d: 0 1024 linear \nd: 1024 8 zero \n");
+
+    server.says(&["create", "empty", "--notable"]);
+    assert_eq!(server.says(&["table"]), "d: 0 1024 linear 253:0 8\nd: 1024 8 zero \nempty: \n");
+    assert!(server.says(&["info", "empty"]).contains("Tables present:    None"));
+    server.says(&["create", "top", "--table", "0 8 linear @d 0"]);
+    let refused = server.refuses(&["remove", "d"]);
+    assert_eq!(refused, "udm: d: it is open 1 times: Device or resource busy\n");
+    assert_eq!(
+        server.refuses(&["create", "d", "--notable"]),
+        "udm: d: a device of that name exists: Device or resource busy\n"
+    );
+    server.says(&["remove", "top", "empty", "d"]);
+    assert_eq!(server.says(&["ls"]), "No devices found\n");
+    assert_eq!(
+        server.refuses(&["status", "d"]),
+        "udm: d: no device of that name: No such device or address\n"
+    );
+}
+
+#[test]
+fn the_same_uri_is_the_same_device_and_keeps_its_number() {
+    let server = Server::start(&[]);
+    let file = server.folder.path().join("disk.img");
+    let image = fs::File::create(&file).unwrap();
+    image.set_len(1 << 20).unwrap();
+    let link = server.folder.path().join("link.img");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    let (file, link) = (file.display().to_string(), link.display().to_string());
+    server.says(&[
+        "create",
+        "a",
+        "--table",
+        &format!("0 8 linear {file} 0\n8 8 linear file:{link} 8\n16 8 linear mem:1M 0"),
+    ]);
+    assert_eq!(server.says(&["table", "a"]), "0 8 linear 253:0 0\n8 8 linear 253:0 8\n16 8 linear 253:1 0\n");
+    server.says(&["remove", "a"]);
+    // By its number, though nothing has it open any more.
+    server.says(&["create", "b", "--table", "0 8 linear 253:1 0\n8 8 linear 253:0 0"]);
+    assert_eq!(server.says(&["table", "b"]), "0 8 linear 253:1 0\n8 8 linear 253:0 0\n");
+    let below: Value = serde_json::from_str(&server.says(&["table", "b", "--json"])).unwrap();
+    assert_eq!(below[0]["devices"][0]["uri"], file.as_str());
+    assert_eq!(below[0]["devices"][1]["uri"], "mem:1M");
+    let said = server.refuses(&["load", "b", "--table", "0 8 linear 253:7 0"]);
+    assert!(said.starts_with("udm: b: linear: Device lookup failed (no device has the number 253:7): No such device or address\n"), "{said}");
+    let said = server.refuses(&["load", "b", "--table", "0 8 linear @b 0"]);
+    assert!(said.starts_with("udm: b: linear: Device lookup failed (b is on top of b already)"), "{said}");
+}
+
+#[test]
+fn messages_reach_the_target() {
+    let server = Server::start(&["mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 mem:1M 1 mem:2M 1"]);
+    assert_eq!(
+        server.says(&["table", "mp"]),
+        "0 2048 multipath 0 0 1 1 round-robin 0 2 1 253:0 1 253:1 1 \n"
+    );
+    server.says(&["message", "mp", "0", "fail_path", "253:0"]);
+    assert_eq!(server.says(&["status", "mp"]), "0 2048 multipath 2 1 0 0 1 1 E 0 2 0 253:0 F 1 253:1 A 0 \n");
+    assert!(server.says(&["info", "mp"]).contains("Event number:      1"));
+    server.says(&["message", "mp", "0", "reinstate_path", "mem:1M"]);
+    let said = server.refuses(&["message", "mp", "0", "fail_path", "mem:3M"]);
+    assert!(said.starts_with("udm: mp: ") && said.trim_end().lines().count() == 1, "{said}");
+    let said = server.refuses(&["message", "mp", "99999", "fail_path", "253:0"]);
+    assert_eq!(said, "udm: mp: Target message sector outside device.: Invalid argument\n");
+}
+
+/// What is wrong, on one line, and the word to blame: the same whether the server refuses or `serve` itself.
+#[test]
+fn bad_tables_show_the_word_to_blame() {
+    let server = Server::start(&[]);
+    let cases = [
+        ("0 8 linear mem:1M", "linear: Invalid argument count: Invalid argument", "                 ^"),
+        ("0 8 linear mem:1M x", "linear: Invalid device sector: Invalid argument", "                  ^"),
+        ("0 8 zoo", "zoo: unknown target type: Invalid argument", "    ^^^"),
+        (
+            "0 8 linear ./none 0",
+            "linear: Device lookup failed (./none): No such file or directory",
+            "           ^^^^^^",
+        ),
+        (
+            "0 x linear",
+            "Invalid format on line 1 of table: LEN \"x\" is not a number of sectors: Invalid argument",
+            "  ^",
+        ),
+        (
+            "0 8 multipath 0 0 1 1 round-robin 0 1 1 mem:1M",
+            "multipath: not enough path parameters: Invalid argument",
+            "                                              ^",
+        ),
+    ];
+    for (table, why, mark) in cases {
+        let wanted = format!("udm: bad: {why}\n{table}\n{mark}\n");
+        assert_eq!(server.refuses(&["create", "bad", "--table", table]), wanted);
+        assert_eq!(server.says(&["ls"]), "No devices found\n", "nothing is left of it");
+        let serve = udm(&["serve", "--unix", "-", "--cores", "0", "--device", &format!("bad={table}")])
+            .output()
+            .unwrap();
+        assert_eq!(serve.status.code(), Some(1));
+        assert_eq!(text(&serve.stderr), wanted);
+    }
+    // The second of three lines.
+    let said = server.refuses(&["create", "bad", "--table", "# two\n0 8 zero\n8 8 linear x\n"]);
+    assert!(said.ends_with("\n8 8 linear x\n            ^\n"), "{said}");
+}
+
+#[test]
+fn wrong_usage_is_2_and_wrong_names_are_refused() {
+    for args in [&["frobnicate"][..], &["serve", "--device", "x"], &["serve", "--cores", "3-1"], &["remove"]]
+    {
+        assert_eq!(udm(args).output().unwrap().status.code(), Some(2), "{args:?}");
+    }
+    let server = Server::start(&[]);
+    for name in ["a/b", "..", "control", &"x".repeat(128), ""] {
+        let said = server.refuses(&["create", "--notable", "--", name]);
+        assert!(said.ends_with(": Invalid argument\n") && said.lines().count() == 1, "{name}: {said}");
+    }
+    let nobody = udm(&["ls", "--socket", "/nonexistent/udm.sock"]).output().unwrap();
+    assert_eq!(nobody.status.code(), Some(1));
+    assert_eq!(
+        text(&nobody.stderr),
+        "udm: /nonexistent/udm.sock: can't reach udm serve: No such file or directory\n"
+    );
+    let nowhere = udm(&["serve", "--device", "d=0 8 zero"]).output().unwrap();
+    assert_eq!(
+        text(&nowhere.stderr),
+        "udm: serve: nowhere to serve: give --unix PATH, --port N or --run CMD\n"
+    );
+}
+
+#[test]
+fn tables_come_from_files_and_standard_input() {
+    let server = Server::start(&[]);
+    let file = server.folder.path().join("table");
+    fs::write(&file, "# a table\n0 8 zero\n").unwrap();
+    server.says(&["create", "a", file.to_str().unwrap()]);
+    assert_eq!(server.says(&["table", "a"]), "0 8 zero \n");
+    let mut load = udm(&["load", "a"]);
+    let load = load.env("UDM_SOCKET", &server.socket).stdin(fs::File::open(&file).unwrap()).output().unwrap();
+    assert!(load.status.success());
+    assert_eq!(server.says(&["table", "a", "--inactive"]), "0 8 zero \n");
+    fs::write(&file, "0 8 zero\n".repeat(200_000)).unwrap();
+    let said = server.refuses(&["load", "a", file.to_str().unwrap()]);
+    assert!(said.contains("longer than 1048576 bytes"), "{said}");
+}
+
+#[test]
+fn exports_follow_the_devices() {
+    let server = Server::start(&["a=0 2048 linear mem:1M 0"]);
+    server.says(&["create", "b", "--table", "0 8 zero"]);
+    let exports: Value = serde_json::from_str(&server.says(&["exports", "--json"])).unwrap();
+    let names: Vec<_> =
+        exports.as_array().unwrap().iter().map(|e| (e["name"].as_str(), e["size_bytes"].as_u64())).collect();
+    assert_eq!(names, [(Some("a"), Some(1 << 20)), (Some("b"), Some(4096))]);
+    if has("nbdinfo") {
+        let uri = exports[1]["uris"][0].as_str().unwrap();
+        let size = Command::new("nbdinfo").args(["--size", uri]).output().unwrap();
+        assert_eq!(text(&size.stdout), "4096\n", "{}", text(&size.stderr));
+    }
+    // The connection of the client before is seen gone when the core has looked.
+    until("the device is free", || server.verb(&["remove", "b"]).status.success().then_some(()));
+    assert!(!server.says(&["exports"]).contains("b\t"));
+}
+
+#[test]
+fn versions_and_targets_need_no_server() {
+    let targets = text(&udm(&["targets"]).env("XDG_RUNTIME_DIR", "/nonexistent").output().unwrap().stdout);
+    assert!(targets.lines().any(|line| line == "multipath        v1.14.0"), "{targets}");
+    let version = text(&udm(&["version"]).env("XDG_RUNTIME_DIR", "/nonexistent").output().unwrap().stdout);
+    assert!(
+        version.starts_with("Library version:   ") && version.contains("\nDriver version:    4."),
+        "{version}"
+    );
+}
+
+#[test]
+fn man_pages_and_completions() {
+    let folder = tempfile::tempdir().unwrap();
+    for what in ["man", "completions"] {
+        let out = udm(&["generate", what]).arg(folder.path().join(what)).output().unwrap();
+        assert!(out.status.success(), "{}", text(&out.stderr));
+    }
+    let page = fs::read_to_string(folder.path().join("man/udm-serve.1")).unwrap();
+    assert!(
+        page.contains("\\-\\-run") && page.contains(".SH EXAMPLES") || page.contains("Examples"),
+        "{page}"
+    );
+    assert!(folder.path().join("man/udm.1").exists());
+    for name in ["udm.bash", "udm.fish", "_udm"] {
+        assert!(fs::metadata(folder.path().join("completions").join(name)).unwrap().len() > 1000, "{name}");
+    }
+}
+
+/// CPU time of a process, in ticks.
+fn ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// Reported, not asserted: what an idle server uses.
+#[test]
+#[expect(clippy::print_stdout, reason = "the report is what this is for")]
+fn an_idle_server_sleeps() {
+    let server = Server::start(&["d=0 2048 multipath 0 0 1 1 round-robin 0 1 1 mem:1M 1"]);
+    let pid = server.child.id();
+    let switches = || {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let status = threads.filter_map(|t| fs::read_to_string(t.ok()?.path().join("status")).ok());
+        let count = |s: &str| {
+            s.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok())
+        };
+        status.filter_map(|s| count(&s)).sum::<u64>()
+    };
+    let (cpu, slept) = (ticks(pid), switches());
+    std::thread::sleep(Duration::from_secs(2));
+    println!("idle for 2 s: {} ticks of CPU, {} wake-ups", ticks(pid) - cpu, switches() - slept);
+}

@@ -1,0 +1,310 @@
+//! The control socket as curl and worse see it.
+
+mod support;
+
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use support::{PATIENCE, Server, answer, has, raw, text, until};
+
+fn server() -> Server {
+    Server::start(&["d=0 2048 linear mem:1M 0"])
+}
+
+/// It still works.
+fn alive(server: &Server) {
+    assert_eq!(server.says(&["ls"]), "d\t(254:0)\n");
+}
+
+/// A refusal in our form.
+fn refusal(body: &str) -> Value {
+    let error: Value = serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {body}"));
+    assert!(error["error"].as_str().is_some_and(|e| !e.is_empty() && !e.contains('\n')), "{body}");
+    assert!(error["errno"].as_u64().is_some_and(|n| n > 0), "{body}");
+    error
+}
+
+/// Checks `value` against a schema of the document, as far as our schemas go.
+fn conforms(document: &Value, schema: &Value, value: &Value, at: &str) {
+    if let Some(name) = schema["$ref"].as_str() {
+        let schema = document.pointer(name.trim_start_matches('#')).unwrap_or_else(|| panic!("{at}: {name}"));
+        return conforms(document, schema, value, at);
+    }
+    if let Some(choices) = schema["anyOf"].as_array() {
+        let choice = if value.is_null() { &choices[1] } else { &choices[0] };
+        return conforms(document, choice, value, at);
+    }
+    match schema["type"].as_str().unwrap_or_else(|| panic!("{at}: {schema}")) {
+        "object" => {
+            let object = value.as_object().unwrap_or_else(|| panic!("{at}: {value}"));
+            let Some(properties) = schema["properties"].as_object() else { return };
+            for name in schema["required"].as_array().unwrap() {
+                assert!(object.contains_key(name.as_str().unwrap()), "{at}: no {name}");
+            }
+            for (name, value) in object {
+                let schema = properties.get(name).unwrap_or_else(|| panic!("{at}: {name} is not described"));
+                conforms(document, schema, value, &format!("{at}.{name}"));
+            }
+        }
+        "array" => {
+            for item in value.as_array().unwrap_or_else(|| panic!("{at}: {value}")) {
+                conforms(document, &schema["items"], item, at);
+            }
+        }
+        "string" => assert!(value.is_string(), "{at}: {value}"),
+        "integer" => assert!(value.is_u64(), "{at}: {value}"),
+        "boolean" => assert!(value.is_boolean(), "{at}: {value}"),
+        "null" => assert!(value.is_null(), "{at}: {value}"),
+        other => panic!("{at}: {other}"),
+    }
+}
+
+/// Every GET of the description is there, and answers as described; every other method is there.
+#[test]
+fn the_description_is_true() {
+    let server = server();
+    server.says(&["load", "d", "--table", "0 8 error"]);
+    let (status, _, body) = server.http("GET", "/openapi.json", "");
+    assert_eq!(status, 200);
+    let document: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(document["openapi"], "3.1.0");
+    let mut seen = 0;
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            let described = |status: u16| {
+                &operation["responses"][status.to_string()]["content"]["application/json"]["schema"]
+            };
+            let error = &operation["responses"]["default"]["content"]["application/json"]["schema"];
+            if method == "get" {
+                for query in ["", "?inactive=1"] {
+                    let (status, head, body) = server.http("GET", &(path.replace("{name}", "d") + query), "");
+                    if query.is_empty() || path.ends_with("/table") || path.ends_with("/status") {
+                        assert_eq!(status, 200, "{path}{query}: {body}");
+                    }
+                    if status == 200 {
+                        assert!(head.contains("content-type: application/json"), "{head}");
+                        conforms(&document, described(200), &serde_json::from_str(&body).unwrap(), path);
+                        seen += 1;
+                    }
+                }
+            }
+            // A device that is not there: refused as described, so the route exists.
+            let (status, _, body) = server.http(&method.to_uppercase(), &path.replace("{name}", "none"), "");
+            if path.contains("{name}") {
+                let body = refusal(&body);
+                assert!([404, 400].contains(&status), "{method} {path}: {status}");
+                conforms(&document, error, &body, path);
+            }
+        }
+    }
+    assert!(seen >= 9, "{seen}");
+    alive(&server);
+}
+
+#[test]
+fn curl_does_all_that_the_verbs_do() {
+    let server = server();
+    let call = |method: &str, path: &str, body: Value, wanted: u16| {
+        let (status, _, answer) = server.http(method, path, &body.to_string());
+        assert_eq!(status, wanted, "{method} {path}: {answer}");
+        if answer.is_empty() { Value::Null } else { serde_json::from_str(&answer).unwrap() }
+    };
+    let made = call("POST", "/v1/devices", json!({"name": "a b", "table": "0 8 zero"}), 200);
+    assert_eq!((&made["number"], &made["size_bytes"]), (&json!("254:1"), &json!(4096)));
+    call("PUT", "/v1/devices/a%20b/table", json!({"table": "0 16 zero"}), 204);
+    call("POST", "/v1/devices/a%20b/suspend", json!({"noflush": true}), 204);
+    assert_eq!(call("GET", "/v1/devices/a%20b", Value::Null, 200)["state"], "suspended");
+    call("POST", "/v1/devices/a%20b/resume", json!({}), 204);
+    let table = call("GET", "/v1/devices/254:1/table", Value::Null, 200);
+    assert_eq!(table["text"], "0 16 zero ");
+    assert_eq!(
+        table["lines"][0],
+        json!({"start_bytes": 0, "length_bytes": 8192, "target": "zero", "params": ""})
+    );
+    let error = call("POST", "/v1/devices/a%20b/message", json!({"sector": 0, "message": "x"}), 400);
+    assert_eq!(error["text"], "Target type zero does not support messages");
+    call("POST", "/v1/devices", json!({"name": "a b"}), 409);
+    call("POST", "/v1/devices", json!({"name": "top", "table": "0 8 linear @d 0"}), 200);
+    call("DELETE", "/v1/devices/d", Value::Null, 409);
+    call("DELETE", "/v1/devices/a%20b", Value::Null, 204);
+    call("GET", "/v1/devices/a%20b", Value::Null, 404);
+    let error = call("PUT", "/v1/devices/d/table", json!({"table": "0 8 zero\n8 8 linear mem:1M ü"}), 400);
+    assert_eq!((&error["line"], &error["column"], &error["width"]), (&json!(2), &json!(19), &json!(1)));
+    if has("curl") {
+        let out = Command::new("curl")
+            .args(["-s", "--unix-socket"])
+            .arg(&server.socket)
+            .arg("http://udm/v1/version")
+            .output();
+        let version: Value = serde_json::from_slice(&out.unwrap().stdout).unwrap();
+        assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+    }
+}
+
+#[test]
+fn bad_requests_are_refused_in_json() {
+    let server = server();
+    let long = format!("{{\"table\": \"{}\"}}", "0 8 zero\\n".repeat(200_000));
+    let deep = "[".repeat(100_000);
+    let cases = [
+        ("GET", "/v1/nothing", "", 404),
+        ("GET", "/", "", 404),
+        ("GET", "/v1/devices/%FF", "", 400),
+        ("GET", "/v1/devices/%00", "", 404),
+        ("GET", "/v1/devices/..%2F..%2Fetc", "", 404),
+        ("PATCH", "/v1/devices", "", 405),
+        ("DELETE", "/v1/version", "", 405),
+        ("POST", "/v1/devices/d/table", "{}", 405),
+        ("GET", "/v1/devices/d/table?inactive=2", "", 400),
+        ("GET", "/v1/devices/d/table?inactive=x", "", 400),
+        ("GET", "/v1/devices/d/table?active=1", "", 400),
+        ("POST", "/v1/devices", "", 400),
+        ("POST", "/v1/devices", "{", 400),
+        ("POST", "/v1/devices", "[]", 400),
+        ("POST", "/v1/devices", "{\"name\": 7}", 400),
+        ("POST", "/v1/devices", "{\"name\": \"x\", \"tabel\": \"0 8 zero\"}", 400),
+        ("POST", "/v1/devices", "{\"name\": \"x\u{1}y\"}", 400),
+        ("POST", "/v1/devices", "{\"name\": \"a/b\"}", 400),
+        ("POST", "/v1/devices", "{\"name\": \"x\", \"table\": \"0 8 linear\"}", 400),
+        ("POST", "/v1/devices", "{\"name\": \"x\", \"table\": \"\"}", 400),
+        ("PUT", "/v1/devices/d/table", &long, 400),
+        ("PUT", "/v1/devices/d/table", &deep, 400),
+        ("POST", "/v1/devices/d/message", "{\"sector\": -1, \"message\": \"x\"}", 400),
+        ("POST", "/v1/devices/d/message", "{\"sector\": 18446744073709551615, \"message\": \"x\"}", 400),
+        ("POST", "/v1/devices/d/suspend", "{\"noflush\": \"yes\"}", 400),
+    ];
+    for (method, path, body, wanted) in cases {
+        let (status, head, answer) = server.http(method, path, body);
+        assert_eq!(status, wanted, "{method} {path} {}: {answer}", &body[..body.len().min(80)]);
+        assert!(refusal(&answer).to_string().len() < 2000);
+        assert_eq!(head.contains("\r\nallow: "), wanted == 405, "{head}");
+    }
+    let huge = format!("{{\"table\": \"{}\"}}", "x".repeat(4 << 20));
+    let (status, _, answer) = server.http("PUT", "/v1/devices/d/table", &huge);
+    // The answer may be lost when the server closes on a client that is still sending.
+    assert!(status == 413 && refusal(&answer)["errno"] == 7 || status == 0, "{status}");
+    alive(&server);
+}
+
+#[test]
+fn garbage_harms_nobody() {
+    let server = server();
+    let flood = format!("GET / HTTP/1.1\r\n{}\r\n", "X-Y: zzzzzzzzzzzzzzzzzzzzzzzzzzzzzz\r\n".repeat(20_000));
+    let endless = format!(
+        "PUT /v1/devices/d/table HTTP/1.1\r\nHost: udm\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+        "1000\r\n".to_string() + &"x".repeat(0x1000) + "\r\n"
+    );
+    let many = endless.clone() + &("1000\r\n".to_string() + &"x".repeat(0x1000) + "\r\n").repeat(2000);
+    let inputs: [&[u8]; 9] = [
+        b"",
+        b"\r\n\r\n\r\n",
+        b"\x00\xff\xfe garbage \x80\r\n\r\n",
+        &[0; 100_000],
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /v1/version HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        b"POST /v1/devices HTTP/1.1\r\nContent-Length: 100\r\n\r\n{",
+        flood.as_bytes(),
+        many.as_bytes(),
+    ];
+    for input in inputs {
+        let (status, ..) = answer(&raw(&server.socket, input));
+        assert!(
+            status == 0 || (400..500).contains(&status),
+            "{status} for {:?}",
+            text(&input[..input.len().min(60)])
+        );
+        alive(&server);
+    }
+    // Clients that say nothing, and clients that hang up in the middle.
+    let silent: Vec<_> = (0..40).map(|_| UnixStream::connect(&server.socket).unwrap()).collect();
+    for _ in 0..100 {
+        let mut stream = UnixStream::connect(&server.socket).unwrap();
+        let _ = stream.write_all(b"POST /v1/devices/d/resume HTTP/1.1\r\nContent-Le");
+    }
+    alive(&server);
+    drop(silent);
+}
+
+/// A read of the first sector through NBD, as small as it can be said. Gives back the stream; the answer is yet to come.
+fn begin_read(server: &Server, export: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(&server.nbd).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut greeting = [0; 18];
+    stream.read_exact(&mut greeting).unwrap();
+    let mut hello = 3u32.to_be_bytes().to_vec();
+    hello.extend(b"IHAVEOPT");
+    hello.extend(1u32.to_be_bytes());
+    hello.extend((export.len() as u32).to_be_bytes());
+    hello.extend(export.as_bytes());
+    stream.write_all(&hello).unwrap();
+    let mut chosen = [0; 10];
+    stream.read_exact(&mut chosen).unwrap();
+    let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
+    request.extend([0; 4]);
+    request.extend(7u64.to_be_bytes());
+    request.extend(0u64.to_be_bytes());
+    request.extend(512u32.to_be_bytes());
+    stream.write_all(&request).unwrap();
+    stream
+}
+
+/// Waits for the answer; its errno.
+fn end_read(mut stream: UnixStream) -> u32 {
+    let mut reply = [0; 16];
+    stream.read_exact(&mut reply).unwrap();
+    let errno = u32::from_be_bytes(reply[4..8].try_into().unwrap());
+    if errno == 0 {
+        stream.read_exact(&mut [0; 512]).unwrap();
+    }
+    errno
+}
+
+/// A suspend waits for what is in flight; a client that does not wait for it changes nothing about that.
+#[test]
+fn an_abandoned_suspend_is_finished() {
+    // Not the delay target: it lets go of all that it holds when it is suspended.
+    let server = Server::start(&["slow=0 2048 linear null:size=1M,irqmode=2,completion_nsec=2000000000 0"]);
+    let read = begin_read(&server, "slow");
+    until("the read is under way", || {
+        let (_, _, body) = server.http("GET", "/v1/devices/slow", "");
+        body.contains("\"open_count\":1").then_some(())
+    });
+    let mut client = UnixStream::connect(&server.socket).unwrap();
+    client
+        .write_all(b"POST /v1/devices/slow/suspend HTTP/1.1\r\nHost: udm\r\nContent-Length: 0\r\n\r\n")
+        .unwrap();
+    until("the suspend has begun", || {
+        let (_, _, body) = server.http("GET", "/v1/devices/slow", "");
+        body.contains("\"state\":\"suspended\"").then_some(())
+    });
+    drop(client);
+    // The resume waits for the suspend, which waits for the read. Given up with its client, the suspend would let the resume go first, by nearly
+    // the whole delay.
+    let (answered, resumed) = std::thread::scope(|scope| {
+        let resumed = scope.spawn(|| {
+            server.says(&["resume", "slow"]);
+            Instant::now()
+        });
+        assert_eq!(end_read(read), 0, "what was in flight is answered");
+        (Instant::now(), resumed.join().unwrap())
+    });
+    assert!(resumed + Duration::from_millis(500) > answered, "the resume did not wait");
+    assert_eq!(end_read(begin_read(&server, "slow")), 0);
+}
+
+/// Requests that come while a device is suspended wait, and a device that a client has open stays.
+#[test]
+fn a_suspended_device_lets_clients_wait() {
+    let server = server();
+    server.says(&["suspend", "d"]);
+    let read = begin_read(&server, "d");
+    until("the client is seen", || {
+        let said = text(&server.verb(&["remove", "d"]).stderr);
+        said.contains("it is open 1 times").then_some(())
+    });
+    server.says(&["load", "d", "--table", "0 2048 zero"]);
+    server.says(&["resume", "d"]);
+    assert_eq!(end_read(read), 0);
+}

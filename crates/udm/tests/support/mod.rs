@@ -1,0 +1,146 @@
+//! What tests of the program share: a running `udm serve`, and its verbs.
+#![allow(dead_code, reason = "each test file is a program of its own and uses its part")]
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+pub const UDM: &str = env!("CARGO_BIN_EXE_udm");
+
+/// Longer than anything here takes on a busy machine. It ends what hangs; nothing is measured by it.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// `udm` in a world of its own: no socket of the user's can be meant.
+pub fn udm(args: &[&str]) -> Command {
+    let mut command = Command::new(UDM);
+    command.args(args).env_remove("UDM_SOCKET").env_remove("UDM_LOG").env_remove("XDG_RUNTIME_DIR");
+    command.stdin(Stdio::null());
+    command
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// True when `program` can be run; says so when it can't.
+#[expect(clippy::print_stderr, reason = "what was left out is said where the tests report")]
+pub fn has(program: &str) -> bool {
+    let found =
+        Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    if !found {
+        eprintln!("SKIPPED: {program} is not installed");
+    }
+    found
+}
+
+/// Polls `done` until it gives something.
+pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        if let Some(it) = done() {
+            return it;
+        }
+        sleep(Duration::from_millis(10));
+    }
+    panic!("{what}: not within {PATIENCE:?}");
+}
+
+/// A running `udm serve`. Dropping it kills it.
+pub struct Server {
+    pub child: Child,
+    pub folder: TempDir,
+    pub socket: PathBuf,
+    pub nbd: PathBuf,
+}
+
+impl Server {
+    /// Serves `devices` (`NAME=TABLE`), and waits until it answers.
+    pub fn start(devices: &[&str]) -> Server {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, nbd) = (folder.path().join("control.sock"), folder.path().join("nbd.sock"));
+        let mut command = udm(&["serve", "--cores", "0"]);
+        for device in devices {
+            command.args(["--device", device]);
+        }
+        command.arg("--unix").arg(&nbd).arg("--socket").arg(&socket);
+        let child = command.stderr(Stdio::null()).spawn().unwrap();
+        let mut server = Server { child, folder, socket, nbd };
+        until("a server that answers", || {
+            assert!(server.child.try_wait().unwrap().is_none(), "the server ended");
+            UnixStream::connect(&server.socket).ok()
+        });
+        server
+    }
+
+    /// A verb, with its output.
+    pub fn verb(&self, args: &[&str]) -> Output {
+        udm(args).env("UDM_SOCKET", &self.socket).output().unwrap()
+    }
+
+    /// A verb that must work; what it printed.
+    pub fn says(&self, args: &[&str]) -> String {
+        let out = self.verb(args);
+        assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
+        assert_eq!(text(&out.stderr), "", "{args:?}");
+        text(&out.stdout)
+    }
+
+    /// A verb that must fail; what it said.
+    pub fn refuses(&self, args: &[&str]) -> String {
+        let out = self.verb(args);
+        assert_eq!(out.status.code(), Some(1), "{args:?}: {}{}", text(&out.stdout), text(&out.stderr));
+        assert_eq!(text(&out.stdout), "", "{args:?}");
+        text(&out.stderr)
+    }
+
+    /// One HTTP exchange: status, head, body.
+    pub fn http(&self, method: &str, path: &str, body: &str) -> (u16, String, String) {
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: udm\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        );
+        answer(&exchange(&self.socket, request.as_bytes(), false))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends bytes, as many as the server takes, and then no more. Gives back all that the server answers until it closes.
+pub fn raw(socket: &Path, bytes: &[u8]) -> String {
+    exchange(socket, bytes, true)
+}
+
+/// `hang_up`: a client that sends no more is gone, to this server, unless it is answered already.
+fn exchange(socket: &Path, bytes: &[u8], hang_up: bool) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    // A server that has had enough closes.
+    let _ = stream.write_all(bytes);
+    if hang_up {
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+    }
+    let mut answer = Vec::new();
+    match stream.read_to_end(&mut answer) {
+        Ok(_) => {}
+        Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => {}
+        Err(e) => panic!("the server neither answers nor closes: {e}"),
+    }
+    text(&answer)
+}
+
+/// An HTTP answer: status, head, body.
+pub fn answer(answer: &str) -> (u16, String, String) {
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
+    let status = head.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or(0);
+    (status, head.to_ascii_lowercase(), body.into())
+}
