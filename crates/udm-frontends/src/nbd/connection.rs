@@ -9,45 +9,26 @@ use super::ServerOptions;
 use super::exports::{ExportUse, Exports, Geometry};
 use super::handshake::{Handshake, Session, Step};
 use super::receive::Receiver;
-use super::reply::{Answer, Sender, recycle};
-use super::request::{Plan, check};
+use super::reply::{Sender, recycle};
+use super::serve::Pending;
 use super::stats::{Place, Tally};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, BioFlags, BioPool, BufPool, Nanos, Op, Sector, Sectors, Segments, Status};
+use udm_core::{Batch, BioFlags, BioPool, BufPool, Nanos, Segments};
 use udm_runtime::{DeviceSlot, Done, FrontCx, FrontEnd, RingOp};
-use udm_wire::nbd::{Command, CommandFlags, Request, error_from_errno};
+use udm_wire::nbd::Request;
 
 const RECV: u64 = 0;
 const SEND: u64 = 1;
 
-/// What `CACHE` and written-out zeroes move at a time, in bytes.
-const PIECE: u32 = 256 << 10;
 /// Handshake output that may wait for a send, in bytes; more input is not looked at until it is gone.
 const HANDSHAKE_OUT_MAX: usize = 64 << 10;
 
-enum Phase {
+pub(super) enum Phase {
     Handshake(Handshake),
     Serving,
     Draining,
     Dead,
-}
-
-/// A request between its arrival and the end of its last bio.
-struct Pending {
-    request: Request,
-    stage: Stage,
-    charge: usize,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// One bio for all of it.
-    Whole,
-    /// Piece by piece; so many bytes are behind us.
-    Pieces { done: u32 },
-    /// The work is done; a flush makes it durable.
-    Flush,
 }
 
 /// A client's connection. See the module's documentation.
@@ -56,29 +37,29 @@ pub(super) struct Connection {
     exports: Arc<Exports>,
     options: ServerOptions,
     place: Place,
-    phase: Phase,
+    pub(super) phase: Phase,
     begun: bool,
     deadline: Nanos,
-    device: Option<DeviceSlot>,
-    export: Option<(ExportUse, Geometry)>,
-    structured: bool,
-    rx: Receiver,
-    tx: Sender,
+    pub(super) device: Option<DeviceSlot>,
+    pub(super) export: Option<(ExportUse, Geometry)>,
+    pub(super) structured: bool,
+    pub(super) rx: Receiver,
+    pub(super) tx: Sender,
     receiving: bool,
     sending: bool,
     /// A write whose payload is still arriving.
-    arriving: Option<(Request, BioFlags)>,
-    pending: slab::Slab<Pending>,
-    bios: BioPool,
+    pub(super) arriving: Option<(Request, BioFlags)>,
+    pub(super) pending: slab::Slab<Pending>,
+    pub(super) bios: BioPool,
     /// Buffers of reads. Nobody but devices writes into them, so a read that a device leaves alone shows zeroes or what this
     /// client has read before.
-    reads: BufPool,
+    pub(super) reads: BufPool,
     /// Buffers of long writes and of zeroes.
-    writes: BufPool,
+    pub(super) writes: BufPool,
     /// Requests not answered, and what they count for in bytes.
-    open: usize,
-    open_bytes: usize,
-    tally: Tally,
+    pub(super) open: usize,
+    pub(super) open_bytes: usize,
+    pub(super) tally: Tally,
     ops: Vec<Done>,
 }
 
@@ -120,6 +101,9 @@ impl Connection {
 
     fn received(&mut self, done: Done) {
         self.receiving = false;
+        if matches!(self.phase, Phase::Dead) {
+            return;
+        }
         match done.result {
             Ok(n) if n > 0 => self.rx.arrived(n as usize, done.data),
             Ok(_) => {
@@ -275,191 +259,6 @@ impl Connection {
         self.phase = Phase::Serving;
         self.deadline = Nanos::NEVER;
         cx.wake_at(Nanos::NEVER);
-    }
-
-    // ---- requests ----
-
-    /// Takes one request, if it is there. False when there is nothing more to take for now.
-    fn take_request(&mut self, cx: &mut FrontCx<'_, '_>) -> bool {
-        if let Some((request, flags)) = self.arriving {
-            let Some(data) = self.rx.payload(request.len as usize, &mut self.writes) else { return false };
-            self.arriving = None;
-            let charge = data.len();
-            self.start(request, Op::Write, flags, data, charge, cx);
-            return true;
-        }
-        let Some(header) = self.rx.header::<{ Request::SIZE }>() else { return false };
-        let request = match Request::decode(&header) {
-            Ok(request) => request,
-            Err(e) => {
-                tracing::debug!("nbd: {e}");
-                self.phase = Phase::Dead;
-                return false;
-            }
-        };
-        if request.command == Command::Disconnect {
-            self.phase = Phase::Draining;
-            return false;
-        }
-        let Some((_, geometry)) = &self.export else { return false };
-        self.open += 1;
-        self.tally.begun += 1;
-        match check(&request, geometry, self.structured) {
-            Err(error) => {
-                self.rx.skip(request.payload_len().into());
-                self.answer(&request, error, Segments::new(), 0);
-            }
-            Ok(Plan::Nothing) => self.answer(&request, 0, Segments::new(), 0),
-            Ok(Plan::Cache) => {
-                let charge = PIECE.min(request.len) as usize;
-                let data = self.reads.get(charge);
-                self.start(request, Op::Read, BioFlags::empty(), data.into(), charge, cx);
-            }
-            Ok(Plan::Bio(Op::Write, flags)) => {
-                // From here on, because its payload takes memory as it arrives.
-                self.open_bytes += request.len as usize;
-                self.tally.bytes_in += u64::from(request.len);
-                self.arriving = Some((request, flags));
-            }
-            Ok(Plan::Bio(Op::Read, flags)) => {
-                let charge = request.len as usize;
-                let data = self.reads.get(charge);
-                self.start(request, Op::Read, flags, data.into(), charge, cx);
-            }
-            Ok(Plan::Bio(op, flags)) => {
-                // Zeroes may have to be written out.
-                let charge = if op == Op::WriteZeroes { PIECE.min(request.len) as usize } else { 0 };
-                self.start(request, op, flags, Segments::new(), charge, cx);
-            }
-        }
-        true
-    }
-
-    /// Sends the first bio of a request down.
-    fn start(
-        &mut self,
-        request: Request,
-        op: Op,
-        flags: BioFlags,
-        data: Segments,
-        charge: usize,
-        cx: &mut FrontCx<'_, '_>,
-    ) {
-        if op != Op::Write {
-            self.open_bytes += charge;
-        }
-        let cache = request.command == Command::Cache;
-        let stage = if cache { Stage::Pieces { done: 0 } } else { Stage::Whole };
-        let len = if cache { data.len() as u64 } else { request.len.into() };
-        let key = self.pending.insert(Pending { request, stage, charge });
-        // There is one for each request that may be open, and this one is.
-        let mut bio = self.bios.get().unwrap_or_default();
-        bio.op = op;
-        bio.flags = flags;
-        bio.sector = Sector(request.offset / udm_core::SECTOR_SIZE);
-        bio.sectors = Sectors::from_bytes(len);
-        bio.cookie = key as u64;
-        bio.data = data;
-        self.submit(bio, cx);
-    }
-
-    fn submit(&mut self, bio: Box<Bio>, cx: &mut FrontCx<'_, '_>) {
-        match self.device {
-            Some(slot) => cx.submit(slot, bio),
-            None => unreachable!("requests are taken while the device is open"),
-        }
-    }
-
-    /// A bio is back: the next one of its request, or the answer.
-    fn finished(&mut self, mut bio: Box<Bio>, cx: &mut FrontCx<'_, '_>) {
-        let key = bio.cookie as usize;
-        let dead = matches!(self.phase, Phase::Dead);
-        let next = if dead { None } else { self.pending[key].after(&bio) };
-        match next {
-            Some(stage) => {
-                self.pending[key].stage = stage;
-                let request = self.pending[key].request;
-                self.prepare(&mut bio, &request, stage);
-                self.submit(bio, cx);
-            }
-            None => self.end(key, bio),
-        }
-    }
-
-    /// Makes `bio` the next one of `request`.
-    fn prepare(&mut self, bio: &mut Bio, request: &Request, stage: Stage) {
-        match stage {
-            Stage::Whole => {}
-            Stage::Flush => {
-                bio.op = Op::Flush;
-                bio.flags = BioFlags::empty();
-                (bio.sector, bio.sectors) = (Sector(0), Sectors::ZERO);
-                recycle(std::mem::take(&mut bio.data), &mut self.writes);
-            }
-            Stage::Pieces { done } => {
-                let len = PIECE.min(request.len - done);
-                if request.command == Command::WriteZeroes {
-                    bio.op = Op::Write;
-                    bio.flags = BioFlags::empty();
-                    if bio.data.is_empty() {
-                        let mut zeroes = self.writes.get(len as usize);
-                        zeroes.fill(0);
-                        bio.data = zeroes.into();
-                    }
-                }
-                bio.sector = Sector((request.offset + u64::from(done)) / udm_core::SECTOR_SIZE);
-                bio.sectors = Sectors::from_bytes(len.into());
-                bio.data = std::mem::take(&mut bio.data).split_to(len as usize);
-            }
-        }
-    }
-
-    fn end(&mut self, key: usize, mut bio: Box<Bio>) {
-        let Pending { request, charge, .. } = self.pending.remove(key);
-        let error = error_from_errno(bio.status.errno());
-        let data = std::mem::take(&mut bio.data);
-        let data = match request.command {
-            // What a failed read left behind is nobody's business.
-            Command::Read if bio.status.is_ok() => data,
-            Command::Read | Command::Cache => {
-                recycle(data, &mut self.reads);
-                Segments::new()
-            }
-            _ => {
-                recycle(data, &mut self.writes);
-                Segments::new()
-            }
-        };
-        self.bios.put(bio);
-        self.answer(&request, error, data, charge);
-    }
-
-    fn answer(&mut self, request: &Request, error: u32, data: Segments, charge: usize) {
-        let read = request.command == Command::Read;
-        self.tx.push(Answer { cookie: request.cookie, error, read, offset: request.offset, data, charge });
-    }
-}
-
-impl Pending {
-    /// The stage behind the one that `bio` ended; `None` when it is time to answer.
-    fn after(&self, bio: &Bio) -> Option<Stage> {
-        let Request { command, flags, len, .. } = self.request;
-        if bio.status == Status::NotSupp && bio.op == Op::WriteZeroes {
-            // Without FAST_ZERO the client relies on zeroes, however long they take.
-            return (!flags.contains(CommandFlags::FAST_ZERO)).then_some(Stage::Pieces { done: 0 });
-        }
-        if !bio.status.is_ok() || self.stage == Stage::Flush {
-            return None;
-        }
-        if let Stage::Pieces { done } = self.stage {
-            let done = done + bio.sectors.bytes() as u32;
-            if done < len {
-                return Some(Stage::Pieces { done });
-            }
-        }
-        // A write carries its FUA itself; discards and zeroes know none, so a flush comes behind them.
-        let separate = matches!(command, Command::Trim | Command::WriteZeroes);
-        (separate && flags.contains(CommandFlags::FUA)).then_some(Stage::Flush)
     }
 }
 

@@ -10,7 +10,7 @@
 //! How the data flow (steps by file):
 //! * `receive`: one receive brings many requests; the payload of a write is cut out of the memory it arrived in.
 //! * `request`: each request is checked against its export; what can't be done is answered with an error, and the connection lives.
-//! * `connection`: requests become bios, finished bios become answers.
+//! * `connection`: the life of a client; `serve`: requests become bios, finished bios become answers.
 //! * `reply`: all answers of a turn leave in one send, headers and data gathered.
 //!
 //! Everything is bounded: connections, requests and bytes in flight on each ([`ServerOptions`]), the time for a handshake. At a bound the
@@ -23,6 +23,7 @@ mod listener;
 mod receive;
 mod reply;
 mod request;
+mod serve;
 mod socket;
 mod stats;
 

@@ -1,8 +1,10 @@
 //! The receiving side of a connection: memory for what arrives, and the cutting of it into headers and payloads.
 //!
 //! Bytes arrive in a *slab*, request behind request. The payload of a write is cut out of it without a copy, so a slab is in use until the
-//! last of these writes is done; until then it rests in a list of bounded length. A long payload gets a buffer of its own for what has not
-//! arrived yet, and the kernel puts the rest right there. Only a header or payload that straddles the end of its slab is copied, into the next.
+//! last of these writes is done; until then it rests in a list of bounded length. A long payload gets a buffer of its own, page-aligned and in
+//! one piece: its first bytes are copied there, and the kernel puts the rest right behind them. Beside such a buffer only a little
+//! of the slab is offered, so that of the next long payload, too, little arrives in the wrong place. Otherwise only a header or
+//! payload that straddles the end of its slab is copied, into the next.
 //!
 //! It does no I/O: the connection passes [`Receiver::room`] to the ring and gives the result to [`Receiver::arrived`].
 
@@ -14,6 +16,8 @@ pub(super) const SLAB_MIN: usize = 16 << 10;
 pub(super) const SLAB_MAX: usize = 256 << 10;
 /// A payload that is not there yet and longer than this part of a slab is received into a buffer of its own.
 const LONG: usize = 4;
+/// What of the slab is offered beside the buffer of a long payload, in bytes: room for some headers.
+const BESIDE: usize = 4096;
 
 /// See the module's documentation.
 pub(super) struct Receiver {
@@ -40,8 +44,9 @@ pub(super) struct Receiver {
 
 /// A long payload on its way.
 struct Long {
-    data: Segments,
-    /// The part of its own buffer that is still empty. Not here while the ring has it.
+    /// What has arrived of it: the front of its buffer.
+    data: Buf,
+    /// The back of its buffer. Not here while the ring has it.
     rest: Option<Buf>,
     missing: usize,
 }
@@ -94,7 +99,7 @@ impl Receiver {
     /// Memory for a long one comes from `pool`.
     pub(super) fn payload(&mut self, len: usize, pool: &mut BufPool) -> Option<Segments> {
         if let Some(long) = &self.long {
-            return if long.missing == 0 { self.long.take().map(|l| l.data) } else { None };
+            return if long.missing == 0 { self.long.take().map(|l| l.data.into()) } else { None };
         }
         let there = self.unread().len();
         if there >= len {
@@ -105,8 +110,11 @@ impl Receiver {
             return None;
         }
         self.need = 1;
-        let data = self.unread.take().map(Segments::from).unwrap_or_default();
-        self.long = Some(Long { data, rest: Some(pool.get(len - there)), missing: len - there });
+        let mut rest = pool.get(len);
+        let mut data = rest.split_to(there);
+        data.copy_from_slice(self.unread());
+        self.unread = None;
+        self.long = Some(Long { data, rest: Some(rest), missing: len - there });
         None
     }
 
@@ -134,13 +142,17 @@ impl Receiver {
         }
         self.provide_slab();
         let rest = self.long.as_mut().and_then(|l| l.rest.take());
-        let enough = self.free.as_ref().is_some_and(|f| f.len() + self.unread().len() >= self.need);
-        let free = self.free.take_if(|f| !f.is_empty() && (enough || rest.is_some()));
-        if rest.is_none() && free.is_none() {
+        let unread = self.unread().len();
+        let slab = match (&rest, &mut self.free) {
+            (Some(_), Some(free)) => Some(free.split_to(BESIDE.min(free.len()))).filter(|b| !b.is_empty()),
+            (None, free) => free.take_if(|f| !f.is_empty() && f.len() + unread >= self.need),
+            (Some(_), None) => None,
+        };
+        if rest.is_none() && slab.is_none() {
             return None;
         }
         let mut room = std::mem::take(&mut self.spare);
-        rest.into_iter().chain(free).for_each(|buf| room.push(buf));
+        rest.into_iter().chain(slab).for_each(|buf| room.push(buf));
         self.asked = room.len();
         Some(room)
     }
@@ -192,44 +204,42 @@ impl Receiver {
 
     /// Takes the memory back from the ring, with `n` bytes received into it.
     pub(super) fn arrived(&mut self, n: usize, mut data: Segments) {
-        if n == self.asked && self.slab_len < SLAB_MAX {
-            self.slab_len *= 2;
-        }
-        self.asked = 0;
         let mut n = n;
-        if let Some(long) = self.long.as_mut().filter(|l| l.missing > 0 && l.rest.is_none()) {
-            // The payload's own buffer is the first piece, the slab the second, if there was one.
-            let second = data.pop();
-            let (mut rest, free) = match data.pop() {
-                Some(first) => (first, second),
-                None => match second {
-                    Some(only) => (only, None),
-                    None => return,
-                },
-            };
-            if self.free.is_none() {
-                self.free = free;
+        let full = n == self.asked;
+        self.asked = 0;
+        let Some(last) = data.pop() else { return };
+        let slab = match self.long.as_mut().filter(|l| l.missing > 0 && l.rest.is_none()) {
+            Some(long) => {
+                // The payload's own buffer, and behind it the part of the slab, if there was one.
+                let (mut rest, slab) = match data.pop() {
+                    Some(first) => (first, Some(last)),
+                    None => (last, None),
+                };
+                let got = n.min(rest.len());
+                n -= got;
+                long.missing -= got;
+                join(&mut long.data, rest.split_to(got));
+                long.rest = Some(rest).filter(|r| !r.is_empty());
+                slab
             }
-            let got = n.min(rest.len());
-            n -= got;
-            long.missing -= got;
-            long.data.push(rest.split_to(got));
-            long.rest = Some(rest).filter(|r| !r.is_empty());
-        } else if let Some(free) = data.pop() {
-            self.free = Some(free);
-        }
-        if n > 0
-            && let Some(free) = &mut self.free
-        {
-            let got = free.split_to(n);
-            self.unread = match self.unread.take() {
-                Some(mut unread) => {
-                    let joined = unread.try_join(got);
-                    debug_assert!(joined.is_ok(), "what arrived does not follow what was there");
-                    Some(unread)
+            None => {
+                if full && self.slab_len < SLAB_MAX {
+                    self.slab_len *= 2;
                 }
-                None => Some(got),
-            };
+                Some(last)
+            }
+        };
+        if let Some(mut slab) = slab {
+            let got = slab.split_to(n);
+            match &mut self.unread {
+                Some(unread) => join(unread, got),
+                None => self.unread = Some(got),
+            }
+            // What was kept back of the slab lies right behind what the ring had.
+            if let Some(kept) = self.free.take() {
+                join(&mut slab, kept);
+            }
+            self.free = Some(slab);
         }
         self.spare = data;
     }
@@ -240,6 +250,12 @@ impl Receiver {
         self.long = None;
         self.skip = 0;
     }
+}
+
+/// Puts neighbours together.
+fn join(front: &mut Buf, back: Buf) {
+    let joined = front.try_join(back);
+    debug_assert!(joined.is_ok(), "{front:?} and {joined:?} are no neighbours");
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ fn run(lens: &[usize], sizes: &[usize], held: usize, skip_every: usize) -> usize
         loop {
             if let Some(len) = arriving {
                 let Some(data) = rx.payload(len, &mut pool) else { break };
+                assert_eq!(data.iter().count(), 1, "a payload is in one piece");
                 let got: Vec<u8> = data.iter().flat_map(|b| b.to_vec()).collect();
                 assert!(got == bytes[at..at + len], "payload {taken} of {len} bytes");
                 at += len;

@@ -1,0 +1,190 @@
+//! A client that says exactly what it is told to, on one half of a pair of sockets.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+use udm_wire::nbd::{
+    Chunk, ClientFlags, ClientOption, Command, CommandFlags, GREETING_SIZE, Greeting, Info, InfoRequest,
+    OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, ReplyHeader, Request, encode_client_flags,
+};
+
+pub struct Client {
+    pub stream: UnixStream,
+    cookie: u64,
+    /// Reads under way, by cookie: offset and length.
+    reads: HashMap<u64, (u64, u32)>,
+    structured: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reply {
+    pub cookie: u64,
+    pub error: u32,
+    pub data: Vec<u8>,
+}
+
+impl Client {
+    /// A client, and the socket that the server is to adopt.
+    pub fn pair() -> (Client, OwnedFd) {
+        let (stream, socket) = UnixStream::pair().unwrap();
+        (Client::on(stream), socket.into())
+    }
+
+    pub fn on(stream: UnixStream) -> Client {
+        // A bound against hanging for ever.
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        Client { stream, cookie: 0, reads: HashMap::new(), structured: false }
+    }
+
+    fn exactly<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.stream.read_exact(&mut bytes).expect("the server went away");
+        bytes
+    }
+
+    /// The bytes that open a session without waiting for anything.
+    pub fn opening(export: &str, structured: bool) -> Vec<u8> {
+        let flags = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;
+        let mut bytes = encode_client_flags(flags).to_vec();
+        if structured {
+            ClientOption::StructuredReply.encode(&mut bytes);
+        }
+        ClientOption::Go(InfoRequest { name: export.into(), infos: vec![] }).encode(&mut bytes);
+        bytes
+    }
+
+    /// The handshake; what was said about the export.
+    pub fn go(&mut self, export: &str, structured: bool) -> Vec<Info> {
+        let greeting = self.exactly::<GREETING_SIZE>();
+        Greeting::decode(&greeting).unwrap();
+        self.stream.write_all(&Client::opening(export, structured)).unwrap();
+        self.structured = structured;
+        let mut acks = 1 + usize::from(structured);
+        let mut infos = Vec::new();
+        while acks > 0 {
+            match self.option_reply() {
+                OptionReply::Ack => acks -= 1,
+                OptionReply::Info(info) => infos.push(info),
+                other => panic!("{other:?}"),
+            }
+        }
+        infos
+    }
+
+    pub fn option_reply(&mut self) -> OptionReply {
+        let header = OptionReplyHeader::decode(&self.exactly::<OPTION_REPLY_HEADER_SIZE>()).unwrap();
+        let mut data = vec![0; header.len as usize];
+        self.stream.read_exact(&mut data).unwrap();
+        OptionReply::decode(header.reply, &data).unwrap()
+    }
+
+    /// Sends a request with its payload; returns its cookie.
+    pub fn send(
+        &mut self,
+        command: Command,
+        flags: CommandFlags,
+        offset: u64,
+        len: u32,
+        payload: &[u8],
+    ) -> u64 {
+        self.cookie += 1;
+        let cookie = self.cookie;
+        let request = Request { flags, command, cookie, offset, len };
+        let mut bytes = request.encode().to_vec();
+        bytes.extend_from_slice(payload);
+        if command == Command::Read {
+            self.reads.insert(cookie, (offset, len));
+        }
+        self.stream.write_all(&bytes).unwrap();
+        cookie
+    }
+
+    /// The next reply, whoever it is for. A structured read is put together from its chunks.
+    pub fn receive(&mut self) -> Reply {
+        let mut head = self.exactly::<4>().to_vec();
+        loop {
+            if let Some(header) = ReplyHeader::decode(&mut &head[..]).unwrap() {
+                return self.body(header);
+            }
+            head.extend_from_slice(&self.exactly::<1>());
+        }
+    }
+
+    fn body(&mut self, header: ReplyHeader) -> Reply {
+        match header {
+            ReplyHeader::Simple(simple) => {
+                let (cookie, error) = (simple.cookie, simple.error);
+                let len = match self.reads.remove(&cookie) {
+                    Some(_) if self.structured => panic!("a simple reply to a structured read"),
+                    Some((_, len)) if error == 0 => len,
+                    _ => 0,
+                };
+                let mut data = vec![0; len as usize];
+                self.stream.read_exact(&mut data).unwrap();
+                Reply { cookie, error, data }
+            }
+            ReplyHeader::Chunk(chunk) => {
+                let (cookie, done) = (chunk.cookie, chunk.is_done());
+                let (offset, len) = self.reads.remove(&cookie).expect("chunks answer reads only");
+                let mut payload = vec![0; chunk.len as usize];
+                self.stream.read_exact(&mut payload).unwrap();
+                assert!(done, "a read is one chunk");
+                let (error, data) = match Chunk::decode(chunk, &payload).unwrap() {
+                    Chunk::None => {
+                        assert_eq!(len, 0);
+                        (0, vec![])
+                    }
+                    Chunk::Data { offset: at, data } => {
+                        assert_eq!((at, data.len()), (offset, len as usize));
+                        (0, data.to_vec())
+                    }
+                    Chunk::Error { error, .. } => (error, vec![]),
+                    other => panic!("{other:?}"),
+                };
+                Reply { cookie, error, data }
+            }
+        }
+    }
+
+    /// One request and its reply.
+    pub fn ask(
+        &mut self,
+        command: Command,
+        flags: CommandFlags,
+        offset: u64,
+        len: u32,
+        payload: &[u8],
+    ) -> Reply {
+        let cookie = self.send(command, flags, offset, len, payload);
+        let reply = self.receive();
+        assert_eq!(reply.cookie, cookie);
+        reply
+    }
+
+    pub fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>, u32> {
+        let reply = self.ask(Command::Read, CommandFlags::empty(), offset, len, &[]);
+        if reply.error == 0 { Ok(reply.data) } else { Err(reply.error) }
+    }
+
+    /// A request without data; its error, 0 for none.
+    pub fn plain(&mut self, command: Command, flags: CommandFlags, offset: u64, len: u32) -> u32 {
+        self.ask(command, flags, offset, len, &[]).error
+    }
+
+    pub fn write(&mut self, flags: CommandFlags, offset: u64, payload: &[u8]) -> u32 {
+        self.ask(Command::Write, flags, offset, payload.len() as u32, payload).error
+    }
+
+    /// True when the server has closed the connection, behind whatever it still sent.
+    pub fn is_at_end(&mut self) -> bool {
+        let mut rest = Vec::new();
+        match self.stream.read_to_end(&mut rest) {
+            Ok(_) => true,
+            // Closed with something unread in it.
+            Err(e) => e.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+}

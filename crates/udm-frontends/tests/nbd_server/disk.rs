@@ -1,0 +1,160 @@
+//! A disk of memory that can be told to be slow, to answer out of order, to fail, and to wait.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use udm_core::{
+    Batch, Bio, BioFlags, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, Sector, Sectors, Status,
+};
+
+/// When finished bios are handed back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// In the turn in which they came.
+    AtOnce,
+    /// Later, a few at a time, in any order.
+    Shuffled,
+}
+
+pub struct TestDisk {
+    id: DeviceId,
+    limits: Limits,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    data: Mutex<Vec<u8>>,
+    seen: Mutex<Vec<(Op, BioFlags)>>,
+    order: Order,
+    zeroes: bool,
+    bad: Sector,
+    closed: AtomicBool,
+    held: AtomicUsize,
+}
+
+impl TestDisk {
+    /// A disk of `size` bytes, full of a pattern ([`pattern`]). Its last sector can't be read or written.
+    pub fn new(size: u64, order: Order) -> TestDisk {
+        let sectors = Sectors::from_bytes(size);
+        let shared = Shared {
+            data: Mutex::new((0..size).map(pattern).collect()),
+            seen: Mutex::default(),
+            order,
+            zeroes: true,
+            bad: Sector(sectors.0 - 1),
+            closed: AtomicBool::new(false),
+            held: AtomicUsize::new(0),
+        };
+        TestDisk { id: DeviceId::new(), limits: Limits::new(sectors), shared: Arc::new(shared) }
+    }
+
+    /// Without the ability to write zeroes.
+    pub fn without_zeroes(mut self) -> TestDisk {
+        Arc::get_mut(&mut self.shared).unwrap().zeroes = false;
+        self
+    }
+
+    pub fn limits_mut(&mut self) -> &mut Limits {
+        &mut self.limits
+    }
+
+    /// From now on nothing is answered until `open_gate`.
+    pub fn close_gate(&self) {
+        self.shared.closed.store(true, Ordering::Release);
+    }
+
+    pub fn open_gate(&self) {
+        self.shared.closed.store(false, Ordering::Release);
+    }
+
+    /// Bios that the lanes have not handed back.
+    pub fn held(&self) -> usize {
+        self.shared.held.load(Ordering::Acquire)
+    }
+
+    /// What was asked of the disk since the last call.
+    pub fn seen(&self) -> Vec<(Op, BioFlags)> {
+        std::mem::take(&mut self.shared.seen.lock().unwrap())
+    }
+}
+
+/// What byte `at` of a fresh disk is.
+pub fn pattern(at: u64) -> u8 {
+    (at / 512 * 7 + at % 253) as u8
+}
+
+impl Device for TestDisk {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(DiskLane { shared: self.shared.clone(), held: Batch::new() }))
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+}
+
+struct DiskLane {
+    shared: Arc<Shared>,
+    held: Batch,
+}
+
+impl Shared {
+    fn act(&self, bio: &mut Bio) -> Status {
+        self.seen.lock().unwrap().push((bio.op, bio.flags));
+        if bio.op == Op::Flush {
+            return Status::Ok;
+        }
+        let data = &mut *self.data.lock().unwrap();
+        let range = bio.sector.bytes() as usize..bio.end().bytes() as usize;
+        assert!(range.end <= data.len() && !range.is_empty(), "{bio:?} is out of range");
+        match bio.op {
+            Op::WriteZeroes if !self.zeroes => return Status::NotSupp,
+            Op::Read | Op::Write => assert_eq!(bio.data.len(), range.len(), "{bio:?}"),
+            _ => assert!(bio.data.is_empty(), "{bio:?}"),
+        }
+        // A disk that fails half-way has touched the buffer.
+        let fails = range.end > self.bad.bytes() as usize && bio.op.has_data();
+        match bio.op {
+            Op::Read => drop(bio.data.copy_from(&data[range])),
+            Op::Write if !fails => drop(bio.data.copy_to(&mut data[range])),
+            Op::WriteZeroes => data[range].fill(0),
+            _ => {}
+        }
+        if fails { Status::Medium } else { Status::Ok }
+    }
+}
+
+impl Lane for DiskLane {
+    fn submit(&mut self, batch: &mut Batch, _: &mut Cx<'_>) {
+        self.shared.held.fetch_add(batch.len(), Ordering::AcqRel);
+        self.held.append(batch);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        let closed = self.shared.closed.load(Ordering::Acquire);
+        let all = self.held.len();
+        let n = match self.shared.order {
+            _ if closed => 0,
+            Order::AtOnce => all,
+            Order::Shuffled => all.div_ceil(3),
+        };
+        for _ in 0..n {
+            let at = if self.shared.order == Order::Shuffled {
+                rand::RngExt::random_range(cx.rng(), 0..self.held.len())
+            } else {
+                0
+            };
+            let mut bio = self.held.remove(at);
+            let status = self.shared.act(&mut bio);
+            bio.end_with(status);
+            done.push(bio);
+        }
+        self.shared.held.fetch_sub(n, Ordering::AcqRel);
+        if !self.held.is_empty() {
+            cx.wake_at(cx.now + Nanos(if closed { 1_000_000 } else { 20_000 }));
+        }
+    }
+}

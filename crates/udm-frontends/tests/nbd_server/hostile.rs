@@ -1,0 +1,172 @@
+//! Clients that vanish, babble or dawdle. After each the server is as it was.
+
+use crate::disk::{Order, TestDisk};
+use crate::{Client, World};
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::time::Duration;
+use udm_frontends::nbd::ServerOptions;
+use udm_wire::nbd::{Command, CommandFlags, Request};
+
+const MIB: u64 = 1 << 20;
+
+/// A conversation of a handshake and some requests of each kind, as one run of bytes.
+fn conversation() -> Vec<u8> {
+    let mut bytes = Client::opening("disk", true);
+    let mut cookie = 0;
+    let mut put = |command, offset, len: u32, data: usize| {
+        cookie += 1;
+        let flags = CommandFlags::empty();
+        bytes.extend_from_slice(&Request { flags, command, cookie, offset, len }.encode());
+        bytes.resize(bytes.len() + data, 9);
+    };
+    put(Command::Read, 0, 4096, 0);
+    put(Command::Write, 4096, 512, 512);
+    put(Command::Flush, 0, 0, 0);
+    put(Command::Write, 1, 100, 100);
+    put(Command::WriteZeroes, 8192, 8192, 0);
+    put(Command::Cache, 0, 65536, 0);
+    put(Command::Write, 16384, 1024, 1024);
+    put(Command::Read, 0, 512, 0);
+    put(Command::Disconnect, 0, 0, 0);
+    bytes
+}
+
+/// The client goes at every single byte of the conversation, half the time without a word, half the time still reading.
+#[test]
+fn disconnects_at_every_byte() {
+    let world = World::new(TestDisk::new(MIB, Order::Shuffled));
+    let bytes = conversation();
+    for cut in 0..=bytes.len() {
+        let mut c = world.stranger();
+        c.stream.write_all(&bytes[..cut]).unwrap();
+        if cut % 2 == 0 {
+            c.stream.shutdown(Shutdown::Write).unwrap();
+            assert!(c.is_at_end(), "cut at {cut}");
+        }
+    }
+    world.wait_until_empty();
+    assert!(world.client(true).read(0, 512).is_ok());
+    world.end();
+}
+
+/// As above with long payloads, which take another way through the receiver; cuts here and there.
+#[test]
+fn disconnects_inside_long_payloads() {
+    let world = World::new(TestDisk::new(4 * MIB, Order::Shuffled));
+    let mut bytes = Client::opening("disk", false);
+    for (cookie, len) in [(1, 1 << 20), (2, 300 << 10), (3, 70 << 10)] {
+        let flags = CommandFlags::empty();
+        let request = Request { flags, command: Command::Write, cookie, offset: 0, len };
+        bytes.extend_from_slice(&request.encode());
+        bytes.resize(bytes.len() + len as usize, 9);
+    }
+    for cut in (100..bytes.len()).step_by(10_007) {
+        let mut c = world.stranger();
+        c.stream.write_all(&bytes[..cut]).unwrap();
+        drop(c);
+    }
+    world.wait_until_empty();
+    assert!(world.client(true).read(0, 512).is_ok());
+    world.end();
+}
+
+/// In flight on the device when the client goes: awaited, then freed; not before, not never.
+#[test]
+fn what_is_in_flight_is_awaited() {
+    let world = World::new(TestDisk::new(4 * MIB, Order::Shuffled));
+    world.disk.close_gate();
+    for i in 0..20 {
+        let mut c = world.client(i % 2 == 0);
+        for k in 0..50 {
+            let (command, data) = if k % 2 == 0 { (Command::Read, 0) } else { (Command::Write, 8192) };
+            c.send(command, CommandFlags::empty(), k * 8192, 8192, &vec![1; data]);
+        }
+    }
+    world.wait_for("all is under way", |s| s.in_flight >= 20 * 50 && world.disk.held() == 20 * 50);
+    std::thread::sleep(Duration::from_millis(50));
+    let stats = world.server.stats();
+    assert_eq!(stats.connections, 20, "a connection lasts as long as its bios: {stats:?}");
+    world.disk.open_gate();
+    world.wait_until_empty();
+    world.end();
+}
+
+#[test]
+fn a_thousand_babblers() {
+    let world = World::new(TestDisk::new(MIB, Order::AtOnce));
+    // xorshift: chance that is the same each time.
+    let mut x = 0x9e37_79b9_7f4a_7c15u64;
+    let mut chance = move || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x
+    };
+    for i in 0..1000 {
+        let mut c = world.stranger();
+        // From nothing right to sense with nonsense behind it.
+        let mut bytes = match i % 4 {
+            0 => vec![],
+            1 => vec![0, 0, 0, 3],
+            2 => Client::opening("disk", false),
+            _ => conversation(),
+        };
+        if i % 4 == 3 {
+            for _ in 0..3 {
+                let at = 4 + chance() as usize % (bytes.len() - 4);
+                bytes[at] = chance() as u8;
+            }
+        }
+        let len = chance() % 700;
+        bytes.extend((0..len).map(|_| chance() as u8));
+        // The server may hang up while we still talk.
+        let _ = c.stream.write_all(&bytes);
+        if i % 3 == 0 {
+            let _ = c.stream.shutdown(Shutdown::Write);
+            c.is_at_end();
+        }
+    }
+    world.wait_until_empty();
+    assert!(world.client(false).read(0, 512).is_ok());
+    world.end();
+}
+
+#[test]
+fn a_dawdler_is_dropped() {
+    let handshake_max = Duration::from_millis(200);
+    let options = ServerOptions { handshake_max, ..ServerOptions::default() };
+    let world = World::with(TestDisk::new(MIB, Order::AtOnce), options, &[]);
+    let (mut silent, mut served) = (world.stranger(), world.client(true));
+    let bytes = Client::opening("disk", false);
+    let mut slow = world.stranger();
+    for byte in &bytes[..bytes.len() - 1] {
+        if slow.stream.write_all(&[*byte]).is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(slow.is_at_end() && silent.is_at_end());
+    assert!(served.read(0, 512).is_ok(), "who is through the handshake may take all the time it likes");
+    drop(served);
+    world.wait_until_empty();
+    world.end();
+}
+
+/// A client that asks for the list of exports again and again and reads none of it: the answers do not pile up.
+#[test]
+fn a_deaf_client_in_the_handshake() {
+    let world = World::new(TestDisk::new(MIB, Order::AtOnce));
+    let mut c = world.stranger();
+    let mut bytes = Client::opening("disk", false)[..4].to_vec();
+    for _ in 0..3000 {
+        udm_wire::nbd::ClientOption::List.encode(&mut bytes);
+    }
+    c.stream.write_all(&bytes).unwrap();
+    c.stream.shutdown(Shutdown::Write).unwrap();
+    let mut out = Vec::new();
+    c.stream.read_to_end(&mut out).unwrap();
+    assert_eq!(out.len(), 18 + 3000 * (20 + 4 + 4 + 16 + 20));
+    world.wait_until_empty();
+    world.end();
+}

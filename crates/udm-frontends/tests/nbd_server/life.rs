@@ -1,0 +1,174 @@
+//! Listening, the number of connections, and the end.
+
+use crate::disk::{Order, TestDisk};
+use crate::{Client, World};
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+use udm_frontends::nbd::{Bound, Listen, ServerOptions};
+use udm_wire::nbd::{Command, CommandFlags};
+
+const MIB: u64 = 1 << 20;
+
+fn disk() -> TestDisk {
+    TestDisk::new(MIB, Order::AtOnce)
+}
+
+#[test]
+fn a_unix_socket_is_private_and_goes_with_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("nbd.sock");
+    // A socket that a dead server left behind.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let listen = [Listen::Unix(path.clone())];
+    let world = World::with(disk(), ServerOptions::default(), &listen);
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let mut c = Client::on(UnixStream::connect(&path).unwrap());
+    c.go("disk", true);
+    assert!(c.read(0, 512).is_ok());
+
+    let e = udm_frontends::nbd::NbdServer::start(
+        world.runtime.cluster(),
+        world.exports.clone(),
+        ServerOptions::default(),
+        &listen,
+    );
+    let text = e.err().expect("the path is taken").to_string();
+    assert!(text.contains("nbd.sock") && text.contains("in use"), "{text}");
+    drop(c);
+    world.wait_until_empty();
+    world.end();
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_is_no_socket_of_ours_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("nbd.sock");
+    std::fs::write(&path, "precious").unwrap();
+    let runtime_less = |p: &std::path::Path| {
+        let cluster = udm_runtime::Cluster::new(1).unwrap();
+        let listen = [Listen::Unix(p.to_owned())];
+        udm_frontends::nbd::NbdServer::start(&cluster, Default::default(), ServerOptions::default(), &listen)
+    };
+    assert!(runtime_less(&path).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    std::fs::remove_file(&path).unwrap();
+    let server = runtime_less(&path).unwrap();
+    let ours = std::fs::metadata(&path).unwrap().ino();
+    std::fs::remove_file(&path).unwrap();
+    let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let replaced = std::fs::metadata(&path).unwrap().ino() != ours;
+    server.stop();
+    assert!(path.exists() || !replaced, "somebody else's socket was removed");
+    let long = dir.path().join("x".repeat(200));
+    assert!(runtime_less(&long).err().unwrap().to_string().contains("xxx"));
+}
+
+#[test]
+fn tcp_works_as_well() {
+    let listen = [Listen::Tcp((Ipv4Addr::LOCALHOST, 0).into())];
+    let world = World::with(disk(), ServerOptions::default(), &listen);
+    let Bound::Tcp(address) = world.server.bound()[0] else { panic!() };
+    assert_ne!(address.port(), 0);
+    let mut greeting = [0; 18];
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting[..8], b"NBDMAGIC");
+    drop(stream);
+    world.wait_until_empty();
+    world.end();
+}
+
+#[test]
+fn too_many_connections_are_closed_at_once() {
+    let options = ServerOptions { connections_max: 3, ..ServerOptions::default() };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("nbd.sock");
+    let world = World::with(disk(), options, &[Listen::Unix(path.clone())]);
+    let mut clients: Vec<_> = (0..3).map(|_| world.client(true)).collect();
+    let mut extra = Client::on(UnixStream::connect(&path).unwrap());
+    assert!(extra.is_at_end());
+    assert_eq!(world.server.adopt(Client::pair().1).unwrap_err().raw_os_error(), Some(16));
+    assert_eq!(world.server.stats().refused, 2);
+    for c in &mut clients {
+        assert!(c.read(0, 512).is_ok());
+    }
+    clients.pop();
+    world.wait_for("the place is free", |s| s.connections == 2);
+    let mut late = Client::on(UnixStream::connect(&path).unwrap());
+    late.go("disk", false);
+    drop((late, clients));
+    world.wait_until_empty();
+    world.end();
+}
+
+/// A stop while requests are on the device: they are answered, then the connection ends. One that is silent ends too.
+#[test]
+fn a_stop_finishes_what_is_in_flight() {
+    let world = World::new(TestDisk::new(MIB, Order::Shuffled));
+    let (mut c, mut silent, mut stranger) = (world.client(false), world.client(true), world.stranger());
+    world.disk.close_gate();
+    for i in 0..100 {
+        c.send(Command::Read, CommandFlags::empty(), i * 512, 512, &[]);
+    }
+    world.wait_for("all is under way", |s| s.in_flight == 100);
+    let World { disk, server, runtime, .. } = world;
+    let stopping = std::thread::spawn(move || {
+        server.stop();
+        runtime.stop();
+    });
+    // Time for the stop to reach the cores; the gate opens behind it.
+    assert!(silent.is_at_end() && stranger.is_at_end());
+    assert!(!stopping.is_finished(), "nothing is dropped");
+    disk.open_gate();
+    for _ in 0..100 {
+        assert_eq!(c.receive().error, 0);
+    }
+    assert!(c.is_at_end());
+    stopping.join().unwrap();
+}
+
+/// A client that reads nothing does not keep the server from ending.
+#[test]
+fn a_stop_waits_for_a_deaf_client_only_so_long() {
+    let options = ServerOptions { stop_max: Duration::from_millis(100), ..ServerOptions::default() };
+    let world = World::with(TestDisk::new(64 * MIB, Order::AtOnce), options, &[]);
+    let mut c = world.client(false);
+    for _ in 0..4 {
+        c.send(Command::Read, CommandFlags::empty(), 0, 8 << 20, &[]);
+    }
+    world.wait_for("all is under way", |s| s.in_flight == 4);
+    world.end();
+    assert!(c.is_at_end());
+}
+
+#[test]
+fn disconnect_answers_first() {
+    let world = World::new(TestDisk::new(MIB, Order::Shuffled));
+    let mut c = world.client(true);
+    let cookies: Vec<_> =
+        (0..100).map(|i| c.send(Command::Read, CommandFlags::empty(), i * 512, 512, &[])).collect();
+    c.send(Command::Disconnect, CommandFlags::empty(), 0, 0, &[]);
+    let mut got: Vec<_> = cookies.iter().map(|_| c.receive().cookie).collect();
+    got.sort_unstable();
+    assert_eq!(got, cookies);
+    assert!(c.is_at_end());
+    world.wait_until_empty();
+    world.end();
+}
+
+#[test]
+fn an_export_that_is_taken_off_keeps_its_clients() {
+    let world = World::new(disk());
+    let mut c = world.client(true);
+    let export = world.exports.remove("disk").unwrap();
+    assert_eq!(export.users(), 1);
+    assert!(c.read(0, 512).is_ok());
+    drop(c);
+    world.wait_until_empty();
+    assert_eq!(export.users(), 0);
+    world.end();
+}

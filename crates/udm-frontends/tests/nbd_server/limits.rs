@@ -1,0 +1,168 @@
+//! What is refused, and that the connection lives on.
+
+use crate::disk::{Order, TestDisk, pattern};
+use crate::{Client, World};
+use std::io::Write;
+use std::sync::Arc;
+use udm_frontends::nbd::{Export, ServerOptions};
+use udm_wire::nbd::{
+    Command, CommandFlags, EINVAL, EIO, ENOSPC, EPERM, MAGIC_REQUEST, OptionReply, REP_ERR_UNKNOWN, Request,
+};
+
+const MIB: u64 = 1 << 20;
+const NONE: CommandFlags = CommandFlags::empty();
+
+#[test]
+fn requests_that_make_no_sense() {
+    for structured in [false, true] {
+        let world = World::new(TestDisk::new(64 * MIB, Order::AtOnce));
+        let mut c = world.client(structured);
+        let end = 64 * MIB;
+        assert_eq!(c.read(end, 512), Err(EINVAL));
+        assert_eq!(c.read(u64::MAX - 511, 512), Err(EINVAL));
+        assert_eq!(c.read(1, 512), Err(EINVAL));
+        assert_eq!(c.read(0, 100), Err(EINVAL));
+        assert_eq!(c.read(0, (32 << 20) + 512), Err(EINVAL));
+        assert_eq!(c.write(NONE, end, &[1; 512]), ENOSPC);
+        assert_eq!(c.write(NONE, 0, &[1; 100]), EINVAL);
+        assert_eq!(c.write(CommandFlags::DF, 0, &[1; 5120]), EINVAL);
+        assert_eq!(
+            c.write(NONE, 0, &vec![1; (32 << 20) + 512]),
+            EINVAL,
+            "too long, and taken off the stream"
+        );
+        assert_eq!(c.plain(Command::WriteZeroes, NONE, end, 512), ENOSPC);
+        assert_eq!(c.plain(Command::Trim, NONE, end, 512), EINVAL);
+        assert_eq!(c.plain(Command::BlockStatus, NONE, 0, 512), EINVAL);
+        assert_eq!(c.plain(Command::Other(77), NONE, 0, 512), EINVAL);
+        assert_eq!(world.disk.seen(), [], "nothing of this reached the device");
+        assert!(c.read(0, 512).is_ok());
+        let stats = world.wait_for("answers are out", |s| s.in_flight == 0);
+        assert_eq!((stats.requests, stats.errors), (14, 13));
+        drop(c);
+        world.wait_until_empty();
+        world.end();
+    }
+}
+
+#[test]
+fn a_device_that_fails() {
+    for structured in [false, true] {
+        let world = World::new(TestDisk::new(MIB, Order::Shuffled));
+        let mut c = world.client(structured);
+        let last = MIB - 512;
+        assert_eq!(c.read(last, 512), Err(EIO), "and no data behind it, or the next reply would not be one");
+        assert_eq!(c.read(0, 1 << 20), Err(EIO));
+        assert_eq!(c.write(NONE, last, &[1; 512]), EIO);
+        assert_eq!(c.plain(Command::Cache, NONE, 0, 1 << 20), EIO);
+        assert_eq!(c.read(0, 512), Ok((0..512).map(pattern).collect()));
+        drop(c);
+        world.wait_until_empty();
+        world.end();
+    }
+}
+
+#[test]
+fn a_read_only_export() {
+    let world = World::new(TestDisk::new(MIB, Order::AtOnce));
+    let other = Arc::new(TestDisk::new(MIB, Order::AtOnce));
+    world.exports.add(Export::new("ro", "", true, other.clone()).unwrap()).unwrap();
+    let mut c = world.stranger();
+    c.go("ro", true);
+    assert_eq!(c.write(NONE, 0, &[1; 70_656]), EPERM);
+    assert_eq!(c.plain(Command::WriteZeroes, NONE, 0, 512), EPERM);
+    assert_eq!(c.plain(Command::Trim, NONE, 0, 512), EPERM);
+    assert_eq!(c.plain(Command::Flush, NONE, 0, 0), 0);
+    assert!(c.read(0, 512).is_ok());
+    drop(c);
+    world.wait_until_empty();
+    world.end();
+}
+
+#[test]
+fn an_unknown_export_may_be_followed_by_a_known_one() {
+    let world = World::new(TestDisk::new(MIB, Order::AtOnce));
+    let mut c = world.stranger();
+    let mut bytes = Client::opening("nothing", false);
+    bytes.extend_from_slice(&Client::opening("disk", false)[4..]);
+    c.stream.write_all(&bytes).unwrap();
+    std::io::Read::read_exact(&mut c.stream, &mut [0; 18]).unwrap();
+    let reply = c.option_reply();
+    assert!(matches!(reply, OptionReply::Error { error: REP_ERR_UNKNOWN, .. }), "{reply:?}");
+    while c.option_reply() != OptionReply::Ack {}
+    assert!(c.read(0, 512).is_ok());
+    drop(c);
+    world.wait_until_empty();
+    world.end();
+}
+
+#[test]
+fn a_stream_out_of_step_is_dropped() {
+    let world = World::new(TestDisk::new(MIB, Order::Shuffled));
+    let mut c = world.client(true);
+    c.send(Command::Read, NONE, 0, 4096, &[]);
+    let mut bytes = Request { flags: NONE, command: Command::Read, cookie: 1, offset: 0, len: 512 }.encode();
+    bytes[..4].copy_from_slice(&(MAGIC_REQUEST + 1).to_be_bytes());
+    c.stream.write_all(&bytes).unwrap();
+    assert!(c.is_at_end());
+    world.wait_until_empty();
+    world.end();
+}
+
+/// A client that asks for much and reads nothing: the server takes in so much and no more, and goes on when the client does.
+#[test]
+fn in_flight_is_bounded() {
+    let by_number = ServerOptions { requests_max: 10, ..ServerOptions::default() };
+    let by_bytes = ServerOptions { bytes_max: 1 << 20, ..ServerOptions::default() };
+    for (options, max) in [(by_number, 10), (by_bytes, 5)] {
+        let world = World::with(TestDisk::new(4 * MIB, Order::AtOnce), options, &[]);
+        world.disk.close_gate();
+        let mut c = world.client(false);
+        let n = 200;
+        for _ in 0..n {
+            c.send(Command::Read, NONE, 0, 256 << 10, &[]);
+        }
+        let stats = world.wait_for("the bound is reached", |s| s.in_flight >= max - 1);
+        assert!(stats.in_flight <= max, "{stats:?}");
+        world.disk.open_gate();
+        for _ in 0..n {
+            assert!(world.server.stats().in_flight <= max);
+            assert_eq!(c.receive().error, 0);
+        }
+        // A write that alone is more than the bound still gets in.
+        assert_eq!(c.write(NONE, 0, &vec![3; 3 << 20]), 0);
+        drop(c);
+        world.wait_until_empty();
+        world.end();
+    }
+}
+
+#[test]
+fn slow_writes_of_many_clients_pin_bounded_memory() {
+    let options = ServerOptions { bytes_max: 1 << 20, ..ServerOptions::default() };
+    let world = World::with(TestDisk::new(4 * MIB, Order::AtOnce), options, &[]);
+    world.disk.close_gate();
+    let mut clients: Vec<_> = (0..4).map(|_| world.client(false)).collect();
+    let mut senders = Vec::new();
+    for c in &mut clients {
+        let mut stream = c.stream.try_clone().unwrap();
+        senders.push(std::thread::spawn(move || {
+            for cookie in 0..1500u64 {
+                let flags = CommandFlags::empty();
+                let request = Request { flags, command: Command::Write, cookie, offset: 0, len: 4096 };
+                stream.write_all(&request.encode()).unwrap();
+                stream.write_all(&[5; 4096]).unwrap();
+            }
+        }));
+    }
+    world.wait_for("the bounds are reached", |s| s.in_flight >= 4 * 200);
+    assert!(world.server.stats().in_flight <= 4 * 257);
+    world.disk.open_gate();
+    for c in &mut clients {
+        (0..1500).for_each(|_| assert_eq!(c.receive().error, 0));
+    }
+    senders.into_iter().for_each(|s| s.join().unwrap());
+    drop(clients);
+    world.wait_until_empty();
+    world.end();
+}

@@ -1,0 +1,78 @@
+//! The server against a scripted client, over a disk that the tests hold in their hands. Real clients: `udm`'s `nbd_clients`.
+
+mod client;
+mod commands;
+mod disk;
+mod hostile;
+mod life;
+mod limits;
+
+use client::Client;
+use disk::TestDisk;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use udm_frontends::nbd::{Export, Exports, Listen, NbdServer, ServerOptions, Stats};
+use udm_runtime::{Runtime, RuntimeOptions};
+
+/// A server with one export, `disk`, on two cores.
+struct World {
+    disk: Arc<TestDisk>,
+    exports: Arc<Exports>,
+    server: NbdServer,
+    runtime: Runtime,
+}
+
+impl World {
+    fn new(disk: TestDisk) -> World {
+        World::with(disk, ServerOptions::default(), &[])
+    }
+
+    fn with(disk: TestDisk, options: ServerOptions, listen: &[Listen]) -> World {
+        let spin_max = Duration::from_micros(20);
+        let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max }).unwrap();
+        let (disk, exports) = (Arc::new(disk), Arc::new(Exports::new()));
+        exports.add(Export::new("disk", "a disk for tests", false, disk.clone()).unwrap()).unwrap();
+        let server = NbdServer::start(runtime.cluster(), exports.clone(), options, listen).unwrap();
+        World { disk, exports, server, runtime }
+    }
+
+    /// A client that has chosen the export.
+    fn client(&self, structured: bool) -> Client {
+        let mut client = self.stranger();
+        client.go("disk", structured);
+        client
+    }
+
+    /// A client that has said nothing yet.
+    fn stranger(&self) -> Client {
+        let (client, socket) = Client::pair();
+        self.server.adopt(socket).unwrap();
+        client
+    }
+
+    /// Waits until the numbers are as wished; the time is a bound against hanging and no measure.
+    fn wait_for(&self, what: &str, wish: impl Fn(&Stats) -> bool) -> Stats {
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            let stats = self.server.stats();
+            if wish(&stats) {
+                return stats;
+            }
+            assert!(Instant::now() < end, "{what}: {stats:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until nothing is left of any client, and checks that this is so.
+    fn wait_until_empty(&self) {
+        let stats = self.wait_for("connections stay open", |s| s.connections == 0);
+        assert_eq!(stats.in_flight, 0, "{stats:?}");
+        assert_eq!(self.exports.all().iter().map(|e| e.users()).sum::<usize>(), 0);
+        assert_eq!(self.disk.held(), 0);
+    }
+
+    fn end(self) {
+        self.server.stop();
+        self.runtime.stop();
+    }
+}
