@@ -54,13 +54,15 @@ pub enum Bug {
     PieceErrorLost,
     /// The last stripe of a row lies one sector further.
     StripeShifted,
+    /// The log of writes is counted, and the count stays in memory.
+    SuperblockNotSent,
     /// The end of a read from nowhere is not filled.
     ZeroesTooShort,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 25] = [
+    pub const ALL: [Bug; 26] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -85,6 +87,7 @@ impl Bug {
         Bug::SplitLosesTail,
         Bug::PieceErrorLost,
         Bug::StripeShifted,
+        Bug::SuperblockNotSent,
         Bug::ZeroesTooShort,
     ];
 

@@ -5,6 +5,7 @@
 use super::shared::{Append, Closing, Placed, Shared};
 use super::writer::{Tally, Writer, range_in};
 use super::{LogWrites, takes_discards};
+use crate::bugs::{self, Bug};
 use crate::fault::UnderLane;
 use crate::fault::clones::Clones;
 use std::collections::VecDeque;
@@ -275,6 +276,9 @@ impl Lane for LogWritesLane {
         self.shared.count(tally.bytes, tally.requests);
         if self.shared.has_errand() || !self.parked.is_empty() {
             self.errands(cx);
+        }
+        if !bugs::on(Bug::SuperblockNotSent) {
+            // A superblock behind what was just written, or an errand: nobody else would send it.
             self.writer.submit(cx);
         }
     }
