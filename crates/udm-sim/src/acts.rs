@@ -119,7 +119,7 @@ impl World {
     fn reopen(&mut self) -> Result<(), Wrong> {
         let c = self.control.below(self.cores.len() as u64) as usize;
         let at = self.control.below(self.cores[c].open.len() as u64) as usize;
-        if self.cores[c].open[at].in_flight > 0 {
+        if self.cores[c].open[at].in_flight > 0 || self.cores[c].open[at].lane.is_busy() {
             return Ok(());
         }
         let closed = self.cores[c].open.swap_remove(at);

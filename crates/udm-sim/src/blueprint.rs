@@ -15,6 +15,8 @@ pub struct DiskPlan {
     pub fua: bool,
     /// Longest read or write, discard, write-zeroes.
     pub max: [u64; 3],
+    /// For a log: forgets what it is given.
+    pub log: bool,
 }
 
 /// A device to make. Devices name only devices before them.
@@ -37,6 +39,8 @@ pub struct Blueprint {
     pub paths: Vec<usize>,
     /// The devices.
     pub devices: Vec<DevicePlan>,
+    /// The path to a disk for logs.
+    pub log: Option<usize>,
     /// What tables of top devices are made of, with sizes.
     pub blocks: Vec<(Below, u64)>,
 }
@@ -51,6 +55,7 @@ impl Blueprint {
             paths: Vec::new(),
             devices: Vec::new(),
             blocks: Vec::new(),
+            log: None,
         };
         for disk in 0..chance.between(1, 3) as usize {
             let volatile = !chance.one_in(5);
@@ -63,6 +68,7 @@ impl Blueprint {
                     chance.pick(&[0, 16, 256, u64::from(u32::MAX)]),
                     chance.pick(&[0, 16, 256, u64::from(u32::MAX)]),
                 ],
+                log: false,
             });
             let sectors = b.disks[disk].sectors;
             if chance.one_in(3) {
@@ -77,6 +83,18 @@ impl Blueprint {
                 b.add(TableSpec { lines: vec![(len, kind)] }, true);
                 b.blocks.push((Below::Device(b.devices.len() - 1), len));
             }
+        }
+        if chance.one_in(3) {
+            let max = [chance.pick(&[64, 1024]), 0, 0];
+            b.disks.push(DiskPlan {
+                sectors: chance.pick(&[64, 8192, 1 << 20]),
+                volatile: true,
+                fua: true,
+                max,
+                log: true,
+            });
+            b.log = Some(b.paths.len());
+            b.paths.push(b.disks.len() - 1);
         }
         if chance.one_in(3) {
             // A device in the middle.
@@ -95,7 +113,7 @@ impl Blueprint {
     /// A world for measuring: one multipath device over `paths` paths that never fail.
     #[must_use]
     pub fn bench(paths: usize, cores: usize) -> Blueprint {
-        let disk = DiskPlan { sectors: 2048, volatile: true, fua: true, max: [1024; 3] };
+        let disk = DiskPlan { sectors: 2048, volatile: true, fua: true, max: [1024; 3], log: false };
         let groups = vec![(Selector::QueueLength, (0..paths).collect())];
         let table = TableSpec { lines: vec![(2048, Kind::Multipath { disk: 0, queue: true, groups })] };
         Blueprint {
@@ -104,6 +122,7 @@ impl Blueprint {
             paths: vec![0; paths],
             devices: vec![DevicePlan { table, top: true }],
             blocks: vec![(Below::Device(0), 2048)],
+            log: None,
         }
     }
 
@@ -150,7 +169,7 @@ impl Blueprint {
                     let at = 8 * chance.below(size / 16);
                     let len = (8 * chance.between(1, (size - at) / 8)).min(size - at);
                     let kind = match chance.one_in(4) {
-                        true => Kind::Through(through(chance), below, at),
+                        true => Kind::Through(self.through(at, chance), below, at),
                         false => Kind::Linear(below, at),
                     };
                     (len, kind)
@@ -166,6 +185,19 @@ impl Blueprint {
 
     fn block(&self, chance: &mut Chance) -> (Below, u64) {
         self.blocks[chance.below(self.blocks.len() as u64) as usize]
+    }
+
+    /// A target to pass through, for a range that starts at `at`.
+    fn through(&self, at: u64, chance: &mut Chance) -> Through {
+        match (chance.below(4), self.log) {
+            (0, _) => Through::Delay(chance.pick(&[0, 1, 20, 300])),
+            (1, Some(log)) if at == 0 => Through::LogWrites(log),
+            (2, _) => {
+                let feature = chance.pick(&["", "error_reads", "error_writes"]);
+                Through::Flakey(chance.between(0, 5), chance.between(1, 3), feature)
+            }
+            _ => Through::Dust(chance.pick(&[512, 4096])),
+        }
     }
 
     fn striped(&self, chance: &mut Chance) -> (u64, Kind) {
@@ -199,7 +231,7 @@ impl Blueprint {
                     lines.push((*len, Kind::Striped { chunk: *len, of: vec![(*below, *at)] }));
                 }
                 Kind::Linear(below, at) | Kind::Through(_, below, at) if chance.one_in(2) => {
-                    lines.push((*len, Kind::Through(through(chance), *below, *at)));
+                    lines.push((*len, Kind::Through(self.through(*at, chance), *below, *at)));
                 }
                 Kind::Through(_, below, at) => lines.push((*len, Kind::Linear(*below, *at))),
                 Kind::Zero if *len >= 16 => {
@@ -214,18 +246,6 @@ impl Blueprint {
             return spec.clone();
         }
         TableSpec { lines }
-    }
-}
-
-/// A target to pass through.
-fn through(chance: &mut Chance) -> Through {
-    match chance.below(3) {
-        0 => Through::Delay(chance.pick(&[0, 1, 20, 300])),
-        1 => {
-            let feature = chance.pick(&["", "error_reads", "error_writes"]);
-            Through::Flakey(chance.between(0, 5), chance.between(1, 3), feature)
-        }
-        _ => Through::Dust(chance.pick(&[512, 4096])),
     }
 }
 
@@ -249,7 +269,7 @@ mod tests {
                 for (len, kind) in spec.lines.iter().chain(&d.table.lines) {
                     match kind {
                         Kind::Linear(below, at) | Kind::Through(_, below, at) => {
-                            assert!(at + len <= size(*below))
+                            assert!(at + len <= size(*below));
                         }
                         Kind::Striped { of, .. } => {
                             for (below, at) in of {

@@ -28,6 +28,8 @@ pub struct Disk {
     durable: Vec<(u64, u64)>,
     cache: VecDeque<Cached>,
     nr: u64,
+    /// For a log: any content, and none kept.
+    pub log: Option<u64>,
     /// Has a volatile cache.
     pub volatile: bool,
     /// Honours FUA; otherwise the flag is ignored, as the limits say.
@@ -54,6 +56,7 @@ impl Disk {
             now: first,
             cache: VecDeque::with_capacity(CACHE_MAX),
             nr: 0,
+            log: None,
             volatile: true,
             fua: true,
             max: [u64::from(u32::MAX); 3],
@@ -73,17 +76,20 @@ impl Disk {
     /// Size in sectors.
     #[must_use]
     pub fn sectors(&self) -> u64 {
-        self.now.len() as u64
+        self.log.unwrap_or(self.now.len() as u64)
     }
 
     /// What a read of `sector` returns.
     #[must_use]
     pub fn read(&self, sector: u64) -> u64 {
-        self.now[sector as usize]
+        self.now.get(sector as usize).copied().unwrap_or(0)
     }
 
     /// Writes one sector; `durable` at once (FUA, or a disk without a cache), or into the cache.
     pub fn write(&mut self, sector: u64, stamp: u64, durable: bool) {
+        if self.log.is_some() {
+            return;
+        }
         self.nr += 1;
         self.now[sector as usize] = stamp;
         if durable || !self.volatile {

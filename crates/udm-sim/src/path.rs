@@ -276,7 +276,7 @@ fn apply(env: &mut Env, index: usize, slot: &mut Slot, upto: u64, path: usize) {
             if (from..upto).contains(&i) {
                 match s {
                     Some(s) => disk.write(start + i, s, durable),
-                    None if violation.is_none() => {
+                    None if disk.log.is_none() && violation.is_none() => {
                         *violation =
                             Some(format!("path p{path} was given mixed content for sector {}", start + i));
                     }

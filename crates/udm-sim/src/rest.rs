@@ -53,6 +53,7 @@ impl World {
         self.model.in_flight() == 0
             && self.devices.iter().all(|d| d.is_live() && !d.is_changing())
             && (0..self.cores.len()).all(|c| self.post.next(c) == Nanos::NEVER)
+            && self.cores.iter().flat_map(|c| &c.open).all(|o| !o.lane.is_busy())
             && self.no_path_failed()
     }
 

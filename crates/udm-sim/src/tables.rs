@@ -76,6 +76,8 @@ pub enum Through {
     Flakey(u64, u64, &'static str),
     /// `dust` with blocks of this many bytes.
     Dust(u64),
+    /// `log-writes` with the log on this path; from sector 0 only.
+    LogWrites(usize),
 }
 
 impl Through {
@@ -86,6 +88,7 @@ impl Through {
             Through::Flakey(up, down, "") => format!("flakey {on} {up} {down}"),
             Through::Flakey(up, down, feature) => format!("flakey {on} {up} {down} 1 {feature}"),
             Through::Dust(block) => format!("dust {on} {block}"),
+            Through::LogWrites(log) => format!("log-writes {} p{log}", below.word()),
         }
     }
 }
@@ -161,6 +164,9 @@ impl TableSpec {
     pub fn paths(&self) -> Vec<usize> {
         let mut all = Vec::new();
         for (_, kind) in &self.lines {
+            if let Kind::Through(Through::LogWrites(log), ..) = kind {
+                all.push(*log);
+            }
             match kind {
                 Kind::Linear(Below::Path(p), _) | Kind::Through(_, Below::Path(p), _) => all.push(*p),
                 Kind::Striped { of, .. } => all.extend(of.iter().filter_map(|(b, _)| match b {

@@ -120,7 +120,8 @@ impl World {
         let mut env = Env::new(plan.seed, plan.keep_events);
         env.torn = !plan.without.has(Class::Torn);
         for (i, d) in blueprint.disks.iter().enumerate() {
-            let mut disk = Disk::new(i, d.sectors);
+            let mut disk = Disk::new(i, if d.log { 0 } else { d.sectors });
+            disk.log = d.log.then_some(d.sectors);
             (disk.volatile, disk.fua, disk.max) = (d.volatile, d.fua, d.max);
             disk.error_one_in = match plan.without.has(Class::Errors) {
                 true => 0,
@@ -141,7 +142,7 @@ impl World {
                 fails: 0,
             });
         }
-        let sizes: Vec<u64> = blueprint.disks.iter().map(|d| d.sectors).collect();
+        let sizes: Vec<u64> = blueprint.disks.iter().map(|d| if d.log { 0 } else { d.sectors }).collect();
         let delay = match plan.without.has(Class::Delay) {
             true => 100,
             false => build.pick(&[1_000, 50_000, 2_000_000]),
@@ -310,7 +311,13 @@ impl World {
         match (self.model.oldest(), change) {
             (Some(request), _) => request,
             (None, Some((i, d))) => format!("d{i}, {}", d.doing()),
-            (None, None) => "nobody".into(),
+            (None, None) => {
+                let busy = |c: &Core| c.open.iter().find(|o| o.lane.is_busy()).map(|o| (c.state.id().0, o.device));
+                match self.cores.iter().find_map(busy) {
+                    Some((core, device)) => format!("core {core} with its lane of d{device}, which has work of its own"),
+                    None => "nobody".into(),
+                }
+            }
         }
     }
 
