@@ -67,9 +67,12 @@ impl Connection {
     pub(super) fn new(
         fd: OwnedFd,
         exports: Arc<Exports>,
-        options: ServerOptions,
+        mut options: ServerOptions,
         place: Place,
     ) -> Connection {
+        // With bounds of nothing, nothing would ever be let in.
+        options.requests_max = options.requests_max.max(1);
+        options.bytes_max = options.bytes_max.max(1);
         Connection {
             fd: Arc::new(fd),
             exports,
@@ -86,7 +89,7 @@ impl Connection {
             sending: false,
             arriving: None,
             pending: slab::Slab::new(),
-            bios: BioPool::new(options.requests_max.max(1)),
+            bios: BioPool::new(options.requests_max),
             reads: BufPool::new(options.bytes_max),
             writes: BufPool::new(options.bytes_max),
             open: 0,
@@ -151,7 +154,7 @@ impl Connection {
     }
 
     fn is_full(&self) -> bool {
-        self.open >= self.options.requests_max.max(1) || self.open_bytes >= self.options.bytes_max
+        self.open >= self.options.requests_max || self.open_bytes >= self.options.bytes_max
     }
 
     /// Works off what has arrived, then asks for more and sends what waits. Called after every change.

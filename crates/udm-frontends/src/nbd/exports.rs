@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use udm_core::{Device, Limits};
+use udm_core::{Device, Limits, SECTOR_SIZE, Sectors};
 use udm_wire::nbd::{BlockSizes, ExportFlags, PAYLOAD_MAX_DEFAULT, STRING_MAX};
 
 /// A device under a name.
@@ -91,6 +91,10 @@ pub(super) struct Geometry {
     pub(super) blocks: BlockSizes,
     /// Without `SEND_DF`, which depends on what the client asked for.
     pub(super) flags: ExportFlags,
+    /// The longest discard in bytes that the device takes at once; a multiple of the smallest block.
+    pub(super) discard_max: u32,
+    /// The same of a write-zeroes.
+    pub(super) zeroes_max: u32,
 }
 
 impl Geometry {
@@ -116,8 +120,21 @@ impl Geometry {
             flags |= ExportFlags::READ_ONLY;
         }
         let size = limits.size.bytes();
-        Geometry { size: size - size % u64::from(minimum), blocks, flags }
+        Geometry {
+            size: size - size % u64::from(minimum),
+            blocks,
+            flags,
+            discard_max: range_max(limits.max_discard, minimum),
+            zeroes_max: range_max(limits.max_write_zeroes, minimum),
+        }
     }
+}
+
+/// `max` in bytes, cut to whole blocks and to what a request can ask for. A device that can't is asked for all at once, and says so.
+fn range_max(max: Sectors, block: u32) -> u32 {
+    let bytes = if max == Sectors::ZERO { u64::MAX } else { max.0.saturating_mul(SECTOR_SIZE) };
+    let bytes = bytes.min(u64::from(u32::MAX)) as u32;
+    (bytes - bytes % block).max(block)
 }
 
 /// Why an export could not be had.
@@ -185,7 +202,6 @@ impl Exports {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use udm_core::Sectors;
 
     fn limits() -> Limits {
         Limits::new(Sectors(1000))
@@ -202,6 +218,20 @@ mod tests {
         }
         let g = Geometry::new(&Limits { io_opt: 3 << 16, ..limits() }, false);
         assert_eq!(g.blocks.preferred, 2 << 16, "the power of two that the optimum holds");
+    }
+
+    #[test]
+    fn ranges_are_whole_blocks() {
+        for (max, block, expected) in [
+            (8, 4096, 4096),
+            (9, 4096, 4096),
+            (1, 4096, 4096),
+            (2049, 512, 2049 * 512),
+            (0, 512, u32::MAX - 511),
+            (u64::MAX, 65536, u32::MAX - 65535),
+        ] {
+            assert_eq!(range_max(Sectors(max), block), expected, "{max} sectors, blocks of {block}");
+        }
     }
 
     #[test]

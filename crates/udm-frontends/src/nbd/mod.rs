@@ -40,8 +40,8 @@ pub struct ServerOptions {
     pub connections_max: usize,
     /// Requests of one connection that are not answered yet. At least 1.
     pub requests_max: usize,
-    /// Bytes of data in the requests of one connection that are not answered yet; passed by one request at the most. The
-    /// memory that a connection keeps for reuse is bounded by the same number.
+    /// Bytes of data in the requests of one connection that are not answered yet; passed by one request at the most. At least 1. A
+    /// connection keeps for reuse as much at the most for reads, for long writes, and for what it receives into.
     pub bytes_max: usize,
     /// How long a client may take from connecting to choosing an export.
     pub handshake_max: Duration,

@@ -43,6 +43,9 @@ pub(super) fn check(request: &Request, export: &Geometry, structured: bool) -> R
     if writes && export.flags.contains(ExportFlags::READ_ONLY) {
         return Err(EPERM);
     }
+    if request.command == Command::Trim && !export.flags.contains(ExportFlags::SEND_TRIM) {
+        return Err(EINVAL);
+    }
     let carries = matches!(request.command, Command::Read | Command::Write);
     if carries && request.len > export.blocks.maximum {
         return Err(EINVAL);
@@ -67,7 +70,8 @@ mod tests {
 
     fn geometry() -> Geometry {
         let blocks = BlockSizes { minimum: 512, preferred: 4096, maximum: 32 << 20 };
-        Geometry { size: 64 << 20, blocks, flags: ExportFlags::HAS_FLAGS }
+        let flags = ExportFlags::HAS_FLAGS | ExportFlags::SEND_TRIM;
+        Geometry { size: 64 << 20, blocks, flags, discard_max: 1 << 20, zeroes_max: 1 << 20 }
     }
 
     fn request(command: Command, flags: CommandFlags, offset: u64, len: u32) -> Request {
@@ -114,6 +118,14 @@ mod tests {
         assert_eq!(fits(Command::BlockStatus, CommandFlags::empty(), true), Err(EINVAL));
         assert_eq!(fits(Command::Other(99), CommandFlags::empty(), true), Err(EINVAL));
         assert_eq!(fits(Command::Flush, CommandFlags::empty(), true), Err(EINVAL), "a flush has no range");
+    }
+
+    #[test]
+    fn a_trim_must_have_been_offered() {
+        let trim = request(Command::Trim, CommandFlags::empty(), 0, 512);
+        assert!(check(&trim, &geometry(), false).is_ok());
+        let g = Geometry { flags: ExportFlags::HAS_FLAGS, ..geometry() };
+        assert_eq!(check(&trim, &g, false), Err(EINVAL));
     }
 
     #[test]

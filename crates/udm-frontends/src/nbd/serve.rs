@@ -1,7 +1,7 @@
 //! From request to bio and back: the transmission phase of a [`Connection`].
 //!
-//! Most requests are one bio. `CACHE`, and zeroes that the device can't write by itself, go piece by piece, one bio at a time; a FUA that
-//! the bio can't carry is a flush behind it. The answer is queued when the last bio is back.
+//! Most requests are one bio. `CACHE`, zeroes that the device can't write by itself, and ranges longer than the device takes at once go piece
+//! by piece, one bio at a time; a FUA that the bio can't carry is a flush behind it. The answer is queued when the last bio is back.
 
 use super::connection::{Connection, Phase};
 use super::reply::{Answer, recycle};
@@ -12,19 +12,22 @@ use udm_wire::nbd::{Command, CommandFlags, Request, error_from_errno};
 
 /// What `CACHE` and written-out zeroes move at a time, in bytes.
 const PIECE: u32 = 256 << 10;
+
 /// A request between its arrival and the end of its last bio.
 pub(super) struct Pending {
     request: Request,
     stage: Stage,
+    /// Bytes that one bio of it covers at the most.
+    piece: u32,
     charge: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// One bio for all of it.
-    Whole,
-    /// Piece by piece; so many bytes are behind us.
-    Pieces { done: u32 },
+    /// So many bytes are behind us; a bio for the next piece, which mostly is all, is on its way.
+    Range { done: u32 },
+    /// The device writes no zeroes; from so many bytes on they are written as data.
+    Zeroes { done: u32 },
     /// The work is done; a flush makes it durable.
     Flush,
 }
@@ -99,19 +102,27 @@ impl Connection {
         if op != Op::Write {
             self.open_bytes += charge;
         }
-        let cache = request.command == Command::Cache;
-        let stage = if cache { Stage::Pieces { done: 0 } } else { Stage::Whole };
-        let len = if cache { data.len() as u64 } else { request.len.into() };
-        let key = self.pending.insert(Pending { request, stage, charge });
+        let piece = self.piece(&request);
+        let key = self.pending.insert(Pending { request, stage: Stage::Range { done: 0 }, piece, charge });
         // There is one for each request that may be open, and this one is.
         let mut bio = self.bios.get().unwrap_or_default();
         bio.op = op;
         bio.flags = flags;
         bio.sector = Sector(request.offset / udm_core::SECTOR_SIZE);
-        bio.sectors = Sectors::from_bytes(len);
+        bio.sectors = Sectors::from_bytes(piece.min(request.len).into());
         bio.cookie = key as u64;
         bio.data = data;
         self.submit(bio, cx);
+    }
+
+    /// How much of `request` one bio covers at the most, in bytes.
+    fn piece(&self, request: &Request) -> u32 {
+        match (request.command, &self.export) {
+            (Command::Cache, _) => PIECE,
+            (Command::Trim, Some((_, geometry))) => geometry.discard_max,
+            (Command::WriteZeroes, Some((_, geometry))) => geometry.zeroes_max,
+            _ => request.len,
+        }
     }
 
     fn submit(&mut self, bio: Box<Bio>, cx: &mut FrontCx<'_, '_>) {
@@ -129,8 +140,8 @@ impl Connection {
         match next {
             Some(stage) => {
                 self.pending[key].stage = stage;
-                let request = self.pending[key].request;
-                self.prepare(&mut bio, &request, stage);
+                let Pending { request, piece, .. } = self.pending[key];
+                self.prepare(&mut bio, &request, stage, piece);
                 self.submit(bio, cx);
             }
             None => self.end(key, bio),
@@ -138,30 +149,30 @@ impl Connection {
     }
 
     /// Makes `bio` the next one of `request`.
-    fn prepare(&mut self, bio: &mut Bio, request: &Request, stage: Stage) {
-        match stage {
-            Stage::Whole => {}
+    fn prepare(&mut self, bio: &mut Bio, request: &Request, stage: Stage, piece: u32) {
+        let (done, piece) = match stage {
+            Stage::Range { done } => (done, piece),
+            Stage::Zeroes { done } => (done, PIECE),
             Stage::Flush => {
                 bio.op = Op::Flush;
                 bio.flags = BioFlags::empty();
                 (bio.sector, bio.sectors) = (Sector(0), Sectors::ZERO);
                 recycle(std::mem::take(&mut bio.data), &mut self.writes);
+                return;
             }
-            Stage::Pieces { done } => {
-                let len = PIECE.min(request.len - done);
-                if request.command == Command::WriteZeroes {
-                    bio.op = Op::Write;
-                    bio.flags = BioFlags::empty();
-                    if bio.data.is_empty() {
-                        let mut zeroes = self.writes.get(len as usize);
-                        zeroes.fill(0);
-                        bio.data = zeroes.into();
-                    }
-                }
-                bio.sector = Sector((request.offset + u64::from(done)) / udm_core::SECTOR_SIZE);
-                bio.sectors = Sectors::from_bytes(len.into());
-                bio.data = std::mem::take(&mut bio.data).split_to(len as usize);
-            }
+        };
+        let len = piece.min(request.len - done);
+        if matches!(stage, Stage::Zeroes { .. }) && bio.op == Op::WriteZeroes {
+            bio.op = Op::Write;
+            bio.flags = BioFlags::empty();
+            let mut zeroes = self.writes.get(len as usize);
+            zeroes.fill(0);
+            bio.data = zeroes.into();
+        }
+        bio.sector = Sector((request.offset + u64::from(done)) / udm_core::SECTOR_SIZE);
+        bio.sectors = Sectors::from_bytes(len.into());
+        if bio.op.has_data() {
+            bio.data = std::mem::take(&mut bio.data).split_to(len as usize);
         }
     }
 
@@ -195,18 +206,20 @@ impl Pending {
     /// The stage behind the one that `bio` ended; `None` when it is time to answer.
     fn after(&self, bio: &Bio) -> Option<Stage> {
         let Request { command, flags, len, .. } = self.request;
-        if bio.status == Status::NotSupp && bio.op == Op::WriteZeroes {
+        let next = match self.stage {
             // Without FAST_ZERO the client relies on zeroes, however long they take.
-            return (!flags.contains(CommandFlags::FAST_ZERO)).then_some(Stage::Pieces { done: 0 });
-        }
-        if !bio.status.is_ok() || self.stage == Stage::Flush {
-            return None;
-        }
-        if let Stage::Pieces { done } = self.stage {
-            let done = done + bio.sectors.bytes() as u32;
-            if done < len {
-                return Some(Stage::Pieces { done });
+            Stage::Range { done } if bio.status == Status::NotSupp && bio.op == Op::WriteZeroes => {
+                return (!flags.contains(CommandFlags::FAST_ZERO)).then_some(Stage::Zeroes { done });
             }
+            _ if !bio.status.is_ok() => return None,
+            Stage::Flush => return None,
+            Stage::Range { done } => Stage::Range { done: done + bio.sectors.bytes() as u32 },
+            Stage::Zeroes { done } => Stage::Zeroes { done: done + bio.sectors.bytes() as u32 },
+        };
+        if let Stage::Range { done } | Stage::Zeroes { done } = next
+            && done < len
+        {
+            return Some(next);
         }
         // A write carries its FUA itself; discards and zeroes know none, so a flush comes behind them.
         let separate = matches!(command, Command::Trim | Command::WriteZeroes);

@@ -1,0 +1,250 @@
+//! The server over the devices of this project, as `udm serve` puts them together, and over one that records the lengths it is given.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use udm_core::{Batch, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Sectors, Status};
+use udm_frontends::nbd::{Export, Exports, NbdServer, ServerOptions};
+use udm_runtime::{Runtime, RuntimeOptions};
+use udm_wire::nbd::{
+    ClientFlags, ClientOption, Command, CommandFlags, EINVAL, GREETING_SIZE, OPTION_REPLY_HEADER_SIZE,
+    OptionReplyHeader, REP_ACK, ReplyHeader, Request, encode_client_flags,
+};
+
+const MIB: u64 = 1 << 20;
+const NONE: CommandFlags = CommandFlags::empty();
+
+/// A server of one export on one core, and a client of it with simple replies.
+struct World {
+    server: NbdServer,
+    runtime: Runtime,
+    stream: UnixStream,
+    cookie: u64,
+}
+
+impl World {
+    fn new(device: Arc<dyn Device>, options: ServerOptions) -> World {
+        let spin_max = Duration::from_micros(20);
+        let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None], poll: false, spin_max }).unwrap();
+        let exports = Arc::new(Exports::new());
+        exports.add(Export::new("", "", false, device).unwrap()).unwrap();
+        let server = NbdServer::start(runtime.cluster(), exports, options, &[]).unwrap();
+        let (mut stream, socket) = UnixStream::pair().unwrap();
+        // A bound against hanging for ever.
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        server.adopt(socket.into()).unwrap();
+        stream.read_exact(&mut [0; GREETING_SIZE]).unwrap();
+        let mut bytes = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
+        ClientOption::Go(Default::default()).encode(&mut bytes);
+        stream.write_all(&bytes).unwrap();
+        loop {
+            let mut header = [0; OPTION_REPLY_HEADER_SIZE];
+            stream.read_exact(&mut header).unwrap();
+            let header = OptionReplyHeader::decode(&header).unwrap();
+            stream.read_exact(&mut vec![0; header.len as usize]).unwrap();
+            if header.reply == REP_ACK {
+                return World { server, runtime, stream, cookie: 0 };
+            }
+        }
+    }
+
+    fn over(uri: &str) -> World {
+        let device = udm_backends::open(&udm_wire::uri::parse(uri).unwrap()).unwrap();
+        World::new(device, ServerOptions::default())
+    }
+
+    /// A request and its reply: the error, and the data of a read.
+    fn ask(
+        &mut self,
+        command: Command,
+        flags: CommandFlags,
+        offset: u64,
+        len: u32,
+        payload: &[u8],
+    ) -> (u32, Vec<u8>) {
+        self.cookie += 1;
+        let request = Request { flags, command, cookie: self.cookie, offset, len };
+        self.stream.write_all(&request.encode()).unwrap();
+        self.stream.write_all(payload).unwrap();
+        let mut header = [0; 16];
+        self.stream.read_exact(&mut header).unwrap();
+        let Some(ReplyHeader::Simple(reply)) = ReplyHeader::decode(&mut &header[..]).unwrap() else {
+            panic!("a structured reply that nobody asked for")
+        };
+        assert_eq!(reply.cookie, self.cookie);
+        let carries = command == Command::Read && reply.error == 0;
+        let mut data = vec![0; if carries { len as usize } else { 0 }];
+        self.stream.read_exact(&mut data).unwrap();
+        (reply.error, data)
+    }
+
+    fn end(self) {
+        drop(self.stream);
+        self.server.stop();
+        self.runtime.stop();
+    }
+}
+
+/// A device that does nothing, under given limits, and keeps the ranges that it was given in bytes.
+struct Scribe {
+    id: DeviceId,
+    limits: Limits,
+    /// Each write-zeroes fails as not supported.
+    zeroes_refused: bool,
+    seen: Arc<Mutex<Vec<(Op, u64, u64)>>>,
+}
+
+impl Scribe {
+    fn new(size: u64, range_max: u64) -> Scribe {
+        let mut limits = Limits::new(Sectors::from_bytes(size));
+        limits.max_discard = Sectors::from_bytes(range_max);
+        limits.max_write_zeroes = Sectors::from_bytes(range_max);
+        Scribe { id: DeviceId::new(), limits, zeroes_refused: false, seen: Arc::default() }
+    }
+}
+
+impl Device for Scribe {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        let (refused, seen) = (self.zeroes_refused, self.seen.clone());
+        Ok(Box::new(ScribeLane { ready: Batch::new(), refused, seen }))
+    }
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+}
+
+struct ScribeLane {
+    ready: Batch,
+    refused: bool,
+    seen: Arc<Mutex<Vec<(Op, u64, u64)>>>,
+}
+
+impl Lane for ScribeLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        for bio in batch.iter_mut() {
+            self.seen.lock().unwrap().push((bio.op, bio.sector.bytes(), bio.sectors.bytes()));
+            bio.end_with(if self.refused && bio.op == Op::WriteZeroes {
+                Status::NotSupp
+            } else {
+                Status::Ok
+            });
+        }
+        self.ready.append(batch);
+        cx.wake_at(cx.now);
+    }
+    fn poll(&mut self, done: &mut Batch, _: &mut Cx<'_>) {
+        done.append(&mut self.ready);
+    }
+}
+
+/// A device says how long a discard or write-zeroes may be, and what serves it may take that for granted.
+#[test]
+fn ranges_are_cut_to_the_limits_of_the_device() {
+    // A limit that is no multiple of the block is rounded down to one.
+    for (range_max, piece) in [(MIB, MIB), (MIB + 512, MIB)] {
+        let mut device = Scribe::new(1 << 33, range_max);
+        device.limits.logical_block = 4096;
+        let seen = device.seen.clone();
+        let mut world = World::new(Arc::new(device), ServerOptions::default());
+        for (command, op) in [(Command::Trim, Op::Discard), (Command::WriteZeroes, Op::WriteZeroes)] {
+            let (start, len) = (4 << 30, 5 * MIB as u32 + 4096);
+            assert_eq!(world.ask(command, CommandFlags::FUA, start, len, &[]).0, 0);
+            let mut expected: Vec<_> = (0..5).map(|i| (op, start + i * piece, piece)).collect();
+            expected.push((op, start + 5 * piece, 4096));
+            expected.push((Op::Flush, 0, 0));
+            assert_eq!(std::mem::take(&mut *seen.lock().unwrap()), expected);
+        }
+        // The longest range that the protocol has.
+        assert_eq!(world.ask(Command::Trim, NONE, 4096, u32::MAX - 4095, &[]).0, 0);
+        let seen = std::mem::take(&mut *seen.lock().unwrap());
+        assert!(seen.iter().all(|&(op, _, len)| op == Op::Discard && len <= piece));
+        assert_eq!(seen.iter().map(|s| s.2).sum::<u64>(), (1 << 32) - 4096);
+        world.end();
+    }
+}
+
+/// A device that turns out to write no zeroes gets them as data, the same range in the end.
+#[test]
+fn refused_zeroes_become_writes_of_the_whole_range() {
+    let mut device = Scribe::new(1 << 30, MIB);
+    device.zeroes_refused = true;
+    let seen = device.seen.clone();
+    let mut world = World::new(Arc::new(device), ServerOptions::default());
+    let len = 3 * MIB as u32 + 512;
+    assert_eq!(world.ask(Command::WriteZeroes, CommandFlags::FUA, 512, len, &[]).0, 0);
+    let seen = std::mem::take(&mut *seen.lock().unwrap());
+    let mut at = 512;
+    for &(op, offset, bytes) in seen.iter().filter(|s| s.0 == Op::Write) {
+        assert_eq!((op, offset), (Op::Write, at));
+        at += bytes;
+    }
+    assert_eq!(at, 512 + u64::from(len));
+    assert_eq!(seen.iter().filter(|s| s.0 == Op::WriteZeroes).count(), 1, "asked once and no more");
+    assert_eq!(seen.last(), Some(&(Op::Flush, 0, 0)));
+    world.end();
+}
+
+/// What was not offered is refused before it reaches a device that may not be ready for it.
+#[test]
+fn a_trim_that_was_not_offered() {
+    let device = Scribe::new(1 << 30, 0);
+    let seen = device.seen.clone();
+    let mut world = World::new(Arc::new(device), ServerOptions::default());
+    assert_eq!(world.ask(Command::Trim, NONE, 0, 4096, &[]).0, EINVAL);
+    assert!(seen.lock().unwrap().is_empty());
+    // Zeroes are always offered: the device says no, or not, and they are written if need be.
+    assert_eq!(world.ask(Command::WriteZeroes, NONE, 0, 4096, &[]).0, 0);
+    world.end();
+}
+
+/// The smallest bounds let one request in at a time, of any length, and none for ever.
+#[test]
+fn the_smallest_bounds() {
+    let options = ServerOptions { requests_max: 0, bytes_max: 0, ..ServerOptions::default() };
+    let device = udm_backends::open(&udm_wire::uri::parse("mem:64M").unwrap()).unwrap();
+    let mut world = World::new(device, options);
+    for len in [512, 4096, 12_288, 65_536, 300_032, 3 << 20] {
+        let data: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+        assert_eq!(world.ask(Command::Write, NONE, MIB, len, &data).0, 0, "{len}");
+        assert!(world.ask(Command::Read, NONE, MIB, len, &[]) == (0, data), "{len}");
+    }
+    // Several at once, cut at the ends of receives.
+    let mut bytes = Vec::new();
+    for cookie in 0..40 {
+        let request = Request { flags: NONE, command: Command::Write, cookie, offset: 0, len: 7 * 512 };
+        bytes.extend_from_slice(&request.encode());
+        bytes.resize(bytes.len() + 7 * 512, 5);
+    }
+    world.stream.write_all(&bytes).unwrap();
+    for cookie in 0..40 {
+        let mut reply = [0; 16];
+        world.stream.read_exact(&mut reply).unwrap();
+        assert_eq!((&reply[4..8], &reply[8..]), (&[0; 4][..], &u64::to_be_bytes(cookie)[..]));
+    }
+    world.end();
+}
+
+/// Memory, end to end: what was written is read, what was taken away is zero, and nothing beside it is touched.
+#[test]
+fn a_disk_of_memory() {
+    let mut world = World::over("mem:1G");
+    let data: Vec<u8> = (0..32 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for offset in [0, 100 * MIB, 1024 * MIB - (32 << 20)] {
+        assert_eq!(world.ask(Command::Write, CommandFlags::FUA, offset, 32 << 20, &data).0, 0);
+    }
+    assert_eq!(world.ask(Command::Cache, NONE, 0, 1 << 30, &[]).0, 0);
+    assert_eq!(world.ask(Command::WriteZeroes, NONE, 512, (100 * MIB) as u32, &[]).0, 0);
+    assert_eq!(world.ask(Command::Trim, CommandFlags::FUA, 990 * MIB, (34 * MIB) as u32, &[]).0, 0);
+    assert!(world.ask(Command::Read, NONE, 0, 512, &[]) == (0, data[..512].to_vec()));
+    let (error, kept) = world.ask(Command::Read, NONE, 100 * MIB, 32 << 20, &[]);
+    assert_eq!((error, &kept[..512]), (0, &[0; 512][..]));
+    assert!(kept[512..] == data[512..]);
+    let (error, gone) = world.ask(Command::Read, NONE, 992 * MIB, 32 << 20, &[]);
+    assert!(error == 0 && gone.iter().all(|&b| b == 0));
+    assert_eq!(world.ask(Command::Flush, NONE, 0, 0, &[]).0, 0);
+    world.end();
+}
