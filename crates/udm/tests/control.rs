@@ -241,13 +241,17 @@ fn begin_read(server: &Server, export: &str) -> UnixStream {
     stream.write_all(&hello).unwrap();
     let mut chosen = [0; 10];
     stream.read_exact(&mut chosen).unwrap();
+    send_read(&mut stream, 0);
+    stream
+}
+
+fn send_read(stream: &mut UnixStream, offset: u64) {
     let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
     request.extend([0; 4]);
     request.extend(7u64.to_be_bytes());
-    request.extend(0u64.to_be_bytes());
+    request.extend(offset.to_be_bytes());
     request.extend(512u32.to_be_bytes());
     stream.write_all(&request).unwrap();
-    stream
 }
 
 /// Waits for the answer; its errno.
@@ -266,11 +270,12 @@ fn end_read(mut stream: UnixStream) -> u32 {
 fn an_abandoned_suspend_is_finished() {
     // Not the delay target: it lets go of all that it holds when it is suspended.
     let server = Server::start(&["slow=0 2048 linear null:size=1M,irqmode=2,completion_nsec=2000000000 0"]);
-    let read = begin_read(&server, "slow");
-    until("the read is under way", || {
-        let (_, _, body) = server.http("GET", "/v1/devices/slow", "");
-        body.contains("\"open_count\":1").then_some(())
-    });
+    let mut read = begin_read(&server, "slow");
+    // A request that is refused at once: when its answer comes, the read before it is under way.
+    send_read(&mut read, 1 << 40);
+    let mut refused = [0; 16];
+    read.read_exact(&mut refused).unwrap();
+    assert_ne!(refused[4..8], [0; 4]);
     let mut client = UnixStream::connect(&server.socket).unwrap();
     client
         .write_all(b"POST /v1/devices/slow/suspend HTTP/1.1\r\nHost: udm\r\nContent-Length: 0\r\n\r\n")

@@ -35,11 +35,14 @@ impl Places {
             .then(|| tempfile::Builder::new().prefix("udm-").tempdir().context("serve: private folder"))
             .transpose()?;
         let inside = |name: &str| private.as_ref().map(|folder| folder.path().join(name));
-        let unix =
-            if unix_is_private { inside("nbd.sock") } else { args.unix.clone().map(absolute).transpose()? };
+        let unix = if unix_is_private {
+            inside("nbd.sock")
+        } else {
+            args.unix.as_deref().map(absolute).transpose()?
+        };
         let control = match inside("control.sock").filter(|_| control_is_private) {
             Some(path) => path,
-            None => absolute(socket_path(args.socket.clone())?)?,
+            None => absolute(&socket_path(args.socket.clone())?)?,
         };
         let tcp = args.port.map(|port| Listen::Tcp(SocketAddr::new(args.ipaddr, port)));
         let listen = unix.clone().map(Listen::Unix).into_iter().chain(tcp).collect();
@@ -57,8 +60,8 @@ impl Places {
 }
 
 /// A URI and a child of ours mean the same by it.
-fn absolute(path: PathBuf) -> Result<PathBuf> {
-    std::path::absolute(&path).with_context(|| path.display().to_string())
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| path.display().to_string())
 }
 
 /// The host under which a client on this machine reaches `ip`.
