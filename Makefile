@@ -1,4 +1,4 @@
-# Every target does its own set-up; all that is needed is cargo (Rust 1.85 or later) and Linux with io_uring.
+# Every target does its own set-up; all that is needed is cargo (Rust 1.88 or later) and Linux with io_uring.
 #
 # Profiles: tests, lints and whatever a developer runs use `dev` (opt-level 1, debug assertions), built once for all of them;
 # demo, bench and install use `release`.
@@ -33,6 +33,9 @@ bench: build
 
 test: test-programs
 	$(CARGO) test --locked --workspace
+	$(CARGO) test --locked -p udm-sim --features seeded-bugs --test seeded_bugs
+	$(CARGO) test --locked -p udm-runtime --features loom --lib loom
+	$(CARGO) test --locked -p udm-targets --features loom --lib loom
 
 test-programs:
 	@missing() { \

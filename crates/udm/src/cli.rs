@@ -108,7 +108,7 @@ pub struct ServeArgs {
     /// Run a command through /bin/sh with $uri, $unixsocket, $uri_NAME and $UDM_SOCKET set, then shut down with its status
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
-    /// The CPUs to use, one core each (0-3, 0,2) [default: one core, not pinned, for each CPU, at most 4]
+    /// The CPUs to use, one core each (0-3, 0,2) [default: one core, not pinned, for each CPU, at most 8]
     #[arg(long, value_name = "LIST", value_parser = cpu_list)]
     pub cores: Option<CpuList>,
     /// Never sleep: spin for requests
