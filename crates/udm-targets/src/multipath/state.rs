@@ -9,11 +9,13 @@
 //! Acquire and then reads them. A lane that read something newer than its word's generation sees the word move at its next look.
 
 use crate::bugs::{self, Bug};
+use crate::target::Notify;
 use crossbeam_utils::CachePadded;
+#[cfg(feature = "loom")]
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+#[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-
-use crate::target::Notify;
 
 /// Flags, current group, next group and generation: a snapshot of [`Shared::word`]. Groups count from 0 here and from 1 in
 /// what is printed.
@@ -288,6 +290,9 @@ impl Shared {
         }
     }
 }
+
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;
 
 #[cfg(test)]
 mod tests {

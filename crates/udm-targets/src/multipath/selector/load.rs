@@ -11,7 +11,10 @@
 use super::SelectorLane;
 use crate::bugs::{self, Bug};
 use crossbeam_utils::CachePadded;
+#[cfg(feature = "loom")]
+use loom::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+#[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Batch, Bio, Nanos, Sectors};
 
@@ -177,5 +180,73 @@ impl Slot {
     /// A slot for tests of comparisons.
     pub(super) fn of(load: u64, throughput: u32, used: u64) -> Slot {
         Slot { load, throughput, used, ..Slot::default() }
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    #[derive(Default)]
+    struct Count(Loads);
+
+    impl Rule for Count {
+        fn weight(_: &Bio) -> u64 {
+            1
+        }
+
+        fn total(bios: usize, _: Sectors) -> u64 {
+            bios as u64
+        }
+
+        fn better(a: &Slot, b: &Slot, _: u64) -> bool {
+            a.load_then_age() < b.load_then_age()
+        }
+    }
+
+    impl Loaded for Count {
+        type Rule = Count;
+
+        fn loads(&self) -> &Loads {
+            &self.0
+        }
+
+        fn throughput(&self, _: usize) -> u32 {
+            1
+        }
+    }
+
+    /// Two bios down and one back, a poll later one more down. Its part is 2 when the lane goes away.
+    fn core(selector: &Arc<Count>) {
+        let mut lane = LoadLane::new(Arc::clone(selector));
+        let (mut outs, mut chosen) = (vec![Batch::new()], Vec::new());
+        let mut batch: Batch = vec![Bio::new(), Bio::new()];
+        lane.select(&mut batch, &mut outs, &mut chosen, Nanos(0));
+        lane.publish();
+        lane.end_io(0, &outs[0][..1], Sectors(0), Nanos(0));
+        lane.publish();
+        batch.push(outs[0].pop().expect("a bio"));
+        outs[0].clear();
+        lane.select(&mut batch, &mut outs, &mut chosen, Nanos(0));
+        let seen = lane.slots[0].load;
+        assert!((2..=4).contains(&seen), "two of its own and up to two of the other's, not {seen}");
+    }
+
+    /// No change of a load is lost, and none is seen that would take it below zero.
+    #[test]
+    fn loads_of_two_cores_add_up() {
+        loom::model(|| {
+            let mut count = Count::default();
+            count.0.add_path();
+            let count = Arc::new(count);
+            let other = {
+                let count = Arc::clone(&count);
+                thread::spawn(move || core(&count))
+            };
+            core(&count);
+            other.join().unwrap();
+            assert_eq!(count.0.get(0), 0);
+        });
     }
 }

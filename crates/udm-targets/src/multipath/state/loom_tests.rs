@@ -1,0 +1,224 @@
+//! What must hold however cores and messages interleave, and whatever each load may return: loom tries the ways.
+//!
+//! The lane's half is the real one, [`Router`], over a selector of which nothing is asked.
+
+use super::*;
+use crate::multipath::route::Router;
+use crate::multipath::selector::SelectorLane;
+use loom::thread;
+use udm_core::{Batch, Nanos};
+
+struct NoSelector;
+
+impl SelectorLane for NoSelector {
+    fn fail(&mut self, _: usize) {}
+
+    fn reinstate(&mut self, _: usize) {}
+
+    fn select(&mut self, _: &mut Batch, _: &mut [Batch], _: &mut Vec<u32>, _: Nanos) {}
+}
+
+/// A lane over groups of one path each.
+struct Core {
+    shared: Arc<Shared>,
+    router: Router,
+}
+
+impl Core {
+    fn new(shared: &Arc<Shared>) -> Core {
+        let groups = (0..shared.group_count()).map(|_| (1, Box::new(NoSelector) as Box<dyn SelectorLane>));
+        Core { router: Router::new(shared, groups), shared: Arc::clone(shared) }
+    }
+
+    /// As `submit` does: looks again when the word has moved, and says which group the batch goes to.
+    fn submit(&mut self) -> Option<usize> {
+        if self.shared.word() != self.router.seen() {
+            self.router.look(&self.shared);
+        }
+        self.router.group().map(|group| group.paths.start)
+    }
+}
+
+/// The state of a table with `groups` groups of one path each.
+fn shared(groups: usize) -> Arc<Shared> {
+    Arc::new(Shared::new(groups, groups, false, None))
+}
+
+/// Lets loom try `model` twice, with either side of its [`race`] begun first. Loom remembers one access of an atomic only and so passes over
+/// some switches between threads. But a load that comes late may return what was there before, so the two orders reach those as well.
+fn explore(model: impl Fn(Begins) + Copy + Send + Sync + 'static) {
+    for begins in [Begins::Left, Begins::Right] {
+        loom::model(move || model(begins));
+    }
+}
+
+/// Which side of a race loom runs first to begin with.
+#[derive(Clone, Copy)]
+enum Begins {
+    Left,
+    Right,
+}
+
+/// Runs two cores at the same time and waits for both.
+fn race<L: 'static, R: 'static>(
+    begins: Begins,
+    shared: &Arc<Shared>,
+    left: impl FnOnce(&Arc<Shared>) -> L + 'static,
+    right: impl FnOnce(&Arc<Shared>) -> R + 'static,
+) -> (L, R) {
+    let theirs = Arc::clone(shared);
+    match begins {
+        Begins::Left => {
+            let right = thread::spawn(move || right(&theirs));
+            (left(shared), right.join().unwrap())
+        }
+        Begins::Right => {
+            let left = thread::spawn(move || left(&theirs));
+            let right = right(shared);
+            (left.join().unwrap(), right)
+        }
+    }
+}
+
+/// A batch for `core`, which it hands back.
+fn submit(mut core: Core) -> impl FnOnce(&Arc<Shared>) -> Core {
+    move |_| {
+        core.submit();
+        core
+    }
+}
+
+/// Of two cores that fail the same path one counts it, and one tells.
+#[test]
+fn of_two_failures_one_counts() {
+    explore(|begins| {
+        let s = shared(2);
+        let before = s.word();
+        let (one, other) = race(begins, &s, |s| s.fail(0), |s| s.fail(0));
+        assert!(one != other, "one PATH_FAILED");
+        assert_eq!((s.path(0).fail_count, s.path(0).failed, s.valid()), (1, true, 1));
+        assert_eq!(s.word().generation(), before.generation().wrapping_add(1));
+    });
+}
+
+/// A path fails while a message reinstates it: the count of valid paths ends right, and meanwhile never wraps.
+#[test]
+fn the_count_of_valid_paths_ends_right() {
+    explore(|begins| {
+        let s = shared(1);
+        assert!(s.fail(0));
+        let fail = |s: &Arc<Shared>| {
+            let failed = s.fail(0);
+            assert!(s.valid() <= 1, "{} of one path are valid", s.valid());
+            failed
+        };
+        let (reinstated, failed) = race(begins, &s, |s| s.reinstate(0), fail);
+        assert!(reinstated);
+        let path = s.path(0);
+        assert_eq!((path.failed, path.fail_count), (failed, 1 + u64::from(failed)));
+        assert_eq!(s.valid(), u32::from(!failed));
+    });
+}
+
+/// Whoever sees the generation that a failure made sees the failure.
+#[test]
+fn a_generation_brings_its_paths_along() {
+    explore(|begins| {
+        let s = shared(1);
+        let before = s.word().generation();
+        let look = move |s: &Arc<Shared>| {
+            if s.word().generation() != before {
+                assert!(s.path(0).failed);
+            }
+        };
+        race(begins, &s, |s| s.fail(0), look);
+    });
+}
+
+/// Whoever sees a path active again sees when it returned, too.
+#[test]
+fn a_returned_path_brings_its_stamp_along() {
+    explore(|begins| {
+        let s = shared(1);
+        s.fail(0);
+        let look = |s: &Arc<Shared>| {
+            let path = s.path(0);
+            assert!(path.failed || path.stamp == 1, "{path:?}");
+        };
+        race(begins, &s, |s| s.reinstate(0), look);
+    });
+}
+
+/// A lane looks while a group message comes in. No choice takes its change back or stands on what was before, and the next batch goes to
+/// the second group.
+fn goes_to_the_second_group(message: fn(&Arc<Shared>)) {
+    explore(move |begins| {
+        let s = shared(2);
+        let before = s.word().generation();
+        let ((), mut core) = race(begins, &s, message, submit(Core::new(&s)));
+        let after = s.word();
+        assert_eq!(after.generation(), before.wrapping_add(1), "a choice took a change back");
+        assert_ne!(after.current(), Some(0), "a choice on old facts stands: {after:?}");
+        assert_eq!(core.submit(), Some(1));
+        assert_eq!(s.word().current(), Some(1));
+    });
+}
+
+#[test]
+fn a_bypass_is_not_missed() {
+    goes_to_the_second_group(|s| s.bypass(0, true));
+}
+
+#[test]
+fn a_switch_is_not_missed() {
+    goes_to_the_second_group(|s| s.switch(1));
+}
+
+#[test]
+fn a_failed_path_is_not_missed() {
+    explore(|begins| {
+        let s = shared(1);
+        let (_, mut core) = race(begins, &s, |s| s.fail(0), submit(Core::new(&s)));
+        assert_eq!(core.submit(), None);
+        assert_eq!(s.word().current(), None);
+    });
+}
+
+#[test]
+fn a_returned_path_is_not_missed() {
+    explore(|begins| {
+        let s = shared(1);
+        s.fail(0);
+        let (_, mut core) = race(begins, &s, |s| s.reinstate(0), submit(Core::new(&s)));
+        assert_eq!(core.submit(), Some(0));
+        assert_eq!((s.word().current(), s.valid()), (Some(0), 1));
+    });
+}
+
+/// A lane chooses while a message changes a flag: neither takes back what the other did.
+#[test]
+fn a_choice_and_a_message_keep_each_others_bits() {
+    explore(|begins| {
+        let s = shared(2);
+        s.fail(0);
+        race(begins, &s, |s| s.set_queueing(true), submit(Core::new(&s)));
+        let word = s.word();
+        assert!(word.has(Word::QUEUE_IF_NO_PATH) && !word.has(Word::QUEUE_IO), "{word:?}");
+        assert_eq!(word.current(), Some(1));
+    });
+}
+
+/// A path fails under one lane while another one chooses: both end in the other group.
+#[test]
+fn two_lanes_agree() {
+    explore(|begins| {
+        let s = shared(2);
+        let fail_over = |s: &Arc<Shared>| {
+            assert!(s.fail(0));
+            Core::new(s).submit()
+        };
+        let (theirs, mut ours) = race(begins, &s, fail_over, submit(Core::new(&s)));
+        assert_eq!((theirs, ours.submit()), (Some(1), Some(1)));
+        assert_eq!(s.word().current(), Some(1));
+    });
+}
