@@ -30,6 +30,7 @@ demo: build
 
 bench: build
 	$(UDM) bench --compare
+	benches/nbd.sh $(UDM)
 
 test: test-programs
 	$(CARGO) test --locked --workspace
