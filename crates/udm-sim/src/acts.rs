@@ -31,7 +31,7 @@ impl World {
                 self.reload(i)?;
                 self.resume(i)
             }
-            155..160 if on(Class::Cancel) && self.devices[i].is_changing() => {
+            155..160 | 182..195 if on(Class::Cancel) && self.devices[i].is_changing() => {
                 self.cancel(i);
                 Ok(())
             }
@@ -108,11 +108,18 @@ impl World {
         };
         let mean = self.control.between(1, 1000) * 1_000_000;
         let last = self.control.span(mean);
+        // Now and then the disk itself is out of reach: all ways to it go, and come back one by one.
+        let all = self.control.one_in(3);
         let mut env = lock(&self.env);
-        env.say(format!("p{p} is {mode:?}"));
-        env.paths[p].mode = mode;
-        self.totals.losses += u64::from(mode != Mode::Up);
-        self.timers.set(env.now + Nanos(last), Timer::Restore(p));
+        for other in 0..env.paths.len() {
+            if other == p || (all && env.paths[other].disk == env.paths[p].disk) {
+                env.say(format!("p{other} is {mode:?}"));
+                env.paths[other].mode = mode;
+                self.totals.losses += u64::from(mode != Mode::Up);
+                let last = if other == p { last } else { last + self.control.below(last + 1) };
+                self.timers.set(env.now + Nanos(last), Timer::Restore(other));
+            }
+        }
     }
 
     /// Closes an idle lane and opens another.

@@ -159,7 +159,7 @@ impl World {
             totals: Totals::default(),
             step: 0,
             resting: false,
-            rest_at: build.between(500, 6000),
+            rest_at: build.span(600),
             done: Batch::new(),
             batch: Batch::new(),
             cores: Vec::new(),
@@ -235,7 +235,8 @@ impl World {
             self.step()?;
             if self.step >= self.rest_at {
                 self.rest()?;
-                self.rest_at = self.step + self.control.between(500, 6000);
+                // Often enough that what hangs is seen before something else sets it going again.
+                self.rest_at = self.step + 20 + self.control.span(600);
             }
         }
         self.rest()
@@ -312,9 +313,12 @@ impl World {
             (Some(request), _) => request,
             (None, Some((i, d))) => format!("d{i}, {}", d.doing()),
             (None, None) => {
-                let busy = |c: &Core| c.open.iter().find(|o| o.lane.is_busy()).map(|o| (c.state.id().0, o.device));
+                let busy =
+                    |c: &Core| c.open.iter().find(|o| o.lane.is_busy()).map(|o| (c.state.id().0, o.device));
                 match self.cores.iter().find_map(busy) {
-                    Some((core, device)) => format!("core {core} with its lane of d{device}, which has work of its own"),
+                    Some((core, device)) => {
+                        format!("core {core} with its lane of d{device}, which has work of its own")
+                    }
                     None => "nobody".into(),
                 }
             }
