@@ -46,10 +46,20 @@ impl VerbError {
     }
 }
 
+/// One line, whatever was quoted from the request.
 impl fmt::Display for VerbError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.device, self.error)
+        f.write_str(&one_line(&format!("{}: {}", self.device, self.error)))
     }
+}
+
+/// `text` with its control characters escaped.
+pub(crate) fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { line.extend(c.escape_debug()) } else { line.push(c) }
+    }
+    line
 }
 
 impl std::error::Error for VerbError {}

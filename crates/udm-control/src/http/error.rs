@@ -1,7 +1,7 @@
 //! Errors as the control socket gives them, and the extractors that give them for bad requests.
 
 use super::api;
-use crate::error::VerbError;
+use crate::error::{VerbError, one_line};
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::StatusCode;
@@ -50,8 +50,8 @@ impl From<VerbError> for Refusal {
         let body = api::Error {
             error: error.to_string(),
             errno: u32::try_from(errno).unwrap_or(5),
-            text,
-            reason,
+            text: one_line(&text),
+            reason: one_line(&reason),
             line: place.map(|p| p.line as u64),
             column: place.map(|p| p.column as u64),
             width: place.map(|p| p.width as u64),

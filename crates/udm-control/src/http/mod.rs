@@ -5,6 +5,8 @@
 
 pub mod api;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod handlers;
 mod openapi;
 mod routes;

@@ -1,0 +1,190 @@
+//! What must hold for any request, without a socket; run by the tests with drawn requests and by the fuzzers with found ones.
+//!
+//! Each function takes any bytes and panics when a property is broken: a handler panics or does not come to an end, a status is not one that
+//! the route may have, an answer is not the JSON that it should be or out of proportion, an error takes more than one line.
+//!
+//! Requests whose table would open a file that exists, or connect to a server, are left out: what storage does is not asked here.
+
+use super::routes::{self, Route};
+use super::{api, router};
+use crate::registry::Registry;
+use crate::verbs;
+use axum::body::Body;
+use axum::http::{Method, Request, StatusCode};
+use axum::response::Response;
+use http_body_util::{BodyExt, Limited};
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+use serde::{Serialize, de::DeserializeOwned};
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+use udm_core::{Cores, DeviceId, LaneCommand};
+use udm_wire::uri::{self, DeviceUri};
+
+/// Devices that each run begins with, and their tables; the second one is suspended, with a table loaded.
+const DEVICES: [(&str, &str); 2] = [
+    (
+        "m",
+        "0 8 multipath 1 queue_if_no_path 0 2 2 round-robin 0 1 1 mem:4K 1 queue-length 0 1 1 null:size=4K 1",
+    ),
+    ("l", "0 8 linear mem:8K 8"),
+];
+
+/// What stands for `{name}` where a request names its route by number.
+const NAMES: [&str; 8] = ["m", "l", "new", "254:0", "253:0", "%00", "a%2Fb", "%ff"];
+
+/// Requests in one run at the most.
+const REQUESTS_MAX: usize = 32;
+
+/// How long a request may take. None waits for anything, so this is only to tell a hang from a slow machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Cores without lanes: every command is answered at once.
+struct NoLanes;
+
+impl Cores for NoLanes {
+    fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
+}
+
+/// The body of each type that a request has: what is read reads back the same.
+pub fn bodies(data: &[u8]) {
+    fn reads_back<T: DeserializeOwned + Serialize + PartialEq + Debug>(data: &[u8]) {
+        if let Ok(read) = serde_json::from_slice::<T>(data) {
+            let written = serde_json::to_vec(&read).expect("plain structs can be written");
+            assert_eq!(serde_json::from_slice::<T>(&written).expect("what was written reads back"), read);
+        }
+    }
+    reads_back::<api::Create>(data);
+    reads_back::<api::Load>(data);
+    reads_back::<api::Message>(data);
+    reads_back::<api::Suspend>(data);
+}
+
+/// One body for every route, whether it takes one or not, on each device.
+pub fn body(data: &[u8]) {
+    let requests = routes::all().into_iter().flat_map(|route| {
+        NAMES[..2].iter().map(move |name| Ask::of_route(&route, name, false, data)).collect::<Vec<_>>()
+    });
+    run(requests);
+}
+
+/// Up to 32 requests, one after the other on the same devices, with a NUL behind each. One begins with `METHOD path` and a newline, or with
+/// two bytes that are no capital letters: the number of a route, and that of a name; the rest is its body.
+pub fn requests(data: &[u8]) {
+    let routes = routes::all();
+    let asks = data.split(|b| *b == 0).take(REQUESTS_MAX).filter_map(|piece| match piece {
+        [route, name, body @ ..] if !route.is_ascii_uppercase() => {
+            let route = &routes[usize::from(*route) % routes.len()];
+            let at = usize::from(*name) % (2 * NAMES.len());
+            Some(Ask::of_route(route, NAMES[at % NAMES.len()], at >= NAMES.len(), body))
+        }
+        _ => Ask::of_text(piece),
+    });
+    run(asks);
+}
+
+/// A request.
+struct Ask {
+    method: Method,
+    target: String,
+    body: Vec<u8>,
+    /// The status of success, where the route is known.
+    success: Option<u16>,
+}
+
+impl Ask {
+    fn of_route(route: &Route, name: &str, inactive: bool, body: &[u8]) -> Ask {
+        let query = if inactive { "?inactive=1" } else { "" };
+        Ask {
+            method: route.method.clone(),
+            target: route.path.replace("{name}", name) + query,
+            body: body.to_vec(),
+            success: Some(route.success()),
+        }
+    }
+
+    fn of_text(text: &[u8]) -> Option<Ask> {
+        let end = text.iter().position(|b| *b == b'\n').unwrap_or(text.len());
+        let (head, body) = text.split_at(end);
+        let (method, target) = std::str::from_utf8(head).ok()?.split_once(' ')?;
+        Some(Ask {
+            method: method.parse().ok()?,
+            target: target.into(),
+            body: body.get(1..).unwrap_or_default().to_vec(),
+            success: None,
+        })
+    }
+
+    /// A table in it may name a device that is not of this process.
+    fn reaches_out(&self) -> bool {
+        let create = serde_json::from_slice::<api::Create>(&self.body).ok().and_then(|new| new.table);
+        let load = || serde_json::from_slice::<api::Load>(&self.body).ok().map(|load| load.table);
+        let lines = create.or_else(load).and_then(|text| udm_wire::table::parse(&text).ok());
+        lines.iter().flatten().flat_map(|line| &line.args).any(|word| match uri::parse(word) {
+            Ok(DeviceUri::File { path, .. }) => path.exists(),
+            Ok(DeviceUri::Nbd(_)) => true,
+            _ => false,
+        })
+    }
+}
+
+/// A registry with [`DEVICES`] in it.
+fn registry() -> Arc<Registry> {
+    let registry = Registry::new(Arc::new(NoLanes), 2);
+    for (name, table) in DEVICES {
+        verbs::wait(verbs::create(&registry, name, None, Some(table))).expect("a good table");
+    }
+    let (name, table) = DEVICES[1];
+    verbs::wait(verbs::suspend(&registry, name, false)).expect("nothing to wait for");
+    verbs::load(&registry, name, table).expect("a good table");
+    registry
+}
+
+fn run(asks: impl Iterator<Item = Ask>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let service = TowerToHyperService::new(router(registry()));
+    runtime.block_on(async {
+        // Tables that were loaded come back in later answers.
+        let mut given = 0;
+        for ask in asks.filter(|ask| !ask.reaches_out()) {
+            given += ask.target.len() + ask.body.len();
+            let head = Request::builder().method(ask.method.clone()).uri(ask.target.as_str());
+            let Ok(request) = head.body(Body::from(ask.body.clone())) else { continue };
+            let answer = tokio::time::timeout(PATIENCE, service.call(request)).await;
+            let Ok(answer) = answer.expect("a request comes to its end");
+            check(&ask, answer, given).await;
+        }
+    });
+}
+
+/// The answer is one that `ask` may get, after requests of `given` bytes in all.
+async fn check(ask: &Ask, answer: Response, given: usize) {
+    let about = format!("{} {} -> {}", ask.method, ask.target, answer.status());
+    let (head, body) = answer.into_parts();
+    let limit = (64 << 10) + 16 * given;
+    let body = Limited::new(body, limit).collect().await;
+    let body = body.unwrap_or_else(|e| panic!("{about}: {e}: more than {limit} bytes")).to_bytes();
+    let status = head.status;
+    if status.is_success() {
+        assert!(ask.success.is_none_or(|success| status == success), "{about}");
+        if status == StatusCode::NO_CONTENT || ask.method == Method::HEAD {
+            assert!(body.is_empty(), "{about}: {body:?}");
+        } else {
+            serde_json::from_slice::<serde_json::Value>(&body).unwrap_or_else(|e| panic!("{about}: {e}"));
+        }
+        return;
+    }
+    // 500 is what becomes of a verb that panics.
+    let refusal = status.is_client_error() || status.is_server_error();
+    assert!(refusal && status != StatusCode::INTERNAL_SERVER_ERROR, "{about}");
+    assert_eq!(head.headers["content-type"], "application/json", "{about}");
+    if ask.method == Method::HEAD {
+        return;
+    }
+    let error: api::Error = serde_json::from_slice(&body).unwrap_or_else(|e| panic!("{about}: {e}"));
+    assert!(error.errno > 0 && !error.error.is_empty(), "{about}: {error:?}");
+    for text in [&error.error, &error.text, &error.reason] {
+        assert!(!text.contains(|c: char| c.is_control()), "{about}: more than one line: {text:?}");
+    }
+}
