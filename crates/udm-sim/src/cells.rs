@@ -47,6 +47,8 @@ pub struct Cells {
     starts: Vec<u32>,
     /// Cells with something not durable, by disk.
     dirty: Vec<Vec<u32>>,
+    /// The latest beginning of a flush that succeeded, by disk.
+    flushed: Vec<u64>,
     /// No read in flight began before this.
     horizon: u64,
 }
@@ -74,7 +76,13 @@ impl Cells {
                 Cell { entries: vec![entry], dirty: false }
             }));
         }
-        Cells { cells, dirty: vec![Vec::new(); starts.len()], starts, horizon: 0 }
+        Cells {
+            cells,
+            dirty: vec![Vec::new(); starts.len()],
+            flushed: vec![0; starts.len()],
+            starts,
+            horizon: 0,
+        }
     }
 
     /// The cell of a sector.
@@ -166,6 +174,10 @@ impl Cells {
 
     /// A flush of `disk` that began at `start` has succeeded.
     pub fn flushed(&mut self, disk: usize, start: u64) {
+        if start <= self.flushed[disk] {
+            return; // one that began no earlier has said it all
+        }
+        self.flushed[disk] = start;
         let mut list = std::mem::take(&mut self.dirty[disk]);
         let horizon = self.horizon;
         list.retain(|cell| {
