@@ -262,6 +262,8 @@ fn a_local_core_sleeps_and_wakes() {
         std::thread::sleep(Duration::from_millis(50));
         let ack = Ack::new(move || drop(tx));
         other.broadcast(id, LaneCommand::Suspend { how: Drain::NoFlush, ack });
+        // The token of this thread is gone now; the core, which may have answered long since, is to look once more.
+        other.broadcast(id, LaneCommand::Kick);
     });
     while rx.try_recv() != Err(mpsc::TryRecvError::Disconnected) {
         core.park();

@@ -192,7 +192,11 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.backlog.clear();
+        // What the kernel has not been given is simply dropped; what is queued for it is sent, so that it can be cancelled.
+        for key in self.backlog.drain(..) {
+            self.entries.remove(key);
+        }
+        self.uring.submit();
         self.uring.cancel_all();
         // Only what the kernel has seen must be waited for. A file system that hangs must not hang the exit: after the
         // bound the memory is leaked, so that a late completion writes into nobody's memory.

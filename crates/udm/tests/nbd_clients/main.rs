@@ -2,6 +2,7 @@
 //!
 //! A test whose client is not installed is reported as ignored, with the reason in its name, and never as passed.
 
+mod log;
 mod server;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -29,12 +30,18 @@ fn main() {
             &["nbdfuse", "mkfs.ext4", "fsck.ext4", "losetup", "@root"],
             file_system,
         ),
+        trial("a_killed_server_leaves_a_log", &["qemu-io"], log::a_killed_server_leaves_a_log),
+        trial(
+            "sqlite_survives_a_cut_at_every_flush",
+            &["nbdfuse", "nbdkit", "fuse2fs", "fusermount3", "mke2fs", "debugfs", "sqlite3", "@fuse"],
+            log::sqlite_survives_a_cut_at_every_flush,
+        ),
         trial("an_idle_server_is_not_scheduled", &["nbdinfo", "qemu-io"], idle),
     ];
     libtest_mimic::run(&args, tests).exit();
 }
 
-/// A test that needs the programs in `needs`; `@root` stands for being root.
+/// A test that needs the programs in `needs`; `@root` stands for being root, `@fuse` for a fuse that opens.
 fn trial(name: &str, needs: &[&str], run: fn() -> Outcome) -> Trial {
     let there = |need: &&&str| match **need {
         "@root" => {
@@ -42,10 +49,14 @@ fn trial(name: &str, needs: &[&str], run: fn() -> Outcome) -> Trial {
                 && Path::new("/dev/loop0").exists()
                 && Path::new("/dev/fuse").exists()
         }
+        "@fuse" => fs::File::options().read(true).write(true).open("/dev/fuse").is_ok(),
         program => sh(&format!("PATH=$PATH:/sbin:/usr/sbin command -v {program}")).is_ok(),
     };
     match needs.iter().find(|need| !there(need)) {
         None => Trial::test(name, run),
+        Some(&"@fuse") => {
+            Trial::test(format!("{name} (skipped: /dev/fuse can't be opened)"), run).with_ignored_flag(true)
+        }
         Some(&"@root") => {
             Trial::test(format!("{name} (skipped: needs root, loop and fuse)"), run).with_ignored_flag(true)
         }

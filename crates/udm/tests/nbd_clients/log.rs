@@ -1,0 +1,113 @@
+//! The recipe of docs/log-writes.md with the real programs.
+
+use crate::server::UDM;
+use libtest_mimic::Failed;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A folder in which the recipe mounts things; they are gone when it is.
+struct Mounts(TempDir);
+
+impl Drop for Mounts {
+    fn drop(&mut self) {
+        for name in ["mnt", "nbd"] {
+            let place = self.0.path().join(name);
+            // Not mounted in most cases; that is what is wanted.
+            let _ = Command::new("fusermount3").arg("-uzq").arg(place).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+/// Runs `script` with the shell in `folder`, for a minute at the most, and returns what it printed.
+fn shell(folder: &Path, script: &str) -> Result<String, String> {
+    // Into a file: what daemons keep open behind the script must not keep us.
+    let out = folder.join("out");
+    let file = File::create(&out).unwrap();
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let mut child = Command::new("/bin/sh")
+        .args(["-c", script])
+        .current_dir(folder)
+        .env("PATH", path)
+        .env("udm", UDM)
+        .stdin(Stdio::null())
+        .stdout(file.try_clone().unwrap())
+        .stderr(file)
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break Some(status),
+            None if Instant::now() > deadline => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                break None;
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    let said = fs::read_to_string(out).unwrap();
+    match status {
+        Some(status) if status.success() => Ok(said),
+        Some(status) => Err(format!("{status}\n{said}")),
+        None => Err(format!("not done in time\n{said}")),
+    }
+}
+
+const WORKLOAD: &str = r#"
+truncate -s 32M disk.img; truncate -s 256M log.img; touch nbd; mkdir -p mnt
+exec $udm serve --device d='0 65536 log-writes disk.img log.img' --run 'set -e
+  nbdfuse nbd [ nbdkit --filter=blocksize nbd "uri=$uri" minblock=512 ] & until [ -s nbd ]; do sleep 0.1; done
+  mke2fs -q -E root_owner nbd; $udm message d 0 mark mkfs; fuse2fs nbd mnt -o rw
+  sqlite3 mnt/t.db "create table t(a)"
+  for i in 1 2 3 4 5 6 7 8; do sqlite3 mnt/t.db "insert into t values($i)"; echo $i > mnt/acknowledged; done
+  $udm status d
+  fusermount3 -u mnt; until fusermount3 -u nbd; do sleep 0.1; done 2>/dev/null; wait'
+"#;
+
+/// Prints how many rows the state has, and fails when SQLite finds anything wrong with it.
+const CHECK: &str = r#"
+set -e; d=$(mktemp -d); trap 'rm -r $d' EXIT
+debugfs -R "rdump / $d" $image 2>/dev/null
+sqlite3 $d/t.db "pragma integrity_check" | grep -qx ok
+echo rows $(sqlite3 $d/t.db "select count(*) from t" 2>/dev/null)
+"#;
+
+/// Every state that a power cut at a flush could leave holds a sound database, and no row that was there is gone in a later one.
+pub fn sqlite_survives_a_cut_at_every_flush() -> Result<(), Failed> {
+    let folder = Mounts(TempDir::new().unwrap());
+    let place = folder.0.path();
+    let said = shell(place, WORKLOAD).unwrap_or_else(|said| panic!("the workload: {said}"));
+    assert!(said.contains("0 65536 log-writes ") && !said.contains("logging_disabled"), "{said}");
+    fs::write(place.join("check"), CHECK).unwrap();
+    shell(place, "$udm log-writes replay log.img state.img --size 32M --upto-mark mkfs").unwrap();
+    let replay = "$udm log-writes replay log.img state.img --start-mark mkfs --each-flush --check 'sh check'";
+    let said = shell(place, replay).unwrap_or_else(|said| panic!("{said}"));
+    let rows = said.lines().filter_map(|line| line.strip_prefix("rows"));
+    let rows: Vec<u64> = rows.map(|n| n.trim().parse().unwrap_or(0)).collect();
+    assert!(rows.is_sorted(), "rows went away: {rows:?}");
+    assert_eq!((rows.first(), rows.last()), (Some(&0), Some(&8)), "{rows:?}");
+    assert!((1..8).all(|n| rows.contains(&n)), "each commit shows: {rows:?}");
+    let (state, disk) =
+        (fs::read(place.join("state.img")).unwrap(), fs::read(place.join("disk.img")).unwrap());
+    assert!(state == disk, "the whole log is the whole device");
+    Ok(())
+}
+
+/// A server that is killed leaves a log of all that it acknowledged.
+pub fn a_killed_server_leaves_a_log() -> Result<(), Failed> {
+    let folder = TempDir::new().unwrap();
+    let script = r#"
+truncate -s 1M disk.img; truncate -s 4M log.img
+$udm serve --device d='0 2048 log-writes disk.img log.img' --unix sock --socket control > served 2>&1 & server=$!
+n=0; until grep -q nbd+unix served; do n=$((n + 1)); test $n -lt 100; sleep 0.1; done
+qemu-io -f raw -t writeback -c 'write -P 7 4k 4k' -c flush -c 'write -f -P 8 8k 512' -c 'write -P 9 64k 4k' -c 'sigraise 9' "nbd+unix:///d?socket=$PWD/sock"
+kill -9 $server; wait $server; $udm log-writes list log.img"#;
+    let said = shell(folder.path(), script).unwrap_or_else(|said| panic!("{said}"));
+    let list = &said[said.find("# sectors").unwrap_or_else(|| panic!("{said}"))..];
+    assert!(list.ends_with("\n0 8 8 -\n1 0 0 flush #1\n2 16 1 fua\n"), "{said}");
+    Ok(())
+}
