@@ -1,0 +1,5 @@
+//! Bodies of requests on the control socket: see `udm_control::http::fuzz::bodies`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_control::http::fuzz::bodies(data));

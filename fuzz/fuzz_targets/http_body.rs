@@ -1,0 +1,5 @@
+//! One body at every route of the control socket: see `udm_control::http::fuzz::body`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_control::http::fuzz::body(data));
