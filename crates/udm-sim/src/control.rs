@@ -1,5 +1,6 @@
 //! The control side of mapped devices: tables, suspend, resume, messages.
 
+use crate::device::{Device, Loaded, Phase, Running};
 use crate::env::{Access, last_seen, lock};
 use crate::model::Wrong;
 use crate::path::SimPath;
@@ -9,140 +10,9 @@ use crate::world::World;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use udm_core::{Cx, DevNo, Device as _, Lane, Limits, Nanos, OpenError};
+use udm_core::{DevNo, Device as _, Limits, Nanos};
 use udm_targets::{DeviceRef, LookupError, Resolver, TargetError};
-use udm_targets::{mapped::Change, mapped::MappedDevice, table::Table};
-
-/// Where a device stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// In use.
-    Live,
-    /// A suspend is under way.
-    Suspending,
-    /// Nothing passes.
-    Suspended,
-    /// A resume is under way; of a device that was live, or not.
-    Resuming(bool),
-}
-
-impl Phase {
-    fn doing(self) -> &'static str {
-        match self {
-            Phase::Live => "in use",
-            Phase::Suspending => "being suspended",
-            Phase::Suspended => "suspended",
-            Phase::Resuming(_) => "being resumed",
-        }
-    }
-}
-
-/// A table in the inactive slot.
-pub struct Loaded {
-    spec: TableSpec,
-    map: Arc<Map>,
-    access: Option<usize>,
-}
-
-/// A suspend or resume under way.
-struct Running {
-    change: Change,
-    woken: Arc<AtomicBool>,
-    cancelled: bool,
-}
-
-/// A mapped device, and what the model knows of it.
-pub struct Device {
-    mapped: Arc<MappedDevice>,
-    /// The table in use.
-    pub spec: TableSpec,
-    maps: Vec<Arc<Map>>,
-    limits: Limits,
-    loaded: Option<Loaded>,
-    phase: Phase,
-    running: Option<Running>,
-    /// The table in use when the resume under way began.
-    before: Option<Arc<Map>>,
-    /// Which multipath target of the outside it is.
-    pub access: Option<usize>,
-    spare: Option<usize>,
-    hot: u64,
-    /// First sector that was not read back yet since the last crash.
-    check: Cell<u64>,
-}
-
-impl Device {
-    /// Opens a lane.
-    pub fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        self.mapped.open(cx)
-    }
-
-    /// The tables that a request made now may go through.
-    #[must_use]
-    pub fn maps(&self) -> &[Arc<Map>] {
-        &self.maps
-    }
-
-    /// Its limits.
-    #[must_use]
-    pub fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    /// Where requests like to go at present.
-    #[must_use]
-    pub fn hot(&self) -> u64 {
-        self.hot
-    }
-
-    /// The next range of at most `most` sectors to read back after a crash.
-    #[must_use]
-    pub fn next_check(&self, most: u64) -> Option<(u64, u64)> {
-        let (at, size) = (self.check.get(), self.limits.size.0);
-        if at >= size {
-            return None;
-        }
-        let len = most.min(size - at);
-        self.check.set(at + len);
-        Some((at, len))
-    }
-
-    /// Nothing passes.
-    #[must_use]
-    pub fn is_suspended(&self) -> bool {
-        self.phase == Phase::Suspended
-    }
-
-    /// A suspend or a resume is under way.
-    #[must_use]
-    pub fn is_changing(&self) -> bool {
-        self.running.is_some()
-    }
-
-    /// Something under way can go on.
-    #[must_use]
-    pub fn is_woken(&self) -> bool {
-        self.running.as_ref().is_some_and(|r| r.woken.load(Ordering::Relaxed))
-    }
-
-    /// In use, with nothing under way.
-    #[must_use]
-    pub fn is_live(&self) -> bool {
-        self.phase == Phase::Live
-    }
-
-    /// What is under way, for a person.
-    #[must_use]
-    pub fn doing(&self) -> &'static str {
-        self.phase.doing()
-    }
-
-    /// The device under test.
-    #[must_use]
-    pub fn mapped(&self) -> &Arc<MappedDevice> {
-        &self.mapped
-    }
-}
+use udm_targets::{mapped::MappedDevice, table::Table};
 
 /// Finds paths and devices by the words of [`crate::tables::Below`].
 struct Names<'a> {

@@ -1,7 +1,7 @@
 //! The front ends of all cores: what they ask for, and the memory they ask with.
 
 use crate::chance::{Chance, Stream};
-use crate::control::Device;
+use crate::device::Device;
 use crate::plan::{Class, Plan, Without};
 use crate::world::Open;
 use udm_core::{Batch, Bio, BioFlags, BufPool, Nanos, Op, Sector, Sectors, Segments};

@@ -6,7 +6,7 @@
 //! seed: the same plan gives the same run, event for event, and a failure can be replayed.
 //!
 //! * `plan`: what a run is. `run`: runs one, and makes a failure smaller.
-//! * `world`, `front`, `control`, `acts`, `rest`, `timers`: the world and what happens in it.
+//! * `world`, `turn`, `front`, `device`, `control`, `acts`, `rest`, `timers`: the world and what happens in it.
 //! * `cores`, `env`, `disk`, `path`: what the code under test sees of it.
 //! * `blueprint`, `tables`: what is built. `model`, `cells`, `stamp`: what must hold. `trace`: what happened.
 #![forbid(unsafe_code)]
@@ -17,6 +17,7 @@ pub mod cells;
 pub mod chance;
 mod control;
 pub mod cores;
+mod device;
 pub mod disk;
 pub mod env;
 mod front;
@@ -29,6 +30,7 @@ pub mod stamp;
 pub mod tables;
 mod timers;
 pub mod trace;
+mod turn;
 pub mod world;
 
 pub use plan::{Class, Plan, Without};

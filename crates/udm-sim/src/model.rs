@@ -199,6 +199,8 @@ impl Model {
         let result = match (ok, r.op) {
             (false, _) => excuse(r, bio.status, env),
             (true, Op::Read) => check_read(cells, r, bio, now, compared),
+            // A discard is a hint: a target above may end it.
+            (true, Op::Discard) => Ok(()),
             (true, _) => check_reach(r),
         };
         let sure = ok && r.more.is_empty();

@@ -7,8 +7,8 @@
 use crate::blueprint::Blueprint;
 use crate::cells::Cells;
 use crate::chance::{Chance, Stream};
-use crate::control::Device;
 use crate::cores::SimCores;
+use crate::device::Device;
 use crate::disk::Disk;
 use crate::env::{Env, Mode, PathState, SharedEnv, lock};
 use crate::front::Front;
@@ -19,7 +19,7 @@ use crate::tables::TableSpec;
 use crate::timers::{Timer, Timers};
 use crate::trace::{Kind, NO_CORE};
 use std::sync::{Arc, Mutex};
-use udm_core::{Batch, BioFlags, CoreId, CoreState, Lane, Nanos, OwnerId};
+use udm_core::{Batch, CoreId, CoreState, Lane, Nanos, OwnerId};
 
 /// A lane that a core has open.
 pub struct Open {
@@ -100,8 +100,10 @@ pub struct World {
     pub resting: bool,
     /// When it rests next.
     pub rest_at: u64,
-    done: Batch,
-    batch: Batch,
+    /// Scratch: what a lane returned.
+    pub(crate) done: Batch,
+    /// Scratch: what a lane is given.
+    pub(crate) batch: Batch,
 }
 
 impl World {
@@ -323,122 +325,5 @@ impl World {
                 }
             }
         }
-    }
-
-    fn turn(&mut self, c: usize) -> Result<(), Wrong> {
-        let now = self.set_turn(Some(c));
-        let mail = self.deliver(c, now);
-        let working = !self.resting && self.cores[c].next_work <= now;
-        let lucky = match working {
-            true => Some(self.front.choose(self.cores[c].open.len())),
-            false => None,
-        };
-        for i in 0..self.cores[c].open.len() {
-            if lucky == Some(i) {
-                self.gather(c, i, now);
-            }
-            let core = &mut self.cores[c];
-            let open = &mut core.open[i];
-            if mail == 0 && self.batch.is_empty() && open.wake > now {
-                continue;
-            }
-            let mut cx = core.state.cx(now);
-            if !self.batch.is_empty() {
-                open.lane.submit(&mut self.batch, &mut cx);
-                if !self.batch.is_empty() {
-                    return Err(format!(
-                        "the lane of d{} left {} bios in the batch",
-                        open.device,
-                        self.batch.len()
-                    ));
-                }
-            }
-            open.lane.poll(&mut self.done, &mut cx);
-            open.wake = cx.wake();
-            self.take_back(c, i, now)?;
-        }
-        if working {
-            self.cores[c].next_work = self.front.next(now);
-        }
-        let mut env = lock(&self.env);
-        let took = self.schedule.span(2_000);
-        self.totals.simulated += took;
-        env.now = env.now + Nanos(took);
-        Ok(())
-    }
-
-    /// Hands the commands that have arrived to the lanes of core `c`.
-    fn deliver(&mut self, c: usize, now: Nanos) -> u64 {
-        let most = 1 + self.schedule.below(4);
-        let mut count = 0;
-        while count < most {
-            let Some((device, command)) = self.post.take(c) else { break };
-            self.cores[c].state.ports().deliver(device, &command);
-            count += 1;
-        }
-        if count > 0 {
-            lock(&self.env).trace.add(now, c as u16, Kind::Mail, [count, 0, 0, 0]);
-        }
-        count
-    }
-
-    /// Hands over every command that has arrived anywhere.
-    pub fn deliver_all(&mut self) {
-        self.set_turn(None);
-        for (c, core) in self.cores.iter_mut().enumerate() {
-            while let Some((device, command)) = self.post.take(c) {
-                core.state.ports().deliver(device, &command);
-            }
-        }
-    }
-
-    /// Draws requests of core `c` for its lane `i`.
-    fn gather(&mut self, c: usize, i: usize, now: Nanos) {
-        let open = &mut self.cores[c].open[i];
-        let device = &self.devices[open.device];
-        self.front.draw(&mut self.batch, open, device);
-        let mut env = lock(&self.env);
-        for bio in &mut self.batch {
-            bio.start();
-            bio.started = now;
-            bio.owner = open.owner;
-            let id = self.model.begin(bio, open.device, device.maps(), self.step, now);
-            let op = crate::trace::op_bits(bio.op, bio.flags.bits());
-            let span = crate::trace::range(bio.sector.0, bio.sectors.0);
-            env.trace.add(now, c as u16, Kind::Submit, [id, open.device as u64, op, span]);
-        }
-        open.in_flight += self.batch.len();
-        self.totals.requests += self.batch.len() as u64;
-    }
-
-    /// Checks what lane `i` of core `c` returned.
-    fn take_back(&mut self, c: usize, i: usize, now: Nanos) -> Result<(), Wrong> {
-        if self.done.is_empty() {
-            return Ok(());
-        }
-        let open = &mut self.cores[c].open[i];
-        let mut env = lock(&self.env);
-        let parked = self.devices[open.device].is_suspended() && !env.dead;
-        // Those that are left after an error stay where they are: a bio in flight must not be dropped.
-        self.done.reverse();
-        while let Some(mut bio) = self.done.pop() {
-            let id = self.model.id(&bio);
-            env.trace.add(now, c as u16, Kind::Done, [id, bio.status as u64, 0, 0]);
-            bio.finish();
-            let impatient = bio.flags.intersects(BioFlags::RAHEAD | BioFlags::NOWAIT);
-            if parked && (bio.status.is_ok() || !impatient) {
-                return Err(format!("request {id} came back while d{} is suspended", open.device));
-            }
-            if open.in_flight == 0 {
-                return Err(format!("d{} returned more requests than it was given", open.device));
-            }
-            open.in_flight -= 1;
-            match env.dead {
-                true => self.model.abandon(&bio)?,
-                false => self.model.finish(&bio, &env)?,
-            }
-            self.front.put(bio);
-        }
-        Ok(())
     }
 }

@@ -1,0 +1,139 @@
+//! A mapped device of the world, and what the model knows of it.
+
+use crate::tables::{Map, TableSpec};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use udm_core::{Cx, Device as _, Lane, Limits, OpenError};
+use udm_targets::{mapped::Change, mapped::MappedDevice};
+
+/// Where a device stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// In use.
+    Live,
+    /// A suspend is under way.
+    Suspending,
+    /// Nothing passes.
+    Suspended,
+    /// A resume is under way; of a device that was live, or not.
+    Resuming(bool),
+}
+
+impl Phase {
+    pub(crate) fn doing(self) -> &'static str {
+        match self {
+            Phase::Live => "in use",
+            Phase::Suspending => "being suspended",
+            Phase::Suspended => "suspended",
+            Phase::Resuming(_) => "being resumed",
+        }
+    }
+}
+
+/// A table in the inactive slot.
+pub(crate) struct Loaded {
+    pub(crate) spec: TableSpec,
+    pub(crate) map: Arc<Map>,
+    pub(crate) access: Option<usize>,
+}
+
+/// A suspend or resume under way.
+pub(crate) struct Running {
+    pub(crate) change: Change,
+    pub(crate) woken: Arc<AtomicBool>,
+    pub(crate) cancelled: bool,
+}
+
+/// A mapped device, and what the model knows of it.
+pub struct Device {
+    pub(crate) mapped: Arc<MappedDevice>,
+    /// The table in use.
+    pub spec: TableSpec,
+    pub(crate) maps: Vec<Arc<Map>>,
+    pub(crate) limits: Limits,
+    pub(crate) loaded: Option<Loaded>,
+    pub(crate) phase: Phase,
+    pub(crate) running: Option<Running>,
+    /// The table in use when the resume under way began.
+    pub(crate) before: Option<Arc<Map>>,
+    /// Which multipath target of the outside it is.
+    pub access: Option<usize>,
+    pub(crate) spare: Option<usize>,
+    pub(crate) hot: u64,
+    /// First sector that was not read back yet since the last crash.
+    pub(crate) check: Cell<u64>,
+}
+
+impl Device {
+    /// Opens a lane.
+    pub fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        self.mapped.open(cx)
+    }
+
+    /// The tables that a request made now may go through.
+    #[must_use]
+    pub fn maps(&self) -> &[Arc<Map>] {
+        &self.maps
+    }
+
+    /// Its limits.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Where requests like to go at present.
+    #[must_use]
+    pub fn hot(&self) -> u64 {
+        self.hot
+    }
+
+    /// The next range of at most `most` sectors to read back after a crash.
+    #[must_use]
+    pub fn next_check(&self, most: u64) -> Option<(u64, u64)> {
+        let (at, size) = (self.check.get(), self.limits.size.0);
+        if at >= size {
+            return None;
+        }
+        let len = most.min(size - at);
+        self.check.set(at + len);
+        Some((at, len))
+    }
+
+    /// Nothing passes.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.phase == Phase::Suspended
+    }
+
+    /// A suspend or a resume is under way.
+    #[must_use]
+    pub fn is_changing(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Something under way can go on.
+    #[must_use]
+    pub fn is_woken(&self) -> bool {
+        self.running.as_ref().is_some_and(|r| r.woken.load(Ordering::Relaxed))
+    }
+
+    /// In use, with nothing under way.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.phase == Phase::Live
+    }
+
+    /// What is under way, for a person.
+    #[must_use]
+    pub fn doing(&self) -> &'static str {
+        self.phase.doing()
+    }
+
+    /// The device under test.
+    #[must_use]
+    pub fn mapped(&self) -> &Arc<MappedDevice> {
+        &self.mapped
+    }
+}
