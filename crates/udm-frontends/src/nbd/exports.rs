@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{Device, Limits, SECTOR_SIZE, Sectors};
-use udm_wire::nbd::{BlockSizes, ExportFlags, PAYLOAD_MAX_DEFAULT, STRING_MAX};
+use udm_wire::nbd::{BlockSizes, ExportFlags, PAYLOAD_MAX, PAYLOAD_MAX_DEFAULT, STRING_MAX};
 
 /// A device under a name.
 pub struct Export {
@@ -91,6 +91,8 @@ pub(super) struct Geometry {
     pub(super) blocks: BlockSizes,
     /// Without `SEND_DF`, which depends on what the client asked for.
     pub(super) flags: ExportFlags,
+    /// The longest read or write in bytes that the device takes at once; a multiple of the smallest block.
+    pub(super) data_max: u32,
     /// The longest discard in bytes that the device takes at once; a multiple of the smallest block.
     pub(super) discard_max: u32,
     /// The same of a write-zeroes.
@@ -103,7 +105,7 @@ impl Geometry {
         // The protocol wants a power of two; the device's optimum may be a stripe of any width.
         let optimum = limits.io_opt.max(limits.io_min).clamp(1, PAYLOAD_MAX_DEFAULT);
         let preferred = (1 << optimum.ilog2()).max(minimum).max(4096);
-        let blocks = BlockSizes { minimum, preferred, maximum: PAYLOAD_MAX_DEFAULT };
+        let blocks = BlockSizes { minimum, preferred, maximum: PAYLOAD_MAX };
         // One device behind all connections, so a flush on one covers all. Zeroes never travel as data, so they are never slower
         // than a write; where the device can't, FAST_ZERO is refused and the rest is written out.
         let mut flags = ExportFlags::HAS_FLAGS
@@ -124,6 +126,7 @@ impl Geometry {
             size: size - size % u64::from(minimum),
             blocks,
             flags,
+            data_max: range_max(limits.max_sectors, minimum),
             discard_max: range_max(limits.max_discard, minimum),
             zeroes_max: range_max(limits.max_write_zeroes, minimum),
         }

@@ -69,9 +69,16 @@ mod tests {
     use udm_wire::nbd::BlockSizes;
 
     fn geometry() -> Geometry {
-        let blocks = BlockSizes { minimum: 512, preferred: 4096, maximum: 32 << 20 };
+        let blocks = BlockSizes { minimum: 512, preferred: 4096, maximum: 64 << 20 };
         let flags = ExportFlags::HAS_FLAGS | ExportFlags::SEND_TRIM;
-        Geometry { size: 64 << 20, blocks, flags, discard_max: 1 << 20, zeroes_max: 1 << 20 }
+        Geometry {
+            size: 96 << 20,
+            blocks,
+            flags,
+            data_max: 1 << 20,
+            discard_max: 1 << 20,
+            zeroes_max: 1 << 20,
+        }
     }
 
     fn request(command: Command, flags: CommandFlags, offset: u64, len: u32) -> Request {
@@ -85,7 +92,7 @@ mod tests {
     #[test]
     fn ranges() {
         use Command::{Cache, Read, Trim, Write, WriteZeroes};
-        let end = 64 << 20;
+        let end = 96 << 20;
         for command in [Read, Write, Trim, WriteZeroes, Cache] {
             let beyond = if matches!(command, Write | WriteZeroes) { ENOSPC } else { EINVAL };
             assert!(verdict(command, end - 512, 512).is_ok());
@@ -96,10 +103,10 @@ mod tests {
             assert_eq!(verdict(command, 1, 512), Err(EINVAL));
             assert_eq!(verdict(command, 0, 511), Err(EINVAL));
         }
-        assert!(verdict(Read, 0, 32 << 20).is_ok());
-        assert_eq!(verdict(Read, 0, (32 << 20) + 512), Err(EINVAL));
-        assert_eq!(verdict(Write, 0, (32 << 20) + 512), Err(EINVAL));
-        assert!(verdict(WriteZeroes, 0, 64 << 20).is_ok(), "no data, no limit");
+        assert!(verdict(Read, 0, 64 << 20).is_ok());
+        assert_eq!(verdict(Read, 0, (64 << 20) + 512), Err(EINVAL));
+        assert_eq!(verdict(Write, 0, (64 << 20) + 512), Err(EINVAL));
+        assert!(verdict(WriteZeroes, 0, 96 << 20).is_ok(), "no data, no limit");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! From request to bio and back: the transmission phase of a [`Connection`].
 //!
-//! Most requests are one bio. `CACHE`, zeroes that the device can't write by itself, and ranges longer than the device takes at once go piece
+//! Most requests are one bio. `CACHE`, zeroes that the device can't write by itself, and what is longer than the device takes at once go piece
 //! by piece, one bio at a time; a FUA that the bio can't carry is a flush behind it. The answer is queued when the last bio is back.
 
 use super::connection::{Connection, Phase};
@@ -8,7 +8,7 @@ use super::reply::{Answer, recycle};
 use super::request::{Plan, check};
 use udm_core::{Bio, BioFlags, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
-use udm_wire::nbd::{Command, CommandFlags, Request, error_from_errno};
+use udm_wire::nbd::{Command, CommandFlags, PAYLOAD_SKIP_MAX, Request, error_from_errno};
 
 /// What `CACHE` and written-out zeroes move at a time, in bytes.
 const PIECE: u32 = 256 << 10;
@@ -20,6 +20,10 @@ pub(super) struct Pending {
     /// Bytes that one bio of it covers at the most.
     piece: u32,
     charge: usize,
+    /// Data that is done: of a read that goes piece by piece, for its answer.
+    front: Segments,
+    /// Data whose turn has not come.
+    rest: Segments,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,9 +48,9 @@ impl Connection {
         }
         let Some(header) = self.rx.header::<{ Request::SIZE }>() else { return false };
         let request = match Request::decode(&header) {
-            Ok(request) => request,
-            Err(e) => {
-                tracing::debug!("nbd: {e}");
+            Ok(request) if request.payload_len() <= PAYLOAD_SKIP_MAX => request,
+            other => {
+                tracing::debug!(?other, "nbd: not a request, or one that nobody has reason to send");
                 self.phase = Phase::Dead;
                 return false;
             }
@@ -103,7 +107,10 @@ impl Connection {
             self.open_bytes += charge;
         }
         let piece = self.piece(&request);
-        let key = self.pending.insert(Pending { request, stage: Stage::Range { done: 0 }, piece, charge });
+        let (mut data, stage) = (data, Stage::Range { done: 0 });
+        let first = data.split_to(data.len().min(piece as usize));
+        let (front, rest) = (Segments::new(), data);
+        let key = self.pending.insert(Pending { request, stage, piece, charge, front, rest });
         // There is one for each request that may be open, and this one is.
         let mut bio = self.bios.get().unwrap_or_default();
         bio.op = op;
@@ -111,7 +118,7 @@ impl Connection {
         bio.sector = Sector(request.offset / udm_core::SECTOR_SIZE);
         bio.sectors = Sectors::from_bytes(piece.min(request.len).into());
         bio.cookie = key as u64;
-        bio.data = data;
+        bio.data = first;
         self.submit(bio, cx);
     }
 
@@ -121,7 +128,8 @@ impl Connection {
             (Command::Cache, _) => PIECE,
             (Command::Trim, Some((_, geometry))) => geometry.discard_max,
             (Command::WriteZeroes, Some((_, geometry))) => geometry.zeroes_max,
-            _ => request.len,
+            (_, Some((_, geometry))) => geometry.data_max,
+            (_, None) => request.len,
         }
     }
 
@@ -140,18 +148,19 @@ impl Connection {
         match next {
             Some(stage) => {
                 self.pending[key].stage = stage;
-                let Pending { request, piece, .. } = self.pending[key];
-                self.prepare(&mut bio, &request, stage, piece);
+                self.prepare(&mut bio, key);
                 self.submit(bio, cx);
             }
             None => self.end(key, bio),
         }
     }
 
-    /// Makes `bio` the next one of `request`.
-    fn prepare(&mut self, bio: &mut Bio, request: &Request, stage: Stage, piece: u32) {
-        let (done, piece) = match stage {
-            Stage::Range { done } => (done, piece),
+    /// Makes `bio` the next one of request `key`, whose stage is set.
+    fn prepare(&mut self, bio: &mut Bio, key: usize) {
+        let pending = &mut self.pending[key];
+        let Request { command, offset, len, .. } = pending.request;
+        let (done, piece) = match pending.stage {
+            Stage::Range { done } => (done, pending.piece),
             Stage::Zeroes { done } => (done, PIECE),
             Stage::Flush => {
                 bio.op = Op::Flush;
@@ -161,25 +170,37 @@ impl Connection {
                 return;
             }
         };
-        let len = piece.min(request.len - done);
-        if matches!(stage, Stage::Zeroes { .. }) && bio.op == Op::WriteZeroes {
+        let len = piece.min(len - done);
+        if matches!(pending.stage, Stage::Zeroes { .. }) && bio.op == Op::WriteZeroes {
             bio.op = Op::Write;
             bio.flags = BioFlags::empty();
             let mut zeroes = self.writes.get(len as usize);
             zeroes.fill(0);
             bio.data = zeroes.into();
         }
-        bio.sector = Sector((request.offset + u64::from(done)) / udm_core::SECTOR_SIZE);
+        bio.sector = Sector((offset + u64::from(done)) / udm_core::SECTOR_SIZE);
         bio.sectors = Sectors::from_bytes(len.into());
-        if bio.op.has_data() {
-            bio.data = std::mem::take(&mut bio.data).split_to(len as usize);
+        let data = std::mem::take(&mut bio.data);
+        match command {
+            Command::Read => pending.front.append(data),
+            Command::Write => recycle(data, &mut self.writes),
+            // One buffer serves all pieces.
+            _ => {
+                bio.data = data;
+                if bio.op.has_data() {
+                    bio.data = std::mem::take(&mut bio.data).split_to(len as usize);
+                }
+                return;
+            }
         }
+        bio.data = pending.rest.split_to(len as usize);
     }
 
     fn end(&mut self, key: usize, mut bio: Box<Bio>) {
-        let Pending { request, charge, .. } = self.pending.remove(key);
+        let Pending { request, charge, front: mut data, rest, .. } = self.pending.remove(key);
         let error = error_from_errno(bio.status.errno());
-        let data = std::mem::take(&mut bio.data);
+        data.append(std::mem::take(&mut bio.data));
+        data.append(rest);
         let data = match request.command {
             // What a failed read left behind is nobody's business.
             Command::Read if bio.status.is_ok() => data,

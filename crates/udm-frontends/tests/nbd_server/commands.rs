@@ -3,8 +3,8 @@
 use crate::World;
 use crate::disk::{Order, TestDisk, pattern};
 use std::collections::HashMap;
-use udm_core::{BioFlags, Op};
-use udm_wire::nbd::{Command, CommandFlags, ENOTSUP, ExportFlags, Info};
+use udm_core::{BioFlags, Op, Sectors};
+use udm_wire::nbd::{Command, CommandFlags, EIO, ENOTSUP, ExportFlags, Info};
 
 const MIB: u64 = 1 << 20;
 const NONE: CommandFlags = CommandFlags::empty();
@@ -16,7 +16,7 @@ fn fresh(offset: u64, len: usize) -> Vec<u8> {
 #[test]
 fn every_command() {
     for structured in [false, true] {
-        let world = World::new(TestDisk::new(64 * MIB, Order::AtOnce));
+        let world = World::new(TestDisk::new(80 * MIB, Order::AtOnce));
         let mut c = world.client(structured);
         assert_eq!(c.read(512, 1536), Ok(fresh(512, 1536)));
         assert_eq!(c.read(MIB, 0), Ok(vec![]), "an empty read");
@@ -25,7 +25,7 @@ fn every_command() {
             assert_eq!((reply.error, reply.data), (0, fresh(4096, 8192)));
         }
         // Sizes around the marks of the receiver, up to the largest that there is.
-        for len in [512, 4096, 4608, 65536, 66048, 300_032, 32 << 20] {
+        for len in [512, 4096, 4608, 65536, 66048, 300_032, 32 << 20, 64 << 20] {
             let data: Vec<u8> = (0..len).map(|i| (i % 249) as u8).collect();
             assert_eq!(c.write(NONE, MIB, &data), 0, "{len}");
             assert!(c.read(MIB, len as u32) == Ok(data), "{len}");
@@ -39,6 +39,28 @@ fn every_command() {
         assert_eq!(c.plain(Command::Cache, NONE, 0, 3 << 20), 0);
         let stats = world.wait_for("answers are out", |s| s.in_flight == 0);
         assert_eq!(stats.errors, 0);
+        drop(c);
+        world.wait_until_empty();
+        world.end();
+    }
+}
+
+/// A request may be longer than what the device takes at once.
+#[test]
+fn data_is_cut_to_the_limit_of_the_device() {
+    for structured in [false, true] {
+        let mut disk = TestDisk::new(8 * MIB, Order::Shuffled);
+        disk.limits_mut().max_sectors = Sectors::from_bytes(100 << 10);
+        let world = World::new(disk);
+        let mut c = world.client(structured);
+        let data: Vec<u8> = (0..MIB as u32).map(|i| (i % 249) as u8).collect();
+        assert_eq!(c.write(CommandFlags::FUA, MIB, &data), 0);
+        assert_eq!(world.disk.seen(), vec![(Op::Write, BioFlags::FUA); 11], "each piece is durable");
+        assert!(c.read(MIB, MIB as u32) == Ok(data));
+        assert_eq!(world.disk.seen(), vec![(Op::Read, BioFlags::empty()); 11]);
+        assert_eq!(c.read(7 * MIB, MIB as u32), Err(EIO), "the last piece failed");
+        assert_eq!(c.write(NONE, 7 * MIB, &[0; MIB as usize]), EIO);
+        assert_eq!(c.read(0, 512), Ok(fresh(0, 512)));
         drop(c);
         world.wait_until_empty();
         world.end();
@@ -108,7 +130,7 @@ fn the_handshake_tells_the_limits() {
     assert_eq!(size, 8 * MIB);
     assert!(flags.contains(ExportFlags::READ_ONLY | ExportFlags::SEND_DF | ExportFlags::CAN_MULTI_CONN));
     let Info::BlockSize(blocks) = infos[1] else { panic!("{infos:?}") };
-    assert_eq!((blocks.minimum, blocks.preferred, blocks.maximum), (4096, 65536, 32 << 20));
+    assert_eq!((blocks.minimum, blocks.preferred, blocks.maximum), (4096, 65536, 64 << 20));
     world.wait_until_empty();
     world.end();
 }

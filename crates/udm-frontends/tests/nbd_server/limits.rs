@@ -22,12 +22,12 @@ fn requests_that_make_no_sense() {
         assert_eq!(c.read(u64::MAX - 511, 512), Err(EINVAL));
         assert_eq!(c.read(1, 512), Err(EINVAL));
         assert_eq!(c.read(0, 100), Err(EINVAL));
-        assert_eq!(c.read(0, (32 << 20) + 512), Err(EINVAL));
+        assert_eq!(c.read(0, (64 << 20) + 512), Err(EINVAL));
         assert_eq!(c.write(NONE, end, &[1; 512]), ENOSPC);
         assert_eq!(c.write(NONE, 0, &[1; 100]), EINVAL);
         assert_eq!(c.write(CommandFlags::DF, 0, &[1; 5120]), EINVAL);
         assert_eq!(
-            c.write(NONE, 0, &vec![1; (32 << 20) + 512]),
+            c.write(NONE, 0, &vec![1; (64 << 20) + 512]),
             EINVAL,
             "too long, and taken off the stream"
         );
@@ -43,6 +43,19 @@ fn requests_that_make_no_sense() {
         world.wait_until_empty();
         world.end();
     }
+}
+
+/// What nobody has reason to send ends the connection, and only that.
+#[test]
+fn an_absurd_payload_ends_the_connection() {
+    let world = World::new(TestDisk::new(MIB, Order::AtOnce));
+    let (mut c, mut other) = (world.client(true), world.client(true));
+    c.send(Command::Write, NONE, 0, (256 << 20) + 512, &[]);
+    assert!(c.is_at_end());
+    assert!(other.read(0, 512).is_ok());
+    drop((c, other));
+    world.wait_until_empty();
+    world.end();
 }
 
 #[test]

@@ -40,6 +40,10 @@ pub const OPTION_SKIP_MAX: u32 = 32 << 20;
 pub const OPTIONS_MAX: u32 = 4096;
 /// The longest data of a request or reply that every peer takes without being asked, in bytes (proto.md, "Block size constraints").
 pub const PAYLOAD_MAX_DEFAULT: u32 = 32 << 20;
+/// The longest data of a request that udm serves, and announces, in bytes. Longer ones are refused with EINVAL.
+pub const PAYLOAD_MAX: u32 = 64 << 20;
+/// The longest payload of a refused write that is taken off the stream, in bytes. A longer one ends the connection.
+pub const PAYLOAD_SKIP_MAX: u32 = 256 << 20;
 
 bitflags! {
     /// What the server can do in the handshake, in its greeting.
