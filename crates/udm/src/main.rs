@@ -6,6 +6,7 @@ mod caret;
 mod cli;
 mod demo;
 mod log_writes;
+mod private;
 mod serve;
 mod verbs;
 

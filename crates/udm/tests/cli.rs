@@ -39,6 +39,22 @@ fn run_hands_over_where_things_are_and_returns_the_status() {
     assert!(ready.starts_with("udm: my-disk") && ready.contains(uri), "{ready}");
 }
 
+/// Whatever the umask: others must not be able to put a socket of theirs in the place of the server's.
+#[test]
+fn the_private_folder_is_private() {
+    for umask in ["0", "022", "0777"] {
+        let line = format!(
+            "umask {umask}; exec {UDM} serve --cores 0 --device 'd=0 8 zero' \
+             --run 'stat -c \"%a %u\" ${{unixsocket%/*}} ${{UDM_SOCKET%/*}}; id -u'"
+        );
+        let out = Command::new("sh").args(["-c", &line]).output().unwrap();
+        let said = text(&out.stdout);
+        let lines: Vec<_> = said.lines().collect();
+        let [nbd, control, uid] = lines[..] else { panic!("{umask}: {said}{}", text(&out.stderr)) };
+        assert_eq!((nbd, control), (&*format!("700 {uid}"), nbd), "umask {umask}");
+    }
+}
+
 #[test]
 fn verbs_inside_run_reach_the_private_socket() {
     let out = serve_run("$UDM ls && $UDM status && $UDM table && $UDM table top");

@@ -11,7 +11,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,8 +41,8 @@ impl Socket {
     /// EADDRINUSE when somebody answers there, EEXIST when it is something else than a socket, the system's own otherwise.
     pub fn bind(path: &Path) -> io::Result<Socket> {
         if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty() && !f.exists()) {
-            fs::create_dir(folder)?;
-            fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
+            // With its mode from the start: there is no moment at which others could put something in.
+            fs::DirBuilder::new().mode(0o700).create(folder)?;
         }
         clear_stale(path)?;
         // Bound under a private name and then renamed: nobody finds it before it has its mode.

@@ -56,8 +56,7 @@ struct Begin {
 impl Stage {
     /// Makes the image, starts the cores, makes the device, lets the loads run.
     pub fn set() -> Result<Stage> {
-        let folder =
-            tempfile::Builder::new().prefix("udm-demo-").tempdir().context("demo: temporary folder")?;
+        let folder = crate::private::folder("udm-demo-").context("demo: temporary folder")?;
         let image = folder.path().join(PATHS[0]);
         let said = || image.display().to_string();
         std::fs::File::create(&image).and_then(|f| f.set_len(IMAGE_BYTES)).with_context(said)?;

@@ -30,9 +30,8 @@ impl Places {
             None => running && args.port.is_none(),
         };
         let control_is_private = running && args.socket.is_none();
-        // Only its owner may enter a temporary folder.
         let private = (unix_is_private || control_is_private)
-            .then(|| tempfile::Builder::new().prefix("udm-").tempdir().context("serve: private folder"))
+            .then(|| crate::private::folder("udm-").context("serve: private folder"))
             .transpose()?;
         let inside = |name: &str| private.as_ref().map(|folder| folder.path().join(name));
         let unix = if unix_is_private {
