@@ -7,6 +7,10 @@
 //! Contract: fragments come from a bounded pool of this splitter alone. A parent that gets none waits until one is home; those in flight are in the
 //! hands of layers below, which never wait for this one, so splitters on top of each other cannot block each other.
 //!
+//! Parents take turns: [`QUANTUM`] fragments each, round and round, and none holds more than [`SHARE_MAX`] at a time. So what is short waits for what is
+//! under way and for one turn of each parent before it, however long those are. Flushes have a round of their own, every other turn
+//! is theirs: they move no data and somebody waits for them.
+//!
 //! It does no I/O: the lane that holds it submits what [`Splitter::pump`] emits and hands what came back to [`Splitter::collect`].
 
 use crate::bugs::{self, Bug};
@@ -15,6 +19,13 @@ use udm_core::{Batch, Bio, BioFlags, BioPool, Op, OwnerId, SECTOR_SIZE, Sector, 
 
 /// Fragments that one splitter may have in flight.
 pub(crate) const FRAGMENTS_MAX: usize = 256;
+
+/// Fragments that one parent may have in flight: deeper than any disk's queue needs, and a quarter of the pool, so that a lone long parent
+/// leaves room for whoever comes next.
+const SHARE_MAX: usize = 64;
+
+/// Fragments that a parent emits in one turn. A turn costs a push and a pop of a queue; this many make that small beside the fragments.
+const QUANTUM: usize = 8;
 
 /// One piece of a parent.
 #[derive(Clone, Copy, Debug)]
@@ -58,9 +69,11 @@ pub(crate) trait Cut {
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum State {
-    /// More pieces to come; in `ready`.
+    /// More pieces to come; in a queue of those that are ready.
     #[default]
     Issuing,
+    /// More pieces to come, and its share of fragments in flight: ready when one is home.
+    Sated,
     /// At a [`Step::Wait`].
     Waiting,
     /// All pieces are out.
@@ -90,7 +103,12 @@ pub(crate) struct Splitter {
     pool: BioPool,
     parents: Vec<Parent>,
     free: Vec<u32>,
+    /// Whose turn it is to emit fragments.
     ready: VecDeque<u32>,
+    /// The same, of flushes.
+    flushes: VecDeque<u32>,
+    /// The turn is a flush's, if there is one.
+    flush_turn: bool,
     finished: Batch,
     returned: Batch,
 }
@@ -104,6 +122,8 @@ impl Splitter {
             parents: Vec::new(),
             free: Vec::new(),
             ready: VecDeque::new(),
+            flushes: VecDeque::new(),
+            flush_turn: true,
             finished: Batch::new(),
             returned: Batch::new(),
         }
@@ -132,7 +152,26 @@ impl Splitter {
         parent.status = Status::Ok;
         parent.handed_back = false;
         parent.first = 0;
-        self.ready.push_back(index);
+        self.queue(index);
+    }
+
+    /// Puts a parent that has pieces to emit behind the others.
+    fn queue(&mut self, index: u32) {
+        let parent = &mut self.parents[index as usize];
+        parent.state = State::Issuing;
+        let flush = parent.bio.as_deref().is_some_and(|bio| bio.op == Op::Flush);
+        let queue = if flush { &mut self.flushes } else { &mut self.ready };
+        queue.push_back(index);
+    }
+
+    /// The parent whose turn it is.
+    fn next(&mut self) -> Option<u32> {
+        self.flush_turn = !self.flush_turn;
+        let (first, second) = match self.flush_turn {
+            true => (&mut self.ready, &mut self.flushes),
+            false => (&mut self.flushes, &mut self.ready),
+        };
+        first.pop_front().or_else(|| second.pop_front())
     }
 
     /// Ends a bio that never went down; it is handed out with the finished ones.
@@ -143,40 +182,43 @@ impl Splitter {
 
     /// Emits the pieces that can go now: `emit(leg, fragment)`.
     pub fn pump(&mut self, cut: &impl Cut, mut emit: impl FnMut(usize, Box<Bio>)) {
-        while let Some(&index) = self.ready.front() {
-            loop {
-                if self.pool.available() == 0 {
-                    return;
-                }
-                let parent = &mut self.parents[index as usize];
-                let bio = parent.bio.as_deref_mut().expect("a parent in `ready` has its bio");
-                match cut.next(bio, &mut parent.cursor) {
-                    Step::Piece(piece) => {
-                        if bugs::on(Bug::SplitLosesTail)
-                            && piece.op == bio.op
-                            && parent.pieces.len() > 1
-                            && bio.data.len() as u64 == piece.sectors.bytes()
-                        {
-                            parent.state = State::Ended;
-                            break;
-                        }
-                        let fragment = self.pool.get().expect("one is available");
-                        emit(piece.leg, parent.fragment(fragment, index, self.owner, &piece));
-                    }
-                    Step::Wait if parent.in_flight == 0 && parent.status.is_ok() => {}
-                    Step::Wait => {
-                        parent.state = State::Waiting;
-                        break;
-                    }
-                    Step::End => {
-                        parent.state = State::Ended;
-                        break;
-                    }
-                }
+        while self.pool.available() > 0 {
+            let Some(index) = self.next() else { return };
+            self.parents[index as usize].state = self.turn(index, cut, &mut emit);
+            match self.parents[index as usize].state {
+                State::Issuing => self.queue(index),
+                _ => self.settle(index),
             }
-            self.ready.pop_front();
-            self.settle(index);
         }
+    }
+
+    /// A turn of one parent; how it stands behind it.
+    fn turn(&mut self, index: u32, cut: &impl Cut, emit: &mut impl FnMut(usize, Box<Bio>)) -> State {
+        for _ in 0..QUANTUM.min(self.pool.available()) {
+            let parent = &mut self.parents[index as usize];
+            if parent.in_flight >= SHARE_MAX {
+                return State::Sated;
+            }
+            let bio = parent.bio.as_deref_mut().expect("a parent that is ready has its bio");
+            let piece = loop {
+                match cut.next(bio, &mut parent.cursor) {
+                    Step::Piece(piece) => break piece,
+                    Step::Wait if parent.in_flight == 0 && parent.status.is_ok() => {}
+                    Step::Wait => return State::Waiting,
+                    Step::End => return State::Ended,
+                }
+            };
+            if bugs::on(Bug::SplitLosesTail)
+                && piece.op == bio.op
+                && parent.pieces.len() > 1
+                && bio.data.len() as u64 == piece.sectors.bytes()
+            {
+                return State::Ended;
+            }
+            let fragment = self.pool.get().expect("one is available");
+            emit(piece.leg, parent.fragment(fragment, index, self.owner, &piece));
+        }
+        State::Issuing
     }
 
     /// Takes this splitter's fragments out of `done[from..]`. Others stay; their order may change.
@@ -233,9 +275,11 @@ impl Splitter {
         let parent = &mut self.parents[index as usize];
         parent.in_flight -= 1;
         if handed_back {
+            debug_assert!(fragment.status.is_ok(), "what was not done has no status: {fragment:?}");
             // The whole goes back: no more pieces.
             if parent.state == State::Issuing {
                 self.ready.retain(|&i| i != index);
+                self.flushes.retain(|&i| i != index);
             }
             parent.handed_back = true;
             parent.state = State::Ended;
@@ -257,17 +301,12 @@ impl Splitter {
     /// Moves a parent on whose pieces may all be home.
     fn settle(&mut self, index: u32) {
         let parent = &mut self.parents[index as usize];
-        if parent.in_flight > 0 {
-            return;
-        }
         match parent.state {
             State::Issuing => return,
-            State::Waiting if parent.status.is_ok() => {
-                parent.state = State::Issuing;
-                self.ready.push_back(index);
-                return;
-            }
-            State::Waiting | State::Ended => {}
+            State::Sated if parent.in_flight < SHARE_MAX => return self.queue(index),
+            _ if parent.in_flight > 0 => return,
+            State::Waiting if parent.status.is_ok() => return self.queue(index),
+            State::Sated | State::Waiting | State::Ended => {}
         }
         let mut bio = parent.bio.take().expect("a parent has its bio until it is finished");
         parent.joined.append(std::mem::take(&mut bio.data));

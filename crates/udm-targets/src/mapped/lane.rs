@@ -194,7 +194,9 @@ impl MappedLane {
             if let State::Draining(how) = self.state {
                 let before = self.returned.len();
                 live.drain(how, &mut self.returned, cx);
-                self.in_flight -= self.returned.len() - before;
+                let back = &self.returned[before..];
+                debug_assert!(back.iter().all(|bio| bio.status.is_ok()), "handed back as it was given");
+                self.in_flight -= back.len();
             }
             // Also with nothing in flight: a mapped device below has mail of its own.
             let from = done.len();

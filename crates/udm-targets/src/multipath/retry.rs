@@ -84,6 +84,10 @@ impl MultipathLane {
     pub(super) fn hand_back(&mut self, how: Drain, back: &mut Batch) {
         if how == Drain::NoFlush {
             back.append(&mut self.parked);
+            // As they were given: the path error that they came back with is not their last word.
+            for bio in &mut self.again {
+                bio.status = Status::Ok;
+            }
             back.append(&mut self.again);
         }
     }

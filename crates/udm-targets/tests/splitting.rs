@@ -1,0 +1,101 @@
+//! Requests in several pieces: what is handed back whole, and who waits for whom.
+
+mod mapped_rig;
+
+use mapped_rig::Rig;
+use std::sync::Arc;
+use udm_core::{Batch, Lane, Op, Status};
+use udm_targets::testing::{TestResolver, bare};
+
+/// A lane gives up sending a request round for want of luck: each time one path fails it, the other returns. Suspended without a flush, the
+/// request waits for the resume; a piece of a request keeps the whole waiting, and its last error is no error of the whole.
+#[test]
+fn a_piece_that_was_to_be_tried_again_is_handed_back() {
+    let mut rig = Rig::new();
+    let disks = [rig.disk("/d0", 64), rig.disk("/d1", 64)];
+    let low =
+        rig.live("low", "0 64 multipath 3 queue_if_no_path queue_mode bio 0 1 1 round-robin 0 2 0 /d0 /d1");
+    let up = rig.live("up", "0 32 linear @low 0\n32 32 linear @low 32");
+    let mut lane = rig.open(&up);
+    for (i, disk) in disks.iter().enumerate() {
+        let low = Arc::clone(&low);
+        disk.judge(move |_| {
+            let target = Arc::clone(&low.live().unwrap().targets()[0].target);
+            let words = ["reinstate_path".to_owned(), format!("7:{}", 2 - i)];
+            target.message(&words, &mut TestResolver::new()).unwrap();
+            Status::IoErr
+        });
+    }
+    rig.world.submit(0, &mut *lane, [bare(Op::Read, 28, 8)]);
+    assert!(rig.world.poll(0, &mut *lane).is_empty(), "every path fails it, and none stays failed");
+
+    let mut home = Batch::new();
+    let change = up.suspend(true, Arc::new(|| {})).unwrap();
+    rig.finish(change, &mut [&mut lane], &mut home).unwrap();
+    assert!(home.is_empty(), "it waits: {:?}", home[0].status);
+    disks.iter().for_each(|disk| disk.fail(Status::Ok));
+    let change = up.resume(Arc::new(|| {})).unwrap();
+    rig.finish(change, &mut [&mut lane], &mut home).unwrap();
+    home.extend(rig.world.poll(0, &mut *lane));
+    assert_eq!(home.iter().map(|bio| bio.status).collect::<Vec<_>>(), [Status::Ok]);
+}
+
+/// Sectors of a request of 32 MiB: 8192 pieces of a stripe's chunk.
+const LONG: u64 = 65536;
+
+/// Over one disk that holds what it gets: how many pieces the disk must finish before `late` is home, which comes behind `long` reads of
+/// 32 MiB.
+fn pieces_before(long: usize, late: Box<udm_core::Bio>) -> usize {
+    let mut rig = Rig::new();
+    let disk = rig.disk("/disk", LONG * 16);
+    let device = rig.live("d", &format!("0 {} striped 1 8 /disk 0", LONG * 16));
+    let mut lane = rig.open(&device);
+    disk.hold(true);
+    rig.world.submit(0, &mut *lane, (0..long as u64).map(|i| bare(Op::Read, i * LONG, LONG)));
+    // Well under way, not just begun.
+    for _ in 0..2000 {
+        disk.release(1);
+        assert!(rig.world.poll(0, &mut *lane).is_empty());
+    }
+    rig.world.submit(0, &mut *lane, [late]);
+    for finished in 1..=long * 8192 {
+        disk.release(1);
+        let home = rig.world.poll(0, &mut *lane);
+        if let Some(bio) = home.first() {
+            assert!(bio.sectors.0 < LONG, "a long one was first");
+            disk.hold(false);
+            drain(&mut rig, &mut lane, long);
+            return finished;
+        }
+    }
+    panic!("it does not come back");
+}
+
+fn drain(rig: &mut Rig, lane: &mut Box<dyn Lane>, mut left: usize) {
+    for _ in 0..10_000 {
+        left -= rig.world.poll(0, &mut **lane).len();
+        if left == 0 {
+            return;
+        }
+    }
+    panic!("{left} do not come back");
+}
+
+/// A short read and a flush behind a long read wait for the few pieces of it that are under way, not for all 8192.
+#[test]
+fn a_short_request_does_not_wait_for_a_long_one() {
+    for late in [bare(Op::Read, 4, 8), bare(Op::Flush, 0, 0), bare(Op::Discard, 0, 64)] {
+        let op = late.op;
+        let pieces = pieces_before(1, late);
+        assert!(pieces <= 72, "{op:?} behind {pieces} pieces");
+    }
+}
+
+/// Behind many long ones, what is short waits for what the disk has and for one turn of each of them; a flush for none of their turns.
+#[test]
+fn short_requests_take_turns_with_many_long_ones() {
+    let pieces = pieces_before(12, bare(Op::Read, 4, 8));
+    assert!(pieces <= 2 * 256 + 12 * 8, "{pieces} pieces");
+    let pieces = pieces_before(12, bare(Op::Flush, 0, 0));
+    assert!(pieces <= 256 + 8, "{pieces} pieces");
+}
