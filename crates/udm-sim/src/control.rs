@@ -26,12 +26,12 @@ impl Resolver for Names<'_> {
         let index = |prefix: &str| word.strip_prefix(prefix).and_then(|n| n.parse::<usize>().ok());
         if let Some(path) = index("p").and_then(|i| self.paths.get(i)) {
             let number = DevNo { major: 8, minor: index("p").unwrap_or(0) as u32 };
-            return Ok(DeviceRef { number, name: word.into(), device: path.clone() });
+            return Ok(DeviceRef { number, name: word.into(), device: path.clone(), hold: None });
         }
         let i = index("@d").ok_or_else(missing)?;
         let device = self.devices.get(i).ok_or_else(missing)?;
         let number = DevNo { major: 253, minor: i as u32 };
-        Ok(DeviceRef { number, name: word.into(), device: device.mapped.clone() })
+        Ok(DeviceRef { number, name: word.into(), device: device.mapped.clone(), hold: None })
     }
 }
 

@@ -102,7 +102,7 @@ struct Nulls;
 impl Resolver for Nulls {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let number: DevNo = word.parse().map_err(|()| LookupError { errno: 2, reason: String::new() })?;
-        Ok(DeviceRef { number, name: word.to_string(), device: Arc::new(Null(DeviceId::new())) })
+        Ok(DeviceRef { number, name: word.to_string(), device: Arc::new(Null(DeviceId::new())), hold: None })
     }
 }
 

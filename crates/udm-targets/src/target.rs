@@ -4,6 +4,7 @@
 //! [`crate::registry`]; nothing registers itself.
 
 use crate::error::TargetError;
+use std::any::Any;
 use std::sync::Arc;
 use udm_core::{Cores, Cx, DevNo, Device, Lane, Limits, OpenError, Sector, Sectors};
 
@@ -16,6 +17,8 @@ pub struct DeviceRef {
     pub name: String,
     /// The device.
     pub device: Arc<dyn Device>,
+    /// Whatever the resolver wants to see dropped when the table lets go of the device: it counts the uses of mapped devices so.
+    pub hold: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Looks up the devices that table lines and messages name: a path, a URI, `major:minor` or `@name`.

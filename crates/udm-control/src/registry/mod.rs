@@ -1,28 +1,27 @@
 //! All devices of a process: those that tables opened, by URI, and the mapped ones, by name.
 //!
-//! Contract: the same URI is the same device with the same number; a mapped device has the lowest minor number that is free when it is made, as in
-//! the kernel. The registry's lock is held for look-ups only, never while a device is opened or a table built: those are serialised by a
+//! Contract: the same URI is the same device with the same number; the places of mapped devices are [`places`]'. The registry's lock is held for look-ups only, never while a device is opened or a table built: those are serialised by a
 //! lock of their own, so that a slow backend delays other loads and nothing else. No lane ever sees either lock.
 
 mod opened;
+mod places;
 
 pub use opened::OPENED_MAJOR;
+pub use places::Mapped;
 
-use crate::error::VerbError;
 use crate::exports::Exporter;
 use crate::http::api;
 use opened::Opened;
-use std::collections::BTreeMap;
+use places::{Hold, Places};
+use std::any::Any;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use udm_core::{Cores, DevNo, Device};
-use udm_targets::{DeviceRef, LookupError, MappedDevice, Resolver, TargetError};
+use udm_core::{Cores, DevNo, Device, DeviceId};
+use udm_targets::{DeviceRef, LookupError, Resolver};
 use udm_wire::uri::{self, DeviceUri};
 
 /// The major number of mapped devices.
 pub const MAPPED_MAJOR: u32 = 254;
-
-/// How many mapped devices there can be (the kernel's minors have 20 bits).
-const MAPPED_MAX: u32 = 1 << 20;
 
 const ENOENT: i32 = 2;
 const ENXIO: i32 = 6;
@@ -34,21 +33,14 @@ pub struct Registry {
     core_count: usize,
     state: Mutex<State>,
     build: Mutex<()>,
+    linking: Mutex<()>,
     exporter: OnceLock<Exporter>,
 }
 
 #[derive(Default)]
 struct State {
     opened: Opened,
-    mapped: BTreeMap<u32, Arc<Mapped>>,
-}
-
-/// A mapped device in the registry.
-pub struct Mapped {
-    /// The device.
-    pub device: Arc<MappedDevice>,
-    /// Held by whoever suspends, resumes or removes it: one at a time, in the order they came.
-    pub(crate) changing: tokio::sync::Mutex<()>,
+    places: Places,
 }
 
 impl Registry {
@@ -59,6 +51,7 @@ impl Registry {
             core_count,
             state: Mutex::default(),
             build: Mutex::default(),
+            linking: Mutex::default(),
             exporter: OnceLock::new(),
         })
     }
@@ -101,50 +94,9 @@ impl Registry {
         self.build.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The mapped device called `word`: a name, a uuid, or `major:minor`.
-    ///
-    /// # Errors
-    /// ENXIO, as the kernel says it of names that it does not know.
-    pub fn find(&self, word: &str) -> Result<Arc<Mapped>, VerbError> {
-        let state = self.state();
-        let found = state.by_name(word).or_else(|| {
-            let by_uuid = || state.mapped.values().find(|m| m.device.uuid().as_deref() == Some(word));
-            let by_number = || word.parse().ok().and_then(|number| state.by_number(number));
-            by_uuid().or_else(by_number)
-        });
-        found.cloned().ok_or_else(|| VerbError::missing(word))
-    }
-
-    /// Every mapped device, by number.
-    #[must_use]
-    pub fn all(&self) -> Vec<Arc<Mapped>> {
-        self.state().mapped.values().cloned().collect()
-    }
-
-    /// Makes a mapped device without a table.
-    ///
-    /// # Errors
-    /// EINVAL for a bad name or uuid, EBUSY for one that is taken.
-    pub(crate) fn insert(&self, name: &str, uuid: Option<&str>) -> Result<Arc<Mapped>, TargetError> {
-        let mut state = self.state();
-        if state.by_name(name).is_some() {
-            return Err(TargetError::errno(EBUSY).because("a device of that name exists"));
-        }
-        if uuid.is_some() && state.mapped.values().any(|m| m.device.uuid().as_deref() == uuid) {
-            return Err(TargetError::errno(EBUSY).because("a device with that uuid exists"));
-        }
-        let free = (0..MAPPED_MAX).find(|minor| !state.mapped.contains_key(minor));
-        let minor = free.ok_or_else(|| TargetError::errno(EBUSY).because("all device numbers are taken"))?;
-        let number = DevNo { major: MAPPED_MAJOR, minor };
-        let device = MappedDevice::new(name, uuid, number)?;
-        let mapped = Arc::new(Mapped { device, changing: tokio::sync::Mutex::default() });
-        state.mapped.insert(minor, Arc::clone(&mapped));
-        Ok(mapped)
-    }
-
-    /// Forgets a mapped device.
-    pub(crate) fn forget(&self, mapped: &Mapped) {
-        self.state().mapped.remove(&mapped.device.number().minor);
+    /// Held while a table is put into a slot, and where a removal begins: checks of what lies on what stay true until the table is there.
+    pub(crate) fn linking(&self) -> MutexGuard<'_, ()> {
+        self.linking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What a number that stands in a table means: a URI, or `@` and a name. Empty when it means nothing.
@@ -152,37 +104,53 @@ impl Registry {
     pub fn uri_of(&self, number: DevNo) -> String {
         let state = self.state();
         match number.major {
-            MAPPED_MAJOR => state.by_number(number).map(|m| format!("@{}", m.device.name())),
+            MAPPED_MAJOR => state.places.numbered(number.minor).ok().map(|m| format!("@{}", m.device.name())),
             OPENED_MAJOR => state.opened.uri(number.minor).map(String::from),
             _ => None,
         }
         .unwrap_or_default()
     }
 
-    /// Looks up what is known already.
+    /// A mapped device that a table or a message names, when `uri` names one. A table holds it.
+    fn mapped(&self, uri: &DeviceUri, holds: Option<&mut Holds>) -> Option<Result<DeviceRef, LookupError>> {
+        let state = self.state();
+        let (found, errno) = match uri {
+            DeviceUri::Mapped(name) => (state.places.named(name), ENOENT),
+            DeviceUri::Number { major: MAPPED_MAJOR, minor } => (state.places.numbered(*minor), ENXIO),
+            _ => return None,
+        };
+        let found = found.map_err(|absent| match absent.reason() {
+            None => lookup(errno, format!("there is no device {uri}")),
+            Some(reason) => lookup(EBUSY, format!("{uri}: {reason}")),
+        });
+        Some(found.map(|mapped| {
+            let hold = || -> Arc<dyn Any + Send + Sync> { Arc::new(Hold::new(mapped)) };
+            DeviceRef {
+                number: mapped.device.number(),
+                name: mapped.device.name(),
+                device: Arc::clone(&mapped.device) as Arc<dyn Device>,
+                // One for the whole table, however often it names the device.
+                hold: holds.map(|holds| Arc::clone(holds.entry(mapped.device.id()).or_insert_with(hold))),
+            }
+        }))
+    }
+
+    /// Looks up what is open already.
     fn known(&self, uri: &DeviceUri) -> Option<DeviceRef> {
         let state = self.state();
-        let mapped = |m: &Arc<Mapped>| DeviceRef {
-            number: m.device.number(),
-            name: m.device.name(),
-            device: Arc::clone(&m.device) as Arc<dyn Device>,
-        };
         let word = match uri {
-            DeviceUri::Mapped(name) => return state.by_name(name).map(mapped),
-            DeviceUri::Number { major: MAPPED_MAJOR, minor } => return state.mapped.get(minor).map(mapped),
             DeviceUri::Number { major: OPENED_MAJOR, minor } => state.opened.uri(*minor)?.to_string(),
-            DeviceUri::Number { .. } => return None,
+            DeviceUri::Number { .. } | DeviceUri::Mapped(_) => return None,
             other => canonical(other),
         };
         let (number, device) = state.opened.get(&word)?;
-        Some(DeviceRef { number, name: word, device })
+        Some(DeviceRef { number, name: word, device, hold: None })
     }
 
     /// Opens what is not known yet. Only while [`Registry::building`] is held.
     fn open(&self, uri: &DeviceUri) -> Result<DeviceRef, LookupError> {
         let reopened;
         let uri = match uri {
-            DeviceUri::Mapped(name) => return Err(lookup(ENOENT, format!("there is no device @{name}"))),
             DeviceUri::Number { major, minor } => {
                 // A number whose device was closed meanwhile still means that device.
                 let known =
@@ -198,17 +166,7 @@ impl Registry {
         let device = udm_backends::open(uri).map_err(|e| lookup(e.errno, without_errno(e.errno, e.text)))?;
         let number = self.state().opened.put(&word, &device);
         let number = number.ok_or_else(|| lookup(EBUSY, "all device numbers are taken".into()))?;
-        Ok(DeviceRef { number, name: word, device })
-    }
-}
-
-impl State {
-    fn by_name(&self, name: &str) -> Option<&Arc<Mapped>> {
-        self.mapped.values().find(|m| m.device.name() == name)
-    }
-
-    fn by_number(&self, number: DevNo) -> Option<&Arc<Mapped>> {
-        (number.major == MAPPED_MAJOR).then(|| self.mapped.get(&number.minor)).flatten()
+        Ok(DeviceRef { number, name: word, device, hold: None })
     }
 }
 
@@ -243,13 +201,29 @@ fn canonical(uri: &DeviceUri) -> String {
     }
 }
 
-/// Looks up the devices of a table, and opens those that are not open.
-pub(crate) struct Opening<'a>(pub &'a Registry);
+/// What a table holds of mapped devices.
+type Holds = HashMap<DeviceId, Arc<dyn Any + Send + Sync>>;
+
+/// Looks up the devices of one table, and opens those that are not open.
+pub(crate) struct Opening<'a> {
+    registry: &'a Registry,
+    holds: Holds,
+}
+
+impl Opening<'_> {
+    /// For a table that is to be built.
+    pub fn new(registry: &Registry) -> Opening<'_> {
+        Opening { registry, holds: HashMap::new() }
+    }
+}
 
 impl Resolver for Opening<'_> {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let uri = parsed(word)?;
-        self.0.known(&uri).map_or_else(|| self.0.open(&uri), Ok)
+        if let Some(mapped) = self.registry.mapped(&uri, Some(&mut self.holds)) {
+            return mapped;
+        }
+        self.registry.known(&uri).map_or_else(|| self.registry.open(&uri), Ok)
     }
 }
 
@@ -259,6 +233,9 @@ pub(crate) struct Known<'a>(pub &'a Registry);
 impl Resolver for Known<'_> {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let uri = parsed(word)?;
+        if let Some(mapped) = self.0.mapped(&uri, None) {
+            return mapped;
+        }
         let errno = if matches!(uri, DeviceUri::Number { .. }) { ENXIO } else { ENOENT };
         self.0.known(&uri).ok_or_else(|| lookup(errno, format!("no table uses {word}")))
     }

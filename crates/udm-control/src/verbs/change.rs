@@ -21,18 +21,14 @@ pub async fn create(
     uuid: Option<&str>,
     table: Option<&str>,
 ) -> Result<(), VerbError> {
-    let mapped = registry.insert(name, uuid).map_err(|e| VerbError::new(name, e))?;
+    let made = registry.make(name, uuid).map_err(|e| VerbError::new(name, e))?;
     if let Some(table) = table {
-        let mut done = tables::load_into(registry, &mapped, name, table);
-        if done.is_ok() {
-            done = resume_one(registry, &mapped).await.map_err(|e| VerbError::new(name, e));
-        }
-        if let Err(error) = done {
-            registry.forget(&mapped);
-            return Err(error);
-        }
+        tables::load_into(registry, &made.mapped, name, table)?;
+        resume_one(registry, &made.mapped).await.map_err(|e| VerbError::new(name, e))?;
     }
-    export(registry, &mapped).inspect_err(|_| registry.forget(&mapped))
+    export(registry, &made.mapped)?;
+    made.complete();
+    Ok(())
 }
 
 fn export(registry: &Registry, mapped: &Mapped) -> Result<(), VerbError> {
@@ -70,20 +66,21 @@ pub async fn remove(registry: &Arc<Registry>, name: &str) -> Result<(), VerbErro
     let refuse = |error| Err(VerbError::new(name, error));
     let alone = mapped.changing.lock().await;
     let own = mapped.device.name();
-    let open = super::show::open_count(registry, &mapped);
-    if open > 0 {
-        return refuse(TargetError::errno(EBUSY).because(format!("it is open {open} times")));
-    }
+    let leaving = match registry.take_away(&mapped) {
+        Ok(leaving) => leaving,
+        Err(error) => return refuse(error),
+    };
     if let Some(exporter) = registry.exporter() {
         exporter.remove(&own);
-        // Nobody can come any more, but somebody may have come meanwhile.
-        if exporter.users(&own) > 0 {
+        // Nobody can come any more; who came before has it open.
+        let users = exporter.users(&own);
+        if users > 0 {
             export(registry, &mapped)?;
-            return refuse(TargetError::errno(EBUSY).because("a client has just opened it"));
+            return refuse(TargetError::errno(EBUSY).because(format!("it is open {users} times")));
         }
         exporter.forget(&own);
     }
-    registry.forget(&mapped);
+    leaving.gone();
     // Targets are told that they are not in use any more; there is nothing in flight to wait for.
     let device = &mapped.device;
     let ended = finish(registry, |wake| device.suspend(true, wake)).await;

@@ -4,7 +4,7 @@ use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
-use udm_core::{DevNo, Device};
+use udm_core::DevNo;
 use udm_targets::{DeviceRef, Entry, TARGETS, Table, Target};
 
 /// The version of the kernel's device mapper (6.12) whose behaviour udm follows.
@@ -78,17 +78,13 @@ pub fn version() -> api::Version {
 }
 
 /// Who has the device open: clients, and tables that use it, in either slot.
-pub(super) fn open_count(registry: &Registry, mapped: &Mapped) -> u64 {
-    let id = mapped.device.id();
-    let uses = |table: &Arc<Table>| devices(table).any(|below| below.device.id() == id);
-    let all = registry.all();
-    let tables = all.iter().flat_map(|other| [slot(other, false), slot(other, true)]).flatten();
-    let clients = registry.exporter().map_or(0, |exporter| exporter.users(&mapped.device.name()));
-    (tables.filter(uses).count() + clients) as u64
+fn open_count(registry: &Registry, mapped: &Mapped, name: &str) -> u64 {
+    (mapped.holds() + registry.exporter().map_or(0, |exporter| exporter.users(name))) as u64
 }
 
 fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
     let info = mapped.device.info();
+    let open_count = open_count(registry, mapped, &info.name);
     api::Device {
         name: info.name,
         uuid: info.uuid,
@@ -97,7 +93,7 @@ fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
         state: if info.suspended { "suspended" } else { "active" }.into(),
         live_table: info.live,
         inactive_table: info.inactive,
-        open_count: open_count(registry, mapped),
+        open_count,
         event_nr: info.event_nr,
         targets: info.targets as u64,
         read_only: info.read_only,

@@ -2,6 +2,7 @@
 
 use crate::error::{Place, VerbError};
 use crate::registry::{Known, Mapped, Opening, Registry};
+use std::sync::Arc;
 use udm_targets::{Table, TargetError};
 use udm_wire::table::{Line, TableSyntaxError};
 use udm_wire::words;
@@ -12,6 +13,7 @@ pub const TABLE_MAX: usize = 1 << 20;
 /// The longest message in bytes: the kernel's room for one ioctl.
 const MESSAGE_MAX: usize = 16 << 10;
 
+const ENXIO: i32 = 6;
 const E2BIG: i32 = 7;
 
 /// Loads `text` into the inactive slot of `name`. May block on what the table opens.
@@ -25,7 +27,7 @@ pub fn load(registry: &Registry, name: &str, text: &str) -> Result<(), VerbError
 
 pub(super) fn load_into(
     registry: &Registry,
-    mapped: &Mapped,
+    mapped: &Arc<Mapped>,
     name: &str,
     text: &str,
 ) -> Result<(), VerbError> {
@@ -38,8 +40,19 @@ pub(super) fn load_into(
         let place = place(&lines, &error);
         VerbError::new(name, error).at(place)
     };
-    let _one_at_a_time = registry.building();
-    let table = Table::build(&lines, &mut Opening(registry), registry.core_count()).map_err(refused)?;
+    let table = {
+        let _one_at_a_time = registry.building();
+        Table::build(&lines, &mut Opening::new(registry), registry.core_count()).map_err(refused)?
+    };
+    // What is replaced, or refused, is dropped behind the lock: dropping a table closes devices.
+    let _given = Arc::clone(&table);
+    let _replaced;
+    let _linked = registry.linking();
+    _replaced = mapped.device.inactive();
+    if !registry.is_there(mapped) {
+        let error = TargetError::errno(ENXIO).because("it has been removed meanwhile");
+        return Err(VerbError::new(name, error));
+    }
     mapped.device.load(table).map_err(refused)
 }
 

@@ -247,14 +247,14 @@ impl Connection {
                 Step::Answered => {}
                 Step::More => break,
                 Step::Close => self.phase = Phase::Draining,
-                Step::Begin(session) => self.begin(&session, cx),
+                Step::Begin(session) => self.begin(session, cx),
             }
         }
         self.tx.push_raw(&out);
     }
 
-    fn begin(&mut self, session: &Session, cx: &mut FrontCx<'_, '_>) {
-        self.export = Some((ExportUse::new(&session.export), session.geometry));
+    fn begin(&mut self, session: Session, cx: &mut FrontCx<'_, '_>) {
+        self.export = Some((session.export, session.geometry));
         self.structured = session.structured;
         if session.structured {
             self.tx.use_structured();

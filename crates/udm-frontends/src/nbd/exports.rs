@@ -69,10 +69,10 @@ impl Export {
 /// A connection's hold on an export, counted.
 pub(super) struct ExportUse(Arc<Export>);
 
-impl ExportUse {
-    pub(super) fn new(export: &Arc<Export>) -> ExportUse {
-        export.users.fetch_add(1, Ordering::Relaxed);
-        ExportUse(export.clone())
+impl std::ops::Deref for ExportUse {
+    type Target = Export;
+    fn deref(&self) -> &Export {
+        &self.0
     }
 }
 
@@ -187,12 +187,24 @@ impl Exports {
         Some(list.remove(at))
     }
 
+    /// As [`Exports::get`], for a connection that is to use it: counted while the list is locked, so that whoever takes an export off the list knows
+    /// by its users whether anybody can still come.
+    pub(super) fn hold(&self, name: &str) -> Option<ExportUse> {
+        let list = self.list();
+        let export = Exports::find(&list, name)?;
+        export.users.fetch_add(1, Ordering::Relaxed);
+        Some(ExportUse(Arc::clone(export)))
+    }
+
     /// The export `name`; the first one for the empty name, unless there is one of that name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Arc<Export>> {
-        let list = self.list();
+        Exports::find(&self.list(), name).cloned()
+    }
+
+    fn find<'a>(list: &'a [Arc<Export>], name: &str) -> Option<&'a Arc<Export>> {
         let named = list.iter().find(|e| e.name == name);
-        named.or_else(|| list.first().filter(|_| name.is_empty())).cloned()
+        named.or_else(|| list.first().filter(|_| name.is_empty()))
     }
 
     /// All exports, in order.

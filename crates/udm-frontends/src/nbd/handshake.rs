@@ -3,8 +3,7 @@
 //! Contract: one call of [`Handshake::step`] answers one message of the client at the most, so the caller decides how much output may
 //! pile up. What the client has no right to send ends the connection; what it may send and we can't do is answered with an error.
 
-use super::exports::{Export, Exports, Geometry};
-use std::sync::Arc;
+use super::exports::{Export, ExportUse, Exports, Geometry};
 use udm_core::OpenError;
 use udm_wire::nbd::{
     ClientFlags, ClientOption, ExportFlags, ExportNameReply, FromClient, GREETING_SIZE, HandshakeFlags,
@@ -35,14 +34,14 @@ pub(super) enum Step {
 
 /// What was agreed on.
 pub(super) struct Session {
-    pub(super) export: Arc<Export>,
+    pub(super) export: ExportUse,
     pub(super) geometry: Geometry,
     /// Reads are answered with chunks.
     pub(super) structured: bool,
 }
 
 /// Opens the device of the chosen export, before the client is told that it has it.
-pub(super) type Open<'a> = &'a mut dyn FnMut(&Arc<Export>) -> Result<(), OpenError>;
+pub(super) type Open<'a> = &'a mut dyn FnMut(&Export) -> Result<(), OpenError>;
 
 impl Handshake {
     /// The server's first bytes.
@@ -87,7 +86,7 @@ impl Handshake {
             ClientOption::ExportName(name) => return self.export_name(name, out, exports, open),
             ClientOption::Go(request) => return self.go(request, out, exports, open),
             ClientOption::Info(request) => {
-                if let Some(export) = find(OPT_INFO, request, out, exports) {
+                if let Some(export) = found(OPT_INFO, request, out, exports.get(&request.name)) {
                     self.describe(OPT_INFO, request, &export, export.geometry(), out);
                     put_ack(out, OPT_INFO);
                 }
@@ -115,7 +114,7 @@ impl Handshake {
 
     /// The old way in: it knows no error but the end of the connection.
     fn export_name(&self, name: &str, out: &mut Vec<u8>, exports: &Exports, open: Open<'_>) -> Step {
-        let Some(export) = exports.get(name) else {
+        let Some(export) = exports.hold(name) else {
             tracing::info!("nbd: a client asked for the unknown export {name:?}");
             return Step::Close;
         };
@@ -130,7 +129,9 @@ impl Handshake {
     }
 
     fn go(&self, request: &InfoRequest, out: &mut Vec<u8>, exports: &Exports, open: Open<'_>) -> Step {
-        let Some(export) = find(OPT_GO, request, out, exports) else { return Step::Answered };
+        let Some(export) = found(OPT_GO, request, out, exports.hold(&request.name)) else {
+            return Step::Answered;
+        };
         if let Err(e) = open(&export) {
             tracing::warn!("nbd: export {:?}: {e}", export.name());
             put_error(out, OPT_GO, REP_ERR_PLATFORM, &e.text);
@@ -142,7 +143,7 @@ impl Handshake {
         self.begin(export, geometry)
     }
 
-    fn begin(&self, export: Arc<Export>, geometry: Geometry) -> Step {
+    fn begin(&self, export: ExportUse, geometry: Geometry) -> Step {
         Step::Begin(Session { export, geometry, structured: self.structured })
     }
 
@@ -172,8 +173,7 @@ impl Handshake {
 }
 
 /// The export that `request` names; without one the error is in `out`.
-fn find(option: u32, request: &InfoRequest, out: &mut Vec<u8>, exports: &Exports) -> Option<Arc<Export>> {
-    let export = exports.get(&request.name);
+fn found<T>(option: u32, request: &InfoRequest, out: &mut Vec<u8>, export: Option<T>) -> Option<T> {
     if export.is_none() {
         put_error(out, option, REP_ERR_UNKNOWN, &format!("there is no export {:?}", request.name));
     }

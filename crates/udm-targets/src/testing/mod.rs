@@ -86,9 +86,12 @@ impl TestResolver {
 impl Resolver for TestResolver {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         match self.names.get(word) {
-            Some((number, device)) => {
-                Ok(DeviceRef { number: *number, name: word.to_owned(), device: Arc::clone(device) })
-            }
+            Some((number, device)) => Ok(DeviceRef {
+                number: *number,
+                name: word.to_owned(),
+                device: Arc::clone(device),
+                hold: None,
+            }),
             // What the kernel says of numbers without a device, and of paths without a file.
             None if word.parse::<DevNo>().is_ok() => Err(LookupError { errno: 6, reason: String::new() }),
             None => Err(LookupError { errno: 2, reason: String::new() }),

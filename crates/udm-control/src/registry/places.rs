@@ -1,0 +1,323 @@
+//! The places of mapped devices: who has which name, uuid and number, and in which stage of its life.
+//!
+//! Contract: a place belongs to whoever made it ([`Made`]) until the device is complete, then to whoever takes it away ([`Leaving`]); nobody else
+//! ends it. While a device is made or taken away its name, uuid and number are taken, but it is found by nobody: not listed, not exported by
+//! others, not used by tables. Tables that use a device are counted as they take it ([`Hold`]), under the lock under which a removal begins, so that
+//! one of the two is refused. All look-ups are by index.
+
+use super::{MAPPED_MAJOR, Registry};
+use crate::error::VerbError;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use udm_core::DevNo;
+use udm_targets::{MappedDevice, TargetError};
+
+/// How many mapped devices there can be (the kernel's minors have 20 bits).
+const MAPPED_MAX: u32 = 1 << 20;
+
+const EBUSY: i32 = 16;
+
+/// A mapped device in the registry.
+pub struct Mapped {
+    /// The device.
+    pub device: Arc<MappedDevice>,
+    /// Held by whoever suspends, resumes or removes it: one at a time, in the order they came.
+    pub(crate) changing: tokio::sync::Mutex<()>,
+    /// Tables that use it.
+    holds: AtomicUsize,
+}
+
+impl Mapped {
+    /// How many tables use it, in either slot of other devices or still being built.
+    pub(crate) fn holds(&self) -> usize {
+        self.holds.load(Ordering::Relaxed)
+    }
+}
+
+/// The stages of a place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Making,
+    There,
+    Leaving,
+}
+
+struct Place {
+    mapped: Arc<Mapped>,
+    stage: Stage,
+}
+
+/// All places.
+#[derive(Default)]
+pub(super) struct Places {
+    by_minor: BTreeMap<u32, Place>,
+    names: HashMap<String, u32>,
+    uuids: HashMap<String, u32>,
+    /// Numbers below `next` that are free again.
+    free: BTreeSet<u32>,
+    next: u32,
+}
+
+/// Why a device is not to be had.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Absent {
+    /// There is none.
+    Unknown,
+    /// It is not complete yet.
+    Making,
+    /// It is being removed.
+    Leaving,
+}
+
+impl Absent {
+    /// For a person; `None` when there is nothing.
+    pub fn reason(self) -> Option<&'static str> {
+        match self {
+            Absent::Unknown => None,
+            Absent::Making => Some("it is still being created: try again when that is done"),
+            Absent::Leaving => Some("it is being removed"),
+        }
+    }
+}
+
+impl Places {
+    /// The device with a number.
+    pub fn numbered(&self, minor: u32) -> Result<&Arc<Mapped>, Absent> {
+        let place = self.by_minor.get(&minor).ok_or(Absent::Unknown)?;
+        match place.stage {
+            Stage::There => Ok(&place.mapped),
+            Stage::Making => Err(Absent::Making),
+            Stage::Leaving => Err(Absent::Leaving),
+        }
+    }
+
+    /// The device of a name.
+    pub fn named(&self, name: &str) -> Result<&Arc<Mapped>, Absent> {
+        self.numbered(*self.names.get(name).ok_or(Absent::Unknown)?)
+    }
+
+    /// The device that `word` means: by its number, which nothing else can look like, its name, or its uuid.
+    fn meant(&self, word: &str) -> Result<&Arc<Mapped>, Absent> {
+        if let Ok(number) = word.parse::<DevNo>() {
+            return if number.major == MAPPED_MAJOR {
+                self.numbered(number.minor)
+            } else {
+                Err(Absent::Unknown)
+            };
+        }
+        let minor = self.names.get(word).or_else(|| self.uuids.get(word));
+        self.numbered(*minor.ok_or(Absent::Unknown)?)
+    }
+
+    /// All devices that are complete, by number.
+    pub fn all(&self) -> impl Iterator<Item = &Arc<Mapped>> {
+        self.by_minor.values().filter(|place| place.stage == Stage::There).map(|place| &place.mapped)
+    }
+
+    fn reserve(&mut self, name: &str, uuid: Option<&str>) -> Result<Arc<Mapped>, TargetError> {
+        let busy = |why: &str| Err(TargetError::errno(EBUSY).because(why));
+        if self.names.contains_key(name) {
+            return busy("a device of that name exists");
+        }
+        if uuid.is_some_and(|uuid| self.uuids.contains_key(uuid)) {
+            return busy("a device with that uuid exists");
+        }
+        for (what, word) in [("name", Some(name)), ("uuid", uuid)] {
+            if word.is_some_and(|word| word.parse::<DevNo>().is_ok()) {
+                let reason = format!("a {what} of the form major:minor would be taken for a device number");
+                return Err(TargetError::errno(22).because(reason));
+            }
+        }
+        let minor = self.free.first().copied().unwrap_or(self.next);
+        if minor >= MAPPED_MAX {
+            return busy("all device numbers are taken");
+        }
+        let device = MappedDevice::new(name, uuid, DevNo { major: MAPPED_MAJOR, minor })?;
+        let mapped =
+            Arc::new(Mapped { device, changing: tokio::sync::Mutex::default(), holds: AtomicUsize::new(0) });
+        if !self.free.remove(&minor) {
+            self.next += 1;
+        }
+        self.names.insert(name.into(), minor);
+        if let Some(uuid) = uuid {
+            self.uuids.insert(uuid.into(), minor);
+        }
+        self.by_minor.insert(minor, Place { mapped: Arc::clone(&mapped), stage: Stage::Making });
+        Ok(mapped)
+    }
+
+    /// The place of `mapped`, and of nothing else that may have its number by now.
+    fn place(&mut self, mapped: &Arc<Mapped>) -> Option<&mut Place> {
+        let place = self.by_minor.get_mut(&mapped.device.number().minor)?;
+        Arc::ptr_eq(&place.mapped, mapped).then_some(place)
+    }
+
+    fn set(&mut self, mapped: &Arc<Mapped>, stage: Stage) {
+        if let Some(place) = self.place(mapped) {
+            place.stage = stage;
+        }
+    }
+
+    fn forget(&mut self, mapped: &Arc<Mapped>) {
+        if self.place(mapped).is_none() {
+            return;
+        }
+        let minor = mapped.device.number().minor;
+        self.by_minor.remove(&minor);
+        self.names.remove(&mapped.device.name());
+        if let Some(uuid) = mapped.device.uuid() {
+            self.uuids.remove(&uuid);
+        }
+        self.free.insert(minor);
+    }
+}
+
+/// A device that is being made. Dropped before it is complete it is gone, and its name is free again.
+pub(crate) struct Made<'a> {
+    registry: &'a Registry,
+    pub mapped: Arc<Mapped>,
+    complete: bool,
+}
+
+impl Made<'_> {
+    /// From now on the device is everybody's.
+    pub fn complete(mut self) {
+        self.complete = true;
+        self.registry.state().places.set(&self.mapped, Stage::There);
+    }
+}
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        if !self.complete {
+            self.registry.state().places.forget(&self.mapped);
+        }
+    }
+}
+
+/// A device that is being removed. Dropped before it is gone it stays.
+pub(crate) struct Leaving<'a> {
+    registry: &'a Registry,
+    mapped: Arc<Mapped>,
+    gone: bool,
+}
+
+impl Leaving<'_> {
+    /// Its name, uuid and number are free.
+    pub fn gone(mut self) {
+        self.gone = true;
+        self.registry.state().places.forget(&self.mapped);
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if !self.gone {
+            self.registry.state().places.set(&self.mapped, Stage::There);
+        }
+    }
+}
+
+/// A table's use of a device; the last clone ends it.
+pub(super) struct Hold(Arc<Mapped>);
+
+impl Hold {
+    /// Only under the lock of the places, and only of a device that they gave.
+    pub fn new(mapped: &Arc<Mapped>) -> Hold {
+        mapped.holds.fetch_add(1, Ordering::Relaxed);
+        Hold(Arc::clone(mapped))
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.holds.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Registry {
+    /// The mapped device called `word`: `major:minor`, a name, or a uuid.
+    ///
+    /// # Errors
+    /// ENXIO, as the kernel says it of names that it does not know; EBUSY while the device is being created or removed.
+    pub fn find(&self, word: &str) -> Result<Arc<Mapped>, VerbError> {
+        let state = self.state();
+        state.places.meant(word).cloned().map_err(|absent| match absent.reason() {
+            None => VerbError::missing(word),
+            Some(reason) => VerbError::new(word, TargetError::errno(EBUSY).because(reason)),
+        })
+    }
+
+    /// Every mapped device, by number.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Mapped>> {
+        self.state().places.all().cloned().collect()
+    }
+
+    /// Reserves a name, a uuid and the lowest number that is free, as in the kernel, for a device without a table.
+    ///
+    /// # Errors
+    /// EINVAL for a bad name or uuid, EBUSY for one that is taken.
+    pub(crate) fn make(&self, name: &str, uuid: Option<&str>) -> Result<Made<'_>, TargetError> {
+        let mapped = self.state().places.reserve(name, uuid)?;
+        Ok(Made { registry: self, mapped, complete: false })
+    }
+
+    /// Begins the removal of a device that no table uses. No table can take it from then on.
+    ///
+    /// # Errors
+    /// EBUSY while tables use it, ENXIO when somebody else has removed it.
+    pub(crate) fn take_away(&self, mapped: &Arc<Mapped>) -> Result<Leaving<'_>, TargetError> {
+        let _linked = self.linking();
+        let mut state = self.state();
+        let Some(place) = state.places.place(mapped).filter(|place| place.stage == Stage::There) else {
+            return Err(TargetError::errno(6).because("it has been removed meanwhile"));
+        };
+        let holds = mapped.holds();
+        if holds > 0 {
+            return Err(TargetError::errno(EBUSY).because(format!("it is open {holds} times")));
+        }
+        place.stage = Stage::Leaving;
+        Ok(Leaving { registry: self, mapped: Arc::clone(mapped), gone: false })
+    }
+
+    /// True while `mapped` is in its place and not about to leave it. Asked under [`Registry::linking`] it stays true as long as that is held.
+    pub(crate) fn is_there(&self, mapped: &Arc<Mapped>) -> bool {
+        let mut state = self.state();
+        state.places.place(mapped).is_some_and(|place| place.stage != Stage::Leaving)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_the_lowest_that_are_free() {
+        let mut places = Places::default();
+        let made: Vec<_> = ["a", "b", "c"].map(|name| places.reserve(name, None).unwrap()).into();
+        let minor = |mapped: &Arc<Mapped>| mapped.device.number().minor;
+        assert_eq!(made.iter().map(minor).collect::<Vec<_>>(), [0, 1, 2]);
+        places.forget(&made[1]);
+        places.forget(&made[0]);
+        let again = places.reserve("d", Some("u")).unwrap();
+        assert_eq!(minor(&again), 0);
+        // What has lost its place takes no other's away.
+        places.forget(&made[0]);
+        assert!(places.named("d").is_err_and(|absent| absent == Absent::Making));
+        places.set(&again, Stage::There);
+        assert!(places.meant("u").is_ok() && places.meant("254:0").is_ok() && places.meant("253:0").is_err());
+        assert_eq!(minor(&places.reserve("e", None).unwrap()), 1);
+        assert_eq!(minor(&places.reserve("f", None).unwrap()), 3);
+    }
+
+    #[test]
+    fn a_number_always_means_the_number() {
+        let mut places = Places::default();
+        for (name, uuid) in [("254:0", None), ("x", Some("254:0")), ("1:1", None)] {
+            assert_eq!(places.reserve(name, uuid).err().unwrap().errno, 22);
+        }
+        places.reserve("254:", Some(":0")).unwrap();
+    }
+}

@@ -1,0 +1,128 @@
+//! Who owns a place in the registry: creates, removes and loads that meet.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use udm_control::exports::{ExportOptions, Exporter};
+use udm_control::{Registry, verbs};
+use udm_core::{Cores, DeviceId, LaneCommand};
+use udm_frontends::nbd::Exports;
+
+const ENXIO: i32 = 6;
+const EBUSY: i32 = 16;
+
+/// Cores without lanes: every command is answered at once.
+struct NoLanes;
+
+impl Cores for NoLanes {
+    fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
+}
+
+fn registry() -> Arc<Registry> {
+    let registry = Registry::new(Arc::new(NoLanes), 1);
+    registry.export_by(Exporter::new(Arc::new(Exports::new()), ExportOptions::default()));
+    registry
+}
+
+/// A table that takes a moment to build; it is refused at its end unless it is `good`.
+fn slow_table(good: bool) -> String {
+    let lines: String = (0..40_000).map(|i| format!("{i} 1 zero\n")).collect();
+    lines + if good { "40000 1 zero" } else { "40000 1 none" }
+}
+
+fn errno<T: std::fmt::Debug>(done: Result<T, udm_control::error::VerbError>) -> i32 {
+    done.unwrap_err().error.errno
+}
+
+/// What is listed answers, what is exported has its device, and the other way round.
+fn consistent(registry: &Arc<Registry>) {
+    let listed: BTreeSet<String> = verbs::ls(registry).into_iter().map(|d| d.name).collect();
+    let exported: BTreeSet<String> = registry.exports().into_iter().map(|e| e.name).collect();
+    assert_eq!(listed, exported);
+    for name in &listed {
+        verbs::info(registry, name).unwrap();
+    }
+}
+
+/// While `create` builds the table, nobody else removes the device or takes its name, and when the create fails it takes away nothing but its own.
+#[test]
+fn a_device_that_is_being_made_belongs_to_its_maker() {
+    for good in [true, false] {
+        let registry = registry();
+        let ended = AtomicBool::new(false);
+        let mut met = 0;
+        thread::scope(|scope| {
+            let made = scope.spawn(|| {
+                let table = slow_table(good);
+                let made = verbs::wait(verbs::create(&registry, "a", Some("UUID-A"), Some(&table)));
+                ended.store(true, Ordering::Release);
+                made
+            });
+            while !ended.load(Ordering::Acquire) {
+                match verbs::wait(verbs::remove(&registry, "a")) {
+                    Err(error) if error.error.errno == ENXIO => {}
+                    Err(error) => {
+                        assert_eq!(error.error.errno, EBUSY, "{error}");
+                        met += 1;
+                        let taken = verbs::wait(verbs::create(&registry, "a", None, None));
+                        assert!(taken.is_err() || ended.load(Ordering::Acquire), "the name is taken");
+                        assert!(!verbs::ls(&registry).iter().any(|d| d.name == "a" && !d.live_table));
+                        // Takes the lowest number that is free.
+                        if met == 1 {
+                            verbs::wait(verbs::create(&registry, "b", None, Some("0 8 zero"))).unwrap();
+                        }
+                    }
+                    // It may be removed the moment it is made.
+                    Ok(()) => {
+                        assert!(met > 0, "removed while it was being made");
+                        break;
+                    }
+                }
+            }
+            assert_eq!(made.join().unwrap().is_ok(), good);
+        });
+        assert!(met > 0, "the remove never met the create");
+        consistent(&registry);
+        verbs::info(&registry, "b").unwrap();
+        let _ = verbs::wait(verbs::remove(&registry, "a"));
+        verbs::wait(verbs::create(&registry, "a", Some("UUID-A"), Some("0 8 linear @b 0"))).unwrap();
+        assert_eq!(errno(verbs::wait(verbs::remove(&registry, "b"))), EBUSY);
+        consistent(&registry);
+    }
+}
+
+/// A table that names a device and the removal of that device: one of the two is refused.
+#[test]
+fn no_table_names_a_removed_device() {
+    let registry = registry();
+    verbs::wait(verbs::create(&registry, "i", None, None)).unwrap();
+    let until = Instant::now() + Duration::from_secs(2);
+    let (mut loaded, mut removed) = (0u32, 0u32);
+    thread::scope(|scope| {
+        let removing = scope.spawn(|| {
+            let mut removed = 0;
+            while Instant::now() < until {
+                let _ = verbs::wait(verbs::create(&registry, "b", None, Some("0 8 zero")));
+                removed += u32::from(verbs::wait(verbs::remove(&registry, "b")).is_ok());
+            }
+            removed
+        });
+        while Instant::now() < until {
+            if verbs::load(&registry, "i", "0 8 linear @b 0").is_err() {
+                continue;
+            }
+            verbs::wait(verbs::resume(&registry, "i")).unwrap();
+            let below = verbs::table(&registry, "i", false).unwrap().devices;
+            // Looked at after the table: who is named there must still be there.
+            assert!(below.iter().all(|b| !b.uri.is_empty()), "{below:?}");
+            assert_eq!(verbs::info(&registry, "b").unwrap().open_count, 1);
+            loaded += 1;
+            verbs::load(&registry, "i", "0 8 error").unwrap();
+            verbs::wait(verbs::resume(&registry, "i")).unwrap();
+        }
+        removed = removing.join().unwrap();
+    });
+    assert!(loaded > 0 && removed > 0, "{loaded} loads, {removed} removals");
+}
