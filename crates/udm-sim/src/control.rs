@@ -199,6 +199,7 @@ impl World {
         let device = &mut self.devices[i];
         let Some(running) = &mut device.running else { return };
         lock(&self.env).say(format!("d{i} goes back on {}", device.phase.doing()));
+        self.totals.cancels += 1;
         running.change.cancel(&*self.post);
         running.woken.store(true, Ordering::Relaxed);
         running.cancelled = true;
@@ -227,6 +228,7 @@ impl World {
         device.spare = std::mem::replace(&mut device.access, loaded.access).or(device.spare);
         device.maps = vec![loaded.map];
         device.spec = loaded.spec;
+        device.spec.lines.iter().for_each(|(_, kind)| self.totals.see(kind));
         device.limits = device.mapped.limits();
         env.say(format!("d{i} uses its new table"));
     }
@@ -293,7 +295,10 @@ impl World {
         let mut names = Names { paths: &self.paths, devices: &self.devices };
         let device = &self.devices[i];
         match device.mapped.message(0, &words, &mut names, &*self.post) {
-            Ok(_) => Ok(true),
+            Ok(_) => {
+                self.totals.messages += 1;
+                Ok(true)
+            }
             Err(e) if e.errno == 16 && device.phase != Phase::Live => Ok(false),
             Err(e) => Err(format!("d{i} message {}: {e}", words.join(" "))),
         }

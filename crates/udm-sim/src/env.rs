@@ -85,8 +85,8 @@ pub struct Env {
     pub torn: bool,
     /// How often the power went off.
     pub crashes: u64,
-    /// Requests that reached a path.
-    pub reached: u64,
+    /// Requests that disks and paths failed.
+    pub faults: u64,
     /// The first thing that was wrong.
     pub violation: Option<String>,
 }
@@ -116,7 +116,7 @@ impl Env {
             dead: false,
             torn: true,
             crashes: 0,
-            reached: 0,
+            faults: 0,
             violation: None,
         }
     }
@@ -142,6 +142,7 @@ impl Env {
 
     /// A path returned `status`: the multipath target above, if any, must fail it.
     pub fn blame(&mut self, path: usize, status: Status) {
+        self.faults += 1;
         let ending = self.ending();
         let disk = self.paths[path].disk;
         self.disks[disk].blamed[status as usize] = Some(ending);

@@ -8,7 +8,7 @@
 //! * `plan`: what a run is. `run`: runs one, and makes a failure smaller.
 //! * `world`, `turn`, `front`, `device`, `control`, `acts`, `rest`, `timers`: the world and what happens in it.
 //! * `cores`, `env`, `disk`, `path`: what the code under test sees of it.
-//! * `blueprint`, `tables`: what is built. `model`, `cells`, `stamp`: what must hold. `trace`: what happened.
+//! * `blueprint`, `tables`: what is built. `model`, `cells`, `stamp`: what must hold. `trace`: what happened. `totals`: how much of it.
 #![forbid(unsafe_code)]
 
 mod acts;
@@ -29,10 +29,11 @@ pub mod run;
 pub mod stamp;
 pub mod tables;
 mod timers;
+pub mod totals;
 pub mod trace;
 mod turn;
 pub mod world;
 
 pub use plan::{Class, Plan, Without};
 pub use run::{Failure, run, shrink};
-pub use world::Totals;
+pub use totals::Totals;

@@ -4,6 +4,7 @@ use clap::Parser;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use udm_sim::totals::count;
 use udm_sim::{Class, Failure, Plan, Totals, Without, run, shrink};
 
 /// Runs udm's targets in a simulated world, seed after seed, and stops at the first failure.
@@ -71,16 +72,9 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, t: &Totals) {
+    fn add(&mut self, totals: &Totals) {
         self.seeds += 1;
-        self.totals.steps += t.steps;
-        self.totals.requests += t.requests;
-        self.totals.simulated += t.simulated;
-        self.totals.sectors += t.sectors;
-        self.totals.crashes += t.crashes;
-        self.totals.reloads += t.reloads;
-        self.totals.suspends += t.suspends;
-        self.totals.losses += t.losses;
+        self.totals.add(totals);
     }
 
     fn line(&self) -> String {
@@ -90,7 +84,7 @@ impl Tally {
         format!(
             "{seeds}, {} steps, {} requests, {hours:.1} simulated hours",
             count(t.steps),
-            count(t.requests)
+            count(t.all_requests())
         )
     }
 
@@ -108,7 +102,7 @@ impl Tally {
         let speed = format!(
             "{:.1} seeds/s, {} requests/s",
             self.seeds as f64 / seconds,
-            count((self.totals.requests as f64 / seconds) as u64)
+            count((self.totals.all_requests() as f64 / seconds) as u64)
         );
         let (start, end) = if terminal { ("\r\x1b[K", "") } else { ("", "\n") };
         say(&mut std::io::stderr(), format_args!("{start}{}, {speed}{end}", self.line()));
@@ -118,14 +112,6 @@ impl Tally {
         if self.shown.is_some() && std::io::stderr().is_terminal() {
             say(&mut std::io::stderr(), format_args!("\r\x1b[K"));
         }
-    }
-}
-
-fn count(n: u64) -> String {
-    match n {
-        0..10_000 => n.to_string(),
-        10_000..10_000_000 => format!("{:.1} k", n as f64 / 1e3),
-        _ => format!("{:.1} M", n as f64 / 1e6),
     }
 }
 
@@ -171,16 +157,16 @@ fn simulate(options: &Options) -> ExitCode {
         udm_targets::bugs::set(Some(bug));
     }
     // With a time and no seeds it goes on until the time is over.
-    let (first, end) = match (options.seed, options.seeds) {
-        (Some(seed), _) => (seed, seed.saturating_add(1)),
-        (None, Some(range)) => range,
-        (None, None) if options.minutes.is_some() => (1, u64::MAX),
-        (None, None) => (1, 101),
+    let seeds = match (options.seed, options.seeds) {
+        (Some(seed), _) => seed..=seed,
+        (None, Some((first, end))) => first..=end - 1,
+        (None, None) if options.minutes.is_some() => 1..=u64::MAX,
+        (None, None) => 1..=100,
     };
     let open_ended = options.seed.is_none() && options.seeds.is_none();
     let mut tally = Tally { seeds: 0, totals: Totals::default(), began: Instant::now(), shown: None };
     let mut hash = None;
-    for seed in first..end {
+    for seed in seeds {
         if options.minutes.is_some_and(|m| tally.began.elapsed() >= m) {
             tally.clear();
             if open_ended {
@@ -207,26 +193,35 @@ fn simulate(options: &Options) -> ExitCode {
         tally.show();
     }
     tally.clear();
-    let mut out = std::io::stdout();
-    say(&mut out, format_args!("{}: clean\n", tally.line()));
+    verdict(&tally, hash, options)
+}
+
+/// Says what was covered and what that is worth. Runs that covered nothing are a failure: they look like clean ones otherwise.
+fn verdict(tally: &Tally, hash: Option<u64>, options: &Options) -> ExitCode {
     let t = &tally.totals;
-    let rate = (t.requests as f64 / tally.began.elapsed().as_secs_f64()) as u64;
+    let nothing = t.nothing();
+    let left_out: Vec<&str> = options.without.iter().map(|class| class.name()).collect();
+    let verdict = match nothing {
+        Some(why) => format!("nothing was tested: {why}"),
+        None if options.bench.is_some() => "measured, with all well; nothing else was tested".into(),
+        None if left_out.is_empty() => "clean".into(),
+        None => format!("clean, without {}", left_out.join(",")),
+    };
+    let without = options.without.iter().fold(Without::default(), |w, c| w.and(*c));
+    let missed = match (t.missed(without), options.bench) {
+        (missed, None) if !missed.is_empty() => format!("never came: {}\n", missed.join(", ")),
+        _ => String::new(),
+    };
+    let rate = (t.all_requests() as f64 / tally.began.elapsed().as_secs_f64()) as u64;
+    let mut out = std::io::stdout();
     say(
         &mut out,
-        format_args!(
-            "{} crashes, {} suspends, {} reloads, {} paths lost, {} sectors compared, {} requests/s\n",
-            count(t.crashes),
-            count(t.suspends),
-            count(t.reloads),
-            count(t.losses),
-            count(t.sectors),
-            count(rate)
-        ),
+        format_args!("{}: {verdict}\n{}{missed}{} requests/s\n", tally.line(), t.coverage(), count(rate)),
     );
     if let (1, Some(hash)) = (tally.seeds, hash) {
         say(&mut out, format_args!("trace {hash:016x}\n"));
     }
-    ExitCode::SUCCESS
+    if nothing.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 fn report(failure: Failure, options: &Options, tally: &Tally) {

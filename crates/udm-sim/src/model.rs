@@ -55,12 +55,6 @@ impl Model {
         self.requests.len() - self.free.len()
     }
 
-    /// How many requests there have been.
-    #[must_use]
-    pub fn total(&self) -> u64 {
-        self.ids
-    }
-
     /// A request begins in `step`: gives it its cookie, puts its stamps into the data of a write, and returns its number. `maps` are the
     /// tables that it may go through, the current one first.
     pub fn begin(&mut self, bio: &mut Bio, device: usize, maps: &[Arc<Map>], step: u64, now: Nanos) -> u64 {

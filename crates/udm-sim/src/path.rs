@@ -102,7 +102,6 @@ impl Lane for PathLane {
                 due.0,
             ];
             env.trace.add(at, core, Kind::PathIn, args);
-            env.reached += 1;
             let (crashes, mark) = (env.crashes, env.disks[disk].mark());
             let mut slot = Slot { bio, fate, applied: 0, mark, crashes };
             let now = match env.chance.below(4) {

@@ -21,6 +21,7 @@ impl World {
         lock(&self.env).say("all come to rest");
         self.settle()?;
         self.inspect()?;
+        self.totals.rests += 1;
         if !self.plan.without.has(Class::Remove) && self.plan.bench.is_none() && self.control.one_in(3) {
             lock(&self.env).say("all devices are removed and made again");
             self.restart()?;

@@ -2,7 +2,8 @@
 
 use crate::env::lock;
 use crate::plan::{Class, Plan, Without};
-use crate::world::{Totals, World};
+use crate::totals::Totals;
+use crate::world::World;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
@@ -84,7 +85,7 @@ pub fn run(plan: &Plan) -> Result<Clean, Box<Failure>> {
 }
 
 fn totals(world: &World) -> Totals {
-    Totals { sectors: world.model.compared, requests: world.model.total(), ..world.totals }
+    Totals { sectors: world.model.compared, faults: lock(&world.env).faults, ..world.totals }
 }
 
 /// How many runs making a failure smaller may take.

@@ -91,7 +91,6 @@ impl World {
             env.trace.add(now, c as u16, Kind::Submit, [id, open.device as u64, op, span]);
         }
         open.in_flight += self.batch.len();
-        self.totals.requests += self.batch.len() as u64;
     }
 
     /// Checks what lane `i` of core `c` returned.
@@ -118,7 +117,10 @@ impl World {
             open.in_flight -= 1;
             match env.dead {
                 true => self.model.abandon(&bio)?,
-                false => self.model.finish(&bio, &env)?,
+                false => {
+                    self.totals.requests[bio.op as usize] += 1;
+                    self.model.finish(&bio, &env)?;
+                }
             }
             self.front.put(bio);
         }

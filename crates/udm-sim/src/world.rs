@@ -17,6 +17,7 @@ use crate::path::SimPath;
 use crate::plan::{Class, Plan};
 use crate::tables::TableSpec;
 use crate::timers::{Timer, Timers};
+use crate::totals::Totals;
 use crate::trace::{Kind, NO_CORE};
 use std::sync::{Arc, Mutex};
 use udm_core::{Batch, CoreId, CoreState, Lane, Nanos, OwnerId};
@@ -43,27 +44,6 @@ pub struct Core {
     pub open: Vec<Open>,
     /// When its front end next asks for something.
     pub next_work: Nanos,
-}
-
-/// What a run did.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Totals {
-    /// Steps taken.
-    pub steps: u64,
-    /// Requests made.
-    pub requests: u64,
-    /// Simulated time in ns.
-    pub simulated: u64,
-    /// Sectors compared with the model.
-    pub sectors: u64,
-    /// Power failures.
-    pub crashes: u64,
-    /// Tables swapped under load.
-    pub reloads: u64,
-    /// Suspends.
-    pub suspends: u64,
-    /// Paths lost.
-    pub losses: u64,
 }
 
 /// See the module.

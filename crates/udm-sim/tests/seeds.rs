@@ -25,7 +25,7 @@ fn clean(plan: &Plan) -> run::Clean {
 fn seeds_run_clean() {
     let mut requests = 0;
     for seed in 1..=100 {
-        requests += clean(&Plan::new(seed, STEPS)).totals.requests;
+        requests += clean(&Plan::new(seed, STEPS)).totals.all_requests();
     }
     assert!(requests > 50_000, "{requests} requests are no test");
 }

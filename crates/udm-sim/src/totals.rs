@@ -1,0 +1,145 @@
+//! What runs did: the coverage that a verdict stands on.
+
+use crate::plan::{Class, Without};
+use crate::tables::{Kind, Through};
+use udm_core::Op;
+
+/// The targets that worlds are made of, by their names in tables.
+pub const TARGETS: [&str; 9] =
+    ["multipath", "linear", "striped", "zero", "error", "delay", "flakey", "dust", "log-writes"];
+
+/// What one run did, or several.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    /// Steps taken.
+    pub steps: u64,
+    /// Requests that came back and were checked, by [`Op`].
+    pub requests: [u64; Op::ALL.len()],
+    /// Simulated time in ns.
+    pub simulated: u64,
+    /// Sectors compared with the model.
+    pub sectors: u64,
+    /// Requests that disks and paths failed.
+    pub faults: u64,
+    /// Paths lost.
+    pub losses: u64,
+    /// Power failures.
+    pub crashes: u64,
+    /// Tables swapped under load.
+    pub reloads: u64,
+    /// Suspends.
+    pub suspends: u64,
+    /// Suspends and resumes called off.
+    pub cancels: u64,
+    /// Messages.
+    pub messages: u64,
+    /// Times that all came to rest and was looked at.
+    pub rests: u64,
+    /// Lines of tables that were in use, by [`TARGETS`].
+    pub targets: [u64; TARGETS.len()],
+}
+
+fn sum<const N: usize>(all: &mut [u64; N], more: [u64; N]) {
+    all.iter_mut().zip(more).for_each(|(all, more)| *all += more);
+}
+
+impl Totals {
+    /// Adds what another run did.
+    pub fn add(&mut self, t: &Totals) {
+        self.steps += t.steps;
+        sum(&mut self.requests, t.requests);
+        self.simulated += t.simulated;
+        self.sectors += t.sectors;
+        self.faults += t.faults;
+        self.losses += t.losses;
+        self.crashes += t.crashes;
+        self.reloads += t.reloads;
+        self.suspends += t.suspends;
+        self.cancels += t.cancels;
+        self.messages += t.messages;
+        self.rests += t.rests;
+        sum(&mut self.targets, t.targets);
+    }
+
+    /// A line of a table is in use.
+    pub fn see(&mut self, kind: &Kind) {
+        let name = match kind {
+            Kind::Multipath { .. } => "multipath",
+            Kind::Linear(..) => "linear",
+            Kind::Striped { .. } => "striped",
+            Kind::Zero => "zero",
+            Kind::Error => "error",
+            Kind::Through(Through::Delay(..), ..) => "delay",
+            Kind::Through(Through::Flakey(..), ..) => "flakey",
+            Kind::Through(Through::Dust(..), ..) => "dust",
+            Kind::Through(Through::LogWrites(..), ..) => "log-writes",
+        };
+        if let Some(at) = TARGETS.iter().position(|t| *t == name) {
+            self.targets[at] += 1;
+        }
+    }
+
+    /// Requests of every kind.
+    #[must_use]
+    pub fn all_requests(&self) -> u64 {
+        self.requests.iter().sum()
+    }
+
+    /// Why these runs say nothing about what they ran: they did nothing, or compared nothing.
+    #[must_use]
+    pub fn nothing(&self) -> Option<&'static str> {
+        match (self.all_requests(), self.sectors) {
+            (0, _) => Some("no request came back"),
+            (_, 0) => Some("no sector was read and compared"),
+            _ => None,
+        }
+    }
+
+    /// The kinds of trouble, the class that makes each, and how often it came.
+    fn trouble(&self) -> [(&'static str, Class, u64); 7] {
+        [
+            ("faults", Class::Errors, self.faults),
+            ("paths lost", Class::Paths, self.losses),
+            ("crashes", Class::Crash, self.crashes),
+            ("suspends", Class::Suspend, self.suspends),
+            ("reloads", Class::Reload, self.reloads),
+            ("called off", Class::Cancel, self.cancels),
+            ("messages", Class::Messages, self.messages),
+        ]
+    }
+
+    /// What was not left out and never came all the same: the runs were too short for it.
+    #[must_use]
+    pub fn missed(&self, without: Without) -> Vec<&'static str> {
+        let missed = |(_, class, n): &(&str, Class, u64)| *n == 0 && !without.has(*class);
+        self.trouble().into_iter().filter(missed).map(|(name, ..)| name).collect()
+    }
+
+    /// What was covered, for a person: requests by operation, disturbances, targets. One line each.
+    #[must_use]
+    pub fn coverage(&self) -> String {
+        let list = |all: &mut dyn Iterator<Item = (&str, u64)>| {
+            all.map(|(name, n)| format!("{} {name}", count(n))).collect::<Vec<_>>().join(", ")
+        };
+        let ops = Op::ALL.iter().map(|op| (crate::trace::op_name(*op), self.requests[*op as usize]));
+        let seen = TARGETS.into_iter().zip(self.targets).filter(|(_, n)| *n > 0);
+        format!(
+            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests\n",
+            list(&mut ops.into_iter()),
+            list(&mut self.trouble().into_iter().map(|(name, _, n)| (name, n))),
+            list(&mut seen.into_iter()),
+            count(self.sectors),
+            count(self.rests)
+        )
+    }
+}
+
+/// A number for a person.
+#[must_use]
+pub fn count(n: u64) -> String {
+    match n {
+        0..10_000 => n.to_string(),
+        10_000..10_000_000 => format!("{:.1} k", n as f64 / 1e3),
+        _ => format!("{:.1} M", n as f64 / 1e6),
+    }
+}

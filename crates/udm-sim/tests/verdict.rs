@@ -1,0 +1,58 @@
+//! What the program says of its runs: a verdict says what it covered, and covering nothing is no success.
+
+use std::process::Command;
+
+/// Runs the program; its output and whether it was a success.
+fn sim(args: &[&str]) -> (String, bool) {
+    let output = Command::new(env!("CARGO_BIN_EXE_udm-sim")).args(args).output().unwrap();
+    (String::from_utf8(output.stdout).unwrap(), output.status.success())
+}
+
+/// The number in front of `what` in the verdict.
+fn number(said: &str, what: &str) -> f64 {
+    let words: Vec<&str> = said.split([' ', '\n', ',']).filter(|w| !w.is_empty()).collect();
+    let at = words.iter().position(|w| *w == what).unwrap_or_else(|| panic!("no {what} in {said}"));
+    words[..at].iter().rev().find_map(|w| w.parse().ok()).unwrap()
+}
+
+#[test]
+fn the_last_seed_is_run_too() {
+    let (said, ok) = sim(&["--seed", "18446744073709551615", "--steps", "2000"]);
+    assert!(ok && said.starts_with("1 seed, "), "{said}");
+    assert!(number(&said, "requests") > 0.0);
+}
+
+#[test]
+fn a_verdict_says_what_it_covered() {
+    let (said, ok) = sim(&["--seeds", "1..9", "--steps", "3000"]);
+    let first = said.lines().next().unwrap();
+    assert!(ok && first.ends_with(": clean"), "{said}");
+    for what in ["read", "write", "flush", "discard", "write-zeroes", "faults", "crashes", "suspends"] {
+        assert!(number(&said, what) > 0.0, "{what}: {said}");
+    }
+    for what in ["multipath", "linear", "striped", "sectors", "rests", "reloads", "messages"] {
+        assert!(number(&said, what) > 0.0, "{what}: {said}");
+    }
+}
+
+#[test]
+fn covering_nothing_is_a_failure() {
+    let all: Vec<(String, bool)> =
+        (1..12).map(|n| sim(&["--steps", "1", "--seed", &n.to_string()])).collect();
+    let nothing: Vec<_> = all.iter().filter(|(said, _)| said.contains("nothing was tested: ")).collect();
+    assert!(!nothing.is_empty(), "one of them reads nothing: {all:?}");
+    for (said, ok) in &all {
+        let idle = number(said, "requests") == 0.0 || number(said, "sectors") == 0.0;
+        assert_eq!(*ok, !idle, "{said}");
+        assert!(said.contains("never came: "), "a step is no test: {said}");
+    }
+}
+
+#[test]
+fn what_was_left_out_is_said() {
+    let (said, ok) = sim(&["--seed", "1", "--steps", "2000", "--without", "crash,flush"]);
+    assert!(ok && said.lines().next().unwrap().ends_with(": clean, without crash,flush"), "{said}");
+    assert_eq!((number(&said, "flush"), number(&said, "crashes")), (0.0, 0.0), "{said}");
+    let (said, ok) = sim(&["--seed", "1", "--steps", "500", "--bench", "2"]);
+    assert!(ok && said.contains(": measured, with all well") && !said.contains("clean"), "{said}");
+}
