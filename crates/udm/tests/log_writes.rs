@@ -151,6 +151,32 @@ fn the_check_sees_a_fresh_copy_of_each_state() {
     assert_eq!(sectors(&folder, "failed"), [1, 2, 0, 0, 0, 0, 0, 0]);
 }
 
+/// Nothing is written to what is no place for the state: the log itself under any name, or something too small.
+#[test]
+fn a_replay_spares_the_log_and_what_is_too_small() {
+    let folder = TempDir::new().unwrap();
+    sample(&folder);
+    let log = fs::read(folder.path().join("log")).unwrap();
+    std::os::unix::fs::symlink("log", folder.path().join("symlink")).unwrap();
+    fs::hard_link(folder.path().join("log"), folder.path().join("hardlink")).unwrap();
+    for name in ["log", "./log", "symlink", "hardlink"] {
+        let said = refused(&folder, &["replay", "log", name]);
+        let why = "this is the log itself; a replay would write over it: name another file";
+        assert_eq!(said, format!("udm: {name}: {why}"));
+        assert!(fs::read(folder.path().join("log")).unwrap() == log, "{name}");
+    }
+    refused(&folder, &["replay", "log", "log", "--size", "4k"]);
+    assert!(fs::read(folder.path().join("log")).unwrap() == log);
+    fs::write(folder.path().join("small"), [9; 2048]).unwrap();
+    let said = refused(&folder, &["replay", "log", "small"]);
+    assert_eq!(said, "udm: log: at byte 4608: entry 5 reaches to byte 2560 of a device of 2048");
+    assert!(fs::read(folder.path().join("small")).unwrap() == [9; 2048]);
+    assert_eq!(
+        refused(&folder, &["replay", "log", "/dev/null"]).split(": entry").next(),
+        Some("udm: log: at byte 4608")
+    );
+}
+
 #[test]
 fn what_cannot_be_is_refused_in_a_line_and_nothing_is_written() {
     let folder = TempDir::new().unwrap();

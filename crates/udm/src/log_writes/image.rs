@@ -21,8 +21,8 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// Opens `path` for writing; with `size`, makes it.
-    pub(super) fn open(path: &Path, size: Option<u64>) -> Result<Image> {
+    /// Opens `path` for writing; with `size`, makes it. The log itself, under any name, is refused.
+    pub(super) fn open(path: &Path, size: Option<u64>, log: &Log) -> Result<Image> {
         let context = || path.display().to_string();
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(size.is_some());
@@ -32,6 +32,12 @@ impl Image {
             }
             other => other.with_context(context)?,
         };
+        if log.is_same(&file)? {
+            bail!(
+                "{}: this is the log itself; a replay would write over it: name another file",
+                path.display()
+            );
+        }
         if let Some(size) = size {
             file.set_len(size).with_context(context)?;
         }
@@ -111,7 +117,12 @@ mod tests {
     fn a_copy_is_equal_and_keeps_holes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("image");
-        let mut image = Image::open(&path, Some(8 << 20)).unwrap();
+        let log = folder.path().join("log");
+        let mut head = [0; 512];
+        udm_wire::log_writes::Superblock { entries: 0, sector_size: 512 }.encode(&mut head);
+        std::fs::write(&log, head).unwrap();
+        let log = Log::open(&log).unwrap();
+        let mut image = Image::open(&path, Some(8 << 20), &log).unwrap();
         image.file.write_all_at(&[7; 5000], 3 << 20).unwrap();
         image.file.write_all_at(&[8; 10], (8 << 20) - 10).unwrap();
         let copy = tempfile::NamedTempFile::new_in(folder.path()).unwrap();
@@ -122,7 +133,7 @@ mod tests {
         image.zero(&((3 << 20) + 1..(3 << 20) + 4999)).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         assert_eq!((bytes[3 << 20], bytes[(3 << 20) + 1], bytes[(3 << 20) + 4999]), (7, 0, 7));
-        assert!(Image::open(&path, Some(1)).is_err(), "never over an old file");
-        assert!(Image::open(&folder.path().join("no"), None).is_err());
+        assert!(Image::open(&path, Some(1), &log).is_err(), "never over an old file");
+        assert!(Image::open(&folder.path().join("no"), None, &log).is_err());
     }
 }

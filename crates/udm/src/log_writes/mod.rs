@@ -48,7 +48,7 @@ struct ListArgs {
     after_help = "Flushes are counted from 1 over the whole log, entries from 0, as `list` shows them. DEVICE must hold what the logged device held \
 at the start of the replay: zeroes for a new one (--size), or the result of an earlier replay up to there.\n\n\
 Examples:\n  udm log-writes replay log.img disk.img --size 64M --upto-mark mkfs\n  \
-udm log-writes replay log.img disk.img --start-mark mkfs --each-flush --check 'e2fsck -fn $image'"
+udm log-writes replay log.img disk.img --start-mark mkfs --each-flush --check 'e2fsck -fy $image'"
 )]
 struct ReplayArgs {
     /// The log: a file or block device that a log-writes target wrote

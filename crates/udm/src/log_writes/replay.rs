@@ -30,10 +30,10 @@ struct Plan {
 
 pub(super) fn run(args: &ReplayArgs) -> Result<()> {
     let plan = plan(args)?;
-    let mut image = open_image(args, &plan)?;
+    let mut log = Log::open(&args.log)?;
+    let mut image = open_image(args, &plan, &log)?;
     let mut check = args.check.as_deref().map(|command| Check::new(command, &image)).transpose()?;
     let mut summary = Summary { first_entry: plan.entries.start, ..Summary::default() };
-    let mut log = Log::open(&args.log)?;
     let mut flushes = 0;
     for _ in 0..plan.entries.end {
         let Some(record) = log.next()? else { break };
@@ -105,7 +105,7 @@ fn plan(args: &ReplayArgs) -> Result<Plan> {
 }
 
 /// Opens the device, or makes it, once it is known that all fits.
-fn open_image(args: &ReplayArgs, plan: &Plan) -> Result<Image> {
+fn open_image(args: &ReplayArgs, plan: &Plan, log: &Log) -> Result<Image> {
     let fits = |size: u64| match &plan.furthest {
         Some(record) if record.range.end > size => bail!(
             "{}: at byte {}: entry {} reaches to byte {} of a device of {size}",
@@ -119,7 +119,7 @@ fn open_image(args: &ReplayArgs, plan: &Plan) -> Result<Image> {
     if let Some(size) = args.size {
         fits(size)?;
     }
-    let image = Image::open(&args.device, args.size)?;
+    let image = Image::open(&args.device, args.size, log)?;
     fits(image.size())?;
     Ok(image)
 }

@@ -1,9 +1,9 @@
 //! A log, read from a file.
 
 use anyhow::{Context, Result};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use udm_wire::log_writes::{Cursor, Record, SECTOR_SIZE_MIN, Superblock};
 
@@ -27,6 +27,17 @@ impl Log {
         let cursor = Cursor::new(&first, len).with_context(context)?;
         let sector = vec![0; cursor.superblock().sector_size as usize];
         Ok(Log { file, path: path.to_owned(), cursor, sector })
+    }
+
+    /// True when `other` is the file or the block device that the log is read from, whatever its name.
+    pub(super) fn is_same(&self, other: &File) -> Result<bool> {
+        let context = || self.path.display().to_string();
+        let (log, other) =
+            (self.file.metadata().with_context(context)?, other.metadata().with_context(context)?);
+        let both = |test: fn(&Metadata) -> bool| test(&log) && test(&other);
+        // A block device may have several nodes; what they name is the number.
+        let node = both(|m| m.file_type().is_block_device()) && log.rdev() == other.rdev();
+        Ok(node || (log.dev(), log.ino()) == (other.dev(), other.ino()))
     }
 
     pub(super) fn superblock(&self) -> Superblock {
