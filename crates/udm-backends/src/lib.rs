@@ -11,7 +11,6 @@ mod file;
 mod mem;
 mod null;
 mod pattern;
-mod ready;
 #[cfg(test)]
 mod testing;
 

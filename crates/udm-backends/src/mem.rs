@@ -1,16 +1,19 @@
 //! `mem:SIZE`: a disk of memory, one for all cores.
 //!
 //! Pages are made, zeroed, on their first write; that is the one allocation in its data path, and [`OnceLock`] sees to it that two
-//! cores that write a page first agree on it. Memory that was written stays until the device is dropped: a discard zeroes.
+//! cores that write a page first agree on it. Memory that was written stays until the device is dropped: a discard zeroes, and costs next to
+//! nothing where nothing was written.
 //!
 //! The bytes are words of `AtomicU64`, read and written with relaxed order, so that two cores may do what two writers of one block of a real disk may
 //! do, with the same result: each word is from one of them. No ordering is needed among words or requests: a client that has seen its write complete
 //! and then reads through another core has passed something from the one core to the other (a socket, an inbox), and that orders the two.
 
-use crate::ready::{ReadyLane, Serve};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use udm_core::{Bio, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Sectors, Status};
+use udm_core::{
+    Bio, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sectors, Serve, Status,
+    WorkLane,
+};
 use zerocopy::FromZeros;
 
 /// Bytes in a page: large enough that the directory stays small, small enough that a sparse disk stays cheap. Only
@@ -23,7 +26,10 @@ const FAN: u64 = 1024;
 /// The largest device in bytes (64 TiB). Its list of directories takes 4 MiB.
 pub(crate) const MAX_SIZE: u64 = 64 << 40;
 
-/// The longest discard or write-zeroes in sectors (64 MiB): one that is served at once, by one core, must not take long.
+/// What a discard of a page that was never written costs, in bytes touched.
+const LOOK: u64 = 64;
+
+/// The longest discard or write-zeroes in sectors (64 MiB).
 pub(crate) const MAX_ZERO: Sectors = Sectors(64 << 11);
 
 type Page = Box<[AtomicU64]>;
@@ -96,46 +102,58 @@ impl Store {
         Ok(())
     }
 
-    /// Zeroes `len` bytes, both multiples of 8. Pages that were never written cost nothing.
-    fn zero(&self, mut offset: u64, mut len: u64) {
-        while len > 0 {
+    /// Zeroes what `part` asks for of the range at byte `start`. Pages that were never written cost next to nothing.
+    fn zero(&self, start: u64, part: &mut Part) {
+        while !part.is_done() && part.left > 0 {
+            let offset = start + part.done;
             let at = offset % PAGE;
-            let now = len.min(PAGE - at);
-            if let Some(page) = self.page(offset) {
-                for word in &page[at as usize / 8..(at + now) as usize / 8] {
+            let rest = part.rest().min(PAGE - at);
+            let Some(page) = self.page(offset) else {
+                part.advance_for(rest, LOOK);
+                continue;
+            };
+            let now = rest.min((part.left & !(SECTOR_SIZE - 1)).max(SECTOR_SIZE));
+            for word in &page[at as usize / 8..(at + now) as usize / 8] {
+                // Memory that nobody has touched yet is zero, and stays untouched.
+                if word.load(Relaxed) != 0 {
                     word.store(0, Relaxed);
                 }
             }
-            offset += now;
-            len -= now;
+            part.advance(now);
         }
     }
 
-    /// Serves one request.
-    pub(crate) fn serve(&self, bio: &mut Bio) -> Status {
+    /// What serving a request costs at the most.
+    pub(crate) fn cost(bio: &Bio) -> u64 {
+        if bio.op == Op::Flush { 0 } else { bio.sectors.0.saturating_mul(SECTOR_SIZE) }
+    }
+
+    /// Serves a part of one request.
+    pub(crate) fn serve(&self, bio: &mut Bio, part: &mut Part) -> Status {
         if bio.op == Op::Flush {
             return Status::Ok;
         }
         if let Some(status) = crate::refusal(bio, self.size) {
             return status;
         }
-        let mut offset = bio.sector.bytes();
+        let start = bio.sector.bytes();
+        let (from, now) = (part.done as usize, part.now() as usize);
         match bio.op {
             Op::Read => {
-                for piece in bio.data.iter_mut() {
-                    self.read(offset, piece);
-                    offset += piece.len() as u64;
+                for piece in bio.data.slices_mut(from, now) {
+                    self.read(start + part.done, piece);
+                    part.advance(piece.len() as u64);
                 }
             }
             Op::Write => {
-                for piece in bio.data.iter() {
-                    if let Err(status) = self.write(offset, piece) {
+                for piece in bio.data.slices(from, now) {
+                    if let Err(status) = self.write(start + part.done, piece) {
                         return status;
                     }
-                    offset += piece.len() as u64;
+                    part.advance(piece.len() as u64);
                 }
             }
-            Op::Discard | Op::WriteZeroes | Op::Flush => self.zero(offset, bio.sectors.bytes()),
+            Op::Discard | Op::WriteZeroes | Op::Flush => self.zero(start, part),
         }
         Status::Ok
     }
@@ -206,7 +224,7 @@ impl Device for Mem {
     }
 
     fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(ReadyLane::new(Server(Arc::clone(&self.store)))))
+        Ok(Box::new(WorkLane::new(Server(Arc::clone(&self.store)))))
     }
 
     fn limits(&self) -> Limits {
@@ -217,8 +235,12 @@ impl Device for Mem {
 struct Server(Arc<Store>);
 
 impl Serve for Server {
-    fn serve(&mut self, bio: &mut Bio) -> Status {
-        self.0.serve(bio)
+    fn cost(&self, bio: &Bio) -> u64 {
+        Store::cost(bio)
+    }
+
+    fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
+        self.0.serve(bio, part)
     }
 }
 
@@ -300,6 +322,37 @@ mod tests {
         for op in [Op::Read, Op::Write] {
             assert_eq!(core.run(bare(op, 0, 1)).status, Status::Inval, "without data");
         }
+    }
+
+    /// Discards of many pages, however many, take many short turns; and a read meanwhile takes one.
+    #[test]
+    fn discards_leave_room_for_others() {
+        let mut core = Core::over(&Mem::new(256 << 20).unwrap());
+        for page in 0..1024 {
+            let mut data = scattered(512, &[]);
+            data.fill(1);
+            core.run(Bio::write(Sector(page * PAGE / 512), Sectors(1), data));
+        }
+        let discards = (0..120).map(|i| bare(Op::Discard, i % 4 * MAX_ZERO.0, MAX_ZERO.0)).collect();
+        core.submit(discards);
+        assert_eq!(core.poll().0.len(), 0, "they take longer than a turn");
+        core.submit(vec![Bio::read(Sector(0), Sectors(8), scattered(4096, &[]))]);
+        let (done, wake) = core.poll();
+        assert_eq!((done.len(), done[0].op, wake), (1, Op::Read, core.now));
+        let mut ended = 0;
+        while ended < 120 {
+            ended += core.poll().0.len();
+        }
+        let bio = core.run(Bio::read(Sector(0), Sectors(8), scattered(4096, &[])));
+        assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == 0)));
+    }
+
+    /// Where nothing was written there is nothing to do.
+    #[test]
+    fn discards_of_nothing_are_done_at_once() {
+        let mut core = Core::over(&Mem::new(1 << 40).unwrap());
+        core.submit((0..100).map(|i| bare(Op::Discard, i * MAX_ZERO.0, MAX_ZERO.0)).collect());
+        assert_eq!(core.poll().0.len(), 100);
     }
 
     #[test]

@@ -16,10 +16,12 @@
 //! reads. A bio that comes without data, as those of the bench do, pays one test for it.
 
 use crate::mem::{MAX_ZERO, Store};
-use crate::ready::hand_over;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, Sectors, Status};
+use udm_core::{
+    Batch, Bio, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, Part, SECTOR_SIZE, Sectors, Serve,
+    Status, Work, hand_over,
+};
 use udm_wire::uri::NullParams;
 
 /// A null device.
@@ -49,18 +51,19 @@ impl Device for Null {
         let p = &self.params;
         let (queues, depth) = (p.submit_queues as usize, p.hw_queue_depth as usize);
         let depth = depth.min((queues * depth).div_ceil(cx.cores())).max(1);
-        let serve = Server { store: self.store.clone() };
+        let work = Work::new(Server { store: self.store.clone() });
         if p.irqmode >= 2 {
             let delay = Nanos(p.completion_nsec);
             return Ok(Box::new(TimerLane {
-                serve,
+                work,
+                served: Batch::new(),
                 depth,
                 delay,
                 running: VecDeque::new(),
                 waiting: VecDeque::new(),
             }));
         }
-        Ok(Box::new(PolledLane { serve, depth, ready: Batch::new(), waiting: VecDeque::new() }))
+        Ok(Box::new(PolledLane { work, depth, ready: Batch::new(), waiting: VecDeque::new() }))
     }
 
     fn limits(&self) -> Limits {
@@ -86,36 +89,38 @@ struct Server {
     store: Option<Arc<Store>>,
 }
 
-impl Server {
-    fn serve_all(&self, batch: &mut Batch) {
+impl Serve for Server {
+    #[inline]
+    fn cost(&self, bio: &Bio) -> u64 {
         match &self.store {
+            None if bio.op == Op::Read && !bio.data.is_empty() => bio.sectors.0.saturating_mul(SECTOR_SIZE),
+            None => 0,
+            Some(_) => Store::cost(bio),
+        }
+    }
+
+    /// Without a store it does nothing, and leaves nothing of an earlier use of its buffer in a read.
+    #[inline]
+    fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
+        match &self.store {
+            None if bio.op == Op::Read && !bio.data.is_empty() => {
+                let now = part.now();
+                bio.data.slices_mut(part.done as usize, now as usize).for_each(|piece| piece.fill(0));
+                part.advance(now);
+                Status::Ok
+            }
             None => {
-                for bio in batch.iter_mut() {
-                    forget(bio);
-                }
+                part.finish();
+                Status::Ok
             }
-            Some(store) => {
-                for bio in batch.iter_mut() {
-                    let status = store.serve(bio);
-                    bio.end_with(status);
-                }
-            }
+            Some(store) => store.serve(bio, part),
         }
     }
 }
 
-/// Serves a bio by doing nothing, and leaves nothing of an earlier use of its buffer in it.
-#[inline]
-fn forget(bio: &mut Bio) {
-    if bio.op == Op::Read && !bio.data.is_empty() {
-        bio.data.fill(0);
-    }
-    bio.end_with(Status::Ok);
-}
-
 /// irqmode 0 and 1: done at the next poll.
 struct PolledLane {
-    serve: Server,
+    work: Work<Server>,
     depth: usize,
     ready: Batch,
     waiting: VecDeque<Box<Bio>>,
@@ -123,7 +128,7 @@ struct PolledLane {
 
 impl Lane for PolledLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        self.serve.serve_all(batch);
+        self.work.take(batch, cx);
         if self.waiting.is_empty() && self.ready.len() + batch.len() <= self.depth {
             hand_over(batch, &mut self.ready);
         } else {
@@ -136,6 +141,9 @@ impl Lane for PolledLane {
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         hand_over(&mut self.ready, done);
+        if !self.work.is_idle() {
+            self.go_on(cx);
+        }
         if !self.waiting.is_empty() {
             self.start();
             cx.wake_at(cx.now);
@@ -144,6 +152,14 @@ impl Lane for PolledLane {
 }
 
 impl PolledLane {
+    #[cold]
+    fn go_on(&mut self, cx: &mut Cx<'_>) {
+        let mut served = Batch::new();
+        self.work.go_on(&mut served, cx);
+        self.waiting.extend(served);
+        cx.wake_at(cx.now);
+    }
+
     fn start(&mut self) {
         let room = self.depth - self.ready.len();
         self.ready.extend(self.waiting.drain(..room.min(self.waiting.len())));
@@ -152,7 +168,9 @@ impl PolledLane {
 
 /// irqmode 2: done `delay` after it was started. All delays are equal, so the first started is the first done.
 struct TimerLane {
-    serve: Server,
+    work: Work<Server>,
+    /// Served in this call.
+    served: Batch,
     depth: usize,
     delay: Nanos,
     running: VecDeque<(Nanos, Box<Bio>)>,
@@ -161,7 +179,7 @@ struct TimerLane {
 
 impl Lane for TimerLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        self.serve.serve_all(batch);
+        self.work.take(batch, cx);
         self.waiting.extend(batch.drain(..));
         self.start(cx);
     }
@@ -170,6 +188,8 @@ impl Lane for TimerLane {
         while self.running.front().is_some_and(|(due, _)| *due <= cx.now) {
             done.extend(self.running.pop_front().map(|(_, bio)| bio));
         }
+        self.work.go_on(&mut self.served, cx);
+        self.waiting.extend(self.served.drain(..));
         self.start(cx);
     }
 }

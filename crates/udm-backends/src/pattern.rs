@@ -4,8 +4,10 @@
 //! the two can be compared byte for byte. Data that came from a wrong place says from where. Writes fail with
 //! [`Status::ReadOnly`], flushes succeed.
 
-use crate::ready::{ReadyLane, Serve};
-use udm_core::{Bio, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Sectors, Status};
+use udm_core::{
+    Bio, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sectors, Serve, Status,
+    WorkLane,
+};
 
 /// A pattern device.
 pub(crate) struct Pattern {
@@ -38,7 +40,7 @@ impl Device for Pattern {
     }
 
     fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(ReadyLane::new(Server { size: self.limits.size })))
+        Ok(Box::new(WorkLane::new(Server { size: self.limits.size })))
     }
 
     fn limits(&self) -> Limits {
@@ -51,16 +53,20 @@ struct Server {
 }
 
 impl Serve for Server {
-    fn serve(&mut self, bio: &mut Bio) -> Status {
+    fn cost(&self, bio: &Bio) -> u64 {
+        if bio.op == Op::Read { bio.sectors.0.saturating_mul(SECTOR_SIZE) } else { 0 }
+    }
+
+    fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
         match bio.op {
             Op::Read => {
                 if let Some(status) = crate::refusal(bio, self.size) {
                     return status;
                 }
-                let mut offset = bio.sector.bytes();
-                for piece in bio.data.iter_mut() {
-                    fill(offset, piece);
-                    offset += piece.len() as u64;
+                let start = bio.sector.bytes();
+                for piece in bio.data.slices_mut(part.done as usize, part.now() as usize) {
+                    fill(start + part.done, piece);
+                    part.advance(piece.len() as u64);
                 }
                 Status::Ok
             }

@@ -83,6 +83,18 @@ impl Segments {
         self.bufs.iter_mut()
     }
 
+    /// The bytes from `from` on, `len` of them or as many as there are, piece by piece.
+    pub fn slices(&self, from: usize, len: usize) -> impl Iterator<Item = &[u8]> {
+        let mut window = Window { skip: from, left: len };
+        self.bufs.iter().map_while(move |b| window.of(b.len()).map(|range| &b[range]))
+    }
+
+    /// The same, for writing into.
+    pub fn slices_mut(&mut self, from: usize, len: usize) -> impl Iterator<Item = &mut [u8]> {
+        let mut window = Window { skip: from, left: len };
+        self.bufs.iter_mut().map_while(move |b| window.of(b.len()).map(|range| &mut b[range]))
+    }
+
     /// Sets every byte to `byte`.
     pub fn fill(&mut self, byte: u8) {
         for b in &mut self.bufs {
@@ -113,6 +125,26 @@ impl Segments {
     }
 }
 
+/// A range of the whole, as it passes over the pieces.
+struct Window {
+    skip: usize,
+    left: usize,
+}
+
+impl Window {
+    /// What of the next piece, of `len` bytes, is in the range; `None` behind its end.
+    fn of(&mut self, len: usize) -> Option<std::ops::Range<usize>> {
+        if self.left == 0 {
+            return None;
+        }
+        let start = self.skip.min(len);
+        self.skip -= start;
+        let end = len.min(start.saturating_add(self.left));
+        self.left -= end - start;
+        Some(start..end)
+    }
+}
+
 impl From<Buf> for Segments {
     fn from(buf: Buf) -> Segments {
         let mut s = Segments::new();
@@ -140,6 +172,28 @@ impl<'a> IntoIterator for &'a Segments {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slices_are_ranges_of_the_whole() {
+        let mut s = Segments::from(Buf::zeroed(10));
+        s.push(Buf::zeroed(20));
+        s.push(Buf::zeroed(5));
+        let bytes: Vec<u8> = (0..35).collect();
+        s.copy_from(&bytes);
+        for from in 0..36 {
+            for len in [0, 1, 9, 21, 40] {
+                let end = (from + len).min(35);
+                assert_eq!(
+                    s.slices(from, len).flatten().copied().collect::<Vec<_>>(),
+                    bytes[from..end.max(from)]
+                );
+            }
+        }
+        s.slices_mut(8, 4).for_each(|piece| piece.fill(99));
+        let mut out = [0; 35];
+        s.copy_to(&mut out);
+        assert_eq!(out[7..13], [7, 99, 99, 99, 99, 12]);
+    }
 
     #[test]
     fn split_across_pieces_and_append_back() {

@@ -63,6 +63,16 @@ pub struct OwnerId(pub u32);
 /// A batch of requests. Recycled: a batch that was emptied keeps its room. Boxed, so that a bio changes hands by its pointer.
 pub type Batch = Vec<Box<Bio>>;
 
+/// Moves all of `from` behind what `to` holds: by a swap where `to` is empty, which it is in nearly all calls, so that a batch
+/// costs the same whatever its length, and both keep their room.
+pub fn hand_over(from: &mut Batch, to: &mut Batch) {
+    if to.is_empty() {
+        std::mem::swap(from, to);
+    } else {
+        to.append(from);
+    }
+}
+
 /// One block request. Move-only: it is in exactly one place at a time, and whoever holds it owns it.
 ///
 /// A layer may change `sector` on the way down and must undo it on the way up; every other field but `status` and the bytes of

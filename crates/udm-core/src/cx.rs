@@ -1,6 +1,6 @@
 //! All that a lane may touch besides itself.
 
-use crate::{CoreId, DeviceId, Nanos, OwnerId, Port, Ports};
+use crate::{CoreId, DeviceId, Nanos, OwnerId, Port, Ports, WORK_MAX};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::any::Any;
@@ -26,7 +26,7 @@ impl CoreState {
 
     /// A context for one turn that begins `now`.
     pub fn cx(&mut self, now: Nanos) -> Cx<'_> {
-        Cx { now, wake: Nanos::NEVER, state: self }
+        Cx { now, wake: Nanos::NEVER, work: WORK_MAX, state: self }
     }
 
     /// Where commands to the lanes of this core are delivered.
@@ -46,6 +46,8 @@ pub struct Cx<'a> {
     /// The time, read once a turn.
     pub now: Nanos,
     wake: Nanos,
+    /// Bytes that lanes may still touch by themselves.
+    work: u64,
     state: &'a mut CoreState,
 }
 
@@ -71,6 +73,17 @@ impl Cx<'_> {
     #[must_use]
     pub fn wake(&self) -> Nanos {
         self.wake
+    }
+
+    /// Bytes of memory that lanes may still touch by their own work in this turn: see [`crate::Work`].
+    #[must_use]
+    pub fn work_left(&self) -> u64 {
+        self.work
+    }
+
+    /// Says what is left of it.
+    pub fn set_work_left(&mut self, bytes: u64) {
+        self.work = bytes;
     }
 
     /// A new owner id, unique on this core.

@@ -16,8 +16,9 @@ mod limits;
 mod pool;
 mod status;
 mod units;
+mod work;
 
-pub use bio::{Batch, Bio, BioFlags, Op, OwnerId};
+pub use bio::{Batch, Bio, BioFlags, Op, OwnerId, hand_over};
 pub use command::{Ack, Cores, Failure, LaneCommand, Port, Ports};
 pub use cx::{CoreState, Cx};
 pub use device::{Device, DeviceId, OpenError};
@@ -27,3 +28,4 @@ pub use pool::BioPool;
 pub use status::Status;
 pub use udm_buf::{Buf, BufPool, Segments};
 pub use units::{CoreId, DevNo, Nanos, SECTOR_SIZE, Sector, Sectors};
+pub use work::{Part, Serve, WORK_MAX, Work, WorkLane};

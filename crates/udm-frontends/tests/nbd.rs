@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use udm_core::{Batch, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Sectors, Status};
@@ -93,6 +94,8 @@ struct Scribe {
     /// Each write-zeroes fails as not supported.
     zeroes_refused: bool,
     seen: Arc<Mutex<Vec<(Op, u64, u64)>>>,
+    /// The most requests that it was given in one turn.
+    batch_max: Arc<AtomicUsize>,
 }
 
 impl Scribe {
@@ -100,7 +103,13 @@ impl Scribe {
         let mut limits = Limits::new(Sectors::from_bytes(size));
         limits.max_discard = Sectors::from_bytes(range_max);
         limits.max_write_zeroes = Sectors::from_bytes(range_max);
-        Scribe { id: DeviceId::new(), limits, zeroes_refused: false, seen: Arc::default() }
+        Scribe {
+            id: DeviceId::new(),
+            limits,
+            zeroes_refused: false,
+            seen: Arc::default(),
+            batch_max: Arc::default(),
+        }
     }
 }
 
@@ -110,7 +119,8 @@ impl Device for Scribe {
     }
     fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         let (refused, seen) = (self.zeroes_refused, self.seen.clone());
-        Ok(Box::new(ScribeLane { ready: Batch::new(), refused, seen }))
+        let batch_max = self.batch_max.clone();
+        Ok(Box::new(ScribeLane { ready: Batch::new(), refused, seen, batch_max }))
     }
     fn limits(&self) -> Limits {
         self.limits
@@ -121,10 +131,12 @@ struct ScribeLane {
     ready: Batch,
     refused: bool,
     seen: Arc<Mutex<Vec<(Op, u64, u64)>>>,
+    batch_max: Arc<AtomicUsize>,
 }
 
 impl Lane for ScribeLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        self.batch_max.fetch_max(batch.len(), Ordering::Relaxed);
         for bio in batch.iter_mut() {
             self.seen.lock().unwrap().push((bio.op, bio.sector.bytes(), bio.sectors.bytes()));
             bio.end_with(if self.refused && bio.op == Op::WriteZeroes {
@@ -185,6 +197,31 @@ fn refused_zeroes_become_writes_of_the_whole_range() {
     assert_eq!(at, 512 + u64::from(len));
     assert_eq!(seen.iter().filter(|s| s.0 == Op::WriteZeroes).count(), 1, "asked once and no more");
     assert_eq!(seen.last(), Some(&(Op::Flush, 0, 0)));
+    world.end();
+}
+
+/// However many requests a client sends at once, a turn takes in so many of them and no more: the core has other clients.
+#[test]
+fn a_flood_of_short_requests_is_taken_in_over_many_turns() {
+    let device = Scribe::new(1 << 30, MIB);
+    let (seen, batch_max) = (device.seen.clone(), device.batch_max.clone());
+    let mut world = World::new(Arc::new(device), ServerOptions::default());
+    let mut bytes = Vec::new();
+    for cookie in 0..20_000 {
+        let request = Request { flags: NONE, command: Command::Trim, cookie, offset: 0, len: 512 };
+        bytes.extend_from_slice(&request.encode());
+    }
+    let mut writer = world.stream.try_clone().unwrap();
+    let writing = std::thread::spawn(move || writer.write_all(&bytes).unwrap());
+    for cookie in 0..20_000u64 {
+        let mut reply = [0; 16];
+        world.stream.read_exact(&mut reply).unwrap();
+        assert_eq!((&reply[4..8], &reply[8..]), (&[0; 4][..], &cookie.to_be_bytes()[..]));
+    }
+    writing.join().unwrap();
+    assert_eq!(seen.lock().unwrap().len(), 20_000);
+    let most = batch_max.load(Ordering::Relaxed);
+    assert!(most <= 512, "{most} requests of one client in one turn");
     world.end();
 }
 

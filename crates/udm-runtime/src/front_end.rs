@@ -8,7 +8,8 @@ use udm_core::{Batch, Bio, CoreId, Cx, Device, Nanos, OpenError, OwnerId};
 /// Something that makes bios out of requests from outside: a connection, a virtqueue. It belongs to one core for life.
 pub trait FrontEnd {
     /// Takes in what arrived and submits bios. Called once right after it was attached, then whenever one of its ring operations
-    /// finished or a time it asked for has come.
+    /// finished, a time it asked for has come, or it was roused. What it does in a call must be bounded, for the others of its core:
+    /// what is over waits for the next turn ([`FrontCx::rouse`]).
     fn gather(&mut self, cx: &mut FrontCx<'_, '_>);
 
     /// Takes its bios that finished and leaves `done` empty.
@@ -21,6 +22,13 @@ pub trait FrontEnd {
     fn is_closed(&self) -> bool;
 }
 
+/// Marks the owners that are front ends. Lanes count theirs from 1 and never get there.
+pub(crate) const FRONT: u32 = 1 << 31;
+
+/// A front end's place on its core, which another may have later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FrontKey(usize);
+
 /// What a front end may touch besides itself.
 pub struct FrontCx<'a, 'b> {
     pub(crate) cx: &'a mut Cx<'b>,
@@ -30,6 +38,8 @@ pub struct FrontCx<'a, 'b> {
     pub(crate) in_flight: &'a mut usize,
     /// When this front end wants to be called.
     pub(crate) wake: &'a mut Nanos,
+    /// Front ends to be called in the next turn.
+    pub(crate) roused: &'a mut Vec<usize>,
 }
 
 impl FrontCx<'_, '_> {
@@ -80,6 +90,18 @@ impl FrontCx<'_, '_> {
     /// Asks for one `gather` at `at` or soon after; a later call replaces it, [`Nanos::NEVER`] takes it back.
     pub fn wake_at(&mut self, at: Nanos) {
         *self.wake = at;
+    }
+
+    /// This front end, as others of its core know it.
+    #[must_use]
+    pub fn me(&self) -> FrontKey {
+        FrontKey((self.owner.0 & !FRONT) as usize)
+    }
+
+    /// Has a front end of this core gathered in the next turn, which comes at once. One that is gone does not mind; nor does one that has
+    /// its place now.
+    pub fn rouse(&mut self, front: FrontKey) {
+        self.roused.push(front.0);
     }
 
     /// The core that runs this.

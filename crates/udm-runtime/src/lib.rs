@@ -19,7 +19,7 @@ mod ring;
 
 pub use cluster::Cluster;
 pub use devices::DeviceSlot;
-pub use front_end::{FrontCx, FrontEnd};
+pub use front_end::{FrontCx, FrontEnd, FrontKey};
 pub use local::{CoreOptions, LocalCore};
 pub use reactor::{Runtime, RuntimeOptions};
 pub use ring::{Client, Done, Ring, RingOp};

@@ -6,7 +6,7 @@
 
 use crate::cluster::{Cluster, Mail};
 use crate::devices::Devices;
-use crate::front_end::{FrontCx, FrontEnd};
+use crate::front_end::{FRONT, FrontCx, FrontEnd};
 use crate::local::{CoreOptions, LocalCore};
 use crate::ring::Client;
 use slab::Slab;
@@ -138,6 +138,10 @@ struct Inner {
     done: Batch,
     /// Front ends with bios to complete.
     touched: Vec<usize>,
+    /// Front ends that are to be gathered in the next turn.
+    roused: Vec<usize>,
+    /// A list for the same, while they are.
+    rousing: Vec<usize>,
     /// The earliest time that a front end asked for.
     wake: Nanos,
     stopping: Option<Nanos>,
@@ -185,6 +189,12 @@ impl Inner {
                 self.call(key, cx, |front, _, fcx| front.gather(fcx));
             }
         }
+        std::mem::swap(&mut self.roused, &mut self.rousing);
+        for i in 0..self.rousing.len() {
+            moved = true;
+            self.call(self.rousing[i], cx, |front, _, fcx| front.gather(fcx));
+        }
+        self.rousing.clear();
         if self.wake <= cx.now {
             moved = true;
             self.wake_due(cx);
@@ -193,6 +203,9 @@ impl Inner {
         self.distribute(cx);
         if self.wake != Nanos::NEVER {
             cx.wake_at(self.wake);
+        }
+        if !self.roused.is_empty() {
+            cx.wake_at(cx.now);
         }
         moved
     }
@@ -269,6 +282,7 @@ impl Inner {
             owner: OwnerId(FRONT | key as u32),
             in_flight: &mut attached.in_flight,
             wake: &mut attached.wake,
+            roused: &mut self.roused,
         };
         f(&mut *front, &mut done, &mut fcx);
         attached.done = done;
@@ -284,6 +298,3 @@ impl Inner {
         }
     }
 }
-
-/// Marks the owners that are front ends. Lanes count theirs from 1 and never get there.
-const FRONT: u32 = 1 << 31;

@@ -4,7 +4,9 @@ use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::target::{Target, TargetArgs, Used};
 use std::sync::Arc;
-use udm_core::{Batch, Bio, BioFlags, Cx, Lane, Limits, Op, OpenError, Sectors, Status};
+use udm_core::{
+    Bio, BioFlags, Cx, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sectors, Serve, Status, WorkLane,
+};
 
 struct Zero {
     len: Sectors,
@@ -27,7 +29,7 @@ impl Target for Zero {
     }
 
     fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(ImmediateLane { end: zero, done: Batch::new() }))
+        Ok(Box::new(WorkLane::new(Zeroes)))
     }
 
     fn table(&self) -> String {
@@ -44,41 +46,39 @@ impl Target for Zero {
     }
 }
 
-fn zero(bio: &mut Bio) -> Status {
-    match bio.op {
-        // Zeroes read ahead would only fill a cache (kernel).
-        Op::Read if bio.flags.contains(BioFlags::RAHEAD) => Status::IoErr,
-        Op::Read => {
-            bio.data.fill(0);
-            if bugs::on(Bug::ZeroesTooShort) {
-                bio.data
-                    .iter_mut()
-                    .last()
-                    .into_iter()
-                    .for_each(|buf| buf.last_mut().into_iter().for_each(|b| *b = 1));
+struct Zeroes;
+
+impl Serve for Zeroes {
+    fn cost(&self, bio: &Bio) -> u64 {
+        if bio.op == Op::Read && !bio.data.is_empty() { bio.sectors.0.saturating_mul(SECTOR_SIZE) } else { 0 }
+    }
+
+    fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
+        match bio.op {
+            // Zeroes read ahead would only fill a cache (kernel).
+            Op::Read if bio.flags.contains(BioFlags::RAHEAD) => Status::IoErr,
+            Op::Read if !bio.data.is_empty() => {
+                fill(bio, part);
+                Status::Ok
             }
-            Status::Ok
+            Op::Read | Op::Write | Op::Discard | Op::Flush => {
+                part.finish();
+                Status::Ok
+            }
+            Op::WriteZeroes => Status::NotSupp,
         }
-        Op::Write | Op::Discard | Op::Flush => Status::Ok,
-        Op::WriteZeroes => Status::NotSupp,
     }
 }
 
-/// A lane with nothing below: each bio ends at once, as `end` says.
-pub(crate) struct ImmediateLane {
-    pub end: fn(&mut Bio) -> Status,
-    pub done: Batch,
-}
-
-impl Lane for ImmediateLane {
-    fn submit(&mut self, batch: &mut Batch, _cx: &mut Cx<'_>) {
-        for bio in &mut *batch {
-            bio.status = (self.end)(bio);
-        }
-        self.done.append(batch);
-    }
-
-    fn poll(&mut self, done: &mut Batch, _cx: &mut Cx<'_>) {
-        done.append(&mut self.done);
+fn fill(bio: &mut Bio, part: &mut Part) {
+    let now = part.now();
+    bio.data.slices_mut(part.done as usize, now as usize).for_each(|piece| piece.fill(0));
+    part.advance(now);
+    if bugs::on(Bug::ZeroesTooShort) {
+        bio.data
+            .iter_mut()
+            .last()
+            .into_iter()
+            .for_each(|buf| buf.last_mut().into_iter().for_each(|b| *b = 1));
     }
 }

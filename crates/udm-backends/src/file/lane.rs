@@ -5,13 +5,12 @@
 
 use super::slot::{Shared, Slot, Step, copy_to_at};
 use super::{Direct, MAX_SECTORS};
-use crate::ready::hand_over;
 use rand::RngExt;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, BufPool, Cx, Lane, Limits, Op, Sectors, Segments, Status};
+use udm_core::{Batch, Bio, BufPool, Cx, Lane, Limits, Op, Sectors, Segments, Status, hand_over};
 use udm_runtime::{Client, Done};
 
 /// Requests under way in one lane. More than any disk works on at a time.

@@ -21,6 +21,9 @@ use udm_wire::nbd::Request;
 const RECV: u64 = 0;
 const SEND: u64 = 1;
 
+/// Requests that a connection takes in a turn, so that a flood of them leaves the core to its other clients in between.
+const REQUESTS_A_TURN: usize = 256;
+
 /// Handshake output that may wait for a send, in bytes; more input is not looked at until it is gone.
 const HANDSHAKE_OUT_MAX: usize = 64 << 10;
 
@@ -61,6 +64,9 @@ pub(super) struct Connection {
     pub(super) open_bytes: usize,
     pub(super) tally: Tally,
     ops: Vec<Done>,
+    /// The turn, by its time, and the requests taken in it.
+    turn: Nanos,
+    taken: usize,
 }
 
 impl Connection {
@@ -96,6 +102,8 @@ impl Connection {
             open_bytes: 0,
             tally: Tally::default(),
             ops: Vec::new(),
+            turn: Nanos(0),
+            taken: 0,
             options,
         }
     }
@@ -163,16 +171,25 @@ impl Connection {
             self.shake(cx);
         }
         let mut full = false;
-        while matches!(self.phase, Phase::Serving) {
+        if self.turn != cx.now() {
+            (self.turn, self.taken) = (cx.now(), 0);
+        }
+        while matches!(self.phase, Phase::Serving) && self.taken < REQUESTS_A_TURN {
             // A write that was let in gets its payload, whatever the bounds say of the next request.
             full = self.arriving.is_none() && self.is_full();
             if full || !self.take_request(cx) {
                 break;
             }
+            self.taken += 1;
+            if self.taken == REQUESTS_A_TURN {
+                // What has arrived besides comes next turn.
+                cx.rouse(cx.me());
+            }
         }
         let listens = matches!(self.phase, Phase::Serving | Phase::Handshake(_));
         if listens
             && !full
+            && self.taken < REQUESTS_A_TURN
             && !self.receiving
             && !self.is_choked()
             && let Some(data) = self.rx.room()

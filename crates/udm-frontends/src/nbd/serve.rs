@@ -85,8 +85,8 @@ impl Connection {
                 self.start(request, Op::Read, flags, data.into(), charge, cx);
             }
             Ok(Plan::Bio(op, flags)) => {
-                // Zeroes may have to be written out.
-                let charge = if op == Op::WriteZeroes { PIECE.min(request.len) as usize } else { 0 };
+                // Zeroes may have to be written out; and 28 bytes must not ask for work without end.
+                let charge = PIECE.min(request.len) as usize;
                 self.start(request, op, flags, Segments::new(), charge, cx);
             }
         }
