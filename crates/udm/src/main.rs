@@ -5,6 +5,7 @@ mod bench;
 mod caret;
 mod cli;
 mod demo;
+mod log;
 mod log_writes;
 mod private;
 mod serve;
@@ -12,31 +13,19 @@ mod verbs;
 
 use clap::Parser;
 use cli::{Cli, Verb};
-use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    log(&cli.verb);
-    match run(&cli.verb) {
-        Ok(code) => code,
-        Err(error) => {
-            // Nothing is left to be done when standard error is closed too.
-            let _ = writeln!(std::io::stderr(), "udm: {}", plain(&format!("{error:#}")));
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// What is wrong with a request is said by the verb that made it; the log is for what nobody asked about. `$UDM_LOG=debug` shows more.
-fn log(verb: &Verb) {
-    // The demo fails paths itself, and tells of it.
-    let level = if matches!(verb, Verb::Demo(_)) { "error" } else { "warn" };
-    let filter = EnvFilter::try_from_env("UDM_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    log.without_time().with_ansi(colour).init();
+    // What is wrong with a request is said by the verb that made it; the log is for what nobody asked about. The demo fails paths itself,
+    // and tells of it.
+    log::start(if matches!(cli.verb, Verb::Demo(_)) { "error" } else { "warn" });
+    let code = run(&cli.verb).unwrap_or_else(|error| {
+        log::say(format!("udm: {}\n", plain(&format!("{error:#}"))));
+        ExitCode::FAILURE
+    });
+    log::flush();
+    code
 }
 
 /// Without the numbers that Rust puts behind the system's texts.

@@ -40,6 +40,17 @@ const TEST_IMPORTS: &[(&str, &[&str])] = &[("udm-frontends", &["udm-backends"])]
 /// Where `unsafe` may stand: the memory of requests, and the ring that hands it to the kernel. Paths or beginnings of them.
 const UNSAFE: &[&str] = &["crates/udm-buf/src/lib.rs", "crates/udm-runtime/src/ring"];
 
+/// Where standard error may be touched: by the log, whose thread may block and fail; by what only asks whether it is a terminal, or hands it to a child.
+/// Everywhere else a pipe that nobody reads would stop the server, and a full disk would end it.
+const STANDARD_ERROR: &[&str] = &[
+    "crates/udm/src/log/",
+    "crates/udm/src/bench/progress.rs",
+    "crates/udm/src/log_writes/check.rs",
+    // Programs and tests of their own.
+    "crates/udm-sim/src/",
+    "crates/udm-backends/src/file/tests.rs",
+];
+
 /// Lines of a source file at the most. The aim is 200 to 350.
 const LINES_MAX: usize = 500;
 
@@ -181,6 +192,24 @@ fn unsafe_stands_where_it_is_allowed() {
         }
     }
     none("unsafe outside the modules that may have it", &broken);
+}
+
+#[test]
+fn only_the_log_writes_to_standard_error() {
+    let mut broken = Vec::new();
+    for (file, text) in sources() {
+        if STANDARD_ERROR.iter().any(|allowed| file.starts_with(allowed)) {
+            continue;
+        }
+        let words: Vec<_> = code_words(&text).collect();
+        for pair in words.windows(2) {
+            let prints = ["print", "println", "eprint", "eprintln"].contains(&pair[0].1.as_str());
+            if prints && pair[1].1 == "!" || pair[0].1 == "stderr" && pair[1].1 == "(" {
+                broken.push(format!("{file}:{}: {}", pair[0].0, pair[0].1));
+            }
+        }
+    }
+    none("writes that panic or block when standard error can't be written", &broken);
 }
 
 #[test]

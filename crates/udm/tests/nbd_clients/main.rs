@@ -4,6 +4,7 @@
 
 mod log;
 mod server;
+mod unwritable;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use server::{Server, UDM, sh, sh_in, text};
@@ -36,6 +37,9 @@ fn main() {
             &["nbdfuse", "nbdkit", "fuse2fs", "fusermount3", "mke2fs", "debugfs", "sqlite3", "@fuse"],
             log::sqlite_survives_a_cut_at_every_flush,
         ),
+        trial("a_log_that_is_full_stops_nothing", &["fio"], unwritable::full),
+        trial("a_log_that_is_closed_stops_nothing", &["fio"], unwritable::closed),
+        trial("a_log_that_nobody_reads_stops_nothing", &["fio"], unwritable::unread),
         trial("an_idle_server_is_not_scheduled", &["nbdinfo", "qemu-io"], idle),
     ];
     libtest_mimic::run(&args, tests).exit();

@@ -44,16 +44,24 @@ pub struct Server {
 impl Server {
     /// Serves `devices` on sockets in `folder`, and waits until it does.
     pub fn start(folder: &Path, devices: &[&str]) -> Result<Server, Failed> {
+        let log = fs::File::create(folder.join("serve.log"))?;
+        Server::start_with(folder, devices, log.into(), "warn")
+    }
+
+    /// As [`Server::start`], with a log of this level that goes to `stderr`.
+    pub fn start_with(folder: &Path, devices: &[&str], stderr: Stdio, level: &str) -> Result<Server, Failed> {
         let mut command = Command::new(UDM);
         command.arg("serve").args(devices.iter().flat_map(|d| ["--device", d]));
-        command.args(["--unix", "nbd.sock", "--socket", "udm.sock"]).current_dir(folder);
-        let child =
-            command.stdin(Stdio::null()).stderr(fs::File::create(folder.join("serve.log"))?).spawn()?;
+        command
+            .args(["--unix", "nbd.sock", "--socket", "udm.sock"])
+            .current_dir(folder)
+            .env("UDM_LOG", level);
+        let child = command.stdin(Stdio::null()).stderr(stderr).spawn()?;
         let server = Server { child, folder: folder.to_owned() };
         let deadline = Instant::now() + Duration::from_secs(20);
         while server.udm(&["ls"]).is_err() {
             if Instant::now() > deadline {
-                return Err(format!("no answer: {}", fs::read_to_string(folder.join("serve.log"))?).into());
+                return Err(format!("no answer: {}", server.log()).into());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -74,12 +82,19 @@ impl Server {
 
     /// One of the verbs, against this server.
     pub fn udm(&self, words: &[&str]) -> Result<String, Failed> {
-        let out = self.command(UDM).args(words).env("UDM_SOCKET", self.folder.join("udm.sock")).output()?;
+        let mut command = self.command("timeout");
+        command.args(["-k", "5", "30", UDM]).args(words).env("UDM_SOCKET", self.folder.join("udm.sock"));
+        let out = command.output()?;
         if out.status.success() {
             Ok(text(&out.stdout))
         } else {
             Err(format!("udm {words:?}: {}", text(&out.stderr)).into())
         }
+    }
+
+    /// What it has logged, when that goes to its file.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("serve.log")).unwrap_or_default()
     }
 
     /// Context switches of all its threads so far.
@@ -100,7 +115,7 @@ impl Server {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             if let Some(status) = self.child.try_wait()? {
-                let log = fs::read_to_string(self.folder.join("serve.log"))?;
+                let log = self.log();
                 return if status.success() { Ok(()) } else { Err(format!("{status}: {log}").into()) };
             }
             if Instant::now() > deadline {

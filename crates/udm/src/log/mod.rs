@@ -1,0 +1,76 @@
+//! The log: what nobody asked about, on standard error. And all else that goes there.
+//!
+//! **A line that can't be written stops nothing.** Whoever logs puts its line into a bounded queue and goes on; a thread of the log's own writes
+//! ([`writer`]). What finds the queue full, or standard error full, closed or stuck, is counted, and the count is said as soon as it can
+//! be. **A line that repeats is not repeated for ever.** Each place in the code that logs has a budget ([`limit`]); what is beyond is counted
+//! and said as "N more like it", so no client can fill a disk.
+//!
+//! Nothing else in this program may touch standard error while it runs: a pipe that nobody reads blocks whoever writes to it.
+
+mod limit;
+mod lines;
+mod writer;
+
+pub use lines::colour;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::sync::OnceLock;
+use std::time::Duration;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use writer::Writer;
+
+/// How long the end of the program waits for its last lines.
+const FLUSH_MAX: Duration = Duration::from_secs(1);
+
+/// The variables that choose what is logged, the first that is set counting. Their words are those of `tracing_subscriber::EnvFilter`.
+const VARIABLES: [&str; 2] = ["UDM_LOG", "RUST_LOG"];
+
+static WRITER: OnceLock<Writer> = OnceLock::new();
+
+/// Begins to log, at `level` when no variable says otherwise, and takes panics' texts the same way.
+pub fn start(level: &str) {
+    let writer = WRITER.get_or_init(Writer::start);
+    let (filter, wrong) = filter(level);
+    tracing_subscriber::registry().with(filter).with(lines::Lines::new(writer)).init();
+    if let Some(wrong) = wrong {
+        tracing::warn!("{wrong}");
+    }
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        let trace = Backtrace::capture();
+        let trace =
+            if trace.status() == BacktraceStatus::Captured { format!("{trace}\n") } else { String::new() };
+        say(format!("udm: thread '{}' {panic}\n{trace}", thread.name().unwrap_or("?")));
+        // The program may abort next.
+        flush();
+    }));
+}
+
+/// What is logged, and what is wrong with the variable that should have said so.
+fn filter(level: &str) -> (EnvFilter, Option<String>) {
+    let set = |variable| Some((variable, std::env::var(variable).ok().filter(|v| !v.trim().is_empty())?));
+    let Some((variable, value)) = VARIABLES.into_iter().find_map(set) else {
+        return (EnvFilter::new(level), None);
+    };
+    match EnvFilter::builder().parse(&value) {
+        Ok(filter) => (filter, None),
+        Err(error) => {
+            (EnvFilter::new(level), Some(format!("{variable}={value}: {error}: logging at {level}")))
+        }
+    }
+}
+
+/// Writes to standard error as it is: texts for the one who started the program. Waits for nothing.
+pub fn say(text: String) {
+    if let Some(writer) = WRITER.get() {
+        writer.say(text);
+    }
+}
+
+/// Waits until all that was said and logged is written, a second at the most.
+pub fn flush() {
+    if let Some(writer) = WRITER.get() {
+        writer.flush(FLUSH_MAX);
+    }
+}

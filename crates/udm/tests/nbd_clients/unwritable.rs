@@ -1,0 +1,79 @@
+//! A log that can't be written: the server serves, verifies and ends as if nothing had happened.
+
+use super::server::{Server, text};
+use super::{Outcome, check, folder_with_image, two_paths};
+use libtest_mimic::Failed;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use std::fs;
+use std::io::{PipeReader, Write, pipe};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+
+/// More than a debug log of a line each could bear, and more than the listener has places for.
+const CONNECTS: usize = 1100;
+
+/// Standard error is a device without room: every write fails.
+pub fn full() -> Outcome {
+    serves_and_ends(Stdio::from(fs::File::options().write(true).open("/dev/full")?))
+}
+
+/// Nobody will ever read standard error again: every write fails with EPIPE.
+pub fn closed() -> Outcome {
+    let (reader, writer) = pipe()?;
+    drop(reader);
+    serves_and_ends(Stdio::from(writer))
+}
+
+/// Standard error is a full pipe whose reader does not read: every write blocks for good.
+pub fn unread() -> Outcome {
+    let (_reader, writer) = full_pipe()?;
+    serves_and_ends(writer)
+}
+
+fn full_pipe() -> Result<(PipeReader, Stdio), Failed> {
+    let (reader, mut writer) = pipe()?;
+    let flags = fcntl_getfl(&writer)?;
+    fcntl_setfl(&writer, flags | OFlags::NONBLOCK)?;
+    while writer.write(&[b'.'; 4096]).is_ok() {}
+    while writer.write(b".").is_ok() {}
+    fcntl_setfl(&writer, flags)?;
+    Ok((reader, Stdio::from(writer)))
+}
+
+/// Verified load, and meanwhile all that is worth a line: strange clients, paths that fail and return.
+fn serves_and_ends(stderr: Stdio) -> Outcome {
+    let folder = folder_with_image(64 << 20);
+    two_paths(&folder);
+    let table = "0 131072 multipath 1 queue_if_no_path 0 1 1 queue-length 0 2 1 disk.img 1 same.img 1";
+    let devices = [&format!("mp={table}"), "lw=0 8192 log-writes mem:4M mem:64K"];
+    let server = Server::start_with(folder.path(), &devices, stderr, "debug")?;
+    let fio = server
+        .command("timeout")
+        .args(
+            "-k 5 60 fio --name=verify --ioengine=nbd --rw=randwrite --bs=4k --iodepth=32 --size=32M"
+                .split(' '),
+        )
+        .args("--verify=crc32c --verify_fatal=1 --verify_backlog=256 --time_based --runtime=3".split(' '))
+        .arg(format!("--uri={}", server.uri("mp")))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    for i in 0..CONNECTS {
+        let mut client = UnixStream::connect(folder.path().join("nbd.sock"))?;
+        // It may have been turned away already.
+        let _ = client.write_all(&[0xff; 64]);
+        if i % 50 == 0 {
+            server.udm(&["message", "mp", "0", "fail_path", "253:0"])?;
+            server.udm(&["message", "mp", "0", "reinstate_path", "253:0"])?;
+        }
+    }
+    let out = text(&fio.wait_with_output()?.stdout);
+    check(out.contains("err= 0") && out.contains("write: IOPS"), &out)?;
+    // A log of writes that fills up says so and logs no more; its device goes on.
+    let fill = "-k 5 60 fio --name=fill --ioengine=nbd --rw=write --bs=64k --size=4M --fsync=1".split(' ');
+    let uri = format!("--uri={}", server.uri("lw"));
+    let filled = server.command("timeout").args(fill).arg(uri).output()?;
+    check(filled.status.success(), &text(&filled.stdout))?;
+    server.udm(&["remove", "mp"])?;
+    server.stop()
+}
