@@ -1,6 +1,8 @@
 //! A small client of the control socket, for the command line.
 //!
-//! Contract: one connection a request, blocking, answers of at most [`ANSWER_MAX`] bytes. It knows HTTP and the shape of errors, not the verbs.
+//! Contract: one connection a request, blocking, answers of at most [`ANSWER_MAX`] bytes. It knows HTTP and the shape of errors, not the verbs: some
+//! take as long as storage does, so a request has no time limit. But a server that says nothing for [`PATIENCE`] is asked for its version beside, and
+//! when it does not answer that either within the same time, the request is given up.
 
 use crate::http::api;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -11,6 +13,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::net::UnixStream;
+
+/// How long a server may say nothing before it is asked whether it lives, and may take to answer that.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How far apart a connect is tried while the server's queue is full.
+const CONNECT_PAUSE: Duration = Duration::from_millis(20);
 
 /// The longest answer in bytes that is read: status of the largest table.
 pub const ANSWER_MAX: usize = 64 << 20;
@@ -43,12 +53,13 @@ pub enum ClientError {
 #[derive(Debug, Clone)]
 pub struct Client {
     path: PathBuf,
+    patience: Duration,
 }
 
 impl Client {
     /// A client of the server that listens on `path`. Nothing is opened yet.
     pub fn new(path: impl Into<PathBuf>) -> Client {
-        Client { path: path.into() }
+        Client { path: path.into(), patience: PATIENCE }
     }
 
     /// The socket.
@@ -103,16 +114,12 @@ impl Client {
             Some(body) => serde_json::to_vec(body).map_err(|e| self.broken(&e))?,
             None => Vec::new(),
         };
-        let request = Request::builder()
-            .method(method)
-            .uri(target)
-            .header("host", "udm")
-            .header("content-type", "application/json")
-            .body(Full::new(Bytes::from(body)))
+        let request = self.request(method, target, body)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
             .map_err(|e| self.broken(&e))?;
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(|e| self.broken(&e))?;
-        let (status, bytes) = runtime.block_on(self.exchange(request))?;
+        let (status, bytes) = runtime.block_on(self.answered(request))?;
         if !status.is_success() {
             let error = serde_json::from_slice::<api::Error>(&bytes)
                 .map_err(|_| self.broken(&format!("the server answered {status}")))?;
@@ -123,13 +130,62 @@ impl Client {
         serde_json::from_slice(bytes).map_err(|e| self.broken(&format!("unexpected answer: {e}")))
     }
 
+    fn request(
+        &self,
+        method: Method,
+        target: &str,
+        body: Vec<u8>,
+    ) -> Result<Request<Full<Bytes>>, ClientError> {
+        let request = Request::builder().method(method).uri(target).header("host", "udm");
+        let request = request.header("content-type", "application/json").body(Full::new(Bytes::from(body)));
+        request.map_err(|e| self.broken(&e))
+    }
+
+    /// The answer, however long it takes, as long as the server lives.
+    async fn answered(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), ClientError> {
+        let mut answer = std::pin::pin!(self.exchange(request));
+        loop {
+            if let Ok(answer) = tokio::time::timeout(self.patience, &mut answer).await {
+                return answer;
+            }
+            let probe = self.exchange(self.request(Method::GET, "/v1/version", Vec::new())?);
+            tokio::select! {
+                answer = &mut answer => return answer,
+                lives = tokio::time::timeout(self.patience, probe) => match lives {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => return Err(error),
+                    Err(_) => return Err(self.broken(&"the server does not answer: is it stopped, or stuck?")),
+                },
+            }
+        }
+    }
+
+    async fn connect(&self) -> io::Result<UnixStream> {
+        let mut tries = self.patience.as_millis() / CONNECT_PAUSE.as_millis();
+        loop {
+            match UnixStream::connect(&self.path).await {
+                // Others wait to be accepted, too many of them.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && tries > 0 => tries -= 1,
+                done => return done,
+            }
+            tokio::time::sleep(CONNECT_PAUSE).await;
+        }
+    }
+
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), ClientError> {
         let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
-        let stream = tokio::net::UnixStream::connect(&self.path).await.map_err(unreachable)?;
+        let stream = self.connect().await.map_err(unreachable)?;
+        let lost = |error: hyper::Error| {
+            if hung_up(&error) {
+                self.broken(&"the server hung up without an answer")
+            } else {
+                self.broken(&error)
+            }
+        };
         let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.broken(&e))?;
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
         let driver = tokio::spawn(connection);
-        let answer = sender.send_request(request).await.map_err(|e| self.broken(&e))?;
+        let answer = sender.send_request(request).await.map_err(lost)?;
         let status = answer.status();
         let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await.map_err(|e| {
             if e.is::<LengthLimitError>() { self.broken(&"the answer is too long") } else { self.broken(&e) }
@@ -137,6 +193,16 @@ impl Client {
         driver.abort();
         Ok((status, body.to_bytes()))
     }
+}
+
+/// The connection ended, rather than that something else went wrong on it.
+fn hung_up(error: &hyper::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset};
+    let system = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    error.is_canceled()
+        || error.is_incomplete_message()
+        || error.is_closed()
+        || system.is_some_and(|e| matches!(e.kind(), BrokenPipe | ConnectionReset))
 }
 
 /// The path of `name` under `/v1/devices`, with what a URL can't hold percent-encoded.
@@ -169,5 +235,49 @@ mod tests {
     fn nobody_there_is_said_with_the_path() {
         let error = Client::new("/nonexistent/udm.sock").get::<()>("/v1/version").unwrap_err();
         assert_eq!(error.to_string(), "/nonexistent/udm.sock: can't reach udm serve");
+    }
+    /// A server that is there but stopped: its socket takes connections and nothing comes back.
+    #[test]
+    fn a_silent_server_is_given_up_and_a_slow_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("udm.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let client = Client { path: path.clone(), patience: Duration::from_millis(50) };
+        let said = client.get::<()>("/v1/devices").unwrap_err().to_string();
+        assert_eq!(said, format!("{}: the server does not answer: is it stopped, or stuck?", path.display()));
+
+        // Answers the first request only after it was asked twice whether it lives.
+        drop(listener);
+        std::fs::remove_file(&path).unwrap();
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let answer = |mut stream: std::os::unix::net::UnixStream, body: &str| {
+            use std::io::{Read, Write};
+            let _ = stream.read(&mut [0; 1024]).unwrap();
+            let length = body.len();
+            write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (first, _) = listener.accept().unwrap();
+                for _ in 0..2 {
+                    answer(listener.accept().unwrap().0, "{}");
+                }
+                answer(first, "7");
+            });
+            let client = Client { path: path.clone(), patience: Duration::from_millis(200) };
+            assert_eq!(client.get::<u32>("/v1/devices").unwrap(), 7);
+        });
+    }
+
+    #[test]
+    fn a_server_that_hangs_up_is_said_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("udm.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(listener.accept().unwrap()));
+            let said = Client::new(&path).get::<()>("/v1/devices").unwrap_err().to_string();
+            assert!(said.ends_with("the server hung up without an answer"), "{said}");
+        });
     }
 }

@@ -85,6 +85,63 @@ fn a_signal_reaches_the_command_and_ends_the_server() {
     assert_eq!(status.code(), Some(143));
 }
 
+/// Not only the shell: what it waits for would go on without a server.
+#[test]
+fn a_signal_ends_all_that_the_command_started() {
+    let folder = tempfile::tempdir().unwrap();
+    let command = "sleep 1000 & setsid sleep 1001 & echo $! > pid; sleep 1002; echo not reached";
+    let mut serve = udm(&["serve", "--device", "d=0 8 zero", "--run", command]);
+    let mut child = serve.current_dir(folder.path()).stderr(Stdio::null()).spawn().unwrap();
+    let below = |pid: u32| {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let lists = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok());
+        lists.flat_map(|l| l.split_whitespace().map(|p| p.parse().unwrap()).collect::<Vec<u32>>()).collect()
+    };
+    let running = until("the command's processes", || {
+        let shell: Vec<u32> = below(child.id());
+        let all: Vec<u32> = shell.iter().flat_map(|&pid| below(pid)).collect();
+        (all.len() == 3 && folder.path().join("pid").exists()).then_some(all)
+    });
+    Command::new("kill").arg("-TERM").arg(child.id().to_string()).status().unwrap();
+    let status = until("the end of the server", || child.try_wait().unwrap());
+    assert_eq!(status.code(), Some(143));
+    let alive = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.contains("(sleep)") && !stat.contains(") Z ")
+    };
+    assert!(!running.iter().any(alive), "{running:?}");
+}
+
+#[test]
+fn a_server_raises_its_limit_on_files_and_not_its_commands() {
+    let script = format!(
+        "ulimit -Sn 200; ulimit -Hn 4000; exec {UDM} serve --device 'd=0 8 zero' --run 'ulimit -n; grep open.files /proc/$PPID/limits'"
+    );
+    let out = Command::new("sh").args(["-c", &script]).env("UDM", UDM).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let said = text(&out.stdout);
+    let words: Vec<_> = said.split_whitespace().collect();
+    assert_eq!((words[0], words[4], words[5]), ("200", "4000", "4000"), "{said}");
+}
+
+#[test]
+fn a_control_socket_has_a_path_as_long_as_the_system_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    for length in [100, 107, 108] {
+        let path = folder.path().join("x".repeat(length - folder.path().as_os_str().len() - 1));
+        let serve = udm(&["serve", "--device", "d=0 8 zero", "--run", "$UDM ls", "--socket"])
+            .arg(&path)
+            .env("UDM", UDM)
+            .output()
+            .unwrap();
+        if length <= 107 {
+            assert_eq!(text(&serve.stdout), "d\t(254:0)\n", "{length}: {}", text(&serve.stderr));
+        } else {
+            assert!(text(&serve.stderr).contains("has at most 107 bytes: give a shorter one"));
+        }
+    }
+}
+
 #[test]
 fn a_server_cleans_up_behind_itself() {
     let mut server = Server::start(&["d=0 2048 linear mem:1M 0"]);

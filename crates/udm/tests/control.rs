@@ -227,6 +227,86 @@ fn garbage_harms_nobody() {
     drop(silent);
 }
 
+/// Clients that announce a body and send none, that send their head a byte at a time, and that say nothing at all: more of them than there are seats.
+/// Whoever comes then is served at once.
+#[test]
+fn clients_that_say_nothing_lock_nobody_out() {
+    let server = server();
+    let body = b"POST /v1/devices HTTP/1.1\r\nHost: udm\r\nContent-Length: 100\r\n\r\n{";
+    let mut held = Vec::new();
+    for round in 0..100 {
+        for bytes in [&body[..], b"POST /v1/dev", b"", b"GET /v1/version HTTP/1.1\r\nHost: udm\r\n\r\n"] {
+            let mut stream = UnixStream::connect(&server.socket).unwrap();
+            let _ = stream.write_all(bytes);
+            held.push(stream);
+        }
+        if round % 25 == 0 {
+            alive(&server);
+        }
+    }
+    alive(&server);
+    // Of one process, the one that was quiet longest goes first.
+    let (status, ..) = server.http("GET", "/v1/version", "");
+    assert_eq!(status, 200);
+}
+
+/// NBD clients take all descriptors that there are; control still answers.
+#[test]
+fn a_server_without_descriptors_can_be_controlled() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, nbd) = (folder.path().join("control.sock"), folder.path().join("nbd.sock"));
+    let script = format!(
+        "ulimit -n 100; exec {} serve --cores 0 --device 'd=0 2048 linear mem:1M 0' --unix {} --socket {}",
+        support::UDM,
+        nbd.display(),
+        socket.display()
+    );
+    let child = Command::new("sh").args(["-c", &script]).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let server = Server { child, folder, socket, nbd };
+    until("a server that answers", || UnixStream::connect(&server.socket).ok());
+    let clients: Vec<_> = (0..150).map(|_| UnixStream::connect(&server.nbd).unwrap()).collect();
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", server.child.id())).unwrap().count();
+    until("clients that have all", || (open() >= 80).then_some(()));
+    for _ in 0..5 {
+        alive(&server);
+    }
+    drop(clients);
+}
+
+/// A peer of another user is told why, in one line, by curl and by the verbs.
+#[test]
+fn another_user_is_refused_with_the_reason() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let server = server();
+    if !rustix::process::geteuid().is_root() {
+        return support::skipped("it takes root to be another user");
+    }
+    let open = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    open(server.folder.path(), 0o755);
+    open(&server.socket, 0o666);
+    let program = server.folder.path().join("udm");
+    std::fs::copy(support::UDM, &program).unwrap();
+    open(&program, 0o755);
+    for args in [&["ls"][..], &["create", "x", "--table", "0 8 zero"], &["remove", "d"]] {
+        let said = Command::new(&program)
+            .args(args)
+            .env("UDM_SOCKET", &server.socket)
+            .uid(65534)
+            .gid(65534)
+            .output();
+        let said = said.unwrap();
+        assert_eq!(said.status.code(), Some(1));
+        assert_eq!(
+            text(&said.stderr),
+            "udm: control socket: only the user that runs the server, and root, may use it: Operation not permitted\n"
+        );
+    }
+    alive(&server);
+}
+
 /// A read of the first sector through NBD, as small as it can be said. Gives back the stream; the answer is yet to come.
 fn begin_read(server: &Server, export: &str) -> UnixStream {
     let mut stream = UnixStream::connect(&server.nbd).unwrap();

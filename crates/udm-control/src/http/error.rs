@@ -19,6 +19,7 @@ impl Refusal {
     pub fn request(status: StatusCode, why: impl std::fmt::Display) -> Refusal {
         let errno = match status {
             StatusCode::PAYLOAD_TOO_LARGE => 7,                           // E2BIG
+            StatusCode::REQUEST_TIMEOUT => 110,                           // ETIMEDOUT
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => 95, // EOPNOTSUPP
             _ => 22,
         };

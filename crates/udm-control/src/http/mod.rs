@@ -1,6 +1,6 @@
 //! HTTP and JSON on the control socket.
 //!
-//! [`routes`] is the one list of what there is; [`handlers`] calls the verbs; [`server`] owns the socket and its peers. Nothing here knows
+//! [`routes`] is the one list of what there is; [`handlers`] calls the verbs; [`socket`] is the socket's file, [`server`] serves its peers. Nothing here knows
 //! what a verb does.
 
 pub mod api;
@@ -11,7 +11,9 @@ mod handlers;
 mod openapi;
 mod routes;
 mod schema;
+mod seats;
 pub mod server;
+pub mod socket;
 
 use crate::registry::Registry;
 use axum::Router;

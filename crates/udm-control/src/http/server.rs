@@ -1,95 +1,45 @@
-//! The control socket: a Unix socket that speaks HTTP to peers of the same user.
+//! The control socket's server: HTTP to peers of the same user.
 //!
-//! Contract: the socket has mode 0600 from the moment it exists; a stale one is replaced only when nobody answers on it; a peer that is
-//! neither of the same user nor root gets 403 and the connection is closed; at most [`CONNECTIONS_MAX`] connections are open at a time, and
-//! one that sends no request for [`HEADER_TIMEOUT`] is closed. With no connection open no timer runs. Removing the socket's file is the
-//! dropped [`Socket`]'s work.
+//! Contract: a peer that is neither of the same user nor root gets 403 to whatever it asks; at most [`CONNECTIONS_MAX`] connections are open at a time, and
+//! newcomers take the seats of those that say nothing ([`super::seats`]); a connection that gets no further with a request or its answer for
+//! [`QUIET_MAX`] is closed, one that sends its body slowly is told so before. A few descriptors are kept back, so that a process that has run out of them
+//! can still be controlled. With no connection open no timer runs.
 
+use super::BODY_MAX;
+use super::error::Refusal;
+use super::seats::{Busy, Seat, Seats};
+use super::socket::Socket;
 use axum::Router;
-use axum::http::StatusCode;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use axum::body::Body;
+use axum::http::{Request, Response, StatusCode};
+use axum::response::IntoResponse;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Body as _, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
-use std::fs;
+use std::convert::Infallible;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixListener as StdListener;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use udm_targets::TargetError;
 
-/// Connections open at a time. Further ones wait to be accepted.
-pub const CONNECTIONS_MAX: usize = 64;
+/// Connections open at a time.
+pub const CONNECTIONS_MAX: usize = 256;
 
-/// How long a connection may take to send the head of a request, or stay idle.
-pub const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection may stay quiet: idle, or before its request is whole, or before its answer is read.
+pub const QUIET_MAX: Duration = Duration::from_secs(30);
 
-/// A bound control socket. Dropping it removes its file, unless another server has put its own there meanwhile.
-#[derive(Debug)]
-pub struct Socket {
-    listener: StdListener,
-    path: PathBuf,
-    inode: u64,
-}
+/// How long the body of a request may take.
+pub const BODY_TIME_MAX: Duration = Duration::from_secs(15);
 
-impl Socket {
-    /// Binds `path`, and makes its folder (mode 0700) when only that is missing.
-    ///
-    /// # Errors
-    /// EADDRINUSE when somebody answers there, EEXIST when it is something else than a socket, the system's own otherwise.
-    pub fn bind(path: &Path) -> io::Result<Socket> {
-        if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty() && !f.exists()) {
-            // With its mode from the start: there is no moment at which others could put something in.
-            fs::DirBuilder::new().mode(0o700).create(folder)?;
-        }
-        clear_stale(path)?;
-        // Bound under a private name and then renamed: nobody finds it before it has its mode.
-        let hidden = path.with_extension(format!("{}.new", std::process::id()));
-        let _ = fs::remove_file(&hidden);
-        let listener = StdListener::bind(&hidden)?;
-        let placed = fs::set_permissions(&hidden, fs::Permissions::from_mode(0o600))
-            .and_then(|()| fs::metadata(&hidden))
-            .and_then(|meta| fs::rename(&hidden, path).map(|()| meta.ino()));
-        if placed.is_err() {
-            let _ = fs::remove_file(&hidden);
-        }
-        let inode = placed?;
-        listener.set_nonblocking(true)?;
-        Ok(Socket { listener, path: path.into(), inode })
-    }
+/// Descriptors kept back.
+const SPARE: usize = 4;
 
-    /// Where it is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// Removes a socket file on which nobody answers.
-fn clear_stale(path: &Path) -> io::Result<()> {
-    let meta = match fs::symlink_metadata(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other?,
-    };
-    if !meta.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is no socket"));
-    }
-    match std::os::unix::net::UnixStream::connect(path) {
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another udm answers there")),
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
-        Err(e) => Err(e),
-    }
-}
+/// How long to wait when there is no descriptor even so.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves `router` on `socket`, until the future is dropped.
 ///
@@ -97,62 +47,121 @@ fn clear_stale(path: &Path) -> io::Result<()> {
 /// When the socket can't be registered with the reactor.
 pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
     let listener = UnixListener::from_std(socket.listener.try_clone()?)?;
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
-        let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Out of descriptors, most likely: the waiting peer would wake us again at once.
-                tracing::warn!(%error, "control socket: accept");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        let router = router.clone();
-        tokio::spawn(async move {
-            if is_allowed(&stream) {
-                talk(stream, router).await;
-            } else {
-                turn_away(stream).await;
-            }
-            drop(place);
+    let seats = Seats::new(CONNECTIONS_MAX);
+    let mut spare = Vec::new();
+    for number in 0.. {
+        seats.room().await;
+        while spare.len() < SPARE
+            && let Ok(file) = File::open("/dev/null")
+        {
+            spare.push(file);
+        }
+        let stream = accept(&listener, &mut spare).await;
+        let (peer, allowed) = stream.peer_cred().map_or((0, false), |peer| {
+            (peer.pid().unwrap_or(0), may_control(peer.uid(), rustix::process::geteuid().as_raw()))
         });
+        let seat = seats.take(number, peer);
+        let router = allowed.then(|| router.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = talk(stream, router, Arc::clone(&seat)) => {}
+                () = seat.needed() => tracing::debug!("control socket: a quiet connection gave its seat"),
+                () = too_quiet(&seat) => tracing::debug!("control socket: a connection ran out of time"),
+            }
+        });
+    }
+    Ok(())
+}
+
+/// The next peer. Without a free descriptor it gets one of the spare ones.
+async fn accept(listener: &UnixListener, spare: &mut Vec<File>) -> UnixStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) if spare.pop().is_some() => {
+                tracing::debug!(%error, "control socket: a spare descriptor is used");
+            }
+            Err(error) => {
+                // The waiting peer would wake us again at once.
+                tracing::warn!(%error, "control socket: accept");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
     }
 }
 
-/// The peer is of our user, or root.
-fn is_allowed(stream: &UnixStream) -> bool {
-    let own = rustix::process::geteuid().as_raw();
-    stream.peer_cred().is_ok_and(|peer| may_control(peer.uid(), own))
+/// Comes to an end when the connection has been quiet for too long.
+async fn too_quiet(seat: &Seat) {
+    loop {
+        let since = seat.quiet();
+        let until = since.unwrap_or_else(tokio::time::Instant::now) + QUIET_MAX;
+        tokio::time::sleep_until(until).await;
+        if since.is_some() && seat.quiet() == since {
+            return;
+        }
+    }
 }
 
-/// The rule of [`is_allowed`].
+/// Our user, and root.
 fn may_control(peer: u32, own: u32) -> bool {
     peer == own || peer == 0
 }
 
-async fn talk(stream: UnixStream, router: Router) {
-    let done = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
-        .await;
+/// Answers a peer's requests; without a router they are refused.
+async fn talk(stream: UnixStream, router: Option<Router>, seat: Arc<Seat>) {
+    let router = router.map(TowerToHyperService::new);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (router, seat) = (router.clone(), Arc::clone(&seat));
+        async move { Ok::<_, Infallible>(answer(request, router, &seat).await) }
+    });
+    let done =
+        hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
     if let Err(error) = done {
         tracing::debug!(%error, "control socket: connection");
     }
 }
 
-async fn turn_away(mut stream: UnixStream) {
-    let body = r#"{"error":"control socket: only its owner and root may use it: Operation not permitted","errno":1,"text":"","reason":"","line":null,"column":null,"width":null}"#;
-    let head = format!(
-        "HTTP/1.1 {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        StatusCode::FORBIDDEN,
-        body.len()
-    );
-    let _ = stream.write_all(head.as_bytes()).await;
-    let _ = stream.write_all(body.as_bytes()).await;
-    let _ = stream.shutdown().await;
+async fn answer(
+    request: Request<Incoming>,
+    router: Option<TowerToHyperService<Router>>,
+    seat: &Arc<Seat>,
+) -> Response<Body> {
+    let Some(router) = router else { return not_yours().into_response() };
+    let request = match whole(request).await {
+        Ok(request) => request,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let _busy: Busy = seat.busy();
+    match hyper::service::Service::call(&router, request).await {
+        Ok(answer) => answer,
+        Err(never) => match never {},
+    }
+}
+
+/// The request with all of its body, which may not take for ever.
+async fn whole(request: Request<Incoming>) -> Result<Request<Body>, Refusal> {
+    let (head, body) = request.into_parts();
+    if body.is_end_stream() {
+        return Ok(Request::from_parts(head, Body::empty()));
+    }
+    let refuse = |status, why: &str| Err(Refusal::request(status, why));
+    match tokio::time::timeout(BODY_TIME_MAX, Limited::new(body, BODY_MAX).collect()).await {
+        Ok(Ok(body)) => Ok(Request::from_parts(head, Body::from(body.to_bytes()))),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+            refuse(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long")
+        }
+        Ok(Err(error)) => refuse(StatusCode::BAD_REQUEST, &error.to_string()),
+        Err(_) => {
+            let why = format!("its body did not come within {} s", BODY_TIME_MAX.as_secs());
+            refuse(StatusCode::REQUEST_TIMEOUT, &why)
+        }
+    }
+}
+
+/// What a peer of another user is told.
+fn not_yours() -> Refusal {
+    let error = TargetError::errno(1).because("only the user that runs the server, and root, may use it");
+    crate::error::VerbError::new("control socket", error).into()
 }
 
 #[cfg(test)]
@@ -163,26 +172,5 @@ mod tests {
     fn only_the_owner_and_root_may_control() {
         assert!(may_control(1000, 1000) && may_control(0, 1000) && may_control(0, 0));
         assert!(!may_control(1001, 1000) && !may_control(1000, 0));
-    }
-
-    #[test]
-    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("new/udm.sock");
-        let first = Socket::bind(&path).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777, 0o700);
-        assert_eq!(Socket::bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        drop(first);
-        assert!(!path.exists(), "the file goes with the socket");
-
-        drop(StdListener::bind(&path).unwrap());
-        assert!(path.exists(), "a stale file");
-        let second = Socket::bind(&path).unwrap();
-        fs::remove_file(&path).unwrap();
-        fs::write(&path, "something else").unwrap();
-        drop(second);
-        assert!(path.exists(), "what is not ours stays");
-        assert_eq!(Socket::bind(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
     }
 }

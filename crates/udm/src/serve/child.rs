@@ -1,17 +1,23 @@
-//! The command of `--run`.
+//! The command of `--run`, and what it started.
+//!
+//! Contract: a signal that ends the server reaches every process below the command, and none of them outlives it by more than [`END_MAX`]. What a command
+//! leaves running when it ends by itself is its own affair.
 
-use super::Signals;
 use super::places::Places;
+use super::{Signals, descriptors};
 use anyhow::{Context, Result};
-use rustix::process::{Pid, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
+use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
-use tokio::process::Command;
 use udm_control::exports::Exporter;
 
 /// How long the command may take to end after it was sent a signal.
 const END_MAX: Duration = Duration::from_secs(5);
+
+/// How often it is looked whether they have.
+const END_PAUSE: Duration = Duration::from_millis(10);
 
 /// The running command. Dropping it kills it.
 pub(super) struct Child(tokio::process::Child);
@@ -19,8 +25,10 @@ pub(super) struct Child(tokio::process::Child);
 impl Child {
     /// Starts `command` through the shell, with the exports in its environment.
     pub fn start(command: &str, places: &Places, exporter: &Exporter) -> Result<Child> {
-        let mut shell = Command::new("/bin/sh");
-        shell.arg("-c").arg(command).kill_on_drop(true).env("UDM_SOCKET", &places.control);
+        // Whoever loses its parent becomes ours, so that it can be found when all is to end.
+        set_child_subreaper(Some(getpid())).context("adopting what it leaves behind")?;
+        let mut shell = descriptors::shell(command);
+        shell.kill_on_drop(true).env("UDM_SOCKET", &places.control);
         if let Some(unix) = &places.unix {
             shell.env("unixsocket", unix);
         }
@@ -41,16 +49,55 @@ impl Child {
                 status = self.0.wait() => return Ok(exit_code(status?)),
                 signal = signals.next() => signal,
             };
-            if let Some(pid) = self.0.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)) {
-                // It may have ended this very moment; then the wait says so.
-                let _ = kill_process(pid, signal);
+            // A terminal has sent its own to them all.
+            if signal != Signal::INT || !std::io::stdin().is_terminal() {
+                signal_all(signal);
             }
-            if let Ok(status) = tokio::time::timeout(END_MAX, self.0.wait()).await {
+            if let Ok(status) = tokio::time::timeout(END_MAX, self.all_ended()).await {
                 return Ok(exit_code(status?));
             }
-            self.0.start_kill()?;
+            signal_all(Signal::KILL);
         }
     }
+
+    /// Waits for the command and for all that it started.
+    async fn all_ended(&mut self) -> std::io::Result<ExitStatus> {
+        let status = self.0.wait().await?;
+        loop {
+            let left = below(getpid());
+            for &pid in &left {
+                // Only those that were left to us are ours to wait for; of the others this is refused.
+                let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+            }
+            if left.is_empty() {
+                return Ok(status);
+            }
+            tokio::time::sleep(END_PAUSE).await;
+        }
+    }
+}
+
+/// Sends `signal` to every process below this one.
+fn signal_all(signal: Signal) {
+    for pid in below(getpid()) {
+        // It may have ended this very moment.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// The processes below `root`, parents first.
+fn below(root: Pid) -> Vec<Pid> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(parent) = found.get(next) {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", parent.as_raw_pid()));
+        for task in tasks.into_iter().flatten().flatten() {
+            let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            found.extend(children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)));
+        }
+        next += 1;
+    }
+    found.split_off(1)
 }
 
 /// The variable that holds the URI of an export.

@@ -4,6 +4,7 @@
 //! their own. Nothing ticks: a server without requests sleeps.
 
 mod child;
+mod descriptors;
 mod places;
 mod report;
 
@@ -19,7 +20,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use udm_control::error::VerbError;
 use udm_control::exports::{ExportOptions, Exporter};
-use udm_control::http::{self, server::Socket};
+use udm_control::http::{self, socket::Socket};
 use udm_control::{Registry, verbs};
 use udm_frontends::nbd::{Exports, NbdServer, ServerOptions};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
@@ -39,6 +40,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     if args.unix.is_none() && args.port.is_none() && args.run.is_none() {
         bail!("serve: nowhere to serve: give --unix PATH, --port N or --run CMD");
     }
+    descriptors::raise();
     let control = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // For loads only, which wait for each other anyway.

@@ -26,13 +26,18 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// True when `program` can be run; says so when it can't.
+/// Says why a test, or a part of it, was left out.
 #[expect(clippy::print_stderr, reason = "what was left out is said where the tests report")]
+pub fn skipped(why: &str) {
+    eprintln!("SKIPPED: {why}");
+}
+
+/// True when `program` can be run; says so when it can't.
 pub fn has(program: &str) -> bool {
     let found =
         Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     if !found {
-        eprintln!("SKIPPED: {program} is not installed");
+        skipped(&format!("{program} is not installed"));
     }
     found
 }

@@ -1,0 +1,161 @@
+//! Who is connected, and who has to go when there is no seat left.
+//!
+//! Contract: a connection is *busy* while a request of its is served and *quiet* otherwise: idle, or sending or reading at its own pace. With all seats taken
+//! a newcomer gets that of a quiet connection: of the process that has most of them the one that was quiet longest. So a client that opens connections and
+//! says nothing locks out nobody else.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// The seats of one server.
+pub(super) struct Seats {
+    max: usize,
+    taken: Mutex<HashMap<u64, Taken>>,
+    /// Told when somebody may have left.
+    left: Notify,
+}
+
+struct Taken {
+    /// The process of the peer; 0 when it is not known.
+    peer: i32,
+    /// Since when it is quiet; `None` while it is busy.
+    quiet: Option<Instant>,
+    leave: Arc<Notify>,
+}
+
+/// A seat, until it is dropped.
+pub(super) struct Seat {
+    seats: Arc<Seats>,
+    number: u64,
+    leave: Arc<Notify>,
+}
+
+/// A request that is being served, until it is dropped.
+pub(super) struct Busy(Arc<Seat>);
+
+impl Seats {
+    /// `max` seats.
+    pub fn new(max: usize) -> Arc<Seats> {
+        Arc::new(Seats { max, taken: Mutex::default(), left: Notify::new() })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, HashMap<u64, Taken>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there is a seat, having somebody leave if need be.
+    pub async fn room(&self) {
+        loop {
+            let left = self.left.notified();
+            {
+                let taken = self.taken();
+                if taken.len() < self.max {
+                    return;
+                }
+                if let Some(number) = quietest(&taken) {
+                    taken[&number].leave.notify_one();
+                }
+            }
+            left.await;
+        }
+    }
+
+    /// A seat for a peer. There is room: see [`Seats::room`].
+    pub fn take(self: &Arc<Seats>, number: u64, peer: i32) -> Arc<Seat> {
+        let leave = Arc::new(Notify::new());
+        let taken = Taken { peer, quiet: Some(Instant::now()), leave: Arc::clone(&leave) };
+        self.taken().insert(number, taken);
+        Arc::new(Seat { seats: Arc::clone(self), number, leave })
+    }
+}
+
+/// The connection to part with.
+fn quietest(taken: &HashMap<u64, Taken>) -> Option<u64> {
+    let mut of_peer: HashMap<i32, usize> = HashMap::new();
+    let quiet = || taken.iter().filter_map(|(number, seat)| Some((*number, seat.peer, seat.quiet?)));
+    for (_, peer, _) in quiet() {
+        *of_peer.entry(peer).or_default() += 1;
+    }
+    let first = quiet().min_by_key(|&(number, peer, since)| (usize::MAX - of_peer[&peer], since, number));
+    first.map(|(number, ..)| number)
+}
+
+impl Seat {
+    /// A request is whole and is being served.
+    pub fn busy(self: &Arc<Seat>) -> Busy {
+        self.set(None);
+        Busy(Arc::clone(self))
+    }
+
+    fn set(&self, quiet: Option<Instant>) {
+        if let Some(taken) = self.seats.taken().get_mut(&self.number) {
+            taken.quiet = quiet;
+        }
+        if quiet.is_some() {
+            self.seats.left.notify_one();
+        }
+    }
+
+    /// Comes to an end when somebody else needs the seat.
+    pub async fn needed(&self) {
+        self.leave.notified().await;
+    }
+
+    /// Since when it is quiet.
+    pub fn quiet(&self) -> Option<Instant> {
+        self.seats.taken().get(&self.number).and_then(|taken| taken.quiet)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.seats.taken().remove(&self.number);
+        self.seats.left.notify_one();
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.set(Some(Instant::now()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_one_that_goes_is_quiet_and_of_the_greediest() {
+        let seats = Seats::new(5);
+        let taken: Vec<_> = [7, 9, 9, 9, 7].iter().zip(0..).map(|(&peer, n)| seats.take(n, peer)).collect();
+        assert_eq!(quietest(&seats.taken()), Some(1));
+        let busy = taken[1].busy();
+        let again = taken[2].busy();
+        drop(again);
+        assert_eq!(quietest(&seats.taken()), Some(0), "two each, and this one was quiet first");
+        drop(busy);
+        assert_eq!(quietest(&seats.taken()), Some(3), "three of 9's, of which this was quiet longest");
+        let all: Vec<_> = taken.iter().map(Seat::busy).collect();
+        assert_eq!(quietest(&seats.taken()), None);
+        drop(all);
+    }
+
+    #[tokio::test]
+    async fn a_newcomer_waits_for_no_one_but_the_busy() {
+        let seats = Seats::new(2);
+        let (first, second) = (seats.take(0, 1), seats.take(1, 1));
+        let busy = second.busy();
+        let first = tokio::spawn(async move { first.needed().await });
+        seats.room().await;
+        first.await.unwrap();
+        let third = seats.take(2, 1);
+        let _busy = third.busy();
+        let waits = tokio::time::timeout(std::time::Duration::from_millis(20), seats.room()).await;
+        assert!(waits.is_err(), "all are busy");
+        drop(busy);
+        drop(second);
+        seats.room().await;
+    }
+}

@@ -1,0 +1,33 @@
+//! How many files a server may have open.
+//!
+//! Connections, devices and their files take a descriptor each, and the soft limit of a login is made for programs that use `select`. A server raises its own to the
+//! hard limit; its command gets the limit back that it would have had.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::sync::OnceLock;
+use tokio::process::Command;
+
+/// The soft limit before it was raised.
+static GIVEN: OnceLock<u64> = OnceLock::new();
+
+/// Raises the limit, once.
+pub(super) fn raise() {
+    let limit = getrlimit(Resource::Nofile);
+    let Some(soft) = limit.current.filter(|&soft| limit.maximum.is_none_or(|hard| soft < hard)) else {
+        return;
+    };
+    match setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        Ok(()) => drop(GIVEN.set(soft)),
+        Err(error) => tracing::warn!("serve: the limit on open files stays at {soft}: {error}"),
+    }
+}
+
+/// A shell that runs `command` under the limit that was given.
+pub(super) fn shell(command: &str) -> Command {
+    let mut shell = Command::new("/bin/sh");
+    match GIVEN.get() {
+        None => shell.args(["-c", command]),
+        Some(soft) => shell.args(["-c", &format!("ulimit -Sn {soft}; exec /bin/sh -c \"$0\""), command]),
+    };
+    shell
+}
