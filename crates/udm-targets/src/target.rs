@@ -57,6 +57,8 @@ pub struct TargetArgs<'a> {
 pub trait Notify: Send + Sync {
     /// Raises the device's event counter: `wait` returns. Called from the data path when a path fails: an atomic add.
     fn event(&self);
+    /// The device's name, for the log; its number where the name is being changed. Waits for nobody.
+    fn device(&self) -> String;
     /// Has every lane of the device polled once: what they wait for may have changed. Called from the control path only.
     fn kick(&self, cores: &dyn Cores);
 }

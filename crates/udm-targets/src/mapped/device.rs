@@ -24,7 +24,7 @@ pub const DEPTH_MAX: usize = 32;
 pub struct MappedDevice {
     id: DeviceId,
     number: DevNo,
-    pub(super) names: Mutex<Names>,
+    pub(super) names: Arc<Mutex<Names>>,
     state: Mutex<State>,
     pub(super) events: Arc<Events>,
 }
@@ -87,6 +87,8 @@ pub struct DeviceInfo {
 /// What targets hold of the device: no more than this, so that a table does not keep its own device alive.
 pub(super) struct Events {
     id: DeviceId,
+    number: DevNo,
+    names: Arc<Mutex<Names>>,
     count: AtomicU32,
     hook: OnceLock<Wake>,
 }
@@ -98,6 +100,11 @@ impl Notify for Events {
         if let Some(hook) = self.hook.get() {
             hook();
         }
+    }
+
+    fn device(&self) -> String {
+        // Cores ask, and they wait for no lock.
+        self.names.try_lock().map_or_else(|_| self.number.to_string(), |names| names.name().to_owned())
     }
 
     fn kick(&self, cores: &dyn Cores) {
@@ -112,12 +119,13 @@ impl MappedDevice {
     /// What is wrong with the name or the uuid.
     pub fn new(name: &str, uuid: Option<&str>, number: DevNo) -> Result<Arc<MappedDevice>, TargetError> {
         let id = DeviceId::new();
+        let names = Arc::new(Mutex::new(Names::new(name, uuid)?));
         Ok(Arc::new(MappedDevice {
             id,
             number,
-            names: Mutex::new(Names::new(name, uuid)?),
+            names: Arc::clone(&names),
             state: Mutex::default(),
-            events: Arc::new(Events { id, count: AtomicU32::new(0), hook: OnceLock::new() }),
+            events: Arc::new(Events { id, number, names, count: AtomicU32::new(0), hook: OnceLock::new() }),
         }))
     }
 

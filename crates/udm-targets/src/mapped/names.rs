@@ -22,6 +22,10 @@ impl Names {
         uuid.map_or(Ok(()), check_uuid)?;
         Ok(Names { name: name.to_owned(), uuid: uuid.map(str::to_owned) })
     }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
 }
 
 impl MappedDevice {

@@ -5,6 +5,7 @@
 //! is looked through once, for errors and for its length. Everything else is in `route` and `retry` and runs only when a path or a group
 //! changes, an error comes back, or no path is left.
 
+use super::journal::Why;
 use super::route::Router;
 use super::selector::SelectorLane;
 use super::served::Row;
@@ -37,6 +38,8 @@ pub(super) struct MultipathLane {
     served: Row,
     /// Bios that found no path, held back.
     pub(super) parked: Batch,
+    /// How many of them the journal knows of.
+    pub(super) told: usize,
     /// Bios that a path failed, to go round again.
     pub(super) again: Batch,
     /// Bios that have failed for want of a path, for the next `poll`.
@@ -68,6 +71,7 @@ impl MultipathLane {
             paths,
             served,
             parked: Batch::new(),
+            told: 0,
             again: Batch::new(),
             ended: Batch::new(),
             spare: Batch::new(),
@@ -150,7 +154,7 @@ impl MultipathLane {
         let failed = self.again.len() - before;
         if failed > 0 {
             self.served[index].failed(failed as u64);
-            self.router.path_failed |= self.shared.fail(index);
+            self.router.path_failed |= self.shared.fail(index, &Why::Bio(&self.again[before]));
         }
     }
 

@@ -4,6 +4,7 @@
 //! look again.
 
 use super::Multipath;
+use super::journal::Why;
 use super::parse::number;
 use crate::error::TargetError;
 use crate::target::Resolver;
@@ -20,8 +21,8 @@ impl Multipath {
         let _one = self.messages.lock().unwrap_or_else(|e| e.into_inner());
         let verb = words.first().map_or_else(String::new, |w| w.to_ascii_lowercase());
         match (verb.as_str(), words) {
-            ("queue_if_no_path", [_]) => self.shared.set_queueing(true),
-            ("fail_if_no_path", [_]) => self.shared.set_queueing(false),
+            ("queue_if_no_path", [_]) => self.queue(true),
+            ("fail_if_no_path", [_]) => self.queue(false),
             ("disable_group", [_, group]) => self.shared.bypass(self.group(group, "bypass_pg")?, true),
             ("enable_group", [_, group]) => self.shared.bypass(self.group(group, "bypass_pg")?, false),
             ("switch_group", [_, group]) => self.shared.switch(self.group(group, "switch_pg_num")?),
@@ -39,9 +40,17 @@ impl Multipath {
         }
         // Group messages raise the counter even when they change nothing; the others never do.
         if verb.ends_with("_group") {
-            self.shared.event();
+            self.shared.journal.event();
         }
         Ok(())
+    }
+
+    /// What becomes of bios without a path from now on.
+    fn queue(&self, on: bool) {
+        if self.shared.valid() == 0 && on != self.shared.word().queueing() {
+            self.shared.journal.policy(on);
+        }
+        self.shared.set_queueing(on);
     }
 
     /// A group number, from 1, as an index.
@@ -57,20 +66,15 @@ impl Multipath {
         let number = self.device(word, resolver)?;
         let mut found = false;
         let mut changed = false;
-        for (path, (_, device)) in self.paths().enumerate().filter(|(_, (_, d))| d.number == number) {
+        for (path, _) in self.paths().enumerate().filter(|(_, (_, d))| d.number == number) {
             found = true;
-            let did = if fail { self.shared.fail(path) } else { self.shared.reinstate(path) };
-            if did {
-                let verb = if fail { "Failing" } else { "Reinstating" };
-                tracing::warn!("multipath: {verb} path {} ({}).", device.number, device.name);
-                changed = true;
-            }
+            changed |= if fail { self.shared.fail(path, &Why::Message) } else { self.shared.reinstate(path) };
         }
         if !found {
             return Err(refused(format!("no path over device {word}")).at(1));
         }
         if changed {
-            self.shared.event();
+            self.shared.journal.event();
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! blames the request goes up. With no path left bios are held (`queue_if_no_path`) or fail with EIO.
 //!
 //! * `parse`: the table line. `state`: what the cores share, a few atomics. `message`, `status`: the words in and out.
-//! * `lane`: the data path of one core. `route`: which group and paths it uses. `retry`: what happens to bios that found no
+//! * `journal`: what the log is told. `lane`: the data path of one core. `route`: which group and paths it uses. `retry`: what happens to bios that found no
 //!   path or lost theirs.
 //! * [`selector`]: which path of a group.
 //!
@@ -14,6 +14,7 @@
 //! What this does not do: hardware handlers (a table that names one is refused where the kernel refuses it, because no path can attach one),
 //! group activation, and the time limit on held bios.
 
+mod journal;
 mod lane;
 mod message;
 mod parse;
@@ -26,6 +27,7 @@ mod status;
 
 use crate::error::TargetError;
 use crate::target::{DeviceRef, Kind, Notify, Resolver, Target, TargetArgs, Used};
+use journal::Journal;
 use parse::{Features, Group, QueueMode};
 use served::Served;
 use state::Shared;
@@ -82,7 +84,8 @@ impl Multipath {
         let params = parse::parse(args)?;
         let paths = params.groups.iter().map(|g| g.paths.len()).sum();
         let queueing = params.features.queue_if_no_path;
-        let shared = Shared::new(params.groups.len(), paths, queueing, params.initial);
+        let journal = Journal::new(params.groups.iter().flat_map(|g| &g.paths));
+        let shared = Shared::new(params.groups.len(), paths, queueing, params.initial, journal);
         Ok(Arc::new(Multipath {
             len: args.len,
             features: params.features,
@@ -151,7 +154,7 @@ impl Target for Multipath {
     }
 
     fn attach(&self, notify: Arc<dyn Notify>) {
-        self.shared.attach(notify);
+        self.shared.journal.attach(notify);
     }
 
     fn presuspend(&self, noflush: bool) {

@@ -19,14 +19,29 @@ impl MultipathLane {
     pub(super) fn no_path(&mut self, batch: &mut Batch) {
         if self.holds() {
             self.parked.append(batch);
+            self.tell();
         } else {
             self.fail(batch);
+        }
+    }
+
+    /// Tells the journal how many bios wait here.
+    fn tell(&mut self) {
+        let journal = &self.shared.journal;
+        journal.waiting(self.told, self.parked.len());
+        self.told = self.parked.len();
+        if self.told > 0 {
+            journal.no_path(true);
         }
     }
 
     fn fail(&mut self, batch: &mut Batch) {
         for bio in &mut *batch {
             bio.end_with(Status::IoErr);
+        }
+        if !batch.is_empty() {
+            self.shared.journal.ended(batch.len());
+            self.shared.journal.no_path(false);
         }
         self.ended.append(batch);
     }
@@ -62,7 +77,7 @@ impl MultipathLane {
             cx.wake_at(cx.now);
         }
         if std::mem::take(&mut self.router.path_failed) {
-            self.shared.event();
+            self.shared.journal.event();
         }
     }
 
@@ -77,6 +92,7 @@ impl MultipathLane {
             let mut batch = std::mem::replace(&mut self.parked, room);
             self.dispatch(&mut batch, cx);
             self.spare = batch;
+            self.tell();
         }
     }
 
@@ -84,6 +100,7 @@ impl MultipathLane {
     pub(super) fn hand_back(&mut self, how: Drain, back: &mut Batch) {
         if how == Drain::NoFlush {
             back.append(&mut self.parked);
+            self.tell();
             // As they were given: the path error that they came back with is not their last word.
             for bio in &mut self.again {
                 bio.status = Status::Ok;

@@ -8,14 +8,13 @@
 //! Ordering: whoever changes a path or a bypass mark writes it first and moves the word after it with Release; a lane loads the word with
 //! Acquire and then reads them. A lane that read something newer than its word's generation sees the word move at its next look.
 
+use super::journal::{Journal, Why};
 use crate::bugs::{self, Bug};
-use crate::target::Notify;
 use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 /// Flags, current group, next group and generation: a snapshot of [`Shared::word`]. Groups count from 0 here and from 1 in
 /// what is printed.
@@ -152,19 +151,25 @@ pub(super) struct Shared {
     stamps: AtomicU64,
     bypassed: Box<[AtomicBool]>,
     paths: Box<[PathState]>,
-    notify: OnceLock<Arc<dyn Notify>>,
+    pub(super) journal: Journal,
 }
 
 impl Shared {
     /// The state after a load: all paths active, no group bypassed.
-    pub(super) fn new(groups: usize, paths: usize, queue_if_no_path: bool, next: Option<usize>) -> Shared {
+    pub(super) fn new(
+        groups: usize,
+        paths: usize,
+        queue_if_no_path: bool,
+        next: Option<usize>,
+        journal: Journal,
+    ) -> Shared {
         Shared {
             word: CachePadded::new(AtomicU64::new(Word::loaded(queue_if_no_path, next).0)),
             valid: AtomicU32::new(paths as u32),
             stamps: AtomicU64::new(0),
             bypassed: (0..groups).map(|_| AtomicBool::new(false)).collect(),
             paths: (0..paths).map(|_| PathState::default()).collect(),
-            notify: OnceLock::new(),
+            journal,
         }
     }
 
@@ -207,8 +212,8 @@ impl Shared {
     }
 
     /// Fails a path. False, and nothing has changed, when it was failed already. Called by messages and, on a path error, by lanes of any
-    /// core: of several at once one wins.
-    pub(super) fn fail(&self, path: usize) -> bool {
+    /// core: of several at once one wins, and says so.
+    pub(super) fn fail(&self, path: usize, why: &Why<'_>) -> bool {
         let fail = |s: u64| (s & 1 == 0).then_some((s | 1) + 2);
         if bugs::on(Bug::FailCountedTwice) && self.path(path).failed {
             self.paths[path].state.fetch_add(2, Ordering::AcqRel);
@@ -216,8 +221,9 @@ impl Shared {
         if self.paths[path].state.fetch_update(Ordering::AcqRel, Ordering::Acquire, fail).is_err() {
             return false;
         }
-        self.valid.fetch_sub(1, Ordering::AcqRel);
+        let left = self.valid.fetch_sub(1, Ordering::AcqRel) - 1;
         self.update(Word::moved);
+        self.journal.failed(path, why, left);
         true
     }
 
@@ -229,7 +235,9 @@ impl Shared {
         }
         // Before the state, whose Release makes it visible to whoever sees the path active.
         p.stamp.store(self.stamps.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
-        self.valid.fetch_add(1, Ordering::AcqRel);
+        let up = self.valid.fetch_add(1, Ordering::AcqRel) + 1;
+        // Before bios that waited go on.
+        self.journal.reinstated(path, up);
         p.state.fetch_and(!1, Ordering::AcqRel);
         self.update(Word::moved);
         true
@@ -276,19 +284,6 @@ impl Shared {
             w.with(Word::NOFLUSH | Word::SAVED, false).with(Word::QUEUE_IF_NO_PATH, queueing)
         });
     }
-
-    /// Whom to tell of events.
-    pub(super) fn attach(&self, notify: Arc<dyn Notify>) {
-        // A table is loaded into one device, once.
-        let _ = self.notify.set(notify);
-    }
-
-    /// Raises the device's event counter by one.
-    pub(super) fn event(&self) {
-        if let Some(notify) = self.notify.get() {
-            notify.event();
-        }
-    }
 }
 
 #[cfg(all(test, feature = "loom"))]
@@ -328,9 +323,9 @@ mod tests {
 
     #[test]
     fn failing_twice_counts_once() {
-        let s = Shared::new(1, 2, false, Some(0));
+        let s = Shared::new(1, 2, false, Some(0), Journal::default());
         let before = s.word();
-        assert!(s.fail(0) && !s.fail(0));
+        assert!(s.fail(0, &Why::Message) && !s.fail(0, &Why::Message));
         assert_eq!((s.valid(), s.path(0).fail_count), (1, 1));
         assert_ne!(s.word().generation(), before.generation());
         assert!(s.reinstate(0) && !s.reinstate(0) && !s.reinstate(1));
@@ -340,7 +335,7 @@ mod tests {
 
     #[test]
     fn a_suspend_saves_the_flag_once() {
-        let s = Shared::new(1, 1, true, None);
+        let s = Shared::new(1, 1, true, None, Journal::default());
         s.presuspend(true, true);
         assert!(!s.word().has(Word::QUEUE_IF_NO_PATH) && s.word().queueing());
         s.presuspend(false, true);

@@ -26,6 +26,9 @@ impl Notify for Events {
     fn event(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
+    fn device(&self) -> String {
+        "rig".into()
+    }
     fn kick(&self, _cores: &dyn Cores) {}
 }
 

@@ -3,6 +3,7 @@
 //! A test whose client is not installed is reported as ignored, with the reason in its name, and never as passed.
 
 mod log;
+mod paths;
 mod server;
 mod unwritable;
 
@@ -36,6 +37,11 @@ fn main() {
             "sqlite_survives_a_cut_at_every_flush",
             &["nbdfuse", "nbdkit", "fuse2fs", "fusermount3", "mke2fs", "debugfs", "sqlite3", "@fuse"],
             log::sqlite_survives_a_cut_at_every_flush,
+        ),
+        trial(
+            "paths_that_fail_by_themselves_are_logged",
+            &["fio"],
+            paths::paths_that_fail_by_themselves_are_logged,
         ),
         trial("a_log_that_is_full_stops_nothing", &["fio"], unwritable::full),
         trial("a_log_that_is_closed_stops_nothing", &["fio"], unwritable::closed),

@@ -41,7 +41,7 @@ impl Core {
 
 /// The state of a table with `groups` groups of one path each.
 fn shared(groups: usize) -> Arc<Shared> {
-    Arc::new(Shared::new(groups, groups, false, None))
+    Arc::new(Shared::new(groups, groups, false, None, Journal::default()))
 }
 
 /// Lets loom try `model` twice, with either side of its [`race`] begun first. Loom remembers one access of an atomic only and so passes over
@@ -94,7 +94,7 @@ fn of_two_failures_one_counts() {
     explore(|begins| {
         let s = shared(2);
         let before = s.word();
-        let (one, other) = race(begins, &s, |s| s.fail(0), |s| s.fail(0));
+        let (one, other) = race(begins, &s, |s| s.fail(0, &Why::Message), |s| s.fail(0, &Why::Message));
         assert!(one != other, "one PATH_FAILED");
         assert_eq!((s.path(0).fail_count, s.path(0).failed, s.valid()), (1, true, 1));
         assert_eq!(s.word().generation(), before.generation().wrapping_add(1));
@@ -106,9 +106,9 @@ fn of_two_failures_one_counts() {
 fn the_count_of_valid_paths_ends_right() {
     explore(|begins| {
         let s = shared(1);
-        assert!(s.fail(0));
+        assert!(s.fail(0, &Why::Message));
         let fail = |s: &Arc<Shared>| {
-            let failed = s.fail(0);
+            let failed = s.fail(0, &Why::Message);
             assert!(s.valid() <= 1, "{} of one path are valid", s.valid());
             failed
         };
@@ -131,7 +131,7 @@ fn a_generation_brings_its_paths_along() {
                 assert!(s.path(0).failed);
             }
         };
-        race(begins, &s, |s| s.fail(0), look);
+        race(begins, &s, |s| s.fail(0, &Why::Message), look);
     });
 }
 
@@ -140,7 +140,7 @@ fn a_generation_brings_its_paths_along() {
 fn a_returned_path_brings_its_stamp_along() {
     explore(|begins| {
         let s = shared(1);
-        s.fail(0);
+        s.fail(0, &Why::Message);
         let look = |s: &Arc<Shared>| {
             let path = s.path(0);
             assert!(path.failed || path.stamp == 1, "{path:?}");
@@ -178,7 +178,7 @@ fn a_switch_is_not_missed() {
 fn a_failed_path_is_not_missed() {
     explore(|begins| {
         let s = shared(1);
-        let (_, mut core) = race(begins, &s, |s| s.fail(0), submit(Core::new(&s)));
+        let (_, mut core) = race(begins, &s, |s| s.fail(0, &Why::Message), submit(Core::new(&s)));
         assert_eq!(core.submit(), None);
         assert_eq!(s.word().current(), None);
     });
@@ -188,7 +188,7 @@ fn a_failed_path_is_not_missed() {
 fn a_returned_path_is_not_missed() {
     explore(|begins| {
         let s = shared(1);
-        s.fail(0);
+        s.fail(0, &Why::Message);
         let (_, mut core) = race(begins, &s, |s| s.reinstate(0), submit(Core::new(&s)));
         assert_eq!(core.submit(), Some(0));
         assert_eq!((s.word().current(), s.valid()), (Some(0), 1));
@@ -200,7 +200,7 @@ fn a_returned_path_is_not_missed() {
 fn a_choice_and_a_message_keep_each_others_bits() {
     explore(|begins| {
         let s = shared(2);
-        s.fail(0);
+        s.fail(0, &Why::Message);
         race(begins, &s, |s| s.set_queueing(true), submit(Core::new(&s)));
         let word = s.word();
         assert!(word.has(Word::QUEUE_IF_NO_PATH) && !word.has(Word::QUEUE_IO), "{word:?}");
@@ -214,7 +214,7 @@ fn two_lanes_agree() {
     explore(|begins| {
         let s = shared(2);
         let fail_over = |s: &Arc<Shared>| {
-            assert!(s.fail(0));
+            assert!(s.fail(0, &Why::Message));
             Core::new(s).submit()
         };
         let (theirs, mut ours) = race(begins, &s, fail_over, submit(Core::new(&s)));

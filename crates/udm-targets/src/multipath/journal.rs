@@ -1,0 +1,146 @@
+//! What a person is told: a line for each path that fails or returns, whoever did it, and one when the last path goes.
+//!
+//! ```text
+//! multipath: mp: Failing path 253:1 (same.img): I/O error, Write at sector 2048: 1 of 2 paths left
+//! multipath: mp: Failing path 253:0 (disk.img): by message: no path left
+//! multipath: mp: no path left: 32 requests wait
+//! multipath: mp: Reinstating path 253:0 (disk.img): 1 of 2 paths up, 64 requests that waited go on
+//! ```
+//!
+//! A line is written by whoever made the change: of several cores that see a path fail at once, one does. How many bios wait, or have failed, for want of a path
+//! is counted over all cores; only lanes that have no path touch the count.
+
+use crate::target::{DeviceRef, Notify};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use udm_core::Bio;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Journal {
+    /// The paths as people know them: `253:1 (same.img)`.
+    paths: Box<[String]>,
+    notify: OnceLock<Arc<dyn Notify>>,
+    waiting: AtomicUsize,
+    failed: AtomicUsize,
+    /// The last path has gone, and nobody has said yet what becomes of the requests.
+    last_gone: AtomicBool,
+}
+
+/// Why a path is failed.
+pub(super) enum Why<'a> {
+    /// A bio came back with an error that blames the path.
+    Bio(&'a Bio),
+    /// Somebody said so.
+    Message,
+}
+
+impl fmt::Display for Why<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Why::Bio(bio) => write!(f, "{} error, {:?} at sector {}", bio.status, bio.op, bio.sector.0),
+            Why::Message => f.write_str("by message"),
+        }
+    }
+}
+
+impl Journal {
+    pub fn new<'a>(paths: impl Iterator<Item = &'a DeviceRef>) -> Journal {
+        Journal { paths: paths.map(|d| format!("{} ({})", d.number, d.name)).collect(), ..Journal::default() }
+    }
+
+    /// Whom to tell of events.
+    pub fn attach(&self, notify: Arc<dyn Notify>) {
+        // A table is loaded into one device, once.
+        let _ = self.notify.set(notify);
+    }
+
+    /// Raises the device's event counter by one.
+    pub fn event(&self) {
+        if let Some(notify) = self.notify.get() {
+            notify.event();
+        }
+    }
+
+    /// A path was failed; `left` are up still.
+    pub fn failed(&self, path: usize, why: &Why<'_>, left: u32) {
+        let (device, path, all) = (self.device(), self.path(path), self.paths.len());
+        if left > 0 {
+            tracing::warn!("multipath: {device}: Failing path {path}: {why}: {left} of {all} paths left");
+        } else {
+            self.failed.store(0, Relaxed);
+            self.last_gone.store(true, Relaxed);
+            tracing::warn!("multipath: {device}: Failing path {path}: {why}: no path left");
+        }
+    }
+
+    /// A path was reinstated; `up` are up now.
+    pub fn reinstated(&self, path: usize, up: u32) {
+        let (device, path, all) = (self.device(), self.path(path), self.paths.len());
+        let mut meanwhile = String::new();
+        if up == 1 && !self.last_gone.swap(false, Relaxed) {
+            let (waiting, failed) = (self.waiting.load(Relaxed), self.failed.swap(0, Relaxed));
+            if waiting > 0 {
+                meanwhile += &format!(", {waiting} requests that waited go on");
+            }
+            if failed > 0 {
+                meanwhile += &format!(", {failed} requests failed meanwhile");
+            }
+        }
+        tracing::warn!("multipath: {device}: Reinstating path {path}: {up} of {all} paths up{meanwhile}");
+    }
+
+    /// What becomes of requests without a path, said once after the last has gone: by the first lane that has such requests.
+    pub fn no_path(&self, waits: bool) {
+        if !self.last_gone.swap(false, Relaxed) {
+            return;
+        }
+        let device = self.device();
+        if waits {
+            let n = self.waiting.load(Relaxed);
+            tracing::warn!("multipath: {device}: no path left: {n} requests wait, and those that come");
+        } else {
+            let n = self.failed.load(Relaxed);
+            tracing::warn!(
+                "multipath: {device}: no path left: {n} requests failed, and those that come will"
+            );
+        }
+    }
+
+    /// A message changed what becomes of requests while there is no path.
+    pub fn policy(&self, waits: bool) {
+        self.last_gone.store(false, Relaxed);
+        let device = self.device();
+        if waits {
+            tracing::warn!("multipath: {device}: no path left: requests wait from now on");
+        } else {
+            let n = self.waiting.load(Relaxed);
+            tracing::warn!(
+                "multipath: {device}: no path left: {n} requests that waited fail, and those that come"
+            );
+        }
+    }
+
+    /// A lane holds `now` bios for want of a path, `before` when it last said so.
+    pub fn waiting(&self, before: usize, now: usize) {
+        if now >= before {
+            self.waiting.fetch_add(now - before, Relaxed);
+        } else {
+            self.waiting.fetch_sub(before - now, Relaxed);
+        }
+    }
+
+    /// `n` bios failed for want of a path.
+    pub fn ended(&self, n: usize) {
+        self.failed.fetch_add(n, Relaxed);
+    }
+
+    fn device(&self) -> String {
+        self.notify.get().map_or_else(|| "?".into(), |notify| notify.device())
+    }
+
+    fn path(&self, path: usize) -> &str {
+        self.paths.get(path).map_or("?", String::as_str)
+    }
+}
