@@ -56,13 +56,21 @@ pub enum Bug {
     StripeShifted,
     /// The log of writes is counted, and the count stays in memory.
     SuperblockNotSent,
+    /// A FUA write is logged before a held write that it overlaps and that completed first.
+    HeldWriteOvertaken,
+    /// A flush is acknowledged when it is on the log, before the superblock counts it.
+    FlushBeforeCount,
+    /// The superblock counts entries that are in the cache of the log device.
+    CountedBeforeFlushed,
+    /// Entries are written where the superblock still counts older ones.
+    CountedEntryOverwritten,
     /// The end of a read from nowhere is not filled.
     ZeroesTooShort,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 26] = [
+    pub const ALL: [Bug; 30] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -88,6 +96,10 @@ impl Bug {
         Bug::PieceErrorLost,
         Bug::StripeShifted,
         Bug::SuperblockNotSent,
+        Bug::HeldWriteOvertaken,
+        Bug::FlushBeforeCount,
+        Bug::CountedBeforeFlushed,
+        Bug::CountedEntryOverwritten,
         Bug::ZeroesTooShort,
     ];
 

@@ -12,6 +12,7 @@ pub mod fault;
 pub mod linear;
 pub mod mapped;
 pub mod multipath;
+pub mod pending;
 pub mod registry;
 mod split;
 pub mod striped;
@@ -23,6 +24,7 @@ pub mod zero;
 
 pub use error::TargetError;
 pub use mapped::{Change, DeviceInfo, MappedDevice, Wake};
+pub use pending::Pending;
 pub use registry::{TARGETS, TargetType};
 pub use table::{Entry, Table};
 pub use target::{DeviceRef, Kind, LookupError, Notify, Resolver, Target, TargetArgs, Used};

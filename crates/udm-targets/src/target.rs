@@ -4,6 +4,7 @@
 //! [`crate::registry`]; nothing registers itself.
 
 use crate::error::TargetError;
+use crate::pending::Pending;
 use std::any::Any;
 use std::sync::Arc;
 use udm_core::{Cores, Cx, DevNo, Device, Lane, Limits, OpenError, Sector, Sectors};
@@ -121,6 +122,12 @@ pub trait Target: Send + Sync {
     fn message(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<String, TargetError> {
         let _ = (words, resolver);
         Err(TargetError::new(format!("Target type {} does not support messages", self.type_name())))
+    }
+
+    /// What messages set going and the cores have yet to finish; it ends when everything that was asked for until now is done. `None` when a message is done
+    /// as soon as it is answered.
+    fn under_way(&self) -> Option<Pending> {
+        None
     }
 
     /// The paths below and what each has served; empty for targets without paths.

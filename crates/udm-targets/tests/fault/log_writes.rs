@@ -149,6 +149,7 @@ fn a_discard_that_the_device_does_not_take_is_logged_all_the_same() {
     let target = build("log-writes a b", 64, &mut resolver).unwrap();
     let mut world = TestWorld::new(1);
     let mut lane = open(&mut world, 0, &target);
+    target.resume();
     assert!(world.run(0, &mut *lane, bare(Op::Discard, 0, 8)).status.is_ok());
     assert!(world.run(0, &mut *lane, bare(Op::Flush, 0, 0)).status.is_ok());
     settle(&mut world, 0, &mut *lane);
@@ -162,7 +163,15 @@ fn marks_stand_where_they_were_given() {
     rig.run(0, write(1, 1, 1));
     rig.run(0, bare(Op::Flush, 0, 0));
     message(&*rig.target, "mark mkfs").unwrap();
+    let pending = rig.target.under_way().expect("a mark is not done when it is taken");
+    rig.log.hold(true);
     rig.settle(0);
+    rig.log.release(1);
+    rig.settle(0);
+    assert_eq!(pending.outcome(), None, "on the log, and not counted");
+    rig.log.hold(false);
+    rig.settle(0);
+    assert_eq!(pending.outcome(), Some(Ok(())));
     assert_eq!(log_of(&rig.log), "w1+1=1 f m:mkfs");
     let long = "x".repeat(600);
     message(&*rig.target, &format!("MARK {long}")).unwrap();
@@ -174,6 +183,33 @@ fn marks_stand_where_they_were_given() {
         "log-writes: Invalid log-writes message arguments, expect 2 arguments, got 1"
     );
     assert_eq!(refused("bogus x"), "log-writes: Unrecognised log writes target message received: bogus");
+}
+
+/// A mark is in the log, or refused.
+#[test]
+fn a_mark_that_cannot_be_logged_is_refused() {
+    let mut rig = rig(8, 1);
+    let mark = |rig: &mut Rig| {
+        message(&*rig.target, "mark x").map(|_| rig.target.under_way().expect("it waits for the cores"))
+    };
+    rig.target.presuspend(false);
+    assert_eq!(mark(&mut rig).err().map(|e| e.errno), Some(16), "the log is closed");
+    rig.target.resume();
+    let taken: Vec<_> = (0..8).map(|_| mark(&mut rig).unwrap()).collect();
+    rig.settle(0);
+    let logged = taken.iter().filter(|mark| mark.outcome() == Some(Ok(()))).count();
+    assert_eq!((logged, entries(&rig.log, 8).len()), (6, 6), "as many as there is room for");
+    assert!(taken.iter().all(|mark| mark.outcome().is_some()));
+    let error = mark(&mut rig).err().expect("logging has ended");
+    assert_eq!(error.reason, "logging has ended: Ran out of space on the logdev");
+    let pending = taken[0].clone();
+    drop((rig, taken));
+    assert_eq!(pending.outcome(), Some(Ok(())));
+    let rig = self::rig(8, 1);
+    message(&*rig.target, "mark x").unwrap();
+    let pending = rig.target.under_way().unwrap();
+    drop(rig);
+    assert_eq!(pending.outcome().unwrap().unwrap_err().errno, 5, "nobody is left who could log it");
 }
 
 #[test]
@@ -224,7 +260,7 @@ fn cores_share_one_order() {
     assert_eq!(rig.disk.bytes(7, 1), [7; 512]);
 }
 
-/// The superblock never counts an entry that is not written, whichever core writes first.
+/// The superblock never counts an entry that is not written, whichever core writes first; and who waits for it waits on both cores.
 #[test]
 fn the_superblock_counts_a_dense_beginning() {
     let mut rig = rig(4096, 2);
@@ -235,26 +271,155 @@ fn the_superblock_counts_a_dense_beginning() {
     rig.submit(1, [fua(2, 2)]);
     rig.settle(1);
     rig.log.release(1);
-    assert_eq!(rig.settle(1).len(), 1, "acknowledged: its own entry is on the log");
-    assert_eq!(log_of(&rig.log), "", "but the one before it is not");
+    assert!(rig.settle(1).is_empty(), "its own entry is on the log, and the one before it is not");
+    assert_eq!(log_of(&rig.log), "");
+    rig.world.wake = Nanos::NEVER;
+    assert!(rig.settle(1).is_empty());
+    assert!(rig.world.wake < Nanos::NEVER, "it looks again: the other core will count it");
     rig.log.hold(false);
-    rig.settle(0);
+    assert_eq!(rig.settle(0).len(), 1);
+    assert_eq!(rig.settle(1).len(), 1);
     assert_eq!(log_of(&rig.log), "u1+1=1 u2+1=2");
 }
 
+/// After a crash at any moment the log holds every flush that was acknowledged.
 #[test]
-fn a_flush_is_returned_when_it_is_on_the_log() {
+fn a_flush_is_returned_when_the_superblock_counts_it() {
     let mut rig = rig(4096, 1);
     rig.run(0, write(1, 1, 1));
     rig.log.hold(true);
     rig.submit(0, [bare(Op::Flush, 0, 0)]);
     assert!(rig.settle(0).is_empty());
     rig.log.release(2);
+    assert!(rig.settle(0).is_empty(), "on the log, and not counted");
+    assert_eq!(log_of(&rig.log), "");
+    rig.log.release(1);
     assert_eq!(rig.settle(0).len(), 1);
-    assert!(rig.lanes[0].is_busy(), "the superblock is on its way");
-    rig.log.hold(false);
-    rig.settle(0);
+    assert_eq!(log_of(&rig.log), "w1+1=1 f");
     assert!(!rig.lanes[0].is_busy());
+}
+
+/// With a cache in the log device: what is counted is flushed first, and the superblock goes past the cache, or is flushed as well.
+#[test]
+fn a_log_device_with_a_cache_is_flushed() {
+    for fua_known in [true, false] {
+        let (_disk, log, mut resolver) = disks(64, 4096);
+        log.set_limits(|limits| (limits.write_cache, limits.fua) = (true, fua_known));
+        let target = build("log-writes a b", 64, &mut resolver).unwrap();
+        let mut world = TestWorld::new(1);
+        let mut lane = open(&mut world, 0, &target);
+        target.resume();
+        settle(&mut world, 0, &mut *lane);
+        let _ = log.take_log();
+        log.hold(true);
+        world.submit(0, &mut *lane, [fua(1, 1)]);
+        let mut seen = Vec::new();
+        let mut acknowledged = Vec::new();
+        for _ in 0..4 {
+            log.release(1);
+            acknowledged.push(settle(&mut world, 0, &mut *lane).len());
+            seen.extend(log.take_log().iter().map(|seen| (seen.op, seen.sector, seen.flags)));
+        }
+        let none = BioFlags::empty();
+        let mut wanted = vec![
+            (Op::Write, 1, none),
+            (Op::Flush, 0, none),
+            (Op::Write, 0, BioFlags::FUA),
+            (Op::Flush, 0, none),
+        ];
+        wanted.truncate(if fua_known { 3 } else { 4 });
+        assert_eq!(seen, wanted);
+        assert_eq!(acknowledged, if fua_known { [0, 0, 1, 0] } else { [0, 0, 0, 1] });
+    }
+}
+
+/// Write A, FUA B, flush, all of one sector: the log must end in B. Whatever a FUA write overlaps goes in before it, with what that overlaps.
+#[test]
+fn a_held_write_is_logged_before_a_fua_write_that_overlaps_it() {
+    let mut rig = rig(4096, 2);
+    rig.run(0, write(1, 1, 1));
+    rig.run(0, write(30, 1, 30));
+    rig.run(0, fua(1, 2));
+    assert_eq!(log_of(&rig.log), "w1+1=1 u1+1=2", "and what lies elsewhere may still be lost");
+    rig.run(0, bare(Op::Flush, 0, 0));
+    assert_eq!(log_of(&rig.log), "w1+1=1 u1+1=2 w30+1=30 f");
+}
+
+#[test]
+fn overlapping_entries_stand_in_the_order_of_their_completion() {
+    // A chain over two cores: what the FUA write overlaps was itself written over something.
+    let mut rig = rig(4096, 2);
+    rig.run(0, write(10, 4, 1));
+    rig.run(1, write(12, 4, 11));
+    rig.run(0, bare(Op::Discard, 14, 8));
+    rig.run(1, write(40, 1, 40));
+    rig.run(1, fua(20, 50));
+    assert_eq!(log_of(&rig.log), "w10+4=1 w12+4=11 d14+8 u20+1=50");
+    // One that completes behind the FUA write goes behind it, though it came before.
+    rig.disk.hold(true);
+    rig.disk.reverse(true);
+    rig.submit(0, [write(5, 2, 5), fua(6, 60)]);
+    rig.disk.release(1);
+    assert_eq!(rig.settle(0).len(), 1);
+    rig.disk.release(1);
+    assert_eq!(rig.settle(0).len(), 1);
+    rig.disk.hold(false);
+    rig.disk.reverse(false);
+    rig.run(0, bare(Op::Flush, 0, 0));
+    assert_eq!(log_of(&rig.log), "w10+4=1 w12+4=11 d14+8 u20+1=50 u6+1=60 w40+1=40 w5+2=5 f");
+}
+
+/// A flush that is under way when a FUA write takes what it covers has no less covered.
+#[test]
+fn a_fua_write_beside_a_flush_under_way() {
+    let mut rig = rig(4096, 2);
+    rig.run(0, write(1, 1, 1));
+    rig.run(0, write(2, 1, 2));
+    rig.disk.hold(true);
+    rig.submit(0, [bare(Op::Flush, 0, 0)]);
+    rig.submit(1, [fua(1, 9)]);
+    rig.disk.release(1);
+    assert_eq!(rig.settle(1).len(), 1);
+    assert_eq!(log_of(&rig.log), "w1+1=1 u1+1=9");
+    rig.disk.release(1);
+    assert_eq!(rig.settle(0).len(), 1);
+    assert_eq!(log_of(&rig.log), "w1+1=1 u1+1=9 w2+1=2 f");
+}
+
+/// Nothing is written where the superblock counts an entry: not over an old log, and not over the mark at the end.
+#[test]
+fn requests_wait_until_the_log_may_be_written() {
+    let (disk, log, mut resolver) = disks(64, 4096);
+    let target = build("log-writes a b", 64, &mut resolver).unwrap();
+    let mut world = TestWorld::new(2);
+    let mut lanes: Vec<_> = (0..2).map(|core| open(&mut world, core, &target)).collect();
+    for again in [false, true] {
+        target.resume();
+        log.hold(true);
+        let _ = log.take_log();
+        world.submit(0, &mut *lanes[0], [fua(1, 1), read(0, 1), bare(Op::Flush, 0, 0)]);
+        world.submit(1, &mut *lanes[1], [write(2, 1, 2)]);
+        let back = settle(&mut world, 0, &mut *lanes[0]);
+        assert_eq!(back.iter().map(|bio| bio.op).collect::<Vec<_>>(), [Op::Read], "reads need no log");
+        assert!(settle(&mut world, 1, &mut *lanes[1]).is_empty());
+        assert_eq!(log.waiting(), 1, "the superblock alone");
+        log.hold(false);
+        let first = settle(&mut world, 0, &mut *lanes[0]).len() + settle(&mut world, 1, &mut *lanes[1]).len();
+        assert_eq!((first, disk.waiting()), (3, 0));
+        assert_eq!(log.take_log()[0].sector, 0);
+        settle(&mut world, 1, &mut *lanes[1]);
+        if !again {
+            let lane = &mut *lanes[1];
+            assert!(world.run(1, lane, bare(Op::Flush, 0, 0)).status.is_ok());
+            target.presuspend(false);
+            for _ in 0..10 {
+                settle(&mut world, 0, &mut *lanes[0]);
+            }
+            assert!(log_of(&log).ends_with(" m:dm-log-writes-end"), "{}", log_of(&log));
+            target.postsuspend();
+        }
+    }
+    assert!(!log_of(&log).contains("m:"), "{}", log_of(&log));
 }
 
 #[test]
@@ -327,6 +492,7 @@ fn sectors_are_logical_blocks() {
     assert_eq!(target.status(), "0 7");
     let mut world = TestWorld::new(1);
     let mut lane = open(&mut world, 0, &target);
+    target.resume();
     let mut bio = write(16, 8, 5);
     bio.flags = BioFlags::FUA;
     world.submit(0, &mut *lane, [bio]);
@@ -334,6 +500,30 @@ fn sectors_are_logical_blocks() {
     let all = entries(&log, 4096);
     assert_eq!((all[0].entry.sector, all[0].entry.sectors, all[0].range.clone()), (2, 1, 8192..12288));
     assert_eq!(target.status(), "1 23");
+}
+
+/// The blocks and the size of the log are those that the devices have when the table is taken into use, not when it was loaded.
+#[test]
+fn blocks_and_size_are_those_of_the_resume() {
+    let (disk, log, mut resolver) = disks(64, 4096);
+    log.set_limits(|limits| limits.size = udm_core::Sectors(8));
+    let target = build("log-writes a b", 64, &mut resolver).unwrap();
+    log.set_limits(|limits| limits.size = udm_core::Sectors(4096));
+    disk.set_limits(|limits| limits.logical_block = 4096);
+    assert_eq!(target.limits().logical_block, 4096);
+    let mut world = TestWorld::new(1);
+    let mut lane = open(&mut world, 0, &target);
+    target.resume();
+    disk.set_limits(|limits| limits.logical_block = 512);
+    assert_eq!(target.limits().logical_block, 4096, "in use: as it was taken");
+    for block in 0..4 {
+        let mut bio = write(block * 8, 8, 5);
+        bio.flags = BioFlags::FUA;
+        world.submit(0, &mut *lane, [bio]);
+        assert_eq!(settle(&mut world, 0, &mut *lane).len(), 1);
+    }
+    assert_eq!(target.status(), "4 71");
+    assert_eq!(entries(&log, 4096)[3].range, 12288..16384);
 }
 
 /// Through a mapped device: a mark goes to the log without requests, and a suspend waits for the end of the log.
@@ -369,10 +559,15 @@ fn a_mapped_device_waits_for_the_log() {
     assert_eq!((log.waiting(), disk.waiting()), (0, 0), "nothing is left in flight");
     let change = device.resume(Arc::new(|| {})).unwrap();
     finish(&mut world, change);
-    let status = world.run(1, &mut *lanes[1], fua(1, 1)).status;
-    assert!(status.is_ok());
-    for (core, lane) in lanes.iter_mut().enumerate() {
-        settle(&mut world, core, &mut **lane);
+    world.submit(1, &mut *lanes[1], [fua(1, 1)]);
+    let mut back = 0;
+    for _ in 0..2 {
+        back += lanes
+            .iter_mut()
+            .enumerate()
+            .map(|(core, lane)| settle(&mut world, core, &mut **lane).len())
+            .sum::<usize>();
     }
+    assert_eq!(back, 1);
     assert_eq!(log_of(&log), "m:here u1+1=1");
 }

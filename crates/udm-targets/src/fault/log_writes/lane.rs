@@ -2,8 +2,8 @@
 //!
 //! Whatever changes the device goes down as a clone that remembers what it will be in the log. What comes home is held, logged, or both.
 
-use super::shared::{Append, Closing, Placed, Shared};
-use super::writer::{Tally, Writer, range_in};
+use super::shared::{Append, Closing, Marks, Placed, Shared, State, refusal};
+use super::writer::{Tally, Waits, Writer, range_in};
 use super::{LogWrites, takes_discards};
 use crate::bugs::{self, Bug};
 use crate::fault::UnderLane;
@@ -36,7 +36,7 @@ pub(super) struct LogWritesLane {
     /// What the own flush under way covers.
     flush_covers: u64,
     flush_failed: bool,
-    /// Writes that wait for room for their copies.
+    /// Writes and flushes that wait for room for their copies, or for the log to be open.
     parked: VecDeque<Box<Bio>>,
     /// Clones that ended without going down.
     ended: Batch,
@@ -50,7 +50,7 @@ impl LogWritesLane {
         let log = target.log.device.open(cx)?;
         Ok(LogWritesLane {
             under: target.under.open(cx)?,
-            writer: Writer::new(log, target.sector_size(), cx),
+            writer: Writer::new(log, &target.log.device.limits(), cx),
             shared: Arc::clone(&target.shared),
             discards: takes_discards(&*target.under.device.device),
             clones: Clones::new(cx),
@@ -81,7 +81,7 @@ impl LogWritesLane {
 
     /// What `bio` will be in the log.
     fn entry_of(&self, bio: &Bio) -> Entry {
-        let (sector, sectors) = range_in(bio, self.shared.sector_size);
+        let (sector, sectors) = range_in(bio, self.shared.sector_size());
         let flags = [
             (bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH), EntryFlags::FLUSH),
             (bio.flags.contains(BioFlags::FUA), EntryFlags::FUA),
@@ -105,7 +105,10 @@ impl LogWritesLane {
     }
 
     /// Sends `bio` on its way as a clone.
-    fn begin(&mut self, bio: Box<Bio>, covers: u64, down: &mut Batch, tally: &mut Tally) {
+    fn begin(&mut self, bio: Box<Bio>, covers: &mut Option<u64>, down: &mut Batch, tally: &mut Tally) {
+        let flush = bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH);
+        let covers =
+            if flush { *covers.get_or_insert_with(|| self.shared.lock().held.completed()) } else { 0 };
         let append = Append { entry: self.entry_of(&bio), data: self.copy_of(&bio) };
         tally.bytes += append.held() as isize;
         tally.requests += 1;
@@ -114,28 +117,44 @@ impl LogWritesLane {
         if ends_here { self.ended.push(clone) } else { down.push(clone) }
     }
 
-    /// Lets parked writes go as far as there is room for their copies.
+    /// Lets parked requests go as far as there is room for their copies, once the log is open.
     fn unpark(&mut self, tally: &mut Tally, cx: &mut Cx<'_>) {
         if self.parked.is_empty() {
             return;
         }
         let logging = self.shared.is_enabled();
+        if logging && !self.shared.is_open() {
+            return;
+        }
         let mut room = self.shared.room();
-        let mut down = Batch::new();
+        let (mut down, mut covers) = (Batch::new(), None);
         while let Some(bio) = self.parked.front() {
-            let bytes = bio.sectors.bytes() as usize;
+            let bytes = bytes_of(bio);
             if logging && bytes > room && room < usize::MAX {
                 break;
             }
             let Some(bio) = self.parked.pop_front() else { break };
+            tally.requests -= 1;
             if logging {
                 room = room.min(super::HELD_MAX).saturating_sub(bytes);
-                self.begin(bio, 0, &mut down, tally);
+                self.begin(bio, &mut covers, &mut down, tally);
             } else {
                 down.push(bio);
             }
         }
+        if !logging {
+            self.end_discards(&mut down, cx);
+        }
         self.under.submit(&mut down, cx);
+    }
+
+    /// What is logged because `append` is, and then `append`: overlapping entries stand in the log in the order in which they completed. What completed first and is
+    /// only held would be replayed over `append` otherwise, and no power cut leaves that.
+    fn log(appends: &mut Vec<Append>, state: &mut State, append: Append) {
+        if !bugs::on(Bug::HeldWriteOvertaken) {
+            state.held.overlapped(&append.entry, appends);
+        }
+        appends.push(append);
     }
 
     /// Takes in what is home from the device: what is logged now goes to the writer, the rest to `done`.
@@ -151,7 +170,7 @@ impl LogWritesLane {
                 self.flush_failed = !bio.status.is_ok();
                 if bio.status.is_ok() {
                     let state = state.get_or_insert_with(|| shared.lock());
-                    self.appends.extend(state.covered(self.flush_covers));
+                    state.held.covered(self.flush_covers, &mut self.appends);
                 }
                 self.flush.insert(bio).finish();
                 continue;
@@ -170,13 +189,13 @@ impl LogWritesLane {
             let state = state.get_or_insert_with(|| shared.lock());
             let flags = append.entry.flags;
             if flags.contains(EntryFlags::FLUSH) {
-                self.appends.extend(state.covered(covers));
+                state.held.covered(covers, &mut self.appends);
             }
             if flags.intersects(EntryFlags::FLUSH | EntryFlags::FUA) {
-                self.appends.push(append);
+                Self::log(&mut self.appends, state, append);
                 acks.push(bio);
             } else {
-                state.hold(append);
+                state.held.push(append);
                 tally.requests -= 1;
                 done.push(bio);
             }
@@ -185,9 +204,10 @@ impl LogWritesLane {
         if let Some(mut state) = state {
             let range = shared.place(&mut state, &mut self.appends, &mut self.placed);
             drop(state);
-            let mut acks = self.writer.entries(range, &mut self.placed, acks);
-            tally.requests -= acks.len() as isize;
-            done.append(&mut acks);
+            let waits = Waits { acks, ..Waits::default() };
+            let mut waits = self.writer.entries(shared, range, &mut self.placed, waits);
+            tally.requests -= waits.acks.len() as isize;
+            done.append(&mut waits.acks);
         }
     }
 
@@ -208,29 +228,29 @@ impl LogWritesLane {
     fn errands(&mut self, cx: &mut Cx<'_>) {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
-        state.take_posted(&mut self.appends);
-        let range = shared.place(&mut state, &mut self.appends, &mut self.placed);
-        let _no_acks = self.writer.entries(range, &mut self.placed, Batch::new());
+        self.log_marks(&mut state);
         let mut covers = None;
         if !self.parked.is_empty() {
             if self.flush_failed {
                 shared.disable(&mut state, "The device can't be flushed, and too much is held");
-            } else if state.holds() {
-                covers = Some(state.completed());
+            } else if !state.held.is_empty() && shared.is_open() {
+                covers = Some(state.held.completed());
             }
             cx.wake_at(cx.now + LOOK_AGAIN);
         }
         match shared.closing(&state) {
             Closing::No => self.flush_failed &= !self.parked.is_empty(),
             Closing::Wait => cx.wake_at(cx.now + LOOK_AGAIN),
-            Closing::End if state.holds() && !self.flush_failed => covers = Some(state.completed()),
+            Closing::End if !state.held.is_empty() && !self.flush_failed => {
+                covers = Some(state.held.completed());
+            }
             Closing::End => {
                 let range = shared.place_end(&mut state, &mut self.placed);
-                let _no_acks = self.writer.entries(range, &mut self.placed, Batch::new());
+                let _nobody_waits = self.writer.entries(&shared, range, &mut self.placed, Waits::default());
             }
         }
-        if let Some(entries) = state.begin_count() {
-            self.writer.superblock(entries);
+        if let Some(entries) = state.places.begin_count() {
+            self.writer.superblock(&shared, entries);
         }
         shared.rest(&state);
         drop(state);
@@ -238,6 +258,25 @@ impl LogWritesLane {
             self.flush(covers, cx);
         }
     }
+
+    /// Gives the marks that were posted their places.
+    fn log_marks(&mut self, state: &mut State) {
+        let Marks { appends, promises } = state.take_posted();
+        for (mark, promise) in appends.into_iter().zip(promises) {
+            let range = self.shared.place(state, &mut vec![mark], &mut self.placed);
+            let waits = Waits { marks: vec![promise], ..Waits::default() };
+            let waits = self.writer.entries(&self.shared, range, &mut self.placed, waits);
+            // There was no room for it.
+            for promise in waits.marks {
+                promise.end(refusal(state.ended()));
+            }
+        }
+    }
+}
+
+/// Bytes that a copy of what `bio` writes takes.
+fn bytes_of(bio: &Bio) -> usize {
+    if bio.op == Op::Write { bio.sectors.bytes() as usize } else { 0 }
 }
 
 impl Lane for LogWritesLane {
@@ -250,7 +289,7 @@ impl Lane for LogWritesLane {
         let mut tally = Tally::default();
         let mut down = std::mem::take(&mut self.scratch);
         let mut covers = None;
-        let mut room = self.shared.room();
+        let (open, mut room) = (self.shared.is_open(), self.shared.room());
         for mut bio in batch.drain(..) {
             match bio.op {
                 Op::Read => down.push(bio),
@@ -258,17 +297,14 @@ impl Lane for LogWritesLane {
                     bio.end_with(Status::NotSupp);
                     self.ended.push(bio);
                 }
-                Op::Write if !self.parked.is_empty() || bio.sectors.bytes() as usize > room => {
+                _ if !open || !self.parked.is_empty() || bytes_of(&bio) > room => {
+                    tally.requests += 1;
                     self.parked.push_back(bio);
+                    cx.wake_at(cx.now);
                 }
                 _ => {
-                    room = room
-                        .min(super::HELD_MAX)
-                        .saturating_sub(bio.sectors.bytes() as usize * usize::from(bio.op == Op::Write));
-                    let flush = bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH);
-                    let covers =
-                        if flush { *covers.get_or_insert_with(|| self.shared.lock().completed()) } else { 0 };
-                    self.begin(bio, covers, &mut down, &mut tally);
+                    room = room.min(super::HELD_MAX).saturating_sub(bytes_of(&bio));
+                    self.begin(bio, &mut covers, &mut down, &mut tally);
                 }
             }
         }
@@ -316,6 +352,7 @@ impl Lane for LogWritesLane {
         }
         self.scratch = home;
         if how == Drain::NoFlush {
+            tally.requests -= self.parked.len() as isize;
             back.extend(self.parked.drain(..));
         }
         self.shared.count(tally.bytes, tally.requests);

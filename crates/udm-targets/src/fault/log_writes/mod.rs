@@ -15,9 +15,12 @@
 //!
 //! Where udm does more than the kernel:
 //!
-//! * A flush or FUA write is returned when its entries are written to the log, so a killed server leaves a log of all that was
-//!   acknowledged (but for what other cores were writing). The superblock is rewritten after each such batch, not only at marks and FUA writes, and
-//!   an empty one at the first resume, so that an old log is not taken for the new one.
+//! * A flush or FUA write is returned when the superblock counts its entries, and a mark is answered then: a killed server leaves a log of all that was
+//!   acknowledged, and so does a power cut of the log device. An empty superblock is written at the first resume, and requests wait for it, so that
+//!   an old log is not taken for the new one.
+//! * **Entries that overlap stand in the log in the order in which they completed.** A FUA write takes held writes that it overlaps with it, and those
+//!   that these overlap and that completed before them; the kernel logs them behind it, and a replay gives old data over new. Writes that are under
+//!   way at the same time have no order, on a disk as here. So each beginning of the log is a state that a power cut could have left.
 //! * When two flushes are under way, the one that completes first is logged behind the writes that both covered.
 //! * At a suspend the target flushes the device by itself, logs what was held, and puts the mark `dm-log-writes-end` behind it. The next entry after
 //!   a resume takes the place of that mark. Where no core has the device open at the suspend, there is no lane to do it: the log then ends with
@@ -33,13 +36,17 @@
 //! the held list grows. It is a tester's tool and no fast path. Reads take no lock. Positions in the log are given out under the mutex; each core then
 //! writes its own entries with its own lane, and the superblock counts only what lies before the first entry that is still being written.
 
+mod held;
 mod lane;
+mod place;
 mod shared;
 mod writer;
 
 use super::{Underlay, look_up};
 use crate::error::TargetError;
+use crate::pending::Pending;
 use crate::target::{DeviceRef, Resolver, Target, TargetArgs, Used};
+use place::Geometry;
 use shared::{Append, Shared};
 use std::sync::Arc;
 use udm_core::{Cx, Device, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
@@ -74,15 +81,20 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
         let error = TargetError::new("log-writes: Log device lookup failed").with_errno(13);
         return Err(error.because("it is read-only").at(1));
     }
-    let sector_size = limits.logical_block.max(device.device.limits().logical_block);
-    let shared = Arc::new(Shared::new(sector_size, limits.size));
+    let shared = Arc::new(Shared::new(geometry(&device, &log)));
     Ok(Arc::new(LogWrites { under: Underlay { device, start: Sector(0) }, log, len: args.len, shared }))
 }
 
+/// The blocks and the size of the log as the devices are now.
+fn geometry(device: &DeviceRef, log: &DeviceRef) -> Geometry {
+    let (device, log) = (device.device.limits(), log.device.limits());
+    Geometry { sector_size: log.logical_block.max(device.logical_block), size: log.size }
+}
+
 impl LogWrites {
-    /// Bytes in a sector of the log.
+    /// Bytes in a sector of the log, from the devices as they are now; from the first resume on, as they were then.
     fn sector_size(&self) -> u32 {
-        self.shared.sector_size
+        self.shared.measure(geometry(&self.under.device, &self.log)).sector_size
     }
 }
 
@@ -102,7 +114,7 @@ impl Target for LogWrites {
     fn status(&self) -> String {
         let state = self.shared.lock();
         let disabled = if self.shared.is_enabled() { "" } else { " logging_disabled" };
-        format!("{} {}{disabled}", state.entries, state.next - 1)
+        format!("{} {}{disabled}", state.places.entries(), state.places.next() - 1)
     }
 
     fn limits(&self) -> Limits {
@@ -145,8 +157,12 @@ impl Target for LogWrites {
         // One byte less than there is room for, as the kernel's terminated string.
         let room = self.sector_size() as usize - HEADER_LEN - 1;
         let text = &text.as_bytes()[..text.len().min(room)];
-        self.shared.post(Append::mark(text));
+        self.shared.post(Append::mark(text))?;
         Ok(String::new())
+    }
+
+    fn under_way(&self) -> Option<Pending> {
+        self.shared.marks_pending()
     }
 
     fn presuspend(&self, _noflush: bool) {

@@ -1,11 +1,14 @@
 //! What the cores of a log-writes target share: the order of the log.
 
 use super::HELD_MAX;
-use std::collections::VecDeque;
+use super::held::Held;
+use super::place::{Geometry, Places};
+use crate::error::TargetError;
+use crate::pending::{Pending, Promise, pending};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
-use udm_core::{Buf, SECTOR_SIZE, Sectors};
+use udm_core::Buf;
 use udm_wire::log_writes::{END_MARK, Entry, EntryFlags};
 
 /// Something that is to be put in the log.
@@ -41,77 +44,68 @@ pub(super) struct Placed {
     pub(super) append: Append,
 }
 
-/// The mark at the end, and what it would be to take it back.
-struct End {
-    next: u64,
-    entries: u64,
+/// Marks that were given, and those who wait for them.
+#[derive(Default)]
+pub(super) struct Marks {
+    pub(super) appends: Vec<Append>,
+    pub(super) promises: Vec<Promise>,
 }
 
 /// The state of the log.
 pub(super) struct State {
-    /// The next free place in the log, in sectors of 512 bytes.
-    pub(super) next: u64,
-    /// Entries that have a place.
-    pub(super) entries: u64,
-    /// Entries before the first that is still being written.
-    written: u64,
-    /// Ranges of entries that were written before some that precede them.
-    early: Vec<Range<u64>>,
-    /// The superblock on the log counts this many entries; `None` before the first.
-    counted: Option<u64>,
-    /// Some lane is writing the superblock.
-    counting: bool,
-    /// Completed writes that no flush has covered yet, in order of their completion.
-    held: VecDeque<Append>,
-    /// How many writes were ever held before the front of `held`.
-    passed: u64,
+    pub(super) places: Places,
+    pub(super) held: Held,
     /// Marks that no lane has taken yet.
-    posted: Vec<Append>,
+    posted: Marks,
+    /// The end of the last mark that was given.
+    last_mark: Option<Pending>,
     /// The device is being suspended.
     closing: bool,
-    /// The mark at the end, when it is the last entry.
-    end: Option<End>,
     /// Nothing was held since the end was put in its place.
     closed: bool,
+    /// Why logging ended.
+    ended: Option<&'static str>,
 }
 
 /// What the halves and the cores share.
 pub(super) struct Shared {
-    /// Bytes in a sector of the log.
-    pub(super) sector_size: u32,
-    size: Sectors,
     state: Mutex<State>,
+    /// Bytes in a sector of the log.
+    sector_size: AtomicU32,
     /// Writes are logged.
     enabled: AtomicBool,
+    /// The log device failed: what waits for it waits in vain.
+    broken: AtomicBool,
+    /// Entries may be given places: the superblock counts none behind them.
+    open: AtomicBool,
+    /// Entries that the superblock on the log counts, for those who wait for theirs.
+    counted: AtomicU64,
     /// Lanes have something to do besides their requests: marks, a superblock, the end.
     errand: AtomicBool,
     /// Bytes of copied writes, changed once a batch.
     held: AtomicUsize,
-    /// Requests that have a clone below or wait for the log, changed once a batch.
+    /// Requests that are parked, have a clone below or wait for the log, changed once a batch.
     in_flight: AtomicUsize,
 }
 
 impl Shared {
-    pub(super) fn new(sector_size: u32, size: Sectors) -> Shared {
+    pub(super) fn new(geometry: Geometry) -> Shared {
         let state = State {
-            next: u64::from(sector_size) / SECTOR_SIZE,
-            entries: 0,
-            written: 0,
-            early: Vec::new(),
-            counted: None,
-            counting: false,
-            held: VecDeque::new(),
-            passed: 0,
-            posted: Vec::new(),
+            places: Places::new(geometry),
+            held: Held::default(),
+            posted: Marks::default(),
+            last_mark: None,
             closing: false,
-            end: None,
             closed: false,
+            ended: None,
         };
         Shared {
-            sector_size,
-            size,
             state: Mutex::new(state),
+            sector_size: AtomicU32::new(geometry.sector_size),
             enabled: AtomicBool::new(true),
+            broken: AtomicBool::new(false),
+            open: AtomicBool::new(false),
+            counted: AtomicU64::new(0),
             errand: AtomicBool::new(false),
             held: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
@@ -122,9 +116,37 @@ impl Shared {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// Bytes in a sector of the log. Relaxed: it is fixed before the first request comes, and the message that lets requests come orders it.
+    pub(super) fn sector_size(&self) -> u32 {
+        self.sector_size.load(Ordering::Relaxed)
+    }
+
+    /// Takes the blocks and the size that the devices below have now, as long as the table is not in use; says what holds.
+    pub(super) fn measure(&self, now: Geometry) -> Geometry {
+        let mut state = self.lock();
+        let holds = state.places.measure(now);
+        self.sector_size.store(holds.sector_size, Ordering::Relaxed);
+        holds
+    }
+
     pub(super) fn is_enabled(&self) -> bool {
         // Relaxed: a lane that sees it late copies a write in vain.
         self.enabled.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        // Relaxed: whoever sees it late waits a little longer.
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    /// True when entries may be given places. Relaxed: it is closed only while nothing is in flight, and one that sees it open late waits.
+    pub(super) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// Entries that the superblock counts. Acquire pairs with the release in [`Shared::end_count`]: whoever sees the number sees that it is written.
+    pub(super) fn counted(&self) -> u64 {
+        self.counted.load(Ordering::Acquire)
     }
 
     /// True when lanes should look for errands. Relaxed: what they find is behind the mutex.
@@ -133,18 +155,40 @@ impl Shared {
     }
 
     /// Leaves a mark for the lanes to log.
-    pub(super) fn post(&self, mark: Append) {
-        if self.is_enabled() {
-            let mut state = self.lock();
-            state.posted.push(mark);
-            self.errand.store(true, Ordering::Relaxed);
+    pub(super) fn post(&self, mark: Append) -> Result<(), TargetError> {
+        let mut state = self.lock();
+        if let Some(why) = state.ended {
+            return Err(TargetError::errno(5).because(format!("logging has ended: {why}")));
         }
+        if state.closing {
+            return Err(TargetError::errno(16).because("the device is suspended, and its log closed"));
+        }
+        let (promise, pending) = pending();
+        state.posted.appends.push(mark);
+        state.posted.promises.push(promise);
+        state.last_mark = Some(pending);
+        self.errand.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
+    /// Tells when the marks that were given so far are in the log.
+    pub(super) fn marks_pending(&self) -> Option<Pending> {
+        self.lock().last_mark.clone()
+    }
+
+    /// The device is being suspended, or goes on.
     pub(super) fn set_closing(&self, closing: bool) {
         let mut state = self.lock();
         (state.closing, state.closed) = (closing, false);
+        if !closing {
+            state.places.start();
+            self.set_open(&state);
+        }
         self.errand.store(true, Ordering::Relaxed);
+    }
+
+    fn set_open(&self, state: &State) {
+        self.open.store(state.places.is_open(), Ordering::Relaxed);
     }
 
     /// Room for copies of so many bytes. Relaxed: a bound, not an exact one.
@@ -166,16 +210,23 @@ impl Shared {
         }
     }
 
-    /// Ends logging: `why` in the kernel's words.
-    pub(super) fn disable(&self, state: &mut State, why: &str) {
+    /// Ends logging: `why` in the kernel's words. What has its place is still written and counted.
+    pub(super) fn disable(&self, state: &mut State, why: &'static str) {
         if self.enabled.swap(false, Ordering::Relaxed) {
             tracing::error!("log-writes: {why}");
+            state.ended = Some(why);
         }
-        let held: usize = state.held.iter().map(Append::held).sum();
-        state.passed += state.held.len() as u64;
+        self.count(-(state.held.bytes() as isize), 0);
         state.held.clear();
-        state.posted.clear();
-        self.count(-(held as isize), 0);
+        for promise in std::mem::take(&mut state.posted).promises {
+            promise.end(refusal(why));
+        }
+    }
+
+    /// Ends logging, and what waits for the log goes on without: the log device failed.
+    pub(super) fn give_up(&self, state: &mut State, why: &'static str) {
+        self.disable(state, why);
+        self.broken.store(true, Ordering::Relaxed);
     }
 
     /// Gives `appends` their places, in order. What no longer fits is dropped and logging ends.
@@ -185,78 +236,78 @@ impl Shared {
         appends: &mut Vec<Append>,
         placed: &mut Vec<Placed>,
     ) -> Range<u64> {
-        // The mark at the end gives way, unless it is still on its way to the log.
-        let end = state.end.take_if(|_| !appends.is_empty());
-        if let Some(end) = end.filter(|_| state.written == state.entries) {
-            (state.next, state.entries, state.written) = (end.next, end.entries, end.entries);
-        }
-        let first = state.entries;
-        let unit = u64::from(self.sector_size) / SECTOR_SIZE;
+        let first = state.places.entries();
         let mut dropped = 0;
         for append in appends.drain(..) {
-            let next = state.next + (1 + append.entry.data_sectors()) * unit;
-            if !self.is_enabled() || next >= self.size.0 {
-                dropped += append.held();
-                self.disable(state, "Ran out of space on the logdev");
-                continue;
+            let at = self.is_enabled().then(|| state.places.take(&append.entry)).flatten();
+            match at {
+                Some(at) => placed.push(Placed { at, append }),
+                None => {
+                    dropped += append.held();
+                    self.disable(state, "Ran out of space on the logdev");
+                }
             }
-            placed.push(Placed { at: state.next, append });
-            state.next = next;
-            state.entries += 1;
         }
         self.count(-(dropped as isize), 0);
-        first..state.entries
+        first..state.places.entries()
+    }
+
+    /// The superblock counts `entries` now.
+    pub(super) fn end_count(&self, state: &mut State, entries: u64) {
+        state.places.end_count(entries);
+        self.counted.store(entries, Ordering::Release);
+        self.set_open(state);
+    }
+
+    /// What is to be done about the end of the log.
+    pub(super) fn closing(&self, state: &State) -> Closing {
+        if !state.closing || !self.is_enabled() {
+            return Closing::No;
+        }
+        match (state.closed, state.places.is_counted()) {
+            (true, true) => Closing::No,
+            (true, false) => Closing::Wait,
+            (false, _) if self.in_flight.load(Ordering::Relaxed) > 0 || !self.is_open() => Closing::Wait,
+            (false, _) => Closing::End,
+        }
+    }
+
+    /// Gives the mark at the end its place.
+    pub(super) fn place_end(&self, state: &mut State, placed: &mut Vec<Placed>) -> Range<u64> {
+        let mut mark = vec![Append::mark(END_MARK.as_bytes())];
+        let range = self.place(state, &mut mark, placed);
+        if !range.is_empty() {
+            state.places.end_with(placed.last().map_or(0, |mark| mark.at));
+            state.closed = true;
+        }
+        range
+    }
+
+    /// Nothing is left to be done besides requests: the next look for errands finds nothing, until someone leaves one.
+    pub(super) fn rest(&self, state: &State) {
+        if state.posted.appends.is_empty() && !state.closing && state.places.is_cared_for() {
+            self.errand.store(false, Ordering::Relaxed);
+        }
     }
 }
 
+/// What those are told whose mark will not be in the log.
+pub(super) fn refusal(why: &str) -> Result<(), TargetError> {
+    Err(TargetError::errno(5).because(format!("the mark is not in the log: {why}")))
+}
+
 impl State {
-    /// How many writes have completed so far: what a flush that comes in now covers.
-    pub(super) fn completed(&self) -> u64 {
-        self.passed + self.held.len() as u64
+    /// Why logging ended.
+    pub(super) fn ended(&self) -> &'static str {
+        self.ended.unwrap_or("it ended")
     }
 
-    /// Holds a completed write.
-    pub(super) fn hold(&mut self, append: Append) {
-        self.held.push_back(append);
-        self.closed = false;
-    }
-
-    /// Takes out the writes that a flush covered which came in when `completed` had completed.
-    pub(super) fn covered(&mut self, completed: u64) -> impl Iterator<Item = Append> + '_ {
-        let count = completed.saturating_sub(self.passed).min(self.held.len() as u64);
-        self.passed += count;
-        self.held.drain(..count as usize)
-    }
-
-    /// True when writes are held.
-    pub(super) fn holds(&self) -> bool {
-        !self.held.is_empty()
-    }
-
-    /// Takes the marks that were posted.
-    pub(super) fn take_posted(&mut self, into: &mut Vec<Append>) {
-        into.append(&mut self.posted);
-    }
-
-    /// Entries `done` are on the log.
-    pub(super) fn wrote(&mut self, done: Range<u64>) {
-        self.early.push(done);
-        while let Some(at) = self.early.iter().position(|range| range.start <= self.written) {
-            self.written = self.written.max(self.early.swap_remove(at).end);
+    /// Takes the marks that were posted, when they may be given places.
+    pub(super) fn take_posted(&mut self) -> Marks {
+        match self.places.is_open() {
+            true => std::mem::take(&mut self.posted),
+            false => Marks::default(),
         }
-    }
-
-    /// The number of entries that a superblock should be written with now, by the caller.
-    pub(super) fn begin_count(&mut self) -> Option<u64> {
-        let due = !self.counting && self.counted != Some(self.written);
-        self.counting |= due;
-        due.then_some(self.written)
-    }
-
-    /// The superblock that [`State::begin_count`] asked for is on the log.
-    pub(super) fn end_count(&mut self, entries: u64) {
-        self.counting = false;
-        self.counted = Some(entries);
     }
 }
 
@@ -269,37 +320,4 @@ pub(super) enum Closing {
     Wait,
     /// Make durable what is held, then put the mark at the end.
     End,
-}
-
-impl Shared {
-    /// What is to be done about the end of the log.
-    pub(super) fn closing(&self, state: &State) -> Closing {
-        if !state.closing || !self.is_enabled() {
-            return Closing::No;
-        }
-        match (state.closed, state.counted == Some(state.entries)) {
-            (true, true) => Closing::No,
-            (true, false) => Closing::Wait,
-            (false, _) if self.in_flight.load(Ordering::Relaxed) > 0 => Closing::Wait,
-            (false, _) => Closing::End,
-        }
-    }
-
-    /// Gives the mark at the end its place.
-    pub(super) fn place_end(&self, state: &mut State, placed: &mut Vec<Placed>) -> Range<u64> {
-        let mut mark = vec![Append::mark(END_MARK.as_bytes())];
-        let range = self.place(state, &mut mark, placed);
-        let end = End { next: placed.last().map_or(state.next, |mark| mark.at), entries: range.start };
-        if !range.is_empty() {
-            (state.end, state.closed) = (Some(end), true);
-        }
-        range
-    }
-
-    /// Nothing is left to be done besides requests: the next look for errands finds nothing, until someone leaves one.
-    pub(super) fn rest(&self, state: &State) {
-        if state.posted.is_empty() && state.counted == Some(state.written) && !state.closing {
-            self.errand.store(false, Ordering::Relaxed);
-        }
-    }
 }

@@ -1,18 +1,27 @@
 //! The half of a log-writes lane that writes to the log device.
+//!
+//! Entries that were given their places together are a job. When they are written, one lane of all puts their number into the superblock; a log device with a cache
+//! is flushed before that, so that what is counted is there, and the superblock itself goes through the cache. Then whoever
+//! waits for the job has it: requests are returned, marks are answered.
 
-use super::shared::{Placed, Shared, State};
+use super::shared::{Placed, Shared, State, refusal};
+use crate::bugs::{self, Bug};
+use crate::pending::Promise;
 use slab::Slab;
 use std::ops::Range;
 use udm_core::{
-    Batch, Bio, BioFlags, BioPool, Buf, BufPool, Cx, Drain, Lane, Op, OwnerId, SECTOR_SIZE, Sector, Sectors,
-    Segments,
+    Batch, Bio, BioFlags, BioPool, BufPool, Cx, Drain, Lane, Limits, Nanos, Op, OwnerId, SECTOR_SIZE, Sector,
+    Sectors, Segments,
 };
 use udm_wire::log_writes::{EntryFlags, Superblock};
 
 /// Bytes of free copies that a lane keeps.
 const COPIES_KEPT: usize = 16 << 20;
 
-/// The cookie of the superblock.
+/// How soon a lane looks again whether another core has counted its entries: a fraction of what a write to a disk takes.
+const LOOK_AGAIN: Nanos = Nanos(100_000);
+
+/// The cookie of the superblock and of the flushes around it.
 const SUPERBLOCK: u64 = u64::MAX;
 
 /// What a batch adds to the shared counts.
@@ -27,88 +36,139 @@ struct Job {
     range: Range<u64>,
     /// How many are still being written.
     left: usize,
-    ok: bool,
-    /// Requests that are returned when all are written.
-    acks: Batch,
+    waits: Waits,
+}
+
+/// Who waits until the entries are counted.
+#[derive(Default)]
+pub(super) struct Waits {
+    pub(super) acks: Batch,
+    pub(super) marks: Vec<Promise>,
+}
+
+/// How far a superblock has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// What it counts is being flushed.
+    Before,
+    /// It is being written.
+    Write,
+    /// It is being flushed: the device knows no FUA.
+    Behind,
 }
 
 pub(super) struct Writer {
     log: Box<dyn Lane>,
     owner: OwnerId,
-    sector_size: u32,
+    /// The log device has a cache that a power cut empties; and it can write past it.
+    cache: bool,
+    fua: bool,
     bios: BioPool,
     pub(super) copies: BufPool,
     jobs: Slab<Job>,
+    /// Written jobs, by where they end, that the superblock does not count yet.
+    written: Vec<(u64, Waits)>,
     /// The superblock under way counts so many entries.
-    counting: Option<u64>,
+    counting: Option<(u64, Stage)>,
     down: Batch,
     home: Batch,
 }
 
 impl Writer {
-    pub(super) fn new(log: Box<dyn Lane>, sector_size: u32, cx: &mut Cx<'_>) -> Writer {
+    pub(super) fn new(log: Box<dyn Lane>, limits: &Limits, cx: &mut Cx<'_>) -> Writer {
         Writer {
             log,
             owner: cx.new_owner(),
-            sector_size,
+            cache: limits.write_cache,
+            fua: limits.fua,
             // As many as there are entries, which the bound on copies and the requests in flight above bound.
             bios: BioPool::new(usize::MAX),
             copies: BufPool::new(COPIES_KEPT),
             jobs: Slab::new(),
+            written: Vec::new(),
             counting: None,
             down: Batch::new(),
             home: Batch::new(),
         }
     }
 
-    /// True while something is on its way to the log.
+    /// True while something is on its way to the log, or waits to be counted.
     pub(super) fn is_busy(&self) -> bool {
-        !self.jobs.is_empty() || self.counting.is_some() || self.log.is_busy()
+        !self.jobs.is_empty() || !self.written.is_empty() || self.counting.is_some() || self.log.is_busy()
     }
 
-    fn write(&mut self, at: u64, head: Buf, data: Option<Buf>, cookie: u64, flags: BioFlags) {
+    fn send(&mut self, op: Op, at: u64, data: Segments, cookie: u64, flags: BioFlags) {
         let mut bio = self.bios.get().expect("the pool has no bound");
-        bio.op = Op::Write;
+        bio.op = op;
         bio.flags = flags;
         bio.owner = self.owner;
         bio.cookie = cookie;
-        bio.data = Segments::from(head);
-        if let Some(data) = data {
-            bio.data.push(data);
-        }
+        bio.data = data;
         bio.sector = Sector(at);
         bio.sectors = Sectors::from_bytes(bio.data.len() as u64);
         bio.start();
         self.down.push(bio);
     }
 
-    /// Writes entries `range`, then returns `acks` from `poll`. When there are none, as with a full log, they are handed back at once.
+    /// Writes entries `range`, then serves those who wait for them from `poll`. When there are none, as with a full log, `waits` is handed back.
     #[must_use]
-    pub(super) fn entries(&mut self, range: Range<u64>, placed: &mut Vec<Placed>, acks: Batch) -> Batch {
+    pub(super) fn entries(
+        &mut self,
+        shared: &Shared,
+        range: Range<u64>,
+        placed: &mut Vec<Placed>,
+        waits: Waits,
+    ) -> Waits {
         if placed.is_empty() {
-            return acks;
+            return waits;
         }
-        let job = Job { range, left: placed.len(), ok: true, acks };
-        let key = self.jobs.insert(job) as u64;
+        let key = self.jobs.insert(Job { range, left: placed.len(), waits }) as u64;
         for Placed { at, append } in placed.drain(..) {
-            let mut head = self.copies.get(self.sector_size as usize);
-            if append.entry.flags.contains(EntryFlags::MARK) {
-                append.entry.encode(append.data.as_deref().unwrap_or_default(), &mut head);
-                self.write(at, head, None, key, BioFlags::empty());
-            } else {
-                append.entry.encode(&[], &mut head);
-                self.write(at, head, append.data, key, BioFlags::empty());
+            let mut head = self.copies.get(shared.sector_size() as usize);
+            let is_mark = append.entry.flags.contains(EntryFlags::MARK);
+            let (text, data) = if is_mark { (append.data, None) } else { (None, append.data) };
+            append.entry.encode(text.as_deref().unwrap_or_default(), &mut head);
+            let mut entry = Segments::from(head);
+            if let Some(data) = data {
+                entry.push(data);
             }
+            self.send(Op::Write, at, entry, key, BioFlags::empty());
         }
-        Batch::new()
+        Waits::default()
     }
 
-    /// Writes a superblock that counts `entries`.
-    pub(super) fn superblock(&mut self, entries: u64) {
-        let mut head = self.copies.get(self.sector_size as usize);
-        Superblock { entries, sector_size: self.sector_size }.encode(&mut head);
-        self.counting = Some(entries);
-        self.write(0, head, None, SUPERBLOCK, BioFlags::FUA);
+    /// Begins a superblock that counts `entries`.
+    pub(super) fn superblock(&mut self, shared: &Shared, entries: u64) {
+        if self.cache && !bugs::on(Bug::CountedBeforeFlushed) {
+            self.counting = Some((entries, Stage::Before));
+            self.send(Op::Flush, 0, Segments::new(), SUPERBLOCK, BioFlags::empty());
+        } else {
+            self.write_superblock(shared, entries);
+        }
+    }
+
+    fn write_superblock(&mut self, shared: &Shared, entries: u64) {
+        let sector_size = shared.sector_size();
+        let mut head = self.copies.get(sector_size as usize);
+        Superblock { entries, sector_size }.encode(&mut head);
+        self.counting = Some((entries, Stage::Write));
+        self.send(Op::Write, 0, Segments::from(head), SUPERBLOCK, BioFlags::FUA);
+    }
+
+    /// A part of the superblock's way is done.
+    fn step_superblock(&mut self, shared: &Shared, state: &mut State) {
+        match self.counting {
+            Some((entries, Stage::Before)) => self.write_superblock(shared, entries),
+            Some((entries, Stage::Write)) if self.cache && !self.fua => {
+                self.counting = Some((entries, Stage::Behind));
+                self.send(Op::Flush, 0, Segments::new(), SUPERBLOCK, BioFlags::empty());
+            }
+            Some((entries, Stage::Write | Stage::Behind)) => {
+                self.counting = None;
+                shared.end_count(state, entries);
+            }
+            None => {}
+        }
     }
 
     /// Sends down what there is to write.
@@ -118,50 +178,70 @@ impl Writer {
         }
     }
 
-    /// Takes in what was written, appends to `done` the requests that waited for it, and counts it in the superblock.
+    /// Takes in what was written and counts it in the superblock; appends to `done` the requests whose entries are counted.
     pub(super) fn poll(&mut self, shared: &Shared, done: &mut Batch, tally: &mut Tally, cx: &mut Cx<'_>) {
         self.log.poll(&mut self.home, cx);
-        if self.home.is_empty() {
-            return;
+        if !self.home.is_empty() {
+            let mut state = shared.lock();
+            let mut home = std::mem::take(&mut self.home);
+            for bio in home.drain(..) {
+                self.take_home(bio, shared, &mut state, tally);
+            }
+            self.home = home;
+            if let Some(entries) = state.places.begin_count() {
+                self.superblock(shared, entries);
+            }
         }
-        let mut state = shared.lock();
-        let mut home = std::mem::take(&mut self.home);
-        for mut bio in home.drain(..) {
-            bio.finish();
-            if !bio.status.is_ok() {
-                shared.disable(&mut state, "Error writing log block");
+        if !self.written.is_empty() {
+            self.serve(shared, done, tally);
+            if !self.written.is_empty() && self.counting.is_none() {
+                // Another core counts them, or waits for entries of others before them.
+                cx.wake_at(cx.now + LOOK_AGAIN);
             }
-            if bio.cookie == SUPERBLOCK {
-                if let Some(entries) = self.counting.take() {
-                    state.end_count(entries);
-                }
-            } else {
-                tally.bytes -= (bio.data.len() - self.sector_size as usize) as isize;
-                self.end_one(bio.cookie as usize, bio.status.is_ok(), &mut state, done, tally);
-            }
-            for buf in std::mem::take(&mut bio.data) {
-                self.copies.put(buf);
-            }
-            self.bios.put(bio);
-        }
-        self.home = home;
-        if let Some(entries) = state.begin_count() {
-            self.superblock(entries);
         }
     }
 
-    /// One entry of a job is on the log, or failed.
-    fn end_one(&mut self, key: usize, ok: bool, state: &mut State, done: &mut Batch, tally: &mut Tally) {
-        let job = &mut self.jobs[key];
-        job.left -= 1;
-        job.ok &= ok;
-        if job.left == 0 {
-            let mut job = self.jobs.remove(key);
-            if job.ok {
-                state.wrote(job.range);
+    fn take_home(&mut self, mut bio: Box<Bio>, shared: &Shared, state: &mut State, tally: &mut Tally) {
+        bio.finish();
+        let ok = bio.status.is_ok();
+        if !ok {
+            shared.give_up(state, "Error writing log block");
+        }
+        if bio.cookie == SUPERBLOCK {
+            match ok {
+                true => self.step_superblock(shared, state),
+                // Nobody counts any more.
+                false => self.counting = None,
             }
-            tally.requests -= job.acks.len() as isize;
-            done.append(&mut job.acks);
+        } else {
+            tally.bytes -= (bio.data.len() - shared.sector_size() as usize) as isize;
+            let job = &mut self.jobs[bio.cookie as usize];
+            job.left -= 1;
+            if job.left == 0 {
+                let Job { range, waits, .. } = self.jobs.remove(bio.cookie as usize);
+                let end = range.end;
+                if !shared.is_broken() {
+                    state.places.wrote(range);
+                }
+                self.written.push((end, waits));
+            }
+        }
+        for buf in std::mem::take(&mut bio.data) {
+            self.copies.put(buf);
+        }
+        self.bios.put(bio);
+    }
+
+    /// Serves those whose entries the superblock counts; all of them when the log is broken.
+    fn serve(&mut self, shared: &Shared, done: &mut Batch, tally: &mut Tally) {
+        let (counted, broken) = (shared.counted(), shared.is_broken());
+        let early = bugs::on(Bug::FlushBeforeCount);
+        for (end, mut waits) in self.written.extract_if(.., |(end, _)| *end <= counted || broken || early) {
+            tally.requests -= waits.acks.len() as isize;
+            done.append(&mut waits.acks);
+            for promise in waits.marks {
+                promise.end(if end <= counted { Ok(()) } else { refusal("the log device failed") });
+            }
         }
     }
 
