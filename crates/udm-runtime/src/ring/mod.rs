@@ -375,6 +375,30 @@ mod tests {
         assert!(done.iter().all(|d| d.result == Ok(4)));
     }
 
+    /// A core that never sleeps, and one that is too busy to, only looks and enters. Completions that found no room in the queue wait in
+    /// the kernel, and nothing else tells of them.
+    #[test]
+    fn a_full_completion_queue_is_emptied_without_sleeping() {
+        let ring = Ring::new().unwrap();
+        let client = ring.client();
+        let file = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
+        let n = u64::from(ENTRIES) * 20;
+        for i in 0..n {
+            client.push(i, RingOp::Read { fd: file.clone(), offset: 0, data: Buf::zeroed(1).into() });
+        }
+        // All at once, as many as the kernel takes: more than the queue of completions has room for.
+        ring.enter();
+        let begin = std::time::Instant::now();
+        let mut out = Vec::new();
+        while (out.len() as u64) < n && begin.elapsed() < Duration::from_secs(20) {
+            if ring.has_work() {
+                ring.enter();
+            }
+            client.take(&mut out);
+        }
+        assert_eq!(out.len() as u64, n);
+    }
+
     #[test]
     fn errors_keep_their_errno() {
         let ring = Ring::new().unwrap();

@@ -146,9 +146,13 @@ impl Uring {
         !self.ring.submission().is_empty()
     }
 
-    /// True when a completion waits, or the kernel has work that will make one.
+    /// True when a completion waits, in the queue or in the kernel behind a queue that was full, or the kernel has work that will make
+    /// one. The last two want [`Uring::submit`] to fetch them.
     pub(super) fn has_completions(&mut self) -> bool {
-        !self.ring.completion().is_empty() || self.ring.submission().taskrun()
+        let sq = self.ring.submission();
+        let in_kernel = sq.taskrun() || sq.cq_overflow();
+        drop(sq);
+        in_kernel || !self.ring.completion().is_empty()
     }
 
     /// Enters the kernel without waiting, if there is a reason to.
