@@ -1,6 +1,6 @@
 //! The devices at the bottom of a stack: null, memory, a pattern, files and block devices.
 //!
-//! [`open`] makes a device of its URI; one list names all kinds. Each is a [`Device`] whose lanes hold to the rules of
+//! [`Backends::open`] makes a device of its URI; one list names all kinds. Each is a [`Device`] whose lanes hold to the rules of
 //! [`udm_core::Lane`]. The layer above asserts its boundary (alignment, length, flags); a range beyond the end is refused here once more, since
 //! it would grow a file.
 //!
@@ -18,24 +18,81 @@ use std::sync::Arc;
 use udm_core::{Bio, Device, OpenError, Sectors, Status};
 use udm_wire::uri::DeviceUri;
 
-/// Opens the device that `uri` names.
+/// What a name leads to outside of udm, so that two names can be known as one disk, and a name that leads elsewhere than it did be noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Identity {
+    /// A regular file: the number of its file system and its inode there.
+    File {
+        /// `st_dev`.
+        device: u64,
+        /// `st_ino`.
+        inode: u64,
+    },
+    /// A block device.
+    Block {
+        /// `st_rdev`.
+        number: u64,
+    },
+    /// Nothing: the device is what its URI says.
+    Inside,
+}
+
+/// A device and what it is.
+pub struct Opened {
+    /// What the URI led to.
+    pub identity: Identity,
+    /// The device.
+    pub device: Arc<dyn Device>,
+}
+
+/// The backends of a process. What must be one for all names of a disk is kept here, so a process has one of these.
+#[derive(Default)]
+pub struct Backends {
+    disks: file::Disks,
+}
+
+impl Backends {
+    /// What `uri` leads to now. If that is open its size is read again, and what is open of it shows the new one. May block for as long as the
+    /// file system does.
+    ///
+    /// # Errors
+    /// As [`Backends::open`], as far as looking tells.
+    pub fn look(&self, uri: &DeviceUri) -> Result<Identity, OpenError> {
+        match uri {
+            DeviceUri::File(file) => self.disks.look(file),
+            _ => Ok(Identity::Inside),
+        }
+    }
+
+    /// Opens the device that `uri` names. May block for as long as the file system does.
+    ///
+    /// # Errors
+    /// What the system says, in one line that names the device; EINVAL for parameters out of range; EOPNOTSUPP for kinds that this crate does not
+    /// have: an NBD client is not part of it, and mapped devices and numbers are known to the registry of devices alone.
+    pub fn open(&self, uri: &DeviceUri) -> Result<Opened, OpenError> {
+        let device: Arc<dyn Device> = match uri {
+            DeviceUri::File(file) => {
+                let (identity, file) = self.disks.open(file)?;
+                return Ok(Opened { identity, device: Arc::new(file) });
+            }
+            DeviceUri::Null(params) => Arc::new(null::Null::new(params)?),
+            DeviceUri::Mem { size } => Arc::new(mem::Mem::new(*size)?),
+            DeviceUri::Pattern { size } => Arc::new(pattern::Pattern::new(*size)?),
+            DeviceUri::Nbd(_) => return Err(unsupported(uri, "this build of udm has no NBD client")),
+            DeviceUri::Mapped(_) | DeviceUri::Number { .. } => {
+                return Err(unsupported(uri, "a mapped device is no backend"));
+            }
+        };
+        Ok(Opened { identity: Identity::Inside, device })
+    }
+}
+
+/// Opens the one device that a process uses.
 ///
 /// # Errors
-/// What the system says, in one line that names the device; EINVAL for parameters out of range; EOPNOTSUPP for kinds that this crate does not
-/// have: an NBD client is not part of it, and mapped devices and numbers are known to the registry of devices alone.
+/// As [`Backends::open`].
 pub fn open(uri: &DeviceUri) -> Result<Arc<dyn Device>, OpenError> {
-    Ok(match uri {
-        DeviceUri::File { path, direct, readonly } => {
-            Arc::new(file::File::open(path.as_ref(), *direct, *readonly)?)
-        }
-        DeviceUri::Null(params) => Arc::new(null::Null::new(params)?),
-        DeviceUri::Mem { size } => Arc::new(mem::Mem::new(*size)?),
-        DeviceUri::Pattern { size } => Arc::new(pattern::Pattern::new(*size)?),
-        DeviceUri::Nbd(_) => return Err(unsupported(uri, "this build of udm has no NBD client")),
-        DeviceUri::Mapped(_) | DeviceUri::Number { .. } => {
-            return Err(unsupported(uri, "a mapped device is no backend"));
-        }
-    })
+    Backends::default().open(uri).map(|opened| opened.device)
 }
 
 fn unsupported(uri: &DeviceUri, why: &str) -> OpenError {

@@ -27,6 +27,8 @@ pub struct Limits {
     pub fua: bool,
     /// Writes fail.
     pub read_only: bool,
+    /// Reads may come from a cache of this node alone, so that what is written to the disk through another node is not seen.
+    pub private_cache: bool,
     /// Request-based in the kernel's terms: a plain backend is, a bio-based mapped device is not.
     pub request_stackable: bool,
 }
@@ -47,6 +49,7 @@ impl Limits {
             write_cache: false,
             fua: true,
             read_only: false,
+            private_cache: false,
             request_stackable: true,
         }
     }
@@ -77,6 +80,7 @@ impl Limits {
             write_cache: self.write_cache || below.write_cache,
             fua: self.fua && below.fua,
             read_only: self.read_only || below.read_only,
+            private_cache: self.private_cache || below.private_cache,
             request_stackable: self.request_stackable && below.request_stackable,
         }
     }

@@ -110,6 +110,11 @@ pub trait Target: Send + Sync {
         false
     }
 
+    /// True when its devices are paths to one disk: what is written through one is read through another.
+    fn is_over_one_disk(&self) -> bool {
+        false
+    }
+
     /// How requests reach it. A device keeps the kind that its first table gave it.
     fn kind(&self) -> Kind {
         Kind::Bio

@@ -163,6 +163,35 @@ fn limits_are_those_of_all_paths() {
     assert!(target.singleton());
 }
 
+/// Two nodes of a disk that each have a page cache: what the one wrote the other would not read. At a load and again at a resume.
+#[test]
+fn paths_with_caches_of_their_own_are_refused() {
+    let mut resolver = disks(2).1;
+    let limits = Limits::new(Sectors(multipath_rig::SIZE));
+    let cached = TestDisk::null(Limits { private_cache: true, ..limits });
+    let mut add = |name, minor, disk: &Arc<TestDisk>| {
+        resolver.add(name, DevNo { major: 9, minor }, Arc::<TestDisk>::clone(disk));
+    };
+    add("/dev/cached", 0, &cached);
+    let table = |paths: &str| {
+        format!("0 1000 multipath 0 0 1 1 round-robin 0 {} 0 {paths}", paths.split(' ').count())
+    };
+    for paths in ["/dev/cached 253:0", "253:1 253:0 /dev/cached"] {
+        let error = build(&table(paths), &mut resolver).err().expect(paths);
+        assert_eq!(error.text, "multipath: /dev/cached has a page cache of its own");
+        assert_eq!(error.reason, "other paths would read stale data; open it without direct=off");
+        assert_eq!((error.errno, error.line), (22, Some(0)));
+    }
+    for paths in ["/dev/cached", "/dev/cached /dev/cached", "253:0 253:1"] {
+        build(&table(paths), &mut resolver).expect(paths);
+    }
+    build("0 500 linear /dev/cached 0\n500 500 linear 253:0 0", &mut resolver).expect("no paths");
+    cached.set_limits(|limits| limits.read_only = true);
+    let table = build(&table("/dev/cached 253:0"), &mut resolver).expect("nothing is written");
+    cached.set_limits(|limits| limits.read_only = false);
+    assert_eq!(table.check().expect_err("checked again").errno, 22);
+}
+
 #[test]
 fn a_thousand_paths() {
     let paths: Vec<_> = (0..1024).map(|i| format!("253:{}", i % 4)).collect();

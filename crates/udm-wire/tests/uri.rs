@@ -1,10 +1,10 @@
 //! Names of devices: every form, its canonical spelling, and the refusals, which are what users see.
 
 use std::path::PathBuf;
-use udm_wire::uri::{DeviceUri, NbdAddress, NbdUri, NullParams, parse};
+use udm_wire::uri::{DeviceUri, FileUri, NbdAddress, NbdUri, NullParams, parse};
 
-fn file(path: &str, direct: bool, readonly: bool) -> DeviceUri {
-    DeviceUri::File { path: PathBuf::from(path), direct, readonly }
+fn file(path: &str, direct: Option<bool>, readonly: bool) -> DeviceUri {
+    DeviceUri::File(FileUri { path: PathBuf::from(path), direct, readonly, exclusive: true })
 }
 
 fn tcp(host: &str, port: u16, export: &str) -> DeviceUri {
@@ -18,24 +18,35 @@ fn unix(socket: &str, export: &str) -> DeviceUri {
 #[test]
 fn every_form_and_its_canonical_spelling() {
     for (word, device, canonical) in [
-        ("/dev/nvme0n1", file("/dev/nvme0n1", false, false), "/dev/nvme0n1"),
+        ("/dev/nvme0n1", file("/dev/nvme0n1", None, false), "/dev/nvme0n1"),
         (
             "/dev/disk/by-path/pci-0000:00:1f.2?x=1%20",
-            file("/dev/disk/by-path/pci-0000:00:1f.2?x=1%20", false, false),
+            file("/dev/disk/by-path/pci-0000:00:1f.2?x=1%20", None, false),
             "/dev/disk/by-path/pci-0000:00:1f.2?x=1%20",
         ),
-        ("./a:b", file("./a:b", false, false), "./a:b"),
-        ("disk.img", file("disk.img", false, false), "file:disk.img"),
-        ("file:disk.img", file("disk.img", false, false), "file:disk.img"),
+        ("./a:b", file("./a:b", None, false), "./a:b"),
+        ("disk.img", file("disk.img", None, false), "file:disk.img"),
+        ("file:disk.img", file("disk.img", None, false), "file:disk.img"),
         (
             "file:disk.img?direct=on&readonly=on",
-            file("disk.img", true, true),
+            file("disk.img", Some(true), true),
             "file:disk.img?direct=on&readonly=on",
         ),
         (
             "file:/srv/a%20b%3F?readonly=1&direct=off",
-            file("/srv/a b?", false, true),
-            "file:/srv/a%20b%3F?readonly=on",
+            file("/srv/a b?", Some(false), true),
+            "file:/srv/a%20b%3F?direct=off&readonly=on",
+        ),
+        ("file:/dev/sda?exclusive=on", file("/dev/sda", None, false), "/dev/sda"),
+        (
+            "file:/dev/sda?exclusive=off",
+            DeviceUri::File(FileUri {
+                path: "/dev/sda".into(),
+                direct: None,
+                readonly: false,
+                exclusive: false,
+            }),
+            "file:/dev/sda?exclusive=off",
         ),
         ("mem:1G", DeviceUri::Mem { size: 1 << 30 }, "mem:1G"),
         ("mem:1024MiB", DeviceUri::Mem { size: 1 << 30 }, "mem:1G"),
@@ -78,7 +89,7 @@ fn refusals_say_what_would_be_right() {
         ),
         ("file:", "no path of a device"),
         ("file:a?direct=maybe", "file: direct=\"maybe\" is neither on nor off"),
-        ("file:a?cache=none", "file: unknown option \"cache\"; one of direct, readonly"),
+        ("file:a?cache=none", "file: unknown option \"cache\"; one of direct, readonly, exclusive"),
         ("file:a?direct=on&direct=on", "file: direct is given twice"),
         ("file:a%zz", "file: a % that two hexadecimal digits do not follow"),
         ("file:a%ff", "file: percent-encoded bytes that are not UTF-8"),

@@ -1,10 +1,12 @@
 //! One request to a file on its way: its steps, and the operation that each step asks of the ring.
 
 use super::Direct;
+use super::disk::Disk;
+use super::sync::{Barrier, Ticket};
 use rustix::fs::FallocateFlags;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use udm_core::{Bio, BioFlags, BufPool, Op, Segments};
+use udm_core::{Bio, BioFlags, BufPool, Op, Segments, Status};
 use udm_runtime::RingOp;
 
 /// The most bytes in a buffer of the lane's own: data that is not aligned, and zeroes, move in pieces of it. A power of two, so that each
@@ -14,6 +16,8 @@ pub(super) const PIECE: u64 = 128 << 10;
 /// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
+    /// Its last block is read, before anything is changed on a disk that was cut: a write would make a file longer again.
+    Check,
     /// The flush before the write (`PREFLUSH`), or that a flush is.
     Flush,
     /// Its data moves between the bio's own memory and the file.
@@ -26,8 +30,21 @@ pub(super) enum Step {
     Zeroes,
     /// The flush behind a discard or write-zeroes with FUA. Writes have `RWF_DSYNC`.
     FlushAfter,
+    /// It failed with EIO; a block is looked for that is not in the page cache.
+    Cached,
     /// It failed with EIO; whether another block can be read says whom to blame.
     Probe,
+    /// It failed in a way that a missing end explains; its last block is read, and when that is there it ends so.
+    End(Status),
+}
+
+/// Who is to blame if a request fails again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blame {
+    /// Another block could be read.
+    Medium,
+    /// Nothing could be found out.
+    Path,
 }
 
 /// A request on its way.
@@ -40,12 +57,26 @@ pub(super) struct Slot {
     pub(super) head: Segments,
     /// How often the operation was repeated because of EINTR or EAGAIN.
     pub(super) retries: u32,
+    /// Where a block is that is read to find something out, in bytes.
+    pub(super) aside: u64,
+    /// How many blocks were tried for a probe.
+    pub(super) probes: u32,
+    /// It failed and was tried once more.
+    pub(super) tried: Option<Blame>,
+    /// The sync under way.
+    pub(super) ticket: Option<Ticket>,
+    /// Its write with FUA failed, and is done without.
+    pub(super) doubted: bool,
+    /// What must have ended before its last sync is believed.
+    pub(super) barrier: Option<Barrier>,
 }
 
 /// What the slots of a lane have in common.
 pub(super) struct Shared {
+    pub(super) disk: Arc<Disk>,
     pub(super) fd: Arc<OwnedFd>,
-    pub(super) direct: Option<Direct>,
+    /// The disk has lost some of its end, as of this batch.
+    pub(super) cut: bool,
     pub(super) pool: BufPool,
     /// The file system said that it can't.
     pub(super) no_punch: bool,
@@ -54,11 +85,35 @@ pub(super) struct Shared {
 
 impl Slot {
     pub(super) fn new(bio: Box<Bio>, shared: &Shared) -> Slot {
-        let mut slot = Slot { bio, step: Step::Flush, done: 0, head: Segments::new(), retries: 0 };
-        if !slot.bio.flags.contains(BioFlags::PREFLUSH) && slot.bio.op != Op::Flush {
-            slot.step = slot.main_step(shared);
-        }
+        let mut slot = Slot {
+            bio,
+            step: Step::Flush,
+            done: 0,
+            head: Segments::new(),
+            retries: 0,
+            aside: 0,
+            probes: 0,
+            tried: None,
+            ticket: None,
+            doubted: false,
+            barrier: None,
+        };
+        let changes = !matches!(slot.bio.op, Op::Read | Op::Flush);
+        slot.step = if changes && shared.cut {
+            slot.aside = slot.bio.end().bytes().saturating_sub(u64::from(shared.disk.block()));
+            Step::Check
+        } else {
+            slot.first_step(shared)
+        };
         slot
+    }
+
+    /// The flush before the work proper, or that.
+    pub(super) fn first_step(&self, shared: &Shared) -> Step {
+        if self.bio.flags.contains(BioFlags::PREFLUSH) || self.bio.op == Op::Flush {
+            return Step::Flush;
+        }
+        self.main_step(shared)
     }
 
     /// The step that does the work proper.
@@ -66,7 +121,7 @@ impl Slot {
         match self.bio.op {
             Op::Flush => Step::Flush,
             Op::Read | Op::Write => {
-                let aligned = shared.direct.is_none_or(|d| is_aligned(&self.bio.data, d));
+                let aligned = shared.disk.direct.is_none_or(|d| is_aligned(&self.bio.data, d));
                 if aligned { Step::Data } else { Step::Bounce }
             }
             Op::Discard => Step::Range,
@@ -125,15 +180,18 @@ impl Slot {
                 let mode = (how | FallocateFlags::KEEP_SIZE).bits() as i32;
                 RingOp::Fallocate { fd, mode, offset, len: self.bio.sectors.bytes() }
             }
-            Step::Probe => RingOp::Read { fd, offset: self.done, data: memory },
+            Step::Check | Step::Cached | Step::Probe | Step::End(_) => {
+                let buf = piece(memory, shared.disk.block() as usize, &mut shared.pool);
+                RingOp::Read { fd, offset: self.aside, data: buf.into(), cached: self.step == Step::Cached }
+            }
         }
     }
 
     fn transfer(&self, fd: Arc<OwnedFd>, offset: u64, data: Segments) -> RingOp {
         if self.bio.op == Op::Write {
-            RingOp::Write { fd, offset, data, dsync: self.is_fua() }
+            RingOp::Write { fd, offset, data, dsync: self.is_fua() && !self.doubted }
         } else {
-            RingOp::Read { fd, offset, data }
+            RingOp::Read { fd, offset, data, cached: false }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Files as disks, on a real file system and a real ring.
 
-use super::File;
+use super::{Disks, File};
 use crate::testing::{bare, scattered};
 use proptest::prelude::*;
 use rustix::fs::{FallocateFlags, Mode};
@@ -8,9 +8,10 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use tempfile::{NamedTempFile, TempDir};
 use udm_core::{
-    Batch, Bio, BioFlags, Buf, CoreId, Device, Lane, Limits, Op, Sector, Sectors, Segments, Status,
+    Batch, Bio, BioFlags, Buf, CoreId, Device, Lane, Limits, Op, OpenError, Sector, Sectors, Segments, Status,
 };
 use udm_runtime::{Cluster, CoreOptions, LocalCore};
+use udm_wire::uri::FileUri;
 
 /// A core of its own with a lane of the file.
 pub(super) struct Disk {
@@ -23,15 +24,29 @@ pub(super) fn core() -> LocalCore {
     LocalCore::attach(&Cluster::new(1).unwrap(), CoreId(0), CoreOptions::default()).unwrap()
 }
 
+/// `path`, opened for both and with what is usual otherwise.
+pub(super) fn uri(path: &Path) -> FileUri {
+    FileUri { path: path.into(), direct: None, readonly: false, exclusive: true }
+}
+
+/// Opens a disk that nothing else uses.
+pub(super) fn open(path: &Path, direct: bool, readonly: bool) -> Result<File, OpenError> {
+    let uri = FileUri { direct: Some(direct), readonly, ..uri(path) };
+    Disks::default().open(&uri).map(|(_, file)| file)
+}
+
 impl Disk {
-    fn open(path: &Path, direct: bool, readonly: bool) -> Disk {
-        let file = File::open(path, direct, readonly).unwrap();
+    pub(super) fn open(path: &Path, direct: bool, readonly: bool) -> Disk {
+        Disk::over(&open(path, direct, readonly).unwrap())
+    }
+
+    pub(super) fn over(file: &File) -> Disk {
         let mut core = core();
-        let lane = core.open(&file).unwrap();
+        let lane = core.open(file).unwrap();
         Disk { core, lane, limits: file.limits() }
     }
 
-    fn run_all(&mut self, mut batch: Batch) -> Batch {
+    pub(super) fn run_all(&mut self, mut batch: Batch) -> Batch {
         let (n, mut done) = (batch.len(), Batch::new());
         batch.iter_mut().for_each(|b| b.start());
         self.core.turn(|cx| self.lane.submit(&mut batch, cx));
@@ -47,11 +62,11 @@ impl Disk {
         done
     }
 
-    fn run(&mut self, bio: Box<Bio>) -> Box<Bio> {
+    pub(super) fn run(&mut self, bio: Box<Bio>) -> Box<Bio> {
         self.run_all(vec![bio]).pop().unwrap()
     }
 
-    fn op(&mut self, op: Op, flags: BioFlags, sector: u64, sectors: u64) -> Status {
+    pub(super) fn op(&mut self, op: Op, flags: BioFlags, sector: u64, sectors: u64) -> Status {
         let mut bio = bare(op, sector, sectors);
         bio.flags = flags;
         if op.has_data() {
@@ -60,7 +75,7 @@ impl Disk {
         self.run(bio).status
     }
 
-    fn read(&mut self, sector: u64, sectors: u64) -> Vec<u8> {
+    pub(super) fn read(&mut self, sector: u64, sectors: u64) -> Vec<u8> {
         let data = scattered(sectors as usize * 512, &[]);
         let bio = self.run(Bio::read(Sector(sector), Sectors(sectors), data));
         assert_eq!(bio.status, Status::Ok);
@@ -70,7 +85,7 @@ impl Disk {
     }
 }
 
-fn file_of(len: u64, byte: u8) -> NamedTempFile {
+pub(super) fn file_of(len: u64, byte: u8) -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     file.as_file().write_all_at(&vec![byte; len as usize], 0).unwrap();
     file.as_file().sync_all().unwrap();
@@ -78,13 +93,13 @@ fn file_of(len: u64, byte: u8) -> NamedTempFile {
 }
 
 #[expect(clippy::print_stderr, reason = "a test that can't run here says so")]
-fn skipped(why: &str) {
+pub(super) fn skipped(why: &str) {
     eprintln!("skipped: {why}");
 }
 
 /// Whether files in the directory for temporary files take `O_DIRECT`.
-fn has_direct(file: &NamedTempFile) -> bool {
-    let ok = File::open(file.path(), true, false).is_ok();
+pub(super) fn has_direct(file: &NamedTempFile) -> bool {
+    let ok = open(file.path(), true, false).is_ok();
     if !ok {
         skipped("no direct I/O here");
     }
@@ -266,10 +281,10 @@ fn a_full_file_system_is_no_space_and_zeroes_can_be_written() {
 }
 
 /// A loop device over a file, detached when it is dropped.
-struct Loop(String);
+pub(super) struct Loop(pub(super) String);
 
 impl Loop {
-    fn over(path: &Path) -> Option<Loop> {
+    pub(super) fn over(path: &Path) -> Option<Loop> {
         let losetup =
             std::process::Command::new("losetup").args(["--find", "--show"]).arg(path).output().ok()?;
         let name = String::from_utf8(losetup.stdout).ok()?.trim().to_owned();
@@ -290,6 +305,7 @@ fn block_devices() {
     for direct in [false, true] {
         let mut disk = Disk::open(Path::new(&device.0), direct, false);
         assert_eq!((disk.limits.size, disk.limits.logical_block), (Sectors(2048), 512));
+        assert_eq!(disk.limits.private_cache, !direct);
         assert_eq!(disk.read(2040, 8), vec![7; 4096]);
         let mut data = scattered(4096, &[100]);
         data.fill(9);
@@ -320,27 +336,6 @@ fn read_only_refuses_writes() {
     assert!(disk.read(0, 8).iter().all(|&x| x == 1));
 }
 
-/// What a file has lost since it was opened is an error, and neither zeroes nor a hang.
-#[test]
-fn a_cut_file_gives_errors() {
-    let file = file_of(1 << 20, 1);
-    let mut disk = Disk::open(file.path(), false, false);
-    file.as_file().set_len(8192 + 100).unwrap();
-    assert!(disk.read(0, 16).iter().all(|&x| x == 1));
-    for (sector, sectors) in [(1024, 8), (15, 4), (16, 1), (0, 2048)] {
-        let data = scattered(sectors as usize * 512, &[]);
-        let addr = data.iter().next().unwrap().addr();
-        let bio = disk.run(Bio::read(Sector(sector), Sectors(sectors), data));
-        // The whole device leaves no other block to ask.
-        let want = if sectors == 2048 { Status::IoErr } else { Status::Medium };
-        assert_eq!(bio.status, want, "{sectors} at {sector}");
-        assert_eq!(bio.data.len(), sectors as usize * 512);
-        assert_eq!(bio.data.iter().next().unwrap().addr(), addr);
-    }
-    file.as_file().set_len(0).unwrap();
-    assert_eq!(disk.op(Op::Read, BioFlags::empty(), 1024, 8), Status::IoErr, "nothing is left");
-}
-
 #[test]
 fn flushes_and_ranges_beyond_the_end() {
     let file = file_of(4096 + 100, 1);
@@ -364,7 +359,7 @@ fn what_is_no_disk_is_refused() {
     let empty = dir.path().join("empty");
     std::fs::File::create(&empty).unwrap();
     let text = |path: &Path| {
-        let e = File::open(path, false, false).err().unwrap();
+        let e = open(path, false, false).err().unwrap();
         (e.errno, e.text.strip_prefix(&format!("{}: ", path.display())).unwrap().to_owned())
     };
     let missing = dir.path().join("missing");

@@ -122,7 +122,7 @@ impl Ask {
         let load = || serde_json::from_slice::<api::Load>(&self.body).ok().map(|load| load.table);
         let lines = create.or_else(load).and_then(|text| udm_wire::table::parse(&text).ok());
         lines.iter().flatten().flat_map(|line| &line.args).any(|word| match uri::parse(word) {
-            Ok(DeviceUri::File { path, .. }) => path.exists(),
+            Ok(DeviceUri::File(file)) => file.path.exists(),
             Ok(DeviceUri::Nbd(_)) => true,
             _ => false,
         })

@@ -1,24 +1,29 @@
 //! All devices of a process: those that tables opened, by URI, and the mapped ones, by name.
 //!
-//! Contract: the same URI is the same device with the same number; the places of mapped devices are [`places`]'. The registry's lock is held for look-ups only, never while a device is opened or a table built: those are serialised by a
-//! lock of their own, so that a slow backend delays other loads and nothing else. No lane ever sees either lock.
+//! Contract: the same name of the same disk is the same device with the same number ([`opened`]); the places of mapped devices are [`places`]'. The
+//! registry's lock is held for look-ups only, never while the file system is asked ([`lookup`]) or a table built: those are serialised by a lock
+//! of their own, so that a slow backend delays other loads and nothing else. No lane ever sees either lock.
 
+mod lookup;
 mod opened;
 mod places;
 
+pub(crate) use lookup::{Known, Opening};
 pub use opened::OPENED_MAJOR;
 pub use places::Mapped;
 
 use crate::exports::Exporter;
 use crate::http::api;
+use lookup::lookup;
 use opened::Opened;
 use places::{Hold, Places};
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use udm_backends::Backends;
 use udm_core::{Cores, DevNo, Device, DeviceId};
-use udm_targets::{DeviceRef, LookupError, Resolver};
-use udm_wire::uri::{self, DeviceUri};
+use udm_targets::{DeviceRef, LookupError};
+use udm_wire::uri::DeviceUri;
 
 /// The major number of mapped devices.
 pub const MAPPED_MAJOR: u32 = 254;
@@ -31,6 +36,7 @@ const EBUSY: i32 = 16;
 pub struct Registry {
     cores: Arc<dyn Cores>,
     core_count: usize,
+    backends: Backends,
     state: Mutex<State>,
     build: Mutex<()>,
     linking: Mutex<()>,
@@ -49,6 +55,7 @@ impl Registry {
         Arc::new(Registry {
             cores,
             core_count,
+            backends: Backends::default(),
             state: Mutex::default(),
             build: Mutex::default(),
             linking: Mutex::default(),
@@ -134,109 +141,7 @@ impl Registry {
             }
         }))
     }
-
-    /// Looks up what is open already.
-    fn known(&self, uri: &DeviceUri) -> Option<DeviceRef> {
-        let state = self.state();
-        let word = match uri {
-            DeviceUri::Number { major: OPENED_MAJOR, minor } => state.opened.uri(*minor)?.to_string(),
-            DeviceUri::Number { .. } | DeviceUri::Mapped(_) => return None,
-            other => canonical(other),
-        };
-        let (number, device) = state.opened.get(&word)?;
-        Some(DeviceRef { number, name: word, device, hold: None })
-    }
-
-    /// Opens what is not known yet. Only while [`Registry::building`] is held.
-    fn open(&self, uri: &DeviceUri) -> Result<DeviceRef, LookupError> {
-        let reopened;
-        let uri = match uri {
-            DeviceUri::Number { major, minor } => {
-                // A number whose device was closed meanwhile still means that device.
-                let known =
-                    (*major == OPENED_MAJOR).then(|| self.state().opened.uri(*minor).map(String::from));
-                let known = known.flatten();
-                let unknown = || lookup(ENXIO, format!("no device has the number {major}:{minor}"));
-                reopened = known.and_then(|word| uri::parse(&word).ok()).ok_or_else(unknown)?;
-                &reopened
-            }
-            other => other,
-        };
-        let word = canonical(uri);
-        let device = udm_backends::open(uri).map_err(|e| lookup(e.errno, without_errno(e.errno, e.text)))?;
-        let number = self.state().opened.put(&word, &device);
-        let number = number.ok_or_else(|| lookup(EBUSY, "all device numbers are taken".into()))?;
-        Ok(DeviceRef { number, name: word, device, hold: None })
-    }
-}
-
-fn lookup(errno: i32, reason: String) -> LookupError {
-    LookupError { errno, reason }
-}
-
-/// The text of an error without the errno's own at its end, which whoever prints a look-up error puts there.
-fn without_errno(errno: i32, mut text: String) -> String {
-    let plain = std::io::Error::from_raw_os_error(errno).to_string();
-    for end in [format!(": {plain}"), format!(": {}", plain.split(" (os error").next().unwrap_or_default())] {
-        if text.ends_with(&end) {
-            text.truncate(text.len() - end.len());
-        }
-    }
-    text
-}
-
-fn parsed(word: &str) -> Result<DeviceUri, LookupError> {
-    // A word that is no URI names nothing.
-    uri::parse(word).map_err(|e| lookup(ENOENT, e.to_string()))
-}
-
-/// The word under which a device is known: a file goes by its real path, so that links and `..` lead to the same device.
-fn canonical(uri: &DeviceUri) -> String {
-    match uri {
-        DeviceUri::File { path, direct, readonly } => {
-            let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
-            DeviceUri::File { path, direct: *direct, readonly: *readonly }.to_string()
-        }
-        other => other.to_string(),
-    }
 }
 
 /// What a table holds of mapped devices.
 type Holds = HashMap<DeviceId, Arc<dyn Any + Send + Sync>>;
-
-/// Looks up the devices of one table, and opens those that are not open.
-pub(crate) struct Opening<'a> {
-    registry: &'a Registry,
-    holds: Holds,
-}
-
-impl Opening<'_> {
-    /// For a table that is to be built.
-    pub fn new(registry: &Registry) -> Opening<'_> {
-        Opening { registry, holds: HashMap::new() }
-    }
-}
-
-impl Resolver for Opening<'_> {
-    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
-        let uri = parsed(word)?;
-        if let Some(mapped) = self.registry.mapped(&uri, Some(&mut self.holds)) {
-            return mapped;
-        }
-        self.registry.known(&uri).map_or_else(|| self.registry.open(&uri), Ok)
-    }
-}
-
-/// Looks up the devices that a message names. Opens nothing: what a message means is in use already.
-pub(crate) struct Known<'a>(pub &'a Registry);
-
-impl Resolver for Known<'_> {
-    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
-        let uri = parsed(word)?;
-        if let Some(mapped) = self.0.mapped(&uri, None) {
-            return mapped;
-        }
-        let errno = if matches!(uri, DeviceUri::Number { .. }) { ENXIO } else { ENOENT };
-        self.0.known(&uri).ok_or_else(|| lookup(errno, format!("no table uses {word}")))
-    }
-}

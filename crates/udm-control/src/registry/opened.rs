@@ -1,65 +1,173 @@
-//! Devices that tables use: opened once, known by their URI, numbered for good.
+//! Devices that tables use: opened once, known by their URI and what it led to, numbered for good.
 //!
-//! Contract: a device is open for as long as a table holds it, and not longer. Its number stays its URI's for the life of the process, so that
-//! a number in a script never comes to mean another device.
+//! Contract: a device is open for as long as a table holds it, and not longer. A number means one name of one disk for the life of the process. A name
+//! that leads to another disk than before has another number, and has its old one again when it leads back; so a number in a script
+//! never comes to mean another disk.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use udm_backends::Identity;
 use udm_core::{DevNo, Device};
 
 /// The major number of opened devices: a range that Linux leaves to local use.
 pub const OPENED_MAJOR: u32 = 253;
 
-/// How many URIs are remembered (the kernel's minors have 20 bits).
+/// How many numbers, and how many other spellings of URIs, are remembered (the kernel's minors have 20 bits).
 const KNOWN_MAX: usize = 1 << 20;
 
-/// The URIs that were ever opened, by minor number.
+/// What was ever opened, by minor number.
 #[derive(Default)]
 pub(super) struct Opened {
     known: Vec<Known>,
-    minors: HashMap<String, u32>,
+    /// The numbers of a URI in its canonical form, the latest last: more than one when it has led to several disks.
+    minors: HashMap<String, Vec<u32>>,
+    /// What tables wrote for a URI whose canonical form is another.
+    spellings: HashMap<String, String>,
 }
 
 struct Known {
     uri: String,
+    identity: Identity,
     device: Weak<dyn Device>,
 }
 
+/// An open device and its number.
+pub(super) type Numbered = (DevNo, Arc<dyn Device>);
+
 impl Opened {
-    /// The device of a canonical URI, when it is open.
-    pub fn get(&self, uri: &str) -> Option<(DevNo, Arc<dyn Device>)> {
-        let minor = *self.minors.get(uri)?;
-        let device = self.known[minor as usize].device.upgrade()?;
-        Some((number(minor), device))
+    fn at(&self, minor: u32) -> Option<&Known> {
+        self.known.get(minor as usize)
+    }
+
+    /// The device of a number, when it is open.
+    pub fn device(&self, minor: u32) -> Option<Numbered> {
+        Some((number(minor), self.at(minor)?.device.upgrade()?))
     }
 
     /// The URI of a number.
     pub fn uri(&self, minor: u32) -> Option<&str> {
-        self.known.get(minor as usize).map(|k| k.uri.as_str())
+        self.at(minor).map(|known| known.uri.as_str())
     }
 
-    /// Remembers a device that was just opened. `None` when all numbers are taken by open devices.
-    pub fn put(&mut self, uri: &str, device: &Arc<dyn Device>) -> Option<DevNo> {
-        let known = Known { uri: uri.into(), device: Arc::downgrade(device) };
-        if let Some(&minor) = self.minors.get(uri) {
-            self.known[minor as usize] = known;
-            return Some(number(minor));
+    /// What a number is, whether it is open or not.
+    pub fn identity(&self, minor: u32) -> Option<Identity> {
+        self.at(minor).map(|known| known.identity)
+    }
+
+    /// The device of a canonical URI that leads to `identity`, when it is open.
+    pub fn get(&self, uri: &str, identity: Identity) -> Option<Numbered> {
+        self.numbered(uri, identity).and_then(|minor| self.device(minor))
+    }
+
+    /// The devices of a URI, in its canonical form or one that a table used, that are open: the one that it led to last comes first.
+    pub fn named(&self, uri: &str) -> impl Iterator<Item = Numbered> {
+        let uri = self.spellings.get(uri).map_or(uri, String::as_str);
+        let minors = self.minors.get(uri).into_iter().flatten().rev();
+        minors.filter_map(|&minor| self.device(minor))
+    }
+
+    fn numbered(&self, uri: &str, identity: Identity) -> Option<u32> {
+        let mut minors = self.minors.get(uri)?.iter();
+        minors.find(|&&minor| self.at(minor).is_some_and(|known| known.identity == identity)).copied()
+    }
+
+    /// Remembers that tables write `spelling` for `uri`.
+    pub fn spell(&mut self, spelling: String, uri: &str) {
+        if spelling == uri {
+            return;
         }
-        let minor = if self.known.len() < KNOWN_MAX {
-            self.known.push(known);
-            self.known.len() - 1
-        } else {
-            let minor = self.known.iter().position(|k| k.device.strong_count() == 0)?;
-            self.minors.remove(&self.known[minor].uri);
-            self.known[minor] = known;
-            minor
+        if self.spellings.len() >= KNOWN_MAX {
+            self.spellings.clear();
+        }
+        self.spellings.insert(spelling, uri.into());
+    }
+
+    /// Remembers a device that was just opened; the one that is known already, if another thread was faster. `None` when all numbers are taken by
+    /// open devices.
+    pub fn put(&mut self, uri: &str, identity: Identity, device: Arc<dyn Device>) -> Option<Numbered> {
+        let known = Known { uri: uri.into(), identity, device: Arc::downgrade(&device) };
+        let minor = match self.numbered(uri, identity) {
+            Some(minor) => {
+                if let Some(open) = self.device(minor) {
+                    return Some(open);
+                }
+                self.known[minor as usize] = known;
+                self.move_last(uri, minor);
+                return Some((number(minor), device));
+            }
+            None if self.known.len() < KNOWN_MAX => {
+                self.known.push(known);
+                self.known.len() - 1
+            }
+            None => {
+                let minor = self.known.iter().position(|known| known.device.strong_count() == 0)?;
+                self.forget(minor as u32);
+                self.known[minor] = known;
+                minor
+            }
         };
         let minor = u32::try_from(minor).ok()?;
-        self.minors.insert(uri.into(), minor);
-        Some(number(minor))
+        self.minors.entry(uri.into()).or_default().push(minor);
+        Some((number(minor), device))
+    }
+
+    fn move_last(&mut self, uri: &str, minor: u32) {
+        if let Some(minors) = self.minors.get_mut(uri) {
+            minors.retain(|&m| m != minor);
+            minors.push(minor);
+        }
+    }
+
+    fn forget(&mut self, minor: u32) {
+        let uri = &self.known[minor as usize].uri;
+        if let Some(minors) = self.minors.get_mut(uri) {
+            minors.retain(|&m| m != minor);
+            if minors.is_empty() {
+                self.minors.remove(uri);
+            }
+        }
     }
 }
 
 fn number(minor: u32) -> DevNo {
     DevNo { major: OPENED_MAJOR, minor }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_wire::uri;
+
+    fn device() -> Arc<dyn Device> {
+        udm_backends::open(&uri::parse("null:size=1M").unwrap()).unwrap()
+    }
+
+    fn disk(inode: u64) -> Identity {
+        Identity::File { device: 1, inode }
+    }
+
+    #[test]
+    fn a_number_is_one_name_of_one_disk() {
+        let mut opened = Opened::default();
+        let (first, second) = (device(), device());
+        let put = |opened: &mut Opened, name: &str, inode, device: &Arc<dyn Device>| {
+            opened.put(name, disk(inode), Arc::clone(device)).unwrap().0.minor
+        };
+        assert_eq!(put(&mut opened, "/a", 1, &first), 0);
+        assert_eq!(put(&mut opened, "/b", 1, &device()), 1, "another name can be another path");
+        assert_eq!(put(&mut opened, "/a", 2, &second), 2, "replaced");
+        assert!(opened.get("/a", disk(3)).is_none());
+        let numbers = |opened: &Opened, name| opened.named(name).map(|(n, _)| n.minor).collect::<Vec<_>>();
+        assert_eq!(numbers(&opened, "/a"), [2, 0]);
+        drop(second);
+        assert_eq!(numbers(&opened, "/a"), [0]);
+        assert_eq!((opened.identity(2), opened.uri(2)), (Some(disk(2)), Some("/a")));
+        drop(first);
+        let back = device();
+        assert_eq!(put(&mut opened, "/a", 1, &back), 0, "its old number");
+        let late = opened.put("/a", disk(1), device()).unwrap().1;
+        assert_eq!(late.id(), back.id(), "the one that is open");
+        opened.spell("/x/../a".into(), "/a");
+        assert_eq!(numbers(&opened, "/x/../a"), [0]);
+    }
 }

@@ -78,7 +78,8 @@ pub fn message(registry: &Registry, name: &str, sector: u64, text: &str) -> Resu
         return Err(VerbError::new(name, error));
     }
     let words = words::words(text);
-    let done = mapped.device.message(sector, &words, &mut Known(registry), registry.cores());
+    let known = &mut Known { registry, mapped: &mapped };
+    let done = mapped.device.message(sector, &words, known, registry.cores());
     done.map_err(|e| VerbError::new(name, e))
 }
 

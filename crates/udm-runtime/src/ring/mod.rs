@@ -265,7 +265,7 @@ impl Doorbell {
     }
 
     fn arm(&self, data: Segments) {
-        self.client.push(0, RingOp::Read { fd: self.fd.clone(), offset: 0, data });
+        self.client.push(0, RingOp::Read { fd: self.fd.clone(), offset: 0, data, cached: false });
     }
 
     /// Arms the bell again after it rang.
@@ -384,7 +384,8 @@ mod tests {
         let file = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
         let n = u64::from(ENTRIES) * 20;
         for i in 0..n {
-            client.push(i, RingOp::Read { fd: file.clone(), offset: 0, data: Buf::zeroed(1).into() });
+            let data = Buf::zeroed(1).into();
+            client.push(i, RingOp::Read { fd: file.clone(), offset: 0, data, cached: false });
         }
         // All at once, as many as the kernel takes: more than the queue of completions has room for.
         ring.enter();

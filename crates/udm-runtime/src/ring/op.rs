@@ -15,6 +15,8 @@ pub enum RingOp {
         offset: u64,
         /// Into what.
         data: Segments,
+        /// Only what is in memory already (`RWF_NOWAIT`): EAGAIN for the rest, EOPNOTSUPP where that can't be told.
+        cached: bool,
     },
     /// `pwritev` of the pieces.
     Write {

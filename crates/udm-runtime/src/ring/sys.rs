@@ -77,11 +77,16 @@ impl Entry {
         let single = self.iov.len() == 1;
         let count = self.iov.len() as u32;
         match self.op.as_ref().expect("an entry is filled before it is pushed") {
-            RingOp::Read { fd, offset, .. } if single => {
-                opcode::Read::new(raw(fd), ptr, len).offset(*offset).build()
-            }
-            RingOp::Read { fd, offset, .. } => {
-                opcode::Readv::new(raw(fd), self.iov.as_ptr(), count).offset(*offset).build()
+            RingOp::Read { fd, offset, cached, .. } => {
+                let flags = if *cached { libc::RWF_NOWAIT } else { 0 };
+                if single {
+                    opcode::Read::new(raw(fd), ptr, len).offset(*offset).rw_flags(flags).build()
+                } else {
+                    opcode::Readv::new(raw(fd), self.iov.as_ptr(), count)
+                        .offset(*offset)
+                        .rw_flags(flags)
+                        .build()
+                }
             }
             RingOp::Write { fd, offset, dsync, .. } => {
                 let flags = if *dsync { libc::RWF_DSYNC } else { 0 };

@@ -138,6 +138,10 @@ impl Target for Multipath {
         self.paths().map(|(_, path)| used(path)).collect()
     }
 
+    fn is_over_one_disk(&self) -> bool {
+        true
+    }
+
     fn kind(&self) -> Kind {
         match self.features.queue_mode {
             QueueMode::Bio => Kind::Bio,

@@ -1,4 +1,4 @@
-//! Limits of a table, and whether the devices below can bear it: sizes, and alignment to their blocks.
+//! Limits of a table, and whether the devices below can bear it: sizes, alignment to their blocks, and paths that agree.
 //!
 //! The kernel checks this at the first load only, later at resume; udm checks at every load and again at resume.
 
@@ -17,6 +17,9 @@ pub(super) fn limits(entries: &[Entry]) -> Result<Limits, TargetError> {
         let own = entry.target.limits();
         for used in entry.target.devices() {
             area(&used, own.logical_block).map_err(|e| TargetError { line: Some(i), ..e })?;
+        }
+        if entry.target.is_over_one_disk() && !own.read_only {
+            coherent(&entry.target.devices()).map_err(|e| TargetError { line: Some(i), ..e })?;
         }
         blocks.push(block_sectors(own.logical_block));
         all = all.stack(&own);
@@ -39,6 +42,17 @@ fn stackable(entries: &[Entry]) -> Result<(), TargetError> {
         }
     }
     Ok(())
+}
+
+/// Checks that several paths to one disk have no cache each: what is written through one would not be seen through the others, and what a
+/// flush of one makes durable would be its own writes only.
+fn coherent(paths: &[Used]) -> Result<(), TargetError> {
+    let several = paths.iter().any(|path| path.device.number != paths[0].device.number);
+    let private = |path: &&Used| path.device.device.limits().private_cache;
+    let Some(path) = paths.iter().find(private).filter(|_| several) else { return Ok(()) };
+    let name = &path.device.name;
+    let text = format!("multipath: {name} has a page cache of its own");
+    Err(TargetError::new(text).because("other paths would read stale data; open it without direct=off"))
 }
 
 fn block_sectors(bytes: u32) -> u64 {

@@ -3,7 +3,7 @@
 //! | form | means |
 //! |---|---|
 //! | `/dev/nvme0n1`, `./disk.img`, `disk.img` | a file or block device, taken literally |
-//! | `file:disk.img?direct=on&readonly=on` | the same with options; `%XX` is the byte XX, so `?` is `%3F` and `%` is `%25` |
+//! | `file:disk.img?direct=on&readonly=on` | the same with options, see [`FileUri`]; `%XX` is the byte XX, so `?` is `%3F` and `%` is `%25` |
 //! | `null:size=4G,bs=4K` | a null device; see [`NullParams`] |
 //! | `mem:1G`, `pattern:1G` | memory; a read-only pattern |
 //! | `nbd://host:10809/export`, `nbd+unix:///export?socket=/path` | an NBD server; see [`NbdUri`] |
@@ -13,17 +13,18 @@
 //! What looks like `scheme:...` but is none of these is refused; a relative path with a colon in its first component is written `./a:b`. `Display`
 //! gives each back in one canonical form, which [`parse`] reads as the same device; a table wants it behind [`crate::words::escape`].
 
+mod file;
 mod nbd;
 mod null;
 mod percent;
 
+pub use file::FileUri;
 pub use nbd::{NbdAddress, NbdUri};
 pub use null::NullParams;
 
 use crate::size::{self, Size};
 use crate::words::shown;
 use std::fmt;
-use std::path::PathBuf;
 
 /// The longest name of a device, in bytes: a path or export name of 4096, each byte percent-encoded, and the rest.
 pub const WORD_MAX: usize = 16 << 10;
@@ -36,14 +37,7 @@ pub const MAPPED_NAME_MAX: usize = 127;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceUri {
     /// A file or block device.
-    File {
-        /// Not empty, at most [`PATH_MAX`] bytes, UTF-8, no NUL. Relative ones count from where the program runs.
-        path: PathBuf,
-        /// Past the page cache (`O_DIRECT`).
-        direct: bool,
-        /// Opened for reading only.
-        readonly: bool,
-    },
+    File(FileUri),
     /// A null device.
     Null(NullParams),
     /// Memory.
@@ -100,9 +94,11 @@ pub fn parse(word: &str) -> Result<DeviceUri, UriError> {
         };
         return Ok(DeviceUri::Number { major, minor });
     }
-    let Some((scheme, rest)) = scheme(word) else { return literal(word) };
+    let Some((scheme, rest)) = scheme(word) else {
+        return FileUri::literal(word).map(DeviceUri::File);
+    };
     match scheme {
-        "file" => file(rest),
+        "file" => FileUri::parse(rest).map(DeviceUri::File),
         "null" => NullParams::parse(rest).map(DeviceUri::Null),
         "mem" => Ok(DeviceUri::Mem { size: size_of_device("mem", rest)? }),
         "pattern" => Ok(DeviceUri::Pattern { size: size_of_device("pattern", rest)? }),
@@ -140,43 +136,6 @@ fn mapped(name: &str) -> Result<DeviceUri, UriError> {
     }
 }
 
-fn literal(path: &str) -> Result<DeviceUri, UriError> {
-    Ok(DeviceUri::File { path: checked_path(path)?, direct: false, readonly: false })
-}
-
-fn file(rest: &str) -> Result<DeviceUri, UriError> {
-    let (path, query) = rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query)));
-    let path = checked_path(&percent::decode(path).map_err(|why| UriError::new(format!("file: {why}")))?)?;
-    let (mut direct, mut readonly) = (None, None);
-    for pair in query.into_iter().flat_map(|query| query.split('&')) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let option = match name {
-            "direct" => &mut direct,
-            "readonly" => &mut readonly,
-            _ => {
-                let name = shown(name);
-                return Err(UriError::new(format!("file: unknown option {name}; one of direct, readonly")));
-            }
-        };
-        let value = switch("file", name, value)?;
-        if option.replace(value).is_some() {
-            return Err(UriError::new(format!("file: {name} is given twice")));
-        }
-    }
-    Ok(DeviceUri::File { path, direct: direct.unwrap_or(false), readonly: readonly.unwrap_or(false) })
-}
-
-fn checked_path(path: &str) -> Result<PathBuf, UriError> {
-    match path {
-        "" => Err(UriError::new("no path of a device")),
-        _ if path.len() > PATH_MAX => {
-            Err(UriError::new(format!("{}: a path has at most {PATH_MAX} bytes", shown(path))))
-        }
-        _ if path.contains('\0') => Err(UriError::new(format!("{}: a NUL character", shown(path)))),
-        _ => Ok(PathBuf::from(path)),
-    }
-}
-
 /// A value that is yes or no.
 fn switch(kind: &str, name: &str, value: &str) -> Result<bool, UriError> {
     match value {
@@ -197,21 +156,7 @@ fn size_of_device(kind: &str, text: &str) -> Result<u64, UriError> {
 impl fmt::Display for DeviceUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DeviceUri::File { path, direct, readonly } => {
-                let path = path.to_string_lossy();
-                let literal =
-                    (path.starts_with('/') || path.starts_with('.')) && !path.contains(char::is_control);
-                if literal && !direct && !readonly {
-                    return f.write_str(&path);
-                }
-                write!(f, "file:{}", percent::encode(&path))?;
-                match (direct, readonly) {
-                    (false, false) => Ok(()),
-                    (true, false) => f.write_str("?direct=on"),
-                    (false, true) => f.write_str("?readonly=on"),
-                    (true, true) => f.write_str("?direct=on&readonly=on"),
-                }
-            }
+            DeviceUri::File(file) => file.fmt(f),
             DeviceUri::Null(params) => params.fmt(f),
             DeviceUri::Mem { size } => write!(f, "mem:{}", Size(*size)),
             DeviceUri::Pattern { size } => write!(f, "pattern:{}", Size(*size)),

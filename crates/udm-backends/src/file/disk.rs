@@ -1,0 +1,147 @@
+//! A disk that is open: a regular file or block device as such, whatever names lead to it.
+//!
+//! Contract: within a [`Disks`] there is one [`Disk`] to an [`Identity`], for as long as a device of it lives. What must be one for all names of a
+//! disk is here: whether it goes past the page cache, how large it is, the claim on a block device, and whether a sync has failed.
+//! The map's lock is held for look-ups only, never while the file system is asked.
+
+use super::sync::Syncs;
+use super::{Direct, open};
+use crate::Identity;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{self, FileType, Stat};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use udm_core::Sectors;
+
+/// The open disks of a process.
+#[derive(Default)]
+pub(crate) struct Disks(Mutex<HashMap<Identity, Weak<Disk>>>);
+
+impl Disks {
+    fn map(&self) -> MutexGuard<'_, HashMap<Identity, Weak<Disk>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The disk, when it is open.
+    pub(super) fn get(&self, identity: Identity) -> Option<Arc<Disk>> {
+        self.map().get(&identity)?.upgrade()
+    }
+
+    /// Takes in a disk that was just opened; false when another thread was faster.
+    pub(super) fn put(&self, disk: &Arc<Disk>) -> bool {
+        let mut map = self.map();
+        map.retain(|_, disk| disk.strong_count() > 0);
+        if map.contains_key(&disk.identity) {
+            return false;
+        }
+        map.insert(disk.identity, Arc::downgrade(disk));
+        true
+    }
+}
+
+/// See the module's documentation.
+pub(super) struct Disk {
+    pub identity: Identity,
+    /// The name that it was opened by first, for messages.
+    pub path: PathBuf,
+    /// What direct I/O asks for; `None` when the page cache is used.
+    pub direct: Option<Direct>,
+    pub is_block: bool,
+    pub syncs: Syncs,
+    /// Descriptors that devices share: for reading only, and for both.
+    pub fds: Mutex<Fds>,
+    /// Holds a block device for this process alone.
+    pub claim: OnceLock<OwnedFd>,
+    /// Bytes in a block: the size counts whole ones.
+    block: u64,
+    /// In sectors, as of the last look.
+    size: AtomicU64,
+    /// The largest that `size` ever was.
+    reach: AtomicU64,
+    /// It is smaller than `reach`, or was when a request found its end.
+    cut: AtomicBool,
+}
+
+/// The descriptors of a disk.
+#[derive(Default)]
+pub(super) struct Fds {
+    pub read: Option<Arc<OwnedFd>>,
+    pub write: Option<Arc<OwnedFd>>,
+}
+
+impl Disk {
+    pub(super) fn new(identity: Identity, path: PathBuf, direct: Option<Direct>, block: u32) -> Disk {
+        Disk {
+            identity,
+            path,
+            direct,
+            is_block: matches!(identity, Identity::Block { .. }),
+            syncs: Syncs::default(),
+            fds: Mutex::default(),
+            claim: OnceLock::new(),
+            block: u64::from(block),
+            size: AtomicU64::new(0),
+            reach: AtomicU64::new(0),
+            cut: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn fds(&self) -> MutexGuard<'_, Fds> {
+        self.fds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the size again, from a descriptor that is open: 0 when less than a block is left.
+    pub(super) fn refresh(&self) -> Result<Sectors, Errno> {
+        let fd = {
+            let fds = self.fds();
+            fds.write.as_ref().or(fds.read.as_ref()).cloned()
+        };
+        let Some(fd) = fd else { return Ok(self.size()) };
+        let bytes = open::size(fd.as_fd(), &fs::fstat(&fd)?)?;
+        let size = Sectors::from_bytes(bytes / self.block * self.block).0;
+        // Relaxed throughout: each number stands for itself, and lanes look once a batch.
+        self.size.store(size, Relaxed);
+        let reach = self.reach.fetch_max(size, Relaxed);
+        self.cut.store(size < reach, Relaxed);
+        Ok(Sectors(size))
+    }
+
+    /// Bytes in a block.
+    pub(super) fn block(&self) -> u32 {
+        self.block as u32
+    }
+
+    /// The size as of the last look.
+    pub(super) fn size(&self) -> Sectors {
+        Sectors(self.size.load(Relaxed))
+    }
+
+    /// How far requests may reach. A disk that shrinks keeps its reach: what is missing is found missing, and may come back.
+    pub(super) fn reach(&self) -> Sectors {
+        Sectors(self.reach.load(Relaxed))
+    }
+
+    /// True when writes must look first whether what they write to is still there: a write would make a file longer again.
+    pub(super) fn is_cut(&self) -> bool {
+        self.cut.load(Relaxed)
+    }
+
+    /// A request found the end where there should be more.
+    pub(super) fn found_cut(&self) {
+        self.cut.store(true, Relaxed);
+    }
+}
+
+impl Identity {
+    /// What `stat` is about; `None` when that is no disk.
+    pub(super) fn of(stat: &Stat) -> Option<Identity> {
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Some(Identity::File { device: stat.st_dev, inode: stat.st_ino }),
+            FileType::BlockDevice => Some(Identity::Block { number: stat.st_rdev }),
+            _ => None,
+        }
+    }
+}

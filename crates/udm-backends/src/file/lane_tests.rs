@@ -1,0 +1,300 @@
+//! Lanes on a real ring whose answers are changed on their way: what the kernel says when a disk fails.
+
+use super::lane::FileLane;
+use super::outcome::{EAGAIN, Next, RETRIES};
+use super::slot::{Slot, Step};
+use super::tests::{core, file_of, has_direct, open, skipped, uri};
+use super::{Disks, File};
+use crate::testing::{bare, scattered};
+use std::path::Path;
+use tempfile::TempDir;
+use udm_core::{Batch, Bio, BioFlags, Device, Lane, Op, Sector, Sectors, Segments, Status};
+use udm_runtime::{Done, LocalCore, Ring};
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+
+/// Gives an errno, or lets the kernel's answer stand.
+type Fault<'a> = Box<dyn FnMut(&Slot) -> Option<i32> + 'a>;
+
+/// A lane and what becomes of its operations.
+struct Faulty<'a> {
+    core: LocalCore,
+    lane: FileLane,
+    fault: Fault<'a>,
+}
+
+impl<'a> Faulty<'a> {
+    fn over(file: &File, fault: impl FnMut(&Slot) -> Option<i32> + 'a) -> Faulty<'a> {
+        let mut core = core();
+        let client = core.turn(|cx| Ring::of(cx).unwrap().client());
+        let lane = FileLane::new(client, &file.disk, &file.fd, file.limits());
+        Faulty { core, lane, fault: Box::new(fault) }
+    }
+
+    fn submit(&mut self, mut bio: Box<Bio>) {
+        bio.start();
+        let mut batch = vec![bio];
+        self.core.turn(|cx| self.lane.submit(&mut batch, cx));
+    }
+
+    /// Lets the kernel answer once, and changes the answers.
+    fn step(&mut self) -> Batch {
+        let mut done = Batch::new();
+        self.core.turn(|cx| {
+            let mut finished = Vec::new();
+            self.lane.client.take(&mut finished);
+            for op in finished {
+                let fault = (self.fault)(&self.lane.slots[op.tag as usize]);
+                let result = fault.map_or(op.result, Err);
+                self.lane.operation_done(Done { result, ..op }, cx);
+            }
+            self.lane.poll(&mut done, cx);
+        });
+        done.iter_mut().for_each(|bio| bio.finish());
+        done
+    }
+
+    fn end(&mut self) -> Box<Bio> {
+        for _ in 0..10_000 {
+            if let Some(bio) = self.step().pop() {
+                return bio;
+            }
+            self.core.park();
+        }
+        panic!("a request is missing");
+    }
+
+    fn run(&mut self, op: Op, flags: BioFlags, sector: u64) -> Status {
+        let mut bio = bare(op, sector, if op == Op::Flush { 0 } else { 8 });
+        bio.flags = flags;
+        let len = if op.has_data() { 4096 } else { 0 };
+        bio.data = if op.has_data() { scattered(4096, &[1024]) } else { Segments::new() };
+        self.submit(bio);
+        let bio = self.end();
+        assert_eq!(bio.data.len(), len, "a bio comes back with its data");
+        bio.status
+    }
+}
+
+fn plain() -> BioFlags {
+    BioFlags::empty()
+}
+
+/// EIO blames the path when nothing else can be read, nobody when the second try works, and the medium when it does not.
+#[test]
+fn eio_asks_another_block_and_tries_once_more() {
+    for direct in [false, true] {
+        let file = file_of(1 << 20, 1);
+        if direct && !has_direct(&file) {
+            continue;
+        }
+        // Behind the page cache a block that is not in it is needed.
+        rustix::fs::fadvise(file.as_file(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let file = open(file.path(), direct, false).unwrap();
+        for op in [Op::Read, Op::Write] {
+            let main = |slot: &Slot| matches!(slot.step, Step::Data | Step::Bounce);
+            let mut tries = 0;
+            let mut disk = Faulty::over(&file, |slot| {
+                tries += i32::from(main(slot));
+                (main(slot) && tries == 1).then_some(EIO)
+            });
+            assert_eq!(disk.run(op, plain(), 3), Status::Ok, "once is nothing");
+            let mut disk = Faulty::over(&file, |slot| main(slot).then_some(EIO));
+            assert_eq!(disk.run(op, plain(), 3), Status::Medium);
+            let mut disk = Faulty::over(&file, |slot| {
+                let probe = slot.step == Step::Probe;
+                (probe || main(slot)).then_some(EIO)
+            });
+            assert_eq!(disk.run(op, plain(), 3), Status::IoErr);
+        }
+    }
+}
+
+/// A file that is all in the page cache can be read though its disk is gone. That proves nothing, and the path is to blame.
+#[test]
+fn a_block_from_the_page_cache_clears_no_path() {
+    let file = file_of(1 << 20, 1);
+    std::fs::read(file.path()).unwrap();
+    let file = open(file.path(), false, false).unwrap();
+    let (mut cached, mut probes) = (0, 0);
+    let mut disk = Faulty::over(&file, |slot| {
+        cached += i32::from(slot.step == Step::Cached);
+        probes += i32::from(slot.step == Step::Probe);
+        matches!(slot.step, Step::Data).then_some(EIO)
+    });
+    assert_eq!(disk.run(Op::Read, plain(), 3), Status::IoErr);
+    drop(disk);
+    assert!(cached > 1 && probes == 0, "{cached} blocks tried, {probes} read");
+}
+
+#[test]
+fn eagain_is_tried_again_and_not_for_ever() {
+    let file = file_of(65536, 0);
+    let file = open(file.path(), false, false).unwrap();
+    let mut disk = Faulty::over(&file, |_| None);
+    let mut bio = bare(Op::Read, 3, 2);
+    bio.start();
+    let lane = &mut disk.lane;
+    let key = lane.slots.insert(Slot::new(bio, &lane.shared));
+    disk.core.turn(|cx| {
+        let mut memory = Segments::from(udm_core::Buf::zeroed(1024));
+        for _ in 0..RETRIES {
+            match lane.failed(key, EAGAIN, memory, cx) {
+                Next::Again(again) => memory = again,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(matches!(lane.failed(key, EAGAIN, memory, cx), Next::End(Status::Again)));
+    });
+    let mut bio = lane.slots.remove(key).bio;
+    bio.finish();
+    assert_eq!(bio.data.len(), 1024);
+}
+
+/// The kernel tells of lost data once. Who asks again must not hear that all is well.
+#[test]
+fn a_failed_flush_is_for_good_on_every_core_and_name() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("a"), vec![0; 65536]).unwrap();
+    std::fs::hard_link(path("a"), path("b")).unwrap();
+    let disks = Disks::default();
+    let named = |name: &str| disks.open(&uri(&path(name))).unwrap().1;
+    let (a, b) = (named("a"), named("b"));
+    let mut first = true;
+    let mut failing =
+        Faulty::over(&a, |slot| (slot.step == Step::Flush && std::mem::take(&mut first)).then_some(EIO));
+    let mut other = Faulty::over(&b, |_| None);
+    assert_eq!(other.run(Op::Flush, plain(), 0), Status::Ok);
+    assert_eq!(failing.run(Op::Write, plain(), 0), Status::Ok);
+    assert_eq!(failing.run(Op::Flush, plain(), 0), Status::Medium, "no other path may make this good");
+    for disk in [&mut failing, &mut other] {
+        assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Medium);
+        for op in [Op::Write, Op::WriteZeroes] {
+            assert_eq!(disk.run(op, BioFlags::FUA, 0), Status::Medium);
+            assert_eq!(disk.run(op, BioFlags::PREFLUSH, 0), Status::Medium);
+            assert_eq!(disk.run(op, plain(), 0), Status::Ok, "what promises nothing goes on");
+        }
+        assert_eq!(disk.run(Op::Read, plain(), 0), Status::Ok);
+    }
+    drop((failing, other));
+    let mut late = Faulty::over(&named("b"), |_| None);
+    assert_eq!(late.run(Op::Flush, plain(), 0), Status::Medium, "a name opened later is the same disk");
+    drop((a, b, late));
+    let mut anew = Faulty::over(&named("b"), |_| None);
+    assert_eq!(anew.run(Op::Flush, plain(), 0), Status::Ok, "closed and opened anew");
+}
+
+/// A write with FUA that fails is either a write that failed, which concerns nobody else, or a sync.
+#[test]
+fn a_failed_fua_write_is_a_failed_sync_only_when_the_write_works() {
+    let is_fua = |slot: &Slot| slot.step == Step::Data && slot.is_fua() && !slot.doubted;
+    for errno in [EIO, ENOSPC] {
+        let file = file_of(65536, 1);
+        let file = open(file.path(), false, false).unwrap();
+        let mut disk =
+            Faulty::over(&file, |slot| (slot.step == Step::Data && slot.is_fua()).then_some(errno));
+        let status = disk.run(Op::Write, BioFlags::FUA, 0);
+        assert!(status != Status::Ok && (errno != ENOSPC || status == Status::NoSpace), "{status}");
+        assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Ok, "no sync has failed");
+        let mut disk = Faulty::over(&file, |slot| is_fua(slot).then_some(errno));
+        assert_eq!(disk.run(Op::Write, BioFlags::FUA, 0), Status::Medium);
+        assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Medium);
+    }
+}
+
+/// Of two flushes at a time the kernel tells one of the data that both vouch for.
+#[test]
+fn a_flush_that_overlaps_a_failed_one_is_not_believed() {
+    for fails in [false, true] {
+        let file = file_of(65536, 1);
+        let file = open(file.path(), false, false).unwrap();
+        let mut slow = Faulty::over(&file, |_| fails.then_some(EIO));
+        let mut quick = Faulty::over(&file, |_| None);
+        slow.submit(bare(Op::Flush, 0, 0));
+        quick.submit(bare(Op::Flush, 0, 0));
+        for _ in 0..10_000 {
+            assert!(quick.step().is_empty(), "the other one has yet to end");
+            if !quick.lane.held.is_empty() {
+                break;
+            }
+            quick.core.park();
+        }
+        let want = if fails { Status::Medium } else { Status::Ok };
+        assert_eq!((slow.end().status, quick.end().status), (want, want));
+    }
+}
+
+/// Past the page cache the kernel keeps nothing that could get lost: the path is to blame, and another one may do better.
+#[test]
+fn a_failed_flush_past_the_page_cache_fails_the_path() {
+    let file = file_of(65536, 1);
+    if !has_direct(&file) {
+        return;
+    }
+    let file = open(file.path(), true, false).unwrap();
+    let mut first = true;
+    let mut disk = Faulty::over(&file, |_| std::mem::take(&mut first).then_some(EIO));
+    assert_eq!(disk.run(Op::Flush, plain(), 0), Status::IoErr);
+    assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Ok);
+}
+
+/// What a file has lost since it was opened is a path error: others may still have it. It is not made longer by writes, and when it is whole
+/// again all is well.
+#[test]
+fn a_cut_file_gives_path_errors_until_it_is_whole_again() {
+    for direct in [false, true] {
+        let file = file_of(1 << 20, 1);
+        if direct && !has_direct(&file) {
+            continue;
+        }
+        let device = open(file.path(), direct, false).unwrap();
+        let mut disk = Faulty::over(&device, |_| None);
+        let mut before = Faulty::over(&device, |_| None);
+        file.as_file().set_len(8192).unwrap();
+        assert_eq!(disk.run(Op::Read, plain(), 0), Status::Ok);
+        for sector in [16, 1024, 2040] {
+            assert_eq!(disk.run(Op::Read, plain(), sector), Status::IoErr, "at {sector}");
+        }
+        let mut whole = Bio::read(Sector(0), Sectors(2048), scattered(1 << 20, &[]));
+        whole.owner = udm_core::OwnerId(1);
+        disk.submit(whole);
+        let whole = disk.end();
+        assert_eq!((whole.status, whole.data.len()), (Status::IoErr, 1 << 20));
+        for op in [Op::Write, Op::WriteZeroes, Op::Discard] {
+            for disk in [&mut disk, &mut before] {
+                assert_eq!(disk.run(op, plain(), 1024), Status::IoErr, "{op:?}");
+                assert_eq!(disk.run(op, plain(), 0), Status::Ok, "{op:?}");
+            }
+        }
+        assert_eq!(file.as_file().metadata().unwrap().len(), 8192, "nothing grew");
+        file.as_file().set_len(1 << 20).unwrap();
+        assert_eq!(disk.run(Op::Write, plain(), 1024), Status::Ok);
+        assert_eq!(disk.run(Op::Read, plain(), 2040), Status::Ok);
+        file.as_file().set_len(0).unwrap();
+        assert_eq!(disk.run(Op::Read, plain(), 1024), Status::IoErr, "nothing is left");
+    }
+}
+
+/// A block device that lost its end says "no space" of a write there. That is the path's loss; a full file system is everyone's.
+#[test]
+fn no_space_behind_the_end_of_a_block_device_is_a_path_error() {
+    let file = file_of(1 << 20, 1);
+    let Some(device) = super::tests::Loop::over(file.path()) else {
+        return skipped("no loop device to be had");
+    };
+    let name = Path::new(&device.0);
+    let mut disk = Faulty::over(&open(name, true, false).unwrap(), |_| None);
+    file.as_file().set_len(65536).unwrap();
+    let set = std::process::Command::new("losetup").arg("--set-capacity").arg(name).status().unwrap();
+    assert!(set.success());
+    for op in [Op::Write, Op::Read, Op::Write, Op::WriteZeroes] {
+        assert_eq!(disk.run(op, plain(), 1024), Status::IoErr, "{op:?}");
+        assert_eq!(disk.run(op, plain(), 0), Status::Ok, "{op:?}");
+    }
+    let file = file_of(65536, 1);
+    let file = open(file.path(), false, false).unwrap();
+    let mut disk = Faulty::over(&file, |slot| (slot.step == Step::Data).then_some(ENOSPC));
+    assert_eq!(disk.run(Op::Write, plain(), 0), Status::NoSpace);
+}

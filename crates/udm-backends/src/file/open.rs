@@ -1,0 +1,264 @@
+//! Opening a file or block device: what a path leads to, how it is opened, and what that can take.
+
+use super::disk::{Disk, Disks};
+use super::{Direct, File, MAX_RANGE, MAX_SECTORS};
+use crate::Identity;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags};
+use rustix::io::Errno;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use udm_core::{Buf, DeviceId, Limits, OpenError, Sectors};
+use udm_wire::uri::FileUri;
+
+/// How often a path may turn out to lead elsewhere than a moment ago.
+const RACES: usize = 10;
+
+/// How long a block device that is in use is tried again: one that was closed a moment ago, or whose process was killed, is let go
+/// a little later.
+const CLAIM_TRIES: u32 = 25;
+const CLAIM_PAUSE: Duration = Duration::from_millis(20);
+
+/// Says of a path what is wrong with it.
+#[derive(Clone, Copy)]
+struct About<'a>(&'a Path);
+
+impl About<'_> {
+    fn fail(self, what: &str, e: Errno) -> OpenError {
+        let text = std::io::Error::from(e).to_string();
+        let text = text.split(" (os error").next().unwrap_or_default();
+        OpenError::new(e.raw_os_error(), format!("{}: {what}{text}", self.0.display()))
+    }
+
+    fn refuse(self, errno: i32, what: &str) -> OpenError {
+        OpenError::new(errno, format!("{}: {what}", self.0.display()))
+    }
+
+    /// What the path leads to. Looked at before it is opened: opening a FIFO or a tape is not without effect.
+    fn look(self) -> Result<(Identity, Stat), OpenError> {
+        let stat = fs::stat(self.0).map_err(|e| self.fail("", e))?;
+        Ok((self.identity(&stat)?, stat))
+    }
+
+    fn identity(self, stat: &Stat) -> Result<Identity, OpenError> {
+        Identity::of(stat).ok_or_else(|| {
+            let is = match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Directory => "a directory",
+                FileType::Fifo => "a FIFO",
+                FileType::Socket => "a socket",
+                FileType::CharacterDevice => "a character device",
+                _ => "something else",
+            };
+            self.refuse(22, &format!("neither a regular file nor a block device but {is}"))
+        })
+    }
+
+    /// Opens the path; `None` when it leads elsewhere than to `identity` by now.
+    fn open(self, identity: Identity, write: bool, direct: bool) -> Result<Option<OwnedFd>, OpenError> {
+        let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
+        let cache = if direct { OFlags::DIRECT } else { OFlags::empty() };
+        // NONBLOCK, in case the name has become a FIFO since; it is taken off below, since the ring would obey it.
+        let flags = access | cache | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = fs::open(self.0, flags, Mode::empty()).map_err(|e| match e {
+            Errno::INVAL if direct => self.fail("no direct I/O on this file system: ", e),
+            Errno::ACCESS | Errno::ROFS | Errno::PERM if write => {
+                self.fail("not for writing (readonly=on?): ", e)
+            }
+            _ => self.fail("", e),
+        })?;
+        fs::fcntl_setfl(&fd, cache).map_err(|e| self.fail("", e))?;
+        let stat = fs::fstat(&fd).map_err(|e| self.fail("", e))?;
+        Ok((self.identity(&stat)? == identity).then_some(fd))
+    }
+
+    /// Reads the size of an open disk again.
+    fn refresh(self, disk: &Disk, block: u32) -> Result<(), OpenError> {
+        match disk.refresh().map_err(|e| self.fail("", e))? {
+            Sectors::ZERO => Err(self.refuse(22, &format!("shorter than a block ({block} bytes)"))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Has a block device for this process alone, for as long as the disk is open.
+    fn claim(self, disk: &Disk) -> Result<(), OpenError> {
+        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let mut tries = 0;
+        while disk.claim.get().is_none() {
+            match fs::open(self.0, flags, Mode::empty()) {
+                Ok(fd) => drop(disk.claim.set(fd)),
+                Err(Errno::BUSY) if tries < CLAIM_TRIES => {
+                    tries += 1;
+                    std::thread::sleep(CLAIM_PAUSE);
+                }
+                Err(Errno::BUSY) => {
+                    let who = "in use: mounted, or open exclusively by another program (exclusive=off?)";
+                    return Err(self.refuse(16, who));
+                }
+                Err(e) => return Err(self.fail("", e)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Disks {
+    /// What `uri` leads to now. If that is open its size is read again.
+    ///
+    /// # Errors
+    /// As [`Disks::open`].
+    pub(crate) fn look(&self, uri: &FileUri) -> Result<Identity, OpenError> {
+        let about = About(&uri.path);
+        let (identity, _) = about.look()?;
+        if let Some(disk) = self.get(identity) {
+            about.refresh(&disk, disk.block())?;
+        }
+        Ok(identity)
+    }
+
+    /// Opens what `uri` leads to.
+    ///
+    /// # Errors
+    /// What the system says, with the path; EINVAL for what is neither a regular file nor a block device, or is shorter than a block; EBUSY for
+    /// a block device that somebody else has for himself, and for a disk that is open the other way with respect to the page cache.
+    pub(crate) fn open(&self, uri: &FileUri) -> Result<(Identity, File), OpenError> {
+        let about = About(&uri.path);
+        for _ in 0..RACES {
+            let (identity, stat) = about.look()?;
+            let disk = match self.get(identity) {
+                Some(disk) => Some(disk),
+                None => self.make(about, uri, identity, &stat)?,
+            };
+            let Some(disk) = disk else { continue };
+            if let Some(file) = name(about, uri, &disk, &stat)? {
+                return Ok((identity, file));
+            }
+        }
+        Err(about.refuse(11, "is being replaced all the time"))
+    }
+
+    /// Opens a disk that is not open yet; `None` when the path leads elsewhere by now, or another thread was faster.
+    fn make(
+        &self,
+        about: About<'_>,
+        uri: &FileUri,
+        identity: Identity,
+        stat: &Stat,
+    ) -> Result<Option<Arc<Disk>>, OpenError> {
+        let is_block = matches!(identity, Identity::Block { .. });
+        let direct = uri.direct.unwrap_or(is_block);
+        let Some(fd) = about.open(identity, !uri.readonly, direct)? else { return Ok(None) };
+        let system = |e: Errno| about.fail("", e);
+        let direct = if direct { Some(direct_alignment(fd.as_fd()).map_err(system)?) } else { None };
+        let block = limits(fd.as_fd(), stat, direct, false).map_err(system)?.logical_block;
+        let disk = Arc::new(Disk::new(identity, uri.path.clone(), direct, block));
+        let fd = Some(Arc::new(fd));
+        if uri.readonly {
+            disk.fds().read = fd;
+        } else {
+            disk.fds().write = fd;
+        }
+        Ok(self.put(&disk).then_some(disk))
+    }
+}
+
+/// A device for one name of an open disk; `None` when the path leads elsewhere by now.
+fn name(about: About<'_>, uri: &FileUri, disk: &Arc<Disk>, stat: &Stat) -> Result<Option<File>, OpenError> {
+    let is_direct = disk.direct.is_some();
+    if uri.direct.is_some_and(|direct| direct != is_direct) {
+        let (is, path) = (if is_direct { "on" } else { "off" }, disk.path.display());
+        let what = format!("open with direct={is} already, as {path}: all names of a disk need the same");
+        return Err(about.refuse(16, &what));
+    }
+    if disk.is_block && uri.exclusive && !uri.readonly {
+        about.claim(disk)?;
+    }
+    let known = {
+        let fds = disk.fds();
+        let read = fds.read.as_ref().filter(|_| uri.readonly);
+        read.or(fds.write.as_ref()).cloned()
+    };
+    let fd = match known {
+        Some(fd) => fd,
+        None => {
+            let Some(fd) = about.open(disk.identity, true, is_direct)? else { return Ok(None) };
+            Arc::clone(disk.fds().write.get_or_insert_with(|| Arc::new(fd)))
+        }
+    };
+    let mut limits = limits(fd.as_fd(), stat, disk.direct, uri.readonly).map_err(|e| about.fail("", e))?;
+    about.refresh(disk, limits.logical_block)?;
+    if !uri.readonly && !can_discard(fd.as_fd(), stat) {
+        limits.max_discard = Sectors::ZERO;
+    }
+    Ok(Some(File { id: DeviceId::new(), disk: Arc::clone(disk), fd, limits }))
+}
+
+/// Bytes in what is open as `fd`.
+pub(super) fn size(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, Errno> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::BlockDevice => fs::seek(fd, SeekFrom::End(0)),
+        _ => Ok(stat.st_size.max(0) as u64),
+    }
+}
+
+/// What the disk can take; its size is left to [`Disk`].
+fn limits(fd: BorrowedFd<'_>, stat: &Stat, direct: Option<Direct>, read_only: bool) -> Result<Limits, Errno> {
+    let is_block = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    let (logical, physical) = if is_block {
+        (fs::ioctl_blksszget(fd)?, fs::ioctl_blkpbszget(fd)?)
+    } else {
+        (512, stat.st_blksize.clamp(512, 65536) as u32)
+    };
+    let logical = logical.max(direct.map_or(512, |d| d.offset as u32));
+    let physical = if physical.is_power_of_two() { physical.max(logical) } else { logical };
+    Ok(Limits {
+        logical_block: logical,
+        physical_block: physical,
+        io_min: physical,
+        max_sectors: MAX_SECTORS,
+        max_discard: MAX_RANGE,
+        max_write_zeroes: MAX_RANGE,
+        write_cache: true,
+        fua: true,
+        read_only,
+        private_cache: is_block && direct.is_none(),
+        ..Limits::new(Sectors::ZERO)
+    })
+}
+
+/// What direct I/O on `fd` asks for: as the kernel says (`STATX_DIOALIGN`, Linux 6.1), or the smaller of 512 and 4096 that a read gets
+/// away with.
+fn direct_alignment(fd: BorrowedFd<'_>) -> Result<Direct, Errno> {
+    const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
+    if let Ok(x) = fs::statx(fd, "", AtFlags::EMPTY_PATH, DIOALIGN) {
+        let (memory, offset) = (x.stx_dio_mem_align, x.stx_dio_offset_align);
+        let sane = |n: u32| n.is_power_of_two() && n <= 65536;
+        if x.stx_mask & DIOALIGN.bits() != 0 && sane(memory) && sane(offset) {
+            return Ok(Direct { memory: memory as usize, offset: u64::from(offset).max(512) });
+        }
+    }
+    let mut probe = Buf::zeroed(512);
+    let align = match rustix::io::pread(fd, &mut probe[..], 0) {
+        Err(Errno::INVAL) => 4096,
+        Ok(_) => 512,
+        Err(e) => return Err(e),
+    };
+    Ok(Direct { memory: align as usize, offset: align })
+}
+
+/// Whether holes can be punched. On a regular file a block behind its end is tried, where there is nothing to lose; a block device says
+/// so in sysfs, where a hole is called a write-zeroes.
+fn can_discard(fd: BorrowedFd<'_>, stat: &Stat) -> bool {
+    if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+        let behind = (stat.st_size as u64).next_multiple_of(65536);
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        return fs::fallocate(fd, punch, behind, 4096) != Err(Errno::OPNOTSUPP);
+    }
+    let (major, minor) = (fs::major(stat.st_rdev), fs::minor(stat.st_rdev));
+    let device = format!("/sys/dev/block/{major}:{minor}");
+    // A partition's queue is its disk's. Where there is no sysfs the first discard will tell.
+    ["queue", "../queue"]
+        .iter()
+        .find_map(|queue| std::fs::read_to_string(format!("{device}/{queue}/write_zeroes_max_bytes")).ok())
+        .is_none_or(|bytes| bytes.trim() != "0")
+}

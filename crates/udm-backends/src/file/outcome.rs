@@ -1,0 +1,291 @@
+//! What follows an operation that ended: the next one, or the request's end.
+//!
+//! Errors say whom they blame. What the errno leaves open is found out by reading: EIO from a block ([`FileLane::probe`]), "no space" of a block
+//! device that has lost its end ([`FileLane::find_end`]), and which half of a write with FUA failed, the write or the sync.
+
+use super::lane::FileLane;
+use super::slot::{Blame, Step, copy_to_at};
+use super::sync::Ticket;
+use rand::RngExt;
+use udm_core::{Cx, Op, Segments, Status};
+
+/// How often an operation is repeated because of EINTR or EAGAIN.
+pub(super) const RETRIES: u32 = 100;
+
+/// How many blocks are tried until one is not in the page cache.
+const PROBES: u32 = 16;
+
+const EINTR: i32 = 4;
+const EIO: i32 = 5;
+pub(super) const EAGAIN: i32 = 11;
+const EINVAL: i32 = 22;
+const ENOSPC: i32 = 28;
+const EOPNOTSUPP: i32 = 95;
+
+/// What comes after an operation.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// Another operation, with the memory of the last where it goes on.
+    Again(Segments),
+    /// The work proper, now that the flush before it is done.
+    Synced,
+    /// The request is over.
+    End(Status),
+}
+
+impl FileLane {
+    pub(super) fn succeeded(&mut self, key: usize, bytes: u64, mut data: Segments, cx: &mut Cx<'_>) -> Next {
+        let block = self.direct().map_or(1, |d| d.offset);
+        let slot = &mut self.slots[key];
+        slot.retries = 0;
+        if let Some(ticket) = slot.ticket.take() {
+            if slot.doubted {
+                // The write alone works, so it was the sync that failed.
+                self.sync_failed(&ticket);
+                self.give_back(key, data);
+                return Next::End(Status::Medium);
+            }
+            slot.barrier = Some(self.shared.disk.syncs.end(&ticket));
+        }
+        match slot.step {
+            Step::Check => {
+                self.recycle(data);
+                if bytes < u64::from(self.limits.logical_block) {
+                    return Next::End(Status::IoErr);
+                }
+                self.checked(key)
+            }
+            Step::Flush if slot.bio.op == Op::Flush => Next::End(Status::Ok),
+            Step::Flush => Next::Synced,
+            Step::Data => {
+                if bytes == slot.left() && slot.done == 0 {
+                    slot.bio.data = data;
+                    return Next::End(Status::Ok);
+                }
+                // Short: the end of the file, more pieces than one operation takes, or a signal. With direct I/O the rest must start at a block.
+                let bytes = bytes - bytes % block;
+                slot.done += bytes;
+                let moved = data.split_to(bytes as usize);
+                slot.head.append(moved);
+                if data.is_empty() {
+                    slot.bio.data = std::mem::take(&mut slot.head);
+                    return Next::End(Status::Ok);
+                }
+                if bytes == 0 {
+                    return self.ended_early(key, data);
+                }
+                Next::Again(data)
+            }
+            Step::Bounce | Step::Zeroes => {
+                let bytes = bytes - bytes % block;
+                if slot.bio.op == Op::Read
+                    && let Some(buf) = data.iter().next()
+                {
+                    copy_to_at(&mut slot.bio.data, slot.done as usize, &buf[..bytes as usize]);
+                }
+                slot.done += bytes;
+                if bytes == 0 {
+                    return self.ended_early(key, data);
+                }
+                if slot.left() > 0 {
+                    return Next::Again(data);
+                }
+                let next = self.after_range(key);
+                self.recycle(data);
+                next
+            }
+            Step::Range => self.after_range(key),
+            Step::FlushAfter => Next::End(Status::Ok),
+            Step::Cached | Step::Probe if bytes == 0 => {
+                self.recycle(data);
+                Next::End(Status::IoErr)
+            }
+            Step::Cached => {
+                self.recycle(data);
+                self.probe(key, cx)
+            }
+            Step::Probe => {
+                self.recycle(data);
+                // The disk answers elsewhere. If it does so here as well it was nothing; else this block is bad on every path.
+                self.try_again(key, Blame::Medium)
+            }
+            Step::End(status) => {
+                self.recycle(data);
+                if bytes == 0 {
+                    self.shared.disk.found_cut();
+                    return Next::End(Status::IoErr);
+                }
+                Next::End(status)
+            }
+        }
+    }
+
+    /// The end is where it should be: on to the work.
+    fn checked(&mut self, key: usize) -> Next {
+        let slot = &mut self.slots[key];
+        slot.step = slot.first_step(&self.shared);
+        Next::Again(Segments::new())
+    }
+
+    /// The work is done; a discard or write-zeroes with FUA must still be made durable. A bounced write is already.
+    fn after_range(&mut self, key: usize) -> Next {
+        let slot = &mut self.slots[key];
+        if slot.is_fua() && !slot.bio.op.has_data() {
+            slot.step = Step::FlushAfter;
+            return Next::Again(Segments::new());
+        }
+        Next::End(Status::Ok)
+    }
+
+    pub(super) fn failed(&mut self, key: usize, errno: i32, data: Segments, cx: &mut Cx<'_>) -> Next {
+        let slot = &mut self.slots[key];
+        if slot.step == Step::Cached {
+            if errno == EAGAIN {
+                slot.step = Step::Probe;
+                return Next::Again(data);
+            }
+            self.recycle(data);
+            return self.try_again(key, Blame::Path);
+        }
+        if (errno == EINTR || errno == EAGAIN) && slot.retries < RETRIES {
+            slot.retries += 1;
+            return Next::Again(data);
+        }
+        if let Some(ticket) = slot.ticket.take() {
+            if matches!(slot.step, Step::Flush | Step::FlushAfter) {
+                self.sync_failed(&ticket);
+                return Next::End(Status::Medium);
+            }
+            if !slot.doubted {
+                // Was it the write or the sync? The write alone will tell. Until then other syncs are not believed.
+                slot.doubted = true;
+                slot.ticket = Some(ticket);
+                return Next::Again(data);
+            }
+            self.shared.disk.syncs.cancel(&ticket);
+            slot.doubted = false;
+        }
+        match slot.step {
+            Step::Range if errno == EOPNOTSUPP => {
+                if slot.bio.op == Op::Discard {
+                    return Next::End(Status::NotSupp);
+                }
+                if slot.keeps_blocks() {
+                    self.shared.no_zero_range = true;
+                } else {
+                    self.shared.no_punch = true;
+                }
+                slot.step = Step::Zeroes;
+                Next::Again(Segments::new())
+            }
+            Step::Data | Step::Bounce | Step::Zeroes | Step::Range => {
+                self.give_back(key, data);
+                self.blame(key, errno, cx)
+            }
+            // Nothing can be said about the end; the work itself will tell.
+            Step::Check => {
+                self.recycle(data);
+                self.checked(key)
+            }
+            Step::Probe => {
+                self.recycle(data);
+                Next::End(Status::IoErr)
+            }
+            Step::End(status) => {
+                self.recycle(data);
+                Next::End(status)
+            }
+            Step::Flush | Step::FlushAfter | Step::Cached => Next::End(Status::from_errno(errno)),
+        }
+    }
+
+    /// An operation on the request's own blocks failed.
+    fn blame(&mut self, key: usize, errno: i32, cx: &mut Cx<'_>) -> Next {
+        let slot = &mut self.slots[key];
+        match (errno, slot.tried) {
+            (EIO, None) => self.probe(key, cx),
+            (EIO, Some(Blame::Medium)) => Next::End(Status::Medium),
+            (EIO, Some(Blame::Path)) => Next::End(Status::IoErr),
+            // What the kernel says of a write behind the end of a block device, also of one that is gone.
+            (ENOSPC | EINVAL, _) if self.shared.disk.is_block && slot.bio.op != Op::Read => {
+                self.find_end(key, Status::from_errno(errno))
+            }
+            _ => Next::End(Status::from_errno(errno)),
+        }
+    }
+
+    /// A sync failed, for good.
+    #[cold]
+    fn sync_failed(&self, ticket: &Ticket) {
+        if self.shared.disk.syncs.fail(ticket) {
+            let path = self.shared.disk.path.display();
+            tracing::error!(
+                "{path}: data could not be written back and may be lost: flushes fail from now on"
+            );
+        }
+    }
+
+    /// A read or write that moves nothing: the file was cut since it was opened. The path has lost what others may still have.
+    fn ended_early(&mut self, key: usize, data: Segments) -> Next {
+        self.give_back(key, data);
+        self.shared.disk.found_cut();
+        Next::End(Status::IoErr)
+    }
+
+    /// Puts the bio together again after its data, or a buffer of the lane, came back from an operation that failed.
+    fn give_back(&mut self, key: usize, data: Segments) {
+        let slot = &mut self.slots[key];
+        if slot.step == Step::Data {
+            let mut whole = std::mem::take(&mut slot.head);
+            whole.append(data);
+            slot.bio.data = whole;
+        } else {
+            self.recycle(data);
+        }
+    }
+
+    fn recycle(&mut self, data: Segments) {
+        for buf in data {
+            self.shared.pool.put(buf);
+        }
+    }
+
+    /// Reads a block that the request did not touch. Behind the page cache, one that is not in it: what was read a moment ago may come from
+    /// there though the disk is gone.
+    fn probe(&mut self, key: usize, cx: &mut Cx<'_>) -> Next {
+        let block = u64::from(self.limits.logical_block);
+        let blocks = self.limits.size.bytes() / block;
+        let direct = self.direct().is_some();
+        let slot = &mut self.slots[key];
+        let (first, end) = (slot.bio.sector.bytes() / block, slot.bio.end().bytes().div_ceil(block));
+        let others = blocks - (end - first);
+        if others == 0 || slot.probes == PROBES {
+            return self.try_again(key, Blame::Path);
+        }
+        slot.probes += 1;
+        let n = cx.rng().random_range(0..others);
+        let at = if n < first { n } else { n + (end - first) };
+        slot.step = if direct { Step::Probe } else { Step::Cached };
+        slot.aside = at * block;
+        Next::Again(self.shared.pool.get(block as usize).into())
+    }
+
+    /// Has the request done once more; if it fails again, `blame` is to blame.
+    fn try_again(&mut self, key: usize, blame: Blame) -> Next {
+        let slot = &mut self.slots[key];
+        slot.tried = Some(blame);
+        slot.done = 0;
+        slot.barrier = None;
+        slot.step = slot.main_step(&self.shared);
+        Next::Again(Segments::new())
+    }
+
+    /// Looks whether the request's last block is there: it ends with `status` if so.
+    fn find_end(&mut self, key: usize, status: Status) -> Next {
+        let block = u64::from(self.limits.logical_block);
+        let slot = &mut self.slots[key];
+        slot.step = Step::End(status);
+        slot.aside = slot.bio.end().bytes() - block;
+        Next::Again(self.shared.pool.get(block as usize).into())
+    }
+}

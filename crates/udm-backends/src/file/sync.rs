@@ -1,0 +1,137 @@
+//! Syncs of a disk that is behind the page cache, over all cores.
+//!
+//! The kernel tells of data that could not be written back once: to the next sync of the file that was opened. That sync fails, the one after it
+//! succeeds, and the data is gone. So a failure is for good here ([`Syncs::has_failed`]): no sync of the disk is believed any more until
+//! it is closed and opened anew.
+//!
+//! And where several syncs are under way, the failure may be told to one, for data that another one vouches for. So a sync that
+//! succeeded is believed only when all that were under way at that moment have ended: [`Syncs::end`] gives a [`Barrier`], and
+//! [`Syncs::verdict`] says whether it is passed. A sync that was alone is believed at once.
+//!
+//! This is a lock on the data path, taken twice a flush or FUA write of a buffered disk and by nothing else.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The syncs of a disk.
+#[derive(Default)]
+pub(super) struct Syncs(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    /// Ascending.
+    under_way: VecDeque<u64>,
+    failed: bool,
+}
+
+/// A sync that has begun and must end.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a sync that never ends holds up all others"]
+pub(super) struct Ticket(u64);
+
+/// All that began before it must have ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Barrier(u64);
+
+impl Syncs {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A sync is about to go to the kernel.
+    pub(super) fn begin(&self) -> Ticket {
+        let mut state = self.state();
+        let ticket = state.next;
+        state.next += 1;
+        state.under_way.push_back(ticket);
+        Ticket(ticket)
+    }
+
+    /// The kernel says that it is done.
+    pub(super) fn end(&self, ticket: &Ticket) -> Barrier {
+        self.over(ticket).0
+    }
+
+    /// The kernel says that it failed. True when it is the first to fail.
+    pub(super) fn fail(&self, ticket: &Ticket) -> bool {
+        self.over_with(ticket, true).1
+    }
+
+    /// It never took place.
+    pub(super) fn cancel(&self, ticket: &Ticket) {
+        self.over(ticket);
+    }
+
+    fn over(&self, ticket: &Ticket) -> (Barrier, bool) {
+        self.over_with(ticket, false)
+    }
+
+    fn over_with(&self, ticket: &Ticket, failed: bool) -> (Barrier, bool) {
+        let mut state = self.state();
+        if let Ok(at) = state.under_way.binary_search(&ticket.0) {
+            state.under_way.remove(at);
+        }
+        let first = failed && !state.failed;
+        state.failed |= failed;
+        (Barrier(state.next), first)
+    }
+
+    /// Whether what a sync vouched for is durable; `None` while that can't be said.
+    pub(super) fn verdict(&self, barrier: Barrier) -> Option<bool> {
+        let state = self.state();
+        if state.failed {
+            return Some(false);
+        }
+        state.under_way.front().is_none_or(|&oldest| oldest >= barrier.0).then_some(true)
+    }
+
+    /// True when one has failed: nothing can be made durable any more.
+    pub(super) fn has_failed(&self) -> bool {
+        self.state().failed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_was_alone_is_believed_at_once() {
+        let syncs = Syncs::default();
+        for _ in 0..3 {
+            let ticket = syncs.begin();
+            let barrier = syncs.end(&ticket);
+            assert_eq!(syncs.verdict(barrier), Some(true));
+        }
+    }
+
+    #[test]
+    fn one_of_several_waits_for_those_that_were_under_way_and_for_no_others() {
+        let syncs = Syncs::default();
+        let (a, b) = (syncs.begin(), syncs.begin());
+        let barrier = syncs.end(&b);
+        let c = syncs.begin();
+        assert_eq!(syncs.verdict(barrier), None);
+        let late = syncs.end(&a);
+        assert_eq!(syncs.verdict(barrier), Some(true), "c began later");
+        assert_eq!(syncs.verdict(late), None);
+        let last = syncs.end(&c);
+        assert_eq!((syncs.verdict(late), syncs.verdict(last)), (Some(true), Some(true)));
+    }
+
+    #[test]
+    fn a_failure_is_every_ones_and_for_good() {
+        let syncs = Syncs::default();
+        let (a, b) = (syncs.begin(), syncs.begin());
+        let barrier = syncs.end(&b);
+        assert!(syncs.fail(&a), "the first");
+        assert_eq!(syncs.verdict(barrier), Some(false), "it may have been told of what b vouches for");
+        let c = syncs.begin();
+        let barrier = syncs.end(&c);
+        assert_eq!(syncs.verdict(barrier), Some(false));
+        assert!(syncs.has_failed());
+        let d = syncs.begin();
+        assert!(!syncs.fail(&d), "not the first");
+    }
+}

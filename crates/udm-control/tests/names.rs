@@ -1,0 +1,156 @@
+//! What names in tables and messages mean, as files come, go, grow and take each other's place.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tempfile::TempDir;
+use udm_control::{Registry, verbs};
+use udm_core::{Cores, DeviceId, LaneCommand};
+
+/// Cores without lanes: every command is answered at once.
+struct NoLanes;
+
+impl Cores for NoLanes {
+    fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
+}
+
+struct World {
+    registry: Arc<Registry>,
+    folder: TempDir,
+}
+
+impl World {
+    fn new() -> World {
+        World { registry: Registry::new(Arc::new(NoLanes), 1), folder: TempDir::new().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().canonicalize().unwrap().join(name)
+    }
+
+    fn file(&self, name: &str, sectors: u64) {
+        File::create(self.path(name)).unwrap().set_len(sectors * 512).unwrap();
+    }
+
+    /// A linear table; `word` is a number, or a path in the folder.
+    fn table(&self, sectors: u64, word: &str) -> String {
+        let is_number = word.starts_with(|c: char| c.is_ascii_digit());
+        let word = if is_number { word.into() } else { self.path(word).display().to_string() };
+        format!("0 {sectors} linear {word} 0")
+    }
+
+    /// Loads and resumes, or says why not.
+    fn load(&self, name: &str, table: &str) -> Result<(), String> {
+        let text = |e: udm_control::error::VerbError| e.to_string();
+        if self.registry.find(name).is_err() {
+            return verbs::wait(verbs::create(&self.registry, name, None, Some(table))).map_err(text);
+        }
+        verbs::load(&self.registry, name, table).map_err(text)?;
+        verbs::wait(verbs::resume(&self.registry, name)).map_err(text)
+    }
+
+    /// The number that the table of `name` shows.
+    fn number(&self, name: &str) -> String {
+        let text = self.registry.find(name).unwrap().device.table_text(false);
+        text.split(' ').find(|word| word.contains(':')).unwrap().into()
+    }
+
+    fn remove(&self, name: &str) {
+        verbs::wait(verbs::remove(&self.registry, name)).unwrap();
+    }
+}
+
+/// A number in a script never comes to mean another disk.
+#[test]
+fn a_file_that_is_replaced_has_another_number_and_its_old_one_when_it_is_back() {
+    let world = World::new();
+    world.file("p", 8);
+    world.load("d", &world.table(8, "p")).unwrap();
+    assert_eq!(world.number("d"), "253:0");
+    fs::rename(world.path("p"), world.path("old")).unwrap();
+    world.file("new", 8);
+    fs::rename(world.path("new"), world.path("p")).unwrap();
+    assert_eq!(world.number("d"), "253:0", "nothing changes without a load");
+    world.load("d", &world.table(8, "p")).unwrap();
+    assert_eq!(world.number("d"), "253:1");
+    let said = world.load("d", &world.table(8, "253:0")).unwrap_err();
+    let p = world.path("p");
+    let why = format!("253:0 was {}, which is another disk now; name it by its path", p.display());
+    assert!(said.contains(&why), "{said}");
+    fs::rename(world.path("old"), &p).unwrap();
+    world.load("d", &world.table(8, "253:0")).unwrap();
+    assert_eq!(world.number("d"), "253:0");
+    world.load("d", &world.table(8, "p")).unwrap();
+    assert_eq!(world.number("d"), "253:0");
+    fs::remove_file(&p).unwrap();
+    assert!(world.load("d", &world.table(8, "p")).unwrap_err().contains("No such file"));
+    world.load("d", &world.table(8, "253:0")).expect("open, though its name is gone");
+}
+
+#[test]
+fn names_of_one_disk_have_a_number_each_and_links_none_of_their_own() {
+    let world = World::new();
+    world.file("a", 8);
+    fs::hard_link(world.path("a"), world.path("b")).unwrap();
+    std::os::unix::fs::symlink("a", world.path("link")).unwrap();
+    for (device, name, number) in [("1", "a", "253:0"), ("2", "b", "253:1"), ("3", "link", "253:0")] {
+        world.load(device, &world.table(8, name)).unwrap();
+        assert_eq!(world.number(device), number, "{name}");
+    }
+    world.load("4", &world.table(8, "./b")).unwrap();
+    assert_eq!(world.number("4"), "253:1");
+    for device in ["1", "2", "3", "4"] {
+        world.remove(device);
+    }
+    world.load("1", &world.table(8, "b")).unwrap();
+    assert_eq!(world.number("1"), "253:1", "closed, and the same as before");
+}
+
+#[test]
+fn a_device_grows_with_its_file_at_the_next_load() {
+    let world = World::new();
+    world.file("p", 16);
+    world.load("d", &world.table(16, "p")).unwrap();
+    let file = File::options().write(true).open(world.path("p")).unwrap();
+    file.set_len(32 * 512).unwrap();
+    world.load("d", &world.table(32, "p")).unwrap();
+    file.set_len(64 * 512).unwrap();
+    world.load("d", &world.table(64, "253:0")).expect("by number as well");
+    file.set_len(32 * 512).unwrap();
+    let said = world.load("d", &world.table(64, "p")).unwrap_err();
+    assert!(said.contains("p too small for target: start=0, len=64, dev_size=32"), "{said}");
+    file.set_len(0).unwrap();
+    let said = world.load("d", &world.table(32, "p")).unwrap_err();
+    assert!(said.contains("shorter than a block"), "{said}");
+}
+
+/// A message means the path in use, whatever else its name has led to, and asks no file system for it.
+#[test]
+fn messages_find_what_the_live_table_uses() {
+    let world = World::new();
+    let p = world.path("p");
+    // Spelt in a way that is not its canonical one.
+    let spelt = format!("{}/./p", p.parent().unwrap().display());
+    let table = format!("0 8 multipath 0 0 1 1 round-robin 0 2 0 {spelt} {}", world.path("q").display());
+    world.file("p", 8);
+    world.file("q", 8);
+    world.load("mp", &table).unwrap();
+    let status = || world.registry.find("mp").unwrap().device.status_text();
+    let tell = |words: String| verbs::message(&world.registry, "mp", 0, &words).map_err(|e| e.to_string());
+    // The inactive table has another disk by that name.
+    world.file("new", 8);
+    fs::rename(world.path("new"), &p).unwrap();
+    verbs::load(&world.registry, "mp", &table).unwrap();
+    tell(format!("fail_path {}", p.display())).unwrap();
+    assert!(status().contains("253:0 F") && status().contains("253:1 A"), "{}", status());
+    fs::remove_file(&p).unwrap();
+    for word in [p.display().to_string(), spelt, "253:0".into()] {
+        tell(format!("reinstate_path {word}")).expect(&word);
+        assert!(status().contains("253:0 A"), "{word}: {}", status());
+        tell(format!("fail_path {word}")).expect(&word);
+        assert!(status().contains("253:0 F"), "{word}: {}", status());
+    }
+    verbs::wait(verbs::resume(&world.registry, "mp")).unwrap();
+    tell(format!("fail_path {}", p.display())).unwrap();
+    assert!(status().contains("253:2 F"), "{}", status());
+}

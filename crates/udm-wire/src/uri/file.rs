@@ -1,0 +1,94 @@
+//! `file:PATH?NAME=VALUE&...`, or a path alone: a file or block device.
+
+use super::{PATH_MAX, UriError, percent, switch};
+use crate::words::shown;
+use std::fmt;
+use std::path::PathBuf;
+
+/// A file or block device, and how it is to be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileUri {
+    /// Not empty, at most [`PATH_MAX`] bytes, UTF-8, no NUL. Relative ones count from where the program runs.
+    pub path: PathBuf,
+    /// Past the page cache (`O_DIRECT`). `None`, nothing said: a block device is, a regular file is not; one that is open is taken as it
+    /// is open.
+    pub direct: Option<bool>,
+    /// Opened for reading only; default off.
+    pub readonly: bool,
+    /// A block device that is opened for writing is had alone (`O_EXCL`), or not at all; default on. No matter for anything else.
+    pub exclusive: bool,
+}
+
+impl FileUri {
+    /// What a path alone means.
+    ///
+    /// # Errors
+    /// What is wrong with the path.
+    pub(super) fn literal(path: &str) -> Result<FileUri, UriError> {
+        Ok(FileUri { path: checked_path(path)?, direct: None, readonly: false, exclusive: true })
+    }
+
+    /// Reads what stands behind `file:`.
+    ///
+    /// # Errors
+    /// One line that says what is wrong, and what would be right.
+    pub(super) fn parse(rest: &str) -> Result<FileUri, UriError> {
+        let (path, query) = rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query)));
+        let path = percent::decode(path).map_err(|why| UriError::new(format!("file: {why}")))?;
+        let path = checked_path(&path)?;
+        let (mut direct, mut readonly, mut exclusive) = (None, None, None);
+        for pair in query.into_iter().flat_map(|query| query.split('&')) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let option = match name {
+                "direct" => &mut direct,
+                "readonly" => &mut readonly,
+                "exclusive" => &mut exclusive,
+                _ => {
+                    let name = shown(name);
+                    let known = "one of direct, readonly, exclusive";
+                    return Err(UriError::new(format!("file: unknown option {name}; {known}")));
+                }
+            };
+            let value = switch("file", name, value)?;
+            if option.replace(value).is_some() {
+                return Err(UriError::new(format!("file: {name} is given twice")));
+            }
+        }
+        let (readonly, exclusive) = (readonly.unwrap_or(false), exclusive.unwrap_or(true));
+        Ok(FileUri { path, direct, readonly, exclusive })
+    }
+
+    /// The options that are not as a path alone has them, as they are spelt.
+    fn options(&self) -> impl Iterator<Item = &'static str> {
+        let direct = self.direct.map(|on| if on { "direct=on" } else { "direct=off" });
+        let readonly = self.readonly.then_some("readonly=on");
+        let exclusive = (!self.exclusive).then_some("exclusive=off");
+        [direct, readonly, exclusive].into_iter().flatten()
+    }
+}
+
+impl fmt::Display for FileUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.to_string_lossy();
+        let literal = (path.starts_with('/') || path.starts_with('.')) && !path.contains(char::is_control);
+        if literal && self.options().next().is_none() {
+            return f.write_str(&path);
+        }
+        write!(f, "file:{}", percent::encode(&path))?;
+        for (i, option) in self.options().enumerate() {
+            write!(f, "{}{option}", if i == 0 { '?' } else { '&' })?;
+        }
+        Ok(())
+    }
+}
+
+fn checked_path(path: &str) -> Result<PathBuf, UriError> {
+    match path {
+        "" => Err(UriError::new("no path of a device")),
+        _ if path.len() > PATH_MAX => {
+            Err(UriError::new(format!("{}: a path has at most {PATH_MAX} bytes", shown(path))))
+        }
+        _ if path.contains('\0') => Err(UriError::new(format!("{}: a NUL character", shown(path)))),
+        _ => Ok(PathBuf::from(path)),
+    }
+}
