@@ -51,7 +51,7 @@ impl Device for Null {
         let p = &self.params;
         let (queues, depth) = (p.submit_queues as usize, p.hw_queue_depth as usize);
         let depth = depth.min((queues * depth).div_ceil(cx.cores())).max(1);
-        let work = Work::new(Server { store: self.store.clone() });
+        let work = Work::new(Server { store: self.store.clone(), size: self.limits().size });
         if p.irqmode >= 2 {
             let delay = Nanos(p.completion_nsec);
             return Ok(Box::new(TimerLane {
@@ -87,6 +87,7 @@ impl Device for Null {
 
 struct Server {
     store: Option<Arc<Store>>,
+    size: Sectors,
 }
 
 impl Serve for Server {
@@ -103,6 +104,9 @@ impl Serve for Server {
     #[inline]
     fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
         match &self.store {
+            None if bio.sector.0.checked_add(bio.sectors.0).is_none_or(|end| end > self.size.0) => {
+                Status::IoErr
+            }
             None if bio.op == Op::Read && !bio.data.is_empty() => {
                 let now = part.now();
                 bio.data.slices_mut(part.done as usize, now as usize).for_each(|piece| piece.fill(0));

@@ -19,6 +19,11 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("udm-frontends", &["udm-buf", "udm-core", "udm-runtime", "udm-wire"]),
     ("udm-control", &["udm-backends", "udm-core", "udm-frontends", "udm-runtime", "udm-targets", "udm-wire"]),
     ("udm-sim", &["udm-buf", "udm-core", "udm-targets", "udm-wire"]),
+    // Test support: it sees all that it tests, and no crate sees it.
+    (
+        "udm-conformance",
+        &["udm-backends", "udm-core", "udm-frontends", "udm-runtime", "udm-targets", "udm-wire"],
+    ),
     (
         "udm",
         &[

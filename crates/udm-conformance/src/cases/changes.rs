@@ -1,0 +1,151 @@
+//! Suspend, resume and reload of a mapped device that is in use.
+
+use crate::{Boundary, HANG, Request, Rig};
+use std::sync::Arc;
+use std::time::Instant;
+use udm_core::{BioFlags, Op};
+use udm_targets::{Change, MappedDevice, Wake};
+
+fn wake() -> Wake {
+    Arc::new(|| {})
+}
+
+fn device(rig: &Rig) -> Arc<MappedDevice> {
+    rig.mapped.clone().expect("the case needs a mapped device")
+}
+
+fn suspend(rig: &mut Rig, noflush: bool) {
+    let change = device(rig).suspend(noflush, wake()).expect("nothing else changes it");
+    rig.world.change(change).expect("a suspend");
+}
+
+fn resume(rig: &mut Rig) {
+    let change = device(rig).resume(wake()).expect("nothing else changes it");
+    rig.world.change(change).expect("a resume");
+}
+
+/// Puts a few requests of all kinds in flight on each handle.
+fn load(rig: &mut Rig, round: u64) -> Vec<Vec<Request>> {
+    let block = rig.facts.block();
+    let mut sent = Vec::new();
+    for handle in 0..rig.world.handles() {
+        let mut requests = Vec::new();
+        for i in 0..24 {
+            let at = (handle as u64 * 24 + i) * 6 * block;
+            requests.push(match (i + round) % 6 {
+                0 => Request::flush(),
+                1..4 if rig.facts.can(Op::Write) => rig.write(at, 6 * block),
+                4 if rig.facts.can(Op::WriteZeroes) => Request::new(Op::WriteZeroes, at, 5 * block),
+                _ => Request::read(at, 4 * block),
+            });
+        }
+        rig.world.submit(handle, requests.clone());
+        sent.push(requests);
+    }
+    sent
+}
+
+fn collect(rig: &mut Rig, sent: Vec<Vec<Request>>) {
+    for (handle, requests) in sent.into_iter().enumerate() {
+        for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
+            rig.judge(request, &answer);
+        }
+    }
+}
+
+/// Requests that are in flight when the device is suspended, and those that come meanwhile, are served; none fails and none is lost.
+pub(super) fn suspend_under_load(rig: &mut Rig) {
+    for round in 0..4 {
+        let sent = load(rig, round);
+        suspend(rig, round % 2 == 1);
+        assert!(device(rig).is_suspended());
+        // With all in flight home, a second suspend is a success that does nothing.
+        suspend(rig, true);
+        resume(rig);
+        collect(rig, sent);
+        rig.verify_all(0);
+    }
+}
+
+/// A new table takes the place of the old one between two requests: the content stays and nobody notices.
+pub(super) fn reload_under_load(rig: &mut Rig) {
+    let mapped = device(rig);
+    for round in 0..4 {
+        let sent = load(rig, round);
+        let table = rig.ground.table(&mapped.table_text(false));
+        mapped.load(table).expect("the same table again");
+        if round == 2 {
+            suspend(rig, true);
+        }
+        resume(rig);
+        assert!(mapped.inactive().is_none() && !mapped.is_suspended());
+        collect(rig, sent);
+        rig.verify_all(1);
+    }
+}
+
+/// While the device is suspended, requests wait; those that won't wait fail: NOWAIT with EAGAIN, read-ahead with EIO (kernel).
+pub(super) fn suspended_requests_wait(rig: &mut Rig) {
+    suspend(rig, false);
+    let sent = load(rig, 1);
+    let waiting: usize = sent.iter().map(Vec::len).sum();
+    assert_eq!(rig.world.settle(), waiting, "a suspended device has answered");
+    resume(rig);
+    collect(rig, sent);
+    if !rig.is(Boundary::Nbd) {
+        suspend(rig, true);
+        for (flags, errno) in [(BioFlags::NOWAIT, 11), (BioFlags::RAHEAD, 5)] {
+            let request = Request::read(0, rig.facts.block()).with(flags);
+            assert_eq!(rig.one(0, request), errno);
+        }
+        resume(rig);
+    }
+    rig.verify_all(0);
+}
+
+/// A suspend waits until what is in flight on the disks below is home; then they are idle.
+pub(super) fn suspend_waits(rig: &mut Rig) {
+    rig.ground.hold(true);
+    let sent = load(rig, 2);
+    rig.world.settle();
+    let mut change = device(rig).suspend(true, wake()).expect("nothing else changes it");
+    assert!(!rig.world.begin_change(&mut change), "suspended with requests in flight");
+    rig.ground.hold(false);
+    rig.world.change(change).expect("a suspend");
+    resume(rig);
+    collect(rig, sent);
+    rig.verify_all(1);
+}
+
+/// A suspend that waits can be called off: the device goes on, and can be suspended again later.
+pub(super) fn called_off(rig: &mut Rig) {
+    for _ in 0..2 {
+        rig.ground.hold(true);
+        let sent = load(rig, 3);
+        rig.world.settle();
+        let mut change: Change = device(rig).suspend(true, wake()).expect("nothing else changes it");
+        assert!(!rig.world.begin_change(&mut change), "suspended with requests in flight");
+        rig.world.call_off(&mut change);
+        assert!(rig.world.change(change).is_err_and(|e| e.errno == 4), "called off is EINTR");
+        assert!(!device(rig).is_suspended());
+        rig.ground.hold(false);
+        collect(rig, sent);
+        suspend(rig, false);
+        resume(rig);
+    }
+    rig.verify_all(0);
+}
+
+/// A client that goes while its requests wait in a suspended device is forgotten once it runs again, and so are its requests.
+pub(super) fn closed_while_suspended(rig: &mut Rig) {
+    suspend(rig, true);
+    for request in load(rig, 1).iter().flatten() {
+        rig.model.perhaps(request);
+    }
+    rig.world.settle();
+    let begin = Instant::now();
+    let change = device(rig).resume(wake()).expect("nothing else changes it");
+    rig.world.vanish_and(Box::new(move |world| world.change(change).expect("a resume")));
+    assert!(begin.elapsed() < HANG);
+    rig.verify_all(1);
+}

@@ -1,0 +1,136 @@
+//! What is read is what was written last, at its place, whatever the memory and the handle.
+
+use crate::{Request, Rig};
+use rand::RngExt;
+use udm_core::{BioFlags, Op};
+
+/// Lengths in blocks that never fall in step with chunks and stripes.
+const ODD: [u64; 7] = [1, 3, 7, 2, 13, 5, 31];
+
+/// The whole room, `lengths` over and over, as ranges.
+fn tiles(rig: &Rig, lengths: &[u64]) -> Vec<(u64, u64)> {
+    let (block, room, longest) = (rig.facts.block(), rig.room(), rig.longest());
+    let (mut at, mut tiles) = (0, Vec::new());
+    for length in lengths.iter().cycle() {
+        let n = (length * block).min(longest).min(room - at);
+        if n == 0 {
+            break;
+        }
+        tiles.push((at, n));
+        at += n;
+    }
+    tiles
+}
+
+/// All of it is written in odd pieces and read in other odd pieces; then again from the back, over what is there.
+pub(super) fn at_its_place(rig: &mut Rig) {
+    for round in 0..2 {
+        let mut tiles_to_write = tiles(rig, &ODD[round..]);
+        if round == 1 {
+            tiles_to_write.reverse();
+        }
+        for (i, some) in tiles_to_write.chunks(37).enumerate() {
+            let writes = some.iter().map(|&(at, n)| rig.write(at, n)).collect();
+            rig.run(i % 2, writes);
+        }
+        for (i, some) in tiles(rig, &[17, 64, 1, 90]).chunks(29).enumerate() {
+            rig.run((i + 1) % 2, some.iter().map(|&(at, n)| Request::read(at, n)).collect());
+        }
+    }
+}
+
+/// Data may come in any number of pieces of any length at any address (kernel: bio vectors; udm: `Segments`); a stream may be cut anywhere.
+pub(super) fn in_pieces(rig: &mut Rig) {
+    let block = rig.facts.block();
+    let cuts: [&[usize]; 7] = [
+        &[1],
+        &[511],
+        &[513, 1, 2, 3, 5],
+        &[100; 40],
+        &[7; 300],
+        &[4096, 1, 4095, 512],
+        &[512, 512, 512, 512, 512, 512, 512, 512, 511],
+    ];
+    for (i, cuts) in cuts.into_iter().enumerate() {
+        let (at, n) = ((i as u64 * 40 + 1) * block, (24 * block).min(rig.longest()));
+        if rig.facts.can(Op::Write) {
+            let write = rig.write(at, n).in_pieces(cuts);
+            rig.one(0, write);
+            rig.one(1, Request::read(at, n));
+            let write = rig.write(at, n).with(BioFlags::FUA).in_pieces(cuts);
+            rig.one(1, write);
+        }
+        rig.one(0, Request::read(at, n).in_pieces(cuts));
+        rig.one(1, Request::read(at, block).in_pieces(cuts));
+    }
+    rig.verify_all(1);
+}
+
+/// A write that was answered is seen by a read on any handle that is sent after it.
+pub(super) fn on_other_handles(rig: &mut Rig) {
+    let (block, handles) = (rig.facts.block(), rig.world.handles());
+    for round in 0..40 {
+        let at = round * 5 * block;
+        for writer in 0..handles {
+            let write = rig.write(at, 3 * block);
+            rig.one(writer, write);
+            for reader in 0..handles {
+                rig.one(reader, Request::read(at + block, block));
+                rig.one(reader, Request::read(at, 4 * block));
+            }
+        }
+    }
+}
+
+/// Where nobody has written there is nothing of anybody: what was in a buffer before does not reach a reader, on success.
+pub(super) fn of_nobody(rig: &mut Rig) {
+    let block = rig.facts.block();
+    let n = 16.min(rig.longest() / block) * block;
+    if rig.facts.can(Op::Write) {
+        // The memory of these is used again.
+        for i in 0..20 {
+            let write = rig.write(i * n, n);
+            rig.one(0, write);
+        }
+    }
+    for i in 20..60 {
+        rig.one((i % 2) as usize, Request::read(i * n, n));
+        rig.one(0, Request::read(i * n + block, block).in_pieces(&[3, 77, 200]));
+    }
+}
+
+/// A few hundred requests of all kinds, one after another on handles by chance, against a model.
+pub(super) fn after_random_requests(rig: &mut Rig) {
+    let (block, handles) = (rig.facts.block(), rig.world.handles());
+    let (blocks, longest) = (rig.room() / block, (rig.longest() / block).min(160));
+    for _ in 0..300 {
+        let start = rig.rng.random_range(0..blocks);
+        let length = match rig.rng.random_range(0..8) {
+            0 => rig.rng.random_range(1..=longest),
+            _ => rig.rng.random_range(1..=24.min(longest)),
+        };
+        let (start, length) = (start * block, length.min(blocks - start) * block);
+        let op = match rig.rng.random_range(0..16) {
+            0 => Op::Discard,
+            1 => Op::WriteZeroes,
+            2 => Op::Flush,
+            3..9 => Op::Write,
+            _ => Op::Read,
+        };
+        let handle = rig.rng.random_range(0..handles);
+        let mut request = rig.request(op, start, length);
+        if op == Op::Flush {
+            request = Request::flush();
+        } else if rig.facts.limits.max_for(op).0 < length {
+            continue;
+        }
+        if rig.rng.random_range(0..4) == 0 {
+            request.flags |= BioFlags::FUA;
+        }
+        if rig.rng.random_range(0..3) == 0 {
+            request.cuts = (0..6).map(|_| rig.rng.random_range(1..3000)).collect();
+        }
+        rig.one(handle, request);
+    }
+    rig.verify_all(0);
+}

@@ -1,0 +1,101 @@
+//! Errors: reported on exactly the requests that they hit, as they are, with all else intact.
+
+use crate::{Boundary, Request, Rig};
+use udm_core::{BioFlags, Op, Status};
+
+/// A read-only device refuses what would change it, and serves the rest.
+pub(super) fn read_only(rig: &mut Rig) {
+    let block = rig.facts.block();
+    for handle in 0..rig.world.handles() {
+        for flags in [BioFlags::empty(), BioFlags::FUA] {
+            for op in [Op::Write, Op::Discard, Op::WriteZeroes] {
+                let request = rig.request(op, 8 * block, 8 * block).with(flags);
+                let errno = rig.one(handle, request);
+                assert_ne!(errno, 0);
+                rig.verify(0, 8 * block, 8 * block);
+            }
+            rig.one(handle, Request::flush());
+            rig.one(handle, Request::read(0, 16 * block));
+        }
+    }
+}
+
+/// A bad sector fails each request that touches it and no other; healed, it serves again. What the others wrote meanwhile is there.
+pub(super) fn bad_sectors(rig: &mut Rig) {
+    let block = rig.facts.block();
+    let n = 8 * block;
+    let writes: Vec<Request> = (0..32).map(|i| rig.write(i * n, n)).collect();
+    rig.run(0, writes.clone());
+    let bad = [3, 4, 17];
+    for i in bad {
+        rig.spoil(&writes[i], i as u64 * n + 5 * block, Status::Medium);
+    }
+    let hit = |request: &Request| {
+        let touches = |i: &usize| {
+            let sector = *i as u64 * n + 5 * block;
+            (request.sector..request.sector + request.sectors).contains(&sector)
+        };
+        bad.iter().any(touches)
+    };
+    for round in 0..3 {
+        let reads = |length: u64| (0..32 * n / length).map(|i| Request::read(i * length, length)).collect();
+        let requests: Vec<Request> = match round {
+            0 => reads(block),
+            1 => reads(n),
+            _ => (0..32).map(|i| rig.write(i * n, n)).collect(),
+        };
+        rig.world.submit(1, requests.clone());
+        for (request, answer) in requests.iter().zip(rig.world.collect(1)) {
+            if hit(request) {
+                let errno = if rig.is(Boundary::Nbd) { 5 } else { Status::Medium.errno() };
+                assert_eq!(answer.errno, errno, "{request:?}");
+                rig.model.perhaps(request);
+            } else {
+                rig.judge(request, &answer);
+            }
+        }
+    }
+    rig.ground.heal();
+    rig.verify(0, 0, 32 * n);
+}
+
+/// An error that blames no path goes up as it is, for each kind of request, and the bio comes back as it was (checked with each bio).
+pub(super) fn go_up_as_they_are(rig: &mut Rig) {
+    let block = rig.facts.block();
+    let statuses = Status::ALL.iter().filter(|s| !s.is_ok() && !s.is_path_error());
+    for &status in statuses {
+        let write = rig.write(40 * block, 8 * block);
+        rig.one(0, write.clone());
+        rig.spoil(&write, 43 * block, status);
+        for op in [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard] {
+            if !rig.facts.can(op) {
+                continue;
+            }
+            for flags in [BioFlags::empty(), BioFlags::PREFLUSH | BioFlags::FUA] {
+                let request = rig.request(op, 40 * block, 8 * block).with(flags).in_pieces(&[700, 3]);
+                rig.world.submit(1, vec![request.clone()]);
+                let errno = rig.world.collect(1)[0].errno;
+                assert_eq!(errno, status.errno(), "{request:?} over {status}");
+                rig.model.perhaps(&request);
+            }
+        }
+        rig.ground.heal();
+        rig.verify(0, 40 * block, 8 * block);
+    }
+}
+
+/// So does one that blames the path, where there is no other path.
+pub(super) fn of_a_path(rig: &mut Rig) {
+    let block = rig.facts.block();
+    let statuses = Status::ALL.iter().filter(|s| s.is_path_error());
+    for &status in statuses {
+        let write = rig.write(8 * block, 8 * block);
+        rig.one(0, write.clone());
+        rig.spoil(&write, 9 * block, status);
+        for (at, n, expected) in [(8, 8, status), (9, 1, status), (8, 1, Status::Ok), (10, 6, Status::Ok)] {
+            rig.world.submit(1, vec![Request::read(at * block, n * block)]);
+            assert_eq!(rig.world.collect(1)[0].errno, expected.errno(), "{status} at {at} +{n}");
+        }
+        rig.ground.heal();
+    }
+}

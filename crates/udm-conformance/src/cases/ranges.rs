@@ -1,0 +1,149 @@
+//! Where requests may lie: at every start and length, at the end and beyond it, at marks where 32-bit numbers end.
+
+use crate::{Boundary, Request, Rig, Verdict};
+use udm_core::{Op, Sectors};
+
+/// A device takes each range inside it that is aligned to its block, up to its longest (kernel: `bio_check_eod`, `queue_limits`).
+pub(super) fn every_start_and_length(rig: &mut Rig) {
+    let (block, room) = (rig.facts.block(), rig.room());
+    let end = rig.facts.size() / block * block;
+    let longest = rig.longest();
+    let starts = [0, 1, 2, 7, 8, 9, 255, 256].map(|n| n * block);
+    let ends = [1, 2, 7, 8, 9, 300].map(|n| end - n * block);
+    let lengths = [1, 2, 3, 7, 8, 9, 16, 17, 31, 32, 63, 128, 129].map(|n| n * block);
+    for start in starts.into_iter().filter(|&start| start < room).chain(ends) {
+        for length in lengths.into_iter().chain([longest]) {
+            if start + length <= end && length <= longest {
+                let write = rig.write(start, length);
+                rig.one(0, write);
+                rig.one(1, Request::read(start, length));
+            }
+        }
+    }
+    rig.verify_all(0);
+}
+
+/// What ends behind the device is refused and changes nothing, not even the part in front of the end (kernel: EIO; NBD: ENOSPC or EINVAL).
+pub(super) fn beyond_the_end(rig: &mut Rig) {
+    let (block, end) = (rig.facts.block(), rig.facts.size() / rig.facts.block() * rig.facts.block());
+    if rig.facts.can(Op::Write) {
+        let write = rig.write(end - 4 * block, 4 * block);
+        rig.one(0, write);
+    }
+    let far = [end - block, end, end + block, end * 2, 1 << 40, 1 << 54].into_iter();
+    for start in far.filter(|start| start + 2 * block > end) {
+        for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
+            for length in [2, 8] {
+                let request = rig.request(op, start, length * block);
+                rig.one(0, request);
+            }
+        }
+    }
+    rig.verify(1, end - 4 * block, 4 * block);
+}
+
+/// Nor does a range that wraps, in sectors or in bytes, come out at the front of the device.
+pub(super) fn that_wrap(rig: &mut Rig) {
+    let block = rig.facts.block();
+    if rig.facts.can(Op::Write) {
+        let write = rig.write(0, 8 * block);
+        rig.one(0, write);
+    }
+    // 2^64 sectors, 2^64 bytes, and 2^63 bytes, which is where signed file offsets end.
+    for start in [u64::MAX / block * block - block, (1 << 55) - block, 1 << 55, (1 << 54) - block, 1 << 54] {
+        for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
+            let request = rig.request(op, start, 2 * block);
+            rig.one(1, request);
+        }
+    }
+    if !rig.is(Boundary::Nbd) {
+        for op in [Op::Discard, Op::WriteZeroes] {
+            for length in [1 << 55, u64::MAX / block * block - block] {
+                let request = rig.request(op, block, length);
+                rig.one(0, request);
+            }
+        }
+    }
+    rig.verify(0, 0, 8 * block);
+}
+
+/// Positions are 64-bit all the way: on both sides of 2^32 bytes, 2^31 and 2^32 sectors, and of the largest power of two inside.
+pub(super) fn far_out(rig: &mut Rig) {
+    let (block, end) = (rig.facts.block(), rig.facts.size() / rig.facts.block() * rig.facts.block());
+    let mut marks = vec![1 << 22, 1 << 23, 1 << 31, 1 << 32, 1 << 33, 1 << end.ilog2(), end - 8 * block];
+    marks.retain(|mark| mark + 8 * block <= end);
+    for &mark in &marks {
+        let n = 8 * block;
+        if rig.facts.can(Op::Write) {
+            for (handle, start) in [(0, mark - n), (1, mark)] {
+                let write = rig.write(start, n);
+                rig.one(handle, write);
+            }
+            let write = rig.write(mark - block, 2 * block);
+            rig.one(0, write);
+        }
+        rig.one(1, Request::read(mark - n, n));
+        rig.one(0, Request::read(mark - block, 2 * block));
+    }
+    // A position that was cut to 32 bits would have hit what lies here.
+    for mark in marks {
+        rig.verify(0, mark - 8 * block, 8 * block);
+        rig.verify(1, mark & 0xffff_ffff, 8 * block);
+    }
+    rig.verify(0, 0, 16 * block);
+}
+
+/// What is not aligned to the logical block is refused with EINVAL (kernel), and nothing is written.
+pub(super) fn not_aligned(rig: &mut Rig) {
+    let block = rig.facts.block();
+    let ops = [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes].into_iter();
+    for op in ops.filter(|&op| rig.facts.can(op)).collect::<Vec<_>>() {
+        for (start, length) in [(1, block), (0, block - 1), (block - 1, 2), (block + 1, block + 1)] {
+            let request = rig.request(op, start, length);
+            rig.one(0, request);
+        }
+    }
+    rig.verify(1, 0, 4 * block);
+}
+
+/// An empty range is EINVAL for a table; over NBD nobody relies on it, and the connection lives.
+pub(super) fn empty(rig: &mut Rig) {
+    for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
+        for start in [0, rig.facts.block(), rig.facts.size()] {
+            let request = rig.request(op, start, 0);
+            rig.one(0, request);
+        }
+    }
+    rig.verify(0, 0, 8 * rig.facts.block());
+}
+
+/// A request of exactly the length that the limits name is served; a longer one is split by a table. Data is bounded to 2 MiB here.
+pub(super) fn longest(rig: &mut Rig) {
+    let block = rig.facts.block();
+    let size = rig.facts.size() / block * block;
+    for op in [Op::Write, Op::Read, Op::WriteZeroes, Op::Discard, Op::Read] {
+        if !rig.facts.can(op) {
+            continue;
+        }
+        let max = rig.facts.limits.max_for(op).0;
+        // NBD has 32 bits for a length in bytes.
+        let bound = if op.has_data() { rig.room() } else { size.min((1 << 23) - block) };
+        for length in [max, max + block, max * 2, max * 3 + block, bound] {
+            let length = length.min(bound) / block * block;
+            let request = rig.request(op, 0, length);
+            if length > 0 && rig.facts.verdict(&request) != Verdict::Unasked {
+                rig.one(0, request);
+            }
+        }
+        rig.verify(1, 0, block);
+    }
+    // What the limits promise, a caller may use at once from the last block backwards.
+    for op in [Op::Read, Op::WriteZeroes] {
+        let n = rig.facts.limits.max_for(op).min(Sectors(rig.room())).0 / block * block;
+        if rig.facts.can(op) && n > 0 {
+            let request = rig.request(op, size - n, n);
+            rig.one(1, request);
+        }
+    }
+    rig.verify_all(0);
+}

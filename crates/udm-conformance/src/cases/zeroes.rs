@@ -1,0 +1,88 @@
+//! Write-zeroes and discards.
+
+use crate::{Boundary, Request, Rig};
+use udm_core::{BioFlags, Op};
+
+/// Writes `n` blocks around `at` and all else of the first part, so that there is something to lose.
+fn fill(rig: &mut Rig, sectors: u64) {
+    let n = (64 * rig.facts.block()).min(rig.longest());
+    for at in (0..sectors).step_by(n as usize) {
+        let write = rig.write(at, n.min(sectors - at));
+        rig.one(0, write);
+    }
+}
+
+/// A range of write-zeroes reads as zeroes, with its blocks kept or not, and its neighbours are as they were (kernel `REQ_OP_WRITE_ZEROES`).
+pub(super) fn read_as_zeroes(rig: &mut Rig) {
+    let block = rig.facts.block();
+    let longest = rig.facts.limits.max_write_zeroes.0.min(400 * block);
+    for flags in [BioFlags::empty(), BioFlags::NOUNMAP, BioFlags::FUA, BioFlags::NOUNMAP | BioFlags::FUA] {
+        fill(rig, 512 * block);
+        let mut at = 1;
+        for n in [1, 2, 7, 8, 9, 64, 65, 129] {
+            let n = (n * block).min(longest / block * block);
+            let (request, handle) =
+                (Request::new(Op::WriteZeroes, at * block, n).with(flags), (n % 2) as usize);
+            rig.one(handle, request);
+            at += n / block + 2;
+        }
+        rig.verify(1, 0, 512 * block);
+        // What is written there afterwards is kept.
+        let write = rig.write(2 * block, 5 * block);
+        rig.one(1, write);
+        rig.verify(0, 0, 16 * block);
+    }
+}
+
+/// Without the ability a lane says so and changes nothing; an NBD server writes the zeroes out, since it always offers them.
+pub(super) fn without_the_ability(rig: &mut Rig) {
+    let block = rig.facts.block();
+    fill(rig, 256 * block);
+    for flags in [BioFlags::empty(), BioFlags::NOUNMAP] {
+        rig.one(0, Request::new(Op::WriteZeroes, 3 * block, 30 * block).with(flags));
+        rig.verify(1, 0, 64 * block);
+    }
+}
+
+/// A discarded range may read as anything; what is written there afterwards is what is read (kernel `REQ_OP_DISCARD`).
+pub(super) fn discard_then_write(rig: &mut Rig) {
+    let block = rig.facts.block();
+    let longest = rig.facts.limits.max_discard.0 / block * block;
+    fill(rig, 256 * block);
+    for (i, n) in [1, 8, 13, 100].into_iter().enumerate() {
+        let (at, n) = ((i as u64 * 7 + 1) * block, (n * block).min(longest));
+        rig.one(0, Request::new(Op::Discard, at, n));
+        rig.verify(1, 0, 256 * block);
+        let write = rig.write(at, block);
+        rig.one(1, write);
+        rig.verify(0, 0, 256 * block);
+        let write = rig.write(at, n);
+        rig.one(0, write);
+        rig.verify(1, 0, 256 * block);
+    }
+}
+
+/// A discard touches nothing outside its range, wherever its ends lie within pages, holes, chunks and erase blocks.
+pub(super) fn discard_odd_ends(rig: &mut Rig) {
+    let block = rig.facts.block();
+    let longest = rig.facts.limits.max_discard.0 / block * block;
+    for (start, n) in [(1, 1), (7, 2), (9, 15), (15, 130), (3, 333), (8, 8), (0, 127)] {
+        fill(rig, 512 * block);
+        rig.one(1, Request::new(Op::Discard, start * block, (n * block).min(longest)));
+        rig.verify(0, 0, 512 * block);
+    }
+    if rig.is(Boundary::Table) {
+        // Longer than any device below takes at once.
+        fill(rig, rig.room());
+        rig.one(0, Request::new(Op::Discard, block, rig.room() - 2 * block));
+        rig.verify_all(1);
+    }
+}
+
+/// Without the ability a discard is refused and nothing has changed.
+pub(super) fn discard_without(rig: &mut Rig) {
+    let block = rig.facts.block();
+    fill(rig, 64 * block);
+    rig.one(0, Request::new(Op::Discard, 3 * block, 30 * block));
+    rig.verify(1, 0, 64 * block);
+}

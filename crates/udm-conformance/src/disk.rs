@@ -1,0 +1,239 @@
+//! The disk below the targets: strict about what it is given, slow at will, with a cache that a power cut empties.
+//!
+//! A request takes effect at some moment between `submit` and `poll`, and a few come back from each poll, in any order. What a layer above may
+//! not send (a range beyond the end, an odd length, more than the limits say, an operation that they do not have, a flag that the disk does
+//! not know) is a panic that names it.
+
+use crate::STAMP;
+use rand::RngExt;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use udm_core::{
+    Batch, Bio, BioFlags, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, SECTOR_SIZE, Sectors,
+    Status,
+};
+
+const BLOCK: usize = SECTOR_SIZE as usize;
+
+/// A disk in memory. Two with the same [`Medium`] are two paths to it.
+pub struct Disk {
+    id: DeviceId,
+    medium: Arc<Medium>,
+}
+
+/// What the paths to a disk have in common.
+pub struct Medium {
+    limits: Limits,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// What reads see.
+    bytes: Vec<u8>,
+    /// By sector: the write that `bytes` and `stable` are from.
+    written: Vec<u64>,
+    stable: Vec<u8>,
+    stable_written: Vec<u64>,
+    writes: u64,
+    bad: Vec<(Range<u64>, Status)>,
+    holding: bool,
+    lanes: usize,
+    waiting: usize,
+}
+
+impl Medium {
+    /// A medium of zeroes with these limits.
+    #[must_use]
+    pub fn new(limits: Limits) -> Arc<Medium> {
+        let (sectors, bytes) = (limits.size.0 as usize, limits.size.bytes() as usize);
+        let state = State {
+            bytes: vec![0; bytes],
+            written: vec![0; sectors],
+            stable: vec![0; bytes],
+            stable_written: vec![0; sectors],
+            writes: 0,
+            bad: Vec::new(),
+            holding: false,
+            lanes: 0,
+            waiting: 0,
+        };
+        Arc::new(Medium { limits, state: Mutex::new(state) })
+    }
+
+    /// One more path to it.
+    #[must_use]
+    pub fn path(self: &Arc<Medium>) -> Arc<Disk> {
+        Arc::new(Disk { id: DeviceId::new(), medium: self.clone() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The power fails and returns: what is in the cache alone is gone.
+    pub fn cut_power(&self) {
+        let state = &mut *self.state();
+        state.bytes.clone_from(&state.stable);
+        state.written.clone_from(&state.stable_written);
+    }
+
+    /// While true, requests stay in the disk.
+    pub fn hold(&self, hold: bool) {
+        self.state().holding = hold;
+    }
+
+    /// Has the sector that begins with `stamp` fail with `status` from now on. False when it is not here.
+    #[must_use]
+    pub fn spoil(&self, stamp: [u8; STAMP], status: Status) -> bool {
+        let state = &mut *self.state();
+        let at = state.bytes.chunks(BLOCK).position(|sector| sector[..STAMP] == stamp);
+        state.bad.extend(at.map(|at| (at as u64..at as u64 + 1, status)));
+        at.is_some()
+    }
+
+    /// Makes everything good again.
+    pub fn heal(&self) {
+        self.state().bad.clear();
+    }
+
+    /// Lanes that are open, and requests in them.
+    #[must_use]
+    pub fn in_use(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.lanes, state.waiting)
+    }
+
+    /// Panics when `bio` is not one that the disk may be given.
+    fn assert_fits(&self, bio: &Bio) {
+        let limits = &self.limits;
+        assert!(bio.is_in_flight(), "a bio that was not started: {bio:?}");
+        if !limits.fua {
+            assert!(!bio.flags.contains(BioFlags::FUA), "FUA for a disk without: {bio:?}");
+        }
+        if bio.op == Op::Flush {
+            return assert!(
+                bio.data.is_empty() && bio.sectors == Sectors::ZERO,
+                "a flush of a range: {bio:?}"
+            );
+        }
+        limits.check(bio.op, bio.sector, bio.sectors).unwrap_or_else(|why| panic!("{why}: {bio:?}"));
+        assert!(bio.sectors <= limits.max_for(bio.op), "longer than announced: {bio:?}");
+        let data = if bio.op.has_data() { bio.sectors.bytes() } else { 0 };
+        assert_eq!(bio.data.len() as u64, data, "data of another length: {bio:?}");
+    }
+}
+
+impl Device for Disk {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        self.medium.state().lanes += 1;
+        Ok(Box::new(DiskLane { medium: self.medium.clone(), waiting: Vec::new() }))
+    }
+
+    fn limits(&self) -> Limits {
+        self.medium.limits
+    }
+}
+
+/// What a flush makes durable: sectors with the write that they are from and their bytes.
+type Cached = BTreeMap<u64, (u64, Vec<u8>)>;
+
+struct DiskLane {
+    medium: Arc<Medium>,
+    /// A flush takes along what was in the cache when it came in.
+    waiting: Vec<(Box<Bio>, Cached)>,
+}
+
+impl State {
+    fn cached(&self) -> Cached {
+        let differs = |&(_, (a, b)): &(usize, (&u64, &u64))| a != b;
+        let sectors = self.written.iter().zip(&self.stable_written).enumerate().filter(differs);
+        sectors
+            .map(|(i, (&write, _))| (i as u64, (write, self.bytes[i * BLOCK..(i + 1) * BLOCK].to_vec())))
+            .collect()
+    }
+
+    fn settle(&mut self, cached: &Cached) {
+        for (&sector, (write, bytes)) in cached {
+            let i = sector as usize;
+            if self.stable_written[i] < *write {
+                self.stable_written[i] = *write;
+                self.stable[i * BLOCK..(i + 1) * BLOCK].copy_from_slice(bytes);
+            }
+        }
+    }
+
+    fn act(&mut self, bio: &mut Bio, cached: &Cached, limits: &Limits) -> Status {
+        let (start, end) = (bio.sector.0, bio.end().0);
+        let hit = |(bad, _): &&(Range<u64>, Status)| bad.start < end && start < bad.end;
+        if let Some((_, status)) = self.bad.iter().find(hit) {
+            return *status;
+        }
+        self.settle(cached);
+        let range = start as usize * BLOCK..end as usize * BLOCK;
+        match bio.op {
+            Op::Read => {
+                bio.data.copy_from(&self.bytes[range]);
+                return Status::Ok;
+            }
+            Op::Flush => return Status::Ok,
+            Op::Write => drop(bio.data.copy_to(&mut self.bytes[range])),
+            Op::WriteZeroes => self.bytes[range].fill(0),
+            // Anything may be there now.
+            Op::Discard => self.bytes[range].fill(0xdd),
+        }
+        self.writes += 1;
+        self.written[start as usize..end as usize].fill(self.writes);
+        if bio.flags.contains(BioFlags::FUA) || !limits.write_cache {
+            let range = start as usize * BLOCK..end as usize * BLOCK;
+            self.stable[range.clone()].copy_from_slice(&self.bytes[range]);
+            self.stable_written[start as usize..end as usize].fill(self.writes);
+        }
+        Status::Ok
+    }
+}
+
+impl Lane for DiskLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        let mut state = self.medium.state();
+        state.waiting += batch.len();
+        for bio in batch.drain(..) {
+            self.medium.assert_fits(&bio);
+            let flush = bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH);
+            let cached = if flush { state.cached() } else { Cached::new() };
+            self.waiting.push((bio, cached));
+        }
+        cx.wake_at(cx.now);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let mut state = self.medium.state();
+        if state.holding {
+            return cx.wake_at(cx.now + Nanos::from_millis(1));
+        }
+        for _ in 0..self.waiting.len().div_ceil(2) {
+            let at = cx.rng().random_range(0..self.waiting.len());
+            let (mut bio, cached) = self.waiting.swap_remove(at);
+            let status = state.act(&mut bio, &cached, &self.medium.limits);
+            bio.end_with(status);
+            state.waiting -= 1;
+            done.push(bio);
+        }
+        if !self.waiting.is_empty() {
+            cx.wake_at(cx.now);
+        }
+    }
+}
+
+impl Drop for DiskLane {
+    fn drop(&mut self) {
+        self.medium.state().lanes -= 1;
+    }
+}

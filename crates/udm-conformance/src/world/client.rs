@@ -1,0 +1,284 @@
+//! An NBD client on one half of a pair of sockets. A thread of its own takes in the replies, so that neither side waits for the other to read.
+
+use super::HANG;
+use crate::{Answer, Request, stamp};
+use std::collections::{BTreeMap, HashMap};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use udm_core::{BioFlags, Op, SECTOR_SIZE};
+use udm_wire::nbd::{
+    Chunk, ChunkHeader, ClientFlags, ClientOption, Command, CommandFlags, GREETING_SIZE, Greeting, Info,
+    InfoRequest, OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, ReplyHeader,
+    Request as WireRequest, encode_client_flags,
+};
+
+/// A request on its way, by cookie.
+#[derive(Default)]
+struct Pending {
+    offset: u64,
+    /// What a read is to bring, in bytes; 0 for all others.
+    len: usize,
+    data: Vec<u8>,
+    /// Bytes that have come.
+    got: usize,
+    error: u32,
+}
+
+type Open = Arc<Mutex<HashMap<u64, Pending>>>;
+
+pub(super) struct Client {
+    stream: UnixStream,
+    open: Open,
+    news: Receiver<(u64, Answer)>,
+    reader: Option<JoinHandle<()>>,
+    given: u64,
+    collected: u64,
+    answers: BTreeMap<u64, Answer>,
+    pub(super) infos: Vec<Info>,
+}
+
+impl Client {
+    /// A client of the default export over `stream`, with structured replies or simple ones.
+    pub(super) fn new(mut stream: UnixStream, structured: bool) -> Client {
+        stream.set_read_timeout(Some(HANG)).expect("a time-out");
+        stream.set_write_timeout(Some(HANG)).expect("a time-out");
+        let infos = handshake(&mut stream, structured);
+        stream.set_read_timeout(None).expect("no time-out");
+        let (open, (sender, news)) = (Open::default(), channel());
+        let (socket, theirs) = (stream.try_clone().expect("a second descriptor"), open.clone());
+        let reader = std::thread::spawn(move || read_replies(socket, structured, &theirs, &sender));
+        let answers = BTreeMap::new();
+        Client { stream, open, news, reader: Some(reader), given: 0, collected: 0, answers, infos }
+    }
+
+    /// A pair of sockets: the client's, and the one that the server adopts.
+    pub(super) fn pair() -> (UnixStream, OwnedFd) {
+        let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+        (ours, theirs.into())
+    }
+
+    pub(super) fn send(&mut self, request: &Request) {
+        let cookie = self.given;
+        self.given += 1;
+        let offset = request.sector.checked_mul(SECTOR_SIZE).unwrap_or(u64::MAX - (SECTOR_SIZE - 1));
+        let len = u32::try_from(request.sectors * SECTOR_SIZE).expect("a length that NBD can say");
+        let (command, flags) = words(request);
+        let read = if request.op == Op::Read { len as usize } else { 0 };
+        let pending = Pending { offset, len: read, data: vec![0; read], ..Pending::default() };
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(cookie, pending);
+        let mut bytes = WireRequest { flags, command, cookie, offset, len }.encode().to_vec();
+        if request.op == Op::Write {
+            let at = bytes.len();
+            bytes.resize(at + request.data_len(), 0);
+            stamp(offset, request.generation, &mut bytes[at..]);
+        }
+        // In pieces, as a slow network would bring it.
+        let mut rest = &bytes[..];
+        for &cut in &request.cuts {
+            let (piece, more) = rest.split_at(cut.min(rest.len()));
+            self.put(piece);
+            rest = more;
+        }
+        self.put(rest);
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        if let Err(e) = self.stream.write_all(bytes) {
+            self.ended(&format!("the server takes no more: {e}"));
+        }
+    }
+
+    fn hear(&mut self, patience: Duration) -> bool {
+        match self.news.recv_timeout(patience) {
+            Ok((cookie, answer)) => {
+                assert!(self.answers.insert(cookie, answer).is_none(), "answered twice");
+                true
+            }
+            Err(RecvTimeoutError::Timeout) => false,
+            Err(RecvTimeoutError::Disconnected) => self.ended("the server has closed the connection"),
+        }
+    }
+
+    /// The reader is gone: with its panic, if it had one.
+    fn ended(&mut self, what: &str) -> ! {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        match self.reader.take().map(JoinHandle::join) {
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            _ => panic!("{what}, with {} requests in flight", self.in_flight()),
+        }
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        (self.given - self.collected) as usize - self.answers.len()
+    }
+
+    /// Takes what is there.
+    pub(super) fn look(&mut self) {
+        while self.hear(Duration::ZERO) {}
+    }
+
+    pub(super) fn collect(&mut self) -> Vec<Answer> {
+        while self.in_flight() > 0 {
+            assert!(self.hear(HANG), "hung: {} requests", self.in_flight());
+        }
+        self.collected = self.given;
+        std::mem::take(&mut self.answers).into_values().collect()
+    }
+
+    /// Says good-bye and waits until the server has closed, after it answered all.
+    pub(super) fn leave(mut self) {
+        let request = WireRequest {
+            flags: CommandFlags::empty(),
+            command: Command::Disconnect,
+            cookie: u64::MAX,
+            offset: 0,
+            len: 0,
+        };
+        self.put(&request.encode());
+        self.await_end();
+    }
+
+    /// Waits until the server has closed; all requests are answered by then.
+    pub(super) fn await_end(&mut self) {
+        while !self.reader.as_ref().is_none_or(JoinHandle::is_finished) {
+            if let Ok((cookie, answer)) = self.news.recv_timeout(Duration::from_millis(1)) {
+                self.answers.insert(cookie, answer);
+            }
+        }
+        self.answers.extend(self.news.try_iter());
+        if let Some(Err(panic)) = self.reader.take().map(JoinHandle::join) {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Client {
+    /// Vanishes, with whatever is in flight.
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+    }
+}
+
+fn words(request: &Request) -> (Command, CommandFlags) {
+    let (command, mut flags) = match request.op {
+        Op::Read => (Command::Read, CommandFlags::empty()),
+        Op::Write => (Command::Write, CommandFlags::empty()),
+        Op::Flush => (Command::Flush, CommandFlags::empty()),
+        Op::Discard => (Command::Trim, CommandFlags::empty()),
+        Op::WriteZeroes if request.flags.contains(BioFlags::NOUNMAP) => {
+            (Command::WriteZeroes, CommandFlags::NO_HOLE)
+        }
+        Op::WriteZeroes => (Command::WriteZeroes, CommandFlags::empty()),
+    };
+    flags.set(CommandFlags::FUA, request.flags.contains(BioFlags::FUA));
+    (command, flags)
+}
+
+fn exactly<const N: usize>(stream: &mut UnixStream) -> [u8; N] {
+    let mut bytes = [0; N];
+    stream.read_exact(&mut bytes).expect("the server answers the handshake");
+    bytes
+}
+
+fn handshake(stream: &mut UnixStream, structured: bool) -> Vec<Info> {
+    Greeting::decode(&exactly::<GREETING_SIZE>(stream)).expect("a greeting");
+    let mut bytes = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
+    if structured {
+        ClientOption::StructuredReply.encode(&mut bytes);
+    }
+    let infos = vec![udm_wire::nbd::INFO_BLOCK_SIZE];
+    ClientOption::Go(InfoRequest { name: String::new(), infos }).encode(&mut bytes);
+    stream.write_all(&bytes).expect("the server takes the handshake");
+    let (mut acks, mut infos) = (1 + usize::from(structured), Vec::new());
+    while acks > 0 {
+        let header =
+            OptionReplyHeader::decode(&exactly::<OPTION_REPLY_HEADER_SIZE>(stream)).expect("a reply");
+        let mut data = vec![0; header.len as usize];
+        stream.read_exact(&mut data).expect("the rest of the reply");
+        match OptionReply::decode(header.reply, &data).expect("a reply") {
+            OptionReply::Ack => acks -= 1,
+            OptionReply::Info(info) => infos.push(info),
+            other => panic!("{other:?}"),
+        }
+    }
+    infos
+}
+
+/// The reader's thread: until the end of the stream.
+fn read_replies(mut stream: UnixStream, structured: bool, open: &Open, news: &Sender<(u64, Answer)>) {
+    let mut head = Vec::new();
+    let mut byte = [0; 4];
+    loop {
+        // The shortest header first, then what is missing of a longer one.
+        let n = if head.is_empty() { 4 } else { 1 };
+        match stream.read_exact(&mut byte[..n]) {
+            Ok(()) => head.extend_from_slice(&byte[..n]),
+            Err(_) if head.is_empty() => return,
+            Err(e) => panic!("the stream ends inside a reply: {e}"),
+        }
+        let Some(header) = ReplyHeader::decode(&mut &head[..]).expect("a reply") else { continue };
+        head.clear();
+        let done = match header {
+            ReplyHeader::Simple(simple) => {
+                let (len, cookie) = (with(open, simple.cookie, |p| p.len), simple.cookie);
+                assert!(!(structured && len > 0), "a simple reply to a structured read");
+                let mut data = vec![0; if simple.error == 0 { len } else { 0 }];
+                stream.read_exact(&mut data).expect("the data of a reply");
+                with(open, cookie, |p| {
+                    (p.error, p.got) = (simple.error, data.len());
+                    p.data = data;
+                });
+                Some(cookie)
+            }
+            ReplyHeader::Chunk(header) => {
+                assert!(structured, "a chunk that was not asked for");
+                let mut payload = vec![0; header.len as usize];
+                stream.read_exact(&mut payload).expect("the payload of a chunk");
+                with(open, header.cookie, |p| take_chunk(p, header, &payload));
+                header.is_done().then_some(header.cookie)
+            }
+        };
+        if let Some(cookie) = done {
+            let pending = open.lock().unwrap_or_else(PoisonError::into_inner).remove(&cookie);
+            let pending = pending.expect("it was there a moment ago");
+            assert!(pending.error != 0 || pending.got == pending.len, "a read is not all there");
+            let data = if pending.error == 0 { pending.data } else { Vec::new() };
+            let _ = news.send((cookie, Answer { errno: pending.error as i32, data }));
+        }
+    }
+}
+
+fn with<R>(open: &Open, cookie: u64, f: impl FnOnce(&mut Pending) -> R) -> R {
+    let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
+    f(open.get_mut(&cookie).unwrap_or_else(|| panic!("a reply to cookie {cookie:#x}, which is not open")))
+}
+
+fn take_chunk(pending: &mut Pending, header: ChunkHeader, payload: &[u8]) {
+    let place = |offset: u64, len: usize| {
+        let at = offset.checked_sub(pending.offset).expect("data in front of the read") as usize;
+        assert!(at + len <= pending.len, "data behind the read");
+        at..at + len
+    };
+    match Chunk::decode(header, payload).expect("a chunk") {
+        Chunk::None => {}
+        Chunk::Data { offset, data } => {
+            let range = place(offset, data.len());
+            pending.data[range].copy_from_slice(data);
+            pending.got += data.len();
+        }
+        Chunk::Hole { offset, len } => {
+            let range = place(offset, len as usize);
+            pending.data[range].fill(0);
+            pending.got += len as usize;
+        }
+        Chunk::Error { error, .. } => pending.error = error,
+    }
+}

@@ -1,0 +1,260 @@
+//! Two cores, each a thread with a ring, in library mode: the caller's thread gives them requests and commands.
+
+use super::{HANG, World};
+use crate::driver::Driver;
+use crate::{Answer, Facts, Request};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use udm_core::{CoreId, Cores as _, Cx, Device, DeviceId, LaneCommand};
+use udm_runtime::{Cluster, CoreOptions, LocalCore};
+use udm_targets::{Change, TargetError};
+
+const CORES: usize = 2;
+
+/// What a core is asked.
+enum Job {
+    Requests(Vec<Request>),
+    Reopen,
+    Quiet,
+    Close,
+}
+
+/// What a core says.
+enum News {
+    Answer(u64, Answer),
+    /// The lane is open, is quiet, or is closed.
+    Done,
+}
+
+struct Core {
+    jobs: Sender<Job>,
+    news: Receiver<News>,
+    thread: Option<JoinHandle<()>>,
+    given: u64,
+    collected: u64,
+    answers: BTreeMap<u64, Answer>,
+}
+
+pub(super) struct Threads {
+    cluster: Arc<Cluster>,
+    /// Of no device: a command for it wakes the cores and does nothing.
+    nobody: DeviceId,
+    facts: Facts,
+    cores: Vec<Core>,
+}
+
+impl Threads {
+    pub(super) fn new(device: &Arc<dyn Device>, facts: Facts) -> Threads {
+        let cluster = Cluster::new(CORES).expect("a cluster");
+        let cores = (0..CORES).map(|core| Core::start(&cluster, core, device)).collect();
+        let mut threads = Threads { cluster, nobody: DeviceId::new(), facts, cores };
+        threads.cores.iter_mut().for_each(Core::done);
+        threads
+    }
+
+    fn ask(&self, core: usize, job: Job) {
+        // A core that panicked is met when it is listened to.
+        let _ = self.cores[core].jobs.send(job);
+        self.cluster.broadcast(self.nobody, LaneCommand::Kick);
+    }
+
+    fn step(&self, change: &mut Change, patience: Duration) -> Option<Result<(), TargetError>> {
+        let end = Instant::now() + patience;
+        loop {
+            match change.step(&*self.cluster) {
+                None if Instant::now() < end => std::thread::sleep(Duration::from_micros(200)),
+                result => return result,
+            }
+        }
+    }
+}
+
+impl Core {
+    fn start(cluster: &Arc<Cluster>, core: usize, device: &Arc<dyn Device>) -> Core {
+        let ((jobs, job_box), (news_box, news)) = (channel(), channel());
+        let (cluster, device) = (cluster.clone(), device.clone());
+        let thread = std::thread::spawn(move || work(&cluster, core, device, &job_box, &news_box));
+        Core { jobs, news, thread: Some(thread), given: 0, collected: 0, answers: BTreeMap::new() }
+    }
+
+    fn hear(&mut self, patience: Duration) -> Option<News> {
+        match self.news.recv_timeout(patience) {
+            Ok(news) => Some(news),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => self.ended(),
+        }
+    }
+
+    /// The thread is gone: with its panic, if it had one.
+    fn ended(&mut self) -> ! {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            _ => panic!("the core's thread has ended"),
+        }
+    }
+
+    fn answered(&mut self, news: News) -> bool {
+        match news {
+            News::Answer(tag, answer) => {
+                assert!(self.answers.insert(tag, answer).is_none(), "answered twice");
+                false
+            }
+            News::Done => true,
+        }
+    }
+
+    fn done(&mut self) {
+        loop {
+            let news = self.hear(HANG).expect("hung: a lane does not open, come to rest or close");
+            if self.answered(news) {
+                return;
+            }
+        }
+    }
+
+    fn open_requests(&self) -> u64 {
+        self.given - self.collected - self.answers.len() as u64
+    }
+}
+
+/// The thread of a core.
+fn work(
+    cluster: &Arc<Cluster>,
+    core: usize,
+    device: Arc<dyn Device>,
+    jobs: &Receiver<Job>,
+    news: &Sender<News>,
+) {
+    let mut local = LocalCore::attach(cluster, CoreId(core as u16), CoreOptions::default()).expect("a core");
+    let open =
+        |cx: &mut Cx<'_>| Driver::open(&device, cx).unwrap_or_else(|e| panic!("not to be opened: {e}"));
+    let mut driver = local.turn(open);
+    let _ = news.send(News::Done);
+    let mut answers = Vec::new();
+    let mut resting: Option<Job> = None;
+    loop {
+        let moved = local.turn(|cx| driver.turn(&mut answers, cx));
+        for (tag, answer) in answers.drain(..) {
+            let _ = news.send(News::Answer(tag, answer));
+        }
+        // Looked at behind the turn, which takes the letter that announces a job: one that comes later has a letter that ends `park`.
+        match jobs.try_recv() {
+            Ok(Job::Requests(requests)) => {
+                local.turn(|cx| driver.give(requests, cx.now));
+                continue;
+            }
+            Ok(job) => resting = Some(job),
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => return,
+        }
+        if moved {
+            continue;
+        }
+        // In library mode whoever drives the lane polls it for as long as it is busy.
+        let at_rest = driver.in_flight() == 0 && !driver.is_busy();
+        match if at_rest { resting.take() } else { None } {
+            Some(Job::Close) => break,
+            Some(Job::Reopen) => {
+                drop(driver);
+                driver = local.turn(open);
+                let _ = news.send(News::Done);
+            }
+            Some(_) => {
+                for _ in 0..3 {
+                    let moved = local.turn(|cx| driver.turn(&mut answers, cx));
+                    assert!(!moved && answers.is_empty(), "an idle lane returned something");
+                }
+                let _ = news.send(News::Done);
+            }
+            None => local.park(),
+        }
+    }
+    drop(driver);
+    drop(device);
+    drop(local);
+    let _ = news.send(News::Done);
+}
+
+impl World for Threads {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn handles(&self) -> usize {
+        CORES
+    }
+
+    fn submit(&mut self, handle: usize, requests: Vec<Request>) {
+        self.cores[handle].given += requests.len() as u64;
+        self.ask(handle, Job::Requests(requests));
+    }
+
+    fn collect(&mut self, handle: usize) -> Vec<Answer> {
+        let core = &mut self.cores[handle];
+        while core.open_requests() > 0 {
+            let Some(news) = core.hear(HANG) else { panic!("hung: {} requests", core.open_requests()) };
+            core.answered(news);
+        }
+        core.collected = core.given;
+        std::mem::take(&mut core.answers).into_values().collect()
+    }
+
+    fn settle(&mut self) -> usize {
+        std::thread::sleep(Duration::from_millis(20));
+        for core in &mut self.cores {
+            while let Some(news) = core.hear(Duration::ZERO) {
+                core.answered(news);
+            }
+        }
+        self.cores.iter().map(|core| core.open_requests() as usize).sum()
+    }
+
+    fn change(&mut self, mut change: Change) -> Result<(), TargetError> {
+        self.step(&mut change, HANG).expect("hung: a change")
+    }
+
+    fn begin_change(&mut self, change: &mut Change) -> bool {
+        self.step(change, Duration::from_millis(20)).is_some()
+    }
+
+    fn call_off(&mut self, change: &mut Change) {
+        change.cancel(&*self.cluster);
+    }
+
+    fn reopen(&mut self) {
+        (0..CORES).for_each(|core| self.ask(core, Job::Reopen));
+        self.cores.iter_mut().for_each(|core| {
+            core.done();
+            (core.given, core.collected) = (0, 0);
+        });
+    }
+
+    fn quiet(&mut self) {
+        (0..CORES).for_each(|core| self.ask(core, Job::Quiet));
+        self.cores.iter_mut().for_each(Core::done);
+    }
+
+    fn close(&mut self) {
+        (0..CORES).for_each(|core| self.ask(core, Job::Close));
+        for core in &mut self.cores {
+            core.done();
+            if let Some(Err(panic)) = core.thread.take().map(JoinHandle::join) {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        // After a failure elsewhere: the threads see that nobody asks any more.
+        for core in &mut self.cores {
+            let (closed, _) = channel();
+            core.jobs = closed;
+        }
+        self.cluster.broadcast(self.nobody, LaneCommand::Kick);
+    }
+}

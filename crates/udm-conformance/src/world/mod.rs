@@ -1,0 +1,121 @@
+//! The ways in which a device is used: cores stepped by hand, cores on threads with their rings, clients of an NBD server.
+//!
+//! Each gives a few *handles*: one lane a core, one connection a client. What a handle is given comes back as answers, in the order in which it
+//! was asked, whatever the order in which it was done.
+
+mod client;
+mod cores;
+mod nbd;
+mod stepped;
+
+use crate::{Answer, Boundary, Facts, Fresh, Request};
+use std::sync::Arc;
+use std::time::Duration;
+use udm_core::{Device, LaneCommand};
+use udm_targets::Change;
+
+/// How long anything may take before it counts as hung. No measure.
+pub const HANG: Duration = Duration::from_secs(30);
+
+/// Something to do with a world.
+pub type Then = Box<dyn FnOnce(&mut dyn World)>;
+
+/// A device in use.
+pub trait World {
+    /// What is known of it.
+    fn facts(&self) -> &Facts;
+
+    /// How many handles there are. At least 2.
+    fn handles(&self) -> usize;
+
+    /// Sends requests on their way and waits for none.
+    fn submit(&mut self, handle: usize, requests: Vec<Request>);
+
+    /// Waits for all that the handle was given since the last call; the answers in the order of the requests.
+    fn collect(&mut self, handle: usize) -> Vec<Answer>;
+
+    /// Lets time pass; returns how many requests are not back, over all handles.
+    fn settle(&mut self) -> usize;
+
+    /// Steps a change to its end while the handles go on.
+    ///
+    /// # Errors
+    /// The change's own.
+    fn change(&mut self, change: Change) -> Result<(), udm_targets::TargetError>;
+
+    /// Steps a change as far as it goes by itself; true when it is over.
+    fn begin_change(&mut self, change: &mut Change) -> bool;
+
+    /// Calls a change off; it still has to be stepped to its end.
+    fn call_off(&mut self, change: &mut Change);
+
+    /// All clients vanish with what they have in flight, `then` happens, and when all is forgotten new clients come. Only where handles are
+    /// clients.
+    fn vanish_and(&mut self, then: Then) {
+        let _ = then;
+        unreachable!("a lane is not dropped with requests in flight");
+    }
+
+    /// As [`World::vanish_and`], with nothing in between.
+    fn vanish(&mut self) {
+        self.vanish_and(Box::new(|_| {}));
+    }
+
+    /// Closes all handles and opens them again. Nothing is in flight.
+    fn reopen(&mut self);
+
+    /// Checks that nothing is going on: with nothing in flight a poll returns nothing, asks for no wake-up, and the lane is not busy.
+    fn quiet(&mut self);
+
+    /// Closes all handles for good, whatever is in flight where the handle allows that, and ends all threads.
+    fn close(&mut self);
+}
+
+/// Which world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Two cores on the calling thread, no ring: what has to be woken is woken when it asked for it and not otherwise.
+    Stepped,
+    /// Two cores on threads of their own, each with its ring.
+    Cores,
+    /// Three clients of an NBD server on two cores.
+    Nbd,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 3] = [Kind::Stepped, Kind::Cores, Kind::Nbd];
+
+    /// Its name in the names of tests.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Stepped => "stepped",
+            Kind::Cores => "cores",
+            Kind::Nbd => "nbd",
+        }
+    }
+
+    /// Opens `device` in such a world.
+    #[must_use]
+    pub fn open(self, device: &Arc<dyn Device>, facts: Facts) -> Box<dyn World> {
+        match self {
+            Kind::Stepped => Box::new(stepped::Stepped::new(device, facts)),
+            Kind::Cores => Box::new(cores::Threads::new(device, facts)),
+            Kind::Nbd => Box::new(nbd::Nbd::new(device, facts)),
+        }
+    }
+}
+
+/// What is known of `device` when it is used by its lanes.
+#[must_use]
+pub fn lane_facts(device: &dyn Device, boundary: Boundary, fresh: Fresh, atom: usize) -> Facts {
+    Facts { limits: device.limits(), boundary, fresh, atom, flags: udm_core::BioFlags::all() }
+}
+
+/// Cores of which none has opened anything yet: each command is answered at once.
+pub struct NoCores;
+
+impl udm_core::Cores for NoCores {
+    fn broadcast(&self, _: udm_core::DeviceId, _: LaneCommand) {}
+}

@@ -1,0 +1,187 @@
+//! An NBD server on two cores with the subject as its one export, and three clients: two on one core, one on the other; some with structured
+//! replies, some with simple ones.
+
+use super::client::Client;
+use super::{HANG, Then, World};
+use crate::{Answer, Boundary, Facts, Request};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use udm_core::{BioFlags, Device, SECTOR_SIZE, Sectors};
+use udm_frontends::nbd::{Export, Exports, NbdServer, ServerOptions};
+use udm_runtime::{Runtime, RuntimeOptions};
+use udm_targets::{Change, TargetError};
+use udm_wire::nbd::{ExportFlags, Info};
+
+const CLIENTS: usize = 3;
+
+pub(super) struct Nbd {
+    runtime: Option<Runtime>,
+    server: Option<NbdServer>,
+    clients: Vec<Client>,
+    facts: Facts,
+}
+
+impl Nbd {
+    pub(super) fn new(device: &Arc<dyn Device>, facts: Facts) -> Nbd {
+        let spin_max = Duration::from_micros(20);
+        let options = RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max };
+        let runtime = Runtime::start(&options).expect("two cores");
+        let exports = Arc::new(Exports::new());
+        let export = Export::new("subject", "", false, device.clone()).expect("a name");
+        exports.add(export).expect("the first export");
+        let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &[]);
+        let server = server.expect("a server without listeners");
+        let mut nbd = Nbd { runtime: Some(runtime), server: Some(server), clients: Vec::new(), facts };
+        nbd.connect();
+        nbd.facts = told(&nbd.facts, &nbd.clients[0].infos);
+        nbd
+    }
+
+    fn connect(&mut self) {
+        let server = self.server.as_ref().expect("connections are made while there is a server");
+        for n in 0..CLIENTS {
+            let (ours, theirs) = Client::pair();
+            server.adopt(theirs).expect("room for a client");
+            self.clients.push(Client::new(ours, n % 2 == 0));
+        }
+        let same = self.clients.iter().all(|client| {
+            let geometry = |infos: &[Info]| told(&self.facts, infos).limits;
+            geometry(&client.infos) == geometry(&self.clients[0].infos)
+        });
+        assert!(same, "all clients are told the same");
+    }
+
+    /// Waits until so many connections are open, with nothing in flight: the numbers follow what happens by a turn.
+    fn wait_for(&self, connections: usize) {
+        let server = self.server.as_ref().expect("there is a server");
+        let end = Instant::now() + HANG;
+        loop {
+            let stats = server.stats();
+            if stats.connections == connections && stats.in_flight == 0 {
+                return;
+            }
+            assert!(Instant::now() < end, "hung: {connections} connections expected: {stats:?}");
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+
+    fn step(&self, change: &mut Change, patience: Duration) -> Option<Result<(), TargetError>> {
+        let cluster = self.runtime.as_ref().expect("there are cores").cluster().clone();
+        let end = Instant::now() + patience;
+        loop {
+            match change.step(&*cluster) {
+                None if Instant::now() < end => std::thread::sleep(Duration::from_micros(200)),
+                result => return result,
+            }
+        }
+    }
+}
+
+/// The facts of the device below, as the handshake changes them.
+fn told(below: &Facts, infos: &[Info]) -> Facts {
+    let mut facts = below.clone();
+    facts.boundary = Boundary::Nbd;
+    facts.flags = BioFlags::FUA | BioFlags::NOUNMAP;
+    for info in infos {
+        match info {
+            Info::Export { size, flags } => {
+                assert_eq!(size % SECTOR_SIZE, 0, "a size in whole sectors");
+                let block = u64::from(below.limits.logical_block);
+                let all = Sectors::from_bytes(u64::from(u32::MAX) / block * block);
+                let can = |flag| if flags.contains(flag) { all } else { Sectors::ZERO };
+                facts.limits.size = Sectors::from_bytes(*size);
+                facts.limits.read_only = flags.contains(ExportFlags::READ_ONLY);
+                facts.limits.max_discard = can(ExportFlags::SEND_TRIM);
+                facts.limits.max_write_zeroes = can(ExportFlags::SEND_WRITE_ZEROES);
+                let always = ExportFlags::SEND_FLUSH | ExportFlags::SEND_FUA | ExportFlags::CAN_MULTI_CONN;
+                assert!(flags.contains(always), "{flags:?}");
+            }
+            Info::BlockSize(blocks) => {
+                facts.limits.logical_block = blocks.minimum.max(SECTOR_SIZE as u32);
+                facts.limits.max_sectors = Sectors::from_bytes(blocks.maximum.into());
+            }
+            _ => {}
+        }
+    }
+    facts
+}
+
+impl World for Nbd {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn handles(&self) -> usize {
+        CLIENTS
+    }
+
+    fn submit(&mut self, handle: usize, requests: Vec<Request>) {
+        for request in requests {
+            self.clients[handle].send(&request);
+        }
+    }
+
+    fn collect(&mut self, handle: usize) -> Vec<Answer> {
+        self.clients[handle].collect()
+    }
+
+    fn settle(&mut self) -> usize {
+        std::thread::sleep(Duration::from_millis(20));
+        self.clients.iter_mut().for_each(Client::look);
+        self.clients.iter().map(Client::in_flight).sum()
+    }
+
+    fn change(&mut self, mut change: Change) -> Result<(), TargetError> {
+        self.step(&mut change, HANG).expect("hung: a change")
+    }
+
+    fn begin_change(&mut self, change: &mut Change) -> bool {
+        self.step(change, Duration::from_millis(20)).is_some()
+    }
+
+    fn call_off(&mut self, change: &mut Change) {
+        let cluster = self.runtime.as_ref().expect("there are cores").cluster().clone();
+        change.cancel(&*cluster);
+    }
+
+    fn vanish_and(&mut self, then: Then) {
+        // A client's drop closes its socket and waits for nothing of the server.
+        self.clients.clear();
+        then(self);
+        self.wait_for(0);
+        self.connect();
+    }
+
+    fn reopen(&mut self) {
+        self.clients.drain(..).for_each(Client::leave);
+        self.wait_for(0);
+        self.connect();
+    }
+
+    fn quiet(&mut self) {
+        self.wait_for(CLIENTS);
+    }
+
+    /// The first client says good-bye, the second vanishes, the third is there when the server stops.
+    fn close(&mut self) {
+        if self.clients.len() == CLIENTS {
+            let mut last = self.clients.pop().expect("the third");
+            drop(self.clients.pop());
+            self.clients.drain(..).for_each(Client::leave);
+            if let (Some(server), Some(runtime)) = (self.server.take(), self.runtime.take()) {
+                server.stop();
+                runtime.stop();
+            }
+            last.await_end();
+            assert_eq!(last.in_flight(), 0, "the server stopped and did not answer");
+        }
+    }
+}
+
+impl Drop for Nbd {
+    fn drop(&mut self) {
+        // After a failure elsewhere. Requests may be held for good, so the cores are left to themselves.
+        self.clients.clear();
+        drop(self.runtime.take());
+    }
+}

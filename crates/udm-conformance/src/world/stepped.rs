@@ -1,0 +1,202 @@
+//! Two cores on the calling thread. A core is polled after it was given something, after something moved on it, after a command, and when the
+//! time has come that one of its lanes asked for, as the runtime does it; a lane that waits and asks for nothing is found out.
+
+use super::World;
+use crate::driver::Driver;
+use crate::{Answer, Facts, Request};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use udm_core::{Device, Nanos};
+use udm_targets::testing::TestWorld;
+use udm_targets::{Change, TargetError};
+
+const CORES: usize = 2;
+
+/// Turns without an answer after which a request counts as hung. A delay asks for one turn a millisecond at the most.
+const TURNS_MAX: usize = 200_000;
+
+pub(super) struct Stepped {
+    world: TestWorld,
+    device: Arc<dyn Device>,
+    facts: Facts,
+    drivers: Vec<Driver>,
+    /// When each core wants its next turn.
+    due: Vec<Nanos>,
+    answers: Vec<BTreeMap<u64, Answer>>,
+    /// The tag of the first request that was not collected.
+    first: Vec<u64>,
+}
+
+impl Stepped {
+    pub(super) fn new(device: &Arc<dyn Device>, facts: Facts) -> Stepped {
+        let mut world = TestWorld::new(CORES);
+        world.now = Nanos(1_000_000);
+        let mut stepped = Stepped {
+            world,
+            device: device.clone(),
+            facts,
+            drivers: Vec::new(),
+            due: vec![Nanos::NEVER; CORES],
+            answers: vec![BTreeMap::new(); CORES],
+            first: vec![0; CORES],
+        };
+        stepped.open();
+        stepped
+    }
+
+    fn open(&mut self) {
+        for core in 0..CORES {
+            let device = &self.device;
+            let driver = self.world.turn(core, |cx| Driver::open(device, cx));
+            self.drivers.push(driver.unwrap_or_else(|e| panic!("core {core} can't open the device: {e}")));
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.drivers.iter().map(Driver::in_flight).sum()
+    }
+
+    /// One turn of each core that is due; time moves on to the next when none is. False when nobody wants a turn.
+    fn round(&mut self) -> bool {
+        let next = self.due.iter().copied().min().unwrap_or(Nanos::NEVER);
+        if next == Nanos::NEVER {
+            return false;
+        }
+        self.world.now = self.world.now.max(next);
+        for core in 0..CORES {
+            if self.due[core] <= self.world.now {
+                self.turn(core);
+            }
+        }
+        self.world.now = self.world.now + Nanos(100);
+        true
+    }
+
+    fn turn(&mut self, core: usize) {
+        self.world.wake = Nanos::NEVER;
+        let mut answers = Vec::new();
+        let driver = &mut self.drivers[core];
+        let moved = self.world.turn(core, |cx| driver.turn(&mut answers, cx));
+        self.answers[core].extend(answers);
+        self.due[core] = if moved { self.world.now } else { self.world.wake };
+    }
+
+    /// What a command that was just sent leads to: one turn of each core.
+    fn kick(&mut self) {
+        self.due.fill(self.world.now);
+    }
+}
+
+impl World for Stepped {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn handles(&self) -> usize {
+        CORES
+    }
+
+    fn submit(&mut self, handle: usize, requests: Vec<Request>) {
+        self.drivers[handle].give(requests, self.world.now);
+        self.due[handle] = self.world.now;
+    }
+
+    fn collect(&mut self, handle: usize) -> Vec<Answer> {
+        for _ in 0..TURNS_MAX {
+            if self.drivers[handle].in_flight() == 0 {
+                let answers = std::mem::take(&mut self.answers[handle]);
+                let first = self.first[handle];
+                self.first[handle] += answers.len() as u64;
+                assert!(answers.keys().copied().eq(first..self.first[handle]), "each request has one answer");
+                return answers.into_values().collect();
+            }
+            let waits = self.drivers[handle].in_flight();
+            assert!(
+                self.round(),
+                "{waits} requests are in flight on core {handle}, and no lane asks for a poll"
+            );
+        }
+        panic!("hung: {} requests in flight on core {handle}", self.drivers[handle].in_flight());
+    }
+
+    fn settle(&mut self) -> usize {
+        for _ in 0..200 {
+            if !self.round() {
+                break;
+            }
+        }
+        self.in_flight()
+    }
+
+    fn change(&mut self, mut change: Change) -> Result<(), TargetError> {
+        let cores = self.world.cores();
+        for _ in 0..TURNS_MAX {
+            if let Some(result) = change.step(&*cores) {
+                self.kick();
+                return result;
+            }
+            self.kick();
+            self.round();
+        }
+        panic!("hung: a change with {} requests in flight", self.in_flight());
+    }
+
+    fn begin_change(&mut self, change: &mut Change) -> bool {
+        let cores = self.world.cores();
+        for _ in 0..200 {
+            if change.step(&*cores).is_some() {
+                self.kick();
+                return true;
+            }
+            self.kick();
+            self.round();
+        }
+        false
+    }
+
+    fn call_off(&mut self, change: &mut Change) {
+        let cores = self.world.cores();
+        change.cancel(&*cores);
+        self.kick();
+    }
+
+    fn reopen(&mut self) {
+        assert_eq!(self.in_flight(), 0);
+        self.close();
+        self.answers.iter_mut().for_each(BTreeMap::clear);
+        self.first.fill(0);
+        self.due.fill(Nanos::NEVER);
+        self.open();
+    }
+
+    fn quiet(&mut self) {
+        assert_eq!(self.in_flight(), 0);
+        // A lane may have work of its own, at its begin too; it ends by itself.
+        self.kick();
+        for _ in 0..TURNS_MAX {
+            if !self.round() {
+                break;
+            }
+        }
+        for core in 0..CORES {
+            assert!(!self.drivers[core].is_busy(), "core {core} is busy and asks for no poll");
+            self.turn(core);
+            assert_eq!(self.due[core], Nanos::NEVER, "an idle lane asks for a poll");
+        }
+    }
+
+    fn close(&mut self) {
+        for _ in 0..TURNS_MAX {
+            if !self.drivers.iter().any(Driver::is_busy) {
+                break;
+            }
+            self.kick();
+            self.round();
+        }
+        for core in (0..self.drivers.len()).rev() {
+            let driver = self.drivers.pop();
+            // Lanes are dropped on their core.
+            self.world.turn(core, |_| drop(driver));
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The battery: every case against every subject in every world where it applies, as a test of the name `SUBJECT.WORLD::GROUP::CASE`.
+//!
+//! What does not apply is no test. With `UDM_CONFORMANCE_LIST=1` each such combination is printed with the reason, and the test
+//! `coverage::…` fails when a case, target, selector or kind of backend is left with too few subjects.
+
+use libtest_mimic::{Arguments, Failed, FormatSetting, Trial};
+use std::collections::BTreeMap;
+use std::io::Write;
+use udm_conformance::{CASES, Kind, Rig, SUBJECTS, Subject};
+
+/// How many subjects each case has at the least, over all worlds.
+const SUBJECTS_MIN: usize = 3;
+
+fn main() {
+    let mut args = Arguments::from_args();
+    // Thousands of names are of no use to anybody while they pass.
+    if args.format.is_none() && !args.list {
+        args.format = Some(FormatSetting::Terse);
+    }
+    let list = std::env::var_os("UDM_CONFORMANCE_LIST").is_some();
+    let mut runs: BTreeMap<&str, usize> = CASES.iter().map(|case| (case.name, 0)).collect();
+    let mut trials = Vec::new();
+    let mut absent = Vec::new();
+    for subject in SUBJECTS {
+        if let Some(why) = Kind::ALL.iter().try_fold("", |_, &kind| subject.missing(kind)) {
+            absent.push(format!("{} (skipped: {why})", subject.name));
+            continue;
+        }
+        for kind in Kind::ALL.into_iter() {
+            let made = subject.make(kind);
+            for case in CASES {
+                let missing = subject.missing(kind).or_else(|| case.missing(&made, kind));
+                let name = format!("{}.{}::{}", subject.name, kind.name(), case.name);
+                match missing {
+                    Some(why) if list => {
+                        let _ = writeln!(std::io::stderr(), "{name}: does not apply: {why}");
+                    }
+                    Some(_) => {}
+                    None => {
+                        *runs.entry(case.name).or_default() += 1;
+                        trials.push(Trial::test(name, move || run(subject, kind, case.run)));
+                    }
+                }
+            }
+        }
+    }
+    let coverage = move |what: fn(&BTreeMap<&str, usize>) -> Vec<String>| {
+        let gaps = what(&runs);
+        move || if gaps.is_empty() { Ok(()) } else { Err(Failed::from(gaps.join("\n"))) }
+    };
+    trials.push(Trial::test("coverage::of_cases", coverage(cases)));
+    trials.push(Trial::test("coverage::of_parts", coverage(parts)));
+    // What this machine can't have is reported as ignored, with the reason in its name.
+    trials.extend(absent.into_iter().map(|name| Trial::test(name, || Ok(())).with_ignored_flag(true)));
+    libtest_mimic::run(&args, trials).exit();
+}
+
+fn run(subject: &Subject, kind: Kind, case: fn(&mut Rig)) -> Result<(), Failed> {
+    let mut rig = Rig::new(subject, kind);
+    case(&mut rig);
+    rig.end();
+    Ok(())
+}
+
+/// Cases that run against too few subjects.
+fn cases(runs: &BTreeMap<&str, usize>) -> Vec<String> {
+    let few = runs.iter().filter(|(_, n)| **n < SUBJECTS_MIN);
+    few.map(|(name, n)| format!("{name} runs against {n} subjects")).collect()
+}
+
+/// Targets, selectors and kinds of devices without a subject.
+fn parts(_: &BTreeMap<&str, usize>) -> Vec<String> {
+    let words: Vec<&str> = SUBJECTS.iter().flat_map(|subject| subject.words()).collect();
+    let has = |part: &str| words.iter().any(|words| words.split_whitespace().any(|word| word == part));
+    let targets = udm_targets::TARGETS.iter().map(|target| target.name);
+    let selectors = udm_targets::multipath::selector::SELECTORS.iter().map(|selector| selector.name);
+    // The error target serves nothing: `faults` has it.
+    let parts = targets.chain(selectors).filter(|&part| part != "error");
+    let mut gaps: Vec<String> =
+        parts.filter(|part| !has(part)).map(|part| format!("{part} has no subject")).collect();
+    for scheme in ["null:", "mem:", "pattern:", "file:", "{file}", "{loop}", "@"] {
+        if !words.iter().any(|words| words.contains(scheme)) {
+            gaps.push(format!("{scheme} has no subject"));
+        }
+    }
+    gaps
+}
