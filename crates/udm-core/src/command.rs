@@ -28,6 +28,8 @@ pub enum LaneCommand {
     Unprepare {
         /// Which load it was.
         generation: u64,
+        /// Dropped when done.
+        ack: Ack,
     },
     /// Park new bios; drop the token when nothing is in flight any more.
     Suspend {
@@ -125,7 +127,10 @@ impl Ports {
     pub fn open(&mut self, device: DeviceId) -> Rc<Port> {
         let port = Rc::new(Port::default());
         let list = self.map.entry(device).or_default();
-        list.retain(|p| p.strong_count() > 0);
+        if list.len() == list.capacity() {
+            // Not each time: a device may have thousands of lanes on a core.
+            list.retain(|p| p.strong_count() > 0);
+        }
         list.push(Rc::downgrade(&port));
         port
     }

@@ -1,8 +1,8 @@
 //! The control half of a device.
 
 use crate::{Cx, Lane, Limits};
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// The control half of a device: shared by all cores, immutable or slow to change.
 pub trait Device: Send + Sync {
@@ -18,23 +18,23 @@ pub trait Device: Send + Sync {
     /// Size and limits, as of now.
     fn limits(&self) -> Limits;
 
-    /// The devices below, directly and through others, for the check against cycles. Empty for a backend.
-    fn below(&self) -> Vec<DeviceId> {
-        let mut seen = BTreeSet::new();
-        self.add_below(&mut seen);
-        seen.into_iter().collect()
+    /// Its place among devices that lie on each other; `None` for a backend, which is the end.
+    fn stacked(&self) -> Option<&dyn Stacked> {
+        None
     }
+}
 
-    /// Adds to `seen` the devices directly below, and what is below those that were not in it: each is visited once.
-    fn add_below(&self, seen: &mut BTreeSet<DeviceId>) {
-        let _ = seen;
-    }
+/// A device made of others: what circles are found by, and the limits on stacks counted by. Each answers for its neighbours alone; who
+/// wants more walks, so that no shape of a stack is a depth of calls.
+pub trait Stacked {
+    /// The devices directly below, one for each lane that a lane of this device may have open of it.
+    fn below(&self) -> Vec<Arc<dyn Device>>;
 
-    /// How many mapped devices lie on top of each other here, itself included; 0 for a backend. Calls go down that deep, so
-    /// it is bounded when a table is loaded.
-    fn depth(&self) -> usize {
-        0
-    }
+    /// The devices that have said to [`Stacked::carry`] that they may lie directly on this one, each once; some may have another table by now.
+    fn above(&self) -> Vec<Arc<dyn Device>>;
+
+    /// From now on `above`, whose identity is `id`, may have this device below it.
+    fn carry(&self, id: DeviceId, above: Weak<dyn Device>);
 }
 
 /// Tells devices apart, within one process.

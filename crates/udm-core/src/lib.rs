@@ -21,7 +21,7 @@ mod work;
 pub use bio::{Batch, Bio, BioFlags, Op, OwnerId, hand_over};
 pub use command::{Ack, Cores, Failure, LaneCommand, Port, Ports};
 pub use cx::{CoreState, Cx};
-pub use device::{Device, DeviceId, OpenError};
+pub use device::{Device, DeviceId, OpenError, Stacked};
 pub use lane::{Drain, Lane};
 pub use limits::Limits;
 pub use pool::BioPool;

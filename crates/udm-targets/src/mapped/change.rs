@@ -4,12 +4,16 @@
 //! is not already), the tables change places, and the cores go on with the lanes that they have. What can fail is over before anything stops,
 //! so a resume that cannot work is refused with the old table live and running, even if the device was suspended before.
 //!
+//! A table that is let go, the old one or one that was not to be, is held until every core has dropped its lanes, and then by the [`Change`]: who drops that
+//! closes files, and no core does.
+//!
 //! A [`Change`] blocks nobody: [`Change::step`] does what can be done now, and its `wake` is called when there is more. One change at a time
 //! and device. Hooks of targets run in the kernel's order: presuspend, (cores stop), postsuspend, (swap), resume, (cores go on).
 
 use super::device::{MappedDevice, Slot, Wake};
 use crate::bugs::{self, Bug};
 use crate::error::TargetError;
+use crate::table::Table;
 use crate::target::Target;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +38,8 @@ enum Phase {
     Done,
 }
 
-/// A suspend or resume under way. Dropped before its end it leaves the device suspended or as it was; a resume mends that.
+/// A suspend or resume under way. Dropped before its end it leaves the device suspended or as it was; a resume mends that. Dropped at its end
+/// it may close devices, which can block: see the module's documentation.
 #[must_use = "nothing happens until it is stepped"]
 pub struct Change {
     device: Arc<MappedDevice>,
@@ -49,6 +54,8 @@ pub struct Change {
     waiting: Option<Arc<AtomicBool>>,
     failure: Failure,
     result: Result<(), TargetError>,
+    /// Tables that no core uses any more.
+    let_go: Vec<Arc<Table>>,
 }
 
 impl Change {
@@ -95,6 +102,7 @@ impl Change {
             waiting: None,
             failure: Failure::default(),
             result: Ok(()),
+            let_go: Vec::new(),
         })
     }
 
@@ -114,7 +122,10 @@ impl Change {
                 Phase::Suspended => self.stopped(),
                 Phase::Resume => self.go(cores),
                 Phase::Resumed | Phase::Done => {
-                    self.device.state().changing = false;
+                    let mut state = self.device.state();
+                    state.changing = false;
+                    self.let_go.extend(state.leaving.take().map(|slot| slot.table));
+                    drop(state);
                     self.phase = Phase::Done;
                     return Some(self.result.clone());
                 }
@@ -126,16 +137,14 @@ impl Change {
     pub fn cancel(&mut self, cores: &dyn Cores) {
         let error = TargetError::errno(4).because("called off");
         match self.phase {
-            // Nothing has stopped, or nothing is to.
-            Phase::Prepare | Phase::Prepared | Phase::Suspend => self.phase = self.refuse(error, cores),
-            Phase::Suspended => {
-                self.drop_prepared(cores);
-                self.result = Err(error);
-                self.phase = Phase::Resume;
-            }
             Phase::Resume | Phase::Resumed | Phase::Done => return,
+            Phase::Prepare | Phase::Prepared | Phase::Suspend | Phase::Suspended => self.waiting = None,
         }
-        self.waiting = None;
+        let stopping = self.phase == Phase::Suspended;
+        self.phase = self.refuse(error, cores);
+        if stopping {
+            self.phase = Phase::Resume;
+        }
     }
 
     fn ack(&mut self) -> Ack {
@@ -150,10 +159,9 @@ impl Change {
 
     fn prepare(&mut self, cores: &dyn Cores) -> Phase {
         let Some(slot) = self.next.clone() else { return Phase::Done };
-        if let Err(error) = self.device.check(&slot.table) {
+        if let Err(error) = self.device.prepare(&slot) {
             return self.refuse(error, cores);
         }
-        self.device.state().preparing = Some(slot.clone());
         let Slot { table, generation } = slot;
         let (failure, ack) = (self.failure.clone(), self.ack());
         cores.broadcast(self.device.id(), LaneCommand::Prepare { table, generation, failure, ack });
@@ -175,9 +183,11 @@ impl Change {
     }
 
     fn drop_prepared(&mut self, cores: &dyn Cores) {
-        let Some(slot) = self.next.take() else { return };
+        let Some(Slot { table, generation }) = self.next.take() else { return };
         self.device.state().preparing = None;
-        cores.broadcast(self.device.id(), LaneCommand::Unprepare { generation: slot.generation });
+        self.let_go.push(table);
+        let ack = self.ack();
+        cores.broadcast(self.device.id(), LaneCommand::Unprepare { generation, ack });
     }
 
     fn stop(&mut self, cores: &dyn Cores) -> Phase {
@@ -205,10 +215,7 @@ impl Change {
             if state.inactive.as_ref().is_some_and(|table| Arc::ptr_eq(table, &slot.table)) {
                 state.inactive = None;
             }
-            let old = state.live.replace(slot);
-            drop(state);
-            // Closes devices: not under the lock. Lanes keep what they need of it until they take the new table.
-            drop(old);
+            state.leaving = state.live.replace(slot);
         }
         Phase::Resume
     }

@@ -6,26 +6,27 @@
 use super::change::Change;
 use super::lane::MappedLane;
 use super::names::Names;
+use super::stack::{self, Walk};
 use crate::error::TargetError;
 use crate::table::Table;
-use crate::target::{DeviceRef, Kind, Notify};
-use std::collections::BTreeSet;
+use crate::target::{Kind, Notify};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use udm_core::{Cores, Cx, DevNo, Device, DeviceId, Lane, LaneCommand, Limits, OpenError, Sectors};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use udm_core::{Cores, Cx, DevNo, Device, DeviceId, Lane, LaneCommand, Limits, OpenError, Sectors, Stacked};
 
 /// Called when there is something to do: a [`Change`] can take its next step, an event was raised. It only wakes; it must not call back.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
-
-/// How many mapped devices may lie on top of each other. Calls go down that deep.
-pub const DEPTH_MAX: usize = 32;
 
 /// A mapped device. See the module's documentation.
 pub struct MappedDevice {
     id: DeviceId,
     number: DevNo,
+    me: Weak<MappedDevice>,
     pub(super) names: Arc<Mutex<Names>>,
     state: Mutex<State>,
+    /// Devices that were loaded with tables over this one.
+    above: Mutex<HashMap<DeviceId, Weak<dyn Device>>>,
     pub(super) events: Arc<Events>,
 }
 
@@ -42,6 +43,8 @@ pub(super) struct State {
     pub inactive: Option<Arc<Table>>,
     /// What a resume is having the cores open.
     pub preparing: Option<Slot>,
+    /// What was live until just now, while cores may have lanes of it.
+    pub leaving: Option<Slot>,
     pub suspended: bool,
     /// A [`Change`] is under way.
     pub changing: bool,
@@ -54,6 +57,19 @@ pub(super) struct State {
 impl State {
     pub fn live_generation(&self) -> u64 {
         self.live.as_ref().map_or(0, |slot| slot.generation)
+    }
+
+    /// Every table that a lane may be open of, now or when the one that waits is resumed; each once. `new` in the place of the inactive one.
+    fn tables(&self, new: Option<&Arc<Table>>) -> Vec<Arc<Table>> {
+        let slots = [&self.live, &self.preparing, &self.leaving].into_iter().flatten();
+        let inactive = new.or(self.inactive.as_ref());
+        let mut tables: Vec<Arc<Table>> = Vec::with_capacity(4);
+        for table in slots.map(|slot| &slot.table).chain(inactive) {
+            if !tables.iter().any(|known| Arc::ptr_eq(known, table)) {
+                tables.push(Arc::clone(table));
+            }
+        }
+        tables
     }
 }
 
@@ -120,11 +136,13 @@ impl MappedDevice {
     pub fn new(name: &str, uuid: Option<&str>, number: DevNo) -> Result<Arc<MappedDevice>, TargetError> {
         let id = DeviceId::new();
         let names = Arc::new(Mutex::new(Names::new(name, uuid)?));
-        Ok(Arc::new(MappedDevice {
+        Ok(Arc::new_cyclic(|me| MappedDevice {
             id,
             number,
+            me: Weak::clone(me),
             names: Arc::clone(&names),
             state: Mutex::default(),
+            above: Mutex::default(),
             events: Arc::new(Events { id, number, names, count: AtomicU32::new(0), hook: OnceLock::new() }),
         }))
     }
@@ -144,16 +162,47 @@ impl MappedDevice {
         if let Some(kept) = kept.filter(|&k| table.immutable_type() != Some(k) && table.kind() != Kind::Any) {
             return Err(TargetError::new(format!("can't replace immutable target type {kept}")));
         }
-        self.check(&table)?;
-        self.set_kind(table.kind())?;
-        for entry in table.targets() {
-            let notify: Arc<dyn Notify> = Arc::<Events>::clone(&self.events);
-            entry.target.attach(notify);
-        }
-        let replaced = self.state().inactive.replace(table);
-        // Dropping a table closes devices: not under the lock.
-        drop(replaced);
+        table.check()?;
+        let mut walk = Walk::default();
+        let replaced = {
+            let _shape = stack::shape();
+            let tables = self.state().tables(Some(&table));
+            walk.check(self, &tables, &table)?;
+            self.set_kind(table.kind())?;
+            for entry in table.targets() {
+                let notify: Arc<dyn Notify> = Arc::<Events>::clone(&self.events);
+                entry.target.attach(notify);
+            }
+            self.lie_on(&table);
+            self.state().inactive.replace(table)
+        };
+        // Dropping a table closes devices: not under a lock.
+        drop((walk, replaced));
         Ok(())
+    }
+
+    /// Has the cores open `slot` from now on, lanes that come included. What was checked at the load is checked again: the devices below may be others by now.
+    pub(super) fn prepare(&self, slot: &Slot) -> Result<(), TargetError> {
+        slot.table.check()?;
+        let mut walk = Walk::default();
+        let _shape = stack::shape();
+        let mut tables = self.state().tables(None);
+        if !tables.iter().any(|table| Arc::ptr_eq(table, &slot.table)) {
+            tables.push(Arc::clone(&slot.table));
+        }
+        walk.check(self, &tables, &slot.table)?;
+        self.state().preparing = Some(slot.clone());
+        Ok(())
+    }
+
+    /// Tells the devices below `table` that this one may lie on them.
+    fn lie_on(&self, table: &Table) {
+        for used in table.devices() {
+            if let Some(stacked) = used.device.stacked() {
+                let me: Weak<dyn Device> = Weak::<MappedDevice>::clone(&self.me);
+                stacked.carry(self.id, me);
+            }
+        }
     }
 
     /// The first load fixes the kind of the device.
@@ -171,31 +220,6 @@ impl MappedDevice {
             Some(_) => {}
         }
         Ok(())
-    }
-
-    /// What can change between load and resume: sizes of the devices below, and what they map.
-    pub(super) fn check(&self, table: &Table) -> Result<(), TargetError> {
-        // Devices that were looked at once and do not lead here need no second look.
-        let mut seen = BTreeSet::new();
-        let mut loops = |d: &DeviceRef| {
-            if seen.insert(d.device.id()) {
-                d.device.add_below(&mut seen);
-            }
-            seen.contains(&self.id)
-        };
-        for (line, entry) in table.targets().iter().enumerate() {
-            let devices = entry.target.devices();
-            if let Some(used) = devices.iter().find(|used| loops(&used.device)) {
-                let text = format!("{}: Device lookup failed", entry.target.type_name());
-                let reason = format!("{} is on top of {} already", used.device.name, self.name());
-                return Err(TargetError { line: Some(line), ..TargetError::new(text).because(reason) });
-            }
-        }
-        if table.depth() >= DEPTH_MAX {
-            let reason = format!("more than {DEPTH_MAX} mapped devices on top of each other");
-            return Err(TargetError::errno(40).because(reason));
-        }
-        table.check()
     }
 
     /// Suspends: new bios wait; held ones fail, or with `noflush` wait as well. A second suspend is a success. Step the change to its end.
@@ -306,9 +330,6 @@ impl Device for MappedDevice {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        if self.depth() > DEPTH_MAX {
-            return Err(OpenError::new(40, "too many mapped devices on top of each other"));
-        }
         // The port comes first: a command that is too early for it came before the state that is read next, and one that repeats
         // that state does no harm.
         let port = cx.open_port(self.id);
@@ -328,15 +349,33 @@ impl Device for MappedDevice {
         self.live().map_or(Limits::new(Sectors::ZERO), |table| table.limits())
     }
 
-    fn add_below(&self, seen: &mut BTreeSet<DeviceId>) {
-        // Both slots: a load that would close a circle at a later resume is refused now.
-        for table in [self.live(), self.inactive()].into_iter().flatten() {
-            table.add_below(seen);
-        }
+    fn stacked(&self) -> Option<&dyn Stacked> {
+        Some(self)
+    }
+}
+
+impl Stacked for MappedDevice {
+    fn below(&self) -> Vec<Arc<dyn Device>> {
+        let tables = self.state().tables(None);
+        tables.iter().flat_map(|table| table.devices()).map(|used| used.device).collect()
     }
 
-    fn depth(&self) -> usize {
-        let tables = [self.live(), self.inactive()];
-        1 + tables.into_iter().flatten().map(|table| table.depth()).max().unwrap_or(0)
+    fn above(&self) -> Vec<Arc<dyn Device>> {
+        self.carried().values().filter_map(Weak::upgrade).collect()
+    }
+
+    fn carry(&self, id: DeviceId, above: Weak<dyn Device>) {
+        let mut carried = self.carried();
+        if carried.len() == carried.capacity() {
+            // Not each time: thousands may lie on one device.
+            carried.retain(|_, known| known.strong_count() > 0);
+        }
+        carried.insert(id, above);
+    }
+}
+
+impl MappedDevice {
+    fn carried(&self) -> MutexGuard<'_, HashMap<DeviceId, Weak<dyn Device>>> {
+        self.above.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

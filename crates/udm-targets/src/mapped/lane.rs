@@ -89,10 +89,11 @@ impl MappedLane {
                     }
                     drop(ack);
                 }
-                LaneCommand::Unprepare { generation } => {
+                LaneCommand::Unprepare { generation, ack } => {
                     if self.prepared_generation() == Some(generation) {
                         self.prepared = None;
                     }
+                    drop(ack);
                 }
                 LaneCommand::Suspend { how, ack } => {
                     if self.state != State::Suspended {

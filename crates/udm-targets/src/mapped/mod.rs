@@ -1,13 +1,15 @@
 //! Mapped devices: a name, a number, two slots for tables, and lanes that change tables without losing a request.
 //!
-//! [`device`] is the control half, [`change`] takes it through suspend and resume, [`lane`] is the data path, [`message`] and [`names`] are
-//! what their names say.
+//! [`device`] is the control half, [`change`] takes it through suspend and resume, [`lane`] is the data path, [`stack`] says what may lie on what;
+//! [`message`] and [`names`] are what their names say.
 
 mod change;
 mod device;
 mod lane;
 mod message;
 mod names;
+mod stack;
 
 pub use change::Change;
-pub use device::{DEPTH_MAX, DeviceInfo, MappedDevice, Wake};
+pub use device::{DeviceInfo, MappedDevice, Wake};
+pub use stack::{DEPTH_MAX, LANES_MAX};

@@ -7,12 +7,20 @@ use crate::error::TargetError;
 use crate::target::{Kind, Used};
 use udm_core::{Limits, SECTOR_SIZE, Sectors};
 
+/// What a table and its targets can take, as of one moment.
+pub(super) struct Fit {
+    /// Of the table.
+    pub whole: Limits,
+    /// Of each target.
+    pub parts: Vec<Limits>,
+}
+
 /// The stacked limits of `entries` (kernel `dm_calculate_queue_limits`), or the first device area that does not fit.
-pub(super) fn limits(entries: &[Entry]) -> Result<Limits, TargetError> {
+pub(super) fn fit(entries: &[Entry]) -> Result<Fit, TargetError> {
     stackable(entries)?;
     let size = entries.last().map_or(Sectors::ZERO, |e| Sectors(e.end().0));
     let mut all = Limits::new(size);
-    let mut blocks = Vec::with_capacity(entries.len());
+    let mut parts = Vec::with_capacity(entries.len());
     for (i, entry) in entries.iter().enumerate() {
         let own = entry.target.limits();
         for used in entry.target.devices() {
@@ -21,11 +29,11 @@ pub(super) fn limits(entries: &[Entry]) -> Result<Limits, TargetError> {
         if entry.target.is_over_one_disk() && !own.read_only {
             coherent(&entry.target.devices()).map_err(|e| TargetError { line: Some(i), ..e })?;
         }
-        blocks.push(block_sectors(own.logical_block));
         all = all.stack(&own);
+        parts.push(own);
     }
-    edges(entries, &blocks, &all)?;
-    Ok(all)
+    edges(entries, &parts, &all)?;
+    Ok(Fit { whole: all, parts })
 }
 
 /// Checks that a request-based target has only request-based devices below (kernel `dm_table_determine_type`). A mapped device without a table
@@ -90,12 +98,13 @@ fn base_name(name: &str) -> &str {
 
 /// Checks that no block of the whole device lies across a target whose own blocks are as large (kernel
 /// `validate_hardware_logical_block_alignment`).
-fn edges(entries: &[Entry], blocks: &[u64], all: &Limits) -> Result<(), TargetError> {
+fn edges(entries: &[Entry], parts: &[Limits], all: &Limits) -> Result<(), TargetError> {
     let device_block = block_sectors(all.logical_block);
     let mut remaining = 0;
     let mut next_start = 0;
     let mut blamed = entries.len();
-    for (i, (entry, block)) in entries.iter().zip(blocks).enumerate() {
+    for (i, (entry, own)) in entries.iter().zip(parts).enumerate() {
+        let block = block_sectors(own.logical_block);
         // What of the block before spills into this target must suit its own blocks.
         if remaining < entry.len.0 && remaining % block != 0 {
             blamed = i;

@@ -57,7 +57,8 @@ pub(super) struct TableLane {
 
 impl TableLane {
     pub fn open(table: &Table, cx: &mut Cx<'_>) -> Result<TableLane, OpenError> {
-        let map = Map::new(table);
+        let fit = table.fit();
+        let map = Map::new(table, &fit);
         let mut legs = Vec::with_capacity(table.entries.len());
         for (entry, place) in table.entries.iter().zip(&map.places) {
             let lane = match entry.target.as_linear() {
@@ -66,7 +67,7 @@ impl TableLane {
             };
             legs.push(Leg { lane, out: Batch::new(), shift: place.shift });
         }
-        let limits = table.limits;
+        let limits = fit.whole;
         let size = limits.size.0;
         let (single, max) = match &*map.places {
             [place] => (place.plain_max().is_some(), place.plain_max().unwrap_or(size)),

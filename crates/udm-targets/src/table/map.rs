@@ -1,6 +1,7 @@
 //! Which target a bio goes to, and how a bio is cut that can't go whole.
 
 use super::Table;
+use super::check::Fit;
 use crate::bugs::{self, Bug};
 use crate::split::{Cursor, Cut, Piece, Step};
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
@@ -66,19 +67,20 @@ impl Place {
 }
 
 impl Map {
-    pub fn new(table: &Table) -> Map {
-        let place = |entry: &super::Entry| {
+    pub fn new(table: &Table, fit: &Fit) -> Map {
+        let place = |(entry, limits): (&super::Entry, &Limits)| {
             let offset = entry.target.as_linear().map_or(0, |(_, offset)| offset.0);
             let shift = offset.wrapping_sub(entry.start.0);
-            Place::new(entry.start, entry.len, shift, entry.target.max_io_len(), &entry.target.limits())
+            Place::new(entry.start, entry.len, shift, entry.target.max_io_len(), limits)
         };
-        let flush_behind = !table.limits.fua && table.limits.write_cache;
-        let strip = BioFlags::PREFLUSH | if table.limits.fua { BioFlags::empty() } else { BioFlags::FUA };
+        let fua = fit.whole.fua;
+        // A device below that is mapped itself may get a cache by a reload, and this table would not know.
+        let cache = fit.whole.write_cache || table.devices().any(|below| below.device.stacked().is_some());
         Map {
-            places: table.entries.iter().map(place).collect(),
+            places: table.entries.iter().zip(&fit.parts).map(place).collect(),
             flush: flush_targets(table),
-            strip,
-            flush_behind,
+            strip: BioFlags::PREFLUSH | if fua { BioFlags::empty() } else { BioFlags::FUA },
+            flush_behind: !fua && cache,
         }
     }
 

@@ -2,6 +2,10 @@
 //!
 //! A [`Table`] is built once from its lines and never changes; what changes with time (path states, exceptions) is the targets' own. It is a
 //! [`Device`]: its lanes ([`lane`]) hand bios to the lanes of its targets. Names, suspend and reload are the mapped device's.
+//!
+//! Its limits are what the devices below gave when it was last checked: when it was built, when it was loaded, and last by the resume that makes it
+//! live, as in the kernel. From then on they hold, for all of its lanes, until the device gets another table: a device below that is
+//! reloaded meanwhile checks for itself what comes to it.
 
 mod build;
 mod check;
@@ -9,10 +13,10 @@ mod lane;
 mod map;
 
 use crate::error::TargetError;
-use crate::target::{Kind, Resolver, Target};
-use std::collections::BTreeSet;
+use crate::target::{DeviceRef, Kind, Resolver, Target};
+use check::Fit;
 use std::fmt::Write;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::{Cx, Device, DeviceId, Lane, Limits, OpenError, Sector, Sectors};
 
 /// One target of a table and its place.
@@ -37,8 +41,8 @@ impl Entry {
 pub struct Table {
     id: DeviceId,
     entries: Vec<Entry>,
-    limits: Limits,
-    depth: usize,
+    /// Read when a lane is opened or somebody asks for limits; never on the data path.
+    fit: Mutex<Arc<Fit>>,
 }
 
 impl Table {
@@ -53,10 +57,8 @@ impl Table {
         cores: usize,
     ) -> Result<Arc<Table>, TargetError> {
         let entries = build::entries(lines, resolver, cores)?;
-        let limits = check::limits(&entries)?;
-        let below = entries.iter().flat_map(|e| e.target.devices());
-        let depth = below.map(|used| used.device.device.depth()).max().unwrap_or(0);
-        Ok(Arc::new(Table { id: DeviceId::new(), entries, limits, depth }))
+        let fit = Mutex::new(Arc::new(check::fit(&entries)?));
+        Ok(Arc::new(Table { id: DeviceId::new(), entries, fit }))
     }
 
     /// The targets, in order.
@@ -96,12 +98,24 @@ impl Table {
         text
     }
 
-    /// Checks sizes and alignment against the devices below as they are now.
+    /// Checks sizes and alignment against the devices below as they are now, and takes their limits over: lanes opened from now on go by them.
+    /// For a table that is not live.
     ///
     /// # Errors
-    /// The kernel's texts, `nullb0 too small for target: start=8, len=2097152, dev_size=2097152`.
+    /// The kernel's texts, `nullb0 too small for target: start=8, len=2097152, dev_size=2097152`. The limits are as they were then.
     pub fn check(&self) -> Result<(), TargetError> {
-        check::limits(&self.entries).map(drop)
+        let fit = Arc::new(check::fit(&self.entries)?);
+        *self.fit.lock().unwrap_or_else(PoisonError::into_inner) = fit;
+        Ok(())
+    }
+
+    fn fit(&self) -> Arc<Fit> {
+        Arc::clone(&self.fit.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The devices that its targets use, as often as they use them.
+    pub fn devices(&self) -> impl Iterator<Item = DeviceRef> + '_ {
+        self.entries.iter().flat_map(|entry| entry.target.devices()).map(|used| used.device)
     }
 
     /// How requests reach the table's targets: [`Kind::Any`] when all of them fit everywhere.
@@ -131,19 +145,6 @@ impl Device for Table {
     }
 
     fn limits(&self) -> Limits {
-        self.limits
-    }
-
-    fn add_below(&self, seen: &mut BTreeSet<DeviceId>) {
-        for used in self.entries.iter().flat_map(|e| e.target.devices()) {
-            if seen.insert(used.device.device.id()) {
-                used.device.device.add_below(seen);
-            }
-        }
-    }
-
-    /// Of the devices below, when it was built; a table is no level of its own.
-    fn depth(&self) -> usize {
-        self.depth
+        self.fit().whole
     }
 }

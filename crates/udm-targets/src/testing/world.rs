@@ -2,6 +2,7 @@
 
 use super::lock;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use udm_core::{
     Batch, Bio, CoreId, CoreState, Cores, Cx, Device, DeviceId, Lane, LaneCommand, Nanos, OpenError,
@@ -11,6 +12,7 @@ use udm_core::{
 pub struct TestWorld {
     cores: Vec<CoreState>,
     mail: Arc<TestCores>,
+    in_turn: Arc<AtomicBool>,
     /// The time, for the test to move on.
     pub now: Nanos,
     /// When the lanes asked to be polled next, over all steps since the test last set it to [`Nanos::NEVER`].
@@ -40,6 +42,7 @@ impl TestWorld {
         TestWorld {
             cores: (0..cores).map(state).collect(),
             mail: Arc::new(TestCores { boxes }),
+            in_turn: Arc::default(),
             now: Nanos(0),
             wake: Nanos::NEVER,
         }
@@ -51,11 +54,19 @@ impl TestWorld {
         Arc::clone(&self.mail)
     }
 
+    /// True while a core has its turn: for what must not happen on one.
+    #[must_use]
+    pub fn in_turn(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.in_turn)
+    }
+
     /// Runs one turn of `core`, which first delivers the commands that wait for it.
     pub fn turn<R>(&mut self, core: usize, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
         self.deliver(core);
         let mut cx = self.cores[core].cx(self.now);
+        self.in_turn.store(true, Ordering::Relaxed);
         let result = f(&mut cx);
+        self.in_turn.store(false, Ordering::Relaxed);
         self.wake = self.wake.min(cx.wake());
         result
     }

@@ -1,8 +1,9 @@
 //! Mapped devices over disks in memory on one core, driven by hand.
 #![allow(dead_code, reason = "each test program uses its part")]
 
-use std::sync::Arc;
-use udm_core::{Batch, DevNo, Lane, Limits, Sectors};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use udm_core::{Batch, Cx, DevNo, Device, DeviceId, Lane, Limits, OpenError, Sectors};
 use udm_targets::testing::{TestDisk, TestResolver, TestWorld};
 use udm_targets::{Change, MappedDevice, Table, TargetError};
 
@@ -78,5 +79,77 @@ impl Rig {
             }
         }
         panic!("the change does not end");
+    }
+}
+
+/// A disk that tells where it was closed: who dropped the last hold on it, its lanes' included.
+pub struct Closable(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    in_turn: Arc<AtomicBool>,
+    refuse: AtomicBool,
+    closed: Mutex<Option<&'static str>>,
+}
+
+/// What is closed: the disk and each of its lanes hold it.
+struct Open(Arc<Inner>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let by = if self.0.in_turn.load(Relaxed) { "a core" } else { "the control side" };
+        *self.0.closed.lock().unwrap() = Some(by);
+    }
+}
+
+struct ClosableDisk(DeviceId, Arc<Open>);
+
+struct ClosableLane(#[expect(dead_code, reason = "held for its drop")] Arc<Open>, Batch);
+
+impl Closable {
+    pub fn closed_by(&self) -> Option<&'static str> {
+        *self.0.closed.lock().unwrap()
+    }
+
+    /// Lanes can't be opened.
+    pub fn refuse(&self, refuse: bool) {
+        self.0.refuse.store(refuse, Relaxed);
+    }
+}
+
+impl Device for ClosableDisk {
+    fn id(&self) -> DeviceId {
+        self.0
+    }
+
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        match self.1.0.refuse.load(Relaxed) {
+            true => Err(OpenError::new(24, "too many open files")),
+            false => Ok(Box::new(ClosableLane(Arc::clone(&self.1), Batch::new()))),
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new(Sectors(64))
+    }
+}
+
+impl Lane for ClosableLane {
+    fn submit(&mut self, batch: &mut Batch, _cx: &mut Cx<'_>) {
+        self.1.append(batch);
+    }
+
+    fn poll(&mut self, done: &mut Batch, _cx: &mut Cx<'_>) {
+        done.append(&mut self.1);
+    }
+}
+
+impl Rig {
+    pub fn closable(&mut self, name: &str) -> Closable {
+        let inner = Arc::new(Inner { in_turn: self.world.in_turn(), ..Inner::default() });
+        let disk = Arc::new(ClosableDisk(DeviceId::new(), Arc::new(Open(Arc::clone(&inner)))));
+        self.made += 1;
+        self.resolver.add(name, DevNo { major: 7, minor: self.made }, disk);
+        Closable(inner)
     }
 }

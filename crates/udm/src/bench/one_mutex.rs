@@ -37,10 +37,6 @@ impl Device for OneMutex {
     fn limits(&self) -> Limits {
         self.below[0].limits()
     }
-
-    fn below(&self) -> Vec<DeviceId> {
-        self.below.iter().map(|d| d.id()).collect()
-    }
 }
 
 struct Path {
