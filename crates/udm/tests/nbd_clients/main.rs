@@ -2,6 +2,7 @@
 //!
 //! A test whose client is not installed is reported as ignored, with the reason in its name, and never as passed.
 
+mod disks;
 mod log;
 mod paths;
 mod server;
@@ -46,6 +47,29 @@ fn main() {
         trial("a_log_that_is_full_stops_nothing", &["fio"], unwritable::full),
         trial("a_log_that_is_closed_stops_nothing", &["fio"], unwritable::closed),
         trial("a_log_that_nobody_reads_stops_nothing", &["fio"], unwritable::unread),
+        trial(
+            "paths_over_two_nodes_of_one_disk",
+            &["fio", "qemu-io", "losetup", "@root"],
+            disks::two_nodes_of_one_disk,
+        ),
+        trial("paths_over_two_names_of_one_file", &["fio"], disks::two_names_of_one_file),
+        trial("a_file_is_replaced_and_grows", &["qemu-io"], disks::a_file_is_replaced_and_grows),
+        trial("a_path_that_was_cut_fails", &["qemu-io"], disks::a_path_that_was_cut_fails),
+        trial(
+            "a_killed_server_loses_nothing",
+            &["fio", "qemu-io", "losetup", "@root"],
+            disks::a_killed_server_loses_nothing,
+        ),
+        trial(
+            "a_flush_that_failed_stays_failed",
+            &["qemu-io", "nbdfuse", "fusermount3", "losetup", "@root"],
+            disks::a_flush_that_failed_stays_failed,
+        ),
+        trial(
+            "a_hung_file_system_holds_up_nobody_else",
+            &["qemu-io", "nbdfuse", "fusermount3", "@fuse"],
+            disks::a_hung_file_system_holds_up_nobody_else,
+        ),
         trial("an_idle_server_is_not_scheduled", &["nbdinfo", "qemu-io"], idle),
     ];
     libtest_mimic::run(&args, tests).exit();

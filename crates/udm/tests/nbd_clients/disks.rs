@@ -1,0 +1,321 @@
+//! Files and block devices under the real program: what a name leads to, what two nodes of one disk agree on, and what is left after a kill.
+
+use crate::server::{Server, UDM, sh, text};
+use crate::{Outcome, check, folder_with_image, quote, two_paths};
+use libtest_mimic::Failed;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A loop device, detached when it is dropped.
+struct Loop(String);
+
+impl Loop {
+    fn over(file: &Path) -> Result<Loop, Failed> {
+        Ok(Loop(sh(&format!("losetup --find --show '{}'", file.display()))?.trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = sh(&format!("losetup --detach {}", self.0));
+    }
+}
+
+/// A file that is an export, by nbdfuse; unmounted when it is dropped.
+struct Fuse {
+    child: Child,
+    file: PathBuf,
+}
+
+impl Fuse {
+    fn over(uri: &str, file: PathBuf, bytes: u64) -> Result<Fuse, Failed> {
+        fs::File::create(&file)?;
+        let child = Command::new("nbdfuse").arg(&file).arg(uri).stdin(Stdio::null()).spawn()?;
+        let fuse = Fuse { child, file };
+        let begin = Instant::now();
+        while fs::metadata(&fuse.file)?.len() != bytes {
+            check(begin.elapsed() < LIMIT, "nbdfuse does not come up")?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(fuse)
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) -> Outcome {
+        Ok(rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal)?)
+    }
+}
+
+impl Drop for Fuse {
+    fn drop(&mut self) {
+        let _ = self.signal(rustix::process::Signal::CONT);
+        let _ = sh(&format!("fusermount3 -uz '{}'", self.file.display()));
+        let begin = Instant::now();
+        while self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            if begin.elapsed() > LIMIT {
+                let _ = self.child.kill();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// qemu-io's commands against an export; what it said. It fails as they do.
+fn io(server: &Server, export: &str, commands: &[&str]) -> Result<String, Failed> {
+    let commands: String = commands.iter().map(|c| format!(" -c {}", quote(c))).collect();
+    sh(&format!("qemu-io -f raw{commands} '{}' 2>&1", server.uri(export)))
+}
+
+/// Writes, flushes and reads back what was just written, block after block, for some seconds and over `meanwhile`.
+fn fio_over(server: &Server, export: &str, meanwhile: impl FnOnce() -> Outcome) -> Outcome {
+    let mut fio = server.command("fio");
+    fio.args(["--name=verify", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--iodepth=16", "--fsync=32"]);
+    fio.args(["--size=8M", "--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64", "--numjobs=2"]);
+    fio.args(["--offset_increment=8M", "--time_based", "--runtime=60", "--group_reporting"]);
+    fio.arg(format!("--uri={}", server.uri(export)));
+    let mut fio = fio.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    std::thread::sleep(Duration::from_millis(500));
+    let outcome = meanwhile();
+    std::thread::sleep(Duration::from_millis(500));
+    let early = fio.try_wait()?;
+    // What it has written is verified up to there.
+    rustix::process::kill_process(rustix::process::Pid::from_child(&fio), rustix::process::Signal::INT)?;
+    let out = text(&fio.wait_with_output()?.stdout);
+    outcome?;
+    check(early.is_none(), &format!("fio ended by itself:\n{out}"))?;
+    // Its reads are all of verification; "total=" counts reads, then writes.
+    check(out.contains("err= 0") && out.contains("total=") && !out.contains("total=0,"), &out)
+}
+
+/// The table is loaded anew and a path fails and comes back, ten times.
+fn change(server: &Server, table: &str) -> Outcome {
+    for i in 0..10 {
+        let path = format!("253:{}", i % 2);
+        server.udm(&["message", "mp", "0", "fail_path", &path])?;
+        server.udm(&["load", "mp", "--table", table])?;
+        server.udm(&["message", "mp", "0", "reinstate_path", &path])?;
+        server.udm(&["resume", "mp"])?;
+    }
+    Ok(())
+}
+
+/// Two nodes of one disk, each with a page cache of its own if it were let: nothing stale, nothing lost. And never with those caches.
+pub fn two_nodes_of_one_disk() -> Outcome {
+    let folder = folder_with_image(16 << 20);
+    let image = folder.path().join("disk.img");
+    let (a, b) = (Loop::over(&image)?, Loop::over(&image)?);
+    let over = |a: &str, b: &str| format!("0 32768 multipath 0 0 1 1 round-robin 0 2 1 {a} 1 {b} 1");
+    let table = over(&a.0, &b.0);
+    let server = Server::start(folder.path(), &[&format!("mp={table}")])?;
+    fio_over(&server, "mp", || change(&server, &table))?;
+    io(&server, "mp", &["write -P 0x42 0 16M", "flush"])?;
+    check(fs::read(&image)?.iter().all(|&byte| byte == 0x42), "the disk lacks what was flushed")?;
+    let alone = format!("'{UDM}' serve --device 'mp={table}' --unix - --run true");
+    let said = format!("{:?}", sh(&alone).err());
+    check(said.contains("in use: mounted, or open exclusively by another program"), &said)?;
+    let cached = format!("file:{}?direct=off", a.0);
+    let refusal = |name: &str, table: &str| {
+        let said = server.udm(&["create", name, "--table", table]).err();
+        said.map_or_else(String::new, |said| format!("{said:?}"))
+    };
+    let said = refusal("two", &format!("0 8 linear {cached} 0"));
+    check(said.contains("open with direct=on already"), &said)?;
+    server.udm(&["remove", "mp"])?;
+    let said = refusal("mp", &over(&cached, &b.0));
+    check(said.contains("has a page cache of its own (other paths would read stale data"), &said)?;
+    server.stop()
+}
+
+/// Hard links are paths to one file, with one page cache.
+pub fn two_names_of_one_file() -> Outcome {
+    for options in ["", "?direct=on"] {
+        let folder = folder_with_image(16 << 20);
+        two_paths(&folder);
+        let table = format!(
+            "0 32768 multipath 0 0 1 1 round-robin 0 2 1 file:disk.img{options} 1 file:same.img{options} 1"
+        );
+        let server = Server::start(folder.path(), &[&format!("mp={table}")])?;
+        fio_over(&server, "mp", || change(&server, &table))?;
+        let other = if options.is_empty() { "on" } else { "off" };
+        let mixed = format!("0 8 linear file:disk.img?direct={other} 0");
+        let said = format!("{:?}", server.udm(&["create", "two", "--table", &mixed]).err());
+        check(said.contains("all names of a disk need the same"), &said)?;
+        server.stop()?;
+    }
+    Ok(())
+}
+
+/// A file that takes another's place is used from the next load on; one that grows is larger then.
+pub fn a_file_is_replaced_and_grows() -> Outcome {
+    let folder = folder_with_image(1 << 20);
+    let path = |name: &str| folder.path().join(name);
+    let server = Server::start(folder.path(), &["d=0 2048 linear disk.img 0"])?;
+    let all = |name: &str, byte: u8| -> Result<bool, Failed> {
+        Ok(fs::read(path(name))?[..1 << 20].iter().all(|&b| b == byte))
+    };
+    io(&server, "d", &["write -P 1 0 1M", "flush"])?;
+    fs::hard_link(path("disk.img"), path("old.img"))?;
+    fs::write(path("new.img"), vec![9; 1 << 20])?;
+    fs::rename(path("new.img"), path("disk.img"))?;
+    io(&server, "d", &["write -P 2 0 1M", "flush"])?;
+    check(all("old.img", 2)? && all("disk.img", 9)?, "a live table uses what it was loaded with")?;
+    server.udm(&["load", "d", "--table", "0 2048 linear disk.img 0"])?;
+    server.udm(&["resume", "d"])?;
+    io(&server, "d", &["read -P 9 0 1M", "write -P 3 0 1M", "flush"])?;
+    check(all("old.img", 2)? && all("disk.img", 3)?, "writes went to the file that was replaced")?;
+    let status = server.udm(&["table", "d"])?;
+    check(status.contains("linear 253:1 0"), &status)?;
+    fs::OpenOptions::new().write(true).open(path("disk.img"))?.set_len(4 << 20)?;
+    server.udm(&["load", "d", "--table", "0 8192 linear disk.img 0"])?;
+    server.udm(&["resume", "d"])?;
+    io(&server, "d", &["read -P 3 0 1M", "write -P 4 3M 1M", "flush", "read -P 4 3M 1M"])?;
+    check(
+        fs::read(path("disk.img"))?[3 << 20..].iter().all(|&b| b == 4),
+        "the new end lacks what was written",
+    )?;
+    server.stop()
+}
+
+/// A path that has lost its end fails; the other serves what was there, and nobody hears of it.
+pub fn a_path_that_was_cut_fails() -> Outcome {
+    let folder = folder_with_image(1 << 20);
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("disk.img"), vec![7; 1 << 20])?;
+    fs::copy(path("disk.img"), path("copy.img"))?;
+    let table = "0 2048 multipath 0 0 1 1 round-robin 0 2 1 disk.img 1 copy.img 1";
+    let server = Server::start(folder.path(), &[&format!("mp={table}")])?;
+    fs::OpenOptions::new().write(true).open(path("copy.img"))?.set_len(4096)?;
+    let reads = ["read -P 7 512k 4k"; 8];
+    io(&server, "mp", &reads)?;
+    let status = server.udm(&["status", "mp"])?;
+    check(status.contains("253:0 A 0") && status.contains("253:1 F 1"), &status)?;
+    server.udm(&["message", "mp", "0", "reinstate_path", "copy.img"])?;
+    io(&server, "mp", &["write -P 8 512k 4k"; 4])?;
+    check(fs::metadata(path("copy.img"))?.len() == 4096, "a write made the file longer again")?;
+    let status = server.udm(&["status", "mp"])?;
+    check(status.contains("253:0 A 0") && status.contains("253:1 F 2"), &status)?;
+    server.stop()
+}
+
+/// What was acknowledged is there after a kill, and the disk can be had again at once.
+pub fn a_killed_server_loses_nothing() -> Outcome {
+    let folder = folder_with_image(16 << 20);
+    let image = folder.path().join("disk.img");
+    let (a, b) = (Loop::over(&image)?, Loop::over(&image)?);
+    let table = format!("0 32768 multipath 0 0 1 1 round-robin 0 2 1 {} 1 {} 1", a.0, b.0);
+    for round in 1..=5u8 {
+        let run = folder.path().join(format!("run{round}"));
+        fs::create_dir(&run)?;
+        let server = Server::start(&run, &[&format!("mp={table}")])?;
+        let at = u64::from(round) << 20;
+        if round > 1 {
+            io(&server, "mp", &[&format!("read -P {} {} 1M", round - 1, at - (1 << 20))])?;
+        }
+        // The second is under way when the server dies, and may or may not be there.
+        let busy = server
+            .command("fio")
+            .args(["--name=busy", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--iodepth=16"])
+            .args(["--offset=8M", "--size=8M", "--time_based", "--runtime=60"])
+            .arg(format!("--uri={}", server.uri("mp")))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        std::thread::sleep(Duration::from_millis(300));
+        io(&server, "mp", &[&format!("write -P {round} {at} 1M"), "flush"])?;
+        // Dropping it is a kill -9.
+        drop(server);
+        let mut busy = busy?;
+        busy.kill()?;
+        busy.wait()?;
+        let data = fs::read(&image)?;
+        let (from, to) = (at as usize, (at as usize) + (1 << 20));
+        check(data[from..to].iter().all(|&byte| byte == round), "what was flushed is not on the disk")?;
+    }
+    Ok(())
+}
+
+/// A failed writeback is told once by the kernel, and for good by udm: a disk that works again does not make lost data good.
+pub fn a_flush_that_failed_stays_failed() -> Outcome {
+    let folder = folder_with_image(1 << 20);
+    let (inner, outer) = (folder.path().join("inner"), folder.path().join("outer"));
+    fs::create_dir(&inner)?;
+    fs::create_dir(&outer)?;
+    let image = folder.path().join("disk.img");
+    let table = format!("bad=0 2048 multipath 0 0 1 1 round-robin 0 1 1 {} 1", image.display());
+    let below = Server::start(&inner, &[&table])?;
+    let fuse = Fuse::over(&below.uri("bad"), folder.path().join("fuse"), 1 << 20)?;
+    let node = Loop::over(&fuse.file)?;
+    let path = format!("file:{}?direct=off", node.0);
+    // One node, twice: a flush that fails as a path error is sent again.
+    let table = format!("mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {path} 1 {path} 1");
+    let above = Server::start(&outer, &[&table])?;
+    io(&above, "mp", &["write -P 1 0 64k", "flush"])?;
+    below.udm(&["message", "bad", "0", "fail_path", "253:0"])?;
+    let said = io(&above, "mp", &["write -P 2 0 64k", "flush"]).err();
+    check(said.is_some(), "a flush of what can't be written succeeds")?;
+    below.udm(&["message", "bad", "0", "reinstate_path", "253:0"])?;
+    check(
+        fs::read(&image)?[..65536].iter().all(|&byte| byte == 1),
+        "the disk has what could not be written",
+    )?;
+    let status = above.udm(&["status", "mp"])?;
+    check(status.matches(" A 0").count() >= 2, &format!("no path is to blame: {status}"))?;
+    for commands in [&["flush"][..], &["write -f -P 3 64k 4k"], &["write -P 3 64k 4k", "flush"]] {
+        check(io(&above, "mp", commands).is_err(), &format!("{commands:?} is made good by trying again"))?;
+    }
+    above.udm(&["remove", "mp"])?;
+    above.udm(&["create", "mp", "--table", table.trim_start_matches("mp=")])?;
+    io(&above, "mp", &["write -P 4 0 64k", "flush"])?;
+    check(fs::read(&image)?[..65536].iter().all(|&byte| byte == 4), "opened anew it does not write")?;
+    above.stop()?;
+    drop((node, fuse));
+    below.stop()
+}
+
+/// A file system that hangs hangs what asks it, and nothing else.
+pub fn a_hung_file_system_holds_up_nobody_else() -> Outcome {
+    let folder = folder_with_image(1 << 20);
+    let (inner, outer) = (folder.path().join("inner"), folder.path().join("outer"));
+    fs::create_dir(&inner)?;
+    fs::create_dir(&outer)?;
+    let image = folder.path().join("disk.img");
+    let below = Server::start(&inner, &[&format!("d=0 2048 linear {} 0", image.display())])?;
+    let fuse = Fuse::over(&below.uri("d"), folder.path().join("fuse"), 1 << 20)?;
+    let file = fuse.file.display().to_string();
+    let table = format!("mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {file} 1 {} 1", image.display());
+    let above = Server::start(&outer, &[&table, "z=0 8 zero"])?;
+    let table = format!("0 8 linear {file} 0");
+    let mut hung = above.command(UDM);
+    hung.args(["create", "h", "--table", &table]).env("UDM_SOCKET", outer.join("udm.sock"));
+    fuse.signal(rustix::process::Signal::STOP)?;
+    // The kernel answers for it for a second.
+    std::thread::sleep(Duration::from_millis(1200));
+    let mut hung = hung.stderr(Stdio::null()).spawn()?;
+    std::thread::sleep(Duration::from_millis(300));
+    let others = || -> Outcome {
+        let begin = Instant::now();
+        for _ in 0..3 {
+            above.udm(&["ls"])?;
+            above.udm(&["status"])?;
+            above.udm(&["message", "mp", "0", "fail_path", &file])?;
+            above.udm(&["message", "mp", "0", "reinstate_path", &file])?;
+            above.udm(&["message", "mp", "0", "fail_path", "253:0"])?;
+            io(&above, "z", &["read -P 0 0 4k"])?;
+            io(&above, "mp", &["read -P 0 0 4k"])?;
+        }
+        check(begin.elapsed() < LIMIT / 2, "others were held up")
+    };
+    let outcome = others();
+    let ended = hung.try_wait()?;
+    // Not even a killed server is gone while it hangs.
+    fuse.signal(rustix::process::Signal::CONT)?;
+    outcome?;
+    check(ended.is_none(), "what was to hang did not")?;
+    check(hung.wait()?.success(), "it went on and failed")?;
+    above.stop()?;
+    drop(fuse);
+    below.stop()
+}
