@@ -7,14 +7,17 @@
 //! Contract: the ranges of the live `Buf`s of a slab never overlap. Everything else follows from it: a `&mut Buf`
 //! gives `&mut [u8]`, and a `Buf` may move to another thread.
 //!
+//! A large slab is a mapping of its own: its pages take memory when they are first touched, and go back to the system when it is freed.
+//!
 //! This crate is one of the few places in udm with `unsafe`; it does no I/O and knows no requests.
 
 mod pool;
 mod segments;
 
-pub use pool::BufPool;
+pub use pool::{BufPool, PIECE_MAX};
 pub use segments::Segments;
 
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -24,6 +27,9 @@ pub const ALIGN: usize = 4096;
 
 /// The largest slab in bytes (1 GiB): offsets and lengths are 32-bit.
 pub const MAX_LEN: usize = 1 << 30;
+
+/// Slabs of so many bytes and more are mappings. The allocator would clear them, because they are aligned, and keep them when they are freed.
+const MAP_MIN: usize = 64 << 10;
 
 /// The head of a slab, in an allocation of its own so that the data stays page-aligned without padding.
 struct Slab {
@@ -53,8 +59,21 @@ impl Buf {
     pub fn zeroed(len: usize) -> Buf {
         assert!((1..=MAX_LEN).contains(&len), "slab of {len} bytes");
         let layout = Buf::layout(len);
-        // SAFETY: the layout has a size above zero.
-        let data = unsafe { alloc_zeroed(layout) };
+        let data = if len >= MAP_MIN {
+            // SAFETY: a new private mapping, where the system likes it, touches no memory of anybody's. It is zeroed and page-aligned.
+            unsafe {
+                mmap_anonymous(
+                    std::ptr::null_mut(),
+                    len,
+                    ProtFlags::READ | ProtFlags::WRITE,
+                    MapFlags::PRIVATE,
+                )
+            }
+            .map_or(std::ptr::null_mut(), |data| data.cast())
+        } else {
+            // SAFETY: the layout has a size above zero.
+            unsafe { alloc_zeroed(layout) }
+        };
         let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
         let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len: len as u32 });
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len: len as u32 }
@@ -185,9 +204,15 @@ impl Drop for Buf {
         fence(Ordering::Acquire);
         // SAFETY: the count reached zero, so this is the last Buf; the box was leaked in `zeroed`.
         let slab = unsafe { Box::from_raw(self.slab.as_ptr()) };
-        let layout = Buf::layout(slab.len as usize);
-        // SAFETY: allocated in `zeroed` with this very layout.
-        unsafe { dealloc(slab.data.as_ptr(), layout) };
+        let (data, len) = (slab.data.as_ptr(), slab.len as usize);
+        if len >= MAP_MIN {
+            // SAFETY: mapped in `zeroed` with this very length, and nobody has a piece of it any more.
+            let unmapped = unsafe { munmap(data.cast(), len) };
+            debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
+        } else {
+            // SAFETY: allocated in `zeroed` with this very layout.
+            unsafe { dealloc(data, Buf::layout(len)) };
+        }
     }
 }
 
@@ -226,6 +251,16 @@ mod tests {
         assert_eq!(a.len(), 4);
         assert!(a.reclaim());
         assert_eq!(a.len(), 64);
+    }
+
+    #[test]
+    fn large_slabs_are_zeroed_and_aligned_as_small_ones_are() {
+        for len in [1, 4095, MAP_MIN - 1, MAP_MIN, MAP_MIN + 1, 1 << 20] {
+            let mut b = Buf::zeroed(len);
+            assert_eq!((b.addr() % ALIGN, b.len()), (0, len));
+            assert!(b.iter().all(|&x| x == 0));
+            b.fill(1);
+        }
     }
 
     #[test]

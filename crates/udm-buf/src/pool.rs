@@ -1,6 +1,9 @@
 //! Recycled slabs, so that a warm core allocates nothing.
 
-use crate::Buf;
+use crate::{Buf, Segments};
+
+/// The longest piece in bytes that [`BufPool::get_pieces`] gives.
+pub const PIECE_MAX: usize = 1 << 20;
 
 /// Slabs by power-of-two size, kept for reuse. One to a core or a connection; never shared.
 #[derive(Debug)]
@@ -8,6 +11,7 @@ pub struct BufPool {
     /// `classes[i]` holds free slabs of `MIN << i` bytes.
     classes: Vec<Vec<Buf>>,
     kept: usize,
+    out: usize,
     keep_max: usize,
 }
 
@@ -18,7 +22,7 @@ impl BufPool {
     /// A pool that keeps at most `keep_max` bytes of free slabs; what is put back beyond that is freed.
     #[must_use]
     pub fn new(keep_max: usize) -> BufPool {
-        BufPool { classes: Vec::new(), kept: 0, keep_max }
+        BufPool { classes: Vec::new(), kept: 0, out: 0, keep_max }
     }
 
     fn class(len: usize) -> usize {
@@ -35,16 +39,43 @@ impl BufPool {
             }
             None => Buf::zeroed(MIN << class),
         };
+        self.out += buf.slab_len();
         if buf.len() > len {
             buf.truncate(len);
         }
         buf
     }
 
+    /// Memory of exactly `len` bytes, in pieces of at most [`PIECE_MAX`], each aligned and, but for the last, of that length.
+    pub fn get_pieces(&mut self, len: usize) -> Segments {
+        let mut pieces = Segments::new();
+        let mut left = len;
+        while left > 0 {
+            let now = left.min(PIECE_MAX);
+            pieces.push(self.get(now));
+            left -= now;
+        }
+        pieces
+    }
+
+    /// By how much [`BufPool::held`] would grow with a [`BufPool::get_pieces`] of `len` bytes.
+    #[must_use]
+    pub fn growth(&self, len: usize) -> usize {
+        let free = |len| self.classes.get(BufPool::class(len)).map_or(0, Vec::len);
+        let (whole, last) = (len / PIECE_MAX, len % PIECE_MAX);
+        let pieces = whole.saturating_sub(free(PIECE_MAX)) * PIECE_MAX;
+        let rest = if last == 0 || free(last) > 0 { 0 } else { MIN << BufPool::class(last) };
+        pieces + rest
+    }
+
     /// Takes a buffer back. One whose slab has other live pieces, or that is too much to keep, is dropped.
     pub fn put(&mut self, mut buf: Buf) {
         let size = buf.slab_len();
-        if !size.is_power_of_two() || size < MIN || self.kept + size > self.keep_max || !buf.reclaim() {
+        if !size.is_power_of_two() || size < MIN || !buf.reclaim() {
+            return;
+        }
+        self.out = self.out.saturating_sub(size);
+        if self.kept + size > self.keep_max {
             return;
         }
         let class = BufPool::class(size);
@@ -53,6 +84,18 @@ impl BufPool {
         }
         self.kept += size;
         self.classes[class].push(buf);
+    }
+
+    /// Frees what is kept.
+    pub fn trim(&mut self) {
+        self.classes = Vec::new();
+        self.kept = 0;
+    }
+
+    /// Bytes of slabs that are out or kept.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.out + self.kept
     }
 
     /// Bytes held free.
@@ -76,6 +119,22 @@ mod tests {
         assert_eq!(p.kept(), 8192);
         let b = p.get(8192);
         assert_eq!((b.addr(), b.len(), p.kept()), (addr, 8192, 0));
+    }
+
+    #[test]
+    fn what_is_held_is_what_is_out_and_what_is_kept() {
+        let mut p = BufPool::new(4 << 20);
+        for len in [1, 4096, PIECE_MAX, PIECE_MAX + 1, 3 * PIECE_MAX + 70_000] {
+            let grows = p.growth(len);
+            let before = p.held();
+            let pieces = p.get_pieces(len);
+            assert_eq!((pieces.len(), p.held() - before), (len, grows));
+            assert!(pieces.iter().all(|b| b.addr() % crate::ALIGN == 0));
+            pieces.into_iter().for_each(|b| p.put(b));
+            assert_eq!(p.held(), p.kept());
+        }
+        p.trim();
+        assert_eq!((p.held(), p.kept()), (0, 0));
     }
 
     #[test]

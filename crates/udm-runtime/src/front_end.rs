@@ -2,6 +2,9 @@
 
 use crate::devices::{DeviceSlot, Devices};
 use crate::ring::{Client, Done, RingOp};
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreId, Cx, Device, Nanos, OpenError, OwnerId};
 
@@ -25,6 +28,9 @@ pub trait FrontEnd {
 /// Marks the owners that are front ends. Lanes count theirs from 1 and never get there.
 pub(crate) const FRONT: u32 = 1 << 31;
 
+/// What the front ends of a core share, one of each type.
+pub(crate) type Locals = HashMap<TypeId, Rc<dyn Any>>;
+
 /// A front end's place on its core, which another may have later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FrontKey(usize);
@@ -40,6 +46,9 @@ pub struct FrontCx<'a, 'b> {
     pub(crate) wake: &'a mut Nanos,
     /// Front ends to be called in the next turn.
     pub(crate) roused: &'a mut Vec<usize>,
+    /// All front ends are to be called in the next turn.
+    pub(crate) roused_all: &'a mut bool,
+    pub(crate) locals: &'a mut Locals,
 }
 
 impl FrontCx<'_, '_> {
@@ -102,6 +111,18 @@ impl FrontCx<'_, '_> {
     /// its place now.
     pub fn rouse(&mut self, front: FrontKey) {
         self.roused.push(front.0);
+    }
+
+    /// The same for all front ends of this core.
+    pub fn rouse_all(&mut self) {
+        *self.roused_all = true;
+    }
+
+    /// What the front ends of this core share of type `T`, made by the first that asks.
+    pub fn local<T: 'static>(&mut self, make: impl FnOnce() -> T) -> Rc<T> {
+        let shared = self.locals.entry(TypeId::of::<T>()).or_insert_with(|| Rc::new(make()));
+        let Ok(shared) = Rc::clone(shared).downcast::<T>() else { unreachable!("kept by its type") };
+        shared
     }
 
     /// The core that runs this.

@@ -6,7 +6,7 @@
 
 use crate::cluster::{Cluster, Mail};
 use crate::devices::Devices;
-use crate::front_end::{FRONT, FrontCx, FrontEnd};
+use crate::front_end::{FRONT, FrontCx, FrontEnd, Locals};
 use crate::local::{CoreOptions, LocalCore};
 use crate::ring::Client;
 use slab::Slab;
@@ -140,8 +140,11 @@ struct Inner {
     touched: Vec<usize>,
     /// Front ends that are to be gathered in the next turn.
     roused: Vec<usize>,
+    roused_all: bool,
     /// A list for the same, while they are.
     rousing: Vec<usize>,
+    /// What front ends share.
+    locals: Locals,
     /// The earliest time that a front end asked for.
     wake: Nanos,
     stopping: Option<Nanos>,
@@ -190,6 +193,10 @@ impl Inner {
             }
         }
         std::mem::swap(&mut self.roused, &mut self.rousing);
+        if std::mem::take(&mut self.roused_all) {
+            self.rousing.clear();
+            self.rousing.extend(self.fronts.iter().map(|(key, _)| key));
+        }
         for i in 0..self.rousing.len() {
             moved = true;
             self.call(self.rousing[i], cx, |front, _, fcx| front.gather(fcx));
@@ -204,7 +211,7 @@ impl Inner {
         if self.wake != Nanos::NEVER {
             cx.wake_at(self.wake);
         }
-        if !self.roused.is_empty() {
+        if !self.roused.is_empty() || self.roused_all {
             cx.wake_at(cx.now);
         }
         moved
@@ -283,6 +290,8 @@ impl Inner {
             in_flight: &mut attached.in_flight,
             wake: &mut attached.wake,
             roused: &mut self.roused,
+            roused_all: &mut self.roused_all,
+            locals: &mut self.locals,
         };
         f(&mut *front, &mut done, &mut fcx);
         attached.done = done;

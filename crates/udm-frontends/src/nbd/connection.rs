@@ -5,13 +5,19 @@
 //! send lead straight to *dead*; `DISC`, the end of the stream and a stop of the server to *draining*. Memory is freed
 //! when the last bio and the last ring operation are back, not before.
 
+mod keep;
+mod shake;
+
 use super::ServerOptions;
 use super::exports::{ExportUse, Exports, Geometry};
-use super::handshake::{Handshake, Session, Step};
-use super::receive::Receiver;
+use super::handshake::Handshake;
+use super::memory::Holding;
+use super::places::Place;
+use super::receive::{Receiver, Wait};
 use super::reply::{Sender, recycle};
 use super::serve::Pending;
-use super::stats::{Place, Tally};
+use super::stats::Tally;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::{Batch, BioFlags, BioPool, BufPool, Nanos, Segments};
@@ -24,8 +30,8 @@ const SEND: u64 = 1;
 /// Requests that a connection takes in a turn, so that a flood of them leaves the core to its other clients in between.
 const REQUESTS_A_TURN: usize = 256;
 
-/// Handshake output that may wait for a send, in bytes; more input is not looked at until it is gone.
-const HANDSHAKE_OUT_MAX: usize = 64 << 10;
+/// A connection that was idle for so long gives back what it kept for reuse.
+const IDLE: Nanos = Nanos(1_000_000_000);
 
 pub(super) enum Phase {
     Handshake(Handshake),
@@ -36,7 +42,8 @@ pub(super) enum Phase {
 
 /// A client's connection. See the module's documentation.
 pub(super) struct Connection {
-    fd: Arc<OwnedFd>,
+    /// `None` when nothing more is received or sent: a connection whose client is gone keeps no descriptor.
+    fd: Option<Arc<OwnedFd>>,
     exports: Arc<Exports>,
     options: ServerOptions,
     place: Place,
@@ -63,6 +70,20 @@ pub(super) struct Connection {
     pub(super) open: usize,
     pub(super) open_bytes: usize,
     pub(super) tally: Tally,
+    /// `None` before the first call on its core.
+    memory: Option<Holding>,
+    /// Bytes that write-zeroes in flight may need as data.
+    pub(super) zeroing: usize,
+    /// When its client last moved a byte, or was last given reason to; when anything of it last moved.
+    client_at: Nanos,
+    active_at: Nanos,
+    /// When to look whether it is idle, and whether it waited for memory for too long.
+    trim_at: Nanos,
+    patience_at: Nanos,
+    /// It keeps something for reuse.
+    keeps: bool,
+    /// The client will send no more.
+    said_all: bool,
     ops: Vec<Done>,
     /// The turn, by its time, and the requests taken in it.
     turn: Nanos,
@@ -71,7 +92,7 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(
-        fd: OwnedFd,
+        fd: Arc<OwnedFd>,
         exports: Arc<Exports>,
         mut options: ServerOptions,
         place: Place,
@@ -80,7 +101,7 @@ impl Connection {
         options.requests_max = options.requests_max.max(1);
         options.bytes_max = options.bytes_max.max(1);
         Connection {
-            fd: Arc::new(fd),
+            fd: Some(fd),
             exports,
             place,
             phase: Phase::Handshake(Handshake::default()),
@@ -101,6 +122,14 @@ impl Connection {
             open: 0,
             open_bytes: 0,
             tally: Tally::default(),
+            memory: None,
+            zeroing: 0,
+            client_at: Nanos(0),
+            active_at: Nanos(0),
+            trim_at: Nanos::NEVER,
+            patience_at: Nanos::NEVER,
+            keeps: false,
+            said_all: false,
             ops: Vec::new(),
             turn: Nanos(0),
             taken: 0,
@@ -113,15 +142,19 @@ impl Connection {
     fn received(&mut self, done: Done) {
         self.receiving = false;
         if matches!(self.phase, Phase::Dead) {
-            return;
+            return recycle(done.data, &mut self.writes);
         }
         match done.result {
-            Ok(n) if n > 0 => self.rx.arrived(n as usize, done.data),
+            Ok(n) if n > 0 => {
+                self.place.talks();
+                self.rx.arrived(n as usize, done.data);
+            }
             Ok(_) => {
                 self.rx.arrived(0, done.data);
                 // The client will say no more; it may still listen for its answers.
                 match self.phase {
-                    Phase::Serving => self.phase = Phase::Draining,
+                    Phase::Serving if self.is_cut() => self.phase = Phase::Dead,
+                    Phase::Serving => (self.phase, self.said_all) = (Phase::Draining, true),
                     Phase::Handshake(_) => self.phase = Phase::Dead,
                     Phase::Draining | Phase::Dead => {}
                 }
@@ -132,6 +165,14 @@ impl Connection {
                 self.phase = Phase::Dead;
             }
         }
+    }
+
+    /// True when the client takes no answers either. TCP does not say so before a send fails.
+    fn is_cut(&self) -> bool {
+        let Some(fd) = &self.fd else { return true };
+        let mut fds = [PollFd::new(fd, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
     fn sent(&mut self, done: Done, cx: &mut FrontCx<'_, '_>) {
@@ -157,8 +198,10 @@ impl Connection {
     }
 
     fn send(&mut self, data: Segments, cx: &mut FrontCx<'_, '_>) {
+        let Some(fd) = self.fd.clone() else { return };
         self.sending = true;
-        cx.push(SEND, RingOp::Send { fd: self.fd.clone(), data });
+        self.client_at = cx.now();
+        cx.push(SEND, RingOp::Send { fd, data });
     }
 
     fn is_full(&self) -> bool {
@@ -176,10 +219,11 @@ impl Connection {
         }
         while matches!(self.phase, Phase::Serving) && self.taken < REQUESTS_A_TURN {
             // A write that was let in gets its payload, whatever the bounds say of the next request.
-            full = self.arriving.is_none() && self.is_full();
+            full = self.arriving.is_none() && (self.is_full() || !self.may_have(self.next_need(), cx));
             if full || !self.take_request(cx) {
                 break;
             }
+            self.keeps = true;
             self.taken += 1;
             if self.taken == REQUESTS_A_TURN {
                 // What has arrived besides comes next turn.
@@ -187,15 +231,8 @@ impl Connection {
             }
         }
         let listens = matches!(self.phase, Phase::Serving | Phase::Handshake(_));
-        if listens
-            && !full
-            && self.taken < REQUESTS_A_TURN
-            && !self.receiving
-            && !self.is_choked()
-            && let Some(data) = self.rx.room()
-        {
-            self.receiving = true;
-            cx.push(RECV, RingOp::Recv { fd: self.fd.clone(), data });
+        if listens && !full && self.taken < REQUESTS_A_TURN && !self.receiving && !self.is_choked() {
+            self.receive(cx);
         }
         if !matches!(self.phase, Phase::Dead)
             && !self.sending
@@ -205,6 +242,24 @@ impl Connection {
         }
         self.wind_up(cx);
         self.place.publish(&mut self.tally);
+        self.publish_memory(cx);
+    }
+
+    fn receive(&mut self, cx: &mut FrontCx<'_, '_>) {
+        let may = self.allowance();
+        let mut room = self.rx.room(&mut self.writes, may);
+        if let Err(Wait::Memory(need)) = room
+            && self.may_have(need, cx)
+        {
+            let may = self.allowance();
+            room = self.rx.room(&mut self.writes, may);
+        }
+        if let (Ok(data), Some(fd)) = (room, self.fd.clone()) {
+            self.leave_line(cx);
+            self.receiving = true;
+            self.client_at = cx.now();
+            cx.push(RECV, RingOp::Recv { fd, data });
+        }
     }
 
     /// True while a client that is still shaking hands does not read what it asked for.
@@ -217,14 +272,20 @@ impl Connection {
         if matches!(self.phase, Phase::Draining) && self.pending.is_empty() && self.tx.is_idle() {
             self.phase = Phase::Dead;
         }
-        if !matches!(self.phase, Phase::Dead) {
+        let over = matches!(self.phase, Phase::Dead);
+        if (over || self.said_all) && !self.pending.is_empty() {
+            self.place.orphan();
+        }
+        if !over {
             return;
         }
         // What is under way in the ring ends with an error or the end of the stream.
-        if self.receiving || self.sending {
-            let _ = rustix::net::shutdown(&*self.fd, rustix::net::Shutdown::Both);
+        if !self.receiving && !self.sending {
+            self.fd = None;
+        } else if let Some(fd) = &self.fd {
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
         }
-        self.rx.clear();
+        self.rx.clear(&mut self.writes);
         if self.arriving.take().is_some() {
             self.tally.ended += 1;
         }
@@ -235,50 +296,8 @@ impl Connection {
             cx.close(slot);
             self.export = None;
         }
-        if self.deadline != Nanos::NEVER {
-            self.deadline = Nanos::NEVER;
-            cx.wake_at(Nanos::NEVER);
-        }
-    }
-
-    // ---- handshake ----
-
-    fn shake(&mut self, cx: &mut FrontCx<'_, '_>) {
-        if !self.tx.is_idle() {
-            return;
-        }
-        let mut out = Vec::new();
-        while let Phase::Handshake(handshake) = &mut self.phase
-            && out.len() < HANDSHAKE_OUT_MAX
-        {
-            let mut input = self.rx.unread();
-            let before = input.len();
-            let device = &mut self.device;
-            let step = handshake.step(&mut input, &mut out, &self.exports, &mut |export| {
-                *device = Some(cx.open(export.device())?);
-                Ok(())
-            });
-            let taken = before - input.len();
-            self.rx.consume(taken);
-            match step {
-                Step::Answered => {}
-                Step::More => break,
-                Step::Close => self.phase = Phase::Draining,
-                Step::Begin(session) => self.begin(session, cx),
-            }
-        }
-        self.tx.push_raw(&out);
-    }
-
-    fn begin(&mut self, session: Session, cx: &mut FrontCx<'_, '_>) {
-        self.export = Some((session.export, session.geometry));
-        self.structured = session.structured;
-        if session.structured {
-            self.tx.use_structured();
-        }
-        self.phase = Phase::Serving;
         self.deadline = Nanos::NEVER;
-        cx.wake_at(Nanos::NEVER);
+        self.trim();
     }
 }
 
@@ -287,12 +306,16 @@ impl FrontEnd for Connection {
         if !self.begun {
             self.begun = true;
             self.deadline = cx.now() + Nanos(self.options.handshake_max.as_nanos() as u64);
-            cx.wake_at(self.deadline);
+            self.memory = Some(Holding::new(cx, self.options.core_bytes_max));
             self.tx.push_raw(&Handshake::greeting());
         }
         let mut ops = std::mem::take(&mut self.ops);
         cx.take(&mut ops);
         for done in ops.drain(..) {
+            self.active_at = cx.now();
+            if done.result.is_ok_and(|n| n > 0) {
+                self.client_at = cx.now();
+            }
             match done.tag {
                 RECV => self.received(done),
                 _ => self.sent(done, cx),
@@ -303,10 +326,12 @@ impl FrontEnd for Connection {
             tracing::debug!("nbd: a connection ran out of time");
             self.phase = Phase::Dead;
         }
+        self.timers_due(cx);
         self.pump(cx);
     }
 
     fn complete(&mut self, done: &mut Batch, cx: &mut FrontCx<'_, '_>) {
+        self.active_at = cx.now();
         for bio in done.drain(..) {
             self.finished(bio, cx);
         }
@@ -318,7 +343,6 @@ impl FrontEnd for Connection {
             Phase::Serving | Phase::Draining => {
                 self.phase = Phase::Draining;
                 self.deadline = cx.now() + Nanos(self.options.stop_max.as_nanos() as u64);
-                cx.wake_at(self.deadline);
             }
             Phase::Handshake(_) => self.phase = Phase::Dead,
             Phase::Dead => {}

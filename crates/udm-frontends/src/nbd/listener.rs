@@ -1,6 +1,7 @@
 //! The server: a thread that accepts connections and deals them to the cores.
 
 use super::connection::Connection;
+use super::places::Lobby;
 use super::socket::{Kind, Listener, prepare};
 use super::stats::Counters;
 use super::{Exports, ServerOptions, Stats};
@@ -46,11 +47,17 @@ struct Shared {
     exports: Arc<Exports>,
     options: ServerOptions,
     counters: Arc<Counters>,
-    /// Where the search for a core begins; held while a place is taken.
-    turn: Mutex<usize>,
+    /// Where the search for a core begins, and who shakes hands; held while a place is taken.
+    door: Mutex<(usize, Lobby)>,
     stopping: AtomicBool,
     accept_errors: AtomicUsize,
     bell: OwnedFd,
+}
+
+/// Descriptors that this process may have.
+fn descriptors() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
 impl NbdServer {
@@ -81,9 +88,9 @@ impl NbdServer {
         let shared = Arc::new(Shared {
             cluster: cluster.clone(),
             exports,
-            options,
+            options: options.within(descriptors()),
             counters: Counters::new(cluster.len()),
-            turn: Mutex::new(0),
+            door: Mutex::default(),
             stopping: AtomicBool::new(false),
             accept_errors: AtomicUsize::new(0),
             bell: eventfd(0, EventfdFlags::CLOEXEC)?,
@@ -156,6 +163,12 @@ impl Shared {
     /// Accepts what has come in on `listener`; a bounded number, so that the others get their turn.
     fn accept_all(&self, listener: &Listener) {
         for _ in 0..64 {
+            if self.counters.is_crowded(&self.options) {
+                // Those that were shown out are on their way: who comes now waits for a moment, and is not refused.
+                let mut bell = [PollFd::new(&self.bell, PollFlags::IN)];
+                let _ = poll(&mut bell, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
+                return;
+            }
             match accept_with(&listener.fd, SocketFlags::CLOEXEC) {
                 Ok(fd) => {
                     // Without these settings it would work as well, only slower.
@@ -183,10 +196,12 @@ impl Shared {
 
     /// Gives a connection to a core. False when there are too many; then it is closed.
     fn deal(&self, fd: OwnedFd) -> bool {
+        let fd = Arc::new(fd);
         let place = {
-            let mut turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut door = self.door.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let (turn, lobby) = &mut *door;
             *turn = turn.wrapping_add(1);
-            self.counters.place(self.options.connections_max.max(1), *turn)
+            self.counters.place(&fd, lobby, &self.options, *turn)
         };
         let Some(place) = place else { return false };
         let (exports, options) = (self.exports.clone(), self.options.clone());

@@ -13,13 +13,15 @@
 //! * `connection`: the life of a client; `serve`: requests become bios, finished bios become answers.
 //! * `reply`: all answers of a turn leave in one send, headers and data gathered.
 //!
-//! Everything is bounded: connections, requests and bytes in flight on each ([`ServerOptions`]), the time for a handshake. At a bound the
-//! connection stops receiving until answers have gone out. A warm connection allocates nothing.
+//! Everything is bounded ([`ServerOptions`]): connections (`places`), requests and bytes in flight on each, the memory of a core (`memory`), the
+//! time for a handshake. At a bound the connection stops receiving until answers have gone out. A warm connection allocates nothing.
 
 mod connection;
 mod exports;
 mod handshake;
 mod listener;
+mod memory;
+mod places;
 mod receive;
 mod reply;
 mod request;
@@ -36,15 +38,27 @@ use std::time::Duration;
 /// The bounds of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Open connections; one more is closed at once. At least 1.
+    /// Clients that have chosen an export; one more is told that there is no room. At least 1. Those that are gone do not count.
     pub connections_max: usize,
+    /// Of these, of one peer: a user on Unix sockets, an address on TCP. At least 1.
+    pub peer_connections_max: usize,
+    /// Clients of one device, those included that are gone while it still has requests of theirs. At least 1.
+    pub device_connections_max: usize,
+    /// Connections in the handshake. For one more, the oldest that has said nothing is closed. At least 1.
+    pub handshakes_max: usize,
     /// Requests of one connection that are not answered yet. At least 1.
     pub requests_max: usize,
-    /// Bytes of data in the requests of one connection that are not answered yet; passed by one request at the most. At least 1. A
-    /// connection keeps for reuse as much at the most for reads, for long writes, and for what it receives into.
+    /// Bytes of data in the requests of one connection that are not answered yet; passed by one request at the most. At least 1.
     pub bytes_max: usize,
+    /// Bytes of memory that the connections of one core share; each connection has 640 KiB besides, and one request of a core may
+    /// pass it. So a server of `n` cores uses `n * (core_bytes_max + 64 MiB) + connections * 640 KiB` at the most. What a connection keeps for reuse
+    /// is part of it, and given back after a second without requests, or as soon as others need it.
+    pub core_bytes_max: usize,
     /// How long a client may take from connecting to choosing an export.
     pub handshake_max: Duration,
+    /// How long a client may keep memory without moving a byte while another waits for it; then it is closed. The more wait the shorter: divided
+    /// by their number.
+    pub stall_max: Duration,
     /// How long a connection may take to deliver its last answers when the server stops.
     pub stop_max: Duration,
 }
@@ -53,10 +67,48 @@ impl Default for ServerOptions {
     fn default() -> ServerOptions {
         ServerOptions {
             connections_max: 1024,
+            peer_connections_max: 768,
+            device_connections_max: 512,
+            handshakes_max: 256,
             requests_max: 1024,
             bytes_max: 64 << 20,
+            core_bytes_max: 256 << 20,
             handshake_max: Duration::from_secs(30),
+            stall_max: Duration::from_secs(5),
             stop_max: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Descriptors that the server leaves to the rest of the program: the control socket, the files of devices.
+const DESCRIPTORS_LEFT: usize = 128;
+
+impl ServerOptions {
+    /// The same with no more connections than `descriptors` are enough for.
+    fn within(mut self, descriptors: usize) -> ServerOptions {
+        let room = descriptors.saturating_sub(DESCRIPTORS_LEFT).max(4);
+        // For a moment there may be twice as many in the handshake.
+        self.handshakes_max = self.handshakes_max.min(room / 8).max(1);
+        self.connections_max = self.connections_max.min(room - 2 * self.handshakes_max).max(1);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_descriptors_mean_few_connections() {
+        for (descriptors, handshakes, connections) in
+            [(0, 1, 2), (256, 16, 96), (1024, 112, 672), (1 << 20, 256, 1024)]
+        {
+            let options = ServerOptions::default().within(descriptors);
+            assert_eq!(
+                (options.handshakes_max, options.connections_max),
+                (handshakes, connections),
+                "{descriptors}"
+            );
         }
     }
 }

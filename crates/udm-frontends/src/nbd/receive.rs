@@ -1,13 +1,15 @@
 //! The receiving side of a connection: memory for what arrives, and the cutting of it into headers and payloads.
 //!
 //! Bytes arrive in a *slab*, request behind request. The payload of a write is cut out of it without a copy, so a slab is in use until the
-//! last of these writes is done; until then it rests in a list of bounded length. A long payload gets a buffer of its own, page-aligned and in
-//! one piece: its first bytes are copied there, and the kernel puts the rest right behind them. Beside such a buffer only a little
-//! of the slab is offered, so that of the next long payload, too, little arrives in the wrong place. Otherwise only a header or
-//! payload that straddles the end of its slab is copied, into the next.
+//! last of these writes is done; until then it rests in a list of bounded length. A long payload gets buffers of its own, page-aligned, one
+//! after the other as it arrives, so that memory is taken by what came and not by what was announced: its first bytes are copied there, and the
+//! kernel puts the rest right behind them. Beside such a buffer only a little of the slab is offered, so that of the next long
+//! payload, too, little arrives in the wrong place. Otherwise only a header or payload that straddles the end of its slab is copied, into the next.
 //!
 //! It does no I/O: the connection passes [`Receiver::room`] to the ring and gives the result to [`Receiver::arrived`].
 
+use super::reply::recycle;
+use udm_buf::PIECE_MAX;
 use udm_core::{Buf, BufPool, Segments};
 
 /// The first slab of a connection in bytes: an idle client costs little.
@@ -27,7 +29,8 @@ pub(super) struct Receiver {
     free: Option<Buf>,
     /// What the ring had to fill, in bytes; 0 when it has nothing.
     asked: usize,
-    /// Size of the next slab in bytes.
+    /// Size of the slab in use in bytes, and of the next one.
+    current_len: usize,
     slab_len: usize,
     /// Empty pieces of slabs that are used up: the slab is free again when its piece is the last.
     resting: Vec<Buf>,
@@ -44,11 +47,23 @@ pub(super) struct Receiver {
 
 /// A long payload on its way.
 struct Long {
-    /// What has arrived of it: the front of its buffer.
-    data: Buf,
-    /// The back of its buffer. Not here while the ring has it.
+    /// Its pieces that are full.
+    data: Segments,
+    /// What has arrived of the next piece.
+    front: Option<Buf>,
+    /// The back of that piece. Not here while the ring has it.
     rest: Option<Buf>,
+    /// Bytes that have not arrived.
     missing: usize,
+}
+
+/// Why nothing can be received for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// The ring has memory already, or too many slabs are in use: ask again when something has finished.
+    Others,
+    /// So many bytes of memory are needed, which is more than may be had.
+    Memory(usize),
 }
 
 impl Receiver {
@@ -58,6 +73,7 @@ impl Receiver {
             unread: None,
             free: Some(Buf::zeroed(SLAB_MIN)),
             asked: 0,
+            current_len: SLAB_MIN,
             slab_len: SLAB_MIN,
             resting: Vec::new(),
             resting_bytes: 0,
@@ -96,10 +112,9 @@ impl Receiver {
     }
 
     /// The next `len` (at least 1) bytes, when they are there. Once asked for, a payload is asked for until it is given.
-    /// Memory for a long one comes from `pool`.
-    pub(super) fn payload(&mut self, len: usize, pool: &mut BufPool) -> Option<Segments> {
+    pub(super) fn payload(&mut self, len: usize) -> Option<Segments> {
         if let Some(long) = &self.long {
-            return if long.missing == 0 { self.long.take().map(|l| l.data.into()) } else { None };
+            return if long.missing == 0 { self.long.take().map(|l| l.data) } else { None };
         }
         let there = self.unread().len();
         if there >= len {
@@ -110,11 +125,7 @@ impl Receiver {
             return None;
         }
         self.need = 1;
-        let mut rest = pool.get(len);
-        let mut data = rest.split_to(there);
-        data.copy_from_slice(self.unread());
-        self.unread = None;
-        self.long = Some(Long { data, rest: Some(rest), missing: len - there });
+        self.long = Some(Long { data: Segments::new(), front: None, rest: None, missing: len });
         None
     }
 
@@ -130,35 +141,60 @@ impl Receiver {
         self.skip -= n;
     }
 
-    /// Memory for the next receive. `None` when the ring has some already, or when too many slabs are in use: ask again when
-    /// writes have finished.
-    pub(super) fn room(&mut self) -> Option<Segments> {
+    /// Memory for the next receive, of which `may` bytes at the most are new. Buffers of long payloads come from `pool`.
+    ///
+    /// # Errors
+    /// When there is none, with the reason.
+    pub(super) fn room(&mut self, pool: &mut BufPool, mut may: usize) -> Result<Segments, Wait> {
         if self.asked > 0 {
-            return None;
+            return Err(Wait::Others);
         }
         self.skip_now();
         if self.unread.as_ref().is_some_and(|u| u.is_empty()) {
             self.unread = None;
         }
-        self.provide_slab();
+        self.provide_piece(pool, &mut may)?;
+        let refused = self.provide_slab(may).is_err();
         let rest = self.long.as_mut().and_then(|l| l.rest.take());
         let unread = self.unread().len();
+        // Behind the last piece only: what is behind another goes into the next piece.
+        let is_last = self.long.as_ref().is_none_or(|l| rest.as_ref().is_none_or(|r| r.len() == l.missing));
         let slab = match (&rest, &mut self.free) {
+            (Some(_), _) if !is_last => None,
             (Some(_), Some(free)) => Some(free.split_to(BESIDE.min(free.len()))).filter(|b| !b.is_empty()),
             (None, free) => free.take_if(|f| !f.is_empty() && f.len() + unread >= self.need),
             (Some(_), None) => None,
         };
         if rest.is_none() && slab.is_none() {
-            return None;
+            return Err(if refused { Wait::Memory(self.slab_len) } else { Wait::Others });
         }
         let mut room = std::mem::take(&mut self.spare);
         rest.into_iter().chain(slab).for_each(|buf| room.push(buf));
         self.asked = room.len();
-        Some(room)
+        Ok(room)
     }
 
-    /// Sees to it that `free` has room, if a slab can be had.
-    fn provide_slab(&mut self) {
+    /// Sees to it that a long payload has a piece to go on in. What lies in the slab of its first is moved there.
+    fn provide_piece(&mut self, pool: &mut BufPool, may: &mut usize) -> Result<(), Wait> {
+        let Some(long) = self.long.as_mut().filter(|l| l.missing > 0 && l.rest.is_none()) else {
+            return Ok(());
+        };
+        let len = long.missing.min(PIECE_MAX);
+        let growth = pool.growth(len);
+        *may = may.checked_sub(growth).ok_or(Wait::Memory(growth))?;
+        let mut rest = pool.get(len);
+        let there = self.unread.take();
+        let there = there.as_deref().unwrap_or_default();
+        // It is less than a slab, and less than the payload, or it would not be received by itself.
+        let mut front = rest.split_to(there.len());
+        front.copy_from_slice(there);
+        long.missing -= there.len();
+        (long.front, long.rest) = (Some(front), Some(rest));
+        Ok(())
+    }
+
+    /// Sees to it that `free` has room, if a slab can be had. `Err` when it takes more than `may` bytes.
+    fn provide_slab(&mut self, may: usize) -> Result<(), ()> {
         let unread = self.unread().len();
         debug_assert!(unread < self.slab_len, "whole requests are taken before more are received");
         if let Some(free) = &mut self.free {
@@ -167,10 +203,11 @@ impl Receiver {
             }
             let grows = unread == 0 && free.slab_len() < self.slab_len;
             if !grows && unread + free.len() >= self.need && free.len() >= free.slab_len() / LONG {
-                return;
+                return Ok(());
             }
         }
-        let Some(mut slab) = self.next_slab() else { return };
+        let Some(mut slab) = self.next_slab(may)? else { return Ok(()) };
+        self.current_len = slab.slab_len();
         if let Some(old) = self.unread.take() {
             slab[..old.len()].copy_from_slice(&old);
             self.unread = Some(slab.split_to(old.len()));
@@ -182,10 +219,11 @@ impl Receiver {
                 self.resting.push(old);
             }
         }
+        Ok(())
     }
 
     /// A slab that nobody uses any more, or a new one while the bound allows.
-    fn next_slab(&mut self) -> Option<Buf> {
+    fn next_slab(&mut self, may: usize) -> Result<Option<Buf>, ()> {
         let mut i = 0;
         while i < self.resting.len() {
             if !self.resting[i].is_unique() {
@@ -196,10 +234,29 @@ impl Receiver {
             self.resting_bytes -= slab.slab_len();
             // Smaller ones, of the time before it grew, are freed.
             if slab.slab_len() == self.slab_len && slab.reclaim() {
-                return Some(slab);
+                return Ok(Some(slab));
             }
         }
-        (self.resting_bytes < self.resting_max).then(|| Buf::zeroed(self.slab_len))
+        if self.resting_bytes >= self.resting_max {
+            return Ok(None);
+        }
+        if self.slab_len > may { Err(()) } else { Ok(Some(Buf::zeroed(self.slab_len))) }
+    }
+
+    /// Bytes of the slabs in use.
+    pub(super) fn held(&self) -> usize {
+        self.current_len + self.resting_bytes
+    }
+
+    /// Frees the slabs that nothing is in, but for the one that is being received into.
+    pub(super) fn trim(&mut self) {
+        self.resting.retain(|slab| !slab.is_unique());
+        self.resting_bytes = self.resting.iter().map(Buf::slab_len).sum();
+    }
+
+    /// True while a long payload has arrived in part.
+    pub(super) fn is_midway(&self) -> bool {
+        self.long.is_some()
     }
 
     /// Takes the memory back from the ring, with `n` bytes received into it.
@@ -208,7 +265,7 @@ impl Receiver {
         let full = n == self.asked;
         self.asked = 0;
         let Some(last) = data.pop() else { return };
-        let slab = match self.long.as_mut().filter(|l| l.missing > 0 && l.rest.is_none()) {
+        let slab = match self.long.as_mut().filter(|l| l.front.is_some() && l.rest.is_none()) {
             Some(long) => {
                 // The payload's own buffer, and behind it the part of the slab, if there was one.
                 let (mut rest, slab) = match data.pop() {
@@ -218,8 +275,16 @@ impl Receiver {
                 let got = n.min(rest.len());
                 n -= got;
                 long.missing -= got;
-                join(&mut long.data, rest.split_to(got));
-                long.rest = Some(rest).filter(|r| !r.is_empty());
+                if let Some(front) = &mut long.front {
+                    join(front, rest.split_to(got));
+                }
+                if rest.is_empty() {
+                    // First of all the empty rest: a full piece is the only one of its slab.
+                    drop(rest);
+                    long.front.take().into_iter().for_each(|piece| long.data.push(piece));
+                } else {
+                    long.rest = Some(rest);
+                }
                 slab
             }
             None => {
@@ -245,10 +310,13 @@ impl Receiver {
     }
 
     /// Frees what a closed connection still holds of its client's bytes.
-    pub(super) fn clear(&mut self) {
+    pub(super) fn clear(&mut self, pool: &mut BufPool) {
         self.unread = None;
-        self.long = None;
         self.skip = 0;
+        if let Some(Long { mut data, front, rest, .. }) = self.long.take() {
+            front.into_iter().chain(rest).for_each(|piece| data.push(piece));
+            recycle(data, pool);
+        }
     }
 }
 

@@ -30,8 +30,11 @@ fn run(lens: &[usize], sizes: &[usize], held: usize, skip_every: usize) -> usize
         // Take what is there.
         loop {
             if let Some(len) = arriving {
-                let Some(data) = rx.payload(len, &mut pool) else { break };
-                assert_eq!(data.iter().count(), 1, "a payload is in one piece");
+                let Some(data) = rx.payload(len) else { break };
+                assert!(
+                    data.iter().count() <= len.div_ceil(PIECE_MAX),
+                    "a payload is in as few pieces as there can be"
+                );
                 let got: Vec<u8> = data.iter().flat_map(|b| b.to_vec()).collect();
                 assert!(got == bytes[at..at + len], "payload {taken} of {len} bytes");
                 at += len;
@@ -59,8 +62,11 @@ fn run(lens: &[usize], sizes: &[usize], held: usize, skip_every: usize) -> usize
             break;
         }
         // Receive some.
-        let mut room = rx.room().expect("the bound is not reached here");
-        assert!(rx.room().is_none(), "one receive at a time");
+        let may = [usize::MAX, PIECE_MAX][turn % 2];
+        let before = rx.held() + pool.held();
+        let mut room = rx.room(&mut pool, may).expect("the bound is not reached here");
+        assert!(rx.held() + pool.held() <= before.saturating_add(may), "it takes what it may");
+        assert_eq!(rx.room(&mut pool, 0).unwrap_err(), Wait::Others, "one receive at a time");
         let n = sizes[turn % sizes.len()].min(room.len()).min(bytes.len() - sent);
         assert!(n > 0, "nothing left to receive, and {taken} of {} taken", lens.len());
         turn += 1;
@@ -97,19 +103,63 @@ fn at_the_bound_it_asks_for_nothing_until_payloads_are_dropped() {
     let (mut rx, mut pool) = (Receiver::new(4 * SLAB_MAX), BufPool::new(1 << 20));
     let mut alive = Vec::new();
     for _ in 0..100_000 {
-        let Some(mut room) = rx.room() else { break };
+        let Ok(mut room) = rx.room(&mut pool, usize::MAX) else { break };
         room.fill(1);
         let n = room.len();
         rx.arrived(n, room);
-        while let Some(data) = rx.payload(512, &mut pool) {
+        while let Some(data) = rx.payload(512) {
             alive.push(data);
         }
     }
-    assert!(rx.room().is_none());
+    assert_eq!(rx.room(&mut pool, usize::MAX).unwrap_err(), Wait::Others);
     let bytes: usize = alive.iter().map(Segments::len).sum();
     assert!(bytes <= 6 * SLAB_MAX, "{bytes}");
     alive.clear();
-    assert!(rx.room().is_some());
+    assert!(rx.room(&mut pool, 0).is_ok(), "without anything new");
+    alive.clear();
+    rx.trim();
+    assert!(rx.held() <= 2 * SLAB_MAX, "{}", rx.held());
+}
+
+/// What is announced takes no memory; what arrives does, a piece at a time, and none without leave.
+#[test]
+fn a_long_payload_takes_memory_as_it_arrives() {
+    let (mut rx, mut pool) = (Receiver::new(4 * SLAB_MAX), BufPool::new(0));
+    let len = 8 * PIECE_MAX + 5;
+    assert!(rx.payload(len).is_none());
+    assert_eq!(pool.held(), 0);
+    let mut got = 0;
+    while got < len {
+        // A whole piece is missing: nothing is received without leave for it.
+        if got % PIECE_MAX == 0 && len - got >= PIECE_MAX {
+            assert_eq!(rx.room(&mut pool, PIECE_MAX - 1).unwrap_err(), Wait::Memory(PIECE_MAX));
+        }
+        let mut room = rx.room(&mut pool, PIECE_MAX).unwrap();
+        let n = room.len().min(PIECE_MAX / 4).min(len - got);
+        room.fill(1);
+        rx.arrived(n, room);
+        got += n;
+        assert!(pool.held() <= got + PIECE_MAX, "{} for {got} bytes", pool.held());
+        if let Some(data) = rx.payload(len) {
+            assert_eq!((data.len(), got), (len, len));
+            recycle(data, &mut pool);
+        }
+    }
+    assert_eq!(pool.held(), 0);
+}
+
+/// A client that goes away in the middle leaves nothing.
+#[test]
+fn half_a_payload_is_freed() {
+    let (mut rx, mut pool) = (Receiver::new(4 * SLAB_MAX), BufPool::new(0));
+    assert!(rx.payload(3 * PIECE_MAX).is_none());
+    let room = rx.room(&mut pool, usize::MAX).unwrap();
+    rx.arrived(PIECE_MAX, room);
+    let room = rx.room(&mut pool, usize::MAX).unwrap();
+    rx.arrived(1000, room);
+    assert_eq!(pool.held(), 2 * PIECE_MAX);
+    rx.clear(&mut pool);
+    assert_eq!(pool.held(), 0);
 }
 
 proptest! {

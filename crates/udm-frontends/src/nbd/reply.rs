@@ -15,6 +15,9 @@ const HEADER_MAX: usize = 28;
 const HEADERS_LEN: usize = 16 << 10;
 const _: () = assert!(HEADERS_LEN >= RingOp::MAX_PIECES / 2 * HEADER_MAX);
 
+/// Bytes of one send at the most: a client that takes its answers slowly is seen to take them.
+const SEND_MAX: usize = 4 << 20;
+
 /// An answer to a request.
 pub(super) struct Answer {
     /// The client's name for the request.
@@ -38,6 +41,8 @@ pub(super) struct Sender {
     /// Bytes of the handshake; they go before all answers.
     raw: Segments,
     headers: Buf,
+    /// What is gathered and was too long for the send under way.
+    rest: Segments,
     /// A list with room for many pieces.
     spare: Segments,
     /// The answers in the send under way; `None` when there is none.
@@ -58,6 +63,7 @@ impl Sender {
             structured: false,
             raw: Segments::new(),
             headers: Buf::zeroed(HEADERS_LEN),
+            rest: Segments::new(),
             spare: Segments::new(),
             sending: None,
         }
@@ -96,7 +102,17 @@ impl Sender {
         let out =
             if self.raw.is_empty() { self.gather(&mut sent, tally) } else { std::mem::take(&mut self.raw) };
         self.sending = Some(sent);
-        Some(out)
+        Some(self.cut(out))
+    }
+
+    /// As much of `out` as goes into one send; the rest is kept.
+    fn cut(&mut self, mut out: Segments) -> Segments {
+        if out.len() <= SEND_MAX {
+            return out;
+        }
+        let now = out.split_to(SEND_MAX);
+        self.rest = out;
+        now
     }
 
     /// As many answers as one send takes.
@@ -153,14 +169,32 @@ impl Sender {
         while let Some(buf) = data.pop() {
             pool.put(buf);
         }
+        if !self.rest.is_empty() {
+            let rest = std::mem::take(&mut self.rest);
+            return Err(self.cut(rest));
+        }
         self.spare = data;
         Ok(self.sending.take().unwrap_or_default())
+    }
+
+    /// Bytes held for headers.
+    pub(super) fn held(&self) -> usize {
+        HEADERS_LEN
+    }
+
+    /// Frees lists that have grown.
+    pub(super) fn trim(&mut self) {
+        if self.queue.is_empty() {
+            self.queue = VecDeque::new();
+        }
+        self.spare = Segments::new();
     }
 
     /// Drops all that waits and forgets what was under way; returns how many answers that were.
     pub(super) fn clear(&mut self, pool: &mut BufPool) -> usize {
         let mut n = self.sending.take().unwrap_or_default().answers;
         self.raw = Segments::new();
+        recycle(std::mem::take(&mut self.rest), pool);
         n += self.queue.len();
         for answer in self.queue.drain(..) {
             recycle(answer.data, pool);
@@ -229,6 +263,25 @@ mod tests {
         let n = rest.len();
         assert_eq!(s.sent(n, rest, &mut pool).unwrap(), Sent { answers: 2, charge: 200 });
         assert!(s.is_idle());
+    }
+
+    #[test]
+    fn a_long_answer_leaves_in_several_sends() {
+        let (mut s, mut tally, mut pool) = (Sender::new(), Tally::default(), BufPool::new(1 << 20));
+        let len = 2 * SEND_MAX + 100;
+        let data = pool.get_pieces(len);
+        s.push(Answer { cookie: 1, error: 0, read: true, offset: 0, charge: len, data });
+        let mut part = s.next(&mut tally).unwrap();
+        let mut lens = Vec::new();
+        let sent = loop {
+            lens.push(part.len());
+            match s.sent(part.len(), part, &mut pool) {
+                Ok(sent) => break sent,
+                Err(rest) => part = rest,
+            }
+        };
+        assert_eq!((lens, sent), (vec![SEND_MAX, SEND_MAX, 116], Sent { answers: 1, charge: len }));
+        assert_eq!((s.is_idle(), pool.held()), (true, pool.kept()), "all memory is back");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use udm_runtime::FrontCx;
 use udm_wire::nbd::{Command, CommandFlags, PAYLOAD_SKIP_MAX, Request, error_from_errno};
 
 /// What `CACHE` and written-out zeroes move at a time, in bytes.
-const PIECE: u32 = 256 << 10;
+pub(super) const PIECE: u32 = 256 << 10;
 
 /// A request between its arrival and the end of its last bio.
 pub(super) struct Pending {
@@ -40,7 +40,7 @@ impl Connection {
     /// Takes one request, if it is there. False when there is nothing more to take for now.
     pub(super) fn take_request(&mut self, cx: &mut FrontCx<'_, '_>) -> bool {
         if let Some((request, flags)) = self.arriving {
-            let Some(data) = self.rx.payload(request.len as usize, &mut self.writes) else { return false };
+            let Some(data) = self.rx.payload(request.len as usize) else { return false };
             self.arriving = None;
             let charge = data.len();
             self.start(request, Op::Write, flags, data, charge, cx);
@@ -81,8 +81,8 @@ impl Connection {
             }
             Ok(Plan::Bio(Op::Read, flags)) => {
                 let charge = request.len as usize;
-                let data = self.reads.get(charge);
-                self.start(request, Op::Read, flags, data.into(), charge, cx);
+                let data = self.reads.get_pieces(charge);
+                self.start(request, Op::Read, flags, data, charge, cx);
             }
             Ok(Plan::Bio(op, flags)) => {
                 // Zeroes may have to be written out; and 28 bytes must not ask for work without end.
@@ -105,6 +105,9 @@ impl Connection {
     ) {
         if op != Op::Write {
             self.open_bytes += charge;
+        }
+        if op == Op::WriteZeroes {
+            self.zeroing += charge;
         }
         let piece = self.piece(&request);
         let (mut data, stage) = (data, Stage::Range { done: 0 });
@@ -199,6 +202,9 @@ impl Connection {
     fn end(&mut self, key: usize, mut bio: Box<Bio>) {
         let Pending { request, charge, front: mut data, rest, .. } = self.pending.remove(key);
         let error = error_from_errno(bio.status.errno());
+        if request.command == Command::WriteZeroes {
+            self.zeroing -= charge;
+        }
         data.append(std::mem::take(&mut bio.data));
         data.append(rest);
         let data = match request.command {

@@ -86,7 +86,7 @@ fn what_is_in_flight_is_awaited() {
     world.wait_for("all is under way", |s| s.in_flight >= 20 * 50 && world.disk.held() == 20 * 50);
     std::thread::sleep(Duration::from_millis(50));
     let stats = world.server.stats();
-    assert_eq!(stats.connections, 20, "a connection lasts as long as its bios: {stats:?}");
+    assert_eq!(stats.orphans, 20, "what is left of a connection lasts as long as its bios: {stats:?}");
     world.disk.open_gate();
     world.wait_until_empty();
     world.end();

@@ -82,29 +82,6 @@ fn tcp_works_as_well() {
     world.end();
 }
 
-#[test]
-fn too_many_connections_are_closed_at_once() {
-    let options = ServerOptions { connections_max: 3, ..ServerOptions::default() };
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("nbd.sock");
-    let world = World::with(disk(), options, &[Listen::Unix(path.clone())]);
-    let mut clients: Vec<_> = (0..3).map(|_| world.client(true)).collect();
-    let mut extra = Client::on(UnixStream::connect(&path).unwrap());
-    assert!(extra.is_at_end());
-    assert_eq!(world.server.adopt(Client::pair().1).unwrap_err().raw_os_error(), Some(16));
-    assert_eq!(world.server.stats().refused, 2);
-    for c in &mut clients {
-        assert!(c.read(0, 512).is_ok());
-    }
-    clients.pop();
-    world.wait_for("the place is free", |s| s.connections == 2);
-    let mut late = Client::on(UnixStream::connect(&path).unwrap());
-    late.go("disk", false);
-    drop((late, clients));
-    world.wait_until_empty();
-    world.end();
-}
-
 /// A stop while requests are on the device: they are answered, then the connection ends. One that is silent ends too.
 #[test]
 fn a_stop_finishes_what_is_in_flight() {

@@ -6,6 +6,7 @@ mod disk;
 mod hostile;
 mod life;
 mod limits;
+mod places;
 
 use client::Client;
 use disk::TestDisk;
@@ -65,7 +66,7 @@ impl World {
 
     /// Waits until nothing is left of any client, and checks that this is so.
     fn wait_until_empty(&self) {
-        let stats = self.wait_for("connections stay open", |s| s.connections == 0);
+        let stats = self.wait_for("connections stay open", |s| s.connections + s.orphans == 0);
         assert_eq!(stats.in_flight, 0, "{stats:?}");
         assert_eq!(self.exports.all().iter().map(|e| e.users()).sum::<usize>(), 0);
         assert_eq!(self.disk.held(), 0);

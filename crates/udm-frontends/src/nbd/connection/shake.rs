@@ -1,0 +1,61 @@
+//! A connection until it has chosen an export.
+
+use super::{Connection, Phase};
+use crate::nbd::handshake::{Session, Step};
+use udm_core::{Nanos, OpenError};
+use udm_runtime::FrontCx;
+
+const EBUSY: i32 = 16;
+
+/// Output that may wait for a send, in bytes; more input is not looked at until it is gone.
+const OUT_MAX: usize = 64 << 10;
+
+impl Connection {
+    pub(super) fn shake(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if !self.tx.is_idle() {
+            return;
+        }
+        let mut out = Vec::new();
+        while let Phase::Handshake(handshake) = &mut self.phase
+            && out.len() < OUT_MAX
+        {
+            let mut input = self.rx.unread();
+            let before = input.len();
+            let (device, place, options) = (&mut self.device, &self.place, &self.options);
+            let step = handshake.step(&mut input, &mut out, &self.exports, &mut |export| {
+                let users = export.users() - 1;
+                if users >= options.device_connections_max.max(1) {
+                    let text =
+                        format!("{users} clients use it, or have left requests in it: no room for more");
+                    return Err(OpenError::new(EBUSY, text));
+                }
+                let slot = cx.open(export.device())?;
+                if let Err(text) = place.serve(options) {
+                    cx.close(slot);
+                    return Err(OpenError::new(EBUSY, text));
+                }
+                *device = Some(slot);
+                Ok(())
+            });
+            let taken = before - input.len();
+            self.rx.consume(taken);
+            match step {
+                Step::Answered => {}
+                Step::More => break,
+                Step::Close => self.phase = Phase::Draining,
+                Step::Begin(session) => self.begin(session),
+            }
+        }
+        self.tx.push_raw(&out);
+    }
+
+    fn begin(&mut self, session: Session) {
+        self.export = Some((session.export, session.geometry));
+        self.structured = session.structured;
+        if session.structured {
+            self.tx.use_structured();
+        }
+        self.phase = Phase::Serving;
+        self.deadline = Nanos::NEVER;
+    }
+}
