@@ -53,6 +53,18 @@ pub enum LaneCommand {
 pub trait Cores: Send + Sync {
     /// Delivers `command` to the lanes of `device` on every core.
     fn broadcast(&self, device: DeviceId, command: LaneCommand);
+
+    /// Keeps a lane of `device` open on one core until [`Cores::release`], and polls it: a device that has something to do has a lane to do it with, though nobody
+    /// uses it. A failure goes into `failure`; `ack` is dropped when the lane is open, or can't be. Where lanes are always open there is
+    /// nothing to do.
+    fn hold(&self, device: Arc<dyn Device>, failure: Failure, ack: Ack) {
+        let _ = (device, failure, ack);
+    }
+
+    /// Lets go of what one [`Cores::hold`] of `device` keeps. A lane with work of its own ends that first.
+    fn release(&self, device: DeviceId) {
+        let _ = device;
+    }
 }
 
 /// A token held by everyone who has yet to answer. The last drop runs the callback.

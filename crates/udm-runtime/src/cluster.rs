@@ -4,7 +4,7 @@ use crate::FrontEnd;
 use crate::inbox::Inbox;
 use std::io;
 use std::sync::Arc;
-use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
+use udm_core::{Ack, CoreId, Cores, Device, DeviceId, Failure, LaneCommand};
 
 /// A letter to a core.
 pub(crate) enum Mail {
@@ -12,6 +12,10 @@ pub(crate) enum Mail {
     Command(DeviceId, LaneCommand),
     /// A new front end. Made on the core, because it is not `Send`.
     Attach(Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>),
+    /// Keep a lane of the device open.
+    Hold(Arc<dyn Device>, Failure, Ack),
+    /// Let go of one that was kept so.
+    Release(DeviceId),
     /// Shut down.
     Stop,
 }
@@ -58,5 +62,13 @@ impl Cores for Cluster {
         for inbox in &self.inboxes {
             inbox.post(Mail::Command(device, command.clone()));
         }
+    }
+
+    fn hold(&self, device: Arc<dyn Device>, failure: Failure, ack: Ack) {
+        self.post(CoreId(0), Mail::Hold(device, failure, ack));
+    }
+
+    fn release(&self, device: DeviceId) {
+        self.post(CoreId(0), Mail::Release(device));
     }
 }

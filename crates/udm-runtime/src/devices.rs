@@ -23,6 +23,8 @@ pub(crate) struct Devices {
     slots: slab::Slab<Slot>,
     /// Slots with something to submit, in flight, or of the lane's own: the others cost nothing.
     active: Vec<usize>,
+    /// Lanes that are kept open for their own work.
+    held: Vec<(DeviceId, DeviceSlot)>,
 }
 
 impl Devices {
@@ -40,6 +42,26 @@ impl Devices {
         let lane = device.open(cx)?;
         let slot = Slot { id, lane, users: 1, batch: Batch::new(), in_flight: 0, active: false };
         Ok(DeviceSlot(self.slots.insert(slot)))
+    }
+
+    /// Opens the lane of `device`, if it is not open, and keeps it until [`Devices::release`]. It is polled in this turn.
+    pub(crate) fn hold(&mut self, device: &Arc<dyn Device>, cx: &mut Cx<'_>) -> Result<(), OpenError> {
+        let slot = self.open(device, cx)?;
+        self.held.push((device.id(), slot));
+        let s = &mut self.slots[slot.0];
+        if !s.active {
+            s.active = true;
+            self.active.push(slot.0);
+        }
+        Ok(())
+    }
+
+    /// Lets go of what one `hold` keeps; nothing where that failed.
+    pub(crate) fn release(&mut self, device: DeviceId) {
+        if let Some(at) = self.held.iter().position(|(id, _)| *id == device) {
+            let (_, slot) = self.held.swap_remove(at);
+            self.close(slot);
+        }
     }
 
     pub(crate) fn close(&mut self, slot: DeviceSlot) {

@@ -42,6 +42,8 @@ pub struct LocalCore {
     wake: Nanos,
     /// Letters that are not for lanes: the reactor's.
     pub(crate) other: Vec<Mail>,
+    /// A reactor takes the letters in `other`.
+    pub(crate) serves: bool,
     /// True when commands were delivered in this turn: every lane must be polled once.
     pub(crate) kicked: bool,
     options: CoreOptions,
@@ -81,6 +83,7 @@ impl LocalCore {
             now: Nanos(0),
             wake: Nanos::NEVER,
             other: Vec::new(),
+            serves: false,
             kicked: false,
             options,
             spin: 0,
@@ -126,7 +129,9 @@ impl LocalCore {
                         self.state.ports().deliver(device, &command);
                         self.kicked = true;
                     }
-                    Some(mail) => self.other.push(mail),
+                    Some(mail) if self.serves => self.other.push(mail),
+                    // Nobody here keeps lanes for others.
+                    Some(_) => {}
                     None => break,
                 }
             }

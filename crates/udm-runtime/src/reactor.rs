@@ -151,7 +151,8 @@ struct Inner {
 }
 
 impl Reactor {
-    fn new(core: LocalCore) -> Reactor {
+    fn new(mut core: LocalCore) -> Reactor {
+        core.serves = true;
         Reactor { core, inner: Inner { wake: Nanos::NEVER, ..Inner::default() } }
     }
 
@@ -183,6 +184,13 @@ impl Inner {
         for mail in mail {
             match mail {
                 Mail::Attach(make) => self.attach(make(), ring.client(), cx),
+                Mail::Hold(device, failure, ack) => {
+                    if let Err(error) = self.devices.hold(&device, cx) {
+                        failure.set(error);
+                    }
+                    drop(ack);
+                }
+                Mail::Release(device) => self.devices.release(device),
                 Mail::Stop => self.stop(cx),
                 Mail::Command(..) => unreachable!("commands are delivered by the core itself"),
             }

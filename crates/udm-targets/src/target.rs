@@ -135,6 +135,12 @@ pub trait Target: Send + Sync {
         None
     }
 
+    /// True for a target whose lanes have something to do at a resume and a suspend, whether somebody uses the device or not: a log to begin and
+    /// to end. A lane is opened for it then.
+    fn works_unasked(&self) -> bool {
+        false
+    }
+
     /// The paths below and what each has served; empty for targets without paths.
     fn path_reports(&self) -> Vec<crate::multipath::PathReport> {
         Vec::new()

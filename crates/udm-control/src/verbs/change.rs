@@ -1,6 +1,6 @@
 //! Making, suspending, resuming and removing devices.
 
-use super::tables;
+use super::{hold, tables};
 use crate::error::VerbError;
 use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
@@ -83,6 +83,7 @@ pub async fn remove(registry: &Arc<Registry>, name: &str) -> Result<(), VerbErro
     leaving.gone();
     // Targets are told that they are not in use any more; there is nothing in flight to wait for.
     let device = &mapped.device;
+    let _lane = hold::lane_for_change(registry, device).await;
     let ended = finish(registry, |wake| device.suspend(true, wake)).await;
     drop(alone);
     ended.or_else(refuse)
@@ -90,11 +91,13 @@ pub async fn remove(registry: &Arc<Registry>, name: &str) -> Result<(), VerbErro
 
 async fn suspend_one(registry: &Registry, mapped: &Mapped, noflush: bool) -> Result<(), TargetError> {
     let _alone = mapped.changing.lock().await;
+    let _lane = hold::lane_for_change(registry, &mapped.device).await;
     finish(registry, |wake| mapped.device.suspend(noflush, wake)).await
 }
 
 async fn resume_one(registry: &Registry, mapped: &Mapped) -> Result<(), TargetError> {
     let _alone = mapped.changing.lock().await;
+    let _lane = hold::lane_for_change(registry, &mapped.device).await;
     finish(registry, |wake| mapped.device.resume(wake)).await
 }
 

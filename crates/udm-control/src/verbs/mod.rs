@@ -4,6 +4,7 @@
 //! They need no reactor: [`wait`] runs one to its end on any thread.
 
 mod change;
+mod hold;
 mod show;
 mod tables;
 mod wait;

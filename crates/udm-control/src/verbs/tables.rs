@@ -1,9 +1,12 @@
 //! Loading and clearing tables, and messages.
 
+use super::hold;
 use crate::error::{Place, VerbError};
 use crate::registry::{Known, Mapped, Opening, Registry};
 use std::sync::Arc;
-use udm_targets::{Table, TargetError};
+use std::time::Duration;
+use udm_core::Ack;
+use udm_targets::{Pending, Table, TargetError};
 use udm_wire::table::{Line, TableSyntaxError};
 use udm_wire::words;
 
@@ -13,8 +16,13 @@ pub const TABLE_MAX: usize = 1 << 20;
 /// The longest message in bytes: the kernel's room for one ioctl.
 const MESSAGE_MAX: usize = 16 << 10;
 
+/// How long a message may wait for the cores, and how often it looks whether they can do it at all.
+const MESSAGE_WAIT_MAX: Duration = Duration::from_secs(10);
+const MESSAGE_WAIT_STEP: Duration = Duration::from_millis(50);
+
 const ENXIO: i32 = 6;
 const E2BIG: i32 = 7;
+const ETIMEDOUT: i32 = 110;
 
 /// Loads `text` into the inactive slot of `name`. May block on what the table opens.
 ///
@@ -66,10 +74,10 @@ pub fn clear(registry: &Registry, name: &str) -> Result<(), VerbError> {
     Ok(())
 }
 
-/// Sends a message to the target at `sector`, and gives back its answer.
+/// Sends a message to the target at `sector`, and gives back its answer when the message is done: what the cores have to do for it, they have done. May block for that.
 ///
 /// # Errors
-/// ENXIO when there is no such device; EBUSY while it is suspended, EINVAL for what the target does not know.
+/// ENXIO when there is no such device; EBUSY while it is suspended, EINVAL for what the target does not know; ETIMEDOUT when the cores do not get it done.
 pub fn message(registry: &Registry, name: &str, sector: u64, text: &str) -> Result<String, VerbError> {
     let mapped = registry.find(name)?;
     if text.len() > MESSAGE_MAX {
@@ -79,8 +87,29 @@ pub fn message(registry: &Registry, name: &str, sector: u64, text: &str) -> Resu
     }
     let words = words::words(text);
     let known = &mut Known { registry, mapped: &mapped };
-    let done = mapped.device.message(sector, &words, known, registry.cores());
+    let sent = mapped.device.send(sector, &words, known, registry.cores());
+    let done = sent.and_then(|(answer, pending)| match pending {
+        Some(pending) => finish(registry, &mapped, &pending).map(|()| answer),
+        None => Ok(answer),
+    });
     done.map_err(|e| VerbError::new(name, e))
+}
+
+/// Waits until the cores have done what a message asks for. With a lane for it, in case that nobody uses the device.
+fn finish(registry: &Registry, mapped: &Mapped, pending: &Pending) -> Result<(), TargetError> {
+    let lane = hold::lane(registry, &mapped.device, Ack::new(|| {}));
+    let mut waited = Duration::ZERO;
+    while waited < MESSAGE_WAIT_MAX {
+        if let Some(outcome) = pending.wait(MESSAGE_WAIT_STEP) {
+            return outcome;
+        }
+        if let Some(error) = lane.failure.take() {
+            return Err(TargetError::errno(error.errno).because(error.text));
+        }
+        waited += MESSAGE_WAIT_STEP;
+    }
+    Err(TargetError::errno(ETIMEDOUT)
+        .because("it has been taken, and is not done yet: the storage does not answer"))
 }
 
 /// Where in the text the fault is that `error` speaks of.

@@ -3,6 +3,7 @@
 use super::MappedDevice;
 use crate::bugs::{self, Bug};
 use crate::error::TargetError;
+use crate::pending::Pending;
 use crate::target::Resolver;
 use udm_core::{Cores, Device, LaneCommand, Sector};
 
@@ -10,11 +11,10 @@ use udm_core::{Cores, Device, LaneCommand, Sector};
 const EBUSY: i32 = 16;
 
 impl MappedDevice {
-    /// Sends `words` to the target that maps `sector`, and has the lanes look what changed. Returns the target's answer.
+    /// As [`MappedDevice::send`], for those who need not know when it is done.
     ///
     /// # Errors
-    /// `Empty message received.`; `Unsupported message sent to DM core: @word`; `Target message sector outside device.`; EBUSY while
-    /// suspended; the target's own.
+    /// As there.
     pub fn message(
         &self,
         sector: u64,
@@ -22,6 +22,22 @@ impl MappedDevice {
         resolver: &mut dyn Resolver,
         cores: &dyn Cores,
     ) -> Result<String, TargetError> {
+        self.send(sector, words, resolver, cores).map(|(answer, _)| answer)
+    }
+
+    /// Sends `words` to the target that maps `sector`, and has the lanes look what changed. Returns the target's answer, and what the cores have yet to
+    /// finish before the message is done.
+    ///
+    /// # Errors
+    /// `Empty message received.`; `Unsupported message sent to DM core: @word`; `Target message sector outside device.`; EBUSY while
+    /// suspended; the target's own.
+    pub fn send(
+        &self,
+        sector: u64,
+        words: &[String],
+        resolver: &mut dyn Resolver,
+        cores: &dyn Cores,
+    ) -> Result<(String, Option<Pending>), TargetError> {
         let Some(first) = words.first() else {
             return Err(TargetError::new("Empty message received."));
         };
@@ -40,9 +56,10 @@ impl MappedDevice {
             return Err(TargetError::errno(EBUSY).because("the device is suspended"));
         }
         let answer = target.message(words, resolver).map_err(|e| TargetError { line: Some(line), ..e })?;
+        let pending = target.under_way();
         if !bugs::on(Bug::NoKick) {
             cores.broadcast(self.id(), LaneCommand::Kick);
         }
-        Ok(answer)
+        Ok((answer, pending))
     }
 }

@@ -23,8 +23,7 @@
 //!   way at the same time have no order, on a disk as here. So each beginning of the log is a state that a power cut could have left.
 //! * When two flushes are under way, the one that completes first is logged behind the writes that both covered.
 //! * At a suspend the target flushes the device by itself, logs what was held, and puts the mark `dm-log-writes-end` behind it. The next entry after
-//!   a resume takes the place of that mark. Where no core has the device open at the suspend, there is no lane to do it: the log then ends with
-//!   the last flush.
+//!   a resume takes the place of that mark.
 //! * Copies are bounded: with [`HELD_MAX`] bytes in use, writes wait while the target flushes by itself. Such a flush has no entry.
 //!
 //! When the log is full or fails, logging ends and I/O goes on; `status` then says `logging_disabled`. `status` is otherwise the number of entries
@@ -163,6 +162,10 @@ impl Target for LogWrites {
 
     fn under_way(&self) -> Option<Pending> {
         self.shared.marks_pending()
+    }
+
+    fn works_unasked(&self) -> bool {
+        true
     }
 
     fn presuspend(&self, _noflush: bool) {

@@ -1,0 +1,232 @@
+//! What the log of a log-writes target holds when the server is killed: everything that was acknowledged. Flushes and FUA writes of four clients, and marks.
+
+mod support;
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use support::{PATIENCE, UDM, text, udm, until};
+use tempfile::TempDir;
+
+/// Rounds of the kill, without UDM_KILL_ROUNDS in the environment.
+const ROUNDS: u64 = 4;
+const CLIENTS: u64 = 4;
+/// Blocks of a client.
+const BLOCKS: u64 = 16;
+const BLOCK: usize = 4096;
+
+/// A server with a logged device `d` of 1 MiB, on two cores.
+struct Logged {
+    child: Child,
+    folder: TempDir,
+    socket: PathBuf,
+}
+
+impl Logged {
+    fn start() -> Logged {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, len| {
+            let path = folder.path().join(name);
+            std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+            path.display().to_string()
+        };
+        let (disk, log) = (file("disk", 1 << 20), file("log", 256 << 20));
+        let socket = folder.path().join("control");
+        let mut command = udm(&["serve", "--device", &format!("d=0 2048 log-writes {disk} {log}")]);
+        command.arg("--unix").arg(folder.path().join("nbd")).arg("--socket").arg(&socket);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        until("a server that answers", || {
+            assert!(child.try_wait().unwrap().is_none(), "the server ended");
+            UnixStream::connect(&socket).ok()
+        });
+        Logged { child, folder, socket }
+    }
+
+    fn mark(&self, text: &str) -> std::process::Output {
+        udm(&["message", "d", "0", "mark", text]).env("UDM_SOCKET", &self.socket).output().unwrap()
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// What `udm log-writes` says in the folder.
+    fn log_writes(&self, args: &[&str]) -> String {
+        let out =
+            Command::new(UDM).arg("log-writes").args(args).current_dir(self.folder.path()).output().unwrap();
+        assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
+        text(&out.stdout)
+    }
+}
+
+impl Drop for Logged {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// As much of an NBD client as the test needs: one request at a time.
+struct Client(UnixStream);
+
+impl Client {
+    fn connect(socket: &Path) -> io::Result<Client> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting)?;
+        // No zeroes behind the size; then "give me that export".
+        stream.write_all(&3u32.to_be_bytes())?;
+        stream.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\x01d")?;
+        stream.read_exact(&mut [0; 10])?;
+        Ok(Client(stream))
+    }
+
+    /// Command `kind` with `flags`; an error when the server is gone.
+    fn request(&mut self, flags: u16, kind: u16, block: u64, data: &[u8]) -> io::Result<()> {
+        let mut bytes = Vec::from(0x2560_9513u32.to_be_bytes());
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(7u64.to_be_bytes());
+        bytes.extend((block * BLOCK as u64).to_be_bytes());
+        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(data);
+        self.0.write_all(&bytes)?;
+        let mut reply = [0; 16];
+        self.0.read_exact(&mut reply)?;
+        assert_eq!(reply[4..8], [0; 4], "the request failed");
+        Ok(())
+    }
+
+    fn write(&mut self, block: u64, value: u64, fua: bool) -> io::Result<()> {
+        let data: Vec<u8> = value.to_be_bytes().repeat(BLOCK / 8);
+        self.request(u16::from(fua), 1, block, &data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.request(0, 3, 0, &[])
+    }
+}
+
+/// What a client was told is durable.
+#[derive(Default)]
+struct Told {
+    /// The last value of each block.
+    values: HashMap<u64, u64>,
+    flushes: u64,
+}
+
+/// Writes, flushes and writes past the cache until the server is gone.
+fn load(socket: &Path, nr: u64) -> Told {
+    let mut told = Told::default();
+    let mut written = HashMap::new();
+    let mut client = Client::connect(socket).unwrap();
+    for value in 1.. {
+        let block = nr * BLOCKS + value * 7 % BLOCKS;
+        let fua = value % 5 == 0;
+        if client.write(block, value, fua).is_err() {
+            break;
+        }
+        written.insert(block, value);
+        if fua {
+            told.values.insert(block, value);
+        }
+        if value % 3 == 0 {
+            if client.flush().is_err() {
+                break;
+            }
+            told.flushes += 1;
+            told.values.extend(&written);
+        }
+    }
+    told
+}
+
+/// Every flush and every FUA write that a client was told of is in the log of a server that was killed, and so is every mark.
+#[test]
+fn a_killed_server_has_logged_what_it_acknowledged() {
+    let rounds = std::env::var("UDM_KILL_ROUNDS").map_or(ROUNDS, |n| n.parse().unwrap());
+    let (mut flushes, mut losses) = (0, Vec::new());
+    for round in 0..rounds {
+        let mut server = Logged::start();
+        let socket = server.folder.path().join("nbd");
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|nr| {
+                let socket = socket.clone();
+                std::thread::spawn(move || load(&socket, nr))
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(60 + round * 13 % 97));
+        let marked = server.mark("seen").status.success();
+        server.kill();
+        let told: Vec<Told> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+
+        let list = server.log_writes(&["list", "log"]);
+        let logged = list.lines().filter(|line| line.contains("flush")).count() as u64;
+        server.log_writes(&["replay", "log", "state", "--size", "1M"]);
+        let state = std::fs::read(server.folder.path().join("state")).unwrap();
+        let told_of: u64 = told.iter().map(|told| told.flushes).sum();
+        flushes += told_of;
+        let mut lost = told_of.saturating_sub(logged);
+        for (block, value) in told.iter().flat_map(|told| &told.values) {
+            let at = *block as usize * BLOCK;
+            let there = u64::from_be_bytes(state[at..at + 8].try_into().unwrap());
+            lost += u64::from(there < *value);
+        }
+        if lost > 0 || (marked && !list.contains("mark \"seen\"")) {
+            losses.push(format!("round {round}: {lost} lost of {told_of}, marked: {marked}"));
+        }
+    }
+    assert!(losses.is_empty(), "{} of {rounds} rounds lost something: {losses:#?}", losses.len());
+    assert!(flushes > rounds, "{flushes} flushes are no test");
+}
+
+/// Nobody has the device open: a mark that was answered is in the log all the same, at once; and the log is that of this table from its first resume on.
+#[test]
+fn a_mark_without_a_client_is_in_the_log() {
+    let mut server = Logged::start();
+    assert_eq!(server.log_writes(&["list", "log"]).lines().count(), 1, "a log, and empty");
+    for mark in ["one", "two"] {
+        let out = server.mark(mark);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+    }
+    server.kill();
+    let list = server.log_writes(&["list", "log"]);
+    assert!(list.ends_with("\n0 0 0 mark \"one\"\n1 0 0 mark \"two\"\n"), "{list}");
+}
+
+/// A server that ends in order closes the log, though nobody has the device open.
+#[test]
+fn a_log_is_closed_without_a_client() {
+    let mut server = Logged::start();
+    server.mark("one");
+    let pid = rustix::process::Pid::from_child(&server.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(server.child.wait().unwrap().success());
+    let list = server.log_writes(&["list", "log"]);
+    assert!(list.ends_with("\n0 0 0 mark \"one\"\n1 0 0 mark \"dm-log-writes-end\"\n"), "{list}");
+}
+
+/// There is no room for it: the mark is refused, with the reason.
+#[test]
+fn a_mark_that_does_not_fit_is_refused() {
+    let server = Logged::start();
+    std::fs::File::create(server.folder.path().join("small")).unwrap().set_len(4 * 512).unwrap();
+    let (disk, small) = (server.folder.path().join("disk"), server.folder.path().join("small"));
+    let table = format!("0 2048 log-writes {} {}", disk.display(), small.display());
+    for args in [&["load", "d", "--table", &table][..], &["resume", "d"]] {
+        let out = udm(args).env("UDM_SOCKET", &server.socket).output().unwrap();
+        assert!(out.status.success(), "{}", text(&out.stderr));
+    }
+    assert!(server.mark("one").status.success() && server.mark("two").status.success());
+    for _ in 0..2 {
+        let said = text(&server.mark("three").stderr);
+        assert!(said.contains("Ran out of space on the logdev"), "{said}");
+    }
+    let status = udm(&["status", "d"]).env("UDM_SOCKET", &server.socket).output().unwrap();
+    assert_eq!(text(&status.stdout), "0 2048 log-writes 2 2 logging_disabled\n");
+}
