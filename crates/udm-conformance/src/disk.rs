@@ -37,6 +37,8 @@ struct State {
     stable_written: Vec<u64>,
     writes: u64,
     bad: Vec<(Range<u64>, Status)>,
+    /// Paths that fail all that they are asked.
+    down: BTreeMap<DeviceId, Status>,
     holding: bool,
     lanes: usize,
     waiting: usize,
@@ -54,6 +56,7 @@ impl Medium {
             stable_written: vec![0; sectors],
             writes: 0,
             bad: Vec::new(),
+            down: BTreeMap::new(),
             holding: false,
             lanes: 0,
             waiting: 0,
@@ -92,9 +95,16 @@ impl Medium {
         at.is_some()
     }
 
+    /// Has all that is asked of `path` fail with `status` from now on, flushes too.
+    pub fn fail_path(&self, path: DeviceId, status: Status) {
+        self.state().down.insert(path, status);
+    }
+
     /// Makes everything good again.
     pub fn heal(&self) {
-        self.state().bad.clear();
+        let state = &mut *self.state();
+        state.bad.clear();
+        state.down.clear();
     }
 
     /// Lanes that are open, and requests in them.
@@ -131,7 +141,7 @@ impl Device for Disk {
 
     fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         self.medium.state().lanes += 1;
-        Ok(Box::new(DiskLane { medium: self.medium.clone(), waiting: Vec::new() }))
+        Ok(Box::new(DiskLane { id: self.id, medium: self.medium.clone(), waiting: Vec::new() }))
     }
 
     fn limits(&self) -> Limits {
@@ -143,6 +153,7 @@ impl Device for Disk {
 type Cached = BTreeMap<u64, (u64, Vec<u8>)>;
 
 struct DiskLane {
+    id: DeviceId,
     medium: Arc<Medium>,
     /// A flush takes along what was in the cache when it came in.
     waiting: Vec<(Box<Bio>, Cached)>,
@@ -221,7 +232,8 @@ impl Lane for DiskLane {
         for _ in 0..self.waiting.len().div_ceil(2) {
             let at = cx.rng().random_range(0..self.waiting.len());
             let (mut bio, cached) = self.waiting.swap_remove(at);
-            let status = state.act(&mut bio, &cached, &self.medium.limits);
+            let down = state.down.get(&self.id).copied();
+            let status = down.unwrap_or_else(|| state.act(&mut bio, &cached, &self.medium.limits));
             bio.end_with(status);
             state.waiting -= 1;
             done.push(bio);

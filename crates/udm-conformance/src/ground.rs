@@ -159,6 +159,21 @@ impl Ground {
         assert!(self.media.values().filter(|m| m.spoil(stamp, status)).count() > 0, "the data is on no disk");
     }
 
+    /// The words of the paths to disks that have more than one.
+    #[must_use]
+    pub fn paths(&self) -> Vec<String> {
+        let path = |word: &&String| word.starts_with('/') && self.media.contains_key(disk_of(word));
+        let words: Vec<&String> = self.known.keys().filter(path).collect();
+        let several =
+            |word: &&String| words.iter().filter(|other| disk_of(other) == disk_of(word)).count() > 1;
+        words.iter().copied().filter(several).cloned().collect()
+    }
+
+    /// Has all that is asked of the path `word` fail with `status`.
+    pub fn fail_path(&self, word: &str, status: Status) {
+        self.media[disk_of(word)].fail_path(self.known[word].device.id(), status);
+    }
+
     /// Makes all good again.
     pub fn heal(&self) {
         self.media.values().for_each(|medium| medium.heal());

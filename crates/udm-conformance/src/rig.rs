@@ -53,6 +53,14 @@ impl Rig {
         assert_eq!(device.strong_count(), 0, "the device outlives those that used it");
     }
 
+    /// Sends a message to the first target of the mapped device; the answer is empty.
+    pub fn message(&mut self, words: &str) {
+        let device = self.mapped.clone().expect("a mapped device");
+        let words: Vec<String> = words.split_whitespace().map(String::from).collect();
+        let answer = device.message(0, &words, &mut self.ground, &*self.world.cores());
+        assert_eq!(answer.map_err(|e| e.to_string()), Ok(String::new()), "{words:?}");
+    }
+
     /// The boundary of the subject.
     #[must_use]
     pub fn is(&self, boundary: Boundary) -> bool {

@@ -84,6 +84,31 @@ pub(super) fn reload_under_load(rig: &mut Rig) {
     }
 }
 
+/// With another table it is another device, from one request to the next: with `error`, which fits in the place of every target, all I/O
+/// fails; with the old one all is as it was.
+pub(super) fn another_table(rig: &mut Rig) {
+    let mapped = device(rig);
+    let sent = load(rig, 0);
+    collect(rig, sent);
+    let (lines, size, block) = (mapped.table_text(false), rig.facts.size(), rig.facts.block());
+    let other = rig.ground.table(&format!("0 {size} error"));
+    for _ in 0..2 {
+        mapped.load(other.clone()).expect("error fits everywhere");
+        resume(rig);
+        for handle in 0..rig.world.handles() {
+            for request in [Request::read(0, block), Request::new(Op::Flush, 0, 0)] {
+                rig.world.submit(handle, vec![request.clone()]);
+                let errno = rig.world.collect(handle)[0].errno;
+                assert_eq!(errno, if request.op == Op::Flush { 0 } else { 5 }, "{request:?}");
+            }
+        }
+        let table = rig.ground.table(&lines);
+        mapped.load(table).expect("the table as it was");
+        resume(rig);
+        rig.verify_all(1);
+    }
+}
+
 /// While the device is suspended, requests wait; those that won't wait fail: NOWAIT with EAGAIN, read-ahead with EIO (kernel).
 pub(super) fn suspended_requests_wait(rig: &mut Rig) {
     suspend(rig, false);

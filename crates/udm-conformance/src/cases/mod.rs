@@ -6,6 +6,7 @@ mod data;
 mod errors;
 mod flags;
 mod life;
+mod paths;
 mod ranges;
 mod zeroes;
 
@@ -52,6 +53,8 @@ pub enum Need {
     Server,
     /// Who stands in front checks what comes in.
     Checks,
+    /// It chooses among paths to one disk in memory.
+    Paths,
     /// A path error is not tried again elsewhere, and nothing of its own is below it.
     NoPaths,
 }
@@ -78,6 +81,7 @@ impl Need {
             Need::Checks => {
                 (facts.boundary != Boundary::Backend || kind == Kind::Nbd, "the layer above checks")
             }
+            Need::Paths => (made.ground.paths().len() > 1, "it has no paths to choose from"),
             Need::NoPaths => {
                 let paths = made.mapped.as_ref().is_some_and(|device| {
                     let text = device.table_text(false);
@@ -135,6 +139,9 @@ pub const CASES: &[Case] = &[
     case("errors::bad_sectors", &[Need::Stores, Need::Disks], errors::bad_sectors),
     case("errors::go_up_as_they_are", &[Need::Stores, Need::Disks, Need::Lanes], errors::go_up_as_they_are),
     case("errors::of_a_path", &[Need::Stores, Need::Disks, Need::Lanes, Need::NoPaths], errors::of_a_path),
+    case("paths::one_fails_after_the_other", &[Need::Stores, Need::Paths], paths::one_fails_after_the_other),
+    case("paths::all_fail", &[Need::Stores, Need::Paths], paths::all_fail),
+    case("paths::requests_wait_for_one", &[Need::Stores, Need::Paths], paths::requests_wait_for_one),
     case("concurrency::many_in_flight", &[Need::Stores], concurrency::many_in_flight),
     case("concurrency::overlapping_writes", &[Need::Stores], concurrency::overlapping_writes),
     case("concurrency::flushes_among_writes", &[], concurrency::flushes_among_writes),
@@ -145,6 +152,7 @@ pub const CASES: &[Case] = &[
     case("life::clients_vanish", &[Need::Server, Need::Stores], life::clients_vanish),
     case("changes::suspend_under_load", &[Need::Mapped], changes::suspend_under_load),
     case("changes::reload_under_load", &[Need::Mapped], changes::reload_under_load),
+    case("changes::another_table", &[Need::Mapped], changes::another_table),
     case("changes::suspended_requests_wait", &[Need::Mapped], changes::suspended_requests_wait),
     case("changes::suspend_waits_for_the_disk", &[Need::Mapped, Need::Disks], changes::suspend_waits),
     case("changes::called_off", &[Need::Mapped, Need::Disks], changes::called_off),

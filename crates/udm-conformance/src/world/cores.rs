@@ -220,6 +220,10 @@ impl World for Threads {
         self.step(change, Duration::from_millis(20)).is_some()
     }
 
+    fn cores(&self) -> Arc<dyn udm_core::Cores> {
+        self.cluster.clone()
+    }
+
     fn call_off(&mut self, change: &mut Change) {
         change.cancel(&*self.cluster);
     }

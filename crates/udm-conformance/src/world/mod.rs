@@ -46,6 +46,9 @@ pub trait World {
     /// Steps a change as far as it goes by itself; true when it is over.
     fn begin_change(&mut self, change: &mut Change) -> bool;
 
+    /// The cores, for those that send them commands.
+    fn cores(&self) -> Arc<dyn udm_core::Cores>;
+
     /// Calls a change off; it still has to be stepped to its end.
     fn call_off(&mut self, change: &mut Change);
 

@@ -139,6 +139,10 @@ impl World for Nbd {
         self.step(change, Duration::from_millis(20)).is_some()
     }
 
+    fn cores(&self) -> Arc<dyn udm_core::Cores> {
+        self.runtime.as_ref().expect("there are cores").cluster().clone()
+    }
+
     fn call_off(&mut self, change: &mut Change) {
         let cluster = self.runtime.as_ref().expect("there are cores").cluster().clone();
         change.cancel(&*cluster);

@@ -6,17 +6,32 @@ use crate::driver::Driver;
 use crate::{Answer, Facts, Request};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use udm_core::{Device, Nanos};
-use udm_targets::testing::TestWorld;
+use std::sync::atomic::{AtomicBool, Ordering};
+use udm_core::{Cores, Device, DeviceId, LaneCommand, Nanos};
+use udm_targets::testing::{TestCores, TestWorld};
 use udm_targets::{Change, TargetError};
 
 const CORES: usize = 2;
 
 /// Turns without an answer after which a request counts as hung. A delay asks for one turn a millisecond at the most.
-const TURNS_MAX: usize = 200_000;
+const TURNS_MAX: usize = 20_000;
+
+/// The inboxes of the cores; notes that something was put into them.
+struct Inboxes {
+    inner: Arc<TestCores>,
+    mail: AtomicBool,
+}
+
+impl Cores for Inboxes {
+    fn broadcast(&self, device: DeviceId, command: LaneCommand) {
+        self.inner.broadcast(device, command);
+        self.mail.store(true, Ordering::Relaxed);
+    }
+}
 
 pub(super) struct Stepped {
     world: TestWorld,
+    inboxes: Arc<Inboxes>,
     device: Arc<dyn Device>,
     facts: Facts,
     drivers: Vec<Driver>,
@@ -31,8 +46,10 @@ impl Stepped {
     pub(super) fn new(device: &Arc<dyn Device>, facts: Facts) -> Stepped {
         let mut world = TestWorld::new(CORES);
         world.now = Nanos(1_000_000);
+        let inboxes = Arc::new(Inboxes { inner: world.cores(), mail: AtomicBool::new(false) });
         let mut stepped = Stepped {
             world,
+            inboxes,
             device: device.clone(),
             facts,
             drivers: Vec::new(),
@@ -58,6 +75,10 @@ impl Stepped {
 
     /// One turn of each core that is due; time moves on to the next when none is. False when nobody wants a turn.
     fn round(&mut self) -> bool {
+        // A letter rouses its core.
+        if self.inboxes.mail.swap(false, Ordering::Relaxed) {
+            self.kick();
+        }
         let next = self.due.iter().copied().min().unwrap_or(Nanos::NEVER);
         if next == Nanos::NEVER {
             return false;
@@ -81,7 +102,7 @@ impl Stepped {
         self.due[core] = if moved { self.world.now } else { self.world.wake };
     }
 
-    /// What a command that was just sent leads to: one turn of each core.
+    /// One turn of each core.
     fn kick(&mut self) {
         self.due.fill(self.world.now);
     }
@@ -129,35 +150,33 @@ impl World for Stepped {
     }
 
     fn change(&mut self, mut change: Change) -> Result<(), TargetError> {
-        let cores = self.world.cores();
+        let inboxes = self.inboxes.clone();
         for _ in 0..TURNS_MAX {
-            if let Some(result) = change.step(&*cores) {
-                self.kick();
+            if let Some(result) = change.step(&*inboxes) {
                 return result;
             }
-            self.kick();
             self.round();
         }
         panic!("hung: a change with {} requests in flight", self.in_flight());
     }
 
     fn begin_change(&mut self, change: &mut Change) -> bool {
-        let cores = self.world.cores();
+        let inboxes = self.inboxes.clone();
         for _ in 0..200 {
-            if change.step(&*cores).is_some() {
-                self.kick();
+            if change.step(&*inboxes).is_some() {
                 return true;
             }
-            self.kick();
             self.round();
         }
         false
     }
 
+    fn cores(&self) -> Arc<dyn Cores> {
+        self.inboxes.clone()
+    }
+
     fn call_off(&mut self, change: &mut Change) {
-        let cores = self.world.cores();
-        change.cancel(&*cores);
-        self.kick();
+        change.cancel(&*self.inboxes);
     }
 
     fn reopen(&mut self) {

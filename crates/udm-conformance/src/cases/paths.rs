@@ -1,0 +1,101 @@
+//! Paths that fail: a device with several to one disk serves for as long as one of them works (kernel `dm-mpath`).
+
+use crate::{Boundary, Request, Rig};
+use udm_core::{Op, Status};
+
+/// Requests of all kinds on each handle, a few dozen in flight.
+fn load(rig: &mut Rig) -> Vec<Vec<Request>> {
+    let block = rig.facts.block();
+    let mut sent = Vec::new();
+    for handle in 0..rig.world.handles() {
+        let mut requests = Vec::new();
+        for i in 0..30 {
+            let at = (handle as u64 * 30 + i) * 8 * block;
+            requests.push(match i % 5 {
+                0 => Request::read(at, 8 * block),
+                1 if rig.facts.can(Op::WriteZeroes) => Request::new(Op::WriteZeroes, at, 3 * block),
+                2 => Request::flush(),
+                _ => rig.write(at, 7 * block),
+            });
+        }
+        rig.world.submit(handle, requests.clone());
+        sent.push(requests);
+    }
+    sent
+}
+
+fn collect(rig: &mut Rig, sent: Vec<Vec<Request>>) {
+    for (handle, requests) in sent.into_iter().enumerate() {
+        for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
+            rig.judge(request, &answer);
+        }
+    }
+}
+
+/// A path fails under load, with each error that blames the path: no request fails. It returns, and the next one fails.
+pub(super) fn one_fails_after_the_other(rig: &mut Rig) {
+    let paths = rig.ground.paths();
+    let statuses = Status::ALL.iter().filter(|status| status.is_path_error());
+    for (round, &status) in statuses.enumerate() {
+        let path = &paths[round % paths.len()];
+        let sent = load(rig);
+        rig.ground.fail_path(path, status);
+        collect(rig, sent);
+        let sent = load(rig);
+        collect(rig, sent);
+        rig.verify_all(round % 2);
+        rig.ground.heal();
+        rig.message(&format!("reinstate_path {path}"));
+    }
+}
+
+/// With no path left and nothing said about waiting, requests fail, each once, and none hangs; when a path returns all is served again. A
+/// write that failed may have been done.
+pub(super) fn all_fail(rig: &mut Rig) {
+    let paths = rig.ground.paths();
+    rig.message("fail_if_no_path");
+    for _ in 0..2 {
+        paths.iter().for_each(|path| rig.ground.fail_path(path, Status::Transport));
+        let sent = load(rig);
+        for (handle, requests) in sent.into_iter().enumerate() {
+            for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
+                let lane = !rig.is(Boundary::Nbd);
+                assert!(
+                    answer.errno == 5 || lane && answer.errno == Status::Transport.errno(),
+                    "{request:?} {answer:?}"
+                );
+                rig.model.perhaps(request);
+            }
+        }
+        rig.ground.heal();
+        paths.iter().for_each(|path| rig.message(&format!("reinstate_path {path}")));
+        rig.verify_all(0);
+        let sent = load(rig);
+        collect(rig, sent);
+    }
+}
+
+/// With `queue_if_no_path` they wait instead, over a suspend that keeps them too, and are served when a path returns.
+pub(super) fn requests_wait_for_one(rig: &mut Rig) {
+    let paths = rig.ground.paths();
+    let device = rig.mapped.clone().expect("paths belong to a mapped device");
+    for round in 0..3 {
+        rig.message("queue_if_no_path");
+        paths.iter().for_each(|path| rig.ground.fail_path(path, Status::Offline));
+        let sent = load(rig);
+        let waiting: usize = sent.iter().map(Vec::len).sum();
+        assert_eq!(rig.world.settle(), waiting, "a request without a path was answered");
+        if round > 0 {
+            let change = device.suspend(true, std::sync::Arc::new(|| {})).expect("nothing else changes it");
+            rig.world.change(change).expect("what waits stops no suspend");
+            let change = device.resume(std::sync::Arc::new(|| {})).expect("nothing else changes it");
+            rig.world.change(change).expect("a resume");
+            assert_eq!(rig.world.settle(), waiting, "a request without a path was answered");
+        }
+        rig.ground.heal();
+        rig.message(&format!("reinstate_path {}", paths[round % paths.len()]));
+        collect(rig, sent);
+        paths.iter().for_each(|path| rig.message(&format!("reinstate_path {path}")));
+        rig.verify_all(1);
+    }
+}

@@ -1,0 +1,59 @@
+//! The battery can fail: of the mistakes that can be put into the targets on purpose (`udm_targets::bugs`), it finds those that break a rule of
+//! its own. The others are about what one target does for itself (which path it takes, what its log says), and the simulator finds them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use udm_conformance::{CASES, Kind, Rig, SUBJECTS};
+use udm_targets::bugs::{Bug, set};
+
+/// The mistakes, each with a subject in which it shows and the group of cases, or the case, that must fail.
+const FOUND_BY: &[(Bug, &str, &str)] = &[
+    (Bug::SubmitTwice, "linear", "ranges::"),
+    (Bug::SplitLosesTail, "linear_cache", "ranges::every_start_and_length"),
+    (Bug::StripeShifted, "lines", "ranges::every_start_and_length"),
+    (Bug::ZeroesTooShort, "zero", "ranges::beyond_the_end"),
+    (Bug::FlushNotFannedOut, "lines", "flags::flush_is_durable"),
+    (Bug::PreflushDropped, "linear_cache", "flags::preflush_is_durable"),
+    (Bug::FuaDropped, "linear_no_fua", "flags::fua_is_durable"),
+    (Bug::OffsetKeptOnError, "linear", "errors::bad_sectors"),
+    (Bug::PieceErrorLost, "linear", "errors::go_up_as_they_are"),
+    (Bug::MediumErrorFailsPath, "round_robin", "errors::bad_sectors"),
+    (Bug::PathErrorNotRetried, "round_robin", "paths::one_fails_after_the_other"),
+    (Bug::RetryForgets, "round_robin", "paths::one_fails_after_the_other"),
+    (Bug::StalePathGeneration, "round_robin", "paths::one_fails_after_the_other"),
+    (Bug::HeldBioFails, "round_robin", "paths::requests_wait_for_one"),
+    (Bug::NoKick, "round_robin", "paths::requests_wait_for_one"),
+    (Bug::SuspendAcksEarly, "linear_cache", "changes::"),
+    (Bug::SwapTooEarly, "linear", "changes::reload_under_load"),
+    (Bug::ReloadDropsParked, "linear", "changes::reload_under_load"),
+    (Bug::OldTableKept, "linear_cache", "changes::another_table"),
+    (Bug::SuperblockNotSent, "log_writes", "life::at_rest"),
+];
+
+#[test]
+fn every_bug_that_breaks_a_rule_is_found() {
+    let missed: Vec<_> =
+        FOUND_BY.iter().filter(|(bug, subject, group)| !fails(*bug, subject, group)).collect();
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+/// Whether a case of `group` fails on `subject` with `bug`, and only with it.
+fn fails(bug: Bug, subject: &str, group: &str) -> bool {
+    let subject = SUBJECTS.iter().find(|s| s.name == subject).expect("a subject of the list");
+    let made = subject.make(Kind::Stepped);
+    let mut cases = CASES
+        .iter()
+        .filter(|case| case.name.starts_with(group) && case.missing(&made, Kind::Stepped).is_none());
+    cases.any(|case| {
+        let run = |bug: Option<Bug>| {
+            set(bug);
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                let mut rig = Rig::new(subject, Kind::Stepped);
+                (case.run)(&mut rig);
+                rig.end();
+            }));
+            set(None);
+            result.is_ok()
+        };
+        !run(Some(bug)) && run(None)
+    })
+}
