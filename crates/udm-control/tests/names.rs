@@ -154,3 +154,29 @@ fn messages_find_what_the_live_table_uses() {
     tell(format!("fail_path {}", p.display())).unwrap();
     assert!(status().contains("253:2 F"), "{}", status());
 }
+
+/// Loads do not wait for each other, and what two of them open first is one device all the same.
+#[test]
+fn loads_at_the_same_time_open_a_disk_once() {
+    for round in 0..20 {
+        let world = World::new();
+        world.file("p", 8);
+        let barrier = std::sync::Barrier::new(4);
+        std::thread::scope(|scope| {
+            for i in 0..4 {
+                let (world, barrier) = (&world, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    world.load(&format!("d{i}"), &world.table(8, "p")).unwrap();
+                });
+            }
+        });
+        let ids = (0..4).map(|i| {
+            assert_eq!(world.number(&format!("d{i}")), "253:0", "round {round}");
+            let live = world.registry.find(&format!("d{i}")).unwrap().device.live().unwrap();
+            live.targets()[0].target.devices()[0].device.device.id()
+        });
+        let ids: std::collections::BTreeSet<DeviceId> = ids.collect();
+        assert_eq!(ids.len(), 1, "round {round}");
+    }
+}

@@ -134,6 +134,21 @@ fn a_block_device_goes_past_the_page_cache_and_is_had_alone() {
     assert_eq!(refusal(&ours, &uri(path)).0, 16, "claimed by the second name");
 }
 
+#[test]
+fn a_block_device_may_grow() {
+    let file = file_of(1 << 20, 7);
+    let Some(device) = Loop::over(file.path()) else { return skipped("no loop device to be had") };
+    let disks = Disks::default();
+    let uri = uri(Path::new(&device.0));
+    let held = named(&disks, &uri);
+    file.as_file().set_len(2 << 20).unwrap();
+    let set = Command::new("losetup").args(["--set-capacity", &device.0]).status().unwrap();
+    assert!(set.success());
+    disks.look(&uri).unwrap();
+    assert_eq!(held.limits().size, Sectors(4096));
+    assert_eq!(Disk::over(&held).op(Op::Write, BioFlags::empty(), 4088, 8), Status::Ok);
+}
+
 /// What is mounted, whole or in part, is not written to.
 #[test]
 fn a_mounted_disk_is_refused() {

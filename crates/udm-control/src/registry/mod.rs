@@ -1,8 +1,8 @@
 //! All devices of a process: those that tables opened, by URI, and the mapped ones, by name.
 //!
 //! Contract: the same name of the same disk is the same device with the same number ([`opened`]); the places of mapped devices are [`places`]'. The
-//! registry's lock is held for look-ups only, never while the file system is asked ([`lookup`]) or a table built: those are serialised by a lock
-//! of their own, so that a slow backend delays other loads and nothing else. No lane ever sees either lock.
+//! registry's lock is held for look-ups only, never while the file system is asked ([`lookup`]) or a table built, so that a slow backend delays
+//! whoever asked for it and nobody else. No lane ever sees it.
 
 mod lookup;
 mod opened;
@@ -38,7 +38,6 @@ pub struct Registry {
     core_count: usize,
     backends: Backends,
     state: Mutex<State>,
-    build: Mutex<()>,
     linking: Mutex<()>,
     exporter: OnceLock<Exporter>,
 }
@@ -57,7 +56,6 @@ impl Registry {
             core_count,
             backends: Backends::default(),
             state: Mutex::default(),
-            build: Mutex::default(),
             linking: Mutex::default(),
             exporter: OnceLock::new(),
         })
@@ -94,11 +92,6 @@ impl Registry {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Held while a table is built, so that no URI is opened twice at the same time.
-    pub(crate) fn building(&self) -> MutexGuard<'_, ()> {
-        self.build.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Held while a table is put into a slot, and where a removal begins: checks of what lies on what stay true until the table is there.

@@ -48,10 +48,8 @@ pub(super) fn load_into(
         let place = place(&lines, &error);
         VerbError::new(name, error).at(place)
     };
-    let table = {
-        let _one_at_a_time = registry.building();
-        Table::build(&lines, &mut Opening::new(registry), registry.core_count()).map_err(refused)?
-    };
+    // Loads do not wait for each other: the file system may hang under one.
+    let table = Table::build(&lines, &mut Opening::new(registry), registry.core_count()).map_err(refused)?;
     // What is replaced, or refused, is dropped behind the lock: dropping a table closes devices.
     let _given = Arc::clone(&table);
     let _replaced;

@@ -297,8 +297,9 @@ pub fn a_hung_file_system_holds_up_nobody_else() -> Outcome {
     std::thread::sleep(Duration::from_millis(300));
     let others = || -> Outcome {
         let begin = Instant::now();
-        for _ in 0..3 {
+        for i in 0..3 {
             above.udm(&["ls"])?;
+            above.udm(&["create", &format!("more{i}"), "--table", "0 8 linear mem:1M 0"])?;
             above.udm(&["status"])?;
             above.udm(&["message", "mp", "0", "fail_path", &file])?;
             above.udm(&["message", "mp", "0", "reinstate_path", &file])?;
