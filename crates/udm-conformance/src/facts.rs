@@ -101,7 +101,6 @@ impl Facts {
             Boundary::Backend => {}
             Boundary::Table if unaligned || request.sectors == 0 => errors.push(EINVAL),
             Boundary::Table => {}
-            Boundary::Nbd if unaligned => errors.push(EINVAL),
             // proto.md: what an empty request does is unspecified; one beyond the payload's maximum may be refused.
             Boundary::Nbd if errors.is_empty() && (request.sectors == 0 || long && request.op.has_data()) => {
                 return Verdict::May(vec![EINVAL]);

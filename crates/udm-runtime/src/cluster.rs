@@ -2,9 +2,13 @@
 
 use crate::FrontEnd;
 use crate::inbox::Inbox;
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 use udm_core::{Ack, CoreId, Cores, Device, DeviceId, Failure, LaneCommand};
+
+/// What front ends, and those that work for them on other threads, write to front ends: see [`Cluster::post_letter`].
+pub type Letter = Box<dyn Any + Send>;
 
 /// A letter to a core.
 pub(crate) enum Mail {
@@ -16,6 +20,8 @@ pub(crate) enum Mail {
     Hold(Arc<dyn Device>, Failure, Ack),
     /// Let go of one that was kept so.
     Release(DeviceId),
+    /// For the front ends that listen to a device.
+    Letter(DeviceId, Letter),
     /// Shut down.
     Stop,
 }
@@ -46,6 +52,15 @@ impl Cluster {
     #[expect(clippy::len_without_is_empty, reason = "a cluster has at least one core")]
     pub fn len(&self) -> usize {
         self.inboxes.len()
+    }
+
+    /// Posts `letter` to the front ends on `core` that listen to `device` ([`crate::FrontCx::listen`]): each is called with it, in no order, then it is
+    /// dropped. Any thread may post; the letters of one thread arrive in their order.
+    ///
+    /// # Panics
+    /// When there is no such core.
+    pub fn post_letter(&self, core: CoreId, device: DeviceId, letter: Letter) {
+        self.post(core, Mail::Letter(device, letter));
     }
 
     pub(crate) fn inbox(&self, core: CoreId) -> &Inbox {

@@ -6,7 +6,7 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, CoreId, Cx, Device, Nanos, OpenError, OwnerId};
+use udm_core::{Batch, Bio, CoreId, Cx, Device, DeviceId, Nanos, OpenError, OwnerId};
 
 /// Something that makes bios out of requests from outside: a connection, a virtqueue. It belongs to one core for life.
 pub trait FrontEnd {
@@ -17,6 +17,11 @@ pub trait FrontEnd {
 
     /// Takes its bios that finished and leaves `done` empty.
     fn complete(&mut self, done: &mut Batch, cx: &mut FrontCx<'_, '_>);
+
+    /// Takes notice of a letter to the listeners of the device that it listens to ([`FrontCx::listen`]). What it does not know is not for it.
+    fn letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
+        let _ = (letter, cx);
+    }
 
     /// Take no more, finish what is in flight, then be closed.
     fn stop(&mut self, cx: &mut FrontCx<'_, '_>);
@@ -49,6 +54,8 @@ pub struct FrontCx<'a, 'b> {
     /// All front ends are to be called in the next turn.
     pub(crate) roused_all: &'a mut bool,
     pub(crate) locals: &'a mut Locals,
+    /// The device whose letters it is called with.
+    pub(crate) topic: &'a mut Option<DeviceId>,
 }
 
 impl FrontCx<'_, '_> {
@@ -123,6 +130,11 @@ impl FrontCx<'_, '_> {
         let shared = self.locals.entry(TypeId::of::<T>()).or_insert_with(|| Rc::new(make()));
         let Ok(shared) = Rc::clone(shared).downcast::<T>() else { unreachable!("kept by its type") };
         shared
+    }
+
+    /// From here on this front end is called with the letters to `device` that are delivered on this core. One device at a time.
+    pub fn listen(&mut self, device: DeviceId) {
+        *self.topic = Some(device);
     }
 
     /// The core that runs this.

@@ -17,7 +17,7 @@ mod parking;
 mod reactor;
 mod ring;
 
-pub use cluster::Cluster;
+pub use cluster::{Cluster, Letter};
 pub use devices::DeviceSlot;
 pub use front_end::{FrontCx, FrontEnd, FrontKey};
 pub use local::{CoreOptions, LocalCore};

@@ -10,12 +10,13 @@ use crate::front_end::{FRONT, FrontCx, FrontEnd, Locals};
 use crate::local::{CoreOptions, LocalCore};
 use crate::ring::Client;
 use slab::Slab;
+use std::any::Any;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use udm_core::{Batch, CoreId, Cx, Nanos, OwnerId};
+use udm_core::{Batch, CoreId, Cx, DeviceId, Nanos, OwnerId};
 
 /// How the cores of a [`Runtime`] behave.
 #[derive(Clone, Debug)]
@@ -122,6 +123,7 @@ struct Attached {
     done: Batch,
     in_flight: usize,
     wake: Nanos,
+    topic: Option<DeviceId>,
 }
 
 struct Reactor {
@@ -191,6 +193,7 @@ impl Inner {
                     drop(ack);
                 }
                 Mail::Release(device) => self.devices.release(device),
+                Mail::Letter(device, letter) => self.letter(device, &*letter, cx),
                 Mail::Stop => self.stop(cx),
                 Mail::Command(..) => unreachable!("commands are delivered by the core itself"),
             }
@@ -227,8 +230,14 @@ impl Inner {
 
     fn attach(&mut self, front: Box<dyn FrontEnd>, client: Client, cx: &mut Cx<'_>) {
         let id = client.id();
-        let attached =
-            Attached { front: Some(front), client, done: Batch::new(), in_flight: 0, wake: Nanos::NEVER };
+        let attached = Attached {
+            front: Some(front),
+            client,
+            done: Batch::new(),
+            in_flight: 0,
+            wake: Nanos::NEVER,
+            topic: None,
+        };
         let key = self.fronts.insert(attached);
         self.by_client.insert(id, key);
         self.call(key, cx, |front, _, fcx| front.gather(fcx));
@@ -244,6 +253,14 @@ impl Inner {
             for key in keys {
                 self.call(key, cx, |front, _, fcx| front.stop(fcx));
             }
+        }
+    }
+
+    fn letter(&mut self, device: DeviceId, letter: &(dyn Any + Send), cx: &mut Cx<'_>) {
+        let listens = |f: &Attached| f.topic == Some(device);
+        let keys: Vec<usize> = self.fronts.iter().filter(|(_, f)| listens(f)).map(|(k, _)| k).collect();
+        for key in keys {
+            self.call(key, cx, |front, _, fcx| front.letter(letter, fcx));
         }
     }
 
@@ -300,6 +317,7 @@ impl Inner {
             roused: &mut self.roused,
             roused_all: &mut self.roused_all,
             locals: &mut self.locals,
+            topic: &mut attached.topic,
         };
         f(&mut *front, &mut done, &mut fcx);
         attached.done = done;

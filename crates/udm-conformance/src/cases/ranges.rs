@@ -93,7 +93,7 @@ pub(super) fn far_out(rig: &mut Rig) {
     rig.verify(0, 0, 16 * block);
 }
 
-/// What is not aligned to the logical block is refused with EINVAL (kernel), and nothing is written.
+/// What is not aligned to the logical block is refused with EINVAL (kernel), and nothing is written; over NBD it is served, to the byte.
 pub(super) fn not_aligned(rig: &mut Rig) {
     let block = rig.facts.block();
     let ops = [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes].into_iter();

@@ -97,7 +97,8 @@ fn told(below: &Facts, infos: &[Info]) -> Facts {
                 assert!(flags.contains(always), "{flags:?}");
             }
             Info::BlockSize(blocks) => {
-                facts.limits.logical_block = blocks.minimum.max(SECTOR_SIZE as u32);
+                // Of the device; a request may begin and end anywhere.
+                assert_eq!(blocks.minimum, 1);
                 facts.limits.max_sectors = Sectors::from_bytes(blocks.maximum.into());
             }
             _ => {}

@@ -11,6 +11,7 @@ mod shake;
 use super::ServerOptions;
 use super::exports::{ExportUse, Exports, Geometry};
 use super::handshake::Handshake;
+use super::holds::Member;
 use super::memory::Holding;
 use super::places::Place;
 use super::receive::{Receiver, Wait};
@@ -18,10 +19,12 @@ use super::reply::{Sender, recycle};
 use super::serve::Pending;
 use super::stats::Tally;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::any::Any;
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::{Batch, BioFlags, BioPool, BufPool, Nanos, Segments};
-use udm_runtime::{DeviceSlot, Done, FrontCx, FrontEnd, RingOp};
+use udm_runtime::{Cluster, DeviceSlot, Done, FrontCx, FrontEnd, RingOp};
 use udm_wire::nbd::Request;
 
 const RECV: u64 = 0;
@@ -44,6 +47,7 @@ pub(super) enum Phase {
 pub(super) struct Connection {
     /// `None` when nothing more is received or sent: a connection whose client is gone keeps no descriptor.
     fd: Option<Arc<OwnedFd>>,
+    cluster: Arc<Cluster>,
     exports: Arc<Exports>,
     options: ServerOptions,
     place: Place,
@@ -60,6 +64,10 @@ pub(super) struct Connection {
     /// A write whose payload is still arriving.
     pub(super) arriving: Option<(Request, BioFlags)>,
     pub(super) pending: slab::Slab<Pending>,
+    /// What orders requests that change a part of a block; `None` when this connection can't write.
+    pub(super) member: Option<Member>,
+    /// Requests that wait for a hold to end, or for one of their own, in order.
+    pub(super) parked: VecDeque<usize>,
     pub(super) bios: BioPool,
     /// Buffers of reads. Nobody but devices writes into them, so a read that a device leaves alone shows zeroes or what this
     /// client has read before.
@@ -93,6 +101,7 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn new(
         fd: Arc<OwnedFd>,
+        cluster: Arc<Cluster>,
         exports: Arc<Exports>,
         mut options: ServerOptions,
         place: Place,
@@ -102,6 +111,7 @@ impl Connection {
         options.bytes_max = options.bytes_max.max(1);
         Connection {
             fd: Some(fd),
+            cluster,
             exports,
             place,
             phase: Phase::Handshake(Handshake::default()),
@@ -116,6 +126,8 @@ impl Connection {
             sending: false,
             arriving: None,
             pending: slab::Slab::new(),
+            member: None,
+            parked: VecDeque::new(),
             bios: BioPool::new(options.requests_max),
             reads: BufPool::new(options.bytes_max),
             writes: BufPool::new(options.bytes_max),
@@ -273,6 +285,9 @@ impl Connection {
             self.phase = Phase::Dead;
         }
         let over = matches!(self.phase, Phase::Dead);
+        if over {
+            self.abandon_parked();
+        }
         if (over || self.said_all) && !self.pending.is_empty() {
             self.place.orphan();
         }
@@ -294,6 +309,7 @@ impl Connection {
             && let Some(slot) = self.device.take()
         {
             cx.close(slot);
+            self.member = None;
             self.export = None;
         }
         self.deadline = Nanos::NEVER;
@@ -335,6 +351,11 @@ impl FrontEnd for Connection {
         for bio in done.drain(..) {
             self.finished(bio, cx);
         }
+        self.pump(cx);
+    }
+
+    fn letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
+        self.hold_letter(letter, cx);
         self.pump(cx);
     }
 

@@ -2,9 +2,11 @@
 //!
 //! The list is read when a client names an export or asks for all of them, and never on the data path.
 
+use super::holds::Holds;
+use super::request::Blocks;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use udm_core::{Device, Limits, SECTOR_SIZE, Sectors};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use udm_core::{Device, DeviceId, Limits, SECTOR_SIZE, Sectors};
 use udm_wire::nbd::{BlockSizes, ExportFlags, PAYLOAD_MAX, PAYLOAD_MAX_DEFAULT, STRING_MAX};
 
 /// A device under a name.
@@ -14,6 +16,8 @@ pub struct Export {
     read_only: bool,
     device: Arc<dyn Device>,
     users: AtomicUsize,
+    /// Those of the device, shared with its other exports.
+    holds: Arc<Holds>,
 }
 
 impl Export {
@@ -33,7 +37,8 @@ impl Export {
         if !fits(&name) || !fits(&description) {
             return Err(ExportError::Text(name.chars().take(64).collect()));
         }
-        Ok(Export { name, description, read_only, device, users: AtomicUsize::new(0) })
+        let holds = Arc::new(Holds::new(device.id()));
+        Ok(Export { name, description, read_only, device, users: AtomicUsize::new(0), holds })
     }
 
     /// Its name.
@@ -58,6 +63,11 @@ impl Export {
     #[must_use]
     pub fn users(&self) -> usize {
         self.users.load(Ordering::Relaxed)
+    }
+
+    /// What orders requests that change a part of a block.
+    pub(super) fn holds(&self) -> &Arc<Holds> {
+        &self.holds
     }
 
     /// What a client is told, as of now.
@@ -85,15 +95,17 @@ impl Drop for ExportUse {
 /// Size, block sizes and abilities of an export, as a client is told them. They hold for the connection: NBD has no way to change them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Geometry {
-    /// Size in bytes, a multiple of the smallest block.
+    /// Size in bytes, whole blocks of the device.
     pub(super) size: u64,
+    /// Blocks of the device; a client may ask for less.
+    pub(super) block: Blocks,
     /// Smallest, preferred, largest.
     pub(super) blocks: BlockSizes,
     /// Without `SEND_DF`, which depends on what the client asked for.
     pub(super) flags: ExportFlags,
-    /// The longest read or write in bytes that the device takes at once; a multiple of the smallest block.
+    /// The longest read or write in bytes that the device takes at once; whole blocks.
     pub(super) data_max: u32,
-    /// The longest discard in bytes that the device takes at once; a multiple of the smallest block.
+    /// The longest discard in bytes that the device takes at once; whole blocks.
     pub(super) discard_max: u32,
     /// The same of a write-zeroes.
     pub(super) zeroes_max: u32,
@@ -101,11 +113,11 @@ pub(super) struct Geometry {
 
 impl Geometry {
     fn new(limits: &Limits, read_only: bool) -> Geometry {
-        let minimum = limits.logical_block;
+        let block = limits.logical_block;
         // The protocol wants a power of two; the device's optimum may be a stripe of any width.
         let optimum = limits.io_opt.max(limits.io_min).clamp(1, PAYLOAD_MAX_DEFAULT);
-        let preferred = (1 << optimum.ilog2()).max(minimum).max(4096);
-        let blocks = BlockSizes { minimum, preferred, maximum: PAYLOAD_MAX };
+        let preferred = (1 << optimum.ilog2()).max(block).max(4096);
+        let blocks = BlockSizes { minimum: 1, preferred, maximum: PAYLOAD_MAX };
         // One device behind all connections, so a flush on one covers all. Zeroes never travel as data, so they are never slower
         // than a write; where the device can't, FAST_ZERO is refused and the rest is written out.
         let mut flags = ExportFlags::HAS_FLAGS
@@ -123,12 +135,13 @@ impl Geometry {
         }
         let size = limits.size.bytes();
         Geometry {
-            size: size - size % u64::from(minimum),
+            size: size - size % u64::from(block),
+            block: Blocks { size: block },
             blocks,
             flags,
-            data_max: range_max(limits.max_sectors, minimum),
-            discard_max: range_max(limits.max_discard, minimum),
-            zeroes_max: range_max(limits.max_write_zeroes, minimum),
+            data_max: range_max(limits.max_sectors, block),
+            discard_max: range_max(limits.max_discard, block),
+            zeroes_max: range_max(limits.max_write_zeroes, block),
         }
     }
 }
@@ -153,7 +166,11 @@ pub enum ExportError {
 
 /// The exports of a server, in order. The first one is what a client gets that names none.
 #[derive(Default)]
-pub struct Exports(Mutex<Vec<Arc<Export>>>);
+pub struct Exports {
+    list: Mutex<Vec<Arc<Export>>>,
+    /// Of each device that is or was exported, while somebody uses them.
+    holds: Mutex<Vec<(DeviceId, Weak<Holds>)>>,
+}
 
 impl Exports {
     /// No exports.
@@ -163,21 +180,33 @@ impl Exports {
     }
 
     fn list(&self) -> MutexGuard<'_, Vec<Arc<Export>>> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.list.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Adds an export at the end.
     ///
     /// # Errors
     /// When the name is taken.
-    pub fn add(&self, export: Export) -> Result<Arc<Export>, ExportError> {
+    pub fn add(&self, mut export: Export) -> Result<Arc<Export>, ExportError> {
         let mut list = self.list();
         if list.iter().any(|e| e.name == export.name) {
             return Err(ExportError::Exists(export.name));
         }
+        self.share_holds(&mut export);
         let export = Arc::new(export);
         list.push(export.clone());
         Ok(export)
+    }
+
+    /// All exports of a device have the same holds, those included that were taken off the list and are still in use.
+    fn share_holds(&self, export: &mut Export) {
+        let mut all = self.holds.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        all.retain(|(_, holds)| holds.strong_count() > 0);
+        let device = export.device.id();
+        match all.iter().find(|(id, _)| *id == device).and_then(|(_, holds)| holds.upgrade()) {
+            Some(holds) => export.holds = holds,
+            None => all.push((device, Arc::downgrade(&export.holds))),
+        }
     }
 
     /// Takes an export off the list. Connections that use it go on: see [`Export::users`].
@@ -228,7 +257,8 @@ mod tests {
             for (io_min, io_opt) in [(512, 0), (4096, 3 << 16), (512, 1 << 30), (0, 0), (1 << 20, u32::MAX)] {
                 let g = Geometry::new(&Limits { logical_block, io_min, io_opt, ..limits() }, false);
                 assert!(g.blocks.is_valid(), "{:?}", g.blocks);
-                assert_eq!((g.blocks.minimum, g.size % u64::from(logical_block)), (logical_block, 0));
+                assert_eq!((g.blocks.minimum, g.size % u64::from(logical_block)), (1, 0));
+                assert!(g.blocks.preferred >= logical_block);
             }
         }
         let g = Geometry::new(&Limits { io_opt: 3 << 16, ..limits() }, false);

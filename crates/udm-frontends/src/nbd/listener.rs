@@ -204,9 +204,9 @@ impl Shared {
             self.counters.place(&fd, lobby, &self.options, *turn)
         };
         let Some(place) = place else { return false };
-        let (exports, options) = (self.exports.clone(), self.options.clone());
+        let (cluster, exports, options) = (self.cluster.clone(), self.exports.clone(), self.options.clone());
         let core = place.core();
-        let make = Box::new(move || Box::new(Connection::new(fd, exports, options, place)) as _);
+        let make = Box::new(move || Box::new(Connection::new(fd, cluster, exports, options, place)) as _);
         self.cluster.attach(core, make);
         true
     }

@@ -10,6 +10,7 @@
 //! How the data flow (steps by file):
 //! * `receive`: one receive brings many requests; the payload of a write is cut out of the memory it arrived in.
 //! * `request`: each request is checked against its export; what can't be done is answered with an error, and the connection lives.
+//! * `unaligned`, `holds`: a request may begin and end at any byte; the device sees whole blocks.
 //! * `connection`: the life of a client; `serve`: requests become bios, finished bios become answers.
 //! * `reply`: all answers of a turn leave in one send, headers and data gathered.
 //!
@@ -19,6 +20,7 @@
 mod connection;
 mod exports;
 mod handshake;
+mod holds;
 mod listener;
 mod memory;
 mod places;
@@ -28,6 +30,7 @@ mod request;
 mod serve;
 mod socket;
 mod stats;
+mod unaligned;
 
 pub use exports::{Export, ExportError, Exports};
 pub use listener::{Bound, Listen, NbdServer};

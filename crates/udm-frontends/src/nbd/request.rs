@@ -1,8 +1,30 @@
 //! What a request may ask for: checked here, once, before anything of it reaches the device.
 
 use super::exports::Geometry;
+use std::ops::Range;
 use udm_core::{BioFlags, Op};
 use udm_wire::nbd::{Command, CommandFlags, EINVAL, ENOSPC, EPERM, ExportFlags, Request};
+
+/// The blocks of a device, of `size` bytes, a power of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Blocks {
+    pub(super) size: u32,
+}
+
+impl Blocks {
+    /// The blocks that `range`, in bytes, touches.
+    pub(super) fn around(&self, range: &Range<u64>) -> Range<u64> {
+        let size = u64::from(self.size);
+        range.start & !(size - 1)..range.end.next_multiple_of(size)
+    }
+
+    /// The blocks that it covers whole; where there are none, an empty range inside it or at its begin.
+    pub(super) fn inside(&self, range: &Range<u64>) -> Range<u64> {
+        let size = u64::from(self.size);
+        let start = range.start.next_multiple_of(size);
+        start..(range.end & !(size - 1)).max(start)
+    }
+}
 
 /// What to do with a request that may be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +33,7 @@ pub(super) enum Plan {
     Bio(Op, BioFlags),
     /// Reads, piece by piece, of which nothing is kept.
     Cache,
-    /// Nothing: an empty range. Succeeds.
+    /// Nothing: an empty range, or a trim of less than a block. Succeeds.
     Nothing,
 }
 
@@ -56,11 +78,10 @@ pub(super) fn check(request: &Request, export: &Geometry, structured: bool) -> R
         let puts = matches!(request.command, Command::Write | Command::WriteZeroes);
         return Err(if puts { ENOSPC } else { EINVAL });
     }
-    let block = u64::from(export.blocks.minimum);
-    if !request.offset.is_multiple_of(block) || !u64::from(request.len).is_multiple_of(block) {
-        return Err(EINVAL);
-    }
-    Ok(if request.len == 0 { Plan::Nothing } else { plan })
+    let range = request.offset..request.offset + u64::from(request.len);
+    let nothing =
+        range.is_empty() || request.command == Command::Trim && export.block.inside(&range).is_empty();
+    Ok(if nothing { Plan::Nothing } else { plan })
 }
 
 #[cfg(test)]
@@ -69,10 +90,11 @@ mod tests {
     use udm_wire::nbd::BlockSizes;
 
     fn geometry() -> Geometry {
-        let blocks = BlockSizes { minimum: 512, preferred: 4096, maximum: 64 << 20 };
+        let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 64 << 20 };
         let flags = ExportFlags::HAS_FLAGS | ExportFlags::SEND_TRIM;
         Geometry {
             size: 96 << 20,
+            block: Blocks { size: 512 },
             blocks,
             flags,
             data_max: 1 << 20,
@@ -90,6 +112,20 @@ mod tests {
     }
 
     #[test]
+    fn blocks() {
+        let b = Blocks { size: 512 };
+        for (range, around, inside) in [
+            (0..512, 0..512, 0..512),
+            (1..512, 0..512, 512..512),
+            (1..1025, 0..1536, 512..1024),
+            (513..514, 512..1024, 1024..1024),
+            (512..1025, 512..1536, 512..1024),
+        ] {
+            assert_eq!((b.around(&range), b.inside(&range)), (around, inside), "{range:?}");
+        }
+    }
+
+    #[test]
     fn ranges() {
         use Command::{Cache, Read, Trim, Write, WriteZeroes};
         let end = 96 << 20;
@@ -100,8 +136,10 @@ mod tests {
             assert_eq!(verdict(command, end, 512), Err(beyond));
             assert_eq!(verdict(command, end - 512, 1024), Err(beyond));
             assert_eq!(verdict(command, u64::MAX - 511, 512), Err(beyond));
-            assert_eq!(verdict(command, 1, 512), Err(EINVAL));
-            assert_eq!(verdict(command, 0, 511), Err(EINVAL));
+            assert_eq!(verdict(command, end - 511, 512), Err(beyond));
+            let nothing = verdict(command, 0, 511) == Ok(Plan::Nothing);
+            assert_eq!(nothing, command == Trim, "a trim takes whole blocks");
+            assert!(verdict(command, 1, 1023).is_ok_and(|plan| plan != Plan::Nothing));
         }
         assert!(verdict(Read, 0, 64 << 20).is_ok());
         assert_eq!(verdict(Read, 0, (64 << 20) + 512), Err(EINVAL));

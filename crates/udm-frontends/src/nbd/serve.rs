@@ -1,11 +1,14 @@
 //! From request to bio and back: the transmission phase of a [`Connection`].
 //!
 //! Most requests are one bio. `CACHE`, zeroes that the device can't write by itself, and what is longer than the device takes at once go piece
-//! by piece, one bio at a time; a FUA that the bio can't carry is a flush behind it. The answer is queued when the last bio is back.
+//! by piece, one bio at a time; blocks that are covered in part come behind the whole ones ([`super::unaligned`]); a FUA that the bio can't
+//! carry is a flush behind it. The answer is queued when the last bio is back.
 
 use super::connection::{Connection, Phase};
 use super::reply::{Answer, recycle};
-use super::request::{Plan, check};
+use super::request::{Blocks, Plan, check};
+use super::unaligned::{Edges, Side};
+use std::ops::Range;
 use udm_core::{Bio, BioFlags, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
 use udm_wire::nbd::{Command, CommandFlags, PAYLOAD_SKIP_MAX, Request, error_from_errno};
@@ -16,7 +19,13 @@ pub(super) const PIECE: u32 = 256 << 10;
 /// A request between its arrival and the end of its last bio.
 pub(super) struct Pending {
     request: Request,
-    stage: Stage,
+    op: Op,
+    flags: BioFlags,
+    pub(super) stage: Stage,
+    pub(super) blocks: Blocks,
+    /// The whole blocks that it is about, in bytes.
+    start: u64,
+    len: u64,
     /// Bytes that one bio of it covers at the most.
     piece: u32,
     charge: usize,
@@ -24,14 +33,23 @@ pub(super) struct Pending {
     front: Segments,
     /// Data whose turn has not come.
     rest: Segments,
+    /// The blocks that it changes in part.
+    pub(super) edges: Option<Box<Edges>>,
 }
 
+/// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
+    /// It waits for a hold, and has no bio.
+    Parked,
     /// So many bytes are behind us; a bio for the next piece, which mostly is all, is on its way.
-    Range { done: u32 },
+    Range { done: u64 },
     /// The device writes no zeroes; from so many bytes on they are written as data.
-    Zeroes { done: u32 },
+    Zeroes { done: u64 },
+    /// A block that it changes in part is read.
+    ReadEdge(Side),
+    /// And written back.
+    WriteEdge(Side),
     /// The work is done; a flush makes it durable.
     Flush,
 }
@@ -69,7 +87,8 @@ impl Connection {
             }
             Ok(Plan::Nothing) => self.answer(&request, 0, Segments::new(), 0),
             Ok(Plan::Cache) => {
-                let charge = PIECE.min(request.len) as usize;
+                let whole = around(geometry.block, &request);
+                let charge = whole.min(u64::from(PIECE)) as usize;
                 let data = self.reads.get(charge);
                 self.start(request, Op::Read, BioFlags::empty(), data.into(), charge, cx);
             }
@@ -80,7 +99,7 @@ impl Connection {
                 self.arriving = Some((request, flags));
             }
             Ok(Plan::Bio(Op::Read, flags)) => {
-                let charge = request.len as usize;
+                let charge = around(geometry.block, &request) as usize;
                 let data = self.reads.get_pieces(charge);
                 self.start(request, Op::Read, flags, data, charge, cx);
             }
@@ -93,13 +112,13 @@ impl Connection {
         true
     }
 
-    /// Sends the first bio of a request down.
+    /// Sends a request on its way, as soon as it may go.
     fn start(
         &mut self,
         request: Request,
         op: Op,
         flags: BioFlags,
-        data: Segments,
+        mut data: Segments,
         charge: usize,
         cx: &mut FrontCx<'_, '_>,
     ) {
@@ -109,19 +128,44 @@ impl Connection {
         if op == Op::WriteZeroes {
             self.zeroing += charge;
         }
+        let Some((_, geometry)) = &self.export else { unreachable!("requests are taken from an export") };
+        let (blocks, range) = (geometry.block, request.offset..request.offset + u64::from(request.len));
+        let edges = match op {
+            Op::Write | Op::WriteZeroes => Edges::new(&range, &blocks, &mut data),
+            _ => None,
+        };
+        let whole = if op.is_write() { blocks.inside(&range) } else { blocks.around(&range) };
         let piece = self.piece(&request);
-        let (mut data, stage) = (data, Stage::Range { done: 0 });
-        let first = data.split_to(data.len().min(piece as usize));
-        let (front, rest) = (Segments::new(), data);
-        let key = self.pending.insert(Pending { request, stage, piece, charge, front, rest });
+        let key = self.pending.insert(Pending {
+            request,
+            op,
+            flags,
+            stage: Stage::Parked,
+            blocks,
+            start: whole.start,
+            len: whole.end - whole.start,
+            piece,
+            charge,
+            front: Segments::new(),
+            rest: data,
+            edges,
+        });
+        self.admit_or_park(key, cx);
+    }
+
+    /// Sends the first bio of a request down.
+    pub(super) fn launch(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) {
+        let pending = &mut self.pending[key];
+        let edge = pending.edges.as_ref().and_then(|edges| edges.next(None));
+        pending.stage = match edge {
+            Some(side) if pending.len == 0 => Stage::ReadEdge(side),
+            _ if pending.op == Op::Flush => Stage::Flush,
+            _ => Stage::Range { done: 0 },
+        };
         // There is one for each request that may be open, and this one is.
         let mut bio = self.bios.get().unwrap_or_default();
-        bio.op = op;
-        bio.flags = flags;
-        bio.sector = Sector(request.offset / udm_core::SECTOR_SIZE);
-        bio.sectors = Sectors::from_bytes(piece.min(request.len).into());
-        bio.cookie = key as u64;
-        bio.data = first;
+        (bio.op, bio.flags, bio.cookie) = (pending.op, pending.flags, key as u64);
+        self.prepare(&mut bio, key);
         self.submit(bio, cx);
     }
 
@@ -161,36 +205,42 @@ impl Connection {
     /// Makes `bio` the next one of request `key`, whose stage is set.
     fn prepare(&mut self, bio: &mut Bio, key: usize) {
         let pending = &mut self.pending[key];
-        let Request { command, offset, len, .. } = pending.request;
         let (done, piece) = match pending.stage {
             Stage::Range { done } => (done, pending.piece),
             Stage::Zeroes { done } => (done, PIECE),
-            Stage::Flush => {
+            Stage::ReadEdge(side) => {
+                return pending.edges.as_mut().expect("it has edges").read(side, bio, &mut self.writes);
+            }
+            Stage::WriteEdge(side) => {
+                let flags = if pending.op == Op::Write { pending.flags } else { BioFlags::empty() };
+                let edges = pending.edges.as_mut().expect("it has edges");
+                return edges.write(side, bio, flags, &mut self.writes);
+            }
+            Stage::Parked | Stage::Flush => {
                 bio.op = Op::Flush;
                 bio.flags = BioFlags::empty();
                 (bio.sector, bio.sectors) = (Sector(0), Sectors::ZERO);
-                recycle(std::mem::take(&mut bio.data), &mut self.writes);
-                return;
+                return recycle(std::mem::take(&mut bio.data), &mut self.writes);
             }
         };
-        let len = piece.min(len - done);
-        if matches!(pending.stage, Stage::Zeroes { .. }) && bio.op == Op::WriteZeroes {
-            bio.op = Op::Write;
-            bio.flags = BioFlags::empty();
-            let mut zeroes = self.writes.get(len as usize);
-            zeroes.fill(0);
-            bio.data = zeroes.into();
-        }
-        bio.sector = Sector((offset + u64::from(done)) / udm_core::SECTOR_SIZE);
-        bio.sectors = Sectors::from_bytes(len.into());
+        let len = u64::from(piece).min(pending.len - done);
+        bio.sector = Sector((pending.start + done) / udm_core::SECTOR_SIZE);
+        bio.sectors = Sectors::from_bytes(len);
         let data = std::mem::take(&mut bio.data);
-        match command {
+        match pending.request.command {
             Command::Read => pending.front.append(data),
             Command::Write => recycle(data, &mut self.writes),
             // One buffer serves all pieces.
+            Command::Cache => pending.rest.append(data),
             _ => {
+                let zeroes = matches!(pending.stage, Stage::Zeroes { .. });
                 bio.data = data;
-                if bio.op.has_data() {
+                if zeroes && bio.op == Op::WriteZeroes {
+                    (bio.op, bio.flags) = (Op::Write, BioFlags::empty());
+                    let mut buf = self.writes.get(len as usize);
+                    buf.fill(0);
+                    bio.data = buf.into();
+                } else if zeroes {
                     bio.data = std::mem::take(&mut bio.data).split_to(len as usize);
                 }
                 return;
@@ -199,8 +249,11 @@ impl Connection {
         bio.data = pending.rest.split_to(len as usize);
     }
 
-    fn end(&mut self, key: usize, mut bio: Box<Bio>) {
-        let Pending { request, charge, front: mut data, rest, .. } = self.pending.remove(key);
+    /// A request is over; `bio` was its last, or never started.
+    pub(super) fn end(&mut self, key: usize, mut bio: Box<Bio>) {
+        let pending = self.pending.remove(key);
+        self.set_free(key, pending.edges.is_some());
+        let (start, Pending { request, charge, front: mut data, rest, edges, .. }) = (pending.start, pending);
         let error = error_from_errno(bio.status.errno());
         if request.command == Command::WriteZeroes {
             self.zeroing -= charge;
@@ -209,7 +262,13 @@ impl Connection {
         data.append(rest);
         let data = match request.command {
             // What a failed read left behind is nobody's business.
-            Command::Read if bio.status.is_ok() => data,
+            Command::Read if bio.status.is_ok() => {
+                // Of the blocks that were read, what was asked for.
+                recycle(data.split_to((request.offset - start) as usize), &mut self.reads);
+                let wanted = data.split_to(request.len as usize);
+                recycle(data, &mut self.reads);
+                wanted
+            }
             Command::Read | Command::Cache => {
                 recycle(data, &mut self.reads);
                 Segments::new()
@@ -219,6 +278,9 @@ impl Connection {
                 Segments::new()
             }
         };
+        if let Some(edges) = edges {
+            edges.recycle(&mut self.writes);
+        }
         self.bios.put(bio);
         self.answer(&request, error, data, charge);
     }
@@ -229,24 +291,46 @@ impl Connection {
     }
 }
 
+/// Bytes in the blocks that `request` touches.
+pub(super) fn around(blocks: Blocks, request: &Request) -> u64 {
+    let end = request.offset.saturating_add(request.len.into()).min(u64::MAX / 2);
+    let range = blocks.around(&(request.offset..end));
+    range.end.saturating_sub(range.start)
+}
+
 impl Pending {
+    /// Its range in bytes, as the client gave it.
+    pub(super) fn range(&self) -> Range<u64> {
+        self.request.offset..self.request.offset + u64::from(self.request.len)
+    }
+
+    /// True when it changes what the device holds.
+    pub(super) fn writes(&self) -> bool {
+        self.op.is_write()
+    }
+
     /// The stage behind the one that `bio` ended; `None` when it is time to answer.
     fn after(&self, bio: &Bio) -> Option<Stage> {
-        let Request { command, flags, len, .. } = self.request;
+        let Request { command, flags, .. } = self.request;
         let next = match self.stage {
             // Without FAST_ZERO the client relies on zeroes, however long they take.
             Stage::Range { done } if bio.status == Status::NotSupp && bio.op == Op::WriteZeroes => {
                 return (!flags.contains(CommandFlags::FAST_ZERO)).then_some(Stage::Zeroes { done });
             }
             _ if !bio.status.is_ok() => return None,
-            Stage::Flush => return None,
-            Stage::Range { done } => Stage::Range { done: done + bio.sectors.bytes() as u32 },
-            Stage::Zeroes { done } => Stage::Zeroes { done: done + bio.sectors.bytes() as u32 },
+            Stage::Flush | Stage::Parked => return None,
+            Stage::ReadEdge(side) => return Some(Stage::WriteEdge(side)),
+            Stage::Range { done } => Stage::Range { done: done + bio.sectors.bytes() },
+            Stage::Zeroes { done } => Stage::Zeroes { done: done + bio.sectors.bytes() },
+            Stage::WriteEdge(side) => Stage::WriteEdge(side),
         };
-        if let Stage::Range { done } | Stage::Zeroes { done } = next
-            && done < len
-        {
-            return Some(next);
+        let behind = match next {
+            Stage::Range { done } | Stage::Zeroes { done } if done < self.len => return Some(next),
+            Stage::WriteEdge(side) => Some(side),
+            _ => None,
+        };
+        if let Some(side) = self.edges.as_ref().and_then(|edges| edges.next(behind)) {
+            return Some(Stage::ReadEdge(side));
         }
         // A write carries its FUA itself; discards and zeroes know none, so a flush comes behind them.
         let separate = matches!(command, Command::Trim | Command::WriteZeroes);

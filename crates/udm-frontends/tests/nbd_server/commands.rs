@@ -130,7 +130,7 @@ fn the_handshake_tells_the_limits() {
     assert_eq!(size, 8 * MIB);
     assert!(flags.contains(ExportFlags::READ_ONLY | ExportFlags::SEND_DF | ExportFlags::CAN_MULTI_CONN));
     let Info::BlockSize(blocks) = infos[1] else { panic!("{infos:?}") };
-    assert_eq!((blocks.minimum, blocks.preferred, blocks.maximum), (4096, 65536, 64 << 20));
+    assert_eq!((blocks.minimum, blocks.preferred, blocks.maximum), (1, 65536, 64 << 20));
     world.wait_until_empty();
     world.end();
 }

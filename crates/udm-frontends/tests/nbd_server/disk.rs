@@ -25,6 +25,8 @@ struct Shared {
     data: Mutex<Vec<u8>>,
     seen: Mutex<Vec<(Op, BioFlags)>>,
     order: Order,
+    /// The logical block, known when the first lane is opened.
+    block: AtomicUsize,
     zeroes: bool,
     bad: Sector,
     closed: AtomicBool,
@@ -39,6 +41,7 @@ impl TestDisk {
             data: Mutex::new((0..size).map(pattern).collect()),
             seen: Mutex::default(),
             order,
+            block: AtomicUsize::new(512),
             zeroes: true,
             bad: Sector(sectors.0 - 1),
             closed: AtomicBool::new(false),
@@ -88,6 +91,7 @@ impl Device for TestDisk {
     }
 
     fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        self.shared.block.store(self.limits.logical_block as usize, Ordering::Release);
         Ok(Box::new(DiskLane { shared: self.shared.clone(), held: Batch::new() }))
     }
 
@@ -110,6 +114,8 @@ impl Shared {
         let data = &mut *self.data.lock().unwrap();
         let range = bio.sector.bytes() as usize..bio.end().bytes() as usize;
         assert!(range.end <= data.len() && !range.is_empty(), "{bio:?} is out of range");
+        let block = self.block.load(Ordering::Acquire);
+        assert!(range.start.is_multiple_of(block) && range.end.is_multiple_of(block), "{bio:?} cuts a block");
         match bio.op {
             Op::WriteZeroes if !self.zeroes => return Status::NotSupp,
             Op::Read | Op::Write => assert_eq!(bio.data.len(), range.len(), "{bio:?}"),

@@ -20,11 +20,9 @@ fn requests_that_make_no_sense() {
         let end = 64 * MIB;
         assert_eq!(c.read(end, 512), Err(EINVAL));
         assert_eq!(c.read(u64::MAX - 511, 512), Err(EINVAL));
-        assert_eq!(c.read(1, 512), Err(EINVAL));
-        assert_eq!(c.read(0, 100), Err(EINVAL));
+        assert_eq!(c.read(end - 100, 101), Err(EINVAL));
         assert_eq!(c.read(0, (64 << 20) + 512), Err(EINVAL));
         assert_eq!(c.write(NONE, end, &[1; 512]), ENOSPC);
-        assert_eq!(c.write(NONE, 0, &[1; 100]), EINVAL);
         assert_eq!(c.write(CommandFlags::DF, 0, &[1; 5120]), EINVAL);
         assert_eq!(
             c.write(NONE, 0, &vec![1; (64 << 20) + 512]),
@@ -38,7 +36,7 @@ fn requests_that_make_no_sense() {
         assert_eq!(world.disk.seen(), [], "nothing of this reached the device");
         assert!(c.read(0, 512).is_ok());
         let stats = world.wait_for("answers are out", |s| s.in_flight == 0);
-        assert_eq!((stats.requests, stats.errors), (14, 13));
+        assert_eq!((stats.requests, stats.errors), (12, 11));
         drop(c);
         world.wait_until_empty();
         world.end();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A folder in which the recipe mounts things; they are gone when it is.
-struct Mounts(TempDir);
+pub struct Mounts(pub TempDir);
 
 impl Drop for Mounts {
     fn drop(&mut self) {
@@ -22,7 +22,7 @@ impl Drop for Mounts {
 }
 
 /// Runs `script` with the shell in `folder`, for a minute at the most, and returns what it printed.
-fn shell(folder: &Path, script: &str) -> Result<String, String> {
+pub fn shell(folder: &Path, script: &str) -> Result<String, String> {
     // Into a file: what daemons keep open behind the script must not keep us.
     let out = folder.join("out");
     let file = File::create(&out).unwrap();
@@ -60,7 +60,7 @@ fn shell(folder: &Path, script: &str) -> Result<String, String> {
 const WORKLOAD: &str = r#"
 truncate -s 32M disk.img; truncate -s 256M log.img; touch nbd; mkdir -p mnt
 exec $udm serve --device d='0 65536 log-writes disk.img log.img' --run 'set -e
-  nbdfuse nbd [ nbdkit --filter=blocksize nbd "uri=$uri" minblock=512 ] & until [ -s nbd ]; do sleep 0.1; done
+  nbdfuse nbd "$uri" & until [ -s nbd ]; do sleep 0.1; done
   mke2fs -q -E root_owner nbd; $udm message d 0 mark mkfs; fuse2fs nbd mnt -o rw
   sqlite3 mnt/t.db "create table t(a)"
   for i in 1 2 3 4 5 6 7 8; do sqlite3 mnt/t.db "insert into t values($i)"; echo $i > mnt/acknowledged; done

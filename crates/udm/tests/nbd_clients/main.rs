@@ -2,6 +2,7 @@
 //!
 //! A test whose client is not installed is reported as ignored, with the reason in its name, and never as passed.
 
+mod bytes;
 mod disks;
 mod log;
 mod paths;
@@ -36,7 +37,7 @@ fn main() {
         trial("a_killed_server_leaves_a_log", &["qemu-io"], log::a_killed_server_leaves_a_log),
         trial(
             "sqlite_survives_a_cut_at_every_flush",
-            &["nbdfuse", "nbdkit", "fuse2fs", "fusermount3", "mke2fs", "debugfs", "sqlite3", "@fuse"],
+            &["nbdfuse", "fuse2fs", "fusermount3", "mke2fs", "debugfs", "sqlite3", "@fuse"],
             log::sqlite_survives_a_cut_at_every_flush,
         ),
         trial(
@@ -69,6 +70,11 @@ fn main() {
             "a_hung_file_system_holds_up_nobody_else",
             &["qemu-io", "nbdfuse", "fusermount3", "@fuse"],
             disks::a_hung_file_system_holds_up_nobody_else,
+        ),
+        trial(
+            "requests_at_any_byte",
+            &["qemu-io", "nbdfuse", "fusermount3", "@fuse"],
+            bytes::requests_at_any_byte,
         ),
         trial("an_idle_server_is_not_scheduled", &["nbdinfo", "qemu-io"], idle),
     ];

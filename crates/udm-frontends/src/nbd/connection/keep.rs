@@ -2,7 +2,7 @@
 
 use super::{Connection, IDLE, Phase};
 use crate::nbd::memory::Holding;
-use crate::nbd::serve::PIECE;
+use crate::nbd::serve::{PIECE, around};
 use udm_core::{BioPool, Nanos};
 use udm_runtime::FrontCx;
 use udm_wire::nbd::{Command, PAYLOAD_MAX, Request};
@@ -30,8 +30,14 @@ impl Connection {
     /// own as it arrives.
     pub(super) fn next_need(&self) -> usize {
         let Some(Ok(request)) = self.rx.unread().first_chunk().map(Request::decode) else { return 0 };
+        let Some((_, geometry)) = &self.export else { return 0 };
+        let whole = around(geometry.block, &request);
         match request.command {
-            Command::Read => self.reads.growth(request.len.min(PAYLOAD_MAX) as usize),
+            Command::Read => self.reads.growth(whole.min(u64::from(PAYLOAD_MAX)) as usize),
+            // A part of a block is read before it is changed.
+            Command::Write if whole != u64::from(request.len) => {
+                self.writes.growth(geometry.block.size as usize)
+            }
             Command::Cache => self.reads.growth(request.len.min(PIECE) as usize),
             Command::WriteZeroes => request.len.min(PIECE) as usize,
             _ => 0,

@@ -2,8 +2,10 @@
 
 use super::{Connection, Phase};
 use crate::nbd::handshake::{Session, Step};
+use crate::nbd::holds::Member;
 use udm_core::{Nanos, OpenError};
 use udm_runtime::FrontCx;
+use udm_wire::nbd::ExportFlags;
 
 const EBUSY: i32 = 16;
 
@@ -43,13 +45,18 @@ impl Connection {
                 Step::Answered => {}
                 Step::More => break,
                 Step::Close => self.phase = Phase::Draining,
-                Step::Begin(session) => self.begin(session),
+                Step::Begin(session) => self.begin(session, cx),
             }
         }
         self.tx.push_raw(&out);
     }
 
-    fn begin(&mut self, session: Session) {
+    fn begin(&mut self, session: Session, cx: &mut FrontCx<'_, '_>) {
+        cx.listen(session.export.device().id());
+        if !session.geometry.flags.contains(ExportFlags::READ_ONLY) {
+            let holds = session.export.holds();
+            self.member = Some(Member::join(holds, self.cluster.clone(), cx.core()));
+        }
         self.export = Some((session.export, session.geometry));
         self.structured = session.structured;
         if session.structured {

@@ -1,0 +1,466 @@
+//! The protocol without cores: members, inboxes and a disk of a few bytes, in every order of events that there is, or in very many.
+
+use super::*;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// Bytes in a block.
+const BLOCK: u64 = 2;
+
+/// The inboxes of all cores.
+struct Inboxes(Mutex<Vec<VecDeque<HoldLetter>>>);
+
+impl Post for Inboxes {
+    fn post(&self, core: CoreId, _: DeviceId, letter: HoldLetter) {
+        self.0.lock().unwrap()[core.index()].push_back(letter);
+    }
+}
+
+/// What a connection does, step by step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Act {
+    /// Begins a write of these bytes; it goes on by itself.
+    Write(u64, u64),
+    /// Ends the connection: what waits is dropped, what is in flight is finished first.
+    Leave,
+}
+
+/// Where a write is.
+#[derive(Clone, Debug, PartialEq, Hash)]
+enum Stage {
+    /// Waits: for its own hold, or for somebody's to end.
+    Parked,
+    /// Whole blocks, at the disk.
+    Whole,
+    /// Has its hold and will read.
+    Granted,
+    /// Has read these blocks and will write them back.
+    Read(Vec<u8>),
+    /// Over.
+    Done,
+}
+
+struct Request {
+    range: Range<u64>,
+    stage: Stage,
+    mark: u8,
+}
+
+impl Request {
+    fn blocks(&self) -> Range<u64> {
+        self.range.start / BLOCK * BLOCK..self.range.end.next_multiple_of(BLOCK)
+    }
+    fn is_whole(&self) -> bool {
+        self.blocks() == self.range
+    }
+    fn in_flight(&self) -> bool {
+        !matches!(self.stage, Stage::Parked | Stage::Done)
+    }
+}
+
+/// What a connection is, as far as holds go.
+struct Connection {
+    core: usize,
+    script: VecDeque<Act>,
+    member: Option<Member>,
+    requests: Vec<Request>,
+    parked: VecDeque<usize>,
+    leaving: bool,
+    over: bool,
+}
+
+struct World {
+    inboxes: Arc<Inboxes>,
+    holds: Arc<Holds>,
+    connections: Vec<Connection>,
+    disk: Vec<u8>,
+    marks: u8,
+}
+
+/// What may happen next.
+#[derive(Clone, Copy, Debug)]
+enum Move {
+    Letter(usize),
+    Script(usize),
+    Io(usize, usize),
+}
+
+type Scenario<'a> = (usize, u64, &'a [(usize, &'a [Act])]);
+
+impl World {
+    fn new((cores, blocks, scripts): Scenario<'_>) -> World {
+        let inboxes = Arc::new(Inboxes(Mutex::new((0..cores).map(|_| VecDeque::new()).collect())));
+        let connections = scripts.iter().map(|(core, script)| Connection {
+            core: *core,
+            script: script.iter().copied().collect(),
+            member: None,
+            requests: Vec::new(),
+            parked: VecDeque::new(),
+            leaving: false,
+            over: false,
+        });
+        World {
+            inboxes,
+            holds: Arc::new(Holds::new(DeviceId::new())),
+            connections: connections.collect(),
+            disk: vec![0; (blocks * BLOCK) as usize],
+            marks: 0,
+        }
+    }
+
+    fn moves(&self) -> Vec<Move> {
+        let mut moves = Vec::new();
+        for (core, inbox) in self.inboxes.0.lock().unwrap().iter().enumerate() {
+            if !inbox.is_empty() {
+                moves.push(Move::Letter(core));
+            }
+        }
+        for (i, c) in self.connections.iter().enumerate().filter(|(_, c)| !c.over) {
+            if !c.script.is_empty() && !c.leaving {
+                moves.push(Move::Script(i));
+            }
+            let io = c.requests.iter().enumerate().filter(|(_, r)| r.in_flight());
+            moves.extend(io.map(|(key, _)| Move::Io(i, key)));
+        }
+        moves
+    }
+
+    fn make(&mut self, what: Move) {
+        match what {
+            Move::Letter(core) => self.deliver(core),
+            Move::Script(i) => self.act(i),
+            Move::Io(i, key) => self.io(i, key),
+        }
+    }
+
+    fn deliver(&mut self, core: usize) {
+        let Some(letter) = self.inboxes.0.lock().unwrap()[core].pop_front() else { return };
+        for i in 0..self.connections.len() {
+            let Connection { core: at, member, requests, .. } = &mut self.connections[i];
+            let Some(member) = member.as_mut().filter(|_| *at == core) else { continue };
+            let busy =
+                |range: &Range<u64>| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range));
+            match member.letter(&letter, busy) {
+                Event::None => {}
+                Event::Granted(key) => self.connections[i].requests[key].stage = Stage::Granted,
+                Event::Released => self.resume(i),
+            }
+        }
+    }
+
+    fn act(&mut self, i: usize) {
+        let c = &mut self.connections[i];
+        if c.member.is_none() {
+            let post: Arc<dyn Post> = self.inboxes.clone();
+            c.member = Some(Member::join(&self.holds, post, CoreId(c.core as u16)));
+        }
+        match c.script.pop_front() {
+            Some(Act::Write(start, end)) => {
+                self.marks += 1;
+                c.requests.push(Request { range: start..end, stage: Stage::Parked, mark: self.marks });
+                let key = c.requests.len() - 1;
+                if !self.admit(i, key) {
+                    self.connections[i].parked.push_back(key);
+                }
+            }
+            Some(Act::Leave) => {
+                c.leaving = true;
+                c.parked.clear();
+                for (key, request) in c.requests.iter_mut().enumerate() {
+                    if request.stage == Stage::Parked {
+                        request.stage = Stage::Done;
+                        c.member.as_mut().unwrap().release(key);
+                    }
+                }
+                self.end(i);
+            }
+            None => unreachable!(),
+        }
+    }
+
+    /// False when it has to wait in the connection.
+    fn admit(&mut self, i: usize, key: usize) -> bool {
+        let c = &mut self.connections[i];
+        let (request, member) = (&mut c.requests[key], c.member.as_mut().unwrap());
+        if request.is_whole() {
+            let free = !member.is_held(&request.range);
+            if free {
+                request.stage = Stage::Whole;
+            }
+            return free;
+        }
+        let may = member.may_acquire();
+        if may {
+            member.acquire(key, request.blocks());
+        }
+        may
+    }
+
+    fn resume(&mut self, i: usize) {
+        while let Some(&key) = self.connections[i].parked.front()
+            && self.admit(i, key)
+        {
+            self.connections[i].parked.pop_front();
+        }
+    }
+
+    fn io(&mut self, i: usize, key: usize) {
+        let request = &self.connections[i].requests[key];
+        let (range, blocks, mark) = (request.range.clone(), request.blocks(), request.mark);
+        let bytes = |r: &Range<u64>| r.start as usize..r.end as usize;
+        let next = match request.stage.clone() {
+            Stage::Whole => {
+                self.nobody_reads(i, key, &range);
+                self.disk[bytes(&range)].fill(mark);
+                Stage::Done
+            }
+            Stage::Granted => Stage::Read(self.disk[bytes(&blocks)].to_vec()),
+            Stage::Read(mut data) => {
+                self.nobody_reads(i, key, &blocks);
+                let at = (range.start - blocks.start) as usize;
+                data[at..at + (range.end - range.start) as usize].fill(mark);
+                self.disk[bytes(&blocks)].copy_from_slice(&data);
+                Stage::Done
+            }
+            Stage::Parked | Stage::Done => unreachable!(),
+        };
+        let done = next == Stage::Done;
+        let c = &mut self.connections[i];
+        c.requests[key].stage = next;
+        if done {
+            let Connection { member, requests, .. } = c;
+            let member = member.as_mut().unwrap();
+            member.release(key);
+            member.settle(|range| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range)));
+            self.end(i);
+        }
+    }
+
+    /// Nobody is between the reading of a block and the writing back while another writes there.
+    fn nobody_reads(&self, i: usize, key: usize, range: &Range<u64>) {
+        for (j, c) in self.connections.iter().enumerate() {
+            for (k, r) in c.requests.iter().enumerate() {
+                let reads = matches!(r.stage, Stage::Read(_)) && (i, key) != (j, k);
+                assert!(!(reads && overlap(&r.blocks(), range)), "connection {i} writes {range:?} under {j}");
+            }
+        }
+    }
+
+    /// A connection that leaves is gone when nothing of it is in flight.
+    fn end(&mut self, i: usize) {
+        let c = &mut self.connections[i];
+        if c.leaving && !c.requests.iter().any(Request::in_flight) {
+            c.over = true;
+            c.member = None;
+        }
+    }
+
+    /// All that decides what can happen from here on.
+    fn fingerprint(&self) -> u64 {
+        let mut hash = DefaultHasher::new();
+        self.disk.hash(&mut hash);
+        for inbox in self.inboxes.0.lock().unwrap().iter() {
+            for letter in inbox {
+                match letter {
+                    HoldLetter::Hold { id, .. } => (0, id.0).hash(&mut hash),
+                    HoldLetter::Granted(id) => (1, id.0).hash(&mut hash),
+                    HoldLetter::Release(id) => (2, id.0).hash(&mut hash),
+                }
+            }
+            u64::MAX.hash(&mut hash);
+        }
+        for c in &self.connections {
+            (c.script.len(), &c.parked, c.leaving, c.over).hash(&mut hash);
+            for r in &c.requests {
+                (r.mark, &r.stage).hash(&mut hash);
+            }
+            for held in c.member.iter().flat_map(|m| &m.held) {
+                (held.id.0, held.owed.is_some()).hash(&mut hash);
+            }
+            for (id, key) in c.member.iter().flat_map(|m| &m.own) {
+                (id.0, key).hash(&mut hash);
+            }
+        }
+        let state = self.holds.state();
+        for hold in state.active.iter().chain(&state.line) {
+            (hold.id.0, hold.told.len()).hash(&mut hash);
+        }
+        state.members.hash(&mut hash);
+        hash.finish()
+    }
+
+    fn check_end(&self) {
+        for (i, c) in self.connections.iter().enumerate() {
+            let stuck: Vec<_> = c.requests.iter().filter(|r| r.stage != Stage::Done).collect();
+            assert!(stuck.is_empty(), "connection {i} waits for ever: {:?}", stuck[0].range);
+            if let Some(member) = &c.member {
+                assert!(member.held.is_empty() && member.own.is_empty(), "connection {i} still knows holds");
+            }
+        }
+        let state = self.holds.state();
+        assert!(state.active.is_empty() && state.line.is_empty());
+        assert_eq!(
+            state.members.iter().sum::<usize>(),
+            self.connections.iter().filter(|c| c.member.is_some()).count()
+        );
+    }
+}
+
+/// Runs a scenario to its end; `choose` picks one of so many moves.
+fn run(scenario: Scenario<'_>, mut choose: impl FnMut(usize) -> usize) {
+    let mut world = World::new(scenario);
+    loop {
+        let moves = world.moves();
+        if moves.is_empty() {
+            return world.check_end();
+        }
+        let at = choose(moves.len());
+        world.make(moves[at]);
+    }
+}
+
+/// Every order of events, as far as they lead to different states; how many states there are.
+fn every_order(scenario: Scenario<'_>, check: impl Fn(&World)) -> usize {
+    let mut seen = HashSet::new();
+    // The choices that lead to where we are, each with how many there were.
+    let mut path: Vec<(usize, usize)> = Vec::new();
+    loop {
+        let mut world = World::new(scenario);
+        let mut depth = 0;
+        loop {
+            let moves = world.moves();
+            if moves.is_empty() {
+                world.check_end();
+                check(&world);
+                break;
+            }
+            if depth == path.len() {
+                if !seen.insert(world.fingerprint()) {
+                    break;
+                }
+                path.push((0, moves.len()));
+            }
+            world.make(moves[path[depth].0]);
+            depth += 1;
+        }
+        while let Some((at, n)) = path.pop() {
+            if at + 1 < n {
+                path.push((at + 1, n));
+                break;
+            }
+        }
+        if path.is_empty() {
+            return seen.len();
+        }
+    }
+}
+
+use Act::{Leave, Write};
+
+#[test]
+fn two_halves_of_a_block_in_every_order() {
+    for cores in [[0, 0], [0, 1]] {
+        let scripts: [(usize, &[Act]); 2] = [(cores[0], &[Write(0, 1)]), (cores[1], &[Write(1, 2)])];
+        let states = every_order((2, 1, &scripts), |w| assert!(!w.disk.contains(&0), "a half was lost"));
+        assert!(states > 30, "{states}");
+    }
+}
+
+#[test]
+fn a_part_against_a_whole_block_in_every_order() {
+    for cores in [[0, 0], [0, 1]] {
+        let scripts: [(usize, &[Act]); 2] =
+            [(cores[0], &[Write(0, 1)]), (cores[1], &[Write(0, 2), Write(0, 2)])];
+        every_order((2, 1, &scripts), |w| assert!(w.disk[1] != 0, "a whole write was lost"));
+    }
+}
+
+#[test]
+fn three_members_in_every_order() {
+    for cores in [[0, 0, 1], [0, 1, 2]] {
+        let scripts: [(usize, &[Act]); 3] = [
+            (cores[0], &[Write(0, 1), Leave]),
+            (cores[1], &[Write(1, 3)]),
+            (cores[2], &[Write(0, 4), Write(3, 4)]),
+        ];
+        let states = every_order((3, 2, &scripts), |w| assert!(!w.disk[1..].contains(&0), "{:?}", w.disk));
+        assert!(states > 1000, "{states}");
+    }
+}
+
+#[test]
+fn a_member_that_leaves_in_every_order() {
+    // It may leave with a hold in line, active, granted, or with others waiting for its answer.
+    for cores in [[0, 0], [0, 1]] {
+        let scripts: [(usize, &[Act]); 2] =
+            [(cores[0], &[Write(0, 1), Leave]), (cores[1], &[Write(1, 2), Leave])];
+        every_order((2, 1, &scripts), |_| {});
+        let scripts: [(usize, &[Act]); 3] = [
+            (cores[0], &[Write(0, 1), Leave]),
+            (cores[1], &[Write(2, 4), Leave]),
+            (cores[1], &[Write(0, 2)]),
+        ];
+        every_order((2, 2, &scripts), |w| assert!(w.disk[1] != 0));
+    }
+}
+
+/// More of everything, in orders drawn from seeds.
+#[test]
+fn crowds_in_many_orders() {
+    for seed in 0..1000 {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let scripts: Vec<(usize, Vec<Act>)> = (0..rng.random_range(2..6))
+            .map(|_| {
+                let n = rng.random_range(1..24);
+                let mut acts: Vec<Act> = (0..n)
+                    .map(|_| {
+                        let start = rng.random_range(0..12);
+                        Write(start, rng.random_range(start + 1..(start + 7).min(13)))
+                    })
+                    .collect();
+                if rng.random_bool(0.4) {
+                    acts.push(Leave);
+                }
+                (rng.random_range(0..3), acts)
+            })
+            .collect();
+        let scripts: Vec<(usize, &[Act])> = scripts.iter().map(|(core, acts)| (*core, &acts[..])).collect();
+        run((3, 7, &scripts), |n| rng.random_range(0..n));
+    }
+}
+
+/// Holds in line are served in turn, and never more at a time than members are ready to compare with.
+#[test]
+fn bounds() {
+    let inboxes = Arc::new(Inboxes(Mutex::new(vec![VecDeque::new()])));
+    let holds = Arc::new(Holds::new(DeviceId::new()));
+    let post: Arc<dyn Post> = inboxes.clone();
+    let mut members: Vec<Member> = (0..6).map(|_| Member::join(&holds, post.clone(), CoreId(0))).collect();
+    for (i, member) in members.iter_mut().enumerate() {
+        let mut key = 0;
+        while member.may_acquire() {
+            let at = (i * 100 + key) as u64 * BLOCK;
+            member.acquire(key, at..at + BLOCK);
+            key += 1;
+        }
+        assert_eq!(key, OWN_MAX);
+    }
+    let count = |holds: &Holds| {
+        let state = holds.state();
+        (state.active.len(), state.line.len())
+    };
+    assert_eq!(count(&holds), (ACTIVE_MAX, 6 * OWN_MAX - ACTIVE_MAX));
+    members[0].release(0);
+    assert_eq!(count(&holds), (ACTIVE_MAX, 6 * OWN_MAX - ACTIVE_MAX - 1));
+    members.clear();
+    assert_eq!(count(&holds), (0, 0));
+    // What nobody has taken out yet must not leave a newcomer with a hold for ever.
+    let mut late = Member::join(&holds, post, CoreId(0));
+    loop {
+        let Some(letter) = inboxes.0.lock().unwrap()[0].pop_front() else { break };
+        late.letter(&letter, |_| false);
+    }
+    assert!(late.held.is_empty());
+}
