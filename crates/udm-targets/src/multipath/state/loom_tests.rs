@@ -6,6 +6,7 @@ use super::*;
 use crate::multipath::route::Router;
 use crate::multipath::selector::SelectorLane;
 use loom::thread;
+use std::sync::Arc;
 use udm_core::{Batch, Nanos};
 
 struct NoSelector;
