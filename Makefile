@@ -10,7 +10,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 UDM := $(TARGET_DIR)/release/udm
 
 # program:Debian package, for tests that use real clients. Tests whose programs are missing say so and pass.
-TEST_PROGRAMS := fio:fio nbdkit:nbdkit nbdinfo:libnbd-bin qemu-io:qemu-utils fusermount3:fuse3 mkfs.ext4:e2fsprogs \
+TEST_PROGRAMS := fio:fio curl:curl python3:python3 nbdkit:nbdkit nbdinfo:libnbd-bin qemu-io:qemu-utils fusermount3:fuse3 mkfs.ext4:e2fsprogs \
     fuse2fs:fuse2fs sqlite3:sqlite3
 
 .PHONY: help build demo test test-programs lint bench install clean

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `size`, `bs`, `max_sectors` | the [`Limits`] |
 //! | `irqmode` | 0 and 1: a request is done at the next poll; 2: `completion_nsec` after it was submitted |
-//! | `submit_queues`, `hw_queue_depth` | requests in flight: `hw_queue_depth` a queue. A lane is a core's own queue; with fewer queues than cores each lane has its share of their depth. What is beyond is parked |
+//! | `submit_queues`, `hw_queue_depth` | requests in flight: `hw_queue_depth` a queue. A lane is a core's own queue; more queues than cores count as many as cores, and with fewer each lane has its share of their depth. What is beyond is parked |
 //! | `queue_mode` | always 2 (multi-queue), as in the kernel: a request-based device, which multipath's `queue_mode` asks for |
 //! | `memory_backed` | what is written can be read: the store of `mem:` |
 //! | `discard`, `fua`, `cache_size` | announced, as null_blk does; there is no cache to lose. As there, the first and the last ask for `memory_backed` |

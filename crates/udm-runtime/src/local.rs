@@ -2,8 +2,11 @@
 
 use crate::Cluster;
 use crate::cluster::Mail;
-use crate::ring::{Doorbell, Ring};
+use crate::ring::{Doorbell, Ring, missing};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::any::Any;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,12 +21,21 @@ pub struct CoreOptions {
     pub poll: bool,
     /// The longest spin before sleeping. How long it really spins follows what has paid lately.
     pub spin_max: Duration,
+    /// Go on without an io_uring where none is to be had: for devices that need none.
+    pub ring_optional: bool,
 }
 
 impl Default for CoreOptions {
     fn default() -> CoreOptions {
-        CoreOptions { cpu: None, poll: false, spin_max: Duration::from_micros(50) }
+        CoreOptions { cpu: None, poll: false, spin_max: Duration::from_micros(50), ring_optional: false }
     }
+}
+
+/// How a core hears of what happens outside.
+enum Outside {
+    Ring(Ring, Doorbell),
+    /// By its bell alone; the text says why there is no ring.
+    Bell(Arc<OwnedFd>, String),
 }
 
 /// The calling thread as core `id` of a cluster. It opens lanes and drives them itself: [`LocalCore::turn`] with a `submit` and a `poll` of
@@ -35,8 +47,7 @@ pub struct LocalCore {
     cluster: Arc<Cluster>,
     id: CoreId,
     state: CoreState,
-    ring: Ring,
-    bell: Doorbell,
+    outside: Outside,
     origin: Instant,
     now: Nanos,
     wake: Nanos,
@@ -69,16 +80,22 @@ impl LocalCore {
             rustix::thread::sched_setaffinity(None, &set)
                 .map_err(|e| io::Error::new(io::Error::from(e).kind(), format!("CPU {cpu}: {e}")))?;
         }
-        let ring =
-            Ring::new().map_err(|e| io::Error::new(e.kind(), format!("io_uring is not to be had: {e}")))?;
-        let bell = Doorbell::new(&ring, cluster.inbox(id));
-        let state = CoreState::new(id, cluster.len(), u64::from(id.0) + 1, Some(Rc::new(ring.clone())));
+        let inbox = cluster.inbox(id);
+        let outside = match Ring::new() {
+            Ok(ring) => Outside::Ring(ring.clone(), Doorbell::new(&ring, inbox)),
+            Err(error) if options.ring_optional => Outside::Bell(inbox.eventfd(), missing::why(&error)),
+            Err(error) => return Err(io::Error::new(error.kind(), missing::why(&error))),
+        };
+        let io = match &outside {
+            Outside::Ring(ring, _) => Some(Rc::new(ring.clone()) as Rc<dyn Any>),
+            Outside::Bell(..) => None,
+        };
+        let state = CoreState::new(id, cluster.len(), u64::from(id.0) + 1, io);
         Ok(LocalCore {
             cluster: cluster.clone(),
             id,
             state,
-            ring,
-            bell,
+            outside,
             origin: clock_origin(),
             now: Nanos(0),
             wake: Nanos::NEVER,
@@ -111,15 +128,35 @@ impl LocalCore {
         Nanos(self.origin.elapsed().as_nanos() as u64)
     }
 
-    pub(crate) fn ring(&self) -> &Ring {
-        &self.ring
+    pub(crate) fn ring(&self) -> Option<&Ring> {
+        match &self.outside {
+            Outside::Ring(ring, _) => Some(ring),
+            Outside::Bell(..) => None,
+        }
+    }
+
+    /// Why this core has no io_uring; `None` when it has one.
+    #[must_use]
+    pub fn no_ring(&self) -> Option<&str> {
+        match &self.outside {
+            Outside::Ring(..) => None,
+            Outside::Bell(_, why) => Some(why),
+        }
+    }
+
+    fn take_fresh(&self) -> bool {
+        self.ring().is_some_and(Ring::take_fresh)
+    }
+
+    fn has_work(&self) -> bool {
+        self.ring().is_some_and(Ring::has_work)
     }
 
     /// One turn: reads the clock, delivers commands, calls `f`, then sends off and takes in what the ring has.
     pub fn turn<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
         self.now = self.clock();
         self.kicked = false;
-        self.ring.take_fresh();
+        self.take_fresh();
         let inbox = self.cluster.inbox(self.id);
         if inbox.has_mail() {
             // Bounded by what is there now: a sender that never stops must not stop the core.
@@ -139,26 +176,28 @@ impl LocalCore {
         let mut cx = self.state.cx(self.now);
         let r = f(&mut cx);
         self.wake = cx.wake();
-        if self.ring.has_work() {
+        if self.has_work() {
             self.enter();
         }
         r
     }
 
     fn enter(&mut self) {
-        self.ring.enter();
-        self.bell.rearm();
+        if let Outside::Ring(ring, bell) = &mut self.outside {
+            ring.enter();
+            bell.rearm();
+        }
     }
 
     /// True when there is a reason for another turn.
     fn roused(&self) -> bool {
-        self.ring.has_work() || self.cluster.inbox(self.id).has_mail()
+        self.has_work() || self.cluster.inbox(self.id).has_mail()
     }
 
     /// Waits for a reason to take another turn: a completion in the ring, a command, or the earliest time that a lane asked for in the last turn.
     /// Spins first if that has paid lately, then sleeps. Afterwards every lane must be polled once.
     pub fn park(&mut self) {
-        if self.ring.take_fresh() {
+        if self.take_fresh() {
             return;
         }
         if self.roused() {
@@ -189,9 +228,7 @@ impl LocalCore {
         if self.cluster.inbox(self.id).try_sleep() {
             let timeout =
                 (self.wake != Nanos::NEVER).then(|| Duration::from_nanos(self.wake.since(self.clock()).0));
-            self.ring.wait(timeout);
-            self.cluster.inbox(self.id).awake();
-            self.bell.rearm();
+            self.wait(timeout);
         }
         // What came soon after the spin ended would have been worth a longer one; what came much later was not worth any.
         let slept = self.clock().since(begin).0;
@@ -199,6 +236,28 @@ impl LocalCore {
         self.spin = if slept <= max { (slept * 2).min(max) } else { self.spin / 2 };
         if self.spin < 1000 {
             self.spin = 0;
+        }
+    }
+
+    /// Sleeps until something happens outside, or `timeout` is over.
+    fn wait(&mut self, timeout: Option<Duration>) {
+        let inbox = self.cluster.inbox(self.id);
+        match &mut self.outside {
+            Outside::Ring(ring, bell) => {
+                ring.wait(timeout);
+                inbox.awake();
+                bell.rearm();
+            }
+            Outside::Bell(bell, _) => {
+                let timeout = timeout
+                    .map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
+                let rung = poll(&mut [PollFd::new(bell, PollFlags::IN)], timeout.as_ref());
+                inbox.awake();
+                if rung.is_ok_and(|n| n > 0) {
+                    // It was rung, so this does not wait.
+                    let _ = rustix::io::read(&*bell, &mut [0; 8]);
+                }
+            }
         }
     }
 }

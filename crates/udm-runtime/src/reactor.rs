@@ -48,7 +48,8 @@ impl Runtime {
         let mut runtime = Runtime { cluster: cluster.clone(), threads: Vec::new() };
         for (i, cpu) in options.cpus.iter().copied().enumerate() {
             let id = CoreId(i as u16);
-            let core = CoreOptions { cpu, poll: options.poll, spin_max: options.spin_max };
+            let core =
+                CoreOptions { cpu, poll: options.poll, spin_max: options.spin_max, ring_optional: false };
             let (tx, rx) = std::sync::mpsc::sync_channel(1);
             let cluster = cluster.clone();
             let thread = std::thread::Builder::new().name(format!("udm-core{i}")).spawn(move || {
@@ -160,7 +161,8 @@ impl Reactor {
 
     fn run(mut self) {
         loop {
-            let (ring, inner) = (self.core.ring().clone(), &mut self.inner);
+            let ring = self.core.ring().expect("a reactor's core has one").clone();
+            let inner = &mut self.inner;
             ring.take_ready(&mut inner.ready);
             let kicked_before = self.core.kicked;
             let mail = std::mem::take(&mut self.core.other);

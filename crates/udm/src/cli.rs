@@ -4,7 +4,7 @@
 
 use crate::bench::BenchArgs;
 use crate::log_writes::LogWritesArgs;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 /// The device mapper in user space: tables, targets and status lines of the kernel's, served to NBD clients, without root.
@@ -82,13 +82,15 @@ pub struct Print {
 #[derive(Debug, Args)]
 #[command(
     after_help = "A TABLE has a target a line: START LENGTH TYPE ARGUMENTS, in sectors of 512 bytes, as for dmsetup. Devices in it are paths, \
-URIs (file:, null:, mem:, pattern:), major:minor, or @NAME for another device.\n\n\
-Examples:\n  udm serve --device disk='0 2097152 linear file:disk.img 0' --unix /tmp/udm.sock\n  \
+URIs (file:, null:, mem:, pattern:), major:minor, or @NAME for another device. A DEVICE alone is the table that maps all of it. docs/targets.md \
+has each target and each kind of device with an example.\n\n\
+Examples:\n  udm serve --device disk=disk.img --unix /tmp/udm.sock\n  udm serve --device disk='0 2097152 linear file:disk.img 0' --unix /tmp/udm.sock\n  \
 udm serve --device d='0 2097152 linear null:size=1G 0' --run 'nbdinfo $uri'"
 )]
+#[command(group = ArgGroup::new("where to serve").required(true).multiple(true).args(["unix", "port", "run"]))]
 pub struct ServeArgs {
-    /// A device and its table, or the file that holds it; as often as wanted
-    #[arg(long = "device", value_name = "NAME=TABLE|NAME=@FILE", value_parser = device_arg)]
+    /// A device and its table, the file that holds it, or the device that it maps whole; as often as wanted
+    #[arg(long = "device", value_name = "NAME=TABLE|NAME=@FILE|NAME=DEVICE", value_parser = device_arg)]
     pub devices: Vec<DeviceArg>,
     /// Serve NBD on a Unix socket; - makes one in a private folder
     #[arg(short = 'U', long, value_name = "PATH")]
@@ -114,6 +116,15 @@ pub struct ServeArgs {
     /// Never sleep: spin for requests
     #[arg(long)]
     pub poll: bool,
+    /// Return when the devices are served, and serve in the background
+    #[arg(long, conflicts_with = "run")]
+    pub fork: bool,
+    /// Write the server's process ID to a file when the devices are served
+    #[arg(short = 'P', long, value_name = "FILE")]
+    pub pidfile: Option<PathBuf>,
+    /// How the server in the background tells the one who started it
+    #[arg(long, hide = true)]
+    pub ready_on_stdout: bool,
     /// Where to put the control socket [default: as the verbs look for it; with --run a private one]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
@@ -135,6 +146,8 @@ pub enum TableArg {
     Text(String),
     /// In a file.
     File(PathBuf),
+    /// All of a device.
+    Whole(String),
 }
 
 /// `NAME=TABLE` or `NAME=@FILE`.
@@ -146,9 +159,19 @@ fn device_arg(text: &str) -> Result<DeviceArg, String> {
     let table = match table.strip_prefix('@') {
         Some("") => return Err("the file is missing".into()),
         Some(file) => TableArg::File(file.into()),
-        None => TableArg::Text(table.into()),
+        None if is_table(table) => TableArg::Text(table.into()),
+        None => TableArg::Whole(table.into()),
     };
     Ok(DeviceArg { name: name.into(), table })
+}
+
+/// A table begins with a number, or with what makes a line none; a device does not, and has one line.
+fn is_table(text: &str) -> bool {
+    let first = text.split_whitespace().next().unwrap_or_default();
+    text.contains('\n')
+        || first.is_empty()
+        || first.starts_with('#')
+        || first.bytes().all(|b| b.is_ascii_digit())
 }
 
 /// CPU numbers, in the order given, each once.
@@ -346,6 +369,15 @@ mod tests {
             (arg.name.as_str(), arg.table),
             ("d", TableArg::Text("0 8 linear file:x?direct=on 0".into()))
         );
+        for device in ["disk.img", "my disk.img", "/dev/sda", "mem:1G", "@other", "253:0", "file:x?direct=on"]
+        {
+            let whole = TableArg::Whole(device.into());
+            assert_eq!(device_arg(&format!("d={device}")).unwrap().table, whole);
+        }
+        for table in ["0 8 zero", " 0 8 zero", "", "0", "# none\n", "a\nb", "0\t8 zero"] {
+            let text = TableArg::Text(table.into());
+            assert_eq!(device_arg(&format!("d={table}")).unwrap().table, text);
+        }
         assert_eq!(device_arg("d=@/etc/t").unwrap().table, TableArg::File("/etc/t".into()));
         for bad in ["", "d", "=0 8 error", "d=@"] {
             assert!(device_arg(bad).is_err(), "{bad}");

@@ -13,10 +13,22 @@ mod verbs;
 
 use clap::Parser;
 use cli::{Cli, Verb};
+use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    // Before there is any thread.
+    if let Verb::Serve(args) = &cli.verb
+        && args.fork
+        && !args.ready_on_stdout
+    {
+        return serve::in_background().unwrap_or_else(|error| {
+            // Nothing is left to be done when standard error is closed too.
+            let _ = writeln!(std::io::stderr(), "udm: {}", plain(&format!("{error:#}")));
+            ExitCode::FAILURE
+        });
+    }
     // What is wrong with a request is said by the verb that made it; the log is for what nobody asked about. The demo fails paths itself,
     // and tells of it.
     log::start(if matches!(cli.verb, Verb::Demo(_)) { "error" } else { "warn" });

@@ -49,6 +49,8 @@ const UNSAFE: &[&str] = &["crates/udm-buf/src/lib.rs", "crates/udm-runtime/src/r
 /// Everywhere else a pipe that nobody reads would stop the server, and a full disk would end it.
 const STANDARD_ERROR: &[&str] = &[
     "crates/udm/src/log/",
+    // Before there is a server.
+    "crates/udm/src/main.rs",
     "crates/udm/src/bench/progress.rs",
     "crates/udm/src/log_writes/check.rs",
     // Programs and tests of their own.

@@ -11,5 +11,5 @@ mod wait;
 
 pub use change::{create, remove, resume, suspend};
 pub use show::{info, ls, status, table, version};
-pub use tables::{TABLE_MAX, clear, load, message};
+pub use tables::{TABLE_MAX, clear, load, message, whole};
 pub use wait::{wait, wait_with};

@@ -6,7 +6,7 @@ use crate::registry::{Known, Mapped, Opening, Registry};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::Ack;
-use udm_targets::{Pending, Table, TargetError};
+use udm_targets::{Pending, Resolver, Table, TargetError};
 use udm_wire::table::{Line, TableSyntaxError};
 use udm_wire::words;
 
@@ -31,6 +31,19 @@ const ETIMEDOUT: i32 = 110;
 pub fn load(registry: &Registry, name: &str, text: &str) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
     load_into(registry, &mapped, name, text)
+}
+
+/// The table of a device `name` that is all of `word`, a device. Opens it for a moment, and may block on that.
+///
+/// # Errors
+/// What is wrong with the word or with its device.
+pub fn whole(registry: &Registry, name: &str, word: &str) -> Result<String, VerbError> {
+    let found = Opening::new(registry).get(word).map_err(|e| {
+        let reason = if e.reason.is_empty() { word.to_owned() } else { e.reason };
+        VerbError::new(name, TargetError::errno(e.errno).because(reason))
+    })?;
+    let sectors = found.device.limits().size.0;
+    Ok(format!("0 {sectors} linear {} 0", words::escape(word)))
 }
 
 pub(super) fn load_into(

@@ -4,6 +4,7 @@
 //! back in [`Done`]. A [`Client`] that is dropped orphans its operations: their memory is freed when they end, not before.
 //! Operations may end in any order. The ring enters the kernel once a turn ([`Ring::enter`]), for all clients together.
 
+pub(crate) mod missing;
 mod op;
 mod sys;
 

@@ -5,6 +5,9 @@ use crate::words::shown;
 use std::fmt;
 use std::path::PathBuf;
 
+/// The options, as they are spelt.
+const OPTIONS: [&str; 3] = ["direct", "readonly", "exclusive"];
+
 /// A file or block device, and how it is to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileUri {
@@ -34,6 +37,12 @@ impl FileUri {
     /// One line that says what is wrong, and what would be right.
     pub(super) fn parse(rest: &str) -> Result<FileUri, UriError> {
         let (path, query) = rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query)));
+        let option = OPTIONS.iter().filter_map(|name| path.find(&format!(",{name}="))).min();
+        if let (None, Some(at)) = (query, option) {
+            let right = shown(&format!("file:{}?{}", &path[..at], path[at + 1..].replace(',', "&")));
+            let why = format!("options stand behind a ?: {right} (%2C is a comma in the path)");
+            return Err(UriError::new(format!("file: {why}")));
+        }
         let path = percent::decode(path).map_err(|why| UriError::new(format!("file: {why}")))?;
         let path = checked_path(&path)?;
         let (mut direct, mut readonly, mut exclusive) = (None, None, None);
@@ -45,8 +54,8 @@ impl FileUri {
                 "exclusive" => &mut exclusive,
                 _ => {
                     let name = shown(name);
-                    let known = "one of direct, readonly, exclusive";
-                    return Err(UriError::new(format!("file: unknown option {name}; {known}")));
+                    let known = OPTIONS.join(", ");
+                    return Err(UriError::new(format!("file: unknown option {name}; one of {known}")));
                 }
             };
             let value = switch("file", name, value)?;

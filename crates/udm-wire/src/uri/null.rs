@@ -60,6 +60,34 @@ impl Default for NullParams {
 const NAMES: &str = "blocksize (bs), cache_size, completion_nsec, discard, fua, gb, hw_queue_depth, irqmode, max_sectors, memory_backed, \
                      queue_mode, size, submit_queues";
 
+/// What null_blk has and a null device of udm has not.
+const LEFT_OUT: &[&str] = &[
+    "badblocks",
+    "blocking",
+    "home_node",
+    "init_hctx",
+    "mbps",
+    "no_sched",
+    "nr_devices",
+    "poll_queues",
+    "power",
+    "requeue",
+    "rotational",
+    "shared_tag_bitmap",
+    "shared_tags",
+    "timeout",
+    "use_per_node_hctx",
+    "virt_boundary",
+    "zone_append_max_sectors",
+    "zone_capacity",
+    "zone_full",
+    "zone_max_active",
+    "zone_max_open",
+    "zone_nr_conv",
+    "zone_size",
+    "zoned",
+];
+
 /// The most tags of a hardware queue (kernel `BLK_MQ_MAX_DEPTH`).
 const DEPTH_MAX: u32 = 10240;
 
@@ -173,6 +201,9 @@ impl NullParams {
                 "cache_size"
             }
             "" => return Err("an empty parameter; NAME=VALUE,NAME=VALUE".into()),
+            name if LEFT_OUT.contains(&name) => {
+                return Err(format!("{name} is null_blk's and not udm's; one of {NAMES}"));
+            }
             _ => return Err(format!("unknown parameter {}; one of {NAMES}", shown(name))),
         })
     }

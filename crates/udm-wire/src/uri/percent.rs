@@ -2,7 +2,7 @@
 
 /// Bytes that stand for themselves in every part of the URIs that udm writes.
 fn is_plain(b: u8) -> bool {
-    b.is_ascii_alphanumeric() || b"-._~/:@,".contains(&b)
+    b.is_ascii_alphanumeric() || b"-._~/:@".contains(&b)
 }
 
 /// `text` with `%XX` for each byte that could mean something else.

@@ -95,8 +95,9 @@ pub fn compare(options: &CompareOptions) -> Result<Comparison> {
     let cpus = cpus();
     let mut rows = Vec::new();
     for &cores in options.cores.iter().filter(|&&n| n <= cpus.len().max(1)) {
-        let threads: Vec<_> =
-            (0..cores).map(|i| CoreOptions { cpu: cpus.get(i).copied(), ..CoreOptions::default() }).collect();
+        let threads: Vec<_> = (0..cores)
+            .map(|i| CoreOptions { cpu: cpus.get(i).copied(), ring_optional: true, ..CoreOptions::default() })
+            .collect();
         let barrier = Barrier::new(cores);
         let measured = cores::run(&threads, devices, |core, lanes| measure(core, lanes, options, &barrier))?;
         for (d, &depth) in options.depths.iter().enumerate() {

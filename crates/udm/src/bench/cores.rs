@@ -64,7 +64,11 @@ pub fn run<T: Send>(
                     let lanes = devices.iter().map(|d| core.open(&**d)).collect::<Result<Vec<_>, _>>();
                     let lanes = match lanes {
                         Ok(lanes) => lanes,
-                        Err(error) => return answer(&said, Err(anyhow!(error))),
+                        Err(error) => {
+                            let error =
+                                core.no_ring().map_or(anyhow!("{error}"), |why| anyhow!("{error}: {why}"));
+                            return answer(&said, Err(error));
+                        }
                     };
                     answer::<()>(&said, Ok(()));
                     start.wait(&mut core)?;

@@ -36,7 +36,7 @@ pub fn make(cluster: &Arc<Cluster>, words: &[String]) -> Result<Arc<dyn Device>>
             Named::Uri(uri) => Some(uri),
             Named::Table { name, table } => {
                 let text = match table {
-                    TableArg::Text(text) => text,
+                    TableArg::Text(text) | TableArg::Whole(text) => text,
                     TableArg::File(file) => read_table(&file).with_context(|| name.clone())?,
                 };
                 tables.push(Table { name, text });

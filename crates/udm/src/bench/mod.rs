@@ -63,8 +63,9 @@ fn run_compare(args: &BenchArgs) -> Result<()> {
 fn measure(args: &BenchArgs) -> Result<Vec<Entry>> {
     args.check().context("bench")?;
     let jobs = usize::from(args.numjobs);
-    let options: Vec<_> =
-        (0..jobs).map(|job| CoreOptions { cpu: args.cpu(job), ..CoreOptions::default() }).collect();
+    let options: Vec<_> = (0..jobs)
+        .map(|job| CoreOptions { cpu: args.cpu(job), ring_optional: true, ..CoreOptions::default() })
+        .collect();
     let regions = OnceLock::new();
     let progress = Progress::new(args);
     let (running, over) = mpsc::channel::<()>();

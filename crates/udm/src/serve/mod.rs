@@ -6,6 +6,7 @@
 mod child;
 mod descriptors;
 mod places;
+mod ready;
 mod report;
 
 use crate::caret;
@@ -14,6 +15,7 @@ use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
 use child::Child;
 use places::Places;
+pub use ready::in_background;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,9 +39,6 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Runs until the end; the exit status is that of the command of `--run`.
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
-    if args.unix.is_none() && args.port.is_none() && args.run.is_none() {
-        bail!("serve: nowhere to serve: give --unix PATH, --port N or --run CMD");
-    }
     descriptors::raise();
     let control = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -87,16 +86,29 @@ fn cores(args: &ServeArgs) -> RuntimeOptions {
 /// Makes the devices in the order given, so that later ones can name earlier ones.
 async fn make_devices(args: &ServeArgs, registry: &Arc<Registry>) -> Result<()> {
     for DeviceArg { name, table } in &args.devices {
-        let table = match table {
-            TableArg::Text(text) => text.clone(),
-            TableArg::File(file) => read_table(file).with_context(|| name.clone())?,
-        };
+        let table = table_of(registry, name, table)?;
         let made = verbs::create(registry, name, None, Some(&table)).await;
         made.map_err(|e| explain(&e, &table))?;
     }
     match args.exports.iter().find(|wanted| !args.devices.iter().any(|d| d.name == **wanted)) {
         Some(missing) => bail!("{missing}: export: no --device of that name"),
         None => Ok(()),
+    }
+}
+
+/// The text of the table of device `name`.
+pub(crate) fn table_of(registry: &Registry, name: &str, table: &TableArg) -> Result<String> {
+    match table {
+        TableArg::Text(text) => Ok(text.clone()),
+        TableArg::File(file) => read_table(file).with_context(|| name.to_owned()),
+        TableArg::Whole(word) => verbs::whole(registry, name, word).map_err(|e| {
+            let hint = if word.contains(char::is_whitespace) {
+                " (and a table is START LENGTH TYPE ARGUMENTS)"
+            } else {
+                ""
+            };
+            anyhow::anyhow!("{e}{hint}")
+        }),
     }
 }
 
@@ -123,6 +135,7 @@ async fn serve_devices(
     let exporter = registry.exporter().expect("set before");
     exporter.listens_on(places.addresses(&server));
     report::exports(&exporter.list());
+    ready::say(args)?;
 
     let listening = http::server::serve(&socket, http::router(Arc::clone(registry)));
     let done = tokio::select! {

@@ -4,6 +4,7 @@
 
 mod bytes;
 mod disks;
+mod docs;
 mod log;
 mod paths;
 mod server;
@@ -40,6 +41,8 @@ fn main() {
             &["nbdfuse", "fuse2fs", "fusermount3", "mke2fs", "debugfs", "sqlite3", "@fuse"],
             log::sqlite_survives_a_cut_at_every_flush,
         ),
+        trial("the_readme_does_what_it_says", &["nbdinfo", "fio", "curl"], docs::readme),
+        trial("every_target_and_device_has_a_line_that_works", &["nbdinfo"], docs::targets),
         trial(
             "paths_that_fail_by_themselves_are_logged",
             &["fio"],

@@ -1,0 +1,51 @@
+//! Why there is no io_uring, and what to do about it.
+
+use rustix::io::Errno;
+use std::io;
+
+/// What turns io_uring off for all: 1 for those without privileges, 2 for everybody.
+const DISABLED: &str = "/proc/sys/kernel/io_uring_disabled";
+
+/// One line for the one who wanted a core.
+pub(crate) fn why(error: &io::Error) -> String {
+    let disabled = std::fs::read_to_string(DISABLED).ok();
+    text(error, disabled.as_deref().map_or("", str::trim))
+}
+
+fn text(error: &io::Error, disabled: &str) -> String {
+    let advice = match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::PERM | Errno::ACCESS) if !matches!(disabled, "" | "0") => {
+            format!("kernel.io_uring_disabled is {disabled}: `sysctl kernel.io_uring_disabled=0` allows it")
+        }
+        Some(Errno::PERM | Errno::ACCESS) => {
+            "a seccomp filter forbids it, as in most containers: allow io_uring_setup, io_uring_enter and \
+             io_uring_register (docker and podman: --security-opt seccomp=unconfined)"
+                .into()
+        }
+        Some(Errno::NOMEM) => {
+            "raise the limit of locked memory: `ulimit -l unlimited`, or LimitMEMLOCK= of a unit".into()
+        }
+        Some(Errno::NOSYS) => {
+            "this kernel has none, or a seccomp filter hides it: Linux 5.19 or later is wanted".into()
+        }
+        _ => return format!("io_uring is not to be had: {error}"),
+    };
+    format!("io_uring is not to be had: {error}: {advice}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_says_what_to_do() {
+        let said = |errno: Errno, disabled| text(&io::Error::from(errno), disabled);
+        assert!(said(Errno::PERM, "2").contains("sysctl kernel.io_uring_disabled=0"));
+        assert!(said(Errno::PERM, "0").contains("seccomp"));
+        assert!(said(Errno::PERM, "").contains("seccomp"));
+        assert!(said(Errno::NOMEM, "0").contains("ulimit -l"));
+        assert!(said(Errno::NOSYS, "").contains("5.19"));
+        let other = io::Error::from(Errno::MFILE);
+        assert_eq!(text(&other, "0"), format!("io_uring is not to be had: {other}"));
+    }
+}

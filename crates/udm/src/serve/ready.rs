@@ -1,0 +1,78 @@
+//! `--fork` and `--pidfile`: whoever starts a server learns when it serves.
+//!
+//! The background is another process of the same program, started afresh and not forked: a fork of a process with threads is of no use. It inherits
+//! standard error, for its log, and says on its standard output that it serves; then it lets go of that and of the terminal.
+
+use crate::cli::ServeArgs;
+use anyhow::{Context, Result};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+/// What the server says.
+const READY: &str = "ready\n";
+
+/// Starts this program once more, with the same arguments, and returns when it serves; with its status when it ends instead.
+///
+/// # Errors
+/// When it can't be started.
+pub fn in_background() -> Result<ExitCode> {
+    let start = || -> std::io::Result<std::process::Child> {
+        let mut arguments = std::env::args_os();
+        // This program, even where its file has been replaced.
+        let mut server = Command::new("/proc/self/exe");
+        server.arg0(arguments.next().unwrap_or_else(|| "udm".into()));
+        server.args(arguments).arg("--ready-on-stdout");
+        server.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()
+    };
+    let mut server = start().context("serve: --fork")?;
+    let mut said = String::new();
+    if let Some(out) = server.stdout.take() {
+        BufReader::new(out).read_line(&mut said).context("serve: --fork")?;
+    }
+    if said == READY {
+        return Ok(ExitCode::SUCCESS);
+    }
+    // It has said why.
+    let status = server.wait().context("serve: --fork")?;
+    let code = status.code().or_else(|| status.signal().map(|n| 128 + n)).unwrap_or(1);
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// Tells those who wait that the devices are served.
+///
+/// # Errors
+/// When the file can't be written, or the background can't be had.
+pub(super) fn say(args: &ServeArgs) -> Result<()> {
+    if let Some(file) = &args.pidfile {
+        write_pid(file).with_context(|| format!("serve: --pidfile {}", file.display()))?;
+    }
+    if args.ready_on_stdout {
+        background().context("serve: --fork")?;
+    }
+    Ok(())
+}
+
+/// Whole or not at all: a script may look at any time.
+fn write_pid(file: &Path) -> std::io::Result<()> {
+    let folder = file.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut new = tempfile::Builder::new().prefix(".udm-pid-").tempfile_in(folder)?;
+    writeln!(new, "{}", std::process::id())?;
+    fs::set_permissions(new.path(), fs::Permissions::from_mode(0o644))?;
+    new.persist(file)?;
+    Ok(())
+}
+
+/// Leaves the terminal, so that its end is not ours, and then the one who waits.
+fn background() -> std::io::Result<()> {
+    rustix::process::setsid()?;
+    let nothing = File::options().write(true).open("/dev/null")?;
+    let mut out = std::io::stdout();
+    // Whoever started us may have been ended meanwhile; we serve all the same.
+    let _ = out.write_all(READY.as_bytes()).and_then(|()| out.flush());
+    rustix::stdio::dup2_stdout(&nothing)?;
+    Ok(())
+}

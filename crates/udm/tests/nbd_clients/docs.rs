@@ -1,0 +1,146 @@
+//! What the documentation shows, run as a reader runs it: each command in order, in one shell, in an empty folder.
+//!
+//! In a block of `sh` each command must succeed. In a block of `console` a line behind `$ ` is a command, and the lines up to the next one are what it prints; a
+//! command that prints `udm: ...` there must fail. Numbers are not compared, and `...` stands for the rest of a line. Blocks that begin with `make` are the Makefile's, those
+//! that begin with `# as root` are left out for others.
+
+use super::server::UDM;
+use super::{Outcome, check};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use tempfile::TempDir;
+
+pub fn readme() -> Outcome {
+    follow("README.md")
+}
+
+pub fn targets() -> Outcome {
+    follow("docs/targets.md")
+}
+
+/// A command, and what it prints where the text shows it.
+struct Step {
+    line: usize,
+    command: String,
+    prints: Option<String>,
+}
+
+fn steps(text: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    let mut lines = text.lines().enumerate().peekable();
+    while let Some((_, line)) = lines.next() {
+        let console = line == "```console";
+        if !console && line != "```sh" {
+            continue;
+        }
+        let block: Vec<(usize, &str)> = lines.by_ref().take_while(|(_, line)| *line != "```").collect();
+        let first = block.first().map_or("", |(_, line)| *line);
+        let root = rustix::process::getuid().is_root() && Path::new("/dev/loop0").exists();
+        if first.starts_with("make") || first == "# as root" && !root {
+            continue;
+        }
+        let mut goes_on = false;
+        for (number, line) in block {
+            let command = if console { line.strip_prefix("$ ") } else { Some(line) };
+            match (command, steps.last_mut()) {
+                (_, Some(step)) if goes_on => step.command += &format!("\n{line}"),
+                (Some(command), _) if command.is_empty() || command.starts_with('#') => {}
+                (Some(command), _) => {
+                    let prints = console.then(String::new);
+                    steps.push(Step { line: number + 1, command: command.into(), prints });
+                }
+                (None, Some(Step { prints: Some(prints), .. })) => *prints += &format!("{line}\n"),
+                (None, _) => panic!("line {}: output of no command", number + 1),
+            }
+            goes_on = line.ends_with('\\');
+        }
+    }
+    steps
+}
+
+fn follow(document: &str) -> Outcome {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/udm in the root");
+    let steps = steps(&fs::read_to_string(root.join(document))?);
+    check(steps.len() > 10, "too few commands found")?;
+    let (folder, said) = (TempDir::new()?, TempDir::new()?);
+    let mut script = String::new();
+    for (i, step) in steps.iter().enumerate() {
+        let at = said.path().join(i.to_string()).display().to_string();
+        script += &format!("{{ {}\n}} >'{at}' 2>&1 </dev/null; echo $? >'{at}.status'\n", step.command);
+    }
+    let bin = Path::new(UDM).parent().expect("a folder").display().to_string();
+    let path = std::env::var("PATH").unwrap_or_default();
+    let place = folder.path();
+    let log = fs::File::create(said.path().join("log"))?;
+    let ended = Command::new("timeout")
+        .args(["-k", "5", "100", "sh", "-c", &script])
+        .current_dir(place)
+        .env("PATH", format!("{bin}:{path}:/usr/sbin:/sbin"))
+        .env("HOME", place)
+        .env("TMPDIR", place)
+        .env("XDG_RUNTIME_DIR", place)
+        .env("UDM_SOCKET", place.join("control.sock"))
+        .env_remove("UDM_LOG")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .status()?;
+    let checked =
+        steps.iter().enumerate().try_for_each(|(i, step)| matches(step, &said.path().join(i.to_string())));
+    let left = end_what_is_left(place);
+    check(ended.success(), &format!("{document}: {ended}"))?;
+    checked.map_err(|e| format!("{document}: {}", e.message().unwrap_or_default()))?;
+    check(left == 0, &format!("{document}: {left} servers are left running"))
+}
+
+/// Whether a command did what the text says.
+fn matches(step: &Step, said: &Path) -> Outcome {
+    let output = fs::read_to_string(said).unwrap_or_default();
+    let status = fs::read_to_string(said.with_extension("status")).unwrap_or_else(|_| "none".into());
+    let shown = step.prints.as_deref().unwrap_or_default();
+    let fails = shown.starts_with("udm: ") && step.command.contains("--unix -");
+    let what = || format!("line {}: {}\nstatus {status}{output}", step.line, step.command);
+    check((status.trim() == "0") != fails, &what())?;
+    let Some(shown) = &step.prints else { return Ok(()) };
+    let (want, got) = (shape(shown), shape(&output));
+    let same = want.len() == got.len()
+        && want.iter().zip(&got).all(|(want, got)| match want.strip_suffix("...") {
+            Some(begin) => got.starts_with(begin),
+            None => want == got,
+        });
+    check(same, &format!("{}\nand not\n{shown}", what()))
+}
+
+/// Lines without the ends that nobody sees, with one digit for each number.
+fn shape(text: &str) -> Vec<String> {
+    let plain = |line: &str| {
+        let mut out = String::new();
+        for c in line.trim_end().chars() {
+            let c = if c.is_ascii_digit() { '0' } else { c };
+            if c != '0' || !out.ends_with('0') {
+                out.push(c);
+            }
+        }
+        out
+    };
+    text.lines().map(plain).collect()
+}
+
+/// Ends the servers that the text left running, by the files that it names; how many there were.
+fn end_what_is_left(folder: &Path) -> usize {
+    let mut left = 0;
+    let folders =
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).chain([folder.to_owned()]);
+    for pid in folders.filter_map(|f| fs::read_to_string(f.join("udm.pid")).ok()) {
+        let Some(pid) = pid.trim().parse().ok().and_then(rustix::process::Pid::from_raw) else { continue };
+        for _ in 0..200 {
+            if rustix::process::test_kill_process(pid).is_err() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        left += usize::from(rustix::process::kill_process(pid, rustix::process::Signal::KILL).is_ok());
+    }
+    left
+}

@@ -1,0 +1,129 @@
+//! Starting: in the background, with a device alone, and with words that are not right.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use support::{Server, has, text, udm, until};
+
+/// A server's command line with private sockets in `folder`.
+fn serve(folder: &Path, more: &[&str]) -> Command {
+    let mut command = udm(&["serve", "--cores", "0", "--unix", "nbd.sock", "--socket", "udm.sock"]);
+    command.args(more).current_dir(folder).stdout(Stdio::null());
+    command.stderr(fs::File::create(folder.join("log")).unwrap());
+    command
+}
+
+#[test]
+fn fork_returns_when_the_devices_are_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let status = serve(at, &["--device", "d=mem:1M", "--fork", "--pidfile", "pid"]).status().unwrap();
+    let pid = fs::read_to_string(at.join("pid")).unwrap();
+    assert_eq!(status.code(), Some(0));
+    // There is nothing to wait for.
+    let ls = udm(&["ls"]).env("UDM_SOCKET", at.join("udm.sock")).output().unwrap();
+    assert_eq!(text(&ls.stdout), "d\t(254:0)\n", "{}", text(&ls.stderr));
+    assert!(at.join("nbd.sock").exists());
+    assert!(fs::read_to_string(at.join("log")).unwrap().starts_with("udm: d "));
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap();
+    let field = |n: usize| stat.split_whitespace().nth(n).unwrap().to_owned();
+    assert_eq!(
+        (field(5), field(6)),
+        (pid.trim().to_owned(), "0".into()),
+        "a session without a terminal: {stat}"
+    );
+    assert!(Command::new("kill").arg(pid.trim()).status().unwrap().success());
+    until("the end of the server", || (!at.join("nbd.sock").exists()).then_some(()));
+}
+
+#[test]
+fn fork_returns_the_status_of_a_server_that_did_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let status = serve(at, &["--device", "d=missing.img", "--fork", "--pidfile", "pid"]).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+    let said = fs::read_to_string(at.join("log")).unwrap();
+    assert!(
+        said.starts_with("udm: d: ") && said.contains("missing.img") && said.contains("No such file"),
+        "{said}"
+    );
+    assert!(!at.join("pid").exists() && !at.join("nbd.sock").exists());
+}
+
+#[test]
+fn nowhere_to_serve_is_wrong_usage() {
+    let out = udm(&["serve", "--device", "d=0 8 zero"]).output().unwrap();
+    assert_eq!(out.status.code(), Some(2));
+    let said = text(&out.stderr);
+    assert!(["--unix", "--port", "--run"].iter().all(|word| said.contains(word)), "{said}");
+}
+
+#[test]
+fn a_device_alone_is_mapped_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("my disk.img");
+    fs::File::create(&image).unwrap().set_len(3 << 20).unwrap();
+    let image = format!("image={}", image.display());
+    let server = Server::start(&["m=mem:1M", &image]);
+    assert_eq!(server.says(&["table"]), "m: 0 2048 linear 253:0 0\nimage: 0 6144 linear 253:1 0\n");
+}
+
+#[test]
+fn hints_are_right() {
+    let refused = |device: &str| {
+        let out = udm(&["serve", "--unix", "-", "--device"]).arg(device).output().unwrap();
+        assert_eq!(out.status.code(), Some(1), "{device}: {}", text(&out.stderr));
+        text(&out.stderr)
+    };
+    let commas = refused("d=0 8 linear file:x,direct=on,readonly=on 0");
+    assert!(commas.contains("file:x?direct=on&readonly=on"), "{commas}");
+    let scheme = refused("d=0 8 linear ndb:x 0");
+    assert!(scheme.contains("null: mem: pattern:") && !scheme.contains("nbd"), "{scheme}");
+    let table = refused("d=linear /dev/null 0");
+    assert!(table.contains("START LENGTH TYPE ARGUMENTS"), "{table}");
+    let null = refused("d=null:size=1M,mbps=100");
+    assert!(null.contains("mbps") && null.contains("completion_nsec"), "{null}");
+    let null = refused("d=null:size=1M,queue_mode=1");
+    assert!(null.contains("multi-queue"), "{null}");
+}
+
+/// In a container without io_uring a device that needs none is measured, and all else says what is missing and what to do.
+#[test]
+fn without_io_uring() {
+    if !has("python3") {
+        return;
+    }
+    // A seccomp filter: io_uring_setup, 425 on every machine, is EPERM.
+    const FILTER: &str = "
+import ctypes, os, struct, sys
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]
+filter = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *line) for line in code))
+program = struct.pack('HxxxxxxQ', len(code), ctypes.addressof(filter))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+os.execv(sys.argv[1], sys.argv[1:])
+";
+    let limited = |args: &[&str]| {
+        let mut command = Command::new("timeout");
+        command.args(["-k", "5", "60", "python3", "-c", FILTER, support::UDM]).args(args);
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    for device in ["null:size=1G", "mem:1M", "d=0 2048 linear pattern:1M 0"] {
+        let out = limited(&["bench", "--device", device, "--number_ios", "1000", "--numjobs", "2"]);
+        assert!(out.status.success(), "{device}: {}", text(&out.stderr));
+        assert!(text(&out.stdout).contains("IOPS="), "{}", text(&out.stdout));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("disk.img");
+    fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let image = image.display().to_string();
+    for args in [vec!["bench", "--device", &image], vec!["serve", "--device", "d=mem:1M", "--unix", "-"]] {
+        let out = limited(&args);
+        assert_eq!(out.status.code(), Some(1));
+        let said = text(&out.stderr);
+        let words = ["io_uring is not to be had: Operation not permitted: ", "seccomp", "docker"];
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    }
+}
