@@ -6,6 +6,7 @@ use crate::bench::BenchArgs;
 use crate::log_writes::LogWritesArgs;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The device mapper in user space: tables, targets and status lines of the kernel's, served to NBD clients, without root.
 #[derive(Debug, Parser)]
@@ -38,7 +39,7 @@ pub enum Verb {
     /// Park new requests and wait for those in flight
     Suspend(SuspendArgs),
     /// Swap a loaded table in and let requests go
-    Resume(NamesArgs),
+    Resume(ResumeArgs),
     /// Send a message to a target
     Message(MessageArgs),
     /// Print tables
@@ -263,11 +264,46 @@ pub struct NamesArgs {
     pub names: Vec<String>,
 }
 
+/// How long a verb may wait for requests in flight.
+#[derive(Debug, Args)]
+pub struct Until {
+    /// Call it off after so many seconds, as Ctrl-C does: the device goes on as it was [default: no limit]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<Duration>,
+}
+
+impl Until {
+    /// As the control socket takes it.
+    pub fn timeout_ms(&self) -> Option<u64> {
+        self.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
+/// Seconds, with or without a fraction.
+fn seconds(word: &str) -> Result<Duration, String> {
+    let seconds: f64 = word.parse().map_err(|_| "a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
+}
+
+/// `udm resume`.
+#[derive(Debug, Args)]
+pub struct ResumeArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    #[command(flatten)]
+    pub until: Until,
+    /// The devices
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+}
+
 /// `udm suspend`.
 #[derive(Debug, Args)]
 pub struct SuspendArgs {
     #[command(flatten)]
     pub talk: Talk,
+    #[command(flatten)]
+    pub until: Until,
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,

@@ -113,6 +113,14 @@ api! {
     request Suspend {
         /// Do not wait for requests that targets hold back: they wait for the resume, perhaps through another table.
         noflush: Option<bool>,
+        /// Call it off when it takes longer than so many milliseconds: the device is active then.
+        timeout_ms: Option<u64>,
+    }
+
+    /// How to resume.
+    request Resume {
+        /// Call it off when it takes longer than so many milliseconds: the table that was live is live and running then.
+        timeout_ms: Option<u64>,
     }
 
     /// Where an export can be reached.

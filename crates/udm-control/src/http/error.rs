@@ -36,8 +36,9 @@ fn status_of(error: &VerbError) -> StatusCode {
     match error.error.errno {
         _ if error.missing => StatusCode::NOT_FOUND,
         1 | 13 => StatusCode::FORBIDDEN,
-        16 | 17 => StatusCode::CONFLICT,
-        5 | 61 | 67 | 110 | 121 => StatusCode::BAD_GATEWAY,
+        4 | 16 | 17 => StatusCode::CONFLICT,
+        110 => StatusCode::GATEWAY_TIMEOUT,
+        5 | 61 | 67 | 121 => StatusCode::BAD_GATEWAY,
         11 | 12 | 23 | 24 | 28 => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::BAD_REQUEST,
     }

@@ -59,6 +59,7 @@ pub fn bodies(data: &[u8]) {
     reads_back::<api::Load>(data);
     reads_back::<api::Message>(data);
     reads_back::<api::Suspend>(data);
+    reads_back::<api::Resume>(data);
 }
 
 /// One body for every route, whether it takes one or not, on each device.

@@ -1,18 +1,22 @@
 //! What each route does: a verb, and its answer as JSON.
 //!
 //! A verb that changes a device runs in a task of its own, so that it is finished even when its client hangs up; what looks devices up may
-//! block on storage and runs beside the control thread.
+//! block on storage and runs beside the control thread. A suspend or resume that waits is called off when its client hangs up.
 
 use super::error::{Body, Named, Params, Refusal};
 use super::routes::Shared;
 use super::{api, openapi};
 use crate::error::VerbError;
-use crate::verbs;
+use crate::verbs::{self, CallOff};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Deserialize;
 use std::future::Future;
+use std::time::Duration;
+use udm_targets::TargetError;
+
+const ETIMEDOUT: i32 = 110;
 
 type Answer<T> = Result<Json<T>, Refusal>;
 type Done = Result<StatusCode, Refusal>;
@@ -39,6 +43,33 @@ async fn to_the_end<T: Send + 'static>(
     verb: impl Future<Output = Result<T, VerbError>> + Send + 'static,
 ) -> Result<T, Refusal> {
     finished(tokio::spawn(verb).await)
+}
+
+/// Runs `verb` until its client hangs up or `timeout_ms` is over: then it is called off, and comes to its end all the same.
+async fn while_asked<F>(timeout_ms: Option<u64>, verb: impl FnOnce(CallOff) -> F) -> Done
+where
+    F: Future<Output = Result<(), VerbError>> + Send + 'static,
+{
+    /// Dropped with the request, when there is nobody any more to be answered.
+    struct Asked(CallOff);
+    impl Drop for Asked {
+        fn drop(&mut self) {
+            self.0.call(verbs::interrupted("the client hung up"));
+        }
+    }
+    let asked = Asked(CallOff::default());
+    let mut task = tokio::spawn(verb(asked.0.clone()));
+    if let Some(ms) = timeout_ms {
+        tokio::select! {
+            biased;
+            joined = &mut task => return finished(joined).map(|()| StatusCode::NO_CONTENT),
+            () = tokio::time::sleep(Duration::from_millis(ms)) => {
+                let reason = format!("not at rest within {ms} ms; the device is active");
+                asked.0.call(TargetError::errno(ETIMEDOUT).because(reason));
+            }
+        }
+    }
+    finished(task.await).map(|()| StatusCode::NO_CONTENT)
 }
 
 /// Runs `verb` where it may block.
@@ -105,7 +136,7 @@ pub(super) async fn load(
 }
 
 pub(super) async fn clear(State(registry): State<Shared>, Named(name): Named) -> Done {
-    verbs::clear(&registry, &name)?;
+    beside(move || verbs::clear(&registry, &name)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -123,13 +154,18 @@ pub(super) async fn suspend(
     Named(name): Named,
     Body(how): Body<api::Suspend>,
 ) -> Done {
-    to_the_end(async move { verbs::suspend(&registry, &name, how.noflush.unwrap_or(false)).await }).await?;
-    Ok(StatusCode::NO_CONTENT)
+    let noflush = how.noflush.unwrap_or(false);
+    let verb = |off| async move { verbs::suspend_until(&registry, &name, noflush, &off).await };
+    while_asked(how.timeout_ms, verb).await
 }
 
-pub(super) async fn resume(State(registry): State<Shared>, Named(name): Named) -> Done {
-    to_the_end(async move { verbs::resume(&registry, &name).await }).await?;
-    Ok(StatusCode::NO_CONTENT)
+pub(super) async fn resume(
+    State(registry): State<Shared>,
+    Named(name): Named,
+    Body(how): Body<api::Resume>,
+) -> Done {
+    let verb = |off| async move { verbs::resume_until(&registry, &name, &off).await };
+    while_asked(how.timeout_ms, verb).await
 }
 
 pub(super) async fn exports(State(registry): State<Shared>) -> Json<api::ExportList> {

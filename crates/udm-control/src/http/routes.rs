@@ -143,7 +143,8 @@ pub(super) fn all() -> Vec<Route> {
             "resumeDevice",
             "Swaps a loaded table in and lets requests go",
             h::resume,
-        ),
+        )
+        .takes::<api::Resume>(),
         Route::new(get.clone(), "/v1/exports", "listExports", "What clients can connect to", h::exports)
             .gives::<api::ExportList>(),
         Route::new(get.clone(), "/v1/version", "getVersion", "The server and its targets", h::version)

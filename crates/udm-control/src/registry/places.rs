@@ -7,6 +7,7 @@
 
 use super::{MAPPED_MAJOR, Registry};
 use crate::error::VerbError;
+use crate::verbs::Pending;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,6 +25,8 @@ pub struct Mapped {
     pub device: Arc<MappedDevice>,
     /// Held by whoever suspends, resumes or removes it: one at a time, in the order they came.
     pub(crate) changing: tokio::sync::Mutex<()>,
+    /// The suspends and resumes that hold it or wait for it.
+    pub(crate) pending: Pending,
     /// Tables that use it.
     holds: AtomicUsize,
 }
@@ -134,8 +137,12 @@ impl Places {
             return busy("all device numbers are taken");
         }
         let device = MappedDevice::new(name, uuid, DevNo { major: MAPPED_MAJOR, minor })?;
-        let mapped =
-            Arc::new(Mapped { device, changing: tokio::sync::Mutex::default(), holds: AtomicUsize::new(0) });
+        let mapped = Arc::new(Mapped {
+            device,
+            changing: tokio::sync::Mutex::default(),
+            pending: Pending::default(),
+            holds: AtomicUsize::new(0),
+        });
         if !self.free.remove(&minor) {
             self.next += 1;
         }

@@ -1,10 +1,14 @@
 //! Making, suspending, resuming and removing devices.
+//!
+//! What is let go, a table that was replaced or the device itself, is closed on a thread of its own: closing files can take long, and neither a core
+//! nor the control thread waits for it. The verb does, so that what it closed is closed when it is done.
 
-use super::{hold, tables};
+use super::call_off::{CallOff, Waiting, interrupted};
+use super::{hold, show, tables};
 use crate::error::VerbError;
 use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use udm_core::Device;
 use udm_targets::{Change, TargetError, Wake};
 
@@ -42,19 +46,52 @@ fn export(registry: &Registry, mapped: &Mapped) -> Result<(), VerbError> {
 /// that is suspended already stays so.
 ///
 /// # Errors
-/// ENXIO when there is no such device, the device's own otherwise.
+/// ENXIO when there is no such device, EINTR when a resume or a removal came meanwhile, the device's own otherwise.
 pub async fn suspend(registry: &Arc<Registry>, name: &str, noflush: bool) -> Result<(), VerbError> {
-    let mapped = registry.find(name)?;
-    suspend_one(registry, &mapped, noflush).await.map_err(|e| VerbError::new(name, e))
+    suspend_until(registry, name, noflush, &CallOff::default()).await
 }
 
-/// Swaps the loaded table in, when there is one, and lets requests go.
+/// As [`suspend`], until it is called off.
+///
+/// # Errors
+/// As [`suspend`]'s, and what it was called off with: the device is active then.
+pub async fn suspend_until(
+    registry: &Arc<Registry>,
+    name: &str,
+    noflush: bool,
+    off: &CallOff,
+) -> Result<(), VerbError> {
+    let mapped = registry.find(name)?;
+    let done = in_turn(registry, &mapped, Waiting::Suspend, off, |wake| mapped.device.suspend(noflush, wake));
+    done.await.map_err(|e| VerbError::new(name, e))
+}
+
+/// Swaps the loaded table in, when there is one, and lets requests go. A suspend that still waits is called off.
 ///
 /// # Errors
 /// ENXIO when there is no such device; the table's own when the cores can't use it: the old one is live and running then.
 pub async fn resume(registry: &Arc<Registry>, name: &str) -> Result<(), VerbError> {
+    resume_until(registry, name, &CallOff::default()).await
+}
+
+/// As [`resume`], until it is called off.
+///
+/// # Errors
+/// As [`resume`]'s, and what it was called off with: the table that was live is live and running then.
+pub async fn resume_until(registry: &Arc<Registry>, name: &str, off: &CallOff) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
-    resume_one(registry, &mapped).await.map_err(|e| VerbError::new(name, e))
+    mapped.pending.call_off(Waiting::Suspend, "called off by a resume");
+    let done = in_turn(registry, &mapped, Waiting::Resume, off, |wake| mapped.device.resume(wake));
+    done.await.map_err(|e| VerbError::new(name, e))
+}
+
+/// Calls off every suspend and resume that waits: the server ends.
+pub fn call_off_all(registry: &Registry) {
+    for mapped in registry.all() {
+        for who in [Waiting::Suspend, Waiting::Resume] {
+            mapped.pending.call_off(who, "the server ends");
+        }
+    }
 }
 
 /// Removes a device that nobody uses.
@@ -64,8 +101,16 @@ pub async fn resume(registry: &Arc<Registry>, name: &str) -> Result<(), VerbErro
 pub async fn remove(registry: &Arc<Registry>, name: &str) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
     let refuse = |error| Err(VerbError::new(name, error));
-    let alone = mapped.changing.lock().await;
     let own = mapped.device.name();
+    // Who uses it is told of at once, whatever is under way.
+    let open = show::open_count(registry, &mapped, &own);
+    if open > 0 {
+        return refuse(TargetError::errno(EBUSY).because(format!("it is open {open} times")));
+    }
+    for who in [Waiting::Suspend, Waiting::Resume] {
+        mapped.pending.call_off(who, "called off by a removal");
+    }
+    let alone = mapped.changing.lock().await;
     let leaving = match registry.take_away(&mapped) {
         Ok(leaving) => leaving,
         Err(error) => return refuse(error),
@@ -83,29 +128,57 @@ pub async fn remove(registry: &Arc<Registry>, name: &str) -> Result<(), VerbErro
     leaving.gone();
     // Targets are told that they are not in use any more; there is nothing in flight to wait for.
     let device = &mapped.device;
-    let _lane = hold::lane_for_change(registry, device).await;
-    let ended = finish(registry, |wake| device.suspend(true, wake)).await;
-    drop(alone);
+    let lane = hold::lane_for_change(registry, device).await;
+    let ended = step(registry, &CallOff::default(), |wake| device.suspend(true, wake)).await;
+    drop((alone, lane));
+    let ended = match ended {
+        Ok((done, change)) => {
+            let_go((change, mapped), &CallOff::default()).await;
+            done
+        }
+        Err(error) => Err(error),
+    };
     ended.or_else(refuse)
 }
 
-async fn suspend_one(registry: &Registry, mapped: &Mapped, noflush: bool) -> Result<(), TargetError> {
-    let _alone = mapped.changing.lock().await;
-    let _lane = hold::lane_for_change(registry, &mapped.device).await;
-    finish(registry, |wake| mapped.device.suspend(noflush, wake)).await
-}
-
+/// The resume of a device that nobody knows yet.
 async fn resume_one(registry: &Registry, mapped: &Mapped) -> Result<(), TargetError> {
-    let _alone = mapped.changing.lock().await;
     let _lane = hold::lane_for_change(registry, &mapped.device).await;
-    finish(registry, |wake| mapped.device.resume(wake)).await
+    let (done, _) = step(registry, &CallOff::default(), |wake| mapped.device.resume(wake)).await?;
+    done
 }
 
-/// Begins a change and takes its steps, one whenever the cores have answered.
-async fn finish(
+/// A change of a device that others may change too: one after the other.
+async fn in_turn(
     registry: &Registry,
+    mapped: &Mapped,
+    who: Waiting,
+    off: &CallOff,
     begin: impl FnOnce(Wake) -> Result<Change, TargetError>,
 ) -> Result<(), TargetError> {
+    let entered = mapped.pending.enter(who, off);
+    let turn = tokio::select! {
+        biased;
+        why = off.called() => return Err(why),
+        turn = mapped.changing.lock() => turn,
+    };
+    let lane = hold::lane_for_change(registry, &mapped.device).await;
+    let (done, mut change) = step(registry, off, begin).await?;
+    drop((turn, entered, lane));
+    let tables = change.take_let_go();
+    if !tables.is_empty() {
+        let_go(tables, off).await;
+    }
+    done
+}
+
+/// Begins a change and takes its steps, one whenever the cores have answered, until it is over or called off. The change comes back with its outcome:
+/// dropping it may close what it let go.
+async fn step(
+    registry: &Registry,
+    off: &CallOff,
+    begin: impl FnOnce(Wake) -> Result<Change, TargetError>,
+) -> Result<(Result<(), TargetError>, Change), TargetError> {
     // A wake-up that comes before we wait for it is kept, so none is lost between a step and its wait.
     let answered = Arc::new(Notify::new());
     let wake: Wake = {
@@ -113,10 +186,37 @@ async fn finish(
         Arc::new(move || answered.notify_one())
     };
     let mut change = begin(wake)?;
+    let mut called = None;
     loop {
         if let Some(done) = change.step(registry.cores()) {
-            return done;
+            // Too late, it is done; or it failed for a reason of its own.
+            let interrupted = done.as_ref().is_err_and(|e| e.errno == interrupted("").errno);
+            let why = called.filter(|_| interrupted);
+            return Ok((why.map_or(done, Err), change));
         }
-        answered.notified().await;
+        tokio::select! {
+            biased;
+            () = answered.notified() => {}
+            why = off.called(), if called.is_none() => {
+                change.cancel(registry.cores());
+                called = Some(why);
+            }
+        }
+    }
+}
+
+/// Drops `what` on a thread of its own and waits for that, until called off.
+async fn let_go<T: Send + 'static>(what: T, off: &CallOff) {
+    let (gone, wait) = oneshot::channel();
+    let close = move || {
+        drop(what);
+        let _ = gone.send(());
+    };
+    // Without a thread to be had it is dropped here.
+    if std::thread::Builder::new().name("udm-close".into()).spawn(close).is_ok() {
+        tokio::select! {
+            _ = wait => {}
+            _ = off.called() => {}
+        }
     }
 }

@@ -3,13 +3,16 @@
 //! Verbs that change what the cores do are futures, because the cores answer when they can: `suspend` takes as long as requests are in flight.
 //! They need no reactor: [`wait`] runs one to its end on any thread.
 
+mod call_off;
 mod change;
 mod hold;
 mod show;
 mod tables;
 mod wait;
 
-pub use change::{create, remove, resume, suspend};
+pub(crate) use call_off::Pending;
+pub use call_off::{CallOff, interrupted};
+pub use change::{call_off_all, create, remove, resume, resume_until, suspend, suspend_until};
 pub use show::{info, ls, status, table, version};
 pub use tables::{TABLE_MAX, clear, load, message, whole};
 pub use wait::{wait, wait_with};

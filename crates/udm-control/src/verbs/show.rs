@@ -78,7 +78,7 @@ pub fn version() -> api::Version {
 }
 
 /// Who has the device open: clients, and tables that use it, in either slot.
-fn open_count(registry: &Registry, mapped: &Mapped, name: &str) -> u64 {
+pub(super) fn open_count(registry: &Registry, mapped: &Mapped, name: &str) -> u64 {
     (mapped.holds() + registry.exporter().map_or(0, |exporter| exporter.users(name))) as u64
 }
 

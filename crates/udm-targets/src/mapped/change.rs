@@ -147,6 +147,12 @@ impl Change {
         }
     }
 
+    /// The tables that no core uses any more, of a change that is over. Who drops them closes what they had open.
+    #[must_use]
+    pub fn take_let_go(&mut self) -> Vec<Arc<Table>> {
+        std::mem::take(&mut self.let_go)
+    }
+
     fn ack(&mut self) -> Ack {
         let answered = Arc::new(AtomicBool::new(false));
         self.waiting = Some(Arc::clone(&answered));

@@ -142,6 +142,7 @@ async fn serve_devices(
         broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
         done = work(args, &places, exporter, &mut signals) => done,
     };
+    verbs::call_off_all(registry);
     drop(socket);
     server.stop();
     done

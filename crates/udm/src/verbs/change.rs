@@ -1,7 +1,7 @@
 //! Verbs that change something.
 
 use super::{explain, say, say_json};
-use crate::cli::{CreateArgs, LoadArgs, MessageArgs, NamesArgs, SuspendArgs, Talk};
+use crate::cli::{CreateArgs, LoadArgs, MessageArgs, NamesArgs, ResumeArgs, SuspendArgs, Talk};
 use anyhow::{Context, Result, bail};
 use std::io::Read;
 use std::path::Path;
@@ -71,12 +71,13 @@ pub fn clear(args: &NamesArgs) -> Result<()> {
 }
 
 pub fn suspend(args: &SuspendArgs) -> Result<()> {
-    let how = api::Suspend { noflush: Some(args.noflush) };
+    let how = api::Suspend { noflush: Some(args.noflush), timeout_ms: args.until.timeout_ms() };
     each(&args.talk, &args.names, |client, name| client.post(&device_path(name, "/suspend"), &how))
 }
 
-pub fn resume(args: &NamesArgs) -> Result<()> {
-    each(&args.talk, &args.names, |client, name| client.post(&device_path(name, "/resume"), &()))
+pub fn resume(args: &ResumeArgs) -> Result<()> {
+    let how = api::Resume { timeout_ms: args.until.timeout_ms() };
+    each(&args.talk, &args.names, |client, name| client.post(&device_path(name, "/resume"), &how))
 }
 
 pub fn message(args: &MessageArgs) -> Result<()> {

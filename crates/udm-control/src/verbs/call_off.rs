@@ -1,0 +1,87 @@
+//! Calling a suspend or a resume off while it waits.
+//!
+//! Contract: the device goes on as it was, active and with the table that was live, and the verb ends with the reason that was given. Where the
+//! cores use the new state already it is too late, and the verb ends as if nothing had been said. Removing and creating are not called off.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tokio::sync::Notify;
+use udm_targets::TargetError;
+
+const EINTR: i32 = 4;
+
+/// EINTR, with the reason.
+#[must_use]
+pub fn interrupted(why: &str) -> TargetError {
+    TargetError::errno(EINTR).because(format!("{why}; the device is active"))
+}
+
+/// The other end of a suspend or resume: ends its wait. Clones are the same.
+#[derive(Clone, Default)]
+pub struct CallOff(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    why: OnceLock<TargetError>,
+    said: Notify,
+}
+
+impl CallOff {
+    /// Has the verb end with `why`, if it is not too late. The first reason stays.
+    pub fn call(&self, why: TargetError) {
+        if self.0.why.set(why).is_ok() {
+            self.0.said.notify_one();
+        }
+    }
+
+    /// Waits for [`CallOff::call`]. For one at a time; who comes later is told as well.
+    pub(super) async fn called(&self) -> TargetError {
+        loop {
+            if let Some(why) = self.0.why.get() {
+                return why.clone();
+            }
+            self.0.said.notified().await;
+        }
+    }
+}
+
+/// Who waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    Suspend,
+    Resume,
+}
+
+/// The suspends and resumes of one device: the one under way, and those that wait for their turn.
+#[derive(Default)]
+pub(crate) struct Pending(Mutex<Vec<(Waiting, CallOff)>>);
+
+impl Pending {
+    fn list(&self) -> MutexGuard<'_, Vec<(Waiting, CallOff)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// On the list until the answer is dropped.
+    pub fn enter(&self, who: Waiting, off: &CallOff) -> Entered<'_> {
+        self.list().push((who, off.clone()));
+        Entered { pending: self, off: off.clone() }
+    }
+
+    /// Calls off every `who`.
+    pub fn call_off(&self, who: Waiting, why: &str) {
+        for (_, off) in self.list().iter().filter(|(waiting, _)| *waiting == who) {
+            off.call(interrupted(why));
+        }
+    }
+}
+
+/// A place on the list.
+pub(crate) struct Entered<'a> {
+    pending: &'a Pending,
+    off: CallOff,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.pending.list().retain(|(_, off)| !Arc::ptr_eq(&off.0, &self.off.0));
+    }
+}
