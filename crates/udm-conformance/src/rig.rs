@@ -34,7 +34,13 @@ impl Rig {
     /// `subject` in a world of `kind`.
     #[must_use]
     pub fn new(subject: &Subject, kind: Kind) -> Rig {
-        let Made { ground, device, mapped, facts } = subject.make(kind);
+        Rig::over(subject.make(kind), kind)
+    }
+
+    /// What was made, in a world of `kind`.
+    #[must_use]
+    pub fn over(made: Made, kind: Kind) -> Rig {
+        let Made { ground, device, mapped, facts } = made;
         let model = Model::new(facts.fresh);
         let world = kind.open(&device, facts);
         let facts = world.facts().clone();
@@ -93,6 +99,25 @@ impl Rig {
     /// Runs one request; its errno.
     pub fn one(&mut self, handle: usize, request: Request) -> i32 {
         self.run(handle, vec![request])[0].errno
+    }
+
+    /// Runs `requests` on `handle`, of which exactly those for which `hit` says so fail with `errno`; the others are served.
+    pub fn run_with_failures(
+        &mut self,
+        handle: usize,
+        requests: &[Request],
+        errno: i32,
+        hit: impl Fn(&Request) -> bool,
+    ) {
+        self.world.submit(handle, requests.to_vec());
+        for (request, answer) in requests.iter().zip(self.world.collect(handle)) {
+            if hit(request) {
+                assert_eq!(answer.errno, errno, "{request:?}");
+                self.model.perhaps(request);
+            } else {
+                self.judge(request, &answer);
+            }
+        }
     }
 
     /// Checks an answer against the facts and the model, and the model follows.

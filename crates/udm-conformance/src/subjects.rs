@@ -44,6 +44,16 @@ pub struct Made {
     pub facts: Facts,
 }
 
+impl Made {
+    /// A mapped device with a table of these lines, and what is below it.
+    #[must_use]
+    pub fn table(mut ground: Ground, lines: &str, fresh: Fresh) -> Made {
+        let mapped = ground.mapped("s", lines);
+        let facts = lane_facts(&*mapped, Boundary::Table, fresh, 512);
+        Made { ground, device: mapped.clone(), mapped: Some(mapped), facts }
+    }
+}
+
 const fn device(name: &'static str, uri: &'static str) -> Subject {
     Subject { name, what: What::Device(uri), fresh: Fresh::Zeroes, atom: 512, ring: false }
 }

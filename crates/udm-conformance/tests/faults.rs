@@ -1,0 +1,238 @@
+//! Subjects that fail: each error is reported on exactly the requests that it hits, and all else is intact.
+//!
+//! The names are `FAULT.WORLD`. What needs root is reported as ignored without it, with the reason in its name.
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+use udm_conformance::{Fresh, Ground, Kind, Made, Request, Rig, run};
+use udm_core::{BioFlags, Op};
+
+fn main() {
+    let args = Arguments::from_args();
+    let mut trials = Vec::new();
+    let mut add = |name: &str, kinds: &[Kind], missing: Option<&str>, test: fn(Kind)| {
+        for &kind in kinds {
+            let name = format!("{name}.{}", kind.name());
+            let name = missing.map_or(name.clone(), |why| format!("{name} (skipped: {why})"));
+            let run = move || -> Result<(), Failed> {
+                test(kind);
+                Ok(())
+            };
+            trials.push(Trial::test(name, run).with_ignored_flag(missing.is_some()));
+        }
+    };
+    let ring = [Kind::Cores, Kind::Nbd];
+    let root = (!rustix::process::getuid().is_root()).then_some("mounting needs root");
+    add("error_fails_all_but_flushes", &Kind::ALL, None, error_target);
+    add("dust_fails_its_bad_blocks", &Kind::ALL, None, dust);
+    add("flakey_fails_all_while_down", &Kind::ALL, None, flakey_down);
+    add("flakey_fails_writes_alone", &Kind::ALL, None, flakey_error_writes);
+    add("flakey_drops_writes", &Kind::ALL, None, flakey_drop_writes);
+    add("a_full_log_stops_no_writes", &Kind::ALL, None, full_log);
+    add("a_file_that_was_cut", &ring, None, cut_file);
+    add("a_full_file_system", &ring, root, full_file_system);
+    libtest_mimic::run(&args, trials).exit();
+}
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+
+fn rig(lines: &str, fresh: Fresh, kind: Kind) -> Rig {
+    Rig::over(Made::table(Ground::new(), lines, fresh), kind)
+}
+
+/// What a request of each kind ends with.
+fn errnos(rig: &mut Rig, at: u64) -> Vec<(Op, i32)> {
+    let ask = |op: Op| {
+        let request = if op == Op::Flush { Request::flush() } else { rig.request(op, at, 8) };
+        rig.world.submit(1, vec![request]);
+        (op, rig.world.collect(1)[0].errno)
+    };
+    [Op::Read, Op::Write, Op::Flush, Op::Discard].into_iter().map(ask).collect()
+}
+
+fn error_target(kind: Kind) {
+    let mut rig = rig("0 4096 error", Fresh::AlwaysZeroes, kind);
+    for at in [0, 8, 4088] {
+        let expected = [(Op::Read, EIO), (Op::Write, EIO), (Op::Flush, 0), (Op::Discard, EIO)];
+        assert_eq!(errnos(&mut rig, at), expected);
+    }
+    rig.world.quiet();
+    rig.end();
+}
+
+/// A read of a bad block fails; a write makes it good again, as a drive remaps a sector (kernel `dm-dust`).
+fn dust(kind: Kind) {
+    let mut rig = rig("0 4096 dust /c0 24 512", Fresh::Zeroes, kind);
+    let writes: Vec<Request> = (0..64).map(|i| rig.write(i * 8, 8)).collect();
+    rig.run(0, writes);
+    let bad = [3, 77, 200, 511];
+    // Blocks are counted on the disk.
+    bad.iter().for_each(|sector| rig.message(&format!("addbadblock {}", sector + 24)));
+    rig.verify(0, 0, 512);
+    rig.message("enable");
+    let hit = |request: &Request| {
+        bad.iter().any(|sector| (request.sector..request.sector + request.sectors).contains(sector))
+    };
+    for length in [1, 8, 64] {
+        let reads: Vec<Request> = (0..512 / length).map(|i| Request::read(i * length, length)).collect();
+        rig.run_with_failures(1, &reads, EIO, hit);
+    }
+    let writes: Vec<Request> = bad.iter().map(|sector| rig.write(sector / 8 * 8, 8)).collect();
+    rig.run(0, writes);
+    rig.verify(1, 0, 512);
+    rig.end();
+}
+
+fn flakey_down(kind: Kind) {
+    let mut rig = rig("0 4096 flakey /c0 24 0 3600", Fresh::Zeroes, kind);
+    for at in [0, 4088] {
+        let expected = [(Op::Read, EIO), (Op::Write, EIO), (Op::Flush, EIO), (Op::Discard, EIO)];
+        assert_eq!(errnos(&mut rig, at), expected);
+    }
+    reload(&mut rig, "0 4096 linear /c0 24");
+    rig.verify_all(0);
+    rig.end();
+}
+
+fn reload(rig: &mut Rig, lines: &str) {
+    let device = rig.mapped.clone().expect("a mapped device");
+    device.load(rig.ground.table(lines)).expect("a table that fits");
+    let change = device.resume(std::sync::Arc::new(|| {})).expect("nothing else changes it");
+    rig.world.change(change).expect("a resume");
+}
+
+fn flakey_error_writes(kind: Kind) {
+    let mut rig = rig("0 4096 linear /c0 24", Fresh::Zeroes, kind);
+    let write = rig.write(0, 64);
+    rig.one(0, write);
+    reload(&mut rig, "0 4096 flakey /c0 24 0 3600 1 error_writes");
+    for at in [0, 32] {
+        let expected = [(Op::Read, 0), (Op::Write, EIO), (Op::Flush, EIO), (Op::Discard, EIO)];
+        assert_eq!(errnos(&mut rig, at), expected);
+    }
+    rig.verify_all(0);
+    rig.end();
+}
+
+/// Writes that are dropped say that they were done, and a reader finds what was there before.
+fn flakey_drop_writes(kind: Kind) {
+    let mut rig = rig("0 4096 linear /c0 24", Fresh::Zeroes, kind);
+    let write = rig.write(0, 64);
+    rig.one(0, write);
+    reload(&mut rig, "0 4096 flakey /c0 24 0 3600 1 drop_writes");
+    for at in [0, 32] {
+        assert!(errnos(&mut rig, at).iter().all(|(_, errno)| *errno == 0));
+    }
+    rig.verify_all(0);
+    rig.end();
+}
+
+/// A log that is full ends the logging and no write (kernel `dm-log-writes`).
+fn full_log(kind: Kind) {
+    let mut rig = rig("0 4096 log-writes /c0 mem:128K", Fresh::Zeroes, kind);
+    for round in 0..4 {
+        let writes = (0..64).map(|i| rig.write(i * 16, 16)).collect();
+        rig.run(round % 2, writes);
+        rig.one(0, Request::flush());
+        let write = rig.write(2000, 8).with(BioFlags::FUA);
+        rig.one(1, write);
+    }
+    let status = rig.mapped.as_ref().expect("a mapped device").status_text();
+    assert!(status.contains("logging_disabled"), "{status}");
+    rig.verify_all(0);
+    rig.end();
+}
+
+/// A file that was cut under a device: what is gone fails, what is left is served, and a read does not make the file longer again.
+fn cut_file(kind: Kind) {
+    let mut ground = Ground::new();
+    let path = ground.file(2 << 20);
+    let lines = format!("0 4096 linear {} 0", path.display());
+    let mut rig = Rig::over(Made::table(ground, &lines, Fresh::Zeroes), kind);
+    let writes = (0..64).map(|i| rig.write(i * 64, 64)).collect();
+    rig.run(0, writes);
+    rig.one(0, Request::flush());
+    let file = std::fs::File::options().write(true).open(&path).expect("the file");
+    file.set_len(1 << 20).expect("a cut");
+    let reads: Vec<Request> = (0..512).map(|i| Request::read(i * 8, 8)).collect();
+    rig.run_with_failures(1, &reads, EIO, |read| read.sector >= 2048);
+    rig.run_with_failures(0, &[Request::read(2040, 16)], EIO, |_| true);
+    assert_eq!(file.metadata().expect("the file").len(), 1 << 20);
+    file.set_len(2 << 20).expect("a longer file");
+    // What was cut off comes back as zeroes.
+    rig.model.done(&Request::new(Op::WriteZeroes, 2048, 2048));
+    rig.verify_all(1);
+    rig.end();
+}
+
+/// A mounted tmpfs of 1 MiB.
+struct Small {
+    folder: TempDir,
+}
+
+impl Small {
+    fn mount() -> Small {
+        let folder = TempDir::new().expect("a folder");
+        let path = folder.path().display().to_string();
+        run("mount", &["-t", "tmpfs", "-o", "size=1M", "tmpfs", &path]);
+        Small { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let path: &Path = self.folder.path();
+        // Lazily: a failed test may have left a file open.
+        let _ =
+            Command::new("umount").arg("-l").arg(path).env("PATH", "/sbin:/usr/sbin:/bin:/usr/bin").status();
+    }
+}
+
+/// A sparse file on a file system without room for it: writes that find no room say ENOSPC, nothing else fails, and when there is room again
+/// they are served.
+fn full_file_system(kind: Kind) {
+    let small = Small::mount();
+    let path = small.path("disk");
+    std::fs::File::create(&path).and_then(|file| file.set_len(4 << 20)).expect("a sparse file");
+    let lines = format!("0 8192 linear {} 0", path.display());
+    let mut rig = Rig::over(Made::table(Ground::new(), &lines, Fresh::Zeroes), kind);
+    let mut failed = Vec::new();
+    for i in 0..64 {
+        let write = rig.write(i * 128, 128);
+        rig.world.submit(0, vec![write.clone()]);
+        let answer = rig.world.collect(0).remove(0);
+        if answer.errno == ENOSPC {
+            rig.model.perhaps(&write);
+            failed.push(write);
+        } else {
+            rig.judge(&write, &answer);
+        }
+    }
+    assert!(
+        (40..56).contains(&failed.len()),
+        "{} of 64 writes of 64 KiB found no room in 1 MiB",
+        failed.len()
+    );
+    rig.verify_all(1);
+    rig.one(0, Request::flush());
+    // What is written already can be written again.
+    let again = rig.write(0, 128);
+    rig.one(1, again);
+    // A discard makes room.
+    for i in 0..8 {
+        rig.one(0, Request::new(Op::Discard, i * 128, 128));
+    }
+    for old in failed.iter().take(4) {
+        let write = rig.write(old.sector, old.sectors);
+        rig.one(1, write);
+    }
+    rig.verify_all(0);
+    rig.end();
+}
