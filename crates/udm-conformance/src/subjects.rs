@@ -140,7 +140,7 @@ pub const SUBJECTS: &[Subject] = &[
     device("file_readonly", "file:{file}?readonly=on").ring(),
     device("file_huge", "{huge}").ring(),
     device("block", "file:{loop}").ring(),
-    device("block_direct", "file:{loop}?direct=on").ring(),
+    device("block_buffered", "file:{loop}?direct=off").ring(),
     device("block_4k", "file:{loop4k}?direct=on").ring(),
     // Targets, over strict disks.
     table("linear", &[("s", "0 4096 linear /d0 24")]),

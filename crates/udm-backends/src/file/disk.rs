@@ -1,7 +1,7 @@
 //! A disk that is open: a regular file or block device as such, whatever names lead to it.
 //!
 //! Contract: within a [`Disks`] there is one [`Disk`] to an [`Identity`], for as long as a device of it lives. What must be one for all names of a
-//! disk is here: whether it goes past the page cache, how large it is, the claim on a block device, and whether a sync has failed.
+//! disk is here: whether it goes past the page cache, how large it is, whether this process has it alone, and whether a sync has failed.
 //! The map's lock is held for look-ups only, never while the file system is asked.
 
 use super::sync::Syncs;
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::Sectors;
 
 /// The open disks of a process.
@@ -51,10 +51,8 @@ pub(super) struct Disk {
     pub direct: Option<Direct>,
     pub is_block: bool,
     pub syncs: Syncs,
-    /// Descriptors that devices share: for reading only, and for both.
-    pub fds: Mutex<Fds>,
-    /// Holds a block device for this process alone.
-    pub claim: OnceLock<OwnedFd>,
+    /// Descriptors that devices share.
+    fds: Mutex<Fds>,
     /// Bytes in a block: the size counts whole ones.
     block: u64,
     /// In sectors, as of the last look.
@@ -65,11 +63,31 @@ pub(super) struct Disk {
     cut: AtomicBool,
 }
 
-/// The descriptors of a disk.
+/// The descriptors of a disk. They stay open for as long as it does.
 #[derive(Default)]
 pub(super) struct Fds {
-    pub read: Option<Arc<OwnedFd>>,
-    pub write: Option<Arc<OwnedFd>>,
+    read: Option<Arc<OwnedFd>>,
+    write: Option<Arc<OwnedFd>>,
+    /// For both, and for this process alone.
+    alone: Option<Arc<OwnedFd>>,
+}
+
+impl Fds {
+    /// One that serves, if there is one.
+    pub(super) fn get(&self, write: bool, alone: bool) -> Option<Arc<OwnedFd>> {
+        let read = self.read.as_ref().filter(|_| !write);
+        let write = self.write.as_ref().filter(|_| !alone);
+        read.or(self.alone.as_ref()).or(write).cloned()
+    }
+
+    /// Takes one in.
+    pub(super) fn put(&mut self, fd: Arc<OwnedFd>, write: bool, alone: bool) {
+        *(match (write, alone) {
+            (false, _) => &mut self.read,
+            (true, false) => &mut self.write,
+            (true, true) => &mut self.alone,
+        }) = Some(fd);
+    }
 }
 
 impl Disk {
@@ -81,7 +99,6 @@ impl Disk {
             is_block: matches!(identity, Identity::Block { .. }),
             syncs: Syncs::default(),
             fds: Mutex::default(),
-            claim: OnceLock::new(),
             block: u64::from(block),
             size: AtomicU64::new(0),
             reach: AtomicU64::new(0),
@@ -95,10 +112,7 @@ impl Disk {
 
     /// Reads the size again, from a descriptor that is open: 0 when less than a block is left.
     pub(super) fn refresh(&self) -> Result<Sectors, Errno> {
-        let fd = {
-            let fds = self.fds();
-            fds.write.as_ref().or(fds.read.as_ref()).cloned()
-        };
+        let fd = self.fds().get(false, false);
         let Some(fd) = fd else { return Ok(self.size()) };
         let bytes = open::size(fd.as_fd(), &fs::fstat(&fd)?)?;
         let size = Sectors::from_bytes(bytes / self.block * self.block).0;

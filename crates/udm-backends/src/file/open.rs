@@ -20,6 +20,22 @@ const RACES: usize = 10;
 const CLAIM_TRIES: u32 = 25;
 const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 
+/// What a descriptor is for.
+#[derive(Clone, Copy)]
+struct How {
+    write: bool,
+    /// Nobody else may have the block device for himself. It is the descriptor that writes that has it so: the kernel lets no other one
+    /// discard what the page cache holds.
+    alone: bool,
+}
+
+impl How {
+    fn of(uri: &FileUri, identity: Identity) -> How {
+        let write = !uri.readonly;
+        How { write, alone: write && uri.exclusive && matches!(identity, Identity::Block { .. }) }
+    }
+}
+
 /// Says of a path what is wrong with it.
 #[derive(Clone, Copy)]
 struct About<'a>(&'a Path);
@@ -55,15 +71,30 @@ impl About<'_> {
     }
 
     /// Opens the path; `None` when it leads elsewhere than to `identity` by now.
-    fn open(self, identity: Identity, write: bool, direct: bool) -> Result<Option<OwnedFd>, OpenError> {
-        let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
+    fn open(self, identity: Identity, direct: bool, how: How) -> Result<Option<OwnedFd>, OpenError> {
+        let access = if how.write { OFlags::RDWR } else { OFlags::RDONLY };
         let cache = if direct { OFlags::DIRECT } else { OFlags::empty() };
+        let claim = if how.alone { OFlags::EXCL } else { OFlags::empty() };
         // NONBLOCK, in case the name has become a FIFO since; it is taken off below, since the ring would obey it.
-        let flags = access | cache | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let fd = fs::open(self.0, flags, Mode::empty()).map_err(|e| match e {
+        let flags = access | cache | claim | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let mut tries = 0;
+        let fd = loop {
+            match fs::open(self.0, flags, Mode::empty()) {
+                Err(Errno::BUSY) if how.alone && tries < CLAIM_TRIES => {
+                    tries += 1;
+                    std::thread::sleep(CLAIM_PAUSE);
+                }
+                opened => break opened,
+            }
+        };
+        let fd = fd.map_err(|e| match e {
             Errno::INVAL if direct => self.fail("no direct I/O on this file system: ", e),
-            Errno::ACCESS | Errno::ROFS | Errno::PERM if write => {
+            Errno::ACCESS | Errno::ROFS | Errno::PERM if how.write => {
                 self.fail("not for writing (readonly=on?): ", e)
+            }
+            Errno::BUSY if how.alone => {
+                let who = "in use: mounted, or open exclusively by another program (exclusive=off?)";
+                self.refuse(16, who)
             }
             _ => self.fail("", e),
         })?;
@@ -78,27 +109,6 @@ impl About<'_> {
             Sectors::ZERO => Err(self.refuse(22, &format!("shorter than a block ({block} bytes)"))),
             _ => Ok(()),
         }
-    }
-
-    /// Has a block device for this process alone, for as long as the disk is open.
-    fn claim(self, disk: &Disk) -> Result<(), OpenError> {
-        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let mut tries = 0;
-        while disk.claim.get().is_none() {
-            match fs::open(self.0, flags, Mode::empty()) {
-                Ok(fd) => drop(disk.claim.set(fd)),
-                Err(Errno::BUSY) if tries < CLAIM_TRIES => {
-                    tries += 1;
-                    std::thread::sleep(CLAIM_PAUSE);
-                }
-                Err(Errno::BUSY) => {
-                    let who = "in use: mounted, or open exclusively by another program (exclusive=off?)";
-                    return Err(self.refuse(16, who));
-                }
-                Err(e) => return Err(self.fail("", e)),
-            }
-        }
-        Ok(())
     }
 }
 
@@ -147,17 +157,13 @@ impl Disks {
     ) -> Result<Option<Arc<Disk>>, OpenError> {
         let is_block = matches!(identity, Identity::Block { .. });
         let direct = uri.direct.unwrap_or(is_block);
-        let Some(fd) = about.open(identity, !uri.readonly, direct)? else { return Ok(None) };
+        let how = How::of(uri, identity);
+        let Some(fd) = about.open(identity, direct, how)? else { return Ok(None) };
         let system = |e: Errno| about.fail("", e);
         let direct = if direct { Some(direct_alignment(fd.as_fd()).map_err(system)?) } else { None };
         let block = limits(fd.as_fd(), stat, direct, false).map_err(system)?.logical_block;
         let disk = Arc::new(Disk::new(identity, uri.path.clone(), direct, block));
-        let fd = Some(Arc::new(fd));
-        if uri.readonly {
-            disk.fds().read = fd;
-        } else {
-            disk.fds().write = fd;
-        }
+        disk.fds().put(Arc::new(fd), how.write, how.alone);
         Ok(self.put(&disk).then_some(disk))
     }
 }
@@ -170,19 +176,15 @@ fn name(about: About<'_>, uri: &FileUri, disk: &Arc<Disk>, stat: &Stat) -> Resul
         let what = format!("open with direct={is} already, as {path}: all names of a disk need the same");
         return Err(about.refuse(16, &what));
     }
-    if disk.is_block && uri.exclusive && !uri.readonly {
-        about.claim(disk)?;
-    }
-    let known = {
-        let fds = disk.fds();
-        let read = fds.read.as_ref().filter(|_| uri.readonly);
-        read.or(fds.write.as_ref()).cloned()
-    };
+    let how = How::of(uri, disk.identity);
+    let known = disk.fds().get(how.write, how.alone);
     let fd = match known {
         Some(fd) => fd,
         None => {
-            let Some(fd) = about.open(disk.identity, true, is_direct)? else { return Ok(None) };
-            Arc::clone(disk.fds().write.get_or_insert_with(|| Arc::new(fd)))
+            let Some(fd) = about.open(disk.identity, is_direct, how)? else { return Ok(None) };
+            let fd = Arc::new(fd);
+            disk.fds().put(Arc::clone(&fd), how.write, how.alone);
+            fd
         }
     };
     let mut limits = limits(fd.as_fd(), stat, disk.direct, uri.readonly).map_err(|e| about.fail("", e))?;
