@@ -405,8 +405,7 @@ mod tests {
             (arg.name.as_str(), arg.table),
             ("d", TableArg::Text("0 8 linear file:x?direct=on 0".into()))
         );
-        for device in ["disk.img", "my disk.img", "/dev/sda", "mem:1G", "@other", "253:0", "file:x?direct=on"]
-        {
+        for device in ["disk.img", "my disk.img", "/dev/sda", "mem:1G", "253:0", "file:x?direct=on"] {
             let whole = TableArg::Whole(device.into());
             assert_eq!(device_arg(&format!("d={device}")).unwrap().table, whole);
         }

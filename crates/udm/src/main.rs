@@ -5,6 +5,7 @@ mod bench;
 mod caret;
 mod cli;
 mod demo;
+mod interrupt;
 mod log;
 mod log_writes;
 mod private;
@@ -55,7 +56,7 @@ fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
         Verb::Serve(args) => serve::run(args),
         Verb::LogWrites(args) => log_writes::run(args),
         Verb::Demo(args) => demo::run(args).map(|()| ExitCode::SUCCESS),
-        Verb::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
+        Verb::Bench(args) => bench::run(args),
         verb => verbs::run(verb).map(|()| ExitCode::SUCCESS),
     }
 }

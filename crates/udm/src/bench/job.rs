@@ -7,6 +7,7 @@
 use super::options::{BenchArgs, Region};
 use super::plan::Plan;
 use super::stats::{DIRECTIONS, Stats, Usage, direction};
+use super::stop;
 use super::verify::{self, Stamp};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -294,9 +295,10 @@ impl<'a> Job<'a> {
         match self.phase {
             Phase::Start if !args.ramp_time.is_zero() => {
                 self.phase = Phase::Ramp;
-                self.clock.next = now + nanos(args.ramp_time);
-                return;
+                self.clock.begin(now);
+                self.clock.deadline = now + nanos(args.ramp_time);
             }
+            Phase::Ramp if now < self.clock.deadline => self.clock.sampled = now,
             Phase::Start | Phase::Ramp => {
                 self.phase = Phase::Load;
                 self.stats.clear();
@@ -313,6 +315,10 @@ impl<'a> Job<'a> {
                 }
             }
             Phase::Over => {}
+        }
+        if stop::is_asked() {
+            // What was written so far is not read back: it could take as long again.
+            (self.stopping, self.replay, self.clock.deadline) = (true, None, Nanos::NEVER);
         }
         self.clock.next = self.clock.deadline.min(self.clock.sampled + SAMPLE);
     }
@@ -331,11 +337,7 @@ impl<'a> Job<'a> {
     }
 
     fn end_phase(&mut self, now: Nanos) {
-        if matches!(self.phase, Phase::Start | Phase::Ramp) {
-            // All done before anything was measured: nothing was.
-            self.stats.clear();
-            self.clock.begin(now);
-        }
+        // A load that is through before the ramp is over was the ramp alone; it is reported, as fio does.
         let took = now.since(self.clock.begin);
         for (i, direction) in self.stats.directions.iter_mut().enumerate() {
             let ran = if self.phase == Phase::ReadBack { i == 0 } else { direction.ios > 0 };

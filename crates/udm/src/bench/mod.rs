@@ -14,6 +14,7 @@ mod plan;
 mod progress;
 mod report;
 mod stats;
+mod stop;
 #[cfg(test)]
 mod tests;
 mod units;
@@ -28,6 +29,7 @@ use job::{Outcome, Spec};
 use options::Format;
 use progress::Progress;
 use report::Entry;
+use std::process::ExitCode;
 use std::sync::{OnceLock, mpsc};
 use udm_runtime::CoreOptions;
 
@@ -35,10 +37,11 @@ use udm_runtime::CoreOptions;
 ///
 /// # Errors
 /// When the load can't begin, or a request failed; the report is printed then all the same.
-pub fn run(args: &BenchArgs) -> Result<()> {
+pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     if args.compare {
-        return run_compare(args);
+        return run_compare(args).map(|()| ExitCode::SUCCESS);
     }
+    stop::on_signals().context("bench: signals")?;
     let entries = measure(args)?;
     match args.format() {
         Format::Normal => say(&report::text(args, &entries))?,
@@ -46,7 +49,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     }
     match entries.iter().find_map(|e| e.failure.as_ref()) {
         Some(failure) => bail!("{}: {}", args.name, failure.text),
-        None => Ok(()),
+        None => Ok(stop::status()),
     }
 }
 

@@ -52,9 +52,9 @@ pub struct BenchArgs {
     /// Jobs, a thread each
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub numjobs: u16,
-    /// How much of the device to use, and how much each job moves [default: all of it]
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
-    pub size: Option<u64>,
+    /// How much of the device to use, and how much each job moves, in bytes or percent [default: all of it]
+    #[arg(long, value_name = "SIZE|N%", value_parser = part)]
+    pub size: Option<Part>,
     /// Stop after this time, in seconds (or 500ms, 2m)
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub runtime: Option<Duration>,
@@ -101,6 +101,15 @@ pub struct BenchArgs {
 
 /// A flag that fio also takes with a value.
 pub type Switch = bool;
+
+/// A part of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// So many bytes.
+    Bytes(u64),
+    /// So much of it, 1 to 100.
+    Percent(u8),
+}
 
 /// Kinds of load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -223,17 +232,28 @@ impl BenchArgs {
             ensure!(self.bs <= max, "bs={}: the device takes {max} at most", self.bs);
             ensure!(!op.is_write() || !limits.read_only, "the device is read-only");
         }
-        if let Some(size) = self.size
-            && size > limits.size.bytes()
-        {
-            bail!("size={size}: the device has {}", limits.size.bytes());
-        }
-        let blocks = self.size.unwrap_or(limits.size.bytes()) / self.bs;
+        let blocks = self.blocks(limits.size.bytes())?;
         let jobs = u64::from(self.numjobs);
         let share = if self.verify.is_some() { blocks / jobs } else { blocks };
         ensure!(share > 0, "bs={}: more than there is of the device", self.bs);
         let first = |job| if self.verify.is_some() { share * job } else { 0 };
         Ok((0..jobs).map(|job| Region { first: first(job), blocks: share }).collect())
+    }
+
+    /// How many blocks of a device of `all` bytes the load uses. Of a size that ends inside a block that block is used, where there is one, but for
+    /// the map of random blocks: as fio does.
+    fn blocks(&self, all: u64) -> Result<u64> {
+        let size = match self.size {
+            None => all,
+            Some(Part::Percent(percent)) => {
+                (u128::from(all) * u128::from(percent) / 100) as u64 / self.bs * self.bs
+            }
+            Some(Part::Bytes(size)) if size > all => bail!("size={size}: the device has {all}"),
+            Some(Part::Bytes(size)) => size,
+        };
+        ensure!(size >= self.bs, "bs={}: more than there is of the device", self.bs);
+        let mapped = self.rw.is_random() && !self.norandommap;
+        Ok(if mapped { size / self.bs } else { size.div_ceil(self.bs).min(all / self.bs) })
     }
 
     /// Whether the load has such requests.
@@ -269,6 +289,16 @@ impl BenchArgs {
 
 fn bytes(text: &str) -> Result<u64, String> {
     size::parse(text).map_err(|e| e.to_string())
+}
+
+fn part(text: &str) -> Result<Part, String> {
+    match text.strip_suffix('%') {
+        None => bytes(text).map(Part::Bytes),
+        Some(percent) => match percent.parse() {
+            Ok(n @ 1..=100) => Ok(Part::Percent(n)),
+            _ => Err("a percentage is 1% to 100%".into()),
+        },
+    }
 }
 
 fn switch(text: &str) -> Result<Switch, String> {

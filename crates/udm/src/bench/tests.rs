@@ -46,6 +46,32 @@ fn each_block_once() {
     assert_eq!((ios(&entry), entry.stats.directions[1].bytes), ([0, 10, 0], 640 << 10));
 }
 
+/// As fio 3.33 counts them, on a file of 1 MiB and on one of 100 KiB.
+#[test]
+fn sizes_that_end_inside_a_block() {
+    let reads = |line: &str| ios(&one(&args(line)))[0];
+    assert_eq!(reads("--device null:size=1M --rw read --bs 64k --size 100k"), 2);
+    assert_eq!(reads("--device null:size=1M --rw randread --bs 64k --size 100k"), 1);
+    assert_eq!(reads("--device null:size=1M --rw randread --bs 64k --size 100k --norandommap"), 2);
+    assert_eq!(reads("--device null:size=100k --rw read --bs 64k"), 1);
+    assert_eq!(reads("--device null:size=1M --rw read --bs 64k --size 50%"), 8);
+    assert_eq!(reads("--device null:size=1M --rw read --bs 4k --size 33%"), 84);
+    assert!(
+        error(&args("--device null:size=1M --rw read --bs 64k --size 32k")).contains("more than there is")
+    );
+    for bad in ["0%", "101%", "%", "5%%", "-1%"] {
+        assert!(Line::try_parse_from(["bench", "--device", "mem:1M", "--size", bad]).is_err(), "{bad}");
+    }
+}
+
+/// fio reports it, and so does whoever asked for it.
+#[test]
+fn a_load_that_is_through_before_the_ramp_is_reported() {
+    let entry = one(&args("--device null:size=1M --rw read --ramp_time 60 --bare"));
+    assert_eq!(ios(&entry), [256, 0, 0]);
+    assert!(entry.stats.directions[0].runtime > Nanos(0));
+}
+
 #[test]
 fn what_was_written_is_read_back() {
     for load in ["write", "randwrite", "randwrite --norandommap"] {
