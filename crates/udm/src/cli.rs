@@ -11,7 +11,10 @@ use std::time::Duration;
 /// The device mapper in user space: tables, targets and status lines of the kernel's, served to NBD clients, without root.
 #[derive(Debug, Parser)]
 #[command(name = "udm", version, max_term_width = 100, propagate_version = true)]
-#[command(after_help = "Exit status: 0 done, 1 failed, 2 wrong usage; serve --run: that of its command.")]
+#[command(
+    after_help = "Exit status: 0 done, 1 failed, 2 wrong usage; serve --run: that of its command; bench that was interrupted: 128.\n\n\
+Environment: UDM_SOCKET, the control socket; UDM_LOG, or RUST_LOG, what goes to the log: error, warn, info, debug; NO_COLOR."
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

@@ -48,6 +48,7 @@ fn main() {
             &["fio"],
             paths::paths_that_fail_by_themselves_are_logged,
         ),
+        trial("a_client_cannot_fill_the_log", &[], unwritable::bounded),
         trial("a_log_that_is_full_stops_nothing", &["fio"], unwritable::full),
         trial("a_log_that_is_closed_stops_nothing", &["fio"], unwritable::closed),
         trial("a_log_that_nobody_reads_stops_nothing", &["fio"], unwritable::unread),

@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{PipeReader, Write, pipe};
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 /// More than a debug log of a line each could bear, and more than the listener has places for.
 const CONNECTS: usize = 1100;
@@ -28,6 +29,26 @@ pub fn closed() -> Outcome {
 pub fn unread() -> Outcome {
     let (_reader, writer) = full_pipe()?;
     serves_and_ends(writer)
+}
+
+/// A client without any rights can make the server log, but not much.
+pub fn bounded() -> Outcome {
+    let folder = folder_with_image(1 << 20);
+    let log = fs::File::create(folder.path().join("serve.log"))?;
+    let server = Server::start_with(folder.path(), &["d=disk.img"], log.into(), "debug")?;
+    for _ in 0..5000 {
+        let mut client = UnixStream::connect(folder.path().join("nbd.sock"))?;
+        // It may have been turned away already.
+        let _ = client.write_all(&[0xff; 64]);
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !server.log().contains(" more like it: nbd") {
+        check(Instant::now() < deadline, &format!("nothing says what was left out:\n{}", server.log()))?;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let (lines, bytes) = (server.log().lines().count(), server.log().len());
+    check(lines < 300 && bytes < 64 << 10, &format!("{lines} lines, {bytes} bytes:\n{}", server.log()))?;
+    server.stop()
 }
 
 fn full_pipe() -> Result<(PipeReader, Stdio), Failed> {
