@@ -236,6 +236,38 @@ fn files_say_what_they_are() {
     none("source files that do not begin with //!", &silent.map(|(file, _)| file).collect::<Vec<_>>());
 }
 
+/// The links `[`test`](../path)` of a line, as a name and a path from the root.
+fn links(line: &str) -> Vec<(&str, &str)> {
+    let links = line.split("[`").skip(1);
+    links
+        .filter_map(|rest| rest.split_once("`](../")?.0.split("::").last().zip(rest.split(['(', ')']).nth(1)))
+        .collect()
+}
+
+#[test]
+fn promises_have_tests() {
+    let page = fs::read_to_string(root().join("docs/reliability.md")).expect("the page of promises");
+    let is_promise = |line: &&str| line.starts_with("| ") && !line.starts_with("| promise");
+    let promises: Vec<&str> = page.lines().filter(is_promise).collect();
+    assert!(promises.len() > 20, "only {} promises", promises.len());
+    let mut broken = Vec::new();
+    for promise in promises {
+        let tests = links(promise);
+        if tests.is_empty() {
+            broken.push(format!("without a test: {promise}"));
+        }
+        for (name, path) in tests {
+            let file = root().join("docs").join(path);
+            let text = fs::read_to_string(file).unwrap_or_default();
+            // A function, with `#[test]` or in the list of its program, or a name of such a list.
+            if ![format!("fn {name}("), format!("\"{name}\"")].iter().any(|form| text.contains(form)) {
+                broken.push(format!("no test {name} in {path}"));
+            }
+        }
+    }
+    none("promises of docs/reliability.md", &broken);
+}
+
 #[test]
 fn lanes_have_no_locks() {
     let mut broken = Vec::new();
