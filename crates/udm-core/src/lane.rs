@@ -30,11 +30,22 @@ pub trait Lane {
     }
 }
 
-/// The two kinds of suspend (`dmsetup suspend`, `dmsetup suspend --noflush`).
+/// The two kinds of suspend (`dmsetup suspend`, `dmsetup suspend --noflush`), and the end of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
     /// Everything in flight ends; what can't be served fails.
     Flush,
     /// What is only queued is handed back.
     NoFlush,
+    /// The program ends, and nobody will come to serve what waits: as [`Drain::Flush`], and mapped devices end what is parked in them, suspended or
+    /// not. Something handed back fails.
+    End,
+}
+
+impl Drain {
+    /// True when what can't be served fails and is not kept.
+    #[must_use]
+    pub fn fails_held(self) -> bool {
+        matches!(self, Drain::Flush | Drain::End)
+    }
 }

@@ -3,9 +3,12 @@
 use crate::FrontEnd;
 use crate::inbox::Inbox;
 use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
-use udm_core::{Ack, CoreId, Cores, Device, DeviceId, Failure, LaneCommand};
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+use udm_core::{Ack, CoreId, Cores, Device, DeviceId, Failure, LaneCommand, Nanos};
 
 /// What front ends, and those that work for them on other threads, write to front ends: see [`Cluster::post_letter`].
 pub type Letter = Box<dyn Any + Send>;
@@ -22,8 +25,25 @@ pub(crate) enum Mail {
     Release(DeviceId),
     /// For the front ends that listen to a device.
     Letter(DeviceId, Letter),
-    /// Shut down.
-    Stop,
+    /// Take no more, and let nothing wait.
+    End,
+    /// As `End`, and leave when all is done, or when so much time is over.
+    Stop(Nanos),
+    /// Say what is under way.
+    Report(SyncSender<UnderWay>),
+}
+
+/// What is under way on the cores.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnderWay {
+    /// Requests of front ends a device, where there are any.
+    pub requests: BTreeMap<DeviceId, usize>,
+    /// Devices with work of their own under way.
+    pub busy: BTreeSet<DeviceId>,
+    /// Front ends that are not closed.
+    pub front_ends: usize,
+    /// Cores that did not answer.
+    pub silent: usize,
 }
 
 /// All cores of a process.
@@ -61,6 +81,25 @@ impl Cluster {
     /// When there is no such core.
     pub fn post_letter(&self, core: CoreId, device: DeviceId, letter: Letter) {
         self.post(core, Mail::Letter(device, letter));
+    }
+
+    /// What is under way on all cores. Cores that have not answered after `patience` are counted only.
+    #[must_use]
+    pub fn under_way(&self, patience: Duration) -> UnderWay {
+        let (tx, rx) = std::sync::mpsc::sync_channel(self.len());
+        for inbox in &self.inboxes {
+            inbox.post(Mail::Report(tx.clone()));
+        }
+        drop(tx);
+        let end = Instant::now() + patience;
+        let mut all = UnderWay { silent: self.len(), ..UnderWay::default() };
+        while let Ok(one) = rx.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            all.silent -= 1;
+            all.front_ends += one.front_ends;
+            all.busy.extend(one.busy);
+            one.requests.into_iter().for_each(|(id, n)| *all.requests.entry(id).or_default() += n);
+        }
+        all
     }
 
     pub(crate) fn inbox(&self, core: CoreId) -> &Inbox {

@@ -1,7 +1,8 @@
 //! A core's lanes, one a device, shared by the core's front ends.
 
+use crate::UnderWay;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Cx, Device, DeviceId, Lane, OpenError};
+use udm_core::{Batch, Bio, Cx, Device, DeviceId, Drain, Lane, OpenError, Status};
 
 /// A front end's hold on this core's lane of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub(crate) struct Devices {
     active: Vec<usize>,
     /// Lanes that are kept open for their own work.
     held: Vec<(DeviceId, DeviceSlot)>,
+    /// The program ends: lanes hold nothing back any more.
+    ending: bool,
 }
 
 impl Devices {
@@ -78,6 +81,22 @@ impl Devices {
         }
     }
 
+    /// From now on lanes hold nothing back: what waits for something that nobody will do is ended.
+    pub(crate) fn end(&mut self) {
+        self.ending = true;
+    }
+
+    /// Adds what is under way.
+    pub(crate) fn report(&self, to: &mut UnderWay) {
+        for s in self.active.iter().map(|&key| &self.slots[key]) {
+            if s.in_flight > 0 {
+                to.requests.insert(s.id, s.in_flight);
+            } else {
+                to.busy.insert(s.id);
+            }
+        }
+    }
+
     /// True when no lane has anything under way, of its own or from above.
     pub(crate) fn is_idle(&self) -> bool {
         self.active.is_empty()
@@ -116,6 +135,9 @@ impl Devices {
                 moved = true;
             }
             let n = done.len();
+            if self.ending {
+                drain(s, done, cx);
+            }
             s.lane.poll(done, cx);
             s.in_flight -= done.len() - n;
             if s.in_flight > 0 || s.lane.is_busy() {
@@ -130,4 +152,12 @@ impl Devices {
         }
         moved || done.len() > before
     }
+}
+
+/// Has the lane let go of what it holds back. What it hands back would wait for a resume, which will not come.
+#[cold]
+fn drain(s: &mut Slot, done: &mut Batch, cx: &mut Cx<'_>) {
+    let from = done.len();
+    s.lane.drain(Drain::End, done, cx);
+    done[from..].iter_mut().for_each(|bio| bio.end_with(Status::IoErr));
 }

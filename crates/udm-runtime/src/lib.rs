@@ -16,10 +16,11 @@ mod local;
 mod parking;
 mod reactor;
 mod ring;
+mod runtime;
 
-pub use cluster::{Cluster, Letter};
+pub use cluster::{Cluster, Letter, UnderWay};
 pub use devices::DeviceSlot;
 pub use front_end::{FrontCx, FrontEnd, FrontKey};
 pub use local::{CoreOptions, LocalCore};
-pub use reactor::{Runtime, RuntimeOptions};
 pub use ring::{Client, Done, Ring, RingOp};
+pub use runtime::{Runtime, RuntimeOptions, Stopping};

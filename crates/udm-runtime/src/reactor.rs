@@ -4,118 +4,16 @@
 //! in which nothing moved ends in `park`. What is idle is not visited: a front end is gathered when one of its ring operations finished, a lane is polled
 //! while something is in flight on it.
 
-use crate::cluster::{Cluster, Mail};
+use crate::UnderWay;
+use crate::cluster::Mail;
 use crate::devices::Devices;
 use crate::front_end::{FRONT, FrontCx, FrontEnd, Locals};
-use crate::local::{CoreOptions, LocalCore};
+use crate::local::LocalCore;
 use crate::ring::Client;
 use slab::Slab;
 use std::any::Any;
 use std::collections::HashMap;
-use std::io;
-use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::Duration;
-use udm_core::{Batch, CoreId, Cx, DeviceId, Nanos, OwnerId};
-
-/// How the cores of a [`Runtime`] behave.
-#[derive(Clone, Debug)]
-pub struct RuntimeOptions {
-    /// One entry a core: the CPU that it stays on, or `None`.
-    pub cpus: Vec<Option<usize>>,
-    /// Never sleep.
-    pub poll: bool,
-    /// The longest spin before sleeping.
-    pub spin_max: Duration,
-}
-
-/// Core threads that serve front ends.
-pub struct Runtime {
-    cluster: Arc<Cluster>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-/// How long a front end may take to finish after it was told to stop.
-const STOP_MAX: Nanos = Nanos(10_000_000_000);
-
-impl Runtime {
-    /// Starts the threads.
-    ///
-    /// # Errors
-    /// When a core can't be had (no io_uring, no such CPU); none is left running then.
-    pub fn start(options: &RuntimeOptions) -> io::Result<Runtime> {
-        let cluster = Cluster::new(options.cpus.len())?;
-        let mut runtime = Runtime { cluster: cluster.clone(), threads: Vec::new() };
-        for (i, cpu) in options.cpus.iter().copied().enumerate() {
-            let id = CoreId(i as u16);
-            let core =
-                CoreOptions { cpu, poll: options.poll, spin_max: options.spin_max, ring_optional: false };
-            let (tx, rx) = std::sync::mpsc::sync_channel(1);
-            let cluster = cluster.clone();
-            let thread = std::thread::Builder::new().name(format!("udm-core{i}")).spawn(move || {
-                match LocalCore::attach(&cluster, id, core) {
-                    Ok(core) => {
-                        let _ = tx.send(Ok(()));
-                        let _abort = AbortOnPanic;
-                        Reactor::new(core).run();
-                    }
-                    Err(e) => {
-                        let _ = tx.send(Err(e));
-                    }
-                }
-            })?;
-            runtime.threads.push(thread);
-            if let Err(e) = rx.recv().unwrap_or_else(|_| Err(io::Error::other("the core's thread ended"))) {
-                runtime.stop();
-                return Err(e);
-            }
-        }
-        Ok(runtime)
-    }
-
-    /// The cores, for those that send them commands.
-    #[must_use]
-    pub fn cluster(&self) -> &Arc<Cluster> {
-        &self.cluster
-    }
-
-    /// Gives `core` a front end, made by `make` on the core itself.
-    ///
-    /// # Panics
-    /// When there is no such core.
-    pub fn attach(&self, core: CoreId, make: Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>) {
-        self.cluster.attach(core, make);
-    }
-
-    /// Tells all front ends to stop, waits for them (10 s at the most) and ends the threads.
-    pub fn stop(self) {
-        for i in 0..self.threads.len() {
-            self.cluster.post(CoreId(i as u16), Mail::Stop);
-        }
-        for thread in self.threads {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Cluster {
-    /// As [`Runtime::attach`], for those that hold the cluster only, such as a listener.
-    pub fn attach(&self, core: CoreId, make: Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>) {
-        self.post(core, Mail::Attach(make));
-    }
-}
-
-/// A core that panics takes requests with it that nobody will ever answer: better no server than one that lies.
-struct AbortOnPanic;
-
-impl Drop for AbortOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            tracing::error!("a core panicked; udm ends");
-            std::process::abort();
-        }
-    }
-}
+use udm_core::{Batch, Cx, DeviceId, Nanos, OwnerId};
 
 struct Attached {
     /// Out while it is being called.
@@ -127,7 +25,8 @@ struct Attached {
     topic: Option<DeviceId>,
 }
 
-struct Reactor {
+/// A core that serves front ends.
+pub(crate) struct Reactor {
     core: LocalCore,
     inner: Inner,
 }
@@ -150,16 +49,20 @@ struct Inner {
     locals: Locals,
     /// The earliest time that a front end asked for.
     wake: Nanos,
+    /// Front ends take no more.
+    ending: bool,
+    /// When to leave at the latest.
     stopping: Option<Nanos>,
 }
 
 impl Reactor {
-    fn new(mut core: LocalCore) -> Reactor {
+    pub(crate) fn new(mut core: LocalCore) -> Reactor {
         core.serves = true;
         Reactor { core, inner: Inner { wake: Nanos::NEVER, ..Inner::default() } }
     }
 
-    fn run(mut self) {
+    /// Serves until it is told to stop.
+    pub(crate) fn run(mut self) {
         loop {
             let ring = self.core.ring().expect("a reactor's core has one").clone();
             let inner = &mut self.inner;
@@ -171,8 +74,13 @@ impl Reactor {
             if self.core.kicked || !self.core.other.is_empty() {
                 continue;
             }
-            if self.inner.is_over(self.core.clock()) {
-                break;
+            if self.inner.is_idle() && self.inner.stopping.is_some() {
+                return;
+            }
+            if self.inner.stopping.is_some_and(|until| until <= self.core.clock()) {
+                // What is under way stays where it is: its memory is the kernel's, or its lane's, until the program is gone.
+                Box::leak(Box::new(self));
+                return;
             }
             if !moved {
                 self.core.park();
@@ -196,7 +104,18 @@ impl Inner {
                 }
                 Mail::Release(device) => self.devices.release(device),
                 Mail::Letter(device, letter) => self.letter(device, &*letter, cx),
-                Mail::Stop => self.stop(cx),
+                Mail::End => self.end(cx),
+                Mail::Stop(limit) => {
+                    self.end(cx);
+                    self.stopping.get_or_insert(cx.now + limit);
+                    self.wake = self.wake.min(cx.now + limit);
+                }
+                Mail::Report(to) => {
+                    let mut report = UnderWay { front_ends: self.fronts.len(), ..UnderWay::default() };
+                    self.devices.report(&mut report);
+                    // Who asked may have given up.
+                    let _ = to.try_send(report);
+                }
                 Mail::Command(..) => unreachable!("commands are delivered by the core itself"),
             }
         }
@@ -243,14 +162,15 @@ impl Inner {
         let key = self.fronts.insert(attached);
         self.by_client.insert(id, key);
         self.call(key, cx, |front, _, fcx| front.gather(fcx));
-        if self.stopping.is_some() {
+        if self.ending {
             self.call(key, cx, |front, _, fcx| front.stop(fcx));
         }
     }
 
-    fn stop(&mut self, cx: &mut Cx<'_>) {
-        if self.stopping.is_none() {
-            self.stopping = Some(cx.now + STOP_MAX);
+    /// Tells the front ends to stop, and the lanes to hold nothing back.
+    fn end(&mut self, cx: &mut Cx<'_>) {
+        if !std::mem::replace(&mut self.ending, true) {
+            self.devices.end();
             let keys: Vec<usize> = self.fronts.iter().map(|(k, _)| k).collect();
             for key in keys {
                 self.call(key, cx, |front, _, fcx| front.stop(fcx));
@@ -266,9 +186,8 @@ impl Inner {
         }
     }
 
-    fn is_over(&self, now: Nanos) -> bool {
-        let idle = self.fronts.is_empty() && self.devices.is_idle();
-        self.stopping.is_some_and(|deadline| idle || now >= deadline)
+    fn is_idle(&self) -> bool {
+        self.fronts.is_empty() && self.devices.is_idle()
     }
 
     fn wake_due(&mut self, cx: &mut Cx<'_>) {

@@ -129,6 +129,9 @@ pub struct ServeArgs {
     /// How the server in the background tells the one who started it
     #[arg(long, hide = true)]
     pub ready_on_stdout: bool,
+    /// How long the end may take when a signal has come; then udm says what it leaves and exits with status 1
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub stop_timeout: u64,
     /// Where to put the control socket [default: as the verbs look for it; with --run a private one]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,

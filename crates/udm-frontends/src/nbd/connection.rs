@@ -92,6 +92,8 @@ pub(super) struct Connection {
     keeps: bool,
     /// The client will send no more.
     said_all: bool,
+    /// The server ends: what fails now may have waited for something that does not come any more.
+    pub(super) ending: bool,
     ops: Vec<Done>,
     /// The turn, by its time, and the requests taken in it.
     turn: Nanos,
@@ -142,6 +144,7 @@ impl Connection {
             patience_at: Nanos::NEVER,
             keeps: false,
             said_all: false,
+            ending: false,
             ops: Vec::new(),
             turn: Nanos(0),
             taken: 0,
@@ -360,6 +363,7 @@ impl FrontEnd for Connection {
     }
 
     fn stop(&mut self, cx: &mut FrontCx<'_, '_>) {
+        self.ending = true;
         match self.phase {
             Phase::Serving | Phase::Draining => {
                 self.phase = Phase::Draining;

@@ -11,7 +11,7 @@ use super::unaligned::{Edges, Side};
 use std::ops::Range;
 use udm_core::{Bio, BioFlags, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
-use udm_wire::nbd::{Command, CommandFlags, PAYLOAD_SKIP_MAX, Request, error_from_errno};
+use udm_wire::nbd::{Command, CommandFlags, ESHUTDOWN, PAYLOAD_SKIP_MAX, Request, error_from_errno};
 
 /// What `CACHE` and written-out zeroes move at a time, in bytes.
 pub(super) const PIECE: u32 = 256 << 10;
@@ -254,7 +254,10 @@ impl Connection {
         let pending = self.pending.remove(key);
         self.set_free(key, pending.edges.is_some());
         let (start, Pending { request, charge, front: mut data, rest, edges, .. }) = (pending.start, pending);
-        let error = error_from_errno(bio.status.errno());
+        let error = match bio.status {
+            Status::IoErr if self.ending => ESHUTDOWN,
+            status => error_from_errno(status.errno()),
+        };
         if request.command == Command::WriteZeroes {
             self.zeroing -= charge;
         }

@@ -219,6 +219,21 @@ fn end(ended: &mut Batch, mut bio: Box<Bio>, status: Status) {
     ended.push(bio);
 }
 
+impl MappedLane {
+    /// Nobody will resume this device, nor let a suspend of it end.
+    #[cold]
+    fn drain_at_end(&mut self, back: &mut Batch, cx: &mut Cx<'_>) {
+        let parked = std::mem::take(&mut self.returned).into_iter().chain(std::mem::take(&mut self.parked));
+        parked.for_each(|bio| end(&mut self.ended, bio, Status::IoErr));
+        if let Some(live) = &mut self.live {
+            let from = back.len();
+            live.drain(Drain::End, back, cx);
+            self.in_flight -= back.len() - from;
+        }
+        self.settle();
+    }
+}
+
 impl Lane for MappedLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         match &mut self.live {
@@ -246,6 +261,9 @@ impl Lane for MappedLane {
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         if how == Drain::Flush {
             return;
+        }
+        if how == Drain::End {
+            return self.drain_at_end(back, cx);
         }
         back.append(&mut self.returned);
         back.append(&mut self.parked);

@@ -11,7 +11,9 @@ use udm_core::{Batch, Cx, Drain, Status};
 impl MultipathLane {
     /// True when bios without a path wait for one. A flushing suspend waits for nobody.
     fn holds(&self) -> bool {
-        self.draining != Some(Drain::Flush) && self.shared.word().queueing() && !bugs::on(Bug::HeldBioFails)
+        !self.draining.is_some_and(Drain::fails_held)
+            && self.shared.word().queueing()
+            && !bugs::on(Bug::HeldBioFails)
     }
 
     /// What becomes of bios for which there is no path.

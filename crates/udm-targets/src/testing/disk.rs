@@ -230,7 +230,7 @@ impl Lane for DiskLane {
                 state.waiting -= self.queue.len();
                 back.extend(self.queue.drain(..));
             }
-            Drain::Flush => {
+            Drain::Flush | Drain::End => {
                 state.verdict = Some(Box::new(|_| Status::IoErr));
                 state.holding = false;
             }

@@ -5,6 +5,7 @@
 
 mod child;
 mod descriptors;
+mod ending;
 mod places;
 mod ready;
 mod report;
@@ -14,28 +15,25 @@ use crate::cli::{DeviceArg, ServeArgs, TableArg};
 use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
 use child::Child;
+use ending::Signals;
 use places::Places;
 pub use ready::in_background;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use udm_control::error::VerbError;
 use udm_control::exports::{ExportOptions, Exporter};
 use udm_control::http::{self, socket::Socket};
 use udm_control::{Registry, verbs};
+use udm_core::Device;
 use udm_frontends::nbd::{Exports, NbdServer, ServerOptions};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
 
 /// Cores without `--cores`, at the most: a server is one of several programs on its machine.
 const CORES_DEFAULT_MAX: usize = 8;
 
-/// How long devices may take to let go when the server shuts down.
-const REMOVE_MAX: Duration = Duration::from_secs(5);
-
-/// How often and how far apart that is tried.
-const REMOVE_TRIES: usize = 20;
-const REMOVE_PAUSE: Duration = Duration::from_millis(10);
+/// How often it is looked whether devices can be removed, and whether cores are over, when the server ends.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Runs until the end; the exit status is that of the command of `--run`.
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
@@ -60,14 +58,24 @@ async fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let options = ExportOptions { only: args.exports.clone(), read_only: args.readonly };
     registry.export_by(Exporter::new(Arc::clone(&exports), options));
 
+    let limit = Duration::from_secs(args.stop_timeout);
     let done = match make_devices(args, &registry).await {
-        Ok(()) => serve_devices(args, &registry, exports, &cores).await,
+        Ok(()) => {
+            let mut signals = Signals::start().context("serve: signals")?;
+            let done = serve_devices(args, &registry, exports, &cores, &mut signals).await;
+            let names = registry.all().iter().map(|m| (m.device.id(), m.device.name())).collect();
+            signals.end_within(limit, &cluster, names);
+            done
+        }
         Err(error) => Err(error),
     };
-    if tokio::time::timeout(REMOVE_MAX, remove_all(&registry)).await.is_err() {
-        tracing::warn!("devices did not come to rest");
+    // Nothing here needs a bound of its own: when the limit is over the program ends, wherever this is.
+    cores.end();
+    let _ = tokio::time::timeout(limit, remove_all(&registry)).await;
+    let stopping = cores.stop_within(limit);
+    while !stopping.is_over() {
+        tokio::time::sleep(PAUSE).await;
     }
-    cores.stop();
     done
 }
 
@@ -125,8 +133,8 @@ async fn serve_devices(
     registry: &Arc<Registry>,
     exports: Arc<Exports>,
     cores: &Runtime,
+    signals: &mut Signals,
 ) -> Result<ExitCode> {
-    let mut signals = Signals::new().context("serve: signals")?;
     let places = Places::new(args)?;
     let socket = Socket::bind(&places.control)
         .with_context(|| format!("control socket {}", places.control.display()))?;
@@ -140,7 +148,7 @@ async fn serve_devices(
     let listening = http::server::serve(&socket, http::router(Arc::clone(registry)));
     let done = tokio::select! {
         broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
-        done = work(args, &places, exporter, &mut signals) => done,
+        done = work(args, &places, exporter, signals) => done,
     };
     verbs::call_off_all(registry);
     drop(socket);
@@ -167,43 +175,15 @@ async fn work(
     }
 }
 
-/// Removes every device, those that others use after their users. Clients that have gone need a moment to be seen gone; devices of clients
-/// that stay end with the cores.
+/// Removes every device, those that others use after their users, as soon as their clients have their answers.
 async fn remove_all(registry: &Arc<Registry>) {
-    for _ in 0..REMOVE_TRIES {
+    loop {
         for mapped in registry.all() {
             let _ = verbs::remove(registry, &mapped.device.name()).await;
         }
         if registry.all().is_empty() {
             return;
         }
-        tokio::time::sleep(REMOVE_PAUSE).await;
-    }
-}
-
-/// The signals that end a server.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Signals> {
-        Ok(Signals {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
-    }
-
-    /// The next of them.
-    async fn next(&mut self) -> rustix::process::Signal {
-        use rustix::process::Signal;
-        tokio::select! {
-            _ = self.interrupt.recv() => Signal::INT,
-            _ = self.terminate.recv() => Signal::TERM,
-            _ = self.hangup.recv() => Signal::HUP,
-        }
+        tokio::time::sleep(PAUSE).await;
     }
 }

@@ -1,0 +1,209 @@
+//! The end of a server: what it waits for, for how long, and how it is cut short.
+//!
+//! The first signal ends the server in good order: requests in flight are answered, those that only wait for something are failed, devices are
+//! removed. That takes moments, unless storage hangs. A thread of its own watches over it, because the thread that does the work may be stuck
+//! itself: after a second it says what is waited for, at the time limit what is left behind, and the program ends with status 1; a
+//! second signal ends it at once, with 128 and the number of the signal.
+//!
+//! What a flush acknowledged is on the disk before it is acknowledged, and what was only written is in the system's page cache, which outlives
+//! this program. So there is nothing to write at the end, and no way to end loses it.
+
+use crate::log;
+use rustix::process::Signal;
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::signal::unix::{self, SignalKind};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, sleep_until};
+use udm_core::DeviceId;
+use udm_runtime::{Cluster, UnderWay};
+
+/// How long the end may take without a word.
+const QUIET_MAX: Duration = Duration::from_secs(1);
+
+/// How long cores may take to say what they wait for.
+const REPORT_MAX: Duration = Duration::from_millis(200);
+
+/// The signals that end a server, for the thread that serves; and the watch over its end.
+pub(super) struct Signals {
+    queue: mpsc::Receiver<Signal>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    begun: Notify,
+    plan: Mutex<Option<Plan>>,
+}
+
+/// What the watch must know.
+#[derive(Clone)]
+struct Plan {
+    limit: Duration,
+    cluster: Arc<Cluster>,
+    names: HashMap<DeviceId, String>,
+}
+
+impl Signals {
+    /// Takes the signals over, and starts the thread that hears them.
+    pub fn start() -> io::Result<Signals> {
+        // One that nobody takes off the queue is news of a thread that is stuck.
+        let (tx, queue) = mpsc::channel(1);
+        let shared = Arc::new(Shared::default());
+        let (ready, answer) = std::sync::mpsc::sync_channel(1);
+        let watched = Arc::clone(&shared);
+        std::thread::Builder::new().name("udm-signals".into()).spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let made = runtime.and_then(|runtime| {
+                let ears = runtime.block_on(async { Ears::new() })?;
+                Ok((runtime, ears))
+            });
+            match made {
+                Ok((runtime, ears)) => {
+                    let _ = ready.send(Ok(()));
+                    runtime.block_on(watch(ears, &tx, &watched));
+                }
+                Err(error) => drop(ready.send(Err(error))),
+            }
+        })?;
+        answer.recv().unwrap_or_else(|_| Err(io::Error::other("the thread ended")))?;
+        Ok(Signals { queue, shared })
+    }
+
+    /// The next signal.
+    pub async fn next(&mut self) -> Signal {
+        match self.queue.recv().await {
+            Some(signal) => signal,
+            // Its thread is gone with the program.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The end begins: it may take `limit`. `names` are those of the devices.
+    pub fn end_within(self, limit: Duration, cluster: &Arc<Cluster>, names: HashMap<DeviceId, String>) {
+        let plan = Plan { limit, cluster: Arc::clone(cluster), names };
+        *self.shared.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
+        self.shared.begun.notify_one();
+    }
+}
+
+/// The signals themselves.
+struct Ears {
+    interrupt: unix::Signal,
+    terminate: unix::Signal,
+    hangup: unix::Signal,
+}
+
+impl Ears {
+    fn new() -> io::Result<Ears> {
+        Ok(Ears {
+            interrupt: unix::signal(SignalKind::interrupt())?,
+            terminate: unix::signal(SignalKind::terminate())?,
+            hangup: unix::signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) -> Signal {
+        tokio::select! {
+            _ = self.interrupt.recv() => Signal::INT,
+            _ = self.terminate.recv() => Signal::TERM,
+            _ = self.hangup.recv() => Signal::HUP,
+        }
+    }
+}
+
+async fn watch(mut ears: Ears, queue: &mpsc::Sender<Signal>, shared: &Shared) {
+    loop {
+        tokio::select! {
+            signal = ears.next() => {
+                if queue.try_send(signal).is_err() {
+                    at_once(signal);
+                }
+            }
+            () = shared.begun.notified() => break,
+        }
+    }
+    let plan = shared.plan.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let Some(plan) = plan else { return };
+    let begin = Instant::now();
+    let mut silent = QUIET_MAX < plan.limit;
+    loop {
+        let next = if silent { QUIET_MAX } else { plan.limit };
+        tokio::select! {
+            signal = ears.next() => at_once(signal),
+            () = sleep_until(begin + next) => {
+                let waited_for = plan.text();
+                if !silent {
+                    log::say(format!(
+                        "udm: left after {} s without an answer: {waited_for}; what was flushed is safe\n",
+                        plan.limit.as_secs()
+                    ));
+                    leave(1);
+                }
+                silent = false;
+                log::say(format!("udm: waiting for {waited_for} (a second signal, or Ctrl-C, ends at once)\n"));
+            }
+        }
+    }
+}
+
+/// Ends the program for a second signal.
+fn at_once(signal: Signal) -> ! {
+    log::say("udm: ended at once; what was flushed is safe\n".into());
+    leave(128 + signal.as_raw())
+}
+
+/// Ends the program without a look at what its other threads do.
+fn leave(status: i32) -> ! {
+    log::flush();
+    std::process::exit(status)
+}
+
+impl Plan {
+    fn text(&self) -> String {
+        describe(&self.cluster.under_way(REPORT_MAX), &self.names)
+    }
+}
+
+/// What is under way, in words.
+fn describe(under_way: &UnderWay, names: &HashMap<DeviceId, String>) -> String {
+    let name = |id: &DeviceId| names.get(id).map_or("a device", String::as_str).to_owned();
+    let many = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let mut parts: Vec<String> =
+        under_way.requests.iter().map(|(id, n)| format!("{} on {}", many(*n, "request"), name(id))).collect();
+    parts.extend(under_way.busy.iter().map(|id| format!("work of {}'s own", name(id))));
+    if parts.is_empty() && under_way.front_ends > 0 {
+        parts.push(format!("{} to take the last answers", many(under_way.front_ends, "client")));
+    }
+    if under_way.silent > 0 {
+        parts.push(format!("{} stuck in the system", many(under_way.silent, "core")));
+    }
+    if parts.is_empty() {
+        parts.push("devices to close".into());
+    }
+    parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_waited_for_is_said_in_words() {
+        let (a, b) = (DeviceId::new(), DeviceId::new());
+        let names = HashMap::from([(a, "a".to_string()), (b, "b".to_string())]);
+        let mut under_way = UnderWay::default();
+        assert_eq!(describe(&under_way, &names), "devices to close");
+        under_way.front_ends = 2;
+        assert_eq!(describe(&under_way, &names), "2 clients to take the last answers");
+        under_way.requests.extend([(a, 1), (b, 30)]);
+        under_way.busy.insert(b);
+        under_way.silent = 1;
+        assert_eq!(
+            describe(&under_way, &names),
+            "1 request on a, 30 requests on b, work of b's own, 1 core stuck in the system"
+        );
+    }
+}
