@@ -110,7 +110,7 @@ os.execv(sys.argv[1], sys.argv[1:])
         command.args(["-k", "5", "60", "python3", "-c", FILTER, support::UDM]).args(args);
         command.stdin(Stdio::null()).output().unwrap()
     };
-    for device in ["null:size=1G", "mem:1M", "d=0 2048 linear pattern:1M 0"] {
+    for device in ["null:size=1G", "mem:1M", "d=0 2048 linear pattern:1M 0", "d=mem:1M"] {
         let out = limited(&["bench", "--device", device, "--number_ios", "1000", "--numjobs", "2"]);
         assert!(out.status.success(), "{device}: {}", text(&out.stderr));
         assert!(text(&out.stdout).contains("IOPS="), "{}", text(&out.stdout));

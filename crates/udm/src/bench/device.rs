@@ -4,6 +4,7 @@ use crate::cli::TableArg;
 use crate::serve::explain;
 use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
+use std::path::Path;
 use std::sync::Arc;
 use udm_control::{Registry, verbs};
 use udm_core::Device;
@@ -36,7 +37,8 @@ pub fn make(cluster: &Arc<Cluster>, words: &[String]) -> Result<Arc<dyn Device>>
             Named::Uri(uri) => Some(uri),
             Named::Table { name, table } => {
                 let text = match table {
-                    TableArg::Text(text) | TableArg::Whole(text) => text,
+                    TableArg::Text(text) => text,
+                    TableArg::Whole(word) => whole(&word).with_context(|| name.clone())?,
                     TableArg::File(file) => read_table(&file).with_context(|| name.clone())?,
                 };
                 tables.push(Table { name, text });
@@ -72,16 +74,23 @@ pub fn make_mapped(cluster: &Arc<Cluster>, tables: &[Table]) -> Result<Vec<Arc<d
     tables.iter().map(make).collect()
 }
 
-/// `NAME=TABLE`, `NAME=@FILE`, or a URI or path. A table has spaces, and a name has nothing that makes a URI or a path.
+/// The table that maps all of a device.
+fn whole(word: &str) -> Result<String> {
+    let sectors = udm_backends::open(&uri::parse(word)?)?.limits().size.0;
+    Ok(format!("0 {sectors} linear {} 0", udm_wire::words::escape(word)))
+}
+
+/// `NAME=TABLE`, `NAME=@FILE`, `NAME=DEVICE`, or a URI or path. A table has spaces, and a name has nothing that makes a URI or a path; a file that is there is meant.
 fn named(word: &str) -> Result<Named> {
     if let Some((name, table)) = word.split_once('=')
         && !name.is_empty()
         && !name.contains([':', '/', '?'])
-        && (table.starts_with('@') || table.contains(char::is_whitespace))
+        && !Path::new(word).exists()
     {
         let table = match table.strip_prefix('@') {
             Some(file) => TableArg::File(file.into()),
-            None => TableArg::Text(table.to_owned()),
+            None if table.contains(char::is_whitespace) => TableArg::Text(table.to_owned()),
+            None => TableArg::Whole(table.to_owned()),
         };
         return Ok(Named::Table { name: name.to_owned(), table });
     }
@@ -101,6 +110,8 @@ mod tests {
         }
         let file = Named::Table { name: "d".into(), table: TableArg::File("/x".into()) };
         assert_eq!(named("d=@/x").unwrap(), file);
+        let whole = Named::Table { name: "d".into(), table: TableArg::Whole("null:size=1M".into()) };
+        assert_eq!(named("d=null:size=1M").unwrap(), whole);
         for word in ["null:size=1M", "mem:1G", "/tmp/a=b c", "file:a=b%20c?direct=on", "@d"] {
             assert!(matches!(named(word).unwrap(), Named::Uri(_)), "{word}");
         }

@@ -23,7 +23,11 @@ Examples:\n  udm bench --device d='0 8388608 linear null:size=4G 0' --rw randrea
 udm bench --device mem:1G --rw randwrite --verify crc32c\n  udm bench --compare")]
 pub struct BenchArgs {
     /// What to measure: a device with its table, or a URI or path. Of several the last is measured, and its table may name the others as @NAME
-    #[arg(long = "device", value_name = "NAME=TABLE|URI", required_unless_present = "compare")]
+    #[arg(
+        long = "device",
+        value_name = "NAME=TABLE|NAME=DEVICE|DEVICE",
+        required_unless_present = "compare"
+    )]
     pub devices: Vec<String>,
     /// Compare layers over a null device with each other and with the same layer behind one lock
     #[arg(long, conflicts_with = "devices")]
