@@ -2,6 +2,7 @@
 
 use crate::Cluster;
 use crate::cluster::Mail;
+use crate::off_core::OnCore;
 use crate::ring::{Doorbell, Ring, missing};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
@@ -60,6 +61,7 @@ pub struct LocalCore {
     options: CoreOptions,
     /// How long to spin next time, in ns.
     spin: u64,
+    _on_core: OnCore,
 }
 
 impl LocalCore {
@@ -104,6 +106,7 @@ impl LocalCore {
             kicked: false,
             options,
             spin: 0,
+            _on_core: OnCore::new(),
         })
     }
 

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::Sectors;
+use udm_runtime::drop_off_core;
 
 /// The open disks of a process.
 #[derive(Default)]
@@ -146,6 +147,14 @@ impl Disk {
     /// A request found the end where there should be more.
     pub(super) fn found_cut(&self) {
         self.cut.store(true, Relaxed);
+    }
+}
+
+/// Closes what is open. Where a core is the last to let go, another thread does.
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let fds = std::mem::take(self.fds.get_mut().unwrap_or_else(PoisonError::into_inner));
+        drop_off_core(fds);
     }
 }
 

@@ -56,8 +56,9 @@ struct Direct {
 /// A name of a file or block device.
 pub(crate) struct File {
     id: DeviceId,
-    disk: Arc<Disk>,
+    /// Before the disk, which is the last to let go of it.
     fd: Arc<OwnedFd>,
+    disk: Arc<Disk>,
     /// But for the size.
     limits: Limits,
 }

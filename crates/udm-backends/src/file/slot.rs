@@ -73,8 +73,9 @@ pub(super) struct Slot {
 
 /// What the slots of a lane have in common.
 pub(super) struct Shared {
-    pub(super) disk: Arc<Disk>,
+    /// Before the disk, which is the last to let go of it.
     pub(super) fd: Arc<OwnedFd>,
+    pub(super) disk: Arc<Disk>,
     /// The disk has lost some of its end, as of this batch.
     pub(super) cut: bool,
     pub(super) pool: BufPool,
