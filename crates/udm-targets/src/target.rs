@@ -66,7 +66,7 @@ pub trait Notify: Send + Sync {
 
 /// The control half of one table line.
 ///
-/// The mapped device calls `presuspend`, `postsuspend` and `resume` in the kernel's order; `message` only while not suspended.
+/// The mapped device calls `presuspend`, `postsuspend` and `resume` in the kernel's order.
 pub trait Target: Send + Sync {
     /// The name of its type, as tables spell it.
     fn type_name(&self) -> &'static str;
@@ -120,7 +120,12 @@ pub trait Target: Send + Sync {
         Kind::Bio
     }
 
-    /// Acts on a message, already split into words. Never called while suspended.
+    /// True when messages are EBUSY while the device is suspended. The kernel leaves that to each target, and multipath's is the only one.
+    fn refuses_messages_while_suspended(&self) -> bool {
+        false
+    }
+
+    /// Acts on a message, already split into words.
     ///
     /// # Errors
     /// EINVAL for what it does not know; the target's own otherwise. Nothing has changed then.

@@ -368,8 +368,12 @@ fn messages() {
     assert_eq!(send(&mut rig, 7, "hello"), (22, "Target type linear does not support messages".into()));
     assert_eq!(send(&mut rig, 8, "hello"), (22, "Target type zero does not support messages".into()));
     rig.suspend(false, &mut []).unwrap();
-    assert_eq!(send(&mut rig, 0, "hello").0, 16);
+    let silent = (22, "Target type linear does not support messages".into());
+    assert_eq!(send(&mut rig, 0, "hello"), silent, "a suspend changes nothing about that");
     assert_eq!(rig.device.table_text(false), "0 8 linear 7:0 0\n8 8 zero ");
+    rig.go("0 8 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 1 /d0 1");
+    rig.suspend(false, &mut []).unwrap();
+    assert_eq!(send(&mut rig, 0, "hello").0, 16, "multipath's own rule");
 }
 
 /// spec: a stripe error turns its letter and raises an event, fourteen times at the most.

@@ -332,8 +332,8 @@ pub struct MessageArgs {
     pub name: String,
     /// A sector inside the target; 0 for the first
     pub sector: u64,
-    /// The words of the message
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    /// The words of the message; behind -- where one begins with -
+    #[arg(required = true)]
     pub message: Vec<String>,
 }
 

@@ -176,9 +176,10 @@ fn the_life_of_a_device() {
     server.says(&["suspend", "d"]);
     server.says(&["suspend", "d"]);
     assert!(server.says(&["info", "d"]).contains("SUSPENDED"));
+    // The kernel leaves it to each target what it does with messages now.
     assert_eq!(
         server.refuses(&["message", "d", "0", "x"]),
-        "udm: d: the device is suspended: Device or resource busy\n"
+        "udm: d: Target type linear does not support messages: Invalid argument\n"
     );
     server.says(&["resume", "d"]);
     assert_eq!(server.says(&["table", "d"]), "0 1024 linear 253:0 8\n1024 8 zero \n");
@@ -236,6 +237,69 @@ fn the_same_uri_is_the_same_device_and_keeps_its_number() {
     assert!(said.starts_with("udm: b: linear: Device lookup failed (b is on top of b already)"), "{said}");
 }
 
+/// A server that runs elsewhere opens what the caller means, from files, standard input and the command line alike.
+#[test]
+fn relative_paths_count_from_the_callers_folder() {
+    let server = Server::start(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path().canonicalize().unwrap();
+    fs::File::create(here.join("disk.img")).unwrap().set_len(1 << 20).unwrap();
+    fs::write(here.join("table"), "0 8 linear disk.img 0\n8 8 linear file:./disk.img?readonly=on 8\n")
+        .unwrap();
+    let call = |args: &[&str]| {
+        let out = udm(args).env("UDM_SOCKET", &server.socket).current_dir(&here).output().unwrap();
+        (out.status.success(), text(&out.stderr))
+    };
+    assert_eq!(call(&["create", "d", "table"]), (true, String::new()));
+    let path = here.join("disk.img").display().to_string();
+    let table: Value = serde_json::from_str(&server.says(&["table", "d", "--json"])).unwrap();
+    assert_eq!(table[0]["devices"][0]["uri"], path.as_str());
+    assert_eq!(table[0]["devices"][1]["uri"], format!("file:{path}?readonly=on"));
+    let (_, said) = call(&["load", "d", "--table", "0 8 linear ./none 0"]);
+    let none = here.join("none");
+    let wanted = format!(
+        "udm: d: linear: Device lookup failed ({}): No such file or directory\n0 8 linear ./none 0\n           ^^^^^^\n",
+        none.display()
+    );
+    assert_eq!(said, wanted, "the mark is under what was written");
+    let mp = "0 2048 multipath 0 0 1 1 round-robin 0 1 1 ./disk.img 1";
+    assert!(call(&["create", "mp", "--table", mp]).0);
+    assert_eq!(call(&["message", "mp", "0", "fail_path", "disk.img"]), (true, String::new()));
+    assert!(server.says(&["status", "mp"]).contains(" F 1"));
+    // Over HTTP nobody says from where unless he says so.
+    let create = |folder: Value| {
+        let body = serde_json::json!({"name": "h", "table": "0 8 linear disk.img 0", "folder": folder});
+        server.http("POST", "/v1/devices", &body.to_string())
+    };
+    let (status, _, said) = create(Value::Null);
+    assert!(
+        status == 400 && said.contains("give an absolute path, or the folder that it counts from"),
+        "{said}"
+    );
+    assert_eq!(create("relative".into()).0, 400);
+    assert_eq!(create(here.to_str().unwrap().into()).0, 200);
+}
+
+#[test]
+fn options_stand_anywhere_in_a_message() {
+    let server = Server::start(&["d=0 8 dust mem:1M 0 512"]);
+    let socket = server.socket.to_str().unwrap();
+    for args in [
+        &["message", "d", "0", "addbadblock", "1", "--socket", socket][..],
+        &["message", "--socket", socket, "d", "0", "removebadblock", "1"],
+        &["message", "d", "--socket", socket, "0", "--", "addbadblock", "2"],
+    ] {
+        let out = udm(args).output().unwrap();
+        assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
+    }
+    let said = server.refuses(&["message", "d", "0", "--", "--socket", "x"]);
+    assert!(said.starts_with("udm: d: ") && said.ends_with("Invalid argument\n"), "{said}");
+    // dust takes messages while it is suspended, as in the kernel; multipath does not.
+    server.says(&["suspend", "d"]);
+    server.says(&["message", "d", "0", "addbadblock", "3"]);
+    server.says(&["resume", "d"]);
+}
+
 #[test]
 fn messages_reach_the_target() {
     let server = Server::start(&["mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 mem:1M 1 mem:2M 1"]);
@@ -251,19 +315,37 @@ fn messages_reach_the_target() {
     assert!(said.starts_with("udm: mp: ") && said.trim_end().lines().count() == 1, "{said}");
     let said = server.refuses(&["message", "mp", "99999", "fail_path", "253:0"]);
     assert_eq!(said, "udm: mp: Target message sector outside device.: Invalid argument\n");
+    // A file that is in no table is no path of this one; a file that is not there is nothing.
+    let file = server.folder.path().join("p3");
+    fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+    let said = server.refuses(&["message", "mp", "0", "fail_path", file.to_str().unwrap()]);
+    assert!(said.ends_with("(no table uses it): Invalid argument\n"), "{said}");
+    fs::remove_file(&file).unwrap();
+    let said = server.refuses(&["message", "mp", "0", "fail_path", file.to_str().unwrap()]);
+    assert!(said.ends_with(": No such file or directory\n"), "{said}");
+    server.says(&["suspend", "mp"]);
+    let said = server.refuses(&["message", "mp", "0", "fail_path", "253:0"]);
+    assert_eq!(said, "udm: mp: the device is suspended: Device or resource busy\n");
+    server.says(&["resume", "mp"]);
 }
 
 /// What is wrong, on one line, and the word to blame: the same whether the server refuses or `serve` itself.
 #[test]
 fn bad_tables_show_the_word_to_blame() {
     let server = Server::start(&[]);
+    let here = std::env::current_dir().unwrap();
     let cases = [
+        (
+            "0 8 linear mem: 0",
+            "linear: Device lookup failed (mem: \"\" is not a size: a number, then K, M, G, T, P or E): Invalid argument",
+            "           ^^^^",
+        ),
         ("0 8 linear mem:1M", "linear: Invalid argument count: Invalid argument", "                 ^"),
         ("0 8 linear mem:1M x", "linear: Invalid device sector: Invalid argument", "                  ^"),
         ("0 8 zoo", "zoo: unknown target type: Invalid argument", "    ^^^"),
         (
             "0 8 linear ./none 0",
-            "linear: Device lookup failed (./none): No such file or directory",
+            &format!("linear: Device lookup failed ({}/none): No such file or directory", here.display()),
             "           ^^^^^^",
         ),
         (

@@ -87,12 +87,16 @@ api! {
         uuid: Option<String>,
         /// The table, a target a line, at most 1 MiB.
         table: Option<String>,
+        /// The absolute path of the folder from which relative paths in the table count. Without it they are refused.
+        folder: Option<String>,
     }
 
     /// A table to load into the inactive slot.
     request Load {
         /// The table, a target a line, at most 1 MiB.
         table: String,
+        /// The absolute path of the folder from which relative paths in the table count. Without it they are refused.
+        folder: Option<String>,
     }
 
     /// A message to a target.
@@ -101,6 +105,8 @@ api! {
         sector: u64,
         /// The words of the message.
         message: String,
+        /// The absolute path of the folder from which relative paths in the message count. Without it they are refused.
+        folder: Option<String>,
     }
 
     /// What a target answered.

@@ -1,18 +1,21 @@
 //! What each route does: a verb, and its answer as JSON.
 //!
-//! A verb that changes a device runs in a task of its own, so that it is finished even when its client hangs up; what looks devices up may
-//! block on storage and runs beside the control thread. A suspend or resume that waits is called off when its client hangs up.
+//! A verb that changes a device runs in a task of its own, so that it is finished even when its client hangs up; what opens, closes or looks up devices may
+//! block on storage and runs beside the control thread, behind a gate ([`super::gates`]). A suspend or resume that waits is called off when its client hangs up.
 
 use super::error::{Body, Named, Params, Refusal};
-use super::routes::Shared;
+use super::gates::Shared;
 use super::{api, openapi};
 use crate::error::VerbError;
+use crate::registry::{Folder, Registry};
 use crate::verbs::{self, CallOff};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Deserialize;
 use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use udm_targets::TargetError;
 
@@ -72,46 +75,50 @@ where
     finished(task.await).map(|()| StatusCode::NO_CONTENT)
 }
 
-/// Runs `verb` where it may block.
-async fn beside<T: Send + 'static>(
-    verb: impl FnOnce() -> Result<T, VerbError> + Send + 'static,
+pub(super) fn finished<T>(
+    joined: Result<Result<T, VerbError>, tokio::task::JoinError>,
 ) -> Result<T, Refusal> {
-    finished(tokio::task::spawn_blocking(verb).await)
-}
-
-fn finished<T>(joined: Result<Result<T, VerbError>, tokio::task::JoinError>) -> Result<T, Refusal> {
     match joined {
         Ok(done) => done.map_err(Refusal::from),
         Err(error) => Err(Refusal::request(StatusCode::INTERNAL_SERVER_ERROR, error)),
     }
 }
 
-pub(super) async fn list(State(registry): State<Shared>) -> Json<api::DeviceList> {
+pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Json<api::DeviceList> {
     Json(api::DeviceList { devices: verbs::ls(&registry) })
 }
 
-pub(super) async fn info(State(registry): State<Shared>, Named(name): Named) -> Answer<api::Device> {
+pub(super) async fn info(State(registry): State<Arc<Registry>>, Named(name): Named) -> Answer<api::Device> {
     Ok(Json(verbs::info(&registry, &name)?))
 }
 
+/// From where relative paths count.
+fn folder(given: Option<&str>) -> Result<Folder, Refusal> {
+    let Some(path) = given else { return Ok(Folder::none()) };
+    Folder::at(Path::new(path)).map_err(|why| Refusal::request(StatusCode::BAD_REQUEST, why))
+}
+
 pub(super) async fn create(
-    State(registry): State<Shared>,
+    State(Shared { registry, gates }): State<Shared>,
     Body(new): Body<api::Create>,
 ) -> Answer<api::Device> {
-    let made = beside(move || {
-        verbs::wait(verbs::create(&registry, &new.name, new.uuid.as_deref(), new.table.as_deref()))?;
+    let folder = folder(new.folder.as_deref())?;
+    let name = new.name.clone();
+    let made = gates.loads.run(&name, move || {
+        let (uuid, table) = (new.uuid.as_deref(), new.table.as_deref());
+        verbs::wait(verbs::create_from(&registry, &new.name, uuid, table, &folder))?;
         verbs::info(&registry, &new.name)
     });
     Ok(Json(made.await?))
 }
 
-pub(super) async fn remove(State(registry): State<Shared>, Named(name): Named) -> Done {
+pub(super) async fn remove(State(registry): State<Arc<Registry>>, Named(name): Named) -> Done {
     to_the_end(async move { verbs::remove(&registry, &name).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn status(
-    State(registry): State<Shared>,
+    State(registry): State<Arc<Registry>>,
     Named(name): Named,
     Params(slot): Params<Slot>,
 ) -> Answer<api::Status> {
@@ -119,7 +126,7 @@ pub(super) async fn status(
 }
 
 pub(super) async fn table(
-    State(registry): State<Shared>,
+    State(registry): State<Arc<Registry>>,
     Named(name): Named,
     Params(slot): Params<Slot>,
 ) -> Answer<api::Table> {
@@ -127,30 +134,37 @@ pub(super) async fn table(
 }
 
 pub(super) async fn load(
-    State(registry): State<Shared>,
+    State(Shared { registry, gates }): State<Shared>,
     Named(name): Named,
     Body(load): Body<api::Load>,
 ) -> Done {
-    beside(move || verbs::load(&registry, &name, &load.table)).await?;
+    let folder = folder(load.folder.as_deref())?;
+    let device = name.clone();
+    gates.loads.run(&name, move || verbs::load_from(&registry, &device, &load.table, &folder)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn clear(State(registry): State<Shared>, Named(name): Named) -> Done {
-    beside(move || verbs::clear(&registry, &name)).await?;
+pub(super) async fn clear(State(Shared { registry, gates }): State<Shared>, Named(name): Named) -> Done {
+    let device = name.clone();
+    gates.clears.run(&name, move || verbs::clear(&registry, &device)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn message(
-    State(registry): State<Shared>,
+    State(Shared { registry, gates }): State<Shared>,
     Named(name): Named,
     Body(message): Body<api::Message>,
 ) -> Answer<api::Answer> {
-    let answer = beside(move || verbs::message(&registry, &name, message.sector, &message.message)).await?;
-    Ok(Json(api::Answer { answer }))
+    let folder = folder(message.folder.as_deref())?;
+    let device = name.clone();
+    let answer = gates.messages.run(&name, move || {
+        verbs::message_from(&registry, &device, message.sector, &message.message, &folder)
+    });
+    Ok(Json(api::Answer { answer: answer.await? }))
 }
 
 pub(super) async fn suspend(
-    State(registry): State<Shared>,
+    State(registry): State<Arc<Registry>>,
     Named(name): Named,
     Body(how): Body<api::Suspend>,
 ) -> Done {
@@ -160,7 +174,7 @@ pub(super) async fn suspend(
 }
 
 pub(super) async fn resume(
-    State(registry): State<Shared>,
+    State(registry): State<Arc<Registry>>,
     Named(name): Named,
     Body(how): Body<api::Resume>,
 ) -> Done {
@@ -168,7 +182,7 @@ pub(super) async fn resume(
     while_asked(how.timeout_ms, verb).await
 }
 
-pub(super) async fn exports(State(registry): State<Shared>) -> Json<api::ExportList> {
+pub(super) async fn exports(State(registry): State<Arc<Registry>>) -> Json<api::ExportList> {
     Json(api::ExportList { exports: registry.exports() })
 }
 

@@ -7,6 +7,7 @@ pub mod api;
 mod error;
 #[doc(hidden)]
 pub mod fuzz;
+mod gates;
 mod handlers;
 mod openapi;
 mod routes;
@@ -14,6 +15,8 @@ mod schema;
 mod seats;
 pub mod server;
 pub mod socket;
+
+pub use gates::BLOCKING_MAX;
 
 use crate::registry::Registry;
 use axum::Router;
@@ -33,5 +36,5 @@ pub fn router(registry: Arc<Registry>) -> Router {
         .fallback(handlers::nowhere)
         .method_not_allowed_fallback(handlers::no_method)
         .layer(DefaultBodyLimit::max(BODY_MAX))
-        .with_state(registry)
+        .with_state(gates::Shared { registry, gates: gates::Gates::new() })
 }

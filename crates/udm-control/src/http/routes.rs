@@ -1,17 +1,13 @@
 //! The one list of routes: what is served is what `/openapi.json` says.
 
 use super::api;
+use super::gates::Shared;
 use super::handlers;
 use super::schema::Schema;
-use crate::registry::Registry;
 use axum::handler::Handler;
 use axum::http::Method;
 use axum::routing::{MethodFilter, MethodRouter, on};
 use serde_json::{Map, Value};
-use std::sync::Arc;
-
-/// What all handlers share.
-pub(super) type Shared = Arc<Registry>;
 
 /// Makes the schema of a body.
 pub(super) type SchemaOf = fn(&mut Map<String, Value>) -> Value;

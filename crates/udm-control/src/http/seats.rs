@@ -49,17 +49,19 @@ impl Seats {
     pub async fn room(&self) {
         loop {
             let left = self.left.notified();
-            {
-                let taken = self.taken();
-                if taken.len() < self.max {
-                    return;
-                }
-                if let Some(number) = quietest(&taken) {
-                    taken[&number].leave.notify_one();
-                }
+            if self.taken().len() < self.max {
+                return;
             }
+            self.part_with_one();
             left.await;
         }
+    }
+
+    /// Has a quiet connection leave, when there is one.
+    pub fn part_with_one(&self) -> bool {
+        let taken = self.taken();
+        let quiet = quietest(&taken);
+        quiet.inspect(|number| taken[number].leave.notify_one()).is_some()
     }
 
     /// A seat for a peer. There is room: see [`Seats::room`].

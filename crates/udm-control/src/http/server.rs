@@ -38,7 +38,7 @@ pub const BODY_TIME_MAX: Duration = Duration::from_secs(15);
 /// Descriptors kept back.
 const SPARE: usize = 4;
 
-/// How long to wait when there is no descriptor even so.
+/// How long to wait when there is no descriptor even so, and nobody to part with.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves `router` on `socket`, until the future is dropped.
@@ -56,7 +56,7 @@ pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
         {
             spare.push(file);
         }
-        let stream = accept(&listener, &mut spare).await;
+        let stream = accept(&listener, &mut spare, &seats).await;
         let (peer, allowed) = stream.peer_cred().map_or((0, false), |peer| {
             (peer.pid().unwrap_or(0), may_control(peer.uid(), rustix::process::geteuid().as_raw()))
         });
@@ -73,19 +73,19 @@ pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
     Ok(())
 }
 
-/// The next peer. Without a free descriptor it gets one of the spare ones.
-async fn accept(listener: &UnixListener, spare: &mut Vec<File>) -> UnixStream {
+/// The next peer. Without a free descriptor it gets one of the spare ones, and somebody who is quiet has to go.
+async fn accept(listener: &UnixListener, spare: &mut Vec<File>, seats: &Seats) -> UnixStream {
     loop {
-        match listener.accept().await {
+        let error = match listener.accept().await {
             Ok((stream, _)) => return stream,
-            Err(error) if spare.pop().is_some() => {
-                tracing::debug!(%error, "control socket: a spare descriptor is used");
-            }
-            Err(error) => {
-                // The waiting peer would wake us again at once.
-                tracing::warn!(%error, "control socket: accept");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
+            Err(error) => error,
+        };
+        let parted = seats.part_with_one();
+        if spare.pop().is_none() {
+            tracing::warn!(%error, "control socket: accept");
+            // The waiting peer would wake us again at once.
+            let pause = if parted { Duration::from_millis(1) } else { ACCEPT_PAUSE };
+            tokio::time::sleep(pause).await;
         }
     }
 }

@@ -2,12 +2,16 @@
 //!
 //! A table asks the file system what each of its paths leads to now ([`Opening`]). A message asks nobody, as long as it spells a name as the table
 //! did: what it means is in use, and must be found though the file system hangs ([`Known`]). In neither is the registry's lock held
-//! while the file system is asked.
+//! while the file system is asked: what is asked for is locked, and nothing else, so a hung file system holds up those who name something on
+//! it. Relative paths count from the folder of whoever wrote them ([`Folder`]).
 
+use super::alone::Taken;
 use super::opened::OPENED_MAJOR;
 use super::{Holds, Mapped, Registry};
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use udm_backends::Identity;
 use udm_core::{DevNo, Device, OpenError};
 use udm_targets::{DeviceRef, LookupError, Resolver};
 use udm_wire::uri::{self, DeviceUri, FileUri};
@@ -15,23 +19,75 @@ use udm_wire::uri::{self, DeviceUri, FileUri};
 const ENOENT: i32 = 2;
 const ENXIO: i32 = 6;
 const EBUSY: i32 = 16;
+const EINVAL: i32 = 22;
+
+/// From where relative paths count.
+#[derive(Debug, Clone, Default)]
+pub struct Folder(Option<PathBuf>);
+
+impl Folder {
+    /// From nowhere: relative paths are refused.
+    #[must_use]
+    pub fn none() -> Folder {
+        Folder(None)
+    }
+
+    /// From where this process runs; from nowhere when that is gone.
+    #[must_use]
+    pub fn own() -> Folder {
+        Folder(std::env::current_dir().ok())
+    }
+
+    /// From `path`.
+    ///
+    /// # Errors
+    /// When it is itself relative.
+    pub fn at(path: &Path) -> Result<Folder, &'static str> {
+        if path.is_absolute() {
+            Ok(Folder(Some(path.into())))
+        } else {
+            Err("folder: an absolute path is wanted")
+        }
+    }
+
+    /// What `word` names, seen from here.
+    fn resolve(&self, word: &str) -> Result<DeviceUri, LookupError> {
+        let uri = uri::parse(word).map_err(|e| lookup(EINVAL, e.to_string()))?;
+        match (uri, &self.0) {
+            (DeviceUri::File(file), Some(folder)) if file.path.is_relative() => {
+                // Without the dots of `./a`.
+                let path = folder.join(&file.path).components().collect();
+                Ok(DeviceUri::File(FileUri { path, ..file }))
+            }
+            (DeviceUri::File(file), None) if file.path.is_relative() => {
+                let path = file.path.display();
+                Err(lookup(
+                    EINVAL,
+                    format!("{path}: give an absolute path, or the folder that it counts from"),
+                ))
+            }
+            (uri, _) => Ok(uri),
+        }
+    }
+}
 
 /// Looks up the devices of one table, and opens those that are not open.
 pub(crate) struct Opening<'a> {
     registry: &'a Registry,
+    folder: &'a Folder,
     holds: Holds,
 }
 
-impl Opening<'_> {
+impl<'a> Opening<'a> {
     /// For a table that is to be built.
-    pub fn new(registry: &Registry) -> Opening<'_> {
-        Opening { registry, holds: HashMap::new() }
+    pub fn new(registry: &'a Registry, folder: &'a Folder) -> Opening<'a> {
+        Opening { registry, folder, holds: HashMap::new() }
     }
 }
 
 impl Resolver for Opening<'_> {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
-        let uri = parsed(word)?;
+        let uri = self.folder.resolve(word)?;
         if let Some(mapped) = self.registry.mapped(&uri, Some(&mut self.holds)) {
             return mapped;
         }
@@ -49,11 +105,13 @@ pub(crate) struct Known<'a> {
     pub registry: &'a Registry,
     /// The device that the message is for.
     pub mapped: &'a Mapped,
+    /// From where relative paths count.
+    pub folder: &'a Folder,
 }
 
 impl Resolver for Known<'_> {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
-        let uri = parsed(word)?;
+        let uri = self.folder.resolve(word)?;
         if let Some(mapped) = self.registry.mapped(&uri, None) {
             return mapped;
         }
@@ -66,8 +124,12 @@ impl Resolver for Known<'_> {
             DeviceUri::Number { .. } => None,
             uri => self.named(&uri.to_string()).or_else(|| self.named(&canonical(uri))),
         };
-        let errno = if matches!(uri, DeviceUri::Number { .. }) { ENXIO } else { ENOENT };
-        found.ok_or_else(|| lookup(errno, format!("no table uses {word}")))
+        found.ok_or_else(|| match &uri {
+            DeviceUri::Number { .. } => unknown(&uri),
+            DeviceUri::File(file) if !file.path.exists() => lookup(ENOENT, file.path.display().to_string()),
+            // There is such a device, and the kernel says so of one that is in no path: EINVAL.
+            _ => lookup(EINVAL, "no table uses it".into()),
+        })
     }
 }
 
@@ -87,11 +149,16 @@ impl Known<'_> {
 impl Registry {
     /// What `uri` leads to now, opened if it is not open. May block for as long as the file system does.
     fn open(&self, uri: &DeviceUri) -> Result<DeviceRef, LookupError> {
+        let written = uri.to_string();
+        let _alone = self.alone(format!("name {written}"), &written)?;
         let name = canonical(uri);
         let identity = self.backends.look(uri).map_err(refused)?;
+        // Other names of the same disk lead here, too. Always in this order, so that nobody waits in a circle.
+        let same = if identity == Identity::Inside { name.clone() } else { format!("{identity:?}") };
+        let _same = self.alone(format!("disk {same}"), &written)?;
         let open = {
             let mut state = self.state();
-            state.opened.spell(uri.to_string(), &name);
+            state.opened.spell(written, &name);
             state.opened.get(&name, identity)
         };
         if let Some(found) = open {
@@ -101,6 +168,12 @@ impl Registry {
         let numbered = self.state().opened.put(&name, opened.identity, opened.device);
         let found = numbered.ok_or_else(|| lookup(EBUSY, "all device numbers are taken".into()))?;
         Ok(known(name, found))
+    }
+
+    fn alone(&self, name: String, written: &str) -> Result<Taken<'_>, LookupError> {
+        let hung =
+            || lookup(EBUSY, format!("{written}: another load waits for it to open: does its storage hang?"));
+        self.opening.take(name).ok_or_else(hung)
     }
 
     /// The device of a number, which means what it meant when it was given, or nothing.
@@ -113,7 +186,9 @@ impl Registry {
             (name, was, state.opened.device(minor))
         };
         let uri = uri::parse(&name).map_err(|_| unknown(&number))?;
+        let alone = self.alone(format!("name {name}"), &name)?;
         let now = self.backends.look(&uri);
+        drop(alone);
         if let Some(found) = open {
             // Open, whatever its name has come to mean. The look was for its size.
             return Ok(known(name, found));
@@ -149,11 +224,6 @@ fn refused(OpenError { errno, mut text }: OpenError) -> LookupError {
     lookup(errno, text)
 }
 
-fn parsed(word: &str) -> Result<DeviceUri, LookupError> {
-    // A word that is no URI names nothing.
-    uri::parse(word).map_err(|e| lookup(ENOENT, e.to_string()))
-}
-
 /// The word under which a device is known: a file goes by its real path, so that links and `..` lead to the same device. Asks the file system.
 fn canonical(uri: &DeviceUri) -> String {
     match uri {
@@ -162,5 +232,33 @@ fn canonical(uri: &DeviceUri) -> String {
             DeviceUri::File(FileUri { path, ..file.clone() }).to_string()
         }
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relative_paths_count_from_the_folder() {
+        let folder = Folder::at(Path::new("/srv/disks")).unwrap();
+        let said = |folder: &Folder, word: &str| folder.resolve(word).map(|uri| uri.to_string());
+        assert_eq!(said(&folder, "a.img").unwrap(), "/srv/disks/a.img");
+        assert_eq!(said(&folder, "./../a.img").unwrap(), "/srv/disks/../a.img");
+        assert_eq!(said(&folder, "file:a%20b?direct=on").unwrap(), "file:/srv/disks/a%20b?direct=on");
+        for word in ["/dev/sda", "mem:1M", "@a", "253:1"] {
+            assert_eq!(said(&folder, word).unwrap(), word);
+            assert_eq!(said(&Folder::none(), word).unwrap(), word);
+        }
+        assert_eq!(said(&Folder::none(), "./a.img").unwrap_err().errno, EINVAL);
+        assert!(Folder::at(Path::new("srv")).is_err());
+    }
+
+    #[test]
+    fn a_malformed_word_is_invalid_and_says_why() {
+        for word in ["mem:", "null:size=x", "what:ever", "@a/b"] {
+            let error = Folder::own().resolve(word).unwrap_err();
+            assert!(error.errno == EINVAL && !error.reason.is_empty(), "{word}: {error:?}");
+        }
     }
 }

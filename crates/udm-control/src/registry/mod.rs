@@ -1,19 +1,21 @@
 //! All devices of a process: those that tables opened, by URI, and the mapped ones, by name.
 //!
 //! Contract: the same name of the same disk is the same device with the same number ([`opened`]); the places of mapped devices are [`places`]'. The
-//! registry's lock is held for look-ups only, never while the file system is asked ([`lookup`]) or a table built, so that a slow backend delays
-//! whoever asked for it and nobody else. No lane ever sees it.
+//! registry's lock is held for moments, never while the file system is asked, a device opened or a table built ([`lookup`]). No lane ever sees it.
 
+mod alone;
 mod lookup;
 mod opened;
 mod places;
 
+pub use lookup::Folder;
 pub(crate) use lookup::{Known, Opening};
 pub use opened::OPENED_MAJOR;
 pub use places::Mapped;
 
 use crate::exports::Exporter;
 use crate::http::api;
+use alone::Alone;
 use lookup::lookup;
 use opened::Opened;
 use places::{Hold, Places};
@@ -38,6 +40,7 @@ pub struct Registry {
     core_count: usize,
     backends: Backends,
     state: Mutex<State>,
+    opening: Alone,
     linking: Mutex<()>,
     exporter: OnceLock<Exporter>,
 }
@@ -56,6 +59,7 @@ impl Registry {
             core_count,
             backends: Backends::default(),
             state: Mutex::default(),
+            opening: Alone::default(),
             linking: Mutex::default(),
             exporter: OnceLock::new(),
         })

@@ -6,16 +6,17 @@
 use super::call_off::{CallOff, Waiting, interrupted};
 use super::{hold, show, tables};
 use crate::error::VerbError;
-use crate::registry::{Mapped, Registry};
+use crate::registry::{Folder, Mapped, Registry};
 use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
 use udm_core::Device;
 use udm_targets::{Change, TargetError, Wake};
 
+const ENXIO: i32 = 6;
 const EBUSY: i32 = 16;
 
 /// Makes a device. With a table it is loaded and resumed, and when that fails the device is gone again, as with dmsetup; without one it has none.
-/// Building the table may block on what it opens.
+/// Relative paths in the table count from our own folder; building it may block on what it opens.
 ///
 /// # Errors
 /// EINVAL for a bad name, EBUSY for one that is taken, the table's own otherwise.
@@ -25,9 +26,23 @@ pub async fn create(
     uuid: Option<&str>,
     table: Option<&str>,
 ) -> Result<(), VerbError> {
+    create_from(registry, name, uuid, table, &Folder::own()).await
+}
+
+/// As [`create`], with paths from another folder.
+///
+/// # Errors
+/// As [`create`].
+pub async fn create_from(
+    registry: &Arc<Registry>,
+    name: &str,
+    uuid: Option<&str>,
+    table: Option<&str>,
+    folder: &Folder,
+) -> Result<(), VerbError> {
     let made = registry.make(name, uuid).map_err(|e| VerbError::new(name, e))?;
     if let Some(table) = table {
-        tables::load_into(registry, &made.mapped, name, table)?;
+        tables::load_into(registry, &made.mapped, name, table, folder)?;
         resume_one(registry, &made.mapped).await.map_err(|e| VerbError::new(name, e))?;
     }
     export(registry, &made.mapped)?;
@@ -151,7 +166,7 @@ async fn resume_one(registry: &Registry, mapped: &Mapped) -> Result<(), TargetEr
 /// A change of a device that others may change too: one after the other.
 async fn in_turn(
     registry: &Registry,
-    mapped: &Mapped,
+    mapped: &Arc<Mapped>,
     who: Waiting,
     off: &CallOff,
     begin: impl FnOnce(Wake) -> Result<Change, TargetError>,
@@ -162,6 +177,9 @@ async fn in_turn(
         why = off.called() => return Err(why),
         turn = mapped.changing.lock() => turn,
     };
+    if !registry.is_there(mapped) {
+        return Err(TargetError::errno(ENXIO).because("it has been removed meanwhile"));
+    }
     let lane = hold::lane_for_change(registry, &mapped.device).await;
     let (done, mut change) = step(registry, off, begin).await?;
     drop((turn, entered, lane));

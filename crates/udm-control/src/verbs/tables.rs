@@ -2,7 +2,7 @@
 
 use super::hold;
 use crate::error::{Place, VerbError};
-use crate::registry::{Known, Mapped, Opening, Registry};
+use crate::registry::{Folder, Known, Mapped, Opening, Registry};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::Ack;
@@ -24,13 +24,21 @@ const ENXIO: i32 = 6;
 const E2BIG: i32 = 7;
 const ETIMEDOUT: i32 = 110;
 
-/// Loads `text` into the inactive slot of `name`. May block on what the table opens.
+/// Loads `text` into the inactive slot of `name`; relative paths count from our own folder. May block on what the table opens.
 ///
 /// # Errors
 /// ENXIO when there is no such device; the table's own otherwise, with the place to blame.
 pub fn load(registry: &Registry, name: &str, text: &str) -> Result<(), VerbError> {
+    load_from(registry, name, text, &Folder::own())
+}
+
+/// As [`load`], with paths from another folder.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_from(registry: &Registry, name: &str, text: &str, folder: &Folder) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
-    load_into(registry, &mapped, name, text)
+    load_into(registry, &mapped, name, text, folder)
 }
 
 /// The table of a device `name` that is all of `word`, a device. Opens it for a moment, and may block on that.
@@ -38,7 +46,7 @@ pub fn load(registry: &Registry, name: &str, text: &str) -> Result<(), VerbError
 /// # Errors
 /// What is wrong with the word or with its device.
 pub fn whole(registry: &Registry, name: &str, word: &str) -> Result<String, VerbError> {
-    let found = Opening::new(registry).get(word).map_err(|e| {
+    let found = Opening::new(registry, &Folder::own()).get(word).map_err(|e| {
         let reason = if e.reason.is_empty() { word.to_owned() } else { e.reason };
         VerbError::new(name, TargetError::errno(e.errno).because(reason))
     })?;
@@ -51,6 +59,7 @@ pub(super) fn load_into(
     mapped: &Arc<Mapped>,
     name: &str,
     text: &str,
+    folder: &Folder,
 ) -> Result<(), VerbError> {
     if text.len() > TABLE_MAX {
         let error = TargetError::errno(E2BIG).because(format!("the table is longer than {TABLE_MAX} bytes"));
@@ -62,7 +71,8 @@ pub(super) fn load_into(
         VerbError::new(name, error).at(place)
     };
     // Loads do not wait for each other: the file system may hang under one.
-    let table = Table::build(&lines, &mut Opening::new(registry), registry.core_count()).map_err(refused)?;
+    let mut opening = Opening::new(registry, folder);
+    let table = Table::build(&lines, &mut opening, registry.core_count()).map_err(refused)?;
     // What is replaced, or refused, is dropped behind the lock: dropping a table closes devices.
     let _given = Arc::clone(&table);
     let _replaced;
@@ -85,11 +95,26 @@ pub fn clear(registry: &Registry, name: &str) -> Result<(), VerbError> {
     Ok(())
 }
 
-/// Sends a message to the target at `sector`, and gives back its answer when the message is done: what the cores have to do for it, they have done. May block for that.
+/// Sends a message to the target at `sector`, and gives back its answer when the message is done: what the cores have to do for it, they have done. Relative paths
+/// count from our own folder. May block for the cores, and on a path that no table wrote so.
 ///
 /// # Errors
-/// ENXIO when there is no such device; EBUSY while it is suspended, EINVAL for what the target does not know; ETIMEDOUT when the cores do not get it done.
+/// ENXIO when there is no such device; EINVAL for what the target does not know; ETIMEDOUT when the cores do not get it done; the target's own otherwise.
 pub fn message(registry: &Registry, name: &str, sector: u64, text: &str) -> Result<String, VerbError> {
+    message_from(registry, name, sector, text, &Folder::own())
+}
+
+/// As [`message`], with paths from another folder.
+///
+/// # Errors
+/// As [`message`].
+pub fn message_from(
+    registry: &Registry,
+    name: &str,
+    sector: u64,
+    text: &str,
+    folder: &Folder,
+) -> Result<String, VerbError> {
     let mapped = registry.find(name)?;
     if text.len() > MESSAGE_MAX {
         let error =
@@ -97,7 +122,7 @@ pub fn message(registry: &Registry, name: &str, sector: u64, text: &str) -> Resu
         return Err(VerbError::new(name, error));
     }
     let words = words::words(text);
-    let known = &mut Known { registry, mapped: &mapped };
+    let known = &mut Known { registry, mapped: &mapped, folder };
     let sent = mapped.device.send(sector, &words, known, registry.cores());
     let done = sent.and_then(|(answer, pending)| match pending {
         Some(pending) => finish(registry, &mapped, &pending).map(|()| answer),

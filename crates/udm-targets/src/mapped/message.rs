@@ -7,7 +7,7 @@ use crate::pending::Pending;
 use crate::target::Resolver;
 use udm_core::{Cores, Device, LaneCommand, Sector};
 
-/// EBUSY: what the kernel answers while a device is suspended.
+/// EBUSY: what some targets answer while their device is suspended.
 const EBUSY: i32 = 16;
 
 impl MappedDevice {
@@ -52,7 +52,7 @@ impl MappedDevice {
         let Some((line, target)) = target else {
             return Err(TargetError::new("Target message sector outside device."));
         };
-        if self.is_suspended() {
+        if target.refuses_messages_while_suspended() && self.is_suspended() {
             return Err(TargetError::errno(EBUSY).because("the device is suspended"));
         }
         let answer = target.message(words, resolver).map_err(|e| TargetError { line: Some(line), ..e })?;

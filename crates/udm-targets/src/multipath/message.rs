@@ -1,7 +1,6 @@
 //! Messages: what `dmsetup message` can do to a multipath device (spec D.4).
 //!
-//! The mapped device refuses messages while it is suspended, and has every lane polled after one, so that bios that are held
-//! look again.
+//! The mapped device has every lane polled after one, so that bios that are held look again.
 
 use super::Multipath;
 use super::journal::Why;
@@ -17,17 +16,23 @@ fn refused(text: impl std::fmt::Display) -> TargetError {
 
 impl Multipath {
     pub(super) fn act(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<(), TargetError> {
+        let verb = words.first().map_or_else(String::new, |w| w.to_ascii_lowercase());
+        // Looked up first: who names a path on storage that hangs keeps nobody else from failing that path.
+        let number = match (verb.as_str(), words) {
+            ("fail_path" | "reinstate_path", [_, device]) => Some(self.device(device, resolver)?),
+            _ => None,
+        };
         // One message at a time: reinstatements are counted without a race. Lanes fail paths meanwhile and need no lock for it.
         let _one = self.messages.lock().unwrap_or_else(|e| e.into_inner());
-        let verb = words.first().map_or_else(String::new, |w| w.to_ascii_lowercase());
+        if let (Some(number), Some(word)) = (number, words.last()) {
+            return self.paths_do(number, word, verb == "fail_path");
+        }
         match (verb.as_str(), words) {
             ("queue_if_no_path", [_]) => self.queue(true),
             ("fail_if_no_path", [_]) => self.queue(false),
             ("disable_group", [_, group]) => self.shared.bypass(self.group(group, "bypass_pg")?, true),
             ("enable_group", [_, group]) => self.shared.bypass(self.group(group, "bypass_pg")?, false),
             ("switch_group", [_, group]) => self.shared.switch(self.group(group, "switch_pg_num")?),
-            ("fail_path", [_, device]) => return self.paths_do(device, resolver, true),
-            ("reinstate_path", [_, device]) => return self.paths_do(device, resolver, false),
             (_, [word, _]) => {
                 return Err(refused(format!("Unrecognised multipath message received: {word}")));
             }
@@ -61,9 +66,8 @@ impl Multipath {
             .ok_or_else(|| refused(format!("invalid PG number supplied to {who}")).at(1))
     }
 
-    /// Fails or reinstates every path over the device that `word` names. One event, if any path changed.
-    fn paths_do(&self, word: &str, resolver: &mut dyn Resolver, fail: bool) -> Result<(), TargetError> {
-        let number = self.device(word, resolver)?;
+    /// Fails or reinstates every path over device `number`, which the message calls `word`. One event, if any path changed.
+    fn paths_do(&self, number: DevNo, word: &str, fail: bool) -> Result<(), TargetError> {
         let mut found = false;
         let mut changed = false;
         for (path, _) in self.paths().enumerate().filter(|(_, (_, d))| d.number == number) {

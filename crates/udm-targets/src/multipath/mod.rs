@@ -153,6 +153,10 @@ impl Target for Multipath {
         self.act(words, resolver).map(|()| String::new())
     }
 
+    fn refuses_messages_while_suspended(&self) -> bool {
+        true
+    }
+
     fn path_reports(&self) -> Vec<PathReport> {
         self.reports()
     }

@@ -40,8 +40,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     descriptors::raise();
     let control = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // For loads only, which wait for each other anyway.
-        .max_blocking_threads(8)
+        .max_blocking_threads(http::BLOCKING_MAX)
         .build()
         .context("serve: control thread")?;
     let done = control.block_on(serve(args));

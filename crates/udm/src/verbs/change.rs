@@ -18,6 +18,11 @@ fn table_text(table: Option<&str>, file: Option<&Path>) -> Result<String> {
     }
 }
 
+/// The folder from which relative paths count: ours. A server refuses them when we can't say.
+fn folder() -> Option<String> {
+    std::env::current_dir().ok()?.into_os_string().into_string().ok()
+}
+
 /// The table in `file`.
 pub fn read_table(file: &Path) -> Result<String> {
     let name = file.display().to_string();
@@ -39,7 +44,7 @@ pub fn create(args: &CreateArgs) -> Result<()> {
         true => None,
         false => Some(table_text(args.table.as_deref(), args.file.as_deref())?),
     };
-    let new = api::Create { name: args.name.clone(), uuid: args.uuid.clone(), table };
+    let new = api::Create { name: args.name.clone(), uuid: args.uuid.clone(), table, folder: folder() };
     let made = args.talk.client()?.post::<api::Device>("/v1/devices", &new);
     let made = made.map_err(|e| explain(e, new.table.as_deref()))?;
     if args.print.json { say_json(&made) } else { Ok(()) }
@@ -47,7 +52,7 @@ pub fn create(args: &CreateArgs) -> Result<()> {
 
 pub fn load(args: &LoadArgs) -> Result<()> {
     let table = table_text(args.table.as_deref(), args.file.as_deref())?;
-    let body = api::Load { table };
+    let body = api::Load { table, folder: folder() };
     let done = args.talk.client()?.put::<()>(&device_path(&args.name, "/table"), &body);
     done.map_err(|e| explain(e, Some(&body.table)))
 }
@@ -81,7 +86,7 @@ pub fn resume(args: &ResumeArgs) -> Result<()> {
 }
 
 pub fn message(args: &MessageArgs) -> Result<()> {
-    let message = api::Message { sector: args.sector, message: args.message.join(" ") };
+    let message = api::Message { sector: args.sector, message: args.message.join(" "), folder: folder() };
     let answer = args.talk.client()?.post::<api::Answer>(&device_path(&args.name, "/message"), &message);
     let answer = answer.map_err(|e| explain(e, None))?;
     match (args.print.json, answer.answer.as_str()) {

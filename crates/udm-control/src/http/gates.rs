@@ -1,0 +1,119 @@
+//! How many requests may wait for storage at a time.
+//!
+//! Contract: verbs that may block run on threads beside the control thread, as many of a kind as its gate lets through; those behind it wait for a while and are then
+//! refused with EBUSY. Kinds do not wait for each other: loads that hang on their storage keep no message from failing the path that hangs.
+
+use super::error::Refusal;
+use crate::error::VerbError;
+use axum::extract::FromRef;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use udm_targets::TargetError;
+
+/// Threads for verbs that may block, over all kinds.
+pub const BLOCKING_MAX: usize = LOADS_MAX + MESSAGES_MAX + CLEARS_MAX;
+
+const LOADS_MAX: usize = 32;
+const MESSAGES_MAX: usize = 16;
+const CLEARS_MAX: usize = 8;
+
+/// How many more of a kind may wait at its gate.
+const WAITING_MAX: usize = 32;
+
+/// How long they wait: longer than loads wait for one another.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// The gates of one server.
+pub(super) struct Gates {
+    /// Creates and loads: they open devices.
+    pub loads: Gate,
+    /// Messages: they may name a path.
+    pub messages: Gate,
+    /// What closes devices.
+    pub clears: Gate,
+}
+
+/// The gate of one kind of verb.
+pub(super) struct Gate {
+    what: &'static str,
+    places: Arc<Semaphore>,
+    waiting: Semaphore,
+}
+
+impl Gates {
+    /// All open.
+    pub fn new() -> Arc<Gates> {
+        Arc::new(Gates {
+            loads: Gate::new("creates and loads", LOADS_MAX),
+            messages: Gate::new("messages", MESSAGES_MAX),
+            clears: Gate::new("clears", CLEARS_MAX),
+        })
+    }
+}
+
+impl Gate {
+    fn new(what: &'static str, max: usize) -> Gate {
+        Gate { what, places: Arc::new(Semaphore::new(max)), waiting: Semaphore::new(WAITING_MAX) }
+    }
+
+    async fn enter(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
+            return Some(place);
+        }
+        let _waiting = self.waiting.try_acquire().ok()?;
+        let place = tokio::time::timeout(WAIT_MAX, Arc::clone(&self.places).acquire_owned()).await;
+        place.ok()?.ok()
+    }
+
+    /// Runs `verb`, about the device `name`, on a thread where it may block. It comes to its end even when the client is gone.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        name: &str,
+        verb: impl FnOnce() -> Result<T, VerbError> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let Some(place) = self.enter().await else {
+            let why = format!("too many {} wait for their storage: try again when it answers", self.what);
+            return Err(VerbError::new(name, TargetError::errno(16).because(why)).into());
+        };
+        let done = tokio::task::spawn_blocking(move || {
+            let done = verb();
+            drop(place);
+            done
+        });
+        super::handlers::finished(done.await)
+    }
+}
+
+/// What handlers share.
+#[derive(Clone)]
+pub(super) struct Shared {
+    /// The devices.
+    pub registry: Arc<crate::registry::Registry>,
+    /// The gates.
+    pub gates: Arc<Gates>,
+}
+
+impl FromRef<Shared> for Arc<crate::registry::Registry> {
+    fn from_ref(shared: &Shared) -> Self {
+        Arc::clone(&shared.registry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_so_many_wait() {
+        let gate = Gate::new("loads", 1);
+        let place = gate.enter().await.unwrap();
+        let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| Box::pin(gate.enter())).collect();
+        for one in &mut waiting {
+            assert!(tokio::time::timeout(Duration::from_millis(1), one).await.is_err());
+        }
+        assert!(gate.enter().await.is_none(), "refused at once");
+        drop(place);
+        assert!(waiting.remove(0).await.is_some());
+    }
+}

@@ -1,0 +1,69 @@
+//! One at a time, for each name: two loads that name one device at the same time open it once, and loads of other devices do not wait for them.
+
+use std::collections::HashSet;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long somebody waits for another one: storage that answers at all does so by then.
+const WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// The names that somebody has to himself.
+#[derive(Default)]
+pub(super) struct Alone {
+    names: Mutex<HashSet<String>>,
+    freed: Condvar,
+}
+
+/// A name that is ours, until it is dropped.
+pub(super) struct Taken<'a> {
+    alone: &'a Alone,
+    name: String,
+}
+
+impl Alone {
+    fn names(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes `name`, once nobody else has it. `None` when that takes too long.
+    pub fn take(&self, name: String) -> Option<Taken<'_>> {
+        let until = Instant::now() + WAIT_MAX;
+        let mut names = self.names();
+        while names.contains(&name) {
+            let left = until.checked_duration_since(Instant::now())?;
+            names = self.freed.wait_timeout(names, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        names.insert(name.clone());
+        Some(Taken { alone: self, name })
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.alone.names().remove(&self.name);
+        self.alone.freed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn one_at_a_time_for_each_name() {
+        let (alone, inside) = (Alone::default(), AtomicUsize::new(0));
+        let _other = alone.take("other".into()).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        let _taken = alone.take("x".into()).unwrap();
+                        assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0);
+                        inside.fetch_sub(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+    }
+}
