@@ -83,13 +83,13 @@ impl Default for ServerOptions {
     }
 }
 
-/// Descriptors that the server leaves to the rest of the program: the control socket, the files of devices.
+/// Descriptors that the server leaves to the rest of the program, the control socket and the files of devices; but a quarter at the most.
 const DESCRIPTORS_LEFT: usize = 128;
 
 impl ServerOptions {
     /// The same with no more connections than `descriptors` are enough for.
     fn within(mut self, descriptors: usize) -> ServerOptions {
-        let room = descriptors.saturating_sub(DESCRIPTORS_LEFT).max(4);
+        let room = (descriptors - DESCRIPTORS_LEFT.min(descriptors / 4)).max(4);
         // For a moment there may be twice as many in the handshake.
         self.handshakes_max = self.handshakes_max.min(room / 8).max(1);
         self.connections_max = self.connections_max.min(room - 2 * self.handshakes_max).max(1);
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn few_descriptors_mean_few_connections() {
         for (descriptors, handshakes, connections) in
-            [(0, 1, 2), (256, 16, 96), (1024, 112, 672), (1 << 20, 256, 1024)]
+            [(0, 1, 2), (100, 9, 57), (1024, 112, 672), (1 << 20, 256, 1024)]
         {
             let options = ServerOptions::default().within(descriptors);
             assert_eq!(
