@@ -1,11 +1,12 @@
 //! The data-path half of a file: requests to operations of the ring, and back.
 //!
 //! A request is one operation in nearly all cases; a table of slots holds those under way, whose keys are the ring's tags. What the table has
-//! no room for waits. See [`super::slot::Step`] for the rarer ways, and [`super::outcome`] for what follows an operation.
+//! no room for waits. See [`Step`] for the rarer ways, and [`super::outcome`] for what follows an operation.
 
 use super::disk::Disk;
+use super::flush::{FLUSH, Flushes};
 use super::outcome::Next;
-use super::slot::{Shared, Slot};
+use super::slot::{Shared, Slot, Step};
 use super::{Direct, MAX_SECTORS};
 use slab::Slab;
 use std::collections::VecDeque;
@@ -31,6 +32,7 @@ pub(super) struct FileLane {
     pub(super) shared: Shared,
     pub(super) slots: Slab<Slot>,
     waiting: VecDeque<Box<Bio>>,
+    pub(super) flushes: Flushes,
     /// Requests whose sync succeeded, and is not believed yet.
     pub(super) held: Vec<(usize, Next)>,
     /// Those that are being looked at again.
@@ -55,6 +57,7 @@ impl FileLane {
             shared,
             slots: Slab::new(),
             waiting: VecDeque::new(),
+            flushes: Flushes::default(),
             held: Vec::new(),
             looked: Vec::new(),
             ready: Batch::new(),
@@ -99,8 +102,11 @@ impl FileLane {
     /// Gives the ring the operation that a request's step asks for.
     pub(super) fn go_on(&mut self, key: usize, memory: Segments) {
         let slot = &mut self.slots[key];
+        if matches!(slot.step, Step::Flush | Step::FlushAfter) {
+            return self.flush(key);
+        }
         let op = slot.operation(memory, &mut self.shared);
-        let is_sync = matches!(op, RingOp::Fsync { .. } | RingOp::Write { dsync: true, .. });
+        let is_sync = matches!(op, RingOp::Write { dsync: true, .. });
         // A sync that is asked anew, because of EINTR, has its ticket.
         if is_sync && self.shared.disk.direct.is_none() && slot.ticket.is_none() {
             slot.ticket = Some(self.shared.disk.syncs.begin());
@@ -116,6 +122,9 @@ impl FileLane {
     }
 
     pub(super) fn operation_done(&mut self, done: Done, cx: &mut Cx<'_>) {
+        if done.tag == FLUSH {
+            return self.flushed(done.result);
+        }
         let key = done.tag as usize;
         let next = match done.result {
             Ok(bytes) => self.succeeded(key, u64::from(bytes), done.data, cx),
@@ -125,7 +134,7 @@ impl FileLane {
     }
 
     /// Does what comes next, unless that stands on a sync that can't be believed yet.
-    fn follow(&mut self, key: usize, next: Next) {
+    pub(super) fn follow(&mut self, key: usize, next: Next) {
         let slot = &mut self.slots[key];
         let next = match (slot.barrier, &next) {
             (Some(barrier), Next::End(Status::Ok) | Next::Synced) => {
@@ -199,13 +208,8 @@ impl Lane for FileLane {
 }
 
 impl Drop for FileLane {
-    /// A lane is let go when nothing is under way. Should that ever not be so, nobody will learn how its syncs ended, and they count as
-    /// failed.
+    /// A lane is let go when nothing is under way. Should that ever not be so, the disk must not go on as if all were well.
     fn drop(&mut self) {
-        for (_, slot) in &mut self.slots {
-            if let Some(ticket) = slot.ticket.take() {
-                self.shared.disk.syncs.fail(&ticket);
-            }
-        }
+        self.abandon_syncs();
     }
 }

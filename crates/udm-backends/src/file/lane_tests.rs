@@ -14,8 +14,8 @@ use udm_runtime::{Done, LocalCore, Ring};
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
-/// Gives an errno, or lets the kernel's answer stand.
-type Fault<'a> = Box<dyn FnMut(&Slot) -> Option<i32> + 'a>;
+/// Gives an errno, or lets the kernel's answer stand, for an operation of a request or, without one, a flush.
+type Fault<'a> = Box<dyn FnMut(Option<&Slot>) -> Option<i32> + 'a>;
 
 /// A lane and what becomes of its operations.
 struct Faulty<'a> {
@@ -25,7 +25,7 @@ struct Faulty<'a> {
 }
 
 impl<'a> Faulty<'a> {
-    fn over(file: &File, fault: impl FnMut(&Slot) -> Option<i32> + 'a) -> Faulty<'a> {
+    fn over(file: &File, fault: impl FnMut(Option<&Slot>) -> Option<i32> + 'a) -> Faulty<'a> {
         let mut core = core();
         let client = core.turn(|cx| Ring::of(cx).unwrap().client());
         let lane = FileLane::new(client, &file.disk, &file.fd, file.limits());
@@ -45,7 +45,7 @@ impl<'a> Faulty<'a> {
             let mut finished = Vec::new();
             self.lane.client.take(&mut finished);
             for op in finished {
-                let fault = (self.fault)(&self.lane.slots[op.tag as usize]);
+                let fault = (self.fault)(self.lane.slots.get(op.tag as usize));
                 let result = fault.map_or(op.result, Err);
                 self.lane.operation_done(Done { result, ..op }, cx);
             }
@@ -81,6 +81,10 @@ fn plain() -> BioFlags {
     BioFlags::empty()
 }
 
+fn is_at(slot: Option<&Slot>, step: Step) -> bool {
+    slot.is_some_and(|slot| slot.step == step)
+}
+
 /// EIO blames the path when nothing else can be read, nobody when the second try works, and the medium when it does not.
 #[test]
 fn eio_asks_another_block_and_tries_once_more() {
@@ -93,7 +97,8 @@ fn eio_asks_another_block_and_tries_once_more() {
         rustix::fs::fadvise(file.as_file(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
         let file = open(file.path(), direct, false).unwrap();
         for op in [Op::Read, Op::Write] {
-            let main = |slot: &Slot| matches!(slot.step, Step::Data | Step::Bounce);
+            let main =
+                |slot: Option<&Slot>| slot.is_some_and(|s| matches!(s.step, Step::Data | Step::Bounce));
             let mut tries = 0;
             let mut disk = Faulty::over(&file, |slot| {
                 tries += i32::from(main(slot));
@@ -103,7 +108,7 @@ fn eio_asks_another_block_and_tries_once_more() {
             let mut disk = Faulty::over(&file, |slot| main(slot).then_some(EIO));
             assert_eq!(disk.run(op, plain(), 3), Status::Medium);
             let mut disk = Faulty::over(&file, |slot| {
-                let probe = slot.step == Step::Probe;
+                let probe = is_at(slot, Step::Probe);
                 (probe || main(slot)).then_some(EIO)
             });
             assert_eq!(disk.run(op, plain(), 3), Status::IoErr);
@@ -119,9 +124,9 @@ fn a_block_from_the_page_cache_clears_no_path() {
     let file = open(file.path(), false, false).unwrap();
     let (mut cached, mut probes) = (0, 0);
     let mut disk = Faulty::over(&file, |slot| {
-        cached += i32::from(slot.step == Step::Cached);
-        probes += i32::from(slot.step == Step::Probe);
-        matches!(slot.step, Step::Data).then_some(EIO)
+        cached += i32::from(is_at(slot, Step::Cached));
+        probes += i32::from(is_at(slot, Step::Probe));
+        is_at(slot, Step::Data).then_some(EIO)
     });
     assert_eq!(disk.run(Op::Read, plain(), 3), Status::IoErr);
     drop(disk);
@@ -163,8 +168,7 @@ fn a_failed_flush_is_for_good_on_every_core_and_name() {
     let named = |name: &str| disks.open(&uri(&path(name))).unwrap().1;
     let (a, b) = (named("a"), named("b"));
     let mut first = true;
-    let mut failing =
-        Faulty::over(&a, |slot| (slot.step == Step::Flush && std::mem::take(&mut first)).then_some(EIO));
+    let mut failing = Faulty::over(&a, |slot| (slot.is_none() && std::mem::take(&mut first)).then_some(EIO));
     let mut other = Faulty::over(&b, |_| None);
     assert_eq!(other.run(Op::Flush, plain(), 0), Status::Ok);
     assert_eq!(failing.run(Op::Write, plain(), 0), Status::Ok);
@@ -189,16 +193,16 @@ fn a_failed_flush_is_for_good_on_every_core_and_name() {
 /// A write with FUA that fails is either a write that failed, which concerns nobody else, or a sync.
 #[test]
 fn a_failed_fua_write_is_a_failed_sync_only_when_the_write_works() {
-    let is_fua = |slot: &Slot| slot.step == Step::Data && slot.is_fua() && !slot.doubted;
+    let is_fua = |slot: Option<&Slot>| is_at(slot, Step::Data) && slot.is_some_and(|s| s.is_fua());
+    let is_sync = |slot: Option<&Slot>| is_fua(slot) && slot.is_some_and(|s| !s.doubted);
     for errno in [EIO, ENOSPC] {
         let file = file_of(65536, 1);
         let file = open(file.path(), false, false).unwrap();
-        let mut disk =
-            Faulty::over(&file, |slot| (slot.step == Step::Data && slot.is_fua()).then_some(errno));
+        let mut disk = Faulty::over(&file, |slot| is_fua(slot).then_some(errno));
         let status = disk.run(Op::Write, BioFlags::FUA, 0);
         assert!(status != Status::Ok && (errno != ENOSPC || status == Status::NoSpace), "{status}");
         assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Ok, "no sync has failed");
-        let mut disk = Faulty::over(&file, |slot| is_fua(slot).then_some(errno));
+        let mut disk = Faulty::over(&file, |slot| is_sync(slot).then_some(errno));
         assert_eq!(disk.run(Op::Write, BioFlags::FUA, 0), Status::Medium);
         assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Medium);
     }
@@ -223,6 +227,33 @@ fn a_flush_that_overlaps_a_failed_one_is_not_believed() {
         }
         let want = if fails { Status::Medium } else { Status::Ok };
         assert_eq!((slow.end().status, quick.end().status), (want, want));
+    }
+}
+
+/// Flushes that come while one is under way are one flush behind it.
+#[test]
+fn flushes_are_put_together() {
+    let file = file_of(65536, 1);
+    let file = open(file.path(), false, false).unwrap();
+    let count = std::cell::Cell::new(0);
+    let mut disk = Faulty::over(&file, |slot| {
+        count.set(count.get() + i32::from(slot.is_none()));
+        None
+    });
+    for _ in 0..10 {
+        disk.submit(bare(Op::Flush, 0, 0));
+    }
+    let mut ended = 0;
+    while ended < 10 {
+        disk.core.park();
+        for bio in disk.step() {
+            assert_eq!(bio.status, Status::Ok);
+            ended += 1;
+        }
+    }
+    assert_eq!(count.get(), 2, "the first, and the others");
+    for op in [Op::Write, Op::WriteZeroes, Op::Discard] {
+        assert_eq!(disk.run(op, BioFlags::PREFLUSH | BioFlags::FUA, 0), Status::Ok, "{op:?}");
     }
 }
 
@@ -295,6 +326,6 @@ fn no_space_behind_the_end_of_a_block_device_is_a_path_error() {
     }
     let file = file_of(65536, 1);
     let file = open(file.path(), false, false).unwrap();
-    let mut disk = Faulty::over(&file, |slot| (slot.step == Step::Data).then_some(ENOSPC));
+    let mut disk = Faulty::over(&file, |slot| is_at(slot, Step::Data).then_some(ENOSPC));
     assert_eq!(disk.run(Op::Write, plain(), 0), Status::NoSpace);
 }

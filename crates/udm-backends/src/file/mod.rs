@@ -18,6 +18,7 @@
 //!   zeroes are written.
 
 mod disk;
+mod flush;
 mod lane;
 #[cfg(test)]
 mod lane_tests;

@@ -15,7 +15,7 @@ pub(super) const RETRIES: u32 = 100;
 /// How many blocks are tried until one is not in the page cache.
 const PROBES: u32 = 16;
 
-const EINTR: i32 = 4;
+pub(super) const EINTR: i32 = 4;
 const EIO: i32 = 5;
 pub(super) const EAGAIN: i32 = 11;
 const EINVAL: i32 = 22;
@@ -55,8 +55,6 @@ impl FileLane {
                 }
                 self.checked(key)
             }
-            Step::Flush if slot.bio.op == Op::Flush => Next::End(Status::Ok),
-            Step::Flush => Next::Synced,
             Step::Data => {
                 if bytes == slot.left() && slot.done == 0 {
                     slot.bio.data = data;
@@ -95,7 +93,6 @@ impl FileLane {
                 next
             }
             Step::Range => self.after_range(key),
-            Step::FlushAfter => Next::End(Status::Ok),
             Step::Cached | Step::Probe if bytes == 0 => {
                 self.recycle(data);
                 Next::End(Status::IoErr)
@@ -117,6 +114,7 @@ impl FileLane {
                 }
                 Next::End(status)
             }
+            Step::Flush | Step::FlushAfter => unreachable!("flushes are the lane's"),
         }
     }
 
@@ -152,10 +150,6 @@ impl FileLane {
             return Next::Again(data);
         }
         if let Some(ticket) = slot.ticket.take() {
-            if matches!(slot.step, Step::Flush | Step::FlushAfter) {
-                self.sync_failed(&ticket);
-                return Next::End(Status::Medium);
-            }
             if !slot.doubted {
                 // Was it the write or the sync? The write alone will tell. Until then other syncs are not believed.
                 slot.doubted = true;
@@ -195,7 +189,7 @@ impl FileLane {
                 self.recycle(data);
                 Next::End(status)
             }
-            Step::Flush | Step::FlushAfter | Step::Cached => Next::End(Status::from_errno(errno)),
+            Step::Flush | Step::FlushAfter | Step::Cached => unreachable!("dealt with elsewhere"),
         }
     }
 
@@ -216,7 +210,7 @@ impl FileLane {
 
     /// A sync failed, for good.
     #[cold]
-    fn sync_failed(&self, ticket: &Ticket) {
+    pub(super) fn sync_failed(&self, ticket: &Ticket) {
         if self.shared.disk.syncs.fail(ticket) {
             let path = self.shared.disk.path.display();
             tracing::error!(

@@ -154,7 +154,7 @@ impl Slot {
         let fd = Arc::clone(&shared.fd);
         let offset = self.bio.sector.bytes() + self.done;
         match self.step {
-            Step::Flush | Step::FlushAfter => RingOp::Fsync { fd, data_only: true },
+            Step::Flush | Step::FlushAfter => unreachable!("flushes are the lane's"),
             Step::Data => {
                 let data = if memory.is_empty() { std::mem::take(&mut self.bio.data) } else { memory };
                 self.transfer(fd, offset, data)
