@@ -46,12 +46,17 @@ pub struct Opened {
 }
 
 /// The backends of a process. What must be one for all names of a disk is kept here, so a process has one of these.
-#[derive(Default)]
 pub struct Backends {
     disks: file::Disks,
 }
 
 impl Backends {
+    /// Nothing open, for `cores` cores. More may use what is opened, and then share more.
+    #[must_use]
+    pub fn new(cores: usize) -> Backends {
+        Backends { disks: file::Disks::new(cores) }
+    }
+
     /// What `uri` leads to now. If that is open its size is read again, and what is open of it shows the new one. May block for as long as the
     /// file system does.
     ///
@@ -92,7 +97,8 @@ impl Backends {
 /// # Errors
 /// As [`Backends::open`].
 pub fn open(uri: &DeviceUri) -> Result<Arc<dyn Device>, OpenError> {
-    Backends::default().open(uri).map(|opened| opened.device)
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Backends::new(cores).open(uri).map(|opened| opened.device)
 }
 
 fn unsupported(uri: &DeviceUri, why: &str) -> OpenError {

@@ -19,11 +19,20 @@ use udm_runtime::drop_off_core;
 
 /// The open disks of a process.
 #[derive(Default)]
-pub(crate) struct Disks(Mutex<HashMap<Identity, Weak<Disk>>>);
+pub(crate) struct Disks {
+    map: Mutex<HashMap<Identity, Weak<Disk>>>,
+    /// How many cores may use one.
+    pub(super) cores: usize,
+}
 
 impl Disks {
+    /// None open, for `cores` cores.
+    pub(crate) fn new(cores: usize) -> Disks {
+        Disks { map: Mutex::default(), cores }
+    }
+
     fn map(&self) -> MutexGuard<'_, HashMap<Identity, Weak<Disk>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The disk, when it is open.
@@ -51,7 +60,8 @@ pub(super) struct Disk {
     /// What direct I/O asks for; `None` when the page cache is used.
     pub direct: Option<Direct>,
     pub is_block: bool,
-    pub syncs: Syncs,
+    /// A sync has failed.
+    pub failed: Arc<AtomicBool>,
     /// Descriptors that devices share.
     fds: Mutex<Fds>,
     /// Bytes in a block: the size counts whole ones.
@@ -67,27 +77,36 @@ pub(super) struct Disk {
 /// The descriptors of a disk. They stay open for as long as it does.
 #[derive(Default)]
 pub(super) struct Fds {
-    read: Option<Arc<OwnedFd>>,
-    write: Option<Arc<OwnedFd>>,
+    read: Option<Handles>,
+    write: Option<Handles>,
     /// For both, and for this process alone.
-    alone: Option<Arc<OwnedFd>>,
+    alone: Option<Handles>,
 }
 
+/// A descriptor and its syncs.
+pub(super) struct Handle {
+    pub fd: Arc<OwnedFd>,
+    pub syncs: Arc<Syncs>,
+}
+
+/// Descriptors of one kind: a core has its own, as far as there are enough.
+pub(super) type Handles = Arc<[Handle]>;
+
 impl Fds {
-    /// One that serves, if there is one.
-    pub(super) fn get(&self, write: bool, alone: bool) -> Option<Arc<OwnedFd>> {
+    /// Those that serve, if there are any.
+    pub(super) fn get(&self, write: bool, alone: bool) -> Option<Handles> {
         let read = self.read.as_ref().filter(|_| !write);
         let write = self.write.as_ref().filter(|_| !alone);
         read.or(self.alone.as_ref()).or(write).cloned()
     }
 
-    /// Takes one in.
-    pub(super) fn put(&mut self, fd: Arc<OwnedFd>, write: bool, alone: bool) {
+    /// Takes some in.
+    pub(super) fn put(&mut self, handles: Handles, write: bool, alone: bool) {
         *(match (write, alone) {
             (false, _) => &mut self.read,
             (true, false) => &mut self.write,
             (true, true) => &mut self.alone,
-        }) = Some(fd);
+        }) = Some(handles);
     }
 }
 
@@ -98,7 +117,7 @@ impl Disk {
             path,
             direct,
             is_block: matches!(identity, Identity::Block { .. }),
-            syncs: Syncs::default(),
+            failed: Arc::default(),
             fds: Mutex::default(),
             block: u64::from(block),
             size: AtomicU64::new(0),
@@ -113,9 +132,11 @@ impl Disk {
 
     /// Reads the size again, from a descriptor that is open: 0 when less than a block is left.
     pub(super) fn refresh(&self) -> Result<Sectors, Errno> {
-        let fd = self.fds().get(false, false);
-        let Some(fd) = fd else { return Ok(self.size()) };
-        let bytes = open::size(fd.as_fd(), &fs::fstat(&fd)?)?;
+        let handles = self.fds().get(false, false);
+        let Some(Handle { fd, .. }) = handles.iter().flat_map(|handles| handles.iter()).next() else {
+            return Ok(self.size());
+        };
+        let bytes = open::size(fd.as_fd(), &fs::fstat(fd)?)?;
         let size = Sectors::from_bytes(bytes / self.block * self.block).0;
         // Relaxed throughout: each number stands for itself, and lanes look once a batch.
         self.size.store(size, Relaxed);

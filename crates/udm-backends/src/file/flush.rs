@@ -41,7 +41,7 @@ impl FileLane {
         }
         flushes.retries = 0;
         if self.shared.disk.direct.is_none() {
-            flushes.ticket = Some(self.shared.disk.syncs.begin());
+            flushes.ticket = Some(self.shared.syncs.begin());
         }
         self.push_flush();
     }
@@ -59,7 +59,7 @@ impl FileLane {
         }
         let ticket = self.flushes.ticket.take();
         let barrier = match (&ticket, errno) {
-            (Some(ticket), None) => Some(self.shared.disk.syncs.end(ticket)),
+            (Some(ticket), None) => Some(self.shared.syncs.end(ticket)),
             (Some(ticket), Some(_)) => {
                 self.sync_failed(ticket);
                 None
@@ -92,7 +92,7 @@ impl FileLane {
     pub(super) fn abandon_syncs(&mut self) {
         let tickets = self.slots.iter_mut().filter_map(|(_, slot)| slot.ticket.take());
         for ticket in tickets.chain(self.flushes.ticket.take()) {
-            self.shared.disk.syncs.fail(&ticket);
+            self.shared.syncs.fail(&ticket);
         }
     }
 }

@@ -3,14 +3,13 @@
 //! A request is one operation in nearly all cases; a table of slots holds those under way, whose keys are the ring's tags. What the table has
 //! no room for waits. See [`Step`] for the rarer ways, and [`super::outcome`] for what follows an operation.
 
-use super::disk::Disk;
+use super::disk::{Disk, Handle};
 use super::flush::{FLUSH, Flushes};
 use super::outcome::Next;
 use super::slot::{Shared, Slot, Step};
 use super::{Direct, MAX_SECTORS};
 use slab::Slab;
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::{
     Batch, Bio, BioFlags, BufPool, Cx, Lane, Limits, Nanos, Op, Sectors, Segments, Status, hand_over,
@@ -23,7 +22,7 @@ const SLOTS: usize = 1024;
 /// Bytes of aligned buffers that a lane keeps for the next time.
 const KEEP: usize = 8 << 20;
 
-/// How soon a sync that waits for those of other cores is looked at again: they ring no bell here.
+/// How soon a sync that waits for those of other lanes is looked at again: they ring no bell here.
 const SYNC_LOOK: Nanos = Nanos(50_000);
 
 pub(super) struct FileLane {
@@ -42,10 +41,11 @@ pub(super) struct FileLane {
 }
 
 impl FileLane {
-    pub(super) fn new(client: Client, disk: &Arc<Disk>, fd: &Arc<OwnedFd>, limits: Limits) -> FileLane {
+    pub(super) fn new(client: Client, disk: &Arc<Disk>, handle: &Handle, limits: Limits) -> FileLane {
         let shared = Shared {
             disk: Arc::clone(disk),
-            fd: Arc::clone(fd),
+            fd: Arc::clone(&handle.fd),
+            syncs: Arc::clone(&handle.syncs),
             cut: false,
             pool: BufPool::new(KEEP),
             no_punch: false,
@@ -72,7 +72,7 @@ impl FileLane {
     /// The status of a request that needs no file to be answered.
     fn answer_now(&self, bio: &Bio) -> Option<Status> {
         let sync = bio.op == Op::Flush || bio.flags.intersects(BioFlags::PREFLUSH | BioFlags::FUA);
-        if sync && !self.limits.read_only && self.direct().is_none() && self.shared.disk.syncs.has_failed() {
+        if sync && !self.limits.read_only && self.direct().is_none() && self.shared.syncs.has_failed() {
             return Some(Status::Medium);
         }
         if bio.op == Op::Flush {
@@ -109,7 +109,7 @@ impl FileLane {
         let is_sync = matches!(op, RingOp::Write { dsync: true, .. });
         // A sync that is asked anew, because of EINTR, has its ticket.
         if is_sync && self.shared.disk.direct.is_none() && slot.ticket.is_none() {
-            slot.ticket = Some(self.shared.disk.syncs.begin());
+            slot.ticket = Some(self.shared.syncs.begin());
         }
         self.client.push(key as u64, op);
     }
@@ -138,7 +138,7 @@ impl FileLane {
         let slot = &mut self.slots[key];
         let next = match (slot.barrier, &next) {
             (Some(barrier), Next::End(Status::Ok) | Next::Synced) => {
-                match self.shared.disk.syncs.verdict(barrier) {
+                match self.shared.syncs.verdict(barrier) {
                     None => return self.held.push((key, next)),
                     Some(true) => next,
                     Some(false) => Next::End(Status::Medium),

@@ -26,9 +26,14 @@ struct Faulty<'a> {
 
 impl<'a> Faulty<'a> {
     fn over(file: &File, fault: impl FnMut(Option<&Slot>) -> Option<i32> + 'a) -> Faulty<'a> {
+        Faulty::on(0, file, fault)
+    }
+
+    /// A lane of the core with that descriptor.
+    fn on(handle: usize, file: &File, fault: impl FnMut(Option<&Slot>) -> Option<i32> + 'a) -> Faulty<'a> {
         let mut core = core();
         let client = core.turn(|cx| Ring::of(cx).unwrap().client());
-        let lane = FileLane::new(client, &file.disk, &file.fd, file.limits());
+        let lane = FileLane::new(client, &file.disk, &file.handles[handle], file.limits());
         Faulty { core, lane, fault: Box::new(fault) }
     }
 
@@ -228,6 +233,20 @@ fn a_flush_that_overlaps_a_failed_one_is_not_believed() {
         let want = if fails { Status::Medium } else { Status::Ok };
         assert_eq!((slow.end().status, quick.end().status), (want, want));
     }
+}
+
+/// Cores have descriptors of their own, and the kernel tells each of them: one waits for no other, and a failure is everyone's.
+#[test]
+fn flushes_of_two_cores_do_not_wait_for_each_other() {
+    let file = file_of(65536, 1);
+    let (_, file) = Disks::new(2).open(&uri(file.path())).unwrap();
+    assert_eq!(file.handles.len(), 2);
+    let mut slow = Faulty::on(0, &file, |_| Some(EIO));
+    let mut quick = Faulty::on(1, &file, |_| None);
+    slow.submit(bare(Op::Flush, 0, 0));
+    assert_eq!(quick.run(Op::Flush, plain(), 0), Status::Ok);
+    assert_eq!(slow.end().status, Status::Medium);
+    assert_eq!(quick.run(Op::Flush, plain(), 0), Status::Medium);
 }
 
 /// Flushes that come while one is under way are one flush behind it.

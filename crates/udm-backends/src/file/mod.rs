@@ -33,8 +33,7 @@ mod tests;
 
 pub(crate) use disk::Disks;
 
-use disk::Disk;
-use std::os::fd::OwnedFd;
+use disk::{Disk, Handles};
 use std::sync::Arc;
 use udm_core::{Cx, Device, DeviceId, Lane, Limits, OpenError, Sectors};
 use udm_runtime::Ring;
@@ -57,8 +56,8 @@ struct Direct {
 /// A name of a file or block device.
 pub(crate) struct File {
     id: DeviceId,
-    /// Before the disk, which is the last to let go of it.
-    fd: Arc<OwnedFd>,
+    /// Before the disk, which is the last to let go of them.
+    handles: Handles,
     disk: Arc<Disk>,
     /// But for the size.
     limits: Limits,
@@ -71,7 +70,8 @@ impl Device for File {
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         let ring = Ring::of(cx).ok_or_else(|| OpenError::new(95, "a file needs a core with an io_uring"))?;
-        Ok(Box::new(lane::FileLane::new(ring.client(), &self.disk, &self.fd, self.limits)))
+        let handle = &self.handles[cx.core().index() % self.handles.len()];
+        Ok(Box::new(lane::FileLane::new(ring.client(), &self.disk, handle, self.limits)))
     }
 
     fn limits(&self) -> Limits {

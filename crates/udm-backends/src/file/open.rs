@@ -1,6 +1,7 @@
 //! Opening a file or block device: what a path leads to, how it is opened, and what that can take.
 
-use super::disk::{Disk, Disks};
+use super::disk::{Disk, Disks, Handle, Handles};
+use super::sync::Syncs;
 use super::{Direct, File, MAX_RANGE, MAX_SECTORS};
 use crate::Identity;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,6 +15,9 @@ use udm_wire::uri::FileUri;
 
 /// How often a path may turn out to lead elsewhere than a moment ago.
 const RACES: usize = 10;
+
+/// The most descriptors of one kind for a disk: more cores than that share them.
+const HANDLES_MAX: usize = 8;
 
 /// How long a block device that is in use is tried again: one that was closed a moment ago, or whose process was killed, is let go
 /// a little later.
@@ -103,6 +107,20 @@ impl About<'_> {
         Ok((self.identity(&stat)? == identity).then_some(fd))
     }
 
+    /// As many descriptors as pay, the first of which is `fd`; `None` when the path leads elsewhere by now.
+    fn handles(self, disk: &Disk, fd: OwnedFd, how: How, cores: usize) -> Result<Option<Handles>, OpenError> {
+        // Only syncs behind the page cache wait for each other. Of a block device that is had alone there is one descriptor.
+        let several = how.write && disk.direct.is_none() && !disk.is_block;
+        let count = if several { cores.clamp(1, HANDLES_MAX) } else { 1 };
+        let handle = |fd| Handle { fd: Arc::new(fd), syncs: Arc::new(Syncs::new(&disk.failed)) };
+        let mut handles = vec![handle(fd)];
+        while handles.len() < count {
+            let Some(fd) = self.open(disk.identity, false, how)? else { return Ok(None) };
+            handles.push(handle(fd));
+        }
+        Ok(Some(handles.into()))
+    }
+
     /// Reads the size of an open disk again.
     fn refresh(self, disk: &Disk, block: u32) -> Result<(), OpenError> {
         match disk.refresh().map_err(|e| self.fail("", e))? {
@@ -140,7 +158,7 @@ impl Disks {
                 None => self.make(about, uri, identity, &stat)?,
             };
             let Some(disk) = disk else { continue };
-            if let Some(file) = name(about, uri, &disk, &stat)? {
+            if let Some(file) = name(about, uri, &disk, &stat, self.cores)? {
                 return Ok((identity, file));
             }
         }
@@ -163,13 +181,20 @@ impl Disks {
         let direct = if direct { Some(direct_alignment(fd.as_fd()).map_err(system)?) } else { None };
         let block = limits(fd.as_fd(), stat, direct, false).map_err(system)?.logical_block;
         let disk = Arc::new(Disk::new(identity, uri.path.clone(), direct, block));
-        disk.fds().put(Arc::new(fd), how.write, how.alone);
+        let Some(handles) = about.handles(&disk, fd, how, self.cores)? else { return Ok(None) };
+        disk.fds().put(handles, how.write, how.alone);
         Ok(self.put(&disk).then_some(disk))
     }
 }
 
 /// A device for one name of an open disk; `None` when the path leads elsewhere by now.
-fn name(about: About<'_>, uri: &FileUri, disk: &Arc<Disk>, stat: &Stat) -> Result<Option<File>, OpenError> {
+fn name(
+    about: About<'_>,
+    uri: &FileUri,
+    disk: &Arc<Disk>,
+    stat: &Stat,
+    cores: usize,
+) -> Result<Option<File>, OpenError> {
     let is_direct = disk.direct.is_some();
     if uri.direct.is_some_and(|direct| direct != is_direct) {
         let (is, path) = (if is_direct { "on" } else { "off" }, disk.path.display());
@@ -178,21 +203,22 @@ fn name(about: About<'_>, uri: &FileUri, disk: &Arc<Disk>, stat: &Stat) -> Resul
     }
     let how = How::of(uri, disk.identity);
     let known = disk.fds().get(how.write, how.alone);
-    let fd = match known {
-        Some(fd) => fd,
+    let handles = match known {
+        Some(handles) => handles,
         None => {
             let Some(fd) = about.open(disk.identity, is_direct, how)? else { return Ok(None) };
-            let fd = Arc::new(fd);
-            disk.fds().put(Arc::clone(&fd), how.write, how.alone);
-            fd
+            let Some(handles) = about.handles(disk, fd, how, cores)? else { return Ok(None) };
+            disk.fds().put(Arc::clone(&handles), how.write, how.alone);
+            handles
         }
     };
+    let fd = &handles[0].fd;
     let mut limits = limits(fd.as_fd(), stat, disk.direct, uri.readonly).map_err(|e| about.fail("", e))?;
     about.refresh(disk, limits.logical_block)?;
     if !uri.readonly && !can_discard(fd.as_fd(), stat) {
         limits.max_discard = Sectors::ZERO;
     }
-    Ok(Some(File { id: DeviceId::new(), disk: Arc::clone(disk), fd, limits }))
+    Ok(Some(File { id: DeviceId::new(), disk: Arc::clone(disk), handles, limits }))
 }
 
 /// Bytes in what is open as `fd`.

@@ -45,7 +45,7 @@ impl FileLane {
                 self.give_back(key, data);
                 return Next::End(Status::Medium);
             }
-            slot.barrier = Some(self.shared.disk.syncs.end(&ticket));
+            slot.barrier = Some(self.shared.syncs.end(&ticket));
         }
         match slot.step {
             Step::Check => {
@@ -156,7 +156,7 @@ impl FileLane {
                 slot.ticket = Some(ticket);
                 return Next::Again(data);
             }
-            self.shared.disk.syncs.cancel(&ticket);
+            self.shared.syncs.cancel(&ticket);
             slot.doubted = false;
         }
         match slot.step {
@@ -211,7 +211,7 @@ impl FileLane {
     /// A sync failed, for good.
     #[cold]
     pub(super) fn sync_failed(&self, ticket: &Ticket) {
-        if self.shared.disk.syncs.fail(ticket) {
+        if self.shared.syncs.fail(ticket) {
             let path = self.shared.disk.path.display();
             tracing::error!(
                 "{path}: data could not be written back and may be lost: flushes fail from now on"

@@ -2,7 +2,7 @@
 
 use super::Direct;
 use super::disk::Disk;
-use super::sync::{Barrier, Ticket};
+use super::sync::{Barrier, Syncs, Ticket};
 use rustix::fs::FallocateFlags;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -76,6 +76,7 @@ pub(super) struct Shared {
     /// Before the disk, which is the last to let go of it.
     pub(super) fd: Arc<OwnedFd>,
     pub(super) disk: Arc<Disk>,
+    pub(super) syncs: Arc<Syncs>,
     /// The disk has lost some of its end, as of this batch.
     pub(super) cut: bool,
     pub(super) pool: BufPool,

@@ -1,6 +1,6 @@
-//! Syncs of a disk that is behind the page cache, over all cores.
+//! Syncs through one descriptor of a disk that is behind the page cache.
 //!
-//! The kernel tells of data that could not be written back once: to the next sync of the file that was opened. That sync fails, the one after it
+//! The kernel tells of data that could not be written back once: to the next sync through each descriptor. That sync fails, the one after it
 //! succeeds, and the data is gone. So a failure is for good here ([`Syncs::has_failed`]): no sync of the disk is believed any more until
 //! it is closed and opened anew.
 //!
@@ -8,21 +8,27 @@
 //! succeeded is believed only when all that were under way at that moment have ended: [`Syncs::end`] gives a [`Barrier`], and
 //! [`Syncs::verdict`] says whether it is passed. A sync that was alone is believed at once.
 //!
+//! Cores have descriptors of their own, as far as there are enough, so that they do not wait for each other; the failure is the disk's.
+//!
 //! This is a lock on the data path, taken twice a flush or FUA write of a buffered disk and by nothing else.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The syncs of a disk.
+/// The syncs through a descriptor.
 #[derive(Default)]
-pub(super) struct Syncs(Mutex<State>);
+pub(super) struct Syncs {
+    state: Mutex<State>,
+    /// All descriptors of a disk have this in common.
+    failed: Arc<AtomicBool>,
+}
 
 #[derive(Default)]
 struct State {
     next: u64,
     /// Ascending.
     under_way: VecDeque<u64>,
-    failed: bool,
 }
 
 /// A sync that has begun and must end.
@@ -35,8 +41,13 @@ pub(super) struct Ticket(u64);
 pub(super) struct Barrier(u64);
 
 impl Syncs {
+    /// For a descriptor of a disk.
+    pub(super) fn new(failed: &Arc<AtomicBool>) -> Syncs {
+        Syncs { state: Mutex::default(), failed: Arc::clone(failed) }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A sync is about to go to the kernel.
@@ -72,15 +83,15 @@ impl Syncs {
         if let Ok(at) = state.under_way.binary_search(&ticket.0) {
             state.under_way.remove(at);
         }
-        let first = failed && !state.failed;
-        state.failed |= failed;
+        // Within the lock, so that no verdict on this descriptor comes between.
+        let first = failed && !self.failed.swap(true, Ordering::AcqRel);
         (Barrier(state.next), first)
     }
 
     /// Whether what a sync vouched for is durable; `None` while that can't be said.
     pub(super) fn verdict(&self, barrier: Barrier) -> Option<bool> {
         let state = self.state();
-        if state.failed {
+        if self.has_failed() {
             return Some(false);
         }
         state.under_way.front().is_none_or(|&oldest| oldest >= barrier.0).then_some(true)
@@ -88,7 +99,7 @@ impl Syncs {
 
     /// True when one has failed: nothing can be made durable any more.
     pub(super) fn has_failed(&self) -> bool {
-        self.state().failed
+        self.failed.load(Ordering::Acquire)
     }
 }
 

@@ -57,7 +57,7 @@ impl Registry {
         Arc::new(Registry {
             cores,
             core_count,
-            backends: Backends::default(),
+            backends: Backends::new(core_count),
             state: Mutex::default(),
             opening: Alone::default(),
             linking: Mutex::default(),
