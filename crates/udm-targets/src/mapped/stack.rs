@@ -18,8 +18,8 @@ use udm_core::{Device, DeviceId, Stacked};
 /// How many mapped devices may lie on each other. Calls go down that deep.
 pub const DEPTH_MAX: usize = 32;
 
-/// How many lanes one device may open on a core, its own and all below: what a table of a thousand lines over ten levels needs, and what a core opens
-/// within some ten milliseconds.
+/// How many lanes one device may open on a core, its own and all below. More than any stack that does work needs (a thousand lines over ten
+/// levels are eleven thousand), and few enough that a core opens them in some tens of milliseconds.
 pub const LANES_MAX: u64 = 16384;
 
 /// ELOOP and EMLINK.
