@@ -80,8 +80,14 @@ impl Limit {
         (0..PLACES)
             .map(|i| (first + i) % PLACES)
             .find(|&i| {
-                let taken = self.places[i].key.compare_exchange(0, key, Relaxed, Relaxed);
-                taken.is_ok() || taken == Err(key)
+                let place = &self.places[i].key;
+                // A place that is known is read and not written, so that cores do not pass its line to and fro.
+                match place.load(Relaxed) {
+                    0 => {
+                        place.compare_exchange(0, key, Relaxed, Relaxed).is_ok() || place.load(Relaxed) == key
+                    }
+                    taken => taken == key,
+                }
             })
             .unwrap_or(PLACES - 1)
     }
