@@ -78,7 +78,7 @@ impl Connection {
 
     /// Says at the end of each call what is held, and when to be called.
     pub(super) fn publish_memory(&mut self, cx: &mut FrontCx<'_, '_>) {
-        if matches!(self.phase, Phase::Dead) {
+        if !matches!(self.phase, Phase::Serving) {
             self.leave_line(cx);
         }
         if self.memory.as_ref().is_some_and(Holding::is_wanted) {
