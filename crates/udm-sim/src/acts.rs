@@ -50,14 +50,18 @@ impl World {
         let free = self.blueprint.devices[i].top
             && self.devices[i].spec.multipath().is_none()
             && !self.blueprint.blocks.iter().any(|(b, _)| *b == Below::Device(i));
+        let logs = self.blueprint.logger == Some(i);
         let spec = match free && self.control.one_in(2) {
-            true => self.blueprint.compose(&mut self.control),
-            false => self.blueprint.vary(&self.devices[i].spec, &mut self.control),
+            true => self.blueprint.compose(&mut self.control, logs),
+            false => self.blueprint.vary(&self.devices[i].spec, &mut self.control, logs),
         };
         self.load(i, spec)
     }
 
     fn send_message(&mut self, i: usize) -> Result<(), Wrong> {
+        if self.blueprint.logger == Some(i) && self.log.is_kept() {
+            return self.mark(i);
+        }
         let Some(access) = self.devices[i].access else { return Ok(()) };
         let (paths, groups) = {
             let env = lock(&self.env);
@@ -99,6 +103,10 @@ impl World {
     /// A path gets into trouble, and out of it again some time later.
     fn trouble(&mut self) {
         let p = self.control.below(self.paths.len() as u64) as usize;
+        // A log that failed is not written any more: it fails now and then.
+        if self.blueprint.log == Some(p) && !self.control.one_in(8) {
+            return;
+        }
         let mode = match self.control.below(6) {
             0..2 => Mode::Down,
             2 => Mode::Slow(self.control.between(2, 100)),

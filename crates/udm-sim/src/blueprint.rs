@@ -41,6 +41,8 @@ pub struct Blueprint {
     pub devices: Vec<DevicePlan>,
     /// The path to a disk for logs.
     pub log: Option<usize>,
+    /// The device that may have a log: nothing is above it, so what it logs is what it was asked for.
+    pub logger: Option<usize>,
     /// What tables of top devices are made of, with sizes.
     pub blocks: Vec<(Below, u64)>,
 }
@@ -56,6 +58,7 @@ impl Blueprint {
             devices: Vec::new(),
             blocks: Vec::new(),
             log: None,
+            logger: None,
         };
         for disk in 0..chance.between(1, 3) as usize {
             let volatile = !chance.one_in(5);
@@ -84,12 +87,13 @@ impl Blueprint {
                 b.blocks.push((Below::Device(b.devices.len() - 1), len));
             }
         }
-        if chance.one_in(3) {
+        if chance.one_in(2) {
             let max = [chance.pick(&[64, 1024]), 0, 0];
+            let volatile = !chance.one_in(4);
             b.disks.push(DiskPlan {
-                sectors: chance.pick(&[64, 8192, 1 << 20]),
-                volatile: true,
-                fua: true,
+                sectors: chance.pick(&[64, 1 << 14, 1 << 17, 1 << 17]),
+                volatile,
+                fua: !volatile || !chance.one_in(3),
                 max,
                 log: true,
             });
@@ -98,13 +102,18 @@ impl Blueprint {
         }
         if chance.one_in(3) {
             // A device in the middle.
-            let table = b.compose(chance);
+            let table = b.compose(chance, false);
             let len = table.sectors();
             b.add(table, true);
             b.blocks.push((Below::Device(b.devices.len() - 1), len));
         }
-        for _ in 0..chance.between(1, 2) {
-            let table = b.compose(chance);
+        let tops = chance.between(1, 2);
+        for top in 1..=tops {
+            let logs = top == tops && b.log.is_some();
+            if logs {
+                b.logger = Some(b.devices.len());
+            }
+            let table = b.compose(chance, logs);
             b.add(table, true);
         }
         b
@@ -123,6 +132,7 @@ impl Blueprint {
             devices: vec![DevicePlan { table, top: true }],
             blocks: vec![(Below::Device(0), 2048)],
             log: None,
+            logger: None,
         }
     }
 
@@ -155,10 +165,14 @@ impl Blueprint {
         Kind::Multipath { disk, queue: !chance.one_in(4), groups }
     }
 
-    /// A table over the blocks: lines of every kind.
+    /// A table over the blocks: lines of every kind. One of a device that `logs` has a log in most cases, and never two.
     #[must_use]
-    pub fn compose(&self, chance: &mut Chance) -> TableSpec {
+    pub fn compose(&self, chance: &mut Chance, logs: bool) -> TableSpec {
         let mut lines = Vec::new();
+        if let (true, Some(log)) = (logs && !chance.one_in(4), self.log) {
+            let (below, size) = self.block(chance);
+            lines.push((size, Kind::Through(Through::LogWrites(log), below, 0)));
+        }
         for _ in 0..chance.pick(&[1, 1, 2, 3, 5]) {
             lines.push(match chance.below(10) {
                 0 => (8 * chance.between(1, 8), Kind::Zero),
@@ -169,7 +183,7 @@ impl Blueprint {
                     let at = 8 * chance.below(size / 16);
                     let len = (8 * chance.between(1, (size - at) / 8)).min(size - at);
                     let kind = match chance.one_in(4) {
-                        true => Kind::Through(self.through(at, chance), below, at),
+                        true => Kind::Through(self.through(chance), below, at),
                         false => Kind::Linear(below, at),
                     };
                     (len, kind)
@@ -187,12 +201,11 @@ impl Blueprint {
         self.blocks[chance.below(self.blocks.len() as u64) as usize]
     }
 
-    /// A target to pass through, for a range that starts at `at`.
-    fn through(&self, at: u64, chance: &mut Chance) -> Through {
-        match (chance.below(4), self.log) {
-            (0, _) => Through::Delay(chance.pick(&[0, 1, 20, 300])),
-            (1, Some(log)) if at == 0 => Through::LogWrites(log),
-            (2, _) => {
+    /// A target to pass through, other than a log.
+    fn through(&self, chance: &mut Chance) -> Through {
+        match chance.below(3) {
+            0 => Through::Delay(chance.pick(&[0, 1, 20, 300])),
+            1 => {
                 let feature = chance.pick(&["", "error_reads", "error_writes"]);
                 Through::Flakey(chance.between(0, 5), chance.between(1, 3), feature)
             }
@@ -215,12 +228,17 @@ impl Blueprint {
         (stripes * rows * chunk, Kind::Striped { chunk, of })
     }
 
-    /// Another table of the same meaning as `spec`.
+    /// Another table of the same meaning as `spec`. One of a device that `logs` may lose its log, or begin another.
     #[must_use]
-    pub fn vary(&self, spec: &TableSpec, chance: &mut Chance) -> TableSpec {
+    pub fn vary(&self, spec: &TableSpec, chance: &mut Chance, logs: bool) -> TableSpec {
         let mut lines = Vec::new();
+        let mut log = self.log.filter(|_| logs);
         for (len, kind) in &spec.lines {
             match kind {
+                Kind::Linear(below, 0) | Kind::Through(_, below, 0) if log.is_some() && !chance.one_in(4) => {
+                    let log = log.take().map_or(Through::Dust(512), Through::LogWrites);
+                    lines.push((*len, Kind::Through(log, *below, 0)));
+                }
                 Kind::Multipath { disk, .. } => lines.push((*len, self.multipath(*disk, chance))),
                 Kind::Linear(below, at) if *len >= 16 && chance.one_in(2) => {
                     let cut = 8 * chance.between(1, len / 8 - 1);
@@ -231,7 +249,7 @@ impl Blueprint {
                     lines.push((*len, Kind::Striped { chunk: *len, of: vec![(*below, *at)] }));
                 }
                 Kind::Linear(below, at) | Kind::Through(_, below, at) if chance.one_in(2) => {
-                    lines.push((*len, Kind::Through(self.through(*at, chance), *below, *at)));
+                    lines.push((*len, Kind::Through(self.through(chance), *below, *at)));
                 }
                 Kind::Through(_, below, at) => lines.push((*len, Kind::Linear(*below, *at))),
                 Kind::Zero if *len >= 16 => {
@@ -264,7 +282,7 @@ mod tests {
                 Below::Device(d) => b.devices[d].table.sectors(),
             };
             for d in &b.devices {
-                let spec = b.vary(&d.table, &mut chance);
+                let spec = b.vary(&d.table, &mut chance, seed % 2 == 0);
                 assert_eq!(spec.sectors(), d.table.sectors());
                 for (len, kind) in spec.lines.iter().chain(&d.table.lines) {
                     match kind {

@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::{DevNo, Device as _, Limits, Nanos};
-use udm_targets::{DeviceRef, LookupError, Resolver, TargetError};
+use udm_targets::{DeviceRef, LookupError, Pending, Resolver, TargetError};
 use udm_targets::{mapped::MappedDevice, table::Table};
 
 /// Finds paths and devices by the words of [`crate::tables::Below`].
@@ -179,7 +179,7 @@ impl World {
             let result = running.change.step(&*self.post);
             // A change that was called off goes on with the table that was in use.
             if self.post.took_resume(device.mapped.id()) && !running.cancelled {
-                self.swap(i);
+                self.swap(i)?;
                 self.bar();
             }
             if let Some(result) = result {
@@ -213,9 +213,13 @@ impl World {
     }
 
     /// The cores are being told to use the loaded table.
-    fn swap(&mut self, i: usize) {
+    fn swap(&mut self, i: usize) -> Result<(), Wrong> {
+        if self.blueprint.logger == Some(i) && self.devices[i].loaded.is_some() {
+            // The old log has come to its end: a last look.
+            self.look_at_log()?;
+        }
         let device = &mut self.devices[i];
-        let Some(loaded) = device.loaded.take() else { return };
+        let Some(loaded) = device.loaded.take() else { return Ok(()) };
         let mut env = lock(&self.env);
         if let Some(old) = device.access {
             env.accesses[old].live = false;
@@ -231,6 +235,10 @@ impl World {
         device.spec.lines.iter().for_each(|(_, kind)| self.totals.see(kind));
         device.limits = device.mapped.limits();
         env.say(format!("d{i} uses its new table"));
+        if self.blueprint.logger == Some(i) {
+            self.log.restart(&device.spec);
+        }
+        Ok(())
     }
 
     /// A change was called off: the device is in use as it was before.
@@ -288,19 +296,29 @@ impl World {
         }
     }
 
+    /// Sends a message to what lies at `sector`: its answer, and what is still to be done.
+    pub(crate) fn send(
+        &self,
+        i: usize,
+        sector: u64,
+        words: &str,
+    ) -> Result<(String, Option<Pending>), TargetError> {
+        let words: Vec<String> = words.split(' ').map(str::to_string).collect();
+        let mut names = Names { paths: &self.paths, devices: &self.devices };
+        self.devices[i].mapped.send(sector, &words, &mut names, &*self.post)
+    }
+
     /// Sends a message. `Ok(false)` when the device was suspended and refused it.
     pub fn message(&mut self, i: usize, words: &str) -> Result<bool, Wrong> {
         lock(&self.env).say(format!("d{i} message: {words}"));
-        let words: Vec<String> = words.split(' ').map(str::to_string).collect();
-        let mut names = Names { paths: &self.paths, devices: &self.devices };
-        let device = &self.devices[i];
-        match device.mapped.message(0, &words, &mut names, &*self.post) {
+        let live = self.devices[i].phase == Phase::Live;
+        match self.send(i, 0, words) {
             Ok(_) => {
                 self.totals.messages += 1;
                 Ok(true)
             }
-            Err(e) if e.errno == 16 && device.phase != Phase::Live => Ok(false),
-            Err(e) => Err(format!("d{i} message {}: {e}", words.join(" "))),
+            Err(e) if e.errno == 16 && !live => Ok(false),
+            Err(e) => Err(format!("d{i} message {words}: {e}")),
         }
     }
 

@@ -1,13 +1,16 @@
 //! A simulated disk: what it holds, what its cache holds, and what is left of both after a crash.
 //!
-//! A sector is kept as one number, its *stamp*: the eight bytes that fill all of it. Sectors of other content can't be kept; the
-//! workload never writes one, so one that arrives was mixed up on its way.
+//! A sector is kept as one number, its *stamp*: the eight bytes that fill all of it. The workload writes no others, so one of other content that arrives was
+//! mixed up on its way. A disk for logs is given others: it keeps their bytes aside, and a stamp that says where.
 
 use crate::chance::Chance;
 use std::collections::VecDeque;
 
 /// Stamps with this bit are what the disk itself made up: first content, or what a discard left behind.
 pub const OWN: u64 = 1 << 63;
+
+/// Stamps with this bit and [`OWN`] stand for bytes that are kept aside, on a disk for logs.
+const ASIDE: u64 = 1 << 61;
 
 /// A write in the cache.
 struct Cached {
@@ -28,8 +31,10 @@ pub struct Disk {
     durable: Vec<(u64, u64)>,
     cache: VecDeque<Cached>,
     nr: u64,
-    /// For a log: any content, and none kept.
-    pub log: Option<u64>,
+    /// For a log: takes any content.
+    pub log: bool,
+    /// Sectors that are not full of one number.
+    aside: Vec<Box<[u8]>>,
     /// Has a volatile cache.
     pub volatile: bool,
     /// Honours FUA; otherwise the flag is ignored, as the limits say.
@@ -56,7 +61,8 @@ impl Disk {
             now: first,
             cache: VecDeque::with_capacity(CACHE_MAX),
             nr: 0,
-            log: None,
+            log: false,
+            aside: Vec::new(),
             volatile: true,
             fua: true,
             max: [u64::from(u32::MAX); 3],
@@ -76,7 +82,7 @@ impl Disk {
     /// Size in sectors.
     #[must_use]
     pub fn sectors(&self) -> u64 {
-        self.log.unwrap_or(self.now.len() as u64)
+        self.now.len() as u64
     }
 
     /// What a read of `sector` returns.
@@ -85,11 +91,29 @@ impl Disk {
         self.now.get(sector as usize).copied().unwrap_or(0)
     }
 
+    /// The bytes of `sector` of a log: what a read returns, or what a power cut is sure to leave.
+    #[must_use]
+    pub fn bytes(&self, sector: u64, durable: bool) -> Vec<u8> {
+        let at = sector as usize;
+        let stamp = if durable { self.durable[at].0 } else { self.now[at] };
+        match stamp & (OWN | ASIDE) == OWN | ASIDE {
+            true => self.aside[(stamp & 0xffff_ffff) as usize].to_vec(),
+            false => stamp.to_le_bytes().repeat(64),
+        }
+    }
+
+    /// The stamp for the bytes of a sector: one number, or where they are kept. `None` when this disk keeps no such bytes.
+    pub fn stamp(&mut self, bytes: &[u8]) -> Option<u64> {
+        crate::stamp::of(bytes).or_else(|| {
+            self.log.then(|| {
+                self.aside.push(bytes.into());
+                OWN | ASIDE | (self.aside.len() as u64 - 1)
+            })
+        })
+    }
+
     /// Writes one sector; `durable` at once (FUA, or a disk without a cache), or into the cache.
     pub fn write(&mut self, sector: u64, stamp: u64, durable: bool) {
-        if self.log.is_some() {
-            return;
-        }
         self.nr += 1;
         self.now[sector as usize] = stamp;
         if durable || !self.volatile {

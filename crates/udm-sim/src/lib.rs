@@ -8,7 +8,7 @@
 //! * `plan`: what a run is. `run`: runs one, and makes a failure smaller.
 //! * `world`, `turn`, `front`, `device`, `control`, `acts`, `rest`, `timers`: the world and what happens in it.
 //! * `cores`, `env`, `disk`, `path`: what the code under test sees of it.
-//! * `blueprint`, `tables`: what is built. `model`, `cells`, `stamp`: what must hold. `trace`: what happened. `totals`: how much of it.
+//! * `blueprint`, `tables`: what is built. `model`, `cells`, `stamp`, `log`: what must hold. `trace`: what happened. `totals`: how much of it.
 #![forbid(unsafe_code)]
 
 mod acts;
@@ -21,6 +21,7 @@ mod device;
 pub mod disk;
 pub mod env;
 mod front;
+pub mod log;
 pub mod model;
 pub mod path;
 pub mod plan;

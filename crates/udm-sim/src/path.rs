@@ -271,11 +271,11 @@ fn apply(env: &mut Env, index: usize, slot: &mut Slot, upto: u64, path: usize) {
     match bio.op {
         // A part that takes effect now is read now: later writes don't change it.
         Op::Read => stamp::write(&mut bio.data, from..upto, |i| disk.read(start + i)),
-        Op::Write => stamp::read(&bio.data, |i, s| {
+        Op::Write => stamp::sectors(&bio.data, |i, bytes| {
             if (from..upto).contains(&i) {
-                match s {
+                match disk.stamp(bytes) {
                     Some(s) => disk.write(start + i, s, durable),
-                    None if disk.log.is_none() && violation.is_none() => {
+                    None if violation.is_none() => {
                         *violation =
                             Some(format!("path p{path} was given mixed content for sector {}", start + i));
                     }
@@ -306,8 +306,9 @@ fn tear(env: &mut Env, index: usize, slot: &mut Slot) {
     let start = slot.bio.sector.0;
     let (from, end) = (slot.applied, slot.bio.sectors.0);
     match slot.bio.op {
-        Op::Write => stamp::read(&slot.bio.data, |i, s| {
-            if let (true, Some(s), true) = (i >= from, s, chance.one_in(2)) {
+        Op::Write => stamp::sectors(&slot.bio.data, |i, bytes| {
+            let lands = i >= from && chance.one_in(2);
+            if let Some(s) = disk.stamp(bytes).filter(|_| lands) {
                 disk.write(start + i, s, true);
             }
         }),

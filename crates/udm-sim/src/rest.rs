@@ -21,6 +21,7 @@ impl World {
         lock(&self.env).say("all come to rest");
         self.settle()?;
         self.inspect()?;
+        self.look_at_log()?;
         self.totals.rests += 1;
         if !self.plan.without.has(Class::Remove) && self.plan.bench.is_none() && self.control.one_in(3) {
             lock(&self.env).say("all devices are removed and made again");
@@ -55,6 +56,7 @@ impl World {
             && self.devices.iter().all(|d| d.is_live() && !d.is_changing())
             && (0..self.cores.len()).all(|c| self.post.next(c) == Nanos::NEVER)
             && self.cores.iter().flat_map(|c| &c.open).all(|o| !o.lane.is_busy())
+            && self.log.waiting.is_empty()
             && self.no_path_failed()
     }
 
@@ -128,6 +130,7 @@ impl World {
         // What is in memory is of no more use. It is taken apart in good order all the same: bios can't be forgotten.
         let was_resting = self.resting;
         self.settle()?;
+        self.look_at_log()?;
         self.restart()?;
         let mut env = lock(&self.env);
         env.dead = false;
@@ -140,6 +143,7 @@ impl World {
     /// Closes all lanes, removes all devices, and makes them again with the tables that they had.
     fn restart(&mut self) -> Result<(), Wrong> {
         self.cores.clear();
+        self.log.clear();
         let specs: Vec<TableSpec> = self.devices.iter().map(|d| d.spec.clone()).collect();
         while let Some(device) = self.devices.pop() {
             let name = format!("d{}", self.devices.len());

@@ -85,7 +85,12 @@ pub fn run(plan: &Plan) -> Result<Clean, Box<Failure>> {
 }
 
 fn totals(world: &World) -> Totals {
-    Totals { sectors: world.model.compared, faults: lock(&world.env).faults, ..world.totals }
+    Totals {
+        logs: world.log.looks,
+        sectors: world.model.compared,
+        faults: lock(&world.env).faults,
+        ..world.totals
+    }
 }
 
 /// How many runs making a failure smaller may take.

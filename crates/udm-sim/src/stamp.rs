@@ -25,6 +25,11 @@ pub fn fill(sector: &mut [u8], stamp: u64) {
 
 /// Calls `each` with the index and the stamp of every sector of `data`; a sector may lie across pieces.
 pub fn read(data: &Segments, mut each: impl FnMut(u64, Option<u64>)) {
+    sectors(data, |i, bytes| each(i, of(bytes)));
+}
+
+/// Calls `each` with the index and the bytes of every sector of `data`.
+pub fn sectors(data: &Segments, mut each: impl FnMut(u64, &[u8])) {
     let mut part = [0; SECTOR];
     let (mut have, mut index) = (0, 0);
     for piece in data {
@@ -36,13 +41,13 @@ pub fn read(data: &Segments, mut each: impl FnMut(u64, Option<u64>)) {
             if have < SECTOR {
                 continue;
             }
-            each(index, of(&part));
+            each(index, &part);
             index += 1;
         }
         let whole = rest.chunks_exact(SECTOR);
         let tail = whole.remainder();
         for sector in whole {
-            each(index, of(sector));
+            each(index, sector);
             index += 1;
         }
         part[..tail.len()].copy_from_slice(tail);

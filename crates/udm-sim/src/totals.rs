@@ -35,6 +35,8 @@ pub struct Totals {
     pub messages: u64,
     /// Times that all came to rest and was looked at.
     pub rests: u64,
+    /// Looks at a log of writes.
+    pub logs: u64,
     /// Lines of tables that were in use, by [`TARGETS`].
     pub targets: [u64; TARGETS.len()],
 }
@@ -58,6 +60,7 @@ impl Totals {
         self.cancels += t.cancels;
         self.messages += t.messages;
         self.rests += t.rests;
+        self.logs += t.logs;
         sum(&mut self.targets, t.targets);
     }
 
@@ -124,12 +127,13 @@ impl Totals {
         let ops = Op::ALL.iter().map(|op| (crate::trace::op_name(*op), self.requests[*op as usize]));
         let seen = TARGETS.into_iter().zip(self.targets).filter(|(_, n)| *n > 0);
         format!(
-            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests\n",
+            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} logs\n",
             list(&mut ops.into_iter()),
             list(&mut self.trouble().into_iter().map(|(name, _, n)| (name, n))),
             list(&mut seen.into_iter()),
             count(self.sectors),
-            count(self.rests)
+            count(self.rests),
+            count(self.logs)
         )
     }
 }

@@ -86,6 +86,9 @@ impl World {
             bio.started = now;
             bio.owner = open.owner;
             let id = self.model.begin(bio, open.device, device.maps(), self.step, now);
+            if self.blueprint.logger == Some(open.device) {
+                self.log.begin(id, bio, self.step, device.maps().len() == 1);
+            }
             let op = crate::trace::op_bits(bio.op, bio.flags.bits());
             let span = crate::trace::range(bio.sector.0, bio.sectors.0);
             env.trace.add(now, c as u16, Kind::Submit, [id, open.device as u64, op, span]);
@@ -98,6 +101,10 @@ impl World {
         if self.done.is_empty() {
             return Ok(());
         }
+        let device = self.cores[c].open[i].device;
+        let logger = self.blueprint.logger == Some(device);
+        let logging = logger && self.is_logging(device);
+        let mut promised = false;
         let open = &mut self.cores[c].open[i];
         let mut env = lock(&self.env);
         let parked = self.devices[open.device].is_suspended() && !env.dead;
@@ -119,11 +126,15 @@ impl World {
                 true => self.model.abandon(&bio)?,
                 false => {
                     self.totals.requests[bio.op as usize] += 1;
+                    if logger {
+                        promised |= self.log.end(id, &bio, env.ending(), logging);
+                    }
                     self.model.finish(&bio, &env)?;
                 }
             }
             self.front.put(bio);
         }
-        Ok(())
+        drop(env);
+        if promised { self.look_at_log() } else { Ok(()) }
     }
 }

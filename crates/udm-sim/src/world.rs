@@ -12,6 +12,7 @@ use crate::device::Device;
 use crate::disk::Disk;
 use crate::env::{Env, Mode, PathState, SharedEnv, lock};
 use crate::front::Front;
+use crate::log::Log;
 use crate::model::{Model, Wrong};
 use crate::path::SimPath;
 use crate::plan::{Class, Plan};
@@ -64,6 +65,8 @@ pub struct World {
     pub paths: Vec<Arc<SimPath>>,
     /// What must be true.
     pub model: Model,
+    /// What must be true of the log of writes.
+    pub log: Log,
     /// The front ends.
     pub front: Front,
     /// Who runs next.
@@ -102,8 +105,8 @@ impl World {
         let mut env = Env::new(plan.seed, plan.keep_events);
         env.torn = !plan.without.has(Class::Torn);
         for (i, d) in blueprint.disks.iter().enumerate() {
-            let mut disk = Disk::new(i, if d.log { 0 } else { d.sectors });
-            disk.log = d.log.then_some(d.sectors);
+            let mut disk = Disk::new(i, d.sectors);
+            disk.log = d.log;
             (disk.volatile, disk.fua, disk.max) = (d.volatile, d.fua, d.max);
             disk.error_one_in = match plan.without.has(Class::Errors) {
                 true => 0,
@@ -134,6 +137,7 @@ impl World {
             paths: (0..blueprint.paths.len()).map(|i| Arc::new(SimPath::new(&env, i))).collect(),
             post: SimCores::new(plan.seed, cores, delay),
             model: Model::new(Cells::new(&sizes, Disk::first_stamp)),
+            log: Log::default(),
             front: Front::new(plan, &mut build),
             schedule: Chance::new(plan.seed, Stream::Schedule),
             control: Chance::new(plan.seed, Stream::Control),
@@ -244,6 +248,7 @@ impl World {
             Some(core) => self.turn(core)?,
             None => self.jump()?,
         }
+        self.take_marks()?;
         match lock(&self.env).violation.take() {
             Some(wrong) => Err(wrong),
             None => Ok(()),

@@ -6,7 +6,7 @@ use udm_targets::bugs::{Bug, set};
 
 /// Steps to a seed, and the seeds that a bug may take to be found. The table in docs/simulator.md comes from this test's output.
 const STEPS: u64 = 5000;
-const SEEDS_MAX: u64 = 1000;
+const SEEDS_MAX: u64 = 2000;
 
 #[test]
 fn every_seeded_bug_is_found() {

@@ -197,8 +197,9 @@ impl Change {
     }
 
     fn stop(&mut self, cores: &dyn Cores) -> Phase {
-        self.device.state().suspended = true;
+        // In this order: a lane that is opened from now on, and stands still, is one that the targets have been told to expect.
         self.each_target(|target| target.presuspend(self.noflush));
+        self.device.state().suspended = true;
         let how = if self.noflush { Drain::NoFlush } else { Drain::Flush };
         let ack = self.ack();
         cores.broadcast(self.device.id(), LaneCommand::Suspend { how, ack });

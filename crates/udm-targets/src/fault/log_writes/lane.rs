@@ -36,6 +36,8 @@ pub(super) struct LogWritesLane {
     /// What the own flush under way covers.
     flush_covers: u64,
     flush_failed: bool,
+    /// The suspend that it last stopped for.
+    stopped: u64,
     /// Writes and flushes that wait for room for their copies, or for the log to be open.
     parked: VecDeque<Box<Bio>>,
     /// Clones that ended without going down.
@@ -50,7 +52,7 @@ impl LogWritesLane {
         let log = target.log.device.open(cx)?;
         Ok(LogWritesLane {
             under: target.under.open(cx)?,
-            writer: Writer::new(log, &target.log.device.limits(), cx),
+            writer: Writer::new(log, &*target.log.device, cx),
             shared: Arc::clone(&target.shared),
             discards: takes_discards(&*target.under.device.device),
             clones: Clones::new(cx),
@@ -58,6 +60,7 @@ impl LogWritesLane {
             flush: Some(Bio::new()),
             flush_covers: 0,
             flush_failed: false,
+            stopped: target.shared.add_lane(),
             parked: VecDeque::new(),
             ended: Batch::new(),
             scratch: Batch::new(),
@@ -195,7 +198,7 @@ impl LogWritesLane {
                 Self::log(&mut self.appends, state, append);
                 acks.push(bio);
             } else {
-                state.held.push(append);
+                state.hold(append);
                 tally.requests -= 1;
                 done.push(bio);
             }
@@ -271,6 +274,12 @@ impl LogWritesLane {
                 promise.end(refusal(state.ended()));
             }
         }
+    }
+}
+
+impl Drop for LogWritesLane {
+    fn drop(&mut self) {
+        self.shared.remove_lane(self.stopped);
     }
 }
 
@@ -356,6 +365,7 @@ impl Lane for LogWritesLane {
             back.extend(self.parked.drain(..));
         }
         self.shared.count(tally.bytes, tally.requests);
+        self.stopped = self.shared.stop_lane(self.stopped);
         self.writer.drain(cx);
     }
 

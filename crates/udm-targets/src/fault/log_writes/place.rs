@@ -37,7 +37,7 @@ pub(super) struct Places {
     counted: Option<u64>,
     /// Some lane is writing a superblock with this many.
     counting: Option<u64>,
-    /// Where the mark at the end stands, when it is the last entry.
+    /// Where the mark at the end stands, while it is the last entry.
     end: Option<u64>,
 }
 
@@ -99,6 +99,7 @@ impl Places {
             return None;
         }
         self.entries += 1;
+        self.end = None;
         Some(std::mem::replace(&mut self.next, next))
     }
 

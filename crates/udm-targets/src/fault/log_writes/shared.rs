@@ -61,7 +61,12 @@ pub(super) struct State {
     last_mark: Option<Pending>,
     /// The device is being suspended.
     closing: bool,
-    /// Nothing was held since the end was put in its place.
+    /// How often it was: lanes tell one suspend from another by it.
+    closings: u64,
+    /// Lanes that are open, and those of them that take no more requests because of this suspend.
+    lanes: usize,
+    stopped: usize,
+    /// The end has its place, and nothing came behind it.
     closed: bool,
     /// Why logging ended.
     ended: Option<&'static str>,
@@ -96,6 +101,9 @@ impl Shared {
             posted: Marks::default(),
             last_mark: None,
             closing: false,
+            closings: 0,
+            lanes: 0,
+            stopped: 0,
             closed: false,
             ended: None,
         };
@@ -180,11 +188,38 @@ impl Shared {
     pub(super) fn set_closing(&self, closing: bool) {
         let mut state = self.lock();
         (state.closing, state.closed) = (closing, false);
+        (state.closings, state.stopped) = (state.closings + u64::from(closing), 0);
         if !closing {
             state.places.start();
             self.set_open(&state);
         }
         self.errand.store(true, Ordering::Relaxed);
+    }
+
+    /// A lane is open. Says of which suspend it is known that it takes no requests.
+    pub(super) fn add_lane(&self) -> u64 {
+        let mut state = self.lock();
+        state.lanes += 1;
+        // One that is opened while the device is suspended is given nothing before the resume.
+        state.stopped += usize::from(state.closing);
+        if state.closing { state.closings } else { 0 }
+    }
+
+    /// A lane that stopped for suspend `stopped` is being closed.
+    pub(super) fn remove_lane(&self, stopped: u64) {
+        let mut state = self.lock();
+        state.lanes -= 1;
+        state.stopped -= usize::from(state.closing && stopped == state.closings);
+    }
+
+    /// A lane takes no more requests. Says for which suspend; `stopped` is the one that it stopped for before.
+    pub(super) fn stop_lane(&self, stopped: u64) -> u64 {
+        let mut state = self.lock();
+        if !state.closing || stopped == state.closings {
+            return stopped;
+        }
+        state.stopped += 1;
+        state.closings
     }
 
     fn set_open(&self, state: &State) {
@@ -237,6 +272,7 @@ impl Shared {
         placed: &mut Vec<Placed>,
     ) -> Range<u64> {
         let first = state.places.entries();
+        state.closed &= appends.is_empty();
         let mut dropped = 0;
         for append in appends.drain(..) {
             let at = self.is_enabled().then(|| state.places.take(&append.entry)).flatten();
@@ -267,7 +303,9 @@ impl Shared {
         match (state.closed, state.places.is_counted()) {
             (true, true) => Closing::No,
             (true, false) => Closing::Wait,
-            (false, _) if self.in_flight.load(Ordering::Relaxed) > 0 || !self.is_open() => Closing::Wait,
+            // Until all lanes have stopped there may be more to come.
+            (false, _) if state.stopped < state.lanes || !self.is_open() => Closing::Wait,
+            (false, _) if self.in_flight.load(Ordering::Relaxed) > 0 => Closing::Wait,
             (false, _) => Closing::End,
         }
     }
@@ -297,6 +335,12 @@ pub(super) fn refusal(why: &str) -> Result<(), TargetError> {
 }
 
 impl State {
+    /// Holds a write that has completed.
+    pub(super) fn hold(&mut self, append: Append) {
+        self.held.push(append);
+        self.closed = false;
+    }
+
     /// Why logging ended.
     pub(super) fn ended(&self) -> &'static str {
         self.ended.unwrap_or("it ended")

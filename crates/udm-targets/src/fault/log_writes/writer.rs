@@ -10,7 +10,7 @@ use crate::pending::Promise;
 use slab::Slab;
 use std::ops::Range;
 use udm_core::{
-    Batch, Bio, BioFlags, BioPool, BufPool, Cx, Drain, Lane, Limits, Nanos, Op, OwnerId, SECTOR_SIZE, Sector,
+    Batch, Bio, BioFlags, BioPool, BufPool, Cx, Device, Drain, Lane, Nanos, Op, OwnerId, SECTOR_SIZE, Sector,
     Sectors, Segments,
 };
 use udm_wire::log_writes::{EntryFlags, Superblock};
@@ -75,12 +75,15 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(log: Box<dyn Lane>, limits: &Limits, cx: &mut Cx<'_>) -> Writer {
+    pub(super) fn new(log: Box<dyn Lane>, device: &dyn Device, cx: &mut Cx<'_>) -> Writer {
+        let limits = device.limits();
+        // A mapped device may get a cache with its next table, and knows how to write past it.
+        let mapped = device.stacked().is_some();
         Writer {
             log,
             owner: cx.new_owner(),
-            cache: limits.write_cache,
-            fua: limits.fua,
+            cache: limits.write_cache || mapped,
+            fua: limits.fua || mapped,
             // As many as there are entries, which the bound on copies and the requests in flight above bound.
             bios: BioPool::new(usize::MAX),
             copies: BufPool::new(COPIES_KEPT),
@@ -240,7 +243,7 @@ impl Writer {
             tally.requests -= waits.acks.len() as isize;
             done.append(&mut waits.acks);
             for promise in waits.marks {
-                promise.end(if end <= counted { Ok(()) } else { refusal("the log device failed") });
+                promise.end(if end <= counted || early { Ok(()) } else { refusal("the log device failed") });
             }
         }
     }
