@@ -231,7 +231,7 @@ pub struct CreateArgs {
     pub print: Print,
     /// Its name
     pub name: String,
-    /// A file that holds the table [default: standard input]
+    /// A file that holds the table [default: standard input]; relative paths in a table count from the current folder
     #[arg(conflicts_with_all = ["table", "notable"])]
     pub file: Option<PathBuf>,
     /// The table
@@ -252,7 +252,7 @@ pub struct LoadArgs {
     pub talk: Talk,
     /// The device
     pub name: String,
-    /// A file that holds the table [default: standard input]
+    /// A file that holds the table [default: standard input]; relative paths in a table count from the current folder
     #[arg(conflicts_with = "table")]
     pub file: Option<PathBuf>,
     /// The table

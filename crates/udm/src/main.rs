@@ -17,9 +17,27 @@ use cli::{Cli, Verb};
 use std::io::Write;
 use std::process::ExitCode;
 
+/// The stack of the program in bytes.
+const STACK: usize = 8 << 20;
+
+/// The main thread's stack is as large as its caller's `ulimit -s` says, which may be too little for anything. So the program runs on one of its own.
 fn main() -> ExitCode {
+    let program = std::thread::Builder::new().name("main".into()).stack_size(STACK).spawn(program);
+    match program.map(std::thread::JoinHandle::join) {
+        Ok(Ok(code)) => code,
+        // It has said why.
+        Ok(Err(_)) => ExitCode::from(101),
+        Err(error) => {
+            // Nothing is left to be done when standard error is closed too.
+            let _ = writeln!(std::io::stderr(), "udm: no thread to run on: {}", plain(&error.to_string()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn program() -> ExitCode {
     let cli = Cli::parse();
-    // Before there is any thread.
+    // Before there is any thread that has something to do.
     if let Verb::Serve(args) = &cli.verb
         && args.fork
         && !args.ready_on_stdout

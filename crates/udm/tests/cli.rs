@@ -125,6 +125,18 @@ fn a_server_raises_its_limit_on_files_and_not_its_commands() {
 }
 
 #[test]
+fn a_small_stack_is_enough() {
+    let script = format!("ulimit -s 64; exec {UDM} serve --device 'd=0 8 zero' --run '{UDM} ls'");
+    let out = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(
+        (text(&out.stdout).as_str(), out.status.code()),
+        ("d\t(254:0)\n", Some(0)),
+        "{}",
+        text(&out.stderr)
+    );
+}
+
+#[test]
 fn a_control_socket_has_a_path_as_long_as_the_system_takes() {
     let folder = tempfile::tempdir().unwrap();
     for length in [100, 107, 108] {
