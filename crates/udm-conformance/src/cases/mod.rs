@@ -7,6 +7,7 @@ mod errors;
 mod flags;
 mod life;
 mod paths;
+mod random;
 mod ranges;
 mod zeroes;
 
@@ -156,5 +157,6 @@ pub const CASES: &[Case] = &[
     case("changes::suspended_requests_wait", &[Need::Mapped], changes::suspended_requests_wait),
     case("changes::suspend_waits_for_the_disk", &[Need::Mapped, Need::Disks], changes::suspend_waits),
     case("changes::called_off", &[Need::Mapped, Need::Disks], changes::called_off),
+    case("changes::in_any_order", &[Need::Mapped], random::in_any_order),
     case("changes::closed_while_suspended", &[Need::Mapped, Need::Server], changes::closed_while_suspended),
 ];
