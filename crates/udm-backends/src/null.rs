@@ -51,7 +51,8 @@ impl Device for Null {
         let p = &self.params;
         let (queues, depth) = (p.submit_queues as usize, p.hw_queue_depth as usize);
         let depth = depth.min((queues * depth).div_ceil(cx.cores())).max(1);
-        let work = Work::new(Server { store: self.store.clone(), size: self.limits().size });
+        let work =
+            Work::new(Server { store: self.store.clone(), size: self.limits().size, discards: p.discard });
         if p.irqmode >= 2 {
             let delay = Nanos(p.completion_nsec);
             return Ok(Box::new(TimerLane {
@@ -88,6 +89,7 @@ impl Device for Null {
 struct Server {
     store: Option<Arc<Store>>,
     size: Sectors,
+    discards: bool,
 }
 
 impl Serve for Server {
@@ -104,6 +106,7 @@ impl Serve for Server {
     #[inline]
     fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
         match &self.store {
+            _ if bio.op == Op::Discard && !self.discards => Status::NotSupp,
             None if bio.sector.0.checked_add(bio.sectors.0).is_none_or(|end| end > self.size.0) => {
                 Status::IoErr
             }

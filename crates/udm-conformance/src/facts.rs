@@ -93,7 +93,7 @@ impl Facts {
         }
         let unaligned =
             !request.sector.is_multiple_of(self.block()) || !request.sectors.is_multiple_of(self.block());
-        let long = self.limits.max_for(request.op) < Sectors(request.sectors);
+        let long = self.can(request.op) && self.limits.max_for(request.op) < Sectors(request.sectors);
         match self.boundary {
             Boundary::Backend if unaligned || long || request.sectors == 0 => {
                 return if errors.is_empty() { Verdict::Unasked } else { Verdict::May(errors) };
