@@ -11,8 +11,8 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use udm_core::{
-    Bio, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sectors, Serve, Status,
-    WorkLane,
+    Bio, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sector,
+    Sectors, Serve, Status, WorkLane,
 };
 use zerocopy::FromZeros;
 
@@ -59,6 +59,17 @@ impl Store {
     fn page(&self, offset: u64) -> Option<&Page> {
         let number = offset / PAGE;
         self.directories[(number / FAN) as usize].get()?[(number % FAN) as usize].get()
+    }
+
+    /// Pages that were never written are holes.
+    pub(crate) fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        let (mut at, end) = (from.bytes(), (from + len).bytes());
+        while at < end && !out.is_full() {
+            let now = (PAGE - at % PAGE).min(end - at);
+            let content = if self.page(at).is_some() { Content::Data } else { Content::Hole };
+            out.push(Sectors::from_bytes(now), content);
+            at += now;
+        }
     }
 
     /// The page that holds `offset`, made if need be.
@@ -229,6 +240,10 @@ impl Device for Mem {
 
     fn limits(&self) -> Limits {
         Limits { max_discard: MAX_ZERO, max_write_zeroes: MAX_ZERO, ..Limits::new(self.store.size) }
+    }
+
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        self.store.extents(from, len, out);
     }
 }
 

@@ -19,8 +19,8 @@ use crate::mem::{MAX_ZERO, Store};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, Part, SECTOR_SIZE, Sectors, Serve,
-    Status, Work, hand_over,
+    Batch, Bio, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Nanos, Op, OpenError, Part,
+    SECTOR_SIZE, Sector, Sectors, Serve, Status, Work, hand_over,
 };
 use udm_wire::uri::NullParams;
 
@@ -82,6 +82,13 @@ impl Device for Null {
             write_cache: p.cache_size > 0,
             fua: p.fua,
             ..base
+        }
+    }
+
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        match &self.store {
+            Some(store) => store.extents(from, len, out),
+            None => out.push(len, Content::Data),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The control half of a device.
 
-use crate::{Cx, Lane, Limits};
+use crate::{Content, Cx, Extents, Lane, Limits, Sector, Sectors};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -17,6 +17,15 @@ pub trait Device: Send + Sync {
 
     /// Size and limits, as of now.
     fn limits(&self) -> Limits;
+
+    /// Appends to `out` what the `len` sectors from `from` on hold, in order and without gaps, until it is full. The range is within the device.
+    ///
+    /// It may block, so no core calls it. What it says was so at some moment during the call: a write that was acknowledged before the
+    /// call is no hole. Who does not know says data.
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        let _ = from;
+        out.push(len, Content::Data);
+    }
 
     /// Its place among devices that lie on each other; `None` for a backend, which is the end.
     fn stacked(&self) -> Option<&dyn Stacked> {

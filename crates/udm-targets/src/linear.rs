@@ -5,7 +5,7 @@
 use crate::error::TargetError;
 use crate::target::{DeviceRef, Target, TargetArgs, Used, decimal};
 use std::sync::Arc;
-use udm_core::{Batch, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors};
+use udm_core::{Batch, Cx, Drain, Extents, Lane, Limits, Op, OpenError, Sector, Sectors};
 
 struct Linear {
     device: DeviceRef,
@@ -46,6 +46,10 @@ impl Target for Linear {
     fn limits(&self) -> Limits {
         let below = self.device.device.limits();
         Limits { request_stackable: false, ..Limits::new(self.len).stack(&below) }
+    }
+
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        self.device.device.extents(Sector(self.offset.0 + from.0), len, out);
     }
 
     fn devices(&self) -> Vec<Used> {

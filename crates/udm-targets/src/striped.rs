@@ -14,7 +14,8 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Drain, Lane, Limits, Op, OpenError, SECTOR_SIZE, Sector, Sectors, Status,
+    Batch, Bio, BioFlags, Cx, Drain, Extents, Lane, Limits, Op, OpenError, SECTOR_SIZE, Sector, Sectors,
+    Status,
 };
 
 /// Failures of a device that raise an event; later ones only count (kernel: `DM_IO_ERROR_THRESHOLD` is 15, and the fifteenth is
@@ -148,6 +149,18 @@ impl Target for Striped {
             io_min: hint(bytes).max(limits.io_min),
             io_opt: hint(bytes.saturating_mul(stripes.by)),
             ..limits
+        }
+    }
+
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        let layout = self.shared.layout;
+        let (mut at, end) = (from.0, from.0 + len.0);
+        while at < end && !out.is_full() {
+            let (stripe, sector) = layout.map(at);
+            let now = (layout.chunk.by - layout.chunk.div_rem(at).1).min(end - at);
+            let Stripe { device, offset, .. } = &self.shared.stripes[stripe];
+            device.device.extents(Sector(offset.0 + sector), Sectors(now), out);
+            at += now;
         }
     }
 

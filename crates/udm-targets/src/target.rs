@@ -7,7 +7,7 @@ use crate::error::TargetError;
 use crate::pending::Pending;
 use std::any::Any;
 use std::sync::Arc;
-use udm_core::{Cores, Cx, DevNo, Device, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{Content, Cores, Cx, DevNo, Device, Extents, Lane, Limits, OpenError, Sector, Sectors};
 
 /// A device that a table line names, looked up.
 #[derive(Clone)]
@@ -89,6 +89,12 @@ pub trait Target: Send + Sync {
 
     /// Limits of this target alone, stacked over its devices; `size` is the target's length.
     fn limits(&self) -> Limits;
+
+    /// What its sectors hold, as [`Device::extents`]; `from` counts from the target's start.
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        let _ = from;
+        out.push(len, Content::Data);
+    }
 
     /// The devices below with the range used of each, for checks of size and alignment and for `deps`.
     fn devices(&self) -> Vec<Used>;

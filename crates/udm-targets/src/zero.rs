@@ -5,7 +5,8 @@ use crate::error::TargetError;
 use crate::target::{Target, TargetArgs, Used};
 use std::sync::Arc;
 use udm_core::{
-    Bio, BioFlags, Cx, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sectors, Serve, Status, WorkLane,
+    Bio, BioFlags, Content, Cx, Extents, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sector, Sectors,
+    Serve, Status, WorkLane,
 };
 
 struct Zero {
@@ -39,6 +40,10 @@ impl Target for Zero {
     fn limits(&self) -> Limits {
         // The kernel's zero target takes discards and no write-zeroes.
         Limits { request_stackable: false, max_write_zeroes: Sectors::ZERO, ..Limits::new(self.len) }
+    }
+
+    fn extents(&self, _: Sector, len: Sectors, out: &mut Extents) {
+        out.push(len, Content::Hole);
     }
 
     fn devices(&self) -> Vec<Used> {

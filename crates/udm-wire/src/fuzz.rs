@@ -198,6 +198,9 @@ pub fn nbd_option_reply(data: &[u8]) {
         nbd::OptionReply::Ack => nbd::put_ack(&mut out, header.option),
         nbd::OptionReply::Server { name, description } => nbd::put_server(&mut out, name, description),
         nbd::OptionReply::Info(info) => nbd::put_info(&mut out, header.option, info),
+        nbd::OptionReply::MetaContext { id, name } => {
+            nbd::put_meta_context(&mut out, header.option, *id, name);
+        }
         nbd::OptionReply::Error { error, text } => nbd::put_error(&mut out, header.option, *error, text),
         nbd::OptionReply::Other(kind) => nbd::put_reply(&mut out, header.option, *kind, &[]),
     }
@@ -235,6 +238,11 @@ pub fn nbd_reply(data: &[u8]) {
             again.extend(data);
         }
         nbd::Chunk::Hole { offset, len } => again.extend(nbd::chunk_hole(cookie, offset, len, done)),
+        nbd::Chunk::BlockStatus { context, descriptors } => {
+            let n = descriptors.iter().count() as u32;
+            again.extend(nbd::chunk_block_status_header(cookie, context, n, done));
+            descriptors.iter().for_each(|(len, flags)| again.extend(nbd::block_descriptor(len, flags)));
+        }
         nbd::Chunk::Error { error, text, .. } => nbd::put_chunk_error(&mut again, cookie, error, text),
     }
     let mut input = &again[..];

@@ -33,10 +33,26 @@ fn refusal(option: u32, data: &[u8]) -> (u32, &'static str) {
 fn options_that_every_server_refuses() {
     assert_eq!(refusal(nbd::OPT_STARTTLS, b"").0, nbd::REP_ERR_POLICY);
     assert_eq!(refusal(nbd::OPT_EXTENDED_HEADERS, b"").0, nbd::REP_ERR_UNSUP);
-    assert_eq!(refusal(nbd::OPT_SET_META_CONTEXT, b"anything").0, nbd::REP_ERR_UNSUP);
     assert_eq!(refusal(4711, b"").0, nbd::REP_ERR_UNSUP);
     for option in [nbd::OPT_LIST, nbd::OPT_STARTTLS, nbd::OPT_STRUCTURED_REPLY] {
         assert_eq!(refusal(option, b"x"), (nbd::REP_ERR_INVALID, "the option takes no data"));
+    }
+}
+
+#[test]
+fn malformed_metadata_contexts() {
+    for option in [nbd::OPT_LIST_META_CONTEXT, nbd::OPT_SET_META_CONTEXT] {
+        let short = (nbd::REP_ERR_INVALID, "the option is shorter than it says");
+        for data in [&b""[..], &[0, 0, 0, 1], &[0, 0, 0, 0, 0, 0, 0], &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1]] {
+            assert_eq!(refusal(option, data), short, "{data:?}");
+        }
+        // A count that nobody has queries for ends with the data.
+        assert_eq!(refusal(option, &[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]), short);
+        let more = "the number of queries does not fit the option's length";
+        assert_eq!(refusal(option, &[0, 0, 0, 0, 0, 0, 0, 0, 7]), (nbd::REP_ERR_INVALID, more));
+        assert_eq!(refusal(option, &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0]).0, nbd::REP_ERR_INVALID);
+        assert_eq!(refusal(option, &[0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0, 0, 0]).0, nbd::REP_ERR_TOO_BIG);
+        assert_eq!(refusal(option, &[0xff; 40]).0, nbd::REP_ERR_TOO_BIG);
     }
 }
 
@@ -46,7 +62,7 @@ fn malformed_info_and_go() {
         let short = (nbd::REP_ERR_INVALID, "the option is shorter than it says");
         assert_eq!(refusal(option, b""), short);
         assert_eq!(refusal(option, &[0, 0, 0]), short);
-        assert_eq!(refusal(option, &[0, 0, 0, 2, b'a', 0]), short);
+        assert_eq!(refusal(option, &[0, 0, 0, 2, b'a', b'b']), short);
         assert_eq!(refusal(option, &[0, 0, 0, 1, b'a', 0]), short);
         let count = "the number of informations does not fit the option's length";
         assert_eq!(refusal(option, &[0, 0, 0, 0, 0, 1]), (nbd::REP_ERR_INVALID, count));

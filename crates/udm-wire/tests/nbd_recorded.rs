@@ -2,8 +2,8 @@
 
 use udm_wire::nbd::{
     self, BlockSizes, Chunk, ClientFlags, ClientOption, Command, CommandFlags, ExportFlags, FromClient,
-    Greeting, HandshakeFlags, HandshakeParser, Info, InfoRequest, OptionReply, OptionReplyHeader,
-    ReplyHeader, Request,
+    Greeting, HandshakeFlags, HandshakeParser, Info, InfoRequest, MetaRequest, OptionReply,
+    OptionReplyHeader, ReplyHeader, Request,
 };
 
 /// Everything that the client, and that the server sent.
@@ -65,6 +65,9 @@ fn option_replies_of(mut server: &[u8], until: u32) -> (Vec<(u32, OptionReply)>,
             OptionReply::Server { name, description } => nbd::put_server(&mut again, name, description),
             OptionReply::Error { error, text } => nbd::put_error(&mut again, header.option, *error, text),
             OptionReply::Info(info) => nbd::put_info(&mut again, header.option, info),
+            OptionReply::MetaContext { id, name } => {
+                nbd::put_meta_context(&mut again, header.option, *id, name);
+            }
             OptionReply::Other(_) => panic!("{reply:?}"),
         }
         assert_eq!(again, server[..server.len() - rest.len()]);
@@ -185,6 +188,7 @@ fn a_conversation_with_structured_replies() {
                         read[offset as usize..offset as usize + len as usize].fill(0);
                         (0, nbd::chunk_hole(header.cookie, offset, len, header.is_done()).to_vec())
                     }
+                    Chunk::BlockStatus { .. } => panic!("nobody asked for it"),
                     Chunk::Error { error, text, offset } => {
                         assert_eq!(
                             (text, offset),
@@ -227,4 +231,34 @@ fn a_conversation_with_simple_replies() {
     }
     assert!(server.is_empty());
     assert_eq!(done, [(1, 0), (2, 0), (3, nbd::EINVAL), (4, 0), (5, 0), (6, 0)]);
+}
+
+#[test]
+fn a_conversation_about_what_is_allocated() {
+    let (client, server) = conversation(include_str!("data/nbd-block-status.txt"));
+    let (_, options, client) = options_of(&client);
+    let context = nbd::CONTEXT_ALLOCATION.to_owned();
+    let meta = MetaRequest { name: "disk".into(), queries: vec![context.clone()] };
+    let go = InfoRequest { name: "disk".into(), infos: vec![nbd::INFO_BLOCK_SIZE] };
+    let want = [ClientOption::StructuredReply, ClientOption::SetMetaContext(meta), ClientOption::Go(go)];
+    assert_eq!(options, want);
+    let requests: Vec<_> = requests_of(client).into_iter().map(|(request, _)| request).collect();
+    let none = CommandFlags::empty();
+    assert_eq!(requests[0], request(Command::BlockStatus, none, 1, 0, 16384));
+    assert_eq!((requests.len(), requests[1].command), (2, Command::Disconnect));
+
+    let (replies, mut server) = option_replies_of(greeted(&server), nbd::OPT_GO);
+    assert!(
+        replies.contains(&(nbd::OPT_SET_META_CONTEXT, OptionReply::MetaContext { id: 1, name: context }))
+    );
+    let Ok(Some(ReplyHeader::Chunk(header))) = ReplyHeader::decode(&mut server) else { panic!("no chunk") };
+    let Ok(Chunk::BlockStatus { context, descriptors }) = Chunk::decode(header, server) else {
+        panic!("no status")
+    };
+    let hole = nbd::STATE_HOLE | nbd::STATE_ZERO;
+    let runs: Vec<_> = descriptors.iter().collect();
+    assert_eq!(runs, [(8192, hole), (4096, 0), (4096, hole)]);
+    let mut again = nbd::chunk_block_status_header(1, context, runs.len() as u32, true).to_vec();
+    runs.iter().for_each(|(len, flags)| again.extend(nbd::block_descriptor(*len, *flags)));
+    assert_eq!(again, [&header.encode()[..], server].concat());
 }

@@ -124,6 +124,14 @@ fn option() -> impl Strategy<Value = nbd::ClientOption> {
         "[a-z]{0,9}".prop_map(nbd::ClientOption::ExportName),
         info.clone().prop_map(nbd::ClientOption::Info),
         info.prop_map(nbd::ClientOption::Go),
+        ("[a-z]{0,9}", vec("[a-z:]{0,9}", 0..4), any::<bool>()).prop_map(|(name, queries, list)| {
+            let request = nbd::MetaRequest { name, queries };
+            if list {
+                nbd::ClientOption::ListMetaContext(request)
+            } else {
+                nbd::ClientOption::SetMetaContext(request)
+            }
+        }),
         (9..20u32, vec(any::<u8>(), 0..40))
             .prop_map(|(option, data)| nbd::ClientOption::Unknown { option, data }),
     ]
@@ -159,6 +167,7 @@ fn option_reply() -> impl Strategy<Value = Vec<u8>> {
         ("[a-z]{0,9}", ".{0,9}")
             .prop_map(|(name, description)| nbd::OptionReply::Server { name, description }),
         info.prop_map(nbd::OptionReply::Info),
+        (any::<u32>(), ".{0,9}").prop_map(|(id, name)| nbd::OptionReply::MetaContext { id, name }),
         (1..12u32, ".{0,20}")
             .prop_map(|(e, text)| nbd::OptionReply::Error { error: nbd::REP_FLAG_ERROR | e, text }),
     ]
@@ -167,6 +176,9 @@ fn option_reply() -> impl Strategy<Value = Vec<u8>> {
         match reply {
             nbd::OptionReply::Server { name, description } => nbd::put_server(&mut out, &name, &description),
             nbd::OptionReply::Info(info) => nbd::put_info(&mut out, nbd::OPT_GO, &info),
+            nbd::OptionReply::MetaContext { id, name } => {
+                nbd::put_meta_context(&mut out, nbd::OPT_SET_META_CONTEXT, id, &name);
+            }
             nbd::OptionReply::Error { error, text } => nbd::put_error(&mut out, nbd::OPT_GO, error, &text),
             _ => nbd::put_ack(&mut out, nbd::OPT_GO),
         }
@@ -186,6 +198,13 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
         }),
         (cookie, any::<u64>(), 1..u32::MAX, done)
             .prop_map(|(c, offset, len, done)| nbd::chunk_hole(c, offset, len, done).to_vec()),
+        (cookie, any::<u32>(), vec((1..u32::MAX, any::<u32>()), 1..5), done).prop_map(
+            |(c, id, runs, done)| {
+                let mut out = nbd::chunk_block_status_header(c, id, runs.len() as u32, done).to_vec();
+                runs.iter().for_each(|(len, flags)| out.extend(nbd::block_descriptor(*len, *flags)));
+                out
+            }
+        ),
         (cookie, 1..200u32, ".{0,20}").prop_map(|(cookie, error, text)| {
             let mut out = Vec::new();
             nbd::put_chunk_error(&mut out, cookie, error, &text);

@@ -18,6 +18,7 @@
 //!   zeroes are written.
 
 mod disk;
+mod extents;
 mod flush;
 mod lane;
 #[cfg(test)]
@@ -34,8 +35,9 @@ mod tests;
 pub(crate) use disk::Disks;
 
 use disk::{Disk, Handles};
+use std::os::fd::AsFd;
 use std::sync::Arc;
-use udm_core::{Cx, Device, DeviceId, Lane, Limits, OpenError, Sectors};
+use udm_core::{Content, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_runtime::Ring;
 
 /// The longest read or write in sectors (32 MiB): the most that an NBD client may ask for.
@@ -76,5 +78,14 @@ impl Device for File {
 
     fn limits(&self) -> Limits {
         Limits { size: self.disk.size(), ..self.limits }
+    }
+
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        if self.disk.is_block {
+            out.push(len, Content::Data);
+        } else {
+            // Any of them: its position is not used otherwise.
+            extents::extents(self.handles[0].fd.as_fd(), from, len, out);
+        }
     }
 }

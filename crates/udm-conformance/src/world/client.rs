@@ -279,6 +279,7 @@ fn take_chunk(pending: &mut Pending, header: ChunkHeader, payload: &[u8]) {
             pending.data[range].fill(0);
             pending.got += len as usize;
         }
+        Chunk::BlockStatus { .. } => panic!("nobody asked for it"),
         Chunk::Error { error, .. } => pending.error = error,
     }
 }

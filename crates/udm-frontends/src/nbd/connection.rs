@@ -9,6 +9,7 @@ mod keep;
 mod shake;
 
 use super::ServerOptions;
+use super::contexts::Context;
 use super::exports::{ExportUse, Exports, Geometry};
 use super::handshake::Handshake;
 use super::holds::Member;
@@ -18,11 +19,13 @@ use super::receive::{Receiver, Wait};
 use super::reply::{Sender, recycle};
 use super::serve::Pending;
 use super::stats::Tally;
+use super::survey::Surveyor;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Batch, BioFlags, BioPool, BufPool, Nanos, Segments};
 use udm_runtime::{Cluster, DeviceSlot, Done, FrontCx, FrontEnd, RingOp};
 use udm_wire::nbd::Request;
@@ -47,7 +50,7 @@ pub(super) enum Phase {
 pub(super) struct Connection {
     /// `None` when nothing more is received or sent: a connection whose client is gone keeps no descriptor.
     fd: Option<Arc<OwnedFd>>,
-    cluster: Arc<Cluster>,
+    pub(super) cluster: Arc<Cluster>,
     exports: Arc<Exports>,
     options: ServerOptions,
     place: Place,
@@ -57,6 +60,10 @@ pub(super) struct Connection {
     pub(super) device: Option<DeviceSlot>,
     pub(super) export: Option<(ExportUse, Geometry)>,
     pub(super) structured: bool,
+    pub(super) contexts: Vec<&'static Context>,
+    /// Its name in letters, unlike any other's.
+    pub(super) id: u64,
+    pub(super) surveyor: Surveyor,
     pub(super) rx: Receiver,
     pub(super) tx: Sender,
     receiving: bool,
@@ -100,10 +107,17 @@ pub(super) struct Connection {
     taken: usize,
 }
 
+/// A number for each connection.
+fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 impl Connection {
     pub(super) fn new(
         fd: Arc<OwnedFd>,
         cluster: Arc<Cluster>,
+        surveyor: Surveyor,
         exports: Arc<Exports>,
         mut options: ServerOptions,
         place: Place,
@@ -122,6 +136,9 @@ impl Connection {
             device: None,
             export: None,
             structured: false,
+            contexts: Vec::new(),
+            id: next_id(),
+            surveyor,
             rx: Receiver::new(options.bytes_max),
             tx: Sender::new(),
             receiving: false,
@@ -359,6 +376,7 @@ impl FrontEnd for Connection {
 
     fn letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
         self.hold_letter(letter, cx);
+        self.surveyed(letter);
         self.pump(cx);
     }
 

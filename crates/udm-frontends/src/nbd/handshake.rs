@@ -3,13 +3,15 @@
 //! Contract: one call of [`Handshake::step`] answers one message of the client at the most, so the caller decides how much output may
 //! pile up. What the client has no right to send ends the connection; what it may send and we can't do is answered with an error.
 
+use super::contexts::{Context, matching};
 use super::exports::{Export, ExportUse, Exports, Geometry};
 use udm_core::OpenError;
 use udm_wire::nbd::{
     ClientFlags, ClientOption, ExportFlags, ExportNameReply, FromClient, GREETING_SIZE, HandshakeFlags,
-    HandshakeParser, INFO_DESCRIPTION, INFO_NAME, Info, InfoRequest, OPT_ABORT, OPT_GO, OPT_INFO, OPT_LIST,
-    OPT_STRUCTURED_REPLY, REP_ERR_PLATFORM, REP_ERR_UNKNOWN, greeting, put_ack, put_error,
-    put_export_name_reply, put_info, put_server,
+    HandshakeParser, INFO_DESCRIPTION, INFO_NAME, Info, InfoRequest, MetaRequest, OPT_ABORT, OPT_GO,
+    OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY, REP_ERR_INVALID,
+    REP_ERR_PLATFORM, REP_ERR_UNKNOWN, greeting, put_ack, put_error, put_export_name_reply, put_info,
+    put_meta_context, put_server,
 };
 
 /// The server's half of a handshake.
@@ -18,6 +20,8 @@ pub(super) struct Handshake {
     parser: HandshakeParser,
     no_zeroes: bool,
     structured: bool,
+    /// The metadata contexts that were chosen, and for which export: they are void for any other.
+    contexts: Option<(String, Vec<&'static Context>)>,
 }
 
 /// What a step led to.
@@ -38,6 +42,8 @@ pub(super) struct Session {
     pub(super) geometry: Geometry,
     /// Reads are answered with chunks.
     pub(super) structured: bool,
+    /// What `BLOCK_STATUS` is answered with; it may not be asked when there are none.
+    pub(super) contexts: Vec<&'static Context>,
 }
 
 /// Opens the device of the chosen export, before the client is told that it has it.
@@ -86,7 +92,7 @@ impl Handshake {
             ClientOption::ExportName(name) => return self.export_name(name, out, exports, open),
             ClientOption::Go(request) => return self.go(request, out, exports, open),
             ClientOption::Info(request) => {
-                if let Some(export) = found(OPT_INFO, request, out, exports.get(&request.name)) {
+                if let Some(export) = found(OPT_INFO, &request.name, out, exports.get(&request.name)) {
                     self.describe(OPT_INFO, request, &export, export.geometry(), out);
                     put_ack(out, OPT_INFO);
                 }
@@ -101,6 +107,12 @@ impl Handshake {
                 self.structured = true;
                 put_ack(out, OPT_STRUCTURED_REPLY);
             }
+            ClientOption::ListMetaContext(request) => {
+                self.contexts_of(request, OPT_LIST_META_CONTEXT, out, exports);
+            }
+            ClientOption::SetMetaContext(request) => {
+                self.contexts_of(request, OPT_SET_META_CONTEXT, out, exports);
+            }
             ClientOption::Abort => {
                 put_ack(out, OPT_ABORT);
                 return Step::Close;
@@ -110,6 +122,26 @@ impl Handshake {
             }
         }
         Step::Answered
+    }
+
+    /// Lists the metadata contexts that are asked for, or chooses them: each choice replaces the one before.
+    fn contexts_of(&mut self, request: &MetaRequest, option: u32, out: &mut Vec<u8>, exports: &Exports) {
+        let list = option == OPT_LIST_META_CONTEXT;
+        if !list {
+            self.contexts = None;
+        }
+        if !self.structured {
+            return put_error(out, option, REP_ERR_INVALID, "metadata contexts need structured replies");
+        }
+        let Some(export) = found(option, &request.name, out, exports.get(&request.name)) else { return };
+        let contexts: Vec<_> = matching(&request.queries, list).collect();
+        for context in &contexts {
+            put_meta_context(out, option, if list { 0 } else { context.id }, context.name);
+        }
+        put_ack(out, option);
+        if !list {
+            self.contexts = Some((export.name().to_owned(), contexts));
+        }
     }
 
     /// The old way in: it knows no error but the end of the connection.
@@ -129,7 +161,7 @@ impl Handshake {
     }
 
     fn go(&self, request: &InfoRequest, out: &mut Vec<u8>, exports: &Exports, open: Open<'_>) -> Step {
-        let Some(export) = found(OPT_GO, request, out, exports.hold(&request.name)) else {
+        let Some(export) = found(OPT_GO, &request.name, out, exports.hold(&request.name)) else {
             return Step::Answered;
         };
         if let Err(e) = open(&export) {
@@ -144,7 +176,9 @@ impl Handshake {
     }
 
     fn begin(&self, export: ExportUse, geometry: Geometry) -> Step {
-        Step::Begin(Session { export, geometry, structured: self.structured })
+        let chosen = self.contexts.as_ref().filter(|(name, _)| name == export.name());
+        let contexts = chosen.map_or_else(Vec::new, |(_, contexts)| contexts.clone());
+        Step::Begin(Session { export, geometry, structured: self.structured, contexts })
     }
 
     fn flags(&self, geometry: Geometry) -> ExportFlags {
@@ -172,10 +206,10 @@ impl Handshake {
     }
 }
 
-/// The export that `request` names; without one the error is in `out`.
-fn found<T>(option: u32, request: &InfoRequest, out: &mut Vec<u8>, export: Option<T>) -> Option<T> {
+/// The export of that name; without one the error is in `out`.
+fn found<T>(option: u32, name: &str, out: &mut Vec<u8>, export: Option<T>) -> Option<T> {
     if export.is_none() {
-        put_error(out, option, REP_ERR_UNKNOWN, &format!("there is no export {:?}", request.name));
+        put_error(out, option, REP_ERR_UNKNOWN, &format!("there is no export {name:?}"));
     }
     export
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use udm_core::{Cx, Device, DeviceId, Lane, Limits, Sectors};
 use udm_wire::nbd::{
     INFO_BLOCK_SIZE, INFO_EXPORT, OPT_STARTTLS, OPTION_REPLY_HEADER_SIZE, OptionReplyHeader, REP_ACK,
-    REP_ERR_INVALID, REP_ERR_POLICY, REP_ERR_UNSUP, REP_INFO, REP_SERVER, encode_client_flags,
+    REP_ERR_INVALID, REP_ERR_POLICY, REP_ERR_UNSUP, REP_INFO, REP_META_CONTEXT, REP_SERVER,
+    encode_client_flags,
 };
 
 /// A device of a name and a size; nobody opens it here.
@@ -116,6 +117,33 @@ fn export_name_knows_no_error_but_the_end() {
 }
 
 #[test]
+fn metadata_contexts() {
+    let meta = |name: &str, query: &str| MetaRequest { name: name.into(), queries: vec![query.into()] };
+    let go = || ClientOption::Go(request("disk", &[]));
+    let chosen = |options: &[ClientOption]| {
+        let mut out = Vec::new();
+        let Step::Begin(session) = answer_to(&script(options), &mut out) else { panic!("no session") };
+        let said: Vec<_> = replies(&out).iter().map(|r| r.1).filter(|r| *r != REP_INFO).collect();
+        (session.contexts.len(), said)
+    };
+    let set = |name, query| ClientOption::SetMetaContext(meta(name, query));
+    let structured = || ClientOption::StructuredReply;
+    let (ack, context) = (REP_ACK, REP_META_CONTEXT);
+    assert_eq!(chosen(&[set("disk", "base:allocation"), go()]), (0, vec![REP_ERR_INVALID, ack]));
+    let all = [structured(), set("disk", "base:allocation"), go()];
+    assert_eq!(chosen(&all), (1, vec![ack, context, ack, ack]));
+    // The last choice counts, a failed one too, and only for its export.
+    for (name, query, error) in
+        [("disk", "base:", ack), ("nothing", "base:allocation", REP_ERR_UNKNOWN), ("other", "x", ack)]
+    {
+        let options = [structured(), set("disk", "base:allocation"), set(name, query), go()];
+        assert_eq!(chosen(&options), (0, vec![ack, context, ack, error, ack]), "{name} {query}");
+    }
+    let list = [structured(), ClientOption::ListMetaContext(meta("disk", "base:")), go()];
+    assert_eq!(chosen(&list), (0, vec![ack, context, ack, ack]), "listed is not chosen");
+}
+
+#[test]
 fn what_is_refused_leaves_the_handshake_alive() {
     let mut out = Vec::new();
     let options = [
@@ -159,9 +187,13 @@ fn a_device_that_does_not_open_is_an_answer_and_not_the_end() {
     assert_eq!(replies(&out), [(OPT_GO, REP_ERR_PLATFORM, b"the disk is gone".to_vec())]);
 }
 
+fn any_name() -> impl Strategy<Value = String> + Clone {
+    prop_oneof![Just("disk".to_owned()), Just(String::new()), "\\PC{0,20}"]
+}
+
 fn any_option() -> impl Strategy<Value = ClientOption> {
-    let name = prop_oneof![Just("disk".to_owned()), Just(String::new()), "\\PC{0,20}"];
-    let info = (name.clone(), prop::collection::vec(0u16..8, 0..8))
+    let name = any_name();
+    let info = (any_name(), prop::collection::vec(0u16..8, 0..8))
         .prop_map(|(name, infos)| InfoRequest { name, infos });
     prop_oneof![
         name.prop_map(ClientOption::ExportName),
@@ -171,6 +203,22 @@ fn any_option() -> impl Strategy<Value = ClientOption> {
         Just(ClientOption::StructuredReply),
         info.clone().prop_map(ClientOption::Info),
         info.prop_map(ClientOption::Go),
+        (
+            any_name(),
+            prop::collection::vec(
+                prop_oneof![Just("base:".to_owned()), Just("base:allocation".to_owned()), "\\PC{0,9}"],
+                0..6
+            ),
+            any::<bool>()
+        )
+            .prop_map(|(name, queries, list)| {
+                let request = MetaRequest { name, queries };
+                if list {
+                    ClientOption::ListMetaContext(request)
+                } else {
+                    ClientOption::SetMetaContext(request)
+                }
+            }),
         (0u32..20, prop::collection::vec(any::<u8>(), 0..40))
             .prop_map(|(option, data)| ClientOption::Unknown { option, data }),
     ]

@@ -4,6 +4,7 @@ use super::connection::Connection;
 use super::places::Lobby;
 use super::socket::{Kind, Listener, prepare};
 use super::stats::Counters;
+use super::survey::Surveyor;
 use super::{Exports, ServerOptions, Stats};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -44,6 +45,7 @@ pub struct NbdServer {
 
 struct Shared {
     cluster: Arc<Cluster>,
+    surveyor: Surveyor,
     exports: Arc<Exports>,
     options: ServerOptions,
     counters: Arc<Counters>,
@@ -87,6 +89,7 @@ impl NbdServer {
             .collect();
         let shared = Arc::new(Shared {
             cluster: cluster.clone(),
+            surveyor: Surveyor::start()?,
             exports,
             options: options.within(descriptors()),
             counters: Counters::new(cluster.len()),
@@ -204,9 +207,11 @@ impl Shared {
             self.counters.place(&fd, lobby, &self.options, *turn)
         };
         let Some(place) = place else { return false };
-        let (cluster, exports, options) = (self.cluster.clone(), self.exports.clone(), self.options.clone());
+        let (cluster, surveyor) = (self.cluster.clone(), self.surveyor.clone());
+        let (exports, options) = (self.exports.clone(), self.options.clone());
         let core = place.core();
-        let make = Box::new(move || Box::new(Connection::new(fd, cluster, exports, options, place)) as _);
+        let make =
+            Box::new(move || Box::new(Connection::new(fd, cluster, surveyor, exports, options, place)) as _);
         self.cluster.attach(core, make);
         true
     }

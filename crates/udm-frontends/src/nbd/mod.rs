@@ -3,14 +3,15 @@
 //! [`NbdServer`] accepts connections and deals them to the cores; there each is a front end of its own, for life. What it serves is a
 //! list of named devices, [`Exports`], which may change while it runs: a connection keeps the export that it chose.
 //!
-//! Spoken: the fixed newstyle handshake with `GO`, `INFO`, `LIST`, `STRUCTURED_REPLY`, `ABORT` and `EXPORT_NAME`; the commands
-//! `READ`, `WRITE`, `FLUSH`, `TRIM`, `WRITE_ZEROES`, `CACHE` and `DISC`; FUA, `NO_HOLE`, `FAST_ZERO`, `DF`; block sizes. Not spoken: TLS,
-//! metadata contexts, extended headers.
+//! Spoken: the fixed newstyle handshake with `GO`, `INFO`, `LIST`, `STRUCTURED_REPLY`, `LIST_META_CONTEXT`, `SET_META_CONTEXT`, `ABORT` and `EXPORT_NAME`; the commands
+//! `READ`, `WRITE`, `FLUSH`, `TRIM`, `WRITE_ZEROES`, `CACHE`, `BLOCK_STATUS` and `DISC`; FUA, `NO_HOLE`, `FAST_ZERO`, `DF`; block sizes; the
+//! context `base:allocation`. Not spoken: TLS, extended headers.
 //!
 //! How the data flow (steps by file):
 //! * `receive`: one receive brings many requests; the payload of a write is cut out of the memory it arrived in.
 //! * `request`: each request is checked against its export; what can't be done is answered with an error, and the connection lives.
 //! * `unaligned`, `holds`: a request may begin and end at any byte; the device sees whole blocks.
+//! * `contexts`, `survey`: what of a device is allocated, asked on threads that may block.
 //! * `connection`: the life of a client; `serve`: requests become bios, finished bios become answers.
 //! * `reply`: all answers of a turn leave in one send, headers and data gathered.
 //!
@@ -18,6 +19,7 @@
 //! time for a handshake. At a bound the connection stops receiving until answers have gone out. A warm connection allocates nothing.
 
 mod connection;
+mod contexts;
 mod exports;
 mod handshake;
 mod holds;
@@ -30,6 +32,7 @@ mod request;
 mod serve;
 mod socket;
 mod stats;
+mod survey;
 mod unaligned;
 
 pub use exports::{Export, ExportError, Exports};

@@ -18,14 +18,25 @@ const _: () = assert!(HEADERS_LEN >= RingOp::MAX_PIECES / 2 * HEADER_MAX);
 /// Bytes of one send at the most: a client that takes its answers slowly is seen to take them.
 const SEND_MAX: usize = 4 << 20;
 
+/// The form of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// A simple reply.
+    Simple,
+    /// Chunks, if structured replies were agreed on.
+    Chunks,
+    /// The data are the reply, headers and all.
+    Whole,
+}
+
 /// An answer to a request.
 pub(super) struct Answer {
     /// The client's name for the request.
     pub(super) cookie: u64,
     /// An NBD error, or 0.
     pub(super) error: u32,
-    /// It was a read: structured, if that was agreed on.
-    pub(super) read: bool,
+    /// How it is put.
+    pub(super) form: Form,
     /// Where the data stand on the export.
     pub(super) offset: u64,
     /// What a successful read brought; empty otherwise.
@@ -131,16 +142,19 @@ impl Sender {
             sent.answers += 1;
             sent.charge += answer.charge;
             tally.errors += u64::from(answer.error != 0);
-            tally.bytes_out += answer.data.len() as u64;
+            if answer.form != Form::Whole {
+                tally.bytes_out += answer.data.len() as u64;
+            }
             self.put(&mut out, answer);
         }
         out
     }
 
     fn put(&mut self, out: &mut Segments, answer: Answer) {
-        let Answer { cookie, error, read, offset, data, .. } = answer;
+        let Answer { cookie, error, form, offset, data, .. } = answer;
         let len = data.len() as u32;
-        match (read && self.structured, error, len) {
+        match (form == Form::Chunks && self.structured, error, len) {
+            _ if form == Form::Whole => {}
             (false, ..) => self.header(out, &SimpleReply { error, cookie }.encode()),
             (true, 0, 0) => self.header(out, &chunk_none(cookie)),
             (true, 0, _) => self.header(out, &chunk_data_header(cookie, offset, len, true)),
@@ -216,7 +230,7 @@ mod tests {
 
     fn answer(cookie: u64, error: u32, data: usize) -> Answer {
         let data = if data > 0 { Buf::zeroed(data).into() } else { Segments::new() };
-        Answer { cookie, error, read: true, offset: 512, charge: data.len(), data }
+        Answer { cookie, error, form: Form::Chunks, offset: 512, charge: data.len(), data }
     }
 
     fn bytes(data: &Segments) -> Vec<u8> {
@@ -270,7 +284,7 @@ mod tests {
         let (mut s, mut tally, mut pool) = (Sender::new(), Tally::default(), BufPool::new(1 << 20));
         let len = 2 * SEND_MAX + 100;
         let data = pool.get_pieces(len);
-        s.push(Answer { cookie: 1, error: 0, read: true, offset: 0, charge: len, data });
+        s.push(Answer { cookie: 1, error: 0, form: Form::Chunks, offset: 0, charge: len, data });
         let mut part = s.next(&mut tally).unwrap();
         let mut lens = Vec::new();
         let sent = loop {

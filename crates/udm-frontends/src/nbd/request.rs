@@ -33,6 +33,8 @@ pub(super) enum Plan {
     Bio(Op, BioFlags),
     /// Reads, piece by piece, of which nothing is kept.
     Cache,
+    /// The device is asked what it holds there.
+    Survey,
     /// Nothing: an empty range, or a trim of less than a block. Succeeds.
     Nothing,
 }
@@ -41,7 +43,12 @@ pub(super) enum Plan {
 ///
 /// # Errors
 /// The NBD error of the answer. The payload of a refused write has to be skipped.
-pub(super) fn check(request: &Request, export: &Geometry, structured: bool) -> Result<Plan, u32> {
+pub(super) fn check(
+    request: &Request,
+    export: &Geometry,
+    structured: bool,
+    contexts: bool,
+) -> Result<Plan, u32> {
     let plan = match request.command {
         Command::Read => Plan::Bio(Op::Read, BioFlags::empty()),
         Command::Write if request.flags.contains(CommandFlags::FUA) => Plan::Bio(Op::Write, BioFlags::FUA),
@@ -53,6 +60,7 @@ pub(super) fn check(request: &Request, export: &Geometry, structured: bool) -> R
         }
         Command::WriteZeroes => Plan::Bio(Op::WriteZeroes, BioFlags::empty()),
         Command::Cache => Plan::Cache,
+        Command::BlockStatus if contexts && request.len > 0 => Plan::Survey,
         Command::Disconnect | Command::BlockStatus | Command::Other(_) => return Err(EINVAL),
     };
     if !request.flags_fit() || (request.flags.contains(CommandFlags::DF) && !structured) {
@@ -108,7 +116,7 @@ mod tests {
     }
 
     fn verdict(command: Command, offset: u64, len: u32) -> Result<Plan, u32> {
-        check(&request(command, CommandFlags::empty(), offset, len), &geometry(), false)
+        check(&request(command, CommandFlags::empty(), offset, len), &geometry(), false, false)
     }
 
     #[test]
@@ -150,7 +158,7 @@ mod tests {
     #[test]
     fn flags_and_commands() {
         let g = geometry();
-        let fits = |c, f, structured| check(&request(c, f, 0, 512), &g, structured);
+        let fits = |c, f, structured| check(&request(c, f, 0, 512), &g, structured, false);
         assert_eq!(fits(Command::Write, CommandFlags::FUA, false), Ok(Plan::Bio(Op::Write, BioFlags::FUA)));
         assert_eq!(fits(Command::Read, CommandFlags::DF, false), Err(EINVAL));
         assert!(fits(Command::Read, CommandFlags::DF, true).is_ok());
@@ -161,6 +169,10 @@ mod tests {
         assert_eq!(fits(Command::Trim, CommandFlags::NO_HOLE, false), Err(EINVAL));
         assert_eq!(fits(Command::Write, CommandFlags::PAYLOAD_LEN, true), Err(EINVAL));
         assert_eq!(fits(Command::BlockStatus, CommandFlags::empty(), true), Err(EINVAL));
+        let status = request(Command::BlockStatus, CommandFlags::REQ_ONE, 1, 512);
+        assert_eq!(check(&status, &g, true, true), Ok(Plan::Survey));
+        assert_eq!(check(&Request { len: 0, ..status }, &g, true, true), Err(EINVAL));
+        assert_eq!(check(&Request { offset: 96 << 20, ..status }, &g, true, true), Err(EINVAL));
         assert_eq!(fits(Command::Other(99), CommandFlags::empty(), true), Err(EINVAL));
         assert_eq!(fits(Command::Flush, CommandFlags::empty(), true), Err(EINVAL), "a flush has no range");
     }
@@ -168,9 +180,9 @@ mod tests {
     #[test]
     fn a_trim_must_have_been_offered() {
         let trim = request(Command::Trim, CommandFlags::empty(), 0, 512);
-        assert!(check(&trim, &geometry(), false).is_ok());
+        assert!(check(&trim, &geometry(), false, false).is_ok());
         let g = Geometry { flags: ExportFlags::HAS_FLAGS, ..geometry() };
-        assert_eq!(check(&trim, &g, false), Err(EINVAL));
+        assert_eq!(check(&trim, &g, false, false), Err(EINVAL));
     }
 
     #[test]
@@ -178,11 +190,11 @@ mod tests {
         let flags = ExportFlags::HAS_FLAGS | ExportFlags::READ_ONLY;
         let g = Geometry { flags, ..geometry() };
         for command in [Command::Write, Command::Trim, Command::WriteZeroes] {
-            assert_eq!(check(&request(command, CommandFlags::empty(), 0, 512), &g, false), Err(EPERM));
+            assert_eq!(check(&request(command, CommandFlags::empty(), 0, 512), &g, false, false), Err(EPERM));
         }
         for command in [Command::Read, Command::Cache] {
-            assert!(check(&request(command, CommandFlags::empty(), 0, 512), &g, false).is_ok());
+            assert!(check(&request(command, CommandFlags::empty(), 0, 512), &g, false, false).is_ok());
         }
-        assert!(check(&request(Command::Flush, CommandFlags::empty(), 0, 0), &g, false).is_ok());
+        assert!(check(&request(Command::Flush, CommandFlags::empty(), 0, 0), &g, false, false).is_ok());
     }
 }

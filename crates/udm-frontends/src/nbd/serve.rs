@@ -5,16 +5,25 @@
 //! carry is a flush behind it. The answer is queued when the last bio is back.
 
 use super::connection::{Connection, Phase};
-use super::reply::{Answer, recycle};
+use super::contexts::Context;
+use super::reply::{Answer, Form, recycle};
 use super::request::{Blocks, Plan, check};
+use super::survey::{Survey, Surveyed};
 use super::unaligned::{Edges, Side};
+use std::any::Any;
 use std::ops::Range;
-use udm_core::{Bio, BioFlags, Op, Sector, Sectors, Segments, Status};
+use udm_core::{Bio, BioFlags, Extent, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
-use udm_wire::nbd::{Command, CommandFlags, ESHUTDOWN, PAYLOAD_SKIP_MAX, Request, error_from_errno};
+use udm_wire::nbd::{
+    Command, CommandFlags, ESHUTDOWN, PAYLOAD_SKIP_MAX, Request, block_descriptor, chunk_block_status_header,
+    error_from_errno,
+};
 
 /// What `CACHE` and written-out zeroes move at a time, in bytes.
 pub(super) const PIECE: u32 = 256 << 10;
+
+/// Runs of blocks in the answer to a `BLOCK_STATUS`; the client asks again for the rest.
+const EXTENTS_MAX: usize = 512;
 
 /// A request between its arrival and the end of its last bio.
 pub(super) struct Pending {
@@ -42,6 +51,8 @@ pub(super) struct Pending {
 pub(super) enum Stage {
     /// It waits for a hold, and has no bio.
     Parked,
+    /// The device is asked what it holds; there is no bio.
+    Survey,
     /// So many bytes are behind us; a bio for the next piece, which mostly is all, is on its way.
     Range { done: u64 },
     /// The device writes no zeroes; from so many bytes on they are written as data.
@@ -80,11 +91,12 @@ impl Connection {
         let Some((_, geometry)) = &self.export else { return false };
         self.open += 1;
         self.tally.begun += 1;
-        match check(&request, geometry, self.structured) {
+        match check(&request, geometry, self.structured, !self.contexts.is_empty()) {
             Err(error) => {
                 self.rx.skip(request.payload_len().into());
                 self.answer(&request, error, Segments::new(), 0);
             }
+            Ok(Plan::Survey) => self.survey(request, cx),
             Ok(Plan::Nothing) => self.answer(&request, 0, Segments::new(), 0),
             Ok(Plan::Cache) => {
                 let whole = around(geometry.block, &request);
@@ -153,6 +165,56 @@ impl Connection {
         self.admit_or_park(key, cx);
     }
 
+    /// Has the device asked for `BLOCK_STATUS`.
+    fn survey(&mut self, request: Request, cx: &mut FrontCx<'_, '_>) {
+        let Some((export, geometry)) = &self.export else {
+            unreachable!("requests are taken from an export")
+        };
+        let blocks = Blocks { size: udm_core::SECTOR_SIZE as u32 };
+        let range = blocks.around(&(request.offset..request.offset + u64::from(request.len)));
+        let key = self.pending.insert(Pending {
+            request,
+            op: Op::Read,
+            flags: BioFlags::empty(),
+            stage: Stage::Survey,
+            blocks: geometry.block,
+            start: range.start,
+            len: range.end - range.start,
+            piece: 0,
+            charge: 0,
+            front: Segments::new(),
+            rest: Segments::new(),
+            edges: None,
+        });
+        let one = request.flags.contains(CommandFlags::REQ_ONE);
+        self.surveyor.ask(Survey {
+            device: export.device().clone(),
+            from: Sector(range.start / udm_core::SECTOR_SIZE),
+            len: Sectors::from_bytes(range.end - range.start),
+            max: if one { 1 } else { EXTENTS_MAX },
+            cluster: self.cluster.clone(),
+            core: cx.core(),
+            connection: self.id,
+            key,
+            found: Vec::new(),
+        });
+    }
+
+    /// What a device holds, as it has said.
+    pub(super) fn surveyed(&mut self, letter: &(dyn Any + Send)) {
+        let Some(letter) = letter.downcast_ref::<Surveyed>().filter(|l| l.connection == self.id) else {
+            return;
+        };
+        let Some(pending) = self.pending.get(letter.key).filter(|p| p.stage == Stage::Survey) else { return };
+        let (request, start) = (pending.request, pending.start);
+        self.pending.remove(letter.key);
+        let bytes = status(&request, start, &letter.found, &self.contexts);
+        let mut data = self.reads.get(bytes.len());
+        data.copy_from_slice(&bytes);
+        let (cookie, offset) = (request.cookie, request.offset);
+        self.tx.push(Answer { cookie, error: 0, form: Form::Whole, offset, data: data.into(), charge: 0 });
+    }
+
     /// Sends the first bio of a request down.
     pub(super) fn launch(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) {
         let pending = &mut self.pending[key];
@@ -216,7 +278,7 @@ impl Connection {
                 let edges = pending.edges.as_mut().expect("it has edges");
                 return edges.write(side, bio, flags, &mut self.writes);
             }
-            Stage::Parked | Stage::Flush => {
+            Stage::Parked | Stage::Survey | Stage::Flush => {
                 bio.op = Op::Flush;
                 bio.flags = BioFlags::empty();
                 (bio.sector, bio.sectors) = (Sector(0), Sectors::ZERO);
@@ -289,9 +351,36 @@ impl Connection {
     }
 
     fn answer(&mut self, request: &Request, error: u32, data: Segments, charge: usize) {
-        let read = request.command == Command::Read;
-        self.tx.push(Answer { cookie: request.cookie, error, read, offset: request.offset, data, charge });
+        let chunks = matches!(request.command, Command::Read | Command::BlockStatus);
+        let form = if chunks { Form::Chunks } else { Form::Simple };
+        self.tx.push(Answer { cookie: request.cookie, error, form, offset: request.offset, data, charge });
     }
+}
+
+/// The reply to a `BLOCK_STATUS`: a chunk for each context, about no more than was asked. `found` begins at byte `start`, at or before the
+/// request's.
+fn status(request: &Request, start: u64, found: &[Extent], contexts: &[&Context]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (i, context) in contexts.iter().enumerate() {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        let (mut at, end) = (start, request.offset + u64::from(request.len));
+        for extent in found {
+            let next = at + extent.len.bytes();
+            let covered = next.min(end).saturating_sub(at.max(request.offset)) as u32;
+            let flags = (context.flags)(extent.content);
+            match runs.last_mut().filter(|last| last.1 == flags) {
+                Some(last) => last.0 += covered,
+                None if covered > 0 => runs.push((covered, flags)),
+                None => {}
+            }
+            at = next;
+        }
+        let done = i + 1 == contexts.len();
+        let head = chunk_block_status_header(request.cookie, context.id, runs.len() as u32, done);
+        out.extend_from_slice(&head);
+        runs.iter().for_each(|(len, flags)| out.extend_from_slice(&block_descriptor(*len, *flags)));
+    }
+    out
 }
 
 /// Bytes in the blocks that `request` touches.
@@ -321,7 +410,7 @@ impl Pending {
                 return (!flags.contains(CommandFlags::FAST_ZERO)).then_some(Stage::Zeroes { done });
             }
             _ if !bio.status.is_ok() => return None,
-            Stage::Flush | Stage::Parked => return None,
+            Stage::Flush | Stage::Parked | Stage::Survey => return None,
             Stage::ReadEdge(side) => return Some(Stage::WriteEdge(side)),
             Stage::Range { done } => Stage::Range { done: done + bio.sectors.bytes() },
             Stage::Zeroes { done } => Stage::Zeroes { done: done + bio.sectors.bytes() },

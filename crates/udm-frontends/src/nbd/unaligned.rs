@@ -187,13 +187,10 @@ impl Connection {
         }
     }
 
-    /// The connection is dead: what is parked will never start.
+    /// The connection is dead: what is parked will never start, and nobody waits for what a device holds.
     pub(super) fn abandon_parked(&mut self) {
         self.parked.clear();
-        if !self.pending.iter().any(|(_, p)| p.stage == Stage::Parked) {
-            return;
-        }
-        let parked = self.pending.iter().filter(|(_, p)| p.stage == Stage::Parked);
+        let parked = self.pending.iter().filter(|(_, p)| matches!(p.stage, Stage::Parked | Stage::Survey));
         let keys: Vec<usize> = parked.map(|(key, _)| key).collect();
         for key in keys {
             let bio = self.bios.get().unwrap_or_default();

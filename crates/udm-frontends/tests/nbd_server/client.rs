@@ -7,7 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use udm_wire::nbd::{
     Chunk, ClientFlags, ClientOption, Command, CommandFlags, GREETING_SIZE, Greeting, Info, InfoRequest,
-    OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, ReplyHeader, Request, encode_client_flags,
+    MetaRequest, OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, ReplyHeader, Request,
+    encode_client_flags,
 };
 
 pub struct Client {
@@ -16,6 +17,8 @@ pub struct Client {
     /// Reads under way, by cookie: offset and length.
     reads: HashMap<u64, (u64, u32)>,
     structured: bool,
+    /// What the last `BLOCK_STATUS` was told: lengths and flags.
+    pub blocks: Vec<(u32, u32)>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -36,7 +39,7 @@ impl Client {
         // A bound against hanging for ever.
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
-        Client { stream, cookie: 0, reads: HashMap::new(), structured: false }
+        Client { stream, cookie: 0, reads: HashMap::new(), structured: false, blocks: Vec::new() }
     }
 
     fn exactly<const N: usize>(&mut self) -> [u8; N] {
@@ -54,6 +57,36 @@ impl Client {
         }
         ClientOption::Go(InfoRequest { name: export.into(), infos: vec![] }).encode(&mut bytes);
         bytes
+    }
+
+    /// As `go`, having asked for these metadata contexts of `of`; the numbers of those that there are.
+    pub fn go_with_contexts(&mut self, of: &str, queries: &[&str], export: &str) -> Vec<u32> {
+        self.exactly::<GREETING_SIZE>();
+        let flags = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;
+        let mut bytes = encode_client_flags(flags).to_vec();
+        ClientOption::StructuredReply.encode(&mut bytes);
+        let queries = queries.iter().map(|q| (*q).to_owned()).collect();
+        ClientOption::SetMetaContext(MetaRequest { name: of.into(), queries }).encode(&mut bytes);
+        ClientOption::Go(InfoRequest { name: export.into(), infos: vec![] }).encode(&mut bytes);
+        self.stream.write_all(&bytes).unwrap();
+        self.structured = true;
+        let (mut acks, mut ids) = (3, Vec::new());
+        while acks > 0 {
+            match self.option_reply() {
+                OptionReply::Ack => acks -= 1,
+                OptionReply::MetaContext { id, .. } => ids.push(id),
+                OptionReply::Info(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        ids
+    }
+
+    /// A `BLOCK_STATUS`: what it says of the one context.
+    pub fn status(&mut self, flags: CommandFlags, offset: u64, len: u32) -> Result<Vec<(u32, u32)>, u32> {
+        self.blocks.clear();
+        let reply = self.ask(Command::BlockStatus, flags, offset, len, &[]);
+        if reply.error == 0 { Ok(std::mem::take(&mut self.blocks)) } else { Err(reply.error) }
     }
 
     /// The handshake; what was said about the export.
@@ -95,7 +128,7 @@ impl Client {
         let request = Request { flags, command, cookie, offset, len };
         let mut bytes = request.encode().to_vec();
         bytes.extend_from_slice(payload);
-        if command == Command::Read {
+        if matches!(command, Command::Read | Command::BlockStatus) {
             self.reads.insert(cookie, (offset, len));
         }
         self.stream.write_all(&bytes).unwrap();
@@ -140,6 +173,10 @@ impl Client {
                     Chunk::Data { offset: at, data } => {
                         assert_eq!((at, data.len()), (offset, len as usize));
                         (0, data.to_vec())
+                    }
+                    Chunk::BlockStatus { descriptors, .. } => {
+                        self.blocks = descriptors.iter().collect();
+                        (0, vec![])
                     }
                     Chunk::Error { error, .. } => (error, vec![]),
                     other => panic!("{other:?}"),

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, Sector, Sectors, Status,
+    Batch, Bio, BioFlags, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Nanos, Op, OpenError, Sector,
+    Sectors, Status,
 };
 
 /// When finished bios are handed back.
@@ -30,6 +31,8 @@ struct Shared {
     zeroes: bool,
     bad: Sector,
     closed: AtomicBool,
+    /// Asked what it holds, it does not answer.
+    dumb: AtomicBool,
     held: AtomicUsize,
 }
 
@@ -45,6 +48,7 @@ impl TestDisk {
             zeroes: true,
             bad: Sector(sectors.0 - 1),
             closed: AtomicBool::new(false),
+            dumb: AtomicBool::new(false),
             held: AtomicUsize::new(0),
         };
         TestDisk { id: DeviceId::new(), limits: Limits::new(sectors), shared: Arc::new(shared) }
@@ -67,6 +71,11 @@ impl TestDisk {
 
     pub fn open_gate(&self) {
         self.shared.closed.store(false, Ordering::Release);
+    }
+
+    /// From now on, asked what it holds, it does not answer; or it does again.
+    pub fn set_dumb(&self, dumb: bool) {
+        self.shared.dumb.store(dumb, Ordering::Release);
     }
 
     /// Bios that the lanes have not handed back.
@@ -97,6 +106,19 @@ impl Device for TestDisk {
 
     fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Every third run of 8 sectors is a hole, whatever is written.
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        while self.shared.dumb.load(Ordering::Acquire) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let mut at = from.0;
+        while at < from.0 + len.0 {
+            let now = (8 - at % 8).min(from.0 + len.0 - at);
+            out.push(Sectors(now), if at / 8 % 3 == 2 { Content::Hole } else { Content::Data });
+            at += now;
+        }
     }
 }
 

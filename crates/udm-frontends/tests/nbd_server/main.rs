@@ -7,6 +7,7 @@ mod hostile;
 mod life;
 mod limits;
 mod places;
+mod status;
 mod unaligned;
 
 use client::Client;

@@ -13,7 +13,10 @@ use crate::target::{Kind, Notify};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use udm_core::{Cores, Cx, DevNo, Device, DeviceId, Lane, LaneCommand, Limits, OpenError, Sectors, Stacked};
+use udm_core::{
+    Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, LaneCommand, Limits, OpenError, Sector,
+    Sectors, Stacked,
+};
 
 /// Called when there is something to do: a [`Change`] can take its next step, an event was raised. It only wakes; it must not call back.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -347,6 +350,16 @@ impl Device for MappedDevice {
 
     fn limits(&self) -> Limits {
         self.live().map_or(Limits::new(Sectors::ZERO), |table| table.limits())
+    }
+
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        let live = self.live();
+        // The device may have shrunk since whoever asks was told its size.
+        let known = live.as_ref().map_or(0, |table| table.limits().size.0.saturating_sub(from.0)).min(len.0);
+        if let Some(table) = live.filter(|_| known > 0) {
+            table.extents(from, Sectors(known), out);
+        }
+        out.push(Sectors(len.0 - known), Content::Data);
     }
 
     fn stacked(&self) -> Option<&dyn Stacked> {

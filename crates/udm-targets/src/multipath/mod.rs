@@ -32,7 +32,7 @@ use parse::{Features, Group, QueueMode};
 use served::Served;
 use state::Shared;
 use std::sync::{Arc, Mutex};
-use udm_core::{Cx, DevNo, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{Content, Cx, DevNo, Extents, Lane, Limits, OpenError, Sector, Sectors};
 
 /// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in `parse`.
 ///
@@ -131,6 +131,15 @@ impl Target for Multipath {
         let mut limits = Limits::new(self.len);
         limits.request_stackable = self.kind() == Kind::Request;
         self.paths().fold(limits, |limits, (_, path)| limits.stack(&path.device.limits()))
+    }
+
+    /// As the first path says that is in use: all lead to the same blocks.
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        let mut paths = self.paths().enumerate();
+        match paths.find(|(index, _)| !self.shared.path(*index).failed) {
+            Some((_, (_, path))) => path.device.extents(from, len, out),
+            None => out.push(len, Content::Data),
+        }
     }
 
     fn devices(&self) -> Vec<Used> {

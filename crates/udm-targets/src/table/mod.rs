@@ -17,7 +17,7 @@ use crate::target::{DeviceRef, Kind, Resolver, Target};
 use check::Fit;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::{Cx, Device, DeviceId, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
 
 /// One target of a table and its place.
 pub struct Entry {
@@ -146,5 +146,17 @@ impl Device for Table {
 
     fn limits(&self) -> Limits {
         self.fit().whole
+    }
+
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        let end = from + len;
+        let first = self.find(from).unwrap_or(self.entries.len());
+        for entry in self.entries[first..].iter().take_while(|entry| entry.start < end) {
+            if out.is_full() {
+                return;
+            }
+            let start = entry.start.max(from);
+            entry.target.extents(Sector(start.0 - entry.start.0), entry.end().min(end) - start, out);
+        }
     }
 }

@@ -196,6 +196,13 @@ pub const CHUNK_ERROR: u16 = CHUNK_FLAG_ERROR | 1;
 /// Chunk: an error at an offset.
 pub const CHUNK_ERROR_OFFSET: u16 = CHUNK_FLAG_ERROR | 2;
 
+/// The metadata context that tells what of an export is allocated.
+pub const CONTEXT_ALLOCATION: &str = "base:allocation";
+/// Of [`CONTEXT_ALLOCATION`]: takes no space.
+pub const STATE_HOLE: u32 = 1;
+/// Of [`CONTEXT_ALLOCATION`]: reads as zeroes.
+pub const STATE_ZERO: u32 = 2;
+
 /// Error: not permitted; writing to a read-only export.
 pub const EPERM: u32 = 1;
 /// Error: input/output.

@@ -1,7 +1,7 @@
 //! The NBD protocol, both sides, without I/O: numbers, handshake, requests, replies.
 //!
 //! Source: the protocol's public description (`doc/proto.md` of the nbd project). The handshake is *fixed newstyle*; transmission has compact headers, simple
-//! replies and structured replies. Not here: TLS, metadata contexts, extended headers, resizing; their options are answered with
+//! replies and structured replies, with metadata contexts. Not here: TLS, extended headers, resizing; their options are answered with
 //! [`REP_ERR_UNSUP`] or [`REP_ERR_POLICY`].
 //!
 //! A server sends [`greeting`], feeds what it receives to a [`HandshakeParser`] and answers each [`ClientOption`] with
@@ -22,14 +22,14 @@ mod request;
 pub use consts::*;
 pub use errors::{errno_from_error, error_from_errno};
 pub use handshake::{FromClient, Greeting, HandshakeError, HandshakeParser, encode_client_flags, greeting};
-pub use option::{BadOption, ClientOption, InfoRequest};
+pub use option::{BadOption, ClientOption, InfoRequest, MetaRequest};
 pub use option_reply::{
     BlockSizes, ExportNameReply, Info, OptionReply, OptionReplyHeader, put_ack, put_error,
-    put_export_name_reply, put_info, put_reply, put_server,
+    put_export_name_reply, put_info, put_meta_context, put_reply, put_server,
 };
 pub use reply::{
-    Chunk, ChunkHeader, ReplyHeader, SimpleReply, chunk_data_header, chunk_error_header, chunk_hole,
-    chunk_none, put_chunk_error,
+    Chunk, ChunkHeader, Descriptors, ReplyHeader, SimpleReply, block_descriptor, chunk_block_status_header,
+    chunk_data_header, chunk_error_header, chunk_hole, chunk_none, put_chunk_error,
 };
 pub use request::{Command, Request};
 

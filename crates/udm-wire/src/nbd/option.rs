@@ -1,8 +1,9 @@
 //! Options of the handshake, decoded by the server and encoded by a client.
 
 use super::{
-    MAGIC_OPTION, OPT_ABORT, OPT_EXPORT_NAME, OPT_GO, OPT_INFO, OPT_LIST, OPT_STARTTLS, OPT_STRUCTURED_REPLY,
-    REP_ERR_INVALID, REP_ERR_POLICY, REP_ERR_TOO_BIG, REP_ERR_UNSUP, STRING_MAX, string,
+    MAGIC_OPTION, OPT_ABORT, OPT_EXPORT_NAME, OPT_GO, OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT,
+    OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, REP_ERR_INVALID, REP_ERR_POLICY,
+    REP_ERR_TOO_BIG, REP_ERR_UNSUP, STRING_MAX, string,
 };
 
 /// An option with its data.
@@ -22,6 +23,10 @@ pub enum ClientOption {
     Go(InfoRequest),
     /// Use structured replies from the start of transmission: [`super::put_ack`].
     StructuredReply,
+    /// The metadata contexts that there are and that fit: a [`super::put_meta_context`] each, then [`super::put_ack`].
+    ListMetaContext(MetaRequest),
+    /// Use those that fit, and no others that were chosen before.
+    SetMetaContext(MetaRequest),
     /// An option that udm doesn't have.
     Unknown {
         /// Its number.
@@ -40,6 +45,15 @@ pub struct InfoRequest {
     pub name: String,
     /// The informations wished for (`INFO_*`), as sent: unknown ones and repetitions included.
     pub infos: Vec<u16>,
+}
+
+/// What `LIST_META_CONTEXT` and `SET_META_CONTEXT` ask for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MetaRequest {
+    /// The export; empty for the default one.
+    pub name: String,
+    /// The queries, as sent, repetitions included; each at most [`STRING_MAX`] bytes.
+    pub queries: Vec<String>,
 }
 
 /// A malformed option, with its answer.
@@ -73,6 +87,11 @@ impl ClientOption {
                 Ok(request) => ClientOption::Info(request),
                 Err((reply, why)) => ClientOption::Bad(BadOption { option, reply, why }),
             },
+            OPT_LIST_META_CONTEXT | OPT_SET_META_CONTEXT => match MetaRequest::decode(data) {
+                Ok(request) if option == OPT_SET_META_CONTEXT => ClientOption::SetMetaContext(request),
+                Ok(request) => ClientOption::ListMetaContext(request),
+                Err((reply, why)) => ClientOption::Bad(BadOption { option, reply, why }),
+            },
             _ => ClientOption::Unknown { option, data: data.to_vec() },
         }
     }
@@ -88,6 +107,8 @@ impl ClientOption {
             ClientOption::Info(_) => OPT_INFO,
             ClientOption::Go(_) => OPT_GO,
             ClientOption::StructuredReply => OPT_STRUCTURED_REPLY,
+            ClientOption::ListMetaContext(_) => OPT_LIST_META_CONTEXT,
+            ClientOption::SetMetaContext(_) => OPT_SET_META_CONTEXT,
             ClientOption::Unknown { option, .. } => *option,
             ClientOption::Bad(bad) => bad.option,
         }
@@ -113,6 +134,9 @@ impl ClientOption {
         match self {
             ClientOption::ExportName(name) => out.extend_from_slice(name.as_bytes()),
             ClientOption::Info(request) | ClientOption::Go(request) => request.encode(out),
+            ClientOption::ListMetaContext(request) | ClientOption::SetMetaContext(request) => {
+                request.encode(out);
+            }
             ClientOption::Unknown { data, .. } => out.extend_from_slice(data),
             _ => {}
         }
@@ -121,23 +145,59 @@ impl ClientOption {
     }
 }
 
+const SHORT: (u32, &str) = (REP_ERR_INVALID, "the option is shorter than it says");
+
+/// A string behind its length, and what follows it; `long` says that it is too long.
+fn counted<'a>(data: &'a [u8], long: &'static str) -> Result<(&'a str, &'a [u8]), (u32, &'static str)> {
+    let (len, data) = data.split_first_chunk().ok_or(SHORT)?;
+    let len = u32::from_be_bytes(*len) as usize;
+    if len > STRING_MAX {
+        return Err((REP_ERR_TOO_BIG, long));
+    }
+    let (text, rest) = data.split_at_checked(len).ok_or(SHORT)?;
+    Ok((string(text).map_err(|why| (REP_ERR_INVALID, why))?, rest))
+}
+
+impl MetaRequest {
+    /// Name length, name, number of queries, queries each behind its length.
+    fn decode(data: &[u8]) -> Result<MetaRequest, (u32, &'static str)> {
+        let (name, data) = counted(data, "the export name is longer than 4096 bytes")?;
+        let (count, mut data) = data.split_first_chunk().ok_or(SHORT)?;
+        let mut queries = Vec::new();
+        // Each takes 4 bytes at the least, so a count beyond the data ends early.
+        for _ in 0..u32::from_be_bytes(*count) {
+            let (query, rest) = counted(data, "a query is longer than 4096 bytes")?;
+            queries.push(query.to_owned());
+            data = rest;
+        }
+        if !data.is_empty() {
+            return Err((REP_ERR_INVALID, "the number of queries does not fit the option's length"));
+        }
+        Ok(MetaRequest { name: name.to_owned(), queries })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        let put = |text: &str, out: &mut Vec<u8>| {
+            out.extend_from_slice(&(text.len() as u32).to_be_bytes());
+            out.extend_from_slice(text.as_bytes());
+        };
+        put(&self.name, out);
+        out.extend_from_slice(&(self.queries.len() as u32).to_be_bytes());
+        self.queries.iter().for_each(|query| put(query, out));
+    }
+}
+
 impl InfoRequest {
     /// Name length, name, count, infos.
     fn decode(data: &[u8]) -> Result<InfoRequest, (u32, &'static str)> {
         let invalid = |why| (REP_ERR_INVALID, why);
-        let short = invalid("the option is shorter than it says");
-        let (len, data) = data.split_first_chunk().ok_or(short)?;
-        let len = u32::from_be_bytes(*len) as usize;
-        if len > STRING_MAX {
-            return Err((REP_ERR_TOO_BIG, "the export name is longer than 4096 bytes"));
-        }
-        let (name, data) = data.split_at_checked(len).ok_or(short)?;
-        let (count, data) = data.split_first_chunk().ok_or(short)?;
+        let (name, data) = counted(data, "the export name is longer than 4096 bytes")?;
+        let (count, data) = data.split_first_chunk().ok_or(SHORT)?;
         if data.len() != usize::from(u16::from_be_bytes(*count)) * 2 {
             return Err(invalid("the number of informations does not fit the option's length"));
         }
         let infos = data.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]])).collect();
-        Ok(InfoRequest { name: string(name).map_err(invalid)?.to_owned(), infos })
+        Ok(InfoRequest { name: name.to_owned(), infos })
     }
 
     fn encode(&self, out: &mut Vec<u8>) {

@@ -3,7 +3,7 @@
 use super::{
     EXPORT_NAME_ZEROES, ExportFlags, INFO_BLOCK_SIZE, INFO_DESCRIPTION, INFO_EXPORT, INFO_NAME,
     MAGIC_OPTION_REPLY, OPTION_LEN_MAX, OPTION_REPLY_HEADER_SIZE, ProtocolError, REP_ACK, REP_FLAG_ERROR,
-    REP_INFO, REP_SERVER, clipped, half, long, string, word,
+    REP_INFO, REP_META_CONTEXT, REP_SERVER, clipped, half, long, string, word,
 };
 
 /// An information about an export.
@@ -87,6 +87,11 @@ pub fn put_info(out: &mut Vec<u8>, option: u32, info: &Info) {
     }
 }
 
+/// Appends one metadata context of the answer to `option` (`OPT_LIST_META_CONTEXT`, where `id` says nothing, or `OPT_SET_META_CONTEXT`).
+pub fn put_meta_context(out: &mut Vec<u8>, option: u32, id: u32, name: &str) {
+    put_reply(out, option, REP_META_CONTEXT, &[&id.to_be_bytes(), clipped(name).as_bytes()]);
+}
+
 /// Appends the answer to a successful `EXPORT_NAME`, behind which transmission begins. `no_zeroes` when both sides agreed on it.
 pub fn put_export_name_reply(out: &mut Vec<u8>, reply: ExportNameReply, no_zeroes: bool) {
     out.extend_from_slice(&reply.size.to_be_bytes());
@@ -160,6 +165,13 @@ pub enum OptionReply {
     },
     /// An information, in the answer to `INFO` and `GO`.
     Info(Info),
+    /// A metadata context, in the answer to `LIST_META_CONTEXT` and `SET_META_CONTEXT`.
+    MetaContext {
+        /// What it is called by in `BLOCK_STATUS`' replies.
+        id: u32,
+        /// Its name.
+        name: String,
+    },
     /// Refused.
     Error {
         /// Why (`REP_ERR_*`).
@@ -192,6 +204,10 @@ impl OptionReply {
             REP_INFO => {
                 let (kind, data) = data.split_first_chunk().ok_or(bad("too short"))?;
                 Ok(OptionReply::Info(Info::decode(u16::from_be_bytes(*kind), data)?))
+            }
+            REP_META_CONTEXT => {
+                let (id, name) = data.split_first_chunk().ok_or(bad("too short"))?;
+                Ok(OptionReply::MetaContext { id: u32::from_be_bytes(*id), name: text(name)? })
             }
             error if error & REP_FLAG_ERROR != 0 => Ok(OptionReply::Error { error, text: text(data)? }),
             other => Ok(OptionReply::Other(other)),

@@ -1,8 +1,9 @@
 //! Replies of the transmission phase: simple ones, and chunks of structured ones.
 
 use super::{
-    CHUNK_ERROR, CHUNK_ERROR_OFFSET, CHUNK_FLAG_ERROR, CHUNK_NONE, CHUNK_OFFSET_DATA, CHUNK_OFFSET_HOLE,
-    MAGIC_SIMPLE_REPLY, MAGIC_STRUCTURED_REPLY, ProtocolError, ReplyFlags, clipped, half, long, string, word,
+    CHUNK_BLOCK_STATUS, CHUNK_ERROR, CHUNK_ERROR_OFFSET, CHUNK_FLAG_ERROR, CHUNK_NONE, CHUNK_OFFSET_DATA,
+    CHUNK_OFFSET_HOLE, MAGIC_SIMPLE_REPLY, MAGIC_STRUCTURED_REPLY, ProtocolError, ReplyFlags, clipped, half,
+    long, string, word,
 };
 
 /// A simple reply; the data of a successful read follow.
@@ -98,6 +99,22 @@ pub fn chunk_hole(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; 32] {
     chunk(CHUNK_OFFSET_HOLE, cookie, done, 12, &[&offset.to_be_bytes(), &len.to_be_bytes()])
 }
 
+/// The head of a block status chunk; `count` [`block_descriptor`]s follow. `count` is 1..=2^28.
+#[must_use]
+pub fn chunk_block_status_header(cookie: u64, context: u32, count: u32, done: bool) -> [u8; 24] {
+    debug_assert!(count > 0 && count <= 1 << 28, "{count} descriptors");
+    chunk(CHUNK_BLOCK_STATUS, cookie, done, 4 + 8 * count, &[&context.to_be_bytes()])
+}
+
+/// What a context says of the next `len` bytes (above 0).
+#[must_use]
+pub fn block_descriptor(len: u32, flags: u32) -> [u8; 8] {
+    let mut out = [0; 8];
+    out[..4].copy_from_slice(&len.to_be_bytes());
+    out[4..].copy_from_slice(&flags.to_be_bytes());
+    out
+}
+
 /// A whole error chunk without a text; it ends the reply. `error` is an NBD error, not 0.
 #[must_use]
 pub fn chunk_error_header(cookie: u64, error: u32) -> [u8; 26] {
@@ -179,6 +196,13 @@ pub enum Chunk<'a> {
         /// How many; not 0.
         len: u32,
     },
+    /// What a metadata context says of the range asked about, from its begin on.
+    BlockStatus {
+        /// The context.
+        context: u32,
+        /// At least one: [`Descriptors`].
+        descriptors: Descriptors<'a>,
+    },
     /// The request failed.
     Error {
         /// An NBD error, not 0.
@@ -188,6 +212,17 @@ pub enum Chunk<'a> {
         /// Where, if the server says so.
         offset: Option<u64>,
     },
+}
+
+/// The descriptors of a block status: a number of bytes, above 0, and the context's flags for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Descriptors<'a>(&'a [u8]);
+
+impl Descriptors<'_> {
+    /// In order.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.0.chunks_exact(8).map(|pair| (word(pair, 0), word(pair, 4)))
+    }
 }
 
 impl Chunk<'_> {
@@ -211,6 +246,14 @@ impl Chunk<'_> {
                 Ok(Chunk::Hole { offset: long(payload, 0), len: word(payload, 8) })
             }
             CHUNK_OFFSET_HOLE => Err(bad("an empty hole, or one that is not 12 bytes")),
+            CHUNK_BLOCK_STATUS => {
+                let (context, list) = payload.split_first_chunk().ok_or(bad("a status without a context"))?;
+                let descriptors = Descriptors(list);
+                if list.is_empty() || !list.len().is_multiple_of(8) || descriptors.iter().any(|d| d.0 == 0) {
+                    return Err(bad("a status without descriptors, with half a one or an empty one"));
+                }
+                Ok(Chunk::BlockStatus { context: u32::from_be_bytes(*context), descriptors })
+            }
             kind if kind & CHUNK_FLAG_ERROR != 0 => {
                 let (head, rest) =
                     payload.split_first_chunk::<6>().ok_or(bad("an error of less than 6 bytes"))?;

@@ -1,4 +1,4 @@
-//! Requests that begin and end at any byte, from clients that make them by themselves.
+//! Requests that begin and end at any byte, and the map of what is allocated, with clients that ask for them by themselves.
 
 use crate::log::{Mounts, shell};
 use libtest_mimic::Failed;
@@ -29,5 +29,34 @@ pub fn requests_at_any_byte() -> Result<(), Failed> {
     assert_eq!((at(0, 3), at(3, 5), at(8, 100)), (&[0; 3][..], &[1; 5][..], &[0; 100][..]));
     assert_eq!((at(511_899, 1), at(511_900, 300), at(512_200, 1)), (&[0][..], &[2; 300][..], &[0][..]));
     assert!(at(20_777, 3000) == source && at(20_776, 1) == [0] && at(23_777, 1) == [0]);
+    Ok(())
+}
+
+const MAPS: &str = r#"
+set -e; truncate -s 8M disk.img; truncate -s 8M striped.img
+for at in 1 77 300 1601 5000; do printf data | dd of=striped.img bs=1 seek=$((at * 1024)) conv=notrunc 2>/dev/null; done
+printf data | dd of=disk.img bs=1 seek=1050000 conv=notrunc 2>/dev/null; ln disk.img same.img
+$udm serve --unix - --device d='0 8192 linear disk.img 0
+8192 2048 zero' --device s='0 12288 striped 3 16 striped.img 0 striped.img 4096 striped.img 8192' \
+  --device mp='0 16384 multipath 0 0 1 1 round-robin 0 2 1 disk.img 1 same.img 1' --device m='0 16384 linear mem:8M 0' --run 'set -e
+  nbdinfo --map $uri_d; echo; nbdinfo --map --totals $uri_mp; echo
+  qemu-io -f raw -c "write 1M 4k" "$uri_m" >/dev/null; nbdinfo --map=base:allocation $uri_m; echo
+  nbdinfo $uri_m | grep -A1 contexts; qemu-img map --output=json -f raw "$uri_mp" | grep -c "\"data\": true"
+  for of in d s mp; do eval uri=\$uri_$of; nbdcopy $uri $of.sparse; nbdcopy --connections=1 $uri - | cmp - $of.sparse
+    qemu-img convert -f raw -O raw "$uri" $of.converted; cmp $of.sparse $of.converted; done
+  cmp mp.sparse disk.img; echo $(($(stat -c %b s.sparse) < 1000 && $(stat -c %b mp.converted) < 1000))'
+"#;
+
+/// Holes of files, of fresh memory and of zeroes show through tables, and nothing that holds data is taken for a hole.
+pub fn what_is_allocated() -> Result<(), Failed> {
+    let folder = TempDir::new().unwrap();
+    let said = shell(folder.path(), MAPS).unwrap_or_else(|said| panic!("{said}"));
+    let words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    let said = words.filter(|line| !line.starts_with("udm: ")).collect::<Vec<_>>().join("\n");
+    let expected = "0 1048576 3 hole,zero\n1048576 4096 0 data\n1052672 4190208 3 hole,zero\n\n\
+                    4096 0.0% 0 data\n8384512 100.0% 3 hole,zero\n\n\
+                    0 1048576 3 hole,zero\n1048576 262144 0 data\n1310720 7077888 3 hole,zero\n\n\
+                    contexts:\nbase:allocation\n1\n1";
+    assert_eq!(said, expected);
     Ok(())
 }

@@ -80,6 +80,7 @@ fn main() {
             &["qemu-io", "nbdfuse", "fusermount3", "@fuse"],
             bytes::requests_at_any_byte,
         ),
+        trial("what_is_allocated", &["nbdinfo", "nbdcopy", "qemu-img", "qemu-io"], bytes::what_is_allocated),
         trial("an_idle_server_is_not_scheduled", &["nbdinfo", "qemu-io"], idle),
     ];
     libtest_mimic::run(&args, tests).exit();

@@ -59,6 +59,7 @@ impl Connection {
         }
         self.export = Some((session.export, session.geometry));
         self.structured = session.structured;
+        self.contexts = session.contexts;
         if session.structured {
             self.tx.use_structured();
         }

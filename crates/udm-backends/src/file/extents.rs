@@ -1,0 +1,65 @@
+//! Which parts of a regular file hold data, as its file system says (`SEEK_DATA`, `SEEK_HOLE`).
+//!
+//! It blocks. Sectors that hold data in part are data; so is what is behind the end of the file (it was cut), and all that the file system does not
+//! tell. What is in the page cache and not on the disk yet counts as data. A block device has no holes to tell of.
+
+use rustix::fd::BorrowedFd;
+use rustix::fs::{self, SeekFrom};
+use rustix::io::Errno;
+use udm_core::{Content, Extents, SECTOR_SIZE, Sector, Sectors};
+
+/// Appends what `len` sectors of the file from `from` on hold.
+pub(super) fn extents(fd: BorrowedFd<'_>, from: Sector, len: Sectors, out: &mut Extents) {
+    let end = from + len;
+    let size = fs::fstat(fd).map_or(0, |stat| stat.st_size.max(0) as u64 / SECTOR_SIZE);
+    let mut at = from;
+    while at < end && !out.is_full() {
+        // Past the end of the file, or of the data in it: the one is unknown and the other a hole.
+        let data = match fs::seek(fd, SeekFrom::Data(at.0 * SECTOR_SIZE)) {
+            Ok(byte) => Sector(byte / SECTOR_SIZE),
+            Err(Errno::NXIO) => Sector(size.max(at.0)),
+            Err(_) => at,
+        };
+        let data = data.max(at).min(end);
+        out.push(data - at, Content::Hole);
+        if data == end {
+            return;
+        }
+        let hole = match fs::seek(fd, SeekFrom::Hole(data.0 * SECTOR_SIZE)) {
+            Ok(byte) => Sector(byte.div_ceil(SECTOR_SIZE)),
+            Err(_) => end,
+        };
+        let hole = if hole <= data { end } else { hole.min(end) };
+        out.push(hole - data, Content::Data);
+        at = hole;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+
+    fn of(file: &std::fs::File, from: u64, len: u64) -> Vec<(u64, Content)> {
+        let mut out = Extents::new(100);
+        extents(file.as_fd(), Sector(from), Sectors(len), &mut out);
+        out.list().iter().map(|e| (e.len.0, e.content)).collect()
+    }
+
+    #[test]
+    fn holes_and_data() {
+        use Content::{Data, Hole};
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4 << 20).unwrap();
+        assert_eq!(of(&file, 3, 5), [(5, Hole)]);
+        file.write_all_at(&[1; 64 << 10], 1 << 20).unwrap();
+        assert_eq!(of(&file, 0, 8192), [(2048, Hole), (128, Data), (6016, Hole)]);
+        assert_eq!(of(&file, 2049, 10), [(10, Data)], "not synced, and known");
+        assert_eq!(of(&file, 2175, 2), [(1, Data), (1, Hole)]);
+        // It was cut under us: what is missing is not zeroes.
+        file.set_len((1 << 20) + 65536).unwrap();
+        assert_eq!(of(&file, 2048, 1000), [(1000, Data)]);
+        assert_eq!(of(&file, 5000, 1000), [(1000, Data)]);
+    }
+}

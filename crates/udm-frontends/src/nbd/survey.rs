@@ -1,0 +1,129 @@
+//! What `BLOCK_STATUS` asks of a device, asked on threads of their own.
+//!
+//! A device may have to ask a file system, which may take its time or hang; no core does that. A connection passes a [`Survey`] to
+//! the [`Surveyor`] and goes on; the answer comes back as a letter. Each device has one thread while it is asked, so one that hangs holds up nobody else.
+//! All queues are bounded: what finds no place, and whatever goes wrong, is answered with "data", which is always true enough. Every
+//! survey is answered once, because dropping it answers it.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use udm_core::{Content, CoreId, Device, DeviceId, Extent, Extents, Sector, Sectors};
+use udm_runtime::Cluster;
+
+/// Surveys that wait to be dealt out, and for one device.
+const QUEUE_MAX: usize = 256;
+/// Devices that are asked at a time. Threads that hang count too.
+const DEVICES_MAX: usize = 64;
+/// How long a device's thread waits for more.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// A question about a device, on its way.
+pub(super) struct Survey {
+    pub(super) device: Arc<dyn Device>,
+    pub(super) from: Sector,
+    pub(super) len: Sectors,
+    /// Runs of sectors in the answer at the most.
+    pub(super) max: usize,
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) core: CoreId,
+    /// Who asked: a connection, and its request.
+    pub(super) connection: u64,
+    pub(super) key: usize,
+    /// Empty until the device has answered.
+    pub(super) found: Vec<Extent>,
+}
+
+/// The letter with the answer.
+pub(super) struct Surveyed {
+    pub(super) connection: u64,
+    pub(super) key: usize,
+    /// From the begin of the range on, at least one.
+    pub(super) found: Vec<Extent>,
+}
+
+impl Survey {
+    fn ask(mut self) {
+        let mut out = Extents::new(self.max);
+        self.device.extents(self.from, self.len, &mut out);
+        self.found = out.list().to_vec();
+    }
+}
+
+impl Drop for Survey {
+    fn drop(&mut self) {
+        let mut found = std::mem::take(&mut self.found);
+        if found.is_empty() {
+            found.push(Extent { len: self.len, content: Content::Data });
+        }
+        let letter = Surveyed { connection: self.connection, key: self.key, found };
+        self.cluster.post_letter(self.core, self.device.id(), Box::new(letter));
+    }
+}
+
+/// Takes surveys in. It never blocks, and ends with its last clone.
+#[derive(Clone)]
+pub(super) struct Surveyor(SyncSender<Survey>);
+
+impl Surveyor {
+    /// Starts the thread that deals surveys out.
+    pub(super) fn start() -> io::Result<Surveyor> {
+        let (sender, surveys) = sync_channel(QUEUE_MAX);
+        std::thread::Builder::new().name("udm-nbd-survey".to_owned()).spawn(move || deal(&surveys))?;
+        Ok(Surveyor(sender))
+    }
+
+    /// Has a device asked.
+    pub(super) fn ask(&self, survey: Survey) {
+        // What is handed back is dropped, and so answered.
+        let _ = self.0.try_send(survey);
+    }
+}
+
+/// A device's thread, as the dealer sees it.
+struct Asker {
+    queue: SyncSender<Survey>,
+    alive: Weak<()>,
+}
+
+fn deal(surveys: &Receiver<Survey>) {
+    let mut askers: HashMap<DeviceId, Asker> = HashMap::new();
+    while let Ok(survey) = surveys.recv() {
+        let device = survey.device.id();
+        let mut survey = Some(survey);
+        if let Some(asker) = askers.get(&device)
+            && let Some(now) = survey.take()
+            && let Err(TrySendError::Disconnected(back)) = asker.queue.try_send(now)
+        {
+            // Its thread has just ended.
+            survey = Some(back);
+        }
+        let Some(survey) = survey else { continue };
+        begin(device, survey, &mut askers);
+    }
+}
+
+fn begin(device: DeviceId, survey: Survey, askers: &mut HashMap<DeviceId, Asker>) {
+    askers.retain(|_, asker| asker.alive.strong_count() > 0);
+    if askers.len() >= DEVICES_MAX {
+        return;
+    }
+    let (queue, surveys) = sync_channel(QUEUE_MAX);
+    let life = Arc::new(());
+    let alive = Arc::downgrade(&life);
+    // Cannot be full; if the thread can't be had, it is dropped with its queue.
+    let _ = queue.try_send(survey);
+    let thread = std::thread::Builder::new().name("udm-nbd-extents".to_owned());
+    if thread.spawn(move || work(&surveys, life)).is_ok() {
+        askers.insert(device, Asker { queue, alive });
+    }
+}
+
+fn work(surveys: &Receiver<Survey>, life: Arc<()>) {
+    while let Ok(survey) = surveys.recv_timeout(LINGER) {
+        survey.ask();
+    }
+    drop(life);
+}
