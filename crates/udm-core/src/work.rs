@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 pub const WORK_MAX: u64 = 1 << 20;
 
 /// The most that is done for a request before it is another's turn, in bytes; one that costs no more is a short one.
-pub const PIECE: u64 = 64 << 10;
+pub const PIECE: u64 = 128 << 10;
 
 /// What a lane may do in a call whatever the others did: one short request, and a piece of a long one.
 const FLOOR: u64 = 2 * PIECE;
