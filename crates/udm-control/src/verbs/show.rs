@@ -5,7 +5,7 @@ use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
 use udm_core::DevNo;
-use udm_targets::{DeviceRef, Entry, TARGETS, Table, Target};
+use udm_targets::{Entry, TARGETS, Table, Target};
 
 /// The version of the kernel's device mapper (6.12) whose behaviour udm follows.
 const DRIVER_VERSION: &str = "4.48.0";
@@ -34,7 +34,7 @@ pub fn table(registry: &Registry, name: &str, inactive: bool) -> Result<api::Tab
     let Some(table) = table else {
         return Ok(api::Table { name: mapped.device.name(), ..api::Table::default() });
     };
-    let mut numbers: Vec<DevNo> = devices(&table).map(|device| device.number).collect();
+    let mut numbers: Vec<DevNo> = table.devices().map(|device| device.number).collect();
     numbers.sort_unstable();
     numbers.dedup();
     let below = |number: DevNo| api::Below { number: number.to_string(), uri: registry.uri_of(number) };
@@ -102,11 +102,6 @@ fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
 
 fn slot(mapped: &Mapped, inactive: bool) -> Option<Arc<Table>> {
     if inactive { mapped.device.inactive() } else { mapped.device.live() }
-}
-
-/// The devices that a table uses; one that it uses twice comes twice.
-fn devices(table: &Table) -> impl Iterator<Item = DeviceRef> + '_ {
-    table.targets().iter().flat_map(|entry| entry.target.devices()).map(|used| used.device)
 }
 
 fn lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::Line> {
