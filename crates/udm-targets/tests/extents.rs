@@ -1,0 +1,92 @@
+//! What a table says of its sectors is what the sectors below hold, each looked up by itself.
+
+use std::sync::Arc;
+use udm_core::{Content, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_targets::table::Table;
+use udm_targets::target::{DeviceRef, LookupError, Resolver};
+
+/// A device on which a sector is a hole by a rule of its own.
+struct Ruled {
+    id: DeviceId,
+    minor: u32,
+}
+
+impl Ruled {
+    fn content(minor: u32, sector: u64) -> Content {
+        let odd = (sector / 3 + u64::from(minor) * sector / 40) % 3 == 1;
+        if odd { Content::Hole } else { Content::Data }
+    }
+}
+
+impl Device for Ruled {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Err(OpenError::new(95, "nobody does I/O here"))
+    }
+    fn limits(&self) -> Limits {
+        Limits::new(Sectors(10_000))
+    }
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        (from.0..from.0 + len.0).for_each(|at| out.push(Sectors(1), Ruled::content(self.minor, at)));
+    }
+}
+
+/// `/0` to `/9`.
+struct Ten(Vec<DeviceRef>);
+
+impl Ten {
+    fn new() -> Ten {
+        let device = |minor| DeviceRef {
+            number: DevNo { major: 253, minor },
+            name: format!("/{minor}"),
+            device: Arc::new(Ruled { id: DeviceId::new(), minor }),
+            hold: None,
+        };
+        Ten((0..10).map(device).collect())
+    }
+}
+
+impl Resolver for Ten {
+    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
+        let found = self.0.iter().find(|d| d.name == word);
+        found.cloned().ok_or(LookupError { errno: 2, reason: String::new() })
+    }
+}
+
+fn content_of(table: &Table, from: u64, len: u64) -> Vec<Content> {
+    let mut out = Extents::new(usize::MAX);
+    table.extents(Sector(from), Sectors(len), &mut out);
+    let runs = out.list().iter();
+    runs.flat_map(|run| std::iter::repeat_n(run.content, run.len.0 as usize)).collect()
+}
+
+#[test]
+fn tables_say_what_is_below() {
+    let text = "0 10 zero\n10 50 linear /1 33\n60 240 striped 3 10 /2 5 /3 0 /4 100\n300 20 error\n320 30 linear /5 0";
+    let table = Table::build(&udm_wire::table::parse(text).unwrap(), &mut Ten::new(), 1).unwrap();
+    let expected = |at: u64| match at {
+        0..10 => Content::Hole,
+        10..60 => Ruled::content(1, at - 10 + 33),
+        60..300 => {
+            let (chunk, within) = ((at - 60) / 10, (at - 60) % 10);
+            let (stripe, row) = (chunk % 3, chunk / 3);
+            Ruled::content(2 + stripe as u32, [5, 0, 100][stripe as usize] + row * 10 + within)
+        }
+        300..320 => Content::Data,
+        _ => Ruled::content(5, at - 320),
+    };
+    for (from, len) in [(0, 350), (0, 1), (9, 2), (59, 12), (77, 200), (299, 22), (349, 1), (61, 1)] {
+        let wanted: Vec<_> = (from..from + len).map(expected).collect();
+        assert_eq!(content_of(&table, from, len), wanted, "{from} +{len}");
+    }
+}
+
+#[test]
+fn a_multipath_device_is_what_its_paths_lead_to() {
+    let text = "0 100 multipath 0 0 1 1 round-robin 0 2 1 /7 1 /8 1";
+    let table = Table::build(&udm_wire::table::parse(text).unwrap(), &mut Ten::new(), 1).unwrap();
+    let wanted: Vec<_> = (20..90).map(|at| Ruled::content(7, at)).collect();
+    assert_eq!(content_of(&table, 20, 70), wanted);
+}
