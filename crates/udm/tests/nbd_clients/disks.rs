@@ -217,7 +217,8 @@ pub fn a_killed_server_loses_nothing() -> Outcome {
         // The second is under way when the server dies, and may or may not be there.
         let busy = server
             .command("fio")
-            .args(["--name=busy", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--iodepth=16"])
+            // One process, which the kill below ends whole.
+            .args(["--name=busy", "--thread", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--iodepth=16"])
             .args(["--offset=8M", "--size=8M", "--time_based", "--runtime=60"])
             .arg(format!("--uri={}", server.uri("mp")))
             .stdout(Stdio::null())
