@@ -88,17 +88,17 @@ fn who_is_in_order_is_served_beside_who_is_not() {
     read(&mut healthy, MIB);
     let base = resident(&server) + 32 * MIB;
 
-    let mut idle: Vec<_> = (0..500).map(|_| client(&server)).collect();
+    let mut idle: Vec<_> = (0..1024).map(|_| client(&server)).collect();
     idle.iter_mut().for_each(|c| read(c, 64 * KIB));
-    served("500 connections that were busy once", &server, &mut healthy, base + 500 * CONNECTION);
+    served("1,024 connections that were busy once", &server, &mut healthy, base + 1024 * CONNECTION);
     std::thread::sleep(Duration::from_millis(2500));
-    served("the same, idle", &server, &mut healthy, base + 500 * 64 * KIB);
+    served("the same, idle", &server, &mut healthy, base + 1024 * 64 * KIB);
 
     let silent: Vec<_> = (0..1024).map(|_| connect(&server)).collect();
-    served("1,024 connections without a handshake", &server, &mut healthy, base + 1600 * 64 * KIB);
+    served("1,024 connections without a handshake", &server, &mut healthy, base + 2048 * 64 * KIB);
     drop(silent);
 
-    let dead: Vec<_> = (0..50)
+    let dead: Vec<_> = (0..64)
         .map(|_| {
             let mut stream = UnixStream::connect(&server.socket).unwrap();
             stream
@@ -107,7 +107,7 @@ fn who_is_in_order_is_served_beside_who_is_not() {
             stream
         })
         .collect();
-    served("50 control requests without their bodies", &server, &mut healthy, base + 600 * 64 * KIB);
+    served("64 control requests without their bodies", &server, &mut healthy, base + 1100 * 64 * KIB);
     drop((dead, idle));
 
     // What the allocator keeps of small things goes on counting.

@@ -72,9 +72,9 @@ pub struct ServerOptions {
 impl Default for ServerOptions {
     fn default() -> ServerOptions {
         ServerOptions {
-            connections_max: 1024,
-            peer_connections_max: 768,
-            device_connections_max: 512,
+            connections_max: 4096,
+            peer_connections_max: 3072,
+            device_connections_max: 2048,
             handshakes_max: 256,
             requests_max: 1024,
             bytes_max: 64 << 20,
@@ -90,12 +90,17 @@ impl Default for ServerOptions {
 const DESCRIPTORS_LEFT: usize = 128;
 
 impl ServerOptions {
-    /// The same with no more connections than `descriptors` are enough for.
+    /// The same with no more connections than `descriptors` are enough for; a peer and a device still have a part of them only.
     fn within(mut self, descriptors: usize) -> ServerOptions {
         let room = (descriptors - DESCRIPTORS_LEFT.min(descriptors / 4)).max(4);
         // For a moment there may be twice as many in the handshake.
         self.handshakes_max = self.handshakes_max.min(room / 8).max(1);
-        self.connections_max = self.connections_max.min(room - 2 * self.handshakes_max).max(1);
+        let connections = (room - 2 * self.handshakes_max).max(1);
+        if connections < self.connections_max {
+            self.connections_max = connections;
+            self.peer_connections_max = self.peer_connections_max.min(connections * 3 / 4).max(1);
+            self.device_connections_max = self.device_connections_max.min(connections / 2).max(1);
+        }
         self
     }
 }
@@ -106,15 +111,16 @@ mod tests {
 
     #[test]
     fn few_descriptors_mean_few_connections() {
-        for (descriptors, handshakes, connections) in
-            [(0, 1, 2), (100, 9, 57), (1024, 112, 672), (1 << 20, 256, 1024)]
-        {
-            let options = ServerOptions::default().within(descriptors);
-            assert_eq!(
-                (options.handshakes_max, options.connections_max),
-                (handshakes, connections),
-                "{descriptors}"
-            );
+        for (descriptors, handshakes, connections, peer, device) in [
+            (0, 1, 2, 1, 1),
+            (100, 9, 57, 42, 28),
+            (1024, 112, 672, 504, 336),
+            (1 << 20, 256, 4096, 3072, 2048),
+        ] {
+            let o = ServerOptions::default().within(descriptors);
+            let limits =
+                (o.handshakes_max, o.connections_max, o.peer_connections_max, o.device_connections_max);
+            assert_eq!(limits, (handshakes, connections, peer, device), "{descriptors}");
         }
     }
 }
