@@ -83,10 +83,7 @@ fn refusals_say_what_would_be_right() {
         ("@a/b", "@\"a/b\": a device name contains no \"/\""),
         ("@control", "@\"control\": device name cannot be \"control\", \".\", or \"..\""),
         ("8:4294967296", "\"8:4294967296\": no such device number"),
-        (
-            "http://x/",
-            "\"http\": no such kind of device; a path, @name, or one of file: null: mem: pattern: nbd:// nbd+unix://",
-        ),
+        ("http://x/", "\"http\": no such kind of device; a path, @name, or one of file: null: mem: pattern:"),
         ("file:", "no path of a device"),
         ("file:a?direct=maybe", "file: direct=\"maybe\" is neither on nor off"),
         ("file:a?cache=none", "file: unknown option \"cache\"; one of direct, readonly, exclusive"),
@@ -193,10 +190,14 @@ fn null_parameters() {
     assert_eq!(null("fua=2").unwrap_err(), "null: fua=\"2\" is neither 0 nor 1");
     assert_eq!(null("irqmode=").unwrap_err(), "null: irqmode=\"\" is not a number in 0..4294967295");
     assert_eq!(null("size=1G,").unwrap_err(), "null: an empty parameter; NAME=VALUE,NAME=VALUE");
-    let unknown = null("zoned=1").unwrap_err();
-    assert!(
-        unknown.starts_with("null: unknown parameter \"zoned\"; one of blocksize (bs), cache_size, "),
-        "{unknown}"
-    );
-    assert!(unknown.contains("submit_queues") && !unknown.contains('\n'));
+    for (name, why) in
+        [("zoned", "zoned is null_blk's and not udm's"), ("zoned2", "unknown parameter \"zoned2\"")]
+    {
+        let refused = null(&format!("{name}=1")).unwrap_err();
+        assert!(
+            refused.starts_with(&format!("null: {why}; one of blocksize (bs), cache_size, ")),
+            "{refused}"
+        );
+        assert!(refused.contains("submit_queues") && !refused.contains('\n'));
+    }
 }

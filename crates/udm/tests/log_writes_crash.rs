@@ -189,6 +189,8 @@ fn a_killed_server_has_logged_what_it_acknowledged() {
 #[test]
 fn a_mark_without_a_client_is_in_the_log() {
     let mut server = Logged::start();
+    let superblock = || std::fs::read(server.folder.path().join("log")).unwrap()[..8] != [0; 8];
+    until("a log that is begun", || superblock().then_some(()));
     assert_eq!(server.log_writes(&["list", "log"]).lines().count(), 1, "a log, and empty");
     for mark in ["one", "two"] {
         let out = server.mark(mark);

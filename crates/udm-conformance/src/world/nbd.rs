@@ -18,6 +18,9 @@ pub(super) struct Nbd {
     runtime: Option<Runtime>,
     server: Option<NbdServer>,
     clients: Vec<Client>,
+    /// What the server had taken in before these clients came, and what they have sent.
+    taken_before: u64,
+    sent: u64,
     facts: Facts,
 }
 
@@ -31,7 +34,14 @@ impl Nbd {
         exports.add(export).expect("the first export");
         let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &[]);
         let server = server.expect("a server without listeners");
-        let mut nbd = Nbd { runtime: Some(runtime), server: Some(server), clients: Vec::new(), facts };
+        let mut nbd = Nbd {
+            runtime: Some(runtime),
+            server: Some(server),
+            clients: Vec::new(),
+            taken_before: 0,
+            sent: 0,
+            facts,
+        };
         nbd.connect();
         nbd.facts = told(&nbd.facts, &nbd.clients[0].infos);
         nbd
@@ -49,6 +59,22 @@ impl Nbd {
             geometry(&client.infos) == geometry(&self.clients[0].infos)
         });
         assert!(same, "all clients are told the same");
+        (self.taken_before, self.sent) = (self.taken(), 0);
+    }
+
+    /// Requests that the server has taken in so far.
+    fn taken(&self) -> u64 {
+        let stats = self.server.as_ref().expect("there is a server").stats();
+        stats.requests + stats.in_flight
+    }
+
+    /// Waits until the server has taken in all that was sent: what it has not seen when it stops it need not answer.
+    fn wait_until_taken(&self) {
+        let end = Instant::now() + HANG;
+        while self.taken() - self.taken_before < self.sent {
+            assert!(Instant::now() < end, "hung: requests that the server does not take in");
+            std::thread::sleep(Duration::from_micros(500));
+        }
     }
 
     /// Waits until so many connections are open, with nothing in flight: the numbers follow what happens by a turn.
@@ -117,6 +143,7 @@ impl World for Nbd {
     }
 
     fn submit(&mut self, handle: usize, requests: Vec<Request>) {
+        self.sent += requests.len() as u64;
         for request in requests {
             self.clients[handle].send(&request);
         }
@@ -170,6 +197,7 @@ impl World for Nbd {
     /// The first client says good-bye, the second vanishes, the third is there when the server stops.
     fn close(&mut self) {
         if self.clients.len() == CLIENTS {
+            self.wait_until_taken();
             let mut last = self.clients.pop().expect("the third");
             drop(self.clients.pop());
             self.clients.drain(..).for_each(Client::leave);
