@@ -91,7 +91,7 @@ fn who_is_in_order_is_served_beside_who_is_not() {
     let mut idle: Vec<_> = (0..1024).map(|_| client(&server)).collect();
     idle.iter_mut().for_each(|c| read(c, 64 * KIB));
     served("1,024 connections that were busy once", &server, &mut healthy, base + 1024 * CONNECTION);
-    std::thread::sleep(Duration::from_millis(2500));
+    std::thread::sleep(Duration::from_millis(3500));
     served("the same, idle", &server, &mut healthy, base + 1024 * 64 * KIB);
 
     let silent: Vec<_> = (0..1024).map(|_| connect(&server)).collect();
@@ -143,6 +143,6 @@ fn who_is_in_order_is_served_beside_who_is_not() {
     // A long request, too, once it is clear who is in the way.
     read(&mut healthy, 32 * MIB);
     drop(deaf);
-    std::thread::sleep(Duration::from_millis(2500));
+    std::thread::sleep(Duration::from_millis(3500));
     served("alone again", &server, &mut healthy, base);
 }

@@ -58,7 +58,7 @@ pub struct ServerOptions {
     pub bytes_max: usize,
     /// Bytes of memory that the connections of one core share; each connection has 640 KiB besides, and one request of a core may
     /// pass it. So a server of `n` cores uses `n * (core_bytes_max + 64 MiB) + connections * 640 KiB` at the most. What a connection keeps for reuse
-    /// is part of it, and given back after a second without requests, or as soon as others need it.
+    /// is part of it, and given back within three seconds of the last request, or as soon as others need it.
     pub core_bytes_max: usize,
     /// How long a client may take from connecting to choosing an export.
     pub handshake_max: Duration,
