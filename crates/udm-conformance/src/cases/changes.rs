@@ -1,10 +1,15 @@
 //! Suspend, resume and reload of a mapped device that is in use.
 
+use super::load::{Load, collect};
 use crate::{Boundary, HANG, Request, Rig};
 use std::sync::Arc;
 use std::time::Instant;
 use udm_core::{BioFlags, Op};
 use udm_targets::{Change, MappedDevice, Wake};
+
+const fn load(round: u64) -> Load {
+    Load { each: 24, blocks: 6, round }
+}
 
 fn wake() -> Wake {
     Arc::new(|| {})
@@ -24,39 +29,10 @@ fn resume(rig: &mut Rig) {
     rig.world.change(change).expect("a resume");
 }
 
-/// Puts a few requests of all kinds in flight on each handle.
-fn load(rig: &mut Rig, round: u64) -> Vec<Vec<Request>> {
-    let block = rig.facts.block();
-    let mut sent = Vec::new();
-    for handle in 0..rig.world.handles() {
-        let mut requests = Vec::new();
-        for i in 0..24 {
-            let at = (handle as u64 * 24 + i) * 6 * block;
-            requests.push(match (i + round) % 6 {
-                0 => Request::flush(),
-                1..4 if rig.facts.can(Op::Write) => rig.write(at, 6 * block),
-                4 if rig.facts.can(Op::WriteZeroes) => Request::new(Op::WriteZeroes, at, 5 * block),
-                _ => Request::read(at, 4 * block),
-            });
-        }
-        rig.world.submit(handle, requests.clone());
-        sent.push(requests);
-    }
-    sent
-}
-
-fn collect(rig: &mut Rig, sent: Vec<Vec<Request>>) {
-    for (handle, requests) in sent.into_iter().enumerate() {
-        for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
-            rig.judge(request, &answer);
-        }
-    }
-}
-
 /// Requests that are in flight when the device is suspended, and those that come meanwhile, are served; none fails and none is lost.
 pub(super) fn suspend_under_load(rig: &mut Rig) {
     for round in 0..4 {
-        let sent = load(rig, round);
+        let sent = load(round).submit(rig);
         suspend(rig, round % 2 == 1);
         assert!(device(rig).is_suspended());
         // With all in flight home, a second suspend is a success that does nothing.
@@ -71,7 +47,7 @@ pub(super) fn suspend_under_load(rig: &mut Rig) {
 pub(super) fn reload_under_load(rig: &mut Rig) {
     let mapped = device(rig);
     for round in 0..4 {
-        let sent = load(rig, round);
+        let sent = load(round).submit(rig);
         let table = rig.ground.table(&mapped.table_text(false));
         mapped.load(table).expect("the same table again");
         if round == 2 {
@@ -88,7 +64,7 @@ pub(super) fn reload_under_load(rig: &mut Rig) {
 /// fails; with the old one all is as it was.
 pub(super) fn another_table(rig: &mut Rig) {
     let mapped = device(rig);
-    let sent = load(rig, 0);
+    let sent = load(0).submit(rig);
     collect(rig, sent);
     let (lines, size, block) = (mapped.table_text(false), rig.facts.size(), rig.facts.block());
     let other = rig.ground.table(&format!("0 {size} error"));
@@ -112,7 +88,7 @@ pub(super) fn another_table(rig: &mut Rig) {
 /// While the device is suspended, requests wait; those that won't wait fail: NOWAIT with EAGAIN, read-ahead with EIO (kernel).
 pub(super) fn suspended_requests_wait(rig: &mut Rig) {
     suspend(rig, false);
-    let sent = load(rig, 1);
+    let sent = load(1).submit(rig);
     let waiting: usize = sent.iter().map(Vec::len).sum();
     assert_eq!(rig.world.settle(), waiting, "a suspended device has answered");
     resume(rig);
@@ -131,7 +107,7 @@ pub(super) fn suspended_requests_wait(rig: &mut Rig) {
 /// A suspend waits until what is in flight on the disks below is home; then they are idle.
 pub(super) fn suspend_waits(rig: &mut Rig) {
     rig.ground.hold(true);
-    let sent = load(rig, 2);
+    let sent = load(2).submit(rig);
     rig.world.settle();
     let mut change = device(rig).suspend(true, wake()).expect("nothing else changes it");
     assert!(!rig.world.begin_change(&mut change), "suspended with requests in flight");
@@ -146,7 +122,7 @@ pub(super) fn suspend_waits(rig: &mut Rig) {
 pub(super) fn called_off(rig: &mut Rig) {
     for _ in 0..2 {
         rig.ground.hold(true);
-        let sent = load(rig, 3);
+        let sent = load(3).submit(rig);
         rig.world.settle();
         let mut change: Change = device(rig).suspend(true, wake()).expect("nothing else changes it");
         assert!(!rig.world.begin_change(&mut change), "suspended with requests in flight");
@@ -164,7 +140,7 @@ pub(super) fn called_off(rig: &mut Rig) {
 /// A client that goes while its requests wait in a suspended device is forgotten once it runs again, and so are its requests.
 pub(super) fn closed_while_suspended(rig: &mut Rig) {
     suspend(rig, true);
-    for request in load(rig, 1).iter().flatten() {
+    for request in load(1).submit(rig).iter().flatten() {
         rig.model.perhaps(request);
     }
     rig.world.settle();

@@ -6,6 +6,7 @@ mod data;
 mod errors;
 mod flags;
 mod life;
+mod load;
 mod paths;
 mod random;
 mod ranges;

@@ -1,36 +1,10 @@
 //! Paths that fail: a device with several to one disk serves for as long as one of them works (kernel `dm-mpath`).
 
-use crate::{Boundary, Request, Rig};
-use udm_core::{Op, Status};
+use super::load::{Load, collect};
+use crate::{Boundary, Rig};
+use udm_core::Status;
 
-/// Requests of all kinds on each handle, a few dozen in flight.
-fn load(rig: &mut Rig) -> Vec<Vec<Request>> {
-    let block = rig.facts.block();
-    let mut sent = Vec::new();
-    for handle in 0..rig.world.handles() {
-        let mut requests = Vec::new();
-        for i in 0..30 {
-            let at = (handle as u64 * 30 + i) * 8 * block;
-            requests.push(match i % 5 {
-                0 => Request::read(at, 8 * block),
-                1 if rig.facts.can(Op::WriteZeroes) => Request::new(Op::WriteZeroes, at, 3 * block),
-                2 => Request::flush(),
-                _ => rig.write(at, 7 * block),
-            });
-        }
-        rig.world.submit(handle, requests.clone());
-        sent.push(requests);
-    }
-    sent
-}
-
-fn collect(rig: &mut Rig, sent: Vec<Vec<Request>>) {
-    for (handle, requests) in sent.into_iter().enumerate() {
-        for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
-            rig.judge(request, &answer);
-        }
-    }
-}
+const LOAD: Load = Load { each: 30, blocks: 8, round: 0 };
 
 /// A path fails under load, with each error that blames the path: no request fails. It returns, and the next one fails.
 pub(super) fn one_fails_after_the_other(rig: &mut Rig) {
@@ -38,10 +12,10 @@ pub(super) fn one_fails_after_the_other(rig: &mut Rig) {
     let statuses = Status::ALL.iter().filter(|status| status.is_path_error());
     for (round, &status) in statuses.enumerate() {
         let path = &paths[round % paths.len()];
-        let sent = load(rig);
+        let sent = LOAD.submit(rig);
         rig.ground.fail_path(path, status);
         collect(rig, sent);
-        let sent = load(rig);
+        let sent = LOAD.submit(rig);
         collect(rig, sent);
         rig.verify_all(round % 2);
         rig.ground.heal();
@@ -56,7 +30,7 @@ pub(super) fn all_fail(rig: &mut Rig) {
     rig.message("fail_if_no_path");
     for _ in 0..2 {
         paths.iter().for_each(|path| rig.ground.fail_path(path, Status::Transport));
-        let sent = load(rig);
+        let sent = LOAD.submit(rig);
         for (handle, requests) in sent.into_iter().enumerate() {
             for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
                 let lane = !rig.is(Boundary::Nbd);
@@ -70,7 +44,7 @@ pub(super) fn all_fail(rig: &mut Rig) {
         rig.ground.heal();
         paths.iter().for_each(|path| rig.message(&format!("reinstate_path {path}")));
         rig.verify_all(0);
-        let sent = load(rig);
+        let sent = LOAD.submit(rig);
         collect(rig, sent);
     }
 }
@@ -82,7 +56,7 @@ pub(super) fn requests_wait_for_one(rig: &mut Rig) {
     for round in 0..3 {
         rig.message("queue_if_no_path");
         paths.iter().for_each(|path| rig.ground.fail_path(path, Status::Offline));
-        let sent = load(rig);
+        let sent = LOAD.submit(rig);
         let waiting: usize = sent.iter().map(Vec::len).sum();
         assert_eq!(rig.world.settle(), waiting, "a request without a path was answered");
         if round > 0 {
