@@ -2,6 +2,7 @@
 
 use std::fmt;
 use udm_targets::TargetError;
+use udm_wire::words::{Span, caret};
 
 /// Why a verb was refused: who it was about, what the kernel says of it, and where in a table the fault is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +28,19 @@ pub struct Place {
     pub width: usize,
 }
 
+impl Place {
+    /// The line of `table` that the place is in, and carets below it. `None` when the table has no such line.
+    #[must_use]
+    pub fn mark(self, table: &str) -> Option<String> {
+        let line = table.split('\n').nth(self.line.checked_sub(1)?)?;
+        let line = line.strip_suffix('\r').unwrap_or(line);
+        // The place counts characters, the span bytes.
+        let byte = |column: usize| line.char_indices().nth(column).map_or(line.len(), |(i, _)| i);
+        let from = self.column.saturating_sub(1);
+        Some(caret(line, Span { start: byte(from), end: byte(from.saturating_add(self.width)) }))
+    }
+}
+
 impl VerbError {
     /// `error`, about `device`.
     pub fn new(device: impl Into<String>, error: TargetError) -> VerbError {
@@ -43,6 +57,15 @@ impl VerbError {
     #[must_use]
     pub fn at(self, place: Option<Place>) -> VerbError {
         VerbError { place, ..self }
+    }
+
+    /// The error, with the line of `table` to blame and carets under it where there is one.
+    #[must_use]
+    pub fn beside(&self, table: &str) -> String {
+        match self.place.and_then(|place| place.mark(table)) {
+            Some(mark) => format!("{self}\n{mark}"),
+            None => self.to_string(),
+        }
     }
 }
 
@@ -63,3 +86,28 @@ pub(crate) fn one_line(text: &str) -> String {
 }
 
 impl std::error::Error for VerbError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(line: usize, column: usize, width: usize) -> Place {
+        Place { line, column, width }
+    }
+
+    #[test]
+    fn under_the_word() {
+        let table = "# a comment\r\n0 8 lineär x y\n";
+        assert_eq!(at(2, 12, 1).mark(table).unwrap(), "0 8 lineär x y\n           ^");
+        assert_eq!(at(2, 5, 6).mark(table).unwrap(), "0 8 lineär x y\n    ^^^^^^");
+        assert_eq!(at(2, 99, 1).mark(table).unwrap(), "0 8 lineär x y\n              ^", "behind the end");
+    }
+
+    #[test]
+    fn nonsense_places_are_harmless() {
+        assert_eq!(at(0, 1, 1).mark("0 8 error"), None);
+        assert_eq!(at(2, 1, 1).mark("0 8 error"), None);
+        assert!(at(1, usize::MAX, usize::MAX).mark("0 8 error").is_some());
+        assert!(at(1, 0, 0).mark("0 8 error").is_some());
+    }
+}

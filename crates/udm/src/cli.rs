@@ -7,6 +7,7 @@ use crate::log_writes::LogWritesArgs;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
+use udm_wire::cpus::CpuList;
 
 /// The device mapper in user space: tables, targets and status lines of the kernel's, served to NBD clients, without root.
 #[derive(Debug, Parser)]
@@ -115,7 +116,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
     /// The CPUs to use, one core each (0-3, 0,2) [default: one core, not pinned, for each CPU, at most 8]
-    #[arg(long, value_name = "LIST", value_parser = cpu_list)]
+    #[arg(long, value_name = "LIST")]
     pub cores: Option<CpuList>,
     /// Never sleep: spin for requests
     #[arg(long)]
@@ -179,37 +180,6 @@ fn is_table(text: &str) -> bool {
         || first.is_empty()
         || first.starts_with('#')
         || first.bytes().all(|b| b.is_ascii_digit())
-}
-
-/// CPU numbers, in the order given, each once.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CpuList(pub Vec<usize>);
-
-/// Reads the kernel's list format: `0-3,8`.
-///
-/// # Errors
-/// One line that says which part is wrong.
-pub fn cpu_list(text: &str) -> Result<CpuList, String> {
-    const CPUS_MAX: usize = 1024;
-    let number = |s: &str| match s.parse::<usize>() {
-        Ok(n) if n < CPUS_MAX => Ok(n),
-        _ => Err(format!("'{s}' is no CPU number below {CPUS_MAX}")),
-    };
-    let mut cpus = Vec::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (number(first)?, number(last)?);
-        if first > last {
-            return Err(format!("'{part}' runs backwards"));
-        }
-        for cpu in first..=last {
-            if cpus.contains(&cpu) {
-                return Err(format!("CPU {cpu} is named twice"));
-            }
-            cpus.push(cpu);
-        }
-    }
-    Ok(CpuList(cpus))
 }
 
 /// `udm demo`.
@@ -422,14 +392,6 @@ mod tests {
         assert_eq!(device_arg("d=@/etc/t").unwrap().table, TableArg::File("/etc/t".into()));
         for bad in ["", "d", "=0 8 error", "d=@"] {
             assert!(device_arg(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn cpus() {
-        assert_eq!(cpu_list("0-2,7").unwrap().0, [0, 1, 2, 7]);
-        for bad in ["", "1-", "3-1", "0,0", "x", "0-99999999", "-1"] {
-            assert!(cpu_list(bad).is_err(), "{bad}");
         }
     }
 }

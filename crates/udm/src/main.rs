@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod bench;
-mod caret;
 mod cli;
 mod demo;
 mod interrupt;

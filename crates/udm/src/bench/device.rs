@@ -1,22 +1,14 @@
-//! Makes the device that is measured.
+//! Makes the device that is measured, from the words of the command line.
 
 use crate::cli::TableArg;
-use crate::serve::explain;
 use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::sync::Arc;
-use udm_control::{Registry, verbs};
+use udm_bench::{Table, make_mapped};
 use udm_core::Device;
 use udm_runtime::Cluster;
 use udm_wire::uri::{self, DeviceUri};
-
-/// A device and its table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
-    pub name: String,
-    pub text: String,
-}
 
 /// One `--device`.
 #[derive(Debug, PartialEq, Eq)]
@@ -57,21 +49,6 @@ pub fn make(cluster: &Arc<Cluster>, words: &[String]) -> Result<Arc<dyn Device>>
         (None, Some(device)) => Ok(Arc::clone(device)),
         (None, None) => bail!("bench: no device"),
     }
-}
-
-/// Mapped devices with these tables, loaded and resumed on the cores of `cluster`, which must be taking turns.
-///
-/// # Errors
-/// The table's own.
-pub fn make_mapped(cluster: &Arc<Cluster>, tables: &[Table]) -> Result<Vec<Arc<dyn Device>>> {
-    let registry = Registry::new(cluster.clone(), cluster.len());
-    // The verbs are futures that need no reactor.
-    let control = tokio::runtime::Builder::new_current_thread().build().context("control")?;
-    let make = |Table { name, text }: &Table| -> Result<Arc<dyn Device>> {
-        control.block_on(verbs::create(&registry, name, None, Some(text))).map_err(|e| explain(&e, text))?;
-        Ok(Arc::clone(&registry.find(name)?.device) as Arc<dyn Device>)
-    };
-    tables.iter().map(make).collect()
 }
 
 /// The table that maps all of a device.
@@ -116,5 +93,12 @@ mod tests {
             assert!(matches!(named(word).unwrap(), Named::Uri(_)), "{word}");
         }
         assert!(named("nul:1").is_err());
+    }
+
+    #[test]
+    fn a_name_that_no_device_has() {
+        let cluster = Cluster::new(1).unwrap();
+        let error = make(&cluster, &["@d".into()]).err().expect("refused");
+        assert_eq!(format!("{error:#}"), "@d: no --device of that name");
     }
 }

@@ -1,37 +1,60 @@
-//! `udm bench`: load on a device, in fio's words, with fio's report.
-//!
-//! Each job is a thread that attaches as a core and drives the device's lane itself, as any program that links udm can: no socket, no protocol, no
-//! other thread. [`compare()`] measures layers against each other.
+//! `udm bench`: the command line of `udm-bench`. What is measured, and how, is there; words, signals and the terminal are here.
 
-mod compare;
-mod cores;
 mod device;
-mod job;
-mod json;
-mod one_mutex;
-mod options;
-mod plan;
 mod progress;
-mod report;
-mod stats;
 mod stop;
-#[cfg(test)]
-mod tests;
-mod units;
-mod verify;
-
-pub use compare::{CompareOptions, Comparison, compare};
-pub use options::BenchArgs;
 
 use crate::verbs::{say, say_json};
 use anyhow::{Context, Result, bail};
-use job::{Outcome, Spec};
-use options::Format;
-use progress::Progress;
-use report::Entry;
+use clap::{Args, ValueEnum};
 use std::process::ExitCode;
-use std::sync::{OnceLock, mpsc};
-use udm_runtime::CoreOptions;
+use udm_bench::{CompareOptions, Load, Run, compare};
+
+/// `udm bench`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Each job is a thread that drives the device itself, as a core of udm. Latencies come from one clock reading a turn: requests that finish in one \
+poll have the same end, and a latency shorter than a turn shows as a turn.\n\n\
+Examples:\n  udm bench --device d='0 8388608 linear null:size=4G 0' --rw randread --bs 4k --iodepth 32 --runtime 5 --time_based\n  \
+udm bench --device mem:1G --rw randwrite --verify crc32c\n  udm bench --compare")]
+pub struct BenchArgs {
+    /// What to measure: a device with its table, or a URI or path. Of several the last is measured, and its table may name the others as @NAME
+    #[arg(
+        long = "device",
+        value_name = "NAME=TABLE|NAME=DEVICE|DEVICE",
+        required_unless_present = "compare"
+    )]
+    devices: Vec<String>,
+    /// Compare layers over a null device with each other and with the same layer behind one lock
+    #[arg(long, conflicts_with = "devices")]
+    compare: bool,
+    /// With --compare: seconds instead of minutes
+    #[arg(long, requires = "compare")]
+    quick: bool,
+    #[command(flatten)]
+    load: Load,
+    /// How to print the report
+    #[arg(long = "output-format", value_name = "FORMAT", value_enum, default_value_t = Format::Normal)]
+    output_format: Format,
+    /// Print JSON, in fio's layout
+    #[arg(long)]
+    json: bool,
+}
+
+/// How a report is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// fio's summary
+    Normal,
+    /// fio's JSON
+    Json,
+}
+
+impl BenchArgs {
+    fn format(&self) -> Format {
+        if self.json { Format::Json } else { self.output_format }
+    }
+}
 
 /// Runs the load and prints the report.
 ///
@@ -41,15 +64,18 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     if args.compare {
         return run_compare(args).map(|()| ExitCode::SUCCESS);
     }
-    stop::on_signals().context("bench: signals")?;
-    let entries = measure(args)?;
+    let stop = stop::on_signals().context("bench: signals")?;
+    let load = &args.load;
+    let report = progress::shown(load, |progress| {
+        Run { load, progress, stop }.measure(|cluster| device::make(cluster, &args.devices))
+    })?;
     match args.format() {
-        Format::Normal => say(&report::text(args, &entries))?,
-        Format::Json => say_json(&json::report(args, &entries))?,
+        Format::Normal => say(&report.text(load))?,
+        Format::Json => say_json(&report.json(load, args.devices.last().map(String::as_str)))?,
     }
-    match entries.iter().find_map(|e| e.failure.as_ref()) {
-        Some(failure) => bail!("{}: {}", args.name, failure.text),
-        None => Ok(stop::status()),
+    match report.failure() {
+        Some(failure) => bail!("{}: {failure}", load.name),
+        None => Ok(stop::status(stop)),
     }
 }
 
@@ -60,60 +86,4 @@ fn run_compare(args: &BenchArgs) -> Result<()> {
         Format::Normal => say(&comparison.table()),
         Format::Json => say_json(&comparison),
     }
-}
-
-/// Runs the jobs; an entry for each, or one for all with `--group_reporting`.
-fn measure(args: &BenchArgs) -> Result<Vec<Entry>> {
-    args.check().context("bench")?;
-    let jobs = usize::from(args.numjobs);
-    let options: Vec<_> = (0..jobs)
-        .map(|job| CoreOptions { cpu: args.cpu(job), ring_optional: true, ..CoreOptions::default() })
-        .collect();
-    let regions = OnceLock::new();
-    let progress = Progress::new(args);
-    let (running, over) = mpsc::channel::<()>();
-    let outcomes = std::thread::scope(|scope| {
-        if let Some(progress) = &progress {
-            scope.spawn(move || progress.draw(args, &over));
-        }
-        let outcomes = cores::run(
-            &options,
-            |cluster| {
-                let device = device::make(cluster, &args.devices)?;
-                let _ = regions.set(args.regions(&device.limits()).context("bench")?);
-                Ok(vec![device])
-            },
-            |core, lanes| {
-                let job = usize::from(core.id().0);
-                let region = regions.get().expect("set before the cores begin")[job];
-                let progress = progress.as_ref().map(|p| p.counter(job));
-                let lane = lanes.into_iter().next().expect("a lane a device");
-                job::run(core, lane, &Spec { args, job, region, progress })
-            },
-        );
-        drop(running);
-        outcomes
-    })?;
-    Ok(entries(args, outcomes))
-}
-
-fn entries(args: &BenchArgs, outcomes: Vec<Outcome>) -> Vec<Entry> {
-    let entry = |o: Outcome| Entry {
-        name: args.name.clone(),
-        jobs: 1,
-        thread: o.thread,
-        stats: o.stats,
-        failure: o.failure,
-    };
-    let mut entries: Vec<Entry> = outcomes.into_iter().map(entry).collect();
-    if args.group_reporting && !entries.is_empty() {
-        let rest = entries.split_off(1);
-        let all = &mut entries[0];
-        for other in rest {
-            all.jobs += 1;
-            all.stats.add(&other.stats);
-            all.failure = all.failure.take().or(other.failure);
-        }
-    }
-    entries
 }

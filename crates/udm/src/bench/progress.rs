@@ -1,50 +1,46 @@
 //! The line on the terminal that shows that something happens. Nothing is drawn, and nothing counted, when standard error is no terminal.
 
-use super::options::BenchArgs;
-use super::units::{binary, decimal};
-use crossbeam_utils::CachePadded;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
+use udm_bench::units::{binary, decimal};
+use udm_bench::{Load, Progress};
 
 /// How often the line is drawn.
 const TICK: Duration = Duration::from_millis(500);
 
-/// What the jobs have done so far: a counter each, on a cache line of its own, written once a turn.
-pub struct Progress(Vec<CachePadded<AtomicU64>>);
-
-impl Progress {
-    /// One for the jobs of `args`, when somebody is looking.
-    pub fn new(args: &BenchArgs) -> Option<Progress> {
-        let jobs = (0..args.numjobs).map(|_| CachePadded::default()).collect();
-        std::io::stderr().is_terminal().then_some(Progress(jobs))
+/// What `measure` gives; its progress is drawn until it does, when somebody is looking.
+pub fn shown<T>(load: &Load, measure: impl FnOnce(Option<&Progress>) -> T) -> T {
+    if !std::io::stderr().is_terminal() {
+        return measure(None);
     }
+    let progress = Progress::new(load.numjobs);
+    let (running, over) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let progress = &progress;
+        scope.spawn(move || draw(load, progress, &over));
+        let measured = measure(Some(progress));
+        drop(running);
+        measured
+    })
+}
 
-    /// The counter of a job.
-    pub fn counter(&self, job: usize) -> &AtomicU64 {
-        &self.0[job]
+/// Draws until the other end of `over` is dropped.
+fn draw(load: &Load, progress: &Progress, over: &mpsc::Receiver<()>) {
+    let total = load.runtime.map(|t| (t + load.ramp_time).as_secs());
+    let bar = ProgressBar::new(total.unwrap_or(0));
+    let template = if total.is_some() { "{bar:30} {pos}/{len}s {msg}" } else { "{spinner} {pos}s {msg}" };
+    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let begin = Instant::now();
+    let (mut last, mut at) = (0, begin);
+    while let Err(mpsc::RecvTimeoutError::Timeout) = over.recv_timeout(TICK) {
+        let done = progress.done();
+        let now = Instant::now();
+        let iops = (done - last) as f64 / (now - at).as_secs_f64();
+        (last, at) = (done, now);
+        bar.set_position(begin.elapsed().as_secs());
+        bar.set_message(format!("[{} IOPS, {}B/s]", decimal(iops, 4), binary(iops * load.bs as f64, 4)));
     }
-
-    /// Draws until the other end of `over` is dropped.
-    pub fn draw(&self, args: &BenchArgs, over: &mpsc::Receiver<()>) {
-        let total = args.runtime.map(|t| (t + args.ramp_time).as_secs());
-        let bar = ProgressBar::new(total.unwrap_or(0));
-        let template = if total.is_some() { "{bar:30} {pos}/{len}s {msg}" } else { "{spinner} {pos}s {msg}" };
-        bar.set_style(
-            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
-        );
-        let begin = Instant::now();
-        let (mut last, mut at) = (0, begin);
-        while let Err(mpsc::RecvTimeoutError::Timeout) = over.recv_timeout(TICK) {
-            let done: u64 = self.0.iter().map(|n| n.load(Relaxed)).sum();
-            let now = Instant::now();
-            let iops = (done - last) as f64 / (now - at).as_secs_f64();
-            (last, at) = (done, now);
-            bar.set_position(begin.elapsed().as_secs());
-            bar.set_message(format!("[{} IOPS, {}B/s]", decimal(iops, 4), binary(iops * args.bs as f64, 4)));
-        }
-        bar.finish_and_clear();
-    }
+    bar.finish_and_clear();
 }

@@ -2,28 +2,24 @@
 
 use crate::{interrupt, log};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// What `fio` ends with after a signal.
 const STATUS: u8 = 128;
 
-/// The signal that came; 0 for none. A process has one set of signals.
-static SIGNAL: AtomicI32 = AtomicI32::new(0);
+/// Whether one has come. A process has one set of signals.
+static STOP: AtomicBool = AtomicBool::new(false);
 
-/// Has signals stop the jobs from here on.
-pub fn on_signals() -> std::io::Result<()> {
+/// Has signals stop the jobs from here on: what they set is what the jobs ask.
+pub fn on_signals() -> std::io::Result<&'static AtomicBool> {
     interrupt::on_signal(|signal| {
         log::say(format!("\nudm: terminating on signal {signal}; a second one ends at once\n"));
-        SIGNAL.store(signal, Relaxed);
-    })
-}
-
-/// Whether the jobs are to stop. They ask twice a second.
-pub fn is_asked() -> bool {
-    SIGNAL.load(Relaxed) != 0
+        STOP.store(true, Relaxed);
+    })?;
+    Ok(&STOP)
 }
 
 /// How a measurement that worked ends.
-pub fn status() -> ExitCode {
-    if is_asked() { ExitCode::from(STATUS) } else { ExitCode::SUCCESS }
+pub fn status(stopped: &AtomicBool) -> ExitCode {
+    if stopped.load(Relaxed) { ExitCode::from(STATUS) } else { ExitCode::SUCCESS }
 }

@@ -6,7 +6,6 @@ mod load;
 mod paper;
 mod stage;
 
-use crate::bench;
 use crate::cli::DemoArgs;
 use anyhow::{Result, bail};
 use load::Counts;
@@ -46,7 +45,7 @@ struct Report {
     reloads: usize,
     requests: Counts,
     checked_blocks: u64,
-    compare: bench::Comparison,
+    compare: udm_bench::Comparison,
 }
 
 /// Runs the demo.
@@ -60,7 +59,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let good = conclude(&paper, requests, checked_blocks)?;
 
     paper.section("What a request costs (4 KiB random reads of a null device, side by side)")?;
-    let compare = bench::compare(&bench::CompareOptions::quick())?;
+    let compare = udm_bench::compare(&udm_bench::CompareOptions::quick())?;
     if args.print.json {
         crate::verbs::say_json(&Report { steps, reloads: RELOADS, requests, checked_blocks, compare })?;
     } else {

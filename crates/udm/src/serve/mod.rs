@@ -10,7 +10,6 @@ mod places;
 mod ready;
 mod report;
 
-use crate::caret;
 use crate::cli::{DeviceArg, ServeArgs, TableArg};
 use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
@@ -21,7 +20,6 @@ pub use ready::in_background;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_control::error::VerbError;
 use udm_control::exports::{ExportOptions, Exporter};
 use udm_control::http::{self, socket::Socket};
 use udm_control::{Registry, verbs};
@@ -81,7 +79,7 @@ async fn serve(args: &ServeArgs) -> Result<ExitCode> {
 /// How the cores are to be.
 fn cores(args: &ServeArgs) -> RuntimeOptions {
     let cpus = match &args.cores {
-        Some(list) => list.0.iter().copied().map(Some).collect(),
+        Some(list) => list.numbers().iter().copied().map(Some).collect(),
         None => {
             let cpus = std::thread::available_parallelism().map_or(1, usize::from);
             vec![None; cpus.min(CORES_DEFAULT_MAX)]
@@ -95,7 +93,7 @@ async fn make_devices(args: &ServeArgs, registry: &Arc<Registry>) -> Result<()> 
     for DeviceArg { name, table } in &args.devices {
         let table = table_of(registry, name, table)?;
         let made = verbs::create(registry, name, None, Some(&table)).await;
-        made.map_err(|e| explain(&e, &table))?;
+        made.map_err(|e| anyhow::anyhow!(e.beside(&table)))?;
     }
     match args.exports.iter().find(|wanted| !args.devices.iter().any(|d| d.name == **wanted)) {
         Some(missing) => bail!("{missing}: export: no --device of that name"),
@@ -116,13 +114,6 @@ pub(crate) fn table_of(registry: &Registry, name: &str, table: &TableArg) -> Res
             };
             anyhow::anyhow!("{e}{hint}")
         }),
-    }
-}
-
-pub(crate) fn explain(error: &VerbError, table: &str) -> anyhow::Error {
-    match error.place.and_then(|place| caret::mark(table, place)) {
-        Some(mark) => anyhow::anyhow!("{error}\n{mark}"),
-        None => anyhow::anyhow!("{error}"),
     }
 }
 

@@ -8,7 +8,6 @@ mod show;
 
 pub use change::read_table;
 
-use crate::caret;
 use crate::cli::{Talk, Verb};
 use anyhow::{Context, Result};
 use std::io::Write;
@@ -70,7 +69,7 @@ fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
         column,
         width: number(refused.width).unwrap_or(1),
     });
-    match table.zip(place).and_then(|(table, place)| caret::mark(table, place)) {
+    match table.zip(place).and_then(|(table, place)| place.mark(table)) {
         Some(mark) => anyhow::anyhow!("{error}\n{mark}"),
         None => error.into(),
     }

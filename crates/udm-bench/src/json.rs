@@ -1,15 +1,15 @@
 //! The report in fio's JSON layout.
 
-use super::options::{BenchArgs, ReadWrite};
-use super::report::{
+use crate::load::{Load, ReadWrite};
+use crate::report::{
     BATCH_NAMES, CLASSES, DEPTH_NAMES, Entry, PERCENTILES, latency_shares, percentages, rates,
 };
-use super::stats::{Direction, Latency, Stats};
+use crate::stats::{Direction, Latency, Stats};
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The whole report.
-pub fn report(args: &BenchArgs, entries: &[Entry]) -> Value {
+pub fn report(load: &Load, device: Option<&str>, entries: &[Entry]) -> Value {
     let now = SystemTime::now();
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     json!({
@@ -17,11 +17,11 @@ pub fn report(args: &BenchArgs, entries: &[Entry]) -> Value {
         "timestamp": since.as_secs(),
         "timestamp_ms": since.as_millis() as u64,
         "time": httpdate::fmt_http_date(now),
-        "jobs": entries.iter().map(|e| job(args, e)).collect::<Vec<_>>(),
+        "jobs": entries.iter().map(|e| job(load, device, e)).collect::<Vec<_>>(),
     })
 }
 
-fn job(args: &BenchArgs, entry: &Entry) -> Value {
+fn job(load: &Load, device: Option<&str>, entry: &Entry) -> Value {
     let stats = &entry.stats;
     let [read, write, trim] = &stats.directions;
     let u = &stats.usage;
@@ -32,7 +32,7 @@ fn job(args: &BenchArgs, entry: &Entry) -> Value {
         "error": entry.failure.as_ref().map_or(0, |f| f.errno),
         "eta": 0,
         "elapsed": ms.div_ceil(1000),
-        "job options": options(args),
+        "job options": options(load, device),
         "read": direction(read),
         "write": direction(write),
         "trim": direction(trim),
@@ -46,7 +46,7 @@ fn job(args: &BenchArgs, entry: &Entry) -> Value {
         "iodepth_level": named(&DEPTH_NAMES, percentages(&stats.depths)),
         "iodepth_submit": named(&BATCH_NAMES, percentages(&stats.submits.0)),
         "iodepth_complete": named(&BATCH_NAMES, percentages(&stats.completes.0)),
-        "latency_depth": args.iodepth,
+        "latency_depth": load.iodepth,
         "latency_target": 0,
         "latency_percentile": 100.0,
         "latency_window": 0,
@@ -57,25 +57,25 @@ fn job(args: &BenchArgs, entry: &Entry) -> Value {
     job
 }
 
-fn options(args: &BenchArgs) -> Value {
+fn options(load: &Load, device: Option<&str>) -> Value {
     let mut options = json!({
-        "name": args.name,
+        "name": load.name,
         "ioengine": "udm",
-        "device": args.devices.last(),
-        "rw": args.rw.name(),
-        "bs": args.bs.to_string(),
-        "iodepth": args.iodepth.to_string(),
-        "numjobs": args.numjobs.to_string(),
+        "device": device,
+        "rw": load.rw.name(),
+        "bs": load.bs.to_string(),
+        "iodepth": load.iodepth.to_string(),
+        "numjobs": load.numjobs.to_string(),
     });
     if let Value::Object(map) = &mut options {
-        if let Some(runtime) = args.runtime {
+        if let Some(runtime) = load.runtime {
             map.insert("runtime".into(), json!(format!("{}ms", runtime.as_millis())));
         }
-        if matches!(args.rw, ReadWrite::Rw | ReadWrite::Randrw) {
-            map.insert("rwmixread".into(), json!(args.rwmixread.to_string()));
+        if matches!(load.rw, ReadWrite::Rw | ReadWrite::Randrw) {
+            map.insert("rwmixread".into(), json!(load.rwmixread.to_string()));
         }
         for (name, on) in
-            [("time_based", args.time_based), ("norandommap", args.norandommap), ("bare", args.bare)]
+            [("time_based", load.time_based), ("norandommap", load.norandommap), ("bare", load.bare)]
         {
             if on {
                 map.insert(name.into(), json!("1"));

@@ -4,12 +4,11 @@
 //! submits them as one batch. It reads the clock once a turn ([`udm_runtime::LocalCore::turn`] does); requests that come back from one poll have
 //! the same end. Once warm it allocates nothing. A job that must read back what it wrote replays its plan afterwards.
 
-use super::options::{BenchArgs, Region};
-use super::plan::Plan;
-use super::stats::{DIRECTIONS, Stats, Usage, direction};
-use super::stop;
-use super::verify::{self, Stamp};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::load::{Load, Region};
+use crate::plan::Plan;
+use crate::stats::{DIRECTIONS, Stats, Usage, direction};
+use crate::verify::{self, Stamp};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use udm_core::{Batch, Bio, Buf, Cx, Lane, Nanos, Op, SECTOR_SIZE, Sector, Sectors, Status};
 use udm_runtime::LocalCore;
@@ -19,11 +18,13 @@ const SAMPLE: Nanos = Nanos::from_millis(500);
 
 /// What a job is to do.
 pub struct Spec<'a> {
-    pub args: &'a BenchArgs,
+    pub load: &'a Load,
     pub job: usize,
     pub region: Region,
     /// Where the job says how many requests it has finished, for the progress line.
     pub progress: Option<&'a AtomicU64>,
+    /// Whether the job is to stop early; it looks twice a second.
+    pub stop: &'a AtomicBool,
 }
 
 /// What came of a job.
@@ -118,17 +119,17 @@ struct Clock {
 
 impl<'a> Job<'a> {
     fn new(lane: Box<dyn Lane>, spec: &'a Spec<'a>) -> Job<'a> {
-        let args = spec.args;
-        let depth = args.iodepth as usize;
-        let plan = Plan::new(args, spec.job, spec.region);
-        let writes = args.rw.op() != Some(Op::Read);
-        let bios = (0..depth).map(|i| new_bio(args, i as u64)).collect();
+        let load = spec.load;
+        let depth = load.iodepth as usize;
+        let plan = Plan::new(load, spec.job, spec.region);
+        let writes = load.rw.op() != Some(Op::Read);
+        let bios = (0..depth).map(|i| new_bio(load, i as u64)).collect();
         let room = || Batch::with_capacity(depth + 1);
         Job {
             spec,
             lane,
             phase: Phase::Start,
-            replay: (args.verify.is_some() && writes).then(|| plan.clone()),
+            replay: (load.verify.is_some() && writes).then(|| plan.clone()),
             once: plan.is_once(),
             plan,
             idle: bios,
@@ -137,11 +138,11 @@ impl<'a> Job<'a> {
             flush: Some(Bio::new()),
             unflushed: 0,
             in_flight: 0,
-            batch_max: args.iodepth_batch.map_or(depth, |n| depth.min(n as usize)),
+            batch_max: load.iodepth_batch.map_or(depth, |n| depth.min(n as usize)),
             taken: 0,
-            take_max: args.number_ios.unwrap_or(u64::MAX),
+            take_max: load.number_ios.unwrap_or(u64::MAX),
             stopping: false,
-            checks: args.verify.is_some() && !writes,
+            checks: load.verify.is_some() && !writes,
             tag: rand::random(),
             clock: Clock {
                 begin: Nanos(0),
@@ -210,7 +211,7 @@ impl<'a> Job<'a> {
             let direction = direction(bio.op);
             let run = &mut runs[direction];
             if run.0 != latency {
-                self.stats.directions[direction].count(*run, self.spec.args.bs);
+                self.stats.directions[direction].count(*run, self.spec.load.bs);
                 *run = (latency, 0);
             }
             run.1 += 1;
@@ -218,7 +219,7 @@ impl<'a> Job<'a> {
         }
         self.done = done;
         for (direction, run) in self.stats.directions.iter_mut().zip(runs) {
-            direction.count(run, self.spec.args.bs);
+            direction.count(run, self.spec.load.bs);
         }
         if let Some(progress) = self.spec.progress {
             progress.fetch_add(finished as u64, Relaxed);
@@ -230,8 +231,8 @@ impl<'a> Job<'a> {
         if self.stopping {
             return;
         }
-        let fsync = self.spec.args.fsync;
-        let per_block = self.spec.args.bs / SECTOR_SIZE;
+        let fsync = self.spec.load.fsync;
+        let per_block = self.spec.load.bs / SECTOR_SIZE;
         while self.batch.len() < self.batch_max {
             if fsync > 0 && self.unflushed >= fsync {
                 return self.issue_flush(now);
@@ -291,18 +292,18 @@ impl<'a> Job<'a> {
     }
 
     fn by_the_clock(&mut self, now: Nanos) {
-        let args = self.spec.args;
+        let load = self.spec.load;
         match self.phase {
-            Phase::Start if !args.ramp_time.is_zero() => {
+            Phase::Start if !load.ramp_time.is_zero() => {
                 self.phase = Phase::Ramp;
                 self.clock.begin(now);
-                self.clock.deadline = now + nanos(args.ramp_time);
+                self.clock.deadline = now + nanos(load.ramp_time);
             }
             Phase::Ramp if now < self.clock.deadline => self.clock.sampled = now,
             Phase::Start | Phase::Ramp => {
                 self.phase = Phase::Load;
                 self.stats.clear();
-                self.clock.deadline = args.runtime.map_or(Nanos::NEVER, |t| now + nanos(t));
+                self.clock.deadline = load.runtime.map_or(Nanos::NEVER, |t| now + nanos(t));
                 self.clock.begin(now);
             }
             Phase::Load | Phase::ReadBack => {
@@ -316,7 +317,7 @@ impl<'a> Job<'a> {
             }
             Phase::Over => {}
         }
-        if stop::is_asked() {
+        if self.spec.stop.load(Relaxed) {
             // What was written so far is not read back: it could take as long again.
             (self.stopping, self.replay, self.clock.deadline) = (true, None, Nanos::NEVER);
         }
@@ -330,7 +331,7 @@ impl<'a> Job<'a> {
             *before = direction.ios;
             if direction.ios > 0 {
                 direction.iops.push(ios);
-                direction.bandwidth.push(ios * self.spec.args.bs as f64 / 1024.0);
+                direction.bandwidth.push(ios * self.spec.load.bs as f64 / 1024.0);
             }
         }
         self.clock.sampled = now;
@@ -398,11 +399,11 @@ fn describe(bio: &Bio) -> String {
 }
 
 /// A bio with data that compresses to nothing less, where it carries any.
-fn new_bio(args: &BenchArgs, i: u64) -> Box<Bio> {
+fn new_bio(load: &Load, i: u64) -> Box<Bio> {
     let mut bio = Bio::new();
-    if !args.bare && args.rw.op() != Some(Op::Discard) {
-        let mut data = Buf::zeroed(args.bs as usize);
-        verify::fill(&mut data, Stamp { offset: i, tag: args.seed(), index: i });
+    if !load.bare && load.rw.op() != Some(Op::Discard) {
+        let mut data = Buf::zeroed(load.bs as usize);
+        verify::fill(&mut data, Stamp { offset: i, tag: load.seed(), index: i });
         bio.data = data.into();
     }
     bio

@@ -4,10 +4,10 @@
 //! rounds, so that what disturbs the machine disturbs all alike. Requests carry no data; the null device at the bottom does nothing. Digits
 //! belong to the machine, ratios travel.
 
-use super::cores;
-use super::device::{Table, make_mapped};
-use super::one_mutex::OneMutex;
-use super::stats::Usage;
+use crate::cores;
+use crate::mapped::{Table, make_mapped};
+use crate::one_mutex::OneMutex;
+use crate::stats::Usage;
 use anyhow::{Result, ensure};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -149,7 +149,7 @@ fn measure(
     options: &CompareOptions,
     barrier: &Barrier,
 ) -> OfCore {
-    let mut load = Load::new(u64::from(core.id().0));
+    let mut load = Reads::new(u64::from(core.id().0));
     let all = options.depths.iter().map(|&depth| {
         load.set_depth(depth);
         let mut of_depth = vec![Vec::with_capacity(options.rounds); lanes.len()];
@@ -169,16 +169,16 @@ fn measure(
 }
 
 /// The load: the same bios over and over, to random places.
-struct Load {
+struct Reads {
     idle: Batch,
     batch: Batch,
     done: Batch,
     rng: SmallRng,
 }
 
-impl Load {
-    fn new(seed: u64) -> Load {
-        Load {
+impl Reads {
+    fn new(seed: u64) -> Reads {
+        Reads {
             idle: Batch::new(),
             batch: Batch::new(),
             done: Batch::new(),

@@ -1,10 +1,10 @@
-//! What `udm bench` is asked for: fio's options by fio's names, as far as they mean something here.
+//! A load: fio's options by fio's names, as far as they mean something here. They are clap's, so that a command line takes them in as they are.
 
-use crate::cli::{CpuList, cpu_list};
 use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use std::time::Duration;
 use udm_core::{Limits, Op};
+use udm_wire::cpus::CpuList;
 use udm_wire::size;
 
 /// The most memory in bytes that the data of all requests may take.
@@ -13,28 +13,10 @@ const DATA_MAX: u64 = 16 << 30;
 /// The longest request in bytes: its data is one buffer.
 const BS_MAX: u64 = udm_buf::MAX_LEN as u64;
 
-/// `udm bench`.
+/// What jobs do to a device.
 #[derive(Debug, Clone, Args)]
 #[command(rename_all = "snake_case")]
-#[command(after_help = "\
-Each job is a thread that drives the device itself, as a core of udm. Latencies come from one clock reading a turn: requests that finish in one \
-poll have the same end, and a latency shorter than a turn shows as a turn.\n\n\
-Examples:\n  udm bench --device d='0 8388608 linear null:size=4G 0' --rw randread --bs 4k --iodepth 32 --runtime 5 --time_based\n  \
-udm bench --device mem:1G --rw randwrite --verify crc32c\n  udm bench --compare")]
-pub struct BenchArgs {
-    /// What to measure: a device with its table, or a URI or path. Of several the last is measured, and its table may name the others as @NAME
-    #[arg(
-        long = "device",
-        value_name = "NAME=TABLE|NAME=DEVICE|DEVICE",
-        required_unless_present = "compare"
-    )]
-    pub devices: Vec<String>,
-    /// Compare layers over a null device with each other and with the same layer behind one lock
-    #[arg(long, conflicts_with = "devices")]
-    pub compare: bool,
-    /// With --compare: seconds instead of minutes
-    #[arg(long, requires = "compare")]
-    pub quick: bool,
+pub struct Load {
     /// The name of the job in the report
     #[arg(long, value_name = "NAME", default_value = "bench")]
     pub name: String,
@@ -90,17 +72,11 @@ pub struct BenchArgs {
     #[arg(long)]
     pub bare: bool,
     /// CPUs to pin the jobs to, in turn
-    #[arg(long, value_name = "LIST", value_parser = cpu_list)]
+    #[arg(long, value_name = "LIST")]
     pub cpus_allowed: Option<CpuList>,
     /// One report for all jobs
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
     pub group_reporting: Switch,
-    /// How to print the report
-    #[arg(long = "output-format", value_name = "FORMAT", value_enum, default_value_t = Format::Normal)]
-    pub output_format: Format,
-    /// Print JSON, in fio's layout
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// A flag that fio also takes with a value.
@@ -144,15 +120,6 @@ pub enum Verify {
     Crc32c,
 }
 
-/// How a report is printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// fio's summary
-    Normal,
-    /// fio's JSON
-    Json,
-}
-
 impl ReadWrite {
     /// True when the blocks come in random order.
     pub fn is_random(self) -> bool {
@@ -193,7 +160,7 @@ pub struct Region {
     pub blocks: u64,
 }
 
-impl BenchArgs {
+impl Load {
     /// Checks what does not depend on the device.
     ///
     /// # Errors
@@ -279,14 +246,9 @@ impl BenchArgs {
         }
     }
 
-    /// How the report is printed.
-    pub fn format(&self) -> Format {
-        if self.json { Format::Json } else { self.output_format }
-    }
-
     /// The CPU of a job.
     pub fn cpu(&self, job: usize) -> Option<usize> {
-        let cpus = &self.cpus_allowed.as_ref()?.0;
+        let cpus = self.cpus_allowed.as_ref()?.numbers();
         cpus.get(job % cpus.len().max(1)).copied()
     }
 }

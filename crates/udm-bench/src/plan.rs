@@ -1,7 +1,7 @@
 //! Which blocks a job goes to, in which order, and what it does there. A plan takes next to no memory and can be replayed: a clone of a
 //! fresh plan gives the same requests.
 
-use super::options::{BenchArgs, Region};
+use crate::load::{Load, Region};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 use udm_core::Op;
@@ -31,15 +31,15 @@ enum Order {
 
 impl Plan {
     /// The plan of job number `job`.
-    pub fn new(args: &BenchArgs, job: usize, region: Region) -> Plan {
-        let mut rng = SmallRng::seed_from_u64(args.seed() ^ (job as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let order = match (args.rw.is_random(), args.norandommap) {
+    pub fn new(load: &Load, job: usize, region: Region) -> Plan {
+        let mut rng = SmallRng::seed_from_u64(load.seed() ^ (job as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let order = match (load.rw.is_random(), load.norandommap) {
             (false, _) => Order::Sequential,
             (true, true) => Order::Random,
             (true, false) => Order::Shuffled(Shuffle::new(region.blocks, &mut rng)),
         };
-        let (op, read_percent) = (args.rw.op(), args.rwmixread);
-        Plan { order, region, at: 0, endless: args.time_based, rng, op, read_percent }
+        let (op, read_percent) = (load.rw.op(), load.rwmixread);
+        Plan { order, region, at: 0, endless: load.time_based, rng, op, read_percent }
     }
 
     /// True when no block comes twice.

@@ -1,35 +1,52 @@
 //! The bench as a whole: real devices, and reports beside recordings of fio 3.33 (`tests/data`).
 
-use super::report::Entry;
-use super::stats::Stats;
-use super::{BenchArgs, CompareOptions, compare, json, measure, report};
+use crate::report::{Entry, Report};
+use crate::stats::Stats;
+use crate::{CompareOptions, Load, Run, Table, compare, make_mapped};
+use anyhow::Result;
 use clap::Parser;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::sync::atomic::AtomicBool;
 use udm_core::{Limits, Nanos, Sectors};
+use udm_wire::uri;
 
+/// A load, and what it goes to: a URI, or `d=` and a table.
 #[derive(Parser)]
 struct Line {
+    #[arg(long)]
+    device: String,
     #[command(flatten)]
-    args: BenchArgs,
+    load: Load,
 }
 
-fn args(line: &str) -> BenchArgs {
-    Line::try_parse_from(std::iter::once("bench").chain(line.split_whitespace())).unwrap().args
+fn line(text: &str) -> Line {
+    Line::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap()
 }
 
-fn with_table(table: &str, line: &str) -> BenchArgs {
-    let mut args = args(&format!("--device mem:1M {line}"));
-    args.devices = vec![table.into()];
-    args
+fn with_table(table: &str, text: &str) -> Line {
+    Line { device: table.into(), ..line(&format!("--device mem:1M {text}")) }
 }
 
-fn error(args: &BenchArgs) -> String {
-    format!("{:#}", measure(args).err().expect("this must fail"))
+fn measure(line: &Line) -> Result<Vec<Entry>> {
+    let stop = AtomicBool::new(false);
+    let run = Run { load: &line.load, progress: None, stop: &stop };
+    let report = run.measure(|cluster| match line.device.strip_prefix("d=") {
+        Some(text) => {
+            let table = Table { name: "d".into(), text: text.into() };
+            Ok(make_mapped(cluster, &[table])?.remove(0))
+        }
+        None => Ok(udm_backends::open(&uri::parse(&line.device)?)?),
+    })?;
+    Ok(report.entries)
 }
 
-fn one(args: &BenchArgs) -> Entry {
-    let mut entries = measure(args).unwrap();
+fn error(line: &Line) -> String {
+    format!("{:#}", measure(line).err().expect("this must fail"))
+}
+
+fn one(line: &Line) -> Entry {
+    let mut entries = measure(line).unwrap();
     assert_eq!(entries.len(), 1);
     entries.pop().unwrap()
 }
@@ -40,16 +57,16 @@ fn ios(entry: &Entry) -> [u64; 3] {
 
 #[test]
 fn each_block_once() {
-    let entry = one(&args("--device null:size=4M --rw randread --iodepth 7 --bare"));
+    let entry = one(&line("--device null:size=4M --rw randread --iodepth 7 --bare"));
     assert_eq!((ios(&entry), entry.failure), ([1024, 0, 0], None));
-    let entry = one(&args("--device null:size=4M --rw write --bs 64k --number_ios 10 --bare"));
+    let entry = one(&line("--device null:size=4M --rw write --bs 64k --number_ios 10 --bare"));
     assert_eq!((ios(&entry), entry.stats.directions[1].bytes), ([0, 10, 0], 640 << 10));
 }
 
 /// As fio 3.33 counts them, on a file of 1 MiB and on one of 100 KiB.
 #[test]
 fn sizes_that_end_inside_a_block() {
-    let reads = |line: &str| ios(&one(&args(line)))[0];
+    let reads = |text: &str| ios(&one(&line(text)))[0];
     assert_eq!(reads("--device null:size=1M --rw read --bs 64k --size 100k"), 2);
     assert_eq!(reads("--device null:size=1M --rw randread --bs 64k --size 100k"), 1);
     assert_eq!(reads("--device null:size=1M --rw randread --bs 64k --size 100k --norandommap"), 2);
@@ -57,7 +74,7 @@ fn sizes_that_end_inside_a_block() {
     assert_eq!(reads("--device null:size=1M --rw read --bs 64k --size 50%"), 8);
     assert_eq!(reads("--device null:size=1M --rw read --bs 4k --size 33%"), 84);
     assert!(
-        error(&args("--device null:size=1M --rw read --bs 64k --size 32k")).contains("more than there is")
+        error(&line("--device null:size=1M --rw read --bs 64k --size 32k")).contains("more than there is")
     );
     for bad in ["0%", "101%", "%", "5%%", "-1%"] {
         assert!(Line::try_parse_from(["bench", "--device", "mem:1M", "--size", bad]).is_err(), "{bad}");
@@ -67,7 +84,7 @@ fn sizes_that_end_inside_a_block() {
 /// fio reports it, and so does whoever asked for it.
 #[test]
 fn a_load_that_is_through_before_the_ramp_is_reported() {
-    let entry = one(&args("--device null:size=1M --rw read --ramp_time 60 --bare"));
+    let entry = one(&line("--device null:size=1M --rw read --ramp_time 60 --bare"));
     assert_eq!(ios(&entry), [256, 0, 0]);
     assert!(entry.stats.directions[0].runtime > Nanos(0));
 }
@@ -75,11 +92,11 @@ fn a_load_that_is_through_before_the_ramp_is_reported() {
 #[test]
 fn what_was_written_is_read_back() {
     for load in ["write", "randwrite", "randwrite --norandommap"] {
-        let entry = one(&args(&format!("--device mem:1M --rw {load} --iodepth 8 --verify crc32c")));
+        let entry = one(&line(&format!("--device mem:1M --rw {load} --iodepth 8 --verify crc32c")));
         assert_eq!((ios(&entry), entry.failure), ([256, 256, 0], None), "{load}");
     }
-    let line = "--device mem:1M --rw randrw --rwmixread 30 --numjobs 3 --group_reporting --verify crc32c";
-    let entry = one(&args(line));
+    let text = "--device mem:1M --rw randrw --rwmixread 30 --numjobs 3 --group_reporting --verify crc32c";
+    let entry = one(&line(text));
     let [reads, writes, _] = ios(&entry);
     assert_eq!(
         (reads, entry.jobs, entry.failure),
@@ -92,7 +109,7 @@ fn what_was_written_is_read_back() {
 /// A device that forgets what it is told is caught.
 #[test]
 fn lost_writes_are_found() {
-    let entry = one(&args("--device null:size=1M --rw write --verify crc32c"));
+    let entry = one(&line("--device null:size=1M --rw write --verify crc32c"));
     let failure = entry.failure.unwrap();
     assert_eq!((failure.errno, &failure.text[..24]), (84, "verify: bad magic header"));
     // The first half of the device shows through in the second.
@@ -107,8 +124,8 @@ fn a_second_run_checks_what_the_first_has_written() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(1 << 20).unwrap();
     let run = |load: &str| {
-        let line = format!("--device {} --rw {load} --iodepth 4 --verify crc32c", file.path().display());
-        one(&args(&line)).failure.map(|f| f.text)
+        let text = format!("--device {} --rw {load} --iodepth 4 --verify crc32c", file.path().display());
+        one(&line(&text)).failure.map(|f| f.text)
     };
     assert_eq!(run("randwrite --fsync 50"), None);
     assert_eq!(run("read"), None);
@@ -126,52 +143,51 @@ fn errors_end_the_job() {
 
 #[test]
 fn flushes_come_between_writes() {
-    let entry = one(&args("--device mem:1M --rw randwrite --iodepth 16 --fsync 10"));
+    let entry = one(&line("--device mem:1M --rw randwrite --iodepth 16 --fsync 10"));
     assert_eq!((ios(&entry), entry.stats.sync.count()), ([0, 256, 0], 25));
 }
 
 #[test]
 fn time_limits_hold() {
     let entry =
-        one(&args("--device null:size=1M --rw randread --runtime 50ms --time_based --ramp_time 20ms --bare"));
+        one(&line("--device null:size=1M --rw randread --runtime 50ms --time_based --ramp_time 20ms --bare"));
     assert!(ios(&entry)[0] > 256, "the region is gone over again");
     assert!(entry.stats.runtime >= Nanos::from_millis(50));
     let entry =
-        one(&args("--device null:size=1M,irqmode=2,completion_nsec=100000 --rw read --number_ios 20"));
+        one(&line("--device null:size=1M,irqmode=2,completion_nsec=100000 --rw read --number_ios 20"));
     assert!(entry.stats.directions[0].latency.min() >= 100_000, "completions by the timer are waited for");
 }
 
 #[test]
 fn what_makes_no_sense_is_refused() {
-    let mem = |line: &str| error(&args(&format!("--device mem:1M {line}")));
+    let mem = |text: &str| error(&line(&format!("--device mem:1M {text}")));
     assert_eq!(mem("--bs 1000"), "bench: bs=1000: not a multiple of 512");
     assert_eq!(mem("--bs 2M"), "bench: bs=2097152: more than there is of the device");
     assert_eq!(mem("--size 2M"), "bench: size=2097152: the device has 1048576");
     assert_eq!(mem("--time_based"), "bench: time_based needs runtime");
     assert_eq!(mem("--rw trim --verify crc32c"), "bench: verify: a trim carries no data");
     assert!(mem("--bs 1M --iodepth 65536").contains("more than"));
-    let other = |device: &str, line: &str| error(&args(&format!("--device {device} {line}")));
+    let other = |device: &str, text: &str| error(&line(&format!("--device {device} {text}")));
     assert_eq!(other("pattern:1M", "--rw write"), "bench: the device is read-only");
     assert_eq!(other("null:size=1M", "--rw trim"), "bench: the device takes no Discard");
     assert_eq!(
         other("null:size=1M,bs=4k", "--bs 512"),
         "bench: bs=512: not a multiple of the device's block of 4096"
     );
-    assert_eq!(other("@d", ""), "@d: no --device of that name");
     assert_eq!(error(&with_table("d=0 8 nosuch", "")).lines().last(), Some("    ^^^^^^"));
 }
 
 #[test]
 fn jobs_share_the_device_when_they_verify() {
     let limits = Limits::new(Sectors(2048));
-    let all = args("--device mem:1M --numjobs 3").regions(&limits).unwrap();
+    let all = line("--device mem:1M --numjobs 3").load.regions(&limits).unwrap();
     assert!(all.iter().all(|r| (r.first, r.blocks) == (0, 256)));
-    let own = args("--device mem:1M --numjobs 3 --verify crc32c").regions(&limits).unwrap();
+    let own = line("--device mem:1M --numjobs 3 --verify crc32c").load.regions(&limits).unwrap();
     assert_eq!(own.iter().map(|r| (r.first, r.blocks)).collect::<Vec<_>>(), [(0, 85), (85, 85), (170, 85)]);
 }
 
 /// Counts of some size in every line of a report.
-fn entry_with_everything() -> Entry {
+fn report_with_everything() -> Report {
     let mut stats = Stats::new();
     for direction in &mut stats.directions[..2] {
         for ns in [80, 150, 300, 700, 5_000, 17_792] {
@@ -188,7 +204,7 @@ fn entry_with_everything() -> Entry {
     stats.submits.count(1);
     stats.completes.count(1);
     stats.runtime = Nanos::from_millis(2001);
-    Entry { name: "t".into(), jobs: 1, thread: 7670, stats, failure: None }
+    Report { entries: vec![Entry { name: "t".into(), jobs: 1, thread: 7670, stats, failure: None }] }
 }
 
 /// A line without its numbers and what follows from them: how many spaces, how large a unit.
@@ -206,9 +222,9 @@ fn shape(line: &str) -> String {
 /// Every line of our report is one that fio prints too, numbers apart; and fio prints none that we leave out, but for `slat`.
 #[test]
 fn the_report_is_fios() {
-    let fio = include_str!("../../tests/data/fio-3.33-randrw.txt");
-    let args = args("--device null:size=4G --name t --rw randrw --iodepth 32 --group_reporting");
-    let ours = report::text(&args, &[entry_with_everything()]);
+    let fio = include_str!("../tests/data/fio-3.33-randrw.txt");
+    let load = line("--device null:size=4G --name t --rw randrw --iodepth 32 --group_reporting").load;
+    let ours = report_with_everything().text(&load);
     // Ours by design: the engine, the version, the date's form, how latencies fall into classes.
     let own =
         ["ioengine=", "fio-", "udm-", "Starting", "err=", "lat (nsec)", "lat (usec)", "lat (msec)", "slat"];
@@ -243,9 +259,9 @@ fn the_json_is_fios() {
         keys(value, "", &mut out);
         out
     };
-    let fio = all(&serde_json::from_str(include_str!("../../tests/data/fio-3.33-randrw.json")).unwrap());
-    let args = args("--device null:size=4G --name t --rw randrw --iodepth 32");
-    let ours = all(&json::report(&args, &[entry_with_everything()]));
+    let fio = all(&serde_json::from_str(include_str!("../tests/data/fio-3.33-randrw.json")).unwrap());
+    let load = line("--device null:size=4G --name t --rw randrw --iodepth 32").load;
+    let ours = all(&report_with_everything().json(&load, Some("null:size=4G")));
     assert_eq!(ours.symmetric_difference(&fio).collect::<Vec<_>>(), Vec::<&String>::new());
 }
 

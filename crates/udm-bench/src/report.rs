@@ -3,10 +3,11 @@
 //! One difference: there are no `slat` and `lat` lines of their own. With one clock reading a turn the time in `submit` can't be told from the rest, so
 //! all of it is `clat`, and `lat` repeats it.
 
-use super::job::Failure;
-use super::options::BenchArgs;
-use super::stats::{BatchSizes, Direction, Latency, Samples, Stats};
-use super::units::{bandwidth, binary, decimal, time_unit};
+use crate::job::Failure;
+use crate::json;
+use crate::load::Load;
+use crate::stats::{BatchSizes, Direction, Latency, Samples, Stats};
+use crate::units::{bandwidth, binary, decimal, time_unit};
 use std::fmt::Write;
 use std::time::SystemTime;
 
@@ -31,24 +32,45 @@ pub struct Entry {
     pub failure: Option<Failure>,
 }
 
-/// The whole report.
-pub fn text(args: &BenchArgs, entries: &[Entry]) -> String {
-    let mut out = String::new();
-    // Writing to a string can't fail.
-    let _ = write_all(&mut out, args, entries);
-    out
+/// What a measurement came to.
+pub struct Report {
+    /// One a job, or one for all.
+    pub(crate) entries: Vec<Entry>,
 }
 
-fn write_all(out: &mut String, args: &BenchArgs, entries: &[Entry]) -> std::fmt::Result {
-    let bs = format!("{}B-{}B", args.bs, args.bs);
-    write!(out, "{}: (g=0): rw={}, bs=(R) {bs}, (W) {bs}, (T) {bs}, ", args.name, args.rw.name())?;
-    writeln!(out, "ioengine=udm, iodepth={}", args.iodepth)?;
+impl Report {
+    /// For people.
+    #[must_use]
+    pub fn text(&self, load: &Load) -> String {
+        let mut out = String::new();
+        // Writing to a string can't fail.
+        let _ = write_all(&mut out, load, &self.entries);
+        out
+    }
+
+    /// The same in fio's JSON layout. `device` is what the command line calls the device.
+    #[must_use]
+    pub fn json(&self, load: &Load, device: Option<&str>) -> serde_json::Value {
+        json::report(load, device, &self.entries)
+    }
+
+    /// What the first request that failed failed with.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.entries.iter().find_map(|e| Some(e.failure.as_ref()?.text.as_str()))
+    }
+}
+
+fn write_all(out: &mut String, load: &Load, entries: &[Entry]) -> std::fmt::Result {
+    let bs = format!("{}B-{}B", load.bs, load.bs);
+    write!(out, "{}: (g=0): rw={}, bs=(R) {bs}, (W) {bs}, (T) {bs}, ", load.name, load.rw.name())?;
+    writeln!(out, "ioengine=udm, iodepth={}", load.iodepth)?;
     writeln!(out, "udm-{}", env!("CARGO_PKG_VERSION"))?;
-    let s = if args.numjobs == 1 { "" } else { "s" };
-    writeln!(out, "Starting {} thread{s}", args.numjobs)?;
+    let s = if load.numjobs == 1 { "" } else { "s" };
+    writeln!(out, "Starting {} thread{s}", load.numjobs)?;
     for entry in entries {
         writeln!(out)?;
-        entry_lines(out, args, entry)?;
+        entry_lines(out, load, entry)?;
     }
     writeln!(out, "\nRun status group 0 (all jobs):")?;
     for (i, name) in ["READ", "WRITE", "TRIM"].iter().enumerate() {
@@ -57,7 +79,7 @@ fn write_all(out: &mut String, args: &BenchArgs, entries: &[Entry]) -> std::fmt:
     Ok(())
 }
 
-fn entry_lines(out: &mut String, args: &BenchArgs, entry: &Entry) -> std::fmt::Result {
+fn entry_lines(out: &mut String, load: &Load, entry: &Entry) -> std::fmt::Result {
     let Entry { name, jobs, thread, stats, failure } = entry;
     let errno = failure.as_ref().map_or(0, |f| f.errno);
     let date = httpdate::fmt_http_date(SystemTime::now());
@@ -93,7 +115,7 @@ fn entry_lines(out: &mut String, args: &BenchArgs, entry: &Entry) -> std::fmt::R
         t.ios,
         stats.sync.count()
     )?;
-    writeln!(out, "     latency   : target=0, window=0, percentile=100.00%, depth={}", args.iodepth)
+    writeln!(out, "     latency   : target=0, window=0, percentile=100.00%, depth={}", load.iodepth)
 }
 
 /// Bytes and requests a second.

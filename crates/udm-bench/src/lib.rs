@@ -1,0 +1,31 @@
+//! Measuring: load on a device, in fio's words, with fio's report; and layers against each other.
+//!
+//! Each job is a thread that attaches as a core and drives the device's lane itself, as any program that links udm can: no socket, no protocol, no
+//! other thread. [`compare()`] measures layers against each other.
+//!
+//! Nothing here reads the command line, takes signals or prints: `udm bench` does.
+#![forbid(unsafe_code)]
+
+mod compare;
+mod cores;
+mod job;
+mod json;
+mod load;
+mod mapped;
+mod one_mutex;
+mod plan;
+mod progress;
+mod report;
+mod run;
+mod stats;
+#[cfg(test)]
+mod tests;
+pub mod units;
+mod verify;
+
+pub use compare::{CompareOptions, Comparison, Row, compare};
+pub use load::{Load, Part, ReadWrite, Switch, Verify};
+pub use mapped::{Table, make_mapped};
+pub use progress::Progress;
+pub use report::Report;
+pub use run::Run;
