@@ -18,10 +18,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("udm-backends", &["udm-buf", "udm-core", "udm-runtime", "udm-wire"]),
     ("udm-frontends", &["udm-buf", "udm-core", "udm-runtime", "udm-wire"]),
     ("udm-control", &["udm-backends", "udm-core", "udm-frontends", "udm-runtime", "udm-targets", "udm-wire"]),
-    (
-        "udm-bench",
-        &["udm-backends", "udm-buf", "udm-control", "udm-core", "udm-runtime", "udm-wire"],
-    ),
+    ("udm-bench", &["udm-backends", "udm-buf", "udm-control", "udm-core", "udm-runtime", "udm-wire"]),
     ("udm-sim", &["udm-buf", "udm-core", "udm-targets", "udm-wire"]),
     // Test support: it sees all that it tests, and no crate sees it.
     (
