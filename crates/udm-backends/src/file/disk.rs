@@ -86,6 +86,9 @@ pub(super) struct Fds {
 /// A descriptor and its syncs.
 pub(super) struct Handle {
     pub fd: Arc<OwnedFd>,
+    /// Another descriptor of the same disk, whose syncs are told of lost data apart from those through `fd`; `None` where no such thing is told: past
+    /// the page cache, and where nothing is written.
+    pub witness: Option<Arc<OwnedFd>>,
     pub syncs: Arc<Syncs>,
 }
 

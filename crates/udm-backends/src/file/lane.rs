@@ -45,6 +45,7 @@ impl FileLane {
         let shared = Shared {
             disk: Arc::clone(disk),
             fd: Arc::clone(&handle.fd),
+            witness: handle.witness.clone(),
             syncs: Arc::clone(&handle.syncs),
             cut: false,
             pool: BufPool::new(KEEP),

@@ -197,9 +197,10 @@ fn a_failed_flush_is_for_good_on_every_core_and_name() {
 
 /// A write with FUA that fails is either a write that failed, which concerns nobody else, or a sync.
 #[test]
-fn a_failed_fua_write_is_a_failed_sync_only_when_the_write_works() {
+fn a_failed_fua_write_is_a_failed_sync_only_when_data_was_lost() {
     let is_fua = |slot: Option<&Slot>| is_at(slot, Step::Data) && slot.is_some_and(|s| s.is_fua());
-    let is_sync = |slot: Option<&Slot>| is_fua(slot) && slot.is_some_and(|s| !s.doubted);
+    let is_first = |slot: Option<&Slot>| is_fua(slot) && slot.is_some_and(|s| !s.doubted);
+    let is_witness = |slot: Option<&Slot>| slot.is_some_and(|s| matches!(s.step, Step::Witness(_)));
     for errno in [EIO, ENOSPC] {
         let file = file_of(65536, 1);
         let file = open(file.path(), false, false).unwrap();
@@ -207,9 +208,45 @@ fn a_failed_fua_write_is_a_failed_sync_only_when_the_write_works() {
         let status = disk.run(Op::Write, BioFlags::FUA, 0);
         assert!(status != Status::Ok && (errno != ENOSPC || status == Status::NoSpace), "{status}");
         assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Ok, "no sync has failed");
-        let mut disk = Faulty::over(&file, |slot| is_sync(slot).then_some(errno));
-        assert_eq!(disk.run(Op::Write, BioFlags::FUA, 0), Status::Medium);
-        assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Medium);
+        // A full file system that had room a moment later.
+        let mut disk = Faulty::over(&file, |slot| is_first(slot).then_some(errno));
+        assert_eq!(disk.run(Op::Write, BioFlags::FUA, 0), Status::Ok);
+        assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Ok, "no sync has failed");
+        // What was lost may be somebody else's: the write proves nothing either way.
+        for write_works in [false, true] {
+            let file = open(file_of(65536, 1).path(), false, false).unwrap();
+            let mut disk = Faulty::over(&file, |slot| {
+                let fails = if write_works { is_first(slot) } else { is_fua(slot) };
+                (fails || is_witness(slot)).then_some(errno)
+            });
+            assert_eq!(disk.run(Op::Write, BioFlags::FUA, 0), Status::Medium);
+            assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Medium);
+        }
+    }
+}
+
+/// Two cores: while one asks whether data was lost, no other sync through its descriptor is believed.
+#[test]
+fn a_flush_beside_a_doubted_write_waits_for_the_answer() {
+    for lost in [false, true] {
+        let file = file_of(65536, 1);
+        let file = open(file.path(), false, false).unwrap();
+        let mut doubted = Faulty::over(&file, |slot| {
+            let slot = slot?;
+            let witness = matches!(slot.step, Step::Witness(_));
+            ((witness && lost) || (slot.is_fua() && !slot.doubted)).then_some(EIO)
+        });
+        let mut quick = Faulty::over(&file, |_| None);
+        let mut write = bare(Op::Write, 0, 8);
+        (write.flags, write.data) = (BioFlags::FUA, scattered(4096, &[]));
+        doubted.submit(write);
+        quick.submit(bare(Op::Flush, 0, 0));
+        while quick.lane.held.is_empty() {
+            assert!(quick.step().is_empty(), "the other one has yet to end");
+            quick.core.park();
+        }
+        let want = if lost { Status::Medium } else { Status::Ok };
+        assert_eq!((doubted.end().status, quick.end().status), (want, want));
     }
 }
 

@@ -112,11 +112,22 @@ impl About<'_> {
         // Only syncs behind the page cache wait for each other. Of a block device that is had alone there is one descriptor.
         let several = how.write && disk.direct.is_none() && !disk.is_block;
         let count = if several { cores.clamp(1, HANDLES_MAX) } else { 1 };
-        let handle = |fd| Handle { fd: Arc::new(fd), syncs: Arc::new(Syncs::new(&disk.failed)) };
-        let mut handles = vec![handle(fd)];
-        while handles.len() < count {
-            let Some(fd) = self.open(disk.identity, false, how)? else { return Ok(None) };
-            handles.push(handle(fd));
+        let mut handles = Vec::with_capacity(count);
+        let mut next = Some(fd);
+        while let Some(fd) = next.take() {
+            let witness = if how.write && disk.direct.is_none() {
+                let reads = How { write: false, alone: false };
+                let Some(witness) = self.open(disk.identity, false, reads)? else { return Ok(None) };
+                Some(Arc::new(witness))
+            } else {
+                None
+            };
+            let syncs = Arc::new(Syncs::new(&disk.failed));
+            handles.push(Handle { fd: Arc::new(fd), witness, syncs });
+            if handles.len() < count {
+                let Some(fd) = self.open(disk.identity, false, how)? else { return Ok(None) };
+                next = Some(fd);
+            }
         }
         Ok(Some(handles.into()))
     }

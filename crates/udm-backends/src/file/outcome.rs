@@ -4,7 +4,7 @@
 //! device that has lost its end ([`FileLane::find_end`]), and which half of a write with FUA failed, the write or the sync.
 
 use super::lane::FileLane;
-use super::slot::{Blame, Step, copy_to_at};
+use super::slot::{Alone, Blame, Step, copy_to_at};
 use super::sync::Ticket;
 use rand::RngExt;
 use udm_core::{Cx, Op, Segments, Status};
@@ -34,17 +34,18 @@ pub(super) enum Next {
 }
 
 impl FileLane {
-    pub(super) fn succeeded(&mut self, key: usize, bytes: u64, mut data: Segments, cx: &mut Cx<'_>) -> Next {
+    pub(super) fn succeeded(&mut self, key: usize, bytes: u64, data: Segments, cx: &mut Cx<'_>) -> Next {
+        match self.advanced(key, bytes, data, cx) {
+            Next::End(status) if self.slots[key].doubted => self.ask_witness(key, Alone::Ended(status)),
+            next => next,
+        }
+    }
+
+    fn advanced(&mut self, key: usize, bytes: u64, mut data: Segments, cx: &mut Cx<'_>) -> Next {
         let block = self.direct().map_or(1, |d| d.offset);
         let slot = &mut self.slots[key];
         slot.retries = 0;
-        if let Some(ticket) = slot.ticket.take() {
-            if slot.doubted {
-                // The write alone works, so it was the sync that failed.
-                self.sync_failed(&ticket);
-                self.give_back(key, data);
-                return Next::End(Status::Medium);
-            }
+        if let Some(ticket) = slot.ticket.take_if(|_| !slot.doubted) {
             slot.barrier = Some(self.shared.syncs.end(&ticket));
         }
         match slot.step {
@@ -93,6 +94,7 @@ impl FileLane {
                 next
             }
             Step::Range => self.after_range(key),
+            Step::Witness(alone) => self.cleared(key, alone, cx),
             Step::Cached | Step::Probe if bytes == 0 => {
                 self.recycle(data);
                 Next::End(Status::IoErr)
@@ -150,14 +152,18 @@ impl FileLane {
             return Next::Again(data);
         }
         if let Some(ticket) = slot.ticket.take() {
+            if matches!(slot.step, Step::Witness(_)) {
+                self.sync_failed(&ticket);
+                return Next::End(Status::Medium);
+            }
+            // Until it is known what failed other syncs are not believed.
+            slot.ticket = Some(ticket);
             if !slot.doubted {
-                // Was it the write or the sync? The write alone will tell. Until then other syncs are not believed.
                 slot.doubted = true;
-                slot.ticket = Some(ticket);
                 return Next::Again(data);
             }
-            self.shared.syncs.cancel(&ticket);
-            slot.doubted = false;
+            self.give_back(key, data);
+            return self.ask_witness(key, Alone::Failed(errno));
         }
         match slot.step {
             Step::Range if errno == EOPNOTSUPP => {
@@ -189,7 +195,9 @@ impl FileLane {
                 self.recycle(data);
                 Next::End(status)
             }
-            Step::Flush | Step::FlushAfter | Step::Cached => unreachable!("dealt with elsewhere"),
+            Step::Flush | Step::FlushAfter | Step::Cached | Step::Witness(_) => {
+                unreachable!("dealt with elsewhere")
+            }
         }
     }
 
@@ -205,6 +213,24 @@ impl FileLane {
                 self.find_end(key, Status::from_errno(errno))
             }
             _ => Next::End(Status::from_errno(errno)),
+        }
+    }
+
+    /// The write has been done without its FUA, and has ended or failed. What that says of the first try is nothing: a full file system may have room a moment later.
+    /// So the kernel is asked once more whether it has lost data, through a descriptor that has not been told.
+    fn ask_witness(&mut self, key: usize, alone: Alone) -> Next {
+        self.slots[key].step = Step::Witness(alone);
+        Next::Again(Segments::new())
+    }
+
+    /// No data was lost, and all that was written is durable: what the write did alone is what it did.
+    fn cleared(&mut self, key: usize, alone: Alone, cx: &mut Cx<'_>) -> Next {
+        let slot = &mut self.slots[key];
+        slot.doubted = false;
+        slot.barrier = slot.ticket.take().map(|ticket| self.shared.syncs.end(&ticket));
+        match alone {
+            Alone::Ended(status) => Next::End(status),
+            Alone::Failed(errno) => self.blame(key, errno, cx),
         }
     }
 

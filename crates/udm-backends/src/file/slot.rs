@@ -30,12 +30,23 @@ pub(super) enum Step {
     Zeroes,
     /// The flush behind a discard or write-zeroes with FUA. Writes have `RWF_DSYNC`.
     FlushAfter,
+    /// Its write with FUA failed, and what the write does alone is known: a sync through the other descriptor says whether data was lost.
+    Witness(Alone),
     /// It failed with EIO; a block is looked for that is not in the page cache.
     Cached,
     /// It failed with EIO; whether another block can be read says whom to blame.
     Probe,
     /// It failed in a way that a missing end explains; its last block is read, and when that is there it ends so.
     End(Status),
+}
+
+/// What became of a write with FUA when it was done without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Alone {
+    /// It ended so.
+    Ended(Status),
+    /// It failed, with this errno.
+    Failed(i32),
 }
 
 /// Who is to blame if a request fails again.
@@ -75,6 +86,7 @@ pub(super) struct Slot {
 pub(super) struct Shared {
     /// Before the disk, which is the last to let go of it.
     pub(super) fd: Arc<OwnedFd>,
+    pub(super) witness: Option<Arc<OwnedFd>>,
     pub(super) disk: Arc<Disk>,
     pub(super) syncs: Arc<Syncs>,
     /// The disk has lost some of its end, as of this batch.
@@ -181,6 +193,10 @@ impl Slot {
                     if self.keeps_blocks() { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
                 let mode = (how | FallocateFlags::KEEP_SIZE).bits() as i32;
                 RingOp::Fallocate { fd, mode, offset, len: self.bio.sectors.bytes() }
+            }
+            Step::Witness(_) => {
+                let fd = shared.witness.clone().expect("who writes behind the page cache has one");
+                RingOp::Fsync { fd, data_only: true }
             }
             Step::Check | Step::Cached | Step::Probe | Step::End(_) => {
                 let buf = piece(memory, shared.disk.block() as usize, &mut shared.pool);

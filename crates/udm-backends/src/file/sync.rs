@@ -8,6 +8,9 @@
 //! succeeded is believed only when all that were under way at that moment have ended: [`Syncs::end`] gives a [`Barrier`], and
 //! [`Syncs::verdict`] says whether it is passed. A sync that was alone is believed at once.
 //!
+//! Whether a write with FUA failed as a write or as a sync does not show. So it is done without FUA, and then the disk is synced through a second descriptor, the
+//! *witness*, which the kernel tells of lost data apart from the first and which is asked at no other time.
+//!
 //! Cores have descriptors of their own, as far as there are enough, so that they do not wait for each other; the failure is the disk's.
 //!
 //! This is a lock on the data path, taken twice a flush or FUA write of a buffered disk and by nothing else.
@@ -61,24 +64,15 @@ impl Syncs {
 
     /// The kernel says that it is done.
     pub(super) fn end(&self, ticket: &Ticket) -> Barrier {
-        self.over(ticket).0
+        self.over(ticket, false).0
     }
 
     /// The kernel says that it failed. True when it is the first to fail.
     pub(super) fn fail(&self, ticket: &Ticket) -> bool {
-        self.over_with(ticket, true).1
+        self.over(ticket, true).1
     }
 
-    /// It never took place.
-    pub(super) fn cancel(&self, ticket: &Ticket) {
-        self.over(ticket);
-    }
-
-    fn over(&self, ticket: &Ticket) -> (Barrier, bool) {
-        self.over_with(ticket, false)
-    }
-
-    fn over_with(&self, ticket: &Ticket, failed: bool) -> (Barrier, bool) {
+    fn over(&self, ticket: &Ticket, failed: bool) -> (Barrier, bool) {
         let mut state = self.state();
         if let Ok(at) = state.under_way.binary_search(&ticket.0) {
             state.under_way.remove(at);

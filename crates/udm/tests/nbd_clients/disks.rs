@@ -253,24 +253,29 @@ pub fn a_flush_that_failed_stays_failed() -> Outcome {
     // One node, twice: a flush that fails as a path error is sent again.
     let table = format!("mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {path} 1 {path} 1");
     let above = Server::start(&outer, &[&table])?;
-    io(&above, "mp", &["write -P 1 0 64k", "flush"])?;
-    below.udm(&["message", "bad", "0", "fail_path", "253:0"])?;
-    let said = io(&above, "mp", &["write -P 2 0 64k", "flush"]).err();
-    check(said.is_some(), "a flush of what can't be written succeeds")?;
-    below.udm(&["message", "bad", "0", "reinstate_path", "253:0"])?;
-    check(
-        fs::read(&image)?[..65536].iter().all(|&byte| byte == 1),
-        "the disk has what could not be written",
-    )?;
-    let status = above.udm(&["status", "mp"])?;
-    check(status.matches(" A 0").count() >= 2, &format!("no path is to blame: {status}"))?;
-    for commands in [&["flush"][..], &["write -f -P 3 64k 4k"], &["write -P 3 64k 4k", "flush"]] {
-        check(io(&above, "mp", commands).is_err(), &format!("{commands:?} is made good by trying again"))?;
+    for sync in ["flush", "write -f -P 2 0 4k"] {
+        io(&above, "mp", &["write -P 1 0 64k", "flush"])?;
+        below.udm(&["message", "bad", "0", "fail_path", "253:0"])?;
+        let said = io(&above, "mp", &["write -P 2 0 64k", sync]).err();
+        check(said.is_some(), &format!("{sync}: of what can't be written it succeeds"))?;
+        below.udm(&["message", "bad", "0", "reinstate_path", "253:0"])?;
+        check(
+            fs::read(&image)?[..4096].iter().all(|&byte| byte == 1),
+            "the disk has what could not be written",
+        )?;
+        let status = above.udm(&["status", "mp"])?;
+        check(status.matches(" A 0").count() >= 2, &format!("no path is to blame: {status}"))?;
+        for commands in [&["flush"][..], &["write -f -P 3 64k 4k"], &["write -P 3 64k 4k", "flush"]] {
+            check(
+                io(&above, "mp", commands).is_err(),
+                &format!("{commands:?} is made good by trying again"),
+            )?;
+        }
+        above.udm(&["remove", "mp"])?;
+        above.udm(&["create", "mp", "--table", table.trim_start_matches("mp=")])?;
+        io(&above, "mp", &["write -P 4 0 64k", "flush"])?;
+        check(fs::read(&image)?[..65536].iter().all(|&byte| byte == 4), "opened anew it does not write")?;
     }
-    above.udm(&["remove", "mp"])?;
-    above.udm(&["create", "mp", "--table", table.trim_start_matches("mp=")])?;
-    io(&above, "mp", &["write -P 4 0 64k", "flush"])?;
-    check(fs::read(&image)?[..65536].iter().all(|&byte| byte == 4), "opened anew it does not write")?;
     above.stop()?;
     drop((node, fuse));
     below.stop()
