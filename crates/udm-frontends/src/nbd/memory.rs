@@ -63,14 +63,14 @@ impl Holding {
         Holding { core, me: cx.me(), held: 0, waits: false }
     }
 
-    /// What a connection that holds `held` bytes may have besides.
-    pub(super) fn allowance(&self, held: usize) -> usize {
+    /// What a connection that holds `held` bytes may have besides; `midway` while a payload is on its way that it must be able to finish.
+    pub(super) fn allowance(&self, held: usize, midway: bool) -> usize {
         let core = &*self.core;
-        if core.pass.get() == Some(self.me) {
-            return usize::MAX;
-        }
         let mine = beyond_floor(held);
         let others = core.used.get() - beyond_floor(self.held);
+        if core.pass.get() == Some(self.me) && (midway || others + mine <= core.max.get()) {
+            return usize::MAX;
+        }
         let free = core.max.get().saturating_sub(others + mine);
         FLOOR.saturating_sub(held) + free.saturating_sub(mine) / 2
     }

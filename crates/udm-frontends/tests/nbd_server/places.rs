@@ -123,6 +123,27 @@ fn long_requests_of_many_clients_share_little_memory() {
     world.end();
 }
 
+/// One request may pass the bound, and not all that come behind it.
+#[test]
+fn one_request_at_a_time_passes_the_bound() {
+    let world = World::with(disk(8 * MIB), tight(20_000), &[]);
+    world.disk.close_gate();
+    let mut c = world.client(false);
+    for _ in 0..32 {
+        c.send(Command::Read, NONE, 0, 1 << 20, &[]);
+    }
+    world.wait_for("the memory is given out", |_| world.disk.held() >= 5);
+    let held = world.disk.held();
+    assert!(held <= 6, "4 MiB, what each may have, and one request: {held}");
+    world.disk.open_gate();
+    for _ in 0..32 {
+        assert_eq!(c.receive().error, 0);
+    }
+    drop(c);
+    world.wait_until_empty();
+    world.end();
+}
+
 /// Clients that hold memory and do nothing: short requests are served all the while, and long ones as soon as it is clear who is in the way.
 #[test]
 fn clients_that_do_not_move_starve_nobody() {

@@ -23,7 +23,7 @@ impl Connection {
     }
 
     pub(super) fn allowance(&self) -> usize {
-        self.memory.as_ref().map_or(0, |memory| memory.allowance(self.held()))
+        self.memory.as_ref().map_or(0, |memory| memory.allowance(self.held(), self.rx.is_midway()))
     }
 
     /// The new memory that the next request needs, when it is here: what it reads, or may have to write. The payload of a write takes its
