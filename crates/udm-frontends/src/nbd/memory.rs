@@ -1,22 +1,28 @@
 //! What the connections of one core may hold of memory.
 //!
 //! Each connection may always have [`FLOOR`]; what it holds beyond that comes out of the core's budget, a plain counter that the connections of
-//! a core share. None may hold more of the budget than it leaves to the others, so that however greedy some are, a newcomer finds something.
-//! *Full is not failed*: a connection that needs more than it may have receives no more, and waits in line. The first in line may pass the
-//! budget, when it is not passed already, and nobody else until it is kept again: so one request, however long, can always be finished, and
-//! with it the next.
+//! a core share. The connections of one device together may not hold more of the budget than they leave to those of others, for what a
+//! device has that hangs, it has for good; and none of them more than it leaves to the others of its device. So however greedy some are, a
+//! newcomer finds something.
+//!
+//! *Full is not failed*: a connection that needs more than it may have receives no more, and waits in line. The first in line whose device
+//! leaves to others what it holds may pass the budget with one request, when it is not passed already, and nobody else until it is kept again: so one
+//! request, however long, can always be finished, and with it the next.
 //!
 //! A line that does not move is somebody's fault: a connection whose own client has not moved a byte for `stall_max` (shared among those that wait), in the
 //! middle of a payload or with answers it does not take, is closed when others have waited as long and it holds more than the floor.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::rc::Rc;
-use udm_core::Nanos;
+use std::collections::{HashMap, VecDeque};
+use std::rc::{Rc, Weak};
+use udm_core::{DeviceId, Nanos};
 use udm_runtime::{FrontCx, FrontKey};
 
 /// What a connection may always hold, in bytes: two slabs, headers, and a request of some length.
 pub(super) const FLOOR: usize = 640 << 10;
+
+/// What connections of one device hold beyond their floors.
+type Share = Rc<Cell<usize>>;
 
 /// A core's budget.
 pub(super) struct CoreMemory {
@@ -24,7 +30,8 @@ pub(super) struct CoreMemory {
     /// What connections hold beyond their floors.
     used: Cell<usize>,
     /// Connections that need more than they may have, the longest waiting first.
-    line: RefCell<VecDeque<FrontKey>>,
+    line: RefCell<VecDeque<(FrontKey, Share)>>,
+    devices: RefCell<HashMap<DeviceId, Weak<Cell<usize>>>>,
     /// Who may pass the budget.
     pass: Cell<Option<FrontKey>>,
     /// Since when nobody in line got on; [`Nanos::NEVER`] when nobody waits.
@@ -35,6 +42,8 @@ pub(super) struct CoreMemory {
 pub(super) struct Holding {
     core: Rc<CoreMemory>,
     me: FrontKey,
+    /// Its device's; its own before it has one.
+    share: Share,
     held: usize,
     waits: bool,
 }
@@ -49,9 +58,25 @@ impl CoreMemory {
             max: Cell::new(0),
             used: Cell::new(0),
             line: RefCell::default(),
+            devices: RefCell::default(),
             pass: Cell::new(None),
             stuck_since: Cell::new(Nanos::NEVER),
         }
+    }
+
+    /// What nobody has.
+    fn free(&self) -> usize {
+        self.max.get().saturating_sub(self.used.get())
+    }
+
+    /// The first in line that may pass the budget, when it is kept.
+    fn next(&self) -> Option<FrontKey> {
+        let line = self.line.borrow();
+        line.iter().find(|(_, share)| share.get() <= self.free()).map(|(front, _)| *front)
+    }
+
+    fn leave(&self, front: FrontKey) {
+        self.line.borrow_mut().retain(|(other, _)| *other != front);
     }
 }
 
@@ -60,35 +85,48 @@ impl Holding {
     pub(super) fn new(cx: &mut FrontCx<'_, '_>, max: usize) -> Holding {
         let core = cx.local(CoreMemory::new);
         core.max.set(max);
-        Holding { core, me: cx.me(), held: 0, waits: false }
+        Holding { core, me: cx.me(), share: Share::default(), held: 0, waits: false }
+    }
+
+    /// From now on what it holds is for requests to `device`.
+    pub(super) fn serve(&mut self, device: DeviceId) {
+        let mut devices = self.core.devices.borrow_mut();
+        devices.retain(|_, share| share.strong_count() > 0);
+        let known = devices.get(&device).and_then(Weak::upgrade);
+        let share = known.unwrap_or_default();
+        devices.insert(device, Rc::downgrade(&share));
+        share.set(share.get() + beyond_floor(self.held));
+        self.share = share;
     }
 
     /// What a connection that holds `held` bytes may have besides; `midway` while a payload is on its way that it must be able to finish.
     pub(super) fn allowance(&self, held: usize, midway: bool) -> usize {
         let core = &*self.core;
         let mine = beyond_floor(held);
-        let others = core.used.get() - beyond_floor(self.held);
-        if core.pass.get() == Some(self.me) && (midway || others + mine <= core.max.get()) {
+        let before = beyond_floor(self.held);
+        let free = core.max.get().saturating_sub(core.used.get() - before + mine);
+        let device = self.share.get() - before + mine;
+        if core.pass.get() == Some(self.me) && (midway || (free > 0 && device <= free)) {
             return usize::MAX;
         }
-        let free = core.max.get().saturating_sub(others + mine);
-        FLOOR.saturating_sub(held) + free.saturating_sub(mine) / 2
+        // What its device may have besides, half of which it leaves to the device's other clients.
+        let room = free.saturating_sub(device) / 2;
+        FLOOR.saturating_sub(held) + room.saturating_sub(mine) / 2
     }
 
     /// Waits in line for more than there is. True when there is no need: it is the first, and may pass the budget.
     pub(super) fn wait(&mut self, cx: &mut FrontCx<'_, '_>) -> bool {
         let core = &*self.core;
-        let mut line = core.line.borrow_mut();
         if !self.waits {
             self.waits = true;
-            line.push_back(self.me);
+            let mut line = core.line.borrow_mut();
+            line.push_back((self.me, self.share.clone()));
             if line.len() == 1 {
                 core.stuck_since.set(cx.now());
             }
         }
         let may =
-            line.front() == Some(&self.me) && core.pass.get().is_none() && core.used.get() <= core.max.get();
-        drop(line);
+            core.pass.get().is_none() && core.used.get() <= core.max.get() && core.next() == Some(self.me);
         if may {
             core.pass.set(Some(self.me));
             self.leave_line(cx);
@@ -100,11 +138,10 @@ impl Holding {
     pub(super) fn leave_line(&mut self, cx: &mut FrontCx<'_, '_>) {
         if self.waits {
             self.waits = false;
-            let mut line = self.core.line.borrow_mut();
-            line.retain(|&front| front != self.me);
-            self.core.stuck_since.set(if line.is_empty() { Nanos::NEVER } else { cx.now() });
-            if let Some(&first) = line.front() {
-                cx.rouse(first);
+            self.core.leave(self.me);
+            self.core.stuck_since.set(if self.line() == 0 { Nanos::NEVER } else { cx.now() });
+            if let Some(next) = self.core.next() {
+                cx.rouse(next);
             }
         }
     }
@@ -115,13 +152,14 @@ impl Holding {
         let (before, now) = (beyond_floor(self.held), beyond_floor(held));
         self.held = held;
         core.used.set(core.used.get() - before + now);
+        self.share.set(self.share.get() - before + now);
         let mut better = now < before;
         if core.pass.get() == Some(self.me) && !midway && core.used.get() <= core.max.get() {
             core.pass.set(None);
             better = true;
         }
-        if better && let Some(&first) = core.line.borrow().front() {
-            cx.rouse(first);
+        if better && let Some(next) = core.next() {
+            cx.rouse(next);
         }
     }
 
@@ -137,7 +175,7 @@ impl Holding {
 
     /// True when this connection is the first of them.
     pub(super) fn is_first(&self) -> bool {
-        self.core.line.borrow().front() == Some(&self.me)
+        self.core.line.borrow().front().is_some_and(|(front, _)| *front == self.me)
     }
 
     /// True while this connection waits.
@@ -158,9 +196,10 @@ impl Drop for Holding {
     fn drop(&mut self) {
         let core = &*self.core;
         core.used.set(core.used.get() - beyond_floor(self.held));
+        self.share.set(self.share.get() - beyond_floor(self.held));
         if core.pass.get() == Some(self.me) {
             core.pass.set(None);
         }
-        core.line.borrow_mut().retain(|&front| front != self.me);
+        core.leave(self.me);
     }
 }

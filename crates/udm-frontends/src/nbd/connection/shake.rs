@@ -52,7 +52,11 @@ impl Connection {
     }
 
     fn begin(&mut self, session: Session, cx: &mut FrontCx<'_, '_>) {
-        cx.listen(session.export.device().id());
+        let device = session.export.device().id();
+        cx.listen(device);
+        if let Some(memory) = &mut self.memory {
+            memory.serve(device);
+        }
         if !session.geometry.flags.contains(ExportFlags::READ_ONLY) {
             let holds = session.export.holds();
             self.member = Some(Member::join(holds, self.cluster.clone(), cx.core()));
