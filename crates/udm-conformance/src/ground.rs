@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
 use udm_core::{DevNo, Device, Limits, Sectors, Status};
-use udm_targets::{DeviceRef, LookupError, MappedDevice, Resolver, Table};
+use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table};
 use udm_wire::uri::{self, DeviceUri};
 
 /// Sectors of each disk in memory. Subjects that count on it leave a margin at both ends.
@@ -120,7 +120,7 @@ impl Ground {
     /// A table of these lines.
     pub fn table(&mut self, lines: &str) -> Arc<Table> {
         let lines = udm_wire::table::parse(&self.fill_in(lines)).expect("lines of a table");
-        Table::build(&lines, self, CORES).unwrap_or_else(|e| panic!("{e}"))
+        Table::build(udm_targets::TARGETS, &lines, self, CORES).unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// A mapped device that runs with these lines, known as `@name` from now on.

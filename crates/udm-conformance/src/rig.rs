@@ -8,7 +8,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::sync::{Arc, Weak};
 use udm_core::{Device, Op, SECTOR_SIZE, Status};
-use udm_targets::MappedDevice;
+use udm_dm::MappedDevice;
 
 /// See the module.
 pub struct Rig {

@@ -10,7 +10,7 @@ use crate::world::{Kind, lane_facts};
 use crate::{Boundary, Facts, Fresh};
 use std::sync::Arc;
 use udm_core::Device;
-use udm_targets::MappedDevice;
+use udm_dm::MappedDevice;
 
 /// A thing to test.
 #[derive(Clone, Copy, Debug)]

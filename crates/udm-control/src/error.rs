@@ -1,7 +1,7 @@
 //! Why a verb was refused.
 
 use std::fmt;
-use udm_targets::TargetError;
+use udm_dm::TargetError;
 use udm_wire::words::{Span, caret};
 
 /// Why a verb was refused: who it was about, what the kernel says of it, and where in a table the fault is.

@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, Mutex};
 
-/// Something for the lanes of a mapped device to do. See the state machine in udm-targets, `mapped/lane.rs`.
+/// Something for the lanes of a mapped device to do. See the state machine in udm-dm, `mapped/lane.rs`.
 #[derive(Clone)]
 pub enum LaneCommand {
     /// Open the lane of `table`, without using it yet. A failure goes into `failure`.

@@ -11,8 +11,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::{DevNo, Device as _, Limits, Nanos};
-use udm_targets::{DeviceRef, LookupError, Pending, Resolver, TargetError};
-use udm_targets::{mapped::MappedDevice, table::Table};
+use udm_dm::{DeviceRef, LookupError, Pending, Resolver, TargetError};
+use udm_dm::{mapped::MappedDevice, table::Table};
 
 /// Finds paths and devices by the words of [`crate::tables::Below`].
 struct Names<'a> {
@@ -90,8 +90,8 @@ impl World {
         lock(&self.env).say(format!("d{i} load: {}", words.replace('\n', "; ")));
         let lines = udm_wire::table::parse(&words).map_err(text(format!("d{i}: {words}")))?;
         let mut names = Names { paths: &self.paths, devices: &self.devices };
-        let table =
-            Table::build(&lines, &mut names, self.blueprint.cores).map_err(text(format!("d{i}: {words}")))?;
+        let table = Table::build(udm_targets::TARGETS, &lines, &mut names, self.blueprint.cores)
+            .map_err(text(format!("d{i}: {words}")))?;
         let map = self.map(&spec);
         self.devices[i].mapped.load(table).map_err(text(format!("d{i} load {words}")))?;
         let old = self.devices[i].loaded.take().and_then(|l| l.access);

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::{Cx, Device as _, Lane, Limits, OpenError};
-use udm_targets::{mapped::Change, mapped::MappedDevice};
+use udm_dm::{mapped::Change, mapped::MappedDevice};
 
 /// Where a device stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

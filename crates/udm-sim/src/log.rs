@@ -20,7 +20,7 @@ use crate::tables::{Kind, TableSpec, Through};
 use crate::world::World;
 use std::collections::HashMap;
 use udm_core::{Bio, BioFlags, Op, SECTOR_SIZE};
-use udm_targets::Pending;
+use udm_dm::Pending;
 use udm_wire::log_writes::{Cursor, Entry, EntryFlags, Record};
 
 /// Bytes in a sector.

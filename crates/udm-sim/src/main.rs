@@ -43,8 +43,8 @@ struct Options {
     bench: Option<u64>,
     /// Switch on a bug that was put in on purpose
     #[cfg(feature = "seeded-bugs")]
-    #[arg(long, value_name = "NAME", value_parser = udm_targets::bugs::Bug::find)]
-    bug: Option<udm_targets::bugs::Bug>,
+    #[arg(long, value_name = "NAME", value_parser = udm_dm::bugs::Bug::find)]
+    bug: Option<udm_dm::bugs::Bug>,
 }
 
 fn seeds(word: &str) -> Result<(u64, u64), String> {
@@ -154,7 +154,7 @@ fn plan(options: &Options, seed: u64) -> Plan {
 fn simulate(options: &Options) -> ExitCode {
     #[cfg(feature = "seeded-bugs")]
     if let Some(bug) = options.bug {
-        udm_targets::bugs::set(Some(bug));
+        udm_dm::bugs::set(Some(bug));
     }
     // With a time and no seeds it goes on until the time is over.
     let seeds = match (options.seed, options.seeds) {

@@ -1,8 +1,8 @@
 //! The simulator must find each bug that was put in on purpose, within a bounded number of seeds.
 #![expect(clippy::print_stdout, reason = "the table of what was found is what the test is run for")]
 
+use udm_dm::bugs::{Bug, set};
 use udm_sim::{Plan, run};
-use udm_targets::bugs::{Bug, set};
 
 /// Steps to a seed, and the seeds that a bug may take to be found. The table in docs/simulator.md comes from this test's output.
 const STEPS: u64 = 5000;

@@ -16,8 +16,8 @@ use udm_core::{
     Batch, Bio, CoreId, CoreState, Cx, DevNo, Device, DeviceId, Lane, Limits, Nanos, OpenError, Sector,
     Sectors,
 };
+use udm_dm::{DeviceRef, LookupError, Resolver, Target, TargetArgs};
 use udm_targets::multipath::Multipath;
-use udm_targets::{DeviceRef, LookupError, Resolver, Target, TargetArgs};
 
 /// A device that finishes everything at once.
 struct Null(DeviceId);

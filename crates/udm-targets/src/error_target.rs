@@ -2,10 +2,10 @@
 //!
 //! Any arguments are accepted and none printed. Exactly two name a device whose limits the target reports, so that it can stand in for it.
 
-use crate::error::TargetError;
-use crate::target::{Kind, Target, TargetArgs, Used, decimal};
 use std::sync::Arc;
 use udm_core::{Batch, Bio, Cx, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
+use udm_dm::TargetError;
+use udm_dm::target::{Kind, Target, TargetArgs, Used, decimal};
 
 struct ErrorTarget {
     len: Sectors,

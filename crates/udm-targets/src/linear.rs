@@ -2,10 +2,10 @@
 //!
 //! It is data: a table lane adds the offset itself ([`Target::as_linear`]).
 
-use crate::error::TargetError;
-use crate::target::{DeviceRef, Target, TargetArgs, Used, decimal};
 use std::sync::Arc;
 use udm_core::{Batch, Cx, Drain, Extents, Lane, Limits, Op, OpenError, Sector, Sectors};
+use udm_dm::TargetError;
+use udm_dm::target::{DeviceRef, Target, TargetArgs, Used, decimal};
 
 struct Linear {
     device: DeviceRef,

@@ -6,10 +6,6 @@
 //! A request that fails turns the letter of its stripe in `status` from A to D and raises an event, at most
 //! [`EVENTS_MAX`] times a device.
 
-use crate::bugs::{self, Bug};
-use crate::error::TargetError;
-use crate::split::{Cursor, Cut, Piece, Splitter, Step};
-use crate::target::{DeviceRef, Notify, Target, TargetArgs, Used, decimal};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,6 +13,10 @@ use udm_core::{
     Batch, Bio, BioFlags, Cx, Drain, Extents, Lane, Limits, Op, OpenError, SECTOR_SIZE, Sector, Sectors,
     Status,
 };
+use udm_dm::TargetError;
+use udm_dm::bugs::{self, Bug};
+use udm_dm::split::{Cursor, Cut, Piece, Splitter, Step};
+use udm_dm::target::{DeviceRef, Notify, Target, TargetArgs, Used, decimal};
 
 /// Failures of a device that raise an event; later ones only count (kernel: `DM_IO_ERROR_THRESHOLD` is 15, and the fifteenth is
 /// silent).

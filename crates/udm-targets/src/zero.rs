@@ -1,13 +1,13 @@
 //! The zero target: `zero`. Reads return zeroes; writes and discards succeed and leave nothing.
 
-use crate::bugs::{self, Bug};
-use crate::error::TargetError;
-use crate::target::{Target, TargetArgs, Used};
 use std::sync::Arc;
 use udm_core::{
     Bio, BioFlags, Content, Cx, Extents, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sector, Sectors,
     Serve, Status, WorkLane,
 };
+use udm_dm::TargetError;
+use udm_dm::bugs::{self, Bug};
+use udm_dm::target::{Target, TargetArgs, Used};
 
 struct Zero {
     len: Sectors,

@@ -5,7 +5,7 @@ mod common;
 use common::{compare, load, load_with, recorded};
 use std::sync::Arc;
 use udm_core::{Limits, Sectors};
-use udm_targets::testing::{TestDisk, TestResolver};
+use udm_dm::testing::{TestDisk, TestResolver};
 
 #[test]
 fn recorded_tables_of_the_basic_targets() {

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::{
     Batch, Bio, CoreId, CoreState, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, Sectors,
 };
-use udm_targets::Target;
-use udm_targets::testing::{TestWorld, bare};
+use udm_dm::Target;
+use udm_dm::testing::{TestWorld, bare};
 
 /// One step of the world.
 #[derive(Clone, Debug)]

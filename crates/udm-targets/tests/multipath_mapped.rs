@@ -5,8 +5,8 @@ mod multipath_rig;
 use multipath_rig::{SIZE, disks};
 use std::sync::Arc;
 use udm_core::{Cores, DevNo, Lane, Op, Status};
-use udm_targets::testing::{TestDisk, TestResolver, TestWorld, bare};
-use udm_targets::{MappedDevice, Table, TargetError};
+use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bare};
+use udm_dm::{MappedDevice, Table, TargetError};
 
 struct Host {
     world: TestWorld,
@@ -32,7 +32,7 @@ impl Host {
 
     fn load(&mut self, table: &str) -> Result<(), TargetError> {
         let lines = udm_wire::table::parse(table).unwrap();
-        self.device.load(Table::build(&lines, &mut self.resolver, 1)?)
+        self.device.load(Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, 1)?)
     }
 
     fn suspend(&mut self, noflush: bool) -> Vec<Status> {
@@ -46,7 +46,7 @@ impl Host {
     }
 
     /// Steps a change to its end; what came back meanwhile.
-    fn finish(&mut self, mut change: udm_targets::Change) -> Vec<Status> {
+    fn finish(&mut self, mut change: udm_dm::Change) -> Vec<Status> {
         let mut back = Vec::new();
         for _ in 0..20 {
             let over = change.step(&*self.cores);
@@ -96,14 +96,14 @@ fn stacking() {
     let mut host = Host::new(REQUEST);
     let linear = MappedDevice::new("p", None, DevNo { major: 254, minor: 1 }).unwrap();
     let lines = udm_wire::table::parse("0 32768 linear 253:1 0").unwrap();
-    linear.load(Table::build(&lines, &mut host.resolver, 1).unwrap()).unwrap();
+    linear.load(Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, 1).unwrap()).unwrap();
     let change = linear.resume(Arc::new(|| {})).unwrap();
     host.finish(change);
     host.resolver.add("/dev/mapper/p", linear.number(), linear);
     let mut build = |features: &str| {
         let text = format!("0 {SIZE} multipath {features} 0 1 1 round-robin 0 1 0 /dev/mapper/p");
         let lines = udm_wire::table::parse(&text).unwrap();
-        Table::build(&lines, &mut host.resolver, 1).map(|table| table.text())
+        Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, 1).map(|table| table.text())
     };
     let error = build("0").unwrap_err();
     assert_eq!(
@@ -163,7 +163,7 @@ fn an_idle_path_can_be_suspended() {
     let mut host = Host::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");
     let path = MappedDevice::new("p", None, DevNo { major: 254, minor: 1 }).unwrap();
     let lines = udm_wire::table::parse("0 32768 linear 253:1 0").unwrap();
-    path.load(Table::build(&lines, &mut host.resolver, 1).unwrap()).unwrap();
+    path.load(Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, 1).unwrap()).unwrap();
     let change = path.resume(Arc::new(|| {})).unwrap();
     host.finish(change);
     host.resolver.add("/dev/mapper/p", path.number(), path.clone());

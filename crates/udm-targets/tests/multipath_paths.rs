@@ -4,8 +4,8 @@ mod multipath_rig;
 
 use multipath_rig::{Rig, bare_read, disks};
 use udm_core::{Drain, Nanos, Op, Status};
-use udm_targets::Target;
-use udm_targets::testing::{TestDisk, bare, data, read, write};
+use udm_dm::Target;
+use udm_dm::testing::{TestDisk, bare, data, read, write};
 
 const TWO: &str = "0 0 1 1 round-robin 0 2 0 253:0 253:1";
 const TWO_QUEUEING: &str = "1 queue_if_no_path 0 1 1 round-robin 0 2 0 253:0 253:1";

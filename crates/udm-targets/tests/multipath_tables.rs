@@ -6,13 +6,13 @@ mod multipath_rig;
 use multipath_rig::disks;
 use std::sync::Arc;
 use udm_core::{DevNo, Limits, Sectors};
-use udm_targets::testing::{TestDisk, TestResolver};
-use udm_targets::{Kind, Table, TargetError};
+use udm_dm::testing::{TestDisk, TestResolver};
+use udm_dm::{Kind, Table, TargetError};
 
 /// Builds a table from its text.
 fn build(text: &str, resolver: &mut TestResolver) -> Result<Arc<Table>, TargetError> {
     let lines = udm_wire::table::parse(text).expect("the syntax is good");
-    Table::build(&lines, resolver, 2)
+    Table::build(udm_targets::TARGETS, &lines, resolver, 2)
 }
 
 /// The kernel's line `device-mapper: table: 254:0: TEXT (-EINVAL)`, as the text alone.
@@ -126,7 +126,7 @@ fn hostile_numbers() {
     for count in ["+1", "-1", "1x", " ", "0x1", "4294967297", "99999999999999999999", "1025", ""] {
         let args = ["0", "0", "1", "1", "round-robin", "0", count, "0", "253:0"].map(String::from);
         let mut resolver = disks(1).1;
-        let mut args = udm_targets::TargetArgs {
+        let mut args = udm_dm::TargetArgs {
             start: udm_core::Sector(0),
             len: Sectors(8),
             args: &args,

@@ -3,7 +3,7 @@
 //! Blank lines and lines that begin with `#` are skipped; behind the type a `#` begins a comment wherever it stands. Numbers are decimal; one
 //! that is too large for 64 bits counts as the largest, for the table's own check of sizes to refuse. Where udm differs from dmsetup: `\#` is a
 //! literal `#`, numbers have no sign, and white space must stand behind them (dmsetup wraps `-1` and reads `0 8linear`), and
-//! a backslash quotes as in the kernel (dmsetup doubles it on the way there, so that it stands for itself). Order, gaps, overlap and known types are that check's too (`udm-targets`): this module only reads.
+//! a backslash quotes as in the kernel (dmsetup doubles it on the way there, so that it stands for itself). Order, gaps, overlap and known types are that check's too (`udm-dm`): this module only reads.
 //!
 //! Bounds: [`TEXT_MAX`] bytes, [`LINES_MAX`] targets, [`TYPE_MAX`] bytes of type name, [`WORDS_MAX`] words of arguments over all lines.
 

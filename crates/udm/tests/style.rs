@@ -13,36 +13,37 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("udm-buf", &[]),
     ("udm-core", &["udm-buf"]),
     ("udm-wire", &[]),
-    ("udm-targets", &["udm-buf", "udm-core", "udm-wire"]),
-    ("udm-runtime", &["udm-buf", "udm-core"]),
-    ("udm-backends", &["udm-buf", "udm-core", "udm-runtime", "udm-wire"]),
+    ("udm-dm", &["udm-core", "udm-wire"]),
+    ("udm-targets", &["udm-core", "udm-dm", "udm-wire"]),
+    ("udm-runtime", &["udm-core"]),
+    ("udm-backends", &["udm-core", "udm-runtime", "udm-wire"]),
     ("udm-frontends", &["udm-buf", "udm-core", "udm-runtime", "udm-wire"]),
-    ("udm-control", &["udm-backends", "udm-core", "udm-frontends", "udm-runtime", "udm-targets", "udm-wire"]),
+    ("udm-control", &["udm-backends", "udm-core", "udm-dm", "udm-frontends", "udm-targets", "udm-wire"]),
     ("udm-bench", &["udm-backends", "udm-buf", "udm-control", "udm-core", "udm-runtime", "udm-wire"]),
-    ("udm-sim", &["udm-buf", "udm-core", "udm-targets", "udm-wire"]),
+    ("udm-sim", &["udm-core", "udm-dm", "udm-targets", "udm-wire"]),
     // Test support: it sees all that it tests, and no crate sees it.
     (
         "udm-conformance",
-        &["udm-backends", "udm-core", "udm-frontends", "udm-runtime", "udm-targets", "udm-wire"],
+        &["udm-backends", "udm-core", "udm-dm", "udm-frontends", "udm-runtime", "udm-targets", "udm-wire"],
     ),
     (
         "udm",
         &[
             "udm-backends",
             "udm-bench",
-            "udm-buf",
             "udm-control",
             "udm-core",
+            "udm-dm",
             "udm-frontends",
             "udm-runtime",
-            "udm-targets",
             "udm-wire",
         ],
     ),
 ];
 
-/// Imports of tests alone: a front end is tested over a device.
-const TEST_IMPORTS: &[(&str, &[&str])] = &[("udm-frontends", &["udm-backends"])];
+/// Imports of tests alone: a front end is tested over a device, and tables with targets in them.
+const TEST_IMPORTS: &[(&str, &[&str])] =
+    &[("udm-frontends", &["udm-backends"]), ("udm-dm", &["udm-targets"])];
 
 /// Where `unsafe` may stand: the memory of requests, and the ring that hands it to the kernel. Paths or beginnings of them.
 const UNSAFE: &[&str] = &["crates/udm-buf/src/lib.rs", "crates/udm-runtime/src/ring"];

@@ -5,7 +5,7 @@ use crate::{Boundary, HANG, Request, Rig};
 use std::sync::Arc;
 use std::time::Instant;
 use udm_core::{BioFlags, Op};
-use udm_targets::{Change, MappedDevice, Wake};
+use udm_dm::{Change, MappedDevice, Wake};
 
 const fn load(round: u64) -> Load {
     Load { each: 24, blocks: 6, round }

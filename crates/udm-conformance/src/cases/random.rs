@@ -5,7 +5,7 @@ use crate::{Boundary, Request, Rig};
 use rand::RngExt;
 use std::sync::Arc;
 use udm_core::{BioFlags, Op, Status};
-use udm_targets::{Change, MappedDevice};
+use udm_dm::{Change, MappedDevice};
 
 /// Acts of a run.
 const ACTS: usize = 150;
@@ -158,7 +158,7 @@ impl Run<'_> {
     fn begin(&mut self, resume: bool) {
         if self.change.is_none() {
             let noflush = !self.paths.is_empty() || self.rig.rng.random_range(0..2) == 0;
-            let wake: udm_targets::Wake = Arc::new(|| {});
+            let wake: udm_dm::Wake = Arc::new(|| {});
             let change = if resume { self.device.resume(wake) } else { self.device.suspend(noflush, wake) };
             self.change = Some(change.expect("nothing else changes it"));
         }

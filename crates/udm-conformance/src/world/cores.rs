@@ -9,8 +9,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel}
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use udm_core::{CoreId, Cores as _, Cx, Device, DeviceId, LaneCommand};
+use udm_dm::{Change, TargetError};
 use udm_runtime::{Cluster, CoreOptions, LocalCore};
-use udm_targets::{Change, TargetError};
 
 const CORES: usize = 2;
 

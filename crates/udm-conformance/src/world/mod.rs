@@ -12,7 +12,7 @@ use crate::{Answer, Boundary, Facts, Fresh, Request};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::{Device, LaneCommand};
-use udm_targets::Change;
+use udm_dm::Change;
 
 /// How long anything may take before it counts as hung. No measure.
 pub const HANG: Duration = Duration::from_secs(30);
@@ -41,7 +41,7 @@ pub trait World {
     ///
     /// # Errors
     /// The change's own.
-    fn change(&mut self, change: Change) -> Result<(), udm_targets::TargetError>;
+    fn change(&mut self, change: Change) -> Result<(), udm_dm::TargetError>;
 
     /// Steps a change as far as it goes by itself; true when it is over.
     fn begin_change(&mut self, change: &mut Change) -> bool;

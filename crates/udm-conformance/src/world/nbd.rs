@@ -7,9 +7,9 @@ use crate::{Answer, Boundary, Facts, Request};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use udm_core::{BioFlags, Device, SECTOR_SIZE, Sectors};
+use udm_dm::{Change, TargetError};
 use udm_frontends::nbd::{Export, Exports, NbdServer, ServerOptions};
 use udm_runtime::{Runtime, RuntimeOptions};
-use udm_targets::{Change, TargetError};
 use udm_wire::nbd::{ExportFlags, Info};
 
 const CLIENTS: usize = 3;

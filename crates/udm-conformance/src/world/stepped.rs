@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::{Cores, Device, DeviceId, LaneCommand, Nanos};
-use udm_targets::testing::{TestCores, TestWorld};
-use udm_targets::{Change, TargetError};
+use udm_dm::testing::{TestCores, TestWorld};
+use udm_dm::{Change, TargetError};
 
 const CORES: usize = 2;
 

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
-use udm_targets::TargetError;
+use udm_dm::TargetError;
 
 /// A refusal: a status and the story.
 #[derive(Debug)]

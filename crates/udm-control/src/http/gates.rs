@@ -9,7 +9,7 @@ use axum::extract::FromRef;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use udm_targets::TargetError;
+use udm_dm::TargetError;
 
 /// Threads for verbs that may block, over all kinds.
 pub const BLOCKING_MAX: usize = LOADS_MAX + MESSAGES_MAX + CLEARS_MAX;

@@ -17,7 +17,7 @@ use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_targets::TargetError;
+use udm_dm::TargetError;
 
 const ETIMEDOUT: i32 = 110;
 

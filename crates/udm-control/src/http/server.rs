@@ -24,7 +24,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
-use udm_targets::TargetError;
+use udm_dm::TargetError;
 
 /// Connections open at a time.
 pub const CONNECTIONS_MAX: usize = 256;

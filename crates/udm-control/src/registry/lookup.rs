@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use udm_backends::Identity;
 use udm_core::{DevNo, Device, OpenError};
-use udm_targets::{DeviceRef, LookupError, Resolver};
+use udm_dm::{DeviceRef, LookupError, Resolver};
 use udm_wire::uri::{self, DeviceUri, FileUri};
 
 const ENOENT: i32 = 2;

@@ -24,7 +24,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_backends::Backends;
 use udm_core::{Cores, DevNo, Device, DeviceId};
-use udm_targets::{DeviceRef, LookupError};
+use udm_dm::{DeviceRef, LookupError};
 use udm_wire::uri::DeviceUri;
 
 /// The major number of mapped devices.

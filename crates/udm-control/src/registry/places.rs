@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::DevNo;
-use udm_targets::{MappedDevice, TargetError};
+use udm_dm::{MappedDevice, TargetError};
 
 /// How many mapped devices there can be (the kernel's minors have 20 bits).
 const MAPPED_MAX: u32 = 1 << 20;

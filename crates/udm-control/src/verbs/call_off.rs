@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;
-use udm_targets::TargetError;
+use udm_dm::TargetError;
 
 const EINTR: i32 = 4;
 

@@ -10,7 +10,7 @@ use crate::registry::{Folder, Mapped, Registry};
 use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
 use udm_core::Device;
-use udm_targets::{Change, TargetError, Wake};
+use udm_dm::{Change, TargetError, Wake};
 
 const ENXIO: i32 = 6;
 const EBUSY: i32 = 16;

@@ -4,7 +4,7 @@ use crate::registry::Registry;
 use std::sync::Arc;
 use tokio::sync::Notify;
 use udm_core::{Ack, Device, DeviceId, Failure};
-use udm_targets::{MappedDevice, Target};
+use udm_dm::{MappedDevice, Target};
 
 /// A lane of a device, open on one core until this is dropped.
 pub(super) struct Held<'a> {

@@ -5,7 +5,8 @@ use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
 use udm_core::DevNo;
-use udm_targets::{Entry, TARGETS, Table, Target};
+use udm_dm::{Entry, Table, Target};
+use udm_targets::TARGETS;
 
 /// The version of the kernel's device mapper (6.12) whose behaviour udm follows.
 const DRIVER_VERSION: &str = "4.48.0";

@@ -6,7 +6,7 @@ use crate::registry::{Folder, Known, Mapped, Opening, Registry};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::Ack;
-use udm_targets::{Pending, Resolver, Table, TargetError};
+use udm_dm::{Pending, Resolver, Table, TargetError};
 use udm_wire::table::{Line, TableSyntaxError};
 use udm_wire::words;
 
@@ -72,7 +72,8 @@ pub(super) fn load_into(
     };
     // Loads do not wait for each other: the file system may hang under one.
     let mut opening = Opening::new(registry, folder);
-    let table = Table::build(&lines, &mut opening, registry.core_count()).map_err(refused)?;
+    let table =
+        Table::build(udm_targets::TARGETS, &lines, &mut opening, registry.core_count()).map_err(refused)?;
     // What is replaced, or refused, is dropped behind the lock: dropping a table closes devices.
     let _given = Arc::clone(&table);
     let _replaced;

@@ -15,14 +15,14 @@
 //! the cores and changed once a batch.
 
 use super::{UnderLane, Underlay, look_up, number};
-use crate::error::TargetError;
-use crate::target::{Target, TargetArgs, Used};
 use crossbeam_utils::CachePadded;
 use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors};
+use udm_dm::TargetError;
+use udm_dm::target::{Target, TargetArgs, Used};
 
 const NAME: &str = "delay";
 const READ: usize = 0;

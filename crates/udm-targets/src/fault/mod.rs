@@ -11,9 +11,9 @@ pub mod dust;
 pub mod flakey;
 pub mod log_writes;
 
-use crate::error::TargetError;
-use crate::target::{DeviceRef, Resolver, Used, decimal};
 use udm_core::{Batch, Bio, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors};
+use udm_dm::TargetError;
+use udm_dm::target::{DeviceRef, Resolver, Used, decimal};
 
 /// A decimal number that fits `T`.
 fn number<T: TryFrom<u64>>(word: &str) -> Option<T> {

@@ -10,11 +10,11 @@
 //! A line is written by whoever made the change: of several cores that see a path fail at once, one does. How many bios wait, or have failed, for want of a path
 //! is counted over all cores; only lanes that have no path touch the count.
 
-use crate::target::{DeviceRef, Notify};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use udm_core::Bio;
+use udm_dm::target::{DeviceRef, Notify};
 
 /// See the module.
 #[derive(Default)]

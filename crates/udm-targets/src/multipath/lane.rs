@@ -10,9 +10,9 @@ use super::route::Router;
 use super::selector::SelectorLane;
 use super::served::Row;
 use super::state::Shared;
-use crate::bugs::{self, Bug};
 use std::sync::Arc;
 use udm_core::{Batch, Cx, Drain, Lane, Sectors};
+use udm_dm::bugs::{self, Bug};
 
 /// A path of this lane.
 pub(super) struct PathLane {

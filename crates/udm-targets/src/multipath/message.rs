@@ -5,9 +5,9 @@
 use super::Multipath;
 use super::journal::Why;
 use super::parse::number;
-use crate::error::TargetError;
-use crate::target::Resolver;
 use udm_core::DevNo;
+use udm_dm::TargetError;
+use udm_dm::target::Resolver;
 
 /// A refusal in the kernel's words.
 fn refused(text: impl std::fmt::Display) -> TargetError {

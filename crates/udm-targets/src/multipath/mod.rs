@@ -25,14 +25,14 @@ mod served;
 mod state;
 mod status;
 
-use crate::error::TargetError;
-use crate::target::{DeviceRef, Kind, Notify, Resolver, Target, TargetArgs, Used};
 use journal::Journal;
 use parse::{Features, Group, QueueMode};
 use served::Served;
 use state::Shared;
 use std::sync::{Arc, Mutex};
-use udm_core::{Content, Cx, DevNo, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{Content, Cx, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_dm::target::{DeviceRef, Kind, Notify, Resolver, Target, TargetArgs, Used};
+use udm_dm::{PathReport, TargetError};
 
 /// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in `parse`.
 ///
@@ -52,27 +52,6 @@ pub struct Multipath {
     served: Served,
     /// Serialises messages. The data path never takes it.
     messages: Mutex<()>,
-}
-
-/// A path and what it has served since the table was loaded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathReport {
-    /// The device's number.
-    pub number: DevNo,
-    /// The word that the table used.
-    pub name: String,
-    /// Its group, from 1.
-    pub group: usize,
-    /// Out of use.
-    pub failed: bool,
-    /// How often it failed.
-    pub fail_count: u64,
-    /// Bios that came back from it, well or not.
-    pub bios: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Those that came back with an error that blames the path.
-    pub errors: u64,
 }
 
 impl Multipath {

@@ -8,10 +8,10 @@
 //! The first fault wins, in the kernel's order and words. Nothing is allocated by what a count says, only by words that are there.
 
 use super::selector::{SELECTORS, Selector};
-use crate::error::TargetError;
-use crate::target::{DeviceRef, TargetArgs, decimal};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use udm_dm::TargetError;
+use udm_dm::target::{DeviceRef, TargetArgs, decimal};
 
 /// The most words of any count in a table: groups, paths, arguments.
 const COUNT_MAX: u32 = 1024;

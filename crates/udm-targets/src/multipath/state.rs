@@ -9,12 +9,12 @@
 //! Acquire and then reads them. A lane that read something newer than its word's generation sees the word move at its next look.
 
 use super::journal::{Journal, Why};
-use crate::bugs::{self, Bug};
 use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use udm_dm::bugs::{self, Bug};
 
 /// Flags, current group, next group and generation: a snapshot of [`Shared::word`]. Groups count from 0 here and from 1 in
 /// what is printed.

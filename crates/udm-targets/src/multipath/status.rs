@@ -1,10 +1,11 @@
 //! What `table` and `status` print, byte for byte as the kernel, each field followed by one space (spec D.1, D.2); and the
 //! report of what went where.
 
+use super::Multipath;
 use super::parse::QueueMode;
 use super::state::Word;
-use super::{Multipath, PathReport};
 use std::fmt::Write;
+use udm_dm::PathReport;
 
 /// Appends a field.
 macro_rules! field {

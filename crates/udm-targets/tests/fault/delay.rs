@@ -1,6 +1,6 @@
 use crate::{build, disks, face, open, tagged};
 use udm_core::{BioFlags, Drain, Nanos, Op};
-use udm_targets::testing::{TestWorld, bare, data, read, write};
+use udm_dm::testing::{TestWorld, bare, data, read, write};
 
 fn ms(ms: u64) -> Nanos {
     Nanos::from_millis(ms)

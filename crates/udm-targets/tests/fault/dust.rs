@@ -1,6 +1,6 @@
 use crate::{build, disks, message, open};
 use udm_core::{Op, Sectors, Status};
-use udm_targets::testing::{TestWorld, bare, read, write};
+use udm_dm::testing::{TestWorld, bare, read, write};
 
 /// The results that the kernel gives to `dmsetup message`, and its texts.
 #[test]

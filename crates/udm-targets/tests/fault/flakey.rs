@@ -1,6 +1,6 @@
 use crate::{build, disks, face, open, tagged};
 use udm_core::{BioFlags, Nanos, Op, Status};
-use udm_targets::testing::{TestWorld, bare, data, read, write};
+use udm_dm::testing::{TestWorld, bare, data, read, write};
 
 fn at(seconds: u64) -> Nanos {
     Nanos(seconds * 1_000_000_000)

@@ -1,9 +1,9 @@
 use crate::{build, disks, message, open, settle, tagged};
 use std::sync::Arc;
 use udm_core::{Batch, BioFlags, DevNo, Drain, Nanos, Op, Status};
+use udm_dm::testing::{TestDisk, TestWorld, bare, data, read, write};
+use udm_dm::{Change, MappedDevice, Table, Target};
 use udm_targets::fault::log_writes::HELD_MAX;
-use udm_targets::testing::{TestDisk, TestWorld, bare, data, read, write};
-use udm_targets::{Change, MappedDevice, Table, Target};
 use udm_wire::log_writes::{Cursor, Record};
 
 /// The entries on the log, as a reader finds them.
@@ -536,7 +536,7 @@ fn blocks_and_size_are_those_of_the_resume() {
 fn a_mapped_device_waits_for_the_log() {
     let (disk, log, mut resolver) = disks(64, 4096);
     let lines = udm_wire::table::parse("0 64 log-writes a b").unwrap();
-    let table = Table::build(&lines, &mut resolver, 2).unwrap();
+    let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, 2).unwrap();
     let device = MappedDevice::new("d", None, DevNo { major: 254, minor: 0 }).unwrap();
     device.load(table).unwrap();
     let mut world = TestWorld::new(2);

@@ -10,13 +10,15 @@ mod recorded;
 
 use std::sync::Arc;
 use udm_core::{Batch, Bio, Cx, DevNo, Device, Lane, Op, Sector, Sectors};
-use udm_targets::testing::{TestDisk, TestResolver, TestWorld};
-use udm_targets::{Target, TargetArgs, TargetError, registry};
+use udm_dm::testing::{TestDisk, TestResolver, TestWorld};
+use udm_dm::{Target, TargetArgs, TargetError};
+use udm_targets::TARGETS;
 
 /// Builds the target that `line` (type and arguments) names, over `len` sectors.
 fn build(line: &str, len: u64, resolver: &mut TestResolver) -> Result<Arc<dyn Target>, TargetError> {
     let mut words = line.split_whitespace();
-    let kind = registry::find(words.next().unwrap()).expect("a registered type");
+    let word = words.next().unwrap();
+    let kind = TARGETS.iter().find(|kind| kind.name == word).expect("a type that there is");
     let args: Vec<String> = words.map(str::to_owned).collect();
     (kind.new)(&mut TargetArgs { start: Sector(0), len: Sectors(len), args: &args, resolver, cores: 2 })
 }

@@ -2,7 +2,7 @@
 
 use crate::build;
 use crate::common::{compare, recorded};
-use udm_targets::testing::TestResolver;
+use udm_dm::testing::TestResolver;
 
 #[test]
 fn recorded_tables() {

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Batch, Bio, Cores, DevNo, Drain, Lane, Limits, Sector, Sectors, Status};
+use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bare, read};
+use udm_dm::{Notify, Target, TargetArgs, TargetError};
 use udm_targets::multipath::Multipath;
-use udm_targets::testing::{TestDisk, TestResolver, TestWorld, bare, read};
-use udm_targets::{Notify, Target, TargetArgs, TargetError};
 
 /// Sectors of each disk.
 pub const SIZE: u64 = 32768;

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use udm_control::{Registry, verbs};
 use udm_core::{CoreId, Cores, Device, LaneCommand, SECTOR_SIZE};
+use udm_dm::{MappedDevice, Table};
 use udm_runtime::{Cluster, CoreOptions, LocalCore};
-use udm_targets::{MappedDevice, Table};
 
 /// The size of the image.
 pub(super) const IMAGE_BYTES: u64 = 64 << 20;

@@ -25,13 +25,13 @@
 mod set;
 
 use super::{UnderLane, Underlay, look_up, number};
-use crate::error::TargetError;
-use crate::target::{Resolver, Target, TargetArgs, Used};
 use set::{GOOD, Set, Shared};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use udm_core::{Batch, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
+use udm_dm::TargetError;
+use udm_dm::target::{Resolver, Target, TargetArgs, Used};
 
 const NAME: &str = "dust";
 

@@ -1,9 +1,9 @@
 //! The set of bad blocks, as cores and messages share it.
 
-use crate::error::TargetError;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{Bio, Op, Status};
+use udm_dm::TargetError;
 
 /// A bad block: how many more writes of it fail, or [`GOOD`].
 pub(super) type State = Arc<AtomicU16>;

@@ -21,12 +21,12 @@ mod features;
 mod lane;
 
 use super::{Underlay, look_up, number};
-use crate::error::TargetError;
-use crate::target::{Target, TargetArgs, Used};
 use features::Features;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Cx, Lane, Limits, Nanos, OpenError, Sector, Sectors};
+use udm_dm::TargetError;
+use udm_dm::target::{Target, TargetArgs, Used};
 
 const NAME: &str = "flakey";
 

@@ -5,12 +5,12 @@
 use super::shared::{Append, Closing, Marks, Placed, Shared, State, refusal};
 use super::writer::{Tally, Waits, Writer, range_in};
 use super::{LogWrites, takes_discards};
-use crate::bugs::{self, Bug};
 use crate::fault::UnderLane;
 use crate::fault::clones::Clones;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{Batch, Bio, BioFlags, Buf, Cx, Drain, Lane, Nanos, Op, OpenError, OwnerId, Status};
+use udm_dm::bugs::{self, Bug};
 use udm_wire::log_writes::{Entry, EntryFlags};
 
 /// How soon a lane looks again for what it waits for on another core: room for copies, the end of the log.

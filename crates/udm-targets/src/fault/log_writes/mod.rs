@@ -42,13 +42,13 @@ mod shared;
 mod writer;
 
 use super::{Underlay, look_up};
-use crate::error::TargetError;
-use crate::pending::Pending;
-use crate::target::{DeviceRef, Resolver, Target, TargetArgs, Used};
 use place::Geometry;
 use shared::{Append, Shared};
 use std::sync::Arc;
 use udm_core::{Cx, Device, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
+use udm_dm::TargetError;
+use udm_dm::pending::Pending;
+use udm_dm::target::{DeviceRef, Resolver, Target, TargetArgs, Used};
 use udm_wire::log_writes::HEADER_LEN;
 
 const NAME: &str = "log-writes";

@@ -6,9 +6,9 @@
 //! * No entry is written where the superblock counts one. So the first entries wait until an empty superblock has taken the place of that of an old
 //!   log, and those behind a resume until the superblock no longer counts the mark at the end, whose place they take.
 
-use crate::bugs::{self, Bug};
 use std::ops::Range;
 use udm_core::{SECTOR_SIZE, Sectors};
+use udm_dm::bugs::{self, Bug};
 use udm_wire::log_writes::Entry;
 
 /// The blocks and the size of a log.

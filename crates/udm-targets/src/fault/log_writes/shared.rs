@@ -3,12 +3,12 @@
 use super::HELD_MAX;
 use super::held::Held;
 use super::place::{Geometry, Places};
-use crate::error::TargetError;
-use crate::pending::{Pending, Promise, pending};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use udm_core::Buf;
+use udm_dm::TargetError;
+use udm_dm::pending::{Pending, Promise, pending};
 use udm_wire::log_writes::{END_MARK, Entry, EntryFlags};
 
 /// Something that is to be put in the log.

@@ -5,14 +5,14 @@
 //! waits for the job has it: requests are returned, marks are answered.
 
 use super::shared::{Placed, Shared, State, refusal};
-use crate::bugs::{self, Bug};
-use crate::pending::Promise;
 use slab::Slab;
 use std::ops::Range;
 use udm_core::{
     Batch, Bio, BioFlags, BioPool, BufPool, Cx, Device, Drain, Lane, Nanos, Op, OwnerId, SECTOR_SIZE, Sector,
     Sectors, Segments,
 };
+use udm_dm::bugs::{self, Bug};
+use udm_dm::pending::Promise;
 use udm_wire::log_writes::{EntryFlags, Superblock};
 
 /// Bytes of free copies that a lane keeps.

@@ -9,7 +9,6 @@
 //! a key, the same winner is found by key and time of last choice, and nothing has to be moved.
 
 use super::SelectorLane;
-use crate::bugs::{self, Bug};
 use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +16,7 @@ use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Batch, Bio, Nanos, Sectors};
+use udm_dm::bugs::{self, Bug};
 
 /// What a selector by load compares.
 pub(super) trait Rule: Send + Sync + 'static {

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use std::sync::Arc;
 use udm_core::{Bio, BioFlags, Buf, DevNo, Lane, Nanos, Op, OwnerId, Sector, Sectors, Segments, Status};
-use udm_targets::testing::{TestDisk, TestResolver, TestWorld, data};
-use udm_targets::{MappedDevice, Table};
+use udm_dm::testing::{TestDisk, TestResolver, TestWorld, data};
+use udm_dm::{MappedDevice, Table};
 use udm_wire::table::Line;
 
 const SECTOR: usize = 512;
@@ -147,7 +147,7 @@ impl Rig {
         for level in 0..=levels {
             let number = DevNo { major: 254, minor: level };
             let device = MappedDevice::new(&format!("t{level}"), None, number).unwrap();
-            device.load(Table::build(&lines, &mut resolver, 1).unwrap()).unwrap();
+            device.load(Table::build(udm_targets::TARGETS, &lines, &mut resolver, 1).unwrap()).unwrap();
             settle(&mut world, &device);
             resolver.add(&format!("@t{level}"), number, Arc::<MappedDevice>::clone(&device));
             let (all, half) = (places.len() as u64, places.len() as u64 / 2);

@@ -13,7 +13,7 @@ mod lane;
 mod map;
 
 use crate::error::TargetError;
-use crate::target::{DeviceRef, Kind, Resolver, Target};
+use crate::target::{DeviceRef, Kind, Resolver, Target, TargetType};
 use check::Fit;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,17 +46,18 @@ pub struct Table {
 }
 
 impl Table {
-    /// Builds a table from its lines, opening the devices that they name through `resolver`.
+    /// Builds a table from its lines, of targets of these types, opening the devices that they name through `resolver`.
     ///
     /// # Errors
     /// The first line that is refused, in the kernel's words ([`TargetError::line`] says which), or what is wrong with the whole: sizes and
     /// alignment of the devices below.
     pub fn build(
+        types: &[TargetType],
         lines: &[udm_wire::table::Line],
         resolver: &mut dyn Resolver,
         cores: usize,
     ) -> Result<Arc<Table>, TargetError> {
-        let entries = build::entries(lines, resolver, cores)?;
+        let entries = build::entries(types, lines, resolver, cores)?;
         let fit = Mutex::new(Arc::new(check::fit(&entries)?));
         Ok(Arc::new(Table { id: DeviceId::new(), entries, fit }))
     }

@@ -5,7 +5,7 @@ mod mapped_rig;
 use mapped_rig::Rig;
 use std::sync::Arc;
 use udm_core::{Batch, Lane, Op, Status};
-use udm_targets::testing::{TestResolver, bare};
+use udm_dm::testing::{TestResolver, bare};
 
 /// A lane gives up sending a request round for want of luck: each time one path fails it, the other returns. Suspended without a flush, the
 /// request waits for the resume; a piece of a request keeps the whole waiting, and its last error is no error of the whole.

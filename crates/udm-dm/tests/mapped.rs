@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::{Batch, Bio, BioFlags, DevNo, Device, Lane, Limits, Op, OpenError, Sectors, Status};
-use udm_targets::testing::{TestDisk, TestResolver, TestWorld, bare, data, read, write};
-use udm_targets::{Change, MappedDevice, Table, TargetError};
+use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bare, data, read, write};
+use udm_dm::{Change, MappedDevice, Table, TargetError};
 
 struct Rig {
     world: TestWorld,
@@ -33,7 +33,8 @@ impl Rig {
     }
 
     fn table(&mut self, text: &str) -> Arc<Table> {
-        Table::build(&udm_wire::table::parse(text).unwrap(), &mut self.resolver, 2).unwrap()
+        Table::build(udm_targets::TARGETS, &udm_wire::table::parse(text).unwrap(), &mut self.resolver, 2)
+            .unwrap()
     }
 
     fn load(&mut self, text: &str) {
@@ -104,7 +105,7 @@ fn device(name: &str, minor: u32) -> Arc<MappedDevice> {
     MappedDevice::new(name, None, DevNo { major: 254, minor }).unwrap()
 }
 
-fn idle() -> udm_targets::Wake {
+fn idle() -> udm_dm::Wake {
     Arc::new(|| {})
 }
 
@@ -189,7 +190,7 @@ fn suspend_waits_for_what_is_in_flight_on_every_core() {
     rig.world.submit(1, &mut *lanes[1], [write(0, 1, 7)]);
     let woken = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&woken);
-    let wake: udm_targets::Wake = Arc::new(move || {
+    let wake: udm_dm::Wake = Arc::new(move || {
         count.fetch_add(1, Ordering::SeqCst);
     });
     let mut change = rig.device.suspend(false, wake).unwrap();

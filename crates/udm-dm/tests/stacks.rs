@@ -5,8 +5,8 @@ mod mapped_rig;
 use mapped_rig::Rig;
 use std::sync::Arc;
 use udm_core::{Batch, BioFlags, Device, Op, Sectors, Status};
-use udm_targets::mapped::{DEPTH_MAX, LANES_MAX};
-use udm_targets::testing::{TestDisk, bare, write};
+use udm_dm::mapped::{DEPTH_MAX, LANES_MAX};
+use udm_dm::testing::{TestDisk, bare, write};
 
 /// A stack that grows from the top: each device is loaded over one that has no table yet, so nothing below it is deep.
 #[test]

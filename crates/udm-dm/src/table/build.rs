@@ -2,8 +2,7 @@
 
 use super::Entry;
 use crate::error::TargetError;
-use crate::registry;
-use crate::target::{Resolver, TargetArgs};
+use crate::target::{Resolver, TargetArgs, TargetType};
 use udm_core::{Sector, Sectors};
 use udm_wire::table::Line;
 
@@ -12,6 +11,7 @@ const END_MAX: u64 = (1 << 54) - 1;
 
 /// The targets of `lines`, checks in the kernel's order (`dm_table_add_target`).
 pub(super) fn entries(
+    types: &[TargetType],
     lines: &[Line],
     resolver: &mut dyn Resolver,
     cores: usize,
@@ -21,13 +21,14 @@ pub(super) fn entries(
     }
     let mut entries: Vec<Entry> = Vec::with_capacity(lines.len());
     for (i, line) in lines.iter().enumerate() {
-        let entry = entry(line, entries.last(), resolver, cores);
+        let entry = entry(types, line, entries.last(), resolver, cores);
         entries.push(entry.map_err(|e| TargetError { line: Some(i), ..e })?);
     }
     Ok(entries)
 }
 
 fn entry(
+    types: &[TargetType],
     line: &Line,
     previous: Option<&Entry>,
     resolver: &mut dyn Resolver,
@@ -45,7 +46,7 @@ fn entry(
     }
     let kind = &line.kind;
     let refuse = |text: &str| Err(TargetError::new(format!("{kind}: {text}")));
-    let Some(target_type) = registry::find(kind) else {
+    let Some(target_type) = types.iter().find(|one| one.name == kind) else {
         return refuse("unknown target type");
     };
     if line.start != previous.map_or(0, |p| p.end().0) {

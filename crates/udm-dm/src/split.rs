@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use udm_core::{Batch, Bio, BioFlags, BioPool, Op, OwnerId, SECTOR_SIZE, Sector, Sectors, Segments, Status};
 
 /// Fragments that one splitter may have in flight.
-pub(crate) const FRAGMENTS_MAX: usize = 256;
+pub const FRAGMENTS_MAX: usize = 256;
 
 /// Fragments that one parent may have in flight: deeper than any disk's queue needs, and a quarter of the pool, so that a lone long parent
 /// leaves room for whoever comes next.
@@ -29,7 +29,7 @@ const QUANTUM: usize = 8;
 
 /// One piece of a parent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece {
+pub struct Piece {
     /// Which of the lanes below gets it.
     pub leg: usize,
     /// The operation: the parent's, or a flush around it.
@@ -43,7 +43,7 @@ pub(crate) struct Piece {
 }
 
 /// What comes next for a parent.
-pub(crate) enum Step {
+pub enum Step {
     /// This piece, now.
     Piece(Piece),
     /// Nothing until all pieces so far are home; after an error nothing more at all.
@@ -54,7 +54,7 @@ pub(crate) enum Step {
 
 /// How far a parent has got; its meaning is the [`Cut`]'s. Both start at 0.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Cursor {
+pub struct Cursor {
     /// Which part of the work (flush before, data, flush behind).
     pub stage: u8,
     /// How much of it is handed out.
@@ -62,7 +62,7 @@ pub(crate) struct Cursor {
 }
 
 /// Says what the pieces of a bio are.
-pub(crate) trait Cut {
+pub trait Cut {
     /// The next step for `bio`, whose fields but the data are as they came; moves `cursor` on.
     fn next(&self, bio: &Bio, cursor: &mut Cursor) -> Step;
 }
@@ -98,7 +98,7 @@ struct Parent {
 }
 
 /// See the module's documentation.
-pub(crate) struct Splitter {
+pub struct Splitter {
     owner: OwnerId,
     pool: BioPool,
     parents: Vec<Parent>,

@@ -1,7 +1,7 @@
 //! The control half of a target, and what its constructor is given.
 //!
-//! A target is one line of a table: a private struct that implements [`Target`], a constructor, and a lane. The list of all targets is
-//! [`crate::registry`]; nothing registers itself.
+//! A target is one line of a table: a private struct that implements [`Target`], a constructor, and a lane. A list of [`TargetType`]s names those
+//! that there are.
 
 use crate::error::TargetError;
 use crate::pending::Pending;
@@ -153,7 +153,7 @@ pub trait Target: Send + Sync {
     }
 
     /// The paths below and what each has served; empty for targets without paths.
-    fn path_reports(&self) -> Vec<crate::multipath::PathReport> {
+    fn path_reports(&self) -> Vec<PathReport> {
         Vec::new()
     }
 
@@ -178,6 +178,41 @@ pub trait Target: Send + Sync {
     fn singleton(&self) -> bool {
         false
     }
+}
+
+/// Makes a target from its table line. Errors are the kernel's texts, with or without the type in front (`linear: `): the table
+/// puts it there where it is missing.
+pub type Constructor = fn(&mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError>;
+
+/// One kind of target.
+pub struct TargetType {
+    /// The word that tables use.
+    pub name: &'static str,
+    /// The version of the kernel's target (6.12) whose table and status texts these are, for `dmsetup targets`.
+    pub version: [u32; 3],
+    /// Its constructor.
+    pub new: Constructor,
+}
+
+/// A path and what it has served since the table was loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathReport {
+    /// The device's number.
+    pub number: DevNo,
+    /// The word that the table used.
+    pub name: String,
+    /// Its group, from 1.
+    pub group: usize,
+    /// Out of use.
+    pub failed: bool,
+    /// How often it failed.
+    pub fail_count: u64,
+    /// Bios that came back from it, well or not.
+    pub bios: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those that came back with an error that blames the path.
+    pub errors: u64,
 }
 
 /// How requests reach a target, in the kernel's terms. udm passes bios in every case; the kinds decide which table may replace which.

@@ -130,26 +130,26 @@ pub fn set(bug: Option<Bug>) {
 
 /// Is `bug` on?
 #[cfg(feature = "seeded-bugs")]
-pub(crate) fn on(bug: Bug) -> bool {
+pub fn on(bug: Bug) -> bool {
     ON.get() == Some(bug)
 }
 
 /// Is `bug` on? Never.
 #[cfg(not(feature = "seeded-bugs"))]
 #[inline(always)]
-pub(crate) const fn on(_: Bug) -> bool {
+pub const fn on(_: Bug) -> bool {
     false
 }
 
 /// Loses bios, without the panic that dropping one in flight is.
-pub(crate) fn lose(bios: impl IntoIterator<Item = Box<udm_core::Bio>>) {
+pub fn lose(bios: impl IntoIterator<Item = Box<udm_core::Bio>>) {
     for bio in bios {
         Box::leak(bio);
     }
 }
 
 /// A copy of a bio, on its way too.
-pub(crate) fn twin(bio: &udm_core::Bio) -> Box<udm_core::Bio> {
+pub fn twin(bio: &udm_core::Bio) -> Box<udm_core::Bio> {
     let mut data = udm_core::Segments::new();
     for piece in &bio.data {
         let mut copy = udm_core::Buf::zeroed(piece.len());

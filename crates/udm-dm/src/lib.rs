@@ -1,0 +1,26 @@
+//! The mechanism of the device mapper, over lanes: mapped devices, tables, what a target is, and the splitting of requests.
+//!
+//! No I/O, no threads, no clock, no `unsafe`: a table sees the devices below as [`udm_core::Device`], time through [`udm_core::Cx`],
+//! and nothing else, so that the simulator runs it unchanged. It knows no target by name: which there are, whoever builds a table says
+//! ([`TargetType`]).
+#![forbid(unsafe_code)]
+
+#[doc(hidden)]
+pub mod bugs;
+pub mod error;
+pub mod mapped;
+pub mod pending;
+pub mod split;
+pub mod table;
+pub mod target;
+#[doc(hidden)]
+pub mod testing;
+
+pub use error::TargetError;
+pub use mapped::{Change, DeviceInfo, MappedDevice, Wake};
+pub use pending::Pending;
+pub use table::{Entry, Table};
+pub use target::{
+    Constructor, DeviceRef, Kind, LookupError, Notify, PathReport, Resolver, Target, TargetArgs, TargetType,
+    Used,
+};
