@@ -44,9 +44,11 @@ impl Socket {
     pub fn bind(path: &Path) -> io::Result<Socket> {
         let address = address(path)?;
         let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        if !folder.exists() {
-            fs::create_dir(folder)?;
-            fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
+        match fs::create_dir(folder) {
+            Ok(()) => fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?,
+            // It was there, or another server was faster.
+            Err(_) if folder.is_dir() => {}
+            Err(error) => return Err(error),
         }
         // Two servers that find the same stale socket must not both replace it.
         let _alone = lock(folder)?;
@@ -159,11 +161,30 @@ mod tests {
             if round % 2 == 0 {
                 drop(UnixListener::bind(&path).unwrap());
             }
-            let bound: Vec<_> = thread::scope(|scope| {
-                let wanting: Vec<_> = (0..6).map(|_| scope.spawn(|| Socket::bind(&path))).collect();
-                wanting.into_iter().filter_map(|one| one.join().unwrap().ok()).collect()
-            });
-            assert_eq!(bound.len(), 1, "round {round}");
+            assert_eq!(bind_at_once(&[&path; 6]).len(), 1, "round {round}");
+        }
+    }
+
+    fn bind_at_once(paths: &[&PathBuf]) -> Vec<Socket> {
+        let start = std::sync::Barrier::new(paths.len());
+        let bind = |path: &Path| {
+            start.wait();
+            Socket::bind(path)
+        };
+        thread::scope(|scope| {
+            let wanting: Vec<_> = paths.iter().map(|path| scope.spawn(|| bind(path))).collect();
+            wanting.into_iter().filter_map(|one| one.join().unwrap().ok()).collect()
+        })
+    }
+
+    /// Servers that are started together make their folder together.
+    #[test]
+    fn a_folder_that_another_server_makes_is_as_good() {
+        let top = tempfile::tempdir().unwrap();
+        for round in 0..50 {
+            let paths: Vec<PathBuf> = (0..6).map(|i| top.path().join(format!("{round}/{i}.sock"))).collect();
+            let bound = bind_at_once(&paths.iter().collect::<Vec<_>>());
+            assert_eq!(bound.len(), 6, "round {round}");
         }
     }
 
