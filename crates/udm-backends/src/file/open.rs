@@ -285,13 +285,19 @@ fn direct_alignment(fd: BorrowedFd<'_>) -> Result<Direct, Errno> {
     Ok(Direct { memory: align as usize, offset: align })
 }
 
-/// Whether holes can be punched. On a regular file a block behind its end is tried, where there is nothing to lose; a block device says
+/// How far behind the end of a file holes are tried, in bytes. Somebody may be making it longer, and must not get there meanwhile. The
+/// second is for file systems whose files can't be that long.
+const FAR: [u64; 2] = [1 << 40, 1 << 30];
+
+/// Whether holes can be punched. On a regular file a block far behind its end is tried, where there is nothing to lose; a block device says
 /// so in sysfs, where a hole is called a write-zeroes.
-fn can_discard(fd: BorrowedFd<'_>, stat: &Stat) -> bool {
+pub(super) fn can_discard(fd: BorrowedFd<'_>, stat: &Stat) -> bool {
     if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
-        let behind = (stat.st_size as u64).next_multiple_of(65536);
+        let end = (stat.st_size as u64).next_multiple_of(65536);
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        return fs::fallocate(fd, punch, behind, 4096) != Err(Errno::OPNOTSUPP);
+        let tried = FAR.map(|far| fs::fallocate(fd, punch, end.saturating_add(far), 4096));
+        let told = tried.into_iter().find(|tried| *tried != Err(Errno::FBIG));
+        return told != Some(Err(Errno::OPNOTSUPP));
     }
     let (major, minor) = (fs::major(stat.st_rdev), fs::minor(stat.st_rdev));
     let device = format!("/sys/dev/block/{major}:{minor}");

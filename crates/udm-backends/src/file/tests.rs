@@ -3,6 +3,7 @@
 use super::{Disks, File};
 use crate::testing::{bare, scattered};
 use proptest::prelude::*;
+use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, Mode};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -322,6 +323,17 @@ fn block_devices() {
             assert_eq!(disk.op(Op::Discard, BioFlags::empty(), 8, 8), Status::Ok);
         }
     }
+}
+
+/// Somebody makes a file longer while it is opened, after its size was looked at.
+#[test]
+fn opening_a_file_that_grows_destroys_nothing() {
+    let file = file_of(65536, 1);
+    let before = rustix::fs::fstat(file.as_file()).unwrap();
+    file.as_file().write_all_at(&vec![7; 4 << 20], 65536).unwrap();
+    super::open::can_discard(file.as_file().as_fd(), &before);
+    let now = std::fs::read(file.path()).unwrap();
+    assert!(now.len() == (4 << 20) + 65536 && now[65536..].iter().all(|&byte| byte == 7));
 }
 
 #[test]
