@@ -37,6 +37,7 @@ test: test-programs
 	$(CARGO) test --locked --workspace
 	$(CARGO) test --locked -p udm-sim --features seeded-bugs --test seeded_bugs
 	$(CARGO) test --locked -p udm-conformance --features seeded-bugs --test seeded_bugs
+	$(CARGO) test --locked -p udm-core --features loom --lib loom
 	$(CARGO) test --locked -p udm-runtime --features loom --lib loom
 	$(CARGO) test --locked -p udm-targets --features loom --lib loom
 

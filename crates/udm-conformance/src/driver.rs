@@ -7,8 +7,8 @@ use crate::{Answer, Request, stamp};
 use std::collections::HashMap;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, Buf, Cx, Device, Lane, Nanos, Op, OpenError, OwnerId, SECTOR_SIZE, Sector, Sectors,
-    Segments,
+    Batch, Bio, BioFlags, Buf, Busy, Cx, Device, Lane, Nanos, Op, OpenError, OwnerId, SECTOR_SIZE, Sector,
+    Sectors, Segments,
 };
 
 /// What is in read buffers before the read.
@@ -58,7 +58,7 @@ impl Driver {
     /// True while the lane has something of its own to end.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.lane.is_busy()
+        self.lane.busy() == Busy::Owed
     }
 
     /// Puts requests into the next batch. Their tags count from 0, over the life of the driver.

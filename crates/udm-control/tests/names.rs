@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tempfile::TempDir;
 use udm_control::{Registry, verbs};
-use udm_core::{Cores, DeviceId, LaneCommand};
+use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
 
 /// Cores without lanes: every command is answered at once.
 struct NoLanes;
 
 impl Cores for NoLanes {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
+    fn ring(&self, _: CoreId, _: DeviceId) {}
 }
 
 struct World {

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use udm_control::exports::{ExportOptions, Exporter};
 use udm_control::{Registry, verbs};
-use udm_core::{Cores, DeviceId, LaneCommand};
+use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
 use udm_frontends::nbd::Exports;
 
 const ENXIO: i32 = 6;
@@ -18,6 +18,7 @@ struct NoLanes;
 
 impl Cores for NoLanes {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
+    fn ring(&self, _: CoreId, _: DeviceId) {}
 }
 
 fn registry() -> Arc<Registry> {

@@ -1,13 +1,10 @@
 //! Messages to lanes: how the control half changes the data path without a lock.
 //!
-//! A command goes to every core ([`Cores::broadcast`]), there to the [`Port`] of each lane of the device, and the lane finds it at its next
+//! A command goes to every core ([`Cores::broadcast`]), there to the [`crate::Port`] of each lane of the device, and the lane finds it at its next
 //! `submit` or `poll` by one test of a plain flag. The answer is an [`Ack`]: a token of which every receiver holds a clone; when the last
 //! clone is dropped, all have done what was asked. A core with no lane of the device drops its clone at once.
 
-use crate::{Device, DeviceId, Drain};
-use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
-use std::rc::{Rc, Weak};
+use crate::{CoreId, Device, DeviceId, Drain};
 use std::sync::{Arc, Mutex};
 
 /// Something for the lanes of a mapped device to do. See the state machine in udm-dm, `mapped/lane.rs`.
@@ -53,6 +50,9 @@ pub enum LaneCommand {
 pub trait Cores: Send + Sync {
     /// Delivers `command` to the lanes of `device` on every core.
     fn broadcast(&self, device: DeviceId, command: LaneCommand);
+
+    /// Has what holds a port of `id` on `core` visited once: see [`crate::Bell`].
+    fn ring(&self, core: CoreId, id: DeviceId);
 
     /// Keeps a lane of `device` open on one core until [`Cores::release`], and polls it: a device that has something to do has a lane to do it with, though nobody
     /// uses it. A failure goes into `failure`; `ack` is dropped when the lane is open, or can't be. Where lanes are always open there is
@@ -102,102 +102,5 @@ impl Failure {
     #[must_use]
     pub fn take(&self) -> Option<crate::OpenError> {
         self.0.lock().unwrap_or_else(|e| e.into_inner()).take()
-    }
-}
-
-/// A lane's letter box. The flag is a plain cell: a core's commands are delivered by the core itself.
-#[derive(Default)]
-pub struct Port {
-    flag: Cell<bool>,
-    queue: RefCell<VecDeque<LaneCommand>>,
-}
-
-impl Port {
-    /// True when something is in it. One load of an unshared byte.
-    #[must_use]
-    pub fn has_mail(&self) -> bool {
-        self.flag.get()
-    }
-
-    /// The oldest command.
-    pub fn take(&self) -> Option<LaneCommand> {
-        let mut queue = self.queue.borrow_mut();
-        let command = queue.pop_front();
-        self.flag.set(!queue.is_empty());
-        command
-    }
-}
-
-/// The letter boxes of a core.
-#[derive(Default)]
-pub struct Ports {
-    map: HashMap<DeviceId, Vec<Weak<Port>>>,
-}
-
-impl Ports {
-    /// A new box for a lane of `device`; it is closed by dropping it.
-    pub fn open(&mut self, device: DeviceId) -> Rc<Port> {
-        let port = Rc::new(Port::default());
-        let list = self.map.entry(device).or_default();
-        if list.len() == list.capacity() {
-            // Not each time: a device may have thousands of lanes on a core.
-            list.retain(|p| p.strong_count() > 0);
-        }
-        list.push(Rc::downgrade(&port));
-        port
-    }
-
-    /// Puts `command` into each box of `device`. The caller then polls its lanes once.
-    pub fn deliver(&mut self, device: DeviceId, command: &LaneCommand) {
-        let Some(list) = self.map.get_mut(&device) else { return };
-        list.retain(|p| match p.upgrade() {
-            Some(port) => {
-                port.queue.borrow_mut().push_back(command.clone());
-                port.flag.set(true);
-                true
-            }
-            None => false,
-        });
-        if list.is_empty() {
-            self.map.remove(&device);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    #[test]
-    fn the_last_drop_acknowledges() {
-        static DONE: AtomicUsize = AtomicUsize::new(0);
-        let ack = Ack::new(|| {
-            DONE.fetch_add(1, Ordering::SeqCst);
-        });
-        let id = DeviceId::new();
-        let mut ports = Ports::default();
-        let (a, b) = (ports.open(id), ports.open(id));
-        ports.deliver(id, &LaneCommand::Suspend { how: Drain::Flush, ack: ack.clone() });
-        drop(ack);
-        assert!(a.has_mail() && b.has_mail());
-        drop(a.take());
-        assert_eq!(DONE.load(Ordering::SeqCst), 0);
-        drop(b);
-        assert_eq!(DONE.load(Ordering::SeqCst), 1, "a closed port answers too");
-        assert!(!a.has_mail());
-    }
-
-    #[test]
-    fn a_device_without_lanes_answers_at_once() {
-        static DONE: AtomicUsize = AtomicUsize::new(0);
-        let ack = Ack::new(|| {
-            DONE.fetch_add(1, Ordering::SeqCst);
-        });
-        let mut ports = Ports::default();
-        let command = LaneCommand::Suspend { how: Drain::Flush, ack };
-        ports.deliver(DeviceId::new(), &command);
-        drop(command);
-        assert_eq!(DONE.load(Ordering::SeqCst), 1);
     }
 }

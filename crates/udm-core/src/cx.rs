@@ -1,15 +1,17 @@
 //! All that a lane may touch besides itself.
 
-use crate::{CoreId, DeviceId, Nanos, OwnerId, Port, Ports, WORK_MAX};
+use crate::{CoreId, Cores, DeviceId, LaneCommand, Nanos, OwnerId, Port, Ports, Visit, WORK_MAX};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::any::Any;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// What a core keeps for its lanes, over its whole life. A runtime core, a caller's own thread and a simulated core each have one.
 pub struct CoreState {
     id: CoreId,
     cores: usize,
+    others: Arc<dyn Cores>,
     owners: u32,
     ports: Ports,
     rng: SmallRng,
@@ -21,7 +23,22 @@ impl CoreState {
     /// (the core's ring); they know its type.
     #[must_use]
     pub fn new(id: CoreId, cores: usize, seed: u64, io: Option<Rc<dyn Any>>) -> CoreState {
-        CoreState { id, cores, owners: 0, ports: Ports::default(), rng: SmallRng::seed_from_u64(seed), io }
+        CoreState {
+            id,
+            cores,
+            others: Arc::new(Alone),
+            owners: 0,
+            ports: Ports::default(),
+            rng: SmallRng::seed_from_u64(seed),
+            io,
+        }
+    }
+
+    /// The same core, with the inboxes of all: without them its lanes reach nobody, which is enough for one core that is visited by hand.
+    #[must_use]
+    pub fn among(mut self, others: Arc<dyn Cores>) -> CoreState {
+        self.others = others;
+        self
     }
 
     /// A context for one turn that begins `now`.
@@ -39,6 +56,14 @@ impl CoreState {
     pub fn id(&self) -> CoreId {
         self.id
     }
+}
+
+/// The inboxes of a core that has none.
+struct Alone;
+
+impl Cores for Alone {
+    fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
+    fn ring(&self, _: CoreId, _: DeviceId) {}
 }
 
 /// The context of one turn of a core: all that a lane may touch besides itself. The runtime hands it in; so does the simulator.
@@ -62,6 +87,22 @@ impl Cx<'_> {
     #[must_use]
     pub fn cores(&self) -> usize {
         self.state.cores
+    }
+
+    /// The inboxes of all cores.
+    #[must_use]
+    pub fn all_cores(&self) -> &Arc<dyn Cores> {
+        &self.state.others
+    }
+
+    /// Says who is visited from here on: see [`Ports::visit`].
+    pub fn visit(&mut self, visit: Option<Visit>) {
+        self.state.ports.visit(visit);
+    }
+
+    /// Someone who has mail and was not visited for it.
+    pub fn take_marked(&mut self) -> Option<Visit> {
+        self.state.ports.take_marked()
     }
 
     /// Asks for a `poll` at `at` or soon after. Holds for this turn only: whoever waits asks again in each `poll`.

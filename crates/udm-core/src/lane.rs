@@ -23,11 +23,23 @@ pub trait Lane {
         let _ = (how, back, cx);
     }
 
-    /// True while the lane has something of its own below (a log record, a copy) that must end before the lane may be let go, though nothing from
-    /// above is in flight. A suspend goes on calling `poll` until it is false, and a lane above passes the answer of those below on.
-    fn is_busy(&self) -> bool {
-        false
+    /// What the lane has to do by itself, though nothing from above is in flight. A lane above passes on the most that one of those below says.
+    fn busy(&self) -> Busy {
+        Busy::Idle
     }
+}
+
+/// What a lane, or a task, has to do by itself. What is more comes later in this list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Busy {
+    /// Nothing: it is not visited.
+    #[default]
+    Idle,
+    /// Something that may be left as it is at any moment (a check, a copy ahead of time): it has turns for as long as it is there, and nobody waits for it, neither a
+    /// suspend nor a close nor the end of the program.
+    Background,
+    /// Something that must end before it may be let go (a log record): a suspend, a close and the end of the program wait for it.
+    Owed,
 }
 
 /// The two kinds of suspend (`dmsetup suspend`, `dmsetup suspend --noflush`), and the end of the program.

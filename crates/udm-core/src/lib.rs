@@ -7,6 +7,7 @@
 //! This crate does no I/O, starts no thread, reads no clock and contains no `unsafe`.
 #![forbid(unsafe_code)]
 
+mod bell;
 mod bio;
 mod command;
 mod cx;
@@ -15,18 +16,21 @@ mod extents;
 mod lane;
 mod limits;
 mod pool;
+mod ports;
 mod status;
 mod units;
 mod work;
 
+pub use bell::{Bell, Epoch, Listener};
 pub use bio::{Batch, Bio, BioFlags, Op, OwnerId, hand_over};
-pub use command::{Ack, Cores, Failure, LaneCommand, Port, Ports};
+pub use command::{Ack, Cores, Failure, LaneCommand};
 pub use cx::{CoreState, Cx};
 pub use device::{Device, DeviceId, OpenError, Stacked};
 pub use extents::{Content, Extent, Extents};
-pub use lane::{Drain, Lane};
+pub use lane::{Busy, Drain, Lane};
 pub use limits::Limits;
 pub use pool::BioPool;
+pub use ports::{Port, Ports, Visit};
 pub use status::Status;
 pub use udm_buf::{Buf, BufPool, Segments};
 pub use units::{CoreId, DevNo, Nanos, SECTOR_SIZE, Sector, Sectors};

@@ -56,6 +56,10 @@ pub enum Bug {
     StripeShifted,
     /// The log of writes is counted, and the count stays in memory.
     SuperblockNotSent,
+    /// The log of writes is counted, and who waits for that on other cores is not woken.
+    CountNotRung,
+    /// A lane that was prepared has begun its log, passes for idle, and is closed.
+    PreparedNotBusy,
     /// A FUA write is logged before a held write that it overlaps and that completed first.
     HeldWriteOvertaken,
     /// A flush is acknowledged when it is on the log, before the superblock counts it.
@@ -70,7 +74,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 30] = [
+    pub const ALL: [Bug; 32] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -96,6 +100,8 @@ impl Bug {
         Bug::PieceErrorLost,
         Bug::StripeShifted,
         Bug::SuperblockNotSent,
+        Bug::CountNotRung,
+        Bug::PreparedNotBusy,
         Bug::HeldWriteOvertaken,
         Bug::FlushBeforeCount,
         Bug::CountedBeforeFlushed,

@@ -17,6 +17,8 @@ pub type Letter = Box<dyn Any + Send>;
 pub(crate) enum Mail {
     /// For the lanes of a device.
     Command(DeviceId, LaneCommand),
+    /// For those who hold a port of this number: they are to be visited.
+    Ring(DeviceId),
     /// A new front end. Made on the core, because it is not `Send`.
     Attach(Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>),
     /// Keep a lane of the device open.
@@ -116,6 +118,10 @@ impl Cores for Cluster {
         for inbox in &self.inboxes {
             inbox.post(Mail::Command(device, command.clone()));
         }
+    }
+
+    fn ring(&self, core: CoreId, id: DeviceId) {
+        self.post(core, Mail::Ring(id));
     }
 
     fn hold(&self, device: Arc<dyn Device>, failure: Failure, ack: Ack) {

@@ -2,7 +2,7 @@
 
 use crate::UnderWay;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Cx, Device, DeviceId, Drain, Lane, OpenError, Status};
+use udm_core::{Batch, Bio, Busy, Cx, Device, DeviceId, Drain, Lane, OpenError, Status, Visit};
 
 /// A front end's hold on this core's lane of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,9 @@ struct Slot {
     in_flight: usize,
     /// In the list of slots to visit.
     active: bool,
+    /// It has mail, which may be for a lane far below. It is visited until a poll brings nothing back: lanes in which bios move may leave the idle ones
+    /// below them for later.
+    mail: bool,
 }
 
 /// The lanes of a core.
@@ -42,20 +45,46 @@ impl Devices {
             slot.users += 1;
             return Ok(DeviceSlot(key));
         }
-        let lane = device.open(cx)?;
-        let slot = Slot { id, lane, users: 1, batch: Batch::new(), in_flight: 0, active: false };
-        Ok(DeviceSlot(self.slots.insert(slot)))
+        let place = self.slots.vacant_entry();
+        let key = place.key();
+        cx.visit(Some(Visit(key as u32)));
+        let lane = device.open(cx);
+        cx.visit(None);
+        let lane = lane?;
+        place.insert(Slot {
+            id,
+            lane,
+            users: 1,
+            batch: Batch::new(),
+            in_flight: 0,
+            active: false,
+            mail: false,
+        });
+        Ok(DeviceSlot(key))
+    }
+
+    /// Has a lane polled in this turn; one that is gone does not mind.
+    pub(crate) fn visit(&mut self, visit: Visit) {
+        let key = visit.0 as usize;
+        if let Some(s) = self.slots.get_mut(key) {
+            s.mail = true;
+            self.activate(key);
+        }
+    }
+
+    fn activate(&mut self, key: usize) {
+        let s = &mut self.slots[key];
+        if !s.active {
+            s.active = true;
+            self.active.push(key);
+        }
     }
 
     /// Opens the lane of `device`, if it is not open, and keeps it until [`Devices::release`]. It is polled in this turn.
     pub(crate) fn hold(&mut self, device: &Arc<dyn Device>, cx: &mut Cx<'_>) -> Result<(), OpenError> {
         let slot = self.open(device, cx)?;
         self.held.push((device.id(), slot));
-        let s = &mut self.slots[slot.0];
-        if !s.active {
-            s.active = true;
-            self.active.push(slot.0);
-        }
+        self.activate(slot.0);
         Ok(())
     }
 
@@ -73,9 +102,8 @@ impl Devices {
         if s.users > 0 || s.active {
             return;
         }
-        if s.lane.is_busy() {
-            s.active = true;
-            self.active.push(slot.0);
+        if s.lane.busy() == Busy::Owed {
+            self.activate(slot.0);
         } else {
             self.slots.remove(slot.0);
         }
@@ -91,44 +119,35 @@ impl Devices {
         for s in self.active.iter().map(|&key| &self.slots[key]) {
             if s.in_flight > 0 {
                 to.requests.insert(s.id, s.in_flight);
-            } else {
+            } else if s.lane.busy() == Busy::Owed {
                 to.busy.insert(s.id);
             }
         }
     }
 
-    /// True when no lane has anything under way, of its own or from above.
+    /// True when no lane has anything under way that somebody waits for, of its own or from above.
     pub(crate) fn is_idle(&self) -> bool {
-        self.active.is_empty()
+        self.active
+            .iter()
+            .map(|&key| &self.slots[key])
+            .all(|s| s.in_flight == 0 && s.lane.busy() < Busy::Owed)
     }
 
     pub(crate) fn push(&mut self, slot: DeviceSlot, bio: Box<Bio>) {
         let s = &mut self.slots[slot.0];
         s.batch.push(bio);
         s.in_flight += 1;
-        if !s.active {
-            s.active = true;
-            self.active.push(slot.0);
-        }
+        self.activate(slot.0);
     }
 
-    /// Submits the batches and polls the lanes that have something in flight; with `all`, the others too. True when a bio moved.
-    pub(crate) fn run(&mut self, all: bool, done: &mut Batch, cx: &mut Cx<'_>) -> bool {
-        if all {
-            for (key, s) in self.slots.iter_mut().filter(|(_, s)| !s.active) {
-                s.lane.poll(done, cx);
-                // What a command set going goes on without bios from above.
-                if s.lane.is_busy() {
-                    s.active = true;
-                    self.active.push(key);
-                }
-            }
-        }
+    /// Submits the batches and polls the lanes that have something in flight, or mail. True when a bio moved.
+    pub(crate) fn run(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> bool {
         let before = done.len();
         let mut moved = false;
         let mut i = 0;
         while let Some(&key) = self.active.get(i) {
             let s = &mut self.slots[key];
+            cx.visit(Some(Visit(key as u32)));
             if !s.batch.is_empty() {
                 s.lane.submit(&mut s.batch, cx);
                 debug_assert!(s.batch.is_empty(), "a lane left bios in the batch");
@@ -140,7 +159,10 @@ impl Devices {
             }
             s.lane.poll(done, cx);
             s.in_flight -= done.len() - n;
-            if s.in_flight > 0 || s.lane.is_busy() {
+            s.mail &= done.len() > n;
+            let busy = s.lane.busy();
+            let let_go = s.users == 0 && busy < Busy::Owed;
+            if s.in_flight > 0 || s.mail || (busy > Busy::Idle && !let_go) {
                 i += 1;
                 continue;
             }
@@ -150,6 +172,7 @@ impl Devices {
                 self.slots.remove(key);
             }
         }
+        cx.visit(None);
         moved || done.len() > before
     }
 }

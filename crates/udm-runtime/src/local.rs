@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use udm_core::{CoreId, CoreState, Cx, Device, Lane, Nanos, OpenError};
+use udm_core::{CoreId, CoreState, Cores, Cx, Device, Lane, Nanos, OpenError};
 
 /// How a core behaves.
 #[derive(Clone, Debug)]
@@ -56,8 +56,6 @@ pub struct LocalCore {
     pub(crate) other: Vec<Mail>,
     /// A reactor takes the letters in `other`.
     pub(crate) serves: bool,
-    /// True when commands were delivered in this turn: every lane must be polled once.
-    pub(crate) kicked: bool,
     options: CoreOptions,
     /// How long to spin next time, in ns.
     spin: u64,
@@ -92,7 +90,8 @@ impl LocalCore {
             Outside::Ring(ring, _) => Some(Rc::new(ring.clone()) as Rc<dyn Any>),
             Outside::Bell(..) => None,
         };
-        let state = CoreState::new(id, cluster.len(), u64::from(id.0) + 1, io);
+        let others: Arc<dyn Cores> = Arc::<Cluster>::clone(cluster);
+        let state = CoreState::new(id, cluster.len(), u64::from(id.0) + 1, io).among(others);
         Ok(LocalCore {
             cluster: cluster.clone(),
             id,
@@ -103,7 +102,6 @@ impl LocalCore {
             wake: Nanos::NEVER,
             other: Vec::new(),
             serves: false,
-            kicked: false,
             options,
             spin: 0,
             _on_core: OnCore::new(),
@@ -158,7 +156,6 @@ impl LocalCore {
     /// One turn: reads the clock, delivers commands, calls `f`, then sends off and takes in what the ring has.
     pub fn turn<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
         self.now = self.clock();
-        self.kicked = false;
         self.take_fresh();
         let inbox = self.cluster.inbox(self.id);
         if inbox.has_mail() {
@@ -167,8 +164,8 @@ impl LocalCore {
                 match inbox.take() {
                     Some(Mail::Command(device, command)) => {
                         self.state.ports().deliver(device, &command);
-                        self.kicked = true;
                     }
+                    Some(Mail::Ring(id)) => self.state.ports().ring(id),
                     Some(mail) if self.serves => self.other.push(mail),
                     // Nobody here keeps lanes for others.
                     Some(_) => {}

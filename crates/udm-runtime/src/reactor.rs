@@ -2,7 +2,7 @@
 //!
 //! A turn: letters → gather from the front ends that have something → submit and poll the lanes → complete to the front ends → the ring. A turn
 //! in which nothing moved ends in `park`. What is idle is not visited: a front end is gathered when one of its ring operations finished, a lane is polled
-//! while something is in flight on it.
+//! while something is in flight on it, and once for each turn that brought mail for it.
 
 use crate::UnderWay;
 use crate::cluster::Mail;
@@ -67,14 +67,13 @@ impl Reactor {
             let ring = self.core.ring().expect("a reactor's core has one").clone();
             let inner = &mut self.inner;
             ring.take_ready(&mut inner.ready);
-            let kicked_before = self.core.kicked;
             let mail = std::mem::take(&mut self.core.other);
-            let moved = self.core.turn(|cx| inner.turn(mail, &ring, cx, kicked_before));
-            // Commands delivered in this turn are acted on at once: lanes that are idle have not been polled yet.
-            if self.core.kicked || !self.core.other.is_empty() {
+            let moved = self.core.turn(|cx| inner.turn(mail, &ring, cx));
+            // Letters that came in this turn are read in the next, at once.
+            if !self.core.other.is_empty() {
                 continue;
             }
-            if self.inner.is_idle() && self.inner.stopping.is_some() {
+            if self.inner.stopping.is_some() && self.inner.is_idle() {
                 return;
             }
             if self.inner.stopping.is_some_and(|until| until <= self.core.clock()) {
@@ -91,7 +90,7 @@ impl Reactor {
 
 impl Inner {
     /// One turn; true when something moved.
-    fn turn(&mut self, mail: Vec<Mail>, ring: &crate::Ring, cx: &mut Cx<'_>, kicked: bool) -> bool {
+    fn turn(&mut self, mail: Vec<Mail>, ring: &crate::Ring, cx: &mut Cx<'_>) -> bool {
         let mut moved = !self.ready.is_empty() || !mail.is_empty();
         for mail in mail {
             match mail {
@@ -116,8 +115,12 @@ impl Inner {
                     // Who asked may have given up.
                     let _ = to.try_send(report);
                 }
-                Mail::Command(..) => unreachable!("commands are delivered by the core itself"),
+                Mail::Command(..) | Mail::Ring(_) => unreachable!("the core itself delivers these"),
             }
+        }
+        while let Some(visit) = cx.take_marked() {
+            moved = true;
+            self.devices.visit(visit);
         }
         while let Some(client) = self.ready.pop() {
             if let Some(&key) = self.by_client.get(&client) {
@@ -138,7 +141,7 @@ impl Inner {
             moved = true;
             self.wake_due(cx);
         }
-        moved |= self.devices.run(kicked, &mut self.done, cx);
+        moved |= self.devices.run(&mut self.done, cx);
         self.distribute(cx);
         if self.wake != Nanos::NEVER {
             cx.wake_at(self.wake);

@@ -6,7 +6,7 @@ use crate::plan::Class;
 use crate::tables::Below;
 use crate::timers::Timer;
 use crate::world::World;
-use udm_core::Nanos;
+use udm_core::{Busy, Nanos};
 
 impl World {
     /// One act, drawn.
@@ -134,7 +134,7 @@ impl World {
     fn reopen(&mut self) -> Result<(), Wrong> {
         let c = self.control.below(self.cores.len() as u64) as usize;
         let at = self.control.below(self.cores[c].open.len() as u64) as usize;
-        if self.cores[c].open[at].in_flight > 0 || self.cores[c].open[at].lane.is_busy() {
+        if self.cores[c].open[at].in_flight > 0 || self.cores[c].open[at].lane.busy() == Busy::Owed {
             return Ok(());
         }
         let closed = self.cores[c].open.swap_remove(at);

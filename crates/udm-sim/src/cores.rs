@@ -3,13 +3,22 @@
 use crate::chance::{Chance, Stream};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
-use udm_core::{Cores, DeviceId, LaneCommand, Nanos};
+use udm_core::{CoreId, Cores, DeviceId, LaneCommand, Nanos};
 
 /// A command on its way.
 struct Letter {
     due: Nanos,
     to: DeviceId,
-    command: LaneCommand,
+    what: Mail,
+}
+
+/// What a letter is.
+#[derive(Clone)]
+pub enum Mail {
+    /// A command.
+    Command(LaneCommand),
+    /// A bell was rung.
+    Ring,
 }
 
 /// The commands on their way to one core: a queue per sender. Each is in order; between them there is none.
@@ -60,7 +69,7 @@ impl SimCores {
     }
 
     /// Takes a command that has arrived at `core`; of several, chance picks the sender.
-    pub fn take(&self, core: usize) -> Option<(DeviceId, LaneCommand)> {
+    pub fn take(&self, core: usize) -> Option<(DeviceId, Mail)> {
         let mut post = self.post();
         let Post { inboxes, chance, now, .. } = &mut *post;
         let from = &mut inboxes[core].from;
@@ -70,7 +79,7 @@ impl SimCores {
         }
         let pick = chance.below(ready as u64) as usize;
         let queue = from.iter_mut().filter(|q| q.front().is_some_and(|l| l.due <= *now)).nth(pick)?;
-        queue.pop_front().map(|l| (l.to, l.command))
+        queue.pop_front().map(|l| (l.to, l.what))
     }
 
     /// Have the lanes of `device` been told to go on since this was last asked?
@@ -89,18 +98,30 @@ impl SimCores {
     }
 }
 
+impl Post {
+    /// Puts a letter to `core` behind what its sender has sent there.
+    fn send(&mut self, core: usize, to: DeviceId, what: Mail) {
+        let Post { inboxes, chance, now, sender, delay, .. } = self;
+        let queue = &mut inboxes[core].from[*sender];
+        let after = queue.back().map_or(Nanos(0), |l| l.due);
+        let due = after.max(*now + Nanos(chance.span(*delay)));
+        queue.push_back(Letter { due, to, what });
+    }
+}
+
 impl Cores for SimCores {
     fn broadcast(&self, device: DeviceId, command: LaneCommand) {
         let mut post = self.post();
-        let Post { inboxes, chance, now, sender, delay, resumed } = &mut *post;
         if matches!(command, LaneCommand::Resume { .. }) {
-            resumed.push(device);
+            post.resumed.push(device);
         }
-        for inbox in inboxes {
-            let after = inbox.from[*sender].back().map_or(Nanos(0), |l| l.due);
-            let due = after.max(*now + Nanos(chance.span(*delay)));
-            inbox.from[*sender].push_back(Letter { due, to: device, command: command.clone() });
+        for core in 0..post.inboxes.len() {
+            post.send(core, device, Mail::Command(command.clone()));
         }
+    }
+
+    fn ring(&self, core: CoreId, id: DeviceId) {
+        self.post().send(core.index(), id, Mail::Ring);
     }
 }
 

@@ -5,7 +5,7 @@ use crate::model::Wrong;
 use crate::plan::Class;
 use crate::tables::{Selector, TableSpec};
 use crate::world::World;
-use udm_core::Nanos;
+use udm_core::{Busy, Nanos};
 
 /// How long the world may take to come to rest, in simulated time and in steps. The longest that anything waits for is a silent path with
 /// its patience, a few times over.
@@ -55,7 +55,7 @@ impl World {
         self.model.in_flight() == 0
             && self.devices.iter().all(|d| d.is_live() && !d.is_changing())
             && (0..self.cores.len()).all(|c| self.post.next(c) == Nanos::NEVER)
-            && self.cores.iter().flat_map(|c| &c.open).all(|o| !o.lane.is_busy())
+            && self.cores.iter().flat_map(|c| &c.open).all(|o| o.lane.busy() < Busy::Owed)
             && self.log.waiting.is_empty()
             && self.no_path_failed()
     }

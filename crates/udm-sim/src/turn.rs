@@ -1,16 +1,36 @@
 //! A turn of a core: its mail, what its front end asks for, and what came back.
 
+use crate::cores::{Mail, SimCores};
 use crate::env::lock;
 use crate::model::Wrong;
 use crate::trace::Kind;
-use crate::world::World;
+use crate::world::{Core, World};
 use udm_core::{BioFlags, Nanos};
+
+impl Core {
+    /// Takes in at most `most` of the letters that have arrived at this core, which is number `c`; says how many there were.
+    fn deliver(&mut self, post: &SimCores, c: usize, most: u64) -> u64 {
+        let mut count = 0;
+        while count < most {
+            let Some((to, what)) = post.take(c) else { break };
+            match what {
+                Mail::Command(command) => self.state.ports().deliver(to, &command),
+                Mail::Ring => self.state.ports().ring(to),
+            }
+            count += 1;
+        }
+        while let Some(visit) = self.state.ports().take_marked() {
+            self.open.iter_mut().filter(|open| open.visit() == visit).for_each(|open| open.mail = true);
+        }
+        count
+    }
+}
 
 impl World {
     /// One turn of core `c`.
     pub(crate) fn turn(&mut self, c: usize) -> Result<(), Wrong> {
         let now = self.set_turn(Some(c));
-        let mail = self.deliver(c, now);
+        self.deliver(c, now);
         let working = !self.resting && self.cores[c].next_work <= now;
         let lucky = match working {
             true => Some(self.front.choose(self.cores[c].open.len())),
@@ -22,10 +42,11 @@ impl World {
             }
             let core = &mut self.cores[c];
             let open = &mut core.open[i];
-            if mail == 0 && self.batch.is_empty() && open.wake > now {
+            if !std::mem::take(&mut open.mail) && self.batch.is_empty() && open.wake > now {
                 continue;
             }
             let mut cx = core.state.cx(now);
+            cx.visit(Some(open.visit()));
             if !self.batch.is_empty() {
                 open.lane.submit(&mut self.batch, &mut cx);
                 if !self.batch.is_empty() {
@@ -50,28 +71,20 @@ impl World {
         Ok(())
     }
 
-    /// Hands the commands that have arrived to the lanes of core `c`.
-    fn deliver(&mut self, c: usize, now: Nanos) -> u64 {
+    /// Hands the letters that have arrived to the lanes of core `c` that they are for.
+    fn deliver(&mut self, c: usize, now: Nanos) {
         let most = 1 + self.schedule.below(4);
-        let mut count = 0;
-        while count < most {
-            let Some((device, command)) = self.post.take(c) else { break };
-            self.cores[c].state.ports().deliver(device, &command);
-            count += 1;
-        }
+        let count = self.cores[c].deliver(&self.post, c, most);
         if count > 0 {
             lock(&self.env).trace.add(now, c as u16, Kind::Mail, [count, 0, 0, 0]);
         }
-        count
     }
 
-    /// Hands over every command that has arrived anywhere.
+    /// Hands over every letter that has arrived anywhere.
     pub fn deliver_all(&mut self) {
         self.set_turn(None);
         for (c, core) in self.cores.iter_mut().enumerate() {
-            while let Some((device, command)) = self.post.take(c) {
-                core.state.ports().deliver(device, &command);
-            }
+            core.deliver(&self.post, c, u64::MAX);
         }
     }
 

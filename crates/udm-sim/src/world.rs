@@ -21,7 +21,7 @@ use crate::timers::{Timer, Timers};
 use crate::totals::Totals;
 use crate::trace::{Kind, NO_CORE};
 use std::sync::{Arc, Mutex};
-use udm_core::{Batch, CoreId, CoreState, Lane, Nanos, OwnerId};
+use udm_core::{Batch, Busy, CoreId, CoreState, Lane, Nanos, OwnerId, Visit};
 
 /// A lane that a core has open.
 pub struct Open {
@@ -33,8 +33,18 @@ pub struct Open {
     pub in_flight: usize,
     /// When it wants to be polled.
     pub wake: Nanos,
+    /// It has mail.
+    pub mail: bool,
     /// The front end's name on this core.
     pub owner: OwnerId,
+}
+
+impl Open {
+    /// Its number among what its core visits.
+    #[must_use]
+    pub fn visit(&self) -> Visit {
+        Visit(self.owner.0)
+    }
 }
 
 /// A core.
@@ -173,7 +183,8 @@ impl World {
         let now = lock(&self.env).now;
         for id in 0..self.blueprint.cores {
             let seed = self.schedule.any();
-            let state = CoreState::new(CoreId(id as u16), self.blueprint.cores, seed, None);
+            let state =
+                CoreState::new(CoreId(id as u16), self.blueprint.cores, seed, None).among(self.post.clone());
             self.cores.push(Core { state, open: Vec::new(), next_work: now });
         }
         self.timers.set(now + Nanos::from_millis(100), Timer::Check);
@@ -194,11 +205,12 @@ impl World {
         let now = self.set_turn(Some(core));
         let slot = &mut self.cores[core];
         let mut cx = slot.state.cx(now);
+        let owner = cx.new_owner();
+        cx.visit(Some(Visit(owner.0)));
         let lane =
             self.devices[device].open(&mut cx).map_err(|e| format!("d{device} can't be opened: {e}"))?;
-        let owner = cx.new_owner();
         let wake = cx.wake();
-        slot.open.push(Open { device, lane, in_flight: 0, wake, owner });
+        slot.open.push(Open { device, lane, in_flight: 0, wake, mail: false, owner });
         self.set_turn(None);
         Ok(())
     }
@@ -300,8 +312,9 @@ impl World {
             (Some(request), _) => request,
             (None, Some((i, d))) => format!("d{i}, {}", d.doing()),
             (None, None) => {
-                let busy =
-                    |c: &Core| c.open.iter().find(|o| o.lane.is_busy()).map(|o| (c.state.id().0, o.device));
+                let busy = |c: &Core| {
+                    c.open.iter().find(|o| o.lane.busy() == Busy::Owed).map(|o| (c.state.id().0, o.device))
+                };
                 match self.cores.iter().find_map(busy) {
                     Some((core, device)) => {
                         format!("core {core} with its lane of d{device}, which has work of its own")

@@ -53,6 +53,7 @@ struct Nobody;
 
 impl Cores for Nobody {
     fn broadcast(&self, _device: DeviceId, _command: LaneCommand) {}
+    fn ring(&self, _: CoreId, _: DeviceId) {}
 }
 
 fn map(name: &str, text: &str, resolver: &mut TestResolver, minor: u32) -> Arc<MappedDevice> {

@@ -3,7 +3,7 @@
 //! It is data: a table lane adds the offset itself ([`Target::as_linear`]).
 
 use std::sync::Arc;
-use udm_core::{Batch, Cx, Drain, Extents, Lane, Limits, Op, OpenError, Sector, Sectors};
+use udm_core::{Batch, Busy, Cx, Drain, Extents, Lane, Limits, Op, OpenError, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRef, Target, TargetArgs, Used, decimal};
 
@@ -99,7 +99,7 @@ impl Lane for LinearLane {
         self.undo(&mut back[from..]);
     }
 
-    fn is_busy(&self) -> bool {
-        self.below.is_busy()
+    fn busy(&self) -> Busy {
+        self.below.busy()
     }
 }

@@ -10,8 +10,8 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Drain, Extents, Lane, Limits, Op, OpenError, SECTOR_SIZE, Sector, Sectors,
-    Status,
+    Batch, Bio, BioFlags, Busy, Cx, Drain, Extents, Lane, Limits, Op, OpenError, SECTOR_SIZE, Sector,
+    Sectors, Status,
 };
 use udm_dm::TargetError;
 use udm_dm::bugs::{self, Bug};
@@ -362,7 +362,7 @@ impl Lane for StripedLane {
         self.split.take_returned(back);
     }
 
-    fn is_busy(&self) -> bool {
-        self.legs.iter().any(|leg| leg.lane.is_busy())
+    fn busy(&self) -> Busy {
+        self.legs.iter().map(|leg| leg.lane.busy()).max().unwrap_or_default()
     }
 }

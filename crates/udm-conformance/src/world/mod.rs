@@ -121,4 +121,5 @@ pub struct NoCores;
 
 impl udm_core::Cores for NoCores {
     fn broadcast(&self, _: udm_core::DeviceId, _: LaneCommand) {}
+    fn ring(&self, _: udm_core::CoreId, _: udm_core::DeviceId) {}
 }

@@ -6,9 +6,8 @@ use crate::driver::Driver;
 use crate::{Answer, Facts, Request};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use udm_core::{Cores, Device, DeviceId, LaneCommand, Nanos};
-use udm_dm::testing::{TestCores, TestWorld};
+use udm_core::{Cores, Device, Nanos};
+use udm_dm::testing::TestWorld;
 use udm_dm::{Change, TargetError};
 
 const CORES: usize = 2;
@@ -16,22 +15,8 @@ const CORES: usize = 2;
 /// Turns without an answer after which a request counts as hung. A delay asks for one turn a millisecond at the most.
 const TURNS_MAX: usize = 20_000;
 
-/// The inboxes of the cores; notes that something was put into them.
-struct Inboxes {
-    inner: Arc<TestCores>,
-    mail: AtomicBool,
-}
-
-impl Cores for Inboxes {
-    fn broadcast(&self, device: DeviceId, command: LaneCommand) {
-        self.inner.broadcast(device, command);
-        self.mail.store(true, Ordering::Relaxed);
-    }
-}
-
 pub(super) struct Stepped {
     world: TestWorld,
-    inboxes: Arc<Inboxes>,
     device: Arc<dyn Device>,
     facts: Facts,
     drivers: Vec<Driver>,
@@ -46,10 +31,8 @@ impl Stepped {
     pub(super) fn new(device: &Arc<dyn Device>, facts: Facts) -> Stepped {
         let mut world = TestWorld::new(CORES);
         world.now = Nanos(1_000_000);
-        let inboxes = Arc::new(Inboxes { inner: world.cores(), mail: AtomicBool::new(false) });
         let mut stepped = Stepped {
             world,
-            inboxes,
             device: device.clone(),
             facts,
             drivers: Vec::new(),
@@ -76,8 +59,10 @@ impl Stepped {
     /// One turn of each core that is due; time moves on to the next when none is. False when nobody wants a turn.
     fn round(&mut self) -> bool {
         // A letter rouses its core.
-        if self.inboxes.mail.swap(false, Ordering::Relaxed) {
-            self.kick();
+        for core in 0..CORES {
+            if self.world.has_mail(core) {
+                self.due[core] = self.world.now;
+            }
         }
         let next = self.due.iter().copied().min().unwrap_or(Nanos::NEVER);
         if next == Nanos::NEVER {
@@ -150,7 +135,7 @@ impl World for Stepped {
     }
 
     fn change(&mut self, mut change: Change) -> Result<(), TargetError> {
-        let inboxes = self.inboxes.clone();
+        let inboxes = self.world.cores();
         for _ in 0..TURNS_MAX {
             if let Some(result) = change.step(&*inboxes) {
                 return result;
@@ -161,7 +146,7 @@ impl World for Stepped {
     }
 
     fn begin_change(&mut self, change: &mut Change) -> bool {
-        let inboxes = self.inboxes.clone();
+        let inboxes = self.world.cores();
         for _ in 0..200 {
             if change.step(&*inboxes).is_some() {
                 return true;
@@ -172,11 +157,11 @@ impl World for Stepped {
     }
 
     fn cores(&self) -> Arc<dyn Cores> {
-        self.inboxes.clone()
+        self.world.cores()
     }
 
     fn call_off(&mut self, change: &mut Change) {
-        change.cancel(&*self.inboxes);
+        change.cancel(&*self.world.cores());
     }
 
     fn reopen(&mut self) {

@@ -19,7 +19,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_core::{Cores, DeviceId, LaneCommand};
+use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
 use udm_wire::uri::{self, DeviceUri};
 
 /// Devices that each run begins with, and their tables; the second one is suspended, with a table loaded.
@@ -45,6 +45,7 @@ struct NoLanes;
 
 impl Cores for NoLanes {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
+    fn ring(&self, _: CoreId, _: DeviceId) {}
 }
 
 /// The body of each type that a request has: what is read reads back the same.

@@ -17,7 +17,7 @@
 
 use crate::bugs::{self, Bug};
 use std::rc::Rc;
-use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, LaneCommand, Port, Status};
+use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, LaneCommand, Port, Status};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -158,7 +158,7 @@ impl MappedLane {
     /// Leaves Draining when it can, and works out `ordinary`.
     fn settle(&mut self) {
         if matches!(self.state, State::Draining(_))
-            && (self.in_flight == 0 && !self.is_busy() || bugs::on(Bug::SuspendAcksEarly))
+            && (self.in_flight == 0 && self.busy() < Busy::Owed || bugs::on(Bug::SuspendAcksEarly))
         {
             self.state = State::Suspended;
             self.acks.clear();
@@ -275,7 +275,10 @@ impl Lane for MappedLane {
         self.settle();
     }
 
-    fn is_busy(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| live.is_busy())
+    /// A lane that is only prepared may have begun already: its table has been told of the resume.
+    fn busy(&self) -> Busy {
+        let prepared = self.prepared.as_ref().filter(|_| !bugs::on(Bug::PreparedNotBusy));
+        let prepared = prepared.map(|(_, lane)| lane.busy());
+        self.live.as_ref().map(|live| live.busy()).max(prepared).unwrap_or_default()
     }
 }

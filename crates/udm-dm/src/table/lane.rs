@@ -9,7 +9,7 @@ use super::Table;
 use super::map::Map;
 use crate::bugs::{self, Bug};
 use crate::split::Splitter;
-use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, Limits, Op, OpenError, SECTOR_SIZE};
+use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, Limits, Op, OpenError, SECTOR_SIZE};
 
 /// What makes a bio one of the usual ones: a read or write that needs nothing but its place looked up.
 struct Plain {
@@ -198,7 +198,7 @@ impl Lane for TableLane {
         self.split.take_returned(back);
     }
 
-    fn is_busy(&self) -> bool {
-        self.legs.iter().any(|leg| leg.lane.is_busy())
+    fn busy(&self) -> Busy {
+        self.legs.iter().map(|leg| leg.lane.busy()).max().unwrap_or_default()
     }
 }

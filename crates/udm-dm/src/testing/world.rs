@@ -22,14 +22,21 @@ pub struct TestWorld {
 /// The inboxes of a [`TestWorld`].
 #[derive(Default)]
 pub struct TestCores {
-    boxes: Vec<Mutex<VecDeque<(DeviceId, LaneCommand)>>>,
+    boxes: Vec<Mutex<VecDeque<Letter>>>,
 }
+
+/// To whom, and what; nothing is a bell that was rung.
+type Letter = (DeviceId, Option<LaneCommand>);
 
 impl Cores for TestCores {
     fn broadcast(&self, device: DeviceId, command: LaneCommand) {
         for inbox in &self.boxes {
-            lock(inbox).push_back((device, command.clone()));
+            lock(inbox).push_back((device, Some(command.clone())));
         }
+    }
+
+    fn ring(&self, core: CoreId, id: DeviceId) {
+        lock(&self.boxes[core.index()]).push_back((id, None));
     }
 }
 
@@ -37,11 +44,13 @@ impl TestWorld {
     /// A world of `cores` cores at time 0.
     #[must_use]
     pub fn new(cores: usize) -> TestWorld {
-        let state = |n: usize| CoreState::new(CoreId(n as u16), cores, n as u64, None);
         let boxes = (0..cores).map(|_| Mutex::default()).collect();
+        let mail = Arc::new(TestCores { boxes });
+        let others = || Arc::<TestCores>::clone(&mail) as Arc<dyn Cores>;
+        let state = |n: usize| CoreState::new(CoreId(n as u16), cores, n as u64, None).among(others());
         TestWorld {
             cores: (0..cores).map(state).collect(),
-            mail: Arc::new(TestCores { boxes }),
+            mail,
             in_turn: Arc::default(),
             now: Nanos(0),
             wake: Nanos::NEVER,
@@ -71,12 +80,22 @@ impl TestWorld {
         result
     }
 
-    /// Delivers the commands that wait for `core` to its lanes' ports.
+    /// True when letters wait for `core`.
+    #[must_use]
+    pub fn has_mail(&self, core: usize) -> bool {
+        !lock(&self.mail.boxes[core]).is_empty()
+    }
+
+    /// Delivers the letters that wait for `core` to its lanes' ports.
     pub fn deliver(&mut self, core: usize) {
         loop {
             let next = lock(&self.mail.boxes[core]).pop_front();
-            let Some((device, command)) = next else { return };
-            self.cores[core].ports().deliver(device, &command);
+            let ports = self.cores[core].ports();
+            match next {
+                Some((device, Some(command))) => ports.deliver(device, &command),
+                Some((id, None)) => ports.ring(id),
+                None => return,
+            }
         }
     }
 

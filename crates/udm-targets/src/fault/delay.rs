@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors};
+use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors};
 use udm_dm::TargetError;
 use udm_dm::target::{Target, TargetArgs, Used};
 
@@ -204,7 +204,7 @@ impl Lane for DelayLane {
         }
     }
 
-    fn is_busy(&self) -> bool {
-        self.lanes.iter().any(|under| under.lane.is_busy())
+    fn busy(&self) -> Busy {
+        self.lanes.iter().map(|under| under.lane.busy()).max().unwrap_or_default()
     }
 }

@@ -11,7 +11,7 @@ pub mod dust;
 pub mod flakey;
 pub mod log_writes;
 
-use udm_core::{Batch, Bio, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors};
+use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRef, Resolver, Used, decimal};
 
@@ -90,7 +90,7 @@ impl Lane for UnderLane {
         self.undo(&mut back[from..]);
     }
 
-    fn is_busy(&self) -> bool {
-        self.lane.is_busy()
+    fn busy(&self) -> Busy {
+        self.lane.busy()
     }
 }

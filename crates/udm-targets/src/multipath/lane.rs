@@ -11,7 +11,7 @@ use super::selector::SelectorLane;
 use super::served::Row;
 use super::state::Shared;
 use std::sync::Arc;
-use udm_core::{Batch, Cx, Drain, Lane, Sectors};
+use udm_core::{Batch, Busy, Cx, Drain, Lane, Sectors};
 use udm_dm::bugs::{self, Bug};
 
 /// A path of this lane.
@@ -224,8 +224,8 @@ impl Lane for MultipathLane {
         self.hand_back(how, back);
     }
 
-    fn is_busy(&self) -> bool {
-        self.paths.iter().any(|path| path.lane.is_busy())
+    fn busy(&self) -> Busy {
+        self.paths.iter().map(|path| path.lane.busy()).max().unwrap_or_default()
     }
 }
 

@@ -1,6 +1,6 @@
 use crate::{build, disks, message, open, settle, tagged};
 use std::sync::Arc;
-use udm_core::{Batch, BioFlags, DevNo, Drain, Nanos, Op, Status};
+use udm_core::{Batch, BioFlags, Busy, DevNo, Drain, Nanos, Op, Status};
 use udm_dm::testing::{TestDisk, TestWorld, bare, data, read, write};
 use udm_dm::{Change, MappedDevice, Table, Target};
 use udm_targets::fault::log_writes::HELD_MAX;
@@ -95,7 +95,7 @@ impl Rig {
                 assert!(back.is_empty() && self.world.poll(core, &mut **lane).is_empty());
             }
             self.world.now = self.world.now + Nanos::from_millis(1);
-            if self.lanes.iter().all(|lane| !lane.is_busy()) {
+            if self.lanes.iter().all(|lane| lane.busy() == Busy::Idle) {
                 return self.target.postsuspend();
             }
         }
@@ -275,9 +275,11 @@ fn the_superblock_counts_a_dense_beginning() {
     assert_eq!(log_of(&rig.log), "");
     rig.world.wake = Nanos::NEVER;
     assert!(rig.settle(1).is_empty());
-    assert!(rig.world.wake < Nanos::NEVER, "it looks again: the other core will count it");
+    assert_eq!(rig.world.wake, Nanos::NEVER, "it asks for no time: the other core will ring");
+    assert!(!rig.world.has_mail(1));
     rig.log.hold(false);
     assert_eq!(rig.settle(0).len(), 1);
+    assert!(rig.world.has_mail(1), "what it waits for is counted");
     assert_eq!(rig.settle(1).len(), 1);
     assert_eq!(log_of(&rig.log), "u1+1=1 u2+1=2");
 }
@@ -296,7 +298,7 @@ fn a_flush_is_returned_when_the_superblock_counts_it() {
     rig.log.release(1);
     assert_eq!(rig.settle(0).len(), 1);
     assert_eq!(log_of(&rig.log), "w1+1=1 f");
-    assert!(!rig.lanes[0].is_busy());
+    assert_eq!(rig.lanes[0].busy(), Busy::Idle);
 }
 
 /// With a cache in the log device: what is counted is flushed first, and the superblock goes past the cache, or is flushed as well.

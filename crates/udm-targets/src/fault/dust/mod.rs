@@ -29,7 +29,7 @@ use set::{GOOD, Set, Shared};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-use udm_core::{Batch, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
+use udm_core::{Batch, Busy, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
 use udm_dm::TargetError;
 use udm_dm::target::{Resolver, Target, TargetArgs, Used};
 
@@ -306,7 +306,7 @@ impl Lane for DustLane {
         self.under.drain(how, back, cx);
     }
 
-    fn is_busy(&self) -> bool {
-        self.under.is_busy()
+    fn busy(&self) -> Busy {
+        self.under.busy()
     }
 }

@@ -9,7 +9,7 @@ use crate::fault::UnderLane;
 use crate::fault::clones::Clones;
 use rand::RngExt;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, BufPool, Cx, Drain, Lane, Op, OpenError, Segments, Status};
+use udm_core::{Batch, Bio, BufPool, Busy, Cx, Drain, Lane, Op, OpenError, Segments, Status};
 
 pub(super) struct FlakeyLane {
     under: UnderLane,
@@ -160,7 +160,7 @@ impl Lane for FlakeyLane {
         self.scratch = home;
     }
 
-    fn is_busy(&self) -> bool {
-        self.under.is_busy()
+    fn busy(&self) -> Busy {
+        self.under.busy()
     }
 }

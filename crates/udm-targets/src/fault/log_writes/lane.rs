@@ -9,12 +9,9 @@ use crate::fault::UnderLane;
 use crate::fault::clones::Clones;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, BioFlags, Buf, Cx, Drain, Lane, Nanos, Op, OpenError, OwnerId, Status};
+use udm_core::{Batch, Bio, BioFlags, Buf, Busy, Cx, Drain, Lane, Listener, Op, OpenError, OwnerId, Status};
 use udm_dm::bugs::{self, Bug};
 use udm_wire::log_writes::{Entry, EntryFlags};
-
-/// How soon a lane looks again for what it waits for on another core: room for copies, the end of the log.
-const LOOK_AGAIN: Nanos = Nanos::from_millis(1);
 
 /// What a clone remembers.
 struct Note {
@@ -27,6 +24,7 @@ pub(super) struct LogWritesLane {
     under: UnderLane,
     writer: Writer,
     shared: Arc<Shared>,
+    bell: Listener,
     discards: bool,
     clones: Clones<Note>,
     /// The owner of the lane's own flush.
@@ -54,6 +52,7 @@ impl LogWritesLane {
             under: target.under.open(cx)?,
             writer: Writer::new(log, &*target.log.device, cx),
             shared: Arc::clone(&target.shared),
+            bell: target.shared.bell.listen(cx),
             discards: takes_discards(&*target.under.device.device),
             clones: Clones::new(cx),
             owner: cx.new_owner(),
@@ -227,8 +226,8 @@ impl LogWritesLane {
         self.scratch = down;
     }
 
-    /// What is to be done besides requests: marks, room for copies, the end of the log, the superblock.
-    fn errands(&mut self, cx: &mut Cx<'_>) {
+    /// What is to be done besides requests: marks, room for copies, the end of the log, the superblock. True when it is for others to go on first.
+    fn errands(&mut self, cx: &mut Cx<'_>) -> bool {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
         self.log_marks(&mut state);
@@ -239,11 +238,11 @@ impl LogWritesLane {
             } else if !state.held.is_empty() && shared.is_open() {
                 covers = Some(state.held.completed());
             }
-            cx.wake_at(cx.now + LOOK_AGAIN);
         }
+        let mut waits = !self.parked.is_empty();
         match shared.closing(&state) {
             Closing::No => self.flush_failed &= !self.parked.is_empty(),
-            Closing::Wait => cx.wake_at(cx.now + LOOK_AGAIN),
+            Closing::Wait => waits = true,
             Closing::End if !state.held.is_empty() && !self.flush_failed => {
                 covers = Some(state.held.completed());
             }
@@ -260,6 +259,7 @@ impl LogWritesLane {
         if let Some(covers) = covers {
             self.flush(covers, cx);
         }
+        waits
     }
 
     /// Gives the marks that were posted their places.
@@ -327,14 +327,18 @@ impl Lane for LogWritesLane {
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        let seen = self.bell.epoch();
         let mut tally = Tally::default();
         self.unpark(&mut tally, cx);
         self.take_home(done, &mut tally, cx);
         self.writer.submit(cx);
-        self.writer.poll(&self.shared, done, &mut tally, cx);
+        let mut waits = self.writer.poll(&self.shared, done, &mut tally, cx);
         self.shared.count(tally.bytes, tally.requests);
         if self.shared.has_errand() || !self.parked.is_empty() {
-            self.errands(cx);
+            waits |= self.errands(cx);
+        }
+        if waits {
+            self.bell.wait(seen, cx);
         }
         if !bugs::on(Bug::SuperblockNotSent) {
             // A superblock behind what was just written, or an errand: nobody else would send it.
@@ -369,8 +373,9 @@ impl Lane for LogWritesLane {
         self.writer.drain(cx);
     }
 
-    fn is_busy(&self) -> bool {
+    fn busy(&self) -> Busy {
         let errand = || self.shared.has_errand() && self.shared.closing(&self.shared.lock()) != Closing::No;
-        self.writer.is_busy() || self.flush.is_none() || self.under.is_busy() || errand()
+        let below = self.under.busy().max(self.writer.below());
+        if self.flush.is_none() || self.writer.is_busy() || errand() { Busy::Owed } else { below }
     }
 }

@@ -5,9 +5,10 @@ use super::held::Held;
 use super::place::{Geometry, Places};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
-use udm_core::Buf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use udm_core::{Bell, Buf};
 use udm_dm::TargetError;
+use udm_dm::bugs::{self, Bug};
 use udm_dm::pending::{Pending, Promise, pending};
 use udm_wire::log_writes::{END_MARK, Entry, EntryFlags};
 
@@ -91,6 +92,8 @@ pub(super) struct Shared {
     held: AtomicUsize,
     /// Requests that are parked, have a clone below or wait for the log, changed once a batch.
     in_flight: AtomicUsize,
+    /// Rung when something has changed that a lane may wait for: room, what is counted, how far the end has come.
+    pub(super) bell: Arc<Bell>,
 }
 
 impl Shared {
@@ -117,6 +120,7 @@ impl Shared {
             errand: AtomicBool::new(false),
             held: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
+            bell: Arc::new(Bell::new()),
         }
     }
 
@@ -210,6 +214,7 @@ impl Shared {
         let mut state = self.lock();
         state.lanes -= 1;
         state.stopped -= usize::from(state.closing && stopped == state.closings);
+        self.bell.ring();
     }
 
     /// A lane takes no more requests. Says for which suspend; `stopped` is the one that it stopped for before.
@@ -219,6 +224,7 @@ impl Shared {
             return stopped;
         }
         state.stopped += 1;
+        self.bell.ring();
         state.closings
     }
 
@@ -243,6 +249,9 @@ impl Shared {
         if requests != 0 {
             self.in_flight.fetch_add(requests as usize, Ordering::Relaxed);
         }
+        if bytes < 0 || requests < 0 {
+            self.bell.ring();
+        }
     }
 
     /// Ends logging: `why` in the kernel's words. What has its place is still written and counted.
@@ -256,12 +265,14 @@ impl Shared {
         for promise in std::mem::take(&mut state.posted).promises {
             promise.end(refusal(why));
         }
+        self.bell.ring();
     }
 
     /// Ends logging, and what waits for the log goes on without: the log device failed.
     pub(super) fn give_up(&self, state: &mut State, why: &'static str) {
         self.disable(state, why);
         self.broken.store(true, Ordering::Relaxed);
+        self.bell.ring();
     }
 
     /// Gives `appends` their places, in order. What no longer fits is dropped and logging ends.
@@ -293,6 +304,9 @@ impl Shared {
         state.places.end_count(entries);
         self.counted.store(entries, Ordering::Release);
         self.set_open(state);
+        if !bugs::on(Bug::CountNotRung) {
+            self.bell.ring();
+        }
     }
 
     /// What is to be done about the end of the log.

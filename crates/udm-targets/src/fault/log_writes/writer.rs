@@ -8,7 +8,7 @@ use super::shared::{Placed, Shared, State, refusal};
 use slab::Slab;
 use std::ops::Range;
 use udm_core::{
-    Batch, Bio, BioFlags, BioPool, BufPool, Cx, Device, Drain, Lane, Nanos, Op, OwnerId, SECTOR_SIZE, Sector,
+    Batch, Bio, BioFlags, BioPool, BufPool, Busy, Cx, Device, Drain, Lane, Op, OwnerId, SECTOR_SIZE, Sector,
     Sectors, Segments,
 };
 use udm_dm::bugs::{self, Bug};
@@ -17,9 +17,6 @@ use udm_wire::log_writes::{EntryFlags, Superblock};
 
 /// Bytes of free copies that a lane keeps.
 const COPIES_KEPT: usize = 16 << 20;
-
-/// How soon a lane looks again whether another core has counted its entries: a fraction of what a write to a disk takes.
-const LOOK_AGAIN: Nanos = Nanos(100_000);
 
 /// The cookie of the superblock and of the flushes around it.
 const SUPERBLOCK: u64 = u64::MAX;
@@ -97,7 +94,12 @@ impl Writer {
 
     /// True while something is on its way to the log, or waits to be counted.
     pub(super) fn is_busy(&self) -> bool {
-        !self.jobs.is_empty() || !self.written.is_empty() || self.counting.is_some() || self.log.is_busy()
+        !self.jobs.is_empty() || !self.written.is_empty() || self.counting.is_some()
+    }
+
+    /// What the log device has to do by itself.
+    pub(super) fn below(&self) -> Busy {
+        self.log.busy()
     }
 
     fn send(&mut self, op: Op, at: u64, data: Segments, cookie: u64, flags: BioFlags) {
@@ -181,8 +183,15 @@ impl Writer {
         }
     }
 
-    /// Takes in what was written and counts it in the superblock; appends to `done` the requests whose entries are counted.
-    pub(super) fn poll(&mut self, shared: &Shared, done: &mut Batch, tally: &mut Tally, cx: &mut Cx<'_>) {
+    /// Takes in what was written and counts it in the superblock; appends to `done` the requests whose entries are counted. True when some wait for another core
+    /// to count them, or to write what comes before them.
+    pub(super) fn poll(
+        &mut self,
+        shared: &Shared,
+        done: &mut Batch,
+        tally: &mut Tally,
+        cx: &mut Cx<'_>,
+    ) -> bool {
         self.log.poll(&mut self.home, cx);
         if !self.home.is_empty() {
             let mut state = shared.lock();
@@ -197,11 +206,8 @@ impl Writer {
         }
         if !self.written.is_empty() {
             self.serve(shared, done, tally);
-            if !self.written.is_empty() && self.counting.is_none() {
-                // Another core counts them, or waits for entries of others before them.
-                cx.wake_at(cx.now + LOOK_AGAIN);
-            }
         }
+        !self.written.is_empty() && self.counting.is_none()
     }
 
     fn take_home(&mut self, mut bio: Box<Bio>, shared: &Shared, state: &mut State, tally: &mut Tally) {

@@ -1,0 +1,148 @@
+//! What a letter and a bell cost a core with thousands of lanes: a visit to each that they are for.
+
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use udm_core::{
+    Batch, Bell, Busy, CoreId, Cores, Cx, Device, DeviceId, Lane, LaneCommand, Limits, Listener, OpenError,
+    Port, Sectors,
+};
+use udm_runtime::{FrontCx, FrontEnd, Runtime, RuntimeOptions};
+
+const LANES: usize = 5000;
+
+/// Counts its polls, listens to the bell of its group, and is as busy as it is told.
+struct Counted {
+    id: DeviceId,
+    polls: AtomicUsize,
+    bell: Arc<Bell>,
+    busy: Busy,
+}
+
+struct CountedLane {
+    device: Arc<Counted>,
+    _port: Rc<Port>,
+    bell: Listener,
+}
+
+struct Opens(Arc<Counted>);
+
+impl Device for Opens {
+    fn id(&self) -> DeviceId {
+        self.0.id
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        let port = cx.open_port(self.0.id);
+        Ok(Box::new(CountedLane { device: self.0.clone(), _port: port, bell: self.0.bell.listen(cx) }))
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new(Sectors(8))
+    }
+}
+
+impl Lane for CountedLane {
+    fn submit(&mut self, _: &mut Batch, _: &mut Cx<'_>) {}
+
+    fn poll(&mut self, _: &mut Batch, cx: &mut Cx<'_>) {
+        self.device.polls.fetch_add(1, Ordering::Relaxed);
+        self.bell.wait(self.bell.epoch(), cx);
+    }
+
+    fn busy(&self) -> Busy {
+        self.device.busy
+    }
+}
+
+/// Opens all of them.
+struct Front(Vec<Arc<dyn Device>>, mpsc::Sender<()>, bool);
+
+impl FrontEnd for Front {
+    fn gather(&mut self, cx: &mut FrontCx<'_, '_>) {
+        for device in self.0.drain(..) {
+            cx.open(&device).unwrap();
+        }
+        self.1.send(()).unwrap();
+    }
+
+    fn complete(&mut self, _: &mut Batch, _: &mut FrontCx<'_, '_>) {}
+
+    fn stop(&mut self, _: &mut FrontCx<'_, '_>) {
+        self.2 = true;
+    }
+
+    fn is_closed(&self) -> bool {
+        self.2
+    }
+}
+
+fn runtime() -> Runtime {
+    let spin_max = Duration::from_micros(50);
+    Runtime::start(&RuntimeOptions { cpus: vec![None], poll: false, spin_max }).unwrap()
+}
+
+fn open(runtime: &Runtime, devices: &[Arc<Counted>]) {
+    let (tell, told) = mpsc::channel();
+    let opened = devices.iter().map(|d| Arc::new(Opens(d.clone())) as Arc<dyn Device>).collect();
+    runtime.attach(CoreId(0), Box::new(move || Box::new(Front(opened, tell, false))));
+    told.recv_timeout(Duration::from_secs(60)).unwrap();
+}
+
+/// Letters are read in their order: when the core has told what is under way, it has visited whom those before concerned.
+fn polls(runtime: &Runtime, devices: &[Arc<Counted>]) -> Vec<usize> {
+    assert_eq!(runtime.cluster().under_way(Duration::from_secs(60)).silent, 0);
+    devices.iter().map(|d| d.polls.swap(0, Ordering::Relaxed)).collect()
+}
+
+#[test]
+fn mail_visits_those_that_it_is_for() {
+    let bells: Vec<Arc<Bell>> = (0..LANES / 2).map(|_| Arc::new(Bell::new())).collect();
+    let counted = |n: usize| {
+        let bell = bells[n / 2].clone();
+        Arc::new(Counted { id: DeviceId::new(), polls: AtomicUsize::new(0), bell, busy: Busy::Idle })
+    };
+    let devices: Vec<_> = (0..LANES).map(counted).collect();
+    let runtime = runtime();
+    open(&runtime, &devices);
+    polls(&runtime, &devices);
+    let visited = |polls: Vec<usize>| -> Vec<(usize, usize)> {
+        polls.into_iter().enumerate().filter(|(_, polls)| *polls > 0).collect()
+    };
+    runtime.cluster().broadcast(devices[4321].id, LaneCommand::Kick);
+    assert_eq!(visited(polls(&runtime, &devices)), [(4321, 1)], "a letter");
+    // It waits since that poll; the other one that listens is on the same core, and looks too.
+    bells[2160].ring();
+    assert_eq!(visited(polls(&runtime, &devices)), [(4320, 1), (4321, 1)], "a bell");
+    bells[1000].ring();
+    assert_eq!(visited(polls(&runtime, &devices)), [], "a bell that nobody waits for");
+    runtime.stop();
+}
+
+/// Whoever works in the background has turns, and nobody waits for it.
+#[test]
+fn the_background_is_not_waited_for() {
+    let bell = Arc::new(Bell::new());
+    let counted = |busy| {
+        let id = DeviceId::new();
+        Arc::new(Counted { id, polls: AtomicUsize::new(0), bell: bell.clone(), busy })
+    };
+    let devices = [counted(Busy::Background), counted(Busy::Idle)];
+    let runtime = runtime();
+    open(&runtime, &devices);
+    for device in &devices {
+        runtime.cluster().broadcast(device.id, LaneCommand::Kick);
+    }
+    polls(&runtime, &devices);
+    let under_way = runtime.cluster().under_way(Duration::from_secs(60));
+    assert!(under_way.busy.is_empty() && under_way.requests.is_empty(), "{under_way:?}");
+    let polls = polls(&runtime, &devices);
+    assert!(polls[0] > 0 && polls[1] == 0, "a turn of the core is one of the background: {polls:?}");
+    let stopping = runtime.stop_within(Duration::from_secs(600));
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    while !stopping.is_over() {
+        assert!(std::time::Instant::now() < end, "the end waits for the background");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
