@@ -101,8 +101,10 @@ impl Facts {
             Boundary::Backend => {}
             Boundary::Table if unaligned || request.sectors == 0 => errors.push(EINVAL),
             Boundary::Table => {}
-            // proto.md: what an empty request does is unspecified; one beyond the payload's maximum may be refused.
-            Boundary::Nbd if errors.is_empty() && (request.sectors == 0 || long && request.op.has_data()) => {
+            // proto.md leaves a request for nothing open; udm refuses it.
+            Boundary::Nbd if request.sectors == 0 => errors.push(EINVAL),
+            // proto.md: one beyond the payload's maximum may be refused.
+            Boundary::Nbd if errors.is_empty() && long && request.op.has_data() => {
                 return Verdict::May(vec![EINVAL]);
             }
             Boundary::Nbd => {}

@@ -106,7 +106,7 @@ pub(super) fn not_aligned(rig: &mut Rig) {
     rig.verify(1, 0, 4 * block);
 }
 
-/// An empty range is EINVAL for a table; over NBD nobody relies on it, and the connection lives.
+/// An empty range is EINVAL, for a table and over NBD.
 pub(super) fn empty(rig: &mut Rig) {
     for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
         for start in [0, rig.facts.block(), rig.facts.size()] {

@@ -60,7 +60,7 @@ pub(super) fn check(
         }
         Command::WriteZeroes => Plan::Bio(Op::WriteZeroes, BioFlags::empty()),
         Command::Cache => Plan::Cache,
-        Command::BlockStatus if contexts && request.len > 0 => Plan::Survey,
+        Command::BlockStatus if contexts => Plan::Survey,
         Command::Disconnect | Command::BlockStatus | Command::Other(_) => return Err(EINVAL),
     };
     if !request.flags_fit() || (request.flags.contains(CommandFlags::DF) && !structured) {
@@ -68,6 +68,10 @@ pub(super) fn check(
     }
     if request.command == Command::Flush {
         return if request.offset == 0 && request.len == 0 { Ok(plan) } else { Err(EINVAL) };
+    }
+    if request.len == 0 {
+        // proto.md leaves it open. A client that asks for nothing has counted wrong: say so, as nbdkit does.
+        return Err(EINVAL);
     }
     let writes = matches!(request.command, Command::Write | Command::WriteZeroes | Command::Trim);
     if writes && export.flags.contains(ExportFlags::READ_ONLY) {
@@ -87,8 +91,7 @@ pub(super) fn check(
         return Err(if puts { ENOSPC } else { EINVAL });
     }
     let range = request.offset..request.offset + u64::from(request.len);
-    let nothing =
-        range.is_empty() || request.command == Command::Trim && export.block.inside(&range).is_empty();
+    let nothing = request.command == Command::Trim && export.block.inside(&range).is_empty();
     Ok(if nothing { Plan::Nothing } else { plan })
 }
 
@@ -140,7 +143,7 @@ mod tests {
         for command in [Read, Write, Trim, WriteZeroes, Cache] {
             let beyond = if matches!(command, Write | WriteZeroes) { ENOSPC } else { EINVAL };
             assert!(verdict(command, end - 512, 512).is_ok());
-            assert_eq!(verdict(command, end, 0), Ok(Plan::Nothing));
+            assert_eq!((verdict(command, end, 0), verdict(command, 0, 0)), (Err(EINVAL), Err(EINVAL)));
             assert_eq!(verdict(command, end, 512), Err(beyond));
             assert_eq!(verdict(command, end - 512, 1024), Err(beyond));
             assert_eq!(verdict(command, u64::MAX - 511, 512), Err(beyond));

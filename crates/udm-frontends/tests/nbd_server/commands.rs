@@ -19,7 +19,6 @@ fn every_command() {
         let world = World::new(TestDisk::new(80 * MIB, Order::AtOnce));
         let mut c = world.client(structured);
         assert_eq!(c.read(512, 1536), Ok(fresh(512, 1536)));
-        assert_eq!(c.read(MIB, 0), Ok(vec![]), "an empty read");
         if structured {
             let reply = c.ask(Command::Read, CommandFlags::DF, 4096, 8192, &[]);
             assert_eq!((reply.error, reply.data), (0, fresh(4096, 8192)));
@@ -30,7 +29,6 @@ fn every_command() {
             assert_eq!(c.write(NONE, MIB, &data), 0, "{len}");
             assert!(c.read(MIB, len as u32) == Ok(data), "{len}");
         }
-        assert_eq!(c.write(NONE, MIB, &[]), 0, "an empty write");
         assert_eq!(c.plain(Command::WriteZeroes, NONE, MIB + 512, 1024), 0);
         assert_eq!(c.read(MIB, 2048).unwrap()[512..1536], [0; 1024]);
         assert_eq!(c.plain(Command::WriteZeroes, CommandFlags::FAST_ZERO, 2 * MIB, 1 << 20), 0);
