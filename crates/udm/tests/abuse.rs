@@ -5,13 +5,12 @@ mod support;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-use support::{PATIENCE, Server};
-use udm_wire::nbd::{
-    ClientFlags, ClientOption, Command, CommandFlags, GREETING_SIZE, Request, encode_client_flags,
-};
+use support::Server;
+use support::nbd::{Client, dial};
+use udm_wire::nbd::Command;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -20,34 +19,13 @@ const MIB: u64 = 1 << 20;
 const CORE: u64 = (256 + 64) * MIB;
 const CONNECTION: u64 = 640 * KIB;
 
-fn connect(server: &Server) -> UnixStream {
-    let stream = UnixStream::connect(&server.nbd).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
-    stream
-}
-
 /// A client of the only export.
-fn client(server: &Server) -> UnixStream {
-    let mut stream = connect(server);
-    stream.read_exact(&mut [0; GREETING_SIZE]).unwrap();
-    let mut opening = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
-    ClientOption::ExportName(String::new()).encode(&mut opening);
-    stream.write_all(&opening).unwrap();
-    stream.read_exact(&mut [0; 10]).unwrap();
-    stream
+fn client(server: &Server) -> Client {
+    Client::connect(&server.nbd, "")
 }
 
-fn request(command: Command, offset: u64, len: u64) -> [u8; Request::SIZE] {
-    let (flags, cookie) = (CommandFlags::empty(), 7);
-    Request { flags, command, cookie, offset, len: len as u32 }.encode()
-}
-
-fn read(stream: &mut UnixStream, len: u64) {
-    stream.write_all(&request(Command::Read, 0, len)).unwrap();
-    let mut answer = vec![0; 16 + len as usize];
-    stream.read_exact(&mut answer).unwrap();
-    assert_eq!(answer[4..8], [0; 4]);
+fn read(client: &mut Client, len: u64) {
+    assert_eq!(client.one(Command::Read, 0, len), 0);
 }
 
 /// Resident memory of the server in bytes.
@@ -59,7 +37,7 @@ fn resident(server: &Server) -> u64 {
 
 /// The client in order is served, and memory is within `bound`.
 #[expect(clippy::print_stdout, reason = "the figures are what somebody who runs this wants to see")]
-fn served(what: &str, server: &Server, healthy: &mut UnixStream, bound: u64) {
+fn served(what: &str, server: &Server, healthy: &mut Client, bound: u64) {
     let begin = Instant::now();
     for len in [4 * KIB, 64 * KIB] {
         read(healthy, len);
@@ -94,7 +72,7 @@ fn who_is_in_order_is_served_beside_who_is_not() {
     std::thread::sleep(Duration::from_millis(3500));
     served("the same, idle", &server, &mut healthy, base + 1024 * 64 * KIB);
 
-    let silent: Vec<_> = (0..1024).map(|_| connect(&server)).collect();
+    let silent: Vec<_> = (0..1024).map(|_| dial(&server.nbd)).collect();
     served("1,024 connections without a handshake", &server, &mut healthy, base + 2048 * 64 * KIB);
     drop(silent);
 
@@ -113,19 +91,19 @@ fn who_is_in_order_is_served_beside_who_is_not() {
     // What the allocator keeps of small things goes on counting.
     let base = resident(&server) + 8 * MIB;
     let mut writers: Vec<_> = (0..50).map(|_| client(&server)).collect();
-    for stream in &mut writers {
-        stream.write_all(&request(Command::Write, 0, 32 * MIB)).unwrap();
+    for client in &mut writers {
+        client.head(Command::Write, 0, 32 * MIB).unwrap();
     }
     served("50 writes of 32 MiB announced", &server, &mut healthy, base + 50 * 64 * KIB);
 
     let piece = vec![1; MIB as usize];
-    writers.iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
+    writers.iter().for_each(|client| client.stream.set_nonblocking(true).unwrap());
     let mut sent = vec![0; writers.len()];
     for _ in 0..200 {
-        for (stream, sent) in writers.iter_mut().zip(&mut sent) {
+        for (client, sent) in writers.iter_mut().zip(&mut sent) {
             // As much as the server takes, but for the end; it may also have had enough of this client.
             let most = piece.len().min(31 * MIB as usize - *sent);
-            *sent += stream.write(&piece[..most]).unwrap_or(0);
+            *sent += client.stream.write(&piece[..most]).unwrap_or(0);
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -135,9 +113,9 @@ fn who_is_in_order_is_served_beside_who_is_not() {
     drop(writers);
 
     let mut deaf: Vec<_> = (0..20).map(|_| client(&server)).collect();
-    for stream in &mut deaf {
+    for client in &mut deaf {
         // The server may have had enough of one before the last is here.
-        (0..4).for_each(|_| drop(stream.write_all(&request(Command::Read, 0, 32 * MIB))));
+        (0..4).for_each(|_| drop(client.head(Command::Read, 0, 32 * MIB)));
     }
     served("20 clients that take none of their 128 MiB", &server, &mut healthy, bound);
     // A long request, too, once it is clear who is in the way.

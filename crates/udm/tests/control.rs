@@ -3,10 +3,11 @@
 mod support;
 
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use support::{PATIENCE, Server, answer, has, raw, text, until};
+use support::nbd::Client;
+use support::{Server, answer, has, raw, text, until};
 
 fn server() -> Server {
     Server::start(&["d=0 2048 linear mem:1M 0"])
@@ -306,42 +307,11 @@ fn another_user_is_refused_with_the_reason() {
     alive(&server);
 }
 
-/// A read of the first sector through NBD, as small as it can be said. Gives back the stream; the answer is yet to come.
-fn begin_read(server: &Server, export: &str) -> UnixStream {
-    let mut stream = UnixStream::connect(&server.nbd).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut greeting = [0; 18];
-    stream.read_exact(&mut greeting).unwrap();
-    let mut hello = 3u32.to_be_bytes().to_vec();
-    hello.extend(b"IHAVEOPT");
-    hello.extend(1u32.to_be_bytes());
-    hello.extend((export.len() as u32).to_be_bytes());
-    hello.extend(export.as_bytes());
-    stream.write_all(&hello).unwrap();
-    let mut chosen = [0; 10];
-    stream.read_exact(&mut chosen).unwrap();
-    send_read(&mut stream, 0);
-    stream
-}
-
-fn send_read(stream: &mut UnixStream, offset: u64) {
-    let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
-    request.extend([0; 4]);
-    request.extend(7u64.to_be_bytes());
-    request.extend(offset.to_be_bytes());
-    request.extend(512u32.to_be_bytes());
-    stream.write_all(&request).unwrap();
-}
-
-/// Waits for the answer; its errno.
-fn end_read(mut stream: UnixStream) -> u32 {
-    let mut reply = [0; 16];
-    stream.read_exact(&mut reply).unwrap();
-    let errno = u32::from_be_bytes(reply[4..8].try_into().unwrap());
-    if errno == 0 {
-        stream.read_exact(&mut [0; 512]).unwrap();
-    }
-    errno
+/// A client that has begun to read the first sector.
+fn begin_read(server: &Server, export: &str) -> Client {
+    let mut client = Client::connect(&server.nbd, export);
+    client.ask_read(0);
+    client
 }
 
 /// A suspend waits for what is in flight, and for as long as its client does.
@@ -351,10 +321,7 @@ fn an_abandoned_suspend_is_called_off() {
     let server = Server::start(&["slow=0 2048 linear null:size=1M,irqmode=2,completion_nsec=2000000000 0"]);
     let mut read = begin_read(&server, "slow");
     // A request that is refused at once: when its answer comes, the read before it is under way.
-    send_read(&mut read, 1 << 40);
-    let mut refused = [0; 16];
-    read.read_exact(&mut refused).unwrap();
-    assert_ne!(refused[4..8], [0; 4]);
+    assert_ne!(read.read(1 << 31), 0);
     let mut client = UnixStream::connect(&server.socket).unwrap();
     client
         .write_all(b"POST /v1/devices/slow/suspend HTTP/1.1\r\nHost: udm\r\nContent-Length: 0\r\n\r\n")
@@ -368,8 +335,8 @@ fn an_abandoned_suspend_is_called_off() {
     state("suspended");
     drop(client);
     state("active");
-    assert_eq!(end_read(read), 0, "what was in flight is answered");
-    assert_eq!(end_read(begin_read(&server, "slow")), 0);
+    assert_eq!(read.error(), 0, "what was in flight is answered");
+    assert_eq!(begin_read(&server, "slow").error(), 0);
 }
 
 /// Requests that come while a device is suspended wait, and a device that a client has open stays.
@@ -377,12 +344,12 @@ fn an_abandoned_suspend_is_called_off() {
 fn a_suspended_device_lets_clients_wait() {
     let server = server();
     server.says(&["suspend", "d"]);
-    let read = begin_read(&server, "d");
+    let mut read = begin_read(&server, "d");
     until("the client is seen", || {
         let said = text(&server.verb(&["remove", "d"]).stderr);
         said.contains("it is open 1 times").then_some(())
     });
     server.says(&["load", "d", "--table", "0 2048 zero"]);
     server.says(&["resume", "d"]);
-    assert_eq!(end_read(read), 0);
+    assert_eq!(read.error(), 0);
 }

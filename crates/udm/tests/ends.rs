@@ -4,104 +4,15 @@ mod support;
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
-use support::{PATIENCE, Server, udm, until};
-use tempfile::TempDir;
-use udm_wire::nbd::{
-    ClientFlags, ClientOption, Command, CommandFlags, ESHUTDOWN, GREETING_SIZE, Request, encode_client_flags,
-};
+use support::ending::Ending;
+use support::nbd::Client;
+use support::{Server, udm, until};
+use udm_wire::nbd::{Command, ESHUTDOWN};
 
 /// A disk on which every request takes an hour.
 const HUNG: &str = "d=0 2048 linear null:size=1M,irqmode=2,completion_nsec=3600000000000 0";
-
-/// A server whose standard error is kept.
-struct Ending {
-    child: Child,
-    folder: TempDir,
-}
-
-impl Ending {
-    fn start(options: &[&str], devices: &[&str]) -> Ending {
-        let folder = tempfile::tempdir().unwrap();
-        let mut serve = udm(&["serve", "--cores", "0"]);
-        for device in devices {
-            serve.args(["--device", device]);
-        }
-        serve.args(options).arg("--unix").arg(folder.path().join("nbd.sock"));
-        serve.arg("--socket").arg(folder.path().join("control.sock"));
-        let child = serve.stderr(fs::File::create(folder.path().join("said")).unwrap()).spawn().unwrap();
-        let server = Ending { child, folder };
-        until("a server that answers", || UnixStream::connect(server.folder.path().join("nbd.sock")).ok());
-        server
-    }
-
-    /// A client of `export`.
-    fn client(&self, export: &str) -> UnixStream {
-        client(&self.folder.path().join("nbd.sock"), export)
-    }
-
-    fn verb(&self, args: &[&str]) {
-        let out = udm(args).env("UDM_SOCKET", self.folder.path().join("control.sock")).output().unwrap();
-        assert!(out.status.success(), "{args:?}: {out:?}");
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    fn said(&self) -> String {
-        fs::read_to_string(self.folder.path().join("said")).unwrap()
-    }
-
-    fn wait(&mut self) -> ExitStatus {
-        until("the end of the server", || self.child.try_wait().unwrap())
-    }
-
-    /// Nothing of it is left.
-    fn is_clean(&self) -> bool {
-        ["nbd.sock", "control.sock"].iter().all(|name| !self.folder.path().join(name).exists())
-    }
-}
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn client(socket: &std::path::Path, export: &str) -> UnixStream {
-    let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.read_exact(&mut [0; GREETING_SIZE]).unwrap();
-    let mut opening = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
-    ClientOption::ExportName(export.into()).encode(&mut opening);
-    stream.write_all(&opening).unwrap();
-    stream.read_exact(&mut [0; 10]).unwrap();
-    stream
-}
-
-fn ask(stream: &mut UnixStream, command: Command, len: u32) {
-    let (flags, cookie, offset) = (CommandFlags::empty(), 7, 0);
-    stream.write_all(&Request { flags, command, cookie, offset, len }.encode()).unwrap();
-    if command == Command::Write {
-        stream.write_all(&vec![1; len as usize]).unwrap();
-    }
-}
-
-/// The error of the next answer; a read that succeeds has 512 bytes.
-fn answer(stream: &mut UnixStream, read: bool) -> u32 {
-    let mut head = [0; 16];
-    stream.read_exact(&mut head).unwrap();
-    let error = u32::from_be_bytes(head[4..8].try_into().unwrap());
-    if error == 0 && read {
-        stream.read_exact(&mut [0; 512]).unwrap();
-    }
-    error
-}
 
 /// Requests that wait for something that nobody will do any more: no path, a suspended device (also below another). They fail, those
 /// that are merely delayed are served, and the server ends in good order.
@@ -121,8 +32,8 @@ fn what_is_held_does_not_hold_up_the_end() {
     let mut clients: Vec<_> = ["mp", "s", "top", "slow"].map(|name| server.client(name)).into();
     server.verb(&["suspend", "s"]);
     for c in &mut clients {
-        ask(c, Command::Read, 512);
-        ask(c, Command::Write, 512);
+        c.ask(Command::Read, 0, 512);
+        c.ask(Command::Write, 0, 512);
     }
     // Until they are where they wait. No status says so for all of them.
     until("the requests wait", || {
@@ -136,7 +47,7 @@ fn what_is_held_does_not_hold_up_the_end() {
     server.signal(Signal::TERM);
     for (i, c) in clients.iter_mut().enumerate() {
         // Of the delayed ones the read comes first, as it does in its queue.
-        let errors = [answer(c, true), answer(c, false)];
+        let errors = [c.error(), c.error()];
         assert_eq!(errors, if i == 3 { [0, 0] } else { [ESHUTDOWN, ESHUTDOWN] }, "client {i}");
     }
     assert_eq!(server.wait().code(), Some(0), "{}", server.said());
@@ -150,7 +61,7 @@ fn a_second_signal_ends_at_once() {
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut server = Ending::start(&["--stop-timeout", "3600"], &[HUNG]);
         let mut c = server.client("d");
-        (0..3).for_each(|_| ask(&mut c, Command::Read, 512));
+        (0..3).for_each(|_| c.ask(Command::Read, 0, 512));
         std::thread::sleep(Duration::from_millis(100));
         server.signal(signal);
         until("a word", || server.said().contains("udm: waiting for 3 requests on d (").then_some(()));
@@ -165,13 +76,13 @@ fn a_second_signal_ends_at_once() {
 fn the_end_has_a_limit_and_says_what_it_leaves() {
     let mut server = Ending::start(&["--stop-timeout", "1"], &[HUNG, "ok=0 8 linear mem:4k 0"]);
     let mut c = server.client("d");
-    ask(&mut c, Command::Write, 512);
+    c.ask(Command::Write, 0, 512);
     std::thread::sleep(Duration::from_millis(100));
     server.signal(Signal::TERM);
     assert_eq!(server.wait().code(), Some(1));
     let said = server.said();
     assert!(
-        said.contains("udm: left after 1 s without an answer: 1 request on d; what was flushed is safe\n"),
+        said.contains("udm: left after 1 s without an answer: 1 request on d; what was flushed is safe; "),
         "{said}"
     );
     assert!(server.is_clean());
@@ -183,7 +94,7 @@ fn idle_and_deaf_clients_do_not_hold_up_the_end() {
     let mut server = Ending::start(&["--stop-timeout", "60"], &["d=0 65536 linear null:size=32M 0"]);
     let (idle, mut deaf) = (server.client("d"), server.client("d"));
     let silent = UnixStream::connect(server.folder.path().join("nbd.sock")).unwrap();
-    (0..2).for_each(|_| ask(&mut deaf, Command::Read, 32 << 20));
+    (0..2).for_each(|_| deaf.ask(Command::Read, 0, 32 << 20));
     std::thread::sleep(Duration::from_millis(100));
     let begin = Instant::now();
     server.signal(Signal::HUP);
@@ -198,9 +109,8 @@ fn what_was_acknowledged_is_there_after_the_end() {
     let image = tempfile::NamedTempFile::new().unwrap();
     image.as_file().set_len(1 << 20).unwrap();
     let server = Server::start(&[&format!("d=0 2048 linear {} 0", image.path().display())]);
-    let mut c = client(&server.nbd, "d");
-    ask(&mut c, Command::Write, 64 << 10);
-    assert_eq!(answer(&mut c, false), 0);
+    let mut c = Client::connect(&server.nbd, "d");
+    assert_eq!(c.one(Command::Write, 0, 64 << 10), 0);
     let mut server = server;
     kill_process(Pid::from_child(&server.child), Signal::TERM).unwrap();
     until("the end of the server", || server.child.try_wait().unwrap());

@@ -1,56 +1,17 @@
-//! A server some of whose storage hangs: a mount whose file system was stopped.
+//! A server some of whose storage hangs: a mount whose file system, or what lies behind it, was stopped.
 
 mod support;
 
+use rustix::process::Signal;
 use serde_json::json;
-use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use support::{Server, has, text, until};
-use tempfile::TempDir;
-
-/// A mount with one file, `nbd`, by a FUSE server that can be stopped. It is ended and taken down with its owner.
-struct Mount {
-    fuse: Child,
-    folder: TempDir,
-}
-
-impl Mount {
-    /// `None`, said aloud, where there is no FUSE.
-    fn new() -> Option<Mount> {
-        if !has("nbdfuse") || !has("nbdkit") || !has("fusermount3") {
-            return None;
-        }
-        if fs::File::options().read(true).write(true).open("/dev/fuse").is_err() {
-            support::skipped("/dev/fuse can't be opened");
-            return None;
-        }
-        let folder = TempDir::new().unwrap();
-        let mut fuse = Command::new("nbdfuse");
-        fuse.arg(folder.path()).args(["--command", "nbdkit", "-s", "memory", "1M"]).stderr(Stdio::null());
-        let mount = Mount { fuse: fuse.spawn().unwrap(), folder };
-        until("the mount", || mount.file().exists().then_some(()));
-        Some(mount)
-    }
-
-    fn file(&self) -> PathBuf {
-        self.folder.path().join("nbd")
-    }
-
-    fn signal(&self, signal: &str) {
-        Command::new("kill").arg(signal).arg(self.fuse.id().to_string()).status().unwrap();
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        self.signal("-KILL");
-        let _ = self.fuse.wait();
-        let _ = Command::new("fusermount3").arg("-uz").arg(self.folder.path()).status();
-    }
-}
+use std::path::Path;
+use std::time::Duration;
+use support::ending::Ending;
+use support::mount::Mount;
+use support::{Server, text, until};
+use udm_wire::nbd::Command;
 
 /// Sends a request and does not wait for its answer.
 fn begin(server: &Server, method: &str, path: &str, body: &serde_json::Value) -> UnixStream {
@@ -74,21 +35,18 @@ fn storage_that_hangs_holds_up_nobody_else() {
     ]);
     server.says(&["create", "d", "--notable"]);
     server.says(&["create", "used", "--table", &linear(&mount.file())]);
-    mount.signal("-STOP");
+    mount.signal(Signal::STOP);
     let mut waiting = Vec::new();
     // By a name that was used before, by its number, and by names that nobody has looked at yet.
     for i in 0..12 {
-        let names = [
-            linear(&mount.file()),
-            "0 8 linear 253:2 0".into(),
-            linear(&mount.folder.path().join(format!("n{i}"))),
-        ];
+        let names =
+            [linear(&mount.file()), "0 8 linear 253:2 0".into(), linear(&mount.path().join(format!("n{i}")))];
         for table in names {
             waiting.push(begin(&server, "PUT", "/v1/devices/d/table", &json!({"table": table})));
         }
     }
     for i in 0..12 {
-        let message = format!("fail_path {}", mount.folder.path().join(format!("n{i}")).display());
+        let message = format!("fail_path {}", mount.path().join(format!("n{i}")).display());
         let body = json!({"sector": 0, "message": message});
         waiting.push(begin(&server, "POST", "/v1/devices/mp/message", &body));
     }
@@ -112,7 +70,7 @@ fn storage_that_hangs_holds_up_nobody_else() {
         text(&server.verb(&["message", "mp", "0", "fail_path", mount.file().to_str().unwrap()]).stderr);
     assert!(said.contains("no path over device") && said.ends_with("Invalid argument\n"), "{said}");
     // When it answers again, so does all that waited for it.
-    mount.signal("-CONT");
+    mount.signal(Signal::CONT);
     until("the loads that waited", || {
         let loaded = server.says(&["table", "d", "--inactive"]);
         (loaded == "0 8 linear 253:2 0\n").then_some(())
@@ -120,4 +78,39 @@ fn storage_that_hangs_holds_up_nobody_else() {
     drop(waiting);
     server.says(&["load", "d", "--table", &linear(&mount.file())]);
     server.says(&["remove", "d"]);
+}
+
+/// A request that the kernel does not give up holds on to the process, as it does after SIGKILL. For everybody else the server has
+/// ended: its words are said, its sockets are gone, its clients hear of it, and its status is the one that it left with.
+#[test]
+fn what_the_kernel_does_not_give_up_holds_up_nobody_else() {
+    let limit = "udm: left after 2 s without an answer: 1 request on d; what was flushed is safe; \
+        the process goes when the kernel gives up what is left\n";
+    let second = "udm: ended at once; what was flushed is safe\n";
+    for (seconds, signals, said, status) in [("2", 1, limit, 1), ("3600", 2, second, 143)] {
+        let Some(mount) = Mount::new() else { return };
+        let devices = [&format!("d={}", linear(&mount.file())), "ok=0 8 linear mem:4k 0"];
+        let mut server = Ending::start(&["--stop-timeout", seconds], &devices);
+        let (mut hung, mut well) = (server.client("d"), server.client("ok"));
+        // The mount's server takes the request and passes it on to one that does not answer.
+        mount.signal_behind(Signal::STOP);
+        hung.ask(Command::Write, 0, 512);
+        assert_eq!(well.write(0), 0);
+        std::thread::sleep(Duration::from_millis(500));
+        server.signal(Signal::TERM);
+        until("a word", || server.said().contains("udm: waiting for 1 request on d (").then_some(()));
+        (1..signals).for_each(|_| server.signal(Signal::TERM));
+        until("the end", || server.said().ends_with(said).then_some(()));
+        assert!(server.is_clean());
+        for client in [&mut hung, &mut well] {
+            assert_eq!(client.stream.read(&mut [0]).unwrap(), 0, "the end of the connection");
+        }
+        assert_eq!(
+            server.child.try_wait().unwrap(),
+            None,
+            "the kernel has let go by itself: this test shows nothing"
+        );
+        mount.signal_behind(Signal::CONT);
+        assert_eq!(server.wait().code(), Some(status), "{}", server.said());
+    }
 }

@@ -9,7 +9,9 @@
 //! this program. So there is nothing to write at the end, and no way to end loses it.
 
 use crate::log;
-use rustix::process::Signal;
+use rustix::net::sockopt::socket_acceptconn;
+use rustix::net::{Shutdown, shutdown};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal, getpid, pidfd_getfd, pidfd_open};
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -137,7 +139,8 @@ async fn watch(mut ears: Ears, queue: &mpsc::Sender<Signal>, shared: &Shared) {
                 let waited_for = plan.text();
                 if !silent {
                     log::say(format!(
-                        "udm: left after {} s without an answer: {waited_for}; what was flushed is safe\n",
+                        "udm: left after {} s without an answer: {waited_for}; what was flushed is safe; \
+                         the process goes when the kernel gives up what is left\n",
                         plan.limit.as_secs()
                     ));
                     leave(1);
@@ -155,10 +158,29 @@ fn at_once(signal: Signal) -> ! {
     leave(128 + signal.as_raw())
 }
 
-/// Ends the program without a look at what its other threads do.
+/// Ends the program without a look at what its other threads do. A request that the kernel does not give up keeps the process, with all that it has
+/// open, after this; so clients are told now.
 fn leave(status: i32) -> ! {
     log::flush();
+    let _ = hang_up();
     std::process::exit(status)
+}
+
+/// Shuts all connections down, whoever has them.
+fn hang_up() -> io::Result<()> {
+    let this = pidfd_open(getpid(), PidfdFlags::empty())?;
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // Standard streams may be sockets too, and not ours alone; so may one to listen on.
+        if number <= 2 {
+            continue;
+        }
+        let Ok(socket) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else { continue };
+        if socket_acceptconn(&socket) == Ok(false) {
+            let _ = shutdown(&socket, Shutdown::Both);
+        }
+    }
+    Ok(())
 }
 
 impl Plan {

@@ -1,15 +1,15 @@
 //! Mapped devices in the real program: how far they can be stacked, whose limits hold, and suspends and resumes that are called off.
 
-mod client;
 #[path = "../support/mod.rs"]
 mod support;
 
-use client::{Client, READ, READ_ONLY, WRITE};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use support::nbd::Client;
 use support::{Server, has, text, udm, until};
+use udm_wire::nbd::ExportFlags;
 
 impl Server {
     fn info(&self, name: &str) -> serde_json::Value {
@@ -63,7 +63,7 @@ fn a_stack_has_an_end_however_it_grows() {
         }
         for i in (from..from + 200).step_by(7) {
             let mut client = Client::connect(&server.nbd, &format!("s{i}"));
-            assert_eq!((client.size, client.one(READ, 0)), (4096, 0), "s{i}");
+            assert_eq!((client.size, client.read(0)), (4096, 0), "s{i}");
         }
     }
     assert!(server.refuses(&["load", "s3", "--table", "0 8 linear @s3 0"]).contains("Device lookup failed"));
@@ -84,8 +84,8 @@ fn limits_are_those_of_the_resume() {
     server.says(&["resume", "low", "up"]);
     assert_eq!(server.info("up")["read_only"], true);
     let mut client = Client::connect(&server.nbd, "up");
-    assert_ne!(client.flags & READ_ONLY, 0);
-    assert_eq!((client.one(READ, 0), client.one(WRITE, 0)), (0, 1));
+    assert!(client.flags.contains(ExportFlags::READ_ONLY));
+    assert_eq!((client.read(0), client.write(0)), (0, 1));
 
     // Writable below, and read-only afterwards: the one above keeps what it said, and its writes fail.
     server.says(&["load", "low", "--table", "0 2048 linear mem:1M 0"]);
@@ -93,11 +93,11 @@ fn limits_are_those_of_the_resume() {
     server.says(&["load", "up", "--table", "0 2048 linear @low 0"]);
     server.says(&["resume", "up"]);
     let mut client = Client::connect(&server.nbd, "up");
-    assert_eq!((client.flags & READ_ONLY, client.one(WRITE, 0)), (0, 0));
+    assert_eq!((client.flags.contains(ExportFlags::READ_ONLY), client.write(0)), (false, 0));
     server.says(&["load", "low", "--table", &table]);
     server.says(&["resume", "low"]);
-    assert_eq!((server.info("up")["read_only"].clone(), client.one(WRITE, 0)), (json!(false), 1));
-    assert_eq!(client.one(READ, 0), 0);
+    assert_eq!((server.info("up")["read_only"].clone(), client.write(0)), (json!(false), 1));
+    assert_eq!(client.read(0), 0);
 }
 
 /// A client keeps the size and the block that it was told. What the device has no more is refused, request by request, and the rest served.
@@ -105,15 +105,14 @@ fn limits_are_those_of_the_resume() {
 fn what_a_client_was_told_may_be_refused_later() {
     let server = Server::start(&["d=0 2048 linear mem:1M 0"]);
     let mut client = Client::connect(&server.nbd, "d");
-    assert_eq!((client.size, client.one(WRITE, 2047)), (1 << 20, 0));
+    assert_eq!((client.size, client.write(2047)), (1 << 20, 0));
     server.says(&["load", "d", "--table", "0 1024 linear mem:1M 0"]);
     server.says(&["resume", "d"]);
-    let ends =
-        |client: &mut Client| (client.one(READ, 1023), client.one(READ, 1024), client.one(WRITE, 2047));
+    let ends = |client: &mut Client| (client.read(1023), client.read(1024), client.write(2047));
     let (inside, read, write) = ends(&mut client);
     assert!(inside == 0 && read != 0 && write != 0, "{inside} {read} {write}");
     let mut late = Client::connect(&server.nbd, "d");
-    assert_eq!((late.size, late.one(READ, 1023)), (1 << 19, 0));
+    assert_eq!((late.size, late.read(1023)), (1 << 19, 0));
     server.says(&["load", "d", "--table", "0 2048 linear mem:1M 0"]);
     server.says(&["resume", "d"]);
     assert_eq!(ends(&mut client), (0, 0, 0));
@@ -125,9 +124,9 @@ fn hung() -> (Server, Client) {
         Server::start(&["low=0 1024 linear mem:1M 0", "up=0 1024 linear @low 0\n1024 1024 linear mem:1M 0"]);
     server.says(&["suspend", "low"]);
     let mut client = Client::connect(&server.nbd, "up");
-    client.ask(READ, 0);
+    client.ask_read(0);
     // The second is answered, so the first has been taken in.
-    assert_eq!(client.one(READ, 1500), 0);
+    assert_eq!(client.read(1500), 0);
     (server, client)
 }
 
@@ -135,13 +134,13 @@ fn hung() -> (Server, Client) {
 fn goes_on(server: &Server, client: &mut Client) {
     until("an active device", || (server.info("up")["state"] == "active").then_some(()));
     assert!(server.says(&["table", "up"]).starts_with("0 1024 linear 254:0 0\n"));
-    assert_eq!(client.one(READ, 1501), 0);
+    assert_eq!(client.read(1501), 0);
     server.says(&["resume", "low"]);
-    assert_eq!(client.reply(READ), (0, 0));
+    assert_eq!(client.reply(), (0, 0));
     // And can be suspended now.
     server.says(&["suspend", "up"]);
     server.says(&["resume", "up"]);
-    assert_eq!(client.one(READ, 3), 0);
+    assert_eq!(client.read(3), 0);
 }
 
 fn waits(server: &Server, verb: &mut Child) {
@@ -263,31 +262,31 @@ fn storage_that_hangs_holds_no_verb_for_good() {
     let live = server.says(&["table", "up"]);
     let mut client = Client::connect(&server.nbd, "up");
     file.stop();
-    client.ask(READ, 0);
-    assert_eq!(client.one(READ, 1500), 0);
+    client.ask_read(0);
+    assert_eq!(client.read(1500), 0);
 
     for verb in [&["suspend", "up"][..], &["suspend", "--noflush", "up"]] {
         let mut verb = server.begin(verb);
         waits(&server, &mut verb);
         interrupt(verb);
         until("an active device", || (server.info("up")["state"] == "active").then_some(()));
-        assert_eq!(client.one(READ, 1501), 0);
+        assert_eq!(client.read(1501), 0);
     }
     server.says(&["load", "up", "--table", "0 2048 linear mem:1M 0"]);
     let mut resume = server.begin(&["resume", "up"]);
     waits(&server, &mut resume);
     interrupt(resume);
     until("an active device", || (server.info("up")["state"] == "active").then_some(()));
-    assert_eq!((server.says(&["table", "up"]), client.one(READ, 1502)), (live.clone(), 0));
+    assert_eq!((server.says(&["table", "up"]), client.read(1502)), (live.clone(), 0));
     let error = server.refuses(&["resume", "up", "--timeout", "0.1"]);
     assert!(error.contains("not at rest within 100 ms; the device is active"), "{error}");
-    assert_eq!((server.says(&["table", "up"]), client.one(READ, 1503)), (live, 0));
+    assert_eq!((server.says(&["table", "up"]), client.read(1503)), (live, 0));
 
     file.go_on();
-    assert_eq!(client.reply(READ), (0, 0));
+    assert_eq!(client.reply(), (0, 0));
     server.says(&["resume", "up"]);
     assert!(server.says(&["table", "up"]).starts_with("0 2048 linear"));
-    assert_eq!(client.one(READ, 1), 0);
+    assert_eq!(client.read(1), 0);
     drop(client);
     kill(&server.child, Signal::TERM);
     until("the end", || server.child.try_wait().unwrap());

@@ -1,6 +1,10 @@
 //! What tests of the program share: a running `udm serve`, and its verbs.
 #![allow(dead_code, reason = "each test file is a program of its own and uses its part")]
 
+pub mod ending;
+pub mod mount;
+pub mod nbd;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

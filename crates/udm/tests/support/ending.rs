@@ -1,0 +1,64 @@
+//! A server whose standard error is kept, for tests of how it ends.
+
+use super::nbd::Client;
+use super::{udm, until};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, ExitStatus};
+use tempfile::TempDir;
+
+pub struct Ending {
+    pub child: Child,
+    pub folder: TempDir,
+}
+
+impl Ending {
+    pub fn start(options: &[&str], devices: &[&str]) -> Ending {
+        let folder = tempfile::tempdir().unwrap();
+        let mut serve = udm(&["serve", "--cores", "0"]);
+        for device in devices {
+            serve.args(["--device", device]);
+        }
+        serve.args(options).arg("--unix").arg(folder.path().join("nbd.sock"));
+        serve.arg("--socket").arg(folder.path().join("control.sock"));
+        let child = serve.stderr(fs::File::create(folder.path().join("said")).unwrap()).spawn().unwrap();
+        let server = Ending { child, folder };
+        until("a server that answers", || UnixStream::connect(server.folder.path().join("nbd.sock")).ok());
+        server
+    }
+
+    /// A client of `export`.
+    pub fn client(&self, export: &str) -> Client {
+        Client::connect(&self.folder.path().join("nbd.sock"), export)
+    }
+
+    pub fn verb(&self, args: &[&str]) {
+        let out = udm(args).env("UDM_SOCKET", self.folder.path().join("control.sock")).output().unwrap();
+        assert!(out.status.success(), "{args:?}: {out:?}");
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.folder.path().join("said")).unwrap()
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        until("the end of the server", || self.child.try_wait().unwrap())
+    }
+
+    /// Nothing of it is left.
+    pub fn is_clean(&self) -> bool {
+        ["nbd.sock", "control.sock"].iter().all(|name| !self.folder.path().join(name).exists())
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // Not waited for: what hangs below it may be taken down after it.
+        let _ = self.child.kill();
+    }
+}

@@ -1,0 +1,64 @@
+//! A mount whose server can be stopped.
+
+use super::{has, skipped, until};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tempfile::TempDir;
+
+/// A mount with one file, `nbd`: nbdfuse, and nbdkit behind it. Both are ended, and the mount taken down, with its owner.
+pub struct Mount {
+    fuse: Child,
+    behind: Pid,
+    folder: TempDir,
+}
+
+impl Mount {
+    /// `None`, said aloud, where there is no FUSE.
+    pub fn new() -> Option<Mount> {
+        if !has("nbdfuse") || !has("nbdkit") || !has("fusermount3") {
+            return None;
+        }
+        if fs::File::options().read(true).write(true).open("/dev/fuse").is_err() {
+            skipped("/dev/fuse can't be opened");
+            return None;
+        }
+        let folder = TempDir::new().unwrap();
+        let mut fuse = Command::new("nbdfuse");
+        fuse.arg(folder.path()).args(["--command", "nbdkit", "-s", "memory", "1M"]).stderr(Stdio::null());
+        let fuse = fuse.spawn().unwrap();
+        until("the mount", || folder.path().join("nbd").exists().then_some(()));
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", fuse.id())).unwrap();
+        let behind =
+            children.split_whitespace().next().and_then(|pid| Pid::from_raw(pid.parse().ok()?)).unwrap();
+        Some(Mount { fuse, behind, folder })
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.folder.path().join("nbd")
+    }
+
+    /// To the mount's server.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.fuse), signal).unwrap();
+    }
+
+    /// To what the mount's server asks for the data.
+    pub fn signal_behind(&self, signal: Signal) {
+        kill_process(self.behind, signal).unwrap();
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = kill_process(self.behind, Signal::KILL);
+        self.signal(Signal::KILL);
+        let _ = self.fuse.wait();
+        let _ = Command::new("fusermount3").arg("-uz").arg(self.folder.path()).status();
+    }
+}

@@ -1,0 +1,101 @@
+//! As much of an NBD client as these tests need.
+
+use super::PATIENCE;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use udm_wire::nbd::{
+    ClientFlags, ClientOption, Command, CommandFlags, ExportFlags, GREETING_SIZE, Request,
+    encode_client_flags,
+};
+
+const SECTOR: u64 = 512;
+
+/// A connection, before the handshake.
+pub fn dial(socket: &Path) -> UnixStream {
+    let stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// A client of an export. Its answers are simple replies.
+pub struct Client {
+    pub stream: UnixStream,
+    pub size: u64,
+    pub flags: ExportFlags,
+    /// What was asked; the place in it is the cookie.
+    asked: Vec<(Command, u64, u64)>,
+}
+
+impl Client {
+    pub fn connect(socket: &Path, export: &str) -> Client {
+        let mut stream = dial(socket);
+        stream.read_exact(&mut [0; GREETING_SIZE]).unwrap();
+        let mut opening = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
+        ClientOption::ExportName(export.into()).encode(&mut opening);
+        stream.write_all(&opening).unwrap();
+        let (mut size, mut flags) = ([0; 8], [0; 2]);
+        stream.read_exact(&mut size).unwrap();
+        stream.read_exact(&mut flags).unwrap();
+        let flags = ExportFlags::from_bits_retain(u16::from_be_bytes(flags));
+        Client { stream, size: u64::from_be_bytes(size), flags, asked: Vec::new() }
+    }
+
+    /// Sends the head of a request. A write's payload is the caller's.
+    pub fn head(&mut self, command: Command, offset: u64, len: u64) -> io::Result<()> {
+        let cookie = self.asked.len() as u64;
+        self.asked.push((command, offset, len));
+        let request = Request { flags: CommandFlags::empty(), command, cookie, offset, len: len as u32 };
+        self.stream.write_all(&request.encode())
+    }
+
+    /// Sends a request. What is written are ones.
+    pub fn ask(&mut self, command: Command, offset: u64, len: u64) {
+        self.head(command, offset, len).unwrap();
+        if command == Command::Write {
+            self.stream.write_all(&vec![1; len as usize]).unwrap();
+        }
+    }
+
+    /// The next answer: the offset that was asked for, and the error. Data is taken in and dropped.
+    pub fn reply(&mut self) -> (u64, u32) {
+        let mut head = [0; 16];
+        self.stream.read_exact(&mut head).unwrap();
+        let error = u32::from_be_bytes(head[4..8].try_into().unwrap());
+        let cookie = u64::from_be_bytes(head[8..].try_into().unwrap());
+        let (command, offset, len) = self.asked[cookie as usize];
+        if command == Command::Read && error == 0 {
+            self.stream.read_exact(&mut vec![0; len as usize]).unwrap();
+        }
+        (offset, error)
+    }
+
+    /// The error of the next answer.
+    pub fn error(&mut self) -> u32 {
+        self.reply().1
+    }
+
+    /// One request and its answer: the error.
+    pub fn one(&mut self, command: Command, offset: u64, len: u64) -> u32 {
+        self.ask(command, offset, len);
+        let (answered, error) = self.reply();
+        assert_eq!(answered, offset);
+        error
+    }
+
+    /// Begins to read a sector.
+    pub fn ask_read(&mut self, sector: u64) {
+        self.ask(Command::Read, sector * SECTOR, SECTOR);
+    }
+
+    /// Reads a sector: the error.
+    pub fn read(&mut self, sector: u64) -> u32 {
+        self.one(Command::Read, sector * SECTOR, SECTOR)
+    }
+
+    /// Writes a sector: the error.
+    pub fn write(&mut self, sector: u64) -> u32 {
+        self.one(Command::Write, sector * SECTOR, SECTOR)
+    }
+}
