@@ -15,6 +15,7 @@ mod pattern;
 mod testing;
 
 use std::sync::Arc;
+use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Bio, Device, OpenError, Sectors, Status};
 use udm_wire::uri::DeviceUri;
 
@@ -102,7 +103,7 @@ pub fn open(uri: &DeviceUri) -> Result<Arc<dyn Device>, OpenError> {
 }
 
 fn unsupported(uri: &DeviceUri, why: &str) -> OpenError {
-    OpenError::new(95, format!("{uri}: {why}"))
+    OpenError::new(EOPNOTSUPP, format!("{uri}: {why}"))
 }
 
 /// The status of a bio that can't be served on a device of `size`: its range ends beyond it, or its data is not as long as the range. (A

@@ -10,6 +10,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
+use udm_core::errno::EINVAL;
 use udm_core::{
     Bio, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sector,
     Sectors, Serve, Status, WorkLane,
@@ -49,7 +50,7 @@ impl Store {
     pub(crate) fn new(size: u64) -> Result<Store, OpenError> {
         let sectors = Sectors::from_bytes(size);
         if sectors == Sectors::ZERO || size > MAX_SIZE {
-            return Err(OpenError::new(22, format!("memory of {size} bytes: not in 512..={MAX_SIZE}")));
+            return Err(OpenError::new(EINVAL, format!("memory of {size} bytes: not in 512..={MAX_SIZE}")));
         }
         let directories = (0..size.div_ceil(PAGE * FAN)).map(|_| OnceLock::new()).collect();
         Ok(Store { size: sectors, directories })
@@ -373,7 +374,7 @@ mod tests {
     #[test]
     fn sizes_are_bounded() {
         for size in [0, 511, MAX_SIZE + 1, u64::MAX] {
-            assert_eq!(Mem::new(size).err().unwrap().errno, 22);
+            assert_eq!(Mem::new(size).err().unwrap().errno, EINVAL);
         }
     }
 

@@ -4,6 +4,7 @@
 //! the two can be compared byte for byte. Data that came from a wrong place says from where. Writes fail with
 //! [`Status::ReadOnly`], flushes succeed.
 
+use udm_core::errno::EINVAL;
 use udm_core::{
     Bio, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sectors, Serve, Status,
     WorkLane,
@@ -22,7 +23,7 @@ impl Pattern {
     /// EINVAL for less than a sector.
     pub(crate) fn new(size: u64) -> Result<Pattern, OpenError> {
         if size < 512 {
-            return Err(OpenError::new(22, format!("pattern of {size} bytes: less than a sector")));
+            return Err(OpenError::new(EINVAL, format!("pattern of {size} bytes: less than a sector")));
         }
         let limits = Limits {
             read_only: true,

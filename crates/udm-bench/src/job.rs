@@ -10,6 +10,7 @@ use crate::stats::{DIRECTIONS, Stats, Usage, direction};
 use crate::verify::{self, Stamp};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
+use udm_core::errno::EILSEQ;
 use udm_core::{Batch, Bio, Buf, Cx, Lane, Nanos, Op, SECTOR_SIZE, Sector, Sectors, Status};
 use udm_runtime::LocalCore;
 
@@ -371,8 +372,8 @@ impl<'a> Job<'a> {
         let wrong =
             bio.data.iter().find_map(|data| verify::check(data, bio.sector.bytes(), tag, index).err());
         if let Some(text) = wrong {
-            // EILSEQ, as fio has it.
-            self.fail(84, || text);
+            // As fio has it.
+            self.fail(EILSEQ, || text);
         }
     }
 

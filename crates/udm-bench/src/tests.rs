@@ -8,6 +8,7 @@ use clap::Parser;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
+use udm_core::errno::EIO;
 use udm_core::{Limits, Nanos, Sectors};
 use udm_wire::uri;
 
@@ -137,7 +138,7 @@ fn a_second_run_checks_what_the_first_has_written() {
 fn errors_end_the_job() {
     let entry = one(&with_table("d=0 2048 error", "--rw randread"));
     let failure = entry.failure.unwrap();
-    assert_eq!(failure.errno, 5);
+    assert_eq!(failure.errno, EIO);
     assert!(failure.text.starts_with("Read of 4096 bytes at "), "{}", failure.text);
 }
 

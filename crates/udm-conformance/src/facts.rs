@@ -1,6 +1,7 @@
 //! What a subject says of itself, and what follows for each request.
 
 use crate::{Fresh, Request};
+use udm_core::errno::{EAGAIN, EINVAL, EIO, ENOSPC, EOPNOTSUPP, EPERM};
 use udm_core::{BioFlags, Limits, Op, SECTOR_SIZE, Sectors};
 
 /// Who stands in front of the lane and checks what comes in.
@@ -41,13 +42,6 @@ pub enum Verdict {
     /// Nobody may ask this: the layer above has to see to it.
     Unasked,
 }
-
-const EPERM: i32 = 1;
-const EIO: i32 = 5;
-const EAGAIN: i32 = 11;
-const EINVAL: i32 = 22;
-const ENOSPC: i32 = 28;
-const EOPNOTSUPP: i32 = 95;
 
 impl Facts {
     /// Sectors in a block.

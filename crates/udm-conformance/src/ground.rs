@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
+use udm_core::errno::ENOENT;
 use udm_core::{DevNo, Device, Limits, Sectors, Status};
 use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table};
 use udm_wire::uri::{self, DeviceUri};
@@ -213,7 +214,7 @@ impl Resolver for Ground {
             path
         } else {
             let uri: DeviceUri =
-                uri::parse(word).map_err(|e| LookupError { errno: 2, reason: e.to_string() })?;
+                uri::parse(word).map_err(|e| LookupError { errno: ENOENT, reason: e.to_string() })?;
             udm_backends::open(&uri).map_err(|e| LookupError { errno: e.errno, reason: e.text })?
         };
         let number = DevNo { major: 253, minor: self.known.len() as u32 };

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 use udm_conformance::{Fresh, Ground, Kind, Made, Request, Rig, run};
+use udm_core::errno::{EIO, ENOSPC};
 use udm_core::{BioFlags, Op};
 
 fn main() {
@@ -35,9 +36,6 @@ fn main() {
     add("a_full_file_system", &ring, root, full_file_system);
     libtest_mimic::run(&args, trials).exit();
 }
-
-const EIO: i32 = 5;
-const ENOSPC: i32 = 28;
 
 fn rig(lines: &str, fresh: Fresh, kind: Kind) -> Rig {
     Rig::over(Made::table(Ground::new(), lines, fresh), kind)

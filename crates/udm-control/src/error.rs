@@ -1,6 +1,7 @@
 //! Why a verb was refused.
 
 use std::fmt;
+use udm_core::errno::ENXIO;
 use udm_dm::TargetError;
 use udm_wire::words::{Span, caret};
 
@@ -49,7 +50,7 @@ impl VerbError {
 
     /// ENXIO, as the kernel answers for a name that it does not know.
     pub fn missing(device: impl Into<String>) -> VerbError {
-        let error = TargetError::errno(6).because("no device of that name");
+        let error = TargetError::errno(ENXIO).because("no device of that name");
         VerbError { missing: true, ..VerbError::new(device, error) }
     }
 

@@ -7,11 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 use udm_control::exports::{ExportOptions, Exporter};
 use udm_control::{Registry, verbs};
+use udm_core::errno::{EBUSY, ENXIO};
 use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
 use udm_frontends::nbd::Exports;
-
-const ENXIO: i32 = 6;
-const EBUSY: i32 = 16;
 
 /// Cores without lanes: every command is answered at once.
 struct NoLanes;

@@ -12,6 +12,7 @@ mod bio;
 mod command;
 mod cx;
 mod device;
+pub mod errno;
 mod extents;
 mod lane;
 mod limits;

@@ -1,6 +1,7 @@
 //! Errors of tables and messages, in the kernel's words.
 
 use std::fmt;
+use udm_core::errno::{self, EINVAL};
 
 /// Why a table or a message was refused.
 ///
@@ -24,7 +25,7 @@ pub struct TargetError {
 impl TargetError {
     /// EINVAL with the kernel's text.
     pub fn new(text: impl Into<String>) -> TargetError {
-        TargetError { errno: 22, text: text.into(), reason: String::new(), line: None, word: None }
+        TargetError { errno: EINVAL, text: text.into(), reason: String::new(), line: None, word: None }
     }
 
     /// An errno alone.
@@ -57,11 +58,9 @@ impl TargetError {
 
 impl fmt::Display for TargetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let errno = std::io::Error::from_raw_os_error(self.errno);
-        let errno = errno.to_string();
-        let errno = errno.split(" (os error").next().unwrap_or_default();
+        let errno = errno::text(self.errno);
         match (self.text.is_empty(), self.reason.is_empty()) {
-            (true, true) => f.write_str(errno),
+            (true, true) => f.write_str(&errno),
             (true, false) => write!(f, "{}: {errno}", self.reason),
             (false, true) => write!(f, "{}: {errno}", self.text),
             (false, false) => write!(f, "{} ({}): {errno}", self.text, self.reason),

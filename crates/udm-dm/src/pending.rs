@@ -3,6 +3,7 @@
 use crate::error::TargetError;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use udm_core::errno::EIO;
 
 type Outcome = Result<(), TargetError>;
 
@@ -41,7 +42,7 @@ impl Promise {
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        let gone = || Err(TargetError::errno(5).because("the table was taken away before it was done"));
+        let gone = || Err(TargetError::errno(EIO).because("the table was taken away before it was done"));
         self.0.lock().get_or_insert_with(gone);
         self.0.ended.notify_all();
     }
@@ -87,6 +88,6 @@ mod tests {
         assert_eq!(waits.outcome(), Some(Ok(())));
         let (promise, waits) = pending();
         drop(promise);
-        assert_eq!(waits.wait(Duration::from_secs(60)).unwrap().unwrap_err().errno, 5);
+        assert_eq!(waits.wait(Duration::from_secs(60)).unwrap().unwrap_err().errno, EIO);
     }
 }

@@ -1,6 +1,7 @@
 //! What a table says of its sectors is what the sectors below hold, each looked up by itself.
 
 use std::sync::Arc;
+use udm_core::errno::{ENOENT, EOPNOTSUPP};
 use udm_core::{Content, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_dm::table::Table;
 use udm_dm::target::{DeviceRef, LookupError, Resolver};
@@ -23,7 +24,7 @@ impl Device for Ruled {
         self.id
     }
     fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Err(OpenError::new(95, "nobody does I/O here"))
+        Err(OpenError::new(EOPNOTSUPP, "nobody does I/O here"))
     }
     fn limits(&self) -> Limits {
         Limits::new(Sectors(10_000))
@@ -51,7 +52,7 @@ impl Ten {
 impl Resolver for Ten {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let found = self.0.iter().find(|d| d.name == word);
-        found.cloned().ok_or(LookupError { errno: 2, reason: String::new() })
+        found.cloned().ok_or(LookupError { errno: ENOENT, reason: String::new() })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use udm_core::errno::EINTR;
 use udm_core::{Batch, Bio, BioFlags, DevNo, Device, Lane, Limits, Op, OpenError, Sectors, Status};
 use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bare, data, read, write};
 use udm_dm::{Change, MappedDevice, Table, TargetError};
@@ -223,7 +224,7 @@ fn a_suspend_can_be_called_off() {
     change.cancel(&*cores);
     assert!(change.step(&*cores).is_none());
     assert!(rig.turn(&mut lanes).is_empty());
-    assert_eq!(change.step(&*cores).unwrap().unwrap_err().errno, 4);
+    assert_eq!(change.step(&*cores).unwrap().unwrap_err().errno, EINTR);
     assert!(!rig.device.is_suspended());
     rig.disks[0].hold(false);
     assert_eq!(rig.turn(&mut lanes).len(), 2);

@@ -4,6 +4,7 @@ mod mapped_rig;
 
 use mapped_rig::Rig;
 use std::sync::Arc;
+use udm_core::errno::{EINVAL, ELOOP, EMLINK};
 use udm_core::{Batch, BioFlags, Device, Op, Sectors, Status};
 use udm_dm::mapped::{DEPTH_MAX, LANES_MAX};
 use udm_dm::testing::{TestDisk, bare, write};
@@ -25,7 +26,7 @@ fn a_stack_that_grows_at_its_bottom_has_an_end() {
     for i in (1000..1010).rev() {
         rig.load(&devices[i], &format!("0 8 linear @s{} 0", i + 1)).unwrap();
     }
-    assert_eq!(rig.load(&devices[DEPTH_MAX - 1], "0 8 linear @s1000 0").unwrap_err().errno, 40);
+    assert_eq!(rig.load(&devices[DEPTH_MAX - 1], "0 8 linear @s1000 0").unwrap_err().errno, ELOOP);
     for i in (0..DEPTH_MAX).rev() {
         rig.resume(&devices[i], &mut []).unwrap();
     }
@@ -61,8 +62,8 @@ fn lanes_cannot_double_without_end() {
     let mut lane = rig.open(&devices[12]);
     assert_eq!(rig.world.run(0, &mut *lane, bare(Op::Read, 0, 8)).status, Status::Ok);
     // The lowest counts 4096 times: a second table of the same width is one too many.
-    assert_eq!(rig.load(&devices[0], "0 4 linear /d 0\n4 4 linear /d 4").unwrap_err().errno, 31);
-    assert_eq!(rig.load(&devices[5], &twice(4)).unwrap_err().errno, 31);
+    assert_eq!(rig.load(&devices[0], "0 4 linear /d 0\n4 4 linear /d 4").unwrap_err().errno, EMLINK);
+    assert_eq!(rig.load(&devices[5], &twice(4)).unwrap_err().errno, EMLINK);
     rig.load(&devices[12], &twice(11)).unwrap_err();
 }
 
@@ -77,7 +78,7 @@ fn who_has_gone_is_not_above() {
     rig.load(&up, "0 8 linear /d 0").unwrap();
     rig.resume(&up, &mut []).unwrap();
     rig.load(&low, "0 8 linear @up 0").unwrap();
-    assert_eq!(rig.load(&up, "0 8 linear @low 0").unwrap_err().errno, 22);
+    assert_eq!(rig.load(&up, "0 8 linear @low 0").unwrap_err().errno, EINVAL);
 }
 
 /// A disk of large blocks that can't be written, discarded, and has a cache.

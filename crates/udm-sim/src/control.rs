@@ -10,6 +10,7 @@ use crate::world::World;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use udm_core::errno::{EBUSY, EINTR, ENOENT};
 use udm_core::{DevNo, Device as _, Limits, Nanos};
 use udm_dm::{DeviceRef, LookupError, Pending, Resolver, TargetError};
 use udm_dm::{mapped::MappedDevice, table::Table};
@@ -22,7 +23,7 @@ struct Names<'a> {
 
 impl Resolver for Names<'_> {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
-        let missing = || LookupError { errno: 2, reason: format!("no device {word}") };
+        let missing = || LookupError { errno: ENOENT, reason: format!("no device {word}") };
         let index = |prefix: &str| word.strip_prefix(prefix).and_then(|n| n.parse::<usize>().ok());
         if let Some(path) = index("p").and_then(|i| self.paths.get(i)) {
             let number = DevNo { major: 8, minor: index("p").unwrap_or(0) as u32 };
@@ -184,7 +185,7 @@ impl World {
             }
             if let Some(result) = result {
                 let cancelled = self.devices[i].running.take().is_some_and(|r| r.cancelled);
-                if cancelled && result.as_ref().is_err_and(|e| e.errno == 4) {
+                if cancelled && result.as_ref().is_err_and(|e| e.errno == EINTR) {
                     self.called_off(i);
                     continue;
                 }
@@ -317,7 +318,7 @@ impl World {
                 self.totals.messages += 1;
                 Ok(true)
             }
-            Err(e) if e.errno == 16 && !live => Ok(false),
+            Err(e) if e.errno == EBUSY && !live => Ok(false),
             Err(e) => Err(format!("d{i} message {words}: {e}")),
         }
     }

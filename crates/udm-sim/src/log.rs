@@ -19,6 +19,7 @@ use crate::stamp;
 use crate::tables::{Kind, TableSpec, Through};
 use crate::world::World;
 use std::collections::HashMap;
+use udm_core::errno::EBUSY;
 use udm_core::{Bio, BioFlags, Op, SECTOR_SIZE};
 use udm_dm::Pending;
 use udm_wire::log_writes::{Cursor, Entry, EntryFlags, Record};
@@ -351,7 +352,7 @@ impl World {
                 return Err(format!("the mark {text} was answered before it could be in the log"));
             }
             // Suspended, or no more logging: then it says so.
-            Err(e) if e.errno == 16 && !self.devices[device].is_live() => return Ok(()),
+            Err(e) if e.errno == EBUSY && !self.devices[device].is_live() => return Ok(()),
             Err(_) if !self.is_logging(device) => return Ok(()),
             Err(e) => return Err(format!("the mark {text} was refused: {e}")),
         };

@@ -12,6 +12,7 @@
 
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Instant;
+use udm_core::errno::ENOENT;
 use udm_core::{
     Batch, Bio, CoreId, CoreState, Cx, DevNo, Device, DeviceId, Lane, Limits, Nanos, OpenError, Sector,
     Sectors,
@@ -101,7 +102,8 @@ struct Nulls;
 
 impl Resolver for Nulls {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
-        let number: DevNo = word.parse().map_err(|()| LookupError { errno: 2, reason: String::new() })?;
+        let number: DevNo =
+            word.parse().map_err(|()| LookupError { errno: ENOENT, reason: String::new() })?;
         Ok(DeviceRef { number, name: word.to_string(), device: Arc::new(Null(DeviceId::new())), hold: None })
     }
 }

@@ -4,6 +4,7 @@ mod multipath_rig;
 
 use multipath_rig::{SIZE, disks};
 use std::sync::Arc;
+use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{Cores, DevNo, Lane, Op, Status};
 use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bare};
 use udm_dm::{MappedDevice, Table, TargetError};
@@ -83,8 +84,8 @@ const BIO: &str = "0 32768 multipath 3 queue_if_no_path queue_mode bio 0 1 1 rou
 fn what_may_replace_it() {
     for (table, other) in [(REQUEST, BIO), (BIO, REQUEST)] {
         let mut host = Host::new(table);
-        assert_eq!(host.load(other).unwrap_err().errno, 22);
-        assert_eq!(host.load("0 32768 linear 253:1 0").unwrap_err().errno, 22);
+        assert_eq!(host.load(other).unwrap_err().errno, EINVAL);
+        assert_eq!(host.load("0 32768 linear 253:1 0").unwrap_err().errno, EINVAL);
         host.load(table).unwrap();
         host.load("0 32768 error").unwrap();
     }
@@ -125,7 +126,7 @@ fn a_message_lets_held_bios_go() {
     host.message("reinstate_path 253:0").unwrap();
     assert_eq!(host.poll(), [Status::Ok]);
     host.suspend(true);
-    assert_eq!(host.message("fail_path 253:0").unwrap_err().errno, 16);
+    assert_eq!(host.message("fail_path 253:0").unwrap_err().errno, EBUSY);
     host.resume();
     host.message("fail_path 253:0").unwrap();
     assert_eq!((host.read(), host.device.event_nr()), (vec![], 3));

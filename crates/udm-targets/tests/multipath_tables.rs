@@ -5,6 +5,7 @@ mod multipath_rig;
 
 use multipath_rig::disks;
 use std::sync::Arc;
+use udm_core::errno::EINVAL;
 use udm_core::{DevNo, Limits, Sectors};
 use udm_dm::testing::{TestDisk, TestResolver};
 use udm_dm::{Kind, Table, TargetError};
@@ -189,7 +190,7 @@ fn paths_with_caches_of_their_own_are_refused() {
     cached.set_limits(|limits| limits.read_only = true);
     let table = build(&table("/dev/cached 253:0"), &mut resolver).expect("nothing is written");
     cached.set_limits(|limits| limits.read_only = false);
-    assert_eq!(table.check().expect_err("checked again").errno, 22);
+    assert_eq!(table.check().expect_err("checked again").errno, EINVAL);
 }
 
 #[test]

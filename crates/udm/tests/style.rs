@@ -12,7 +12,7 @@ use std::process::Command;
 const IMPORTS: &[(&str, &[&str])] = &[
     ("udm-buf", &[]),
     ("udm-core", &["udm-buf"]),
-    ("udm-wire", &[]),
+    ("udm-wire", &["udm-core"]),
     ("udm-dm", &["udm-core", "udm-wire"]),
     ("udm-targets", &["udm-core", "udm-dm", "udm-wire"]),
     ("udm-runtime", &["udm-core"]),

@@ -4,9 +4,10 @@
 //! sync that is to be believed would have to wait for ([`super::sync`]).
 
 use super::lane::FileLane;
-use super::outcome::{EAGAIN, EINTR, Next, RETRIES};
+use super::outcome::{Next, RETRIES};
 use super::slot::Step;
 use super::sync::Ticket;
+use udm_core::errno::{self, EAGAIN, EINTR};
 use udm_core::{Op, Status};
 use udm_runtime::RingOp;
 
@@ -66,7 +67,7 @@ impl FileLane {
             }
             (None, _) => None,
         };
-        let error = errno.map(|e| if ticket.is_some() { Status::Medium } else { Status::from_errno(e) });
+        let error = errno.map(|e| if ticket.is_some() { Status::Medium } else { errno::status(e) });
         let mut members = std::mem::take(&mut self.flushes.members);
         for key in members.drain(..) {
             let slot = &mut self.slots[key];

@@ -1,18 +1,16 @@
 //! Lanes on a real ring whose answers are changed on their way: what the kernel says when a disk fails.
 
 use super::lane::FileLane;
-use super::outcome::{EAGAIN, Next, RETRIES};
+use super::outcome::{Next, RETRIES};
 use super::slot::{Slot, Step};
 use super::tests::{core, file_of, has_direct, open, skipped, uri};
 use super::{Disks, File};
 use crate::testing::{bare, scattered};
 use std::path::Path;
 use tempfile::TempDir;
+use udm_core::errno::{EAGAIN, EIO, ENOSPC};
 use udm_core::{Batch, Bio, BioFlags, Device, Lane, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::{Done, LocalCore, Ring};
-
-const EIO: i32 = 5;
-const ENOSPC: i32 = 28;
 
 /// Gives an errno, or lets the kernel's answer stand, for an operation of a request or, without one, a flush.
 type Fault<'a> = Box<dyn FnMut(Option<&Slot>) -> Option<i32> + 'a>;

@@ -37,6 +37,7 @@ pub(crate) use disk::Disks;
 use disk::{Disk, Handles};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Content, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_runtime::Ring;
 
@@ -71,7 +72,8 @@ impl Device for File {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let ring = Ring::of(cx).ok_or_else(|| OpenError::new(95, "a file needs a core with an io_uring"))?;
+        let ring =
+            Ring::of(cx).ok_or_else(|| OpenError::new(EOPNOTSUPP, "a file needs a core with an io_uring"))?;
         let handle = &self.handles[cx.core().index() % self.handles.len()];
         Ok(Box::new(lane::FileLane::new(ring.client(), &self.disk, handle, self.limits)))
     }

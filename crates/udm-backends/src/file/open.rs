@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use udm_core::errno::{EAGAIN, EBUSY, EINVAL};
 use udm_core::{Buf, DeviceId, Limits, OpenError, Sectors};
 use udm_wire::uri::FileUri;
 
@@ -70,7 +71,7 @@ impl About<'_> {
                 FileType::CharacterDevice => "a character device",
                 _ => "something else",
             };
-            self.refuse(22, &format!("neither a regular file nor a block device but {is}"))
+            self.refuse(EINVAL, &format!("neither a regular file nor a block device but {is}"))
         })
     }
 
@@ -98,7 +99,7 @@ impl About<'_> {
             }
             Errno::BUSY if how.alone => {
                 let who = "in use: mounted, or open exclusively by another program (exclusive=off?)";
-                self.refuse(16, who)
+                self.refuse(EBUSY, who)
             }
             _ => self.fail("", e),
         })?;
@@ -135,7 +136,7 @@ impl About<'_> {
     /// Reads the size of an open disk again.
     fn refresh(self, disk: &Disk, block: u32) -> Result<(), OpenError> {
         match disk.refresh().map_err(|e| self.fail("", e))? {
-            Sectors::ZERO => Err(self.refuse(22, &format!("shorter than a block ({block} bytes)"))),
+            Sectors::ZERO => Err(self.refuse(EINVAL, &format!("shorter than a block ({block} bytes)"))),
             _ => Ok(()),
         }
     }
@@ -173,7 +174,7 @@ impl Disks {
                 return Ok((identity, file));
             }
         }
-        Err(about.refuse(11, "is being replaced all the time"))
+        Err(about.refuse(EAGAIN, "is being replaced all the time"))
     }
 
     /// Opens a disk that is not open yet; `None` when the path leads elsewhere by now, or another thread was faster.
@@ -210,7 +211,7 @@ fn name(
     if uri.direct.is_some_and(|direct| direct != is_direct) {
         let (is, path) = (if is_direct { "on" } else { "off" }, disk.path.display());
         let what = format!("open with direct={is} already, as {path}: all names of a disk need the same");
-        return Err(about.refuse(16, &what));
+        return Err(about.refuse(EBUSY, &what));
     }
     let how = How::of(uri, disk.identity);
     let known = disk.fds().get(how.write, how.alone);

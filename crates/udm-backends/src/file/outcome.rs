@@ -7,6 +7,7 @@ use super::lane::FileLane;
 use super::slot::{Alone, Blame, Step, copy_to_at};
 use super::sync::Ticket;
 use rand::RngExt;
+use udm_core::errno::{self, EAGAIN, EINTR, EINVAL, EIO, ENOSPC, EOPNOTSUPP};
 use udm_core::{Cx, Op, Segments, Status};
 
 /// How often an operation is repeated because of EINTR or EAGAIN.
@@ -14,13 +15,6 @@ pub(super) const RETRIES: u32 = 100;
 
 /// How many blocks are tried until one is not in the page cache.
 const PROBES: u32 = 16;
-
-pub(super) const EINTR: i32 = 4;
-const EIO: i32 = 5;
-pub(super) const EAGAIN: i32 = 11;
-const EINVAL: i32 = 22;
-const ENOSPC: i32 = 28;
-const EOPNOTSUPP: i32 = 95;
 
 /// What comes after an operation.
 #[derive(Debug)]
@@ -210,9 +204,9 @@ impl FileLane {
             (EIO, Some(Blame::Path)) => Next::End(Status::IoErr),
             // What the kernel says of a write behind the end of a block device, also of one that is gone.
             (ENOSPC | EINVAL, _) if self.shared.disk.is_block && slot.bio.op != Op::Read => {
-                self.find_end(key, Status::from_errno(errno))
+                self.find_end(key, errno::status(errno))
             }
-            _ => Next::End(Status::from_errno(errno)),
+            _ => Next::End(errno::status(errno)),
         }
     }
 

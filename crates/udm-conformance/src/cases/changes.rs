@@ -4,6 +4,7 @@ use super::load::{Load, collect};
 use crate::{Boundary, HANG, Request, Rig};
 use std::sync::Arc;
 use std::time::Instant;
+use udm_core::errno::{EAGAIN, EINTR, EIO};
 use udm_core::{BioFlags, Op};
 use udm_dm::{Change, MappedDevice, Wake};
 
@@ -75,7 +76,7 @@ pub(super) fn another_table(rig: &mut Rig) {
             for request in [Request::read(0, block), Request::new(Op::Flush, 0, 0)] {
                 rig.world.submit(handle, vec![request.clone()]);
                 let errno = rig.world.collect(handle)[0].errno;
-                assert_eq!(errno, if request.op == Op::Flush { 0 } else { 5 }, "{request:?}");
+                assert_eq!(errno, if request.op == Op::Flush { 0 } else { EIO }, "{request:?}");
             }
         }
         let table = rig.ground.table(&lines);
@@ -95,7 +96,7 @@ pub(super) fn suspended_requests_wait(rig: &mut Rig) {
     collect(rig, sent);
     if !rig.is(Boundary::Nbd) {
         suspend(rig, true);
-        for (flags, errno) in [(BioFlags::NOWAIT, 11), (BioFlags::RAHEAD, 5)] {
+        for (flags, errno) in [(BioFlags::NOWAIT, EAGAIN), (BioFlags::RAHEAD, EIO)] {
             let request = Request::read(0, rig.facts.block()).with(flags);
             assert_eq!(rig.one(0, request), errno);
         }
@@ -127,7 +128,7 @@ pub(super) fn called_off(rig: &mut Rig) {
         let mut change: Change = device(rig).suspend(true, wake()).expect("nothing else changes it");
         assert!(!rig.world.begin_change(&mut change), "suspended with requests in flight");
         rig.world.call_off(&mut change);
-        assert!(rig.world.change(change).is_err_and(|e| e.errno == 4), "called off is EINTR");
+        assert!(rig.world.change(change).is_err_and(|e| e.errno == EINTR), "called off is EINTR");
         assert!(!device(rig).is_suspended());
         rig.ground.hold(false);
         collect(rig, sent);

@@ -1,6 +1,7 @@
 //! Errors: reported on exactly the requests that they hit, as they are, with all else intact.
 
 use crate::{Boundary, Request, Rig};
+use udm_core::errno::EIO;
 use udm_core::{BioFlags, Op, Status};
 
 /// A read-only device refuses what would change it, and serves the rest.
@@ -44,7 +45,7 @@ pub(super) fn bad_sectors(rig: &mut Rig) {
             1 => reads(n),
             _ => (0..32).map(|i| rig.write(i * n, n)).collect(),
         };
-        let errno = if rig.is(Boundary::Nbd) { 5 } else { Status::Medium.errno() };
+        let errno = if rig.is(Boundary::Nbd) { EIO } else { Status::Medium.errno() };
         rig.run_with_failures(1, &requests, errno, hit);
     }
     rig.ground.heal();

@@ -3,6 +3,7 @@
 use super::load::{Load, collect};
 use crate::{Boundary, Rig};
 use udm_core::Status;
+use udm_core::errno::EIO;
 
 const LOAD: Load = Load { each: 30, blocks: 8, round: 0 };
 
@@ -35,7 +36,7 @@ pub(super) fn all_fail(rig: &mut Rig) {
             for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
                 let lane = !rig.is(Boundary::Nbd);
                 assert!(
-                    answer.errno == 5 || lane && answer.errno == Status::Transport.errno(),
+                    answer.errno == EIO || lane && answer.errno == Status::Transport.errno(),
                     "{request:?} {answer:?}"
                 );
                 rig.model.perhaps(request);

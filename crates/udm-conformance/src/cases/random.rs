@@ -4,6 +4,7 @@
 use crate::{Boundary, Request, Rig};
 use rand::RngExt;
 use std::sync::Arc;
+use udm_core::errno::EINTR;
 use udm_core::{BioFlags, Op, Status};
 use udm_dm::{Change, MappedDevice};
 
@@ -179,7 +180,7 @@ impl Run<'_> {
             self.rig.world.call_off(&mut change);
             match self.rig.world.change(change) {
                 Ok(()) => {}
-                Err(e) => assert_eq!(e.errno, 4, "called off is EINTR: {e}"),
+                Err(e) => assert_eq!(e.errno, EINTR, "called off is EINTR: {e}"),
             }
         }
     }

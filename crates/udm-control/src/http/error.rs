@@ -8,6 +8,10 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
+use udm_core::errno::{
+    E2BIG, EACCES, EAGAIN, EBUSY, EEXIST, EINTR, EINVAL, EIO, EMFILE, ENFILE, ENODATA, ENOLINK, ENOMEM,
+    ENOSPC, EOPNOTSUPP, EPERM, EREMOTEIO, ETIMEDOUT,
+};
 use udm_dm::TargetError;
 
 /// A refusal: a status and the story.
@@ -18,11 +22,12 @@ impl Refusal {
     /// A refusal of the request itself, before any verb saw it.
     pub fn request(status: StatusCode, why: impl std::fmt::Display) -> Refusal {
         let errno = match status {
-            StatusCode::PAYLOAD_TOO_LARGE => 7,                           // E2BIG
-            StatusCode::REQUEST_TIMEOUT => 110,                           // ETIMEDOUT
-            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => 95, // EOPNOTSUPP
-            _ => 22,
+            StatusCode::PAYLOAD_TOO_LARGE => E2BIG,
+            StatusCode::REQUEST_TIMEOUT => ETIMEDOUT,
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => EOPNOTSUPP,
+            _ => EINVAL,
         };
+        let errno = errno.unsigned_abs();
         // What serde says may quote the input: one line, of bounded length.
         let reason: String =
             why.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect();
@@ -35,11 +40,11 @@ impl Refusal {
 fn status_of(error: &VerbError) -> StatusCode {
     match error.error.errno {
         _ if error.missing => StatusCode::NOT_FOUND,
-        1 | 13 => StatusCode::FORBIDDEN,
-        4 | 16 | 17 => StatusCode::CONFLICT,
-        110 => StatusCode::GATEWAY_TIMEOUT,
-        5 | 61 | 67 | 121 => StatusCode::BAD_GATEWAY,
-        11 | 12 | 23 | 24 | 28 => StatusCode::SERVICE_UNAVAILABLE,
+        EPERM | EACCES => StatusCode::FORBIDDEN,
+        EINTR | EBUSY | EEXIST => StatusCode::CONFLICT,
+        ETIMEDOUT => StatusCode::GATEWAY_TIMEOUT,
+        EIO | ENODATA | ENOLINK | EREMOTEIO => StatusCode::BAD_GATEWAY,
+        EAGAIN | ENOMEM | ENFILE | EMFILE | ENOSPC => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::BAD_REQUEST,
     }
 }
@@ -51,7 +56,7 @@ impl From<VerbError> for Refusal {
         let place = error.place;
         let body = api::Error {
             error: error.to_string(),
-            errno: u32::try_from(errno).unwrap_or(5),
+            errno: errno.unsigned_abs(),
             text: one_line(&text),
             reason: one_line(&reason),
             line: place.map(|p| p.line as u64),

@@ -9,6 +9,7 @@ use axum::extract::FromRef;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
 
 /// Threads for verbs that may block, over all kinds.
@@ -74,7 +75,7 @@ impl Gate {
     ) -> Result<T, Refusal> {
         let Some(place) = self.enter().await else {
             let why = format!("too many {} wait for their storage: try again when it answers", self.what);
-            return Err(VerbError::new(name, TargetError::errno(16).because(why)).into());
+            return Err(VerbError::new(name, TargetError::errno(EBUSY).because(why)).into());
         };
         let done = tokio::task::spawn_blocking(move || {
             let done = verb();

@@ -17,9 +17,8 @@ use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use udm_core::errno::ETIMEDOUT;
 use udm_dm::TargetError;
-
-const ETIMEDOUT: i32 = 110;
 
 type Answer<T> = Result<Json<T>, Refusal>;
 type Done = Result<StatusCode, Refusal>;

@@ -24,6 +24,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
+use udm_core::errno::EPERM;
 use udm_dm::TargetError;
 
 /// Connections open at a time.
@@ -160,7 +161,7 @@ async fn whole(request: Request<Incoming>) -> Result<Request<Body>, Refusal> {
 
 /// What a peer of another user is told.
 fn not_yours() -> Refusal {
-    let error = TargetError::errno(1).because("only the user that runs the server, and root, may use it");
+    let error = TargetError::errno(EPERM).because("only the user that runs the server, and root, may use it");
     crate::error::VerbError::new("control socket", error).into()
 }
 

@@ -12,14 +12,10 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use udm_backends::Identity;
+use udm_core::errno::{self, EBUSY, EINVAL, ENOENT, ENXIO};
 use udm_core::{DevNo, Device, OpenError};
 use udm_dm::{DeviceRef, LookupError, Resolver};
 use udm_wire::uri::{self, DeviceUri, FileUri};
-
-const ENOENT: i32 = 2;
-const ENXIO: i32 = 6;
-const EBUSY: i32 = 16;
-const EINVAL: i32 = 22;
 
 /// From where relative paths count.
 #[derive(Debug, Clone, Default)]
@@ -215,8 +211,9 @@ fn unknown(number: &DeviceUri) -> LookupError {
 
 /// The text of an error goes without the errno's own at its end, which whoever prints a look-up error puts there.
 fn refused(OpenError { errno, mut text }: OpenError) -> LookupError {
-    let plain = std::io::Error::from_raw_os_error(errno).to_string();
-    for end in [format!(": {plain}"), format!(": {}", plain.split(" (os error").next().unwrap_or_default())] {
+    // With Rust's number behind it, or without.
+    let plain = errno::text(errno);
+    for end in [format!(": {plain} (os error {errno})"), format!(": {plain}")] {
         if text.ends_with(&end) {
             text.truncate(text.len() - end.len());
         }

@@ -23,16 +23,13 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_backends::Backends;
+use udm_core::errno::{EBUSY, ENOENT, ENXIO};
 use udm_core::{Cores, DevNo, Device, DeviceId};
 use udm_dm::{DeviceRef, LookupError};
 use udm_wire::uri::DeviceUri;
 
 /// The major number of mapped devices.
 pub const MAPPED_MAJOR: u32 = 254;
-
-const ENOENT: i32 = 2;
-const ENXIO: i32 = 6;
-const EBUSY: i32 = 16;
 
 /// All devices of a process.
 pub struct Registry {

@@ -12,12 +12,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::DevNo;
+use udm_core::errno::{EBUSY, EINVAL, ENXIO};
 use udm_dm::{MappedDevice, TargetError};
 
 /// How many mapped devices there can be (the kernel's minors have 20 bits).
 const MAPPED_MAX: u32 = 1 << 20;
-
-const EBUSY: i32 = 16;
 
 /// A mapped device in the registry.
 pub struct Mapped {
@@ -129,7 +128,7 @@ impl Places {
         for (what, word) in [("name", Some(name)), ("uuid", uuid)] {
             if word.is_some_and(|word| word.parse::<DevNo>().is_ok()) {
                 let reason = format!("a {what} of the form major:minor would be taken for a device number");
-                return Err(TargetError::errno(22).because(reason));
+                return Err(TargetError::errno(EINVAL).because(reason));
             }
         }
         let minor = self.free.first().copied().unwrap_or(self.next);
@@ -279,7 +278,7 @@ impl Registry {
         let _linked = self.linking();
         let mut state = self.state();
         let Some(place) = state.places.place(mapped).filter(|place| place.stage == Stage::There) else {
-            return Err(TargetError::errno(6).because("it has been removed meanwhile"));
+            return Err(TargetError::errno(ENXIO).because("it has been removed meanwhile"));
         };
         let holds = mapped.holds();
         if holds > 0 {
@@ -323,7 +322,7 @@ mod tests {
     fn a_number_always_means_the_number() {
         let mut places = Places::default();
         for (name, uuid) in [("254:0", None), ("x", Some("254:0")), ("1:1", None)] {
-            assert_eq!(places.reserve(name, uuid).err().unwrap().errno, 22);
+            assert_eq!(places.reserve(name, uuid).err().unwrap().errno, EINVAL);
         }
         places.reserve("254:", Some(":0")).unwrap();
     }

@@ -5,9 +5,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;
+use udm_core::errno::EINTR;
 use udm_dm::TargetError;
-
-const EINTR: i32 = 4;
 
 /// EINTR, with the reason.
 #[must_use]

@@ -10,10 +10,8 @@ use crate::registry::{Folder, Mapped, Registry};
 use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
 use udm_core::Device;
+use udm_core::errno::{EBUSY, ENXIO};
 use udm_dm::{Change, TargetError, Wake};
-
-const ENXIO: i32 = 6;
-const EBUSY: i32 = 16;
 
 /// Makes a device. With a table it is loaded and resumed, and when that fails the device is gone again, as with dmsetup; without one it has none.
 /// Relative paths in the table count from our own folder; building it may block on what it opens.

@@ -6,6 +6,7 @@ use crate::registry::{Folder, Known, Mapped, Opening, Registry};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::Ack;
+use udm_core::errno::{E2BIG, ENXIO, ETIMEDOUT};
 use udm_dm::{Pending, Resolver, Table, TargetError};
 use udm_wire::table::{Line, TableSyntaxError};
 use udm_wire::words;
@@ -19,10 +20,6 @@ const MESSAGE_MAX: usize = 16 << 10;
 /// How long a message may wait for the cores, and how often it looks whether they can do it at all.
 const MESSAGE_WAIT_MAX: Duration = Duration::from_secs(10);
 const MESSAGE_WAIT_STEP: Duration = Duration::from_millis(50);
-
-const ENXIO: i32 = 6;
-const E2BIG: i32 = 7;
-const ETIMEDOUT: i32 = 110;
 
 /// Loads `text` into the inactive slot of `name`; relative paths count from our own folder. May block on what the table opens.
 ///

@@ -17,6 +17,7 @@ use crate::table::Table;
 use crate::target::Target;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use udm_core::errno::{EBUSY, EINTR};
 use udm_core::{Ack, Cores, Device, Drain, Failure, LaneCommand};
 
 /// What to do at the next step, once the cores have answered the last one.
@@ -90,7 +91,7 @@ impl Change {
 
     fn begin(device: &Arc<MappedDevice>, noflush: bool, wake: Wake) -> Result<Change, TargetError> {
         if std::mem::replace(&mut device.state().changing, true) {
-            return Err(TargetError::errno(16).because("another suspend or resume is under way"));
+            return Err(TargetError::errno(EBUSY).because("another suspend or resume is under way"));
         }
         Ok(Change {
             device: Arc::clone(device),
@@ -135,7 +136,7 @@ impl Change {
 
     /// Calls off a change that waits: the device goes on with the table that is live. Step it to its end, which is EINTR.
     pub fn cancel(&mut self, cores: &dyn Cores) {
-        let error = TargetError::errno(4).because("called off");
+        let error = TargetError::errno(EINTR).because("called off");
         match self.phase {
             Phase::Resume | Phase::Resumed | Phase::Done => return,
             Phase::Prepare | Phase::Prepared | Phase::Suspend | Phase::Suspended => self.waiting = None,

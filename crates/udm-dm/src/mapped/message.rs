@@ -5,10 +5,8 @@ use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::pending::Pending;
 use crate::target::Resolver;
+use udm_core::errno::EBUSY;
 use udm_core::{Cores, Device, LaneCommand, Sector};
-
-/// EBUSY: what some targets answer while their device is suspended.
-const EBUSY: i32 = 16;
 
 impl MappedDevice {
     /// As [`MappedDevice::send`], for those who need not know when it is done.

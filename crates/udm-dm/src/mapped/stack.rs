@@ -13,6 +13,7 @@ use crate::table::Table;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use udm_core::errno::{ELOOP, EMLINK};
 use udm_core::{Device, DeviceId, Stacked};
 
 /// How many mapped devices may lie on each other. Calls go down that deep.
@@ -21,10 +22,6 @@ pub const DEPTH_MAX: usize = 32;
 /// How many lanes one device may open on a core, its own and all below. More than any stack that does work needs (a thousand lines over ten
 /// levels are eleven thousand), and few enough that a core opens them in some tens of milliseconds.
 pub const LANES_MAX: u64 = 16384;
-
-/// ELOOP and EMLINK.
-const TOO_DEEP: i32 = 40;
-const TOO_WIDE: i32 = 31;
 
 /// Held while a load looks at the stack and takes its place in it.
 pub(super) fn shape() -> MutexGuard<'static, ()> {
@@ -93,14 +90,14 @@ impl Walk {
         let lanes = sizes.iter().map(|size| size.lanes).max().unwrap_or(0);
         if depth > DEPTH_MAX {
             let reason = format!("{depth} mapped devices would lie on top of each other, {DEPTH_MAX} can");
-            return Err(TargetError::errno(TOO_DEEP).because(reason));
+            return Err(TargetError::errno(ELOOP).because(reason));
         }
         if lanes > LANES_MAX {
             let reason = format!(
                 "{lanes} lanes of the stack would be open on a core, {LANES_MAX} can: name a mapped device in fewer lines, resume or \
                  clear tables that wait"
             );
-            return Err(TargetError::errno(TOO_WIDE).because(reason));
+            return Err(TargetError::errno(EMLINK).because(reason));
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ pub use world::{TestCores, TestWorld};
 use crate::target::{DeviceRef, LookupError, Resolver};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use udm_core::errno::{ENOENT, ENXIO};
 use udm_core::{Bio, Buf, DevNo, Device, Limits, Op, SECTOR_SIZE, Sector, Sectors};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -93,8 +94,8 @@ impl Resolver for TestResolver {
                 hold: None,
             }),
             // What the kernel says of numbers without a device, and of paths without a file.
-            None if word.parse::<DevNo>().is_ok() => Err(LookupError { errno: 6, reason: String::new() }),
-            None => Err(LookupError { errno: 2, reason: String::new() }),
+            None if word.parse::<DevNo>().is_ok() => Err(LookupError { errno: ENXIO, reason: String::new() }),
+            None => Err(LookupError { errno: ENOENT, reason: String::new() }),
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 use std::sync::Arc;
+use udm_core::errno::{ENXIO, EOPNOTSUPP};
 use udm_core::{Cx, Device, DeviceId, Lane, Limits, Sectors};
 use udm_wire::nbd::{
     INFO_BLOCK_SIZE, INFO_EXPORT, OPT_STARTTLS, OPTION_REPLY_HEADER_SIZE, OptionReplyHeader, REP_ACK,
@@ -18,7 +19,7 @@ impl Device for Sized {
         self.0
     }
     fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Err(OpenError::new(95, "not here"))
+        Err(OpenError::new(EOPNOTSUPP, "not here"))
     }
     fn limits(&self) -> Limits {
         Limits::new(Sectors(self.1))
@@ -182,7 +183,7 @@ fn a_device_that_does_not_open_is_an_answer_and_not_the_end() {
     let (mut handshake, exports, mut out) = (Handshake::default(), exports(), Vec::new());
     let bytes = script(&[ClientOption::Go(request("disk", &[]))]);
     let mut input = &bytes[..];
-    let mut open = |_: &Export| Err(OpenError::new(6, "the disk is gone"));
+    let mut open = |_: &Export| Err(OpenError::new(ENXIO, "the disk is gone"));
     while let Step::Answered = handshake.step(&mut input, &mut out, &exports, &mut open) {}
     assert_eq!(replies(&out), [(OPT_GO, REP_ERR_PLATFORM, b"the disk is gone".to_vec())]);
 }

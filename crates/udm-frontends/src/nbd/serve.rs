@@ -12,11 +12,11 @@ use super::survey::{Survey, Surveyed};
 use super::unaligned::{Edges, Side};
 use std::any::Any;
 use std::ops::Range;
+use udm_core::errno;
 use udm_core::{Bio, BioFlags, Extent, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
 use udm_wire::nbd::{
     Command, CommandFlags, ESHUTDOWN, PAYLOAD_SKIP_MAX, Request, block_descriptor, chunk_block_status_header,
-    error_from_errno,
 };
 
 /// What `CACHE` and written-out zeroes move at a time, in bytes.
@@ -318,7 +318,7 @@ impl Connection {
         let (start, Pending { request, charge, front: mut data, rest, edges, .. }) = (pending.start, pending);
         let error = match bio.status {
             Status::IoErr if self.ending => ESHUTDOWN,
-            status => error_from_errno(status.errno()),
+            status => errno::to_nbd(status.errno()),
         };
         if request.command == Command::WriteZeroes {
             self.zeroing -= charge;

@@ -10,13 +10,12 @@
 use super::selector::{SELECTORS, Selector};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use udm_core::errno::ENODEV;
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRef, TargetArgs, decimal};
 
 /// The most words of any count in a table: groups, paths, arguments.
 const COUNT_MAX: u32 = 1024;
-/// ENODEV.
-const ENODEV: i32 = 19;
 
 /// How the kernel would submit; udm always works on whole bios. It decides what may be stacked and reloaded, and what is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

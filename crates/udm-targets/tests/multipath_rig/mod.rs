@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use udm_core::errno::EBUSY;
 use udm_core::{Batch, Bio, Cores, DevNo, Drain, Lane, Limits, Sector, Sectors, Status};
 use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bare, read};
 use udm_dm::{Notify, Target, TargetArgs, TargetError};
@@ -113,7 +114,7 @@ impl Rig {
     /// A message, and the poll of the lanes that follows one.
     pub fn message(&mut self, message: &str) -> Result<(), TargetError> {
         if self.suspended {
-            return Err(TargetError::errno(16));
+            return Err(TargetError::errno(EBUSY));
         }
         let words: Vec<String> = message.split_whitespace().map(String::from).collect();
         let reply = self.target.message(&words, &mut self.resolver);

@@ -1,6 +1,7 @@
 //! The protocol's numbers and udm's bounds.
 
 use bitflags::bitflags;
+use udm_core::errno;
 
 /// The port that IANA gave to NBD.
 pub const PORT: u16 = 10809;
@@ -204,18 +205,18 @@ pub const STATE_HOLE: u32 = 1;
 pub const STATE_ZERO: u32 = 2;
 
 /// Error: not permitted; writing to a read-only export.
-pub const EPERM: u32 = 1;
+pub const EPERM: u32 = errno::EPERM as u32;
 /// Error: input/output.
-pub const EIO: u32 = 5;
+pub const EIO: u32 = errno::EIO as u32;
 /// Error: no memory.
-pub const ENOMEM: u32 = 12;
+pub const ENOMEM: u32 = errno::ENOMEM as u32;
 /// Error: invalid request.
-pub const EINVAL: u32 = 22;
+pub const EINVAL: u32 = errno::EINVAL as u32;
 /// Error: no space, or writing beyond the end.
-pub const ENOSPC: u32 = 28;
+pub const ENOSPC: u32 = errno::ENOSPC as u32;
 /// Error: too long to be sent unfragmented.
-pub const EOVERFLOW: u32 = 75;
+pub const EOVERFLOW: u32 = errno::EOVERFLOW as u32;
 /// Error: not supported.
-pub const ENOTSUP: u32 = 95;
+pub const ENOTSUP: u32 = errno::EOPNOTSUPP as u32;
 /// Error: the server is being shut down.
-pub const ESHUTDOWN: u32 = 108;
+pub const ESHUTDOWN: u32 = errno::ESHUTDOWN as u32;

@@ -12,7 +12,6 @@
 //! All integers are big-endian on the wire. Nothing here panics on what the other side sent.
 
 mod consts;
-mod errors;
 mod handshake;
 mod option;
 mod option_reply;
@@ -20,7 +19,6 @@ mod reply;
 mod request;
 
 pub use consts::*;
-pub use errors::{errno_from_error, error_from_errno};
 pub use handshake::{FromClient, Greeting, HandshakeError, HandshakeParser, encode_client_flags, greeting};
 pub use option::{BadOption, ClientOption, InfoRequest, MetaRequest};
 pub use option_reply::{

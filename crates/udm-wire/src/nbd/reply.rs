@@ -9,7 +9,7 @@ use super::{
 /// A simple reply; the data of a successful read follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SimpleReply {
-    /// An NBD error ([`super::error_from_errno`]), 0 for success.
+    /// An NBD error ([`udm_core::errno::to_nbd`]), 0 for success.
     pub error: u32,
     /// The request's.
     pub cookie: u64,

@@ -3,11 +3,10 @@
 use super::{Connection, Phase};
 use crate::nbd::handshake::{Session, Step};
 use crate::nbd::holds::Member;
+use udm_core::errno::EBUSY;
 use udm_core::{Nanos, OpenError};
 use udm_runtime::FrontCx;
 use udm_wire::nbd::ExportFlags;
-
-const EBUSY: i32 = 16;
 
 /// Output that may wait for a send, in bytes; more input is not looked at until it is gone.
 const OUT_MAX: usize = 64 << 10;

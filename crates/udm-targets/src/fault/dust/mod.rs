@@ -29,6 +29,7 @@ use set::{GOOD, Set, Shared};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use udm_core::errno::EINVAL;
 use udm_core::{Batch, Busy, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
 use udm_dm::TargetError;
 use udm_dm::target::{Resolver, Target, TargetArgs, Used};
@@ -73,7 +74,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let start = number(&words[1]).ok_or_else(|| bad("Invalid device offset sector", 1))?;
     // The kernel's errno here is EINVAL, whatever the look-up said.
     let device =
-        look_up(args.resolver, words, 0, "dust: Device lookup failed").map_err(|e| e.with_errno(22))?;
+        look_up(args.resolver, words, 0, "dust: Device lookup failed").map_err(|e| e.with_errno(EINVAL))?;
     let under = Underlay { device, start: Sector(start) };
     let (quiet, shared) = (AtomicBool::new(false), Arc::new(Shared::default()));
     Ok(Arc::new(Dust { under, len: args.len, block, quiet, shared }))
@@ -143,7 +144,7 @@ impl Dust {
 
     /// A block number of a message. As in the kernel it may be one more than there are.
     fn block_number(&self, word: &str) -> Result<u64, TargetError> {
-        let block = number(word).ok_or_else(|| TargetError::errno(22).at(1))?;
+        let block = number(word).ok_or_else(|| TargetError::errno(EINVAL).at(1))?;
         if block > self.under.device.device.limits().size.0 / self.block {
             return Err(TargetError::new("dust: selected block value out of range").at(1));
         }
@@ -230,7 +231,7 @@ impl Target for Dust {
             }
             (name, [block, count]) => {
                 let block = self.block_number(block)?;
-                let count: u32 = number(count).ok_or_else(|| TargetError::errno(22).at(2))?;
+                let count: u32 = number(count).ok_or_else(|| TargetError::errno(EINVAL).at(2))?;
                 let Ok(count) = u8::try_from(count) else {
                     return Err(TargetError::new("dust: selected write fail count out of range").at(2));
                 };

@@ -45,6 +45,7 @@ use super::{Underlay, look_up};
 use place::Geometry;
 use shared::{Append, Shared};
 use std::sync::Arc;
+use udm_core::errno::EACCES;
 use udm_core::{Cx, Device, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::pending::Pending;
@@ -77,7 +78,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let log = look_up(args.resolver, words, 1, "log-writes: Log device lookup failed")?;
     let limits = log.device.limits();
     if limits.read_only {
-        let error = TargetError::new("log-writes: Log device lookup failed").with_errno(13);
+        let error = TargetError::new("log-writes: Log device lookup failed").with_errno(EACCES);
         return Err(error.because("it is read-only").at(1));
     }
     let shared = Arc::new(Shared::new(geometry(&device, &log)));

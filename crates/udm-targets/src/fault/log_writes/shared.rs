@@ -5,6 +5,7 @@ use super::held::Held;
 use super::place::{Geometry, Places};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use udm_core::errno::{EBUSY, EIO};
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{Bell, Buf};
 use udm_dm::TargetError;
@@ -170,10 +171,10 @@ impl Shared {
     pub(super) fn post(&self, mark: Append) -> Result<(), TargetError> {
         let mut state = self.lock();
         if let Some(why) = state.ended {
-            return Err(TargetError::errno(5).because(format!("logging has ended: {why}")));
+            return Err(TargetError::errno(EIO).because(format!("logging has ended: {why}")));
         }
         if state.closing {
-            return Err(TargetError::errno(16).because("the device is suspended, and its log closed"));
+            return Err(TargetError::errno(EBUSY).because("the device is suspended, and its log closed"));
         }
         let (promise, pending) = pending();
         state.posted.appends.push(mark);
@@ -345,7 +346,7 @@ impl Shared {
 
 /// What those are told whose mark will not be in the log.
 pub(super) fn refusal(why: &str) -> Result<(), TargetError> {
-    Err(TargetError::errno(5).because(format!("the mark is not in the log: {why}")))
+    Err(TargetError::errno(EIO).because(format!("the mark is not in the log: {why}")))
 }
 
 impl State {

@@ -1,0 +1,164 @@
+//! Errnos of Linux: what each is called, what a request that met it ends with, and what an NBD client is told.
+//!
+//! The one table of them. What is not in it is an I/O error, to the user of a device as to an NBD client: the device failed, the request was
+//! well-formed.
+
+use crate::Status;
+
+macro_rules! errnos {
+    ($($(#[$doc:meta])* $name:ident = $errno:literal, $status:ident, $nbd:ident;)*) => {
+        $($(#[$doc])* pub const $name: i32 = $errno;)*
+
+        /// What a request ends with that met `errno` (positive).
+        #[must_use]
+        pub const fn status(errno: i32) -> Status {
+            match errno { $($name => Status::$status,)* _ => Status::IoErr }
+        }
+
+        /// The error that NBD has for `errno` (positive); 0 for 0. NBD's numbers are those of Linux, but there are eight
+        /// of them (proto.md, "Error values").
+        #[must_use]
+        pub const fn to_nbd(errno: i32) -> u32 {
+            (match errno { 0 => 0, $($name => $nbd,)* _ => EIO }) as u32
+        }
+
+        #[cfg(test)]
+        const ALL: &[i32] = &[$($name),*];
+    };
+}
+
+// Name and number, the status of a request, the error for NBD.
+errnos! {
+    /// Not permitted.
+    EPERM = 1, ReadOnly, EPERM;
+    /// Nothing of that name.
+    ENOENT = 2, Offline, EIO;
+    /// Called off, or interrupted by a signal.
+    EINTR = 4, IoErr, EIO;
+    /// The device failed.
+    EIO = 5, IoErr, EIO;
+    /// No such device.
+    ENXIO = 6, Offline, EIO;
+    /// Too long.
+    E2BIG = 7, IoErr, EIO;
+    /// It would have to wait.
+    EAGAIN = 11, Again, EIO;
+    /// No memory.
+    ENOMEM = 12, Resource, ENOMEM;
+    /// No right to it.
+    EACCES = 13, ReadOnly, EPERM;
+    /// In use.
+    EBUSY = 16, DevResource, EIO;
+    /// It is there already.
+    EEXIST = 17, IoErr, EIO;
+    /// The device is gone.
+    ENODEV = 19, Offline, EIO;
+    /// It makes no sense.
+    EINVAL = 22, Inval, EINVAL;
+    /// Too many files are open in the system.
+    ENFILE = 23, IoErr, EIO;
+    /// Too many files are open in the process.
+    EMFILE = 24, IoErr, EIO;
+    /// A file that large can't be.
+    EFBIG = 27, Inval, ENOSPC;
+    /// No space left.
+    ENOSPC = 28, NoSpace, ENOSPC;
+    /// A file system that is read-only.
+    EROFS = 30, ReadOnly, EPERM;
+    /// Too many links.
+    EMLINK = 31, IoErr, EIO;
+    /// The other end is gone.
+    EPIPE = 32, Transport, EIO;
+    /// Too many levels.
+    ELOOP = 40, IoErr, EIO;
+    /// A reservation is in the way.
+    EBADE = 52, ResvConflict, EIO;
+    /// The block can't be read or written, on any path.
+    ENODATA = 61, Medium, EIO;
+    /// The transport is broken.
+    ENOLINK = 67, Transport, EIO;
+    /// The number has no room.
+    EOVERFLOW = 75, IoErr, EOVERFLOW;
+    /// An integrity check failed.
+    EILSEQ = 84, Protection, EIO;
+    /// Not supported.
+    EOPNOTSUPP = 95, NotSupp, EOPNOTSUPP;
+    /// The other end has cut the connection.
+    ECONNRESET = 104, Transport, EIO;
+    /// There is no connection.
+    ENOTCONN = 107, Transport, EIO;
+    /// The other end is shutting down.
+    ESHUTDOWN = 108, Offline, ESHUTDOWN;
+    /// It took too long.
+    ETIMEDOUT = 110, Timeout, EIO;
+    /// The target refused, for good.
+    EREMOTEIO = 121, Target, EIO;
+    /// The quota is used up.
+    EDQUOT = 122, NoSpace, ENOSPC;
+}
+
+/// The errno for an NBD error; 0 for 0. Unknown ones are EINVAL, as the protocol asks of clients.
+#[must_use]
+pub const fn from_nbd(error: u32) -> i32 {
+    let errno = error as i32;
+    match errno {
+        0 | EPERM | EIO | ENOMEM | EINVAL | ENOSPC | EOVERFLOW | EOPNOTSUPP | ESHUTDOWN => errno,
+        _ => EINVAL,
+    }
+}
+
+/// The system's text for `errno`, `No such device`.
+#[must_use]
+pub fn text(errno: i32) -> String {
+    let mut text = std::io::Error::from_raw_os_error(errno).to_string();
+    // Rust puts the number behind it.
+    if let Some(at) = text.find(" (os error ") {
+        text.truncate(at);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table and the statuses' own errnos say the same.
+    #[test]
+    fn every_status_comes_back() {
+        for &s in Status::ALL.iter().skip(1) {
+            assert_eq!(status(s.errno()), s);
+            assert!(ALL.contains(&s.errno()), "{s}");
+        }
+        assert_eq!(status(9999), Status::IoErr);
+    }
+
+    #[test]
+    fn every_nbd_error_comes_back() {
+        for error in [0, 1, 5, 12, 22, 28, 75, 95, 108] {
+            assert_eq!(to_nbd(from_nbd(error)), error);
+        }
+        assert!(
+            ALL.iter().all(|&errno| to_nbd(from_nbd(to_nbd(errno))) == to_nbd(errno)),
+            "nothing else is sent"
+        );
+        assert_eq!(to_nbd(ETIMEDOUT), 5, "a timeout of the device");
+        assert_eq!(to_nbd(9999), 5);
+        assert_eq!(from_nbd(4711), EINVAL);
+    }
+
+    /// spec/multipath.md C.4: these are returned as they are and fail no path.
+    #[test]
+    fn target_errors_blame_no_path() {
+        for errno in [EOPNOTSUPP, ENOSPC, EREMOTEIO, EBADE, ENODATA, EILSEQ, EINVAL] {
+            assert!(!status(errno).is_path_error(), "{errno}");
+        }
+        for errno in [EIO, ETIMEDOUT, ENOLINK, ENOMEM, EBUSY, EAGAIN, ENODEV] {
+            assert!(status(errno).is_path_error(), "{errno}");
+        }
+    }
+
+    #[test]
+    fn texts_are_the_systems() {
+        assert_eq!(text(ENODEV), "No such device");
+    }
+}
