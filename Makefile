@@ -1,7 +1,7 @@
 # Every target does its own set-up; all that is needed is cargo (Rust 1.88 or later) and Linux with io_uring.
 #
 # Profiles: tests, lints and whatever a developer runs use `dev` (opt-level 1, debug assertions), built once for all of them;
-# demo, bench and install use `release`.
+# demo, bench, install and the test that counts instructions use `release`.
 
 CARGO ?= cargo
 PREFIX ?= /usr/local
@@ -11,7 +11,7 @@ UDM := $(TARGET_DIR)/release/udm
 
 # program:Debian package, for tests that use real clients. Tests whose programs are missing say so and pass.
 TEST_PROGRAMS := fio:fio curl:curl python3:python3 nbdkit:nbdkit nbdinfo:libnbd-bin qemu-io:qemu-utils fusermount3:fuse3 mkfs.ext4:e2fsprogs \
-    fuse2fs:fuse2fs sqlite3:sqlite3
+    fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind
 
 .PHONY: help build demo test test-programs lint bench install clean
 
@@ -40,6 +40,7 @@ test: test-programs
 	$(CARGO) test --locked -p udm-core --features loom --lib loom
 	$(CARGO) test --locked -p udm-runtime --features loom --lib loom
 	$(CARGO) test --locked -p udm-targets --features loom --lib loom
+	$(CARGO) test --locked --release -p udm-backends --test instructions
 
 test-programs:
 	@missing() { \

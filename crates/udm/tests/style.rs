@@ -41,9 +41,12 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Imports of tests alone: a front end is tested over a device, and tables with targets in them.
-const TEST_IMPORTS: &[(&str, &[&str])] =
-    &[("udm-frontends", &["udm-backends"]), ("udm-dm", &["udm-targets"])];
+/// Imports of tests alone: a front end is tested over a device, tables with targets in them, and what a table costs is measured over null devices.
+const TEST_IMPORTS: &[(&str, &[&str])] = &[
+    ("udm-backends", &["udm-dm", "udm-targets"]),
+    ("udm-dm", &["udm-targets"]),
+    ("udm-frontends", &["udm-backends"]),
+];
 
 /// Where `unsafe` may stand: the memory of requests, and the ring that hands it to the kernel. Paths or beginnings of them.
 const UNSAFE: &[&str] = &["crates/udm-buf/src/lib.rs", "crates/udm-runtime/src/ring"];
