@@ -64,7 +64,8 @@ impl Device for Null {
                 waiting: VecDeque::new(),
             }));
         }
-        Ok(Box::new(PolledLane { work, depth, ready: Batch::new(), waiting: VecDeque::new() }))
+        let (ready, waiting) = (Batch::new(), VecDeque::new());
+        Ok(Box::new(PolledLane { work, depth, ready, waiting, queued: false }))
     }
 
     fn limits(&self) -> Limits {
@@ -99,16 +100,23 @@ struct Server {
     discards: bool,
 }
 
-impl Serve for Server {
-    /// Without a store all but a read with data, and what must be refused, is a matter of a few comparisons.
-    #[inline]
-    fn at_once(&self, bio: &Bio) -> Option<Status> {
+impl Server {
+    /// Ends `bio` well when that is no work: without a store that is all but a read with data, and what must be refused. False for
+    /// what has to be served.
+    #[inline(always)]
+    fn at_once(&self, bio: &mut Bio) -> bool {
         let fills = bio.op == Op::Read && !bio.data.is_empty();
         let end = bio.sector.0.wrapping_add(bio.sectors.0);
-        let fits = bio.sector.0 <= end && end <= self.size.0 && bio.op != Op::Discard;
-        (fits && !fills && self.store.is_none()).then_some(Status::Ok)
+        let fits = (bio.sector.0 <= end) & (end <= self.size.0) & (bio.op != Op::Discard);
+        let at_once = fits & !fills;
+        if at_once {
+            bio.end_with(Status::Ok);
+        }
+        at_once
     }
+}
 
+impl Serve for Server {
     #[inline]
     fn cost(&self, bio: &Bio) -> u64 {
         match &self.store {
@@ -147,16 +155,17 @@ struct PolledLane {
     depth: usize,
     ready: Batch,
     waiting: VecDeque<Box<Bio>>,
+    /// Something waits, here or in `work`.
+    queued: bool,
 }
 
 impl Lane for PolledLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        self.work.take(batch, cx);
-        if self.waiting.is_empty() && self.ready.len() + batch.len() <= self.depth {
+        let fits = !self.queued && self.ready.len() + batch.len() <= self.depth;
+        if fits && self.at_once(batch) {
             hand_over(batch, &mut self.ready);
         } else {
-            self.waiting.extend(batch.drain(..));
-            self.start();
+            self.submit_work(batch, cx);
         }
         // What is ready needs a poll, and no event of the outside will bring one.
         cx.wake_at(cx.now);
@@ -164,28 +173,41 @@ impl Lane for PolledLane {
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         hand_over(&mut self.ready, done);
-        if !self.work.is_idle() {
+        if self.queued {
             self.go_on(cx);
-        }
-        if !self.waiting.is_empty() {
-            self.start();
-            cx.wake_at(cx.now);
         }
     }
 }
 
 impl PolledLane {
+    /// Ends all of `batch`; false when something in it has to be served.
+    #[inline(always)]
+    fn at_once(&self, batch: &mut Batch) -> bool {
+        let server = self.work.server();
+        server.store.is_none() && batch.iter_mut().all(|bio| server.at_once(bio))
+    }
+
+    #[inline(never)]
+    fn submit_work(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        self.work.take(batch, cx);
+        self.waiting.extend(batch.drain(..));
+        self.start();
+    }
+
     #[cold]
     fn go_on(&mut self, cx: &mut Cx<'_>) {
         let mut served = Batch::new();
         self.work.go_on(&mut served, cx);
         self.waiting.extend(served);
+        self.start();
         cx.wake_at(cx.now);
     }
 
+    /// Ends what the depth has room for.
     fn start(&mut self) {
         let room = self.depth - self.ready.len();
         self.ready.extend(self.waiting.drain(..room.min(self.waiting.len())));
+        self.queued = !self.waiting.is_empty() || !self.work.is_idle();
     }
 }
 

@@ -23,9 +23,10 @@ impl Segments {
     }
 
     /// True when there are no bytes.
+    #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.bufs.iter().all(Buf::is_empty)
+        self.bufs.is_empty() || self.bufs.iter().all(Buf::is_empty)
     }
 
     /// Appends `buf`, joining it to the last piece when it lies right behind it.

@@ -21,14 +21,6 @@ const FLOOR: u64 = 2 * PIECE;
 
 /// What a device does with its requests.
 pub trait Serve {
-    /// How `bio` ends when serving it takes no work at all: such a device is as fast as its lane, so it is asked first, and nothing is
-    /// counted.
-    #[inline]
-    fn at_once(&self, bio: &Bio) -> Option<Status> {
-        let _ = bio;
-        None
-    }
-
     /// What serving `bio` costs at the most, in bytes; 0 for what costs next to nothing.
     fn cost(&self, bio: &Bio) -> u64;
 
@@ -99,6 +91,11 @@ impl<S: Serve> Work<S> {
         Work { serve, short: VecDeque::new(), long: VecDeque::new() }
     }
 
+    /// What serves.
+    pub const fn server(&self) -> &S {
+        &self.serve
+    }
+
     /// True when nothing waits.
     #[must_use]
     pub fn is_idle(&self) -> bool {
@@ -111,11 +108,6 @@ impl<S: Serve> Work<S> {
         let mut served = 0;
         if self.is_idle() {
             for bio in batch.iter_mut() {
-                if let Some(status) = self.serve.at_once(bio) {
-                    bio.end_with(status);
-                    served += 1;
-                    continue;
-                }
                 let cost = self.serve.cost(bio);
                 if cost > left.min(PIECE) {
                     break;
