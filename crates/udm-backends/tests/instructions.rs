@@ -10,8 +10,9 @@
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreId, CoreState, DevNo, Device, Lane, Nanos, Sector, Sectors};
-use udm_targets::testing::{TestResolver, TestWorld};
-use udm_targets::{MappedDevice, Table};
+use udm_dm::testing::{TestResolver, TestWorld};
+use udm_dm::{MappedDevice, Table};
+use udm_targets::TARGETS;
 use udm_wire::uri;
 
 /// Requests in flight: the columns of the list.
@@ -81,14 +82,19 @@ fn read(text: &str) -> List {
 fn count(list: &List) -> std::io::Result<Vec<f64>> {
     let folder = tempfile::tempdir()?;
     let out = Command::new("valgrind")
-        .args(["--tool=callgrind", "--toggle-collect=instructions::measured", "--dump-after=instructions::measured"])
+        .args([
+            "--tool=callgrind",
+            "--toggle-collect=instructions::measured",
+            "--dump-after=instructions::measured",
+        ])
         .arg(format!("--callgrind-out-file={}/out", folder.path().display()))
         .arg(std::env::current_exe()?)
         .arg(MEASURE)
         .output()?;
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let counted = (1..=list.rows.len() * DEPTHS.len()).map(|i| {
-        let text = std::fs::read_to_string(folder.path().join(format!("out.{}", 2 * i))).expect("a measurement");
+        let text =
+            std::fs::read_to_string(folder.path().join(format!("out.{}", 2 * i))).expect("a measurement");
         let total = text.lines().find_map(|line| line.strip_prefix("totals: ")).expect("its total");
         total.trim().parse::<f64>().expect("a number") / REQUESTS as f64
     });
@@ -162,10 +168,11 @@ fn make(table: &str) -> Arc<dyn Device> {
         resolver.add(name, DevNo { major: 253, minor }, null());
     }
     let lines = udm_wire::table::parse(&table.replace(" / ", "\n")).expect("a table");
-    let table = Table::build(&lines, &mut resolver, 1).expect("a good table");
+    let table = Table::build(TARGETS, &lines, &mut resolver, 1).expect("a good table");
     let device = MappedDevice::new("t", None, DevNo { major: 254, minor: 0 }).expect("a name");
     device.load(table).expect("a table that fits");
-    let (mut world, mut change) = (TestWorld::new(1), device.resume(Arc::new(|| ())).expect("no other change"));
+    let (mut world, mut change) =
+        (TestWorld::new(1), device.resume(Arc::new(|| ())).expect("no other change"));
     while change.step(&*world.cores()).transpose().expect("it resumes").is_none() {
         world.deliver(0);
     }

@@ -5,6 +5,7 @@
 //! clone is dropped, all have done what was asked. A core with no lane of the device drops its clone at once.
 
 use crate::{CoreId, Device, DeviceId, Drain};
+use std::any::Any;
 use std::sync::{Arc, Mutex};
 
 /// Something for the lanes of a mapped device to do. See the state machine in udm-dm, `mapped/lane.rs`.
@@ -12,8 +13,8 @@ use std::sync::{Arc, Mutex};
 pub enum LaneCommand {
     /// Open the lane of `table`, without using it yet. A failure goes into `failure`.
     Prepare {
-        /// The new table.
-        table: Arc<dyn Device>,
+        /// The new table, of the type that the lanes of the device know.
+        table: Arc<dyn Any + Send + Sync>,
         /// Which load it is; a `Resume` with the same number uses it.
         generation: u64,
         /// Where an error is put.

@@ -7,10 +7,13 @@
 
 #[doc(hidden)]
 pub mod bugs;
+pub mod divisor;
 pub mod error;
+pub mod legs;
 pub mod mapped;
 pub mod pending;
 pub mod split;
+pub mod split_lane;
 pub mod table;
 pub mod target;
 #[doc(hidden)]

@@ -101,6 +101,8 @@ struct Parent {
 pub struct Splitter {
     owner: OwnerId,
     pool: BioPool,
+    /// Bios from above: parents, and those that wait to be handed out.
+    held: usize,
     parents: Vec<Parent>,
     free: Vec<u32>,
     /// Whose turn it is to emit fragments.
@@ -119,6 +121,7 @@ impl Splitter {
         Splitter {
             owner,
             pool: BioPool::new(FRAGMENTS_MAX),
+            held: 0,
             parents: Vec::new(),
             free: Vec::new(),
             ready: VecDeque::new(),
@@ -130,8 +133,9 @@ impl Splitter {
     }
 
     /// True when it holds no bio: nothing to collect, pump or hand out.
+    #[inline]
     pub fn is_idle(&self) -> bool {
-        self.free.len() == self.parents.len() && self.finished.is_empty() && self.returned.is_empty()
+        self.held == 0
     }
 
     /// Takes a bio to be cut. [`Splitter::pump`] comes next.
@@ -139,6 +143,7 @@ impl Splitter {
         if bio.flags.contains(BioFlags::NOWAIT) && self.pool.available() == 0 {
             return self.end(bio, Status::Again);
         }
+        self.held += 1;
         let index = self.free.pop().unwrap_or_else(|| {
             self.parents.push(Parent::default());
             u32::try_from(self.parents.len() - 1).expect("parents are bounded by the bios above")
@@ -177,6 +182,7 @@ impl Splitter {
     /// Ends a bio that never went down; it is handed out with the finished ones.
     pub fn end(&mut self, mut bio: Box<Bio>, status: Status) {
         bio.status = status;
+        self.held += 1;
         self.finished.push(bio);
     }
 
@@ -245,6 +251,7 @@ impl Splitter {
 
     /// Moves the bios that are whole again to `done`.
     pub fn take_finished(&mut self, done: &mut Batch) {
+        self.held -= self.finished.len();
         done.append(&mut self.finished);
     }
 
@@ -260,12 +267,14 @@ impl Splitter {
             return;
         }
         while let Some(bio) = self.returned.pop() {
+            self.held -= 1;
             self.take(bio);
         }
     }
 
     /// Moves the bios that are to be handed back to `back`.
     pub fn take_returned(&mut self, back: &mut Batch) {
+        self.held -= self.returned.len();
         back.append(&mut self.returned);
     }
 

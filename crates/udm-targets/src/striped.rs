@@ -10,12 +10,13 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use udm_core::{
-    Batch, Bio, BioFlags, Busy, Cx, Drain, Extents, Lane, Limits, Op, OpenError, SECTOR_SIZE, Sector,
-    Sectors, Status,
+    Bio, BioFlags, Cx, Extents, Lane, Limits, Op, OpenError, SECTOR_SIZE, Sector, Sectors, Status,
 };
 use udm_dm::TargetError;
 use udm_dm::bugs::{self, Bug};
-use udm_dm::split::{Cursor, Cut, Piece, Splitter, Step};
+use udm_dm::divisor::Divisor;
+use udm_dm::split::{Cursor, Cut, Piece, Step};
+use udm_dm::split_lane::{Route, SplitLane, Way};
 use udm_dm::target::{DeviceRef, Notify, Target, TargetArgs, Used, decimal};
 
 /// Failures of a device that raise an event; later ones only count (kernel: `DM_IO_ERROR_THRESHOLD` is 15, and the fifteenth is
@@ -94,33 +95,21 @@ impl Target for Striped {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let mut legs: Vec<Leg> = Vec::with_capacity(self.shared.stripes.len());
-        let mut flush = Vec::new();
-        for (i, stripe) in self.shared.stripes.iter().enumerate() {
-            let id = stripe.device.device.id();
-            if self.shared.stripes[..i].iter().all(|s| s.device.device.id() != id) {
-                flush.push(i);
-            }
-            legs.push(Leg {
-                lane: stripe.device.device.open(cx)?,
-                out: Batch::new(),
-                offset: stripe.offset.0,
-            });
-        }
-        let pieces =
-            Pieces { layout: self.shared.layout, offsets: legs.iter().map(|l| l.offset).collect(), flush };
-        Ok(Box::new(StripedLane {
+        let stripes = &self.shared.stripes;
+        let lanes = stripes.iter().map(|s| s.device.device.open(cx)).collect::<Result<_, _>>()?;
+        let id = |i: usize| stripes[i].device.device.id();
+        let route = Stripes {
             shared: Arc::clone(&self.shared),
             layout: self.shared.layout,
-            legs,
-            pieces,
-            split: Splitter::new(cx.new_owner()),
-        }))
+            offsets: stripes.iter().map(|s| s.offset.0).collect(),
+            flush: (0..stripes.len()).filter(|&i| (0..i).all(|before| id(before) != id(i))).collect(),
+        };
+        Ok(Box::new(SplitLane::new(route, lanes, cx)))
     }
 
     fn table(&self) -> String {
         let Layout { stripes, chunk } = self.shared.layout;
-        let mut text = format!("{} {}", stripes.by, chunk.by);
+        let mut text = format!("{} {}", stripes.get(), chunk.get());
         for stripe in &self.shared.stripes {
             let _ = write!(text, " {} {}", stripe.device.number, stripe.offset);
         }
@@ -140,14 +129,14 @@ impl Target for Striped {
 
     fn limits(&self) -> Limits {
         let Layout { stripes, chunk } = self.shared.layout;
-        let bytes = chunk.by.saturating_mul(SECTOR_SIZE);
+        let bytes = chunk.get().saturating_mul(SECTOR_SIZE);
         let below = self.shared.stripes.iter().map(|s| s.device.device.limits());
         let limits = below.fold(Limits::new(self.len), |all, one| all.stack(&one));
         let hint = |bytes: u64| u32::try_from(bytes).unwrap_or(0);
         Limits {
             request_stackable: false,
             io_min: hint(bytes).max(limits.io_min),
-            io_opt: hint(bytes.saturating_mul(stripes.by)),
+            io_opt: hint(bytes.saturating_mul(stripes.get())),
             ..limits
         }
     }
@@ -157,7 +146,7 @@ impl Target for Striped {
         let (mut at, end) = (from.0, from.0 + len.0);
         while at < end && !out.is_full() {
             let (stripe, sector) = layout.map(at);
-            let now = (layout.chunk.by - layout.chunk.div_rem(at).1).min(end - at);
+            let now = (layout.chunk.get() - layout.chunk.rem(at)).min(end - at);
             let Stripe { device, offset, .. } = &self.shared.stripes[stripe];
             device.device.extents(Sector(offset.0 + sector), Sectors(now), out);
             at += now;
@@ -165,13 +154,13 @@ impl Target for Striped {
     }
 
     fn devices(&self) -> Vec<Used> {
-        let len = Sectors(self.len.0 / self.shared.layout.stripes.by);
+        let len = Sectors(self.len.0 / self.shared.layout.stripes.get());
         let used = |s: &Stripe| Used { device: s.device.clone(), start: s.offset, len };
         self.shared.stripes.iter().map(used).collect()
     }
 
     fn max_io_len(&self) -> Option<Sectors> {
-        Some(Sectors(self.shared.layout.chunk.by))
+        Some(Sectors(self.shared.layout.chunk.get()))
     }
 
     fn flush_bypasses_map(&self) -> bool {
@@ -199,61 +188,70 @@ impl Shared {
     }
 }
 
-/// Division by a number fixed at load, by a shift when it is a power of two.
-#[derive(Clone, Copy)]
-struct Divisor {
-    by: u64,
-    shift: Option<u32>,
-}
-
-impl Divisor {
-    fn new(by: u64) -> Divisor {
-        Divisor { by, shift: by.is_power_of_two().then(|| by.trailing_zeros()) }
-    }
-
-    fn div_rem(self, n: u64) -> (u64, u64) {
-        match self.shift {
-            Some(shift) => (n >> shift, n & (self.by - 1)),
-            None => (n / self.by, n % self.by),
-        }
-    }
-}
-
 impl Layout {
     /// The stripe of a sector of the target, and the sector within the stripe.
     fn map(&self, sector: u64) -> (usize, u64) {
         let (chunk, within) = self.chunk.div_rem(sector);
         let (row, stripe) = self.stripes.div_rem(chunk);
-        let shift = u64::from(bugs::on(Bug::StripeShifted) && stripe + 1 == self.stripes.by && stripe > 0);
-        (stripe as usize, row * self.chunk.by + within + shift)
+        let shift = u64::from(bugs::on(Bug::StripeShifted) && stripe + 1 == self.stripes.get() && stripe > 0);
+        (stripe as usize, row * self.chunk.get() + within + shift)
     }
 
     /// The sector of the target behind a sector of a stripe.
     fn unmap(&self, stripe: usize, sector: u64) -> u64 {
         let (row, within) = self.chunk.div_rem(sector);
-        (row * self.stripes.by + stripe as u64) * self.chunk.by + within
+        (row * self.stripes.get() + stripe as u64) * self.chunk.get() + within
     }
 
     /// The first sector of `stripe` that belongs to `sector` of the target or to what is behind it.
     fn at_or_behind(&self, sector: u64, stripe: usize) -> u64 {
         let (here, at) = self.map(sector);
-        let row = at - self.chunk.div_rem(at).1;
+        let row = at - self.chunk.rem(at);
         match stripe.cmp(&here) {
             std::cmp::Ordering::Equal => at,
-            std::cmp::Ordering::Less => row + self.chunk.by,
+            std::cmp::Ordering::Less => row + self.chunk.get(),
             std::cmp::Ordering::Greater => row,
         }
     }
 }
 
-/// Flushes go to each device once, ranges to each stripe that they touch.
-struct Pieces {
+/// Where the bios of a striped target go: reads and writes, which the table has cut at chunks, to the stripe of their chunk. Flushes go to each device
+/// once, other ranges to each stripe that they touch.
+struct Stripes {
+    shared: Arc<Shared>,
     layout: Layout,
+    /// By stripe.
     offsets: Vec<u64>,
+    /// A stripe of each device.
     flush: Vec<usize>,
 }
 
-impl Cut for Pieces {
+impl Route for Stripes {
+    #[inline(always)]
+    fn down(&self, bio: &mut Bio) -> Way {
+        if !bio.op.has_data() {
+            return Way::Cut;
+        }
+        let (stripe, at) = self.layout.map(bio.sector.0);
+        bio.sector.0 = self.offsets[stripe].wrapping_add(at);
+        Way::Leg(stripe)
+    }
+
+    #[inline(always)]
+    fn up(&self, leg: usize, bios: &mut [Box<Bio>]) {
+        let offset = self.offsets[leg];
+        for bio in bios {
+            if bio.op.has_data() {
+                bio.sector.0 = self.layout.unmap(leg, bio.sector.0.wrapping_sub(offset));
+            }
+            if !bio.status.is_ok() && bio.status != Status::NotSupp && !bio.flags.contains(BioFlags::RAHEAD) {
+                self.shared.failed(leg);
+            }
+        }
+    }
+}
+
+impl Cut for Stripes {
     fn next(&self, bio: &Bio, cursor: &mut Cursor) -> Step {
         loop {
             let i = cursor.at as usize;
@@ -271,98 +269,5 @@ impl Cut for Pieces {
                 return Step::Piece(Piece { leg: i, op: bio.op, flags: bio.flags, sector, sectors });
             }
         }
-    }
-}
-
-struct Leg {
-    lane: Box<dyn Lane>,
-    out: Batch,
-    offset: u64,
-}
-
-struct StripedLane {
-    shared: Arc<Shared>,
-    layout: Layout,
-    legs: Vec<Leg>,
-    pieces: Pieces,
-    split: Splitter,
-}
-
-impl StripedLane {
-    /// Submits what is in the legs' batches; says whether there was anything.
-    fn send(&mut self, cx: &mut Cx<'_>) -> bool {
-        let mut any = false;
-        for leg in self.legs.iter_mut().filter(|leg| !leg.out.is_empty()) {
-            leg.lane.submit(&mut leg.out, cx);
-            any = true;
-        }
-        any
-    }
-
-    fn pump(&mut self) {
-        self.split.pump(&self.pieces, |leg, fragment| self.legs[leg].out.push(fragment));
-    }
-}
-
-impl Lane for StripedLane {
-    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        for mut bio in batch.drain(..) {
-            if bio.op.has_data() {
-                let (stripe, at) = self.layout.map(bio.sector.0);
-                let leg = &mut self.legs[stripe];
-                bio.sector.0 = leg.offset.wrapping_add(at);
-                leg.out.push(bio);
-            } else {
-                self.split.take(bio);
-            }
-        }
-        if !self.split.is_idle() {
-            self.pump();
-        }
-        self.send(cx);
-    }
-
-    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let start = done.len();
-        self.split.take_again();
-        for (i, leg) in self.legs.iter_mut().enumerate() {
-            let from = done.len();
-            leg.lane.poll(done, cx);
-            for bio in &mut done[from..] {
-                if bio.op.has_data() {
-                    bio.sector.0 = self.layout.unmap(i, bio.sector.0.wrapping_sub(leg.offset));
-                }
-                let ignored = bio.status == Status::NotSupp || bio.flags.contains(BioFlags::RAHEAD);
-                if !bio.status.is_ok() && !ignored {
-                    self.shared.failed(i);
-                }
-            }
-        }
-        if self.split.is_idle() {
-            return;
-        }
-        self.split.collect(done, start);
-        self.pump();
-        if self.send(cx) || self.split.has_returned() {
-            cx.wake_at(cx.now);
-        }
-        self.split.take_finished(done);
-    }
-
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
-        let start = back.len();
-        for (i, leg) in self.legs.iter_mut().enumerate() {
-            let from = back.len();
-            leg.lane.drain(how, back, cx);
-            for bio in back[from..].iter_mut().filter(|bio| bio.op.has_data()) {
-                bio.sector.0 = self.layout.unmap(i, bio.sector.0.wrapping_sub(leg.offset));
-            }
-        }
-        self.split.collect_back(back, start);
-        self.split.take_returned(back);
-    }
-
-    fn busy(&self) -> Busy {
-        self.legs.iter().map(|leg| leg.lane.busy()).max().unwrap_or_default()
     }
 }

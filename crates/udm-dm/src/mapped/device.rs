@@ -4,11 +4,11 @@
 //! counter, and that only when something has happened. The lock is held for moments and never while a device below is called.
 
 use super::change::Change;
-use super::lane::MappedLane;
+use super::lane::{Generation, MappedLane};
 use super::names::Names;
 use super::stack::{self, Walk};
 use crate::error::TargetError;
-use crate::table::Table;
+use crate::table::{Table, TableLane};
 use crate::target::{Kind, Notify};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -340,9 +340,8 @@ impl Device for MappedDevice {
             let state = self.state();
             (state.live.clone(), state.preparing.clone(), state.suspended)
         };
-        let open = |slot: Option<Slot>, cx: &mut Cx<'_>| match slot {
-            Some(slot) => Ok(Some((slot.generation, slot.table.open(cx)?))),
-            None => Ok(None),
+        let open = |slot: Option<Slot>, cx: &mut Cx<'_>| -> Result<Option<Generation>, OpenError> {
+            slot.map(|slot| Ok((slot.generation, Box::new(TableLane::open(&slot.table, cx)?)))).transpose()
         };
         let (live, prepared) = (open(live, cx)?, open(preparing, cx)?);
         Ok(Box::new(MappedLane::new(port, live, prepared, suspended)))

@@ -7,7 +7,7 @@
 //!     +------ Resume -------+------------- Resume ------------+
 //! ```
 //!
-//! Running: batches go straight down; a test of the port's flag and a count is all there is to it. Draining: new bios are parked, what is in
+//! Running: batches go straight down; a test of the port's flag is all there is to it. Draining: new bios are parked, what is in
 //! flight comes home, what is only held is handed back and parked too (no-flush) or fails (flush). Suspended: all bios are parked; those that will not wait
 //! fail (kernel: NOWAIT with EAGAIN, read-ahead with EIO). Resume puts the lane of the wanted generation in place, then everything parked goes
 //! down, oldest first.
@@ -16,6 +16,7 @@
 //! harmless. Without a table there is no lane, and bios end with EIO.
 
 use crate::bugs::{self, Bug};
+use crate::table::{Table, TableLane};
 use std::rc::Rc;
 use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, LaneCommand, Port, Status};
 
@@ -27,15 +28,14 @@ enum State {
 }
 
 /// A table's lane and the generation of the table.
-type Generation = (u64, Box<dyn Lane>);
+pub(super) type Generation = (u64, Box<TableLane>);
 
 /// See the module's documentation.
 pub(super) struct MappedLane {
     port: Rc<Port>,
     /// Running with a table, nothing prepared, nothing to hand out: what `submit` and `poll` test first.
     ordinary: bool,
-    in_flight: usize,
-    live: Option<Box<dyn Lane>>,
+    live: Option<Box<TableLane>>,
     generation: u64,
     prepared: Option<Generation>,
     state: State,
@@ -61,7 +61,6 @@ impl MappedLane {
         let mut lane = MappedLane {
             port,
             ordinary: false,
-            in_flight: 0,
             live,
             generation,
             prepared,
@@ -82,8 +81,9 @@ impl MappedLane {
             match command {
                 LaneCommand::Prepare { table, generation, failure, ack } => {
                     if self.generation != generation && self.prepared_generation() != Some(generation) {
-                        match table.open(cx) {
-                            Ok(lane) => self.prepared = Some((generation, lane)),
+                        let table = table.downcast::<Table>().expect("the table of a mapped device");
+                        match TableLane::open(&table, cx) {
+                            Ok(lane) => self.prepared = Some((generation, Box::new(lane))),
                             Err(error) => failure.set(error),
                         }
                     }
@@ -126,7 +126,7 @@ impl MappedLane {
             self.generation = generation;
         }
         if self.generation != generation {
-            assert_eq!(self.in_flight, 0, "tables change places while nothing is in flight");
+            assert!(self.is_empty(), "tables change places while nothing is in flight");
             let prepared = self.prepared.take().filter(|(prepared, _)| *prepared == generation);
             // Every lane prepared it or the change was called off; without it the old table must not be used either.
             debug_assert!(prepared.is_some(), "generation {generation} was not prepared");
@@ -147,18 +147,20 @@ impl MappedLane {
             return;
         }
         match &mut self.live {
-            Some(live) => {
-                self.in_flight += batch.len();
-                live.submit(batch, cx);
-            }
+            Some(live) => live.submit(batch, cx),
             None => batch.drain(..).for_each(|bio| end(&mut self.ended, bio, Status::IoErr)),
         }
+    }
+
+    /// True when nothing is in flight in the live table.
+    fn is_empty(&self) -> bool {
+        self.live.as_ref().is_none_or(|live| live.is_empty())
     }
 
     /// Leaves Draining when it can, and works out `ordinary`.
     fn settle(&mut self) {
         if matches!(self.state, State::Draining(_))
-            && (self.in_flight == 0 && self.busy() < Busy::Owed || bugs::on(Bug::SuspendAcksEarly))
+            && (self.is_empty() && self.busy() < Busy::Owed || bugs::on(Bug::SuspendAcksEarly))
         {
             self.state = State::Suspended;
             self.acks.clear();
@@ -197,12 +199,9 @@ impl MappedLane {
                 live.drain(how, &mut self.returned, cx);
                 let back = &self.returned[before..];
                 debug_assert!(back.iter().all(|bio| bio.status.is_ok()), "handed back as it was given");
-                self.in_flight -= back.len();
             }
             // Also with nothing in flight: a mapped device below has mail of its own.
-            let from = done.len();
             live.poll(done, cx);
-            self.in_flight -= done.len() - from;
         }
         if let Some((_, lane)) = &mut self.prepared {
             let from = done.len();
@@ -226,9 +225,7 @@ impl MappedLane {
         let parked = std::mem::take(&mut self.returned).into_iter().chain(std::mem::take(&mut self.parked));
         parked.for_each(|bio| end(&mut self.ended, bio, Status::IoErr));
         if let Some(live) = &mut self.live {
-            let from = back.len();
             live.drain(Drain::End, back, cx);
-            self.in_flight -= back.len() - from;
         }
         self.settle();
     }
@@ -237,21 +234,14 @@ impl MappedLane {
 impl Lane for MappedLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         match &mut self.live {
-            Some(live) if self.ordinary && !self.port.has_mail() => {
-                self.in_flight += batch.len();
-                live.submit(batch, cx);
-            }
+            Some(live) if self.ordinary && !self.port.has_mail() => live.submit(batch, cx),
             _ => self.submit_rest(batch, cx),
         }
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         match &mut self.live {
-            Some(live) if self.ordinary && !self.port.has_mail() => {
-                let from = done.len();
-                live.poll(done, cx);
-                self.in_flight -= done.len() - from;
-            }
+            Some(live) if self.ordinary && !self.port.has_mail() => live.poll(done, cx),
             _ => self.poll_rest(done, cx),
         }
     }
@@ -268,9 +258,7 @@ impl Lane for MappedLane {
         back.append(&mut self.returned);
         back.append(&mut self.parked);
         if let (Some(live), State::Running) = (&mut self.live, self.state) {
-            let from = back.len();
             live.drain(how, back, cx);
-            self.in_flight -= back.len() - from;
         }
         self.settle();
     }

@@ -1,19 +1,20 @@
 //! The data path of a table: from the device's sectors to the targets' lanes and back.
 //!
 //! The table is the boundary: whatever comes in from above, targets only see requests inside their range, aligned to their blocks, of operations that
-//! they take, no longer than their limits. The usual bio (a read or write that fits) passes through as it is, its sector shifted on the way
-//! down and back on the way up; a linear target has no lane of its own, the shift is all there is to it. The rest goes
-//! through the [`Splitter`].
+//! they take, no longer than their limits. The usual bio (a read or write that fits) goes whole, its sector shifted on the way
+//! down and back on the way up; a linear target has no lane of its own, the shift is all there is to it. The rest is cut.
 
 use super::Table;
 use super::map::Map;
 use crate::bugs::{self, Bug};
-use crate::split::Splitter;
-use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, Limits, Op, OpenError, SECTOR_SIZE};
+use crate::split::{Cursor, Cut, Step};
+use crate::split_lane::{Route, SplitLane, Way};
+use udm_core::{Bio, BioFlags, Cx, Limits, Op, OpenError, SECTOR_SIZE};
 
 /// What makes a bio one of the usual ones: a read or write that needs nothing but its place looked up.
 struct Plain {
-    read_only: bool,
+    /// The operations, a bit each.
+    ops: u8,
     special: BioFlags,
     /// `sector` and `sectors` have none of these bits.
     unaligned: u64,
@@ -23,9 +24,10 @@ struct Plain {
 
 impl Plain {
     // One branch a bio: the tests are joined without shortcuts.
+    #[inline(always)]
     fn takes(&self, bio: &Bio) -> bool {
         let (sector, sectors) = (bio.sector.0, bio.sectors.0);
-        let op = (bio.op == Op::Read) | ((bio.op == Op::Write) & !self.read_only);
+        let op = self.ops >> (bio.op as u8) & 1 == 1;
         let flags = !bio.flags.intersects(self.special);
         let aligned = (sector | sectors) & self.unaligned == 0;
         // `max` is at most `size`, so the difference below is one where it counts.
@@ -35,170 +37,102 @@ impl Plain {
     }
 }
 
-/// The lane of one target, or of the device below a linear one.
-struct Leg {
-    lane: Box<dyn Lane>,
-    out: Batch,
-    shift: u64,
-}
-
 /// See the module's documentation.
-pub(super) struct TableLane {
+pub(crate) type TableLane = SplitLane<TableRoute>;
+
+/// Where the bios of a table go.
+pub(crate) struct TableRoute {
     limits: Limits,
     plain: Plain,
-    /// One target that takes any length: the batch goes through in one pass.
-    single: bool,
+    /// The shift of the one target there is, if plain bios go to it whole wherever they lie.
+    single: Option<u64>,
     map: Map,
-    legs: Vec<Leg>,
-    /// The legs whose batch is not empty.
-    dirty: Vec<usize>,
-    split: Splitter,
 }
 
 impl TableLane {
+    /// Opens the lanes of a table.
+    ///
+    /// # Errors
+    /// When a device below can't be opened on this core.
     pub fn open(table: &Table, cx: &mut Cx<'_>) -> Result<TableLane, OpenError> {
         let fit = table.fit();
         let map = Map::new(table, &fit);
-        let mut legs = Vec::with_capacity(table.entries.len());
-        for (entry, place) in table.entries.iter().zip(&map.places) {
-            let lane = match entry.target.as_linear() {
+        let mut lanes = Vec::with_capacity(table.entries.len());
+        for entry in &table.entries {
+            lanes.push(match entry.target.as_linear() {
                 Some((device, _)) => device.device.open(cx)?,
                 None => entry.target.open(cx)?,
-            };
-            legs.push(Leg { lane, out: Batch::new(), shift: place.shift });
+            });
         }
         let limits = fit.whole;
         let size = limits.size.0;
-        let (single, max) = match &*map.places {
-            [place] => (place.plain_max().is_some(), place.plain_max().unwrap_or(size)),
-            _ => (false, size),
+        let single = match &*map.places {
+            [place] if !place.has_chunks() => Some(place.shift),
+            _ => None,
         };
-        let unaligned = (u64::from(limits.logical_block) / SECTOR_SIZE).max(1) - 1;
         let plain = Plain {
-            read_only: limits.read_only,
+            ops: 1 << Op::Read as u8 | u8::from(!limits.read_only) << Op::Write as u8,
             special: map.special(),
-            unaligned,
-            max: max.min(size),
+            unaligned: (u64::from(limits.logical_block) / SECTOR_SIZE).max(1) - 1,
+            max: map.places.iter().map(|place| place.max(Op::Read)).fold(size, u64::min),
             size,
         };
-        let split = Splitter::new(cx.new_owner());
-        Ok(TableLane { limits, plain, single, map, legs, dirty: Vec::new(), split })
+        Ok(SplitLane::new(TableRoute { limits, plain, single, map }, lanes, cx))
     }
+}
 
-    /// Puts a bio where it goes: a leg's batch, the splitter, or back with an error.
-    fn place(&mut self, mut bio: Box<Bio>, hint: &mut usize) {
-        if !self.plain.takes(&bio) {
-            if let Err(status) = self.limits.check(bio.op, bio.sector, bio.sectors) {
-                return self.split.end(bio, status);
-            }
-            if bio.op == Op::Flush || bio.flags.intersects(self.plain.special) {
-                return self.split.take(bio);
-            }
+impl TableRoute {
+    /// The way of a bio that is not one of the usual ones, or that may not fit whole.
+    #[cold]
+    fn unusual(&self, bio: &mut Bio) -> Way {
+        if let Err(status) = self.limits.check(bio.op, bio.sector, bio.sectors) {
+            return Way::End(status);
         }
-        *hint = self.map.find(bio.sector.0, *hint);
-        let place = &self.map.places[*hint];
+        if bio.op == Op::Flush || bio.flags.intersects(self.plain.special) {
+            return Way::Cut;
+        }
+        let leg = self.map.find(bio.sector.0);
+        let place = &self.map.places[leg];
         if place.room(bio.op, bio.sector.0) < bio.sectors.0 {
-            return self.split.take(bio);
+            return Way::Cut;
         }
         bio.sector.0 = bio.sector.0.wrapping_add(place.shift);
-        push(&mut self.legs, &mut self.dirty, *hint, bio);
+        Way::Leg(leg)
     }
+}
 
-    fn pump(&mut self) {
-        self.split.pump(&self.map, |leg, fragment| push(&mut self.legs, &mut self.dirty, leg, fragment));
-    }
-
-    /// Submits what the legs' batches hold; says whether there was anything.
-    fn send(&mut self, cx: &mut Cx<'_>) -> bool {
-        let any = !self.dirty.is_empty();
-        for i in self.dirty.drain(..) {
-            let leg = &mut self.legs[i];
-            if bugs::on(Bug::SubmitTwice) {
-                leg.out.extend(leg.out.last().map(|bio| bugs::twin(bio)).into_iter().collect::<Vec<_>>());
-            }
-            leg.lane.submit(&mut leg.out, cx);
+impl Route for TableRoute {
+    #[inline(always)]
+    fn down(&self, bio: &mut Bio) -> Way {
+        if !self.plain.takes(bio) {
+            return self.unusual(bio);
         }
-        any
+        if let Some(shift) = self.single {
+            bio.sector.0 = bio.sector.0.wrapping_add(shift);
+            return Way::Leg(0);
+        }
+        let leg = self.map.find(bio.sector.0);
+        let place = &self.map.places[leg];
+        if place.left(bio.sector.0) < bio.sectors.0 {
+            return Way::Cut;
+        }
+        bio.sector.0 = bio.sector.0.wrapping_add(place.shift);
+        Way::Leg(leg)
     }
-}
 
-fn push(legs: &mut [Leg], dirty: &mut Vec<usize>, leg: usize, bio: Box<Bio>) {
-    let out = &mut legs[leg].out;
-    if out.is_empty() {
-        dirty.push(leg);
-    }
-    out.push(bio);
-}
-
-fn undo(shift: u64, batch: &mut [Box<Bio>]) {
-    if shift != 0 {
-        for bio in batch.iter_mut().filter(|bio| bio.status.is_ok() || !bugs::on(Bug::OffsetKeptOnError)) {
-            bio.sector.0 = bio.sector.0.wrapping_sub(shift);
+    #[inline(always)]
+    fn up(&self, leg: usize, bios: &mut [Box<Bio>]) {
+        let shift = self.map.places[leg].shift;
+        if shift != 0 {
+            for bio in bios.iter_mut().filter(|bio| bio.status.is_ok() || !bugs::on(Bug::OffsetKeptOnError)) {
+                bio.sector.0 = bio.sector.0.wrapping_sub(shift);
+            }
         }
     }
 }
 
-impl Lane for TableLane {
-    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        let mut rest = 0;
-        if self.single {
-            let leg = &mut self.legs[0];
-            for bio in batch.iter_mut() {
-                if !self.plain.takes(bio) {
-                    break;
-                }
-                bio.sector.0 = bio.sector.0.wrapping_add(leg.shift);
-                rest += 1;
-            }
-            if rest == batch.len() {
-                return leg.lane.submit(batch, cx);
-            }
-            for bio in batch.drain(..rest) {
-                push(&mut self.legs, &mut self.dirty, 0, bio);
-            }
-        }
-        let mut hint = 0;
-        for bio in batch.drain(..) {
-            self.place(bio, &mut hint);
-        }
-        if !self.split.is_idle() {
-            self.pump();
-        }
-        self.send(cx);
-    }
-
-    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let start = done.len();
-        self.split.take_again();
-        for leg in &mut self.legs {
-            let from = done.len();
-            leg.lane.poll(done, cx);
-            undo(leg.shift, &mut done[from..]);
-        }
-        if self.split.is_idle() {
-            return;
-        }
-        self.split.collect(done, start);
-        self.pump();
-        if self.send(cx) || self.split.has_returned() {
-            // What was just sent may be done already; what is to be handed back waits for a `drain`.
-            cx.wake_at(cx.now);
-        }
-        self.split.take_finished(done);
-    }
-
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
-        let start = back.len();
-        for leg in &mut self.legs {
-            let from = back.len();
-            leg.lane.drain(how, back, cx);
-            undo(leg.shift, &mut back[from..]);
-        }
-        self.split.collect_back(back, start);
-        self.split.take_returned(back);
-    }
-
-    fn busy(&self) -> Busy {
-        self.legs.iter().map(|leg| leg.lane.busy()).max().unwrap_or_default()
+impl Cut for TableRoute {
+    fn next(&self, bio: &Bio, cursor: &mut Cursor) -> Step {
+        self.map.next(bio, cursor)
     }
 }

@@ -3,6 +3,7 @@
 use super::Table;
 use super::check::Fit;
 use crate::bugs::{self, Bug};
+use crate::divisor::Divisor;
 use crate::split::{Cursor, Cut, Piece, Step};
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
 
@@ -12,8 +13,8 @@ pub(super) struct Place {
     end: u64,
     /// Added to a bio's sector on the way down and taken off on the way up, modulo 2^64.
     pub shift: u64,
-    /// Reads and writes end at multiples of this, counted from the target's start; `u64::MAX` when they need not.
-    chunk: u64,
+    /// Reads and writes end at multiples of this, counted from the target's start; `None` when they need not.
+    chunk: Option<Divisor>,
     /// The longest request in sectors, by [`Op`] (reads and writes, discards, write-zeroes). A multiple of the logical block.
     max: [u64; 3],
 }
@@ -21,6 +22,10 @@ pub(super) struct Place {
 /// All places of a table, and what flushes need.
 pub(super) struct Map {
     pub places: Vec<Place>,
+    /// For each run of 2^`index_shift` sectors the place where it begins and the one where the next begins, which are the same in nearly all cases: else a
+    /// sector's place is looked for between them.
+    index: Box<[(u32, u32)]>,
+    index_shift: u32,
     /// The targets that a flush of the whole device goes to.
     flush: Vec<usize>,
     /// What is taken off the flags of a bio's data part.
@@ -38,31 +43,40 @@ impl Place {
             start: start.0,
             end: start.0 + len.0,
             shift,
-            chunk: chunk.map_or(u64::MAX, |c| c.0.max(1)),
+            chunk: chunk.map(|c| Divisor::new(c.0.max(1))),
             max: [whole(limits.max_sectors), whole(limits.max_discard), whole(limits.max_write_zeroes)],
+        }
+    }
+
+    /// The longest request for `op`, wherever it lies.
+    pub fn max(&self, op: Op) -> u64 {
+        match op {
+            Op::Read | Op::Write => self.max[0],
+            Op::Discard => self.max[1],
+            Op::WriteZeroes => self.max[2],
+            Op::Flush => u64::MAX,
+        }
+    }
+
+    /// True when how much a read or write may cover depends on where it lies.
+    pub fn has_chunks(&self) -> bool {
+        self.chunk.is_some()
+    }
+
+    /// How many sectors a read or write that begins at `at`, which lies in this place, may cover before it has to be cut.
+    #[inline]
+    pub fn left(&self, at: u64) -> u64 {
+        let left = self.end - at;
+        match self.chunk {
+            None => left,
+            Some(chunk) => left.min(chunk.get() - chunk.rem(at - self.start)),
         }
     }
 
     /// How many of the sectors from `at`, which lies in this place, one request for `op` may cover.
     pub fn room(&self, op: Op, at: u64) -> u64 {
-        let left = self.end - at;
-        match op {
-            Op::Read | Op::Write if self.chunk == u64::MAX => left.min(self.max[0]),
-            Op::Read | Op::Write => left.min(self.chunk - (at - self.start) % self.chunk).min(self.max[0]),
-            Op::Discard => left.min(self.max[1]),
-            Op::WriteZeroes => left.min(self.max[2]),
-            Op::Flush => u64::MAX,
-        }
-    }
-
-    /// True when `sector` lies in this place.
-    pub fn contains(&self, sector: u64) -> bool {
-        (self.start..self.end).contains(&sector)
-    }
-
-    /// The longest read or write that needs no cutting wherever it lies; `None` when that depends on where.
-    pub fn plain_max(&self) -> Option<u64> {
-        (self.chunk == u64::MAX).then_some(self.max[0])
+        let left = if op.has_data() { self.left(at) } else { self.end - at };
+        left.min(self.max(op))
     }
 }
 
@@ -76,8 +90,12 @@ impl Map {
         let fua = fit.whole.fua;
         // A device below that is mapped itself may get a cache by a reload, and this table would not know.
         let cache = fit.whole.write_cache || table.devices().any(|below| below.device.stacked().is_some());
+        let places: Vec<Place> = table.entries.iter().zip(&fit.parts).map(place).collect();
+        let (index, index_shift) = index(&places);
         Map {
-            places: table.entries.iter().zip(&fit.parts).map(place).collect(),
+            places,
+            index,
+            index_shift,
             flush: flush_targets(table),
             strip: BioFlags::PREFLUSH | if fua { BioFlags::empty() } else { BioFlags::FUA },
             flush_behind: !fua && cache,
@@ -89,12 +107,16 @@ impl Map {
         self.strip
     }
 
-    /// The place of `sector`, which is not behind the end. `hint` is where the last one was.
-    pub fn find(&self, sector: u64, hint: usize) -> usize {
-        if self.places[hint].contains(sector) {
-            return hint;
-        }
-        self.places.partition_point(|p| p.end <= sector)
+    /// The place of `sector`, which is not behind the end.
+    #[inline]
+    pub fn find(&self, sector: u64) -> usize {
+        let (first, last) = self.index[(sector >> self.index_shift) as usize];
+        if first == last { first as usize } else { self.find_between(first as usize, last as usize, sector) }
+    }
+
+    #[cold]
+    fn find_between(&self, first: usize, last: usize, sector: u64) -> usize {
+        first + self.places[first..last].partition_point(|place| place.end <= sector)
     }
 
     fn flush_piece(&self, i: u64) -> Option<Piece> {
@@ -105,6 +127,18 @@ impl Map {
         let flags = BioFlags::empty();
         Some(Piece { leg, op: Op::Flush, flags, sector: Sector(0), sectors: Sectors::ZERO })
     }
+}
+
+/// Runs of sectors in the index, for each place.
+const RUNS: u64 = 16;
+
+/// The index over `places`, and how long its runs are, as a power of two.
+fn index(places: &[Place]) -> (Box<[(u32, u32)]>, u32) {
+    let (size, last) = (places.last().map_or(0, |place| place.end), places.len().saturating_sub(1));
+    let runs = RUNS * places.len() as u64;
+    let shift = (0..u64::BITS).find(|&shift| size >> shift <= runs).unwrap_or_default();
+    let begin = |run: u64| places.partition_point(|place| place.end <= run << shift).min(last) as u32;
+    ((0..=size >> shift).map(|run| (begin(run), begin(run + 1))).collect(), shift)
 }
 
 /// One flush a device when no target minds, else one a target; targets with nothing to flush end theirs at once.
@@ -147,7 +181,7 @@ impl Cut for Map {
             BEFORE | DATA if cursor.at < bio.sectors.0 => {
                 cursor.stage = DATA;
                 let at = bio.sector.0 + cursor.at;
-                let leg = self.find(at, 0);
+                let leg = self.find(at);
                 let place = &self.places[leg];
                 let sectors = Sectors(place.room(bio.op, at).min(bio.sectors.0 - cursor.at));
                 cursor.at += sectors.0;

@@ -15,6 +15,7 @@ mod map;
 use crate::error::TargetError;
 use crate::target::{DeviceRef, Kind, Resolver, Target, TargetType};
 use check::Fit;
+pub(crate) use lane::TableLane;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::{Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
@@ -142,7 +143,7 @@ impl Device for Table {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(lane::TableLane::open(self, cx)?))
+        Ok(Box::new(TableLane::open(self, cx)?))
     }
 
     fn limits(&self) -> Limits {

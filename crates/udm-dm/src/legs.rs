@@ -1,0 +1,186 @@
+//! The lanes below a lane that has several: which of them are given what, and which have something to give back.
+//!
+//! What is not in use costs nothing: only a leg that has bios in flight is polled while bios come back. The others have a turn in a poll that brings nothing, and in
+//! every [`IDLE_EVERY`]th: a mapped device among them may have been told to suspend, a connection to be kept. The core does not sleep before.
+
+use crate::bugs::{self, Bug};
+use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane};
+
+/// After so many polls that brought something back idle legs are polled too: seldom enough to cost nothing, and often enough for whoever waits for one of them.
+const IDLE_EVERY: u32 = 64;
+
+struct Leg {
+    lane: Box<dyn Lane>,
+    /// What it is given next; empty outside of a `submit`.
+    out: Batch,
+    /// Bios that it has been given and has not handed back.
+    in_flight: usize,
+}
+
+/// See the module's documentation.
+pub struct Legs {
+    legs: Vec<Leg>,
+    /// Those whose batch is not empty.
+    dirty: Vec<u32>,
+    /// Those that have bios in flight.
+    busy: Vec<u32>,
+    /// Polls since the idle ones were polled.
+    polls: u32,
+}
+
+/// A poll under way: see [`Legs::poll`].
+pub struct Round {
+    next: usize,
+    /// There are legs that it does not visit.
+    partly: bool,
+    came_back: bool,
+}
+
+impl Legs {
+    /// Nothing in flight on any of `lanes`.
+    pub fn new(lanes: impl IntoIterator<Item = Box<dyn Lane>>) -> Legs {
+        let leg = |lane| Leg { lane, out: Batch::new(), in_flight: 0 };
+        let legs: Vec<_> = lanes.into_iter().map(leg).collect();
+        let list = || Vec::with_capacity(legs.len());
+        Legs { dirty: list(), busy: list(), polls: 0, legs }
+    }
+
+    /// Puts `bio` into the batch of leg `index`. [`Legs::send`] comes next.
+    #[inline(always)]
+    pub fn push(&mut self, index: usize, bio: Box<Bio>) {
+        let out = &mut self.legs[index].out;
+        if out.is_empty() {
+            mark(&mut self.dirty, index);
+        }
+        out.push(bio);
+    }
+
+    /// Submits what was pushed; says whether there was anything.
+    #[inline]
+    pub fn send(&mut self, cx: &mut Cx<'_>) -> bool {
+        let any = !self.dirty.is_empty();
+        for index in self.dirty.drain(..) {
+            let leg = &mut self.legs[index as usize];
+            if leg.in_flight == 0 {
+                self.busy.push(index);
+            }
+            leg.in_flight += leg.out.len();
+            if bugs::on(Bug::SubmitTwice) {
+                leg.out.extend(leg.out.last().map(|bio| bugs::twin(bio)).into_iter().collect::<Vec<_>>());
+            }
+            leg.lane.submit(&mut leg.out, cx);
+        }
+        any
+    }
+
+    /// Submits all of `batch` to leg `index`: the way of a batch that needs no dealing out, of a single bio above all.
+    #[inline(always)]
+    pub fn submit(&mut self, index: usize, batch: &mut Batch, cx: &mut Cx<'_>) {
+        let leg = &mut self.legs[index];
+        if leg.in_flight == 0 {
+            self.busy.push(index as u32);
+        }
+        leg.in_flight += batch.len();
+        leg.lane.submit(batch, cx);
+    }
+
+    /// Polls the only leg there is: where in `done` those begin that it gave back. `None` when there are several.
+    #[inline(always)]
+    pub fn poll_alone(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> Option<usize> {
+        let [leg] = &mut self.legs[..] else { return None };
+        let from = done.len();
+        leg.lane.poll(done, cx);
+        leg.in_flight -= done.len() - from;
+        if leg.in_flight == 0 {
+            self.busy.clear();
+        }
+        Some(from)
+    }
+
+    /// Begins a poll: [`Legs::poll_next`] until it has no more, then [`Legs::poll_idle`].
+    #[inline]
+    pub fn poll(&mut self) -> Round {
+        Round { next: 0, partly: self.busy.len() < self.legs.len(), came_back: false }
+    }
+
+    /// Polls the next leg that has bios in flight: its index, and where in `done` those begin that it gave back, if any.
+    #[inline(always)]
+    pub fn poll_next(
+        &mut self,
+        round: &mut Round,
+        done: &mut Batch,
+        cx: &mut Cx<'_>,
+    ) -> Option<(usize, usize)> {
+        let index = *self.busy.get(round.next)?;
+        let leg = &mut self.legs[index as usize];
+        let from = done.len();
+        leg.lane.poll(done, cx);
+        let count = done.len() - from;
+        debug_assert!(count <= leg.in_flight, "a leg handed back more than it was given");
+        leg.in_flight -= count;
+        round.came_back |= count > 0;
+        if leg.in_flight == 0 {
+            self.busy.swap_remove(round.next);
+        } else {
+            round.next += 1;
+        }
+        Some((index as usize, from))
+    }
+
+    /// The end of a poll: the idle legs, when it is their turn.
+    #[inline(always)]
+    pub fn poll_idle(&mut self, round: &Round, done: &mut Batch, cx: &mut Cx<'_>) {
+        if !round.partly {
+            return;
+        }
+        self.polls += 1;
+        if !round.came_back || self.polls >= IDLE_EVERY {
+            self.visit_idle(done, cx);
+        } else {
+            // They are due in a poll that brings nothing back.
+            cx.wake_at(cx.now);
+        }
+    }
+
+    #[cold]
+    fn visit_idle(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        self.polls = 0;
+        for leg in self.legs.iter_mut().filter(|leg| leg.in_flight == 0) {
+            let before = done.len();
+            leg.lane.poll(done, cx);
+            debug_assert_eq!(before, done.len(), "a leg handed back what it was not given");
+        }
+    }
+
+    /// Drains leg `index`, of [`Legs::len`]: where in `back` those begin that it handed back.
+    pub fn drain(&mut self, index: usize, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) -> usize {
+        let (leg, from) = (&mut self.legs[index], back.len());
+        leg.lane.drain(how, back, cx);
+        leg.in_flight -= back.len() - from;
+        if leg.in_flight == 0 {
+            self.busy.retain(|&busy| busy as usize != index);
+        }
+        from
+    }
+
+    /// True when nothing is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.legs.iter().all(|leg| leg.in_flight == 0)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.legs.len()
+    }
+
+    /// What work they have of their own: the most of what each says.
+    pub fn busy(&self) -> Busy {
+        self.legs.iter().map(|leg| leg.lane.busy()).max().unwrap_or_default()
+    }
+}
+
+/// Once a leg and batch, and out of the way of the rest.
+#[inline(never)]
+fn mark(dirty: &mut Vec<u32>, index: usize) {
+    dirty.push(index as u32);
+}
