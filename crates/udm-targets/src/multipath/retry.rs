@@ -52,7 +52,7 @@ impl MultipathLane {
     /// event, however many paths failed.
     #[cold]
     pub(super) fn go_round(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        for _ in 0..=self.path_count() {
+        for _ in 0..=self.shared.path_count() {
             let mut batch = std::mem::take(&mut self.again);
             for bio in &mut batch {
                 bio.status = Status::Ok;
@@ -69,7 +69,7 @@ impl MultipathLane {
             }
             // `reap` may only add to it from here on; its room is used again.
             self.again = batch;
-            self.reap_again(done, cx);
+            self.reap(done, cx);
             if self.again.is_empty() {
                 break;
             }

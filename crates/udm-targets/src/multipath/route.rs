@@ -7,13 +7,16 @@
 use super::selector::SelectorLane;
 use super::state::{GroupView, Shared, Word, choose};
 use std::ops::Range;
-use udm_core::{Bio, Nanos, Sectors};
+use udm_core::Sectors;
+
+/// The index of no group.
+const NO_GROUP: usize = usize::MAX;
 
 /// A group on this core.
 pub(super) struct GroupLane {
     /// Its paths, by index in the device.
     pub(super) paths: Range<usize>,
-    pub(super) selector: Box<dyn SelectorLane>,
+    pub(super) selector: SelectorLane,
 }
 
 /// What this lane knows of a path.
@@ -26,7 +29,8 @@ struct Known {
 /// See the module.
 pub(super) struct Router {
     seen: Word,
-    group: Option<usize>,
+    /// The group in use; [`NO_GROUP`] for none.
+    group: usize,
     groups: Vec<GroupLane>,
     views: Vec<GroupView>,
     known: Vec<Known>,
@@ -38,10 +42,7 @@ pub(super) struct Router {
 
 impl Router {
     /// A lane that has seen nothing: all paths usable, as in a table just loaded.
-    pub(super) fn new(
-        shared: &Shared,
-        groups: impl Iterator<Item = (usize, Box<dyn SelectorLane>)>,
-    ) -> Router {
+    pub(super) fn new(shared: &Shared, groups: impl Iterator<Item = (usize, SelectorLane)>) -> Router {
         let mut start = 0;
         let groups: Vec<_> = groups
             .map(|(count, selector)| {
@@ -53,7 +54,7 @@ impl Router {
         debug_assert_eq!((groups.len(), start), (shared.group_count(), shared.path_count()));
         Router {
             seen: shared.word().unseen(),
-            group: None,
+            group: NO_GROUP,
             views: groups.iter().map(|g| GroupView { usable: g.paths.len(), bypassed: false }).collect(),
             known: vec![Known { usable: true, stamp: 0 }; start],
             returned: Vec::with_capacity(start),
@@ -77,37 +78,18 @@ impl Router {
 
     /// The group in use as of the last look; `None` when no path is usable.
     pub(super) fn group(&mut self) -> Option<&mut GroupLane> {
-        self.groups.get_mut(self.group?)
+        self.groups.get_mut(self.group)
     }
 
-    /// Counts what came back from the path at `place` of `group`.
-    pub(super) fn end_io(
-        &mut self,
-        group: u32,
-        place: usize,
-        done: &[Box<Bio>],
-        sectors: Sectors,
-        now: Nanos,
-    ) {
-        let selector = &mut self.groups[group as usize].selector;
-        selector.end_io(place, done, sectors, now);
-        if self.group != Some(group as usize) {
-            selector.publish();
-        }
-    }
-
-    /// Tells the other cores what has changed in the group in use. The others have told already.
-    pub(super) fn publish(&mut self) {
-        if let Some(group) = self.group() {
-            group.selector.publish();
-        }
+    /// The path at `place` of `group` was polled: `count` bios came back, if any, `sectors` long in all.
+    #[inline(always)]
+    pub(super) fn polled(&mut self, (group, place): (u32, u32), count: usize, sectors: Sectors) {
+        self.groups[group as usize].selector.polled(place as usize, count, sectors);
     }
 
     /// Brings the lane up to date and chooses the group.
     #[cold]
     pub(super) fn look(&mut self, shared: &Shared) {
-        // The group in use may be another one afterwards, and this one's last word would stay unsaid.
-        self.publish();
         loop {
             let word = shared.word();
             if word.generation() != self.seen.generation() {
@@ -116,7 +98,7 @@ impl Router {
             let (settled, group) = choose(word, &self.views);
             if shared.settle(word, settled) {
                 self.seen = settled;
-                self.group = group;
+                self.group = group.unwrap_or(NO_GROUP);
                 return;
             }
             // The paths are known as of this word, whatever the next one says.

@@ -1,25 +1,24 @@
 //! What `queue-length` and `service-time` have in common: the path with the least load, ties to the one not chosen for longest.
 //!
 //! The load of a path is one shared atomic on its own cache line: the sum of what the cores have under way. A lane knows its own part to the bio; it
-//! reads the others' once a batch, and publishes once a poll, with one add a path, how its part has changed since the last time. What went down and
+//! reads the others' once a batch, and publishes once a poll, with one add a path in use, how its part has changed since the last time. What went down and
 //! came back in between is not published at all. So a core sees the others' load as of their last poll. Relaxed: a load is
 //! advice, it publishes nothing else. It is never below zero, because no lane's part ever is.
 //!
 //! The kernel keeps a list, scans it from the front and moves the winner to the back. Since both comparisons order paths by
 //! a key, the same winner is found by key and time of last choice, and nothing has to be moved.
 
-use super::SelectorLane;
+use super::Choose;
 use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicU64, Ordering};
-use udm_core::{Batch, Bio, Nanos, Sectors};
-use udm_dm::bugs::{self, Bug};
+use udm_core::{Bio, Sectors};
 
 /// What a selector by load compares.
-pub(super) trait Rule: Send + Sync + 'static {
+pub(in crate::multipath) trait Rule: Send + Sync + 'static {
     /// What `bio` adds to the load of the path that gets it.
     fn weight(bio: &Bio) -> u64;
 
@@ -30,23 +29,25 @@ pub(super) trait Rule: Send + Sync + 'static {
     fn better(a: &Slot, b: &Slot, n: u64) -> bool;
 }
 
-/// A usable path, as its core sees it while it chooses.
+/// A path, as its core sees it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Slot {
-    /// Load, this batch's choices included.
-    pub(super) load: u64,
-    /// Load when the batch began.
-    before: u64,
+pub(in crate::multipath) struct Slot {
+    /// What the other cores have under way, as of the begin of the batch; [`Slot::UNUSABLE`] for a path that can't be used.
+    others: u64,
+    /// What this lane has under way.
+    own: u64,
+    /// What the other cores know of it.
+    published: u64,
     /// When it was last chosen or reinstated, on the lane's count. No two are equal.
     pub(super) used: u64,
-    /// Relative throughput, 0..=100 (service-time).
+    /// Relative throughput, 0..=100 (service-time); 0 for a path that can't be used.
     pub(super) throughput: u32,
-    path: u32,
+    usable: bool,
 }
 
 /// The shared load of each path of a group.
 #[derive(Debug, Default)]
-pub(super) struct Loads(Vec<CachePadded<AtomicU64>>);
+pub(in crate::multipath) struct Loads(Vec<CachePadded<AtomicU64>>);
 
 impl Loads {
     pub(super) fn add_path(&mut self) {
@@ -59,102 +60,71 @@ impl Loads {
 }
 
 /// A selector with loads.
-pub(super) trait Loaded: Send + Sync + 'static {
+pub(in crate::multipath) trait Loaded: Send + Sync + 'static {
     type Rule: Rule;
     fn loads(&self) -> &Loads;
     fn throughput(&self, path: usize) -> u32;
 }
 
 /// The core's half.
-pub(super) struct LoadLane<S: Loaded> {
+pub(in crate::multipath) struct LoadLane<S: Loaded> {
     selector: Arc<S>,
+    /// By path.
     slots: Vec<Slot>,
     clock: u64,
-    /// By path: what this lane has under way.
-    parts: Vec<Part>,
-    /// A part differs from what is published.
-    changed: bool,
-}
-
-/// A lane's part of a path's load.
-#[derive(Clone, Copy, Debug, Default)]
-struct Part {
-    now: u64,
-    published: u64,
 }
 
 impl<S: Loaded> LoadLane<S> {
     pub(super) fn new(selector: Arc<S>) -> LoadLane<S> {
         let paths = selector.loads().0.len();
-        let parts = vec![Part::default(); paths];
-        let mut lane =
-            LoadLane { selector, slots: Vec::with_capacity(paths), clock: 0, parts, changed: false };
+        let mut lane = LoadLane { selector, slots: vec![Slot::default(); paths], clock: 0 };
         (0..paths).for_each(|p| lane.reinstate(p));
         lane
     }
 }
 
-impl<S: Loaded> SelectorLane for LoadLane<S> {
+impl<S: Loaded> Choose for LoadLane<S> {
     fn fail(&mut self, path: usize) {
-        self.slots.retain(|s| s.path as usize != path);
+        let slot = &mut self.slots[path];
+        (slot.usable, slot.others, slot.throughput) = (false, Slot::UNUSABLE, 0);
     }
 
     fn reinstate(&mut self, path: usize) {
         self.clock += 1;
-        let throughput = self.selector.throughput(path);
-        self.slots.push(Slot { used: self.clock, throughput, path: path as u32, ..Slot::default() });
+        let slot = &mut self.slots[path];
+        (slot.usable, slot.used, slot.throughput) = (true, self.clock, self.selector.throughput(path));
     }
 
-    fn select(&mut self, batch: &mut Batch, outs: &mut [Batch], chosen: &mut Vec<u32>, _now: Nanos) {
-        let loads = &self.selector.loads().0;
-        for slot in &mut self.slots {
-            let part = self.parts[slot.path as usize];
-            slot.before = loads[slot.path as usize].load(Ordering::Relaxed) - part.published + part.now;
-            slot.load = slot.before;
+    #[inline]
+    fn begin(&mut self) {
+        for (slot, load) in self.slots.iter_mut().zip(&self.selector.loads().0).filter(|(s, _)| s.usable) {
+            slot.others = load.load(Ordering::Relaxed) - slot.published;
         }
-        let (slots, mut clock) = (&mut self.slots[..], self.clock);
-        for bio in batch.drain(..) {
-            let n = S::Rule::weight(&bio);
-            let mut best = 0;
-            for i in 1..slots.len() {
-                // No branch: paths take turns, and a branch would be guessed wrong every other time.
-                best = if S::Rule::better(&slots[i], &slots[best], n) { i } else { best };
-            }
-            let slot = &mut slots[best];
-            slot.load += n;
-            clock += 1;
-            slot.used = clock;
-            outs[slot.path as usize].push(bio);
-        }
-        self.clock = clock;
-        for slot in &self.slots {
-            if outs[slot.path as usize].is_empty() {
-                continue;
-            }
-            chosen.push(slot.path);
-            self.parts[slot.path as usize].now += slot.load - slot.before;
-        }
-        self.changed = true;
     }
 
-    fn end_io(&mut self, path: usize, done: &[Box<Bio>], sectors: Sectors, _now: Nanos) {
-        if bugs::on(Bug::LoadKeptOnError) && done.iter().any(|bio| !bio.status.is_ok()) {
-            return;
+    #[inline]
+    fn choose(&mut self, bio: &Bio) -> usize {
+        let n = S::Rule::weight(bio);
+        let slots = &mut self.slots[..];
+        let mut best = 0;
+        for i in 1..slots.len() {
+            if S::Rule::better(&slots[i], &slots[best], n) {
+                best = i;
+            }
         }
-        self.parts[path].now -= S::Rule::total(done.len(), sectors);
-        self.changed = true;
+        self.clock += 1;
+        let slot = &mut slots[best];
+        debug_assert!(slot.usable, "one of the paths can be used");
+        (slot.own, slot.used) = (slot.own + n, self.clock);
+        best
     }
 
-    fn publish(&mut self) {
-        if !std::mem::take(&mut self.changed) {
-            return;
-        }
-        for (part, load) in self.parts.iter_mut().zip(&self.selector.loads().0) {
-            if part.now != part.published {
-                // Wraps where it went down.
-                load.fetch_add(part.now.wrapping_sub(part.published), Ordering::Relaxed);
-                part.published = part.now;
-            }
+    #[inline]
+    fn polled(&mut self, path: usize, count: usize, sectors: Sectors) {
+        let slot = &mut self.slots[path];
+        slot.own -= S::Rule::total(count, sectors);
+        if slot.own != slot.published {
+            slot.publish(&self.selector.loads().0[path]);
         }
     }
 }
@@ -162,16 +132,34 @@ impl<S: Loaded> SelectorLane for LoadLane<S> {
 impl<S: Loaded> Drop for LoadLane<S> {
     /// What a lane that goes away had under way is no load any more.
     fn drop(&mut self) {
-        self.parts.iter_mut().for_each(|part| part.now = 0);
-        self.changed = true;
-        self.publish();
+        for (slot, load) in self.slots.iter_mut().zip(&self.selector.loads().0) {
+            slot.own = 0;
+            slot.publish(load);
+        }
     }
 }
 
 impl Slot {
-    /// Orders by load, then by last use; one number, so that comparing it needs no branch.
+    /// More than any load, and far from the end of the numbers.
+    const UNUSABLE: u64 = 1 << 63;
+
+    /// Adds to `load`, the path's, how this lane's part has changed since the last time.
+    fn publish(&mut self, load: &AtomicU64) {
+        // Wraps where it went down.
+        load.fetch_add(self.own.wrapping_sub(self.published), Ordering::Relaxed);
+        self.published = self.own;
+    }
+
+    /// The load of the path, this batch's choices included.
+    #[inline]
+    pub(super) fn load(&self) -> u64 {
+        self.others + self.own
+    }
+
+    /// Orders by load, then by last use.
+    #[inline]
     pub(super) fn load_then_age(&self) -> u128 {
-        u128::from(self.load) << 64 | u128::from(self.used)
+        u128::from(self.load()) << 64 | u128::from(self.used)
     }
 }
 
@@ -179,7 +167,7 @@ impl Slot {
 impl Slot {
     /// A slot for tests of comparisons.
     pub(super) fn of(load: u64, throughput: u32, used: u64) -> Slot {
-        Slot { load, throughput, used, ..Slot::default() }
+        Slot { own: load, throughput, used, usable: true, ..Slot::default() }
     }
 }
 
@@ -220,16 +208,15 @@ mod loom_tests {
     /// Two bios down and one back, a poll later one more down. Its part is 2 when the lane goes away.
     fn core(selector: &Arc<Count>) {
         let mut lane = LoadLane::new(Arc::clone(selector));
-        let (mut outs, mut chosen) = (vec![Batch::new()], Vec::new());
-        let mut batch: Batch = vec![Bio::new(), Bio::new()];
-        lane.select(&mut batch, &mut outs, &mut chosen, Nanos(0));
-        lane.publish();
-        lane.end_io(0, &outs[0][..1], Sectors(0), Nanos(0));
-        lane.publish();
-        batch.push(outs[0].pop().expect("a bio"));
-        outs[0].clear();
-        lane.select(&mut batch, &mut outs, &mut chosen, Nanos(0));
-        let seen = lane.slots[0].load;
+        let choose = |lane: &mut LoadLane<Count>, bios| {
+            lane.begin();
+            (0..bios).for_each(|_| assert_eq!(lane.choose(&Bio::default()), 0));
+        };
+        choose(&mut lane, 2);
+        lane.polled(0, 0, Sectors(0));
+        lane.polled(0, 1, Sectors(0));
+        choose(&mut lane, 1);
+        let seen = lane.slots[0].load();
         assert!((2..=4).contains(&seen), "two of its own and up to two of the other's, not {seen}");
     }
 

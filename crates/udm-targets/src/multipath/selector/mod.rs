@@ -2,8 +2,8 @@
 //!
 //! A selector has two halves, as everything in udm. The [`Selector`] is shared by all cores: the paths' arguments, what is printed, and
 //! where it needs one a number per path on its own cache line. The [`SelectorLane`] belongs to one core: the order of the usable
-//! paths and whatever else needs no sharing. It is called once a batch, reads the shared numbers once, chooses for the whole batch
-//! on its own copy and publishes the sum.
+//! paths and whatever else needs no sharing. It reads the shared numbers once a batch, chooses for the whole batch on its own copy and
+//! publishes the sum once a poll.
 //!
 //! On one core the sequence of choices is the kernel's. A selector knows its paths by their place in the group, from 0 in the table's order.
 //! [`SELECTORS`] lists them all.
@@ -14,14 +14,15 @@ mod round_robin;
 mod service_time;
 
 use std::sync::Arc;
-use udm_core::{Batch, Bio, CoreId, Nanos, Sectors};
+use udm_core::{Batch, Bio, CoreId, Cx, Sectors};
+use udm_dm::legs::Legs;
 
 /// One line of the list of selectors.
 pub struct SelectorType {
     /// Its name in tables; case counts.
     pub name: &'static str,
     /// Makes the selector of one group from its arguments, without paths; `None` when it refuses them.
-    pub new: fn(args: &[String]) -> Option<Box<dyn Selector>>,
+    pub(super) new: fn(args: &[String]) -> Option<Box<dyn Selector>>,
 }
 
 /// All path selectors.
@@ -29,15 +30,15 @@ pub const SELECTORS: &[SelectorType] = &[round_robin::TYPE, queue_length::TYPE, 
 
 /// Why a path's arguments were refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ArgFault {
+pub(super) struct ArgFault {
     /// The kernel's words behind `<selector> ps: `.
-    pub text: &'static str,
+    pub(super) text: &'static str,
     /// Which of the path's arguments, from 0.
-    pub arg: usize,
+    pub(super) arg: usize,
 }
 
 /// The half of a selector that the cores share, for one group of one table.
-pub trait Selector: Send + Sync {
+pub(super) trait Selector: Send + Sync {
     /// Its name in tables.
     fn name(&self) -> &'static str;
 
@@ -70,28 +71,96 @@ pub trait Selector: Send + Sync {
     }
 
     /// The half for one core. All its paths are usable and in the table's order.
-    fn lane(self: Arc<Self>, core: CoreId) -> Box<dyn SelectorLane>;
+    fn lane(self: Arc<Self>, core: CoreId) -> SelectorLane;
 }
 
-/// The half of a selector that belongs to one core.
-pub trait SelectorLane {
+/// The half of a selector that belongs to one core. A list, as what is chosen by is asked for each bio: a call through a table of functions would cost as much as the
+/// choice.
+pub(super) enum SelectorLane {
+    /// By turns.
+    RoundRobin(round_robin::RoundRobinLane),
+    /// By the number of bios in flight.
+    QueueLength(load::LoadLane<queue_length::QueueLength>),
+    /// By the bytes in flight.
+    ServiceTime(load::LoadLane<service_time::ServiceTime>),
+}
+
+/// What each selector does on one core.
+pub(super) trait Choose {
     /// `path` can be used no more. It was usable.
     fn fail(&mut self, path: usize);
 
     /// `path` can be used again. It was not usable. Of several that returned since the last look the earliest comes first.
     fn reinstate(&mut self, path: usize);
 
-    /// Gives each bio of `batch` to a usable path, of which there is at least one: appends it to that path's batch in `outs`, which are all
-    /// empty, and empties `batch`. Each path that got any goes into `chosen`, once.
-    fn select(&mut self, batch: &mut Batch, outs: &mut [Batch], chosen: &mut Vec<u32>, now: Nanos);
+    /// A batch is to be dealt out.
+    fn begin(&mut self) {}
 
-    /// `done` came back from `path`, well or not, `sectors` long in all. Called once a poll, not once a bio.
-    fn end_io(&mut self, path: usize, done: &[Box<Bio>], sectors: Sectors, now: Nanos) {
-        let _ = (path, done, sectors, now);
+    /// The path for the next bio of the batch: a usable one, of which there is at least one.
+    fn choose(&mut self, bio: &Bio) -> usize;
+
+    /// `count` bios came back from `path`, well or not, `sectors` long in all; perhaps none. Called once for each poll in which bios of the path are in flight or come
+    /// back: the time to tell the other cores what has changed on it.
+    fn polled(&mut self, path: usize, count: usize, sectors: Sectors) {
+        let _ = (path, count, sectors);
+    }
+}
+
+/// Does `$do` with the lane in `$selector`, whichever it is.
+macro_rules! each {
+    ($selector:expr, $lane:ident => $do:expr) => {
+        match $selector {
+            SelectorLane::RoundRobin($lane) => $do,
+            SelectorLane::QueueLength($lane) => $do,
+            SelectorLane::ServiceTime($lane) => $do,
+        }
+    };
+}
+
+impl SelectorLane {
+    /// See [`Choose::fail`].
+    pub(super) fn fail(&mut self, path: usize) {
+        each!(self, lane => lane.fail(path));
     }
 
-    /// Tells the other cores what has changed. Called at the end of each poll, and by itself when the lane goes away.
-    fn publish(&mut self) {}
+    /// See [`Choose::reinstate`].
+    pub(super) fn reinstate(&mut self, path: usize) {
+        each!(self, lane => lane.reinstate(path));
+    }
+
+    /// Submits each bio of `batch` to the leg of the path that is chosen for it; that of the first path is `first`. Leaves `batch` empty.
+    #[inline(always)]
+    pub(super) fn deal(&mut self, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
+        each!(self, lane => deal(lane, batch, first, legs, cx));
+    }
+
+    /// See [`Choose::polled`].
+    #[inline(always)]
+    pub(super) fn polled(&mut self, path: usize, count: usize, sectors: Sectors) {
+        each!(self, lane => lane.polled(path, count, sectors));
+    }
+}
+
+#[inline(always)]
+fn deal(lane: &mut impl Choose, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
+    match &batch[..] {
+        [only] => {
+            lane.begin();
+            let path = lane.choose(only);
+            legs.submit(first + path, batch, cx);
+        }
+        _ => deal_many(lane, batch, first, legs, cx),
+    }
+}
+
+#[inline(never)]
+fn deal_many(lane: &mut impl Choose, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
+    lane.begin();
+    for bio in batch.drain(..) {
+        let path = lane.choose(&bio);
+        legs.push(first + path, bio);
+    }
+    legs.send(cx);
 }
 
 /// The `repeat_count` argument that three selectors take, and none still uses: above 1 it is taken for 1, and 0 is kept for `table`.

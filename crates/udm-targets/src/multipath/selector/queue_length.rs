@@ -9,7 +9,7 @@ pub(super) const TYPE: SelectorType =
     SelectorType { name: "queue-length", new: |_| Some(Box::<QueueLength>::default()) };
 
 #[derive(Default)]
-struct QueueLength {
+pub(in crate::multipath) struct QueueLength {
     repeat_counts: Vec<u32>,
     loads: Loads,
 }
@@ -45,8 +45,8 @@ impl Selector for QueueLength {
         self.loads.get(path).to_string()
     }
 
-    fn lane(self: Arc<Self>, _core: CoreId) -> Box<dyn SelectorLane> {
-        Box::new(LoadLane::new(self))
+    fn lane(self: Arc<Self>, _core: CoreId) -> SelectorLane {
+        SelectorLane::QueueLength(LoadLane::new(self))
     }
 }
 

@@ -3,9 +3,9 @@
 //! A path that is reinstated goes to the front of the order: the very next bio is its. Nothing is shared: each core rotates on its own,
 //! from a start that differs by core. Over any number of bios on c cores the numbers of bios of two paths differ by at most c.
 
-use super::{ArgFault, Selector, SelectorLane, SelectorType};
+use super::{ArgFault, Choose, Selector, SelectorLane, SelectorType};
 use std::sync::Arc;
-use udm_core::{Batch, CoreId, Nanos};
+use udm_core::{Bio, CoreId};
 
 pub(super) const TYPE: SelectorType =
     SelectorType { name: "round-robin", new: |_| Some(Box::<RoundRobin>::default()) };
@@ -37,20 +37,26 @@ impl Selector for RoundRobin {
         self.repeat_counts[path].to_string()
     }
 
-    fn lane(self: Arc<Self>, core: CoreId) -> Box<dyn SelectorLane> {
-        let paths = self.repeat_counts.len();
-        let order = (0..paths as u32).collect();
-        Box::new(Lane { order, head: core.index() % paths })
+    fn lane(self: Arc<Self>, core: CoreId) -> SelectorLane {
+        SelectorLane::by_turns(self.repeat_counts.len(), core)
     }
 }
 
 /// The order of the usable paths is a ring that starts at `head`.
-struct Lane {
+pub(in crate::multipath) struct RoundRobinLane {
     order: Vec<u32>,
     head: usize,
 }
 
-impl Lane {
+impl SelectorLane {
+    /// Each of `paths` in turn, from a start that differs by core.
+    pub(in crate::multipath) fn by_turns(paths: usize, core: CoreId) -> SelectorLane {
+        let order = (0..paths as u32).collect();
+        SelectorLane::RoundRobin(RoundRobinLane { order, head: core.index() % paths })
+    }
+}
+
+impl RoundRobinLane {
     /// Turns the ring so that it starts at the front of the vector.
     fn straighten(&mut self) {
         self.order.rotate_left(self.head);
@@ -58,7 +64,7 @@ impl Lane {
     }
 }
 
-impl SelectorLane for Lane {
+impl Choose for RoundRobinLane {
     fn fail(&mut self, path: usize) {
         self.straighten();
         self.order.retain(|&p| p as usize != path);
@@ -69,19 +75,10 @@ impl SelectorLane for Lane {
         self.order.insert(0, path as u32);
     }
 
-    fn select(&mut self, batch: &mut Batch, outs: &mut [Batch], chosen: &mut Vec<u32>, _now: Nanos) {
-        if let [only] = self.order[..] {
-            outs[only as usize].append(batch);
-            chosen.push(only);
-            return;
-        }
-        let (before, from_head) = self.order.split_at(self.head);
-        chosen.extend(from_head.iter().chain(before).take(batch.len()));
-        let (order, mut head) = (&self.order[..], self.head);
-        for bio in batch.drain(..) {
-            outs[order[head] as usize].push(bio);
-            head = if head + 1 == order.len() { 0 } else { head + 1 };
-        }
-        self.head = head;
+    #[inline]
+    fn choose(&mut self, _bio: &Bio) -> usize {
+        let path = self.order[self.head];
+        self.head = if self.head + 1 == self.order.len() { 0 } else { self.head + 1 };
+        path as usize
     }
 }

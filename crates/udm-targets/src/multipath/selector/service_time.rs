@@ -16,7 +16,7 @@ pub(super) const TYPE: SelectorType =
 const THROUGHPUT_MAX: u32 = 100;
 
 #[derive(Default)]
-struct ServiceTime {
+pub(in crate::multipath) struct ServiceTime {
     /// Repeat count and relative throughput of each path.
     args: Vec<(u32, u32)>,
     /// Bytes in flight.
@@ -61,8 +61,8 @@ impl Selector for ServiceTime {
         format!("{} {}", self.loads.get(path), self.args[path].1)
     }
 
-    fn lane(self: Arc<Self>, _core: CoreId) -> Box<dyn SelectorLane> {
-        Box::new(LoadLane::new(self))
+    fn lane(self: Arc<Self>, _core: CoreId) -> SelectorLane {
+        SelectorLane::ServiceTime(LoadLane::new(self))
     }
 }
 
@@ -99,14 +99,14 @@ impl Rule for ServiceTime {
 /// products are wide and exact.
 fn compare(a: &Slot, b: &Slot, n: u64) -> Ordering {
     if a.throughput == b.throughput {
-        return a.load.cmp(&b.load);
+        return a.load().cmp(&b.load());
     }
     let faster = b.throughput.cmp(&a.throughput);
-    if a.load == b.load || a.throughput == 0 || b.throughput == 0 {
+    if a.load() == b.load() || a.throughput == 0 || b.throughput == 0 {
         return faster;
     }
     let cost = |load: u64, other: u32| (u128::from(load) + u128::from(n)) * u128::from(other);
-    cost(a.load, b.throughput).cmp(&cost(b.load, a.throughput)).then(faster)
+    cost(a.load(), b.throughput).cmp(&cost(b.load(), a.throughput)).then(faster)
 }
 
 #[cfg(test)]

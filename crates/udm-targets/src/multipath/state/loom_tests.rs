@@ -1,23 +1,13 @@
 //! What must hold however cores and messages interleave, and whatever each load may return: loom tries the ways.
 //!
-//! The lane's half is the real one, [`Router`], over a selector of which nothing is asked.
+//! The lane's half is the real one, [`Router`], over selectors that share nothing.
 
 use super::*;
 use crate::multipath::route::Router;
 use crate::multipath::selector::SelectorLane;
 use loom::thread;
 use std::sync::Arc;
-use udm_core::{Batch, Nanos};
-
-struct NoSelector;
-
-impl SelectorLane for NoSelector {
-    fn fail(&mut self, _: usize) {}
-
-    fn reinstate(&mut self, _: usize) {}
-
-    fn select(&mut self, _: &mut Batch, _: &mut [Batch], _: &mut Vec<u32>, _: Nanos) {}
-}
+use udm_core::CoreId;
 
 /// A lane over groups of one path each.
 struct Core {
@@ -27,7 +17,7 @@ struct Core {
 
 impl Core {
     fn new(shared: &Arc<Shared>) -> Core {
-        let groups = (0..shared.group_count()).map(|_| (1, Box::new(NoSelector) as Box<dyn SelectorLane>));
+        let groups = (0..shared.group_count()).map(|_| (1, SelectorLane::by_turns(1, CoreId(0))));
         Core { router: Router::new(shared, groups), shared: Arc::clone(shared) }
     }
 
