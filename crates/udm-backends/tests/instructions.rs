@@ -148,7 +148,7 @@ fn measured(core: &mut CoreState, lane: &mut dyn Lane, batch: &mut Batch, places
         let mut cx = core.cx(Nanos(turn as u64));
         for bio in batch.iter_mut() {
             chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            bio.sector = Sector(((chance >> 32) * places >> 32) * REQUEST);
+            bio.sector = Sector((((chance >> 32) * places) >> 32) * REQUEST);
         }
         lane.submit(batch, &mut cx);
         lane.poll(&mut done, &mut cx);

@@ -32,7 +32,7 @@ impl Divisor {
 
     /// The remainder.
     #[inline]
-    pub fn rem(self, n: u64) -> u64 {
+    pub fn remainder(self, n: u64) -> u64 {
         self.div_rem(n).1
     }
 }

@@ -146,7 +146,7 @@ impl Target for Striped {
         let (mut at, end) = (from.0, from.0 + len.0);
         while at < end && !out.is_full() {
             let (stripe, sector) = layout.map(at);
-            let now = (layout.chunk.get() - layout.chunk.rem(at)).min(end - at);
+            let now = (layout.chunk.get() - layout.chunk.remainder(at)).min(end - at);
             let Stripe { device, offset, .. } = &self.shared.stripes[stripe];
             device.device.extents(Sector(offset.0 + sector), Sectors(now), out);
             at += now;
@@ -206,7 +206,7 @@ impl Layout {
     /// The first sector of `stripe` that belongs to `sector` of the target or to what is behind it.
     fn at_or_behind(&self, sector: u64, stripe: usize) -> u64 {
         let (here, at) = self.map(sector);
-        let row = at - self.chunk.rem(at);
+        let row = at - self.chunk.remainder(at);
         match stripe.cmp(&here) {
             std::cmp::Ordering::Equal => at,
             std::cmp::Ordering::Less => row + self.chunk.get(),

@@ -69,7 +69,7 @@ impl Place {
         let left = self.end - at;
         match self.chunk {
             None => left,
-            Some(chunk) => left.min(chunk.get() - chunk.rem(at - self.start)),
+            Some(chunk) => left.min(chunk.get() - chunk.remainder(at - self.start)),
         }
     }
 
