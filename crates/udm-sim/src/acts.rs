@@ -1,9 +1,10 @@
 //! What the control side does by chance: trouble for paths, messages, suspends, tables, crashes; and what it does at set times.
 
+use crate::bad::Dust;
 use crate::env::{Mode, lock};
 use crate::model::Wrong;
 use crate::plan::Class;
-use crate::tables::Below;
+use crate::tables::Kind;
 use crate::timers::Timer;
 use crate::world::World;
 use udm_core::{Busy, Nanos};
@@ -35,8 +36,13 @@ impl World {
                 self.cancel(i);
                 Ok(())
             }
+            195..200 if on(Class::Reload) && self.devices[i].is_live() => self.grow(i),
             150..155 if on(Class::Reload) && !self.devices[i].is_changing() => self.reload(i),
-            160..180 if on(Class::Reopen) => self.reopen(),
+            160..172 if on(Class::Reopen) => self.reopen(),
+            172..180 if on(Class::Limits) => {
+                self.change_limits();
+                Ok(())
+            }
             180..182 if on(Class::Crash) => self.crash(),
             _ => {
                 self.move_hot_spot(i);
@@ -47,20 +53,48 @@ impl World {
 
     /// Loads another table: of the same meaning, or of any where nothing stands above.
     fn reload(&mut self, i: usize) -> Result<(), Wrong> {
-        let free = self.blueprint.devices[i].top
-            && self.devices[i].spec.multipath().is_none()
-            && !self.blueprint.blocks.iter().any(|(b, _)| *b == Below::Device(i));
+        let free = self.blueprint.is_free(i) && self.devices[i].spec.multipath().is_none();
         let logs = self.blueprint.logger == Some(i);
-        let spec = match free && self.control.one_in(2) {
-            true => self.blueprint.compose(&mut self.control, logs),
-            false => self.blueprint.vary(&self.devices[i].spec, &mut self.control, logs),
+        // What loses data stands where nothing is above, so that it is known whose data that is.
+        let without = if free { self.plan.without } else { self.plan.without.and(Class::Lossy) };
+        let mut spec = match free && self.control.one_in(2) {
+            true => self.blueprint.compose(&mut self.control, logs, without),
+            false => self.blueprint.vary(&self.devices[i].spec, &mut self.control, logs, without),
         };
+        // A path that fails the same request for ever is one that nobody can wait for.
+        if self.blueprint.via.iter().any(|(_, d)| *d == i)
+            && (spec.is_flaky() || !Dust::of(&spec, false).is_empty())
+        {
+            spec = self.devices[i].spec.clone();
+        }
+        // Some lane of the new table may be one that can't be opened.
+        if !self.plan.without.has(Class::Opens) && self.control.one_in(6) {
+            let nth = self.control.below(2 * self.cores.len() as u64 * (1 + spec.paths().len() as u64));
+            lock(&self.env).open_fails = Some(nth);
+        }
         self.load(i, spec)
     }
 
+    /// A multipath device takes all that its disk shows by now.
+    fn grow(&mut self, i: usize) -> Result<(), Wrong> {
+        let mut spec = self.devices[i].spec.clone();
+        let Some((len, Kind::Multipath { disk, via, .. })) = spec.lines.first_mut() else { return Ok(()) };
+        let size = lock(&self.env).disks[*disk].size;
+        if size <= *len || !via.is_empty() {
+            return Ok(());
+        }
+        *len = size;
+        self.totals.grown += 1;
+        self.load(i, spec)?;
+        self.resume(i)
+    }
+
     fn send_message(&mut self, i: usize) -> Result<(), Wrong> {
-        if self.blueprint.logger == Some(i) && self.log.is_kept() {
+        if self.blueprint.logger == Some(i) && self.log.is_kept() && self.control.one_in(2) {
             return self.mark(i);
+        }
+        if !self.plan.without.has(Class::Dust) && !self.devices[i].dust.is_empty() {
+            return self.dust(i);
         }
         let Some(access) = self.devices[i].access else { return Ok(()) };
         let (paths, groups) = {
@@ -72,15 +106,20 @@ impl World {
         let group = self.control.between(1, groups);
         let queue = match self.control.below(20) {
             0..4 => {
-                if self.message(i, &format!("fail_path p{path}"))? {
-                    lock(&self.env).fail(path);
+                let word = self.devices[i].spec.path_word(path);
+                if self.message(i, &format!("fail_path {word}"))? {
+                    let fails = lock(&self.env).fail(path);
+                    self.raised(i, fails);
                 }
                 return Ok(());
             }
             4..8 => return self.reinstate(i, path),
-            8..11 => return self.message(i, &format!("switch_group {group}")).map(drop),
-            11..14 => return self.message(i, &format!("disable_group {group}")).map(drop),
-            14..17 => return self.message(i, &format!("enable_group {group}")).map(drop),
+            8..17 => {
+                let verb = ["switch_group", "disable_group", "enable_group"][self.control.below(3) as usize];
+                let raises = self.message(i, &format!("{verb} {group}"))?;
+                self.raised(i, raises);
+                return Ok(());
+            }
             17 => false,
             _ => true,
         };
@@ -94,10 +133,21 @@ impl World {
     }
 
     fn reinstate(&mut self, i: usize, path: usize) -> Result<(), Wrong> {
-        if self.message(i, &format!("reinstate_path p{path}"))? {
-            lock(&self.env).reinstate(path);
+        let word = self.devices[i].spec.path_word(path);
+        if self.message(i, &format!("reinstate_path {word}"))? {
+            let returns = lock(&self.env).reinstate(path);
+            self.raised(i, returns);
         }
         Ok(())
+    }
+
+    /// A message has raised the event counter of device `i` by one, if `really`.
+    fn raised(&mut self, i: usize, really: bool) {
+        let device = &mut self.devices[i];
+        match device.spec.is_loose() {
+            true => device.events.1 += 1,
+            false => device.events.0 += u64::from(really),
+        }
     }
 
     /// A path gets into trouble, and out of it again some time later.
@@ -112,20 +162,26 @@ impl World {
             2 => Mode::Slow(self.control.between(2, 100)),
             3 => Mode::Silent,
             4 => Mode::Flapping,
+            _ if !self.plan.without.has(Class::Hang) => Mode::Hung,
             _ => Mode::Up,
         };
         let mean = self.control.between(1, 1000) * 1_000_000;
         let last = self.control.span(mean);
         // Now and then the disk itself is out of reach: all ways to it go, and come back one by one.
         let all = self.control.one_in(3);
-        let mut env = lock(&self.env);
-        for other in 0..env.paths.len() {
+        for other in 0..self.paths.len() {
+            let mut env = lock(&self.env);
             if other == p || (all && env.paths[other].disk == env.paths[p].disk) {
+                let hung = env.paths[other].mode == Mode::Hung;
                 env.say(format!("p{other} is {mode:?}"));
                 env.paths[other].mode = mode;
                 self.totals.losses += u64::from(mode != Mode::Up);
                 let last = if other == p { last } else { last + self.control.below(last + 1) };
                 self.timers.set(env.now + Nanos(last), Timer::Restore(other));
+                drop(env);
+                if hung && mode != Mode::Hung {
+                    self.release(other);
+                }
             }
         }
     }
@@ -156,8 +212,18 @@ impl World {
                 }
                 Timer::Restore(p) => {
                     let mut env = lock(&self.env);
+                    let hung = env.paths[p].mode == Mode::Hung;
                     env.paths[p].mode = Mode::Up;
                     env.say(format!("p{p} is Up"));
+                    drop(env);
+                    if hung {
+                        self.release(p);
+                    }
+                }
+                Timer::Writable(d) => {
+                    let mut env = lock(&self.env);
+                    env.disks[d].set_read_only(false);
+                    env.say(format!("disk {d} can be written"));
                 }
                 Timer::Resume(i) => {
                     if !self.plan.without.has(Class::Reload) && self.control.one_in(2) {
@@ -177,15 +243,26 @@ impl World {
             if !self.devices[i].is_live() {
                 continue;
             }
-            let failed: Vec<usize> = {
-                let env = lock(&self.env);
-                let works = |p: &usize| env.paths[*p].failed && env.paths[*p].mode != Mode::Down;
-                env.accesses[access].paths.iter().copied().filter(works).collect()
-            };
+            let mut failed = self.failed_paths(i, access);
+            failed.retain(|p| lock(&self.env).paths[*p].mode != Mode::Down);
             for path in failed {
                 self.reinstate(i, path)?;
             }
         }
         Ok(())
+    }
+
+    /// The paths of device `i` that have failed: as is known here, or as it says itself where it alone knows.
+    pub(crate) fn failed_paths(&self, i: usize, access: usize) -> Vec<usize> {
+        let env = lock(&self.env);
+        let access = &env.accesses[access];
+        if !access.loose {
+            return access.paths.iter().copied().filter(|p| env.paths[*p].failed).collect();
+        }
+        let reports = self.devices[i].mapped().live().map(|t| t.targets()[0].target.path_reports());
+        let failed: Vec<String> =
+            reports.into_iter().flatten().filter(|r| r.failed).map(|r| r.name).collect();
+        let spec = &self.devices[i].spec;
+        access.paths.iter().copied().filter(|p| failed.contains(&spec.path_word(*p))).collect()
     }
 }

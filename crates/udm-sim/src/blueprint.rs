@@ -1,7 +1,8 @@
 //! Which disks, paths and devices a world has: drawn, always valid.
 
 use crate::chance::Chance;
-use crate::tables::{Below, Kind, Selector, TableSpec, Through};
+use crate::plan::{Class, Without};
+use crate::tables::{Below, Flaw, Kind, Selector, TableSpec, Through};
 use udm_targets::multipath::selector::SELECTORS;
 
 /// A disk to make.
@@ -9,6 +10,12 @@ use udm_targets::multipath::selector::SELECTORS;
 pub struct DiskPlan {
     /// Size in sectors.
     pub sectors: u64,
+    /// What it shows of them at first.
+    pub shown: u64,
+    /// Sectors in a block.
+    pub block: u64,
+    /// Read-only at first.
+    pub read_only: bool,
     /// Has a volatile cache.
     pub volatile: bool,
     /// Honours FUA.
@@ -37,6 +44,8 @@ pub struct Blueprint {
     pub disks: Vec<DiskPlan>,
     /// The disk of each path.
     pub paths: Vec<usize>,
+    /// Paths that multipath targets do not use themselves, but through a mapped device: path and device.
+    pub via: Vec<(usize, usize)>,
     /// The devices.
     pub devices: Vec<DevicePlan>,
     /// The path to a disk for logs.
@@ -50,20 +59,27 @@ pub struct Blueprint {
 impl Blueprint {
     /// Draws a world of `cores` cores.
     #[must_use]
-    pub fn draw(chance: &mut Chance, cores: usize) -> Blueprint {
+    pub fn draw(chance: &mut Chance, cores: usize, without: Without) -> Blueprint {
         let mut b = Blueprint {
             cores,
             disks: Vec::new(),
             paths: Vec::new(),
+            via: Vec::new(),
             devices: Vec::new(),
             blocks: Vec::new(),
             log: None,
             logger: None,
         };
+        let limits = !without.has(Class::Limits);
         for disk in 0..chance.between(1, 3) as usize {
             let volatile = !chance.one_in(5);
+            let sectors = chance.pick(&[256, 512, 1000, 2048]);
+            let shown = if limits && chance.one_in(3) { sectors - 8 * chance.below(16) } else { sectors };
             b.disks.push(DiskPlan {
-                sectors: chance.pick(&[256, 512, 1000, 2048]),
+                sectors,
+                shown,
+                block: if limits && chance.one_in(4) { 8 } else { 1 },
+                read_only: limits && chance.one_in(10),
                 volatile,
                 fua: !volatile || !chance.one_in(3),
                 max: [
@@ -73,7 +89,7 @@ impl Blueprint {
                 ],
                 log: false,
             });
-            let sectors = b.disks[disk].sectors;
+            let sectors = shown;
             if chance.one_in(3) {
                 b.paths.push(disk);
                 b.blocks.push((Below::Path(b.paths.len() - 1), sectors));
@@ -82,6 +98,12 @@ impl Blueprint {
                     b.paths.push(disk);
                 }
                 let len = if chance.one_in(4) { sectors - 8 } else { sectors };
+                if !without.has(Class::Stacks) && chance.one_in(4) {
+                    for p in b.paths.len() - b.paths.iter().filter(|d| **d == disk).count()..b.paths.len() {
+                        b.via.push((p, b.devices.len()));
+                        b.add(TableSpec { lines: vec![(sectors, Kind::Linear(Below::Path(p), 0))] }, true);
+                    }
+                }
                 let kind = b.multipath(disk, chance);
                 b.add(TableSpec { lines: vec![(len, kind)] }, true);
                 b.blocks.push((Below::Device(b.devices.len() - 1), len));
@@ -90,8 +112,14 @@ impl Blueprint {
         if chance.one_in(2) {
             let max = [chance.pick(&[64, 1024]), 0, 0];
             let volatile = !chance.one_in(4);
+            let sectors = chance.pick(&[64, 1 << 14, 1 << 17, 1 << 17]);
+            // An entry of a log is whole blocks; what is worked out here counts in sectors.
+            b.disks.iter_mut().for_each(|d| d.block = 1);
             b.disks.push(DiskPlan {
-                sectors: chance.pick(&[64, 1 << 14, 1 << 17, 1 << 17]),
+                sectors,
+                shown: sectors,
+                block: 1,
+                read_only: false,
                 volatile,
                 fua: !volatile || !chance.one_in(3),
                 max,
@@ -102,7 +130,7 @@ impl Blueprint {
         }
         if chance.one_in(3) {
             // A device in the middle.
-            let table = b.compose(chance, false);
+            let table = b.compose(chance, false, without.and(Class::Lossy));
             let len = table.sectors();
             b.add(table, true);
             b.blocks.push((Below::Device(b.devices.len() - 1), len));
@@ -113,7 +141,7 @@ impl Blueprint {
             if logs {
                 b.logger = Some(b.devices.len());
             }
-            let table = b.compose(chance, logs);
+            let table = b.compose(chance, logs, without);
             b.add(table, true);
         }
         b
@@ -122,13 +150,24 @@ impl Blueprint {
     /// A world for measuring: one multipath device over `paths` paths that never fail.
     #[must_use]
     pub fn bench(paths: usize, cores: usize) -> Blueprint {
-        let disk = DiskPlan { sectors: 2048, volatile: true, fua: true, max: [1024; 3], log: false };
+        let disk = DiskPlan {
+            sectors: 2048,
+            shown: 2048,
+            block: 1,
+            read_only: false,
+            volatile: true,
+            fua: true,
+            max: [1024; 3],
+            log: false,
+        };
         let groups = vec![(Selector::QueueLength, (0..paths).collect())];
-        let table = TableSpec { lines: vec![(2048, Kind::Multipath { disk: 0, queue: true, groups })] };
+        let kind = Kind::Multipath { disk: 0, queue: true, groups, via: Vec::new() };
+        let table = TableSpec { lines: vec![(2048, kind)] };
         Blueprint {
             cores,
             disks: vec![disk],
             paths: vec![0; paths],
+            via: Vec::new(),
             devices: vec![DevicePlan { table, top: true }],
             blocks: vec![(Below::Device(0), 2048)],
             log: None,
@@ -141,6 +180,12 @@ impl Blueprint {
             self.devices[d].top = false;
         }
         self.devices.push(DevicePlan { table, top });
+    }
+
+    /// Nothing stands on device `i`, nor may.
+    #[must_use]
+    pub fn is_free(&self, i: usize) -> bool {
+        self.devices[i].top && !self.blocks.iter().any(|(b, _)| *b == Below::Device(i))
     }
 
     /// Groups and selectors over all paths to `disk`.
@@ -162,12 +207,13 @@ impl Blueprint {
             }
             groups.push((selector, members));
         }
-        Kind::Multipath { disk, queue: !chance.one_in(4), groups }
+        let via = self.via.iter().copied().filter(|(p, _)| self.paths[*p] == disk).collect();
+        Kind::Multipath { disk, queue: !chance.one_in(4), groups, via }
     }
 
     /// A table over the blocks: lines of every kind. One of a device that `logs` has a log in most cases, and never two.
     #[must_use]
-    pub fn compose(&self, chance: &mut Chance, logs: bool) -> TableSpec {
+    pub fn compose(&self, chance: &mut Chance, logs: bool, without: Without) -> TableSpec {
         let mut lines = Vec::new();
         if let (true, Some(log)) = (logs && !chance.one_in(4), self.log) {
             let (below, size) = self.block(chance);
@@ -183,7 +229,7 @@ impl Blueprint {
                     let at = 8 * chance.below(size / 16);
                     let len = (8 * chance.between(1, (size - at) / 8)).min(size - at);
                     let kind = match chance.one_in(4) {
-                        true => Kind::Through(self.through(chance), below, at),
+                        true => Kind::Through(self.through(chance, without), below, at),
                         false => Kind::Linear(below, at),
                     };
                     (len, kind)
@@ -201,13 +247,22 @@ impl Blueprint {
         self.blocks[chance.below(self.blocks.len() as u64) as usize]
     }
 
-    /// A target to pass through, other than a log.
-    fn through(&self, chance: &mut Chance) -> Through {
+    /// A target to pass through, other than a log. What loses or changes data comes where nothing is above, and where it is wanted.
+    pub(crate) fn through(&self, chance: &mut Chance, without: Without) -> Through {
         match chance.below(3) {
             0 => Through::Delay(chance.pick(&[0, 1, 20, 300])),
             1 => {
-                let feature = chance.pick(&["", "error_reads", "error_writes"]);
-                Through::Flakey(chance.between(0, 5), chance.between(1, 3), feature)
+                let mut flaw = chance.pick(&[Flaw::All, Flaw::ErrorReads, Flaw::ErrorWrites]);
+                if !without.has(Class::Lossy) && chance.one_in(2) {
+                    let writes = chance.one_in(2);
+                    let nth = chance.pick(&[1, 2, 512, 1000, 4096]);
+                    flaw = match chance.below(3) {
+                        0 => Flaw::DropWrites,
+                        1 => Flaw::CorruptByte(nth, writes, chance.pick(&[0, 1, 255])),
+                        _ => Flaw::RandomCorrupt(writes, chance.pick(&[1, 2, 10])),
+                    };
+                }
+                Through::Flakey(chance.between(0, 5), chance.between(1, 3), flaw)
             }
             _ => Through::Dust(chance.pick(&[512, 4096])),
         }
@@ -227,44 +282,6 @@ impl Blueprint {
         let of = blocks.into_iter().map(|(below, size)| (below, place(size))).collect();
         (stripes * rows * chunk, Kind::Striped { chunk, of })
     }
-
-    /// Another table of the same meaning as `spec`. One of a device that `logs` may lose its log, or begin another.
-    #[must_use]
-    pub fn vary(&self, spec: &TableSpec, chance: &mut Chance, logs: bool) -> TableSpec {
-        let mut lines = Vec::new();
-        let mut log = self.log.filter(|_| logs);
-        for (len, kind) in &spec.lines {
-            match kind {
-                Kind::Linear(below, 0) | Kind::Through(_, below, 0) if log.is_some() && !chance.one_in(4) => {
-                    let log = log.take().map_or(Through::Dust(512), Through::LogWrites);
-                    lines.push((*len, Kind::Through(log, *below, 0)));
-                }
-                Kind::Multipath { disk, .. } => lines.push((*len, self.multipath(*disk, chance))),
-                Kind::Linear(below, at) if *len >= 16 && chance.one_in(2) => {
-                    let cut = 8 * chance.between(1, len / 8 - 1);
-                    lines.push((cut, Kind::Linear(*below, *at)));
-                    lines.push((len - cut, Kind::Linear(*below, at + cut)));
-                }
-                Kind::Linear(below, at) if chance.one_in(3) => {
-                    lines.push((*len, Kind::Striped { chunk: *len, of: vec![(*below, *at)] }));
-                }
-                Kind::Linear(below, at) | Kind::Through(_, below, at) if chance.one_in(2) => {
-                    lines.push((*len, Kind::Through(self.through(chance), *below, *at)));
-                }
-                Kind::Through(_, below, at) => lines.push((*len, Kind::Linear(*below, *at))),
-                Kind::Zero if *len >= 16 => {
-                    lines.push((8, Kind::Zero));
-                    lines.push((len - 8, Kind::Zero));
-                }
-                other => lines.push((*len, other.clone())),
-            }
-        }
-        lines.truncate(64);
-        if lines.iter().map(|(len, _)| len).sum::<u64>() != spec.sectors() {
-            return spec.clone();
-        }
-        TableSpec { lines }
-    }
 }
 
 #[cfg(test)]
@@ -276,13 +293,13 @@ mod tests {
     fn tables_stay_inside_their_blocks() {
         for seed in 0..300 {
             let mut chance = Chance::new(seed, Stream::Build);
-            let b = Blueprint::draw(&mut chance, 1 + seed as usize % 4);
+            let b = Blueprint::draw(&mut chance, 1 + seed as usize % 4, Without::default());
             let size = |below: Below| match below {
                 Below::Path(p) => b.disks[b.paths[p]].sectors,
                 Below::Device(d) => b.devices[d].table.sectors(),
             };
             for d in &b.devices {
-                let spec = b.vary(&d.table, &mut chance, seed % 2 == 0);
+                let spec = b.vary(&d.table, &mut chance, seed % 2 == 0, Without::default());
                 assert_eq!(spec.sectors(), d.table.sectors());
                 for (len, kind) in spec.lines.iter().chain(&d.table.lines) {
                     match kind {

@@ -159,14 +159,22 @@ impl Cells {
             .any(|e| (e.stamp == stamp || e.stamp == ANY) && e.dead > start)
     }
 
-    /// A read from `start` to `now` returned `stamp`. Where no write was under way meanwhile, the content is known from here on.
+    /// A read from `start` to `now` returned `stamp`: what was written before the write of it began is not read again. Where no write was
+    /// under way meanwhile, nothing else is.
     pub fn seen(&mut self, cell: u32, stamp: u64, start: u64, now: u64) {
         let slot = &mut self.cells[cell as usize];
-        if slot.entries.len() < 2 || slot.entries.iter().any(|e| e.end >= start || e.stamp == ANY) {
+        if slot.entries.len() < 2 {
             return;
         }
+        let quiet = !slot.entries.iter().any(|e| e.end >= start || e.stamp == ANY);
+        // A stamp names its write; zeroes may be of several, and a discard leaves what it likes.
+        let begun = match (quiet, slot.entries.iter().find(|e| e.stamp == stamp && stamp != 0)) {
+            (true, _) => NEVER,
+            (false, Some(own)) => own.start,
+            (false, None) => return,
+        };
         for e in &mut slot.entries {
-            if e.stamp != stamp {
+            if e.stamp != stamp && e.end < begun {
                 e.dead = e.dead.min(now);
             }
         }
@@ -278,6 +286,20 @@ mod tests {
         assert!(c.allows(0, 1, 8) && c.allows(0, 2, 8) && !c.allows(0, 7, 8));
         c.seen(0, 2, 8, 9);
         assert!(!c.allows(0, 1, 10), "once seen, it stays");
+    }
+
+    #[test]
+    fn who_saw_new_data_never_sees_old_data_later() {
+        let mut c = one();
+        c.begin(0, 1, 1, 2);
+        c.seen(0, 1, 4, 5);
+        assert!(!c.allows(0, 7, 6) && c.allows(0, 7, 4), "only who began before may see the old");
+        c.begin(0, 2, 2, 6);
+        c.seen(0, 2, 6, 7);
+        assert!(c.allows(0, 1, 8), "of two writes under way either may come last");
+        c.end(0, 1, 9, false, false);
+        c.crash(11);
+        assert!(c.allows(0, 7, 12), "a crash may bring anything back that is not durable");
     }
 
     #[test]

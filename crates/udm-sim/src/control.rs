@@ -1,17 +1,19 @@
 //! The control side of mapped devices: tables, suspend, resume, messages.
 
+use crate::bad::Dust;
 use crate::device::{Device, Loaded, Phase, Running};
 use crate::env::{Access, last_seen, lock};
+use crate::limits::Expected;
+use crate::map::Map;
 use crate::model::Wrong;
 use crate::path::SimPath;
-use crate::tables::{Map, TableSpec};
-use crate::timers::Timer;
+use crate::tables::TableSpec;
 use crate::world::World;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use udm_core::errno::{EBUSY, EINTR, ENOENT};
-use udm_core::{DevNo, Device as _, Limits, Nanos};
+use udm_core::errno::{EBUSY, ENOENT};
+use udm_core::{DevNo, Limits, Nanos};
 use udm_dm::{DeviceRef, LookupError, Pending, Resolver, TargetError};
 use udm_dm::{mapped::MappedDevice, table::Table};
 
@@ -36,7 +38,7 @@ impl Resolver for Names<'_> {
     }
 }
 
-fn text<E: std::fmt::Display>(what: String) -> impl FnOnce(E) -> Wrong {
+pub(crate) fn text<E: std::fmt::Display>(what: String) -> impl FnOnce(E) -> Wrong {
     move |e| format!("{what}: {e}")
 }
 
@@ -47,6 +49,7 @@ impl World {
             let number = DevNo { major: 253, minor: i as u32 };
             let mapped = MappedDevice::new(&format!("d{i}"), None, number).map_err(text(format!("d{i}")))?;
             let map = self.map(spec);
+            let expected = self.expected(spec);
             self.devices.push(Device {
                 mapped,
                 spec: spec.clone(),
@@ -59,6 +62,9 @@ impl World {
                 access: None,
                 spare: None,
                 hot: 0,
+                dust: Vec::new(),
+                expected,
+                events: (0, 0),
                 check: Cell::new(0),
             });
             self.load(i, spec.clone())?;
@@ -85,6 +91,13 @@ impl World {
         Arc::new(Map::of(spec, &self.blueprint.paths, &self.model.cells, &below))
     }
 
+    /// What a table of `spec` can take, as all is now.
+    pub(crate) fn expected(&self, spec: &TableSpec) -> Expected {
+        let env = lock(&self.env);
+        let disk = |p: usize| Expected::of_disk(&env.disks[env.paths[p].disk]);
+        Expected::of_table(spec, &disk, &|d| self.devices[d].expected)
+    }
+
     /// Puts a table into the inactive slot.
     pub fn load(&mut self, i: usize, spec: TableSpec) -> Result<(), Wrong> {
         let words = spec.text(self.blueprint.cores);
@@ -94,12 +107,15 @@ impl World {
         let table = Table::build(udm_targets::TARGETS, &lines, &mut names, self.blueprint.cores)
             .map_err(text(format!("d{i}: {words}")))?;
         let map = self.map(&spec);
+        let weak = Arc::downgrade(&table);
+        self.tables.push(weak.clone());
         self.devices[i].mapped.load(table).map_err(text(format!("d{i} load {words}")))?;
         let old = self.devices[i].loaded.take().and_then(|l| l.access);
         let spare = old.or_else(|| self.devices[i].spare.take());
         let access = spec.multipath().map(|(disk, queue, groups)| {
             let paths = groups.iter().flat_map(|(_, p)| p.iter().copied()).collect();
-            let access = Access { disk, paths, queue, suspending: false, live: false };
+            let loose = spec.is_loose();
+            let access = Access { disk, paths, queue, suspending: false, live: false, loose, lost: 0 };
             let mut env = lock(&self.env);
             match spare {
                 Some(slot) => env.accesses[slot] = access,
@@ -107,7 +123,7 @@ impl World {
             }
             spare.unwrap_or(env.accesses.len() - 1)
         });
-        self.devices[i].loaded = Some(Loaded { spec, map, access });
+        self.devices[i].loaded = Some(Loaded { spec, map, access, table: weak, expected: None });
         Ok(())
     }
 
@@ -160,7 +176,7 @@ impl World {
     }
 
     /// Tells the outside that held requests of a multipath device may fail, or no longer.
-    fn hold(&mut self, i: usize, suspending: bool) {
+    pub(crate) fn hold(&mut self, i: usize, suspending: bool) {
         let mut env = lock(&self.env);
         if let Some(access) = self.devices[i].access {
             env.accesses[access].suspending = suspending;
@@ -169,131 +185,25 @@ impl World {
         }
     }
 
-    /// Goes on with the suspends and resumes that were woken.
-    pub fn step_changes(&mut self) -> Result<(), Wrong> {
-        for i in 0..self.devices.len() {
-            let device = &mut self.devices[i];
-            let Some(running) = &mut device.running else { continue };
-            if !running.woken.swap(false, Ordering::Relaxed) {
-                continue;
-            }
-            let result = running.change.step(&*self.post);
-            // A change that was called off goes on with the table that was in use.
-            if self.post.took_resume(device.mapped.id()) && !running.cancelled {
-                self.swap(i)?;
-                self.bar();
-            }
-            if let Some(result) = result {
-                let cancelled = self.devices[i].running.take().is_some_and(|r| r.cancelled);
-                if cancelled && result.as_ref().is_err_and(|e| e.errno == EINTR) {
-                    self.called_off(i);
-                    continue;
-                }
-                self.changed(i, result)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Calls off a suspend or resume under way.
-    pub fn cancel(&mut self, i: usize) {
-        let device = &mut self.devices[i];
-        let Some(running) = &mut device.running else { return };
-        lock(&self.env).say(format!("d{i} goes back on {}", device.phase.doing()));
-        self.totals.cancels += 1;
-        running.change.cancel(&*self.post);
-        running.woken.store(true, Ordering::Relaxed);
-        running.cancelled = true;
-        // Too late where the new table is in use: then this changes nothing.
-        if let (Phase::Resuming(_), Some(before), Some(_)) =
-            (device.phase, device.before.clone(), &device.loaded)
-        {
-            self.model.remap(i, &before);
-            device.maps = vec![before];
-        }
-    }
-
-    /// The cores are being told to use the loaded table.
-    fn swap(&mut self, i: usize) -> Result<(), Wrong> {
-        if self.blueprint.logger == Some(i) && self.devices[i].loaded.is_some() {
-            // The old log has come to its end: a last look.
-            self.look_at_log()?;
-        }
-        let device = &mut self.devices[i];
-        let Some(loaded) = device.loaded.take() else { return Ok(()) };
-        let mut env = lock(&self.env);
-        if let Some(old) = device.access {
-            env.accesses[old].live = false;
-            let disk = env.accesses[old].disk;
-            env.recheck(disk);
-        }
-        if let Some(new) = loaded.access {
-            env.refresh(new);
-        }
-        device.spare = std::mem::replace(&mut device.access, loaded.access).or(device.spare);
-        device.maps = vec![loaded.map];
-        device.spec = loaded.spec;
-        device.spec.lines.iter().for_each(|(_, kind)| self.totals.see(kind));
-        device.limits = device.mapped.limits();
-        env.say(format!("d{i} uses its new table"));
-        if self.blueprint.logger == Some(i) {
-            self.log.restart(&device.spec);
-        }
-        Ok(())
-    }
-
-    /// A change was called off: the device is in use as it was before.
-    fn called_off(&mut self, i: usize) {
-        lock(&self.env).say(format!("d{i} is in use again"));
-        self.devices[i].phase = Phase::Live;
-        self.hold(i, false);
-        self.bar();
-    }
-
-    fn changed(&mut self, i: usize, result: Result<(), TargetError>) -> Result<(), Wrong> {
-        let phase = self.devices[i].phase;
-        lock(&self.env).say(format!("d{i} is done {}", self.devices[i].doing()));
-        result.map_err(text(format!("d{i} {}", self.devices[i].doing())))?;
-        if phase == Phase::Suspending {
-            self.devices[i].phase = Phase::Suspended;
-            self.bar();
-            let mut env = lock(&self.env);
-            for p in self.devices[i].spec.paths() {
-                let path = &env.paths[p];
-                if path.barred > 0 && path.in_flight > 0 {
-                    return Err(format!(
-                        "d{i} is suspended with {} requests in flight on p{p}",
-                        path.in_flight
-                    ));
-                }
-            }
-            let at = env.now + Nanos(env.chance.below(200_000_000));
-            self.timers.set(at, Timer::Resume(i));
-            return Ok(());
-        }
-        if self.devices[i].loaded.is_some() {
-            return Err(format!("d{i} was resumed and did not take its new table"));
-        }
-        self.devices[i].phase = Phase::Live;
-        self.devices[i].before = None;
-        self.devices[i].limits = self.devices[i].mapped.limits();
-        self.hold(i, false);
-        self.bar();
-        Ok(())
-    }
-
-    /// Works out which paths must be quiet: those whose every user is suspended. And which disks are behind something flaky.
-    fn bar(&mut self) {
+    /// Works out which paths must be quiet: those whose every user is suspended. Which disks are behind something that fails requests at
+    /// will, and which paths' errors are tried elsewhere.
+    pub(crate) fn bar(&mut self) {
         let mut env = lock(&self.env);
         let ending = env.ending();
         for (i, disk) in env.disks.iter_mut().enumerate() {
-            let flaky = self.devices.iter().any(|d| d.spec.is_flaky() && d.maps[0].disks.contains(&i));
+            let fails = |d: &Device| d.spec.is_flaky() || d.dust.iter().any(Dust::is_on);
+            let flaky = self.devices.iter().any(|d| fails(d) && d.maps[0].disks.contains(&i));
             last_seen(&mut disk.flaky, flaky, ending);
         }
         for p in 0..env.paths.len() {
             let mut users = self.devices.iter().filter(|d| d.spec.paths().contains(&p)).peekable();
             let barred = users.peek().is_some() && users.all(Device::is_suspended);
             env.paths[p].barred = u32::from(barred);
+            let tries = |d: &Device| {
+                let groups = d.spec.multipath().map_or(&[][..], |(_, _, groups)| groups);
+                groups.iter().any(|(_, paths)| paths.contains(&p))
+            };
+            env.paths[p].retried = self.devices.iter().any(tries);
         }
     }
 

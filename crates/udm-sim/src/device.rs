@@ -1,11 +1,15 @@
 //! A mapped device of the world, and what the model knows of it.
 
-use crate::tables::{Map, TableSpec};
+use crate::bad::Dust;
+use crate::limits::Expected;
+use crate::map::Map;
+use crate::model::Rules;
+use crate::tables::TableSpec;
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use udm_core::{Cx, Device as _, Lane, Limits, OpenError};
-use udm_dm::{mapped::Change, mapped::MappedDevice};
+use udm_dm::{mapped::Change, mapped::MappedDevice, table::Table};
 
 /// Where a device stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +40,9 @@ pub(crate) struct Loaded {
     pub(crate) spec: TableSpec,
     pub(crate) map: Arc<Map>,
     pub(crate) access: Option<usize>,
+    pub(crate) table: Weak<Table>,
+    /// What it must be able to take, as of the check that its resume begins with.
+    pub(crate) expected: Option<Expected>,
 }
 
 /// A suspend or resume under way.
@@ -61,6 +68,12 @@ pub struct Device {
     pub access: Option<usize>,
     pub(crate) spare: Option<usize>,
     pub(crate) hot: u64,
+    /// The dust lines of its table.
+    pub(crate) dust: Vec<Dust>,
+    /// What its table can take.
+    pub(crate) expected: Expected,
+    /// Events that it must have raised, and those that it may have raised besides.
+    pub(crate) events: (u64, u64),
     /// First sector that was not read back yet since the last crash.
     pub(crate) check: Cell<u64>,
 }
@@ -75,6 +88,12 @@ impl Device {
     #[must_use]
     pub fn maps(&self) -> &[Arc<Map>] {
         &self.maps
+    }
+
+    /// The same, and what it must refuse.
+    pub(crate) fn ways(&self) -> (&[Arc<Map>], Rules) {
+        let Expected { block, read_only, .. } = self.expected;
+        (&self.maps, Rules { block, read_only })
     }
 
     /// Its limits.

@@ -33,14 +33,26 @@ pub struct Disk {
     nr: u64,
     /// For a log: takes any content.
     pub log: bool,
+    /// A target above changes bytes of what is written, or did.
+    pub tainted: bool,
     /// Sectors that are not full of one number.
     aside: Vec<Box<[u8]>>,
     /// Has a volatile cache.
     pub volatile: bool,
     /// Honours FUA; otherwise the flag is ignored, as the limits say.
     pub fua: bool,
+    /// Sectors that it shows; it may grow to all that it has.
+    pub size: u64,
+    /// Sectors in a block: ranges are whole blocks.
+    pub block: u64,
+    /// Writes fail.
+    pub read_only: bool,
+    /// It was read-only at some time since the power came on: tables above may still go by that.
+    pub was_read_only: bool,
     /// Longest read or write, longest discard, longest write-zeroes, in sectors.
     pub max: [u64; 3],
+    /// The same, the least and the most that they were since the power came on: tables above go by one of them.
+    pub max_range: [(u64, u64); 3],
     /// One request in so many fails for the disk's own reasons; 0 for never.
     pub error_one_in: u64,
     /// When (step) each status was last returned for a reason of the disk's own, by status code.
@@ -62,10 +74,16 @@ impl Disk {
             cache: VecDeque::with_capacity(CACHE_MAX),
             nr: 0,
             log: false,
+            tainted: false,
             aside: Vec::new(),
             volatile: true,
             fua: true,
+            size: sectors,
+            block: 1,
+            read_only: false,
+            was_read_only: false,
             max: [u64::from(u32::MAX); 3],
+            max_range: [(u64::from(u32::MAX), u64::from(u32::MAX)); 3],
             error_one_in: 0,
             blamed: [None; 16],
             no_path: None,
@@ -77,6 +95,38 @@ impl Disk {
     #[must_use]
     pub fn first_stamp(index: usize, sector: u64) -> u64 {
         OWN | (index as u64) << 40 | sector
+    }
+
+    /// Changes the limits on length.
+    pub fn set_max(&mut self, max: [u64; 3]) {
+        self.max = max;
+        for (range, now) in self.max_range.iter_mut().zip(max) {
+            *range = (range.0.min(now), range.1.max(now));
+        }
+    }
+
+    /// Makes it read-only, or writable.
+    pub fn set_read_only(&mut self, on: bool) {
+        self.read_only = on;
+        self.was_read_only |= on;
+    }
+
+    /// The power comes on: only what is so now counts.
+    pub fn start(&mut self) {
+        (self.no_path, self.flaky) = (None, None);
+        self.max_range = self.max.map(|max| (max, max));
+        self.was_read_only = self.read_only;
+    }
+
+    /// The longest request for `op` that a table above may think it takes.
+    #[must_use]
+    pub fn most(&self, op: udm_core::Op) -> u64 {
+        match op {
+            udm_core::Op::Read | udm_core::Op::Write => self.max_range[0].1,
+            udm_core::Op::Discard => self.max_range[1].1,
+            udm_core::Op::WriteZeroes => self.max_range[2].1,
+            udm_core::Op::Flush => u64::MAX,
+        }
     }
 
     /// Size in sectors.
@@ -102,10 +152,19 @@ impl Disk {
         }
     }
 
+    /// The bytes of `sector`, where they are more than its stamp.
+    #[must_use]
+    pub fn blemished(&self, sector: u64) -> Option<&[u8]> {
+        let stamp = self.read(sector);
+        let aside = self.tainted && stamp & (OWN | ASIDE | 1 << 62) == OWN | ASIDE;
+        aside.then(|| &*self.aside[(stamp & 0xffff_ffff) as usize])
+    }
+
     /// The stamp for the bytes of a sector: one number, or where they are kept. `None` when this disk keeps no such bytes.
     pub fn stamp(&mut self, bytes: &[u8]) -> Option<u64> {
         crate::stamp::of(bytes).or_else(|| {
-            self.log.then(|| {
+            let keep = self.log || (self.tainted && crate::stamp::nearly(bytes).is_some());
+            keep.then(|| {
                 self.aside.push(bytes.into());
                 OWN | ASIDE | (self.aside.len() as u64 - 1)
             })

@@ -4,9 +4,10 @@
 
 use crate::chance::{Chance, Stream};
 use crate::disk::Disk;
+use crate::effect::Late;
 use crate::trace::Trace;
-use std::sync::{Arc, Mutex, MutexGuard};
-use udm_core::{Nanos, Status};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use udm_core::{Bio, Nanos, Status};
 
 /// How a path behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub enum Mode {
     Silent,
     /// Refuses every other request or so.
     Flapping,
+    /// Takes requests, and none comes back before the world lets go of them.
+    Hung,
 }
 
 /// A way to a disk: what a table names.
@@ -33,6 +36,18 @@ pub struct PathState {
     pub latency: u64,
     /// How long a silent path keeps a request, in ns.
     pub patience: u64,
+    /// A lane takes so many requests; more wait inside of it.
+    pub room: usize,
+    /// Some requests are done at once.
+    pub prompt: bool,
+    /// How often what hung was let go of.
+    pub released: u64,
+    /// Lanes open, on all cores.
+    pub lanes: usize,
+    /// What a multipath target above must have counted.
+    pub served: Served,
+    /// A path error on it is tried elsewhere.
+    pub retried: bool,
     /// Requests inside, on all cores.
     pub in_flight: u64,
     /// How many suspended devices are above: nothing may arrive while there is one.
@@ -43,6 +58,26 @@ pub struct PathState {
     pub failed: bool,
     /// How often that target must have failed it.
     pub fails: u64,
+}
+
+/// What came back from a path since its multipath target was loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Served {
+    /// Requests.
+    pub bios: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those with an error that blames the path.
+    pub errors: u64,
+}
+
+impl Served {
+    /// `bio` came back with `status`.
+    pub fn count(&mut self, bio: &Bio, status: Status) {
+        self.bios += 1;
+        self.bytes += bio.sectors.bytes();
+        self.errors += u64::from(status.is_path_error());
+    }
 }
 
 /// What a multipath target must think of its paths: the model of its counters.
@@ -57,6 +92,39 @@ pub struct Access {
     pub suspending: bool,
     /// In use; not the target of a table that was swapped out.
     pub live: bool,
+    /// Its paths are mapped devices, which fail requests for reasons of their own: what it must think of them is not known here.
+    pub loose: bool,
+    /// Paths that requests failed since its device was last at rest.
+    pub lost: u64,
+}
+
+/// How often things happened that a verdict tells of.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// Requests done in the poll behind their submit.
+    pub prompt: u64,
+    /// Requests that nothing was heard of until the path was let go.
+    pub hangs: u64,
+    /// Times that a lane was full.
+    pub full: u64,
+    /// Requests that a lane handed back to a suspend, unstarted.
+    pub handed_back: u64,
+    /// Writes that took effect after their error.
+    pub landed: u64,
+    /// Lanes that could not be opened.
+    pub refused: u64,
+}
+
+impl Seen {
+    /// Adds what another run saw.
+    pub fn add(&mut self, s: &Seen) {
+        self.prompt += s.prompt;
+        self.hangs += s.hangs;
+        self.full += s.full;
+        self.handed_back += s.handed_back;
+        self.landed += s.landed;
+        self.refused += s.refused;
+    }
 }
 
 /// See the module.
@@ -83,10 +151,18 @@ pub struct Env {
     pub dead: bool,
     /// Writes reach the medium in parts.
     pub torn: bool,
+    /// Writes that fail may take effect later.
+    pub lags: bool,
     /// How often the power went off.
     pub crashes: u64,
     /// Requests that disks and paths failed.
     pub faults: u64,
+    /// What happened that is counted for the verdict.
+    pub seen: Seen,
+    /// Writes that have failed and are still to take effect.
+    pub late: Vec<Late>,
+    /// The next open but so many fails.
+    pub open_fails: Option<u64>,
     /// The first thing that was wrong.
     pub violation: Option<String>,
 }
@@ -94,9 +170,13 @@ pub struct Env {
 /// The shared outside.
 pub type SharedEnv = Arc<Mutex<Env>>;
 
-/// Takes the outside. There is one thread, so nobody waits.
+/// Takes the outside. There is one thread, so nobody waits: who would has taken it twice.
 pub fn lock(env: &SharedEnv) -> MutexGuard<'_, Env> {
-    env.lock().unwrap_or_else(|e| e.into_inner())
+    match env.try_lock() {
+        Ok(env) => env,
+        Err(TryLockError::Poisoned(e)) => e.into_inner(),
+        Err(TryLockError::WouldBlock) => panic!("the outside is taken twice"),
+    }
 }
 
 impl Env {
@@ -115,10 +195,34 @@ impl Env {
             calm: false,
             dead: false,
             torn: true,
+            lags: true,
             crashes: 0,
             faults: 0,
+            seen: Seen::default(),
+            late: Vec::new(),
+            open_fails: None,
             violation: None,
         }
+    }
+
+    /// Is this open one that fails?
+    pub fn refuses_open(&mut self) -> bool {
+        let fails = self.open_fails == Some(0);
+        self.open_fails = self.open_fails.and_then(|n| n.checked_sub(1));
+        self.seen.refused += u64::from(fails);
+        fails
+    }
+
+    /// Is the write of `stamp`, which has failed, still to take effect?
+    #[must_use]
+    pub fn is_late(&self, stamp: u64) -> bool {
+        self.late.iter().any(|late| late.has(stamp))
+    }
+
+    /// A multipath target uses path `p` itself, so that what it must think of it is known.
+    #[must_use]
+    pub fn is_exact(&self, p: usize) -> bool {
+        self.paths[p].access.is_some_and(|a| !self.accesses[a].loose)
     }
 
     /// Notes what went wrong; the first counts.
@@ -146,27 +250,31 @@ impl Env {
         let ending = self.ending();
         let disk = self.paths[path].disk;
         self.disks[disk].blamed[status as usize] = Some(ending);
-        if status.is_path_error() && self.paths[path].access.is_some() {
-            self.fail(path);
+        if let Some(access) = self.paths[path].access.filter(|_| status.is_path_error()) {
+            self.accesses[access].lost += u64::from(self.fail(path));
         }
     }
 
-    /// Marks a path failed, if it is not.
-    pub fn fail(&mut self, path: usize) {
+    /// Marks a path failed; false if it was, or if nobody here knows.
+    pub fn fail(&mut self, path: usize) -> bool {
+        let exact = self.is_exact(path);
         let state = &mut self.paths[path];
-        if !state.failed {
-            state.failed = true;
-            state.fails += 1;
-            let disk = state.disk;
-            self.recheck(disk);
+        if state.failed || !exact {
+            return false;
         }
+        state.failed = true;
+        state.fails += 1;
+        let disk = state.disk;
+        self.recheck(disk);
+        true
     }
 
-    /// Marks a path usable.
-    pub fn reinstate(&mut self, path: usize) {
-        self.paths[path].failed = false;
+    /// Marks a path usable; false if it was.
+    pub fn reinstate(&mut self, path: usize) -> bool {
+        let was = std::mem::replace(&mut self.paths[path].failed, false);
         let disk = self.paths[path].disk;
         self.recheck(disk);
+        was
     }
 
     /// Forgets what was thought of the paths of `access`: its table is new.
@@ -177,6 +285,7 @@ impl Env {
             self.paths[p].access = Some(access);
             self.paths[p].failed = false;
             self.paths[p].fails = 0;
+            self.paths[p].served = Served::default();
         }
         let disk = self.accesses[access].disk;
         self.recheck(disk);
@@ -188,7 +297,7 @@ impl Env {
             a.live
                 && a.disk == disk
                 && (!a.queue || a.suspending)
-                && a.paths.iter().all(|p| self.paths[*p].failed)
+                && (a.loose || a.paths.iter().all(|p| self.paths[*p].failed))
         });
         let ending = self.ending();
         last_seen(&mut self.disks[disk].no_path, bare, ending);

@@ -45,6 +45,7 @@ impl Front {
         };
         if plan.bench.is_some() {
             (front.burst, front.pause, front.reads, front.naps) = (32, 100, 50, 0);
+            front.depth = plan.depth.unwrap_or(32);
         }
         front
     }
@@ -81,9 +82,22 @@ impl Front {
             return bio;
         }
         let (mut op, flags) = self.kind();
-        let (sector, len) = self.range(op, size, device.hot());
-        if device.limits().check(op, Sector(sector), Sectors(len)).is_err() {
-            op = Op::Read;
+        let limits = device.limits();
+        let (mut sector, mut len) = self.range(op, size, device.hot());
+        let block = u64::from(limits.logical_block) / udm_core::SECTOR_SIZE;
+        if self.wild() {
+            // What nobody should ask for, and a target must refuse or bear.
+            match self.chance.below(3) {
+                0 => sector = (size - self.chance.below(len)).min(size),
+                1 => sector = self.chance.any() >> 8,
+                _ => {}
+            }
+        } else {
+            len = len.next_multiple_of(block).min(size);
+            sector = (sector - sector % block).min(size - len);
+            if limits.check(op, Sector(sector), Sectors(len)).is_err() {
+                op = Op::Read;
+            }
         }
         match op {
             Op::Flush => self.fill(&mut bio, op, flags, 0, 0),
@@ -91,6 +105,10 @@ impl Front {
             _ => self.fill(&mut bio, op, flags, sector, len),
         }
         bio
+    }
+
+    fn wild(&mut self) -> bool {
+        !self.without.has(Class::Wild) && self.chance.one_in(200)
     }
 
     fn kind(&mut self) -> (Op, BioFlags) {

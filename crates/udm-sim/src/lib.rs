@@ -6,25 +6,35 @@
 //! seed: the same plan gives the same run, event for event, and a failure can be replayed.
 //!
 //! * `plan`: what a run is. `run`: runs one, and makes a failure smaller.
-//! * `world`, `turn`, `front`, `device`, `control`, `acts`, `rest`, `timers`: the world and what happens in it.
-//! * `cores`, `env`, `disk`, `path`: what the code under test sees of it.
-//! * `blueprint`, `tables`: what is built. `model`, `cells`, `stamp`, `log`: what must hold. `trace`: what happened. `totals`: how much of it.
+//! * `world`, `turn`, `front`, `device`, `control`, `changes`, `acts`, `outside`, `rest`, `timers`: the world and what happens in it.
+//! * `cores`, `env`, `disk`, `path`, `fate`, `effect`: what the code under test sees of it.
+//! * `blueprint`, `vary`, `tables`: what is built. `map`, `limits`: what that means.
+//! * `model`, `reads`, `excuse`, `cells`, `stamp`, `bad`, `log`: what must hold. `trace`: what happened. `totals`: how much of it.
 #![forbid(unsafe_code)]
 
 mod acts;
+mod bad;
 pub mod blueprint;
 pub mod cells;
 pub mod chance;
+mod changes;
 mod control;
 pub mod cores;
 mod device;
 pub mod disk;
+pub mod effect;
 pub mod env;
+mod excuse;
+mod fate;
 mod front;
+pub mod limits;
 pub mod log;
+pub mod map;
 pub mod model;
+mod outside;
 pub mod path;
 pub mod plan;
+mod reads;
 mod rest;
 pub mod run;
 pub mod stamp;
@@ -33,6 +43,7 @@ mod timers;
 pub mod totals;
 pub mod trace;
 mod turn;
+mod vary;
 pub mod world;
 
 pub use plan::{Class, Plan, Without};

@@ -2,30 +2,43 @@
 
 use crate::cells::{ANY, Cells};
 use crate::env::Env;
+use crate::excuse;
+use crate::map::{ERROR, Map};
+use crate::reads;
 use crate::stamp;
-use crate::tables::{ERROR, Map, ZERO};
 use crate::trace::op_name;
 use std::sync::Arc;
-use udm_core::{Bio, BioFlags, Nanos, Op, OwnerId, Status};
+use udm_core::{Bio, BioFlags, Nanos, Op, OwnerId};
 
 /// A request in flight.
-struct Request {
-    busy: bool,
-    id: u64,
-    device: usize,
-    op: Op,
-    flags: BioFlags,
-    sector: u64,
-    len: u64,
-    owner: OwnerId,
+pub(crate) struct Request {
+    pub(crate) busy: bool,
+    pub(crate) id: u64,
+    pub(crate) device: usize,
+    pub(crate) op: Op,
+    pub(crate) flags: BioFlags,
+    pub(crate) sector: u64,
+    pub(crate) len: u64,
+    pub(crate) owner: OwnerId,
     /// Address of the data: the bytes must come back, not a copy.
-    addr: usize,
+    pub(crate) addr: usize,
     /// Step that it began in, doubled.
-    start: u64,
-    at: Nanos,
-    map: Option<Arc<Map>>,
+    pub(crate) start: u64,
+    pub(crate) at: Nanos,
+    pub(crate) map: Option<Arc<Map>>,
     /// Other tables that it may have gone through.
-    more: Vec<Arc<Map>>,
+    pub(crate) more: Vec<Arc<Map>>,
+    /// What its device refused when it began.
+    pub(crate) rules: Rules,
+}
+
+/// What a device must refuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// What is not whole blocks of this many sectors.
+    pub block: u64,
+    /// Whatever would change it.
+    pub read_only: bool,
 }
 
 /// What is wrong, for a person.
@@ -55,9 +68,27 @@ impl Model {
         self.requests.len() - self.free.len()
     }
 
+    /// How many requests are in flight on devices other than those that `hangs` names.
+    pub(crate) fn in_flight_but(&self, hangs: &dyn Fn(usize) -> bool) -> usize {
+        self.requests.iter().filter(|r| r.busy && !hangs(r.device)).count()
+    }
+
+    /// Something that changes `device` is in flight on it.
+    #[must_use]
+    pub fn is_writing(&self, device: usize) -> bool {
+        self.requests.iter().any(|r| r.busy && r.device == device && r.op.is_write())
+    }
+
     /// A request begins in `step`: gives it its cookie, puts its stamps into the data of a write, and returns its number. `maps` are the
     /// tables that it may go through, the current one first.
-    pub fn begin(&mut self, bio: &mut Bio, device: usize, maps: &[Arc<Map>], step: u64, now: Nanos) -> u64 {
+    pub fn begin(
+        &mut self,
+        bio: &mut Bio,
+        device: usize,
+        (maps, rules): (&[Arc<Map>], Rules),
+        step: u64,
+        now: Nanos,
+    ) -> u64 {
         self.ids += 1;
         let id = self.ids;
         let (sector, len) = (bio.sector.0, bio.sectors.0);
@@ -82,6 +113,7 @@ impl Model {
             at: now,
             map,
             more,
+            rules,
         };
         bio.cookie = self.free.pop().unwrap_or(self.requests.len() as u64);
         for map in maps {
@@ -98,6 +130,18 @@ impl Model {
     #[must_use]
     pub fn id(&self, bio: &Bio) -> u64 {
         self.requests.get(bio.cookie as usize).map_or(0, |r| r.id)
+    }
+
+    /// When (twice the step) the request that `bio` is began.
+    #[must_use]
+    pub fn start(&self, bio: &Bio) -> u64 {
+        self.requests.get(bio.cookie as usize).map_or(0, |r| r.start)
+    }
+
+    /// A write took effect after it had failed.
+    pub fn landed(&mut self, disk: usize, sector: u64, stamp: u64, now: u64) {
+        let cell = self.cells.index(disk, sector);
+        self.cells.end(cell, stamp, now, false, false);
     }
 
     /// From now on requests in flight on `device` may also go through `map`.
@@ -184,42 +228,55 @@ impl Model {
     ///
     /// # Errors
     /// What is wrong.
-    pub fn finish(&mut self, bio: &Bio, env: &Env) -> Result<(), Wrong> {
+    pub fn finish(&mut self, bio: &Bio, rules: Rules, env: &Env) -> Result<(), Wrong> {
         let slot = self.home(bio)?;
         let now = env.ending();
         let Model { cells, requests, free, compared, .. } = self;
         let r = &mut requests[slot];
         let ok = bio.status.is_ok();
         let result = match (ok, r.op) {
-            (false, _) => excuse(r, bio.status, env),
-            (true, Op::Read) => check_read(cells, r, bio, now, compared),
+            (false, _) => excuse::check(r, bio.status, env),
+            (true, _) if rules == r.rules && r.breaks(rules) => {
+                Err(format!("{} succeeded against the limits of its device", describe(r)))
+            }
+            (true, Op::Read) => reads::check(cells, r, bio, env, compared),
             // A discard is a hint: a target above may end it.
             (true, Op::Discard) => Ok(()),
+            (true, Op::Write) => check_reach(r).and_then(|()| check_own(r, bio)),
             (true, _) => check_reach(r),
         };
         let sure = ok && r.more.is_empty();
         let Some(map) = r.map.take() else { return Ok(()) };
+        let flushed = sure && !map.drops_flushes();
         match r.op {
             Op::Write | Op::Discard | Op::WriteZeroes => {
                 let durable = r.flags.contains(BioFlags::FUA);
                 for map in r.more.iter().chain([&map]) {
                     for i in 0..r.len {
-                        let cell = map.cell(r.sector + i);
-                        if cell < ERROR {
-                            cells.end(cell, r.id << 10 | i, now, sure, durable);
+                        let (cell, id) = (map.cell(r.sector + i), r.id << 10 | i);
+                        if cell < ERROR && !(r.op == Op::Write && !ok && env.is_late(id)) {
+                            let sure = sure && map.drops(r.sector + i).is_none();
+                            cells.end(cell, id, now, sure, durable);
                         }
                     }
                 }
             }
-            Op::Flush if sure => map.disks.iter().for_each(|d| cells.flushed(*d, r.start)),
+            Op::Flush if flushed => map.disks.iter().for_each(|d| cells.flushed(*d, r.start)),
             Op::Flush | Op::Read => {}
         }
-        if sure && r.op == Op::Write && r.flags.contains(BioFlags::PREFLUSH) {
+        if flushed && r.op == Op::Write && r.flags.contains(BioFlags::PREFLUSH) {
             map.disks.iter().for_each(|d| cells.flushed(*d, r.start));
         }
         r.more.clear();
         free.push(slot as u64);
         result
+    }
+}
+
+impl Request {
+    pub(crate) fn breaks(&self, rules: Rules) -> bool {
+        let uneven = self.op != Op::Flush && !(self.sector | self.len).is_multiple_of(rules.block);
+        uneven || (rules.read_only && self.op.is_write())
     }
 }
 
@@ -230,7 +287,7 @@ fn mark(cells: &mut Cells, r: &Request, map: &Map) {
     }
     for i in 0..r.len {
         let cell = map.cell(r.sector + i);
-        if cell < ERROR {
+        if cell < ERROR && map.drops(r.sector + i) != Some(true) {
             let id = r.id << 10 | i;
             let stamp = match r.op {
                 Op::Write => id,
@@ -262,50 +319,14 @@ fn check_reach(r: &Request) -> Result<(), Wrong> {
     Ok(())
 }
 
-fn check_read(cells: &mut Cells, r: &Request, bio: &Bio, now: u64, compared: &mut u64) -> Result<(), Wrong> {
-    let mut wrong = None;
-    let maps = || r.map.iter().chain(&r.more);
-    for (nr, map) in maps().enumerate() {
-        wrong = None;
-        stamp::read(&bio.data, |i, got| {
-            if wrong.is_some() {
-                return;
-            }
-            *compared += 1;
-            let cell = map.cell(r.sector + i);
-            let fine = match (cell, got) {
-                (_, None) | (ERROR, _) => false,
-                (ZERO, Some(s)) => s == 0,
-                (cell, Some(s)) => {
-                    let fine = cells.allows(cell, s, r.start);
-                    if fine && nr == 0 && r.more.is_empty() {
-                        cells.seen(cell, s, r.start, now);
-                    }
-                    fine
-                }
-            };
-            if !fine {
-                wrong = Some((i, cell, got));
-            }
-        });
-        if wrong.is_none() {
-            return Ok(());
-        }
-    }
-    let Some((i, cell, got)) = wrong else { return Ok(()) };
-    let place = match cell {
-        ZERO => "must read as zeroes".to_string(),
-        ERROR => "can only fail".to_string(),
-        cell => {
-            let (disk, sector) = cells.place(cell);
-            format!("is sector {sector} of disk {disk}, which may hold{}", cells.describe(cell))
-        }
-    };
-    let got = got.map_or_else(|| "mixed content".to_string(), crate::cells::stamp_text);
-    Err(format!("{} returned {got} for its sector {i}, which {place}", describe(r)))
+/// What was written is still what was to be written: a target may change a copy.
+fn check_own(r: &Request, bio: &Bio) -> Result<(), Wrong> {
+    let mut same = true;
+    stamp::read(&bio.data, |i, got| same &= got == Some(r.id << 10 | i));
+    if same { Ok(()) } else { Err(format!("{} came back with its data changed", describe(r))) }
 }
 
-fn describe(r: &Request) -> String {
+pub(crate) fn describe(r: &Request) -> String {
     format!(
         "request {} ({} of d{} {}+{}, since step {})",
         r.id,
@@ -315,22 +336,4 @@ fn describe(r: &Request) -> String {
         r.len,
         r.start / 2
     )
-}
-
-/// Is there a reason for a request to fail with `status`?
-fn excuse(r: &Request, status: Status, env: &Env) -> Result<(), Wrong> {
-    let maps = || r.map.iter().chain(&r.more);
-    let bare = maps().any(|m| m.bare);
-    let disks = || maps().flat_map(|m| &m.disks).map(|d| &env.disks[*d]);
-    let since = |t: Option<u64>| t.is_some_and(|t| t >= r.start);
-    let error = maps().any(|m| (0..r.len).any(|i| m.cell(r.sector + i) == ERROR));
-    let trims = matches!(r.op, Op::Discard | Op::WriteZeroes);
-    let reason = r.flags.contains(BioFlags::RAHEAD)
-        || (status == Status::IoErr && disks().any(|d| since(d.flaky)))
-        || (status == Status::Again && r.flags.contains(BioFlags::NOWAIT))
-        || (error && (status == Status::IoErr || (trims && status == Status::NotSupp)))
-        || (status == Status::NotSupp && trims && (bare || disks().any(|d| d.max[1] == 0 || d.max[2] == 0)))
-        || disks().any(|d| since(d.blamed[status as usize]))
-        || (status == Status::IoErr && disks().any(|d| since(d.no_path)));
-    if reason { Ok(()) } else { Err(format!("{} failed without a reason: {status}", describe(r))) }
 }

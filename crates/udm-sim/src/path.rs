@@ -1,24 +1,25 @@
 //! A path to a simulated disk, as a device with a lane per core.
 //!
 //! When a request takes effect is chance: at once, when it ends, or its first sectors at once and the rest when it ends. Requests end in
-//! any order. One that fails may have taken effect, whole or in part, but has none once it is back.
+//! any order, some in the poll behind the submit that brought them, some never (a path that hangs) until the world lets go of them. One that
+//! fails may have taken effect, whole or in part. A lane may be full: what it can't take it keeps for later, and hands back to a
+//! suspend that wants it.
 
-use crate::disk::Disk;
+use crate::effect;
 use crate::env::{Env, Mode, SharedEnv, lock};
-use crate::stamp;
+use crate::fate;
 use crate::trace::{Kind, op_bits, range};
 use slab::Slab;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, Sectors, Status,
+    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors, Status,
 };
 
 /// The control half of a path.
 pub struct SimPath {
     id: DeviceId,
     index: usize,
-    limits: Limits,
     env: SharedEnv,
 }
 
@@ -26,18 +27,7 @@ impl SimPath {
     /// Path `index` of `env`.
     #[must_use]
     pub fn new(env: &SharedEnv, index: usize) -> SimPath {
-        let outside = lock(env);
-        let disk = &outside.disks[outside.paths[index].disk];
-        let limits = Limits {
-            max_sectors: Sectors(disk.max[0]),
-            max_discard: Sectors(disk.max[1]),
-            max_write_zeroes: Sectors(disk.max[2]),
-            write_cache: disk.volatile,
-            fua: disk.fua,
-            ..Limits::new(Sectors(disk.sectors()))
-        };
-        drop(outside);
-        SimPath { id: DeviceId::new(), index, limits, env: env.clone() }
+        SimPath { id: DeviceId::new(), index, env: env.clone() }
     }
 }
 
@@ -47,41 +37,70 @@ impl Device for SimPath {
     }
 
     fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        let mut env = lock(&self.env);
+        if env.refuses_open() {
+            env.say(format!("p{} can't be opened", self.index));
+            return Err(OpenError::new(NO_LANE, format!("p{} has no lane left", self.index)));
+        }
+        env.paths[self.index].lanes += 1;
+        drop(env);
         Ok(Box::new(PathLane {
             index: self.index,
-            limits: self.limits,
             env: self.env.clone(),
             slots: Slab::new(),
             due: BinaryHeap::new(),
+            hung: Vec::new(),
+            waiting: VecDeque::new(),
             count: 0,
+            released: 0,
         }))
     }
 
     fn limits(&self) -> Limits {
-        self.limits
+        let env = lock(&self.env);
+        let disk = &env.disks[env.paths[self.index].disk];
+        Limits {
+            logical_block: disk.block as u32 * 512,
+            physical_block: disk.block as u32 * 512,
+            max_sectors: Sectors(disk.max[0]),
+            max_discard: Sectors(disk.max[1]),
+            max_write_zeroes: Sectors(disk.max[2]),
+            write_cache: disk.volatile,
+            fua: disk.fua,
+            read_only: disk.read_only,
+            ..Limits::new(Sectors(disk.size))
+        }
     }
 }
 
+/// The errno of an open that fails: nothing else in the world returns it.
+pub const NO_LANE: i32 = udm_core::errno::ENOMEM;
+
 /// A request inside a path.
-struct Slot {
-    bio: Box<Bio>,
+pub(crate) struct Slot {
+    pub(crate) bio: Box<Bio>,
     /// How it will end, if the path lives.
     fate: Status,
     /// Sectors that took effect already.
-    applied: u64,
+    pub(crate) applied: u64,
     /// What a flush covers.
-    mark: u64,
+    pub(crate) mark: u64,
     /// Crashes seen when it came.
     crashes: u64,
 }
 
 struct PathLane {
     index: usize,
-    limits: Limits,
     env: SharedEnv,
     slots: Slab<Slot>,
     due: BinaryHeap<Reverse<(Nanos, u64, usize)>>,
+    /// Requests that nothing is heard of.
+    hung: Vec<usize>,
+    /// Requests that there is no room for yet, with the crashes seen when they came.
+    waiting: VecDeque<(Box<Bio>, u64)>,
     count: u64,
+    /// How often the path had let go of what hung when this lane last looked.
+    released: u64,
 }
 
 impl Lane for PathLane {
@@ -90,52 +109,49 @@ impl Lane for PathLane {
         let mut env = lock(&env);
         for bio in batch.drain(..) {
             self.check(&bio, &mut env);
-            let (fate, due) = fate(&mut env, self.index, &bio);
-            let state = &mut env.paths[self.index];
-            state.in_flight += 1;
-            let disk = state.disk;
-            let (at, core) = (env.now, env.core);
-            let args = [
-                self.index as u64,
-                op_bits(bio.op, bio.flags.bits()),
-                range(bio.sector.0, bio.sectors.0),
-                due.0,
-            ];
-            env.trace.add(at, core, Kind::PathIn, args);
-            let (crashes, mark) = (env.crashes, env.disks[disk].mark());
-            let mut slot = Slot { bio, fate, applied: 0, mark, crashes };
-            let now = match env.chance.below(4) {
-                0 | 1 => 0,
-                2 if env.torn => env.chance.below(slot.bio.sectors.0 + 1),
-                _ => slot.bio.sectors.0,
-            };
-            if !env.dead {
-                if slot.bio.flags.contains(BioFlags::PREFLUSH) {
-                    env.disks[disk].flush(mark);
-                }
-                apply(&mut env, disk, &mut slot, now, self.index);
-            }
-            self.count += 1;
-            let key = self.slots.insert(slot);
-            self.due.push(Reverse((due, self.count, key)));
+            env.paths[self.index].in_flight += 1;
+            let crashes = env.crashes;
+            self.waiting.push_back((bio, crashes));
         }
+        self.begin(&mut env);
+        drop(env);
         self.ask(cx);
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        if self.due.peek().is_some_and(|Reverse((at, ..))| *at <= cx.now) {
-            let env = self.env.clone();
-            let mut env = lock(&env);
-            while let Some(Reverse((at, _, key))) = self.due.peek().copied() {
-                if at > cx.now {
-                    break;
-                }
-                self.due.pop();
-                let slot = self.slots.remove(key);
-                done.push(self.finish(slot, &mut env));
-            }
+        let due = self.due.peek().is_some_and(|Reverse((at, ..))| *at <= cx.now);
+        if !due && self.hung.is_empty() && self.waiting.is_empty() {
+            return self.ask(cx);
         }
+        let env = self.env.clone();
+        let mut env = lock(&env);
+        self.release(&mut env);
+        while let Some(Reverse((at, _, key))) = self.due.peek().copied() {
+            if at > cx.now {
+                break;
+            }
+            self.due.pop();
+            let slot = self.slots.remove(key);
+            done.push(self.finish(slot, &mut env));
+        }
+        self.begin(&mut env);
+        drop(env);
         self.ask(cx);
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, _: &mut Cx<'_>) {
+        if how == Drain::NoFlush && !self.waiting.is_empty() {
+            let mut env = lock(&self.env);
+            env.paths[self.index].in_flight -= self.waiting.len() as u64;
+            env.seen.handed_back += self.waiting.len() as u64;
+            back.extend(self.waiting.drain(..).map(|(bio, _)| bio));
+        }
+    }
+}
+
+impl Drop for PathLane {
+    fn drop(&mut self) {
+        lock(&self.env).paths[self.index].lanes -= 1;
     }
 }
 
@@ -146,6 +162,66 @@ impl PathLane {
         }
     }
 
+    /// Begins what waits, as far as there is room.
+    fn begin(&mut self, env: &mut Env) {
+        let room = env.paths[self.index].room;
+        while self.slots.len() < room || env.dead {
+            let Some((bio, crashes)) = self.waiting.pop_front() else { return };
+            self.begin_one(bio, crashes, env);
+        }
+        env.seen.full += u64::from(!self.waiting.is_empty());
+    }
+
+    fn begin_one(&mut self, bio: Box<Bio>, crashes: u64, env: &mut Env) {
+        let (fate, due) = fate::of(env, self.index, &bio);
+        let disk = env.paths[self.index].disk;
+        let (at, core) = (env.now, env.core);
+        let args =
+            [self.index as u64, op_bits(bio.op, bio.flags.bits()), range(bio.sector.0, bio.sectors.0), due.0];
+        env.trace.add(at, core, Kind::PathIn, args);
+        let mark = env.disks[disk].mark();
+        let mut slot = Slot { bio, fate, applied: 0, mark, crashes };
+        let now = match env.chance.below(4) {
+            0 | 1 => 0,
+            2 if env.torn => env.chance.below(slot.bio.sectors.0 + 1),
+            _ => slot.bio.sectors.0,
+        };
+        if !env.dead && !refuses(fate) {
+            if slot.bio.flags.contains(BioFlags::PREFLUSH) {
+                env.disks[disk].flush(mark);
+            }
+            effect::apply(env, disk, &mut slot, now, self.index);
+        }
+        self.count += 1;
+        let key = self.slots.insert(slot);
+        match due == Nanos::NEVER {
+            true => {
+                env.seen.hangs += 1;
+                self.hung.push(key);
+            }
+            false => {
+                env.seen.prompt += u64::from(due == env.now);
+                self.due.push(Reverse((due, self.count, key)));
+            }
+        }
+    }
+
+    /// The path has let go of what hung: it ends now, well or with a timeout.
+    fn release(&mut self, env: &mut Env) {
+        let released = env.paths[self.index].released;
+        if std::mem::replace(&mut self.released, released) == released {
+            return;
+        }
+        for key in self.hung.drain(..) {
+            self.slots[key].fate = if env.chance.one_in(2) { Status::Ok } else { Status::Timeout };
+            if let Some(status) = fate::refusal(env, self.index, &self.slots[key].bio) {
+                self.slots[key].fate = status;
+            }
+            self.count += 1;
+            self.due.push(Reverse((env.now, self.count, key)));
+        }
+    }
+
     /// The layers above promise what a path may rely on.
     fn check(&self, bio: &Bio, env: &mut Env) {
         let p = self.index;
@@ -153,17 +229,25 @@ impl PathLane {
         if env.paths[p].barred > 0 && !env.dead {
             env.violate(|| format!("path p{p} was given a {} while the device above is suspended", what()));
         }
-        if env.paths[p].failed && env.paths[p].access.is_some() && !env.dead {
+        if env.paths[p].failed && env.is_exact(p) && !env.dead {
             env.violate(|| format!("path p{p} has failed, and was given a {}", what()));
         }
         if !bio.is_in_flight() {
             env.violate(|| format!("path p{p} was given a {} that nobody started", what()));
         }
-        if let Err(status) = self.limits.check(bio.op, bio.sector, bio.sectors) {
-            env.violate(|| format!("path p{p} was given a {} against its limits: {status}", what()));
-        }
-        if bio.sectors > self.limits.max_for(bio.op) {
-            env.violate(|| format!("path p{p} was given a {} longer than its limit", what()));
+        let disk = &env.disks[env.paths[p].disk];
+        let (size, block, most) = (disk.size, disk.block, disk.most(bio.op));
+        if bio.op != Op::Flush {
+            let (at, len) = (bio.sector.0, bio.sectors.0);
+            if len == 0 || at.checked_add(len).is_none_or(|end| end > size) {
+                env.violate(|| format!("path p{p} was given a {} outside of its {size} sectors", what()));
+            }
+            if at % block != 0 || len % block != 0 {
+                env.violate(|| format!("path p{p} was given a {} that is not whole blocks", what()));
+            }
+            if len > most {
+                env.violate(|| format!("path p{p} was given a {} longer than its limit of {most}", what()));
+            }
         }
         if bio.op.has_data() && bio.data.len() as u64 != bio.sectors.bytes() {
             env.violate(|| format!("path p{p} was given a {} with {} bytes of data", what(), bio.data.len()));
@@ -179,7 +263,7 @@ impl PathLane {
         let (disk, mode) = (state.disk, state.mode);
         if env.dead || slot.crashes != env.crashes {
             if env.dead && slot.crashes != env.crashes {
-                tear(env, disk, &mut slot);
+                effect::tear(env, disk, &mut slot);
             }
             slot.fate = Status::Ok;
         } else {
@@ -187,16 +271,22 @@ impl PathLane {
                 slot.fate = Status::Transport;
             }
             let all = slot.bio.sectors.0;
-            let target = match slot.fate.is_ok() {
-                true => all,
-                false => env.chance.between(slot.applied, all),
+            let target = match slot.fate {
+                Status::Ok => all,
+                fate if refuses(fate) => 0,
+                _ => env.chance.between(slot.applied, all),
             };
-            apply(env, disk, &mut slot, target, self.index);
+            effect::apply(env, disk, &mut slot, target, self.index);
             if slot.fate.is_ok() {
-                settle(env, disk, &slot);
+                effect::settle(env, disk, &slot);
             } else {
                 env.blame(self.index, slot.fate);
+                let again = slot.fate.is_path_error() && env.paths[self.index].retried;
+                if !(again || refuses(slot.fate)) {
+                    effect::may_land_late(env, disk, &slot);
+                }
             }
+            env.paths[self.index].served.count(&slot.bio, slot.fate);
         }
         let bio = &mut slot.bio;
         let args = [
@@ -212,113 +302,11 @@ impl PathLane {
     }
 }
 
+/// The disk did not even look at the data.
+fn refuses(fate: Status) -> bool {
+    matches!(fate, Status::ReadOnly | Status::NotSupp)
+}
+
 fn range_text(bio: &Bio) -> String {
     format!("{}+{}", bio.sector, bio.sectors)
-}
-
-/// How and when a request will end.
-fn fate(env: &mut Env, index: usize, bio: &Bio) -> (Status, Nanos) {
-    let state = &env.paths[index];
-    let (mode, patience, latency, disk) = (state.mode, state.patience, state.latency, state.disk);
-    if env.calm || env.dead {
-        return (Status::Ok, env.now + Nanos(1 + env.chance.below(20_000)));
-    }
-    let usual = |env: &mut Env, times: u64| Nanos(env.now.0 + 1 + env.chance.span(latency) * times);
-    let refused = |env: &mut Env| {
-        let status = env.chance.pick(&[Status::Offline, Status::Transport, Status::IoErr, Status::Resource]);
-        (status, Nanos(env.now.0 + env.chance.below(20_000)))
-    };
-    let own = |env: &mut Env| match env.chance.one_in(env.disks[disk].error_one_in) {
-        false => Status::Ok,
-        true if bio.op == Op::Read || bio.op == Op::Flush => env.chance.pick(&[
-            Status::Medium,
-            Status::IoErr,
-            Status::Timeout,
-            Status::Target,
-            Status::Protection,
-        ]),
-        true => env.chance.pick(&[
-            Status::Medium,
-            Status::NoSpace,
-            Status::IoErr,
-            Status::Timeout,
-            Status::DevResource,
-        ]),
-    };
-    match mode {
-        Mode::Down => refused(env),
-        Mode::Flapping if env.chance.one_in(2) => refused(env),
-        Mode::Up | Mode::Flapping => (own(env), usual(env, 1)),
-        Mode::Slow(times) => (own(env), usual(env, times)),
-        Mode::Silent => (Status::Timeout, env.now + Nanos(patience)),
-    }
-}
-
-/// Lets sectors up to `upto` of the request take effect.
-fn apply(env: &mut Env, index: usize, slot: &mut Slot, upto: u64, path: usize) {
-    let from = std::mem::replace(&mut slot.applied, upto);
-    if from >= upto {
-        return;
-    }
-    let Env { disks, chance, violation, .. } = env;
-    let disk: &mut Disk = &mut disks[index];
-    let bio = &mut slot.bio;
-    if bio.end().0 > disk.sectors() {
-        return; // reported when it came in
-    }
-    let start = bio.sector.0;
-    let durable = bio.flags.contains(BioFlags::FUA) && disk.fua;
-    match bio.op {
-        // A part that takes effect now is read now: later writes don't change it.
-        Op::Read => stamp::write(&mut bio.data, from..upto, |i| disk.read(start + i)),
-        Op::Write => stamp::sectors(&bio.data, |i, bytes| {
-            if (from..upto).contains(&i) {
-                match disk.stamp(bytes) {
-                    Some(s) => disk.write(start + i, s, durable),
-                    None if violation.is_none() => {
-                        *violation =
-                            Some(format!("path p{path} was given mixed content for sector {}", start + i));
-                    }
-                    None => {}
-                }
-            }
-        }),
-        Op::WriteZeroes => (from..upto).for_each(|i| disk.write(start + i, 0, durable)),
-        Op::Discard => (from..upto).for_each(|i| disk.discard(start + i, chance)),
-        Op::Flush => {}
-    }
-}
-
-/// What only a request that succeeds does.
-fn settle(env: &mut Env, disk: usize, slot: &Slot) {
-    if slot.bio.op == Op::Flush {
-        env.disks[disk].flush(slot.mark);
-    }
-}
-
-/// The power failed while this was in flight: any of its sectors may have reached the medium.
-fn tear(env: &mut Env, index: usize, slot: &mut Slot) {
-    if !slot.bio.op.is_write() {
-        return;
-    }
-    let Env { disks, chance, .. } = env;
-    let disk = &mut disks[index];
-    let start = slot.bio.sector.0;
-    let (from, end) = (slot.applied, slot.bio.sectors.0);
-    match slot.bio.op {
-        Op::Write => stamp::sectors(&slot.bio.data, |i, bytes| {
-            let lands = i >= from && chance.one_in(2);
-            if let Some(s) = disk.stamp(bytes).filter(|_| lands) {
-                disk.write(start + i, s, true);
-            }
-        }),
-        Op::WriteZeroes => {
-            for i in from..end {
-                if chance.one_in(2) {
-                    disk.write(start + i, 0, true);
-                }
-            }
-        }
-        _ => {}
-    }
 }

@@ -37,11 +37,31 @@ pub enum Class {
     Reopen,
     /// Data in several pieces.
     Pieces,
+    /// Paths that say nothing until the world lets go of them.
+    Hang,
+    /// Lanes that take no more for now.
+    Full,
+    /// Requests done in the poll behind their submit.
+    Prompt,
+    /// Lanes that can't be opened.
+    Opens,
+    /// Disks that are or become read-only, grow, or take shorter requests, and blocks of 4 KiB.
+    Limits,
+    /// Multipath over mapped devices.
+    Stacks,
+    /// Bad blocks.
+    Dust,
+    /// Writes dropped and data changed on purpose.
+    Lossy,
+    /// Writes that take effect after their error.
+    Late,
+    /// Requests that nobody should make: beyond the end, across blocks, to what is read-only.
+    Wild,
 }
 
 impl Class {
     /// Every class.
-    pub const ALL: [Class; 15] = [
+    pub const ALL: [Class; 25] = [
         Class::Crash,
         Class::Remove,
         Class::Paths,
@@ -57,6 +77,16 @@ impl Class {
         Class::Long,
         Class::Reopen,
         Class::Pieces,
+        Class::Hang,
+        Class::Full,
+        Class::Prompt,
+        Class::Opens,
+        Class::Limits,
+        Class::Stacks,
+        Class::Dust,
+        Class::Lossy,
+        Class::Late,
+        Class::Wild,
     ];
 
     /// Its name on the command line.
@@ -78,6 +108,16 @@ impl Class {
             Class::Long => "long",
             Class::Reopen => "reopen",
             Class::Pieces => "pieces",
+            Class::Hang => "hang",
+            Class::Full => "full",
+            Class::Prompt => "prompt",
+            Class::Opens => "opens",
+            Class::Limits => "limits",
+            Class::Stacks => "stacks",
+            Class::Dust => "dust",
+            Class::Lossy => "lossy",
+            Class::Late => "late",
+            Class::Wild => "wild",
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Bringing the world to rest, looking at it while it is, and switching it off.
 
-use crate::env::{Mode, lock};
+use crate::device::Device;
+use crate::disk::Disk;
+use crate::env::{Env, Mode, PathState, Served, lock};
 use crate::model::Wrong;
 use crate::plan::Class;
 use crate::tables::{Selector, TableSpec};
@@ -12,6 +14,9 @@ use udm_core::{Busy, Nanos};
 const REST_MAX: Nanos = Nanos::from_millis(300_000);
 const REST_STEPS_MAX: u64 = 2_000_000;
 
+/// Turns that a lane may ask for when there is nothing left to do.
+const TURNS_AT_REST: usize = 8;
+
 impl World {
     /// Lets everything finish and looks at what is left; sometimes removes all devices and makes them again.
     ///
@@ -20,6 +25,8 @@ impl World {
     pub fn rest(&mut self) -> Result<(), Wrong> {
         lock(&self.env).say("all come to rest");
         self.settle()?;
+        self.fall_asleep()?;
+        self.check_events()?;
         self.inspect()?;
         self.look_at_log()?;
         self.totals.rests += 1;
@@ -35,34 +42,123 @@ impl World {
     /// Takes steps without new requests or new trouble until nothing is left to do.
     fn settle(&mut self) -> Result<(), Wrong> {
         self.resting = true;
-        let (from, first) = {
+        let dead = {
             let mut env = lock(&self.env);
             env.calm = true;
-            env.paths.iter_mut().for_each(|p| p.mode = Mode::Up);
-            (env.now, self.step)
+            env.open_fails = None;
+            let stays = |p: &PathState| p.mode == Mode::Hung && !env.dead;
+            let hung: Vec<bool> = env.paths.iter().map(stays).collect();
+            for (path, hung) in env.paths.iter_mut().zip(hung) {
+                path.mode = if hung { Mode::Hung } else { Mode::Up };
+            }
+            env.dead
         };
+        self.land(Some(Nanos::NEVER));
+        // What hangs holds up nothing but what needs it.
+        let hung = self.hung_disks();
+        if hung.contains(&true) && !dead {
+            self.settle_but(&hung)?;
+            self.totals.hung_rests += 1;
+        }
+        for p in 0..self.paths.len() {
+            let was = std::mem::replace(&mut lock(&self.env).paths[p].mode, Mode::Up);
+            if was == Mode::Hung || dead {
+                self.release(p);
+            }
+        }
+        self.settle_but(&vec![false; hung.len()])
+    }
+
+    fn hung_disks(&self) -> Vec<bool> {
+        let env = lock(&self.env);
+        let hangs = |d: usize| env.paths.iter().any(|p| p.disk == d && p.mode == Mode::Hung);
+        (0..env.disks.len()).map(hangs).collect()
+    }
+
+    /// Takes steps until nothing is left to do but what needs a disk that is `hung`. Suspends that wait for such a disk are called off: they must not
+    /// wait for it.
+    fn settle_but(&mut self, hung: &[bool]) -> Result<(), Wrong> {
+        let (from, first) = (lock(&self.env).now, self.step);
+        self.hung = hung.to_vec();
         while !self.is_at_rest() {
+            for i in 0..self.devices.len() {
+                let waits =
+                    self.needs_hung(i) && self.devices[i].running.as_ref().is_some_and(|r| !r.cancelled);
+                if waits && !self.plan.without.has(Class::Cancel) {
+                    self.set_turn(None);
+                    self.cancel(i);
+                }
+            }
             self.step()?;
             let now = lock(&self.env).now;
             if now.since(from) > REST_MAX || self.step - first > REST_STEPS_MAX {
-                return Err(format!("{} waits although all paths work", self.waiting()));
+                return Err(format!("{} waits although all that it needs works", self.waiting()));
             }
         }
+        self.hung.clear();
         Ok(())
     }
 
+    /// Device `i` needs a disk that hangs.
+    fn needs_hung(&self, i: usize) -> bool {
+        let device = &self.devices[i];
+        let loaded = device.loaded.as_ref().map(|l| &l.map);
+        let maps = || device.maps.iter().chain(&device.before).chain(loaded);
+        self.hung.contains(&true) && maps().any(|m| m.disks.iter().any(|d| self.hung[*d]))
+    }
+
     fn is_at_rest(&self) -> bool {
-        self.model.in_flight() == 0
-            && self.devices.iter().all(|d| d.is_live() && !d.is_changing())
+        let hangs = |i: usize| self.needs_hung(i);
+        let called_off = !self.plan.without.has(Class::Cancel);
+        let still = |i: usize, d: &Device| (d.is_live() && !d.is_changing()) || (hangs(i) && !called_off);
+        let requests = match self.hung.contains(&true) {
+            true => self.model.in_flight_but(&hangs),
+            false => self.model.in_flight(),
+        };
+        requests == 0
+            && self.devices.iter().enumerate().all(|(i, d)| still(i, d))
             && (0..self.cores.len()).all(|c| self.post.next(c) == Nanos::NEVER)
-            && self.cores.iter().flat_map(|c| &c.open).all(|o| o.lane.busy() < Busy::Owed)
-            && self.log.waiting.is_empty()
+            && self.cores.iter().flat_map(|c| &c.open).all(|o| o.lane.busy() < Busy::Owed || hangs(o.device))
+            && (self.log.waiting.is_empty() || self.blueprint.logger.is_some_and(hangs))
             && self.no_path_failed()
     }
 
     fn no_path_failed(&self) -> bool {
-        let env = lock(&self.env);
-        env.accesses.iter().filter(|a| a.live).all(|a| a.paths.iter().all(|p| !env.paths[*p].failed))
+        let works = |i: usize, a: usize| self.needs_hung(i) || self.failed_paths(i, a).is_empty();
+        self.devices.iter().enumerate().all(|(i, d)| d.access.is_none_or(|a| works(i, a)))
+    }
+
+    /// At rest no lane asks for a turn: after a few more, in which it may find out that there is nothing to do.
+    fn fall_asleep(&mut self) -> Result<(), Wrong> {
+        for c in 0..self.cores.len() {
+            self.set_turn(Some(c));
+            let core = &mut self.cores[c];
+            for open in &mut core.open {
+                for turn in 0.. {
+                    if open.wake == Nanos::NEVER {
+                        break;
+                    }
+                    if turn == TURNS_AT_REST {
+                        let device = open.device;
+                        return Err(format!("at rest, core {c} is asked for turns by its lane of d{device}"));
+                    }
+                    let now = {
+                        let mut env = lock(&self.env);
+                        env.now = env.now.max(open.wake);
+                        env.now
+                    };
+                    let mut cx = core.state.cx(now);
+                    cx.visit(Some(open.visit()));
+                    open.lane.poll(&mut self.done, &mut cx);
+                    open.wake = cx.wake();
+                    if !self.done.is_empty() {
+                        return Err(format!("at rest, d{} returned a request", open.device));
+                    }
+                }
+            }
+        }
+        self.set_turn(None);
+        Ok(())
     }
 
     /// Nothing is to come that could move anything.
@@ -82,7 +178,16 @@ impl World {
                 return Err(format!("at rest, and p{p} has {} requests", path.in_flight));
             }
         }
+        self.count_tables()?;
+        for p in 0..env.paths.len() {
+            let opened = self.cores.iter().flat_map(|c| &c.open).map(|o| self.lanes_of(o.device, p));
+            let (want, got) = (opened.sum::<usize>(), env.paths[p].lanes);
+            if want != got {
+                return Err(format!("at rest, {got} lanes of p{p} are open, and {want} are in use"));
+            }
+        }
         for (i, device) in self.devices.iter().enumerate() {
+            check_served(i, device, &env)?;
             let Some((_, _, groups)) = device.spec.multipath() else { continue };
             let status = device.mapped().status_text();
             let words: Vec<&str> = status.split_whitespace().collect();
@@ -90,9 +195,17 @@ impl World {
                 let wrong = |what: &str| {
                     Err(format!("at rest, {what} of p{p} is wrong in the status of d{i}: {status}"))
                 };
-                let name = format!("8:{p}");
+                let via = self.blueprint.via.iter().find(|(path, _)| *path == p && device.spec.is_loose());
+                let name = via.map_or(format!("8:{p}"), |(_, d)| format!("253:{d}"));
                 let Some(at) = words.iter().position(|w| *w == name) else { return wrong("the entry") };
                 let word = |n: usize| words.get(at + n).copied().unwrap_or_default();
+                let loose = device.spec.is_loose();
+                if word(1) == "F" && loose {
+                    return wrong("the state");
+                }
+                if loose {
+                    continue;
+                }
                 if (word(1) == "F") != env.paths[p].failed {
                     return wrong("the state");
                 }
@@ -112,6 +225,51 @@ impl World {
         Ok(())
     }
 
+    /// The event counters against the messages that were sent, and what the paths below did.
+    fn check_events(&mut self) -> Result<(), Wrong> {
+        for i in 0..self.devices.len() {
+            self.count_lost(i);
+            let device = &mut self.devices[i];
+            let raised = u64::from(device.mapped.event_nr());
+            let (must, may) = device.events;
+            if raised < must || raised > must + may {
+                return Err(format!(
+                    "at rest, d{i} has raised {raised} events: {must} were due, {may} more could be"
+                ));
+            }
+            device.events = (raised, must + may - raised);
+            if device.spec.multipath().is_some() && !device.spec.is_loose() {
+                device.events.1 = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Paths that failed raise events: several in one turn raise one, one that fails on several cores at once one.
+    pub(crate) fn count_lost(&mut self, i: usize) {
+        let device = &mut self.devices[i];
+        let Some(access) = device.access else { return };
+        let access = &mut lock(&self.env).accesses[access];
+        let lost = std::mem::take(&mut access.lost);
+        device.events.0 += u64::from(lost > 0);
+        device.events.1 += if access.loose { u64::from(u32::MAX) } else { lost.saturating_sub(1) };
+    }
+
+    /// Lanes of path `p` that one of device `i` opens.
+    fn lanes_of(&self, i: usize, p: usize) -> usize {
+        self.devices[i].spec.lanes(p, &|d| self.lanes_of(d, p))
+    }
+
+    /// Tables that are neither in use nor loaded are gone.
+    fn count_tables(&self) -> Result<(), Wrong> {
+        let there = self.tables.iter().filter(|t| t.strong_count() > 0).count();
+        let known = self.devices.iter().map(|d| 1 + usize::from(d.loaded.is_some())).sum::<usize>();
+        match there <= known {
+            true => Ok(()),
+            false => Err(format!("at rest, {there} tables are there, and {known} are in use or loaded")),
+        }
+    }
+
     /// The power fails, and comes back.
     ///
     /// # Errors
@@ -123,6 +281,7 @@ impl World {
             env.say("the power fails");
             env.crashes += 1;
             env.dead = true;
+            env.late.clear();
             let crate::env::Env { disks, chance, .. } = &mut *env;
             disks.iter_mut().for_each(|d| d.crash(chance));
         }
@@ -153,13 +312,35 @@ impl World {
             }
         }
         self.timers.clear();
+        self.tables.retain(|t| t.strong_count() > 0);
+        if !self.tables.is_empty() {
+            return Err(format!("all devices are gone, and {} tables are not", self.tables.len()));
+        }
         let mut env = lock(&self.env);
+        if let Some(p) = env.paths.iter().position(|p| p.lanes > 0) {
+            return Err(format!("all devices are gone, and {} lanes of p{p} are open", env.paths[p].lanes));
+        }
+        env.disks.iter_mut().for_each(|d| d.set_read_only(false));
         env.accesses.clear();
-        env.disks.iter_mut().for_each(|d| (d.no_path, d.flaky) = (None, None));
+        env.disks.iter_mut().for_each(Disk::start);
         for p in &mut env.paths {
             (p.access, p.failed, p.barred) = (None, false, 0);
         }
         drop(env);
         self.start(&specs)
     }
+}
+
+/// What the multipath target of device `i` says it has served, against what came back from the paths.
+fn check_served(i: usize, device: &Device, env: &Env) -> Result<(), Wrong> {
+    let access = device.access.map(|a| &env.accesses[a]);
+    let reports = device.mapped().live().map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();
+    for report in reports.iter().filter(|_| access.is_some_and(|a| !a.loose)) {
+        let served = env.paths[report.number.minor as usize].served;
+        let said = Served { bios: report.bios, bytes: report.bytes, errors: report.errors };
+        if said != served {
+            return Err(format!("at rest, d{i} says of {} {said:?}, and it was {served:?}", report.name));
+        }
+    }
+    Ok(())
 }

@@ -85,10 +85,12 @@ pub fn run(plan: &Plan) -> Result<Clean, Box<Failure>> {
 }
 
 fn totals(world: &World) -> Totals {
+    let env = lock(&world.env);
     Totals {
         logs: world.log.looks,
         sectors: world.model.compared,
-        faults: lock(&world.env).faults,
+        faults: env.faults,
+        seen: env.seen,
         ..world.totals
     }
 }

@@ -15,6 +15,19 @@ pub fn of(sector: &[u8]) -> Option<u64> {
     (odd == 0).then_some(first)
 }
 
+/// The most bytes of a sector that may be others than its stamp says: one changed on its way down, one on its way up.
+const BLEMISHES_MAX: usize = 2;
+
+/// The number that fills `sector` but for a byte or two; `None` when more of it is mixed.
+#[must_use]
+pub fn nearly(sector: &[u8]) -> Option<u64> {
+    let word = |i: usize| u64::from_le_bytes(sector[8 * i..8 * i + 8].try_into().unwrap_or_default());
+    let votes = |stamp: u64| (0..5).filter(|i| word(*i) == stamp).count();
+    let stamp = (0..5).map(word).max_by_key(|w| votes(*w))?;
+    let odd = sector.iter().zip(stamp.to_le_bytes().iter().cycle()).filter(|(a, b)| a != b).count();
+    (odd <= BLEMISHES_MAX).then_some(stamp)
+}
+
 /// Fills `sector` with `stamp`.
 pub fn fill(sector: &mut [u8], stamp: u64) {
     let bytes = stamp.to_le_bytes();
@@ -55,6 +68,19 @@ pub fn sectors(data: &Segments, mut each: impl FnMut(u64, &[u8])) {
     }
 }
 
+/// Puts `bytes` into the sector of `data` with this index.
+pub fn put(data: &mut Segments, index: u64, bytes: &[u8]) {
+    let mut skip = index as usize * SECTOR;
+    let mut rest = bytes;
+    for piece in data.iter_mut() {
+        let from = skip.min(piece.len());
+        skip -= from;
+        let n = (piece.len() - from).min(rest.len());
+        piece[from..from + n].copy_from_slice(&rest[..n]);
+        rest = &rest[n..];
+    }
+}
+
 /// Fills the sectors of `data` whose index is in `which` with what `each` gives for it.
 pub fn write(data: &mut Segments, which: Range<u64>, mut each: impl FnMut(u64) -> u64) {
     let (mut at, mut index, mut stamp) = (0, 0, 0u64);
@@ -87,6 +113,22 @@ pub fn write(data: &mut Segments, which: Range<u64>, mut each: impl FnMut(u64) -
 mod tests {
     use super::*;
     use udm_core::Buf;
+
+    #[test]
+    fn a_blemish_hides_no_stamp() {
+        let mut data = Segments::new();
+        for len in [100, 924] {
+            data.push(Buf::zeroed(len));
+        }
+        let mut bytes = 0x0102_0304_0506_0708_u64.to_le_bytes().repeat(64);
+        (bytes[0], bytes[511]) = (9, 9);
+        put(&mut data, 1, &bytes);
+        let mut seen = Vec::new();
+        sectors(&data, |_, got| seen.push((of(got), nearly(got))));
+        assert_eq!(seen, [(Some(0), Some(0)), (None, Some(0x0102_0304_0506_0708))]);
+        bytes[77] = 1;
+        assert_eq!(nearly(&bytes), None);
+    }
 
     #[test]
     fn sectors_across_odd_pieces() {

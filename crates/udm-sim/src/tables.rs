@@ -1,10 +1,4 @@
-//! Tables as the simulator makes them: the text that the targets are given, and what the text means.
-//!
-//! The meaning is worked out here, sector by sector and without any of the code under test: a [`Map`] says for each sector of a device
-//! which sector of which disk it is.
-
-use crate::cells::Cells;
-use std::sync::Arc;
+//! Tables as the simulator makes them: the text that the targets are given. What it means, [`crate::map`] says.
 
 /// A device that a line names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,12 +66,57 @@ pub type Group = (Selector, Vec<usize>);
 pub enum Through {
     /// `delay`, this many ms.
     Delay(u64),
-    /// `flakey`: good for so many seconds, then bad for so many; a feature or none.
-    Flakey(u64, u64, &'static str),
+    /// `flakey`: good for so many seconds, then bad for so many; what it does while it is bad.
+    Flakey(u64, u64, Flaw),
     /// `dust` with blocks of this many bytes.
     Dust(u64),
     /// `log-writes` with the log on this path; from sector 0 only.
     LogWrites(usize),
+}
+
+/// What a flakey target does while it is bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// Fails everything.
+    All,
+    /// Fails reads.
+    ErrorReads,
+    /// Fails whatever changes the device, and flushes.
+    ErrorWrites,
+    /// Says of those that they are done, and forgets them.
+    DropWrites,
+    /// Puts a value into a byte, counted from 1, of each read (false) or write.
+    CorruptByte(u32, bool, u8),
+    /// Puts any value into any byte of one read (false) or write in so many.
+    RandomCorrupt(bool, u32),
+}
+
+impl Flaw {
+    /// It loses or changes data.
+    #[must_use]
+    pub fn is_lossy(self) -> bool {
+        matches!(self, Flaw::DropWrites | Flaw::CorruptByte(..) | Flaw::RandomCorrupt(..))
+    }
+
+    /// The words for it in a table.
+    fn words(self) -> String {
+        let rw = |writes| if writes { 'w' } else { 'r' };
+        match self {
+            Flaw::All => String::new(),
+            Flaw::ErrorReads => " 1 error_reads".into(),
+            Flaw::ErrorWrites => " 1 error_writes".into(),
+            Flaw::DropWrites => " 1 drop_writes".into(),
+            Flaw::CorruptByte(nth, writes, value) => {
+                format!(" 5 corrupt_bio_byte {nth} {} {value} 0", rw(writes))
+            }
+            Flaw::RandomCorrupt(true, one_in) => {
+                format!(" 2 random_write_corrupt {}", 1_000_000_000 / one_in)
+            }
+            Flaw::RandomCorrupt(false, one_in) => {
+                format!(" 2 random_read_corrupt {}", 1_000_000_000 / one_in)
+            }
+        }
+    }
 }
 
 impl Through {
@@ -85,8 +124,7 @@ impl Through {
         let on = format!("{} {at}", below.word());
         match self {
             Through::Delay(ms) => format!("delay {on} {ms}"),
-            Through::Flakey(up, down, "") => format!("flakey {on} {up} {down}"),
-            Through::Flakey(up, down, feature) => format!("flakey {on} {up} {down} 1 {feature}"),
+            Through::Flakey(up, down, flaw) => format!("flakey {on} {up} {down}{}", flaw.words()),
             Through::Dust(block) => format!("dust {on} {block}"),
             Through::LogWrites(log) => format!("log-writes {} p{log}", below.word()),
         }
@@ -119,6 +157,8 @@ pub enum Kind {
         queue: bool,
         /// Groups: a selector and paths.
         groups: Vec<Group>,
+        /// Where its paths are mapped devices: a path and the device over it.
+        via: Vec<(usize, usize)>,
     },
 }
 
@@ -151,7 +191,7 @@ impl TableSpec {
                 }
                 Kind::Zero => "zero".into(),
                 Kind::Error => "error".into(),
-                Kind::Multipath { queue, groups, .. } => multipath_text(*queue, groups, cores),
+                Kind::Multipath { queue, groups, via, .. } => multipath_text(*queue, groups, via, cores),
             };
             lines.push(format!("{start} {len} {rest}"));
             start += len;
@@ -173,7 +213,7 @@ impl TableSpec {
                     Below::Path(p) => Some(*p),
                     Below::Device(_) => None,
                 })),
-                Kind::Multipath { groups, .. } => {
+                Kind::Multipath { groups, via, .. } if via.is_empty() => {
                     all.extend(groups.iter().flat_map(|(_, p)| p.iter().copied()));
                 }
                 _ => {}
@@ -195,10 +235,47 @@ impl TableSpec {
                     Below::Device(d) => Some(*d),
                     Below::Path(_) => None,
                 })),
+                Kind::Multipath { via, .. } => all.extend(via.iter().map(|(_, d)| *d)),
                 _ => {}
             }
         }
         all
+    }
+
+    /// How many lanes of path `p` a lane of this table opens; `below` says how many one of a device does.
+    #[must_use]
+    pub fn lanes(&self, p: usize, below: &dyn Fn(usize) -> usize) -> usize {
+        let of = |b: &Below| match b {
+            Below::Path(q) => usize::from(*q == p),
+            Below::Device(d) => below(*d),
+        };
+        let line = |kind: &Kind| match kind {
+            Kind::Through(Through::LogWrites(log), b, _) => usize::from(*log == p) + of(b),
+            Kind::Linear(b, _) | Kind::Through(_, b, _) => of(b),
+            Kind::Striped { of: parts, .. } => parts.iter().map(|(b, _)| of(b)).sum(),
+            Kind::Multipath { groups, via, .. } if via.is_empty() => {
+                groups.iter().flat_map(|(_, paths)| paths).filter(|q| **q == p).count()
+            }
+            Kind::Multipath { via, .. } => via.iter().map(|(_, d)| below(*d)).sum(),
+            Kind::Zero | Kind::Error => 0,
+        };
+        self.lines.iter().map(|(_, kind)| line(kind)).sum()
+    }
+
+    /// The word for path `p` of a multipath target.
+    #[must_use]
+    pub fn path_word(&self, p: usize) -> String {
+        let via = match self.lines.first() {
+            Some((_, Kind::Multipath { via, .. })) => via.as_slice(),
+            _ => &[],
+        };
+        path_word(p, via)
+    }
+
+    /// Its paths are mapped devices.
+    #[must_use]
+    pub fn is_loose(&self) -> bool {
+        matches!(self.lines.first(), Some((_, Kind::Multipath { via, .. })) if !via.is_empty())
     }
 
     /// Something in it fails requests with EIO at will.
@@ -211,24 +288,31 @@ impl TableSpec {
     #[must_use]
     pub fn multipath(&self) -> Option<(usize, bool, &[Group])> {
         match self.lines.first() {
-            Some((_, Kind::Multipath { disk, queue, groups })) => Some((*disk, *queue, groups)),
+            Some((_, Kind::Multipath { disk, queue, groups, .. })) => Some((*disk, *queue, groups)),
             _ => None,
         }
     }
 }
 
-fn multipath_text(queue: bool, groups: &[Group], cores: usize) -> String {
-    let mut text = format!(
-        "multipath {} 0 {} {}",
-        if queue { "1 queue_if_no_path" } else { "0" },
-        groups.len(),
-        usize::from(!groups.is_empty())
-    );
+fn path_word(p: usize, via: &[(usize, usize)]) -> String {
+    let device = via.iter().find(|(path, _)| *path == p).map(|(_, d)| Below::Device(*d));
+    device.unwrap_or(Below::Path(p)).word()
+}
+
+fn multipath_text(queue: bool, groups: &[Group], via: &[(usize, usize)], cores: usize) -> String {
+    let features = match (queue, via.is_empty()) {
+        (false, true) => "0",
+        (true, true) => "1 queue_if_no_path",
+        // Mapped devices are bio-based.
+        (false, false) => "2 queue_mode bio",
+        (true, false) => "3 queue_if_no_path queue_mode bio",
+    };
+    let mut text = format!("multipath {features} 0 {} {}", groups.len(), usize::from(!groups.is_empty()));
     for (selector, paths) in groups {
         let args = usize::from(*selector == Selector::Affinity);
         text += &format!(" {} 0 {} {args}", selector.name(), paths.len());
         for (i, path) in paths.iter().enumerate() {
-            text += &format!(" p{path}");
+            text += &format!(" {}", path_word(*path, via));
             if args == 1 {
                 // Core i, i + paths, ...: each path owns at least one as long as there are no more paths than cores.
                 let mask = (0..cores).filter(|c| c % paths.len() == i).fold(0u64, |m, c| m | 1 << c);
@@ -239,108 +323,21 @@ fn multipath_text(queue: bool, groups: &[Group], cores: usize) -> String {
     text
 }
 
-/// A sector that reads as zeroes and forgets what is written.
-pub const ZERO: u32 = u32::MAX;
-
-/// A sector that fails.
-pub const ERROR: u32 = u32::MAX - 1;
-
-/// What a table means.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Map {
-    /// The cell behind each sector, or [`ZERO`], or [`ERROR`].
-    pub cells: Vec<u32>,
-    /// The disks behind the device.
-    pub disks: Vec<usize>,
-    /// There are sectors without a disk.
-    pub bare: bool,
-}
-
-impl Map {
-    /// Works out what `spec` means; `below` gives the maps of the devices.
-    #[must_use]
-    pub fn of(
-        spec: &TableSpec,
-        disk_of_path: &[usize],
-        cells: &Cells,
-        below: &dyn Fn(usize) -> Arc<Map>,
-    ) -> Map {
-        let mut map = Map { cells: Vec::new(), disks: Vec::new(), bare: false };
-        let find = |b: Below, sector: u64| match b {
-            Below::Path(p) => cells.index(disk_of_path[p], sector),
-            Below::Device(d) => below(d).cells[sector as usize],
-        };
-        for (len, kind) in &spec.lines {
-            for s in 0..*len {
-                map.cells.push(match kind {
-                    Kind::Linear(b, at) | Kind::Through(_, b, at) => find(*b, at + s),
-                    Kind::Striped { chunk, of } => {
-                        let (nr, rest) = (s / chunk, s % chunk);
-                        let (b, at) = of[(nr % of.len() as u64) as usize];
-                        find(b, at + nr / of.len() as u64 * chunk + rest)
-                    }
-                    Kind::Zero => ZERO,
-                    Kind::Error => ERROR,
-                    Kind::Multipath { disk, .. } => cells.index(*disk, s),
-                });
-            }
-            if let Kind::Multipath { disk, .. } = kind {
-                map.disks.push(*disk);
-            }
-        }
-        map.disks.extend(spec.paths().iter().map(|p| disk_of_path[*p]));
-        for d in spec.devices() {
-            let lower = below(d);
-            map.disks.extend(&lower.disks);
-            map.bare |= lower.bare;
-        }
-        map.disks.sort_unstable();
-        map.disks.dedup();
-        map.bare |= spec.lines.iter().any(|(_, k)| matches!(k, Kind::Zero | Kind::Error));
-        map
-    }
-
-    /// What is behind `sector`. A sector beyond the end fails.
-    #[must_use]
-    pub fn cell(&self, sector: u64) -> u32 {
-        self.cells.get(sector as usize).copied().unwrap_or(ERROR)
-    }
-
-    /// The size of the device in sectors.
-    #[must_use]
-    pub fn sectors(&self) -> u64 {
-        self.cells.len() as u64
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stripes_are_dealt_in_turn() {
-        let cells = Cells::new(&[64, 64], |_, s| s);
-        let spec = TableSpec {
-            lines: vec![
-                (8, Kind::Zero),
-                (32, Kind::Striped { chunk: 8, of: vec![(Below::Path(0), 16), (Below::Path(1), 0)] }),
-            ],
-        };
-        assert_eq!(spec.text(1), "0 8 zero\n8 32 striped 2 8 p0 16 p1 0");
-        let map = Map::of(&spec, &[0, 1], &cells, &|_| unreachable!());
-        assert_eq!((map.sectors(), map.disks.as_slice(), map.bare), (40, &[0, 1][..], true));
-        assert_eq!(map.cells[7..10], [ZERO, 16, 17]);
-        assert_eq!(map.cells[16], 64);
-        assert_eq!(map.cells[24], 24);
-        assert_eq!(map.cells[39], 64 + 15);
-    }
 
     #[test]
     fn affinity_masks_cover_the_cores() {
         let spec = TableSpec {
             lines: vec![(
                 8,
-                Kind::Multipath { disk: 0, queue: true, groups: vec![(Selector::Affinity, vec![3, 4])] },
+                Kind::Multipath {
+                    disk: 0,
+                    queue: true,
+                    groups: vec![(Selector::Affinity, vec![3, 4])],
+                    via: Vec::new(),
+                },
             )],
         };
         assert_eq!(spec.text(4), "0 8 multipath 1 queue_if_no_path 0 1 1 io-affinity 0 2 1 p3 5 p4 a");

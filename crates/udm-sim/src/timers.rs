@@ -11,6 +11,8 @@ pub enum Timer {
     Check,
     /// A path comes back.
     Restore(usize),
+    /// A disk can be written again.
+    Writable(usize),
     /// A suspended device is resumed.
     Resume(usize),
 }

@@ -1,5 +1,6 @@
 //! What runs did: the coverage that a verdict stands on.
 
+use crate::env::Seen;
 use crate::plan::{Class, Without};
 use crate::tables::{Kind, Through};
 use udm_core::Op;
@@ -37,6 +38,22 @@ pub struct Totals {
     pub rests: u64,
     /// Looks at a log of writes.
     pub logs: u64,
+    /// Times that all came to rest but what needed storage that hung.
+    pub hung_rests: u64,
+    /// Resumes that were refused, since a lane could not be opened.
+    pub refused: u64,
+    /// Changes of what a disk can take.
+    pub limits: u64,
+    /// Devices that grew.
+    pub grown: u64,
+    /// Messages about bad blocks.
+    pub dust: u64,
+    /// Loads of multipath over mapped devices, and of tables that lose or change data.
+    pub stacks: u64,
+    /// See there.
+    pub lossy: u64,
+    /// What the outside counted.
+    pub seen: Seen,
     /// Lines of tables that were in use, by [`TARGETS`].
     pub targets: [u64; TARGETS.len()],
 }
@@ -61,11 +78,25 @@ impl Totals {
         self.messages += t.messages;
         self.rests += t.rests;
         self.logs += t.logs;
+        self.hung_rests += t.hung_rests;
+        self.refused += t.refused;
+        self.limits += t.limits;
+        self.grown += t.grown;
+        self.dust += t.dust;
+        self.stacks += t.stacks;
+        self.lossy += t.lossy;
+        self.seen.add(&t.seen);
         sum(&mut self.targets, t.targets);
     }
 
     /// A line of a table is in use.
     pub fn see(&mut self, kind: &Kind) {
+        self.stacks += u64::from(matches!(kind, Kind::Multipath { via, .. } if !via.is_empty()));
+        let flaw = match kind {
+            Kind::Through(Through::Flakey(_, _, flaw), ..) => Some(flaw),
+            _ => None,
+        };
+        self.lossy += u64::from(flaw.is_some_and(|f| f.is_lossy()));
         let name = match kind {
             Kind::Multipath { .. } => "multipath",
             Kind::Linear(..) => "linear",
@@ -99,7 +130,7 @@ impl Totals {
     }
 
     /// The kinds of trouble, the class that makes each, and how often it came.
-    fn trouble(&self) -> [(&'static str, Class, u64); 7] {
+    fn trouble(&self) -> [(&'static str, Class, u64); 19] {
         [
             ("faults", Class::Errors, self.faults),
             ("paths lost", Class::Paths, self.losses),
@@ -108,6 +139,18 @@ impl Totals {
             ("reloads", Class::Reload, self.reloads),
             ("called off", Class::Cancel, self.cancels),
             ("messages", Class::Messages, self.messages),
+            ("hangs", Class::Hang, self.seen.hangs),
+            ("full lanes", Class::Full, self.seen.full),
+            ("handed back", Class::Full, self.seen.handed_back),
+            ("done at once", Class::Prompt, self.seen.prompt),
+            ("opens failed", Class::Opens, self.seen.refused),
+            ("resumes refused", Class::Opens, self.refused),
+            ("limits changed", Class::Limits, self.limits),
+            ("devices grown", Class::Limits, self.grown),
+            ("multipath over devices", Class::Stacks, self.stacks),
+            ("bad blocks", Class::Dust, self.dust),
+            ("lossy tables", Class::Lossy, self.lossy),
+            ("late writes", Class::Late, self.seen.landed),
         ]
     }
 
@@ -127,12 +170,13 @@ impl Totals {
         let ops = Op::ALL.iter().map(|op| (crate::trace::op_name(*op), self.requests[*op as usize]));
         let seen = TARGETS.into_iter().zip(self.targets).filter(|(_, n)| *n > 0);
         format!(
-            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} logs\n",
+            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them beside what hung, {} logs\n",
             list(&mut ops.into_iter()),
             list(&mut self.trouble().into_iter().map(|(name, _, n)| (name, n))),
             list(&mut seen.into_iter()),
             count(self.sectors),
             count(self.rests),
+            count(self.hung_rests),
             count(self.logs)
         )
     }

@@ -1,11 +1,12 @@
 //! A turn of a core: its mail, what its front end asks for, and what came back.
 
+use crate::bad::Dust;
 use crate::cores::{Mail, SimCores};
 use crate::env::lock;
 use crate::model::Wrong;
 use crate::trace::Kind;
 use crate::world::{Core, World};
-use udm_core::{BioFlags, Nanos};
+use udm_core::{BioFlags, Nanos, Op};
 
 impl Core {
     /// Takes in at most `most` of the letters that have arrived at this core, which is number `c`; says how many there were.
@@ -91,16 +92,19 @@ impl World {
     /// Draws requests of core `c` for its lane `i`.
     fn gather(&mut self, c: usize, i: usize, now: Nanos) {
         let open = &mut self.cores[c].open[i];
-        let device = &self.devices[open.device];
-        self.front.draw(&mut self.batch, open, device);
+        self.front.draw(&mut self.batch, open, &self.devices[open.device]);
         let mut env = lock(&self.env);
         for bio in &mut self.batch {
             bio.start();
             bio.started = now;
             bio.owner = open.owner;
-            let id = self.model.begin(bio, open.device, device.maps(), self.step, now);
+            let id = self.model.begin(bio, open.device, self.devices[open.device].ways(), self.step, now);
+            if bio.op.is_write() {
+                self.devices[open.device].dust.iter_mut().for_each(|d| d.write(bio.sector.0, bio.sectors.0));
+            }
             if self.blueprint.logger == Some(open.device) {
-                self.log.begin(id, bio, self.step, device.maps().len() == 1);
+                let sure = self.devices[open.device].maps().len() == 1;
+                self.log.begin(id, bio, self.step, sure);
             }
             let op = crate::trace::op_bits(bio.op, bio.flags.bits());
             let span = crate::trace::range(bio.sector.0, bio.sectors.0);
@@ -142,7 +146,13 @@ impl World {
                     if logger {
                         promised |= self.log.end(id, &bio, env.ending(), logging);
                     }
-                    self.model.finish(&bio, &env)?;
+                    let start = self.model.start(&bio);
+                    let dust = &self.devices[device].dust;
+                    let forbids = |d: &Dust| d.forbids(bio.sector.0, bio.sectors.0, start);
+                    if bio.op == Op::Read && bio.status.is_ok() && dust.iter().any(forbids) {
+                        return Err(format!("request {id} read a bad block of d{device}"));
+                    }
+                    self.model.finish(&bio, self.devices[device].ways().1, &env)?;
                 }
             }
             self.front.put(bio);

@@ -10,18 +10,19 @@ use crate::chance::{Chance, Stream};
 use crate::cores::SimCores;
 use crate::device::Device;
 use crate::disk::Disk;
-use crate::env::{Env, Mode, PathState, SharedEnv, lock};
+use crate::env::{Env, Mode, PathState, Served, SharedEnv, lock};
 use crate::front::Front;
 use crate::log::Log;
 use crate::model::{Model, Wrong};
-use crate::path::SimPath;
+use crate::path::{NO_LANE, SimPath};
 use crate::plan::{Class, Plan};
 use crate::tables::TableSpec;
 use crate::timers::{Timer, Timers};
 use crate::totals::Totals;
 use crate::trace::{Kind, NO_CORE};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use udm_core::{Batch, Busy, CoreId, CoreState, Lane, Nanos, OwnerId, Visit};
+use udm_dm::table::Table;
 
 /// A lane that a core has open.
 pub struct Open {
@@ -87,10 +88,14 @@ pub struct World {
     pub timers: Timers,
     /// What was done.
     pub totals: Totals,
+    /// Every table that was built and may still be there.
+    pub tables: Vec<Weak<Table>>,
     /// Steps taken.
     pub step: u64,
     /// No new requests: the world is coming to rest.
     pub resting: bool,
+    /// By disk, while the world comes to rest: it hangs, and what needs it may wait. Empty when none does.
+    pub(crate) hung: Vec<bool>,
     /// When it rests next.
     pub rest_at: u64,
     /// Scratch: what a lane returned.
@@ -110,14 +115,16 @@ impl World {
         let cores = plan.cores.unwrap_or(drawn);
         let blueprint = match plan.bench {
             Some(paths) => Blueprint::bench(paths, cores),
-            None => Blueprint::draw(&mut build, cores),
+            None => Blueprint::draw(&mut build, cores, plan.without),
         };
         let mut env = Env::new(plan.seed, plan.keep_events);
-        env.torn = !plan.without.has(Class::Torn);
+        (env.torn, env.lags) = (!plan.without.has(Class::Torn), !plan.without.has(Class::Late));
         for (i, d) in blueprint.disks.iter().enumerate() {
             let mut disk = Disk::new(i, d.sectors);
             disk.log = d.log;
             (disk.volatile, disk.fua, disk.max) = (d.volatile, d.fua, d.max);
+            (disk.size, disk.block, disk.read_only) = (d.shown, d.block, d.read_only);
+            disk.start();
             disk.error_one_in = match plan.without.has(Class::Errors) {
                 true => 0,
                 false => build.pick(&[0, 0, 300, 2000]),
@@ -130,6 +137,15 @@ impl World {
                 mode: Mode::Up,
                 latency: build.pick(&[2_000, 20_000, 100_000, 1_000_000]),
                 patience: build.between(50, 3000) * 1_000_000,
+                room: match plan.without.has(Class::Full) {
+                    true => usize::MAX,
+                    false => build.pick(&[usize::MAX, usize::MAX, usize::MAX, 1, 2, 16]),
+                },
+                prompt: !plan.without.has(Class::Prompt) && build.one_in(3),
+                released: 0,
+                lanes: 0,
+                served: Served::default(),
+                retried: false,
                 in_flight: 0,
                 barred: 0,
                 access: None,
@@ -153,8 +169,10 @@ impl World {
             control: Chance::new(plan.seed, Stream::Control),
             timers: Timers::default(),
             totals: Totals::default(),
+            tables: Vec::new(),
             step: 0,
             resting: false,
+            hung: Vec::new(),
             rest_at: build.span(600),
             done: Batch::new(),
             batch: Batch::new(),
@@ -167,7 +185,7 @@ impl World {
         if plan.bench.is_some() {
             world.rest_at = u64::MAX;
             let mut env = lock(&world.env);
-            env.paths.iter_mut().for_each(|p| p.latency = 5_000);
+            env.paths.iter_mut().for_each(|p| (p.latency, p.room, p.prompt) = (5_000, usize::MAX, false));
             env.disks.iter_mut().for_each(|d| d.error_one_in = 0);
         }
         let tables: Vec<TableSpec> = world.blueprint.devices.iter().map(|d| d.table.clone()).collect();
@@ -197,7 +215,7 @@ impl World {
         Ok(())
     }
 
-    /// Opens a device on a core.
+    /// Opens a device on a core; a second time where the world had the first fail.
     ///
     /// # Errors
     /// When it can't be.
@@ -207,8 +225,11 @@ impl World {
         let mut cx = slot.state.cx(now);
         let owner = cx.new_owner();
         cx.visit(Some(Visit(owner.0)));
-        let lane =
-            self.devices[device].open(&mut cx).map_err(|e| format!("d{device} can't be opened: {e}"))?;
+        let mut opened = self.devices[device].open(&mut cx);
+        if opened.as_ref().is_err_and(|e| e.errno == NO_LANE) {
+            opened = self.devices[device].open(&mut cx);
+        }
+        let lane = opened.map_err(|e| format!("d{device} can't be opened: {e}"))?;
         let wake = cx.wake();
         slot.open.push(Open { device, lane, in_flight: 0, wake, mail: false, owner });
         self.set_turn(None);
@@ -252,6 +273,7 @@ impl World {
         }
         self.set_turn(None);
         self.run_timers()?;
+        self.land(None);
         if !self.resting && self.plan.bench.is_none() && self.control.one_in(24) {
             self.act()?;
         }

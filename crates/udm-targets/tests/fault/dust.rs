@@ -1,6 +1,6 @@
 use crate::{build, disks, message, open};
-use udm_core::{Op, Sectors, Status};
-use udm_dm::testing::{TestWorld, bare, read, write};
+use udm_core::{DevNo, Limits, Op, Sectors, Status};
+use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bare, read, write};
 
 /// The results that the kernel gives to `dmsetup message`, and its texts.
 #[test]
@@ -47,6 +47,16 @@ fn messages() {
     say("disable");
     say("quiet");
     assert_eq!(target.status(), "1:0 bypass verbose");
+}
+
+/// Bad blocks of 512 bytes on a disk whose own are 4 KiB: every request had been cut to what the disk refuses.
+#[test]
+fn requests_are_not_cut_below_the_blocks_of_the_device() {
+    let disk = TestDisk::null(Limits { logical_block: 4096, ..Limits::new(Sectors(64)) });
+    let mut resolver = TestResolver::new();
+    resolver.add("a", DevNo { major: 1, minor: 0 }, disk);
+    assert_eq!(build("dust a 8 512", 32, &mut resolver).unwrap().max_io_len(), Some(Sectors(8)));
+    assert_eq!(build("dust a 8 8192", 32, &mut resolver).unwrap().max_io_len(), Some(Sectors(16)));
 }
 
 #[test]

@@ -10,8 +10,8 @@
 //! fails with EIO; a write fails as often as its block was told to, and after that makes the block good, as a drive remaps a sector. Discards and
 //! write-zeroes count as writes. A flush touches no block (the kernel takes it for a write of the first block).
 //!
-//! Requests are cut at the block size, counted from the start of the target. With an offset that is no multiple of it a request may touch two
-//! blocks; both are looked up (the kernel looks at the first alone).
+//! Requests are cut at the block size, or that of the device below if that is larger, counted from the start of the target. So a request may touch several
+//! blocks, as it does with an offset that is no multiple of one; all are looked up (the kernel looks at the first alone).
 //!
 //! # What the cores share
 //! The set of bad blocks is immutable, sorted, and replaced whole by a message. A lane keeps the set that it saw last and compares its number with
@@ -189,7 +189,9 @@ impl Target for Dust {
     }
 
     fn max_io_len(&self) -> Option<Sectors> {
-        Some(Sectors(self.block))
+        // Never less than the device takes: what is cut smaller than its blocks, it refuses.
+        let least = u64::from(self.under.device.device.limits().logical_block) / udm_core::SECTOR_SIZE;
+        Some(Sectors(self.block.max(least)))
     }
 
     fn message(&self, words: &[String], _: &mut dyn Resolver) -> Result<String, TargetError> {

@@ -1,0 +1,180 @@
+//! Suspends and resumes under way: their steps, their ends, and those that are called off or refused.
+
+use crate::bad::Dust;
+use crate::control::text;
+use crate::device::Phase;
+use crate::env::lock;
+use crate::model::Wrong;
+use crate::path::NO_LANE;
+use crate::tables::{Flaw, Kind};
+use crate::timers::Timer;
+use crate::world::World;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use udm_core::errno::EINTR;
+use udm_core::{Device as _, Nanos};
+use udm_dm::TargetError;
+
+/// The most events that the failures of a striped line raise: 14 a device, on each stripe of it.
+fn striped_events(kind: &Kind) -> u64 {
+    match kind {
+        Kind::Striped { of, .. } => 14 * of.len() as u64,
+        _ => 0,
+    }
+}
+
+impl World {
+    /// Goes on with the suspends and resumes that were woken.
+    pub fn step_changes(&mut self) -> Result<(), Wrong> {
+        for i in 0..self.devices.len() {
+            let device = &mut self.devices[i];
+            let Some(running) = &mut device.running else { continue };
+            if !running.woken.swap(false, Ordering::Relaxed) {
+                continue;
+            }
+            // A resume begins with a look at what is below.
+            let resumes = matches!(device.phase, Phase::Resuming(_));
+            let new = device.loaded.as_ref().filter(|l| resumes && l.expected.is_none());
+            if let Some(spec) = new.map(|l| l.spec.clone()) {
+                let expected = Some(self.expected(&spec));
+                self.devices[i].loaded.iter_mut().for_each(|l| l.expected = expected);
+            }
+            let device = &mut self.devices[i];
+            let Some(running) = &mut device.running else { continue };
+            let result = running.change.step(&*self.post);
+            let cancelled = running.cancelled;
+            // One that was called off or refused goes on with the table that was in use.
+            let live = device.mapped.live();
+            let new = device
+                .loaded
+                .as_ref()
+                .is_none_or(|l| live.is_some_and(|t| Arc::as_ptr(&t) == l.table.as_ptr()));
+            if self.post.took_resume(device.mapped.id()) && !cancelled {
+                match new {
+                    true => self.swap(i)?,
+                    false => self.stay(i),
+                }
+                self.bar();
+            }
+            if let Some(result) = result {
+                self.devices[i].running = None;
+                let refused = result.as_ref().is_err_and(|e| e.errno == NO_LANE) && !new;
+                if refused && lock(&self.env).seen.refused == 0 {
+                    return Err(format!("d{i} says that it could not be opened, and every open went well"));
+                }
+                if refused || (cancelled && result.as_ref().is_err_and(|e| e.errno == EINTR)) {
+                    self.totals.refused += u64::from(refused);
+                    self.stay(i);
+                    self.called_off(i);
+                    continue;
+                }
+                self.changed(i, result)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls off a suspend or resume under way.
+    pub fn cancel(&mut self, i: usize) {
+        let device = &mut self.devices[i];
+        let Some(running) = &mut device.running else { return };
+        lock(&self.env).say(format!("d{i} goes back on {}", device.phase.doing()));
+        self.totals.cancels += 1;
+        running.change.cancel(&*self.post);
+        running.woken.store(true, Ordering::Relaxed);
+        running.cancelled = true;
+        self.stay(i);
+    }
+
+    /// The table that was in use stays. Too late where the new one is in use: then this changes nothing.
+    fn stay(&mut self, i: usize) {
+        let device = &mut self.devices[i];
+        if let (Phase::Resuming(_), Some(before), Some(loaded)) =
+            (device.phase, device.before.clone(), &mut device.loaded)
+        {
+            loaded.expected = None;
+            self.model.remap(i, &before);
+            device.maps = vec![before];
+        }
+    }
+
+    /// The cores are being told to use the loaded table.
+    fn swap(&mut self, i: usize) -> Result<(), Wrong> {
+        if self.blueprint.logger == Some(i) && self.devices[i].loaded.is_some() {
+            // The old log has come to its end: a last look.
+            self.look_at_log()?;
+        }
+        self.count_lost(i);
+        let device = &mut self.devices[i];
+        let Some(loaded) = device.loaded.take() else { return Ok(()) };
+        let mut env = lock(&self.env);
+        if let Some(old) = device.access {
+            env.accesses[old].live = false;
+            let disk = env.accesses[old].disk;
+            env.recheck(disk);
+        }
+        if let Some(new) = loaded.access {
+            env.refresh(new);
+        }
+        device.spare = std::mem::replace(&mut device.access, loaded.access).or(device.spare);
+        device.maps = vec![loaded.map];
+        device.spec = loaded.spec;
+        device.dust = Dust::of(&device.spec, self.blueprint.is_free(i));
+        device.events.1 += device.spec.lines.iter().map(|(_, kind)| striped_events(kind)).sum::<u64>();
+        device.expected =
+            loaded.expected.ok_or_else(|| format!("d{i} took a table that it did not look at"))?;
+        device.spec.lines.iter().for_each(|(_, kind)| self.totals.see(kind));
+        device.limits = device.mapped.limits();
+        device.expected.compare(&device.limits).map_err(|e| format!("d{i} uses a new table and {e}"))?;
+        for lossy in &device.maps[0].lossy {
+            if matches!(lossy.flaw, Flaw::CorruptByte(_, true, _) | Flaw::RandomCorrupt(true, _)) {
+                device.maps[0].disks.iter().for_each(|d| env.disks[*d].tainted = true);
+            }
+        }
+        env.say(format!("d{i} uses its new table"));
+        if self.blueprint.logger == Some(i) {
+            self.log.restart(&device.spec);
+        }
+        Ok(())
+    }
+
+    /// A change was called off: the device is in use as it was before.
+    fn called_off(&mut self, i: usize) {
+        lock(&self.env).say(format!("d{i} is in use again"));
+        self.devices[i].phase = Phase::Live;
+        self.hold(i, false);
+        self.bar();
+    }
+
+    fn changed(&mut self, i: usize, result: Result<(), TargetError>) -> Result<(), Wrong> {
+        let phase = self.devices[i].phase;
+        lock(&self.env).say(format!("d{i} is done {}", self.devices[i].doing()));
+        result.map_err(text(format!("d{i} {}", self.devices[i].doing())))?;
+        if phase == Phase::Suspending {
+            self.devices[i].phase = Phase::Suspended;
+            self.bar();
+            let mut env = lock(&self.env);
+            for p in self.devices[i].spec.paths() {
+                let path = &env.paths[p];
+                if path.barred > 0 && path.in_flight > 0 {
+                    return Err(format!(
+                        "d{i} is suspended with {} requests in flight on p{p}",
+                        path.in_flight
+                    ));
+                }
+            }
+            let at = env.now + Nanos(env.chance.below(200_000_000));
+            self.timers.set(at, Timer::Resume(i));
+            return Ok(());
+        }
+        if self.devices[i].loaded.is_some() {
+            return Err(format!("d{i} was resumed and did not take its new table"));
+        }
+        self.devices[i].phase = Phase::Live;
+        self.devices[i].before = None;
+        self.devices[i].limits = self.devices[i].mapped.limits();
+        self.hold(i, false);
+        self.bar();
+        Ok(())
+    }
+}
