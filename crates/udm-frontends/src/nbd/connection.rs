@@ -375,9 +375,10 @@ impl FrontEnd for Connection {
     }
 
     fn letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
-        self.hold_letter(letter, cx);
-        self.surveyed(letter);
-        self.pump(cx);
+        // Most are no affair of this client's, and there may be thousands of those.
+        if self.hold_letter(letter, cx) || self.surveyed(letter) {
+            self.pump(cx);
+        }
     }
 
     fn stop(&mut self, cx: &mut FrontCx<'_, '_>) {

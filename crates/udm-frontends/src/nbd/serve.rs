@@ -200,12 +200,14 @@ impl Connection {
         });
     }
 
-    /// What a device holds, as it has said.
-    pub(super) fn surveyed(&mut self, letter: &(dyn Any + Send)) {
+    /// What a device holds, as it has said. True when that is an answer.
+    pub(super) fn surveyed(&mut self, letter: &(dyn Any + Send)) -> bool {
         let Some(letter) = letter.downcast_ref::<Surveyed>().filter(|l| l.connection == self.id) else {
-            return;
+            return false;
         };
-        let Some(pending) = self.pending.get(letter.key).filter(|p| p.stage == Stage::Survey) else { return };
+        let Some(pending) = self.pending.get(letter.key).filter(|p| p.stage == Stage::Survey) else {
+            return false;
+        };
         let (request, start) = (pending.request, pending.start);
         self.pending.remove(letter.key);
         let bytes = status(&request, start, &letter.found, &self.contexts);
@@ -213,6 +215,7 @@ impl Connection {
         data.copy_from_slice(&bytes);
         let (cookie, offset) = (request.cookie, request.offset);
         self.tx.push(Answer { cookie, error: 0, form: Form::Whole, offset, data: data.into(), charge: 0 });
+        true
     }
 
     /// Sends the first bio of a request down.

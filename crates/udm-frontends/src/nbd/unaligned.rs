@@ -157,21 +157,26 @@ impl Connection {
         }
     }
 
-    /// A letter about the holds of the device.
-    pub(super) fn hold_letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
+    /// A letter about the holds of the device. True when it set something going.
+    pub(super) fn hold_letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) -> bool {
         let (Some(letter), Some(member)) = (letter.downcast_ref::<HoldLetter>(), &mut self.member) else {
-            return;
+            return false;
         };
         let pending = &self.pending;
         match member.letter(letter, |range| in_flight(pending, range)) {
-            Event::None => {}
-            Event::Granted(key) => self.launch(key, cx),
+            Event::None => false,
+            Event::Granted(key) => {
+                self.launch(key, cx);
+                true
+            }
             Event::Released => {
+                let parked = self.parked.len();
                 while let Some(&key) = self.parked.front()
                     && self.admit(key, cx)
                 {
                     self.parked.pop_front();
                 }
+                self.parked.len() < parked
             }
         }
     }
