@@ -168,7 +168,7 @@ impl State {
             .collect()
     }
 
-    fn settle(&mut self, cached: &Cached) {
+    fn write_back(&mut self, cached: &Cached) {
         for (&sector, (write, bytes)) in cached {
             let i = sector as usize;
             if self.stable_written[i] < *write {
@@ -184,7 +184,7 @@ impl State {
         if let Some((_, status)) = self.bad.iter().find(hit) {
             return *status;
         }
-        self.settle(cached);
+        self.write_back(cached);
         let range = start as usize * BLOCK..end as usize * BLOCK;
         match bio.op {
             Op::Read => {

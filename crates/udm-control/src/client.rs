@@ -51,15 +51,15 @@ pub enum ClientError {
 
 /// A client of the server behind one socket.
 #[derive(Debug, Clone)]
-pub struct Client {
+pub struct ControlClient {
     path: PathBuf,
     patience: Duration,
 }
 
-impl Client {
+impl ControlClient {
     /// A client of the server that listens on `path`. Nothing is opened yet.
-    pub fn new(path: impl Into<PathBuf>) -> Client {
-        Client { path: path.into(), patience: PATIENCE }
+    pub fn new(path: impl Into<PathBuf>) -> ControlClient {
+        ControlClient { path: path.into(), patience: PATIENCE }
     }
 
     /// The socket.
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn nobody_there_is_said_with_the_path() {
-        let error = Client::new("/nonexistent/udm.sock").get::<()>("/v1/version").unwrap_err();
+        let error = ControlClient::new("/nonexistent/udm.sock").get::<()>("/v1/version").unwrap_err();
         assert_eq!(error.to_string(), "/nonexistent/udm.sock: can't reach udm serve");
     }
     /// A server that is there but stopped: its socket takes connections and nothing comes back.
@@ -242,7 +242,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("udm.sock");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        let client = Client { path: path.clone(), patience: Duration::from_millis(50) };
+        let client = ControlClient { path: path.clone(), patience: Duration::from_millis(50) };
         let said = client.get::<()>("/v1/devices").unwrap_err().to_string();
         assert_eq!(said, format!("{}: the server does not answer: is it stopped, or stuck?", path.display()));
 
@@ -264,7 +264,7 @@ mod tests {
                 }
                 answer(first, "7");
             });
-            let client = Client { path: path.clone(), patience: Duration::from_millis(200) };
+            let client = ControlClient { path: path.clone(), patience: Duration::from_millis(200) };
             assert_eq!(client.get::<u32>("/v1/devices").unwrap(), 7);
         });
     }
@@ -276,7 +276,7 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| drop(listener.accept().unwrap()));
-            let said = Client::new(&path).get::<()>("/v1/devices").unwrap_err().to_string();
+            let said = ControlClient::new(&path).get::<()>("/v1/devices").unwrap_err().to_string();
             assert!(said.ends_with("the server hung up without an answer"), "{said}");
         });
     }

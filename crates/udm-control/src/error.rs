@@ -12,15 +12,15 @@ pub struct VerbError {
     pub device: String,
     /// What went wrong, in the kernel's words.
     pub error: Box<TargetError>,
-    /// The place in the table's text.
-    pub place: Option<Place>,
+    /// The position in the table's text.
+    pub position: Option<Position>,
     /// The device itself is not there, as opposed to something that it needs.
     pub missing: bool,
 }
 
-/// A place in the text of a table.
+/// A position in the text of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     /// The line, from 1.
     pub line: usize,
     /// The first character to blame, from 1.
@@ -29,13 +29,13 @@ pub struct Place {
     pub width: usize,
 }
 
-impl Place {
-    /// The line of `table` that the place is in, and carets below it. `None` when the table has no such line.
+impl Position {
+    /// The line of `table` that the position is in, and carets below it. `None` when the table has no such line.
     #[must_use]
     pub fn mark(self, table: &str) -> Option<String> {
         let line = table.split('\n').nth(self.line.checked_sub(1)?)?;
         let line = line.strip_suffix('\r').unwrap_or(line);
-        // The place counts characters, the span bytes.
+        // The position counts characters, the span bytes.
         let byte = |column: usize| line.char_indices().nth(column).map_or(line.len(), |(i, _)| i);
         let from = self.column.saturating_sub(1);
         Some(caret(line, Span { start: byte(from), end: byte(from.saturating_add(self.width)) }))
@@ -45,7 +45,7 @@ impl Place {
 impl VerbError {
     /// `error`, about `device`.
     pub fn new(device: impl Into<String>, error: TargetError) -> VerbError {
-        VerbError { device: device.into(), error: Box::new(error), place: None, missing: false }
+        VerbError { device: device.into(), error: Box::new(error), position: None, missing: false }
     }
 
     /// ENXIO, as the kernel answers for a name that it does not know.
@@ -54,16 +54,16 @@ impl VerbError {
         VerbError { missing: true, ..VerbError::new(device, error) }
     }
 
-    /// With the place in the table's text.
+    /// With the position in the table's text.
     #[must_use]
-    pub fn at(self, place: Option<Place>) -> VerbError {
-        VerbError { place, ..self }
+    pub fn at(self, position: Option<Position>) -> VerbError {
+        VerbError { position, ..self }
     }
 
     /// The error, with the line of `table` to blame and carets under it where there is one.
     #[must_use]
     pub fn beside(&self, table: &str) -> String {
-        match self.place.and_then(|place| place.mark(table)) {
+        match self.position.and_then(|position| position.mark(table)) {
             Some(mark) => format!("{self}\n{mark}"),
             None => self.to_string(),
         }
@@ -92,8 +92,8 @@ impl std::error::Error for VerbError {}
 mod tests {
     use super::*;
 
-    fn at(line: usize, column: usize, width: usize) -> Place {
-        Place { line, column, width }
+    fn at(line: usize, column: usize, width: usize) -> Position {
+        Position { line, column, width }
     }
 
     #[test]

@@ -24,14 +24,14 @@ pub struct Exporter {
     exports: Arc<Exports>,
     options: ExportOptions,
     addresses: OnceLock<Vec<NbdAddress>>,
-    known: Mutex<HashMap<String, Vec<Arc<Export>>>>,
+    by_name: Mutex<HashMap<String, Vec<Arc<Export>>>>,
 }
 
 impl Exporter {
     /// For the server that reads `exports`.
     #[must_use]
     pub fn new(exports: Arc<Exports>, options: ExportOptions) -> Exporter {
-        Exporter { exports, options, addresses: OnceLock::new(), known: Mutex::default() }
+        Exporter { exports, options, addresses: OnceLock::new(), by_name: Mutex::default() }
     }
 
     /// Where the server listens. Once; later calls change nothing.
@@ -39,8 +39,8 @@ impl Exporter {
         let _ = self.addresses.set(addresses);
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<String, Vec<Arc<Export>>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn by_name(&self) -> MutexGuard<'_, HashMap<String, Vec<Arc<Export>>>> {
+        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A device was made, or was not removed after all.
@@ -52,8 +52,8 @@ impl Exporter {
             return Ok(());
         }
         let export = self.exports.add(Export::new(name, "", self.options.read_only, device)?)?;
-        let mut known = self.known();
-        let all = known.entry(name.into()).or_default();
+        let mut by_name = self.by_name();
+        let all = by_name.entry(name.into()).or_default();
         all.retain(|old| old.users() > 0);
         all.push(export);
         Ok(())
@@ -66,13 +66,13 @@ impl Exporter {
 
     /// A device is gone.
     pub fn forget(&self, name: &str) {
-        self.known().remove(name);
+        self.by_name().remove(name);
     }
 
     /// Connections that use a device.
     #[must_use]
     pub fn users(&self, name: &str) -> usize {
-        self.known().get(name).map_or(0, |all| all.iter().map(|e| e.users()).sum())
+        self.by_name().get(name).map_or(0, |all| all.iter().map(|e| e.users()).sum())
     }
 
     /// The URIs of an export, one for each address.

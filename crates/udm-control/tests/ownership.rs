@@ -1,4 +1,4 @@
-//! Who owns a place in the registry: creates, removes and loads that meet.
+//! Who owns a listing in the registry: creates, removes and loads that meet.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

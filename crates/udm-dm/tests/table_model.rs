@@ -61,27 +61,27 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
+enum Home {
     Disk(usize, u64),
     Zero,
     Error,
 }
 
-/// The table and what it maps: each sector's place. No two sectors share one.
-fn lay_out(rows: &[Row]) -> (Vec<Line>, Vec<Place>) {
+/// The table and what it maps: each sector's home. No two sectors share one.
+fn lay_out(rows: &[Row]) -> (Vec<Line>, Vec<Home>) {
     let mut next = [0u64; DISKS];
     let mut take = |disk: usize, len: u64| {
         let at = next[disk];
         next[disk] += len + 1;
         at
     };
-    let (mut lines, mut places) = (Vec::new(), Vec::new());
+    let (mut lines, mut homes) = (Vec::new(), Vec::new());
     for row in rows {
-        let start = places.len() as u64;
+        let start = homes.len() as u64;
         let (kind, args): (&str, Vec<String>) = match row {
             Row::Linear { disk, len } => {
                 let at = take(*disk, *len);
-                places.extend((at..at + len).map(|s| Place::Disk(*disk, s)));
+                homes.extend((at..at + len).map(|s| Home::Disk(*disk, s)));
                 ("linear", vec![format!("/d{disk}"), at.to_string()])
             }
             Row::Striped { disks, chunk, chunks } => {
@@ -89,7 +89,7 @@ fn lay_out(rows: &[Row]) -> (Vec<Line>, Vec<Place>) {
                 for k in 0..chunks * disks.len() as u64 {
                     let (stripe, row) = (k as usize % disks.len(), k / disks.len() as u64);
                     let first = at[stripe] + row * chunk;
-                    places.extend((first..first + chunk).map(|s| Place::Disk(disks[stripe], s)));
+                    homes.extend((first..first + chunk).map(|s| Home::Disk(disks[stripe], s)));
                 }
                 let mut args = vec![disks.len().to_string(), chunk.to_string()];
                 for (disk, at) in disks.iter().zip(&at) {
@@ -98,24 +98,24 @@ fn lay_out(rows: &[Row]) -> (Vec<Line>, Vec<Place>) {
                 ("striped", args)
             }
             Row::Zero { len } => {
-                places.extend((0..*len).map(|_| Place::Zero));
+                homes.extend((0..*len).map(|_| Home::Zero));
                 ("zero", vec![])
             }
             Row::Error { len } => {
-                places.extend((0..*len).map(|_| Place::Error));
+                homes.extend((0..*len).map(|_| Home::Error));
                 ("error", vec![])
             }
         };
-        lines.push(Line::new(start, places.len() as u64 - start, kind, args));
+        lines.push(Line::new(start, homes.len() as u64 - start, kind, args));
     }
-    (lines, places)
+    (lines, homes)
 }
 
 struct Rig {
     world: TestWorld,
     disks: Vec<Arc<TestDisk>>,
     model: Vec<Vec<u8>>,
-    places: Vec<Place>,
+    homes: Vec<Home>,
     devices: Vec<Arc<MappedDevice>>,
     lane: Box<dyn Lane>,
     serial: u64,
@@ -142,7 +142,7 @@ impl Rig {
             );
             disks.push(disk);
         }
-        let (mut lines, places) = lay_out(rows);
+        let (mut lines, homes) = lay_out(rows);
         let mut devices = Vec::new();
         for level in 0..=levels {
             let number = DevNo { major: 254, minor: level };
@@ -150,7 +150,7 @@ impl Rig {
             device.load(Table::build(udm_targets::TARGETS, &lines, &mut resolver, 1).unwrap()).unwrap();
             settle(&mut world, &device);
             resolver.add(&format!("@t{level}"), number, Arc::<MappedDevice>::clone(&device));
-            let (all, half) = (places.len() as u64, places.len() as u64 / 2);
+            let (all, half) = (homes.len() as u64, homes.len() as u64 / 2);
             lines = [(0, half), (half, all - half)]
                 .into_iter()
                 .filter(|&(_, len)| len > 0)
@@ -161,7 +161,7 @@ impl Rig {
         let top = Arc::clone(devices.last().unwrap());
         let lane = world.open(0, &*top).unwrap();
         let model = vec![vec![0; DISK_SECTORS as usize * SECTOR]; DISKS];
-        Rig { world, disks, model, places, devices, lane, serial: 0 }
+        Rig { world, disks, model, homes, devices, lane, serial: 0 }
     }
 
     fn bio(&mut self, r: &Request) -> Box<Bio> {
@@ -174,7 +174,7 @@ impl Rig {
         if r.op == Op::Flush {
             return bio;
         }
-        bio.sector = Sector(r.at * self.places.len() as u64 / 1000);
+        bio.sector = Sector(r.at * self.homes.len() as u64 / 1000);
         bio.sectors = Sectors(r.sectors);
         if r.op.has_data() && r.sectors > 0 {
             let bytes = r.sectors as usize * SECTOR;
@@ -194,12 +194,12 @@ impl Rig {
         if bio.op == Op::Flush {
             return (Status::Ok, None);
         }
-        let unsupported = self.places.iter().any(|p| matches!(p, Place::Zero | Place::Error));
+        let unsupported = self.homes.iter().any(|p| matches!(p, Home::Zero | Home::Error));
         if bio.op == Op::WriteZeroes && unsupported {
             return (Status::NotSupp, None);
         }
         let (from, to) = (bio.sector.0 as usize, bio.end().0 as usize);
-        if to > self.places.len() {
+        if to > self.homes.len() {
             return (Status::IoErr, None);
         }
         if bio.sectors.0 == 0 {
@@ -208,9 +208,9 @@ impl Rig {
         let bytes = data(bio);
         let mut out = Vec::new();
         let mut status = Status::Ok;
-        for (i, place) in self.places[from..to].iter().enumerate() {
-            match *place {
-                Place::Disk(disk, sector) => {
+        for (i, home) in self.homes[from..to].iter().enumerate() {
+            match *home {
+                Home::Disk(disk, sector) => {
                     let at = sector as usize * SECTOR;
                     let sector = &mut self.model[disk][at..at + SECTOR];
                     match bio.op {
@@ -220,8 +220,8 @@ impl Rig {
                         Op::Flush => unreachable!("handled above"),
                     }
                 }
-                Place::Zero => out.extend_from_slice(&[0; SECTOR]),
-                Place::Error => status = Status::IoErr,
+                Home::Zero => out.extend_from_slice(&[0; SECTOR]),
+                Home::Error => status = Status::IoErr,
             }
         }
         (status, (bio.op == Op::Read && status.is_ok()).then_some(out))

@@ -107,7 +107,7 @@ pub(crate) fn apply(env: &mut Env, index: usize, slot: &mut Slot, upto: u64, pat
 }
 
 /// What only a request that succeeds does.
-pub(crate) fn settle(env: &mut Env, disk: usize, slot: &Slot) {
+pub(crate) fn succeed(env: &mut Env, disk: usize, slot: &Slot) {
     if slot.bio.op == Op::Flush {
         env.disks[disk].flush(slot.mark);
     }

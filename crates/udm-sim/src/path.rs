@@ -278,7 +278,7 @@ impl PathLane {
             };
             effect::apply(env, disk, &mut slot, target, self.index);
             if slot.fate.is_ok() {
-                effect::settle(env, disk, &slot);
+                effect::succeed(env, disk, &slot);
             } else {
                 env.blame(self.index, slot.fate);
                 let again = slot.fate.is_path_error() && env.paths[self.index].retried;

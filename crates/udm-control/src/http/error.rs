@@ -53,15 +53,15 @@ impl From<VerbError> for Refusal {
     fn from(error: VerbError) -> Refusal {
         let status = status_of(&error);
         let TargetError { errno, text, reason, .. } = *error.error.clone();
-        let place = error.place;
+        let position = error.position;
         let body = api::Error {
             error: error.to_string(),
             errno: errno.unsigned_abs(),
             text: one_line(&text),
             reason: one_line(&reason),
-            line: place.map(|p| p.line as u64),
-            column: place.map(|p| p.column as u64),
-            width: place.map(|p| p.width as u64),
+            line: position.map(|p| p.line as u64),
+            column: position.map(|p| p.column as u64),
+            width: position.map(|p| p.width as u64),
         };
         Refusal(status, Box::new(body))
     }

@@ -38,7 +38,7 @@ pub(super) struct Gates {
 /// The gate of one kind of verb.
 pub(super) struct Gate {
     what: &'static str,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     waiting: Semaphore,
 }
 
@@ -55,16 +55,16 @@ impl Gates {
 
 impl Gate {
     fn new(what: &'static str, max: usize) -> Gate {
-        Gate { what, places: Arc::new(Semaphore::new(max)), waiting: Semaphore::new(WAITING_MAX) }
+        Gate { what, permits: Arc::new(Semaphore::new(max)), waiting: Semaphore::new(WAITING_MAX) }
     }
 
     async fn enter(&self) -> Option<OwnedSemaphorePermit> {
-        if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
-            return Some(place);
+        if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
+            return Some(permit);
         }
         let _waiting = self.waiting.try_acquire().ok()?;
-        let place = tokio::time::timeout(WAIT_MAX, Arc::clone(&self.places).acquire_owned()).await;
-        place.ok()?.ok()
+        let permit = tokio::time::timeout(WAIT_MAX, Arc::clone(&self.permits).acquire_owned()).await;
+        permit.ok()?.ok()
     }
 
     /// Runs `verb`, about the device `name`, on a thread where it may block. It comes to its end even when the client is gone.
@@ -73,13 +73,13 @@ impl Gate {
         name: &str,
         verb: impl FnOnce() -> Result<T, VerbError> + Send + 'static,
     ) -> Result<T, Refusal> {
-        let Some(place) = self.enter().await else {
+        let Some(permit) = self.enter().await else {
             let why = format!("too many {} wait for their storage: try again when it answers", self.what);
             return Err(VerbError::new(name, TargetError::errno(EBUSY).because(why)).into());
         };
         let done = tokio::task::spawn_blocking(move || {
             let done = verb();
-            drop(place);
+            drop(permit);
             done
         });
         super::handlers::finished(done.await)
@@ -108,13 +108,13 @@ mod tests {
     #[tokio::test]
     async fn only_so_many_wait() {
         let gate = Gate::new("loads", 1);
-        let place = gate.enter().await.unwrap();
+        let permit = gate.enter().await.unwrap();
         let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| Box::pin(gate.enter())).collect();
         for one in &mut waiting {
             assert!(tokio::time::timeout(Duration::from_millis(1), one).await.is_err());
         }
         assert!(gate.enter().await.is_none(), "refused at once");
-        drop(place);
+        drop(permit);
         assert!(waiting.remove(0).await.is_some());
     }
 }

@@ -1,7 +1,7 @@
 //! What a word of a table or a message means.
 //!
 //! A table asks the file system what each of its paths leads to now ([`Opening`]). A message asks nobody, as long as it spells a name as the table
-//! did: what it means is in use, and must be found though the file system hangs ([`Known`]). In neither is the registry's lock held
+//! did: what it means is in use, and must be found though the file system hangs ([`InUse`]). In neither is the registry's lock held
 //! while the file system is asked: what is asked for is locked, and nothing else, so a hung file system holds up those who name something on
 //! it. Relative paths count from the folder of whoever wrote them ([`Folder`]).
 
@@ -96,7 +96,7 @@ impl Resolver for Opening<'_> {
 }
 
 /// Looks up the devices that a message to `mapped` names. Opens nothing: what a message means is in use already.
-pub(crate) struct Known<'a> {
+pub(crate) struct InUse<'a> {
     /// Where.
     pub registry: &'a Registry,
     /// The device that the message is for.
@@ -105,7 +105,7 @@ pub(crate) struct Known<'a> {
     pub folder: &'a Folder,
 }
 
-impl Resolver for Known<'_> {
+impl Resolver for InUse<'_> {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let uri = self.folder.resolve(word)?;
         if let Some(mapped) = self.registry.mapped(&uri, None) {
@@ -115,7 +115,7 @@ impl Resolver for Known<'_> {
             DeviceUri::Number { major: OPENED_MAJOR, minor } => {
                 let state = self.registry.state();
                 let name = state.opened.uri(*minor).map(String::from);
-                name.zip(state.opened.device(*minor)).map(|(name, found)| known(name, found))
+                name.zip(state.opened.device(*minor)).map(|(name, found)| device_ref(name, found))
             }
             DeviceUri::Number { .. } => None,
             uri => self.named(&uri.to_string()).or_else(|| self.named(&canonical(uri))),
@@ -129,7 +129,7 @@ impl Resolver for Known<'_> {
     }
 }
 
-impl Known<'_> {
+impl InUse<'_> {
     /// The device that the live table calls so. A name may have led to several disks; failing that, the last one is meant.
     fn named(&self, uri: &str) -> Option<DeviceRef> {
         let live = self.mapped.device.live();
@@ -138,7 +138,7 @@ impl Known<'_> {
             targets.flat_map(|entry| entry.target.devices()).map(|used| used.device.number).collect();
         let mut found: Vec<_> = self.registry.state().opened.named(uri).collect();
         let at = found.iter().position(|(number, _)| used.contains(number)).unwrap_or(0);
-        (at < found.len()).then(|| known(uri.into(), found.swap_remove(at)))
+        (at < found.len()).then(|| device_ref(uri.into(), found.swap_remove(at)))
     }
 }
 
@@ -158,12 +158,12 @@ impl Registry {
             state.opened.get(&name, identity)
         };
         if let Some(found) = open {
-            return Ok(known(name, found));
+            return Ok(device_ref(name, found));
         }
         let opened = self.backends.open(uri).map_err(refused)?;
         let numbered = self.state().opened.put(&name, opened.identity, opened.device);
         let found = numbered.ok_or_else(|| lookup(EBUSY, "all device numbers are taken".into()))?;
-        Ok(known(name, found))
+        Ok(device_ref(name, found))
     }
 
     fn alone(&self, name: String, written: &str) -> Result<Taken<'_>, LookupError> {
@@ -187,7 +187,7 @@ impl Registry {
         drop(alone);
         if let Some(found) = open {
             // Open, whatever its name has come to mean. The look was for its size.
-            return Ok(known(name, found));
+            return Ok(device_ref(name, found));
         }
         if now.map_err(refused)? != was {
             let reason = format!("{number} was {name}, which is another disk now; name it by its path");
@@ -197,7 +197,7 @@ impl Registry {
     }
 }
 
-fn known(name: String, (number, device): (DevNo, Arc<dyn Device>)) -> DeviceRef {
+fn device_ref(name: String, (number, device): (DevNo, Arc<dyn Device>)) -> DeviceRef {
     DeviceRef { number, name, device, hold: None }
 }
 

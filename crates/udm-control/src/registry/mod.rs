@@ -1,24 +1,24 @@
 //! All devices of a process: those that tables opened, by URI, and the mapped ones, by name.
 //!
-//! Contract: the same name of the same disk is the same device with the same number ([`opened`]); the places of mapped devices are [`places`]'. The
+//! Contract: the same name of the same disk is the same device with the same number ([`opened`]); the names of mapped devices are [`directory`]'s. The
 //! registry's lock is held for moments, never while the file system is asked, a device opened or a table built ([`lookup`]). No lane ever sees it.
 
 mod alone;
+mod directory;
 mod lookup;
 mod opened;
-mod places;
 
+pub use directory::Mapped;
 pub use lookup::Folder;
-pub(crate) use lookup::{Known, Opening};
+pub(crate) use lookup::{InUse, Opening};
 pub use opened::OPENED_MAJOR;
-pub use places::Mapped;
 
 use crate::exports::Exporter;
 use crate::http::api;
 use alone::Alone;
+use directory::{Directory, Hold};
 use lookup::lookup;
 use opened::Opened;
-use places::{Hold, Places};
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -45,7 +45,7 @@ pub struct Registry {
 #[derive(Default)]
 struct State {
     opened: Opened,
-    places: Places,
+    directory: Directory,
 }
 
 impl Registry {
@@ -105,7 +105,9 @@ impl Registry {
     pub fn uri_of(&self, number: DevNo) -> String {
         let state = self.state();
         match number.major {
-            MAPPED_MAJOR => state.places.numbered(number.minor).ok().map(|m| format!("@{}", m.device.name())),
+            MAPPED_MAJOR => {
+                state.directory.numbered(number.minor).ok().map(|m| format!("@{}", m.device.name()))
+            }
             OPENED_MAJOR => state.opened.uri(number.minor).map(String::from),
             _ => None,
         }
@@ -116,8 +118,8 @@ impl Registry {
     fn mapped(&self, uri: &DeviceUri, holds: Option<&mut Holds>) -> Option<Result<DeviceRef, LookupError>> {
         let state = self.state();
         let (found, errno) = match uri {
-            DeviceUri::Mapped(name) => (state.places.named(name), ENOENT),
-            DeviceUri::Number { major: MAPPED_MAJOR, minor } => (state.places.numbered(*minor), ENXIO),
+            DeviceUri::Mapped(name) => (state.directory.named(name), ENOENT),
+            DeviceUri::Number { major: MAPPED_MAJOR, minor } => (state.directory.numbered(*minor), ENXIO),
             _ => return None,
         };
         let found = found.map_err(|absent| match absent.reason() {

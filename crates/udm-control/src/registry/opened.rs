@@ -13,19 +13,19 @@ use udm_core::{DevNo, Device};
 pub const OPENED_MAJOR: u32 = 253;
 
 /// How many numbers, and how many other spellings of URIs, are remembered (the kernel's minors have 20 bits).
-const KNOWN_MAX: usize = 1 << 20;
+const REMEMBERED_MAX: usize = 1 << 20;
 
 /// What was ever opened, by minor number.
 #[derive(Default)]
 pub(super) struct Opened {
-    known: Vec<Known>,
+    remembered: Vec<Remembered>,
     /// The numbers of a URI in its canonical form, the latest last: more than one when it has led to several disks.
     minors: HashMap<String, Vec<u32>>,
     /// What tables wrote for a URI whose canonical form is another.
     spellings: HashMap<String, String>,
 }
 
-struct Known {
+struct Remembered {
     uri: String,
     identity: Identity,
     device: Weak<dyn Device>,
@@ -35,8 +35,8 @@ struct Known {
 pub(super) type Numbered = (DevNo, Arc<dyn Device>);
 
 impl Opened {
-    fn at(&self, minor: u32) -> Option<&Known> {
-        self.known.get(minor as usize)
+    fn at(&self, minor: u32) -> Option<&Remembered> {
+        self.remembered.get(minor as usize)
     }
 
     /// The device of a number, when it is open.
@@ -46,12 +46,12 @@ impl Opened {
 
     /// The URI of a number.
     pub fn uri(&self, minor: u32) -> Option<&str> {
-        self.at(minor).map(|known| known.uri.as_str())
+        self.at(minor).map(|one| one.uri.as_str())
     }
 
     /// What a number is, whether it is open or not.
     pub fn identity(&self, minor: u32) -> Option<Identity> {
-        self.at(minor).map(|known| known.identity)
+        self.at(minor).map(|one| one.identity)
     }
 
     /// The device of a canonical URI that leads to `identity`, when it is open.
@@ -68,7 +68,7 @@ impl Opened {
 
     fn numbered(&self, uri: &str, identity: Identity) -> Option<u32> {
         let mut minors = self.minors.get(uri)?.iter();
-        minors.find(|&&minor| self.at(minor).is_some_and(|known| known.identity == identity)).copied()
+        minors.find(|&&minor| self.at(minor).is_some_and(|one| one.identity == identity)).copied()
     }
 
     /// Remembers that tables write `spelling` for `uri`.
@@ -76,7 +76,7 @@ impl Opened {
         if spelling == uri {
             return;
         }
-        if self.spellings.len() >= KNOWN_MAX {
+        if self.spellings.len() >= REMEMBERED_MAX {
             self.spellings.clear();
         }
         self.spellings.insert(spelling, uri.into());
@@ -85,24 +85,24 @@ impl Opened {
     /// Remembers a device that was just opened; the one that is known already, if another thread was faster. `None` when all numbers are taken by
     /// open devices.
     pub fn put(&mut self, uri: &str, identity: Identity, device: Arc<dyn Device>) -> Option<Numbered> {
-        let known = Known { uri: uri.into(), identity, device: Arc::downgrade(&device) };
+        let opened = Remembered { uri: uri.into(), identity, device: Arc::downgrade(&device) };
         let minor = match self.numbered(uri, identity) {
             Some(minor) => {
                 if let Some(open) = self.device(minor) {
                     return Some(open);
                 }
-                self.known[minor as usize] = known;
+                self.remembered[minor as usize] = opened;
                 self.move_last(uri, minor);
                 return Some((number(minor), device));
             }
-            None if self.known.len() < KNOWN_MAX => {
-                self.known.push(known);
-                self.known.len() - 1
+            None if self.remembered.len() < REMEMBERED_MAX => {
+                self.remembered.push(opened);
+                self.remembered.len() - 1
             }
             None => {
-                let minor = self.known.iter().position(|known| known.device.strong_count() == 0)?;
+                let minor = self.remembered.iter().position(|one| one.device.strong_count() == 0)?;
                 self.forget(minor as u32);
-                self.known[minor] = known;
+                self.remembered[minor] = opened;
                 minor
             }
         };
@@ -119,7 +119,7 @@ impl Opened {
     }
 
     fn forget(&mut self, minor: u32) {
-        let uri = &self.known[minor as usize].uri;
+        let uri = &self.remembered[minor as usize].uri;
         if let Some(minors) = self.minors.get_mut(uri) {
             minors.retain(|&m| m != minor);
             if minors.is_empty() {

@@ -1,8 +1,8 @@
 //! Loading and clearing tables, and messages.
 
 use super::hold;
-use crate::error::{Place, VerbError};
-use crate::registry::{Folder, Known, Mapped, Opening, Registry};
+use crate::error::{Position, VerbError};
+use crate::registry::{Folder, InUse, Mapped, Opening, Registry};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::Ack;
@@ -24,7 +24,7 @@ const MESSAGE_WAIT_STEP: Duration = Duration::from_millis(50);
 /// Loads `text` into the inactive slot of `name`; relative paths count from our own folder. May block on what the table opens.
 ///
 /// # Errors
-/// ENXIO when there is no such device; the table's own otherwise, with the place to blame.
+/// ENXIO when there is no such device; the table's own otherwise, with the position to blame.
 pub fn load(registry: &Registry, name: &str, text: &str) -> Result<(), VerbError> {
     load_from(registry, name, text, &Folder::own())
 }
@@ -64,8 +64,8 @@ pub(super) fn load_into(
     }
     let lines = udm_wire::table::parse(text).map_err(|e| syntax(name, &e))?;
     let refused = |error: TargetError| {
-        let place = place(&lines, &error);
-        VerbError::new(name, error).at(place)
+        let position = position(&lines, &error);
+        VerbError::new(name, error).at(position)
     };
     // Loads do not wait for each other: the file system may hang under one.
     let mut opening = Opening::new(registry, folder);
@@ -120,8 +120,8 @@ pub fn message_from(
         return Err(VerbError::new(name, error));
     }
     let words = words::words(text);
-    let known = &mut Known { registry, mapped: &mapped, folder };
-    let sent = mapped.device.send(sector, &words, known, registry.cores());
+    let in_use = &mut InUse { registry, mapped: &mapped, folder };
+    let sent = mapped.device.send(sector, &words, in_use, registry.cores());
     let done = sent.and_then(|(answer, pending)| match pending {
         Some(pending) => finish(registry, &mapped, &pending).map(|()| answer),
         None => Ok(answer),
@@ -147,23 +147,23 @@ fn finish(registry: &Registry, mapped: &Mapped, pending: &Pending) -> Result<(),
 }
 
 /// Where in the text the fault is that `error` speaks of.
-fn place(lines: &[Line], error: &TargetError) -> Option<Place> {
+fn position(lines: &[Line], error: &TargetError) -> Option<Position> {
     let line = lines.get(error.line?)?;
     // Without a word the line as a whole is to blame: its type stands for it.
     let span = error.word.map_or_else(|| line.spans.get(2).copied(), |word| Some(line.arg_span(word)))?;
     Some(in_line(line.number, &line.text, span))
 }
 
-fn in_line(number: usize, text: &str, span: words::Span) -> Place {
+fn in_line(number: usize, text: &str, span: words::Span) -> Position {
     let column = |byte: usize| text.char_indices().take_while(|(i, _)| *i < byte).count();
     // What is missing stands behind the end of the text.
     let from = column(span.start) + span.start.saturating_sub(text.len());
     let width = column(span.end).saturating_sub(column(span.start)).max(1);
-    Place { line: number, column: from + 1, width }
+    Position { line: number, column: from + 1, width }
 }
 
 /// A text that is no table at all, in dmsetup's words.
 fn syntax(name: &str, error: &TableSyntaxError) -> VerbError {
-    let place = (error.number > 0).then(|| in_line(error.number, &error.text, error.span));
-    VerbError::new(name, TargetError::new(error.to_string())).at(place)
+    let position = (error.number > 0).then(|| in_line(error.number, &error.text, error.span));
+    VerbError::new(name, TargetError::new(error.to_string())).at(position)
 }

@@ -239,7 +239,7 @@ impl Member {
     }
 
     /// A write of this member has ended: gives back the tokens that nothing in flight asks for any more.
-    pub(super) fn settle(&mut self, in_flight: impl Fn(&Range<u64>) -> bool) {
+    pub(super) fn ended(&mut self, in_flight: impl Fn(&Range<u64>) -> bool) {
         for held in self.held.iter_mut().filter(|h| h.owed.is_some()) {
             if !in_flight(&held.range) {
                 held.owed = None;

@@ -233,7 +233,7 @@ impl World {
             let Connection { member, requests, .. } = c;
             let member = member.as_mut().unwrap();
             member.release(key);
-            member.settle(|range| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range)));
+            member.ended(|range| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range)));
             self.end(i);
         }
     }

@@ -188,7 +188,7 @@ impl Connection {
             member.release(key);
         }
         if member.owes() {
-            member.settle(|range| in_flight(&self.pending, range));
+            member.ended(|range| in_flight(&self.pending, range));
         }
     }
 

@@ -32,13 +32,13 @@ impl Lines {
 
 impl<S: Subscriber> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let place: &'static Metadata<'static> = event.metadata();
+        let site: &'static Metadata<'static> = event.metadata();
         let now_ms = self.begin.elapsed().as_millis() as u64;
-        match self.limit.line(std::ptr::from_ref(place) as usize, now_ms) {
+        match self.limit.line(std::ptr::from_ref(site) as usize, now_ms) {
             Verdict::Write(index) => {
                 let mut text = Text::default();
                 event.record(&mut text);
-                self.writer.log(Line { place: index, time: now(), level: *place.level(), text: text.cut() });
+                self.writer.log(Line { site: index, time: now(), level: *site.level(), text: text.cut() });
             }
             Verdict::LeaveOut(true) => self.writer.wake(),
             Verdict::LeaveOut(false) => {}

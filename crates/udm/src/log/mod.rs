@@ -2,7 +2,7 @@
 //!
 //! **A line that can't be written stops nothing.** Whoever logs puts its line into a bounded queue and goes on; a thread of the log's own writes
 //! ([`writer`]). What finds the queue full, or standard error full, closed or stuck, is counted, and the count is said as soon as it can
-//! be. **A line that repeats is not repeated for ever.** Each place in the code that logs has a budget ([`limit`]); what is beyond is counted
+//! be. **A line that repeats is not repeated for ever.** Each site in the code that logs has a budget ([`limit`]); what is beyond is counted
 //! and said as "N more like it", so no client can fill a disk.
 //!
 //! Nothing else in this program may touch standard error while it runs: a pipe that nobody reads blocks whoever writes to it.

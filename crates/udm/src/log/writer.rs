@@ -24,8 +24,8 @@ const AGAIN: Duration = Duration::from_millis(10);
 
 /// A line of the log.
 pub(super) struct Line {
-    /// Which place of [`Limit`] it is from.
-    pub place: usize,
+    /// Which site of [`Limit`] it is from.
+    pub site: usize,
     pub time: String,
     pub level: Level,
     pub text: String,
@@ -110,7 +110,7 @@ impl Writer {
 struct Thread {
     out: File,
     shared: Arc<Shared>,
-    /// The last line of each place, for "N more like it".
+    /// The last line of each site, for "N more like it".
     last: HashMap<usize, (Level, String)>,
     colour: bool,
 }
@@ -146,14 +146,14 @@ impl Thread {
     fn line(&mut self, line: Line) {
         let text = format!("{} {} {}\n", line.time, level(line.level, self.colour), line.text);
         self.text(&text);
-        self.last.insert(line.place, (line.level, line.text));
+        self.last.insert(line.site, (line.level, line.text));
     }
 
     /// Says what was left out.
     fn report(&mut self) {
         let mut lines = Vec::new();
-        self.shared.limit.report(|place, n| {
-            let (level, text) = self.last.get(&place).map_or((Level::WARN, "?"), |(l, t)| (*l, t));
+        self.shared.limit.report(|site, n| {
+            let (level, text) = self.last.get(&site).map_or((Level::WARN, "?"), |(l, t)| (*l, t));
             lines.push((level, format!("{n} more like it: {text}")));
         });
         for (at, text) in lines {

@@ -3,7 +3,7 @@
 //! Contract: a signal that ends the server reaches every process below the command, and none of them outlives it by more than [`END_MAX`]. What a command
 //! leaves running when it ends by itself is its own affair.
 
-use super::places::Places;
+use super::sockets::Sockets;
 use super::{Signals, descriptors};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
@@ -24,12 +24,12 @@ pub(super) struct Child(tokio::process::Child);
 
 impl Child {
     /// Starts `command` through the shell, with the exports in its environment.
-    pub fn start(command: &str, places: &Places, exporter: &Exporter) -> Result<Child> {
+    pub fn start(command: &str, sockets: &Sockets, exporter: &Exporter) -> Result<Child> {
         // Whoever loses its parent becomes ours, so that it can be found when all is to end.
         set_child_subreaper(Some(getpid())).context("adopting what it leaves behind")?;
         let mut shell = descriptors::shell(command);
-        shell.kill_on_drop(true).env("UDM_SOCKET", &places.control);
-        if let Some(unix) = &places.unix {
+        shell.kill_on_drop(true).env("UDM_SOCKET", &sockets.control);
+        if let Some(unix) = &sockets.unix {
             shell.env("unixsocket", unix);
         }
         let mut first = None;

@@ -6,17 +6,17 @@
 mod child;
 mod descriptors;
 mod ending;
-mod places;
 mod ready;
 mod report;
+mod sockets;
 
 use crate::cli::{DeviceArg, ServeArgs, TableArg};
 use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
 use child::Child;
 use ending::Signals;
-use places::Places;
 pub use ready::in_background;
+use sockets::Sockets;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,20 +125,20 @@ async fn serve_devices(
     cores: &Runtime,
     signals: &mut Signals,
 ) -> Result<ExitCode> {
-    let places = Places::new(args)?;
-    let socket = Socket::bind(&places.control)
-        .with_context(|| format!("control socket {}", places.control.display()))?;
-    let server = NbdServer::start(cores.cluster(), exports, ServerOptions::default(), &places.listen)
+    let sockets = Sockets::new(args)?;
+    let socket = Socket::bind(&sockets.control)
+        .with_context(|| format!("control socket {}", sockets.control.display()))?;
+    let server = NbdServer::start(cores.cluster(), exports, ServerOptions::default(), &sockets.listen)
         .context("serve")?;
     let exporter = registry.exporter().expect("set before");
-    exporter.listens_on(places.addresses(&server));
+    exporter.listens_on(sockets.addresses(&server));
     report::exports(&exporter.list());
     ready::say(args)?;
 
     let listening = http::server::serve(&socket, http::router(Arc::clone(registry)));
     let done = tokio::select! {
         broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
-        done = work(args, &places, exporter, signals) => done,
+        done = work(args, &sockets, exporter, signals) => done,
     };
     verbs::call_off_all(registry);
     drop(socket);
@@ -149,7 +149,7 @@ async fn serve_devices(
 /// What the server is there for: a command, or to serve until a signal comes.
 async fn work(
     args: &ServeArgs,
-    places: &Places,
+    sockets: &Sockets,
     exporter: &Exporter,
     signals: &mut Signals,
 ) -> Result<ExitCode> {
@@ -159,7 +159,7 @@ async fn work(
             Ok(ExitCode::SUCCESS)
         }
         Some(command) => {
-            let mut child = Child::start(command, places, exporter).context("serve: --run")?;
+            let mut child = Child::start(command, sockets, exporter).context("serve: --run")?;
             child.finish(signals).await.context("serve: --run")
         }
     }

@@ -5,7 +5,7 @@ use crate::cli::{CreateArgs, LoadArgs, MessageArgs, NamesArgs, ResumeArgs, Suspe
 use anyhow::{Context, Result, bail};
 use std::io::Read;
 use std::path::Path;
-use udm_control::client::{Client, ClientError, device_path};
+use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 use udm_control::verbs::TABLE_MAX;
 
@@ -61,7 +61,7 @@ pub fn load(args: &LoadArgs) -> Result<()> {
 fn each(
     talk: &Talk,
     names: &[String],
-    verb: impl Fn(&Client, &str) -> Result<(), ClientError>,
+    verb: impl Fn(&ControlClient, &str) -> Result<(), ClientError>,
 ) -> Result<()> {
     let client = talk.client()?;
     names.iter().try_for_each(|name| verb(&client, name).map_err(|e| explain(e, None)))

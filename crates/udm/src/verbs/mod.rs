@@ -12,8 +12,8 @@ use crate::cli::{Talk, Verb};
 use anyhow::{Context, Result};
 use std::io::Write;
 use std::path::PathBuf;
-use udm_control::client::{Client, ClientError};
-use udm_control::error::Place;
+use udm_control::client::{ClientError, ControlClient};
+use udm_control::error::Position;
 
 /// Runs one of the verbs that speak to a server, or need none at all.
 pub fn run(verb: &Verb) -> Result<()> {
@@ -41,8 +41,8 @@ pub fn run(verb: &Verb) -> Result<()> {
 
 impl Talk {
     /// A client of the server that is meant.
-    fn client(&self) -> Result<Client> {
-        Ok(Client::new(socket_path(self.socket.clone())?))
+    fn client(&self) -> Result<ControlClient> {
+        Ok(ControlClient::new(socket_path(self.socket.clone())?))
     }
 }
 
@@ -64,12 +64,12 @@ pub fn socket_path(given: Option<PathBuf>) -> Result<PathBuf> {
 fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
     let ClientError::Refused(refused) = &error else { return error.into() };
     let number = |n: Option<u64>| usize::try_from(n?).ok();
-    let place = number(refused.line).zip(number(refused.column)).map(|(line, column)| Place {
+    let position = number(refused.line).zip(number(refused.column)).map(|(line, column)| Position {
         line,
         column,
         width: number(refused.width).unwrap_or(1),
     });
-    match table.zip(place).and_then(|(table, place)| place.mark(table)) {
+    match table.zip(position).and_then(|(table, position)| position.mark(table)) {
         Some(mark) => anyhow::anyhow!("{error}\n{mark}"),
         None => error.into(),
     }

@@ -4,17 +4,17 @@ use super::{explain, say, say_json};
 use crate::cli::{InfoArgs, ListArgs, ShowArgs};
 use anyhow::Result;
 use std::fmt::Write as _;
-use udm_control::client::{Client, ClientError, device_path};
+use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 
 /// What dmsetup says when there is nothing.
 const NONE: &str = "No devices found\n";
 
-fn get<T: serde::de::DeserializeOwned>(client: &Client, target: &str) -> Result<T> {
+fn get<T: serde::de::DeserializeOwned>(client: &ControlClient, target: &str) -> Result<T> {
     client.get(target).map_err(|e| explain(e, None))
 }
 
-fn list(client: &Client) -> Result<Vec<api::Device>> {
+fn list(client: &ControlClient) -> Result<Vec<api::Device>> {
     Ok(get::<api::DeviceList>(client, "/v1/devices")?.devices)
 }
 

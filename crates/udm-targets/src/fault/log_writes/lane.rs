@@ -251,7 +251,7 @@ impl LogWritesLane {
                 let _nobody_waits = self.writer.entries(&shared, range, &mut self.placed, Waits::default());
             }
         }
-        if let Some(entries) = state.places.begin_count() {
+        if let Some(entries) = state.space.begin_count() {
             self.writer.superblock(&shared, entries);
         }
         shared.rest(&state);

@@ -37,13 +37,13 @@
 
 mod held;
 mod lane;
-mod place;
 mod shared;
+mod space;
 mod writer;
 
 use super::{Underlay, look_up};
-use place::Geometry;
 use shared::{Append, Shared};
+use space::Geometry;
 use std::sync::Arc;
 use udm_core::errno::EACCES;
 use udm_core::{Cx, Device, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
@@ -114,7 +114,7 @@ impl Target for LogWrites {
     fn status(&self) -> String {
         let state = self.shared.lock();
         let disabled = if self.shared.is_enabled() { "" } else { " logging_disabled" };
-        format!("{} {}{disabled}", state.places.entries(), state.places.next() - 1)
+        format!("{} {}{disabled}", state.space.entries(), state.space.next() - 1)
     }
 
     fn limits(&self) -> Limits {

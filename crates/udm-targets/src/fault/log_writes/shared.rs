@@ -2,7 +2,7 @@
 
 use super::HELD_MAX;
 use super::held::Held;
-use super::place::{Geometry, Places};
+use super::space::{Geometry, LogSpace};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -55,7 +55,7 @@ pub(super) struct Marks {
 
 /// The state of the log.
 pub(super) struct State {
-    pub(super) places: Places,
+    pub(super) space: LogSpace,
     pub(super) held: Held,
     /// Marks that no lane has taken yet.
     posted: Marks,
@@ -100,7 +100,7 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(geometry: Geometry) -> Shared {
         let state = State {
-            places: Places::new(geometry),
+            space: LogSpace::new(geometry),
             held: Held::default(),
             posted: Marks::default(),
             last_mark: None,
@@ -137,7 +137,7 @@ impl Shared {
     /// Takes the blocks and the size that the devices below have now, as long as the table is not in use; says what holds.
     pub(super) fn measure(&self, now: Geometry) -> Geometry {
         let mut state = self.lock();
-        let holds = state.places.measure(now);
+        let holds = state.space.measure(now);
         self.sector_size.store(holds.sector_size, Ordering::Relaxed);
         holds
     }
@@ -195,7 +195,7 @@ impl Shared {
         (state.closing, state.closed) = (closing, false);
         (state.closings, state.stopped) = (state.closings + u64::from(closing), 0);
         if !closing {
-            state.places.start();
+            state.space.start();
             self.set_open(&state);
         }
         self.errand.store(true, Ordering::Relaxed);
@@ -230,7 +230,7 @@ impl Shared {
     }
 
     fn set_open(&self, state: &State) {
-        self.open.store(state.places.is_open(), Ordering::Relaxed);
+        self.open.store(state.space.is_open(), Ordering::Relaxed);
     }
 
     /// Room for copies of so many bytes. Relaxed: a bound, not an exact one.
@@ -283,11 +283,11 @@ impl Shared {
         appends: &mut Vec<Append>,
         placed: &mut Vec<Placed>,
     ) -> Range<u64> {
-        let first = state.places.entries();
+        let first = state.space.entries();
         state.closed &= appends.is_empty();
         let mut dropped = 0;
         for append in appends.drain(..) {
-            let at = self.is_enabled().then(|| state.places.take(&append.entry)).flatten();
+            let at = self.is_enabled().then(|| state.space.take(&append.entry)).flatten();
             match at {
                 Some(at) => placed.push(Placed { at, append }),
                 None => {
@@ -297,12 +297,12 @@ impl Shared {
             }
         }
         self.count(-(dropped as isize), 0);
-        first..state.places.entries()
+        first..state.space.entries()
     }
 
     /// The superblock counts `entries` now.
     pub(super) fn end_count(&self, state: &mut State, entries: u64) {
-        state.places.end_count(entries);
+        state.space.end_count(entries);
         self.counted.store(entries, Ordering::Release);
         self.set_open(state);
         if !bugs::on(Bug::CountNotRung) {
@@ -315,7 +315,7 @@ impl Shared {
         if !state.closing || !self.is_enabled() {
             return Closing::No;
         }
-        match (state.closed, state.places.is_counted()) {
+        match (state.closed, state.space.is_counted()) {
             (true, true) => Closing::No,
             (true, false) => Closing::Wait,
             // Until all lanes have stopped there may be more to come.
@@ -330,7 +330,7 @@ impl Shared {
         let mut mark = vec![Append::mark(END_MARK.as_bytes())];
         let range = self.place(state, &mut mark, placed);
         if !range.is_empty() {
-            state.places.end_with(placed.last().map_or(0, |mark| mark.at));
+            state.space.end_with(placed.last().map_or(0, |mark| mark.at));
             state.closed = true;
         }
         range
@@ -338,7 +338,7 @@ impl Shared {
 
     /// Nothing is left to be done besides requests: the next look for errands finds nothing, until someone leaves one.
     pub(super) fn rest(&self, state: &State) {
-        if state.posted.appends.is_empty() && !state.closing && state.places.is_cared_for() {
+        if state.posted.appends.is_empty() && !state.closing && state.space.is_cared_for() {
             self.errand.store(false, Ordering::Relaxed);
         }
     }
@@ -363,7 +363,7 @@ impl State {
 
     /// Takes the marks that were posted, when they may be given places.
     pub(super) fn take_posted(&mut self) -> Marks {
-        match self.places.is_open() {
+        match self.space.is_open() {
             true => std::mem::take(&mut self.posted),
             false => Marks::default(),
         }

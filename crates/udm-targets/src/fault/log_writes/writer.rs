@@ -200,7 +200,7 @@ impl Writer {
                 self.take_home(bio, shared, &mut state, tally);
             }
             self.home = home;
-            if let Some(entries) = state.places.begin_count() {
+            if let Some(entries) = state.space.begin_count() {
                 self.superblock(shared, entries);
             }
         }
@@ -230,7 +230,7 @@ impl Writer {
                 let Job { range, waits, .. } = self.jobs.remove(bio.cookie as usize);
                 let end = range.end;
                 if !shared.is_broken() {
-                    state.places.wrote(range);
+                    state.space.wrote(range);
                 }
                 self.written.push((end, waits));
             }

@@ -1,6 +1,6 @@
-//! The places of mapped devices: who has which name, uuid and number, and in which stage of its life.
+//! The directory of mapped devices: who has which name, uuid and number, and in which stage of its life.
 //!
-//! Contract: a place belongs to whoever made it ([`Made`]) until the device is complete, then to whoever takes it away ([`Leaving`]); nobody else
+//! Contract: a listing belongs to whoever made it ([`Made`]) until the device is complete, then to whoever takes it away ([`Leaving`]); nobody else
 //! ends it. While a device is made or taken away its name, uuid and number are taken, but it is found by nobody: not listed, not exported by
 //! others, not used by tables. Tables that use a device are counted as they take it ([`Hold`]), under the lock under which a removal begins, so that
 //! one of the two is refused. All look-ups are by index.
@@ -37,7 +37,7 @@ impl Mapped {
     }
 }
 
-/// The stages of a place.
+/// The stages of a listing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Making,
@@ -45,15 +45,15 @@ enum Stage {
     Leaving,
 }
 
-struct Place {
+struct Listing {
     mapped: Arc<Mapped>,
     stage: Stage,
 }
 
-/// All places.
+/// All listings.
 #[derive(Default)]
-pub(super) struct Places {
-    by_minor: BTreeMap<u32, Place>,
+pub(super) struct Directory {
+    by_minor: BTreeMap<u32, Listing>,
     names: HashMap<String, u32>,
     uuids: HashMap<String, u32>,
     /// Numbers below `next` that are free again.
@@ -83,12 +83,12 @@ impl Absent {
     }
 }
 
-impl Places {
+impl Directory {
     /// The device with a number.
     pub fn numbered(&self, minor: u32) -> Result<&Arc<Mapped>, Absent> {
-        let place = self.by_minor.get(&minor).ok_or(Absent::Unknown)?;
-        match place.stage {
-            Stage::There => Ok(&place.mapped),
+        let listing = self.by_minor.get(&minor).ok_or(Absent::Unknown)?;
+        match listing.stage {
+            Stage::There => Ok(&listing.mapped),
             Stage::Making => Err(Absent::Making),
             Stage::Leaving => Err(Absent::Leaving),
         }
@@ -114,7 +114,7 @@ impl Places {
 
     /// All devices that are complete, by number.
     pub fn all(&self) -> impl Iterator<Item = &Arc<Mapped>> {
-        self.by_minor.values().filter(|place| place.stage == Stage::There).map(|place| &place.mapped)
+        self.by_minor.values().filter(|listing| listing.stage == Stage::There).map(|listing| &listing.mapped)
     }
 
     fn reserve(&mut self, name: &str, uuid: Option<&str>) -> Result<Arc<Mapped>, TargetError> {
@@ -149,24 +149,24 @@ impl Places {
         if let Some(uuid) = uuid {
             self.uuids.insert(uuid.into(), minor);
         }
-        self.by_minor.insert(minor, Place { mapped: Arc::clone(&mapped), stage: Stage::Making });
+        self.by_minor.insert(minor, Listing { mapped: Arc::clone(&mapped), stage: Stage::Making });
         Ok(mapped)
     }
 
-    /// The place of `mapped`, and of nothing else that may have its number by now.
-    fn place(&mut self, mapped: &Arc<Mapped>) -> Option<&mut Place> {
-        let place = self.by_minor.get_mut(&mapped.device.number().minor)?;
-        Arc::ptr_eq(&place.mapped, mapped).then_some(place)
+    /// The listing of `mapped`, and of nothing else that may have its number by now.
+    fn listing(&mut self, mapped: &Arc<Mapped>) -> Option<&mut Listing> {
+        let listing = self.by_minor.get_mut(&mapped.device.number().minor)?;
+        Arc::ptr_eq(&listing.mapped, mapped).then_some(listing)
     }
 
     fn set(&mut self, mapped: &Arc<Mapped>, stage: Stage) {
-        if let Some(place) = self.place(mapped) {
-            place.stage = stage;
+        if let Some(listing) = self.listing(mapped) {
+            listing.stage = stage;
         }
     }
 
     fn forget(&mut self, mapped: &Arc<Mapped>) {
-        if self.place(mapped).is_none() {
+        if self.listing(mapped).is_none() {
             return;
         }
         let minor = mapped.device.number().minor;
@@ -190,14 +190,14 @@ impl Made<'_> {
     /// From now on the device is everybody's.
     pub fn complete(mut self) {
         self.complete = true;
-        self.registry.state().places.set(&self.mapped, Stage::There);
+        self.registry.state().directory.set(&self.mapped, Stage::There);
     }
 }
 
 impl Drop for Made<'_> {
     fn drop(&mut self) {
         if !self.complete {
-            self.registry.state().places.forget(&self.mapped);
+            self.registry.state().directory.forget(&self.mapped);
         }
     }
 }
@@ -213,14 +213,14 @@ impl Leaving<'_> {
     /// Its name, uuid and number are free.
     pub fn gone(mut self) {
         self.gone = true;
-        self.registry.state().places.forget(&self.mapped);
+        self.registry.state().directory.forget(&self.mapped);
     }
 }
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         if !self.gone {
-            self.registry.state().places.set(&self.mapped, Stage::There);
+            self.registry.state().directory.set(&self.mapped, Stage::There);
         }
     }
 }
@@ -229,7 +229,7 @@ impl Drop for Leaving<'_> {
 pub(super) struct Hold(Arc<Mapped>);
 
 impl Hold {
-    /// Only under the lock of the places, and only of a device that they gave.
+    /// Only under the lock of the directory, and only of a device that it gave.
     pub fn new(mapped: &Arc<Mapped>) -> Hold {
         mapped.holds.fetch_add(1, Ordering::Relaxed);
         Hold(Arc::clone(mapped))
@@ -249,7 +249,7 @@ impl Registry {
     /// ENXIO, as the kernel says it of names that it does not know; EBUSY while the device is being created or removed.
     pub fn find(&self, word: &str) -> Result<Arc<Mapped>, VerbError> {
         let state = self.state();
-        state.places.meant(word).cloned().map_err(|absent| match absent.reason() {
+        state.directory.meant(word).cloned().map_err(|absent| match absent.reason() {
             None => VerbError::missing(word),
             Some(reason) => VerbError::new(word, TargetError::errno(EBUSY).because(reason)),
         })
@@ -258,7 +258,7 @@ impl Registry {
     /// Every mapped device, by number.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Mapped>> {
-        self.state().places.all().cloned().collect()
+        self.state().directory.all().cloned().collect()
     }
 
     /// Reserves a name, a uuid and the lowest number that is free, as in the kernel, for a device without a table.
@@ -266,7 +266,7 @@ impl Registry {
     /// # Errors
     /// EINVAL for a bad name or uuid, EBUSY for one that is taken.
     pub(crate) fn make(&self, name: &str, uuid: Option<&str>) -> Result<Made<'_>, TargetError> {
-        let mapped = self.state().places.reserve(name, uuid)?;
+        let mapped = self.state().directory.reserve(name, uuid)?;
         Ok(Made { registry: self, mapped, complete: false })
     }
 
@@ -277,21 +277,22 @@ impl Registry {
     pub(crate) fn take_away(&self, mapped: &Arc<Mapped>) -> Result<Leaving<'_>, TargetError> {
         let _linked = self.linking();
         let mut state = self.state();
-        let Some(place) = state.places.place(mapped).filter(|place| place.stage == Stage::There) else {
+        let Some(listing) = state.directory.listing(mapped).filter(|listing| listing.stage == Stage::There)
+        else {
             return Err(TargetError::errno(ENXIO).because("it has been removed meanwhile"));
         };
         let holds = mapped.holds();
         if holds > 0 {
             return Err(TargetError::errno(EBUSY).because(format!("it is open {holds} times")));
         }
-        place.stage = Stage::Leaving;
+        listing.stage = Stage::Leaving;
         Ok(Leaving { registry: self, mapped: Arc::clone(mapped), gone: false })
     }
 
-    /// True while `mapped` is in its place and not about to leave it. Asked under [`Registry::linking`] it stays true as long as that is held.
+    /// True while `mapped` is listed and not about to leave it. Asked under [`Registry::linking`] it stays true as long as that is held.
     pub(crate) fn is_there(&self, mapped: &Arc<Mapped>) -> bool {
         let mut state = self.state();
-        state.places.place(mapped).is_some_and(|place| place.stage != Stage::Leaving)
+        state.directory.listing(mapped).is_some_and(|listing| listing.stage != Stage::Leaving)
     }
 }
 
@@ -301,29 +302,33 @@ mod tests {
 
     #[test]
     fn numbers_are_the_lowest_that_are_free() {
-        let mut places = Places::default();
-        let made: Vec<_> = ["a", "b", "c"].map(|name| places.reserve(name, None).unwrap()).into();
+        let mut directory = Directory::default();
+        let made: Vec<_> = ["a", "b", "c"].map(|name| directory.reserve(name, None).unwrap()).into();
         let minor = |mapped: &Arc<Mapped>| mapped.device.number().minor;
         assert_eq!(made.iter().map(minor).collect::<Vec<_>>(), [0, 1, 2]);
-        places.forget(&made[1]);
-        places.forget(&made[0]);
-        let again = places.reserve("d", Some("u")).unwrap();
+        directory.forget(&made[1]);
+        directory.forget(&made[0]);
+        let again = directory.reserve("d", Some("u")).unwrap();
         assert_eq!(minor(&again), 0);
-        // What has lost its place takes no other's away.
-        places.forget(&made[0]);
-        assert!(places.named("d").is_err_and(|absent| absent == Absent::Making));
-        places.set(&again, Stage::There);
-        assert!(places.meant("u").is_ok() && places.meant("254:0").is_ok() && places.meant("253:0").is_err());
-        assert_eq!(minor(&places.reserve("e", None).unwrap()), 1);
-        assert_eq!(minor(&places.reserve("f", None).unwrap()), 3);
+        // What has lost its listing takes no other's away.
+        directory.forget(&made[0]);
+        assert!(directory.named("d").is_err_and(|absent| absent == Absent::Making));
+        directory.set(&again, Stage::There);
+        assert!(
+            directory.meant("u").is_ok()
+                && directory.meant("254:0").is_ok()
+                && directory.meant("253:0").is_err()
+        );
+        assert_eq!(minor(&directory.reserve("e", None).unwrap()), 1);
+        assert_eq!(minor(&directory.reserve("f", None).unwrap()), 3);
     }
 
     #[test]
     fn a_number_always_means_the_number() {
-        let mut places = Places::default();
+        let mut directory = Directory::default();
         for (name, uuid) in [("254:0", None), ("x", Some("254:0")), ("1:1", None)] {
-            assert_eq!(places.reserve(name, uuid).err().unwrap().errno, EINVAL);
+            assert_eq!(directory.reserve(name, uuid).err().unwrap().errno, EINVAL);
         }
-        places.reserve("254:", Some(":0")).unwrap();
+        directory.reserve("254:", Some(":0")).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Places in the log, and how many entries the superblock counts.
+//! LogSpace in the log, and how many entries the superblock counts.
 //!
 //! Two rules keep the log readable whenever the power fails or the server is killed:
 //!
@@ -21,7 +21,7 @@ pub(super) struct Geometry {
 }
 
 /// See the module's documentation.
-pub(super) struct Places {
+pub(super) struct LogSpace {
     geometry: Geometry,
     /// The table is in use: its geometry is fixed.
     started: bool,
@@ -41,9 +41,9 @@ pub(super) struct Places {
     end: Option<u64>,
 }
 
-impl Places {
-    pub(super) fn new(geometry: Geometry) -> Places {
-        let mut places = Places {
+impl LogSpace {
+    pub(super) fn new(geometry: Geometry) -> LogSpace {
+        let mut space = LogSpace {
             geometry,
             started: false,
             next: 0,
@@ -54,8 +54,8 @@ impl Places {
             counting: None,
             end: None,
         };
-        places.next = places.unit();
-        places
+        space.next = space.unit();
+        space
     }
 
     /// Sectors of 512 bytes in one of the log.
@@ -143,7 +143,7 @@ impl Places {
         self.counting
     }
 
-    /// The superblock that [`Places::begin_count`] asked for is on the log.
+    /// The superblock that [`LogSpace::begin_count`] asked for is on the log.
     pub(super) fn end_count(&mut self, entries: u64) {
         self.counting = None;
         self.counted = Some(entries);

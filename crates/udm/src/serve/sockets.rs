@@ -9,8 +9,8 @@ use tempfile::TempDir;
 use udm_frontends::nbd::{Bound, Listen, NbdServer};
 use udm_wire::uri::NbdAddress;
 
-/// The places of one server. The private folder goes with it.
-pub(super) struct Places {
+/// The sockets of one server. The private folder goes with it.
+pub(super) struct Sockets {
     /// The control socket.
     pub control: PathBuf,
     /// The NBD server's Unix socket.
@@ -21,9 +21,9 @@ pub(super) struct Places {
     private: Option<TempDir>,
 }
 
-impl Places {
+impl Sockets {
     /// As the command line says: `--run` alone makes both sockets private.
-    pub fn new(args: &ServeArgs) -> Result<Places> {
+    pub fn new(args: &ServeArgs) -> Result<Sockets> {
         let running = args.run.is_some();
         let unix_is_private = match &args.unix {
             Some(path) => path == Path::new("-"),
@@ -45,7 +45,7 @@ impl Places {
         };
         let tcp = args.port.map(|port| Listen::Tcp(SocketAddr::new(args.ipaddr, port)));
         let listen = unix.clone().map(Listen::Unix).into_iter().chain(tcp).collect();
-        Ok(Places { control, unix, listen, private })
+        Ok(Sockets { control, unix, listen, private })
     }
 
     /// Where `server` listens, in the words of NBD URIs.
