@@ -4,8 +4,8 @@
 //! cores that write a page first agree on it. Memory that was written stays until the device is dropped: a discard zeroes, and costs next to
 //! nothing where nothing was written.
 //!
-//! The bytes are words of `AtomicU64`, read and written with relaxed order, so that two cores may do what two writers of one block of a real disk may
-//! do, with the same result: each word is from one of them. No ordering is needed among words or requests: a client that has seen its write complete
+//! Two cores may do what two writers of one block of a real disk may do, with the same result: each byte is from one of them. So the memory is words of
+//! `AtomicU64`, and data is copied as `udm-buf` copies memory that others may change. No ordering is needed among words or requests: a client that has seen its write complete
 //! and then reads through another core has passed something from the one core to the other (a socket, an inbox), and that orders the two.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use udm_core::errno::EINVAL;
 use udm_core::{
     Bio, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sector,
-    Sectors, Serve, Status, WorkLane,
+    Sectors, Serve, Status, WorkLane, copy_from_shared, copy_to_shared,
 };
 use zerocopy::FromZeros;
 
@@ -94,7 +94,7 @@ impl Store {
             let at = (offset % PAGE) as usize;
             let (now, rest) = out.split_at_mut(out.len().min(PAGE as usize - at));
             match self.page(offset) {
-                Some(page) => read_page(page, at, now),
+                Some(page) => copy_from_shared(page, at, now),
                 None => now.fill(0),
             }
             offset += now.len() as u64;
@@ -107,7 +107,7 @@ impl Store {
         while !data.is_empty() {
             let at = (offset % PAGE) as usize;
             let (now, rest) = data.split_at(data.len().min(PAGE as usize - at));
-            write_page(self.make_page(offset)?, at, now);
+            copy_to_shared(self.make_page(offset)?, at, now);
             offset += now.len() as u64;
             data = rest;
         }
@@ -169,49 +169,6 @@ impl Store {
         }
         Status::Ok
     }
-}
-
-fn read_page(page: &[AtomicU64], at: usize, out: &mut [u8]) {
-    let (head, words) = split_head(at, out.len());
-    let (first, rest) = out.split_at_mut(head);
-    if head > 0 {
-        let word = page[at / 8].load(Relaxed).to_ne_bytes();
-        first.copy_from_slice(&word[at % 8..at % 8 + head]);
-    }
-    for (out, word) in rest.chunks_mut(8).zip(&page[words..]) {
-        let word = word.load(Relaxed).to_ne_bytes();
-        match <&mut [u8; 8]>::try_from(&mut *out) {
-            Ok(out) => *out = word,
-            Err(_) => out.copy_from_slice(&word[..out.len()]),
-        }
-    }
-}
-
-fn write_page(page: &[AtomicU64], at: usize, data: &[u8]) {
-    let (head, words) = split_head(at, data.len());
-    let (first, rest) = data.split_at(head);
-    if head > 0 {
-        put_part(&page[at / 8], at % 8, first);
-    }
-    for (data, word) in rest.chunks(8).zip(&page[words..]) {
-        match <[u8; 8]>::try_from(data) {
-            Ok(data) => word.store(u64::from_ne_bytes(data), Relaxed),
-            Err(_) => put_part(word, 0, data),
-        }
-    }
-}
-
-/// How many of `len` bytes at `at` lie in a word that begins before `at`, and the first whole word behind them.
-fn split_head(at: usize, len: usize) -> (usize, usize) {
-    (len.min(at.wrapping_neg() % 8), at.div_ceil(8))
-}
-
-/// Writes a part of a word: the pieces of a scatter list may be cut anywhere. A whole sector is one request's, so whoever
-/// writes the other part at the same time writes the same block at the same time, and gets what such writers get.
-fn put_part(word: &AtomicU64, at: usize, data: &[u8]) {
-    let mut bytes = word.load(Relaxed).to_ne_bytes();
-    bytes[at..at + data.len()].copy_from_slice(data);
-    word.store(u64::from_ne_bytes(bytes), Relaxed);
 }
 
 /// A memory device.

@@ -9,13 +9,17 @@
 //!
 //! A large slab is a mapping of its own: its pages take memory when they are first touched, and go back to the system when it is freed.
 //!
+//! Memory that several may change at a time is no `Buf`: what is in it is copied ([`copy_from_shared`], [`copy_to_shared`]).
+//!
 //! This crate is one of the few places in udm with `unsafe`; it does no I/O and knows no requests.
 
 mod pool;
 mod segments;
+mod shared;
 
 pub use pool::{BufPool, PIECE_MAX};
 pub use segments::Segments;
+pub use shared::{copy_from_shared, copy_to_shared};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};

@@ -48,8 +48,10 @@ const TEST_IMPORTS: &[(&str, &[&str])] = &[
     ("udm-frontends", &["udm-backends"]),
 ];
 
-/// Where `unsafe` may stand: the memory of requests, and the ring that hands it to the kernel. Paths or beginnings of them.
-const UNSAFE: &[&str] = &["crates/udm-buf/src/lib.rs", "crates/udm-runtime/src/ring"];
+/// Where `unsafe` may stand: the memory of requests, copies of memory that others may change, and the ring that hands memory to the kernel.
+/// Paths or beginnings of them.
+const UNSAFE: &[&str] =
+    &["crates/udm-buf/src/lib.rs", "crates/udm-buf/src/shared.rs", "crates/udm-runtime/src/ring"];
 
 /// Where standard error may be touched: by the log, whose thread may block and fail; by what only asks whether it is a terminal, or hands it to a child.
 /// Everywhere else a pipe that nobody reads would stop the server, and a full disk would end it.
