@@ -91,6 +91,11 @@ impl FrontCx<'_, '_> {
         self.client.take(out);
     }
 
+    /// Says whether this front end has nothing to do when its sends have left: see [`crate::Client::set_patient`].
+    pub fn set_patient(&mut self, patient: bool) {
+        self.client.set_patient(patient);
+    }
+
     /// Ring operations of this front end under way.
     #[must_use]
     pub fn ring_in_flight(&self) -> usize {

@@ -32,6 +32,12 @@ impl Default for CoreOptions {
     }
 }
 
+/// A spin that stood still for so long was interrupted: somebody else ran on its CPU.
+const PREEMPTED: Nanos = Nanos(20_000);
+
+/// For so long a core does not spin then: it would take the time of others.
+const SHARED: Nanos = Nanos(50_000_000);
+
 /// How a core hears of what happens outside.
 enum Outside {
     Ring(Ring, Doorbell),
@@ -59,6 +65,8 @@ pub struct LocalCore {
     options: CoreOptions,
     /// How long to spin next time, in ns.
     spin: u64,
+    /// Not before then: others want this CPU.
+    spin_after: Nanos,
     _on_core: OnCore,
 }
 
@@ -104,6 +112,7 @@ impl LocalCore {
             serves: false,
             options,
             spin: 0,
+            spin_after: Nanos(0),
             _on_core: OnCore::new(),
         })
     }
@@ -149,12 +158,16 @@ impl LocalCore {
         self.ring().is_some_and(Ring::take_fresh)
     }
 
-    fn has_work(&self) -> bool {
-        self.ring().is_some_and(Ring::has_work)
-    }
-
     /// One turn: reads the clock, delivers commands, calls `f`, then sends off and takes in what the ring has.
     pub fn turn<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
+        let r = self.quiet_turn(f);
+        self.exchange();
+        r
+    }
+
+    /// A turn that leaves it to [`LocalCore::exchange`] or [`LocalCore::park`] to send off what it brought: where the core has nothing else to do, one
+    /// system call submits and waits.
+    pub(crate) fn quiet_turn<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
         self.now = self.clock();
         self.take_fresh();
         let inbox = self.cluster.inbox(self.id);
@@ -176,54 +189,43 @@ impl LocalCore {
         let mut cx = self.state.cx(self.now);
         let r = f(&mut cx);
         self.wake = cx.wake();
-        if self.has_work() {
-            self.enter();
-        }
         r
     }
 
-    fn enter(&mut self) {
-        if let Outside::Ring(ring, bell) = &mut self.outside {
+    /// Sends off and takes in what the ring has, without waiting.
+    pub(crate) fn exchange(&mut self) {
+        if let Outside::Ring(ring, bell) = &mut self.outside
+            && ring.has_work()
+        {
             ring.enter();
             bell.rearm();
         }
     }
 
-    /// True when there is a reason for another turn.
+    /// True when something happened that is a reason for another turn.
     fn roused(&self) -> bool {
-        self.has_work() || self.cluster.inbox(self.id).has_mail()
+        self.ring().is_some_and(Ring::has_completions) || self.cluster.inbox(self.id).has_mail()
     }
 
     /// Waits for a reason to take another turn: a completion in the ring, a command, or the earliest time that a lane asked for in the last turn.
-    /// Spins first if that has paid lately, then sleeps. Afterwards every lane must be polled once.
+    /// Spins first if that has paid lately and nobody else wants the CPU, then sleeps. Afterwards every lane must be polled once.
     pub fn park(&mut self) {
         if self.take_fresh() {
-            return;
+            return self.exchange();
         }
-        if self.roused() {
-            self.enter();
-            return;
-        }
-        if self.options.poll {
-            std::hint::spin_loop();
-            return;
-        }
-        let begin = self.clock();
-        if self.wake <= begin {
-            return;
-        }
-        while self.spin > 0 {
-            for _ in 0..16 {
-                std::hint::spin_loop();
-            }
-            let now = self.clock();
-            if self.roused() || now >= self.wake {
-                self.enter();
+        if self.ring().is_some_and(Ring::is_awaited) {
+            self.exchange();
+            if self.take_fresh() {
                 return;
             }
-            if now.since(begin).0 >= self.spin {
-                break;
-            }
+        }
+        let begin = self.clock();
+        if self.options.poll || self.wake <= begin || self.roused() {
+            std::hint::spin_loop();
+            return self.exchange();
+        }
+        if self.spin > 0 && self.spin_after <= begin && self.spins(begin) {
+            return;
         }
         if self.cluster.inbox(self.id).try_sleep() {
             let timeout =
@@ -236,6 +238,34 @@ impl LocalCore {
         self.spin = if slept <= max { (slept * 2).min(max) } else { self.spin / 2 };
         if self.spin < 1000 {
             self.spin = 0;
+        }
+    }
+
+    /// Spins for a while from `begin` on. True when there is a reason for another turn.
+    fn spins(&mut self, begin: Nanos) -> bool {
+        self.exchange();
+        if self.take_fresh() {
+            return true;
+        }
+        let mut before = self.clock();
+        loop {
+            for _ in 0..16 {
+                std::hint::spin_loop();
+            }
+            let now = self.clock();
+            let roused = self.roused() || now >= self.wake;
+            if now.since(before) >= PREEMPTED {
+                // Perhaps the very client that is waited for wants to run.
+                self.spin_after = now + SHARED;
+            }
+            if roused {
+                self.exchange();
+                return true;
+            }
+            if now.since(begin).0 >= self.spin {
+                return false;
+            }
+            before = now;
         }
     }
 

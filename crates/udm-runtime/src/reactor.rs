@@ -1,8 +1,8 @@
 //! The threads that serve front ends.
 //!
-//! A turn: letters → gather from the front ends that have something → submit and poll the lanes → complete to the front ends → the ring. A turn
-//! in which nothing moved ends in `park`. What is idle is not visited: a front end is gathered when one of its ring operations finished, a lane is polled
-//! while something is in flight on it, and once for each turn that brought mail for it.
+//! A turn: letters → gather from the front ends that have something → submit and poll the lanes → complete to the front ends. A turn
+//! in which nothing moved ends in `park`, which submits to the ring and waits for it. What is idle is not visited: a front end is gathered when one
+//! of its ring operations finished, a lane is polled while something is in flight on it, and once for each turn that brought mail for it.
 
 use crate::UnderWay;
 use crate::cluster::Mail;
@@ -63,14 +63,16 @@ impl Reactor {
 
     /// Serves until it is told to stop.
     pub(crate) fn run(mut self) {
+        let mut held_back = false;
         loop {
             let ring = self.core.ring().expect("a reactor's core has one").clone();
             let inner = &mut self.inner;
             ring.take_ready(&mut inner.ready);
             let mail = std::mem::take(&mut self.core.other);
-            let moved = self.core.turn(|cx| inner.turn(mail, &ring, cx));
+            let moved = self.core.quiet_turn(|cx| inner.turn(mail, &ring, cx));
             // Letters that came in this turn are read in the next, at once.
             if !self.core.other.is_empty() {
+                self.core.exchange();
                 continue;
             }
             if self.inner.stopping.is_some() && self.inner.is_idle() {
@@ -81,8 +83,13 @@ impl Reactor {
                 Box::leak(Box::new(self));
                 return;
             }
+            // A turn in which something moved is mostly followed by one that finds nothing to do, and parks: that submits and waits in one system
+            // call. So what a turn has for the ring may wait for the next turn, and no longer.
+            held_back = moved && !held_back;
             if !moved {
                 self.core.park();
+            } else if !held_back {
+                self.core.exchange();
             }
         }
     }

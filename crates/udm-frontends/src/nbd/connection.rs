@@ -223,7 +223,6 @@ impl Connection {
             Ok(sent) => {
                 self.open -= sent.answers;
                 self.open_bytes -= sent.charge;
-                self.tally.ended += sent.answers as u64;
             }
             Err(rest) => self.send(rest, cx),
         }
@@ -273,6 +272,8 @@ impl Connection {
             self.send(data, cx);
         }
         self.wind_up(cx);
+        // While it listens for more, and has nothing else to say, it does not matter when it hears that its answers have left.
+        cx.set_patient(matches!(self.phase, Phase::Serving) && self.receiving && self.tx.is_all_out());
         self.place.publish(&mut self.tally);
         self.publish_memory(cx);
     }

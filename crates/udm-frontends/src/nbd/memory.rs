@@ -121,6 +121,8 @@ impl Holding {
             self.waits = true;
             let mut line = core.line.borrow_mut();
             line.push_back((self.me, self.share.clone()));
+            // Others may have memory in answers that have left, and have not heard of it.
+            cx.rouse(self.me);
             if line.len() == 1 {
                 core.stuck_since.set(cx.now());
             }

@@ -104,6 +104,11 @@ impl Sender {
         self.sending.is_none() && self.raw.is_empty() && self.queue.is_empty()
     }
 
+    /// True when nothing waits for the end of the send that is under way.
+    pub(super) fn is_all_out(&self) -> bool {
+        self.raw.is_empty() && self.rest.is_empty() && self.queue.is_empty()
+    }
+
     /// The next send, when none is under way and something waits.
     pub(super) fn next(&mut self, tally: &mut Tally) -> Option<Segments> {
         if self.sending.is_some() || (self.queue.is_empty() && self.raw.is_empty()) {
@@ -141,6 +146,7 @@ impl Sender {
             let Some(answer) = self.queue.pop_front() else { break };
             sent.answers += 1;
             sent.charge += answer.charge;
+            tally.ended += 1;
             tally.errors += u64::from(answer.error != 0);
             if answer.form != Form::Whole {
                 tally.bytes_out += answer.data.len() as u64;
@@ -204,12 +210,12 @@ impl Sender {
         self.spare = Segments::new();
     }
 
-    /// Drops all that waits and forgets what was under way; returns how many answers that were.
+    /// Drops all that waits, and forgets what was under way; returns how many answers waited.
     pub(super) fn clear(&mut self, pool: &mut BufPool) -> usize {
-        let mut n = self.sending.take().unwrap_or_default().answers;
+        self.sending = None;
+        let n = self.queue.len();
         self.raw = Segments::new();
         recycle(std::mem::take(&mut self.rest), pool);
-        n += self.queue.len();
         for answer in self.queue.drain(..) {
             recycle(answer.data, pool);
         }

@@ -20,7 +20,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use sys::{Completion, Entry, Uring};
-use udm_core::{Buf, Cx, Segments};
+use udm_core::{Buf, Cx, Segments, errno};
+
+/// The longest send in bytes that is first tried without waiting for room. A socket has room for so much, or its client is slow.
+const QUICK_MAX: u32 = 64 << 10;
 
 /// Entries of the submission queue. More operations than that in one turn cost one more system call.
 const ENTRIES: u32 = 512;
@@ -41,6 +44,8 @@ struct Inner {
     #[expect(clippy::vec_box, reason = "the kernel holds pointers into an entry: it must not move")]
     spare: Vec<Box<Entry>>,
     completions: Vec<Completion>,
+    /// Quick sends that the kernel says nothing of unless they fail, oldest first.
+    quick: Vec<usize>,
     /// Something finished since the turn began.
     fresh: bool,
 }
@@ -49,6 +54,8 @@ struct InFlight {
     client: usize,
     tag: u64,
     entry: Box<Entry>,
+    /// It is a send that does not wait for room. One that has to is sent again, patiently.
+    quick: bool,
 }
 
 #[derive(Default)]
@@ -57,6 +64,8 @@ struct ClientState {
     in_flight: usize,
     dropped: bool,
     ready: bool,
+    /// It has nothing to do when a send of its has left.
+    patient: bool,
 }
 
 /// A user of the ring: a lane or a front end. Its tags are its own.
@@ -79,6 +88,7 @@ impl Ring {
             backlog: VecDeque::new(),
             spare: Vec::new(),
             completions: Vec::new(),
+            quick: Vec::new(),
             fresh: false,
         }))))
     }
@@ -98,8 +108,26 @@ impl Ring {
 
     /// True when something is to be submitted or reaped: a turn must enter or look.
     pub(crate) fn has_work(&self) -> bool {
+        self.has_submissions() || self.has_completions()
+    }
+
+    /// True when something is to be submitted.
+    pub(crate) fn has_submissions(&self) -> bool {
         let mut inner = self.0.borrow_mut();
-        inner.uring.has_submissions() || !inner.backlog.is_empty() || inner.uring.has_completions()
+        inner.uring.has_submissions() || !inner.backlog.is_empty()
+    }
+
+    /// True when something is to be reaped.
+    pub(crate) fn has_completions(&self) -> bool {
+        self.0.borrow_mut().uring.has_completions()
+    }
+
+    /// True when somebody goes on as soon as a send that is queued has left. The kernel says nothing of one that left at once, so the core must not
+    /// sleep before it has looked.
+    pub(crate) fn is_awaited(&self) -> bool {
+        let inner = self.0.borrow();
+        let patient = |&key: &usize| inner.clients.get(inner.entries[key].client).is_some_and(|c| c.patient);
+        !inner.backlog.is_empty() || !inner.quick.iter().all(patient)
     }
 
     /// Says whether something finished since the last call: lanes and front ends have yet to look.
@@ -141,17 +169,28 @@ impl Inner {
         let mut entry = self.spare.pop().unwrap_or_default();
         entry.fill(op);
         self.clients[client].in_flight += 1;
-        let key = self.entries.insert(InFlight { client, tag, entry });
-        if !self.backlog.is_empty() || !self.uring.push(&mut self.entries[key].entry, key as u64) {
+        let quick = self.uring.knows_quick() && entry.is_send() && entry.bytes() <= QUICK_MAX;
+        let key = self.entries.insert(InFlight { client, tag, entry, quick });
+        if !self.backlog.is_empty() || !self.queue(key) {
             self.backlog.push_back(key);
         }
     }
 
+    /// Puts an operation into the submission queue, if there is room.
+    fn queue(&mut self, key: usize) -> bool {
+        let op = &mut self.entries[key];
+        let queued = self.uring.push(&mut op.entry, key as u64, op.quick);
+        if queued && op.quick {
+            self.quick.push(key);
+        }
+        queued
+    }
+
     fn flush_backlog(&mut self) {
         while let Some(&key) = self.backlog.front() {
-            if !self.uring.push(&mut self.entries[key].entry, key as u64) {
+            if !self.queue(key) {
                 self.uring.submit();
-                if !self.uring.push(&mut self.entries[key].entry, key as u64) {
+                if !self.queue(key) {
                     return;
                 }
             }
@@ -159,35 +198,68 @@ impl Inner {
         }
     }
 
+    /// Takes in what has finished.
     fn reap(&mut self) {
+        // Asked before, so that no failure is overlooked.
+        let settled = self.uring.is_settled();
         self.uring.completions(&mut self.completions);
         let mut completions = std::mem::take(&mut self.completions);
         for c in completions.drain(..) {
             self.fresh = true;
-            let Some(InFlight { client, tag, mut entry }) = self.entries.try_remove(c.user_data as usize)
-            else {
-                continue;
-            };
-            let data = entry.take_data();
-            if self.spare.len() < ENTRIES as usize {
-                self.spare.push(entry);
-            }
-            let Some(state) = self.clients.get_mut(client) else { continue };
-            state.in_flight -= 1;
-            if state.dropped {
-                if state.in_flight == 0 {
-                    self.clients.remove(client);
-                }
+            let key = c.user_data as usize;
+            if self.entries.get(key).is_some_and(|op| op.quick) && !self.quick_failed(key, c.result) {
                 continue;
             }
-            let result = u32::try_from(c.result).map_err(|_| -c.result);
-            state.done.push(Done { tag, result, data });
-            if !state.ready {
-                state.ready = true;
-                self.ready.push(client);
-            }
+            self.finished(key, c.result);
         }
         self.completions = completions;
+        if settled && !self.quick.is_empty() {
+            self.reap_quick();
+        }
+    }
+
+    /// A quick send was short, or failed. False when it is sent again, and waits for room.
+    #[cold]
+    fn quick_failed(&mut self, key: usize, result: i32) -> bool {
+        self.quick.retain(|&quick| quick != key);
+        self.entries[key].quick = false;
+        if result == -errno::EAGAIN {
+            self.backlog.push_back(key);
+        }
+        result != -errno::EAGAIN
+    }
+
+    /// Quick sends that the kernel said nothing of have sent all they had.
+    fn reap_quick(&mut self) {
+        let mut quick = std::mem::take(&mut self.quick);
+        for key in quick.drain(..) {
+            let bytes = self.entries[key].entry.bytes();
+            self.fresh = true;
+            self.finished(key, bytes as i32);
+        }
+        self.quick = quick;
+    }
+
+    fn finished(&mut self, key: usize, result: i32) {
+        let Some(InFlight { client, tag, mut entry, .. }) = self.entries.try_remove(key) else { return };
+        let data = entry.take_data();
+        if self.spare.len() < ENTRIES as usize {
+            self.spare.push(entry);
+        }
+        let Some(state) = self.clients.get_mut(client) else { return };
+        state.in_flight -= 1;
+        if state.dropped {
+            if state.in_flight == 0 {
+                self.clients.remove(client);
+            }
+            return;
+        }
+        let result = u32::try_from(result).map_err(|_| -result);
+        state.done.push(Done { tag, result, data });
+        if !state.ready {
+            state.ready = true;
+            self.ready.push(client);
+        }
     }
 }
 
@@ -206,6 +278,11 @@ impl Drop for Inner {
             for c in self.completions.drain(..) {
                 self.entries.try_remove(c.user_data as usize);
             }
+            if self.uring.is_settled() {
+                for key in self.quick.drain(..) {
+                    self.entries.try_remove(key);
+                }
+            }
             if self.entries.is_empty() {
                 return;
             }
@@ -219,6 +296,12 @@ impl Client {
     /// Queues an operation; it goes to the kernel at the end of the turn. `tag` comes back with its result.
     pub fn push(&self, tag: u64, op: RingOp) {
         self.ring.0.borrow_mut().push(self.id, tag, op);
+    }
+
+    /// Says whether this client has nothing to do when its sends have left: then it may hear of them later, when something else
+    /// happens on the core, which saves a system call. At first it is not so.
+    pub fn set_patient(&self, patient: bool) {
+        self.ring.0.borrow_mut().clients[self.id].patient = patient;
     }
 
     /// Appends what has finished since the last call.
@@ -279,135 +362,4 @@ impl Doorbell {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-
-    fn pair() -> (Arc<OwnedFd>, Arc<OwnedFd>) {
-        let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        (Arc::new(a), Arc::new(b))
-    }
-
-    fn text(s: &str) -> Segments {
-        let mut b = Buf::zeroed(s.len());
-        b.copy_from_slice(s.as_bytes());
-        b.into()
-    }
-
-    fn wait_for(ring: &Ring, client: &Client, n: usize) -> Vec<Done> {
-        let mut out = Vec::new();
-        for _ in 0..1000 {
-            client.take(&mut out);
-            if out.len() >= n {
-                break;
-            }
-            ring.wait(Some(Duration::from_millis(10)));
-        }
-        out
-    }
-
-    #[test]
-    fn gathered_send_and_scattered_receive() {
-        let ring = Ring::new().unwrap();
-        let client = ring.client();
-        let (a, b) = pair();
-        let mut data = text("hello ");
-        data.push(Buf::zeroed(1));
-        data.append(text("world"));
-        client.push(1, RingOp::Send { fd: a, data });
-        let mut room = Segments::from(Buf::zeroed(3));
-        room.push(Buf::zeroed(100));
-        client.push(2, RingOp::Recv { fd: b, data: room });
-        let mut done = wait_for(&ring, &client, 2);
-        done.sort_by_key(|d| d.tag);
-        assert_eq!(done[0].result, Ok(12));
-        assert_eq!(done[1].result, Ok(12));
-        let mut out = [0; 12];
-        done[1].data.copy_to(&mut out);
-        assert_eq!(&out, b"hello \0world");
-        assert_eq!(client.in_flight(), 0);
-    }
-
-    #[test]
-    fn a_dropped_client_leaves_nothing_behind() {
-        let ring = Ring::new().unwrap();
-        let (a, b) = pair();
-        {
-            let client = ring.client();
-            client.push(1, RingOp::Recv { fd: b, data: Buf::zeroed(100).into() });
-            ring.enter();
-        }
-        assert_eq!(ring.0.borrow().entries.len(), 1, "the memory stays until the kernel is done");
-        let other = ring.client();
-        other.push(2, RingOp::Send { fd: a, data: text("x") });
-        for _ in 0..100 {
-            ring.wait(Some(Duration::from_millis(10)));
-            if ring.0.borrow().entries.is_empty() {
-                break;
-            }
-        }
-        assert!(ring.0.borrow().entries.is_empty());
-        assert_eq!(ring.0.borrow().clients.len(), 1);
-    }
-
-    #[test]
-    fn dropping_the_ring_ends_what_is_under_way() {
-        let ring = Ring::new().unwrap();
-        let (_a, b) = pair();
-        let client = ring.client();
-        client.push(1, RingOp::Recv { fd: b, data: Buf::zeroed(100).into() });
-        ring.enter();
-        drop(client);
-        drop(ring);
-    }
-
-    #[test]
-    fn more_than_the_queue_holds() {
-        let ring = Ring::new().unwrap();
-        let client = ring.client();
-        let file = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
-        let n = u64::from(ENTRIES) * 3;
-        for i in 0..n {
-            client
-                .push(i, RingOp::Write { fd: file.clone(), offset: i * 4, data: text("abcd"), dsync: false });
-        }
-        let done = wait_for(&ring, &client, n as usize);
-        assert_eq!(done.len() as u64, n);
-        assert!(done.iter().all(|d| d.result == Ok(4)));
-    }
-
-    /// A core that never sleeps, and one that is too busy to, only looks and enters. Completions that found no room in the queue wait in
-    /// the kernel, and nothing else tells of them.
-    #[test]
-    fn a_full_completion_queue_is_emptied_without_sleeping() {
-        let ring = Ring::new().unwrap();
-        let client = ring.client();
-        let file = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
-        let n = u64::from(ENTRIES) * 20;
-        for i in 0..n {
-            let data = Buf::zeroed(1).into();
-            client.push(i, RingOp::Read { fd: file.clone(), offset: 0, data, cached: false });
-        }
-        // All at once, as many as the kernel takes: more than the queue of completions has room for.
-        ring.enter();
-        let begin = std::time::Instant::now();
-        let mut out = Vec::new();
-        while (out.len() as u64) < n && begin.elapsed() < Duration::from_secs(20) {
-            if ring.has_work() {
-                ring.enter();
-            }
-            client.take(&mut out);
-        }
-        assert_eq!(out.len() as u64, n);
-    }
-
-    #[test]
-    fn errors_keep_their_errno() {
-        let ring = Ring::new().unwrap();
-        let client = ring.client();
-        let (r, _w) = rustix::pipe::pipe().unwrap();
-        client.push(9, RingOp::Fsync { fd: Arc::new(r), data_only: true });
-        let done = wait_for(&ring, &client, 1);
-        assert_eq!(done[0].result, Err(22));
-    }
-}
+mod tests;

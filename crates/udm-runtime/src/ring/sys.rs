@@ -5,6 +5,7 @@
 //! touches them in between.
 
 use super::op::RingOp;
+use io_uring::squeue::Flags;
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 use std::io;
@@ -67,8 +68,19 @@ impl Entry {
         }
     }
 
-    /// The submission. Its pointers are into this entry.
-    fn build(&mut self) -> squeue::Entry {
+    /// True for what can be tried without waiting, with nothing to say when it worked.
+    pub(super) fn is_send(&self) -> bool {
+        matches!(self.op, Some(RingOp::Send { .. }))
+    }
+
+    /// Bytes that the pieces have, as far as the kernel is told of them.
+    pub(super) fn bytes(&self) -> u32 {
+        self.iov.iter().map(|v| v.iov_len as u32).sum()
+    }
+
+    /// The submission. Its pointers are into this entry. A `quick` send does not wait for room, and completes only when it was short or
+    /// failed.
+    fn build(&mut self, quick: bool) -> squeue::Entry {
         let raw = |fd: &Arc<OwnedFd>| Fd(fd.as_raw_fd());
         let (ptr, len) = match self.iov.first() {
             Some(v) => (v.iov_base.cast::<u8>(), v.iov_len as u32),
@@ -111,11 +123,13 @@ impl Entry {
                 Some(msg) => opcode::RecvMsg::new(raw(fd), std::ptr::from_mut(msg)).build(),
             },
             RingOp::Send { fd, .. } => {
-                let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
-                match &self.msg {
+                let wait = if quick { libc::MSG_DONTWAIT } else { 0 };
+                let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL | wait;
+                let sqe = match &self.msg {
                     None => opcode::Send::new(raw(fd), ptr, len).flags(flags).build(),
                     Some(msg) => opcode::SendMsg::new(raw(fd), msg).flags(flags as u32).build(),
-                }
+                };
+                if quick { sqe.flags(Flags::SKIP_SUCCESS) } else { sqe }
             }
         }
     }
@@ -124,25 +138,44 @@ impl Entry {
 /// The two queues.
 pub(super) struct Uring {
     ring: IoUring,
+    /// The kernel is Linux 6.1 or later.
+    modern: bool,
 }
 
 impl Uring {
     pub(super) fn new(entries: u32) -> io::Result<Uring> {
         // Completions are worked off when this thread enters the kernel, and not by interrupting it (Linux 6.1). Older
         // kernels, and seccomp filters that know only the first flags, get a plain ring.
-        let ring = IoUring::builder()
+        let modern = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
             .setup_taskrun_flag()
             .setup_cqsize(entries * 8)
-            .build(entries)
-            .or_else(|_| IoUring::builder().setup_cqsize(entries * 8).build(entries))?;
-        Ok(Uring { ring })
+            .build(entries);
+        match modern {
+            Ok(ring) => Ok(Uring { ring, modern: true }),
+            Err(_) => {
+                let ring = IoUring::builder().setup_cqsize(entries * 8).build(entries)?;
+                Ok(Uring { ring, modern: false })
+            }
+        }
+    }
+
+    /// True when a send may be quick: the kernel tells how much of it left before it would have had to wait (Linux 6.1).
+    pub(super) fn knows_quick(&self) -> bool {
+        self.modern
+    }
+
+    /// True when all that was queued has been given to the kernel, and all completions that it has are in the queue: what was to complete
+    /// at once and is not there has completed in silence.
+    pub(super) fn is_settled(&mut self) -> bool {
+        let sq = self.ring.submission();
+        sq.is_empty() && !sq.cq_overflow()
     }
 
     /// Queues `entry`; false when the submission queue is full.
-    pub(super) fn push(&mut self, entry: &mut Entry, user_data: u64) -> bool {
-        let sqe = entry.build().user_data(user_data);
+    pub(super) fn push(&mut self, entry: &mut Entry, user_data: u64, quick: bool) -> bool {
+        let sqe = entry.build(quick).user_data(user_data);
         // SAFETY: what the submission points to lives in `entry` until it is reaped (see the module's contract).
         unsafe { self.ring.submission().push(&sqe) }.is_ok()
     }

@@ -1,0 +1,236 @@
+//! The ring against real sockets, pipes and files.
+
+use super::*;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::time::Instant;
+
+fn pair() -> (Arc<OwnedFd>, Arc<OwnedFd>) {
+    let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    (Arc::new(a), Arc::new(b))
+}
+
+fn text(s: &str) -> Segments {
+    let mut b = Buf::zeroed(s.len());
+    b.copy_from_slice(s.as_bytes());
+    b.into()
+}
+
+fn wait_for(ring: &Ring, client: &Client, n: usize) -> Vec<Done> {
+    let mut out = Vec::new();
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(20) {
+        client.take(&mut out);
+        if out.len() >= n {
+            break;
+        }
+        ring.wait(Some(Duration::from_millis(10)));
+    }
+    out
+}
+
+#[test]
+fn gathered_send_and_scattered_receive() {
+    let ring = Ring::new().unwrap();
+    let client = ring.client();
+    let (a, b) = pair();
+    let mut data = text("hello ");
+    data.push(Buf::zeroed(1));
+    data.append(text("world"));
+    client.push(1, RingOp::Send { fd: a, data });
+    let mut room = Segments::from(Buf::zeroed(3));
+    room.push(Buf::zeroed(100));
+    client.push(2, RingOp::Recv { fd: b, data: room });
+    let mut done = wait_for(&ring, &client, 2);
+    done.sort_by_key(|d| d.tag);
+    assert_eq!(done[0].result, Ok(12));
+    assert_eq!(done[1].result, Ok(12));
+    let mut out = [0; 12];
+    done[1].data.copy_to(&mut out);
+    assert_eq!(&out, b"hello \0world");
+    assert_eq!(client.in_flight(), 0);
+}
+
+#[test]
+fn a_dropped_client_leaves_nothing_behind() {
+    let ring = Ring::new().unwrap();
+    let (a, b) = pair();
+    {
+        let client = ring.client();
+        client.push(1, RingOp::Recv { fd: b, data: Buf::zeroed(100).into() });
+        ring.enter();
+    }
+    assert_eq!(ring.0.borrow().entries.len(), 1, "the memory stays until the kernel is done");
+    let other = ring.client();
+    other.push(2, RingOp::Send { fd: a, data: text("x") });
+    for _ in 0..100 {
+        ring.wait(Some(Duration::from_millis(10)));
+        if ring.0.borrow().entries.is_empty() {
+            break;
+        }
+    }
+    assert!(ring.0.borrow().entries.is_empty());
+    assert_eq!(ring.0.borrow().clients.len(), 1);
+}
+
+#[test]
+fn dropping_the_ring_ends_what_is_under_way() {
+    let ring = Ring::new().unwrap();
+    let (_a, b) = pair();
+    let client = ring.client();
+    client.push(1, RingOp::Recv { fd: b, data: Buf::zeroed(100).into() });
+    ring.enter();
+    drop(client);
+    drop(ring);
+}
+
+#[test]
+fn more_than_the_queue_holds() {
+    let ring = Ring::new().unwrap();
+    let client = ring.client();
+    let file = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
+    let n = u64::from(ENTRIES) * 3;
+    for i in 0..n {
+        client.push(i, RingOp::Write { fd: file.clone(), offset: i * 4, data: text("abcd"), dsync: false });
+    }
+    let done = wait_for(&ring, &client, n as usize);
+    assert_eq!(done.len() as u64, n);
+    assert!(done.iter().all(|d| d.result == Ok(4)));
+}
+
+/// A core that never sleeps, and one that is too busy to, only looks and enters. Completions that found no room in the queue wait in
+/// the kernel, and nothing else tells of them.
+#[test]
+fn a_full_completion_queue_is_emptied_without_sleeping() {
+    let ring = Ring::new().unwrap();
+    let client = ring.client();
+    let file = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
+    let n = u64::from(ENTRIES) * 20;
+    for i in 0..n {
+        let data = Buf::zeroed(1).into();
+        client.push(i, RingOp::Read { fd: file.clone(), offset: 0, data, cached: false });
+    }
+    // All at once, as many as the kernel takes: more than the queue of completions has room for.
+    ring.enter();
+    let begin = Instant::now();
+    let mut out = Vec::new();
+    while (out.len() as u64) < n && begin.elapsed() < Duration::from_secs(20) {
+        if ring.has_work() {
+            ring.enter();
+        }
+        client.take(&mut out);
+    }
+    assert_eq!(out.len() as u64, n);
+}
+
+#[test]
+fn errors_keep_their_errno() {
+    let ring = Ring::new().unwrap();
+    let client = ring.client();
+    let (r, _w) = rustix::pipe::pipe().unwrap();
+    client.push(9, RingOp::Fsync { fd: Arc::new(r), data_only: true });
+    let done = wait_for(&ring, &client, 1);
+    assert_eq!(done[0].result, Err(22));
+}
+
+/// A ring whose client is patient, and a send that the socket has room for: submitting it is all that it takes.
+#[test]
+fn a_send_that_leaves_at_once_needs_no_completion() {
+    let ring = Ring::new().unwrap();
+    let client = ring.client();
+    let (a, b) = pair();
+    client.push(1, RingOp::Send { fd: a, data: text("hello") });
+    assert!(!ring.0.borrow().uring.knows_quick() || ring.is_awaited(), "nobody said that it may wait");
+    client.set_patient(true);
+    assert!(!ring.is_awaited());
+    let mut out = Vec::new();
+    client.take(&mut out);
+    assert!(out.is_empty());
+    ring.enter();
+    client.take(&mut out);
+    assert_eq!((out.len(), out[0].tag, out[0].result, client.in_flight()), (1, 1, Ok(5), 0));
+    let mut got = [0; 8];
+    assert_eq!(rustix::io::read(&*b, &mut got).unwrap(), 5);
+    assert_eq!(ring.0.borrow_mut().entries.len(), 0);
+}
+
+/// More sends than the socket has room for. Each is done, whole or short, in its order; what is short goes on, and no byte is lost or comes twice.
+#[test]
+fn sends_to_a_full_socket_wait_for_room() {
+    let ring = Ring::new().unwrap();
+    let client = ring.client();
+    client.set_patient(true);
+    let (a, b) = pair();
+    let (mut sent, mut received, mut n) = (Vec::new(), Vec::new(), 0u32);
+    let mut rest: Option<Segments> = None;
+    let mut blocked = 0;
+    while n < 200 || client.in_flight() > 0 || rest.is_some() {
+        if client.in_flight() == 0 {
+            let data = rest.take().unwrap_or_else(|| {
+                n += 1;
+                let mut data = Segments::from(Buf::zeroed(8_000));
+                data.push(Buf::zeroed(2_000));
+                let bytes: Vec<u8> = (0..10_000u32).map(|i| (i / 4 + n) as u8).collect();
+                data.copy_from(&bytes);
+                sent.extend_from_slice(&bytes);
+                data
+            });
+            client.push(u64::from(n), RingOp::Send { fd: a.clone(), data });
+        }
+        ring.enter();
+        let mut out = Vec::new();
+        client.take(&mut out);
+        if let Some(mut done) = out.pop() {
+            let bytes = done.result.unwrap() as usize;
+            drop(done.data.split_to(bytes));
+            rest = (!done.data.is_empty()).then_some(done.data);
+        } else {
+            // It waits for room.
+            blocked += 1;
+            let mut buf = [0; 30_000];
+            let got = rustix::io::read(&*b, &mut buf).unwrap();
+            received.extend_from_slice(&buf[..got]);
+            ring.wait(Some(Duration::from_millis(10)));
+        }
+    }
+    drop(a);
+    let mut buf = [0; 30_000];
+    while let Ok(got @ 1..) = rustix::io::read(&*b, &mut buf) {
+        received.extend_from_slice(&buf[..got]);
+        if received.len() == sent.len() {
+            break;
+        }
+    }
+    assert!(blocked > 0, "the socket was never full");
+    assert!(received == sent);
+}
+
+#[test]
+fn a_send_to_nobody_fails() {
+    let ring = Ring::new().unwrap();
+    let client = ring.client();
+    client.set_patient(true);
+    let (a, b) = pair();
+    drop(b);
+    for tag in [1, 2] {
+        client.push(tag, RingOp::Send { fd: a.clone(), data: text("x") });
+    }
+    client.push(3, RingOp::Send { fd: a, data: text("y") });
+    let done = wait_for(&ring, &client, 3);
+    let mut tags: Vec<_> = done.iter().map(|d| (d.tag, d.result)).collect();
+    tags.sort_unstable();
+    assert_eq!(tags, [(1, Err(errno::EPIPE)), (2, Err(errno::EPIPE)), (3, Err(errno::EPIPE))]);
+    assert!(ring.0.borrow().quick.is_empty());
+}
+
+/// Sends that have left and are not looked at yet hold up no end.
+#[test]
+fn a_ring_with_quick_sends_ends() {
+    let ring = Ring::new().unwrap();
+    let client = ring.client();
+    let (a, _b) = pair();
+    client.push(1, RingOp::Send { fd: a, data: text("x") });
+    drop(client);
+    let begin = Instant::now();
+    drop(ring);
+    assert!(begin.elapsed() < Duration::from_secs(4), "it waited for what does not come");
+}
