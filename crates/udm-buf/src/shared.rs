@@ -18,7 +18,7 @@ pub fn copy_from_shared(words: &[AtomicU64], at: usize, out: &mut [u8]) {
     // SAFETY: both ranges are inside their slices, and they are no overlap, because `out` is borrowed alone. Bytes of atomics may be read while
     // others write them: the access is not the compiler's, and every value of a byte is valid.
     unsafe {
-        copy(words.as_ptr().cast::<u8>().add(at), out.as_mut_ptr(), out.len());
+        copy(words.as_ptr().cast::<u8>().wrapping_add(at), out.as_mut_ptr(), out.len());
     }
     #[cfg(not(target_arch = "x86_64"))]
     by_words::read(words, at, out);
@@ -34,7 +34,7 @@ pub fn copy_to_shared(words: &[AtomicU64], at: usize, data: &[u8]) {
     // SAFETY: both ranges are inside their slices. Memory of atomics may be written through a shared borrow, while others do what they
     // like with it: the access is not the compiler's.
     unsafe {
-        copy(data.as_ptr(), words.as_ptr().cast_mut().cast::<u8>().add(at), data.len());
+        copy(data.as_ptr(), words.as_ptr().cast_mut().cast::<u8>().wrapping_add(at), data.len());
     }
     #[cfg(not(target_arch = "x86_64"))]
     by_words::write(words, at, data);
