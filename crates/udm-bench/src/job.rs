@@ -105,16 +105,16 @@ struct Job<'a> {
 }
 
 /// When things happen.
-struct Clock {
+pub struct Clock {
     /// When the phase began.
     begin: Nanos,
     /// When the load ends.
-    deadline: Nanos,
+    pub deadline: Nanos,
     /// When the last sample was taken, and what had been done by then.
     sampled: Nanos,
     ios: [u64; DIRECTIONS],
     /// The next time that something happens by the clock alone.
-    next: Nanos,
+    pub next: Nanos,
     usage: Usage,
 }
 
@@ -145,14 +145,7 @@ impl<'a> Job<'a> {
             stopping: false,
             checks: load.verify.is_some() && !writes,
             tag: rand::random(),
-            clock: Clock {
-                begin: Nanos(0),
-                deadline: Nanos::NEVER,
-                sampled: Nanos(0),
-                ios: [0; DIRECTIONS],
-                next: Nanos(0),
-                usage: Usage::default(),
-            },
+            clock: Clock::new(),
             stats: Stats::new(),
             failure: None,
         }
@@ -312,9 +305,6 @@ impl<'a> Job<'a> {
                     self.stopping = true;
                     self.clock.deadline = Nanos::NEVER;
                 }
-                if now.since(self.clock.sampled) >= SAMPLE {
-                    self.sample(now);
-                }
             }
             Phase::Over => {}
         }
@@ -322,34 +312,13 @@ impl<'a> Job<'a> {
             // What was written so far is not read back: it could take as long again.
             (self.stopping, self.replay, self.clock.deadline) = (true, None, Nanos::NEVER);
         }
-        self.clock.next = self.clock.deadline.min(self.clock.sampled + SAMPLE);
-    }
-
-    fn sample(&mut self, now: Nanos) {
-        let seconds = now.since(self.clock.sampled).0 as f64 / 1e9;
-        for (direction, before) in self.stats.directions.iter_mut().zip(&mut self.clock.ios) {
-            let ios = (direction.ios - *before) as f64 / seconds;
-            *before = direction.ios;
-            if direction.ios > 0 {
-                direction.iops.push(ios);
-                direction.bandwidth.push(ios * self.spec.load.bs as f64 / 1024.0);
-            }
-        }
-        self.clock.sampled = now;
+        self.clock.sample_if_due(now, &mut self.stats, self.spec.load.bs);
     }
 
     fn end_phase(&mut self, now: Nanos) {
         // A load that is through before the ramp is over was the ramp alone; it is reported, as fio does.
-        let took = now.since(self.clock.begin);
-        for (i, direction) in self.stats.directions.iter_mut().enumerate() {
-            let ran = if self.phase == Phase::ReadBack { i == 0 } else { direction.ios > 0 };
-            if ran {
-                direction.runtime = direction.runtime + took;
-            }
-        }
-        self.stats.runtime = self.stats.runtime + took;
-        let took = Duration::from_nanos(took.0);
-        self.stats.usage.add(&Usage::now().since(&self.clock.usage, took));
+        let read_back = self.phase == Phase::ReadBack;
+        self.clock.end(now, &mut self.stats, |i, ios| if read_back { i == 0 } else { ios > 0 });
         let again = if self.failure.is_none() { self.replay.take() } else { None };
         let Some(plan) = again else {
             self.phase = Phase::Over;
@@ -385,13 +354,57 @@ impl<'a> Job<'a> {
 }
 
 impl Clock {
-    fn begin(&mut self, now: Nanos) {
+    /// Nothing has begun.
+    pub fn new() -> Clock {
+        Clock {
+            begin: Nanos(0),
+            deadline: Nanos::NEVER,
+            sampled: Nanos(0),
+            ios: [0; DIRECTIONS],
+            next: Nanos(0),
+            usage: Usage::default(),
+        }
+    }
+
+    /// A phase begins.
+    pub fn begin(&mut self, now: Nanos) {
         (self.begin, self.sampled, self.ios) = (now, now, [0; DIRECTIONS]);
         self.usage = Usage::now();
     }
+
+    /// Reads the bandwidth of requests of `bs` bytes, when it is time, and sets `next`.
+    pub fn sample_if_due(&mut self, now: Nanos, stats: &mut Stats, bs: u64) {
+        let since = now.since(self.sampled);
+        if since >= SAMPLE {
+            let seconds = since.0 as f64 / 1e9;
+            for (direction, before) in stats.directions.iter_mut().zip(&mut self.ios) {
+                let ios = (direction.ios - *before) as f64 / seconds;
+                *before = direction.ios;
+                if direction.ios > 0 {
+                    direction.iops.push(ios);
+                    direction.bandwidth.push(ios * bs as f64 / 1024.0);
+                }
+            }
+            self.sampled = now;
+        }
+        self.next = self.deadline.min(self.sampled + SAMPLE);
+    }
+
+    /// A phase is over, which had requests of the directions that `ran` says.
+    pub fn end(&self, now: Nanos, stats: &mut Stats, ran: impl Fn(usize, u64) -> bool) {
+        let took = now.since(self.begin);
+        for (i, direction) in stats.directions.iter_mut().enumerate() {
+            if ran(i, direction.ios) {
+                direction.runtime = direction.runtime + took;
+            }
+        }
+        stats.runtime = stats.runtime + took;
+        let took = Duration::from_nanos(took.0);
+        stats.usage.add(&Usage::now().since(&self.usage, took));
+    }
 }
 
-fn nanos(t: Duration) -> Nanos {
+pub fn nanos(t: Duration) -> Nanos {
     Nanos(u64::try_from(t.as_nanos()).unwrap_or(u64::MAX))
 }
 

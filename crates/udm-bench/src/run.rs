@@ -54,7 +54,7 @@ impl Run<'_> {
 }
 
 /// An entry for each job, or one for all with `--group_reporting`.
-fn entries(load: &Load, outcomes: Vec<Outcome>) -> Vec<Entry> {
+pub(crate) fn entries(load: &Load, outcomes: Vec<Outcome>) -> Vec<Entry> {
     let entry = |o: Outcome| Entry {
         name: load.name.clone(),
         jobs: 1,

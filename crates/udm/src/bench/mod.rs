@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::process::ExitCode;
 use udm_bench::{CompareOptions, Load, Run, compare};
+use udm_wire::uri::{DeviceUri, NbdUri};
 
 /// `udm bench`.
 #[derive(Debug, Clone, Args)]
@@ -16,15 +17,23 @@ use udm_bench::{CompareOptions, Load, Run, compare};
 Each job is a thread that drives the device itself, as a core of udm. Latencies come from one clock reading a turn: requests that finish in one \
 poll have the same end, and a latency shorter than a turn shows as a turn.\n\n\
 Examples:\n  udm bench --device d='0 8388608 linear null:size=4G 0' --rw randread --bs 4k --iodepth 32 --runtime 5 --time_based\n  \
-udm bench --device mem:1G --rw randwrite --verify crc32c\n  udm bench --compare")]
+udm bench --device mem:1G --rw randwrite --verify crc32c\n  \
+udm bench --nbd 'nbd+unix:///disk?socket=/tmp/udm.sock' --rw randread --iodepth 256 --runtime 5 --time_based --norandommap\n  \
+udm bench --compare")]
 pub struct BenchArgs {
     /// What to measure: a device with its table, or a URI or path. Of several the last is measured, and its table may name the others as @NAME
     #[arg(
         long = "device",
         value_name = "NAME=TABLE|NAME=DEVICE|DEVICE",
-        required_unless_present = "compare"
+        required_unless_present_any = ["compare", "nbd", "floor"]
     )]
     devices: Vec<String>,
+    /// Measure an export of an NBD server instead: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH. Each job has a connection
+    #[arg(long, value_name = "URI", conflicts_with_all = ["devices", "compare"])]
+    nbd: Option<String>,
+    /// Measure what --nbd could reach at the most: the same client against a loop that reads and writes a Unix socket and does nothing else
+    #[arg(long, conflicts_with_all = ["devices", "compare", "nbd"])]
+    floor: bool,
     /// Compare layers over a null device with each other and with the same layer behind one lock
     #[arg(long, conflicts_with = "devices")]
     compare: bool,
@@ -66,16 +75,30 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     }
     let stop = stop::on_signals().context("bench: signals")?;
     let load = &args.load;
+    let server = args.nbd.as_deref().map(nbd_uri).transpose()?;
     let report = progress::shown(load, |progress| {
-        Run { load, progress, stop }.measure(|cluster| device::make(cluster, &args.devices))
+        let run = Run { load, progress, stop };
+        match &server {
+            Some(uri) => run.measure_nbd(uri).context("bench"),
+            None if args.floor => run.measure_floor().context("bench"),
+            None => run.measure(|cluster| device::make(cluster, &args.devices)),
+        }
     })?;
+    let device = args.nbd.as_deref().or_else(|| args.devices.last().map(String::as_str));
     match args.format() {
         Format::Normal => say(&report.text(load))?,
-        Format::Json => say_json(&report.json(load, args.devices.last().map(String::as_str)))?,
+        Format::Json => say_json(&report.json(load, device))?,
     }
     match report.failure() {
         Some(failure) => bail!("{}: {failure}", load.name),
         None => Ok(stop::status(stop)),
+    }
+}
+
+fn nbd_uri(word: &str) -> Result<NbdUri> {
+    match udm_wire::uri::parse(word)? {
+        DeviceUri::Nbd(uri) => Ok(uri),
+        _ => bail!("--nbd {word}: no NBD URI; nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH"),
     }
 }
 

@@ -1,0 +1,187 @@
+//! Load on an export of an NBD server: any server's, over its socket.
+//!
+//! The client is as small as it can be, so that what is measured is the server: no library, blocking sockets, requests gathered into one send and replies taken
+//! from one receive. Each job has a connection. What no server could do better over that socket is measured by the same client against a loop that reads and
+//! writes ([`floor`]).
+
+mod connect;
+mod floor;
+mod job;
+mod wire;
+
+use crate::job::{Outcome, Spec};
+use crate::load::Load;
+use crate::report::Report;
+use crate::run::{Run, entries};
+use crate::verify::{self, Stamp};
+use anyhow::{Context, Result, anyhow, ensure};
+use connect::{Export, connect};
+use rustix::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use udm_core::Op;
+use udm_wire::nbd::{BlockSizes, ExportFlags};
+use udm_wire::uri::NbdUri;
+use wire::Wire;
+
+impl Run<'_> {
+    /// Runs the jobs against an export, a connection each.
+    ///
+    /// # Errors
+    /// When the load can't begin. What fails later is in the report.
+    pub fn measure_nbd(&self, uri: &NbdUri) -> Result<Report> {
+        check(self.load)?;
+        let (first, export) = connect(uri)?;
+        let several = self.load.numjobs == 1 || export.flags.contains(ExportFlags::CAN_MULTI_CONN);
+        let reads = self.load.rw.op() == Some(Op::Read);
+        ensure!(
+            several || reads,
+            "the export takes one connection that writes: its server announces no multi-conn"
+        );
+        let mut sockets = vec![first];
+        for _ in 1..self.load.numjobs {
+            sockets.push(connect(uri)?.0);
+        }
+        self.on_sockets(sockets, &export)
+    }
+
+    /// Runs the jobs against as many loops that only read and write, over Unix sockets.
+    ///
+    /// # Errors
+    /// As for a server.
+    pub fn measure_floor(&self) -> Result<Report> {
+        check(self.load)?;
+        let pairs: Vec<_> = (0..self.load.numjobs).map(|_| UnixStream::pair()).collect::<Result<_, _>>()?;
+        let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
+        let flags = ExportFlags::HAS_FLAGS | ExportFlags::SEND_TRIM | ExportFlags::CAN_MULTI_CONN;
+        let export = Export { size: 1 << 40, flags, blocks };
+        thread::scope(|scope| {
+            let mut sockets = Vec::new();
+            for (ours, theirs) in pairs {
+                scope.spawn(|| floor::serve(theirs));
+                sockets.push(ours.into());
+            }
+            self.on_sockets(sockets, &export)
+        })
+    }
+
+    fn on_sockets(&self, sockets: Vec<OwnedFd>, export: &Export) -> Result<Report> {
+        let load = self.load;
+        let regions = load.regions(&export.limits())?;
+        let payload = payload(load);
+        let wires =
+            sockets.into_iter().map(|fd| Wire::new(fd, payload.clone())).collect::<Result<Vec<_>>>()?;
+        let outcomes = thread::scope(|scope| {
+            let threads: Vec<_> = wires
+                .into_iter()
+                .enumerate()
+                .map(|(job, wire)| {
+                    let region = regions[job];
+                    scope.spawn(move || -> Result<Outcome> {
+                        pin(load, job)?;
+                        let progress = self.progress.map(|p| p.counter(job));
+                        Ok(job::run(wire, &Spec { load, job, region, progress, stop: self.stop }))
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|t| t.join().map_err(|_| anyhow!("a job panicked"))?)
+                .collect::<Result<Vec<_>>>()
+        })?;
+        Ok(Report { entries: entries(load, outcomes) })
+    }
+}
+
+/// What the options mean over NBD.
+fn check(load: &Load) -> Result<()> {
+    load.check()?;
+    ensure!(load.verify.is_none(), "verify: not over NBD");
+    ensure!(load.fsync == 0, "fsync: not over NBD");
+    ensure!(!load.bare, "bare: over NBD all data moves");
+    Ok(())
+}
+
+/// What writes carry: nothing that compresses.
+fn payload(load: &Load) -> Vec<u8> {
+    let mut data = vec![0; if load.rw.op() == Some(Op::Read) { 0 } else { load.bs as usize }];
+    if !data.is_empty() {
+        verify::fill(&mut data, Stamp { offset: 0, tag: load.seed(), index: 0 });
+    }
+    data
+}
+
+fn pin(load: &Load, job: usize) -> Result<()> {
+    let Some(cpu) = load.cpu(job) else { return Ok(()) };
+    let mut set = rustix::thread::CpuSet::new();
+    ensure!(cpu < rustix::thread::CpuSet::MAX_CPU, "no CPU {cpu}");
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("CPU {cpu}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use std::sync::atomic::AtomicBool;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        load: Load,
+    }
+
+    fn floor(text: &str) -> Result<Report> {
+        let line = Line::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap();
+        Run { load: &line.load, progress: None, stop: &AtomicBool::new(false) }.measure_floor()
+    }
+
+    /// Requests of each kind, short ones in hundreds and long ones beyond what sockets and buffers hold, all come home.
+    #[test]
+    fn every_request_is_answered() {
+        for (text, want) in [
+            ("--rw randread --bs 4k --iodepth 300 --number_ios 5000 --numjobs 2", [5000, 0, 0]),
+            ("--rw write --bs 64k --iodepth 64 --number_ios 1000", [0, 1000, 0]),
+            ("--rw randrw --bs 1m --iodepth 40 --number_ios 300", [0, 0, 0]),
+            ("--rw randtrim --bs 512 --iodepth 1 --number_ios 100", [0, 0, 100]),
+            ("--rw read --bs 8m --number_ios 20", [20, 0, 0]),
+        ] {
+            let report = floor(text).unwrap();
+            assert_eq!(report.failure(), None, "{text}");
+            for entry in &report.entries {
+                let ios = entry.stats.directions.each_ref().map(|d| d.ios);
+                if want == [0, 0, 0] {
+                    assert_eq!((ios[0] + ios[1], ios[0] > 0, ios[1] > 0), (300, true, true), "{text}");
+                } else {
+                    assert_eq!(ios, want, "{text}");
+                }
+                let timed: u64 = entry.stats.directions.iter().map(|d| d.latency.count()).sum();
+                assert_eq!(timed, ios.iter().sum::<u64>(), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn options_that_mean_nothing_here_are_refused() {
+        for (text, why) in [("--verify crc32c", "verify"), ("--fsync 3", "fsync"), ("--bare", "bare")] {
+            let error = floor(&format!("--rw write --number_ios 1 {text}")).err().expect("refused");
+            assert!(format!("{error:#}").contains(why), "{error:#}");
+        }
+        let error = floor("--rw read --bs 64m --number_ios 1").err().expect("refused");
+        assert!(format!("{error:#}").contains("at most"), "{error:#}");
+    }
+
+    /// A server that hangs up in the middle is a failure of the job, which ends.
+    #[test]
+    fn a_server_that_goes_away() {
+        let line = Line::try_parse_from(["bench", "--rw", "randread", "--iodepth", "8"]).unwrap();
+        let stop = AtomicBool::new(false);
+        let run = Run { load: &line.load, progress: None, stop: &stop };
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
+        let export = Export { size: 1 << 20, flags: ExportFlags::HAS_FLAGS, blocks };
+        let report = run.on_sockets(vec![ours.into()], &export).unwrap();
+        assert!(report.failure().is_some());
+    }
+}
