@@ -18,6 +18,7 @@ mod parking;
 mod reactor;
 mod ring;
 mod runtime;
+mod spin;
 
 pub use cluster::{Cluster, Letter, UnderWay};
 pub use devices::DeviceSlot;

@@ -4,6 +4,7 @@ use crate::Cluster;
 use crate::cluster::Mail;
 use crate::off_core::OnCore;
 use crate::ring::{Doorbell, Ring, missing};
+use crate::spin::Spin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
 use std::io;
@@ -20,7 +21,7 @@ pub struct CoreOptions {
     pub cpu: Option<usize>,
     /// Never sleep.
     pub poll: bool,
-    /// The longest spin before sleeping. How long it really spins follows what has paid lately.
+    /// The longest spin before sleeping. Whether it spins, and for how long, follows what has paid lately.
     pub spin_max: Duration,
     /// Go on without an io_uring where none is to be had: for devices that need none.
     pub ring_optional: bool,
@@ -31,12 +32,6 @@ impl Default for CoreOptions {
         CoreOptions { cpu: None, poll: false, spin_max: Duration::from_micros(50), ring_optional: false }
     }
 }
-
-/// A spin that stood still for so long was interrupted: somebody else ran on its CPU.
-const PREEMPTED: Nanos = Nanos(20_000);
-
-/// For so long a core does not spin then: it would take the time of others.
-const SHARED: Nanos = Nanos(50_000_000);
 
 /// How a core hears of what happens outside.
 enum Outside {
@@ -63,10 +58,7 @@ pub struct LocalCore {
     /// A reactor takes the letters in `other`.
     pub(crate) serves: bool,
     options: CoreOptions,
-    /// How long to spin next time, in ns.
-    spin: u64,
-    /// Not before then: others want this CPU.
-    spin_after: Nanos,
+    spin: Spin,
     _on_core: OnCore,
 }
 
@@ -110,9 +102,8 @@ impl LocalCore {
             wake: Nanos::NEVER,
             other: Vec::new(),
             serves: false,
+            spin: Spin::new(options.spin_max.as_nanos() as u64),
             options,
-            spin: 0,
-            spin_after: Nanos(0),
             _on_core: OnCore::new(),
         })
     }
@@ -208,7 +199,7 @@ impl LocalCore {
     }
 
     /// Waits for a reason to take another turn: a completion in the ring, a command, or the earliest time that a lane asked for in the last turn.
-    /// Spins first if that has paid lately and nobody else wants the CPU, then sleeps. Afterwards every lane must be polled once.
+    /// Spins first where that makes the wait shorter, then sleeps. Afterwards every lane must be polled once.
     pub fn park(&mut self) {
         if self.take_fresh() {
             return self.exchange();
@@ -224,21 +215,13 @@ impl LocalCore {
             std::hint::spin_loop();
             return self.exchange();
         }
-        if self.spin > 0 && self.spin_after <= begin && self.spins(begin) {
-            return;
-        }
-        if self.cluster.inbox(self.id).try_sleep() {
+        if (self.spin.length() == 0 || !self.spins(begin)) && self.cluster.inbox(self.id).try_sleep() {
             let timeout =
                 (self.wake != Nanos::NEVER).then(|| Duration::from_nanos(self.wake.since(self.clock()).0));
             self.wait(timeout);
         }
-        // What came soon after the spin ended would have been worth a longer one; what came much later was not worth any.
-        let slept = self.clock().since(begin).0;
-        let max = self.options.spin_max.as_nanos() as u64;
-        self.spin = if slept <= max { (slept * 2).min(max) } else { self.spin / 2 };
-        if self.spin < 1000 {
-            self.spin = 0;
-        }
+        let end = self.clock();
+        self.spin.waited(begin, end);
     }
 
     /// Spins for a while from `begin` on. True when there is a reason for another turn.
@@ -247,25 +230,18 @@ impl LocalCore {
         if self.take_fresh() {
             return true;
         }
-        let mut before = self.clock();
         loop {
             for _ in 0..16 {
                 std::hint::spin_loop();
             }
             let now = self.clock();
-            let roused = self.roused() || now >= self.wake;
-            if now.since(before) >= PREEMPTED {
-                // Perhaps the very client that is waited for wants to run.
-                self.spin_after = now + SHARED;
-            }
-            if roused {
+            if self.roused() || now >= self.wake {
                 self.exchange();
                 return true;
             }
-            if now.since(begin).0 >= self.spin {
+            if now.since(begin).0 >= self.spin.length() {
                 return false;
             }
-            before = now;
         }
     }
 
