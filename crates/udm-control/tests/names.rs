@@ -47,7 +47,7 @@ impl World {
             return verbs::wait(verbs::create(&self.registry, name, None, Some(table))).map_err(text);
         }
         verbs::load(&self.registry, name, table).map_err(text)?;
-        verbs::wait(verbs::resume(&self.registry, name)).map_err(text)
+        verbs::wait(verbs::resume(&self.registry, &[name])).map_err(text)
     }
 
     /// The number that the table of `name` shows.
@@ -151,7 +151,7 @@ fn messages_find_what_the_live_table_uses() {
         tell(format!("fail_path {word}")).expect(&word);
         assert!(status().contains("253:0 F"), "{word}: {}", status());
     }
-    verbs::wait(verbs::resume(&world.registry, "mp")).unwrap();
+    verbs::wait(verbs::resume(&world.registry, &["mp"])).unwrap();
     tell(format!("fail_path {}", p.display())).unwrap();
     assert!(status().contains("253:2 F"), "{}", status());
 }

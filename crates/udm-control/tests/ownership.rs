@@ -116,14 +116,14 @@ fn no_table_names_a_removed_device() {
             if verbs::load(&registry, "i", "0 8 linear @b 0").is_err() {
                 continue;
             }
-            verbs::wait(verbs::resume(&registry, "i")).unwrap();
+            verbs::wait(verbs::resume(&registry, &["i"])).unwrap();
             let below = verbs::table(&registry, "i", false).unwrap().devices;
             // Looked at after the table: who is named there must still be there.
             assert!(below.iter().all(|b| !b.uri.is_empty()), "{below:?}");
             assert_eq!(verbs::info(&registry, "b").unwrap().open_count, 1);
             loaded += 1;
             verbs::load(&registry, "i", "0 8 error").unwrap();
-            verbs::wait(verbs::resume(&registry, "i")).unwrap();
+            verbs::wait(verbs::resume(&registry, &["i"])).unwrap();
         }
         removed = removing.join().unwrap();
     });

@@ -20,7 +20,7 @@ pub mod target;
 pub mod testing;
 
 pub use error::TargetError;
-pub use mapped::{Change, DeviceInfo, MappedDevice, Wake};
+pub use mapped::{Change, Changes, DeviceInfo, MappedDevice, Refused, Wake};
 pub use pending::Pending;
 pub use table::{Entry, Table};
 pub use target::{

@@ -7,7 +7,9 @@ use crate::error::TargetError;
 use crate::pending::Pending;
 use std::any::Any;
 use std::sync::Arc;
-use udm_core::{Content, Cores, Cx, DevNo, Device, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{
+    Content, Cores, Cx, DevNo, Device, Extents, Lane, Limits, OpenError, Sector, Sectors, Stacked,
+};
 
 /// A device that a table line names, looked up.
 #[derive(Clone)]
@@ -20,6 +22,15 @@ pub struct DeviceRef {
     pub device: Arc<dyn Device>,
     /// Whatever the resolver wants to see dropped when the table lets go of the device: it counts the uses of mapped devices so.
     pub hold: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl DeviceRef {
+    /// The limits of the device for a table over it: those of the table that is about to become live, where there is one.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        let coming = self.device.stacked().and_then(Stacked::limits_to_come);
+        coming.unwrap_or_else(|| self.device.limits())
+    }
 }
 
 /// Looks up the devices that table lines and messages name: a path, a URI, `major:minor` or `@name`.

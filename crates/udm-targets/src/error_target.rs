@@ -47,7 +47,7 @@ impl Target for ErrorTarget {
     fn limits(&self) -> Limits {
         let own = Limits { max_write_zeroes: Sectors::ZERO, ..Limits::new(self.len) };
         let limits = match &self.like {
-            Some(used) => own.stack(&used.device.device.limits()),
+            Some(used) => own.stack(&used.device.limits()),
             None => own,
         };
         // Discards fail with EIO and not as unsupported (kernel).

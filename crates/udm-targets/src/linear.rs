@@ -44,7 +44,7 @@ impl Target for Linear {
     }
 
     fn limits(&self) -> Limits {
-        let below = self.device.device.limits();
+        let below = self.device.limits();
         Limits { request_stackable: false, ..Limits::new(self.len).stack(&below) }
     }
 

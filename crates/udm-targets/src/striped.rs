@@ -130,7 +130,7 @@ impl Target for Striped {
     fn limits(&self) -> Limits {
         let Layout { stripes, chunk } = self.shared.layout;
         let bytes = chunk.get().saturating_mul(SECTOR_SIZE);
-        let below = self.shared.stripes.iter().map(|s| s.device.device.limits());
+        let below = self.shared.stripes.iter().map(|s| s.device.limits());
         let limits = below.fold(Limits::new(self.len), |all, one| all.stack(&one));
         let hint = |bytes: u64| u32::try_from(bytes).unwrap_or(0);
         Limits {

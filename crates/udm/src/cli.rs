@@ -40,9 +40,9 @@ pub enum Verb {
     Load(LoadArgs),
     /// Empty the inactive slot
     Clear(NamesArgs),
-    /// Park new requests and wait for those in flight
+    /// Park new requests and wait for those in flight; of several devices all or none
     Suspend(SuspendArgs),
-    /// Swap a loaded table in and let requests go
+    /// Swap a loaded table in and let requests go; of several devices all or none
     Resume(ResumeArgs),
     /// Send a message to a target
     Message(MessageArgs),

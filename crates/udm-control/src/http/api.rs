@@ -129,6 +129,24 @@ api! {
         timeout_ms: Option<u64>,
     }
 
+    /// Which devices to suspend together: all of them or none.
+    request SuspendTogether {
+        /// Their names.
+        names: Vec<String>,
+        /// Do not wait for requests that targets hold back: they wait for the resume, perhaps through another table.
+        noflush: Option<bool>,
+        /// Call it off when it takes longer than so many milliseconds: the devices are active then.
+        timeout_ms: Option<u64>,
+    }
+
+    /// Which devices to resume together: all of them or none.
+    request ResumeTogether {
+        /// Their names.
+        names: Vec<String>,
+        /// Call it off when it takes longer than so many milliseconds: the tables that were live are live and running then.
+        timeout_ms: Option<u64>,
+    }
+
     /// Where an export can be reached.
     reply Export {
         /// Its name, which is the device's.

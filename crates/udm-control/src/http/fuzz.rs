@@ -138,7 +138,7 @@ fn registry() -> Arc<Registry> {
         verbs::wait(verbs::create(&registry, name, None, Some(table))).expect("a good table");
     }
     let (name, table) = DEVICES[1];
-    verbs::wait(verbs::suspend(&registry, name, false)).expect("nothing to wait for");
+    verbs::wait(verbs::suspend(&registry, &[name], false)).expect("nothing to wait for");
     verbs::load(&registry, name, table).expect("a good table");
     registry
 }

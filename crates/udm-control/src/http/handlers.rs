@@ -20,6 +20,9 @@ use std::time::Duration;
 use udm_core::errno::ETIMEDOUT;
 use udm_dm::TargetError;
 
+/// How many devices can change together: more than any set that makes one volume, and few enough that their turns do not hold up others for long.
+const TOGETHER_MAX: usize = 1024;
+
 type Answer<T> = Result<Json<T>, Refusal>;
 type Done = Result<StatusCode, Refusal>;
 
@@ -168,7 +171,7 @@ pub(super) async fn suspend(
     Body(how): Body<api::Suspend>,
 ) -> Done {
     let noflush = how.noflush.unwrap_or(false);
-    let verb = |off| async move { verbs::suspend_until(&registry, &name, noflush, &off).await };
+    let verb = |off| async move { verbs::suspend_until(&registry, &[&name], noflush, &off).await };
     while_asked(how.timeout_ms, verb).await
 }
 
@@ -177,8 +180,45 @@ pub(super) async fn resume(
     Named(name): Named,
     Body(how): Body<api::Resume>,
 ) -> Done {
-    let verb = |off| async move { verbs::resume_until(&registry, &name, &off).await };
+    let verb = |off| async move { verbs::resume_until(&registry, &[&name], &off).await };
     while_asked(how.timeout_ms, verb).await
+}
+
+pub(super) async fn suspend_together(
+    State(registry): State<Arc<Registry>>,
+    Body(how): Body<api::SuspendTogether>,
+) -> Done {
+    let noflush = how.noflush.unwrap_or(false);
+    let names = several(how.names)?;
+    let verb = |off| async move {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        verbs::suspend_until(&registry, &names, noflush, &off).await
+    };
+    while_asked(how.timeout_ms, verb).await
+}
+
+pub(super) async fn resume_together(
+    State(registry): State<Arc<Registry>>,
+    Body(how): Body<api::ResumeTogether>,
+) -> Done {
+    let names = several(how.names)?;
+    let verb = |off| async move {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        verbs::resume_until(&registry, &names, &off).await
+    };
+    while_asked(how.timeout_ms, verb).await
+}
+
+/// The names of devices that change together: some, and not without end.
+fn several(names: Vec<String>) -> Result<Vec<String>, Refusal> {
+    match names.len() {
+        0 => Err(Refusal::request(StatusCode::BAD_REQUEST, "`names` is empty: name the devices")),
+        1..=TOGETHER_MAX => Ok(names),
+        n => Err(Refusal::request(
+            StatusCode::BAD_REQUEST,
+            format!("{n} devices at once, {TOGETHER_MAX} can: take them in turns"),
+        )),
+    }
 }
 
 pub(super) async fn exports(State(registry): State<Arc<Registry>>) -> Json<api::ExportList> {

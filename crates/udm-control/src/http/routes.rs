@@ -134,13 +134,29 @@ pub(super) fn all() -> Vec<Route> {
         )
         .takes::<api::Suspend>(),
         Route::new(
-            post,
+            post.clone(),
             "/v1/devices/{name}/resume",
             "resumeDevice",
             "Swaps a loaded table in and lets requests go",
             h::resume,
         )
         .takes::<api::Resume>(),
+        Route::new(
+            post.clone(),
+            "/v1/suspend",
+            "suspendTogether",
+            "Suspends several devices, all or none: at one instant none has a request in flight",
+            h::suspend_together,
+        )
+        .takes::<api::SuspendTogether>(),
+        Route::new(
+            post,
+            "/v1/resume",
+            "resumeTogether",
+            "Resumes several devices, all with their loaded tables or none",
+            h::resume_together,
+        )
+        .takes::<api::ResumeTogether>(),
         Route::new(get.clone(), "/v1/exports", "listExports", "What clients can connect to", h::exports)
             .gives::<api::ExportList>(),
         Route::new(get.clone(), "/v1/version", "getVersion", "The server and its targets", h::version)

@@ -31,12 +31,41 @@ enum Phase {
     Suspend,
     /// They have stopped.
     Suspended,
+    /// The device stands still, and is to stay so.
+    Still,
+    /// It stands still, for the tables to change places.
+    Swap,
     /// Have the cores go on with the table that is live now.
     Resume,
     /// They do.
     Resumed,
-    /// Over.
+    /// Nothing is left to do.
     Done,
+    /// The device is free for the next change.
+    Over,
+}
+
+/// Where a change waits for others that go in step with it ([`super::changes`]).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    /// Everything that can fail is over, and nothing has stopped for it.
+    Prepared,
+    /// The device stands still.
+    Still,
+    /// The end.
+    Over,
+}
+
+impl Phase {
+    /// The last stage that was reached.
+    fn stage(self) -> Option<Stage> {
+        match self {
+            Phase::Prepare | Phase::Prepared => None,
+            Phase::Suspend | Phase::Suspended => Some(Stage::Prepared),
+            Phase::Still | Phase::Swap | Phase::Resume | Phase::Resumed | Phase::Done => Some(Stage::Still),
+            Phase::Over => Some(Stage::Over),
+        }
+    }
 }
 
 /// A suspend or resume under way. Dropped before its end it leaves the device suspended or as it was; a resume mends that. Dropped at its end
@@ -109,6 +138,11 @@ impl Change {
 
     /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake. `Some`: over, with its outcome.
     pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), TargetError>> {
+        self.step_to(Stage::Over, cores)
+    }
+
+    /// As [`Change::step`], and no further than to `stage`. A change that fails before says so when it gets there.
+    pub(super) fn step_to(&mut self, stage: Stage, cores: &dyn Cores) -> Option<Result<(), TargetError>> {
         loop {
             // Acquire pairs with the release behind the last ack: what the lanes did is seen here.
             let patient = !(bugs::on(Bug::SwapTooEarly) && self.phase == Phase::Suspended);
@@ -116,20 +150,18 @@ impl Change {
                 return None;
             }
             self.waiting = None;
+            if self.phase.stage() >= Some(stage) {
+                return Some(self.result.clone());
+            }
             self.phase = match self.phase {
                 Phase::Prepare => self.prepare(cores),
                 Phase::Prepared => self.prepared(cores),
                 Phase::Suspend => self.stop(cores),
                 Phase::Suspended => self.stopped(),
+                Phase::Swap => self.swap(),
                 Phase::Resume => self.go(cores),
-                Phase::Resumed | Phase::Done => {
-                    let mut state = self.device.state();
-                    state.changing = false;
-                    self.let_go.extend(state.leaving.take().map(|slot| slot.table));
-                    drop(state);
-                    self.phase = Phase::Done;
-                    return Some(self.result.clone());
-                }
+                Phase::Still | Phase::Resumed => Phase::Done,
+                Phase::Done | Phase::Over => self.end(),
             };
         }
     }
@@ -138,10 +170,11 @@ impl Change {
     pub fn cancel(&mut self, cores: &dyn Cores) {
         let error = TargetError::errno(EINTR).because("called off");
         match self.phase {
-            Phase::Resume | Phase::Resumed | Phase::Done => return,
+            Phase::Resume | Phase::Resumed | Phase::Done | Phase::Over => return,
             Phase::Prepare | Phase::Prepared | Phase::Suspend | Phase::Suspended => self.waiting = None,
+            Phase::Still | Phase::Swap => {}
         }
-        let stopping = self.phase == Phase::Suspended;
+        let stopping = matches!(self.phase, Phase::Suspended | Phase::Still | Phase::Swap);
         self.phase = self.refuse(error, cores);
         if stopping {
             self.phase = Phase::Resume;
@@ -179,7 +212,7 @@ impl Change {
         if let Some(error) = self.failure.take() {
             return self.refuse(TargetError::errno(error.errno).because(error.text), cores);
         }
-        if self.device.is_suspended() { self.swap() } else { Phase::Suspend }
+        if self.device.is_suspended() { Phase::Swap } else { Phase::Suspend }
     }
 
     /// The old table stays, and runs.
@@ -209,10 +242,7 @@ impl Change {
 
     fn stopped(&mut self) -> Phase {
         self.each_target(|target| target.postsuspend());
-        if self.next.is_some() {
-            return self.swap();
-        }
-        if self.go_on { Phase::Resume } else { Phase::Done }
+        if self.go_on { Phase::Swap } else { Phase::Still }
     }
 
     fn swap(&mut self) -> Phase {
@@ -240,6 +270,14 @@ impl Change {
         Phase::Resumed
     }
 
+    /// The device is free for the next change.
+    fn end(&mut self) -> Phase {
+        let mut state = self.device.state();
+        state.changing = false;
+        self.let_go.extend(state.leaving.take().map(|slot| slot.table));
+        Phase::Over
+    }
+
     fn each_target(&self, hook: impl Fn(&dyn Target)) {
         let live = self.device.live();
         for entry in live.iter().flat_map(|table| table.targets()) {
@@ -250,7 +288,7 @@ impl Change {
 
 impl Drop for Change {
     fn drop(&mut self) {
-        if self.phase != Phase::Done {
+        if self.phase != Phase::Over {
             let mut state = self.device.state();
             state.changing = false;
             state.preparing = None;

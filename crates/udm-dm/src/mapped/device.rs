@@ -376,6 +376,11 @@ impl Stacked for MappedDevice {
         self.carried().values().filter_map(Weak::upgrade).collect()
     }
 
+    fn limits_to_come(&self) -> Option<Limits> {
+        let preparing = self.state().preparing.clone();
+        preparing.map(|slot| slot.table.limits())
+    }
+
     fn carry(&self, id: DeviceId, above: Weak<dyn Device>) {
         let mut carried = self.carried();
         if carried.len() == carried.capacity() {

@@ -41,7 +41,7 @@ pub(super) fn fit(entries: &[Entry]) -> Result<Fit, TargetError> {
 fn stackable(entries: &[Entry]) -> Result<(), TargetError> {
     for (line, entry) in entries.iter().enumerate().filter(|(_, e)| e.target.kind() == Kind::Request) {
         for used in entry.target.devices() {
-            let limits = used.device.device.limits();
+            let limits = used.device.limits();
             if !limits.request_stackable && limits.size > Sectors::ZERO {
                 let text = "table load rejected: including non-request-stackable devices";
                 let reason = format!("{} is bio-based; `queue_mode bio` takes it", used.device.name);
@@ -56,7 +56,7 @@ fn stackable(entries: &[Entry]) -> Result<(), TargetError> {
 /// flush of one makes durable would be its own writes only.
 fn coherent(paths: &[Used]) -> Result<(), TargetError> {
     let several = paths.iter().any(|path| path.device.number != paths[0].device.number);
-    let private = |path: &&Used| path.device.device.limits().private_cache;
+    let private = |path: &&Used| path.device.limits().private_cache;
     let Some(path) = paths.iter().find(private).filter(|_| several) else { return Ok(()) };
     let name = &path.device.name;
     let text = format!("multipath: {name} has a page cache of its own");
@@ -70,7 +70,7 @@ fn block_sectors(bytes: u32) -> u64 {
 /// Checks the range that a target uses of a device (kernel `device_area_is_invalid`); `block` is the target's logical block in bytes.
 fn area(used: &Used, block: u32) -> Result<(), TargetError> {
     let name = base_name(&used.device.name);
-    let (start, len, size) = (used.start.0, used.len.0, used.device.device.limits().size.0);
+    let (start, len, size) = (used.start.0, used.len.0, used.device.limits().size.0);
     // A mapped device that has no table yet has no size; what it gets is checked when this table is resumed (kernel).
     if size == 0 {
         return Ok(());

@@ -116,7 +116,7 @@ impl Target for Delay {
     }
 
     fn limits(&self) -> Limits {
-        let below = self.classes.iter().map(|class| class.under.device.device.limits());
+        let below = self.classes.iter().map(|class| class.under.device.limits());
         let own = Limits { request_stackable: false, ..Limits::new(self.len) };
         below.fold(own, |limits, below| limits.stack(&below))
     }

@@ -49,7 +49,7 @@ impl Underlay {
 
     /// Limits of a target of `len` that passes on what it is given.
     fn limits(&self, len: Sectors) -> Limits {
-        Limits { request_stackable: false, ..Limits::new(len).stack(&self.device.device.limits()) }
+        Limits { request_stackable: false, ..Limits::new(len).stack(&self.device.limits()) }
     }
 }
 

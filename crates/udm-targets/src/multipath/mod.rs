@@ -109,7 +109,7 @@ impl Target for Multipath {
     fn limits(&self) -> Limits {
         let mut limits = Limits::new(self.len);
         limits.request_stackable = self.kind() == Kind::Request;
-        self.paths().fold(limits, |limits, (_, path)| limits.stack(&path.device.limits()))
+        self.paths().fold(limits, |limits, (_, path)| limits.stack(&path.limits()))
     }
 
     /// As the first path says that is in use: all lead to the same blocks.

@@ -114,8 +114,8 @@ impl Stage {
     /// Puts another selector in charge, under the running load.
     pub fn reload(&self, selector: &str) -> Result<()> {
         verbs::load(&self.registry, NAME, &table(self.folder.path(), selector))?;
-        verbs::wait(verbs::suspend(&self.registry, NAME, false))?;
-        verbs::wait(verbs::resume(&self.registry, NAME))?;
+        verbs::wait(verbs::suspend(&self.registry, &[NAME], false))?;
+        verbs::wait(verbs::resume(&self.registry, &[NAME]))?;
         self.tables.lock().expect("one thread").extend(self.device.live());
         Ok(())
     }

@@ -76,13 +76,14 @@ pub fn clear(args: &NamesArgs) -> Result<()> {
 }
 
 pub fn suspend(args: &SuspendArgs) -> Result<()> {
-    let how = api::Suspend { noflush: Some(args.noflush), timeout_ms: args.until.timeout_ms() };
-    each(&args.talk, &args.names, |client, name| client.post(&device_path(name, "/suspend"), &how))
+    let (noflush, timeout_ms) = (Some(args.noflush), args.until.timeout_ms());
+    let how = api::SuspendTogether { names: args.names.clone(), noflush, timeout_ms };
+    args.talk.client()?.post("/v1/suspend", &how).map_err(|e| explain(e, None))
 }
 
 pub fn resume(args: &ResumeArgs) -> Result<()> {
-    let how = api::Resume { timeout_ms: args.until.timeout_ms() };
-    each(&args.talk, &args.names, |client, name| client.post(&device_path(name, "/resume"), &how))
+    let how = api::ResumeTogether { names: args.names.clone(), timeout_ms: args.until.timeout_ms() };
+    args.talk.client()?.post("/v1/resume", &how).map_err(|e| explain(e, None))
 }
 
 pub fn message(args: &MessageArgs) -> Result<()> {

@@ -318,3 +318,39 @@ fn the_end_of_the_server_ends_what_waits() {
     assert!(out.status.success() || said.contains("the server ends; the device is active"), "{said}");
     until("the end", || server.child.try_wait().unwrap());
 }
+
+/// Several devices are suspended and resumed together or not at all, in whatever order they are named, under load.
+#[test]
+fn several_change_together_or_not_at_all() {
+    let (server, mut client) = hung();
+    server.says(&["create", "other", "--table", "0 1024 zero"]);
+    let states = |names: [&str; 3]| names.map(|name| server.info(name)["state"].as_str().unwrap().to_owned());
+
+    let said = server.refuses(&["suspend", "other", "nobody"]);
+    assert!(said.starts_with("udm: nobody: "), "{said}");
+    // What `up` has in flight waits in `low`.
+    let said = server.refuses(&["suspend", "other", "up", "--timeout", "0.3"]);
+    assert!(said.contains("the device is active"), "{said}");
+    assert_eq!(states(["up", "low", "other"]), ["active", "suspended", "active"]);
+
+    server.says(&["resume", "low"]);
+    assert_eq!(client.reply(), (0, 0));
+    server.says(&["suspend", "low", "other", "up"]);
+    assert_eq!(states(["up", "low", "other"]), ["suspended"; 3].map(String::from));
+    client.ask_read(3);
+    // What `up` is to have does not fit what `low` is to have. The third keeps what it had too.
+    server.says(&["load", "other", "--table", "0 1024 linear mem:1M 0"]);
+    server.says(&["load", "up", "--table", "0 1024 linear @low 0"]);
+    server.says(&["load", "low", "--table", "0 8 zero"]);
+    let said = server.refuses(&["resume", "up", "low", "other"]);
+    assert!(said.starts_with("udm: up: ") && said.contains("too small for target"), "{said}");
+    assert_eq!(states(["up", "low", "other"]), ["active"; 3].map(String::from));
+    assert_eq!(client.reply(), (3 * 512, 0));
+    assert_eq!(server.says(&["table", "other"]), "0 1024 zero \n");
+    for name in ["up", "low", "other"] {
+        server.says(&["load", name, "--table", "0 2048 linear mem:1M 0"]);
+    }
+    server.says(&["resume", "up", "low", "other"]);
+    assert!(server.says(&["table", "other"]).contains("linear"));
+    assert_eq!(client.read(5), 0);
+}

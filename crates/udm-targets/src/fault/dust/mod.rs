@@ -145,7 +145,7 @@ impl Dust {
     /// A block number of a message. As in the kernel it may be one more than there are.
     fn block_number(&self, word: &str) -> Result<u64, TargetError> {
         let block = number(word).ok_or_else(|| TargetError::errno(EINVAL).at(1))?;
-        if block > self.under.device.device.limits().size.0 / self.block {
+        if block > self.under.device.limits().size.0 / self.block {
             return Err(TargetError::new("dust: selected block value out of range").at(1));
         }
         Ok(block)

@@ -1,0 +1,189 @@
+//! Several devices that change in step: all of them or none.
+
+mod mapped_rig;
+
+use mapped_rig::Rig;
+use std::sync::Arc;
+use udm_core::{Device, Lane, Limits, Op, Sectors, Status};
+use udm_dm::testing::{TestDisk, bare, write};
+use udm_dm::{Changes, MappedDevice, Refused, Wake};
+
+fn idle() -> Wake {
+    Arc::new(|| {})
+}
+
+fn suspend(devices: &[&Arc<MappedDevice>]) -> Result<Changes, Refused> {
+    Changes::suspend(&devices.iter().map(|&d| Arc::clone(d)).collect::<Vec<_>>(), false, &idle())
+}
+
+fn resume(devices: &[&Arc<MappedDevice>]) -> Result<Changes, Refused> {
+    Changes::resume(&devices.iter().map(|&d| Arc::clone(d)).collect::<Vec<_>>(), true, &idle())
+}
+
+impl Rig {
+    /// Steps `changes` to their end.
+    fn all(&mut self, mut changes: Changes, lanes: &mut [&mut Box<dyn Lane>]) -> Result<(), Refused> {
+        let cores = self.world.cores();
+        for _ in 0..100 {
+            if let Some(result) = changes.step(&*cores) {
+                return result;
+            }
+            self.turn(lanes);
+        }
+        panic!("the changes do not end");
+    }
+
+    /// One turn of the core; how many requests came back.
+    fn turn(&mut self, lanes: &mut [&mut Box<dyn Lane>]) -> usize {
+        self.world.deliver(0);
+        lanes.iter_mut().map(|lane| self.world.poll(0, &mut ***lane).len()).sum()
+    }
+}
+
+/// In whatever order they are named, a device rests only when all above it do: what those have in flight needs it. Others do not wait for them.
+#[test]
+fn devices_come_to_rest_from_the_top() {
+    let mut rig = Rig::new();
+    let (under_low, under_side) = (rig.disk("/d", 64), rig.disk("/e", 64));
+    let low = rig.live("low", "0 64 linear /d 0");
+    // Not of the set, and between two that are.
+    rig.live("between", "0 64 linear @low 0");
+    let up = rig.live("up", "0 32 linear @between 0\n32 32 zero");
+    let side = rig.live("side", "0 64 linear /e 0");
+    let (mut a, mut b) = (rig.open(&up), rig.open(&side));
+    under_low.hold(true);
+    under_side.hold(true);
+    rig.world.submit(0, &mut *a, [write(0, 8, 1)]);
+    rig.world.submit(0, &mut *b, [write(0, 8, 1)]);
+
+    let mut changes = suspend(&[&low, &side, &up, &side]).unwrap();
+    let cores = rig.world.cores();
+    for _ in 0..5 {
+        assert_eq!(changes.step(&*cores), None);
+        assert_eq!(rig.turn(&mut [&mut a, &mut b]), 0);
+    }
+    assert_eq!([&up, &side, &low].map(|d| d.is_suspended()), [true, true, false]);
+    under_low.hold(false);
+    assert_eq!(rig.turn(&mut [&mut a, &mut b]), 1);
+    for _ in 0..5 {
+        assert_eq!(changes.step(&*cores), None, "one of them is not at rest");
+        rig.turn(&mut [&mut a, &mut b]);
+    }
+    under_side.hold(false);
+    assert_eq!(rig.turn(&mut [&mut a, &mut b]), 1);
+    assert_eq!(rig.all(changes, &mut [&mut a, &mut b]), Ok(()));
+    assert!([&up, &side, &low].iter().all(|d| d.is_suspended()));
+
+    let changes = resume(&[&side, &up, &low]).unwrap();
+    assert_eq!(rig.all(changes, &mut [&mut a, &mut b]), Ok(()));
+    assert_eq!(rig.world.run(0, &mut *a, bare(Op::Read, 0, 8)).status, Status::Ok);
+}
+
+/// What one can't do none does: the tables that were live are live and running.
+#[test]
+fn one_that_cannot_keeps_the_others_as_they_were() {
+    let mut rig = Rig::new();
+    rig.disk("/d", 64);
+    let new = rig.closable("/new");
+    let devices = ["a", "b", "c"].map(|name| rig.live(name, "0 8 linear /d 0"));
+    let mut lanes: Vec<_> = devices.iter().map(|device| rig.open(device)).collect();
+    let mut lanes: Vec<_> = lanes.iter_mut().collect();
+    rig.load(&devices[0], "0 8 zero").unwrap();
+    rig.load(&devices[1], "0 8 linear /new 0").unwrap();
+    let all: Vec<_> = devices.iter().collect();
+
+    new.refuse(true);
+    let changes = resume(&all).unwrap();
+    let (place, error) = rig.all(changes, &mut lanes).unwrap_err();
+    assert_eq!((place, error.errno), (1, 24), "{error}");
+    for (device, lane) in devices.iter().zip(&mut lanes) {
+        assert_eq!((device.is_suspended(), device.table_text(false)), (false, "0 8 linear 7:1 0".into()));
+        assert_eq!(rig.world.run(0, &mut ***lane, bare(Op::Read, 0, 8)).status, Status::Ok);
+    }
+    new.refuse(false);
+    let changes = resume(&all).unwrap();
+    assert_eq!(rig.all(changes, &mut lanes), Ok(()));
+    assert_eq!(devices[0].table_text(false), "0 8 zero ");
+    assert_eq!(devices[1].table_text(false), "0 8 linear 7:2 0");
+
+    // One that is under change already: none is begun.
+    let busy = devices[2].suspend(false, idle()).unwrap();
+    assert_eq!(suspend(&all).err().map(|(place, error)| (place, error.errno)), Some((2, 16)));
+    drop(busy);
+    let changes = suspend(&all).unwrap();
+    assert_eq!(rig.all(changes, &mut lanes), Ok(()));
+}
+
+/// Called off at each of its steps, by somebody or by a table that fails, a change has happened to all or to none. A device that was suspended before
+/// stays so when a suspend is called off, and runs when a resume is.
+#[test]
+fn called_off_anywhere_it_is_all_or_none() {
+    for resumes in [false, true] {
+        let mut ends = [0, 0];
+        for steps in 0..12 {
+            let mut rig = Rig::new();
+            rig.disk("/d", 64);
+            let low = rig.live("low", "0 64 linear /d 0");
+            let up = rig.live("up", "0 64 linear @low 0");
+            let before = rig.live("before", "0 64 linear /d 0");
+            let mut lanes = [&up, &low, &before].map(|device| rig.open(device));
+            let mut lanes: Vec<_> = lanes.iter_mut().collect();
+            let first = suspend(&[&before]).unwrap();
+            assert_eq!(rig.all(first, &mut lanes), Ok(()));
+            let devices = [&low, &up, &before];
+            if resumes {
+                rig.load(&low, "0 64 zero").unwrap();
+                rig.load(&up, "0 32 linear @low 0\n32 32 error").unwrap();
+            }
+            let mut changes = if resumes { resume(&devices) } else { suspend(&devices) }.unwrap();
+            let cores = rig.world.cores();
+            for _ in 0..steps {
+                let _ = changes.step(&*cores);
+                rig.turn(&mut lanes);
+            }
+            changes.cancel(&*cores);
+            let done = rig.all(changes, &mut lanes);
+            assert!(done.is_ok() || done.as_ref().is_err_and(|(_, e)| e.errno == 4), "{done:?}");
+            let suspended = devices.map(|device| device.is_suspended());
+            let new = [&low, &up].map(|device| !device.table_text(false).contains("0 64 linear"));
+            let expected = match (resumes, done.is_ok()) {
+                (false, true) => ([true; 3], [false; 2]),
+                (false, false) => ([false, false, true], [false; 2]),
+                (true, ok) => ([false; 3], [ok; 2]),
+            };
+            assert_eq!((suspended, new), expected, "after {steps} steps");
+            if resumes || done.is_err() {
+                assert_eq!(rig.world.run(0, &mut **lanes[0], bare(Op::Read, 0, 8)).status, Status::Ok);
+            }
+            ends[usize::from(done.is_ok())] += 1;
+        }
+        assert!(ends[0] > 0 && ends[1] > 0, "both ends were seen: {ends:?}");
+    }
+}
+
+/// Devices that get their first tables together: the upper one goes by the limits that the lower one is about to have.
+#[test]
+fn a_table_goes_by_the_limits_that_come_below_it() {
+    let mut rig = Rig::new();
+    let mut limits = Limits::new(Sectors(64));
+    limits.max_sectors = Sectors(4);
+    let small = TestDisk::null(limits);
+    rig.resolver.add("/small", udm_core::DevNo { major: 8, minor: 1 }, small);
+    rig.disk("/d", 128);
+    let (low, up) = (rig.make("low"), rig.make("up"));
+    rig.load(&low, "0 64 linear /small 0").unwrap();
+    rig.load(&up, "0 64 linear @low 0").unwrap();
+    let changes = resume(&[&up, &low]).unwrap();
+    assert_eq!(rig.all(changes, &mut []), Ok(()));
+    assert_eq!((up.limits().size, up.limits().max_sectors), (Sectors(64), Sectors(4)));
+    let mut lane = rig.open(&up);
+    assert_eq!(rig.world.run(0, &mut *lane, bare(Op::Read, 0, 8)).status, Status::Ok);
+
+    // And it is refused if it would not fit, with both as they were.
+    rig.load(&low, "0 32 linear /d 0").unwrap();
+    rig.load(&up, "0 64 linear @low 0").unwrap();
+    let changes = resume(&[&up, &low]).unwrap();
+    let (place, error) = rig.all(changes, &mut [&mut lane]).unwrap_err();
+    assert_eq!((place, error.to_string().contains("low too small for target")), (0, true), "{error}");
+    assert_eq!((low.limits().size, up.is_suspended()), (Sectors(64), false));
+}
