@@ -26,7 +26,15 @@ impl World {
             }
             90..120 if on(Class::Suspend) && self.devices[i].is_live() => {
                 let noflush = self.control.one_in(2);
-                self.suspend(i, noflush)
+                let mut several = vec![i];
+                if self.control.one_in(3) {
+                    // Others too, in any order.
+                    let live = (0..self.devices.len()).filter(|&j| j != i && self.devices[j].is_live());
+                    let others: Vec<usize> = live.filter(|_| self.control.one_in(2)).collect();
+                    let at = if self.control.one_in(2) { 0 } else { 1 };
+                    several.splice(at..at, others);
+                }
+                self.suspend(&several, noflush)
             }
             120..150 if on(Class::Reload) && self.devices[i].is_live() => {
                 self.reload(i)?;

@@ -2,13 +2,14 @@
 
 use crate::bad::Dust;
 use crate::control::text;
-use crate::device::Phase;
+use crate::device::{Phase, Running};
 use crate::env::lock;
 use crate::model::Wrong;
 use crate::path::NO_LANE;
 use crate::tables::{Flaw, Kind};
 use crate::timers::Timer;
 use crate::world::World;
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use udm_core::errno::EINTR;
@@ -27,63 +28,80 @@ impl World {
     /// Goes on with the suspends and resumes that were woken.
     pub fn step_changes(&mut self) -> Result<(), Wrong> {
         for i in 0..self.devices.len() {
-            let device = &mut self.devices[i];
-            let Some(running) = &mut device.running else { continue };
-            if !running.woken.swap(false, Ordering::Relaxed) {
-                continue;
-            }
-            // A resume begins with a look at what is below.
-            let resumes = matches!(device.phase, Phase::Resuming(_));
-            let new = device.loaded.as_ref().filter(|l| resumes && l.expected.is_none());
-            if let Some(spec) = new.map(|l| l.spec.clone()) {
-                let expected = Some(self.expected(&spec));
-                self.devices[i].loaded.iter_mut().for_each(|l| l.expected = expected);
-            }
-            let device = &mut self.devices[i];
-            let Some(running) = &mut device.running else { continue };
-            let result = running.change.step(&*self.post);
-            let cancelled = running.cancelled;
-            // One that was called off or refused goes on with the table that was in use.
-            let live = device.mapped.live();
-            let new = device
-                .loaded
-                .as_ref()
-                .is_none_or(|l| live.is_some_and(|t| Arc::as_ptr(&t) == l.table.as_ptr()));
-            if self.post.took_resume(device.mapped.id()) && !cancelled {
-                match new {
-                    true => self.swap(i)?,
-                    false => self.stay(i),
-                }
-                self.bar();
-            }
-            if let Some(result) = result {
-                self.devices[i].running = None;
-                let refused = result.as_ref().is_err_and(|e| e.errno == NO_LANE) && !new;
-                if refused && lock(&self.env).seen.refused == 0 {
-                    return Err(format!("d{i} says that it could not be opened, and every open went well"));
-                }
-                if refused || (cancelled && result.as_ref().is_err_and(|e| e.errno == EINTR)) {
-                    self.totals.refused += u64::from(refused);
-                    self.stay(i);
-                    self.called_off(i);
-                    continue;
-                }
-                self.changed(i, result)?;
+            let Some(running) = self.devices[i].running.clone() else { continue };
+            if running.borrow().woken.swap(false, Ordering::Relaxed) {
+                self.step_change(&running)?;
             }
         }
         Ok(())
     }
 
-    /// Calls off a suspend or resume under way.
+    fn step_change(&mut self, running: &RefCell<Running>) -> Result<(), Wrong> {
+        let several = running.borrow().devices.clone();
+        for &i in &several {
+            self.look_below(i);
+        }
+        let result = running.borrow_mut().changes.step(&*self.post);
+        let cancelled = running.borrow().cancelled;
+        // One that was called off or refused goes on with the table that was in use.
+        for &i in &several {
+            if self.post.took_resume(self.devices[i].mapped.id()) && !cancelled {
+                match self.has_new_table(i) {
+                    true => self.swap(i)?,
+                    false => self.stay(i),
+                }
+                self.bar();
+            }
+        }
+        let Some(result) = result else { return Ok(()) };
+        for i in several {
+            self.devices[i].running = None;
+            let result = result.clone().map_err(|(_, error)| error);
+            let refused = result.as_ref().is_err_and(|e| e.errno == NO_LANE) && !self.has_new_table(i);
+            if refused && lock(&self.env).seen.refused == 0 {
+                return Err(format!("d{i} says that it could not be opened, and every open went well"));
+            }
+            if refused || (cancelled && result.as_ref().is_err_and(|e| e.errno == EINTR)) {
+                self.totals.refused += u64::from(refused);
+                self.stay(i);
+                self.called_off(i);
+                continue;
+            }
+            self.changed(i, result)?;
+        }
+        Ok(())
+    }
+
+    /// A resume begins with a look at what is below.
+    fn look_below(&mut self, i: usize) {
+        let device = &self.devices[i];
+        let resumes = matches!(device.phase, Phase::Resuming(_));
+        let new = device.loaded.as_ref().filter(|l| resumes && l.expected.is_none());
+        if let Some(spec) = new.map(|l| l.spec.clone()) {
+            let expected = Some(self.expected(&spec));
+            self.devices[i].loaded.iter_mut().for_each(|l| l.expected = expected);
+        }
+    }
+
+    /// The table that was loaded is live, or none was.
+    fn has_new_table(&self, i: usize) -> bool {
+        let device = &self.devices[i];
+        let live = device.mapped.live();
+        device.loaded.as_ref().is_none_or(|l| live.is_some_and(|t| Arc::as_ptr(&t) == l.table.as_ptr()))
+    }
+
+    /// Calls off a suspend or resume under way, for all devices that it is of.
     pub fn cancel(&mut self, i: usize) {
-        let device = &mut self.devices[i];
-        let Some(running) = &mut device.running else { return };
-        lock(&self.env).say(format!("d{i} goes back on {}", device.phase.doing()));
+        let Some(running) = self.devices[i].running.clone() else { return };
+        let mut running = running.borrow_mut();
+        lock(&self.env).say(format!("d{i} goes back on {}", self.devices[i].phase.doing()));
         self.totals.cancels += 1;
-        running.change.cancel(&*self.post);
+        running.changes.cancel(&*self.post);
         running.woken.store(true, Ordering::Relaxed);
         running.cancelled = true;
-        self.stay(i);
+        for &i in &running.devices {
+            self.stay(i);
+        }
     }
 
     /// The table that was in use stays. Too late where the new one is in use: then this changes nothing.

@@ -9,13 +9,17 @@ use crate::model::Wrong;
 use crate::path::SimPath;
 use crate::tables::TableSpec;
 use crate::world::World;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::{EBUSY, ENOENT};
 use udm_core::{DevNo, Limits, Nanos};
 use udm_dm::{DeviceRef, LookupError, Pending, Resolver, TargetError};
-use udm_dm::{mapped::MappedDevice, table::Table};
+use udm_dm::{
+    mapped::{Changes, MappedDevice},
+    table::Table,
+};
 
 /// Finds paths and devices by the words of [`crate::tables::Below`].
 struct Names<'a> {
@@ -133,17 +137,31 @@ impl World {
         (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
     }
 
-    /// Begins a suspend.
-    pub fn suspend(&mut self, i: usize, noflush: bool) -> Result<(), Wrong> {
-        lock(&self.env).say(format!("d{i} suspend{}", if noflush { " without a flush" } else { "" }));
+    /// Begins a suspend, of one device or of several together.
+    pub fn suspend(&mut self, several: &[usize], noflush: bool) -> Result<(), Wrong> {
         let (woken, wake) = World::flag();
-        self.hold(i, !noflush);
-        let device = &mut self.devices[i];
-        let change = device.mapped.suspend(noflush, wake).map_err(text(format!("d{i} suspend")))?;
-        device.running = Some(Running { change, woken, cancelled: false });
-        device.phase = Phase::Suspending;
-        self.totals.suspends += 1;
+        for &i in several {
+            let how = if noflush { " without a flush" } else { "" };
+            lock(&self.env).say(format!("d{i} suspend, of {}{how}", several.len()));
+            self.hold(i, !noflush);
+            self.devices[i].phase = Phase::Suspending;
+        }
+        let mapped = self.mapped(several);
+        let changes = Changes::suspend(&mapped, noflush, &wake).map_err(|(_, e)| format!("suspend: {e}"))?;
+        self.set_off(several, changes, woken);
+        self.totals.suspends += several.len() as u64;
+        self.totals.together += u64::from(several.len() > 1);
         Ok(())
+    }
+
+    fn mapped(&self, several: &[usize]) -> Vec<Arc<MappedDevice>> {
+        several.iter().map(|&i| self.devices[i].mapped.clone()).collect()
+    }
+
+    fn set_off(&mut self, several: &[usize], changes: Changes, woken: Arc<AtomicBool>) {
+        let running = Running { devices: several.to_vec(), changes, woken, cancelled: false };
+        let running = Rc::new(RefCell::new(running));
+        several.iter().for_each(|&i| self.devices[i].running = Some(Rc::clone(&running)));
     }
 
     /// Begins a resume.
@@ -168,9 +186,11 @@ impl World {
                 }
             }
         }
-        let change = device.mapped.resume_with(noflush, wake).map_err(text(format!("d{i} resume")))?;
-        device.running = Some(Running { change, woken, cancelled: false });
         device.phase = Phase::Resuming(was_live);
+        let mapped = self.mapped(&[i]);
+        let changes =
+            Changes::resume(&mapped, noflush, &wake).map_err(|(_, e)| format!("d{i} resume: {e}"))?;
+        self.set_off(&[i], changes, woken);
         self.bar();
         Ok(())
     }

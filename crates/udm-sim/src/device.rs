@@ -5,11 +5,12 @@ use crate::limits::Expected;
 use crate::map::Map;
 use crate::model::Rules;
 use crate::tables::TableSpec;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use udm_core::{Cx, Device as _, Lane, Limits, OpenError};
-use udm_dm::{mapped::Change, mapped::MappedDevice, table::Table};
+use udm_dm::{mapped::Changes, mapped::MappedDevice, table::Table};
 
 /// Where a device stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +46,10 @@ pub(crate) struct Loaded {
     pub(crate) expected: Option<Expected>,
 }
 
-/// A suspend or resume under way.
+/// A suspend or resume under way, of one device or several.
 pub(crate) struct Running {
-    pub(crate) change: Change,
+    pub(crate) devices: Vec<usize>,
+    pub(crate) changes: Changes,
     pub(crate) woken: Arc<AtomicBool>,
     pub(crate) cancelled: bool,
 }
@@ -61,7 +63,7 @@ pub struct Device {
     pub(crate) limits: Limits,
     pub(crate) loaded: Option<Loaded>,
     pub(crate) phase: Phase,
-    pub(crate) running: Option<Running>,
+    pub(crate) running: Option<Rc<RefCell<Running>>>,
     /// The table in use when the resume under way began.
     pub(crate) before: Option<Arc<Map>>,
     /// Which multipath target of the outside it is.
@@ -135,7 +137,7 @@ impl Device {
     /// Something under way can go on.
     #[must_use]
     pub fn is_woken(&self) -> bool {
-        self.running.as_ref().is_some_and(|r| r.woken.load(Ordering::Relaxed))
+        self.running.as_ref().is_some_and(|r| r.borrow().woken.load(Ordering::Relaxed))
     }
 
     /// In use, with nothing under way.

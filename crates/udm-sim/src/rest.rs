@@ -82,8 +82,8 @@ impl World {
         self.hung = hung.to_vec();
         while !self.is_at_rest() {
             for i in 0..self.devices.len() {
-                let waits =
-                    self.needs_hung(i) && self.devices[i].running.as_ref().is_some_and(|r| !r.cancelled);
+                let waits = self.needs_hung(i)
+                    && self.devices[i].running.as_ref().is_some_and(|r| !r.borrow().cancelled);
                 if waits && !self.plan.without.has(Class::Cancel) {
                     self.set_turn(None);
                     self.cancel(i);

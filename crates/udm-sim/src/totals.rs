@@ -30,6 +30,8 @@ pub struct Totals {
     pub reloads: u64,
     /// Suspends.
     pub suspends: u64,
+    /// Suspends of several devices at once.
+    pub together: u64,
     /// Suspends and resumes called off.
     pub cancels: u64,
     /// Messages.
@@ -74,6 +76,7 @@ impl Totals {
         self.crashes += t.crashes;
         self.reloads += t.reloads;
         self.suspends += t.suspends;
+        self.together += t.together;
         self.cancels += t.cancels;
         self.messages += t.messages;
         self.rests += t.rests;
@@ -130,12 +133,13 @@ impl Totals {
     }
 
     /// The kinds of trouble, the class that makes each, and how often it came.
-    fn trouble(&self) -> [(&'static str, Class, u64); 19] {
+    fn trouble(&self) -> [(&'static str, Class, u64); 20] {
         [
             ("faults", Class::Errors, self.faults),
             ("paths lost", Class::Paths, self.losses),
             ("crashes", Class::Crash, self.crashes),
             ("suspends", Class::Suspend, self.suspends),
+            ("suspends together", Class::Suspend, self.together),
             ("reloads", Class::Reload, self.reloads),
             ("called off", Class::Cancel, self.cancels),
             ("messages", Class::Messages, self.messages),

@@ -190,7 +190,7 @@ impl Target for Dust {
 
     fn max_io_len(&self) -> Option<Sectors> {
         // Never less than the device takes: what is cut smaller than its blocks, it refuses.
-        let least = u64::from(self.under.device.device.limits().logical_block) / udm_core::SECTOR_SIZE;
+        let least = u64::from(self.under.device.limits().logical_block) / udm_core::SECTOR_SIZE;
         Some(Sectors(self.block.max(least)))
     }
 
