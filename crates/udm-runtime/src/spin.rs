@@ -7,16 +7,13 @@
 use udm_core::Nanos;
 
 /// Waits that a way is tried for.
-const TRIAL: u32 = 64;
+const TRIAL: u32 = 128;
 
 /// Waits between trials.
 const REST: u32 = 4096;
 
 /// A core that has waited so often tries for the first time.
 const FIRST: u32 = 256;
-
-/// Rounds that took longer, in longest spins, tell of the client and not of the way.
-const ROUND_MAX: u64 = 4;
 
 /// How far a trial has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +61,8 @@ impl Spin {
         if self.length < 1000 {
             self.length = 0;
         }
-        self.spent += end.since(self.last).0.min(ROUND_MAX * self.max);
+        // A round that took longer than the longest spin tells of the client, or of who else wants the CPU, and not of the way.
+        self.spent += end.since(self.last).0.min(self.max);
         self.last = end;
         self.left -= 1;
         if self.left == 0 {
@@ -84,8 +82,8 @@ impl Spin {
             }
             Stage::Other { own } => {
                 let (spun, slept) = if self.spins { (spent, own) } else { (own, spent) };
-                // A tenth, at the least: it is a whole CPU that is spent.
-                self.spins = spun < slept - slept / 10;
+                // A fifth, at the least: it is a whole CPU that is spent.
+                self.spins = spun < slept - slept / 5;
                 (Stage::Rest, REST)
             }
         };
@@ -118,7 +116,7 @@ mod tests {
         let all = (2 * REST - FIRST) as usize;
         assert!(settle(10_000, 20_000) > all - 2 * TRIAL as usize, "spinning pays");
         assert!(settle(20_000, 10_000) <= 2 * TRIAL as usize, "it does not: it is only tried");
-        assert!(settle(9_500, 10_000) <= 2 * TRIAL as usize, "it is hardly worth a CPU");
+        assert!(settle(8_500, 10_000) <= 2 * TRIAL as usize, "it is hardly worth a CPU");
         assert!(settle(3_000_000, 3_000_000) <= 2 * TRIAL as usize, "a client that comes rarely");
     }
 
