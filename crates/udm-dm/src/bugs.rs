@@ -50,6 +50,8 @@ pub enum Bug {
     MediumErrorFailsPath,
     /// The last of several pieces is never sent.
     SplitLosesTail,
+    /// What lies below a table and has nothing in flight is never polled, though it may have been told something.
+    IdleLegForgotten,
     /// A piece that failed does not fail the whole.
     PieceErrorLost,
     /// The last stripe of a row lies one sector further.
@@ -74,7 +76,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 32] = [
+    pub const ALL: [Bug; 33] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -97,6 +99,7 @@ impl Bug {
         Bug::PathErrorNotRetried,
         Bug::MediumErrorFailsPath,
         Bug::SplitLosesTail,
+        Bug::IdleLegForgotten,
         Bug::PieceErrorLost,
         Bug::StripeShifted,
         Bug::SuperblockNotSent,

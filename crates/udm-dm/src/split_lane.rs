@@ -20,6 +20,13 @@ pub enum Way {
 
 /// Says where bios go.
 pub trait Route: Cut {
+    /// Moves bios from the front of `bios` on for as long as they go to leg 0 whole; says how many. For routes that know it of a run of bios at less than
+    /// [`Route::down`] costs for each.
+    fn run_down(&self, bios: &mut [Box<Bio>]) -> usize {
+        let _ = bios;
+        0
+    }
+
     /// The way of `bio`. One that goes whole is moved: its sector counts as the leg does from here on.
     fn down(&self, bio: &mut Bio) -> Way;
 
@@ -48,8 +55,9 @@ impl<R: Route> SplitLane<R> {
     /// Submits a batch that is not a single bio.
     #[inline(never)]
     fn submit_many(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        let mut only = None;
-        for (i, bio) in batch.iter_mut().enumerate() {
+        let run = self.route.run_down(batch);
+        let mut only = (run > 0).then_some(0);
+        for (i, bio) in batch.iter_mut().enumerate().skip(run) {
             match self.route.down(bio) {
                 Way::Leg(leg) if i == 0 => only = Some(leg),
                 Way::Leg(leg) if only == Some(leg) => {}

@@ -103,6 +103,20 @@ impl TableRoute {
 
 impl Route for TableRoute {
     #[inline(always)]
+    fn run_down(&self, bios: &mut [Box<Bio>]) -> usize {
+        let Some(shift) = self.single else { return 0 };
+        let mut run = 0;
+        for bio in bios {
+            if !self.plain.takes(bio) {
+                break;
+            }
+            bio.sector.0 = bio.sector.0.wrapping_add(shift);
+            run += 1;
+        }
+        run
+    }
+
+    #[inline(always)]
     fn down(&self, bio: &mut Bio) -> Way {
         if !self.plain.takes(bio) {
             return self.unusual(bio);
