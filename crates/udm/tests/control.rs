@@ -36,7 +36,12 @@ fn conforms(document: &Value, schema: &Value, value: &Value, at: &str) {
         let choice = if value.is_null() { &choices[1] } else { &choices[0] };
         return conforms(document, choice, value, at);
     }
-    match schema["type"].as_str().unwrap_or_else(|| panic!("{at}: {schema}")) {
+    let kind = match &schema["type"] {
+        // What may be left out: its type, and null.
+        Value::Array(kinds) => &kinds[usize::from(value.is_null())],
+        kind => kind,
+    };
+    match kind.as_str().unwrap_or_else(|| panic!("{at}: {schema}")) {
         "object" => {
             let object = value.as_object().unwrap_or_else(|| panic!("{at}: {value}"));
             let Some(properties) = schema["properties"].as_object() else { return };

@@ -1,203 +1,231 @@
 //! What crosses the control socket, as plain structs. Sizes are in bytes, times in nanoseconds, names are stable.
+//!
+//! `/openapi.json` is made from these ([`super::openapi`]), doc comments included, so it cannot drift from what the server takes and gives.
+//! Requests refuse members that they do not know; replies are read leniently, so that an older client understands a newer server.
 
-use super::schema::api;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-api! {
-    /// A mapped device.
-    reply Device {
-        /// Its name.
-        name: String,
-        /// Its uuid, when it has one.
-        uuid: Option<String>,
-        /// Its number, major:minor, in udm's own numbering.
-        number: String,
-        /// The size of its live table; 0 without one.
-        size_bytes: u64,
-        /// "active" or "suspended".
-        state: String,
-        /// It has a live table.
-        live_table: bool,
-        /// It has a loaded table that waits for a resume.
-        inactive_table: bool,
-        /// Connections of clients, and tables of other devices that use it.
-        open_count: u64,
-        /// How many events it has raised.
-        event_nr: u32,
-        /// Targets in the live table.
-        targets: u64,
-        /// Writes fail.
-        read_only: bool,
-    }
+/// A mapped device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Device {
+    /// Its name.
+    pub name: String,
+    /// Its uuid, when it has one.
+    pub uuid: Option<String>,
+    /// Its number, major:minor, in udm's own numbering.
+    pub number: String,
+    /// The size of its live table; 0 without one.
+    pub size_bytes: u64,
+    /// "active" or "suspended".
+    pub state: String,
+    /// It has a live table.
+    pub live_table: bool,
+    /// It has a loaded table that waits for a resume.
+    pub inactive_table: bool,
+    /// Connections of clients, and tables of other devices that use it.
+    pub open_count: u64,
+    /// How many events it has raised.
+    pub event_nr: u32,
+    /// Targets in the live table.
+    pub targets: u64,
+    /// Writes fail.
+    pub read_only: bool,
+}
 
-    /// All mapped devices, in the order of their numbers.
-    reply DeviceList {
-        /// The devices.
-        devices: Vec<Device>,
-    }
+/// All mapped devices, in the order of their numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DeviceList {
+    /// The devices.
+    pub devices: Vec<Device>,
+}
 
-    /// One line of a table or of a status.
-    reply Line {
-        /// Where the target starts on the device.
-        start_bytes: u64,
-        /// How long it is.
-        length_bytes: u64,
-        /// The type of the target.
-        target: String,
-        /// The rest of the line, byte for byte as the kernel prints it.
-        params: String,
-    }
+/// One line of a table or of a status.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Line {
+    /// Where the target starts on the device.
+    pub start_bytes: u64,
+    /// How long it is.
+    pub length_bytes: u64,
+    /// The type of the target.
+    pub target: String,
+    /// The rest of the line, byte for byte as the kernel prints it.
+    pub params: String,
+}
 
-    /// A device that a table uses.
-    reply Below {
-        /// Its number, as it stands in the table.
-        number: String,
-        /// Its URI, or @ and the name of a mapped device.
-        uri: String,
-    }
+/// A device that a table uses.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Below {
+    /// Its number, as it stands in the table.
+    pub number: String,
+    /// Its URI, or @ and the name of a mapped device.
+    pub uri: String,
+}
 
-    /// A table.
-    reply Table {
-        /// The name of the device.
-        name: String,
-        /// The table as dmsetup prints it; empty without one.
-        text: String,
-        /// The same, a target a line.
-        lines: Vec<Line>,
-        /// The devices that it uses.
-        devices: Vec<Below>,
-    }
+/// A table.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Table {
+    /// The name of the device.
+    pub name: String,
+    /// The table as dmsetup prints it; empty without one.
+    pub text: String,
+    /// The same, a target a line.
+    pub lines: Vec<Line>,
+    /// The devices that it uses.
+    pub devices: Vec<Below>,
+}
 
-    /// The status of a table.
-    reply Status {
-        /// The name of the device.
-        name: String,
-        /// The status as dmsetup prints it; empty without a table.
-        text: String,
-        /// The same, a target a line.
-        lines: Vec<Line>,
-        /// How many events the device has raised.
-        event_nr: u32,
-    }
+/// The status of a table.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Status {
+    /// The name of the device.
+    pub name: String,
+    /// The status as dmsetup prints it; empty without a table.
+    pub text: String,
+    /// The same, a target a line.
+    pub lines: Vec<Line>,
+    /// How many events the device has raised.
+    pub event_nr: u32,
+}
 
-    /// A device to make. With a table it is loaded and resumed, as dmsetup create does; without one the device has none.
-    request Create {
-        /// Its name: 1 to 127 bytes, without a slash.
-        name: String,
-        /// Its uuid: at most 128 bytes.
-        uuid: Option<String>,
-        /// The table, a target a line, at most 1 MiB.
-        table: Option<String>,
-        /// The absolute path of the folder from which relative paths in the table count. Without it they are refused.
-        folder: Option<String>,
-    }
+/// A device to make. With a table it is loaded and resumed, as dmsetup create does; without one the device has none.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Create {
+    /// Its name: 1 to 127 bytes, without a slash.
+    pub name: String,
+    /// Its uuid: at most 128 bytes.
+    pub uuid: Option<String>,
+    /// The table, a target a line, at most 1 MiB.
+    pub table: Option<String>,
+    /// The absolute path of the folder from which relative paths in the table count. Without it they are refused.
+    pub folder: Option<String>,
+}
 
-    /// A table to load into the inactive slot.
-    request Load {
-        /// The table, a target a line, at most 1 MiB.
-        table: String,
-        /// The absolute path of the folder from which relative paths in the table count. Without it they are refused.
-        folder: Option<String>,
-    }
+/// A table to load into the inactive slot.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Load {
+    /// The table, a target a line, at most 1 MiB.
+    pub table: String,
+    /// The absolute path of the folder from which relative paths in the table count. Without it they are refused.
+    pub folder: Option<String>,
+}
 
-    /// A message to a target.
-    request Message {
-        /// A sector (of 512 bytes) inside the target.
-        sector: u64,
-        /// The words of the message.
-        message: String,
-        /// The absolute path of the folder from which relative paths in the message count. Without it they are refused.
-        folder: Option<String>,
-    }
+/// A message to a target.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Message {
+    /// A sector (of 512 bytes) inside the target.
+    pub sector: u64,
+    /// The words of the message.
+    pub message: String,
+    /// The absolute path of the folder from which relative paths in the message count. Without it they are refused.
+    pub folder: Option<String>,
+}
 
-    /// What a target answered.
-    reply Answer {
-        /// The answer; empty for most messages.
-        answer: String,
-    }
+/// What a target answered.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Answer {
+    /// The answer; empty for most messages.
+    pub answer: String,
+}
 
-    /// How to suspend.
-    request Suspend {
-        /// Do not wait for requests that targets hold back: they wait for the resume, perhaps through another table.
-        noflush: Option<bool>,
-        /// Call it off when it takes longer than so many milliseconds: the device is active then.
-        timeout_ms: Option<u64>,
-    }
+/// How to suspend.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Suspend {
+    /// Do not wait for requests that targets hold back: they wait for the resume, perhaps through another table.
+    pub noflush: Option<bool>,
+    /// Call it off when it takes longer than so many milliseconds: the device is active then.
+    pub timeout_ms: Option<u64>,
+}
 
-    /// How to resume.
-    request Resume {
-        /// Call it off when it takes longer than so many milliseconds: the table that was live is live and running then.
-        timeout_ms: Option<u64>,
-    }
+/// How to resume.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Resume {
+    /// Call it off when it takes longer than so many milliseconds: the table that was live is live and running then.
+    pub timeout_ms: Option<u64>,
+}
 
-    /// Which devices to suspend together: all of them or none.
-    request SuspendTogether {
-        /// Their names.
-        names: Vec<String>,
-        /// Do not wait for requests that targets hold back: they wait for the resume, perhaps through another table.
-        noflush: Option<bool>,
-        /// Call it off when it takes longer than so many milliseconds: the devices are active then.
-        timeout_ms: Option<u64>,
-    }
+/// Which devices to suspend together: all of them or none.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SuspendTogether {
+    /// Their names.
+    pub names: Vec<String>,
+    /// Do not wait for requests that targets hold back: they wait for the resume, perhaps through another table.
+    pub noflush: Option<bool>,
+    /// Call it off when it takes longer than so many milliseconds: the devices are active then.
+    pub timeout_ms: Option<u64>,
+}
 
-    /// Which devices to resume together: all of them or none.
-    request ResumeTogether {
-        /// Their names.
-        names: Vec<String>,
-        /// Call it off when it takes longer than so many milliseconds: the tables that were live are live and running then.
-        timeout_ms: Option<u64>,
-    }
+/// Which devices to resume together: all of them or none.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResumeTogether {
+    /// Their names.
+    pub names: Vec<String>,
+    /// Call it off when it takes longer than so many milliseconds: the tables that were live are live and running then.
+    pub timeout_ms: Option<u64>,
+}
 
-    /// Where an export can be reached.
-    reply Export {
-        /// Its name, which is the device's.
-        name: String,
-        /// Its size.
-        size_bytes: u64,
-        /// Writes are refused.
-        read_only: bool,
-        /// The NBD URIs under which clients reach it.
-        uris: Vec<String>,
-    }
+/// Where an export can be reached.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Export {
+    /// Its name, which is the device's.
+    pub name: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// The NBD URIs under which clients reach it.
+    pub uris: Vec<String>,
+}
 
-    /// All exports.
-    reply ExportList {
-        /// The exports.
-        exports: Vec<Export>,
-    }
+/// All exports.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ExportList {
+    /// The exports.
+    pub exports: Vec<Export>,
+}
 
-    /// A type of target.
-    reply TargetVersion {
-        /// Its name, as tables spell it.
-        name: String,
-        /// Its version, as the kernel counts it.
-        version: String,
-    }
+/// A type of target.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TargetVersion {
+    /// Its name, as tables spell it.
+    pub name: String,
+    /// Its version, as the kernel counts it.
+    pub version: String,
+}
 
-    /// What this server is.
-    reply Version {
-        /// The version of udm.
-        version: String,
-        /// The version of the kernel's device mapper whose behaviour it follows.
-        driver_version: String,
-        /// The types of target that it has.
-        targets: Vec<TargetVersion>,
-    }
+/// What this server is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Version {
+    /// The version of udm.
+    pub version: String,
+    /// The version of the kernel's device mapper whose behaviour it follows.
+    pub driver_version: String,
+    /// The types of target that it has.
+    pub targets: Vec<TargetVersion>,
+}
 
-    /// Why a request was refused.
-    reply Error {
-        /// The whole story in one line.
-        error: String,
-        /// The errno.
-        errno: u32,
-        /// The kernel's text, where the kernel has one.
-        text: String,
-        /// The precise reason, where the kernel's text hides it.
-        reason: String,
-        /// The line of the table to blame, from 1.
-        line: Option<u64>,
-        /// The first character to blame in that line, from 1.
-        column: Option<u64>,
-        /// How many characters to blame.
-        width: Option<u64>,
-    }
+/// Why a request was refused.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Error {
+    /// The whole story in one line.
+    pub error: String,
+    /// The errno.
+    pub errno: u32,
+    /// The kernel's text, where the kernel has one.
+    pub text: String,
+    /// The precise reason, where the kernel's text hides it.
+    pub reason: String,
+    /// The line of the table to blame, from 1.
+    pub line: Option<u64>,
+    /// The first character to blame in that line, from 1.
+    pub column: Option<u64>,
+    /// How many characters to blame.
+    pub width: Option<u64>,
 }

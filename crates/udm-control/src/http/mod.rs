@@ -11,7 +11,6 @@ mod gates;
 mod handlers;
 mod openapi;
 mod routes;
-mod schema;
 mod seats;
 pub mod server;
 pub mod socket;

@@ -2,16 +2,18 @@
 
 use super::api;
 use super::routes::{self, Route};
-use super::schema::Schema;
+use schemars::SchemaGenerator;
+use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 /// The document.
 pub(super) fn document() -> Value {
-    let mut components = Map::new();
+    let settings = SchemaSettings::draft2020_12().with(|s| s.definitions_path = "/components/schemas".into());
+    let mut schemas = settings.into_generator();
     let mut paths = Map::new();
     for route in routes::all() {
         let path = paths.entry(route.path).or_insert_with(|| json!({}));
-        path[route.method.as_str().to_ascii_lowercase()] = operation(&route, &mut components);
+        path[route.method.as_str().to_ascii_lowercase()] = operation(&route, &mut schemas);
     }
     json!({
         "openapi": "3.1.0",
@@ -23,11 +25,11 @@ pub(super) fn document() -> Value {
         },
         "servers": [{ "url": "http://udm", "description": "Over the Unix socket; the host name is not looked at" }],
         "paths": paths,
-        "components": { "schemas": components },
+        "components": { "schemas": schemas.take_definitions(true) },
     })
 }
 
-fn operation(route: &Route, components: &mut Map<String, Value>) -> Value {
+fn operation(route: &Route, schemas: &mut SchemaGenerator) -> Value {
     let mut parameters = Vec::new();
     if route.path.contains("{name}") {
         parameters.push(json!({
@@ -43,7 +45,7 @@ fn operation(route: &Route, components: &mut Map<String, Value>) -> Value {
     }
     let success = match (route.reply, route.id) {
         (Some(reply), _) => {
-            json!({ "description": "Done", "content": { "application/json": { "schema": reply(components) } } })
+            json!({ "description": "Done", "content": { "application/json": { "schema": reply(schemas) } } })
         }
         (None, "openapi") => {
             json!({ "description": "Done", "content": { "application/json": { "schema": { "type": "object" } } } })
@@ -52,7 +54,7 @@ fn operation(route: &Route, components: &mut Map<String, Value>) -> Value {
     };
     let error = json!({
         "description": "Refused",
-        "content": { "application/json": { "schema": api::Error::schema(components) } },
+        "content": { "application/json": { "schema": schemas.subschema_for::<api::Error>() } },
     });
     let mut operation = json!({
         "operationId": route.id,
@@ -65,7 +67,7 @@ fn operation(route: &Route, components: &mut Map<String, Value>) -> Value {
     if let Some(body) = route.body {
         operation["requestBody"] = json!({
             "required": true,
-            "content": { "application/json": { "schema": body(components) } },
+            "content": { "application/json": { "schema": body(schemas) } },
         });
     }
     operation
@@ -106,6 +108,6 @@ mod tests {
         let schemas = &document["components"]["schemas"];
         assert_eq!(schemas["Create"]["additionalProperties"], false);
         assert_eq!(schemas["Create"]["required"], json!(["name"]));
-        assert_eq!(schemas["Device"]["additionalProperties"], true);
+        assert!(schemas["Device"].get("additionalProperties").is_none());
     }
 }

@@ -3,14 +3,13 @@
 use super::api;
 use super::gates::Shared;
 use super::handlers;
-use super::schema::Schema;
 use axum::handler::Handler;
 use axum::http::Method;
 use axum::routing::{MethodFilter, MethodRouter, on};
-use serde_json::{Map, Value};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 /// Makes the schema of a body.
-pub(super) type SchemaOf = fn(&mut Map<String, Value>) -> Value;
+pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 
 /// One method of one path.
 pub(super) struct Route {
@@ -53,12 +52,12 @@ impl Route {
         Route { inactive: true, ..self }
     }
 
-    fn takes<T: Schema>(self) -> Route {
-        Route { body: Some(T::schema), ..self }
+    fn takes<T: JsonSchema>(self) -> Route {
+        Route { body: Some(SchemaGenerator::subschema_for::<T>), ..self }
     }
 
-    fn gives<T: Schema>(self) -> Route {
-        Route { reply: Some(T::schema), ..self }
+    fn gives<T: JsonSchema>(self) -> Route {
+        Route { reply: Some(SchemaGenerator::subschema_for::<T>), ..self }
     }
 
     /// The status of success.
