@@ -2,6 +2,26 @@
 //!
 //! [`device`] is the control half, [`change`] takes it through suspend and resume, [`changes`] several at once, [`lane`] is the data path, [`stack`] says what may lie on what;
 //! [`message`] and [`names`] are what their names say.
+//!
+//! The life of a device, as the kernel's (dm-ioctl.c `table_load`, `table_clear`, `do_suspend`, `do_resume`; dm.c `dm_submit_bio`). A device has a live table or
+//! none, an inactive one or none, and is active or suspended:
+//!
+//! | event | live | inactive | state |
+//! |---|---|---|---|
+//! | load | | the new one | |
+//! | clear | | none | |
+//! | suspend | | | suspended |
+//! | resume with an inactive table | what was inactive | none | active |
+//! | resume without | | | active |
+//! | resume that can't work | | | active |
+//! | another change meanwhile | EBUSY | | |
+//!
+//! | a request | without a live table | with one |
+//! |---|---|---|
+//! | active | EIO | goes to the table |
+//! | suspended | waits; NOWAIT: EAGAIN; read-ahead: EIO | the same |
+//!
+//! `tests/life.rs` has every transition.
 
 mod change;
 mod changes;

@@ -215,5 +215,8 @@ fn found<T>(option: u32, name: &str, out: &mut Vec<u8>, export: Option<T>) -> Op
 }
 
 #[cfg(test)]
+#[path = "handshake_life.rs"]
+mod life;
+#[cfg(test)]
 #[path = "handshake_tests.rs"]
 mod tests;

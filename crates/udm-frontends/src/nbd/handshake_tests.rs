@@ -26,7 +26,7 @@ impl Device for Sized {
     }
 }
 
-fn exports() -> Exports {
+pub(super) fn exports() -> Exports {
     let exports = Exports::new();
     for (name, description, sectors) in [("disk", "the first", 2048), ("other", "", 100)] {
         let device = Arc::new(Sized(DeviceId::new(), sectors));
@@ -47,7 +47,7 @@ fn answer_to(input: &[u8], out: &mut Vec<u8>) -> Step {
     }
 }
 
-fn script(options: &[ClientOption]) -> Vec<u8> {
+pub(super) fn script(options: &[ClientOption]) -> Vec<u8> {
     let flags = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;
     let mut bytes = encode_client_flags(flags).to_vec();
     options.iter().for_each(|o| o.encode(&mut bytes));
@@ -55,7 +55,7 @@ fn script(options: &[ClientOption]) -> Vec<u8> {
 }
 
 /// The replies in `out`: option, reply, data.
-fn replies(mut out: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
+pub(super) fn replies(mut out: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
     let mut all = Vec::new();
     while let Some((header, rest)) = out.split_first_chunk::<OPTION_REPLY_HEADER_SIZE>() {
         let h = OptionReplyHeader::decode(header).unwrap();
@@ -67,7 +67,7 @@ fn replies(mut out: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
     all
 }
 
-fn request(name: &str, infos: &[u16]) -> InfoRequest {
+pub(super) fn request(name: &str, infos: &[u16]) -> InfoRequest {
     InfoRequest { name: name.to_owned(), infos: infos.to_vec() }
 }
 

@@ -1,0 +1,150 @@
+//! The life of a mapped device, whole: each state, each event, what is answered and which state follows.
+//!
+//! The kernel's are in drivers/md: `table_load`, `table_clear`, `do_suspend` and `do_resume` of dm-ioctl.c, and `dm_submit_bio` of dm.c for what becomes of
+//! requests. What udm does otherwise: a resume that can't work is refused with the old table live and running.
+
+mod mapped_rig;
+
+use mapped_rig::Rig;
+use std::fmt::Write;
+use std::sync::Arc;
+use udm_core::errno::EMFILE;
+use udm_core::{Batch, BioFlags, Lane, Op, OpenError, Status};
+use udm_dm::testing::{TestDisk, bare};
+use udm_dm::{Change, MappedDevice, TargetError, Wake};
+
+/// A device over disks `a` (its live table), `b` (its inactive one) and `c`, and a lane of it.
+struct Life {
+    rig: Rig,
+    device: Arc<MappedDevice>,
+    b: Arc<TestDisk>,
+    lane: Box<dyn Lane>,
+    done: Batch,
+}
+
+const TABLES: [&str; 3] = ["0 8 linear a 0", "0 8 linear b 0", "0 8 linear c 0"];
+
+/// Lets an event happen; what is answered.
+type Act = fn(&mut Life) -> String;
+
+const EVENTS: [(&str, Act); 11] = [
+    ("load", |life| life.load(TABLES[2])),
+    ("load, too large", |life| life.load("0 9 linear c 0")),
+    ("clear", |life| {
+        life.device.clear();
+        "done".into()
+    }),
+    ("suspend", |life| life.change(|device, wake| device.suspend(false, wake))),
+    ("suspend, no flush", |life| life.change(|device, wake| device.suspend(true, wake))),
+    ("resume", |life| life.change(MappedDevice::resume)),
+    ("resume, b does not open", |life| {
+        life.b.refuse(Some(OpenError::new(EMFILE, "too many open files")));
+        life.change(MappedDevice::resume)
+    }),
+    ("suspend, and a resume in it", |life| {
+        let first = life.device.suspend(false, wake()).expect("nothing is under way");
+        let second = life.device.resume(wake()).err().expect("refused").to_string();
+        let first = life.end(first);
+        format!("{first}; {second}")
+    }),
+    ("read", |life| life.read(BioFlags::empty())),
+    ("read, no waiting", |life| life.read(BioFlags::NOWAIT)),
+    ("read ahead", |life| life.read(BioFlags::RAHEAD)),
+];
+
+fn wake() -> Wake {
+    Arc::new(|| {})
+}
+
+fn answer(result: Result<(), TargetError>) -> String {
+    result.map_or_else(|e| e.to_string(), |()| "done".into())
+}
+
+impl Life {
+    fn new(live: bool, inactive: bool, suspended: bool) -> Life {
+        let mut rig = Rig::new();
+        let [_, b, _] = ["a", "b", "c"].map(|name| rig.disk(name, 8));
+        let device = rig.make("t");
+        let lane = rig.open(&device);
+        let mut life = Life { rig, device, b, lane, done: Batch::new() };
+        if live {
+            life.load(TABLES[0]);
+            life.change(MappedDevice::resume);
+        }
+        if inactive {
+            life.load(TABLES[1]);
+        }
+        if suspended {
+            life.change(|device, wake| device.suspend(false, wake));
+        }
+        life
+    }
+
+    fn load(&mut self, table: &str) -> String {
+        answer(self.rig.load(&self.device, table))
+    }
+
+    fn change(&mut self, begin: impl Fn(&Arc<MappedDevice>, Wake) -> Result<Change, TargetError>) -> String {
+        match begin(&self.device, wake()) {
+            Ok(change) => self.end(change),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    fn end(&mut self, change: Change) -> String {
+        answer(self.rig.finish(change, &mut [&mut self.lane], &mut self.done))
+    }
+
+    /// A read of a sector: how it ends, or that it waits.
+    fn read(&mut self, flags: BioFlags) -> String {
+        let mut bio = bare(Op::Read, 0, 1);
+        bio.flags = flags;
+        self.rig.world.submit(0, &mut *self.lane, [bio]);
+        for _ in 0..4 {
+            self.done.extend(self.rig.world.poll(0, &mut *self.lane));
+        }
+        match self.done.pop() {
+            Some(bio) if bio.status == Status::Ok => "served".into(),
+            Some(bio) => format!("fails: {}", bio.status),
+            None => "waits".into(),
+        }
+    }
+
+    /// Which tables it has, by their disks, and whether it is suspended.
+    fn state(&self) -> String {
+        let number = |table: String| match table.split(' ').nth(3) {
+            Some(number) => ["a", "b", "c"][number.trim_start_matches("7:").parse::<usize>().unwrap() - 1],
+            None => "-",
+        };
+        let [live, inactive] = [false, true].map(|inactive| number(self.device.table_text(inactive)));
+        let state = if self.device.info().suspended { "suspended" } else { "active" };
+        format!("{live} {inactive} {state}")
+    }
+
+    /// What waits is served or fails before the end.
+    fn let_go(mut self) {
+        self.b.refuse(None);
+        self.change(MappedDevice::resume);
+        for _ in 0..4 {
+            self.done.extend(self.rig.world.poll(0, &mut *self.lane));
+        }
+    }
+}
+
+#[test]
+fn every_transition() {
+    let mut text = String::from("live, inactive, state\n");
+    for number in 0..8 {
+        let [live, inactive, suspended] = [4, 2, 1].map(|bit| number & bit != 0);
+        for (event, act) in EVENTS {
+            let mut life = Life::new(live, inactive, suspended);
+            let before = life.state();
+            let answer = act(&mut life);
+            let after = life.state();
+            let after = if after == before { "same" } else { &after };
+            writeln!(text, "{before:<13} | {event:<27} | {after:<13} | {answer}").unwrap();
+            life.let_go();
+        }
+    }
+    insta::assert_snapshot!(text);
+}

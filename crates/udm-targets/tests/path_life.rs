@@ -1,0 +1,93 @@
+//! The life of paths and groups, whole: each state of two paths in two groups, each event, what is answered and the status that follows.
+//!
+//! The kernel's are in drivers/md/dm-mpath.c: `fail_path`, `reinstate_path`, `bypass_pg`, `switch_pg_num`, `queue_if_no_path`, `multipath_end_io_bio`. The
+//! fields of a status line that move: the second is 1 until the first read chose a group; the sixth is the group to come; each group has its state (A active,
+//! E enabled, D disabled) and its path's (A active, F failed) with the count of its failures. `queueing` stands for the feature of the table.
+
+mod multipath_rig;
+
+use multipath_rig::{Rig, SIZE};
+use std::fmt::Write;
+use udm_core::Status;
+use udm_dm::testing::read;
+
+/// Events in the past, behind which a state stands.
+const STATES: [(&str, &[&str]); 6] = [
+    ("fresh", &[]),
+    ("in use", &["read"]),
+    ("first failed", &["read", "fail_path /dev/nullb0"]),
+    ("both failed", &["read", "fail_path /dev/nullb0", "fail_path /dev/nullb1"]),
+    ("first group disabled", &["read", "disable_group 1"]),
+    ("both failed, queueing", &["queue_if_no_path", "fail_path /dev/nullb0", "fail_path /dev/nullb1"]),
+];
+
+const EVENTS: [&str; 13] = [
+    "read",
+    "read, path error",
+    "read, medium error",
+    "fail_path /dev/nullb0",
+    "reinstate_path /dev/nullb0",
+    "disable_group 1",
+    "enable_group 1",
+    "switch_group 2",
+    "switch_group 3",
+    "queue_if_no_path",
+    "fail_if_no_path",
+    "suspend and resume",
+    "suspend and resume, no flush",
+];
+
+/// Lets `event` happen; what is answered.
+fn act(rig: &mut Rig, event: &str) -> String {
+    let mut start = |status| {
+        rig.bad_second_half(&[0, 1], status);
+        rig.start(read(SIZE / 2, 8));
+    };
+    match event {
+        "read" => start(Status::Ok),
+        "read, path error" => start(Status::Transport),
+        "read, medium error" => start(Status::Medium),
+        "suspend and resume" | "suspend and resume, no flush" => {
+            rig.suspend(event.ends_with("no flush"));
+            rig.resume();
+        }
+        message => return rig.message(message).map_or_else(|e| e.to_string(), |()| "done".into()),
+    }
+    // A path that fails sends the read round to the next.
+    (0..4).for_each(|_| rig.poll());
+    match (event.starts_with("read"), rig.results().pop()) {
+        (false, _) => "done".into(),
+        (true, None) => "waits".into(),
+        (true, Some(Status::Ok)) => "served".into(),
+        (true, Some(status)) => format!("fails: {status}"),
+    }
+}
+
+/// The status line, and whether reads without a path wait.
+fn state(rig: &Rig) -> String {
+    let queueing = if rig.table().contains("queue_if_no_path") { " queueing" } else { "" };
+    format!("{}{queueing}", rig.status().trim())
+}
+
+#[test]
+fn every_transition() {
+    let mut text = String::new();
+    for (name, past) in STATES {
+        for event in EVENTS {
+            let mut rig = Rig::new("0 0 2 1 round-robin 0 1 1 /dev/nullb0 1 round-robin 0 1 1 /dev/nullb1 1");
+            past.iter().for_each(|event| drop(act(&mut rig, event)));
+            if event == EVENTS[0] {
+                writeln!(text, "{name}: {}", state(&rig)).unwrap();
+            }
+            let before = state(&rig);
+            let answer = act(&mut rig, event);
+            let after = state(&rig);
+            let after = if after == before { "same" } else { &after };
+            writeln!(text, "  {event:<29} | {answer:<27} | {after}").unwrap();
+            // What waits ends before the rig.
+            rig.message("fail_if_no_path").expect("it knows the message");
+            rig.poll();
+        }
+    }
+    insta::assert_snapshot!(text);
+}
