@@ -34,7 +34,7 @@ const RECV: u64 = 0;
 const SEND: u64 = 1;
 
 /// Requests that a connection takes in a turn, so that a flood of them leaves the core to its other clients in between.
-const REQUESTS_A_TURN: usize = 64;
+const REQUESTS_A_TURN: usize = 256;
 
 /// A connection that was idle for so long gives back what it kept for reuse.
 const IDLE: Nanos = Nanos(1_000_000_000);
