@@ -72,11 +72,57 @@ pub enum Bug {
     CountedEntryOverwritten,
     /// The end of a read from nowhere is not filled.
     ZeroesTooShort,
+    /// A table keeps the limits that the devices below had when it was loaded.
+    StaleLimits,
+    /// A request that is not whole blocks is passed on.
+    BlocksIgnored,
+    /// A table over a read-only device says that it can be written.
+    ReadOnlyLost,
+    /// A resume is refused, and the lanes that were prepared for it stay open.
+    PrepareNotUndone,
+    /// A table that was replaced is held on to.
+    LeavingTableKept,
+    /// A core could not open its lane of the new table, and the resume goes on.
+    OpenFailureIgnored,
+    /// A suspend that is called off goes on waiting for what hangs.
+    CancelWaits,
+    /// A piece that a full lane handed back, unstarted, passes for done.
+    HandedBackIsDone,
+    /// A bio that is handed back keeps the sector of the device below.
+    MovedWhenHandedBack,
+    /// A stripe fails, and no event is raised.
+    StripeEventLost,
+    /// The error target lets writes succeed.
+    ErrorForgiven,
+    /// A delay target asks for turns though nothing waits in it.
+    StirsAtRest,
+    /// A delay target does not ask to be woken for what waits in it.
+    DelaySleeps,
+    /// Lanes go on with the set of bad blocks that they saw first.
+    BadBlocksStale,
+    /// Bad blocks are counted from the start of the target, and not of the device below.
+    BadBlockMisplaced,
+    /// A write that is to be dropped goes down.
+    DroppedWriteSent,
+    /// A read that is to be changed comes back as it is.
+    CorruptionForgotten,
+    /// The data of who writes is changed, and not a copy.
+    CorruptsOwnData,
+    /// A lane waits until the mark at the end of its log is counted, which a resume has taken away.
+    EndMarkWaits,
+    /// A write that was tried again on another path takes effect once more, later.
+    LandsAfterRetry,
+    /// The load of a path is not taken back when a full lane hands a bio back.
+    LoadKeptOnHandBack,
+    /// An event is raised for each round of retries, whether a path failed or not.
+    EventForEachError,
+    /// A bio that fails is not counted among what its path has served.
+    ErrorsNotServed,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 33] = [
+    pub const ALL: [Bug; 56] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -110,6 +156,29 @@ impl Bug {
         Bug::CountedBeforeFlushed,
         Bug::CountedEntryOverwritten,
         Bug::ZeroesTooShort,
+        Bug::StaleLimits,
+        Bug::BlocksIgnored,
+        Bug::ReadOnlyLost,
+        Bug::PrepareNotUndone,
+        Bug::LeavingTableKept,
+        Bug::OpenFailureIgnored,
+        Bug::CancelWaits,
+        Bug::HandedBackIsDone,
+        Bug::MovedWhenHandedBack,
+        Bug::StripeEventLost,
+        Bug::ErrorForgiven,
+        Bug::StirsAtRest,
+        Bug::DelaySleeps,
+        Bug::BadBlocksStale,
+        Bug::BadBlockMisplaced,
+        Bug::DroppedWriteSent,
+        Bug::CorruptionForgotten,
+        Bug::CorruptsOwnData,
+        Bug::EndMarkWaits,
+        Bug::LandsAfterRetry,
+        Bug::LoadKeptOnHandBack,
+        Bug::EventForEachError,
+        Bug::ErrorsNotServed,
     ];
 
     /// The bug whose name is `name`, in the spelling of the source.
@@ -135,6 +204,7 @@ thread_local! {
 #[cfg(feature = "seeded-bugs")]
 pub fn set(bug: Option<Bug>) {
     ON.set(bug);
+    ECHOES.with_borrow_mut(|all| lose(all.drain(..).map(|echo| echo.2)));
 }
 
 /// Is `bug` on?
@@ -170,4 +240,41 @@ pub fn twin(bio: &udm_core::Bio) -> Box<udm_core::Bio> {
     (twin.sector, twin.sectors, twin.started, twin.data) = (bio.sector, bio.sectors, bio.started, data);
     twin.start();
     twin
+}
+
+thread_local! {
+    /// Writes that are to land once more: on which device, after how many batches.
+    static ECHOES: std::cell::RefCell<Vec<(usize, u32, Box<udm_core::Bio>)>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// Who owns an echo.
+const ECHO: udm_core::OwnerId = udm_core::OwnerId(u32::MAX);
+
+/// Remembers the first write of `bios`: a copy of it will go to `device` again.
+pub fn remember(device: usize, bios: &[Box<udm_core::Bio>]) {
+    if let Some(bio) = bios.iter().find(|bio| bio.op == udm_core::Op::Write && bio.owner != ECHO) {
+        let mut echo = twin(bio);
+        echo.owner = ECHO;
+        ECHOES.with_borrow_mut(|all| all.push((device, 4, echo)));
+    }
+}
+
+/// The copies that go to `device` with this batch.
+pub fn echoes(device: usize) -> Vec<Box<udm_core::Bio>> {
+    ECHOES.with_borrow_mut(|all| {
+        all.iter_mut().filter(|echo| echo.0 == device).for_each(|echo| echo.1 -= 1);
+        let due: Vec<usize> = (0..all.len()).rev().filter(|i| all[*i].1 == 0).collect();
+        due.into_iter().map(|i| all.swap_remove(i).2).collect()
+    })
+}
+
+/// Takes the copies out of what came back.
+pub fn bury(done: &mut udm_core::Batch) {
+    done.retain_mut(|bio| {
+        let echo = bio.owner == ECHO;
+        if echo {
+            bio.finish();
+        }
+        !echo
+    });
 }

@@ -3,6 +3,7 @@
 //! A bio that can go whole is moved to where it lies below, and back again on its way up; one that can't goes through the [`Splitter`]. A batch of which all goes to
 //! one leg, a single bio above all, is passed on as it came. Where bios go is for a [`Route`] to say.
 
+use crate::bugs::{self, Bug};
 use crate::legs::Legs;
 use crate::split::{Cut, Splitter};
 use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Status};
@@ -156,7 +157,9 @@ impl<R: Route> Lane for SplitLane<R> {
         let start = back.len();
         for leg in 0..self.legs.len() {
             let from = self.legs.drain(leg, how, back, cx);
-            self.route.up(leg, &mut back[from..]);
+            if !bugs::on(Bug::MovedWhenHandedBack) {
+                self.route.up(leg, &mut back[from..]);
+            }
         }
         self.split.collect_back(back, start);
         self.split.take_returned(back);

@@ -312,7 +312,8 @@ fn poison(bio: &mut Bio) {
 
 /// A request that succeeded must not have touched sectors that can only fail.
 fn check_reach(r: &Request) -> Result<(), Wrong> {
-    let fails = |m: &Arc<Map>| (0..r.len).any(|i| m.cell(r.sector + i) == ERROR);
+    let fails_at = |m: &Map, s: u64| m.cell(s) == ERROR && (m.drops(s).is_none() || s >= m.sectors());
+    let fails = |m: &Arc<Map>| (0..r.len).any(|i| fails_at(m, r.sector + i));
     if r.map.iter().chain(&r.more).all(fails) {
         return Err(format!("{} succeeded on a range that can only fail", describe(r)));
     }

@@ -232,6 +232,12 @@ impl World {
             let device = &mut self.devices[i];
             let raised = u64::from(device.mapped.event_nr());
             let (must, may) = device.events;
+            // The letters of a striped line: one that failed is a D, and the first failure of each raises an event.
+            let status = device.mapped.status_text();
+            let is_failed = |line: &str| line.contains(" striped ") && line.ends_with('D');
+            if raised == 0 && status.lines().any(is_failed) {
+                return Err(format!("at rest, a stripe of d{i} has failed, and no event was raised"));
+            }
             if raised < must || raised > must + may {
                 return Err(format!(
                     "at rest, d{i} has raised {raised} events: {must} were due, {may} more could be"

@@ -171,6 +171,7 @@ impl Change {
         let error = TargetError::errno(EINTR).because("called off");
         match self.phase {
             Phase::Resume | Phase::Resumed | Phase::Done | Phase::Over => return,
+            Phase::Suspended if bugs::on(Bug::CancelWaits) => return,
             Phase::Prepare | Phase::Prepared | Phase::Suspend | Phase::Suspended => self.waiting = None,
             Phase::Still | Phase::Swap => {}
         }
@@ -209,7 +210,7 @@ impl Change {
     }
 
     fn prepared(&mut self, cores: &dyn Cores) -> Phase {
-        if let Some(error) = self.failure.take() {
+        if let Some(error) = self.failure.take().filter(|_| !bugs::on(Bug::OpenFailureIgnored)) {
             return self.refuse(TargetError::errno(error.errno).because(error.text), cores);
         }
         if self.device.is_suspended() { Phase::Swap } else { Phase::Suspend }
@@ -274,7 +275,9 @@ impl Change {
     fn end(&mut self) -> Phase {
         let mut state = self.device.state();
         state.changing = false;
-        self.let_go.extend(state.leaving.take().map(|slot| slot.table));
+        if !bugs::on(Bug::LeavingTableKept) {
+            self.let_go.extend(state.leaving.take().map(|slot| slot.table));
+        }
         Phase::Over
     }
 

@@ -90,7 +90,7 @@ impl MappedLane {
                     drop(ack);
                 }
                 LaneCommand::Unprepare { generation, ack } => {
-                    if self.prepared_generation() == Some(generation) {
+                    if self.prepared_generation() == Some(generation) && !bugs::on(Bug::PrepareNotUndone) {
                         self.prepared = None;
                     }
                     drop(ack);

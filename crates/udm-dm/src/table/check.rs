@@ -3,6 +3,7 @@
 //! The kernel checks this at the first load only, later at resume; udm checks at every load and again at resume.
 
 use super::Entry;
+use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::target::{Kind, Used};
 use udm_core::{Limits, SECTOR_SIZE, Sectors};
@@ -22,7 +23,8 @@ pub(super) fn fit(entries: &[Entry]) -> Result<Fit, TargetError> {
     let mut all = Limits::new(size);
     let mut parts = Vec::with_capacity(entries.len());
     for (i, entry) in entries.iter().enumerate() {
-        let own = entry.target.limits();
+        let mut own = entry.target.limits();
+        own.read_only &= !bugs::on(Bug::ReadOnlyLost);
         for used in entry.target.devices() {
             area(&used, own.logical_block).map_err(|e| TargetError { line: Some(i), ..e })?;
         }

@@ -73,7 +73,10 @@ impl TableLane {
         let plain = Plain {
             ops: 1 << Op::Read as u8 | u8::from(!limits.read_only) << Op::Write as u8,
             special: map.special(),
-            unaligned: (u64::from(limits.logical_block) / SECTOR_SIZE).max(1) - 1,
+            unaligned: match bugs::on(Bug::BlocksIgnored) {
+                true => 0,
+                false => (u64::from(limits.logical_block) / SECTOR_SIZE).max(1) - 1,
+            },
             max: map.places.iter().map(|place| place.max(Op::Read)).fold(size, u64::min),
             size,
         };

@@ -12,6 +12,7 @@ mod check;
 mod lane;
 mod map;
 
+use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::target::{DeviceRef, Kind, Resolver, Target, TargetType};
 use check::Fit;
@@ -107,6 +108,9 @@ impl Table {
     /// The kernel's texts, `nullb0 too small for target: start=8, len=2097152, dev_size=2097152`. The limits are as they were then.
     pub fn check(&self) -> Result<(), TargetError> {
         let fit = Arc::new(check::fit(&self.entries)?);
+        if bugs::on(Bug::StaleLimits) {
+            return Ok(());
+        }
         *self.fit.lock().unwrap_or_else(PoisonError::into_inner) = fit;
         Ok(())
     }

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors};
 use udm_dm::TargetError;
+use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{Target, TargetArgs, Used};
 
 const NAME: &str = "delay";
@@ -155,7 +156,10 @@ impl DelayLane {
         for queue in &mut self.queues {
             let due = queue.waiting.partition_point(|(due, _)| *due <= now);
             self.lanes[queue.lane].down.extend(queue.waiting.drain(..due).map(|(_, bio)| bio));
-            if let Some((due, _)) = queue.waiting.front() {
+            if bugs::on(Bug::StirsAtRest) {
+                cx.wake_at(now + Nanos(1_000_000));
+            }
+            if let Some((due, _)) = queue.waiting.front().filter(|_| !bugs::on(Bug::DelaySleeps)) {
                 cx.wake_at(*due);
             }
         }

@@ -70,6 +70,9 @@ impl MultipathLane {
         {
             self.router.look(&self.shared);
         }
+        if bugs::on(Bug::LandsAfterRetry) {
+            batch.extend(bugs::echoes(Arc::as_ptr(&self.shared) as usize));
+        }
         match self.router.group() {
             Some(group) => group.selector.deal(batch, group.paths.start, &mut self.legs, cx),
             None => self.no_path(batch),
@@ -97,7 +100,9 @@ impl MultipathLane {
             all_ok &= bio.status.is_ok();
         }
         let (count, sectors) = (back.len(), Sectors(sectors));
-        self.served[index].served(count as u64, sectors.bytes());
+        if all_ok || !bugs::on(Bug::ErrorsNotServed) {
+            self.served[index].served(count as u64, sectors.bytes());
+        }
         if all_ok {
             self.router.polled(self.places[index], count, sectors);
         } else {
@@ -160,6 +165,9 @@ impl Lane for MultipathLane {
         if !self.ended.is_empty() || self.draining.is_some() {
             self.poll_rest(done, cx);
         }
+        if bugs::on(Bug::LandsAfterRetry) {
+            bugs::bury(done);
+        }
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
@@ -169,7 +177,9 @@ impl Lane for MultipathLane {
             let from = self.legs.drain(index, how, back, cx);
             let came = &back[from..];
             let sectors = Sectors(came.iter().map(|bio| bio.sectors.0).sum());
-            self.router.polled(self.places[index], came.len(), sectors);
+            if !bugs::on(Bug::LoadKeptOnHandBack) {
+                self.router.polled(self.places[index], came.len(), sectors);
+            }
         }
         self.hand_back(how, back);
     }

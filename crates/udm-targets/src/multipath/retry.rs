@@ -57,6 +57,9 @@ impl MultipathLane {
             for bio in &mut batch {
                 bio.status = Status::Ok;
             }
+            if bugs::on(Bug::LandsAfterRetry) {
+                bugs::remember(std::sync::Arc::as_ptr(&self.shared) as usize, &batch);
+            }
             if bugs::on(Bug::RetryForgets) && batch.len() > 1 {
                 bugs::lose(batch.pop());
             }
@@ -78,7 +81,7 @@ impl MultipathLane {
             // Paths returned and failed again while this went on. The next poll goes on.
             cx.wake_at(cx.now);
         }
-        if std::mem::take(&mut self.router.path_failed) {
+        if std::mem::take(&mut self.router.path_failed) || bugs::on(Bug::EventForEachError) {
             self.shared.journal.event();
         }
     }

@@ -32,6 +32,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use udm_core::errno::EINVAL;
 use udm_core::{Batch, Busy, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
 use udm_dm::TargetError;
+use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{Resolver, Target, TargetArgs, Used};
 
 const NAME: &str = "dust";
@@ -264,7 +265,7 @@ impl DustLane {
     fn refresh(&mut self) {
         // Acquire pairs with the release in `change`.
         let generation = self.shared.generation.load(Ordering::Acquire);
-        if generation != self.seen {
+        if generation != self.seen && !(bugs::on(Bug::BadBlocksStale) && self.seen > 0) {
             self.set = Arc::clone(&self.shared.lock());
             self.seen = generation;
         }
@@ -282,8 +283,9 @@ impl Lane for DustLane {
             let status = if bio.op == Op::Flush || bio.sectors == Sectors::ZERO {
                 Status::Ok
             } else {
-                let first = (bio.sector + self.start).0 >> self.shift;
-                let last = ((bio.end() + self.start).0 - 1) >> self.shift;
+                let start = if bugs::on(Bug::BadBlockMisplaced) { Sectors(0) } else { self.start };
+                let first = (bio.sector + start).0 >> self.shift;
+                let last = ((bio.end() + start).0 - 1) >> self.shift;
                 self.set.verdict(&bio, first, last)
             };
             if status.is_ok() {

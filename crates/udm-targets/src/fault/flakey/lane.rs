@@ -10,6 +10,7 @@ use crate::fault::clones::Clones;
 use rand::RngExt;
 use std::sync::Arc;
 use udm_core::{Batch, Bio, BufPool, Busy, Cx, Drain, Lane, Op, OpenError, Segments, Status};
+use udm_dm::bugs::{self, Bug};
 
 pub(super) struct FlakeyLane {
     under: UnderLane,
@@ -72,6 +73,7 @@ impl FlakeyLane {
             (Op::Read, _) if self.features.error_reads => Fate::End(Status::IoErr),
             (Op::Read, _) if may_corrupt(self.features.random_read) => Fate::Corrupt,
             (Op::Read, _) => Fate::Pass,
+            (_, Writes::Drop) if bugs::on(Bug::DroppedWriteSent) => Fate::Pass,
             (_, Writes::Drop) => Fate::End(Status::Ok),
             (_, Writes::Fail) => Fate::End(Status::IoErr),
             (Op::Write, Writes::Pass) if may_corrupt(self.features.random_write) => Fate::Corrupt,
@@ -82,6 +84,11 @@ impl FlakeyLane {
     fn clone_of(&mut self, mut bio: Box<Bio>, cx: &mut Cx<'_>) -> Box<Bio> {
         if bio.op == Op::Read || bio.data.is_empty() {
             return self.clones.begin(bio, Segments::new());
+        }
+        if bugs::on(Bug::CorruptsOwnData) {
+            let mut clone = self.clones.begin(bio, Segments::new());
+            corrupt(&self.features, self.features.random_write, &mut clone, cx);
+            return clone;
         }
         let mut copy = self.copies.get(bio.data.len());
         bio.data.copy_to(&mut copy);
@@ -105,7 +112,7 @@ impl FlakeyLane {
     /// The request of a clone that is done.
     fn original_of(&mut self, clone: Box<Bio>, cx: &mut Cx<'_>) -> Box<Bio> {
         let mut bio = self.unstarted(clone);
-        if bio.op == Op::Read && bio.status.is_ok() {
+        if bio.op == Op::Read && bio.status.is_ok() && !bugs::on(Bug::CorruptionForgotten) {
             corrupt(&self.features, self.features.random_read, &mut bio, cx);
         }
         bio
