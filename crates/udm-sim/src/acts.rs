@@ -244,13 +244,10 @@ impl World {
         Ok(())
     }
 
-    /// What a checker does: failed paths that work are reinstated.
+    /// What a checker does: failed paths that work are reinstated, also while a suspend waits for requests that have none; one that is done says EBUSY.
     fn check_paths(&mut self) -> Result<(), Wrong> {
         for i in 0..self.devices.len() {
             let Some(access) = self.devices[i].access else { continue };
-            if !self.devices[i].is_live() {
-                continue;
-            }
             let mut failed = self.failed_paths(i, access);
             failed.retain(|p| lock(&self.env).paths[*p].mode != Mode::Down);
             for path in failed {
