@@ -42,9 +42,6 @@ pub trait Stacked {
     /// The devices that have said to [`Stacked::carry`] that they may lie directly on this one, each once; some may have another table by now.
     fn above(&self) -> Vec<Arc<dyn Device>>;
 
-    /// The limits that this device will have in a moment: a change that gives it a new table is under way. A device above that changes with it goes by them.
-    fn limits_to_come(&self) -> Option<Limits>;
-
     /// From now on `above`, whose identity is `id`, may have this device below it.
     fn carry(&self, id: DeviceId, above: Weak<dyn Device>);
 }

@@ -24,6 +24,6 @@ pub use mapped::{Change, Changes, DeviceInfo, MappedDevice, Refused, Wake};
 pub use pending::Pending;
 pub use table::{Entry, Table};
 pub use target::{
-    Constructor, DeviceRef, Kind, LookupError, Notify, PathReport, Resolver, Target, TargetArgs, TargetType,
-    Used,
+    Below, Constructor, DeviceRef, Kind, LookupError, Notify, PathReport, Resolver, Target, TargetArgs,
+    TargetType, Used,
 };

@@ -6,9 +6,10 @@
 use crate::error::TargetError;
 use crate::pending::Pending;
 use std::any::Any;
+use std::collections::HashMap;
 use std::sync::Arc;
 use udm_core::{
-    Content, Cores, Cx, DevNo, Device, Extents, Lane, Limits, OpenError, Sector, Sectors, Stacked,
+    Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors,
 };
 
 /// A device that a table line names, looked up.
@@ -24,12 +25,19 @@ pub struct DeviceRef {
     pub hold: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-impl DeviceRef {
-    /// The limits of the device for a table over it: those of the table that is about to become live, where there is one.
+/// The limits of the devices below a table, as it has to see them.
+#[derive(Clone, Copy)]
+pub struct Below<'a>(pub(crate) Option<&'a HashMap<DeviceId, Limits>>);
+
+impl Below<'_> {
+    /// As they are.
+    pub const NOW: Below<'static> = Below(None);
+
+    /// Those of `device`: as they will be when it takes a new table in the same change, else as they are.
     #[must_use]
-    pub fn limits(&self) -> Limits {
-        let coming = self.device.stacked().and_then(Stacked::limits_to_come);
-        coming.unwrap_or_else(|| self.device.limits())
+    pub fn limits(&self, device: &DeviceRef) -> Limits {
+        let coming = self.0.and_then(|coming| coming.get(&device.device.id()));
+        coming.cloned().unwrap_or_else(|| device.device.limits())
     }
 }
 
@@ -98,8 +106,8 @@ pub trait Target: Send + Sync {
         String::new()
     }
 
-    /// Limits of this target alone, stacked over its devices; `size` is the target's length.
-    fn limits(&self) -> Limits;
+    /// Limits of this target alone, stacked over its devices, which are as `below` says; `size` is the target's length.
+    fn limits(&self, below: Below<'_>) -> Limits;
 
     /// What its sectors hold, as [`Device::extents`]; `from` counts from the target's start.
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {

@@ -187,3 +187,27 @@ fn a_table_goes_by_the_limits_that_come_below_it() {
     assert_eq!((place, error.to_string().contains("low too small for target")), (0, true), "{error}");
     assert_eq!((low.limits().size, up.is_suspended()), (Sectors(64), false));
 }
+
+/// What a device is about to have counts for those that change with it, and for nobody else: it may never have it.
+#[test]
+fn limits_that_never_come_are_nobodys() {
+    let mut rig = Rig::new();
+    let mut limits = Limits::new(Sectors(64));
+    limits.max_sectors = Sectors(4);
+    let small = TestDisk::null(limits);
+    rig.resolver.add("/small", udm_core::DevNo { major: 8, minor: 1 }, small);
+    rig.disk("/d", 64);
+    let low = rig.live("low", "0 64 linear /small 0");
+    let up = rig.make("up");
+    rig.load(&up, "0 64 linear @low 0").unwrap();
+    rig.load(&low, "0 64 linear /d 0").unwrap();
+    let mut lane = rig.open(&low);
+    let cores = rig.world.cores();
+    let mut lower = resume(&[&low]).unwrap();
+    assert_eq!(lower.step(&*cores), None, "it is being prepared");
+    let upper = resume(&[&up]).unwrap();
+    assert_eq!(rig.all(upper, &mut []), Ok(()));
+    lower.cancel(&*cores);
+    assert_eq!(rig.all(lower, &mut [&mut lane]).unwrap_err().1.errno, 4);
+    assert_eq!((low.limits().max_sectors, up.limits().max_sectors), (Sectors(4), Sectors(4)));
+}

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use udm_core::{Batch, Bio, Cx, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
 use udm_dm::TargetError;
 use udm_dm::bugs::{self, Bug};
-use udm_dm::target::{Kind, Target, TargetArgs, Used, decimal};
+use udm_dm::target::{Below, Kind, Target, TargetArgs, Used, decimal};
 
 struct ErrorTarget {
     len: Sectors,
@@ -45,10 +45,10 @@ impl Target for ErrorTarget {
         String::new()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self, below: Below<'_>) -> Limits {
         let own = Limits { max_write_zeroes: Sectors::ZERO, ..Limits::new(self.len) };
         let limits = match &self.like {
-            Some(used) => own.stack(&used.device.limits()),
+            Some(used) => own.stack(&below.limits(&used.device)),
             None => own,
         };
         // Discards fail with EIO and not as unsupported (kernel).

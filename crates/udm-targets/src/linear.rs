@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use udm_core::{Batch, Busy, Cx, Drain, Extents, Lane, Limits, Op, OpenError, Sector, Sectors};
 use udm_dm::TargetError;
-use udm_dm::target::{DeviceRef, Target, TargetArgs, Used, decimal};
+use udm_dm::target::{Below, DeviceRef, Target, TargetArgs, Used, decimal};
 
 struct Linear {
     device: DeviceRef,
@@ -43,8 +43,8 @@ impl Target for Linear {
         format!("{} {}", self.device.number, self.offset)
     }
 
-    fn limits(&self) -> Limits {
-        let below = self.device.limits();
+    fn limits(&self, below: Below<'_>) -> Limits {
+        let below = below.limits(&self.device);
         Limits { request_stackable: false, ..Limits::new(self.len).stack(&below) }
     }
 

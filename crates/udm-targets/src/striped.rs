@@ -17,7 +17,7 @@ use udm_dm::bugs::{self, Bug};
 use udm_dm::divisor::Divisor;
 use udm_dm::split::{Cursor, Cut, Piece, Step};
 use udm_dm::split_lane::{Route, SplitLane, Way};
-use udm_dm::target::{DeviceRef, Notify, Target, TargetArgs, Used, decimal};
+use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Used, decimal};
 
 /// Failures of a device that raise an event; later ones only count (kernel: `DM_IO_ERROR_THRESHOLD` is 15, and the fifteenth is
 /// silent).
@@ -127,11 +127,11 @@ impl Target for Striped {
         text
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self, below: Below<'_>) -> Limits {
         let Layout { stripes, chunk } = self.shared.layout;
         let bytes = chunk.get().saturating_mul(SECTOR_SIZE);
-        let below = self.shared.stripes.iter().map(|s| s.device.limits());
-        let limits = below.fold(Limits::new(self.len), |all, one| all.stack(&one));
+        let all = self.shared.stripes.iter().map(|s| below.limits(&s.device));
+        let limits = all.fold(Limits::new(self.len), |all, one| all.stack(&one));
         let hint = |bytes: u64| u32::try_from(bytes).unwrap_or(0);
         Limits {
             request_stackable: false,

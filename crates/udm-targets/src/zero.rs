@@ -7,7 +7,7 @@ use udm_core::{
 };
 use udm_dm::TargetError;
 use udm_dm::bugs::{self, Bug};
-use udm_dm::target::{Target, TargetArgs, Used};
+use udm_dm::target::{Below, Target, TargetArgs, Used};
 
 struct Zero {
     len: Sectors,
@@ -37,7 +37,7 @@ impl Target for Zero {
         String::new()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self, _below: Below<'_>) -> Limits {
         // The kernel's zero target takes discards and no write-zeroes.
         Limits { request_stackable: false, max_write_zeroes: Sectors::ZERO, ..Limits::new(self.len) }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use udm_core::errno::EINVAL;
 use udm_core::{DevNo, Limits, Sectors};
 use udm_dm::testing::{TestDisk, TestResolver};
-use udm_dm::{Kind, Table, TargetError};
+use udm_dm::{Below, Kind, Table, TargetError};
 
 /// Builds a table from its text.
 fn build(text: &str, resolver: &mut TestResolver) -> Result<Arc<Table>, TargetError> {
@@ -150,7 +150,7 @@ fn limits_are_those_of_all_paths() {
     });
     resolver.add("/dev/small", DevNo { major: 9, minor: 0 }, small);
     let table = build("0 1000 multipath 0 0 1 1 round-robin 0 2 0 253:0 /dev/small", &mut resolver).unwrap();
-    let limits = table.targets()[0].target.limits();
+    let limits = table.targets()[0].target.limits(Below::NOW);
     assert_eq!(
         (limits.size, limits.max_sectors, limits.max_discard),
         (Sectors(1000), Sectors(64), Sectors(0))
@@ -160,7 +160,7 @@ fn limits_are_those_of_all_paths() {
     let table =
         build("0 1000 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0", &mut resolver).unwrap();
     let target = &table.targets()[0].target;
-    assert_eq!((target.kind(), target.limits().request_stackable), (Kind::Bio, false));
+    assert_eq!((target.kind(), target.limits(Below::NOW).request_stackable), (Kind::Bio, false));
     assert!(target.singleton());
 }
 
@@ -190,7 +190,7 @@ fn paths_with_caches_of_their_own_are_refused() {
     cached.set_limits(|limits| limits.read_only = true);
     let table = build(&table("/dev/cached 253:0"), &mut resolver).expect("nothing is written");
     cached.set_limits(|limits| limits.read_only = false);
-    assert_eq!(table.check().expect_err("checked again").errno, EINVAL);
+    assert_eq!(table.check(Below::NOW).expect_err("checked again").errno, EINVAL);
 }
 
 #[test]

@@ -14,11 +14,11 @@ use super::device::{MappedDevice, Slot, Wake};
 use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::table::Table;
-use crate::target::Target;
+use crate::target::{Below, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::{EBUSY, EINTR};
-use udm_core::{Ack, Cores, Device, Drain, Failure, LaneCommand};
+use udm_core::{Ack, Cores, Device, DeviceId, Drain, Failure, LaneCommand, Limits};
 
 /// What to do at the next step, once the cores have answered the last one.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -138,11 +138,16 @@ impl Change {
 
     /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake. `Some`: over, with its outcome.
     pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), TargetError>> {
-        self.step_to(Stage::Over, cores)
+        self.step_to(Stage::Over, Below::NOW, cores)
     }
 
-    /// As [`Change::step`], and no further than to `stage`. A change that fails before says so when it gets there.
-    pub(super) fn step_to(&mut self, stage: Stage, cores: &dyn Cores) -> Option<Result<(), TargetError>> {
+    /// As [`Change::step`], and no further than to `stage`. A change that fails before says so when it gets there. `below` says what those below change to.
+    pub(super) fn step_to(
+        &mut self,
+        stage: Stage,
+        below: Below<'_>,
+        cores: &dyn Cores,
+    ) -> Option<Result<(), TargetError>> {
         loop {
             // Acquire pairs with the release behind the last ack: what the lanes did is seen here.
             let patient = !(bugs::on(Bug::SwapTooEarly) && self.phase == Phase::Suspended);
@@ -154,7 +159,7 @@ impl Change {
                 return Some(self.result.clone());
             }
             self.phase = match self.phase {
-                Phase::Prepare => self.prepare(cores),
+                Phase::Prepare => self.prepare(below, cores),
                 Phase::Prepared => self.prepared(cores),
                 Phase::Suspend => self.stop(cores),
                 Phase::Suspended => self.stopped(),
@@ -198,9 +203,14 @@ impl Change {
         })
     }
 
-    fn prepare(&mut self, cores: &dyn Cores) -> Phase {
+    /// What becomes live has these limits.
+    pub(super) fn limits_to_come(&self) -> Option<(DeviceId, Limits)> {
+        self.next.as_ref().map(|slot| (self.device.id(), slot.table.limits()))
+    }
+
+    fn prepare(&mut self, below: Below<'_>, cores: &dyn Cores) -> Phase {
         let Some(slot) = self.next.clone() else { return Phase::Done };
-        if let Err(error) = self.device.prepare(&slot) {
+        if let Err(error) = self.device.prepare(&slot, below) {
             return self.refuse(error, cores);
         }
         let Slot { table, generation } = slot;

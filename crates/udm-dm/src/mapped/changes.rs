@@ -16,9 +16,10 @@ use super::change::{Change, Stage};
 use super::device::{MappedDevice, Wake};
 use crate::error::TargetError;
 use crate::table::Table;
+use crate::target::Below;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use udm_core::{Cores, Device, DeviceId};
+use udm_core::{Cores, Device, DeviceId, Limits};
 
 /// What was wrong, and with which device: its place in the list that was given.
 pub type Refused = (usize, TargetError);
@@ -31,6 +32,8 @@ pub struct Changes {
     stage: Stage,
     /// How many levels have reached it.
     level: usize,
+    /// What devices of the levels that are prepared change to.
+    coming: HashMap<DeviceId, Limits>,
     result: Result<(), Refused>,
 }
 
@@ -71,7 +74,7 @@ impl Changes {
             levels.resize_with(levels.len().max(level + 1), Vec::new);
             levels[level].push(Part { place, change, over: false });
         }
-        Ok(Changes { levels, stage: Stage::Prepared, level: 0, result: Ok(()) })
+        Ok(Changes { levels, stage: Stage::Prepared, level: 0, coming: HashMap::new(), result: Ok(()) })
     }
 
     /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake. `Some`: over, with its outcome.
@@ -82,7 +85,7 @@ impl Changes {
             let mut all = true;
             let mut refused = None;
             for part in self.levels[level].iter_mut().filter(|part| !part.over) {
-                match part.change.step_to(self.stage, cores) {
+                match part.change.step_to(self.stage, Below(Some(&self.coming)), cores) {
                     None => all = false,
                     Some(outcome) => {
                         part.over = self.stage == Stage::Over;
@@ -96,6 +99,9 @@ impl Changes {
             }
             if !all {
                 return None;
+            }
+            if self.stage == Stage::Prepared {
+                self.coming.extend(self.levels[level].iter().filter_map(|part| part.change.limits_to_come()));
             }
             self.level += 1;
             if self.level == self.levels.len() && self.stage != Stage::Over {

@@ -9,7 +9,7 @@ use super::names::Names;
 use super::stack::{self, Walk};
 use crate::error::TargetError;
 use crate::table::{Table, TableLane};
-use crate::target::{Kind, Notify};
+use crate::target::{Below, Kind, Notify};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -165,7 +165,7 @@ impl MappedDevice {
         if let Some(kept) = kept.filter(|&k| table.immutable_type() != Some(k) && table.kind() != Kind::Any) {
             return Err(TargetError::new(format!("can't replace immutable target type {kept}")));
         }
-        table.check()?;
+        table.check(Below::NOW)?;
         let mut walk = Walk::default();
         let replaced = {
             let _shape = stack::shape();
@@ -185,8 +185,9 @@ impl MappedDevice {
     }
 
     /// Has the cores open `slot` from now on, lanes that come included. What was checked at the load is checked again: the devices below may be others by now.
-    pub(super) fn prepare(&self, slot: &Slot) -> Result<(), TargetError> {
-        slot.table.check()?;
+    /// `below`: with what they change to.
+    pub(super) fn prepare(&self, slot: &Slot, below: Below<'_>) -> Result<(), TargetError> {
+        slot.table.check(below)?;
         let mut walk = Walk::default();
         let _shape = stack::shape();
         let mut tables = self.state().tables(None);
@@ -374,11 +375,6 @@ impl Stacked for MappedDevice {
 
     fn above(&self) -> Vec<Arc<dyn Device>> {
         self.carried().values().filter_map(Weak::upgrade).collect()
-    }
-
-    fn limits_to_come(&self) -> Option<Limits> {
-        let preparing = self.state().preparing.clone();
-        preparing.map(|slot| slot.table.limits())
     }
 
     fn carry(&self, id: DeviceId, above: Weak<dyn Device>) {

@@ -5,7 +5,7 @@
 use super::Entry;
 use crate::bugs::{self, Bug};
 use crate::error::TargetError;
-use crate::target::{Kind, Used};
+use crate::target::{Below, Kind, Used};
 use udm_core::{Limits, SECTOR_SIZE, Sectors};
 
 /// What a table and its targets can take, as of one moment.
@@ -17,19 +17,19 @@ pub(super) struct Fit {
 }
 
 /// The stacked limits of `entries` (kernel `dm_calculate_queue_limits`), or the first device area that does not fit.
-pub(super) fn fit(entries: &[Entry]) -> Result<Fit, TargetError> {
-    stackable(entries)?;
+pub(super) fn fit(entries: &[Entry], below: Below<'_>) -> Result<Fit, TargetError> {
+    stackable(entries, below)?;
     let size = entries.last().map_or(Sectors::ZERO, |e| Sectors(e.end().0));
     let mut all = Limits::new(size);
     let mut parts = Vec::with_capacity(entries.len());
     for (i, entry) in entries.iter().enumerate() {
-        let mut own = entry.target.limits();
+        let mut own = entry.target.limits(below);
         own.read_only &= !bugs::on(Bug::ReadOnlyLost);
         for used in entry.target.devices() {
-            area(&used, own.logical_block).map_err(|e| TargetError { line: Some(i), ..e })?;
+            area(&used, own.logical_block, below).map_err(|e| TargetError { line: Some(i), ..e })?;
         }
         if entry.target.is_over_one_disk() && !own.read_only {
-            coherent(&entry.target.devices()).map_err(|e| TargetError { line: Some(i), ..e })?;
+            coherent(&entry.target.devices(), below).map_err(|e| TargetError { line: Some(i), ..e })?;
         }
         all = all.stack(&own);
         parts.push(own);
@@ -40,10 +40,10 @@ pub(super) fn fit(entries: &[Entry]) -> Result<Fit, TargetError> {
 
 /// Checks that a request-based target has only request-based devices below (kernel `dm_table_determine_type`). A mapped device without a table
 /// is neither yet.
-fn stackable(entries: &[Entry]) -> Result<(), TargetError> {
+fn stackable(entries: &[Entry], below: Below<'_>) -> Result<(), TargetError> {
     for (line, entry) in entries.iter().enumerate().filter(|(_, e)| e.target.kind() == Kind::Request) {
         for used in entry.target.devices() {
-            let limits = used.device.limits();
+            let limits = below.limits(&used.device);
             if !limits.request_stackable && limits.size > Sectors::ZERO {
                 let text = "table load rejected: including non-request-stackable devices";
                 let reason = format!("{} is bio-based; `queue_mode bio` takes it", used.device.name);
@@ -56,9 +56,9 @@ fn stackable(entries: &[Entry]) -> Result<(), TargetError> {
 
 /// Checks that several paths to one disk have no cache each: what is written through one would not be seen through the others, and what a
 /// flush of one makes durable would be its own writes only.
-fn coherent(paths: &[Used]) -> Result<(), TargetError> {
+fn coherent(paths: &[Used], below: Below<'_>) -> Result<(), TargetError> {
     let several = paths.iter().any(|path| path.device.number != paths[0].device.number);
-    let private = |path: &&Used| path.device.limits().private_cache;
+    let private = |path: &&Used| below.limits(&path.device).private_cache;
     let Some(path) = paths.iter().find(private).filter(|_| several) else { return Ok(()) };
     let name = &path.device.name;
     let text = format!("multipath: {name} has a page cache of its own");
@@ -70,9 +70,9 @@ fn block_sectors(bytes: u32) -> u64 {
 }
 
 /// Checks the range that a target uses of a device (kernel `device_area_is_invalid`); `block` is the target's logical block in bytes.
-fn area(used: &Used, block: u32) -> Result<(), TargetError> {
+fn area(used: &Used, block: u32, below: Below<'_>) -> Result<(), TargetError> {
     let name = base_name(&used.device.name);
-    let (start, len, size) = (used.start.0, used.len.0, used.device.limits().size.0);
+    let (start, len, size) = (used.start.0, used.len.0, below.limits(&used.device).size.0);
     // A mapped device that has no table yet has no size; what it gets is checked when this table is resumed (kernel).
     if size == 0 {
         return Ok(());

@@ -14,7 +14,7 @@ mod map;
 
 use crate::bugs::{self, Bug};
 use crate::error::TargetError;
-use crate::target::{DeviceRef, Kind, Resolver, Target, TargetType};
+use crate::target::{Below, DeviceRef, Kind, Resolver, Target, TargetType};
 use check::Fit;
 pub(crate) use lane::TableLane;
 use std::fmt::Write;
@@ -60,7 +60,7 @@ impl Table {
         cores: usize,
     ) -> Result<Arc<Table>, TargetError> {
         let entries = build::entries(types, lines, resolver, cores)?;
-        let fit = Mutex::new(Arc::new(check::fit(&entries)?));
+        let fit = Mutex::new(Arc::new(check::fit(&entries, Below::NOW)?));
         Ok(Arc::new(Table { id: DeviceId::new(), entries, fit }))
     }
 
@@ -101,13 +101,13 @@ impl Table {
         text
     }
 
-    /// Checks sizes and alignment against the devices below as they are now, and takes their limits over: lanes opened from now on go by them.
+    /// Checks sizes and alignment against the devices below, and takes their limits over: lanes opened from now on go by them.
     /// For a table that is not live.
     ///
     /// # Errors
     /// The kernel's texts, `nullb0 too small for target: start=8, len=2097152, dev_size=2097152`. The limits are as they were then.
-    pub fn check(&self) -> Result<(), TargetError> {
-        let fit = Arc::new(check::fit(&self.entries)?);
+    pub fn check(&self, below: Below<'_>) -> Result<(), TargetError> {
+        let fit = Arc::new(check::fit(&self.entries, below)?);
         if bugs::on(Bug::StaleLimits) {
             return Ok(());
         }

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors};
 use udm_dm::TargetError;
 use udm_dm::bugs::{self, Bug};
-use udm_dm::target::{Target, TargetArgs, Used};
+use udm_dm::target::{Below, Target, TargetArgs, Used};
 
 const NAME: &str = "delay";
 const READ: usize = 0;
@@ -116,10 +116,10 @@ impl Target for Delay {
         format!("{r} {w} {f}")
     }
 
-    fn limits(&self) -> Limits {
-        let below = self.classes.iter().map(|class| class.under.device.limits());
+    fn limits(&self, below: Below<'_>) -> Limits {
+        let all = self.classes.iter().map(|class| below.limits(&class.under.device));
         let own = Limits { request_stackable: false, ..Limits::new(self.len) };
-        below.fold(own, |limits, below| limits.stack(&below))
+        all.fold(own, |limits, one| limits.stack(&one))
     }
 
     fn devices(&self) -> Vec<Used> {

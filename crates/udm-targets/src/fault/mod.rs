@@ -13,7 +13,7 @@ pub mod log_writes;
 
 use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors};
 use udm_dm::TargetError;
-use udm_dm::target::{DeviceRef, Resolver, Used, decimal};
+use udm_dm::target::{Below, DeviceRef, Resolver, Used, decimal};
 
 /// A decimal number that fits `T`.
 fn number<T: TryFrom<u64>>(word: &str) -> Option<T> {
@@ -48,8 +48,8 @@ impl Underlay {
     }
 
     /// Limits of a target of `len` that passes on what it is given.
-    fn limits(&self, len: Sectors) -> Limits {
-        Limits { request_stackable: false, ..Limits::new(len).stack(&self.device.limits()) }
+    fn limits(&self, len: Sectors, below: Below<'_>) -> Limits {
+        Limits { request_stackable: false, ..Limits::new(len).stack(&below.limits(&self.device)) }
     }
 }
 

@@ -31,7 +31,7 @@ use served::Served;
 use state::Shared;
 use std::sync::{Arc, Mutex};
 use udm_core::{Content, Cx, Extents, Lane, Limits, OpenError, Sector, Sectors};
-use udm_dm::target::{DeviceRef, Kind, Notify, Resolver, Target, TargetArgs, Used};
+use udm_dm::target::{Below, DeviceRef, Kind, Notify, Resolver, Target, TargetArgs, Used};
 use udm_dm::{PathReport, TargetError};
 
 /// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in `parse`.
@@ -106,10 +106,10 @@ impl Target for Multipath {
         self.status_text()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self, below: Below<'_>) -> Limits {
         let mut limits = Limits::new(self.len);
         limits.request_stackable = self.kind() == Kind::Request;
-        self.paths().fold(limits, |limits, (_, path)| limits.stack(&path.limits()))
+        self.paths().fold(limits, |limits, (_, path)| limits.stack(&below.limits(path)))
     }
 
     /// As the first path says that is in use: all lead to the same blocks.

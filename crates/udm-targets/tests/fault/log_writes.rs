@@ -2,7 +2,7 @@ use crate::{build, disks, message, open, settle, tagged};
 use std::sync::Arc;
 use udm_core::{Batch, BioFlags, Busy, DevNo, Drain, Nanos, Op, Status};
 use udm_dm::testing::{TestDisk, TestWorld, bare, data, read, write};
-use udm_dm::{Change, MappedDevice, Table, Target};
+use udm_dm::{Below, Change, MappedDevice, Table, Target};
 use udm_targets::fault::log_writes::HELD_MAX;
 use udm_wire::log_writes::{Cursor, Record};
 
@@ -138,8 +138,11 @@ fn fua_goes_at_its_own_completion_and_discards_carry_nothing() {
     assert_eq!(log_of(&rig.log), "u9+1=9 w1+1=1 d1+8 fu20+1=20");
     rig.run(0, read(0, 8));
     rig.disk.set_limits(|limits| limits.max_discard = udm_core::Sectors::ZERO);
-    assert!(rig.target.limits().max_discard.0 > 0, "discards are logged even where the device takes none");
-    assert_eq!(rig.target.limits().max_write_zeroes.0, 0);
+    assert!(
+        rig.target.limits(Below::NOW).max_discard.0 > 0,
+        "discards are logged even where the device takes none"
+    );
+    assert_eq!(rig.target.limits(Below::NOW).max_write_zeroes.0, 0);
 }
 
 #[test]
@@ -517,12 +520,12 @@ fn blocks_and_size_are_those_of_the_resume() {
     let target = build("log-writes a b", 64, &mut resolver).unwrap();
     log.set_limits(|limits| limits.size = udm_core::Sectors(4096));
     disk.set_limits(|limits| limits.logical_block = 4096);
-    assert_eq!(target.limits().logical_block, 4096);
+    assert_eq!(target.limits(Below::NOW).logical_block, 4096);
     let mut world = TestWorld::new(1);
     let mut lane = open(&mut world, 0, &target);
     target.resume();
     disk.set_limits(|limits| limits.logical_block = 512);
-    assert_eq!(target.limits().logical_block, 4096, "in use: as it was taken");
+    assert_eq!(target.limits(Below::NOW).logical_block, 4096, "in use: as it was taken");
     for block in 0..4 {
         let mut bio = write(block * 8, 8, 5);
         bio.flags = BioFlags::FUA;

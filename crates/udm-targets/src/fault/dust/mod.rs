@@ -33,7 +33,7 @@ use udm_core::errno::EINVAL;
 use udm_core::{Batch, Busy, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
 use udm_dm::TargetError;
 use udm_dm::bugs::{self, Bug};
-use udm_dm::target::{Resolver, Target, TargetArgs, Used};
+use udm_dm::target::{Below, Resolver, Target, TargetArgs, Used};
 
 const NAME: &str = "dust";
 
@@ -146,7 +146,7 @@ impl Dust {
     /// A block number of a message. As in the kernel it may be one more than there are.
     fn block_number(&self, word: &str) -> Result<u64, TargetError> {
         let block = number(word).ok_or_else(|| TargetError::errno(EINVAL).at(1))?;
-        if block > self.under.device.limits().size.0 / self.block {
+        if block > self.under.device.device.limits().size.0 / self.block {
             return Err(TargetError::new("dust: selected block value out of range").at(1));
         }
         Ok(block)
@@ -181,8 +181,8 @@ impl Target for Dust {
         format!("{} {mode} {log}", self.under.device.number)
     }
 
-    fn limits(&self) -> Limits {
-        self.under.limits(self.len)
+    fn limits(&self, below: Below<'_>) -> Limits {
+        self.under.limits(self.len, below)
     }
 
     fn devices(&self) -> Vec<Used> {
@@ -191,7 +191,7 @@ impl Target for Dust {
 
     fn max_io_len(&self) -> Option<Sectors> {
         // Never less than the device takes: what is cut smaller than its blocks, it refuses.
-        let least = u64::from(self.under.device.limits().logical_block) / udm_core::SECTOR_SIZE;
+        let least = u64::from(self.under.device.device.limits().logical_block) / udm_core::SECTOR_SIZE;
         Some(Sectors(self.block.max(least)))
     }
 

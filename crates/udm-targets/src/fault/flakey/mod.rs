@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Cx, Lane, Limits, Nanos, OpenError, Sector, Sectors};
 use udm_dm::TargetError;
-use udm_dm::target::{Target, TargetArgs, Used};
+use udm_dm::target::{Below, Target, TargetArgs, Used};
 
 const NAME: &str = "flakey";
 
@@ -108,8 +108,8 @@ impl Target for Flakey {
         format!("{} {} {up_s} {down_s} {}", self.under.device.number, self.under.start, self.features)
     }
 
-    fn limits(&self) -> Limits {
-        self.under.limits(self.len)
+    fn limits(&self, below: Below<'_>) -> Limits {
+        self.under.limits(self.len, below)
     }
 
     fn devices(&self) -> Vec<Used> {

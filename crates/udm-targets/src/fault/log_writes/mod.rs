@@ -49,7 +49,7 @@ use udm_core::errno::EACCES;
 use udm_core::{Cx, Device, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::pending::Pending;
-use udm_dm::target::{DeviceRef, Resolver, Target, TargetArgs, Used};
+use udm_dm::target::{Below, DeviceRef, Resolver, Target, TargetArgs, Used};
 use udm_wire::log_writes::HEADER_LEN;
 
 const NAME: &str = "log-writes";
@@ -76,7 +76,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     }
     let device = look_up(args.resolver, words, 0, "log-writes: Device lookup failed")?;
     let log = look_up(args.resolver, words, 1, "log-writes: Log device lookup failed")?;
-    let limits = log.limits();
+    let limits = log.device.limits();
     if limits.read_only {
         let error = TargetError::new("log-writes: Log device lookup failed").with_errno(EACCES);
         return Err(error.because("it is read-only").at(1));
@@ -87,7 +87,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
 
 /// The blocks and the size of the log as the devices are now.
 fn geometry(device: &DeviceRef, log: &DeviceRef) -> Geometry {
-    let (device, log) = (device.limits(), log.limits());
+    let (device, log) = (device.device.limits(), log.device.limits());
     Geometry { sector_size: log.logical_block.max(device.logical_block), size: log.size }
 }
 
@@ -117,11 +117,11 @@ impl Target for LogWrites {
         format!("{} {}{disabled}", state.space.entries(), state.space.next() - 1)
     }
 
-    fn limits(&self) -> Limits {
-        let limits = self.under.limits(self.len);
+    fn limits(&self, below: Below<'_>) -> Limits {
+        let limits = self.under.limits(self.len, below);
         // An entry goes to the log in one piece: a sector of its own and the data.
         let header = u64::from(self.sector_size()) / SECTOR_SIZE;
-        let entry = self.log.limits().max_sectors.0.saturating_sub(header).max(header);
+        let entry = below.limits(&self.log).max_sectors.0.saturating_sub(header).max(header);
         let max_discard = if limits.max_discard == Sectors::ZERO {
             Limits::new(self.len).max_discard
         } else {
@@ -139,7 +139,7 @@ impl Target for LogWrites {
     }
 
     fn devices(&self) -> Vec<Used> {
-        let size = self.log.limits().size;
+        let size = self.log.device.limits().size;
         vec![self.under.used(self.len), Used { device: self.log.clone(), start: Sector(0), len: size }]
     }
 
