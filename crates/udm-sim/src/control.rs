@@ -99,7 +99,7 @@ impl World {
     pub(crate) fn expected(&self, spec: &TableSpec) -> Expected {
         let env = lock(&self.env);
         let disk = |p: usize| Expected::of_disk(&env.disks[env.paths[p].disk]);
-        Expected::of_table(spec, &disk, &|d| self.devices[d].to_come())
+        Expected::of_table(spec, &disk, &|d| self.devices[d].expected)
     }
 
     /// Puts a table into the inactive slot.

@@ -98,12 +98,6 @@ impl Device {
         (&self.maps, Rules { block, read_only })
     }
 
-    /// What it can take, for a table over it: its next table where one is on its way, as the code under test has it.
-    pub(crate) fn to_come(&self) -> Expected {
-        let next = self.loaded.as_ref().filter(|_| matches!(self.phase, Phase::Resuming(_)));
-        next.and_then(|loaded| loaded.expected).unwrap_or(self.expected)
-    }
-
     /// Its limits.
     #[must_use]
     pub fn limits(&self) -> &Limits {
