@@ -1,7 +1,6 @@
 //! What the control side does by chance: trouble for paths, messages, suspends, tables, crashes; and what it does at set times.
 
 use crate::bad::Dust;
-use crate::device::Phase;
 use crate::env::{Mode, lock};
 use crate::model::Wrong;
 use crate::plan::Class;
