@@ -81,10 +81,16 @@ impl Listener {
 
     /// Asks for a poll when the bell is rung, or at once if it has been since `seen`. Holds until then: whoever looks in vain asks again.
     pub fn wait(&self, seen: Epoch, cx: &mut Cx<'_>) {
-        let reach = self.bell.reach.get().expect("known since the first listener");
-        if !reach.waiting.wait(self.core.index(), &self.bell.epoch, seen) {
+        if !self.is_quiet(seen) {
             cx.wake_at(cx.now);
         }
+    }
+
+    /// As [`Listener::wait`], for tasks: false when the bell has been rung since `seen`, and one should look again.
+    #[must_use]
+    pub fn is_quiet(&self, seen: Epoch) -> bool {
+        let reach = self.bell.reach.get().expect("known since the first listener");
+        reach.waiting.wait(self.core.index(), &self.bell.epoch, seen)
     }
 }
 
@@ -219,7 +225,7 @@ mod loom_tests {
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
-    use crate::{CoreState, LaneCommand, Nanos};
+    use crate::{CoreState, LaneCommand, MakeTask, Nanos, TaskHandle};
     use std::sync::Mutex;
 
     #[derive(Default)]
@@ -230,6 +236,10 @@ mod tests {
 
         fn ring(&self, core: CoreId, _: DeviceId) {
             self.0.lock().unwrap().push(core.0);
+        }
+
+        fn start(&self, _: MakeTask) -> TaskHandle {
+            TaskHandle::new(drop)
         }
     }
 

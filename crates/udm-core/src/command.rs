@@ -4,7 +4,7 @@
 //! `submit` or `poll` by one test of a plain flag. The answer is an [`Ack`]: a token of which every receiver holds a clone; when the last
 //! clone is dropped, all have done what was asked. A core with no lane of the device drops its clone at once.
 
-use crate::{CoreId, Device, DeviceId, Drain};
+use crate::{CoreId, DeviceId, Drain, MakeTask, TaskHandle};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
@@ -55,17 +55,8 @@ pub trait Cores: Send + Sync {
     /// Has what holds a port of `id` on `core` visited once: see [`crate::Bell`].
     fn ring(&self, core: CoreId, id: DeviceId);
 
-    /// Keeps a lane of `device` open on one core until [`Cores::release`], and polls it: a device that has something to do has a lane to do it with, though nobody
-    /// uses it. A failure goes into `failure`; `ack` is dropped when the lane is open, or can't be. Where lanes are always open there is
-    /// nothing to do.
-    fn hold(&self, device: Arc<dyn Device>, failure: Failure, ack: Ack) {
-        let _ = (device, failure, ack);
-    }
-
-    /// Lets go of what one [`Cores::hold`] of `device` keeps. A lane with work of its own ends that first.
-    fn release(&self, device: DeviceId) {
-        let _ = device;
-    }
+    /// Starts a task, on a core of its choice. Where there are no cores that have any, it is dropped.
+    fn start(&self, make: MakeTask) -> TaskHandle;
 }
 
 /// A token held by everyone who has yet to answer. The last drop runs the callback.

@@ -1,6 +1,8 @@
 //! All that a lane may touch besides itself.
 
-use crate::{CoreId, Cores, DeviceId, LaneCommand, Nanos, OwnerId, Port, Ports, Visit, WORK_MAX};
+use crate::{
+    CoreId, Cores, DeviceId, LaneCommand, MakeTask, Nanos, OwnerId, Port, Ports, TaskHandle, Visit, WORK_MAX,
+};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::any::Any;
@@ -41,6 +43,18 @@ impl CoreState {
         self
     }
 
+    /// The inboxes of all cores.
+    #[must_use]
+    pub fn others(&self) -> &Arc<dyn Cores> {
+        &self.others
+    }
+
+    /// A new owner id, unique on this core.
+    pub fn new_owner(&mut self) -> OwnerId {
+        self.owners += 1;
+        OwnerId(self.owners)
+    }
+
     /// A context for one turn that begins `now`.
     pub fn cx(&mut self, now: Nanos) -> Cx<'_> {
         Cx { now, wake: Nanos::NEVER, work: WORK_MAX, state: self }
@@ -64,6 +78,9 @@ struct Alone;
 impl Cores for Alone {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
     fn ring(&self, _: CoreId, _: DeviceId) {}
+    fn start(&self, _: MakeTask) -> TaskHandle {
+        TaskHandle::new(drop)
+    }
 }
 
 /// The context of one turn of a core: all that a lane may touch besides itself. The runtime hands it in; so does the simulator.
@@ -95,9 +112,9 @@ impl Cx<'_> {
         &self.state.others
     }
 
-    /// Says who is visited from here on: see [`Ports::visit`].
-    pub fn visit(&mut self, visit: Option<Visit>) {
-        self.state.ports.visit(visit);
+    /// Says who is visited from here on, and who was: see [`Ports::visit`].
+    pub fn visit(&mut self, visit: Option<Visit>) -> Option<Visit> {
+        self.state.ports.visit(visit)
     }
 
     /// Someone who has mail and was not visited for it.
@@ -129,8 +146,7 @@ impl Cx<'_> {
 
     /// A new owner id, unique on this core.
     pub fn new_owner(&mut self) -> OwnerId {
-        self.state.owners += 1;
-        OwnerId(self.state.owners)
+        self.state.new_owner()
     }
 
     /// Opens a port: commands for `device` reach its holder on this core.

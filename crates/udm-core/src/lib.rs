@@ -19,6 +19,7 @@ mod limits;
 mod pool;
 mod ports;
 mod status;
+mod task;
 mod units;
 mod work;
 
@@ -33,6 +34,7 @@ pub use limits::Limits;
 pub use pool::BioPool;
 pub use ports::{Port, Ports, Visit};
 pub use status::Status;
+pub use task::{DeviceSlot, MakeTask, Task, TaskCx, TaskHandle};
 pub use udm_buf::{Buf, BufPool, Segments, copy_from_shared, copy_to_shared};
 pub use units::{CoreId, DevNo, Nanos, SECTOR_SIZE, Sector, Sectors};
 pub use work::{Part, Serve, WORK_MAX, Work, WorkLane};

@@ -87,9 +87,9 @@ impl Ports {
         }
     }
 
-    /// Says who is visited from here on; boxes that it opens are its own. Cores that visit all there is whenever something came need not say.
-    pub fn visit(&mut self, visit: Option<Visit>) {
-        self.visiting = visit;
+    /// Says who is visited from here on, and who was; boxes that it opens are its own. Cores that visit all there is whenever something came need not say.
+    pub fn visit(&mut self, visit: Option<Visit>) -> Option<Visit> {
+        std::mem::replace(&mut self.visiting, visit)
     }
 
     /// Someone who has mail and was not visited for it.

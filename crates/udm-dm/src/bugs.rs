@@ -62,6 +62,8 @@ pub enum Bug {
     CountNotRung,
     /// A lane that was prepared has begun its log, passes for idle, and is closed.
     PreparedNotBusy,
+    /// A path fails, and the checker is not told.
+    FailNotRung,
     /// A FUA write is logged before a held write that it overlaps and that completed first.
     HeldWriteOvertaken,
     /// A flush is acknowledged when it is on the log, before the superblock counts it.
@@ -122,7 +124,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 56] = [
+    pub const ALL: [Bug; 57] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -151,6 +153,7 @@ impl Bug {
         Bug::SuperblockNotSent,
         Bug::CountNotRung,
         Bug::PreparedNotBusy,
+        Bug::FailNotRung,
         Bug::HeldWriteOvertaken,
         Bug::FlushBeforeCount,
         Bug::CountedBeforeFlushed,

@@ -25,5 +25,5 @@ pub use pending::Pending;
 pub use table::{Entry, Table};
 pub use target::{
     Below, Constructor, DeviceRef, Kind, LookupError, Notify, PathReport, Resolver, Target, TargetArgs,
-    TargetType, Used,
+    TargetType, Upkeep, Used,
 };

@@ -9,7 +9,8 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 use udm_core::{
-    Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors,
+    Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, MakeTask, Nanos, OpenError, Sector,
+    Sectors,
 };
 
 /// A device that a table line names, looked up.
@@ -79,8 +80,15 @@ pub trait Notify: Send + Sync {
     fn event(&self);
     /// The device's name, for the log; its number where the name is being changed. Waits for nobody.
     fn device(&self) -> String;
-    /// Has every lane of the device polled once: what they wait for may have changed. Called from the control path only.
+    /// Has every lane of the device polled once: what they wait for has changed. For rare events: a letter to each core.
     fn kick(&self, cores: &dyn Cores);
+}
+
+/// What is done for devices besides their requests, where the kernel leaves it to a daemon.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Upkeep {
+    /// How soon a path that failed is checked; `None` leaves it to messages, as the kernel does.
+    pub check_paths: Option<Nanos>,
 }
 
 /// The control half of one table line.
@@ -173,6 +181,12 @@ pub trait Target: Send + Sync {
 
     /// The paths below and what each has served; empty for targets without paths.
     fn path_reports(&self) -> Vec<PathReport> {
+        Vec::new()
+    }
+
+    /// What its upkeep takes. They are started at each resume and stopped before the next suspend.
+    fn tasks(&self, upkeep: &Upkeep) -> Vec<MakeTask> {
+        let _ = upkeep;
         Vec::new()
     }
 

@@ -2,13 +2,15 @@
 
 use crate::FrontEnd;
 use crate::inbox::Inbox;
+use crate::tasked::{Stop, Tasked};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use udm_core::{Ack, CoreId, Cores, Device, DeviceId, Failure, LaneCommand, Nanos};
+use udm_core::{CoreId, Cores, DeviceId, LaneCommand, MakeTask, Nanos, TaskHandle};
 
 /// What front ends, and those that work for them on other threads, write to front ends: see [`Cluster::post_letter`].
 pub type Letter = Box<dyn Any + Send>;
@@ -21,10 +23,6 @@ pub(crate) enum Mail {
     Ring(DeviceId),
     /// A new front end. Made on the core, because it is not `Send`.
     Attach(Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>),
-    /// Keep a lane of the device open.
-    Hold(Arc<dyn Device>, Failure, Ack),
-    /// Let go of one that was kept so.
-    Release(DeviceId),
     /// For the front ends that listen to a device.
     Letter(DeviceId, Letter),
     /// Take no more, and let nothing wait.
@@ -51,6 +49,11 @@ pub struct UnderWay {
 /// All cores of a process.
 pub struct Cluster {
     inboxes: Vec<Inbox>,
+    /// How many cores serve front ends, and tasks with them: all, or none in library mode.
+    pub(crate) serving: AtomicUsize,
+    /// Where the next task goes.
+    next: AtomicUsize,
+    me: Weak<Cluster>,
 }
 
 impl Cluster {
@@ -66,7 +69,8 @@ impl Cluster {
             ));
         }
         let inboxes = (0..cores).map(|_| Inbox::new()).collect::<io::Result<_>>()?;
-        Ok(Arc::new(Cluster { inboxes }))
+        let none = || AtomicUsize::new(0);
+        Ok(Arc::new_cyclic(|me| Cluster { inboxes, serving: none(), next: none(), me: me.clone() }))
     }
 
     /// How many cores there are.
@@ -124,11 +128,16 @@ impl Cores for Cluster {
         self.post(core, Mail::Ring(id));
     }
 
-    fn hold(&self, device: Arc<dyn Device>, failure: Failure, ack: Ack) {
-        self.post(CoreId(0), Mail::Hold(device, failure, ack));
-    }
-
-    fn release(&self, device: DeviceId) {
-        self.post(CoreId(0), Mail::Release(device));
+    /// On one core after the other. In library mode it is dropped by the first, which is there before any device is made.
+    fn start(&self, make: MakeTask) -> TaskHandle {
+        let among = if self.serving.load(Ordering::Relaxed) == self.len() { self.len() } else { 1 };
+        let core = CoreId((self.next.fetch_add(1, Ordering::Relaxed) % among) as u16);
+        let (topic, me) = (DeviceId::new(), self.me.clone());
+        self.attach(core, Box::new(move || Box::new(Tasked::new(make(), topic))));
+        TaskHandle::new(move |told| {
+            if let Some(cluster) = me.upgrade() {
+                cluster.post_letter(core, topic, Box::new(Stop { _told: told }));
+            }
+        })
     }
 }

@@ -2,16 +2,14 @@
 
 use crate::UnderWay;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Busy, Cx, Device, DeviceId, Drain, Lane, OpenError, Status, Visit};
-
-/// A front end's hold on this core's lane of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceSlot(usize);
+use udm_core::{Batch, Bio, Busy, Cx, Device, DeviceId, DeviceSlot, Drain, Lane, OpenError, Status, Visit};
 
 struct Slot {
     id: DeviceId,
     lane: Box<dyn Lane>,
     users: usize,
+    /// Of a task in the background, for it alone: nobody waits for what is in flight.
+    background: bool,
     batch: Batch,
     in_flight: usize,
     /// In the list of slots to visit.
@@ -27,39 +25,44 @@ pub(crate) struct Devices {
     slots: slab::Slab<Slot>,
     /// Slots with something to submit, in flight, or of the lane's own: the others cost nothing.
     active: Vec<usize>,
-    /// Lanes that are kept open for their own work.
-    held: Vec<(DeviceId, DeviceSlot)>,
     /// The program ends: lanes hold nothing back any more.
     ending: bool,
 }
 
 impl Devices {
+    /// The lane of `device`, which front ends share; one in the background gets its own. A lane is polled in the turn in which it was opened: its target may have
+    /// something to do, whoever opens it.
     pub(crate) fn open(
         &mut self,
         device: &Arc<dyn Device>,
+        background: bool,
         cx: &mut Cx<'_>,
     ) -> Result<DeviceSlot, OpenError> {
         let id = device.id();
         // A scan: once a connection, over the devices of one core.
-        if let Some((key, slot)) = self.slots.iter_mut().find(|(_, s)| s.id == id) {
+        if let Some((key, slot)) =
+            self.slots.iter_mut().find(|(_, s)| s.id == id && !s.background && !background)
+        {
             slot.users += 1;
             return Ok(DeviceSlot(key));
         }
         let place = self.slots.vacant_entry();
         let key = place.key();
-        cx.visit(Some(Visit(key as u32)));
+        let before = cx.visit(Some(Visit(key as u32)));
         let lane = device.open(cx);
-        cx.visit(None);
+        cx.visit(before);
         let lane = lane?;
         place.insert(Slot {
             id,
             lane,
             users: 1,
+            background,
             batch: Batch::new(),
             in_flight: 0,
             active: false,
             mail: false,
         });
+        self.activate(key);
         Ok(DeviceSlot(key))
     }
 
@@ -77,22 +80,6 @@ impl Devices {
         if !s.active {
             s.active = true;
             self.active.push(key);
-        }
-    }
-
-    /// Opens the lane of `device`, if it is not open, and keeps it until [`Devices::release`]. It is polled in this turn.
-    pub(crate) fn hold(&mut self, device: &Arc<dyn Device>, cx: &mut Cx<'_>) -> Result<(), OpenError> {
-        let slot = self.open(device, cx)?;
-        self.held.push((device.id(), slot));
-        self.activate(slot.0);
-        Ok(())
-    }
-
-    /// Lets go of what one `hold` keeps; nothing where that failed.
-    pub(crate) fn release(&mut self, device: DeviceId) {
-        if let Some(at) = self.held.iter().position(|(id, _)| *id == device) {
-            let (_, slot) = self.held.swap_remove(at);
-            self.close(slot);
         }
     }
 
@@ -116,7 +103,7 @@ impl Devices {
 
     /// Adds what is under way.
     pub(crate) fn report(&self, to: &mut UnderWay) {
-        for s in self.active.iter().map(|&key| &self.slots[key]) {
+        for s in self.active.iter().map(|&key| &self.slots[key]).filter(|s| !s.background) {
             if s.in_flight > 0 {
                 to.requests.insert(s.id, s.in_flight);
             } else if s.lane.busy() == Busy::Owed {
@@ -130,7 +117,7 @@ impl Devices {
         self.active
             .iter()
             .map(|&key| &self.slots[key])
-            .all(|s| s.in_flight == 0 && s.lane.busy() < Busy::Owed)
+            .all(|s| s.background || (s.in_flight == 0 && s.lane.busy() < Busy::Owed))
     }
 
     pub(crate) fn push(&mut self, slot: DeviceSlot, bio: Box<Bio>) {

@@ -1,12 +1,12 @@
 //! What a front end is, and what it may touch.
 
-use crate::devices::{DeviceSlot, Devices};
+use crate::devices::Devices;
 use crate::ring::{Client, Done, RingOp};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, CoreId, Cx, Device, DeviceId, Nanos, OpenError, OwnerId};
+use udm_core::{Batch, Bio, Busy, CoreId, Cx, Device, DeviceId, DeviceSlot, Nanos, OpenError, OwnerId};
 
 /// Something that makes bios out of requests from outside: a connection, a virtqueue. It belongs to one core for life.
 pub trait FrontEnd {
@@ -28,6 +28,11 @@ pub trait FrontEnd {
 
     /// True when it is over and nothing of it is in flight: the core drops it.
     fn is_closed(&self) -> bool;
+
+    /// Whether the end of the program waits for it; the same for its whole life.
+    fn busy(&self) -> Busy {
+        Busy::Owed
+    }
 }
 
 /// Marks the owners that are front ends. Lanes count theirs from 1 and never get there.
@@ -45,6 +50,8 @@ pub struct FrontCx<'a, 'b> {
     pub(crate) cx: &'a mut Cx<'b>,
     pub(crate) devices: &'a mut Devices,
     pub(crate) client: &'a Client,
+    /// Nobody waits for it: its lanes are its own.
+    pub(crate) background: bool,
     pub(crate) owner: OwnerId,
     pub(crate) in_flight: &'a mut usize,
     /// When this front end wants to be called.
@@ -64,7 +71,7 @@ impl FrontCx<'_, '_> {
     /// # Errors
     /// As the device says.
     pub fn open(&mut self, device: &Arc<dyn Device>) -> Result<DeviceSlot, OpenError> {
-        self.devices.open(device, self.cx)
+        self.devices.open(device, self.background, self.cx)
     }
 
     /// Gives the lane up. Nothing of this front end may be in flight on it.

@@ -19,11 +19,12 @@ mod reactor;
 mod ring;
 mod runtime;
 mod spin;
+mod tasked;
 
 pub use cluster::{Cluster, Letter, UnderWay};
-pub use devices::DeviceSlot;
 pub use front_end::{FrontCx, FrontEnd, FrontKey};
 pub use local::{CoreOptions, LocalCore};
 pub use off_core::drop_off_core;
 pub use ring::{Client, Done, Ring, RingOp};
 pub use runtime::{Runtime, RuntimeOptions, Stopping};
+pub use udm_core::DeviceSlot;

@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use udm_core::{CoreId, CoreState, Cores, Cx, Device, Lane, Nanos, OpenError};
 
@@ -56,7 +57,7 @@ pub struct LocalCore {
     /// Letters that are not for lanes: the reactor's.
     pub(crate) other: Vec<Mail>,
     /// A reactor takes the letters in `other`.
-    pub(crate) serves: bool,
+    serves: bool,
     options: CoreOptions,
     spin: Spin,
     _on_core: OnCore,
@@ -127,6 +128,12 @@ impl LocalCore {
     #[must_use]
     pub fn clock(&self) -> Nanos {
         Nanos(self.origin.elapsed().as_nanos() as u64)
+    }
+
+    /// From here on letters that are not for lanes are kept for a reactor.
+    pub(crate) fn serve(&mut self) {
+        self.serves = true;
+        self.cluster.serving.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn ring(&self) -> Option<&Ring> {

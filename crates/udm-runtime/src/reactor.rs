@@ -13,11 +13,13 @@ use crate::ring::Client;
 use slab::Slab;
 use std::any::Any;
 use std::collections::HashMap;
-use udm_core::{Batch, Cx, DeviceId, Nanos, OwnerId};
+use udm_core::{Batch, Busy, Cx, DeviceId, Nanos, OwnerId, Visit};
 
 struct Attached {
     /// Out while it is being called.
     front: Option<Box<dyn FrontEnd>>,
+    /// Nobody waits for it.
+    background: bool,
     client: Client,
     done: Batch,
     in_flight: usize,
@@ -57,7 +59,7 @@ struct Inner {
 
 impl Reactor {
     pub(crate) fn new(mut core: LocalCore) -> Reactor {
-        core.serves = true;
+        core.serve();
         Reactor { core, inner: Inner { wake: Nanos::NEVER, ..Inner::default() } }
     }
 
@@ -76,6 +78,10 @@ impl Reactor {
                 continue;
             }
             if self.inner.stopping.is_some() && self.inner.is_idle() {
+                if !self.inner.fronts.is_empty() {
+                    // The background has something in flight.
+                    Box::leak(Box::new(self));
+                }
                 return;
             }
             if self.inner.stopping.is_some_and(|until| until <= self.core.clock()) {
@@ -102,13 +108,6 @@ impl Inner {
         for mail in mail {
             match mail {
                 Mail::Attach(make) => self.attach(make(), ring.client(), cx),
-                Mail::Hold(device, failure, ack) => {
-                    if let Err(error) = self.devices.hold(&device, cx) {
-                        failure.set(error);
-                    }
-                    drop(ack);
-                }
-                Mail::Release(device) => self.devices.release(device),
                 Mail::Letter(device, letter) => self.letter(device, &*letter, cx),
                 Mail::End => self.end(cx),
                 Mail::Stop(limit) => {
@@ -117,7 +116,7 @@ impl Inner {
                     self.wake = self.wake.min(cx.now + limit);
                 }
                 Mail::Report(to) => {
-                    let mut report = UnderWay { front_ends: self.fronts.len(), ..UnderWay::default() };
+                    let mut report = UnderWay { front_ends: self.awaited(), ..UnderWay::default() };
                     self.devices.report(&mut report);
                     // Who asked may have given up.
                     let _ = to.try_send(report);
@@ -127,7 +126,10 @@ impl Inner {
         }
         while let Some(visit) = cx.take_marked() {
             moved = true;
-            self.devices.visit(visit);
+            match visit.0 & FRONT {
+                0 => self.devices.visit(visit),
+                _ => self.call((visit.0 & !FRONT) as usize, cx, |front, _, fcx| front.gather(fcx)),
+            }
         }
         while let Some(client) = self.ready.pop() {
             if let Some(&key) = self.by_client.get(&client) {
@@ -161,8 +163,10 @@ impl Inner {
 
     fn attach(&mut self, front: Box<dyn FrontEnd>, client: Client, cx: &mut Cx<'_>) {
         let id = client.id();
+        let background = front.busy() < Busy::Owed;
         let attached = Attached {
             front: Some(front),
+            background,
             client,
             done: Batch::new(),
             in_flight: 0,
@@ -196,8 +200,13 @@ impl Inner {
         }
     }
 
+    /// Front ends that the end waits for.
+    fn awaited(&self) -> usize {
+        self.fronts.iter().filter(|(_, attached)| !attached.background).count()
+    }
+
     fn is_idle(&self) -> bool {
-        self.fronts.is_empty() && self.devices.is_idle()
+        self.awaited() == 0 && self.devices.is_idle()
     }
 
     fn wake_due(&mut self, cx: &mut Cx<'_>) {
@@ -238,7 +247,9 @@ impl Inner {
         let Some(attached) = self.fronts.get_mut(key) else { return };
         let mut front = attached.front.take().expect("front ends do not call each other");
         let mut done = std::mem::take(&mut attached.done);
+        cx.visit(Some(Visit(FRONT | key as u32)));
         let mut fcx = FrontCx {
+            background: attached.background,
             cx,
             devices: &mut self.devices,
             client: &attached.client,
@@ -251,6 +262,7 @@ impl Inner {
             topic: &mut attached.topic,
         };
         f(&mut *front, &mut done, &mut fcx);
+        fcx.cx.visit(None);
         attached.done = done;
         self.wake = self.wake.min(attached.wake);
         if let Some(deadline) = self.stopping {

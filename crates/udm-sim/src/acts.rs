@@ -213,11 +213,6 @@ impl World {
         let now = lock(&self.env).now;
         while let Some(timer) = self.timers.take(now) {
             match timer {
-                Timer::Check => {
-                    self.check_paths()?;
-                    let wait = self.control.between(50, 500) * 1_000_000;
-                    self.timers.set(now + Nanos(wait), Timer::Check);
-                }
                 Timer::Restore(p) => {
                     let mut env = lock(&self.env);
                     let hung = env.paths[p].mode == Mode::Hung;
@@ -243,20 +238,6 @@ impl World {
         }
         Ok(())
     }
-
-    /// What a checker does: failed paths that work are reinstated, also while a suspend waits for requests that have none; one that is done says EBUSY.
-    fn check_paths(&mut self) -> Result<(), Wrong> {
-        for i in 0..self.devices.len() {
-            let Some(access) = self.devices[i].access else { continue };
-            let mut failed = self.failed_paths(i, access);
-            failed.retain(|p| lock(&self.env).paths[*p].mode != Mode::Down);
-            for path in failed {
-                self.reinstate(i, path)?;
-            }
-        }
-        Ok(())
-    }
-
     /// The paths of device `i` that have failed: as is known here, or as it says itself where it alone knows.
     pub(crate) fn failed_paths(&self, i: usize, access: usize) -> Vec<usize> {
         let env = lock(&self.env);

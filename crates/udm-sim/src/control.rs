@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::{EBUSY, EMLINK, ENOENT};
 use udm_core::{DevNo, Limits, Nanos};
-use udm_dm::{DeviceRef, LookupError, Pending, Resolver, TargetError};
+use udm_dm::{DeviceRef, LookupError, Pending, Resolver, TargetError, Upkeep};
 use udm_dm::{
     mapped::{Changes, MappedDevice},
     table::Table,
@@ -52,6 +52,8 @@ impl World {
         for (i, spec) in specs.iter().enumerate() {
             let number = DevNo { major: 253, minor: i as u32 };
             let mapped = MappedDevice::new(&format!("d{i}"), None, number).map_err(text(format!("d{i}")))?;
+            let check_paths = Some(Nanos::from_millis(self.control.between(50, 500)));
+            mapped.set_upkeep(Upkeep { check_paths });
             let map = self.map(spec);
             let expected = self.expected(spec);
             self.devices.push(Device {

@@ -2,8 +2,8 @@
 
 use crate::chance::{Chance, Stream};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard};
-use udm_core::{CoreId, Cores, DeviceId, LaneCommand, Nanos};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use udm_core::{Ack, CoreId, Cores, DeviceId, LaneCommand, MakeTask, Nanos, TaskHandle};
 
 /// A command on its way.
 struct Letter {
@@ -13,12 +13,15 @@ struct Letter {
 }
 
 /// What a letter is.
-#[derive(Clone)]
 pub enum Mail {
     /// A command.
     Command(LaneCommand),
     /// A bell was rung.
     Ring,
+    /// A task is started, which listens there.
+    Start(MakeTask),
+    /// A task is to stop.
+    Stop(Option<Ack>),
 }
 
 /// The commands on their way to one core: a queue per sender. Each is in order; between them there is none.
@@ -38,7 +41,10 @@ struct Post {
 }
 
 /// All inboxes: what the control side and the targets send commands through.
-pub struct SimCores(Mutex<Post>);
+pub struct SimCores {
+    post: Mutex<Post>,
+    me: Weak<SimCores>,
+}
 
 impl SimCores {
     /// Inboxes for `cores` cores; commands take about `delay` ns.
@@ -47,18 +53,12 @@ impl SimCores {
         let inbox = || Inbox { from: (0..=cores).map(|_| VecDeque::new()).collect() };
         let inboxes = (0..cores).map(|_| inbox()).collect();
         let chance = Chance::new(seed, Stream::Inbox);
-        Arc::new(SimCores(Mutex::new(Post {
-            inboxes,
-            chance,
-            now: Nanos(0),
-            sender: 0,
-            delay,
-            resumed: Vec::new(),
-        })))
+        let post = Post { inboxes, chance, now: Nanos(0), sender: 0, delay, resumed: Vec::new() };
+        Arc::new_cyclic(|me| SimCores { post: Mutex::new(post), me: me.clone() })
     }
 
     fn post(&self) -> MutexGuard<'_, Post> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        self.post.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Says what time it is and who runs: core `core`, or the control side.
@@ -122,6 +122,20 @@ impl Cores for SimCores {
 
     fn ring(&self, core: CoreId, id: DeviceId) {
         self.post().send(core.index(), id, Mail::Ring);
+    }
+
+    /// On a core that chance picks.
+    fn start(&self, make: MakeTask) -> TaskHandle {
+        let (topic, me) = (DeviceId::new(), self.me.clone());
+        let mut post = self.post();
+        let cores = post.inboxes.len() as u64;
+        let core = post.chance.below(cores) as usize;
+        post.send(core, topic, Mail::Start(make));
+        TaskHandle::new(move |told| {
+            if let Some(cores) = me.upgrade() {
+                cores.post().send(core, topic, Mail::Stop(told));
+            }
+        })
     }
 }
 

@@ -58,6 +58,8 @@ pub struct PathState {
     pub failed: bool,
     /// How often that target must have failed it.
     pub fails: u64,
+    /// It has answered a check that began since it failed.
+    pub answered: bool,
 }
 
 /// What came back from a path since its multipath target was loaded.
@@ -155,6 +157,8 @@ pub struct Env {
     pub lags: bool,
     /// How often the power went off.
     pub crashes: u64,
+    /// A task has its turn: what it opens is for checks, which are no requests.
+    pub checking: bool,
     /// Requests that disks and paths failed.
     pub faults: u64,
     /// What happened that is counted for the verdict.
@@ -197,6 +201,7 @@ impl Env {
             torn: true,
             lags: true,
             crashes: 0,
+            checking: false,
             faults: 0,
             seen: Seen::default(),
             late: Vec::new(),
@@ -263,6 +268,7 @@ impl Env {
             return false;
         }
         state.failed = true;
+        state.answered = false;
         state.fails += 1;
         let disk = state.disk;
         self.recheck(disk);

@@ -39,6 +39,7 @@ mod rest;
 pub mod run;
 pub mod stamp;
 pub mod tables;
+pub mod tasks;
 mod timers;
 pub mod totals;
 pub mod trace;

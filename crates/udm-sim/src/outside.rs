@@ -26,6 +26,7 @@ impl World {
         env.paths[p].released += 1;
         let now = env.now;
         self.cores.iter_mut().flat_map(|c| &mut c.open).for_each(|o| o.wake = o.wake.min(now));
+        self.cores.iter_mut().flat_map(|c| &mut c.tasks).for_each(|task| task.rouse(now));
     }
 
     /// A disk becomes read-only for a while, shows more sectors, or takes requests of other lengths. Tables hear of it at their next resume.

@@ -38,14 +38,16 @@ impl Device for SimPath {
 
     fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         let mut env = lock(&self.env);
-        if env.refuses_open() {
+        let checks = env.checking;
+        if !checks && env.refuses_open() {
             env.say(format!("p{} can't be opened", self.index));
             return Err(OpenError::new(NO_LANE, format!("p{} has no lane left", self.index)));
         }
-        env.paths[self.index].lanes += 1;
+        env.paths[self.index].lanes += usize::from(!checks);
         drop(env);
         Ok(Box::new(PathLane {
             index: self.index,
+            checks,
             env: self.env.clone(),
             slots: Slab::new(),
             due: BinaryHeap::new(),
@@ -87,10 +89,14 @@ pub(crate) struct Slot {
     pub(crate) mark: u64,
     /// Crashes seen when it came.
     crashes: u64,
+    /// How often the path had failed then.
+    fails: u64,
 }
 
 struct PathLane {
     index: usize,
+    /// What comes are checks: whether the path has failed or the device above is suspended is all the same to them.
+    checks: bool,
     env: SharedEnv,
     slots: Slab<Slot>,
     due: BinaryHeap<Reverse<(Nanos, u64, usize)>>,
@@ -109,7 +115,7 @@ impl Lane for PathLane {
         let mut env = lock(&env);
         for bio in batch.drain(..) {
             self.check(&bio, &mut env);
-            env.paths[self.index].in_flight += 1;
+            env.paths[self.index].in_flight += u64::from(!self.checks);
             let crashes = env.crashes;
             self.waiting.push_back((bio, crashes));
         }
@@ -142,7 +148,7 @@ impl Lane for PathLane {
     fn drain(&mut self, how: Drain, back: &mut Batch, _: &mut Cx<'_>) {
         if how == Drain::NoFlush && !self.waiting.is_empty() {
             let mut env = lock(&self.env);
-            env.paths[self.index].in_flight -= self.waiting.len() as u64;
+            env.paths[self.index].in_flight -= if self.checks { 0 } else { self.waiting.len() as u64 };
             env.seen.handed_back += self.waiting.len() as u64;
             back.extend(self.waiting.drain(..).map(|(bio, _)| bio));
         }
@@ -151,7 +157,7 @@ impl Lane for PathLane {
 
 impl Drop for PathLane {
     fn drop(&mut self) {
-        lock(&self.env).paths[self.index].lanes -= 1;
+        lock(&self.env).paths[self.index].lanes -= usize::from(!self.checks);
     }
 }
 
@@ -179,8 +185,8 @@ impl PathLane {
         let args =
             [self.index as u64, op_bits(bio.op, bio.flags.bits()), range(bio.sector.0, bio.sectors.0), due.0];
         env.trace.add(at, core, Kind::PathIn, args);
-        let mark = env.disks[disk].mark();
-        let mut slot = Slot { bio, fate, applied: 0, mark, crashes };
+        let (mark, fails) = (env.disks[disk].mark(), env.paths[self.index].fails);
+        let mut slot = Slot { bio, fate, applied: 0, mark, crashes, fails };
         let now = match env.chance.below(4) {
             0 | 1 => 0,
             2 if env.torn => env.chance.below(slot.bio.sectors.0 + 1),
@@ -226,10 +232,10 @@ impl PathLane {
     fn check(&self, bio: &Bio, env: &mut Env) {
         let p = self.index;
         let what = || format!("{} {}", crate::trace::op_name(bio.op), range_text(bio));
-        if env.paths[p].barred > 0 && !env.dead {
+        if env.paths[p].barred > 0 && !env.dead && !self.checks {
             env.violate(|| format!("path p{p} was given a {} while the device above is suspended", what()));
         }
-        if env.paths[p].failed && env.is_exact(p) && !env.dead {
+        if env.paths[p].failed && env.is_exact(p) && !env.dead && !self.checks {
             env.violate(|| format!("path p{p} has failed, and was given a {}", what()));
         }
         if !bio.is_in_flight() {
@@ -259,7 +265,7 @@ impl PathLane {
 
     fn finish(&mut self, mut slot: Slot, env: &mut Env) -> Box<Bio> {
         let state = &mut env.paths[self.index];
-        state.in_flight -= 1;
+        state.in_flight -= u64::from(!self.checks);
         let (disk, mode) = (state.disk, state.mode);
         if env.dead || slot.crashes != env.crashes {
             if env.dead && slot.crashes != env.crashes {
@@ -279,14 +285,20 @@ impl PathLane {
             effect::apply(env, disk, &mut slot, target, self.index);
             if slot.fate.is_ok() {
                 effect::succeed(env, disk, &slot);
-            } else {
+            } else if !self.checks {
                 env.blame(self.index, slot.fate);
                 let again = slot.fate.is_path_error() && env.paths[self.index].retried;
                 if !(again || refuses(slot.fate)) {
                     effect::may_land_late(env, disk, &slot);
                 }
             }
-            env.paths[self.index].served.count(&slot.bio, slot.fate);
+            if !self.checks {
+                env.paths[self.index].served.count(&slot.bio, slot.fate);
+            }
+        }
+        if self.checks && !slot.fate.is_path_error() {
+            let path = &mut env.paths[self.index];
+            path.answered |= path.fails == slot.fails;
         }
         let bio = &mut slot.bio;
         let args = [

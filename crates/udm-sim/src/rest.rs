@@ -6,6 +6,7 @@ use crate::env::{Env, Mode, PathState, Served, lock};
 use crate::model::Wrong;
 use crate::plan::Class;
 use crate::tables::{Selector, TableSpec};
+use crate::tasks::Running;
 use crate::world::World;
 use udm_core::{Busy, Nanos};
 
@@ -118,6 +119,7 @@ impl World {
         requests == 0
             && self.devices.iter().enumerate().all(|(i, d)| still(i, d))
             && (0..self.cores.len()).all(|c| self.post.next(c) == Nanos::NEVER)
+            && (self.hung.contains(&true) || self.cores.iter().flat_map(|c| &c.tasks).all(Running::is_idle))
             && self.cores.iter().flat_map(|c| &c.open).all(|o| o.lane.busy() < Busy::Owed || hangs(o.device))
             && (self.log.waiting.is_empty() || self.blueprint.logger.is_some_and(hangs))
             && self.no_path_failed()
@@ -164,8 +166,7 @@ impl World {
     /// Nothing is to come that could move anything.
     pub fn is_stuck(&self) -> bool {
         self.resting
-            && self.timers.only_checks()
-            && self.no_path_failed()
+            && self.timers.is_empty()
             && !self.devices.iter().any(|d| d.is_woken())
             && !self.is_at_rest()
     }

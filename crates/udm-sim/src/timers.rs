@@ -7,8 +7,6 @@ use udm_core::Nanos;
 /// What is to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Timer {
-    /// The checker looks at all paths, and reinstates those that work again.
-    Check,
     /// A path comes back.
     Restore(usize),
     /// A disk can be written again.
@@ -45,10 +43,10 @@ impl Timers {
         self.heap.pop().map(|Reverse((_, _, timer))| timer)
     }
 
-    /// Is anything to come but the checker?
+    /// Nothing is to come.
     #[must_use]
-    pub fn only_checks(&self) -> bool {
-        self.heap.iter().all(|Reverse((_, _, t))| *t == Timer::Check)
+    pub fn is_empty(&self) -> bool {
+        self.heap.is_empty()
     }
 
     /// Forgets all.

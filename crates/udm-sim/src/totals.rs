@@ -36,6 +36,8 @@ pub struct Totals {
     pub cancels: u64,
     /// Messages.
     pub messages: u64,
+    /// Paths that a checker reinstated.
+    pub reinstated: u64,
     /// Times that all came to rest and was looked at.
     pub rests: u64,
     /// Looks at a log of writes.
@@ -79,6 +81,7 @@ impl Totals {
         self.together += t.together;
         self.cancels += t.cancels;
         self.messages += t.messages;
+        self.reinstated += t.reinstated;
         self.rests += t.rests;
         self.logs += t.logs;
         self.hung_rests += t.hung_rests;
@@ -174,14 +177,15 @@ impl Totals {
         let ops = Op::ALL.iter().map(|op| (crate::trace::op_name(*op), self.requests[*op as usize]));
         let seen = TARGETS.into_iter().zip(self.targets).filter(|(_, n)| *n > 0);
         format!(
-            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them beside what hung, {} logs\n",
+            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them beside what hung, {} logs, {} paths back\n",
             list(&mut ops.into_iter()),
             list(&mut self.trouble().into_iter().map(|(name, _, n)| (name, n))),
             list(&mut seen.into_iter()),
             count(self.sectors),
             count(self.rests),
             count(self.hung_rests),
-            count(self.logs)
+            count(self.logs),
+            count(self.reinstated)
         )
     }
 }

@@ -4,6 +4,7 @@ use crate::bad::Dust;
 use crate::cores::{Mail, SimCores};
 use crate::env::lock;
 use crate::model::Wrong;
+use crate::tasks::Running;
 use crate::trace::Kind;
 use crate::world::{Core, World};
 use udm_core::{BioFlags, Nanos, Op};
@@ -17,11 +18,21 @@ impl Core {
             match what {
                 Mail::Command(command) => self.state.ports().deliver(to, &command),
                 Mail::Ring => self.state.ports().ring(to),
+                Mail::Start(make) => {
+                    let owner = self.state.new_owner();
+                    self.tasks.push(Running::new(make, to, owner));
+                }
+                Mail::Stop(told) => {
+                    if let Some(task) = self.tasks.iter_mut().find(|task| task.topic == to) {
+                        task.stop = Some(told);
+                    }
+                }
             }
             count += 1;
         }
         while let Some(visit) = self.state.ports().take_marked() {
             self.open.iter_mut().filter(|open| open.visit() == visit).for_each(|open| open.mail = true);
+            self.tasks.iter_mut().filter(|task| task.visit() == visit).for_each(|task| task.mail = true);
         }
         count
     }
@@ -62,6 +73,7 @@ impl World {
             open.wake = cx.wake();
             self.take_back(c, i, now)?;
         }
+        self.run_tasks(c, now)?;
         if working {
             self.cores[c].next_work = self.front.next(now);
         }

@@ -17,7 +17,8 @@ use crate::model::{Model, Wrong};
 use crate::path::{NO_LANE, SimPath};
 use crate::plan::{Class, Plan};
 use crate::tables::TableSpec;
-use crate::timers::{Timer, Timers};
+use crate::tasks::Running;
+use crate::timers::Timers;
 use crate::totals::Totals;
 use crate::trace::{Kind, NO_CORE};
 use std::sync::{Arc, Mutex, Weak};
@@ -54,6 +55,8 @@ pub struct Core {
     pub state: CoreState,
     /// Its lanes.
     pub open: Vec<Open>,
+    /// Its tasks.
+    pub tasks: Vec<Running>,
     /// When its front end next asks for something.
     pub next_work: Nanos,
 }
@@ -151,6 +154,7 @@ impl World {
                 access: None,
                 failed: false,
                 fails: 0,
+                answered: false,
             });
         }
         let sizes: Vec<u64> = blueprint.disks.iter().map(|d| if d.log { 0 } else { d.sectors }).collect();
@@ -203,9 +207,8 @@ impl World {
             let seed = self.schedule.any();
             let state =
                 CoreState::new(CoreId(id as u16), self.blueprint.cores, seed, None).among(self.post.clone());
-            self.cores.push(Core { state, open: Vec::new(), next_work: now });
+            self.cores.push(Core { state, open: Vec::new(), tasks: Vec::new(), next_work: now });
         }
-        self.timers.set(now + Nanos::from_millis(100), Timer::Check);
         self.make_devices(tables)?;
         for core in 0..self.cores.len() {
             for device in 0..self.devices.len() {
@@ -306,7 +309,8 @@ impl World {
         let core = &self.cores[c];
         let work = if self.resting { Nanos::NEVER } else { core.next_work };
         let lanes = core.open.iter().map(|o| o.wake).min().unwrap_or(Nanos::NEVER);
-        work.min(lanes).min(self.post.next(c))
+        let tasks = core.tasks.iter().map(Running::reason).min().unwrap_or(Nanos::NEVER);
+        work.min(lanes).min(tasks).min(self.post.next(c))
     }
 
     /// Nobody has a reason: on to the next one.
@@ -318,7 +322,7 @@ impl World {
         }
         let next = cores.min(timer);
         let mut env = lock(&self.env);
-        if next > env.now {
+        if next > env.now && next != Nanos::NEVER {
             self.totals.simulated += next.since(env.now).0;
             env.now = next;
             let (at, core) = (env.now, NO_CORE);

@@ -54,6 +54,9 @@ struct Nobody;
 impl Cores for Nobody {
     fn broadcast(&self, _device: DeviceId, _command: LaneCommand) {}
     fn ring(&self, _: CoreId, _: DeviceId) {}
+    fn start(&self, _: udm_core::MakeTask) -> udm_core::TaskHandle {
+        udm_core::TaskHandle::new(drop)
+    }
 }
 
 fn map(name: &str, text: &str, resolver: &mut TestResolver, minor: u32) -> Arc<MappedDevice> {

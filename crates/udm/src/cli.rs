@@ -121,6 +121,9 @@ pub struct ServeArgs {
     /// Never sleep: spin for requests
     #[arg(long)]
     pub poll: bool,
+    /// Check failed paths of multipath devices after so long, then at up to 4 times that, and reinstate those that answer [default: only messages do, as with the kernel]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub check_paths: Option<u64>,
     /// Return when the devices are served, and serve in the background
     #[arg(long, conflicts_with = "run")]
     pub fork: bool,

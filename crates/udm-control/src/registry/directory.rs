@@ -267,6 +267,7 @@ impl Registry {
     /// EINVAL for a bad name or uuid, EBUSY for one that is taken.
     pub(crate) fn make(&self, name: &str, uuid: Option<&str>) -> Result<Made<'_>, TargetError> {
         let mapped = self.state().directory.reserve(name, uuid)?;
+        mapped.device.set_upkeep(self.upkeep.get().copied().unwrap_or_default());
         Ok(Made { registry: self, mapped, complete: false })
     }
 

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_backends::Backends;
 use udm_core::errno::{EBUSY, ENOENT, ENXIO};
 use udm_core::{Cores, DevNo, Device, DeviceId};
-use udm_dm::{DeviceRef, LookupError};
+use udm_dm::{DeviceRef, LookupError, Upkeep};
 use udm_wire::uri::DeviceUri;
 
 /// The major number of mapped devices.
@@ -40,6 +40,7 @@ pub struct Registry {
     opening: Alone,
     linking: Mutex<()>,
     exporter: OnceLock<Exporter>,
+    upkeep: OnceLock<Upkeep>,
 }
 
 #[derive(Default)]
@@ -59,12 +60,18 @@ impl Registry {
             opening: Alone::default(),
             linking: Mutex::default(),
             exporter: OnceLock::new(),
+            upkeep: OnceLock::new(),
         })
     }
 
     /// Has devices exported from now on. Once; later calls change nothing.
     pub fn export_by(&self, exporter: Exporter) {
         let _ = self.exporter.set(exporter);
+    }
+
+    /// Says what is done for the devices that are made from now on besides their requests. Once; later calls change nothing.
+    pub fn keep_up(&self, upkeep: Upkeep) {
+        let _ = self.upkeep.set(upkeep);
     }
 
     /// What exports devices, when something does.

@@ -3,34 +3,65 @@
 use crate::registry::Registry;
 use std::sync::Arc;
 use tokio::sync::Notify;
-use udm_core::{Ack, Device, DeviceId, Failure};
+use udm_core::{Ack, Batch, Busy, Device, DeviceSlot, Failure, Task, TaskCx, TaskHandle};
 use udm_dm::{MappedDevice, Target};
 
 /// A lane of a device, open on one core until this is dropped.
-pub(super) struct Held<'a> {
-    registry: &'a Registry,
-    device: DeviceId,
+pub(super) struct Held {
+    _task: TaskHandle,
     pub(super) failure: Failure,
 }
 
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.registry.cores().release(self.device);
+/// Has a lane open. `ack` is dropped when it is, or can't be.
+struct Keep {
+    device: Option<Arc<dyn Device>>,
+    slot: Option<DeviceSlot>,
+    failure: Failure,
+    ack: Option<Ack>,
+    over: bool,
+}
+
+impl Task for Keep {
+    fn turn(&mut self, cx: &mut dyn TaskCx) {
+        if let Some(device) = self.device.take() {
+            match cx.open(&device) {
+                Ok(slot) => self.slot = Some(slot),
+                Err(error) => self.failure.set(error),
+            }
+        }
+        self.ack = None;
+    }
+
+    fn complete(&mut self, _: &mut Batch, _: &mut dyn TaskCx) {}
+
+    fn stop(&mut self, cx: &mut dyn TaskCx) {
+        if let Some(slot) = self.slot.take() {
+            cx.close(slot);
+        }
+        self.over = true;
+    }
+
+    fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// The lane is the one that clients use, if there are any; what it owes is waited for.
+    fn busy(&self) -> Busy {
+        Busy::Owed
     }
 }
 
 /// Has a lane opened. `ack` is dropped when it is open, or can't be.
-pub(super) fn lane<'a>(registry: &'a Registry, device: &Arc<MappedDevice>, ack: Ack) -> Held<'a> {
+pub(super) fn lane(registry: &Registry, device: &Arc<MappedDevice>, ack: Ack) -> Held {
     let failure = Failure::default();
-    registry.cores().hold(Arc::clone(device) as Arc<dyn Device>, failure.clone(), ack);
-    Held { registry, device: device.id(), failure }
+    let device = Arc::clone(device) as Arc<dyn Device>;
+    let keep =
+        Keep { device: Some(device), slot: None, failure: failure.clone(), ack: Some(ack), over: false };
+    Held { _task: registry.cores().start(Box::new(move || Box::new(keep))), failure }
 }
 
 /// A lane for a resume or a suspend, where a target has something to do then. One that can't be opened is no obstacle: whoever uses the device next is told why.
-pub(super) async fn lane_for_change<'a>(
-    registry: &'a Registry,
-    device: &Arc<MappedDevice>,
-) -> Option<Held<'a>> {
+pub(super) async fn lane_for_change(registry: &Registry, device: &Arc<MappedDevice>) -> Option<Held> {
     let tables = [device.live(), device.inactive()];
     let mut targets = tables.iter().flatten().flat_map(|table| table.targets());
     if !targets.any(|entry| Target::works_unasked(&*entry.target)) {

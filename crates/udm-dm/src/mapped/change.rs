@@ -244,9 +244,15 @@ impl Change {
     fn stop(&mut self, cores: &dyn Cores) -> Phase {
         // In this order: a lane that is opened from now on, and stands still, is one that the targets have been told to expect.
         self.each_target(|target| target.presuspend(self.noflush));
-        self.device.state().suspended = true;
+        let tasks = {
+            let mut state = self.device.state();
+            state.suspended = true;
+            std::mem::take(&mut state.tasks)
+        };
         let how = if self.noflush { Drain::NoFlush } else { Drain::Flush };
         let ack = self.ack();
+        // They are told, and what they have in flight is not waited for.
+        tasks.into_iter().for_each(|task| task.stop(ack.clone()));
         cores.broadcast(self.device.id(), LaneCommand::Suspend { how, ack });
         Phase::Suspended
     }
@@ -278,7 +284,19 @@ impl Change {
         };
         let ack = self.ack();
         cores.broadcast(self.device.id(), LaneCommand::Resume { generation, ack });
+        self.start_tasks(cores);
         Phase::Resumed
+    }
+
+    fn start_tasks(&self, cores: &dyn Cores) {
+        let upkeep = self.device.state().upkeep;
+        let live = self.device.live();
+        let targets = live.iter().flat_map(|table| table.targets());
+        let makes = targets.flat_map(|entry| entry.target.tasks(&upkeep));
+        // Those of a suspend that was called off before they were stopped are stopped now.
+        let tasks: Vec<_> = makes.map(|make| cores.start(make)).collect();
+        let before = std::mem::replace(&mut self.device.state().tasks, tasks);
+        drop(before);
     }
 
     /// The device is free for the next change.

@@ -9,13 +9,13 @@ use super::names::Names;
 use super::stack::{self, Walk};
 use crate::error::TargetError;
 use crate::table::{Table, TableLane};
-use crate::target::{Below, Kind, Notify};
+use crate::target::{Below, Kind, Notify, Upkeep};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use udm_core::{
     Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, LaneCommand, Limits, OpenError, Sector,
-    Sectors, Stacked,
+    Sectors, Stacked, TaskHandle,
 };
 
 /// Called when there is something to do: a [`Change`] can take its next step, an event was raised. It only wakes; it must not call back.
@@ -51,6 +51,10 @@ pub(super) struct State {
     pub suspended: bool,
     /// A [`Change`] is under way.
     pub changing: bool,
+    /// What is done besides requests.
+    pub upkeep: Upkeep,
+    /// The tasks of the live table, while it is in use.
+    pub tasks: Vec<TaskHandle>,
     /// The last generation given out; 0 is no table.
     pub generation: u64,
     /// Fixed by the first load.
@@ -250,6 +254,11 @@ impl MappedDevice {
     /// EBUSY while another change is under way.
     pub fn resume_with(self: &Arc<Self>, noflush: bool, wake: Wake) -> Result<Change, TargetError> {
         Change::resume(self, noflush, wake)
+    }
+
+    /// Says what is done for the device besides requests, from the next resume on.
+    pub fn set_upkeep(&self, upkeep: Upkeep) {
+        self.state().upkeep = upkeep;
     }
 
     /// Drops the inactive table.

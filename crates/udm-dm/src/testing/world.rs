@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use udm_core::{
-    Batch, Bio, CoreId, CoreState, Cores, Cx, Device, DeviceId, Lane, LaneCommand, Nanos, OpenError,
+    Batch, Bio, CoreId, CoreState, Cores, Cx, Device, DeviceId, Lane, LaneCommand, MakeTask, Nanos,
+    OpenError, TaskHandle,
 };
 
 /// Cores on one thread, stepped by hand.
@@ -37,6 +38,10 @@ impl Cores for TestCores {
 
     fn ring(&self, core: CoreId, id: DeviceId) {
         lock(&self.boxes[core.index()]).push_back((id, None));
+    }
+
+    fn start(&self, _: MakeTask) -> TaskHandle {
+        TaskHandle::new(drop)
     }
 }
 

@@ -5,6 +5,7 @@
 //! multipath: mp: Failing path 253:0 (disk.img): by message: no path left
 //! multipath: mp: no path left: 32 requests wait
 //! multipath: mp: Reinstating path 253:0 (disk.img): 1 of 2 paths up, 64 requests that waited go on
+//! multipath: mp: Reinstating path 253:1 (same.img): it answers: 2 of 2 paths up
 //! ```
 //!
 //! A line is written by whoever made the change: of several cores that see a path fail at once, one does. How many bios wait, or have failed, for want of a path
@@ -13,7 +14,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use udm_core::Bio;
+use udm_core::{Bio, Cores};
 use udm_dm::target::{DeviceRef, Notify};
 
 /// See the module.
@@ -34,6 +35,24 @@ pub(super) enum Why<'a> {
     Bio(&'a Bio),
     /// Somebody said so.
     Message,
+}
+
+/// Why a path is reinstated.
+#[derive(Clone, Copy)]
+pub(super) enum Back {
+    /// Somebody said so.
+    Message,
+    /// A check was answered.
+    Answers,
+}
+
+impl fmt::Display for Back {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Back::Message => Ok(()),
+            Back::Answers => f.write_str("it answers: "),
+        }
+    }
 }
 
 impl fmt::Display for Why<'_> {
@@ -63,6 +82,13 @@ impl Journal {
         }
     }
 
+    /// Has every lane of the device look again.
+    pub fn kick(&self, cores: &dyn Cores) {
+        if let Some(notify) = self.notify.get() {
+            notify.kick(cores);
+        }
+    }
+
     /// A path was failed; `left` are up still.
     pub fn failed(&self, path: usize, why: &Why<'_>, left: u32) {
         let (device, path, all) = (self.device(), self.path(path), self.paths.len());
@@ -76,7 +102,7 @@ impl Journal {
     }
 
     /// A path was reinstated; `up` are up now.
-    pub fn reinstated(&self, path: usize, up: u32) {
+    pub fn reinstated(&self, path: usize, back: Back, up: u32) {
         let (device, path, all) = (self.device(), self.path(path), self.paths.len());
         let mut meanwhile = String::new();
         if up == 1 && !self.last_gone.swap(false, Relaxed) {
@@ -88,7 +114,9 @@ impl Journal {
                 meanwhile += &format!(", {failed} requests failed meanwhile");
             }
         }
-        tracing::warn!("multipath: {device}: Reinstating path {path}: {up} of {all} paths up{meanwhile}");
+        tracing::warn!(
+            "multipath: {device}: Reinstating path {path}: {back}{up} of {all} paths up{meanwhile}"
+        );
     }
 
     /// What becomes of requests without a path, said once after the last has gone: by the first lane that has such requests.

@@ -3,7 +3,7 @@
 //! The mapped device has every lane polled after one, so that bios that are held look again.
 
 use super::Multipath;
-use super::journal::Why;
+use super::journal::{Back, Why};
 use super::parse::number;
 use udm_core::DevNo;
 use udm_dm::TargetError;
@@ -22,7 +22,7 @@ impl Multipath {
             ("fail_path" | "reinstate_path", [_, device]) => Some(self.device(device, resolver)?),
             _ => None,
         };
-        // One message at a time: reinstatements are counted without a race. Lanes fail paths meanwhile and need no lock for it.
+        // One message at a time. Lanes fail paths meanwhile, the checker reinstates some, and neither needs a lock for it.
         let _one = self.messages.lock().unwrap_or_else(|e| e.into_inner());
         if let (Some(number), Some(word)) = (number, words.last()) {
             return self.paths_do(number, word, verb == "fail_path");
@@ -72,7 +72,11 @@ impl Multipath {
         let mut changed = false;
         for (path, _) in self.paths().enumerate().filter(|(_, (_, d))| d.number == number) {
             found = true;
-            changed |= if fail { self.shared.fail(path, &Why::Message) } else { self.shared.reinstate(path) };
+            changed |= if fail {
+                self.shared.fail(path, &Why::Message)
+            } else {
+                self.shared.reinstate(path, Back::Message)
+            };
         }
         if !found {
             return Err(refused(format!("no path over device {word}")).at(1));

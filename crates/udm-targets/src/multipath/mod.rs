@@ -7,13 +7,14 @@
 //! * `parse`: the table line. `state`: what the cores share, a few atomics. `message`, `status`: the words in and out.
 //! * `journal`: what the log is told. `lane`: the data path of one core. `route`: which group and paths it uses. `retry`: what happens to bios that found no
 //!   path or lost theirs.
-//! * [`selector`]: which path of a group.
+//! * [`selector`]: which path of a group. `checker`: the task that reinstates paths which answer again.
 //!
 //! A bio is retried only after the path's lane has handed it back, so nothing below can still touch its data or its blocks.
 //!
 //! What this does not do: hardware handlers (a table that names one is refused where the kernel refuses it, because no path can attach one),
 //! group activation, and the time limit on held bios.
 
+mod checker;
 mod journal;
 mod lane;
 mod message;
@@ -30,9 +31,9 @@ use parse::{Features, Group, QueueMode};
 use served::Served;
 use state::Shared;
 use std::sync::{Arc, Mutex};
-use udm_core::{Content, Cx, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{Content, Cx, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors};
 use udm_dm::target::{Below, DeviceRef, Kind, Notify, Resolver, Target, TargetArgs, Used};
-use udm_dm::{PathReport, TargetError};
+use udm_dm::{PathReport, TargetError, Upkeep};
 
 /// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in `parse`.
 ///
@@ -151,6 +152,13 @@ impl Target for Multipath {
 
     fn attach(&self, notify: Arc<dyn Notify>) {
         self.shared.journal.attach(notify);
+    }
+
+    fn tasks(&self, upkeep: &Upkeep) -> Vec<MakeTask> {
+        let Some(interval) = upkeep.check_paths else { return Vec::new() };
+        let paths = self.paths().map(|(_, path)| path.clone()).collect();
+        let shared = Arc::clone(&self.shared);
+        vec![Box::new(move || Box::new(checker::Checker::new(shared, paths, interval)))]
     }
 
     fn presuspend(&self, noflush: bool) {

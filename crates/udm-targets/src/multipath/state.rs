@@ -8,12 +8,14 @@
 //! Ordering: whoever changes a path or a bypass mark writes it first and moves the word after it with Release; a lane loads the word with
 //! Acquire and then reads them. A lane that read something newer than its word's generation sees the word move at its next look.
 
-use super::journal::{Journal, Why};
+use super::journal::{Back, Journal, Why};
 use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use udm_core::Bell;
 use udm_dm::bugs::{self, Bug};
 
 /// Flags, current group, next group and generation: a snapshot of [`Shared::word`]. Groups count from 0 here and from 1 in
@@ -132,6 +134,8 @@ struct PathState {
     state: AtomicU64,
     /// When it was last reinstated, on the device's count of reinstatements; 0 for never. Lanes that look later rebuild the order from it.
     stamp: AtomicU64,
+    /// Somebody is about to reinstate it: of a message and the checker one does.
+    returning: AtomicBool,
 }
 
 /// A path, read at one moment.
@@ -152,6 +156,8 @@ pub(super) struct Shared {
     bypassed: Box<[AtomicBool]>,
     paths: Box<[PathState]>,
     pub(super) journal: Journal,
+    /// Rung when a path failed: the checker waits for it.
+    pub(super) bell: Arc<Bell>,
 }
 
 impl Shared {
@@ -170,6 +176,7 @@ impl Shared {
             bypassed: (0..groups).map(|_| AtomicBool::new(false)).collect(),
             paths: (0..paths).map(|_| PathState::default()).collect(),
             journal,
+            bell: Arc::new(Bell::new()),
         }
     }
 
@@ -224,21 +231,30 @@ impl Shared {
         let left = self.valid.fetch_sub(1, Ordering::AcqRel) - 1;
         self.update(Word::moved);
         self.journal.failed(path, why, left);
+        if !bugs::on(Bug::FailNotRung) {
+            self.bell.ring();
+        }
         true
     }
 
-    /// Makes a failed path usable again. False when it was. Messages only, one at a time.
-    pub(super) fn reinstate(&self, path: usize) -> bool {
+    /// Makes a failed path usable again. False when it was, or another is about to do it.
+    pub(super) fn reinstate(&self, path: usize, back: Back) -> bool {
         let p = &self.paths[path];
+        // Acquire pairs with the release below: who is next sees the state that the last one left.
+        if p.returning.swap(true, Ordering::Acquire) {
+            return false;
+        }
         if p.state.load(Ordering::Acquire) & 1 == 0 {
+            p.returning.store(false, Ordering::Release);
             return false;
         }
         // Before the state, whose Release makes it visible to whoever sees the path active.
         p.stamp.store(self.stamps.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
         let up = self.valid.fetch_add(1, Ordering::AcqRel) + 1;
         // Before bios that waited go on.
-        self.journal.reinstated(path, up);
+        self.journal.reinstated(path, back, up);
         p.state.fetch_and(!1, Ordering::AcqRel);
+        p.returning.store(false, Ordering::Release);
         self.update(Word::moved);
         true
     }
@@ -328,7 +344,8 @@ mod tests {
         assert!(s.fail(0, &Why::Message) && !s.fail(0, &Why::Message));
         assert_eq!((s.valid(), s.path(0).fail_count), (1, 1));
         assert_ne!(s.word().generation(), before.generation());
-        assert!(s.reinstate(0) && !s.reinstate(0) && !s.reinstate(1));
+        let back = |path| s.reinstate(path, Back::Message);
+        assert!(back(0) && !back(0) && !back(1));
         assert_eq!(s.path(0), PathView { failed: false, fail_count: 1, stamp: 1 });
         assert!(!s.settle(before, before.with_current(Some(0))), "a choice on old facts does not count");
     }

@@ -23,7 +23,8 @@ use std::time::Duration;
 use udm_control::exports::{ExportOptions, Exporter};
 use udm_control::http::{self, socket::Socket};
 use udm_control::{Registry, verbs};
-use udm_core::Device;
+use udm_core::{Device, Nanos};
+use udm_dm::Upkeep;
 use udm_frontends::nbd::{Exports, NbdServer, ServerOptions};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
 
@@ -51,6 +52,7 @@ async fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let cores = Runtime::start(&cores(args)).context("serve: cores")?;
     let cluster = Arc::clone(cores.cluster());
     let registry = Registry::new(cluster.clone(), cluster.len());
+    registry.keep_up(Upkeep { check_paths: args.check_paths.map(|s| Nanos::from_millis(s * 1000)) });
     let exports = Arc::new(Exports::new());
     let options = ExportOptions { only: args.exports.clone(), read_only: args.readonly };
     registry.export_by(Exporter::new(Arc::clone(&exports), options));

@@ -1,5 +1,6 @@
 //! Mapped devices in the real program: how far they can be stacked, whose limits hold, and suspends and resumes that are called off.
 
+mod checker;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -69,20 +69,32 @@ pub struct Server {
 impl Server {
     /// Serves `devices` (`NAME=TABLE`), and waits until it answers.
     pub fn start(devices: &[&str]) -> Server {
+        Server::start_with(devices, &[])
+    }
+
+    /// The same with more options.
+    pub fn start_with(devices: &[&str], options: &[&str]) -> Server {
         let folder = tempfile::tempdir().unwrap();
         let (socket, nbd) = (folder.path().join("control.sock"), folder.path().join("nbd.sock"));
         let mut command = udm(&["serve", "--cores", "0"]);
+        command.args(options);
         for device in devices {
             command.args(["--device", device]);
         }
         command.arg("--unix").arg(&nbd).arg("--socket").arg(&socket);
-        let child = command.stderr(Stdio::null()).spawn().unwrap();
+        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        let child = command.stderr(log).spawn().unwrap();
         let mut server = Server { child, folder, socket, nbd };
         until("a server that answers", || {
             assert!(server.child.try_wait().unwrap().is_none(), "the server ended");
             UnixStream::connect(&server.socket).ok()
         });
         server
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap()
     }
 
     /// A verb, with its output.

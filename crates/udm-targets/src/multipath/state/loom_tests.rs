@@ -6,7 +6,6 @@ use super::*;
 use crate::multipath::route::Router;
 use crate::multipath::selector::SelectorLane;
 use loom::thread;
-use std::sync::Arc;
 use udm_core::CoreId;
 
 /// A lane over groups of one path each.
@@ -103,7 +102,7 @@ fn the_count_of_valid_paths_ends_right() {
             assert!(s.valid() <= 1, "{} of one path are valid", s.valid());
             failed
         };
-        let (reinstated, failed) = race(begins, &s, |s| s.reinstate(0), fail);
+        let (reinstated, failed) = race(begins, &s, |s| s.reinstate(0, Back::Message), fail);
         assert!(reinstated);
         let path = s.path(0);
         assert_eq!((path.failed, path.fail_count), (failed, 1 + u64::from(failed)));
@@ -136,7 +135,7 @@ fn a_returned_path_brings_its_stamp_along() {
             let path = s.path(0);
             assert!(path.failed || path.stamp == 1, "{path:?}");
         };
-        race(begins, &s, |s| s.reinstate(0), look);
+        race(begins, &s, |s| s.reinstate(0, Back::Message), look);
     });
 }
 
@@ -180,7 +179,7 @@ fn a_returned_path_is_not_missed() {
     explore(|begins| {
         let s = shared(1);
         s.fail(0, &Why::Message);
-        let (_, mut core) = race(begins, &s, |s| s.reinstate(0), submit(Core::new(&s)));
+        let (_, mut core) = race(begins, &s, |s| s.reinstate(0, Back::Message), submit(Core::new(&s)));
         assert_eq!(core.submit(), Some(0));
         assert_eq!((s.word().current(), s.valid()), (Some(0), 1));
     });
@@ -211,5 +210,18 @@ fn two_lanes_agree() {
         let (theirs, mut ours) = race(begins, &s, fail_over, submit(Core::new(&s)));
         assert_eq!((theirs, ours.submit()), (Some(1), Some(1)));
         assert_eq!(s.word().current(), Some(1));
+    });
+}
+
+/// A message and the checker reinstate a path at once: one does, and it counts once.
+#[test]
+fn of_two_that_reinstate_a_path_one_does() {
+    explore(|begins| {
+        let s = shared(1);
+        assert!(s.fail(0, &Why::Message));
+        let checker = |s: &Arc<Shared>| s.reinstate(0, Back::Answers);
+        let (message, checker) = race(begins, &s, |s| s.reinstate(0, Back::Message), checker);
+        assert!(message ^ checker);
+        assert_eq!((s.valid(), s.path(0).failed), (1, false));
     });
 }

@@ -1,0 +1,207 @@
+//! Tasks on simulated cores: what targets do without being asked, such as checks of paths.
+
+use crate::env::lock;
+use crate::model::Wrong;
+use crate::world::{Core, World};
+use slab::Slab;
+use std::sync::Arc;
+use udm_core::{
+    Ack, Batch, Bell, Bio, CoreState, Cores, Device, DeviceId, DeviceSlot, Lane, Listener, MakeTask, Nanos,
+    OpenError, OwnerId, Task, TaskCx, Visit,
+};
+
+/// A task of a core.
+pub struct Running {
+    task: Box<dyn Task>,
+    /// Where it is told to stop.
+    pub topic: DeviceId,
+    owner: OwnerId,
+    lanes: Slab<Open>,
+    wake: Nanos,
+    /// It has mail.
+    pub mail: bool,
+    /// It is to stop; what is dropped when it knows.
+    pub stop: Option<Option<Ack>>,
+}
+
+/// A lane of a task, of its own.
+struct Open {
+    lane: Box<dyn Lane>,
+    batch: Batch,
+    in_flight: usize,
+    wake: Nanos,
+}
+
+impl Running {
+    /// One that is started, as `owner` of its core.
+    #[must_use]
+    pub fn new(make: MakeTask, topic: DeviceId, owner: OwnerId) -> Running {
+        Running { task: make(), topic, owner, lanes: Slab::new(), wake: Nanos(0), mail: false, stop: None }
+    }
+
+    /// Its number among what its core visits.
+    #[must_use]
+    pub fn visit(&self) -> Visit {
+        Visit(self.owner.0)
+    }
+
+    /// When it has a reason for a turn.
+    #[must_use]
+    pub fn reason(&self) -> Nanos {
+        match self.mail || self.stop.is_some() {
+            true => Nanos(0),
+            false => self.lanes.iter().map(|(_, open)| open.wake).fold(self.wake, Nanos::min),
+        }
+    }
+
+    /// Its lanes are to be polled: the outside has something for them.
+    pub fn rouse(&mut self, now: Nanos) {
+        self.lanes.iter_mut().for_each(|(_, open)| open.wake = open.wake.min(now));
+    }
+
+    /// Nothing of it is in flight.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.lanes.iter().all(|(_, open)| open.in_flight == 0)
+    }
+
+    /// A turn of it; true when it is over.
+    fn turn(&mut self, state: &mut CoreState, now: Nanos) -> bool {
+        state.ports().visit(Some(self.visit()));
+        if std::mem::take(&mut self.mail) || self.wake <= now {
+            self.wake = Nanos::NEVER;
+            self.call(state, now, |task, cx| task.turn(cx));
+        }
+        if let Some(told) = self.stop.take() {
+            self.call(state, now, |task, cx| task.stop(cx));
+            drop(told);
+        }
+        let mut done = Batch::new();
+        loop {
+            self.move_bios(&mut done, state, now);
+            if done.is_empty() {
+                break;
+            }
+            done.iter_mut().for_each(|bio| bio.finish());
+            self.call(state, now, |task, cx| task.complete(&mut done, cx));
+        }
+        self.task.is_over() && self.is_idle()
+    }
+
+    fn call(&mut self, state: &mut CoreState, now: Nanos, f: impl FnOnce(&mut dyn Task, &mut dyn TaskCx)) {
+        let Running { task, lanes, wake, owner, .. } = self;
+        f(&mut **task, &mut Place { state, now, lanes, wake, owner: *owner });
+    }
+
+    /// Submits what there is and polls the lanes.
+    fn move_bios(&mut self, done: &mut Batch, state: &mut CoreState, now: Nanos) {
+        for (_, open) in &mut self.lanes {
+            let mut cx = state.cx(now);
+            let before = done.len();
+            if !open.batch.is_empty() {
+                open.lane.submit(&mut open.batch, &mut cx);
+            }
+            open.lane.poll(done, &mut cx);
+            open.in_flight -= done.len() - before;
+            open.wake = cx.wake();
+        }
+    }
+}
+
+/// What a task may touch.
+struct Place<'a> {
+    state: &'a mut CoreState,
+    now: Nanos,
+    lanes: &'a mut Slab<Open>,
+    wake: &'a mut Nanos,
+    owner: OwnerId,
+}
+
+impl TaskCx for Place<'_> {
+    fn open(&mut self, device: &Arc<dyn Device>) -> Result<DeviceSlot, OpenError> {
+        let lane = device.open(&mut self.state.cx(self.now))?;
+        let open = Open { lane, batch: Batch::new(), in_flight: 0, wake: Nanos::NEVER };
+        Ok(DeviceSlot(self.lanes.insert(open)))
+    }
+
+    fn close(&mut self, slot: DeviceSlot) {
+        assert_eq!(self.lanes.remove(slot.0).in_flight, 0, "a task closes a lane with bios in flight");
+    }
+
+    fn submit(&mut self, slot: DeviceSlot, mut bio: Box<Bio>) {
+        bio.owner = self.owner;
+        bio.started = self.now;
+        bio.start();
+        let open = &mut self.lanes[slot.0];
+        open.in_flight += 1;
+        open.batch.push(bio);
+    }
+
+    fn now(&self) -> Nanos {
+        self.now
+    }
+
+    fn wake_at(&mut self, at: Nanos) {
+        *self.wake = at;
+    }
+
+    fn all_cores(&self) -> Arc<dyn Cores> {
+        Arc::clone(self.state.others())
+    }
+
+    fn listen(&mut self, bell: &Arc<Bell>) -> Listener {
+        bell.listen(&mut self.state.cx(self.now))
+    }
+}
+
+impl World {
+    /// Gives the tasks of core `c` their turns.
+    pub(crate) fn run_tasks(&mut self, c: usize, now: Nanos) -> Result<(), Wrong> {
+        let mut i = 0;
+        while i < self.cores[c].tasks.len() {
+            let Core { state, tasks, .. } = &mut self.cores[c];
+            if tasks[i].reason() > now {
+                i += 1;
+                continue;
+            }
+            lock(&self.env).checking = true;
+            let over = tasks[i].turn(state, now);
+            lock(&self.env).checking = false;
+            if over {
+                tasks.swap_remove(i);
+            } else {
+                i += 1;
+            }
+            self.see_reinstated()?;
+        }
+        Ok(())
+    }
+
+    /// Takes notice of paths that a checker reinstated: those that answered one since they failed, and no others.
+    fn see_reinstated(&mut self) -> Result<(), Wrong> {
+        let mut env = lock(&self.env);
+        for (i, device) in self.devices.iter_mut().enumerate() {
+            let Some(access) = device.access.filter(|a| !env.accesses[*a].loose) else { continue };
+            if !env.accesses[access].paths.iter().any(|p| env.paths[*p].failed) {
+                continue;
+            }
+            let live = device.mapped().live();
+            let reports =
+                live.iter().flat_map(|table| table.targets()).flat_map(|entry| entry.target.path_reports());
+            for report in reports.filter(|report| !report.failed) {
+                let p = report.number.minor as usize;
+                if !env.paths[p].failed {
+                    continue;
+                }
+                if !env.paths[p].answered {
+                    return Err(format!("d{i} has reinstated p{p}, which did not answer"));
+                }
+                env.say(format!("d{i} reinstates p{p}, which answers"));
+                env.reinstate(p);
+                device.events.0 += 1;
+                self.totals.reinstated += 1;
+            }
+        }
+        Ok(())
+    }
+}

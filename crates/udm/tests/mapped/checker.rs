@@ -1,0 +1,111 @@
+//! `udm serve --check-paths`: failed paths come back by themselves, and a check that hangs holds up nobody.
+
+use super::kill;
+use crate::support::nbd::Client;
+use crate::support::{Server, until};
+use rustix::process::Signal;
+use std::fs;
+
+/// A server that checks each second.
+fn server(devices: &[&str]) -> Server {
+    Server::start_with(devices, &["--check-paths", "1"])
+}
+
+fn states(server: &Server, device: &str) -> Vec<String> {
+    let status = server.says(&["status", device]);
+    let words: Vec<&str> = status.split_whitespace().collect();
+    words.windows(2).filter(|w| w[0].contains(':')).map(|w| w[1].to_owned()).collect()
+}
+
+fn come_to(server: &Server, device: &str, want: &[&str]) {
+    until("paths in other states", || (states(server, device) == want).then_some(()));
+}
+
+#[test]
+fn a_path_that_answers_again_is_reinstated_without_a_client() {
+    let server = server(&[
+        "a=0 2048 linear mem:1M 0",
+        "b=0 2048 linear mem:1M 0",
+        "m=0 2048 multipath 2 queue_mode bio 0 1 1 round-robin 0 2 1 @a 1 @b 1",
+    ]);
+    server.says(&["load", "b", "--table", "0 2048 error"]);
+    server.says(&["resume", "b"]);
+    let mut client = Client::connect(&server.nbd, "m");
+    for sector in 0..4 {
+        assert_eq!(client.read(sector), 0, "the other path serves it");
+    }
+    drop(client);
+    assert_eq!(states(&server, "m"), ["A", "F"]);
+    server.says(&["load", "b", "--table", "0 2048 linear mem:1M 0"]);
+    server.says(&["resume", "b"]);
+    come_to(&server, "m", &["A", "A"]);
+    // A message fails it, and it works.
+    server.says(&["message", "m", "0", "fail_path @a"]);
+    come_to(&server, "m", &["A", "A"]);
+    until("what was logged", || {
+        let log = server.log();
+        let back = |path: &str| {
+            log.contains(&format!("multipath: m: Reinstating path {path}): it answers: 2 of 2 paths up"))
+        };
+        let failed = log.contains("multipath: m: Failing path 254:1 (b): I/O error, Read at sector");
+        (failed && back("254:1 (b") && back("254:0 (a")).then_some(())
+    });
+}
+
+/// A file is cut, and grows back: its paths fail, requests wait, and go on when a check finds the file there again. Nobody says anything.
+#[test]
+fn requests_wait_for_a_file_that_comes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (disk, same) = (folder.path().join("disk.img"), folder.path().join("same.img"));
+    fs::write(&disk, vec![3; 1 << 20]).unwrap();
+    fs::hard_link(&disk, &same).unwrap();
+    let table = format!(
+        "m=0 2048 multipath 1 queue_if_no_path 0 1 1 round-robin 0 2 1 file:{} 1 file:{} 1",
+        disk.display(),
+        same.display()
+    );
+    let server = server(&[&table]);
+    let mut client = Client::connect(&server.nbd, "m");
+    assert_eq!(client.write(2000), 0);
+    let file = fs::File::options().write(true).open(&disk).unwrap();
+    file.set_len(0).unwrap();
+    client.ask_read(2000);
+    come_to(&server, "m", &["F", "F"]);
+    file.set_len(1 << 20).unwrap();
+    assert_eq!(client.reply(), (2000, 0));
+    come_to(&server, "m", &["A", "A"]);
+}
+
+#[test]
+fn a_check_that_hangs_holds_up_nobody() {
+    let mut server = server(&[
+        "a=0 2048 linear mem:1M 0",
+        "b=0 2048 linear mem:1M 0",
+        "m=0 2048 multipath 2 queue_mode bio 0 1 1 round-robin 0 2 1 @a 1 @b 1",
+    ]);
+    // What is below answers nothing from here on.
+    server.says(&["suspend", "b"]);
+    server.says(&["message", "m", "0", "fail_path @b"]);
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    assert_eq!(states(&server, "m"), ["A", "F"], "the check has begun, and has no answer");
+    server.says(&["suspend", "m"]);
+    server.says(&["resume", "m"]);
+    server.says(&["remove", "m"]);
+    assert!(server.refuses(&["remove", "b"]).contains("busy"), "the check is under way there");
+    server.says(&["resume", "b"]);
+    until("a check that is over", || server.verb(&["remove", "b"]).status.success().then_some(()));
+    server.says(&["create", "b", "--table", "0 2048 linear mem:1M 0"]);
+    server.says(&[
+        "create",
+        "m",
+        "--table",
+        "0 2048 multipath 2 queue_mode bio 0 1 1 round-robin 0 2 1 @a 1 @b 1",
+    ]);
+    server.says(&["suspend", "b"]);
+    server.says(&["message", "m", "0", "fail_path @b"]);
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    kill(&server.child, Signal::TERM);
+    let status = until("the end", || server.child.try_wait().unwrap());
+    assert!(status.success(), "{status}: {}", server.log());
+    assert!(!server.log().contains("under way"), "{}", server.log());
+}
