@@ -72,7 +72,7 @@ fn requests_wait_for_a_file_that_comes_back() {
     client.ask_read(2000);
     come_to(&server, "m", &["F", "F"]);
     file.set_len(1 << 20).unwrap();
-    assert_eq!(client.reply(), (2000, 0));
+    assert_eq!(client.reply(), (2000 * 512, 0));
     come_to(&server, "m", &["A", "A"]);
 }
 
