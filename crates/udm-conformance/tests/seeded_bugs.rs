@@ -7,7 +7,7 @@ use udm_dm::bugs::{Bug, set};
 
 /// The mistakes, each with a subject in which it shows and the group of cases, or the case, that must fail.
 const FOUND_BY: &[(Bug, &str, &str)] = &[
-    (Bug::SubmitTwice, "linear", "ranges::"),
+    (Bug::SubmitTwice, "lines", "ranges::"),
     (Bug::SplitLosesTail, "linear_cache", "ranges::every_start_and_length"),
     (Bug::StripeShifted, "lines", "ranges::every_start_and_length"),
     (Bug::ZeroesTooShort, "zero", "ranges::beyond_the_end"),
