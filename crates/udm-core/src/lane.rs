@@ -8,7 +8,7 @@ use crate::{Batch, Cx};
 /// no clock read ([`Cx::now`] is read once a turn), shared atomics once a batch and not once a request.
 pub trait Lane {
     /// Takes every bio in `batch` and leaves it empty. Each comes back from `poll` exactly once, with its `status` set and every other
-    /// field as it was given. Full is not failed: a lane that can take no more for now parks what it was given.
+    /// field as it was given. Full is not failed: a lane that is full parks what it was given.
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>);
 
     /// Appends the bios that finished since the last call. Never blocks. A lane that waits for a time says so with

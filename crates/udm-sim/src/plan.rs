@@ -39,7 +39,7 @@ pub enum Class {
     Pieces,
     /// Paths that say nothing until the world lets go of them.
     Hang,
-    /// Lanes that take no more for now.
+    /// Lanes that are full for a while.
     Full,
     /// Requests done in the poll behind their submit.
     Prompt,

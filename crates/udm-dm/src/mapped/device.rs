@@ -189,7 +189,7 @@ impl MappedDevice {
     }
 
     /// Has the cores open `slot` from now on, lanes that come included. What was checked at the load is checked again: the devices below may be others by now.
-    /// `below`: with what they change to.
+    /// `below` says which tables the devices below get in the same change.
     pub(super) fn prepare(&self, slot: &Slot, below: Below<'_>) -> Result<(), TargetError> {
         slot.table.check(below)?;
         let mut walk = Walk::default();

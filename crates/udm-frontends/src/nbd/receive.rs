@@ -57,7 +57,7 @@ struct Long {
     missing: usize,
 }
 
-/// Why nothing can be received for now.
+/// Why nothing can be received at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     /// The ring has memory already, or too many slabs are in use: ask again when something has finished.

@@ -66,7 +66,7 @@ pub(super) enum Stage {
 }
 
 impl Connection {
-    /// Takes one request, if it is there. False when there is nothing more to take for now.
+    /// Takes one request, if it is there. False when there is none to take yet.
     pub(super) fn take_request(&mut self, cx: &mut FrontCx<'_, '_>) -> bool {
         if let Some((request, flags)) = self.arriving {
             let Some(data) = self.rx.payload(request.len as usize) else { return false };

@@ -474,6 +474,32 @@ fn a_suspend_closes_the_log_and_a_resume_opens_it_again() {
     assert_eq!(log_of(&rig.log), "w1+1=1 w2+1=2 f m:dm-log-writes-end");
 }
 
+/// One lane makes durable what is held, for all: another that did the same might have its flush in flight when the suspend is done.
+#[test]
+fn the_end_is_flushed_once() {
+    let mut rig = rig(4096, 2);
+    for core in 0..2 {
+        assert_eq!(rig.run(core, write(core as u64, 1, 1)), Status::Ok);
+    }
+    rig.disk.take_log().clear();
+    rig.disk.hold(true);
+    rig.target.presuspend(false);
+    for _ in 0..4 {
+        for (core, lane) in rig.lanes.iter_mut().enumerate() {
+            rig.world.turn(core, |cx| lane.drain(Drain::Flush, &mut Batch::new(), cx));
+            rig.world.poll(core, &mut **lane);
+        }
+    }
+    assert_eq!(rig.disk.waiting(), 1, "a flush");
+    assert!(rig.lanes.iter().all(|lane| lane.busy() == Busy::Owed), "both wait for it");
+    // Who began it goes without having seen its end: the other takes over.
+    let first = rig.lanes.iter().position(|lane| lane.busy() == Busy::Owed).unwrap();
+    rig.lanes.remove(first);
+    rig.disk.hold(false);
+    rig.suspend();
+    assert!(log_of(&rig.log).ends_with("m:dm-log-writes-end"), "{}", log_of(&rig.log));
+}
+
 #[test]
 fn copies_are_bounded_by_a_flush_of_its_own() {
     let mut rig = rig(1 << 19, 1);

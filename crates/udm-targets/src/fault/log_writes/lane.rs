@@ -34,6 +34,8 @@ pub(super) struct LogWritesLane {
     /// What the own flush under way covers.
     flush_covers: u64,
     flush_failed: bool,
+    /// The own flush under way is the one for the end of the log.
+    flushes_end: bool,
     /// The suspend that it last stopped for.
     stopped: u64,
     /// Writes and flushes that wait for room for their copies, or for the log to be open.
@@ -59,6 +61,7 @@ impl LogWritesLane {
             flush: Some(Bio::new()),
             flush_covers: 0,
             flush_failed: false,
+            flushes_end: false,
             stopped: target.shared.add_lane(),
             parked: VecDeque::new(),
             ended: Batch::new(),
@@ -170,9 +173,12 @@ impl LogWritesLane {
         for bio in home.drain(..) {
             if bio.owner == self.owner {
                 self.flush_failed = !bio.status.is_ok();
+                let state = state.get_or_insert_with(|| shared.lock());
                 if bio.status.is_ok() {
-                    let state = state.get_or_insert_with(|| shared.lock());
                     state.held.covered(self.flush_covers, &mut self.appends);
+                }
+                if std::mem::take(&mut self.flushes_end) {
+                    shared.end_flush(state);
                 }
                 self.flush.insert(bio).finish();
                 continue;
@@ -245,6 +251,10 @@ impl LogWritesLane {
             Closing::Wait => waits = true,
             Closing::End if !state.held.is_empty() && !self.flush_failed => {
                 covers = Some(state.held.completed());
+                if self.flush.is_some() {
+                    self.flushes_end = true;
+                    shared.begin_flush(&mut state);
+                }
             }
             Closing::End => {
                 let range = shared.place_end(&mut state, &mut self.placed);
@@ -279,7 +289,7 @@ impl LogWritesLane {
 
 impl Drop for LogWritesLane {
     fn drop(&mut self) {
-        self.shared.remove_lane(self.stopped);
+        self.shared.remove_lane(self.stopped, self.flushes_end);
     }
 }
 
@@ -353,6 +363,9 @@ impl Lane for LogWritesLane {
         for bio in home.drain(..) {
             if bio.owner == self.owner {
                 self.flush_failed = true;
+                if std::mem::take(&mut self.flushes_end) {
+                    self.shared.end_flush(&mut self.shared.lock());
+                }
                 self.flush.insert(bio).finish();
             } else if self.clones.is_mine(&bio) {
                 let (bio, note) = self.clones.end(bio);

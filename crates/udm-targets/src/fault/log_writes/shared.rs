@@ -68,6 +68,8 @@ pub(super) struct State {
     /// Lanes that are open, and those of them that take no more requests because of this suspend.
     lanes: usize,
     stopped: usize,
+    /// A lane makes durable what is held, for the end.
+    flushing: bool,
     /// The end has its place, and nothing came behind it.
     closed: bool,
     /// Why logging ended.
@@ -108,6 +110,7 @@ impl Shared {
             closings: 0,
             lanes: 0,
             stopped: 0,
+            flushing: false,
             closed: false,
             ended: None,
         };
@@ -210,10 +213,11 @@ impl Shared {
         if state.closing { state.closings } else { 0 }
     }
 
-    /// A lane that stopped for suspend `stopped` is being closed.
-    pub(super) fn remove_lane(&self, stopped: u64) {
+    /// A lane that stopped for suspend `stopped` is being closed; `flushes` when it had begun the flush for the end.
+    pub(super) fn remove_lane(&self, stopped: u64, flushes: bool) {
         let mut state = self.lock();
         state.lanes -= 1;
+        state.flushing &= !flushes;
         state.stopped -= usize::from(state.closing && stopped == state.closings);
         self.bell.ring();
     }
@@ -312,7 +316,14 @@ impl Shared {
 
     /// What is to be done about the end of the log.
     pub(super) fn closing(&self, state: &State) -> Closing {
-        if !state.closing || !self.is_enabled() {
+        if !state.closing {
+            return Closing::No;
+        }
+        // Also when logging has ended since: a device is not suspended while a flush is below it. The lane that began it may have answered the suspend before.
+        if state.flushing {
+            return Closing::Wait;
+        }
+        if !self.is_enabled() {
             return Closing::No;
         }
         match (state.closed, state.space.is_counted()) {
@@ -323,6 +334,17 @@ impl Shared {
             (false, _) if self.in_flight.load(Ordering::Relaxed) > 0 => Closing::Wait,
             (false, _) => Closing::End,
         }
+    }
+
+    /// The caller makes durable what is held, for the end; the others wait for it.
+    pub(super) fn begin_flush(&self, state: &mut State) {
+        state.flushing = true;
+    }
+
+    /// That flush came back, with or without success.
+    pub(super) fn end_flush(&self, state: &mut State) {
+        state.flushing = false;
+        self.bell.ring();
     }
 
     /// Gives the mark at the end its place.
