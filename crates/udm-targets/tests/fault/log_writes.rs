@@ -160,6 +160,30 @@ fn a_discard_that_the_device_does_not_take_is_logged_all_the_same() {
     assert_eq!(disk.take_log().len(), 1);
 }
 
+/// The device takes discards, of fewer sectors, after the table took its limits over: lanes that are opened then go by the table's, which are without end.
+#[test]
+fn lanes_opened_late_take_discards_as_the_table_does() {
+    let (disk, log, mut resolver) = disks(64, 4096);
+    disk.set_limits(|limits| limits.max_discard = udm_core::Sectors::ZERO);
+    let lines = udm_wire::table::parse("0 64 log-writes a b").unwrap();
+    let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, 1).unwrap();
+    disk.set_limits(|limits| limits.max_discard = udm_core::Sectors(16));
+    let mut world = TestWorld::new(1);
+    let mut lane = world.open(0, &*table).unwrap();
+    table.targets()[0].target.resume();
+    assert!(world.run(0, &mut *lane, bare(Op::Discard, 0, 26)).status.is_ok());
+    assert!(world.run(0, &mut *lane, bare(Op::Flush, 0, 0)).status.is_ok());
+    settle(&mut world, 0, &mut *lane);
+    assert_eq!(log_of(&log), "d0+26 f");
+    assert!(disk.take_log().iter().all(|seen| seen.op != Op::Discard), "longer than the disk takes");
+    table.check(Below::NOW).unwrap();
+    let mut lane = world.open(0, &*table).unwrap();
+    assert!(world.run(0, &mut *lane, bare(Op::Discard, 0, 26)).status.is_ok());
+    let sent: Vec<u64> =
+        disk.take_log().iter().filter(|s| s.op == Op::Discard).map(|s| s.sectors).collect();
+    assert_eq!(sent, [16, 10], "the next check brings the new limits");
+}
+
 #[test]
 fn marks_stand_where_they_were_given() {
     let mut rig = rig(4096, 1);

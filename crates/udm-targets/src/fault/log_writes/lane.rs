@@ -4,11 +4,12 @@
 
 use super::shared::{Append, Closing, Marks, Placed, Shared, State, refusal};
 use super::writer::{Tally, Waits, Writer, range_in};
-use super::{LogWrites, takes_discards};
+use super::LogWrites;
 use crate::fault::UnderLane;
 use crate::fault::clones::Clones;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use udm_core::{Batch, Bio, BioFlags, Buf, Busy, Cx, Drain, Lane, Listener, Op, OpenError, OwnerId, Status};
 use udm_dm::bugs::{self, Bug};
 use udm_wire::log_writes::{Entry, EntryFlags};
@@ -55,7 +56,7 @@ impl LogWritesLane {
             writer: Writer::new(log, &*target.log.device, cx),
             shared: Arc::clone(&target.shared),
             bell: target.shared.bell.listen(cx),
-            discards: takes_discards(&*target.under.device.device),
+            discards: target.discards.load(Ordering::Relaxed),
             clones: Clones::new(cx),
             owner: cx.new_owner(),
             flush: Some(Bio::new()),

@@ -45,8 +45,9 @@ use super::{Underlay, look_up};
 use shared::{Append, Shared};
 use space::Geometry;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::EACCES;
-use udm_core::{Cx, Device, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
+use udm_core::{Cx, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::pending::Pending;
 use udm_dm::target::{Below, DeviceRef, Resolver, Target, TargetArgs, Used};
@@ -63,6 +64,8 @@ struct LogWrites {
     log: DeviceRef,
     len: Sectors,
     shared: Arc<Shared>,
+    /// The device takes discards, as of the check of the table: its lanes go by what the table's limits came from.
+    discards: AtomicBool,
 }
 
 /// The constructor.
@@ -81,20 +84,22 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
         let error = TargetError::new("log-writes: Log device lookup failed").with_errno(EACCES);
         return Err(error.because("it is read-only").at(1));
     }
-    let shared = Arc::new(Shared::new(geometry(&device, &log)));
-    Ok(Arc::new(LogWrites { under: Underlay { device, start: Sector(0) }, log, len: args.len, shared }))
+    let shared = Arc::new(Shared::new(geometry(&device, &log, Below::NOW)));
+    let discards = AtomicBool::new(device.device.limits().max_discard > Sectors::ZERO);
+    let under = Underlay { device, start: Sector(0) };
+    Ok(Arc::new(LogWrites { under, log, len: args.len, shared, discards }))
 }
 
-/// The blocks and the size of the log as the devices are now.
-fn geometry(device: &DeviceRef, log: &DeviceRef) -> Geometry {
-    let (device, log) = (device.device.limits(), log.device.limits());
+/// The blocks and the size of the log, with the devices as `below` says.
+fn geometry(device: &DeviceRef, log: &DeviceRef, below: Below<'_>) -> Geometry {
+    let (device, log) = (below.limits(device), below.limits(log));
     Geometry { sector_size: log.logical_block.max(device.logical_block), size: log.size }
 }
 
 impl LogWrites {
-    /// Bytes in a sector of the log, from the devices as they are now; from the first resume on, as they were then.
-    fn sector_size(&self) -> u32 {
-        self.shared.measure(geometry(&self.under.device, &self.log)).sector_size
+    /// Bytes in a sector of the log, from the devices as `below` says; from the first resume on, as they were then.
+    fn sector_size(&self, below: Below<'_>) -> u32 {
+        self.shared.measure(geometry(&self.under.device, &self.log, below)).sector_size
     }
 }
 
@@ -120,17 +125,18 @@ impl Target for LogWrites {
     fn limits(&self, below: Below<'_>) -> Limits {
         let limits = self.under.limits(self.len, below);
         // An entry goes to the log in one piece: a sector of its own and the data.
-        let header = u64::from(self.sector_size()) / SECTOR_SIZE;
+        let sector_size = self.sector_size(below);
+        let header = u64::from(sector_size) / SECTOR_SIZE;
         let entry = below.limits(&self.log).max_sectors.0.saturating_sub(header).max(header);
-        let max_discard = if limits.max_discard == Sectors::ZERO {
-            Limits::new(self.len).max_discard
-        } else {
-            limits.max_discard
-        };
+        let takes_discards = limits.max_discard > Sectors::ZERO;
+        // Relaxed: lanes are opened behind this, by a letter or under the same lock as the limits.
+        self.discards.store(takes_discards, Ordering::Relaxed);
+        let max_discard =
+            if takes_discards { limits.max_discard } else { Limits::new(self.len).max_discard };
         Limits {
-            logical_block: self.sector_size(),
-            physical_block: limits.physical_block.max(self.sector_size()),
-            io_min: limits.io_min.max(self.sector_size()),
+            logical_block: sector_size,
+            physical_block: limits.physical_block.max(sector_size),
+            io_min: limits.io_min.max(sector_size),
             max_sectors: Sectors(limits.max_sectors.0.min(entry)),
             max_discard,
             max_write_zeroes: Sectors::ZERO,
@@ -155,7 +161,7 @@ impl Target for LogWrites {
             return Err(TargetError::new(text).at(0));
         }
         // One byte less than there is room for, as the kernel's terminated string.
-        let room = self.sector_size() as usize - HEADER_LEN - 1;
+        let room = self.sector_size(Below::NOW) as usize - HEADER_LEN - 1;
         let text = &text.as_bytes()[..text.len().min(room)];
         self.shared.post(Append::mark(text))?;
         Ok(String::new())
@@ -176,9 +182,4 @@ impl Target for LogWrites {
     fn resume(&self) {
         self.shared.set_closing(false);
     }
-}
-
-/// Whether `device` takes discards.
-fn takes_discards(device: &dyn Device) -> bool {
-    device.limits().max_discard > Sectors::ZERO
 }
