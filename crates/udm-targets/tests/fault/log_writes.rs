@@ -179,8 +179,7 @@ fn lanes_opened_late_take_discards_as_the_table_does() {
     table.check(Below::NOW).unwrap();
     let mut lane = world.open(0, &*table).unwrap();
     assert!(world.run(0, &mut *lane, bare(Op::Discard, 0, 26)).status.is_ok());
-    let sent: Vec<u64> =
-        disk.take_log().iter().filter(|s| s.op == Op::Discard).map(|s| s.sectors).collect();
+    let sent: Vec<u64> = disk.take_log().iter().filter(|s| s.op == Op::Discard).map(|s| s.sectors).collect();
     assert_eq!(sent, [16, 10], "the next check brings the new limits");
 }
 

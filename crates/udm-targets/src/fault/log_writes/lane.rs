@@ -2,9 +2,9 @@
 //!
 //! Whatever changes the device goes down as a clone that remembers what it will be in the log. What comes home is held, logged, or both.
 
+use super::LogWrites;
 use super::shared::{Append, Closing, Marks, Placed, Shared, State, refusal};
 use super::writer::{Tally, Waits, Writer, range_in};
-use super::LogWrites;
 use crate::fault::UnderLane;
 use crate::fault::clones::Clones;
 use std::collections::VecDeque;

@@ -131,8 +131,7 @@ impl Target for LogWrites {
         let takes_discards = limits.max_discard > Sectors::ZERO;
         // Relaxed: lanes are opened behind this, by a letter or under the same lock as the limits.
         self.discards.store(takes_discards, Ordering::Relaxed);
-        let max_discard =
-            if takes_discards { limits.max_discard } else { Limits::new(self.len).max_discard };
+        let max_discard = if takes_discards { limits.max_discard } else { Limits::new(self.len).max_discard };
         Limits {
             logical_block: sector_size,
             physical_block: limits.physical_block.max(sector_size),
