@@ -95,6 +95,8 @@ errnos! {
     EREMOTEIO = 121, Target, EIO;
     /// The quota is used up.
     EDQUOT = 122, NoSpace, ENOSPC;
+    /// Called off.
+    ECANCELED = 125, IoErr, EIO;
 }
 
 /// The errno for an NBD error; 0 for 0. Unknown ones are EINVAL, as the protocol asks of clients.

@@ -93,6 +93,11 @@ impl FrontCx<'_, '_> {
         self.client.push(tag, op);
     }
 
+    /// Calls off ring operations: see [`crate::Client::cancel`].
+    pub fn cancel(&mut self, tag: u64) {
+        self.client.cancel(tag);
+    }
+
     /// Appends this front end's finished ring operations.
     pub fn take(&mut self, out: &mut Vec<Done>) {
         self.client.take(out);

@@ -3,7 +3,7 @@
 //! Any thread may post; the core alone takes. The order of one sender's letters is kept. The knock costs a system call only when the core
 //! sleeps ([`Parking`]).
 
-use crate::parking::Parking;
+use crate::parking::{Core, Parking};
 use crossbeam_queue::SegQueue;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -26,13 +26,25 @@ impl<T> Mailbox<T> {
         Ok(Mailbox { queue: SegQueue::new(), parking: Parking::new(), bell: Arc::new(bell) })
     }
 
-    /// Puts a letter in and wakes the core if it sleeps.
+    /// Puts a letter in and wakes the core if it sleeps. What is for a core that is gone is dropped.
     pub(crate) fn post(&self, letter: T) {
         self.queue.push(letter);
-        if self.parking.must_ring() {
+        match self.parking.posted() {
+            Core::Awake => {}
             // The counter can't overflow: it is written once for each time that the core goes to sleep.
-            let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+            Core::Sleeps => drop(rustix::io::write(&*self.bell, &1u64.to_ne_bytes())),
+            Core::Gone => self.empty(),
         }
+    }
+
+    /// The core is gone: what is in the inbox, and what comes, is dropped.
+    pub(crate) fn leave(&self) {
+        self.parking.leave();
+        self.empty();
+    }
+
+    fn empty(&self) {
+        while self.queue.pop().is_some() {}
     }
 
     /// The oldest letter. The core only.

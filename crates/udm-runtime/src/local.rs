@@ -200,6 +200,11 @@ impl LocalCore {
         }
     }
 
+    /// This core reads no letters any more.
+    pub(crate) fn leave(&self) {
+        self.cluster.inbox(self.id).leave();
+    }
+
     /// True when something happened that is a reason for another turn.
     fn roused(&self) -> bool {
         self.ring().is_some_and(Ring::has_completions) || self.cluster.inbox(self.id).has_mail()

@@ -4,33 +4,59 @@
 //! * core: set `sleeping`; *fence*; if there is a letter, clear it and go on; else sleep until it rings.
 //!
 //! Whatever way the two interleave, either the core sees the letter or the sender sees `sleeping`: the fences forbid the one case in which
-//! both look before the other has written. The loom test below tries every interleaving. The fences are on the control path, and
+//! both look before the other has written. The loom tests below try every interleaving. The fences are on the control path, and
 //! the core pays its own only before it sleeps.
+//!
+//! A core that leaves for good does the same with another word: it says `gone`, then throws away the letters that it sees; a sender that sees `gone` throws away
+//! its own. So no letter stays in the inbox of a core that is gone.
 
 #[cfg(feature = "loom")]
-use loom::sync::atomic::{AtomicBool, Ordering, fence};
+use loom::sync::atomic::{AtomicU8, Ordering, fence};
 #[cfg(not(feature = "loom"))]
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicU8, Ordering, fence};
 
-/// Whether the core sleeps, as its senders see it.
+const AWAKE: u8 = 0;
+const SLEEPING: u8 = 1;
+const GONE: u8 = 2;
+
+/// What a sender has to do about the core that its letter is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Core {
+    /// Nothing: it looks by itself.
+    Awake,
+    /// Ring.
+    Sleeps,
+    /// Throw the letters away: nobody reads them any more.
+    Gone,
+}
+
+/// What the core does, as its senders see it.
 pub(crate) struct Parking {
-    sleeping: AtomicBool,
+    state: AtomicU8,
 }
 
 impl Parking {
     pub(crate) fn new() -> Parking {
-        Parking { sleeping: AtomicBool::new(false) }
+        Parking { state: AtomicU8::new(AWAKE) }
     }
 
-    /// The sender, after its letter is in: true when it must ring. Of several senders one does.
-    pub(crate) fn must_ring(&self) -> bool {
+    /// The sender, after its letter is in. Of several senders one has to ring.
+    pub(crate) fn posted(&self) -> Core {
         fence(Ordering::SeqCst);
-        self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::Relaxed)
+        match self.state.load(Ordering::Relaxed) {
+            AWAKE => Core::Awake,
+            SLEEPING => {
+                let rings =
+                    self.state.compare_exchange(SLEEPING, AWAKE, Ordering::Relaxed, Ordering::Relaxed);
+                if rings.is_ok() { Core::Sleeps } else { Core::Awake }
+            }
+            _ => Core::Gone,
+        }
     }
 
     /// The core: true when it may sleep, false when `has_mail` says that it must not.
     pub(crate) fn try_sleep(&self, has_mail: impl FnOnce() -> bool) -> bool {
-        self.sleeping.store(true, Ordering::Relaxed);
+        self.state.store(SLEEPING, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if has_mail() {
             self.awake();
@@ -41,7 +67,13 @@ impl Parking {
 
     /// The core is awake again: nobody needs to ring.
     pub(crate) fn awake(&self) {
-        self.sleeping.store(false, Ordering::Relaxed);
+        self.state.store(AWAKE, Ordering::Relaxed);
+    }
+
+    /// The core reads no more letters. It has to throw away those that it sees from here on.
+    pub(crate) fn leave(&self) {
+        self.state.store(GONE, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
     }
 }
 
@@ -61,7 +93,7 @@ mod loom_tests {
 
     fn post(m: &Model) {
         m.letters.fetch_add(1, Ordering::Release);
-        if m.parking.must_ring() {
+        if m.parking.posted() == Core::Sleeps {
             m.rings.fetch_add(1, Ordering::Release);
         }
     }
@@ -91,6 +123,32 @@ mod loom_tests {
                     "asleep with a letter, and the bell rang not once"
                 );
             }
+        });
+    }
+
+    /// A core that leaves while two post: no letter stays.
+    #[test]
+    fn no_letter_stays_with_a_core_that_is_gone() {
+        loom::model(|| {
+            let m = Arc::new((Parking::new(), AtomicUsize::new(0)));
+            let empty = |m: &(Parking, AtomicUsize)| m.1.swap(0, Ordering::AcqRel);
+            let threads: Vec<_> = (0..2)
+                .map(|_| {
+                    let m = m.clone();
+                    thread::spawn(move || {
+                        m.1.fetch_add(1, Ordering::Release);
+                        if m.0.posted() == Core::Gone {
+                            empty(&m);
+                        }
+                    })
+                })
+                .collect();
+            m.0.leave();
+            empty(&m);
+            for t in threads {
+                t.join().unwrap();
+            }
+            assert_eq!(m.1.load(Ordering::Acquire), 0, "a letter that nobody will read");
         });
     }
 

@@ -78,7 +78,9 @@ impl Reactor {
                 continue;
             }
             if self.inner.stopping.is_some() && self.inner.is_idle() {
-                if !self.inner.fronts.is_empty() {
+                if self.inner.fronts.is_empty() {
+                    self.core.leave();
+                } else {
                     // The background has something in flight.
                     Box::leak(Box::new(self));
                 }

@@ -186,6 +186,21 @@ impl Inner {
         queued
     }
 
+    fn cancel(&mut self, client: usize, tag: u64) {
+        let of = |op: &InFlight| op.client == client && op.tag == tag;
+        let keys: Vec<usize> = self.entries.iter().filter(|(_, op)| of(op)).map(|(key, _)| key).collect();
+        for key in keys {
+            if let Some(at) = self.backlog.iter().position(|&waiting| waiting == key) {
+                self.backlog.remove(at);
+                self.fresh = true;
+                self.finished(key, -errno::ECANCELED);
+            } else if !self.uring.push_cancel(key as u64) {
+                self.uring.submit();
+                self.uring.push_cancel(key as u64);
+            }
+        }
+    }
+
     fn flush_backlog(&mut self) {
         while let Some(&key) = self.backlog.front() {
             if !self.queue(key) {
@@ -293,6 +308,12 @@ impl Drop for Inner {
 }
 
 impl Client {
+    /// Calls off the operations under way with `tag`. Each comes back all the same: with ECANCELED, or with what it did when it was too late. One
+    /// that the ring has no room to call off goes on.
+    pub fn cancel(&self, tag: u64) {
+        self.ring.0.borrow_mut().cancel(self.id, tag);
+    }
+
     /// Queues an operation; it goes to the kernel at the end of the turn. `tag` comes back with its result.
     pub fn push(&self, tag: u64, op: RingOp) {
         self.ring.0.borrow_mut().push(self.id, tag, op);

@@ -14,6 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use udm_core::Segments;
 
+/// The completion of a request to call something off: no operation has this number.
+const NOBODY: u64 = u64::MAX;
+
 /// One operation as the kernel sees it.
 #[derive(Default)]
 pub(super) struct Entry {
@@ -177,6 +180,15 @@ impl Uring {
     pub(super) fn push(&mut self, entry: &mut Entry, user_data: u64, quick: bool) -> bool {
         let sqe = entry.build(quick).user_data(user_data);
         // SAFETY: what the submission points to lives in `entry` until it is reaped (see the module's contract).
+        unsafe { self.ring.submission().push(&sqe) }.is_ok()
+    }
+
+    /// Queues a request to call the operation `user_data` off; false when the submission queue is full. What comes of it is said by the
+    /// operation.
+    pub(super) fn push_cancel(&mut self, user_data: u64) -> bool {
+        let sqe = opcode::AsyncCancel::new(user_data).build().user_data(NOBODY);
+        let sqe = if self.modern { sqe.flags(Flags::SKIP_SUCCESS) } else { sqe };
+        // SAFETY: the submission points to nothing.
         unsafe { self.ring.submission().push(&sqe) }.is_ok()
     }
 

@@ -234,3 +234,42 @@ fn a_ring_with_quick_sends_ends() {
     drop(ring);
     assert!(begin.elapsed() < Duration::from_secs(4), "it waited for what does not come");
 }
+
+/// What is called off comes back, once, with the reason or with what had arrived by then; the end of a call-off itself is nobody's.
+#[test]
+fn what_is_called_off_comes_back() {
+    let ring = Ring::new().unwrap();
+    let client = ring.client();
+    let (a, b) = pair();
+    let recv = |tag| client.push(tag, RingOp::Recv { fd: b.clone(), data: Buf::zeroed(100).into() });
+    for submitted in [true, false] {
+        recv(1);
+        if submitted {
+            ring.enter();
+        }
+        client.cancel(1);
+        client.cancel(7);
+        let done = wait_for(&ring, &client, 1);
+        assert_eq!((done.len(), done[0].tag, &done[0].result), (1, 1, &Err(errno::ECANCELED)));
+        assert_eq!((done[0].data.len(), client.in_flight()), (100, 0));
+    }
+    // What had come before is not lost.
+    client.push(2, RingOp::Send { fd: a, data: text("hello") });
+    recv(1);
+    client.cancel(1);
+    let mut done = wait_for(&ring, &client, 2);
+    done.sort_by_key(|d| d.tag);
+    if done[0].result == Err(errno::ECANCELED) {
+        recv(1);
+        done = wait_for(&ring, &client, 1);
+    }
+    assert_eq!(done[0].result, Ok(5));
+    // One for which there was no room in the queue never gets to the kernel.
+    for tag in 0..2 * u64::from(ENTRIES) {
+        recv(tag);
+    }
+    (0..2 * u64::from(ENTRIES)).for_each(|tag| client.cancel(tag));
+    let done = wait_for(&ring, &client, 2 * ENTRIES as usize);
+    assert_eq!(done.len(), 2 * ENTRIES as usize);
+    assert!(done.iter().all(|d| d.result == Err(errno::ECANCELED)));
+}
