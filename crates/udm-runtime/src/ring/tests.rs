@@ -254,7 +254,7 @@ fn what_is_called_off_comes_back() {
         assert_eq!((done[0].data.len(), client.in_flight()), (100, 0));
     }
     // What had come before is not lost.
-    client.push(2, RingOp::Send { fd: a, data: text("hello") });
+    client.push(2, RingOp::Send { fd: a.clone(), data: text("hello") });
     recv(1);
     client.cancel(1);
     let mut done = wait_for(&ring, &client, 2);
