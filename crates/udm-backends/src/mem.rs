@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use udm_core::errno::EINVAL;
 use udm_core::{
-    Bio, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sector,
-    Sectors, Serve, Status, WorkLane, copy_from_shared, copy_to_shared,
+    Bio, Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE,
+    Sector, Sectors, Serve, Status, WorkLane, copy_from_shared, copy_to_shared,
 };
 use zerocopy::FromZeros;
 
@@ -40,6 +40,7 @@ type Directory = Box<[OnceLock<Page>]>;
 pub(crate) struct Store {
     size: Sectors,
     directories: Box<[OnceLock<Directory>]>,
+    pub(crate) commons: Commons,
 }
 
 impl Store {
@@ -53,7 +54,7 @@ impl Store {
             return Err(OpenError::new(EINVAL, format!("memory of {size} bytes: not in 512..={MAX_SIZE}")));
         }
         let directories = (0..size.div_ceil(PAGE * FAN)).map(|_| OnceLock::new()).collect();
-        Ok(Store { size: sectors, directories })
+        Ok(Store { size: sectors, directories, commons: Commons::default() })
     }
 
     /// The page that holds `offset`, if it was ever written.
@@ -202,6 +203,10 @@ impl Device for Mem {
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         self.store.extents(from, len, out);
+    }
+
+    fn commons(&self) -> Option<&Commons> {
+        Some(&self.store.commons)
     }
 }
 

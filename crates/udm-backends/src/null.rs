@@ -19,7 +19,7 @@ use crate::mem::{MAX_ZERO, Store};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Nanos, Op, OpenError, Part,
+    Batch, Bio, Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Nanos, Op, OpenError, Part,
     SECTOR_SIZE, Sector, Sectors, Serve, Status, Work, hand_over,
 };
 use udm_wire::uri::NullParams;
@@ -91,6 +91,10 @@ impl Device for Null {
             Some(store) => store.extents(from, len, out),
             None => out.push(len, Content::Data),
         }
+    }
+
+    fn commons(&self) -> Option<&Commons> {
+        self.store.as_ref().map(|store| &store.commons)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The control half of a device.
 
-use crate::{Content, Cx, Extents, Lane, Limits, Sector, Sectors};
+use crate::{Commons, Content, Cx, Extents, Lane, Limits, Sector, Sectors};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -25,6 +25,11 @@ pub trait Device: Send + Sync {
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         let _ = from;
         out.push(len, Content::Data);
+    }
+
+    /// What it shares with the other names of its disk; `None` for a device that keeps nothing, which nobody needs alone.
+    fn commons(&self) -> Option<&Commons> {
+        None
     }
 
     /// Its place among devices that lie on each other; `None` for a backend, which is the end.

@@ -60,6 +60,8 @@ pub enum Bug {
     SuperblockNotSent,
     /// The log of writes is counted, and who waits for that on other cores is not woken.
     CountNotRung,
+    /// A disk that a target needs alone is not claimed for it.
+    DiskNotClaimed,
     /// A lane that was prepared has begun its log, passes for idle, and is closed.
     PreparedNotBusy,
     /// A path fails, and the checker is not told.
@@ -124,7 +126,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 57] = [
+    pub const ALL: [Bug; 58] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -152,6 +154,7 @@ impl Bug {
         Bug::StripeShifted,
         Bug::SuperblockNotSent,
         Bug::CountNotRung,
+        Bug::DiskNotClaimed,
         Bug::PreparedNotBusy,
         Bug::FailNotRung,
         Bug::HeldWriteOvertaken,

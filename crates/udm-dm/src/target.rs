@@ -286,4 +286,15 @@ pub struct Used {
     pub start: Sector,
     /// How many.
     pub len: Sectors,
+    /// No other device may use the disk so: it holds what makes sense only to the one that wrote it. The disk is claimed while the table is
+    /// loaded, under whatever name. A mapped device is claimed as such, not what lies below it.
+    pub alone: bool,
+}
+
+impl Used {
+    /// `len` sectors from `start` on, which others may use too.
+    #[must_use]
+    pub fn new(device: &DeviceRef, start: Sector, len: Sectors) -> Used {
+        Used { device: device.clone(), start, len, alone: false }
+    }
 }

@@ -120,6 +120,7 @@ impl World {
             Err(error) if error.errno == EMLINK => return Ok(()),
             loaded => loaded.map_err(text(format!("d{i} load {words}")))?,
         }
+        self.intrude(i, &words)?;
         let old = self.devices[i].loaded.take().and_then(|l| l.access);
         let spare = old.or_else(|| self.devices[i].spare.take());
         let access = spec.multipath().map(|(disk, queue, groups)| {
@@ -135,6 +136,23 @@ impl World {
         });
         self.devices[i].loaded = Some(Loaded { spec, map, access, table: weak, expected: None });
         Ok(())
+    }
+
+    /// A stranger wants the disks that device `i` with this table has alone: it must not get them.
+    fn intrude(&self, i: usize, words: &str) -> Result<(), Wrong> {
+        if !words.contains("log-writes") {
+            return Ok(());
+        }
+        let lines = udm_wire::table::parse(words).map_err(text(words.to_owned()))?;
+        let mut names = Names { paths: &self.paths, devices: &self.devices };
+        let table = Table::build(udm_targets::TARGETS, &lines, &mut names, self.blueprint.cores)
+            .map_err(text(words.to_owned()))?;
+        let stranger = MappedDevice::new("stranger", None, DevNo { major: 254, minor: 1 << 19 })
+            .map_err(text("a stranger".into()))?;
+        match stranger.load(table) {
+            Err(error) if error.errno == EBUSY || error.errno == EMLINK => Ok(()),
+            other => Err(format!("d{i} has a log, and another device got it as well: {other:?}")),
+        }
     }
 
     fn flag() -> (Arc<AtomicBool>, Arc<dyn Fn() + Send + Sync>) {

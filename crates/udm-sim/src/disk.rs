@@ -5,6 +5,8 @@
 
 use crate::chance::Chance;
 use std::collections::VecDeque;
+use std::sync::Arc;
+use udm_core::Commons;
 
 /// Stamps with this bit are what the disk itself made up: first content, or what a discard left behind.
 pub const OWN: u64 = 1 << 63;
@@ -31,6 +33,8 @@ pub struct Disk {
     durable: Vec<(u64, u64)>,
     cache: VecDeque<Cached>,
     nr: u64,
+    /// What its paths share.
+    pub commons: Arc<Commons>,
     /// For a log: takes any content.
     pub log: bool,
     /// A target above changes bytes of what is written, or did.
@@ -73,6 +77,7 @@ impl Disk {
             now: first,
             cache: VecDeque::with_capacity(CACHE_MAX),
             nr: 0,
+            commons: Arc::default(),
             log: false,
             tainted: false,
             aside: Vec::new(),

@@ -12,8 +12,10 @@ use crate::trace::{Kind, op_bits, range};
 use slab::Slab;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors, Status,
+    Batch, Bio, BioFlags, Commons, Cx, Device, DeviceId, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors,
+    Status,
 };
 
 /// The control half of a path.
@@ -21,13 +23,16 @@ pub struct SimPath {
     id: DeviceId,
     index: usize,
     env: SharedEnv,
+    commons: Arc<Commons>,
 }
 
 impl SimPath {
     /// Path `index` of `env`.
     #[must_use]
     pub fn new(env: &SharedEnv, index: usize) -> SimPath {
-        SimPath { id: DeviceId::new(), index, env: env.clone() }
+        let state = lock(env);
+        let commons = state.disks[state.paths[index].disk].commons.clone();
+        SimPath { id: DeviceId::new(), index, env: env.clone(), commons }
     }
 }
 
@@ -56,6 +61,10 @@ impl Device for SimPath {
             count: 0,
             released: 0,
         }))
+    }
+
+    fn commons(&self) -> Option<&Commons> {
+        Some(&self.commons)
     }
 
     fn limits(&self) -> Limits {

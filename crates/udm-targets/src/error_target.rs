@@ -25,7 +25,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
             let device = args.resolver.get(device).map_err(|e| {
                 TargetError::new("error: Device lookup failed").with_errno(e.errno).because(e.reason).at(0)
             })?;
-            Some(Used { device, start: Sector(start), len: args.len })
+            Some(Used::new(&device, Sector(start), args.len))
         }
         _ => None,
     };

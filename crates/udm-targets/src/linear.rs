@@ -53,7 +53,7 @@ impl Target for Linear {
     }
 
     fn devices(&self) -> Vec<Used> {
-        vec![Used { device: self.device.clone(), start: self.offset, len: self.len }]
+        vec![Used::new(&self.device, self.offset, self.len)]
     }
 
     fn as_linear(&self) -> Option<(DeviceRef, Sector)> {

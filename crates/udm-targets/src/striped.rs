@@ -155,7 +155,7 @@ impl Target for Striped {
 
     fn devices(&self) -> Vec<Used> {
         let len = Sectors(self.len.0 / self.shared.layout.stripes.get());
-        let used = |s: &Stripe| Used { device: s.device.clone(), start: s.offset, len };
+        let used = |s: &Stripe| Used::new(&s.device, s.offset, len);
         self.shared.stripes.iter().map(used).collect()
     }
 

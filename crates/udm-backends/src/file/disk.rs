@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use udm_core::Sectors;
+use udm_core::{Commons, Sectors};
 use udm_runtime::drop_off_core;
 
 /// The open disks of a process.
@@ -60,6 +60,7 @@ pub(super) struct Disk {
     /// What direct I/O asks for; `None` when the page cache is used.
     pub direct: Option<Direct>,
     pub is_block: bool,
+    pub commons: Commons,
     /// A sync has failed.
     pub failed: Arc<AtomicBool>,
     /// Descriptors that devices share.
@@ -120,6 +121,7 @@ impl Disk {
             path,
             direct,
             is_block: matches!(identity, Identity::Block { .. }),
+            commons: Commons::default(),
             failed: Arc::default(),
             fds: Mutex::default(),
             block: u64::from(block),

@@ -38,7 +38,7 @@ use disk::{Disk, Handles};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
-use udm_core::{Content, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_runtime::Ring;
 
 /// The longest read or write in sectors (32 MiB): the most that an NBD client may ask for.
@@ -89,5 +89,9 @@ impl Device for File {
             // Any of them: its position is not used otherwise.
             extents::extents(self.handles[0].fd.as_fd(), from, len, out);
         }
+    }
+
+    fn commons(&self) -> Option<&Commons> {
+        Some(&self.disk.commons)
     }
 }

@@ -14,8 +14,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use udm_core::{
-    Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, LaneCommand, Limits, OpenError, Sector,
-    Sectors, Stacked, TaskHandle,
+    Commons, Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, LaneCommand, Limits, OpenError,
+    Sector, Sectors, Stacked, TaskHandle,
 };
 
 /// Called when there is something to do: a [`Change`] can take its next step, an event was raised. It only wakes; it must not call back.
@@ -31,6 +31,7 @@ pub struct MappedDevice {
     /// Devices that were loaded with tables over this one.
     above: Mutex<HashMap<DeviceId, Weak<dyn Device>>>,
     pub(super) events: Arc<Events>,
+    commons: Commons,
 }
 
 /// A table in use, and which resume made it so: lanes tell commands for it from older ones by the number.
@@ -151,6 +152,7 @@ impl MappedDevice {
             state: Mutex::default(),
             above: Mutex::default(),
             events: Arc::new(Events { id, number, names, count: AtomicU32::new(0), hook: OnceLock::new() }),
+            commons: Commons::default(),
         }))
     }
 
@@ -162,7 +164,7 @@ impl MappedDevice {
     ///
     /// # Errors
     /// Sizes and alignment that no longer fit; a table that maps this device, directly or through others; one of another kind than the device
-    /// is. The slot is as it was then.
+    /// is; a disk that a target needs alone and another device has. The slot is as it was then.
     pub fn load(&self, table: Arc<Table>) -> Result<(), TargetError> {
         let live = self.state().live.clone();
         let kept = live.as_ref().and_then(|slot| slot.table.immutable_type());
@@ -175,6 +177,7 @@ impl MappedDevice {
             let _shape = stack::shape();
             let tables = self.state().tables(Some(&table));
             walk.check(self, &tables, &table)?;
+            table.claim(self.id, self.number)?;
             self.set_kind(table.kind())?;
             for entry in table.targets() {
                 let notify: Arc<dyn Notify> = Arc::<Events>::clone(&self.events);
@@ -369,6 +372,10 @@ impl Device for MappedDevice {
             table.extents(from, Sectors(known), out);
         }
         out.push(Sectors(len.0 - known), Content::Data);
+    }
+
+    fn commons(&self) -> Option<&Commons> {
+        Some(&self.commons)
     }
 
     fn stacked(&self) -> Option<&dyn Stacked> {

@@ -19,7 +19,8 @@ use check::Fit;
 pub(crate) use lane::TableLane;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::{Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::errno::EBUSY;
+use udm_core::{Claim, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
 
 /// One target of a table and its place.
 pub struct Entry {
@@ -45,6 +46,8 @@ pub struct Table {
     entries: Vec<Entry>,
     /// Read when a lane is opened or somebody asks for limits; never on the data path.
     fit: Mutex<Arc<Fit>>,
+    /// The disks that its device has alone for it.
+    claims: Mutex<Vec<Claim>>,
 }
 
 impl Table {
@@ -61,7 +64,7 @@ impl Table {
     ) -> Result<Arc<Table>, TargetError> {
         let entries = build::entries(types, lines, resolver, cores)?;
         let fit = Mutex::new(Arc::new(check::fit(&entries, Below::NOW)?));
-        Ok(Arc::new(Table { id: DeviceId::new(), entries, fit }))
+        Ok(Arc::new(Table { id: DeviceId::new(), entries, fit, claims: Mutex::default() }))
     }
 
     /// The targets, in order.
@@ -112,6 +115,34 @@ impl Table {
             return Ok(());
         }
         *self.fit.lock().unwrap_or_else(PoisonError::into_inner) = fit;
+        Ok(())
+    }
+
+    /// Claims the disks that its targets need alone for the device `id`, whose number is `number`, until the table is dropped.
+    ///
+    /// # Errors
+    /// EBUSY when another device has one of them, or two lines of this table want it. Nothing is claimed then.
+    pub(crate) fn claim(&self, id: DeviceId, number: DevNo) -> Result<(), TargetError> {
+        let mut claims: Vec<Claim> = Vec::new();
+        for (line, entry) in self.entries.iter().enumerate() {
+            for used in entry.target.devices().into_iter().filter(|used| used.alone) {
+                let Some(commons) = used.device.device.commons() else { continue };
+                let refuse = |who: &str| {
+                    let text = format!("{}: Device lookup failed", entry.target.type_name());
+                    let reason = format!("{who} has {} alone", used.device.name);
+                    let error = TargetError::new(text).with_errno(EBUSY).because(reason);
+                    TargetError { line: Some(line), ..error }
+                };
+                let claim = commons.claim(id, number).map_err(|other| refuse(&other.to_string()))?;
+                if claims.iter().any(|known| known.is_same(&claim)) {
+                    return Err(refuse("another line of the table"));
+                }
+                claims.push(claim);
+            }
+        }
+        if !bugs::on(Bug::DiskNotClaimed) {
+            *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = claims;
+        }
         Ok(())
     }
 

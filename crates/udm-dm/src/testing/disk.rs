@@ -4,8 +4,8 @@ use super::lock;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, Lane, Limits, Op, OpenError, SECTOR_SIZE, Sectors,
-    Status,
+    Batch, Bio, BioFlags, Commons, Cx, Device, DeviceId, Drain, Lane, Limits, Op, OpenError, SECTOR_SIZE,
+    Sectors, Status,
 };
 
 /// What a disk was asked to do, in the order in which it did it.
@@ -41,6 +41,7 @@ struct DiskState {
 /// A disk in memory. Requests take effect when they finish: in the first `poll` behind their submission, unless the disk is told to hold them.
 pub struct TestDisk {
     id: DeviceId,
+    commons: Commons,
     limits: Mutex<Limits>,
     state: Arc<Mutex<DiskState>>,
 }
@@ -63,6 +64,7 @@ impl TestDisk {
         let state = DiskState { bytes, ..DiskState::default() };
         Arc::new(TestDisk {
             id: DeviceId::new(),
+            commons: Commons::default(),
             limits: Mutex::new(limits),
             state: Arc::new(Mutex::new(state)),
         })
@@ -170,6 +172,10 @@ impl Device for TestDisk {
 
     fn limits(&self) -> Limits {
         *lock(&self.limits)
+    }
+
+    fn commons(&self) -> Option<&Commons> {
+        Some(&self.commons)
     }
 }
 

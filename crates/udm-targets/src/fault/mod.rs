@@ -44,7 +44,7 @@ impl Underlay {
     }
 
     fn used(&self, len: Sectors) -> Used {
-        Used { device: self.device.clone(), start: self.start, len }
+        Used::new(&self.device, self.start, len)
     }
 
     /// Limits of a target of `len` that passes on what it is given.

@@ -123,7 +123,7 @@ impl Target for Multipath {
     }
 
     fn devices(&self) -> Vec<Used> {
-        let used = |device: &DeviceRef| Used { device: device.clone(), start: Sector(0), len: self.len };
+        let used = |device: &DeviceRef| Used::new(device, Sector(0), self.len);
         self.paths().map(|(_, path)| used(path)).collect()
     }
 

@@ -1,6 +1,7 @@
 //! Mapped devices in the real program: how far they can be stacked, whose limits hold, and suspends and resumes that are called off.
 
 mod checker;
+mod claims;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -145,7 +145,8 @@ impl Target for LogWrites {
 
     fn devices(&self) -> Vec<Used> {
         let size = self.log.device.limits().size;
-        vec![self.under.used(self.len), Used { device: self.log.clone(), start: Sector(0), len: size }]
+        let log = Used { alone: true, ..Used::new(&self.log, Sector(0), size) };
+        vec![self.under.used(self.len), log]
     }
 
     fn message(&self, words: &[String], _: &mut dyn Resolver) -> Result<String, TargetError> {

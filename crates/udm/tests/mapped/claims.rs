@@ -1,0 +1,31 @@
+//! A disk that one device has alone, under whatever name.
+
+use super::{Server, text};
+use std::fs;
+use tempfile::TempDir;
+
+#[test]
+fn a_log_is_one_devices_alone() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("log"), vec![0; 1 << 20]).unwrap();
+    fs::hard_link(path("log"), path("twin")).unwrap();
+    let one = format!("one=0 8 log-writes mem:1M {}", path("log"));
+    let server = Server::start(&[&one]);
+    let create = |name: &str, log: &str| {
+        server.verb(&["create", name, "--table", &format!("0 8 log-writes mem:1M {}", path(log))])
+    };
+    for log in ["log", "twin"] {
+        let refused = create("two", log);
+        let said = text(&refused.stderr);
+        assert!(!refused.status.success() && said.starts_with("udm: two: "), "{said}");
+        let reason = format!("254:0 has {} alone", path(log));
+        assert!(said.contains(&reason) && said.contains("Device or resource busy"), "{said}");
+    }
+    // Nothing of the second is left, and the first may have its log again.
+    assert_eq!(server.says(&["ls"]), "one\t(254:0)\n");
+    server.says(&["reload", "one", "--table", &format!("0 8 log-writes mem:2M {}", path("twin"))]);
+    server.says(&["resume", "one"]);
+    server.says(&["remove", "one"]);
+    assert!(create("two", "twin").status.success());
+}
