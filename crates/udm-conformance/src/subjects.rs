@@ -101,7 +101,7 @@ impl Subject {
     pub fn make(&self, kind: Kind) -> Made {
         let mut ground = Ground::new();
         let (device, mapped) = match self.what {
-            What::Device(uri) if kind == Kind::Nbd => {
+            What::Device(uri) if kind.is_served() => {
                 let (word, size) = ground.device(uri);
                 let mapped = ground.mapped("s", &format!("0 {size} linear {word} 0"));
                 (mapped.clone() as Arc<dyn Device>, Some(mapped))

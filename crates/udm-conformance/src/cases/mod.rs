@@ -78,10 +78,10 @@ impl Need {
             Need::Huge => (facts.size() > 1 << 23, "it is small"),
             Need::Disks => (made.ground.has_power_switch(), "it is not over disks in memory"),
             Need::Mapped => (made.mapped.is_some(), "it is no mapped device"),
-            Need::Lanes => (kind != Kind::Nbd, "NBD has no word for it"),
-            Need::Server => (kind == Kind::Nbd, "it is no server"),
+            Need::Lanes => (!kind.is_served(), "NBD has no word for it"),
+            Need::Server => (kind.is_served(), "it is no server"),
             Need::Checks => {
-                (facts.boundary != Boundary::Backend || kind == Kind::Nbd, "the layer above checks")
+                (facts.boundary != Boundary::Backend || kind.is_served(), "the layer above checks")
             }
             Need::Paths => (made.ground.paths().len() > 1, "it has no paths to choose from"),
             Need::NoPaths => {

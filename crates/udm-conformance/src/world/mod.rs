@@ -83,11 +83,13 @@ pub enum Kind {
     Cores,
     /// Three clients of an NBD server on two cores.
     Nbd,
+    /// The same, with each of them moved to the other core before and behind all that is asked of it.
+    Moved,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 3] = [Kind::Stepped, Kind::Cores, Kind::Nbd];
+    pub const ALL: [Kind; 4] = [Kind::Stepped, Kind::Cores, Kind::Nbd, Kind::Moved];
 
     /// Its name in the names of tests.
     #[must_use]
@@ -96,7 +98,14 @@ impl Kind {
             Kind::Stepped => "stepped",
             Kind::Cores => "cores",
             Kind::Nbd => "nbd",
+            Kind::Moved => "moved",
         }
+    }
+
+    /// True where the handles are clients of a server.
+    #[must_use]
+    pub fn is_served(self) -> bool {
+        matches!(self, Kind::Nbd | Kind::Moved)
     }
 
     /// Opens `device` in such a world.
@@ -105,7 +114,7 @@ impl Kind {
         match self {
             Kind::Stepped => Box::new(stepped::Stepped::new(device, facts)),
             Kind::Cores => Box::new(cores::Threads::new(device, facts)),
-            Kind::Nbd => Box::new(nbd::Nbd::new(device, facts)),
+            Kind::Nbd | Kind::Moved => Box::new(nbd::Nbd::new(device, facts, self == Kind::Moved)),
         }
     }
 }

@@ -1,5 +1,5 @@
 //! An NBD server on two cores with the subject as its one export, and three clients: two on one core, one on the other; some with structured
-//! replies, some with simple ones.
+//! replies, some with simple ones. They may be *moved*: then each goes on on the other core whenever something is asked or waited for.
 
 use super::client::Client;
 use super::{HANG, Then, World};
@@ -21,11 +21,12 @@ pub(super) struct Nbd {
     /// What the server had taken in before these clients came, and what they have sent.
     taken_before: u64,
     sent: u64,
+    moved: bool,
     facts: Facts,
 }
 
 impl Nbd {
-    pub(super) fn new(device: &Arc<dyn Device>, facts: Facts) -> Nbd {
+    pub(super) fn new(device: &Arc<dyn Device>, facts: Facts, moved: bool) -> Nbd {
         let spin_max = Duration::from_micros(20);
         let options = RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max };
         let runtime = Runtime::start(&options).expect("two cores");
@@ -40,6 +41,7 @@ impl Nbd {
             clients: Vec::new(),
             taken_before: 0,
             sent: 0,
+            moved,
             facts,
         };
         nbd.connect();
@@ -60,6 +62,13 @@ impl Nbd {
         });
         assert!(same, "all clients are told the same");
         (self.taken_before, self.sent) = (self.taken(), 0);
+    }
+
+    /// Has the clients go on on the other core, where they are to be moved.
+    fn move_all(&self) {
+        if let Some(server) = self.server.as_ref().filter(|_| self.moved) {
+            server.rotate();
+        }
     }
 
     /// Requests that the server has taken in so far.
@@ -144,12 +153,15 @@ impl World for Nbd {
 
     fn submit(&mut self, handle: usize, requests: Vec<Request>) {
         self.sent += requests.len() as u64;
+        self.move_all();
         for request in requests {
             self.clients[handle].send(&request);
         }
+        self.move_all();
     }
 
     fn collect(&mut self, handle: usize) -> Vec<Answer> {
+        self.move_all();
         self.clients[handle].collect()
     }
 

@@ -3,10 +3,13 @@
 //! The life of a connection: *handshake* → *serving* → *draining* (nothing more is taken in; what is in flight is finished and answered) →
 //! *dead* (nothing more is sent either; what is in flight is awaited) → closed. A client that vanishes, a stream out of step and a failed
 //! send lead straight to *dead*; `DISC`, the end of the stream and a stop of the server to *draining*. Memory is freed
-//! when the last bio and the last ring operation are back, not before.
+//! when the last bio and the last ring operation are back, not before. A connection that is *moved* goes on on another core (`moving`).
 
 mod keep;
+mod moving;
 mod shake;
+
+pub(super) use moving::MoveLetter;
 
 use super::ServerOptions;
 use super::contexts::Context;
@@ -26,7 +29,8 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use udm_core::{Batch, BioFlags, BioPool, BufPool, Nanos, Segments};
+use udm_core::errno::ECANCELED;
+use udm_core::{Batch, BioFlags, BioPool, BufPool, CoreId, Nanos, Segments};
 use udm_runtime::{Cluster, DeviceSlot, Done, FrontCx, FrontEnd, RingOp};
 use udm_wire::nbd::Request;
 
@@ -44,6 +48,8 @@ pub(super) enum Phase {
     Serving,
     Draining,
     Dead,
+    /// It goes on on another core.
+    Moved,
 }
 
 /// A client's connection. See the module's documentation.
@@ -99,6 +105,10 @@ pub(super) struct Connection {
     keeps: bool,
     /// The client will send no more.
     said_all: bool,
+    /// It is about to go on on another core.
+    leaving: Option<moving::Leaving>,
+    /// The core that it came from, until it has settled on this one.
+    from: Option<CoreId>,
     /// The server ends: what fails now may have waited for something that does not come any more.
     pub(super) ending: bool,
     ops: Vec<Done>,
@@ -161,6 +171,8 @@ impl Connection {
             patience_at: Nanos::NEVER,
             keeps: false,
             said_all: false,
+            leaving: None,
+            from: None,
             ending: false,
             ops: Vec::new(),
             turn: Nanos(0),
@@ -188,9 +200,11 @@ impl Connection {
                     Phase::Serving if self.is_cut() => self.phase = Phase::Dead,
                     Phase::Serving => (self.phase, self.said_all) = (Phase::Draining, true),
                     Phase::Handshake(_) => self.phase = Phase::Dead,
-                    Phase::Draining | Phase::Dead => {}
+                    Phase::Draining | Phase::Dead | Phase::Moved => {}
                 }
             }
+            // For the sake of leaving, which may have been given up since.
+            Err(ECANCELED) => self.rx.arrived(0, done.data),
             Err(errno) => {
                 self.rx.arrived(0, done.data);
                 tracing::debug!(errno, "nbd: receive failed");
@@ -244,11 +258,12 @@ impl Connection {
         if matches!(self.phase, Phase::Handshake(_)) {
             self.shake(cx);
         }
+        self.give_up_leaving(cx.now());
         let mut full = false;
         if self.turn != cx.now() {
             (self.turn, self.taken) = (cx.now(), 0);
         }
-        while matches!(self.phase, Phase::Serving) && self.taken < REQUESTS_A_TURN {
+        while matches!(self.phase, Phase::Serving) && self.taken < REQUESTS_A_TURN && !self.takes_no_more() {
             // A write that was let in gets its payload, whatever the bounds say of the next request.
             full = self.arriving.is_none() && (self.is_full() || !self.may_have(self.next_need(), cx));
             if full || !self.take_request(cx) {
@@ -261,7 +276,7 @@ impl Connection {
                 cx.rouse(cx.me());
             }
         }
-        let listens = matches!(self.phase, Phase::Serving | Phase::Handshake(_));
+        let listens = matches!(self.phase, Phase::Serving | Phase::Handshake(_)) && !self.takes_no_more();
         if listens && !full && self.taken < REQUESTS_A_TURN && !self.receiving && !self.is_choked() {
             self.receive(cx);
         }
@@ -272,8 +287,10 @@ impl Connection {
             self.send(data, cx);
         }
         self.wind_up(cx);
+        self.go_on_leaving(cx);
         // While it listens for more, and has nothing else to say, it does not matter when it hears that its answers have left.
-        cx.set_patient(matches!(self.phase, Phase::Serving) && self.receiving && self.tx.is_all_out());
+        let goes_on = self.receiving && self.tx.is_all_out() && self.leaving.is_none();
+        cx.set_patient(matches!(self.phase, Phase::Serving) && goes_on);
         self.place.publish(&mut self.tally);
         self.publish_memory(cx);
     }
@@ -342,9 +359,16 @@ impl FrontEnd for Connection {
     fn gather(&mut self, cx: &mut FrontCx<'_, '_>) {
         if !self.begun {
             self.begun = true;
-            self.deadline = cx.now() + Nanos(self.options.handshake_max.as_nanos() as u64);
             self.memory = Some(Holding::new(cx, self.options.core_bytes_max));
-            self.tx.push_raw(&Handshake::greeting());
+            if let Some(from) = self.from.take() {
+                self.land(from, cx);
+            } else {
+                self.deadline = cx.now() + Nanos(self.options.handshake_max.as_nanos() as u64);
+                self.tx.push_raw(&Handshake::greeting());
+            }
+        }
+        if matches!(self.phase, Phase::Moved) {
+            return;
         }
         let mut ops = std::mem::take(&mut self.ops);
         cx.take(&mut ops);
@@ -377,7 +401,7 @@ impl FrontEnd for Connection {
 
     fn letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
         // Most are no affair of this client's, and there may be thousands of those.
-        if self.hold_letter(letter, cx) || self.surveyed(letter) {
+        if self.hold_letter(letter, cx) || self.surveyed(letter) || self.move_letter(letter, cx) {
             self.pump(cx);
         }
     }
@@ -391,11 +415,17 @@ impl FrontEnd for Connection {
             }
             Phase::Handshake(_) => self.phase = Phase::Dead,
             Phase::Dead => {}
+            Phase::Moved => return self.let_go(cx),
         }
         self.pump(cx);
     }
 
     fn is_closed(&self) -> bool {
-        matches!(self.phase, Phase::Dead) && self.pending.is_empty() && !self.receiving && !self.sending
+        let over = match self.phase {
+            Phase::Dead => true,
+            Phase::Moved => self.device.is_none(),
+            _ => false,
+        };
+        over && self.pending.is_empty() && !self.receiving && !self.sending
     }
 }

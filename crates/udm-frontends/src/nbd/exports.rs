@@ -76,17 +76,20 @@ impl Export {
     }
 }
 
-/// A connection's hold on an export, counted.
-pub(super) struct ExportUse(Arc<Export>);
+/// A connection's hold on an export, counted once with all its clones.
+#[derive(Clone)]
+pub(super) struct ExportUse(Arc<Used>);
+
+struct Used(Arc<Export>);
 
 impl std::ops::Deref for ExportUse {
     type Target = Export;
     fn deref(&self) -> &Export {
-        &self.0
+        &self.0.0
     }
 }
 
-impl Drop for ExportUse {
+impl Drop for Used {
     fn drop(&mut self) {
         self.0.users.fetch_sub(1, Ordering::Relaxed);
     }
@@ -222,7 +225,7 @@ impl Exports {
         let list = self.list();
         let export = Exports::find(&list, name)?;
         export.users.fetch_add(1, Ordering::Relaxed);
-        Some(ExportUse(Arc::clone(export)))
+        Some(ExportUse(Arc::new(Used(Arc::clone(export)))))
     }
 
     /// The export `name`; the first one for the empty name, unless there is one of that name.

@@ -1,6 +1,6 @@
 //! The server: a thread that accepts connections and deals them to the cores.
 
-use super::connection::Connection;
+use super::connection::{Connection, MoveLetter};
 use super::places::Lobby;
 use super::socket::{Kind, Listener, prepare};
 use super::stats::Counters;
@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use udm_core::CoreId;
 use udm_runtime::Cluster;
 
 /// Where to listen.
@@ -127,6 +128,18 @@ impl NbdServer {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.shared.counters.read()
+    }
+
+    /// Has each client that is served go on on the next core: what a core takes in no more is done, answered, and the rest left to
+    /// the other. No client notices. One with a request that takes long stays where it is.
+    pub fn rotate(&self) {
+        let cluster = &self.shared.cluster;
+        let mut devices: Vec<_> = self.shared.exports.all().iter().map(|e| e.device().id()).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        for (device, core) in devices.into_iter().flat_map(|d| (0..cluster.len()).map(move |c| (d, c))) {
+            cluster.post_letter(CoreId(core as u16), device, Box::new(MoveLetter::Rotate));
+        }
     }
 
     /// Ends the accepting and removes the socket files. Connections go on until the cores stop.

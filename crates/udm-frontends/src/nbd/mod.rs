@@ -1,6 +1,6 @@
 //! The NBD server.
 //!
-//! [`NbdServer`] accepts connections and deals them to the cores; there each is a front end of its own, for life. What it serves is a
+//! [`NbdServer`] accepts connections and deals them to the cores; there each is a front end of its own, which may go on on another core. What it serves is a
 //! list of named devices, [`Exports`], which may change while it runs: a connection keeps the export that it chose.
 //!
 //! Spoken: the fixed newstyle handshake with `GO`, `INFO`, `LIST`, `STRUCTURED_REPLY`, `LIST_META_CONTEXT`, `SET_META_CONTEXT`, `ABORT` and `EXPORT_NAME`; the commands
@@ -13,6 +13,7 @@
 //! * `unaligned`, `holds`: a request may begin and end at any byte; the device sees whole blocks.
 //! * `contexts`, `survey`: what of a device is allocated, asked on threads that may block.
 //! * `connection`: the life of a client; `serve`: requests become bios, finished bios become answers.
+//! * `connection/moving`: a client goes on on another core.
 //! * `reply`: all answers of a turn leave in one send, headers and data gathered.
 //!
 //! Everything is bounded ([`ServerOptions`]): connections (`places`), requests and bytes in flight on each, the memory of a core (`memory`), the

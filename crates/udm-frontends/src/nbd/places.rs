@@ -94,7 +94,7 @@ impl Counters {
             lobby.guests.retain(|(_, stage)| stage.load(Ordering::Relaxed) < SERVED);
         }
         lobby.guests.push_back((Arc::downgrade(fd), Arc::clone(&stage)));
-        Some(Place { counters: self.clone(), core, peer: Peer::of(fd), stage, orphan: false })
+        Some(Place { counters: self.clone(), core, peer: Peer::of(fd), stage, life: Life::Here })
     }
 }
 
@@ -104,7 +104,18 @@ pub(super) struct Place {
     core: usize,
     peer: Peer,
     stage: Arc<AtomicU8>,
-    orphan: bool,
+    life: Life,
+}
+
+/// What a place counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    /// A connection.
+    Here,
+    /// One whose client is gone.
+    Orphan,
+    /// Nothing: another has it.
+    HandedOver,
 }
 
 impl Place {
@@ -149,11 +160,23 @@ impl Place {
 
     /// The client is gone; its requests may not be.
     pub(super) fn orphan(&mut self) {
-        if !self.orphan {
-            self.orphan = true;
+        if self.life == Life::Here {
+            self.life = Life::Orphan;
             self.counters.orphans.fetch_add(1, Ordering::Relaxed);
             self.give_back();
         }
+    }
+
+    /// The same place on core `to`. This one counts for nothing any more.
+    pub(super) fn hand_over(&mut self, to: CoreId) -> Place {
+        debug_assert_eq!(self.life, Life::Here, "only who has a place can hand it over");
+        self.life = Life::HandedOver;
+        let cores = &self.counters.cores;
+        cores[self.core].connections.fetch_sub(1, Ordering::Relaxed);
+        cores[to.index()].connections.fetch_add(1, Ordering::Relaxed);
+        self.counters.moves.fetch_add(1, Ordering::Relaxed);
+        let (counters, stage) = (self.counters.clone(), self.stage.clone());
+        Place { counters, core: to.index(), peer: self.peer, stage, life: Life::Here }
     }
 
     fn give_back(&mut self) {
@@ -182,10 +205,10 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.orphan {
-            self.counters.orphans.fetch_sub(1, Ordering::Release);
-        } else {
-            self.give_back();
+        match self.life {
+            Life::Here => self.give_back(),
+            Life::Orphan => drop(self.counters.orphans.fetch_sub(1, Ordering::Release)),
+            Life::HandedOver => {}
         }
     }
 }

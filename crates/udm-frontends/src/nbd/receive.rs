@@ -57,6 +57,16 @@ struct Long {
     missing: usize,
 }
 
+/// What a connection that goes on on another core has received and not looked at.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Unread {
+    bytes: Vec<u8>,
+    /// Bytes to come that nobody wants.
+    skip: u64,
+    /// The size in bytes that slabs have grown to.
+    slab_len: usize,
+}
+
 /// Why nothing can be received at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
@@ -83,6 +93,27 @@ impl Receiver {
             long: None,
             spare: Segments::new(),
         }
+    }
+
+    /// What is to go on elsewhere. Nothing is being received, and no payload is midway.
+    pub(super) fn freeze(&mut self) -> Unread {
+        debug_assert!(self.asked == 0 && self.long.is_none());
+        Unread { bytes: self.unread().to_vec(), skip: self.skip, slab_len: self.slab_len }
+    }
+
+    /// A receiver that goes on where another was frozen.
+    pub(super) fn thaw(unread: Unread, resting_max: usize) -> Receiver {
+        let Unread { bytes, skip, slab_len } = unread;
+        let mut receiver = Receiver::new(resting_max);
+        if !bytes.is_empty() {
+            // They were in one slab.
+            let mut slab = Buf::zeroed(slab_len);
+            let mut front = slab.split_to(bytes.len());
+            front.copy_from_slice(&bytes);
+            (receiver.unread, receiver.free) = (Some(front), Some(slab));
+            receiver.current_len = slab_len;
+        }
+        Receiver { skip, slab_len, ..receiver }
     }
 
     /// What has arrived and was not taken.

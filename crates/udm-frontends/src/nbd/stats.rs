@@ -19,6 +19,8 @@ pub struct Stats {
     pub accepted: u64,
     /// Connections closed, or refused an export, because there were too many.
     pub refused: u64,
+    /// How often a connection went on on another core.
+    pub moves: u64,
     /// Requests that were received and whose answer has not been sent whole.
     pub in_flight: u64,
     /// Requests answered so far, errors included.
@@ -50,6 +52,7 @@ pub(super) struct Counters {
     pub(super) orphans: AtomicUsize,
     pub(super) accepted: AtomicU64,
     pub(super) refused: AtomicU64,
+    pub(super) moves: AtomicU64,
     /// Serving connections a peer. Touched when a connection begins and ends.
     pub(super) peers: Mutex<HashMap<Peer, usize>>,
 }
@@ -75,6 +78,7 @@ impl Counters {
             orphans: AtomicUsize::new(0),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            moves: AtomicU64::new(0),
             peers: Mutex::default(),
         })
     }
@@ -88,6 +92,7 @@ impl Counters {
             orphans: self.orphans.load(Ordering::Acquire),
             accepted: self.accepted.load(Ordering::Relaxed),
             refused: self.refused.load(Ordering::Relaxed),
+            moves: self.moves.load(Ordering::Relaxed),
             ..Stats::default()
         };
         for core in &self.cores {

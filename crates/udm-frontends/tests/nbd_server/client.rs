@@ -107,6 +107,19 @@ impl Client {
         infos
     }
 
+    /// The handshake with simple replies; false when the export can't be had.
+    pub fn try_go(&mut self, export: &str) -> bool {
+        self.exactly::<GREETING_SIZE>();
+        self.stream.write_all(&Client::opening(export, false)).unwrap();
+        loop {
+            match self.option_reply() {
+                OptionReply::Ack => return true,
+                OptionReply::Info(_) => {}
+                _ => return false,
+            }
+        }
+    }
+
     pub fn option_reply(&mut self) -> OptionReply {
         let header = OptionReplyHeader::decode(&self.exactly::<OPTION_REPLY_HEADER_SIZE>()).unwrap();
         let mut data = vec![0; header.len as usize];

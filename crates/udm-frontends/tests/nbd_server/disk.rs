@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use udm_core::errno::ENXIO;
 use udm_core::{
     Batch, Bio, BioFlags, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Nanos, Op, OpenError, Sector,
     Sectors, Status,
@@ -34,6 +35,8 @@ struct Shared {
     /// Asked what it holds, it does not answer.
     dumb: AtomicBool,
     held: AtomicUsize,
+    /// The only core that can open it.
+    only_on: Option<u16>,
 }
 
 impl TestDisk {
@@ -50,6 +53,7 @@ impl TestDisk {
             closed: AtomicBool::new(false),
             dumb: AtomicBool::new(false),
             held: AtomicUsize::new(0),
+            only_on: None,
         };
         TestDisk { id: DeviceId::new(), limits: Limits::new(sectors), shared: Arc::new(shared) }
     }
@@ -57,6 +61,12 @@ impl TestDisk {
     /// Without the ability to write zeroes.
     pub fn without_zeroes(mut self) -> TestDisk {
         Arc::get_mut(&mut self.shared).unwrap().zeroes = false;
+        self
+    }
+
+    /// That only core `core` can open.
+    pub fn only_on(mut self, core: u16) -> TestDisk {
+        Arc::get_mut(&mut self.shared).unwrap().only_on = Some(core);
         self
     }
 
@@ -99,7 +109,10 @@ impl Device for TestDisk {
         self.id
     }
 
-    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        if self.shared.only_on.is_some_and(|core| core != cx.core().0) {
+            return Err(OpenError::new(ENXIO, "not on this core"));
+        }
         self.shared.block.store(self.limits.logical_block as usize, Ordering::Release);
         Ok(Box::new(DiskLane { shared: self.shared.clone(), held: Batch::new() }))
     }

@@ -6,6 +6,7 @@ mod disk;
 mod hostile;
 mod life;
 mod limits;
+mod moving;
 mod places;
 mod status;
 mod unaligned;

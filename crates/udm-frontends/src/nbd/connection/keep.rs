@@ -92,7 +92,8 @@ impl Connection {
             // On the same beat for all: one wake-up of the core.
             self.trim_at = Nanos((cx.now().0 / IDLE.0 + 2) * IDLE.0);
         }
-        cx.wake_at(self.deadline.min(self.trim_at).min(self.patience_at));
+        let leaving = self.leaving.map_or(Nanos::NEVER, |leaving| leaving.until);
+        cx.wake_at(self.deadline.min(self.trim_at).min(self.patience_at).min(leaving));
     }
 
     pub(super) fn timers_due(&mut self, cx: &mut FrontCx<'_, '_>) {

@@ -2,11 +2,9 @@
 
 use super::{Connection, Phase};
 use crate::nbd::handshake::{Session, Step};
-use crate::nbd::holds::Member;
 use udm_core::errno::EBUSY;
 use udm_core::{Nanos, OpenError};
 use udm_runtime::FrontCx;
-use udm_wire::nbd::ExportFlags;
 
 /// Output that may wait for a send, in bytes; more input is not looked at until it is gone.
 const OUT_MAX: usize = 64 << 10;
@@ -51,16 +49,8 @@ impl Connection {
     }
 
     fn begin(&mut self, session: Session, cx: &mut FrontCx<'_, '_>) {
-        let device = session.export.device().id();
-        cx.listen(device);
-        if let Some(memory) = &mut self.memory {
-            memory.serve(device);
-        }
-        if !session.geometry.flags.contains(ExportFlags::READ_ONLY) {
-            let holds = session.export.holds();
-            self.member = Some(Member::join(holds, self.cluster.clone(), cx.core()));
-        }
         self.export = Some((session.export, session.geometry));
+        self.attend(cx);
         self.structured = session.structured;
         self.contexts = session.contexts;
         if session.structured {

@@ -1,0 +1,236 @@
+//! A connection goes on on another core: frozen here, thawed there.
+//!
+//! 1. *Leaving*: it takes in no more requests, but for the write whose payload is arriving. What is in flight is finished and answered, then the
+//!    receive is called off. What takes too long calls the whole thing off, and nothing has happened.
+//! 2. *Frozen*: nothing of it is in flight, in the lanes, in the ring, or on the way to the client. What is left of it is plain data: what was
+//!    agreed on with the client, and the bytes that have arrived and were not looked at. It goes to the other core as a letter.
+//! 3. *Moved*: what stays behind keeps the lane open until the other core has one too. A core that can't open the device sends the connection back.
+//!
+//! While it is frozen it holds no blocks, counts for no core's memory and asks for no letters; its export and its place are its own all the time, so who asks
+//! finds it in use. A server that ends does not move its clients any more; a core that is gone by then drops what comes, and with it the connection,
+//! which has nothing in flight.
+
+use super::{Connection, Phase, RECV};
+use crate::nbd::contexts::Context;
+use crate::nbd::exports::{ExportUse, Exports, Geometry};
+use crate::nbd::holds::Member;
+use crate::nbd::places::Place;
+use crate::nbd::receive::{Receiver, Unread};
+use crate::nbd::survey::Surveyor;
+use crate::nbd::ServerOptions;
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use udm_core::{CoreId, Nanos};
+use udm_runtime::{Cluster, FrontCx};
+use udm_wire::nbd::ExportFlags;
+
+/// What leaving may take. A request that takes longer keeps its connection where it is, and others of the client are not held up by it.
+const LEAVE_MAX: Nanos = Nanos(50_000_000);
+
+/// On the way out.
+#[derive(Clone, Copy)]
+pub(super) struct Leaving {
+    to: CoreId,
+    /// When it stays after all.
+    pub(super) until: Nanos,
+    /// The receive was called off.
+    called_off: bool,
+}
+
+/// A connection with nothing in flight and no memory of a core.
+pub(in crate::nbd) struct Frozen {
+    fd: Arc<OwnedFd>,
+    id: u64,
+    /// Who it is, and where it counts.
+    place: Place,
+    export: ExportUse,
+    /// What the client was told of the export.
+    geometry: Geometry,
+    structured: bool,
+    contexts: Vec<&'static Context>,
+    unread: Unread,
+    /// The core that keeps a lane open for it meanwhile.
+    from: CoreId,
+    server: ServerParts,
+}
+
+/// What of the server a connection needs.
+struct ServerParts {
+    cluster: Arc<Cluster>,
+    surveyor: Surveyor,
+    exports: Arc<Exports>,
+    options: ServerOptions,
+}
+
+/// What connections are told about moving, as letters to their device.
+pub(in crate::nbd) enum MoveLetter {
+    /// All are to go on on the next core.
+    Rotate,
+    /// This one goes on elsewhere: what it left behind may go.
+    Landed(u64),
+}
+
+impl Connection {
+    /// Has it go on on core `to`, as soon as nothing of it is in flight here. Not while the server ends.
+    pub(in crate::nbd) fn leave_for(&mut self, to: CoreId, cx: &mut FrontCx<'_, '_>) {
+        let may = matches!(self.phase, Phase::Serving) && !self.ending && self.leaving.is_none();
+        if may && to != cx.core() {
+            self.leaving = Some(Leaving { to, until: cx.now() + LEAVE_MAX, called_off: false });
+        }
+    }
+
+    /// True while new requests are left to the core that it leaves for.
+    pub(super) fn takes_no_more(&self) -> bool {
+        self.leaving.is_some() && self.arriving.is_none()
+    }
+
+    /// Leaving has taken too long: it stays.
+    pub(super) fn give_up_leaving(&mut self, now: Nanos) {
+        self.leaving.take_if(|leaving| leaving.until <= now);
+    }
+
+    /// The next step on the way out, when its time has come.
+    pub(super) fn go_on_leaving(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if !matches!(self.phase, Phase::Serving) || self.ending {
+            self.leaving = None;
+        }
+        let Some(leaving) = &mut self.leaving else { return };
+        if self.arriving.is_some() || !self.pending.is_empty() {
+            return;
+        }
+        if self.receiving && !leaving.called_off {
+            leaving.called_off = true;
+            cx.cancel(RECV);
+        }
+        if self.receiving || self.sending || !self.tx.is_idle() {
+            return;
+        }
+        let to = leaving.to;
+        if let Some(frozen) = self.freeze(to, cx.core()) {
+            debug_assert_eq!((cx.ring_in_flight(), self.open, self.open_bytes), (0, 0, 0));
+            send(to, frozen);
+        }
+    }
+
+    /// What goes to core `to`. What stays keeps the lane of core `from` open, where it has one.
+    fn freeze(&mut self, to: CoreId, from: CoreId) -> Option<Frozen> {
+        let (export, geometry) = self.export.as_ref().map(|(export, geometry)| (export.clone(), *geometry))?;
+        let fd = self.fd.take()?;
+        self.leaving = None;
+        self.phase = Phase::Moved;
+        // It owes nobody anything: no write of it is in flight.
+        self.member = None;
+        self.place.publish(&mut self.tally);
+        let unread = self.rx.freeze();
+        self.rx.clear(&mut self.writes);
+        self.trim();
+        (self.keeps, self.trim_at) = (false, Nanos::NEVER);
+        Some(Frozen {
+            fd,
+            id: self.id,
+            place: self.place.hand_over(to),
+            export,
+            geometry,
+            structured: self.structured,
+            contexts: std::mem::take(&mut self.contexts),
+            unread,
+            from,
+            server: ServerParts {
+                cluster: self.cluster.clone(),
+                surveyor: self.surveyor.clone(),
+                exports: self.exports.clone(),
+                options: self.options.clone(),
+            },
+        })
+    }
+
+    /// The connection that was frozen. It goes on when its core gathers it for the first time.
+    fn thaw(frozen: Frozen) -> Connection {
+        let ServerParts { cluster, surveyor, exports, options } = frozen.server;
+        let mut thawed = Connection::new(frozen.fd, cluster, surveyor, exports, options, frozen.place);
+        thawed.phase = Phase::Serving;
+        thawed.id = frozen.id;
+        thawed.export = Some((frozen.export, frozen.geometry));
+        thawed.structured = frozen.structured;
+        thawed.contexts = frozen.contexts;
+        thawed.rx = Receiver::thaw(frozen.unread, thawed.options.bytes_max);
+        thawed.from = Some(frozen.from);
+        if frozen.structured {
+            thawed.tx.use_structured();
+        }
+        thawed
+    }
+
+    /// Settles on this core, having come from core `from`; or goes back there.
+    pub(super) fn land(&mut self, from: CoreId, cx: &mut FrontCx<'_, '_>) {
+        let Some((export, _)) = &self.export else { return };
+        let device = export.device().id();
+        match cx.open(export.device()) {
+            Ok(slot) => {
+                self.device = Some(slot);
+                (self.client_at, self.active_at) = (cx.now(), cx.now());
+                self.attend(cx);
+                self.cluster.post_letter(from, device, Box::new(MoveLetter::Landed(self.id)));
+            }
+            Err(e) if from != cx.core() => {
+                tracing::debug!("nbd: a client stays on its core: {e}");
+                if let Some(frozen) = self.freeze(from, from) {
+                    send(from, frozen);
+                }
+                self.export = None;
+            }
+            Err(e) => {
+                // Its lane was kept open until the server began to end.
+                tracing::warn!("nbd: export {:?}: {e}", export.name());
+                self.export = None;
+                self.phase = Phase::Dead;
+            }
+        }
+    }
+
+    /// Takes part in what concerns the clients of its device on this core.
+    pub(super) fn attend(&mut self, cx: &mut FrontCx<'_, '_>) {
+        let Some((export, geometry)) = &self.export else { return };
+        let device = export.device().id();
+        cx.listen(device);
+        if let Some(memory) = &mut self.memory {
+            memory.serve(device);
+        }
+        if !geometry.flags.contains(ExportFlags::READ_ONLY) {
+            self.member = Some(Member::join(export.holds(), self.cluster.clone(), cx.core()));
+        }
+    }
+
+    /// A letter about moving. True when it set something going.
+    pub(super) fn move_letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) -> bool {
+        match letter.downcast_ref() {
+            Some(MoveLetter::Rotate) => {
+                let next = (cx.core().index() + 1) % self.cluster.len();
+                self.leave_for(CoreId(next as u16), cx);
+                self.leaving.is_some()
+            }
+            Some(MoveLetter::Landed(id)) if *id == self.id => {
+                self.let_go(cx);
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// What stayed behind of a connection that goes on elsewhere ends.
+    pub(super) fn let_go(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if matches!(self.phase, Phase::Moved) {
+            if let Some(slot) = self.device.take() {
+                cx.close(slot);
+            }
+            self.export = None;
+        }
+    }
+}
+
+/// Has core `to` go on with a connection.
+fn send(to: CoreId, frozen: Frozen) {
+    let cluster = frozen.server.cluster.clone();
+    cluster.attach(to, Box::new(move || Box::new(Connection::thaw(frozen))));
+}
