@@ -11,13 +11,13 @@
 //! which has nothing in flight.
 
 use super::{Connection, Phase, RECV};
+use crate::nbd::ServerOptions;
 use crate::nbd::contexts::Context;
 use crate::nbd::exports::{ExportUse, Exports, Geometry};
 use crate::nbd::holds::Member;
 use crate::nbd::places::Place;
 use crate::nbd::receive::{Receiver, Unread};
 use crate::nbd::survey::Surveyor;
-use crate::nbd::ServerOptions;
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -115,7 +115,8 @@ impl Connection {
 
     /// What goes to core `to`. What stays keeps the lane of core `from` open, where it has one.
     fn freeze(&mut self, to: CoreId, from: CoreId) -> Option<Frozen> {
-        let (export, geometry) = self.export.as_ref().map(|(export, geometry)| (export.clone(), *geometry))?;
+        let (export, geometry) =
+            self.export.as_ref().map(|(export, geometry)| (export.clone(), *geometry))?;
         let fd = self.fd.take()?;
         self.leaving = None;
         self.phase = Phase::Moved;
