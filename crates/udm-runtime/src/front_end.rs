@@ -6,6 +6,7 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 use udm_core::{Batch, Bio, Busy, CoreId, Cx, Device, DeviceId, DeviceSlot, Nanos, OpenError, OwnerId};
 
 /// Something that makes bios out of requests from outside: a connection, a virtqueue. It belongs to one core for life.
@@ -61,6 +62,8 @@ pub struct FrontCx<'a, 'b> {
     /// All front ends are to be called in the next turn.
     pub(crate) roused_all: &'a mut bool,
     pub(crate) locals: &'a mut Locals,
+    /// How long this core has spun.
+    pub(crate) spun: Nanos,
     /// The device whose letters it is called with.
     pub(crate) topic: &'a mut Option<DeviceId>,
 }
@@ -152,6 +155,14 @@ impl FrontCx<'_, '_> {
     /// From here on this front end is called with the letters to `device` that are delivered on this core. One device at a time.
     pub fn listen(&mut self, device: DeviceId) {
         *self.topic = Some(device);
+    }
+
+    /// The CPU time that this core has spent since its thread began, but for what it span. A system call.
+    #[must_use]
+    pub fn spent(&self) -> Nanos {
+        let all = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        let all = Duration::new(all.tv_sec as u64, all.tv_nsec as u32);
+        Nanos(all.as_nanos() as u64).since(self.spun)
     }
 
     /// The core that runs this.

@@ -60,6 +60,7 @@ pub struct LocalCore {
     serves: bool,
     options: CoreOptions,
     spin: Spin,
+    spun: Nanos,
     _on_core: OnCore,
 }
 
@@ -105,6 +106,7 @@ impl LocalCore {
             serves: false,
             spin: Spin::new(options.spin_max.as_nanos() as u64),
             options,
+            spun: Nanos(0),
             _on_core: OnCore::new(),
         })
     }
@@ -128,6 +130,11 @@ impl LocalCore {
     #[must_use]
     pub fn clock(&self) -> Nanos {
         Nanos(self.origin.elapsed().as_nanos() as u64)
+    }
+
+    /// How long this core has spun, waiting.
+    pub(crate) fn spun(&self) -> Nanos {
+        self.spun
     }
 
     /// From here on letters that are not for lanes are kept for a reactor.
@@ -223,6 +230,10 @@ impl LocalCore {
             }
         }
         let begin = self.clock();
+        if self.options.poll && !self.roused() {
+            // The turn that is over found nothing to do.
+            self.has_spun(self.now, begin);
+        }
         if self.options.poll || self.wake <= begin || self.roused() {
             std::hint::spin_loop();
             return self.exchange();
@@ -234,6 +245,12 @@ impl LocalCore {
         }
         let end = self.clock();
         self.spin.waited(begin, end);
+    }
+
+    /// A thread that is not on a CPU does not spin: what took longer than the longest spin counts as that.
+    fn has_spun(&mut self, begin: Nanos, end: Nanos) {
+        let most = self.options.spin_max.as_nanos() as u64;
+        self.spun = self.spun + Nanos(end.since(begin).0.min(most));
     }
 
     /// Spins for a while from `begin` on. True when there is a reason for another turn.
@@ -248,10 +265,12 @@ impl LocalCore {
             }
             let now = self.clock();
             if self.roused() || now >= self.wake {
+                self.has_spun(begin, now);
                 self.exchange();
                 return true;
             }
             if now.since(begin).0 >= self.spin.length() {
+                self.has_spun(begin, now);
                 return false;
             }
         }

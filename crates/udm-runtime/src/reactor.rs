@@ -49,6 +49,8 @@ struct Inner {
     rousing: Vec<usize>,
     /// What front ends share.
     locals: Locals,
+    /// How long the core has spun.
+    spun: Nanos,
     /// The earliest time that a front end asked for.
     wake: Nanos,
     /// Front ends take no more.
@@ -71,6 +73,7 @@ impl Reactor {
             let inner = &mut self.inner;
             ring.take_ready(&mut inner.ready);
             let mail = std::mem::take(&mut self.core.other);
+            inner.spun = self.core.spun();
             let moved = self.core.quiet_turn(|cx| inner.turn(mail, &ring, cx));
             // Letters that came in this turn are read in the next, at once.
             if !self.core.other.is_empty() {
@@ -261,6 +264,7 @@ impl Inner {
             roused: &mut self.roused,
             roused_all: &mut self.roused_all,
             locals: &mut self.locals,
+            spun: self.spun,
             topic: &mut attached.topic,
         };
         f(&mut *front, &mut done, &mut fcx);

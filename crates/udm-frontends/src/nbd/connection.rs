@@ -12,6 +12,7 @@ mod shake;
 pub(super) use moving::MoveLetter;
 
 use super::ServerOptions;
+use super::balance::Weighed;
 use super::contexts::Context;
 use super::exports::{ExportUse, Exports, Geometry};
 use super::handshake::Handshake;
@@ -93,6 +94,8 @@ pub(super) struct Connection {
     pub(super) tally: Tally,
     /// `None` before the first call on its core.
     memory: Option<Holding>,
+    /// `None` before that, and where there is no other core.
+    weighed: Option<Weighed>,
     /// Bytes that write-zeroes in flight may need as data.
     pub(super) zeroing: usize,
     /// When its client last moved a byte, or was last given reason to; when anything of it last moved.
@@ -109,6 +112,8 @@ pub(super) struct Connection {
     leaving: Option<moving::Leaving>,
     /// The core that it came from, until it has settled on this one.
     from: Option<CoreId>,
+    /// How long it stays here at the least.
+    stay: Nanos,
     /// The server ends: what fails now may have waited for something that does not come any more.
     pub(super) ending: bool,
     ops: Vec<Done>,
@@ -164,6 +169,7 @@ impl Connection {
             open_bytes: 0,
             tally: Tally::default(),
             memory: None,
+            weighed: None,
             zeroing: 0,
             client_at: Nanos(0),
             active_at: Nanos(0),
@@ -173,6 +179,7 @@ impl Connection {
             said_all: false,
             leaving: None,
             from: None,
+            stay: Nanos(0),
             ending: false,
             ops: Vec::new(),
             turn: Nanos(0),
@@ -258,7 +265,7 @@ impl Connection {
         if matches!(self.phase, Phase::Handshake(_)) {
             self.shake(cx);
         }
-        self.give_up_leaving(cx.now());
+        self.begin_or_give_up_leaving(cx);
         let mut full = false;
         if self.turn != cx.now() {
             (self.turn, self.taken) = (cx.now(), 0);
@@ -291,6 +298,7 @@ impl Connection {
         // While it listens for more, and has nothing else to say, it does not matter when it hears that its answers have left.
         let goes_on = self.receiving && self.tx.is_all_out() && self.leaving.is_none();
         cx.set_patient(matches!(self.phase, Phase::Serving) && goes_on);
+        self.weigh(cx);
         self.place.publish(&mut self.tally);
         self.publish_memory(cx);
     }
@@ -360,6 +368,7 @@ impl FrontEnd for Connection {
         if !self.begun {
             self.begun = true;
             self.memory = Some(Holding::new(cx, self.options.core_bytes_max));
+            self.weighed = self.weighed_on(cx);
             if let Some(from) = self.from.take() {
                 self.land(from, cx);
             } else {

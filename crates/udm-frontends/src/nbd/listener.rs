@@ -130,6 +130,12 @@ impl NbdServer {
         self.shared.counters.read()
     }
 
+    /// Requests answered so far by each core.
+    #[must_use]
+    pub fn requests_by_core(&self) -> Vec<u64> {
+        self.shared.counters.requests()
+    }
+
     /// Has each client that is served go on on the next core: what a core takes in no more is done, answered, and the rest left to
     /// the other. No client notices. One with a request that takes long stays where it is.
     pub fn rotate(&self) {

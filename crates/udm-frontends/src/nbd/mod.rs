@@ -13,12 +13,13 @@
 //! * `unaligned`, `holds`: a request may begin and end at any byte; the device sees whole blocks.
 //! * `contexts`, `survey`: what of a device is allocated, asked on threads that may block.
 //! * `connection`: the life of a client; `serve`: requests become bios, finished bios become answers.
-//! * `connection/moving`: a client goes on on another core.
+//! * `connection/moving`: a client goes on on another core; `balance`: which, and when.
 //! * `reply`: all answers of a turn leave in one send, headers and data gathered.
 //!
 //! Everything is bounded ([`ServerOptions`]): connections (`places`), requests and bytes in flight on each, the memory of a core (`memory`), the
 //! time for a handshake. At a bound the connection stops receiving until answers have gone out. A warm connection allocates nothing.
 
+mod balance;
 mod connection;
 mod contexts;
 mod exports;

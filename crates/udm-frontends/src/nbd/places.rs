@@ -197,6 +197,11 @@ impl Place {
         self.counters.serving.fetch_sub(1, Ordering::Release);
     }
 
+    /// What the server counts.
+    pub(super) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
     /// See [`Counters::publish`].
     pub(super) fn publish(&self, tally: &mut Tally) {
         self.counters.publish(self.core, tally);

@@ -1,5 +1,6 @@
 //! Counters of a server: each core writes its own, readers add them up.
 
+use super::balance::{NextMove, Published};
 use super::places::Peer;
 use crossbeam_utils::CachePadded;
 use std::collections::HashMap;
@@ -42,6 +43,7 @@ pub(super) struct CoreCounters {
     errors: AtomicU64,
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
+    pub(super) load: Published,
 }
 
 /// The counters of a server.
@@ -53,6 +55,7 @@ pub(super) struct Counters {
     pub(super) accepted: AtomicU64,
     pub(super) refused: AtomicU64,
     pub(super) moves: AtomicU64,
+    pub(super) next_move: NextMove,
     /// Serving connections a peer. Touched when a connection begins and ends.
     pub(super) peers: Mutex<HashMap<Peer, usize>>,
 }
@@ -79,6 +82,7 @@ impl Counters {
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             moves: AtomicU64::new(0),
+            next_move: NextMove::default(),
             peers: Mutex::default(),
         })
     }
@@ -103,6 +107,11 @@ impl Counters {
             stats.bytes_out += core.bytes_out.load(Ordering::Relaxed);
         }
         stats
+    }
+
+    /// Requests answered so far by each core.
+    pub(super) fn requests(&self) -> Vec<u64> {
+        self.cores.iter().map(|core| core.requests.load(Ordering::Relaxed)).collect()
     }
 
     /// Adds what a connection on `core` did since the last call. Called on the core, once a turn.

@@ -6,7 +6,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use udm_frontends::nbd::{Export, ServerOptions};
 use udm_wire::nbd::{Command, CommandFlags, EPERM, Request};
 
@@ -247,5 +247,47 @@ fn until_the_end() {
         assert!(clients[0].is_at_end());
         assert_eq!(export.users(), 0, "round {round}");
         drop((exports, disk));
+    }
+}
+
+/// Two clients that ask all the time and fourteen that don't: whatever the order in which they come, the two end up on different cores, and stay there.
+#[test]
+fn hot_clients_spread_over_the_cores() {
+    for hot in [[0, 1], [0, 2], [7, 13]] {
+        let world = World::new(TestDisk::new(MIB, Order::AtOnce));
+        let mut clients: Vec<Client> = (0..16).map(|_| world.client(true)).collect();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            for (i, client) in clients.iter_mut().enumerate().filter(|(i, _)| hot.contains(i)) {
+                let over = &over;
+                s.spawn(move || {
+                    while !over.load(Ordering::Relaxed) {
+                        for k in 0..16 {
+                            client.send(Command::Read, NONE, k * 4096, 4096, &[]);
+                        }
+                        (0..16).for_each(|_| assert_eq!(client.receive().error, 0, "client {i}"));
+                    }
+                });
+            }
+            // A bound against hanging, and no measure.
+            let end = Instant::now() + Duration::from_secs(20);
+            let parted = loop {
+                let before = world.server.requests_by_core();
+                std::thread::sleep(Duration::from_millis(100));
+                let after = world.server.requests_by_core();
+                let did: Vec<u64> = after.iter().zip(&before).map(|(a, b)| a - b).collect();
+                if did.iter().all(|&n| n * 5 > did.iter().sum()) || Instant::now() > end {
+                    break Instant::now() <= end;
+                }
+            };
+            let moves = world.server.stats().moves;
+            std::thread::sleep(Duration::from_millis(300));
+            over.store(true, Ordering::Relaxed);
+            assert!(parted, "{hot:?} are on one core: {:?}", world.server.stats());
+            assert!(world.server.stats().moves <= moves + 1, "they go back and forth");
+        });
+        drop(clients);
+        world.wait_until_empty();
+        world.end();
     }
 }

@@ -12,6 +12,7 @@
 
 use super::{Connection, Phase, RECV};
 use crate::nbd::ServerOptions;
+use crate::nbd::balance::Weighed;
 use crate::nbd::contexts::Context;
 use crate::nbd::exports::{ExportUse, Exports, Geometry};
 use crate::nbd::holds::Member;
@@ -27,6 +28,9 @@ use udm_wire::nbd::ExportFlags;
 
 /// What leaving may take. A request that takes longer keeps its connection where it is, and others of the client are not held up by it.
 const LEAVE_MAX: Nanos = Nanos(50_000_000);
+
+/// How long a client stays whose device no other core could open.
+const REFUSED: Nanos = Nanos(60_000_000_000);
 
 /// On the way out.
 #[derive(Clone, Copy)]
@@ -52,6 +56,8 @@ pub(in crate::nbd) struct Frozen {
     unread: Unread,
     /// The core that keeps a lane open for it meanwhile.
     from: CoreId,
+    /// How long it stays where it goes.
+    stay: Nanos,
     server: ServerParts,
 }
 
@@ -85,9 +91,34 @@ impl Connection {
         self.leaving.is_some() && self.arriving.is_none()
     }
 
-    /// Leaving has taken too long: it stays.
-    pub(super) fn give_up_leaving(&mut self, now: Nanos) {
-        self.leaving.take_if(|leaving| leaving.until <= now);
+    /// What the balance of its core is to know of it.
+    pub(super) fn weighed_on(&self, cx: &mut FrontCx<'_, '_>) -> Option<Weighed> {
+        let stay = match self.from {
+            // The other core could not have it.
+            Some(from) if from == cx.core() => REFUSED,
+            _ => self.stay,
+        };
+        (self.cluster.len() > 1).then(|| Weighed::new(cx, stay))
+    }
+
+    /// Says what it did since the last call.
+    pub(super) fn weigh(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if let Some(weighed) = &self.weighed {
+            let bytes = self.tally.bytes_in + self.tally.bytes_out;
+            weighed.did(self.tally.begun, bytes, self.place.counters(), cx);
+        }
+    }
+
+    /// It leaves when its core has found a better one; when leaving has taken too long, it stays.
+    pub(super) fn begin_or_give_up_leaving(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if let Some(to) = self.weighed.as_ref().and_then(Weighed::to) {
+            self.leave_for(to, cx);
+        }
+        if self.leaving.take_if(|leaving| leaving.until <= cx.now()).is_some()
+            && let Some(weighed) = &self.weighed
+        {
+            weighed.stays(cx.now());
+        }
     }
 
     /// The next step on the way out, when its time has come.
@@ -124,6 +155,7 @@ impl Connection {
         self.member = None;
         self.place.publish(&mut self.tally);
         let unread = self.rx.freeze();
+        let stay = self.weighed.take().map_or(Nanos(0), |weighed| weighed.next_stay(self.active_at));
         self.rx.clear(&mut self.writes);
         self.trim();
         (self.keeps, self.trim_at) = (false, Nanos::NEVER);
@@ -137,6 +169,7 @@ impl Connection {
             contexts: std::mem::take(&mut self.contexts),
             unread,
             from,
+            stay,
             server: ServerParts {
                 cluster: self.cluster.clone(),
                 surveyor: self.surveyor.clone(),
@@ -157,6 +190,7 @@ impl Connection {
         thawed.contexts = frozen.contexts;
         thawed.rx = Receiver::thaw(frozen.unread, thawed.options.bytes_max);
         thawed.from = Some(frozen.from);
+        thawed.stay = frozen.stay;
         if frozen.structured {
             thawed.tx.use_structured();
         }

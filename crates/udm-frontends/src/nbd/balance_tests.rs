@@ -1,0 +1,147 @@
+//! The rule against made-up cores and clients: whoever came first, the hot ones end up apart, and then nobody moves.
+
+use super::*;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+/// A client that would take so much of a CPU if it had one to itself.
+#[derive(Clone, Copy)]
+struct Hot {
+    wants: u32,
+    core: usize,
+    moved: u32,
+    /// When it last moved, and for how long it stays then, in ns.
+    since: u64,
+    stay: u64,
+}
+
+impl Hot {
+    fn new(wants: u32, core: usize) -> Hot {
+        Hot { wants, core, moved: 0, since: 0, stay: 0 }
+    }
+}
+
+/// What the cores measure in a window: where more is wanted than there is, each gets its part.
+fn measure(clients: &[Hot], cores: usize, rng: &mut SmallRng) -> (Vec<Load>, Vec<u64>) {
+    let wanted: Vec<u32> =
+        (0..cores).map(|core| clients.iter().filter(|c| c.core == core).map(|c| c.wants).sum()).collect();
+    // A tenth to either side: machines are noisy.
+    let weights: Vec<u64> =
+        clients.iter().map(|c| u64::from(c.wants) * rng.random_range(900..1100)).collect();
+    let loads = (0..cores).map(|core| {
+        let spent = (wanted[core] * rng.random_range(900..1100) / 1000).min(FULL);
+        let total: u64 = (0..clients.len()).filter(|&i| clients[i].core == core).map(|i| weights[i]).sum();
+        let mut load = Load { spent, active: 0 };
+        let active = |i: &usize| clients[*i].core == core && load.share(weights[*i], total) >= GAIN;
+        load.active = (0..clients.len()).filter(active).count() as u32;
+        load
+    });
+    (loads.collect(), weights)
+}
+
+/// Windows, with at most one move in each; how many moves there were in all, and when the last was.
+fn balance(clients: &mut [Hot], cores: usize, windows: usize, rng: &mut SmallRng) -> (u32, usize) {
+    let (mut moves, mut last) = (0, 0);
+    let mut streaks = vec![0; cores];
+    for window in 0..windows {
+        let (loads, weights) = measure(clients, cores, rng);
+        for core in 0..cores {
+            let mine: Vec<usize> = (0..clients.len()).filter(|&i| clients[i].core == core).collect();
+            let others: Vec<_> =
+                (0..cores).filter(|&c| c != core).map(|c| (CoreId(c as u16), loads[c])).collect();
+            let now = window as u64 * WINDOW.0;
+            let total = mine.iter().map(|&i| weights[i]).sum();
+            let may = |i: usize| clients[i].since + clients[i].stay <= now;
+            let weights: Vec<u64> = mine.iter().map(|&i| if may(i) { weights[i] } else { 0 }).collect();
+            let found = choose(loads[core], &others, &weights, total);
+            streaks[core] = if found.is_some() { streaks[core] + 1 } else { 0 };
+            if let Some((client, to)) = found.filter(|_| streaks[core] >= STREAK) {
+                let client = &mut clients[mine[client]];
+                (client.core, client.moved) = (to.index(), client.moved + 1);
+                client.stay = next_stay(Nanos(client.stay), Nanos(now - client.since)).0;
+                client.since = now;
+                (moves, last) = (moves + 1, window);
+                streaks.fill(0);
+                break;
+            }
+        }
+    }
+    (moves, last)
+}
+
+fn on(clients: &[Hot], core: usize) -> usize {
+    clients.iter().filter(|c| c.core == core).count()
+}
+
+#[test]
+fn two_hot_clients_part() {
+    for wants in [FULL / 5, FULL / 2, FULL] {
+        for cores in 2..6 {
+            for at in 0..cores {
+                let mut rng = SmallRng::seed_from_u64(at as u64);
+                let mut clients = vec![Hot::new(wants, at); 2];
+                // Fourteen that do next to nothing.
+                clients.extend((0..14).map(|i| Hot::new(1, i % cores)));
+                let (moves, last) = balance(&mut clients, cores, 500, &mut rng);
+                assert_ne!(clients[0].core, clients[1].core);
+                assert!(moves == 1 && last < 20, "{wants} on core {at} of {cores}: {moves} moves");
+            }
+        }
+    }
+}
+
+#[test]
+fn many_hot_clients_spread_and_then_stay() {
+    for seed in 0..300 {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let cores = rng.random_range(2..9);
+        let n = rng.random_range(1..20);
+        let mut clients: Vec<Hot> = (0..n).map(|_| Hot::new(FULL, rng.random_range(0..cores))).collect();
+        let (_, last) = balance(&mut clients, cores, 1000, &mut rng);
+        let counts: Vec<usize> = (0..cores).map(|core| on(&clients, core)).collect();
+        let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+        assert!(most - least <= 1, "seed {seed}: {counts:?}");
+        assert!(last < 400, "seed {seed}: moves until window {last}");
+    }
+}
+
+/// Of clients of all kinds, on cores whose loads are measured badly, none goes back and forth for long, and no core has two to itself that another could take one of.
+#[test]
+fn nobody_goes_back_and_forth() {
+    for seed in 0..300 {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let cores = rng.random_range(2..9);
+        let clients = (0..rng.random_range(1..24)).map(|_| {
+            let wants = [5, 60, 200, 400, 700, FULL][rng.random_range(0..6)];
+            Hot::new(wants, rng.random_range(0..cores))
+        });
+        let mut clients: Vec<Hot> = clients.collect();
+        // A minute.
+        let (moves, _) = balance(&mut clients, cores, 6000, &mut rng);
+        let most = clients.iter().map(|c| c.moved).max().unwrap();
+        assert!(most <= 7, "seed {seed}: {moves} moves, {most} of one");
+        let idle = (0..cores).any(|core| clients.iter().all(|c| c.core != core || c.wants < 60));
+        let pair =
+            (0..cores).any(|core| clients.iter().filter(|c| c.core == core && c.wants >= 400).count() > 1);
+        assert!(!(idle && pair), "seed {seed}");
+    }
+}
+
+#[test]
+fn what_is_old_says_nothing() {
+    let published = Published::default();
+    let now = Nanos(5_000_000_000);
+    assert_eq!(published.get(now), Load::default());
+    let load = Load { spent: FULL, active: 4095 };
+    published.set(now, load);
+    assert_eq!(published.get(now + WINDOW), load);
+    assert_eq!(published.get(now + STALE + WINDOW), Load::default());
+}
+
+#[test]
+fn one_move_at_a_time() {
+    let next = NextMove::default();
+    let now = Nanos(1_000_000_000);
+    assert!(next.claim(now) && !next.claim(now) && !next.claim(now + WINDOW));
+    assert!(next.claim(now + REST));
+}
