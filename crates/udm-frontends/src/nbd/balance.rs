@@ -120,6 +120,9 @@ struct CoreWindow {
     /// Who did something in it.
     clients: RefCell<Vec<(FrontKey, Rc<Client>)>>,
     streak: Cell<u32>,
+    /// Lists for what the other cores said, and for weights.
+    others: RefCell<Vec<(CoreId, Load)>>,
+    weights: RefCell<Vec<u64>>,
 }
 
 /// A client's part of the window.
@@ -148,6 +151,8 @@ impl Weighed {
             spent: Cell::new(spent),
             clients: RefCell::default(),
             streak: Cell::new(0),
+            others: RefCell::default(),
+            weights: RefCell::default(),
         });
         let me = Client { stays_until: Cell::new(begun + stay), ..Client::default() };
         Weighed { core, me: Rc::new(me), since: begun, stay }
@@ -202,12 +207,16 @@ impl CoreWindow {
         let found = if mine.active < 2 {
             None
         } else {
-            let others: Vec<_> = (0..counters.cores.len())
-                .filter(|&core| core != me.index())
-                .map(|core| (CoreId(core as u16), counters.cores[core].load.get(now)))
-                .collect();
+            let (mut others, mut weights) = (self.others.borrow_mut(), self.weights.borrow_mut());
+            others.clear();
+            others.extend(
+                (0..counters.cores.len())
+                    .filter(|&core| core != me.index())
+                    .map(|core| (CoreId(core as u16), counters.cores[core].load.get(now))),
+            );
             let may = |client: &Client| if client.stays_until.get() <= now { client.weight.get() } else { 0 };
-            let weights: Vec<u64> = clients.iter().map(|(_, client)| may(client)).collect();
+            weights.clear();
+            weights.extend(clients.iter().map(|(_, client)| may(client)));
             choose(mine, &others, &weights, total)
         };
         // A window that has seen a long rest tells little.

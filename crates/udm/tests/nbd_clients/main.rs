@@ -5,9 +5,12 @@
 mod bytes;
 mod disks;
 mod docs;
+mod hot;
 mod log;
 mod paths;
 mod server;
+#[path = "../support/mod.rs"]
+mod support;
 mod unwritable;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -81,6 +84,8 @@ fn main() {
             bytes::requests_at_any_byte,
         ),
         trial("what_is_allocated", &["nbdinfo", "nbdcopy", "qemu-img", "qemu-io"], bytes::what_is_allocated),
+        trial("two_hot_clients_and_fourteen_idle_ones", &["fio"], hot::two_hot_and_fourteen_idle),
+        trial("clients_move_all_the_time", &["fio", "nbdcopy", "qemu-io"], hot::moved_all_the_time),
         trial("an_idle_server_is_not_scheduled", &["nbdinfo", "qemu-io"], idle),
     ];
     libtest_mimic::run(&args, tests).exit();

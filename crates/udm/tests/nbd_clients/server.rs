@@ -48,10 +48,26 @@ impl Server {
         Server::start_with(folder, devices, log.into(), "warn")
     }
 
+    /// As [`Server::start`], on these CPUs.
+    pub fn start_on(folder: &Path, devices: &[&str], cpus: &str) -> Result<Server, Failed> {
+        let log = fs::File::create(folder.join("serve.log"))?;
+        Server::start_as(folder, &["--cores", cpus], devices, log.into(), "warn")
+    }
+
     /// As [`Server::start`], with a log of this level that goes to `stderr`.
     pub fn start_with(folder: &Path, devices: &[&str], stderr: Stdio, level: &str) -> Result<Server, Failed> {
+        Server::start_as(folder, &[], devices, stderr, level)
+    }
+
+    fn start_as(
+        folder: &Path,
+        options: &[&str],
+        devices: &[&str],
+        stderr: Stdio,
+        level: &str,
+    ) -> Result<Server, Failed> {
         let mut command = Command::new(UDM);
-        command.arg("serve").args(devices.iter().flat_map(|d| ["--device", d]));
+        command.arg("serve").args(options).args(devices.iter().flat_map(|d| ["--device", d]));
         command
             .args(["--unix", "nbd.sock", "--socket", "udm.sock"])
             .current_dir(folder)
@@ -95,6 +111,23 @@ impl Server {
     /// What it has logged, when that goes to its file.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("serve.log")).unwrap_or_default()
+    }
+
+    /// The CPU time that each of its cores has spent so far, in ticks.
+    pub fn cores(&self) -> Result<Vec<u64>, Failed> {
+        let mut spent = Vec::new();
+        for task in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
+            let stat = fs::read_to_string(task?.path().join("stat"))?;
+            let Some((name, rest)) = stat.split_once('(').and_then(|(_, s)| s.rsplit_once(')')) else {
+                continue;
+            };
+            if name.starts_with("udm-core") {
+                // proc(5): user and system time are fields 14 and 15, and the state behind the name is field 3.
+                let ticks = rest.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok());
+                spent.push(ticks.sum());
+            }
+        }
+        Ok(spent)
     }
 
     /// Context switches of all its threads so far.
