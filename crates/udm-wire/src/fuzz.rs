@@ -3,7 +3,7 @@
 //! Each takes any bytes and panics when a property of its parser is broken: the parser panics or loops, what it read is not what it writes
 //! back, a bound is exceeded, the pieces in which bytes arrive matter, an error takes more than one line.
 
-use crate::{log_writes, nbd, size, table, uri, words};
+use crate::{cow, log_writes, nbd, size, table, uri, words};
 
 fn text(data: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(data)
@@ -255,4 +255,34 @@ pub fn nbd_reply(data: &[u8]) {
         }
         (again, chunk) => assert_eq!(again, chunk),
     }
+}
+
+/// Stores of snapshots: [`cow::Header`], [`cow::Walk`]. What is read is within the store, and no chunk of it is read twice.
+pub fn cow(data: &[u8]) {
+    let header = match cow::Header::decode(data) {
+        Err(error) => return one_line(&error),
+        Ok(None) => return,
+        Ok(Some(header)) => header,
+    };
+    let size = header.chunk.bytes() as usize;
+    // Larger chunks than the data has are cut off at its end.
+    let (layout, chunks) = (cow::Layout::new(header.chunk), (data.len() / size) as u64);
+    let (mut walk, mut found, mut last) = (cow::Walk::new(layout, chunks, None), cow::ChunkSet::default(), 0);
+    loop {
+        let at = match walk.next() {
+            Err(error) => return one_line(&error),
+            Ok(None) => break,
+            Ok(Some(at)) => at,
+        };
+        assert!(at.start > last && at.end <= data.len() as u64);
+        last = at.start;
+        let area = &data[at.start as usize..at.end as usize];
+        if let Err(error) = walk.take(area, |exception| found.insert(exception.old)) {
+            return one_line(&error);
+        }
+    }
+    let end = walk.end();
+    assert_eq!(found.iter().count() as u64, end.exceptions);
+    assert!(end.exceptions <= layout.capacity(chunks) && end.next_free <= chunks + 1);
+    assert!(end.holes.iter().all(|hole| hole.start < hole.end && hole.end < end.next_free));
 }

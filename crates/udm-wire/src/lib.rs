@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cow;
 pub mod cpus;
 pub mod log_writes;
 pub mod nbd;

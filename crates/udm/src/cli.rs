@@ -3,6 +3,7 @@
 //! Verbs and flags are dmsetup's where dmsetup has them, nbdkit's for serving, fio's for load.
 
 use crate::bench::BenchArgs;
+use crate::cow::CowArgs;
 use crate::log_writes::LogWritesArgs;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -62,6 +63,8 @@ pub enum Verb {
     Version(ListArgs),
     /// Read the log of a log-writes target, offline
     LogWrites(LogWritesArgs),
+    /// Look at the store of a snapshot, offline
+    Cow(CowArgs),
     /// Write man pages or completions
     #[command(hide = true)]
     Generate(GenerateArgs),

@@ -3,10 +3,12 @@
 
 mod bench;
 mod cli;
+mod cow;
 mod demo;
 mod interrupt;
 mod log;
 mod log_writes;
+mod output;
 mod private;
 mod serve;
 mod verbs;
@@ -72,6 +74,7 @@ fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
     match verb {
         Verb::Serve(args) => serve::run(args),
         Verb::LogWrites(args) => log_writes::run(args),
+        Verb::Cow(args) => cow::run(args),
         Verb::Demo(args) => demo::run(args).map(|()| ExitCode::SUCCESS),
         Verb::Bench(args) => bench::run(args),
         verb => verbs::run(verb).map(|()| ExitCode::SUCCESS),

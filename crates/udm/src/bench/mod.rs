@@ -4,7 +4,7 @@ mod device;
 mod progress;
 mod stop;
 
-use crate::verbs::{say, say_json};
+use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::process::ExitCode;

@@ -61,9 +61,9 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     paper.section("What a request costs (4 KiB random reads of a null device, side by side)")?;
     let compare = udm_bench::compare(&udm_bench::CompareOptions::quick())?;
     if args.print.json {
-        crate::verbs::say_json(&Report { steps, reloads: RELOADS, requests, checked_blocks, compare })?;
+        crate::output::say_json(&Report { steps, reloads: RELOADS, requests, checked_blocks, compare })?;
     } else {
-        crate::verbs::say(&compare.table())?;
+        crate::output::say(&compare.table())?;
     }
     if good { Ok(()) } else { bail!("demo: requests were lost or blocks are wrong: this is a bug in udm") }
 }

@@ -22,7 +22,7 @@ impl Paper {
     }
 
     fn put(&self, text: &str) -> Result<()> {
-        if self.silent { Ok(()) } else { crate::verbs::say(text) }
+        if self.silent { Ok(()) } else { crate::output::say(text) }
     }
 
     /// A heading.

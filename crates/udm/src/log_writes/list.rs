@@ -2,9 +2,10 @@
 
 use super::ListArgs;
 use super::source::Log;
+use crate::output::to_stdout;
 use anyhow::{Context, Result};
 use serde::Serialize;
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::Write;
 use udm_wire::log_writes::{EntryFlags, Record};
 
 /// An entry, as `--json` prints it: one object a line.
@@ -31,15 +32,7 @@ struct Head {
 
 pub(super) fn run(args: &ListArgs) -> Result<()> {
     let mut log = Log::open(&args.log)?;
-    let mut out = BufWriter::new(std::io::stdout().lock());
-    let printed = print(&mut log, args.json, &mut out).and_then(|()| out.flush().context("standard output"));
-    match printed {
-        // A reader that went away is no error of ours.
-        Err(e) if e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => {
-            Ok(())
-        }
-        other => other,
-    }
+    to_stdout(|out| print(&mut log, args.json, out))
 }
 
 fn print(log: &mut Log, json: bool, out: &mut impl Write) -> Result<()> {

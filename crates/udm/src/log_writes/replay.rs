@@ -160,5 +160,5 @@ fn report(summary: &Summary, json: bool) -> Result<()> {
              {checks_passed} checks passed\n"
         )
     };
-    crate::verbs::say(&text)
+    crate::output::say(&text)
 }

@@ -1,7 +1,8 @@
 //! Verbs that change something.
 
-use super::{explain, say, say_json};
+use super::explain;
 use crate::cli::{CreateArgs, LoadArgs, MessageArgs, NamesArgs, ResumeArgs, SuspendArgs, Talk};
+use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail};
 use std::io::Read;
 use std::path::Path;

@@ -10,7 +10,6 @@ pub use change::read_table;
 
 use crate::cli::{Talk, Verb};
 use anyhow::{Context, Result};
-use std::io::Write;
 use std::path::PathBuf;
 use udm_control::client::{ClientError, ControlClient};
 use udm_control::error::Position;
@@ -33,7 +32,7 @@ pub fn run(verb: &Verb) -> Result<()> {
         Verb::Targets(args) => show::targets(args),
         Verb::Version(args) => show::version(args),
         Verb::Generate(args) => generate::run(args),
-        Verb::Serve(_) | Verb::Demo(_) | Verb::Bench(_) | Verb::LogWrites(_) => {
+        Verb::Serve(_) | Verb::Demo(_) | Verb::Bench(_) | Verb::LogWrites(_) | Verb::Cow(_) => {
             unreachable!("main runs these itself")
         }
     }
@@ -73,18 +72,4 @@ fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
         Some(mark) => anyhow::anyhow!("{error}\n{mark}"),
         None => error.into(),
     }
-}
-
-/// Prints to standard output. A reader that went away is no error of ours.
-pub fn say(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.context("standard output"),
-    }
-}
-
-/// Prints as JSON.
-pub fn say_json(value: &impl serde::Serialize) -> Result<()> {
-    say(&format!("{}\n", serde_json::to_string_pretty(value)?))
 }

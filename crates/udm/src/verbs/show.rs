@@ -1,7 +1,8 @@
 //! Verbs that print something, as dmsetup prints it.
 
-use super::{explain, say, say_json};
+use super::explain;
 use crate::cli::{InfoArgs, ListArgs, ShowArgs};
+use crate::output::{say, say_json};
 use anyhow::Result;
 use std::fmt::Write as _;
 use udm_control::client::{ClientError, ControlClient, device_path};

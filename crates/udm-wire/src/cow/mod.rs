@@ -1,0 +1,127 @@
+//! The store of a snapshot, byte for byte as the kernel lays it out (dm-snap-persistent.c).
+//!
+//! ```text
+//! chunk 0           magic "SnAp" u32 | valid u32 | version u32 | chunk size in sectors u32       the header
+//! chunk 1           old chunk u64 | new chunk u64, again and again                               area 0: E records
+//! chunks 2 .. E+1   the data that area 0 is about
+//! chunk E+2         area 1, and so on: area a is chunk 1 + a (E + 1)
+//! ```
+//!
+//! All integers are little-endian. A *chunk* is a power of two of sectors, and E is how many records of 16 bytes fit into one. A record is an *exception*: the chunk `old`
+//! of the origin is kept in chunk `new` of the store. Records fill the areas without gaps; the first whose new chunk is 0 ends them. An area that is full is followed by
+//! the next one, even when that is empty.
+//!
+//! Contract: pure, no I/O. A store comes from anywhere, so nothing in it is believed: what is refused is refused with the byte at which it stands. The kernel believes records
+//! that point behind the store, into its areas, or twice to one chunk; here they are refused. What stands behind the end of the records is never taken for one (the kernel may
+//! come to do so), and is reported.
+
+mod error;
+mod layout;
+mod set;
+mod walk;
+
+pub use error::{StoreError, StoreFault};
+pub use layout::{ChunkSize, Layout, NotAChunkSize};
+pub use set::ChunkSet;
+pub use walk::{Summary, Walk};
+
+use error::fault;
+
+/// The first four bytes of a store: "SnAp".
+pub const MAGIC: u32 = 0x7041_6e53;
+/// The only version there is.
+pub const VERSION: u32 = 1;
+/// Bytes of the header; the rest of its chunk is zero.
+pub const HEADER_LEN: usize = 16;
+/// Bytes of a record.
+pub const RECORD_LEN: usize = 16;
+
+/// The header of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The snapshot can be used: no copy was lost.
+    pub valid: bool,
+    /// The size of a chunk.
+    pub chunk: ChunkSize,
+}
+
+/// A chunk of the origin that is kept in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Exception {
+    /// The chunk of the origin.
+    pub old: u64,
+    /// The chunk of the store; never 0.
+    pub new: u64,
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+impl Header {
+    /// Reads the header from the first bytes of a store. `None` for a blank device, whose magic number is 0: nothing else of it is looked at.
+    ///
+    /// # Errors
+    /// Another magic number or version, a chunk size that can't be, fewer than [`HEADER_LEN`] bytes.
+    pub fn decode(first: &[u8]) -> Result<Option<Header>, StoreError> {
+        if first.len() < HEADER_LEN {
+            return Err(fault(0, StoreFault::Short));
+        }
+        match u32_at(first, 0) {
+            0 => return Ok(None),
+            MAGIC => {}
+            other => return Err(fault(0, StoreFault::Magic(other))),
+        }
+        let version = u32_at(first, 8);
+        if version != VERSION {
+            return Err(fault(8, StoreFault::Version(version)));
+        }
+        let chunk = u32_at(first, 12);
+        let chunk =
+            ChunkSize::new(u64::from(chunk)).map_err(|why| fault(12, StoreFault::ChunkSize(chunk, why)))?;
+        Ok(Some(Header { valid: u32_at(first, 4) != 0, chunk }))
+    }
+
+    /// Writes it to the start of `chunk` and clears the rest.
+    ///
+    /// # Panics
+    /// When `chunk` is shorter than [`HEADER_LEN`].
+    pub fn encode(&self, chunk: &mut [u8]) {
+        let words = [MAGIC, u32::from(self.valid), VERSION, self.chunk.sectors()];
+        for (at, word) in words.into_iter().enumerate() {
+            chunk[4 * at..4 * at + 4].copy_from_slice(&word.to_le_bytes());
+        }
+        chunk[HEADER_LEN..].fill(0);
+    }
+}
+
+impl Exception {
+    /// Record `index` of `area`; `None` where the records end.
+    ///
+    /// # Panics
+    /// When the area has no such record.
+    #[must_use]
+    pub fn decode(area: &[u8], index: usize) -> Option<Exception> {
+        let at = index * RECORD_LEN;
+        let (old, new) = (u64_at(area, at), u64_at(area, at + 8));
+        (new != 0).then_some(Exception { old, new })
+    }
+
+    /// Writes it as record `index` of `area`.
+    ///
+    /// # Panics
+    /// When the area has no such record.
+    pub fn encode(&self, area: &mut [u8], index: usize) {
+        let at = index * RECORD_LEN;
+        area[at..at + 8].copy_from_slice(&self.old.to_le_bytes());
+        area[at + 8..at + 16].copy_from_slice(&self.new.to_le_bytes());
+    }
+}

@@ -1,0 +1,66 @@
+//! `udm cow`: looks at the store of a snapshot, offline.
+//!
+//! `info` says what the store is, `dump` prints its exceptions, `check` reads all that a load would and says what is wrong.
+//!
+//! Contract: the store is hostile, and is only read. What is wrong is named with the byte at which it stands. Memory is a few bits an exception.
+
+mod print;
+mod store;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// `udm cow`.
+#[derive(Debug, Args)]
+pub struct CowArgs {
+    #[command(subcommand)]
+    verb: CowVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum CowVerb {
+    /// Say what a store is and how full
+    Info(StoreArgs),
+    /// Print which chunk of the origin is kept where
+    Dump(StoreArgs),
+    /// Read all records; fail when the store can't be used
+    #[command(
+        after_help = "The status is 0 for a store that can be used, also a blank one, and 1 for one that is invalid or wrong.\n\n\
+Example:\n  udm cow check cow.img --origin-size 64G"
+    )]
+    Check(CheckArgs),
+}
+
+/// A store, and how to print.
+#[derive(Debug, Args)]
+struct StoreArgs {
+    /// The store: the file or block device that a persistent snapshot wrote to
+    store: PathBuf,
+    /// Print JSON: positions and sizes in bytes
+    #[arg(long)]
+    json: bool,
+}
+
+/// `udm cow check`.
+#[derive(Debug, Args)]
+struct CheckArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Refuse exceptions that an origin of this size does not have (64M, 1G)
+    #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
+    origin_size: Option<u64>,
+}
+
+/// Runs `udm cow`.
+///
+/// # Errors
+/// One line: the store, the byte where one is to blame, and what is wrong.
+pub fn run(args: &CowArgs) -> Result<ExitCode> {
+    match &args.verb {
+        CowVerb::Info(args) => print::info(args),
+        CowVerb::Dump(args) => print::dump(args),
+        CowVerb::Check(args) => print::check(args),
+    }
+}

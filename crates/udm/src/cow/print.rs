@@ -1,0 +1,148 @@
+//! What the verbs print.
+
+use super::store::Store;
+use super::{CheckArgs, StoreArgs};
+use crate::output::to_stdout;
+use anyhow::Result;
+use serde::Serialize;
+use std::io::Write;
+use std::ops::Range;
+use std::process::ExitCode;
+use udm_core::{SECTOR_SIZE, Sectors};
+use udm_wire::cow::{Exception, Header, Layout, Summary};
+
+/// A store, as `--json` prints it.
+#[derive(Serialize)]
+struct Report {
+    state: &'static str,
+    size_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chunk_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    records: Option<Records>,
+}
+
+/// What the records of a store say.
+#[derive(Serialize)]
+struct Records {
+    exceptions: u64,
+    /// How many fit in all.
+    capacity: u64,
+    /// The kernel's three numbers, in sectors.
+    status: String,
+    /// Chunks that a crash left unused.
+    unused_bytes: Vec<Range<u64>>,
+    /// The first byte behind the records that is not zero.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    leftover_bytes: Option<u64>,
+}
+
+/// An exception, as `--json` prints it.
+#[derive(Serialize)]
+struct Row {
+    origin_bytes: u64,
+    store_bytes: u64,
+}
+
+/// `udm cow info`.
+pub(super) fn info(args: &StoreArgs) -> Result<ExitCode> {
+    let (report, _) = report(args, None)?;
+    show(&report, args.json)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `udm cow check`.
+pub(super) fn check(args: &CheckArgs) -> Result<ExitCode> {
+    let (report, usable) = report(&args.store, args.origin_size)?;
+    show(&report, args.store.json)?;
+    Ok(if usable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// All that is to be said about a store, and whether it can be used.
+fn report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(Report, bool)> {
+    let store = Store::open(&args.store)?;
+    let Some(header) = store.header else {
+        let blank = Report { state: "blank", size_bytes: store.size, chunk_bytes: None, records: None };
+        return Ok((blank, true));
+    };
+    let summary = store.read(header, origin_size, |_| Ok(()))?;
+    let report = Report {
+        state: if header.valid { "valid" } else { "invalid" },
+        size_bytes: store.size,
+        chunk_bytes: Some(header.chunk.bytes()),
+        records: Some(Records::new(header, &summary, store.size)),
+    };
+    Ok((report, header.valid))
+}
+
+impl Records {
+    fn new(header: Header, summary: &Summary, size: u64) -> Records {
+        let layout = Layout::new(header.chunk);
+        let (sectors, bytes) = (u64::from(header.chunk.sectors()), header.chunk.bytes());
+        let size = Sectors::from_bytes(size);
+        let (used, metadata) = (summary.next_free * sectors, (summary.area + 2) * sectors);
+        Records {
+            exceptions: summary.exceptions,
+            capacity: layout.capacity(layout.chunks(size)),
+            status: format!("{used}/{} {metadata}", size.0),
+            unused_bytes: summary.holes.iter().map(|hole| hole.start * bytes..hole.end * bytes).collect(),
+            leftover_bytes: summary.leftover,
+        }
+    }
+}
+
+fn show(report: &Report, json: bool) -> Result<()> {
+    to_stdout(|out| {
+        if json {
+            return Ok(writeln!(out, "{}", serde_json::to_string(report)?)?);
+        }
+        writeln!(out, "state       {}", report.state)?;
+        writeln!(out, "size        {} bytes", report.size_bytes)?;
+        if let Some(chunk) = report.chunk_bytes {
+            writeln!(out, "chunk       {chunk} bytes, {} sectors", chunk / SECTOR_SIZE)?;
+        }
+        let Some(records) = &report.records else { return Ok(()) };
+        writeln!(out, "exceptions  {}, {} fit", records.exceptions, records.capacity)?;
+        writeln!(out, "status      {}", records.status)?;
+        for hole in &records.unused_bytes {
+            writeln!(out, "unused      bytes {} to {}: a crash left them", hole.start, hole.end)?;
+        }
+        if let Some(at) = records.leftover_bytes {
+            writeln!(out, "leftover    at byte {at}, behind the last record: a torn write left it")?;
+        }
+        Ok(())
+    })
+}
+
+/// `udm cow dump`.
+pub(super) fn dump(args: &StoreArgs) -> Result<ExitCode> {
+    let store = Store::open(&args.store)?;
+    to_stdout(|out| {
+        let chunk = store.header.map(|header| header.chunk);
+        match (args.json, chunk) {
+            (true, Some(chunk)) => write!(out, "{{\"chunk_bytes\":{},\"exceptions\":[", chunk.bytes())?,
+            (true, None) => write!(out, "{{\"exceptions\":[")?,
+            (false, Some(chunk)) => writeln!(out, "# chunks of {} bytes: ORIGIN STORE", chunk.bytes())?,
+            (false, None) => writeln!(out, "# blank")?,
+        }
+        if let Some(header) = store.header {
+            let mut comma = "";
+            store.read(header, None, |Exception { old, new }| {
+                if !args.json {
+                    return Ok(writeln!(out, "{old} {new}")?);
+                }
+                let bytes = header.chunk.bytes();
+                // A chunk of the origin that no device has: shown as far as numbers go.
+                let row = Row { origin_bytes: old.saturating_mul(bytes), store_bytes: new * bytes };
+                write!(out, "{comma}\n{}", serde_json::to_string(&row)?)?;
+                comma = ",";
+                Ok(())
+            })?;
+        }
+        if args.json {
+            writeln!(out, "\n]}}")?;
+        }
+        Ok(())
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

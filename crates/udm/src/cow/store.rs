@@ -1,0 +1,59 @@
+//! A store, read from a file.
+
+use anyhow::{Context, Result};
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use udm_core::Sectors;
+use udm_wire::cow::{ChunkSet, Exception, HEADER_LEN, Header, Layout, Summary, Walk};
+
+/// A store that is open.
+pub(super) struct Store {
+    file: File,
+    path: PathBuf,
+    /// In bytes.
+    pub(super) size: u64,
+    /// `None` for a blank one.
+    pub(super) header: Option<Header>,
+}
+
+impl Store {
+    pub(super) fn open(path: &Path) -> Result<Store> {
+        let context = || path.display().to_string();
+        let mut file = File::open(path).with_context(context)?;
+        // A block device has no length but its end.
+        let size = file.seek(SeekFrom::End(0)).with_context(context)?;
+        let mut first = vec![0; size.min(HEADER_LEN as u64) as usize];
+        file.read_exact_at(&mut first, 0).with_context(context)?;
+        let header = Header::decode(&first).with_context(context)?;
+        Ok(Store { file, path: path.to_owned(), size, header })
+    }
+
+    /// Reads the records of a store with this header, and hands each exception to `each`.
+    pub(super) fn read(
+        &self,
+        header: Header,
+        origin_size: Option<u64>,
+        mut each: impl FnMut(Exception) -> Result<()>,
+    ) -> Result<Summary> {
+        let layout = Layout::new(header.chunk);
+        let origin = origin_size.map(|size| size.div_ceil(header.chunk.bytes()));
+        let mut walk = Walk::new(layout, layout.chunks(Sectors::from_bytes(self.size)), origin);
+        let (mut area, mut known, mut result) = (Vec::new(), ChunkSet::default(), Ok(()));
+        while let Some(at) = walk.next().with_context(|| self.path.display().to_string())? {
+            area.resize((at.end - at.start) as usize, 0);
+            let read = self.file.read_exact_at(&mut area, at.start);
+            read.with_context(|| format!("{}: at byte {}", self.path.display(), at.start))?;
+            let taken = walk.take(&area, |exception| {
+                if result.is_ok() {
+                    result = each(exception);
+                }
+                known.insert(exception.old)
+            });
+            taken.with_context(|| self.path.display().to_string())?;
+            std::mem::replace(&mut result, Ok(()))?;
+        }
+        Ok(walk.end())
+    }
+}

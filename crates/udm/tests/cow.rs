@@ -1,0 +1,70 @@
+//! `udm cow` on stores made here. Those that a kernel wrote: `udm-wire`, tests/cow.rs.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+use udm_wire::cow::{ChunkSize, Exception, Header};
+
+const UDM: &str = env!("CARGO_BIN_EXE_udm");
+
+/// A store of 16 chunks of 4 KiB with these records, as `store` in `folder`.
+fn store(folder: &TempDir, valid: bool, records: &[(u64, u64)]) {
+    let mut bytes = vec![0; 16 * 4096];
+    Header { valid, chunk: ChunkSize::new(8).unwrap() }.encode(&mut bytes[..4096]);
+    for (index, &(old, new)) in records.iter().enumerate() {
+        Exception { old, new }.encode(&mut bytes[4096..8192], index);
+    }
+    fs::write(folder.path().join("store"), bytes).unwrap();
+}
+
+/// Exit status, standard output and standard error of `udm cow`.
+fn cow(folder: &Path, args: &[&str]) -> (i32, String, String) {
+    let output = Command::new(UDM).arg("cow").args(args).current_dir(folder).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_store_is_described() {
+    let folder = TempDir::new().unwrap();
+    store(&folder, true, &[(7, 2), (3, 6), (0, 0), (1, 4)]);
+    let text = "state       valid\nsize        65536 bytes\nchunk       4096 bytes, 8 sectors\nexceptions  2, 14 fit\n\
+                status      56/128 16\nunused      bytes 12288 to 24576: a crash left them\n\
+                leftover    at byte 4144, behind the last record: a torn write left it\n";
+    for verb in ["info", "check"] {
+        assert_eq!(cow(folder.path(), &[verb, "store"]), (0, text.into(), String::new()));
+    }
+    let text = "# chunks of 4096 bytes: ORIGIN STORE\n7 2\n3 6\n";
+    assert_eq!(cow(folder.path(), &["dump", "store"]).1, text);
+    let json = |verb| -> serde_json::Value {
+        serde_json::from_str(&cow(folder.path(), &[verb, "store", "--json"]).1).unwrap()
+    };
+    let rows = serde_json::json!([
+        {"origin_bytes": 28672, "store_bytes": 8192},
+        {"origin_bytes": 12288, "store_bytes": 24576},
+    ]);
+    assert_eq!(json("dump"), serde_json::json!({"chunk_bytes": 4096, "exceptions": rows}));
+    assert_eq!(json("info")["records"]["status"], "56/128 16");
+}
+
+#[test]
+fn a_store_that_is_no_use_fails_the_check() {
+    let folder = TempDir::new().unwrap();
+    let check = |args: &[&str]| cow(folder.path(), &[&["check", "store"], args].concat());
+    store(&folder, false, &[(7, 2)]);
+    let (status, said, error) = check(&[]);
+    assert!(status == 1 && said.starts_with("state       invalid\n") && error.is_empty(), "{said}{error}");
+    assert_eq!(cow(folder.path(), &["info", "store"]).0, 0);
+    store(&folder, true, &[(7, 2)]);
+    assert_eq!(check(&["--origin-size", "32K"]).0, 0);
+    let error = "udm: store: at byte 4096: record 0 keeps chunk 7, behind the end of the origin (7 chunks)\n";
+    assert_eq!(check(&["--origin-size", "28K"]), (1, String::new(), error.into()));
+    fs::write(folder.path().join("store"), b"not a store at all").unwrap();
+    let error = "udm: store: at byte 0: Invalid or corrupt snapshot: the magic number is 0x20746f6e\n";
+    assert_eq!(check(&[]), (1, String::new(), error.into()));
+    fs::write(folder.path().join("store"), [0; 65536]).unwrap();
+    assert_eq!(check(&[]), (0, "state       blank\nsize        65536 bytes\n".into(), String::new()));
+    fs::remove_file(folder.path().join("store")).unwrap();
+    assert_eq!(check(&[]), (1, String::new(), "udm: store: No such file or directory\n".into()));
+}
