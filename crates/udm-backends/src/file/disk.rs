@@ -61,6 +61,8 @@ pub(super) struct Disk {
     pub direct: Option<Direct>,
     pub is_block: bool,
     pub commons: Commons,
+    /// It is a file in memory, that the page cache is used for: nothing of it waits for storage.
+    pub in_memory: bool,
     /// A sync has failed.
     pub failed: Arc<AtomicBool>,
     /// Descriptors that devices share.
@@ -115,11 +117,12 @@ impl Fds {
 }
 
 impl Disk {
-    pub(super) fn new(identity: Identity, path: PathBuf, direct: Option<Direct>, block: u32) -> Disk {
+    pub(super) fn new(identity: Identity, path: PathBuf, direct: Option<Direct>, in_memory: bool, block: u32) -> Disk {
         Disk {
             identity,
             path,
             direct,
+            in_memory: in_memory && direct.is_none(),
             is_block: matches!(identity, Identity::Block { .. }),
             commons: Commons::default(),
             failed: Arc::default(),

@@ -5,6 +5,7 @@
 
 use super::disk::{Disk, Handle};
 use super::flush::{FLUSH, Flushes};
+use super::here::Here;
 use super::outcome::Next;
 use super::slot::{Shared, Slot, Step};
 use super::{Direct, MAX_SECTORS};
@@ -36,6 +37,8 @@ pub(super) struct FileLane {
     pub(super) held: Vec<(usize, Next)>,
     /// Those that are being looked at again.
     looked: Vec<(usize, Next)>,
+    /// What the core does by itself.
+    pub(super) here: Here,
     ready: Batch,
     finished: Vec<Done>,
 }
@@ -49,6 +52,7 @@ impl FileLane {
             syncs: Arc::clone(&handle.syncs),
             cut: false,
             pool: BufPool::new(KEEP),
+            in_memory: disk.in_memory,
             no_punch: false,
             no_zero_range: false,
         };
@@ -61,6 +65,7 @@ impl FileLane {
             flushes: Flushes::default(),
             held: Vec::new(),
             looked: Vec::new(),
+            here: Here::default(),
             ready: Batch::new(),
             finished: Vec::new(),
         }
@@ -106,7 +111,13 @@ impl FileLane {
         if matches!(slot.step, Step::Flush | Step::FlushAfter) {
             return self.flush(key);
         }
-        let op = slot.operation(memory, &mut self.shared);
+        let mut op = slot.operation(memory, &mut self.shared);
+        if self.shared.in_memory {
+            match self.here.push(key, op) {
+                Ok(()) => return,
+                Err(other) => op = other,
+            }
+        }
         let is_sync = matches!(op, RingOp::Write { dsync: true, .. });
         // A sync that is asked anew, because of EINTR, has its ticket.
         if is_sync && self.shared.disk.direct.is_none() && slot.ticket.is_none() {
@@ -188,6 +199,9 @@ impl Lane for FileLane {
         self.look();
         self.waiting.extend(batch.drain(..));
         self.start_waiting();
+        if !self.here.is_idle() {
+            self.serve_here(cx);
+        }
         if !self.ready.is_empty() {
             cx.wake_at(cx.now);
         }
@@ -204,6 +218,9 @@ impl Lane for FileLane {
             self.follow_held(cx);
         }
         self.start_waiting();
+        if !self.here.is_idle() {
+            self.serve_here(cx);
+        }
         hand_over(&mut self.ready, done);
     }
 }

@@ -31,7 +31,9 @@ impl<'a> Faulty<'a> {
     fn on(handle: usize, file: &File, fault: impl FnMut(Option<&Slot>) -> Option<i32> + 'a) -> Faulty<'a> {
         let mut core = core();
         let client = core.turn(|cx| Ring::of(cx).unwrap().client());
-        let lane = FileLane::new(client, &file.disk, &file.handles[handle], file.limits());
+        let mut lane = FileLane::new(client, &file.disk, &file.handles[handle], file.limits());
+        // What the core does by itself has no answers on their way.
+        lane.shared.in_memory = false;
         Faulty { core, lane, fault: Box::new(fault) }
     }
 

@@ -6,6 +6,7 @@
 //! * **Page cache.** A block device is opened with `O_DIRECT` unless `direct=off`: two nodes of one disk have two page caches, and what is written
 //!   through one is not seen through the other. A regular file has one cache for all its names and is opened without, unless `direct=on`; data
 //!   whose memory is not aligned for that goes through a buffer that is. Both ways at once are refused: each would undo the other's work.
+//! * **Who does it.** The ring, which never waits; for a file on a file system that is memory the core itself ([`here`]).
 //! * **Alone.** A block device that is written is claimed (`O_EXCL`, which mounts, swap and LVM respect too) unless `exclusive=off`.
 //! * **Size.** Rounded down to sectors (with `direct=on` to the block of direct I/O), read again at each load, so that a disk may grow under a
 //!   table that is then loaded anew. A disk that shrank gives a path error where it is missing, and is not made longer by writes once that is known.
@@ -20,6 +21,7 @@
 mod disk;
 mod extents;
 mod flush;
+mod here;
 mod lane;
 #[cfg(test)]
 mod lane_tests;

@@ -92,6 +92,8 @@ pub(super) struct Shared {
     /// The disk has lost some of its end, as of this batch.
     pub(super) cut: bool,
     pub(super) pool: BufPool,
+    /// The core itself reads and writes.
+    pub(super) in_memory: bool,
     /// The file system said that it can't.
     pub(super) no_punch: bool,
     pub(super) no_zero_range: bool,

@@ -87,7 +87,19 @@ impl Disk {
 }
 
 pub(super) fn file_of(len: u64, byte: u8) -> NamedTempFile {
-    let file = NamedTempFile::new().unwrap();
+    filled(NamedTempFile::new().unwrap(), len, byte)
+}
+
+/// The same on a file system that is memory, where there is one.
+pub(super) fn file_in_memory(len: u64, byte: u8) -> Option<NamedTempFile> {
+    let file = NamedTempFile::new_in("/dev/shm").ok().filter(|file| super::here::is_memory(file.as_fd()));
+    if file.is_none() {
+        skipped("/dev/shm is no tmpfs");
+    }
+    Some(filled(file?, len, byte))
+}
+
+fn filled(file: NamedTempFile, len: u64, byte: u8) -> NamedTempFile {
     file.as_file().write_all_at(&vec![byte; len as usize], 0).unwrap();
     file.as_file().sync_all().unwrap();
     file
@@ -130,9 +142,8 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 /// Writes and reads of random ranges, in pieces cut anywhere, against a vector.
-fn as_a_vector(direct: bool, requests: &[Request]) {
-    let file = file_of(2 << 20, 0);
-    if direct && !has_direct(&file) {
+fn as_a_vector(file: &NamedTempFile, direct: bool, requests: &[Request]) {
+    if direct && !has_direct(file) {
         return;
     }
     let mut disk = Disk::open(file.path(), direct, false);
@@ -177,7 +188,10 @@ proptest! {
         direct: bool,
         requests in proptest::collection::vec(request(), 1..12),
     ) {
-        as_a_vector(direct, &requests);
+        as_a_vector(&file_of(2 << 20, 0), direct, &requests);
+        if let Some(file) = file_in_memory(2 << 20, 0) {
+            as_a_vector(&file, direct, &requests);
+        }
     }
 }
 

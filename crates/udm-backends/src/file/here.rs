@@ -1,0 +1,209 @@
+//! Files whose file system is memory (tmpfs, ramfs): the core itself reads and writes them.
+//!
+//! They wait for no storage but what all memory may wait for, and the kernel can't tell that: the ring would hand each request to a worker and be woken
+//! by it. What a core does by itself is its work, so it is counted in bytes, and what is over the turn's budget goes on in the next: short requests
+//! before pieces of long ones.
+//!
+//! A write with FUA is the ring's: on such a file system it does not wait either, and it is rare.
+
+use super::lane::FileLane;
+use super::slot::PIECE;
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs;
+use rustix::io::{self, Errno};
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use udm_core::{Cx, Segments};
+use udm_runtime::{Done, RingOp};
+
+/// `f_type` of the file systems that are memory.
+const TMPFS: u64 = 0x0102_1994;
+const RAMFS: u64 = 0x8584_58f6;
+
+/// True when what is open as `fd` is in memory and nowhere else.
+pub(super) fn is_memory(fd: BorrowedFd<'_>) -> bool {
+    fs::fstatfs(fd).is_ok_and(|fs| matches!(fs.f_type as u64 & 0xffff_ffff, TMPFS | RAMFS))
+}
+
+/// A read or write, and whose it is.
+struct Transfer {
+    key: usize,
+    fd: Arc<OwnedFd>,
+    offset: u64,
+    data: Segments,
+    /// Bytes that are done.
+    done: usize,
+    is_write: bool,
+}
+
+/// What a lane has to do by itself.
+#[derive(Default)]
+pub(super) struct Here {
+    short: VecDeque<Transfer>,
+    long: VecDeque<Transfer>,
+}
+
+impl Here {
+    /// Takes in what is not the ring's.
+    ///
+    /// # Errors
+    /// Hands back what is.
+    pub(super) fn push(&mut self, key: usize, op: RingOp) -> Result<(), RingOp> {
+        let (fd, offset, data, is_write) = match op {
+            RingOp::Read { fd, offset, data, cached: false } => (fd, offset, data, false),
+            RingOp::Write { fd, offset, data, dsync: false } => (fd, offset, data, true),
+            other => return Err(other),
+        };
+        let queue = if data.len() as u64 <= PIECE { &mut self.short } else { &mut self.long };
+        queue.push_back(Transfer { key, fd, offset, data, done: 0, is_write });
+        Ok(())
+    }
+
+    /// True when nothing waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.short.is_empty() && self.long.is_empty()
+    }
+}
+
+impl FileLane {
+    /// Works on what is the core's own, as far as the turn's budget goes, and a little further.
+    pub(super) fn serve_here(&mut self, cx: &mut Cx<'_>) {
+        let mut left = cx.work_left();
+        let mut first = true;
+        while let Some(mut transfer) = self.here.short.pop_front_if(|_| first || left > 0) {
+            first = false;
+            left = left.saturating_sub(transfer.data.len() as u64);
+            let ended = loop {
+                if let Some(result) = transfer.go_on() {
+                    break result;
+                }
+            };
+            self.operation_done(transfer.end(ended), cx);
+        }
+        first = true;
+        while let Some(mut transfer) = self.here.long.pop_front_if(|_| first || left > 0) {
+            first = false;
+            left = left.saturating_sub(PIECE);
+            match transfer.go_on() {
+                Some(ended) => self.operation_done(transfer.end(ended), cx),
+                None => self.here.long.push_back(transfer),
+            }
+        }
+        cx.set_work_left(left);
+        if !self.here.is_idle() {
+            cx.wake_at(cx.now);
+        }
+    }
+}
+
+impl Transfer {
+    /// Moves up to a piece more; the result when that was all, when less was moved than asked for, or when it failed.
+    fn go_on(&mut self) -> Option<Result<(), Errno>> {
+        let mut budget = PIECE as usize;
+        let mut skip = self.done;
+        for buf in self.data.iter_mut() {
+            let from = skip.min(buf.len());
+            skip -= from;
+            let len = (buf.len() - from).min(budget);
+            if len == 0 {
+                continue;
+            }
+            let (part, at) = (&mut buf[from..from + len], self.offset + self.done as u64);
+            let moved = match self.is_write {
+                true => io::pwrite(self.fd.as_fd(), part, at),
+                false => io::pread(self.fd.as_fd(), part, at),
+            };
+            match moved {
+                Ok(n) => self.done += n,
+                Err(errno) => return Some(Err(errno)),
+            }
+            if moved != Ok(len) {
+                return Some(Ok(()));
+            }
+            budget -= len;
+            if budget == 0 {
+                break;
+            }
+        }
+        (self.done == self.data.len()).then_some(Ok(()))
+    }
+
+    /// What has become of it. An error behind some bytes is met again by who asks for the rest.
+    fn end(self, ended: Result<(), Errno>) -> Done {
+        let result = match ended {
+            Err(errno) if self.done == 0 => Err(errno.raw_os_error()),
+            _ => Ok(self.done as u32),
+        };
+        Done { tag: self.key as u64, result, data: self.data }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Disk, core, file_in_memory, file_of, open, skipped};
+    use super::*;
+    use crate::testing::scattered;
+    use udm_core::{Batch, Bio, Sector, Sectors, Status, WORK_MAX};
+
+    #[test]
+    fn a_file_on_a_disk_is_the_rings() {
+        let file = file_of(1 << 20, 0);
+        if is_memory(file.as_fd()) {
+            return skipped("temporary files are in memory");
+        }
+        assert!(!open(file.path(), false, false).unwrap().disk.in_memory);
+    }
+
+    /// Eight times the budget in long writes, and a short read behind them: the read has its turn at once, no turn does much more than its budget, and all is done in the end.
+    #[test]
+    fn a_turn_has_its_budget_and_the_short_go_first() {
+        let Some(file) = file_in_memory(16 << 20, 5) else { return };
+        let file = open(file.path(), false, false).unwrap();
+        assert!(file.disk.in_memory);
+        let mut core = core();
+        let mut lane = core.open(&file).unwrap();
+        let mut batch: Batch = (0..8)
+            .map(|i| {
+                let mut data = scattered(WORK_MAX as usize, &[4096, 200_000]);
+                data.fill(i as u8);
+                Bio::write(Sector(i * WORK_MAX / 512), Sectors::from_bytes(WORK_MAX), data)
+            })
+            .collect();
+        batch.push(Bio::read(Sector(20_000), Sectors(8), scattered(4096, &[512])));
+        batch.iter_mut().for_each(|bio| bio.start());
+        let mut done = Batch::new();
+        core.turn(|cx| {
+            lane.submit(&mut batch, cx);
+            lane.poll(&mut done, cx);
+            assert!(cx.wake() <= cx.now, "it asks for the next turn");
+        });
+        assert_eq!(done.len(), 1, "the read, and no write: none of them is longer than a turn");
+        let mut turns = 1;
+        while done.len() < 9 {
+            core.turn(|cx| lane.poll(&mut done, cx));
+            turns += 1;
+            assert!(turns < 100, "it gets on");
+        }
+        assert!(turns >= 8, "{turns} turns for eight budgets");
+        done.iter_mut().for_each(|bio| bio.finish());
+        assert!(done.iter().all(|bio| bio.status == Status::Ok));
+        drop(lane);
+        let mut disk = Disk::over(&file);
+        for i in 0..8 {
+            assert!(disk.read(i * 2048, 2048).iter().all(|&byte| byte == i as u8));
+        }
+    }
+
+    /// What a cut file has lost is a path error, as it is on a disk.
+    #[test]
+    fn a_file_that_was_cut_ends_early() {
+        let Some(temp) = file_in_memory(1 << 20, 5) else { return };
+        let mut disk = Disk::open(temp.path(), false, false);
+        temp.as_file().set_len(512 << 10).unwrap();
+        let bio = disk.run(Bio::read(Sector(1000), Sectors(48), scattered(48 * 512, &[512])));
+        assert_eq!(bio.status, Status::IoErr);
+        assert_eq!(bio.data.len(), 48 * 512, "a bio comes back with its data");
+        assert!(disk.read(0, 1024).iter().all(|&byte| byte == 5));
+    }
+}
