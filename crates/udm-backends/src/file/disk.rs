@@ -117,7 +117,13 @@ impl Fds {
 }
 
 impl Disk {
-    pub(super) fn new(identity: Identity, path: PathBuf, direct: Option<Direct>, in_memory: bool, block: u32) -> Disk {
+    pub(super) fn new(
+        identity: Identity,
+        path: PathBuf,
+        direct: Option<Direct>,
+        in_memory: bool,
+        block: u32,
+    ) -> Disk {
         Disk {
             identity,
             path,
