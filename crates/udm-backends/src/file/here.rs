@@ -71,7 +71,8 @@ impl FileLane {
     pub(super) fn serve_here(&mut self, cx: &mut Cx<'_>) {
         let mut left = cx.work_left();
         let mut first = true;
-        while let Some(mut transfer) = self.here.short.pop_front_if(|_| first || left > 0) {
+        while first || left > 0 {
+            let Some(mut transfer) = self.here.short.pop_front() else { break };
             first = false;
             left = left.saturating_sub(transfer.data.len() as u64);
             let ended = loop {
@@ -82,7 +83,8 @@ impl FileLane {
             self.operation_done(transfer.end(ended), cx);
         }
         first = true;
-        while let Some(mut transfer) = self.here.long.pop_front_if(|_| first || left > 0) {
+        while first || left > 0 {
+            let Some(mut transfer) = self.here.long.pop_front() else { break };
             first = false;
             left = left.saturating_sub(PIECE);
             match transfer.go_on() {
