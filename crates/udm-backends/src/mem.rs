@@ -153,18 +153,19 @@ impl Store {
         let (from, now) = (part.done as usize, part.now() as usize);
         match bio.op {
             Op::Read => {
-                for piece in bio.data.slices_mut(from, now) {
-                    self.read(start + part.done, piece);
-                    part.advance(piece.len() as u64);
-                }
+                let at = start + part.done;
+                bio.data.produce(from, now, |done, piece| self.read(at + done as u64, piece));
+                part.advance(now as u64);
             }
             Op::Write => {
-                for piece in bio.data.slices(from, now) {
-                    if let Err(status) = self.write(start + part.done, piece) {
-                        return status;
-                    }
-                    part.advance(piece.len() as u64);
+                let (at, mut written) = (start + part.done, Ok(()));
+                bio.data.consume(from, now, |done, piece| {
+                    written = written.and_then(|()| self.write(at + done as u64, piece));
+                });
+                if let Err(status) = written {
+                    return status;
                 }
+                part.advance(now as u64);
             }
             Op::Discard | Op::WriteZeroes | Op::Flush => self.zero(start, part),
         }

@@ -140,7 +140,7 @@ impl Serve for Server {
             }
             None if bio.op == Op::Read && !bio.data.is_empty() => {
                 let now = part.now();
-                bio.data.slices_mut(part.done as usize, now as usize).for_each(|piece| piece.fill(0));
+                bio.data.produce(part.done as usize, now as usize, |_, piece| piece.fill(0));
                 part.advance(now);
                 Status::Ok
             }

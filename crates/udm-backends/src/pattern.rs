@@ -65,10 +65,11 @@ impl Serve for Server {
                     return status;
                 }
                 let start = bio.sector.bytes();
-                for piece in bio.data.slices_mut(part.done as usize, part.now() as usize) {
-                    fill(start + part.done, piece);
-                    part.advance(piece.len() as u64);
-                }
+                let (from, now) = (part.done, part.now());
+                bio.data.produce(from as usize, now as usize, |at, piece| {
+                    fill(start + from + at as u64, piece);
+                });
+                part.advance(now);
                 Status::Ok
             }
             Op::Flush => Status::Ok,

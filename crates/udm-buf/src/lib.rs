@@ -9,21 +9,25 @@
 //!
 //! A large slab is a mapping of its own: its pages take memory when they are first touched, and go back to the system when it is freed.
 //!
-//! Memory that several may change at a time is no `Buf`: what is in it is copied ([`copy_from_shared`], [`copy_to_shared`]).
+//! Memory that several may change at a time is no `Buf`: what is in it is copied ([`copy_from_shared`], [`copy_to_shared`]). A request's data may be of it all the
+//! same ([`Foreign`], in [`Segments`]): inside of this crate it has the form of a `Buf`, so that data of either kind is passed on at one price.
 //!
 //! This crate is one of the few places in udm with `unsafe`; it does no I/O and knows no requests.
 
+mod foreign;
 mod pool;
 mod segments;
 mod shared;
 
+pub use foreign::{Foreign, OutOfRange};
 pub use pool::{BufPool, PIECE_MAX};
 pub use segments::Segments;
-pub use shared::{copy_from_shared, copy_to_shared};
+pub use shared::{SharedMap, copy_from_shared, copy_to_shared};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// Alignment in bytes of every slab's first byte: a page, which is what `O_DIRECT` asks for at the most.
@@ -40,6 +44,8 @@ struct Slab {
     refs: AtomicU32,
     data: NonNull<u8>,
     len: u32,
+    /// The bytes are of this memory, which others may change: nobody makes a slice of them.
+    foreign: Option<Arc<SharedMap>>,
 }
 
 /// An owned range of bytes in a slab. See the crate's documentation.
@@ -79,12 +85,41 @@ impl Buf {
             unsafe { alloc_zeroed(layout) }
         };
         let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
-        let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len: len as u32 });
+        let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len: len as u32, foreign: None });
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len: len as u32 }
     }
 
     fn layout(len: usize) -> Layout {
         Layout::from_size_align(len, ALIGN).expect("the length was checked at creation")
+    }
+
+    /// The form that bytes `at` to `at + len` of shared memory have in [`Segments`]. It never leaves this crate: a slice of it must not be made.
+    fn foreign(map: Arc<SharedMap>, at: usize, len: u32) -> Buf {
+        let data = NonNull::from(map.words()).cast::<u8>();
+        debug_assert!(at <= map.len() && len as usize <= map.len() - at);
+        // SAFETY: the place is inside the mapping, or at its end, as the caller has checked.
+        let data = unsafe { data.add(at) };
+        let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len, foreign: Some(map) });
+        Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len }
+    }
+
+    /// Makes the only piece of a foreign range the `len` bytes from byte `at` of its memory on, which has them.
+    fn place(&mut self, at: usize, len: u32) {
+        debug_assert!(self.is_unique());
+        // SAFETY: this is the only piece, and borrowed alone: nobody else reads the head.
+        let slab = unsafe { self.slab.as_mut() };
+        let Some(map) = &slab.foreign else { return };
+        assert!(at <= map.len() && len as usize <= map.len() - at);
+        // SAFETY: the place is inside the mapping, or at its end.
+        slab.data = unsafe { NonNull::from(map.words()).cast::<u8>().add(at) };
+        slab.len = len;
+        (self.off, self.len) = (0, len);
+    }
+
+    /// The shared memory that it is of, and where in it.
+    fn shared(&self) -> Option<(&Arc<SharedMap>, usize)> {
+        let map = self.slab().foreign.as_ref()?;
+        Some((map, self.addr() - map.words().as_ptr().addr()))
     }
 
     fn slab(&self) -> &Slab {
@@ -181,7 +216,9 @@ impl Buf {
 impl std::ops::Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range is inside the slab, initialised (zeroed at birth), and no other Buf covers it.
+        debug_assert!(self.slab().foreign.is_none(), "foreign memory is no slice");
+        // SAFETY: the range is inside the slab, initialised (zeroed at birth), and no other Buf covers it. Foreign memory never gets here: what has the form of a Buf for
+        // it stays in `Segments`, which gives out owned pieces only.
         unsafe { std::slice::from_raw_parts(self.start(), self.len()) }
     }
 }
@@ -209,7 +246,9 @@ impl Drop for Buf {
         // SAFETY: the count reached zero, so this is the last Buf; the box was leaked in `zeroed`.
         let slab = unsafe { Box::from_raw(self.slab.as_ptr()) };
         let (data, len) = (slab.data.as_ptr(), slab.len as usize);
-        if len >= MAP_MIN {
+        if slab.foreign.is_some() {
+            // The memory is that of the map, which goes with its last user.
+        } else if len >= MAP_MIN {
             // SAFETY: mapped in `zeroed` with this very length, and nobody has a piece of it any more.
             let unmapped = unsafe { munmap(data.cast(), len) };
             debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");

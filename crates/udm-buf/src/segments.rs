@@ -1,13 +1,20 @@
-//! A request's data: a short list of [`Buf`]s, in order.
+//! A request's data: a short list of [`Buf`]s, in order, or of ranges that another process shares.
 
-use crate::Buf;
+use crate::{Buf, Foreign, OutOfRange};
 use smallvec::SmallVec;
 
 /// The scatter list of a request. One piece, inline, in nearly all of them.
+///
+/// A piece is owned ([`Buf`]), or of memory that another process may change at any time ([`Foreign`]). Whoever is given a request does not care: it copies
+/// ([`Segments::consume`], [`Segments::produce`] and what is made of them) or passes addresses to the kernel ([`Segments::ranges`]). Only who made the pieces takes them
+/// apart, and foreign ones nobody.
 #[derive(Debug, Default)]
 pub struct Segments {
     bufs: SmallVec<[Buf; 1]>,
 }
+
+/// Foreign bytes are worked on in portions of so many.
+const PORTION: usize = 4096;
 
 impl Segments {
     /// No data, as for flush, discard and write-zeroes.
@@ -41,6 +48,22 @@ impl Segments {
         self.bufs.push(buf);
     }
 
+    /// Appends a foreign range.
+    pub fn push_foreign(&mut self, range: Foreign) {
+        self.push(range.0);
+    }
+
+    /// Makes data that is one foreign piece another range of the same memory: no count is touched, nothing is allocated.
+    ///
+    /// # Errors
+    /// When the memory does not have it, the data is anything else, or a part of it is elsewhere; then it stays as it is.
+    pub fn aim(&mut self, at: usize, len: usize) -> Result<(), OutOfRange> {
+        match &mut self.bufs[..] {
+            [piece] => piece.aim(at, len),
+            _ => Err(OutOfRange),
+        }
+    }
+
     /// Appends all of `other`.
     pub fn append(&mut self, other: Segments) {
         for buf in other.bufs {
@@ -49,7 +72,11 @@ impl Segments {
     }
 
     /// Takes the last piece off.
+    ///
+    /// # Panics
+    /// When it is foreign.
     pub fn pop(&mut self) -> Option<Buf> {
+        check_owned(self.bufs.last());
         self.bufs.pop()
     }
 
@@ -75,54 +102,110 @@ impl Segments {
     }
 
     /// The pieces.
+    ///
+    /// # Panics
+    /// When one is foreign, as all that gives out pieces.
     pub fn iter(&self) -> std::slice::Iter<'_, Buf> {
+        check_owned(&self.bufs);
         self.bufs.iter()
     }
 
     /// The pieces, for writing into.
+    ///
+    /// # Panics
+    /// When one is foreign.
     pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Buf> {
+        check_owned(&self.bufs);
         self.bufs.iter_mut()
     }
 
-    /// The bytes from `from` on, `len` of them or as many as there are, piece by piece.
-    pub fn slices(&self, from: usize, len: usize) -> impl Iterator<Item = &[u8]> {
-        let mut window = Window { skip: from, left: len };
-        self.bufs.iter().map_while(move |b| window.of(b.len()).map(|range| &b[range]))
+    /// Address and length of each piece, for the kernel and for checks of alignment. What is there may be read and written by the kernel for as long as these segments
+    /// are kept; nobody makes a slice of it.
+    pub fn ranges(&self) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
+        self.bufs.iter().map(|buf| (buf.start(), buf.len()))
     }
 
-    /// The same, for writing into.
-    pub fn slices_mut(&mut self, from: usize, len: usize) -> impl Iterator<Item = &mut [u8]> {
-        let mut window = Window { skip: from, left: len };
-        self.bufs.iter_mut().map_while(move |b| window.of(b.len()).map(|range| &mut b[range]))
+    /// Shows `take` the bytes from `from` on, `len` of them or as many as there are, part by part, with the place of each part in the range. Foreign bytes are copied
+    /// first, each once: what `take` sees does not change any more.
+    pub fn consume(&self, from: usize, len: usize, mut take: impl FnMut(usize, &[u8])) {
+        let mut window = Window::new(from, len);
+        for buf in &self.bufs {
+            let Some((done, range)) = window.of(buf.len()) else { return };
+            if buf.is_foreign() {
+                in_portions(range, |at, before, portion| {
+                    buf.read_shared(at, portion);
+                    take(done + before, portion);
+                });
+            } else if !range.is_empty() {
+                take(done, &buf[range]);
+            }
+        }
+    }
+
+    /// Has `make` write the bytes from `from` on, `len` of them or as many as there are, part by part, as [`Segments::consume`]. What `make` finds there has no known
+    /// value; all of it is written.
+    pub fn produce(&mut self, from: usize, len: usize, mut make: impl FnMut(usize, &mut [u8])) {
+        let mut window = Window::new(from, len);
+        for buf in &mut self.bufs {
+            let Some((done, range)) = window.of(buf.len()) else { return };
+            if buf.is_foreign() {
+                in_portions(range, |at, before, portion| {
+                    make(done + before, portion);
+                    buf.write_shared(at, portion);
+                });
+            } else if !range.is_empty() {
+                make(done, &mut buf[range]);
+            }
+        }
     }
 
     /// Sets every byte to `byte`.
     pub fn fill(&mut self, byte: u8) {
-        for b in &mut self.bufs {
-            b.fill(byte);
-        }
+        self.produce(0, usize::MAX, |_, part| part.fill(byte));
     }
 
     /// Copies into `out` as many bytes as both have; returns how many.
     pub fn copy_to(&self, out: &mut [u8]) -> usize {
-        let mut done = 0;
-        for b in &self.bufs {
-            let n = b.len().min(out.len() - done);
-            out[done..done + n].copy_from_slice(&b[..n]);
-            done += n;
-        }
-        done
+        self.copy_to_at(0, out)
+    }
+
+    /// Copies the bytes from `from` on into `out`, as many as both have; returns how many.
+    pub fn copy_to_at(&self, from: usize, out: &mut [u8]) -> usize {
+        let mut copied = 0;
+        self.consume(from, out.len(), |at, part| {
+            out[at..at + part.len()].copy_from_slice(part);
+            copied = at + part.len();
+        });
+        copied
     }
 
     /// Copies from `src` as many bytes as both have; returns how many.
     pub fn copy_from(&mut self, src: &[u8]) -> usize {
-        let mut done = 0;
-        for b in &mut self.bufs {
-            let n = b.len().min(src.len() - done);
-            b[..n].copy_from_slice(&src[done..done + n]);
-            done += n;
-        }
-        done
+        self.copy_from_at(0, src)
+    }
+
+    /// Copies `src` over the bytes from `from` on, as many as both have; returns how many.
+    pub fn copy_from_at(&mut self, from: usize, src: &[u8]) -> usize {
+        let mut copied = 0;
+        self.produce(from, src.len(), |at, part| {
+            part.copy_from_slice(&src[at..at + part.len()]);
+            copied = at + part.len();
+        });
+        copied
+    }
+}
+
+/// A foreign piece has the form of a [`Buf`] in here, and must not get out.
+fn check_owned<'a>(bufs: impl IntoIterator<Item = &'a Buf>) {
+    assert!(!bufs.into_iter().any(Buf::is_foreign), "foreign memory is copied, and not taken apart");
+}
+
+/// Goes through `range` in portions: where each begins, how much was before it, and memory for it.
+#[cold]
+fn in_portions(range: std::ops::Range<usize>, mut each: impl FnMut(usize, usize, &mut [u8])) {
+    let mut portion = [0; PORTION];
+    for at in range.clone().step_by(PORTION) {
+        each(at, at - range.start, &mut portion[..PORTION.min(range.end - at)]);
     }
 }
 
@@ -130,19 +213,26 @@ impl Segments {
 struct Window {
     skip: usize,
     left: usize,
+    done: usize,
 }
 
 impl Window {
-    /// What of the next piece, of `len` bytes, is in the range; `None` behind its end.
-    fn of(&mut self, len: usize) -> Option<std::ops::Range<usize>> {
+    fn new(from: usize, len: usize) -> Window {
+        Window { skip: from, left: len, done: 0 }
+    }
+
+    /// What of the next piece, of `len` bytes, is in the range, and what was before it; `None` behind its end.
+    fn of(&mut self, len: usize) -> Option<(usize, std::ops::Range<usize>)> {
         if self.left == 0 {
             return None;
         }
         let start = self.skip.min(len);
         self.skip -= start;
         let end = len.min(start.saturating_add(self.left));
+        let before = self.done;
         self.left -= end - start;
-        Some(start..end)
+        self.done += end - start;
+        Some((before, start..end))
     }
 }
 
@@ -154,10 +244,19 @@ impl From<Buf> for Segments {
     }
 }
 
+impl From<Foreign> for Segments {
+    fn from(range: Foreign) -> Segments {
+        let mut s = Segments::new();
+        s.bufs.push(range.0);
+        s
+    }
+}
+
 impl IntoIterator for Segments {
     type Item = Buf;
     type IntoIter = smallvec::IntoIter<[Buf; 1]>;
     fn into_iter(self) -> Self::IntoIter {
+        check_owned(&self.bufs);
         self.bufs.into_iter()
     }
 }
@@ -184,13 +283,15 @@ mod tests {
         for from in 0..36 {
             for len in [0, 1, 9, 21, 40] {
                 let end = (from + len).min(35);
-                assert_eq!(
-                    s.slices(from, len).flatten().copied().collect::<Vec<_>>(),
-                    bytes[from..end.max(from)]
-                );
+                let mut seen = Vec::new();
+                s.consume(from, len, |at, part| {
+                    assert_eq!(at, seen.len());
+                    seen.extend_from_slice(part);
+                });
+                assert_eq!(seen, bytes[from..end.max(from)]);
             }
         }
-        s.slices_mut(8, 4).for_each(|piece| piece.fill(99));
+        s.produce(8, 4, |_, part| part.fill(99));
         let mut out = [0; 35];
         s.copy_to(&mut out);
         assert_eq!(out[7..13], [7, 99, 99, 99, 99, 12]);

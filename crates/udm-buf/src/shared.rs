@@ -1,4 +1,4 @@
-//! Copies between memory that is owned and memory that others may change at the same time.
+//! Memory that others may change at the same time, and copies between it and memory that is owned.
 //!
 //! Contract: shared memory is words of [`AtomicU64`]. A copy is no one access: of a range that another changes meanwhile, each byte is one or the
 //! other's. Nothing is ordered by it; whoever must see a copy whole has been told of it in another way.
@@ -6,7 +6,90 @@
 //! On x86-64 a copy is one instruction of the CPU, which the compiler knows nothing of but that it touches memory, as it does of a device's or a
 //! system call's access. Elsewhere it goes word by word.
 
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
+
+/// The file system of memfds (`statfs(2)`).
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// Memory that is shared with another process, which may change it at any time: a sealed memfd, mapped. It is words of [`AtomicU64`], copied as above, or given to
+/// the kernel; nobody makes a slice of it.
+///
+/// What the other process does to the file can't take a page from under this one, which would be a SIGBUS: the file can't shrink.
+#[derive(Debug)]
+pub struct SharedMap {
+    base: NonNull<AtomicU64>,
+    len: usize,
+}
+
+// SAFETY: it is memory of atomics, which any thread may use; the mapping belongs to nobody else and lives as long as this.
+unsafe impl Send for SharedMap {}
+// SAFETY: as above; a shared borrow gives atomics only.
+unsafe impl Sync for SharedMap {}
+
+/// The longest mapping in bytes (64 GiB).
+const MAP_MAX: usize = 64 << 30;
+
+impl SharedMap {
+    /// Maps the first `len` bytes (a multiple of 4096, up to 64 GiB) of a memfd.
+    ///
+    /// # Errors
+    /// What is no memfd, or one of huge pages (the system may run out of those), one that may shrink (it needs `F_SEAL_SHRINK`), one that is shorter, and what the
+    /// system says; with the reason.
+    pub fn of_memfd(memfd: impl AsFd, len: usize) -> io::Result<SharedMap> {
+        let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        if len == 0 || !len.is_multiple_of(crate::ALIGN) || len > MAP_MAX {
+            return refuse(format!(
+                "shared memory of {len} bytes: not a multiple of 4096 in 4096..={MAP_MAX}"
+            ));
+        }
+        if fstatfs(&memfd)?.f_type as u64 != TMPFS_MAGIC {
+            return refuse("shared memory that is no memfd of plain pages".into());
+        }
+        let seals = fcntl_get_seals(&memfd).unwrap_or(SealFlags::empty());
+        if !seals.contains(SealFlags::SHRINK) {
+            return refuse("shared memory that may shrink: it needs F_SEAL_SHRINK".into());
+        }
+        // It is looked at behind the seal: from there on it only grows.
+        let size = u64::try_from(fstat(&memfd)?.st_size).unwrap_or(0);
+        if size < len as u64 {
+            return refuse(format!("shared memory of {size} bytes, and {len} are wanted"));
+        }
+        // SAFETY: a new mapping, where the system likes it, touches no memory of anybody's.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, memfd, 0)
+        }?;
+        let Some(base) = NonNull::new(base.cast()) else { return Err(io::ErrorKind::OutOfMemory.into()) };
+        Ok(SharedMap { base, len })
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: mapped with this length in `of_memfd`, readable and writable, page-aligned, and unmapped in drop. Others may write there at any time, as they may to
+        // atomics; every value of a byte is valid. The file can't shrink, so every page is there.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len / size_of::<AtomicU64>()) }
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for SharedMap {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `of_memfd` with this very length; whoever uses it holds it.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
+    }
+}
 
 /// Copies from byte `at` of `words` on into `out`, which it fills.
 ///

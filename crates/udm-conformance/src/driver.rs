@@ -4,11 +4,12 @@
 //! success and on error alike; its memory too, all of it and in order.
 
 use crate::{Answer, Request, stamp};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::collections::HashMap;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, Buf, Busy, Cx, Device, Lane, Nanos, Op, OpenError, OwnerId, SECTOR_SIZE, Sector,
-    Sectors, Segments,
+    Batch, Bio, BioFlags, Buf, Busy, Cx, Device, Foreign, Lane, Nanos, Op, OpenError, OwnerId, SECTOR_SIZE,
+    Sector, Sectors, Segments, SharedMap,
 };
 
 /// What is in read buffers before the read.
@@ -25,6 +26,7 @@ pub struct Driver {
     done: Batch,
     sent: HashMap<u64, Sent>,
     next: u64,
+    foreign: bool,
 }
 
 /// A bio as it was given.
@@ -39,14 +41,14 @@ struct Sent {
 }
 
 impl Driver {
-    /// Opens the lane of `device`.
+    /// Opens the lane of `device`. The memory of its requests is its own, or `foreign`: shared with whoever has the memfd.
     ///
     /// # Errors
     /// The device's own.
-    pub fn open(device: &Arc<dyn Device>, cx: &mut Cx<'_>) -> Result<Driver, OpenError> {
+    pub fn open(device: &Arc<dyn Device>, foreign: bool, cx: &mut Cx<'_>) -> Result<Driver, OpenError> {
         let lane = device.open(cx)?;
         let (batch, done) = (Batch::new(), Batch::new());
-        Ok(Driver { lane, owner: cx.new_owner(), batch, done, sent: HashMap::new(), next: 0 })
+        Ok(Driver { lane, owner: cx.new_owner(), batch, done, sent: HashMap::new(), next: 0, foreign })
     }
 
     /// Requests that are not back.
@@ -72,7 +74,7 @@ impl Driver {
             bio.sectors = Sectors(request.sectors);
             bio.cookie = COOKIES | self.next;
             bio.started = now;
-            bio.data = memory(&request);
+            bio.data = if self.foreign { foreign(&request) } else { memory(&request) };
             let sent = Sent {
                 op: bio.op,
                 flags: bio.flags,
@@ -141,6 +143,39 @@ fn memory(request: &Request) -> Segments {
     if left > 0 {
         data.push(if data.is_empty() { Buf::zeroed(left) } else { piece(left) });
     }
+    fill(request, &mut data);
+    data
+}
+
+/// The same, shared.
+fn foreign(request: &Request) -> Segments {
+    let mut data = Segments::new();
+    let len = request.data_len();
+    if len == 0 {
+        return data;
+    }
+    // Room for pieces at odd addresses, none right behind another.
+    let room = (len + 16 * (request.cuts.len() + 2)).next_multiple_of(4096);
+    let memfd =
+        memfd_create("udm-conformance", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
+    ftruncate(&memfd, room as u64).expect("a memfd of that length");
+    fcntl_add_seals(&memfd, SealFlags::SHRINK).expect("a seal");
+    let map = Arc::new(SharedMap::of_memfd(&memfd, room).expect("sealed memory"));
+    let (mut left, mut at) = (len, 0);
+    for &cut in request.cuts.iter().filter(|&&cut| cut > 0) {
+        if cut < left {
+            data.push_foreign(Foreign::new(&map, at + 3, cut).expect("there is room"));
+            at += cut + 5;
+            left -= cut;
+        }
+    }
+    let at = if data.is_empty() { 0 } else { at + 3 };
+    data.push_foreign(Foreign::new(&map, at, left).expect("there is room"));
+    fill(request, &mut data);
+    data
+}
+
+fn fill(request: &Request, data: &mut Segments) {
     if request.op == Op::Write {
         let mut bytes = vec![0; request.data_len()];
         stamp(request.sector.wrapping_mul(SECTOR_SIZE), request.generation, &mut bytes);
@@ -148,7 +183,6 @@ fn memory(request: &Request) -> Segments {
     } else {
         data.fill(DIRT);
     }
-    data
 }
 
 /// `len` bytes that begin at an odd address, in a slab of their own so that they join with no other.
@@ -161,10 +195,10 @@ fn piece(len: usize) -> Buf {
 /// Where the data lies; neighbours count as one.
 fn places(data: &Segments) -> Vec<(usize, usize)> {
     let mut places: Vec<(usize, usize)> = Vec::new();
-    for buf in data.iter().filter(|buf| !buf.is_empty()) {
+    for (start, bytes) in data.ranges().filter(|(_, bytes)| *bytes > 0) {
         match places.last_mut() {
-            Some((addr, len)) if *addr + *len == buf.addr() => *len += buf.len(),
-            _ => places.push((buf.addr(), buf.len())),
+            Some((addr, len)) if *addr + *len == start.addr() => *len += bytes,
+            _ => places.push((start.addr(), bytes)),
         }
     }
     places

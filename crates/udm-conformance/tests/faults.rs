@@ -24,7 +24,7 @@ fn main() {
             trials.push(Trial::test(name, run).with_ignored_flag(missing.is_some()));
         }
     };
-    let ring = [Kind::Cores, Kind::Nbd, Kind::Moved];
+    let ring = [Kind::Cores, Kind::Foreign, Kind::Nbd, Kind::Moved];
     let root = (!rustix::process::getuid().is_root()).then_some("mounting needs root");
     add("error_fails_all_but_flushes", &Kind::ALL, None, error_target);
     add("dust_fails_its_bad_blocks", &Kind::ALL, None, dust);

@@ -77,7 +77,7 @@ impl Serve for Zeroes {
 
 fn fill(bio: &mut Bio, part: &mut Part) {
     let now = part.now();
-    bio.data.slices_mut(part.done as usize, now as usize).for_each(|piece| piece.fill(0));
+    bio.data.produce(part.done as usize, now as usize, |_, piece| piece.fill(0));
     part.advance(now);
     if bugs::on(Bug::ZeroesTooShort) {
         bio.data

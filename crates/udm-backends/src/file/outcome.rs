@@ -4,7 +4,7 @@
 //! device that has lost its end ([`FileLane::find_end`]), and which half of a write with FUA failed, the write or the sync.
 
 use super::lane::FileLane;
-use super::slot::{Alone, Blame, Step, copy_to_at};
+use super::slot::{Alone, Blame, Step};
 use super::sync::Ticket;
 use rand::RngExt;
 use udm_core::errno::{self, EAGAIN, EINTR, EINVAL, EIO, ENOSPC, EOPNOTSUPP};
@@ -74,7 +74,7 @@ impl FileLane {
                 if slot.bio.op == Op::Read
                     && let Some(buf) = data.iter().next()
                 {
-                    copy_to_at(&mut slot.bio.data, slot.done as usize, &buf[..bytes as usize]);
+                    slot.bio.data.copy_from_at(slot.done as usize, &buf[..bytes as usize]);
                 }
                 slot.done += bytes;
                 if bytes == 0 {

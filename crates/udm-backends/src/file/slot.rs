@@ -178,7 +178,7 @@ impl Slot {
                 let len = self.left().min(PIECE) as usize;
                 let mut buf = piece(memory, len, &mut shared.pool);
                 if self.bio.op == Op::Write {
-                    copy_from_at(&self.bio.data, self.done as usize, &mut buf);
+                    self.bio.data.copy_to_at(self.done as usize, &mut buf);
                 }
                 self.transfer(fd, offset, buf.into())
             }
@@ -226,30 +226,7 @@ fn piece(memory: Segments, len: usize, pool: &mut BufPool) -> udm_core::Buf {
 }
 
 fn is_aligned(data: &Segments, direct: Direct) -> bool {
-    data.iter()
-        .all(|b| b.addr().is_multiple_of(direct.memory) && (b.len() as u64).is_multiple_of(direct.offset))
-}
-
-/// Copies the bytes of `data` from `skip` on into `out`, which they fill.
-pub(super) fn copy_from_at(data: &Segments, mut skip: usize, mut out: &mut [u8]) {
-    for piece in data {
-        let from = skip.min(piece.len());
-        skip -= from;
-        let n = out.len().min(piece.len() - from);
-        let (now, rest) = out.split_at_mut(n);
-        now.copy_from_slice(&piece[from..from + n]);
-        out = rest;
-    }
-}
-
-/// Copies `src` over the bytes of `data` from `skip` on.
-pub(super) fn copy_to_at(data: &mut Segments, mut skip: usize, mut src: &[u8]) {
-    for piece in data.iter_mut() {
-        let from = skip.min(piece.len());
-        skip -= from;
-        let n = src.len().min(piece.len() - from);
-        let (now, rest) = src.split_at(n);
-        piece[from..from + n].copy_from_slice(now);
-        src = rest;
-    }
+    data.ranges().all(|(start, len)| {
+        start.addr().is_multiple_of(direct.memory) && (len as u64).is_multiple_of(direct.offset)
+    })
 }

@@ -1,4 +1,4 @@
-//! Two cores, each a thread with a ring, in library mode: the caller's thread gives them requests and commands.
+//! Two cores, each a thread with a ring, in library mode: the caller's thread gives them requests and commands. The memory of the requests is their own, or shared.
 
 use super::{HANG, World};
 use crate::driver::Driver;
@@ -47,9 +47,9 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    pub(super) fn new(device: &Arc<dyn Device>, facts: Facts) -> Threads {
+    pub(super) fn new(device: &Arc<dyn Device>, facts: Facts, foreign: bool) -> Threads {
         let cluster = Cluster::new(CORES).expect("a cluster");
-        let cores = (0..CORES).map(|core| Core::start(&cluster, core, device)).collect();
+        let cores = (0..CORES).map(|core| Core::start(&cluster, core, device, foreign)).collect();
         let mut threads = Threads { cluster, nobody: DeviceId::new(), facts, cores };
         threads.cores.iter_mut().for_each(Core::done);
         threads
@@ -73,10 +73,10 @@ impl Threads {
 }
 
 impl Core {
-    fn start(cluster: &Arc<Cluster>, core: usize, device: &Arc<dyn Device>) -> Core {
+    fn start(cluster: &Arc<Cluster>, core: usize, device: &Arc<dyn Device>, foreign: bool) -> Core {
         let ((jobs, job_box), (news_box, news)) = (channel(), channel());
         let (cluster, device) = (cluster.clone(), device.clone());
-        let thread = std::thread::spawn(move || work(&cluster, core, device, &job_box, &news_box));
+        let thread = std::thread::spawn(move || work(&cluster, core, device, foreign, &job_box, &news_box));
         Core { jobs, news, thread: Some(thread), given: 0, collected: 0, answers: BTreeMap::new() }
     }
 
@@ -125,12 +125,14 @@ fn work(
     cluster: &Arc<Cluster>,
     core: usize,
     device: Arc<dyn Device>,
+    foreign: bool,
     jobs: &Receiver<Job>,
     news: &Sender<News>,
 ) {
     let mut local = LocalCore::attach(cluster, CoreId(core as u16), CoreOptions::default()).expect("a core");
-    let open =
-        |cx: &mut Cx<'_>| Driver::open(&device, cx).unwrap_or_else(|e| panic!("not to be opened: {e}"));
+    let open = |cx: &mut Cx<'_>| {
+        Driver::open(&device, foreign, cx).unwrap_or_else(|e| panic!("not to be opened: {e}"))
+    };
     let mut driver = local.turn(open);
     let _ = news.send(News::Done);
     let mut answers = Vec::new();

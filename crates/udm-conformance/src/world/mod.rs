@@ -81,6 +81,8 @@ pub enum Kind {
     Stepped,
     /// Two cores on threads of their own, each with its ring.
     Cores,
+    /// The same, with the data of requests in memory that another process could change: a sealed memfd.
+    Foreign,
     /// Three clients of an NBD server on two cores.
     Nbd,
     /// The same, with each of them moved to the other core before and behind all that is asked of it.
@@ -89,7 +91,7 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 4] = [Kind::Stepped, Kind::Cores, Kind::Nbd, Kind::Moved];
+    pub const ALL: [Kind; 5] = [Kind::Stepped, Kind::Cores, Kind::Foreign, Kind::Nbd, Kind::Moved];
 
     /// Its name in the names of tests.
     #[must_use]
@@ -97,6 +99,7 @@ impl Kind {
         match self {
             Kind::Stepped => "stepped",
             Kind::Cores => "cores",
+            Kind::Foreign => "foreign",
             Kind::Nbd => "nbd",
             Kind::Moved => "moved",
         }
@@ -113,7 +116,9 @@ impl Kind {
     pub fn open(self, device: &Arc<dyn Device>, facts: Facts) -> Box<dyn World> {
         match self {
             Kind::Stepped => Box::new(stepped::Stepped::new(device, facts)),
-            Kind::Cores => Box::new(cores::Threads::new(device, facts)),
+            Kind::Cores | Kind::Foreign => {
+                Box::new(cores::Threads::new(device, facts, self == Kind::Foreign))
+            }
             Kind::Nbd | Kind::Moved => Box::new(nbd::Nbd::new(device, facts, self == Kind::Moved)),
         }
     }

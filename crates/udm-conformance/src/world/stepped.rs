@@ -47,7 +47,7 @@ impl Stepped {
     fn open(&mut self) {
         for core in 0..CORES {
             let device = &self.device;
-            let driver = self.world.turn(core, |cx| Driver::open(device, cx));
+            let driver = self.world.turn(core, |cx| Driver::open(device, false, cx));
             self.drivers.push(driver.unwrap_or_else(|e| panic!("core {core} can't open the device: {e}")));
         }
     }

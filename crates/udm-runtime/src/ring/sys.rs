@@ -33,19 +33,19 @@ pub(super) struct Completion {
 
 impl Entry {
     /// Takes the operation in and lays out its pointers.
-    pub(super) fn fill(&mut self, mut op: RingOp) {
+    pub(super) fn fill(&mut self, op: RingOp) {
         self.iov.clear();
         self.msg = None;
         let message = matches!(op, RingOp::Recv { .. } | RingOp::Send { .. });
         if let RingOp::Read { data, .. }
         | RingOp::Write { data, .. }
         | RingOp::Recv { data, .. }
-        | RingOp::Send { data, .. } = &mut op
+        | RingOp::Send { data, .. } = &op
         {
             self.iov.extend(
-                data.iter_mut()
+                data.ranges()
                     .take(RingOp::MAX_PIECES)
-                    .map(|b| libc::iovec { iov_base: b.as_mut_ptr().cast(), iov_len: b.len() }),
+                    .map(|(start, len)| libc::iovec { iov_base: start.cast(), iov_len: len }),
             );
         }
         if message && self.iov.len() != 1 {

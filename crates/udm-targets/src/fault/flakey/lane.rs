@@ -32,14 +32,8 @@ enum Fate {
     End(Status),
 }
 
-fn set_byte(data: &mut Segments, mut at: usize, value: u8) {
-    for buf in data.iter_mut() {
-        if at < buf.len() {
-            buf[at] = value;
-            return;
-        }
-        at -= buf.len();
-    }
+fn set_byte(data: &mut Segments, at: usize, value: u8) {
+    data.copy_from_at(at, &[value]);
 }
 
 /// Replaces the bytes that the features name. Chance is drawn for every request that random corruption could touch.
