@@ -1,17 +1,25 @@
 //! Division by a number that is fixed when a table is loaded.
 
-/// A divisor, as a multiplication: several times faster than the processor's own division of 64-bit numbers, for any divisor.
+/// A divisor, as a multiplication and two shifts: several times faster than the processor's own division of 64-bit numbers, for any divisor. What is divided is less than
+/// [`Divisor::MAX`], as all sectors are.
 #[derive(Clone, Copy, Debug)]
 pub struct Divisor {
     by: u64,
-    /// Of 2^64 - 1.
-    reciprocal: u64,
+    /// 2^(63 + `shift`) / `by`, rounded up.
+    factor: u64,
+    /// The least for which 2^`shift` is no less than `by`.
+    shift: u32,
 }
 
 impl Divisor {
-    /// Division by `by`, at least 1.
+    /// What is divided is less, and no divisor is larger.
+    pub const MAX: u64 = 1 << 63;
+
+    /// Division by `by`, from 1 to [`Divisor::MAX`].
     pub fn new(by: u64) -> Divisor {
-        Divisor { by, reciprocal: u64::MAX / by }
+        let shift = by.next_power_of_two().trailing_zeros();
+        let factor = (1u128 << (63 + shift)).div_ceil(u128::from(by)) as u64;
+        Divisor { by, factor, shift }
     }
 
     /// The divisor.
@@ -19,15 +27,19 @@ impl Divisor {
         self.by
     }
 
+    /// How often the divisor is in `n`.
+    #[inline]
+    pub fn quotient(self, n: u64) -> u64 {
+        debug_assert!(n < Divisor::MAX, "{n}: too large to be divided");
+        // The factor was rounded up: the result is too large by less than n / 2^(63 + shift), so by less than 1 / by, and reaches no further whole number.
+        ((u128::from(n) * u128::from(self.factor)) >> 63) as u64 >> self.shift
+    }
+
     /// Quotient and remainder.
     #[inline]
     pub fn div_rem(self, n: u64) -> (u64, u64) {
-        // 2^64 / by is at most 1 more than the reciprocal, and n less than 2^64: the product is right or one too small.
-        let quotient = ((u128::from(n) * u128::from(self.reciprocal)) >> 64) as u64;
-        let rest = n - quotient * self.by;
-        // Without a branch, which chance would decide.
-        let more = u64::from(rest >= self.by);
-        (quotient + more, rest - more * self.by)
+        let quotient = self.quotient(n);
+        (quotient, n - quotient * self.by)
     }
 
     /// The remainder.
@@ -48,19 +60,30 @@ mod tests {
 
     #[test]
     fn at_the_edges() {
+        let last = Divisor::MAX - 1;
         let edges =
-            |by: u64| [0, 1, by - 1, by, by.saturating_add(1), u64::MAX - by, u64::MAX / by * by, u64::MAX];
-        for by in [1, 2, 3, 7, 128, 1 << 32, (1 << 32) + 1, (1 << 63) - 1, 1 << 63, u64::MAX - 1, u64::MAX] {
-            edges(by).into_iter().for_each(|n| check(n, by));
-            edges(by).into_iter().map(|n| n.wrapping_sub(1)).for_each(|n| check(n, by));
+            |by: u64| [0, 1, by - 1, by, by.saturating_add(1), last - by.min(last), last / by * by, last];
+        for by in
+            [1, 2, 3, 7, 128, 1 << 32, (1 << 32) + 1, (1 << 62) - 1, 1 << 62, (1 << 62) + 1, last, last + 1]
+        {
+            edges(by).into_iter().for_each(|n| check(n.min(last), by));
+            edges(by).into_iter().for_each(|n| check(n.min(last).saturating_sub(1), by));
         }
     }
 
     proptest! {
         #[test]
-        fn anywhere(n: u64, by in 1..=u64::MAX, less in 0..64u32) {
+        fn anywhere(n in 0..Divisor::MAX, by in 1..=Divisor::MAX, less in 0..63u32) {
             check(n, (by >> less).max(1));
             check(n >> less, by);
+        }
+
+        #[test]
+        fn around_whole_quotients(times: u64, by in 1..=Divisor::MAX, less in 0..63u32) {
+            let by = (by >> less).max(1);
+            let whole = times % (Divisor::MAX / by).max(1) * by;
+            check(whole, by);
+            check(whole.saturating_sub(1), by);
         }
     }
 }

@@ -17,13 +17,44 @@ struct Leg {
     in_flight: usize,
 }
 
+/// Some of the legs, each at most once. Its room is made when it is: what adds to it calls nothing.
+struct List {
+    legs: Box<[u32]>,
+    len: usize,
+}
+
+impl List {
+    /// Room for legs below `count`.
+    fn new(count: usize) -> List {
+        List { legs: vec![0; count].into(), len: 0 }
+    }
+
+    #[inline(always)]
+    fn push(&mut self, leg: usize) {
+        self.legs[self.len] = leg as u32;
+        self.len += 1;
+    }
+
+    #[inline(always)]
+    fn get(&self, place: usize) -> Option<usize> {
+        self.legs[..self.len].get(place).map(|&leg| leg as usize)
+    }
+
+    /// Takes out the one at `place`; the last moves there.
+    #[inline(always)]
+    fn swap_remove(&mut self, place: usize) {
+        self.len -= 1;
+        self.legs[place] = self.legs[self.len];
+    }
+}
+
 /// See the module's documentation.
 pub struct Legs {
     legs: Vec<Leg>,
     /// Those whose batch is not empty.
-    dirty: Vec<u32>,
+    dirty: List,
     /// Those that have bios in flight.
-    busy: Vec<u32>,
+    busy: List,
     /// Polls since the idle ones were polled.
     polls: u32,
 }
@@ -41,16 +72,57 @@ impl Legs {
     pub fn new(lanes: impl IntoIterator<Item = Box<dyn Lane>>) -> Legs {
         let leg = |lane| Leg { lane, out: Batch::new(), in_flight: 0 };
         let legs: Vec<_> = lanes.into_iter().map(leg).collect();
-        let list = || Vec::with_capacity(legs.len());
-        Legs { dirty: list(), busy: list(), polls: 0, legs }
+        Legs { dirty: List::new(legs.len()), busy: List::new(legs.len()), polls: 0, legs }
     }
 
     /// Puts `bio` into the batch of leg `index`. [`Legs::send`] comes next.
-    #[inline(always)]
+    #[inline]
     pub fn push(&mut self, index: usize, bio: Box<Bio>) {
+        if !self.has_room(index) {
+            self.make_room(index);
+        }
+        self.put(index, bio);
+    }
+
+    /// Submits each bio of `batch` to a leg: the number of it, counted from leg `first`, is at its place in `to`. Leaves `batch` empty.
+    #[inline(never)]
+    pub fn deal(&mut self, batch: &mut Batch, first: usize, to: &[u32], cx: &mut Cx<'_>) {
+        debug_assert_eq!(batch.len(), to.len());
+        let mut bios = batch.drain(..).zip(to);
+        // The loop inside calls nothing, so that what it counts stays in registers.
+        while let Some((bio, index)) = bios.find_map(|(bio, &index)| {
+            let index = first + index as usize;
+            match self.has_room(index) {
+                true => {
+                    self.put(index, bio);
+                    None
+                }
+                false => Some((bio, index)),
+            }
+        }) {
+            self.push(index, bio);
+        }
+        drop(bios);
+        self.send(cx);
+    }
+
+    #[inline(always)]
+    fn has_room(&self, index: usize) -> bool {
+        let out = &self.legs[index].out;
+        out.len() < out.capacity()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self, index: usize) {
+        self.legs[index].out.reserve(1);
+    }
+
+    #[inline(always)]
+    fn put(&mut self, index: usize, bio: Box<Bio>) {
         let out = &mut self.legs[index].out;
         if out.is_empty() {
-            mark(&mut self.dirty, index);
+            self.dirty.push(index);
         }
         out.push(bio);
     }
@@ -58,11 +130,11 @@ impl Legs {
     /// Submits what was pushed; says whether there was anything.
     #[inline]
     pub fn send(&mut self, cx: &mut Cx<'_>) -> bool {
-        let any = !self.dirty.is_empty();
-        for index in self.dirty.drain(..) {
+        let count = std::mem::take(&mut self.dirty.len);
+        for &index in &self.dirty.legs[..count] {
             let leg = &mut self.legs[index as usize];
             if leg.in_flight == 0 {
-                self.busy.push(index);
+                self.busy.push(index as usize);
             }
             leg.in_flight += leg.out.len();
             if bugs::on(Bug::SubmitTwice) {
@@ -70,7 +142,7 @@ impl Legs {
             }
             leg.lane.submit(&mut leg.out, cx);
         }
-        any
+        count > 0
     }
 
     /// Submits all of `batch` to leg `index`: the way of a batch that needs no dealing out, of a single bio above all.
@@ -78,10 +150,19 @@ impl Legs {
     pub fn submit(&mut self, index: usize, batch: &mut Batch, cx: &mut Cx<'_>) {
         let leg = &mut self.legs[index];
         if leg.in_flight == 0 {
-            self.busy.push(index as u32);
+            self.busy.push(index);
         }
         leg.in_flight += batch.len();
         leg.lane.submit(batch, cx);
+    }
+
+    /// The same for the only leg there is; false when there are several. Which are busy is of no use to who calls [`Legs::poll_alone`] then.
+    #[inline(always)]
+    pub fn submit_alone(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) -> bool {
+        let [leg] = &mut self.legs[..] else { return false };
+        leg.in_flight += batch.len();
+        leg.lane.submit(batch, cx);
+        true
     }
 
     /// Polls the only leg there is: where in `done` those begin that it gave back. `None` when there are several.
@@ -92,15 +173,36 @@ impl Legs {
         leg.lane.poll(done, cx);
         leg.in_flight -= done.len() - from;
         if leg.in_flight == 0 {
-            self.busy.clear();
+            self.busy.len = 0;
         }
         Some(from)
+    }
+
+    /// Polls the only leg that has bios in flight: its index, and where in `done` those begin that it gave back, if any. `None` when there are several, or none.
+    #[inline(always)]
+    pub fn poll_busy(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> Option<(usize, usize)> {
+        if self.busy.len != 1 {
+            return None;
+        }
+        let (index, from) = (self.busy.legs[0] as usize, done.len());
+        let leg = &mut self.legs[index];
+        leg.lane.poll(done, cx);
+        let count = done.len() - from;
+        debug_assert!(count <= leg.in_flight, "a leg handed back more than it was given");
+        leg.in_flight -= count;
+        if leg.in_flight == 0 {
+            self.busy.len = 0;
+        }
+        if self.legs.len() > 1 {
+            self.poll_others(count > 0, done, cx);
+        }
+        Some((index, from))
     }
 
     /// Begins a poll: [`Legs::poll_next`] until it has no more, then [`Legs::poll_idle`].
     #[inline]
     pub fn poll(&mut self) -> Round {
-        Round { next: 0, partly: self.busy.len() < self.legs.len(), came_back: false }
+        Round { next: 0, partly: self.busy.len < self.legs.len(), came_back: false }
     }
 
     /// Polls the next leg that has bios in flight: its index, and where in `done` those begin that it gave back, if any.
@@ -111,8 +213,8 @@ impl Legs {
         done: &mut Batch,
         cx: &mut Cx<'_>,
     ) -> Option<(usize, usize)> {
-        let index = *self.busy.get(round.next)?;
-        let leg = &mut self.legs[index as usize];
+        let index = self.busy.get(round.next)?;
+        let leg = &mut self.legs[index];
         let from = done.len();
         leg.lane.poll(done, cx);
         let count = done.len() - from;
@@ -124,17 +226,24 @@ impl Legs {
         } else {
             round.next += 1;
         }
-        Some((index as usize, from))
+        Some((index, from))
     }
 
     /// The end of a poll: the idle legs, when it is their turn.
     #[inline(always)]
     pub fn poll_idle(&mut self, round: &Round, done: &mut Batch, cx: &mut Cx<'_>) {
-        if !round.partly || bugs::on(Bug::IdleLegForgotten) {
+        if round.partly {
+            self.poll_others(round.came_back, done, cx);
+        }
+    }
+
+    #[inline(always)]
+    fn poll_others(&mut self, came_back: bool, done: &mut Batch, cx: &mut Cx<'_>) {
+        if bugs::on(Bug::IdleLegForgotten) {
             return;
         }
         self.polls += 1;
-        if !round.came_back || self.polls >= IDLE_EVERY {
+        if !came_back || self.polls >= IDLE_EVERY {
             self.visit_idle(done, cx);
         } else {
             // They are due in a poll that brings nothing back.
@@ -157,8 +266,9 @@ impl Legs {
         let (leg, from) = (&mut self.legs[index], back.len());
         leg.lane.drain(how, back, cx);
         leg.in_flight -= back.len() - from;
-        if leg.in_flight == 0 {
-            self.busy.retain(|&busy| busy as usize != index);
+        let place = self.busy.legs[..self.busy.len].iter().position(|&leg| leg as usize == index);
+        if let Some(place) = place.filter(|_| leg.in_flight == 0) {
+            self.busy.swap_remove(place);
         }
         from
     }
@@ -177,10 +287,4 @@ impl Legs {
     pub fn busy(&self) -> Busy {
         self.legs.iter().map(|leg| leg.lane.busy()).max().unwrap_or_default()
     }
-}
-
-/// Once a leg and batch, and out of the way of the rest.
-#[inline(never)]
-fn mark(dirty: &mut Vec<u32>, index: usize) {
-    dirty.push(index as u32);
 }

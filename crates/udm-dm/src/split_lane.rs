@@ -21,11 +21,14 @@ pub enum Way {
 
 /// Says where bios go.
 pub trait Route: Cut {
-    /// Moves bios from the front of `bios` on for as long as they go to leg 0 whole; says how many. For routes that know it of a run of bios at less than
-    /// [`Route::down`] costs for each.
-    fn run_down(&self, bios: &mut [Box<Bio>]) -> usize {
-        let _ = bios;
-        0
+    /// As [`Route::down`], for what nearly all bios are: moves `bio` and says which leg it goes to, if it is plain that it goes whole; else it is left as it is. Calls nothing,
+    /// so that a loop of it keeps what it needs in registers.
+    fn plain(&self, bio: &mut Bio) -> Option<usize>;
+
+    /// The same for bios from the front of `bios` on for as long as it is plain: writes the leg of each to its place in `to`, and says how many.
+    #[inline(always)]
+    fn run(&self, bios: &mut [Box<Bio>], to: &mut [u32]) -> usize {
+        run(bios, to, |bio| self.plain(bio))
     }
 
     /// The way of `bio`. One that goes whole is moved: its sector counts as the leg does from here on.
@@ -35,17 +38,32 @@ pub trait Route: Cut {
     fn up(&self, leg: usize, bios: &mut [Box<Bio>]);
 }
 
+/// Does `plain` with bios from the front of `bios` on for as long as it says a leg, and writes that to its place in `to`; says how many.
+#[inline(always)]
+pub fn run(bios: &mut [Box<Bio>], to: &mut [u32], plain: impl Fn(&mut Bio) -> Option<usize>) -> usize {
+    let odd = bios.iter_mut().zip(&mut *to).position(|(bio, to)| match plain(bio) {
+        Some(leg) => {
+            *to = leg as u32;
+            false
+        }
+        None => true,
+    });
+    odd.unwrap_or(to.len())
+}
+
 /// See the module's documentation.
 pub struct SplitLane<R> {
     route: R,
     legs: Legs,
     split: Splitter,
+    /// Scratch: the leg of each bio of a batch.
+    to: Vec<u32>,
 }
 
 impl<R: Route> SplitLane<R> {
     /// A lane over `lanes`, between which `route` chooses.
     pub fn new(route: R, lanes: Vec<Box<dyn Lane>>, cx: &mut Cx<'_>) -> SplitLane<R> {
-        SplitLane { route, legs: Legs::new(lanes), split: Splitter::new(cx.new_owner()) }
+        SplitLane { route, legs: Legs::new(lanes), split: Splitter::new(cx.new_owner()), to: Vec::new() }
     }
 
     /// True when nothing from above is in flight.
@@ -53,29 +71,40 @@ impl<R: Route> SplitLane<R> {
         self.split.is_idle() && self.legs.is_empty()
     }
 
-    /// Submits a batch that is not a single bio.
+    /// Submits a batch that is not a single bio, or one that may not go whole.
     #[inline(never)]
     fn submit_many(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        let run = self.route.run_down(batch);
-        let mut only = (run > 0).then_some(0);
-        for (i, bio) in batch.iter_mut().enumerate().skip(run) {
-            match self.route.down(bio) {
-                Way::Leg(leg) if i == 0 => only = Some(leg),
-                Way::Leg(leg) if only == Some(leg) => {}
-                way => return self.deal(batch, only.unwrap_or_default(), i, way, cx),
-            }
+        if self.to.len() < batch.len() {
+            self.to.resize(batch.len(), 0);
         }
-        if let Some(leg) = only {
-            self.legs.submit(leg, batch, cx);
+        let to = &mut self.to[..batch.len()];
+        let mut count = 0;
+        loop {
+            count += self.route.run(&mut batch[count..], &mut to[count..]);
+            let Some(bio) = batch.get_mut(count) else { break };
+            match self.route.down(bio) {
+                Way::Leg(leg) => to[count] = leg as u32,
+                way => return self.deal_odd(batch, count, way, cx),
+            }
+            count += 1;
+        }
+        let Some(&leg) = to.first() else { return };
+        if self.legs.submit_alone(batch, cx) {
+            return;
+        }
+        if to.iter().all(|other| *other == leg) {
+            self.legs.submit(leg as usize, batch, cx);
+        } else {
+            self.legs.deal(batch, 0, to, cx);
         }
     }
 
-    /// Deals out a batch of which the first `count` bios are on their way to leg `leg`, and the next on `way`.
+    /// Deals out a batch of which the first `count` bios are on their way to the legs in `to`, and the next on `way`.
     #[inline(never)]
-    fn deal(&mut self, batch: &mut Batch, leg: usize, count: usize, way: Way, cx: &mut Cx<'_>) {
+    fn deal_odd(&mut self, batch: &mut Batch, count: usize, way: Way, cx: &mut Cx<'_>) {
         let mut bios = batch.drain(..);
-        for bio in bios.by_ref().take(count) {
-            self.legs.push(leg, bio);
+        for (bio, &leg) in bios.by_ref().take(count).zip(&self.to) {
+            self.legs.push(leg as usize, bio);
         }
         if let Some(bio) = bios.next() {
             self.put(bio, way);
@@ -111,7 +140,11 @@ impl<R: Route> SplitLane<R> {
         }
     }
 
+    #[inline(never)]
     fn poll_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        if let Some((leg, from)) = self.legs.poll_busy(done, cx) {
+            return self.route.up(leg, &mut done[from..]);
+        }
         let mut round = self.legs.poll();
         while let Some((leg, from)) = self.legs.poll_next(&mut round, done, cx) {
             self.route.up(leg, &mut done[from..]);
@@ -138,10 +171,14 @@ impl<R: Route> SplitLane<R> {
 impl<R: Route> Lane for SplitLane<R> {
     #[inline]
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        let [bio] = &mut batch[..] else { return self.submit_many(batch, cx) };
-        match self.route.down(bio) {
-            Way::Leg(leg) => self.legs.submit(leg, batch, cx),
-            way => self.deal(batch, 0, 0, way, cx),
+        if let [bio] = &mut batch[..]
+            && let Some(leg) = self.route.plain(bio)
+        {
+            if !self.legs.submit_alone(batch, cx) {
+                self.legs.submit(leg, batch, cx);
+            }
+        } else {
+            self.submit_many(batch, cx);
         }
     }
 

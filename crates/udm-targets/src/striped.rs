@@ -35,6 +35,8 @@ struct Stripe {
 struct Layout {
     stripes: Divisor,
     chunk: Divisor,
+    /// Sectors of a row that lie on other stripes than a given one.
+    others: u64,
 }
 
 struct Shared {
@@ -82,7 +84,8 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
             .map_err(|e| refuse(text, 2 + 2 * i).with_errno(e.errno).because(e.reason))?;
         stripes.push(Stripe { device, offset: Sector(offset), errors: AtomicU32::new(0) });
     }
-    let layout = Layout { stripes: Divisor::new(count), chunk: Divisor::new(chunk) };
+    let layout =
+        Layout { stripes: Divisor::new(count), chunk: Divisor::new(chunk), others: (count - 1) * chunk };
     Ok(Arc::new(Striped {
         shared: Arc::new(Shared { stripes, layout, notify: OnceLock::new() }),
         len: args.len,
@@ -108,7 +111,7 @@ impl Target for Striped {
     }
 
     fn table(&self) -> String {
-        let Layout { stripes, chunk } = self.shared.layout;
+        let Layout { stripes, chunk, .. } = self.shared.layout;
         let mut text = format!("{} {}", stripes.get(), chunk.get());
         for stripe in &self.shared.stripes {
             let _ = write!(text, " {} {}", stripe.device.number, stripe.offset);
@@ -128,7 +131,7 @@ impl Target for Striped {
     }
 
     fn limits(&self, below: Below<'_>) -> Limits {
-        let Layout { stripes, chunk } = self.shared.layout;
+        let Layout { stripes, chunk, .. } = self.shared.layout;
         let bytes = chunk.get().saturating_mul(SECTOR_SIZE);
         let all = self.shared.stripes.iter().map(|s| below.limits(&s.device));
         let limits = all.fold(Limits::new(self.len), |all, one| all.stack(&one));
@@ -201,8 +204,8 @@ impl Layout {
 
     /// The sector of the target behind a sector of a stripe.
     fn unmap(&self, stripe: usize, sector: u64) -> u64 {
-        let (row, within) = self.chunk.div_rem(sector);
-        (row * self.stripes.get() + stripe as u64) * self.chunk.get() + within
+        let row = self.chunk.quotient(sector);
+        sector + row * self.others + stripe as u64 * self.chunk.get()
     }
 
     /// The first sector of `stripe` that belongs to `sector` of the target or to what is behind it.
@@ -230,13 +233,17 @@ struct Stripes {
 
 impl Route for Stripes {
     #[inline(always)]
-    fn down(&self, bio: &mut Bio) -> Way {
+    fn plain(&self, bio: &mut Bio) -> Option<usize> {
         if !bio.op.has_data() {
-            return Way::Cut;
+            return None;
         }
         let (stripe, at) = self.layout.map(bio.sector.0);
         bio.sector.0 = self.offsets[stripe].wrapping_add(at);
-        Way::Leg(stripe)
+        Some(stripe)
+    }
+
+    fn down(&self, bio: &mut Bio) -> Way {
+        self.plain(bio).map_or(Way::Cut, Way::Leg)
     }
 
     #[inline(always)]

@@ -5,16 +5,16 @@
 //! down and back on the way up; a linear target has no lane of its own, the shift is all there is to it. The rest is cut.
 
 use super::Table;
-use super::map::Map;
+use super::map::{Map, Place};
 use crate::bugs::{self, Bug};
 use crate::split::{Cursor, Cut, Step};
-use crate::split_lane::{Route, SplitLane, Way};
+use crate::split_lane::{Route, SplitLane, Way, run};
 use udm_core::{Bio, BioFlags, Cx, Limits, Op, OpenError, SECTOR_SIZE};
 
 /// What makes a bio one of the usual ones: a read or write that needs nothing but its place looked up.
 struct Plain {
-    /// The operations, a bit each.
-    ops: u8,
+    /// The last of the operations that do, of a list that begins with reads and writes.
+    last: Op,
     special: BioFlags,
     /// `sector` and `sectors` have none of these bits.
     unaligned: u64,
@@ -23,17 +23,15 @@ struct Plain {
 }
 
 impl Plain {
-    // One branch a bio: the tests are joined without shortcuts.
     #[inline(always)]
     fn takes(&self, bio: &Bio) -> bool {
         let (sector, sectors) = (bio.sector.0, bio.sectors.0);
-        let op = self.ops >> (bio.op as u8) & 1 == 1;
-        let flags = !bio.flags.intersects(self.special);
-        let aligned = (sector | sectors) & self.unaligned == 0;
-        // `max` is at most `size`, so the difference below is one where it counts.
-        let len = sectors.wrapping_sub(1) < self.max;
-        let range = sector <= self.size.wrapping_sub(sectors);
-        op & flags & aligned & len & range
+        bio.op as u8 <= self.last as u8
+            && !bio.flags.intersects(self.special)
+            && (sector | sectors) & self.unaligned == 0
+            && sectors.wrapping_sub(1) < self.max
+            // `max` is at most `size`, so the difference is one.
+            && sector <= self.size.wrapping_sub(sectors)
     }
 }
 
@@ -71,7 +69,7 @@ impl TableLane {
             _ => None,
         };
         let plain = Plain {
-            ops: 1 << Op::Read as u8 | u8::from(!limits.read_only) << Op::Write as u8,
+            last: if limits.read_only { Op::Read } else { Op::Write },
             special: map.special(),
             unaligned: match bugs::on(Bug::BlocksIgnored) {
                 true => 0,
@@ -85,9 +83,49 @@ impl TableLane {
 }
 
 impl TableRoute {
-    /// The way of a bio that is not one of the usual ones, or that may not fit whole.
-    #[cold]
-    fn unusual(&self, bio: &mut Bio) -> Way {
+    #[inline(always)]
+    fn to_single(&self, bio: &mut Bio, shift: u64) -> Option<usize> {
+        self.plain.takes(bio).then(|| {
+            bio.sector.0 = bio.sector.0.wrapping_add(shift);
+            0
+        })
+    }
+
+    #[inline(always)]
+    fn to_several(&self, bio: &mut Bio) -> Option<usize> {
+        let leg = self.map.find_alone(bio.sector.0)?;
+        self.to_place(bio, leg, &self.map.places[leg])
+    }
+
+    #[inline(always)]
+    fn to_place(&self, bio: &mut Bio, leg: usize, place: &Place) -> Option<usize> {
+        (self.plain.takes(bio) && place.left(bio.sector.0) >= bio.sectors.0).then(|| {
+            bio.sector.0 = bio.sector.0.wrapping_add(place.shift);
+            leg
+        })
+    }
+}
+
+impl Route for TableRoute {
+    #[inline(always)]
+    fn plain(&self, bio: &mut Bio) -> Option<usize> {
+        match self.single {
+            Some(shift) => self.to_single(bio, shift),
+            None => self.to_several(bio),
+        }
+    }
+
+    /// Asks once for all what kind of table it is.
+    #[inline(always)]
+    fn run(&self, bios: &mut [Box<Bio>], to: &mut [u32]) -> usize {
+        match (self.single, &*self.map.places) {
+            (Some(shift), _) => run(bios, to, |bio| self.to_single(bio, shift)),
+            (None, [place]) => run(bios, to, |bio| self.to_place(bio, 0, place)),
+            (None, _) => run(bios, to, |bio| self.to_several(bio)),
+        }
+    }
+
+    fn down(&self, bio: &mut Bio) -> Way {
         if let Err(status) = self.limits.check(bio.op, bio.sector, bio.sectors) {
             return Way::End(status);
         }
@@ -97,40 +135,6 @@ impl TableRoute {
         let leg = self.map.find(bio.sector.0);
         let place = &self.map.places[leg];
         if place.room(bio.op, bio.sector.0) < bio.sectors.0 {
-            return Way::Cut;
-        }
-        bio.sector.0 = bio.sector.0.wrapping_add(place.shift);
-        Way::Leg(leg)
-    }
-}
-
-impl Route for TableRoute {
-    #[inline(always)]
-    fn run_down(&self, bios: &mut [Box<Bio>]) -> usize {
-        let Some(shift) = self.single else { return 0 };
-        let mut run = 0;
-        for bio in bios {
-            if !self.plain.takes(bio) {
-                break;
-            }
-            bio.sector.0 = bio.sector.0.wrapping_add(shift);
-            run += 1;
-        }
-        run
-    }
-
-    #[inline(always)]
-    fn down(&self, bio: &mut Bio) -> Way {
-        if !self.plain.takes(bio) {
-            return self.unusual(bio);
-        }
-        if let Some(shift) = self.single {
-            bio.sector.0 = bio.sector.0.wrapping_add(shift);
-            return Way::Leg(0);
-        }
-        let leg = self.map.find(bio.sector.0);
-        let place = &self.map.places[leg];
-        if place.left(bio.sector.0) < bio.sectors.0 {
             return Way::Cut;
         }
         bio.sector.0 = bio.sector.0.wrapping_add(place.shift);

@@ -22,9 +22,8 @@ pub(super) struct Place {
 /// All places of a table, and what flushes need.
 pub(super) struct Map {
     pub places: Vec<Place>,
-    /// For each run of 2^`index_shift` sectors the place where it begins and the one where the next begins, which are the same in nearly all cases: else a
-    /// sector's place is looked for between them.
-    index: Box<[(u32, u32)]>,
+    /// For each run of 2^`index_shift` sectors the place where it begins, with [`SEVERAL`] if it goes on behind that.
+    index: Box<[u32]>,
     index_shift: u32,
     /// The targets that a flush of the whole device goes to.
     flush: Vec<usize>,
@@ -43,7 +42,7 @@ impl Place {
             start: start.0,
             end: start.0 + len.0,
             shift,
-            chunk: chunk.map(|c| Divisor::new(c.0.max(1))),
+            chunk: chunk.map(|c| Divisor::new(c.0.clamp(1, Divisor::MAX))),
             max: [whole(limits.max_sectors), whole(limits.max_discard), whole(limits.max_write_zeroes)],
         }
     }
@@ -108,15 +107,23 @@ impl Map {
     }
 
     /// The place of `sector`, which is not behind the end.
-    #[inline]
+    #[inline(always)]
     pub fn find(&self, sector: u64) -> usize {
-        let (first, last) = self.index[(sector >> self.index_shift) as usize];
-        if first == last { first as usize } else { self.find_between(first as usize, last as usize, sector) }
+        let place = self.index[(sector >> self.index_shift) as usize];
+        if place & SEVERAL == 0 { place as usize } else { self.find_from((place - SEVERAL) as usize, sector) }
     }
 
+    /// The place of `sector`, if the index has it. For a sector behind the end it may be a place too.
+    #[inline(always)]
+    pub fn find_alone(&self, sector: u64) -> Option<usize> {
+        let place = *self.index.get((sector >> self.index_shift) as usize)?;
+        (place & SEVERAL == 0).then_some(place as usize)
+    }
+
+    /// The place of `sector`, which is not in front of place `first`.
     #[cold]
-    fn find_between(&self, first: usize, last: usize, sector: u64) -> usize {
-        first + self.places[first..last].partition_point(|place| place.end <= sector)
+    fn find_from(&self, first: usize, sector: u64) -> usize {
+        first + self.places[first..].partition_point(|place| place.end <= sector)
     }
 
     fn flush_piece(&self, i: u64) -> Option<Piece> {
@@ -130,15 +137,19 @@ impl Map {
 }
 
 /// Runs of sectors in the index, for each place.
-const RUNS: u64 = 16;
+const RUNS: u64 = 32;
+
+/// Marks a run that lies in several places.
+const SEVERAL: u32 = 1 << 31;
 
 /// The index over `places`, and how long its runs are, as a power of two.
-fn index(places: &[Place]) -> (Box<[(u32, u32)]>, u32) {
+fn index(places: &[Place]) -> (Box<[u32]>, u32) {
     let (size, last) = (places.last().map_or(0, |place| place.end), places.len().saturating_sub(1));
     let runs = RUNS * places.len() as u64;
     let shift = (0..u64::BITS).find(|&shift| size >> shift <= runs).unwrap_or_default();
     let begin = |run: u64| places.partition_point(|place| place.end <= run << shift).min(last) as u32;
-    ((0..=size >> shift).map(|run| (begin(run), begin(run + 1))).collect(), shift)
+    let place = |run: u64| if begin(run) == begin(run + 1) { begin(run) } else { begin(run) | SEVERAL };
+    ((0..=size >> shift).map(place).collect(), shift)
 }
 
 /// One flush a device when no target minds, else one a target; targets with nothing to flush end theirs at once.
