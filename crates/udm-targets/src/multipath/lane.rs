@@ -34,6 +34,8 @@ pub(super) struct MultipathLane {
     pub(super) ended: Batch,
     /// Scratch.
     pub(super) spare: Batch,
+    /// Scratch: the path for each bio of a batch.
+    chosen: Vec<u32>,
     /// The suspend under way: from each `drain` to the end of the `poll` behind it, since one that is called off is seen by nothing else.
     pub(super) draining: Option<Drain>,
 }
@@ -58,6 +60,7 @@ impl MultipathLane {
             again: Batch::new(),
             ended: Batch::new(),
             spare: Batch::new(),
+            chosen: Vec::new(),
             draining: None,
         }
     }
@@ -65,16 +68,32 @@ impl MultipathLane {
     /// Sends `batch` to the paths of the group in use, or where bios without a path go. Leaves it empty.
     #[inline(always)]
     pub(super) fn dispatch(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        if self.shared.word() != self.router.seen()
-            && !(bugs::on(Bug::StalePathGeneration) && self.router.group().is_some())
-        {
-            self.router.look(&self.shared);
-        }
         if bugs::on(Bug::LandsAfterRetry) {
             batch.extend(bugs::echoes(Arc::as_ptr(&self.shared) as usize));
         }
+        if self.shared.word() == self.router.seen()
+            && let Some(group) = self.router.group()
+        {
+            group.selector.deal(batch, group.paths.start, &mut self.chosen, &mut self.legs, cx);
+        } else {
+            self.dispatch_anew(batch, cx);
+        }
+    }
+
+    /// The same when something has changed, or no path was left.
+    #[inline(never)]
+    fn dispatch_anew(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        if batch.is_empty() {
+            return;
+        }
+        let stale = bugs::on(Bug::StalePathGeneration) && self.router.group().is_some();
+        if self.shared.word() != self.router.seen() && !stale {
+            self.router.look(&self.shared);
+        }
         match self.router.group() {
-            Some(group) => group.selector.deal(batch, group.paths.start, &mut self.legs, cx),
+            Some(group) => {
+                group.selector.deal(batch, group.paths.start, &mut self.chosen, &mut self.legs, cx);
+            }
             None => self.no_path(batch),
         }
     }
@@ -82,6 +101,14 @@ impl MultipathLane {
     /// Polls the paths that have any in flight.
     #[inline(always)]
     pub(super) fn reap(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        match self.legs.poll_busy(done, cx) {
+            Some((index, from)) => self.polled(index, done, from),
+            None => self.reap_several(done, cx),
+        }
+    }
+
+    #[inline(never)]
+    fn reap_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let mut round = self.legs.poll();
         while let Some((index, from)) = self.legs.poll_next(&mut round, done, cx) {
             self.polled(index, done, from);
@@ -93,13 +120,16 @@ impl MultipathLane {
     #[inline(always)]
     fn polled(&mut self, index: usize, done: &mut Batch, from: usize) {
         let back = &done[from..];
-        let mut sectors = 0;
-        let mut all_ok = true;
-        for bio in back {
-            sectors += bio.sectors.0;
-            all_ok &= bio.status.is_ok();
+        let (mut all_ok, mut sectors) = (true, Sectors::ZERO);
+        if let [only] = back {
+            (all_ok, sectors) = (only.status.is_ok(), only.sectors);
+        } else {
+            for bio in back {
+                all_ok &= bio.status.is_ok();
+                sectors += bio.sectors;
+            }
         }
-        let (count, sectors) = (back.len(), Sectors(sectors));
+        let count = back.len();
         if all_ok || !bugs::on(Bug::ErrorsNotServed) {
             self.served[index].served(count as u64, sectors.bytes());
         }
@@ -149,9 +179,7 @@ impl Lane for MultipathLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         // A suspended device is given no bios, so it has been resumed.
         self.draining = None;
-        if !batch.is_empty() {
-            self.dispatch(batch, cx);
-        }
+        self.dispatch(batch, cx);
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {

@@ -6,9 +6,11 @@
 //! advice, it publishes nothing else. It is never below zero, because no lane's part ever is.
 //!
 //! The kernel keeps a list, scans it from the front and moves the winner to the back. Since both comparisons order paths by
-//! a key, the same winner is found by key and time of last choice, and nothing has to be moved.
+//! a key, the same winner is found by key and time of last choice, and nothing has to be moved. For a batch the paths are put in that order once: who is chosen
+//! goes behind those with no more load. Where that is the very end, since loads are even, and bios are equal, the paths take turns for the rest of the batch, which
+//! costs the same whatever their number.
 
-use super::Choose;
+use super::{Choose, behind};
 use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -22,17 +24,21 @@ pub(in crate::multipath) trait Rule: Send + Sync + 'static {
     /// What `bio` adds to the load of the path that gets it.
     fn weight(bio: &Bio) -> u64;
 
+    /// The weight of each of `bios`; `None` when they differ.
+    fn weight_of_each(bios: &[Box<Bio>]) -> Option<u64>;
+
     /// The sum of [`Rule::weight`] over `bios` bios of `sectors` in all.
     fn total(bios: usize, sectors: Sectors) -> u64;
 
-    /// True when a bio of weight `n` should rather go to `a` than to `b`. An order: `a` over `b` and `b` over `c` means `a` over `c`.
+    /// True when a bio of weight `n` should rather go to `a` than to `b`. An order: `a` over `b` and `b` over `c` means `a` over `c`. Between paths of the same
+    /// throughput that is [`Slot::load_then_age`].
     fn better(a: &Slot, b: &Slot, n: u64) -> bool;
 }
 
 /// A path, as its core sees it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::multipath) struct Slot {
-    /// What the other cores have under way, as of the begin of the batch; [`Slot::UNUSABLE`] for a path that can't be used.
+    /// What the other cores have under way, as of the begin of the batch; for a path that can't be used [`Slot::UNUSABLE`] besides.
     others: u64,
     /// What this lane has under way.
     own: u64,
@@ -42,7 +48,16 @@ pub(in crate::multipath) struct Slot {
     pub(super) used: u64,
     /// Relative throughput, 0..=100 (service-time); 0 for a path that can't be used.
     pub(super) throughput: u32,
-    usable: bool,
+    /// 0, or [`Slot::UNUSABLE`].
+    bar: u64,
+}
+
+/// A path in the order of a batch.
+#[derive(Clone, Copy)]
+struct Turn {
+    load: u64,
+    used: u64,
+    path: u32,
 }
 
 /// The shared load of each path of a group.
@@ -72,51 +87,166 @@ pub(in crate::multipath) struct LoadLane<S: Loaded> {
     /// By path.
     slots: Vec<Slot>,
     clock: u64,
+    /// All paths that can be used have the same throughput.
+    even: bool,
+    /// The order of the batch.
+    turns: Vec<Turn>,
 }
 
 impl<S: Loaded> LoadLane<S> {
     pub(super) fn new(selector: Arc<S>) -> LoadLane<S> {
         let paths = selector.loads().0.len();
-        let mut lane = LoadLane { selector, slots: vec![Slot::default(); paths], clock: 0 };
-        (0..paths).for_each(|p| lane.reinstate(p));
+        let slot =
+            |path| Slot { used: path as u64 + 1, throughput: selector.throughput(path), ..Slot::default() };
+        let slots = (0..paths).map(slot).collect();
+        let mut lane =
+            LoadLane { slots, clock: paths as u64, even: true, turns: Vec::with_capacity(paths), selector };
+        lane.compare_throughputs();
         lane
+    }
+}
+
+impl<S: Loaded> LoadLane<S> {
+    /// Reads what the other cores have under way on each path.
+    #[inline(always)]
+    fn look(&mut self) {
+        for (slot, load) in self.slots.iter_mut().zip(&self.selector.loads().0) {
+            slot.look(load);
+        }
+    }
+
+    fn usable(&self) -> impl Iterator<Item = (usize, &Slot)> {
+        self.slots.iter().enumerate().filter(|(_, slot)| slot.bar == 0)
+    }
+
+    /// Which paths can be used has changed.
+    fn compare_throughputs(&mut self) {
+        let first = self.usable().next().map(|(_, slot)| slot.throughput);
+        let even = self.usable().all(|(_, slot)| Some(slot.throughput) == first);
+        self.even = even;
+    }
+
+    /// Puts the paths that can be used in the order of [`Slot::load_then_age`].
+    fn order(&mut self) {
+        let mut turns = std::mem::take(&mut self.turns);
+        turns.clear();
+        turns.extend(self.usable().map(|(path, slot)| Turn {
+            load: slot.load(),
+            used: slot.used,
+            path: path as u32,
+        }));
+        turns.sort_unstable_by_key(|turn| (turn.load, turn.used));
+        self.turns = turns;
+    }
+
+    /// The choices for a batch on paths of the same throughput.
+    #[inline(always)]
+    fn choose_in_order(&mut self, bios: &[Box<Bio>], chosen: &mut [u32]) {
+        self.order();
+        let turns = &mut self.turns[..];
+        let weight = S::Rule::weight_of_each(bios);
+        let mut count = 0;
+        while count < bios.len() && !weight.is_some_and(|n| takes_turns(turns, n)) {
+            self.clock += 1;
+            chosen[count] = take_first(turns, S::Rule::weight(&bios[count]), self.clock);
+            count += 1;
+        }
+        let rest = &mut chosen[count..];
+        if !rest.is_empty() {
+            take_turns(turns, weight.unwrap_or_default(), self.clock, rest);
+            self.clock += rest.len() as u64;
+        }
+        for turn in &self.turns {
+            let slot = &mut self.slots[turn.path as usize];
+            (slot.own, slot.used) = (turn.load - slot.others, turn.used);
+        }
+    }
+
+    /// The choice for a bio. With `look` what the other cores have under way is read on the way.
+    #[inline(always)]
+    fn choose_best(&mut self, bio: &Bio, look: bool) -> usize {
+        let n = S::Rule::weight(bio);
+        let mut paths = self.slots.iter_mut().zip(&self.selector.loads().0).enumerate();
+        let (mut path, (mut best, load)) = paths.next().expect("a group has paths");
+        if look {
+            best.look(load);
+        }
+        for (other, (slot, load)) in paths {
+            if look {
+                slot.look(load);
+            }
+            if S::Rule::better(slot, best, n) {
+                (path, best) = (other, slot);
+            }
+        }
+        debug_assert!(best.bar == 0, "one of the paths can be used");
+        self.clock += 1;
+        (best.own, best.used) = (best.own + n, self.clock);
+        path
+    }
+}
+
+/// Chooses the first for a bio of weight `n`: it goes behind those with no more load than it has then.
+#[inline(never)]
+fn take_first(order: &mut [Turn], n: u64, clock: u64) -> u32 {
+    let first = Turn { load: order[0].load + n, used: clock, ..order[0] };
+    let place = order[1..].iter().take_while(|turn| turn.load <= first.load).count();
+    order.copy_within(1..=place, 0);
+    order[place] = first;
+    first.path
+}
+
+/// True when the first will be the last once it is chosen for a bio of weight `n`. Then so will each be after it, for bios of the same weight.
+fn takes_turns(order: &[Turn], n: u64) -> bool {
+    order.last().is_some_and(|last| order[0].load + n >= last.load)
+}
+
+/// Chooses for bios of weight `n` from paths that [`takes_turns`] is true of.
+#[inline(always)]
+fn take_turns(order: &mut [Turn], n: u64, clock: u64, chosen: &mut [u32]) {
+    let mut place = 0;
+    for path in &mut *chosen {
+        *path = order[place].path;
+        place = behind(place, order.len());
+    }
+    let (rows, more) = (chosen.len() / order.len(), chosen.len() % order.len());
+    let length = order.len() as u64;
+    for (i, turn) in order.iter_mut().enumerate().take(chosen.len()) {
+        let times = (rows + usize::from(i < more)) as u64;
+        turn.load += times * n;
+        turn.used = clock + 1 + i as u64 + (times - 1) * length;
     }
 }
 
 impl<S: Loaded> Choose for LoadLane<S> {
     fn fail(&mut self, path: usize) {
         let slot = &mut self.slots[path];
-        (slot.usable, slot.others, slot.throughput) = (false, Slot::UNUSABLE, 0);
+        (slot.bar, slot.throughput) = (Slot::UNUSABLE, 0);
+        self.compare_throughputs();
     }
 
     fn reinstate(&mut self, path: usize) {
         self.clock += 1;
         let slot = &mut self.slots[path];
-        (slot.usable, slot.used, slot.throughput) = (true, self.clock, self.selector.throughput(path));
-    }
-
-    #[inline]
-    fn begin(&mut self) {
-        for (slot, load) in self.slots.iter_mut().zip(&self.selector.loads().0).filter(|(s, _)| s.usable) {
-            slot.others = load.load(Ordering::Relaxed) - slot.published;
-        }
+        (slot.bar, slot.used, slot.throughput) = (0, self.clock, self.selector.throughput(path));
+        self.compare_throughputs();
     }
 
     #[inline]
     fn choose(&mut self, bio: &Bio) -> usize {
-        let n = S::Rule::weight(bio);
-        let slots = &mut self.slots[..];
-        let mut best = 0;
-        for i in 1..slots.len() {
-            if S::Rule::better(&slots[i], &slots[best], n) {
-                best = i;
+        self.choose_best(bio, true)
+    }
+
+    #[inline]
+    fn choose_all(&mut self, bios: &[Box<Bio>], chosen: &mut [u32]) {
+        self.look();
+        if self.even {
+            self.choose_in_order(bios, chosen);
+        } else {
+            for (bio, path) in bios.iter().zip(chosen) {
+                *path = self.choose_best(bio, false) as u32;
             }
         }
-        self.clock += 1;
-        let slot = &mut slots[best];
-        debug_assert!(slot.usable, "one of the paths can be used");
-        (slot.own, slot.used) = (slot.own + n, self.clock);
-        best
     }
 
     #[inline]
@@ -143,6 +273,12 @@ impl Slot {
     /// More than any load, and far from the end of the numbers.
     const UNUSABLE: u64 = 1 << 63;
 
+    /// Reads `load`, the path's.
+    #[inline(always)]
+    fn look(&mut self, load: &AtomicU64) {
+        self.others = (load.load(Ordering::Relaxed) - self.published) | self.bar;
+    }
+
     /// Adds to `load`, the path's, how this lane's part has changed since the last time.
     fn publish(&mut self, load: &AtomicU64) {
         // Wraps where it went down.
@@ -167,9 +303,12 @@ impl Slot {
 impl Slot {
     /// A slot for tests of comparisons.
     pub(super) fn of(load: u64, throughput: u32, used: u64) -> Slot {
-        Slot { own: load, throughput, used, usable: true, ..Slot::default() }
+        Slot { own: load, throughput, used, ..Slot::default() }
     }
 }
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
 
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests {
@@ -182,6 +321,10 @@ mod loom_tests {
     impl Rule for Count {
         fn weight(_: &Bio) -> u64 {
             1
+        }
+
+        fn weight_of_each(_: &[Box<Bio>]) -> Option<u64> {
+            Some(1)
         }
 
         fn total(bios: usize, _: Sectors) -> u64 {
@@ -209,8 +352,9 @@ mod loom_tests {
     fn core(selector: &Arc<Count>) {
         let mut lane = LoadLane::new(Arc::clone(selector));
         let choose = |lane: &mut LoadLane<Count>, bios| {
-            lane.begin();
-            (0..bios).for_each(|_| assert_eq!(lane.choose(&Bio::default()), 0));
+            let (batch, mut chosen): (Vec<_>, _) = ((0..bios).map(|_| Bio::new()).collect(), vec![7; bios]);
+            lane.choose_all(&batch, &mut chosen);
+            assert_eq!(chosen, vec![0; bios]);
         };
         choose(&mut lane, 2);
         lane.polled(0, 0, Sectors(0));

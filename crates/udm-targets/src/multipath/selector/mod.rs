@@ -93,11 +93,11 @@ pub(super) trait Choose {
     /// `path` can be used again. It was not usable. Of several that returned since the last look the earliest comes first.
     fn reinstate(&mut self, path: usize);
 
-    /// A batch is to be dealt out.
-    fn begin(&mut self) {}
-
-    /// The path for the next bio of the batch: a usable one, of which there is at least one.
+    /// The path for a bio that is a batch of its own: a usable one, of which there is at least one.
     fn choose(&mut self, bio: &Bio) -> usize;
+
+    /// Writes the path for each of `bios` to its place in `chosen`: what so many calls of [`Choose::choose`] would choose if nothing changed meanwhile.
+    fn choose_all(&mut self, bios: &[Box<Bio>], chosen: &mut [u32]);
 
     /// `count` bios came back from `path`, well or not, `sectors` long in all; perhaps none. Called once for each poll in which bios of the path are in flight or come
     /// back: the time to tell the other cores what has changed on it.
@@ -130,8 +130,15 @@ impl SelectorLane {
 
     /// Submits each bio of `batch` to the leg of the path that is chosen for it; that of the first path is `first`. Leaves `batch` empty.
     #[inline(always)]
-    pub(super) fn deal(&mut self, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
-        each!(self, lane => deal(lane, batch, first, legs, cx));
+    pub(super) fn deal(
+        &mut self,
+        batch: &mut Batch,
+        first: usize,
+        chosen: &mut Vec<u32>,
+        legs: &mut Legs,
+        cx: &mut Cx<'_>,
+    ) {
+        each!(self, lane => deal(lane, batch, first, chosen, legs, cx));
     }
 
     /// See [`Choose::polled`].
@@ -141,26 +148,49 @@ impl SelectorLane {
     }
 }
 
-#[inline(always)]
-fn deal(lane: &mut impl Choose, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
+/// Out of line, as the loops that choose are: each has all registers then.
+#[inline(never)]
+fn deal(
+    lane: &mut impl Choose,
+    batch: &mut Batch,
+    first: usize,
+    chosen: &mut Vec<u32>,
+    legs: &mut Legs,
+    cx: &mut Cx<'_>,
+) {
     match &batch[..] {
         [only] => {
-            lane.begin();
             let path = lane.choose(only);
             legs.submit(first + path, batch, cx);
         }
-        _ => deal_many(lane, batch, first, legs, cx),
+        _ => deal_many(lane, batch, first, chosen, legs, cx),
     }
 }
 
 #[inline(never)]
-fn deal_many(lane: &mut impl Choose, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
-    lane.begin();
-    for bio in batch.drain(..) {
-        let path = lane.choose(&bio);
-        legs.push(first + path, bio);
+fn deal_many(
+    lane: &mut impl Choose,
+    batch: &mut Batch,
+    first: usize,
+    chosen: &mut Vec<u32>,
+    legs: &mut Legs,
+    cx: &mut Cx<'_>,
+) {
+    if batch.is_empty() {
+        return;
     }
-    legs.send(cx);
+    if chosen.len() < batch.len() {
+        chosen.resize(batch.len(), 0);
+    }
+    let chosen = &mut chosen[..batch.len()];
+    lane.choose_all(batch, chosen);
+    legs.deal(batch, first, chosen, cx);
+}
+
+/// The place behind `place` in a ring of `len`.
+#[inline(always)]
+fn behind(place: usize, len: usize) -> usize {
+    if place + 1 == len { 0 } else { place + 1 }
 }
 
 /// The `repeat_count` argument that three selectors take, and none still uses: above 1 it is taken for 1, and 0 is kept for `table`.

@@ -78,7 +78,15 @@ impl Choose for RoundRobinLane {
     #[inline]
     fn choose(&mut self, _bio: &Bio) -> usize {
         let path = self.order[self.head];
-        self.head = if self.head + 1 == self.order.len() { 0 } else { self.head + 1 };
+        self.head = super::behind(self.head, self.order.len());
         path as usize
+    }
+
+    #[inline]
+    fn choose_all(&mut self, _bios: &[Box<Bio>], chosen: &mut [u32]) {
+        for path in chosen {
+            *path = self.order[self.head];
+            self.head = super::behind(self.head, self.order.len());
+        }
     }
 }

@@ -1,0 +1,65 @@
+//! A batch is dealt out as its bios would be one by one.
+
+use super::super::{Selector, queue_length::QueueLength, service_time::ServiceTime};
+use super::*;
+use proptest::prelude::*;
+use udm_core::{Batch, Sector};
+
+fn selector<S: Selector + Default>(args: &[String]) -> Arc<S> {
+    let mut selector = S::default();
+    for arg in args {
+        let args: Vec<String> = arg.split_whitespace().map(String::from).collect();
+        assert!(selector.add_path(&args, 1).is_ok());
+    }
+    Arc::new(selector)
+}
+
+fn bios(sectors: &[u64]) -> Batch {
+    sectors.iter().map(|&n| Bio::read(Sector(0), Sectors(n), Default::default())).collect()
+}
+
+/// Batches of bios of these lengths are dealt out on one lane whole, on another one by one. Between them the bios of a path come back, and paths fail and return.
+fn same<S: Loaded>(selector: &Arc<S>, batches: &[Vec<u64>], changes: &[usize]) {
+    let mut lanes = [(); 2].map(|()| LoadLane::new(Arc::clone(selector)));
+    let paths = lanes[0].slots.len();
+    for (batch, change) in batches.iter().zip(changes.iter().cycle()) {
+        let bios = bios(batch);
+        let mut chosen = vec![u32::MAX; bios.len()];
+        lanes[0].choose_all(&bios, &mut chosen);
+        let one_by_one: Vec<u32> = bios.iter().map(|bio| lanes[1].choose(bio) as u32).collect();
+        assert_eq!(chosen, one_by_one);
+        let path = change % paths;
+        let back: Vec<_> = batch.iter().zip(&chosen).filter(|(_, to)| **to as usize == path).collect();
+        for lane in &mut lanes {
+            lane.polled(path, back.len(), Sectors(back.iter().map(|(sectors, _)| **sectors).sum()));
+            let usable = lane.usable().count();
+            match (change / paths % 3, lane.slots[path].bar) {
+                (1, 0) if usable > 1 => lane.fail(path),
+                (2, Slot::UNUSABLE) => lane.reinstate(path),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn batches() -> impl Strategy<Value = Vec<Vec<u64>>> {
+    let equal = (0..3u64, 1..40usize).prop_map(|(sectors, count)| vec![sectors * 8; count]);
+    let mixed = prop::collection::vec(0..64u64, 1..40);
+    prop::collection::vec(prop_oneof![equal, mixed], 1..12)
+}
+
+proptest! {
+    #[test]
+    fn a_batch_is_no_different(
+        batches in batches(),
+        changes in prop::collection::vec(any::<usize>(), 1..12),
+        throughputs in prop::collection::vec(0..4u32, 1..6),
+        even: bool,
+    ) {
+        let arg = |t: &u32| if even { "1 1".to_string() } else { format!("1 {t}") };
+        let args: Vec<String> = throughputs.iter().map(arg).collect();
+        same(&selector::<ServiceTime>(&args), &batches, &changes);
+        let args = vec![String::new(); throughputs.len()];
+        same(&selector::<QueueLength>(&args), &batches, &changes);
+    }
+}
