@@ -53,6 +53,12 @@ impl Segments {
         self.push(range.0);
     }
 
+    /// True when a piece is foreign: then there is nothing to take apart.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        self.bufs.iter().any(Buf::is_foreign)
+    }
+
     /// Makes data that is one foreign piece another range of the same memory: no count is touched, nothing is allocated.
     ///
     /// # Errors

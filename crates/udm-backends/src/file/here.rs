@@ -4,7 +4,7 @@
 //! by it. What a core does by itself is its work, so it is counted in bytes, and what is over the turn's budget goes on in the next: short requests
 //! before pieces of long ones.
 //!
-//! A write with FUA is the ring's: on such a file system it does not wait either, and it is rare.
+//! A write with FUA is the ring's: on such a file system it does not wait either, and it is rare. So is what has its data in memory that another process shares.
 
 use super::lane::FileLane;
 use super::slot::PIECE;
@@ -50,6 +50,12 @@ impl Here {
     /// # Errors
     /// Hands back what is.
     pub(super) fn push(&mut self, key: usize, op: RingOp) -> Result<(), RingOp> {
+        // Memory that others share is the kernel's to copy.
+        if let RingOp::Read { data, .. } | RingOp::Write { data, .. } = &op
+            && data.is_foreign()
+        {
+            return Err(op);
+        }
         let (fd, offset, data, is_write) = match op {
             RingOp::Read { fd, offset, data, cached: false } => (fd, offset, data, false),
             RingOp::Write { fd, offset, data, dsync: false } => (fd, offset, data, true),

@@ -1,0 +1,91 @@
+//! Requests whose data lie in memory that another process shares with the server: this program, started again as the other process, over every device of the list.
+//!
+//! The other side is honest, changes all bytes all the time, asks for what must not be, or is gone with all under way. The server serves, refuses, and goes on.
+
+mod front_end;
+mod peer;
+
+use front_end::SharedFront;
+use libtest_mimic::{Arguments, Failed, Trial};
+use peer::{Disk, SHARED};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+use udm_conformance::{Fresh, Kind, SUBJECTS, Subject};
+use udm_core::{CoreId, SharedMap};
+use udm_runtime::{Runtime, RuntimeOptions};
+
+const CHILD: &str = "--as-the-other-process";
+
+fn main() {
+    let words: Vec<String> = std::env::args().collect();
+    if let [_, child, mode, numbers @ ..] = &words[..]
+        && child == CHILD
+    {
+        let number = |i: usize| numbers[i].parse().expect("a number");
+        return peer::run(mode, Disk { sectors: number(0), block: number(1), max: number(2) });
+    }
+    let args = Arguments::from_args();
+    let (there, absent): (Vec<&Subject>, Vec<&Subject>) =
+        SUBJECTS.iter().partition(|subject| subject.missing(Kind::Foreign).is_none());
+    let mut trials: Vec<Trial> =
+        there.into_iter().map(|subject| Trial::test(subject.name, move || serve(subject))).collect();
+    let skip =
+        |s: &Subject| format!("{} (skipped: {})", s.name, s.missing(Kind::Foreign).unwrap_or_default());
+    trials.extend(absent.into_iter().map(|s| Trial::test(skip(s), || Ok(())).with_ignored_flag(true)));
+    libtest_mimic::run(&args, trials).exit();
+}
+
+/// All kinds of peers of one device, one after the other, on one server.
+fn serve(subject: &Subject) -> Result<(), Failed> {
+    let made = subject.make(Kind::Foreign);
+    let spin_max = Duration::from_micros(20);
+    let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max })?;
+    let limits = made.device.limits();
+    // What keeps nothing, or can't be written, has no honest peer.
+    let keeps = made.facts.fresh == Fresh::Zeroes && !limits.read_only;
+    let modes: &[&str] = if keeps {
+        &["honest", "scribbling", "hostile", "vanishing", "honest"]
+    } else {
+        &["hostile", "vanishing", "hostile"]
+    };
+    let max = if limits.max_sectors.0 == 0 { 1 << 20 } else { limits.max_sectors.0 };
+    for (n, mode) in modes.iter().enumerate() {
+        let memfd = memfd_create("udm-shared", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC)?;
+        ftruncate(&memfd, SHARED as u64)?;
+        fcntl_add_seals(&memfd, SealFlags::SHRINK)?;
+        let map = Arc::new(SharedMap::of_memfd(&memfd, SHARED)?);
+        let (ours, theirs) = UnixStream::pair()?;
+        let device = Arc::clone(&made.device);
+        let make = move || Box::new(SharedFront::new(map, ours.into(), device)) as _;
+        runtime.attach(CoreId((n % 2) as u16), Box::new(make));
+        let sectors = limits.size.0.min(4096);
+        let numbers = [sectors, u64::from(limits.logical_block) / 512, max].map(|n| n.to_string());
+        // A device that is larger than its peer knows refuses nothing at the end of what that knows.
+        let numbers = if *mode == "hostile" {
+            [limits.size.0.to_string(), numbers[1].clone(), numbers[2].clone()]
+        } else {
+            numbers
+        };
+        let child = Command::new(std::env::current_exe()?)
+            .arg(CHILD)
+            .arg(mode)
+            .args(numbers)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::from(memfd))
+            .stderr(Stdio::piped())
+            .output()?;
+        if !child.status.success() {
+            return Err(format!("{mode}: {}{}", child.status, String::from_utf8_lossy(&child.stderr)).into());
+        }
+    }
+    // Nothing is left of the peers: a server that still had something of them would not end.
+    runtime.stop();
+    if Arc::strong_count(&made.device) > 3 {
+        return Err("somebody still has the device".into());
+    }
+    Ok(())
+}
