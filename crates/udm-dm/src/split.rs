@@ -193,7 +193,7 @@ impl Splitter {
             self.parents[index as usize].state = self.turn(index, cut, &mut emit);
             match self.parents[index as usize].state {
                 State::Issuing => self.queue(index),
-                _ => self.settle(index),
+                _ => self.move_on(index),
             }
         }
     }
@@ -304,11 +304,11 @@ impl Splitter {
             parent.pieces.pop_front();
             parent.first = parent.first.wrapping_add(1);
         }
-        self.settle(index);
+        self.move_on(index);
     }
 
     /// Moves a parent on whose pieces may all be home.
-    fn settle(&mut self, index: u32) {
+    fn move_on(&mut self, index: u32) {
         let parent = &mut self.parents[index as usize];
         match parent.state {
             State::Issuing => return,

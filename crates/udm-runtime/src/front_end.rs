@@ -1,7 +1,7 @@
 //! What a front end is, and what it may touch.
 
 use crate::devices::Devices;
-use crate::ring::{Client, Done, RingOp};
+use crate::ring::{Done, RingOp, RingUser};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -50,7 +50,7 @@ pub struct FrontKey(usize);
 pub struct FrontCx<'a, 'b> {
     pub(crate) cx: &'a mut Cx<'b>,
     pub(crate) devices: &'a mut Devices,
-    pub(crate) client: &'a Client,
+    pub(crate) user: &'a RingUser,
     /// Nobody waits for it: its lanes are its own.
     pub(crate) background: bool,
     pub(crate) owner: OwnerId,
@@ -93,28 +93,28 @@ impl FrontCx<'_, '_> {
 
     /// Starts a ring operation; `tag` comes back with its result.
     pub fn push(&mut self, tag: u64, op: RingOp) {
-        self.client.push(tag, op);
+        self.user.push(tag, op);
     }
 
-    /// Calls off ring operations: see [`crate::Client::cancel`].
+    /// Calls off ring operations: see [`crate::RingUser::cancel`].
     pub fn cancel(&mut self, tag: u64) {
-        self.client.cancel(tag);
+        self.user.cancel(tag);
     }
 
     /// Appends this front end's finished ring operations.
     pub fn take(&mut self, out: &mut Vec<Done>) {
-        self.client.take(out);
+        self.user.take(out);
     }
 
-    /// Says whether this front end has nothing to do when its sends have left: see [`crate::Client::set_patient`].
+    /// Says whether this front end has nothing to do when its sends have left: see [`crate::RingUser::set_patient`].
     pub fn set_patient(&mut self, patient: bool) {
-        self.client.set_patient(patient);
+        self.user.set_patient(patient);
     }
 
     /// Ring operations of this front end under way.
     #[must_use]
     pub fn ring_in_flight(&self) -> usize {
-        self.client.in_flight()
+        self.user.in_flight()
     }
 
     /// The time, read once a turn.

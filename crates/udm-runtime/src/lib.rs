@@ -25,6 +25,6 @@ pub use cluster::{Cluster, Letter, UnderWay};
 pub use front_end::{FrontCx, FrontEnd, FrontKey};
 pub use local::{CoreOptions, LocalCore};
 pub use off_core::drop_off_core;
-pub use ring::{Client, Done, Ring, RingOp};
+pub use ring::{Done, Ring, RingOp, RingUser};
 pub use runtime::{Runtime, RuntimeOptions, Stopping};
 pub use udm_core::DeviceSlot;

@@ -9,7 +9,7 @@ use crate::cluster::Mail;
 use crate::devices::Devices;
 use crate::front_end::{FRONT, FrontCx, FrontEnd, Locals};
 use crate::local::LocalCore;
-use crate::ring::Client;
+use crate::ring::RingUser;
 use slab::Slab;
 use std::any::Any;
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ struct Attached {
     front: Option<Box<dyn FrontEnd>>,
     /// Nobody waits for it.
     background: bool,
-    client: Client,
+    user: RingUser,
     done: Batch,
     in_flight: usize,
     wake: Nanos,
@@ -37,7 +37,7 @@ pub(crate) struct Reactor {
 struct Inner {
     devices: Devices,
     fronts: Slab<Attached>,
-    by_client: HashMap<usize, usize>,
+    by_user: HashMap<usize, usize>,
     ready: Vec<usize>,
     done: Batch,
     /// Front ends with bios to complete.
@@ -112,7 +112,7 @@ impl Inner {
         let mut moved = !self.ready.is_empty() || !mail.is_empty();
         for mail in mail {
             match mail {
-                Mail::Attach(make) => self.attach(make(), ring.client(), cx),
+                Mail::Attach(make) => self.attach(make(), ring.user(), cx),
                 Mail::Letter(device, letter) => self.letter(device, &*letter, cx),
                 Mail::End => self.end(cx),
                 Mail::Stop(limit) => {
@@ -136,8 +136,8 @@ impl Inner {
                 _ => self.call((visit.0 & !FRONT) as usize, cx, |front, _, fcx| front.gather(fcx)),
             }
         }
-        while let Some(client) = self.ready.pop() {
-            if let Some(&key) = self.by_client.get(&client) {
+        while let Some(user) = self.ready.pop() {
+            if let Some(&key) = self.by_user.get(&user) {
                 self.call(key, cx, |front, _, fcx| front.gather(fcx));
             }
         }
@@ -166,20 +166,20 @@ impl Inner {
         moved
     }
 
-    fn attach(&mut self, front: Box<dyn FrontEnd>, client: Client, cx: &mut Cx<'_>) {
-        let id = client.id();
+    fn attach(&mut self, front: Box<dyn FrontEnd>, user: RingUser, cx: &mut Cx<'_>) {
+        let id = user.id();
         let background = front.busy() < Busy::Owed;
         let attached = Attached {
             front: Some(front),
             background,
-            client,
+            user,
             done: Batch::new(),
             in_flight: 0,
             wake: Nanos::NEVER,
             topic: None,
         };
         let key = self.fronts.insert(attached);
-        self.by_client.insert(id, key);
+        self.by_user.insert(id, key);
         self.call(key, cx, |front, _, fcx| front.gather(fcx));
         if self.ending {
             self.call(key, cx, |front, _, fcx| front.stop(fcx));
@@ -257,7 +257,7 @@ impl Inner {
             background: attached.background,
             cx,
             devices: &mut self.devices,
-            client: &attached.client,
+            user: &attached.user,
             owner: OwnerId(FRONT | key as u32),
             in_flight: &mut attached.in_flight,
             wake: &mut attached.wake,
@@ -275,7 +275,7 @@ impl Inner {
             self.wake = self.wake.min(deadline);
         }
         if front.is_closed() && attached.in_flight == 0 {
-            self.by_client.remove(&attached.client.id());
+            self.by_user.remove(&attached.user.id());
             self.fronts.remove(key);
         } else {
             attached.front = Some(front);

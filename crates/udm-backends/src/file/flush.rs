@@ -48,7 +48,7 @@ impl FileLane {
     }
 
     fn push_flush(&self) {
-        self.client.push(FLUSH, RingOp::Fsync { fd: self.shared.fd.clone(), data_only: true });
+        self.user.push(FLUSH, RingOp::Fsync { fd: self.shared.fd.clone(), data_only: true });
     }
 
     /// The flush under way has ended: so have those that it served, or they go on to the work proper.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use udm_core::{
     Batch, Bio, BioFlags, BufPool, Cx, Lane, Limits, Nanos, Op, Sectors, Segments, Status, hand_over,
 };
-use udm_runtime::{Client, Done, RingOp};
+use udm_runtime::{Done, RingOp, RingUser};
 
 /// Requests under way in one lane. More than any disk works on at a time.
 const SLOTS: usize = 1024;
@@ -27,7 +27,7 @@ const KEEP: usize = 8 << 20;
 const SYNC_LOOK: Nanos = Nanos(50_000);
 
 pub(super) struct FileLane {
-    pub(super) client: Client,
+    pub(super) user: RingUser,
     pub(super) limits: Limits,
     pub(super) shared: Shared,
     pub(super) slots: Slab<Slot>,
@@ -44,7 +44,7 @@ pub(super) struct FileLane {
 }
 
 impl FileLane {
-    pub(super) fn new(client: Client, disk: &Arc<Disk>, handle: &Handle, limits: Limits) -> FileLane {
+    pub(super) fn new(user: RingUser, disk: &Arc<Disk>, handle: &Handle, limits: Limits) -> FileLane {
         let shared = Shared {
             disk: Arc::clone(disk),
             fd: Arc::clone(&handle.fd),
@@ -57,7 +57,7 @@ impl FileLane {
             no_zero_range: false,
         };
         FileLane {
-            client,
+            user,
             limits: Limits { size: disk.reach(), ..limits },
             shared,
             slots: Slab::new(),
@@ -123,7 +123,7 @@ impl FileLane {
         if is_sync && self.shared.disk.direct.is_none() && slot.ticket.is_none() {
             slot.ticket = Some(self.shared.syncs.begin());
         }
-        self.client.push(key as u64, op);
+        self.user.push(key as u64, op);
     }
 
     fn start_waiting(&mut self) {
@@ -209,7 +209,7 @@ impl Lane for FileLane {
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let mut finished = std::mem::take(&mut self.finished);
-        self.client.take(&mut finished);
+        self.user.take(&mut finished);
         for op in finished.drain(..) {
             self.operation_done(op, cx);
         }

@@ -30,8 +30,8 @@ impl<'a> Faulty<'a> {
     /// A lane of the core with that descriptor.
     fn on(handle: usize, file: &File, fault: impl FnMut(Option<&Slot>) -> Option<i32> + 'a) -> Faulty<'a> {
         let mut core = core();
-        let client = core.turn(|cx| Ring::of(cx).unwrap().client());
-        let mut lane = FileLane::new(client, &file.disk, &file.handles[handle], file.limits());
+        let user = core.turn(|cx| Ring::of(cx).unwrap().user());
+        let mut lane = FileLane::new(user, &file.disk, &file.handles[handle], file.limits());
         // What the core does by itself has no answers on their way.
         lane.shared.in_memory = false;
         Faulty { core, lane, fault: Box::new(fault) }
@@ -48,7 +48,7 @@ impl<'a> Faulty<'a> {
         let mut done = Batch::new();
         self.core.turn(|cx| {
             let mut finished = Vec::new();
-            self.lane.client.take(&mut finished);
+            self.lane.user.take(&mut finished);
             for op in finished {
                 let fault = (self.fault)(self.lane.slots.get(op.tag as usize));
                 let result = fault.map_or(op.result, Err);

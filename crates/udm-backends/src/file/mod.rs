@@ -77,7 +77,7 @@ impl Device for File {
         let ring =
             Ring::of(cx).ok_or_else(|| OpenError::new(EOPNOTSUPP, "a file needs a core with an io_uring"))?;
         let handle = &self.handles[cx.core().index() % self.handles.len()];
-        Ok(Box::new(lane::FileLane::new(ring.client(), &self.disk, handle, self.limits)))
+        Ok(Box::new(lane::FileLane::new(ring.user(), &self.disk, handle, self.limits)))
     }
 
     fn limits(&self) -> Limits {

@@ -70,7 +70,7 @@ impl MappedLane {
             parked: Batch::new(),
             ended: Batch::new(),
         };
-        lane.settle();
+        lane.update_state();
         lane
     }
 
@@ -108,7 +108,7 @@ impl MappedLane {
                 // The poll that follows is all that was asked for.
                 LaneCommand::Kick => {}
             }
-            self.settle();
+            self.update_state();
         }
     }
 
@@ -158,7 +158,7 @@ impl MappedLane {
     }
 
     /// Leaves Draining when it can, and works out `ordinary`.
-    fn settle(&mut self) {
+    fn update_state(&mut self) {
         if matches!(self.state, State::Draining(_))
             && (self.is_empty() && self.busy() < Busy::Owed || bugs::on(Bug::SuspendAcksEarly))
         {
@@ -187,7 +187,7 @@ impl MappedLane {
                 }
             }
         }
-        self.settle();
+        self.update_state();
     }
 
     #[cold]
@@ -209,7 +209,7 @@ impl MappedLane {
             debug_assert_eq!(done.len(), from, "a lane that was given nothing has nothing to return");
         }
         done.append(&mut self.ended);
-        self.settle();
+        self.update_state();
     }
 }
 
@@ -227,7 +227,7 @@ impl MappedLane {
         if let Some(live) = &mut self.live {
             live.drain(Drain::End, back, cx);
         }
-        self.settle();
+        self.update_state();
     }
 }
 
@@ -260,7 +260,7 @@ impl Lane for MappedLane {
         if let (Some(live), State::Running) = (&mut self.live, self.state) {
             live.drain(how, back, cx);
         }
-        self.settle();
+        self.update_state();
     }
 
     /// A lane that is only prepared may have begun already: its table has been told of the resume.

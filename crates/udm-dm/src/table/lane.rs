@@ -5,7 +5,7 @@
 //! down and back on the way up; a linear target has no lane of its own, the shift is all there is to it. The rest is cut.
 
 use super::Table;
-use super::map::{Map, Place};
+use super::map::{Map, Mapping};
 use crate::bugs::{self, Bug};
 use crate::split::{Cursor, Cut, Step};
 use crate::split_lane::{Route, SplitLane, Way, run};
@@ -64,8 +64,8 @@ impl TableLane {
         }
         let limits = fit.whole;
         let size = limits.size.0;
-        let single = match &*map.places {
-            [place] if !place.has_chunks() => Some(place.shift),
+        let single = match &*map.mappings {
+            [mapping] if !mapping.has_chunks() => Some(mapping.shift),
             _ => None,
         };
         let plain = Plain {
@@ -75,7 +75,7 @@ impl TableLane {
                 true => 0,
                 false => (u64::from(limits.logical_block) / SECTOR_SIZE).max(1) - 1,
             },
-            max: map.places.iter().map(|place| place.max(Op::Read)).fold(size, u64::min),
+            max: map.mappings.iter().map(|mapping| mapping.max(Op::Read)).fold(size, u64::min),
             size,
         };
         Ok(SplitLane::new(TableRoute { limits, plain, single, map }, lanes, cx))
@@ -94,13 +94,13 @@ impl TableRoute {
     #[inline(always)]
     fn to_several(&self, bio: &mut Bio) -> Option<usize> {
         let leg = self.map.find_alone(bio.sector.0)?;
-        self.to_place(bio, leg, &self.map.places[leg])
+        self.to_mapping(bio, leg, &self.map.mappings[leg])
     }
 
     #[inline(always)]
-    fn to_place(&self, bio: &mut Bio, leg: usize, place: &Place) -> Option<usize> {
-        (self.plain.takes(bio) && place.left(bio.sector.0) >= bio.sectors.0).then(|| {
-            bio.sector.0 = bio.sector.0.wrapping_add(place.shift);
+    fn to_mapping(&self, bio: &mut Bio, leg: usize, mapping: &Mapping) -> Option<usize> {
+        (self.plain.takes(bio) && mapping.left(bio.sector.0) >= bio.sectors.0).then(|| {
+            bio.sector.0 = bio.sector.0.wrapping_add(mapping.shift);
             leg
         })
     }
@@ -118,9 +118,9 @@ impl Route for TableRoute {
     /// Asks once for all what kind of table it is.
     #[inline(always)]
     fn run(&self, bios: &mut [Box<Bio>], to: &mut [u32]) -> usize {
-        match (self.single, &*self.map.places) {
+        match (self.single, &*self.map.mappings) {
             (Some(shift), _) => run(bios, to, |bio| self.to_single(bio, shift)),
-            (None, [place]) => run(bios, to, |bio| self.to_place(bio, 0, place)),
+            (None, [mapping]) => run(bios, to, |bio| self.to_mapping(bio, 0, mapping)),
             (None, _) => run(bios, to, |bio| self.to_several(bio)),
         }
     }
@@ -133,17 +133,17 @@ impl Route for TableRoute {
             return Way::Cut;
         }
         let leg = self.map.find(bio.sector.0);
-        let place = &self.map.places[leg];
-        if place.room(bio.op, bio.sector.0) < bio.sectors.0 {
+        let mapping = &self.map.mappings[leg];
+        if mapping.room(bio.op, bio.sector.0) < bio.sectors.0 {
             return Way::Cut;
         }
-        bio.sector.0 = bio.sector.0.wrapping_add(place.shift);
+        bio.sector.0 = bio.sector.0.wrapping_add(mapping.shift);
         Way::Leg(leg)
     }
 
     #[inline(always)]
     fn up(&self, leg: usize, bios: &mut [Box<Bio>]) {
-        let shift = self.map.places[leg].shift;
+        let shift = self.map.mappings[leg].shift;
         if shift != 0 {
             for bio in bios.iter_mut().filter(|bio| bio.status.is_ok() || !bugs::on(Bug::OffsetKeptOnError)) {
                 bio.sector.0 = bio.sector.0.wrapping_sub(shift);

@@ -7,8 +7,8 @@ use crate::divisor::Divisor;
 use crate::split::{Cursor, Cut, Piece, Step};
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
 
-/// The place of one target, for the data path.
-pub(super) struct Place {
+/// What one line of a table maps, for the data path.
+pub(super) struct Mapping {
     start: u64,
     end: u64,
     /// Added to a bio's sector on the way down and taken off on the way up, modulo 2^64.
@@ -19,10 +19,10 @@ pub(super) struct Place {
     max: [u64; 3],
 }
 
-/// All places of a table, and what flushes need.
+/// All mappings of a table, and what flushes need.
 pub(super) struct Map {
-    pub places: Vec<Place>,
-    /// For each run of 2^`index_shift` sectors the place where it begins, with [`SEVERAL`] if it goes on behind that.
+    pub mappings: Vec<Mapping>,
+    /// For each run of 2^`index_shift` sectors the mapping where it begins, with [`SEVERAL`] if others follow in the run.
     index: Box<[u32]>,
     index_shift: u32,
     /// The targets that a flush of the whole device goes to.
@@ -33,12 +33,12 @@ pub(super) struct Map {
     flush_behind: bool,
 }
 
-impl Place {
-    fn new(start: Sector, len: Sectors, shift: u64, chunk: Option<Sectors>, limits: &Limits) -> Place {
+impl Mapping {
+    fn new(start: Sector, len: Sectors, shift: u64, chunk: Option<Sectors>, limits: &Limits) -> Mapping {
         let block = u64::from(limits.logical_block) / SECTOR_SIZE;
         // A limit below one block would cut for ever; what the device makes of such a request is its own matter.
         let whole = |max: Sectors| (max.0 - max.0 % block.max(1)).max(block.max(1));
-        Place {
+        Mapping {
             start: start.0,
             end: start.0 + len.0,
             shift,
@@ -62,7 +62,7 @@ impl Place {
         self.chunk.is_some()
     }
 
-    /// How many sectors a read or write that begins at `at`, which lies in this place, may cover before it has to be cut.
+    /// How many sectors a read or write that begins at `at`, which is of this mapping, may cover before it has to be cut.
     #[inline]
     pub fn left(&self, at: u64) -> u64 {
         let left = self.end - at;
@@ -72,7 +72,7 @@ impl Place {
         }
     }
 
-    /// How many of the sectors from `at`, which lies in this place, one request for `op` may cover.
+    /// How many of the sectors from `at`, which is of this mapping, one request for `op` may cover.
     pub fn room(&self, op: Op, at: u64) -> u64 {
         let left = if op.has_data() { self.left(at) } else { self.end - at };
         left.min(self.max(op))
@@ -81,18 +81,18 @@ impl Place {
 
 impl Map {
     pub fn new(table: &Table, fit: &Fit) -> Map {
-        let place = |(entry, limits): (&super::Entry, &Limits)| {
+        let mapping = |(entry, limits): (&super::Entry, &Limits)| {
             let offset = entry.target.as_linear().map_or(0, |(_, offset)| offset.0);
             let shift = offset.wrapping_sub(entry.start.0);
-            Place::new(entry.start, entry.len, shift, entry.target.max_io_len(), limits)
+            Mapping::new(entry.start, entry.len, shift, entry.target.max_io_len(), limits)
         };
         let fua = fit.whole.fua;
         // A device below that is mapped itself may get a cache by a reload, and this table would not know.
         let cache = fit.whole.write_cache || table.devices().any(|below| below.device.stacked().is_some());
-        let places: Vec<Place> = table.entries.iter().zip(&fit.parts).map(place).collect();
-        let (index, index_shift) = index(&places);
+        let mappings: Vec<Mapping> = table.entries.iter().zip(&fit.parts).map(mapping).collect();
+        let (index, index_shift) = index(&mappings);
         Map {
-            places,
+            mappings,
             index,
             index_shift,
             flush: flush_targets(table),
@@ -106,24 +106,28 @@ impl Map {
         self.strip
     }
 
-    /// The place of `sector`, which is not behind the end.
+    /// The mapping of `sector`, which is not behind the end.
     #[inline(always)]
     pub fn find(&self, sector: u64) -> usize {
-        let place = self.index[(sector >> self.index_shift) as usize];
-        if place & SEVERAL == 0 { place as usize } else { self.find_from((place - SEVERAL) as usize, sector) }
+        let mapping = self.index[(sector >> self.index_shift) as usize];
+        if mapping & SEVERAL == 0 {
+            mapping as usize
+        } else {
+            self.find_from((mapping - SEVERAL) as usize, sector)
+        }
     }
 
-    /// The place of `sector`, if the index has it. For a sector behind the end it may be a place too.
+    /// The mapping of `sector`, if the index has it. For a sector behind the end it may be one too.
     #[inline(always)]
     pub fn find_alone(&self, sector: u64) -> Option<usize> {
-        let place = *self.index.get((sector >> self.index_shift) as usize)?;
-        (place & SEVERAL == 0).then_some(place as usize)
+        let mapping = *self.index.get((sector >> self.index_shift) as usize)?;
+        (mapping & SEVERAL == 0).then_some(mapping as usize)
     }
 
-    /// The place of `sector`, which is not in front of place `first`.
+    /// The mapping of `sector`, which is not in front of mapping `first`.
     #[cold]
     fn find_from(&self, first: usize, sector: u64) -> usize {
-        first + self.places[first..].partition_point(|place| place.end <= sector)
+        first + self.mappings[first..].partition_point(|mapping| mapping.end <= sector)
     }
 
     fn flush_piece(&self, i: u64) -> Option<Piece> {
@@ -136,20 +140,20 @@ impl Map {
     }
 }
 
-/// Runs of sectors in the index, for each place.
+/// Runs of sectors in the index, for each mapping.
 const RUNS: u64 = 32;
 
-/// Marks a run that lies in several places.
+/// Marks a run that lies in several mappings.
 const SEVERAL: u32 = 1 << 31;
 
-/// The index over `places`, and how long its runs are, as a power of two.
-fn index(places: &[Place]) -> (Box<[u32]>, u32) {
-    let (size, last) = (places.last().map_or(0, |place| place.end), places.len().saturating_sub(1));
-    let runs = RUNS * places.len() as u64;
+/// The index over `mappings`, and how long its runs are, as a power of two.
+fn index(mappings: &[Mapping]) -> (Box<[u32]>, u32) {
+    let (size, last) = (mappings.last().map_or(0, |mapping| mapping.end), mappings.len().saturating_sub(1));
+    let runs = RUNS * mappings.len() as u64;
     let shift = (0..u64::BITS).find(|&shift| size >> shift <= runs).unwrap_or_default();
-    let begin = |run: u64| places.partition_point(|place| place.end <= run << shift).min(last) as u32;
-    let place = |run: u64| if begin(run) == begin(run + 1) { begin(run) } else { begin(run) | SEVERAL };
-    ((0..=size >> shift).map(place).collect(), shift)
+    let begin = |run: u64| mappings.partition_point(|mapping| mapping.end <= run << shift).min(last) as u32;
+    let mapping = |run: u64| if begin(run) == begin(run + 1) { begin(run) } else { begin(run) | SEVERAL };
+    ((0..=size >> shift).map(mapping).collect(), shift)
 }
 
 /// One flush a device when no target minds, else one a target; targets with nothing to flush end theirs at once.
@@ -193,10 +197,10 @@ impl Cut for Map {
                 cursor.stage = DATA;
                 let at = bio.sector.0 + cursor.at;
                 let leg = self.find(at);
-                let place = &self.places[leg];
-                let sectors = Sectors(place.room(bio.op, at).min(bio.sectors.0 - cursor.at));
+                let mapping = &self.mappings[leg];
+                let sectors = Sectors(mapping.room(bio.op, at).min(bio.sectors.0 - cursor.at));
                 cursor.at += sectors.0;
-                let sector = Sector(at.wrapping_add(place.shift));
+                let sector = Sector(at.wrapping_add(mapping.shift));
                 Step::Piece(Piece { leg, op: bio.op, flags: bio.flags - self.strip, sector, sectors })
             }
             BEFORE | DATA

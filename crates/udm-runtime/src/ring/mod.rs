@@ -1,8 +1,8 @@
 //! The core's io_uring, shared by the lanes and front ends of one core.
 //!
 //! Contract: a [`RingOp`] hands its memory and its file to the ring; both stay there until the kernel is done with them, and the memory comes
-//! back in [`Done`]. A [`Client`] that is dropped orphans its operations: their memory is freed when they end, not before.
-//! Operations may end in any order. The ring enters the kernel once a turn ([`Ring::enter`]), for all clients together.
+//! back in [`Done`]. A [`RingUser`] that is dropped orphans its operations: their memory is freed when they end, not before.
+//! Operations may end in any order. The ring enters the kernel once a turn ([`Ring::enter`]), for all users together.
 
 pub(crate) mod missing;
 mod op;
@@ -35,7 +35,7 @@ pub struct Ring(Rc<RefCell<Inner>>);
 struct Inner {
     uring: Uring,
     entries: Slab<InFlight>,
-    clients: Slab<ClientState>,
+    users: Slab<UserState>,
     /// Clients that got completions since the reactor last looked.
     ready: Vec<usize>,
     /// Operations that did not fit the submission queue.
@@ -51,7 +51,7 @@ struct Inner {
 }
 
 struct InFlight {
-    client: usize,
+    user: usize,
     tag: u64,
     entry: Box<Entry>,
     /// It is a send that does not wait for room. One that has to is sent again, patiently.
@@ -59,7 +59,7 @@ struct InFlight {
 }
 
 #[derive(Default)]
-struct ClientState {
+struct UserState {
     done: Vec<Done>,
     in_flight: usize,
     dropped: bool,
@@ -69,7 +69,7 @@ struct ClientState {
 }
 
 /// A user of the ring: a lane or a front end. Its tags are its own.
-pub struct Client {
+pub struct RingUser {
     ring: Ring,
     id: usize,
 }
@@ -83,7 +83,7 @@ impl Ring {
         Ok(Ring(Rc::new(RefCell::new(Inner {
             uring: Uring::new(ENTRIES)?,
             entries: Slab::with_capacity(ENTRIES as usize),
-            clients: Slab::new(),
+            users: Slab::new(),
             ready: Vec::new(),
             backlog: VecDeque::new(),
             spare: Vec::new(),
@@ -99,11 +99,11 @@ impl Ring {
         cx.io()?.downcast_ref::<Ring>().cloned()
     }
 
-    /// A new client.
+    /// A new user.
     #[must_use]
-    pub fn client(&self) -> Client {
-        let id = self.0.borrow_mut().clients.insert(ClientState::default());
-        Client { ring: self.clone(), id }
+    pub fn user(&self) -> RingUser {
+        let id = self.0.borrow_mut().users.insert(UserState::default());
+        RingUser { ring: self.clone(), id }
     }
 
     /// True when something is to be submitted or reaped: a turn must enter or look.
@@ -126,7 +126,7 @@ impl Ring {
     /// sleep before it has looked.
     pub(crate) fn is_awaited(&self) -> bool {
         let inner = self.0.borrow();
-        let patient = |&key: &usize| inner.clients.get(inner.entries[key].client).is_some_and(|c| c.patient);
+        let patient = |&key: &usize| inner.users.get(inner.entries[key].user).is_some_and(|c| c.patient);
         !inner.backlog.is_empty() || !inner.quick.iter().all(patient)
     }
 
@@ -151,13 +151,13 @@ impl Ring {
         inner.reap();
     }
 
-    /// Calls `f` for each client that got completions since the last call.
+    /// Calls `f` for each user that got completions since the last call.
     pub(crate) fn take_ready(&self, out: &mut Vec<usize>) {
         let mut inner = self.0.borrow_mut();
-        let Inner { ready, clients, .. } = &mut *inner;
+        let Inner { ready, users, .. } = &mut *inner;
         for id in ready.drain(..) {
-            if let Some(client) = clients.get_mut(id) {
-                client.ready = false;
+            if let Some(user) = users.get_mut(id) {
+                user.ready = false;
                 out.push(id);
             }
         }
@@ -165,12 +165,12 @@ impl Ring {
 }
 
 impl Inner {
-    fn push(&mut self, client: usize, tag: u64, op: RingOp) {
+    fn push(&mut self, user: usize, tag: u64, op: RingOp) {
         let mut entry = self.spare.pop().unwrap_or_default();
         entry.fill(op);
-        self.clients[client].in_flight += 1;
+        self.users[user].in_flight += 1;
         let quick = self.uring.knows_quick() && entry.is_send() && entry.bytes() <= QUICK_MAX;
-        let key = self.entries.insert(InFlight { client, tag, entry, quick });
+        let key = self.entries.insert(InFlight { user, tag, entry, quick });
         if !self.backlog.is_empty() || !self.queue(key) {
             self.backlog.push_back(key);
         }
@@ -186,8 +186,8 @@ impl Inner {
         queued
     }
 
-    fn cancel(&mut self, client: usize, tag: u64) {
-        let of = |op: &InFlight| op.client == client && op.tag == tag;
+    fn cancel(&mut self, user: usize, tag: u64) {
+        let of = |op: &InFlight| op.user == user && op.tag == tag;
         let keys: Vec<usize> = self.entries.iter().filter(|(_, op)| of(op)).map(|(key, _)| key).collect();
         for key in keys {
             if let Some(at) = self.backlog.iter().position(|&waiting| waiting == key) {
@@ -256,16 +256,16 @@ impl Inner {
     }
 
     fn finished(&mut self, key: usize, result: i32) {
-        let Some(InFlight { client, tag, mut entry, .. }) = self.entries.try_remove(key) else { return };
+        let Some(InFlight { user, tag, mut entry, .. }) = self.entries.try_remove(key) else { return };
         let data = entry.take_data();
         if self.spare.len() < ENTRIES as usize {
             self.spare.push(entry);
         }
-        let Some(state) = self.clients.get_mut(client) else { return };
+        let Some(state) = self.users.get_mut(user) else { return };
         state.in_flight -= 1;
         if state.dropped {
             if state.in_flight == 0 {
-                self.clients.remove(client);
+                self.users.remove(user);
             }
             return;
         }
@@ -273,7 +273,7 @@ impl Inner {
         state.done.push(Done { tag, result, data });
         if !state.ready {
             state.ready = true;
-            self.ready.push(client);
+            self.ready.push(user);
         }
     }
 }
@@ -307,7 +307,7 @@ impl Drop for Inner {
     }
 }
 
-impl Client {
+impl RingUser {
     /// Calls off the operations under way with `tag`. Each comes back all the same: with ECANCELED, or with what it did when it was too late. One
     /// that the ring has no room to call off goes on.
     pub fn cancel(&self, tag: u64) {
@@ -319,63 +319,63 @@ impl Client {
         self.ring.0.borrow_mut().push(self.id, tag, op);
     }
 
-    /// Says whether this client has nothing to do when its sends have left: then it may hear of them later, when something else
+    /// Says whether this user has nothing to do when its sends have left: then it may hear of them later, when something else
     /// happens on the core, which saves a system call. At first it is not so.
     pub fn set_patient(&self, patient: bool) {
-        self.ring.0.borrow_mut().clients[self.id].patient = patient;
+        self.ring.0.borrow_mut().users[self.id].patient = patient;
     }
 
     /// Appends what has finished since the last call.
     pub fn take(&self, out: &mut Vec<Done>) {
-        out.append(&mut self.ring.0.borrow_mut().clients[self.id].done);
+        out.append(&mut self.ring.0.borrow_mut().users[self.id].done);
     }
 
     /// Operations under way.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.ring.0.borrow().clients[self.id].in_flight
+        self.ring.0.borrow().users[self.id].in_flight
     }
 
-    /// Its number among the clients of the ring.
+    /// Its number among the users of the ring.
     pub(crate) fn id(&self) -> usize {
         self.id
     }
 }
 
-impl Drop for Client {
+impl Drop for RingUser {
     fn drop(&mut self) {
-        // A ring that is being torn down drops its clients' state itself.
+        // A ring that is being torn down drops its users' state itself.
         let Ok(mut inner) = self.ring.0.try_borrow_mut() else { return };
-        let state = &mut inner.clients[self.id];
+        let state = &mut inner.users[self.id];
         state.dropped = true;
         state.done.clear();
         if state.in_flight == 0 {
-            inner.clients.remove(self.id);
+            inner.users.remove(self.id);
         }
     }
 }
 
 /// The read of the inbox's eventfd that is always under way, so that a sleeping core hears a knock.
 pub(crate) struct Doorbell {
-    client: Client,
+    user: RingUser,
     fd: Arc<OwnedFd>,
     done: Vec<Done>,
 }
 
 impl Doorbell {
     pub(crate) fn new(ring: &Ring, inbox: &Inbox) -> Doorbell {
-        let bell = Doorbell { client: ring.client(), fd: inbox.eventfd(), done: Vec::new() };
+        let bell = Doorbell { user: ring.user(), fd: inbox.eventfd(), done: Vec::new() };
         bell.arm(Segments::from(Buf::zeroed(8)));
         bell
     }
 
     fn arm(&self, data: Segments) {
-        self.client.push(0, RingOp::Read { fd: self.fd.clone(), offset: 0, data, cached: false });
+        self.user.push(0, RingOp::Read { fd: self.fd.clone(), offset: 0, data, cached: false });
     }
 
     /// Arms the bell again after it rang.
     pub(crate) fn rearm(&mut self) {
-        self.client.take(&mut self.done);
+        self.user.take(&mut self.done);
         if let Some(done) = self.done.pop() {
             self.arm(done.data);
         }

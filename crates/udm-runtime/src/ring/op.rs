@@ -71,7 +71,7 @@ impl RingOp {
 /// A finished operation.
 #[derive(Debug)]
 pub struct Done {
-    /// The client's tag.
+    /// The user's tag.
     pub tag: u64,
     /// Bytes (0 where there are none to count), or the errno.
     pub result: Result<u32, i32>,

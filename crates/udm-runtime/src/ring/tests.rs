@@ -15,11 +15,11 @@ fn text(s: &str) -> Segments {
     b.into()
 }
 
-fn wait_for(ring: &Ring, client: &Client, n: usize) -> Vec<Done> {
+fn wait_for(ring: &Ring, user: &RingUser, n: usize) -> Vec<Done> {
     let mut out = Vec::new();
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(20) {
-        client.take(&mut out);
+        user.take(&mut out);
         if out.len() >= n {
             break;
         }
@@ -31,36 +31,36 @@ fn wait_for(ring: &Ring, client: &Client, n: usize) -> Vec<Done> {
 #[test]
 fn gathered_send_and_scattered_receive() {
     let ring = Ring::new().unwrap();
-    let client = ring.client();
+    let user = ring.user();
     let (a, b) = pair();
     let mut data = text("hello ");
     data.push(Buf::zeroed(1));
     data.append(text("world"));
-    client.push(1, RingOp::Send { fd: a, data });
+    user.push(1, RingOp::Send { fd: a, data });
     let mut room = Segments::from(Buf::zeroed(3));
     room.push(Buf::zeroed(100));
-    client.push(2, RingOp::Recv { fd: b, data: room });
-    let mut done = wait_for(&ring, &client, 2);
+    user.push(2, RingOp::Recv { fd: b, data: room });
+    let mut done = wait_for(&ring, &user, 2);
     done.sort_by_key(|d| d.tag);
     assert_eq!(done[0].result, Ok(12));
     assert_eq!(done[1].result, Ok(12));
     let mut out = [0; 12];
     done[1].data.copy_to(&mut out);
     assert_eq!(&out, b"hello \0world");
-    assert_eq!(client.in_flight(), 0);
+    assert_eq!(user.in_flight(), 0);
 }
 
 #[test]
-fn a_dropped_client_leaves_nothing_behind() {
+fn a_dropped_user_leaves_nothing_behind() {
     let ring = Ring::new().unwrap();
     let (a, b) = pair();
     {
-        let client = ring.client();
-        client.push(1, RingOp::Recv { fd: b, data: Buf::zeroed(100).into() });
+        let user = ring.user();
+        user.push(1, RingOp::Recv { fd: b, data: Buf::zeroed(100).into() });
         ring.enter();
     }
     assert_eq!(ring.0.borrow().entries.len(), 1, "the memory stays until the kernel is done");
-    let other = ring.client();
+    let other = ring.user();
     other.push(2, RingOp::Send { fd: a, data: text("x") });
     for _ in 0..100 {
         ring.wait(Some(Duration::from_millis(10)));
@@ -69,30 +69,30 @@ fn a_dropped_client_leaves_nothing_behind() {
         }
     }
     assert!(ring.0.borrow().entries.is_empty());
-    assert_eq!(ring.0.borrow().clients.len(), 1);
+    assert_eq!(ring.0.borrow().users.len(), 1);
 }
 
 #[test]
 fn dropping_the_ring_ends_what_is_under_way() {
     let ring = Ring::new().unwrap();
     let (_a, b) = pair();
-    let client = ring.client();
-    client.push(1, RingOp::Recv { fd: b, data: Buf::zeroed(100).into() });
+    let user = ring.user();
+    user.push(1, RingOp::Recv { fd: b, data: Buf::zeroed(100).into() });
     ring.enter();
-    drop(client);
+    drop(user);
     drop(ring);
 }
 
 #[test]
 fn more_than_the_queue_holds() {
     let ring = Ring::new().unwrap();
-    let client = ring.client();
+    let user = ring.user();
     let file = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
     let n = u64::from(ENTRIES) * 3;
     for i in 0..n {
-        client.push(i, RingOp::Write { fd: file.clone(), offset: i * 4, data: text("abcd"), dsync: false });
+        user.push(i, RingOp::Write { fd: file.clone(), offset: i * 4, data: text("abcd"), dsync: false });
     }
-    let done = wait_for(&ring, &client, n as usize);
+    let done = wait_for(&ring, &user, n as usize);
     assert_eq!(done.len() as u64, n);
     assert!(done.iter().all(|d| d.result == Ok(4)));
 }
@@ -102,12 +102,12 @@ fn more_than_the_queue_holds() {
 #[test]
 fn a_full_completion_queue_is_emptied_without_sleeping() {
     let ring = Ring::new().unwrap();
-    let client = ring.client();
+    let user = ring.user();
     let file = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
     let n = u64::from(ENTRIES) * 20;
     for i in 0..n {
         let data = Buf::zeroed(1).into();
-        client.push(i, RingOp::Read { fd: file.clone(), offset: 0, data, cached: false });
+        user.push(i, RingOp::Read { fd: file.clone(), offset: 0, data, cached: false });
     }
     // All at once, as many as the kernel takes: more than the queue of completions has room for.
     ring.enter();
@@ -117,7 +117,7 @@ fn a_full_completion_queue_is_emptied_without_sleeping() {
         if ring.has_work() {
             ring.enter();
         }
-        client.take(&mut out);
+        user.take(&mut out);
     }
     assert_eq!(out.len() as u64, n);
 }
@@ -125,29 +125,29 @@ fn a_full_completion_queue_is_emptied_without_sleeping() {
 #[test]
 fn errors_keep_their_errno() {
     let ring = Ring::new().unwrap();
-    let client = ring.client();
+    let user = ring.user();
     let (r, _w) = rustix::pipe::pipe().unwrap();
-    client.push(9, RingOp::Fsync { fd: Arc::new(r), data_only: true });
-    let done = wait_for(&ring, &client, 1);
+    user.push(9, RingOp::Fsync { fd: Arc::new(r), data_only: true });
+    let done = wait_for(&ring, &user, 1);
     assert_eq!(done[0].result, Err(22));
 }
 
-/// A ring whose client is patient, and a send that the socket has room for: submitting it is all that it takes.
+/// A ring whose user is patient, and a send that the socket has room for: submitting it is all that it takes.
 #[test]
 fn a_send_that_leaves_at_once_needs_no_completion() {
     let ring = Ring::new().unwrap();
-    let client = ring.client();
+    let user = ring.user();
     let (a, b) = pair();
-    client.push(1, RingOp::Send { fd: a, data: text("hello") });
+    user.push(1, RingOp::Send { fd: a, data: text("hello") });
     assert!(!ring.0.borrow().uring.knows_quick() || ring.is_awaited(), "nobody said that it may wait");
-    client.set_patient(true);
+    user.set_patient(true);
     assert!(!ring.is_awaited());
     let mut out = Vec::new();
-    client.take(&mut out);
+    user.take(&mut out);
     assert!(out.is_empty());
     ring.enter();
-    client.take(&mut out);
-    assert_eq!((out.len(), out[0].tag, out[0].result, client.in_flight()), (1, 1, Ok(5), 0));
+    user.take(&mut out);
+    assert_eq!((out.len(), out[0].tag, out[0].result, user.in_flight()), (1, 1, Ok(5), 0));
     let mut got = [0; 8];
     assert_eq!(rustix::io::read(&*b, &mut got).unwrap(), 5);
     assert_eq!(ring.0.borrow_mut().entries.len(), 0);
@@ -157,14 +157,14 @@ fn a_send_that_leaves_at_once_needs_no_completion() {
 #[test]
 fn sends_to_a_full_socket_wait_for_room() {
     let ring = Ring::new().unwrap();
-    let client = ring.client();
-    client.set_patient(true);
+    let user = ring.user();
+    user.set_patient(true);
     let (a, b) = pair();
     let (mut sent, mut received, mut n) = (Vec::new(), Vec::new(), 0u32);
     let mut rest: Option<Segments> = None;
     let mut blocked = 0;
-    while n < 200 || client.in_flight() > 0 || rest.is_some() {
-        if client.in_flight() == 0 {
+    while n < 200 || user.in_flight() > 0 || rest.is_some() {
+        if user.in_flight() == 0 {
             let data = rest.take().unwrap_or_else(|| {
                 n += 1;
                 let mut data = Segments::from(Buf::zeroed(8_000));
@@ -174,11 +174,11 @@ fn sends_to_a_full_socket_wait_for_room() {
                 sent.extend_from_slice(&bytes);
                 data
             });
-            client.push(u64::from(n), RingOp::Send { fd: a.clone(), data });
+            user.push(u64::from(n), RingOp::Send { fd: a.clone(), data });
         }
         ring.enter();
         let mut out = Vec::new();
-        client.take(&mut out);
+        user.take(&mut out);
         if let Some(mut done) = out.pop() {
             let bytes = done.result.unwrap() as usize;
             drop(done.data.split_to(bytes));
@@ -207,15 +207,15 @@ fn sends_to_a_full_socket_wait_for_room() {
 #[test]
 fn a_send_to_nobody_fails() {
     let ring = Ring::new().unwrap();
-    let client = ring.client();
-    client.set_patient(true);
+    let user = ring.user();
+    user.set_patient(true);
     let (a, b) = pair();
     drop(b);
     for tag in [1, 2] {
-        client.push(tag, RingOp::Send { fd: a.clone(), data: text("x") });
+        user.push(tag, RingOp::Send { fd: a.clone(), data: text("x") });
     }
-    client.push(3, RingOp::Send { fd: a, data: text("y") });
-    let done = wait_for(&ring, &client, 3);
+    user.push(3, RingOp::Send { fd: a, data: text("y") });
+    let done = wait_for(&ring, &user, 3);
     let mut tags: Vec<_> = done.iter().map(|d| (d.tag, d.result)).collect();
     tags.sort_unstable();
     assert_eq!(tags, [(1, Err(errno::EPIPE)), (2, Err(errno::EPIPE)), (3, Err(errno::EPIPE))]);
@@ -226,10 +226,10 @@ fn a_send_to_nobody_fails() {
 #[test]
 fn a_ring_with_quick_sends_ends() {
     let ring = Ring::new().unwrap();
-    let client = ring.client();
+    let user = ring.user();
     let (a, _b) = pair();
-    client.push(1, RingOp::Send { fd: a, data: text("x") });
-    drop(client);
+    user.push(1, RingOp::Send { fd: a, data: text("x") });
+    drop(user);
     let begin = Instant::now();
     drop(ring);
     assert!(begin.elapsed() < Duration::from_secs(4), "it waited for what does not come");
@@ -239,37 +239,37 @@ fn a_ring_with_quick_sends_ends() {
 #[test]
 fn what_is_called_off_comes_back() {
     let ring = Ring::new().unwrap();
-    let client = ring.client();
+    let user = ring.user();
     let (a, b) = pair();
-    let recv = |tag| client.push(tag, RingOp::Recv { fd: b.clone(), data: Buf::zeroed(100).into() });
+    let recv = |tag| user.push(tag, RingOp::Recv { fd: b.clone(), data: Buf::zeroed(100).into() });
     for submitted in [true, false] {
         recv(1);
         if submitted {
             ring.enter();
         }
-        client.cancel(1);
-        client.cancel(7);
-        let done = wait_for(&ring, &client, 1);
+        user.cancel(1);
+        user.cancel(7);
+        let done = wait_for(&ring, &user, 1);
         assert_eq!((done.len(), done[0].tag, &done[0].result), (1, 1, &Err(errno::ECANCELED)));
-        assert_eq!((done[0].data.len(), client.in_flight()), (100, 0));
+        assert_eq!((done[0].data.len(), user.in_flight()), (100, 0));
     }
     // What had come before is not lost.
-    client.push(2, RingOp::Send { fd: a.clone(), data: text("hello") });
+    user.push(2, RingOp::Send { fd: a.clone(), data: text("hello") });
     recv(1);
-    client.cancel(1);
-    let mut done = wait_for(&ring, &client, 2);
+    user.cancel(1);
+    let mut done = wait_for(&ring, &user, 2);
     done.sort_by_key(|d| d.tag);
     if done[0].result == Err(errno::ECANCELED) {
         recv(1);
-        done = wait_for(&ring, &client, 1);
+        done = wait_for(&ring, &user, 1);
     }
     assert_eq!(done[0].result, Ok(5));
     // One for which there was no room in the queue never gets to the kernel.
     for tag in 0..2 * u64::from(ENTRIES) {
         recv(tag);
     }
-    (0..2 * u64::from(ENTRIES)).for_each(|tag| client.cancel(tag));
-    let done = wait_for(&ring, &client, 2 * ENTRIES as usize);
+    (0..2 * u64::from(ENTRIES)).for_each(|tag| user.cancel(tag));
+    let done = wait_for(&ring, &user, 2 * ENTRIES as usize);
     assert_eq!(done.len(), 2 * ENTRIES as usize);
     assert!(done.iter().all(|d| d.result == Err(errno::ECANCELED)));
 }

@@ -21,7 +21,7 @@ pub(super) struct GroupLane {
 
 /// What this lane knows of a path.
 #[derive(Clone, Copy)]
-struct Known {
+struct PathSeen {
     usable: bool,
     stamp: u64,
 }
@@ -33,7 +33,7 @@ pub(super) struct Router {
     group: usize,
     groups: Vec<GroupLane>,
     views: Vec<GroupView>,
-    known: Vec<Known>,
+    known: Vec<PathSeen>,
     /// Scratch: when a path was reinstated, the group, the path.
     returned: Vec<(u64, usize, usize)>,
     /// A path was failed by this lane and nobody has been told yet.
@@ -56,7 +56,7 @@ impl Router {
             seen: shared.word().unseen(),
             group: NO_GROUP,
             views: groups.iter().map(|g| GroupView { usable: g.paths.len(), bypassed: false }).collect(),
-            known: vec![Known { usable: true, stamp: 0 }; start],
+            known: vec![PathSeen { usable: true, stamp: 0 }; start],
             returned: Vec::with_capacity(start),
             groups,
             path_failed: false,
@@ -96,7 +96,7 @@ impl Router {
                 self.refresh(shared);
             }
             let (settled, group) = choose(word, &self.views);
-            if shared.settle(word, settled) {
+            if shared.commit(word, settled) {
                 self.seen = settled;
                 self.group = group.unwrap_or(NO_GROUP);
                 return;

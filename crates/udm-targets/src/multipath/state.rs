@@ -186,7 +186,7 @@ impl Shared {
     }
 
     /// Takes a lane's choice of group. False when the word has moved since: look again.
-    pub(super) fn settle(&self, old: Word, new: Word) -> bool {
+    pub(super) fn commit(&self, old: Word, new: Word) -> bool {
         old == new || self.word.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
@@ -347,7 +347,7 @@ mod tests {
         let back = |path| s.reinstate(path, Back::Message);
         assert!(back(0) && !back(0) && !back(1));
         assert_eq!(s.path(0), PathView { failed: false, fail_count: 1, stamp: 1 });
-        assert!(!s.settle(before, before.with_current(Some(0))), "a choice on old facts does not count");
+        assert!(!s.commit(before, before.with_current(Some(0))), "a choice on old facts does not count");
     }
 
     #[test]
