@@ -14,7 +14,7 @@
 //! *Price.* Ringing: an atomic add, a fence, and a load a core; a letter to each core with somebody who waits, of all who wait there one. Waiting: a store
 //! and a fence. Both only where there is something to wait for.
 
-use crate::{CoreId, Cores, Cx, DeviceId, Port};
+use crate::{CoreId, Cores, Cx, DeviceId, Port, interleave};
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::rc::Rc;
@@ -89,6 +89,7 @@ impl Listener {
     /// As [`Listener::wait`], for tasks: false when the bell has been rung since `seen`, and one should look again.
     #[must_use]
     pub fn is_quiet(&self, seen: Epoch) -> bool {
+        interleave::point();
         let reach = self.bell.reach.get().expect("known since the first listener");
         reach.waiting.wait(self.core.index(), &self.bell.epoch, seen)
     }

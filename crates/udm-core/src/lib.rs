@@ -15,6 +15,7 @@ mod cx;
 mod device;
 pub mod errno;
 mod extents;
+pub mod interleave;
 mod lane;
 mod limits;
 mod pool;

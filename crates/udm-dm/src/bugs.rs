@@ -122,11 +122,25 @@ pub enum Bug {
     EventForEachError,
     /// A bio that fails is not counted among what its path has served.
     ErrorsNotServed,
+    /// Several devices are resumed together, and the upper ones wait for what one of them holds that is suspended.
+    SetWaitsForItself,
+    /// Several devices that change together are called off, and only the first hears of it.
+    SetHalfCalledOff,
+    /// Of several devices that change together the first go on before all have come to rest.
+    SetNotInStep,
+    /// Tables that become live together take the limits of those that were live before them.
+    LimitsToComeIgnored,
+    /// A path is looked at and then marked as failed, as if no other core could have failed it in between.
+    FailNotAtomic,
+    /// A lane takes for seen what has changed since it looked at the paths.
+    SeenTooLate,
+    /// A lane looks first, and only then notes how often the bell had been rung.
+    LooksBeforeItListens,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 58] = [
+    pub const ALL: [Bug; 65] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -185,6 +199,13 @@ impl Bug {
         Bug::LoadKeptOnHandBack,
         Bug::EventForEachError,
         Bug::ErrorsNotServed,
+        Bug::SetWaitsForItself,
+        Bug::SetHalfCalledOff,
+        Bug::SetNotInStep,
+        Bug::LimitsToComeIgnored,
+        Bug::FailNotAtomic,
+        Bug::SeenTooLate,
+        Bug::LooksBeforeItListens,
     ];
 
     /// The bug whose name is `name`, in the spelling of the source.

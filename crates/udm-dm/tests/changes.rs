@@ -161,6 +161,24 @@ fn called_off_anywhere_it_is_all_or_none() {
     }
 }
 
+/// What a suspended device holds for one above does not keep both from being resumed, not even when what is held back is to fail.
+#[test]
+fn devices_do_not_wait_for_what_one_of_them_holds() {
+    let mut rig = Rig::new();
+    let disk = rig.disk("/d", 64);
+    let low = rig.live("low", "0 64 linear /d 0");
+    let up = rig.live("up", "0 64 linear @low 0");
+    let mut lane = rig.open(&up);
+    let first = suspend(&[&low]).unwrap();
+    assert_eq!(rig.all(first, &mut [&mut lane]), Ok(()));
+    rig.world.submit(0, &mut *lane, [write(0, 8, 1)]);
+    rig.load(&up, "0 32 linear @low 0\n32 32 zero").unwrap();
+    let changes = Changes::resume(&[Arc::clone(&low), Arc::clone(&up)], false, &idle()).unwrap();
+    assert_eq!(rig.all(changes, &mut [&mut lane]), Ok(()));
+    rig.turn(&mut [&mut lane]);
+    assert_eq!((disk.take_log().len(), up.info().targets), (1, 2));
+}
+
 /// Devices that get their first tables together: the upper one goes by the limits that the lower one is about to have.
 #[test]
 fn a_table_goes_by_the_limits_that_come_below_it() {

@@ -6,7 +6,7 @@ use crate::model::Wrong;
 use crate::plan::Class;
 use crate::tables::Kind;
 use crate::timers::Timer;
-use crate::world::World;
+use crate::world::{Open, World};
 use udm_core::{Busy, Nanos};
 
 impl World {
@@ -16,7 +16,10 @@ impl World {
     /// What went wrong with it.
     pub fn act(&mut self) -> Result<(), Wrong> {
         let i = self.control.below(self.devices.len() as u64) as usize;
-        let dice = self.control.below(200);
+        let dice = match self.favourite.filter(|_| self.control.one_in(3)) {
+            Some(favourite) => favourite,
+            None => self.control.below(200),
+        };
         let on = |class: Class| !self.plan.without.has(class);
         match dice {
             0..50 if on(Class::Messages) => self.send_message(i),
@@ -28,17 +31,15 @@ impl World {
                 let noflush = self.control.one_in(2);
                 let mut several = vec![i];
                 if self.control.one_in(3) {
-                    // Others too, in any order.
                     let live = (0..self.devices.len()).filter(|&j| j != i && self.devices[j].is_live());
                     let others: Vec<usize> = live.filter(|_| self.control.one_in(2)).collect();
-                    let at = if self.control.one_in(2) { 0 } else { 1 };
-                    several.splice(at..at, others);
+                    self.join(&mut several, others);
                 }
                 self.suspend(&several, noflush)
             }
             120..150 if on(Class::Reload) && self.devices[i].is_live() => {
                 self.reload(i)?;
-                self.resume(i)
+                self.resume_some(i)
             }
             155..160 | 182..195 if on(Class::Cancel) && self.devices[i].is_changing() => {
                 self.cancel(i);
@@ -57,6 +58,28 @@ impl World {
                 Ok(())
             }
         }
+    }
+
+    /// Puts `others` before the one in `several`, or behind it.
+    fn join(&mut self, several: &mut Vec<usize>, others: Vec<usize>) {
+        let at = if self.control.one_in(2) { 0 } else { 1 };
+        several.splice(at..at, others);
+    }
+
+    /// Resumes device `i`, now and then with others, live or suspended, which get new tables too or not.
+    fn resume_some(&mut self, i: usize) -> Result<(), Wrong> {
+        let mut several = vec![i];
+        if self.control.one_in(3) {
+            let free = (0..self.devices.len()).filter(|&j| j != i && !self.devices[j].is_changing());
+            let others: Vec<usize> = free.filter(|_| self.control.one_in(2)).collect();
+            for &j in &others {
+                if !self.plan.without.has(Class::Reload) && self.control.one_in(2) {
+                    self.reload(j)?;
+                }
+            }
+            self.join(&mut several, others);
+        }
+        self.resume(&several)
     }
 
     /// Loads another table: of the same meaning, or of any where nothing stands above.
@@ -94,7 +117,7 @@ impl World {
         *len = size;
         self.totals.grown += 1;
         self.load(i, spec)?;
-        self.resume(i)
+        self.resume(&[i])
     }
 
     fn send_message(&mut self, i: usize) -> Result<(), Wrong> {
@@ -197,7 +220,12 @@ impl World {
     /// Closes an idle lane and opens another.
     fn reopen(&mut self) -> Result<(), Wrong> {
         let c = self.control.below(self.cores.len() as u64) as usize;
-        let at = self.control.below(self.cores[c].open.len() as u64) as usize;
+        let mut at = self.control.below(self.cores[c].open.len() as u64) as usize;
+        let changing = |o: &Open| self.devices[o.device].is_changing();
+        if let Some(busy) = self.cores[c].open.iter().position(changing).filter(|_| self.control.one_in(2)) {
+            // Most that can go wrong goes wrong beside a change.
+            at = busy;
+        }
         if self.cores[c].open[at].in_flight > 0 || self.cores[c].open[at].lane.busy() == Busy::Owed {
             return Ok(());
         }
@@ -228,11 +256,13 @@ impl World {
                     env.disks[d].set_read_only(false);
                     env.say(format!("disk {d} can be written"));
                 }
+                // Others may have taken it along.
+                Timer::Resume(i) if !self.devices[i].is_suspended() || self.devices[i].is_changing() => {}
                 Timer::Resume(i) => {
                     if !self.plan.without.has(Class::Reload) && self.control.one_in(2) {
                         self.reload(i)?;
                     }
-                    self.resume(i)?;
+                    self.resume_some(i)?;
                 }
             }
         }

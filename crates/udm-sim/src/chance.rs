@@ -22,6 +22,8 @@ pub enum Stream {
     Inbox,
     /// What disks and paths do.
     Disk,
+    /// Who acts in the middle of another's turn.
+    Between,
 }
 
 /// A stream of draws.

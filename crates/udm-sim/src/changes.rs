@@ -38,30 +38,37 @@ impl World {
 
     fn step_change(&mut self, running: &RefCell<Running>) -> Result<(), Wrong> {
         let several = running.borrow().devices.clone();
-        for &i in &several {
-            self.look_below(i);
-        }
         let result = running.borrow_mut().changes.step(&*self.post);
         let cancelled = running.borrow().cancelled;
+        self.look_below(&several);
         // One that was called off or refused goes on with the table that was in use.
         for &i in &several {
             if self.post.took_resume(self.devices[i].mapped.id()) && !cancelled {
                 match self.has_new_table(i) {
-                    true => self.swap(i)?,
+                    true => {
+                        if self.devices[i].loaded.is_some() {
+                            self.all_stand_still(&several, running)?;
+                        }
+                        self.swap(i)?;
+                    }
                     false => self.stay(i),
                 }
                 self.bar();
             }
         }
         let Some(result) = result else { return Ok(()) };
+        let past = running.borrow().past;
         for i in several {
             self.devices[i].running = None;
             let result = result.clone().map_err(|(_, error)| error);
-            let refused = result.as_ref().is_err_and(|e| e.errno == NO_LANE) && !self.has_new_table(i);
+            let refused = result.as_ref().is_err_and(|e| e.errno == NO_LANE) && !past;
             if refused && lock(&self.env).seen.refused == 0 {
                 return Err(format!("d{i} says that it could not be opened, and every open went well"));
             }
             if refused || (cancelled && result.as_ref().is_err_and(|e| e.errno == EINTR)) {
+                if self.devices[i].loaded.is_some() && self.has_new_table(i) {
+                    return Err(format!("d{i} uses a new table, and the change was called off or refused"));
+                }
                 self.totals.refused += u64::from(refused);
                 self.stay(i);
                 self.called_off(i);
@@ -72,15 +79,43 @@ impl World {
         Ok(())
     }
 
-    /// A resume begins with a look at what is below.
-    fn look_below(&mut self, i: usize) {
-        let device = &self.devices[i];
-        let resumes = matches!(device.phase, Phase::Resuming(_));
-        let new = device.loaded.as_ref().filter(|l| resumes && l.expected.is_none());
-        if let Some(spec) = new.map(|l| l.spec.clone()) {
-            let expected = Some(self.expected(&spec));
-            self.devices[i].loaded.iter_mut().for_each(|l| l.expected = expected);
+    /// When the cores have just been told to open the new tables of some of `several`, a look at what was below them was taken: lower ones first.
+    fn look_below(&mut self, several: &[usize]) {
+        let mut sorted = several.to_vec();
+        sorted.sort_unstable();
+        for i in sorted {
+            if !self.post.took_prepare(self.devices[i].mapped.id()) {
+                continue;
+            }
+            if let Some(spec) = self.devices[i].loaded.as_ref().map(|l| l.spec.clone()) {
+                let coming = |d: usize| {
+                    let loaded = self.devices[d].loaded.as_ref().filter(|_| several.contains(&d));
+                    loaded.and_then(|l| l.expected).unwrap_or(self.devices[d].expected)
+                };
+                let expected = Some(self.expected(&spec, &coming));
+                self.devices[i].loaded.iter_mut().for_each(|l| l.expected = expected);
+            }
         }
+    }
+
+    /// The first of `several` goes on with its new table: there is an instant in which none has a request in flight, and it is this.
+    fn all_stand_still(&self, several: &[usize], running: &RefCell<Running>) -> Result<(), Wrong> {
+        if std::mem::replace(&mut running.borrow_mut().past, true) || several.len() < 2 {
+            return Ok(());
+        }
+        let changes = |i: &usize| self.devices[*i].loaded.is_some() || self.devices[*i].mapped.is_suspended();
+        let env = lock(&self.env);
+        for p in 0..env.paths.len() {
+            let mut users = (0..self.devices.len()).filter(|u| self.devices[*u].spec.paths().contains(&p));
+            let ours = |u: usize| several.contains(&u) && changes(&u);
+            if users.clone().next().is_some() && users.all(ours) && env.paths[p].in_flight > 0 {
+                let n = env.paths[p].in_flight;
+                return Err(format!(
+                    "several devices go on with new tables, and {n} requests are in flight on p{p}"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The table that was loaded is live, or none was.
@@ -90,13 +125,15 @@ impl World {
         device.loaded.as_ref().is_none_or(|l| live.is_some_and(|t| Arc::as_ptr(&t) == l.table.as_ptr()))
     }
 
-    /// Calls off a suspend or resume under way, for all devices that it is of.
+    /// Calls off a suspend or resume under way, for all devices that it is of. It may be too late for that.
     pub fn cancel(&mut self, i: usize) {
         let Some(running) = self.devices[i].running.clone() else { return };
         let mut running = running.borrow_mut();
+        if !running.changes.cancel(&*self.post) {
+            return;
+        }
         lock(&self.env).say(format!("d{i} goes back on {}", self.devices[i].phase.doing()));
         self.totals.cancels += 1;
-        running.changes.cancel(&*self.post);
         running.woken.store(true, Ordering::Relaxed);
         running.cancelled = true;
         for &i in &running.devices {
@@ -104,7 +141,7 @@ impl World {
         }
     }
 
-    /// The table that was in use stays. Too late where the new one is in use: then this changes nothing.
+    /// The table that was in use stays, where the new one is not in use yet.
     fn stay(&mut self, i: usize) {
         let device = &mut self.devices[i];
         if let (Phase::Resuming(_), Some(before), Some(loaded)) =

@@ -55,7 +55,7 @@ impl World {
             let check_paths = Some(Nanos::from_millis(self.control.between(50, 500)));
             mapped.set_upkeep(Upkeep { check_paths });
             let map = self.map(spec);
-            let expected = self.expected(spec);
+            let expected = self.expected(spec, &|d| self.devices[d].expected);
             self.devices.push(Device {
                 mapped,
                 spec: spec.clone(),
@@ -74,7 +74,7 @@ impl World {
                 check: Cell::new(0),
             });
             self.load(i, spec.clone())?;
-            self.resume(i)?;
+            self.resume(&[i])?;
             for _ in 0..100 {
                 self.step_changes()?;
                 if self.devices[i].is_live() {
@@ -97,11 +97,11 @@ impl World {
         Arc::new(Map::of(spec, &self.blueprint.paths, &self.model.cells, &below))
     }
 
-    /// What a table of `spec` can take, as all is now.
-    pub(crate) fn expected(&self, spec: &TableSpec) -> Expected {
+    /// What a table of `spec` can take, as the disks are now and the devices below it are, or are to be.
+    pub(crate) fn expected(&self, spec: &TableSpec, below: &dyn Fn(usize) -> Expected) -> Expected {
         let env = lock(&self.env);
         let disk = |p: usize| Expected::of_disk(&env.disks[env.paths[p].disk]);
-        Expected::of_table(spec, &disk, &|d| self.devices[d].expected)
+        Expected::of_table(spec, &disk, below)
     }
 
     /// Puts a table into the inactive slot.
@@ -183,38 +183,42 @@ impl World {
     }
 
     fn set_off(&mut self, several: &[usize], changes: Changes, woken: Arc<AtomicBool>) {
-        let running = Running { devices: several.to_vec(), changes, woken, cancelled: false };
+        let running = Running { devices: several.to_vec(), changes, woken, cancelled: false, past: false };
         let running = Rc::new(RefCell::new(running));
         several.iter().for_each(|&i| self.devices[i].running = Some(Rc::clone(&running)));
     }
 
-    /// Begins a resume.
-    pub fn resume(&mut self, i: usize) -> Result<(), Wrong> {
-        lock(&self.env).say(format!("d{i} resume"));
+    /// Begins a resume, of one device or of several together.
+    pub fn resume(&mut self, several: &[usize]) -> Result<(), Wrong> {
         let (woken, wake) = World::flag();
-        let was_live = self.devices[i].phase == Phase::Live;
-        // The kernel's way fails what is held; ours lets it wait for the new table.
-        let noflush = !was_live || self.control.one_in(2);
-        if was_live {
-            self.hold(i, !noflush);
-            self.totals.reloads += 1;
-        }
-        let device = &mut self.devices[i];
-        device.before = Some(device.maps[0].clone());
-        if let Some(loaded) = &device.loaded {
-            self.model.remap(i, &loaded.map);
-            if device.maps[0] != loaded.map {
-                match was_live {
-                    true => device.maps.push(loaded.map.clone()),
-                    false => device.maps = vec![loaded.map.clone()],
+        let live = |world: &World, i: usize| world.devices[i].phase == Phase::Live;
+        // The kernel's way fails what is held; ours lets it wait for the new table. What a device that is suspended holds must wait.
+        let asked = self.control.one_in(2);
+        let noflush = asked || !several.iter().all(|&i| live(self, i));
+        for &i in several {
+            lock(&self.env).say(format!("d{i} resume, of {}", several.len()));
+            let was_live = live(self, i);
+            if was_live {
+                self.hold(i, !noflush);
+                self.totals.reloads += 1;
+            }
+            let device = &mut self.devices[i];
+            device.before = Some(device.maps[0].clone());
+            if let Some(loaded) = &device.loaded {
+                self.model.remap(i, &loaded.map);
+                if device.maps[0] != loaded.map {
+                    match was_live {
+                        true => device.maps.push(loaded.map.clone()),
+                        false => device.maps = vec![loaded.map.clone()],
+                    }
                 }
             }
+            device.phase = Phase::Resuming(was_live);
         }
-        device.phase = Phase::Resuming(was_live);
-        let mapped = self.mapped(&[i]);
-        let changes =
-            Changes::resume(&mapped, noflush, &wake).map_err(|(_, e)| format!("d{i} resume: {e}"))?;
-        self.set_off(&[i], changes, woken);
+        let mapped = self.mapped(several);
+        let changes = Changes::resume(&mapped, asked, &wake).map_err(|(_, e)| format!("resume: {e}"))?;
+        self.set_off(several, changes, woken);
+        self.totals.resumed_together += u64::from(several.len() > 1);
         self.bar();
         Ok(())
     }

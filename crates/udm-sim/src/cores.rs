@@ -38,6 +38,15 @@ struct Post {
     delay: u64,
     /// Devices whose lanes were told to go on.
     resumed: Vec<DeviceId>,
+    /// Devices whose lanes were told to open a new table.
+    prepared: Vec<DeviceId>,
+}
+
+/// Takes `device` out of `list`; was it there?
+fn take_out(list: &mut Vec<DeviceId>, device: DeviceId) -> bool {
+    let before = list.len();
+    list.retain(|d| *d != device);
+    list.len() < before
 }
 
 /// All inboxes: what the control side and the targets send commands through.
@@ -53,7 +62,15 @@ impl SimCores {
         let inbox = || Inbox { from: (0..=cores).map(|_| VecDeque::new()).collect() };
         let inboxes = (0..cores).map(|_| inbox()).collect();
         let chance = Chance::new(seed, Stream::Inbox);
-        let post = Post { inboxes, chance, now: Nanos(0), sender: 0, delay, resumed: Vec::new() };
+        let post = Post {
+            inboxes,
+            chance,
+            now: Nanos(0),
+            sender: 0,
+            delay,
+            resumed: Vec::new(),
+            prepared: Vec::new(),
+        };
         Arc::new_cyclic(|me| SimCores { post: Mutex::new(post), me: me.clone() })
     }
 
@@ -84,10 +101,12 @@ impl SimCores {
 
     /// Have the lanes of `device` been told to go on since this was last asked?
     pub fn took_resume(&self, device: DeviceId) -> bool {
-        let mut post = self.post();
-        let before = post.resumed.len();
-        post.resumed.retain(|d| *d != device);
-        post.resumed.len() < before
+        take_out(&mut self.post().resumed, device)
+    }
+
+    /// Have the lanes of `device` been told to open a new table since this was last asked?
+    pub fn took_prepare(&self, device: DeviceId) -> bool {
+        take_out(&mut self.post().prepared, device)
     }
 
     /// When the next command arrives at `core`.
@@ -112,8 +131,10 @@ impl Post {
 impl Cores for SimCores {
     fn broadcast(&self, device: DeviceId, command: LaneCommand) {
         let mut post = self.post();
-        if matches!(command, LaneCommand::Resume { .. }) {
-            post.resumed.push(device);
+        match command {
+            LaneCommand::Resume { .. } => post.resumed.push(device),
+            LaneCommand::Prepare { .. } => post.prepared.push(device),
+            _ => {}
         }
         for core in 0..post.inboxes.len() {
             post.send(core, device, Mail::Command(command.clone()));

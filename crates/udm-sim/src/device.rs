@@ -42,7 +42,7 @@ pub(crate) struct Loaded {
     pub(crate) map: Arc<Map>,
     pub(crate) access: Option<usize>,
     pub(crate) table: Weak<Table>,
-    /// What it must be able to take, as of the check that its resume begins with.
+    /// What it must be able to take, as of the check behind which the cores are told to open it.
     pub(crate) expected: Option<Expected>,
 }
 
@@ -52,6 +52,8 @@ pub(crate) struct Running {
     pub(crate) changes: Changes,
     pub(crate) woken: Arc<AtomicBool>,
     pub(crate) cancelled: bool,
+    /// Some device goes on with its new table: from here on nothing can be called off.
+    pub(crate) past: bool,
 }
 
 /// A mapped device, and what the model knows of it.

@@ -58,6 +58,8 @@ pub struct PathState {
     pub failed: bool,
     /// How often that target must have failed it.
     pub fails: u64,
+    /// In which visit with others in between it last failed.
+    pub failed_in: u64,
     /// It has answered a check that began since it failed.
     pub answered: bool,
 }
@@ -159,6 +161,8 @@ pub struct Env {
     pub crashes: u64,
     /// A task has its turn: what it opens is for checks, which are no requests.
     pub checking: bool,
+    /// The visit under way, where others may act in the middle of it: a path that fails then is found out about behind it.
+    pub visit: Option<u64>,
     /// Requests that disks and paths failed.
     pub faults: u64,
     /// What happened that is counted for the verdict.
@@ -202,6 +206,7 @@ impl Env {
             lags: true,
             crashes: 0,
             checking: false,
+            visit: None,
             faults: 0,
             seen: Seen::default(),
             late: Vec::new(),
@@ -268,6 +273,7 @@ impl Env {
             return false;
         }
         state.failed = true;
+        state.failed_in = self.visit.unwrap_or(0);
         state.answered = false;
         state.fails += 1;
         let disk = state.disk;

@@ -6,7 +6,7 @@
 //! seed: the same plan gives the same run, event for event, and a failure can be replayed.
 //!
 //! * `plan`: what a run is. `run`: runs one, and makes a failure smaller.
-//! * `world`, `turn`, `front`, `device`, `control`, `changes`, `acts`, `outside`, `rest`, `timers`: the world and what happens in it.
+//! * `world`, `turn`, `front`, `device`, `between`, `control`, `changes`, `acts`, `outside`, `rest`, `timers`: the world and what happens in it.
 //! * `cores`, `env`, `disk`, `path`, `fate`, `effect`: what the code under test sees of it.
 //! * `blueprint`, `vary`, `tables`: what is built. `map`, `limits`: what that means.
 //! * `model`, `reads`, `excuse`, `cells`, `stamp`, `bad`, `log`: what must hold. `trace`: what happened. `totals`: how much of it.
@@ -14,6 +14,7 @@
 
 mod acts;
 mod bad;
+mod between;
 pub mod blueprint;
 pub mod cells;
 pub mod chance;

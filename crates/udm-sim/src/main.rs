@@ -29,7 +29,7 @@ struct Options {
     /// Requests in flight on each core and device; drawn from the seed by default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     depth: Option<u64>,
-    /// Leave out classes of disturbance: crash, remove, paths, errors, suspend, reload, cancel, messages, delay, torn, flush, trim, long, reopen, pieces, hang, full, prompt, opens, limits, stacks, dust, lossy, late, wild
+    /// Leave out classes of disturbance: crash, remove, paths, errors, suspend, reload, cancel, messages, delay, torn, flush, trim, long, reopen, pieces, hang, full, prompt, opens, limits, stacks, dust, lossy, late, wild, between
     #[arg(long, value_name = "CLASS,...", value_delimiter = ',')]
     without: Vec<Class>,
     /// Print this many of the last events of a failing run

@@ -161,6 +161,18 @@ impl Model {
         self.cells.set_horizon(oldest.unwrap_or(2 * step));
     }
 
+    /// The number of the last request that began.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.ids
+    }
+
+    /// A request up to number `id` is in flight.
+    #[must_use]
+    pub fn has_older(&self, id: u64) -> bool {
+        self.requests.iter().any(|r| r.busy && r.id <= id)
+    }
+
     /// The oldest request in flight, for a person.
     #[must_use]
     pub fn oldest(&self) -> Option<String> {

@@ -244,7 +244,8 @@ impl PathLane {
         if env.paths[p].barred > 0 && !env.dead && !self.checks {
             env.violate(|| format!("path p{p} was given a {} while the device above is suspended", what()));
         }
-        if env.paths[p].failed && env.is_exact(p) && !env.dead && !self.checks {
+        let known = env.visit.is_none_or(|visit| visit != env.paths[p].failed_in);
+        if env.paths[p].failed && known && env.is_exact(p) && !env.dead && !self.checks {
             env.violate(|| format!("path p{p} has failed, and was given a {}", what()));
         }
         if !bio.is_in_flight() {

@@ -57,11 +57,13 @@ pub enum Class {
     Late,
     /// Requests that nobody should make: beyond the end, across blocks, to what is read-only.
     Wild,
+    /// Cores that act in the middle of another's turn. For builds with the feature `interleave`.
+    Between,
 }
 
 impl Class {
     /// Every class.
-    pub const ALL: [Class; 25] = [
+    pub const ALL: [Class; 26] = [
         Class::Crash,
         Class::Remove,
         Class::Paths,
@@ -87,6 +89,7 @@ impl Class {
         Class::Lossy,
         Class::Late,
         Class::Wild,
+        Class::Between,
     ];
 
     /// Its name on the command line.
@@ -118,6 +121,7 @@ impl Class {
             Class::Lossy => "lossy",
             Class::Late => "late",
             Class::Wild => "wild",
+            Class::Between => "between",
         }
     }
 }

@@ -15,6 +15,13 @@ use udm_core::{Busy, Nanos};
 const REST_MAX: Nanos = Nanos::from_millis(300_000);
 const REST_STEPS_MAX: u64 = 2_000_000;
 
+/// While the world is crowded, cores ask for more in each turn for so many steps, and then every so many ns or so: time must pass, for what waits for a time.
+pub(crate) const CROWD_STEPS: u64 = 300;
+pub(crate) const CROWD_PAUSE: u64 = 10_000_000;
+
+/// How long a request may take while nothing fails and others go on: four times what the slowest path takes to say nothing, over each of four paths.
+const CROWD_MAX: Nanos = Nanos::from_millis(60_000);
+
 /// Turns that a lane may ask for when there is nothing left to do.
 const TURNS_AT_REST: usize = 8;
 
@@ -55,6 +62,10 @@ impl World {
             env.dead
         };
         self.land(Some(Nanos::NEVER));
+        if !dead && !self.hung_disks().contains(&true) && self.plan.bench.is_none() && self.control.one_in(2)
+        {
+            self.crowd()?;
+        }
         // What hangs holds up nothing but what needs it.
         let hung = self.hung_disks();
         if hung.contains(&true) && !dead {
@@ -68,6 +79,22 @@ impl World {
             }
         }
         self.settle_but(&vec![false; hung.len()])
+    }
+
+    /// Nothing fails, and requests go on coming: none is passed by for ever.
+    fn crowd(&mut self) -> Result<(), Wrong> {
+        let (from, last) = (lock(&self.env).now, self.model.last());
+        (self.resting, self.crowded) = (false, Some(self.step));
+        lock(&self.env).say("nothing fails, and requests come as fast as others end");
+        while self.model.has_older(last) {
+            self.step()?;
+            if lock(&self.env).now.since(from) > CROWD_MAX {
+                return Err(format!("{} waits, nothing fails, and others pass it by", self.waiting()));
+            }
+        }
+        (self.resting, self.crowded) = (true, None);
+        self.totals.crowds += 1;
+        Ok(())
     }
 
     fn hung_disks(&self) -> Vec<bool> {

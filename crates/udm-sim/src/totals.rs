@@ -32,6 +32,12 @@ pub struct Totals {
     pub suspends: u64,
     /// Suspends of several devices at once.
     pub together: u64,
+    /// Resumes of several devices at once.
+    pub resumed_together: u64,
+    /// Times that nothing failed, and all requests ended while others went on coming.
+    pub crowds: u64,
+    /// Times that a core acted in the middle of another's turn.
+    pub between: u64,
     /// Suspends and resumes called off.
     pub cancels: u64,
     /// Messages.
@@ -79,6 +85,9 @@ impl Totals {
         self.reloads += t.reloads;
         self.suspends += t.suspends;
         self.together += t.together;
+        self.resumed_together += t.resumed_together;
+        self.crowds += t.crowds;
+        self.between += t.between;
         self.cancels += t.cancels;
         self.messages += t.messages;
         self.reinstated += t.reinstated;
@@ -136,13 +145,14 @@ impl Totals {
     }
 
     /// The kinds of trouble, the class that makes each, and how often it came.
-    fn trouble(&self) -> [(&'static str, Class, u64); 20] {
+    fn trouble(&self) -> [(&'static str, Class, u64); 22] {
         [
             ("faults", Class::Errors, self.faults),
             ("paths lost", Class::Paths, self.losses),
             ("crashes", Class::Crash, self.crashes),
             ("suspends", Class::Suspend, self.suspends),
             ("suspends together", Class::Suspend, self.together),
+            ("resumes together", Class::Reload, self.resumed_together),
             ("reloads", Class::Reload, self.reloads),
             ("called off", Class::Cancel, self.cancels),
             ("messages", Class::Messages, self.messages),
@@ -157,6 +167,7 @@ impl Totals {
             ("multipath over devices", Class::Stacks, self.stacks),
             ("bad blocks", Class::Dust, self.dust),
             ("lossy tables", Class::Lossy, self.lossy),
+            ("turns inside turns", Class::Between, self.between),
             ("late writes", Class::Late, self.seen.landed),
         ]
     }
@@ -164,7 +175,8 @@ impl Totals {
     /// What was not left out and never came all the same: the runs were too short for it.
     #[must_use]
     pub fn missed(&self, without: Without) -> Vec<&'static str> {
-        let missed = |(_, class, n): &(&str, Class, u64)| *n == 0 && !without.has(*class);
+        let there = |class| class != Class::Between || cfg!(feature = "interleave");
+        let missed = |(_, class, n): &(&str, Class, u64)| *n == 0 && !without.has(*class) && there(*class);
         self.trouble().into_iter().filter(missed).map(|(name, ..)| name).collect()
     }
 
@@ -177,13 +189,14 @@ impl Totals {
         let ops = Op::ALL.iter().map(|op| (crate::trace::op_name(*op), self.requests[*op as usize]));
         let seen = TARGETS.into_iter().zip(self.targets).filter(|(_, n)| *n > 0);
         format!(
-            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them beside what hung, {} logs, {} paths back\n",
+            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them beside what hung, {} crowds, {} logs, {} paths back\n",
             list(&mut ops.into_iter()),
             list(&mut self.trouble().into_iter().map(|(name, _, n)| (name, n))),
             list(&mut seen.into_iter()),
             count(self.sectors),
             count(self.rests),
             count(self.hung_rests),
+            count(self.crowds),
             count(self.logs),
             count(self.reinstated)
         )

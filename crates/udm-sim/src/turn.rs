@@ -1,17 +1,21 @@
 //! A turn of a core: its mail, what its front end asks for, and what came back.
 
 use crate::bad::Dust;
+use crate::between::{self, Others};
+use crate::chance::Chance;
 use crate::cores::{Mail, SimCores};
 use crate::env::lock;
 use crate::model::Wrong;
+use crate::rest::{CROWD_PAUSE, CROWD_STEPS};
 use crate::tasks::Running;
 use crate::trace::Kind;
 use crate::world::{Core, World};
-use udm_core::{BioFlags, Nanos, Op};
+use std::mem::ManuallyDrop;
+use udm_core::{Batch, BioFlags, Nanos, Op};
 
 impl Core {
     /// Takes in at most `most` of the letters that have arrived at this core, which is number `c`; says how many there were.
-    fn deliver(&mut self, post: &SimCores, c: usize, most: u64) -> u64 {
+    pub(crate) fn deliver(&mut self, post: &SimCores, c: usize, most: u64) -> u64 {
         let mut count = 0;
         while count < most {
             let Some((to, what)) = post.take(c) else { break };
@@ -38,6 +42,22 @@ impl Core {
     }
 }
 
+/// Gives lane `i` of `core` the bios in `batch`, and polls it.
+fn visit(core: &mut Core, i: usize, now: Nanos, batch: &mut Batch, done: &mut Batch) -> Result<(), Wrong> {
+    let open = &mut core.open[i];
+    let mut cx = core.state.cx(now);
+    cx.visit(Some(open.visit()));
+    if !batch.is_empty() {
+        open.lane.submit(batch, &mut cx);
+        if !batch.is_empty() {
+            return Err(format!("the lane of d{} left {} bios in the batch", open.device, batch.len()));
+        }
+    }
+    open.lane.poll(done, &mut cx);
+    open.wake = cx.wake();
+    Ok(())
+}
+
 impl World {
     /// One turn of core `c`.
     pub(crate) fn turn(&mut self, c: usize) -> Result<(), Wrong> {
@@ -52,35 +72,57 @@ impl World {
             if lucky == Some(i) {
                 self.gather(c, i, now);
             }
-            let core = &mut self.cores[c];
-            let open = &mut core.open[i];
+            let open = &mut self.cores[c].open[i];
             if !std::mem::take(&mut open.mail) && self.batch.is_empty() && open.wake > now {
                 continue;
             }
-            let mut cx = core.state.cx(now);
-            cx.visit(Some(open.visit()));
-            if !self.batch.is_empty() {
-                open.lane.submit(&mut self.batch, &mut cx);
-                if !self.batch.is_empty() {
-                    return Err(format!(
-                        "the lane of d{} left {} bios in the batch",
-                        open.device,
-                        self.batch.len()
-                    ));
+            let others = self.between.as_mut().is_some_and(|chance| chance.one_in(4));
+            match self.between.take_if(|_| others) {
+                Some(chance) => self.visit_between(c, i, now, chance)?,
+                None => {
+                    visit(&mut self.cores[c], i, now, &mut self.batch, &mut self.done)?;
+                    self.take_back(c, i, now)?;
                 }
             }
-            open.lane.poll(&mut self.done, &mut cx);
-            open.wake = cx.wake();
-            self.take_back(c, i, now)?;
         }
         self.run_tasks(c, now)?;
         if working {
-            self.cores[c].next_work = self.front.next(now);
+            self.cores[c].next_work = match self.crowded {
+                None => self.front.next(now),
+                Some(since) if self.step < since + CROWD_STEPS => now,
+                Some(_) => now + Nanos(self.schedule.span(CROWD_PAUSE)),
+            };
         }
         let mut env = lock(&self.env);
         let took = self.schedule.span(2_000);
         self.totals.simulated += took;
         env.now = env.now + Nanos(took);
+        Ok(())
+    }
+
+    /// Has lane `i` of core `c` visited, and others act in between.
+    fn visit_between(&mut self, c: usize, i: usize, now: Nanos, chance: Chance) -> Result<(), Wrong> {
+        let mut cores = std::mem::take(&mut self.cores);
+        // A core that has panicked is not taken apart: bios are in flight in it.
+        let mut core = ManuallyDrop::new(cores.remove(c));
+        let (env, post) = (self.env.clone(), self.post.clone());
+        self.visits += 1;
+        lock(&env).visit = Some(self.visits);
+        between::begin(Others { cores, turn: c, env, post, chance, acted: 0 });
+        let visited = visit(&mut core, i, now, &mut self.batch, &mut self.done);
+        let Others { mut cores, chance, acted, .. } = between::end().expect("what was begun");
+        cores.insert(c, ManuallyDrop::into_inner(core));
+        (self.cores, self.between) = (cores, Some(chance));
+        self.totals.between += acted;
+        lock(&self.env).visit = None;
+        visited?;
+        self.take_back(c, i, now)?;
+        for other in (0..self.cores.len()).filter(|_| acted > 0) {
+            for i in 0..self.cores[other].open.len() {
+                self.done.append(&mut self.cores[other].open[i].home);
+                self.take_back(other, i, now)?;
+            }
+        }
         Ok(())
     }
 

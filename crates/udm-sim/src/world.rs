@@ -33,6 +33,8 @@ pub struct Open {
     pub lane: Box<dyn Lane>,
     /// Requests of this core on it.
     pub in_flight: usize,
+    /// What came back in the middle of another core's turn.
+    pub home: Batch,
     /// When it wants to be polled.
     pub wake: Nanos,
     /// It has mail.
@@ -61,6 +63,10 @@ pub struct Core {
     pub next_work: Nanos,
 }
 
+/// What a world may like to do: nothing more than else, messages, losing paths, suspends, resumes, calling off, closing and opening lanes, other limits.
+const FAVOURITES: [Option<u64>; 10] =
+    [None, None, None, Some(0), Some(50), Some(90), Some(120), Some(155), Some(160), Some(172)];
+
 /// See the module.
 pub struct World {
     /// What is being run.
@@ -85,6 +91,10 @@ pub struct World {
     pub front: Front,
     /// Who runs next.
     pub schedule: Chance,
+    /// Who acts in the middle of another's turn, where there is any of that.
+    pub(crate) between: Option<Chance>,
+    /// How often they might have.
+    pub(crate) visits: u64,
     /// What the control side does.
     pub control: Chance,
     /// What is to happen at a time.
@@ -101,6 +111,10 @@ pub struct World {
     pub(crate) hung: Vec<bool>,
     /// When it rests next.
     pub rest_at: u64,
+    /// An act that it draws more often than others, as a number of [`World::act`]'s dice.
+    pub(crate) favourite: Option<u64>,
+    /// The world is crowded since this step: nothing fails, and requests come in as fast as others end.
+    pub(crate) crowded: Option<u64>,
     /// Scratch: what a lane returned.
     pub(crate) done: Batch,
     /// Scratch: what a lane is given.
@@ -154,6 +168,7 @@ impl World {
                 access: None,
                 failed: false,
                 fails: 0,
+                failed_in: 0,
                 answered: false,
             });
         }
@@ -170,6 +185,9 @@ impl World {
             log: Log::default(),
             front: Front::new(plan, &mut build),
             schedule: Chance::new(plan.seed, Stream::Schedule),
+            between: (cfg!(feature = "interleave") && cores > 1 && !plan.without.has(Class::Between))
+                .then(|| Chance::new(plan.seed, Stream::Between)),
+            visits: 0,
             control: Chance::new(plan.seed, Stream::Control),
             timers: Timers::default(),
             totals: Totals::default(),
@@ -178,6 +196,8 @@ impl World {
             resting: false,
             hung: Vec::new(),
             rest_at: build.span(600),
+            favourite: FAVOURITES[build.below(FAVOURITES.len() as u64) as usize],
+            crowded: None,
             done: Batch::new(),
             batch: Batch::new(),
             cores: Vec::new(),
@@ -234,7 +254,7 @@ impl World {
         }
         let lane = opened.map_err(|e| format!("d{device} can't be opened: {e}"))?;
         let wake = cx.wake();
-        slot.open.push(Open { device, lane, in_flight: 0, wake, mail: false, owner });
+        slot.open.push(Open { device, lane, in_flight: 0, home: Batch::new(), wake, mail: false, owner });
         self.set_turn(None);
         Ok(())
     }
@@ -277,7 +297,8 @@ impl World {
         self.set_turn(None);
         self.run_timers()?;
         self.land(None);
-        if !self.resting && self.plan.bench.is_none() && self.control.one_in(24) {
+        let trouble = !self.resting && self.crowded.is_none() && self.plan.bench.is_none();
+        if trouble && self.control.one_in(24) {
             self.act()?;
         }
         self.step_changes()?;

@@ -187,6 +187,11 @@ impl Change {
         }
     }
 
+    /// What is held waits for the resume and does not fail, whatever was said when it began.
+    pub(super) fn hand_back(&mut self) {
+        self.noflush = true;
+    }
+
     /// The tables that no core uses any more, of a change that is over. Who drops them closes what they had open.
     #[must_use]
     pub fn take_let_go(&mut self) -> Vec<Arc<Table>> {

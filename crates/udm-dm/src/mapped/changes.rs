@@ -14,11 +14,13 @@
 
 use super::change::{Change, Stage};
 use super::device::{MappedDevice, Wake};
+use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::table::Table;
 use crate::target::Below;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use udm_core::errno::EINTR;
 use udm_core::{Cores, Device, DeviceId, Limits};
 
 /// What was wrong, and with which device: its place in the list that was given.
@@ -53,12 +55,17 @@ impl Changes {
         Changes::begin(devices, |device| device.suspend(noflush, Arc::clone(wake)))
     }
 
-    /// As [`MappedDevice::resume_with`], of all `devices`.
+    /// As [`MappedDevice::resume_with`], of all `devices`. Where one is suspended already it is `noflush` for all: what it holds for those above would
+    /// keep them from coming to rest, and it goes on only when they have.
     ///
     /// # Errors
     /// EBUSY while one of them is under change.
     pub fn resume(devices: &[Arc<MappedDevice>], noflush: bool, wake: &Wake) -> Result<Changes, Refused> {
-        Changes::begin(devices, |device| device.resume_with(noflush, Arc::clone(wake)))
+        let mut changes = Changes::begin(devices, |device| device.resume_with(noflush, Arc::clone(wake)))?;
+        if devices.iter().any(|device| device.is_suspended()) && !bugs::on(Bug::SetWaitsForItself) {
+            changes.levels.iter_mut().flatten().for_each(|part| part.change.hand_back());
+        }
+        Ok(changes)
     }
 
     fn begin(
@@ -97,10 +104,10 @@ impl Changes {
                 self.call_off(refused, cores);
                 continue;
             }
-            if !all {
+            if !all && !(bugs::on(Bug::SetNotInStep) && self.stage == Stage::Still) {
                 return None;
             }
-            if self.stage == Stage::Prepared {
+            if self.stage == Stage::Prepared && !bugs::on(Bug::LimitsToComeIgnored) {
                 self.coming.extend(self.levels[level].iter().filter_map(|part| part.change.limits_to_come()));
             }
             self.level += 1;
@@ -112,17 +119,21 @@ impl Changes {
         Some(self.result.clone())
     }
 
-    /// Calls off a change that waits: the devices go on with the tables that are live. Step it to its end, which is EINTR, or success where it was
-    /// too late.
-    pub fn cancel(&mut self, cores: &dyn Cores) {
-        if self.stage != Stage::Over {
-            self.call_off((0, TargetError::errno(4).because("called off")), cores);
+    /// Calls off a change that waits: the devices go on with the tables that are live. Step it to its end, which is EINTR. False where it was too
+    /// late for that: the end is what it would have been.
+    pub fn cancel(&mut self, cores: &dyn Cores) -> bool {
+        let in_time = self.stage != Stage::Over;
+        if in_time {
+            self.call_off((0, TargetError::errno(EINTR).because("called off")), cores);
         }
+        in_time
     }
 
     fn call_off(&mut self, refused: Refused, cores: &dyn Cores) {
         self.result = Err(refused);
-        self.levels.iter_mut().flatten().for_each(|part| part.change.cancel(cores));
+        let parts = self.levels.iter_mut().flatten();
+        let some = if bugs::on(Bug::SetHalfCalledOff) { 1 } else { usize::MAX };
+        parts.take(some).for_each(|part| part.change.cancel(cores));
         (self.stage, self.level) = (Stage::Over, 0);
     }
 

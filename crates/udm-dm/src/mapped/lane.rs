@@ -246,8 +246,8 @@ impl Lane for MappedLane {
         }
     }
 
-    /// A suspend of the device above. What is parked here, or held by targets that hand back, can wait up there as well; but a flushing suspend above
-    /// fails nothing that this device still means to serve (kernel: it waits).
+    /// A suspend of the device above. What is parked here, or held by targets that hand back, can wait up there as well, whatever this device is
+    /// doing; but a flushing suspend above fails nothing that it still means to serve (kernel: it waits).
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         if how == Drain::Flush {
             return;
@@ -257,7 +257,7 @@ impl Lane for MappedLane {
         }
         back.append(&mut self.returned);
         back.append(&mut self.parked);
-        if let (Some(live), State::Running) = (&mut self.live, self.state) {
+        if let (Some(live), State::Running | State::Draining(_)) = (&mut self.live, self.state) {
             live.drain(how, back, cx);
         }
         self.update_state();

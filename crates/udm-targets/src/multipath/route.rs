@@ -8,6 +8,7 @@ use super::selector::SelectorLane;
 use super::state::{GroupView, Shared, Word, choose};
 use std::ops::Range;
 use udm_core::Sectors;
+use udm_dm::bugs::{self, Bug};
 
 /// The index of no group.
 const NO_GROUP: usize = usize::MAX;
@@ -97,7 +98,7 @@ impl Router {
             }
             let (settled, group) = choose(word, &self.views);
             if shared.commit(word, settled) {
-                self.seen = settled;
+                self.seen = if bugs::on(Bug::SeenTooLate) { shared.word() } else { settled };
                 self.group = group.unwrap_or(NO_GROUP);
                 return;
             }

@@ -15,7 +15,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use udm_core::Bell;
+use udm_core::{Bell, interleave};
 use udm_dm::bugs::{self, Bug};
 
 /// Flags, current group, next group and generation: a snapshot of [`Shared::word`]. Groups count from 0 here and from 1 in
@@ -182,11 +182,13 @@ impl Shared {
 
     /// The word, and with it all that was written before it moved.
     pub(super) fn word(&self) -> Word {
+        interleave::point();
         Word(self.word.load(Ordering::Acquire))
     }
 
     /// Takes a lane's choice of group. False when the word has moved since: look again.
     pub(super) fn commit(&self, old: Word, new: Word) -> bool {
+        interleave::point();
         old == new || self.word.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
@@ -204,6 +206,7 @@ impl Shared {
     }
 
     pub(super) fn path(&self, path: usize) -> PathView {
+        interleave::point();
         let state = self.paths[path].state.load(Ordering::Acquire);
         let stamp = self.paths[path].stamp.load(Ordering::Relaxed);
         PathView { failed: state & 1 != 0, fail_count: state >> 1, stamp }
@@ -221,6 +224,14 @@ impl Shared {
     /// Fails a path. False, and nothing has changed, when it was failed already. Called by messages and, on a path error, by lanes of any
     /// core: of several at once one wins, and says so.
     pub(super) fn fail(&self, path: usize, why: &Why<'_>) -> bool {
+        interleave::point();
+        if bugs::on(Bug::FailNotAtomic) {
+            let found = self.paths[path].state.load(Ordering::Acquire);
+            interleave::point();
+            if found & 1 == 0 {
+                self.paths[path].state.store(found, Ordering::Release);
+            }
+        }
         let fail = |s: u64| (s & 1 == 0).then_some((s | 1) + 2);
         if bugs::on(Bug::FailCountedTwice) && self.path(path).failed {
             self.paths[path].state.fetch_add(2, Ordering::AcqRel);
@@ -228,7 +239,9 @@ impl Shared {
         if self.paths[path].state.fetch_update(Ordering::AcqRel, Ordering::Acquire, fail).is_err() {
             return false;
         }
+        interleave::point();
         let left = self.valid.fetch_sub(1, Ordering::AcqRel) - 1;
+        interleave::point();
         self.update(Word::moved);
         self.journal.failed(path, why, left);
         if !bugs::on(Bug::FailNotRung) {

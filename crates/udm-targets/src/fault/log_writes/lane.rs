@@ -269,6 +269,8 @@ impl LogWritesLane {
         drop(state);
         if let Some(covers) = covers {
             self.flush(covers, cx);
+            // What is below may be suspended, and hand the flush back to a suspend here: in the next turn.
+            cx.wake_at(cx.now);
         }
         waits
     }
@@ -349,7 +351,8 @@ impl Lane for LogWritesLane {
             waits |= self.errands(cx);
         }
         if waits {
-            self.bell.wait(seen, cx);
+            let late = bugs::on(Bug::LooksBeforeItListens);
+            self.bell.wait(if late { self.bell.epoch() } else { seen }, cx);
         }
         if !bugs::on(Bug::SuperblockNotSent) {
             // A superblock behind what was just written, or an errand: nobody else would send it.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::errno::{EBUSY, EIO};
-use udm_core::{Bell, Buf};
+use udm_core::{Bell, Buf, interleave};
 use udm_dm::TargetError;
 use udm_dm::bugs::{self, Bug};
 use udm_dm::pending::{Pending, Promise, pending};
@@ -128,7 +128,9 @@ impl Shared {
         }
     }
 
+    /// Never called with the lock held.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        interleave::point();
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 

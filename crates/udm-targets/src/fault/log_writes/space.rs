@@ -39,6 +39,8 @@ pub(super) struct LogSpace {
     counting: Option<u64>,
     /// Where the mark at the end stands, while it is the last entry.
     end: Option<u64>,
+    /// Where the place behind that mark is, while the mark is taken back and the superblock may still count it.
+    behind_end: Option<u64>,
 }
 
 impl LogSpace {
@@ -53,6 +55,7 @@ impl LogSpace {
             counted: None,
             counting: None,
             end: None,
+            behind_end: None,
         };
         space.next = space.unit();
         space
@@ -76,7 +79,7 @@ impl LogSpace {
     pub(super) fn start(&mut self) {
         self.started = true;
         if let Some(end) = self.end.take().filter(|_| self.written == self.entries) {
-            self.next = end;
+            self.behind_end = Some(std::mem::replace(&mut self.next, end));
             self.entries -= 1;
             self.written = self.entries;
         }
@@ -92,8 +95,15 @@ impl LogSpace {
         self.next
     }
 
-    /// A place for `entry`, in sectors of 512 bytes; `None` when there is no room.
+    /// A place for `entry`, in sectors of 512 bytes; `None` when there is no room. One that comes before the log is open (it was in flight when a suspend was
+    /// called off) leaves the mark at the end where it is: the superblock may count it.
     pub(super) fn take(&mut self, entry: &Entry) -> Option<u64> {
+        let open = self.is_open();
+        if let Some(next) = self.behind_end.take().filter(|_| !open) {
+            self.next = next;
+            self.entries += 1;
+            self.written = self.entries;
+        }
         let next = self.next + (1 + entry.data_sectors()) * self.unit();
         if next >= self.geometry.size.0 {
             return None;
@@ -147,5 +157,64 @@ impl LogSpace {
     pub(super) fn end_count(&mut self, entries: u64) {
         self.counting = None;
         self.counted = Some(entries);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_wire::log_writes::EntryFlags;
+
+    /// A log with one entry and the mark at its end, both counted; where the mark stands.
+    fn ended() -> (LogSpace, u64) {
+        let mut space = LogSpace::new(Geometry { sector_size: 512, size: Sectors(64) });
+        space.start();
+        let mut count = |space: &mut LogSpace| {
+            let entries = space.begin_count().unwrap();
+            space.end_count(entries);
+        };
+        count(&mut space);
+        space.take(&entry()).unwrap();
+        let mark = space.take(&entry()).unwrap();
+        space.end_with(mark);
+        space.wrote(0..2);
+        count(&mut space);
+        assert!(space.is_counted());
+        (space, mark)
+    }
+
+    fn entry() -> Entry {
+        Entry { sector: 0, sectors: 1, flags: EntryFlags::empty(), data_len: 0 }
+    }
+
+    #[test]
+    fn the_first_entry_behind_a_resume_takes_the_place_of_the_mark() {
+        let (mut space, mark) = ended();
+        space.start();
+        assert!(!space.is_open(), "the superblock counts the mark");
+        assert_eq!(space.begin_count(), Some(1));
+        space.end_count(1);
+        assert!(space.is_open());
+        assert_eq!((space.take(&entry()), space.entries()), (Some(mark), 2));
+    }
+
+    /// A suspend was called off with a request in flight that comes to the log before the superblock has let go of the mark.
+    #[test]
+    fn what_comes_before_the_log_is_open_leaves_the_mark() {
+        for counting in [false, true] {
+            let (mut space, mark) = ended();
+            space.start();
+            if counting {
+                assert_eq!(space.begin_count(), Some(1));
+            }
+            let at = space.take(&entry()).unwrap();
+            assert!(at > mark, "the superblock counts what is at {mark}");
+            assert_eq!(space.entries(), 3);
+            space.wrote(2..3);
+            if counting {
+                space.end_count(1);
+            }
+            assert_eq!(space.begin_count(), Some(3), "the mark is an entry again, and on the log");
+        }
     }
 }
