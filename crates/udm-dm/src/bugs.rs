@@ -134,13 +134,11 @@ pub enum Bug {
     FailNotAtomic,
     /// A lane takes for seen what has changed since it looked at the paths.
     SeenTooLate,
-    /// A lane looks first, and only then notes how often the bell had been rung.
-    LooksBeforeItListens,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 65] = [
+    pub const ALL: [Bug; 64] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -205,7 +203,6 @@ impl Bug {
         Bug::LimitsToComeIgnored,
         Bug::FailNotAtomic,
         Bug::SeenTooLate,
-        Bug::LooksBeforeItListens,
     ];
 
     /// The bug whose name is `name`, in the spelling of the source.

@@ -36,8 +36,31 @@ pub const ANY: u64 = u64::MAX;
 #[derive(Clone, Debug, Default)]
 struct Cell {
     entries: Vec<Entry>,
-    /// Is on the list of cells that a flush would change.
+    /// Is on the list of cells that a crash would change.
     dirty: bool,
+    /// The disk that it is of.
+    disk: u8,
+    /// The beginning of the latest flush that it has taken notice of.
+    synced: u64,
+}
+
+impl Cell {
+    /// Takes notice of the flushes that have succeeded, the latest of which began at `start`. Later is as good as at once: what one covers is fixed when it begins.
+    fn sync(&mut self, start: u64) {
+        if std::mem::replace(&mut self.synced, start) == start {
+            return;
+        }
+        let mut latest = None;
+        for e in self.entries.iter_mut().filter(|e| e.sure && e.end < start) {
+            e.durable = true;
+            latest = latest.max(Some(e.start));
+        }
+        if let Some(latest) = latest {
+            for e in self.entries.iter_mut().filter(|e| e.end < latest) {
+                e.gone = true;
+            }
+        }
+    }
 }
 
 /// The sectors of all disks, one after the other.
@@ -45,7 +68,7 @@ pub struct Cells {
     cells: Vec<Cell>,
     /// First cell of each disk.
     starts: Vec<u32>,
-    /// Cells with something not durable, by disk.
+    /// Cells that were written since the last crash, by disk.
     dirty: Vec<Vec<u32>>,
     /// The latest beginning of a flush that succeeded, by disk.
     flushed: Vec<u64>,
@@ -73,7 +96,7 @@ impl Cells {
                     dead: NEVER,
                     gone: false,
                 };
-                Cell { entries: vec![entry], dirty: false }
+                Cell { entries: vec![entry], dirty: false, disk: disk as u8, synced: 0 }
             }));
         }
         Cells {
@@ -111,6 +134,7 @@ impl Cells {
             if slot.entries.iter().any(|e| e.id == id) {
                 return false;
             }
+            slot.sync(self.flushed[usize::from(slot.disk)]);
             slot.entries.retain(|e| !(e.gone && e.dead < horizon));
         }
         slot.entries.push(Entry {
@@ -125,8 +149,7 @@ impl Cells {
         });
         if !slot.dirty {
             slot.dirty = true;
-            let disk = self.starts.partition_point(|s| *s <= cell) - 1;
-            self.dirty[disk].push(cell);
+            self.dirty[usize::from(slot.disk)].push(cell);
         }
         true
     }
@@ -182,37 +205,16 @@ impl Cells {
 
     /// A flush of `disk` that began at `start` has succeeded.
     pub fn flushed(&mut self, disk: usize, start: u64) {
-        if start <= self.flushed[disk] {
-            return; // one that began no earlier has said it all
-        }
-        self.flushed[disk] = start;
-        let mut list = std::mem::take(&mut self.dirty[disk]);
-        let horizon = self.horizon;
-        list.retain(|cell| {
-            let slot = &mut self.cells[*cell as usize];
-            let mut latest = None;
-            for e in slot.entries.iter_mut().filter(|e| e.sure && e.end < start) {
-                e.durable = true;
-                latest = latest.max(Some(e.start));
-            }
-            if let Some(latest) = latest {
-                for e in slot.entries.iter_mut().filter(|e| e.end < latest) {
-                    e.gone = true;
-                }
-            }
-            slot.entries.retain(|e| !(e.gone && e.dead < horizon));
-            slot.dirty = slot.entries.len() > 1 || !slot.entries[0].durable;
-            slot.dirty
-        });
-        self.dirty[disk] = list;
+        self.flushed[disk] = self.flushed[disk].max(start);
     }
 
     /// The power failed: nothing is under way, and each sector of a disk holds its last durable content or anything later.
     pub fn crash(&mut self, now: u64) {
         self.horizon = now;
-        for list in &self.dirty {
-            for cell in list {
+        for (list, flushed) in self.dirty.iter_mut().zip(&self.flushed) {
+            list.retain(|cell| {
                 let slot = &mut self.cells[*cell as usize];
+                slot.sync(*flushed);
                 slot.entries.retain(|e| !e.gone);
                 let alone = slot.entries.len() == 1;
                 for e in &mut slot.entries {
@@ -221,7 +223,9 @@ impl Cells {
                     e.sure = alone;
                     e.durable = alone;
                 }
-            }
+                slot.dirty = !alone;
+                slot.dirty
+            });
         }
     }
 

@@ -351,8 +351,7 @@ impl Lane for LogWritesLane {
             waits |= self.errands(cx);
         }
         if waits {
-            let late = bugs::on(Bug::LooksBeforeItListens);
-            self.bell.wait(if late { self.bell.epoch() } else { seen }, cx);
+            self.bell.wait(seen, cx);
         }
         if !bugs::on(Bug::SuperblockNotSent) {
             // A superblock behind what was just written, or an errand: nobody else would send it.
