@@ -8,7 +8,6 @@ use crate::cores::SimCores;
 use crate::env::{SharedEnv, lock};
 use crate::world::Core;
 use std::cell::RefCell;
-#[cfg(feature = "interleave")]
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use udm_core::Nanos;
@@ -33,7 +32,7 @@ thread_local! {
 /// The points of this thread are met from now on.
 pub(crate) fn begin(others: Others) {
     // What a run that failed has left can't be dropped: bios are in flight in it.
-    std::mem::forget(OTHERS.replace(Some(others)));
+    let _ = ManuallyDrop::new(OTHERS.replace(Some(others)));
     #[cfg(feature = "interleave")]
     udm_core::interleave::set(Some(meet));
 }

@@ -104,7 +104,8 @@ impl Changes {
                 self.call_off(refused, cores);
                 continue;
             }
-            if !all && !(bugs::on(Bug::SetNotInStep) && self.stage == Stage::Still) {
+            let in_step = !(bugs::on(Bug::SetNotInStep) && self.stage == Stage::Still);
+            if !all && in_step {
                 return None;
             }
             if self.stage == Stage::Prepared && !bugs::on(Bug::LimitsToComeIgnored) {

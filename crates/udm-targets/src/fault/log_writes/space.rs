@@ -169,7 +169,7 @@ mod tests {
     fn ended() -> (LogSpace, u64) {
         let mut space = LogSpace::new(Geometry { sector_size: 512, size: Sectors(64) });
         space.start();
-        let mut count = |space: &mut LogSpace| {
+        let count = |space: &mut LogSpace| {
             let entries = space.begin_count().unwrap();
             space.end_count(entries);
         };
