@@ -69,11 +69,11 @@ impl World {
     /// Resumes device `i`, now and then with others, live or suspended, which get new tables too or not.
     fn resume_some(&mut self, i: usize) -> Result<(), Wrong> {
         let mut several = vec![i];
-        if self.control.one_in(3) {
+        if !self.plan.without.has(Class::Reload) && self.control.one_in(3) {
             let free = (0..self.devices.len()).filter(|&j| j != i && !self.devices[j].is_changing());
             let others: Vec<usize> = free.filter(|_| self.control.one_in(2)).collect();
             for &j in &others {
-                if !self.plan.without.has(Class::Reload) && self.control.one_in(2) {
+                if self.control.one_in(2) {
                     self.reload(j)?;
                 }
             }
