@@ -162,27 +162,39 @@ impl<S: Loaded> LoadLane<S> {
         }
     }
 
-    /// The choice for a bio. With `look` what the other cores have under way is read on the way.
+    /// The choice for a bio. What the other cores have under way is read on the way.
     #[inline(always)]
-    fn choose_best(&mut self, bio: &Bio, look: bool) -> usize {
+    fn choose_one(&mut self, bio: &Bio) -> usize {
         let n = S::Rule::weight(bio);
         let mut paths = self.slots.iter_mut().zip(&self.selector.loads().0).enumerate();
         let (mut path, (mut best, load)) = paths.next().expect("a group has paths");
-        if look {
-            best.look(load);
-        }
+        best.look(load);
         for (other, (slot, load)) in paths {
-            if look {
-                slot.look(load);
-            }
+            slot.look(load);
             if S::Rule::better(slot, best, n) {
                 (path, best) = (other, slot);
             }
         }
-        debug_assert!(best.bar == 0, "one of the paths can be used");
         self.clock += 1;
-        (best.own, best.used) = (best.own + n, self.clock);
+        best.choose(n, self.clock);
         path
+    }
+
+    /// The choice for a bio of a batch. By index, and not by a reference to the best: so the
+    /// compiler makes no branch of each comparison, and there is no saying which way they go.
+    #[inline(always)]
+    fn choose_next(&mut self, bio: &Bio) -> usize {
+        let n = S::Rule::weight(bio);
+        let slots = &mut self.slots[..];
+        let mut best = 0;
+        for i in 1..slots.len() {
+            if S::Rule::better(&slots[i], &slots[best], n) {
+                best = i;
+            }
+        }
+        self.clock += 1;
+        slots[best].choose(n, self.clock);
+        best
     }
 }
 
@@ -234,7 +246,7 @@ impl<S: Loaded> Choose for LoadLane<S> {
 
     #[inline]
     fn choose(&mut self, bio: &Bio) -> usize {
-        self.choose_best(bio, true)
+        self.choose_one(bio)
     }
 
     #[inline]
@@ -244,7 +256,7 @@ impl<S: Loaded> Choose for LoadLane<S> {
             self.choose_in_order(bios, chosen);
         } else {
             for (bio, path) in bios.iter().zip(chosen) {
-                *path = self.choose_best(bio, false) as u32;
+                *path = self.choose_next(bio) as u32;
             }
         }
     }
@@ -277,6 +289,13 @@ impl Slot {
     #[inline(always)]
     fn look(&mut self, load: &AtomicU64) {
         self.others = (load.load(Ordering::Relaxed) - self.published) | self.bar;
+    }
+
+    /// It is chosen for a bio of weight `n`.
+    #[inline(always)]
+    fn choose(&mut self, n: u64, clock: u64) {
+        debug_assert!(self.bar == 0, "one of the paths can be used");
+        (self.own, self.used) = (self.own + n, clock);
     }
 
     /// Adds to `load`, the path's, how this lane's part has changed since the last time.
