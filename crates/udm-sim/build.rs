@@ -1,4 +1,5 @@
-//! Puts the revision of the sources into the program, so that a failing seed names what it failed on.
+//! Puts the revision of the sources into the program, so that a failing seed names what it failed
+//! on.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,8 +1,9 @@
 //! The devices at the bottom of a stack: null, memory, a pattern, files and block devices.
 //!
-//! [`Backends::open`] makes a device of its URI; one list names all kinds. Each is a [`Device`] whose lanes hold to the rules of
-//! [`udm_core::Lane`]. The layer above asserts its boundary (alignment, length, flags); a range beyond the end is refused here once more, since
-//! it would grow a file.
+//! [`Backends::open`] makes a device of its URI; one list names all kinds. Each is a [`Device`]
+//! whose lanes hold to the rules of [`udm_core::Lane`]. The layer above asserts its boundary
+//! (alignment, length, flags); a range beyond the end is refused here once more, since it would
+//! grow a file.
 //!
 //! A backend knows no target, and no other backend.
 #![forbid(unsafe_code)]
@@ -19,7 +20,8 @@ use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Bio, Device, OpenError, Sectors, Status};
 use udm_wire::uri::DeviceUri;
 
-/// What a name leads to outside of udm, so that two names can be known as one disk, and a name that leads elsewhere than it did be noticed.
+/// What a name leads to outside of udm, so that two names can be known as one disk, and a name that
+/// leads elsewhere than it did be noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Identity {
     /// A regular file: the number of its file system and its inode there.
@@ -46,7 +48,8 @@ pub struct Opened {
     pub device: Arc<dyn Device>,
 }
 
-/// The backends of a process. What must be one for all names of a disk is kept here, so a process has one of these.
+/// The backends of a process. What must be one for all names of a disk is kept here, so a process
+/// has one of these.
 pub struct Backends {
     disks: file::Disks,
 }
@@ -58,8 +61,8 @@ impl Backends {
         Backends { disks: file::Disks::new(cores) }
     }
 
-    /// What `uri` leads to now. If that is open its size is read again, and what is open of it shows the new one. May block for as long as the
-    /// file system does.
+    /// What `uri` leads to now. If that is open its size is read again, and what is open of it
+    /// shows the new one. May block for as long as the file system does.
     ///
     /// # Errors
     /// As [`Backends::open`], as far as looking tells.
@@ -73,8 +76,9 @@ impl Backends {
     /// Opens the device that `uri` names. May block for as long as the file system does.
     ///
     /// # Errors
-    /// What the system says, in one line that names the device; EINVAL for parameters out of range; EOPNOTSUPP for kinds that this crate does not
-    /// have: an NBD client is not part of it, and mapped devices and numbers are known to the registry of devices alone.
+    /// What the system says, in one line that names the device; EINVAL for parameters out of range;
+    /// EOPNOTSUPP for kinds that this crate does not have: an NBD client is not part of it, and
+    /// mapped devices and numbers are known to the registry of devices alone.
     pub fn open(&self, uri: &DeviceUri) -> Result<Opened, OpenError> {
         let device: Arc<dyn Device> = match uri {
             DeviceUri::File(file) => {
@@ -106,8 +110,9 @@ fn unsupported(uri: &DeviceUri, why: &str) -> OpenError {
     OpenError::new(EOPNOTSUPP, format!("{uri}: {why}"))
 }
 
-/// The status of a bio that can't be served on a device of `size`: its range ends beyond it, or its data is not as long as the range. (A
-/// load generator leaves the data out for devices that move none.)
+/// The status of a bio that can't be served on a device of `size`: its range ends beyond it, or its
+/// data is not as long as the range. (A load generator leaves the data out for devices that move
+/// none.)
 fn refusal(bio: &Bio, size: Sectors) -> Option<Status> {
     if bio.sector.0.checked_add(bio.sectors.0).is_none_or(|end| end > size.0) {
         return Some(Status::IoErr);

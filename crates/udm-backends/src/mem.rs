@@ -1,12 +1,15 @@
 //! `mem:SIZE`: a disk of memory, one for all cores.
 //!
-//! Pages are made, zeroed, on their first write; that is the one allocation in its data path, and [`OnceLock`] sees to it that two
-//! cores that write a page first agree on it. Memory that was written stays until the device is dropped: a discard zeroes, and costs next to
-//! nothing where nothing was written.
+//! Pages are made, zeroed, on their first write; that is the one allocation in its data path, and
+//! [`OnceLock`] sees to it that two cores that write a page first agree on it. Memory that was
+//! written stays until the device is dropped: a discard zeroes, and costs next to nothing where
+//! nothing was written.
 //!
-//! Two cores may do what two writers of one block of a real disk may do, with the same result: each byte is from one of them. So the memory is words of
-//! `AtomicU64`, and data is copied as `udm-buf` copies memory that others may change. No ordering is needed among words or requests: a client that has seen its write complete
-//! and then reads through another core has passed something from the one core to the other (a socket, an inbox), and that orders the two.
+//! Two cores may do what two writers of one block of a real disk may do, with the same result: each
+//! byte is from one of them. So the memory is words of `AtomicU64`, and data is copied as `udm-buf`
+//! copies memory that others may change. No ordering is needed among words or requests: a client
+//! that has seen its write complete and then reads through another core has passed something from
+//! the one core to the other (a socket, an inbox), and that orders the two.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -17,8 +20,8 @@ use udm_core::{
 };
 use zerocopy::FromZeros;
 
-/// Bytes in a page: large enough that the directory stays small, small enough that a sparse disk stays cheap. Only
-/// what is touched of a fresh page takes memory.
+/// Bytes in a page: large enough that the directory stays small, small enough that a sparse disk
+/// stays cheap. Only what is touched of a fresh page takes memory.
 const PAGE: u64 = 256 << 10;
 
 /// Pages in a directory.
@@ -115,7 +118,8 @@ impl Store {
         Ok(())
     }
 
-    /// Zeroes what `part` asks for of the range at byte `start`. Pages that were never written cost next to nothing.
+    /// Zeroes what `part` asks for of the range at byte `start`. Pages that were never written cost
+    /// next to nothing.
     fn zero(&self, start: u64, part: &mut Part) {
         while !part.is_done() && part.left > 0 {
             let offset = start + part.done;
@@ -258,7 +262,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Memory behaves as a vector of bytes does, whatever the pieces that the data comes in, from either of two cores.
+        /// Memory behaves as a vector of bytes does, whatever the pieces that the data comes in,
+        /// from either of two cores.
         #[test]
         fn as_a_vector(requests in proptest::collection::vec((request(), 0..2usize), 1..60)) {
             let device = Mem::new(SECTORS * 512).unwrap();

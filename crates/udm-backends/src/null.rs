@@ -11,9 +11,10 @@
 //! | `memory_backed` | what is written can be read: the store of `mem:` |
 //! | `discard`, `fua`, `cache_size` | announced, as null_blk does; there is no cache to lose. As there, the first and the last ask for `memory_backed` |
 //!
-//! **Data.** Without `memory_backed`, writes are forgotten and reads that carry data are filled with zeroes. null_blk leaves the data of
-//! reads alone; but buffers are recycled between the clients of a front end, and what one client wrote must not be what another
-//! reads. A bio that comes without data, as those of the bench do, pays one test for it.
+//! **Data.** Without `memory_backed`, writes are forgotten and reads that carry data are filled
+//! with zeroes. null_blk leaves the data of reads alone; but buffers are recycled between the
+//! clients of a front end, and what one client wrote must not be what another reads. A bio that
+//! comes without data, as those of the bench do, pays one test for it.
 
 use crate::mem::{MAX_ZERO, Store};
 use std::collections::VecDeque;
@@ -105,8 +106,8 @@ struct Server {
 }
 
 impl Server {
-    /// Ends `bio` well when that is no work: without a store that is all but a read with data, and what must be refused. False for
-    /// what has to be served.
+    /// Ends `bio` well when that is no work: without a store that is all but a read with data, and
+    /// what must be refused. False for what has to be served.
     #[inline(always)]
     fn at_once(&self, bio: &mut Bio) -> bool {
         let fills = bio.op == Op::Read && !bio.data.is_empty();
@@ -130,7 +131,8 @@ impl Serve for Server {
         }
     }
 
-    /// Without a store it does nothing, and leaves nothing of an earlier use of its buffer in a read.
+    /// Without a store it does nothing, and leaves nothing of an earlier use of its buffer in a
+    /// read.
     #[inline]
     fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
         match &self.store {
@@ -215,7 +217,8 @@ impl PolledLane {
     }
 }
 
-/// irqmode 2: done `delay` after it was started. All delays are equal, so the first started is the first done.
+/// irqmode 2: done `delay` after it was started. All delays are equal, so the first started is the
+/// first done.
 struct TimerLane {
     work: Work<Server>,
     /// Served in this call.

@@ -1,8 +1,8 @@
 //! `pattern:SIZE`: a read-only device on which every byte is a function of its offset.
 //!
-//! The device is an array of 64-bit words, most significant byte first, each holding its own byte offset: what `nbdkit pattern` serves, so
-//! the two can be compared byte for byte. Data that came from a wrong place says from where. Writes fail with
-//! [`Status::ReadOnly`], flushes succeed.
+//! The device is an array of 64-bit words, most significant byte first, each holding its own byte
+//! offset: what `nbdkit pattern` serves, so the two can be compared byte for byte. Data that came
+//! from a wrong place says from where. Writes fail with [`Status::ReadOnly`], flushes succeed.
 
 use udm_core::errno::EINVAL;
 use udm_core::{
@@ -17,7 +17,8 @@ pub(crate) struct Pattern {
 }
 
 impl Pattern {
-    /// A device of `size` bytes, rounded down to sectors. Nothing is stored, so there is no upper bound.
+    /// A device of `size` bytes, rounded down to sectors. Nothing is stored, so there is no upper
+    /// bound.
     ///
     /// # Errors
     /// EINVAL for less than a sector.

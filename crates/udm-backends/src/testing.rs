@@ -46,8 +46,8 @@ impl Core {
     }
 }
 
-/// `len` bytes in pieces that end at `cuts` (lengths of the first pieces; those too long are left out). Pieces of one slab would join
-/// again, so each has its own.
+/// `len` bytes in pieces that end at `cuts` (lengths of the first pieces; those too long are left
+/// out). Pieces of one slab would join again, so each has its own.
 pub(crate) fn scattered(len: usize, cuts: &[usize]) -> Segments {
     let mut data = Segments::new();
     let mut left = len;

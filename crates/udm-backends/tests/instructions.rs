@@ -1,10 +1,14 @@
 //! How many instructions a request takes: the list in docs/instructions.md, measured again.
 //!
-//! Times are noise on a machine that others use; instructions are the same each time. The list is the test: a line there is a device, the table that makes it, and
-//! what a request took when the line was written. One that takes noticeably more now fails. To add a line, write it with zeroes and take over what the test says.
+//! Times are noise on a machine that others use; instructions are the same each time. The list is
+//! the test: a line there is a device, the table that makes it, and what a request took when the
+//! line was written. One that takes noticeably more now fails. To add a line, write it with zeroes
+//! and take over what the test says.
 //!
-//! The program is two: as a test it runs itself below valgrind's callgrind, which counts; there it sends requests through the lanes of each device. Only an
-//! optimised build says anything (`cargo test --release -p udm-backends --test instructions`); others say so and pass, as where there is no valgrind.
+//! The program is two: as a test it runs itself below valgrind's callgrind, which counts; there it
+//! sends requests through the lanes of each device. Only an optimised build says anything
+//! (`cargo test --release -p udm-backends --test instructions`); others say so and pass, as where
+//! there is no valgrind.
 #![allow(clippy::print_stdout, reason = "a program of its own")]
 
 use std::process::{Command, ExitCode};

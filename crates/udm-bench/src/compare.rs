@@ -1,7 +1,9 @@
-//! The comparison that udm stands on: what a layer costs a request, and what the same layer costs behind one lock.
+//! The comparison that udm stands on: what a layer costs a request, and what the same layer costs
+//! behind one lock.
 //!
-//! Everything is measured in one run on the same cores, in turn: a round measures each device once, and the result of a device is the median of its
-//! rounds, so that what disturbs the machine disturbs all alike. Requests carry no data; the null device at the bottom does nothing. Digits
+//! Everything is measured in one run on the same cores, in turn: a round measures each device once,
+//! and the result of a device is the median of its rounds, so that what disturbs the machine
+//! disturbs all alike. Requests carry no data; the null device at the bottom does nothing. Digits
 //! belong to the machine, ratios travel.
 
 use crate::cores;
@@ -42,7 +44,8 @@ pub struct CompareOptions {
     pub depths: Vec<usize>,
     /// How many cores.
     pub cores: Vec<usize>,
-    /// How often each device is measured. Many short rounds are better than few long ones: the median leaves out those that were disturbed.
+    /// How often each device is measured. Many short rounds are better than few long ones: the
+    /// median leaves out those that were disturbed.
     pub rounds: usize,
     /// How many requests each time, a core.
     pub requests: u64,
@@ -86,7 +89,8 @@ pub struct Comparison {
     pub rows: Vec<Row>,
 }
 
-/// Measures layers over a null device against each other and against the same layer behind one lock. Numbers of cores that this machine does not have are left out.
+/// Measures layers over a null device against each other and against the same layer behind one
+/// lock. Numbers of cores that this machine does not have are left out.
 ///
 /// # Errors
 /// When cores or devices can't be had.

@@ -1,7 +1,8 @@
 //! Threads that are cores, for as long as a measurement takes.
 //!
-//! A device can only be made when the cores are there: its table is taken up by each of them. So the threads attach first and take turns until the
-//! device is ready, then open their lanes, and begin together.
+//! A device can only be made when the cores are there: its table is taken up by each of them. So
+//! the threads attach first and take turns until the device is ready, then open their lanes, and
+//! begin together.
 
 use anyhow::{Context, Result, anyhow};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -34,7 +35,8 @@ impl<T: Clone> Gate<T> {
     }
 }
 
-/// Runs `work` on each of `options.len()` cores, with the core's lanes of the devices that `make` makes. Gives back what each core has to say.
+/// Runs `work` on each of `options.len()` cores, with the core's lanes of the devices that `make`
+/// makes. Gives back what each core has to say.
 ///
 /// # Errors
 /// When a core, a device or a lane can't be had. Nothing has run then.

@@ -1,8 +1,10 @@
 //! One job: a thread that is a core, and drives a device's lane itself.
 //!
-//! The loop is what every number of the bench stands on, so it does little: a turn polls, counts what finished, fills the same bios again and
-//! submits them as one batch. It reads the clock once a turn ([`udm_runtime::LocalCore::turn`] does); requests that come back from one poll have
-//! the same end. Once warm it allocates nothing. A job that must read back what it wrote replays its plan afterwards.
+//! The loop is what every number of the bench stands on, so it does little: a turn polls, counts
+//! what finished, fills the same bios again and submits them as one batch. It reads the clock once
+//! a turn ([`udm_runtime::LocalCore::turn`] does); requests that come back from one poll have the
+//! same end. Once warm it allocates nothing. A job that must read back what it wrote replays its
+//! plan afterwards.
 
 use crate::load::{Load, Region};
 use crate::plan::Plan;
@@ -186,7 +188,8 @@ impl<'a> Job<'a> {
         let finished = self.done.len();
         self.in_flight -= finished;
         self.stats.completes.count(finished);
-        // Requests of one batch began and end together, so most latencies are equal and go into the histogram as one.
+        // Requests of one batch began and end together, so most latencies are equal and go into the
+        // histogram as one.
         let mut runs = [(0u64, 0u64); DIRECTIONS];
         let mut done = std::mem::take(&mut self.done);
         for mut bio in done.drain(..) {
@@ -271,7 +274,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// A flush waits until nothing else is in flight, as fio's does: it covers all writes before it.
+    /// A flush waits until nothing else is in flight, as fio's does: it covers all writes before
+    /// it.
     fn issue_flush(&mut self, now: Nanos) {
         if self.in_flight > 0 || !self.batch.is_empty() {
             return;
@@ -316,7 +320,8 @@ impl<'a> Job<'a> {
     }
 
     fn end_phase(&mut self, now: Nanos) {
-        // A load that is through before the ramp is over was the ramp alone; it is reported, as fio does.
+        // A load that is through before the ramp is over was the ramp alone; it is reported, as fio
+        // does.
         let read_back = self.phase == Phase::ReadBack;
         self.clock.end(now, &mut self.stats, |i, ios| if read_back { i == 0 } else { ios > 0 });
         let again = if self.failure.is_none() { self.replay.take() } else { None };

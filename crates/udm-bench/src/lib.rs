@@ -1,7 +1,8 @@
 //! Measuring: load on a device, in fio's words, with fio's report; and layers against each other.
 //!
-//! Each job is a thread that attaches as a core and drives the device's lane itself, as any program that links udm can: no socket, no protocol, no
-//! other thread. Or the jobs are clients of an NBD server ([`Run::measure_nbd`]). [`compare()`] measures layers against each other.
+//! Each job is a thread that attaches as a core and drives the device's lane itself, as any program
+//! that links udm can: no socket, no protocol, no other thread. Or the jobs are clients of an NBD
+//! server ([`Run::measure_nbd`]). [`compare()`] measures layers against each other.
 //!
 //! Nothing here reads the command line, takes signals or prints: `udm bench` does.
 #![forbid(unsafe_code)]

@@ -1,4 +1,5 @@
-//! A load: fio's options by fio's names, as far as they mean something here. They are clap's, so that a command line takes them in as they are.
+//! A load: fio's options by fio's names, as far as they mean something here. They are clap's, so
+//! that a command line takes them in as they are.
 
 use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
@@ -38,7 +39,8 @@ pub struct Load {
     /// Jobs, a thread each
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub numjobs: u16,
-    /// How much of the device to use, and how much each job moves, in bytes or percent [default: all of it]
+    /// How much of the device to use, and how much each job moves, in bytes or percent [default:
+    /// all of it]
     #[arg(long, value_name = "SIZE|N%", value_parser = part)]
     pub size: Option<Part>,
     /// Stop after this time, in seconds (or 500ms, 2m)
@@ -65,10 +67,12 @@ pub struct Load {
     /// Flush after so many writes
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub fsync: u32,
-    /// Write blocks that can be told apart and read them back, or check those that are there (--rw read). Each job has a part of the device then
+    /// Write blocks that can be told apart and read them back, or check those that are there (--rw
+    /// read). Each job has a part of the device then
     #[arg(long, value_enum)]
     pub verify: Option<Verify>,
-    /// Requests carry no memory. For devices that move none (null:), so that clearing it is not measured
+    /// Requests carry no memory. For devices that move none (null:), so that clearing it is not
+    /// measured
     #[arg(long)]
     pub bare: bool,
     /// CPUs to pin the jobs to, in turn
@@ -211,8 +215,8 @@ impl Load {
         Ok((0..jobs).map(|job| Region { first: first(job), blocks: share }).collect())
     }
 
-    /// How many blocks of a device of `all` bytes the load uses. Of a size that ends inside a block that block is used, where there is one, but for
-    /// the map of random blocks: as fio does.
+    /// How many blocks of a device of `all` bytes the load uses. Of a size that ends inside a block
+    /// that block is used, where there is one, but for the map of random blocks: as fio does.
     fn blocks(&self, all: u64) -> Result<u64> {
         let size = match self.size {
             None => all,

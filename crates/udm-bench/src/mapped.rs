@@ -15,7 +15,8 @@ pub struct Table {
     pub text: String,
 }
 
-/// Mapped devices with these tables, loaded and resumed on the cores of `cluster`, which must be taking turns.
+/// Mapped devices with these tables, loaded and resumed on the cores of `cluster`, which must be
+/// taking turns.
 ///
 /// # Errors
 /// The table's own, with carets under the word to blame.

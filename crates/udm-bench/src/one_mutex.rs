@@ -1,8 +1,9 @@
 //! The baseline of comparisons: what udm would be if its paths' loads stood behind one lock.
 //!
-//! A device over several paths that picks, for each request, the path with the fewest requests in flight, and counts it there: under one mutex that
-//! all cores share, at submission and again at completion, as a multipath driver with one lock a device does. It has no failover, no table and no
-//! suspend, so what it costs more than the real one it costs for its lock.
+//! A device over several paths that picks, for each request, the path with the fewest requests in
+//! flight, and counts it there: under one mutex that all cores share, at submission and again at
+//! completion, as a multipath driver with one lock a device does. It has no failover, no table and
+//! no suspend, so what it costs more than the real one it costs for its lock.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::{Batch, Cx, Device, DeviceId, Lane, Limits, OpenError};

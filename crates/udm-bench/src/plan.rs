@@ -1,5 +1,5 @@
-//! Which blocks a job goes to, in which order, and what it does there. A plan takes next to no memory and can be replayed: a clone of a
-//! fresh plan gives the same requests.
+//! Which blocks a job goes to, in which order, and what it does there. A plan takes next to no
+//! memory and can be replayed: a clone of a fresh plan gives the same requests.
 
 use crate::load::{Load, Region};
 use rand::rngs::SmallRng;
@@ -76,8 +76,9 @@ impl Plan {
 
 /// Every number below a bound once, in an order that looks random, out of a few words of memory.
 ///
-/// A bijection of the numbers of so many bits, drawn from a seed: multiplication by an odd number, addition, and a shift folded in by
-/// exclusive or can each be undone, so no two numbers meet. What it takes beyond the bound is left out; that is less than every other number.
+/// A bijection of the numbers of so many bits, drawn from a seed: multiplication by an odd number,
+/// addition, and a shift folded in by exclusive or can each be undone, so no two numbers meet. What
+/// it takes beyond the bound is left out; that is less than every other number.
 #[derive(Clone)]
 struct Shuffle {
     bound: u64,

@@ -1,7 +1,7 @@
 //! The report: fio's summary, line for line, so that what reads the one reads the other.
 //!
-//! One difference: there are no `slat` and `lat` lines of their own. With one clock reading a turn the time in `submit` can't be told from the rest, so
-//! all of it is `clat`, and `lat` repeats it.
+//! One difference: there are no `slat` and `lat` lines of their own. With one clock reading a turn
+//! the time in `submit` can't be told from the rest, so all of it is `clat`, and `lat` repeats it.
 
 use crate::job::Failure;
 use crate::json;
@@ -180,7 +180,8 @@ fn percentile_lines(out: &mut String, name: &str, l: &Latency) -> std::fmt::Resu
     Ok(())
 }
 
-/// How many percent of all requests took how long: per unit of time, per class, and beyond two seconds.
+/// How many percent of all requests took how long: per unit of time, per class, and beyond two
+/// seconds.
 pub fn latency_shares(stats: &Stats) -> ([[f64; 10]; 3], f64, f64) {
     let total: u64 = stats.directions.iter().map(|d| d.latency.count()).sum();
     let up_to = |ns: u64| -> u64 {

@@ -17,7 +17,8 @@ pub struct Run<'a> {
     pub load: &'a Load,
     /// Where the jobs count what they have done, for whoever looks on.
     pub progress: Option<&'a Progress>,
-    /// Set by whoever wants the jobs to stop where they are; what they have measured by then is reported.
+    /// Set by whoever wants the jobs to stop where they are; what they have measured by then is
+    /// reported.
     pub stop: &'a AtomicBool,
 }
 

@@ -220,7 +220,8 @@ fn shape(line: &str) -> String {
         .replace("GiB/s", "MiB/s")
 }
 
-/// Every line of our report is one that fio prints too, numbers apart; and fio prints none that we leave out, but for `slat`.
+/// Every line of our report is one that fio prints too, numbers apart; and fio prints none that we
+/// leave out, but for `slat`.
 #[test]
 fn the_report_is_fios() {
     let fio = include_str!("../tests/data/fio-3.33-randrw.txt");

@@ -3,7 +3,8 @@
 const PREFIXES: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
 const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 
-/// `number` in at most `width` characters, a point among them, with a unit of powers of 1000: `2040k`, `8356M`.
+/// `number` in at most `width` characters, a point among them, with a unit of powers of 1000:
+/// `2040k`, `8356M`.
 pub fn decimal(number: f64, width: usize) -> String {
     scaled(number, width, 1000, &PREFIXES)
 }
@@ -36,7 +37,8 @@ pub fn bandwidth(bytes_per_second: f64) -> String {
     format!("{}B/s ({}B/s)", binary(bytes_per_second, 4), decimal(bytes_per_second, 4))
 }
 
-/// A unit of time that shows values from `min` to `max` nanoseconds in few digits: its name, and how many nanoseconds it has.
+/// A unit of time that shows values from `min` to `max` nanoseconds in few digits: its name, and
+/// how many nanoseconds it has.
 pub fn time_unit(min: u64, max: u64) -> (&'static str, u64) {
     match (min, max) {
         (2_000_001.., 100_000_000..) => ("msec", 1_000_000),

@@ -1,4 +1,5 @@
-//! Blocks that can be told apart: a header that says what the block is, a checksum, and noise that follows from the header.
+//! Blocks that can be told apart: a header that says what the block is, a checksum, and noise that
+//! follows from the header.
 //!
 //! ```text
 //!  0 magic (u32) | 4 crc32c of all that follows (u32) | 8 byte offset on the device (u64) | 16 tag of the run (u64)
@@ -29,7 +30,8 @@ pub fn fill(block: &mut [u8], stamp: Stamp) {
     }
     let mut state = stamp.offset ^ stamp.tag.rotate_left(21) ^ stamp.index.rotate_left(42);
     for out in block[HEADER..].chunks_exact_mut(8) {
-        // The increment of Weyl's sequence, folded: enough that neighbouring words and blocks look nothing alike.
+        // The increment of Weyl's sequence, folded: enough that neighbouring words and blocks look
+        // nothing alike.
         state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         out.copy_from_slice(&(state ^ (state >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9).to_le_bytes());
     }

@@ -1,7 +1,9 @@
 //! Ranges of memory that another process shares and may change at any time.
 //!
-//! A range is never a slice: its bytes are copied, each once, or the kernel is given its address. It keeps its memory mapped; the count of that is taken when a range is made,
-//! and not when one is aimed at another place ([`Segments::aim`](crate::Segments::aim)), so that who keeps ranges for reuse touches no count that others touch.
+//! A range is never a slice: its bytes are copied, each once, or the kernel is given its address.
+//! It keeps its memory mapped; the count of that is taken when a range is made, and not when one is
+//! aimed at another place ([`Segments::aim`](crate::Segments::aim)), so that who keeps ranges for
+//! reuse touches no count that others touch.
 
 use crate::{Buf, SharedMap, copy_from_shared, copy_to_shared};
 use std::sync::Arc;
@@ -102,7 +104,8 @@ mod tests {
             assert!(refused(&good, len).contains("multiple"), "{len}");
         }
         assert!(ftruncate(&good, 4096).is_err(), "the seal holds");
-        // A file of a disk, one in memory that is no memfd, a pipe, and memory that can't be written.
+        // A file of a disk, one in memory that is no memfd, a pipe, and memory that can't be
+        // written.
         let file = std::fs::File::open("/proc/self/exe").unwrap().into();
         assert!(refused(&file, 4096).contains("no memfd"));
         if let Ok(file) =
@@ -132,7 +135,8 @@ mod tests {
         assert_eq!(Segments::from(Buf::zeroed(1)).aim(0, 1), Err(OutOfRange));
     }
 
-    /// Foreign data does all that owned data does, with the same bytes at each begin and length; more than a portion, too.
+    /// Foreign data does all that owned data does, with the same bytes at each begin and length;
+    /// more than a portion, too.
     #[test]
     fn it_is_used_as_owned_data_is() {
         let map = map(64 << 10);
@@ -200,7 +204,8 @@ mod tests {
         assert_eq!((both.copy_to(&mut out), out), (513, [7; 513]));
     }
 
-    /// Somebody else changes the bytes all the time: who looks at them sees each portion as it was once, and nothing is harmed.
+    /// Somebody else changes the bytes all the time: who looks at them sees each portion as it was
+    /// once, and nothing is harmed.
     #[test]
     fn what_is_seen_does_not_change() {
         let map = map(8192);

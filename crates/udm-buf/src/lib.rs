@@ -1,16 +1,20 @@
 //! The memory that block requests carry.
 //!
-//! A [`Buf`] owns a byte range of a *slab*, one aligned allocation. Splitting a `Buf` gives two that own
-//! disjoint halves of the same slab, so a request can be cut into fragments, and a stream of requests can be
-//! cut out of one receive, without a copy and without a borrow. The slab is freed with its last `Buf`.
+//! A [`Buf`] owns a byte range of a *slab*, one aligned allocation. Splitting a `Buf` gives two
+//! that own disjoint halves of the same slab, so a request can be cut into fragments, and a stream
+//! of requests can be cut out of one receive, without a copy and without a borrow. The slab is
+//! freed with its last `Buf`.
 //!
-//! Contract: the ranges of the live `Buf`s of a slab never overlap. Everything else follows from it: a `&mut Buf`
-//! gives `&mut [u8]`, and a `Buf` may move to another thread.
+//! Contract: the ranges of the live `Buf`s of a slab never overlap. Everything else follows from
+//! it: a `&mut Buf` gives `&mut [u8]`, and a `Buf` may move to another thread.
 //!
-//! A large slab is a mapping of its own: its pages take memory when they are first touched, and go back to the system when it is freed.
+//! A large slab is a mapping of its own: its pages take memory when they are first touched, and go
+//! back to the system when it is freed.
 //!
-//! Memory that several may change at a time is no `Buf`: what is in it is copied ([`copy_from_shared`], [`copy_to_shared`]). A request's data may be of it all the
-//! same ([`Foreign`], in [`Segments`]): inside of this crate it has the form of a `Buf`, so that data of either kind is passed on at one price.
+//! Memory that several may change at a time is no `Buf`: what is in it is copied
+//! ([`copy_from_shared`], [`copy_to_shared`]). A request's data may be of it all the same
+//! ([`Foreign`], in [`Segments`]): inside of this crate it has the form of a `Buf`, so that data of
+//! either kind is passed on at one price.
 //!
 //! This crate is one of the few places in udm with `unsafe`; it does no I/O and knows no requests.
 
@@ -30,16 +34,19 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// Alignment in bytes of every slab's first byte: a page, which is what `O_DIRECT` asks for at the most.
+/// Alignment in bytes of every slab's first byte: a page, which is what `O_DIRECT` asks for at the
+/// most.
 pub const ALIGN: usize = 4096;
 
 /// The largest slab in bytes (1 GiB): offsets and lengths are 32-bit.
 pub const MAX_LEN: usize = 1 << 30;
 
-/// Slabs of so many bytes and more are mappings. The allocator would clear them, because they are aligned, and keep them when they are freed.
+/// Slabs of so many bytes and more are mappings. The allocator would clear them, because they are
+/// aligned, and keep them when they are freed.
 const MAP_MIN: usize = 64 << 10;
 
-/// The head of a slab, in an allocation of its own so that the data stays page-aligned without padding.
+/// The head of a slab, in an allocation of its own so that the data stays page-aligned without
+/// padding.
 struct Slab {
     refs: AtomicU32,
     data: NonNull<u8>,
@@ -55,7 +62,8 @@ pub struct Buf {
     len: u32,
 }
 
-// SAFETY: a Buf is the only way to its bytes (ranges never overlap), and the count of the slab is atomic.
+// SAFETY: a Buf is the only way to its bytes (ranges never overlap), and the count of the slab is
+// atomic.
 unsafe impl Send for Buf {}
 // SAFETY: a shared Buf gives only shared slices.
 unsafe impl Sync for Buf {}
@@ -70,7 +78,8 @@ impl Buf {
         assert!((1..=MAX_LEN).contains(&len), "slab of {len} bytes");
         let layout = Buf::layout(len);
         let data = if len >= MAP_MIN {
-            // SAFETY: a new private mapping, where the system likes it, touches no memory of anybody's. It is zeroed and page-aligned.
+            // SAFETY: a new private mapping, where the system likes it, touches no memory of
+            // anybody's. It is zeroed and page-aligned.
             unsafe {
                 mmap_anonymous(
                     std::ptr::null_mut(),
@@ -93,7 +102,8 @@ impl Buf {
         Layout::from_size_align(len, ALIGN).expect("the length was checked at creation")
     }
 
-    /// The form that bytes `at` to `at + len` of shared memory have in [`Segments`]. It never leaves this crate: a slice of it must not be made.
+    /// The form that bytes `at` to `at + len` of shared memory have in [`Segments`]. It never
+    /// leaves this crate: a slice of it must not be made.
     fn foreign(map: Arc<SharedMap>, at: usize, len: u32) -> Buf {
         let data = NonNull::from(map.words()).cast::<u8>();
         debug_assert!(at <= map.len() && len as usize <= map.len() - at);
@@ -103,7 +113,8 @@ impl Buf {
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len }
     }
 
-    /// Makes the only piece of a foreign range the `len` bytes from byte `at` of its memory on, which has them.
+    /// Makes the only piece of a foreign range the `len` bytes from byte `at` of its memory on,
+    /// which has them.
     fn place(&mut self, at: usize, len: u32) {
         debug_assert!(self.is_unique());
         // SAFETY: this is the only piece, and borrowed alone: nobody else reads the head.
@@ -167,7 +178,8 @@ impl Buf {
         front
     }
 
-    /// Gives up all but the first `len` bytes. The bytes given up belong to nobody until [`Buf::reclaim`].
+    /// Gives up all but the first `len` bytes. The bytes given up belong to nobody until
+    /// [`Buf::reclaim`].
     ///
     /// # Panics
     /// When `len` is beyond the end.
@@ -217,8 +229,9 @@ impl std::ops::Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         debug_assert!(self.slab().foreign.is_none(), "foreign memory is no slice");
-        // SAFETY: the range is inside the slab, initialised (zeroed at birth), and no other Buf covers it. Foreign memory never gets here: what has the form of a Buf for
-        // it stays in `Segments`, which gives out owned pieces only.
+        // SAFETY: the range is inside the slab, initialised (zeroed at birth), and no other Buf
+        // covers it. Foreign memory never gets here: what has the form of a Buf for it stays in
+        // `Segments`, which gives out owned pieces only.
         unsafe { std::slice::from_raw_parts(self.start(), self.len()) }
     }
 }
@@ -249,7 +262,8 @@ impl Drop for Buf {
         if slab.foreign.is_some() {
             // The memory is that of the map, which goes with its last user.
         } else if len >= MAP_MIN {
-            // SAFETY: mapped in `zeroed` with this very length, and nobody has a piece of it any more.
+            // SAFETY: mapped in `zeroed` with this very length, and nobody has a piece of it any
+            // more.
             let unmapped = unsafe { munmap(data.cast(), len) };
             debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
         } else {

@@ -19,7 +19,8 @@ pub struct BufPool {
 const MIN: usize = 4096;
 
 impl BufPool {
-    /// A pool that keeps at most `keep_max` bytes of free slabs; what is put back beyond that is freed.
+    /// A pool that keeps at most `keep_max` bytes of free slabs; what is put back beyond that is
+    /// freed.
     #[must_use]
     pub fn new(keep_max: usize) -> BufPool {
         BufPool { classes: Vec::new(), kept: 0, out: 0, keep_max }
@@ -29,7 +30,8 @@ impl BufPool {
         (len.max(MIN).next_power_of_two() / MIN).trailing_zeros() as usize
     }
 
-    /// A buffer of exactly `len` bytes (at least 1). Its bytes are of no known value, but initialised.
+    /// A buffer of exactly `len` bytes (at least 1). Its bytes are of no known value, but
+    /// initialised.
     pub fn get(&mut self, len: usize) -> Buf {
         let class = BufPool::class(len);
         let mut buf = match self.classes.get_mut(class).and_then(Vec::pop) {
@@ -46,7 +48,8 @@ impl BufPool {
         buf
     }
 
-    /// Memory of exactly `len` bytes, in pieces of at most [`PIECE_MAX`], each aligned and, but for the last, of that length.
+    /// Memory of exactly `len` bytes, in pieces of at most [`PIECE_MAX`], each aligned and, but for
+    /// the last, of that length.
     pub fn get_pieces(&mut self, len: usize) -> Segments {
         let mut pieces = Segments::new();
         let mut left = len;
@@ -68,7 +71,8 @@ impl BufPool {
         pieces + rest
     }
 
-    /// Takes a buffer back. One whose slab has other live pieces, or that is too much to keep, is dropped.
+    /// Takes a buffer back. One whose slab has other live pieces, or that is too much to keep, is
+    /// dropped.
     pub fn put(&mut self, mut buf: Buf) {
         let size = buf.slab_len();
         if !size.is_power_of_two() || size < MIN || !buf.reclaim() {

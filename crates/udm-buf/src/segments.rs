@@ -5,9 +5,10 @@ use smallvec::SmallVec;
 
 /// The scatter list of a request. One piece, inline, in nearly all of them.
 ///
-/// A piece is owned ([`Buf`]), or of memory that another process may change at any time ([`Foreign`]). Whoever is given a request does not care: it copies
-/// ([`Segments::consume`], [`Segments::produce`] and what is made of them) or passes addresses to the kernel ([`Segments::ranges`]). Only who made the pieces takes them
-/// apart, and foreign ones nobody.
+/// A piece is owned ([`Buf`]), or of memory that another process may change at any time
+/// ([`Foreign`]). Whoever is given a request does not care: it copies ([`Segments::consume`],
+/// [`Segments::produce`] and what is made of them) or passes addresses to the kernel
+/// ([`Segments::ranges`]). Only who made the pieces takes them apart, and foreign ones nobody.
 #[derive(Debug, Default)]
 pub struct Segments {
     bufs: SmallVec<[Buf; 1]>,
@@ -59,10 +60,12 @@ impl Segments {
         self.bufs.iter().any(Buf::is_foreign)
     }
 
-    /// Makes data that is one foreign piece another range of the same memory: no count is touched, nothing is allocated.
+    /// Makes data that is one foreign piece another range of the same memory: no count is touched,
+    /// nothing is allocated.
     ///
     /// # Errors
-    /// When the memory does not have it, the data is anything else, or a part of it is elsewhere; then it stays as it is.
+    /// When the memory does not have it, the data is anything else, or a part of it is elsewhere;
+    /// then it stays as it is.
     pub fn aim(&mut self, at: usize, len: usize) -> Result<(), OutOfRange> {
         match &mut self.bufs[..] {
             [piece] => piece.aim(at, len),
@@ -125,14 +128,16 @@ impl Segments {
         self.bufs.iter_mut()
     }
 
-    /// Address and length of each piece, for the kernel and for checks of alignment. What is there may be read and written by the kernel for as long as these segments
-    /// are kept; nobody makes a slice of it.
+    /// Address and length of each piece, for the kernel and for checks of alignment. What is there
+    /// may be read and written by the kernel for as long as these segments are kept; nobody makes a
+    /// slice of it.
     pub fn ranges(&self) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
         self.bufs.iter().map(|buf| (buf.start(), buf.len()))
     }
 
-    /// Shows `take` the bytes from `from` on, `len` of them or as many as there are, part by part, with the place of each part in the range. Foreign bytes are copied
-    /// first, each once: what `take` sees does not change any more.
+    /// Shows `take` the bytes from `from` on, `len` of them or as many as there are, part by part,
+    /// with the place of each part in the range. Foreign bytes are copied first, each once: what
+    /// `take` sees does not change any more.
     pub fn consume(&self, from: usize, len: usize, mut take: impl FnMut(usize, &[u8])) {
         let mut window = Window::new(from, len);
         for buf in &self.bufs {
@@ -148,8 +153,9 @@ impl Segments {
         }
     }
 
-    /// Has `make` write the bytes from `from` on, `len` of them or as many as there are, part by part, as [`Segments::consume`]. What `make` finds there has no known
-    /// value; all of it is written.
+    /// Has `make` write the bytes from `from` on, `len` of them or as many as there are, part by
+    /// part, as [`Segments::consume`]. What `make` finds there has no known value; all of it is
+    /// written.
     pub fn produce(&mut self, from: usize, len: usize, mut make: impl FnMut(usize, &mut [u8])) {
         let mut window = Window::new(from, len);
         for buf in &mut self.bufs {
@@ -227,7 +233,8 @@ impl Window {
         Window { skip: from, left: len, done: 0 }
     }
 
-    /// What of the next piece, of `len` bytes, is in the range, and what was before it; `None` behind its end.
+    /// What of the next piece, of `len` bytes, is in the range, and what was before it; `None`
+    /// behind its end.
     fn of(&mut self, len: usize) -> Option<(usize, std::ops::Range<usize>)> {
         if self.left == 0 {
             return None;

@@ -1,10 +1,12 @@
 //! Memory that others may change at the same time, and copies between it and memory that is owned.
 //!
-//! Contract: shared memory is words of [`AtomicU64`]. A copy is no one access: of a range that another changes meanwhile, each byte is one or the
-//! other's. Nothing is ordered by it; whoever must see a copy whole has been told of it in another way.
+//! Contract: shared memory is words of [`AtomicU64`]. A copy is no one access: of a range that
+//! another changes meanwhile, each byte is one or the other's. Nothing is ordered by it; whoever
+//! must see a copy whole has been told of it in another way.
 //!
-//! On x86-64 a copy is one instruction of the CPU, which the compiler knows nothing of but that it touches memory, as it does of a device's or a
-//! system call's access. Elsewhere it goes word by word.
+//! On x86-64 a copy is one instruction of the CPU, which the compiler knows nothing of but that it
+//! touches memory, as it does of a device's or a system call's access. Elsewhere it goes word by
+//! word.
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -16,17 +18,20 @@ use std::sync::atomic::AtomicU64;
 /// The file system of memfds (`statfs(2)`).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// Memory that is shared with another process, which may change it at any time: a sealed memfd, mapped. It is words of [`AtomicU64`], copied as above, or given to
-/// the kernel; nobody makes a slice of it.
+/// Memory that is shared with another process, which may change it at any time: a sealed memfd,
+/// mapped. It is words of [`AtomicU64`], copied as above, or given to the kernel; nobody makes a
+/// slice of it.
 ///
-/// What the other process does to the file can't take a page from under this one, which would be a SIGBUS: the file can't shrink.
+/// What the other process does to the file can't take a page from under this one, which would be a
+/// SIGBUS: the file can't shrink.
 #[derive(Debug)]
 pub struct SharedMap {
     base: NonNull<AtomicU64>,
     len: usize,
 }
 
-// SAFETY: it is memory of atomics, which any thread may use; the mapping belongs to nobody else and lives as long as this.
+// SAFETY: it is memory of atomics, which any thread may use; the mapping belongs to nobody else and
+// lives as long as this.
 unsafe impl Send for SharedMap {}
 // SAFETY: as above; a shared borrow gives atomics only.
 unsafe impl Sync for SharedMap {}
@@ -38,8 +43,9 @@ impl SharedMap {
     /// Maps the first `len` bytes (a multiple of 4096, up to 64 GiB) of a memfd.
     ///
     /// # Errors
-    /// What is no memfd, or one of huge pages (the system may run out of those), one that may shrink (it needs `F_SEAL_SHRINK`), one that is shorter, and what the
-    /// system says; with the reason.
+    /// What is no memfd, or one of huge pages (the system may run out of those), one that may
+    /// shrink (it needs `F_SEAL_SHRINK`), one that is shorter, and what the system says; with the
+    /// reason.
     pub fn of_memfd(memfd: impl AsFd, len: usize) -> io::Result<SharedMap> {
         let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         if len == 0 || !len.is_multiple_of(crate::ALIGN) || len > MAP_MAX {
@@ -70,8 +76,9 @@ impl SharedMap {
     /// The memory.
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: mapped with this length in `of_memfd`, readable and writable, page-aligned, and unmapped in drop. Others may write there at any time, as they may to
-        // atomics; every value of a byte is valid. The file can't shrink, so every page is there.
+        // SAFETY: mapped with this length in `of_memfd`, readable and writable, page-aligned, and
+        // unmapped in drop. Others may write there at any time, as they may to atomics; every value
+        // of a byte is valid. The file can't shrink, so every page is there.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len / size_of::<AtomicU64>()) }
     }
 
@@ -98,8 +105,9 @@ impl Drop for SharedMap {
 pub fn copy_from_shared(words: &[AtomicU64], at: usize, out: &mut [u8]) {
     check(words, at, out.len());
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: both ranges are inside their slices, and they are no overlap, because `out` is borrowed alone. Bytes of atomics may be read while
-    // others write them: the access is not the compiler's, and every value of a byte is valid.
+    // SAFETY: both ranges are inside their slices, and they are no overlap, because `out` is
+    // borrowed alone. Bytes of atomics may be read while others write them: the access is not the
+    // compiler's, and every value of a byte is valid.
     unsafe {
         copy(words.as_ptr().cast::<u8>().wrapping_add(at), out.as_mut_ptr(), out.len());
     }
@@ -114,8 +122,8 @@ pub fn copy_from_shared(words: &[AtomicU64], at: usize, out: &mut [u8]) {
 pub fn copy_to_shared(words: &[AtomicU64], at: usize, data: &[u8]) {
     check(words, at, data.len());
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: both ranges are inside their slices. Memory of atomics may be written through a shared borrow, while others do what they
-    // like with it: the access is not the compiler's.
+    // SAFETY: both ranges are inside their slices. Memory of atomics may be written through a
+    // shared borrow, while others do what they like with it: the access is not the compiler's.
     unsafe {
         copy(data.as_ptr(), words.as_ptr().cast_mut().cast::<u8>().wrapping_add(at), data.len());
     }
@@ -134,7 +142,8 @@ fn check(words: &[AtomicU64], at: usize, len: usize) {
 /// `from` can be read and `to` written for `len` bytes.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: as the caller says. The direction flag is clear, as the calling convention has it, and no other flag is touched.
+    // SAFETY: as the caller says. The direction flag is clear, as the calling convention has it,
+    // and no other flag is touched.
     unsafe {
         std::arch::asm!(
             "rep movsb",

@@ -1,7 +1,9 @@
-//! What is on a device: data that names its place and its time, and a model of what a reader may find.
+//! What is on a device: data that names its place and its time, and a model of what a reader may
+//! find.
 //!
-//! Each 16 bytes of a written sector hold their own byte offset and the generation of the write, most significant byte first. Data that came
-//! from a wrong place says from where, data that is old says how old.
+//! Each 16 bytes of a written sector hold their own byte offset and the generation of the write,
+//! most significant byte first. Data that came from a wrong place says from where, data that is old
+//! says how old.
 
 use crate::Request;
 use std::collections::BTreeMap;

@@ -1,8 +1,10 @@
-//! The disk below the targets: strict about what it is given, slow at will, with a cache that a power cut empties.
+//! The disk below the targets: strict about what it is given, slow at will, with a cache that a
+//! power cut empties.
 //!
-//! A request takes effect at some moment between `submit` and `poll`, and a few come back from each poll, in any order. What a layer above may
-//! not send (a range beyond the end, an odd length, more than the limits say, an operation that they do not have, a flag that the disk does
-//! not know) is a panic that names it.
+//! A request takes effect at some moment between `submit` and `poll`, and a few come back from each
+//! poll, in any order. What a layer above may not send (a range beyond the end, an odd length, more
+//! than the limits say, an operation that they do not have, a flag that the disk does not know) is
+//! a panic that names it.
 
 use crate::STAMP;
 use rand::RngExt;
@@ -86,7 +88,8 @@ impl Medium {
         self.state().holding = hold;
     }
 
-    /// Has the sector that begins with `stamp` fail with `status` from now on. False when it is not here.
+    /// Has the sector that begins with `stamp` fail with `status` from now on. False when it is not
+    /// here.
     #[must_use]
     pub fn spoil(&self, stamp: [u8; STAMP], status: Status) -> bool {
         let state = &mut *self.state();

@@ -1,7 +1,9 @@
-//! Requests to bios and back, over one lane: what a well-behaved caller does, and a check of each bio that comes home.
+//! Requests to bios and back, over one lane: what a well-behaved caller does, and a check of each
+//! bio that comes home.
 //!
-//! The rule ([`udm_core::Bio`]): each bio comes back exactly once, with every field but its status and the bytes of a read as it was given, on
-//! success and on error alike; its memory too, all of it and in order.
+//! The rule ([`udm_core::Bio`]): each bio comes back exactly once, with every field but its status
+//! and the bytes of a read as it was given, on success and on error alike; its memory too, all of
+//! it and in order.
 
 use crate::{Answer, Request, stamp};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -41,7 +43,8 @@ struct Sent {
 }
 
 impl Driver {
-    /// Opens the lane of `device`. The memory of its requests is its own, or `foreign`: shared with whoever has the memfd.
+    /// Opens the lane of `device`. The memory of its requests is its own, or `foreign`: shared with
+    /// whoever has the memfd.
     ///
     /// # Errors
     /// The device's own.
@@ -91,7 +94,8 @@ impl Driver {
         }
     }
 
-    /// Submits what was given and polls once. True when something moved; answers are appended with their tags.
+    /// Submits what was given and polls once. True when something moved; answers are appended with
+    /// their tags.
     pub fn turn(&mut self, answers: &mut Vec<(u64, Answer)>, cx: &mut Cx<'_>) -> bool {
         let moved = !self.batch.is_empty();
         if moved {
@@ -185,7 +189,8 @@ fn fill(request: &Request, data: &mut Segments) {
     }
 }
 
-/// `len` bytes that begin at an odd address, in a slab of their own so that they join with no other.
+/// `len` bytes that begin at an odd address, in a slab of their own so that they join with no
+/// other.
 fn piece(len: usize) -> Buf {
     let mut buf = Buf::zeroed(len + 3);
     drop(buf.split_to(3));

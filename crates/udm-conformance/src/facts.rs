@@ -7,7 +7,8 @@ use udm_core::{BioFlags, Limits, Op, SECTOR_SIZE, Sectors};
 /// Who stands in front of the lane and checks what comes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Boundary {
-    /// Nobody: a backend's own lane. It refuses what it can't serve; alignment and length are the duty of who calls it.
+    /// Nobody: a backend's own lane. It refuses what it can't serve; alignment and length are the
+    /// duty of who calls it.
     Backend,
     /// A table: checks all and splits what is too long.
     Table,
@@ -77,7 +78,8 @@ impl Facts {
             errors.push(if nbd { EINVAL } else { EOPNOTSUPP });
         }
         if request.sector.checked_add(request.sectors).is_none_or(|end| end > self.size()) {
-            // proto.md: a server SHOULD say ENOSPC where bytes would be put behind the end, else EINVAL.
+            // proto.md: a server SHOULD say ENOSPC where bytes would be put behind the end, else
+            // EINVAL.
             let puts = matches!(request.op, Op::Write | Op::WriteZeroes);
             errors.push(match (nbd, puts) {
                 (false, _) => EIO,

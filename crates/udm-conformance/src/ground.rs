@@ -1,4 +1,5 @@
-//! What a subject stands on: disks, files, loop devices and mapped devices, made on demand by the words of its line, and gone with it.
+//! What a subject stands on: disks, files, loop devices and mapped devices, made on demand by the
+//! words of its line, and gone with it.
 
 use crate::disk::Medium;
 use crate::world::NoCores;
@@ -33,7 +34,8 @@ pub struct Ground {
     mapped: BTreeMap<String, Arc<MappedDevice>>,
 }
 
-/// The disk called `/NAME`. The letter says what it can do; the number tells disks apart, and a letter behind it paths to one disk.
+/// The disk called `/NAME`. The letter says what it can do; the number tells disks apart, and a
+/// letter behind it paths to one disk.
 fn limits(name: &str) -> Limits {
     let base = Limits {
         max_sectors: Sectors(128),
@@ -89,7 +91,8 @@ impl Ground {
         device
     }
 
-    /// `words` with its places filled in: `{file}`, `{huge}` (a file with holes), `{loop}`, `{loop4k}`.
+    /// `words` with its places filled in: `{file}`, `{huge}` (a file with holes), `{loop}`,
+    /// `{loop4k}`.
     fn fill_in(&mut self, words: &str) -> String {
         let mut words = words.to_owned();
         while let Some(at) = words.find('{') {
@@ -135,7 +138,8 @@ impl Ground {
         device
     }
 
-    /// True when there are disks below that lose what is in their cache, and beside them only what loses nothing.
+    /// True when there are disks below that lose what is in their cache, and beside them only what
+    /// loses nothing.
     #[must_use]
     pub fn has_power_switch(&self) -> bool {
         let is_disk = |word: &str| word.starts_with('/') && self.media.contains_key(disk_of(word));

@@ -15,7 +15,8 @@ pub struct Request {
     pub sectors: u64,
     /// What a write puts there: its stamp's generation. 0 for all others.
     pub generation: u64,
-    /// Lengths in bytes of the pieces of memory that the data comes in; what is left over is the last piece. Empty: one aligned piece.
+    /// Lengths in bytes of the pieces of memory that the data comes in; what is left over is the
+    /// last piece. Empty: one aligned piece.
     pub cuts: Vec<usize>,
 }
 

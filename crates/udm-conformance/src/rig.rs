@@ -89,8 +89,8 @@ impl Rig {
         if op == Op::Write { self.write(sector, sectors) } else { Request::new(op, sector, sectors) }
     }
 
-    /// Runs `requests` on `handle` at once and waits for them. They must not overlap. Each ends as the facts demand, reads bring what the model
-    /// has, and the model follows.
+    /// Runs `requests` on `handle` at once and waits for them. They must not overlap. Each ends as
+    /// the facts demand, reads bring what the model has, and the model follows.
     pub fn run(&mut self, handle: usize, requests: Vec<Request>) -> Vec<Answer> {
         self.world.submit(handle, requests.clone());
         let answers = self.world.collect(handle);
@@ -106,7 +106,8 @@ impl Rig {
         self.run(handle, vec![request])[0].errno
     }
 
-    /// Runs `requests` on `handle`, of which exactly those for which `hit` says so fail with `errno`; the others are served.
+    /// Runs `requests` on `handle`, of which exactly those for which `hit` says so fail with
+    /// `errno`; the others are served.
     pub fn run_with_failures(
         &mut self,
         handle: usize,
@@ -186,7 +187,8 @@ impl Rig {
         self.facts.size().min(4096) / self.facts.block() * self.facts.block()
     }
 
-    /// Spoils the sector that was written last with `request` at `sector`: what touches it fails with `status`.
+    /// Spoils the sector that was written last with `request` at `sector`: what touches it fails
+    /// with `status`.
     pub fn spoil(&self, request: &Request, sector: u64, status: Status) {
         let mut bytes = [0; SECTOR_SIZE as usize];
         stamp(sector * SECTOR_SIZE, request.generation, &mut bytes);

@@ -1,9 +1,10 @@
-//! The one list of what the battery runs against. A new backend or target gets the whole battery for one line here; `tests/battery.rs` has a test
-//! that fails for one that has none.
+//! The one list of what the battery runs against. A new backend or target gets the whole battery
+//! for one line here; `tests/battery.rs` has a test that fails for one that has none.
 //!
-//! Words in tables: disks in memory by letter (see `ground`): `/d0` takes all, `/c0` has a cache, `/n0` no FUA, `/k0` blocks of 4096,
-//! `/p0` neither discards nor zeroes, `/r0` takes no writes; a letter behind (`/c0a`, `/c0b`) is a path to the same disk.
-//! `{file}`, `{huge}`, `{loop}` and `{loop4k}` are made anew each time.
+//! Words in tables: disks in memory by letter (see `ground`): `/d0` takes all, `/c0` has a cache,
+//! `/n0` no FUA, `/k0` blocks of 4096, `/p0` neither discards nor zeroes, `/r0` takes no writes; a
+//! letter behind (`/c0a`, `/c0b`) is a path to the same disk. `{file}`, `{huge}`, `{loop}` and
+//! `{loop4k}` are made anew each time.
 
 use crate::ground::Ground;
 use crate::world::{Kind, lane_facts};
@@ -96,7 +97,8 @@ impl Subject {
         uri.into_iter().chain(tables.iter().map(|(_, lines)| *lines))
     }
 
-    /// Makes it, for a world of `kind`. What a server exports is a mapped device: a backend gets a table of one line.
+    /// Makes it, for a world of `kind`. What a server exports is a mapped device: a backend gets a
+    /// table of one line.
     #[must_use]
     pub fn make(&self, kind: Kind) -> Made {
         let mut ground = Ground::new();

@@ -1,7 +1,9 @@
-//! The battery: every case against every subject in every world where it applies, as a test of the name `SUBJECT.WORLD::GROUP::CASE`.
+//! The battery: every case against every subject in every world where it applies, as a test of the
+//! name `SUBJECT.WORLD::GROUP::CASE`.
 //!
-//! What does not apply is no test. With `UDM_CONFORMANCE_LIST=1` each such combination is printed with the reason, and the test
-//! `coverage::…` fails when a case, target, selector or kind of backend is left with too few subjects.
+//! What does not apply is no test. With `UDM_CONFORMANCE_LIST=1` each such combination is printed
+//! with the reason, and the test `coverage::…` fails when a case, target, selector or kind of
+//! backend is left with too few subjects.
 
 use libtest_mimic::{Arguments, Failed, FormatSetting, Trial};
 use std::collections::BTreeMap;

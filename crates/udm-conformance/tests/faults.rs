@@ -1,6 +1,8 @@
-//! Subjects that fail: each error is reported on exactly the requests that it hits, and all else is intact.
+//! Subjects that fail: each error is reported on exactly the requests that it hits, and all else is
+//! intact.
 //!
-//! The names are `FAULT.WORLD`. What needs root is reported as ignored without it, with the reason in its name.
+//! The names are `FAULT.WORLD`. What needs root is reported as ignored without it, with the reason
+//! in its name.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::path::{Path, PathBuf};
@@ -61,7 +63,8 @@ fn error_target(kind: Kind) {
     rig.end();
 }
 
-/// A read of a bad block fails; a write makes it good again, as a drive remaps a sector (kernel `dm-dust`).
+/// A read of a bad block fails; a write makes it good again, as a drive remaps a sector (kernel
+/// `dm-dust`).
 fn dust(kind: Kind) {
     let mut rig = rig("0 4096 dust /c0 24 512", Fresh::Zeroes, kind);
     let writes: Vec<Request> = (0..64).map(|i| rig.write(i * 8, 8)).collect();
@@ -144,7 +147,8 @@ fn full_log(kind: Kind) {
     rig.end();
 }
 
-/// A file that was cut under a device: what is gone fails, what is left is served, and a read does not make the file longer again.
+/// A file that was cut under a device: what is gone fails, what is left is served, and a read does
+/// not make the file longer again.
 fn cut_file(kind: Kind) {
     let mut ground = Ground::new();
     let path = ground.file(2 << 20);
@@ -193,8 +197,8 @@ impl Drop for Small {
     }
 }
 
-/// A sparse file on a file system without room for it: writes that find no room say ENOSPC, nothing else fails, and when there is room again
-/// they are served.
+/// A sparse file on a file system without room for it: writes that find no room say ENOSPC, nothing
+/// else fails, and when there is room again they are served.
 fn full_file_system(kind: Kind) {
     let small = Small::mount();
     let path = small.path("disk");

@@ -1,4 +1,5 @@
-//! What is opened and closed leaves no descriptor and no thread behind. One test in a program of its own, because it counts those of the process.
+//! What is opened and closed leaves no descriptor and no thread behind. One test in a program of
+//! its own, because it counts those of the process.
 
 use std::fs::read_dir;
 use std::thread::sleep;
@@ -17,8 +18,9 @@ fn count(what: &str) -> usize {
     read_dir(format!("/proc/self/{what}")).expect("procfs").count()
 }
 
-/// Descriptors and threads, once there are no more of them than `before`: the kernel takes a ring and its workers apart when their owner has gone
-/// on. Those that are still there after five seconds are left behind.
+/// Descriptors and threads, once there are no more of them than `before`: the kernel takes a ring
+/// and its workers apart when their owner has gone on. Those that are still there after five
+/// seconds are left behind.
 fn open_now(before: (usize, usize)) -> (usize, usize) {
     let begin = Instant::now();
     loop {

@@ -1,8 +1,9 @@
 //! A small client of the control socket, for the command line.
 //!
-//! Contract: one connection a request, blocking, answers of at most [`ANSWER_MAX`] bytes. It knows HTTP and the shape of errors, not the verbs: some
-//! take as long as storage does, so a request has no time limit. But a server that says nothing for [`PATIENCE`] is asked for its version beside, and
-//! when it does not answer that either within the same time, the request is given up.
+//! Contract: one connection a request, blocking, answers of at most [`ANSWER_MAX`] bytes. It knows
+//! HTTP and the shape of errors, not the verbs: some take as long as storage does, so a request has
+//! no time limit. But a server that says nothing for [`PATIENCE`] is asked for its version beside,
+//! and when it does not answer that either within the same time, the request is given up.
 
 use crate::http::api;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -16,7 +17,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// How long a server may say nothing before it is asked whether it lives, and may take to answer that.
+/// How long a server may say nothing before it is asked whether it lives, and may take to answer
+/// that.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How far apart a connect is tried while the server's queue is full.

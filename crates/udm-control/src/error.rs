@@ -5,7 +5,8 @@ use udm_core::errno::ENXIO;
 use udm_dm::TargetError;
 use udm_wire::words::{Span, caret};
 
-/// Why a verb was refused: who it was about, what the kernel says of it, and where in a table the fault is.
+/// Why a verb was refused: who it was about, what the kernel says of it, and where in a table the
+/// fault is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerbError {
     /// The device, as the caller named it.
@@ -30,7 +31,8 @@ pub struct Position {
 }
 
 impl Position {
-    /// The line of `table` that the position is in, and carets below it. `None` when the table has no such line.
+    /// The line of `table` that the position is in, and carets below it. `None` when the table has
+    /// no such line.
     #[must_use]
     pub fn mark(self, table: &str) -> Option<String> {
         let line = table.split('\n').nth(self.line.checked_sub(1)?)?;

@@ -1,7 +1,8 @@
 //! Mapped devices as exports: each under its name.
 //!
-//! Contract: a device is on the list from when it is made until it is removed. Who uses it is counted here, over all the times it was on the list: a
-//! client that came just before a removal keeps the export that it chose.
+//! Contract: a device is on the list from when it is made until it is removed. Who uses it is
+//! counted here, over all the times it was on the list: a client that came just before a removal
+//! keeps the export that it chose.
 
 use crate::http::api;
 use std::collections::HashMap;

@@ -1,6 +1,8 @@
-//! The control half of a udm process: the registry of devices, dmsetup's verbs on it, and the control socket that offers them.
+//! The control half of a udm process: the registry of devices, dmsetup's verbs on it, and the
+//! control socket that offers them.
 //!
-//! * [`registry`]: every device by its URI, name and number; what tables and messages look devices up in.
+//! * [`registry`]: every device by its URI, name and number; what tables and messages look devices
+//!   up in.
 //! * [`verbs`]: create, load, suspend, resume, ...: the kernel's semantics and errors.
 //! * [`http`]: the verbs over HTTP and JSON on a Unix socket; [`client`]: the other end of it.
 //! * [`exports`]: which devices NBD clients find.

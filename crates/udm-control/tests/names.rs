@@ -128,7 +128,8 @@ fn a_device_grows_with_its_file_at_the_next_load() {
     assert!(said.contains("shorter than a block"), "{said}");
 }
 
-/// A message means the path in use, whatever else its name has led to, and asks no file system for it.
+/// A message means the path in use, whatever else its name has led to, and asks no file system for
+/// it.
 #[test]
 fn messages_find_what_the_live_table_uses() {
     let world = World::new();

@@ -48,7 +48,8 @@ fn consistent(registry: &Arc<Registry>) {
     }
 }
 
-/// While `create` builds the table, nobody else removes the device or takes its name, and when the create fails it takes away nothing but its own.
+/// While `create` builds the table, nobody else removes the device or takes its name, and when the
+/// create fails it takes away nothing but its own.
 #[test]
 fn a_device_that_is_being_made_belongs_to_its_maker() {
     for good in [true, false] {

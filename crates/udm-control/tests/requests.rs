@@ -1,5 +1,5 @@
-//! The properties of `udm_control::http::fuzz`, with drawn input: bodies that look right, some with a byte changed, and sequences of
-//! requests.
+//! The properties of `udm_control::http::fuzz`, with drawn input: bodies that look right, some with
+//! a byte changed, and sequences of requests.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -1,18 +1,21 @@
 //! Waking the lanes of other cores.
 //!
-//! A lane that waits for what another core will do (entries counted, a path that returned) parks its bios, says so to a [`Bell`] that both know, and is polled once after
-//! the other has rung it. Nobody looks again by a timer, and no bio changes its core.
+//! A lane that waits for what another core will do (entries counted, a path that returned) parks
+//! its bios, says so to a [`Bell`] that both know, and is polled once after the other has rung it.
+//! Nobody looks again by a timer, and no bio changes its core.
 //!
 //! ```text
 //! who waits: seen = epoch;  look;  not yet: waiting = true;  *fence*;  epoch moved since? look again
 //! who rings: change it;     epoch += 1;                      *fence*;  waiting taken back? a letter to that core
 //! ```
 //!
-//! Whatever way the two interleave, either the one sees that the epoch has moved or the other sees that somebody waits: the fences forbid that both look before
-//! the other has written. The loom tests below try the interleavings.
+//! Whatever way the two interleave, either the one sees that the epoch has moved or the other sees
+//! that somebody waits: the fences forbid that both look before the other has written. The loom
+//! tests below try the interleavings.
 //!
-//! *Price.* Ringing: an atomic add, a fence, and a load a core; a letter to each core with somebody who waits, of all who wait there one. Waiting: a store
-//! and a fence. Both only where there is something to wait for.
+//! *Price.* Ringing: an atomic add, a fence, and a load a core; a letter to each core with somebody
+//! who waits, of all who wait there one. Waiting: a store and a fence. Both only where there is
+//! something to wait for.
 
 use crate::{CoreId, Cores, Cx, DeviceId, Port, interleave};
 #[cfg(feature = "loom")]
@@ -79,14 +82,16 @@ impl Listener {
         self.bell.epoch.now()
     }
 
-    /// Asks for a poll when the bell is rung, or at once if it has been since `seen`. Holds until then: whoever looks in vain asks again.
+    /// Asks for a poll when the bell is rung, or at once if it has been since `seen`. Holds until
+    /// then: whoever looks in vain asks again.
     pub fn wait(&self, seen: Epoch, cx: &mut Cx<'_>) {
         if !self.is_quiet(seen) {
             cx.wake_at(cx.now);
         }
     }
 
-    /// As [`Listener::wait`], for tasks: false when the bell has been rung since `seen`, and one should look again.
+    /// As [`Listener::wait`], for tasks: false when the bell has been rung since `seen`, and one
+    /// should look again.
     #[must_use]
     pub fn is_quiet(&self, seen: Epoch) -> bool {
         interleave::point();
@@ -162,8 +167,8 @@ mod loom_tests {
         });
     }
 
-    /// With a lane that goes to sleep while `rings` others finish one thing each, and that is woken by letters alone, the last is not slept over, and
-    /// whoever is woken sees what was done.
+    /// With a lane that goes to sleep while `rings` others finish one thing each, and that is woken
+    /// by letters alone, the last is not slept over, and whoever is woken sees what was done.
     fn nothing_is_slept_over(rings: usize) {
         let mut model = loom::model::Builder::new();
         // With more, two that ring take minutes.

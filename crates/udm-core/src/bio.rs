@@ -60,11 +60,12 @@ bitflags! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct OwnerId(pub u32);
 
-/// A batch of requests. Recycled: a batch that was emptied keeps its room. Boxed, so that a bio changes hands by its pointer.
+/// A batch of requests. Recycled: a batch that was emptied keeps its room. Boxed, so that a bio
+/// changes hands by its pointer.
 pub type Batch = Vec<Box<Bio>>;
 
-/// Moves all of `from` behind what `to` holds: by a swap where `to` is empty, which it is in nearly all calls, so that a batch
-/// costs the same whatever its length, and both keep their room.
+/// Moves all of `from` behind what `to` holds: by a swap where `to` is empty, which it is in nearly
+/// all calls, so that a batch costs the same whatever its length, and both keep their room.
 #[inline]
 pub fn hand_over(from: &mut Batch, to: &mut Batch) {
     if to.is_empty() {
@@ -80,10 +81,12 @@ fn append(from: &mut Batch, to: &mut Batch) {
     to.append(from);
 }
 
-/// One block request. Move-only: it is in exactly one place at a time, and whoever holds it owns it.
+/// One block request. Move-only: it is in exactly one place at a time, and whoever holds it owns
+/// it.
 ///
-/// A layer may change `sector` on the way down and must undo it on the way up; every other field but `status` and the bytes of
-/// a read comes back as it was submitted. So a bio that comes back with an error is the bio to try elsewhere.
+/// A layer may change `sector` on the way down and must undo it on the way up; every other field
+/// but `status` and the bytes of a read comes back as it was submitted. So a bio that comes back
+/// with an error is the bio to try elsewhere.
 #[derive(Debug, Default)]
 pub struct Bio {
     /// What to do.
@@ -102,8 +105,8 @@ pub struct Bio {
     pub cookie: u64,
     /// When the front end took it in, on the core's clock.
     pub started: Nanos,
-    /// The data: as long as `sectors` for reads and writes, empty otherwise. A device that stores nothing (`null`) leaves
-    /// it alone, and a bio for it may come without.
+    /// The data: as long as `sectors` for reads and writes, empty otherwise. A device that stores
+    /// nothing (`null`) leaves it alone, and a bio for it may come without.
     pub data: Segments,
     in_flight: bool,
 }
@@ -133,7 +136,8 @@ impl Bio {
         self.sector + self.sectors
     }
 
-    /// Marks the bio as on its way: from here to [`Bio::finish`] dropping it is a bug. The maker calls it before `submit`.
+    /// Marks the bio as on its way: from here to [`Bio::finish`] dropping it is a bug. The maker
+    /// calls it before `submit`.
     pub fn start(&mut self) {
         debug_assert!(!self.in_flight, "a bio submitted twice: {self:?}");
         self.in_flight = true;

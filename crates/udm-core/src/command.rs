@@ -1,14 +1,17 @@
 //! Messages to lanes: how the control half changes the data path without a lock.
 //!
-//! A command goes to every core ([`Cores::broadcast`]), there to the [`crate::Port`] of each lane of the device, and the lane finds it at its next
-//! `submit` or `poll` by one test of a plain flag. The answer is an [`Ack`]: a token of which every receiver holds a clone; when the last
-//! clone is dropped, all have done what was asked. A core with no lane of the device drops its clone at once.
+//! A command goes to every core ([`Cores::broadcast`]), there to the [`crate::Port`] of each lane
+//! of the device, and the lane finds it at its next `submit` or `poll` by one test of a plain flag.
+//! The answer is an [`Ack`]: a token of which every receiver holds a clone; when the last clone is
+//! dropped, all have done what was asked. A core with no lane of the device drops its clone at
+//! once.
 
 use crate::{CoreId, DeviceId, Drain, MakeTask, TaskHandle};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
-/// Something for the lanes of a mapped device to do. See the state machine in udm-dm, `mapped/lane.rs`.
+/// Something for the lanes of a mapped device to do. See the state machine in udm-dm,
+/// `mapped/lane.rs`.
 #[derive(Clone)]
 pub enum LaneCommand {
     /// Open the lane of `table`, without using it yet. A failure goes into `failure`.
@@ -55,7 +58,8 @@ pub trait Cores: Send + Sync {
     /// Has what holds a port of `id` on `core` visited once: see [`crate::Bell`].
     fn ring(&self, core: CoreId, id: DeviceId);
 
-    /// Starts a task, on a core of its choice. Where there are no cores that have any, it is dropped.
+    /// Starts a task, on a core of its choice. Where there are no cores that have any, it is
+    /// dropped.
     fn start(&self, make: MakeTask) -> TaskHandle;
 }
 

@@ -1,12 +1,14 @@
 //! What is one for all names of a disk.
 //!
-//! Several devices can be names of one disk: hard links of a file, two nodes of a block device. Whoever must know of the others that use the disk finds
-//! them in its [`Commons`], whatever name each of them took.
+//! Several devices can be names of one disk: hard links of a file, two nodes of a block device.
+//! Whoever must know of the others that use the disk finds them in its [`Commons`], whatever name
+//! each of them took.
 
 use crate::{DevNo, DeviceId};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// What the devices share that are names of one disk. It is looked at when a table is loaded, never by a request.
+/// What the devices share that are names of one disk. It is looked at when a table is loaded, never
+/// by a request.
 #[derive(Debug, Default)]
 pub struct Commons {
     user: Mutex<Weak<User>>,
@@ -32,7 +34,8 @@ impl Claim {
 }
 
 impl Commons {
-    /// The disk for the device `id` alone, whose number is `number`. One that has it may have it again, so that its next table can take it over.
+    /// The disk for the device `id` alone, whose number is `number`. One that has it may have it
+    /// again, so that its next table can take it over.
     ///
     /// # Errors
     /// The number of the device that has it.

@@ -9,7 +9,8 @@ use std::any::Any;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a core keeps for its lanes, over its whole life. A runtime core, a caller's own thread and a simulated core each have one.
+/// What a core keeps for its lanes, over its whole life. A runtime core, a caller's own thread and
+/// a simulated core each have one.
 pub struct CoreState {
     id: CoreId,
     cores: usize,
@@ -21,8 +22,8 @@ pub struct CoreState {
 }
 
 impl CoreState {
-    /// The state of core `id` of `cores`, with chance drawn from `seed`. `io` is what the backends of this world do I/O with
-    /// (the core's ring); they know its type.
+    /// The state of core `id` of `cores`, with chance drawn from `seed`. `io` is what the backends
+    /// of this world do I/O with (the core's ring); they know its type.
     #[must_use]
     pub fn new(id: CoreId, cores: usize, seed: u64, io: Option<Rc<dyn Any>>) -> CoreState {
         CoreState {
@@ -36,7 +37,8 @@ impl CoreState {
         }
     }
 
-    /// The same core, with the inboxes of all: without them its lanes reach nobody, which is enough for one core that is visited by hand.
+    /// The same core, with the inboxes of all: without them its lanes reach nobody, which is enough
+    /// for one core that is visited by hand.
     #[must_use]
     pub fn among(mut self, others: Arc<dyn Cores>) -> CoreState {
         self.others = others;
@@ -83,7 +85,8 @@ impl Cores for Alone {
     }
 }
 
-/// The context of one turn of a core: all that a lane may touch besides itself. The runtime hands it in; so does the simulator.
+/// The context of one turn of a core: all that a lane may touch besides itself. The runtime hands
+/// it in; so does the simulator.
 pub struct Cx<'a> {
     /// The time, read once a turn.
     pub now: Nanos,
@@ -122,7 +125,8 @@ impl Cx<'_> {
         self.state.ports.take_marked()
     }
 
-    /// Asks for a `poll` at `at` or soon after. Holds for this turn only: whoever waits asks again in each `poll`.
+    /// Asks for a `poll` at `at` or soon after. Holds for this turn only: whoever waits asks again
+    /// in each `poll`.
     pub fn wake_at(&mut self, at: Nanos) {
         self.wake = self.wake.min(at);
     }
@@ -133,7 +137,8 @@ impl Cx<'_> {
         self.wake
     }
 
-    /// Bytes of memory that lanes may still touch by their own work in this turn: see [`crate::Work`].
+    /// Bytes of memory that lanes may still touch by their own work in this turn: see
+    /// [`crate::Work`].
     #[must_use]
     pub fn work_left(&self) -> u64 {
         self.work

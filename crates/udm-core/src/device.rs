@@ -18,16 +18,18 @@ pub trait Device: Send + Sync {
     /// Size and limits, as of now.
     fn limits(&self) -> Limits;
 
-    /// Appends to `out` what the `len` sectors from `from` on hold, in order and without gaps, until it is full. The range is within the device.
+    /// Appends to `out` what the `len` sectors from `from` on hold, in order and without gaps,
+    /// until it is full. The range is within the device.
     ///
-    /// It may block, so no core calls it. What it says was so at some moment during the call: a write that was acknowledged before the
-    /// call is no hole. Who does not know says data.
+    /// It may block, so no core calls it. What it says was so at some moment during the call: a
+    /// write that was acknowledged before the call is no hole. Who does not know says data.
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         let _ = from;
         out.push(len, Content::Data);
     }
 
-    /// What it shares with the other names of its disk; `None` for a device that keeps nothing, which nobody needs alone.
+    /// What it shares with the other names of its disk; `None` for a device that keeps nothing,
+    /// which nobody needs alone.
     fn commons(&self) -> Option<&Commons> {
         None
     }
@@ -38,13 +40,16 @@ pub trait Device: Send + Sync {
     }
 }
 
-/// A device made of others: what circles are found by, and the limits on stacks counted by. Each answers for its neighbours alone; who
-/// wants more walks, so that no shape of a stack is a depth of calls.
+/// A device made of others: what circles are found by, and the limits on stacks counted by. Each
+/// answers for its neighbours alone; who wants more walks, so that no shape of a stack is a depth
+/// of calls.
 pub trait Stacked {
-    /// The devices directly below, one for each lane that a lane of this device may have open of it.
+    /// The devices directly below, one for each lane that a lane of this device may have open of
+    /// it.
     fn below(&self) -> Vec<Arc<dyn Device>>;
 
-    /// The devices that have said to [`Stacked::carry`] that they may lie directly on this one, each once; some may have another table by now.
+    /// The devices that have said to [`Stacked::carry`] that they may lie directly on this one,
+    /// each once; some may have another table by now.
     fn above(&self) -> Vec<Arc<dyn Device>>;
 
     /// From now on `above`, whose identity is `id`, may have this device below it.

@@ -1,7 +1,8 @@
-//! Errnos of Linux: what each is called, what a request that met it ends with, and what an NBD client is told.
+//! Errnos of Linux: what each is called, what a request that met it ends with, and what an NBD
+//! client is told.
 //!
-//! The one table of them. What is not in it is an I/O error, to the user of a device as to an NBD client: the device failed, the request was
-//! well-formed.
+//! The one table of them. What is not in it is an I/O error, to the user of a device as to an NBD
+//! client: the device failed, the request was well-formed.
 
 use crate::Status;
 
@@ -15,8 +16,8 @@ macro_rules! errnos {
             match errno { $($name => Status::$status,)* _ => Status::IoErr }
         }
 
-        /// The error that NBD has for `errno` (positive); 0 for 0. NBD's numbers are those of Linux, but there are eight
-        /// of them (proto.md, "Error values").
+        /// The error that NBD has for `errno` (positive); 0 for 0. NBD's numbers are those of
+        /// Linux, but there are eight of them (proto.md, "Error values").
         #[must_use]
         pub const fn to_nbd(errno: i32) -> u32 {
             (match errno { 0 => 0, $($name => $nbd,)* _ => EIO }) as u32

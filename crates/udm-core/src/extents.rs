@@ -20,9 +20,11 @@ pub struct Extent {
     pub content: Content,
 }
 
-/// Collects runs of sectors in order, from the start of the range that was asked for. Neighbours of one content become one.
+/// Collects runs of sectors in order, from the start of the range that was asked for. Neighbours of
+/// one content become one.
 ///
-/// It is *full* when it has as many runs as were wanted, or when finding them took too many steps: then what follows is not known.
+/// It is *full* when it has as many runs as were wanted, or when finding them took too many steps:
+/// then what follows is not known.
 #[derive(Debug)]
 pub struct Extents {
     list: Vec<Extent>,
@@ -31,7 +33,8 @@ pub struct Extents {
     full: bool,
 }
 
-/// Pieces put together into one answer at the most: a device of small pieces must not be asked about all of them.
+/// Pieces put together into one answer at the most: a device of small pieces must not be asked
+/// about all of them.
 const STEPS_MAX: usize = 16 << 10;
 
 impl Extents {
@@ -65,7 +68,8 @@ impl Extents {
         self.full
     }
 
-    /// What was collected; it may be less than what was asked about, and is never empty when anything was pushed.
+    /// What was collected; it may be less than what was asked about, and is never empty when
+    /// anything was pushed.
     #[must_use]
     pub fn list(&self) -> &[Extent] {
         &self.list

@@ -1,7 +1,8 @@
 //! The points at which lanes of several cores meet: each access to what they share.
 //!
-//! Without the feature `interleave` a point is nothing. With it the simulator can have other cores act there, in the middle of a lane's call,
-//! which nobody sees who steps whole turns. A point is never inside of a lock.
+//! Without the feature `interleave` a point is nothing. With it the simulator can have other cores
+//! act there, in the middle of a lane's call, which nobody sees who steps whole turns. A point is
+//! never inside of a lock.
 
 #[cfg(feature = "interleave")]
 thread_local! {

@@ -2,28 +2,34 @@
 
 use crate::{Batch, Cx};
 
-/// The data-path half of a device on one core. It is not `Send`: a lane never leaves the core that opened it.
+/// The data-path half of a device on one core. It is not `Send`: a lane never leaves the core that
+/// opened it.
 ///
-/// Rules for the code inside `submit` and `poll`: no lock, no system call but the core's ring, no allocation once warm, no formatting,
-/// no clock read ([`Cx::now`] is read once a turn), shared atomics once a batch and not once a request.
+/// Rules for the code inside `submit` and `poll`: no lock, no system call but the core's ring, no
+/// allocation once warm, no formatting, no clock read ([`Cx::now`] is read once a turn), shared
+/// atomics once a batch and not once a request.
 pub trait Lane {
-    /// Takes every bio in `batch` and leaves it empty. Each comes back from `poll` exactly once, with its `status` set and every other
-    /// field as it was given. Full is not failed: a lane that is full parks what it was given.
+    /// Takes every bio in `batch` and leaves it empty. Each comes back from `poll` exactly once,
+    /// with its `status` set and every other field as it was given. Full is not failed: a lane that
+    /// is full parks what it was given.
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>);
 
-    /// Appends the bios that finished since the last call. Never blocks. A lane that waits for a time says so with
-    /// [`Cx::wake_at`] in each call, for as long as it waits.
+    /// Appends the bios that finished since the last call. Never blocks. A lane that waits for a
+    /// time says so with [`Cx::wake_at`] in each call, for as long as it waits.
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>);
 
-    /// The device above is being suspended: end what is only held back, so that nothing stays in flight for ever. Called before each
-    /// `poll` until the lane is empty, and after that not again. With [`Drain::Flush`] held bios go on their way or fail; with
-    /// [`Drain::NoFlush`] bios that have not been started may be handed back in `back`, unchanged: they go down again when
-    /// the device resumes, perhaps through another table. A lane that holds nothing back has nothing to do.
+    /// The device above is being suspended: end what is only held back, so that nothing stays in
+    /// flight for ever. Called before each `poll` until the lane is empty, and after that not
+    /// again. With [`Drain::Flush`] held bios go on their way or fail; with [`Drain::NoFlush`] bios
+    /// that have not been started may be handed back in `back`, unchanged: they go down again when
+    /// the device resumes, perhaps through another table. A lane that holds nothing back has
+    /// nothing to do.
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         let _ = (how, back, cx);
     }
 
-    /// What the lane has to do by itself, though nothing from above is in flight. A lane above passes on the most that one of those below says.
+    /// What the lane has to do by itself, though nothing from above is in flight. A lane above
+    /// passes on the most that one of those below says.
     fn busy(&self) -> Busy {
         Busy::Idle
     }
@@ -35,22 +41,25 @@ pub enum Busy {
     /// Nothing: it is not visited.
     #[default]
     Idle,
-    /// Something that may be left as it is at any moment (a check, a copy ahead of time): it has turns for as long as it is there, and nobody waits for it, neither a
-    /// suspend nor a close nor the end of the program.
+    /// Something that may be left as it is at any moment (a check, a copy ahead of time): it has
+    /// turns for as long as it is there, and nobody waits for it, neither a suspend nor a close nor
+    /// the end of the program.
     Background,
-    /// Something that must end before it may be let go (a log record): a suspend, a close and the end of the program wait for it.
+    /// Something that must end before it may be let go (a log record): a suspend, a close and the
+    /// end of the program wait for it.
     Owed,
 }
 
-/// The two kinds of suspend (`dmsetup suspend`, `dmsetup suspend --noflush`), and the end of the program.
+/// The two kinds of suspend (`dmsetup suspend`, `dmsetup suspend --noflush`), and the end of the
+/// program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
     /// Everything in flight ends; what can't be served fails.
     Flush,
     /// What is only queued is handed back.
     NoFlush,
-    /// The program ends, and nobody will come to serve what waits: as [`Drain::Flush`], and mapped devices end what is parked in them, suspended or
-    /// not. Something handed back fails.
+    /// The program ends, and nobody will come to serve what waits: as [`Drain::Flush`], and mapped
+    /// devices end what is parked in them, suspended or not. Something handed back fails.
     End,
 }
 

@@ -1,8 +1,8 @@
 //! The heart of udm: bio, batch, lane, device.
 //!
-//! A [`Bio`] is one block request. Bios move in [`Batch`]es down a stack of [`Lane`]s, one call a layer, and come
-//! back as what [`Lane::poll`] returns. A lane belongs to one core and is reached by `&mut` only; what cores share is
-//! the control half, a [`Device`].
+//! A [`Bio`] is one block request. Bios move in [`Batch`]es down a stack of [`Lane`]s, one call a
+//! layer, and come back as what [`Lane::poll`] returns. A lane belongs to one core and is reached
+//! by `&mut` only; what cores share is the control half, a [`Device`].
 //!
 //! This crate does no I/O, starts no thread, reads no clock and contains no `unsafe`.
 #![forbid(unsafe_code)]

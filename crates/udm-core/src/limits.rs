@@ -27,14 +27,16 @@ pub struct Limits {
     pub fua: bool,
     /// Writes fail.
     pub read_only: bool,
-    /// Reads may come from a cache of this node alone, so that what is written to the disk through another node is not seen.
+    /// Reads may come from a cache of this node alone, so that what is written to the disk through
+    /// another node is not seen.
     pub private_cache: bool,
     /// Request-based in the kernel's terms: a plain backend is, a bio-based mapped device is not.
     pub request_stackable: bool,
 }
 
 impl Limits {
-    /// Limits of a device of `size` that takes everything in any length, with 512-byte blocks and no cache.
+    /// Limits of a device of `size` that takes everything in any length, with 512-byte blocks and
+    /// no cache.
     #[must_use]
     pub const fn new(size: Sectors) -> Limits {
         Limits {
@@ -54,8 +56,8 @@ impl Limits {
         }
     }
 
-    /// Stacks: what a device over both `self` and `below` can take (kernel `blk_stack_limits`). Sizes are not touched:
-    /// the table sets its own.
+    /// Stacks: what a device over both `self` and `below` can take (kernel `blk_stack_limits`).
+    /// Sizes are not touched: the table sets its own.
     #[must_use]
     pub fn stack(self, below: &Limits) -> Limits {
         let lcm = |a: u32, b: u32| match (a, b) {
@@ -96,7 +98,8 @@ impl Limits {
         }
     }
 
-    /// Checks a request from outside against the limits: range, alignment, permission. Too long is no error.
+    /// Checks a request from outside against the limits: range, alignment, permission. Too long is
+    /// no error.
     ///
     /// # Errors
     /// The status that the request must end with.

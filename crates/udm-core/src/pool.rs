@@ -2,8 +2,8 @@
 
 use crate::{Batch, Bio};
 
-/// A bounded store of bios for a front end or a lane that makes its own. Full is not failed: who gets no bio stops reading, or
-/// parks what it has, until one comes back.
+/// A bounded store of bios for a front end or a lane that makes its own. Full is not failed: who
+/// gets no bio stops reading, or parks what it has, until one comes back.
 #[derive(Debug)]
 pub struct BioPool {
     free: Batch,

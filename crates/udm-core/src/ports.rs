@@ -1,14 +1,16 @@
 //! Where mail for lanes arrives on a core, and who is to be visited for it.
 //!
-//! A core visits what has something to do, and a letter is something for those that it concerns alone: a port remembers in whose visit it was opened, and mail
-//! for it marks that one. So a letter costs a core with thousands of lanes no more than one with few.
+//! A core visits what has something to do, and a letter is something for those that it concerns
+//! alone: a port remembers in whose visit it was opened, and mail for it marks that one. So a
+//! letter costs a core with thousands of lanes no more than one with few.
 
 use crate::{DeviceId, LaneCommand};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::{Rc, Weak};
 
-/// A lane's letter box. The flag is a plain cell: a core's commands are delivered by the core itself.
+/// A lane's letter box. The flag is a plain cell: a core's commands are delivered by the core
+/// itself.
 #[derive(Default)]
 pub struct Port {
     visit: Option<Visit>,
@@ -32,7 +34,8 @@ impl Port {
     }
 }
 
-/// What a core visits: the lane of a whole stack, or what stands on top of one. The core numbers them.
+/// What a core visits: the lane of a whole stack, or what stands on top of one. The core numbers
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Visit(pub u32);
 
@@ -87,7 +90,8 @@ impl Ports {
         }
     }
 
-    /// Says who is visited from here on, and who was; boxes that it opens are its own. Cores that visit all there is whenever something came need not say.
+    /// Says who is visited from here on, and who was; boxes that it opens are its own. Cores that
+    /// visit all there is whenever something came need not say.
     pub fn visit(&mut self, visit: Option<Visit>) -> Option<Visit> {
         std::mem::replace(&mut self.visiting, visit)
     }

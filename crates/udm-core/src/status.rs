@@ -8,7 +8,8 @@ use std::fmt;
 
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident = $errno:expr, $text:literal, $path:literal;)*) => {
-        /// How a request ended. The kernel's block status codes (`BLK_STS_*`), with the errno that a user sees.
+        /// How a request ended. The kernel's block status codes (`BLK_STS_*`), with the errno that
+        /// a user sees.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
         #[repr(u8)]
         pub enum Status { #[default] $($(#[$doc])* $name,)* }
@@ -29,8 +30,8 @@ macro_rules! statuses {
                 match self { $(Status::$name => $text,)* }
             }
 
-            /// True when the error blames the path and not the request, so that another path may do better
-            /// (multipath, kernel `blk_path_error`). False for [`Status::Ok`].
+            /// True when the error blames the path and not the request, so that another path may do
+            /// better (multipath, kernel `blk_path_error`). False for [`Status::Ok`].
             #[must_use]
             pub const fn is_path_error(self) -> bool {
                 match self { $(Status::$name => $path,)* }

@@ -3,11 +3,12 @@
 use crate::{Batch, Bell, Bio, Busy, Cores, Device, Listener, Nanos, OpenError};
 use std::sync::Arc;
 
-/// Something that opens devices and submits bios of its own accord, on one core for its whole life, whether there are clients or not. [`crate::Cores::start`]
-/// starts one.
+/// Something that opens devices and submits bios of its own accord, on one core for its whole life,
+/// whether there are clients or not. [`crate::Cores::start`] starts one.
 pub trait Task {
-    /// Goes on: called once when it was started, then whenever a time that it asked for has come or a bell that it waits for was rung. What it does
-    /// in a call must be bounded, for the others of its core.
+    /// Goes on: called once when it was started, then whenever a time that it asked for has come or
+    /// a bell that it waits for was rung. What it does in a call must be bounded, for the others of
+    /// its core.
     fn turn(&mut self, cx: &mut dyn TaskCx);
 
     /// Takes its bios that finished and leaves `done` empty.
@@ -19,8 +20,8 @@ pub trait Task {
     /// True when it is over and nothing of it is in flight: the core drops it.
     fn is_over(&self) -> bool;
 
-    /// Whether the end of the program waits for it; the same for its whole life. The lanes of one in the background are its own, so that nobody has to wait for
-    /// what is in flight on them.
+    /// Whether the end of the program waits for it; the same for its whole life. The lanes of one
+    /// in the background are its own, so that nobody has to wait for what is in flight on them.
     fn busy(&self) -> Busy;
 }
 
@@ -41,7 +42,8 @@ pub trait TaskCx {
     /// The time, read once a turn.
     fn now(&self) -> Nanos;
 
-    /// Asks for one turn at `at` or soon after; a later call replaces it, [`Nanos::NEVER`] takes it back.
+    /// Asks for one turn at `at` or soon after; a later call replaces it, [`Nanos::NEVER`] takes it
+    /// back.
     fn wake_at(&mut self, at: Nanos);
 
     /// The inboxes of all cores.
@@ -68,7 +70,8 @@ impl TaskHandle {
         TaskHandle(Some(Box::new(stop)))
     }
 
-    /// Stops the task. `told` is dropped when the task knows; what it has in flight then may take longer.
+    /// Stops the task. `told` is dropped when the task knows; what it has in flight then may take
+    /// longer.
     pub fn stop(mut self, told: crate::Ack) {
         if let Some(stop) = self.0.take() {
             stop(Some(told));

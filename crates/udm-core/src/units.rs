@@ -157,7 +157,8 @@ impl CoreId {
     }
 }
 
-/// A device number, `major:minor`, in udm's own numbering. Tables and status lines print it where the kernel prints one.
+/// A device number, `major:minor`, in udm's own numbering. Tables and status lines print it where
+/// the kernel prints one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DevNo {
     /// Which kind of device.

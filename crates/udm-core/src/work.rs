@@ -1,22 +1,26 @@
 //! Requests that a core serves by its own work: memory that is copied, filled or cleared.
 //!
-//! What the work costs is counted in bytes of memory touched. A turn of a core has a budget of them, so that no request, and no number of
-//! requests, keeps the other users of the core waiting for longer than a turn: what is over stays queued and goes on in the next. A
-//! short request does not wait for the end of long ones: those take turns among themselves, a piece at a time.
+//! What the work costs is counted in bytes of memory touched. A turn of a core has a budget of
+//! them, so that no request, and no number of requests, keeps the other users of the core waiting
+//! for longer than a turn: what is over stays queued and goes on in the next. A short request does
+//! not wait for the end of long ones: those take turns among themselves, a piece at a time.
 //!
-//! A request may so be served in pieces, over several turns. Requests that are in flight together have no order, so nobody can tell.
+//! A request may so be served in pieces, over several turns. Requests that are in flight together
+//! have no order, so nobody can tell.
 
 use crate::{Batch, Bio, Cx, Lane, SECTOR_SIZE, Status, hand_over};
 use std::collections::VecDeque;
 
-/// The bytes that the lanes of a core may touch in a turn, all together: about 100 µs of copying. Each lane may pass it by [`FLOOR`],
-/// so that one does not starve the other.
+/// The bytes that the lanes of a core may touch in a turn, all together: about 100 µs of copying.
+/// Each lane may pass it by [`FLOOR`], so that one does not starve the other.
 pub const WORK_MAX: u64 = 1 << 20;
 
-/// The most that is done for a request before it is another's turn, in bytes; one that costs no more is a short one.
+/// The most that is done for a request before it is another's turn, in bytes; one that costs no
+/// more is a short one.
 pub const PIECE: u64 = 128 << 10;
 
-/// What a lane may do in a call whatever the others did: one short request, and a piece of a long one.
+/// What a lane may do in a call whatever the others did: one short request, and a piece of a long
+/// one.
 const FLOOR: u64 = 2 * PIECE;
 
 /// What a device does with its requests.
@@ -24,8 +28,9 @@ pub trait Serve {
     /// What serving `bio` costs at the most, in bytes; 0 for what costs next to nothing.
     fn cost(&self, bio: &Bio) -> u64;
 
-    /// Serves `bio` from where `part` says, until it is done or `part` is used up. Each call gets on by at least one byte of its range.
-    /// Says how the bio ended; an error ends it at once, and `Ok` only matters when the part is [done](Part::is_done).
+    /// Serves `bio` from where `part` says, until it is done or `part` is used up. Each call gets
+    /// on by at least one byte of its range. Says how the bio ended; an error ends it at once, and
+    /// `Ok` only matters when the part is [done](Part::is_done).
     fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status;
 }
 
@@ -102,7 +107,8 @@ impl<S: Serve> Work<S> {
         self.short.is_empty() && self.long.is_empty()
     }
 
-    /// Serves what the budget allows of `batch`, and of what waits, and leaves what is done in it; the rest is kept.
+    /// Serves what the budget allows of `batch`, and of what waits, and leaves what is done in it;
+    /// the rest is kept.
     pub fn take(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let mut left = cx.work_left();
         let mut served = 0;
@@ -135,7 +141,8 @@ impl<S: Serve> Work<S> {
         self.go_on(batch, cx);
     }
 
-    /// Goes on with what waits and appends what is done. Asks for another turn when the budget does not suffice.
+    /// Goes on with what waits and appends what is done. Asks for another turn when the budget does
+    /// not suffice.
     pub fn go_on(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         if self.is_idle() {
             return;
@@ -189,7 +196,8 @@ fn serve_whole<S: Serve>(serve: &mut S, bio: &mut Bio) {
     bio.end_with(status);
 }
 
-/// The lane of a device that has nothing to wait for: each bio is served at once, or as soon as its turn comes.
+/// The lane of a device that has nothing to wait for: each bio is served at once, or as soon as its
+/// turn comes.
 pub struct WorkLane<S> {
     work: Work<S>,
     ready: Batch,

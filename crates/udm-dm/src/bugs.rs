@@ -1,7 +1,8 @@
 //! Bugs put in on purpose, to show that the simulator finds what it is there to find.
 //!
-//! Without the feature `seeded-bugs` nothing of them is compiled: [`on`] is a constant `false`. With it, one at a time can be switched
-//! on for the calling thread. Each stands for a mistake that is easily made in the place where its hook is.
+//! Without the feature `seeded-bugs` nothing of them is compiled: [`on`] is a constant `false`.
+//! With it, one at a time can be switched on for the calling thread. Each stands for a mistake that
+//! is easily made in the place where its hook is.
 
 /// A bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +51,8 @@ pub enum Bug {
     MediumErrorFailsPath,
     /// The last of several pieces is never sent.
     SplitLosesTail,
-    /// What lies below a table and has nothing in flight is never polled, though it may have been told something.
+    /// What lies below a table and has nothing in flight is never polled, though it may have been
+    /// told something.
     IdleLegForgotten,
     /// A piece that failed does not fail the whole.
     PieceErrorLost,
@@ -122,7 +124,8 @@ pub enum Bug {
     EventForEachError,
     /// A bio that fails is not counted among what its path has served.
     ErrorsNotServed,
-    /// Several devices are resumed together, and the upper ones wait for what one of them holds that is suspended.
+    /// Several devices are resumed together, and the upper ones wait for what one of them holds
+    /// that is suspended.
     SetWaitsForItself,
     /// Several devices that change together are called off, and only the first hears of it.
     SetHalfCalledOff,
@@ -130,7 +133,8 @@ pub enum Bug {
     SetNotInStep,
     /// Tables that become live together take the limits of those that were live before them.
     LimitsToComeIgnored,
-    /// A path is looked at and then marked as failed, as if no other core could have failed it in between.
+    /// A path is looked at and then marked as failed, as if no other core could have failed it in
+    /// between.
     FailNotAtomic,
     /// A lane takes for seen what has changed since it looked at the paths.
     SeenTooLate,
@@ -210,7 +214,8 @@ impl Bug {
     /// # Errors
     /// Which there are.
     pub fn find(name: &str) -> Result<Bug, String> {
-        // By way of a list of names: comparing them in a chain of iterators takes LLVM minutes to optimise.
+        // By way of a list of names: comparing them in a chain of iterators takes LLVM minutes to
+        // optimise.
         let names: Vec<String> = Bug::ALL.iter().map(|b| format!("{b:?}")).collect();
         match names.iter().position(|n| n == name) {
             Some(i) => Ok(Bug::ALL[i]),

@@ -1,7 +1,8 @@
 //! Division by a number that is fixed when a table is loaded.
 
-/// A divisor, as a multiplication and two shifts: several times faster than the processor's own division of 64-bit numbers, for any divisor. What is divided is less than
-/// [`Divisor::MAX`], as all sectors are.
+/// A divisor, as a multiplication and two shifts: several times faster than the processor's own
+/// division of 64-bit numbers, for any divisor. What is divided is less than [`Divisor::MAX`], as
+/// all sectors are.
 #[derive(Clone, Copy, Debug)]
 pub struct Divisor {
     by: u64,
@@ -31,7 +32,8 @@ impl Divisor {
     #[inline]
     pub fn quotient(self, n: u64) -> u64 {
         debug_assert!(n < Divisor::MAX, "{n}: too large to be divided");
-        // The factor was rounded up: the result is too large by less than n / 2^(63 + shift), so by less than 1 / by, and reaches no further whole number.
+        // The factor was rounded up: the result is too large by less than n / 2^(63 + shift), so by
+        // less than 1 / by, and reaches no further whole number.
         ((u128::from(n) * u128::from(self.factor)) >> 63) as u64 >> self.shift
     }
 

@@ -5,8 +5,8 @@ use udm_core::errno::{self, EINVAL};
 
 /// Why a table or a message was refused.
 ///
-/// `text` is the kernel's message without the device number (`multipath: invalid number of paths`); `reason` is what the kernel hides behind a
-/// general text (spec/decisions, "Tables and messages").
+/// `text` is the kernel's message without the device number (`multipath: invalid number of paths`);
+/// `reason` is what the kernel hides behind a general text (spec/decisions, "Tables and messages").
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetError {
     /// The errno, positive: EINVAL 22, ENOENT 2, ENXIO 6, ...
@@ -17,8 +17,8 @@ pub struct TargetError {
     pub reason: String,
     /// Which line of the table, from 0, where one is to blame.
     pub line: Option<usize>,
-    /// Which argument word of that line, from 0 (the first word behind the type), where one is to blame. Equal to the number of
-    /// words when the fault is that one is missing.
+    /// Which argument word of that line, from 0 (the first word behind the type), where one is to
+    /// blame. Equal to the number of words when the fault is that one is missing.
     pub word: Option<usize>,
 }
 

@@ -1,12 +1,16 @@
-//! The lanes below a lane that has several: which of them are given what, and which have something to give back.
+//! The lanes below a lane that has several: which of them are given what, and which have something
+//! to give back.
 //!
-//! What is not in use costs nothing: only a leg that has bios in flight is polled while bios come back. The others have a turn in a poll that brings nothing, and in
-//! every [`IDLE_EVERY`]th: a mapped device among them may have been told to suspend, a connection to be kept. The core does not sleep before.
+//! What is not in use costs nothing: only a leg that has bios in flight is polled while bios come
+//! back. The others have a turn in a poll that brings nothing, and in every [`IDLE_EVERY`]th: a
+//! mapped device among them may have been told to suspend, a connection to be kept. The core does
+//! not sleep before.
 
 use crate::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane};
 
-/// After so many polls that brought something back idle legs are polled too: seldom enough to cost nothing, and often enough for whoever waits for one of them.
+/// After so many polls that brought something back idle legs are polled too: seldom enough to cost
+/// nothing, and often enough for whoever waits for one of them.
 const IDLE_EVERY: u32 = 64;
 
 struct Leg {
@@ -84,7 +88,8 @@ impl Legs {
         self.put(index, bio);
     }
 
-    /// Submits each bio of `batch` to a leg: the number of it, counted from leg `first`, is at its place in `to`. Leaves `batch` empty.
+    /// Submits each bio of `batch` to a leg: the number of it, counted from leg `first`, is at its
+    /// place in `to`. Leaves `batch` empty.
     #[inline(never)]
     pub fn deal(&mut self, batch: &mut Batch, first: usize, to: &[u32], cx: &mut Cx<'_>) {
         debug_assert_eq!(batch.len(), to.len());
@@ -145,7 +150,8 @@ impl Legs {
         count > 0
     }
 
-    /// Submits all of `batch` to leg `index`: the way of a batch that needs no dealing out, of a single bio above all.
+    /// Submits all of `batch` to leg `index`: the way of a batch that needs no dealing out, of a
+    /// single bio above all.
     #[inline(always)]
     pub fn submit(&mut self, index: usize, batch: &mut Batch, cx: &mut Cx<'_>) {
         let leg = &mut self.legs[index];
@@ -156,7 +162,8 @@ impl Legs {
         leg.lane.submit(batch, cx);
     }
 
-    /// The same for the only leg there is; false when there are several. Which are busy is of no use to who calls [`Legs::poll_alone`] then.
+    /// The same for the only leg there is; false when there are several. Which are busy is of no
+    /// use to who calls [`Legs::poll_alone`] then.
     #[inline(always)]
     pub fn submit_alone(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) -> bool {
         let [leg] = &mut self.legs[..] else { return false };
@@ -165,7 +172,8 @@ impl Legs {
         true
     }
 
-    /// Polls the only leg there is: where in `done` those begin that it gave back. `None` when there are several.
+    /// Polls the only leg there is: where in `done` those begin that it gave back. `None` when
+    /// there are several.
     #[inline(always)]
     pub fn poll_alone(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> Option<usize> {
         let [leg] = &mut self.legs[..] else { return None };
@@ -178,7 +186,8 @@ impl Legs {
         Some(from)
     }
 
-    /// Polls the only leg that has bios in flight: its index, and where in `done` those begin that it gave back, if any. `None` when there are several, or none.
+    /// Polls the only leg that has bios in flight: its index, and where in `done` those begin that
+    /// it gave back, if any. `None` when there are several, or none.
     #[inline(always)]
     pub fn poll_busy(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> Option<(usize, usize)> {
         if self.busy.len != 1 {
@@ -205,7 +214,8 @@ impl Legs {
         Round { next: 0, partly: self.busy.len < self.legs.len(), came_back: false }
     }
 
-    /// Polls the next leg that has bios in flight: its index, and where in `done` those begin that it gave back, if any.
+    /// Polls the next leg that has bios in flight: its index, and where in `done` those begin that
+    /// it gave back, if any.
     #[inline(always)]
     pub fn poll_next(
         &mut self,

@@ -1,7 +1,9 @@
-//! The mechanism of the device mapper, over lanes: mapped devices, tables, what a target is, and the splitting of requests.
+//! The mechanism of the device mapper, over lanes: mapped devices, tables, what a target is, and
+//! the splitting of requests.
 //!
-//! No I/O, no threads, no clock, no `unsafe`: a table sees the devices below as [`udm_core::Device`], time through [`udm_core::Cx`],
-//! and nothing else, so that the simulator runs it unchanged. It knows no target by name: which there are, whoever builds a table says
+//! No I/O, no threads, no clock, no `unsafe`: a table sees the devices below as
+//! [`udm_core::Device`], time through [`udm_core::Cx`], and nothing else, so that the simulator
+//! runs it unchanged. It knows no target by name: which there are, whoever builds a table says
 //! ([`TargetType`]).
 #![forbid(unsafe_code)]
 

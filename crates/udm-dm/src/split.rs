@@ -1,17 +1,21 @@
 //! Bios in several pieces: fragments that a lane makes itself, and the bio that they are parts of.
 //!
-//! A [`Splitter`] keeps the bios that can't go down whole (the parents). What their pieces are, a [`Cut`] says; the splitter fills in fragments,
-//! counts them home, and gives the parent back as it came, with the first error of its pieces. Data is cut off the parent
-//! ([`Segments::split_to`]) and joined again in order, so nothing is copied.
+//! A [`Splitter`] keeps the bios that can't go down whole (the parents). What their pieces are, a
+//! [`Cut`] says; the splitter fills in fragments, counts them home, and gives the parent back as it
+//! came, with the first error of its pieces. Data is cut off the parent ([`Segments::split_to`])
+//! and joined again in order, so nothing is copied.
 //!
-//! Contract: fragments come from a bounded pool of this splitter alone. A parent that gets none waits until one is home; those in flight are in the
-//! hands of layers below, which never wait for this one, so splitters on top of each other cannot block each other.
+//! Contract: fragments come from a bounded pool of this splitter alone. A parent that gets none
+//! waits until one is home; those in flight are in the hands of layers below, which never wait for
+//! this one, so splitters on top of each other cannot block each other.
 //!
-//! Parents take turns: [`QUANTUM`] fragments each, round and round, and none holds more than [`SHARE_MAX`] at a time. So what is short waits for what is
-//! under way and for one turn of each parent before it, however long those are. Flushes have a round of their own, every other turn
-//! is theirs: they move no data and somebody waits for them.
+//! Parents take turns: [`QUANTUM`] fragments each, round and round, and none holds more than
+//! [`SHARE_MAX`] at a time. So what is short waits for what is under way and for one turn of each
+//! parent before it, however long those are. Flushes have a round of their own, every other turn is
+//! theirs: they move no data and somebody waits for them.
 //!
-//! It does no I/O: the lane that holds it submits what [`Splitter::pump`] emits and hands what came back to [`Splitter::collect`].
+//! It does no I/O: the lane that holds it submits what [`Splitter::pump`] emits and hands what came
+//! back to [`Splitter::collect`].
 
 use crate::bugs::{self, Bug};
 use std::collections::VecDeque;
@@ -20,11 +24,12 @@ use udm_core::{Batch, Bio, BioFlags, BioPool, Op, OwnerId, SECTOR_SIZE, Sector, 
 /// Fragments that one splitter may have in flight.
 pub const FRAGMENTS_MAX: usize = 256;
 
-/// Fragments that one parent may have in flight: deeper than any disk's queue needs, and a quarter of the pool, so that a lone long parent
-/// leaves room for whoever comes next.
+/// Fragments that one parent may have in flight: deeper than any disk's queue needs, and a quarter
+/// of the pool, so that a lone long parent leaves room for whoever comes next.
 const SHARE_MAX: usize = 64;
 
-/// Fragments that a parent emits in one turn. A turn costs a push and a pop of a queue; this many make that small beside the fragments.
+/// Fragments that a parent emits in one turn. A turn costs a push and a pop of a queue; this many
+/// make that small beside the fragments.
 const QUANTUM: usize = 8;
 
 /// One piece of a parent.
@@ -38,7 +43,8 @@ pub struct Piece {
     pub flags: BioFlags,
     /// First sector, as the lane below counts.
     pub sector: Sector,
-    /// Length. Pieces of the parent's own operation that carry data come in the order of the data, without gaps.
+    /// Length. Pieces of the parent's own operation that carry data come in the order of the data,
+    /// without gaps.
     pub sectors: Sectors,
 }
 
@@ -255,13 +261,15 @@ impl Splitter {
         done.append(&mut self.finished);
     }
 
-    /// True when bios wait for [`Splitter::take_returned`], in the next `drain`: one is due even if nothing else happens.
+    /// True when bios wait for [`Splitter::take_returned`], in the next `drain`: one is due even if
+    /// nothing else happens.
     pub fn has_returned(&self) -> bool {
         !self.returned.is_empty() && !bugs::on(Bug::NoWakeForDrain)
     }
 
-    /// Called when a `poll` begins. The `drain` before it has taken what was to be handed back, as long as there is one: what is left was meant for
-    /// a suspend that has been called off, and goes down again.
+    /// Called when a `poll` begins. The `drain` before it has taken what was to be handed back, as
+    /// long as there is one: what is left was meant for a suspend that has been called off, and
+    /// goes down again.
     pub fn take_again(&mut self) {
         if bugs::on(Bug::CancelStrandsReturned) {
             return;

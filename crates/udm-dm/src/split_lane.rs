@@ -1,7 +1,8 @@
 //! The lane of whatever has several places for its bios: a table, a striped target.
 //!
-//! A bio that can go whole is moved to where it lies below, and back again on its way up; one that can't goes through the [`Splitter`]. A batch of which all goes to
-//! one leg, a single bio above all, is passed on as it came. Where bios go is for a [`Route`] to say.
+//! A bio that can go whole is moved to where it lies below, and back again on its way up; one that
+//! can't goes through the [`Splitter`]. A batch of which all goes to one leg, a single bio above
+//! all, is passed on as it came. Where bios go is for a [`Route`] to say.
 
 use crate::bugs::{self, Bug};
 use crate::legs::Legs;
@@ -21,24 +22,29 @@ pub enum Way {
 
 /// Says where bios go.
 pub trait Route: Cut {
-    /// As [`Route::down`], for what nearly all bios are: moves `bio` and says which leg it goes to, if it is plain that it goes whole; else it is left as it is. Calls nothing,
-    /// so that a loop of it keeps what it needs in registers.
+    /// As [`Route::down`], for what nearly all bios are: moves `bio` and says which leg it goes to,
+    /// if it is plain that it goes whole; else it is left as it is. Calls nothing, so that a loop
+    /// of it keeps what it needs in registers.
     fn plain(&self, bio: &mut Bio) -> Option<usize>;
 
-    /// The same for bios from the front of `bios` on for as long as it is plain: writes the leg of each to its place in `to`, and says how many.
+    /// The same for bios from the front of `bios` on for as long as it is plain: writes the leg of
+    /// each to its place in `to`, and says how many.
     #[inline(always)]
     fn run(&self, bios: &mut [Box<Bio>], to: &mut [u32]) -> usize {
         run(bios, to, |bio| self.plain(bio))
     }
 
-    /// The way of `bio`. One that goes whole is moved: its sector counts as the leg does from here on.
+    /// The way of `bio`. One that goes whole is moved: its sector counts as the leg does from here
+    /// on.
     fn down(&self, bio: &mut Bio) -> Way;
 
-    /// Undoes that for bios that came back from leg `leg`, pieces among them, whose place nobody looks at any more.
+    /// Undoes that for bios that came back from leg `leg`, pieces among them, whose place nobody
+    /// looks at any more.
     fn up(&self, leg: usize, bios: &mut [Box<Bio>]);
 }
 
-/// Does `plain` with bios from the front of `bios` on for as long as it says a leg, and writes that to its place in `to`; says how many.
+/// Does `plain` with bios from the front of `bios` on for as long as it says a leg, and writes that
+/// to its place in `to`; says how many.
 #[inline(always)]
 pub fn run(bios: &mut [Box<Bio>], to: &mut [u32], plain: impl Fn(&mut Bio) -> Option<usize>) -> usize {
     let odd = bios.iter_mut().zip(&mut *to).position(|(bio, to)| match plain(bio) {
@@ -99,7 +105,8 @@ impl<R: Route> SplitLane<R> {
         }
     }
 
-    /// Deals out a batch of which the first `count` bios are on their way to the legs in `to`, and the next on `way`.
+    /// Deals out a batch of which the first `count` bios are on their way to the legs in `to`, and
+    /// the next on `way`.
     #[inline(never)]
     fn deal_odd(&mut self, batch: &mut Batch, count: usize, way: Way, cx: &mut Cx<'_>) {
         let mut bios = batch.drain(..);
@@ -161,7 +168,8 @@ impl<R: Route> SplitLane<R> {
         self.split.collect(done, start);
         self.pump();
         if self.legs.send(cx) || self.split.has_returned() {
-            // What was just sent may be done already; what is to be handed back waits for a `drain`.
+            // What was just sent may be done already; what is to be handed back waits for a
+            // `drain`.
             cx.wake_at(cx.now);
         }
         self.split.take_finished(done);

@@ -1,7 +1,7 @@
 //! The control half of a target, and what its constructor is given.
 //!
-//! A target is one line of a table: a private struct that implements [`Target`], a constructor, and a lane. A list of [`TargetType`]s names those
-//! that there are.
+//! A target is one line of a table: a private struct that implements [`Target`], a constructor, and
+//! a lane. A list of [`TargetType`]s names those that there are.
 
 use crate::error::TargetError;
 use crate::pending::Pending;
@@ -22,7 +22,8 @@ pub struct DeviceRef {
     pub name: String,
     /// The device.
     pub device: Arc<dyn Device>,
-    /// Whatever the resolver wants to see dropped when the table lets go of the device: it counts the uses of mapped devices so.
+    /// Whatever the resolver wants to see dropped when the table lets go of the device: it counts
+    /// the uses of mapped devices so.
     pub hold: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -34,7 +35,8 @@ impl Below<'_> {
     /// As they are.
     pub const NOW: Below<'static> = Below(None);
 
-    /// Those of `device`: as they will be when it takes a new table in the same change, else as they are.
+    /// Those of `device`: as they will be when it takes a new table in the same change, else as
+    /// they are.
     #[must_use]
     pub fn limits(&self, device: &DeviceRef) -> Limits {
         let coming = self.0.and_then(|coming| coming.get(&device.device.id()));
@@ -42,12 +44,14 @@ impl Below<'_> {
     }
 }
 
-/// Looks up the devices that table lines and messages name: a path, a URI, `major:minor` or `@name`.
+/// Looks up the devices that table lines and messages name: a path, a URI, `major:minor` or
+/// `@name`.
 pub trait Resolver {
     /// The device for `word`, opened if need be.
     ///
     /// # Errors
-    /// An errno (ENOENT for an unknown name, ENXIO for unknown numbers, the backend's own otherwise) and why.
+    /// An errno (ENOENT for an unknown name, ENXIO for unknown numbers, the backend's own
+    /// otherwise) and why.
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError>;
 }
 
@@ -76,11 +80,14 @@ pub struct TargetArgs<'a> {
 
 /// What a target reports to the device it is part of.
 pub trait Notify: Send + Sync {
-    /// Raises the device's event counter: `wait` returns. Called from the data path when a path fails: an atomic add.
+    /// Raises the device's event counter: `wait` returns. Called from the data path when a path
+    /// fails: an atomic add.
     fn event(&self);
-    /// The device's name, for the log; its number where the name is being changed. Waits for nobody.
+    /// The device's name, for the log; its number where the name is being changed. Waits for
+    /// nobody.
     fn device(&self) -> String;
-    /// Has every lane of the device polled once: what they wait for has changed. For rare events: a letter to each core.
+    /// Has every lane of the device polled once: what they wait for has changed. For rare events: a
+    /// letter to each core.
     fn kick(&self, cores: &dyn Cores);
 }
 
@@ -98,15 +105,15 @@ pub trait Target: Send + Sync {
     /// The name of its type, as tables spell it.
     fn type_name(&self) -> &'static str;
 
-    /// Opens the data-path half. The lane is given bios whose sectors count from the start of the **mapped device**'s
-    /// target (0 is the target's first sector), never beyond its end.
+    /// Opens the data-path half. The lane is given bios whose sectors count from the start of the
+    /// **mapped device**'s target (0 is the target's first sector), never beyond its end.
     ///
     /// # Errors
     /// When a device below can't be opened on this core.
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError>;
 
-    /// The arguments as `table` prints them: what stands behind `START LEN TYPE `, byte for byte as the kernel prints it
-    /// (multipath ends in a space).
+    /// The arguments as `table` prints them: what stands behind `START LEN TYPE `, byte for byte as
+    /// the kernel prints it (multipath ends in a space).
     fn table(&self) -> String;
 
     /// What `status` prints behind `START LEN TYPE `; empty for targets without a status.
@@ -114,7 +121,8 @@ pub trait Target: Send + Sync {
         String::new()
     }
 
-    /// Limits of this target alone, stacked over its devices, which are as `below` says; `size` is the target's length.
+    /// Limits of this target alone, stacked over its devices, which are as `below` says; `size` is
+    /// the target's length.
     fn limits(&self, below: Below<'_>) -> Limits;
 
     /// What its sectors hold, as [`Device::extents`]; `from` counts from the target's start.
@@ -123,7 +131,8 @@ pub trait Target: Send + Sync {
         out.push(len, Content::Data);
     }
 
-    /// The devices below with the range used of each, for checks of size and alignment and for `deps`.
+    /// The devices below with the range used of each, for checks of size and alignment and for
+    /// `deps`.
     fn devices(&self) -> Vec<Used>;
 
     /// A target that only adds a constant is data: the table lane applies it without a call.
@@ -131,19 +140,21 @@ pub trait Target: Send + Sync {
         None
     }
 
-    /// The longest run of sectors that one bio may cover, counted from the target's start (striped: chunk). Bios are cut at its
-    /// multiples. `None` when it takes any length.
+    /// The longest run of sectors that one bio may cover, counted from the target's start (striped:
+    /// chunk). Bios are cut at its multiples. `None` when it takes any length.
     fn max_io_len(&self) -> Option<Sectors> {
         None
     }
 
-    /// True when a flush may go to each device below once, past the map and whatever else uses the device (kernel
-    /// `flush_bypasses_map`). A table of such targets alone sends one flush per distinct device.
+    /// True when a flush may go to each device below once, past the map and whatever else uses the
+    /// device (kernel `flush_bypasses_map`). A table of such targets alone sends one flush per
+    /// distinct device.
     fn flush_bypasses_map(&self) -> bool {
         false
     }
 
-    /// True when its devices are paths to one disk: what is written through one is read through another.
+    /// True when its devices are paths to one disk: what is written through one is read through
+    /// another.
     fn is_over_one_disk(&self) -> bool {
         false
     }
@@ -153,7 +164,8 @@ pub trait Target: Send + Sync {
         Kind::Bio
     }
 
-    /// True when messages are EBUSY while the device is suspended. The kernel leaves that to each target, and multipath's is the only one.
+    /// True when messages are EBUSY while the device is suspended. The kernel leaves that to each
+    /// target, and multipath's is the only one.
     fn refuses_messages_while_suspended(&self) -> bool {
         false
     }
@@ -167,14 +179,14 @@ pub trait Target: Send + Sync {
         Err(TargetError::new(format!("Target type {} does not support messages", self.type_name())))
     }
 
-    /// What messages set going and the cores have yet to finish; it ends when everything that was asked for until now is done. `None` when a message is done
-    /// as soon as it is answered.
+    /// What messages set going and the cores have yet to finish; it ends when everything that was
+    /// asked for until now is done. `None` when a message is done as soon as it is answered.
     fn under_way(&self) -> Option<Pending> {
         None
     }
 
-    /// True for a target whose lanes have something to do at a resume and a suspend, whether somebody uses the device or not: a log to begin and
-    /// to end. A lane is opened for it then.
+    /// True for a target whose lanes have something to do at a resume and a suspend, whether
+    /// somebody uses the device or not: a log to begin and to end. A lane is opened for it then.
     fn works_unasked(&self) -> bool {
         false
     }
@@ -206,22 +218,24 @@ pub trait Target: Send + Sync {
     /// Before the cores take bios again.
     fn resume(&self) {}
 
-    /// True for types that must be alone in their table (kernel `DM_TARGET_SINGLETON`). While such a target is live, its device takes only tables
-    /// of the same type, or of targets that fit everywhere ([`Kind::Any`]).
+    /// True for types that must be alone in their table (kernel `DM_TARGET_SINGLETON`). While such
+    /// a target is live, its device takes only tables of the same type, or of targets that fit
+    /// everywhere ([`Kind::Any`]).
     fn singleton(&self) -> bool {
         false
     }
 }
 
-/// Makes a target from its table line. Errors are the kernel's texts, with or without the type in front (`linear: `): the table
-/// puts it there where it is missing.
+/// Makes a target from its table line. Errors are the kernel's texts, with or without the type in
+/// front (`linear: `): the table puts it there where it is missing.
 pub type Constructor = fn(&mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError>;
 
 /// One kind of target.
 pub struct TargetType {
     /// The word that tables use.
     pub name: &'static str,
-    /// The version of the kernel's target (6.12) whose table and status texts these are, for `dmsetup targets`.
+    /// The version of the kernel's target (6.12) whose table and status texts these are, for
+    /// `dmsetup targets`.
     pub version: [u32; 3],
     /// Its constructor.
     pub new: Constructor,
@@ -248,7 +262,8 @@ pub struct PathReport {
     pub errors: u64,
 }
 
-/// How requests reach a target, in the kernel's terms. udm passes bios in every case; the kinds decide which table may replace which.
+/// How requests reach a target, in the kernel's terms. udm passes bios in every case; the kinds
+/// decide which table may replace which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Bio by bio: nearly all targets, and multipath with `queue_mode bio`.
@@ -286,8 +301,9 @@ pub struct Used {
     pub start: Sector,
     /// How many.
     pub len: Sectors,
-    /// No other device may use the disk so: it holds what makes sense only to the one that wrote it. The disk is claimed while the table is
-    /// loaded, under whatever name. A mapped device is claimed as such, not what lies below it.
+    /// No other device may use the disk so: it holds what makes sense only to the one that wrote
+    /// it. The disk is claimed while the table is loaded, under whatever name. A mapped device is
+    /// claimed as such, not what lies below it.
     pub alone: bool,
 }
 

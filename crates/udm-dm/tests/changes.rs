@@ -40,7 +40,8 @@ impl Rig {
     }
 }
 
-/// In whatever order they are named, a device rests only when all above it do: what those have in flight needs it. Others do not wait for them.
+/// In whatever order they are named, a device rests only when all above it do: what those have in
+/// flight needs it. Others do not wait for them.
 #[test]
 fn devices_come_to_rest_from_the_top() {
     let mut rig = Rig::new();
@@ -114,8 +115,9 @@ fn one_that_cannot_keeps_the_others_as_they_were() {
     assert_eq!(rig.all(changes, &mut lanes), Ok(()));
 }
 
-/// Called off at each of its steps, by somebody or by a table that fails, a change has happened to all or to none. A device that was suspended before
-/// stays so when a suspend is called off, and runs when a resume is.
+/// Called off at each of its steps, by somebody or by a table that fails, a change has happened to
+/// all or to none. A device that was suspended before stays so when a suspend is called off, and
+/// runs when a resume is.
 #[test]
 fn called_off_anywhere_it_is_all_or_none() {
     for resumes in [false, true] {
@@ -161,7 +163,8 @@ fn called_off_anywhere_it_is_all_or_none() {
     }
 }
 
-/// What a suspended device holds for one above does not keep both from being resumed, not even when what is held back is to fail.
+/// What a suspended device holds for one above does not keep both from being resumed, not even when
+/// what is held back is to fail.
 #[test]
 fn devices_do_not_wait_for_what_one_of_them_holds() {
     let mut rig = Rig::new();
@@ -179,7 +182,8 @@ fn devices_do_not_wait_for_what_one_of_them_holds() {
     assert_eq!((disk.take_log().len(), up.info().targets), (1, 2));
 }
 
-/// Devices that get their first tables together: the upper one goes by the limits that the lower one is about to have.
+/// Devices that get their first tables together: the upper one goes by the limits that the lower
+/// one is about to have.
 #[test]
 fn a_table_goes_by_the_limits_that_come_below_it() {
     let mut rig = Rig::new();
@@ -206,7 +210,8 @@ fn a_table_goes_by_the_limits_that_come_below_it() {
     assert_eq!((low.limits().size, up.is_suspended()), (Sectors(64), false));
 }
 
-/// What a device is about to have counts for those that change with it, and for nobody else: it may never have it.
+/// What a device is about to have counts for those that change with it, and for nobody else: it may
+/// never have it.
 #[test]
 fn limits_that_never_come_are_nobodys() {
     let mut rig = Rig::new();

@@ -1,7 +1,9 @@
-//! The life of a mapped device, whole: each state, each event, what is answered and which state follows.
+//! The life of a mapped device, whole: each state, each event, what is answered and which state
+//! follows.
 //!
-//! The kernel's are in drivers/md: `table_load`, `table_clear`, `do_suspend` and `do_resume` of dm-ioctl.c, and `dm_submit_bio` of dm.c for what becomes of
-//! requests. What udm does otherwise: a resume that can't work is refused with the old table live and running.
+//! The kernel's are in drivers/md: `table_load`, `table_clear`, `do_suspend` and `do_resume` of
+//! dm-ioctl.c, and `dm_submit_bio` of dm.c for what becomes of requests. What udm does otherwise: a
+//! resume that can't work is refused with the old table live and running.
 
 mod mapped_rig;
 

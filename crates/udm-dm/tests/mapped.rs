@@ -1,4 +1,5 @@
-//! The life of a mapped device: slots, suspend, resume, what waits and what fails, messages, events, names.
+//! The life of a mapped device: slots, suspend, resume, what waits and what fails, messages,
+//! events, names.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +18,8 @@ struct Rig {
 }
 
 impl Rig {
-    /// A device without a table and three disks of 64 sectors, `/d0` to `/d2`, full of `a`, `b` and `c`.
+    /// A device without a table and three disks of 64 sectors, `/d0` to `/d2`, full of `a`, `b` and
+    /// `c`.
     fn new(cores: usize) -> Rig {
         let mut resolver = TestResolver::new();
         let mut disks = Vec::new();
@@ -232,7 +234,8 @@ fn a_suspend_can_be_called_off() {
     rig.suspend(false, &mut lanes).unwrap();
 }
 
-/// spec: held bios of a no-flush suspend go to the new table; unchanged, fragments put together again.
+/// spec: held bios of a no-flush suspend go to the new table; unchanged, fragments put together
+/// again.
 #[test]
 fn held_bios_go_to_the_new_table() {
     for (text, new) in [
@@ -576,7 +579,8 @@ fn names_and_uuids() {
     assert_eq!((rig.device.info().uuid.as_deref(), rig.device.event_nr()), (Some("U1"), 2));
 }
 
-/// The lower of two devices changes its table while the upper one has bios in it, and while the upper one is suspended.
+/// The lower of two devices changes its table while the upper one has bios in it, and while the
+/// upper one is suspended.
 #[test]
 fn a_device_under_another_changes_its_table() {
     let mut rig = Rig::new(1);
@@ -657,7 +661,8 @@ fn splitters_do_not_starve_each_other() {
     panic!("{back} of 64 came back");
 }
 
-/// One core could open the new table and the other could not: what the first opened is closed again.
+/// One core could open the new table and the other could not: what the first opened is closed
+/// again.
 #[test]
 fn a_table_that_one_core_cannot_open() {
     let mut rig = Rig::new(2);

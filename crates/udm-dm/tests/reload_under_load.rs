@@ -1,4 +1,5 @@
-//! Two cores under load while tables are loaded, suspended and resumed at random: nothing is lost, doubled, failed or mixed up.
+//! Two cores under load while tables are loaded, suspended and resumed at random: nothing is lost,
+//! doubled, failed or mixed up.
 
 use proptest::prelude::*;
 use std::collections::BTreeMap;

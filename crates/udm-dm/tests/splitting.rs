@@ -7,8 +7,9 @@ use std::sync::Arc;
 use udm_core::{Batch, Lane, Op, Status};
 use udm_dm::testing::{TestResolver, bare};
 
-/// A lane gives up sending a request round for want of luck: each time one path fails it, the other returns. Suspended without a flush, the
-/// request waits for the resume; a piece of a request keeps the whole waiting, and its last error is no error of the whole.
+/// A lane gives up sending a request round for want of luck: each time one path fails it, the other
+/// returns. Suspended without a flush, the request waits for the resume; a piece of a request keeps
+/// the whole waiting, and its last error is no error of the whole.
 #[test]
 fn a_piece_that_was_to_be_tried_again_is_handed_back() {
     let mut rig = Rig::new();
@@ -43,8 +44,8 @@ fn a_piece_that_was_to_be_tried_again_is_handed_back() {
 /// Sectors of a request of 32 MiB: 8192 pieces of a stripe's chunk.
 const LONG: u64 = 65536;
 
-/// Over one disk that holds what it gets: how many pieces the disk must finish before `late` is home, which comes behind `long` reads of
-/// 32 MiB.
+/// Over one disk that holds what it gets: how many pieces the disk must finish before `late` is
+/// home, which comes behind `long` reads of 32 MiB.
 fn pieces_before(long: usize, late: Box<udm_core::Bio>) -> usize {
     let mut rig = Rig::new();
     let disk = rig.disk("/disk", LONG * 16);
@@ -81,7 +82,8 @@ fn drain(rig: &mut Rig, lane: &mut Box<dyn Lane>, mut left: usize) {
     panic!("{left} do not come back");
 }
 
-/// A short read and a flush behind a long read wait for the few pieces of it that are under way, not for all 8192.
+/// A short read and a flush behind a long read wait for the few pieces of it that are under way,
+/// not for all 8192.
 #[test]
 fn a_short_request_does_not_wait_for_a_long_one() {
     for late in [bare(Op::Read, 4, 8), bare(Op::Flush, 0, 0), bare(Op::Discard, 0, 64)] {
@@ -91,7 +93,8 @@ fn a_short_request_does_not_wait_for_a_long_one() {
     }
 }
 
-/// Behind many long ones, what is short waits for what the disk has and for one turn of each of them; a flush for none of their turns.
+/// Behind many long ones, what is short waits for what the disk has and for one turn of each of
+/// them; a flush for none of their turns.
 #[test]
 fn short_requests_take_turns_with_many_long_ones() {
     let pieces = pieces_before(12, bare(Op::Read, 4, 8));

@@ -9,7 +9,8 @@ use udm_core::{Batch, BioFlags, Device, Op, Sectors, Status};
 use udm_dm::mapped::{DEPTH_MAX, LANES_MAX};
 use udm_dm::testing::{TestDisk, bare, write};
 
-/// A stack that grows from the top: each device is loaded over one that has no table yet, so nothing below it is deep.
+/// A stack that grows from the top: each device is loaded over one that has no table yet, so
+/// nothing below it is deep.
 #[test]
 fn a_stack_that_grows_at_its_bottom_has_an_end() {
     let mut rig = Rig::new();
@@ -34,7 +35,8 @@ fn a_stack_that_grows_at_its_bottom_has_an_end() {
     assert_eq!(rig.world.run(0, &mut *lane, bare(Op::Read, 0, 8)).status, Status::Ok);
 }
 
-/// Tables that name the device below twice: the lanes double with each level, from the top as from the bottom, and a table that waits counts.
+/// Tables that name the device below twice: the lanes double with each level, from the top as from
+/// the bottom, and a table that waits counts.
 #[test]
 fn lanes_cannot_double_without_end() {
     let twice = |i: usize| format!("0 4 linear @s{i} 0\n4 4 linear @s{i} 4");
@@ -120,8 +122,9 @@ fn limits_are_those_of_the_resume() {
     assert!(!odd.is_suspended() && odd.live().is_none());
 }
 
-/// The lower device changes under a live upper one. The upper one says what it said before, until it is reloaded, on every lane; the lower one checks
-/// for itself, so nothing gets through that must not.
+/// The lower device changes under a live upper one. The upper one says what it said before, until
+/// it is reloaded, on every lane; the lower one checks for itself, so nothing gets through that
+/// must not.
 #[test]
 fn a_live_table_keeps_its_limits_and_the_one_below_checks() {
     let mut rig = Rig::new();
@@ -182,8 +185,8 @@ fn fua_is_kept_when_a_cache_comes_later() {
     assert_eq!(ops, [Op::Write, Op::Flush]);
 }
 
-/// Every way to let a table go: a reload, a resume that fails or is called off, with the waiting table cleared meanwhile. The file below is closed
-/// where the change is dropped, never by a core.
+/// Every way to let a table go: a reload, a resume that fails or is called off, with the waiting
+/// table cleared meanwhile. The file below is closed where the change is dropped, never by a core.
 #[test]
 fn no_core_closes_what_a_table_had_open() {
     let mut rig = Rig::new();

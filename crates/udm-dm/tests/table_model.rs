@@ -1,4 +1,5 @@
-//! Random tables against a model of the address map: every bio comes back once and unchanged, with the right data and status.
+//! Random tables against a model of the address map: every bio comes back once and unchanged, with
+//! the right data and status.
 
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -33,7 +34,8 @@ fn row() -> impl Strategy<Value = Row> {
 struct Request {
     op: Op,
     flags: BioFlags,
-    /// In thousandths of the device, so that it means something for all sizes; may reach behind the end.
+    /// In thousandths of the device, so that it means something for all sizes; may reach behind the
+    /// end.
     at: u64,
     sectors: u64,
     /// Where the buffer is cut, in bytes.

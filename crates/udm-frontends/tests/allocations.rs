@@ -1,4 +1,5 @@
-//! A warm connection allocates nothing: a counting allocator sees no allocation in server, runtime or device over many requests.
+//! A warm connection allocates nothing: a counting allocator sees no allocation in server, runtime
+//! or device over many requests.
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
@@ -73,7 +74,8 @@ fn a_warm_connection_allocates_nothing() {
     }
     let change = region.change();
     let happened = change.allocations + change.reallocations;
-    // How requests fall into receives is up to the scheduler; a list may still find a new longest once in a while.
+    // How requests fall into receives is up to the scheduler; a list may still find a new longest
+    // once in a while.
     assert!(happened <= 20, "{happened} allocations over {} requests", rounds.len() * 200 * DEPTH);
     drop(stream);
     server.stop();

@@ -1,4 +1,5 @@
-//! The server over the devices of this project, as `udm serve` puts them together, and over one that records the lengths it is given.
+//! The server over the devices of this project, as `udm serve` puts them together, and over one
+//! that records the lengths it is given.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -153,7 +154,8 @@ impl Lane for ScribeLane {
     }
 }
 
-/// A device says how long a discard or write-zeroes may be, and what serves it may take that for granted.
+/// A device says how long a discard or write-zeroes may be, and what serves it may take that for
+/// granted.
 #[test]
 fn ranges_are_cut_to_the_limits_of_the_device() {
     // A limit that is no multiple of the block is rounded down to one.
@@ -200,7 +202,8 @@ fn refused_zeroes_become_writes_of_the_whole_range() {
     world.end();
 }
 
-/// However many requests a client sends at once, a turn takes in so many of them and no more: the core has other clients.
+/// However many requests a client sends at once, a turn takes in so many of them and no more: the
+/// core has other clients.
 #[test]
 fn a_flood_of_short_requests_is_taken_in_over_many_turns() {
     let device = Scribe::new(1 << 30, MIB);
@@ -265,7 +268,8 @@ fn the_smallest_bounds() {
     world.end();
 }
 
-/// Memory, end to end: what was written is read, what was taken away is zero, and nothing beside it is touched.
+/// Memory, end to end: what was written is read, what was taken away is zero, and nothing beside it
+/// is touched.
 #[test]
 fn a_disk_of_memory() {
     let mut world = World::over("mem:1G");

@@ -12,7 +12,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use udm_core::{CoreId, Cores, DeviceId, LaneCommand, MakeTask, Nanos, TaskHandle};
 
-/// What front ends, and those that work for them on other threads, write to front ends: see [`Cluster::post_letter`].
+/// What front ends, and those that work for them on other threads, write to front ends: see
+/// [`Cluster::post_letter`].
 pub type Letter = Box<dyn Any + Send>;
 
 /// A letter to a core.
@@ -80,8 +81,9 @@ impl Cluster {
         self.inboxes.len()
     }
 
-    /// Posts `letter` to the front ends on `core` that listen to `device` ([`crate::FrontCx::listen`]): each is called with it, in no order, then it is
-    /// dropped. Any thread may post; the letters of one thread arrive in their order.
+    /// Posts `letter` to the front ends on `core` that listen to `device`
+    /// ([`crate::FrontCx::listen`]): each is called with it, in no order, then it is dropped. Any
+    /// thread may post; the letters of one thread arrive in their order.
     ///
     /// # Panics
     /// When there is no such core.
@@ -89,7 +91,8 @@ impl Cluster {
         self.post(core, Mail::Letter(device, letter));
     }
 
-    /// What is under way on all cores. Cores that have not answered after `patience` are counted only.
+    /// What is under way on all cores. Cores that have not answered after `patience` are counted
+    /// only.
     #[must_use]
     pub fn under_way(&self, patience: Duration) -> UnderWay {
         let (tx, rx) = std::sync::mpsc::sync_channel(self.len());
@@ -128,7 +131,8 @@ impl Cores for Cluster {
         self.post(core, Mail::Ring(id));
     }
 
-    /// On one core after the other. In library mode it is dropped by the first, which is there before any device is made.
+    /// On one core after the other. In library mode it is dropped by the first, which is there
+    /// before any device is made.
     fn start(&self, make: MakeTask) -> TaskHandle {
         let among = if self.serving.load(Ordering::Relaxed) == self.len() { self.len() } else { 1 };
         let core = CoreId((self.next.fetch_add(1, Ordering::Relaxed) % among) as u16);

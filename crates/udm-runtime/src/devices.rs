@@ -14,8 +14,8 @@ struct Slot {
     in_flight: usize,
     /// In the list of slots to visit.
     active: bool,
-    /// It has mail, which may be for a lane far below. It is visited until a poll brings nothing back: lanes in which bios move may leave the idle ones
-    /// below them for later.
+    /// It has mail, which may be for a lane far below. It is visited until a poll brings nothing
+    /// back: lanes in which bios move may leave the idle ones below them for later.
     mail: bool,
 }
 
@@ -30,8 +30,9 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// The lane of `device`, which front ends share; one in the background gets its own. A lane is polled in the turn in which it was opened: its target may have
-    /// something to do, whoever opens it.
+    /// The lane of `device`, which front ends share; one in the background gets its own. A lane is
+    /// polled in the turn in which it was opened: its target may have something to do, whoever
+    /// opens it.
     pub(crate) fn open(
         &mut self,
         device: &Arc<dyn Device>,
@@ -127,7 +128,8 @@ impl Devices {
         self.activate(slot.0);
     }
 
-    /// Submits the batches and polls the lanes that have something in flight, or mail. True when a bio moved.
+    /// Submits the batches and polls the lanes that have something in flight, or mail. True when a
+    /// bio moved.
     pub(crate) fn run(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> bool {
         let before = done.len();
         let mut moved = false;
@@ -164,7 +166,8 @@ impl Devices {
     }
 }
 
-/// Has the lane let go of what it holds back. What it hands back would wait for a resume, which will not come.
+/// Has the lane let go of what it holds back. What it hands back would wait for a resume, which
+/// will not come.
 #[cold]
 fn drain(s: &mut Slot, done: &mut Batch, cx: &mut Cx<'_>) {
     let from = done.len();

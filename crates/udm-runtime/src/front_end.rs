@@ -9,17 +9,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use udm_core::{Batch, Bio, Busy, CoreId, Cx, Device, DeviceId, DeviceSlot, Nanos, OpenError, OwnerId};
 
-/// Something that makes bios out of requests from outside: a connection, a virtqueue. It belongs to one core for life.
+/// Something that makes bios out of requests from outside: a connection, a virtqueue. It belongs to
+/// one core for life.
 pub trait FrontEnd {
-    /// Takes in what arrived and submits bios. Called once right after it was attached, then whenever one of its ring operations
-    /// finished, a time it asked for has come, or it was roused. What it does in a call must be bounded, for the others of its core:
-    /// what is over waits for the next turn ([`FrontCx::rouse`]).
+    /// Takes in what arrived and submits bios. Called once right after it was attached, then
+    /// whenever one of its ring operations finished, a time it asked for has come, or it was
+    /// roused. What it does in a call must be bounded, for the others of its core: what is over
+    /// waits for the next turn ([`FrontCx::rouse`]).
     fn gather(&mut self, cx: &mut FrontCx<'_, '_>);
 
     /// Takes its bios that finished and leaves `done` empty.
     fn complete(&mut self, done: &mut Batch, cx: &mut FrontCx<'_, '_>);
 
-    /// Takes notice of a letter to the listeners of the device that it listens to ([`FrontCx::listen`]). What it does not know is not for it.
+    /// Takes notice of a letter to the listeners of the device that it listens to
+    /// ([`FrontCx::listen`]). What it does not know is not for it.
     fn letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
         let _ = (letter, cx);
     }
@@ -82,7 +85,8 @@ impl FrontCx<'_, '_> {
         self.devices.close(slot);
     }
 
-    /// Queues a bio: it goes down with this turn's batch and comes back through [`FrontEnd::complete`].
+    /// Queues a bio: it goes down with this turn's batch and comes back through
+    /// [`FrontEnd::complete`].
     pub fn submit(&mut self, slot: DeviceSlot, mut bio: Box<Bio>) {
         bio.owner = self.owner;
         bio.started = self.cx.now;
@@ -106,7 +110,8 @@ impl FrontCx<'_, '_> {
         self.user.take(out);
     }
 
-    /// Says whether this front end has nothing to do when its sends have left: see [`crate::RingUser::set_patient`].
+    /// Says whether this front end has nothing to do when its sends have left: see
+    /// [`crate::RingUser::set_patient`].
     pub fn set_patient(&mut self, patient: bool) {
         self.user.set_patient(patient);
     }
@@ -123,7 +128,8 @@ impl FrontCx<'_, '_> {
         self.cx.now
     }
 
-    /// Asks for one `gather` at `at` or soon after; a later call replaces it, [`Nanos::NEVER`] takes it back.
+    /// Asks for one `gather` at `at` or soon after; a later call replaces it, [`Nanos::NEVER`]
+    /// takes it back.
     pub fn wake_at(&mut self, at: Nanos) {
         *self.wake = at;
     }
@@ -134,8 +140,8 @@ impl FrontCx<'_, '_> {
         FrontKey((self.owner.0 & !FRONT) as usize)
     }
 
-    /// Has a front end of this core gathered in the next turn, which comes at once. One that is gone does not mind; nor does one that has
-    /// its place now.
+    /// Has a front end of this core gathered in the next turn, which comes at once. One that is
+    /// gone does not mind; nor does one that has its place now.
     pub fn rouse(&mut self, front: FrontKey) {
         self.roused.push(front.0);
     }
@@ -152,12 +158,14 @@ impl FrontCx<'_, '_> {
         shared
     }
 
-    /// From here on this front end is called with the letters to `device` that are delivered on this core. One device at a time.
+    /// From here on this front end is called with the letters to `device` that are delivered on
+    /// this core. One device at a time.
     pub fn listen(&mut self, device: DeviceId) {
         *self.topic = Some(device);
     }
 
-    /// The CPU time that this core has spent since its thread began, but for what it span. A system call.
+    /// The CPU time that this core has spent since its thread began, but for what it span. A system
+    /// call.
     #[must_use]
     pub fn spent(&self) -> Nanos {
         let all = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);

@@ -1,7 +1,7 @@
 //! A core's inbox, and how a sleeping core is woken.
 //!
-//! Any thread may post; the core alone takes. The order of one sender's letters is kept. The knock costs a system call only when the core
-//! sleeps ([`Parking`]).
+//! Any thread may post; the core alone takes. The order of one sender's letters is kept. The knock
+//! costs a system call only when the core sleeps ([`Parking`]).
 
 use crate::parking::{Core, Parking};
 use crossbeam_queue::SegQueue;
@@ -26,12 +26,14 @@ impl<T> Mailbox<T> {
         Ok(Mailbox { queue: SegQueue::new(), parking: Parking::new(), bell: Arc::new(bell) })
     }
 
-    /// Puts a letter in and wakes the core if it sleeps. What is for a core that is gone is dropped.
+    /// Puts a letter in and wakes the core if it sleeps. What is for a core that is gone is
+    /// dropped.
     pub(crate) fn post(&self, letter: T) {
         self.queue.push(letter);
         match self.parking.posted() {
             Core::Awake => {}
-            // The counter can't overflow: it is written once for each time that the core goes to sleep.
+            // The counter can't overflow: it is written once for each time that the core goes to
+            // sleep.
             Core::Sleeps => drop(rustix::io::write(&*self.bell, &1u64.to_ne_bytes())),
             Core::Gone => self.empty(),
         }

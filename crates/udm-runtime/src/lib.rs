@@ -1,10 +1,14 @@
 //! Cores: one thread, one io_uring, one inbox, its lanes.
 //!
-//! * [`Cluster`]: the inboxes of all cores of a process. What the control half sends commands through.
-//! * [`LocalCore`]: a thread that is a core. In library mode the caller's own; it drives `submit` and `poll` itself.
-//! * [`Runtime`]: threads that are cores and serve [`FrontEnd`]s: gather, submit, poll, complete, sleep if idle.
-//! * [`Ring`]: the core's io_uring, the one place where the data path makes a system call. It owns the memory and the file of each
-//!   operation until that is done, so nothing dangles whatever its client does.
+//! * [`Cluster`]: the inboxes of all cores of a process. What the control half sends commands
+//!   through.
+//! * [`LocalCore`]: a thread that is a core. In library mode the caller's own; it drives `submit`
+//!   and `poll` itself.
+//! * [`Runtime`]: threads that are cores and serve [`FrontEnd`]s: gather, submit, poll, complete,
+//!   sleep if idle.
+//! * [`Ring`]: the core's io_uring, the one place where the data path makes a system call. It owns
+//!   the memory and the file of each operation until that is done, so nothing dangles whatever its
+//!   client does.
 //!
 //! The `unsafe` of this crate is in `ring/sys.rs`.
 

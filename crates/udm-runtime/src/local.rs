@@ -22,7 +22,8 @@ pub struct CoreOptions {
     pub cpu: Option<usize>,
     /// Never sleep.
     pub poll: bool,
-    /// The longest spin before sleeping. Whether it spins, and for how long, follows what has paid lately.
+    /// The longest spin before sleeping. Whether it spins, and for how long, follows what has paid
+    /// lately.
     pub spin_max: Duration,
     /// Go on without an io_uring where none is to be had: for devices that need none.
     pub ring_optional: bool,
@@ -41,11 +42,13 @@ enum Outside {
     Bell(Arc<OwnedFd>, String),
 }
 
-/// The calling thread as core `id` of a cluster. It opens lanes and drives them itself: [`LocalCore::turn`] with a `submit` and a `poll` of
-/// each lane, and [`LocalCore::park`] when a turn had nothing to do.
+/// The calling thread as core `id` of a cluster. It opens lanes and drives them itself:
+/// [`LocalCore::turn`] with a `submit` and a `poll` of each lane, and [`LocalCore::park`] when a
+/// turn had nothing to do.
 ///
-/// Commands (suspend, resume, ...) reach its lanes at the begin of a turn. A core that is attached must therefore take turns for as long as
-/// others may suspend its devices; `park` returns when a command comes.
+/// Commands (suspend, resume, ...) reach its lanes at the begin of a turn. A core that is attached
+/// must therefore take turns for as long as others may suspend its devices; `park` returns when a
+/// command comes.
 pub struct LocalCore {
     cluster: Arc<Cluster>,
     id: CoreId,
@@ -163,15 +166,16 @@ impl LocalCore {
         self.ring().is_some_and(Ring::take_fresh)
     }
 
-    /// One turn: reads the clock, delivers commands, calls `f`, then sends off and takes in what the ring has.
+    /// One turn: reads the clock, delivers commands, calls `f`, then sends off and takes in what
+    /// the ring has.
     pub fn turn<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
         let r = self.quiet_turn(f);
         self.exchange();
         r
     }
 
-    /// A turn that leaves it to [`LocalCore::exchange`] or [`LocalCore::park`] to send off what it brought: where the core has nothing else to do, one
-    /// system call submits and waits.
+    /// A turn that leaves it to [`LocalCore::exchange`] or [`LocalCore::park`] to send off what it
+    /// brought: where the core has nothing else to do, one system call submits and waits.
     pub(crate) fn quiet_turn<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
         self.now = self.clock();
         self.take_fresh();
@@ -217,8 +221,9 @@ impl LocalCore {
         self.ring().is_some_and(Ring::has_completions) || self.cluster.inbox(self.id).has_mail()
     }
 
-    /// Waits for a reason to take another turn: a completion in the ring, a command, or the earliest time that a lane asked for in the last turn.
-    /// Spins first where that makes the wait shorter, then sleeps. Afterwards every lane must be polled once.
+    /// Waits for a reason to take another turn: a completion in the ring, a command, or the
+    /// earliest time that a lane asked for in the last turn. Spins first where that makes the wait
+    /// shorter, then sleeps. Afterwards every lane must be polled once.
     pub fn park(&mut self) {
         if self.take_fresh() {
             return self.exchange();
@@ -247,7 +252,8 @@ impl LocalCore {
         self.spin.waited(begin, end);
     }
 
-    /// A thread that is not on a CPU does not spin: what took longer than the longest spin counts as that.
+    /// A thread that is not on a CPU does not spin: what took longer than the longest spin counts
+    /// as that.
     fn has_spun(&mut self, begin: Nanos, end: Nanos) {
         let most = self.options.spin_max.as_nanos() as u64;
         self.spun = self.spun + Nanos(end.since(begin).0.min(most));

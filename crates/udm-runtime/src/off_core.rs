@@ -24,8 +24,9 @@ impl Drop for OnCore {
     }
 }
 
-/// Drops `what`; on the thread of a core it has a thread of its own do that. Who drops a device last is decided by chance where a client leaves
-/// while its device is removed, so it is not enough that the control side means to be last.
+/// Drops `what`; on the thread of a core it has a thread of its own do that. Who drops a device
+/// last is decided by chance where a client leaves while its device is removed, so it is not enough
+/// that the control side means to be last.
 pub fn drop_off_core<T: Send + 'static>(what: T) {
     // A thread whose locals are gone already is at its end, and waits for nobody.
     if CORES.try_with(Cell::get).unwrap_or(0) > 0 {

@@ -1,14 +1,17 @@
 //! How a core goes to sleep without missing a letter.
 //!
 //! * sender: put the letter in; *fence*; if `sleeping` was set, clear it and ring;
-//! * core: set `sleeping`; *fence*; if there is a letter, clear it and go on; else sleep until it rings.
+//! * core: set `sleeping`; *fence*; if there is a letter, clear it and go on; else sleep until it
+//!   rings.
 //!
-//! Whatever way the two interleave, either the core sees the letter or the sender sees `sleeping`: the fences forbid the one case in which
-//! both look before the other has written. The loom tests below try every interleaving. The fences are on the control path, and
-//! the core pays its own only before it sleeps.
+//! Whatever way the two interleave, either the core sees the letter or the sender sees `sleeping`:
+//! the fences forbid the one case in which both look before the other has written. The loom tests
+//! below try every interleaving. The fences are on the control path, and the core pays its own only
+//! before it sleeps.
 //!
-//! A core that leaves for good does the same with another word: it says `gone`, then throws away the letters that it sees; a sender that sees `gone` throws away
-//! its own. So no letter stays in the inbox of a core that is gone.
+//! A core that leaves for good does the same with another word: it says `gone`, then throws away
+//! the letters that it sees; a sender that sees `gone` throws away its own. So no letter stays in
+//! the inbox of a core that is gone.
 
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU8, Ordering, fence};
@@ -98,7 +101,8 @@ mod loom_tests {
         }
     }
 
-    /// With a core that decides to sleep while `senders` post, no letter is left behind a core that nobody wakes.
+    /// With a core that decides to sleep while `senders` post, no letter is left behind a core that
+    /// nobody wakes.
     fn no_letter_is_slept_over(senders: usize) {
         loom::model(move || {
             let m = Arc::new(Model {

@@ -1,8 +1,10 @@
 //! The threads that serve front ends.
 //!
-//! A turn: letters → gather from the front ends that have something → submit and poll the lanes → complete to the front ends. A turn
-//! in which nothing moved ends in `park`, which submits to the ring and waits for it. What is idle is not visited: a front end is gathered when one
-//! of its ring operations finished, a lane is polled while something is in flight on it, and once for each turn that brought mail for it.
+//! A turn: letters → gather from the front ends that have something → submit and poll the lanes →
+//! complete to the front ends. A turn in which nothing moved ends in `park`, which submits to the
+//! ring and waits for it. What is idle is not visited: a front end is gathered when one of its ring
+//! operations finished, a lane is polled while something is in flight on it, and once for each turn
+//! that brought mail for it.
 
 use crate::UnderWay;
 use crate::cluster::Mail;
@@ -90,12 +92,14 @@ impl Reactor {
                 return;
             }
             if self.inner.stopping.is_some_and(|until| until <= self.core.clock()) {
-                // What is under way stays where it is: its memory is the kernel's, or its lane's, until the program is gone.
+                // What is under way stays where it is: its memory is the kernel's, or its lane's,
+                // until the program is gone.
                 Box::leak(Box::new(self));
                 return;
             }
-            // A turn in which something moved is mostly followed by one that finds nothing to do, and parks: that submits and waits in one system
-            // call. So what a turn has for the ring may wait for the next turn, and no longer.
+            // A turn in which something moved is mostly followed by one that finds nothing to do,
+            // and parks: that submits and waits in one system call. So what a turn has for the ring
+            // may wait for the next turn, and no longer.
             held_back = moved && !held_back;
             if !moved {
                 self.core.park();

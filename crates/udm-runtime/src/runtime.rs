@@ -79,8 +79,8 @@ impl Runtime {
         self.cluster.attach(core, make);
     }
 
-    /// Tells all front ends to take no more, and has everything that lanes hold back end or fail. The cores go on: devices can be
-    /// suspended and removed.
+    /// Tells all front ends to take no more, and has everything that lanes hold back end or fail.
+    /// The cores go on: devices can be suspended and removed.
     pub fn end(&self) {
         self.cluster.post_all(|| Mail::End);
     }
@@ -94,8 +94,8 @@ impl Runtime {
         }
     }
 
-    /// As [`Runtime::stop`], for those who do the waiting themselves. After `limit` a core leaves what is still in flight unanswered, and its
-    /// memory where it is.
+    /// As [`Runtime::stop`], for those who do the waiting themselves. After `limit` a core leaves
+    /// what is still in flight unanswered, and its memory where it is.
     #[must_use = "it says when the threads are over"]
     pub fn stop_within(self, limit: Duration) -> Stopping {
         let limit = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX / 2));
@@ -126,7 +126,8 @@ impl Cluster {
     }
 }
 
-/// A core that panics takes requests with it that nobody will ever answer: better no server than one that lies.
+/// A core that panics takes requests with it that nobody will ever answer: better no server than
+/// one that lies.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {

@@ -1,8 +1,10 @@
 //! Whether a core spins before it sleeps, and for how long.
 //!
-//! A core that spins saves its waking, and takes a CPU for that. Whether it pays depends on what nobody tells a program: how long a CPU takes to wake up, and
-//! whether the client wants the very CPU that is spun on. So both ways are tried, now and then for a short time: the shorter *rounds* say which is better,
-//! from the end of one wait to the end of the next. Where there is little between them the core sleeps.
+//! A core that spins saves its waking, and takes a CPU for that. Whether it pays depends on what
+//! nobody tells a program: how long a CPU takes to wake up, and whether the client wants the very
+//! CPU that is spun on. So both ways are tried, now and then for a short time: the shorter *rounds*
+//! say which is better, from the end of one wait to the end of the next. Where there is little
+//! between them the core sleeps.
 
 use udm_core::Nanos;
 
@@ -55,13 +57,15 @@ impl Spin {
 
     /// A wait, spun or slept, from `begin` to `end`.
     pub(crate) fn waited(&mut self, begin: Nanos, end: Nanos) {
-        // What came soon after a spin ended would have been worth a longer one; what came much later was not worth any.
+        // What came soon after a spin ended would have been worth a longer one; what came much
+        // later was not worth any.
         let waited = end.since(begin).0;
         self.length = if waited <= self.max { (waited * 2).min(self.max) } else { self.length / 2 };
         if self.length < 1000 {
             self.length = 0;
         }
-        // A round that took longer than the longest spin tells of the client, or of who else wants the CPU, and not of the way.
+        // A round that took longer than the longest spin tells of the client, or of who else wants
+        // the CPU, and not of the way.
         self.spent += end.since(self.last).0.min(self.max);
         self.last = end;
         self.left -= 1;
@@ -96,7 +100,8 @@ mod tests {
 
     const MAX: u64 = 50_000;
 
-    /// Waits until two trials are over, with rounds that take so long when the core spins and when it sleeps; says in how many of the waits since it spun.
+    /// Waits until two trials are over, with rounds that take so long when the core spins and when
+    /// it sleeps; says in how many of the waits since it spun.
     fn settle(spun: u64, slept: u64) -> usize {
         let mut spin = Spin::new(MAX);
         let mut now = Nanos(1_000_000_000);

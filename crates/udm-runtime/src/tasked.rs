@@ -43,7 +43,8 @@ impl FrontEnd for Tasked {
         }
     }
 
-    /// The end of the program stops what is in the background. Who started what is owed stops it, and the end waits for that.
+    /// The end of the program stops what is in the background. Who started what is owed stops it,
+    /// and the end waits for that.
     fn stop(&mut self, cx: &mut FrontCx<'_, '_>) {
         if self.task.busy() < Busy::Owed {
             self.task.stop(cx);

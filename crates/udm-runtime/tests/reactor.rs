@@ -1,4 +1,5 @@
-//! Front ends on real cores: echo over a socket through a device that finishes a turn later, commands to lanes, and a clean stop.
+//! Front ends on real cores: echo over a socket through a device that finishes a turn later,
+//! commands to lanes, and a clean stop.
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io::{Read, Write};
@@ -262,7 +263,8 @@ fn a_local_core_sleeps_and_wakes() {
         std::thread::sleep(Duration::from_millis(50));
         let ack = Ack::new(move || drop(tx));
         other.broadcast(id, LaneCommand::Suspend { how: Drain::NoFlush, ack });
-        // The token of this thread is gone now; the core, which may have answered long since, is to look once more.
+        // The token of this thread is gone now; the core, which may have answered long since, is to
+        // look once more.
         other.broadcast(id, LaneCommand::Kick);
     });
     while rx.try_recv() != Err(mpsc::TryRecvError::Disconnected) {

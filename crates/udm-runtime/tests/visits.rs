@@ -94,7 +94,8 @@ fn open(runtime: &Runtime, devices: &[Arc<Counted>]) {
     told.recv_timeout(Duration::from_secs(60)).unwrap();
 }
 
-/// Letters are read in their order: when the core has told what is under way, it has visited whom those before concerned.
+/// Letters are read in their order: when the core has told what is under way, it has visited whom
+/// those before concerned.
 fn polls(runtime: &Runtime, devices: &[Arc<Counted>]) -> Vec<usize> {
     assert_eq!(runtime.cluster().under_way(Duration::from_secs(60)).silent, 0);
     devices.iter().map(|d| d.polls.swap(0, Ordering::Relaxed)).collect()

@@ -1,4 +1,5 @@
-//! What the control side does by chance: trouble for paths, messages, suspends, tables, crashes; and what it does at set times.
+//! What the control side does by chance: trouble for paths, messages, suspends, tables, crashes;
+//! and what it does at set times.
 
 use crate::bad::Dust;
 use crate::env::{Mode, lock};
@@ -66,7 +67,8 @@ impl World {
         several.splice(at..at, others);
     }
 
-    /// Resumes device `i`, now and then with others, live or suspended, which get new tables too or not.
+    /// Resumes device `i`, now and then with others, live or suspended, which get new tables too or
+    /// not.
     fn resume_some(&mut self, i: usize) -> Result<(), Wrong> {
         let mut several = vec![i];
         if !self.plan.without.has(Class::Reload) && self.control.one_in(3) {
@@ -198,7 +200,8 @@ impl World {
         };
         let mean = self.control.between(1, 1000) * 1_000_000;
         let last = self.control.span(mean);
-        // Now and then the disk itself is out of reach: all ways to it go, and come back one by one.
+        // Now and then the disk itself is out of reach: all ways to it go, and come back one by
+        // one.
         let all = self.control.one_in(3);
         for other in 0..self.paths.len() {
             let mut env = lock(&self.env);
@@ -268,7 +271,8 @@ impl World {
         }
         Ok(())
     }
-    /// The paths of device `i` that have failed: as is known here, or as it says itself where it alone knows.
+    /// The paths of device `i` that have failed: as is known here, or as it says itself where it
+    /// alone knows.
     pub(crate) fn failed_paths(&self, i: usize, access: usize) -> Vec<usize> {
         let env = lock(&self.env);
         let access = &env.accesses[access];

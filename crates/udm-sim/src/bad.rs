@@ -19,7 +19,8 @@ pub struct Dust {
     enabled: bool,
     /// No device is above, so that every write is known.
     exact: bool,
-    /// Bad blocks: since when (step) nothing can have made them good; `None` when something may have.
+    /// Bad blocks: since when (step) nothing can have made them good; `None` when something may
+    /// have.
     bad: BTreeMap<u64, Option<u64>>,
 }
 
@@ -63,7 +64,8 @@ impl Dust {
         }
     }
 
-    /// A read that began at `start` and came back now must have failed: it touches a block that was bad all the time.
+    /// A read that began at `start` and came back now must have failed: it touches a block that was
+    /// bad all the time.
     #[must_use]
     pub fn forbids(&self, sector: u64, len: u64, start: u64) -> bool {
         let blocks = self.blocks(sector, len);
@@ -117,7 +119,8 @@ impl World {
         let dust = &mut self.devices[i].dust[line];
         let verb = words.split(' ').next().unwrap_or_default();
         match verb {
-            // One that can be written some times before a write makes it good is bad for reads all the same.
+            // One that can be written some times before a write makes it good is bad for reads all
+            // the same.
             "addbadblock" if fine => drop(dust.bad.insert(nr, now.filter(|_| dust.exact))),
             "removebadblock" if known => drop(dust.bad.remove(&nr)),
             "clearbadblocks" => dust.bad.clear(),

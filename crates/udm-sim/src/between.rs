@@ -1,7 +1,9 @@
-//! Turns inside of turns: at a point where lanes of several cores meet, another core has its mail delivered and its lanes polled.
+//! Turns inside of turns: at a point where lanes of several cores meet, another core has its mail
+//! delivered and its lanes polled.
 //!
-//! That is one preemption at each point and no more: what the other does, it does whole. It asks for nothing new meanwhile, and what comes back to it is
-//! looked at behind the turn that it was in.
+//! That is one preemption at each point and no more: what the other does, it does whole. It asks
+//! for nothing new meanwhile, and what comes back to it is looked at behind the turn that it was
+//! in.
 
 use crate::chance::Chance;
 use crate::cores::SimCores;

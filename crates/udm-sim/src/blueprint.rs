@@ -44,13 +44,15 @@ pub struct Blueprint {
     pub disks: Vec<DiskPlan>,
     /// The disk of each path.
     pub paths: Vec<usize>,
-    /// Paths that multipath targets do not use themselves, but through a mapped device: path and device.
+    /// Paths that multipath targets do not use themselves, but through a mapped device: path and
+    /// device.
     pub via: Vec<(usize, usize)>,
     /// The devices.
     pub devices: Vec<DevicePlan>,
     /// The path to a disk for logs.
     pub log: Option<usize>,
-    /// The device that may have a log: nothing is above it, so what it logs is what it was asked for.
+    /// The device that may have a log: nothing is above it, so what it logs is what it was asked
+    /// for.
     pub logger: Option<usize>,
     /// What tables of top devices are made of, with sizes.
     pub blocks: Vec<(Below, u64)>,
@@ -211,7 +213,8 @@ impl Blueprint {
         Kind::Multipath { disk, queue: !chance.one_in(4), groups, via }
     }
 
-    /// A table over the blocks: lines of every kind. One of a device that `logs` has a log in most cases, and never two.
+    /// A table over the blocks: lines of every kind. One of a device that `logs` has a log in most
+    /// cases, and never two.
     #[must_use]
     pub fn compose(&self, chance: &mut Chance, logs: bool, without: Without) -> TableSpec {
         let mut lines = Vec::new();
@@ -247,7 +250,8 @@ impl Blueprint {
         self.blocks[chance.below(self.blocks.len() as u64) as usize]
     }
 
-    /// A target to pass through, other than a log. What loses or changes data comes where nothing is above, and where it is wanted.
+    /// A target to pass through, other than a log. What loses or changes data comes where nothing
+    /// is above, and where it is wanted.
     pub(crate) fn through(&self, chance: &mut Chance, without: Without) -> Through {
         match chance.below(3) {
             0 => Through::Delay(chance.pick(&[0, 1, 20, 300])),

@@ -1,13 +1,15 @@
 //! What each sector of each disk may hold.
 //!
-//! A sector is a register. Every write to it that still matters is an entry: when it began, when it ended, and since when it can no
-//! longer be read because a later write has taken its place. A read may return any entry that was alive at some time while the read
-//! was under way. Times are those of [`crate::env::Env::step`]: what begins in step *n* begins at 2*n*, what ends in it at 2*n*+1.
+//! A sector is a register. Every write to it that still matters is an entry: when it began, when it
+//! ended, and since when it can no longer be read because a later write has taken its place. A read
+//! may return any entry that was alive at some time while the read was under way. Times are those
+//! of [`crate::env::Env::step`]: what begins in step *n* begins at 2*n*, what ends in it at 2*n*+1.
 //!
 //! * A write that began after another had ended, and succeeded, replaces it.
-//! * A write that failed, or whose place was not certain (its table changed meanwhile), may or may not have happened: it replaces nothing.
-//! * What was replaced may come back after a crash, unless what replaced it was made durable by a flush that began after the write had
-//!   ended, or by FUA.
+//! * A write that failed, or whose place was not certain (its table changed meanwhile), may or may
+//!   not have happened: it replaces nothing.
+//! * What was replaced may come back after a crash, unless what replaced it was made durable by a
+//!   flush that began after the write had ended, or by FUA.
 
 /// Not yet.
 pub const NEVER: u64 = u64::MAX;
@@ -45,7 +47,8 @@ struct Cell {
 }
 
 impl Cell {
-    /// Takes notice of the flushes that have succeeded, the latest of which began at `start`. Later is as good as at once: what one covers is fixed when it begins.
+    /// Takes notice of the flushes that have succeeded, the latest of which began at `start`. Later
+    /// is as good as at once: what one covers is fixed when it begins.
     fn sync(&mut self, start: u64) {
         if std::mem::replace(&mut self.synced, start) == start {
             return;
@@ -182,8 +185,8 @@ impl Cells {
             .any(|e| (e.stamp == stamp || e.stamp == ANY) && e.dead > start)
     }
 
-    /// A read from `start` to `now` returned `stamp`: what was written before the write of it began is not read again. Where no write was
-    /// under way meanwhile, nothing else is.
+    /// A read from `start` to `now` returned `stamp`: what was written before the write of it began
+    /// is not read again. Where no write was under way meanwhile, nothing else is.
     pub fn seen(&mut self, cell: u32, stamp: u64, start: u64, now: u64) {
         let slot = &mut self.cells[cell as usize];
         if slot.entries.len() < 2 {
@@ -208,7 +211,8 @@ impl Cells {
         self.flushed[disk] = self.flushed[disk].max(start);
     }
 
-    /// The power failed: nothing is under way, and each sector of a disk holds its last durable content or anything later.
+    /// The power failed: nothing is under way, and each sector of a disk holds its last durable
+    /// content or anything later.
     pub fn crash(&mut self, now: u64) {
         self.horizon = now;
         for (list, flushed) in self.dirty.iter_mut().zip(&self.flushed) {

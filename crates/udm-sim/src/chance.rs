@@ -1,7 +1,8 @@
 //! Chance, drawn from a seed.
 //!
-//! Each part of the world has a stream of its own, so that switching one class of disturbance off while a failure is being shrunk
-//! leaves the draws of the other parts as they were for as long as possible.
+//! Each part of the world has a stream of its own, so that switching one class of disturbance off
+//! while a failure is being shrunk leaves the draws of the other parts as they were for as long as
+//! possible.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -61,7 +62,8 @@ impl Chance {
         list[self.below(list.len() as u64) as usize]
     }
 
-    /// A span around `mean` with a long tail: half of all draws lie below it, one in 64 is up to 16 times as long.
+    /// A span around `mean` with a long tail: half of all draws lie below it, one in 64 is up to 16
+    /// times as long.
     pub fn span(&mut self, mean: u64) -> u64 {
         let base = mean / 2 + self.below(mean.max(1));
         match self.below(64) {

@@ -1,4 +1,5 @@
-//! Suspends and resumes under way: their steps, their ends, and those that are called off or refused.
+//! Suspends and resumes under way: their steps, their ends, and those that are called off or
+//! refused.
 
 use crate::bad::Dust;
 use crate::control::text;
@@ -79,7 +80,8 @@ impl World {
         Ok(())
     }
 
-    /// When the cores have just been told to open the new tables of some of `several`, a look at what was below them was taken: lower ones first.
+    /// When the cores have just been told to open the new tables of some of `several`, a look at
+    /// what was below them was taken: lower ones first.
     fn look_below(&mut self, several: &[usize]) {
         let mut sorted = several.to_vec();
         sorted.sort_unstable();
@@ -98,7 +100,8 @@ impl World {
         }
     }
 
-    /// The first of `several` goes on with its new table: there is an instant in which none has a request in flight, and it is this.
+    /// The first of `several` goes on with its new table: there is an instant in which none has a
+    /// request in flight, and it is this.
     fn all_stand_still(&self, several: &[usize], running: &RefCell<Running>) -> Result<(), Wrong> {
         if std::mem::replace(&mut running.borrow_mut().past, true) || several.len() < 2 {
             return Ok(());
@@ -125,7 +128,8 @@ impl World {
         device.loaded.as_ref().is_none_or(|l| live.is_some_and(|t| Arc::as_ptr(&t) == l.table.as_ptr()))
     }
 
-    /// Calls off a suspend or resume under way, for all devices that it is of. It may be too late for that.
+    /// Calls off a suspend or resume under way, for all devices that it is of. It may be too late
+    /// for that.
     pub fn cancel(&mut self, i: usize) {
         let Some(running) = self.devices[i].running.clone() else { return };
         let mut running = running.borrow_mut();

@@ -97,7 +97,8 @@ impl World {
         Arc::new(Map::of(spec, &self.blueprint.paths, &self.model.cells, &below))
     }
 
-    /// What a table of `spec` can take, as the disks are now and the devices below it are, or are to be.
+    /// What a table of `spec` can take, as the disks are now and the devices below it are, or are
+    /// to be.
     pub(crate) fn expected(&self, spec: &TableSpec, below: &dyn Fn(usize) -> Expected) -> Expected {
         let env = lock(&self.env);
         let disk = |p: usize| Expected::of_disk(&env.disks[env.paths[p].disk]);
@@ -116,7 +117,8 @@ impl World {
         let weak = Arc::downgrade(&table);
         self.tables.push(weak.clone());
         match self.devices[i].mapped.load(table) {
-            // Tables that wait count, and now and then there are too many lines in all. The slot is as it was.
+            // Tables that wait count, and now and then there are too many lines in all. The slot is
+            // as it was.
             Err(error) if error.errno == EMLINK => return Ok(()),
             loaded => loaded.map_err(text(format!("d{i} load {words}")))?,
         }
@@ -192,7 +194,8 @@ impl World {
     pub fn resume(&mut self, several: &[usize]) -> Result<(), Wrong> {
         let (woken, wake) = World::flag();
         let live = |world: &World, i: usize| world.devices[i].phase == Phase::Live;
-        // The kernel's way fails what is held; ours lets it wait for the new table. What a device that is suspended holds must wait.
+        // The kernel's way fails what is held; ours lets it wait for the new table. What a device
+        // that is suspended holds must wait.
         let asked = self.control.one_in(2);
         let noflush = asked || !several.iter().all(|&i| live(self, i));
         for &i in several {
@@ -233,8 +236,8 @@ impl World {
         }
     }
 
-    /// Works out which paths must be quiet: those whose every user is suspended. Which disks are behind something that fails requests at
-    /// will, and which paths' errors are tried elsewhere.
+    /// Works out which paths must be quiet: those whose every user is suspended. Which disks are
+    /// behind something that fails requests at will, and which paths' errors are tried elsewhere.
     pub(crate) fn bar(&mut self) {
         let mut env = lock(&self.env);
         let ending = env.ending();

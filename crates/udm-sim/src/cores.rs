@@ -24,7 +24,8 @@ pub enum Mail {
     Stop(Option<Ack>),
 }
 
-/// The commands on their way to one core: a queue per sender. Each is in order; between them there is none.
+/// The commands on their way to one core: a queue per sender. Each is in order; between them there
+/// is none.
 struct Inbox {
     from: Vec<VecDeque<Letter>>,
 }

@@ -1,14 +1,16 @@
 //! A simulated disk: what it holds, what its cache holds, and what is left of both after a crash.
 //!
-//! A sector is kept as one number, its *stamp*: the eight bytes that fill all of it. The workload writes no others, so one of other content that arrives was
-//! mixed up on its way. A disk for logs is given others: it keeps their bytes aside, and a stamp that says where.
+//! A sector is kept as one number, its *stamp*: the eight bytes that fill all of it. The workload
+//! writes no others, so one of other content that arrives was mixed up on its way. A disk for logs
+//! is given others: it keeps their bytes aside, and a stamp that says where.
 
 use crate::chance::Chance;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::Commons;
 
-/// Stamps with this bit are what the disk itself made up: first content, or what a discard left behind.
+/// Stamps with this bit are what the disk itself made up: first content, or what a discard left
+/// behind.
 pub const OWN: u64 = 1 << 63;
 
 /// Stamps with this bit and [`OWN`] stand for bytes that are kept aside, on a disk for logs.
@@ -55,13 +57,15 @@ pub struct Disk {
     pub was_read_only: bool,
     /// Longest read or write, longest discard, longest write-zeroes, in sectors.
     pub max: [u64; 3],
-    /// The same, the least and the most that they were since the power came on: tables above go by one of them.
+    /// The same, the least and the most that they were since the power came on: tables above go by
+    /// one of them.
     pub max_range: [(u64, u64); 3],
     /// One request in so many fails for the disk's own reasons; 0 for never.
     pub error_one_in: u64,
     /// When (step) each status was last returned for a reason of the disk's own, by status code.
     pub blamed: [Option<u64>; 16],
-    /// When (step) a device in front of this disk had no usable path and was not told to wait for one.
+    /// When (step) a device in front of this disk had no usable path and was not told to wait for
+    /// one.
     pub no_path: Option<u64>,
     /// When (step) a target in front of this disk last failed requests at will.
     pub flaky: Option<u64>,
@@ -165,7 +169,8 @@ impl Disk {
         aside.then(|| &*self.aside[(stamp & 0xffff_ffff) as usize])
     }
 
-    /// The stamp for the bytes of a sector: one number, or where they are kept. `None` when this disk keeps no such bytes.
+    /// The stamp for the bytes of a sector: one number, or where they are kept. `None` when this
+    /// disk keeps no such bytes.
     pub fn stamp(&mut self, bytes: &[u8]) -> Option<u64> {
         crate::stamp::of(bytes).or_else(|| {
             let keep = self.log || (self.tainted && crate::stamp::nearly(bytes).is_some());
@@ -214,7 +219,8 @@ impl Disk {
         self.nr
     }
 
-    /// Makes all writes up to `mark` durable. Later ones stay in the cache: a flush promises nothing about them.
+    /// Makes all writes up to `mark` durable. Later ones stay in the cache: a flush promises
+    /// nothing about them.
     pub fn flush(&mut self, mark: u64) {
         while self.cache.front().is_some_and(|c| c.nr <= mark) {
             if let Some(c) = self.cache.pop_front() {
@@ -223,7 +229,8 @@ impl Disk {
         }
     }
 
-    /// Loses power: of what the cache holds, any part may have reached the medium, sector by sector.
+    /// Loses power: of what the cache holds, any part may have reached the medium, sector by
+    /// sector.
     pub fn crash(&mut self, chance: &mut Chance) {
         let luck = chance.pick(&[0, 20, 50, 80, 100]);
         let cache = std::mem::take(&mut self.cache);

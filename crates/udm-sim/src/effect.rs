@@ -1,4 +1,5 @@
-//! What a request does to its disk, and when: at once, in parts, when it ends, or after it has failed.
+//! What a request does to its disk, and when: at once, in parts, when it ends, or after it has
+//! failed.
 
 use crate::disk::Disk;
 use crate::env::Env;
@@ -18,8 +19,9 @@ pub struct Late {
 /// The most that a write may lag behind its error, in ns.
 const LATE_MAX: u64 = 50_000_000;
 
-/// A write that ended with an error: what of it has not taken effect may do so later. Only where nobody sends it again: that the first try is over
-/// when a path returns it is what a path promises.
+/// A write that ended with an error: what of it has not taken effect may do so later. Only where
+/// nobody sends it again: that the first try is over when a path returns it is what a path
+/// promises.
 pub(crate) fn may_land_late(env: &mut Env, disk: usize, slot: &Slot) {
     let left = slot.bio.sectors.0 - slot.applied;
     let disk_is_log = env.disks[disk].log;

@@ -1,6 +1,7 @@
 //! The outside of the lanes: the clock, the disks, the paths to them, and what went wrong.
 //!
-//! One [`Env`] to a world, behind a mutex that only one thread ever takes: paths are devices, and devices must be `Sync`.
+//! One [`Env`] to a world, behind a mutex that only one thread ever takes: paths are devices, and
+//! devices must be `Sync`.
 
 use crate::chance::{Chance, Stream};
 use crate::disk::Disk;
@@ -96,7 +97,8 @@ pub struct Access {
     pub suspending: bool,
     /// In use; not the target of a table that was swapped out.
     pub live: bool,
-    /// Its paths are mapped devices, which fail requests for reasons of their own: what it must think of them is not known here.
+    /// Its paths are mapped devices, which fail requests for reasons of their own: what it must
+    /// think of them is not known here.
     pub loose: bool,
     /// Paths that requests failed since its device was last at rest.
     pub lost: u64,
@@ -161,7 +163,8 @@ pub struct Env {
     pub crashes: u64,
     /// A task has its turn: what it opens is for checks, which are no requests.
     pub checking: bool,
-    /// The visit under way, where others may act in the middle of it: a path that fails then is found out about behind it.
+    /// The visit under way, where others may act in the middle of it: a path that fails then is
+    /// found out about behind it.
     pub visit: Option<u64>,
     /// Requests that disks and paths failed.
     pub faults: u64,

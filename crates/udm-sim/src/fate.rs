@@ -37,7 +37,8 @@ pub(crate) fn of(env: &mut Env, index: usize, bio: &Bio) -> (Status, Nanos) {
     }
 }
 
-/// What the disk refuses for what it has become since the tables above looked: read-only, or without discards.
+/// What the disk refuses for what it has become since the tables above looked: read-only, or
+/// without discards.
 pub(crate) fn refusal(env: &Env, index: usize, bio: &Bio) -> Option<Status> {
     let disk = &env.disks[env.paths[index].disk];
     match bio.op {

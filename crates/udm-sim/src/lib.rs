@@ -1,15 +1,19 @@
 //! The deterministic world in which udm is tested.
 //!
-//! A [`World`](world::World) hands the unchanged targets, tables and mapped devices of udm their time, their chance and their outside: any number of cores
-//! on one thread, disks that lie about nothing but promise little, paths that fail in every way, and a control side that suspends, reloads, sends messages
-//! and pulls the plug. A [`Model`](model::Model) says after each request whether what came back can be. All of it is drawn from one
-//! seed: the same plan gives the same run, event for event, and a failure can be replayed.
+//! A [`World`](world::World) hands the unchanged targets, tables and mapped devices of udm their
+//! time, their chance and their outside: any number of cores on one thread, disks that lie about
+//! nothing but promise little, paths that fail in every way, and a control side that suspends,
+//! reloads, sends messages and pulls the plug. A [`Model`](model::Model) says after each request
+//! whether what came back can be. All of it is drawn from one seed: the same plan gives the same
+//! run, event for event, and a failure can be replayed.
 //!
 //! * `plan`: what a run is. `run`: runs one, and makes a failure smaller.
-//! * `world`, `turn`, `front`, `device`, `between`, `control`, `changes`, `acts`, `outside`, `rest`, `timers`: the world and what happens in it.
+//! * `world`, `turn`, `front`, `device`, `between`, `control`, `changes`, `acts`, `outside`,
+//!   `rest`, `timers`: the world and what happens in it.
 //! * `cores`, `env`, `disk`, `path`, `fate`, `effect`: what the code under test sees of it.
 //! * `blueprint`, `vary`, `tables`: what is built. `map`, `limits`: what that means.
-//! * `model`, `reads`, `excuse`, `cells`, `stamp`, `bad`, `log`: what must hold. `trace`: what happened. `totals`: how much of it.
+//! * `model`, `reads`, `excuse`, `cells`, `stamp`, `bad`, `log`: what must hold. `trace`: what
+//!   happened. `totals`: how much of it.
 #![forbid(unsafe_code)]
 
 mod acts;

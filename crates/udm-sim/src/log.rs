@@ -1,14 +1,18 @@
-//! What must hold for the log of a log-writes target, worked out from what the front ends asked for and nothing else.
+//! What must hold for the log of a log-writes target, worked out from what the front ends asked for
+//! and nothing else.
 //!
-//! Each sector that is written names its request, so the log says which write stands where. At any time, for a killed server (what the log disk
-//! returns) and for a power cut (what it is sure to keep):
+//! Each sector that is written names its request, so the log says which write stands where. At any
+//! time, for a killed server (what the log disk returns) and for a power cut (what it is sure to
+//! keep):
 //!
 //! * What the superblock counts can be read, and each write in it is one that was asked for.
-//! * **Order.** Of two writes to one sector, the one that had ended before the other began stands first: a replay gives no old data over new.
-//! * **Kept promises.** A FUA write that was acknowledged is in it; so is all that had ended before an acknowledged flush began, with a flush behind it; so is a
-//!   mark that was answered.
-//! * **No beginning breaks a promise.** Where a write stands that began after another had become durable, the other stands before it: whichever entry
-//!   a replay ends with, a power cut could have left that.
+//! * **Order.** Of two writes to one sector, the one that had ended before the other began stands
+//!   first: a replay gives no old data over new.
+//! * **Kept promises.** A FUA write that was acknowledged is in it; so is all that had ended before
+//!   an acknowledged flush began, with a flush behind it; so is a mark that was answered.
+//! * **No beginning breaks a promise.** Where a write stands that began after another had become
+//!   durable, the other stands before it: whichever entry a replay ends with, a power cut could
+//!   have left that.
 //!
 //! Times are those of [`crate::env::Env::step`], as in [`crate::cells`].
 
@@ -57,7 +61,8 @@ pub struct Log {
     pub(crate) waiting: Vec<(String, Pending)>,
     /// Something was promised: this log has taken the place of the one before.
     begun: bool,
-    /// What may be on the disk as long as this one has not begun: the log before it, and those that never began either.
+    /// What may be on the disk as long as this one has not begun: the log before it, and those that
+    /// never began either.
     before: Vec<Log>,
     marks_given: u64,
     /// Looks so far.
@@ -76,7 +81,8 @@ struct Entries {
 }
 
 impl Log {
-    /// The device uses `spec` now: its log, if it has one, begins anew. What is in flight goes through this table, or ended in the one before.
+    /// The device uses `spec` now: its log, if it has one, begins anew. What is in flight goes
+    /// through this table, or ended in the one before.
     pub fn restart(&mut self, spec: &TableSpec) {
         let flying: Vec<Request> = self.requests.iter().filter(|r| r.end == NEVER).cloned().collect();
         self.clear();
@@ -123,7 +129,8 @@ impl Log {
         });
     }
 
-    /// A request is back. `logging`: the target says that it logs. True when that is a promise to look after.
+    /// A request is back. `logging`: the target says that it logs. True when that is a promise to
+    /// look after.
     pub fn end(&mut self, id: u64, bio: &Bio, now: u64, logging: bool) -> bool {
         let Some(r) = self.by_id.get(&id).map(|i| &mut self.requests[*i]) else { return false };
         r.end = now;
@@ -230,7 +237,8 @@ impl Log {
         right.then_some((stamp, r))
     }
 
-    /// A discard has no stamp: for each sector, some discard of it must be one that may stand here. `at` is where the range lies on the device.
+    /// A discard has no stamp: for each sector, some discard of it must be one that may stand here.
+    /// `at` is where the range lies on the device.
     fn discard(&self, position: usize, at: u64, tops: &mut [u64]) -> Result<(), Wrong> {
         let end = at + tops.len() as u64;
         let meets = |r: &&Request| r.op == Op::Discard && r.first < end && at < r.first + r.len;
@@ -279,7 +287,8 @@ impl Log {
     }
 
     fn no_beginning_breaks(&self, line: (u64, u64), entries: &Entries) -> Result<(), Wrong> {
-        // Beginnings and ends of acknowledged flushes, by beginning; the end is the earliest of all that begin no sooner.
+        // Beginnings and ends of acknowledged flushes, by beginning; the end is the earliest of all
+        // that begin no sooner.
         let mut flushes: Vec<(u64, u64)> =
             self.requests.iter().filter(|r| r.promised && r.is_flush()).map(|r| (r.start, r.end)).collect();
         flushes.sort_unstable();

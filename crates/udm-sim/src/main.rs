@@ -29,7 +29,9 @@ struct Options {
     /// Requests in flight on each core and device; drawn from the seed by default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     depth: Option<u64>,
-    /// Leave out classes of disturbance: crash, remove, paths, errors, suspend, reload, cancel, messages, delay, torn, flush, trim, long, reopen, pieces, hang, full, prompt, opens, limits, stacks, dust, lossy, late, wild, between
+    /// Leave out classes of disturbance: crash, remove, paths, errors, suspend, reload, cancel,
+    /// messages, delay, torn, flush, trim, long, reopen, pieces, hang, full, prompt, opens, limits,
+    /// stacks, dust, lossy, late, wild, between
     #[arg(long, value_name = "CLASS,...", value_delimiter = ',')]
     without: Vec<Class>,
     /// Print this many of the last events of a failing run
@@ -196,7 +198,8 @@ fn simulate(options: &Options) -> ExitCode {
     verdict(&tally, hash, options)
 }
 
-/// Says what was covered and what that is worth. Runs that covered nothing are a failure: they look like clean ones otherwise.
+/// Says what was covered and what that is worth. Runs that covered nothing are a failure: they look
+/// like clean ones otherwise.
 fn verdict(tally: &Tally, hash: Option<u64>, options: &Options) -> ExitCode {
     let t = &tally.totals;
     let nothing = t.nothing();

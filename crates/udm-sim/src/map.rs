@@ -1,5 +1,6 @@
-//! What tables mean, worked out sector by sector and without any of the code under test: a [`Map`] says for each sector of a device which sector
-//! of which disk it is, and what a target on the way does to it.
+//! What tables mean, worked out sector by sector and without any of the code under test: a [`Map`]
+//! says for each sector of a device which sector of which disk it is, and what a target on the way
+//! does to it.
 
 use crate::cells::Cells;
 use crate::tables::{Below, Flaw, Kind, TableSpec, Through};
@@ -102,7 +103,8 @@ impl Map {
         self.cells.get(sector as usize).copied().unwrap_or(ERROR)
     }
 
-    /// What happens to writes of `sector`: `Some(true)` when they are dropped, `Some(false)` when they may be.
+    /// What happens to writes of `sector`: `Some(true)` when they are dropped, `Some(false)` when
+    /// they may be.
     #[must_use]
     pub fn drops(&self, sector: u64) -> Option<bool> {
         let drop = |l: &&Lossy| l.flaw == Flaw::DropWrites && l.covers(sector);

@@ -79,8 +79,8 @@ impl Model {
         self.requests.iter().any(|r| r.busy && r.device == device && r.op.is_write())
     }
 
-    /// A request begins in `step`: gives it its cookie, puts its stamps into the data of a write, and returns its number. `maps` are the
-    /// tables that it may go through, the current one first.
+    /// A request begins in `step`: gives it its cookie, puts its stamps into the data of a write,
+    /// and returns its number. `maps` are the tables that it may go through, the current one first.
     pub fn begin(
         &mut self,
         bio: &mut Bio,
@@ -155,7 +155,8 @@ impl Model {
         }
     }
 
-    /// Forgets when old requests began, so that cells can be cleaned. Costs a look at each request in flight.
+    /// Forgets when old requests began, so that cells can be cleaned. Costs a look at each request
+    /// in flight.
     pub fn advance(&mut self, step: u64) {
         let oldest = self.requests.iter().filter(|r| r.busy).map(|r| r.start).min();
         self.cells.set_horizon(oldest.unwrap_or(2 * step));

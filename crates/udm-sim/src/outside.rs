@@ -1,4 +1,5 @@
-//! What the outside does besides answering requests: writes that land late, paths that let go of what hung, disks that change.
+//! What the outside does besides answering requests: writes that land late, paths that let go of
+//! what hung, disks that change.
 
 use crate::cells::stamp_text;
 use crate::env::lock;
@@ -29,7 +30,8 @@ impl World {
         self.cores.iter_mut().flat_map(|c| &mut c.tasks).for_each(|task| task.rouse(now));
     }
 
-    /// A disk becomes read-only for a while, shows more sectors, or takes requests of other lengths. Tables hear of it at their next resume.
+    /// A disk becomes read-only for a while, shows more sectors, or takes requests of other
+    /// lengths. Tables hear of it at their next resume.
     pub(crate) fn change_limits(&mut self) {
         let mut env = lock(&self.env);
         let d = self.control.below(env.disks.len() as u64) as usize;

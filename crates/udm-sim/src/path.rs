@@ -1,9 +1,10 @@
 //! A path to a simulated disk, as a device with a lane per core.
 //!
-//! When a request takes effect is chance: at once, when it ends, or its first sectors at once and the rest when it ends. Requests end in
-//! any order, some in the poll behind the submit that brought them, some never (a path that hangs) until the world lets go of them. One that
-//! fails may have taken effect, whole or in part. A lane may be full: what it can't take it keeps for later, and hands back to a
-//! suspend that wants it.
+//! When a request takes effect is chance: at once, when it ends, or its first sectors at once and
+//! the rest when it ends. Requests end in any order, some in the poll behind the submit that
+//! brought them, some never (a path that hangs) until the world lets go of them. One that fails may
+//! have taken effect, whole or in part. A lane may be full: what it can't take it keeps for later,
+//! and hands back to a suspend that wants it.
 
 use crate::effect;
 use crate::env::{Env, Mode, SharedEnv, lock};
@@ -104,7 +105,8 @@ pub(crate) struct Slot {
 
 struct PathLane {
     index: usize,
-    /// What comes are checks: whether the path has failed or the device above is suspended is all the same to them.
+    /// What comes are checks: whether the path has failed or the device above is suspended is all
+    /// the same to them.
     checks: bool,
     env: SharedEnv,
     slots: Slab<Slot>,

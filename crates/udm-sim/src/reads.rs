@@ -70,7 +70,8 @@ pub(crate) fn check(
     Err(format!("{} returned {got} for its sector {i}, which {place}", describe(r)))
 }
 
-/// A byte or two may be others than those that were written: a target changes what is read, or changed what was written.
+/// A byte or two may be others than those that were written: a target changes what is read, or
+/// changed what was written.
 fn is_lossy(map: &Map, sector: u64, cell: u32, cells: &Cells, env: &Env) -> bool {
     let changes = |l: &Lossy| l.flaw != Flaw::DropWrites && l.covers(sector);
     map.lossy.iter().any(changes) || (cell < ERROR && env.disks[cells.place(cell).0].tainted)

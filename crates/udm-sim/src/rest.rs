@@ -10,26 +10,30 @@ use crate::tasks::Running;
 use crate::world::World;
 use udm_core::{Busy, Nanos};
 
-/// How long the world may take to come to rest, in simulated time and in steps. The longest that anything waits for is a silent path with
-/// its patience, a few times over.
+/// How long the world may take to come to rest, in simulated time and in steps. The longest that
+/// anything waits for is a silent path with its patience, a few times over.
 const REST_MAX: Nanos = Nanos::from_millis(300_000);
 const REST_STEPS_MAX: u64 = 2_000_000;
 
-/// While the world is crowded, cores ask for more in each turn for so many steps, and then every so many ns or so: time must pass, for what waits for a time.
+/// While the world is crowded, cores ask for more in each turn for so many steps, and then every so
+/// many ns or so: time must pass, for what waits for a time.
 pub(crate) const CROWD_STEPS: u64 = 300;
 pub(crate) const CROWD_PAUSE: u64 = 10_000_000;
 
-/// How long a request may take while nothing fails and others go on: four times what the slowest path takes to say nothing, over each of four paths.
+/// How long a request may take while nothing fails and others go on: four times what the slowest
+/// path takes to say nothing, over each of four paths.
 const CROWD_MAX: Nanos = Nanos::from_millis(60_000);
 
 /// Turns that a lane may ask for when there is nothing left to do.
 const TURNS_AT_REST: usize = 8;
 
 impl World {
-    /// Lets everything finish and looks at what is left; sometimes removes all devices and makes them again.
+    /// Lets everything finish and looks at what is left; sometimes removes all devices and makes
+    /// them again.
     ///
     /// # Errors
-    /// What is wrong: a request that waits for ever, a counter that is off, a device that can't be removed.
+    /// What is wrong: a request that waits for ever, a counter that is off, a device that can't be
+    /// removed.
     pub fn rest(&mut self) -> Result<(), Wrong> {
         lock(&self.env).say("all come to rest");
         self.settle()?;
@@ -103,8 +107,8 @@ impl World {
         (0..env.disks.len()).map(hangs).collect()
     }
 
-    /// Takes steps until nothing is left to do but what needs a disk that is `hung`. Suspends that wait for such a disk are called off: they must not
-    /// wait for it.
+    /// Takes steps until nothing is left to do but what needs a disk that is `hung`. Suspends that
+    /// wait for such a disk are called off: they must not wait for it.
     fn settle_but(&mut self, hung: &[bool]) -> Result<(), Wrong> {
         let (from, first) = (lock(&self.env).now, self.step);
         self.hung = hung.to_vec();
@@ -157,7 +161,8 @@ impl World {
         self.devices.iter().enumerate().all(|(i, d)| d.access.is_none_or(|a| works(i, a)))
     }
 
-    /// At rest no lane asks for a turn: after a few more, in which it may find out that there is nothing to do.
+    /// At rest no lane asks for a turn: after a few more, in which it may find out that there is
+    /// nothing to do.
     fn fall_asleep(&mut self) -> Result<(), Wrong> {
         for c in 0..self.cores.len() {
             self.set_turn(Some(c));
@@ -260,7 +265,8 @@ impl World {
             let device = &mut self.devices[i];
             let raised = u64::from(device.mapped.event_nr());
             let (must, may) = device.events;
-            // The letters of a striped line: one that failed is a D, and the first failure of each raises an event.
+            // The letters of a striped line: one that failed is a D, and the first failure of each
+            // raises an event.
             let status = device.mapped.status_text();
             let is_failed = |line: &str| line.contains(" striped ") && line.ends_with('D');
             if raised == 0 && status.lines().any(is_failed) {
@@ -279,7 +285,8 @@ impl World {
         Ok(())
     }
 
-    /// Paths that failed raise events: several in one turn raise one, one that fails on several cores at once one.
+    /// Paths that failed raise events: several in one turn raise one, one that fails on several
+    /// cores at once one.
     pub(crate) fn count_lost(&mut self, i: usize) {
         let device = &mut self.devices[i];
         let Some(access) = device.access else { return };
@@ -320,7 +327,8 @@ impl World {
             disks.iter_mut().for_each(|d| d.crash(chance));
         }
         self.model.crash(self.step);
-        // What is in memory is of no more use. It is taken apart in good order all the same: bios can't be forgotten.
+        // What is in memory is of no more use. It is taken apart in good order all the same: bios
+        // can't be forgotten.
         let was_resting = self.resting;
         self.settle()?;
         self.look_at_log()?;
@@ -365,7 +373,8 @@ impl World {
     }
 }
 
-/// What the multipath target of device `i` says it has served, against what came back from the paths.
+/// What the multipath target of device `i` says it has served, against what came back from the
+/// paths.
 fn check_served(i: usize, device: &Device, env: &Env) -> Result<(), Wrong> {
     let access = device.access.map(|a| &env.accesses[a]);
     let reports = device.mapped().live().map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();

@@ -56,7 +56,8 @@ fn catch_texts() {
 /// Runs `plan`.
 ///
 /// # Errors
-/// The failure, with its trace. The world of a failed run is not taken apart, since requests are still in it: its memory stays taken.
+/// The failure, with its trace. The world of a failed run is not taken apart, since requests are
+/// still in it: its memory stays taken.
 pub fn run(plan: &Plan) -> Result<Clean, Box<Failure>> {
     catch_texts();
     PANIC.set(Some(None));
@@ -98,8 +99,8 @@ fn totals(world: &World) -> Totals {
 /// How many runs making a failure smaller may take.
 const TRIES_MAX: usize = 64;
 
-/// Looks for a smaller run that fails too: classes of disturbance left out, fewer cores, fewer requests in flight, fewer steps.
-/// Returns the smallest, which may be the one given.
+/// Looks for a smaller run that fails too: classes of disturbance left out, fewer cores, fewer
+/// requests in flight, fewer steps. Returns the smallest, which may be the one given.
 #[must_use]
 pub fn shrink(failure: Failure) -> Failure {
     let mut best = failure;

@@ -15,7 +15,8 @@ pub fn of(sector: &[u8]) -> Option<u64> {
     (odd == 0).then_some(first)
 }
 
-/// The most bytes of a sector that may be others than its stamp says: one changed on its way down, one on its way up.
+/// The most bytes of a sector that may be others than its stamp says: one changed on its way down,
+/// one on its way up.
 const BLEMISHES_MAX: usize = 2;
 
 /// The number that fills `sector` but for a byte or two; `None` when more of it is mixed.
@@ -36,7 +37,8 @@ pub fn fill(sector: &mut [u8], stamp: u64) {
     }
 }
 
-/// Calls `each` with the index and the stamp of every sector of `data`; a sector may lie across pieces.
+/// Calls `each` with the index and the stamp of every sector of `data`; a sector may lie across
+/// pieces.
 pub fn read(data: &Segments, mut each: impl FnMut(u64, Option<u64>)) {
     sectors(data, |i, bytes| each(i, of(bytes)));
 }

@@ -1,4 +1,5 @@
-//! Tables as the simulator makes them: the text that the targets are given. What it means, [`crate::map`] says.
+//! Tables as the simulator makes them: the text that the targets are given. What it means,
+//! [`crate::map`] says.
 
 /// A device that a line names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +62,8 @@ impl Selector {
 /// A path group: its selector and its paths.
 pub type Group = (Selector, Vec<usize>);
 
-/// A target that passes on what it is given, as linear does, and makes trouble of its own on the way.
+/// A target that passes on what it is given, as linear does, and makes trouble of its own on the
+/// way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Through {
     /// `delay`, this many ms.
@@ -242,7 +244,8 @@ impl TableSpec {
         all
     }
 
-    /// How many lanes of path `p` a lane of this table opens; `below` says how many one of a device does.
+    /// How many lanes of path `p` a lane of this table opens; `below` says how many one of a device
+    /// does.
     #[must_use]
     pub fn lanes(&self, p: usize, below: &dyn Fn(usize) -> usize) -> usize {
         let of = |b: &Below| match b {
@@ -314,7 +317,8 @@ fn multipath_text(queue: bool, groups: &[Group], via: &[(usize, usize)], cores: 
         for (i, path) in paths.iter().enumerate() {
             text += &format!(" {}", path_word(*path, via));
             if args == 1 {
-                // Core i, i + paths, ...: each path owns at least one as long as there are no more paths than cores.
+                // Core i, i + paths, ...: each path owns at least one as long as there are no more
+                // paths than cores.
                 let mask = (0..cores).filter(|c| c % paths.len() == i).fold(0u64, |m, c| m | 1 << c);
                 text += &format!(" {mask:x}");
             }

@@ -177,7 +177,8 @@ impl World {
         Ok(())
     }
 
-    /// Takes notice of paths that a checker reinstated: those that answered one since they failed, and no others.
+    /// Takes notice of paths that a checker reinstated: those that answered one since they failed,
+    /// and no others.
     fn see_reinstated(&mut self) -> Result<(), Wrong> {
         let mut env = lock(&self.env);
         for (i, device) in self.devices.iter_mut().enumerate() {

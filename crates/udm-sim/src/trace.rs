@@ -1,4 +1,5 @@
-//! What happened, as small numbers: hashed as it comes, put into words only when somebody wants to read it.
+//! What happened, as small numbers: hashed as it comes, put into words only when somebody wants to
+//! read it.
 
 use std::collections::VecDeque;
 use udm_core::{Nanos, Op, Status};

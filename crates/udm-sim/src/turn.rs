@@ -14,7 +14,8 @@ use std::mem::ManuallyDrop;
 use udm_core::{Batch, BioFlags, Nanos, Op};
 
 impl Core {
-    /// Takes in at most `most` of the letters that have arrived at this core, which is number `c`; says how many there were.
+    /// Takes in at most `most` of the letters that have arrived at this core, which is number `c`;
+    /// says how many there were.
     pub(crate) fn deliver(&mut self, post: &SimCores, c: usize, most: u64) -> u64 {
         let mut count = 0;
         while count < most {
@@ -179,7 +180,8 @@ impl World {
         let open = &mut self.cores[c].open[i];
         let mut env = lock(&self.env);
         let parked = self.devices[open.device].is_suspended() && !env.dead;
-        // Those that are left after an error stay where they are: a bio in flight must not be dropped.
+        // Those that are left after an error stay where they are: a bio in flight must not be
+        // dropped.
         self.done.reverse();
         while let Some(mut bio) = self.done.pop() {
             let id = self.model.id(&bio);

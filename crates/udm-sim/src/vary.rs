@@ -6,7 +6,8 @@ use crate::plan::Without;
 use crate::tables::{Kind, TableSpec, Through};
 
 impl Blueprint {
-    /// Another table of the same meaning as `spec`. One of a device that `logs` may lose its log, or begin another.
+    /// Another table of the same meaning as `spec`. One of a device that `logs` may lose its log,
+    /// or begin another.
     #[must_use]
     pub fn vary(&self, spec: &TableSpec, chance: &mut Chance, logs: bool, without: Without) -> TableSpec {
         let mut lines = Vec::new();

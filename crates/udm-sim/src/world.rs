@@ -1,8 +1,9 @@
 //! A world: cores, devices and disks, stepped on one thread in an order drawn from a seed.
 //!
-//! A step is one turn of one core, with now and then an act of the control side before it. A core has a turn when it has a reason: a
-//! command has arrived, a lane asked to be woken, or its front end has something to ask for. Where none has, the clock jumps to the
-//! next reason. Nobody polls for luck, so a wake-up that is lost stays lost, and shows.
+//! A step is one turn of one core, with now and then an act of the control side before it. A core
+//! has a turn when it has a reason: a command has arrived, a lane asked to be woken, or its front
+//! end has something to ask for. Where none has, the clock jumps to the next reason. Nobody polls
+//! for luck, so a wake-up that is lost stays lost, and shows.
 
 use crate::blueprint::Blueprint;
 use crate::cells::Cells;
@@ -63,7 +64,8 @@ pub struct Core {
     pub next_work: Nanos,
 }
 
-/// What a world may like to do: nothing more than else, messages, losing paths, suspends, resumes, calling off, closing and opening lanes, other limits.
+/// What a world may like to do: nothing more than else, messages, losing paths, suspends, resumes,
+/// calling off, closing and opening lanes, other limits.
 const FAVOURITES: [Option<u64>; 10] =
     [None, None, None, Some(0), Some(50), Some(90), Some(120), Some(155), Some(160), Some(172)];
 
@@ -107,13 +109,15 @@ pub struct World {
     pub step: u64,
     /// No new requests: the world is coming to rest.
     pub resting: bool,
-    /// By disk, while the world comes to rest: it hangs, and what needs it may wait. Empty when none does.
+    /// By disk, while the world comes to rest: it hangs, and what needs it may wait. Empty when
+    /// none does.
     pub(crate) hung: Vec<bool>,
     /// When it rests next.
     pub rest_at: u64,
     /// An act that it draws more often than others, as a number of [`World::act`]'s dice.
     pub(crate) favourite: Option<u64>,
-    /// The world is crowded since this step: nothing fails, and requests come in as fast as others end.
+    /// The world is crowded since this step: nothing fails, and requests come in as fast as others
+    /// end.
     pub(crate) crowded: Option<u64>,
     /// Scratch: what a lane returned.
     pub(crate) done: Batch,

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_dm::bugs::{Bug, set};
 use udm_sim::{Class, Plan, Without, run};
 
-/// Steps to a seed, and the seeds that a bug may take to be found. The table in docs/simulator.md comes from this test's output.
+/// Steps to a seed, and the seeds that a bug may take to be found. The table in docs/simulator.md
+/// comes from this test's output.
 const STEPS: u64 = 5000;
 const SEEDS_MAX: u64 = 2000;
 
@@ -16,14 +17,16 @@ const RARE: [Bug; 1] = [Bug::PreparedNotBusy];
 /// Bugs that show only where a core acts in the middle of another's turn.
 const BETWEEN: [Bug; 2] = [Bug::FailNotAtomic, Bug::SeenTooLate];
 
-/// The run of `seed` in which `bug` is looked for: with everything in it, or with what brings it out alone, where it is rare otherwise.
+/// The run of `seed` in which `bug` is looked for: with everything in it, or with what brings it
+/// out alone, where it is rare otherwise.
 fn plan(bug: Bug, seed: u64) -> Plan {
     let kept = [Class::Paths, Class::Messages, Class::Delay];
     let left_out = Class::ALL.into_iter().filter(|c| bug == Bug::ParkedMissReturn && !kept.contains(c));
     Plan { without: left_out.fold(Without::default(), Without::and), ..Plan::new(seed, STEPS) }
 }
 
-/// A line of the table, or nothing where `bug` is not found. What counts is a seed that fails with the bug and, up to the same step, not without it.
+/// A line of the table, or nothing where `bug` is not found. What counts is a seed that fails with
+/// the bug and, up to the same step, not without it.
 fn look_for(bug: Bug) -> Option<String> {
     set(Some(bug));
     let found = (1..=SEEDS_MAX).find_map(|seed| run::run(&plan(bug, seed)).err());

@@ -20,9 +20,12 @@ fn clean(plan: &Plan) -> run::Clean {
 }
 
 /// Seeds 1 to 100, and those that once showed a bug in what is tested:
-/// * 178: a lane of log-writes was never done, because it waited for the mark at the end of the log to be counted, which a resume had taken away.
-/// * 2608: a lane of log-writes, opened after the device below had begun to take discards, sent them as long as the table took them.
-/// * 89: a suspend hung, because a bio that was to be handed back did not ask for the drain that takes it.
+/// * 178: a lane of log-writes was never done, because it waited for the mark at the end of the log
+///   to be counted, which a resume had taken away.
+/// * 2608: a lane of log-writes, opened after the device below had begun to take discards, sent
+///   them as long as the table took them.
+/// * 89: a suspend hung, because a bio that was to be handed back did not ask for the drain that
+///   takes it.
 #[test]
 fn seeds_run_clean() {
     let mut requests = 0;

@@ -1,4 +1,5 @@
-//! What the program says of its runs: a verdict says what it covered, and covering nothing is no success.
+//! What the program says of its runs: a verdict says what it covered, and covering nothing is no
+//! success.
 
 use std::process::Command;
 

@@ -1,7 +1,8 @@
 //! What a layer costs: nanoseconds a request at depth 32, over a lane that completes at once.
 //!
-//! `cargo run --release -p udm-targets --example lane_cost`. The stacks take turns, so that a noisy machine disturbs all alike; the median of the
-//! turns is printed, with the quartiles. Ratios travel between machines, digits do not.
+//! `cargo run --release -p udm-targets --example lane_cost`. The stacks take turns, so that a noisy
+//! machine disturbs all alike; the median of the turns is printed, with the quartiles. Ratios
+//! travel between machines, digits do not.
 #![allow(clippy::print_stdout, reason = "it prints figures")]
 
 use std::hint::black_box;

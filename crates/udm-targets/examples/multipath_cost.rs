@@ -3,11 +3,13 @@
 //! ```text
 //! cargo run --release -p udm-targets --example multipath_cost [DEPTH [ROUNDS [CASE]]]
 //! ```
-//! One thread submits batches of DEPTH 4 KiB reads and polls them back. Each case is a stack over null lanes: the null lane alone, a lane that
-//! adds an offset (`linear`), multipath with each selector over two paths, and for comparison a selector behind one mutex that is taken
-//! for each request and each completion, as the kernel's is. The cases run in turn, ROUNDS times, so that a machine that slows down
-//! slows all of them (CASE runs one alone, to count its instructions); printed are medians, in ns a request, and what the case adds to the null lane. The second table has two
-//! threads, each with lanes of its own over the same control half.
+//! One thread submits batches of DEPTH 4 KiB reads and polls them back. Each case is a stack over
+//! null lanes: the null lane alone, a lane that adds an offset (`linear`), multipath with each
+//! selector over two paths, and for comparison a selector behind one mutex that is taken for each
+//! request and each completion, as the kernel's is. The cases run in turn, ROUNDS times, so that a
+//! machine that slows down slows all of them (CASE runs one alone, to count its instructions);
+//! printed are medians, in ns a request, and what the case adds to the null lane. The second table
+//! has two threads, each with lanes of its own over the same control half.
 #![allow(clippy::print_stdout, reason = "a program that prints a table")]
 
 use std::sync::{Arc, Barrier, Mutex};
@@ -68,7 +70,8 @@ impl Lane for LinearLane {
     }
 }
 
-/// Queue-length with its state behind one mutex that all cores take, once to choose a path and once to complete.
+/// Queue-length with its state behind one mutex that all cores take, once to choose a path and once
+/// to complete.
 struct MutexLane {
     shared: Arc<Mutex<[u64; 2]>>,
     paths: [(Box<dyn Lane>, Batch); 2],

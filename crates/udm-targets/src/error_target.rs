@@ -1,6 +1,8 @@
-//! The error target: `error [<dev> <offset>]`. All I/O fails with EIO; a flush, which has nothing to make durable, succeeds.
+//! The error target: `error [<dev> <offset>]`. All I/O fails with EIO; a flush, which has nothing
+//! to make durable, succeeds.
 //!
-//! Any arguments are accepted and none printed. Exactly two name a device whose limits the target reports, so that it can stand in for it.
+//! Any arguments are accepted and none printed. Exactly two name a device whose limits the target
+//! reports, so that it can stand in for it.
 
 use std::sync::Arc;
 use udm_core::{Batch, Bio, Cx, Lane, Limits, Op, OpenError, Sector, Sectors, Status};

@@ -1,7 +1,9 @@
-//! The targets: what the lines of a table can be. Each is a struct that implements [`udm_dm::Target`], a constructor, and a lane.
+//! The targets: what the lines of a table can be. Each is a struct that implements
+//! [`udm_dm::Target`], a constructor, and a lane.
 //!
-//! No I/O, no threads, no clock, no `unsafe`: a target sees the devices below as [`udm_core::Device`], time through [`udm_core::Cx`],
-//! and nothing else, so that the simulator runs it unchanged.
+//! No I/O, no threads, no clock, no `unsafe`: a target sees the devices below as
+//! [`udm_core::Device`], time through [`udm_core::Cx`], and nothing else, so that the simulator
+//! runs it unchanged.
 #![forbid(unsafe_code)]
 
 pub mod error_target;
@@ -13,8 +15,8 @@ pub mod zero;
 
 use udm_dm::TargetType;
 
-/// Every target type, in the order of their names. Adding one touches its own file, its document, its test and one line here: nothing registers
-/// itself.
+/// Every target type, in the order of their names. Adding one touches its own file, its document,
+/// its test and one line here: nothing registers itself.
 pub const TARGETS: &[TargetType] = &[
     TargetType { name: "delay", version: [1, 4, 0], new: crate::fault::delay::new },
     TargetType { name: "dust", version: [1, 0, 0], new: crate::fault::dust::new },

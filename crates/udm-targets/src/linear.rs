@@ -16,8 +16,8 @@ struct Linear {
 /// Makes a linear target.
 ///
 /// # Errors
-/// The kernel's: `Invalid argument count`, `Invalid device sector`, `Device lookup failed`. An offset beyond 64 bits, which the kernel takes modulo
-/// 2^64, is refused.
+/// The kernel's: `Invalid argument count`, `Invalid device sector`, `Device lookup failed`. An
+/// offset beyond 64 bits, which the kernel takes modulo 2^64, is refused.
 pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let [device, offset] = args.args else {
         return Err(TargetError::new("linear: Invalid argument count").at(args.args.len().min(2)));

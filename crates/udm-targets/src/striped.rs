@@ -1,10 +1,12 @@
-//! The striped target: `striped <n> <chunk> (<dev> <off>)×n`. Chunk k lies on stripe k mod n, at chunk k / n of it.
+//! The striped target: `striped <n> <chunk> (<dev> <off>)×n`. Chunk k lies on stripe k mod n, at
+//! chunk k / n of it.
 //!
-//! `chunk` is in sectors and need not be a power of two. The table above cuts reads and writes at chunk boundaries ([`Target::max_io_len`]); discards
-//! and write-zeroes may cover many chunks and become one request a stripe, a flush one a device.
+//! `chunk` is in sectors and need not be a power of two. The table above cuts reads and writes at
+//! chunk boundaries ([`Target::max_io_len`]); discards and write-zeroes may cover many chunks and
+//! become one request a stripe, a flush one a device.
 //!
-//! A request that fails turns the letter of its stripe in `status` from A to D and raises an event, at most
-//! [`EVENTS_MAX`] times a device.
+//! A request that fails turns the letter of its stripe in `status` from A to D and raises an event,
+//! at most [`EVENTS_MAX`] times a device.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,8 +21,8 @@ use udm_dm::split::{Cursor, Cut, Piece, Step};
 use udm_dm::split_lane::{Route, SplitLane, Way};
 use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Used, decimal};
 
-/// Failures of a device that raise an event; later ones only count (kernel: `DM_IO_ERROR_THRESHOLD` is 15, and the fifteenth is
-/// silent).
+/// Failures of a device that raise an event; later ones only count (kernel: `DM_IO_ERROR_THRESHOLD`
+/// is 15, and the fifteenth is silent).
 const EVENTS_MAX: u32 = 14;
 
 struct Stripe {
@@ -53,8 +55,10 @@ struct Striped {
 /// Makes a striped target.
 ///
 /// # Errors
-/// The kernel's, in its order: `Not enough arguments`, `Invalid stripe count`, `Invalid chunk_size`, `Target length not divisible by number of stripes`,
-/// `Target length not divisible by chunk size`, `Not enough destinations specified`, `Couldn't parse stripe destination`.
+/// The kernel's, in its order: `Not enough arguments`, `Invalid stripe count`,
+/// `Invalid chunk_size`, `Target length not divisible by number of stripes`,
+/// `Target length not divisible by chunk size`, `Not enough destinations specified`,
+/// `Couldn't parse stripe destination`.
 pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let refuse = |text: &str, word: usize| TargetError::new(format!("striped: {text}")).at(word);
     let [count, chunk, destinations @ ..] = args.args else {
@@ -220,8 +224,9 @@ impl Layout {
     }
 }
 
-/// Where the bios of a striped target go: reads and writes, which the table has cut at chunks, to the stripe of their chunk. Flushes go to each device
-/// once, other ranges to each stripe that they touch.
+/// Where the bios of a striped target go: reads and writes, which the table has cut at chunks, to
+/// the stripe of their chunk. Flushes go to each device once, other ranges to each stripe that they
+/// touch.
 struct Stripes {
     shared: Arc<Shared>,
     layout: Layout,

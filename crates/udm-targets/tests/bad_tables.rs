@@ -109,7 +109,8 @@ fn sizes_and_alignment() {
             "0 16 striped 2 8 /dev/nullb0 0 /dev/big0 1024",
             "big0 too small for target: start=1024, len=8, dev_size=1024",
         ),
-        // A block of 4096 bytes across two targets: the one that minds is named, else the last of all.
+        // A block of 4096 bytes across two targets: the one that minds is named, else the last of
+        // all.
         (
             "0 4 linear /dev/nullb0 0\n4 8 linear /dev/big0 0",
             "table line 1 (start sect 4 len 8) not aligned to h/w logical block size 4096",

@@ -1,5 +1,6 @@
-//! Several cores: nothing is lost or done twice whatever is failed, reinstated, held and switched meanwhile, loads return to zero, and
-//! round-robin is fair. First with the cores stepped by hand in an order that proptest draws, then with threads.
+//! Several cores: nothing is lost or done twice whatever is failed, reinstated, held and switched
+//! meanwhile, loads return to zero, and round-robin is fair. First with the cores stepped by hand
+//! in an order that proptest draws, then with threads.
 
 mod multipath_rig;
 
@@ -51,7 +52,8 @@ fn take(back: &mut [u8], done: Batch) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Every bio comes back once, on its own core, without an error; and in the end no load is left.
+    /// Every bio comes back once, on its own core, without an error; and in the end no load is
+    /// left.
     #[test]
     fn nothing_is_lost(steps in prop::collection::vec(step(), 1..80), groups in prop::sample::select(vec![
         "round-robin 0 2 0 253:0 253:1 round-robin 0 2 0 253:2 253:3",
@@ -157,7 +159,8 @@ fn cores_see_each_others_load() {
     }
 }
 
-/// Two threads, while a third fails and reinstates paths as fast as it can: every bio comes back to its thread once.
+/// Two threads, while a third fails and reinstates paths as fast as it can: every bio comes back to
+/// its thread once.
 #[test]
 fn threads() {
     let (_disks, mut resolver) = disks(4);
@@ -177,7 +180,8 @@ fn threads() {
                     for _ in 0..2000 {
                         batch.iter_mut().for_each(|bio| bio.start());
                         lane.submit(&mut batch, &mut cx);
-                        // Bios that are held wait for the third thread; it never leaves all paths failed for long.
+                        // Bios that are held wait for the third thread; it never leaves all paths
+                        // failed for long.
                         while done.len() < 32 {
                             lane.poll(&mut done, &mut cx);
                         }
@@ -242,8 +246,8 @@ impl Lane for ClockLane {
     }
 }
 
-/// A path without bios is polled all the same before the core may sleep: it may be a mapped device with a suspend in its letter box, or
-/// wait for a time.
+/// A path without bios is polled all the same before the core may sleep: it may be a mapped device
+/// with a suspend in its letter box, or wait for a time.
 #[test]
 fn idle_paths_are_polled() {
     let (_, mut resolver) = disks(0);

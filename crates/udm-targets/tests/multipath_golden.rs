@@ -1,7 +1,8 @@
-//! Replays what a real kernel was recorded doing (`data/multipath-golden.txt`): states after each message and request, event counts,
-//! orders of choice, suspend. The recording does not say what was done to the device between its lines (tables, suspends, requests in the
-//! background), so each block comes with cues: actions before the line that begins so. Every line of a block is checked, or known by name
-//! to hold nothing to check.
+//! Replays what a real kernel was recorded doing (`data/multipath-golden.txt`): states after each
+//! message and request, event counts, orders of choice, suspend. The recording does not say what
+//! was done to the device between its lines (tables, suspends, requests in the background), so each
+//! block comes with cues: actions before the line that begins so. Every line of a block is checked,
+//! or known by name to hold nothing to check.
 
 mod multipath_rig;
 
@@ -25,8 +26,8 @@ enum Act {
     /// The disk finishes its oldest request.
     Release(usize),
     ReleaseAll,
-    /// The held read has failed with EIO where the kernel, in request mode, holds it over a flushing suspend: udm has one rule, that of bio
-    /// mode.
+    /// The held read has failed with EIO where the kernel, in request mode, holds it over a
+    /// flushing suspend: udm has one rule, that of bio mode.
     FailedInstead,
     /// Nothing more in this block.
     Stop,
@@ -165,7 +166,8 @@ impl Replay {
         }
     }
 
-    /// `#0 ret=-1 errno=5 ...`, or `ok=K of N ...` for reads in the background that are over now, or for reads to do.
+    /// `#0 ret=-1 errno=5 ...`, or `ok=K of N ...` for reads in the background that are over now,
+    /// or for reads to do.
     fn io(&mut self, text: &str) {
         if let Some((_, errno)) = text.split_once("ret=-1 errno=") {
             self.errno = errno.split(' ').next().and_then(|n| n.parse().ok());
@@ -321,7 +323,8 @@ fn orders_of_choice() {
 
 #[test]
 fn flushing_suspend_with_held_io() {
-    // Request mode, recorded three times; udm fails the held read, so what the recording says of it later is left out.
+    // Request mode, recorded three times; udm fails the held read, so what the recording says of it
+    // later is left out.
     let cues = [
         ("1 rc=0 after suspend", Message("fail_path 253:0")),
         ("1 rc=0 after suspend", Start(8)),
@@ -344,7 +347,8 @@ fn flushing_suspend_with_held_io() {
 
 #[test]
 fn queueing_that_ends_is_not_restored_by_a_path() {
-    // The recording ended it by the module's time limit; here the message does, with the same texts.
+    // The recording ended it by the module's time limit; here the message does, with the same
+    // texts.
     let cues = [
         ("io r #0", Message("fail_path 253:0")),
         ("io r #0", Start(8)),

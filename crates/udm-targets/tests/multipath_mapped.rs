@@ -1,4 +1,5 @@
-//! Multipath as the table of a mapped device: what may replace what, messages that let held bios go, repair by reload.
+//! Multipath as the table of a mapped device: what may replace what, messages that let held bios
+//! go, repair by reload.
 
 mod multipath_rig;
 
@@ -134,7 +135,8 @@ fn a_message_lets_held_bios_go() {
     assert_eq!(host.poll(), [Status::IoErr]);
 }
 
-/// A map without paths is repaired by a no-flush suspend and a new table; an error table ends what is held.
+/// A map without paths is repaired by a no-flush suspend and a new table; an error table ends what
+/// is held.
 #[test]
 fn repair_by_reload() {
     for table in [REQUEST, BIO] {
@@ -158,7 +160,8 @@ fn repair_by_reload() {
     }
 }
 
-/// A path that is a mapped device can be suspended while it has nothing to do, under a multipath that sends it nothing.
+/// A path that is a mapped device can be suspended while it has nothing to do, under a multipath
+/// that sends it nothing.
 #[test]
 fn an_idle_path_can_be_suspended() {
     let mut host = Host::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");

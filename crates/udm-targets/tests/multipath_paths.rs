@@ -10,7 +10,8 @@ use udm_dm::testing::{TestDisk, bare, data, read, write};
 const TWO: &str = "0 0 1 1 round-robin 0 2 0 253:0 253:1";
 const TWO_QUEUEING: &str = "1 queue_if_no_path 0 1 1 round-robin 0 2 0 253:0 253:1";
 
-/// An error that blames the request goes up as it is; one that blames the path costs the path and nobody else (spec C.4).
+/// An error that blames the request goes up as it is; one that blames the path costs the path and
+/// nobody else (spec C.4).
 #[test]
 fn error_classes() {
     for &status in Status::ALL.iter().filter(|s| !s.is_ok()) {
@@ -59,7 +60,8 @@ fn a_retried_bio_is_unchanged() {
     assert_eq!(rig.disks[0].bytes(40, 3), [0; 1536]);
 }
 
-/// What is in flight on a path that fails stays there, ends as the path ends it, and is not sent twice (spec C.8).
+/// What is in flight on a path that fails stays there, ends as the path ends it, and is not sent
+/// twice (spec C.8).
 #[test]
 fn a_failed_path_finishes_what_it_has() {
     let mut rig = Rig::new("0 0 1 1 queue-length 0 2 0 253:0 253:1");
@@ -72,7 +74,8 @@ fn a_failed_path_finishes_what_it_has() {
     assert_eq!(rig.results(), [Status::Ok]);
     assert!(rig.status().ends_with("253:0 F 1 0 253:1 A 0 0 "));
     assert_eq!(rig.counts()[..2], [1, 0]);
-    // Had it ended with an error, it would have gone to the other; the path is failed already and nobody is told again.
+    // Had it ended with an error, it would have gone to the other; the path is failed already and
+    // nobody is told again.
     rig.tell("reinstate_path 253:0");
     rig.disks[0].hold(true);
     rig.start(bare_read(8));
@@ -119,7 +122,8 @@ fn no_groups_and_queueing() {
     assert_eq!(rig.table(), "0 0 0 0 ");
 }
 
-/// A path that failed and came back between two looks of the lane loses its place, as if the lane had looked in between.
+/// A path that failed and came back between two looks of the lane loses its place, as if the lane
+/// had looked in between.
 #[test]
 fn failed_and_reinstated_unseen() {
     let three = |selector: &str| Rig::new(&format!("0 0 1 1 {selector} 0 3 0 253:0 253:1 253:2"));
@@ -142,7 +146,8 @@ fn failed_and_reinstated_unseen() {
     assert_eq!(rig.order(4), [0, 1, 2, 0]);
 }
 
-/// A lane that is opened after paths failed and returned is in the order that the kernel would be in.
+/// A lane that is opened after paths failed and returned is in the order that the kernel would be
+/// in.
 #[test]
 fn a_late_lane_knows_the_order() {
     let mut rig = Rig::new("0 0 1 1 queue-length 0 3 0 253:0 253:1 253:2");
@@ -152,7 +157,8 @@ fn a_late_lane_knows_the_order() {
     assert_eq!(rig.order(4), [1, 2, 0, 1]);
 }
 
-/// Disabling any group, even one that is not in use, makes the next bio look from the first; a wish for a group without a path is forgotten.
+/// Disabling any group, even one that is not in use, makes the next bio look from the first; a wish
+/// for a group without a path is forgotten.
 #[test]
 fn groups_and_wishes() {
     let three = "0 0 3 2 round-robin 0 1 0 253:0 round-robin 0 1 0 253:1 service-time 0 1 0 253:2";
@@ -175,7 +181,8 @@ fn groups_and_wishes() {
     assert!(rig.status().contains("3 2 E 0 1 0 253:0 A 0 D 0 1 0 253:1 A 0 E"), "{}", rig.status());
 }
 
-/// Names, numbers and the table's own words all name a path; every entry of a device goes with it, in one event.
+/// Names, numbers and the table's own words all name a path; every entry of a device goes with it,
+/// in one event.
 #[test]
 fn paths_by_any_name() {
     let mut rig = Rig::new("0 0 2 1 round-robin 0 2 0 /dev/nullb0 253:0 round-robin 0 2 0 253:0 253:1");
@@ -286,7 +293,8 @@ fn reports_say_what_went_where() {
     check(&rig);
 }
 
-/// A suspend that is called off leaves nothing behind: a bio that loses its last path later is held again.
+/// A suspend that is called off leaves nothing behind: a bio that loses its last path later is held
+/// again.
 #[test]
 fn called_off_while_draining() {
     let mut rig = Rig::new("1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0");

@@ -1,5 +1,5 @@
-//! Tables, accepted and refused, against two recordings of a real kernel: what it prints of those that it accepts, errno and text of
-//! those that it refuses.
+//! Tables, accepted and refused, against two recordings of a real kernel: what it prints of those
+//! that it accepts, errno and text of those that it refuses.
 
 mod multipath_rig;
 
@@ -164,7 +164,8 @@ fn limits_are_those_of_all_paths() {
     assert!(target.singleton());
 }
 
-/// Two nodes of a disk that each have a page cache: what the one wrote the other would not read. At a load and again at a resume.
+/// Two nodes of a disk that each have a page cache: what the one wrote the other would not read. At
+/// a load and again at a resume.
 #[test]
 fn paths_with_caches_of_their_own_are_refused() {
     let mut resolver = disks(2).1;

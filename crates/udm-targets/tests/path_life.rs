@@ -1,8 +1,11 @@
-//! The life of paths and groups, whole: each state of two paths in two groups, each event, what is answered and the status that follows.
+//! The life of paths and groups, whole: each state of two paths in two groups, each event, what is
+//! answered and the status that follows.
 //!
-//! The kernel's are in drivers/md/dm-mpath.c: `fail_path`, `reinstate_path`, `bypass_pg`, `switch_pg_num`, `queue_if_no_path`, `multipath_end_io_bio`. The
-//! fields of a status line that move: the second is 1 until the first read chose a group; the sixth is the group to come; each group has its state (A active,
-//! E enabled, D disabled) and its path's (A active, F failed) with the count of its failures. `queueing` stands for the feature of the table.
+//! The kernel's are in drivers/md/dm-mpath.c: `fail_path`, `reinstate_path`, `bypass_pg`,
+//! `switch_pg_num`, `queue_if_no_path`, `multipath_end_io_bio`. The fields of a status line that
+//! move: the second is 1 until the first read chose a group; the sixth is the group to come; each
+//! group has its state (A active, E enabled, D disabled) and its path's (A active, F failed) with
+//! the count of its failures. `queueing` stands for the feature of the table.
 
 mod multipath_rig;
 

@@ -1,7 +1,9 @@
-//! What must hold for any input, one function a parser; run by the tests with drawn input and by the fuzzers with found input.
+//! What must hold for any input, one function a parser; run by the tests with drawn input and by
+//! the fuzzers with found input.
 //!
-//! Each takes any bytes and panics when a property of its parser is broken: the parser panics or loops, what it read is not what it writes
-//! back, a bound is exceeded, the pieces in which bytes arrive matter, an error takes more than one line.
+//! Each takes any bytes and panics when a property of its parser is broken: the parser panics or
+//! loops, what it read is not what it writes back, a bound is exceeded, the pieces in which bytes
+//! arrive matter, an error takes more than one line.
 
 use crate::{cow, log_writes, nbd, size, table, uri, words};
 
@@ -75,7 +77,8 @@ pub fn uri(data: &[u8]) {
     }
 }
 
-/// Logs of writes: [`log_writes::Cursor`]. The walk ends, stays inside the log, goes forward, and what it read is what it writes back.
+/// Logs of writes: [`log_writes::Cursor`]. The walk ends, stays inside the log, goes forward, and
+/// what it read is what it writes back.
 pub fn log_writes(data: &[u8]) {
     let mut cursor = match log_writes::Cursor::new(data, data.len() as u64) {
         Err(error) => return one_line(&error),
@@ -132,7 +135,8 @@ fn converse(data: &[u8], step: usize) -> (Vec<nbd::FromClient>, Option<nbd::Hand
     (said, None, fed)
 }
 
-/// A client's half of the handshake: [`nbd::HandshakeParser`], [`nbd::ClientOption`]. The first byte is the length of the pieces.
+/// A client's half of the handshake: [`nbd::HandshakeParser`], [`nbd::ClientOption`]. The first
+/// byte is the length of the pieces.
 pub fn nbd_handshake(data: &[u8]) {
     let Some((step, data)) = data.split_first() else { return };
     let (said, error, used) = converse(data, data.len().max(1));
@@ -175,7 +179,8 @@ pub fn nbd_request(data: &[u8]) {
     }
 }
 
-/// A server's half of the handshake: [`nbd::Greeting`], [`nbd::OptionReplyHeader`], [`nbd::OptionReply`].
+/// A server's half of the handshake: [`nbd::Greeting`], [`nbd::OptionReplyHeader`],
+/// [`nbd::OptionReply`].
 pub fn nbd_option_reply(data: &[u8]) {
     if let Some(Ok(greeting)) = data.first_chunk().map(nbd::Greeting::decode) {
         let again = nbd::greeting(greeting.flags);
@@ -257,7 +262,8 @@ pub fn nbd_reply(data: &[u8]) {
     }
 }
 
-/// Stores of snapshots: [`cow::Header`], [`cow::Walk`]. What is read is within the store, and no chunk of it is read twice.
+/// Stores of snapshots: [`cow::Header`], [`cow::Walk`]. What is read is within the store, and no
+/// chunk of it is read twice.
 pub fn cow(data: &[u8]) {
     let header = match cow::Header::decode(data) {
         Err(error) => return one_line(&error),

@@ -7,11 +7,13 @@
 //! sector n   the next entry
 //! ```
 //!
-//! All integers are little-endian. A *sector* here is one logical block of the logged device, `sector size` bytes, in positions on the
-//! device as well as in the log. The data length is that of a mark's text, 0 otherwise.
+//! All integers are little-endian. A *sector* here is one logical block of the logged device,
+//! `sector size` bytes, in positions on the device as well as in the log. The data length is that
+//! of a mark's text, 0 otherwise.
 //!
-//! Contract: pure, no I/O. A log comes from anywhere, so nothing in it is believed: every number is checked against the length of the log,
-//! a walk ends after at most `length / sector size` steps, and what is refused is refused with the byte offset at which it stands.
+//! Contract: pure, no I/O. A log comes from anywhere, so nothing in it is believed: every number is
+//! checked against the length of the log, a walk ends after at most `length / sector size` steps,
+//! and what is refused is refused with the byte offset at which it stands.
 
 use bitflags::bitflags;
 use std::ops::Range;
@@ -225,7 +227,8 @@ pub struct Record {
     pub range: Range<u64>,
 }
 
-/// A walk over a log. The caller reads a sector at [`Cursor::offset`] and hands it to [`Cursor::step`].
+/// A walk over a log. The caller reads a sector at [`Cursor::offset`] and hands it to
+/// [`Cursor::step`].
 #[derive(Clone, Debug)]
 pub struct Cursor {
     head: Superblock,
@@ -250,7 +253,8 @@ impl Cursor {
         self.head
     }
 
-    /// Where the next entry stands, in bytes; `None` behind the last one. A whole sector can be read there.
+    /// Where the next entry stands, in bytes; `None` behind the last one. A whole sector can be
+    /// read there.
     ///
     /// # Errors
     /// When the log is too short for it.
@@ -321,7 +325,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A log whose bytes were worked out by hand from the kernel's structures: one write of a sector, one mark.
+    /// A log whose bytes were worked out by hand from the kernel's structures: one write of a
+    /// sector, one mark.
     fn by_hand() -> Vec<u8> {
         let mut log = vec![0; 4 * 512];
         log[..28].copy_from_slice(&[

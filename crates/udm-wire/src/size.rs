@@ -1,6 +1,8 @@
-//! Sizes in bytes as fio and qemu take them: `512`, `4k`, `4K`, `4KiB`, `1M`, `4G`, `1T`. All units are powers of 1024.
+//! Sizes in bytes as fio and qemu take them: `512`, `4k`, `4K`, `4KiB`, `1M`, `4G`, `1T`. All units
+//! are powers of 1024.
 //!
-//! A number without a unit counts bytes, whatever the option; so does `512B`. No fractions, no signs, no sectors.
+//! A number without a unit counts bytes, whatever the option; so does `512B`. No fractions, no
+//! signs, no sectors.
 
 use crate::words::shown;
 use std::fmt;
@@ -40,7 +42,8 @@ pub fn parse(text: &str) -> Result<u64, SizeError> {
     number.checked_mul(1 << shift).ok_or_else(|| SizeError::TooLarge(shown(text)))
 }
 
-/// A size that prints as [`parse`] reads it, in the largest unit that leaves no remainder: `4K`, `1536`.
+/// A size that prints as [`parse`] reads it, in the largest unit that leaves no remainder: `4K`,
+/// `1536`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size(pub u64);
 

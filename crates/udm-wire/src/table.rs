@@ -1,11 +1,15 @@
 //! Tables: one line a target, `START LEN TYPE ARGS...`, as dmsetup reads them.
 //!
-//! Blank lines and lines that begin with `#` are skipped; behind the type a `#` begins a comment wherever it stands. Numbers are decimal; one
-//! that is too large for 64 bits counts as the largest, for the table's own check of sizes to refuse. Where udm differs from dmsetup: `\#` is a
-//! literal `#`, numbers have no sign, and white space must stand behind them (dmsetup wraps `-1` and reads `0 8linear`), and
-//! a backslash quotes as in the kernel (dmsetup doubles it on the way there, so that it stands for itself). Order, gaps, overlap and known types are that check's too (`udm-dm`): this module only reads.
+//! Blank lines and lines that begin with `#` are skipped; behind the type a `#` begins a comment
+//! wherever it stands. Numbers are decimal; one that is too large for 64 bits counts as the
+//! largest, for the table's own check of sizes to refuse. Where udm differs from dmsetup: `\#` is a
+//! literal `#`, numbers have no sign, and white space must stand behind them (dmsetup wraps `-1`
+//! and reads `0 8linear`), and a backslash quotes as in the kernel (dmsetup doubles it on the way
+//! there, so that it stands for itself). Order, gaps, overlap and known types are that check's too
+//! (`udm-dm`): this module only reads.
 //!
-//! Bounds: [`TEXT_MAX`] bytes, [`LINES_MAX`] targets, [`TYPE_MAX`] bytes of type name, [`WORDS_MAX`] words of arguments over all lines.
+//! Bounds: [`TEXT_MAX`] bytes, [`LINES_MAX`] targets, [`TYPE_MAX`] bytes of type name,
+//! [`WORDS_MAX`] words of arguments over all lines.
 
 use crate::words::{Span, Words, caret, escape, is_space, shown};
 use std::fmt;
@@ -16,7 +20,8 @@ pub const TEXT_MAX: usize = 64 << 20;
 pub const LINES_MAX: usize = 1_048_576;
 /// The longest type name, in bytes (kernel `DM_MAX_TYPE_NAME`, less its NUL).
 pub const TYPE_MAX: usize = 15;
-/// The most argument words of a table, over all lines: it bounds what a table of short words costs in memory.
+/// The most argument words of a table, over all lines: it bounds what a table of short words costs
+/// in memory.
 pub const WORDS_MAX: usize = 4 << 20;
 
 /// One target of a table.
@@ -59,14 +64,16 @@ impl Line {
         Line { start, len, kind: kind.to_owned(), args, number: 1, text, spans }
     }
 
-    /// Where argument `arg` (from 0) stands in [`Line::text`]; the end of the last word when there are not so many.
+    /// Where argument `arg` (from 0) stands in [`Line::text`]; the end of the last word when there
+    /// are not so many.
     #[must_use]
     pub fn arg_span(&self, arg: usize) -> Span {
         let end = self.spans.last().map_or(0, |last| last.end);
         self.spans.get(arg.saturating_add(3)).copied().unwrap_or(Span { start: end + 1, end: end + 1 })
     }
 
-    /// Two lines for an error: this line, and carets under argument `arg` (from 0), or behind the last when it is missing.
+    /// Two lines for an error: this line, and carets under argument `arg` (from 0), or behind the
+    /// last when it is missing.
     #[must_use]
     pub fn caret(&self, arg: usize) -> String {
         caret(&self.text, self.arg_span(arg))
@@ -118,7 +125,8 @@ impl TableSyntaxError {
         }
     }
 
-    /// dmsetup's own line for it, where `source` is `on stdin` or the name of the file: `Invalid format on line 3 of table on stdin.`
+    /// dmsetup's own line for it, where `source` is `on stdin` or the name of the file:
+    /// `Invalid format on line 3 of table on stdin.`
     #[must_use]
     pub fn in_table(&self, source: &str) -> String {
         match self.fault {
@@ -222,7 +230,8 @@ fn parse_line(number: usize, text: &str, words_left: &mut usize) -> Result<Optio
     Ok(Some(Line { start, len, kind: kind.to_owned(), args, number, text: text.to_owned(), spans }))
 }
 
-/// The next word from byte `at` on, in which a backslash is a character like any other; empty at the end.
+/// The next word from byte `at` on, in which a backslash is a character like any other; empty at
+/// the end.
 fn raw_word(text: &str, at: usize) -> Span {
     let rest = &text[at..];
     let start = at + rest.find(|c| !is_space(c)).unwrap_or(rest.len());
@@ -230,7 +239,8 @@ fn raw_word(text: &str, at: usize) -> Span {
     Span { start, end: start + rest.find(is_space).unwrap_or(rest.len()) }
 }
 
-/// An unsigned decimal without a sign; too large ones become the largest, as C's `scanf` makes them.
+/// An unsigned decimal without a sign; too large ones become the largest, as C's `scanf` makes
+/// them.
 fn decimal(word: &str) -> Option<u64> {
     let digits = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
     digits.then(|| word.parse().unwrap_or(u64::MAX))

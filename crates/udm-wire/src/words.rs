@@ -1,7 +1,8 @@
 //! Words of table lines and messages, as the kernel splits them, and where they stood.
 //!
-//! Words are separated by white space (ASCII: blank, tab, newline, vertical tab, form feed, carriage return); a backslash makes the next
-//! character literal, and stands for itself at the very end. [`escape`] is the inverse for one word.
+//! Words are separated by white space (ASCII: blank, tab, newline, vertical tab, form feed,
+//! carriage return); a backslash makes the next character literal, and stands for itself at the
+//! very end. [`escape`] is the inverse for one word.
 
 use std::borrow::Cow;
 
@@ -72,7 +73,8 @@ impl Iterator for Words<'_> {
     }
 }
 
-/// The word as it must be written in a table or message: white space, backslash and `#` behind backslashes.
+/// The word as it must be written in a table or message: white space, backslash and `#` behind
+/// backslashes.
 #[must_use]
 pub fn escape(word: &str) -> Cow<'_, str> {
     let special = |c: char| is_space(c) || c == '\\' || c == '#';
@@ -92,10 +94,12 @@ pub fn escape(word: &str) -> Cow<'_, str> {
 /// Columns of [`caret`]'s first line at the most: what stands farther from the span is cut off.
 const CARET_WIDTH: usize = 120;
 
-/// Two lines: `line`, and carets under `span` of it (at least one, so that a span at the end shows what is missing).
+/// Two lines: `line`, and carets under `span` of it (at least one, so that a span at the end shows
+/// what is missing).
 ///
-/// Long lines are cut around the span, tabs are kept so that the carets stand right, other control characters are shown as `?`: they may come from
-/// anywhere and go to a terminal. A span outside the line, or inside a character, is moved to where it makes sense.
+/// Long lines are cut around the span, tabs are kept so that the carets stand right, other control
+/// characters are shown as `?`: they may come from anywhere and go to a terminal. A span outside
+/// the line, or inside a character, is moved to where it makes sense.
 #[must_use]
 pub fn caret(line: &str, span: Span) -> String {
     let line = line.trim_end_matches('\r');

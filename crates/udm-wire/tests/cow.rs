@@ -1,6 +1,8 @@
-//! Stores of snapshots: those that a kernel wrote, those that are wrong, and the arithmetic of their places.
+//! Stores of snapshots: those that a kernel wrote, those that are wrong, and the arithmetic of
+//! their places.
 //!
-//! `data/cow-images.tar.xz` was recorded from Linux 6.12: stores as the kernel left them, with what origin and snapshot read at that moment.
+//! `data/cow-images.tar.xz` was recorded from Linux 6.12: stores as the kernel left them, with what
+//! origin and snapshot read at that moment.
 
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};

@@ -1,4 +1,5 @@
-//! NBD clients and servers that break the rules: each is answered or refused as the protocol says, within bounds.
+//! NBD clients and servers that break the rules: each is answered or refused as the protocol says,
+//! within bounds.
 
 use udm_wire::nbd::{self, BadOption, ClientOption, FromClient, HandshakeError, HandshakeParser};
 

@@ -1,4 +1,5 @@
-//! Conversations of a real client and a real server, taken apart byte by byte: each side's half is decoded, and encoded again to the same bytes.
+//! Conversations of a real client and a real server, taken apart byte by byte: each side's half is
+//! decoded, and encoded again to the same bytes.
 
 use udm_wire::nbd::{
     self, BlockSizes, Chunk, ClientFlags, ClientOption, Command, CommandFlags, ExportFlags, FromClient,

@@ -1,4 +1,5 @@
-//! The properties of `udm_wire::fuzz`, with drawn input: any bytes, words that look right, and valid input with bytes changed.
+//! The properties of `udm_wire::fuzz`, with drawn input: any bytes, words that look right, and
+//! valid input with bytes changed.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

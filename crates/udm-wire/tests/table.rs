@@ -56,8 +56,8 @@ fn a_backslash_quotes_as_in_the_kernel() {
     );
 }
 
-/// Found by fuzzing: a carriage return was taken off the end of the line before the words were split, so that one behind a
-/// backslash was lost when the line was written out and read again.
+/// Found by fuzzing: a carriage return was taken off the end of the line before the words were
+/// split, so that one behind a backslash was lost when the line was written out and read again.
 #[test]
 fn a_quoted_carriage_return_is_part_of_its_word() {
     let lines = table::parse("0 8 linear a\\\r\r\n").unwrap();

@@ -1,4 +1,5 @@
-//! Names of devices: every form, its canonical spelling, and the refusals, which are what users see.
+//! Names of devices: every form, its canonical spelling, and the refusals, which are what users
+//! see.
 
 use std::path::PathBuf;
 use udm_wire::uri::{DeviceUri, FileUri, NbdAddress, NbdUri, NullParams, parse};
@@ -140,8 +141,9 @@ fn null(words: &str) -> Result<NullParams, String> {
     }
 }
 
-/// The kernel's answers to writes of these values (configfs, Linux 6.12), where udm has the parameter. `queue_mode=3` is stored there as it is and
-/// behaves as 2; `hw_queue_depth=20000` is stored as it is and reduced when the tags are made.
+/// The kernel's answers to writes of these values (configfs, Linux 6.12), where udm has the
+/// parameter. `queue_mode=3` is stored there as it is and behaves as 2; `hw_queue_depth=20000` is
+/// stored as it is and reduced when the tags are made.
 #[test]
 fn null_parameters_are_clamped_as_in_the_kernel() {
     let get = |words: &str| null(words).unwrap();

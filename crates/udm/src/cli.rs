@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 use udm_wire::cpus::CpuList;
 
-/// The device mapper in user space: tables, targets and status lines of the kernel's, served to NBD clients, without root.
+/// The device mapper in user space: tables, targets and status lines of the kernel's, served to NBD
+/// clients, without root.
 #[derive(Debug, Parser)]
 #[command(name = "udm", version, max_term_width = 100, propagate_version = true)]
 #[command(
@@ -73,7 +74,8 @@ pub enum Verb {
 /// Where the server is.
 #[derive(Debug, Args)]
 pub struct Talk {
-    /// The control socket of the server [default: $UDM_SOCKET, or udm/udm.sock in $XDG_RUNTIME_DIR, /run/udm/udm.sock for root]
+    /// The control socket of the server [default: $UDM_SOCKET, or udm/udm.sock in $XDG_RUNTIME_DIR,
+    /// /run/udm/udm.sock for root]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
@@ -97,7 +99,8 @@ udm serve --device d='0 2097152 linear null:size=1G 0' --run 'nbdinfo $uri'"
 )]
 #[command(group = ArgGroup::new("where to serve").required(true).multiple(true).args(["unix", "port", "run"]))]
 pub struct ServeArgs {
-    /// A device and its table, the file that holds it, or the device that it maps whole; as often as wanted
+    /// A device and its table, the file that holds it, or the device that it maps whole; as often
+    /// as wanted
     #[arg(long = "device", value_name = "NAME=TABLE|NAME=@FILE|NAME=DEVICE", value_parser = device_arg)]
     pub devices: Vec<DeviceArg>,
     /// Serve NBD on a Unix socket; - makes one in a private folder
@@ -115,16 +118,19 @@ pub struct ServeArgs {
     /// Clients may not write
     #[arg(short, long)]
     pub readonly: bool,
-    /// Run a command through /bin/sh with $uri, $unixsocket, $uri_NAME and $UDM_SOCKET set, then shut down with its status
+    /// Run a command through /bin/sh with $uri, $unixsocket, $uri_NAME and $UDM_SOCKET set, then
+    /// shut down with its status
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
-    /// The CPUs to use, one core each (0-3, 0,2) [default: one core, not pinned, for each CPU, at most 8]
+    /// The CPUs to use, one core each (0-3, 0,2) [default: one core, not pinned, for each CPU, at
+    /// most 8]
     #[arg(long, value_name = "LIST")]
     pub cores: Option<CpuList>,
     /// Never sleep: spin for requests
     #[arg(long)]
     pub poll: bool,
-    /// Check failed paths of multipath devices after so long, then at up to 4 times that, and reinstate those that answer [default: only messages do, as with the kernel]
+    /// Check failed paths of multipath devices after so long, then at up to 4 times that, and
+    /// reinstate those that answer [default: only messages do, as with the kernel]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub check_paths: Option<u64>,
     /// Return when the devices are served, and serve in the background
@@ -136,10 +142,12 @@ pub struct ServeArgs {
     /// How the server in the background tells the one who started it
     #[arg(long, hide = true)]
     pub ready_on_stdout: bool,
-    /// How long the end may take when a signal has come; then udm says what it leaves and exits with status 1
+    /// How long the end may take when a signal has come; then udm says what it leaves and exits
+    /// with status 1
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub stop_timeout: u64,
-    /// Where to put the control socket [default: as the verbs look for it; with --run a private one]
+    /// Where to put the control socket [default: as the verbs look for it; with --run a private
+    /// one]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
@@ -179,7 +187,8 @@ fn device_arg(text: &str) -> Result<DeviceArg, String> {
     Ok(DeviceArg { name: name.into(), table })
 }
 
-/// A table begins with a number, or with what makes a line none; a device does not, and has one line.
+/// A table begins with a number, or with what makes a line none; a device does not, and has one
+/// line.
 fn is_table(text: &str) -> bool {
     let first = text.split_whitespace().next().unwrap_or_default();
     text.contains('\n')
@@ -207,7 +216,8 @@ pub struct CreateArgs {
     pub print: Print,
     /// Its name
     pub name: String,
-    /// A file that holds the table [default: standard input]; relative paths in a table count from the current folder
+    /// A file that holds the table [default: standard input]; relative paths in a table count from
+    /// the current folder
     #[arg(conflicts_with_all = ["table", "notable"])]
     pub file: Option<PathBuf>,
     /// The table
@@ -228,7 +238,8 @@ pub struct LoadArgs {
     pub talk: Talk,
     /// The device
     pub name: String,
-    /// A file that holds the table [default: standard input]; relative paths in a table count from the current folder
+    /// A file that holds the table [default: standard input]; relative paths in a table count from
+    /// the current folder
     #[arg(conflicts_with = "table")]
     pub file: Option<PathBuf>,
     /// The table
@@ -249,7 +260,8 @@ pub struct NamesArgs {
 /// How long a verb may wait for requests in flight.
 #[derive(Debug, Args)]
 pub struct Until {
-    /// Call it off after so many seconds, as Ctrl-C does: the device goes on as it was [default: no limit]
+    /// Call it off after so many seconds, as Ctrl-C does: the device goes on as it was [default: no
+    /// limit]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<Duration>,
 }

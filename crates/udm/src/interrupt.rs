@@ -1,12 +1,13 @@
-//! Ctrl-C and SIGTERM, for verbs that work by themselves: `bench` and `demo`. (`serve` has a loop of its own for them.)
+//! Ctrl-C and SIGTERM, for verbs that work by themselves: `bench` and `demo`. (`serve` has a loop
+//! of its own for them.)
 
 use crate::log;
 use std::io;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Calls `first` with the number of the first signal that would end the program. The second one ends it at once, as the shell says it: 128 and
-/// the number.
+/// Calls `first` with the number of the first signal that would end the program. The second one
+/// ends it at once, as the shell says it: 128 and the number.
 ///
 /// # Errors
 /// When there is no thread to wait for signals, or they can't be had.

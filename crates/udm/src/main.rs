@@ -21,7 +21,8 @@ use std::process::ExitCode;
 /// The stack of the program in bytes.
 const STACK: usize = 8 << 20;
 
-/// The main thread's stack is as large as its caller's `ulimit -s` says, which may be too little for anything. So the program runs on one of its own.
+/// The main thread's stack is as large as its caller's `ulimit -s` says, which may be too little
+/// for anything. So the program runs on one of its own.
 fn main() -> ExitCode {
     let program = std::thread::Builder::new().name("main".into()).stack_size(STACK).spawn(program);
     match program.map(std::thread::JoinHandle::join) {
@@ -49,8 +50,8 @@ fn program() -> ExitCode {
             ExitCode::FAILURE
         });
     }
-    // What is wrong with a request is said by the verb that made it; the log is for what nobody asked about. The demo fails paths itself,
-    // and tells of it.
+    // What is wrong with a request is said by the verb that made it; the log is for what nobody
+    // asked about. The demo fails paths itself, and tells of it.
     log::start(if matches!(cli.verb, Verb::Demo(_)) { "error" } else { "warn" });
     let code = run(&cli.verb).unwrap_or_else(|error| {
         log::say(format!("udm: {}\n", plain(&format!("{error:#}"))));

@@ -8,7 +8,8 @@ use tempfile::TempDir;
 /// What only this user may do anything with.
 const MODE: u32 = 0o700;
 
-/// Makes a temporary folder that only this user can enter, whatever the umask: in it are sockets that others must not replace.
+/// Makes a temporary folder that only this user can enter, whatever the umask: in it are sockets
+/// that others must not replace.
 ///
 /// # Errors
 /// When it can't be made, or is not what was made.

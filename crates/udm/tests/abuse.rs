@@ -1,5 +1,5 @@
-//! Clients that take what they can get, beside one in order: it is served throughout, and memory stays within what is documented
-//! (`ServerOptions::core_bytes_max`).
+//! Clients that take what they can get, beside one in order: it is served throughout, and memory
+//! stays within what is documented (`ServerOptions::core_bytes_max`).
 
 mod support;
 
@@ -101,7 +101,8 @@ fn who_is_in_order_is_served_beside_who_is_not() {
     let mut sent = vec![0; writers.len()];
     for _ in 0..200 {
         for (client, sent) in writers.iter_mut().zip(&mut sent) {
-            // As much as the server takes, but for the end; it may also have had enough of this client.
+            // As much as the server takes, but for the end; it may also have had enough of this
+            // client.
             let most = piece.len().min(31 * MIB as usize - *sent);
             *sent += client.stream.write(&piece[..most]).unwrap_or(0);
         }

@@ -1,5 +1,7 @@
-//! The steady state allocates nothing: a counting allocator sees no allocation over a million requests through a mapped device, multipath and the
-//! null device, and fewer to files, on a warm core. The core is a [`LocalCore`], as in `udm bench`; the table is built as `udm serve` builds it.
+//! The steady state allocates nothing: a counting allocator sees no allocation over a million
+//! requests through a mapped device, multipath and the null device, and fewer to files, on a warm
+//! core. The core is a [`LocalCore`], as in `udm bench`; the table is built as `udm serve` builds
+//! it.
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
@@ -13,8 +15,8 @@ static ALLOC: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 const DEPTH: usize = 32;
 const REQUESTS: u64 = 1_000_000;
 
-/// Sends reads and writes of 4 KiB through `lane`, as many at a time as there are in `ready`, until `requests` have come back. At the end
-/// all are in `ready` again.
+/// Sends reads and writes of 4 KiB through `lane`, as many at a time as there are in `ready`, until
+/// `requests` have come back. At the end all are in `ready` again.
 fn run(core: &mut LocalCore, lane: &mut dyn Lane, ready: &mut Batch, done: &mut Batch, requests: u64) {
     let (mut sent, mut home) = (0, 0);
     while home < sent.max(requests) {
@@ -44,7 +46,8 @@ fn run(core: &mut LocalCore, lane: &mut dyn Lane, ready: &mut Batch, done: &mut 
     }
 }
 
-/// Counts what is allocated while `run` runs. The test's own harness, on another thread, is counted as well: so one run of three must be clean.
+/// Counts what is allocated while `run` runs. The test's own harness, on another thread, is counted
+/// as well: so one run of three must be clean.
 fn allocates_nothing(what: &str, mut run: impl FnMut()) {
     let mut changes = Vec::new();
     for _ in 0..3 {
@@ -89,7 +92,8 @@ fn paths() {
     }
 }
 
-/// Reads and writes of files, behind the page cache and past it, some with FUA or a flush before them.
+/// Reads and writes of files, behind the page cache and past it, some with FUA or a flush before
+/// them.
 fn files() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(512 << 20).unwrap();

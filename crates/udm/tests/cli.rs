@@ -39,7 +39,8 @@ fn run_hands_over_where_things_are_and_returns_the_status() {
     assert!(ready.starts_with("udm: my-disk") && ready.contains(uri), "{ready}");
 }
 
-/// Whatever the umask: others must not be able to put a socket of theirs in the place of the server's.
+/// Whatever the umask: others must not be able to put a socket of theirs in the place of the
+/// server's.
 #[test]
 fn the_private_folder_is_private() {
     for umask in ["0", "022", "0777"] {
@@ -249,7 +250,8 @@ fn the_same_uri_is_the_same_device_and_keeps_its_number() {
     assert!(said.starts_with("udm: b: linear: Device lookup failed (b is on top of b already)"), "{said}");
 }
 
-/// A server that runs elsewhere opens what the caller means, from files, standard input and the command line alike.
+/// A server that runs elsewhere opens what the caller means, from files, standard input and the
+/// command line alike.
 #[test]
 fn relative_paths_count_from_the_callers_folder() {
     let server = Server::start(&[]);
@@ -341,7 +343,8 @@ fn messages_reach_the_target() {
     server.says(&["resume", "mp"]);
 }
 
-/// What is wrong, on one line, and the word to blame: the same whether the server refuses or `serve` itself.
+/// What is wrong, on one line, and the word to blame: the same whether the server refuses or
+/// `serve` itself.
 #[test]
 fn bad_tables_show_the_word_to_blame() {
     let server = Server::start(&[]);

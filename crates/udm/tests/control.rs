@@ -232,8 +232,8 @@ fn garbage_harms_nobody() {
     drop(silent);
 }
 
-/// Clients that announce a body and send none, that send their head a byte at a time, and that say nothing at all: more of them than there are seats.
-/// Whoever comes then is served at once.
+/// Clients that announce a body and send none, that send their head a byte at a time, and that say
+/// nothing at all: more of them than there are seats. Whoever comes then is served at once.
 #[test]
 fn clients_that_say_nothing_lock_nobody_out() {
     let server = server();

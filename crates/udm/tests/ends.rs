@@ -1,4 +1,5 @@
-//! How a server ends: at once when it can, with a word and a limit when it can't, and at once all the same when it is told twice.
+//! How a server ends: at once when it can, with a word and a limit when it can't, and at once all
+//! the same when it is told twice.
 
 mod support;
 
@@ -14,8 +15,9 @@ use udm_wire::nbd::{Command, ESHUTDOWN};
 /// A disk on which every request takes an hour.
 const HUNG: &str = "d=0 2048 linear null:size=1M,irqmode=2,completion_nsec=3600000000000 0";
 
-/// Requests that wait for something that nobody will do any more: no path, a suspended device (also below another). They fail, those
-/// that are merely delayed are served, and the server ends in good order.
+/// Requests that wait for something that nobody will do any more: no path, a suspended device (also
+/// below another). They fail, those that are merely delayed are served, and the server ends in good
+/// order.
 #[test]
 fn what_is_held_does_not_hold_up_the_end() {
     let mp = "mp=0 2048 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 1 mem:1M 1";
@@ -103,7 +105,8 @@ fn idle_and_deaf_clients_do_not_hold_up_the_end() {
     drop((idle, deaf, silent));
 }
 
-/// Writes that were acknowledged are there after the end, flushed or not: the system's page cache has them.
+/// Writes that were acknowledged are there after the end, flushed or not: the system's page cache
+/// has them.
 #[test]
 fn what_was_acknowledged_is_there_after_the_end() {
     let image = tempfile::NamedTempFile::new().unwrap();

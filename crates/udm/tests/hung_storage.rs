@@ -1,4 +1,5 @@
-//! A server some of whose storage hangs: a mount whose file system, or what lies behind it, was stopped.
+//! A server some of whose storage hangs: a mount whose file system, or what lies behind it, was
+//! stopped.
 
 mod support;
 
@@ -80,8 +81,9 @@ fn storage_that_hangs_holds_up_nobody_else() {
     server.says(&["remove", "d"]);
 }
 
-/// A request that the kernel does not give up holds on to the process, as it does after SIGKILL. For everybody else the server has
-/// ended: its words are said, its sockets are gone, its clients hear of it, and its status is the one that it left with.
+/// A request that the kernel does not give up holds on to the process, as it does after SIGKILL.
+/// For everybody else the server has ended: its words are said, its sockets are gone, its clients
+/// hear of it, and its status is the one that it left with.
 #[test]
 fn what_the_kernel_does_not_give_up_holds_up_nobody_else() {
     let limit = "udm: left after 2 s without an answer: 1 request on d; what was flushed is safe; \

@@ -151,7 +151,8 @@ fn the_check_sees_a_fresh_copy_of_each_state() {
     assert_eq!(sectors(&folder, "failed"), [1, 2, 0, 0, 0, 0, 0, 0]);
 }
 
-/// Nothing is written to what is no place for the state: the log itself under any name, or something too small.
+/// Nothing is written to what is no place for the state: the log itself under any name, or
+/// something too small.
 #[test]
 fn a_replay_spares_the_log_and_what_is_too_small() {
     let folder = TempDir::new().unwrap();

@@ -1,4 +1,5 @@
-//! What the log of a log-writes target holds when the server is killed: everything that was acknowledged. Flushes and FUA writes of four clients, and marks.
+//! What the log of a log-writes target holds when the server is killed: everything that was
+//! acknowledged. Flushes and FUA writes of four clients, and marks.
 
 mod support;
 
@@ -146,7 +147,8 @@ fn load(socket: &Path, nr: u64) -> Told {
     told
 }
 
-/// Every flush and every FUA write that a client was told of is in the log of a server that was killed, and so is every mark.
+/// Every flush and every FUA write that a client was told of is in the log of a server that was
+/// killed, and so is every mark.
 #[test]
 fn a_killed_server_has_logged_what_it_acknowledged() {
     let rounds = std::env::var("UDM_KILL_ROUNDS").map_or(ROUNDS, |n| n.parse().unwrap());
@@ -185,7 +187,8 @@ fn a_killed_server_has_logged_what_it_acknowledged() {
     assert!(flushes > rounds, "{flushes} flushes are no test");
 }
 
-/// Nobody has the device open: a mark that was answered is in the log all the same, at once; and the log is that of this table from its first resume on.
+/// Nobody has the device open: a mark that was answered is in the log all the same, at once; and
+/// the log is that of this table from its first resume on.
 #[test]
 fn a_mark_without_a_client_is_in_the_log() {
     let mut server = Logged::start();

@@ -89,7 +89,8 @@ fn hints_are_right() {
     assert!(null.contains("multi-queue"), "{null}");
 }
 
-/// In a container without io_uring a device that needs none is measured, and all else says what is missing and what to do.
+/// In a container without io_uring a device that needs none is measured, and all else says what is
+/// missing and what to do.
 #[test]
 fn without_io_uring() {
     if !has("python3") {

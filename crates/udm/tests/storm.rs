@@ -1,7 +1,9 @@
-//! Eight clients that create, remove, load, suspend, resume, message and list at the same time, beside load that verifies what it reads.
+//! Eight clients that create, remove, load, suspend, resume, message and list at the same time,
+//! beside load that verifies what it reads.
 //!
-//! Short in the suite. `UDM_STORM_SECONDS=120 UDM_STORM_DEVICES=5000` make it what one runs by hand, best with `--release --nocapture`; how long
-//! the longest list took is printed, not asserted.
+//! Short in the suite. `UDM_STORM_SECONDS=120 UDM_STORM_DEVICES=5000` make it what one runs by
+//! hand, best with `--release --nocapture`; how long the longest list took is printed, not
+//! asserted.
 
 mod support;
 
@@ -17,7 +19,8 @@ const NAMES: u64 = 12;
 
 const CLIENTS: u64 = 8;
 
-/// The device under load, over two paths to one disk. Paths fail and come back; requests wait when there is none.
+/// The device under load, over two paths to one disk. Paths fail and come back; requests wait when
+/// there is none.
 const DISK: [&str; 4] = [
     "base=0 32768 linear mem:16M 0",
     "p0=0 32768 linear @base 0",

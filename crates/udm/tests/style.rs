@@ -1,6 +1,8 @@
-//! The rules of the house, as tests: who may import whom, where `unsafe` may stand, how files begin and how long they grow, which licences come in.
+//! The rules of the house, as tests: who may import whom, where `unsafe` may stand, how files begin
+//! and how long they grow, which licences come in.
 //!
-//! A rule that has to give way is changed here, in the list that says so, with the reason beside it.
+//! A rule that has to give way is changed here, in the list that says so, with the reason beside
+//! it.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -8,7 +10,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Each crate with the crates of the project that it imports: the arrows of the architecture, all pointing down.
+/// Each crate with the crates of the project that it imports: the arrows of the architecture, all
+/// pointing down.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("udm-buf", &[]),
     ("udm-core", &["udm-buf"]),
@@ -41,20 +44,22 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Imports of tests alone: a front end is tested over a device, tables with targets in them, and what a table costs is measured over null devices.
+/// Imports of tests alone: a front end is tested over a device, tables with targets in them, and
+/// what a table costs is measured over null devices.
 const TEST_IMPORTS: &[(&str, &[&str])] = &[
     ("udm-backends", &["udm-dm", "udm-targets"]),
     ("udm-dm", &["udm-targets"]),
     ("udm-frontends", &["udm-backends"]),
 ];
 
-/// Where `unsafe` may stand: the memory of requests, copies of memory that others may change, and the ring that hands memory to the kernel.
-/// Paths or beginnings of them.
+/// Where `unsafe` may stand: the memory of requests, copies of memory that others may change, and
+/// the ring that hands memory to the kernel. Paths or beginnings of them.
 const UNSAFE: &[&str] =
     &["crates/udm-buf/src/lib.rs", "crates/udm-buf/src/shared.rs", "crates/udm-runtime/src/ring"];
 
-/// Where standard error may be touched: by the log, whose thread may block and fail; by what only asks whether it is a terminal, or hands it to a child.
-/// Everywhere else a pipe that nobody reads would stop the server, and a full disk would end it.
+/// Where standard error may be touched: by the log, whose thread may block and fail; by what only
+/// asks whether it is a terminal, or hands it to a child. Everywhere else a pipe that nobody reads
+/// would stop the server, and a full disk would end it.
 const STANDARD_ERROR: &[&str] = &[
     "crates/udm/src/log/",
     // Before there is a server.
@@ -112,7 +117,8 @@ fn sources() -> BTreeMap<String, String> {
     files
 }
 
-/// The words of the lines of a file that are code, with the number of the line. Punctuation other than `_` is a word each.
+/// The words of the lines of a file that are code, with the number of the line. Punctuation other
+/// than `_` is a word each.
 fn code_words(text: &str) -> impl Iterator<Item = (usize, String)> + '_ {
     text.lines().enumerate().flat_map(|(i, line)| {
         let code = line.split("//").next().unwrap_or_default();
@@ -244,6 +250,35 @@ fn files_say_what_they_are() {
     none("source files that do not begin with //!", &silent.map(|(file, _)| file).collect::<Vec<_>>());
 }
 
+/// Columns of a line of comment at the most.
+const COMMENT_MAX: usize = 100;
+
+/// True for a line of comment that is text: not of a table, a picture, or an example between fences.
+fn is_text(comment: &str) -> bool {
+    let drawn = comment.starts_with(['|', '[']) || comment.contains(['┌', '│', '└', '─', '→', '►']);
+    let aligned = comment.split(". ").any(|part| part.trim_start().contains("  "));
+    !drawn && !aligned
+}
+
+#[test]
+fn comments_are_wrapped() {
+    let mut long = Vec::new();
+    for (file, text) in sources() {
+        let mut fenced = false;
+        for (number, line) in text.lines().enumerate() {
+            let Some(comment) = line.trim_start().strip_prefix("//") else { continue };
+            let comment = comment.trim_start_matches(['/', '!']).trim_start();
+            fenced ^= comment.starts_with("```");
+            // A word that is longer than a line can't be broken.
+            let breaks = comment.contains(' ') && !comment.contains("://");
+            if line.chars().count() > COMMENT_MAX && !fenced && is_text(comment) && breaks {
+                long.push(format!("{file}:{}", number + 1));
+            }
+        }
+    }
+    none("comments of more than 100 columns", &long);
+}
+
 /// The links `[`test`](../path)` of a line, as a name and a path from the root.
 fn links(line: &str) -> Vec<(&str, &str)> {
     let links = line.split("[`").skip(1);
@@ -291,7 +326,8 @@ fn lanes_have_no_locks() {
 
 #[test]
 fn licences_are_permissive() {
-    // What a build for this machine uses; it has been downloaded when the whole workspace was built. When only a part was, cargo gets the rest.
+    // What a build for this machine uses; it has been downloaded when the whole workspace was
+    // built. When only a part was, cargo gets the rest.
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let arguments = ["--filter-platform", platform.as_str(), "--locked", "--offline"];
     let metadata = metadata(&arguments).or_else(|_| metadata(&arguments[..3])).expect("cargo metadata");

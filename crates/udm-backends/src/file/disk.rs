@@ -1,8 +1,9 @@
 //! A disk that is open: a regular file or block device as such, whatever names lead to it.
 //!
-//! Contract: within a [`Disks`] there is one [`Disk`] to an [`Identity`], for as long as a device of it lives. What must be one for all names of a
-//! disk is here: whether it goes past the page cache, how large it is, whether this process has it alone, and whether a sync has failed.
-//! The map's lock is held for look-ups only, never while the file system is asked.
+//! Contract: within a [`Disks`] there is one [`Disk`] to an [`Identity`], for as long as a device
+//! of it lives. What must be one for all names of a disk is here: whether it goes past the page
+//! cache, how large it is, whether this process has it alone, and whether a sync has failed. The
+//! map's lock is held for look-ups only, never while the file system is asked.
 
 use super::sync::Syncs;
 use super::{Direct, open};
@@ -89,8 +90,9 @@ pub(super) struct Fds {
 /// A descriptor and its syncs.
 pub(super) struct Handle {
     pub fd: Arc<OwnedFd>,
-    /// Another descriptor of the same disk, whose syncs are told of lost data apart from those through `fd`; `None` where no such thing is told: past
-    /// the page cache, and where nothing is written.
+    /// Another descriptor of the same disk, whose syncs are told of lost data apart from those
+    /// through `fd`; `None` where no such thing is told: past the page cache, and where nothing is
+    /// written.
     pub witness: Option<Arc<OwnedFd>>,
     pub syncs: Arc<Syncs>,
 }
@@ -169,12 +171,14 @@ impl Disk {
         Sectors(self.size.load(Relaxed))
     }
 
-    /// How far requests may reach. A disk that shrinks keeps its reach: what is missing is found missing, and may come back.
+    /// How far requests may reach. A disk that shrinks keeps its reach: what is missing is found
+    /// missing, and may come back.
     pub(super) fn reach(&self) -> Sectors {
         Sectors(self.reach.load(Relaxed))
     }
 
-    /// True when writes must look first whether what they write to is still there: a write would make a file longer again.
+    /// True when writes must look first whether what they write to is still there: a write would
+    /// make a file longer again.
     pub(super) fn is_cut(&self) -> bool {
         self.cut.load(Relaxed)
     }

@@ -1,7 +1,8 @@
 //! Which parts of a regular file hold data, as its file system says (`SEEK_DATA`, `SEEK_HOLE`).
 //!
-//! It blocks. Sectors that hold data in part are data; so is what is behind the end of the file (it was cut), and all that the file system does not
-//! tell. What is in the page cache and not on the disk yet counts as data. A block device has no holes to tell of.
+//! It blocks. Sectors that hold data in part are data; so is what is behind the end of the file (it
+//! was cut), and all that the file system does not tell. What is in the page cache and not on the
+//! disk yet counts as data. A block device has no holes to tell of.
 
 use rustix::fd::BorrowedFd;
 use rustix::fs::{self, SeekFrom};

@@ -1,7 +1,8 @@
 //! The flushes of a lane: one `fdatasync` at a time, which serves all that asked before it began.
 //!
-//! Those that come while one is under way wait for the next, together: it covers all of them, and so many fewer are under way at a time, which a
-//! sync that is to be believed would have to wait for ([`super::sync`]).
+//! Those that come while one is under way wait for the next, together: it covers all of them, and
+//! so many fewer are under way at a time, which a sync that is to be believed would have to wait
+//! for ([`super::sync`]).
 
 use super::lane::FileLane;
 use super::outcome::{Next, RETRIES};
@@ -51,7 +52,8 @@ impl FileLane {
         self.user.push(FLUSH, RingOp::Fsync { fd: self.shared.fd.clone(), data_only: true });
     }
 
-    /// The flush under way has ended: so have those that it served, or they go on to the work proper.
+    /// The flush under way has ended: so have those that it served, or they go on to the work
+    /// proper.
     pub(super) fn flushed(&mut self, result: Result<u32, i32>) {
         let (errno, retries) = (result.err(), self.flushes.retries);
         if errno.is_some_and(|e| e == EINTR || e == EAGAIN) && retries < RETRIES {
@@ -89,7 +91,8 @@ impl FileLane {
         }
     }
 
-    /// Ends what a lane that is let go has under way: nobody will learn how it ended, and it counts as failed.
+    /// Ends what a lane that is let go has under way: nobody will learn how it ended, and it counts
+    /// as failed.
     pub(super) fn abandon_syncs(&mut self) {
         let tickets = self.slots.iter_mut().filter_map(|(_, slot)| slot.ticket.take());
         for ticket in tickets.chain(self.flushes.ticket.take()) {

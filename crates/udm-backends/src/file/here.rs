@@ -1,10 +1,12 @@
 //! Files whose file system is memory (tmpfs, ramfs): the core itself reads and writes them.
 //!
-//! They wait for no storage but what all memory may wait for, and the kernel can't tell that: the ring would hand each request to a worker and be woken
-//! by it. What a core does by itself is its work, so it is counted in bytes, and what is over the turn's budget goes on in the next: short requests
-//! before pieces of long ones.
+//! They wait for no storage but what all memory may wait for, and the kernel can't tell that: the
+//! ring would hand each request to a worker and be woken by it. What a core does by itself is its
+//! work, so it is counted in bytes, and what is over the turn's budget goes on in the next: short
+//! requests before pieces of long ones.
 //!
-//! A write with FUA is the ring's: on such a file system it does not wait either, and it is rare. So is what has its data in memory that another process shares.
+//! A write with FUA is the ring's: on such a file system it does not wait either, and it is rare.
+//! So is what has its data in memory that another process shares.
 
 use super::lane::FileLane;
 use super::slot::PIECE;
@@ -106,7 +108,8 @@ impl FileLane {
 }
 
 impl Transfer {
-    /// Moves up to a piece more; the result when that was all, when less was moved than asked for, or when it failed.
+    /// Moves up to a piece more; the result when that was all, when less was moved than asked for,
+    /// or when it failed.
     fn go_on(&mut self) -> Option<Result<(), Errno>> {
         let mut budget = PIECE as usize;
         let mut skip = self.done;
@@ -163,7 +166,8 @@ mod tests {
         assert!(!open(file.path(), false, false).unwrap().disk.in_memory);
     }
 
-    /// Eight times the budget in long writes, and a short read behind them: the read has its turn at once, no turn does much more than its budget, and all is done in the end.
+    /// Eight times the budget in long writes, and a short read behind them: the read has its turn
+    /// at once, no turn does much more than its budget, and all is done in the end.
     #[test]
     fn a_turn_has_its_budget_and_the_short_go_first() {
         let Some(file) = file_in_memory(16 << 20, 5) else { return };

@@ -1,7 +1,8 @@
 //! The data-path half of a file: requests to operations of the ring, and back.
 //!
-//! A request is one operation in nearly all cases; a table of slots holds those under way, whose keys are the ring's tags. What the table has
-//! no room for waits. See [`Step`] for the rarer ways, and [`super::outcome`] for what follows an operation.
+//! A request is one operation in nearly all cases; a table of slots holds those under way, whose
+//! keys are the ring's tags. What the table has no room for waits. See [`Step`] for the rarer ways,
+//! and [`super::outcome`] for what follows an operation.
 
 use super::disk::{Disk, Handle};
 use super::flush::{FLUSH, Flushes};
@@ -187,7 +188,8 @@ impl FileLane {
         }
     }
 
-    /// How far the disk reaches now, and whether all of that is still there. Two loads a batch, of numbers that hardly ever change.
+    /// How far the disk reaches now, and whether all of that is still there. Two loads a batch, of
+    /// numbers that hardly ever change.
     fn look(&mut self) {
         self.limits.size = self.shared.disk.reach();
         self.shared.cut = self.shared.disk.is_cut();
@@ -226,7 +228,8 @@ impl Lane for FileLane {
 }
 
 impl Drop for FileLane {
-    /// A lane is let go when nothing is under way. Should that ever not be so, the disk must not go on as if all were well.
+    /// A lane is let go when nothing is under way. Should that ever not be so, the disk must not go
+    /// on as if all were well.
     fn drop(&mut self) {
         self.abandon_syncs();
     }

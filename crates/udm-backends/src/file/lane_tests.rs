@@ -1,4 +1,5 @@
-//! Lanes on a real ring whose answers are changed on their way: what the kernel says when a disk fails.
+//! Lanes on a real ring whose answers are changed on their way: what the kernel says when a disk
+//! fails.
 
 use super::lane::FileLane;
 use super::outcome::{Next, RETRIES};
@@ -12,7 +13,8 @@ use udm_core::errno::{EAGAIN, EIO, ENOSPC};
 use udm_core::{Batch, Bio, BioFlags, Device, Lane, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::{Done, LocalCore, Ring};
 
-/// Gives an errno, or lets the kernel's answer stand, for an operation of a request or, without one, a flush.
+/// Gives an errno, or lets the kernel's answer stand, for an operation of a request or, without
+/// one, a flush.
 type Fault<'a> = Box<dyn FnMut(Option<&Slot>) -> Option<i32> + 'a>;
 
 /// A lane and what becomes of its operations.
@@ -90,7 +92,8 @@ fn is_at(slot: Option<&Slot>, step: Step) -> bool {
     slot.is_some_and(|slot| slot.step == step)
 }
 
-/// EIO blames the path when nothing else can be read, nobody when the second try works, and the medium when it does not.
+/// EIO blames the path when nothing else can be read, nobody when the second try works, and the
+/// medium when it does not.
 #[test]
 fn eio_asks_another_block_and_tries_once_more() {
     for direct in [false, true] {
@@ -121,7 +124,8 @@ fn eio_asks_another_block_and_tries_once_more() {
     }
 }
 
-/// A file that is all in the page cache can be read though its disk is gone. That proves nothing, and the path is to blame.
+/// A file that is all in the page cache can be read though its disk is gone. That proves nothing,
+/// and the path is to blame.
 #[test]
 fn a_block_from_the_page_cache_clears_no_path() {
     let file = file_of(1 << 20, 1);
@@ -195,7 +199,8 @@ fn a_failed_flush_is_for_good_on_every_core_and_name() {
     assert_eq!(anew.run(Op::Flush, plain(), 0), Status::Ok, "closed and opened anew");
 }
 
-/// A write with FUA that fails is either a write that failed, which concerns nobody else, or a sync.
+/// A write with FUA that fails is either a write that failed, which concerns nobody else, or a
+/// sync.
 #[test]
 fn a_failed_fua_write_is_a_failed_sync_only_when_data_was_lost() {
     let is_fua = |slot: Option<&Slot>| is_at(slot, Step::Data) && slot.is_some_and(|s| s.is_fua());
@@ -225,7 +230,8 @@ fn a_failed_fua_write_is_a_failed_sync_only_when_data_was_lost() {
     }
 }
 
-/// Two cores: while one asks whether data was lost, no other sync through its descriptor is believed.
+/// Two cores: while one asks whether data was lost, no other sync through its descriptor is
+/// believed.
 #[test]
 fn a_flush_beside_a_doubted_write_waits_for_the_answer() {
     for lost in [false, true] {
@@ -272,7 +278,8 @@ fn a_flush_that_overlaps_a_failed_one_is_not_believed() {
     }
 }
 
-/// Cores have descriptors of their own, and the kernel tells each of them: one waits for no other, and a failure is everyone's.
+/// Cores have descriptors of their own, and the kernel tells each of them: one waits for no other,
+/// and a failure is everyone's.
 #[test]
 fn flushes_of_two_cores_do_not_wait_for_each_other() {
     let file = file_of(65536, 1);
@@ -313,7 +320,8 @@ fn flushes_are_put_together() {
     }
 }
 
-/// Past the page cache the kernel keeps nothing that could get lost: the path is to blame, and another one may do better.
+/// Past the page cache the kernel keeps nothing that could get lost: the path is to blame, and
+/// another one may do better.
 #[test]
 fn a_failed_flush_past_the_page_cache_fails_the_path() {
     let file = file_of(65536, 1);
@@ -327,8 +335,8 @@ fn a_failed_flush_past_the_page_cache_fails_the_path() {
     assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Ok);
 }
 
-/// What a file has lost since it was opened is a path error: others may still have it. It is not made longer by writes, and when it is whole
-/// again all is well.
+/// What a file has lost since it was opened is a path error: others may still have it. It is not
+/// made longer by writes, and when it is whole again all is well.
 #[test]
 fn a_cut_file_gives_path_errors_until_it_is_whole_again() {
     for direct in [false, true] {
@@ -364,7 +372,8 @@ fn a_cut_file_gives_path_errors_until_it_is_whole_again() {
     }
 }
 
-/// A block device that lost its end says "no space" of a write there. That is the path's loss; a full file system is everyone's.
+/// A block device that lost its end says "no space" of a write there. That is the path's loss; a
+/// full file system is everyone's.
 #[test]
 fn no_space_behind_the_end_of_a_block_device_is_a_path_error() {
     let file = file_of(1 << 20, 1);

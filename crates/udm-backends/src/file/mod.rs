@@ -1,22 +1,32 @@
-//! `file:PATH?direct=on&readonly=on&exclusive=off`, or a path alone: a regular file or a block device, by the core's io_uring.
+//! `file:PATH?direct=on&readonly=on&exclusive=off`, or a path alone: a regular file or a block
+//! device, by the core's io_uring.
 //!
-//! * **Which disk.** A path is looked up when a table is loaded, and means the disk that it leads to then: the inode of a regular file, the number
-//!   of a block device ([`crate::Identity`]). Several names of one disk (hard links, twin device nodes) are devices of their own, so that they
-//!   can be paths, over one disk: one size, one way past or through the page cache, one fate of its syncs.
-//! * **Page cache.** A block device is opened with `O_DIRECT` unless `direct=off`: two nodes of one disk have two page caches, and what is written
-//!   through one is not seen through the other. A regular file has one cache for all its names and is opened without, unless `direct=on`; data
-//!   whose memory is not aligned for that goes through a buffer that is. Both ways at once are refused: each would undo the other's work.
-//! * **Who does it.** The ring, which never waits; for a file on a file system that is memory the core itself ([`here`]).
-//! * **Alone.** A block device that is written is claimed (`O_EXCL`, which mounts, swap and LVM respect too) unless `exclusive=off`.
-//! * **Size.** Rounded down to sectors (with `direct=on` to the block of direct I/O), read again at each load, so that a disk may grow under a
-//!   table that is then loaded anew. A disk that shrank gives a path error where it is missing, and is not made longer by writes once that is known.
-//! * **Durable.** The volatile cache is the page cache, or the disk's own, so a flush is `fdatasync`, and FUA is `RWF_DSYNC`. With the page
-//!   cache a failed sync is for good, a medium error ([`sync`]).
-//! * **Errors** are the kernel's, by errno. EIO says least: another block is read, and when that fails too the path is to blame. Else the
-//!   request is tried once more, and when it fails again the medium is to blame. A block that comes from the page cache would prove nothing and
-//!   is passed over; where none can be had that does not, the path is to blame, as in the kernel.
-//! * A discard punches a hole; so does a write-zeroes, unless it must keep its blocks (`ZERO_RANGE`). Where the file system can do neither,
-//!   zeroes are written.
+//! * **Which disk.** A path is looked up when a table is loaded, and means the disk that it leads
+//!   to then: the inode of a regular file, the number of a block device ([`crate::Identity`]).
+//!   Several names of one disk (hard links, twin device nodes) are devices of their own, so that
+//!   they can be paths, over one disk: one size, one way past or through the page cache, one fate
+//!   of its syncs.
+//! * **Page cache.** A block device is opened with `O_DIRECT` unless `direct=off`: two nodes of one
+//!   disk have two page caches, and what is written through one is not seen through the other. A
+//!   regular file has one cache for all its names and is opened without, unless `direct=on`; data
+//!   whose memory is not aligned for that goes through a buffer that is. Both ways at once are
+//!   refused: each would undo the other's work.
+//! * **Who does it.** The ring, which never waits; for a file on a file system that is memory the
+//!   core itself ([`here`]).
+//! * **Alone.** A block device that is written is claimed (`O_EXCL`, which mounts, swap and LVM
+//!   respect too) unless `exclusive=off`.
+//! * **Size.** Rounded down to sectors (with `direct=on` to the block of direct I/O), read again at
+//!   each load, so that a disk may grow under a table that is then loaded anew. A disk that shrank
+//!   gives a path error where it is missing, and is not made longer by writes once that is known.
+//! * **Durable.** The volatile cache is the page cache, or the disk's own, so a flush is
+//!   `fdatasync`, and FUA is `RWF_DSYNC`. With the page cache a failed sync is for good, a medium
+//!   error ([`sync`]).
+//! * **Errors** are the kernel's, by errno. EIO says least: another block is read, and when that
+//!   fails too the path is to blame. Else the request is tried once more, and when it fails again
+//!   the medium is to blame. A block that comes from the page cache would prove nothing and is
+//!   passed over; where none can be had that does not, the path is to blame, as in the kernel.
+//! * A discard punches a hole; so does a write-zeroes, unless it must keep its blocks
+//!   (`ZERO_RANGE`). Where the file system can do neither, zeroes are written.
 
 mod disk;
 mod extents;
@@ -46,7 +56,8 @@ use udm_runtime::Ring;
 /// The longest read or write in sectors (32 MiB): the most that an NBD client may ask for.
 const MAX_SECTORS: Sectors = Sectors(32 << 11);
 
-/// The longest discard or write-zeroes in sectors (256 MiB): where the file system can't, it is a write of so many zeroes.
+/// The longest discard or write-zeroes in sectors (256 MiB): where the file system can't, it is a
+/// write of so many zeroes.
 const MAX_RANGE: Sectors = Sectors(256 << 11);
 
 /// What direct I/O asks for, in bytes, both powers of two.

@@ -175,7 +175,8 @@ fn a_mounted_disk_is_refused() {
     named(&Disks::default(), &uri(Path::new(&device.0)));
 }
 
-/// Two nodes of one disk: what is written and acknowledged through the one is read through the other.
+/// Two nodes of one disk: what is written and acknowledged through the one is read through the
+/// other.
 #[test]
 fn two_nodes_of_one_disk_agree() {
     let file = file_of(1 << 20, 7);

@@ -20,8 +20,8 @@ const RACES: usize = 10;
 /// The most descriptors of one kind for a disk: more cores than that share them.
 const HANDLES_MAX: usize = 8;
 
-/// How long a block device that is in use is tried again: one that was closed a moment ago, or whose process was killed, is let go
-/// a little later.
+/// How long a block device that is in use is tried again: one that was closed a moment ago, or
+/// whose process was killed, is let go a little later.
 const CLAIM_TRIES: u32 = 25;
 const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 
@@ -29,8 +29,8 @@ const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Clone, Copy)]
 struct How {
     write: bool,
-    /// Nobody else may have the block device for himself. It is the descriptor that writes that has it so: the kernel lets no other one
-    /// discard what the page cache holds.
+    /// Nobody else may have the block device for himself. It is the descriptor that writes that has
+    /// it so: the kernel lets no other one discard what the page cache holds.
     alone: bool,
 }
 
@@ -56,7 +56,8 @@ impl About<'_> {
         OpenError::new(errno, format!("{}: {what}", self.0.display()))
     }
 
-    /// What the path leads to. Looked at before it is opened: opening a FIFO or a tape is not without effect.
+    /// What the path leads to. Looked at before it is opened: opening a FIFO or a tape is not
+    /// without effect.
     fn look(self) -> Result<(Identity, Stat), OpenError> {
         let stat = fs::stat(self.0).map_err(|e| self.fail("", e))?;
         Ok((self.identity(&stat)?, stat))
@@ -80,7 +81,8 @@ impl About<'_> {
         let access = if how.write { OFlags::RDWR } else { OFlags::RDONLY };
         let cache = if direct { OFlags::DIRECT } else { OFlags::empty() };
         let claim = if how.alone { OFlags::EXCL } else { OFlags::empty() };
-        // NONBLOCK, in case the name has become a FIFO since; it is taken off below, since the ring would obey it.
+        // NONBLOCK, in case the name has become a FIFO since; it is taken off below, since the ring
+        // would obey it.
         let flags = access | cache | claim | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let mut tries = 0;
         let fd = loop {
@@ -108,9 +110,11 @@ impl About<'_> {
         Ok((self.identity(&stat)? == identity).then_some(fd))
     }
 
-    /// As many descriptors as pay, the first of which is `fd`; `None` when the path leads elsewhere by now.
+    /// As many descriptors as pay, the first of which is `fd`; `None` when the path leads elsewhere
+    /// by now.
     fn handles(self, disk: &Disk, fd: OwnedFd, how: How, cores: usize) -> Result<Option<Handles>, OpenError> {
-        // Only syncs behind the page cache wait for each other. Of a block device that is had alone there is one descriptor.
+        // Only syncs behind the page cache wait for each other. Of a block device that is had alone
+        // there is one descriptor.
         let several = how.write && disk.direct.is_none() && !disk.is_block;
         let count = if several { cores.clamp(1, HANDLES_MAX) } else { 1 };
         let mut handles = Vec::with_capacity(count);
@@ -159,8 +163,9 @@ impl Disks {
     /// Opens what `uri` leads to.
     ///
     /// # Errors
-    /// What the system says, with the path; EINVAL for what is neither a regular file nor a block device, or is shorter than a block; EBUSY for
-    /// a block device that somebody else has for himself, and for a disk that is open the other way with respect to the page cache.
+    /// What the system says, with the path; EINVAL for what is neither a regular file nor a block
+    /// device, or is shorter than a block; EBUSY for a block device that somebody else has for
+    /// himself, and for a disk that is open the other way with respect to the page cache.
     pub(crate) fn open(&self, uri: &FileUri) -> Result<(Identity, File), OpenError> {
         let about = About(&uri.path);
         for _ in 0..RACES {
@@ -177,7 +182,8 @@ impl Disks {
         Err(about.refuse(EAGAIN, "is being replaced all the time"))
     }
 
-    /// Opens a disk that is not open yet; `None` when the path leads elsewhere by now, or another thread was faster.
+    /// Opens a disk that is not open yet; `None` when the path leads elsewhere by now, or another
+    /// thread was faster.
     fn make(
         &self,
         about: About<'_>,
@@ -267,8 +273,8 @@ fn limits(fd: BorrowedFd<'_>, stat: &Stat, direct: Option<Direct>, read_only: bo
     })
 }
 
-/// What direct I/O on `fd` asks for: as the kernel says (`STATX_DIOALIGN`, Linux 6.1), or the smaller of 512 and 4096 that a read gets
-/// away with.
+/// What direct I/O on `fd` asks for: as the kernel says (`STATX_DIOALIGN`, Linux 6.1), or the
+/// smaller of 512 and 4096 that a read gets away with.
 fn direct_alignment(fd: BorrowedFd<'_>) -> Result<Direct, Errno> {
     const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
     if let Ok(x) = fs::statx(fd, "", AtFlags::EMPTY_PATH, DIOALIGN) {
@@ -287,12 +293,12 @@ fn direct_alignment(fd: BorrowedFd<'_>) -> Result<Direct, Errno> {
     Ok(Direct { memory: align as usize, offset: align })
 }
 
-/// How far behind the end of a file holes are tried, in bytes. Somebody may be making it longer, and must not get there meanwhile. The
-/// second is for file systems whose files can't be that long.
+/// How far behind the end of a file holes are tried, in bytes. Somebody may be making it longer,
+/// and must not get there meanwhile. The second is for file systems whose files can't be that long.
 const FAR: [u64; 2] = [1 << 40, 1 << 30];
 
-/// Whether holes can be punched. On a regular file a block far behind its end is tried, where there is nothing to lose; a block device says
-/// so in sysfs, where a hole is called a write-zeroes.
+/// Whether holes can be punched. On a regular file a block far behind its end is tried, where there
+/// is nothing to lose; a block device says so in sysfs, where a hole is called a write-zeroes.
 pub(super) fn can_discard(fd: BorrowedFd<'_>, stat: &Stat) -> bool {
     if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
         let end = (stat.st_size as u64).next_multiple_of(65536);

@@ -1,7 +1,8 @@
 //! What follows an operation that ended: the next one, or the request's end.
 //!
-//! Errors say whom they blame. What the errno leaves open is found out by reading: EIO from a block ([`FileLane::probe`]), "no space" of a block
-//! device that has lost its end ([`FileLane::find_end`]), and which half of a write with FUA failed, the write or the sync.
+//! Errors say whom they blame. What the errno leaves open is found out by reading: EIO from a block
+//! ([`FileLane::probe`]), "no space" of a block device that has lost its end
+//! ([`FileLane::find_end`]), and which half of a write with FUA failed, the write or the sync.
 
 use super::lane::FileLane;
 use super::slot::{Alone, Blame, Step};
@@ -55,7 +56,8 @@ impl FileLane {
                     slot.bio.data = data;
                     return Next::End(Status::Ok);
                 }
-                // Short: the end of the file, more pieces than one operation takes, or a signal. With direct I/O the rest must start at a block.
+                // Short: the end of the file, more pieces than one operation takes, or a signal.
+                // With direct I/O the rest must start at a block.
                 let bytes = bytes - bytes % block;
                 slot.done += bytes;
                 let moved = data.split_to(bytes as usize);
@@ -99,7 +101,8 @@ impl FileLane {
             }
             Step::Probe => {
                 self.recycle(data);
-                // The disk answers elsewhere. If it does so here as well it was nothing; else this block is bad on every path.
+                // The disk answers elsewhere. If it does so here as well it was nothing; else this
+                // block is bad on every path.
                 self.try_again(key, Blame::Medium)
             }
             Step::End(status) => {
@@ -121,7 +124,8 @@ impl FileLane {
         Next::Again(Segments::new())
     }
 
-    /// The work is done; a discard or write-zeroes with FUA must still be made durable. A bounced write is already.
+    /// The work is done; a discard or write-zeroes with FUA must still be made durable. A bounced
+    /// write is already.
     fn after_range(&mut self, key: usize) -> Next {
         let slot = &mut self.slots[key];
         if slot.is_fua() && !slot.bio.op.has_data() {
@@ -202,7 +206,8 @@ impl FileLane {
             (EIO, None) => self.probe(key, cx),
             (EIO, Some(Blame::Medium)) => Next::End(Status::Medium),
             (EIO, Some(Blame::Path)) => Next::End(Status::IoErr),
-            // What the kernel says of a write behind the end of a block device, also of one that is gone.
+            // What the kernel says of a write behind the end of a block device, also of one that is
+            // gone.
             (ENOSPC | EINVAL, _) if self.shared.disk.is_block && slot.bio.op != Op::Read => {
                 self.find_end(key, errno::status(errno))
             }
@@ -210,14 +215,16 @@ impl FileLane {
         }
     }
 
-    /// The write has been done without its FUA, and has ended or failed. What that says of the first try is nothing: a full file system may have room a moment later.
-    /// So the kernel is asked once more whether it has lost data, through a descriptor that has not been told.
+    /// The write has been done without its FUA, and has ended or failed. What that says of the
+    /// first try is nothing: a full file system may have room a moment later. So the kernel is
+    /// asked once more whether it has lost data, through a descriptor that has not been told.
     fn ask_witness(&mut self, key: usize, alone: Alone) -> Next {
         self.slots[key].step = Step::Witness(alone);
         Next::Again(Segments::new())
     }
 
-    /// No data was lost, and all that was written is durable: what the write did alone is what it did.
+    /// No data was lost, and all that was written is durable: what the write did alone is what it
+    /// did.
     fn cleared(&mut self, key: usize, alone: Alone, cx: &mut Cx<'_>) -> Next {
         let slot = &mut self.slots[key];
         slot.doubted = false;
@@ -239,14 +246,16 @@ impl FileLane {
         }
     }
 
-    /// A read or write that moves nothing: the file was cut since it was opened. The path has lost what others may still have.
+    /// A read or write that moves nothing: the file was cut since it was opened. The path has lost
+    /// what others may still have.
     fn ended_early(&mut self, key: usize, data: Segments) -> Next {
         self.give_back(key, data);
         self.shared.disk.found_cut();
         Next::End(Status::IoErr)
     }
 
-    /// Puts the bio together again after its data, or a buffer of the lane, came back from an operation that failed.
+    /// Puts the bio together again after its data, or a buffer of the lane, came back from an
+    /// operation that failed.
     fn give_back(&mut self, key: usize, data: Segments) {
         let slot = &mut self.slots[key];
         if slot.step == Step::Data {
@@ -264,8 +273,8 @@ impl FileLane {
         }
     }
 
-    /// Reads a block that the request did not touch. Behind the page cache, one that is not in it: what was read a moment ago may come from
-    /// there though the disk is gone.
+    /// Reads a block that the request did not touch. Behind the page cache, one that is not in it:
+    /// what was read a moment ago may come from there though the disk is gone.
     fn probe(&mut self, key: usize, cx: &mut Cx<'_>) -> Next {
         let block = u64::from(self.limits.logical_block);
         let blocks = self.limits.size.bytes() / block;

@@ -9,14 +9,15 @@ use std::sync::Arc;
 use udm_core::{Bio, BioFlags, BufPool, Op, Segments, Status};
 use udm_runtime::RingOp;
 
-/// The most bytes in a buffer of the lane's own: data that is not aligned, and zeroes, move in pieces of it. A power of two, so that each
-/// piece but the last is aligned for direct I/O.
+/// The most bytes in a buffer of the lane's own: data that is not aligned, and zeroes, move in
+/// pieces of it. A power of two, so that each piece but the last is aligned for direct I/O.
 pub(super) const PIECE: u64 = 128 << 10;
 
 /// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Its last block is read, before anything is changed on a disk that was cut: a write would make a file longer again.
+    /// Its last block is read, before anything is changed on a disk that was cut: a write would
+    /// make a file longer again.
     Check,
     /// The flush before the write (`PREFLUSH`), or that a flush is.
     Flush,
@@ -30,13 +31,15 @@ pub(super) enum Step {
     Zeroes,
     /// The flush behind a discard or write-zeroes with FUA. Writes have `RWF_DSYNC`.
     FlushAfter,
-    /// Its write with FUA failed, and what the write does alone is known: a sync through the other descriptor says whether data was lost.
+    /// Its write with FUA failed, and what the write does alone is known: a sync through the other
+    /// descriptor says whether data was lost.
     Witness(Alone),
     /// It failed with EIO; a block is looked for that is not in the page cache.
     Cached,
     /// It failed with EIO; whether another block can be read says whom to blame.
     Probe,
-    /// It failed in a way that a missing end explains; its last block is read, and when that is there it ends so.
+    /// It failed in a way that a missing end explains; its last block is read, and when that is
+    /// there it ends so.
     End(Status),
 }
 
@@ -164,7 +167,8 @@ impl Slot {
         self.bio.sectors.bytes() - self.done
     }
 
-    /// The operation that the step asks for. `memory` is what the step's last operation gave back; empty at its begin.
+    /// The operation that the step asks for. `memory` is what the step's last operation gave back;
+    /// empty at its begin.
     pub(super) fn operation(&mut self, memory: Segments, shared: &mut Shared) -> RingOp {
         let fd = Arc::clone(&shared.fd);
         let offset = self.bio.sector.bytes() + self.done;
@@ -216,7 +220,8 @@ impl Slot {
     }
 }
 
-/// The buffer of the last operation, or a new one, `len` bytes long. The last piece is the only shorter one.
+/// The buffer of the last operation, or a new one, `len` bytes long. The last piece is the only
+/// shorter one.
 fn piece(memory: Segments, len: usize, pool: &mut BufPool) -> udm_core::Buf {
     let mut buf = memory.into_iter().next().unwrap_or_else(|| pool.get(len));
     if buf.len() > len {

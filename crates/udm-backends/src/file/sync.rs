@@ -1,19 +1,24 @@
 //! Syncs through one descriptor of a disk that is behind the page cache.
 //!
-//! The kernel tells of data that could not be written back once: to the next sync through each descriptor. That sync fails, the one after it
-//! succeeds, and the data is gone. So a failure is for good here ([`Syncs::has_failed`]): no sync of the disk is believed any more until
-//! it is closed and opened anew.
+//! The kernel tells of data that could not be written back once: to the next sync through each
+//! descriptor. That sync fails, the one after it succeeds, and the data is gone. So a failure is
+//! for good here ([`Syncs::has_failed`]): no sync of the disk is believed any more until it is
+//! closed and opened anew.
 //!
-//! And where several syncs are under way, the failure may be told to one, for data that another one vouches for. So a sync that
-//! succeeded is believed only when all that were under way at that moment have ended: [`Syncs::end`] gives a [`Barrier`], and
-//! [`Syncs::verdict`] says whether it is passed. A sync that was alone is believed at once.
+//! And where several syncs are under way, the failure may be told to one, for data that another one
+//! vouches for. So a sync that succeeded is believed only when all that were under way at that
+//! moment have ended: [`Syncs::end`] gives a [`Barrier`], and [`Syncs::verdict`] says whether it is
+//! passed. A sync that was alone is believed at once.
 //!
-//! Whether a write with FUA failed as a write or as a sync does not show. So it is done without FUA, and then the disk is synced through a second descriptor, the
-//! *witness*, which the kernel tells of lost data apart from the first and which is asked at no other time.
+//! Whether a write with FUA failed as a write or as a sync does not show. So it is done without
+//! FUA, and then the disk is synced through a second descriptor, the *witness*, which the kernel
+//! tells of lost data apart from the first and which is asked at no other time.
 //!
-//! Cores have descriptors of their own, as far as there are enough, so that they do not wait for each other; the failure is the disk's.
+//! Cores have descriptors of their own, as far as there are enough, so that they do not wait for
+//! each other; the failure is the disk's.
 //!
-//! This is a lock on the data path, taken twice a flush or FUA write of a buffered disk and by nothing else.
+//! This is a lock on the data path, taken twice a flush or FUA write of a buffered disk and by
+//! nothing else.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
-//! A connection to an NBD server, up to where requests may be sent: the client's half of the handshake.
+//! A connection to an NBD server, up to where requests may be sent: the client's half of the
+//! handshake.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{Read, Write};

@@ -1,6 +1,7 @@
 //! One job over NBD: a thread with a connection, which keeps so many requests in flight.
 //!
-//! A round puts the requests that there is room for, sends them, and waits for replies; the clock is read once a round. Once warm it allocates nothing.
+//! A round puts the requests that there is room for, sends them, and waits for replies; the clock
+//! is read once a round. Once warm it allocates nothing.
 
 use super::wire::{Asked, Wire};
 use crate::job::{Clock, Failure, Outcome, Spec, nanos};

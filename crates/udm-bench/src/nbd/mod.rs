@@ -1,8 +1,9 @@
 //! Load on an export of an NBD server: any server's, over its socket.
 //!
-//! The client is as small as it can be, so that what is measured is the server: no library, blocking sockets, requests gathered into one send and replies taken
-//! from one receive. Each job has a connection. What no server could do better over that socket is measured by the same client against a loop that reads and
-//! writes ([`floor`]).
+//! The client is as small as it can be, so that what is measured is the server: no library,
+//! blocking sockets, requests gathered into one send and replies taken from one receive. Each job
+//! has a connection. What no server could do better over that socket is measured by the same client
+//! against a loop that reads and writes ([`floor`]).
 
 mod connect;
 mod floor;
@@ -136,7 +137,8 @@ mod tests {
         Run { load: &line.load, progress: None, stop: &AtomicBool::new(false) }.measure_floor()
     }
 
-    /// Requests of each kind, short ones in hundreds and long ones beyond what sockets and buffers hold, all come home.
+    /// Requests of each kind, short ones in hundreds and long ones beyond what sockets and buffers
+    /// hold, all come home.
     #[test]
     fn every_request_is_answered() {
         for (text, want) in [

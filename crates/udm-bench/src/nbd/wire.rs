@@ -1,6 +1,7 @@
 //! The bytes of one connection: requests out, replies in. No clock, and no counting.
 //!
-//! Neither direction waits for the other: while the server takes no requests its replies are read, so that two full sockets do not wait for each other.
+//! Neither direction waits for the other: while the server takes no requests its replies are read,
+//! so that two full sockets do not wait for each other.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -95,8 +96,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Waits for replies, not for ever, and calls `done` with each: its cookie and error. `op` says what a cookie that is in flight asked for, and
-    /// how many bytes.
+    /// Waits for replies, not for ever, and calls `done` with each: its cookie and error. `op` says
+    /// what a cookie that is in flight asked for, and how many bytes.
     ///
     /// # Errors
     /// When the connection is gone, or what comes is no reply.

@@ -30,7 +30,8 @@ fn resume(rig: &mut Rig) {
     rig.world.change(change).expect("a resume");
 }
 
-/// Requests that are in flight when the device is suspended, and those that come meanwhile, are served; none fails and none is lost.
+/// Requests that are in flight when the device is suspended, and those that come meanwhile, are
+/// served; none fails and none is lost.
 pub(super) fn suspend_under_load(rig: &mut Rig) {
     for round in 0..4 {
         let sent = load(round).submit(rig);
@@ -44,7 +45,8 @@ pub(super) fn suspend_under_load(rig: &mut Rig) {
     }
 }
 
-/// A new table takes the place of the old one between two requests: the content stays and nobody notices.
+/// A new table takes the place of the old one between two requests: the content stays and nobody
+/// notices.
 pub(super) fn reload_under_load(rig: &mut Rig) {
     let mapped = device(rig);
     for round in 0..4 {
@@ -61,8 +63,8 @@ pub(super) fn reload_under_load(rig: &mut Rig) {
     }
 }
 
-/// With another table it is another device, from one request to the next: with `error`, which fits in the place of every target, all I/O
-/// fails; with the old one all is as it was.
+/// With another table it is another device, from one request to the next: with `error`, which fits
+/// in the place of every target, all I/O fails; with the old one all is as it was.
 pub(super) fn another_table(rig: &mut Rig) {
     let mapped = device(rig);
     let sent = load(0).submit(rig);
@@ -86,7 +88,8 @@ pub(super) fn another_table(rig: &mut Rig) {
     }
 }
 
-/// While the device is suspended, requests wait; those that won't wait fail: NOWAIT with EAGAIN, read-ahead with EIO (kernel).
+/// While the device is suspended, requests wait; those that won't wait fail: NOWAIT with EAGAIN,
+/// read-ahead with EIO (kernel).
 pub(super) fn suspended_requests_wait(rig: &mut Rig) {
     suspend(rig, false);
     let sent = load(1).submit(rig);
@@ -138,7 +141,8 @@ pub(super) fn called_off(rig: &mut Rig) {
     rig.verify_all(0);
 }
 
-/// A client that goes while its requests wait in a suspended device is forgotten once it runs again, and so are its requests.
+/// A client that goes while its requests wait in a suspended device is forgotten once it runs
+/// again, and so are its requests.
 pub(super) fn closed_while_suspended(rig: &mut Rig) {
     suspend(rig, true);
     for request in load(1).submit(rig).iter().flatten() {

@@ -5,7 +5,8 @@ use rand::RngExt;
 use rand::seq::SliceRandom;
 use udm_core::{BioFlags, Op};
 
-/// Each handle works on ranges of its own, dozens in flight, in rounds: writes, then reads of them, mixed with those of the others.
+/// Each handle works on ranges of its own, dozens in flight, in rounds: writes, then reads of them,
+/// mixed with those of the others.
 pub(super) fn many_in_flight(rig: &mut Rig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles() as u64);
     let longest = (rig.longest() / block).min(12);
@@ -33,8 +34,9 @@ pub(super) fn many_in_flight(rig: &mut Rig) {
     rig.verify_all(0);
 }
 
-/// Writes of one range from all handles at once leave in each sector what one of them wrote, whole; so say readers then and later. (A disk
-/// writes a sector or does not; what is larger may be mixed. Memory promises a word.)
+/// Writes of one range from all handles at once leave in each sector what one of them wrote, whole;
+/// so say readers then and later. (A disk writes a sector or does not; what is larger may be mixed.
+/// Memory promises a word.)
 pub(super) fn overlapping_writes(rig: &mut Rig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     let n = (32 * block).min(rig.longest());
@@ -90,7 +92,8 @@ pub(super) fn flushes_among_writes(rig: &mut Rig) {
     rig.verify_all(1);
 }
 
-/// Full is not failed: a batch that is larger than every pool on the way (1024 requests) is served whole.
+/// Full is not failed: a batch that is larger than every pool on the way (1024 requests) is served
+/// whole.
 pub(super) fn one_large_batch(rig: &mut Rig) {
     let block = rig.facts.block();
     let blocks = (rig.room() / block).min(1500);

@@ -22,7 +22,8 @@ fn tiles(rig: &Rig, lengths: &[u64]) -> Vec<(u64, u64)> {
     tiles
 }
 
-/// All of it is written in odd pieces and read in other odd pieces; then again from the back, over what is there.
+/// All of it is written in odd pieces and read in other odd pieces; then again from the back, over
+/// what is there.
 pub(super) fn at_its_place(rig: &mut Rig) {
     for round in 0..2 {
         let mut tiles_to_write = tiles(rig, &ODD[round..]);
@@ -39,7 +40,8 @@ pub(super) fn at_its_place(rig: &mut Rig) {
     }
 }
 
-/// Data may come in any number of pieces of any length at any address (kernel: bio vectors; udm: `Segments`); a stream may be cut anywhere.
+/// Data may come in any number of pieces of any length at any address (kernel: bio vectors; udm:
+/// `Segments`); a stream may be cut anywhere.
 pub(super) fn in_pieces(rig: &mut Rig) {
     let block = rig.facts.block();
     let cuts: [&[usize]; 7] = [
@@ -82,7 +84,8 @@ pub(super) fn on_other_handles(rig: &mut Rig) {
     }
 }
 
-/// Where nobody has written there is nothing of anybody: what was in a buffer before does not reach a reader, on success.
+/// Where nobody has written there is nothing of anybody: what was in a buffer before does not reach
+/// a reader, on success.
 pub(super) fn of_nobody(rig: &mut Rig) {
     let block = rig.facts.block();
     let n = 16.min(rig.longest() / block) * block;

@@ -21,7 +21,8 @@ pub(super) fn read_only(rig: &mut Rig) {
     }
 }
 
-/// A bad sector fails each request that touches it and no other; healed, it serves again. What the others wrote meanwhile is there.
+/// A bad sector fails each request that touches it and no other; healed, it serves again. What the
+/// others wrote meanwhile is there.
 pub(super) fn bad_sectors(rig: &mut Rig) {
     let block = rig.facts.block();
     let n = 8 * block;
@@ -52,7 +53,8 @@ pub(super) fn bad_sectors(rig: &mut Rig) {
     rig.verify(0, 0, 32 * n);
 }
 
-/// An error that blames no path goes up as it is, for each kind of request, and the bio comes back as it was (checked with each bio).
+/// An error that blames no path goes up as it is, for each kind of request, and the bio comes back
+/// as it was (checked with each bio).
 pub(super) fn go_up_as_they_are(rig: &mut Rig) {
     let block = rig.facts.block();
     let statuses = Status::ALL.iter().filter(|s| !s.is_ok() && !s.is_path_error());

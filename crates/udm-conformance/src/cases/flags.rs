@@ -3,7 +3,8 @@
 use crate::{Request, Rig};
 use udm_core::{BioFlags, Op};
 
-/// Every set of flags is legal on every operation and comes back with it; what does not apply is ignored (`BioFlags`).
+/// Every set of flags is legal on every operation and comes back with it; what does not apply is
+/// ignored (`BioFlags`).
 pub(super) fn all_on_every_operation(rig: &mut Rig) {
     let block = rig.facts.block();
     let n = 5 * block;
@@ -23,7 +24,8 @@ pub(super) fn all_on_every_operation(rig: &mut Rig) {
     }
 }
 
-/// FUA is legal on every NBD command, and where it means nothing it is ignored (proto.md, "Request flags").
+/// FUA is legal on every NBD command, and where it means nothing it is ignored (proto.md, "Request
+/// flags").
 pub(super) fn fua_over_the_wire(rig: &mut Rig) {
     let block = rig.facts.block();
     for (i, op) in Op::ALL.into_iter().enumerate().filter(|(_, op)| rig.facts.can(*op)).collect::<Vec<_>>() {
@@ -37,7 +39,8 @@ pub(super) fn fua_over_the_wire(rig: &mut Rig) {
     }
 }
 
-/// What was answered before a flush was sent is there after a power cut behind the flush's answer (kernel: "writeback cache control").
+/// What was answered before a flush was sent is there after a power cut behind the flush's answer
+/// (kernel: "writeback cache control").
 pub(super) fn flush_is_durable(rig: &mut Rig) {
     let block = rig.facts.block();
     for round in 0..6 {
@@ -52,7 +55,8 @@ pub(super) fn flush_is_durable(rig: &mut Rig) {
     }
 }
 
-/// A flush on one handle covers what was answered on the others (NBD: `CAN_MULTI_CONN`; kernel: the device is one).
+/// A flush on one handle covers what was answered on the others (NBD: `CAN_MULTI_CONN`; kernel: the
+/// device is one).
 pub(super) fn flush_covers_other_handles(rig: &mut Rig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     for writer in 0..handles {

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 const LOAD: Load = Load { each: 48, blocks: 3, round: 0 };
 
-/// With nothing to do a lane returns nothing, asks for no wake-up and is not busy; before the first request, and after work.
+/// With nothing to do a lane returns nothing, asks for no wake-up and is not busy; before the first
+/// request, and after work.
 pub(super) fn at_rest(rig: &mut Rig) {
     rig.world.quiet();
     for _ in 0..3 {
@@ -16,7 +17,8 @@ pub(super) fn at_rest(rig: &mut Rig) {
     }
 }
 
-/// Handles come and go; the data stays, and nothing else does: descriptors are counted by another test, lanes and devices behind each case.
+/// Handles come and go; the data stays, and nothing else does: descriptors are counted by another
+/// test, lanes and devices behind each case.
 pub(super) fn closed_and_opened(rig: &mut Rig) {
     for _ in 0..4 {
         let sent = LOAD.submit(rig);
@@ -26,7 +28,8 @@ pub(super) fn closed_and_opened(rig: &mut Rig) {
     }
 }
 
-/// A server that is told to stop answers what it has taken, or the client sees the connection end; nothing hangs and nothing is left.
+/// A server that is told to stop answers what it has taken, or the client sees the connection end;
+/// nothing hangs and nothing is left.
 pub(super) fn ends_under_load(rig: &mut Rig) {
     LOAD.submit(rig);
     let begin = Instant::now();
@@ -35,7 +38,8 @@ pub(super) fn ends_under_load(rig: &mut Rig) {
     assert!(begin.elapsed() < Duration::from_secs(8), "the end took {:?}", begin.elapsed());
 }
 
-/// Clients that vanish with requests in flight take nothing with them: others see each of their writes whole or not at all.
+/// Clients that vanish with requests in flight take nothing with them: others see each of their
+/// writes whole or not at all.
 pub(super) fn clients_vanish(rig: &mut Rig) {
     for _ in 0..3 {
         let sent = LOAD.submit(rig);

@@ -1,4 +1,5 @@
-//! Paths that fail: a device with several to one disk serves for as long as one of them works (kernel `dm-mpath`).
+//! Paths that fail: a device with several to one disk serves for as long as one of them works
+//! (kernel `dm-mpath`).
 
 use super::load::{Load, collect};
 use crate::{Boundary, Rig};
@@ -7,7 +8,8 @@ use udm_core::errno::EIO;
 
 const LOAD: Load = Load { each: 30, blocks: 8, round: 0 };
 
-/// A path fails under load, with each error that blames the path: no request fails. It returns, and the next one fails.
+/// A path fails under load, with each error that blames the path: no request fails. It returns, and
+/// the next one fails.
 pub(super) fn one_fails_after_the_other(rig: &mut Rig) {
     let paths = rig.ground.paths();
     let statuses = Status::ALL.iter().filter(|status| status.is_path_error());
@@ -24,8 +26,8 @@ pub(super) fn one_fails_after_the_other(rig: &mut Rig) {
     }
 }
 
-/// With no path left and nothing said about waiting, requests fail, each once, and none hangs; when a path returns all is served again. A
-/// write that failed may have been done.
+/// With no path left and nothing said about waiting, requests fail, each once, and none hangs; when
+/// a path returns all is served again. A write that failed may have been done.
 pub(super) fn all_fail(rig: &mut Rig) {
     let paths = rig.ground.paths();
     rig.message("fail_if_no_path");
@@ -50,7 +52,8 @@ pub(super) fn all_fail(rig: &mut Rig) {
     }
 }
 
-/// With `queue_if_no_path` they wait instead, over a suspend that keeps them too, and are served when a path returns.
+/// With `queue_if_no_path` they wait instead, over a suspend that keeps them too, and are served
+/// when a path returns.
 pub(super) fn requests_wait_for_one(rig: &mut Rig) {
     let paths = rig.ground.paths();
     let device = rig.mapped.clone().expect("paths belong to a mapped device");

@@ -1,5 +1,6 @@
-//! Everything that can happen to a mapped device in use, in any order: requests from all handles, suspends, resumes, reloads, changes that are called
-//! off, disks that hold back, paths that fail and return, clients that vanish.
+//! Everything that can happen to a mapped device in use, in any order: requests from all handles,
+//! suspends, resumes, reloads, changes that are called off, disks that hold back, paths that fail
+//! and return, clients that vanish.
 
 use crate::{Boundary, Request, Rig};
 use rand::RngExt;
@@ -45,7 +46,8 @@ fn tables(text: &str, block: u64) -> Vec<String> {
     tables
 }
 
-/// No request fails, none is lost, none is doubled, and what was written is there; nothing hangs at the end.
+/// No request fails, none is lost, none is doubled, and what was written is there; nothing hangs at
+/// the end.
 pub(super) fn in_any_order(rig: &mut Rig) {
     let device = rig.mapped.clone().expect("the case needs a mapped device");
     let sent = vec![Vec::new(); rig.world.handles()];
@@ -155,7 +157,8 @@ impl Run<'_> {
         (0..self.sent.len()).for_each(|handle| self.collect(handle));
     }
 
-    /// Begins a resume or a suspend, if nothing is under way. A flushing suspend fails what waits for a path.
+    /// Begins a resume or a suspend, if nothing is under way. A flushing suspend fails what waits
+    /// for a path.
     fn begin(&mut self, resume: bool) {
         if self.change.is_none() {
             let noflush = !self.paths.is_empty() || self.rig.rng.random_range(0..2) == 0;
@@ -197,7 +200,8 @@ impl Run<'_> {
         self.rig.ground.hold(hold);
     }
 
-    /// All handles go, and new ones come: clients vanish with what they have in flight, lanes are closed when they are idle.
+    /// All handles go, and new ones come: clients vanish with what they have in flight, lanes are
+    /// closed when they are idle.
     fn away(&mut self) {
         if self.rig.is(Boundary::Nbd) {
             for request in self.sent.iter_mut().flat_map(std::mem::take) {

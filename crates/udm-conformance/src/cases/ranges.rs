@@ -1,9 +1,11 @@
-//! Where requests may lie: at every start and length, at the end and beyond it, at marks where 32-bit numbers end.
+//! Where requests may lie: at every start and length, at the end and beyond it, at marks where
+//! 32-bit numbers end.
 
 use crate::{Boundary, Request, Rig, Verdict};
 use udm_core::{Op, Sectors};
 
-/// A device takes each range inside it that is aligned to its block, up to its longest (kernel: `bio_check_eod`, `queue_limits`).
+/// A device takes each range inside it that is aligned to its block, up to its longest (kernel:
+/// `bio_check_eod`, `queue_limits`).
 pub(super) fn every_start_and_length(rig: &mut Rig) {
     let (block, room) = (rig.facts.block(), rig.room());
     let end = rig.facts.size() / block * block;
@@ -23,7 +25,8 @@ pub(super) fn every_start_and_length(rig: &mut Rig) {
     rig.verify_all(0);
 }
 
-/// What ends behind the device is refused and changes nothing, not even the part in front of the end (kernel: EIO; NBD: ENOSPC or EINVAL).
+/// What ends behind the device is refused and changes nothing, not even the part in front of the
+/// end (kernel: EIO; NBD: ENOSPC or EINVAL).
 pub(super) fn beyond_the_end(rig: &mut Rig) {
     let (block, end) = (rig.facts.block(), rig.facts.size() / rig.facts.block() * rig.facts.block());
     if rig.facts.can(Op::Write) {
@@ -67,7 +70,8 @@ pub(super) fn that_wrap(rig: &mut Rig) {
     rig.verify(0, 0, 8 * block);
 }
 
-/// Positions are 64-bit all the way: on both sides of 2^32 bytes, 2^31 and 2^32 sectors, and of the largest power of two inside.
+/// Positions are 64-bit all the way: on both sides of 2^32 bytes, 2^31 and 2^32 sectors, and of the
+/// largest power of two inside.
 pub(super) fn far_out(rig: &mut Rig) {
     let (block, end) = (rig.facts.block(), rig.facts.size() / rig.facts.block() * rig.facts.block());
     let mut marks = vec![1 << 22, 1 << 23, 1 << 31, 1 << 32, 1 << 33, 1 << end.ilog2(), end - 8 * block];
@@ -93,7 +97,8 @@ pub(super) fn far_out(rig: &mut Rig) {
     rig.verify(0, 0, 16 * block);
 }
 
-/// What is not aligned to the logical block is refused with EINVAL (kernel), and nothing is written; over NBD it is served, to the byte.
+/// What is not aligned to the logical block is refused with EINVAL (kernel), and nothing is
+/// written; over NBD it is served, to the byte.
 pub(super) fn not_aligned(rig: &mut Rig) {
     let block = rig.facts.block();
     let ops = [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes].into_iter();
@@ -117,7 +122,8 @@ pub(super) fn empty(rig: &mut Rig) {
     rig.verify(0, 0, 8 * rig.facts.block());
 }
 
-/// A request of exactly the length that the limits name is served; a longer one is split by a table. Data is bounded to 2 MiB here.
+/// A request of exactly the length that the limits name is served; a longer one is split by a
+/// table. Data is bounded to 2 MiB here.
 pub(super) fn longest(rig: &mut Rig) {
     let block = rig.facts.block();
     let size = rig.facts.size() / block * block;

@@ -3,7 +3,8 @@
 use crate::{Boundary, Request, Rig};
 use udm_core::{BioFlags, Op};
 
-/// Writes `n` blocks around `at` and all else of the first part, so that there is something to lose.
+/// Writes `n` blocks around `at` and all else of the first part, so that there is something to
+/// lose.
 fn fill(rig: &mut Rig, sectors: u64) {
     let n = (64 * rig.facts.block()).min(rig.longest());
     for at in (0..sectors).step_by(n as usize) {
@@ -12,7 +13,8 @@ fn fill(rig: &mut Rig, sectors: u64) {
     }
 }
 
-/// A range of write-zeroes reads as zeroes, with its blocks kept or not, and its neighbours are as they were (kernel `REQ_OP_WRITE_ZEROES`).
+/// A range of write-zeroes reads as zeroes, with its blocks kept or not, and its neighbours are as
+/// they were (kernel `REQ_OP_WRITE_ZEROES`).
 pub(super) fn read_as_zeroes(rig: &mut Rig) {
     let block = rig.facts.block();
     let longest = rig.facts.limits.max_write_zeroes.0.min(400 * block);
@@ -34,7 +36,8 @@ pub(super) fn read_as_zeroes(rig: &mut Rig) {
     }
 }
 
-/// Without the ability a lane says so and changes nothing; an NBD server writes the zeroes out, since it always offers them.
+/// Without the ability a lane says so and changes nothing; an NBD server writes the zeroes out,
+/// since it always offers them.
 pub(super) fn without_the_ability(rig: &mut Rig) {
     let block = rig.facts.block();
     fill(rig, 256 * block);
@@ -44,7 +47,8 @@ pub(super) fn without_the_ability(rig: &mut Rig) {
     }
 }
 
-/// A discarded range may read as anything; what is written there afterwards is what is read (kernel `REQ_OP_DISCARD`).
+/// A discarded range may read as anything; what is written there afterwards is what is read (kernel
+/// `REQ_OP_DISCARD`).
 pub(super) fn discard_then_write(rig: &mut Rig) {
     let block = rig.facts.block();
     let longest = rig.facts.limits.max_discard.0 / block * block;
@@ -62,7 +66,8 @@ pub(super) fn discard_then_write(rig: &mut Rig) {
     }
 }
 
-/// A discard touches nothing outside its range, wherever its ends lie within pages, holes, chunks and erase blocks.
+/// A discard touches nothing outside its range, wherever its ends lie within pages, holes, chunks
+/// and erase blocks.
 pub(super) fn discard_odd_ends(rig: &mut Rig) {
     let block = rig.facts.block();
     let longest = rig.facts.limits.max_discard.0 / block * block;

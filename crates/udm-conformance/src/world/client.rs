@@ -1,4 +1,5 @@
-//! An NBD client on one half of a pair of sockets. A thread of its own takes in the replies, so that neither side waits for the other to read.
+//! An NBD client on one half of a pair of sockets. A thread of its own takes in the replies, so
+//! that neither side waits for the other to read.
 
 use super::HANG;
 use crate::{Answer, Request, stamp};

@@ -1,4 +1,5 @@
-//! Two cores, each a thread with a ring, in library mode: the caller's thread gives them requests and commands. The memory of the requests is their own, or shared.
+//! Two cores, each a thread with a ring, in library mode: the caller's thread gives them requests
+//! and commands. The memory of the requests is their own, or shared.
 
 use super::{HANG, World};
 use crate::driver::Driver;
@@ -142,7 +143,8 @@ fn work(
         for (tag, answer) in answers.drain(..) {
             let _ = news.send(News::Answer(tag, answer));
         }
-        // Looked at behind the turn, which takes the letter that announces a job: one that comes later has a letter that ends `park`.
+        // Looked at behind the turn, which takes the letter that announces a job: one that comes
+        // later has a letter that ends `park`.
         match jobs.try_recv() {
             Ok(Job::Requests(requests)) => {
                 local.turn(|cx| driver.give(requests, cx.now));

@@ -1,7 +1,9 @@
-//! The ways in which a device is used: cores stepped by hand, cores on threads with their rings, clients of an NBD server.
+//! The ways in which a device is used: cores stepped by hand, cores on threads with their rings,
+//! clients of an NBD server.
 //!
-//! Each gives a few *handles*: one lane a core, one connection a client. What a handle is given comes back as answers, in the order in which it
-//! was asked, whatever the order in which it was done.
+//! Each gives a few *handles*: one lane a core, one connection a client. What a handle is given
+//! comes back as answers, in the order in which it was asked, whatever the order in which it was
+//! done.
 
 mod client;
 mod cores;
@@ -31,7 +33,8 @@ pub trait World {
     /// Sends requests on their way and waits for none.
     fn submit(&mut self, handle: usize, requests: Vec<Request>);
 
-    /// Waits for all that the handle was given since the last call; the answers in the order of the requests.
+    /// Waits for all that the handle was given since the last call; the answers in the order of the
+    /// requests.
     fn collect(&mut self, handle: usize) -> Vec<Answer>;
 
     /// Lets time pass; returns how many requests are not back, over all handles.
@@ -52,8 +55,8 @@ pub trait World {
     /// Calls a change off; it still has to be stepped to its end.
     fn call_off(&mut self, change: &mut Change);
 
-    /// All clients vanish with what they have in flight, `then` happens, and when all is forgotten new clients come. Only where handles are
-    /// clients.
+    /// All clients vanish with what they have in flight, `then` happens, and when all is forgotten
+    /// new clients come. Only where handles are clients.
     fn vanish_and(&mut self, then: Then) {
         let _ = then;
         unreachable!("a lane is not dropped with requests in flight");
@@ -67,25 +70,30 @@ pub trait World {
     /// Closes all handles and opens them again. Nothing is in flight.
     fn reopen(&mut self);
 
-    /// Checks that nothing is going on: with nothing in flight a poll returns nothing, asks for no wake-up, and the lane is not busy.
+    /// Checks that nothing is going on: with nothing in flight a poll returns nothing, asks for no
+    /// wake-up, and the lane is not busy.
     fn quiet(&mut self);
 
-    /// Closes all handles for good, whatever is in flight where the handle allows that, and ends all threads.
+    /// Closes all handles for good, whatever is in flight where the handle allows that, and ends
+    /// all threads.
     fn close(&mut self);
 }
 
 /// Which world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Two cores on the calling thread, no ring: what has to be woken is woken when it asked for it and not otherwise.
+    /// Two cores on the calling thread, no ring: what has to be woken is woken when it asked for it
+    /// and not otherwise.
     Stepped,
     /// Two cores on threads of their own, each with its ring.
     Cores,
-    /// The same, with the data of requests in memory that another process could change: a sealed memfd.
+    /// The same, with the data of requests in memory that another process could change: a sealed
+    /// memfd.
     Foreign,
     /// Three clients of an NBD server on two cores.
     Nbd,
-    /// The same, with each of them moved to the other core before and behind all that is asked of it.
+    /// The same, with each of them moved to the other core before and behind all that is asked of
+    /// it.
     Moved,
 }
 

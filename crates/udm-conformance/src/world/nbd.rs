@@ -1,5 +1,6 @@
-//! An NBD server on two cores with the subject as its one export, and three clients: two on one core, one on the other; some with structured
-//! replies, some with simple ones. They may be *moved*: then each goes on on the other core whenever something is asked or waited for.
+//! An NBD server on two cores with the subject as its one export, and three clients: two on one
+//! core, one on the other; some with structured replies, some with simple ones. They may be
+//! *moved*: then each goes on on the other core whenever something is asked or waited for.
 
 use super::client::Client;
 use super::{HANG, Then, World};
@@ -77,7 +78,8 @@ impl Nbd {
         stats.requests + stats.in_flight
     }
 
-    /// Waits until the server has taken in all that was sent: what it has not seen when it stops it need not answer.
+    /// Waits until the server has taken in all that was sent: what it has not seen when it stops it
+    /// need not answer.
     fn wait_until_taken(&self) {
         let end = Instant::now() + HANG;
         while self.taken() - self.taken_before < self.sent {
@@ -86,7 +88,8 @@ impl Nbd {
         }
     }
 
-    /// Waits until so many connections are open, with nothing in flight: the numbers follow what happens by a turn.
+    /// Waits until so many connections are open, with nothing in flight: the numbers follow what
+    /// happens by a turn.
     fn wait_for(&self, connections: usize) {
         let server = self.server.as_ref().expect("there is a server");
         let end = Instant::now() + HANG;
@@ -206,7 +209,8 @@ impl World for Nbd {
         self.wait_for(CLIENTS);
     }
 
-    /// The first client says good-bye, the second vanishes, the third is there when the server stops.
+    /// The first client says good-bye, the second vanishes, the third is there when the server
+    /// stops.
     fn close(&mut self) {
         if self.clients.len() == CLIENTS {
             self.wait_until_taken();
@@ -225,7 +229,8 @@ impl World for Nbd {
 
 impl Drop for Nbd {
     fn drop(&mut self) {
-        // After a failure elsewhere. Requests may be held for good, so the cores are left to themselves.
+        // After a failure elsewhere. Requests may be held for good, so the cores are left to
+        // themselves.
         self.clients.clear();
         drop(self.runtime.take());
     }

@@ -1,5 +1,6 @@
-//! Two cores on the calling thread. A core is polled after it was given something, after something moved on it, after a command, and when the
-//! time has come that one of its lanes asked for, as the runtime does it; a lane that waits and asks for nothing is found out.
+//! Two cores on the calling thread. A core is polled after it was given something, after something
+//! moved on it, after a command, and when the time has come that one of its lanes asked for, as the
+//! runtime does it; a lane that waits and asks for nothing is found out.
 
 use super::World;
 use crate::driver::Driver;
@@ -12,7 +13,8 @@ use udm_dm::{Change, TargetError};
 
 const CORES: usize = 2;
 
-/// Turns without an answer after which a request counts as hung. A delay asks for one turn a millisecond at the most.
+/// Turns without an answer after which a request counts as hung. A delay asks for one turn a
+/// millisecond at the most.
 const TURNS_MAX: usize = 20_000;
 
 pub(super) struct Stepped {
@@ -56,7 +58,8 @@ impl Stepped {
         self.drivers.iter().map(Driver::in_flight).sum()
     }
 
-    /// One turn of each core that is due; time moves on to the next when none is. False when nobody wants a turn.
+    /// One turn of each core that is due; time moves on to the next when none is. False when nobody
+    /// wants a turn.
     fn round(&mut self) -> bool {
         // A letter rouses its core.
         for core in 0..CORES {

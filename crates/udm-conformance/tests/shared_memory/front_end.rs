@@ -1,9 +1,11 @@
-//! A front end for a process that shares memory: requests come in a table in the memory, data lie where the request says, and a byte through a socket says that there is
-//! something to look at.
+//! A front end for a process that shares memory: requests come in a table in the memory, data lie
+//! where the request says, and a byte through a socket says that there is something to look at.
 //!
-//! The first page holds, in 64-bit words: how many requests there are ([`TAIL`]), and [`SLOTS`] entries of [`ENTRY`] words: operation, sector, sectors, the place of the data
-//! in bytes, and what it ended with (its errno and [`DONE`]). Everything in it is the other side's to change at any time, so each word is read once and believed in nothing: a
-//! request that can't be is ended with EINVAL, and a table out of step ends the connection.
+//! The first page holds, in 64-bit words: how many requests there are ([`TAIL`]), and [`SLOTS`]
+//! entries of [`ENTRY`] words: operation, sector, sectors, the place of the data in bytes, and what
+//! it ended with (its errno and [`DONE`]). Everything in it is the other side's to change at any
+//! time, so each word is read once and believed in nothing: a request that can't be is ended with
+//! EINVAL, and a table out of step ends the connection.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,6 +1,8 @@
-//! Requests whose data lie in memory that another process shares with the server: this program, started again as the other process, over every device of the list.
+//! Requests whose data lie in memory that another process shares with the server: this program,
+//! started again as the other process, over every device of the list.
 //!
-//! The other side is honest, changes all bytes all the time, asks for what must not be, or is gone with all under way. The server serves, refuses, and goes on.
+//! The other side is honest, changes all bytes all the time, asks for what must not be, or is gone
+//! with all under way. The server serves, refuses, and goes on.
 
 mod front_end;
 mod peer;
@@ -64,7 +66,8 @@ fn serve(subject: &Subject) -> Result<(), Failed> {
         runtime.attach(CoreId((n % 2) as u16), Box::new(make));
         let sectors = limits.size.0.min(4096);
         let numbers = [sectors, u64::from(limits.logical_block) / 512, max].map(|n| n.to_string());
-        // A device that is larger than its peer knows refuses nothing at the end of what that knows.
+        // A device that is larger than its peer knows refuses nothing at the end of what that
+        // knows.
         let numbers = if *mode == "hostile" {
             [limits.size.0.to_string(), numbers[1].clone(), numbers[2].clone()]
         } else {

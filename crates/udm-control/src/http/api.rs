@@ -1,7 +1,9 @@
-//! What crosses the control socket, as plain structs. Sizes are in bytes, times in nanoseconds, names are stable.
+//! What crosses the control socket, as plain structs. Sizes are in bytes, times in nanoseconds,
+//! names are stable.
 //!
-//! `/openapi.json` is made from these ([`super::openapi`]), doc comments included, so it cannot drift from what the server takes and gives.
-//! Requests refuse members that they do not know; replies are read leniently, so that an older client understands a newer server.
+//! `/openapi.json` is made from these ([`super::openapi`]), doc comments included, so it cannot
+//! drift from what the server takes and gives. Requests refuse members that they do not know;
+//! replies are read leniently, so that an older client understands a newer server.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -88,7 +90,8 @@ pub struct Status {
     pub event_nr: u32,
 }
 
-/// A device to make. With a table it is loaded and resumed, as dmsetup create does; without one the device has none.
+/// A device to make. With a table it is loaded and resumed, as dmsetup create does; without one the
+/// device has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Create {
@@ -98,7 +101,8 @@ pub struct Create {
     pub uuid: Option<String>,
     /// The table, a target a line, at most 1 MiB.
     pub table: Option<String>,
-    /// The absolute path of the folder from which relative paths in the table count. Without it they are refused.
+    /// The absolute path of the folder from which relative paths in the table count. Without it
+    /// they are refused.
     pub folder: Option<String>,
 }
 
@@ -108,7 +112,8 @@ pub struct Create {
 pub struct Load {
     /// The table, a target a line, at most 1 MiB.
     pub table: String,
-    /// The absolute path of the folder from which relative paths in the table count. Without it they are refused.
+    /// The absolute path of the folder from which relative paths in the table count. Without it
+    /// they are refused.
     pub folder: Option<String>,
 }
 
@@ -120,7 +125,8 @@ pub struct Message {
     pub sector: u64,
     /// The words of the message.
     pub message: String,
-    /// The absolute path of the folder from which relative paths in the message count. Without it they are refused.
+    /// The absolute path of the folder from which relative paths in the message count. Without it
+    /// they are refused.
     pub folder: Option<String>,
 }
 
@@ -135,7 +141,8 @@ pub struct Answer {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Suspend {
-    /// Do not wait for requests that targets hold back: they wait for the resume, perhaps through another table.
+    /// Do not wait for requests that targets hold back: they wait for the resume, perhaps through
+    /// another table.
     pub noflush: Option<bool>,
     /// Call it off when it takes longer than so many milliseconds: the device is active then.
     pub timeout_ms: Option<u64>,
@@ -145,7 +152,8 @@ pub struct Suspend {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Resume {
-    /// Call it off when it takes longer than so many milliseconds: the table that was live is live and running then.
+    /// Call it off when it takes longer than so many milliseconds: the table that was live is live
+    /// and running then.
     pub timeout_ms: Option<u64>,
 }
 
@@ -155,7 +163,8 @@ pub struct Resume {
 pub struct SuspendTogether {
     /// Their names.
     pub names: Vec<String>,
-    /// Do not wait for requests that targets hold back: they wait for the resume, perhaps through another table.
+    /// Do not wait for requests that targets hold back: they wait for the resume, perhaps through
+    /// another table.
     pub noflush: Option<bool>,
     /// Call it off when it takes longer than so many milliseconds: the devices are active then.
     pub timeout_ms: Option<u64>,
@@ -167,7 +176,8 @@ pub struct SuspendTogether {
 pub struct ResumeTogether {
     /// Their names.
     pub names: Vec<String>,
-    /// Call it off when it takes longer than so many milliseconds: the tables that were live are live and running then.
+    /// Call it off when it takes longer than so many milliseconds: the tables that were live are
+    /// live and running then.
     pub timeout_ms: Option<u64>,
 }
 

@@ -1,9 +1,12 @@
-//! What must hold for any request, without a socket; run by the tests with drawn requests and by the fuzzers with found ones.
+//! What must hold for any request, without a socket; run by the tests with drawn requests and by
+//! the fuzzers with found ones.
 //!
-//! Each function takes any bytes and panics when a property is broken: a handler panics or does not come to an end, a status is not one that
-//! the route may have, an answer is not the JSON that it should be or out of proportion, an error takes more than one line.
+//! Each function takes any bytes and panics when a property is broken: a handler panics or does not
+//! come to an end, a status is not one that the route may have, an answer is not the JSON that it
+//! should be or out of proportion, an error takes more than one line.
 //!
-//! Requests whose table would open a file that exists, or connect to a server, are left out: what storage does is not asked here.
+//! Requests whose table would open a file that exists, or connect to a server, are left out: what
+//! storage does is not asked here.
 
 use super::routes::{self, Route};
 use super::{api, router};
@@ -22,7 +25,8 @@ use std::time::Duration;
 use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
 use udm_wire::uri::{self, DeviceUri};
 
-/// Devices that each run begins with, and their tables; the second one is suspended, with a table loaded.
+/// Devices that each run begins with, and their tables; the second one is suspended, with a table
+/// loaded.
 const DEVICES: [(&str, &str); 2] = [
     (
         "m",
@@ -37,7 +41,8 @@ const NAMES: [&str; 8] = ["m", "l", "new", "254:0", "253:0", "%00", "a%2Fb", "%f
 /// Requests in one run at the most.
 const REQUESTS_MAX: usize = 32;
 
-/// How long a request may take. None waits for anything, so this is only to tell a hang from a slow machine.
+/// How long a request may take. None waits for anything, so this is only to tell a hang from a slow
+/// machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Cores without lanes: every command is answered at once.
@@ -74,8 +79,9 @@ pub fn body(data: &[u8]) {
     run(requests);
 }
 
-/// Up to 32 requests, one after the other on the same devices, with a NUL behind each. One begins with `METHOD path` and a newline, or with
-/// two bytes that are no capital letters: the number of a route, and that of a name; the rest is its body.
+/// Up to 32 requests, one after the other on the same devices, with a NUL behind each. One begins
+/// with `METHOD path` and a newline, or with two bytes that are no capital letters: the number of a
+/// route, and that of a name; the rest is its body.
 pub fn requests(data: &[u8]) {
     let routes = routes::all();
     let asks = data.split(|b| *b == 0).take(REQUESTS_MAX).filter_map(|piece| match piece {

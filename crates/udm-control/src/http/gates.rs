@@ -1,7 +1,9 @@
 //! How many requests may wait for storage at a time.
 //!
-//! Contract: verbs that may block run on threads beside the control thread, as many of a kind as its gate lets through; those behind it wait for a while and are then
-//! refused with EBUSY. Kinds do not wait for each other: loads that hang on their storage keep no message from failing the path that hangs.
+//! Contract: verbs that may block run on threads beside the control thread, as many of a kind as
+//! its gate lets through; those behind it wait for a while and are then refused with EBUSY. Kinds
+//! do not wait for each other: loads that hang on their storage keep no message from failing the
+//! path that hangs.
 
 use super::error::Refusal;
 use crate::error::VerbError;
@@ -67,7 +69,8 @@ impl Gate {
         permit.ok()?.ok()
     }
 
-    /// Runs `verb`, about the device `name`, on a thread where it may block. It comes to its end even when the client is gone.
+    /// Runs `verb`, about the device `name`, on a thread where it may block. It comes to its end
+    /// even when the client is gone.
     pub async fn run<T: Send + 'static>(
         &self,
         name: &str,

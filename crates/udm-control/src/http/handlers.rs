@@ -1,7 +1,9 @@
 //! What each route does: a verb, and its answer as JSON.
 //!
-//! A verb that changes a device runs in a task of its own, so that it is finished even when its client hangs up; what opens, closes or looks up devices may
-//! block on storage and runs beside the control thread, behind a gate ([`super::gates`]). A suspend or resume that waits is called off when its client hangs up.
+//! A verb that changes a device runs in a task of its own, so that it is finished even when its
+//! client hangs up; what opens, closes or looks up devices may block on storage and runs beside the
+//! control thread, behind a gate ([`super::gates`]). A suspend or resume that waits is called off
+//! when its client hangs up.
 
 use super::error::{Body, Named, Params, Refusal};
 use super::gates::Shared;
@@ -20,7 +22,8 @@ use std::time::Duration;
 use udm_core::errno::ETIMEDOUT;
 use udm_dm::TargetError;
 
-/// How many devices can change together: more than any set that makes one volume, and few enough that their turns do not hold up others for long.
+/// How many devices can change together: more than any set that makes one volume, and few enough
+/// that their turns do not hold up others for long.
 const TOGETHER_MAX: usize = 1024;
 
 type Answer<T> = Result<Json<T>, Refusal>;
@@ -50,7 +53,8 @@ async fn to_the_end<T: Send + 'static>(
     finished(tokio::spawn(verb).await)
 }
 
-/// Runs `verb` until its client hangs up or `timeout_ms` is over: then it is called off, and comes to its end all the same.
+/// Runs `verb` until its client hangs up or `timeout_ms` is over: then it is called off, and comes
+/// to its end all the same.
 async fn while_asked<F>(timeout_ms: Option<u64>, verb: impl FnOnce(CallOff) -> F) -> Done
 where
     F: Future<Output = Result<(), VerbError>> + Send + 'static,

@@ -1,7 +1,7 @@
 //! HTTP and JSON on the control socket.
 //!
-//! [`routes`] is the one list of what there is; [`handlers`] calls the verbs; [`socket`] is the socket's file, [`server`] serves its peers. Nothing here knows
-//! what a verb does.
+//! [`routes`] is the one list of what there is; [`handlers`] calls the verbs; [`socket`] is the
+//! socket's file, [`server`] serves its peers. Nothing here knows what a verb does.
 
 pub mod api;
 mod error;

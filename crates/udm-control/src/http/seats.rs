@@ -1,8 +1,9 @@
 //! Who is connected, and who has to go when there is no seat left.
 //!
-//! Contract: a connection is *busy* while a request of its is served and *quiet* otherwise: idle, or sending or reading at its own pace. With all seats taken
-//! a newcomer gets that of a quiet connection: of the process that has most of them the one that was quiet longest. So a client that opens connections and
-//! says nothing locks out nobody else.
+//! Contract: a connection is *busy* while a request of its is served and *quiet* otherwise: idle,
+//! or sending or reading at its own pace. With all seats taken a newcomer gets that of a quiet
+//! connection: of the process that has most of them the one that was quiet longest. So a client
+//! that opens connections and says nothing locks out nobody else.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,9 +1,11 @@
 //! The control socket's server: HTTP to peers of the same user.
 //!
-//! Contract: a peer that is neither of the same user nor root gets 403 to whatever it asks; at most [`CONNECTIONS_MAX`] connections are open at a time, and
-//! newcomers take the seats of those that say nothing ([`super::seats`]); a connection that gets no further with a request or its answer for
-//! [`QUIET_MAX`] is closed, one that sends its body slowly is told so before. A few descriptors are kept back, so that a process that has run out of them
-//! can still be controlled. With no connection open no timer runs.
+//! Contract: a peer that is neither of the same user nor root gets 403 to whatever it asks; at most
+//! [`CONNECTIONS_MAX`] connections are open at a time, and newcomers take the seats of those that
+//! say nothing ([`super::seats`]); a connection that gets no further with a request or its answer
+//! for [`QUIET_MAX`] is closed, one that sends its body slowly is told so before. A few descriptors
+//! are kept back, so that a process that has run out of them can still be controlled. With no
+//! connection open no timer runs.
 
 use super::BODY_MAX;
 use super::error::Refusal;
@@ -30,7 +32,8 @@ use udm_dm::TargetError;
 /// Connections open at a time.
 pub const CONNECTIONS_MAX: usize = 256;
 
-/// How long a connection may stay quiet: idle, or before its request is whole, or before its answer is read.
+/// How long a connection may stay quiet: idle, or before its request is whole, or before its answer
+/// is read.
 pub const QUIET_MAX: Duration = Duration::from_secs(30);
 
 /// How long the body of a request may take.
@@ -74,7 +77,8 @@ pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
     Ok(())
 }
 
-/// The next peer. Without a free descriptor it gets one of the spare ones, and somebody who is quiet has to go.
+/// The next peer. Without a free descriptor it gets one of the spare ones, and somebody who is
+/// quiet has to go.
 async fn accept(listener: &UnixListener, spare: &mut Vec<File>, seats: &Seats) -> UnixStream {
     loop {
         let error = match listener.accept().await {

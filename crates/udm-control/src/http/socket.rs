@@ -1,7 +1,8 @@
 //! The socket's file: who owns the path, and since when.
 //!
-//! Contract: the socket has mode 0600 from the moment it exists; a stale one is replaced only when nobody answers on it; of several servers that want one
-//! path at the same time one gets it. Removing the file is the dropped [`Socket`]'s work.
+//! Contract: the socket has mode 0600 from the moment it exists; a stale one is replaced only when
+//! nobody answers on it; of several servers that want one path at the same time one gets it.
+//! Removing the file is the dropped [`Socket`]'s work.
 
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use rustix::io::Errno;
@@ -26,7 +27,8 @@ const BACKLOG: i32 = 1024;
 const LOCK_MAX: Duration = Duration::from_secs(5);
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// A bound control socket. Dropping it removes its file, unless another server has put its own there meanwhile.
+/// A bound control socket. Dropping it removes its file, unless another server has put its own
+/// there meanwhile.
 #[derive(Debug)]
 pub struct Socket {
     pub(super) listener: UnixListener,
@@ -39,8 +41,8 @@ impl Socket {
     /// Binds `path`, and makes its folder (mode 0700) when only that is missing.
     ///
     /// # Errors
-    /// EADDRINUSE when somebody answers there, EEXIST when it is something else than a socket, ENAMETOOLONG for more than [`PATH_MAX`] bytes, the
-    /// system's own otherwise.
+    /// EADDRINUSE when somebody answers there, EEXIST when it is something else than a socket,
+    /// ENAMETOOLONG for more than [`PATH_MAX`] bytes, the system's own otherwise.
     pub fn bind(path: &Path) -> io::Result<Socket> {
         let address = address(path)?;
         let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,4 +1,5 @@
-//! One at a time, for each name: two loads that name one device at the same time open it once, and loads of other devices do not wait for them.
+//! One at a time, for each name: two loads that name one device at the same time open it once, and
+//! loads of other devices do not wait for them.
 
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

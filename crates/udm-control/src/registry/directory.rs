@@ -1,9 +1,12 @@
-//! The directory of mapped devices: who has which name, uuid and number, and in which stage of its life.
+//! The directory of mapped devices: who has which name, uuid and number, and in which stage of its
+//! life.
 //!
-//! Contract: a listing belongs to whoever made it ([`Made`]) until the device is complete, then to whoever takes it away ([`Leaving`]); nobody else
-//! ends it. While a device is made or taken away its name, uuid and number are taken, but it is found by nobody: not listed, not exported by
-//! others, not used by tables. Tables that use a device are counted as they take it ([`Hold`]), under the lock under which a removal begins, so that
-//! one of the two is refused. All look-ups are by index.
+//! Contract: a listing belongs to whoever made it ([`Made`]) until the device is complete, then to
+//! whoever takes it away ([`Leaving`]); nobody else ends it. While a device is made or taken away
+//! its name, uuid and number are taken, but it is found by nobody: not listed, not exported by
+//! others, not used by tables. Tables that use a device are counted as they take it ([`Hold`]),
+//! under the lock under which a removal begins, so that one of the two is refused. All look-ups are
+//! by index.
 
 use super::{MAPPED_MAJOR, Registry};
 use crate::error::VerbError;
@@ -99,7 +102,8 @@ impl Directory {
         self.numbered(*self.names.get(name).ok_or(Absent::Unknown)?)
     }
 
-    /// The device that `word` means: by its number, which nothing else can look like, its name, or its uuid.
+    /// The device that `word` means: by its number, which nothing else can look like, its name, or
+    /// its uuid.
     fn meant(&self, word: &str) -> Result<&Arc<Mapped>, Absent> {
         if let Ok(number) = word.parse::<DevNo>() {
             return if number.major == MAPPED_MAJOR {
@@ -179,7 +183,8 @@ impl Directory {
     }
 }
 
-/// A device that is being made. Dropped before it is complete it is gone, and its name is free again.
+/// A device that is being made. Dropped before it is complete it is gone, and its name is free
+/// again.
 pub(crate) struct Made<'a> {
     registry: &'a Registry,
     pub mapped: Arc<Mapped>,
@@ -246,7 +251,8 @@ impl Registry {
     /// The mapped device called `word`: `major:minor`, a name, or a uuid.
     ///
     /// # Errors
-    /// ENXIO, as the kernel says it of names that it does not know; EBUSY while the device is being created or removed.
+    /// ENXIO, as the kernel says it of names that it does not know; EBUSY while the device is being
+    /// created or removed.
     pub fn find(&self, word: &str) -> Result<Arc<Mapped>, VerbError> {
         let state = self.state();
         state.directory.meant(word).cloned().map_err(|absent| match absent.reason() {
@@ -261,7 +267,8 @@ impl Registry {
         self.state().directory.all().cloned().collect()
     }
 
-    /// Reserves a name, a uuid and the lowest number that is free, as in the kernel, for a device without a table.
+    /// Reserves a name, a uuid and the lowest number that is free, as in the kernel, for a device
+    /// without a table.
     ///
     /// # Errors
     /// EINVAL for a bad name or uuid, EBUSY for one that is taken.
@@ -290,7 +297,8 @@ impl Registry {
         Ok(Leaving { registry: self, mapped: Arc::clone(mapped), gone: false })
     }
 
-    /// True while `mapped` is listed and not about to leave it. Asked under [`Registry::linking`] it stays true as long as that is held.
+    /// True while `mapped` is listed and not about to leave it. Asked under [`Registry::linking`]
+    /// it stays true as long as that is held.
     pub(crate) fn is_there(&self, mapped: &Arc<Mapped>) -> bool {
         let mut state = self.state();
         state.directory.listing(mapped).is_some_and(|listing| listing.stage != Stage::Leaving)

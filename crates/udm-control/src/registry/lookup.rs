@@ -1,9 +1,11 @@
 //! What a word of a table or a message means.
 //!
-//! A table asks the file system what each of its paths leads to now ([`Opening`]). A message asks nobody, as long as it spells a name as the table
-//! did: what it means is in use, and must be found though the file system hangs ([`InUse`]). In neither is the registry's lock held
-//! while the file system is asked: what is asked for is locked, and nothing else, so a hung file system holds up those who name something on
-//! it. Relative paths count from the folder of whoever wrote them ([`Folder`]).
+//! A table asks the file system what each of its paths leads to now ([`Opening`]). A message asks
+//! nobody, as long as it spells a name as the table did: what it means is in use, and must be found
+//! though the file system hangs ([`InUse`]). In neither is the registry's lock held while the file
+//! system is asked: what is asked for is locked, and nothing else, so a hung file system holds up
+//! those who name something on it. Relative paths count from the folder of whoever wrote them
+//! ([`Folder`]).
 
 use super::alone::Taken;
 use super::opened::OPENED_MAJOR;
@@ -95,7 +97,8 @@ impl Resolver for Opening<'_> {
     }
 }
 
-/// Looks up the devices that a message to `mapped` names. Opens nothing: what a message means is in use already.
+/// Looks up the devices that a message to `mapped` names. Opens nothing: what a message means is in
+/// use already.
 pub(crate) struct InUse<'a> {
     /// Where.
     pub registry: &'a Registry,
@@ -130,7 +133,8 @@ impl Resolver for InUse<'_> {
 }
 
 impl InUse<'_> {
-    /// The device that the live table calls so. A name may have led to several disks; failing that, the last one is meant.
+    /// The device that the live table calls so. A name may have led to several disks; failing that,
+    /// the last one is meant.
     fn named(&self, uri: &str) -> Option<DeviceRef> {
         let live = self.mapped.device.live();
         let targets = live.iter().flat_map(|table| table.targets());
@@ -143,13 +147,15 @@ impl InUse<'_> {
 }
 
 impl Registry {
-    /// What `uri` leads to now, opened if it is not open. May block for as long as the file system does.
+    /// What `uri` leads to now, opened if it is not open. May block for as long as the file system
+    /// does.
     fn open(&self, uri: &DeviceUri) -> Result<DeviceRef, LookupError> {
         let written = uri.to_string();
         let _alone = self.alone(format!("name {written}"), &written)?;
         let name = canonical(uri);
         let identity = self.backends.look(uri).map_err(refused)?;
-        // Other names of the same disk lead here, too. Always in this order, so that nobody waits in a circle.
+        // Other names of the same disk lead here, too. Always in this order, so that nobody waits
+        // in a circle.
         let same = if identity == Identity::Inside { name.clone() } else { format!("{identity:?}") };
         let _same = self.alone(format!("disk {same}"), &written)?;
         let open = {
@@ -209,7 +215,8 @@ fn unknown(number: &DeviceUri) -> LookupError {
     lookup(ENXIO, format!("no device has the number {number}"))
 }
 
-/// The text of an error goes without the errno's own at its end, which whoever prints a look-up error puts there.
+/// The text of an error goes without the errno's own at its end, which whoever prints a look-up
+/// error puts there.
 fn refused(OpenError { errno, mut text }: OpenError) -> LookupError {
     // With Rust's number behind it, or without.
     let plain = errno::text(errno);
@@ -221,7 +228,8 @@ fn refused(OpenError { errno, mut text }: OpenError) -> LookupError {
     lookup(errno, text)
 }
 
-/// The word under which a device is known: a file goes by its real path, so that links and `..` lead to the same device. Asks the file system.
+/// The word under which a device is known: a file goes by its real path, so that links and `..`
+/// lead to the same device. Asks the file system.
 fn canonical(uri: &DeviceUri) -> String {
     match uri {
         DeviceUri::File(file) => {

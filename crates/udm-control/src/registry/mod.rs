@@ -1,7 +1,9 @@
 //! All devices of a process: those that tables opened, by URI, and the mapped ones, by name.
 //!
-//! Contract: the same name of the same disk is the same device with the same number ([`opened`]); the names of mapped devices are [`directory`]'s. The
-//! registry's lock is held for moments, never while the file system is asked, a device opened or a table built ([`lookup`]). No lane ever sees it.
+//! Contract: the same name of the same disk is the same device with the same number ([`opened`]);
+//! the names of mapped devices are [`directory`]'s. The registry's lock is held for moments, never
+//! while the file system is asked, a device opened or a table built ([`lookup`]). No lane ever sees
+//! it.
 
 mod alone;
 mod directory;
@@ -69,7 +71,8 @@ impl Registry {
         let _ = self.exporter.set(exporter);
     }
 
-    /// Says what is done for the devices that are made from now on besides their requests. Once; later calls change nothing.
+    /// Says what is done for the devices that are made from now on besides their requests. Once;
+    /// later calls change nothing.
     pub fn keep_up(&self, upkeep: Upkeep) {
         let _ = self.upkeep.set(upkeep);
     }
@@ -102,12 +105,14 @@ impl Registry {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held while a table is put into a slot, and where a removal begins: checks of what lies on what stay true until the table is there.
+    /// Held while a table is put into a slot, and where a removal begins: checks of what lies on
+    /// what stay true until the table is there.
     pub(crate) fn linking(&self) -> MutexGuard<'_, ()> {
         self.linking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a number that stands in a table means: a URI, or `@` and a name. Empty when it means nothing.
+    /// What a number that stands in a table means: a URI, or `@` and a name. Empty when it means
+    /// nothing.
     #[must_use]
     pub fn uri_of(&self, number: DevNo) -> String {
         let state = self.state();

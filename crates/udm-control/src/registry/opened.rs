@@ -1,8 +1,9 @@
 //! Devices that tables use: opened once, known by their URI and what it led to, numbered for good.
 //!
-//! Contract: a device is open for as long as a table holds it, and not longer. A number means one name of one disk for the life of the process. A name
-//! that leads to another disk than before has another number, and has its old one again when it leads back; so a number in a script
-//! never comes to mean another disk.
+//! Contract: a device is open for as long as a table holds it, and not longer. A number means one
+//! name of one disk for the life of the process. A name that leads to another disk than before has
+//! another number, and has its old one again when it leads back; so a number in a script never
+//! comes to mean another disk.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -12,14 +13,16 @@ use udm_core::{DevNo, Device};
 /// The major number of opened devices: a range that Linux leaves to local use.
 pub const OPENED_MAJOR: u32 = 253;
 
-/// How many numbers, and how many other spellings of URIs, are remembered (the kernel's minors have 20 bits).
+/// How many numbers, and how many other spellings of URIs, are remembered (the kernel's minors have
+/// 20 bits).
 const REMEMBERED_MAX: usize = 1 << 20;
 
 /// What was ever opened, by minor number.
 #[derive(Default)]
 pub(super) struct Opened {
     remembered: Vec<Remembered>,
-    /// The numbers of a URI in its canonical form, the latest last: more than one when it has led to several disks.
+    /// The numbers of a URI in its canonical form, the latest last: more than one when it has led
+    /// to several disks.
     minors: HashMap<String, Vec<u32>>,
     /// What tables wrote for a URI whose canonical form is another.
     spellings: HashMap<String, String>,
@@ -59,7 +62,8 @@ impl Opened {
         self.numbered(uri, identity).and_then(|minor| self.device(minor))
     }
 
-    /// The devices of a URI, in its canonical form or one that a table used, that are open: the one that it led to last comes first.
+    /// The devices of a URI, in its canonical form or one that a table used, that are open: the one
+    /// that it led to last comes first.
     pub fn named(&self, uri: &str) -> impl Iterator<Item = Numbered> {
         let uri = self.spellings.get(uri).map_or(uri, String::as_str);
         let minors = self.minors.get(uri).into_iter().flatten().rev();
@@ -82,8 +86,8 @@ impl Opened {
         self.spellings.insert(spelling, uri.into());
     }
 
-    /// Remembers a device that was just opened; the one that is known already, if another thread was faster. `None` when all numbers are taken by
-    /// open devices.
+    /// Remembers a device that was just opened; the one that is known already, if another thread
+    /// was faster. `None` when all numbers are taken by open devices.
     pub fn put(&mut self, uri: &str, identity: Identity, device: Arc<dyn Device>) -> Option<Numbered> {
         let opened = Remembered { uri: uri.into(), identity, device: Arc::downgrade(&device) };
         let minor = match self.numbered(uri, identity) {

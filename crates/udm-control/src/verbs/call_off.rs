@@ -1,7 +1,8 @@
 //! Calling a suspend or a resume off while it waits.
 //!
-//! Contract: the device goes on as it was, active and with the table that was live, and the verb ends with the reason that was given. Where the
-//! cores use the new state already it is too late, and the verb ends as if nothing had been said. Removing and creating are not called off.
+//! Contract: the device goes on as it was, active and with the table that was live, and the verb
+//! ends with the reason that was given. Where the cores use the new state already it is too late,
+//! and the verb ends as if nothing had been said. Removing and creating are not called off.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;

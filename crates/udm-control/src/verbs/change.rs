@@ -1,7 +1,8 @@
 //! Making, suspending, resuming and removing devices.
 //!
-//! What is let go, a table that was replaced or the device itself, is closed on a thread of its own: closing files can take long, and neither a core
-//! nor the control thread waits for it. The verb does, so that what it closed is closed when it is done.
+//! What is let go, a table that was replaced or the device itself, is closed on a thread of its
+//! own: closing files can take long, and neither a core nor the control thread waits for it. The
+//! verb does, so that what it closed is closed when it is done.
 
 use super::call_off::{CallOff, Waiting, interrupted};
 use super::{hold, show, tables};
@@ -13,8 +14,9 @@ use udm_core::Device;
 use udm_core::errno::{EBUSY, ENXIO};
 use udm_dm::{Changes, MappedDevice, Refused, TargetError, Wake};
 
-/// Makes a device. With a table it is loaded and resumed, and when that fails the device is gone again, as with dmsetup; without one it has none.
-/// Relative paths in the table count from our own folder; building it may block on what it opens.
+/// Makes a device. With a table it is loaded and resumed, and when that fails the device is gone
+/// again, as with dmsetup; without one it has none. Relative paths in the table count from our own
+/// folder; building it may block on what it opens.
 ///
 /// # Errors
 /// EINVAL for a bad name, EBUSY for one that is taken, the table's own otherwise.
@@ -55,11 +57,13 @@ fn export(registry: &Registry, mapped: &Mapped) -> Result<(), VerbError> {
     added.map_err(|e| VerbError::new(name, TargetError::new(e.to_string())))
 }
 
-/// Parks new requests and waits until those in flight are done; with `noflush`, until targets have handed back what they hold. Of several devices
-/// all are suspended or none: there is an instant at which none of them has a request in flight. A device that is suspended already stays so.
+/// Parks new requests and waits until those in flight are done; with `noflush`, until targets have
+/// handed back what they hold. Of several devices all are suspended or none: there is an instant at
+/// which none of them has a request in flight. A device that is suspended already stays so.
 ///
 /// # Errors
-/// ENXIO when there is no such device, EINTR when a resume or a removal came meanwhile, a device's own otherwise.
+/// ENXIO when there is no such device, EINTR when a resume or a removal came meanwhile, a device's
+/// own otherwise.
 pub async fn suspend(registry: &Arc<Registry>, names: &[&str], noflush: bool) -> Result<(), VerbError> {
     suspend_until(registry, names, noflush, &CallOff::default()).await
 }
@@ -81,11 +85,13 @@ pub async fn suspend_until(
     .await
 }
 
-/// Swaps the loaded table in, where there is one, and lets requests go. Of several devices all take their new tables or none, while none has a
-/// request in flight. A suspend that still waits is called off.
+/// Swaps the loaded table in, where there is one, and lets requests go. Of several devices all take
+/// their new tables or none, while none has a request in flight. A suspend that still waits is
+/// called off.
 ///
 /// # Errors
-/// ENXIO when there is no such device; a table's own when the cores can't use it: the old ones are live and running then.
+/// ENXIO when there is no such device; a table's own when the cores can't use it: the old ones are
+/// live and running then.
 pub async fn resume(registry: &Arc<Registry>, names: &[&str]) -> Result<(), VerbError> {
     resume_until(registry, names, &CallOff::default()).await
 }
@@ -93,7 +99,8 @@ pub async fn resume(registry: &Arc<Registry>, names: &[&str]) -> Result<(), Verb
 /// As [`resume`], until it is called off.
 ///
 /// # Errors
-/// As [`resume`]'s, and what it was called off with: the tables that were live are live and running then.
+/// As [`resume`]'s, and what it was called off with: the tables that were live are live and running
+/// then.
 pub async fn resume_until(registry: &Arc<Registry>, names: &[&str], off: &CallOff) -> Result<(), VerbError> {
     let several = find(registry, names)?;
     for (_, mapped) in &several {
@@ -103,7 +110,8 @@ pub async fn resume_until(registry: &Arc<Registry>, names: &[&str], off: &CallOf
         .await
 }
 
-/// The devices of `names`, each once, in the order in which changes of several take their turns: two that have devices in common do not wait for each other.
+/// The devices of `names`, each once, in the order in which changes of several take their turns:
+/// two that have devices in common do not wait for each other.
 fn find(registry: &Registry, names: &[&str]) -> Result<Vec<(String, Arc<Mapped>)>, VerbError> {
     let mut found = Vec::with_capacity(names.len());
     for name in names {
@@ -214,14 +222,15 @@ async fn in_turn(
     done.map_err(blame)
 }
 
-/// Begins a change and takes its steps, one whenever the cores have answered, until it is over or called off. The change comes back with its outcome:
-/// dropping it may close what it let go.
+/// Begins a change and takes its steps, one whenever the cores have answered, until it is over or
+/// called off. The change comes back with its outcome: dropping it may close what it let go.
 async fn step(
     registry: &Registry,
     off: &CallOff,
     begin: impl FnOnce(Wake) -> Result<Changes, Refused>,
 ) -> Result<(Result<(), Refused>, Changes), Refused> {
-    // A wake-up that comes before we wait for it is kept, so none is lost between a step and its wait.
+    // A wake-up that comes before we wait for it is kept, so none is lost between a step and its
+    // wait.
     let answered = Arc::new(Notify::new());
     let wake: Wake = {
         let answered = Arc::clone(&answered);

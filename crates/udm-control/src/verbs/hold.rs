@@ -60,7 +60,8 @@ pub(super) fn lane(registry: &Registry, device: &Arc<MappedDevice>, ack: Ack) ->
     Held { _task: registry.cores().start(Box::new(move || Box::new(keep))), failure }
 }
 
-/// A lane for a resume or a suspend, where a target has something to do then. One that can't be opened is no obstacle: whoever uses the device next is told why.
+/// A lane for a resume or a suspend, where a target has something to do then. One that can't be
+/// opened is no obstacle: whoever uses the device next is told why.
 pub(super) async fn lane_for_change(registry: &Registry, device: &Arc<MappedDevice>) -> Option<Held> {
     let tables = [device.live(), device.inactive()];
     let mut targets = tables.iter().flatten().flat_map(|table| table.targets());

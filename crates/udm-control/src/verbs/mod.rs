@@ -1,7 +1,8 @@
 //! The verbs: what dmsetup's users do to devices, with the kernel's semantics and errors.
 //!
-//! Verbs that change what the cores do are futures, because the cores answer when they can: `suspend` takes as long as requests are in flight.
-//! They need no reactor: [`wait`] runs one to its end on any thread.
+//! Verbs that change what the cores do are futures, because the cores answer when they can:
+//! `suspend` takes as long as requests are in flight. They need no reactor: [`wait`] runs one to
+//! its end on any thread.
 
 mod call_off;
 mod change;

@@ -53,7 +53,8 @@ pub fn table(registry: &Registry, name: &str, inactive: bool) -> Result<api::Tab
 /// ENXIO when there is no such device.
 pub fn status(registry: &Registry, name: &str, inactive: bool) -> Result<api::Status, VerbError> {
     let mapped = registry.find(name)?;
-    // The number first: an event between the two is seen by whoever waits for a number other than this one.
+    // The number first: an event between the two is seen by whoever waits for a number other than
+    // this one.
     let event_nr = mapped.device.event_nr();
     let table = slot(&mapped, inactive);
     Ok(api::Status {

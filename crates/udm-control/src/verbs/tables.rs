@@ -21,7 +21,8 @@ const MESSAGE_MAX: usize = 16 << 10;
 const MESSAGE_WAIT_MAX: Duration = Duration::from_secs(10);
 const MESSAGE_WAIT_STEP: Duration = Duration::from_millis(50);
 
-/// Loads `text` into the inactive slot of `name`; relative paths count from our own folder. May block on what the table opens.
+/// Loads `text` into the inactive slot of `name`; relative paths count from our own folder. May
+/// block on what the table opens.
 ///
 /// # Errors
 /// ENXIO when there is no such device; the table's own otherwise, with the position to blame.
@@ -38,7 +39,8 @@ pub fn load_from(registry: &Registry, name: &str, text: &str, folder: &Folder) -
     load_into(registry, &mapped, name, text, folder)
 }
 
-/// The table of a device `name` that is all of `word`, a device. Opens it for a moment, and may block on that.
+/// The table of a device `name` that is all of `word`, a device. Opens it for a moment, and may
+/// block on that.
 ///
 /// # Errors
 /// What is wrong with the word or with its device.
@@ -93,11 +95,13 @@ pub fn clear(registry: &Registry, name: &str) -> Result<(), VerbError> {
     Ok(())
 }
 
-/// Sends a message to the target at `sector`, and gives back its answer when the message is done: what the cores have to do for it, they have done. Relative paths
-/// count from our own folder. May block for the cores, and on a path that no table wrote so.
+/// Sends a message to the target at `sector`, and gives back its answer when the message is done:
+/// what the cores have to do for it, they have done. Relative paths count from our own folder. May
+/// block for the cores, and on a path that no table wrote so.
 ///
 /// # Errors
-/// ENXIO when there is no such device; EINVAL for what the target does not know; ETIMEDOUT when the cores do not get it done; the target's own otherwise.
+/// ENXIO when there is no such device; EINVAL for what the target does not know; ETIMEDOUT when the
+/// cores do not get it done; the target's own otherwise.
 pub fn message(registry: &Registry, name: &str, sector: u64, text: &str) -> Result<String, VerbError> {
     message_from(registry, name, sector, text, &Folder::own())
 }
@@ -129,7 +133,8 @@ pub fn message_from(
     done.map_err(|e| VerbError::new(name, e))
 }
 
-/// Waits until the cores have done what a message asks for. With a lane for it, in case that nobody uses the device.
+/// Waits until the cores have done what a message asks for. With a lane for it, in case that nobody
+/// uses the device.
 fn finish(registry: &Registry, mapped: &Mapped, pending: &Pending) -> Result<(), TargetError> {
     let lane = hold::lane(registry, &mapped.device, Ack::new(|| {}));
     let mut waited = Duration::ZERO;

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-/// Runs `verb` to its end; the thread sleeps meanwhile. Not on a thread that is a core itself: see [`wait_with`].
+/// Runs `verb` to its end; the thread sleeps meanwhile. Not on a thread that is a core itself: see
+/// [`wait_with`].
 pub fn wait<T>(verb: impl Future<Output = T>) -> T {
     // A stray unpark costs one look too many.
     wait_with(verb, thread::park)
 }
 
-/// Runs `verb` to its end, calling `turn` whenever it has to wait. A thread that is a core takes a turn of its core there, so that its own lanes
-/// can answer.
+/// Runs `verb` to its end, calling `turn` whenever it has to wait. A thread that is a core takes a
+/// turn of its core there, so that its own lanes can answer.
 pub fn wait_with<T>(verb: impl Future<Output = T>, mut turn: impl FnMut()) -> T {
     struct Unpark(Thread);
     impl Wake for Unpark {

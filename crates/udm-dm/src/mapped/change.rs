@@ -1,14 +1,17 @@
 //! Suspend and resume: a change that all cores take part in, one step at a time.
 //!
-//! A resume with a new table: every core opens its lanes of it (*prepare*), while the old one serves; only when all could, the device is suspended (if it
-//! is not already), the tables change places, and the cores go on with the lanes that they have. What can fail is over before anything stops,
-//! so a resume that cannot work is refused with the old table live and running, even if the device was suspended before.
+//! A resume with a new table: every core opens its lanes of it (*prepare*), while the old one
+//! serves; only when all could, the device is suspended (if it is not already), the tables change
+//! places, and the cores go on with the lanes that they have. What can fail is over before anything
+//! stops, so a resume that cannot work is refused with the old table live and running, even if the
+//! device was suspended before.
 //!
-//! A table that is let go, the old one or one that was not to be, is held until every core has dropped its lanes, and then by the [`Change`]: who drops that
-//! closes files, and no core does.
+//! A table that is let go, the old one or one that was not to be, is held until every core has
+//! dropped its lanes, and then by the [`Change`]: who drops that closes files, and no core does.
 //!
-//! A [`Change`] blocks nobody: [`Change::step`] does what can be done now, and its `wake` is called when there is more. One change at a time
-//! and device. Hooks of targets run in the kernel's order: presuspend, (cores stop), postsuspend, (swap), resume, (cores go on).
+//! A [`Change`] blocks nobody: [`Change::step`] does what can be done now, and its `wake` is called
+//! when there is more. One change at a time and device. Hooks of targets run in the kernel's order:
+//! presuspend, (cores stop), postsuspend, (swap), resume, (cores go on).
 
 use super::device::{MappedDevice, Slot, Wake};
 use crate::bugs::{self, Bug};
@@ -68,8 +71,9 @@ impl Phase {
     }
 }
 
-/// A suspend or resume under way. Dropped before its end it leaves the device suspended or as it was; a resume mends that. Dropped at its end
-/// it may close devices, which can block: see the module's documentation.
+/// A suspend or resume under way. Dropped before its end it leaves the device suspended or as it
+/// was; a resume mends that. Dropped at its end it may close devices, which can block: see the
+/// module's documentation.
 #[must_use = "nothing happens until it is stepped"]
 pub struct Change {
     device: Arc<MappedDevice>,
@@ -136,12 +140,14 @@ impl Change {
         })
     }
 
-    /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake. `Some`: over, with its outcome.
+    /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake.
+    /// `Some`: over, with its outcome.
     pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), TargetError>> {
         self.step_to(Stage::Over, Below::NOW, cores)
     }
 
-    /// As [`Change::step`], and no further than to `stage`. A change that fails before says so when it gets there. `below` says what those below change to.
+    /// As [`Change::step`], and no further than to `stage`. A change that fails before says so when
+    /// it gets there. `below` says what those below change to.
     pub(super) fn step_to(
         &mut self,
         stage: Stage,
@@ -171,7 +177,8 @@ impl Change {
         }
     }
 
-    /// Calls off a change that waits: the device goes on with the table that is live. Step it to its end, which is EINTR.
+    /// Calls off a change that waits: the device goes on with the table that is live. Step it to
+    /// its end, which is EINTR.
     pub fn cancel(&mut self, cores: &dyn Cores) {
         let error = TargetError::errno(EINTR).because("called off");
         match self.phase {
@@ -192,7 +199,8 @@ impl Change {
         self.noflush = true;
     }
 
-    /// The tables that no core uses any more, of a change that is over. Who drops them closes what they had open.
+    /// The tables that no core uses any more, of a change that is over. Who drops them closes what
+    /// they had open.
     #[must_use]
     pub fn take_let_go(&mut self) -> Vec<Arc<Table>> {
         std::mem::take(&mut self.let_go)
@@ -247,7 +255,8 @@ impl Change {
     }
 
     fn stop(&mut self, cores: &dyn Cores) -> Phase {
-        // In this order: a lane that is opened from now on, and stands still, is one that the targets have been told to expect.
+        // In this order: a lane that is opened from now on, and stands still, is one that the
+        // targets have been told to expect.
         self.each_target(|target| target.presuspend(self.noflush));
         let tasks = {
             let mut state = self.device.state();

@@ -2,15 +2,19 @@
 //!
 //! Three stages, each reached by all before one goes on:
 //!
-//! 1. *Prepared*, from the bottom of the stack to its top: whatever can fail has not, on any core of any device, and everything still runs. A table takes the limits of
-//!    the tables that become live below it in the same change.
-//! 2. *Still*, from the top to the bottom: a device comes to rest only while those below it still serve what it has in flight.
+//! 1. *Prepared*, from the bottom of the stack to its top: whatever can fail has not, on any core
+//!    of any device, and everything still runs. A table takes the limits of the tables that become
+//!    live below it in the same change.
+//! 2. *Still*, from the top to the bottom: a device comes to rest only while those below it still
+//!    serve what it has in flight.
 //! 3. *Over*, from the bottom to the top, which nothing stops.
 //!
-//! Between 2 and 3 none of the devices has a request in flight: what lies below them is one instant of all of them. What fails or is called
-//! off before that instant leaves every device active, with the table that was live; a device that was suspended before a *suspend* stays so.
+//! Between 2 and 3 none of the devices has a request in flight: what lies below them is one instant
+//! of all of them. What fails or is called off before that instant leaves every device active, with
+//! the table that was live; a device that was suspended before a *suspend* stays so.
 //!
-//! One change at a time and device holds for the set: if one of them is under change already, none is begun.
+//! One change at a time and device holds for the set: if one of them is under change already, none
+//! is begun.
 
 use super::change::{Change, Stage};
 use super::device::{MappedDevice, Wake};
@@ -26,10 +30,12 @@ use udm_core::{Cores, Device, DeviceId, Limits};
 /// What was wrong, and with which device: its place in the list that was given.
 pub type Refused = (usize, TargetError);
 
-/// A suspend or resume of several devices under way. Dropped before its end it leaves them suspended or as they were; a resume mends that.
+/// A suspend or resume of several devices under way. Dropped before its end it leaves them
+/// suspended or as they were; a resume mends that.
 #[must_use = "nothing happens until it is stepped"]
 pub struct Changes {
-    /// By their place in the stack, top first: nothing lies on anything of its own level or a later one.
+    /// By their place in the stack, top first: nothing lies on anything of its own level or a later
+    /// one.
     levels: Vec<Vec<Part>>,
     stage: Stage,
     /// How many levels have reached it.
@@ -55,8 +61,9 @@ impl Changes {
         Changes::begin(devices, |device| device.suspend(noflush, Arc::clone(wake)))
     }
 
-    /// As [`MappedDevice::resume_with`], of all `devices`. Where one is suspended already it is `noflush` for all: what it holds for those above would
-    /// keep them from coming to rest, and it goes on only when they have.
+    /// As [`MappedDevice::resume_with`], of all `devices`. Where one is suspended already it is
+    /// `noflush` for all: what it holds for those above would keep them from coming to rest, and it
+    /// goes on only when they have.
     ///
     /// # Errors
     /// EBUSY while one of them is under change.
@@ -84,7 +91,8 @@ impl Changes {
         Ok(Changes { levels, stage: Stage::Prepared, level: 0, coming: HashMap::new(), result: Ok(()) })
     }
 
-    /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake. `Some`: over, with its outcome.
+    /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake.
+    /// `Some`: over, with its outcome.
     pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), Refused>> {
         while self.level < self.levels.len() {
             let upwards = self.stage != Stage::Still;
@@ -120,8 +128,9 @@ impl Changes {
         Some(self.result.clone())
     }
 
-    /// Calls off a change that waits: the devices go on with the tables that are live. Step it to its end, which is EINTR. False where it was too
-    /// late for that: the end is what it would have been.
+    /// Calls off a change that waits: the devices go on with the tables that are live. Step it to
+    /// its end, which is EINTR. False where it was too late for that: the end is what it would have
+    /// been.
     pub fn cancel(&mut self, cores: &dyn Cores) -> bool {
         let in_time = self.stage != Stage::Over;
         if in_time {
@@ -138,7 +147,8 @@ impl Changes {
         (self.stage, self.level) = (Stage::Over, 0);
     }
 
-    /// The tables that no core uses any more, of a change that is over. Who drops them closes what they had open.
+    /// The tables that no core uses any more, of a change that is over. Who drops them closes what
+    /// they had open.
     #[must_use]
     pub fn take_let_go(&mut self) -> Vec<Arc<Table>> {
         self.levels.iter_mut().flatten().flat_map(|part| part.change.take_let_go()).collect()

@@ -1,7 +1,8 @@
 //! The control half of a mapped device: its names, its two slots, its state and its events.
 //!
-//! `load` fills the inactive slot; `resume` makes it the live one ([`super::change`]). Nothing here is touched by the data path but the event
-//! counter, and that only when something has happened. The lock is held for moments and never while a device below is called.
+//! `load` fills the inactive slot; `resume` makes it the live one ([`super::change`]). Nothing here
+//! is touched by the data path but the event counter, and that only when something has happened.
+//! The lock is held for moments and never while a device below is called.
 
 use super::change::Change;
 use super::lane::{Generation, MappedLane};
@@ -18,7 +19,8 @@ use udm_core::{
     Sector, Sectors, Stacked, TaskHandle,
 };
 
-/// Called when there is something to do: a [`Change`] can take its next step, an event was raised. It only wakes; it must not call back.
+/// Called when there is something to do: a [`Change`] can take its next step, an event was raised.
+/// It only wakes; it must not call back.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// A mapped device. See the module's documentation.
@@ -34,7 +36,8 @@ pub struct MappedDevice {
     commons: Commons,
 }
 
-/// A table in use, and which resume made it so: lanes tell commands for it from older ones by the number.
+/// A table in use, and which resume made it so: lanes tell commands for it from older ones by the
+/// number.
 #[derive(Clone)]
 pub(super) struct Slot {
     pub table: Arc<Table>,
@@ -67,7 +70,8 @@ impl State {
         self.live.as_ref().map_or(0, |slot| slot.generation)
     }
 
-    /// Every table that a lane may be open of, now or when the one that waits is resumed; each once. `new` in the place of the inactive one.
+    /// Every table that a lane may be open of, now or when the one that waits is resumed; each
+    /// once. `new` in the place of the inactive one.
     fn tables(&self, new: Option<&Arc<Table>>) -> Vec<Arc<Table>> {
         let slots = [&self.live, &self.preparing, &self.leaving].into_iter().flatten();
         let inactive = new.or(self.inactive.as_ref());
@@ -108,7 +112,8 @@ pub struct DeviceInfo {
     pub read_only: bool,
 }
 
-/// What targets hold of the device: no more than this, so that a table does not keep its own device alive.
+/// What targets hold of the device: no more than this, so that a table does not keep its own device
+/// alive.
 pub(super) struct Events {
     id: DeviceId,
     number: DevNo,
@@ -160,11 +165,13 @@ impl MappedDevice {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Puts `table` into the inactive slot, in the place of what is there. Everything that the first load checks is checked at each.
+    /// Puts `table` into the inactive slot, in the place of what is there. Everything that the
+    /// first load checks is checked at each.
     ///
     /// # Errors
-    /// Sizes and alignment that no longer fit; a table that maps this device, directly or through others; one of another kind than the device
-    /// is; a disk that a target needs alone and another device has. The slot is as it was then.
+    /// Sizes and alignment that no longer fit; a table that maps this device, directly or through
+    /// others; one of another kind than the device is; a disk that a target needs alone and another
+    /// device has. The slot is as it was then.
     pub fn load(&self, table: Arc<Table>) -> Result<(), TargetError> {
         let live = self.state().live.clone();
         let kept = live.as_ref().and_then(|slot| slot.table.immutable_type());
@@ -191,8 +198,9 @@ impl MappedDevice {
         Ok(())
     }
 
-    /// Has the cores open `slot` from now on, lanes that come included. What was checked at the load is checked again: the devices below may be others by now.
-    /// `below` says which tables the devices below get in the same change.
+    /// Has the cores open `slot` from now on, lanes that come included. What was checked at the
+    /// load is checked again: the devices below may be others by now. `below` says which tables the
+    /// devices below get in the same change.
     pub(super) fn prepare(&self, slot: &Slot, below: Below<'_>) -> Result<(), TargetError> {
         slot.table.check(below)?;
         let mut walk = Walk::default();
@@ -233,7 +241,8 @@ impl MappedDevice {
         Ok(())
     }
 
-    /// Suspends: new bios wait; held ones fail, or with `noflush` wait as well. A second suspend is a success. Step the change to its end.
+    /// Suspends: new bios wait; held ones fail, or with `noflush` wait as well. A second suspend is
+    /// a success. Step the change to its end.
     ///
     /// # Errors
     /// EBUSY while another change is under way.
@@ -241,8 +250,9 @@ impl MappedDevice {
         Change::suspend(self, noflush, wake)
     }
 
-    /// Resumes, with the inactive table if there is one. A device that is not suspended is, for as long as the tables change places; bios that are
-    /// only held meanwhile go to the new table. Step the change to its end.
+    /// Resumes, with the inactive table if there is one. A device that is not suspended is, for as
+    /// long as the tables change places; bios that are only held meanwhile go to the new table.
+    /// Step the change to its end.
     ///
     /// # Errors
     /// EBUSY while another change is under way.
@@ -250,8 +260,8 @@ impl MappedDevice {
         Change::resume(self, true, wake)
     }
 
-    /// As [`MappedDevice::resume`]; without `noflush`, bios that the old table holds back fail, as in the kernel's `dmsetup resume` of
-    /// a device that was not suspended before.
+    /// As [`MappedDevice::resume`]; without `noflush`, bios that the old table holds back fail, as
+    /// in the kernel's `dmsetup resume` of a device that was not suspended before.
     ///
     /// # Errors
     /// EBUSY while another change is under way.
@@ -282,8 +292,8 @@ impl MappedDevice {
         self.events.count.load(Ordering::Acquire)
     }
 
-    /// Has `hook` called after each event, from whatever thread raised it, cores included: it should do no more than wake another. The first hook
-    /// stays.
+    /// Has `hook` called after each event, from whatever thread raised it, cores included: it
+    /// should do no more than wake another. The first hook stays.
     pub fn on_event(&self, hook: Wake) {
         let _ = self.events.hook.set(hook);
     }
@@ -346,8 +356,8 @@ impl Device for MappedDevice {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        // The port comes first: a command that is too early for it came before the state that is read next, and one that repeats
-        // that state does no harm.
+        // The port comes first: a command that is too early for it came before the state that is
+        // read next, and one that repeats that state does no harm.
         let port = cx.open_port(self.id);
         let (live, preparing, suspended) = {
             let state = self.state();

@@ -1,4 +1,5 @@
-//! The data path of a mapped device on one core: the live table's lane, and what becomes of bios while tables change.
+//! The data path of a mapped device on one core: the live table's lane, and what becomes of bios
+//! while tables change.
 //!
 //! ```text
 //!             Suspend                  nothing in flight
@@ -7,13 +8,15 @@
 //!     +------ Resume -------+------------- Resume ------------+
 //! ```
 //!
-//! Running: batches go straight down; a test of the port's flag is all there is to it. Draining: new bios are parked, what is in
-//! flight comes home, what is only held is handed back and parked too (no-flush) or fails (flush). Suspended: all bios are parked; those that will not wait
-//! fail (kernel: NOWAIT with EAGAIN, read-ahead with EIO). Resume puts the lane of the wanted generation in place, then everything parked goes
-//! down, oldest first.
+//! Running: batches go straight down; a test of the port's flag is all there is to it. Draining:
+//! new bios are parked, what is in flight comes home, what is only held is handed back and parked
+//! too (no-flush) or fails (flush). Suspended: all bios are parked; those that will not wait fail
+//! (kernel: NOWAIT with EAGAIN, read-ahead with EIO). Resume puts the lane of the wanted generation
+//! in place, then everything parked goes down, oldest first.
 //!
-//! Commands may come twice or for a generation that is already in place (a lane opened between two of them): the generation makes them
-//! harmless. Without a table there is no lane, and bios end with EIO.
+//! Commands may come twice or for a generation that is already in place (a lane opened between two
+//! of them): the generation makes them harmless. Without a table there is no lane, and bios end
+//! with EIO.
 
 use crate::bugs::{self, Bug};
 use crate::table::{Table, TableLane};
@@ -33,7 +36,8 @@ pub(super) type Generation = (u64, Box<TableLane>);
 /// See the module's documentation.
 pub(super) struct MappedLane {
     port: Rc<Port>,
-    /// Running with a table, nothing prepared, nothing to hand out: what `submit` and `poll` test first.
+    /// Running with a table, nothing prepared, nothing to hand out: what `submit` and `poll` test
+    /// first.
     ordinary: bool,
     live: Option<Box<TableLane>>,
     generation: u64,
@@ -128,7 +132,8 @@ impl MappedLane {
         if self.generation != generation {
             assert!(self.is_empty(), "tables change places while nothing is in flight");
             let prepared = self.prepared.take().filter(|(prepared, _)| *prepared == generation);
-            // Every lane prepared it or the change was called off; without it the old table must not be used either.
+            // Every lane prepared it or the change was called off; without it the old table must
+            // not be used either.
             debug_assert!(prepared.is_some(), "generation {generation} was not prepared");
             self.live = prepared.map(|(_, lane)| lane);
             self.generation = generation;
@@ -246,8 +251,9 @@ impl Lane for MappedLane {
         }
     }
 
-    /// A suspend of the device above. What is parked here, or held by targets that hand back, can wait up there as well, whatever this device is
-    /// doing; but a flushing suspend above fails nothing that it still means to serve (kernel: it waits).
+    /// A suspend of the device above. What is parked here, or held by targets that hand back, can
+    /// wait up there as well, whatever this device is doing; but a flushing suspend above fails
+    /// nothing that it still means to serve (kernel: it waits).
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         if how == Drain::Flush {
             return;

@@ -23,12 +23,12 @@ impl MappedDevice {
         self.send(sector, words, resolver, cores).map(|(answer, _)| answer)
     }
 
-    /// Sends `words` to the target that maps `sector`, and has the lanes look what changed. Returns the target's answer, and what the cores have yet to
-    /// finish before the message is done.
+    /// Sends `words` to the target that maps `sector`, and has the lanes look what changed. Returns
+    /// the target's answer, and what the cores have yet to finish before the message is done.
     ///
     /// # Errors
-    /// `Empty message received.`; `Unsupported message sent to DM core: @word`; `Target message sector outside device.`; EBUSY while
-    /// suspended; the target's own.
+    /// `Empty message received.`; `Unsupported message sent to DM core: @word`;
+    /// `Target message sector outside device.`; EBUSY while suspended; the target's own.
     pub fn send(
         &self,
         sector: u64,

@@ -1,10 +1,13 @@
-//! Mapped devices: a name, a number, two slots for tables, and lanes that change tables without losing a request.
+//! Mapped devices: a name, a number, two slots for tables, and lanes that change tables without
+//! losing a request.
 //!
-//! [`device`] is the control half, [`change`] takes it through suspend and resume, [`changes`] several at once, [`lane`] is the data path, [`stack`] says what may lie on what;
-//! [`message`] and [`names`] are what their names say.
+//! [`device`] is the control half, [`change`] takes it through suspend and resume, [`changes`]
+//! several at once, [`lane`] is the data path, [`stack`] says what may lie on what; [`message`] and
+//! [`names`] are what their names say.
 //!
-//! The life of a device, as the kernel's (dm-ioctl.c `table_load`, `table_clear`, `do_suspend`, `do_resume`; dm.c `dm_submit_bio`). A device has a live table or
-//! none, an inactive one or none, and is active or suspended:
+//! The life of a device, as the kernel's (dm-ioctl.c `table_load`, `table_clear`, `do_suspend`,
+//! `do_resume`; dm.c `dm_submit_bio`). A device has a live table or none, an inactive one or none,
+//! and is active or suspended:
 //!
 //! | event | live | inactive | state |
 //! |---|---|---|---|

@@ -45,7 +45,8 @@ impl MappedDevice {
         self.names().uuid.clone()
     }
 
-    /// Gives the device another name, which the caller knows to be free. Raises an event when there is a live table.
+    /// Gives the device another name, which the caller knows to be free. Raises an event when there
+    /// is a live table.
     ///
     /// # Errors
     /// What is wrong with the name.

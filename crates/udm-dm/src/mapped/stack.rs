@@ -1,11 +1,14 @@
 //! How mapped devices lie on each other: no circles, and an end to how deep and how wide.
 //!
-//! Calls go down as deep as devices lie on each other, and a device that two lines of a table name has two lanes below each lane of that
-//! table, so lanes can double with each level. Both are bounded when a table is loaded, for the device and for all that lie on it, so
-//! opening a lane never fails for it. Counted are the tables of all slots, because the lanes of several are open while tables change places.
+//! Calls go down as deep as devices lie on each other, and a device that two lines of a table name
+//! has two lanes below each lane of that table, so lanes can double with each level. Both are
+//! bounded when a table is loaded, for the device and for all that lie on it, so opening a lane
+//! never fails for it. Counted are the tables of all slots, because the lanes of several are open
+//! while tables change places.
 //!
-//! Only a load makes a stack larger. Loads look and act one at a time ([`shape`]), over all devices of the process; nothing that could block is done
-//! meanwhile. The walks keep their own lists instead of calling themselves, and look at each device once.
+//! Only a load makes a stack larger. Loads look and act one at a time ([`shape`]), over all devices
+//! of the process; nothing that could block is done meanwhile. The walks keep their own lists
+//! instead of calling themselves, and look at each device once.
 
 use super::MappedDevice;
 use crate::error::TargetError;
@@ -19,8 +22,9 @@ use udm_core::{Device, DeviceId, Stacked};
 /// How many mapped devices may lie on each other. Calls go down that deep.
 pub const DEPTH_MAX: usize = 32;
 
-/// How many lanes one device may open on a core, its own and all below. More than any stack that does work needs (a thousand lines over ten
-/// levels are eleven thousand), and few enough that a core opens them in some tens of milliseconds.
+/// How many lanes one device may open on a core, its own and all below. More than any stack that
+/// does work needs (a thousand lines over ten levels are eleven thousand), and few enough that a
+/// core opens them in some tens of milliseconds.
 pub const LANES_MAX: u64 = 16384;
 
 /// Held while a load looks at the stack and takes its place in it.
@@ -32,7 +36,8 @@ pub(super) fn shape() -> MutexGuard<'static, ()> {
 /// The devices directly below one, as often as it uses them.
 type Below = Rc<[Arc<dyn Device>]>;
 
-/// A walk over the stack. It keeps every device that it met: the last hold on one closes files, which is for after [`shape`] is let go.
+/// A walk over the stack. It keeps every device that it met: the last hold on one closes files,
+/// which is for after [`shape`] is let go.
 #[derive(Default)]
 pub(super) struct Walk {
     below: HashMap<DeviceId, Below>,
@@ -65,7 +70,8 @@ impl Walk {
     /// Checks `device` with `tables` in its slots, of which `new` is to come.
     ///
     /// # Errors
-    /// `new` maps the device itself, directly or through others; a stack that it is part of would be too deep or too wide.
+    /// `new` maps the device itself, directly or through others; a stack that it is part of would
+    /// be too deep or too wide.
     pub fn check(
         &mut self,
         device: &MappedDevice,
@@ -125,7 +131,8 @@ impl Walk {
         found
     }
 
-    /// The size of a mapped device whose neighbours below are known, from the bottom up. There is no circle: no load has let one in.
+    /// The size of a mapped device whose neighbours below are known, from the bottom up. There is
+    /// no circle: no load has let one in.
     fn size(&mut self, top: DeviceId) -> Size {
         if let Some(size) = self.sizes.get(&top) {
             return *size;

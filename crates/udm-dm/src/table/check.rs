@@ -1,6 +1,8 @@
-//! Limits of a table, and whether the devices below can bear it: sizes, alignment to their blocks, and paths that agree.
+//! Limits of a table, and whether the devices below can bear it: sizes, alignment to their blocks,
+//! and paths that agree.
 //!
-//! The kernel checks this at the first load only, later at resume; udm checks at every load and again at resume.
+//! The kernel checks this at the first load only, later at resume; udm checks at every load and
+//! again at resume.
 
 use super::Entry;
 use crate::bugs::{self, Bug};
@@ -16,7 +18,8 @@ pub(super) struct Fit {
     pub parts: Vec<Limits>,
 }
 
-/// The stacked limits of `entries` (kernel `dm_calculate_queue_limits`), or the first device area that does not fit.
+/// The stacked limits of `entries` (kernel `dm_calculate_queue_limits`), or the first device area
+/// that does not fit.
 pub(super) fn fit(entries: &[Entry], below: Below<'_>) -> Result<Fit, TargetError> {
     stackable(entries, below)?;
     let size = entries.last().map_or(Sectors::ZERO, |e| Sectors(e.end().0));
@@ -38,8 +41,8 @@ pub(super) fn fit(entries: &[Entry], below: Below<'_>) -> Result<Fit, TargetErro
     Ok(Fit { whole: all, parts })
 }
 
-/// Checks that a request-based target has only request-based devices below (kernel `dm_table_determine_type`). A mapped device without a table
-/// is neither yet.
+/// Checks that a request-based target has only request-based devices below (kernel
+/// `dm_table_determine_type`). A mapped device without a table is neither yet.
 fn stackable(entries: &[Entry], below: Below<'_>) -> Result<(), TargetError> {
     for (line, entry) in entries.iter().enumerate().filter(|(_, e)| e.target.kind() == Kind::Request) {
         for used in entry.target.devices() {
@@ -54,8 +57,8 @@ fn stackable(entries: &[Entry], below: Below<'_>) -> Result<(), TargetError> {
     Ok(())
 }
 
-/// Checks that several paths to one disk have no cache each: what is written through one would not be seen through the others, and what a
-/// flush of one makes durable would be its own writes only.
+/// Checks that several paths to one disk have no cache each: what is written through one would not
+/// be seen through the others, and what a flush of one makes durable would be its own writes only.
 fn coherent(paths: &[Used], below: Below<'_>) -> Result<(), TargetError> {
     let several = paths.iter().any(|path| path.device.number != paths[0].device.number);
     let private = |path: &&Used| below.limits(&path.device).private_cache;
@@ -69,11 +72,13 @@ fn block_sectors(bytes: u32) -> u64 {
     (u64::from(bytes) / SECTOR_SIZE).max(1)
 }
 
-/// Checks the range that a target uses of a device (kernel `device_area_is_invalid`); `block` is the target's logical block in bytes.
+/// Checks the range that a target uses of a device (kernel `device_area_is_invalid`); `block` is
+/// the target's logical block in bytes.
 fn area(used: &Used, block: u32, below: Below<'_>) -> Result<(), TargetError> {
     let name = base_name(&used.device.name);
     let (start, len, size) = (used.start.0, used.len.0, below.limits(&used.device).size.0);
-    // A mapped device that has no table yet has no size; what it gets is checked when this table is resumed (kernel).
+    // A mapped device that has no table yet has no size; what it gets is checked when this table is
+    // resumed (kernel).
     if size == 0 {
         return Ok(());
     }
@@ -98,8 +103,8 @@ fn base_name(name: &str) -> &str {
     }
 }
 
-/// Checks that no block of the whole device lies across a target whose own blocks are as large (kernel
-/// `validate_hardware_logical_block_alignment`).
+/// Checks that no block of the whole device lies across a target whose own blocks are as large
+/// (kernel `validate_hardware_logical_block_alignment`).
 fn edges(entries: &[Entry], parts: &[Limits], all: &Limits) -> Result<(), TargetError> {
     let device_block = block_sectors(all.logical_block);
     let mut remaining = 0;

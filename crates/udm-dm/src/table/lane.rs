@@ -1,8 +1,10 @@
 //! The data path of a table: from the device's sectors to the targets' lanes and back.
 //!
-//! The table is the boundary: whatever comes in from above, targets only see requests inside their range, aligned to their blocks, of operations that
-//! they take, no longer than their limits. The usual bio (a read or write that fits) goes whole, its sector shifted on the way
-//! down and back on the way up; a linear target has no lane of its own, the shift is all there is to it. The rest is cut.
+//! The table is the boundary: whatever comes in from above, targets only see requests inside their
+//! range, aligned to their blocks, of operations that they take, no longer than their limits. The
+//! usual bio (a read or write that fits) goes whole, its sector shifted on the way down and back on
+//! the way up; a linear target has no lane of its own, the shift is all there is to it. The rest is
+//! cut.
 
 use super::Table;
 use super::map::{Map, Mapping};
@@ -11,7 +13,8 @@ use crate::split::{Cursor, Cut, Step};
 use crate::split_lane::{Route, SplitLane, Way, run};
 use udm_core::{Bio, BioFlags, Cx, Limits, Op, OpenError, SECTOR_SIZE};
 
-/// What makes a bio one of the usual ones: a read or write that needs nothing but its place looked up.
+/// What makes a bio one of the usual ones: a read or write that needs nothing but its place looked
+/// up.
 struct Plain {
     /// The last of the operations that do, of a list that begins with reads and writes.
     last: Op,

@@ -13,16 +13,19 @@ pub(super) struct Mapping {
     end: u64,
     /// Added to a bio's sector on the way down and taken off on the way up, modulo 2^64.
     pub shift: u64,
-    /// Reads and writes end at multiples of this, counted from the target's start; `None` when they need not.
+    /// Reads and writes end at multiples of this, counted from the target's start; `None` when they
+    /// need not.
     chunk: Option<Divisor>,
-    /// The longest request in sectors, by [`Op`] (reads and writes, discards, write-zeroes). A multiple of the logical block.
+    /// The longest request in sectors, by [`Op`] (reads and writes, discards, write-zeroes). A
+    /// multiple of the logical block.
     max: [u64; 3],
 }
 
 /// All mappings of a table, and what flushes need.
 pub(super) struct Map {
     pub mappings: Vec<Mapping>,
-    /// For each run of 2^`index_shift` sectors the mapping where it begins, with [`SEVERAL`] if others follow in the run.
+    /// For each run of 2^`index_shift` sectors the mapping where it begins, with [`SEVERAL`] if
+    /// others follow in the run.
     index: Box<[u32]>,
     index_shift: u32,
     /// The targets that a flush of the whole device goes to.
@@ -36,7 +39,8 @@ pub(super) struct Map {
 impl Mapping {
     fn new(start: Sector, len: Sectors, shift: u64, chunk: Option<Sectors>, limits: &Limits) -> Mapping {
         let block = u64::from(limits.logical_block) / SECTOR_SIZE;
-        // A limit below one block would cut for ever; what the device makes of such a request is its own matter.
+        // A limit below one block would cut for ever; what the device makes of such a request is
+        // its own matter.
         let whole = |max: Sectors| (max.0 - max.0 % block.max(1)).max(block.max(1));
         Mapping {
             start: start.0,
@@ -62,7 +66,8 @@ impl Mapping {
         self.chunk.is_some()
     }
 
-    /// How many sectors a read or write that begins at `at`, which is of this mapping, may cover before it has to be cut.
+    /// How many sectors a read or write that begins at `at`, which is of this mapping, may cover
+    /// before it has to be cut.
     #[inline]
     pub fn left(&self, at: u64) -> u64 {
         let left = self.end - at;
@@ -87,7 +92,8 @@ impl Map {
             Mapping::new(entry.start, entry.len, shift, entry.target.max_io_len(), limits)
         };
         let fua = fit.whole.fua;
-        // A device below that is mapped itself may get a cache by a reload, and this table would not know.
+        // A device below that is mapped itself may get a cache by a reload, and this table would
+        // not know.
         let cache = fit.whole.write_cache || table.devices().any(|below| below.device.stacked().is_some());
         let mappings: Vec<Mapping> = table.entries.iter().zip(&fit.parts).map(mapping).collect();
         let (index, index_shift) = index(&mappings);
@@ -156,7 +162,8 @@ fn index(mappings: &[Mapping]) -> (Box<[u32]>, u32) {
     ((0..=size >> shift).map(mapping).collect(), shift)
 }
 
-/// One flush a device when no target minds, else one a target; targets with nothing to flush end theirs at once.
+/// One flush a device when no target minds, else one a target; targets with nothing to flush end
+/// theirs at once.
 fn flush_targets(table: &Table) -> Vec<usize> {
     if !table.entries.iter().all(|e| e.target.flush_bypasses_map()) {
         return (0..table.entries.len()).collect();
@@ -177,7 +184,8 @@ const BEFORE: u8 = 0;
 const DATA: u8 = 1;
 const BEHIND: u8 = 2;
 
-/// A flush before, the range in pieces, a flush behind; each only where asked for and each behind a [`Step::Wait`].
+/// A flush before, the range in pieces, a flush behind; each only where asked for and each behind a
+/// [`Step::Wait`].
 impl Cut for Map {
     fn next(&self, bio: &Bio, cursor: &mut Cursor) -> Step {
         let flush_only = bio.op == Op::Flush;

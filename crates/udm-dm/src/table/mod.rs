@@ -1,11 +1,13 @@
 //! A table: which targets make up a device, in order and without gaps.
 //!
-//! A [`Table`] is built once from its lines and never changes; what changes with time (path states, exceptions) is the targets' own. It is a
+//! A [`Table`] is built once from its lines and never changes; what changes with time (path states,
+//! exceptions) is the targets' own. It is a
 //! [`Device`]: its lanes ([`lane`]) hand bios to the lanes of its targets. Names, suspend and reload are the mapped device's.
 //!
-//! Its limits are what the devices below gave when it was last checked: when it was built, when it was loaded, and last by the resume that makes it
-//! live, as in the kernel. From then on they hold, for all of its lanes, until the device gets another table: a device below that is
-//! reloaded meanwhile checks for itself what comes to it.
+//! Its limits are what the devices below gave when it was last checked: when it was built, when it
+//! was loaded, and last by the resume that makes it live, as in the kernel. From then on they hold,
+//! for all of its lanes, until the device gets another table: a device below that is reloaded
+//! meanwhile checks for itself what comes to it.
 
 mod build;
 mod check;
@@ -51,11 +53,12 @@ pub struct Table {
 }
 
 impl Table {
-    /// Builds a table from its lines, of targets of these types, opening the devices that they name through `resolver`.
+    /// Builds a table from its lines, of targets of these types, opening the devices that they name
+    /// through `resolver`.
     ///
     /// # Errors
-    /// The first line that is refused, in the kernel's words ([`TargetError::line`] says which), or what is wrong with the whole: sizes and
-    /// alignment of the devices below.
+    /// The first line that is refused, in the kernel's words ([`TargetError::line`] says which), or
+    /// what is wrong with the whole: sizes and alignment of the devices below.
     pub fn build(
         types: &[TargetType],
         lines: &[udm_wire::table::Line],
@@ -104,11 +107,12 @@ impl Table {
         text
     }
 
-    /// Checks sizes and alignment against the devices below, and takes their limits over: lanes opened from now on go by them.
-    /// For a table that is not live.
+    /// Checks sizes and alignment against the devices below, and takes their limits over: lanes
+    /// opened from now on go by them. For a table that is not live.
     ///
     /// # Errors
-    /// The kernel's texts, `nullb0 too small for target: start=8, len=2097152, dev_size=2097152`. The limits are as they were then.
+    /// The kernel's texts, `nullb0 too small for target: start=8, len=2097152, dev_size=2097152`.
+    /// The limits are as they were then.
     pub fn check(&self, below: Below<'_>) -> Result<(), TargetError> {
         let fit = Arc::new(check::fit(&self.entries, below)?);
         if bugs::on(Bug::StaleLimits) {
@@ -118,10 +122,12 @@ impl Table {
         Ok(())
     }
 
-    /// Claims the disks that its targets need alone for the device `id`, whose number is `number`, until the table is dropped.
+    /// Claims the disks that its targets need alone for the device `id`, whose number is `number`,
+    /// until the table is dropped.
     ///
     /// # Errors
-    /// EBUSY when another device has one of them, or two lines of this table want it. Nothing is claimed then.
+    /// EBUSY when another device has one of them, or two lines of this table want it. Nothing is
+    /// claimed then.
     pub(crate) fn claim(&self, id: DeviceId, number: DevNo) -> Result<(), TargetError> {
         let mut claims: Vec<Claim> = Vec::new();
         for (line, entry) in self.entries.iter().enumerate() {
@@ -165,7 +171,8 @@ impl Table {
         })
     }
 
-    /// The type that nothing else may replace while it is live: that of a target that must be alone.
+    /// The type that nothing else may replace while it is live: that of a target that must be
+    /// alone.
     #[must_use]
     pub fn immutable_type(&self) -> Option<&'static str> {
         self.entries.iter().find(|e| e.target.singleton()).map(|e| e.target.type_name())

@@ -38,7 +38,8 @@ struct DiskState {
     log: Vec<Seen>,
 }
 
-/// A disk in memory. Requests take effect when they finish: in the first `poll` behind their submission, unless the disk is told to hold them.
+/// A disk in memory. Requests take effect when they finish: in the first `poll` behind their
+/// submission, unless the disk is told to hold them.
 pub struct TestDisk {
     id: DeviceId,
     commons: Commons,
@@ -84,7 +85,8 @@ impl TestDisk {
         self.state().verdict = if status.is_ok() { None } else { Some(Box::new(move |_| status)) };
     }
 
-    /// Each request ends with what `verdict` says of it; without effect unless that is [`Status::Ok`].
+    /// Each request ends with what `verdict` says of it; without effect unless that is
+    /// [`Status::Ok`].
     pub fn judge(&self, verdict: impl FnMut(&Bio) -> Status + Send + 'static) {
         self.state().verdict = Some(Box::new(verdict));
     }
@@ -106,8 +108,8 @@ impl TestDisk {
         self.state().reverse = reverse;
     }
 
-    /// While true, requests that are held are handed back by a no-flush drain and failed by a flushing one, as a multipath
-    /// without paths does.
+    /// While true, requests that are held are handed back by a no-flush drain and failed by a
+    /// flushing one, as a multipath without paths does.
     pub fn hand_back(&self, hand_back: bool) {
         self.state().hand_back = hand_back;
     }

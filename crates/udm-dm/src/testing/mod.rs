@@ -1,6 +1,8 @@
-//! What the tests of targets share: disks in memory that fail and hold on demand, cores stepped by hand, a resolver of fixed names.
+//! What the tests of targets share: disks in memory that fail and hold on demand, cores stepped by
+//! hand, a resolver of fixed names.
 //!
-//! Not part of the crate's interface. Locks and allocates freely: it stands in for what is below and above the data path, not for the data path.
+//! Not part of the crate's interface. Locks and allocates freely: it stands in for what is below
+//! and above the data path, not for the data path.
 
 mod disk;
 mod world;
@@ -65,8 +67,8 @@ impl TestResolver {
         TestResolver::default()
     }
 
-    /// The devices of the machine on which the bad tables were recorded: `/dev/nullb0` to `/dev/nullb3` (253:0 to 253:3),
-    /// 2097152 sectors each.
+    /// The devices of the machine on which the bad tables were recorded: `/dev/nullb0` to
+    /// `/dev/nullb3` (253:0 to 253:3), 2097152 sectors each.
     #[must_use]
     pub fn recorded() -> TestResolver {
         let mut resolver = TestResolver::new();

@@ -16,7 +16,8 @@ pub struct TestWorld {
     in_turn: Arc<AtomicBool>,
     /// The time, for the test to move on.
     pub now: Nanos,
-    /// When the lanes asked to be polled next, over all steps since the test last set it to [`Nanos::NEVER`].
+    /// When the lanes asked to be polled next, over all steps since the test last set it to
+    /// [`Nanos::NEVER`].
     pub wake: Nanos,
 }
 

@@ -1,11 +1,16 @@
-//! Which core a client is served on: hot ones spread over the cores by what they cost, and idle ones don't count.
+//! Which core a client is served on: hot ones spread over the cores by what they cost, and idle
+//! ones don't count.
 //!
-//! A core measures in *windows* what it spends, as a part of a CPU, and how much of it was for each client; the end of a window is noticed by whatever it does
-//! next, so a core that does nothing measures nothing. It publishes one word a window. When one of its clients would be better off with another core in
-//! several windows in a row, that client goes there ([`choose`] is the rule). What keeps clients from going back and forth:
+//! A core measures in *windows* what it spends, as a part of a CPU, and how much of it was for each
+//! client; the end of a window is noticed by whatever it does next, so a core that does nothing
+//! measures nothing. It publishes one word a window. When one of its clients would be better off
+//! with another core in several windows in a row, that client goes there ([`choose`] is the rule).
+//! What keeps clients from going back and forth:
 //! * a move has to pay by a good margin, and in [`STREAK`] windows;
-//! * there is one move at a time in a server, and [`REST`] later at the earliest the next, when all cores have measured anew;
-//! * who has moved stays for a while, which doubles each time unless it has stayed much longer meanwhile ([`next_stay`]).
+//! * there is one move at a time in a server, and [`REST`] later at the earliest the next, when all
+//!   cores have measured anew;
+//! * who has moved stays for a while, which doubles each time unless it has stayed much longer
+//!   meanwhile ([`next_stay`]).
 
 use super::stats::Counters;
 use std::cell::{Cell, RefCell};
@@ -30,7 +35,8 @@ const STAY_MAX: Nanos = Nanos(300_000_000_000);
 const FULL: u32 = 1024;
 /// A core that spends so much has no more to give.
 const SATURATED: u32 = FULL * 7 / 8;
-/// By how much the busier of two cores must have less to do after a move, and what a client must cost to be *active*.
+/// By how much the busier of two cores must have less to do after a move, and what a client must
+/// cost to be *active*.
 const GAIN: u32 = FULL / 16;
 
 /// What a request costs a core besides its bytes, in bytes that it could have moved instead.
@@ -50,10 +56,12 @@ impl Load {
     }
 }
 
-/// Which of the clients on a core of load `mine`, by their weights, should go to which of `others`. Weights say how `mine` divides among them; one of 0 stays.
+/// Which of the clients on a core of load `mine`, by their weights, should go to which of `others`.
+/// Weights say how `mine` divides among them; one of 0 stays.
 ///
-/// Where the other core has room, the load of the busier of the two must become less by [`GAIN`]. Where both are saturated their loads say nothing, since clients
-/// take what they get: then the other must have two active clients less.
+/// Where the other core has room, the load of the busier of the two must become less by [`GAIN`].
+/// Where both are saturated their loads say nothing, since clients take what they get: then the
+/// other must have two active clients less.
 fn choose(mine: Load, others: &[(CoreId, Load)], weights: &[u64], total: u64) -> Option<(usize, CoreId)> {
     let moves = others.iter().flat_map(|&(core, other)| {
         let costs = weights.iter().map(|&weight| mine.share(weight, total)).enumerate();
@@ -72,7 +80,8 @@ fn choose(mine: Load, others: &[(CoreId, Load)], weights: &[u64], total: u64) ->
     crowded.min_by_key(|(_, _, _, other)| other.active).map(|(client, _, core, _)| (client, core))
 }
 
-/// How long a client stays where it goes now that has moved before, to stay for `stay`, and has `stayed` so long.
+/// How long a client stays where it goes now that has moved before, to stay for `stay`, and has
+/// `stayed` so long.
 pub(super) fn next_stay(stay: Nanos, stayed: Nanos) -> Nanos {
     let settled = stayed.0 / 16 > stay.0;
     if settled || stay == Nanos(0) { STAY } else { Nanos((2 * stay.0).min(STAY_MAX.0)) }

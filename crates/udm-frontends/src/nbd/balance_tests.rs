@@ -1,4 +1,5 @@
-//! The rule against made-up cores and clients: whoever came first, the hot ones end up apart, and then nobody moves.
+//! The rule against made-up cores and clients: whoever came first, the hot ones end up apart, and
+//! then nobody moves.
 
 use super::*;
 use rand::rngs::SmallRng;
@@ -105,7 +106,8 @@ fn many_hot_clients_spread_and_then_stay() {
     }
 }
 
-/// Of clients of all kinds, on cores whose loads are measured badly, none goes back and forth for long, and no core has two to itself that another could take one of.
+/// Of clients of all kinds, on cores whose loads are measured badly, none goes back and forth for
+/// long, and no core has two to itself that another could take one of.
 #[test]
 fn nobody_goes_back_and_forth() {
     for seed in 0..80 {

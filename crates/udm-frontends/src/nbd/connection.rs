@@ -1,9 +1,11 @@
 //! One client: a front end on one core.
 //!
-//! The life of a connection: *handshake* → *serving* → *draining* (nothing more is taken in; what is in flight is finished and answered) →
-//! *dead* (nothing more is sent either; what is in flight is awaited) → closed. A client that vanishes, a stream out of step and a failed
-//! send lead straight to *dead*; `DISC`, the end of the stream and a stop of the server to *draining*. Memory is freed
-//! when the last bio and the last ring operation are back, not before. A connection that is *moved* goes on on another core (`moving`).
+//! The life of a connection: *handshake* → *serving* → *draining* (nothing more is taken in; what
+//! is in flight is finished and answered) → *dead* (nothing more is sent either; what is in flight
+//! is awaited) → closed. A client that vanishes, a stream out of step and a failed send lead
+//! straight to *dead*; `DISC`, the end of the stream and a stop of the server to *draining*. Memory
+//! is freed when the last bio and the last ring operation are back, not before. A connection that
+//! is *moved* goes on on another core (`moving`).
 
 mod keep;
 mod moving;
@@ -38,7 +40,8 @@ use udm_wire::nbd::Request;
 const RECV: u64 = 0;
 const SEND: u64 = 1;
 
-/// Requests that a connection takes in a turn, so that a flood of them leaves the core to its other clients in between.
+/// Requests that a connection takes in a turn, so that a flood of them leaves the core to its other
+/// clients in between.
 const REQUESTS_A_TURN: usize = 256;
 
 /// A connection that was idle for so long gives back what it kept for reuse.
@@ -55,7 +58,8 @@ pub(super) enum Phase {
 
 /// A client's connection. See the module's documentation.
 pub(super) struct Connection {
-    /// `None` when nothing more is received or sent: a connection whose client is gone keeps no descriptor.
+    /// `None` when nothing more is received or sent: a connection whose client is gone keeps no
+    /// descriptor.
     fd: Option<Arc<OwnedFd>>,
     pub(super) cluster: Arc<Cluster>,
     exports: Arc<Exports>,
@@ -83,8 +87,8 @@ pub(super) struct Connection {
     /// Requests that wait for a hold to end, or for one of their own, in order.
     pub(super) parked: VecDeque<usize>,
     pub(super) bios: BioPool,
-    /// Buffers of reads. Nobody but devices writes into them, so a read that a device leaves alone shows zeroes or what this
-    /// client has read before.
+    /// Buffers of reads. Nobody but devices writes into them, so a read that a device leaves alone
+    /// shows zeroes or what this client has read before.
     pub(super) reads: BufPool,
     /// Buffers of long writes and of zeroes.
     pub(super) writes: BufPool,
@@ -98,7 +102,8 @@ pub(super) struct Connection {
     weighed: Option<Weighed>,
     /// Bytes that write-zeroes in flight may need as data.
     pub(super) zeroing: usize,
-    /// When its client last moved a byte, or was last given reason to; when anything of it last moved.
+    /// When its client last moved a byte, or was last given reason to; when anything of it last
+    /// moved.
     client_at: Nanos,
     active_at: Nanos,
     /// When to look whether it is idle, and whether it waited for memory for too long.
@@ -260,7 +265,8 @@ impl Connection {
         self.open >= self.options.requests_max || self.open_bytes >= self.options.bytes_max
     }
 
-    /// Works off what has arrived, then asks for more and sends what waits. Called after every change.
+    /// Works off what has arrived, then asks for more and sends what waits. Called after every
+    /// change.
     fn pump(&mut self, cx: &mut FrontCx<'_, '_>) {
         if matches!(self.phase, Phase::Handshake(_)) {
             self.shake(cx);
@@ -271,7 +277,8 @@ impl Connection {
             (self.turn, self.taken) = (cx.now(), 0);
         }
         while matches!(self.phase, Phase::Serving) && self.taken < REQUESTS_A_TURN && !self.takes_no_more() {
-            // A write that was let in gets its payload, whatever the bounds say of the next request.
+            // A write that was let in gets its payload, whatever the bounds say of the next
+            // request.
             full = self.arriving.is_none() && (self.is_full() || !self.may_have(self.next_need(), cx));
             if full || !self.take_request(cx) {
                 break;
@@ -295,7 +302,8 @@ impl Connection {
         }
         self.wind_up(cx);
         self.go_on_leaving(cx);
-        // While it listens for more, and has nothing else to say, it does not matter when it hears that its answers have left.
+        // While it listens for more, and has nothing else to say, it does not matter when it hears
+        // that its answers have left.
         let goes_on = self.receiving && self.tx.is_all_out() && self.leaving.is_none();
         cx.set_patient(matches!(self.phase, Phase::Serving) && goes_on);
         self.weigh(cx);

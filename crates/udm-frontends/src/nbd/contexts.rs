@@ -22,7 +22,8 @@ pub(super) const CONTEXTS: &[Context] = &[Context {
     },
 }];
 
-/// The contexts that one of `queries` names. To list, no query at all is a query for all of them, and a namespace (`base:`) for those in it.
+/// The contexts that one of `queries` names. To list, no query at all is a query for all of them,
+/// and a namespace (`base:`) for those in it.
 pub(super) fn matching(queries: &[String], list: bool) -> impl Iterator<Item = &'static Context> + '_ {
     CONTEXTS.iter().filter(move |context| {
         let namespace = context.name.split_inclusive(':').next();

@@ -1,6 +1,7 @@
 //! What is served: devices by name.
 //!
-//! The list is read when a client names an export or asks for all of them, and never on the data path.
+//! The list is read when a client names an export or asks for all of them, and never on the data
+//! path.
 
 use super::holds::Holds;
 use super::request::Blocks;
@@ -21,8 +22,8 @@ pub struct Export {
 }
 
 impl Export {
-    /// `device` under `name`; `description` is for people and may be empty. With `read_only` writes fail with EPERM whatever the
-    /// device would say.
+    /// `device` under `name`; `description` is for people and may be empty. With `read_only` writes
+    /// fail with EPERM whatever the device would say.
     ///
     /// # Errors
     /// A name or description that the protocol can't carry.
@@ -95,7 +96,8 @@ impl Drop for Used {
     }
 }
 
-/// Size, block sizes and abilities of an export, as a client is told them. They hold for the connection: NBD has no way to change them.
+/// Size, block sizes and abilities of an export, as a client is told them. They hold for the
+/// connection: NBD has no way to change them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Geometry {
     /// Size in bytes, whole blocks of the device.
@@ -121,8 +123,9 @@ impl Geometry {
         let optimum = limits.io_opt.max(limits.io_min).clamp(1, PAYLOAD_MAX_DEFAULT);
         let preferred = (1 << optimum.ilog2()).max(block).max(4096);
         let blocks = BlockSizes { minimum: 1, preferred, maximum: PAYLOAD_MAX };
-        // One device behind all connections, so a flush on one covers all. Zeroes never travel as data, so they are never slower
-        // than a write; where the device can't, FAST_ZERO is refused and the rest is written out.
+        // One device behind all connections, so a flush on one covers all. Zeroes never travel as
+        // data, so they are never slower than a write; where the device can't, FAST_ZERO is refused
+        // and the rest is written out.
         let mut flags = ExportFlags::HAS_FLAGS
             | ExportFlags::SEND_FLUSH
             | ExportFlags::SEND_FUA
@@ -149,7 +152,8 @@ impl Geometry {
     }
 }
 
-/// `max` in bytes, cut to whole blocks and to what a request can ask for. A device that can't is asked for all at once, and says so.
+/// `max` in bytes, cut to whole blocks and to what a request can ask for. A device that can't is
+/// asked for all at once, and says so.
 fn range_max(max: Sectors, block: u32) -> u32 {
     let bytes = if max == Sectors::ZERO { u64::MAX } else { max.0.saturating_mul(SECTOR_SIZE) };
     let bytes = bytes.min(u64::from(u32::MAX)) as u32;
@@ -201,7 +205,8 @@ impl Exports {
         Ok(export)
     }
 
-    /// All exports of a device have the same holds, those included that were taken off the list and are still in use.
+    /// All exports of a device have the same holds, those included that were taken off the list and
+    /// are still in use.
     fn share_holds(&self, export: &mut Export) {
         let mut all = self.holds.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         all.retain(|(_, holds)| holds.strong_count() > 0);
@@ -219,8 +224,9 @@ impl Exports {
         Some(list.remove(at))
     }
 
-    /// As [`Exports::get`], for a connection that is to use it: counted while the list is locked, so that whoever takes an export off the list knows
-    /// by its users whether anybody can still come.
+    /// As [`Exports::get`], for a connection that is to use it: counted while the list is locked,
+    /// so that whoever takes an export off the list knows by its users whether anybody can still
+    /// come.
     pub(super) fn hold(&self, name: &str) -> Option<ExportUse> {
         let list = self.list();
         let export = Exports::find(&list, name)?;

@@ -1,7 +1,8 @@
 //! The handshake, from the greeting to the choice of an export: bytes in, bytes out, no I/O.
 //!
-//! Contract: one call of [`Handshake::step`] answers one message of the client at the most, so the caller decides how much output may
-//! pile up. What the client has no right to send ends the connection; what it may send and we can't do is answered with an error.
+//! Contract: one call of [`Handshake::step`] answers one message of the client at the most, so the
+//! caller decides how much output may pile up. What the client has no right to send ends the
+//! connection; what it may send and we can't do is answered with an error.
 
 use super::contexts::{Context, matching};
 use super::exports::{Export, ExportUse, Exports, Geometry};
@@ -124,7 +125,8 @@ impl Handshake {
         Step::Answered
     }
 
-    /// Lists the metadata contexts that are asked for, or chooses them: each choice replaces the one before.
+    /// Lists the metadata contexts that are asked for, or chooses them: each choice replaces the
+    /// one before.
     fn contexts_of(&mut self, request: &MetaRequest, option: u32, out: &mut Vec<u8>, exports: &Exports) {
         let list = option == OPT_LIST_META_CONTEXT;
         if !list {

@@ -1,5 +1,5 @@
-//! The life of a handshake, whole: each state, each message, the answers and what follows. The rules are proto.md's, "Newstyle negotiation",
-//! "Option types" and "Metadata querying".
+//! The life of a handshake, whole: each state, each message, the answers and what follows. The
+//! rules are proto.md's, "Newstyle negotiation", "Option types" and "Metadata querying".
 
 use super::tests::{exports, replies, request, script};
 use super::*;

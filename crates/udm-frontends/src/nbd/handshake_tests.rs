@@ -226,7 +226,8 @@ fn any_option() -> impl Strategy<Value = ClientOption> {
 }
 
 proptest! {
-    /// Whatever comes, there is no panic, every call makes progress, and the answers stay in proportion.
+    /// Whatever comes, there is no panic, every call makes progress, and the answers stay in
+    /// proportion.
     #[test]
     fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..400), head in any::<bool>()) {
         let mut input = if head { script(&[]) } else { Vec::new() };
@@ -236,7 +237,8 @@ proptest! {
         prop_assert!(out.len() <= 256 + input.len() * 64, "{} bytes for {}", out.len(), input.len());
     }
 
-    /// Options that mean something, with a byte changed somewhere; and the same in pieces gives the same.
+    /// Options that mean something, with a byte changed somewhere; and the same in pieces gives the
+    /// same.
     #[test]
     fn options_bent_and_cut(
         options in prop::collection::vec(any_option(), 0..12),

@@ -1,23 +1,32 @@
 //! Ranges of a device that one request has to itself while it changes a part of a block.
 //!
-//! A request that writes a part of a block reads the block, changes it and writes it back; a write by another in between would be lost. So such a
-//! request first takes a *hold* of the blocks that it touches, and nobody else writes there until it is released. Writes of whole blocks
-//! know nothing of this: they test whether their connection has been told of a hold, and mostly it has not.
+//! A request that writes a part of a block reads the block, changes it and writes it back; a write
+//! by another in between would be lost. So such a request first takes a *hold* of the blocks that
+//! it touches, and nobody else writes there until it is released. Writes of whole blocks know
+//! nothing of this: they test whether their connection has been told of a hold, and mostly it has
+//! not.
 //!
-//! The protocol, over all connections that may write to a device (its *members*), whichever export or core they came by:
-//! 1. *Acquire*: the hold gets in line. It becomes active when it is the first in line and overlaps no active one: the line is strict, so nobody
-//!    starves, and holds never wait for each other in a circle.
-//! 2. *Hold*: an active hold is told to every core with a member. From then on each member parks new writes that overlap. A member that has such
-//!    a write on its way keeps a clone of the letter's token until that write has ended.
-//! 3. *Granted*: the last token is gone, so nothing that overlaps is in flight anywhere. The owner does its work.
-//! 4. *Release*: every core with a member, or that was told, hears that it is over, and what was parked goes on.
+//! The protocol, over all connections that may write to a device (its *members*), whichever export
+//! or core they came by:
+//! 1. *Acquire*: the hold gets in line. It becomes active when it is the first in line and overlaps
+//!    no active one: the line is strict, so nobody starves, and holds never wait for each other in
+//!    a circle.
+//! 2. *Hold*: an active hold is told to every core with a member. From then on each member parks
+//!    new writes that overlap. A member that has such a write on its way keeps a clone of the
+//!    letter's token until that write has ended.
+//! 3. *Granted*: the last token is gone, so nothing that overlaps is in flight anywhere. The owner
+//!    does its work.
+//! 4. *Release*: every core with a member, or that was told, hears that it is over, and what was
+//!    parked goes on.
 //!
-//! A member that joins while holds are active is given them with its membership, and owes no answer: it has nothing in flight. Everything that
-//! changes what a letter means happens under one lock, and the letters are posted under it: so all inboxes see them in the
-//! same order. The lock is taken when a member joins or leaves, and twice for each hold; never for a write of whole blocks.
+//! A member that joins while holds are active is given them with its membership, and owes no
+//! answer: it has nothing in flight. Everything that changes what a letter means happens under one
+//! lock, and the letters are posted under it: so all inboxes see them in the same order. The lock
+//! is taken when a member joins or leaves, and twice for each hold; never for a write of whole
+//! blocks.
 //!
-//! What is *not* ordered: writers that do not come through this server, and those that reach the same disk through another device (two mapped devices
-//! over one file).
+//! What is *not* ordered: writers that do not come through this server, and those that reach the
+//! same disk through another device (two mapped devices over one file).
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -26,7 +35,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{Ack, CoreId, DeviceId};
 use udm_runtime::Cluster;
 
-/// Holds of a device that are active at a time. Each write of whole blocks is compared with so many at the most.
+/// Holds of a device that are active at a time. Each write of whole blocks is compared with so many
+/// at the most.
 const ACTIVE_MAX: usize = 64;
 /// Holds of one member that are active or in line.
 pub(super) const OWN_MAX: usize = 16;
@@ -48,7 +58,8 @@ pub(super) enum HoldLetter {
 
 /// How letters reach all members on a core.
 pub(super) trait Post: Send + Sync {
-    /// Posts `letter` to the members of `device` on `core`. Never waits for them. The order of calls is the order of delivery.
+    /// Posts `letter` to the members of `device` on `core`. Never waits for them. The order of
+    /// calls is the order of delivery.
     fn post(&self, core: CoreId, device: DeviceId, letter: HoldLetter);
 }
 
@@ -78,7 +89,8 @@ struct Hold {
     /// In bytes, whole blocks.
     range: Range<u64>,
     owner: CoreId,
-    /// The cores that were sent its letter: each must hear of its end, though its members may have left, because others may come.
+    /// The cores that were sent its letter: each must hear of its end, though its members may have
+    /// left, because others may come.
     told: Vec<CoreId>,
 }
 
@@ -122,7 +134,8 @@ impl State {
     }
 }
 
-/// A member: one connection's view of the holds of its device. Dropping it leaves, and releases what it owns.
+/// A member: one connection's view of the holds of its device. Dropping it leaves, and releases
+/// what it owns.
 pub(super) struct Member {
     holds: Arc<Holds>,
     post: Arc<dyn Post>,
@@ -207,7 +220,8 @@ impl Member {
         state.advance(self.holds.device, &self.post);
     }
 
-    /// Takes a letter. `in_flight` says whether a write of this member that overlaps a range is on its way.
+    /// Takes a letter. `in_flight` says whether a write of this member that overlaps a range is on
+    /// its way.
     pub(super) fn letter(
         &mut self,
         letter: &HoldLetter,
@@ -238,7 +252,8 @@ impl Member {
         self.held.iter().any(|h| h.owed.is_some())
     }
 
-    /// A write of this member has ended: gives back the tokens that nothing in flight asks for any more.
+    /// A write of this member has ended: gives back the tokens that nothing in flight asks for any
+    /// more.
     pub(super) fn ended(&mut self, in_flight: impl Fn(&Range<u64>) -> bool) {
         for held in self.held.iter_mut().filter(|h| h.owed.is_some()) {
             if !in_flight(&held.range) {

@@ -1,4 +1,5 @@
-//! The protocol without cores: members, inboxes and a disk of a few bytes, in every order of events that there is, or in very many.
+//! The protocol without cores: members, inboxes and a disk of a few bytes, in every order of events
+//! that there is, or in very many.
 
 use super::*;
 use rand::rngs::SmallRng;
@@ -431,7 +432,8 @@ fn crowds_in_many_orders() {
     }
 }
 
-/// Holds in line are served in turn, and never more at a time than members are ready to compare with.
+/// Holds in line are served in turn, and never more at a time than members are ready to compare
+/// with.
 #[test]
 fn bounds() {
     let inboxes = Arc::new(Inboxes(Mutex::new(vec![VecDeque::new()])));

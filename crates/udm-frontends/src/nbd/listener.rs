@@ -22,7 +22,8 @@ use udm_runtime::Cluster;
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// A path. The socket there has mode 0600; one that a dead server left is replaced, and it is removed when the server stops.
+    /// A path. The socket there has mode 0600; one that a dead server left is replaced, and it is
+    /// removed when the server stops.
     Unix(PathBuf),
     /// An address; port 0 picks a free port.
     Tcp(SocketAddr),
@@ -64,7 +65,8 @@ fn descriptors() -> usize {
 }
 
 impl NbdServer {
-    /// Serves `exports` on the cores of `cluster`, at all places of `listen` (which may be empty: see [`NbdServer::adopt`]).
+    /// Serves `exports` on the cores of `cluster`, at all places of `listen` (which may be empty:
+    /// see [`NbdServer::adopt`]).
     ///
     /// # Errors
     /// When a place to listen can't be had, with its name; nothing listens then.
@@ -136,8 +138,9 @@ impl NbdServer {
         self.shared.counters.requests()
     }
 
-    /// Has each client that is served go on on the next core: what a core takes in no more is done, answered, and the rest left to
-    /// the other. No client notices. One with a request that takes long stays where it is.
+    /// Has each client that is served go on on the next core: what a core takes in no more is done,
+    /// answered, and the rest left to the other. No client notices. One with a request that takes
+    /// long stays where it is.
     pub fn rotate(&self) {
         let cluster = &self.shared.cluster;
         let mut devices: Vec<_> = self.shared.exports.all().iter().map(|e| e.device().id()).collect();
@@ -186,7 +189,8 @@ impl Shared {
     fn accept_all(&self, listener: &Listener) {
         for _ in 0..64 {
             if self.counters.is_crowded(&self.options) {
-                // Those that were shown out are on their way: who comes now waits for a moment, and is not refused.
+                // Those that were shown out are on their way: who comes now waits for a moment, and
+                // is not refused.
                 let mut bell = [PollFd::new(&self.bell, PollFlags::IN)];
                 let _ = poll(&mut bell, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
                 return;
@@ -204,7 +208,8 @@ impl Shared {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(e) => {
-                    // Out of files or memory: what waits stays where it is, and we must not spin on it.
+                    // Out of files or memory: what waits stays where it is, and we must not spin on
+                    // it.
                     if self.accept_errors.fetch_add(1, Ordering::Relaxed).is_multiple_of(100) {
                         tracing::warn!("nbd: accepting a connection: {e}");
                     }

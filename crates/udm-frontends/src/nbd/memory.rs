@@ -1,16 +1,19 @@
 //! What the connections of one core may hold of memory.
 //!
-//! Each connection may always have [`FLOOR`]; what it holds beyond that comes out of the core's budget, a plain counter that the connections of
-//! a core share. The connections of one device together may not hold more of the budget than they leave to those of others, for what a
-//! device has that hangs, it has for good; and none of them more than it leaves to the others of its device. So however greedy some are, a
-//! newcomer finds something.
+//! Each connection may always have [`FLOOR`]; what it holds beyond that comes out of the core's
+//! budget, a plain counter that the connections of a core share. The connections of one device
+//! together may not hold more of the budget than they leave to those of others, for what a device
+//! has that hangs, it has for good; and none of them more than it leaves to the others of its
+//! device. So however greedy some are, a newcomer finds something.
 //!
-//! *Full is not failed*: a connection that needs more than it may have receives no more, and waits in line. The first in line whose device
-//! leaves to others what it holds may pass the budget with one request, when it is not passed already, and nobody else until it is kept again: so one
+//! *Full is not failed*: a connection that needs more than it may have receives no more, and waits
+//! in line. The first in line whose device leaves to others what it holds may pass the budget with
+//! one request, when it is not passed already, and nobody else until it is kept again: so one
 //! request, however long, can always be finished, and with it the next.
 //!
-//! A line that does not move is somebody's fault: a connection whose own client has not moved a byte for `stall_max` (shared among those that wait), in the
-//! middle of a payload or with answers it does not take, is closed when others have waited as long and it holds more than the floor.
+//! A line that does not move is somebody's fault: a connection whose own client has not moved a
+//! byte for `stall_max` (shared among those that wait), in the middle of a payload or with answers
+//! it does not take, is closed when others have waited as long and it holds more than the floor.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -99,7 +102,8 @@ impl Holding {
         self.share = share;
     }
 
-    /// What a connection that holds `held` bytes may have besides; `midway` while a payload is on its way that it must be able to finish.
+    /// What a connection that holds `held` bytes may have besides; `midway` while a payload is on
+    /// its way that it must be able to finish.
     pub(super) fn allowance(&self, held: usize, midway: bool) -> usize {
         let core = &*self.core;
         let mine = beyond_floor(held);
@@ -114,7 +118,8 @@ impl Holding {
         FLOOR.saturating_sub(held) + room.saturating_sub(mine) / 2
     }
 
-    /// Waits in line for more than there is. True when there is no need: it is the first, and may pass the budget.
+    /// Waits in line for more than there is. True when there is no need: it is the first, and may
+    /// pass the budget.
     pub(super) fn wait(&mut self, cx: &mut FrontCx<'_, '_>) -> bool {
         let core = &*self.core;
         if !self.waits {
@@ -148,7 +153,8 @@ impl Holding {
         }
     }
 
-    /// It holds `held` bytes now; `midway` while a payload is on its way that it must be able to finish.
+    /// It holds `held` bytes now; `midway` while a payload is on its way that it must be able to
+    /// finish.
     pub(super) fn set(&mut self, held: usize, midway: bool, cx: &mut FrontCx<'_, '_>) {
         let core = &*self.core;
         let (before, now) = (beyond_floor(self.held), beyond_floor(held));

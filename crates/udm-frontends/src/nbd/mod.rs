@@ -1,23 +1,30 @@
 //! The NBD server.
 //!
-//! [`NbdServer`] accepts connections and deals them to the cores; there each is a front end of its own, which may go on on another core. What it serves is a
-//! list of named devices, [`Exports`], which may change while it runs: a connection keeps the export that it chose.
+//! [`NbdServer`] accepts connections and deals them to the cores; there each is a front end of its
+//! own, which may go on on another core. What it serves is a list of named devices, [`Exports`],
+//! which may change while it runs: a connection keeps the export that it chose.
 //!
-//! Spoken: the fixed newstyle handshake with `GO`, `INFO`, `LIST`, `STRUCTURED_REPLY`, `LIST_META_CONTEXT`, `SET_META_CONTEXT`, `ABORT` and `EXPORT_NAME`; the commands
-//! `READ`, `WRITE`, `FLUSH`, `TRIM`, `WRITE_ZEROES`, `CACHE`, `BLOCK_STATUS` and `DISC`; FUA, `NO_HOLE`, `FAST_ZERO`, `DF`; block sizes; the
-//! context `base:allocation`. Not spoken: TLS, extended headers.
+//! Spoken: the fixed newstyle handshake with `GO`, `INFO`, `LIST`, `STRUCTURED_REPLY`,
+//! `LIST_META_CONTEXT`, `SET_META_CONTEXT`, `ABORT` and `EXPORT_NAME`; the commands `READ`,
+//! `WRITE`, `FLUSH`, `TRIM`, `WRITE_ZEROES`, `CACHE`, `BLOCK_STATUS` and `DISC`; FUA, `NO_HOLE`,
+//! `FAST_ZERO`, `DF`; block sizes; the context `base:allocation`. Not spoken: TLS, extended
+//! headers.
 //!
 //! How the data flow (steps by file):
-//! * `receive`: one receive brings many requests; the payload of a write is cut out of the memory it arrived in.
-//! * `request`: each request is checked against its export; what can't be done is answered with an error, and the connection lives.
+//! * `receive`: one receive brings many requests; the payload of a write is cut out of the memory
+//!   it arrived in.
+//! * `request`: each request is checked against its export; what can't be done is answered with an
+//!   error, and the connection lives.
 //! * `unaligned`, `holds`: a request may begin and end at any byte; the device sees whole blocks.
 //! * `contexts`, `survey`: what of a device is allocated, asked on threads that may block.
-//! * `connection`: the life of a client; `serve`: requests become bios, finished bios become answers.
+//! * `connection`: the life of a client; `serve`: requests become bios, finished bios become
+//!   answers.
 //! * `connection/moving`: a client goes on on another core; `balance`: which, and when.
 //! * `reply`: all answers of a turn leave in one send, headers and data gathered.
 //!
-//! Everything is bounded ([`ServerOptions`]): connections (`places`), requests and bytes in flight on each, the memory of a core (`memory`), the
-//! time for a handshake. At a bound the connection stops receiving until answers have gone out. A warm connection allocates nothing.
+//! Everything is bounded ([`ServerOptions`]): connections (`places`), requests and bytes in flight
+//! on each, the memory of a core (`memory`), the time for a handshake. At a bound the connection
+//! stops receiving until answers have gone out. A warm connection allocates nothing.
 
 mod balance;
 mod connection;
@@ -46,26 +53,32 @@ use std::time::Duration;
 /// The bounds of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Clients that have chosen an export; one more is told that there is no room. At least 1. Those that are gone do not count.
+    /// Clients that have chosen an export; one more is told that there is no room. At least 1.
+    /// Those that are gone do not count.
     pub connections_max: usize,
     /// Of these, of one peer: a user on Unix sockets, an address on TCP. At least 1.
     pub peer_connections_max: usize,
-    /// Clients of one device, those included that are gone while it still has requests of theirs. At least 1.
+    /// Clients of one device, those included that are gone while it still has requests of theirs.
+    /// At least 1.
     pub device_connections_max: usize,
-    /// Connections in the handshake. For one more, the oldest that has said nothing is closed. At least 1.
+    /// Connections in the handshake. For one more, the oldest that has said nothing is closed. At
+    /// least 1.
     pub handshakes_max: usize,
     /// Requests of one connection that are not answered yet. At least 1.
     pub requests_max: usize,
-    /// Bytes of data in the requests of one connection that are not answered yet; passed by one request at the most. At least 1.
+    /// Bytes of data in the requests of one connection that are not answered yet; passed by one
+    /// request at the most. At least 1.
     pub bytes_max: usize,
-    /// Bytes of memory that the connections of one core share; each connection has 640 KiB besides, and one request of a core may
-    /// pass it. So a server of `n` cores uses `n * (core_bytes_max + 64 MiB) + connections * 640 KiB` at the most. What a connection keeps for reuse
-    /// is part of it, and given back within three seconds of the last request, or as soon as others need it.
+    /// Bytes of memory that the connections of one core share; each connection has 640 KiB besides,
+    /// and one request of a core may pass it. So a server of `n` cores uses
+    /// `n * (core_bytes_max + 64 MiB) + connections * 640 KiB` at the most. What a connection keeps
+    /// for reuse is part of it, and given back within three seconds of the last request, or as soon
+    /// as others need it.
     pub core_bytes_max: usize,
     /// How long a client may take from connecting to choosing an export.
     pub handshake_max: Duration,
-    /// How long a client may keep memory without moving a byte while another waits for it; then it is closed. The more wait the shorter: divided
-    /// by their number.
+    /// How long a client may keep memory without moving a byte while another waits for it; then it
+    /// is closed. The more wait the shorter: divided by their number.
     pub stall_max: Duration,
     /// How long a connection may take to deliver its last answers when the server stops.
     pub stop_max: Duration,
@@ -88,11 +101,13 @@ impl Default for ServerOptions {
     }
 }
 
-/// Descriptors that the server leaves to the rest of the program, the control socket and the files of devices; but a quarter at the most.
+/// Descriptors that the server leaves to the rest of the program, the control socket and the files
+/// of devices; but a quarter at the most.
 const DESCRIPTORS_LEFT: usize = 128;
 
 impl ServerOptions {
-    /// The same with no more connections than `descriptors` are enough for; a peer and a device still have a part of them only.
+    /// The same with no more connections than `descriptors` are enough for; a peer and a device
+    /// still have a part of them only.
     fn within(mut self, descriptors: usize) -> ServerOptions {
         let room = (descriptors - DESCRIPTORS_LEFT.min(descriptors / 4)).max(4);
         // For a moment there may be twice as many in the handshake.

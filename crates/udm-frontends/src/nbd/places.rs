@@ -1,11 +1,14 @@
-//! Who may be connected: places for those that shake hands, places for those that are served, and no place for those that are gone.
+//! Who may be connected: places for those that shake hands, places for those that are served, and
+//! no place for those that are gone.
 //!
-//! * A new connection takes a *handshake place*. When all are taken, the oldest connection that has said nothing yet goes, or else the oldest:
-//!   clients that only connect keep nobody out, however many they are.
-//! * A client that chooses an export takes a *serving place*, of which one peer (a user, an address) and one export can have a part
-//!   only.
-//! * A client that is gone, or will send no more, gives its place back at once, though the device may keep its requests for as long as it
-//!   likes. Such an *orphan* counts for its export, and its memory for its core.
+//! * A new connection takes a *handshake place*. When all are taken, the oldest connection that has
+//!   said nothing yet goes, or else the oldest: clients that only connect keep nobody out, however
+//!   many they are.
+//! * A client that chooses an export takes a *serving place*, of which one peer (a user, an
+//!   address) and one export can have a part only.
+//! * A client that is gone, or will send no more, gives its place back at once, though the device
+//!   may keep its requests for as long as it likes. Such an *orphan* counts for its export, and its
+//!   memory for its core.
 
 use super::ServerOptions;
 use super::stats::{Counters, Tally};
@@ -52,7 +55,8 @@ pub(super) struct Lobby {
 }
 
 impl Lobby {
-    /// Shows one out: the oldest that has said nothing, or else the oldest. False when there is none.
+    /// Shows one out: the oldest that has said nothing, or else the oldest. False when there is
+    /// none.
     fn show_one_out(&mut self) -> bool {
         self.guests.retain(|(_, stage)| stage.load(Ordering::Relaxed) < SERVED);
         let quiet = self.guests.iter().position(|(_, stage)| stage.load(Ordering::Relaxed) == QUIET);
@@ -63,13 +67,14 @@ impl Lobby {
 }
 
 impl Counters {
-    /// Who was shown out has its place until its core has seen it; so there are more for a moment. True when there are no more to be had.
+    /// Who was shown out has its place until its core has seen it; so there are more for a moment.
+    /// True when there are no more to be had.
     pub(super) fn is_crowded(&self, options: &ServerOptions) -> bool {
         self.handshakes.load(Ordering::Relaxed) >= 2 * options.handshakes_max.max(1)
     }
 
-    /// A place for one more connection, `fd`, on the core with the fewest, beginning the search at `from`; `None` when there is none to be
-    /// had. Called by one thread at a time.
+    /// A place for one more connection, `fd`, on the core with the fewest, beginning the search at
+    /// `from`; `None` when there is none to be had. Called by one thread at a time.
     pub(super) fn place(
         self: &Arc<Self>,
         fd: &Arc<OwnedFd>,
@@ -256,7 +261,8 @@ mod tests {
         assert_eq!(c.place(&sockets[6].1, &mut lobby, &options, 2).unwrap().core().0, 2);
     }
 
-    /// Who says nothing makes room for who comes, and who talks stays for as long as there is one that does not.
+    /// Who says nothing makes room for who comes, and who talks stays for as long as there is one
+    /// that does not.
     #[test]
     fn a_full_lobby_shows_the_silent_out() {
         let (c, mut lobby, options) = (Counters::new(1), Lobby::default(), options());

@@ -1,12 +1,17 @@
-//! The receiving side of a connection: memory for what arrives, and the cutting of it into headers and payloads.
+//! The receiving side of a connection: memory for what arrives, and the cutting of it into headers
+//! and payloads.
 //!
-//! Bytes arrive in a *slab*, request behind request. The payload of a write is cut out of it without a copy, so a slab is in use until the
-//! last of these writes is done; until then it rests in a list of bounded length. A long payload gets buffers of its own, page-aligned, one
-//! after the other as it arrives, so that memory is taken by what came and not by what was announced: its first bytes are copied there, and the
-//! kernel puts the rest right behind them. Beside such a buffer only a little of the slab is offered, so that of the next long
-//! payload, too, little arrives in the wrong place. Otherwise only a header or payload that straddles the end of its slab is copied, into the next.
+//! Bytes arrive in a *slab*, request behind request. The payload of a write is cut out of it
+//! without a copy, so a slab is in use until the last of these writes is done; until then it rests
+//! in a list of bounded length. A long payload gets buffers of its own, page-aligned, one after the
+//! other as it arrives, so that memory is taken by what came and not by what was announced: its
+//! first bytes are copied there, and the kernel puts the rest right behind them. Beside such a
+//! buffer only a little of the slab is offered, so that of the next long payload, too, little
+//! arrives in the wrong place. Otherwise only a header or payload that straddles the end of its
+//! slab is copied, into the next.
 //!
-//! It does no I/O: the connection passes [`Receiver::room`] to the ring and gives the result to [`Receiver::arrived`].
+//! It does no I/O: the connection passes [`Receiver::room`] to the ring and gives the result to
+//! [`Receiver::arrived`].
 
 use super::reply::recycle;
 use udm_buf::PIECE_MAX;
@@ -14,11 +19,14 @@ use udm_core::{Buf, BufPool, Segments};
 
 /// The first slab of a connection in bytes: an idle client costs little.
 pub(super) const SLAB_MIN: usize = 16 << 10;
-/// The largest slab in bytes. A slab that was filled by one receive is followed by one of twice the size.
+/// The largest slab in bytes. A slab that was filled by one receive is followed by one of twice the
+/// size.
 pub(super) const SLAB_MAX: usize = 256 << 10;
-/// A payload that is not there yet and longer than this part of a slab is received into a buffer of its own.
+/// A payload that is not there yet and longer than this part of a slab is received into a buffer of
+/// its own.
 const LONG: usize = 4;
-/// What of the slab is offered beside the buffer of a long payload, in bytes: room for some headers.
+/// What of the slab is offered beside the buffer of a long payload, in bytes: room for some
+/// headers.
 const BESIDE: usize = 4096;
 
 /// See the module's documentation.
@@ -70,7 +78,8 @@ pub(super) struct Unread {
 /// Why nothing can be received at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// The ring has memory already, or too many slabs are in use: ask again when something has finished.
+    /// The ring has memory already, or too many slabs are in use: ask again when something has
+    /// finished.
     Others,
     /// So many bytes of memory are needed, which is more than may be had.
     Memory(usize),
@@ -142,7 +151,8 @@ impl Receiver {
         header
     }
 
-    /// The next `len` (at least 1) bytes, when they are there. Once asked for, a payload is asked for until it is given.
+    /// The next `len` (at least 1) bytes, when they are there. Once asked for, a payload is asked
+    /// for until it is given.
     pub(super) fn payload(&mut self, len: usize) -> Option<Segments> {
         if let Some(long) = &self.long {
             return if long.missing == 0 { self.long.take().map(|l| l.data) } else { None };
@@ -172,7 +182,8 @@ impl Receiver {
         self.skip -= n;
     }
 
-    /// Memory for the next receive, of which `may` bytes at the most are new. Buffers of long payloads come from `pool`.
+    /// Memory for the next receive, of which `may` bytes at the most are new. Buffers of long
+    /// payloads come from `pool`.
     ///
     /// # Errors
     /// When there is none, with the reason.
@@ -205,7 +216,8 @@ impl Receiver {
         Ok(room)
     }
 
-    /// Sees to it that a long payload has a piece to go on in. What lies in the slab of its first is moved there.
+    /// Sees to it that a long payload has a piece to go on in. What lies in the slab of its first
+    /// is moved there.
     fn provide_piece(&mut self, pool: &mut BufPool, may: &mut usize) -> Result<(), Wait> {
         let Some(long) = self.long.as_mut().filter(|l| l.missing > 0 && l.rest.is_none()) else {
             return Ok(());
@@ -224,7 +236,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Sees to it that `free` has room, if a slab can be had. `Err` when it takes more than `may` bytes.
+    /// Sees to it that `free` has room, if a slab can be had. `Err` when it takes more than `may`
+    /// bytes.
     fn provide_slab(&mut self, may: usize) -> Result<(), ()> {
         let unread = self.unread().len();
         debug_assert!(unread < self.slab_len, "whole requests are taken before more are received");

@@ -1,4 +1,5 @@
-//! The receiver against a plain model of the same stream: whatever the sizes of payloads and receives, the same bytes come out.
+//! The receiver against a plain model of the same stream: whatever the sizes of payloads and
+//! receives, the same bytes come out.
 
 use super::*;
 use proptest::prelude::*;
@@ -6,7 +7,8 @@ use std::collections::VecDeque;
 
 const HEADER: usize = 28;
 
-/// A stream of headers, each with the length of its payload in its first bytes, and payloads. Byte values follow their place.
+/// A stream of headers, each with the length of its payload in its first bytes, and payloads. Byte
+/// values follow their place.
 fn stream(lens: &[usize]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for &len in lens {
@@ -17,8 +19,8 @@ fn stream(lens: &[usize]) -> Vec<u8> {
     bytes
 }
 
-/// Runs the stream through a receiver, `sizes` bytes a receive over and over, with at most `held` payloads alive; checks every byte.
-/// Returns the most bytes of slabs that were resting.
+/// Runs the stream through a receiver, `sizes` bytes a receive over and over, with at most `held`
+/// payloads alive; checks every byte. Returns the most bytes of slabs that were resting.
 fn run(lens: &[usize], sizes: &[usize], held: usize, skip_every: usize) -> usize {
     let bytes = stream(lens);
     let (mut rx, mut pool) = (Receiver::new(64 << 20), BufPool::new(64 << 20));

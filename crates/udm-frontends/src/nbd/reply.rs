@@ -1,7 +1,7 @@
 //! The sending side of a connection: answers wait in a queue, and leave gathered in one send.
 //!
-//! One send is under way at a time. It owns its buffers until it is done; then the data buffers go back to their pool and the memory of
-//! the headers is used again.
+//! One send is under way at a time. It owns its buffers until it is done; then the data buffers go
+//! back to their pool and the memory of the headers is used again.
 
 use super::stats::Tally;
 use std::collections::VecDeque;
@@ -175,7 +175,8 @@ impl Sender {
         out.push(header);
     }
 
-    /// A send ended after `n` bytes. `Err` is the rest of it, to be sent at once; `Ok` what left. Buffers go to `pool`.
+    /// A send ended after `n` bytes. `Err` is the rest of it, to be sent at once; `Ok` what left.
+    /// Buffers go to `pool`.
     pub(super) fn sent(
         &mut self,
         n: usize,

@@ -18,7 +18,8 @@ impl Blocks {
         range.start & !(size - 1)..range.end.next_multiple_of(size)
     }
 
-    /// The blocks that it covers whole; where there are none, an empty range inside it or at its begin.
+    /// The blocks that it covers whole; where there are none, an empty range inside it or at its
+    /// begin.
     pub(super) fn inside(&self, range: &Range<u64>) -> Range<u64> {
         let size = u64::from(self.size);
         let start = range.start.next_multiple_of(size);
@@ -70,7 +71,8 @@ pub(super) fn check(
         return if request.offset == 0 && request.len == 0 { Ok(plan) } else { Err(EINVAL) };
     }
     if request.len == 0 {
-        // proto.md leaves it open. A client that asks for nothing has counted wrong: say so, as nbdkit does.
+        // proto.md leaves it open. A client that asks for nothing has counted wrong: say so, as
+        // nbdkit does.
         return Err(EINVAL);
     }
     let writes = matches!(request.command, Command::Write | Command::WriteZeroes | Command::Trim);

@@ -1,7 +1,8 @@
 //! From request to bio and back: the transmission phase of a [`Connection`].
 //!
-//! Most requests are one bio. `CACHE`, zeroes that the device can't write by itself, and what is longer than the device takes at once go piece
-//! by piece, one bio at a time; blocks that are covered in part come behind the whole ones ([`super::unaligned`]); a FUA that the bio can't
+//! Most requests are one bio. `CACHE`, zeroes that the device can't write by itself, and what is
+//! longer than the device takes at once go piece by piece, one bio at a time; blocks that are
+//! covered in part come behind the whole ones ([`super::unaligned`]); a FUA that the bio can't
 //! carry is a flush behind it. The answer is queued when the last bio is back.
 
 use super::connection::{Connection, Phase};
@@ -116,7 +117,8 @@ impl Connection {
                 self.start(request, Op::Read, flags, data, charge, cx);
             }
             Ok(Plan::Bio(op, flags)) => {
-                // Zeroes may have to be written out; and 28 bytes must not ask for work without end.
+                // Zeroes may have to be written out; and 28 bytes must not ask for work without
+                // end.
                 let charge = PIECE.min(request.len) as usize;
                 self.start(request, op, flags, Segments::new(), charge, cx);
             }
@@ -360,8 +362,8 @@ impl Connection {
     }
 }
 
-/// The reply to a `BLOCK_STATUS`: a chunk for each context, about no more than was asked. `found` begins at byte `start`, at or before the
-/// request's.
+/// The reply to a `BLOCK_STATUS`: a chunk for each context, about no more than was asked. `found`
+/// begins at byte `start`, at or before the request's.
 fn status(request: &Request, start: u64, found: &[Extent], contexts: &[&Context]) -> Vec<u8> {
     let mut out = Vec::new();
     for (i, context) in contexts.iter().enumerate() {
@@ -427,7 +429,8 @@ impl Pending {
         if let Some(side) = self.edges.as_ref().and_then(|edges| edges.next(behind)) {
             return Some(Stage::ReadEdge(side));
         }
-        // A write carries its FUA itself; discards and zeroes know none, so a flush comes behind them.
+        // A write carries its FUA itself; discards and zeroes know none, so a flush comes behind
+        // them.
         let separate = matches!(command, Command::Trim | Command::WriteZeroes);
         (separate && flags.contains(CommandFlags::FUA)).then_some(Stage::Flush)
     }

@@ -28,13 +28,15 @@ fn explain(e: impl Into<io::Error>, what: &str) -> io::Error {
 }
 
 impl Listener {
-    /// A Unix socket at `path` that only this user can connect to. A socket that nobody listens on any more is replaced.
+    /// A Unix socket at `path` that only this user can connect to. A socket that nobody listens on
+    /// any more is replaced.
     pub(super) fn unix(path: &Path) -> io::Result<Listener> {
         let what = path.display().to_string();
         let address = SocketAddrUnix::new(path).map_err(|e| explain(e, &what))?;
         remove_stale(path, &address)?;
         let fd = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-        // On Linux the mode of an unbound socket becomes the mode of its path: there is no moment at which others could connect.
+        // On Linux the mode of an unbound socket becomes the mode of its path: there is no moment
+        // at which others could connect.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(|e| explain(e, &what))?;
         rustix::net::bind(&fd, &address).map_err(|e| explain(e, &what))?;
         let put = rustix::fs::lstat(path).map_err(|e| explain(e, &what))?;

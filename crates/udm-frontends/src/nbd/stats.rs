@@ -117,7 +117,8 @@ impl Counters {
     /// Adds what a connection on `core` did since the last call. Called on the core, once a turn.
     pub(super) fn publish(&self, core: usize, tally: &mut Tally) {
         let core = &self.cores[core];
-        // Plain loads and stores: all connections of a core run on its one thread. Readers want recent numbers and no order among them.
+        // Plain loads and stores: all connections of a core run on its one thread. Readers want
+        // recent numbers and no order among them.
         let add = |to: &AtomicU64, n: u64| {
             if n != 0 {
                 to.store(to.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);

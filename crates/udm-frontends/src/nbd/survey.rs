@@ -1,9 +1,10 @@
 //! What `BLOCK_STATUS` asks of a device, asked on threads of their own.
 //!
-//! A device may have to ask a file system, which may take its time or hang; no core does that. A connection passes a [`Survey`] to
-//! the [`Surveyor`] and goes on; the answer comes back as a letter. Each device has one thread while it is asked, so one that hangs holds up nobody else.
-//! All queues are bounded: what finds no place, and whatever goes wrong, is answered with "data", which is always true enough. Every
-//! survey is answered once, because dropping it answers it.
+//! A device may have to ask a file system, which may take its time or hang; no core does that. A
+//! connection passes a [`Survey`] to the [`Surveyor`] and goes on; the answer comes back as a
+//! letter. Each device has one thread while it is asked, so one that hangs holds up nobody else.
+//! All queues are bounded: what finds no place, and whatever goes wrong, is answered with "data",
+//! which is always true enough. Every survey is answered once, because dropping it answers it.
 
 use std::collections::HashMap;
 use std::io;

@@ -2,14 +2,16 @@
 //!
 //! * A read (and `CACHE`) reads the blocks around it, and answers with its part.
 //! * A trim leaves alone the blocks that it covers in part.
-//! * A write or write-zeroes does its whole blocks as any other, then its *edges*: the block at either end that it covers in part is read, changed and
-//!   written back. For this it holds its blocks ([`super::holds`]), so that no other write to them through this server is
-//!   lost; reads are not held up, and see a block before or after, as with any two requests in flight together. It is durable with FUA as
-//!   any other: each of its writes carries it, or a flush comes behind.
+//! * A write or write-zeroes does its whole blocks as any other, then its *edges*: the block at
+//!   either end that it covers in part is read, changed and written back. For this it holds its
+//!   blocks ([`super::holds`]), so that no other write to them through this server is lost; reads
+//!   are not held up, and see a block before or after, as with any two requests in flight together.
+//!   It is durable with FUA as any other: each of its writes carries it, or a flush comes behind.
 //!
-//! A request that has to wait, for its hold or for somebody else's to end, is *parked*: it has no bio yet. Parked requests of a connection go on
-//! in their order. What a suspended device keeps waiting keeps its hold meanwhile; a connection that ends drops what is parked and gives its holds
-//! back when what is in flight has ended.
+//! A request that has to wait, for its hold or for somebody else's to end, is *parked*: it has no
+//! bio yet. Parked requests of a connection go on in their order. What a suspended device keeps
+//! waiting keeps its hold meanwhile; a connection that ends drops what is parked and gives its
+//! holds back when what is in flight has ended.
 
 use super::connection::Connection;
 use super::holds::{Event, HoldLetter};
@@ -46,8 +48,8 @@ struct Edge {
 }
 
 impl Edges {
-    /// The edges of a request to `range`, in bytes; `None` when it has none. `data` is a write's, and keeps what belongs to
-    /// whole blocks.
+    /// The edges of a request to `range`, in bytes; `None` when it has none. `data` is a write's,
+    /// and keeps what belongs to whole blocks.
     pub(super) fn new(range: &Range<u64>, blocks: &Blocks, data: &mut Segments) -> Option<Box<Edges>> {
         let block = blocks.size;
         let (outer, inner) = (blocks.around(range), blocks.inside(range));
@@ -192,7 +194,8 @@ impl Connection {
         }
     }
 
-    /// The connection is dead: what is parked will never start, and nobody waits for what a device holds.
+    /// The connection is dead: what is parked will never start, and nobody waits for what a device
+    /// holds.
     pub(super) fn abandon_parked(&mut self) {
         self.parked.clear();
         let parked = self.pending.iter().filter(|(_, p)| matches!(p.stage, Stage::Parked | Stage::Survey));

@@ -59,7 +59,8 @@ impl Client {
         bytes
     }
 
-    /// As `go`, having asked for these metadata contexts of `of`; the numbers of those that there are.
+    /// As `go`, having asked for these metadata contexts of `of`; the numbers of those that there
+    /// are.
     pub fn go_with_contexts(&mut self, of: &str, queries: &[&str], export: &str) -> Vec<u32> {
         self.exactly::<GREETING_SIZE>();
         let flags = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;

@@ -108,7 +108,8 @@ fn zeroes_that_the_device_can_not_write_are_written_out() {
         (&data[..512], &data[512 + len as usize..]),
         (&fresh(0, 512)[..], &fresh(u64::from(len) + 512, 512)[..])
     );
-    // A buffer that had zeroes in it is a buffer like any other afterwards, and the other way round.
+    // A buffer that had zeroes in it is a buffer like any other afterwards, and the other way
+    // round.
     assert_eq!(c.write(NONE, 0, &vec![7; 1 << 20]), 0);
     assert_eq!(c.plain(Command::WriteZeroes, NONE, 4 * MIB, 1 << 20), 0);
     assert!(c.read(4 * MIB, 1 << 20).unwrap().iter().all(|&b| b == 0));

@@ -40,7 +40,8 @@ struct Shared {
 }
 
 impl TestDisk {
-    /// A disk of `size` bytes, full of a pattern ([`pattern`]). Its last sector can't be read or written.
+    /// A disk of `size` bytes, full of a pattern ([`pattern`]). Its last sector can't be read or
+    /// written.
     pub fn new(size: u64, order: Order) -> TestDisk {
         let sectors = Sectors::from_bytes(size);
         let shared = Shared {

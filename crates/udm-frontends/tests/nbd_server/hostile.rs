@@ -32,7 +32,8 @@ fn conversation() -> Vec<u8> {
     bytes
 }
 
-/// The client goes at every single byte of the conversation, half the time without a word, half the time still reading.
+/// The client goes at every single byte of the conversation, half the time without a word, half the
+/// time still reading.
 #[test]
 fn disconnects_at_every_byte() {
     let world = World::new(TestDisk::new(MIB, Order::Shuffled));
@@ -153,7 +154,8 @@ fn a_dawdler_is_dropped() {
     world.end();
 }
 
-/// A client that asks for the list of exports again and again and reads none of it: the answers do not pile up.
+/// A client that asks for the list of exports again and again and reads none of it: the answers do
+/// not pile up.
 #[test]
 fn a_deaf_client_in_the_handshake() {
     let world = World::new(TestDisk::new(MIB, Order::AtOnce));

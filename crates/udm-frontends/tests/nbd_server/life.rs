@@ -82,7 +82,8 @@ fn tcp_works_as_well() {
     world.end();
 }
 
-/// A stop while requests are on the device: they are answered, then the connection ends. One that is silent ends too.
+/// A stop while requests are on the device: they are answered, then the connection ends. One that
+/// is silent ends too.
 #[test]
 fn a_stop_finishes_what_is_in_flight() {
     let world = World::new(TestDisk::new(MIB, Order::Shuffled));

@@ -120,7 +120,8 @@ fn a_stream_out_of_step_is_dropped() {
     world.end();
 }
 
-/// A client that asks for much and reads nothing: the server takes in so much and no more, and goes on when the client does.
+/// A client that asks for much and reads nothing: the server takes in so much and no more, and goes
+/// on when the client does.
 #[test]
 fn in_flight_is_bounded() {
     let by_number = ServerOptions { requests_max: 10, ..ServerOptions::default() };

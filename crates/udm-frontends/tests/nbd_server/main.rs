@@ -1,4 +1,5 @@
-//! The server against a scripted client, over a disk that the tests hold in their hands. Real clients: `udm`'s `nbd_clients`.
+//! The server against a scripted client, over a disk that the tests hold in their hands. Real
+//! clients: `udm`'s `nbd_clients`.
 
 mod client;
 mod commands;

@@ -1,4 +1,5 @@
-//! Clients that go on on another core, all the time: nothing that they ask for is lost, done twice or answered twice.
+//! Clients that go on on another core, all the time: nothing that they ask for is lost, done twice
+//! or answered twice.
 
 use crate::disk::{Order, TestDisk, pattern};
 use crate::{Client, World};
@@ -43,7 +44,8 @@ struct Worker {
 }
 
 impl Worker {
-    /// Requests of all kinds, many at a time, to ranges of which no two overlap; whole blocks, parts, and payloads from a byte to half the part.
+    /// Requests of all kinds, many at a time, to ranges of which no two overlap; whole blocks,
+    /// parts, and payloads from a byte to half the part.
     fn burst(&mut self) {
         let len = self.model.len();
         let mut sent = 0;
@@ -114,7 +116,8 @@ fn whatever_they_ask_for() {
     }
 }
 
-/// Bytes that come one by one, with moves in between: headers and payloads are cut anywhere, and so is what is to be thrown away.
+/// Bytes that come one by one, with moves in between: headers and payloads are cut anywhere, and so
+/// is what is to be thrown away.
 #[test]
 fn with_a_request_half_arrived() {
     let world = World::new(TestDisk::new(MIB, Order::AtOnce));
@@ -250,7 +253,8 @@ fn until_the_end() {
     }
 }
 
-/// Two clients that ask all the time and fourteen that don't: whatever the order in which they come, the two end up on different cores, and stay there.
+/// Two clients that ask all the time and fourteen that don't: whatever the order in which they
+/// come, the two end up on different cores, and stay there.
 #[test]
 fn hot_clients_spread_over_the_cores() {
     for hot in [[0, 1], [0, 2], [7, 13]] {

@@ -50,7 +50,8 @@ fn too_many_clients_are_told_so() {
     world.end();
 }
 
-/// Clients that leave requests behind in a device that does not answer keep nobody out, but from that device in the end.
+/// Clients that leave requests behind in a device that does not answer keep nobody out, but from
+/// that device in the end.
 #[test]
 fn who_is_gone_keeps_no_place() {
     let options = ServerOptions { connections_max: 3, device_connections_max: 8, ..ServerOptions::default() };
@@ -102,7 +103,8 @@ fn tight(stall_ms: u64) -> ServerOptions {
     ServerOptions { core_bytes_max: 4 << 20, stall_max, ..ServerOptions::default() }
 }
 
-/// Requests that are each more than all the memory there is, from many clients at once: every one is served.
+/// Requests that are each more than all the memory there is, from many clients at once: every one
+/// is served.
 #[test]
 fn long_requests_of_many_clients_share_little_memory() {
     const LEN: u64 = 6 * MIB;
@@ -145,7 +147,8 @@ fn one_request_at_a_time_passes_the_bound() {
     world.end();
 }
 
-/// A device that hangs keeps what its clients hold for good, however many they are. It is not all that there is.
+/// A device that hangs keeps what its clients hold for good, however many they are. It is not all
+/// that there is.
 #[test]
 fn a_device_that_hangs_takes_not_all_memory() {
     let world = World::with(disk(8 * MIB), tight(100), &[]);
@@ -175,7 +178,8 @@ fn a_device_that_hangs_takes_not_all_memory() {
     world.end();
 }
 
-/// Clients that hold memory and do nothing: short requests are served all the while, and long ones as soon as it is clear who is in the way.
+/// Clients that hold memory and do nothing: short requests are served all the while, and long ones
+/// as soon as it is clear who is in the way.
 #[test]
 fn clients_that_do_not_move_starve_nobody() {
     let world = World::with(disk(8 * MIB), tight(100), &[]);

@@ -135,8 +135,9 @@ impl Writer {
     }
 }
 
-/// Clients on all cores and through two exports of the device change bytes of the same blocks, beside others that write whole blocks next to them, and
-/// blocks in which all of them meet: every byte is its last writer's.
+/// Clients on all cores and through two exports of the device change bytes of the same blocks,
+/// beside others that write whole blocks next to them, and blocks in which all of them meet: every
+/// byte is its last writer's.
 #[test]
 fn writers_of_the_same_blocks_lose_nothing() {
     const WRITERS: u64 = 6;
@@ -166,7 +167,8 @@ fn writers_of_the_same_blocks_lose_nothing() {
         for (k, client) in whole.iter_mut().enumerate() {
             s.spawn(move || {
                 for round in 0..120u64 {
-                    // The neighbours, and a block that this client alone writes whole while others read and change what is around it.
+                    // The neighbours, and a block that this client alone writes whole while others
+                    // read and change what is around it.
                     let block = 8192 + (round % 8) * 1024 + k as u64 * 512;
                     let value = (round * 2 + k as u64) as u8;
                     assert_eq!(client.write(NONE, block, &[value; 512]), 0);
@@ -190,7 +192,8 @@ fn writers_of_the_same_blocks_lose_nothing() {
     world.end();
 }
 
-/// Whole blocks and parts of them from different connections: what was acknowledged last is what is there.
+/// Whole blocks and parts of them from different connections: what was acknowledged last is what is
+/// there.
 #[test]
 fn a_whole_block_against_a_part_of_it() {
     let world = world(512, MIB, Order::Shuffled);
@@ -199,7 +202,8 @@ fn a_whole_block_against_a_part_of_it() {
         for (i, mut c) in clients.into_iter().enumerate() {
             s.spawn(move || {
                 for round in 0..150u32 {
-                    // Two write the block whole, two a part; in the end each byte must be somebody's, and no part may bring an old rest back.
+                    // Two write the block whole, two a part; in the end each byte must be
+                    // somebody's, and no part may bring an old rest back.
                     let error = match i % 2 {
                         0 => c.write(NONE, 0, &[(round + 1) as u8; 512]),
                         _ => c.write(NONE, 100 * i as u64, &[255; 7]),

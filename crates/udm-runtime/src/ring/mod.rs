@@ -1,8 +1,9 @@
 //! The core's io_uring, shared by the lanes and front ends of one core.
 //!
-//! Contract: a [`RingOp`] hands its memory and its file to the ring; both stay there until the kernel is done with them, and the memory comes
-//! back in [`Done`]. A [`RingUser`] that is dropped orphans its operations: their memory is freed when they end, not before.
-//! Operations may end in any order. The ring enters the kernel once a turn ([`Ring::enter`]), for all users together.
+//! Contract: a [`RingOp`] hands its memory and its file to the ring; both stay there until the
+//! kernel is done with them, and the memory comes back in [`Done`]. A [`RingUser`] that is dropped
+//! orphans its operations: their memory is freed when they end, not before. Operations may end in
+//! any order. The ring enters the kernel once a turn ([`Ring::enter`]), for all users together.
 
 pub(crate) mod missing;
 mod op;
@@ -22,10 +23,12 @@ use std::time::Duration;
 use sys::{Completion, Entry, Uring};
 use udm_core::{Buf, Cx, Segments, errno};
 
-/// The longest send in bytes that is first tried without waiting for room. A socket has room for so much, or its client is slow.
+/// The longest send in bytes that is first tried without waiting for room. A socket has room for so
+/// much, or its client is slow.
 const QUICK_MAX: u32 = 64 << 10;
 
-/// Entries of the submission queue. More operations than that in one turn cost one more system call.
+/// Entries of the submission queue. More operations than that in one turn cost one more system
+/// call.
 const ENTRIES: u32 = 512;
 
 /// A handle to the core's ring. Clones are the same ring; it never leaves its core.
@@ -122,8 +125,8 @@ impl Ring {
         self.0.borrow_mut().uring.has_completions()
     }
 
-    /// True when somebody goes on as soon as a send that is queued has left. The kernel says nothing of one that left at once, so the core must not
-    /// sleep before it has looked.
+    /// True when somebody goes on as soon as a send that is queued has left. The kernel says
+    /// nothing of one that left at once, so the core must not sleep before it has looked.
     pub(crate) fn is_awaited(&self) -> bool {
         let inner = self.0.borrow();
         let patient = |&key: &usize| inner.users.get(inner.entries[key].user).is_some_and(|c| c.patient);
@@ -280,14 +283,16 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // What the kernel has not been given is simply dropped; what is queued for it is sent, so that it can be cancelled.
+        // What the kernel has not been given is simply dropped; what is queued for it is sent, so
+        // that it can be cancelled.
         for key in self.backlog.drain(..) {
             self.entries.remove(key);
         }
         self.uring.submit();
         self.uring.cancel_all();
-        // Only what the kernel has seen must be waited for. A file system that hangs must not hang the exit: after the
-        // bound the memory is leaked, so that a late completion writes into nobody's memory.
+        // Only what the kernel has seen must be waited for. A file system that hangs must not hang
+        // the exit: after the bound the memory is leaked, so that a late completion writes into
+        // nobody's memory.
         for _ in 0..500 {
             self.uring.completions(&mut self.completions);
             for c in self.completions.drain(..) {
@@ -308,19 +313,21 @@ impl Drop for Inner {
 }
 
 impl RingUser {
-    /// Calls off the operations under way with `tag`. Each comes back all the same: with ECANCELED, or with what it did when it was too late. One
-    /// that the ring has no room to call off goes on.
+    /// Calls off the operations under way with `tag`. Each comes back all the same: with ECANCELED,
+    /// or with what it did when it was too late. One that the ring has no room to call off goes on.
     pub fn cancel(&self, tag: u64) {
         self.ring.0.borrow_mut().cancel(self.id, tag);
     }
 
-    /// Queues an operation; it goes to the kernel at the end of the turn. `tag` comes back with its result.
+    /// Queues an operation; it goes to the kernel at the end of the turn. `tag` comes back with its
+    /// result.
     pub fn push(&self, tag: u64, op: RingOp) {
         self.ring.0.borrow_mut().push(self.id, tag, op);
     }
 
-    /// Says whether this user has nothing to do when its sends have left: then it may hear of them later, when something else
-    /// happens on the core, which saves a system call. At first it is not so.
+    /// Says whether this user has nothing to do when its sends have left: then it may hear of them
+    /// later, when something else happens on the core, which saves a system call. At first it is
+    /// not so.
     pub fn set_patient(&self, patient: bool) {
         self.ring.0.borrow_mut().users[self.id].patient = patient;
     }

@@ -15,7 +15,8 @@ pub enum RingOp {
         offset: u64,
         /// Into what.
         data: Segments,
-        /// Only what is in memory already (`RWF_NOWAIT`): EAGAIN for the rest, EOPNOTSUPP where that can't be told.
+        /// Only what is in memory already (`RWF_NOWAIT`): EAGAIN for the rest, EOPNOTSUPP where
+        /// that can't be told.
         cached: bool,
     },
     /// `pwritev` of the pieces.
@@ -47,7 +48,8 @@ pub enum RingOp {
         /// Length in bytes.
         len: u64,
     },
-    /// One `recvmsg` into the pieces: the result is the bytes that came, 0 at the end of the stream.
+    /// One `recvmsg` into the pieces: the result is the bytes that came, 0 at the end of the
+    /// stream.
     Recv {
         /// A stream socket.
         fd: Arc<OwnedFd>,
@@ -64,7 +66,8 @@ pub enum RingOp {
 }
 
 impl RingOp {
-    /// The most pieces that one operation moves (`IOV_MAX`); of a longer list only the first so many are, and the result is short.
+    /// The most pieces that one operation moves (`IOV_MAX`); of a longer list only the first so
+    /// many are, and the result is short.
     pub const MAX_PIECES: usize = 1024;
 }
 

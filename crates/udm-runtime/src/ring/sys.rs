@@ -1,8 +1,9 @@
 //! The io_uring itself: the unsafe part of the runtime.
 //!
-//! Contract, on which each SAFETY note below stands: an [`Entry`] is boxed and lives in the ring's table from `push` until its completion was
-//! reaped or the ring gave up and leaked it. It owns the file, the bytes and the lists of pointers that its submission names, and nobody
-//! touches them in between.
+//! Contract, on which each SAFETY note below stands: an [`Entry`] is boxed and lives in the ring's
+//! table from `push` until its completion was reaped or the ring gave up and leaked it. It owns the
+//! file, the bytes and the lists of pointers that its submission names, and nobody touches them in
+//! between.
 
 use super::op::RingOp;
 use io_uring::squeue::Flags;
@@ -81,8 +82,8 @@ impl Entry {
         self.iov.iter().map(|v| v.iov_len as u32).sum()
     }
 
-    /// The submission. Its pointers are into this entry. A `quick` send does not wait for room, and completes only when it was short or
-    /// failed.
+    /// The submission. Its pointers are into this entry. A `quick` send does not wait for room, and
+    /// completes only when it was short or failed.
     fn build(&mut self, quick: bool) -> squeue::Entry {
         let raw = |fd: &Arc<OwnedFd>| Fd(fd.as_raw_fd());
         let (ptr, len) = match self.iov.first() {
@@ -147,8 +148,9 @@ pub(super) struct Uring {
 
 impl Uring {
     pub(super) fn new(entries: u32) -> io::Result<Uring> {
-        // Completions are worked off when this thread enters the kernel, and not by interrupting it (Linux 6.1). Older
-        // kernels, and seccomp filters that know only the first flags, get a plain ring.
+        // Completions are worked off when this thread enters the kernel, and not by interrupting it
+        // (Linux 6.1). Older kernels, and seccomp filters that know only the first flags, get a
+        // plain ring.
         let modern = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
@@ -164,13 +166,14 @@ impl Uring {
         }
     }
 
-    /// True when a send may be quick: the kernel tells how much of it left before it would have had to wait (Linux 6.1).
+    /// True when a send may be quick: the kernel tells how much of it left before it would have had
+    /// to wait (Linux 6.1).
     pub(super) fn knows_quick(&self) -> bool {
         self.modern
     }
 
-    /// True when all that was queued has been given to the kernel, and all completions that it has are in the queue: what was to complete
-    /// at once and is not there has completed in silence.
+    /// True when all that was queued has been given to the kernel, and all completions that it has
+    /// are in the queue: what was to complete at once and is not there has completed in silence.
     pub(super) fn is_settled(&mut self) -> bool {
         let sq = self.ring.submission();
         sq.is_empty() && !sq.cq_overflow()
@@ -179,12 +182,13 @@ impl Uring {
     /// Queues `entry`; false when the submission queue is full.
     pub(super) fn push(&mut self, entry: &mut Entry, user_data: u64, quick: bool) -> bool {
         let sqe = entry.build(quick).user_data(user_data);
-        // SAFETY: what the submission points to lives in `entry` until it is reaped (see the module's contract).
+        // SAFETY: what the submission points to lives in `entry` until it is reaped (see the
+        // module's contract).
         unsafe { self.ring.submission().push(&sqe) }.is_ok()
     }
 
-    /// Queues a request to call the operation `user_data` off; false when the submission queue is full. What comes of it is said by the
-    /// operation.
+    /// Queues a request to call the operation `user_data` off; false when the submission queue is
+    /// full. What comes of it is said by the operation.
     pub(super) fn push_cancel(&mut self, user_data: u64) -> bool {
         let sqe = opcode::AsyncCancel::new(user_data).build().user_data(NOBODY);
         let sqe = if self.modern { sqe.flags(Flags::SKIP_SUCCESS) } else { sqe };
@@ -196,8 +200,8 @@ impl Uring {
         !self.ring.submission().is_empty()
     }
 
-    /// True when a completion waits, in the queue or in the kernel behind a queue that was full, or the kernel has work that will make
-    /// one. The last two want [`Uring::submit`] to fetch them.
+    /// True when a completion waits, in the queue or in the kernel behind a queue that was full, or
+    /// the kernel has work that will make one. The last two want [`Uring::submit`] to fetch them.
     pub(super) fn has_completions(&mut self) -> bool {
         let sq = self.ring.submission();
         let in_kernel = sq.taskrun() || sq.cq_overflow();
@@ -218,7 +222,8 @@ impl Uring {
         let flags = if work { GETEVENTS } else { 0 };
         // SAFETY: no argument is passed; the entries pushed are valid by `push`.
         let entered = unsafe { self.ring.submitter().enter::<()>(pending, 0, flags, None) };
-        // EBUSY and EAGAIN mean that completions must be reaped first: the entries stay queued and go with the next call. EINTR likewise.
+        // EBUSY and EAGAIN mean that completions must be reaped first: the entries stay queued and
+        // go with the next call. EINTR likewise.
         if let Err(e) = entered {
             debug_assert!(
                 matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN | libc::EINTR)),
@@ -254,7 +259,8 @@ impl Uring {
     /// Asks the kernel to end everything that is under way.
     pub(super) fn cancel_all(&mut self) {
         let builder = io_uring::types::CancelBuilder::any();
-        // A kernel without it ends the operations when the ring is closed; the caller waits, bounded.
+        // A kernel without it ends the operations when the ring is closed; the caller waits,
+        // bounded.
         let _ =
             self.ring.submitter().register_sync_cancel(Some(Timespec::from(Duration::from_secs(1))), builder);
     }

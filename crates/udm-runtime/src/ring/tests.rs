@@ -97,8 +97,8 @@ fn more_than_the_queue_holds() {
     assert!(done.iter().all(|d| d.result == Ok(4)));
 }
 
-/// A core that never sleeps, and one that is too busy to, only looks and enters. Completions that found no room in the queue wait in
-/// the kernel, and nothing else tells of them.
+/// A core that never sleeps, and one that is too busy to, only looks and enters. Completions that
+/// found no room in the queue wait in the kernel, and nothing else tells of them.
 #[test]
 fn a_full_completion_queue_is_emptied_without_sleeping() {
     let ring = Ring::new().unwrap();
@@ -132,7 +132,8 @@ fn errors_keep_their_errno() {
     assert_eq!(done[0].result, Err(22));
 }
 
-/// A ring whose user is patient, and a send that the socket has room for: submitting it is all that it takes.
+/// A ring whose user is patient, and a send that the socket has room for: submitting it is all that
+/// it takes.
 #[test]
 fn a_send_that_leaves_at_once_needs_no_completion() {
     let ring = Ring::new().unwrap();
@@ -153,7 +154,8 @@ fn a_send_that_leaves_at_once_needs_no_completion() {
     assert_eq!(ring.0.borrow_mut().entries.len(), 0);
 }
 
-/// More sends than the socket has room for. Each is done, whole or short, in its order; what is short goes on, and no byte is lost or comes twice.
+/// More sends than the socket has room for. Each is done, whole or short, in its order; what is
+/// short goes on, and no byte is lost or comes twice.
 #[test]
 fn sends_to_a_full_socket_wait_for_room() {
     let ring = Ring::new().unwrap();
@@ -235,7 +237,8 @@ fn a_ring_with_quick_sends_ends() {
     assert!(begin.elapsed() < Duration::from_secs(4), "it waited for what does not come");
 }
 
-/// What is called off comes back, once, with the reason or with what had arrived by then; the end of a call-off itself is nobody's.
+/// What is called off comes back, once, with the reason or with what had arrived by then; the end
+/// of a call-off itself is nobody's.
 #[test]
 fn what_is_called_off_comes_back() {
     let ring = Ring::new().unwrap();

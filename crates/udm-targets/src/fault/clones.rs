@@ -1,10 +1,11 @@
-//! Clones of requests: what a lane sends down in place of a request about which it has to remember something.
+//! Clones of requests: what a lane sends down in place of a request about which it has to remember
+//! something.
 
 use slab::Slab;
 use udm_core::{Bio, BioPool, Cx, OwnerId};
 
-/// The requests that have a clone below, each with a note of type `T`. A clone carries the data of its request (moved, not copied) and finds
-/// it again by its cookie.
+/// The requests that have a clone below, each with a note of type `T`. A clone carries the data of
+/// its request (moved, not copied) and finds it again by its cookie.
 pub(super) struct Clones<T> {
     owner: OwnerId,
     originals: Slab<(Box<Bio>, T)>,

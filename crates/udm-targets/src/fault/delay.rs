@@ -4,15 +4,18 @@
 //! delay <dev> <offset> <ms> [<write dev> <offset> <ms> [<flush dev> <offset> <ms>]]
 //! ```
 //!
-//! Three classes of requests, each with a device and a delay of its own: reads; writes, discards and write-zeroes; flushes and whatever
-//! carries one. With 3 words all classes share them, with 6 flushes go as writes do. A delay of 0 is straight through. With 9 words and
-//! a flush device of its own a flush reaches that device alone, as in the kernel: such a table is for measuring, not for keeping data.
+//! Three classes of requests, each with a device and a delay of its own: reads; writes, discards
+//! and write-zeroes; flushes and whatever carries one. With 3 words all classes share them, with 6
+//! flushes go as writes do. A delay of 0 is straight through. With 9 words and a flush device of
+//! its own a flush reaches that device alone, as in the kernel: such a table is for measuring, not
+//! for keeping data.
 //!
-//! The delay of a class is constant, so what waits leaves in the order in which it came: a queue for each class, and no heap. Requests of
-//! different classes overtake each other. A suspend lets all that waits go at once.
+//! The delay of a class is constant, so what waits leaves in the order in which it came: a queue
+//! for each class, and no heap. Requests of different classes overtake each other. A suspend lets
+//! all that waits go at once.
 //!
-//! `status` is how many reads, writes and flushes wait now, over all cores; a class without delay counts none. The counts are shared by
-//! the cores and changed once a batch.
+//! `status` is how many reads, writes and flushes wait now, over all cores; a class without delay
+//! counts none. The counts are shared by the cores and changed once a batch.
 
 use super::{UnderLane, Underlay, look_up, number};
 use crossbeam_utils::CachePadded;
@@ -173,7 +176,8 @@ impl DelayLane {
         for (queue, shared) in self.queues.iter_mut().zip(self.queued.iter()) {
             let now = queue.waiting.len() as u64;
             if now != queue.published {
-                // Relaxed: nothing else hangs on the count. Wrapping adds of differences sum up to what all cores hold.
+                // Relaxed: nothing else hangs on the count. Wrapping adds of differences sum up to
+                // what all cores hold.
                 shared.fetch_add(now.wrapping_sub(queue.published), Ordering::Relaxed);
                 queue.published = now;
             }

@@ -1,9 +1,11 @@
 //! Targets that make trouble on purpose: [`delay`], [`flakey`], [`dust`] and [`log_writes`].
 //!
-//! They are for those who test what stands above them. All four take time from [`Cx::now`](udm_core::Cx) and chance from
-//! [`Cx::rng`](udm_core::Cx::rng) alone, so the same seed gives the same faults.
+//! They are for those who test what stands above them. All four take time from
+//! [`Cx::now`](udm_core::Cx) and chance from [`Cx::rng`](udm_core::Cx::rng) alone, so the same seed
+//! gives the same faults.
 //!
-//! What they share is here: parsing of numbers, and [`Underlay`], the range of a device that a target stands on.
+//! What they share is here: parsing of numbers, and [`Underlay`], the range of a device that a
+//! target stands on.
 
 mod clones;
 pub mod delay;
@@ -20,7 +22,8 @@ fn number<T: TryFrom<u64>>(word: &str) -> Option<T> {
     decimal(word)?.try_into().ok()
 }
 
-/// Looks up the device that argument `word` names; `text` is the kernel's message when there is none.
+/// Looks up the device that argument `word` names; `text` is the kernel's message when there is
+/// none.
 fn look_up(
     resolver: &mut dyn Resolver,
     args: &[String],

@@ -1,12 +1,15 @@
 //! The path checker: failed paths are read from, and reinstated when they answer.
 //!
-//! The kernel leaves that to a daemon (multipathd). Where upkeep asks for it ([`udm_dm::Upkeep::check_paths`]), a task of the target does the same: the first
-//! block of each failed path is read through a lane of the checker's own, first after the interval, then at twice the time before, up to
-//! [`BACK_OFF`] times the interval. Any answer but one that blames the path reinstates it. One that fails again before the time is over that its checks had
-//! reached goes on from there: a path that works for its first block only is not in use half of the time.
+//! The kernel leaves that to a daemon (multipathd). Where upkeep asks for it
+//! ([`udm_dm::Upkeep::check_paths`]), a task of the target does the same: the first block of each
+//! failed path is read through a lane of the checker's own, first after the interval, then at twice
+//! the time before, up to [`BACK_OFF`] times the interval. Any answer but one that blames the path
+//! reinstates it. One that fails again before the time is over that its checks had reached goes on
+//! from there: a path that works for its first block only is not in use half of the time.
 //!
-//! The task is in the background: a check that hangs holds up no suspend and no end. While no path is failed it waits for the bell that a failure rings, and
-//! costs nothing. While the device is suspended it is stopped, as a suspended device takes no messages.
+//! The task is in the background: a check that hangs holds up no suspend and no end. While no path
+//! is failed it waits for the bell that a failure rings, and costs nothing. While the device is
+//! suspended it is stopped, as a suspended device takes no messages.
 
 use super::journal::Back;
 use super::state::Shared;

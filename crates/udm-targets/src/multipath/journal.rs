@@ -1,4 +1,5 @@
-//! What a person is told: a line for each path that fails or returns, whoever did it, and one when the last path goes.
+//! What a person is told: a line for each path that fails or returns, whoever did it, and one when
+//! the last path goes.
 //!
 //! ```text
 //! multipath: mp: Failing path 253:1 (same.img): I/O error, Write at sector 2048: 1 of 2 paths left
@@ -8,8 +9,9 @@
 //! multipath: mp: Reinstating path 253:1 (same.img): it answers: 2 of 2 paths up
 //! ```
 //!
-//! A line is written by whoever made the change: of several cores that see a path fail at once, one does. How many bios wait, or have failed, for want of a path
-//! is counted over all cores; only lanes that have no path touch the count.
+//! A line is written by whoever made the change: of several cores that see a path fail at once, one
+//! does. How many bios wait, or have failed, for want of a path is counted over all cores; only
+//! lanes that have no path touch the count.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -119,7 +121,8 @@ impl Journal {
         );
     }
 
-    /// What becomes of requests without a path, said once after the last has gone: by the first lane that has such requests.
+    /// What becomes of requests without a path, said once after the last has gone: by the first
+    /// lane that has such requests.
     pub fn no_path(&self, waits: bool) {
         if !self.last_gone.swap(false, Relaxed) {
             return;

@@ -1,8 +1,10 @@
 //! The data path of a multipath device on one core.
 //!
-//! `submit`: one load of the shared word tells that nothing has changed; the selector of the group in use deals the batch out; each path that
-//! got any is given its batch, and a single bio goes to its path in the batch that it came in. `poll`: each path that has any in flight is
-//! polled straight into the caller's list, and what came back is looked through once, for errors and for its length. Everything else is in `route` and `retry` and runs only when a path or a group
+//! `submit`: one load of the shared word tells that nothing has changed; the selector of the group
+//! in use deals the batch out; each path that got any is given its batch, and a single bio goes to
+//! its path in the batch that it came in. `poll`: each path that has any in flight is polled
+//! straight into the caller's list, and what came back is looked through once, for errors and for
+//! its length. Everything else is in `route` and `retry` and runs only when a path or a group
 //! changes, an error comes back, or no path is left.
 
 use super::journal::Why;
@@ -36,12 +38,14 @@ pub(super) struct MultipathLane {
     pub(super) spare: Batch,
     /// Scratch: the path for each bio of a batch.
     chosen: Vec<u32>,
-    /// The suspend under way: from each `drain` to the end of the `poll` behind it, since one that is called off is seen by nothing else.
+    /// The suspend under way: from each `drain` to the end of the `poll` behind it, since one that
+    /// is called off is seen by nothing else.
     pub(super) draining: Option<Drain>,
 }
 
 impl MultipathLane {
-    /// `groups` has the number of paths and the selector of each group, `paths` all paths in that order.
+    /// `groups` has the number of paths and the selector of each group, `paths` all paths in that
+    /// order.
     pub(super) fn new(
         shared: Arc<Shared>,
         groups: impl Iterator<Item = (usize, SelectorLane)>,
@@ -65,7 +69,8 @@ impl MultipathLane {
         }
     }
 
-    /// Sends `batch` to the paths of the group in use, or where bios without a path go. Leaves it empty.
+    /// Sends `batch` to the paths of the group in use, or where bios without a path go. Leaves it
+    /// empty.
     #[inline(always)]
     pub(super) fn dispatch(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if bugs::on(Bug::LandsAfterRetry) {
@@ -116,7 +121,8 @@ impl MultipathLane {
         self.legs.poll_idle(&round, done, cx);
     }
 
-    /// Accounts for `done[from..]`, which came back from path `index`, and takes those out that a path error ended.
+    /// Accounts for `done[from..]`, which came back from path `index`, and takes those out that a
+    /// path error ended.
     #[inline(always)]
     fn polled(&mut self, index: usize, done: &mut Batch, from: usize) {
         let back = &done[from..];

@@ -17,12 +17,14 @@ fn refused(text: impl std::fmt::Display) -> TargetError {
 impl Multipath {
     pub(super) fn act(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<(), TargetError> {
         let verb = words.first().map_or_else(String::new, |w| w.to_ascii_lowercase());
-        // Looked up first: who names a path on storage that hangs keeps nobody else from failing that path.
+        // Looked up first: who names a path on storage that hangs keeps nobody else from failing
+        // that path.
         let number = match (verb.as_str(), words) {
             ("fail_path" | "reinstate_path", [_, device]) => Some(self.device(device, resolver)?),
             _ => None,
         };
-        // One message at a time. Lanes fail paths meanwhile, the checker reinstates some, and neither needs a lock for it.
+        // One message at a time. Lanes fail paths meanwhile, the checker reinstates some, and
+        // neither needs a lock for it.
         let _one = self.messages.lock().unwrap_or_else(|e| e.into_inner());
         if let (Some(number), Some(word)) = (number, words.last()) {
             return self.paths_do(number, word, verb == "fail_path");
@@ -66,7 +68,8 @@ impl Multipath {
             .ok_or_else(|| refused(format!("invalid PG number supplied to {who}")).at(1))
     }
 
-    /// Fails or reinstates every path over device `number`, which the message calls `word`. One event, if any path changed.
+    /// Fails or reinstates every path over device `number`, which the message calls `word`. One
+    /// event, if any path changed.
     fn paths_do(&self, number: DevNo, word: &str, fail: bool) -> Result<(), TargetError> {
         let mut found = false;
         let mut changed = false;
@@ -87,8 +90,8 @@ impl Multipath {
         Ok(())
     }
 
-    /// The number of the device that `word` names. A word that the table used needs no looking up, and numbers are taken as they are: a
-    /// device that does not exist is in no table.
+    /// The number of the device that `word` names. A word that the table used needs no looking up,
+    /// and numbers are taken as they are: a device that does not exist is in no table.
     fn device(&self, word: &str, resolver: &mut dyn Resolver) -> Result<DevNo, TargetError> {
         if let Ok(number) = word.parse() {
             return Ok(number);

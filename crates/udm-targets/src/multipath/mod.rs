@@ -1,18 +1,22 @@
 //! `multipath`: one device over several paths to the same blocks.
 //!
-//! Table, messages and texts are the kernel's (6.12, target 1.14.0). A bio goes whole to one path of the group in use, chosen by the
-//! group's selector. An error that blames the path fails the path, and the bio goes round again, unchanged, in the same poll; an error that
-//! blames the request goes up. With no path left bios are held (`queue_if_no_path`) or fail with EIO.
+//! Table, messages and texts are the kernel's (6.12, target 1.14.0). A bio goes whole to one path
+//! of the group in use, chosen by the group's selector. An error that blames the path fails the
+//! path, and the bio goes round again, unchanged, in the same poll; an error that blames the
+//! request goes up. With no path left bios are held (`queue_if_no_path`) or fail with EIO.
 //!
-//! * `parse`: the table line. `state`: what the cores share, a few atomics. `message`, `status`: the words in and out.
-//! * `journal`: what the log is told. `lane`: the data path of one core. `route`: which group and paths it uses. `retry`: what happens to bios that found no
-//!   path or lost theirs.
-//! * [`selector`]: which path of a group. `checker`: the task that reinstates paths which answer again.
+//! * `parse`: the table line. `state`: what the cores share, a few atomics. `message`, `status`:
+//!   the words in and out.
+//! * `journal`: what the log is told. `lane`: the data path of one core. `route`: which group and
+//!   paths it uses. `retry`: what happens to bios that found no path or lost theirs.
+//! * [`selector`]: which path of a group. `checker`: the task that reinstates paths which answer
+//!   again.
 //!
-//! A bio is retried only after the path's lane has handed it back, so nothing below can still touch its data or its blocks.
+//! A bio is retried only after the path's lane has handed it back, so nothing below can still touch
+//! its data or its blocks.
 //!
-//! What this does not do: hardware handlers (a table that names one is refused where the kernel refuses it, because no path can attach one),
-//! group activation, and the time limit on held bios.
+//! What this does not do: hardware handlers (a table that names one is refused where the kernel
+//! refuses it, because no path can attach one), group activation, and the time limit on held bios.
 
 mod checker;
 mod journal;
@@ -35,7 +39,8 @@ use udm_core::{Content, Cx, Extents, Lane, Limits, MakeTask, OpenError, Sector, 
 use udm_dm::target::{Below, DeviceRef, Kind, Notify, Resolver, Target, TargetArgs, Used};
 use udm_dm::{PathReport, TargetError, Upkeep};
 
-/// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in `parse`.
+/// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in
+/// `parse`.
 ///
 /// # Errors
 /// The kernel's, with the word to blame.

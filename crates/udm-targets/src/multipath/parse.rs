@@ -5,7 +5,8 @@
 //! feature = queue_if_no_path | retain_attached_hw_handler | pg_init_retries N | pg_init_delay_msecs N | queue_mode bio|rq|mq
 //! group   = selector S sarg{S}  P A  ( device parg{A} ){P}
 //! ```
-//! The first fault wins, in the kernel's order and words. Nothing is allocated by what a count says, only by words that are there.
+//! The first fault wins, in the kernel's order and words. Nothing is allocated by what a count
+//! says, only by words that are there.
 
 use super::selector::{SELECTORS, Selector};
 use std::ops::RangeInclusive;
@@ -17,7 +18,8 @@ use udm_dm::target::{DeviceRef, TargetArgs, decimal};
 /// The most words of any count in a table: groups, paths, arguments.
 const COUNT_MAX: u32 = 1024;
 
-/// How the kernel would submit; udm always works on whole bios. It decides what may be stacked and reloaded, and what is printed.
+/// How the kernel would submit; udm always works on whole bios. It decides what may be stacked and
+/// reloaded, and what is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueMode {
     /// `bio`.

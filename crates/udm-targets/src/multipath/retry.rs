@@ -1,8 +1,9 @@
 //! Bios that found no path, or lost theirs.
 //!
-//! A path error sends a bio round again in the same poll. Each round either ends it or fails one more path, so there are no more rounds in a
-//! poll than paths. With no path left a bio is parked if bios are to be held, and fails with EIO if not. Parked bios look again when the
-//! shared word has moved: a path returned, or bios are to be held no longer.
+//! A path error sends a bio round again in the same poll. Each round either ends it or fails one
+//! more path, so there are no more rounds in a poll than paths. With no path left a bio is parked
+//! if bios are to be held, and fails with EIO if not. Parked bios look again when the shared word
+//! has moved: a path returned, or bios are to be held no longer.
 
 use super::lane::MultipathLane;
 use udm_core::{Batch, Cx, Drain, Status};
@@ -48,8 +49,8 @@ impl MultipathLane {
         self.ended.append(batch);
     }
 
-    /// Sends the bios in `again` to other paths until all are on their way, parked or over. What comes back meanwhile goes to `done`. One
-    /// event, however many paths failed.
+    /// Sends the bios in `again` to other paths until all are on their way, parked or over. What
+    /// comes back meanwhile goes to `done`. One event, however many paths failed.
     #[cold]
     pub(super) fn go_round(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         for _ in 0..=self.shared.path_count() {
@@ -63,8 +64,8 @@ impl MultipathLane {
             if bugs::on(Bug::RetryForgets) && batch.len() > 1 {
                 bugs::lose(batch.pop());
             }
-            // With the last path gone and nothing to wait for, bios fail where they are: only a bio that looks for a path and finds
-            // none makes the group lose its standing.
+            // With the last path gone and nothing to wait for, bios fail where they are: only a bio
+            // that looks for a path and finds none makes the group lose its standing.
             if self.shared.valid() == 0 && !self.holds() {
                 self.fail(&mut batch);
             } else {
@@ -86,8 +87,8 @@ impl MultipathLane {
         }
     }
 
-    /// Sends parked bios on their way, or fails them, if something has changed. A `submit` may have seen the change before: then there is a
-    /// group again, and nothing new in the word.
+    /// Sends parked bios on their way, or fails them, if something has changed. A `submit` may have
+    /// seen the change before: then there is a group again, and nothing new in the word.
     #[cold]
     pub(super) fn unpark(&mut self, cx: &mut Cx<'_>) {
         let served = self.router.group().is_some() && !bugs::on(Bug::ParkedMissReturn);
@@ -101,7 +102,8 @@ impl MultipathLane {
         }
     }
 
-    /// The end of a `drain`: a no-flush suspend takes back what is held; a flushing one makes the next poll fail it.
+    /// The end of a `drain`: a no-flush suspend takes back what is held; a flushing one makes the
+    /// next poll fail it.
     pub(super) fn hand_back(&mut self, how: Drain, back: &mut Batch) {
         if how == Drain::NoFlush {
             back.append(&mut self.parked);

@@ -1,8 +1,9 @@
 //! Which group a lane uses, and which of its paths are usable, as this lane knows it.
 //!
-//! A lane looks again only when the shared word differs from the one it saw last. If paths changed (the generation moved) it tells its
-//! selectors, in the order in which paths were reinstated; then it chooses a group and offers the choice to the shared word. If the word
-//! moved meanwhile the choice was made on old facts, and it looks again.
+//! A lane looks again only when the shared word differs from the one it saw last. If paths changed
+//! (the generation moved) it tells its selectors, in the order in which paths were reinstated; then
+//! it chooses a group and offers the choice to the shared word. If the word moved meanwhile the
+//! choice was made on old facts, and it looks again.
 
 use super::selector::SelectorLane;
 use super::state::{GroupView, Shared, Word, choose};
@@ -82,7 +83,8 @@ impl Router {
         self.groups.get_mut(self.group)
     }
 
-    /// The path at `place` of `group` was polled: `count` bios came back, if any, `sectors` long in all.
+    /// The path at `place` of `group` was polled: `count` bios came back, if any, `sectors` long in
+    /// all.
     #[inline(always)]
     pub(super) fn polled(&mut self, (group, place): (u32, u32), count: usize, sectors: Sectors) {
         self.groups[group as usize].selector.polled(place as usize, count, sectors);
@@ -107,8 +109,8 @@ impl Router {
         }
     }
 
-    /// Tells the selectors what became of their paths. One that failed and came back between two looks loses its place in the order, as
-    /// it would have if the lane had looked in between.
+    /// Tells the selectors what became of their paths. One that failed and came back between two
+    /// looks loses its place in the order, as it would have if the lane had looked in between.
     fn refresh(&mut self, shared: &Shared) {
         for (g, group) in self.groups.iter_mut().enumerate() {
             self.views[g].bypassed = shared.is_bypassed(g);

@@ -1,7 +1,7 @@
 //! How much each path has served.
 //!
-//! Every lane counts on its own, in numbers that it alone writes, so counting costs no atomic read-modify-write and no shared
-//! cache line. Whoever asks adds the lanes up.
+//! Every lane counts on its own, in numbers that it alone writes, so counting costs no atomic
+//! read-modify-write and no shared cache line. Whoever asks adds the lanes up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -52,7 +52,8 @@ impl Counter {
 /// The counters of one lane, a path each.
 pub(super) type Row = Arc<[Counter]>;
 
-/// The counters of all lanes of a device. Locked when a lane is opened and when someone asks, never on the data path.
+/// The counters of all lanes of a device. Locked when a lane is opened and when someone asks, never
+/// on the data path.
 #[derive(Debug, Default)]
 pub(super) struct Served(Mutex<State>);
 

@@ -1,12 +1,14 @@
 //! What the cores share of a multipath device, and each change that can happen to it.
 //!
-//! One word holds all that decides where bios go: flags, current group, next group, and a generation that moves with every change to
-//! a path or a bypass mark. A lane compares it with the one it saw last, once a batch; while they are equal nothing of this is looked
-//! at again. Changes are compare-and-swap loops: they come from messages, and from the data path only where a path failed or a
-//! group has to be chosen anew. There is no lock here.
+//! One word holds all that decides where bios go: flags, current group, next group, and a
+//! generation that moves with every change to a path or a bypass mark. A lane compares it with the
+//! one it saw last, once a batch; while they are equal nothing of this is looked at again. Changes
+//! are compare-and-swap loops: they come from messages, and from the data path only where a path
+//! failed or a group has to be chosen anew. There is no lock here.
 //!
-//! Ordering: whoever changes a path or a bypass mark writes it first and moves the word after it with Release; a lane loads the word with
-//! Acquire and then reads them. A lane that read something newer than its word's generation sees the word move at its next look.
+//! Ordering: whoever changes a path or a bypass mark writes it first and moves the word after it
+//! with Release; a lane loads the word with Acquire and then reads them. A lane that read something
+//! newer than its word's generation sees the word move at its next look.
 
 use super::journal::{Back, Journal, Why};
 use crossbeam_utils::CachePadded;
@@ -18,8 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use udm_core::{Bell, interleave};
 use udm_dm::bugs::{self, Bug};
 
-/// Flags, current group, next group and generation: a snapshot of [`Shared::word`]. Groups count from 0 here and from 1 in
-/// what is printed.
+/// Flags, current group, next group and generation: a snapshot of [`Shared::word`]. Groups count
+/// from 0 here and from 1 in what is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Word(u64);
 
@@ -92,8 +94,8 @@ impl Word {
         Word(self.0.wrapping_add(1 << Word::GENERATION))
     }
 
-    /// True when a bio without a path is held and not failed. A no-flush suspend clears the flag in bio mode and remembers it, and
-    /// bios must survive that too.
+    /// True when a bio without a path is held and not failed. A no-flush suspend clears the flag in
+    /// bio mode and remembers it, and bios must survive that too.
     pub(super) fn queueing(self) -> bool {
         self.has(Word::QUEUE_IF_NO_PATH) || (self.has(Word::SAVED) && self.has(Word::NOFLUSH))
     }
@@ -108,8 +110,9 @@ pub(super) struct GroupView {
     pub(super) bypassed: bool,
 }
 
-/// Chooses the group for the next bios, and the word after that choice (spec C.2). Asked for group: tried first, once, bypassed or not,
-/// and forgotten if it has no path. Then the current one, the others in order, and at last the bypassed ones.
+/// Chooses the group for the next bios, and the word after that choice (spec C.2). Asked for group:
+/// tried first, once, bypassed or not, and forgotten if it has no path. Then the current one, the
+/// others in order, and at last the bypassed ones.
 pub(super) fn choose(word: Word, groups: &[GroupView]) -> (Word, Option<usize>) {
     let settled = word.with(Word::QUEUE_IO, false);
     let usable = |g: &usize| groups[*g].usable > 0;
@@ -122,17 +125,20 @@ pub(super) fn choose(word: Word, groups: &[GroupView]) -> (Word, Option<usize>) 
         .or_else(|| scan(true));
     match group {
         Some(_) => (settled.with_next(None).with_current(group), group),
-        // With no path at all the wish for a group is kept: it holds for the first path that returns.
+        // With no path at all the wish for a group is kept: it holds for the first path that
+        // returns.
         None => (settled.with_current(None), None),
     }
 }
 
-/// A path as all cores see it. Written when it fails or returns only, so it needs no cache line of its own.
+/// A path as all cores see it. Written when it fails or returns only, so it needs no cache line of
+/// its own.
 #[derive(Debug, Default)]
 struct PathState {
     /// Bit 0: failed. Above: how often it failed since the table was loaded.
     state: AtomicU64,
-    /// When it was last reinstated, on the device's count of reinstatements; 0 for never. Lanes that look later rebuild the order from it.
+    /// When it was last reinstated, on the device's count of reinstatements; 0 for never. Lanes
+    /// that look later rebuild the order from it.
     stamp: AtomicU64,
     /// Somebody is about to reinstate it: of a message and the checker one does.
     returning: AtomicBool,
@@ -221,8 +227,8 @@ impl Shared {
         self.valid.load(Ordering::Acquire)
     }
 
-    /// Fails a path. False, and nothing has changed, when it was failed already. Called by messages and, on a path error, by lanes of any
-    /// core: of several at once one wins, and says so.
+    /// Fails a path. False, and nothing has changed, when it was failed already. Called by messages
+    /// and, on a path error, by lanes of any core: of several at once one wins, and says so.
     pub(super) fn fail(&self, path: usize, why: &Why<'_>) -> bool {
         interleave::point();
         if bugs::on(Bug::FailNotAtomic) {
@@ -286,7 +292,8 @@ impl Shared {
         self.update(|w| w.moved().with_current(None).with_next(Some(group)));
     }
 
-    /// The messages `queue_if_no_path` and `fail_if_no_path`. The latter also forgets what a suspend saved.
+    /// The messages `queue_if_no_path` and `fail_if_no_path`. The latter also forgets what a
+    /// suspend saved.
     pub(super) fn set_queueing(&self, on: bool) {
         self.update(|w| {
             let w = if on { w } else { w.with(Word::SAVED, false) };
@@ -294,7 +301,8 @@ impl Shared {
         });
     }
 
-    /// Before a suspend. With `save` the flag is remembered and cleared, so that held bios end; a second save would lose the first.
+    /// Before a suspend. With `save` the flag is remembered and cleared, so that held bios end; a
+    /// second save would lose the first.
     pub(super) fn presuspend(&self, noflush: bool, save: bool) {
         self.update(|w| {
             let queueing = w.has(Word::QUEUE_IF_NO_PATH);
@@ -326,7 +334,8 @@ mod tests {
         groups.iter().map(|&(usable, bypassed)| GroupView { usable, bypassed }).collect()
     }
 
-    /// Spec C.2, row by row: next, current, first group, usable and bypassed groups; then the choice and next afterwards.
+    /// Spec C.2, row by row: next, current, first group, usable and bypassed groups; then the
+    /// choice and next afterwards.
     #[test]
     fn groups_are_chosen_in_the_kernels_order() {
         type Row = (Option<usize>, Option<usize>, &'static [(usize, bool)], Option<usize>, Option<usize>);

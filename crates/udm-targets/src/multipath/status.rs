@@ -1,5 +1,5 @@
-//! What `table` and `status` print, byte for byte as the kernel, each field followed by one space (spec D.1, D.2); and the
-//! report of what went where.
+//! What `table` and `status` print, byte for byte as the kernel, each field followed by one space
+//! (spec D.1, D.2); and the report of what went where.
 
 use super::Multipath;
 use super::parse::QueueMode;
@@ -66,7 +66,8 @@ impl Multipath {
     pub(super) fn status_text(&self) -> String {
         let word = self.shared.word();
         let mut out = String::new();
-        // No handler is ever active, so there are no rounds of group activation and no handler status.
+        // No handler is ever active, so there are no rounds of group activation and no handler
+        // status.
         field!(out, "2 {} 0 0", u8::from(word.has(Word::QUEUE_IO)));
         field!(out, "{} {}", self.groups.len(), self.shown_group(word));
         let mut paths = 0..;

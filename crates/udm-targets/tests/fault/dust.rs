@@ -49,7 +49,8 @@ fn messages() {
     assert_eq!(target.status(), "1:0 bypass verbose");
 }
 
-/// Bad blocks of 512 bytes on a disk whose own are 4 KiB: every request had been cut to what the disk refuses.
+/// Bad blocks of 512 bytes on a disk whose own are 4 KiB: every request had been cut to what the
+/// disk refuses.
 #[test]
 fn requests_are_not_cut_below_the_blocks_of_the_device() {
     let disk = TestDisk::null(Limits { logical_block: 4096, ..Limits::new(Sectors(64)) });

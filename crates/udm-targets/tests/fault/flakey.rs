@@ -6,7 +6,8 @@ fn at(seconds: u64) -> Nanos {
     Nanos(seconds * 1_000_000_000)
 }
 
-/// How a read, a write, a discard and a flush end at `now`, on a target that was loaded at second 5.
+/// How a read, a write, a discard and a flush end at `now`, on a target that was loaded at
+/// second 5.
 fn ends(line: &str, now: Nanos) -> [Status; 4] {
     let (_a, _b, mut resolver) = disks(64, 64);
     let target = build(line, 32, &mut resolver).unwrap();

@@ -18,7 +18,8 @@ fn entries(log: &TestDisk, sectors: u64) -> Vec<Record> {
     all
 }
 
-/// The entries in short: `w3+1=7` a write of one sector of sevens at sector 3, `f` flush, `u` FUA, `d` discard, `m:text` mark.
+/// The entries in short: `w3+1=7` a write of one sector of sevens at sector 3, `f` flush, `u` FUA,
+/// `d` discard, `m:text` mark.
 fn log_of(log: &TestDisk) -> String {
     let sectors = 4096;
     let bytes = log.bytes(0, sectors);
@@ -160,7 +161,8 @@ fn a_discard_that_the_device_does_not_take_is_logged_all_the_same() {
     assert_eq!(disk.take_log().len(), 1);
 }
 
-/// The device takes discards, of fewer sectors, after the table took its limits over: lanes that are opened then go by the table's, which are without end.
+/// The device takes discards, of fewer sectors, after the table took its limits over: lanes that
+/// are opened then go by the table's, which are without end.
 #[test]
 fn lanes_opened_late_take_discards_as_the_table_does() {
     let (disk, log, mut resolver) = disks(64, 4096);
@@ -268,7 +270,8 @@ fn of_two_flushes_the_first_to_complete_takes_all() {
     assert_eq!(log_of(&rig.log), "w1+1=1 f f");
 }
 
-/// A write on one core, the flush that covers it on another, and the data is that of the time of the write.
+/// A write on one core, the flush that covers it on another, and the data is that of the time of
+/// the write.
 #[test]
 fn cores_share_one_order() {
     let mut rig = rig(4096, 2);
@@ -286,7 +289,8 @@ fn cores_share_one_order() {
     assert_eq!(rig.disk.bytes(7, 1), [7; 512]);
 }
 
-/// The superblock never counts an entry that is not written, whichever core writes first; and who waits for it waits on both cores.
+/// The superblock never counts an entry that is not written, whichever core writes first; and who
+/// waits for it waits on both cores.
 #[test]
 fn the_superblock_counts_a_dense_beginning() {
     let mut rig = rig(4096, 2);
@@ -327,7 +331,8 @@ fn a_flush_is_returned_when_the_superblock_counts_it() {
     assert_eq!(rig.lanes[0].busy(), Busy::Idle);
 }
 
-/// With a cache in the log device: what is counted is flushed first, and the superblock goes past the cache, or is flushed as well.
+/// With a cache in the log device: what is counted is flushed first, and the superblock goes past
+/// the cache, or is flushed as well.
 #[test]
 fn a_log_device_with_a_cache_is_flushed() {
     for fua_known in [true, false] {
@@ -361,7 +366,8 @@ fn a_log_device_with_a_cache_is_flushed() {
     }
 }
 
-/// Write A, FUA B, flush, all of one sector: the log must end in B. Whatever a FUA write overlaps goes in before it, with what that overlaps.
+/// Write A, FUA B, flush, all of one sector: the log must end in B. Whatever a FUA write overlaps
+/// goes in before it, with what that overlaps.
 #[test]
 fn a_held_write_is_logged_before_a_fua_write_that_overlaps_it() {
     let mut rig = rig(4096, 2);
@@ -414,7 +420,8 @@ fn a_fua_write_beside_a_flush_under_way() {
     assert_eq!(log_of(&rig.log), "w1+1=1 u1+1=9 w2+1=2 f");
 }
 
-/// Nothing is written where the superblock counts an entry: not over an old log, and not over the mark at the end.
+/// Nothing is written where the superblock counts an entry: not over an old log, and not over the
+/// mark at the end.
 #[test]
 fn requests_wait_until_the_log_may_be_written() {
     let (disk, log, mut resolver) = disks(64, 4096);
@@ -497,7 +504,8 @@ fn a_suspend_closes_the_log_and_a_resume_opens_it_again() {
     assert_eq!(log_of(&rig.log), "w1+1=1 w2+1=2 f m:dm-log-writes-end");
 }
 
-/// One lane makes durable what is held, for all: another that did the same might have its flush in flight when the suspend is done.
+/// One lane makes durable what is held, for all: another that did the same might have its flush in
+/// flight when the suspend is done.
 #[test]
 fn the_end_is_flushed_once() {
     let mut rig = rig(4096, 2);
@@ -561,7 +569,8 @@ fn sectors_are_logical_blocks() {
     assert_eq!(target.status(), "1 23");
 }
 
-/// The blocks and the size of the log are those that the devices have when the table is taken into use, not when it was loaded.
+/// The blocks and the size of the log are those that the devices have when the table is taken into
+/// use, not when it was loaded.
 #[test]
 fn blocks_and_size_are_those_of_the_resume() {
     let (disk, log, mut resolver) = disks(64, 4096);
@@ -585,7 +594,8 @@ fn blocks_and_size_are_those_of_the_resume() {
     assert_eq!(entries(&log, 4096)[3].range, 12288..16384);
 }
 
-/// Through a mapped device: a mark goes to the log without requests, and a suspend waits for the end of the log.
+/// Through a mapped device: a mark goes to the log without requests, and a suspend waits for the
+/// end of the log.
 #[test]
 fn a_mapped_device_waits_for_the_log() {
     let (disk, log, mut resolver) = disks(64, 4096);

@@ -1,5 +1,6 @@
-//! A multipath device on one core, over four disks called `/dev/nullb0` (253:0) to `/dev/nullb3`, driven by hand: what a mapped
-//! device does to its target when it is suspended, resumed and given messages, without one.
+//! A multipath device on one core, over four disks called `/dev/nullb0` (253:0) to `/dev/nullb3`,
+//! driven by hand: what a mapped device does to its target when it is suspended, resumed and given
+//! messages, without one.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::sync::Arc;

@@ -63,7 +63,8 @@ impl ChunkSize {
     }
 }
 
-/// The places in a store with chunks of one size. Chunks are counted from 0; all functions are total for the chunks that a device can have.
+/// The places in a store with chunks of one size. Chunks are counted from 0; all functions are
+/// total for the chunks that a device can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     chunk: ChunkSize,
@@ -118,8 +119,9 @@ impl Layout {
         size.0 / u64::from(self.chunk.sectors())
     }
 
-    /// Exceptions that a store of `chunks` chunks holds. An area that is full has another behind it, or no reader takes the store: so the last record
-    /// of an area needs room for the next area as well.
+    /// Exceptions that a store of `chunks` chunks holds. An area that is full has another behind
+    /// it, or no reader takes the store: so the last record of an area needs room for the next area
+    /// as well.
     #[must_use]
     pub fn capacity(self, chunks: u64) -> u64 {
         let behind_area = chunks.saturating_sub(2);

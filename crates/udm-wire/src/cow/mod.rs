@@ -7,13 +7,16 @@
 //! chunk E+2         area 1, and so on: area a is chunk 1 + a (E + 1)
 //! ```
 //!
-//! All integers are little-endian. A *chunk* is a power of two of sectors, and E is how many records of 16 bytes fit into one. A record is an *exception*: the chunk `old`
-//! of the origin is kept in chunk `new` of the store. Records fill the areas without gaps; the first whose new chunk is 0 ends them. An area that is full is followed by
-//! the next one, even when that is empty.
+//! All integers are little-endian. A *chunk* is a power of two of sectors, and E is how many
+//! records of 16 bytes fit into one. A record is an *exception*: the chunk `old` of the origin is
+//! kept in chunk `new` of the store. Records fill the areas without gaps; the first whose new chunk
+//! is 0 ends them. An area that is full is followed by the next one, even when that is empty.
 //!
-//! Contract: pure, no I/O. A store comes from anywhere, so nothing in it is believed: what is refused is refused with the byte at which it stands. The kernel believes records
-//! that point behind the store, into its areas, or twice to one chunk; here they are refused. What stands behind the end of the records is never taken for one (the kernel may
-//! come to do so), and is reported.
+//! Contract: pure, no I/O. A store comes from anywhere, so nothing in it is believed: what is
+//! refused is refused with the byte at which it stands. The kernel believes records that point
+//! behind the store, into its areas, or twice to one chunk; here they are refused. What stands
+//! behind the end of the records is never taken for one (the kernel may come to do so), and is
+//! reported.
 
 mod error;
 mod layout;
@@ -67,10 +70,12 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Header {
-    /// Reads the header from the first bytes of a store. `None` for a blank device, whose magic number is 0: nothing else of it is looked at.
+    /// Reads the header from the first bytes of a store. `None` for a blank device, whose magic
+    /// number is 0: nothing else of it is looked at.
     ///
     /// # Errors
-    /// Another magic number or version, a chunk size that can't be, fewer than [`HEADER_LEN`] bytes.
+    /// Another magic number or version, a chunk size that can't be, fewer than [`HEADER_LEN`]
+    /// bytes.
     pub fn decode(first: &[u8]) -> Result<Option<Header>, StoreError> {
         if first.len() < HEADER_LEN {
             return Err(fault(0, StoreFault::Short));

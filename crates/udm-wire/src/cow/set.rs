@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 /// Chunks in a block: 64 bytes of bits.
 const BLOCK: u64 = 512;
 
-/// A set of chunks, a bit each in blocks of [`BLOCK`]. What is far apart takes a block of its own, so that no number makes it large.
+/// A set of chunks, a bit each in blocks of [`BLOCK`]. What is far apart takes a block of its own,
+/// so that no number makes it large.
 #[derive(Clone, Debug, Default)]
 pub struct ChunkSet {
     blocks: BTreeMap<u64, [u64; (BLOCK / 64) as usize]>,

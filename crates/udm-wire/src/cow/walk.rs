@@ -4,7 +4,8 @@ use super::error::{StoreError, StoreFault, fault};
 use super::{ChunkSet, Exception, Layout, RECORD_LEN};
 use std::ops::Range;
 
-/// A walk over the areas of a store. The caller reads each area that [`Walk::next`] names and hands it in; memory is little more than a bit a record.
+/// A walk over the areas of a store. The caller reads each area that [`Walk::next`] names and hands
+/// it in; memory is little more than a bit a record.
 #[derive(Debug)]
 pub struct Walk {
     layout: Layout,
@@ -32,14 +33,16 @@ pub struct Summary {
     pub committed: u64,
     /// The chunk that is next for data: behind all that are taken.
     pub next_free: u64,
-    /// Chunks before `next_free` that nothing is kept in: a crash left them. In order; an area may lie within.
+    /// Chunks before `next_free` that nothing is kept in: a crash left them. In order; an area may
+    /// lie within.
     pub holes: Vec<Range<u64>>,
     /// The byte of the first record behind the end that is not zero. It means nothing.
     pub leftover: Option<u64>,
 }
 
 impl Walk {
-    /// A walk over a store of `chunks` whole chunks, for an origin of `origin` chunks when that is known.
+    /// A walk over a store of `chunks` whole chunks, for an origin of `origin` chunks when that is
+    /// known.
     #[must_use]
     pub fn new(layout: Layout, chunks: u64, origin: Option<u64>) -> Walk {
         Walk {
@@ -70,7 +73,8 @@ impl Walk {
         Ok(Some(chunk * bytes..(chunk + 1) * bytes))
     }
 
-    /// Takes in the bytes that [`Walk::next`] named, and hands each exception to `sink`, which says false when it has that chunk of the origin already.
+    /// Takes in the bytes that [`Walk::next`] named, and hands each exception to `sink`, which says
+    /// false when it has that chunk of the origin already.
     ///
     /// # Errors
     /// The first record that can't be; the walk is of no use then.

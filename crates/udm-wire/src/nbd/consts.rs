@@ -32,18 +32,21 @@ pub const EXPORT_NAME_ZEROES: usize = 124;
 
 /// The longest string (export name, description, error message) that the protocol allows, in bytes.
 pub const STRING_MAX: usize = 4096;
-/// The longest data of an option that is kept, in bytes; two strings and the widest list of infos fit many times. Longer ones are
-/// skipped and refused with [`REP_ERR_TOO_BIG`].
+/// The longest data of an option that is kept, in bytes; two strings and the widest list of infos
+/// fit many times. Longer ones are skipped and refused with [`REP_ERR_TOO_BIG`].
 pub const OPTION_LEN_MAX: u32 = 64 << 10;
 /// The longest data of an option that is skipped, in bytes. Longer ones end the connection.
 pub const OPTION_SKIP_MAX: u32 = 32 << 20;
 /// The most options on one connection; each costs the server a reply. More end the connection.
 pub const OPTIONS_MAX: u32 = 4096;
-/// The longest data of a request or reply that every peer takes without being asked, in bytes (proto.md, "Block size constraints").
+/// The longest data of a request or reply that every peer takes without being asked, in bytes
+/// (proto.md, "Block size constraints").
 pub const PAYLOAD_MAX_DEFAULT: u32 = 32 << 20;
-/// The longest data of a request that udm serves, and announces, in bytes. Longer ones are refused with EINVAL.
+/// The longest data of a request that udm serves, and announces, in bytes. Longer ones are refused
+/// with EINVAL.
 pub const PAYLOAD_MAX: u32 = 64 << 20;
-/// The longest payload of a refused write that is taken off the stream, in bytes. A longer one ends the connection.
+/// The longest payload of a refused write that is taken off the stream, in bytes. A longer one ends
+/// the connection.
 pub const PAYLOAD_SKIP_MAX: u32 = 256 << 20;
 
 bitflags! {

@@ -112,9 +112,9 @@ impl HandshakeParser {
         HandshakeParser::default()
     }
 
-    /// Takes bytes off the front of `input`, up to the end of the next message, and returns that; `None` when it needs
-    /// more than there is (then `input` is empty). What is left in `input` belongs to what comes next: behind `GO` or
-    /// `EXPORT_NAME` that is the first request.
+    /// Takes bytes off the front of `input`, up to the end of the next message, and returns that;
+    /// `None` when it needs more than there is (then `input` is empty). What is left in `input`
+    /// belongs to what comes next: behind `GO` or `EXPORT_NAME` that is the first request.
     ///
     /// # Errors
     /// The connection must be closed; the parser is of no more use.

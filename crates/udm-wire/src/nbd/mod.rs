@@ -1,13 +1,15 @@
 //! The NBD protocol, both sides, without I/O: numbers, handshake, requests, replies.
 //!
-//! Source: the protocol's public description (`doc/proto.md` of the nbd project). The handshake is *fixed newstyle*; transmission has compact headers, simple
-//! replies and structured replies, with metadata contexts. Not here: TLS, extended headers, resizing; their options are answered with
+//! Source: the protocol's public description (`doc/proto.md` of the nbd project). The handshake is
+//! *fixed newstyle*; transmission has compact headers, simple replies and structured replies, with
+//! metadata contexts. Not here: TLS, extended headers, resizing; their options are answered with
 //! [`REP_ERR_UNSUP`] or [`REP_ERR_POLICY`].
 //!
-//! A server sends [`greeting`], feeds what it receives to a [`HandshakeParser`] and answers each [`ClientOption`] with
-//! the `put_*` functions; behind a successful `EXPORT_NAME` or `GO` it reads [`Request`]s of [`Request::SIZE`] bytes and sends
-//! [`SimpleReply`]s or chunks. A client does the reverse with [`Greeting`], [`ClientOption::encode`], [`OptionReply`],
-//! [`Request::encode`] and [`ReplyHeader`].
+//! A server sends [`greeting`], feeds what it receives to a [`HandshakeParser`] and answers each
+//! [`ClientOption`] with the `put_*` functions; behind a successful `EXPORT_NAME` or `GO` it reads
+//! [`Request`]s of [`Request::SIZE`] bytes and sends [`SimpleReply`]s or chunks. A client does the
+//! reverse with [`Greeting`], [`ClientOption::encode`], [`OptionReply`], [`Request::encode`] and
+//! [`ReplyHeader`].
 //!
 //! All integers are big-endian on the wire. Nothing here panics on what the other side sent.
 
@@ -31,7 +33,8 @@ pub use reply::{
 };
 pub use request::{Command, Request};
 
-/// What the other side sent is not NBD. The connection is of no more use: there is no way to find the next message.
+/// What the other side sent is not NBD. The connection is of no more use: there is no way to find
+/// the next message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// A message begins with another number than the protocol's.
@@ -64,7 +67,8 @@ fn string(bytes: &[u8]) -> Result<&str, &'static str> {
     }
 }
 
-/// The longest start of `text` that fits the protocol's limit for strings: what udm sends never breaks its own rule.
+/// The longest start of `text` that fits the protocol's limit for strings: what udm sends never
+/// breaks its own rule.
 fn clipped(text: &str) -> &str {
     let text = text.split('\0').next().unwrap_or_default();
     let mut end = text.len().min(STRING_MAX);

@@ -9,7 +9,8 @@ use super::{
 /// An option with its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientOption {
-    /// Begin transmission on an export: answered by [`super::put_export_name_reply`], or by closing the connection.
+    /// Begin transmission on an export: answered by [`super::put_export_name_reply`], or by closing
+    /// the connection.
     ExportName(String),
     /// The client goes. An ACK is sent if it still listens; then the connection is closed.
     Abort,
@@ -17,13 +18,15 @@ pub enum ClientOption {
     List,
     /// Begin TLS.
     StartTls,
-    /// Describe an export: a [`super::put_info`] each, then [`super::put_ack`]; or [`super::put_error`].
+    /// Describe an export: a [`super::put_info`] each, then [`super::put_ack`]; or
+    /// [`super::put_error`].
     Info(InfoRequest),
     /// As `Info`; transmission begins behind the ACK.
     Go(InfoRequest),
     /// Use structured replies from the start of transmission: [`super::put_ack`].
     StructuredReply,
-    /// The metadata contexts that there are and that fit: a [`super::put_meta_context`] each, then [`super::put_ack`].
+    /// The metadata contexts that there are and that fit: a [`super::put_meta_context`] each, then
+    /// [`super::put_ack`].
     ListMetaContext(MetaRequest),
     /// Use those that fit, and no others that were chosen before.
     SetMetaContext(MetaRequest),
@@ -34,7 +37,8 @@ pub enum ClientOption {
         /// Its data, at most [`super::OPTION_LEN_MAX`] bytes.
         data: Vec<u8>,
     },
-    /// An option with data that breaks the protocol's rules; it is answered with an error and the handshake goes on.
+    /// An option with data that breaks the protocol's rules; it is answered with an error and the
+    /// handshake goes on.
     Bad(BadOption),
 }
 
@@ -114,7 +118,8 @@ impl ClientOption {
         }
     }
 
-    /// The error reply and its text, for the options that every udm server refuses: unknown, malformed, TLS.
+    /// The error reply and its text, for the options that every udm server refuses: unknown,
+    /// malformed, TLS.
     #[must_use]
     pub fn refusal(&self) -> Option<(u32, &'static str)> {
         match self {
@@ -125,7 +130,8 @@ impl ClientOption {
         }
     }
 
-    /// Appends the option as a client sends it. A [`ClientOption::Bad`] has lost its data and is sent without.
+    /// Appends the option as a client sends it. A [`ClientOption::Bad`] has lost its data and is
+    /// sent without.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&MAGIC_OPTION.to_be_bytes());
         out.extend_from_slice(&self.number().to_be_bytes());

@@ -58,7 +58,8 @@ pub fn put_error(out: &mut Vec<u8>, option: u32, error: u32, text: &str) {
     put_reply(out, option, error | REP_FLAG_ERROR, &[clipped(text).as_bytes()]);
 }
 
-/// Appends one export of the answer to `LIST`. The description may be empty. Both are cut at [`super::STRING_MAX`] bytes.
+/// Appends one export of the answer to `LIST`. The description may be empty. Both are cut at
+/// [`super::STRING_MAX`] bytes.
 pub fn put_server(out: &mut Vec<u8>, name: &str, description: &str) {
     let name = clipped(name);
     let len = (name.len() as u32).to_be_bytes();
@@ -87,12 +88,14 @@ pub fn put_info(out: &mut Vec<u8>, option: u32, info: &Info) {
     }
 }
 
-/// Appends one metadata context of the answer to `option` (`OPT_LIST_META_CONTEXT`, where `id` says nothing, or `OPT_SET_META_CONTEXT`).
+/// Appends one metadata context of the answer to `option` (`OPT_LIST_META_CONTEXT`, where `id` says
+/// nothing, or `OPT_SET_META_CONTEXT`).
 pub fn put_meta_context(out: &mut Vec<u8>, option: u32, id: u32, name: &str) {
     put_reply(out, option, REP_META_CONTEXT, &[&id.to_be_bytes(), clipped(name).as_bytes()]);
 }
 
-/// Appends the answer to a successful `EXPORT_NAME`, behind which transmission begins. `no_zeroes` when both sides agreed on it.
+/// Appends the answer to a successful `EXPORT_NAME`, behind which transmission begins. `no_zeroes`
+/// when both sides agreed on it.
 pub fn put_export_name_reply(out: &mut Vec<u8>, reply: ExportNameReply, no_zeroes: bool) {
     out.extend_from_slice(&reply.size.to_be_bytes());
     out.extend_from_slice(&reply.flags.bits().to_be_bytes());

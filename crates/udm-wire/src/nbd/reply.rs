@@ -85,7 +85,8 @@ pub fn chunk_none(cookie: u64) -> [u8; 20] {
     chunk(CHUNK_NONE, cookie, true, 0, &[])
 }
 
-/// The head of a data chunk; `len` bytes of data, which stand at `offset`, follow. `len` is 1..=`u32::MAX` - 8.
+/// The head of a data chunk; `len` bytes of data, which stand at `offset`, follow. `len` is
+/// 1..=`u32::MAX` - 8.
 #[must_use]
 pub fn chunk_data_header(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; 28] {
     debug_assert!(len > 0 && len <= u32::MAX - 8, "a data chunk of {len} bytes");
@@ -122,7 +123,8 @@ pub fn chunk_error_header(cookie: u64, error: u32) -> [u8; 26] {
     chunk(CHUNK_ERROR, cookie, true, 6, &[&error.to_be_bytes()])
 }
 
-/// Appends an error chunk with a text for people (cut at [`super::STRING_MAX`] bytes); it ends the reply.
+/// Appends an error chunk with a text for people (cut at [`super::STRING_MAX`] bytes); it ends the
+/// reply.
 pub fn put_chunk_error(out: &mut Vec<u8>, cookie: u64, error: u32, text: &str) {
     let text = clipped(text).as_bytes();
     let head: [u8; 26] = chunk(
@@ -146,7 +148,8 @@ pub enum ReplyHeader {
 }
 
 impl ReplyHeader {
-    /// Takes a header off the front of `input`; `None` when it has not arrived whole (then `input` is untouched).
+    /// Takes a header off the front of `input`; `None` when it has not arrived whole (then `input`
+    /// is untouched).
     ///
     /// # Errors
     /// A wrong magic: the stream is out of step and must be closed.
@@ -229,7 +232,8 @@ impl Chunk<'_> {
     /// Decodes a payload. The caller has bounded `header.len` by what its request can bring.
     ///
     /// # Errors
-    /// A payload that does not fit its kind, or a kind that is no error and that udm doesn't know. The connection must be closed.
+    /// A payload that does not fit its kind, or a kind that is no error and that udm doesn't know.
+    /// The connection must be closed.
     pub fn decode(header: ChunkHeader, payload: &[u8]) -> Result<Chunk<'_>, ProtocolError> {
         let bad = |why| ProtocolError::Malformed { what: "chunk", why };
         if payload.len() != header.len as usize {

@@ -58,7 +58,8 @@ impl Command {
         }
     }
 
-    /// The flags that make sense with the command. FUA does with all: where nothing is written it means nothing.
+    /// The flags that make sense with the command. FUA does with all: where nothing is written it
+    /// means nothing.
     #[must_use]
     pub const fn flags(self) -> CommandFlags {
         match self {

@@ -11,14 +11,16 @@ const OPTIONS: [&str; 3] = ["direct", "readonly", "exclusive"];
 /// A file or block device, and how it is to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileUri {
-    /// Not empty, at most [`PATH_MAX`] bytes, UTF-8, no NUL. Relative ones count from where the program runs.
+    /// Not empty, at most [`PATH_MAX`] bytes, UTF-8, no NUL. Relative ones count from where the
+    /// program runs.
     pub path: PathBuf,
-    /// Past the page cache (`O_DIRECT`). `None`, nothing said: a block device is, a regular file is not; one that is open is taken as it
-    /// is open.
+    /// Past the page cache (`O_DIRECT`). `None`, nothing said: a block device is, a regular file is
+    /// not; one that is open is taken as it is open.
     pub direct: Option<bool>,
     /// Opened for reading only; default off.
     pub readonly: bool,
-    /// A block device that is opened for writing is had alone (`O_EXCL`), or not at all; default on. No matter for anything else.
+    /// A block device that is opened for writing is had alone (`O_EXCL`), or not at all; default
+    /// on. No matter for anything else.
     pub exclusive: bool,
 }
 

@@ -10,8 +10,9 @@
 //! | `@name` | a mapped device |
 //! | `8:16` | a device by its number |
 //!
-//! What looks like `scheme:...` but is none of these is refused; a relative path with a colon in its first component is written `./a:b`. `Display`
-//! gives each back in one canonical form, which [`parse`] reads as the same device; a table wants it behind [`crate::words::escape`].
+//! What looks like `scheme:...` but is none of these is refused; a relative path with a colon in
+//! its first component is written `./a:b`. `Display` gives each back in one canonical form, which
+//! [`parse`] reads as the same device; a table wants it behind [`crate::words::escape`].
 
 mod file;
 mod nbd;
@@ -26,7 +27,8 @@ use crate::size::{self, Size};
 use crate::words::shown;
 use std::fmt;
 
-/// The longest name of a device, in bytes: a path or export name of 4096, each byte percent-encoded, and the rest.
+/// The longest name of a device, in bytes: a path or export name of 4096, each byte
+/// percent-encoded, and the rest.
 pub const WORD_MAX: usize = 16 << 10;
 /// The longest path, in bytes (Linux `PATH_MAX`, less its NUL).
 pub const PATH_MAX: usize = 4095;

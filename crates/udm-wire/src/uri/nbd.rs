@@ -1,4 +1,5 @@
-//! NBD URIs (`doc/uri.md` of the nbd project): `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`.
+//! NBD URIs (`doc/uri.md` of the nbd project): `nbd://HOST[:PORT]/EXPORT` and
+//! `nbd+unix:///EXPORT?socket=PATH`.
 //!
 //! No TLS, so no `nbds:`, no user and no `tls-*` parameters; no sockets in the abstract name space.
 
@@ -19,7 +20,8 @@ const HOST_MAX: usize = 253;
 pub struct NbdUri {
     /// Where the server is.
     pub address: NbdAddress,
-    /// The export's name, decoded: UTF-8, no NUL, at most 4096 bytes; empty for the server's default.
+    /// The export's name, decoded: UTF-8, no NUL, at most 4096 bytes; empty for the server's
+    /// default.
     pub export: String,
 }
 

@@ -1,7 +1,9 @@
-//! `null:NAME=VALUE,...`: a null device by null_blk's own parameter names, defaults and clamps (Linux 6.12, read back from the kernel).
+//! `null:NAME=VALUE,...`: a null device by null_blk's own parameter names, defaults and clamps
+//! (Linux 6.12, read back from the kernel).
 //!
-//! Where udm differs from null_blk: `size` and `cache_size` are sizes like all of udm's (`4G`; a bare number counts bytes, not MiB), and what null_blk
-//! has but a device without a kernel has no use for (zones, NUMA, power, fault injection) is refused as unknown.
+//! Where udm differs from null_blk: `size` and `cache_size` are sizes like all of udm's (`4G`; a
+//! bare number counts bytes, not MiB), and what null_blk has but a device without a kernel has no
+//! use for (zones, NUMA, power, fault injection) is refused as unknown.
 
 use super::{UriError, switch};
 use crate::size::{self, Size};
@@ -15,7 +17,8 @@ pub struct NullParams {
     pub size: u64,
     /// Logical block size in bytes: 512, 1024, 2048 or 4096 (`blocksize` or `bs`); default 512.
     pub bs: u32,
-    /// Hardware queues, at least 1 (0 becomes 1); default 1. More than there are CPUs is the device's to clamp.
+    /// Hardware queues, at least 1 (0 becomes 1); default 1. More than there are CPUs is the
+    /// device's to clamp.
     pub submit_queues: u32,
     /// Tags a hardware queue, 1..=10240 (more become 10240); default 64.
     pub hw_queue_depth: u32,

@@ -57,7 +57,8 @@ fn whole(word: &str) -> Result<String> {
     Ok(format!("0 {sectors} linear {} 0", udm_wire::words::escape(word)))
 }
 
-/// `NAME=TABLE`, `NAME=@FILE`, `NAME=DEVICE`, or a URI or path. A table has spaces, and a name has nothing that makes a URI or a path; a file that is there is meant.
+/// `NAME=TABLE`, `NAME=@FILE`, `NAME=DEVICE`, or a URI or path. A table has spaces, and a name has
+/// nothing that makes a URI or a path; a file that is there is meant.
 fn named(word: &str) -> Result<Named> {
     if let Some((name, table)) = word.split_once('=')
         && !name.is_empty()

@@ -1,4 +1,5 @@
-//! `udm bench`: the command line of `udm-bench`. What is measured, and how, is there; words, signals and the terminal are here.
+//! `udm bench`: the command line of `udm-bench`. What is measured, and how, is there; words,
+//! signals and the terminal are here.
 
 mod device;
 mod progress;
@@ -21,17 +22,20 @@ udm bench --device mem:1G --rw randwrite --verify crc32c\n  \
 udm bench --nbd 'nbd+unix:///disk?socket=/tmp/udm.sock' --rw randread --iodepth 256 --runtime 5 --time_based --norandommap\n  \
 udm bench --compare")]
 pub struct BenchArgs {
-    /// What to measure: a device with its table, or a URI or path. Of several the last is measured, and its table may name the others as @NAME
+    /// What to measure: a device with its table, or a URI or path. Of several the last is measured,
+    /// and its table may name the others as @NAME
     #[arg(
         long = "device",
         value_name = "NAME=TABLE|NAME=DEVICE|DEVICE",
         required_unless_present_any = ["compare", "nbd", "floor"]
     )]
     devices: Vec<String>,
-    /// Measure an export of an NBD server instead: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH. Each job has a connection
+    /// Measure an export of an NBD server instead: nbd://HOST[:PORT]/EXPORT or
+    /// nbd+unix:///EXPORT?socket=PATH. Each job has a connection
     #[arg(long, value_name = "URI", conflicts_with_all = ["devices", "compare"])]
     nbd: Option<String>,
-    /// Measure what --nbd could reach at the most: the same client against a loop that reads and writes a Unix socket and does nothing else
+    /// Measure what --nbd could reach at the most: the same client against a loop that reads and
+    /// writes a Unix socket and does nothing else
     #[arg(long, conflicts_with_all = ["devices", "compare", "nbd"])]
     floor: bool,
     /// Compare layers over a null device with each other and with the same layer behind one lock

@@ -1,4 +1,5 @@
-//! The line on the terminal that shows that something happens. Nothing is drawn, and nothing counted, when standard error is no terminal.
+//! The line on the terminal that shows that something happens. Nothing is drawn, and nothing
+//! counted, when standard error is no terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;

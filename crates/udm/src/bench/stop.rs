@@ -1,4 +1,5 @@
-//! A signal ends a measurement early: the jobs stop where they are, and what they have measured is reported. The status is fio's then, 128.
+//! A signal ends a measurement early: the jobs stop where they are, and what they have measured is
+//! reported. The status is fio's then, 128.
 
 use crate::{interrupt, log};
 use std::process::ExitCode;

@@ -1,8 +1,10 @@
 //! `udm cow`: looks at the store of a snapshot, offline.
 //!
-//! `info` says what the store is, `dump` prints its exceptions, `check` reads all that a load would and says what is wrong.
+//! `info` says what the store is, `dump` prints its exceptions, `check` reads all that a load would
+//! and says what is wrong.
 //!
-//! Contract: the store is hostile, and is only read. What is wrong is named with the byte at which it stands. Memory is a few bits an exception.
+//! Contract: the store is hostile, and is only read. What is wrong is named with the byte at which
+//! it stands. Memory is a few bits an exception.
 
 mod print;
 mod store;

@@ -1,7 +1,8 @@
 //! Verified load: random reads and writes whose every byte is known.
 //!
-//! A block holds its own place, the number of its last write, and bytes that follow from both. Each core has blocks of its own and one request a
-//! block at a time, so it knows what a read must bring; a lost, doubled, misdirected or half-done write shows as a wrong block.
+//! A block holds its own place, the number of its last write, and bytes that follow from both. Each
+//! core has blocks of its own and one request a block at a time, so it knows what a read must
+//! bring; a lost, doubled, misdirected or half-done write shows as a wrong block.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};

@@ -1,6 +1,8 @@
-//! `udm demo`: two paths to one disk, under a load that checks every byte, through failures and live reloads.
+//! `udm demo`: two paths to one disk, under a load that checks every byte, through failures and
+//! live reloads.
 //!
-//! Needs no root and leaves nothing behind. Everything runs in this process: the load's threads are the cores, as in `udm bench`.
+//! Needs no root and leaves nothing behind. Everything runs in this process: the load's threads are
+//! the cores, as in `udm bench`.
 
 mod load;
 mod paper;

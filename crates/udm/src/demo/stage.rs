@@ -157,7 +157,8 @@ impl Stage {
         paths
     }
 
-    /// Ends the load and reads every block back once. Gives the numbers of the whole run and how many blocks there are.
+    /// Ends the load and reads every block back once. Gives the numbers of the whole run and how
+    /// many blocks there are.
     pub fn check_all(&self) -> Result<(Counts, u64)> {
         self.progress.check();
         self.cluster.broadcast(self.device.id(), LaneCommand::Kick);
@@ -190,7 +191,8 @@ fn table(folder: &Path, selector: &str) -> String {
         udm_wire::words::escape(&path.to_string_lossy()).into_owned()
     };
     let [a, b] = PATHS.map(path);
-    // A selector's own words for each path: how many requests before it looks again, and for service-time the relative speed.
+    // A selector's own words for each path: how many requests before it looks again, and for
+    // service-time the relative speed.
     let (words, args) = if selector == "service-time" { (2, "1 1") } else { (1, "1") };
     let sectors = IMAGE_BYTES / SECTOR_SIZE;
     format!("0 {sectors} multipath 1 queue_if_no_path 0 1 1 {selector} 0 2 {words} {a} {args} {b} {args}")
@@ -227,7 +229,8 @@ impl Begin {
         };
         self.say(Ok(()));
         // The device is resumed with the cores' help, so they take turns before there is any load.
-        // Whoever sets the device kicks the cores behind it: a look between turn and park misses neither.
+        // Whoever sets the device kicks the cores behind it: a look between turn and park misses
+        // neither.
         let device = loop {
             core.turn(|_| ());
             if let Some(device) = self.device.get() {

@@ -1,6 +1,7 @@
 //! How often each site in the code may log: 32 lines at once, and one a second after that.
 //!
-//! A site is a `tracing` callsite. Its budget is one atomic, the time at which it would be whole again; there is no lock, since cores log too.
+//! A site is a `tracing` callsite. Its budget is one atomic, the time at which it would be whole
+//! again; there is no lock, since cores log too.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -33,7 +34,8 @@ struct Site {
 pub(super) enum Verdict {
     /// Write it; the number is the site's.
     Write(usize),
-    /// Leave it out. True for the first after a report: somebody has to be woken that will report it.
+    /// Leave it out. True for the first after a report: somebody has to be woken that will report
+    /// it.
     LeaveOut(bool),
 }
 
@@ -81,7 +83,8 @@ impl Limit {
             .map(|i| (first + i) % SITES)
             .find(|&i| {
                 let site = &self.sites[i].key;
-                // A site that is known is read and not written, so that cores do not pass its line to and fro.
+                // A site that is known is read and not written, so that cores do not pass its line
+                // to and fro.
                 match site.load(Relaxed) {
                     0 => site.compare_exchange(0, key, Relaxed, Relaxed).is_ok() || site.load(Relaxed) == key,
                     taken => taken == key,

@@ -1,6 +1,7 @@
 //! Events as lines: `2026-11-21T18:33:57.123456Z  WARN multipath: mp: path 253:1 (same.img) failed: I/O`.
 //!
-//! One event is one line, whatever a client put into it: control characters are written as escapes, and a line has an end.
+//! One event is one line, whatever a client put into it: control characters are written as escapes,
+//! and a line has an end.
 
 use super::limit::{Limit, Verdict};
 use super::writer::{Line, Writer};

@@ -1,11 +1,14 @@
 //! The log: what nobody asked about, on standard error. And all else that goes there.
 //!
-//! **A line that can't be written stops nothing.** Whoever logs puts its line into a bounded queue and goes on; a thread of the log's own writes
-//! ([`writer`]). What finds the queue full, or standard error full, closed or stuck, is counted, and the count is said as soon as it can
-//! be. **A line that repeats is not repeated for ever.** Each site in the code that logs has a budget ([`limit`]); what is beyond is counted
-//! and said as "N more like it", so no client can fill a disk.
+//! **A line that can't be written stops nothing.** Whoever logs puts its line into a bounded queue
+//! and goes on; a thread of the log's own writes ([`writer`]). What finds the queue full, or
+//! standard error full, closed or stuck, is counted, and the count is said as soon as it can be.
+//! **A line that repeats is not repeated for ever.** Each site in the code that logs has a budget
+//! ([`limit`]); what is beyond is counted and said as "N more like it", so no client can fill a
+//! disk.
 //!
-//! Nothing else in this program may touch standard error while it runs: a pipe that nobody reads blocks whoever writes to it.
+//! Nothing else in this program may touch standard error while it runs: a pipe that nobody reads
+//! blocks whoever writes to it.
 
 mod limit;
 mod lines;
@@ -23,7 +26,8 @@ use writer::Writer;
 /// How long the end of the program waits for its last lines.
 const FLUSH_MAX: Duration = Duration::from_secs(1);
 
-/// The variables that choose what is logged, the first that is set counting. Their words are those of `tracing_subscriber::EnvFilter`.
+/// The variables that choose what is logged, the first that is set counting. Their words are those
+/// of `tracing_subscriber::EnvFilter`.
 const VARIABLES: [&str; 2] = ["UDM_LOG", "RUST_LOG"];
 
 static WRITER: OnceLock<Writer> = OnceLock::new();

@@ -48,7 +48,8 @@ pub(super) struct Writer {
 }
 
 struct Shared {
-    /// Lines that found no room in the queue, or could not be written, and of which nothing has been said yet.
+    /// Lines that found no room in the queue, or could not be written, and of which nothing has
+    /// been said yet.
     lost: AtomicU64,
     limit: Arc<Limit>,
 }

@@ -79,7 +79,8 @@ impl Image {
         Ok(())
     }
 
-    /// Makes `to` a copy of the image: sharing its blocks where the file system can, without its holes otherwise.
+    /// Makes `to` a copy of the image: sharing its blocks where the file system can, without its
+    /// holes otherwise.
     pub(super) fn copy_to(&mut self, to: &File) -> Result<()> {
         let context = || format!("{}: copy", self.path.display());
         to.set_len(0).with_context(context)?;

@@ -1,10 +1,11 @@
 //! `udm log-writes`: reads the log of a log-writes target, offline.
 //!
-//! `list` prints the entries. `replay` rebuilds in a file what the device held after any of them, and runs a command on the state after each flush:
-//! what a power cut could have left.
+//! `list` prints the entries. `replay` rebuilds in a file what the device held after any of them,
+//! and runs a command on the state after each flush: what a power cut could have left.
 //!
-//! Contract: the log is hostile. A replay walks all that it is going to use before it writes anything, so a bad log is refused with the byte at which
-//! it is bad and nothing has changed. Memory does not grow with the log.
+//! Contract: the log is hostile. A replay walks all that it is going to use before it writes
+//! anything, so a bad log is refused with the byte at which it is bad and nothing has changed.
+//! Memory does not grow with the log.
 
 mod check;
 mod image;
@@ -73,7 +74,8 @@ struct ReplayArgs {
     /// End after so many entries
     #[arg(long, value_name = "N", group = "end")]
     entries: Option<u64>,
-    /// Run a command through /bin/sh on a copy of the result, whose path is in $image; the replay fails when the command does
+    /// Run a command through /bin/sh on a copy of the result, whose path is in $image; the replay
+    /// fails when the command does
     #[arg(long, value_name = "CMD")]
     check: Option<String>,
     /// Run the command after each flush, each time on a fresh copy

@@ -29,7 +29,8 @@ impl Log {
         Ok(Log { file, path: path.to_owned(), cursor, sector })
     }
 
-    /// True when `other` is the file or the block device that the log is read from, whatever its name.
+    /// True when `other` is the file or the block device that the log is read from, whatever its
+    /// name.
     pub(super) fn is_same(&self, other: &File) -> Result<bool> {
         let context = || self.path.display().to_string();
         let (log, other) =

@@ -1,7 +1,8 @@
 //! The command of `--run`, and what it started.
 //!
-//! Contract: a signal that ends the server reaches every process below the command, and none of them outlives it by more than [`END_MAX`]. What a command
-//! leaves running when it ends by itself is its own affair.
+//! Contract: a signal that ends the server reaches every process below the command, and none of
+//! them outlives it by more than [`END_MAX`]. What a command leaves running when it ends by itself
+//! is its own affair.
 
 use super::sockets::Sockets;
 use super::{Signals, descriptors};
@@ -66,7 +67,8 @@ impl Child {
         loop {
             let left = below(getpid());
             for &pid in &left {
-                // Only those that were left to us are ours to wait for; of the others this is refused.
+                // Only those that were left to us are ours to wait for; of the others this is
+                // refused.
                 let _ = waitpid(Some(pid), WaitOptions::NOHANG);
             }
             if left.is_empty() {

@@ -1,7 +1,8 @@
 //! How many files a server may have open.
 //!
-//! Connections, devices and their files take a descriptor each, and the soft limit of a login is made for programs that use `select`. A server raises its own to the
-//! hard limit; its command gets the limit back that it would have had.
+//! Connections, devices and their files take a descriptor each, and the soft limit of a login is
+//! made for programs that use `select`. A server raises its own to the hard limit; its command gets
+//! the limit back that it would have had.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::OnceLock;

@@ -1,12 +1,15 @@
 //! The end of a server: what it waits for, for how long, and how it is cut short.
 //!
-//! The first signal ends the server in good order: requests in flight are answered, those that only wait for something are failed, devices are
-//! removed. That takes moments, unless storage hangs. A thread of its own watches over it, because the thread that does the work may be stuck
-//! itself: after a second it says what is waited for, at the time limit what is left behind, and the program ends with status 1; a
-//! second signal ends it at once, with 128 and the number of the signal.
+//! The first signal ends the server in good order: requests in flight are answered, those that only
+//! wait for something are failed, devices are removed. That takes moments, unless storage hangs. A
+//! thread of its own watches over it, because the thread that does the work may be stuck itself:
+//! after a second it says what is waited for, at the time limit what is left behind, and the
+//! program ends with status 1; a second signal ends it at once, with 128 and the number of the
+//! signal.
 //!
-//! What a flush acknowledged is on the disk before it is acknowledged, and what was only written is in the system's page cache, which outlives
-//! this program. So there is nothing to write at the end, and no way to end loses it.
+//! What a flush acknowledged is on the disk before it is acknowledged, and what was only written is
+//! in the system's page cache, which outlives this program. So there is nothing to write at the
+//! end, and no way to end loses it.
 
 use crate::log;
 use rustix::net::sockopt::socket_acceptconn;
@@ -158,8 +161,8 @@ fn at_once(signal: Signal) -> ! {
     leave(128 + signal.as_raw())
 }
 
-/// Ends the program without a look at what its other threads do. A request that the kernel does not give up keeps the process, with all that it has
-/// open, after this; so clients are told now.
+/// Ends the program without a look at what its other threads do. A request that the kernel does not
+/// give up keeps the process, with all that it has open, after this; so clients are told now.
 fn leave(status: i32) -> ! {
     log::flush();
     let _ = hang_up();

@@ -1,7 +1,8 @@
 //! `udm serve`: devices, served to NBD clients until a signal comes or the command of `--run` ends.
 //!
-//! The calling thread becomes the control thread: signals, the control socket and the child of `--run` are all its. The cores are threads of
-//! their own. Nothing ticks: a server without requests sleeps.
+//! The calling thread becomes the control thread: signals, the control socket and the child of
+//! `--run` are all its. The cores are threads of their own. Nothing ticks: a server without
+//! requests sleeps.
 
 mod child;
 mod descriptors;
@@ -31,7 +32,8 @@ use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
 /// Cores without `--cores`, at the most: a server is one of several programs on its machine.
 const CORES_DEFAULT_MAX: usize = 8;
 
-/// How often it is looked whether devices can be removed, and whether cores are over, when the server ends.
+/// How often it is looked whether devices can be removed, and whether cores are over, when the
+/// server ends.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Runs until the end; the exit status is that of the command of `--run`.
@@ -68,7 +70,8 @@ async fn serve(args: &ServeArgs) -> Result<ExitCode> {
         }
         Err(error) => Err(error),
     };
-    // Nothing here needs a bound of its own: when the limit is over the program ends, wherever this is.
+    // Nothing here needs a bound of its own: when the limit is over the program ends, wherever this
+    // is.
     cores.end();
     let _ = tokio::time::timeout(limit, remove_all(&registry)).await;
     let stopping = cores.stop_within(limit);
@@ -167,7 +170,8 @@ async fn work(
     }
 }
 
-/// Removes every device, those that others use after their users, as soon as their clients have their answers.
+/// Removes every device, those that others use after their users, as soon as their clients have
+/// their answers.
 async fn remove_all(registry: &Arc<Registry>) {
     loop {
         for mapped in registry.all() {

@@ -1,7 +1,8 @@
 //! `--fork` and `--pidfile`: whoever starts a server learns when it serves.
 //!
-//! The background is another process of the same program, started afresh and not forked: a fork of a process with threads is of no use. It inherits
-//! standard error, for its log, and says on its standard output that it serves; then it lets go of that and of the terminal.
+//! The background is another process of the same program, started afresh and not forked: a fork of
+//! a process with threads is of no use. It inherits standard error, for its log, and says on its
+//! standard output that it serves; then it lets go of that and of the terminal.
 
 use crate::cli::ServeArgs;
 use anyhow::{Context, Result};
@@ -15,7 +16,8 @@ use std::process::{Command, ExitCode, Stdio};
 /// What the server says.
 const READY: &str = "ready\n";
 
-/// Starts this program once more, with the same arguments, and returns when it serves; with its status when it ends instead.
+/// Starts this program once more, with the same arguments, and returns when it serves; with its
+/// status when it ends instead.
 ///
 /// # Errors
 /// When it can't be started.

@@ -1,6 +1,7 @@
 //! dmsetup's verbs, against a running `udm serve`.
 //!
-//! Contract: what goes to standard output is dmsetup's, byte for byte, or JSON with `--json`; what goes wrong is an error that `main` prints.
+//! Contract: what goes to standard output is dmsetup's, byte for byte, or JSON with `--json`; what
+//! goes wrong is an error that `main` prints.
 
 mod change;
 mod generate;

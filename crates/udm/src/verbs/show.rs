@@ -96,7 +96,8 @@ pub fn info(args: &InfoArgs) -> Result<()> {
     say(if devices.is_empty() { NONE } else { &out })
 }
 
-/// One device as `dmsetup info` prints it, with its empty line. "Read Ahead" is left out: there is none.
+/// One device as `dmsetup info` prints it, with its empty line. "Read Ahead" is left out: there is
+/// none.
 fn describe(device: &api::Device, out: &mut String) {
     let mut state = device.state.to_ascii_uppercase();
     if device.read_only {
@@ -144,7 +145,8 @@ pub fn exports(args: &ListArgs) -> Result<()> {
     say(if exports.is_empty() { "No exports found\n" } else { &out })
 }
 
-/// The server's versions; where none is named and none runs, our own, which are those of a server that we would start.
+/// The server's versions; where none is named and none runs, our own, which are those of a server
+/// that we would start.
 fn versions(args: &ListArgs) -> Result<api::Version> {
     match args.talk.client()?.get("/v1/version") {
         Err(ClientError::Unreachable { .. }) if args.talk.socket.is_none() => {

@@ -1,4 +1,5 @@
-//! `udm serve --check-paths`: failed paths come back by themselves, and a check that hangs holds up nobody.
+//! `udm serve --check-paths`: failed paths come back by themselves, and a check that hangs holds up
+//! nobody.
 
 use super::kill;
 use crate::support::nbd::Client;
@@ -52,7 +53,8 @@ fn a_path_that_answers_again_is_reinstated_without_a_client() {
     });
 }
 
-/// A file is cut, and grows back: its paths fail, requests wait, and go on when a check finds the file there again. Nobody says anything.
+/// A file is cut, and grows back: its paths fail, requests wait, and go on when a check finds the
+/// file there again. Nobody says anything.
 #[test]
 fn requests_wait_for_a_file_that_comes_back() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Mapped devices in the real program: how far they can be stacked, whose limits hold, and suspends and resumes that are called off.
+//! Mapped devices in the real program: how far they can be stacked, whose limits hold, and suspends
+//! and resumes that are called off.
 
 mod checker;
 mod claims;
@@ -28,8 +29,8 @@ impl Server {
     }
 }
 
-/// Devices without tables, loaded from the top down, each over the next: there is never anything deep below the one that is loaded. Then once more with
-/// tables that name the one below twice.
+/// Devices without tables, loaded from the top down, each over the next: there is never anything
+/// deep below the one that is loaded. Then once more with tables that name the one below twice.
 #[test]
 fn a_stack_has_an_end_however_it_grows() {
     let server = Server::start(&["s0=0 8 zero"]);
@@ -71,7 +72,8 @@ fn a_stack_has_an_end_however_it_grows() {
     assert!(server.refuses(&["load", "s3", "--table", "0 8 linear @s3 0"]).contains("Device lookup failed"));
 }
 
-/// A device is loaded over one that has no table yet; what is below turns out to be read-only, and the client is told so.
+/// A device is loaded over one that has no table yet; what is below turns out to be read-only, and
+/// the client is told so.
 #[test]
 fn limits_are_those_of_the_resume() {
     let server = Server::start(&["other=0 8 zero"]);
@@ -89,7 +91,8 @@ fn limits_are_those_of_the_resume() {
     assert!(client.flags.contains(ExportFlags::READ_ONLY));
     assert_eq!((client.read(0), client.write(0)), (0, 1));
 
-    // Writable below, and read-only afterwards: the one above keeps what it said, and its writes fail.
+    // Writable below, and read-only afterwards: the one above keeps what it said, and its writes
+    // fail.
     server.says(&["load", "low", "--table", "0 2048 linear mem:1M 0"]);
     server.says(&["resume", "low"]);
     server.says(&["load", "up", "--table", "0 2048 linear @low 0"]);
@@ -102,7 +105,8 @@ fn limits_are_those_of_the_resume() {
     assert_eq!(client.read(0), 0);
 }
 
-/// A client keeps the size and the block that it was told. What the device has no more is refused, request by request, and the rest served.
+/// A client keeps the size and the block that it was told. What the device has no more is refused,
+/// request by request, and the rest served.
 #[test]
 fn what_a_client_was_told_may_be_refused_later() {
     let server = Server::start(&["d=0 2048 linear mem:1M 0"]);
@@ -120,7 +124,8 @@ fn what_a_client_was_told_may_be_refused_later() {
     assert_eq!(ends(&mut client), (0, 0, 0));
 }
 
-/// A server whose device `up` has a read under way that does not end: it waits in `low`, which is suspended.
+/// A server whose device `up` has a read under way that does not end: it waits in `low`, which is
+/// suspended.
 fn hung() -> (Server, Client) {
     let server =
         Server::start(&["low=0 1024 linear mem:1M 0", "up=0 1024 linear @low 0\n1024 1024 linear mem:1M 0"]);
@@ -249,8 +254,9 @@ impl Drop for SlowFile {
     }
 }
 
-/// Storage that hangs below: nobody can hand such requests back, so a suspend without a flush waits too, and so does a resume with another
-/// table. Each ends with its client, and the table that was live stays.
+/// Storage that hangs below: nobody can hand such requests back, so a suspend without a flush waits
+/// too, and so does a resume with another table. Each ends with its client, and the table that was
+/// live stays.
 #[test]
 fn storage_that_hangs_holds_no_verb_for_good() {
     let fuse = std::fs::File::options().read(true).write(true).open("/dev/fuse");
@@ -308,7 +314,8 @@ fn a_device_in_use_is_not_removed_whatever_waits() {
     goes_on(&server, &mut client);
 }
 
-/// The server ends, and those that wait are told: it is called off, or done because the requests ended with the server.
+/// The server ends, and those that wait are told: it is called off, or done because the requests
+/// ended with the server.
 #[test]
 fn the_end_of_the_server_ends_what_waits() {
     let (mut server, _client) = hung();
@@ -321,7 +328,8 @@ fn the_end_of_the_server_ends_what_waits() {
     until("the end", || server.child.try_wait().unwrap());
 }
 
-/// Several devices are suspended and resumed together or not at all, in whatever order they are named, under load.
+/// Several devices are suspended and resumed together or not at all, in whatever order they are
+/// named, under load.
 #[test]
 fn several_change_together_or_not_at_all() {
     let (server, mut client) = hung();

@@ -1,4 +1,5 @@
-//! Requests that begin and end at any byte, and the map of what is allocated, with clients that ask for them by themselves.
+//! Requests that begin and end at any byte, and the map of what is allocated, with clients that ask
+//! for them by themselves.
 
 use crate::log::{Mounts, shell};
 use libtest_mimic::Failed;
@@ -17,7 +18,8 @@ $udm serve --device d='0 1000 linear disk.img 8
   fusermount3 -u nbd; wait'
 "#;
 
-/// Plain nbdfuse with `dd bs=1` in parallel requests of its own, and qemu-io, over a table whose targets meet within a request.
+/// Plain nbdfuse with `dd bs=1` in parallel requests of its own, and qemu-io, over a table whose
+/// targets meet within a request.
 pub fn requests_at_any_byte() -> Result<(), Failed> {
     let folder = Mounts(TempDir::new().unwrap());
     let place = folder.0.path();
@@ -47,7 +49,8 @@ $udm serve --unix - --device d='0 8192 linear disk.img 0
   cmp mp.sparse disk.img; echo $(($(stat -c %b s.sparse) < 1000 && $(stat -c %b mp.converted) < 1000))'
 "#;
 
-/// Holes of files, of fresh memory and of zeroes show through tables, and nothing that holds data is taken for a hole.
+/// Holes of files, of fresh memory and of zeroes show through tables, and nothing that holds data
+/// is taken for a hole.
 pub fn what_is_allocated() -> Result<(), Failed> {
     let folder = TempDir::new().unwrap();
     let said = shell(folder.path(), MAPS).unwrap_or_else(|said| panic!("{said}"));

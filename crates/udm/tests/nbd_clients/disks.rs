@@ -1,4 +1,5 @@
-//! Files and block devices under the real program: what a name leads to, what two nodes of one disk agree on, and what is left after a kill.
+//! Files and block devices under the real program: what a name leads to, what two nodes of one disk
+//! agree on, and what is left after a kill.
 
 use crate::server::{Server, UDM, sh, text};
 use crate::{Outcome, check, folder_with_image, quote, two_paths};
@@ -69,7 +70,8 @@ fn io(server: &Server, export: &str, commands: &[&str]) -> Result<String, Failed
     sh(&format!("qemu-io -f raw{commands} '{}' 2>&1", server.uri(export)))
 }
 
-/// Writes, flushes and reads back what was just written, block after block, for some seconds and over `meanwhile`.
+/// Writes, flushes and reads back what was just written, block after block, for some seconds and
+/// over `meanwhile`.
 fn fio_over(server: &Server, export: &str, meanwhile: impl FnOnce() -> Outcome) -> Outcome {
     let mut fio = server.command("fio");
     fio.args(["--name=verify", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--iodepth=16", "--fsync=32"]);
@@ -102,7 +104,8 @@ fn change(server: &Server, table: &str) -> Outcome {
     Ok(())
 }
 
-/// Two nodes of one disk, each with a page cache of its own if it were let: nothing stale, nothing lost. And never with those caches.
+/// Two nodes of one disk, each with a page cache of its own if it were let: nothing stale, nothing
+/// lost. And never with those caches.
 pub fn two_nodes_of_one_disk() -> Outcome {
     let folder = folder_with_image(16 << 20);
     let image = folder.path().join("disk.img");
@@ -238,7 +241,8 @@ pub fn a_killed_server_loses_nothing() -> Outcome {
     Ok(())
 }
 
-/// A failed writeback is told once by the kernel, and for good by udm: a disk that works again does not make lost data good.
+/// A failed writeback is told once by the kernel, and for good by udm: a disk that works again does
+/// not make lost data good.
 pub fn a_flush_that_failed_stays_failed() -> Outcome {
     let folder = folder_with_image(1 << 20);
     let (inner, outer) = (folder.path().join("inner"), folder.path().join("outer"));

@@ -1,8 +1,10 @@
-//! What the documentation shows, run as a reader runs it: each command in order, in one shell, in an empty folder.
+//! What the documentation shows, run as a reader runs it: each command in order, in one shell, in
+//! an empty folder.
 //!
-//! In a block of `sh` each command must succeed. In a block of `console` a line behind `$ ` is a command, and the lines up to the next one are what it prints; a
-//! command that prints `udm: ...` there must fail. Numbers are not compared, and `...` stands for the rest of a line. Blocks that begin with `make` are the Makefile's, those
-//! that begin with `# as root` are left out for others.
+//! In a block of `sh` each command must succeed. In a block of `console` a line behind `$ ` is a
+//! command, and the lines up to the next one are what it prints; a command that prints `udm: ...`
+//! there must fail. Numbers are not compared, and `...` stands for the rest of a line. Blocks that
+//! begin with `make` are the Makefile's, those that begin with `# as root` are left out for others.
 
 use super::server::UDM;
 use super::{Outcome, check};

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use udm_frontends::nbd::{Export, Exports, Listen, NbdServer, ServerOptions};
 use udm_runtime::{Runtime, RuntimeOptions};
 
-/// Two fio and fourteen clients that do nothing, in two orders: once the two come to different cores, once to the same.
+/// Two fio and fourteen clients that do nothing, in two orders: once the two come to different
+/// cores, once to the same.
 pub fn two_hot_and_fourteen_idle() -> Outcome {
     for idle_between in [0, 1] {
         let folder = folder_with_image(1 << 20);
@@ -76,8 +77,8 @@ fn until(what: &str, mut so: impl FnMut() -> Result<bool, libtest_mimic::Failed>
     Ok(())
 }
 
-/// fio writes and verifies, nbdcopy copies there and back over several connections, and qemu-io reads and writes at any byte, while every client goes on on another core
-/// thousands of times.
+/// fio writes and verifies, nbdcopy copies there and back over several connections, and qemu-io
+/// reads and writes at any byte, while every client goes on on another core thousands of times.
 pub fn moved_all_the_time() -> Outcome {
     let folder = folder_with_image(64 << 20);
     sh_in(folder.path(), "head -c 50331648 /dev/urandom > source.img")?;

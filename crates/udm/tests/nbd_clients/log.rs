@@ -76,7 +76,8 @@ sqlite3 $d/t.db "pragma integrity_check" | grep -qx ok
 echo rows $(sqlite3 $d/t.db "select count(*) from t" 2>/dev/null)
 "#;
 
-/// Every state that a power cut at a flush could leave holds a sound database, and no row that was there is gone in a later one.
+/// Every state that a power cut at a flush could leave holds a sound database, and no row that was
+/// there is gone in a later one.
 pub fn sqlite_survives_a_cut_at_every_flush() -> Result<(), Failed> {
     let folder = Mounts(TempDir::new().unwrap());
     let place = folder.0.path();

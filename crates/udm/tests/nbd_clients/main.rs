@@ -1,6 +1,8 @@
-//! The real program with clients that no one here wrote: qemu-io, libnbd's tools, fio, and the kernel's loop device over nbdfuse.
+//! The real program with clients that no one here wrote: qemu-io, libnbd's tools, fio, and the
+//! kernel's loop device over nbdfuse.
 //!
-//! A test whose client is not installed is reported as ignored, with the reason in its name, and never as passed.
+//! A test whose client is not installed is reported as ignored, with the reason in its name, and
+//! never as passed.
 
 mod bytes;
 mod disks;
@@ -91,7 +93,8 @@ fn main() {
     libtest_mimic::run(&args, tests).exit();
 }
 
-/// A test that needs the programs in `needs`; `@root` stands for being root, `@fuse` for a fuse that opens.
+/// A test that needs the programs in `needs`; `@root` stands for being root, `@fuse` for a fuse
+/// that opens.
 fn trial(name: &str, needs: &[&str], run: fn() -> Outcome) -> Trial {
     let there = |need: &&&str| match **need {
         "@root" => {
@@ -208,7 +211,8 @@ fn fio_verify() -> Outcome {
     check(out.contains("err= 0"), &out)
 }
 
-/// Paths are failed and brought back, both at once too, and the table is loaded anew a hundred times, while fio writes and verifies.
+/// Paths are failed and brought back, both at once too, and the table is loaded anew a hundred
+/// times, while fio writes and verifies.
 fn fio_under_change() -> Outcome {
     let folder = folder_with_image(64 << 20);
     two_paths(&folder);
@@ -258,7 +262,8 @@ fn change_a_hundred_times(server: &Server, table: &str, fio: &mut std::process::
     Ok(())
 }
 
-/// fio is killed in the middle of it, four times; then nobody holds the device any more and the server still serves.
+/// fio is killed in the middle of it, four times; then nobody holds the device any more and the
+/// server still serves.
 fn vanish() -> Outcome {
     let folder = folder_with_image(64 << 20);
     let server = Server::start(folder.path(), &["disk=0 131072 delay disk.img 0 5"])?;
@@ -343,7 +348,8 @@ fn file_system() -> Outcome {
     check(out.contains("all good"), &out)
 }
 
-/// With an export open and nothing to do, the threads sleep: the scheduler does not even look at them.
+/// With an export open and nothing to do, the threads sleep: the scheduler does not even look at
+/// them.
 fn idle() -> Outcome {
     let folder = folder_with_image(8 << 20);
     let server = Server::start(folder.path(), &["disk=0 16384 linear disk.img 0"])?;

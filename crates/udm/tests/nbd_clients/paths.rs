@@ -10,7 +10,8 @@ use tempfile::TempDir;
 const GOOD: &str = "0 32768 linear @disk 0";
 const BAD: &str = "0 32768 error";
 
-/// A line for each path that fails or returns, one when no path is left, and none for each of thousands of requests.
+/// A line for each path that fails or returns, one when no path is left, and none for each of
+/// thousands of requests.
 pub fn paths_that_fail_by_themselves_are_logged() -> Outcome {
     let folder = TempDir::new()?;
     let mp = "mp=0 32768 multipath 3 queue_if_no_path queue_mode bio 0 1 1 round-robin 0 2 1 @a 1 @b 1";

@@ -122,7 +122,8 @@ impl Server {
                 continue;
             };
             if name.starts_with("udm-core") {
-                // proc(5): user and system time are fields 14 and 15, and the state behind the name is field 3.
+                // proc(5): user and system time are fields 14 and 15, and the state behind the name
+                // is field 3.
                 let ticks = rest.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok());
                 spent.push(ticks.sum());
             }

@@ -61,7 +61,8 @@ fn full_pipe() -> Result<(PipeReader, Stdio), Failed> {
     Ok((reader, Stdio::from(writer)))
 }
 
-/// Verified load, and meanwhile all that is worth a line: strange clients, paths that fail and return.
+/// Verified load, and meanwhile all that is worth a line: strange clients, paths that fail and
+/// return.
 fn serves_and_ends(stderr: Stdio) -> Outcome {
     let folder = folder_with_image(64 << 20);
     two_paths(&folder);

@@ -15,7 +15,8 @@ use tempfile::TempDir;
 
 pub const UDM: &str = env!("CARGO_BIN_EXE_udm");
 
-/// Longer than anything here takes on a busy machine. It ends what hangs; nothing is measured by it.
+/// Longer than anything here takes on a busy machine. It ends what hangs; nothing is measured by
+/// it.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `udm` in a world of its own: no socket of the user's can be meant.
@@ -135,7 +136,8 @@ impl Drop for Server {
     }
 }
 
-/// Sends bytes, as many as the server takes, and then no more. Gives back all that the server answers until it closes.
+/// Sends bytes, as many as the server takes, and then no more. Gives back all that the server
+/// answers until it closes.
 pub fn raw(socket: &Path, bytes: &[u8]) -> String {
     exchange(socket, bytes, true)
 }

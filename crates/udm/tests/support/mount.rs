@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
-/// A mount with one file, `nbd`: nbdfuse, and nbdkit behind it. Both are ended, and the mount taken down, with its owner.
+/// A mount with one file, `nbd`: nbdfuse, and nbdkit behind it. Both are ended, and the mount taken
+/// down, with its owner.
 pub struct Mount {
     fuse: Child,
     behind: Pid,

@@ -26,8 +26,8 @@ impl Connection {
         self.memory.as_ref().map_or(0, |memory| memory.allowance(self.held(), self.rx.is_midway()))
     }
 
-    /// The new memory that the next request needs, when it is here: what it reads, or may have to write. The payload of a write takes its
-    /// own as it arrives.
+    /// The new memory that the next request needs, when it is here: what it reads, or may have to
+    /// write. The payload of a write takes its own as it arrives.
     pub(super) fn next_need(&self) -> usize {
         let Some(Ok(request)) = self.rx.unread().first_chunk().map(Request::decode) else { return 0 };
         let Some((_, geometry)) = &self.export else { return 0 };

@@ -1,14 +1,18 @@
 //! A connection goes on on another core: frozen here, thawed there.
 //!
-//! 1. *Leaving*: it takes in no more requests, but for the write whose payload is arriving. What is in flight is finished and answered, then the
-//!    receive is called off. What takes too long calls the whole thing off, and nothing has happened.
-//! 2. *Frozen*: nothing of it is in flight, in the lanes, in the ring, or on the way to the client. What is left of it is plain data: what was
-//!    agreed on with the client, and the bytes that have arrived and were not looked at. It goes to the other core as a letter.
-//! 3. *Moved*: what stays behind keeps the lane open until the other core has one too. A core that can't open the device sends the connection back.
+//! 1. *Leaving*: it takes in no more requests, but for the write whose payload is arriving. What is
+//!    in flight is finished and answered, then the receive is called off. What takes too long calls
+//!    the whole thing off, and nothing has happened.
+//! 2. *Frozen*: nothing of it is in flight, in the lanes, in the ring, or on the way to the client.
+//!    What is left of it is plain data: what was agreed on with the client, and the bytes that have
+//!    arrived and were not looked at. It goes to the other core as a letter.
+//! 3. *Moved*: what stays behind keeps the lane open until the other core has one too. A core that
+//!    can't open the device sends the connection back.
 //!
-//! While it is frozen it holds no blocks, counts for no core's memory and asks for no letters; its export and its place are its own all the time, so who asks
-//! finds it in use. A server that ends does not move its clients any more; a core that is gone by then drops what comes, and with it the connection,
-//! which has nothing in flight.
+//! While it is frozen it holds no blocks, counts for no core's memory and asks for no letters; its
+//! export and its place are its own all the time, so who asks finds it in use. A server that ends
+//! does not move its clients any more; a core that is gone by then drops what comes, and with it
+//! the connection, which has nothing in flight.
 
 use super::{Connection, Phase, RECV};
 use crate::nbd::ServerOptions;
@@ -26,7 +30,8 @@ use udm_core::{CoreId, Nanos};
 use udm_runtime::{Cluster, FrontCx};
 use udm_wire::nbd::ExportFlags;
 
-/// What leaving may take. A request that takes longer keeps its connection where it is, and others of the client are not held up by it.
+/// What leaving may take. A request that takes longer keeps its connection where it is, and others
+/// of the client are not held up by it.
 const LEAVE_MAX: Nanos = Nanos(50_000_000);
 
 /// How long a client stays whose device no other core could open.
@@ -78,7 +83,8 @@ pub(in crate::nbd) enum MoveLetter {
 }
 
 impl Connection {
-    /// Has it go on on core `to`, as soon as nothing of it is in flight here. Not while the server ends.
+    /// Has it go on on core `to`, as soon as nothing of it is in flight here. Not while the server
+    /// ends.
     pub(in crate::nbd) fn leave_for(&mut self, to: CoreId, cx: &mut FrontCx<'_, '_>) {
         let may = matches!(self.phase, Phase::Serving) && !self.ending && self.leaving.is_none();
         if may && to != cx.core() {

@@ -6,19 +6,25 @@
 //!          | countbadblocks | listbadblocks | clearbadblocks | enable | disable | quiet
 //! ```
 //!
-//! Blocks are counted from the start of the **device below**, whatever the offset. It starts in bypass. Once enabled, a read of a bad block
-//! fails with EIO; a write fails as often as its block was told to, and after that makes the block good, as a drive remaps a sector. Discards and
-//! write-zeroes count as writes. A flush touches no block (the kernel takes it for a write of the first block).
+//! Blocks are counted from the start of the **device below**, whatever the offset. It starts in
+//! bypass. Once enabled, a read of a bad block fails with EIO; a write fails as often as its block
+//! was told to, and after that makes the block good, as a drive remaps a sector. Discards and
+//! write-zeroes count as writes. A flush touches no block (the kernel takes it for a write of the
+//! first block).
 //!
-//! Requests are cut at the block size, or that of the device below if that is larger, counted from the start of the target. So a request may touch several
-//! blocks, as it does with an offset that is no multiple of one; all are looked up (the kernel looks at the first alone).
+//! Requests are cut at the block size, or that of the device below if that is larger, counted from
+//! the start of the target. So a request may touch several blocks, as it does with an offset that
+//! is no multiple of one; all are looked up (the kernel looks at the first alone).
 //!
 //! # What the cores share
-//! The set of bad blocks is immutable, sorted, and replaced whole by a message. A lane keeps the set that it saw last and compares its number with
-//! the current one by **one atomic load a batch**. Two exceptions to "the data path takes no lock and touches nothing shared per request":
+//! The set of bad blocks is immutable, sorted, and replaced whole by a message. A lane keeps the
+//! set that it saw last and compares its number with the current one by **one atomic load a
+//! batch**. Two exceptions to "the data path takes no lock and touches nothing shared per request":
 //!
-//! * when the number has changed, which is once after each message, the lane takes a mutex to fetch the new set;
-//! * a write that hits a bad block changes that block's state, which all sets that hold it share, by compare-and-swap.
+//! * when the number has changed, which is once after each message, the lane takes a mutex to fetch
+//!   the new set;
+//! * a write that hits a bad block changes that block's state, which all sets that hold it share,
+//!   by compare-and-swap.
 //!
 //! Both cost nothing while nobody sends messages and no bad block is written.
 

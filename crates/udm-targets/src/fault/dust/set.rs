@@ -63,7 +63,8 @@ impl Shared {
         self.set.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Puts a changed copy of the set in its place; `change` may refuse. Blocks that writes made good are left out of the copy.
+    /// Puts a changed copy of the set in its place; `change` may refuse. Blocks that writes made
+    /// good are left out of the copy.
     pub(super) fn change<R>(
         &self,
         change: impl FnOnce(&mut Set) -> Result<R, TargetError>,

@@ -1,4 +1,5 @@
-//! The features of a flakey target: what goes wrong while the device is bad. Their words in a table, and back.
+//! The features of a flakey target: what goes wrong while the device is bad. Their words in a
+//! table, and back.
 
 use super::number;
 use std::fmt;
@@ -82,7 +83,8 @@ impl Features {
         Ok(features)
     }
 
-    /// Reads the features, from word 1 of `announced`, which ends where the count of words says; `words` goes on.
+    /// Reads the features, from word 1 of `announced`, which ends where the count of words says;
+    /// `words` goes on.
     fn read(&mut self, announced: &[String], words: &[String]) -> Result<(), Refusal> {
         let mut at = 1;
         while at < announced.len() {

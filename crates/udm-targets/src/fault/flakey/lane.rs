@@ -1,7 +1,7 @@
 //! The data path of a flakey target.
 //!
-//! A request that is to be corrupted goes down as a clone: a read with its own data, which is corrupted when it is done; a write with a
-//! corrupted copy, while its own data waits in the note.
+//! A request that is to be corrupted goes down as a clone: a read with its own data, which is
+//! corrupted when it is done; a write with a corrupted copy, while its own data waits in the note.
 
 use super::features::{Features, PROBABILITY_BASE, Writes};
 use super::{COPIES_KEPT, Flakey, Phases};
@@ -36,7 +36,8 @@ fn set_byte(data: &mut Segments, at: usize, value: u8) {
     data.copy_from_at(at, &[value]);
 }
 
-/// Replaces the bytes that the features name. Chance is drawn for every request that random corruption could touch.
+/// Replaces the bytes that the features name. Chance is drawn for every request that random
+/// corruption could touch.
 fn corrupt(features: &Features, probability: u32, bio: &mut Bio, cx: &mut Cx<'_>) {
     if let Some((at, value)) = features.corrupt_byte(bio) {
         set_byte(&mut bio.data, at, value);

@@ -6,15 +6,20 @@
 //!          | random_read_corrupt <p> | random_write_corrupt <p>           p of 1000000000
 //! ```
 //!
-//! While it is good, requests pass. While it is bad, what the features say happens; with none of them all requests fail. Flushes, discards
-//! and write-zeroes count as writes, as in the kernel: `drop_writes` swallows a flush, `error_writes` fails it. Whether a request
-//! meets a good or a bad device is settled when it comes in; a read that came in while the device was bad is corrupted when it is done.
+//! While it is good, requests pass. While it is bad, what the features say happens; with none of
+//! them all requests fail. Flushes, discards and write-zeroes count as writes, as in the kernel:
+//! `drop_writes` swallows a flush, `error_writes` fails it. Whether a request meets a good or a bad
+//! device is settled when it comes in; a read that came in while the device was bad is corrupted
+//! when it is done.
 //!
-//! * **Time** runs in whole seconds from the load of the table. The control half has no clock, so the origin is the time at which the first
-//!   lane of any core is opened, which a load followed by a resume does at once; it is set once and stays over suspends.
-//! * **Corruption of a write** is done on a private copy from a pool: the request comes back with its data as it was.
-//! * **The flags mask** of `corrupt_bio_byte` is compared with the request's operation and flags as Linux 6.12 numbers them
-//!   (`enum req_op`, `enum req_flag_bits`); a request carries only the flags that udm knows.
+//! * **Time** runs in whole seconds from the load of the table. The control half has no clock, so
+//!   the origin is the time at which the first lane of any core is opened, which a load followed by
+//!   a resume does at once; it is set once and stays over suspends.
+//! * **Corruption of a write** is done on a private copy from a pool: the request comes back with
+//!   its data as it was.
+//! * **The flags mask** of `corrupt_bio_byte` is compared with the request's operation and flags as
+//!   Linux 6.12 numbers them (`enum req_op`, `enum req_flag_bits`); a request carries only the
+//!   flags that udm knows.
 //! * Words behind the announced features are ignored, as in the kernel.
 
 mod features;
@@ -70,7 +75,8 @@ struct Flakey {
 /// The constructor.
 ///
 /// # Errors
-/// The kernel's, for missing words, bad numbers, unknown or conflicting features, or an unknown device.
+/// The kernel's, for missing words, bad numbers, unknown or conflicting features, or an unknown
+/// device.
 pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let words = args.args;
     if words.len() < 4 {

@@ -46,8 +46,9 @@ impl Held {
         }
     }
 
-    /// Takes out what must stand in the log before `entry`, which is about to be logged: what it overlaps, and what completed before that and
-    /// overlaps it in turn. The rest may still be lost in a power cut, and stays.
+    /// Takes out what must stand in the log before `entry`, which is about to be logged: what it
+    /// overlaps, and what completed before that and overlaps it in turn. The rest may still be lost
+    /// in a power cut, and stays.
     pub(super) fn overlapped(&mut self, entry: &Entry, into: &mut Vec<Append>) {
         let range = |entry: &Entry| entry.sector..entry.sector.saturating_add(entry.sectors);
         let meet = |a: &Range<u64>, b: &Range<u64>| a.start < b.end && b.start < a.end;
@@ -111,7 +112,8 @@ mod tests {
         assert!(held.is_empty());
     }
 
-    /// One that completed later and is overlapped by nothing that goes may stay, even where it overlaps what goes.
+    /// One that completed later and is overlapped by nothing that goes may stay, even where it
+    /// overlaps what goes.
     #[test]
     fn what_completed_later_stays() {
         let mut held = Held::default();

@@ -1,6 +1,7 @@
 //! The data path of a log-writes target.
 //!
-//! Whatever changes the device goes down as a clone that remembers what it will be in the log. What comes home is held, logged, or both.
+//! Whatever changes the device goes down as a clone that remembers what it will be in the log. What
+//! comes home is held, logged, or both.
 
 use super::LogWrites;
 use super::shared::{Append, Closing, Marks, Placed, Shared, State, refusal};
@@ -72,7 +73,8 @@ impl LogWritesLane {
         })
     }
 
-    /// Ends the discards of `batch` where the device takes none. They are offered for the sake of the log, which is at its end.
+    /// Ends the discards of `batch` where the device takes none. They are offered for the sake of
+    /// the log, which is at its end.
     fn end_discards(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let mut i = 0;
         while !self.discards && i < batch.len() {
@@ -154,8 +156,9 @@ impl LogWritesLane {
         self.under.submit(&mut down, cx);
     }
 
-    /// What is logged because `append` is, and then `append`: overlapping entries stand in the log in the order in which they completed. What completed first and is
-    /// only held would be replayed over `append` otherwise, and no power cut leaves that.
+    /// What is logged because `append` is, and then `append`: overlapping entries stand in the log
+    /// in the order in which they completed. What completed first and is only held would be
+    /// replayed over `append` otherwise, and no power cut leaves that.
     fn log(appends: &mut Vec<Append>, state: &mut State, append: Append) {
         if !bugs::on(Bug::HeldWriteOvertaken) {
             state.held.overlapped(&append.entry, appends);
@@ -163,7 +166,8 @@ impl LogWritesLane {
         appends.push(append);
     }
 
-    /// Takes in what is home from the device: what is logged now goes to the writer, the rest to `done`.
+    /// Takes in what is home from the device: what is logged now goes to the writer, the rest to
+    /// `done`.
     fn take_home(&mut self, done: &mut Batch, tally: &mut Tally, cx: &mut Cx<'_>) {
         let mut home = std::mem::take(&mut self.scratch);
         self.under.poll(&mut home, cx);
@@ -233,7 +237,8 @@ impl LogWritesLane {
         self.scratch = down;
     }
 
-    /// What is to be done besides requests: marks, room for copies, the end of the log, the superblock. True when it is for others to go on first.
+    /// What is to be done besides requests: marks, room for copies, the end of the log, the
+    /// superblock. True when it is for others to go on first.
     fn errands(&mut self, cx: &mut Cx<'_>) -> bool {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
@@ -269,7 +274,8 @@ impl LogWritesLane {
         drop(state);
         if let Some(covers) = covers {
             self.flush(covers, cx);
-            // What is below may be suspended, and hand the flush back to a suspend here: in the next turn.
+            // What is below may be suspended, and hand the flush back to a suspend here: in the
+            // next turn.
             cx.wake_at(cx.now);
         }
         waits

@@ -1,39 +1,52 @@
-//! `log-writes`: everything that is written to a device, in the order in which it became durable, on a log device.
+//! `log-writes`: everything that is written to a device, in the order in which it became durable,
+//! on a log device.
 //!
 //! ```text
 //! log-writes <dev> <log dev>
 //! message: mark <text>
 //! ```
 //!
-//! `udm log-writes replay` rebuilds the device as it was after any flush, which is what a power cut could have left. The log is the kernel's,
-//! byte for byte ([`udm_wire::log_writes`]), and so is what goes in:
+//! `udm log-writes replay` rebuilds the device as it was after any flush, which is what a power cut
+//! could have left. The log is the kernel's, byte for byte ([`udm_wire::log_writes`]), and so is
+//! what goes in:
 //!
-//! * A write or discard is copied when it comes in and **held** when it completes. It is logged when a flush completes that came in after that: until
-//!   then nothing promises that it is durable.
-//! * A FUA write is logged when it completes. A flush is logged behind the writes that it covered, marks where they are given.
+//! * A write or discard is copied when it comes in and **held** when it completes. It is logged
+//!   when a flush completes that came in after that: until then nothing promises that it is
+//!   durable.
+//! * A FUA write is logged when it completes. A flush is logged behind the writes that it covered,
+//!   marks where they are given.
 //! * What fails is not logged; what a failed flush covered stays held for the next one.
 //!
 //! Where udm does more than the kernel:
 //!
-//! * A flush or FUA write is returned when the superblock counts its entries, and a mark is answered then: a killed server leaves a log of all that was
-//!   acknowledged, and so does a power cut of the log device. An empty superblock is written at the first resume, and requests wait for it, so that
-//!   an old log is not taken for the new one.
-//! * **Entries that overlap stand in the log in the order in which they completed.** A FUA write takes held writes that it overlaps with it, and those
-//!   that these overlap and that completed before them; the kernel logs them behind it, and a replay gives old data over new. Writes that are under
-//!   way at the same time have no order, on a disk as here. So each beginning of the log is a state that a power cut could have left.
-//! * When two flushes are under way, the one that completes first is logged behind the writes that both covered.
-//! * At a suspend the target flushes the device by itself, logs what was held, and puts the mark `dm-log-writes-end` behind it. The next entry after
-//!   a resume takes the place of that mark.
-//! * Copies are bounded: with [`HELD_MAX`] bytes in use, writes wait while the target flushes by itself. Such a flush has no entry.
+//! * A flush or FUA write is returned when the superblock counts its entries, and a mark is
+//!   answered then: a killed server leaves a log of all that was acknowledged, and so does a power
+//!   cut of the log device. An empty superblock is written at the first resume, and requests wait
+//!   for it, so that an old log is not taken for the new one.
+//! * **Entries that overlap stand in the log in the order in which they completed.** A FUA write
+//!   takes held writes that it overlaps with it, and those that these overlap and that completed
+//!   before them; the kernel logs them behind it, and a replay gives old data over new. Writes that
+//!   are under way at the same time have no order, on a disk as here. So each beginning of the log
+//!   is a state that a power cut could have left.
+//! * When two flushes are under way, the one that completes first is logged behind the writes that
+//!   both covered.
+//! * At a suspend the target flushes the device by itself, logs what was held, and puts the mark
+//!   `dm-log-writes-end` behind it. The next entry after a resume takes the place of that mark.
+//! * Copies are bounded: with [`HELD_MAX`] bytes in use, writes wait while the target flushes by
+//!   itself. Such a flush has no entry.
 //!
-//! When the log is full or fails, logging ends and I/O goes on; `status` then says `logging_disabled`. `status` is otherwise the number of entries
-//! and the last sector of the log that they use. Loading a table starts the log anew.
+//! When the log is full or fails, logging ends and I/O goes on; `status` then says
+//! `logging_disabled`. `status` is otherwise the number of entries and the last sector of the log
+//! that they use. Loading a table starts the log anew.
 //!
 //! # What the cores share
-//! **This target takes a mutex on the data path**, for each batch that contains a flush and for each poll that returned writes: the log has one order, so the
-//! cores have to agree on it. The price is two lock operations a batch and one copy of all that is written; allocations happen when
-//! the held list grows. It is a tester's tool and no fast path. Reads take no lock. Positions in the log are given out under the mutex; each core then
-//! writes its own entries with its own lane, and the superblock counts only what lies before the first entry that is still being written.
+//! **This target takes a mutex on the data path**, for each batch that contains a flush and for
+//! each poll that returned writes: the log has one order, so the cores have to agree on it. The
+//! price is two lock operations a batch and one copy of all that is written; allocations happen
+//! when the held list grows. It is a tester's tool and no fast path. Reads take no lock. Positions
+//! in the log are given out under the mutex; each core then writes its own entries with its own
+//! lane, and the superblock counts only what lies before the first entry that is still being
+//! written.
 
 mod held;
 mod lane;
@@ -64,7 +77,8 @@ struct LogWrites {
     log: DeviceRef,
     len: Sectors,
     shared: Arc<Shared>,
-    /// The device takes discards, as of the check of the table: its lanes go by what the table's limits came from.
+    /// The device takes discards, as of the check of the table: its lanes go by what the table's
+    /// limits came from.
     discards: AtomicBool,
 }
 
@@ -97,7 +111,8 @@ fn geometry(device: &DeviceRef, log: &DeviceRef, below: Below<'_>) -> Geometry {
 }
 
 impl LogWrites {
-    /// Bytes in a sector of the log, from the devices as `below` says; from the first resume on, as they were then.
+    /// Bytes in a sector of the log, from the devices as `below` says; from the first resume on, as
+    /// they were then.
     fn sector_size(&self, below: Below<'_>) -> u32 {
         self.shared.measure(geometry(&self.under.device, &self.log, below)).sector_size
     }

@@ -95,7 +95,8 @@ pub(super) struct Shared {
     held: AtomicUsize,
     /// Requests that are parked, have a clone below or wait for the log, changed once a batch.
     in_flight: AtomicUsize,
-    /// Rung when something has changed that a lane may wait for: room, what is counted, how far the end has come.
+    /// Rung when something has changed that a lane may wait for: room, what is counted, how far the
+    /// end has come.
     pub(super) bell: Arc<Bell>,
 }
 
@@ -134,12 +135,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Bytes in a sector of the log. Relaxed: it is fixed before the first request comes, and the message that lets requests come orders it.
+    /// Bytes in a sector of the log. Relaxed: it is fixed before the first request comes, and the
+    /// message that lets requests come orders it.
     pub(super) fn sector_size(&self) -> u32 {
         self.sector_size.load(Ordering::Relaxed)
     }
 
-    /// Takes the blocks and the size that the devices below have now, as long as the table is not in use; says what holds.
+    /// Takes the blocks and the size that the devices below have now, as long as the table is not
+    /// in use; says what holds.
     pub(super) fn measure(&self, now: Geometry) -> Geometry {
         let mut state = self.lock();
         let holds = state.space.measure(now);
@@ -157,12 +160,14 @@ impl Shared {
         self.broken.load(Ordering::Relaxed)
     }
 
-    /// True when entries may be given places. Relaxed: it is closed only while nothing is in flight, and one that sees it open late waits.
+    /// True when entries may be given places. Relaxed: it is closed only while nothing is in
+    /// flight, and one that sees it open late waits.
     pub(super) fn is_open(&self) -> bool {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Entries that the superblock counts. Acquire pairs with the release in [`Shared::end_count`]: whoever sees the number sees that it is written.
+    /// Entries that the superblock counts. Acquire pairs with the release in [`Shared::end_count`]:
+    /// whoever sees the number sees that it is written.
     pub(super) fn counted(&self) -> u64 {
         self.counted.load(Ordering::Acquire)
     }
@@ -215,7 +220,8 @@ impl Shared {
         if state.closing { state.closings } else { 0 }
     }
 
-    /// A lane that stopped for suspend `stopped` is being closed; `flushes` when it had begun the flush for the end.
+    /// A lane that stopped for suspend `stopped` is being closed; `flushes` when it had begun the
+    /// flush for the end.
     pub(super) fn remove_lane(&self, stopped: u64, flushes: bool) {
         let mut state = self.lock();
         state.lanes -= 1;
@@ -224,7 +230,8 @@ impl Shared {
         self.bell.ring();
     }
 
-    /// A lane takes no more requests. Says for which suspend; `stopped` is the one that it stopped for before.
+    /// A lane takes no more requests. Says for which suspend; `stopped` is the one that it stopped
+    /// for before.
     pub(super) fn stop_lane(&self, stopped: u64) -> u64 {
         let mut state = self.lock();
         if !state.closing || stopped == state.closings {
@@ -321,7 +328,8 @@ impl Shared {
         if !state.closing {
             return Closing::No;
         }
-        // Also when logging has ended since: a device is not suspended while a flush is below it. The lane that began it may have answered the suspend before.
+        // Also when logging has ended since: a device is not suspended while a flush is below it.
+        // The lane that began it may have answered the suspend before.
         if state.flushing {
             return Closing::Wait;
         }
@@ -360,7 +368,8 @@ impl Shared {
         range
     }
 
-    /// Nothing is left to be done besides requests: the next look for errands finds nothing, until someone leaves one.
+    /// Nothing is left to be done besides requests: the next look for errands finds nothing, until
+    /// someone leaves one.
     pub(super) fn rest(&self, state: &State) {
         if state.posted.appends.is_empty() && !state.closing && state.space.is_cared_for() {
             self.errand.store(false, Ordering::Relaxed);

@@ -1,10 +1,11 @@
-//! LogSpace in the log, and how many entries the superblock counts.
+//! Places in the log, and how many entries the superblock counts.
 //!
 //! Two rules keep the log readable whenever the power fails or the server is killed:
 //!
 //! * The superblock counts an entry only when that and all before it are on the log.
-//! * No entry is written where the superblock counts one. So the first entries wait until an empty superblock has taken the place of that of an old
-//!   log, and those behind a resume until the superblock no longer counts the mark at the end, whose place they take.
+//! * No entry is written where the superblock counts one. So the first entries wait until an empty
+//!   superblock has taken the place of that of an old log, and those behind a resume until the
+//!   superblock no longer counts the mark at the end, whose place they take.
 
 use std::ops::Range;
 use udm_core::{SECTOR_SIZE, Sectors};
@@ -39,7 +40,8 @@ pub(super) struct LogSpace {
     counting: Option<u64>,
     /// Where the mark at the end stands, while it is the last entry.
     end: Option<u64>,
-    /// Where the place behind that mark is, while the mark is taken back and the superblock may still count it.
+    /// Where the place behind that mark is, while the mark is taken back and the superblock may
+    /// still count it.
     behind_end: Option<u64>,
 }
 
@@ -75,7 +77,8 @@ impl LogSpace {
         self.geometry
     }
 
-    /// The device goes on: the log begins, or the next entry takes the place of the mark at its end. One that is still being written stays.
+    /// The device goes on: the log begins, or the next entry takes the place of the mark at its
+    /// end. One that is still being written stays.
     pub(super) fn start(&mut self) {
         self.started = true;
         if let Some(end) = self.end.take().filter(|_| self.written == self.entries) {
@@ -95,8 +98,9 @@ impl LogSpace {
         self.next
     }
 
-    /// A place for `entry`, in sectors of 512 bytes; `None` when there is no room. One that comes before the log is open (it was in flight when a suspend was
-    /// called off) leaves the mark at the end where it is: the superblock may count it.
+    /// A place for `entry`, in sectors of 512 bytes; `None` when there is no room. One that comes
+    /// before the log is open (it was in flight when a suspend was called off) leaves the mark at
+    /// the end where it is: the superblock may count it.
     pub(super) fn take(&mut self, entry: &Entry) -> Option<u64> {
         let open = self.is_open();
         if let Some(next) = self.behind_end.take().filter(|_| !open) {
@@ -198,7 +202,8 @@ mod tests {
         assert_eq!((space.take(&entry()), space.entries()), (Some(mark), 2));
     }
 
-    /// A suspend was called off with a request in flight that comes to the log before the superblock has let go of the mark.
+    /// A suspend was called off with a request in flight that comes to the log before the
+    /// superblock has let go of the mark.
     #[test]
     fn what_comes_before_the_log_is_open_leaves_the_mark() {
         for counting in [false, true] {

@@ -1,8 +1,9 @@
 //! The half of a log-writes lane that writes to the log device.
 //!
-//! Entries that were given their places together are a job. When they are written, one lane of all puts their number into the superblock; a log device with a cache
-//! is flushed before that, so that what is counted is there, and the superblock itself goes through the cache. Then whoever
-//! waits for the job has it: requests are returned, marks are answered.
+//! Entries that were given their places together are a job. When they are written, one lane of all
+//! puts their number into the superblock; a log device with a cache is flushed before that, so that
+//! what is counted is there, and the superblock itself goes through the cache. Then whoever waits
+//! for the job has it: requests are returned, marks are answered.
 
 use super::shared::{Placed, Shared, State, refusal};
 use slab::Slab;
@@ -81,7 +82,8 @@ impl Writer {
             owner: cx.new_owner(),
             cache: limits.write_cache || mapped,
             fua: limits.fua || mapped,
-            // As many as there are entries, which the bound on copies and the requests in flight above bound.
+            // As many as there are entries, which the bound on copies and the requests in flight
+            // above bound.
             bios: BioPool::new(usize::MAX),
             copies: BufPool::new(COPIES_KEPT),
             jobs: Slab::new(),
@@ -115,7 +117,8 @@ impl Writer {
         self.down.push(bio);
     }
 
-    /// Writes entries `range`, then serves those who wait for them from `poll`. When there are none, as with a full log, `waits` is handed back.
+    /// Writes entries `range`, then serves those who wait for them from `poll`. When there are
+    /// none, as with a full log, `waits` is handed back.
     #[must_use]
     pub(super) fn entries(
         &mut self,
@@ -183,8 +186,9 @@ impl Writer {
         }
     }
 
-    /// Takes in what was written and counts it in the superblock; appends to `done` the requests whose entries are counted. True when some wait for another core
-    /// to count them, or to write what comes before them.
+    /// Takes in what was written and counts it in the superblock; appends to `done` the requests
+    /// whose entries are counted. True when some wait for another core to count them, or to write
+    /// what comes before them.
     pub(super) fn poll(
         &mut self,
         shared: &Shared,
@@ -232,7 +236,8 @@ impl Writer {
                 if !shared.is_broken() {
                     state.space.wrote(range);
                 }
-                // What nobody waits for is not kept: the mark at the end may be taken away by a resume, and is never counted then.
+                // What nobody waits for is not kept: the mark at the end may be taken away by a
+                // resume, and is never counted then.
                 let waited = !waits.acks.is_empty() || !waits.marks.is_empty();
                 if waited || bugs::on(Bug::EndMarkWaits) {
                     self.written.push((end, waits));

@@ -1,14 +1,19 @@
-//! What `queue-length` and `service-time` have in common: the path with the least load, ties to the one not chosen for longest.
+//! What `queue-length` and `service-time` have in common: the path with the least load, ties to the
+//! one not chosen for longest.
 //!
-//! The load of a path is one shared atomic on its own cache line: the sum of what the cores have under way. A lane knows its own part to the bio; it
-//! reads the others' once a batch, and publishes once a poll, with one add a path in use, how its part has changed since the last time. What went down and
-//! came back in between is not published at all. So a core sees the others' load as of their last poll. Relaxed: a load is
-//! advice, it publishes nothing else. It is never below zero, because no lane's part ever is.
+//! The load of a path is one shared atomic on its own cache line: the sum of what the cores have
+//! under way. A lane knows its own part to the bio; it reads the others' once a batch, and
+//! publishes once a poll, with one add a path in use, how its part has changed since the last time.
+//! What went down and came back in between is not published at all. So a core sees the others' load
+//! as of their last poll. Relaxed: a load is advice, it publishes nothing else. It is never below
+//! zero, because no lane's part ever is.
 //!
-//! The kernel keeps a list, scans it from the front and moves the winner to the back. Since both comparisons order paths by
-//! a key, the same winner is found by key and time of last choice, and nothing has to be moved. For a batch the paths are put in that order once: who is chosen
-//! goes behind those with no more load. Where that is the very end, since loads are even, and bios are equal, the paths take turns for the rest of the batch, which
-//! costs the same whatever their number.
+//! The kernel keeps a list, scans it from the front and moves the winner to the back. Since both
+//! comparisons order paths by a key, the same winner is found by key and time of last choice, and
+//! nothing has to be moved. For a batch the paths are put in that order once: who is chosen goes
+//! behind those with no more load. Where that is the very end, since loads are even, and bios are
+//! equal, the paths take turns for the rest of the batch, which costs the same whatever their
+//! number.
 
 use super::{Choose, behind};
 use crossbeam_utils::CachePadded;
@@ -30,15 +35,17 @@ pub(in crate::multipath) trait Rule: Send + Sync + 'static {
     /// The sum of [`Rule::weight`] over `bios` bios of `sectors` in all.
     fn total(bios: usize, sectors: Sectors) -> u64;
 
-    /// True when a bio of weight `n` should rather go to `a` than to `b`. An order: `a` over `b` and `b` over `c` means `a` over `c`. Between paths of the same
-    /// throughput that is [`Slot::load_then_age`].
+    /// True when a bio of weight `n` should rather go to `a` than to `b`. An order: `a` over `b`
+    /// and `b` over `c` means `a` over `c`. Between paths of the same throughput that is
+    /// [`Slot::load_then_age`].
     fn better(a: &Slot, b: &Slot, n: u64) -> bool;
 }
 
 /// A path, as its core sees it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::multipath) struct Slot {
-    /// What the other cores have under way, as of the begin of the batch; for a path that can't be used [`Slot::UNUSABLE`] besides.
+    /// What the other cores have under way, as of the begin of the batch; for a path that can't be
+    /// used [`Slot::UNUSABLE`] besides.
     others: u64,
     /// What this lane has under way.
     own: u64,
@@ -198,7 +205,8 @@ impl<S: Loaded> LoadLane<S> {
     }
 }
 
-/// Chooses the first for a bio of weight `n`: it goes behind those with no more load than it has then.
+/// Chooses the first for a bio of weight `n`: it goes behind those with no more load than it has
+/// then.
 #[inline(never)]
 fn take_first(order: &mut [Turn], n: u64, clock: u64) -> u32 {
     let first = Turn { load: order[0].load + n, used: clock, ..order[0] };
@@ -208,7 +216,8 @@ fn take_first(order: &mut [Turn], n: u64, clock: u64) -> u32 {
     first.path
 }
 
-/// True when the first will be the last once it is chosen for a bio of weight `n`. Then so will each be after it, for bios of the same weight.
+/// True when the first will be the last once it is chosen for a bio of weight `n`. Then so will
+/// each be after it, for bios of the same weight.
 fn takes_turns(order: &[Turn], n: u64) -> bool {
     order.last().is_some_and(|last| order[0].load + n >= last.load)
 }
@@ -367,7 +376,8 @@ mod loom_tests {
         }
     }
 
-    /// Two bios down and one back, a poll later one more down. Its part is 2 when the lane goes away.
+    /// Two bios down and one back, a poll later one more down. Its part is 2 when the lane goes
+    /// away.
     fn core(selector: &Arc<Count>) {
         let mut lane = LoadLane::new(Arc::clone(selector));
         let choose = |lane: &mut LoadLane<Count>, bios| {

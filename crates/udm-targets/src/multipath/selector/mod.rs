@@ -1,12 +1,13 @@
 //! Path selectors: which path of a group a bio takes.
 //!
-//! A selector has two halves, as everything in udm. The [`Selector`] is shared by all cores: the paths' arguments, what is printed, and
-//! where it needs one a number per path on its own cache line. The [`SelectorLane`] belongs to one core: the order of the usable
-//! paths and whatever else needs no sharing. It reads the shared numbers once a batch, chooses for the whole batch on its own copy and
-//! publishes the sum once a poll.
+//! A selector has two halves, as everything in udm. The [`Selector`] is shared by all cores: the
+//! paths' arguments, what is printed, and where it needs one a number per path on its own cache
+//! line. The [`SelectorLane`] belongs to one core: the order of the usable paths and whatever else
+//! needs no sharing. It reads the shared numbers once a batch, chooses for the whole batch on its
+//! own copy and publishes the sum once a poll.
 //!
-//! On one core the sequence of choices is the kernel's. A selector knows its paths by their place in the group, from 0 in the table's order.
-//! [`SELECTORS`] lists them all.
+//! On one core the sequence of choices is the kernel's. A selector knows its paths by their place
+//! in the group, from 0 in the table's order. [`SELECTORS`] lists them all.
 
 mod load;
 mod queue_length;
@@ -21,7 +22,8 @@ use udm_dm::legs::Legs;
 pub struct SelectorType {
     /// Its name in tables; case counts.
     pub name: &'static str,
-    /// Makes the selector of one group from its arguments, without paths; `None` when it refuses them.
+    /// Makes the selector of one group from its arguments, without paths; `None` when it refuses
+    /// them.
     pub(super) new: fn(args: &[String]) -> Option<Box<dyn Selector>>,
 }
 
@@ -42,7 +44,8 @@ pub(super) trait Selector: Send + Sync {
     /// Its name in tables.
     fn name(&self) -> &'static str;
 
-    /// Takes the next path of the group. `cores` is the number of cores, for selectors that choose by core.
+    /// Takes the next path of the group. `cores` is the number of cores, for selectors that choose
+    /// by core.
     ///
     /// # Errors
     /// When the arguments are wrong.
@@ -74,8 +77,8 @@ pub(super) trait Selector: Send + Sync {
     fn lane(self: Arc<Self>, core: CoreId) -> SelectorLane;
 }
 
-/// The half of a selector that belongs to one core. A list, as what is chosen by is asked for each bio: a call through a table of functions would cost as much as the
-/// choice.
+/// The half of a selector that belongs to one core. A list, as what is chosen by is asked for each
+/// bio: a call through a table of functions would cost as much as the choice.
 pub(super) enum SelectorLane {
     /// By turns.
     RoundRobin(round_robin::RoundRobinLane),
@@ -90,17 +93,20 @@ pub(super) trait Choose {
     /// `path` can be used no more. It was usable.
     fn fail(&mut self, path: usize);
 
-    /// `path` can be used again. It was not usable. Of several that returned since the last look the earliest comes first.
+    /// `path` can be used again. It was not usable. Of several that returned since the last look
+    /// the earliest comes first.
     fn reinstate(&mut self, path: usize);
 
     /// The path for a bio that is a batch of its own: a usable one, of which there is at least one.
     fn choose(&mut self, bio: &Bio) -> usize;
 
-    /// Writes the path for each of `bios` to its place in `chosen`: what so many calls of [`Choose::choose`] would choose if nothing changed meanwhile.
+    /// Writes the path for each of `bios` to its place in `chosen`: what so many calls of
+    /// [`Choose::choose`] would choose if nothing changed meanwhile.
     fn choose_all(&mut self, bios: &[Box<Bio>], chosen: &mut [u32]);
 
-    /// `count` bios came back from `path`, well or not, `sectors` long in all; perhaps none. Called once for each poll in which bios of the path are in flight or come
-    /// back: the time to tell the other cores what has changed on it.
+    /// `count` bios came back from `path`, well or not, `sectors` long in all; perhaps none. Called
+    /// once for each poll in which bios of the path are in flight or come back: the time to tell
+    /// the other cores what has changed on it.
     fn polled(&mut self, path: usize, count: usize, sectors: Sectors) {
         let _ = (path, count, sectors);
     }
@@ -128,7 +134,8 @@ impl SelectorLane {
         each!(self, lane => lane.reinstate(path));
     }
 
-    /// Submits each bio of `batch` to the leg of the path that is chosen for it; that of the first path is `first`. Leaves `batch` empty.
+    /// Submits each bio of `batch` to the leg of the path that is chosen for it; that of the first
+    /// path is `first`. Leaves `batch` empty.
     #[inline(always)]
     pub(super) fn deal(
         &mut self,
@@ -193,7 +200,8 @@ fn behind(place: usize, len: usize) -> usize {
     if place + 1 == len { 0 } else { place + 1 }
 }
 
-/// The `repeat_count` argument that three selectors take, and none still uses: above 1 it is taken for 1, and 0 is kept for `table`.
+/// The `repeat_count` argument that three selectors take, and none still uses: above 1 it is taken
+/// for 1, and 0 is kept for `table`.
 fn repeat_count(selector: &str, word: &str) -> Result<u32, ArgFault> {
     match super::parse::number(word) {
         Some(n @ 0..=1) => Ok(n),

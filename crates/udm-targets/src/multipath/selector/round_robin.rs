@@ -1,7 +1,8 @@
 //! `round-robin`: each path in turn, whatever its load.
 //!
-//! A path that is reinstated goes to the front of the order: the very next bio is its. Nothing is shared: each core rotates on its own,
-//! from a start that differs by core. Over any number of bios on c cores the numbers of bios of two paths differ by at most c.
+//! A path that is reinstated goes to the front of the order: the very next bio is its. Nothing is
+//! shared: each core rotates on its own, from a start that differs by core. Over any number of bios
+//! on c cores the numbers of bios of two paths differ by at most c.
 
 use super::{ArgFault, Choose, Selector, SelectorLane, SelectorType};
 use std::sync::Arc;

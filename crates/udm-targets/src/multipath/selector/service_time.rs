@@ -1,6 +1,8 @@
-//! `service-time`: the path that would be through first, by bytes in flight and relative throughput.
+//! `service-time`: the path that would be through first, by bytes in flight and relative
+//! throughput.
 //!
-//! A path whose throughput is 0 is used only while every usable path's is. A flush has no bytes and adds nothing.
+//! A path whose throughput is 0 is used only while every usable path's is. A flush has no bytes and
+//! adds nothing.
 
 use super::load::{LoadLane, Loaded, Loads, Rule, Slot};
 use super::{ArgFault, Selector, SelectorLane, SelectorType};
@@ -100,8 +102,8 @@ impl Rule for ServiceTime {
     }
 }
 
-/// `Less` when `a` serves `n` more bytes sooner than `b` (spec B.3). The kernel drops low bits of sums near the top of its word; here the
-/// products are wide and exact.
+/// `Less` when `a` serves `n` more bytes sooner than `b` (spec B.3). The kernel drops low bits of
+/// sums near the top of its word; here the products are wide and exact.
 fn compare(a: &Slot, b: &Slot, n: u64) -> Ordering {
     if a.throughput == b.throughput {
         return a.load().cmp(&b.load());
@@ -118,7 +120,8 @@ fn compare(a: &Slot, b: &Slot, n: u64) -> Ordering {
 mod tests {
     use super::*;
 
-    /// Bytes in flight and throughput of two paths, size of the bio, and what the first is against the second (spec B.3).
+    /// Bytes in flight and throughput of two paths, size of the bio, and what the first is against
+    /// the second (spec B.3).
     #[test]
     fn comparisons_are_the_kernels() {
         let rows = [

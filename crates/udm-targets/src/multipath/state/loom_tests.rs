@@ -1,4 +1,5 @@
-//! What must hold however cores and messages interleave, and whatever each load may return: loom tries the ways.
+//! What must hold however cores and messages interleave, and whatever each load may return: loom
+//! tries the ways.
 //!
 //! The lane's half is the real one, [`Router`], over selectors that share nothing.
 
@@ -20,7 +21,8 @@ impl Core {
         Core { router: Router::new(shared, groups), shared: Arc::clone(shared) }
     }
 
-    /// As `submit` does: looks again when the word has moved, and says which group the batch goes to.
+    /// As `submit` does: looks again when the word has moved, and says which group the batch goes
+    /// to.
     fn submit(&mut self) -> Option<usize> {
         if self.shared.word() != self.router.seen() {
             self.router.look(&self.shared);
@@ -34,8 +36,9 @@ fn shared(groups: usize) -> Arc<Shared> {
     Arc::new(Shared::new(groups, groups, false, None, Journal::default()))
 }
 
-/// Lets loom try `model` twice, with either side of its [`race`] begun first. Loom remembers one access of an atomic only and so passes over
-/// some switches between threads. But a load that comes late may return what was there before, so the two orders reach those as well.
+/// Lets loom try `model` twice, with either side of its [`race`] begun first. Loom remembers one
+/// access of an atomic only and so passes over some switches between threads. But a load that comes
+/// late may return what was there before, so the two orders reach those as well.
 fn explore(model: impl Fn(Begins) + Copy + Send + Sync + 'static) {
     for begins in [Begins::Left, Begins::Right] {
         loom::model(move || model(begins));
@@ -91,7 +94,8 @@ fn of_two_failures_one_counts() {
     });
 }
 
-/// A path fails while a message reinstates it: the count of valid paths ends right, and meanwhile never wraps.
+/// A path fails while a message reinstates it: the count of valid paths ends right, and meanwhile
+/// never wraps.
 #[test]
 fn the_count_of_valid_paths_ends_right() {
     explore(|begins| {
@@ -139,8 +143,8 @@ fn a_returned_path_brings_its_stamp_along() {
     });
 }
 
-/// A lane looks while a group message comes in. No choice takes its change back or stands on what was before, and the next batch goes to
-/// the second group.
+/// A lane looks while a group message comes in. No choice takes its change back or stands on what
+/// was before, and the next batch goes to the second group.
 fn goes_to_the_second_group(message: fn(&Arc<Shared>)) {
     explore(move |begins| {
         let s = shared(2);

@@ -18,7 +18,8 @@ fn bios(sectors: &[u64]) -> Batch {
     sectors.iter().map(|&n| Bio::read(Sector(0), Sectors(n), Default::default())).collect()
 }
 
-/// Batches of bios of these lengths are dealt out on one lane whole, on another one by one. Between them the bios of a path come back, and paths fail and return.
+/// Batches of bios of these lengths are dealt out on one lane whole, on another one by one. Between
+/// them the bios of a path come back, and paths fail and return.
 fn same<S: Loaded>(selector: &Arc<S>, batches: &[Vec<u64>], changes: &[usize]) {
     let mut lanes = [(); 2].map(|()| LoadLane::new(Arc::clone(selector)));
     let paths = lanes[0].slots.len();
