@@ -57,12 +57,15 @@ impl Spin {
 
     /// A wait, spun or slept, from `begin` to `end`.
     pub(crate) fn waited(&mut self, begin: Nanos, end: Nanos) {
-        // What came soon after a spin ended would have been worth a longer one; what came much
-        // later was not worth any.
         let waited = end.since(begin).0;
-        self.length = if waited <= self.max { (waited * 2).min(self.max) } else { self.length / 2 };
-        if self.length < 1000 {
-            self.length = 0;
+        if waited > self.length() {
+            // What came soon after a spin ended would have been worth a longer one; what came much
+            // later was not worth any. A spin that was worth it stays as it is: shorter ones would
+            // miss what comes a little later.
+            self.length = if waited <= self.max { (waited * 2).min(self.max) } else { self.length / 2 };
+            if self.length < 1000 {
+                self.length = 0;
+            }
         }
         // A round that took longer than the longest spin tells of the client, or of who else wants
         // the CPU, and not of the way.
