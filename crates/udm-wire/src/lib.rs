@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bytes;
 pub mod cow;
 pub mod cpus;
 pub mod log_writes;

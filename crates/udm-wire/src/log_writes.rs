@@ -15,6 +15,7 @@
 //! checked against the length of the log, a walk ends after at most `length / sector size` steps,
 //! and what is refused is refused with the byte offset at which it stands.
 
+use crate::bytes::{u32_at, u64_at};
 use bitflags::bitflags;
 use std::ops::Range;
 use thiserror::Error;
@@ -132,12 +133,6 @@ pub struct Superblock {
     pub sector_size: u32,
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
-}
-
 impl Superblock {
     /// Writes it to the start of `sector` and clears the rest.
     ///
@@ -168,7 +163,7 @@ impl Superblock {
         if version != VERSION {
             return wrong(8, LogFault::Version(version));
         }
-        let sector_size = u32::from_le_bytes([sector[24], sector[25], sector[26], sector[27]]);
+        let sector_size = u32_at(sector, 24);
         if !sector_size.is_power_of_two() || !(SECTOR_SIZE_MIN..=SECTOR_SIZE_MAX).contains(&sector_size) {
             return wrong(24, LogFault::SectorSize(sector_size));
         }

@@ -28,6 +28,7 @@ pub use layout::{ChunkSize, Layout, NotAChunkSize};
 pub use set::ChunkSet;
 pub use walk::{Summary, Walk};
 
+use crate::bytes::{u32_at, u64_at};
 use error::fault;
 
 /// The first four bytes of a store: "SnAp".
@@ -55,18 +56,6 @@ pub struct Exception {
     pub old: u64,
     /// The chunk of the store; never 0.
     pub new: u64,
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
 }
 
 impl Header {
