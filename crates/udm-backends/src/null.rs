@@ -30,6 +30,8 @@ pub(crate) struct Null {
     id: DeviceId,
     params: NullParams,
     store: Option<Arc<Store>>,
+    /// Where there is no store, whose it is then.
+    commons: Commons,
 }
 
 impl Null {
@@ -39,7 +41,7 @@ impl Null {
     /// With `memory_backed`, EINVAL for a size that no memory device has.
     pub(crate) fn new(params: &NullParams) -> Result<Null, OpenError> {
         let store = if params.memory_backed { Some(Arc::new(Store::new(params.size)?)) } else { None };
-        Ok(Null { id: DeviceId::new(), params: params.clone(), store })
+        Ok(Null { id: DeviceId::new(), params: params.clone(), store, commons: Commons::of_nothing() })
     }
 }
 
@@ -95,7 +97,7 @@ impl Device for Null {
     }
 
     fn commons(&self) -> Option<&Commons> {
-        self.store.as_ref().map(|store| &store.commons)
+        Some(self.store.as_ref().map_or(&self.commons, |store| &store.commons))
     }
 }
 

@@ -6,14 +6,15 @@
 
 use udm_core::errno::EINVAL;
 use udm_core::{
-    Bio, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sectors, Serve, Status,
-    WorkLane,
+    Bio, Commons, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sectors, Serve,
+    Status, WorkLane,
 };
 
 /// A pattern device.
 pub(crate) struct Pattern {
     id: DeviceId,
     limits: Limits,
+    commons: Commons,
 }
 
 impl Pattern {
@@ -32,7 +33,7 @@ impl Pattern {
             max_write_zeroes: Sectors::ZERO,
             ..Limits::new(Sectors::from_bytes(size))
         };
-        Ok(Pattern { id: DeviceId::new(), limits })
+        Ok(Pattern { id: DeviceId::new(), limits, commons: Commons::of_nothing() })
     }
 }
 
@@ -47,6 +48,10 @@ impl Device for Pattern {
 
     fn limits(&self) -> Limits {
         self.limits
+    }
+
+    fn commons(&self) -> Option<&Commons> {
+        Some(&self.commons)
     }
 }
 

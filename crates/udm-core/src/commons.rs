@@ -2,16 +2,57 @@
 //!
 //! Several devices can be names of one disk: hard links of a file, two nodes of a block device.
 //! Whoever must know of the others that use the disk finds them in its [`Commons`], whatever name
-//! each of them took.
+//! each of them took: a value that they share ([`Commons::common`]), and who has the disk alone
+//! ([`Commons::claim`]).
 
 use crate::{DevNo, DeviceId};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::any::{Any, TypeId};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// What the devices share that are names of one disk. It is looked at when a table is loaded, never
-/// by a request.
+/// What the devices share that are names of one disk. It is looked at when a table is loaded or
+/// changes, never by a request.
 #[derive(Debug, Default)]
 pub struct Commons {
-    user: Mutex<Weak<User>>,
+    users: Mutex<Vec<Weak<User>>>,
+    values: Mutex<Vec<(TypeId, Weak<dyn Any + Send + Sync>)>>,
+    /// Everybody may have it alone.
+    keeps_nothing: bool,
+}
+
+/// For whom a disk is claimed.
+#[derive(Clone, Debug)]
+pub enum Alone {
+    /// The device whose table it is.
+    Device,
+    /// Whoever brings the same key, besides that device: what one has written there makes sense to
+    /// the others.
+    With(ClaimKey),
+}
+
+/// What those who may have a disk together have in common: a value that they all hold. A claim
+/// holds it too.
+#[derive(Clone)]
+pub struct ClaimKey(Arc<dyn Any + Send + Sync>);
+
+impl ClaimKey {
+    /// The key of all who hold `value`.
+    #[must_use]
+    pub fn of<T: Any + Send + Sync>(value: &Arc<T>) -> ClaimKey {
+        ClaimKey(Arc::<T>::clone(value))
+    }
+}
+
+impl PartialEq for ClaimKey {
+    fn eq(&self, other: &ClaimKey) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(&other.0))
+    }
+}
+
+impl fmt::Debug for ClaimKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClaimKey({:p})", Arc::as_ptr(&self.0))
+    }
 }
 
 /// Who uses a disk alone.
@@ -19,59 +60,128 @@ pub struct Commons {
 struct User {
     id: DeviceId,
     number: DevNo,
+    key: Option<ClaimKey>,
+}
+
+impl User {
+    fn agrees(&self, other: &User) -> bool {
+        self.id == other.id || self.key.is_some() && self.key == other.key
+    }
 }
 
 /// The disk is the holder's alone, until it is dropped.
 #[derive(Debug)]
-pub struct Claim(Arc<User>);
+pub struct Claim(#[expect(dead_code, reason = "held for others to see")] Arc<User>);
 
-impl Claim {
-    /// True when both are of one disk.
+impl Commons {
+    /// Of a disk that keeps nothing: nobody needs it alone, and every claim is granted.
     #[must_use]
-    pub fn is_same(&self, other: &Claim) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+    pub fn of_nothing() -> Commons {
+        Commons { keeps_nothing: true, ..Commons::default() }
+    }
+
+    /// The value of type `T` that all names of the disk share. It is made by the first who asks,
+    /// and is there for as long as somebody holds it. `T::default` must not ask for another.
+    #[must_use]
+    pub fn common<T: Any + Send + Sync + Default>(&self) -> Arc<T> {
+        let mut values = lock(&self.values);
+        values.retain(|(_, value)| value.strong_count() > 0);
+        let known = values.iter().find(|(id, _)| *id == TypeId::of::<T>());
+        let known = known.and_then(|(_, value)| value.upgrade()?.downcast::<T>().ok());
+        known.unwrap_or_else(|| {
+            let value = Arc::new(T::default());
+            let shared: Arc<dyn Any + Send + Sync> = Arc::<T>::clone(&value);
+            values.push((TypeId::of::<T>(), Arc::downgrade(&shared)));
+            value
+        })
+    }
+
+    /// The disk for the device `id` alone, whose number is `number`, and with `alone` for others.
+    /// One that has it may have it again, so that its next table can take it over.
+    ///
+    /// # Errors
+    /// The number of a device that has it and would not share it.
+    pub fn claim(&self, id: DeviceId, number: DevNo, alone: &Alone) -> Result<Claim, DevNo> {
+        let key = match alone {
+            Alone::Device => None,
+            Alone::With(key) => Some(key.clone()),
+        };
+        let user = Arc::new(User { id, number, key });
+        let mut users = lock(&self.users);
+        // Those that are let go of behind the lock may be the last to hold a key.
+        let mut known = Vec::with_capacity(users.len());
+        users.retain(|user| user.upgrade().map(|user| known.push(user)).is_some());
+        let other = known.iter().find(|other| !self.keeps_nothing && !user.agrees(other));
+        let outcome = other.map_or(Ok(()), |other| Err(other.number));
+        if outcome.is_ok() {
+            users.push(Arc::downgrade(&user));
+        }
+        drop(users);
+        outcome.map(|()| Claim(user))
     }
 }
 
-impl Commons {
-    /// The disk for the device `id` alone, whose number is `number`. One that has it may have it
-    /// again, so that its next table can take it over.
-    ///
-    /// # Errors
-    /// The number of the device that has it.
-    pub fn claim(&self, id: DeviceId, number: DevNo) -> Result<Claim, DevNo> {
-        let mut known = self.user.lock().unwrap_or_else(PoisonError::into_inner);
-        match known.upgrade() {
-            Some(user) if user.id == id => Ok(Claim(user)),
-            Some(user) => Err(user.number),
-            None => {
-                let user = Arc::new(User { id, number });
-                *known = Arc::downgrade(&user);
-                Ok(Claim(user))
-            }
-        }
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const FIRST: DevNo = DevNo { major: 254, minor: 1 };
+    const SECOND: DevNo = DevNo { major: 254, minor: 2 };
+
     #[test]
     fn one_device_has_a_disk_until_it_lets_go() {
         let disk = Commons::default();
         let (one, other) = (DeviceId::new(), DeviceId::new());
-        let (first, second) = (DevNo { major: 254, minor: 1 }, DevNo { major: 254, minor: 2 });
-        let claim = disk.claim(one, first).unwrap();
-        assert_eq!(disk.claim(other, second).unwrap_err(), first);
-        let again = disk.claim(one, first).unwrap();
-        assert!(again.is_same(&claim));
+        let claim = disk.claim(one, FIRST, &Alone::Device).unwrap();
+        assert_eq!(disk.claim(other, SECOND, &Alone::Device).unwrap_err(), FIRST);
+        let again = disk.claim(one, FIRST, &Alone::Device).unwrap();
         drop(claim);
-        assert_eq!(disk.claim(other, second).unwrap_err(), first, "one is left");
+        assert_eq!(disk.claim(other, SECOND, &Alone::Device).unwrap_err(), FIRST, "one is left");
         drop(again);
-        assert!(Commons::default().claim(other, second).is_ok());
-        assert!(
-            !disk.claim(other, second).unwrap().is_same(&Commons::default().claim(other, second).unwrap())
-        );
+        assert!(disk.claim(other, SECOND, &Alone::Device).is_ok());
+        let nothing = Commons::of_nothing();
+        let _all = [(one, FIRST), (other, SECOND)].map(|(id, number)| {
+            nothing.claim(id, number, &Alone::Device).expect("what keeps nothing is everybody's")
+        });
+    }
+
+    #[test]
+    fn those_with_one_key_have_a_disk_together() {
+        let disk = Commons::default();
+        let [one, two, stranger] = [(); 3].map(|()| DeviceId::new());
+        let key = || Alone::With(ClaimKey::of(&Arc::new(7)));
+        let with = key();
+        let first = disk.claim(one, FIRST, &with).unwrap();
+        let second = disk.claim(two, SECOND, &with).unwrap();
+        for alone in [Alone::Device, key()] {
+            assert_eq!(disk.claim(stranger, SECOND, &alone).unwrap_err(), FIRST);
+        }
+        drop(first);
+        assert_eq!(disk.claim(one, FIRST, &Alone::Device).unwrap_err(), SECOND, "it has let go");
+        // A device's next table may use the disk for something else, once it has it for itself.
+        let other = disk.claim(two, SECOND, &key()).unwrap();
+        assert_eq!(disk.claim(one, FIRST, &with).unwrap_err(), SECOND);
+        drop(second);
+        assert!(disk.claim(one, FIRST, &with).is_err());
+        drop(other);
+        assert!(disk.claim(one, FIRST, &with).is_ok());
+    }
+
+    #[test]
+    fn a_value_is_shared_for_as_long_as_somebody_holds_it() {
+        #[derive(Default)]
+        struct Shared(Mutex<u32>);
+        let disk = Commons::default();
+        let value = disk.common::<Shared>();
+        *value.0.lock().unwrap() = 7;
+        assert!(Arc::ptr_eq(&value, &disk.common()));
+        assert_eq!(*disk.common::<Mutex<u32>>().lock().unwrap(), 0, "of another type");
+        assert_eq!(*Commons::default().common::<Shared>().0.lock().unwrap(), 0, "of another disk");
+        drop(value);
+        assert_eq!(*disk.common::<Shared>().0.lock().unwrap(), 0, "a new one");
     }
 }

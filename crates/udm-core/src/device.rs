@@ -28,8 +28,8 @@ pub trait Device: Send + Sync {
         out.push(len, Content::Data);
     }
 
-    /// What it shares with the other names of its disk; `None` for a device that keeps nothing,
-    /// which nobody needs alone.
+    /// What it shares with the other names of its disk: every disk and every mapped device has it.
+    /// `None` for what is neither, as a table.
     fn commons(&self) -> Option<&Commons> {
         None
     }

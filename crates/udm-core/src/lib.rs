@@ -28,7 +28,7 @@ mod work;
 pub use bell::{Bell, Epoch, Listener};
 pub use bio::{Batch, Bio, BioFlags, Op, OwnerId, hand_over};
 pub use command::{Ack, Cores, Failure, LaneCommand};
-pub use commons::{Claim, Commons};
+pub use commons::{Alone, Claim, ClaimKey, Commons};
 pub use cx::{CoreState, Cx};
 pub use device::{Device, DeviceId, OpenError, Stacked};
 pub use extents::{Content, Extent, Extents};

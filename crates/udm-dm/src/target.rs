@@ -9,8 +9,8 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 use udm_core::{
-    Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, MakeTask, Nanos, OpenError, Sector,
-    Sectors,
+    Alone, Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, MakeTask, Nanos, OpenError,
+    Sector, Sectors,
 };
 
 /// A device that a table line names, looked up.
@@ -301,16 +301,16 @@ pub struct Used {
     pub start: Sector,
     /// How many.
     pub len: Sectors,
-    /// No other device may use the disk so: it holds what makes sense only to the one that wrote
-    /// it. The disk is claimed while the table is loaded, under whatever name. A mapped device is
-    /// claimed as such, not what lies below it.
-    pub alone: bool,
+    /// No other device may use the disk so, but those that it is shared with: it holds what makes
+    /// sense only to whoever wrote it. The disk is claimed while the table is loaded, under
+    /// whatever name. A mapped device is claimed as such, not what lies below it.
+    pub alone: Option<Alone>,
 }
 
 impl Used {
     /// `len` sectors from `start` on, which others may use too.
     #[must_use]
     pub fn new(device: &DeviceRef, start: Sector, len: Sectors) -> Used {
-        Used { device: device.clone(), start, len, alone: false }
+        Used { device: device.clone(), start, len, alone: None }
     }
 }

@@ -16,13 +16,15 @@ mod map;
 
 use crate::bugs::{self, Bug};
 use crate::error::TargetError;
-use crate::target::{Below, DeviceRef, Kind, Resolver, Target, TargetType};
+use crate::target::{Below, DeviceRef, Kind, Resolver, Target, TargetType, Used};
 use check::Fit;
 pub(crate) use lane::TableLane;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::errno::EBUSY;
-use udm_core::{Claim, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{
+    Claim, Commons, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors,
+};
 
 /// One target of a table and its place.
 pub struct Entry {
@@ -129,22 +131,25 @@ impl Table {
     /// EBUSY when another device has one of them, or two lines of this table want it. Nothing is
     /// claimed then.
     pub(crate) fn claim(&self, id: DeviceId, number: DevNo) -> Result<(), TargetError> {
+        let lines = self.entries.iter().enumerate();
+        let used: Vec<(usize, Used)> = lines
+            .flat_map(|(line, entry)| entry.target.devices().into_iter().map(move |u| (line, u)))
+            .collect();
+        let mut known: Vec<&Commons> = Vec::new();
         let mut claims: Vec<Claim> = Vec::new();
-        for (line, entry) in self.entries.iter().enumerate() {
-            for used in entry.target.devices().into_iter().filter(|used| used.alone) {
-                let Some(commons) = used.device.device.commons() else { continue };
-                let refuse = |who: &str| {
-                    let text = format!("{}: Device lookup failed", entry.target.type_name());
-                    let reason = format!("{who} has {} alone", used.device.name);
-                    let error = TargetError::new(text).with_errno(EBUSY).because(reason);
-                    TargetError { line: Some(line), ..error }
-                };
-                let claim = commons.claim(id, number).map_err(|other| refuse(&other.to_string()))?;
-                if claims.iter().any(|known| known.is_same(&claim)) {
-                    return Err(refuse("another line of the table"));
-                }
-                claims.push(claim);
+        for (line, used) in &used {
+            let (Some(alone), Some(commons)) = (&used.alone, used.device.device.commons()) else { continue };
+            let refuse = |who: &str| {
+                let text = format!("{}: Device lookup failed", self.entries[*line].target.type_name());
+                let reason = format!("{who} has {} alone", used.device.name);
+                let error = TargetError::new(text).with_errno(EBUSY).because(reason);
+                TargetError { line: Some(*line), ..error }
+            };
+            claims.push(commons.claim(id, number, alone).map_err(|other| refuse(&other.to_string()))?);
+            if known.iter().any(|&known| std::ptr::eq(known, commons)) {
+                return Err(refuse("another line of the table"));
             }
+            known.push(commons);
         }
         if !bugs::on(Bug::DiskNotClaimed) {
             *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = claims;

@@ -60,7 +60,7 @@ use space::Geometry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::EACCES;
-use udm_core::{Cx, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
+use udm_core::{Alone, Cx, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::pending::Pending;
 use udm_dm::target::{Below, DeviceRef, Resolver, Target, TargetArgs, Used};
@@ -160,7 +160,7 @@ impl Target for LogWrites {
 
     fn devices(&self) -> Vec<Used> {
         let size = self.log.device.limits().size;
-        let log = Used { alone: true, ..Used::new(&self.log, Sector(0), size) };
+        let log = Used { alone: Some(Alone::Device), ..Used::new(&self.log, Sector(0), size) };
         vec![self.under.used(self.len), log]
     }
 
