@@ -176,7 +176,7 @@ impl Lane for PolledLane {
             self.submit_work(batch, cx);
         }
         // What is ready needs a poll, and no event of the outside will bring one.
-        cx.wake_at(cx.now);
+        cx.wake_now();
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
@@ -208,7 +208,7 @@ impl PolledLane {
         self.work.go_on(&mut served, cx);
         self.waiting.extend(served);
         self.start();
-        cx.wake_at(cx.now);
+        cx.wake_now();
     }
 
     /// Ends what the depth has room for.
@@ -239,7 +239,7 @@ impl Lane for TimerLane {
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        while self.running.front().is_some_and(|(due, _)| *due <= cx.now) {
+        while self.running.front().is_some_and(|(due, _)| *due <= cx.now()) {
             done.extend(self.running.pop_front().map(|(_, bio)| bio));
         }
         self.work.go_on(&mut self.served, cx);
@@ -251,7 +251,7 @@ impl Lane for TimerLane {
 impl TimerLane {
     fn start(&mut self, cx: &mut Cx<'_>) {
         let room = self.depth - self.running.len();
-        let due = cx.now + self.delay;
+        let due = cx.now() + self.delay;
         self.running.extend(self.waiting.drain(..room.min(self.waiting.len())).map(|bio| (due, bio)));
         if let Some((due, _)) = self.running.front() {
             cx.wake_at(*due);

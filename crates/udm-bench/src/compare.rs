@@ -211,7 +211,6 @@ impl Reads {
                     left -= 1;
                     bio.sector = Sector((self.rng.next_u64() % (LEN / REQUEST)) * REQUEST);
                     bio.sectors = Sectors(REQUEST);
-                    bio.started = cx.now;
                     bio.start();
                     self.batch.push(bio);
                 }

@@ -162,15 +162,15 @@ impl<'a> Job<'a> {
         self.lane.poll(&mut self.done, cx);
         let finished = self.done.len();
         if finished > 0 {
-            self.complete(cx.now);
+            self.complete(cx.now());
         }
-        if cx.now >= self.clock.next {
-            self.by_the_clock(cx.now);
+        if cx.now() >= self.clock.next {
+            self.by_the_clock(cx.now());
         }
         if self.stopping && self.in_flight == 0 {
-            self.end_phase(cx.now);
+            self.end_phase(cx.now());
         }
-        self.issue(cx.now);
+        self.issue(cx.now());
         let submitted = self.batch.len();
         if submitted > 0 {
             self.in_flight += submitted;

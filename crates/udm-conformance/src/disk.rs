@@ -221,7 +221,7 @@ impl Lane for DiskLane {
             let cached = if flush { state.cached() } else { Cached::new() };
             self.waiting.push((bio, cached));
         }
-        cx.wake_at(cx.now);
+        cx.wake_now();
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
@@ -230,7 +230,7 @@ impl Lane for DiskLane {
         }
         let mut state = self.medium.state();
         if state.holding {
-            return cx.wake_at(cx.now + Nanos::from_millis(1));
+            return cx.wake_at(cx.now() + Nanos::from_millis(1));
         }
         for _ in 0..self.waiting.len().div_ceil(2) {
             let at = cx.rng().random_range(0..self.waiting.len());
@@ -242,7 +242,7 @@ impl Lane for DiskLane {
             done.push(bio);
         }
         if !self.waiting.is_empty() {
-            cx.wake_at(cx.now);
+            cx.wake_now();
         }
     }
 }

@@ -86,7 +86,7 @@ impl Listener {
     /// then: whoever looks in vain asks again.
     pub fn wait(&self, seen: Epoch, cx: &mut Cx<'_>) {
         if !self.is_quiet(seen) {
-            cx.wake_at(cx.now);
+            cx.wake_now();
         }
     }
 

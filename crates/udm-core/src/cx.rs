@@ -6,6 +6,7 @@ use crate::{
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::any::Any;
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -57,9 +58,16 @@ impl CoreState {
         OwnerId(self.owners)
     }
 
-    /// A context for one turn that begins `now`.
+    /// A context for one turn at the time `now`.
     pub fn cx(&mut self, now: Nanos) -> Cx<'_> {
-        Cx { now, wake: Nanos::NEVER, work: WORK_MAX, state: self }
+        Cx { now: Cell::new(now), clock: || Nanos(0), wake: Nanos::NEVER, work: WORK_MAX, state: self }
+    }
+
+    /// A context for one turn that has its time from `clock`, read when somebody first asks. Where
+    /// lanes have no use for it the clock is not read at all: on some machines that takes longer
+    /// than all that they do for a request.
+    pub fn cx_by(&mut self, clock: fn() -> Nanos) -> Cx<'_> {
+        Cx { clock, ..self.cx(UNREAD) }
     }
 
     /// Where commands to the lanes of this core are delivered.
@@ -85,11 +93,15 @@ impl Cores for Alone {
     }
 }
 
+/// No time yet: earlier than any that a clock says.
+const UNREAD: Nanos = Nanos(0);
+
 /// The context of one turn of a core: all that a lane may touch besides itself. The runtime hands
 /// it in; so does the simulator.
 pub struct Cx<'a> {
-    /// The time, read once a turn.
-    pub now: Nanos,
+    /// The time; [`UNREAD`] until somebody asks.
+    now: Cell<Nanos>,
+    clock: fn() -> Nanos,
     wake: Nanos,
     /// Bytes that lanes may still touch by themselves.
     work: u64,
@@ -97,6 +109,15 @@ pub struct Cx<'a> {
 }
 
 impl Cx<'_> {
+    /// The time, the same for the whole turn.
+    #[must_use]
+    pub fn now(&self) -> Nanos {
+        if self.now.get() == UNREAD {
+            self.now.set((self.clock)());
+        }
+        self.now.get()
+    }
+
     /// The core that runs this.
     #[must_use]
     pub fn core(&self) -> CoreId {
@@ -131,7 +152,15 @@ impl Cx<'_> {
         self.wake = self.wake.min(at);
     }
 
-    /// The earliest time asked for in this turn; [`Nanos::NEVER`] when nobody asked.
+    /// Asks for a `poll` at once: as [`Cx::wake_at`] the time that it is, which nobody has to know
+    /// for it.
+    #[inline]
+    pub fn wake_now(&mut self) {
+        self.wake = self.wake.min(self.now.get());
+    }
+
+    /// The earliest time asked for in this turn, which may be long past; [`Nanos::NEVER`] when
+    /// nobody asked.
     #[must_use]
     pub fn wake(&self) -> Nanos {
         self.wake

@@ -6,8 +6,8 @@ use crate::{Batch, Cx};
 /// opened it.
 ///
 /// Rules for the code inside `submit` and `poll`: no lock, no system call but the core's ring, no
-/// allocation once warm, no formatting, no clock read ([`Cx::now`] is read once a turn), shared
-/// atomics once a batch and not once a request.
+/// allocation once warm, no formatting, no clock but [`Cx::now`], which is read once a turn at the
+/// most and where somebody asks, shared atomics once a batch and not once a request.
 pub trait Lane {
     /// Takes every bio in `batch` and leaves it empty. Each comes back from `poll` exactly once,
     /// with its `status` set and every other field as it was given. Full is not failed: a lane that

@@ -39,7 +39,7 @@ pub trait TaskCx {
     /// Queues a bio: it goes down with this turn's batch and comes back through [`Task::complete`].
     fn submit(&mut self, slot: DeviceSlot, bio: Box<Bio>);
 
-    /// The time, read once a turn.
+    /// The time, the same for the whole turn.
     fn now(&self) -> Nanos;
 
     /// Asks for one turn at `at` or soon after; a later call replaces it, [`Nanos::NEVER`] takes it

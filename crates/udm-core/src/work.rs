@@ -179,7 +179,7 @@ impl<S: Serve> Work<S> {
         }
         cx.set_work_left(cx.work_left().saturating_sub(budget - left));
         if !self.is_idle() {
-            cx.wake_at(cx.now);
+            cx.wake_now();
         }
     }
 }
@@ -215,7 +215,7 @@ impl<S: Serve> Lane for WorkLane<S> {
         self.work.take(batch, cx);
         hand_over(batch, &mut self.ready);
         // What is ready needs a poll, and no event of the outside will bring one.
-        cx.wake_at(cx.now);
+        cx.wake_now();
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {

@@ -257,7 +257,7 @@ impl Legs {
             self.visit_idle(done, cx);
         } else {
             // They are due in a poll that brings nothing back.
-            cx.wake_at(cx.now);
+            cx.wake_now();
         }
     }
 

@@ -170,7 +170,7 @@ impl<R: Route> SplitLane<R> {
         if self.legs.send(cx) || self.split.has_returned() {
             // What was just sent may be done already; what is to be handed back waits for a
             // `drain`.
-            cx.wake_at(cx.now);
+            cx.wake_now();
         }
         self.split.take_finished(done);
     }

@@ -147,7 +147,7 @@ impl Lane for ScribeLane {
             });
         }
         self.ready.append(batch);
-        cx.wake_at(cx.now);
+        cx.wake_now();
     }
     fn poll(&mut self, done: &mut Batch, _: &mut Cx<'_>) {
         done.append(&mut self.ready);

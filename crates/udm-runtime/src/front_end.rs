@@ -89,7 +89,7 @@ impl FrontCx<'_, '_> {
     /// [`FrontEnd::complete`].
     pub fn submit(&mut self, slot: DeviceSlot, mut bio: Box<Bio>) {
         bio.owner = self.owner;
-        bio.started = self.cx.now;
+        bio.started = self.cx.now();
         bio.start();
         *self.in_flight += 1;
         self.devices.push(slot, bio);
@@ -122,10 +122,10 @@ impl FrontCx<'_, '_> {
         self.user.in_flight()
     }
 
-    /// The time, read once a turn.
+    /// The time, the same for the whole turn.
     #[must_use]
     pub fn now(&self) -> Nanos {
-        self.cx.now
+        self.cx.now()
     }
 
     /// Asks for one `gather` at `at` or soon after; a later call replaces it, [`Nanos::NEVER`]

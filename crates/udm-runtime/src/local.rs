@@ -54,8 +54,8 @@ pub struct LocalCore {
     id: CoreId,
     state: CoreState,
     outside: Outside,
-    origin: Instant,
-    now: Nanos,
+    /// When the turn began; only known to a core that never sleeps.
+    begun: Nanos,
     wake: Nanos,
     /// Letters that are not for lanes: the reactor's.
     pub(crate) other: Vec<Mail>,
@@ -96,14 +96,14 @@ impl LocalCore {
             Outside::Bell(..) => None,
         };
         let others: Arc<dyn Cores> = Arc::<Cluster>::clone(cluster);
+        let begun = clock();
         let state = CoreState::new(id, cluster.len(), u64::from(id.0) + 1, io).among(others);
         Ok(LocalCore {
             cluster: cluster.clone(),
             id,
             state,
             outside,
-            origin: clock_origin(),
-            now: Nanos(0),
+            begun,
             wake: Nanos::NEVER,
             other: Vec::new(),
             serves: false,
@@ -125,14 +125,13 @@ impl LocalCore {
     /// # Errors
     /// As the device says.
     pub fn open(&mut self, device: &dyn Device) -> Result<Box<dyn Lane>, OpenError> {
-        self.now = self.clock();
-        device.open(&mut self.state.cx(self.now))
+        device.open(&mut self.state.cx_by(clock))
     }
 
     /// The core's clock. All cores of a process read the same.
     #[must_use]
     pub fn clock(&self) -> Nanos {
-        Nanos(self.origin.elapsed().as_nanos() as u64)
+        clock()
     }
 
     /// How long this core has spun, waiting.
@@ -166,8 +165,7 @@ impl LocalCore {
         self.ring().is_some_and(Ring::take_fresh)
     }
 
-    /// One turn: reads the clock, delivers commands, calls `f`, then sends off and takes in what
-    /// the ring has.
+    /// One turn: delivers commands, calls `f`, then sends off and takes in what the ring has.
     pub fn turn<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
         let r = self.quiet_turn(f);
         self.exchange();
@@ -177,7 +175,9 @@ impl LocalCore {
     /// A turn that leaves it to [`LocalCore::exchange`] or [`LocalCore::park`] to send off what it
     /// brought: where the core has nothing else to do, one system call submits and waits.
     pub(crate) fn quiet_turn<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
-        self.now = self.clock();
+        if self.options.poll {
+            self.begun = clock();
+        }
         self.take_fresh();
         let inbox = self.cluster.inbox(self.id);
         if inbox.has_mail() {
@@ -195,7 +195,7 @@ impl LocalCore {
                 }
             }
         }
-        let mut cx = self.state.cx(self.now);
+        let mut cx = self.state.cx_by(clock);
         let r = f(&mut cx);
         self.wake = cx.wake();
         r
@@ -237,7 +237,7 @@ impl LocalCore {
         let begin = self.clock();
         if self.options.poll && !self.roused() {
             // The turn that is over found nothing to do.
-            self.has_spun(self.now, begin);
+            self.has_spun(self.begun, begin);
         }
         if self.options.poll || self.wake <= begin || self.roused() {
             std::hint::spin_loop();
@@ -305,8 +305,8 @@ impl LocalCore {
     }
 }
 
-/// One origin for all cores, so that their clocks agree.
-fn clock_origin() -> Instant {
+/// The clock of all cores: nanoseconds since it was first read.
+fn clock() -> Nanos {
     static ORIGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-    *ORIGIN.get_or_init(Instant::now)
+    Nanos(ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64)
 }

@@ -121,8 +121,8 @@ impl Inner {
                 Mail::End => self.end(cx),
                 Mail::Stop(limit) => {
                     self.end(cx);
-                    self.stopping.get_or_insert(cx.now + limit);
-                    self.wake = self.wake.min(cx.now + limit);
+                    self.stopping.get_or_insert(cx.now() + limit);
+                    self.wake = self.wake.min(cx.now() + limit);
                 }
                 Mail::Report(to) => {
                     let mut report = UnderWay { front_ends: self.awaited(), ..UnderWay::default() };
@@ -155,7 +155,7 @@ impl Inner {
             self.call(self.rousing[i], cx, |front, _, fcx| front.gather(fcx));
         }
         self.rousing.clear();
-        if self.wake <= cx.now {
+        if self.wake != Nanos::NEVER && self.wake <= cx.now() {
             moved = true;
             self.wake_due(cx);
         }
@@ -165,7 +165,7 @@ impl Inner {
             cx.wake_at(self.wake);
         }
         if !self.roused.is_empty() || self.roused_all {
-            cx.wake_at(cx.now);
+            cx.wake_now();
         }
         moved
     }
@@ -219,7 +219,7 @@ impl Inner {
     }
 
     fn wake_due(&mut self, cx: &mut Cx<'_>) {
-        let due: Vec<usize> = self.fronts.iter().filter(|(_, f)| f.wake <= cx.now).map(|(k, _)| k).collect();
+        let due: Vec<usize> = self.fronts.iter().filter(|(_, f)| f.wake <= cx.now()).map(|(k, _)| k).collect();
         for key in due {
             self.fronts[key].wake = Nanos::NEVER;
             self.call(key, cx, |front, _, fcx| front.gather(fcx));

@@ -62,7 +62,7 @@ impl LateLane {
 
 impl Lane for LateLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        self.queue.extend(batch.drain(..).map(|b| (cx.now + Nanos(100_000), b)));
+        self.queue.extend(batch.drain(..).map(|b| (cx.now() + Nanos(100_000), b)));
     }
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         self.mail();
@@ -71,7 +71,7 @@ impl Lane for LateLane {
         }
         let mut wait = Vec::new();
         for (at, bio) in self.queue.drain(..) {
-            if at <= cx.now {
+            if at <= cx.now() {
                 done.push(bio);
             } else {
                 cx.wake_at(at);

@@ -136,7 +136,7 @@ impl Lane for PathLane {
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let due = self.due.peek().is_some_and(|Reverse((at, ..))| *at <= cx.now);
+        let due = self.due.peek().is_some_and(|Reverse((at, ..))| *at <= cx.now());
         if !due && self.hung.is_empty() && self.waiting.is_empty() {
             return self.ask(cx);
         }
@@ -144,7 +144,7 @@ impl Lane for PathLane {
         let mut env = lock(&env);
         self.release(&mut env);
         while let Some(Reverse((at, _, key))) = self.due.peek().copied() {
-            if at > cx.now {
+            if at > cx.now() {
                 break;
             }
             self.due.pop();

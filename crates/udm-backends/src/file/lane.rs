@@ -184,7 +184,7 @@ impl FileLane {
         }
         self.looked = looked;
         if !self.held.is_empty() {
-            cx.wake_at(cx.now + SYNC_LOOK);
+            cx.wake_at(cx.now() + SYNC_LOOK);
         }
     }
 
@@ -205,7 +205,7 @@ impl Lane for FileLane {
             self.serve_here(cx);
         }
         if !self.ready.is_empty() {
-            cx.wake_at(cx.now);
+            cx.wake_now();
         }
     }
 

@@ -147,7 +147,7 @@ fn work(
         // later has a letter that ends `park`.
         match jobs.try_recv() {
             Ok(Job::Requests(requests)) => {
-                local.turn(|cx| driver.give(requests, cx.now));
+                local.turn(|cx| driver.give(requests, cx.now()));
                 continue;
             }
             Ok(job) => resting = Some(job),

@@ -196,7 +196,7 @@ impl Lane for DiskLane {
         }
         self.shared.held.fetch_sub(n, Ordering::AcqRel);
         if !self.held.is_empty() {
-            cx.wake_at(cx.now + Nanos(if closed { 1_000_000 } else { 20_000 }));
+            cx.wake_at(cx.now() + Nanos(if closed { 1_000_000 } else { 20_000 }));
         }
     }
 }

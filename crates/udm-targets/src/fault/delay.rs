@@ -192,14 +192,14 @@ impl Lane for DelayLane {
             if queue.delay == Nanos(0) {
                 self.lanes[queue.lane].down.push(bio);
             } else {
-                queue.waiting.push_back((cx.now + queue.delay, bio));
+                queue.waiting.push_back((cx.now() + queue.delay, bio));
             }
         }
-        self.release(cx.now, cx);
+        self.release(cx.now(), cx);
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        self.release(cx.now, cx);
+        self.release(cx.now(), cx);
         for under in &mut self.lanes {
             under.lane.poll(done, cx);
         }

@@ -173,7 +173,7 @@ impl MultipathLane {
         done.append(&mut self.ended);
         if self.draining == Some(Drain::NoFlush) && !self.parked.is_empty() {
             // Parked behind the last `drain`: the next one hands them back.
-            cx.wake_at(cx.now);
+            cx.wake_now();
         }
         if !bugs::on(Bug::CancelKeepsDraining) {
             self.draining = None;

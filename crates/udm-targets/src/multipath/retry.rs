@@ -80,7 +80,7 @@ impl MultipathLane {
         }
         if !self.again.is_empty() {
             // Paths returned and failed again while this went on. The next poll goes on.
-            cx.wake_at(cx.now);
+            cx.wake_now();
         }
         if std::mem::take(&mut self.router.path_failed) || bugs::on(Bug::EventForEachError) {
             self.shared.journal.event();

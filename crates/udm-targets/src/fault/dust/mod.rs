@@ -304,7 +304,7 @@ impl Lane for DustLane {
         self.under.submit(&mut self.scratch, cx);
         if !self.failed.is_empty() {
             // What is ready needs a poll, and no event of the outside will bring one.
-            cx.wake_at(cx.now);
+            cx.wake_now();
         }
     }
 

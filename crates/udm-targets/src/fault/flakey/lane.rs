@@ -116,7 +116,7 @@ impl FlakeyLane {
 
 impl Lane for FlakeyLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        if !self.phases.is_down(cx.now) {
+        if !self.phases.is_down(cx.now()) {
             self.under.submit(batch, cx);
             return;
         }
@@ -135,7 +135,7 @@ impl Lane for FlakeyLane {
         self.scratch = down;
         if !self.ended.is_empty() {
             // What is ready needs a poll, and no event of the outside will bring one.
-            cx.wake_at(cx.now);
+            cx.wake_now();
         }
     }
 

@@ -105,7 +105,7 @@ impl Target for Flakey {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        self.phases.begin(cx.now);
+        self.phases.begin(cx.now());
         Ok(Box::new(lane::FlakeyLane::open(self, cx)?))
     }
 

@@ -80,7 +80,7 @@ impl LogWritesLane {
         while !self.discards && i < batch.len() {
             if batch[i].op == Op::Discard {
                 self.ended.push(batch.remove(i));
-                cx.wake_at(cx.now);
+                cx.wake_now();
             } else {
                 i += 1;
             }
@@ -276,7 +276,7 @@ impl LogWritesLane {
             self.flush(covers, cx);
             // What is below may be suspended, and hand the flush back to a suspend here: in the
             // next turn.
-            cx.wake_at(cx.now);
+            cx.wake_now();
         }
         waits
     }
@@ -328,7 +328,7 @@ impl Lane for LogWritesLane {
                 _ if !open || !self.parked.is_empty() || bytes_of(&bio) > room => {
                     tally.requests += 1;
                     self.parked.push_back(bio);
-                    cx.wake_at(cx.now);
+                    cx.wake_now();
                 }
                 _ => {
                     room = room.min(super::HELD_MAX).saturating_sub(bytes_of(&bio));
@@ -341,7 +341,7 @@ impl Lane for LogWritesLane {
         self.scratch = down;
         if !self.ended.is_empty() {
             // What is ready needs a poll, and no event of the outside will bring one.
-            cx.wake_at(cx.now);
+            cx.wake_now();
         }
     }
 
