@@ -219,7 +219,8 @@ impl Inner {
     }
 
     fn wake_due(&mut self, cx: &mut Cx<'_>) {
-        let due: Vec<usize> = self.fronts.iter().filter(|(_, f)| f.wake <= cx.now()).map(|(k, _)| k).collect();
+        let due: Vec<usize> =
+            self.fronts.iter().filter(|(_, f)| f.wake <= cx.now()).map(|(k, _)| k).collect();
         for key in due {
             self.fronts[key].wake = Nanos::NEVER;
             self.call(key, cx, |front, _, fcx| front.gather(fcx));
