@@ -14,7 +14,7 @@
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreId, CoreState, DevNo, Device, Lane, Nanos, Sector, Sectors};
-use udm_dm::testing::{TestResolver, TestWorld};
+use udm_dm::testing::{TestIo, TestResolver, TestWorld};
 use udm_dm::{MappedDevice, Table};
 use udm_targets::TARGETS;
 use udm_wire::uri;
@@ -172,7 +172,7 @@ fn make(table: &str) -> Arc<dyn Device> {
         resolver.add(name, DevNo { major: 253, minor }, null());
     }
     let lines = udm_wire::table::parse(&table.replace(" / ", "\n")).expect("a table");
-    let table = Table::build(TARGETS, &lines, &mut resolver, 1).expect("a good table");
+    let table = Table::build(TARGETS, &lines, &mut resolver, &TestIo::new(), 1).expect("a good table");
     let device = MappedDevice::new("t", None, DevNo { major: 254, minor: 0 }).expect("a name");
     device.load(table).expect("a table that fits");
     let (mut world, mut change) =

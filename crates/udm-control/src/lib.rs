@@ -4,6 +4,7 @@
 //! * [`registry`]: every device by its URI, name and number; what tables and messages look devices
 //!   up in.
 //! * [`verbs`]: create, load, suspend, resume, ...: the kernel's semantics and errors.
+//! * [`CoresIo`]: what targets read and write when a table is loaded, done by the cores.
 //! * [`http`]: the verbs over HTTP and JSON on a Unix socket; [`client`]: the other end of it.
 //! * [`exports`]: which devices NBD clients find.
 //!
@@ -14,7 +15,9 @@ pub mod client;
 pub mod error;
 pub mod exports;
 pub mod http;
+mod io;
 pub mod registry;
 pub mod verbs;
 
+pub use io::CoresIo;
 pub use registry::Registry;

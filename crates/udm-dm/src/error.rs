@@ -1,6 +1,7 @@
 //! Errors of tables and messages, in the kernel's words.
 
 use std::fmt;
+use udm_core::OpenError;
 use udm_core::errno::{self, EINVAL};
 
 /// Why a table or a message was refused.
@@ -53,6 +54,13 @@ impl TargetError {
     pub fn at(mut self, word: usize) -> TargetError {
         self.word = Some(word);
         self
+    }
+}
+
+/// Its text is the reason.
+impl From<OpenError> for TargetError {
+    fn from(OpenError { errno, text }: OpenError) -> TargetError {
+        TargetError::errno(errno).because(text)
     }
 }
 

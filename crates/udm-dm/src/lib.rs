@@ -29,3 +29,4 @@ pub use target::{
     Below, Constructor, DeviceRef, Kind, LookupError, Notify, PathReport, Resolver, Target, TargetArgs,
     TargetType, Upkeep, Used,
 };
+pub use udm_core::{ControlIo, control_io};

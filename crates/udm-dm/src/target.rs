@@ -9,8 +9,8 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 use udm_core::{
-    Alone, Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, MakeTask, Nanos, OpenError,
-    Sector, Sectors,
+    Alone, Content, ControlIo, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, MakeTask, Nanos,
+    OpenError, Sector, Sectors,
 };
 
 /// A device that a table line names, looked up.
@@ -74,6 +74,8 @@ pub struct TargetArgs<'a> {
     pub args: &'a [String],
     /// Looks devices up.
     pub resolver: &'a mut dyn Resolver,
+    /// Reads and writes what has to be known of the devices, or be on them, before a lane is open.
+    pub io: &'a dyn ControlIo,
     /// How many cores there are (io-affinity masks).
     pub cores: usize,
 }

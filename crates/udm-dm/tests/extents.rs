@@ -5,6 +5,7 @@ use udm_core::errno::{ENOENT, EOPNOTSUPP};
 use udm_core::{Content, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_dm::table::Table;
 use udm_dm::target::{DeviceRef, LookupError, Resolver};
+use udm_dm::testing::TestIo;
 
 /// A device on which a sector is a hole by a rule of its own.
 struct Ruled {
@@ -66,9 +67,14 @@ fn content_of(table: &Table, from: u64, len: u64) -> Vec<Content> {
 #[test]
 fn tables_say_what_is_below() {
     let text = "0 10 zero\n10 50 linear /1 33\n60 240 striped 3 10 /2 5 /3 0 /4 100\n300 20 error\n320 30 linear /5 0";
-    let table =
-        Table::build(udm_targets::TARGETS, &udm_wire::table::parse(text).unwrap(), &mut Ten::new(), 1)
-            .unwrap();
+    let table = Table::build(
+        udm_targets::TARGETS,
+        &udm_wire::table::parse(text).unwrap(),
+        &mut Ten::new(),
+        &TestIo::new(),
+        1,
+    )
+    .unwrap();
     let expected = |at: u64| match at {
         0..10 => Content::Hole,
         10..60 => Ruled::content(1, at - 10 + 33),
@@ -89,9 +95,14 @@ fn tables_say_what_is_below() {
 #[test]
 fn a_multipath_device_is_what_its_paths_lead_to() {
     let text = "0 100 multipath 0 0 1 1 round-robin 0 2 1 /7 1 /8 1";
-    let table =
-        Table::build(udm_targets::TARGETS, &udm_wire::table::parse(text).unwrap(), &mut Ten::new(), 1)
-            .unwrap();
+    let table = Table::build(
+        udm_targets::TARGETS,
+        &udm_wire::table::parse(text).unwrap(),
+        &mut Ten::new(),
+        &TestIo::new(),
+        1,
+    )
+    .unwrap();
     let wanted: Vec<_> = (20..90).map(|at| Ruled::content(7, at)).collect();
     assert_eq!(content_of(&table, 20, 70), wanted);
 }

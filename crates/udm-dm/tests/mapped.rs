@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::errno::EINTR;
 use udm_core::{Batch, Bio, BioFlags, DevNo, Device, Lane, Limits, Op, OpenError, Sectors, Status};
-use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bare, data, read, write};
+use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare, data, read, write};
 use udm_dm::{Change, MappedDevice, Table, TargetError};
 
 struct Rig {
@@ -36,8 +36,14 @@ impl Rig {
     }
 
     fn table(&mut self, text: &str) -> Arc<Table> {
-        Table::build(udm_targets::TARGETS, &udm_wire::table::parse(text).unwrap(), &mut self.resolver, 2)
-            .unwrap()
+        Table::build(
+            udm_targets::TARGETS,
+            &udm_wire::table::parse(text).unwrap(),
+            &mut self.resolver,
+            &TestIo::new(),
+            2,
+        )
+        .unwrap()
     }
 
     fn load(&mut self, text: &str) {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use udm_core::{Bio, DevNo, Device, Lane, Op, Status};
-use udm_dm::testing::{TestDisk, TestResolver, TestWorld, data, read, write};
+use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, data, read, write};
 use udm_dm::{Change, MappedDevice, Table};
 
 const CORES: usize = 2;
@@ -136,7 +136,9 @@ impl Rig {
             Act::Load { lower, table } => {
                 let table = if lower { table % 3 } else { table };
                 let lines = udm_wire::table::parse(TABLES[table]).unwrap();
-                let table = Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, CORES).unwrap();
+                let table =
+                    Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestIo::new(), CORES)
+                        .unwrap();
                 self.devices[usize::from(lower)].load(table).unwrap();
             }
             Act::Suspend { lower } => {

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use std::sync::Arc;
 use udm_core::{Bio, BioFlags, Buf, DevNo, Lane, Nanos, Op, OwnerId, Sector, Sectors, Segments, Status};
-use udm_dm::testing::{TestDisk, TestResolver, TestWorld, data};
+use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, data};
 use udm_dm::{MappedDevice, Table};
 use udm_wire::table::Line;
 
@@ -149,7 +149,9 @@ impl Rig {
         for level in 0..=levels {
             let number = DevNo { major: 254, minor: level };
             let device = MappedDevice::new(&format!("t{level}"), None, number).unwrap();
-            device.load(Table::build(udm_targets::TARGETS, &lines, &mut resolver, 1).unwrap()).unwrap();
+            device
+                .load(Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestIo::new(), 1).unwrap())
+                .unwrap();
             settle(&mut world, &device);
             resolver.add(&format!("@t{level}"), number, Arc::<MappedDevice>::clone(&device));
             let (all, half) = (homes.len() as u64, homes.len() as u64 / 2);

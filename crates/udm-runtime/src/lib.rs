@@ -4,6 +4,8 @@
 //!   through.
 //! * [`LocalCore`]: a thread that is a core. In library mode the caller's own; it drives `submit`
 //!   and `poll` itself.
+//! * [`LocalIo`], [`PrivateIo`]: control-side I/O where the thread that loads a table is a core, or
+//!   there is none.
 //! * [`Runtime`]: threads that are cores and serve [`FrontEnd`]s: gather, submit, poll, complete,
 //!   sleep if idle.
 //! * [`Ring`]: the core's io_uring, the one place where the data path makes a system call. It owns
@@ -17,6 +19,7 @@ mod devices;
 mod front_end;
 mod inbox;
 mod local;
+mod local_io;
 mod off_core;
 mod parking;
 mod reactor;
@@ -28,6 +31,7 @@ mod tasked;
 pub use cluster::{Cluster, Letter, UnderWay};
 pub use front_end::{FrontCx, FrontEnd, FrontKey};
 pub use local::{CoreOptions, LocalCore};
+pub use local_io::{LocalIo, PrivateIo};
 pub use off_core::drop_off_core;
 pub use ring::{Done, Ring, RingOp, RingUser};
 pub use runtime::{Runtime, RuntimeOptions, Stopping};

@@ -1,6 +1,7 @@
 //! The control side of mapped devices: tables, suspend, resume, messages.
 
 use crate::bad::Dust;
+use crate::control_io::SimIo;
 use crate::device::{Device, Loaded, Phase, Running};
 use crate::env::{Access, last_seen, lock};
 use crate::limits::Expected;
@@ -22,12 +23,12 @@ use udm_dm::{
 };
 
 /// Finds paths and devices by the words of [`crate::tables::Below`].
-struct Names<'a> {
-    paths: &'a [Arc<SimPath>],
-    devices: &'a [Device],
+struct Names {
+    paths: Vec<Arc<SimPath>>,
+    devices: Vec<Arc<MappedDevice>>,
 }
 
-impl Resolver for Names<'_> {
+impl Resolver for Names {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let missing = || LookupError { errno: ENOENT, reason: format!("no device {word}") };
         let index = |prefix: &str| word.strip_prefix(prefix).and_then(|n| n.parse::<usize>().ok());
@@ -38,7 +39,7 @@ impl Resolver for Names<'_> {
         let i = index("@d").ok_or_else(missing)?;
         let device = self.devices.get(i).ok_or_else(missing)?;
         let number = DevNo { major: 253, minor: i as u32 };
-        Ok(DeviceRef { number, name: word.into(), device: device.mapped.clone(), hold: None })
+        Ok(DeviceRef { number, name: word.into(), device: device.clone(), hold: None })
     }
 }
 
@@ -92,6 +93,11 @@ impl World {
         Ok(())
     }
 
+    fn names(&self) -> Names {
+        let devices = self.devices.iter().map(|d| d.mapped.clone()).collect();
+        Names { paths: self.paths.clone(), devices }
+    }
+
     fn map(&self, spec: &TableSpec) -> Arc<Map> {
         let below = |d: usize| self.devices[d].maps[0].clone();
         Arc::new(Map::of(spec, &self.blueprint.paths, &self.model.cells, &below))
@@ -110,9 +116,15 @@ impl World {
         let words = spec.text(self.blueprint.cores);
         lock(&self.env).say(format!("d{i} load: {}", words.replace('\n', "; ")));
         let lines = udm_wire::table::parse(&words).map_err(text(format!("d{i}: {words}")))?;
-        let mut names = Names { paths: &self.paths, devices: &self.devices };
-        let table = Table::build(udm_targets::TARGETS, &lines, &mut names, self.blueprint.cores)
-            .map_err(text(format!("d{i}: {words}")))?;
+        let (mut names, cores) = (self.names(), self.blueprint.cores);
+        let io = SimIo::new(self);
+        let built = Table::build(udm_targets::TARGETS, &lines, &mut names, &io, cores);
+        io.verdict()?;
+        // The slot is as it was.
+        if built.is_err() && io.has_failed() {
+            return Ok(());
+        }
+        let table = built.map_err(text(format!("d{i}: {words}")))?;
         let map = self.map(&spec);
         let weak = Arc::downgrade(&table);
         self.tables.push(weak.clone());
@@ -141,14 +153,16 @@ impl World {
     }
 
     /// A stranger wants the disks that device `i` with this table has alone: it must not get them.
-    fn intrude(&self, i: usize, words: &str) -> Result<(), Wrong> {
+    fn intrude(&mut self, i: usize, words: &str) -> Result<(), Wrong> {
         if !words.contains("log-writes") {
             return Ok(());
         }
         let lines = udm_wire::table::parse(words).map_err(text(words.to_owned()))?;
-        let mut names = Names { paths: &self.paths, devices: &self.devices };
-        let table = Table::build(udm_targets::TARGETS, &lines, &mut names, self.blueprint.cores)
-            .map_err(text(words.to_owned()))?;
+        let (mut names, cores) = (self.names(), self.blueprint.cores);
+        let io = SimIo::new(self);
+        let built = Table::build(udm_targets::TARGETS, &lines, &mut names, &io, cores);
+        io.verdict()?;
+        let table = built.map_err(text(words.to_owned()))?;
         let stranger = MappedDevice::new("stranger", None, DevNo { major: 254, minor: 1 << 19 })
             .map_err(text("a stranger".into()))?;
         match stranger.load(table) {
@@ -266,7 +280,7 @@ impl World {
         words: &str,
     ) -> Result<(String, Option<Pending>), TargetError> {
         let words: Vec<String> = words.split(' ').map(str::to_string).collect();
-        let mut names = Names { paths: &self.paths, devices: &self.devices };
+        let mut names = self.names();
         self.devices[i].mapped.send(sector, &words, &mut names, &*self.post)
     }
 

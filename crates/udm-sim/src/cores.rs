@@ -3,7 +3,7 @@
 use crate::chance::{Chance, Stream};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use udm_core::{Ack, CoreId, Cores, DeviceId, LaneCommand, MakeTask, Nanos, TaskHandle};
+use udm_core::{Ack, CoreId, Cores, Device, DeviceId, LaneCommand, MakeTask, Nanos, TaskHandle};
 
 /// A command on its way.
 struct Letter {
@@ -19,9 +19,20 @@ pub enum Mail {
     /// A bell was rung.
     Ring,
     /// A task is started, which listens there.
-    Start(MakeTask),
+    Start(MakeTask, Purpose),
     /// A task is to stop.
     Stop(Option<Ack>),
+}
+
+/// What a task is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A target's own: it checks paths.
+    Checks,
+    /// A table is loaded that needs a disk: nobody's request.
+    Loads,
+    /// A table is loaded that needs a mapped device: a request like others.
+    LoadsMapped,
 }
 
 /// The commands on their way to one core: a queue per sender. Each is in order; between them there
@@ -148,11 +159,23 @@ impl Cores for SimCores {
 
     /// On a core that chance picks.
     fn start(&self, make: MakeTask) -> TaskHandle {
+        self.start_for(make, Purpose::Checks)
+    }
+}
+
+impl SimCores {
+    /// Starts a task of the control side that has a lane of `device`, as a load does.
+    pub fn start_io(&self, device: &dyn Device, make: MakeTask) -> TaskHandle {
+        let mapped = device.stacked().is_some();
+        self.start_for(make, if mapped { Purpose::LoadsMapped } else { Purpose::Loads })
+    }
+
+    fn start_for(&self, make: MakeTask, purpose: Purpose) -> TaskHandle {
         let (topic, me) = (DeviceId::new(), self.me.clone());
         let mut post = self.post();
         let cores = post.inboxes.len() as u64;
         let core = post.chance.below(cores) as usize;
-        post.send(core, topic, Mail::Start(make));
+        post.send(core, topic, Mail::Start(make, purpose));
         TaskHandle::new(move |told| {
             if let Some(cores) = me.upgrade() {
                 cores.post().send(core, topic, Mail::Stop(told));

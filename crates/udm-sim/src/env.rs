@@ -4,6 +4,7 @@
 //! devices must be `Sync`.
 
 use crate::chance::{Chance, Stream};
+use crate::cores::Purpose;
 use crate::disk::Disk;
 use crate::effect::Late;
 use crate::trace::Trace;
@@ -161,8 +162,8 @@ pub struct Env {
     pub lags: bool,
     /// How often the power went off.
     pub crashes: u64,
-    /// A task has its turn: what it opens is for checks, which are no requests.
-    pub checking: bool,
+    /// A task has its turn, for this: what it opens gets no requests of devices.
+    pub task: Option<Purpose>,
     /// The visit under way, where others may act in the middle of it: a path that fails then is
     /// found out about behind it.
     pub visit: Option<u64>,
@@ -208,7 +209,7 @@ impl Env {
             torn: true,
             lags: true,
             crashes: 0,
-            checking: false,
+            task: None,
             visit: None,
             faults: 0,
             seen: Seen::default(),

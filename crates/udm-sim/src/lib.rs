@@ -8,8 +8,8 @@
 //! run, event for event, and a failure can be replayed.
 //!
 //! * `plan`: what a run is. `run`: runs one, and makes a failure smaller.
-//! * `world`, `turn`, `front`, `device`, `between`, `control`, `changes`, `acts`, `outside`,
-//!   `rest`, `timers`: the world and what happens in it.
+//! * `world`, `turn`, `front`, `device`, `between`, `control`, `control_io`, `changes`, `acts`,
+//!   `outside`, `rest`, `timers`: the world and what happens in it.
 //! * `cores`, `env`, `disk`, `path`, `fate`, `effect`: what the code under test sees of it.
 //! * `blueprint`, `vary`, `tables`: what is built. `map`, `limits`: what that means.
 //! * `model`, `reads`, `excuse`, `cells`, `stamp`, `bad`, `log`: what must hold. `trace`: what
@@ -24,6 +24,7 @@ pub mod cells;
 pub mod chance;
 mod changes;
 mod control;
+pub mod control_io;
 pub mod cores;
 mod device;
 pub mod disk;

@@ -6,6 +6,7 @@
 //! have taken effect, whole or in part. A lane may be full: what it can't take it keeps for later,
 //! and hands back to a suspend that wants it.
 
+use crate::cores::Purpose;
 use crate::effect;
 use crate::env::{Env, Mode, SharedEnv, lock};
 use crate::fate;
@@ -44,16 +45,17 @@ impl Device for SimPath {
 
     fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         let mut env = lock(&self.env);
-        let checks = env.checking;
+        let (checks, beside) = (env.task == Some(Purpose::Checks), env.task.is_some());
         if !checks && env.refuses_open() {
             env.say(format!("p{} can't be opened", self.index));
             return Err(OpenError::new(NO_LANE, format!("p{} has no lane left", self.index)));
         }
-        env.paths[self.index].lanes += usize::from(!checks);
+        env.paths[self.index].lanes += usize::from(!beside);
         drop(env);
         Ok(Box::new(PathLane {
             index: self.index,
             checks,
+            beside,
             env: self.env.clone(),
             slots: Slab::new(),
             due: BinaryHeap::new(),
@@ -105,9 +107,11 @@ pub(crate) struct Slot {
 
 struct PathLane {
     index: usize,
-    /// What comes are checks: whether the path has failed or the device above is suspended is all
-    /// the same to them.
+    /// What comes are checks.
     checks: bool,
+    /// What comes are no requests of a device: whether the path has failed or the device above is
+    /// suspended is all the same to them, and no target counts them.
+    beside: bool,
     env: SharedEnv,
     slots: Slab<Slot>,
     due: BinaryHeap<Reverse<(Nanos, u64, usize)>>,
@@ -126,7 +130,7 @@ impl Lane for PathLane {
         let mut env = lock(&env);
         for bio in batch.drain(..) {
             self.check(&bio, &mut env);
-            env.paths[self.index].in_flight += u64::from(!self.checks);
+            env.paths[self.index].in_flight += u64::from(!self.beside);
             let crashes = env.crashes;
             self.waiting.push_back((bio, crashes));
         }
@@ -159,7 +163,7 @@ impl Lane for PathLane {
     fn drain(&mut self, how: Drain, back: &mut Batch, _: &mut Cx<'_>) {
         if how == Drain::NoFlush && !self.waiting.is_empty() {
             let mut env = lock(&self.env);
-            env.paths[self.index].in_flight -= if self.checks { 0 } else { self.waiting.len() as u64 };
+            env.paths[self.index].in_flight -= if self.beside { 0 } else { self.waiting.len() as u64 };
             env.seen.handed_back += self.waiting.len() as u64;
             back.extend(self.waiting.drain(..).map(|(bio, _)| bio));
         }
@@ -168,7 +172,7 @@ impl Lane for PathLane {
 
 impl Drop for PathLane {
     fn drop(&mut self) {
-        lock(&self.env).paths[self.index].lanes -= usize::from(!self.checks);
+        lock(&self.env).paths[self.index].lanes -= usize::from(!self.beside);
     }
 }
 
@@ -243,11 +247,11 @@ impl PathLane {
     fn check(&self, bio: &Bio, env: &mut Env) {
         let p = self.index;
         let what = || format!("{} {}", crate::trace::op_name(bio.op), range_text(bio));
-        if env.paths[p].barred > 0 && !env.dead && !self.checks {
+        if env.paths[p].barred > 0 && !env.dead && !self.beside {
             env.violate(|| format!("path p{p} was given a {} while the device above is suspended", what()));
         }
         let known = env.visit.is_none_or(|visit| visit != env.paths[p].failed_in);
-        if env.paths[p].failed && known && env.is_exact(p) && !env.dead && !self.checks {
+        if env.paths[p].failed && known && env.is_exact(p) && !env.dead && !self.beside {
             env.violate(|| format!("path p{p} has failed, and was given a {}", what()));
         }
         if !bio.is_in_flight() {
@@ -277,7 +281,7 @@ impl PathLane {
 
     fn finish(&mut self, mut slot: Slot, env: &mut Env) -> Box<Bio> {
         let state = &mut env.paths[self.index];
-        state.in_flight -= u64::from(!self.checks);
+        state.in_flight -= u64::from(!self.beside);
         let (disk, mode) = (state.disk, state.mode);
         if env.dead || slot.crashes != env.crashes {
             if env.dead && slot.crashes != env.crashes {
@@ -298,13 +302,15 @@ impl PathLane {
             if slot.fate.is_ok() {
                 effect::succeed(env, disk, &slot);
             } else if !self.checks {
-                env.blame(self.index, slot.fate);
-                let again = slot.fate.is_path_error() && env.paths[self.index].retried;
+                if !self.beside {
+                    env.blame(self.index, slot.fate);
+                }
+                let again = !self.beside && slot.fate.is_path_error() && env.paths[self.index].retried;
                 if !(again || refuses(slot.fate)) {
                     effect::may_land_late(env, disk, &slot);
                 }
             }
-            if !self.checks {
+            if !self.beside {
                 env.paths[self.index].served.count(&slot.bio, slot.fate);
             }
         }

@@ -1,13 +1,15 @@
-//! Tasks on simulated cores: what targets do without being asked, such as checks of paths.
+//! Tasks on simulated cores: what targets do without being asked, such as checks of paths, and what
+//! the control side has done when a table is loaded.
 
+use crate::cores::Purpose;
 use crate::env::lock;
 use crate::model::Wrong;
 use crate::world::{Core, World};
 use slab::Slab;
 use std::sync::Arc;
 use udm_core::{
-    Ack, Batch, Bell, Bio, CoreState, Cores, Device, DeviceId, DeviceSlot, Lane, Listener, MakeTask, Nanos,
-    OpenError, OwnerId, Task, TaskCx, Visit,
+    Ack, Batch, Bell, Bio, Busy, CoreState, Cores, Device, DeviceId, DeviceSlot, Lane, Listener, MakeTask,
+    Nanos, OpenError, OwnerId, Task, TaskCx, Visit,
 };
 
 /// A task of a core.
@@ -16,6 +18,7 @@ pub struct Running {
     /// Where it is told to stop.
     pub topic: DeviceId,
     owner: OwnerId,
+    purpose: Purpose,
     lanes: Slab<Open>,
     wake: Nanos,
     /// It has mail.
@@ -30,13 +33,16 @@ struct Open {
     batch: Batch,
     in_flight: usize,
     wake: Nanos,
+    /// The task has given it up.
+    closed: bool,
 }
 
 impl Running {
     /// One that is started, as `owner` of its core.
     #[must_use]
-    pub fn new(make: MakeTask, topic: DeviceId, owner: OwnerId) -> Running {
-        Running { task: make(), topic, owner, lanes: Slab::new(), wake: Nanos(0), mail: false, stop: None }
+    pub fn new(make: MakeTask, topic: DeviceId, owner: OwnerId, purpose: Purpose) -> Running {
+        let (task, lanes) = (make(), Slab::new());
+        Running { task, topic, owner, purpose, lanes, wake: Nanos(0), mail: false, stop: None }
     }
 
     /// Its number among what its core visits.
@@ -59,10 +65,10 @@ impl Running {
         self.lanes.iter_mut().for_each(|(_, open)| open.wake = open.wake.min(now));
     }
 
-    /// Nothing of it is in flight.
+    /// Nothing of it is in flight, and nothing owed.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.lanes.iter().all(|(_, open)| open.in_flight == 0)
+        self.lanes.iter().all(|(_, open)| open.in_flight == 0 && !open.closed)
     }
 
     /// A turn of it; true when it is over.
@@ -85,7 +91,9 @@ impl Running {
             done.iter_mut().for_each(|bio| bio.finish());
             self.call(state, now, |task, cx| task.complete(&mut done, cx));
         }
-        self.task.is_over() && self.is_idle()
+        // What a lane owes it does before it goes, as on a real core.
+        self.lanes.retain(|_, open| !open.closed || open.lane.busy() == Busy::Owed);
+        self.task.is_over() && self.lanes.iter().all(|(_, open)| !open.closed && open.in_flight == 0)
     }
 
     fn call(&mut self, state: &mut CoreState, now: Nanos, f: impl FnOnce(&mut dyn Task, &mut dyn TaskCx)) {
@@ -120,12 +128,14 @@ struct Place<'a> {
 impl TaskCx for Place<'_> {
     fn open(&mut self, device: &Arc<dyn Device>) -> Result<DeviceSlot, OpenError> {
         let lane = device.open(&mut self.state.cx(self.now))?;
-        let open = Open { lane, batch: Batch::new(), in_flight: 0, wake: Nanos::NEVER };
+        let open = Open { lane, batch: Batch::new(), in_flight: 0, wake: Nanos::NEVER, closed: false };
         Ok(DeviceSlot(self.lanes.insert(open)))
     }
 
     fn close(&mut self, slot: DeviceSlot) {
-        assert_eq!(self.lanes.remove(slot.0).in_flight, 0, "a task closes a lane with bios in flight");
+        let open = &mut self.lanes[slot.0];
+        assert_eq!(open.in_flight, 0, "a task closes a lane with bios in flight");
+        open.closed = true;
     }
 
     fn submit(&mut self, slot: DeviceSlot, mut bio: Box<Bio>) {
@@ -164,9 +174,9 @@ impl World {
                 i += 1;
                 continue;
             }
-            lock(&self.env).checking = true;
+            lock(&self.env).task = Some(tasks[i].purpose).filter(|&p| p != Purpose::LoadsMapped);
             let over = tasks[i].turn(state, now);
-            lock(&self.env).checking = false;
+            lock(&self.env).task = None;
             if over {
                 tasks.swap_remove(i);
             } else {

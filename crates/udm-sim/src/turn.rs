@@ -23,9 +23,9 @@ impl Core {
             match what {
                 Mail::Command(command) => self.state.ports().deliver(to, &command),
                 Mail::Ring => self.state.ports().ring(to),
-                Mail::Start(make) => {
+                Mail::Start(make, purpose) => {
                     let owner = self.state.new_owner();
-                    self.tasks.push(Running::new(make, to, owner));
+                    self.tasks.push(Running::new(make, to, owner, purpose));
                 }
                 Mail::Stop(told) => {
                     if let Some(task) = self.tasks.iter_mut().find(|task| task.topic == to) {
@@ -64,7 +64,7 @@ impl World {
     pub(crate) fn turn(&mut self, c: usize) -> Result<(), Wrong> {
         let now = self.set_turn(Some(c));
         self.deliver(c, now);
-        let working = !self.resting && self.cores[c].next_work <= now;
+        let working = self.works(c) && self.cores[c].next_work <= now;
         let lucky = match working {
             true => Some(self.front.choose(self.cores[c].open.len())),
             false => None,

@@ -107,6 +107,8 @@ pub struct World {
     pub tables: Vec<Weak<Table>>,
     /// Steps taken.
     pub step: u64,
+    /// A table is being loaded: nothing else is done on the control side.
+    pub(crate) loading: bool,
     /// No new requests: the world is coming to rest.
     pub resting: bool,
     /// By disk, while the world comes to rest: it hangs, and what needs it may wait. Empty when
@@ -197,6 +199,7 @@ impl World {
             totals: Totals::default(),
             tables: Vec::new(),
             step: 0,
+            loading: false,
             resting: false,
             hung: Vec::new(),
             rest_at: build.span(600),
@@ -301,7 +304,7 @@ impl World {
         self.set_turn(None);
         self.run_timers()?;
         self.land(None);
-        let trouble = !self.resting && self.crowded.is_none() && self.plan.bench.is_none();
+        let trouble = !self.resting && !self.loading && self.crowded.is_none() && self.plan.bench.is_none();
         if trouble && self.control.one_in(24) {
             self.act()?;
         }
@@ -329,10 +332,16 @@ impl World {
         (0..self.cores.len()).filter(|c| self.reason(*c) <= now).nth(nth)
     }
 
+    /// The front end of core `c` asks for something now and then. Where tables are loaded before
+    /// any device is open it has nobody to ask.
+    pub(crate) fn works(&self, c: usize) -> bool {
+        !(self.resting || self.loading && self.cores[c].open.is_empty())
+    }
+
     /// When core `c` has a reason for a turn.
     fn reason(&self, c: usize) -> Nanos {
         let core = &self.cores[c];
-        let work = if self.resting { Nanos::NEVER } else { core.next_work };
+        let work = if self.works(c) { core.next_work } else { Nanos::NEVER };
         let lanes = core.open.iter().map(|o| o.wake).min().unwrap_or(Nanos::NEVER);
         let tasks = core.tasks.iter().map(Running::reason).min().unwrap_or(Nanos::NEVER);
         work.min(lanes).min(tasks).min(self.post.next(c))

@@ -12,7 +12,7 @@ use udm_core::{
     Batch, Bio, CoreId, CoreState, Cores, Cx, DevNo, Device, DeviceId, Lane, LaneCommand, Limits, Nanos, Op,
     OpenError, Sector, Sectors,
 };
-use udm_dm::testing::TestResolver;
+use udm_dm::testing::{TestIo, TestResolver};
 use udm_dm::{MappedDevice, Table};
 
 const DEPTH: usize = 32;
@@ -63,7 +63,9 @@ impl Cores for Nobody {
 fn map(name: &str, text: &str, resolver: &mut TestResolver, minor: u32) -> Arc<MappedDevice> {
     let device = MappedDevice::new(name, None, DevNo { major: 254, minor }).expect("a name");
     let lines = udm_wire::table::parse(text).expect("a table");
-    device.load(Table::build(udm_targets::TARGETS, &lines, resolver, 1).expect("a table")).expect("a load");
+    device
+        .load(Table::build(udm_targets::TARGETS, &lines, resolver, &TestIo::new(), 1).expect("a table"))
+        .expect("a load");
     let mut change = device.resume(Arc::new(|| {})).expect("a resume");
     change.step(&Nobody).expect("no core to wait for").expect("a resume");
     resolver.add(&format!("@{name}"), device.number(), Arc::<MappedDevice>::clone(&device));

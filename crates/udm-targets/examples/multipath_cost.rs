@@ -19,6 +19,7 @@ use udm_core::{
     Batch, Bio, CoreId, CoreState, Cx, DevNo, Device, DeviceId, Lane, Limits, Nanos, OpenError, Sector,
     Sectors,
 };
+use udm_dm::testing::TestIo;
 use udm_dm::{DeviceRef, LookupError, Resolver, Target, TargetArgs};
 use udm_targets::multipath::Multipath;
 
@@ -113,8 +114,14 @@ impl Resolver for Nulls {
 
 fn multipath(params: &str) -> Arc<Multipath> {
     let args: Vec<String> = params.split_whitespace().map(String::from).collect();
-    let mut args =
-        TargetArgs { start: Sector(0), len: Sectors(1 << 30), args: &args, resolver: &mut Nulls, cores: 2 };
+    let mut args = TargetArgs {
+        start: Sector(0),
+        len: Sectors(1 << 30),
+        args: &args,
+        resolver: &mut Nulls,
+        io: &TestIo::new(),
+        cores: 2,
+    };
     Multipath::new(&mut args).expect("the table is good")
 }
 

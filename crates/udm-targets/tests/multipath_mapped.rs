@@ -7,7 +7,7 @@ use multipath_rig::{SIZE, disks};
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{Cores, DevNo, Lane, Op, Status};
-use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bare};
+use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare};
 use udm_dm::{MappedDevice, Table, TargetError};
 
 struct Host {
@@ -34,7 +34,7 @@ impl Host {
 
     fn load(&mut self, table: &str) -> Result<(), TargetError> {
         let lines = udm_wire::table::parse(table).unwrap();
-        self.device.load(Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, 1)?)
+        self.device.load(Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestIo::new(), 1)?)
     }
 
     fn suspend(&mut self, noflush: bool) -> Vec<Status> {
@@ -98,14 +98,17 @@ fn stacking() {
     let mut host = Host::new(REQUEST);
     let linear = MappedDevice::new("p", None, DevNo { major: 254, minor: 1 }).unwrap();
     let lines = udm_wire::table::parse("0 32768 linear 253:1 0").unwrap();
-    linear.load(Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, 1).unwrap()).unwrap();
+    linear
+        .load(Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, &TestIo::new(), 1).unwrap())
+        .unwrap();
     let change = linear.resume(Arc::new(|| {})).unwrap();
     host.finish(change);
     host.resolver.add("/dev/mapper/p", linear.number(), linear);
     let mut build = |features: &str| {
         let text = format!("0 {SIZE} multipath {features} 0 1 1 round-robin 0 1 0 /dev/mapper/p");
         let lines = udm_wire::table::parse(&text).unwrap();
-        Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, 1).map(|table| table.text())
+        Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, &TestIo::new(), 1)
+            .map(|table| table.text())
     };
     let error = build("0").unwrap_err();
     assert_eq!(
@@ -167,7 +170,8 @@ fn an_idle_path_can_be_suspended() {
     let mut host = Host::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");
     let path = MappedDevice::new("p", None, DevNo { major: 254, minor: 1 }).unwrap();
     let lines = udm_wire::table::parse("0 32768 linear 253:1 0").unwrap();
-    path.load(Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, 1).unwrap()).unwrap();
+    path.load(Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, &TestIo::new(), 1).unwrap())
+        .unwrap();
     let change = path.resume(Arc::new(|| {})).unwrap();
     host.finish(change);
     host.resolver.add("/dev/mapper/p", path.number(), path.clone());

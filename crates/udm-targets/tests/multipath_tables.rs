@@ -7,13 +7,13 @@ use multipath_rig::disks;
 use std::sync::Arc;
 use udm_core::errno::EINVAL;
 use udm_core::{DevNo, Limits, Sectors};
-use udm_dm::testing::{TestDisk, TestResolver};
+use udm_dm::testing::{TestDisk, TestIo, TestResolver};
 use udm_dm::{Below, Kind, Table, TargetError};
 
 /// Builds a table from its text.
 fn build(text: &str, resolver: &mut TestResolver) -> Result<Arc<Table>, TargetError> {
     let lines = udm_wire::table::parse(text).expect("the syntax is good");
-    Table::build(udm_targets::TARGETS, &lines, resolver, 2)
+    Table::build(udm_targets::TARGETS, &lines, resolver, &TestIo::new(), 2)
 }
 
 /// The kernel's line `device-mapper: table: 254:0: TEXT (-EINVAL)`, as the text alone.
@@ -132,6 +132,7 @@ fn hostile_numbers() {
             len: Sectors(8),
             args: &args,
             resolver: &mut resolver,
+            io: &TestIo::new(),
             cores: 1,
         };
         let error = udm_targets::multipath::new(&mut args).err().expect(count);

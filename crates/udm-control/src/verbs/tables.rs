@@ -1,6 +1,7 @@
 //! Loading and clearing tables, and messages.
 
 use super::hold;
+use crate::CoresIo;
 use crate::error::{Position, VerbError};
 use crate::registry::{Folder, InUse, Mapped, Opening, Registry};
 use std::sync::Arc;
@@ -71,8 +72,9 @@ pub(super) fn load_into(
     };
     // Loads do not wait for each other: the file system may hang under one.
     let mut opening = Opening::new(registry, folder);
-    let table =
-        Table::build(udm_targets::TARGETS, &lines, &mut opening, registry.core_count()).map_err(refused)?;
+    let io = CoresIo::new(registry.cores());
+    let table = Table::build(udm_targets::TARGETS, &lines, &mut opening, &io, registry.core_count())
+        .map_err(refused)?;
     // What is replaced, or refused, is dropped behind the lock: dropping a table closes devices.
     let _given = Arc::clone(&table);
     let _replaced;

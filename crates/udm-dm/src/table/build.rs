@@ -3,7 +3,7 @@
 use super::Entry;
 use crate::error::TargetError;
 use crate::target::{Resolver, TargetArgs, TargetType};
-use udm_core::{Sector, Sectors};
+use udm_core::{ControlIo, Sector, Sectors};
 use udm_wire::table::Line;
 
 /// The end of the largest device, in sectors (kernel: 2^63 - 1 bytes).
@@ -14,6 +14,7 @@ pub(super) fn entries(
     types: &[TargetType],
     lines: &[Line],
     resolver: &mut dyn Resolver,
+    io: &dyn ControlIo,
     cores: usize,
 ) -> Result<Vec<Entry>, TargetError> {
     if lines.is_empty() {
@@ -21,7 +22,7 @@ pub(super) fn entries(
     }
     let mut entries: Vec<Entry> = Vec::with_capacity(lines.len());
     for (i, line) in lines.iter().enumerate() {
-        let entry = entry(types, line, entries.last(), resolver, cores);
+        let entry = entry(types, line, entries.last(), resolver, io, cores);
         entries.push(entry.map_err(|e| TargetError { line: Some(i), ..e })?);
     }
     Ok(entries)
@@ -32,6 +33,7 @@ fn entry(
     line: &Line,
     previous: Option<&Entry>,
     resolver: &mut dyn Resolver,
+    io: &dyn ControlIo,
     cores: usize,
 ) -> Result<Entry, TargetError> {
     if let Some(alone) = previous.filter(|p| p.target.singleton()) {
@@ -53,7 +55,7 @@ fn entry(
         return refuse("Gap in table");
     }
     let (start, len) = (Sector(line.start), Sectors(line.len));
-    let mut args = TargetArgs { start, len, args: &line.args, resolver, cores };
+    let mut args = TargetArgs { start, len, args: &line.args, resolver, io, cores };
     let target = (target_type.new)(&mut args).map_err(|e| named(e, kind))?;
     if previous.is_some() && target.singleton() {
         return refuse("singleton target type must appear alone in table");

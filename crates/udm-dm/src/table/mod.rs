@@ -23,7 +23,7 @@ use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::errno::EBUSY;
 use udm_core::{
-    Claim, Commons, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors,
+    Claim, Commons, ControlIo, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors,
 };
 
 /// One target of a table and its place.
@@ -56,7 +56,7 @@ pub struct Table {
 
 impl Table {
     /// Builds a table from its lines, of targets of these types, opening the devices that they name
-    /// through `resolver`.
+    /// through `resolver`, with what they read and write at a load going through `io`.
     ///
     /// # Errors
     /// The first line that is refused, in the kernel's words ([`TargetError::line`] says which), or
@@ -65,9 +65,10 @@ impl Table {
         types: &[TargetType],
         lines: &[udm_wire::table::Line],
         resolver: &mut dyn Resolver,
+        io: &dyn ControlIo,
         cores: usize,
     ) -> Result<Arc<Table>, TargetError> {
-        let entries = build::entries(types, lines, resolver, cores)?;
+        let entries = build::entries(types, lines, resolver, io, cores)?;
         let fit = Mutex::new(Arc::new(check::fit(&entries, Below::NOW)?));
         Ok(Arc::new(Table { id: DeviceId::new(), entries, fit, claims: Mutex::default() }))
     }

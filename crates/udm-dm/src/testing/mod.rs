@@ -5,9 +5,11 @@
 //! and above the data path, not for the data path.
 
 mod disk;
+mod io;
 mod world;
 
 pub use disk::{Seen, TestDisk};
+pub use io::TestIo;
 pub use world::{TestCores, TestWorld};
 
 use crate::target::{DeviceRef, LookupError, Resolver};

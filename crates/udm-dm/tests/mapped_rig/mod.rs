@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use udm_core::{Batch, Cx, DevNo, Device, DeviceId, Lane, Limits, OpenError, Sectors};
-use udm_dm::testing::{TestDisk, TestResolver, TestWorld};
+use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld};
 use udm_dm::{Change, MappedDevice, Table, TargetError};
 
 pub struct Rig {
@@ -37,7 +37,7 @@ impl Rig {
 
     pub fn load(&mut self, device: &MappedDevice, text: &str) -> Result<(), TargetError> {
         let lines = udm_wire::table::parse(text).unwrap();
-        device.load(Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, 1)?)
+        device.load(Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestIo::new(), 1)?)
     }
 
     /// A device with a live table; no lane is open that would have to be told.

@@ -73,7 +73,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
         let delay_ms = number(&args.args[first + 2]);
         let delay_ms = delay_ms.ok_or_else(|| TargetError::new("delay: Invalid delay").at(first + 2))?;
         let device = look_up(args.resolver, args.args, first, "delay: Device lookup failed")?;
-        Ok(Class { under: Underlay { device, start: udm_core::Sector(start) }, delay_ms })
+        Ok::<_, TargetError>(Class { under: Underlay { device, start: udm_core::Sector(start) }, delay_ms })
     };
     let classes = [class(READ)?, class(WRITE)?, class(FLUSH)?];
     Ok(Arc::new(Delay { classes, given, len: args.len, queued: Arc::default() }))

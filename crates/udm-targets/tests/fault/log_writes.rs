@@ -1,7 +1,7 @@
 use crate::{build, disks, message, open, settle, tagged};
 use std::sync::Arc;
 use udm_core::{Batch, BioFlags, Busy, DevNo, Drain, Nanos, Op, Status};
-use udm_dm::testing::{TestDisk, TestWorld, bare, data, read, write};
+use udm_dm::testing::{TestDisk, TestIo, TestWorld, bare, data, read, write};
 use udm_dm::{Below, Change, MappedDevice, Table, Target};
 use udm_targets::fault::log_writes::HELD_MAX;
 use udm_wire::log_writes::{Cursor, Record};
@@ -168,7 +168,7 @@ fn lanes_opened_late_take_discards_as_the_table_does() {
     let (disk, log, mut resolver) = disks(64, 4096);
     disk.set_limits(|limits| limits.max_discard = udm_core::Sectors::ZERO);
     let lines = udm_wire::table::parse("0 64 log-writes a b").unwrap();
-    let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, 1).unwrap();
+    let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestIo::new(), 1).unwrap();
     disk.set_limits(|limits| limits.max_discard = udm_core::Sectors(16));
     let mut world = TestWorld::new(1);
     let mut lane = world.open(0, &*table).unwrap();
@@ -600,7 +600,7 @@ fn blocks_and_size_are_those_of_the_resume() {
 fn a_mapped_device_waits_for_the_log() {
     let (disk, log, mut resolver) = disks(64, 4096);
     let lines = udm_wire::table::parse("0 64 log-writes a b").unwrap();
-    let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, 2).unwrap();
+    let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestIo::new(), 2).unwrap();
     let device = MappedDevice::new("d", None, DevNo { major: 254, minor: 0 }).unwrap();
     device.load(table).unwrap();
     let mut world = TestWorld::new(2);

@@ -10,7 +10,7 @@ mod recorded;
 
 use std::sync::Arc;
 use udm_core::{Batch, Bio, Cx, DevNo, Device, Lane, Op, Sector, Sectors};
-use udm_dm::testing::{TestDisk, TestResolver, TestWorld};
+use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld};
 use udm_dm::{Target, TargetArgs, TargetError};
 use udm_targets::TARGETS;
 
@@ -20,7 +20,14 @@ fn build(line: &str, len: u64, resolver: &mut TestResolver) -> Result<Arc<dyn Ta
     let word = words.next().unwrap();
     let kind = TARGETS.iter().find(|kind| kind.name == word).expect("a type that there is");
     let args: Vec<String> = words.map(str::to_owned).collect();
-    (kind.new)(&mut TargetArgs { start: Sector(0), len: Sectors(len), args: &args, resolver, cores: 2 })
+    (kind.new)(&mut TargetArgs {
+        start: Sector(0),
+        len: Sectors(len),
+        args: &args,
+        resolver,
+        io: &TestIo::new(),
+        cores: 2,
+    })
 }
 
 /// Disks called `a` (1:0) and `b` (1:1) of so many sectors, and a resolver that knows them.

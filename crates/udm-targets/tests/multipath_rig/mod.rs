@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::errno::EBUSY;
 use udm_core::{Batch, Bio, Cores, DevNo, Drain, Lane, Limits, Sector, Sectors, Status};
-use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bare, read};
+use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare, read};
 use udm_dm::{Notify, Target, TargetArgs, TargetError};
 use udm_targets::multipath::Multipath;
 
@@ -51,7 +51,14 @@ pub struct Rig {
 /// The target of `params` over what `resolver` knows.
 pub fn build(params: &str, resolver: &mut TestResolver) -> Result<Arc<Multipath>, TargetError> {
     let args: Vec<String> = params.split_whitespace().map(String::from).collect();
-    Multipath::new(&mut TargetArgs { start: Sector(0), len: Sectors(SIZE), args: &args, resolver, cores: 2 })
+    Multipath::new(&mut TargetArgs {
+        start: Sector(0),
+        len: Sectors(SIZE),
+        args: &args,
+        resolver,
+        io: &TestIo::new(),
+        cores: 2,
+    })
 }
 
 /// `count` null disks by the names and numbers of the recordings.

@@ -1,0 +1,90 @@
+//! Control-side I/O without cores.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use udm_core::control_io::Answer;
+use udm_core::{Batch, Busy, ControlIo, CoreId, CoreState, Cores, Device, Errand, Nanos};
+
+/// How often a lane is polled that brings nothing and asks for no time.
+const POLLS_MAX: usize = 1000;
+
+/// How many times a lane may ask for, and bring nothing.
+const WAITS_MAX: usize = 100_000;
+
+/// Control-side I/O on a core of its own, which nobody else visits. Its time goes on where a lane
+/// waits for a time, at once; a device from which nothing comes home does not answer.
+pub struct TestIo {
+    core: RefCell<CoreState>,
+    now: Cell<Nanos>,
+}
+
+impl Default for TestIo {
+    fn default() -> TestIo {
+        TestIo::new()
+    }
+}
+
+impl TestIo {
+    /// On a core that reaches no others.
+    #[must_use]
+    pub fn new() -> TestIo {
+        TestIo::on(CoreState::new(CoreId(0), 1, 1, None))
+    }
+
+    /// On a core among others: what its lanes send arrives there, and it gets no letters itself.
+    #[must_use]
+    pub fn among(others: Arc<dyn Cores>, cores: usize) -> TestIo {
+        TestIo::on(CoreState::new(CoreId(0), cores, 1, None).among(others))
+    }
+
+    fn on(core: CoreState) -> TestIo {
+        TestIo { core: RefCell::new(core), now: Cell::new(Nanos(0)) }
+    }
+
+    /// What time it is there.
+    #[must_use]
+    pub fn now(&self) -> Nanos {
+        self.now.get()
+    }
+}
+
+impl ControlIo for TestIo {
+    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> Answer {
+        let mut core = self.core.borrow_mut();
+        let mut errand = Errand::new(&**device, bios);
+        let mut lane = device.open(&mut core.cx(self.now.get()))?;
+        let (mut batch, mut done) = (Batch::new(), Batch::new());
+        let (mut polls, mut waits) = (0, 0);
+        // What the lane owes it does before it goes.
+        while !errand.is_over() || lane.busy() == Busy::Owed {
+            let mut cx = core.cx(self.now.get());
+            while let Some(mut bio) = errand.next() {
+                bio.start();
+                batch.push(bio);
+            }
+            if !batch.is_empty() {
+                lane.submit(&mut batch, &mut cx);
+            }
+            lane.poll(&mut done, &mut cx);
+            let wake = cx.wake();
+            if !done.is_empty() {
+                (polls, waits) = (0, 0);
+            } else if wake == Nanos::NEVER || wake <= self.now.get() {
+                polls += 1;
+            } else {
+                self.now.set(wake);
+                waits += 1;
+            }
+            if polls > POLLS_MAX || waits > WAITS_MAX {
+                // What is in flight stays where it is.
+                Box::leak(lane);
+                return if errand.is_over() { Ok(errand.finish()) } else { Err(Errand::no_answer()) };
+            }
+            for mut bio in done.drain(..) {
+                bio.finish();
+                errand.bring(bio);
+            }
+        }
+        Ok(errand.finish())
+    }
+}

@@ -1,0 +1,86 @@
+//! Control-side I/O in a world: what a table's constructors read and write when it is loaded goes
+//! through a task on one of the cores, as it does in a server, and the world takes its steps
+//! meanwhile.
+
+use crate::cores::SimCores;
+use crate::env::lock;
+use crate::model::Wrong;
+use crate::world::World;
+use std::cell::{Cell, RefCell};
+use std::sync::{Arc, Mutex, PoisonError};
+use udm_core::control_io::{Answer, run_task};
+use udm_core::{Batch, ControlIo, Device, Errand, Nanos, OpenError, errno};
+
+/// How long a run may take, on the world's clock.
+const PATIENCE: Nanos = Nanos::from_millis(30_000);
+
+/// And in steps.
+const STEPS_MAX: u64 = 100_000;
+
+/// The control side of `world`, while it loads a table.
+pub struct SimIo<'a> {
+    world: RefCell<&'a mut World>,
+    wrong: RefCell<Option<Wrong>>,
+    failed: Cell<bool>,
+}
+
+impl<'a> SimIo<'a> {
+    /// On the cores of `world`.
+    #[must_use]
+    pub fn new(world: &'a mut World) -> SimIo<'a> {
+        SimIo { world: RefCell::new(world), wrong: RefCell::default(), failed: Cell::new(false) }
+    }
+
+    /// What the world found wrong meanwhile.
+    ///
+    /// # Errors
+    /// That.
+    pub fn verdict(&self) -> Result<(), Wrong> {
+        self.wrong.take().map_or(Ok(()), Err)
+    }
+
+    /// Something failed, as disks do: a table that is refused then is no wonder.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.failed.get()
+    }
+
+    fn wait(&self, told: &Mutex<Option<Answer>>) -> Answer {
+        let mut world = self.world.borrow_mut();
+        let (from, first) = (lock(&world.env).now, world.step);
+        let was = std::mem::replace(&mut world.loading, true);
+        let answer = loop {
+            if let Some(answer) = told.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                break answer;
+            }
+            let now = lock(&world.env).now;
+            if now.since(from) > PATIENCE || world.step - first > STEPS_MAX {
+                break Err(Errand::no_answer());
+            }
+            if let Err(wrong) = world.step() {
+                *self.wrong.borrow_mut() = Some(wrong);
+                break Err(OpenError::new(errno::EIO, "the world is wrong"));
+            }
+        };
+        world.loading = was;
+        world.set_turn(None);
+        answer
+    }
+}
+
+impl ControlIo for SimIo<'_> {
+    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> Answer {
+        let told = Arc::new(Mutex::new(None));
+        let tell = Arc::clone(&told);
+        let task = run_task(device, bios, move |answer| {
+            *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        });
+        let post: Arc<SimCores> = Arc::clone(&self.world.borrow().post);
+        // Dropping it stops the task.
+        let _task = post.start_io(&**device, task);
+        let answer = self.wait(&told);
+        let failed = answer.as_ref().map_or(true, |bios| bios.iter().any(|bio| !bio.status.is_ok()));
+        self.failed.set(self.failed.get() | failed);
+        answer
+    }
+}

@@ -1,0 +1,75 @@
+//! Control-side I/O in worlds where everything else goes on: loads read what is there, fail as disks
+//! do, and change nothing for anybody else.
+
+use std::sync::Arc;
+use udm_core::control_io::{flush, read};
+use udm_core::errno::ETIMEDOUT;
+use udm_core::{Device, Sector, Sectors};
+use udm_sim::Plan;
+use udm_sim::control_io::SimIo;
+use udm_sim::world::World;
+
+/// What came of the reads of a world.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    read: u64,
+    failed: u64,
+    silent: u64,
+    hash: u64,
+}
+
+fn world(seed: u64) -> Seen {
+    let mut world = World::new(&Plan::new(seed, 3000)).unwrap();
+    let mut seen = Seen::default();
+    for round in 0..60 {
+        for _ in 0..50 {
+            world.step().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        }
+        let mut all: Vec<Arc<dyn Device>> = Vec::new();
+        all.extend(world.paths.iter().map(|path| Arc::clone(path) as Arc<dyn Device>));
+        all.extend(world.devices.iter().map(|device| Arc::clone(device.mapped()) as Arc<dyn Device>));
+        let device = &all[round % all.len()];
+        let limits = device.limits();
+        let block = u64::from(limits.logical_block) / 512;
+        let sectors = Sectors((limits.size.0.min(64) / block * block).max(block));
+        let io = SimIo::new(&mut world);
+        let done = match round % 5 {
+            0 => flush(&io, device).map(|()| Vec::new()),
+            _ => read(&io, device, Sector(0), sectors),
+        };
+        io.verdict().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        match done {
+            Ok(bytes) => {
+                seen.read += 1;
+                let word = |c: &[u8]| u64::from_le_bytes(c.try_into().unwrap());
+                seen.hash = bytes
+                    .chunks(8)
+                    .fold(seen.hash, |hash, c| (hash ^ word(c)).wrapping_mul(0x1000_0000_01b3));
+            }
+            Err(error) if error.errno == ETIMEDOUT && error.text.contains("does not answer") => {
+                seen.silent += 1;
+            }
+            Err(_) => seen.failed += 1,
+        }
+    }
+    world.run().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    seen
+}
+
+#[test]
+fn loads_read_beside_everything_else() {
+    let mut all = Seen::default();
+    for seed in 1..=20 {
+        let seen = world(seed);
+        (all.read, all.failed, all.silent) =
+            (all.read + seen.read, all.failed + seen.failed, all.silent + seen.silent);
+    }
+    assert!(all.read > 500 && all.failed > 10 && all.silent > 0, "{all:?} is no test");
+}
+
+#[test]
+fn the_same_seed_reads_the_same() {
+    for seed in 1..=2 {
+        assert_eq!(world(seed), world(seed));
+    }
+}

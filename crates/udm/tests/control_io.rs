@@ -1,0 +1,144 @@
+//! What is read and written when a table is loaded, by real cores.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use udm_control::{CoresIo, Registry, verbs};
+use udm_core::control_io::{flush, read, read_all, write};
+use udm_core::errno::{EIO, ESHUTDOWN, ETIMEDOUT};
+use udm_core::{Device, Op, OpenError, SECTOR_SIZE, Sector, Sectors};
+use udm_dm::testing::TestDisk;
+use udm_runtime::{Cluster, Runtime, RuntimeOptions};
+
+/// A server's cores and devices.
+struct Server {
+    runtime: Option<Runtime>,
+    cluster: Arc<Cluster>,
+    registry: Arc<Registry>,
+    folder: TempDir,
+}
+
+impl Server {
+    fn new(cores: usize) -> Server {
+        let options =
+            RuntimeOptions { cpus: vec![None; cores], poll: false, spin_max: Duration::from_micros(50) };
+        let runtime = Runtime::start(&options).unwrap();
+        let cluster = runtime.cluster().clone();
+        let registry = Registry::new(cluster.clone(), cores);
+        Server { runtime: Some(runtime), cluster, registry, folder: TempDir::new().unwrap() }
+    }
+
+    fn io(&self) -> CoresIo<'_> {
+        CoresIo::new(&*self.cluster)
+    }
+
+    fn file(&self, name: &str, bytes: u64) -> String {
+        let path = self.folder.path().join(name);
+        std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+        path.display().to_string()
+    }
+
+    /// A mapped device with this table, running.
+    fn make(&self, name: &str, table: &str) -> Arc<dyn Device> {
+        verbs::wait(verbs::create(&self.registry, name, None, Some(table))).unwrap();
+        Arc::clone(&self.registry.find(name).unwrap().device) as Arc<dyn Device>
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.stop();
+        }
+    }
+}
+
+fn bytes(len: u64) -> Vec<u8> {
+    (0..len).map(|i| (i / 251 + i) as u8).collect()
+}
+
+/// A file, memory, and a mapped device over both.
+#[test]
+fn what_is_written_is_read() {
+    let server = Server::new(2);
+    let file = server.file("a", 8 << 20);
+    let open = |word: &str| udm_backends::open(&udm_wire::uri::parse(word).unwrap()).unwrap();
+    let both = server.make("m", &format!("0 8192 linear {file} 64\n8192 8192 linear mem:8M 0"));
+    let direct = open(&server.file("b", 8 << 20));
+    for device in [direct, open("mem:8M"), both] {
+        let io = server.io();
+        let data = bytes(3 << 20);
+        write(&io, &device, Sector(5000), &data).unwrap();
+        flush(&io, &device).unwrap();
+        assert!(read(&io, &device, Sector(5000), Sectors((3 << 20) / SECTOR_SIZE)).unwrap() == data);
+        let ranges: Vec<_> = (0..600).map(|i| (Sector(5000 + i * 10), Sectors(8))).collect();
+        let mut next = 0;
+        read_all(&io, &device, &ranges, |i, got| {
+            assert!(got == &data[i * 5120..i * 5120 + 4096], "range {i}");
+            next += 1;
+            Ok::<_, OpenError>(ControlFlow::Continue(()))
+        })
+        .unwrap();
+        assert_eq!(next, 600);
+        assert_eq!(read(&io, &device, device.limits().size.end(), Sectors(1)).unwrap_err().errno, EIO);
+    }
+    let on_disk = std::fs::read(&file).unwrap();
+    assert!(on_disk[(64 + 5000) * 512..][..1 << 20] == bytes(1 << 20), "the mapped device's first half");
+}
+
+/// The caller waits for so long and no longer; what it gave up is done when the device goes on, and
+/// the next run works.
+#[test]
+fn a_suspended_device_does_not_answer() {
+    let server = Server::new(2);
+    let device = server.make("m", "0 2048 linear mem:1M 0");
+    verbs::wait(verbs::suspend(&server.registry, &["m"], false)).unwrap();
+    let io = server.io().with_patience(Duration::from_millis(100));
+    let error = read(&io, &device, Sector(0), Sectors(2048)).unwrap_err();
+    assert_eq!((error.errno, &*error.text), (ETIMEDOUT, "the store does not answer"));
+    verbs::wait(verbs::resume(&server.registry, &["m"])).unwrap();
+    assert_eq!(read(&server.io(), &device, Sector(0), Sectors(2048)).unwrap(), vec![0; 1 << 20]);
+}
+
+/// Many at once, on few cores.
+#[test]
+fn hundreds_at_once() {
+    let server = Server::new(2);
+    let device = server.make("m", "0 131072 linear mem:64M 0");
+    let each = |i: u64| {
+        let io = server.io();
+        let (at, data) = (Sector(i * 256), bytes(100_352 + i * 512));
+        write(&io, &device, at, &data).unwrap();
+        flush(&io, &device).unwrap();
+        assert!(read(&io, &device, at, Sectors::from_bytes(data.len() as u64)).unwrap() == data);
+    };
+    thread::scope(|scope| (0..200).for_each(|i| drop(scope.spawn(move || each(i % 60)))));
+}
+
+/// The end of the program ends a run that waits, and those that come later.
+#[test]
+fn the_end_ends_runs() {
+    let mut server = Server::new(1);
+    let disk = TestDisk::new(64);
+    disk.hold(true);
+    let device: Arc<dyn Device> = disk.clone();
+    let cluster = server.cluster.clone();
+    let runtime = server.runtime.take().unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| read(&CoresIo::new(&*cluster), &device, Sector(0), Sectors(8)));
+        let begun = Instant::now();
+        while disk.waiting() == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it never came");
+            thread::sleep(Duration::from_millis(1));
+        }
+        runtime.end();
+        assert_eq!(waits.join().unwrap().unwrap_err().errno, ESHUTDOWN);
+    });
+    disk.hold(false);
+    assert_eq!(read(&CoresIo::new(&*cluster), &device, Sector(0), Sectors(8)).unwrap_err().errno, ESHUTDOWN);
+    assert_eq!(disk.take_log().iter().filter(|seen| seen.op == Op::Write).count(), 0);
+    runtime.stop();
+    assert_eq!(flush(&CoresIo::new(&*cluster), &device).unwrap_err().errno, ESHUTDOWN);
+}
