@@ -28,6 +28,13 @@ pub trait Lane {
         let _ = (how, back, cx);
     }
 
+    /// The table that the lane is opened for is the one in use, and the control half has been told:
+    /// what it says now holds for the lane. Called once, before the first `submit`, and for lanes
+    /// of targets alone. Nothing can fail here, so nothing is opened.
+    fn begin(&mut self, cx: &mut Cx<'_>) {
+        let _ = cx;
+    }
+
     /// What the lane has to do by itself, though nothing from above is in flight. A lane above
     /// passes on the most that one of those below says.
     fn busy(&self) -> Busy {

@@ -283,6 +283,11 @@ impl Legs {
         from
     }
 
+    /// Tells all of them to begin.
+    pub fn begin(&mut self, cx: &mut Cx<'_>) {
+        self.legs.iter_mut().for_each(|leg| leg.lane.begin(cx));
+    }
+
     /// True when nothing is in flight.
     pub fn is_empty(&self) -> bool {
         self.legs.iter().all(|leg| leg.in_flight == 0)

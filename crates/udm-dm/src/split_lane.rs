@@ -72,6 +72,12 @@ impl<R: Route> SplitLane<R> {
         SplitLane { route, legs: Legs::new(lanes), split: Splitter::new(cx.new_owner()), to: Vec::new() }
     }
 
+    /// Has the legs begin, and from now on `route` choose between them.
+    pub(crate) fn begin_with(&mut self, route: R, cx: &mut Cx<'_>) {
+        self.route = route;
+        self.legs.begin(cx);
+    }
+
     /// True when nothing from above is in flight.
     pub fn is_empty(&self) -> bool {
         self.split.is_idle() && self.legs.is_empty()

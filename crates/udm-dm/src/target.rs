@@ -4,6 +4,7 @@
 //! a lane. A list of [`TargetType`]s names those that there are.
 
 use crate::error::TargetError;
+use crate::mapped::MappedDevice;
 use crate::pending::Pending;
 use std::any::Any;
 use std::collections::HashMap;
@@ -91,6 +92,11 @@ pub trait Notify: Send + Sync {
     /// Has every lane of the device polled once: what they wait for has changed. For rare events: a
     /// letter to each core.
     fn kick(&self, cores: &dyn Cores);
+    /// The device itself, for as long as it is there. Whoever keeps it keeps the table alive that
+    /// it asks from.
+    fn mapped(&self) -> Option<Arc<MappedDevice>> {
+        None
+    }
 }
 
 /// What is done for devices besides their requests, where the kernel leaves it to a daemon.
@@ -102,7 +108,19 @@ pub struct Upkeep {
 
 /// The control half of one table line.
 ///
-/// The mapped device calls `presuspend`, `postsuspend` and `resume` in the kernel's order.
+/// The mapped device calls its hooks in the kernel's order, each when the one before is over on all
+/// devices of the change:
+///
+/// | hook | of which table | meanwhile |
+/// |---|---|---|
+/// | `preresume` | one that is to become live, or to go on behind a suspend | nothing is opened or stopped for it |
+/// | `presuspend` | the live one | the cores take bios |
+/// | `postsuspend` | the live one | this device stands still |
+/// | `gone` | one that was live and never will be again | this device and all partners stand still |
+/// | `resume` | the live one, the new one if there is | the same |
+///
+/// Behind them the lanes of the live tables are told to begin ([`Lane::begin`]) and the cores go
+/// on. A change that is called off ends with `resume` of what was live, if it had been suspended.
 pub trait Target: Send + Sync {
     /// The name of its type, as tables spell it.
     fn type_name(&self) -> &'static str;
@@ -143,7 +161,8 @@ pub trait Target: Send + Sync {
     }
 
     /// The longest run of sectors that one bio may cover, counted from the target's start (striped:
-    /// chunk). Bios are cut at its multiples. `None` when it takes any length.
+    /// chunk). Bios are cut at its multiples. `None` when it takes any length. A lane goes by what
+    /// it was when it began.
     fn max_io_len(&self) -> Option<Sectors> {
         None
     }
@@ -217,8 +236,31 @@ pub trait Target: Send + Sync {
     /// All lanes are empty.
     fn postsuspend(&self) {}
 
+    /// The table is about to become live in `device`, or to go on there. What fails here fails with
+    /// everything as it was. That it went well says nothing: the change can fail elsewhere or be
+    /// called off. It is not asked of a table that is only renewed ([`Target::partners`]).
+    ///
+    /// # Errors
+    /// The target's own.
+    fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {
+        let _ = device;
+        Ok(())
+    }
+
     /// Before the cores take bios again.
     fn resume(&self) {}
+
+    /// The table was live and has been replaced, or its device is being removed: this is its end.
+    /// Not called where a process ends with its devices in place.
+    fn gone(&self) {}
+
+    /// Other devices, whose lanes look at this target when they are opened and begin: where such a
+    /// table is live, and where one waits. When this one becomes live, or is gone, they are
+    /// *renewed* in the same change: new lanes of their live tables take the place of the old ones,
+    /// while neither has anything in flight. One that is suspended is renewed when it is resumed.
+    fn partners(&self) -> Vec<Arc<MappedDevice>> {
+        Vec::new()
+    }
 
     /// True for types that must be alone in their table (kernel `DM_TARGET_SINGLETON`). While such
     /// a target is live, its device takes only tables of the same type, or of targets that fit

@@ -44,16 +44,17 @@ impl World {
         self.look_below(&several);
         // One that was called off or refused goes on with the table that was in use.
         for &i in &several {
-            if self.post.took_resume(self.devices[i].mapped.id()) && !cancelled {
-                match self.has_new_table(i) {
-                    true => {
-                        if self.devices[i].loaded.is_some() {
-                            self.all_stand_still(&several, running)?;
-                        }
-                        self.swap(i)?;
-                    }
-                    false => self.stay(i),
+            let goes_on = self.post.took_resume(self.devices[i].mapped.id());
+            let waits = self.devices[i].loaded.is_some();
+            // All change places in one instant; the cores are told when those below have gone on.
+            if !cancelled && self.has_new_table(i) && (waits || goes_on) {
+                if waits {
+                    self.all_stand_still(&several, running)?;
                 }
+                self.swap(i)?;
+                self.bar();
+            } else if !cancelled && goes_on {
+                self.stay(i);
                 self.bar();
             }
         }

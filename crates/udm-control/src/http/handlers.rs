@@ -2,8 +2,8 @@
 //!
 //! A verb that changes a device runs in a task of its own, so that it is finished even when its
 //! client hangs up; what opens, closes or looks up devices may block on storage and runs beside the
-//! control thread, behind a gate ([`super::gates`]). A suspend or resume that waits is called off
-//! when its client hangs up.
+//! control thread, behind a gate ([`super::gates`]). A verb that waits for requests in flight is
+//! called off when its client hangs up.
 
 use super::error::{Body, Named, Params, Refusal};
 use super::gates::Shared;
@@ -46,11 +46,13 @@ impl Slot {
     }
 }
 
-/// Finishes `verb` even when the client is gone.
-async fn to_the_end<T: Send + 'static>(
-    verb: impl Future<Output = Result<T, VerbError>> + Send + 'static,
-) -> Result<T, Refusal> {
-    finished(tokio::spawn(verb).await)
+/// Calls a verb off when it is dropped with the request: there is nobody any more to be answered.
+struct Asked(CallOff);
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.0.call(verbs::interrupted("the client hung up"));
+    }
 }
 
 /// Runs `verb` until its client hangs up or `timeout_ms` is over: then it is called off, and comes
@@ -59,13 +61,6 @@ async fn while_asked<F>(timeout_ms: Option<u64>, verb: impl FnOnce(CallOff) -> F
 where
     F: Future<Output = Result<(), VerbError>> + Send + 'static,
 {
-    /// Dropped with the request, when there is nobody any more to be answered.
-    struct Asked(CallOff);
-    impl Drop for Asked {
-        fn drop(&mut self) {
-            self.0.call(verbs::interrupted("the client hung up"));
-        }
-    }
     let asked = Asked(CallOff::default());
     let mut task = tokio::spawn(verb(asked.0.clone()));
     if let Some(ms) = timeout_ms {
@@ -110,17 +105,18 @@ pub(super) async fn create(
 ) -> Answer<api::Device> {
     let folder = folder(new.folder.as_deref())?;
     let name = new.name.clone();
+    let asked = Asked(CallOff::default());
+    let off = asked.0.clone();
     let made = gates.loads.run(&name, move || {
         let (uuid, table) = (new.uuid.as_deref(), new.table.as_deref());
-        verbs::wait(verbs::create_from(&registry, &new.name, uuid, table, &folder))?;
+        verbs::wait(verbs::create_until(&registry, &new.name, uuid, table, &folder, &off))?;
         verbs::info(&registry, &new.name)
     });
     Ok(Json(made.await?))
 }
 
 pub(super) async fn remove(State(registry): State<Arc<Registry>>, Named(name): Named) -> Done {
-    to_the_end(async move { verbs::remove(&registry, &name).await }).await?;
-    Ok(StatusCode::NO_CONTENT)
+    while_asked(None, |off| async move { verbs::remove_until(&registry, &name, &off).await }).await
 }
 
 pub(super) async fn status(

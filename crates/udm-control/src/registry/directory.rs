@@ -25,9 +25,10 @@ const MAPPED_MAX: u32 = 1 << 20;
 pub struct Mapped {
     /// The device.
     pub device: Arc<MappedDevice>,
-    /// Held by whoever suspends, resumes or removes it: one at a time, in the order they came.
-    pub(crate) changing: tokio::sync::Mutex<()>,
-    /// The suspends and resumes that hold it or wait for it.
+    /// Held by whoever suspends, resumes, renews or removes it: one at a time, in the order they
+    /// came.
+    pub(crate) changing: Arc<tokio::sync::Mutex<()>>,
+    /// The verbs that hold it or wait for it.
     pub(crate) pending: Pending,
     /// Tables that use it.
     holds: AtomicUsize,
@@ -142,7 +143,7 @@ impl Directory {
         let device = MappedDevice::new(name, uuid, DevNo { major: MAPPED_MAJOR, minor })?;
         let mapped = Arc::new(Mapped {
             device,
-            changing: tokio::sync::Mutex::default(),
+            changing: Arc::default(),
             pending: Pending::default(),
             holds: AtomicUsize::new(0),
         });
@@ -265,6 +266,18 @@ impl Registry {
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Mapped>> {
         self.state().directory.all().cloned().collect()
+    }
+
+    /// Every mapped device, those that are being created or removed included.
+    pub(crate) fn everything(&self) -> Vec<Arc<Mapped>> {
+        self.state().directory.by_minor.values().map(|listing| Arc::clone(&listing.mapped)).collect()
+    }
+
+    /// The listing of `device`, whatever stage it is in.
+    pub(crate) fn listed(&self, device: &Arc<MappedDevice>) -> Option<Arc<Mapped>> {
+        let state = self.state();
+        let listing = state.directory.by_minor.get(&device.number().minor)?;
+        Arc::ptr_eq(&listing.mapped.device, device).then(|| Arc::clone(&listing.mapped))
     }
 
     /// Reserves a name, a uuid and the lowest number that is free, as in the kernel, for a device

@@ -1,8 +1,10 @@
-//! Calling a suspend or a resume off while it waits.
+//! Calling a verb off while it waits.
 //!
 //! Contract: the device goes on as it was, active and with the table that was live, and the verb
 //! ends with the reason that was given. Where the cores use the new state already it is too late,
-//! and the verb ends as if nothing had been said. Removing and creating are not called off.
+//! and the verb ends as if nothing had been said. Creating and removing wait for nobody, and are
+//! finished, but where they change other devices as well ([`udm_dm::Target::partners`]): a create
+//! that is called off has made nothing, a removal has removed nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;
@@ -12,10 +14,10 @@ use udm_dm::TargetError;
 /// EINTR, with the reason.
 #[must_use]
 pub fn interrupted(why: &str) -> TargetError {
-    TargetError::errno(EINTR).because(format!("{why}; the device is active"))
+    Waiting::Resume.interrupted(why)
 }
 
-/// The other end of a suspend or resume: ends its wait. Clones are the same.
+/// The other end of a verb: ends its wait. Clones are the same.
 #[derive(Clone, Default)]
 pub struct CallOff(Arc<Inner>);
 
@@ -47,11 +49,25 @@ impl CallOff {
 /// Who waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiting {
+    Create,
     Suspend,
     Resume,
+    Remove,
 }
 
-/// The suspends and resumes of one device: the one under way, and those that wait for their turn.
+impl Waiting {
+    /// EINTR, with the reason and what has become of the device.
+    pub fn interrupted(self, why: &str) -> TargetError {
+        let so = match self {
+            Waiting::Create => "the device was not created",
+            Waiting::Suspend | Waiting::Resume => "the device is active",
+            Waiting::Remove => "the device was not removed",
+        };
+        TargetError::errno(EINTR).because(format!("{why}; {so}"))
+    }
+}
+
+/// The verbs that change one device: the one under way, and those that wait for their turn.
 #[derive(Default)]
 pub(crate) struct Pending(Mutex<Vec<(Waiting, CallOff)>>);
 
@@ -69,7 +85,7 @@ impl Pending {
     /// Calls off every `who`.
     pub fn call_off(&self, who: Waiting, why: &str) {
         for (_, off) in self.list().iter().filter(|(waiting, _)| *waiting == who) {
-            off.call(interrupted(why));
+            off.call(who.interrupted(why));
         }
     }
 }

@@ -4,14 +4,15 @@
 //! own: closing files can take long, and neither a core nor the control thread waits for it. The
 //! verb does, so that what it closed is closed when it is done.
 
-use super::call_off::{CallOff, Waiting, interrupted};
-use super::{hold, show, tables};
+use super::call_off::{CallOff, Waiting};
+use super::turns::{TRIES_MAX, Turns};
+use super::{show, tables};
 use crate::error::VerbError;
 use crate::registry::{Folder, Mapped, Registry};
 use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
 use udm_core::Device;
-use udm_core::errno::{EBUSY, ENXIO};
+use udm_core::errno::{EBUSY, EINTR};
 use udm_dm::{Changes, MappedDevice, Refused, TargetError, Wake};
 
 /// Makes a device. With a table it is loaded and resumed, and when that fails the device is gone
@@ -26,26 +27,33 @@ pub async fn create(
     uuid: Option<&str>,
     table: Option<&str>,
 ) -> Result<(), VerbError> {
-    create_from(registry, name, uuid, table, &Folder::own()).await
+    create_until(registry, name, uuid, table, &Folder::own(), &CallOff::default()).await
 }
 
-/// As [`create`], with paths from another folder.
+/// As [`create`], with paths from another folder. Where it waits for other devices, until it is
+/// called off.
 ///
 /// # Errors
-/// As [`create`].
-pub async fn create_from(
+/// As [`create`]'s, and what it was called off with.
+pub async fn create_until(
     registry: &Arc<Registry>,
     name: &str,
     uuid: Option<&str>,
     table: Option<&str>,
     folder: &Folder,
+    off: &CallOff,
 ) -> Result<(), VerbError> {
     let made = registry.make(name, uuid).map_err(|e| VerbError::new(name, e))?;
+    let one = [(name.to_owned(), Arc::clone(&made.mapped))];
     if let Some(table) = table {
         tables::load_into(registry, &made.mapped, name, table, folder)?;
-        resume_one(registry, &made.mapped).await.map_err(|e| VerbError::new(name, e))?;
+        in_turn(registry, &one, Waiting::Create, off, |devices, wake| Changes::resume(devices, true, wake))
+            .await?;
     }
-    export(registry, &made.mapped)?;
+    if let Err(error) = export(registry, &made.mapped) {
+        let _ = in_turn(registry, &one, Waiting::Remove, off, Changes::leave).await;
+        return Err(error);
+    }
     made.complete();
     Ok(())
 }
@@ -80,7 +88,7 @@ pub async fn suspend_until(
 ) -> Result<(), VerbError> {
     let several = find(registry, names)?;
     in_turn(registry, &several, Waiting::Suspend, off, |devices, wake| {
-        Changes::suspend(devices, noflush, &wake)
+        Changes::suspend(devices, noflush, wake)
     })
     .await
 }
@@ -106,26 +114,19 @@ pub async fn resume_until(registry: &Arc<Registry>, names: &[&str], off: &CallOf
     for (_, mapped) in &several {
         mapped.pending.call_off(Waiting::Suspend, "called off by a resume");
     }
-    in_turn(registry, &several, Waiting::Resume, off, |devices, wake| Changes::resume(devices, true, &wake))
+    in_turn(registry, &several, Waiting::Resume, off, |devices, wake| Changes::resume(devices, true, wake))
         .await
 }
 
-/// The devices of `names`, each once, in the order in which changes of several take their turns:
-/// two that have devices in common do not wait for each other.
+/// The devices of `names`.
 fn find(registry: &Registry, names: &[&str]) -> Result<Vec<(String, Arc<Mapped>)>, VerbError> {
-    let mut found = Vec::with_capacity(names.len());
-    for name in names {
-        found.push(((*name).to_owned(), registry.find(name)?));
-    }
-    found.sort_by_key(|(_, mapped)| mapped.device.number());
-    found.dedup_by_key(|(_, mapped)| mapped.device.number());
-    Ok(found)
+    names.iter().map(|name| Ok(((*name).to_owned(), registry.find(name)?))).collect()
 }
 
-/// Calls off every suspend and resume that waits: the server ends.
+/// Calls off every verb that waits: the server ends.
 pub fn call_off_all(registry: &Registry) {
-    for mapped in registry.all() {
-        for who in [Waiting::Suspend, Waiting::Resume] {
+    for mapped in registry.everything() {
+        for who in [Waiting::Create, Waiting::Suspend, Waiting::Resume, Waiting::Remove] {
             mapped.pending.call_off(who, "the server ends");
         }
     }
@@ -136,55 +137,52 @@ pub fn call_off_all(registry: &Registry) {
 /// # Errors
 /// ENXIO when there is no such device, EBUSY while clients or tables use it.
 pub async fn remove(registry: &Arc<Registry>, name: &str) -> Result<(), VerbError> {
+    remove_until(registry, name, &CallOff::default()).await
+}
+
+/// As [`remove`]. Where it waits for other devices, until it is called off.
+///
+/// # Errors
+/// As [`remove`]'s, and what it was called off with: the device is there as it was then.
+pub async fn remove_until(registry: &Arc<Registry>, name: &str, off: &CallOff) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
-    let refuse = |error| Err(VerbError::new(name, error));
     let own = mapped.device.name();
+    let busy = |open| TargetError::errno(EBUSY).because(format!("it is open {open} times"));
     // Who uses it is told of at once, whatever is under way.
     let open = show::open_count(registry, &mapped, &own);
     if open > 0 {
-        return refuse(TargetError::errno(EBUSY).because(format!("it is open {open} times")));
+        return Err(VerbError::new(name, busy(open)));
     }
     for who in [Waiting::Suspend, Waiting::Resume] {
         mapped.pending.call_off(who, "called off by a removal");
     }
-    let alone = mapped.changing.lock().await;
-    let leaving = match registry.take_away(&mapped) {
-        Ok(leaving) => leaving,
-        Err(error) => return refuse(error),
-    };
-    if let Some(exporter) = registry.exporter() {
-        exporter.remove(&own);
-        // Nobody can come any more; who came before has it open.
-        let users = exporter.users(&own);
+    let exporter = registry.exporter();
+    let mut leaving = None;
+    let one = [(name.to_owned(), Arc::clone(&mapped))];
+    let left = in_turn(registry, &one, Waiting::Remove, off, |devices, wake| {
+        if leaving.is_none() {
+            leaving = Some(registry.take_away(&mapped).map_err(|error| (0, error))?);
+            // Nobody can come any more; who came before has it open.
+            exporter.inspect(|exporter| exporter.remove(&own));
+        }
+        let users = exporter.map_or(0, |exporter| exporter.users(&own));
         if users > 0 {
-            export(registry, &mapped)?;
-            return refuse(TargetError::errno(EBUSY).because(format!("it is open {users} times")));
+            return Err((0, busy(users as u64)));
         }
-        exporter.forget(&own);
+        // Targets are told that they are not in use any more.
+        Changes::leave(devices, wake)
+    });
+    let left = left.await;
+    let Some(leaving) = leaving else { return left };
+    if left.is_err() {
+        export(registry, &mapped)?;
+        return left;
     }
+    exporter.inspect(|exporter| exporter.forget(&own));
     leaving.gone();
-    // Targets are told that they are not in use any more; there is nothing in flight to wait for.
-    let device = &mapped.device;
-    let lane = hold::lane_for_change(registry, device).await;
-    let one = std::slice::from_ref(device);
-    let ended = step(registry, &CallOff::default(), |wake| Changes::suspend(one, true, &wake)).await;
-    drop((alone, lane));
-    let ended = match ended {
-        Ok((done, change)) => {
-            let_go((change, mapped), &CallOff::default()).await;
-            done
-        }
-        Err(refused) => Err(refused),
-    };
-    ended.or_else(|(_, error)| refuse(error))
-}
-
-/// The resume of a device that nobody knows yet.
-async fn resume_one(registry: &Registry, mapped: &Mapped) -> Result<(), TargetError> {
-    let _lane = hold::lane_for_change(registry, &mapped.device).await;
-    let device = std::slice::from_ref(&mapped.device);
-    let stepped = step(registry, &CallOff::default(), |wake| Changes::resume(device, true, &wake)).await;
-    stepped.and_then(|(done, _)| done).map_err(|(_, error)| error)
+    drop(one);
+    let_go(mapped, &CallOff::default()).await;
+    Ok(())
 }
 
 /// A change of devices that others may change too: one after the other.
@@ -193,57 +191,59 @@ async fn in_turn(
     several: &[(String, Arc<Mapped>)],
     who: Waiting,
     off: &CallOff,
-    begin: impl FnOnce(&[Arc<MappedDevice>], Wake) -> Result<Changes, Refused>,
+    mut begin: impl FnMut(&[Arc<MappedDevice>], &Wake) -> Result<Changes, Refused>,
 ) -> Result<(), VerbError> {
-    let entered: Vec<_> = several.iter().map(|(_, mapped)| mapped.pending.enter(who, off)).collect();
-    let (mut turns, mut lanes) = (Vec::with_capacity(several.len()), Vec::new());
-    for (name, mapped) in several {
-        turns.push(tokio::select! {
-            biased;
-            why = off.called() => return Err(VerbError::new(name, why)),
-            turn = mapped.changing.lock() => turn,
-        });
-        if !registry.is_there(mapped) {
-            let error = TargetError::errno(ENXIO).because("it has been removed meanwhile");
-            return Err(VerbError::new(name, error));
-        }
-    }
-    for (_, mapped) in several {
-        lanes.extend(hold::lane_for_change(registry, &mapped.device).await);
-    }
+    let mut entered: Vec<_> = several.iter().map(|(_, mapped)| mapped.pending.enter(who, off)).collect();
     let devices: Vec<_> = several.iter().map(|(_, mapped)| Arc::clone(&mapped.device)).collect();
     let blame = |(place, error): Refused| VerbError::new(&several[place].0, error);
-    let (done, mut changes) = step(registry, off, |wake| begin(&devices, wake)).await.map_err(blame)?;
-    drop((turns, entered, lanes));
-    let tables = changes.take_let_go();
-    if !tables.is_empty() {
-        let_go(tables, off).await;
+    for _ in 0..TRIES_MAX {
+        let turns = Turns::take(registry, several, who, off).await?;
+        // A wake-up that comes before we wait for it is kept, so none is lost between a step and
+        // its wait.
+        let answered = Arc::new(Notify::new());
+        let wake: Wake = {
+            let answered = Arc::clone(&answered);
+            Arc::new(move || answered.notify_one())
+        };
+        let mut changes = match begin(&devices, &wake) {
+            Ok(changes) if turns.are_of(changes.devices()) => changes,
+            Err(refused) if turns.are_of(&turns.renewed(&devices)) => return Err(blame(refused)),
+            // Others have come between.
+            Ok(_) | Err(_) => continue,
+        };
+        let done = step(registry, &turns.off(off), &answered, &mut changes).await;
+        let outrun = changes.outrun();
+        drop(turns);
+        if !outrun {
+            entered.clear();
+        }
+        let tables = changes.take_let_go();
+        if !tables.is_empty() {
+            let_go(tables, off).await;
+        }
+        if !outrun {
+            return done.map_err(blame);
+        }
     }
-    done.map_err(blame)
+    let error = TargetError::errno(EBUSY).because("others change what lies on the same disk all the time");
+    Err(blame((0, error)))
 }
 
-/// Begins a change and takes its steps, one whenever the cores have answered, until it is over or
-/// called off. The change comes back with its outcome: dropping it may close what it let go.
+/// Takes the steps of a change, one whenever the cores have answered, until it is over or called
+/// off.
 async fn step(
     registry: &Registry,
     off: &CallOff,
-    begin: impl FnOnce(Wake) -> Result<Changes, Refused>,
-) -> Result<(Result<(), Refused>, Changes), Refused> {
-    // A wake-up that comes before we wait for it is kept, so none is lost between a step and its
-    // wait.
-    let answered = Arc::new(Notify::new());
-    let wake: Wake = {
-        let answered = Arc::clone(&answered);
-        Arc::new(move || answered.notify_one())
-    };
-    let mut changes = begin(wake)?;
+    answered: &Notify,
+    changes: &mut Changes,
+) -> Result<(), Refused> {
     let mut called = None;
     loop {
         if let Some(done) = changes.step(registry.cores()) {
             // Too late, it is done; or it failed for a reason of its own.
-            let interrupted = |(_, e): &Refused| e.errno == interrupted("").errno;
+            let interrupted = |(_, e): &Refused| e.errno == EINTR;
             let why = called.filter(|_| done.as_ref().is_err_and(interrupted));
-            return Ok((why.map_or(done, |why| Err((0, why))), changes));
+            return why.map_or(done, |why| Err((0, why)));
         }
         tokio::select! {
             biased;

@@ -9,11 +9,14 @@ mod change;
 mod hold;
 mod show;
 mod tables;
+mod turns;
 mod wait;
 
 pub(crate) use call_off::Pending;
 pub use call_off::{CallOff, interrupted};
-pub use change::{call_off_all, create, create_from, remove, resume, resume_until, suspend, suspend_until};
+pub use change::{
+    call_off_all, create, create_until, remove, remove_until, resume, resume_until, suspend, suspend_until,
+};
 pub use show::{info, ls, status, table, version};
 pub use tables::{TABLE_MAX, clear, load, load_from, message, message_from, whole};
 pub use wait::{wait, wait_with};

@@ -9,11 +9,15 @@
 //! A table that is let go, the old one or one that was not to be, is held until every core has
 //! dropped its lanes, and then by the [`Change`]: who drops that closes files, and no core does.
 //!
+//! A *renewal* is a resume with the table that is live: lanes that were opened anew take the place
+//! of those that serve.
+//!
 //! A [`Change`] blocks nobody: [`Change::step`] does what can be done now, and its `wake` is called
 //! when there is more. One change at a time and device. Hooks of targets run in the kernel's order:
-//! presuspend, (cores stop), postsuspend, (swap), resume, (cores go on).
+//! preresume, presuspend, (cores stop), postsuspend, (swap), gone, resume, (cores go on).
 
 use super::device::{MappedDevice, Slot, Wake};
+use super::phase::{Goal, Phase, Stage};
 use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::table::Table;
@@ -23,54 +27,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::{EBUSY, EINTR};
 use udm_core::{Ack, Cores, Device, DeviceId, Drain, Failure, LaneCommand, Limits};
 
-/// What to do at the next step, once the cores have answered the last one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    /// Check the new table and have the cores open it.
-    Prepare,
-    /// The cores have tried.
-    Prepared,
-    /// Have the cores stop.
-    Suspend,
-    /// They have stopped.
-    Suspended,
-    /// The device stands still, and is to stay so.
-    Still,
-    /// It stands still, for the tables to change places.
-    Swap,
-    /// Have the cores go on with the table that is live now.
-    Resume,
-    /// They do.
-    Resumed,
-    /// Nothing is left to do.
-    Done,
-    /// The device is free for the next change.
-    Over,
-}
-
-/// Where a change waits for others that go in step with it ([`super::changes`]).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Stage {
-    /// Everything that can fail is over, and nothing has stopped for it.
-    Prepared,
-    /// The device stands still.
-    Still,
-    /// The end.
-    Over,
-}
-
-impl Phase {
-    /// The last stage that was reached.
-    fn stage(self) -> Option<Stage> {
-        match self {
-            Phase::Prepare | Phase::Prepared => None,
-            Phase::Suspend | Phase::Suspended => Some(Stage::Prepared),
-            Phase::Still | Phase::Swap | Phase::Resume | Phase::Resumed | Phase::Done => Some(Stage::Still),
-            Phase::Over => Some(Stage::Over),
-        }
-    }
-}
-
 /// A suspend or resume under way. Dropped before its end it leaves the device suspended or as it
 /// was; a resume mends that. Dropped at its end it may close devices, which can block: see the
 /// module's documentation.
@@ -79,10 +35,11 @@ pub struct Change {
     device: Arc<MappedDevice>,
     wake: Wake,
     noflush: bool,
+    goal: Goal,
+    /// It stood still already when the change began.
+    was_suspended: bool,
     /// What becomes live.
     next: Option<Slot>,
-    /// Resume behind the suspend.
-    go_on: bool,
     phase: Phase,
     /// Set when all cores have answered.
     waiting: Option<Arc<AtomicBool>>,
@@ -98,8 +55,8 @@ impl Change {
         noflush: bool,
         wake: Wake,
     ) -> Result<Change, TargetError> {
-        let mut change = Change::begin(device, noflush, wake)?;
-        change.phase = if device.is_suspended() { Phase::Done } else { Phase::Suspend };
+        let mut change = Change::begin(device, Goal::Rest, noflush, wake)?;
+        change.phase = if change.was_suspended { Phase::Done } else { Phase::Suspend };
         Ok(change)
     }
 
@@ -108,36 +65,109 @@ impl Change {
         noflush: bool,
         wake: Wake,
     ) -> Result<Change, TargetError> {
-        let mut change = Change::begin(device, noflush, wake)?;
-        change.go_on = true;
-        let mut state = device.state();
-        if let Some(table) = state.inactive.clone() {
-            state.generation += 1;
-            change.next = Some(Slot { table, generation: state.generation });
-            change.phase = Phase::Prepare;
-        } else if state.suspended {
-            change.phase = Phase::Resume;
+        let mut change = Change::begin(device, Goal::GoOn, noflush, wake)?;
+        let (inactive, stale) = {
+            let state = device.state();
+            (state.inactive.clone(), state.stale)
+        };
+        if let Some(table) = inactive {
+            change.comes(table);
+        } else if stale {
+            change.renews();
         }
-        drop(state);
+        if change.next.is_some() || change.was_suspended {
+            change.phase = Phase::Ask;
+        }
         Ok(change)
     }
 
-    fn begin(device: &Arc<MappedDevice>, noflush: bool, wake: Wake) -> Result<Change, TargetError> {
-        if std::mem::replace(&mut device.state().changing, true) {
+    /// A partner of the device changes. Nothing that is held fails for it.
+    pub(super) fn renew(device: &Arc<MappedDevice>, wake: Wake) -> Result<Change, TargetError> {
+        let mut change = Change::begin(device, Goal::Renew, true, wake)?;
+        if change.was_suspended {
+            change.phase = Phase::Swap;
+        } else {
+            change.renew_too();
+        }
+        Ok(change)
+    }
+
+    /// The device is a partner of another that changes: if it does not take a new table, the live
+    /// one is renewed.
+    pub(super) fn renew_too(&mut self) {
+        if self.goal == Goal::Leave {
+            return;
+        }
+        if self.next.is_none() {
+            self.renews();
+        }
+        // A table that served all the time is not asked whether it can go on.
+        if self.phase == Phase::Done && self.next.is_some() {
+            self.phase = Phase::Prepare;
+        }
+    }
+
+    /// The device comes to rest, and its live table is gone.
+    pub(super) fn leave(device: &Arc<MappedDevice>, wake: Wake) -> Result<Change, TargetError> {
+        let mut change = Change::begin(device, Goal::Leave, true, wake)?;
+        change.phase = if change.was_suspended { Phase::Swap } else { Phase::Suspend };
+        Ok(change)
+    }
+
+    fn begin(
+        device: &Arc<MappedDevice>,
+        goal: Goal,
+        noflush: bool,
+        wake: Wake,
+    ) -> Result<Change, TargetError> {
+        let mut state = device.state();
+        if std::mem::replace(&mut state.changing, true) {
             return Err(TargetError::errno(EBUSY).because("another suspend or resume is under way"));
         }
         Ok(Change {
             device: Arc::clone(device),
             wake,
             noflush,
+            goal,
+            was_suspended: state.suspended,
             next: None,
-            go_on: false,
             phase: Phase::Done,
             waiting: None,
             failure: Failure::default(),
             result: Ok(()),
             let_go: Vec::new(),
         })
+    }
+
+    fn comes(&mut self, table: Arc<Table>) {
+        let mut state = self.device.state();
+        state.generation += 1;
+        self.next = Some(Slot { table, generation: state.generation });
+    }
+
+    fn renews(&mut self) {
+        if let Some(live) = self.device.live() {
+            self.comes(live);
+        }
+    }
+
+    /// The device that it is of.
+    pub(super) fn device(&self) -> &Arc<MappedDevice> {
+        &self.device
+    }
+
+    /// The partners of the tables that come or go, but the device itself.
+    pub(super) fn partners(&self) -> Vec<Arc<MappedDevice>> {
+        let live = self.device.live();
+        let tables = match (self.goal, &self.next) {
+            (Goal::GoOn, Some(next)) if !self.device.state().is_renewal(&next.table) => {
+                [live, Some(Arc::clone(&next.table))]
+            }
+            (Goal::Leave, _) => [live, None],
+            _ => [None, None],
+        };
+        let partners = tables.iter().flatten().flat_map(|table| table.partners());
+        partners.filter(|partner| partner.id() != self.device.id()).collect()
     }
 
     /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake.
@@ -165,33 +195,30 @@ impl Change {
                 return Some(self.result.clone());
             }
             self.phase = match self.phase {
+                Phase::Ask => self.ask(cores),
                 Phase::Prepare => self.prepare(below, cores),
                 Phase::Prepared => self.prepared(cores),
                 Phase::Suspend => self.stop(cores),
                 Phase::Suspended => self.stopped(),
                 Phase::Swap => self.swap(),
+                Phase::Tell => self.tell(),
                 Phase::Resume => self.go(cores),
-                Phase::Still | Phase::Resumed => Phase::Done,
+                Phase::Resumed => Phase::Done,
                 Phase::Done | Phase::Over => self.end(),
             };
         }
     }
 
-    /// Calls off a change that waits: the device goes on with the table that is live. Step it to
-    /// its end, which is EINTR.
+    /// Calls off a change that waits: the device goes on with the table that is live, if it can.
+    /// Step it to its end, which is EINTR.
     pub fn cancel(&mut self, cores: &dyn Cores) {
-        let error = TargetError::errno(EINTR).because("called off");
         match self.phase {
-            Phase::Resume | Phase::Resumed | Phase::Done | Phase::Over => return,
+            Phase::Tell | Phase::Resume | Phase::Resumed | Phase::Done | Phase::Over => return,
             Phase::Suspended if bugs::on(Bug::CancelWaits) => return,
+            Phase::Ask | Phase::Swap => {}
             Phase::Prepare | Phase::Prepared | Phase::Suspend | Phase::Suspended => self.waiting = None,
-            Phase::Still | Phase::Swap => {}
         }
-        let stopping = matches!(self.phase, Phase::Suspended | Phase::Still | Phase::Swap);
-        self.phase = self.refuse(error, cores);
-        if stopping {
-            self.phase = Phase::Resume;
-        }
+        self.phase = self.refuse(TargetError::errno(EINTR).because("called off"), cores);
     }
 
     /// What is held waits for the resume and does not fail, whatever was said when it began.
@@ -221,8 +248,17 @@ impl Change {
         self.next.as_ref().map(|slot| (self.device.id(), slot.table.limits()))
     }
 
+    fn ask(&mut self, cores: &dyn Cores) -> Phase {
+        let table = self.next.as_ref().map(|slot| Arc::clone(&slot.table)).or_else(|| self.device.live());
+        match table.map_or(Ok(()), |table| table.preresume(self.device.id())) {
+            Ok(()) => Phase::Prepare,
+            Err(error) => self.refuse(error, cores),
+        }
+    }
+
     fn prepare(&mut self, below: Below<'_>, cores: &dyn Cores) -> Phase {
-        let Some(slot) = self.next.clone() else { return Phase::Done };
+        // A device that goes on with what it has stands still.
+        let Some(slot) = self.next.clone() else { return Phase::Swap };
         if let Err(error) = self.device.prepare(&slot, below) {
             return self.refuse(error, cores);
         }
@@ -239,17 +275,24 @@ impl Change {
         if self.device.is_suspended() { Phase::Swap } else { Phase::Suspend }
     }
 
-    /// The old table stays, and runs.
+    /// The old table stays, and runs. A device that rested when a resume began runs too, if it can
+    /// as it is.
     fn refuse(&mut self, error: TargetError, cores: &dyn Cores) -> Phase {
         self.drop_prepared(cores);
         self.result = Err(error);
-        if self.go_on && self.device.is_suspended() { Phase::Resume } else { Phase::Done }
+        let (suspended, stale, live) = {
+            let state = self.device.state();
+            (state.suspended, state.stale, state.live.as_ref().map(|slot| Arc::clone(&slot.table)))
+        };
+        let can = || !stale && live.is_none_or(|table| table.preresume(self.device.id()).is_ok());
+        let runs = suspended && (!self.was_suspended || self.goal == Goal::GoOn && can());
+        if runs { Phase::Tell } else { Phase::Done }
     }
 
     fn drop_prepared(&mut self, cores: &dyn Cores) {
         let Some(Slot { table, generation }) = self.next.take() else { return };
         self.device.state().preparing = None;
-        self.let_go.push(table);
+        self.let_go(table);
         let ack = self.ack();
         cores.broadcast(self.device.id(), LaneCommand::Unprepare { generation, ack });
     }
@@ -273,24 +316,48 @@ impl Change {
 
     fn stopped(&mut self) -> Phase {
         self.each_target(|target| target.postsuspend());
-        if self.go_on { Phase::Swap } else { Phase::Still }
+        Phase::Swap
     }
 
     fn swap(&mut self) -> Phase {
-        let mut state = self.device.state();
-        if let Some(slot) = self.next.take() {
-            state.preparing = None;
-            // A load may have put another table there meanwhile; that one stays.
-            if state.inactive.as_ref().is_some_and(|table| Arc::ptr_eq(table, &slot.table)) {
-                state.inactive = None;
-            }
-            state.leaving = state.live.replace(slot);
+        let gone = self.change_places();
+        let gone = gone.iter().flat_map(|table| table.targets());
+        gone.for_each(|entry| entry.target.gone());
+        if self.goal == Goal::GoOn || !self.was_suspended && self.goal == Goal::Renew {
+            Phase::Tell
+        } else {
+            Phase::Done
         }
+    }
+
+    /// Which table is gone.
+    fn change_places(&mut self) -> Option<Arc<Table>> {
+        let mut state = self.device.state();
+        let Some(slot) = self.next.take() else {
+            state.stale |= self.goal == Goal::Renew && state.live.is_some();
+            return state
+                .live
+                .as_ref()
+                .filter(|_| self.goal == Goal::Leave)
+                .map(|live| Arc::clone(&live.table));
+        };
+        let renewal = state.is_renewal(&slot.table);
+        state.preparing = None;
+        state.stale = false;
+        // A load may have put another table there meanwhile; that one stays.
+        if !renewal && state.inactive.as_ref().is_some_and(|table| Arc::ptr_eq(table, &slot.table)) {
+            state.inactive = None;
+        }
+        state.leaving = state.live.replace(slot);
+        state.leaving.as_ref().filter(|_| !renewal).map(|leaving| Arc::clone(&leaving.table))
+    }
+
+    fn tell(&self) -> Phase {
+        self.each_target(|target| target.resume());
         Phase::Resume
     }
 
     fn go(&mut self, cores: &dyn Cores) -> Phase {
-        self.each_target(|target| target.resume());
         let generation = {
             let mut state = self.device.state();
             state.suspended = false;
@@ -315,12 +382,22 @@ impl Change {
 
     /// The device is free for the next change.
     fn end(&mut self) -> Phase {
-        let mut state = self.device.state();
-        state.changing = false;
-        if !bugs::on(Bug::LeavingTableKept) {
-            self.let_go.extend(state.leaving.take().map(|slot| slot.table));
+        let leaving = {
+            let mut state = self.device.state();
+            state.changing = false;
+            if bugs::on(Bug::LeavingTableKept) { None } else { state.leaving.take() }
+        };
+        if let Some(slot) = leaving {
+            self.let_go(slot.table);
         }
         Phase::Over
+    }
+
+    /// No core uses `table` any more, unless it is live all the same.
+    fn let_go(&mut self, table: Arc<Table>) {
+        if !self.device.state().is_renewal(&table) {
+            self.let_go.push(table);
+        }
     }
 
     fn each_target(&self, hook: impl Fn(&dyn Target)) {

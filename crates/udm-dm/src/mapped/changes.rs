@@ -1,36 +1,49 @@
 //! Suspend and resume of several devices, in step: all of them or none.
 //!
-//! Three stages, each reached by all before one goes on:
+//! The stages, each reached by all before one goes on:
 //!
-//! 1. *Prepared*, from the bottom of the stack to its top: whatever can fail has not, on any core
+//! 1. *Asked*: the targets that are to go on have nothing against it ([`Target::preresume`]).
+//! 2. *Prepared*, from the bottom of the stack to its top: whatever can fail has not, on any core
 //!    of any device, and everything still runs. A table takes the limits of the tables that become
 //!    live below it in the same change.
-//! 2. *Still*, from the top to the bottom: a device comes to rest only while those below it still
+//! 3. *Still*, from the top to the bottom: a device comes to rest only while those below it still
 //!    serve what it has in flight.
-//! 3. *Over*, from the bottom to the top, which nothing stops.
+//! 4. *Swapped*: the tables have changed places, and those that are gone know.
+//! 5. *Told*: those that are live know.
+//! 6. *Over*, from the bottom to the top, which nothing stops.
 //!
-//! Between 2 and 3 none of the devices has a request in flight: what lies below them is one instant
-//! of all of them. What fails or is called off before that instant leaves every device active, with
-//! the table that was live; a device that was suspended before a *suspend* stays so.
+//! From 3 on until 6 none of the devices has a request in flight: what lies below them is one
+//! instant of all of them. What fails or is called off before that instant leaves every device
+//! active, with the table that was live; a device that was suspended before a *suspend* stays so.
+//!
+//! Tables that come or go can have *partners* ([`Target::partners`]), which are renewed in the same
+//! change and so belong to the set. Who locks devices asks for them first
+//! ([`Changes::renewed_by_resume`]), and looks again when the change has begun
+//! ([`Changes::devices`]): there may be others by now.
 //!
 //! One change at a time and device holds for the set: if one of them is under change already, none
 //! is begun.
+//!
+//! [`Target::preresume`]: crate::Target::preresume
+//! [`Target::partners`]: crate::Target::partners
 
-use super::change::{Change, Stage};
+use super::change::Change;
 use super::device::{MappedDevice, Wake};
+use super::partners::{Partner, besides, by_leaving, by_resume, others};
+use super::phase::Stage;
 use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::table::Table;
 use crate::target::Below;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use udm_core::errno::EINTR;
+use udm_core::errno::{EBUSY, EINTR};
 use udm_core::{Cores, Device, DeviceId, Limits};
 
 /// What was wrong, and with which device: its place in the list that was given.
 pub type Refused = (usize, TargetError);
 
-/// A suspend or resume of several devices under way. Dropped before its end it leaves them
+/// A suspend, resume or removal of several devices under way. Dropped before its end it leaves them
 /// suspended or as they were; a resume mends that.
 #[must_use = "nothing happens until it is stepped"]
 pub struct Changes {
@@ -43,10 +56,13 @@ pub struct Changes {
     /// What devices of the levels that are prepared change to.
     coming: HashMap<DeviceId, Limits>,
     result: Result<(), Refused>,
+    outrun: bool,
 }
 
 struct Part {
+    /// In the list that was given; of a partner, that of a device whose partner it is.
     place: usize,
+    is_partner: bool,
     change: Change,
     /// It has come to its end.
     over: bool,
@@ -58,37 +74,96 @@ impl Changes {
     /// # Errors
     /// EBUSY while one of them is under change.
     pub fn suspend(devices: &[Arc<MappedDevice>], noflush: bool, wake: &Wake) -> Result<Changes, Refused> {
-        Changes::begin(devices, |device| device.suspend(noflush, Arc::clone(wake)))
+        Changes::begin(devices, &[], |device| device.suspend(noflush, Arc::clone(wake)), wake)
     }
 
-    /// As [`MappedDevice::resume_with`], of all `devices`. Where one is suspended already it is
-    /// `noflush` for all: what it holds for those above would keep them from coming to rest, and it
-    /// goes on only when they have.
+    /// As [`MappedDevice::resume_with`], of all `devices`, with their partners. Where one is
+    /// suspended already it is `noflush` for all: what it holds for those above would keep them
+    /// from coming to rest, and it goes on only when they have.
     ///
     /// # Errors
     /// EBUSY while one of them is under change.
     pub fn resume(devices: &[Arc<MappedDevice>], noflush: bool, wake: &Wake) -> Result<Changes, Refused> {
-        let mut changes = Changes::begin(devices, |device| device.resume_with(noflush, Arc::clone(wake)))?;
-        if devices.iter().any(|device| device.is_suspended()) && !bugs::on(Bug::SetWaitsForItself) {
+        let partners = by_resume(devices);
+        let how = |device: &Arc<MappedDevice>| device.resume_with(noflush, Arc::clone(wake));
+        let mut changes = Changes::begin(devices, &partners, how, wake)?;
+        let rests = changes.parts().any(|part| part.change.device().is_suspended());
+        if rests && !bugs::on(Bug::SetWaitsForItself) {
             changes.levels.iter_mut().flatten().for_each(|part| part.change.hand_back());
         }
         Ok(changes)
     }
 
+    /// Has `devices` come to rest for good, for their removal, and renews the partners that they
+    /// leave. Nothing that they hold fails.
+    ///
+    /// # Errors
+    /// EBUSY while one of them is under change.
+    pub fn leave(devices: &[Arc<MappedDevice>], wake: &Wake) -> Result<Changes, Refused> {
+        let partners = by_leaving(devices);
+        Changes::begin(devices, &partners, |device| Change::leave(device, Arc::clone(wake)), wake)
+    }
+
+    /// The devices that a resume of `devices` would renew besides, as of now.
+    #[must_use]
+    pub fn renewed_by_resume(devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
+        others(devices, by_resume(devices))
+    }
+
+    /// The devices that a removal of `devices` would renew, as of now.
+    #[must_use]
+    pub fn renewed_by_leaving(devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
+        others(devices, by_leaving(devices))
+    }
+
+    /// `how` begins the change of each of `devices`.
     fn begin(
         devices: &[Arc<MappedDevice>],
+        partners: &[Partner],
         how: impl Fn(&Arc<MappedDevice>) -> Result<Change, TargetError>,
+        wake: &Wake,
     ) -> Result<Changes, Refused> {
-        let mut levels: Vec<Vec<Part>> = Vec::new();
+        let partner_ids: HashSet<DeviceId> = partners.iter().map(|(_, partner)| partner.id()).collect();
+        let given = devices.iter().enumerate().map(|(place, device)| (place, device, false));
+        let others = partners.iter().map(|(place, partner)| (*place, partner, true));
         let mut known = HashSet::new();
-        let order = order(devices);
-        for (place, device) in devices.iter().enumerate().filter(|(_, device)| known.insert(device.id())) {
-            let change = how(device).map_err(|error| (place, error))?;
-            let level = order.get(&device.id()).copied().unwrap_or(0);
-            levels.resize_with(levels.len().max(level + 1), Vec::new);
-            levels[level].push(Part { place, change, over: false });
+        let mut parts = Vec::with_capacity(devices.len());
+        for (place, device, is_partner) in given.chain(others).filter(|part| known.insert(part.1.id())) {
+            let change = match is_partner {
+                true => Change::renew(device, Arc::clone(wake)).map_err(|e| besides(device, e)),
+                false => how(device),
+            };
+            let mut change = change.map_err(|error| (place, error))?;
+            if !is_partner && partner_ids.contains(&device.id()) {
+                change.renew_too();
+            }
+            parts.push(Part { place, is_partner, change, over: false });
         }
-        Ok(Changes { levels, stage: Stage::Prepared, level: 0, coming: HashMap::new(), result: Ok(()) })
+        let all: Vec<_> = parts.iter().map(|part| Arc::clone(part.change.device())).collect();
+        let order = order(&all);
+        let mut levels: Vec<Vec<Part>> = Vec::new();
+        for part in parts {
+            let level = order.get(&part.change.device().id()).copied().unwrap_or(0);
+            levels.resize_with(levels.len().max(level + 1), Vec::new);
+            levels[level].push(part);
+        }
+        let (coming, result) = (HashMap::new(), Ok(()));
+        Ok(Changes { levels, stage: Stage::Asked, level: 0, coming, result, outrun: false })
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.levels.iter().flatten()
+    }
+
+    /// All that it is a change of, partners included.
+    pub fn devices(&self) -> impl Iterator<Item = &Arc<MappedDevice>> {
+        self.parts().map(|part| part.change.device())
+    }
+
+    /// True when it failed because a partner came between, with nothing changed: begin again.
+    #[must_use]
+    pub fn outrun(&self) -> bool {
+        self.outrun
     }
 
     /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake.
@@ -104,7 +179,7 @@ impl Changes {
                     None => all = false,
                     Some(outcome) => {
                         part.over = self.stage == Stage::Over;
-                        refused = refused.or_else(|| outcome.err().map(|error| (part.place, error)));
+                        refused = refused.or_else(|| Some((part.place, part.blame(outcome.err()?))));
                     }
                 }
             }
@@ -112,7 +187,8 @@ impl Changes {
                 self.call_off(refused, cores);
                 continue;
             }
-            let in_step = !(bugs::on(Bug::SetNotInStep) && self.stage == Stage::Still);
+            let stands = (Stage::Still..Stage::Over).contains(&self.stage);
+            let in_step = !(bugs::on(Bug::SetNotInStep) && stands);
             if !all && in_step {
                 return None;
             }
@@ -122,10 +198,27 @@ impl Changes {
             self.level += 1;
             if self.level == self.levels.len() && self.stage != Stage::Over {
                 self.level = 0;
-                self.stage = if self.stage == Stage::Prepared { Stage::Still } else { Stage::Over };
+                self.stage = self.stage.next();
+                if self.stage == Stage::Prepared {
+                    self.look_again(cores);
+                }
             }
         }
         Some(self.result.clone())
+    }
+
+    /// The targets have been asked, so whoever opens lanes from now on sees them. Who may have
+    /// opened some before must be of the set; else it is called off.
+    fn look_again(&mut self, cores: &dyn Cores) {
+        let known: HashSet<DeviceId> = self.devices().map(|device| device.id()).collect();
+        let late = self.parts().find_map(|part| {
+            let late = part.change.partners().into_iter().find(|partner| !known.contains(&partner.id()));
+            late.map(|late| (part.place, late))
+        });
+        let Some((place, late)) = late else { return };
+        self.outrun = true;
+        let error = TargetError::errno(EBUSY).because("it came between");
+        self.call_off((place, besides(&late, error)), cores);
     }
 
     /// Calls off a change that waits: the devices go on with the tables that are live. Step it to
@@ -152,6 +245,13 @@ impl Changes {
     #[must_use]
     pub fn take_let_go(&mut self) -> Vec<Arc<Table>> {
         self.levels.iter_mut().flatten().flat_map(|part| part.change.take_let_go()).collect()
+    }
+}
+
+impl Part {
+    /// Says of which device `error` is, if that is not one that was given.
+    fn blame(&self, error: TargetError) -> TargetError {
+        if self.is_partner { besides(self.change.device(), error) } else { error }
     }
 }
 

@@ -5,11 +5,11 @@
 //! The lock is held for moments and never while a device below is called.
 
 use super::change::Change;
-use super::lane::{Generation, MappedLane};
+use super::lane::{MappedLane, Opened};
 use super::names::Names;
 use super::stack::{self, Walk};
 use crate::error::TargetError;
-use crate::table::{Table, TableLane};
+use crate::table::Table;
 use crate::target::{Below, Kind, Notify, Upkeep};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -53,6 +53,8 @@ pub(super) struct State {
     /// What was live until just now, while cores may have lanes of it.
     pub leaving: Option<Slot>,
     pub suspended: bool,
+    /// The live table has to be renewed before it goes on: it stood still when a partner changed.
+    pub stale: bool,
     /// A [`Change`] is under way.
     pub changing: bool,
     /// What is done besides requests.
@@ -70,18 +72,19 @@ impl State {
         self.live.as_ref().map_or(0, |slot| slot.generation)
     }
 
-    /// Every table that a lane may be open of, now or when the one that waits is resumed; each
-    /// once. `new` in the place of the inactive one.
-    fn tables(&self, new: Option<&Arc<Table>>) -> Vec<Arc<Table>> {
-        let slots = [&self.live, &self.preparing, &self.leaving].into_iter().flatten();
-        let inactive = new.or(self.inactive.as_ref());
-        let mut tables: Vec<Arc<Table>> = Vec::with_capacity(4);
-        for table in slots.map(|slot| &slot.table).chain(inactive) {
-            if !tables.iter().any(|known| Arc::ptr_eq(known, table)) {
-                tables.push(Arc::clone(table));
-            }
-        }
-        tables
+    /// Every table that a lane may be open of, now or when the one that waits is resumed, as often
+    /// as one may be: a table that is being renewed counts twice. `preparing` is what the cores are
+    /// about to open, `inactive` what waits or is about to.
+    fn tables(&self, preparing: Option<&Slot>, inactive: Option<&Arc<Table>>) -> Vec<Arc<Table>> {
+        let is_prepared = |table: &Arc<Table>| preparing.is_some_and(|slot| Arc::ptr_eq(&slot.table, table));
+        let slots = [self.live.as_ref(), preparing, self.leaving.as_ref()].into_iter().flatten();
+        let waits = inactive.filter(|table| !is_prepared(table));
+        slots.map(|slot| &slot.table).chain(waits).cloned().collect()
+    }
+
+    /// `table` is live already, and takes its own place.
+    pub fn is_renewal(&self, table: &Arc<Table>) -> bool {
+        self.live.as_ref().is_some_and(|live| Arc::ptr_eq(&live.table, table))
     }
 }
 
@@ -120,6 +123,7 @@ pub(super) struct Events {
     names: Arc<Mutex<Names>>,
     count: AtomicU32,
     hook: OnceLock<Wake>,
+    device: Weak<MappedDevice>,
 }
 
 impl Notify for Events {
@@ -139,6 +143,10 @@ impl Notify for Events {
     fn kick(&self, cores: &dyn Cores) {
         cores.broadcast(self.id, LaneCommand::Kick);
     }
+
+    fn mapped(&self) -> Option<Arc<MappedDevice>> {
+        self.device.upgrade()
+    }
 }
 
 impl MappedDevice {
@@ -156,7 +164,14 @@ impl MappedDevice {
             names: Arc::clone(&names),
             state: Mutex::default(),
             above: Mutex::default(),
-            events: Arc::new(Events { id, number, names, count: AtomicU32::new(0), hook: OnceLock::new() }),
+            events: Arc::new(Events {
+                id,
+                number,
+                names,
+                count: AtomicU32::new(0),
+                hook: OnceLock::new(),
+                device: Weak::clone(me),
+            }),
             commons: Commons::default(),
         }))
     }
@@ -182,7 +197,10 @@ impl MappedDevice {
         let mut walk = Walk::default();
         let replaced = {
             let _shape = stack::shape();
-            let tables = self.state().tables(Some(&table));
+            let tables = {
+                let state = self.state();
+                state.tables(state.preparing.as_ref(), Some(&table))
+            };
             walk.check(self, &tables, &table)?;
             table.claim(self.id, self.number)?;
             self.set_kind(table.kind())?;
@@ -200,15 +218,18 @@ impl MappedDevice {
 
     /// Has the cores open `slot` from now on, lanes that come included. What was checked at the
     /// load is checked again: the devices below may be others by now. `below` says which tables the
-    /// devices below get in the same change.
+    /// devices below get in the same change. A table that is renewed keeps its limits, as one that
+    /// goes on behind a suspend.
     pub(super) fn prepare(&self, slot: &Slot, below: Below<'_>) -> Result<(), TargetError> {
-        slot.table.check(below)?;
+        if !self.state().is_renewal(&slot.table) {
+            slot.table.check(below)?;
+        }
         let mut walk = Walk::default();
         let _shape = stack::shape();
-        let mut tables = self.state().tables(None);
-        if !tables.iter().any(|table| Arc::ptr_eq(table, &slot.table)) {
-            tables.push(Arc::clone(&slot.table));
-        }
+        let tables = {
+            let state = self.state();
+            state.tables(Some(slot), state.inactive.as_ref())
+        };
         walk.check(self, &tables, &slot.table)?;
         self.state().preparing = Some(slot.clone());
         Ok(())
@@ -363,11 +384,9 @@ impl Device for MappedDevice {
             let state = self.state();
             (state.live.clone(), state.preparing.clone(), state.suspended)
         };
-        let open = |slot: Option<Slot>, cx: &mut Cx<'_>| -> Result<Option<Generation>, OpenError> {
-            slot.map(|slot| Ok((slot.generation, Box::new(TableLane::open(&slot.table, cx)?)))).transpose()
-        };
+        let open = |slot: Option<Slot>, cx: &mut Cx<'_>| slot.map(|slot| Opened::new(&slot, cx)).transpose();
         let (live, prepared) = (open(live, cx)?, open(preparing, cx)?);
-        Ok(Box::new(MappedLane::new(port, live, prepared, suspended)))
+        Ok(Box::new(MappedLane::new(port, live, prepared, suspended, cx)))
     }
 
     fn limits(&self) -> Limits {
@@ -395,7 +414,10 @@ impl Device for MappedDevice {
 
 impl Stacked for MappedDevice {
     fn below(&self) -> Vec<Arc<dyn Device>> {
-        let tables = self.state().tables(None);
+        let tables = {
+            let state = self.state();
+            state.tables(state.preparing.as_ref(), state.inactive.as_ref())
+        };
         tables.iter().flat_map(|table| table.devices()).map(|used| used.device).collect()
     }
 

@@ -18,10 +18,12 @@
 //! of them): the generation makes them harmless. Without a table there is no lane, and bios end
 //! with EIO.
 
+use super::device::Slot;
 use crate::bugs::{self, Bug};
 use crate::table::{Table, TableLane};
 use std::rc::Rc;
-use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, LaneCommand, Port, Status};
+use std::sync::{Arc, Weak};
+use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, LaneCommand, OpenError, Port, Status};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -30,8 +32,20 @@ enum State {
     Suspended,
 }
 
-/// A table's lane and the generation of the table.
-pub(super) type Generation = (u64, Box<TableLane>);
+/// A table's lane that has yet to begin, and the generation of the table.
+pub(super) struct Opened {
+    generation: u64,
+    lane: Box<TableLane>,
+    /// The control half holds it for as long as the lane can still begin.
+    table: Weak<Table>,
+}
+
+impl Opened {
+    pub fn new(slot: &Slot, cx: &mut Cx<'_>) -> Result<Opened, OpenError> {
+        let lane = Box::new(TableLane::open(&slot.table, cx)?);
+        Ok(Opened { generation: slot.generation, lane, table: Arc::downgrade(&slot.table) })
+    }
+}
 
 /// See the module's documentation.
 pub(super) struct MappedLane {
@@ -41,7 +55,9 @@ pub(super) struct MappedLane {
     ordinary: bool,
     live: Option<Box<TableLane>>,
     generation: u64,
-    prepared: Option<Generation>,
+    /// The table of a live lane that has yet to begin: the device has not run since it was opened.
+    fresh: Option<Weak<Table>>,
+    prepared: Option<Opened>,
     state: State,
     acks: Vec<udm_core::Ack>,
     /// Handed back by the lane below: older than what is parked.
@@ -54,19 +70,17 @@ pub(super) struct MappedLane {
 impl MappedLane {
     pub fn new(
         port: Rc<Port>,
-        live: Option<Generation>,
-        prepared: Option<Generation>,
+        live: Option<Opened>,
+        prepared: Option<Opened>,
         suspended: bool,
+        cx: &mut Cx<'_>,
     ) -> MappedLane {
-        let (generation, live) = match live {
-            Some((generation, lane)) => (generation, Some(lane)),
-            None => (0, None),
-        };
         let mut lane = MappedLane {
             port,
             ordinary: false,
-            live,
-            generation,
+            live: None,
+            generation: 0,
+            fresh: None,
             prepared,
             state: if suspended { State::Suspended } else { State::Running },
             acks: Vec::new(),
@@ -74,6 +88,10 @@ impl MappedLane {
             parked: Batch::new(),
             ended: Batch::new(),
         };
+        lane.take(live);
+        if !suspended {
+            lane.begin_live(cx);
+        }
         lane.update_state();
         lane
     }
@@ -86,8 +104,8 @@ impl MappedLane {
                 LaneCommand::Prepare { table, generation, failure, ack } => {
                     if self.generation != generation && self.prepared_generation() != Some(generation) {
                         let table = table.downcast::<Table>().expect("the table of a mapped device");
-                        match TableLane::open(&table, cx) {
-                            Ok(lane) => self.prepared = Some((generation, Box::new(lane))),
+                        match Opened::new(&Slot { table, generation }, cx) {
+                            Ok(opened) => self.prepared = Some(opened),
                             Err(error) => failure.set(error),
                         }
                     }
@@ -117,7 +135,21 @@ impl MappedLane {
     }
 
     fn prepared_generation(&self) -> Option<u64> {
-        self.prepared.as_ref().map(|(generation, _)| *generation)
+        self.prepared.as_ref().map(|opened| opened.generation)
+    }
+
+    fn take(&mut self, opened: Option<Opened>) {
+        if let Some(Opened { generation, lane, table }) = opened {
+            (self.live, self.generation, self.fresh) = (Some(lane), generation, Some(table));
+        }
+    }
+
+    /// The device runs: a lane that is in place begins, once.
+    fn begin_live(&mut self, cx: &mut Cx<'_>) {
+        let table = self.fresh.take().and_then(|table| table.upgrade());
+        if let (Some(live), Some(table)) = (&mut self.live, table) {
+            live.begin(&table, cx);
+        }
     }
 
     /// Takes the lane of `generation` and lets everything parked go down.
@@ -131,13 +163,14 @@ impl MappedLane {
         }
         if self.generation != generation {
             assert!(self.is_empty(), "tables change places while nothing is in flight");
-            let prepared = self.prepared.take().filter(|(prepared, _)| *prepared == generation);
+            let prepared = self.prepared.take().filter(|opened| opened.generation == generation);
             // Every lane prepared it or the change was called off; without it the old table must
             // not be used either.
             debug_assert!(prepared.is_some(), "generation {generation} was not prepared");
-            self.live = prepared.map(|(_, lane)| lane);
-            self.generation = generation;
+            (self.live, self.generation) = (None, generation);
+            self.take(prepared);
         }
+        self.begin_live(cx);
         self.state = State::Running;
         self.acks.clear();
         let mut batch = std::mem::take(&mut self.returned);
@@ -208,9 +241,9 @@ impl MappedLane {
             // Also with nothing in flight: a mapped device below has mail of its own.
             live.poll(done, cx);
         }
-        if let Some((_, lane)) = &mut self.prepared {
+        if let Some(opened) = &mut self.prepared {
             let from = done.len();
-            lane.poll(done, cx);
+            opened.lane.poll(done, cx);
             debug_assert_eq!(done.len(), from, "a lane that was given nothing has nothing to return");
         }
         done.append(&mut self.ended);
@@ -272,7 +305,7 @@ impl Lane for MappedLane {
     /// A lane that is only prepared may have begun already: its table has been told of the resume.
     fn busy(&self) -> Busy {
         let prepared = self.prepared.as_ref().filter(|_| !bugs::on(Bug::PreparedNotBusy));
-        let prepared = prepared.map(|(_, lane)| lane.busy());
+        let prepared = prepared.map(|opened| opened.lane.busy());
         self.live.as_ref().map(|live| live.busy()).max(prepared).unwrap_or_default()
     }
 }

@@ -2,8 +2,8 @@
 //! losing a request.
 //!
 //! [`device`] is the control half, [`change`] takes it through suspend and resume, [`changes`]
-//! several at once, [`lane`] is the data path, [`stack`] says what may lie on what; [`message`] and
-//! [`names`] are what their names say.
+//! several at once and with [`partners`], [`lane`] is the data path, [`stack`] says what may lie on
+//! what; [`phase`], [`message`] and [`names`] are what their names say.
 //!
 //! The life of a device, as the kernel's (dm-ioctl.c `table_load`, `table_clear`, `do_suspend`,
 //! `do_resume`; dm.c `dm_submit_bio`). A device has a live table or none, an inactive one or none,
@@ -16,7 +16,7 @@
 //! | suspend | | | suspended |
 //! | resume with an inactive table | what was inactive | none | active |
 //! | resume without | | | active |
-//! | resume that can't work | | | active |
+//! | resume that can't work | | | active; suspended where the live table can't go on as it is |
 //! | another change meanwhile | EBUSY | | |
 //!
 //! | a request | without a live table | with one |
@@ -32,6 +32,8 @@ mod device;
 mod lane;
 mod message;
 mod names;
+mod partners;
+mod phase;
 mod stack;
 
 pub use change::Change;

@@ -56,8 +56,6 @@ impl TableLane {
     /// # Errors
     /// When a device below can't be opened on this core.
     pub fn open(table: &Table, cx: &mut Cx<'_>) -> Result<TableLane, OpenError> {
-        let fit = table.fit();
-        let map = Map::new(table, &fit);
         let mut lanes = Vec::with_capacity(table.entries.len());
         for entry in &table.entries {
             lanes.push(match entry.target.as_linear() {
@@ -65,6 +63,19 @@ impl TableLane {
                 None => entry.target.open(cx)?,
             });
         }
+        Ok(SplitLane::new(TableRoute::new(table), lanes, cx))
+    }
+
+    /// The table is in use from now on: see [`udm_core::Lane::begin`].
+    pub fn begin(&mut self, table: &Table, cx: &mut Cx<'_>) {
+        self.begin_with(TableRoute::new(table), cx);
+    }
+}
+
+impl TableRoute {
+    fn new(table: &Table) -> TableRoute {
+        let fit = table.fit();
+        let map = Map::new(table, &fit);
         let limits = fit.whole;
         let size = limits.size.0;
         let single = match &*map.mappings {
@@ -81,11 +92,9 @@ impl TableLane {
             max: map.mappings.iter().map(|mapping| mapping.max(Op::Read)).fold(size, u64::min),
             size,
         };
-        Ok(SplitLane::new(TableRoute { limits, plain, single, map }, lanes, cx))
+        TableRoute { limits, plain, single, map }
     }
-}
 
-impl TableRoute {
     #[inline(always)]
     fn to_single(&self, bio: &mut Bio, shift: u64) -> Option<usize> {
         self.plain.takes(bio).then(|| {

@@ -16,6 +16,7 @@ mod map;
 
 use crate::bugs::{self, Bug};
 use crate::error::TargetError;
+use crate::mapped::MappedDevice;
 use crate::target::{Below, DeviceRef, Kind, Resolver, Target, TargetType, Used};
 use check::Fit;
 pub(crate) use lane::TableLane;
@@ -160,6 +161,21 @@ impl Table {
 
     fn fit(&self) -> Arc<Fit> {
         Arc::clone(&self.fit.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Asks its targets whether they can go on in `device`.
+    ///
+    /// # Errors
+    /// The first that can't.
+    pub(crate) fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {
+        self.entries.iter().enumerate().try_for_each(|(line, entry)| {
+            entry.target.preresume(device).map_err(|error| TargetError { line: Some(line), ..error })
+        })
+    }
+
+    /// The partners of its targets.
+    pub(crate) fn partners(&self) -> Vec<Arc<MappedDevice>> {
+        self.entries.iter().flat_map(|entry| entry.target.partners()).collect()
     }
 
     /// The devices that its targets use, as often as they use them.

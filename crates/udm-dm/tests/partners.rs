@@ -1,0 +1,236 @@
+//! Devices that are renewed because a partner comes or goes: see `Target::partners`.
+
+mod partners_rig;
+
+use partners_rig::{Lanes, Rig, Shared, idle, list};
+use std::sync::atomic::Ordering::Relaxed;
+use udm_dm::Changes;
+use udm_dm::testing::write;
+
+const TOP: &str = "0 64 top /d";
+const SIDE: &str = "0 64 side /d";
+
+/// Which sides a request through lane `lane` meets on both cores, and in how many pieces.
+fn meets(rig: &mut Rig, shared: &Shared, lane: usize, lanes: &mut Lanes) -> (String, usize) {
+    for core in 0..2 {
+        rig.submit(core, lane, write(8 * core as u64, 2, 1), lanes);
+    }
+    for _ in 0..10 {
+        rig.turn(lanes);
+    }
+    let met = std::mem::take(&mut *shared.met.lock().unwrap());
+    assert!(met.iter().all(|(_, sides)| *sides == met[0].1), "{met:?}");
+    (met[0].1.clone(), met.len() / 2)
+}
+
+/// The hooks in order, the renewal of the partner among them; the table that comes meets nothing in
+/// flight, nor does the one that goes; and the lanes of the partner know of both.
+#[test]
+fn a_partner_is_renewed_when_a_table_comes_and_when_it_goes() {
+    let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+    let (_disk, shared) = rig.disk("/d");
+    let top = rig.live("t", TOP, &mut lanes);
+    let lane = rig.open(&top, &mut lanes);
+    assert_eq!(shared.take_log(), ["preresume t", "resume t"]);
+    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), (String::new(), 1));
+
+    let side = rig.live("s", SIDE, &mut lanes);
+    let come = ["preresume s", "presuspend t", "postsuspend t", "resume s", "resume t"];
+    assert_eq!(shared.take_log(), come);
+    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), ("s".into(), 2));
+    assert!(!top.is_suspended() && top.inactive().is_none());
+
+    // Replaced by one of its kind: it goes before the other comes.
+    rig.load(&side, SIDE);
+    rig.resume(&[&side], &mut lanes).unwrap();
+    let log = shared.take_log();
+    let at = |what: &str| log.iter().position(|entry| entry == what).unwrap();
+    assert!(at("gone s") < at("resume s") && at("postsuspend t") < at("gone s"), "{log:?}");
+    assert!(at("postsuspend s") < at("gone s") && at("resume s") < at("resume t"), "{log:?}");
+    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), ("s".into(), 2));
+
+    // A suspend and a resume change nothing for others.
+    rig.suspend(&[&side], &mut lanes).unwrap();
+    rig.resume(&[&side], &mut lanes).unwrap();
+    assert_eq!(shared.take_log(), ["presuspend s", "postsuspend s", "preresume s", "resume s"]);
+
+    // The partner keeps what waits.
+    rig.load(&top, "0 64 error");
+    rig.leave(&side, &mut lanes).unwrap();
+    let log = shared.take_log();
+    assert!(log.ends_with(&["gone s".into(), "resume t".into()]) && log.len() == 5 + 1, "{log:?}");
+    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), (String::new(), 1));
+    assert!(side.is_suspended() && top.table_text(true).contains("error"));
+}
+
+/// A lane that can't be opened on one core, or a target that has something against it, calls all
+/// off with everything as it was.
+#[test]
+fn what_fails_changes_nothing() {
+    let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+    let (_disk, shared) = rig.disk("/d");
+    let top = rig.live("t", TOP, &mut lanes);
+    let lane = rig.open(&top, &mut lanes);
+    let before = rig.live("before", SIDE, &mut lanes);
+    let side = rig.make("s");
+    rig.load(&side, SIDE);
+
+    *shared.no_lane.lock().unwrap() = Some(1);
+    let (place, error) = rig.resume(&[&side], &mut lanes).unwrap_err();
+    assert_eq!((place, error.errno), (0, 24));
+    assert_eq!(error.reason, "t has to be renewed with it: no lane of a top");
+    let (_, error) = rig.leave(&before, &mut lanes).unwrap_err();
+    assert_eq!(error.errno, 24);
+    assert!(side.live().is_none() && side.inactive().is_some() && !before.is_suspended());
+    *shared.no_lane.lock().unwrap() = None;
+    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), ("before".into(), 2));
+
+    shared.refuse.store(true, Relaxed);
+    shared.take_log();
+    let (_, error) = rig.resume(&[&side], &mut lanes).unwrap_err();
+    assert_eq!((error.text.as_str(), error.line), ("side: not now", Some(0)));
+    assert_eq!(shared.take_log(), ["preresume s"]);
+    // One that goes on behind a suspend is asked too, and stays suspended.
+    rig.suspend(&[&before], &mut lanes).unwrap();
+    rig.resume(&[&before], &mut lanes).unwrap_err();
+    assert!(before.is_suspended());
+    shared.refuse.store(false, Relaxed);
+    rig.resume(&[&before, &side], &mut lanes).unwrap();
+    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), ("before s".into(), 2));
+}
+
+/// Nobody wakes a partner that is suspended. It is renewed when it is resumed, and does not go on
+/// as it is when that fails.
+#[test]
+fn a_suspended_partner_is_renewed_later() {
+    let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+    let (_disk, shared) = rig.disk("/d");
+    let top = rig.live("t", TOP, &mut lanes);
+    let lane = rig.open(&top, &mut lanes);
+    rig.suspend(&[&top], &mut lanes).unwrap();
+    rig.submit(0, lane, write(0, 2, 1), &mut lanes);
+    shared.take_log();
+    let side = rig.live("s", SIDE, &mut lanes);
+    assert_eq!(shared.take_log(), ["preresume s", "resume s"]);
+    assert!(top.is_suspended());
+
+    *shared.no_lane.lock().unwrap() = Some(1);
+    assert_eq!(rig.resume(&[&top], &mut lanes).unwrap_err().1.errno, 24);
+    assert!(top.is_suspended(), "its lanes don't know of the side");
+    // Nor with a table that is refused, or called off.
+    rig.load(&top, TOP);
+    assert_eq!(rig.resume(&[&top], &mut lanes).unwrap_err().1.errno, 24);
+    assert!(top.is_suspended());
+    *shared.no_lane.lock().unwrap() = None;
+    let mut changes = Changes::resume(&list(&[&top]), true, &idle()).unwrap();
+    assert!(changes.step(&*rig.cores()).is_none());
+    assert!(changes.cancel(&*rig.cores()));
+    rig.all(changes, &mut lanes).unwrap_err();
+    assert!(top.is_suspended() && shared.met.lock().unwrap().is_empty());
+    top.clear();
+
+    rig.resume(&[&top], &mut lanes).unwrap();
+    rig.turn(&mut lanes);
+    let met = std::mem::take(&mut *shared.met.lock().unwrap());
+    assert!(met.iter().all(|(_, sides)| sides == "s") && met.len() == 2, "{met:?}");
+    // Once: the next resume is an ordinary one.
+    rig.suspend(&[&top], &mut lanes).unwrap();
+    shared.take_log();
+    *shared.no_lane.lock().unwrap() = Some(1);
+    rig.resume(&[&top], &mut lanes).unwrap();
+    assert_eq!(shared.take_log(), ["preresume t", "resume t"]);
+    *shared.no_lane.lock().unwrap() = None;
+
+    // Suspended again when the side goes; resumed with a new table, which is not renewed as well.
+    rig.suspend(&[&top], &mut lanes).unwrap();
+    rig.leave(&side, &mut lanes).unwrap();
+    rig.load(&top, TOP);
+    rig.resume(&[&top], &mut lanes).unwrap();
+    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), (String::new(), 1));
+}
+
+/// Both are named in one resume: one change, whether the partner runs or rests.
+#[test]
+fn a_partner_of_the_set_is_renewed_in_it() {
+    for rests in [false, true] {
+        let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+        let (_disk, shared) = rig.disk("/d");
+        let top = rig.live("t", TOP, &mut lanes);
+        let lane = rig.open(&top, &mut lanes);
+        if rests {
+            rig.suspend(&[&top], &mut lanes).unwrap();
+        }
+        let side = rig.make("s");
+        rig.load(&side, SIDE);
+        rig.resume(&[&top, &side], &mut lanes).unwrap();
+        assert!(!top.is_suspended());
+        assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), ("s".into(), 2));
+        // Both go together.
+        let changes = Changes::leave(&list(&[&side, &top]), &idle()).unwrap();
+        rig.all(changes, &mut lanes).unwrap();
+        assert!(top.is_suspended() && side.is_suspended());
+    }
+}
+
+/// What is in flight comes home first, what comes meanwhile waits, in order, and nothing is lost,
+/// at whatever step the change is called off or not at all.
+#[test]
+fn requests_wait_for_a_renewal_in_order() {
+    let mut ends = [0, 0];
+    for cancel_at in 0..14 {
+        for leaves in [false, true] {
+            let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+            let (disk, shared) = rig.disk("/d");
+            let top = rig.live("t", TOP, &mut lanes);
+            let lane = rig.open(&top, &mut lanes);
+            let side = rig.make("s");
+            rig.load(&side, SIDE);
+            if leaves {
+                rig.resume(&[&side], &mut lanes).unwrap();
+            }
+            let _ = disk.take_log();
+            disk.hold(true);
+            rig.submit(0, lane, write(0, 1, 1), &mut lanes);
+            rig.submit(1, lane, write(1, 1, 1), &mut lanes);
+            let devices = list(&[&side]);
+            let mut changes = match leaves {
+                true => Changes::leave(&devices, &idle()),
+                false => Changes::resume(&devices, true, &idle()),
+            }
+            .unwrap();
+            let (mut home, mut sent, mut result) = (0, 2, None);
+            for step in 0..60 {
+                if step == cancel_at {
+                    changes.cancel(&*rig.cores());
+                }
+                if step == 6 {
+                    disk.hold(false);
+                }
+                result = changes.step(&*rig.cores());
+                if sent < 20 {
+                    rig.submit(step % 2, lane, write(sent, 1, 1), &mut lanes);
+                    sent += 1;
+                }
+                home += rig.turn(&mut lanes).len();
+                if result.is_some() && home == 20 {
+                    break;
+                }
+            }
+            let result = result.expect("the change ends");
+            assert_eq!(home, 20, "all came home");
+            let per_core = |core: u64| {
+                let log = disk.take_log().into_iter().map(|seen| seen.sector);
+                log.filter(move |sector| sector % 2 == core).collect::<Vec<_>>()
+            };
+            let seen = per_core(0);
+            assert!(seen.is_sorted(), "{seen:?}");
+            let is_live = result.is_ok() != leaves;
+            let expected = if is_live { ("s".to_owned(), 2) } else { (String::new(), 1) };
+            shared.met.lock().unwrap().clear();
+            assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), expected);
+            assert_eq!((top.is_suspended(), side.is_suspended()), (false, leaves && result.is_ok()));
+            ends[usize::from(result.is_ok())] += 1;
+        }
+    }
+    assert!(ends[0] > 4 && ends[1] > 4, "both ends were seen: {ends:?}");
+}
