@@ -1,36 +1,53 @@
 //! Control-side I/O by the cores: each run is a task on one of them, and the thread that loads the
 //! table waits for its answer.
 //!
-//! Contract: the thread waits for a limited time. What is in flight then stays with the task, on
+//! Contract: the thread waits for a limited time, and until the load is called off. What is in flight then stays with the task, on
 //! its core, until it comes home, and nothing more is sent. The task is in the background, with a
 //! lane of its own: nobody waits for it, and the end of the program ends it.
 
+use crate::verbs::CallOff;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::Duration;
-use udm_core::control_io::{Answer, run_task};
-use udm_core::{Batch, ControlIo, Cores, Device, Errand};
+use std::time::{Duration, Instant};
+use udm_core::control_io::{Answer, Started};
+use udm_core::{Batch, ControlIo, Cores, Device, Errand, OpenError};
 
 /// How long a run may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often a thread that waits looks whether it still has to.
+const STEP: Duration = Duration::from_millis(50);
 
 /// I/O of the thread that loads a table, by the cores.
 pub struct CoresIo<'a> {
     cores: &'a dyn Cores,
     patience: Duration,
+    off: Option<&'a CallOff>,
 }
 
 impl<'a> CoresIo<'a> {
     /// By `cores`, which take turns.
     #[must_use]
     pub fn new(cores: &'a dyn Cores) -> CoresIo<'a> {
-        CoresIo { cores, patience: PATIENCE }
+        CoresIo { cores, patience: PATIENCE, off: None }
     }
 
     /// With another limit on how long a run may take (30 s).
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> CoresIo<'a> {
         CoresIo { patience, ..self }
+    }
+
+    /// Until `off` is called: what it is called with is the error of the run that waits then, and of
+    /// each that comes later.
+    #[must_use]
+    pub fn until(self, off: &'a CallOff) -> CoresIo<'a> {
+        CoresIo { off: Some(off), ..self }
+    }
+
+    fn called_off(&self) -> Result<(), OpenError> {
+        let reason = self.off.and_then(CallOff::reason);
+        reason.map_or(Ok(()), |why| Err(OpenError::new(why.errno, why.reason.clone())))
     }
 }
 
@@ -39,12 +56,17 @@ impl ControlIo for CoresIo<'_> {
         let (tell, told) = sync_channel(1);
         // Whoever asked may have given up.
         let tell = move |answer| drop(tell.try_send(answer));
-        // Dropping it stops the task.
-        let _task = self.cores.start(run_task(device, bios, tell));
-        match told.recv_timeout(self.patience) {
-            Ok(done) => done,
-            Err(RecvTimeoutError::Timeout) => Err(Errand::no_answer()),
-            Err(RecvTimeoutError::Disconnected) => Err(Errand::called_off()),
+        self.called_off()?;
+        let _run = Started::new(device, bios, tell, |task| self.cores.start(task))?;
+        let end = Instant::now() + self.patience;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match told.recv_timeout(left.min(STEP)) {
+                Ok(answer) => return answer,
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => return Err(Errand::no_answer()),
+                Err(RecvTimeoutError::Timeout) => self.called_off()?,
+                Err(RecvTimeoutError::Disconnected) => return Err(Errand::ends()),
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::model::Wrong;
 use crate::world::World;
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::control_io::{Answer, run_task};
+use udm_core::control_io::{Answer, Started};
 use udm_core::{Batch, ControlIo, Device, Errand, Nanos, OpenError, errno};
 
 /// How long a run may take, on the world's clock.
@@ -72,13 +72,13 @@ impl ControlIo for SimIo<'_> {
     fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> Answer {
         let told = Arc::new(Mutex::new(None));
         let tell = Arc::clone(&told);
-        let task = run_task(device, bios, move |answer| {
-            *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
-        });
+        let tell = move |answer| *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
         let post: Arc<SimCores> = Arc::clone(&self.world.borrow().post);
-        // Dropping it stops the task.
-        let _task = post.start_io(&**device, task);
-        let answer = self.wait(&told);
+        let started = Started::new(device, bios, tell, |task| post.start_io(&**device, task));
+        let answer = match &started {
+            Ok(_) => self.wait(&told),
+            Err(error) => Err(error.clone()),
+        };
         let failed = answer.as_ref().map_or(true, |bios| bios.iter().any(|bio| !bio.status.is_ok()));
         self.failed.set(self.failed.get() | failed);
         answer

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use udm_control::verbs::CallOff;
 use udm_control::{CoresIo, Registry, verbs};
 use udm_core::control_io::{flush, read, read_all, write};
-use udm_core::errno::{EIO, ESHUTDOWN, ETIMEDOUT};
+use udm_core::errno::{EBUSY, EINTR, EIO, ESHUTDOWN, ETIMEDOUT};
 use udm_core::{Device, Op, OpenError, SECTOR_SIZE, Sector, Sectors};
+use udm_dm::TargetError;
 use udm_dm::testing::TestDisk;
 use udm_runtime::{Cluster, Runtime, RuntimeOptions};
 
@@ -88,18 +90,53 @@ fn what_is_written_is_read() {
     assert!(on_disk[(64 + 5000) * 512..][..1 << 20] == bytes(1 << 20), "the mapped device's first half");
 }
 
-/// The caller waits for so long and no longer; what it gave up is done when the device goes on, and
-/// the next run works.
+/// The caller waits for so long and no longer. What it gave up is done when the device goes on, and
+/// nothing else before that: the write that comes late is the older one.
 #[test]
 fn a_suspended_device_does_not_answer() {
     let server = Server::new(2);
     let device = server.make("m", "0 2048 linear mem:1M 0");
     verbs::wait(verbs::suspend(&server.registry, &["m"], false)).unwrap();
     let io = server.io().with_patience(Duration::from_millis(100));
-    let error = read(&io, &device, Sector(0), Sectors(2048)).unwrap_err();
+    let error = write(&io, &device, Sector(8), &[1; 4096]).unwrap_err();
     assert_eq!((error.errno, &*error.text), (ETIMEDOUT, "the store does not answer"));
+    let error = write(&io, &device, Sector(8), &[2; 4096]).unwrap_err();
+    assert_eq!((error.errno, &*error.text), (EBUSY, "the store has not answered an earlier load yet"));
     verbs::wait(verbs::resume(&server.registry, &["m"])).unwrap();
-    assert_eq!(read(&server.io(), &device, Sector(0), Sectors(2048)).unwrap(), vec![0; 1 << 20]);
+    until("what was in flight is home", || match write(&server.io(), &device, Sector(8), &[3; 4096]) {
+        Ok(()) => true,
+        Err(error) => error.errno != EBUSY && panic!("{error}"),
+    });
+    assert_eq!(read(&server.io(), &device, Sector(8), Sectors(8)).unwrap(), [3; 4096]);
+}
+
+/// Who has given up asking is waited for no longer.
+#[test]
+fn a_load_is_called_off() {
+    let server = Server::new(1);
+    let disk = TestDisk::new(64);
+    disk.hold(true);
+    let device: Arc<dyn Device> = disk.clone();
+    let off = CallOff::default();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| read(&server.io().until(&off), &device, Sector(0), Sectors(8)));
+        until("the read has come", || disk.waiting() > 0);
+        off.call(TargetError::errno(EINTR).because("nobody asks any more"));
+        assert_eq!(waits.join().unwrap(), Err(OpenError::new(EINTR, "nobody asks any more")));
+    });
+    // Nor does it begin anything more.
+    disk.hold(false);
+    assert_eq!(write(&server.io().until(&off), &device, Sector(0), &[0; 512]).unwrap_err().errno, EINTR);
+    assert!(disk.take_log().iter().all(|seen| seen.op == Op::Read));
+}
+
+/// Tries until it is so, or far too much time is over.
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: it never was");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Many at once, on few cores.
@@ -128,11 +165,7 @@ fn the_end_ends_runs() {
     let runtime = server.runtime.take().unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| read(&CoresIo::new(&*cluster), &device, Sector(0), Sectors(8)));
-        let begun = Instant::now();
-        while disk.waiting() == 0 {
-            assert!(begun.elapsed() < Duration::from_secs(60), "it never came");
-            thread::sleep(Duration::from_millis(1));
-        }
+        until("the read has come", || disk.waiting() > 0);
         runtime.end();
         assert_eq!(waits.join().unwrap().unwrap_err().errno, ESHUTDOWN);
     });

@@ -2,8 +2,8 @@
 //!
 //! A verb that changes a device runs in a task of its own, so that it is finished even when its
 //! client hangs up; what opens, closes or looks up devices may block on storage and runs beside the
-//! control thread, behind a gate ([`super::gates`]). A verb that waits for requests in flight is
-//! called off when its client hangs up.
+//! control thread, behind a gate ([`super::gates`]). A verb that waits for requests in flight, or
+//! for a store, is called off when its client hangs up.
 
 use super::error::{Body, Named, Params, Refusal};
 use super::gates::Shared;
@@ -142,7 +142,10 @@ pub(super) async fn load(
 ) -> Done {
     let folder = folder(load.folder.as_deref())?;
     let device = name.clone();
-    gates.loads.run(&name, move || verbs::load_from(&registry, &device, &load.table, &folder)).await?;
+    let asked = Asked(CallOff::default());
+    let off = asked.0.clone();
+    let verb = move || verbs::load_until(&registry, &device, &load.table, &folder, &off);
+    gates.loads.run(&name, verb).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

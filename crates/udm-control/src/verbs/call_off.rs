@@ -3,8 +3,9 @@
 //! Contract: the device goes on as it was, active and with the table that was live, and the verb
 //! ends with the reason that was given. Where the cores use the new state already it is too late,
 //! and the verb ends as if nothing had been said. Creating and removing wait for nobody, and are
-//! finished, but where they change other devices as well ([`udm_dm::Target::partners`]): a create
-//! that is called off has made nothing, a removal has removed nothing.
+//! finished, but where they change other devices as well ([`udm_dm::Target::partners`]), or where a
+//! table reads or writes a store: a create that is called off has made nothing, a load has loaded
+//! nothing, a removal has removed nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;
@@ -35,10 +36,15 @@ impl CallOff {
         }
     }
 
+    /// What it was called with, if it was.
+    pub(crate) fn reason(&self) -> Option<&TargetError> {
+        self.0.why.get()
+    }
+
     /// Waits for [`CallOff::call`]. For one at a time; who comes later is told as well.
     pub(super) async fn called(&self) -> TargetError {
         loop {
-            if let Some(why) = self.0.why.get() {
+            if let Some(why) = self.reason() {
                 return why.clone();
             }
             self.0.said.notified().await;

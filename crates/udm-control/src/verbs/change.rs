@@ -30,8 +30,8 @@ pub async fn create(
     create_until(registry, name, uuid, table, &Folder::own(), &CallOff::default()).await
 }
 
-/// As [`create`], with paths from another folder. Where it waits for other devices, until it is
-/// called off.
+/// As [`create`], with paths from another folder. Where it waits for other devices or for a store,
+/// until it is called off.
 ///
 /// # Errors
 /// As [`create`]'s, and what it was called off with.
@@ -46,7 +46,7 @@ pub async fn create_until(
     let made = registry.make(name, uuid).map_err(|e| VerbError::new(name, e))?;
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
     if let Some(table) = table {
-        tables::load_into(registry, &made.mapped, name, table, folder)?;
+        tables::load_into(registry, &made.mapped, name, table, folder, off)?;
         in_turn(registry, &one, Waiting::Create, off, |devices, wake| Changes::resume(devices, true, wake))
             .await?;
     }

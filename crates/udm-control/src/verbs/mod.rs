@@ -18,5 +18,5 @@ pub use change::{
     call_off_all, create, create_until, remove, remove_until, resume, resume_until, suspend, suspend_until,
 };
 pub use show::{info, ls, status, table, version};
-pub use tables::{TABLE_MAX, clear, load, load_from, message, message_from, whole};
+pub use tables::{TABLE_MAX, clear, load, load_until, message, message_from, whole};
 pub use wait::{wait, wait_with};

@@ -1,6 +1,6 @@
 //! Loading and clearing tables, and messages.
 
-use super::hold;
+use super::{CallOff, hold};
 use crate::CoresIo;
 use crate::error::{Position, VerbError};
 use crate::registry::{Folder, InUse, Mapped, Opening, Registry};
@@ -28,16 +28,23 @@ const MESSAGE_WAIT_STEP: Duration = Duration::from_millis(50);
 /// # Errors
 /// ENXIO when there is no such device; the table's own otherwise, with the position to blame.
 pub fn load(registry: &Registry, name: &str, text: &str) -> Result<(), VerbError> {
-    load_from(registry, name, text, &Folder::own())
+    load_until(registry, name, text, &Folder::own(), &CallOff::default())
 }
 
-/// As [`load`], with paths from another folder.
+/// As [`load`], with paths from another folder, until it is called off.
 ///
 /// # Errors
-/// As [`load`].
-pub fn load_from(registry: &Registry, name: &str, text: &str, folder: &Folder) -> Result<(), VerbError> {
+/// As [`load`]'s, and what it was called off with, where a target of it waits for its store:
+/// nothing is loaded then.
+pub fn load_until(
+    registry: &Registry,
+    name: &str,
+    text: &str,
+    folder: &Folder,
+    off: &CallOff,
+) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
-    load_into(registry, &mapped, name, text, folder)
+    load_into(registry, &mapped, name, text, folder, off)
 }
 
 /// The table of a device `name` that is all of `word`, a device. Opens it for a moment, and may
@@ -60,6 +67,7 @@ pub(super) fn load_into(
     name: &str,
     text: &str,
     folder: &Folder,
+    off: &CallOff,
 ) -> Result<(), VerbError> {
     if text.len() > TABLE_MAX {
         let error = TargetError::errno(E2BIG).because(format!("the table is longer than {TABLE_MAX} bytes"));
@@ -72,7 +80,7 @@ pub(super) fn load_into(
     };
     // Loads do not wait for each other: the file system may hang under one.
     let mut opening = Opening::new(registry, folder);
-    let io = CoresIo::new(registry.cores());
+    let io = CoresIo::new(registry.cores()).until(off);
     let table = Table::build(udm_targets::TARGETS, &lines, &mut opening, &io, registry.core_count())
         .map_err(refused)?;
     // What is replaced, or refused, is dropped behind the lock: dropping a table closes devices.

@@ -98,9 +98,9 @@ impl Errand {
         self.home.into_iter().map(|bio| bio.expect("all are home")).collect()
     }
 
-    /// What is said when the program ends meanwhile.
+    /// What is said when the cores take nothing any more.
     #[must_use]
-    pub fn called_off() -> OpenError {
+    pub fn ends() -> OpenError {
         OpenError::new(errno::ESHUTDOWN, "the program ends")
     }
 

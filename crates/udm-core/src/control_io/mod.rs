@@ -3,7 +3,7 @@
 //!
 //! A target does no I/O by itself: it is handed a [`ControlIo`], and so runs unchanged where the
 //! bios go through the rings of real cores and where they go through a simulated world. An
-//! [`Errand`] is what all of these have in common, and [`run_task`] what those with cores have. [`read`], [`write()`], [`flush`] and
+//! [`Errand`] is what all of these have in common, and [`Started`] what those with cores have. [`read`], [`write()`], [`flush`] and
 //! [`read_all`] are for those who have bytes and want no bios.
 //!
 //! Contract: nothing is kept from one run to the next. What is to be on the device before something
@@ -14,7 +14,7 @@ mod run;
 mod whole;
 
 pub use errand::Errand;
-pub use run::{Answer, run_task};
+pub use run::{Answer, Started};
 pub use whole::{flush, read, read_all, write};
 
 use crate::{Batch, Device};

@@ -1,22 +1,74 @@
 //! A run as a task of a core.
 
 use super::Errand;
-use crate::{Batch, Busy, Device, DeviceSlot, MakeTask, OpenError, Task, TaskCx};
-use std::sync::Arc;
+use crate::errno::EBUSY;
+use crate::{Batch, Busy, Device, DeviceSlot, MakeTask, OpenError, Task, TaskCx, TaskHandle};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What comes of a run.
 pub type Answer = Result<Batch, OpenError>;
 
-/// A task that does `bios` on `device` and tells what came of it, on its core. When it is stopped
-/// it tells so at once, and is over when what is in flight is home.
-pub fn run_task(
-    device: &Arc<dyn Device>,
-    bios: Batch,
-    tell: impl FnOnce(Answer) + Send + 'static,
-) -> MakeTask {
-    let (errand, device) = (Errand::new(&**device, bios), Arc::clone(device));
-    let run = Run { device, slot: None, errand: Some(errand), tell: Some(Box::new(tell)) };
-    Box::new(move || Box::new(run))
+/// A run on its way, from outside. Dropping it stops the task: nothing more is sent, and what is in
+/// flight stays with it until it comes home. For as long as it has not, no other run on that disk
+/// begins: a write that comes late must not undo one that came after it.
+#[must_use = "the run is stopped when this is dropped"]
+pub struct Started {
+    alive: Weak<()>,
+    unanswered: Option<Arc<Unanswered>>,
+    _task: TaskHandle,
+}
+
+/// The runs that were given up with something in flight, of one disk.
+#[derive(Default)]
+struct Unanswered(Mutex<Vec<Weak<()>>>);
+
+impl Unanswered {
+    fn list(&self) -> MutexGuard<'_, Vec<Weak<()>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Started {
+    /// Has `start` start a task that does `bios` on `device` and tells what came of it, on its
+    /// core. When it is stopped it tells so at once.
+    ///
+    /// # Errors
+    /// EBUSY when an earlier run on that disk was given up and is not home yet.
+    pub fn new(
+        device: &Arc<dyn Device>,
+        bios: Batch,
+        tell: impl FnOnce(Answer) + Send + 'static,
+        start: impl FnOnce(MakeTask) -> TaskHandle,
+    ) -> Result<Started, OpenError> {
+        let unanswered = device.commons().map(|commons| commons.common::<Unanswered>());
+        if let Some(unanswered) = &unanswered {
+            let mut list = unanswered.list();
+            list.retain(|run| run.strong_count() > 0);
+            if !list.is_empty() {
+                return Err(OpenError::new(EBUSY, "the store has not answered an earlier load yet"));
+            }
+        }
+        let token = Arc::new(());
+        let alive = Arc::downgrade(&token);
+        let run = Run {
+            errand: Some(Errand::new(&**device, bios)),
+            device: Arc::clone(device),
+            slot: None,
+            tell: Some(Box::new(tell)),
+            token: Some((token, unanswered.clone())),
+        };
+        Ok(Started { alive, unanswered, _task: start(Box::new(move || Box::new(run))) })
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(unanswered) = &self.unanswered
+            && self.alive.strong_count() > 0
+        {
+            unanswered.list().push(Weak::clone(&self.alive));
+        }
+    }
 }
 
 type Tell = Box<dyn FnOnce(Answer) + Send>;
@@ -28,6 +80,8 @@ struct Run {
     errand: Option<Errand>,
     /// `None` when nobody waits any more.
     tell: Option<Tell>,
+    /// For as long as something may be in flight.
+    token: Option<(Arc<()>, Option<Arc<Unanswered>>)>,
 }
 
 impl Run {
@@ -49,6 +103,7 @@ impl Run {
             if let Some(slot) = self.slot.take() {
                 cx.close(slot);
             }
+            self.token = None;
             if let Some(errand) = self.errand.take() {
                 self.tell(Ok(errand.finish()));
             }
@@ -63,7 +118,7 @@ impl Task for Run {
             match cx.open(&self.device) {
                 Ok(slot) => self.slot = Some(slot),
                 Err(error) => {
-                    self.errand = None;
+                    (self.errand, self.token) = (None, None);
                     self.tell(Err(error));
                 }
             }
@@ -81,7 +136,7 @@ impl Task for Run {
     }
 
     fn stop(&mut self, cx: &mut dyn TaskCx) {
-        self.tell(Err(Errand::called_off()));
+        self.tell(Err(Errand::ends()));
         if let Some(errand) = &mut self.errand {
             errand.call_off();
         }
