@@ -1,9 +1,10 @@
 //! Control-side I/O by the cores: each run is a task on one of them, and the thread that loads the
 //! table waits for its answer.
 //!
-//! Contract: the thread waits for a limited time, and until the load is called off. What is in flight then stays with the task, on
-//! its core, until it comes home, and nothing more is sent. The task is in the background, with a
-//! lane of its own: nobody waits for it, and the end of the program ends it.
+//! Contract: the thread waits for a limited time, and until the load is called off. What is in
+//! flight then stays with the task, on its core, until it comes home, and nothing more is sent. The
+//! task is in the background, with a lane of its own: nobody waits for it, and the end of the
+//! program ends it.
 
 use crate::verbs::CallOff;
 use std::sync::Arc;
@@ -38,8 +39,8 @@ impl<'a> CoresIo<'a> {
         CoresIo { patience, ..self }
     }
 
-    /// Until `off` is called: what it is called with is the error of the run that waits then, and of
-    /// each that comes later.
+    /// Until `off` is called: what it is called with is the error of the run that waits then, and
+    /// of each that comes later.
     #[must_use]
     pub fn until(self, off: &'a CallOff) -> CoresIo<'a> {
         CoresIo { off: Some(off), ..self }
