@@ -131,8 +131,8 @@ impl Cores for Cluster {
         self.post(core, Mail::Ring(id));
     }
 
-    /// On one core after the other. In library mode it is dropped by the first, which is there
-    /// before any device is made.
+    /// On one core after the other. In library mode on the first, which is there before any device
+    /// is made; it is dropped there when that core has no ring.
     fn start(&self, make: MakeTask) -> TaskHandle {
         let among = if self.serving.load(Ordering::Relaxed) == self.len() { self.len() } else { 1 };
         let core = CoreId((self.next.fetch_add(1, Ordering::Relaxed) % among) as u16);

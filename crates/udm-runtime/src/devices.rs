@@ -113,6 +113,11 @@ impl Devices {
         }
     }
 
+    /// True when no lane is open.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
     /// True when no lane has anything under way that somebody waits for, of its own or from above.
     pub(crate) fn is_idle(&self) -> bool {
         self.active

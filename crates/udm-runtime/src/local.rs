@@ -3,6 +3,7 @@
 use crate::Cluster;
 use crate::cluster::Mail;
 use crate::off_core::OnCore;
+use crate::reactor::Aside;
 use crate::ring::{Doorbell, Ring, missing};
 use crate::spin::Spin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -57,10 +58,12 @@ pub struct LocalCore {
     /// When the turn began; only known to a core that never sleeps.
     begun: Nanos,
     wake: Nanos,
-    /// Letters that are not for lanes: the reactor's.
+    /// Letters that are not for lanes.
     pub(crate) other: Vec<Mail>,
     /// A reactor takes the letters in `other`.
     serves: bool,
+    /// Takes them where there is none.
+    aside: Aside,
     options: CoreOptions,
     spin: Spin,
     spun: Nanos,
@@ -107,6 +110,7 @@ impl LocalCore {
             wake: Nanos::NEVER,
             other: Vec::new(),
             serves: false,
+            aside: Aside::default(),
             spin: Spin::new(options.spin_max.as_nanos() as u64),
             options,
             spun: Nanos(0),
@@ -139,7 +143,7 @@ impl LocalCore {
         self.spun
     }
 
-    /// From here on letters that are not for lanes are kept for a reactor.
+    /// From here on letters that are not for lanes are a reactor's.
     pub(crate) fn serve(&mut self) {
         self.serves = true;
         self.cluster.serving.fetch_add(1, Ordering::Relaxed);
@@ -188,15 +192,20 @@ impl LocalCore {
                         self.state.ports().deliver(device, &command);
                     }
                     Some(Mail::Ring(id)) => self.state.ports().ring(id),
-                    Some(mail) if self.serves => self.other.push(mail),
-                    // Nobody here keeps lanes for others.
-                    Some(_) => {}
+                    Some(mail) => self.other.push(mail),
                     None => break,
                 }
             }
         }
         let mut cx = self.state.cx_by(clock);
         let r = f(&mut cx);
+        if !self.serves {
+            match &self.outside {
+                Outside::Ring(ring, _) => self.aside.turn(&mut self.other, ring, &mut cx),
+                // Who started a task is told that it is gone.
+                Outside::Bell(..) => self.other.clear(),
+            }
+        }
         self.wake = cx.wake();
         r
     }

@@ -35,6 +35,36 @@ pub(crate) struct Reactor {
     inner: Inner,
 }
 
+/// What a core does for others in library mode, where its thread drives its own lanes: the tasks of
+/// the control side.
+#[derive(Default)]
+pub(crate) struct Aside(Option<Box<Inner>>);
+
+impl Aside {
+    /// One turn, with the letters that came. Costs a test where there is nothing to do.
+    pub(crate) fn turn(&mut self, mail: &mut Vec<Mail>, ring: &crate::Ring, cx: &mut Cx<'_>) {
+        if self.0.is_none() && mail.is_empty() {
+            return;
+        }
+        let inner = self.0.get_or_insert_with(|| Box::new(Inner::new()));
+        // A turn in which something moved is followed by another.
+        if inner.turn(std::mem::take(mail), ring, cx) {
+            cx.wake_now();
+        } else if inner.fronts.is_empty() && inner.devices.is_empty() {
+            self.0 = None;
+        }
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        // What is in flight can't be taken apart.
+        if let Some(inner) = self.0.take() {
+            Box::leak(inner);
+        }
+    }
+}
+
 #[derive(Default)]
 struct Inner {
     devices: Devices,
@@ -64,7 +94,7 @@ struct Inner {
 impl Reactor {
     pub(crate) fn new(mut core: LocalCore) -> Reactor {
         core.serve();
-        Reactor { core, inner: Inner { wake: Nanos::NEVER, ..Inner::default() } }
+        Reactor { core, inner: Inner::new() }
     }
 
     /// Serves until it is told to stop.
@@ -111,6 +141,10 @@ impl Reactor {
 }
 
 impl Inner {
+    fn new() -> Inner {
+        Inner { wake: Nanos::NEVER, ..Inner::default() }
+    }
+
     /// One turn; true when something moved.
     fn turn(&mut self, mail: Vec<Mail>, ring: &crate::Ring, cx: &mut Cx<'_>) -> bool {
         let mut moved = !self.ready.is_empty() || !mail.is_empty();

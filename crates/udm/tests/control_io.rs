@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -9,10 +10,10 @@ use udm_control::verbs::CallOff;
 use udm_control::{CoresIo, Registry, verbs};
 use udm_core::control_io::{flush, read, read_all, write};
 use udm_core::errno::{EBUSY, EINTR, EIO, ESHUTDOWN, ETIMEDOUT};
-use udm_core::{Device, Op, OpenError, SECTOR_SIZE, Sector, Sectors};
+use udm_core::{Batch, Bio, Buf, CoreId, Device, Nanos, Op, OpenError, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::testing::TestDisk;
-use udm_runtime::{Cluster, Runtime, RuntimeOptions};
+use udm_runtime::{Cluster, CoreOptions, LocalCore, Runtime, RuntimeOptions};
 
 /// A server's cores and devices.
 struct Server {
@@ -175,4 +176,58 @@ fn the_end_ends_runs() {
     assert_eq!(write(&CoresIo::new(&*cluster), &device, Sector(0), &[0; 512]).unwrap_err().errno, ESHUTDOWN);
     runtime.stop();
     assert_eq!(write(&CoresIo::new(&*cluster), &device, Sector(0), &[0; 512]).unwrap_err().errno, ESHUTDOWN);
+}
+
+/// In library mode the threads that drive their own lanes do what a load reads and writes, too.
+#[test]
+fn library_cores_do_it_beside_their_own_lanes() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("a");
+    std::fs::File::create(&path).unwrap().set_len(8 << 20).unwrap();
+    let open = |word: &str| udm_backends::open(&udm_wire::uri::parse(word).unwrap()).unwrap();
+    let (file, memory) = (open(&path.display().to_string()), open("mem:8M"));
+    let cluster = Cluster::new(2).unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for id in 0..2 {
+            let (cluster, stop, memory) = (&cluster, &stop, &memory);
+            scope.spawn(move || {
+                let mut core = LocalCore::attach(cluster, CoreId(id), CoreOptions::default()).unwrap();
+                drive(&mut core, &**memory, stop);
+            });
+        }
+        for (device, sector) in [(&file, 5000), (&memory, 9000)] {
+            let io = CoresIo::new(&*cluster);
+            let data = bytes(2 << 20);
+            write(&io, device, Sector(sector), &data).unwrap();
+            flush(&io, device).unwrap();
+            assert!(read(&io, device, Sector(sector), Sectors::from_bytes(2 << 20)).unwrap() == data);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    // The cores are gone, and nobody reads their letters.
+    let io = CoresIo::new(&*cluster).with_patience(Duration::from_millis(50));
+    assert_eq!(read(&io, &memory, Sector(0), Sectors(8)).unwrap_err().errno, ETIMEDOUT);
+}
+
+/// A load of one's own: reads, one at a time, and a nap now and then.
+fn drive(core: &mut LocalCore, device: &dyn Device, stop: &AtomicBool) {
+    let mut lane = core.open(device).unwrap();
+    let (mut batch, mut done) = (Batch::new(), Batch::new());
+    while !stop.load(Ordering::Relaxed) {
+        let mut bio = Bio::read(Sector(0), Sectors(8), Buf::zeroed(4096).into());
+        bio.start();
+        batch.push(bio);
+        while done.is_empty() {
+            core.turn(|cx| {
+                if !batch.is_empty() {
+                    lane.submit(&mut batch, cx);
+                }
+                lane.poll(&mut done, cx);
+                cx.wake_at(cx.now() + Nanos::from_millis(1));
+            });
+        }
+        done.drain(..).for_each(|mut bio| bio.finish());
+        core.park();
+    }
 }
