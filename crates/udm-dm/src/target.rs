@@ -167,6 +167,11 @@ pub trait Target: Send + Sync {
         None
     }
 
+    /// True when discards are cut at its multiples, too.
+    fn cuts_discards(&self) -> bool {
+        false
+    }
+
     /// True when a flush may go to each device below once, past the map and whatever else uses the
     /// device (kernel `flush_bypasses_map`). A table of such targets alone sends one flush per
     /// distinct device.

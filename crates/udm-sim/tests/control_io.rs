@@ -1,5 +1,5 @@
-//! Control-side I/O in worlds where everything else goes on: loads read what is there, fail as disks
-//! do, and change nothing for anybody else.
+//! Control-side I/O in worlds where everything else goes on: loads read what is there, fail as
+//! disks do, and change nothing for anybody else.
 
 use std::sync::Arc;
 use udm_core::control_io::{flush, read};

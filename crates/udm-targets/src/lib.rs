@@ -10,6 +10,7 @@ pub mod error_target;
 pub mod fault;
 pub mod linear;
 pub mod multipath;
+pub mod snapshot;
 pub mod striped;
 pub mod zero;
 
@@ -25,6 +26,9 @@ pub const TARGETS: &[TargetType] = &[
     TargetType { name: "linear", version: [1, 4, 0], new: crate::linear::new },
     TargetType { name: "log-writes", version: [1, 1, 0], new: crate::fault::log_writes::new },
     TargetType { name: "multipath", version: [1, 14, 0], new: crate::multipath::new },
+    TargetType { name: "snapshot", version: [1, 16, 0], new: crate::snapshot::target::new },
+    TargetType { name: "snapshot-merge", version: [1, 5, 0], new: crate::snapshot::merge::new },
+    TargetType { name: "snapshot-origin", version: [1, 9, 0], new: crate::snapshot::origin::new },
     TargetType { name: "striped", version: [1, 6, 0], new: crate::striped::new },
     TargetType { name: "zero", version: [1, 2, 0], new: crate::zero::new },
 ];

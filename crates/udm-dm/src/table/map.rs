@@ -16,6 +16,8 @@ pub(super) struct Mapping {
     /// Reads and writes end at multiples of this, counted from the target's start; `None` when they
     /// need not.
     chunk: Option<Divisor>,
+    /// And so do discards.
+    cuts_discards: bool,
     /// The longest request in sectors, by [`Op`] (reads and writes, discards, write-zeroes). A
     /// multiple of the logical block.
     max: [u64; 3],
@@ -47,6 +49,7 @@ impl Mapping {
             end: start.0 + len.0,
             shift,
             chunk: chunk.map(|c| Divisor::new(c.0.clamp(1, Divisor::MAX))),
+            cuts_discards: false,
             max: [whole(limits.max_sectors), whole(limits.max_discard), whole(limits.max_write_zeroes)],
         }
     }
@@ -79,7 +82,8 @@ impl Mapping {
 
     /// How many of the sectors from `at`, which is of this mapping, one request for `op` may cover.
     pub fn room(&self, op: Op, at: u64) -> u64 {
-        let left = if op.has_data() { self.left(at) } else { self.end - at };
+        let cut = op.has_data() || op == Op::Discard && self.cuts_discards;
+        let left = if cut { self.left(at) } else { self.end - at };
         left.min(self.max(op))
     }
 }
@@ -89,7 +93,9 @@ impl Map {
         let mapping = |(entry, limits): (&super::Entry, &Limits)| {
             let offset = entry.target.as_linear().map_or(0, |(_, offset)| offset.0);
             let shift = offset.wrapping_sub(entry.start.0);
-            Mapping::new(entry.start, entry.len, shift, entry.target.max_io_len(), limits)
+            let chunk = entry.target.max_io_len();
+            let cuts_discards = entry.target.cuts_discards();
+            Mapping { cuts_discards, ..Mapping::new(entry.start, entry.len, shift, chunk, limits) }
         };
         let fua = fit.whole.fua;
         // A device below that is mapped itself may get a cache by a reload, and this table would

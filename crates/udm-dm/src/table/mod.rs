@@ -74,6 +74,17 @@ impl Table {
         Ok(Arc::new(Table { id: DeviceId::new(), entries, fit, claims: Mutex::default() }))
     }
 
+    /// A table of `target` alone over `len` sectors, for a target's own use of a device: its lanes
+    /// cut by the device's limits, and flush around writes where the device needs that.
+    ///
+    /// # Errors
+    /// As for any other table.
+    pub fn of(target: Arc<dyn Target>, len: Sectors) -> Result<Table, TargetError> {
+        let entries = vec![Entry { start: Sector(0), len, target }];
+        let fit = Mutex::new(Arc::new(check::fit(&entries, Below::NOW)?));
+        Ok(Table { id: DeviceId::new(), entries, fit, claims: Mutex::default() })
+    }
+
     /// The targets, in order.
     #[must_use]
     pub fn targets(&self) -> &[Entry] {

@@ -113,6 +113,20 @@ impl Layout {
         chunk + u64::from(self.is_metadata(chunk))
     }
 
+    /// Which of the chunks for data `chunk` is, from 0; for metadata, the next one.
+    #[must_use]
+    pub fn data_index(self, chunk: u64) -> u64 {
+        let chunk = self.data_from(chunk);
+        chunk - 2 - (chunk - 1) / self.stride()
+    }
+
+    /// Chunk `index` of those for data, and how many from there on lie behind each other.
+    #[must_use]
+    pub fn data_chunk(self, index: u64) -> (u64, u64) {
+        let (area, place) = (index / self.records(), index % self.records());
+        (self.area(area) + 1 + place, self.records() - place)
+    }
+
     /// Whole chunks in `size`.
     #[must_use]
     pub fn chunks(self, size: Sectors) -> u64 {

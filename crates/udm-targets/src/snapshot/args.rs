@@ -1,0 +1,143 @@
+//! The words of a snapshot's table line, checked in the kernel's order.
+
+use std::sync::Arc;
+use udm_core::errno::EINVAL;
+use udm_core::{Commons, Device};
+use udm_dm::TargetError;
+use udm_dm::target::{DeviceRef, Resolver, TargetArgs, decimal};
+use udm_wire::cow::{ChunkSize, NotAChunkSize};
+
+/// What a snapshot does besides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Features {
+    /// A discard of a chunk that is in the store clears it there; others do nothing.
+    pub discard_zeroes_cow: bool,
+    /// A discard goes to the origin as well.
+    pub discard_passdown_origin: bool,
+    /// A store that is full makes the snapshot read-only, and not invalid (`PO`).
+    pub overflow: bool,
+}
+
+/// The words of one line.
+pub(super) struct Line {
+    pub origin: DeviceRef,
+    pub store: DeviceRef,
+    pub persistent: bool,
+    /// What was asked for; `None` for what the store says, or the default.
+    pub chunk: Option<ChunkSize>,
+    pub features: Features,
+}
+
+/// The kernel's text for whatever is wrong with a type or a chunk size, with the reason that it
+/// hides.
+fn no_store(reason: impl Into<String>, word: usize) -> TargetError {
+    TargetError::new("Couldn't create exception store").because(reason.into()).at(word)
+}
+
+/// Reads the line of a `snapshot` or `snapshot-merge`.
+///
+/// # Errors
+/// The kernel's, in its order.
+pub(super) fn parse(args: &mut TargetArgs<'_>) -> Result<Line, TargetError> {
+    let words = args.args;
+    if words.len() < 4 {
+        return Err(TargetError::new("requires 4 or more arguments").at(words.len()));
+    }
+    let mut features = features(words)?;
+    let origin = look_up(args.resolver, words, 0, "Cannot get origin device")?;
+    let store = look_up(args.resolver, words, 1, "Cannot get COW device")?;
+    if is_same(&origin, &store) {
+        return Err(TargetError::new("COW device cannot be the same as origin device").at(1));
+    }
+    let (persistent, overflow) = kind(&words[2])?;
+    features.overflow = overflow;
+    let chunk = chunk(&words[3], persistent, &origin, &store)?;
+    if args.start.0 != 0 {
+        let error = TargetError::new("a snapshot begins at sector 0").with_errno(EINVAL);
+        return Err(error.because("the kernel would take sectors of the origin by their place in the device"));
+    }
+    Ok(Line { origin, store, persistent, chunk, features })
+}
+
+/// True when both are names of one disk.
+pub(super) fn is_same(one: &DeviceRef, other: &DeviceRef) -> bool {
+    let commons = |device: &DeviceRef| device.device.commons().map(std::ptr::from_ref::<Commons>);
+    one.device.id() == other.device.id() || commons(one).is_some() && commons(one) == commons(other)
+}
+
+fn look_up(
+    resolver: &mut dyn Resolver,
+    words: &[String],
+    word: usize,
+    text: &str,
+) -> Result<DeviceRef, TargetError> {
+    let refuse =
+        |e: udm_dm::LookupError| TargetError::new(text).with_errno(e.errno).because(e.reason).at(word);
+    resolver.get(&words[word]).map_err(refuse)
+}
+
+fn features(words: &[String]) -> Result<Features, TargetError> {
+    let Some(count) = words.get(4) else { return Ok(Features::default()) };
+    let invalid = |word| TargetError::new("Invalid number of feature arguments").at(word);
+    let count = decimal(count).filter(|count| *count <= 2).ok_or_else(|| invalid(4))? as usize;
+    let given = &words[5..];
+    if given.len() < count {
+        return Err(invalid(words.len()));
+    }
+    let mut features = Features::default();
+    for (at, word) in given[..count].iter().enumerate() {
+        match word.to_ascii_lowercase().as_str() {
+            "discard_zeroes_cow" => features.discard_zeroes_cow = true,
+            "discard_passdown_origin" => features.discard_passdown_origin = true,
+            _ => return Err(TargetError::new("Unrecognised feature requested").at(5 + at)),
+        }
+    }
+    if features.discard_passdown_origin && !features.discard_zeroes_cow {
+        let text = "discard_passdown_origin feature depends on discard_zeroes_cow";
+        return Err(TargetError::new(text).at(5));
+    }
+    match given.get(count) {
+        // The kernel does not look at it.
+        Some(word) => Err(invalid(5 + count).because(format!("nothing may follow the features: {word:?}"))),
+        None => Ok(features),
+    }
+}
+
+/// Whether the store is persistent, and whether it overflows.
+fn kind(word: &str) -> Result<(bool, bool), TargetError> {
+    let mut letters = word.chars();
+    match letters.next().map(|letter| letter.to_ascii_uppercase()) {
+        Some('N') => Ok((false, false)),
+        Some('P') => match letters.next() {
+            None => Ok((true, false)),
+            Some('O' | 'o') => Ok((true, true)),
+            Some(_) => Err(no_store(format!("Unsupported persistent store option: {}", &word[1..]), 2)),
+        },
+        _ => Err(no_store("Exception store type is not P or N", 2)),
+    }
+}
+
+fn chunk(
+    word: &str,
+    persistent: bool,
+    origin: &DeviceRef,
+    store: &DeviceRef,
+) -> Result<Option<ChunkSize>, TargetError> {
+    let sectors = decimal(word).and_then(|sectors| u32::try_from(sectors).ok());
+    let sectors = sectors.ok_or_else(|| no_store("Invalid chunk size", 3))?;
+    if sectors == 0 {
+        return if persistent { Ok(None) } else { Err(TargetError::new("Chunk size not set").at(3)) };
+    }
+    let refuse = |why: NotAChunkSize| no_store(why.to_string(), 3);
+    let chunk = ChunkSize::new(u64::from(sectors)).map_err(refuse)?;
+    for device in [store, origin] {
+        chunk.check_blocks(device.device.limits().logical_block).map_err(refuse)?;
+    }
+    Ok(Some(chunk))
+}
+
+/// What a new store gets for which nobody said anything.
+pub(super) fn default_chunk(store: &Arc<dyn Device>) -> ChunkSize {
+    let block = u64::from(store.limits().logical_block) / udm_core::SECTOR_SIZE;
+    ChunkSize::new(block).map_or(ChunkSize::DEFAULT, |block| block.max(ChunkSize::DEFAULT))
+}

@@ -1,0 +1,296 @@
+//! The records of a persistent store: what was copied, on its way to the disk, in turn.
+//!
+//! Whoever has copied a chunk says so ([`Commits::copied`]). One lane at a time has the right to
+//! write records ([`Commits::begin`]): it takes all that have been copied since, from all cores, as
+//! far as they follow each other, and writes them at once, behind a flush that makes their data
+//! durable. Records go into the store in the order in which its chunks were given out, so a crash
+//! leaves no holes among them.
+//!
+//! A lane that has the right holds what is behind the lock; the others never try it.
+
+use crossbeam_queue::SegQueue;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use udm_core::{SECTOR_SIZE, interleave};
+use udm_wire::cow::{Exception, Layout, RECORD_LEN};
+
+/// Chunks that are in the store, behind each other there as in the origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Copied {
+    /// The turn of the first.
+    pub turn: u64,
+    /// The first chunk of the origin.
+    pub old: u64,
+    /// The first chunk of the store.
+    pub new: u64,
+    /// How many.
+    pub len: u64,
+    /// They are there. False for chunks that were given out in vain: their turn passes.
+    pub kept: bool,
+}
+
+/// The most records that go to the store at once.
+const RECORDS_MAX: u64 = 1 << 14;
+
+/// What is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Commit {
+    /// An area that has to be zero before: its sector and its length in bytes.
+    pub clear: Option<(u64, usize)>,
+    /// Where the records go.
+    pub sector: u64,
+    /// How many bytes.
+    pub len: usize,
+    /// How many records there are among them.
+    pub records: u64,
+}
+
+/// See the module's documentation.
+pub(super) struct Commits {
+    layout: Layout,
+    /// Bytes that are written at once.
+    unit: usize,
+    copied: SegQueue<Copied>,
+    /// A lane has the right.
+    writing: AtomicBool,
+    /// Records on the disk.
+    records: AtomicU64,
+    tail: Mutex<Tail>,
+}
+
+struct Tail {
+    /// Whose turn it is.
+    turn: u64,
+    /// What was copied before its turn.
+    early: BTreeMap<u64, Copied>,
+    /// The records from the start of the last unit on: those on the disk, then those that go there.
+    unit: Vec<u8>,
+    /// Of those, what is on its way.
+    on_its_way: Vec<Copied>,
+}
+
+impl Commits {
+    /// A store with `records` records, the last of them in `unit`: the unit of the area that the
+    /// next record goes to, of as many bytes as are written at once.
+    pub(super) fn new(layout: Layout, records: u64, unit: Vec<u8>) -> Commits {
+        let len = unit.len();
+        let tail = Tail { turn: 0, early: BTreeMap::new(), unit, on_its_way: Vec::new() };
+        Commits {
+            layout,
+            unit: len,
+            copied: SegQueue::new(),
+            writing: AtomicBool::new(false),
+            records: AtomicU64::new(records),
+            tail: Mutex::new(tail),
+        }
+    }
+
+    /// Records on the disk. Relaxed: a number to look at.
+    pub(super) fn records(&self) -> u64 {
+        self.records.load(Ordering::Relaxed)
+    }
+
+    /// The last `count` records are not there any more. For a merge: nobody commits meanwhile.
+    pub(super) fn take_back(&self, count: u64) {
+        self.records.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// These are in the store, and their records may go there.
+    pub(super) fn copied(&self, copied: Copied) {
+        interleave::point();
+        self.copied.push(copied);
+    }
+
+    /// Takes the right to write, when there is something to write and nobody has it. Who is told
+    /// false has nothing to do: whoever has the right looks again before it gives it up.
+    pub(super) fn begin(&self) -> bool {
+        // Pairs with the fence in `end`: either this lane sees that the right is free, or the one
+        // that gives it up sees what this one has left.
+        fence(Ordering::SeqCst);
+        !self.copied.is_empty() && !self.writing.swap(true, Ordering::Acquire)
+    }
+
+    /// Gives it up; true when it should be taken again.
+    pub(super) fn end(&self) -> bool {
+        interleave::point();
+        self.writing.store(false, Ordering::Release);
+        self.begin()
+    }
+
+    fn tail(&self) -> MutexGuard<'_, Tail> {
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is to be written now: takes what has been copied, as far as its turn has come. By who
+    /// has the right.
+    pub(super) fn collect(&self) -> Option<Commit> {
+        let mut tail = self.tail();
+        while let Some(copied) = self.copied.pop() {
+            tail.early.insert(copied.turn, copied);
+        }
+        let start = self.records();
+        let per_area = self.layout.records();
+        let room = (per_area - start % per_area).min(RECORDS_MAX);
+        let mut taken = 0;
+        while taken < room {
+            let turn = tail.turn;
+            let Some(mut next) = tail.early.remove(&turn) else { break };
+            if next.kept && next.len > room - taken {
+                let fits = room - taken;
+                let rest = Copied {
+                    turn: next.turn + fits,
+                    old: next.old + fits,
+                    new: next.new + fits,
+                    len: next.len - fits,
+                    kept: true,
+                };
+                tail.early.insert(rest.turn, rest);
+                next.len = fits;
+            }
+            tail.turn += next.len;
+            if next.kept {
+                taken += next.len;
+                tail.on_its_way.push(next);
+            }
+        }
+        (taken > 0).then(|| self.plan(start, taken))
+    }
+
+    fn plan(&self, start: u64, records: u64) -> Commit {
+        let (area, place) = (start / self.layout.records(), start % self.layout.records());
+        let from = place as usize * RECORD_LEN;
+        let begin = from - from % self.unit;
+        let end = (from + records as usize * RECORD_LEN).next_multiple_of(self.unit);
+        let chunk = self.layout.chunk();
+        let sector_of = |area| self.layout.area(area) * u64::from(chunk.sectors());
+        let fills = place + records == self.layout.records();
+        Commit {
+            clear: fills.then(|| (sector_of(area + 1), chunk.bytes() as usize)),
+            sector: sector_of(area) + begin as u64 / SECTOR_SIZE,
+            len: end - begin,
+            records,
+        }
+    }
+
+    /// Writes the records of `commit` into `bytes`, which is as long.
+    pub(super) fn fill(&self, commit: &Commit, bytes: &mut [u8]) {
+        let tail = self.tail();
+        let place = self.records() % self.layout.records();
+        let first = place as usize % (self.unit / RECORD_LEN);
+        let before = first * RECORD_LEN;
+        bytes.fill(0);
+        bytes[..before].copy_from_slice(&tail.unit[..before]);
+        let exceptions = tail.on_its_way.iter().flat_map(exceptions);
+        for (index, exception) in exceptions.enumerate() {
+            exception.encode(bytes, first + index);
+        }
+        debug_assert_eq!(bytes.len(), commit.len);
+    }
+
+    /// Lets go of all that was copied: the store is invalid. By who has the right.
+    pub(super) fn discard(&self) {
+        while self.copied.pop().is_some() {}
+        let mut tail = self.tail();
+        tail.early.clear();
+        tail.on_its_way.clear();
+    }
+
+    /// `commit`, which was written as `bytes`, is on the disk: calls `publish` for what it keeps.
+    pub(super) fn done(&self, commit: &Commit, bytes: &[u8], mut publish: impl FnMut(&Copied)) {
+        let mut tail = self.tail();
+        let records = self.records() + commit.records;
+        let (place, per_unit) = (records % self.layout.records(), self.unit / RECORD_LEN);
+        if (place as usize).is_multiple_of(per_unit) {
+            tail.unit.fill(0);
+        } else {
+            let last = bytes.len() - self.unit;
+            tail.unit.copy_from_slice(&bytes[last..]);
+        }
+        self.records.store(records, Ordering::Relaxed);
+        tail.on_its_way.drain(..).for_each(|copied| publish(&copied));
+    }
+}
+
+/// The exceptions of a run.
+fn exceptions(copied: &Copied) -> impl Iterator<Item = Exception> {
+    let Copied { old, new, len, .. } = *copied;
+    (0..len).map(move |at| Exception { old: old + at, new: new + at })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_wire::cow::ChunkSize;
+
+    fn copied(turn: u64, len: u64) -> Copied {
+        Copied { turn, old: 100 + turn, new: 2 + turn, len, kept: true }
+    }
+
+    /// Writes all that can be; what was published.
+    fn write(commits: &Commits, image: &mut [u8]) -> Vec<Copied> {
+        let mut published = Vec::new();
+        let mut right = commits.begin();
+        while right {
+            while let Some(commit) = commits.collect() {
+                if let Some((sector, len)) = commit.clear {
+                    image[sector as usize * 512..][..len].fill(0);
+                }
+                let mut bytes = vec![0xee; commit.len];
+                commits.fill(&commit, &mut bytes);
+                image[commit.sector as usize * 512..][..commit.len].copy_from_slice(&bytes);
+                commits.done(&commit, &bytes, |copied| published.push(*copied));
+            }
+            right = commits.end();
+        }
+        published
+    }
+
+    #[test]
+    fn records_follow_each_other_whatever_was_copied_first() {
+        let layout = Layout::new(ChunkSize::new(2).unwrap());
+        let commits = Commits::new(layout, 0, vec![0; 512]);
+        let mut image = vec![0xff; 200 * 1024];
+        image[1024..2048].fill(0);
+        commits.copied(copied(2, 3));
+        assert!(write(&commits, &mut image).is_empty(), "0 and 1 come first");
+        commits.copied(Copied { kept: false, ..copied(0, 2) });
+        assert_eq!(write(&commits, &mut image), [copied(2, 3)]);
+        let record = |n: usize| Exception::decode(&image[1024..2048], n);
+        assert_eq!(record(0), Some(Exception { old: 102, new: 4 }));
+        assert_eq!((record(2), record(3)), (Some(Exception { old: 104, new: 6 }), None));
+        // 64 records an area: 61 more fill it, and go on in the next.
+        commits.copied(copied(5, 70));
+        let published = write(&commits, &mut image);
+        assert_eq!(published.iter().map(|one| one.len).collect::<Vec<_>>(), [61, 9]);
+        let area = |a: u64| &image[layout.area(a) as usize * 1024..][..1024];
+        assert_eq!(Exception::decode(area(0), 63), Some(Exception { old: 165, new: 67 }));
+        assert_eq!(Exception::decode(area(1), 8), Some(Exception { old: 174, new: 76 }));
+        assert_eq!((Exception::decode(area(1), 9), commits.records()), (None, 73));
+        // One at a time, over the end of a unit.
+        for turn in 75..120 {
+            commits.copied(copied(turn, 1));
+            assert_eq!(write(&commits, &mut image), [copied(turn, 1)]);
+        }
+        let area = &image[layout.area(1) as usize * 1024..][..1024];
+        for (n, old) in (166..220).enumerate() {
+            assert_eq!(Exception::decode(area, n).unwrap().old, old);
+        }
+        assert_eq!(Exception::decode(area, 54), None);
+    }
+
+    #[test]
+    fn one_at_a_time_has_the_right() {
+        let layout = Layout::new(ChunkSize::new(8).unwrap());
+        let commits = Commits::new(layout, 0, vec![0; 4096]);
+        assert!(!commits.begin(), "nothing to write");
+        commits.copied(copied(0, 1));
+        assert!(commits.begin() && !commits.begin());
+        assert!(commits.collect().is_some());
+        assert!(!commits.end(), "what was collected is not there any more");
+        commits.copied(copied(1, 1));
+        assert!(commits.begin());
+        commits.copied(copied(2, 1));
+        assert!(commits.end(), "somebody left something");
+    }
+}

@@ -1,0 +1,394 @@
+//! What copies: one lane's part of the snapshots that it looks after.
+//!
+//! A lane of an origin has one for all of its snapshots, a lane of a snapshot one for itself. Below
+//! it are the origin (leg 0) and the store of each snapshot (leg 1 and up). Its own requests are
+//! copies, records, and the mark of a store that is invalid; those of others pass through.
+//!
+//! ```text
+//!  claim ──► read the origin ──► write each store ──► copied ──► [records: flush, write] ──► publish
+//! ```
+
+mod records;
+
+use super::commits::Copied;
+use super::jobs::{Dest, Job, Jobs, Runs, piece_max};
+use super::state::Snapshot;
+use super::whole;
+use records::Writing;
+use slab::Slab;
+use std::sync::Arc;
+use udm_core::{
+    Batch, Bio, BioFlags, BioPool, Buf, BufPool, Busy, Cx, Drain, Epoch, Listener, Op, OpenError, OwnerId,
+    SECTOR_SIZE, Sector, Sectors,
+};
+use udm_dm::legs::Legs;
+
+/// Bytes of free memory that a lane keeps.
+const KEEP: usize = 64 << 10;
+
+/// What a request of the engine's own is for.
+#[derive(Clone, Copy)]
+enum Errand {
+    /// A piece of a job, from the origin.
+    Read { job: usize },
+    /// A piece for `dests[dest]` of a job.
+    Write { job: usize, dest: usize },
+    /// A part of the next area of records, to be zero.
+    Clear { part: usize },
+    /// Records.
+    Records { part: usize },
+    /// The header of a store that is invalid.
+    Header { part: usize },
+}
+
+/// A snapshot that the lane looks after.
+pub(in crate::snapshot) struct Part {
+    pub snapshot: Arc<Snapshot>,
+    bell: Listener,
+    seen: Epoch,
+    /// The size of its store.
+    size: Sectors,
+    /// The least that is written to the store, in bytes.
+    block: usize,
+    /// The lane has the right to write records.
+    right: bool,
+    /// What it writes.
+    writing: Option<Writing>,
+}
+
+/// See the module's documentation.
+pub(in crate::snapshot) struct Engine {
+    owner: OwnerId,
+    pub legs: Legs,
+    parts: Vec<Part>,
+    jobs: Jobs,
+    errands: Slab<Errand>,
+    pool: BioPool,
+    bufs: BufPool,
+    runs: Runs,
+    /// Handed back by a leg: they go again.
+    again: Vec<(usize, Box<Bio>)>,
+    /// Writes that went into the store with their chunk.
+    overlaid: Batch,
+    piece_max: Sectors,
+    /// Something has come to its end since the last look.
+    progress: bool,
+}
+
+impl Engine {
+    /// An engine over `origin`, for `snapshots`.
+    ///
+    /// # Errors
+    /// When a store can't be opened on this core.
+    pub(in crate::snapshot) fn open(
+        origin: &udm_dm::target::DeviceRef,
+        snapshots: &[Arc<Snapshot>],
+        cx: &mut Cx<'_>,
+    ) -> Result<Engine, OpenError> {
+        let mut lanes = vec![origin.device.open(cx)?];
+        let mut parts = Vec::with_capacity(snapshots.len());
+        for snapshot in snapshots {
+            lanes.push(whole::open(&snapshot.store, cx)?);
+            let bell = snapshot.bell.listen(cx);
+            let limits = snapshot.store.device.limits();
+            parts.push(Part {
+                snapshot: Arc::clone(snapshot),
+                seen: bell.epoch(),
+                bell,
+                size: limits.size,
+                block: limits.logical_block as usize,
+                right: false,
+                writing: None,
+            });
+        }
+        Ok(Engine {
+            owner: cx.new_owner(),
+            legs: Legs::new(lanes),
+            parts,
+            jobs: Jobs::default(),
+            errands: Slab::new(),
+            pool: BioPool::new(usize::MAX),
+            bufs: BufPool::new(KEEP),
+            runs: Runs::default(),
+            again: Vec::new(),
+            overlaid: Batch::new(),
+            piece_max: piece_max(&origin.device.limits()),
+            progress: false,
+        })
+    }
+
+    /// The snapshots.
+    #[inline]
+    pub(in crate::snapshot) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// What work it has of its own.
+    pub(in crate::snapshot) fn busy(&self) -> Busy {
+        if self.is_idle() { self.legs.busy() } else { Busy::Owed }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.errands.is_empty() && self.jobs.is_empty() && self.runs.is_empty()
+    }
+
+    /// Claims `chunk` of snapshot `part` and finds room for it: true when it is this lane that
+    /// copies it now. [`Engine::begin`] comes behind all claims of a turn.
+    ///
+    /// # Errors
+    /// The store is full; the claim is given back.
+    pub(in crate::snapshot) fn claim(&mut self, part: usize, chunk: u64) -> Result<bool, Full> {
+        if !self.parts[part].snapshot.map.claim(chunk) {
+            return Ok(false);
+        }
+        let copied = self.room(part, chunk)?;
+        self.runs.add(Dest { part, copied });
+        Ok(true)
+    }
+
+    /// Room in the store for `chunk`, which this lane has claimed; its data is the caller's to
+    /// write.
+    ///
+    /// # Errors
+    /// The store is full; the claim is given back.
+    pub(in crate::snapshot) fn room(&mut self, part: usize, chunk: u64) -> Result<Copied, Full> {
+        let part = &mut self.parts[part];
+        let grant = part.snapshot.take(1, part.size).or_else(|| {
+            // It may have grown.
+            part.size = part.snapshot.store.device.limits().size;
+            part.snapshot.take(1, part.size)
+        });
+        match grant {
+            Some(grant) => Ok(Copied { turn: grant.turn, old: chunk, new: grant.new, len: 1, kept: true }),
+            None => {
+                part.snapshot.map.give_up(chunk);
+                Err(Full)
+            }
+        }
+    }
+
+    /// Copies `copied` with `overlay` over it, which [`Engine::take_overlaid`] gives back.
+    pub(in crate::snapshot) fn copy_under(&mut self, part: usize, copied: Copied, overlay: Box<Bio>) {
+        let dests = smallvec::smallvec![Dest { part, copied }];
+        self.add(dests, Some(overlay));
+    }
+
+    fn add(&mut self, dests: smallvec::SmallVec<[Dest; 1]>, overlay: Option<Box<Bio>>) {
+        let (run, snapshot) = (dests[0].copied, &self.parts[dests[0].part].snapshot);
+        let start = snapshot.start_of(run.old);
+        // The origin may end within its last chunk.
+        let end = snapshot.start_of(run.old + run.len).min(snapshot.origin_size.0);
+        self.jobs.add(Job::new(start, end, dests, overlay));
+    }
+
+    /// Begins the copies that were claimed.
+    pub(in crate::snapshot) fn begin(&mut self, cx: &mut Cx<'_>) {
+        if !self.runs.is_empty() {
+            let mut runs = std::mem::take(&mut self.runs);
+            let parts = &self.parts;
+            let groups: Vec<_> = runs.take(|part| parts[part].snapshot.shift).collect();
+            groups.into_iter().for_each(|dests| self.add(dests, None));
+            self.runs = runs;
+        }
+        self.go_on(cx);
+    }
+
+    /// `copied` is in the store of `part`, or was given out in vain.
+    pub(in crate::snapshot) fn copied(&mut self, part: usize, copied: Copied) {
+        self.parts[part].snapshot.copied(copied);
+        self.progress = true;
+    }
+
+    /// Sends a write of the engine's own to the store of `part`.
+    fn write(&mut self, part: usize, sector: u64, data: Buf, flags: BioFlags, errand: Errand) {
+        let mut bio = self.pool.get().expect("the pool has no bound");
+        bio.sectors = Sectors(data.len() as u64 / SECTOR_SIZE);
+        bio.data = data.into();
+        self.send(1 + part, bio, (Op::Write, flags, sector), errand);
+    }
+
+    fn send(&mut self, leg: usize, mut bio: Box<Bio>, what: (Op, BioFlags, u64), errand: Errand) {
+        (bio.op, bio.flags, bio.sector) = (what.0, what.1, Sector(what.2));
+        bio.owner = self.owner;
+        bio.cookie = self.errands.insert(errand) as u64;
+        bio.start();
+        self.legs.push(leg, bio);
+    }
+
+    /// Sends what can go now.
+    fn go_on(&mut self, cx: &mut Cx<'_>) {
+        while let Some((job, sector, sectors)) = self.jobs.next_piece(self.piece_max) {
+            let mut bio = self.pool.get().expect("the pool has no bound");
+            bio.sectors = sectors;
+            bio.data = self.bufs.get(sectors.bytes() as usize).into();
+            self.send(0, bio, (Op::Read, BioFlags::empty(), sector), Errand::Read { job });
+        }
+        for part in 0..self.parts.len() {
+            self.commit(part);
+        }
+        if self.legs.send(cx) {
+            // What was just sent may be done already.
+            cx.wake_now();
+        }
+    }
+
+    /// Polls what lies below. What is not the engine's own comes back in `done`.
+    pub(in crate::snapshot) fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        let start = done.len();
+        for (leg, bio) in self.again.drain(..) {
+            self.legs.push(leg, bio);
+        }
+        let mut round = self.legs.poll();
+        while self.legs.poll_next(&mut round, done, cx).is_some() {}
+        self.legs.poll_idle(&round, done, cx);
+        if !self.is_idle() {
+            self.collect(done, start);
+            self.go_on(cx);
+        }
+    }
+
+    /// Takes the engine's own requests out of `done[from..]`.
+    fn collect(&mut self, done: &mut Batch, from: usize) {
+        let mut at = from;
+        while at < done.len() {
+            if done[at].owner == self.owner {
+                let bio = done.swap_remove(at);
+                self.home(bio);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn home(&mut self, mut bio: Box<Bio>) {
+        bio.finish();
+        let errand = self.errands.remove(bio.cookie as usize);
+        match errand {
+            Errand::Read { job } => return self.was_read(job, bio),
+            Errand::Write { job, dest } => self.was_written(job, dest, &bio),
+            Errand::Clear { part } => self.was_cleared(part, bio.status),
+            Errand::Records { part } => self.were_committed(part, &bio),
+            Errand::Header { part } => self.was_marked(part, bio.status),
+        }
+        self.put(bio);
+    }
+
+    fn put(&mut self, mut bio: Box<Bio>) {
+        for buf in std::mem::take(&mut bio.data) {
+            self.bufs.put(buf);
+        }
+        self.pool.put(bio);
+    }
+
+    fn was_read(&mut self, job: usize, mut bio: Box<Bio>) {
+        let dests = self.jobs.get(job).dests.clone();
+        if !bio.status.is_ok() {
+            for dest in &dests {
+                self.lose(dest.part, "Error reading/writing");
+            }
+        }
+        let from = bio.sector.0;
+        for buf in bio.data.iter_mut() {
+            // One piece: the pool gave it whole.
+            self.jobs.get(job).lay_over(from, buf);
+        }
+        let valid = |engine: &Engine, dest: &Dest| engine.parts[dest.part].snapshot.is_valid();
+        let mut to = (0..dests.len()).filter(|&dest| valid(self, &dests[dest])).collect::<Vec<_>>();
+        let Some(last) = to.pop() else { return self.end_piece(job, bio) };
+        for dest in to {
+            let mut copy = self.bufs.get(bio.data.len());
+            bio.data.copy_to(&mut copy);
+            let more = self.jobs.get(job);
+            more.in_flight += 1;
+            self.jobs.bytes += copy.len();
+            let mut other = self.pool.get().expect("the pool has no bound");
+            other.sectors = bio.sectors;
+            other.data = copy.into();
+            self.write_piece(job, dest, from, other);
+        }
+        self.write_piece(job, last, from, bio);
+    }
+
+    /// Sends the piece that begins at sector `from` of the origin to `dests[dest]` of `job`.
+    fn write_piece(&mut self, job: usize, dest: usize, from: u64, bio: Box<Bio>) {
+        let Job { dests, start, .. } = self.jobs.get(job);
+        let (Dest { part, copied }, start) = (dests[dest], *start);
+        let sector = self.parts[part].snapshot.start_of(copied.new) + (from - start);
+        let errand = Errand::Write { job, dest };
+        self.send(1 + part, bio, (Op::Write, BioFlags::empty(), sector), errand);
+    }
+
+    fn was_written(&mut self, job: usize, dest: usize, bio: &Bio) {
+        if !bio.status.is_ok() {
+            let part = self.jobs.get(job).dests[dest].part;
+            self.lose(part, "Error reading/writing");
+        }
+        self.piece_is_over(job, bio.data.len());
+    }
+
+    fn end_piece(&mut self, job: usize, bio: Box<Bio>) {
+        self.piece_is_over(job, bio.data.len());
+        self.put(bio);
+    }
+
+    fn piece_is_over(&mut self, job: usize, bytes: usize) {
+        let Some(job) = self.jobs.end_piece(job, bytes) else { return };
+        for Dest { part, copied } in job.dests {
+            let kept = self.parts[part].snapshot.is_valid();
+            self.copied(part, Copied { kept, ..copied });
+        }
+        self.overlaid.extend(job.overlay);
+    }
+
+    /// Has the legs end what they only hold. What is the engine's own goes again.
+    pub(in crate::snapshot) fn drain(
+        &mut self,
+        how: Drain,
+        back: &mut Batch,
+        cx: &mut Cx<'_>,
+        mut up: impl FnMut(&mut Box<Bio>),
+    ) {
+        for leg in 0..self.legs.len() {
+            let from = self.legs.drain(leg, how, back, cx);
+            let mut at = from;
+            while at < back.len() {
+                if back[at].owner == self.owner {
+                    self.again.push((leg, back.swap_remove(at)));
+                } else {
+                    up(&mut back[at]);
+                    at += 1;
+                }
+            }
+        }
+    }
+
+    /// Writes that are in the store with their chunk, whose records may have to be written yet.
+    pub(in crate::snapshot) fn take_overlaid(&mut self) -> impl Iterator<Item = Box<Bio>> + '_ {
+        self.overlaid.drain(..)
+    }
+
+    /// True when a look at what waits may find something new: something of the lane's own has
+    /// ended, or another core rang. To be called before the look.
+    pub(in crate::snapshot) fn has_news(&mut self) -> bool {
+        let mut news = std::mem::take(&mut self.progress);
+        for part in &mut self.parts {
+            let now = part.bell.epoch();
+            news |= std::mem::replace(&mut part.seen, now) != now;
+        }
+        news
+    }
+
+    /// Behind a look that left something waiting: asks to be woken.
+    pub(in crate::snapshot) fn wait(&self, cx: &mut Cx<'_>) {
+        for part in &self.parts {
+            part.bell.wait(part.seen, cx);
+        }
+        if self.progress {
+            cx.wake_now();
+        }
+    }
+}
+
+/// A store without room.
+#[derive(Debug)]
+pub(in crate::snapshot) struct Full;

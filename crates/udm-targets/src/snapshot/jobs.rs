@@ -1,0 +1,163 @@
+//! What one lane copies: runs of chunks from the origin to the stores of those snapshots that lack
+//! them.
+//!
+//! A job reads its run once, in pieces, and writes each piece to every store; several pieces and
+//! jobs are under way at a time, as far as the lane's memory for it goes. Who is done is told what
+//! the stores have now.
+
+use super::commits::Copied;
+use slab::Slab;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use udm_core::{Bio, Limits, Sectors};
+
+/// Bytes of a lane's copies that are under way at the most; one piece alone may be more.
+pub(super) const BYTES_MAX: usize = 4 << 20;
+
+/// The longest piece.
+pub(super) const PIECE_MAX: Sectors = Sectors((256 << 10) / 512);
+
+/// The longest piece that a device with these limits takes whole.
+pub(super) fn piece_max(limits: &Limits) -> Sectors {
+    let block = Sectors::from_bytes(u64::from(limits.logical_block)).0.max(1);
+    let most = limits.max_sectors.0.min(PIECE_MAX.0);
+    Sectors((most - most % block).max(block))
+}
+
+/// Where a run goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dest {
+    /// Which of the lane's snapshots.
+    pub part: usize,
+    /// Its turn and place.
+    pub copied: Copied,
+}
+
+/// A run of chunks on its way.
+pub(super) struct Job {
+    /// The sectors of the origin: from here on in what is to be read, to `end`.
+    at: u64,
+    end: u64,
+    /// Where the run begins.
+    pub start: u64,
+    /// Pieces that are under way: one that is written to two stores counts twice.
+    pub in_flight: usize,
+    pub dests: SmallVec<[Dest; 1]>,
+    /// A write of a part of the only chunk, which goes into the store with the rest of it.
+    pub overlay: Option<Box<Bio>>,
+}
+
+impl Job {
+    /// Copies the sectors from `start` to `end`.
+    pub(super) fn new(start: u64, end: u64, dests: SmallVec<[Dest; 1]>, overlay: Option<Box<Bio>>) -> Job {
+        Job { at: start, end, start, in_flight: 0, dests, overlay }
+    }
+
+    /// True when all of it is where it belongs.
+    fn is_over(&self) -> bool {
+        self.in_flight == 0 && self.at == self.end
+    }
+
+    /// What `overlay` has of the sectors from `from` on, whose bytes are `data`.
+    pub(super) fn lay_over(&self, from: u64, data: &mut [u8]) {
+        let Some(bio) = &self.overlay else { return };
+        let sectors = data.len() as u64 / 512;
+        let (start, end) = (bio.sector.0.max(from), bio.end().0.min(from + sectors));
+        if start < end {
+            let into = &mut data[((start - from) * 512) as usize..((end - from) * 512) as usize];
+            bio.data.copy_to_at(((start - bio.sector.0) * 512) as usize, into);
+        }
+    }
+}
+
+/// The jobs of a lane.
+#[derive(Default)]
+pub(super) struct Jobs {
+    jobs: Slab<Job>,
+    /// Those with pieces that have not been read, in turn.
+    ready: VecDeque<usize>,
+    /// Bytes under way.
+    pub bytes: usize,
+}
+
+impl Jobs {
+    pub(super) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    pub(super) fn add(&mut self, job: Job) {
+        let index = self.jobs.insert(job);
+        self.ready.push_back(index);
+    }
+
+    pub(super) fn get(&mut self, job: usize) -> &mut Job {
+        &mut self.jobs[job]
+    }
+
+    /// The next piece to be read, of at most `max` sectors: of which job, from where, how much.
+    pub(super) fn next_piece(&mut self, max: Sectors) -> Option<(usize, u64, Sectors)> {
+        let index = *self.ready.front()?;
+        let job = &mut self.jobs[index];
+        let len = Sectors(max.0.min(job.end - job.at));
+        let bytes = len.bytes() as usize;
+        if self.bytes > 0 && self.bytes + bytes > BYTES_MAX {
+            return None;
+        }
+        self.bytes += bytes;
+        let from = job.at;
+        job.at += len.0;
+        job.in_flight += 1;
+        if job.at == job.end {
+            self.ready.pop_front();
+        }
+        Some((index, from, len))
+    }
+
+    /// A piece is over; the job, when it was the last one.
+    pub(super) fn end_piece(&mut self, job: usize, bytes: usize) -> Option<Job> {
+        self.bytes -= bytes;
+        self.jobs[job].in_flight -= 1;
+        self.jobs[job].is_over().then(|| self.jobs.remove(job))
+    }
+}
+
+/// Chunks that a lane has claimed and found room for, before they become jobs: what lies behind
+/// each other in the origin and in the store is one run.
+#[derive(Default)]
+pub(super) struct Runs(Vec<Dest>);
+
+impl Runs {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds a chunk to the last run of its snapshot, or begins another.
+    pub(super) fn add(&mut self, dest: Dest) {
+        let last = self.0.iter_mut().rev().find(|last| last.part == dest.part);
+        if let Some(last) = last {
+            let (run, next) = (&mut last.copied, &dest.copied);
+            let follows = |a: u64, b: u64| a + run.len == b;
+            if follows(run.old, next.old) && follows(run.new, next.new) && follows(run.turn, next.turn) {
+                run.len += next.len;
+                return;
+            }
+        }
+        self.0.push(dest);
+    }
+
+    /// Takes the runs out: equal ones of several snapshots together. `shift` says how large a
+    /// snapshot's chunks are.
+    pub(super) fn take(&mut self, shift: impl Fn(usize) -> u32) -> impl Iterator<Item = SmallVec<[Dest; 1]>> {
+        let runs = &mut self.0;
+        let key = |dest: &Dest| (shift(dest.part), dest.copied.old, dest.copied.len);
+        runs.sort_by_key(key);
+        let mut groups: Vec<SmallVec<[Dest; 1]>> = Vec::with_capacity(runs.len());
+        for dest in runs.drain(..) {
+            match groups.last_mut() {
+                Some(group) if key(&group[0]) == key(&dest) => group.push(dest),
+                _ => groups.push(SmallVec::from_elem(dest, 1)),
+            }
+        }
+        groups.into_iter()
+    }
+}

@@ -1,0 +1,326 @@
+//! The data path of a snapshot.
+//!
+//! What is in the store is read and written there; what is not is read from the origin, and copied
+//! before it is written. A write of a whole chunk copies nothing: it goes to a free chunk of the
+//! store at once. A write of a part of one is laid over the copy, so that it costs no request of
+//! its own. Either is acknowledged when its record is on the disk.
+//!
+//! The table cuts all that comes at the bounds of chunks.
+
+use super::args::Features;
+use super::commits::Copied;
+use super::engine::{Engine, Full};
+use super::map::Place;
+use super::readers::Reader;
+use super::seat::Seat;
+use super::state::Snapshot;
+use super::tags::Tags;
+use slab::Slab;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, OpenError, Sector, Segments, Status};
+
+/// The legs of the engine.
+const ORIGIN: usize = 0;
+const STORE: usize = 1;
+
+/// What has to be known of a request that is below.
+enum Below {
+    /// A read of the origin, in this epoch.
+    Origin(u64),
+    /// In the store.
+    Store,
+    /// The first write of a whole chunk, by its place in the lane's list.
+    First(u32),
+    /// A discard that clears a chunk of the store; the origin's is discarded as well behind it, if
+    /// that is asked for.
+    Clear { discard_origin: bool },
+    /// A discard of the origin.
+    Discard,
+}
+
+/// See the module's documentation.
+pub(super) struct SnapshotLane {
+    engine: Engine,
+    snapshot: Arc<Snapshot>,
+    features: Features,
+    /// Another table has taken the snapshot over: nothing of it is here any more.
+    taken_over: Arc<AtomicBool>,
+    reader: Reader,
+    tags: Tags<Below>,
+    /// Chunks that are written for the first time.
+    firsts: Slab<Copied>,
+    /// Requests for chunks that somebody copies.
+    waiting: VecDeque<Box<Bio>>,
+    /// Writes that are in the store, and whose records may not be there yet.
+    landing: Batch,
+    /// Ended here.
+    ended: Batch,
+    /// Came back, and go to another place.
+    onward: Batch,
+}
+
+impl SnapshotLane {
+    /// A lane for the table of `seat`.
+    ///
+    /// # Errors
+    /// When one of the devices can't be opened on this core.
+    pub(super) fn open(seat: &Seat, cx: &mut Cx<'_>) -> Result<SnapshotLane, OpenError> {
+        let snapshot = &seat.snapshot;
+        Ok(SnapshotLane {
+            engine: Engine::open(&seat.line.origin, std::slice::from_ref(snapshot), cx)?,
+            snapshot: Arc::clone(snapshot),
+            features: seat.line.features,
+            taken_over: Arc::clone(&seat.spent),
+            reader: snapshot.readers.join(),
+            tags: Tags::new(cx.new_owner()),
+            firsts: Slab::new(),
+            waiting: VecDeque::new(),
+            landing: Batch::new(),
+            ended: Batch::new(),
+            onward: Batch::new(),
+        })
+    }
+
+    /// True when there is something to read.
+    #[inline]
+    fn is_usable(&self) -> bool {
+        // Relaxed: it is set while this lane stands still.
+        self.snapshot.is_valid() && !self.taken_over.load(Ordering::Relaxed)
+    }
+
+    fn end(&mut self, mut bio: Box<Bio>, status: Status) {
+        bio.end_with(status);
+        self.ended.push(bio);
+    }
+
+    fn send_to_store(&mut self, mut bio: Box<Bio>, new: u64, what: Below) {
+        let sector = Sector(self.snapshot.in_store(bio.sector.0, new));
+        self.tags.put(&mut bio, sector, what);
+        self.engine.legs.push(STORE, bio);
+    }
+
+    fn send_to_origin(&mut self, mut bio: Box<Bio>, what: Below) {
+        let sector = bio.sector;
+        self.tags.put(&mut bio, sector, what);
+        self.engine.legs.push(ORIGIN, bio);
+    }
+
+    /// Sends `bio` on its way, or has it wait. `epoch` is that of the reads of this turn.
+    #[inline]
+    fn take(&mut self, bio: Box<Bio>, epoch: u64) {
+        match bio.op {
+            Op::Flush => self.engine.legs.push(STORE, bio),
+            _ if !self.is_usable() => self.end(bio, Status::IoErr),
+            Op::Read => {
+                let place = self.snapshot.place(self.snapshot.chunk_of(bio.sector.0));
+                match place.kept() {
+                    Some(new) => self.send_to_store(bio, new, Below::Store),
+                    None => {
+                        self.reader.count();
+                        self.send_to_origin(bio, Below::Origin(epoch));
+                    }
+                }
+            }
+            Op::Write => self.write(bio),
+            Op::Discard if self.features.discard_zeroes_cow => self.discard(bio),
+            Op::Discard | Op::WriteZeroes => self.end(bio, Status::NotSupp),
+        }
+    }
+
+    fn write(&mut self, bio: Box<Bio>) {
+        // It stays so also where there is an exception already (kernel).
+        if self.snapshot.is_overflowed() {
+            return self.end(bio, Status::IoErr);
+        }
+        let chunk = self.snapshot.chunk_of(bio.sector.0);
+        match self.snapshot.place(chunk) {
+            Place::Copied(new) | Place::Settled(new) => self.send_to_store(bio, new, Below::Store),
+            Place::Pending => self.waiting.push_back(bio),
+            Place::Free if !self.snapshot.map.claim(chunk) => self.waiting.push_back(bio),
+            Place::Free => match self.engine.room(0, chunk) {
+                Ok(copied) if self.covers(&bio) => {
+                    let first = self.firsts.insert(copied) as u32;
+                    self.send_to_store(bio, copied.new, Below::First(first));
+                }
+                Ok(copied) => self.engine.copy_under(0, copied, bio),
+                Err(Full) => {
+                    match self.features.overflow {
+                        true => self.snapshot.overflow(),
+                        false => self.engine.lose(0, "Unable to allocate exception"),
+                    }
+                    self.end(bio, Status::IoErr);
+                }
+            },
+        }
+    }
+
+    /// True when a write is of a whole chunk. The last one of an origin that ends within it is
+    /// none (kernel).
+    fn covers(&self, bio: &Bio) -> bool {
+        bio.sectors.0 == u64::from(self.snapshot.chunk.sectors())
+            && bio.end().0 <= self.snapshot.origin_size.0
+    }
+
+    fn discard(&mut self, bio: Box<Bio>) {
+        let discard_origin = self.features.discard_passdown_origin;
+        let chunk = self.snapshot.chunk_of(bio.sector.0);
+        match self.snapshot.place(chunk) {
+            Place::Pending => self.waiting.push_back(bio),
+            Place::Copied(new) | Place::Settled(new) if self.covers(&bio) => {
+                // Zeroes are written: a device need not be able to make them.
+                let mut bio = bio;
+                let zeroes = udm_core::Buf::zeroed(bio.sectors.bytes() as usize);
+                (bio.op, bio.data) = (Op::Write, zeroes.into());
+                self.send_to_store(bio, new, Below::Clear { discard_origin });
+            }
+            _ if discard_origin => self.send_to_origin(bio, Below::Discard),
+            // A part of a chunk keeps what it has: a discard promises nothing.
+            _ => self.end(bio, Status::Ok),
+        }
+    }
+
+    /// Looks again at what waits.
+    fn look(&mut self, cx: &mut Cx<'_>) {
+        let epoch = self.reader.begin(&self.snapshot.readers);
+        for _ in 0..self.waiting.len() {
+            let Some(bio) = self.waiting.pop_front() else { break };
+            self.take(bio, epoch);
+        }
+        self.land();
+        self.finish_turn(cx);
+    }
+
+    /// Ends the writes whose records are on the disk.
+    fn land(&mut self) {
+        let mut at = 0;
+        while at < self.landing.len() {
+            let chunk = self.snapshot.chunk_of(self.landing[at].sector.0);
+            let status = match self.snapshot.place(chunk).kept() {
+                // Before the look at the place: what is kept in an invalid store is lost.
+                _ if !self.snapshot.is_valid() => Status::IoErr,
+                Some(_) => Status::Ok,
+                None => {
+                    at += 1;
+                    continue;
+                }
+            };
+            let bio = self.landing.swap_remove(at);
+            self.end(bio, status);
+        }
+    }
+
+    /// What is left to do behind all bios of a turn.
+    fn finish_turn(&mut self, cx: &mut Cx<'_>) {
+        if self.reader.end(&self.snapshot.readers) {
+            self.snapshot.bell.ring();
+        }
+        self.engine.begin(cx);
+        if !self.ended.is_empty() {
+            cx.wake_now();
+        }
+        if self.waits() {
+            self.engine.wait(cx);
+        }
+    }
+
+    fn waits(&self) -> bool {
+        !self.waiting.is_empty() || !self.landing.is_empty()
+    }
+
+    /// Takes the marks off what came back.
+    fn came_back(&mut self, done: &mut Batch, from: usize) {
+        let mut at = from;
+        while at < done.len() {
+            match self.tags.take(&mut done[at]) {
+                None | Some(Below::Store | Below::Discard) => at += 1,
+                Some(Below::Origin(epoch)) => {
+                    self.reader.finish(epoch);
+                    // Whoever lost a copy lets the origin change behind this.
+                    if !self.snapshot.is_valid() {
+                        done[at].end_with(Status::IoErr);
+                    }
+                    at += 1;
+                }
+                Some(Below::First(first)) => {
+                    let copied = self.firsts.remove(first as usize);
+                    let bio = done.swap_remove(at);
+                    let kept = bio.status.is_ok();
+                    if !kept {
+                        self.engine.lose(0, "Error reading/writing");
+                    }
+                    self.engine.copied(0, Copied { kept, ..copied });
+                    if kept {
+                        self.landing.push(bio);
+                    } else {
+                        self.ended.push(bio);
+                    }
+                }
+                Some(Below::Clear { discard_origin }) => {
+                    let bio = &mut done[at];
+                    (bio.op, bio.data) = (Op::Discard, Segments::new());
+                    if discard_origin && bio.status.is_ok() {
+                        self.onward.push(done.swap_remove(at));
+                    } else {
+                        at += 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Lane for SnapshotLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        let epoch = self.reader.begin(&self.snapshot.readers);
+        for bio in batch.drain(..) {
+            self.take(bio, epoch);
+        }
+        self.finish_turn(cx);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        let from = done.len();
+        self.engine.poll(done, cx);
+        if done.len() > from {
+            self.came_back(done, from);
+            for bio in std::mem::take(&mut self.onward) {
+                self.send_to_origin(bio, Below::Discard);
+            }
+        }
+        self.landing.extend(self.engine.take_overlaid());
+        if self.waits() && self.engine.has_news() {
+            self.look(cx);
+        } else {
+            self.finish_turn(cx);
+        }
+        done.append(&mut self.ended);
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        let (tags, reader, snapshot) = (&mut self.tags, &mut self.reader, &self.snapshot);
+        let ended = &mut self.ended;
+        let mut void = Vec::new();
+        self.engine.drain(how, back, cx, |bio| match tags.take(bio) {
+            Some(Below::Origin(epoch)) => reader.finish(epoch),
+            Some(Below::First(first)) => void.push(first),
+            Some(Below::Clear { .. }) => (bio.op, bio.data) = (Op::Discard, Segments::new()),
+            None | Some(Below::Store | Below::Discard) => {}
+        });
+        for first in void {
+            let copied = self.firsts.remove(first as usize);
+            self.engine.copied(0, Copied { kept: false, ..copied });
+            snapshot.map.give_up(copied.old);
+            snapshot.bell.ring();
+        }
+        if how == Drain::NoFlush {
+            back.extend(self.waiting.drain(..));
+        }
+        debug_assert!(ended.is_empty(), "what ended was handed out by the last poll");
+    }
+
+    fn busy(&self) -> Busy {
+        self.engine.busy()
+    }
+}

@@ -1,0 +1,228 @@
+//! Opening a store: what is in it is read when the table is loaded, and checked, before anything is
+//! written to it.
+
+use super::args::{Line, default_chunk};
+use super::commits::Commits;
+use super::map::ExceptionMap;
+use super::space::{Plan, Space};
+use super::state::Loaded;
+use std::ops::{ControlFlow, Range};
+use udm_core::control_io;
+use udm_core::errno::{EINVAL, EIO, ENXIO};
+use udm_core::{ControlIo, OpenError, SECTOR_SIZE, Sector, Sectors};
+use udm_dm::TargetError;
+use udm_dm::target::DeviceRef;
+use udm_wire::cow::{
+    ChunkSize, Exception, HEADER_LEN, Header, Layout, RECORD_LEN, StoreError, StoreFault, Summary, Walk,
+};
+
+/// The most bytes that are cleared at a time.
+const CLEAR_MAX: u64 = 1 << 20;
+
+/// Areas of records that are asked for at a time.
+const AREAS: u64 = 4096;
+
+/// The most bytes that records are written in at once when there is one: a page.
+const UNIT_MAX: usize = 4096;
+
+fn refuse(errno: i32, reason: impl Into<String>) -> TargetError {
+    TargetError::new("Failed to read snapshot metadata").with_errno(errno).because(reason.into()).at(1)
+}
+
+/// Why a store was refused.
+struct Refused(TargetError);
+
+impl From<OpenError> for Refused {
+    fn from(error: OpenError) -> Refused {
+        Refused(refuse(error.errno, error.text))
+    }
+}
+
+impl From<Refused> for TargetError {
+    fn from(refused: Refused) -> TargetError {
+        refused.0
+    }
+}
+
+fn failed(error: OpenError) -> TargetError {
+    Refused::from(error).0
+}
+
+fn wrong(error: &StoreError) -> Refused {
+    let errno = if matches!(error.fault, StoreFault::Magic(_)) { ENXIO } else { EINVAL };
+    Refused(refuse(errno, error.to_string()))
+}
+
+/// Opens the store of `line`: reads it, or makes a new one where it is blank.
+///
+/// # Errors
+/// When it can't be read, or is no store that one can believe; it has not been written to then.
+pub(super) fn load(line: &Line, io: &dyn ControlIo) -> Result<(ChunkSize, Loaded), TargetError> {
+    let origin = line.origin.device.limits().size;
+    let chunks_of = |chunk: ChunkSize| origin.0.div_ceil(u64::from(chunk.sectors()));
+    if let (false, Some(chunk)) = (line.persistent, line.chunk) {
+        let plan = Plan::Transient(chunk.sectors());
+        let (map, space) = (ExceptionMap::new(chunks_of(chunk)), Space::new(plan, 0, Vec::new()));
+        return Ok((chunk, Loaded { valid: true, map, space, commits: None }));
+    }
+    let store = Store { device: &line.store, io, size: line.store.device.limits().size };
+    let wanted = line.chunk.unwrap_or_else(|| default_chunk(&line.store.device));
+    let (chunk, valid) = match Header::decode(&store.head()?).map_err(|error| wrong(&error))? {
+        None => (wanted, true),
+        Some(header) => {
+            let blocks = [&line.store, &line.origin].map(|device| device.device.limits().logical_block);
+            for block in blocks {
+                header.chunk.check_blocks(block).map_err(|why| {
+                    wrong(&StoreError {
+                        offset: 12,
+                        fault: StoreFault::ChunkSize(header.chunk.sectors(), why),
+                    })
+                })?;
+            }
+            (header.chunk, header.valid)
+        }
+    };
+    if line.chunk.is_some_and(|wanted| wanted != chunk) {
+        let (found, wanted) = (chunk.sectors(), wanted.sectors());
+        tracing::warn!("chunk size {found} in device metadata overrides table chunk size of {wanted}");
+    }
+    let layout = Layout::new(chunk);
+    let map = ExceptionMap::new(chunks_of(chunk));
+    let is_new = Header::decode(&store.head()?).map_err(|error| wrong(&error))?.is_none();
+    let (summary, unit) = match (is_new, valid) {
+        (true, _) => {
+            store.make(layout)?;
+            (None, vec![0; store.unit(layout)])
+        }
+        (false, false) => {
+            tracing::warn!("{}: Snapshot is marked invalid.", line.store.name);
+            (None, vec![0; store.unit(layout)])
+        }
+        (false, true) => {
+            let (summary, unit) = store.read(layout, &map)?;
+            (Some(summary), unit)
+        }
+    };
+    let (records, begin, holes) = match summary {
+        None => (0, 0, Vec::new()),
+        Some(found) => (found.exceptions, layout.data_index(found.next_free), data(layout, found.holes)),
+    };
+    let plan = Plan::Persistent(layout);
+    let commits = Some(Commits::new(layout, records, unit));
+    Ok((chunk, Loaded { valid, map, space: Space::new(plan, begin, holes), commits }))
+}
+
+/// The chunks of `ranges` that are for data.
+fn data(layout: Layout, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    let mut found = Vec::with_capacity(ranges.len());
+    for mut range in ranges {
+        while range.start < range.end {
+            let (start, run) = layout.data_chunk(layout.data_index(range.start));
+            let end = range.end.min(start + run);
+            if start < end {
+                found.push(start..end);
+            }
+            range.start = end.max(start);
+        }
+    }
+    found
+}
+
+struct Store<'a> {
+    device: &'a DeviceRef,
+    io: &'a dyn ControlIo,
+    size: Sectors,
+}
+
+impl Store<'_> {
+    /// The smallest part that can be read or written.
+    fn block(&self) -> usize {
+        self.device.device.limits().logical_block as usize
+    }
+
+    /// Bytes in which records are written.
+    fn unit(&self, layout: Layout) -> usize {
+        (layout.chunk().bytes() as usize).min(self.block().max(UNIT_MAX))
+    }
+
+    /// The bytes of the header.
+    fn head(&self) -> Result<Vec<u8>, TargetError> {
+        if self.size.bytes() < self.block() as u64 {
+            return Err(refuse(EIO, "the store is shorter than its header"));
+        }
+        let block = Sectors(self.block() as u64 / SECTOR_SIZE);
+        let first = control_io::read(self.io, &self.device.device, Sector(0), block).map_err(failed)?;
+        Ok(first[..HEADER_LEN].to_vec())
+    }
+
+    /// Makes a store without exceptions. Its records end before its header says that it is one: no
+    /// crash leaves a header before old bytes that look like records (the kernel's can).
+    fn make(&self, layout: Layout) -> Result<(), TargetError> {
+        let chunk = layout.chunk();
+        if layout.chunks(self.size) < 2 {
+            let text = format!("a store has at least two chunks of {} sectors", chunk.sectors());
+            return Err(refuse(EIO, text));
+        }
+        self.clear(layout.area(0) * chunk.bytes()..(layout.area(0) + 1) * chunk.bytes())?;
+        let mut block = vec![0; self.block()];
+        Header { valid: true, chunk }.encode(&mut block);
+        self.write(0, &block)?;
+        control_io::flush(self.io, &self.device.device).map_err(failed)
+    }
+
+    /// Makes these bytes zero, and durable.
+    fn clear(&self, mut bytes: Range<u64>) -> Result<(), TargetError> {
+        let zeroes = vec![0; (bytes.end - bytes.start).min(CLEAR_MAX) as usize];
+        while bytes.start < bytes.end {
+            let len = (bytes.end - bytes.start).min(CLEAR_MAX) as usize;
+            self.write(bytes.start, &zeroes[..len])?;
+            bytes.start += len as u64;
+        }
+        control_io::flush(self.io, &self.device.device).map_err(failed)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), TargetError> {
+        control_io::write(self.io, &self.device.device, Sector(at / SECTOR_SIZE), bytes).map_err(failed)
+    }
+
+    /// Reads the records into `map`: what there is, and the unit that the next one goes to.
+    fn read(&self, layout: Layout, map: &ExceptionMap) -> Result<(Summary, Vec<u8>), TargetError> {
+        let chunk = layout.chunk();
+        let chunks = layout.chunks(self.size);
+        let mut walk = Walk::new(layout, chunks, Some(map.chunks()));
+        let sectors = Sectors(u64::from(chunk.sectors()));
+        let (mut area, mut last) = (0, Vec::new());
+        while walk.next().map_err(|error| wrong(&error))?.is_some() {
+            let some = (area..area + AREAS).map(|area| layout.area(area)).filter(|at| *at < chunks);
+            let ranges: Vec<_> = some.map(|at| (Sector(at * sectors.0), sectors)).collect();
+            area += AREAS;
+            control_io::read_all(self.io, &self.device.device, &ranges, |_, bytes| {
+                let take = |exception: Exception| {
+                    let is_new = map.get(exception.old).kept().is_none();
+                    map.load(exception.old, exception.new);
+                    is_new
+                };
+                walk.take(bytes, take).map_err(|error| wrong(&error))?;
+                last.clear();
+                last.extend_from_slice(bytes);
+                // A store that ends here is refused above.
+                let ends = !matches!(walk.next(), Ok(Some(_)));
+                Ok::<_, Refused>(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            })?;
+        }
+        let summary = walk.end();
+        let unit = self.unit(layout);
+        let at = summary.committed as usize * RECORD_LEN;
+        let from = at - at % unit;
+        let mut tail = last[from..from + unit].to_vec();
+        if let Some(leftover) = summary.leftover {
+            // A later reader, the kernel above all, would come to believe it.
+            tracing::warn!("{}: bytes behind the records, at byte {leftover}, are cleared", self.device.name);
+            tail[at - from..].fill(0);
+            let start = layout.area(summary.area) * chunk.bytes();
+            self.write(start + from as u64, &tail)?;
+            self.clear(start + (from + unit) as u64..start + chunk.bytes())?;
+        }
+        Ok((summary, tail))
+    }
+}

@@ -1,0 +1,224 @@
+//! Which chunks of the origin are kept in the store, and where: the exceptions of one snapshot.
+//!
+//! One word a chunk, in leaves that are made when the first of their chunks is touched. All cores
+//! read and change it without a lock:
+//!
+//! ```text
+//!            claim                publish              settle
+//!  Free ---------------> Pending ---------> Copied ---------------> Settled
+//!   ^                       |              |
+//!   +------- give up -------+              reads of the snapshot go to the store from here on
+//! ```
+//!
+//! *Pending*: the core that claimed the chunk copies it, or writes it. *Copied*: it is in the
+//! store, for good. Reads that looked before may still be under way to the origin, so the origin
+//! must not change yet. *Settled*: those are over ([`super::readers`]), and the origin may change.
+
+#[cfg(feature = "loom")]
+use loom::sync::atomic::{AtomicU64, Ordering};
+use std::array::from_fn;
+use std::sync::OnceLock;
+#[cfg(not(feature = "loom"))]
+use std::sync::atomic::{AtomicU64, Ordering};
+use udm_core::interleave;
+
+/// Words in a leaf, and leaves in a branch: a power of two. A leaf is a page.
+const FAN: usize = if cfg!(feature = "loom") { 2 } else { 512 };
+/// Chunks in a leaf, and in a branch.
+const LEAF: u64 = FAN as u64;
+const BRANCH: u64 = LEAF * LEAF;
+
+/// How far a chunk has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In the origin alone.
+    Free,
+    /// Somebody is copying it.
+    Pending,
+    /// In this chunk of the store; readers of the origin may be under way.
+    Copied(u64),
+    /// In this chunk of the store.
+    Settled(u64),
+}
+
+const PENDING: u64 = 1;
+const COPIED: u64 = 2;
+const SETTLED: u64 = 3;
+
+impl Place {
+    fn of(word: u64) -> Place {
+        match word & 3 {
+            COPIED => Place::Copied(word >> 2),
+            SETTLED => Place::Settled(word >> 2),
+            PENDING => Place::Pending,
+            _ => Place::Free,
+        }
+    }
+
+    /// The chunk of the store that it is in.
+    pub(super) fn kept(self) -> Option<u64> {
+        match self {
+            Place::Copied(new) | Place::Settled(new) => Some(new),
+            Place::Free | Place::Pending => None,
+        }
+    }
+}
+
+type Leaf = Box<[AtomicU64; FAN]>;
+type Branch = Box<[OnceLock<Leaf>; FAN]>;
+
+/// See the module's documentation.
+pub(super) struct ExceptionMap {
+    chunks: u64,
+    branches: Box<[OnceLock<Branch>]>,
+}
+
+impl ExceptionMap {
+    /// All of `chunks` chunks free.
+    pub(super) fn new(chunks: u64) -> ExceptionMap {
+        let count = chunks.div_ceil(BRANCH);
+        ExceptionMap { chunks, branches: (0..count).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// How many chunks there are.
+    pub(super) fn chunks(&self) -> u64 {
+        self.chunks
+    }
+
+    /// The word of `chunk`, where there is a leaf for it.
+    #[inline(always)]
+    fn find(&self, chunk: u64) -> Option<&AtomicU64> {
+        let branch = self.branches.get((chunk / BRANCH) as usize)?.get()?;
+        let leaf = branch[(chunk / LEAF % LEAF) as usize].get()?;
+        Some(&leaf[(chunk % LEAF) as usize])
+    }
+
+    /// The word of `chunk`, which is below the number of chunks. Allocates for the first of 512.
+    fn make(&self, chunk: u64) -> &AtomicU64 {
+        let branch = &self.branches[(chunk / BRANCH) as usize];
+        let branch = branch.get_or_init(|| Box::new(from_fn(|_| OnceLock::new())));
+        let leaf =
+            branch[(chunk / LEAF % LEAF) as usize].get_or_init(|| Box::new(from_fn(|_| AtomicU64::new(0))));
+        &leaf[(chunk % LEAF) as usize]
+    }
+
+    /// How far `chunk` has come. Acquire pairs with the release in [`ExceptionMap::publish`]: who
+    /// sees where it is sees that it is there.
+    #[inline(always)]
+    pub(super) fn get(&self, chunk: u64) -> Place {
+        Place::of(self.find(chunk).map_or(0, |word| word.load(Ordering::Acquire)))
+    }
+
+    /// True when the origin may change in the chunks from `first` to `last`.
+    #[inline(always)]
+    pub(super) fn are_settled(&self, first: u64, last: u64) -> bool {
+        let is_settled = |chunk| matches!(self.get(chunk), Place::Settled(_));
+        is_settled(first) && (first == last || (first + 1..=last).all(is_settled))
+    }
+
+    /// Takes a free chunk on: who is told true copies it. Acquire and release: a chunk may be given
+    /// up and claimed by another.
+    pub(super) fn claim(&self, chunk: u64) -> bool {
+        interleave::point();
+        let word = self.make(chunk);
+        word.compare_exchange(0, PENDING, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Gives a chunk back that was claimed and is not copied.
+    pub(super) fn give_up(&self, chunk: u64) {
+        self.make(chunk).store(0, Ordering::Release);
+    }
+
+    /// `chunk` is in chunk `new` of the store. Only by who claimed it.
+    pub(super) fn publish(&self, chunk: u64, new: u64) {
+        self.make(chunk).store(new << 2 | COPIED, Ordering::Release);
+    }
+
+    /// Nobody reads `chunk`, which is copied, from the origin any more. Anyone who knows may say
+    /// so.
+    pub(super) fn settle(&self, chunk: u64) {
+        if let Place::Copied(new) = self.get(chunk) {
+            // Whoever else saw it copied writes the same.
+            self.make(chunk).store(new << 2 | SETTLED, Ordering::Release);
+        }
+    }
+
+    /// `chunk` is in chunk `new` of the store, and was before anybody came.
+    pub(super) fn load(&self, chunk: u64, new: u64) {
+        self.make(chunk).store(new << 2 | SETTLED, Ordering::Release);
+    }
+
+    /// `chunk` is in the origin again. For a merge, with nobody else who writes it.
+    pub(super) fn forget(&self, chunk: u64) {
+        self.make(chunk).store(0, Ordering::Release);
+    }
+
+    /// The next chunk from `from` on that is in the store. Leaves that nobody touched are passed
+    /// over.
+    pub(super) fn next_kept(&self, from: u64) -> Option<(u64, u64)> {
+        let mut chunk = from;
+        while chunk < self.chunks {
+            let branch = self.branches[(chunk / BRANCH) as usize].get();
+            let Some(branch) = branch else {
+                chunk = (chunk / BRANCH + 1) * BRANCH;
+                continue;
+            };
+            if branch[(chunk / LEAF % LEAF) as usize].get().is_none() {
+                chunk = (chunk / LEAF + 1) * LEAF;
+                continue;
+            }
+            if let Some(new) = self.get(chunk).kept() {
+                return Some((chunk, new));
+            }
+            chunk += 1;
+        }
+        None
+    }
+
+    /// Bytes of memory that it takes.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> u64 {
+        let branches: Vec<&Branch> = self.branches.iter().filter_map(OnceLock::get).collect();
+        let leaves = branches.iter().flat_map(|branch| branch.iter()).filter(|leaf| leaf.get().is_some());
+        let (leaves, branches) = (leaves.count(), branches.len());
+        let leaves = leaves * size_of::<[AtomicU64; FAN]>();
+        let branches = branches * size_of::<[OnceLock<Leaf>; FAN]>();
+        (leaves + branches + self.branches.len() * size_of::<OnceLock<Branch>>()) as u64
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_goes_its_way_and_memory_follows() {
+        let map = ExceptionMap::new(1 << 28);
+        let empty = map.bytes();
+        assert!(empty < 64 << 10, "a terabyte of 4 KiB chunks, untouched: {empty} bytes");
+        assert_eq!(map.get(77), Place::Free);
+        assert!(map.claim(77) && !map.claim(77));
+        assert_eq!(map.get(77), Place::Pending);
+        map.give_up(77);
+        assert!(map.claim(77));
+        map.publish(77, 2);
+        assert_eq!(map.get(77), Place::Copied(2));
+        assert!(!map.are_settled(77, 77) && !map.claim(77));
+        map.settle(77);
+        map.settle(78);
+        assert!(map.are_settled(77, 77) && !map.are_settled(77, 78));
+        map.load((1 << 28) - 1, 3);
+        assert_eq!(map.next_kept(0), Some((77, 2)));
+        assert_eq!(map.next_kept(78), Some(((1 << 28) - 1, 3)));
+        map.forget(77);
+        assert_eq!((map.get(77), map.next_kept(1 << 28)), (Place::Free, None));
+        assert!(map.bytes() < empty + (64 << 10));
+    }
+
+    #[test]
+    fn a_dense_map_takes_little_more_than_eight_bytes_a_chunk() {
+        let map = ExceptionMap::new(1 << 20);
+        (0..1 << 20).for_each(|chunk| map.load(chunk, chunk + 2));
+        assert!(map.bytes() * 10 <= 85 << 20, "{} bytes", map.bytes());
+    }
+}

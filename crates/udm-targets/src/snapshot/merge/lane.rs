@@ -1,0 +1,214 @@
+//! The data path of a merge.
+//!
+//! What is in the store is read and written there, until its chunk has been brought back. A write
+//! to a chunk of the run that is under way waits for its end, and goes to the origin then.
+
+use super::Shared;
+use crate::snapshot::map::Place;
+use crate::snapshot::origin_lane::OriginLane;
+use crate::snapshot::readers::Reader;
+use crate::snapshot::tags::Tags;
+use crate::snapshot::whole;
+use slab::Slab;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use udm_core::{
+    Batch, Bio, BioPool, Busy, Cx, Drain, Epoch, Lane, Listener, Op, OpenError, OwnerId, Sector, Sectors,
+    Status,
+};
+use udm_dm::legs::Legs;
+
+const ORIGIN: usize = 0;
+const STORE: usize = 1;
+
+/// A flush of both devices.
+struct Flush {
+    bio: Box<Bio>,
+    left: usize,
+    status: Status,
+}
+
+/// See the module's documentation.
+pub(super) struct MergeLane {
+    shared: Arc<Shared>,
+    legs: Legs,
+    bell: Listener,
+    seen: Epoch,
+    /// Writes to the store, of their epochs: a run begins when those before it are over.
+    writes: Reader,
+    tags: Tags<Option<u64>>,
+    /// Writes to chunks of the run.
+    waiting: VecDeque<Box<Bio>>,
+    owner: OwnerId,
+    flushes: Slab<Flush>,
+    pool: BioPool,
+    ended: Batch,
+}
+
+impl MergeLane {
+    pub(super) fn open(shared: &Arc<Shared>, cx: &mut Cx<'_>) -> Result<MergeLane, OpenError> {
+        let seat = &shared.seat;
+        let origin = OriginLane::open(&seat.line.origin, &seat.family.listed(), cx)?;
+        let lanes: [Box<dyn Lane>; 2] = [Box::new(origin), whole::open(&seat.line.store, cx)?];
+        let bell = seat.snapshot.bell.listen(cx);
+        Ok(MergeLane {
+            legs: Legs::new(lanes),
+            seen: bell.epoch(),
+            bell,
+            writes: seat.snapshot.readers.join(),
+            tags: Tags::new(cx.new_owner()),
+            waiting: VecDeque::new(),
+            owner: cx.new_owner(),
+            flushes: Slab::new(),
+            pool: BioPool::new(usize::MAX),
+            ended: Batch::new(),
+            shared: Arc::clone(shared),
+        })
+    }
+
+    fn end(&mut self, mut bio: Box<Bio>, status: Status) {
+        bio.end_with(status);
+        self.ended.push(bio);
+    }
+
+    fn send_to_store(&mut self, mut bio: Box<Bio>, new: u64, epoch: Option<u64>) {
+        let sector = Sector(self.shared.seat.snapshot.in_store(bio.sector.0, new));
+        self.tags.put(&mut bio, sector, epoch);
+        self.legs.push(STORE, bio);
+    }
+
+    fn take(&mut self, bio: Box<Bio>, epoch: u64) {
+        let snapshot = &self.shared.seat.snapshot;
+        match bio.op {
+            Op::Flush => return self.flush(bio),
+            Op::Discard | Op::WriteZeroes => {
+                let takes = bio.op == Op::Discard && self.shared.seat.line.features.discard_zeroes_cow;
+                return self.end(bio, if takes { Status::Ok } else { Status::NotSupp });
+            }
+            Op::Read | Op::Write => {}
+        }
+        if self.shared.seat.is_spent() {
+            return self.end(bio, Status::IoErr);
+        }
+        let place = snapshot.place(snapshot.chunk_of(bio.sector.0));
+        match (place, bio.op) {
+            _ if !snapshot.is_valid() => self.legs.push(ORIGIN, bio),
+            (Place::Free | Place::Pending, _) => self.legs.push(ORIGIN, bio),
+            (Place::Settled(new) | Place::Copied(new), Op::Read) => self.send_to_store(bio, new, None),
+            (Place::Settled(new), _) => {
+                self.writes.count();
+                self.send_to_store(bio, new, Some(epoch));
+            }
+            // In the origin, and perhaps in the store: nobody knows which counts after a crash.
+            (Place::Copied(_), _) if self.shared.has_failed() => self.end(bio, Status::IoErr),
+            (Place::Copied(_), _) => self.waiting.push_back(bio),
+        }
+    }
+
+    /// Sends a flush to both devices.
+    fn flush(&mut self, bio: Box<Bio>) {
+        let entry = self.flushes.insert(Flush { bio, left: 2, status: Status::Ok });
+        for leg in [ORIGIN, STORE] {
+            let mut flush = self.pool.get().expect("the pool has no bound");
+            (flush.op, flush.sector, flush.sectors) = (Op::Flush, Sector(0), Sectors::ZERO);
+            (flush.owner, flush.cookie) = (self.owner, entry as u64);
+            flush.start();
+            self.legs.push(leg, flush);
+        }
+    }
+
+    fn flushed(&mut self, mut bio: Box<Bio>) {
+        bio.finish();
+        let flush = &mut self.flushes[bio.cookie as usize];
+        flush.left -= 1;
+        if flush.status.is_ok() {
+            flush.status = bio.status;
+        }
+        if flush.left == 0 {
+            let Flush { bio, status, .. } = self.flushes.remove(bio.cookie as usize);
+            self.end(bio, status);
+        }
+        self.pool.put(bio);
+    }
+
+    /// Takes the marks off what came back, and the lane's own out of it.
+    fn came_back(&mut self, done: &mut Batch, from: usize) {
+        let mut at = from;
+        while at < done.len() {
+            if done[at].owner == self.owner {
+                let bio = done.swap_remove(at);
+                self.flushed(bio);
+                continue;
+            }
+            if let Some(Some(epoch)) = self.tags.take(&mut done[at]) {
+                self.writes.finish(epoch);
+            }
+            at += 1;
+        }
+    }
+
+    fn finish_turn(&mut self, cx: &mut Cx<'_>) {
+        if self.writes.end(&self.shared.seat.snapshot.readers) {
+            self.shared.seat.snapshot.bell.ring();
+        }
+        if self.legs.send(cx) || !self.ended.is_empty() {
+            cx.wake_now();
+        }
+        // A suspend waits for the run, and this lane answers it.
+        if !self.waiting.is_empty() || self.shared.is_running() {
+            self.bell.wait(self.seen, cx);
+        }
+    }
+}
+
+impl Lane for MergeLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        let epoch = self.writes.begin(&self.shared.seat.snapshot.readers);
+        for bio in batch.drain(..) {
+            self.take(bio, epoch);
+        }
+        self.finish_turn(cx);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        let from = done.len();
+        let mut round = self.legs.poll();
+        while self.legs.poll_next(&mut round, done, cx).is_some() {}
+        self.legs.poll_idle(&round, done, cx);
+        self.came_back(done, from);
+        self.seen = self.bell.epoch();
+        if !self.waiting.is_empty() {
+            let epoch = self.writes.begin(&self.shared.seat.snapshot.readers);
+            for bio in std::mem::take(&mut self.waiting) {
+                self.take(bio, epoch);
+            }
+        }
+        self.finish_turn(cx);
+        done.append(&mut self.ended);
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        let mut again = Vec::new();
+        for leg in 0..self.legs.len() {
+            let mut at = self.legs.drain(leg, how, back, cx);
+            while at < back.len() {
+                if back[at].owner == self.owner {
+                    again.push((leg, back.swap_remove(at)));
+                    continue;
+                }
+                if let Some(Some(epoch)) = self.tags.take(&mut back[at]) {
+                    self.writes.finish(epoch);
+                }
+                at += 1;
+            }
+        }
+        again.into_iter().for_each(|(leg, bio)| self.legs.push(leg, bio));
+        if how == Drain::NoFlush {
+            back.extend(self.waiting.drain(..));
+        }
+    }
+
+    fn busy(&self) -> Busy {
+        if self.shared.is_running() { Busy::Owed } else { self.legs.busy() }
+    }
+}

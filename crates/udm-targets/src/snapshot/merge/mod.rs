@@ -1,0 +1,250 @@
+//! `snapshot-merge`: what a snapshot holds is brought back into its origin, while both are in use.
+//!
+//! ```text
+//! snapshot-merge <origin> <store> <P|PO> <chunk> [<#features> <feature>...]
+//! ```
+//!
+//! The device reads as the snapshot did. From the last record backwards, run by run, chunks are
+//! copied into the origin, which is flushed; then their records are cleared ([`task`]). A merge
+//! that is cut, by a suspend or a crash, leaves a snapshot with fewer records, and goes on at the
+//! next resume. Other snapshots of the origin keep theirs: the copies go down as writes of the
+//! origin do.
+
+mod lane;
+mod task;
+
+use super::origin_lane::OriginLane;
+use super::seat::{Purpose, Seat};
+use super::state::Health;
+use super::{family::Family, whole};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex};
+use udm_core::{Cx, Device, DeviceId, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors};
+use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Upkeep, Used};
+use udm_dm::{MappedDevice, TargetError};
+
+/// A run of chunks that is merged at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    old: u64,
+    new: u64,
+    len: u64,
+}
+
+/// What lanes and the task share.
+struct Shared {
+    seat: Arc<Seat>,
+    /// A run is under way: a suspend waits for it.
+    running: AtomicBool,
+    /// The device is being suspended: no run begins.
+    stopping: AtomicBool,
+    failed: AtomicBool,
+    /// A run that is in the origin, and whose records could not be cleared.
+    uncommitted: Mutex<Option<Run>>,
+}
+
+impl Shared {
+    /// Begins a run; false when none may begin.
+    fn begin(&self) -> bool {
+        self.running.store(true, Ordering::SeqCst);
+        // Pairs with the fence in `stop`: either the suspend sees the run or the run the suspend.
+        fence(Ordering::SeqCst);
+        let go = !self.stopping.load(Ordering::SeqCst);
+        if !go {
+            self.end();
+        }
+        go
+    }
+
+    fn end(&self) {
+        self.running.store(false, Ordering::Release);
+        self.seat.snapshot.bell.ring();
+    }
+
+    fn is_running(&self) -> bool {
+        self.running.load(Ordering::Acquire)
+    }
+
+    fn stop(&self, stopping: bool) {
+        self.stopping.store(stopping, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Records that are left.
+    fn left(&self) -> u64 {
+        self.seat.snapshot.commits.as_ref().map_or(0, |commits| commits.records())
+    }
+}
+
+struct Merge(Arc<Shared>);
+
+/// Makes a snapshot-merge target.
+///
+/// # Errors
+/// As for a snapshot; `Snapshot exception store does not support snapshot-merge.` for a transient
+/// one, `A snapshot is already merging.` for a second one of an origin.
+pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+    let seat = Seat::take(Purpose::Merge, args)?;
+    Ok(Arc::new(Merge(Arc::new(Shared {
+        seat,
+        running: AtomicBool::new(false),
+        stopping: AtomicBool::new(true),
+        failed: AtomicBool::new(false),
+        uncommitted: Mutex::default(),
+    }))))
+}
+
+impl Target for Merge {
+    fn type_name(&self) -> &'static str {
+        "snapshot-merge"
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(lane::MergeLane::open(&self.0, cx)?))
+    }
+
+    fn table(&self) -> String {
+        self.0.seat.table()
+    }
+
+    fn status(&self) -> String {
+        let snapshot = &self.0.seat.snapshot;
+        if self.0.seat.is_spent() || snapshot.health() != Health::Valid {
+            return "Invalid".into();
+        }
+        if self.0.has_failed() {
+            return "Merge failed".into();
+        }
+        let (used, total, metadata) = snapshot.usage_from_records();
+        format!("{used}/{total} {metadata}")
+    }
+
+    fn limits(&self, below: Below<'_>) -> Limits {
+        let (origin, store) = (below.limits(&self.0.seat.line.origin), below.limits(&self.0.seat.line.store));
+        let chunk = Sectors(u64::from(self.0.seat.snapshot.chunk.sectors()));
+        let discards = self.0.seat.line.features.discard_zeroes_cow;
+        Limits {
+            max_discard: if discards { chunk } else { Sectors::ZERO },
+            max_write_zeroes: Sectors::ZERO,
+            request_stackable: false,
+            ..Limits::new(self.0.seat.len).stack(&origin).stack(&store)
+        }
+    }
+
+    fn max_io_len(&self) -> Option<Sectors> {
+        Some(Sectors(u64::from(self.0.seat.snapshot.chunk.sectors())))
+    }
+
+    fn cuts_discards(&self) -> bool {
+        true
+    }
+
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        self.0.seat.extents(from, len, out);
+    }
+
+    fn devices(&self) -> Vec<Used> {
+        self.0.seat.devices()
+    }
+
+    fn attach(&self, notify: Arc<dyn Notify>) {
+        self.0.seat.family.add_node(&notify);
+        self.0.seat.attach(notify);
+    }
+
+    fn works_unasked(&self) -> bool {
+        true
+    }
+
+    fn tasks(&self, _upkeep: &Upkeep) -> Vec<MakeTask> {
+        let shared = Arc::clone(&self.0);
+        if shared.seat.is_spent() || !shared.seat.snapshot.is_valid() {
+            tracing::error!("Snapshot is invalid: can't merge");
+            return Vec::new();
+        }
+        vec![Box::new(move || Box::new(task::Merger::new(shared)))]
+    }
+
+    fn partners(&self) -> Vec<Arc<MappedDevice>> {
+        self.0.seat.partners()
+    }
+
+    fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {
+        self.0.seat.preresume(device)
+    }
+
+    fn presuspend(&self, _noflush: bool) {
+        self.0.stop(true);
+    }
+
+    fn resume(&self) {
+        self.0.seat.resume();
+        self.0.failed.store(false, Ordering::Release);
+        self.0.stop(false);
+    }
+
+    fn gone(&self) {
+        self.0.seat.gone();
+    }
+}
+
+/// The origin as the merge writes it: other snapshots keep what they have.
+struct Through {
+    id: DeviceId,
+    origin: DeviceRef,
+    family: Arc<Family>,
+}
+
+impl Through {
+    fn device(seat: &Seat) -> Arc<dyn Device> {
+        Arc::new(Through {
+            id: DeviceId::new(),
+            origin: seat.line.origin.clone(),
+            family: Arc::clone(&seat.family),
+        })
+    }
+}
+
+impl Device for Through {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(OriginLane::open(&self.origin, &self.family.listed(), cx)?))
+    }
+
+    fn limits(&self) -> Limits {
+        self.origin.device.limits()
+    }
+}
+
+/// The store, with flushes around writes where it needs them.
+struct Store {
+    id: DeviceId,
+    store: DeviceRef,
+}
+
+impl Store {
+    fn device(seat: &Seat) -> Arc<dyn Device> {
+        Arc::new(Store { id: DeviceId::new(), store: seat.line.store.clone() })
+    }
+}
+
+impl Device for Store {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        whole::open(&self.store, cx)
+    }
+
+    fn limits(&self) -> Limits {
+        self.store.device.limits()
+    }
+}

@@ -1,0 +1,371 @@
+//! The work of a merge: run after run, from the last record backwards.
+//!
+//! ```text
+//!  pick a run ──► mark it, wait for writes ──► copy ──► flush the origin ──► clear its records ──► forget it
+//! ```
+//!
+//! Records are cleared with one write, behind a flush, when what they say is durable in the origin.
+//! So a crash leaves each chunk in the store or in the origin, or the same in both.
+
+use super::{Run, Shared, Store, Through};
+use crate::snapshot::jobs::piece_max;
+use std::sync::{Arc, PoisonError};
+use udm_core::{
+    Batch, Bio, BioFlags, Buf, Busy, DeviceSlot, Listener, Op, SECTOR_SIZE, Sector, Sectors, Segments, Task,
+    TaskCx,
+};
+use udm_wire::cow::{Exception, Layout, RECORD_LEN};
+
+/// The most bytes of a run, but for one chunk.
+const RUN_MAX: u64 = 1 << 20;
+
+/// Pieces of a run that are under way at a time.
+const PIECES: usize = 4;
+
+/// Bytes of records that are read and written at once.
+const UNIT_MAX: u64 = 4096;
+
+/// What the task does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Begins a run, if there is one.
+    Begin,
+    /// Reads the records at the end.
+    Read,
+    /// Waits until no write of the run's chunks is under way.
+    Settle(u64),
+    /// Copies.
+    Copy,
+    /// Flushes the origin.
+    Flush,
+    /// Reads the records again, to clear those of the run.
+    ReadAgain,
+    /// Clears them.
+    Clear,
+    /// Nothing is left, or something failed.
+    Rest,
+}
+
+/// The lanes of the task.
+#[derive(Clone, Copy)]
+struct Lanes {
+    origin: DeviceSlot,
+    store: DeviceSlot,
+}
+
+/// See the module's documentation.
+pub(super) struct Merger {
+    shared: Arc<Shared>,
+    layout: Layout,
+    lanes: Option<Lanes>,
+    bell: Option<Listener>,
+    step: Step,
+    run: Run,
+    /// Sectors of the run that are read, and that are to be.
+    at: u64,
+    len: u64,
+    in_flight: usize,
+    failed: bool,
+    stopping: bool,
+}
+
+impl Merger {
+    pub(super) fn new(shared: Arc<Shared>) -> Merger {
+        let layout = Layout::new(shared.seat.snapshot.chunk);
+        let run = Run { old: 0, new: 0, len: 0 };
+        Merger {
+            shared,
+            layout,
+            lanes: None,
+            bell: None,
+            step: Step::Begin,
+            run,
+            at: 0,
+            len: 0,
+            in_flight: 0,
+            failed: false,
+            stopping: false,
+        }
+    }
+
+    /// Where the last `count` records are: the first sector and the length of the bytes to read,
+    /// and the place of the first of these records in them. As many as one unit has.
+    fn window(&self, count: u64) -> (Sector, Sectors, usize) {
+        let last = self.shared.left() - 1;
+        let per_area = self.layout.records();
+        let (area, place) = (last / per_area, last % per_area);
+        let unit = self.layout.chunk().bytes().min(UNIT_MAX);
+        let per_unit = unit / RECORD_LEN as u64;
+        let begin = place - place % per_unit;
+        let sector = self.layout.area(area) * u64::from(self.layout.chunk().sectors())
+            + begin * RECORD_LEN as u64 / SECTOR_SIZE;
+        (Sector(sector), Sectors(unit / SECTOR_SIZE), (place + 1 - begin - count) as usize)
+    }
+
+    /// Goes on as far as it can.
+    fn go_on(&mut self, cx: &mut dyn TaskCx) {
+        loop {
+            let Some(lanes) = self.lanes(cx) else { return };
+            match self.step {
+                Step::Begin => {
+                    if self.stopping || self.shared.left() == 0 || !self.shared.begin() {
+                        return self.rest(cx);
+                    }
+                    let left = self.shared.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    match left {
+                        Some(run) => {
+                            self.run = run;
+                            self.read_records(Step::ReadAgain, lanes, cx);
+                        }
+                        None => self.read_records(Step::Read, lanes, cx),
+                    }
+                }
+                Step::Settle(epoch) => {
+                    let bell = self.bell.take().unwrap_or_else(|| cx.listen(&self.shared.seat.snapshot.bell));
+                    let seen = bell.epoch();
+                    let settled = self.shared.seat.snapshot.readers.are_past_or_tell(epoch);
+                    let quiet = settled || bell.is_quiet(seen);
+                    self.bell = Some(bell);
+                    if !settled {
+                        if quiet {
+                            return;
+                        }
+                        continue;
+                    }
+                    self.step = Step::Copy;
+                }
+                Step::Copy => {
+                    while self.at < self.len && self.in_flight < PIECES && !self.failed {
+                        self.read_piece(lanes, cx);
+                    }
+                    if self.in_flight > 0 {
+                        return;
+                    }
+                    if self.failed {
+                        return self.fail(true, cx);
+                    }
+                    self.step = Step::Flush;
+                    let mut bio = Bio::new();
+                    bio.op = Op::Flush;
+                    self.submit(lanes.origin, bio, cx);
+                }
+                _ if self.in_flight > 0 => return,
+                Step::Rest => return,
+                Step::Read | Step::Flush | Step::ReadAgain | Step::Clear => return,
+            }
+            if self.in_flight > 0 && self.step != Step::Copy {
+                return;
+            }
+        }
+    }
+
+    fn lanes(&mut self, cx: &mut dyn TaskCx) -> Option<Lanes> {
+        if self.lanes.is_none() && self.step != Step::Rest {
+            let seat = &self.shared.seat;
+            let opened =
+                cx.open(&Through::device(seat)).and_then(|origin| match cx.open(&Store::device(seat)) {
+                    Ok(store) => Ok(Lanes { origin, store }),
+                    Err(error) => {
+                        cx.close(origin);
+                        Err(error)
+                    }
+                });
+            match opened {
+                Ok(lanes) => self.lanes = Some(lanes),
+                Err(error) => {
+                    tracing::error!("shutting down merge: {error}");
+                    self.report();
+                    self.step = Step::Rest;
+                }
+            }
+        }
+        self.lanes
+    }
+
+    fn submit(&mut self, lane: DeviceSlot, bio: Box<Bio>, cx: &mut dyn TaskCx) {
+        self.in_flight += 1;
+        cx.submit(lane, bio);
+    }
+
+    fn read_records(&mut self, step: Step, lanes: Lanes, cx: &mut dyn TaskCx) {
+        self.step = step;
+        let (sector, sectors, _) = self.window(1);
+        let data = Buf::zeroed(sectors.bytes() as usize);
+        self.submit(lanes.store, Bio::read(sector, sectors, data.into()), cx);
+    }
+
+    /// The run that the last records make, and its chunks marked.
+    fn pick(&mut self, data: &Segments) {
+        let (_, _, last) = self.window(1);
+        let mut bytes = vec![0; data.len()];
+        data.copy_to(&mut bytes);
+        let snapshot = &self.shared.seat.snapshot;
+        let most = (RUN_MAX / snapshot.chunk.bytes()).max(1);
+        let mut run: Option<Run> = None;
+        for index in (0..=last).rev() {
+            let Some(Exception { old, new }) = Exception::decode(&bytes, index) else { break };
+            match &mut run {
+                None => run = Some(Run { old, new, len: 1 }),
+                Some(run) if old + 1 == run.old && new + 1 == run.new && run.len < most => {
+                    *run = Run { old, new, len: run.len + 1 };
+                }
+                Some(_) => break,
+            }
+        }
+        let known =
+            |run: &Run| (0..run.len).all(|at| snapshot.place(run.old + at).kept() == Some(run.new + at));
+        let Some(run) = run.filter(known) else {
+            // The store was changed by somebody else.
+            self.failed = true;
+            return;
+        };
+        self.run = run;
+        for at in 0..run.len {
+            snapshot.map.publish(run.old + at, run.new + at);
+        }
+        let start = snapshot.start_of(run.old);
+        let end = snapshot.start_of(run.old + run.len).min(snapshot.origin_size.0);
+        (self.at, self.len) = (0, end.saturating_sub(start));
+        self.step = Step::Settle(snapshot.readers.move_on());
+    }
+
+    fn read_piece(&mut self, lanes: Lanes, cx: &mut dyn TaskCx) {
+        let most = piece_max(&self.shared.seat.line.origin.device.limits());
+        let sectors = Sectors(most.0.min(self.len - self.at));
+        let sector = Sector(self.shared.seat.snapshot.start_of(self.run.new) + self.at);
+        let mut bio = Bio::read(sector, sectors, Buf::zeroed(sectors.bytes() as usize).into());
+        bio.cookie = self.at;
+        self.at += sectors.0;
+        self.submit(lanes.store, bio, cx);
+    }
+
+    fn came_back(&mut self, mut bio: Box<Bio>, lanes: Lanes, cx: &mut dyn TaskCx) {
+        self.in_flight -= 1;
+        if !bio.status.is_ok() {
+            return self.came_back_bad(&bio, cx);
+        }
+        match (self.step, bio.op) {
+            (Step::Read, _) => {
+                self.pick(&bio.data);
+                if self.failed {
+                    self.fail(false, cx);
+                }
+            }
+            (Step::Copy, Op::Read) if !self.failed => {
+                bio.op = Op::Write;
+                bio.sector = Sector(self.shared.seat.snapshot.start_of(self.run.old) + bio.cookie);
+                self.submit(lanes.origin, bio, cx);
+            }
+            (Step::Flush, _) => self.read_records(Step::ReadAgain, lanes, cx),
+            (Step::ReadAgain, _) => self.clear(bio, lanes, cx),
+            (Step::Clear, _) => self.forget(),
+            _ => {}
+        }
+    }
+
+    fn came_back_bad(&mut self, bio: &Bio, cx: &mut dyn TaskCx) {
+        let what = match (self.step, bio.op) {
+            (Step::Flush, _) => "Flush after merge failed",
+            (Step::Clear | Step::ReadAgain | Step::Read, _) => "Error in the exception store",
+            (_, Op::Read) => "Read error",
+            _ => "Write error",
+        };
+        if !self.failed {
+            tracing::error!("{what}: shutting down merge: {}", bio.status);
+        }
+        self.failed = true;
+        match self.step {
+            Step::Copy => {}
+            // The chunks are as they were, and so are their records.
+            Step::Flush => self.fail(true, cx),
+            Step::Read => self.fail(false, cx),
+            _ => {
+                *self.shared.uncommitted.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.run);
+                self.fail(false, cx);
+            }
+        }
+    }
+
+    /// Clears the records of the run, which is durable in the origin.
+    fn clear(&mut self, mut bio: Box<Bio>, lanes: Lanes, cx: &mut dyn TaskCx) {
+        self.step = Step::Clear;
+        let (sector, sectors, first) = self.window(self.run.len);
+        let mut buf = Buf::zeroed(sectors.bytes() as usize);
+        bio.data.copy_to(&mut buf);
+        let at = first * RECORD_LEN;
+        buf[at..at + self.run.len as usize * RECORD_LEN].fill(0);
+        bio.data = buf.into();
+        (bio.op, bio.sector, bio.sectors) = (Op::Write, sector, sectors);
+        bio.flags = BioFlags::PREFLUSH | BioFlags::FUA | BioFlags::META;
+        self.submit(lanes.store, bio, cx);
+    }
+
+    /// The run is in the origin, and nowhere else.
+    fn forget(&mut self) {
+        let snapshot = &self.shared.seat.snapshot;
+        (0..self.run.len).for_each(|at| snapshot.map.forget(self.run.old + at));
+        if let Some(commits) = &snapshot.commits {
+            commits.take_back(self.run.len);
+        }
+        self.step = Step::Begin;
+        self.shared.end();
+        if self.shared.left() == 0 {
+            snapshot.event();
+        }
+    }
+
+    /// Ends the merge until the next resume; with `back` the chunks of the run are as they were.
+    fn fail(&mut self, back: bool, cx: &mut dyn TaskCx) {
+        if back {
+            (0..self.run.len).for_each(|at| self.shared.seat.snapshot.map.settle(self.run.old + at));
+        }
+        self.report();
+        self.shared.end();
+        self.rest(cx);
+    }
+
+    fn report(&self) {
+        self.shared.failed.store(true, std::sync::atomic::Ordering::Release);
+        self.shared.seat.snapshot.event();
+    }
+
+    fn rest(&mut self, cx: &mut dyn TaskCx) {
+        self.step = Step::Rest;
+        self.bell = None;
+        if let Some(Lanes { origin, store }) = self.lanes.take() {
+            cx.close(origin);
+            cx.close(store);
+        }
+    }
+}
+
+impl Task for Merger {
+    fn turn(&mut self, cx: &mut dyn TaskCx) {
+        self.go_on(cx);
+    }
+
+    fn complete(&mut self, done: &mut Batch, cx: &mut dyn TaskCx) {
+        for bio in done.drain(..) {
+            match self.lanes {
+                Some(lanes) => self.came_back(bio, lanes, cx),
+                None => debug_assert!(false, "lanes are open while something is in flight"),
+            }
+        }
+        self.go_on(cx);
+    }
+
+    fn stop(&mut self, cx: &mut dyn TaskCx) {
+        self.stopping = true;
+        if self.step == Step::Begin {
+            self.rest(cx);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.stopping && self.step == Step::Rest && self.in_flight == 0
+    }
+
+    fn busy(&self) -> Busy {
+        Busy::Background
+    }
+}

@@ -1,0 +1,74 @@
+//! The `snapshot-origin` target: `snapshot-origin <origin>`, a device whose old data its snapshots
+//! keep.
+//!
+//! Without snapshots it is linear, and costs what linear costs. With some, its lanes copy what a
+//! write is about to change ([`super::origin_lane`]).
+
+use super::family::Family;
+use super::origin_lane::OriginLane;
+use std::sync::Arc;
+use udm_core::{Cx, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_dm::TargetError;
+use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Used};
+
+struct Origin {
+    device: DeviceRef,
+    len: Sectors,
+    family: Arc<Family>,
+}
+
+/// Makes a snapshot-origin target.
+///
+/// # Errors
+/// The kernel's: `incorrect number of arguments`, `Cannot get target device`. One that does not
+/// begin at sector 0 is refused: the kernel takes its sectors by their place in the mapped device.
+pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+    let [device] = args.args else {
+        return Err(TargetError::new("origin: incorrect number of arguments").at(args.args.len().min(1)));
+    };
+    let device = args.resolver.get(device).map_err(|e| {
+        TargetError::new("Cannot get target device").with_errno(e.errno).because(e.reason).at(0)
+    })?;
+    if args.start.0 != 0 {
+        return Err(TargetError::new("an origin begins at sector 0"));
+    }
+    let family = Family::of(&device);
+    Ok(Arc::new(Origin { device, len: args.len, family }))
+}
+
+impl Target for Origin {
+    fn type_name(&self) -> &'static str {
+        "snapshot-origin"
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(OriginLane::open(&self.device, &self.family.listed(), cx)?))
+    }
+
+    fn table(&self) -> String {
+        self.device.number.to_string()
+    }
+
+    /// Discards and write-zeroes would not be copied (kernel: not offered).
+    fn limits(&self, below: Below<'_>) -> Limits {
+        let limits = Limits::new(self.len).stack(&below.limits(&self.device));
+        let none = Sectors::ZERO;
+        Limits { request_stackable: false, max_discard: none, max_write_zeroes: none, ..limits }
+    }
+
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        self.device.device.extents(from, len, out);
+    }
+
+    fn devices(&self) -> Vec<Used> {
+        vec![Used::new(&self.device, Sector(0), self.len)]
+    }
+
+    fn as_linear(&self) -> Option<(DeviceRef, Sector)> {
+        self.family.is_empty().then(|| (self.device.clone(), Sector(0)))
+    }
+
+    fn attach(&self, notify: Arc<dyn Notify>) {
+        self.family.add_node(&notify);
+    }
+}

@@ -1,0 +1,281 @@
+//! A table's place in a snapshot's life.
+//!
+//! *Loaded*, with what the store holds read; *active* from its first resume on; *spent* when
+//! another table has taken the snapshot over, or it went before it could be.
+//!
+//! A second table with the same origin and store is a *destination*: it takes the snapshot over
+//! from the first, its *source*, when it is resumed, with all that is in memory. The source must
+//! stand still then; it is what the same device had before, or another device that is suspended.
+
+use super::args::{self, Features, Line};
+use super::family::Family;
+use super::load;
+use super::state::Snapshot;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use udm_core::errno::{EBUSY, EINVAL};
+use udm_core::{Alone, ClaimKey, Content, DevNo, Device, DeviceId, Extents, Sector, Sectors};
+use udm_dm::target::{DeviceRef, Notify, TargetArgs, Used};
+use udm_dm::{MappedDevice, TargetError};
+
+/// How far a table with a snapshot has come.
+#[derive(Clone)]
+pub(super) enum Role {
+    /// It has not been resumed.
+    Loaded,
+    /// The same, and it will take over from this one.
+    Destination(Weak<Seat>),
+    /// It is in use.
+    Active,
+    /// Its snapshot was taken over, or went before it could be.
+    Spent,
+}
+
+/// What a snapshot's table is there for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To keep an instant.
+    Keep,
+    /// To bring what it holds back into the origin.
+    Merge,
+}
+
+/// See the module's documentation.
+pub(super) struct Seat {
+    pub line: Line,
+    pub len: Sectors,
+    pub family: Arc<Family>,
+    pub snapshot: Arc<Snapshot>,
+    purpose: Purpose,
+    role: Mutex<Role>,
+    /// What lanes see of a role that is spent.
+    pub spent: Arc<AtomicBool>,
+    notify: Mutex<Option<Arc<dyn Notify>>>,
+}
+
+impl Seat {
+    /// For the table line in `args`.
+    ///
+    /// # Errors
+    /// The kernel's, in its order; where the kernel hides the reason behind a general text, it
+    /// follows.
+    pub(super) fn take(purpose: Purpose, args: &mut TargetArgs<'_>) -> Result<Arc<Seat>, TargetError> {
+        let line = args::parse(args)?;
+        if purpose == Purpose::Merge && !line.persistent {
+            return Err(TargetError::new("Snapshot exception store does not support snapshot-merge.").at(2));
+        }
+        let family = Family::of(&line.origin);
+        let others = family.on_store(&line.store);
+        let (snapshot, role) = match &others[..] {
+            [] => (open(&line, &family, args)?, Role::Loaded),
+            [source] => (source.hand_over(&line, purpose)?, Role::Destination(Arc::downgrade(source))),
+            _ => {
+                let text = "Snapshot cow pairing for exception table handover failed";
+                return Err(TargetError::new(text).with_errno(EINVAL).at(1));
+            }
+        };
+        let merges = |other: &Arc<Seat>| other.purpose == Purpose::Merge && !other.is_spent();
+        let others = family.seats();
+        if purpose == Purpose::Merge && others.iter().any(|one| merges(one) && !one.is_on(&line.store)) {
+            return Err(TargetError::new("A snapshot is already merging."));
+        }
+        let seat = Arc::new(Seat {
+            line,
+            len: args.len,
+            family,
+            snapshot,
+            purpose,
+            role: Mutex::new(role),
+            spent: Arc::default(),
+            notify: Mutex::default(),
+        });
+        seat.family.join(&seat);
+        Ok(seat)
+    }
+
+    /// The snapshot, for a destination with this line.
+    fn hand_over(&self, line: &Line, purpose: Purpose) -> Result<Arc<Snapshot>, TargetError> {
+        let refuse = |reason: &str| {
+            Err(TargetError::new("Couldn't create exception store").because(reason.to_owned()).at(2))
+        };
+        match (self.snapshot.commits.is_some() == line.persistent, self.purpose, purpose) {
+            (false, ..) => refuse("the snapshot that it takes over has a store of the other type"),
+            (_, Purpose::Merge, Purpose::Keep) => refuse("it is being merged"),
+            _ => Ok(Arc::clone(&self.snapshot)),
+        }
+    }
+
+    /// True when its store is this one.
+    pub(super) fn is_on(&self, store: &DeviceRef) -> bool {
+        args::is_same(&self.line.store, store)
+    }
+
+    fn role(&self) -> MutexGuard<'_, Role> {
+        self.role.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True when the snapshot is not its any more.
+    pub(super) fn is_spent(&self) -> bool {
+        matches!(*self.role(), Role::Spent)
+    }
+
+    fn spend(&self) {
+        *self.role() = Role::Spent;
+        self.spent.store(true, Ordering::Relaxed);
+    }
+
+    fn is_destination_of(&self, source: &Seat) -> bool {
+        matches!(&*self.role(), Role::Destination(of) if std::ptr::eq(of.as_ptr(), source))
+    }
+
+    fn notify(&self) -> Option<Arc<dyn Notify>> {
+        self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The device whose table this is.
+    fn device(&self) -> Option<Arc<MappedDevice>> {
+        self.notify()?.mapped()
+    }
+
+    /// What `table` prints behind the type.
+    pub(super) fn table(&self) -> String {
+        let Line { origin, store, persistent, features, .. } = &self.line;
+        let kind = match (persistent, features.overflow) {
+            (true, false) => "P",
+            (true, true) => "PO",
+            (false, _) => "N",
+        };
+        // What it takes over it has when it does (kernel).
+        let chunk = match *self.role() {
+            Role::Destination(_) => 0,
+            _ => self.snapshot.chunk.sectors(),
+        };
+        let words = match features {
+            Features { discard_passdown_origin: true, .. } => " 2 discard_zeroes_cow discard_passdown_origin",
+            Features { discard_zeroes_cow: true, .. } => " 1 discard_zeroes_cow",
+            _ => "",
+        };
+        format!("{} {} {kind} {chunk}{words}", origin.number, store.number)
+    }
+
+    /// The devices below.
+    pub(super) fn devices(&self) -> Vec<Used> {
+        let alone = Some(Alone::With(ClaimKey::of(&self.family)));
+        let size = self.line.store.device.limits().size;
+        let store = Used { alone, ..Used::new(&self.line.store, Sector(0), size) };
+        vec![Used::new(&self.line.origin, Sector(0), self.len), store]
+    }
+
+    /// What the sectors from `from` on hold: what is in the store is data, the rest is the
+    /// origin's.
+    pub(super) fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        let (snapshot, origin) = (&self.snapshot, &self.line.origin.device);
+        let (mut at, end) = (from.0, from.0 + len.0);
+        while at < end && !out.is_full() {
+            let kept = snapshot.map.next_kept(snapshot.chunk_of(at));
+            let kept = kept.map_or(u64::MAX, |(chunk, _)| snapshot.start_of(chunk)).clamp(at, end);
+            if kept > at {
+                origin.extents(Sector(at), Sectors(kept - at), out);
+            }
+            at = snapshot.start_of(snapshot.chunk_of(kept) + 1).min(end);
+            out.push(Sectors(at - kept), Content::Data);
+        }
+    }
+
+    pub(super) fn attach(&self, notify: Arc<dyn Notify>) {
+        *self.notify.lock().unwrap_or_else(PoisonError::into_inner) = Some(notify);
+    }
+
+    /// The devices with lanes of the origin, besides its own.
+    pub(super) fn partners(&self) -> Vec<Arc<MappedDevice>> {
+        let own = self.device().map(|device| device.id());
+        self.family.nodes(own)
+    }
+
+    /// The last that can fail before it becomes live in `device`.
+    pub(super) fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {
+        let role = self.role().clone();
+        let elsewhere = |seat: &Seat| seat.device().filter(|holder| holder.id() != device);
+        match role {
+            Role::Destination(source) => {
+                let holder = source.upgrade().and_then(|source| elsewhere(&source));
+                if holder.is_some_and(|holder| !holder.is_suspended()) {
+                    let text = "Unable to perform snapshot handover until source is suspended.";
+                    return Err(TargetError::new(text).with_errno(EINVAL));
+                }
+            }
+            Role::Active => {
+                let others = self.family.seats();
+                if others.iter().any(|other| other.is_destination_of(self) && elsewhere(other).is_some()) {
+                    let text = "Unable to resume snapshot source until handover completes.";
+                    return Err(TargetError::new(text).with_errno(EINVAL));
+                }
+            }
+            Role::Loaded if self.purpose == Purpose::Keep => self.family.list(&self.snapshot),
+            Role::Loaded | Role::Spent => {}
+        }
+        Ok(())
+    }
+
+    /// It is live, and everything stands still.
+    pub(super) fn resume(&self) {
+        let role = self.role().clone();
+        match role {
+            Role::Destination(source) => match source.upgrade().filter(|source| !source.is_spent()) {
+                Some(source) => source.spend(),
+                None => {
+                    tracing::error!("Cancelling snapshot handover.");
+                    return self.spend();
+                }
+            },
+            Role::Loaded | Role::Active => {}
+            Role::Spent => return,
+        }
+        *self.role() = Role::Active;
+        if let Some(notify) = self.notify() {
+            self.snapshot.attach(notify);
+        }
+        self.snapshot.set_len(self.len);
+        self.snapshot.set_active(self.purpose == Purpose::Keep);
+        match self.purpose {
+            Purpose::Keep => self.family.list(&self.snapshot),
+            Purpose::Merge => self.family.unlist(&self.snapshot),
+        }
+    }
+
+    /// Its table is live no more, and everything stands still.
+    pub(super) fn gone(&self) {
+        // One that is taken over goes on in the next table of its device.
+        let own = self.device().map(|device| device.id());
+        let is_own = |other: &Seat| own.is_some() && other.device().map(|device| device.id()) == own;
+        let taken = self.family.seats().iter().any(|other| other.is_destination_of(self) && is_own(other));
+        if matches!(*self.role(), Role::Active) && !taken {
+            self.snapshot.set_active(false);
+            self.family.unlist(&self.snapshot);
+            self.spend();
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // Listed ahead of a resume that did not come.
+        if matches!(self.role.get_mut().unwrap_or_else(PoisonError::into_inner), Role::Loaded) {
+            self.family.unlist(&self.snapshot);
+        }
+    }
+}
+
+/// Opens the store. Nobody else may have it: it is read, and written to where it is blank.
+fn open(line: &Line, family: &Arc<Family>, args: &TargetArgs<'_>) -> Result<Arc<Snapshot>, TargetError> {
+    let alone = Alone::With(ClaimKey::of(family));
+    let number = DevNo { major: 0, minor: 0 };
+    let commons = line.store.device.commons();
+    let claim = commons.map(|commons| commons.claim(DeviceId::new(), number, &alone)).transpose();
+    let _claim = claim.map_err(|other| {
+        let reason = format!("{other} has {} alone", line.store.name);
+        TargetError::new("Cannot get COW device").with_errno(EBUSY).because(reason).at(1)
+    })?;
+    let (chunk, loaded) = load::load(line, args.io)?;
+    Ok(Arc::new(Snapshot::new(&line.origin, line.store.clone(), chunk, loaded)))
+}

@@ -1,0 +1,257 @@
+//! One snapshot, as all its lanes see it: those of its own device and those of its origin.
+//!
+//! It outlives the table that made it: a snapshot that is reloaded, or turned into a merge, hands
+//! this on to its next table.
+
+use super::commits::{Commits, Copied};
+use super::map::{ExceptionMap, Place};
+use super::readers::Readers;
+use super::space::{Grant, Space};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use udm_core::{Bell, Bio, Sectors};
+use udm_dm::target::{DeviceRef, Notify};
+use udm_wire::cow::{ChunkSize, Layout};
+
+/// Whether it can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Health {
+    /// It is the instant at which it was made, with what was written to it.
+    Valid,
+    /// A copy was lost, and a lane is marking the store: the origin must not change before.
+    Invalidating,
+    /// A copy was lost: nothing of it can be read any more.
+    Invalid,
+}
+
+/// What was read from a store when its table was loaded, or nothing for a transient one.
+pub(super) struct Loaded {
+    /// The store can be used.
+    pub valid: bool,
+    /// What is in the store.
+    pub map: ExceptionMap,
+    /// What is free in the store.
+    pub space: Space,
+    /// Its records; `None` for a transient one.
+    pub commits: Option<Commits>,
+}
+
+/// See the module's documentation.
+pub(super) struct Snapshot {
+    pub store: DeviceRef,
+    /// The size of the origin when it was opened: the last chunk ends there.
+    pub origin_size: Sectors,
+    pub chunk: ChunkSize,
+    /// A chunk is 2^`shift` sectors.
+    pub shift: u32,
+    pub map: ExceptionMap,
+    pub readers: Readers,
+    pub commits: Option<Commits>,
+    /// Rung when a chunk was copied, readers are over, or it has become invalid.
+    pub bell: Arc<Bell>,
+    space: Space,
+    /// The part of the origin that it is about.
+    len: AtomicU64,
+    health: AtomicU8,
+    /// A write found no room, and the table says that this makes it no worse than read-only.
+    overflowed: AtomicBool,
+    /// It has been resumed once: writes of the origin are copied.
+    active: AtomicBool,
+    notify: Mutex<Option<Arc<dyn Notify>>>,
+}
+
+impl Snapshot {
+    pub(super) fn new(origin: &DeviceRef, store: DeviceRef, chunk: ChunkSize, loaded: Loaded) -> Snapshot {
+        let origin_size = origin.device.limits().size;
+        let health = if loaded.valid { Health::Valid } else { Health::Invalid };
+        Snapshot {
+            store,
+            origin_size,
+            chunk,
+            shift: chunk.sectors().trailing_zeros(),
+            map: loaded.map,
+            readers: Readers::new(),
+            commits: loaded.commits,
+            bell: Arc::new(Bell::new()),
+            space: loaded.space,
+            len: AtomicU64::new(0),
+            health: AtomicU8::new(health as u8),
+            overflowed: AtomicBool::new(false),
+            active: AtomicBool::new(false),
+            notify: Mutex::default(),
+        }
+    }
+
+    /// Whether it can be used. Acquire pairs with the release in [`Snapshot::set_health`]: who sees
+    /// that it is invalid sees that the store says so.
+    #[inline(always)]
+    pub(super) fn health(&self) -> Health {
+        match self.health.load(Ordering::Acquire) {
+            0 => Health::Valid,
+            1 => Health::Invalidating,
+            _ => Health::Invalid,
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_valid(&self) -> bool {
+        self.health() == Health::Valid
+    }
+
+    /// It is of no use any more. True for the one that has to mark the store so and call
+    /// [`Snapshot::invalidated`] then.
+    pub(super) fn invalidate(&self, why: &str) -> bool {
+        let (valid, next) = (Health::Valid as u8, Health::Invalidating as u8);
+        let first = self.health.compare_exchange(valid, next, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if first {
+            tracing::error!("{}: Invalidating snapshot: {why}.", self.name());
+        }
+        first
+    }
+
+    /// The store says that it is invalid, or can't be made to say so.
+    pub(super) fn invalidated(&self) {
+        self.health.store(Health::Invalid as u8, Ordering::Release);
+        self.event();
+        self.bell.ring();
+    }
+
+    /// A write found no room.
+    pub(super) fn overflow(&self) {
+        // Relaxed: a write that sees it late finds no room either.
+        if !self.overflowed.swap(true, Ordering::Relaxed) {
+            tracing::error!("{}: Snapshot overflowed: Unable to allocate exception.", self.name());
+            self.event();
+        }
+    }
+
+    pub(super) fn is_overflowed(&self) -> bool {
+        self.overflowed.load(Ordering::Relaxed)
+    }
+
+    /// True when writes of the origin have to be copied. Relaxed: it changes while nothing is in
+    /// flight to the origin.
+    #[inline(always)]
+    pub(super) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_active(&self, active: bool) {
+        self.active.store(active, Ordering::Relaxed);
+    }
+
+    /// The sectors of the origin that it is about: those before.
+    #[inline(always)]
+    pub(super) fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_len(&self, len: Sectors) {
+        self.len.store(len.0, Ordering::Relaxed);
+    }
+
+    /// Whom to tell of events from now on.
+    pub(super) fn attach(&self, notify: Arc<dyn Notify>) {
+        *self.notify.lock().unwrap_or_else(PoisonError::into_inner) = Some(notify);
+    }
+
+    /// Raises an event of the device that it belongs to.
+    pub(super) fn event(&self) {
+        let notify = self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        notify.iter().for_each(|notify| notify.event());
+    }
+
+    /// What the log calls it.
+    fn name(&self) -> String {
+        let notify = self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        notify.map_or_else(|| self.store.number.to_string(), |notify| notify.device())
+    }
+
+    /// The chunk of `sector`.
+    #[inline(always)]
+    pub(super) fn chunk_of(&self, sector: u64) -> u64 {
+        sector >> self.shift
+    }
+
+    /// The sector at which `chunk` begins.
+    #[inline]
+    pub(super) fn start_of(&self, chunk: u64) -> u64 {
+        chunk << self.shift
+    }
+
+    /// The first and last chunk that a request touches.
+    #[inline(always)]
+    pub(super) fn chunks_of(&self, bio: &Bio) -> (u64, u64) {
+        (self.chunk_of(bio.sector.0), self.chunk_of(bio.end().0 - 1))
+    }
+
+    /// The chunks that a write of the origin touches, when it has to be copied for it: it is in use
+    /// and about them.
+    #[inline(always)]
+    pub(super) fn to_copy(&self, bio: &Bio) -> Option<(u64, u64)> {
+        if !self.is_active() || self.health() == Health::Invalid || bio.sector.0 >= self.len() {
+            return None;
+        }
+        let (first, last) = self.chunks_of(bio);
+        // A snapshot shorter than its origin ends with a whole chunk: what begins in it is copied.
+        Some((first, last.min(self.chunk_of(self.len() - 1))))
+    }
+
+    /// True when a write of the origin may go.
+    #[inline(always)]
+    pub(super) fn lets_pass(&self, bio: &Bio) -> bool {
+        self.to_copy(bio).is_none_or(|(first, last)| self.map.are_settled(first, last))
+    }
+
+    /// Room for `want` chunks behind each other, or fewer, in a store of `size`.
+    pub(super) fn take(&self, want: u64, size: Sectors) -> Option<Grant> {
+        self.space.take(want, size)
+    }
+
+    /// These are in the store. A transient one has nothing else to do; a persistent one writes
+    /// their records first, by whichever lane comes to it.
+    pub(super) fn copied(&self, copied: Copied) {
+        match &self.commits {
+            Some(commits) => commits.copied(copied),
+            None => self.publish(&copied),
+        }
+    }
+
+    /// They are there for good.
+    pub(super) fn publish(&self, copied: &Copied) {
+        for at in (0..copied.len).filter(|_| copied.kept) {
+            self.map.publish(copied.old + at, copied.new + at);
+        }
+        self.bell.ring();
+    }
+
+    /// Where a sector of the snapshot is in the store, when its chunk is in chunk `new` there.
+    #[inline]
+    pub(super) fn in_store(&self, sector: u64, new: u64) -> u64 {
+        self.start_of(new) | sector & (u64::from(self.chunk.sectors()) - 1)
+    }
+
+    /// What `status` says: sectors in use, of how many, of them metadata.
+    pub(super) fn usage(&self) -> (u64, u64, u64) {
+        let sectors = u64::from(self.chunk.sectors());
+        let areas = |commits: &Commits| commits.records() / Layout::new(self.chunk).records();
+        let metadata = self.commits.as_ref().map_or(0, |commits| (areas(commits) + 2) * sectors);
+        (self.space.end() * sectors, self.store.device.limits().size.0, metadata)
+    }
+
+    /// The same while it is merged: what the records that are left need (kernel).
+    pub(super) fn usage_from_records(&self) -> (u64, u64, u64) {
+        let (sectors, layout) = (u64::from(self.chunk.sectors()), Layout::new(self.chunk));
+        let records = self.commits.as_ref().map_or(0, Commits::records);
+        let area = records.saturating_sub(1) / layout.records();
+        let used = layout.area(area) + (records - area * layout.records()) + 1;
+        (used * sectors, self.store.device.limits().size.0, (area + 2) * sectors)
+    }
+
+    /// How far `chunk` has come.
+    #[inline]
+    pub(super) fn place(&self, chunk: u64) -> Place {
+        self.map.get(chunk)
+    }
+}

@@ -1,0 +1,97 @@
+//! The `snapshot` target: the control half.
+
+use super::lane::SnapshotLane;
+use super::seat::{Purpose, Seat};
+use super::state::Health;
+use std::sync::Arc;
+use udm_core::{Cx, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_dm::target::{Below, Notify, Target, TargetArgs, Used};
+use udm_dm::{MappedDevice, TargetError};
+
+struct SnapshotTarget(Arc<Seat>);
+
+/// Makes a snapshot target.
+///
+/// # Errors
+/// The kernel's, in its order; where the kernel hides the reason behind a general text, it follows.
+pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+    Ok(Arc::new(SnapshotTarget(Seat::take(Purpose::Keep, args)?)))
+}
+
+impl Target for SnapshotTarget {
+    fn type_name(&self) -> &'static str {
+        "snapshot"
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(SnapshotLane::open(&self.0, cx)?))
+    }
+
+    fn table(&self) -> String {
+        self.0.table()
+    }
+
+    fn status(&self) -> String {
+        let snapshot = &self.0.snapshot;
+        if self.0.is_spent() || snapshot.health() != Health::Valid {
+            return "Invalid".into();
+        }
+        if snapshot.is_overflowed() {
+            return "Overflow".into();
+        }
+        let (used, total, metadata) = snapshot.usage();
+        format!("{used}/{total} {metadata}")
+    }
+
+    /// A flush is the store's: the origin is only read. FUA is the store's own matter too.
+    fn limits(&self, below: Below<'_>) -> Limits {
+        let (origin, store) = (below.limits(&self.0.line.origin), below.limits(&self.0.line.store));
+        let chunk = Sectors(u64::from(self.0.snapshot.chunk.sectors()));
+        let discards = self.0.line.features.discard_zeroes_cow;
+        Limits {
+            max_discard: if discards { chunk } else { Sectors::ZERO },
+            max_write_zeroes: Sectors::ZERO,
+            write_cache: store.write_cache,
+            fua: true,
+            read_only: store.read_only,
+            request_stackable: false,
+            ..Limits::new(self.0.len).stack(&origin).stack(&store)
+        }
+    }
+
+    fn max_io_len(&self) -> Option<Sectors> {
+        Some(Sectors(u64::from(self.0.snapshot.chunk.sectors())))
+    }
+
+    fn cuts_discards(&self) -> bool {
+        true
+    }
+
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        self.0.extents(from, len, out);
+    }
+
+    fn devices(&self) -> Vec<Used> {
+        self.0.devices()
+    }
+
+    fn attach(&self, notify: Arc<dyn Notify>) {
+        self.0.attach(notify);
+    }
+
+    fn partners(&self) -> Vec<Arc<MappedDevice>> {
+        self.0.partners()
+    }
+
+    fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {
+        self.0.preresume(device)
+    }
+
+    fn resume(&self) {
+        self.0.resume();
+    }
+
+    fn gone(&self) {
+        self.0.gone();
+    }
+}
