@@ -23,6 +23,9 @@ pub enum Bug {
     FuaDropped,
     /// An offset is not taken off a bio that failed.
     OffsetKeptOnError,
+    /// A bio that comes back takes its place from another line of the table, which lies on the same
+    /// device.
+    NeighboursOffset,
     /// A suspend is called off, and bios that were to be handed back stay where they are.
     CancelStrandsReturned,
     /// A suspend is called off, and bios without a path go on failing.
@@ -142,7 +145,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 64] = [
+    pub const ALL: [Bug; 65] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -151,6 +154,7 @@ impl Bug {
         Bug::PreflushDropped,
         Bug::FuaDropped,
         Bug::OffsetKeptOnError,
+        Bug::NeighboursOffset,
         Bug::CancelStrandsReturned,
         Bug::CancelKeepsDraining,
         Bug::SuspendAcksEarly,

@@ -13,6 +13,9 @@ use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane};
 /// nothing, and often enough for whoever waits for one of them.
 const IDLE_EVERY: u32 = 64;
 
+/// Legs that are given something are marked in a word: leg `n` by bit `n` % [`MARKS`].
+const MARKS: usize = u64::BITS as usize;
+
 struct Leg {
     lane: Box<dyn Lane>,
     /// What it is given next; empty outside of a `submit`.
@@ -55,12 +58,74 @@ impl List {
 /// See the module's documentation.
 pub struct Legs {
     legs: Vec<Leg>,
-    /// Those whose batch is not empty.
-    dirty: List,
+    /// Marks those whose batch is not empty.
+    given: u64,
     /// Those that have bios in flight.
     busy: List,
     /// Polls since the idle ones were polled.
     polls: u32,
+}
+
+/// The bios of a batch, each on its way to a leg: see [`Legs::deal`].
+pub struct Deal<'a> {
+    bios: std::vec::Drain<'a, Box<Bio>>,
+    legs: &'a mut [Leg],
+    given: &'a mut u64,
+}
+
+/// No leg.
+const NOWHERE: usize = usize::MAX;
+
+impl Deal<'_> {
+    /// Puts each into the batch of the leg that `place` says: the first of which it says none.
+    #[inline(always)]
+    pub fn each(&mut self, mut place: impl FnMut(&mut Bio) -> Option<usize>) -> Option<Box<Bio>> {
+        loop {
+            let (legs, mut given) = (&mut *self.legs, *self.given);
+            // This loop calls nothing, so that what it counts stays in registers: a batch that has
+            // no room ends it.
+            let stopped = self.bios.find_map(|mut bio| {
+                let Some(leg) = place(&mut bio) else { return Some((bio, NOWHERE)) };
+                let out = &mut legs[leg].out;
+                if out.len() == out.capacity() {
+                    return Some((bio, leg));
+                }
+                out.push(bio);
+                given |= mark(leg);
+                None
+            });
+            *self.given = given;
+            match stopped? {
+                (bio, NOWHERE) => return Some(bio),
+                (bio, leg) => self.put(leg, bio),
+            }
+        }
+    }
+
+    /// Takes the next.
+    #[inline]
+    pub fn take(&mut self) -> Option<Box<Bio>> {
+        self.bios.next()
+    }
+
+    /// Puts `bio` into the batch of leg `leg`.
+    #[inline(always)]
+    pub fn put(&mut self, leg: usize, bio: Box<Bio>) {
+        push(&mut self.legs[leg].out, bio);
+        *self.given |= mark(leg);
+    }
+}
+
+/// Out of line, and of the one batch alone: what surrounds it stays in registers.
+#[inline(never)]
+fn push(out: &mut Batch, bio: Box<Bio>) {
+    out.push(bio);
+}
+
+/// The mark of leg `index` in [`Legs::given`].
+#[inline(always)]
+fn mark(index: usize) -> u64 {
+    1 << (index % MARKS)
 }
 
 /// A poll under way: see [`Legs::poll`].
@@ -76,78 +141,50 @@ impl Legs {
     pub fn new(lanes: impl IntoIterator<Item = Box<dyn Lane>>) -> Legs {
         let leg = |lane| Leg { lane, out: Batch::new(), in_flight: 0 };
         let legs: Vec<_> = lanes.into_iter().map(leg).collect();
-        Legs { dirty: List::new(legs.len()), busy: List::new(legs.len()), polls: 0, legs }
+        Legs { given: 0, busy: List::new(legs.len()), polls: 0, legs }
     }
 
     /// Puts `bio` into the batch of leg `index`. [`Legs::send`] comes next.
     #[inline]
     pub fn push(&mut self, index: usize, bio: Box<Bio>) {
-        if !self.has_room(index) {
-            self.make_room(index);
-        }
-        self.put(index, bio);
+        self.legs[index].out.push(bio);
+        self.given |= mark(index);
     }
 
-    /// Submits each bio of `batch` to a leg: the number of it, counted from leg `first`, is at its
-    /// place in `to`. Leaves `batch` empty.
-    #[inline(never)]
-    pub fn deal(&mut self, batch: &mut Batch, first: usize, to: &[u32], cx: &mut Cx<'_>) {
-        debug_assert_eq!(batch.len(), to.len());
-        let mut bios = batch.drain(..).zip(to);
-        // The loop inside calls nothing, so that what it counts stays in registers.
-        while let Some((bio, index)) = bios.find_map(|(bio, &index)| {
-            let index = first + index as usize;
-            match self.has_room(index) {
-                true => {
-                    self.put(index, bio);
-                    None
-                }
-                false => Some((bio, index)),
-            }
-        }) {
-            self.push(index, bio);
-        }
-        drop(bios);
-        self.send(cx);
-    }
-
+    /// Begins to deal out `batch`. [`Legs::send`] comes next.
     #[inline(always)]
-    fn has_room(&self, index: usize) -> bool {
-        let out = &self.legs[index].out;
-        out.len() < out.capacity()
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn make_room(&mut self, index: usize) {
-        self.legs[index].out.reserve(1);
-    }
-
-    #[inline(always)]
-    fn put(&mut self, index: usize, bio: Box<Bio>) {
-        let out = &mut self.legs[index].out;
-        if out.is_empty() {
-            self.dirty.push(index);
-        }
-        out.push(bio);
+    pub fn deal<'a>(&'a mut self, batch: &'a mut Batch) -> Deal<'a> {
+        Deal { bios: batch.drain(..), legs: &mut self.legs, given: &mut self.given }
     }
 
     /// Submits what was pushed; says whether there was anything.
-    #[inline]
+    #[inline(never)]
     pub fn send(&mut self, cx: &mut Cx<'_>) -> bool {
-        let count = std::mem::take(&mut self.dirty.len);
-        for &index in &self.dirty.legs[..count] {
-            let leg = &mut self.legs[index as usize];
-            if leg.in_flight == 0 {
-                self.busy.push(index as usize);
+        let mut given = std::mem::take(&mut self.given);
+        let any = given != 0;
+        while given != 0 {
+            for index in (given.trailing_zeros() as usize..self.legs.len()).step_by(MARKS) {
+                self.send_to(index, cx);
             }
-            leg.in_flight += leg.out.len();
-            if bugs::on(Bug::SubmitTwice) {
-                leg.out.extend(leg.out.last().map(|bio| bugs::twin(bio)).into_iter().collect::<Vec<_>>());
-            }
-            leg.lane.submit(&mut leg.out, cx);
+            given &= given - 1;
         }
-        count > 0
+        any
+    }
+
+    #[inline(always)]
+    fn send_to(&mut self, index: usize, cx: &mut Cx<'_>) {
+        let leg = &mut self.legs[index];
+        if leg.out.is_empty() {
+            return;
+        }
+        if leg.in_flight == 0 {
+            self.busy.push(index);
+        }
+        leg.in_flight += leg.out.len();
+        if bugs::on(Bug::SubmitTwice) {
+            leg.out.extend(leg.out.last().map(|bio| bugs::twin(bio)).into_iter().collect::<Vec<_>>());
+        }
+        leg.lane.submit(&mut leg.out, cx);
     }
 
     /// Submits all of `batch` to leg `index`: the way of a batch that needs no dealing out, of a

@@ -5,7 +5,7 @@
 //! all, is passed on as it came. Where bios go is for a [`Route`] to say.
 
 use crate::bugs::{self, Bug};
-use crate::legs::Legs;
+use crate::legs::{Deal, Legs};
 use crate::split::{Cut, Splitter};
 use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Status};
 
@@ -27,11 +27,17 @@ pub trait Route: Cut {
     /// of it keeps what it needs in registers.
     fn plain(&self, bio: &mut Bio) -> Option<usize>;
 
-    /// The same for bios from the front of `bios` on for as long as it is plain: writes the leg of
-    /// each to its place in `to`, and says how many.
+    /// Does [`Route::plain`] with each of `bios` for as long as they all go to leg `leg`: how many
+    /// do, and what it said of the next.
     #[inline(always)]
-    fn run(&self, bios: &mut [Box<Bio>], to: &mut [u32]) -> usize {
-        run(bios, to, |bio| self.plain(bio))
+    fn all_to(&self, leg: usize, bios: &mut [Box<Bio>]) -> (usize, Option<usize>) {
+        all_to(leg, bios, |bio| self.plain(bio))
+    }
+
+    /// Deals out bios for as long as it is plain where they go: the first of which it is not.
+    #[inline(always)]
+    fn deal(&self, bios: &mut Deal<'_>) -> Option<Box<Bio>> {
+        bios.each(|bio| self.plain(bio))
     }
 
     /// The way of `bio`. One that goes whole is moved: its sector counts as the leg does from here
@@ -43,18 +49,19 @@ pub trait Route: Cut {
     fn up(&self, leg: usize, bios: &mut [Box<Bio>]);
 }
 
-/// Does `plain` with bios from the front of `bios` on for as long as it says a leg, and writes that
-/// to its place in `to`; says how many.
+/// See [`Route::all_to`].
 #[inline(always)]
-pub fn run(bios: &mut [Box<Bio>], to: &mut [u32], plain: impl Fn(&mut Bio) -> Option<usize>) -> usize {
-    let odd = bios.iter_mut().zip(&mut *to).position(|(bio, to)| match plain(bio) {
-        Some(leg) => {
-            *to = leg as u32;
-            false
-        }
-        None => true,
+pub fn all_to(
+    leg: usize,
+    bios: &mut [Box<Bio>],
+    plain: impl Fn(&mut Bio) -> Option<usize>,
+) -> (usize, Option<usize>) {
+    let mut other = None;
+    let count = bios.iter_mut().position(|bio| {
+        other = plain(bio);
+        other != Some(leg)
     });
-    odd.unwrap_or(to.len())
+    (count.unwrap_or(bios.len()), other)
 }
 
 /// See the module's documentation.
@@ -62,14 +69,12 @@ pub struct SplitLane<R> {
     route: R,
     legs: Legs,
     split: Splitter,
-    /// Scratch: the leg of each bio of a batch.
-    to: Vec<u32>,
 }
 
 impl<R: Route> SplitLane<R> {
     /// A lane over `lanes`, between which `route` chooses.
     pub fn new(route: R, lanes: Vec<Box<dyn Lane>>, cx: &mut Cx<'_>) -> SplitLane<R> {
-        SplitLane { route, legs: Legs::new(lanes), split: Splitter::new(cx.new_owner()), to: Vec::new() }
+        SplitLane { route, legs: Legs::new(lanes), split: Splitter::new(cx.new_owner()) }
     }
 
     /// Has the legs begin, and from now on `route` choose between them.
@@ -86,59 +91,49 @@ impl<R: Route> SplitLane<R> {
     /// Submits a batch that is not a single bio, or one that may not go whole.
     #[inline(never)]
     fn submit_many(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        if self.to.len() < batch.len() {
-            self.to.resize(batch.len(), 0);
-        }
-        let to = &mut self.to[..batch.len()];
-        let mut count = 0;
-        loop {
-            count += self.route.run(&mut batch[count..], &mut to[count..]);
-            let Some(bio) = batch.get_mut(count) else { break };
-            match self.route.down(bio) {
-                Way::Leg(leg) => to[count] = leg as u32,
-                way => return self.deal_odd(batch, count, way, cx),
-            }
-            count += 1;
-        }
-        let Some(&leg) = to.first() else { return };
-        if self.legs.submit_alone(batch, cx) {
-            return;
-        }
-        if to.iter().all(|other| *other == leg) {
-            self.legs.submit(leg as usize, batch, cx);
-        } else {
-            self.legs.deal(batch, 0, to, cx);
+        let [first, rest @ ..] = &mut batch[..] else { return };
+        let Some(leg) = self.route.plain(first) else { return self.deal(batch, 0, None, cx) };
+        let (count, other) = self.route.all_to(leg, rest);
+        if count < rest.len() {
+            self.deal(batch, 1 + count, Some((leg, other)), cx);
+        } else if !self.legs.submit_alone(batch, cx) {
+            self.legs.submit(leg, batch, cx);
         }
     }
 
-    /// Deals out a batch of which the first `count` bios are on their way to the legs in `to`, and
-    /// the next on `way`.
+    /// Deals out a batch. With `known` the first `count` of its bios have been moved and go to the
+    /// first leg of it, and the next has been tried: it goes to the second, if that is one.
     #[inline(never)]
-    fn deal_odd(&mut self, batch: &mut Batch, count: usize, way: Way, cx: &mut Cx<'_>) {
-        let mut bios = batch.drain(..);
-        for (bio, &leg) in bios.by_ref().take(count).zip(&self.to) {
-            self.legs.push(leg as usize, bio);
+    fn deal(
+        &mut self,
+        batch: &mut Batch,
+        count: usize,
+        known: Option<(usize, Option<usize>)>,
+        cx: &mut Cx<'_>,
+    ) {
+        let mut bios = self.legs.deal(batch);
+        let mut odd = None;
+        if let Some((leg, other)) = known {
+            for _ in 0..count {
+                bios.take().into_iter().for_each(|bio| bios.put(leg, bio));
+            }
+            odd = bios.take();
+            if let Some(leg) = other {
+                odd.take().into_iter().for_each(|bio| bios.put(leg, bio));
+            }
         }
-        if let Some(bio) = bios.next() {
-            self.put(bio, way);
+        while let Some(mut bio) = odd.take().or_else(|| self.route.deal(&mut bios)) {
+            match self.route.down(&mut bio) {
+                Way::Leg(leg) => bios.put(leg, bio),
+                Way::Cut => self.split.take(bio),
+                Way::End(status) => self.split.end(bio, status),
+            }
         }
-        for mut bio in bios {
-            let way = self.route.down(&mut bio);
-            self.put(bio, way);
-        }
+        drop(bios);
         if !self.split.is_idle() {
             self.pump();
         }
         self.legs.send(cx);
-    }
-
-    #[inline(always)]
-    fn put(&mut self, bio: Box<Bio>, way: Way) {
-        match way {
-            Way::Leg(leg) => self.legs.push(leg, bio),
-            Way::Cut => self.split.take(bio),
-            Way::End(status) => self.split.end(bio, status),
-        }
     }
 
     fn pump(&mut self) {

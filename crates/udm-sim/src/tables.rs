@@ -245,7 +245,7 @@ impl TableSpec {
     }
 
     /// How many lanes of path `p` a lane of this table opens; `below` says how many one of a device
-    /// does.
+    /// does. Linear lines share one of their device, if no two of them overlap there.
     #[must_use]
     pub fn lanes(&self, p: usize, below: &dyn Fn(usize) -> usize) -> usize {
         let of = |b: &Below| match b {
@@ -254,15 +254,25 @@ impl TableSpec {
         };
         let line = |kind: &Kind| match kind {
             Kind::Through(Through::LogWrites(log), b, _) => usize::from(*log == p) + of(b),
-            Kind::Linear(b, _) | Kind::Through(_, b, _) => of(b),
+            Kind::Through(_, b, _) => of(b),
             Kind::Striped { of: parts, .. } => parts.iter().map(|(b, _)| of(b)).sum(),
             Kind::Multipath { groups, via, .. } if via.is_empty() => {
                 groups.iter().flat_map(|(_, paths)| paths).filter(|q| **q == p).count()
             }
             Kind::Multipath { via, .. } => via.iter().map(|(_, d)| below(*d)).sum(),
-            Kind::Zero | Kind::Error => 0,
+            Kind::Linear(..) | Kind::Zero | Kind::Error => 0,
         };
-        self.lines.iter().map(|(_, kind)| line(kind)).sum()
+        let linear: Vec<(Below, u64, u64)> = self.lines.iter().filter_map(linear_range).collect();
+        let shares = |(i, (b, ..)): (usize, &(Below, u64, u64))| {
+            let same: Vec<_> = linear.iter().filter(|(other, ..)| other == b).collect();
+            let apart = |(n, (_, from, to)): (usize, &&(Below, u64, u64))| {
+                same[..n].iter().all(|(_, start, end)| to <= start || end <= from)
+            };
+            let first = linear[..i].iter().all(|(other, ..)| other != b);
+            !first && same.iter().enumerate().all(apart)
+        };
+        let linear_lanes = linear.iter().enumerate().filter(|&line| !shares(line)).map(|(_, (b, ..))| of(b));
+        self.lines.iter().map(|(_, kind)| line(kind)).sum::<usize>() + linear_lanes.sum::<usize>()
     }
 
     /// The word for path `p` of a multipath target.
@@ -294,6 +304,14 @@ impl TableSpec {
             Some((_, Kind::Multipath { disk, queue, groups, .. })) => Some((*disk, *queue, groups)),
             _ => None,
         }
+    }
+}
+
+/// The device of a linear line, and its range there.
+fn linear_range((len, kind): &(u64, Kind)) -> Option<(Below, u64, u64)> {
+    match kind {
+        Kind::Linear(below, at) => Some((*below, *at, at + len)),
+        _ => None,
     }
 }
 

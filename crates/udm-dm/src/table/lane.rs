@@ -7,10 +7,12 @@
 //! cut.
 
 use super::Table;
-use super::map::{Map, Mapping};
+use super::legs_of::LegsOf;
+use super::map::{Map, Mapping, Simple};
 use crate::bugs::{self, Bug};
 use crate::split::{Cursor, Cut, Step};
-use crate::split_lane::{Route, SplitLane, Way, run};
+use crate::legs::Deal;
+use crate::split_lane::{Route, SplitLane, Way, all_to};
 use udm_core::{Bio, BioFlags, Cx, Limits, Op, OpenError, SECTOR_SIZE};
 
 /// What makes a bio one of the usual ones: a read or write that needs nothing but its place looked
@@ -28,13 +30,18 @@ struct Plain {
 impl Plain {
     #[inline(always)]
     fn takes(&self, bio: &Bio) -> bool {
+        // `max` is at most `size`, so the difference is one.
+        self.fits(bio) && bio.sector.0 <= self.size.wrapping_sub(bio.sectors.0)
+    }
+
+    /// The same but for the end of the device.
+    #[inline(always)]
+    fn fits(&self, bio: &Bio) -> bool {
         let (sector, sectors) = (bio.sector.0, bio.sectors.0);
         bio.op as u8 <= self.last as u8
             && !bio.flags.intersects(self.special)
             && (sector | sectors) & self.unaligned == 0
             && sectors.wrapping_sub(1) < self.max
-            // `max` is at most `size`, so the difference is one.
-            && sector <= self.size.wrapping_sub(sectors)
     }
 }
 
@@ -56,26 +63,28 @@ impl TableLane {
     /// # Errors
     /// When a device below can't be opened on this core.
     pub fn open(table: &Table, cx: &mut Cx<'_>) -> Result<TableLane, OpenError> {
-        let mut lanes = Vec::with_capacity(table.entries.len());
-        for entry in &table.entries {
+        let legs = LegsOf::new(&table.entries);
+        let mut lanes = Vec::with_capacity(legs.first.len());
+        for &target in &legs.first {
+            let entry = &table.entries[target];
             lanes.push(match entry.target.as_linear() {
                 Some((device, _)) => device.device.open(cx)?,
                 None => entry.target.open(cx)?,
             });
         }
-        Ok(SplitLane::new(TableRoute::new(table), lanes, cx))
+        Ok(SplitLane::new(TableRoute::new(table, &legs), lanes, cx))
     }
 
     /// The table is in use from now on: see [`udm_core::Lane::begin`].
     pub fn begin(&mut self, table: &Table, cx: &mut Cx<'_>) {
-        self.begin_with(TableRoute::new(table), cx);
+        self.begin_with(TableRoute::new(table, &LegsOf::new(&table.entries)), cx);
     }
 }
 
 impl TableRoute {
-    fn new(table: &Table) -> TableRoute {
+    fn new(table: &Table, legs: &LegsOf) -> TableRoute {
         let fit = table.fit();
-        let map = Map::new(table, &fit);
+        let map = Map::new(table, &fit, legs);
         let limits = fit.whole;
         let size = limits.size.0;
         let single = match &*map.mappings {
@@ -104,16 +113,22 @@ impl TableRoute {
     }
 
     #[inline(always)]
-    fn to_several(&self, bio: &mut Bio) -> Option<usize> {
-        let leg = self.map.find_alone(bio.sector.0)?;
-        self.to_mapping(bio, leg, &self.map.mappings[leg])
+    fn to_mapping(&self, bio: &mut Bio, mapping: &Mapping) -> Option<usize> {
+        (self.plain.takes(bio) && mapping.left(bio.sector.0) >= bio.sectors.0).then(|| {
+            bio.sector.0 = bio.sector.0.wrapping_add(mapping.shift);
+            mapping.leg
+        })
     }
 
     #[inline(always)]
-    fn to_mapping(&self, bio: &mut Bio, leg: usize, mapping: &Mapping) -> Option<usize> {
-        (self.plain.takes(bio) && mapping.left(bio.sector.0) >= bio.sectors.0).then(|| {
-            bio.sector.0 = bio.sector.0.wrapping_add(mapping.shift);
-            leg
+    fn to_simple(&self, bio: &mut Bio, find: impl Fn(u64) -> Option<Simple>) -> Option<usize> {
+        let sector = bio.sector.0;
+        let to = find(sector)?;
+        // The sector is not far behind the end and no bio that fits is long: their sum is one. What
+        // ends in front of the mapping's end is in front of the device's.
+        (self.plain.fits(bio) && sector + bio.sectors.0 <= to.end).then(|| {
+            bio.sector.0 = sector.wrapping_add(to.shift);
+            to.leg as usize
         })
     }
 }
@@ -123,17 +138,27 @@ impl Route for TableRoute {
     fn plain(&self, bio: &mut Bio) -> Option<usize> {
         match self.single {
             Some(shift) => self.to_single(bio, shift),
-            None => self.to_several(bio),
+            None => self.map.find_plain(bio.sector.0).and_then(|mapping| self.to_mapping(bio, mapping)),
         }
     }
 
     /// Asks once for all what kind of table it is.
     #[inline(always)]
-    fn run(&self, bios: &mut [Box<Bio>], to: &mut [u32]) -> usize {
-        match (self.single, &*self.map.mappings) {
-            (Some(shift), _) => run(bios, to, |bio| self.to_single(bio, shift)),
-            (None, [mapping]) => run(bios, to, |bio| self.to_mapping(bio, 0, mapping)),
-            (None, _) => run(bios, to, |bio| self.to_several(bio)),
+    fn all_to(&self, leg: usize, bios: &mut [Box<Bio>]) -> (usize, Option<usize>) {
+        match (self.single, &*self.map.mappings, self.map.simple()) {
+            (Some(0), ..) => all_to(leg, bios, |bio| self.plain.takes(bio).then_some(0)),
+            (Some(shift), ..) => all_to(leg, bios, |bio| self.to_single(bio, shift)),
+            (None, [mapping], _) => all_to(leg, bios, |bio| self.to_mapping(bio, mapping)),
+            (None, _, Some(find)) => all_to(leg, bios, |bio| self.to_simple(bio, &find)),
+            (None, ..) => all_to(leg, bios, |bio| self.plain(bio)),
+        }
+    }
+
+    #[inline(always)]
+    fn deal(&self, bios: &mut Deal<'_>) -> Option<Box<Bio>> {
+        match self.map.simple() {
+            Some(find) => bios.each(|bio| self.to_simple(bio, &find)),
+            None => bios.each(|bio| self.plain(bio)),
         }
     }
 
@@ -144,23 +169,17 @@ impl Route for TableRoute {
         if bio.op == Op::Flush || bio.flags.intersects(self.plain.special) {
             return Way::Cut;
         }
-        let leg = self.map.find(bio.sector.0);
-        let mapping = &self.map.mappings[leg];
+        let mapping = self.map.find(bio.sector.0);
         if mapping.room(bio.op, bio.sector.0) < bio.sectors.0 {
             return Way::Cut;
         }
         bio.sector.0 = bio.sector.0.wrapping_add(mapping.shift);
-        Way::Leg(leg)
+        Way::Leg(mapping.leg)
     }
 
     #[inline(always)]
     fn up(&self, leg: usize, bios: &mut [Box<Bio>]) {
-        let shift = self.map.mappings[leg].shift;
-        if shift != 0 {
-            for bio in bios.iter_mut().filter(|bio| bio.status.is_ok() || !bugs::on(Bug::OffsetKeptOnError)) {
-                bio.sector.0 = bio.sector.0.wrapping_sub(shift);
-            }
-        }
+        self.map.shifts[leg].undo(bios);
     }
 }
 

@@ -1,7 +1,9 @@
 //! Which target a bio goes to, and how a bio is cut that can't go whole.
 
-use super::Table;
 use super::check::Fit;
+use super::index::Index;
+use super::legs_of::{LegsOf, Shift};
+use super::{Entry, Table};
 use crate::bugs::{self, Bug};
 use crate::divisor::Divisor;
 use crate::split::{Cursor, Cut, Piece, Step};
@@ -9,6 +11,8 @@ use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
 
 /// What one line of a table maps, for the data path.
 pub(super) struct Mapping {
+    /// Where its bios go.
+    pub leg: usize,
     start: u64,
     end: u64,
     /// Added to a bio's sector on the way down and taken off on the way up, modulo 2^64.
@@ -26,11 +30,13 @@ pub(super) struct Mapping {
 /// All mappings of a table, and what flushes need.
 pub(super) struct Map {
     pub mappings: Vec<Mapping>,
-    /// For each run of 2^`index_shift` sectors the mapping where it begins, with [`SEVERAL`] if
-    /// others follow in the run.
-    index: Box<[u32]>,
-    index_shift: u32,
-    /// The targets that a flush of the whole device goes to.
+    /// Finds one by its sectors.
+    index: Index,
+    /// Short forms of all, if none has chunks.
+    simple: Option<Box<[Simple]>>,
+    /// What is added on the way to each leg.
+    pub shifts: Vec<Shift>,
+    /// The legs that a flush of the whole device goes to.
     flush: Vec<usize>,
     /// What is taken off the flags of a bio's data part.
     strip: BioFlags,
@@ -38,18 +44,27 @@ pub(super) struct Map {
     flush_behind: bool,
 }
 
+/// What a read or write that fits needs of a mapping without chunks.
+#[derive(Clone, Copy)]
+pub(super) struct Simple {
+    pub end: u64,
+    pub shift: u64,
+    pub leg: u32,
+}
+
 impl Mapping {
-    fn new(start: Sector, len: Sectors, shift: u64, chunk: Option<Sectors>, limits: &Limits) -> Mapping {
+    fn new(leg: usize, entry: &Entry, shift: u64, limits: &Limits) -> Mapping {
         let block = u64::from(limits.logical_block) / SECTOR_SIZE;
         // A limit below one block would cut for ever; what the device makes of such a request is
         // its own matter.
         let whole = |max: Sectors| (max.0 - max.0 % block.max(1)).max(block.max(1));
         Mapping {
-            start: start.0,
-            end: start.0 + len.0,
+            leg,
+            start: entry.start.0,
+            end: entry.end().0,
             shift,
-            chunk: chunk.map(|c| Divisor::new(c.0.clamp(1, Divisor::MAX))),
-            cuts_discards: false,
+            chunk: entry.target.max_io_len().map(|c| Divisor::new(c.0.clamp(1, Divisor::MAX))),
+            cuts_discards: entry.target.cuts_discards(),
             max: [whole(limits.max_sectors), whole(limits.max_discard), whole(limits.max_write_zeroes)],
         }
     }
@@ -89,27 +104,30 @@ impl Mapping {
 }
 
 impl Map {
-    pub fn new(table: &Table, fit: &Fit) -> Map {
-        let mapping = |(entry, limits): (&super::Entry, &Limits)| {
-            let offset = entry.target.as_linear().map_or(0, |(_, offset)| offset.0);
-            let shift = offset.wrapping_sub(entry.start.0);
-            let chunk = entry.target.max_io_len();
-            let cuts_discards = entry.target.cuts_discards();
-            Mapping { cuts_discards, ..Mapping::new(entry.start, entry.len, shift, chunk, limits) }
+    pub fn new(table: &Table, fit: &Fit, legs: &LegsOf) -> Map {
+        let entries = &table.entries;
+        let shift = |i: usize| {
+            let offset = entries[i].target.as_linear().map_or(0, |(_, offset)| offset.0);
+            offset.wrapping_sub(entries[i].start.0)
+        };
+        let mapping = |(i, limits)| Mapping::new(legs.of[i], &entries[i], shift(i), limits);
+        let mappings: Vec<Mapping> = fit.parts.iter().enumerate().map(mapping).collect();
+        let simple = |m: &Mapping| match m.chunk {
+            None => Some(Simple { end: m.end, shift: m.shift, leg: m.leg as u32 }),
+            Some(_) => None,
         };
         let fua = fit.whole.fua;
         // A device below that is mapped itself may get a cache by a reload, and this table would
         // not know.
         let cache = fit.whole.write_cache || table.devices().any(|below| below.device.stacked().is_some());
-        let mappings: Vec<Mapping> = table.entries.iter().zip(&fit.parts).map(mapping).collect();
-        let (index, index_shift) = index(&mappings);
         Map {
-            mappings,
-            index,
-            index_shift,
-            flush: flush_targets(table),
+            index: Index::new(mappings.iter().map(|mapping| mapping.end).collect()),
+            simple: mappings.iter().map(simple).collect(),
+            shifts: legs.shifts(entries, shift),
+            flush: flush_targets(table).into_iter().map(|target| legs.of[target]).collect(),
             strip: BioFlags::PREFLUSH | if fua { BioFlags::empty() } else { BioFlags::FUA },
             flush_behind: !fua && cache,
+            mappings,
         }
     }
 
@@ -120,26 +138,21 @@ impl Map {
 
     /// The mapping of `sector`, which is not behind the end.
     #[inline(always)]
-    pub fn find(&self, sector: u64) -> usize {
-        let mapping = self.index[(sector >> self.index_shift) as usize];
-        if mapping & SEVERAL == 0 {
-            mapping as usize
-        } else {
-            self.find_from((mapping - SEVERAL) as usize, sector)
-        }
+    pub fn find(&self, sector: u64) -> &Mapping {
+        &self.mappings[self.index.find(sector)]
     }
 
-    /// The mapping of `sector`, if the index has it. For a sector behind the end it may be one too.
+    /// The mapping of `sector`, if that is plain. For a sector behind the end it may be one too.
     #[inline(always)]
-    pub fn find_alone(&self, sector: u64) -> Option<usize> {
-        let mapping = *self.index.get((sector >> self.index_shift) as usize)?;
-        (mapping & SEVERAL == 0).then_some(mapping as usize)
+    pub fn find_plain(&self, sector: u64) -> Option<&Mapping> {
+        self.index.plain(sector).map(|i| &self.mappings[i])
     }
 
-    /// The mapping of `sector`, which is not in front of mapping `first`.
-    #[cold]
-    fn find_from(&self, first: usize, sector: u64) -> usize {
-        first + self.mappings[first..].partition_point(|mapping| mapping.end <= sector)
+    /// Finds mappings as [`Map::find_plain`] does, in their short form; `None` when some have none.
+    #[inline(always)]
+    pub fn simple(&self) -> Option<impl Fn(u64) -> Option<Simple>> {
+        let simple = self.simple.as_deref()?;
+        Some(|sector| self.index.plain(sector).map(|i| simple[i]))
     }
 
     fn flush_piece(&self, i: u64) -> Option<Piece> {
@@ -150,22 +163,6 @@ impl Map {
         let flags = BioFlags::empty();
         Some(Piece { leg, op: Op::Flush, flags, sector: Sector(0), sectors: Sectors::ZERO })
     }
-}
-
-/// Runs of sectors in the index, for each mapping.
-const RUNS: u64 = 32;
-
-/// Marks a run that lies in several mappings.
-const SEVERAL: u32 = 1 << 31;
-
-/// The index over `mappings`, and how long its runs are, as a power of two.
-fn index(mappings: &[Mapping]) -> (Box<[u32]>, u32) {
-    let (size, last) = (mappings.last().map_or(0, |mapping| mapping.end), mappings.len().saturating_sub(1));
-    let runs = RUNS * mappings.len() as u64;
-    let shift = (0..u64::BITS).find(|&shift| size >> shift <= runs).unwrap_or_default();
-    let begin = |run: u64| mappings.partition_point(|mapping| mapping.end <= run << shift).min(last) as u32;
-    let mapping = |run: u64| if begin(run) == begin(run + 1) { begin(run) } else { begin(run) | SEVERAL };
-    ((0..=size >> shift).map(mapping).collect(), shift)
 }
 
 /// One flush a device when no target minds, else one a target; targets with nothing to flush end
@@ -210,11 +207,11 @@ impl Cut for Map {
             BEFORE | DATA if cursor.at < bio.sectors.0 => {
                 cursor.stage = DATA;
                 let at = bio.sector.0 + cursor.at;
-                let leg = self.find(at);
-                let mapping = &self.mappings[leg];
+                let mapping = self.find(at);
                 let sectors = Sectors(mapping.room(bio.op, at).min(bio.sectors.0 - cursor.at));
                 cursor.at += sectors.0;
                 let sector = Sector(at.wrapping_add(mapping.shift));
+                let leg = mapping.leg;
                 Step::Piece(Piece { leg, op: bio.op, flags: bio.flags - self.strip, sector, sectors })
             }
             BEFORE | DATA

@@ -11,7 +11,9 @@
 
 mod build;
 mod check;
+mod index;
 mod lane;
+mod legs_of;
 mod map;
 
 use crate::bugs::{self, Bug};

@@ -36,8 +36,6 @@ pub(super) struct MultipathLane {
     pub(super) ended: Batch,
     /// Scratch.
     pub(super) spare: Batch,
-    /// Scratch: the path for each bio of a batch.
-    chosen: Vec<u32>,
     /// The suspend under way: from each `drain` to the end of the `poll` behind it, since one that
     /// is called off is seen by nothing else.
     pub(super) draining: Option<Drain>,
@@ -64,7 +62,6 @@ impl MultipathLane {
             again: Batch::new(),
             ended: Batch::new(),
             spare: Batch::new(),
-            chosen: Vec::new(),
             draining: None,
         }
     }
@@ -79,7 +76,7 @@ impl MultipathLane {
         if self.shared.word() == self.router.seen()
             && let Some(group) = self.router.group()
         {
-            group.selector.deal(batch, group.paths.start, &mut self.chosen, &mut self.legs, cx);
+            group.selector.deal(batch, group.paths.start, &mut self.legs, cx);
         } else {
             self.dispatch_anew(batch, cx);
         }
@@ -97,7 +94,7 @@ impl MultipathLane {
         }
         match self.router.group() {
             Some(group) => {
-                group.selector.deal(batch, group.paths.start, &mut self.chosen, &mut self.legs, cx);
+                group.selector.deal(batch, group.paths.start, &mut self.legs, cx);
             }
             None => self.no_path(batch),
         }

@@ -15,7 +15,7 @@
 //! equal, the paths take turns for the rest of the batch, which costs the same whatever their
 //! number.
 
-use super::{Choose, behind};
+use super::{Bios, Choose, behind};
 use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -28,9 +28,6 @@ use udm_core::{Bio, Sectors};
 pub(in crate::multipath) trait Rule: Send + Sync + 'static {
     /// What `bio` adds to the load of the path that gets it.
     fn weight(bio: &Bio) -> u64;
-
-    /// The weight of each of `bios`; `None` when they differ.
-    fn weight_of_each(bios: &[Box<Bio>]) -> Option<u64>;
 
     /// The sum of [`Rule::weight`] over `bios` bios of `sectors` in all.
     fn total(bios: usize, sectors: Sectors) -> u64;
@@ -148,20 +145,21 @@ impl<S: Loaded> LoadLane<S> {
 
     /// The choices for a batch on paths of the same throughput.
     #[inline(always)]
-    fn choose_in_order(&mut self, bios: &[Box<Bio>], chosen: &mut [u32]) {
+    fn choose_in_order(&mut self, bios: &mut impl Bios) {
         self.order();
         let turns = &mut self.turns[..];
-        let weight = S::Rule::weight_of_each(bios);
-        let mut count = 0;
-        while count < bios.len() && !weight.is_some_and(|n| takes_turns(turns, n)) {
-            self.clock += 1;
-            chosen[count] = take_first(turns, S::Rule::weight(&bios[count]), self.clock);
-            count += 1;
-        }
-        let rest = &mut chosen[count..];
-        if !rest.is_empty() {
-            take_turns(turns, weight.unwrap_or_default(), self.clock, rest);
-            self.clock += rest.len() as u64;
+        let mut next = bios.take();
+        while let Some(bio) = next {
+            let n = S::Rule::weight(&bio);
+            if takes_turns(turns, n) {
+                let count;
+                (count, next) = take_turns::<S::Rule>(turns, n, self.clock, bio, bios);
+                self.clock += count;
+            } else {
+                self.clock += 1;
+                bios.put(take_first(turns, n, self.clock), bio);
+                next = bios.take();
+            }
         }
         for turn in &self.turns {
             let slot = &mut self.slots[turn.path as usize];
@@ -187,20 +185,17 @@ impl<S: Loaded> LoadLane<S> {
         path
     }
 
-    /// The choice for a bio of a batch. By index, and not by a reference to the best: so the
-    /// compiler makes no branch of each comparison, and there is no saying which way they go.
+    /// The choice for a bio of weight `n` of a batch. By index, and not by a reference to the best:
+    /// so the compiler makes no branch of each comparison, and there is no saying which way they
+    /// go.
     #[inline(always)]
-    fn choose_next(&mut self, bio: &Bio) -> usize {
-        let n = S::Rule::weight(bio);
-        let slots = &mut self.slots[..];
-        let mut best = 0;
+    fn best(&self, n: u64) -> usize {
+        let (slots, mut best) = (&self.slots[..], 0);
         for i in 1..slots.len() {
             if S::Rule::better(&slots[i], &slots[best], n) {
                 best = i;
             }
         }
-        self.clock += 1;
-        slots[best].choose(n, self.clock);
         best
     }
 }
@@ -208,12 +203,12 @@ impl<S: Loaded> LoadLane<S> {
 /// Chooses the first for a bio of weight `n`: it goes behind those with no more load than it has
 /// then.
 #[inline(never)]
-fn take_first(order: &mut [Turn], n: u64, clock: u64) -> u32 {
+fn take_first(order: &mut [Turn], n: u64, clock: u64) -> usize {
     let first = Turn { load: order[0].load + n, used: clock, ..order[0] };
     let place = order[1..].iter().take_while(|turn| turn.load <= first.load).count();
     order.copy_within(1..=place, 0);
     order[place] = first;
-    first.path
+    first.path as usize
 }
 
 /// True when the first will be the last once it is chosen for a bio of weight `n`. Then so will
@@ -222,21 +217,33 @@ fn takes_turns(order: &[Turn], n: u64) -> bool {
     order.last().is_some_and(|last| order[0].load + n >= last.load)
 }
 
-/// Chooses for bios of weight `n` from paths that [`takes_turns`] is true of.
+/// Chooses for `bio` and those behind it, as long as they are of weight `n` too, from paths that
+/// [`takes_turns`] is true of, and stays so. Says how many they were, and the next.
 #[inline(always)]
-fn take_turns(order: &mut [Turn], n: u64, clock: u64, chosen: &mut [u32]) {
-    let mut place = 0;
-    for path in &mut *chosen {
-        *path = order[place].path;
-        place = behind(place, order.len());
-    }
-    let (rows, more) = (chosen.len() / order.len(), chosen.len() % order.len());
-    let length = order.len() as u64;
-    for (i, turn) in order.iter_mut().enumerate().take(chosen.len()) {
+fn take_turns<R: Rule>(
+    order: &mut [Turn],
+    n: u64,
+    clock: u64,
+    bio: Box<Bio>,
+    bios: &mut impl Bios,
+) -> (u64, Option<Box<Bio>>) {
+    let (mut count, length, mut place) = (1, order.len(), behind(0, order.len()));
+    bios.put(order[0].path as usize, bio);
+    let next = bios.each(|bio| {
+        (R::weight(bio) == n).then(|| {
+            let path = order[place].path;
+            (count, place) = (count + 1, behind(place, length));
+            path as usize
+        })
+    });
+    let (rows, more) = (count / length, count % length);
+    for (i, turn) in order.iter_mut().enumerate().take(count) {
         let times = (rows + usize::from(i < more)) as u64;
         turn.load += times * n;
-        turn.used = clock + 1 + i as u64 + (times - 1) * length;
+        turn.used = clock + 1 + i as u64 + (times - 1) * length as u64;
     }
+    order.rotate_left(place);
+    (count as u64, next)
 }
 
 impl<S: Loaded> Choose for LoadLane<S> {
@@ -259,15 +266,18 @@ impl<S: Loaded> Choose for LoadLane<S> {
     }
 
     #[inline]
-    fn choose_all(&mut self, bios: &[Box<Bio>], chosen: &mut [u32]) {
+    fn choose_all(&mut self, bios: &mut impl Bios) {
         self.look();
         if self.even {
-            self.choose_in_order(bios, chosen);
-        } else {
-            for (bio, path) in bios.iter().zip(chosen) {
-                *path = self.choose_next(bio) as u32;
-            }
+            return self.choose_in_order(bios);
         }
+        let _ = bios.each(|bio| {
+            let n = S::Rule::weight(bio);
+            let best = self.best(n);
+            self.clock += 1;
+            self.slots[best].choose(n, self.clock);
+            Some(best)
+        });
     }
 
     #[inline]
@@ -335,6 +345,33 @@ impl Slot {
     }
 }
 
+/// What [`Choose::choose_all`] says for `bios`.
+#[cfg(test)]
+fn choose_all<S: Loaded>(lane: &mut LoadLane<S>, bios: Vec<Box<Bio>>) -> Vec<usize> {
+    struct Asked(std::vec::IntoIter<Box<Bio>>, Vec<usize>);
+    impl Bios for Asked {
+        fn take(&mut self) -> Option<Box<Bio>> {
+            self.0.next()
+        }
+        fn put(&mut self, path: usize, _: Box<Bio>) {
+            self.1.push(path);
+        }
+        fn each(&mut self, mut choose: impl FnMut(&Bio) -> Option<usize>) -> Option<Box<Bio>> {
+            self.0.find_map(|bio| match choose(&bio) {
+                Some(path) => {
+                    self.1.push(path);
+                    None
+                }
+                None => Some(bio),
+            })
+        }
+    }
+    let mut asked = Asked(bios.into_iter(), Vec::new());
+    lane.choose_all(&mut asked);
+    assert!(asked.0.next().is_none(), "each has its path");
+    asked.1
+}
+
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
@@ -349,10 +386,6 @@ mod loom_tests {
     impl Rule for Count {
         fn weight(_: &Bio) -> u64 {
             1
-        }
-
-        fn weight_of_each(_: &[Box<Bio>]) -> Option<u64> {
-            Some(1)
         }
 
         fn total(bios: usize, _: Sectors) -> u64 {
@@ -381,9 +414,8 @@ mod loom_tests {
     fn core(selector: &Arc<Count>) {
         let mut lane = LoadLane::new(Arc::clone(selector));
         let choose = |lane: &mut LoadLane<Count>, bios| {
-            let (batch, mut chosen): (Vec<_>, _) = ((0..bios).map(|_| Bio::new()).collect(), vec![7; bios]);
-            lane.choose_all(&batch, &mut chosen);
-            assert_eq!(chosen, vec![0; bios]);
+            let batch: Vec<_> = (0..bios).map(|_| Bio::new()).collect();
+            assert_eq!(choose_all(lane, batch), vec![0; bios]);
         };
         choose(&mut lane, 2);
         lane.polled(0, 0, Sectors(0));

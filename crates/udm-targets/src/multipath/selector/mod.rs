@@ -16,7 +16,7 @@ mod service_time;
 
 use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreId, Cx, Sectors};
-use udm_dm::legs::Legs;
+use udm_dm::legs::{Deal, Legs};
 
 /// One line of the list of selectors.
 pub struct SelectorType {
@@ -88,6 +88,43 @@ pub(super) enum SelectorLane {
     ServiceTime(load::LoadLane<service_time::ServiceTime>),
 }
 
+/// The bios of a batch, each of which is to have a path.
+pub(super) trait Bios {
+    /// Takes the next.
+    fn take(&mut self) -> Option<Box<Bio>>;
+
+    /// The path for what was taken.
+    fn put(&mut self, path: usize, bio: Box<Bio>);
+
+    /// Takes one after the other to the path that `choose` says: the first for which it says none.
+    fn each(&mut self, choose: impl FnMut(&Bio) -> Option<usize>) -> Option<Box<Bio>>;
+}
+
+/// Those of a batch on their way to the legs of a group.
+struct ToGroup<'a> {
+    deal: Deal<'a>,
+    /// The leg of its first path.
+    first: usize,
+}
+
+impl Bios for ToGroup<'_> {
+    #[inline(always)]
+    fn take(&mut self) -> Option<Box<Bio>> {
+        self.deal.take()
+    }
+
+    #[inline(always)]
+    fn put(&mut self, path: usize, bio: Box<Bio>) {
+        self.deal.put(self.first + path, bio);
+    }
+
+    #[inline(always)]
+    fn each(&mut self, mut choose: impl FnMut(&Bio) -> Option<usize>) -> Option<Box<Bio>> {
+        let first = self.first;
+        self.deal.each(|bio| choose(bio).map(|path| first + path))
+    }
+}
+
 /// What each selector does on one core.
 pub(super) trait Choose {
     /// `path` can be used no more. It was usable.
@@ -100,9 +137,9 @@ pub(super) trait Choose {
     /// The path for a bio that is a batch of its own: a usable one, of which there is at least one.
     fn choose(&mut self, bio: &Bio) -> usize;
 
-    /// Writes the path for each of `bios` to its place in `chosen`: what so many calls of
-    /// [`Choose::choose`] would choose if nothing changed meanwhile.
-    fn choose_all(&mut self, bios: &[Box<Bio>], chosen: &mut [u32]);
+    /// Says the path for each of `bios`: what so many calls of [`Choose::choose`] would choose if
+    /// nothing changed meanwhile.
+    fn choose_all(&mut self, bios: &mut impl Bios);
 
     /// `count` bios came back from `path`, well or not, `sectors` long in all; perhaps none. Called
     /// once for each poll in which bios of the path are in flight or come back: the time to tell
@@ -137,15 +174,8 @@ impl SelectorLane {
     /// Submits each bio of `batch` to the leg of the path that is chosen for it; that of the first
     /// path is `first`. Leaves `batch` empty.
     #[inline(always)]
-    pub(super) fn deal(
-        &mut self,
-        batch: &mut Batch,
-        first: usize,
-        chosen: &mut Vec<u32>,
-        legs: &mut Legs,
-        cx: &mut Cx<'_>,
-    ) {
-        each!(self, lane => deal(lane, batch, first, chosen, legs, cx));
+    pub(super) fn deal(&mut self, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
+        each!(self, lane => deal(lane, batch, first, legs, cx));
     }
 
     /// See [`Choose::polled`].
@@ -155,43 +185,24 @@ impl SelectorLane {
     }
 }
 
-/// Out of line, as the loops that choose are: each has all registers then.
+/// Out of line, as the loop that chooses is: each has all registers then.
 #[inline(never)]
-fn deal(
-    lane: &mut impl Choose,
-    batch: &mut Batch,
-    first: usize,
-    chosen: &mut Vec<u32>,
-    legs: &mut Legs,
-    cx: &mut Cx<'_>,
-) {
+fn deal(lane: &mut impl Choose, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
     match &batch[..] {
         [only] => {
             let path = lane.choose(only);
             legs.submit(first + path, batch, cx);
         }
-        _ => deal_many(lane, batch, first, chosen, legs, cx),
+        _ => deal_many(lane, batch, first, legs, cx),
     }
 }
 
 #[inline(never)]
-fn deal_many(
-    lane: &mut impl Choose,
-    batch: &mut Batch,
-    first: usize,
-    chosen: &mut Vec<u32>,
-    legs: &mut Legs,
-    cx: &mut Cx<'_>,
-) {
-    if batch.is_empty() {
-        return;
+fn deal_many(lane: &mut impl Choose, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
+    if !batch.is_empty() {
+        lane.choose_all(&mut ToGroup { deal: legs.deal(batch), first });
+        legs.send(cx);
     }
-    if chosen.len() < batch.len() {
-        chosen.resize(batch.len(), 0);
-    }
-    let chosen = &mut chosen[..batch.len()];
-    lane.choose_all(batch, chosen);
-    legs.deal(batch, first, chosen, cx);
 }
 
 /// The place behind `place` in a ring of `len`.

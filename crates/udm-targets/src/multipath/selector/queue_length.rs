@@ -67,10 +67,6 @@ impl Rule for QueueLength {
         1
     }
 
-    fn weight_of_each(_bios: &[Box<Bio>]) -> Option<u64> {
-        Some(1)
-    }
-
     fn total(bios: usize, _sectors: Sectors) -> u64 {
         bios as u64
     }

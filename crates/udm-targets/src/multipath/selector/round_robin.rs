@@ -4,7 +4,7 @@
 //! shared: each core rotates on its own, from a start that differs by core. Over any number of bios
 //! on c cores the numbers of bios of two paths differ by at most c.
 
-use super::{ArgFault, Choose, Selector, SelectorLane, SelectorType};
+use super::{ArgFault, Bios, Choose, Selector, SelectorLane, SelectorType};
 use std::sync::Arc;
 use udm_core::{Bio, CoreId};
 
@@ -84,10 +84,13 @@ impl Choose for RoundRobinLane {
     }
 
     #[inline]
-    fn choose_all(&mut self, _bios: &[Box<Bio>], chosen: &mut [u32]) {
-        for path in chosen {
-            *path = self.order[self.head];
-            self.head = super::behind(self.head, self.order.len());
-        }
+    fn choose_all(&mut self, bios: &mut impl Bios) {
+        let mut head = self.head;
+        let _ = bios.each(|_| {
+            let path = self.order[head];
+            head = super::behind(head, self.order.len());
+            Some(path as usize)
+        });
+        self.head = head;
     }
 }

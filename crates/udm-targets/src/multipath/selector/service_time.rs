@@ -85,11 +85,6 @@ impl Rule for ServiceTime {
         bio.sectors.bytes()
     }
 
-    fn weight_of_each(bios: &[Box<Bio>]) -> Option<u64> {
-        let first = bios.first()?.sectors;
-        bios.iter().all(|bio| bio.sectors == first).then_some(first.bytes())
-    }
-
     fn total(_bios: usize, sectors: Sectors) -> u64 {
         sectors.bytes()
     }

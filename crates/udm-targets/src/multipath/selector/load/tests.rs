@@ -25,12 +25,11 @@ fn same<S: Loaded>(selector: &Arc<S>, batches: &[Vec<u64>], changes: &[usize]) {
     let paths = lanes[0].slots.len();
     for (batch, change) in batches.iter().zip(changes.iter().cycle()) {
         let bios = bios(batch);
-        let mut chosen = vec![u32::MAX; bios.len()];
-        lanes[0].choose_all(&bios, &mut chosen);
-        let one_by_one: Vec<u32> = bios.iter().map(|bio| lanes[1].choose(bio) as u32).collect();
+        let one_by_one: Vec<usize> = bios.iter().map(|bio| lanes[1].choose(bio)).collect();
+        let chosen = choose_all(&mut lanes[0], bios);
         assert_eq!(chosen, one_by_one);
         let path = change % paths;
-        let back: Vec<_> = batch.iter().zip(&chosen).filter(|(_, to)| **to as usize == path).collect();
+        let back: Vec<_> = batch.iter().zip(&chosen).filter(|(_, to)| **to == path).collect();
         for lane in &mut lanes {
             lane.polled(path, back.len(), Sectors(back.iter().map(|(sectors, _)| **sectors).sum()));
             let usable = lane.usable().count();
