@@ -10,8 +10,8 @@ use super::Table;
 use super::legs_of::LegsOf;
 use super::map::{Map, Mapping, Simple};
 use crate::bugs::{self, Bug};
-use crate::split::{Cursor, Cut, Step};
 use crate::legs::Deal;
+use crate::split::{Cursor, Cut, Step};
 use crate::split_lane::{Route, SplitLane, Way, all_to};
 use udm_core::{Bio, BioFlags, Cx, Limits, Op, OpenError, SECTOR_SIZE};
 

@@ -347,7 +347,7 @@ impl Slot {
 
 /// What [`Choose::choose_all`] says for `bios`.
 #[cfg(test)]
-fn choose_all<S: Loaded>(lane: &mut LoadLane<S>, bios: Vec<Box<Bio>>) -> Vec<usize> {
+fn choose_all<S: Loaded>(lane: &mut LoadLane<S>, bios: udm_core::Batch) -> Vec<usize> {
     struct Asked(std::vec::IntoIter<Box<Bio>>, Vec<usize>);
     impl Bios for Asked {
         fn take(&mut self) -> Option<Box<Bio>> {
