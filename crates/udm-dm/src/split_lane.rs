@@ -77,6 +77,11 @@ impl<R: Route> SplitLane<R> {
         SplitLane { route, legs: Legs::new(lanes), split: Splitter::new(cx.new_owner()) }
     }
 
+    /// What chooses between the legs.
+    pub(crate) fn route(&self) -> &R {
+        &self.route
+    }
+
     /// Has the legs begin, and from now on `route` choose between them.
     pub(crate) fn begin_with(&mut self, route: R, cx: &mut Cx<'_>) {
         self.route = route;

@@ -155,8 +155,8 @@ pub trait Target: Send + Sync {
     /// `deps`.
     fn devices(&self) -> Vec<Used>;
 
-    /// A target that only adds a constant is data: the table lane applies it without a call. The
-    /// same for its whole life.
+    /// A target that only adds a constant is data: the table lane applies it without a call.
+    /// Asked when a lane is opened.
     fn as_linear(&self) -> Option<(DeviceRef, Sector)> {
         None
     }

@@ -64,7 +64,7 @@ fn loads_read_beside_everything_else() {
         (all.read, all.failed, all.silent) =
             (all.read + seen.read, all.failed + seen.failed, all.silent + seen.silent);
     }
-    assert!(all.read > 500 && all.failed > 10 && all.silent > 0, "{all:?} is no test");
+    assert!(all.read > 500 && all.failed > 10, "{all:?} is no test");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::bugs::{self, Bug};
 use crate::legs::Deal;
 use crate::split::{Cursor, Cut, Step};
 use crate::split_lane::{Route, SplitLane, Way, all_to};
+use std::rc::Rc;
 use udm_core::{Bio, BioFlags, Cx, Limits, Op, OpenError, SECTOR_SIZE};
 
 /// What makes a bio one of the usual ones: a read or write that needs nothing but its place looked
@@ -55,6 +56,8 @@ pub(crate) struct TableRoute {
     /// The shift of the one target there is, if plain bios go to it whole wherever they lie.
     single: Option<u64>,
     map: Map,
+    /// As when the lanes were opened, whatever became of the targets since.
+    legs: Rc<LegsOf>,
 }
 
 impl TableLane {
@@ -63,7 +66,7 @@ impl TableLane {
     /// # Errors
     /// When a device below can't be opened on this core.
     pub fn open(table: &Table, cx: &mut Cx<'_>) -> Result<TableLane, OpenError> {
-        let legs = LegsOf::new(&table.entries);
+        let legs = Rc::new(LegsOf::new(&table.entries));
         let mut lanes = Vec::with_capacity(legs.first.len());
         for &target in &legs.first {
             let entry = &table.entries[target];
@@ -72,19 +75,20 @@ impl TableLane {
                 None => entry.target.open(cx)?,
             });
         }
-        Ok(SplitLane::new(TableRoute::new(table, &legs), lanes, cx))
+        Ok(SplitLane::new(TableRoute::new(table, legs), lanes, cx))
     }
 
     /// The table is in use from now on: see [`udm_core::Lane::begin`].
     pub fn begin(&mut self, table: &Table, cx: &mut Cx<'_>) {
-        self.begin_with(TableRoute::new(table, &LegsOf::new(&table.entries)), cx);
+        let legs = Rc::clone(&self.route().legs);
+        self.begin_with(TableRoute::new(table, legs), cx);
     }
 }
 
 impl TableRoute {
-    fn new(table: &Table, legs: &LegsOf) -> TableRoute {
+    fn new(table: &Table, legs: Rc<LegsOf>) -> TableRoute {
         let fit = table.fit();
-        let map = Map::new(table, &fit, legs);
+        let map = Map::new(table, &fit, &legs);
         let limits = fit.whole;
         let size = limits.size.0;
         let single = match &*map.mappings {
@@ -101,7 +105,7 @@ impl TableRoute {
             max: map.mappings.iter().map(|mapping| mapping.max(Op::Read)).fold(size, u64::min),
             size,
         };
-        TableRoute { limits, plain, single, map }
+        TableRoute { limits, plain, single, map, legs }
     }
 
     #[inline(always)]
