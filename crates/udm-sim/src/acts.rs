@@ -259,6 +259,10 @@ impl World {
                     env.disks[d].set_read_only(false);
                     env.say(format!("disk {d} can be written"));
                 }
+                // One thing at a time.
+                Timer::Resume(i) if self.loading => {
+                    self.timers.set(now + Nanos::from_millis(1), Timer::Resume(i))
+                }
                 // Others may have taken it along.
                 Timer::Resume(i) if !self.devices[i].is_suspended() || self.devices[i].is_changing() => {}
                 Timer::Resume(i) => {

@@ -43,6 +43,9 @@ impl Resolver for Names {
     }
 }
 
+/// How often a load is tried that the disks let fail.
+const LOADS_MAX: usize = 100;
+
 pub(crate) fn text<E: std::fmt::Display>(what: String) -> impl FnOnce(E) -> Wrong {
     move |e| format!("{what}: {e}")
 }
@@ -74,7 +77,12 @@ impl World {
                 events: (0, 0),
                 check: Cell::new(0),
             });
-            self.load(i, spec.clone())?;
+            for _ in 0..LOADS_MAX {
+                self.load(i, spec.clone())?;
+                if self.devices[i].loaded.is_some() {
+                    break;
+                }
+            }
             self.resume(&[i])?;
             for _ in 0..100 {
                 self.step_changes()?;

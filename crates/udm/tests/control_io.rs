@@ -140,19 +140,46 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Many at once, on few cores.
+/// Many at once, on few cores, each with a store of its own.
 #[test]
 fn hundreds_at_once() {
     let server = Server::new(2);
-    let device = server.make("m", "0 131072 linear mem:64M 0");
     let each = |i: u64| {
-        let io = server.io();
-        let (at, data) = (Sector(i * 256), bytes(100_352 + i * 512));
-        write(&io, &device, at, &data).unwrap();
-        flush(&io, &device).unwrap();
-        assert!(read(&io, &device, at, Sectors::from_bytes(data.len() as u64)).unwrap() == data);
+        let device = udm_backends::open(&udm_wire::uri::parse("mem:1M").unwrap()).unwrap();
+        let (io, data) = (server.io(), bytes(100_352 + i * 512));
+        for _ in 0..5 {
+            write(&io, &device, Sector(i), &data).unwrap();
+            flush(&io, &device).unwrap();
+            assert!(read(&io, &device, Sector(i), Sectors::from_bytes(data.len() as u64)).unwrap() == data);
+        }
     };
-    thread::scope(|scope| (0..200).for_each(|i| drop(scope.spawn(move || each(i % 60)))));
+    let each = &each;
+    thread::scope(|scope| (0..200).for_each(|i| drop(scope.spawn(move || each(i)))));
+}
+
+/// Those that share a store do it in turns or are refused; what hangs holds up few of them.
+#[test]
+fn one_store_holds_up_few() {
+    let server = Server::new(1);
+    let disk = TestDisk::new(64);
+    disk.hold(true);
+    let device: Arc<dyn Device> = disk.clone();
+    let one = || write(&server.io(), &device, Sector(0), &[7; 4096]);
+    thread::scope(|scope| {
+        let waiting: Vec<_> = (0..4).map(|_| scope.spawn(one)).collect();
+        until("they wait", || disk.waiting() == 4);
+        let error = one().unwrap_err();
+        assert_eq!((error.errno, &*error.text), (EBUSY, "other loads wait for the store"));
+        disk.hold(false);
+        // Its lane is polled when its core has something to do.
+        let other = udm_backends::open(&udm_wire::uri::parse("mem:1M").unwrap()).unwrap();
+        until("they are done", || {
+            flush(&server.io(), &other).unwrap();
+            waiting.iter().all(|one| one.is_finished())
+        });
+        waiting.into_iter().for_each(|one| one.join().unwrap().unwrap());
+        one().unwrap();
+    });
 }
 
 /// The end of the program ends a run that waits, and those that come later.

@@ -8,23 +8,50 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// What comes of a run.
 pub type Answer = Result<Batch, OpenError>;
 
+/// How many runs of a disk may be under way: what hangs holds up a few loads, and not all.
+const RUNS_MAX: usize = 4;
+
 /// A run on its way, from outside. Dropping it stops the task: nothing more is sent, and what is in
 /// flight stays with it until it comes home. For as long as it has not, no other run on that disk
 /// begins: a write that comes late must not undo one that came after it.
 #[must_use = "the run is stopped when this is dropped"]
 pub struct Started {
-    alive: Weak<()>,
-    unanswered: Option<Arc<Unanswered>>,
+    /// There for as long as something may be in flight.
+    run: Weak<()>,
+    disk: Option<Arc<Runs>>,
     _task: TaskHandle,
 }
 
-/// The runs that were given up with something in flight, of one disk.
+/// The runs of one disk.
 #[derive(Default)]
-struct Unanswered(Mutex<Vec<Weak<()>>>);
+struct Runs(Mutex<Known>);
 
-impl Unanswered {
-    fn list(&self) -> MutexGuard<'_, Vec<Weak<()>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+#[derive(Default)]
+struct Known {
+    under_way: Vec<Weak<()>>,
+    /// Those of them that nobody waits for any more.
+    given_up: Vec<Weak<()>>,
+}
+
+impl Runs {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Known { under_way, given_up } = &mut *known;
+        [under_way, given_up].into_iter().for_each(|list| list.retain(|run| run.strong_count() > 0));
+        known
+    }
+
+    /// Takes another run in, if there may be one.
+    fn begin(&self, run: Weak<()>) -> Result<(), OpenError> {
+        let mut known = self.known();
+        if !known.given_up.is_empty() {
+            return Err(OpenError::new(EBUSY, "the store has not answered an earlier load yet"));
+        }
+        if known.under_way.len() >= RUNS_MAX {
+            return Err(OpenError::new(EBUSY, "other loads wait for the store"));
+        }
+        known.under_way.push(run);
+        Ok(())
     }
 }
 
@@ -33,40 +60,33 @@ impl Started {
     /// core. When it is stopped it tells so at once.
     ///
     /// # Errors
-    /// EBUSY when an earlier run on that disk was given up and is not home yet.
+    /// EBUSY when an earlier run on that disk was given up and is not home yet, and when too many
+    /// wait for it.
     pub fn new(
         device: &Arc<dyn Device>,
         bios: Batch,
         tell: impl FnOnce(Answer) + Send + 'static,
         start: impl FnOnce(MakeTask) -> TaskHandle,
     ) -> Result<Started, OpenError> {
-        let unanswered = device.commons().map(|commons| commons.common::<Unanswered>());
-        if let Some(unanswered) = &unanswered {
-            let mut list = unanswered.list();
-            list.retain(|run| run.strong_count() > 0);
-            if !list.is_empty() {
-                return Err(OpenError::new(EBUSY, "the store has not answered an earlier load yet"));
-            }
-        }
+        let disk = device.commons().map(|commons| commons.common::<Runs>());
         let token = Arc::new(());
-        let alive = Arc::downgrade(&token);
-        let run = Run {
+        let run = Arc::downgrade(&token);
+        disk.as_ref().map_or(Ok(()), |disk| disk.begin(Weak::clone(&run)))?;
+        let task = Run {
             errand: Some(Errand::new(&**device, bios)),
             device: Arc::clone(device),
             slot: None,
             tell: Some(Box::new(tell)),
-            token: Some((token, unanswered.clone())),
+            token: Some((token, disk.clone())),
         };
-        Ok(Started { alive, unanswered, _task: start(Box::new(move || Box::new(run))) })
+        Ok(Started { run, disk, _task: start(Box::new(move || Box::new(task))) })
     }
 }
 
 impl Drop for Started {
     fn drop(&mut self) {
-        if let Some(unanswered) = &self.unanswered
-            && self.alive.strong_count() > 0
-        {
-            unanswered.list().push(Weak::clone(&self.alive));
+        if let Some(disk) = &self.disk {
+            disk.known().given_up.push(Weak::clone(&self.run));
         }
     }
 }
@@ -81,7 +101,7 @@ struct Run {
     /// `None` when nobody waits any more.
     tell: Option<Tell>,
     /// For as long as something may be in flight.
-    token: Option<(Arc<()>, Option<Arc<Unanswered>>)>,
+    token: Option<(Arc<()>, Option<Arc<Runs>>)>,
 }
 
 impl Run {
