@@ -10,6 +10,9 @@ use crate::timers::Timer;
 use crate::world::{Open, World};
 use udm_core::{Busy, Nanos};
 
+/// How much later a device is resumed whose time comes while a table is loaded.
+const RESUME_PAUSE: Nanos = Nanos::from_millis(100);
+
 impl World {
     /// One act, drawn.
     ///
@@ -260,9 +263,7 @@ impl World {
                     env.say(format!("disk {d} can be written"));
                 }
                 // One thing at a time.
-                Timer::Resume(i) if self.loading => {
-                    self.timers.set(now + Nanos::from_millis(1), Timer::Resume(i))
-                }
+                Timer::Resume(i) if self.acting => self.timers.set(now + RESUME_PAUSE, Timer::Resume(i)),
                 // Others may have taken it along.
                 Timer::Resume(i) if !self.devices[i].is_suspended() || self.devices[i].is_changing() => {}
                 Timer::Resume(i) => {

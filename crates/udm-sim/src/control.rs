@@ -21,6 +21,7 @@ use udm_dm::{
     mapped::{Changes, MappedDevice},
     table::Table,
 };
+use udm_wire::table::Line;
 
 /// Finds paths and devices by the words of [`crate::tables::Below`].
 struct Names {
@@ -124,12 +125,9 @@ impl World {
         let words = spec.text(self.blueprint.cores);
         lock(&self.env).say(format!("d{i} load: {}", words.replace('\n', "; ")));
         let lines = udm_wire::table::parse(&words).map_err(text(format!("d{i}: {words}")))?;
-        let (mut names, cores) = (self.names(), self.blueprint.cores);
-        let io = SimIo::new(self);
-        let built = Table::build(udm_targets::TARGETS, &lines, &mut names, &io, cores);
-        io.verdict()?;
+        let (built, failed) = self.build(&lines)?;
         // The slot is as it was.
-        if built.is_err() && io.has_failed() {
+        if built.is_err() && failed {
             return Ok(());
         }
         let table = built.map_err(text(format!("d{i}: {words}")))?;
@@ -160,16 +158,27 @@ impl World {
         Ok(())
     }
 
+    /// A table of `lines`, and whether something that it read or wrote has failed.
+    fn build(&mut self, lines: &[Line]) -> Result<(Result<Arc<Table>, TargetError>, bool), Wrong> {
+        let (mut names, cores) = (self.names(), self.blueprint.cores);
+        self.acting = true;
+        let io = SimIo::new(self);
+        let built = Table::build(udm_targets::TARGETS, lines, &mut names, &io, cores);
+        let (verdict, failed) = (io.verdict(), io.has_failed());
+        self.acting = false;
+        verdict.map(|()| (built, failed))
+    }
+
     /// A stranger wants the disks that device `i` with this table has alone: it must not get them.
     fn intrude(&mut self, i: usize, words: &str) -> Result<(), Wrong> {
         if !words.contains("log-writes") {
             return Ok(());
         }
         let lines = udm_wire::table::parse(words).map_err(text(words.to_owned()))?;
-        let (mut names, cores) = (self.names(), self.blueprint.cores);
-        let io = SimIo::new(self);
-        let built = Table::build(udm_targets::TARGETS, &lines, &mut names, &io, cores);
-        io.verdict()?;
+        let (built, failed) = self.build(&lines)?;
+        if built.is_err() && failed {
+            return Ok(());
+        }
         let table = built.map_err(text(words.to_owned()))?;
         let stranger = MappedDevice::new("stranger", None, DevNo { major: 254, minor: 1 << 19 })
             .map_err(text("a stranger".into()))?;

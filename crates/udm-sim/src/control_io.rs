@@ -15,7 +15,7 @@ use udm_core::{Batch, ControlIo, Device, Errand, Nanos, OpenError, errno};
 const PATIENCE: Nanos = Nanos::from_millis(30_000);
 
 /// And in steps.
-const STEPS_MAX: u64 = 100_000;
+const STEPS_MAX: u64 = 20_000;
 
 /// The control side of `world`, while it loads a table.
 pub struct SimIo<'a> {

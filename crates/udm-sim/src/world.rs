@@ -109,6 +109,8 @@ pub struct World {
     pub step: u64,
     /// A table is being loaded: nothing else is done on the control side.
     pub(crate) loading: bool,
+    /// That load is a part of what else is done there: no device is resumed meanwhile.
+    pub(crate) acting: bool,
     /// No new requests: the world is coming to rest.
     pub resting: bool,
     /// By disk, while the world comes to rest: it hangs, and what needs it may wait. Empty when
@@ -200,6 +202,7 @@ impl World {
             tables: Vec::new(),
             step: 0,
             loading: false,
+            acting: false,
             resting: false,
             hung: Vec::new(),
             rest_at: build.span(600),

@@ -59,17 +59,15 @@ fn world(seed: u64) -> Seen {
 #[test]
 fn loads_read_beside_everything_else() {
     let mut all = Seen::default();
-    for seed in 1..=20 {
+    for seed in 1..=10 {
         let seen = world(seed);
         (all.read, all.failed, all.silent) =
             (all.read + seen.read, all.failed + seen.failed, all.silent + seen.silent);
     }
-    assert!(all.read > 500 && all.failed > 10, "{all:?} is no test");
+    assert!(all.read > 250 && all.failed > 10, "{all:?} is no test");
 }
 
 #[test]
 fn the_same_seed_reads_the_same() {
-    for seed in 1..=2 {
-        assert_eq!(world(seed), world(seed));
-    }
+    assert_eq!(world(1), world(1));
 }
