@@ -15,9 +15,10 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
 use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
-use udm_core::{Batch, Bio, Device, Lane, Sector, Sectors};
+use udm_core::{Batch, Bio, CoreId, Device, Lane, Sector, Sectors};
 use udm_runtime::{Cluster, CoreOptions, LocalCore};
 use udm_wire::uri;
 
@@ -87,14 +88,17 @@ pub struct Row {
 pub struct Comparison {
     /// A row for each device, by cores and depth.
     pub rows: Vec<Row>,
+    /// It was stopped: rows are missing, or are of fewer rounds.
+    pub stopped: bool,
 }
 
 /// Measures layers over a null device against each other and against the same layer behind one
-/// lock. Numbers of cores that this machine does not have are left out.
+/// lock. Numbers of cores that this machine does not have are left out. Once `stop` says so it ends
+/// with the rounds that it has.
 ///
 /// # Errors
-/// When cores or devices can't be had.
-pub fn compare(options: &CompareOptions) -> Result<Comparison> {
+/// When cores or devices can't be had, or it was stopped before its first round was over.
+pub fn compare(options: &CompareOptions, stop: &AtomicBool) -> Result<Comparison> {
     ensure!(options.rounds > 0 && options.requests > 0, "nothing to measure");
     let cpus = cpus();
     let mut rows = Vec::new();
@@ -102,13 +106,36 @@ pub fn compare(options: &CompareOptions) -> Result<Comparison> {
         let threads: Vec<_> = (0..cores)
             .map(|i| CoreOptions { cpu: cpus.get(i).copied(), ring_optional: true, ..CoreOptions::default() })
             .collect();
-        let barrier = Barrier::new(cores);
-        let measured = cores::run(&threads, devices, |core, lanes| measure(core, lanes, options, &barrier))?;
+        let start = Start { barrier: Barrier::new(cores), stop, last: AtomicUsize::new(usize::MAX) };
+        let measured = cores::run(&threads, devices, |core, lanes| measure(core, lanes, options, &start))?;
         for (d, &depth) in options.depths.iter().enumerate() {
             rows.extend(summary(depth, cores, options, &measured, d));
         }
+        if stop.load(Relaxed) {
+            break;
+        }
     }
-    Ok(Comparison { rows })
+    ensure!(!rows.is_empty(), "stopped before anything was measured");
+    Ok(Comparison { stopped: stop.load(Relaxed), rows })
+}
+
+/// Where cores begin a measurement together, or all stop in front of the same one.
+struct Start<'a> {
+    barrier: Barrier,
+    stop: &'a AtomicBool,
+    /// The number of the first that is not made. Core 0 sets it, in front of the barrier.
+    last: AtomicUsize,
+}
+
+impl Start<'_> {
+    /// Waits for the others in front of measurement `number`; false when it is not made.
+    fn wait(&self, core: CoreId, number: usize) -> bool {
+        if core == CoreId(0) && self.stop.load(Relaxed) {
+            self.last.fetch_min(number, Relaxed);
+        }
+        self.barrier.wait();
+        number < self.last.load(Relaxed)
+    }
 }
 
 /// The CPUs that this process may use.
@@ -151,16 +178,20 @@ fn measure(
     core: &mut LocalCore,
     mut lanes: Vec<Box<dyn Lane>>,
     options: &CompareOptions,
-    barrier: &Barrier,
+    start: &Start<'_>,
 ) -> OfCore {
     let mut load = Reads::new(u64::from(core.id().0));
+    let mut number = 0;
     let all = options.depths.iter().map(|&depth| {
         load.set_depth(depth);
         let mut of_depth = vec![Vec::with_capacity(options.rounds); lanes.len()];
         // One round more than is counted: the first warms up.
         for round in 0..=options.rounds {
             for (lane, out) in lanes.iter_mut().zip(&mut of_depth) {
-                barrier.wait();
+                if !start.wait(core.id(), number) {
+                    return of_depth;
+                }
+                number += 1;
                 let measured = load.run(core, &mut **lane, options.requests);
                 if round > 0 {
                     out.push(measured);
@@ -227,18 +258,24 @@ impl Reads {
     }
 }
 
+/// The rows of a depth, by the rounds in which each device was measured; none when there are none.
 fn summary(depth: usize, cores: usize, options: &CompareOptions, measured: &[OfCore], d: usize) -> Vec<Row> {
+    let counts = measured.iter().flat_map(|core| core[d].iter().map(Vec::len));
+    let count = counts.min().unwrap_or_default();
+    if count == 0 {
+        return Vec::new();
+    }
     let ns = |device: usize| -> f64 {
         // A round's result is the mean of its cores.
         let round = |r: usize| measured.iter().map(|core| core[d][device][r].ns).sum::<f64>() / cores as f64;
-        let mut rounds: Vec<f64> = (0..options.rounds).map(round).collect();
+        let mut rounds: Vec<f64> = (0..count).map(round).collect();
         rounds.sort_by(f64::total_cmp);
         rounds[rounds.len() / 2]
     };
     let null = ns(0);
     let row = |(i, device): (usize, &'static str)| {
-        let switches: u64 = measured.iter().flat_map(|core| &core[d][i]).map(|m| m.switches).sum();
-        let requests = (options.requests * (options.rounds * cores) as u64) as f64;
+        let switches: u64 = measured.iter().flat_map(|core| &core[d][i][..count]).map(|m| m.switches).sum();
+        let requests = (options.requests * (count * cores) as u64) as f64;
         let ns = ns(i);
         Row {
             device,
@@ -260,6 +297,9 @@ impl Comparison {
         for block in self.rows.chunk_by(|a, b| (a.cores, a.depth) == (b.cores, b.depth)) {
             // Writing to a string can't fail.
             let _ = block_text(&mut out, block);
+        }
+        if self.stopped {
+            out.push_str("stopped before its end\n");
         }
         out
     }

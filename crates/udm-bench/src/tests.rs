@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::Parser;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use udm_core::errno::EIO;
 use udm_core::{Limits, Nanos, Sectors};
 use udm_wire::uri;
@@ -270,7 +270,7 @@ fn the_json_is_fios() {
 #[test]
 fn a_comparison_has_every_device() {
     let options = CompareOptions { depths: vec![1, 4], cores: vec![1, 2], rounds: 2, requests: 100 };
-    let comparison = compare(&options).unwrap();
+    let comparison = compare(&options, &AtomicBool::new(false)).unwrap();
     let cores = std::thread::available_parallelism().unwrap().get().min(2);
     assert_eq!(comparison.rows.len(), 6 * 2 * cores);
     assert!(comparison.rows.iter().all(|r| r.ns > 0.0));
@@ -278,4 +278,23 @@ fn a_comparison_has_every_device() {
     for name in ["1 core, depth 1 ", "1 core, depth 4 ", "null", "linear", "queue-length", "one mutex"] {
         assert!(table.contains(name), "{name} in\n{table}");
     }
+}
+
+/// It is stopped in the middle: the rounds until then count, and no core waits for another.
+#[test]
+fn a_comparison_that_is_stopped_has_what_was_measured() {
+    let options =
+        CompareOptions { depths: vec![1, 4], cores: vec![1, 2], rounds: 1_000_000, requests: 20_000 };
+    let stop = AtomicBool::new(false);
+    let comparison = std::thread::scope(|scope| {
+        let run = scope.spawn(|| compare(&options, &stop));
+        // Two rounds are over long before.
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        stop.store(true, Relaxed);
+        run.join().unwrap().unwrap()
+    });
+    assert!(comparison.stopped && comparison.rows.len() == 6, "{} rows", comparison.rows.len());
+    assert!(comparison.table().ends_with("stopped before its end\n"));
+    let stopped = AtomicBool::new(true);
+    assert!(compare(&options, &stopped).is_err(), "nothing was measured");
 }

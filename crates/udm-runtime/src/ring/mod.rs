@@ -111,13 +111,8 @@ impl Ring {
 
     /// True when something is to be submitted or reaped: a turn must enter or look.
     pub(crate) fn has_work(&self) -> bool {
-        self.has_submissions() || self.has_completions()
-    }
-
-    /// True when something is to be submitted.
-    pub(crate) fn has_submissions(&self) -> bool {
         let mut inner = self.0.borrow_mut();
-        inner.uring.has_submissions() || !inner.backlog.is_empty()
+        inner.uring.has_submissions() || !inner.backlog.is_empty() || inner.uring.has_completions()
     }
 
     /// True when something is to be reaped.

@@ -9,6 +9,7 @@ use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
 use udm_bench::{CompareOptions, Load, Run, compare};
 use udm_wire::uri::{DeviceUri, NbdUri};
 
@@ -74,10 +75,11 @@ impl BenchArgs {
 /// # Errors
 /// When the load can't begin, or a request failed; the report is printed then all the same.
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
-    if args.compare {
-        return run_compare(args).map(|()| ExitCode::SUCCESS);
-    }
     let stop = stop::on_signals().context("bench: signals")?;
+    if args.compare {
+        run_compare(args, stop)?;
+        return Ok(stop::status(stop));
+    }
     let load = &args.load;
     let server = args.nbd.as_deref().map(nbd_uri).transpose()?;
     let report = progress::shown(load, |progress| {
@@ -106,9 +108,9 @@ fn nbd_uri(word: &str) -> Result<NbdUri> {
     }
 }
 
-fn run_compare(args: &BenchArgs) -> Result<()> {
+fn run_compare(args: &BenchArgs, stop: &AtomicBool) -> Result<()> {
     let options = if args.quick { CompareOptions::quick() } else { CompareOptions::full() };
-    let comparison = compare(&options)?;
+    let comparison = compare(&options, stop).context("bench")?;
     match args.format() {
         Format::Normal => say(&comparison.table()),
         Format::Json => say_json(&comparison),

@@ -14,6 +14,7 @@ use load::Counts;
 use paper::{Paper, thousands};
 use serde::Serialize;
 use stage::Stage;
+use std::sync::atomic::AtomicBool;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -61,7 +62,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let good = conclude(&paper, requests, checked_blocks)?;
 
     paper.section("What a request costs (4 KiB random reads of a null device, side by side)")?;
-    let compare = udm_bench::compare(&udm_bench::CompareOptions::quick())?;
+    let compare = udm_bench::compare(&udm_bench::CompareOptions::quick(), &AtomicBool::new(false))?;
     if args.print.json {
         crate::output::say_json(&Report { steps, reloads: RELOADS, requests, checked_blocks, compare })?;
     } else {
