@@ -234,3 +234,115 @@ fn requests_wait_for_a_renewal_in_order() {
     }
     assert!(ends[0] > 4 && ends[1] > 4, "both ends were seen: {ends:?}");
 }
+
+/// A partner that becomes live when the set is made up already is not overlooked, whether its lanes
+/// were opened before the side was asked or began before it is live: the change is called off, and
+/// can begin again.
+#[test]
+fn a_partner_that_comes_between_is_found() {
+    for (steps, leaves) in [(0, false), (1, false), (2, false), (0, true), (1, true)] {
+        let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+        let (_disk, shared) = rig.disk("/d");
+        let side = rig.make("s");
+        rig.load(&side, SIDE);
+        if leaves {
+            rig.resume(&[&side], &mut lanes).unwrap();
+        }
+        let set = list(&[&side]);
+        let begin = || match leaves {
+            true => Changes::leave(&set, &idle()).unwrap(),
+            false => Changes::resume(&set, true, &idle()).unwrap(),
+        };
+        let mut changes = begin();
+        assert!(Changes::renewed_by_resume(&set).is_empty());
+        for _ in 0..steps {
+            assert!(changes.step(&*rig.cores()).is_none());
+            rig.turn(&mut lanes);
+        }
+        let top = rig.live("t", TOP, &mut lanes);
+        let lane = rig.open(&top, &mut lanes);
+        let renewed =
+            if leaves { Changes::renewed_by_leaving(&set) } else { Changes::renewed_by_resume(&set) };
+        assert_eq!(renewed[0].name(), "t");
+        let result = loop {
+            if let Some(result) = changes.step(&*rig.cores()) {
+                break result;
+            }
+            rig.turn(&mut lanes);
+        };
+        assert_eq!(result.unwrap_err().1.errno, 16);
+        assert!(changes.outrun() && side.live().is_some() == leaves && !side.is_suspended());
+        let (with, without) = (("s".to_owned(), 2), (String::new(), 1));
+        let (before, behind) = if leaves { (with, without) } else { (without, with) };
+        assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), before);
+        let changes = begin();
+        rig.all(changes, &mut lanes).unwrap();
+        assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), behind);
+    }
+}
+
+/// Partners that may not be changed are not: the change is outrun.
+#[test]
+fn partners_that_may_not_be_changed_are_left_alone() {
+    let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+    let (_disk, shared) = rig.disk("/d");
+    let top = rig.live("t", TOP, &mut lanes);
+    let side = rig.make("s");
+    rig.load(&side, SIDE);
+    let suspending = top.suspend(true, idle()).unwrap();
+    let mut changes = Changes::resume_among(&list(&[&side]), true, &idle(), |_| false).unwrap();
+    shared.take_log();
+    let _ = changes.step(&*rig.cores());
+    assert!(changes.outrun());
+    rig.all(changes, &mut lanes).unwrap_err();
+    assert_eq!(shared.take_log(), ["preresume s"]);
+    drop(suspending);
+    rig.resume(&[&side, &top], &mut lanes).unwrap();
+}
+
+/// One change at a time holds for partners too, whoever asks first.
+#[test]
+fn a_partner_under_change_is_busy() {
+    let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+    let (_disk, _shared) = rig.disk("/d");
+    let top = rig.live("t", TOP, &mut lanes);
+    let side = rig.make("s");
+    rig.load(&side, SIDE);
+    let busy = top.suspend(true, idle()).unwrap();
+    let (place, error) = Changes::resume(&list(&[&side]), true, &idle()).err().unwrap();
+    assert_eq!((place, error.errno), (0, 16));
+    assert!(error.reason.starts_with("t has to be renewed with it"), "{error}");
+    drop(busy);
+    rig.resume(&[&top], &mut lanes).unwrap();
+    let changes = Changes::resume(&list(&[&side]), true, &idle()).unwrap();
+    assert_eq!(top.suspend(true, idle()).err().unwrap().errno, 16);
+    rig.all(changes, &mut lanes).unwrap();
+    rig.suspend(&[&top], &mut lanes).unwrap();
+}
+
+/// Lanes that are opened at any moment of a change know what is live, as do those that were there.
+#[test]
+fn a_lane_that_is_opened_meanwhile_knows_too() {
+    for steps in 0..8 {
+        let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+        let (_disk, shared) = rig.disk("/d");
+        let top = rig.live("t", TOP, &mut lanes);
+        rig.open(&top, &mut lanes);
+        let side = rig.make("s");
+        rig.load(&side, SIDE);
+        let mut changes = Changes::resume(&list(&[&side]), true, &idle()).unwrap();
+        for _ in 0..steps {
+            let _ = changes.step(&*rig.cores());
+            rig.turn(&mut lanes);
+        }
+        let late = rig.open(&top, &mut lanes);
+        // Through the lane before and behind: each asserts that it knows.
+        rig.submit(0, late, write(0, 2, 1), &mut lanes);
+        rig.all(changes, &mut lanes).unwrap();
+        rig.turn(&mut lanes);
+        shared.met.lock().unwrap().clear();
+        assert_eq!(meets(&mut rig, &shared, late, &mut lanes), ("s".into(), 2));
+        rig.leave(&side, &mut lanes).unwrap();
+        assert_eq!(meets(&mut rig, &shared, late, &mut lanes), (String::new(), 1));
+    }
+}

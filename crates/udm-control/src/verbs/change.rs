@@ -47,11 +47,10 @@ pub async fn create_until(
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
     if let Some(table) = table {
         tables::load_into(registry, &made.mapped, name, table, folder, off)?;
-        in_turn(registry, &one, Waiting::Create, off, |devices, wake| Changes::resume(devices, true, wake))
-            .await?;
+        in_turn(registry, &one, Waiting::Create, off, resume_among).await?;
     }
     if let Err(error) = export(registry, &made.mapped) {
-        let _ = in_turn(registry, &one, Waiting::Remove, off, Changes::leave).await;
+        let _ = in_turn(registry, &one, Waiting::Remove, off, leave_among).await;
         return Err(error);
     }
     made.complete();
@@ -87,7 +86,7 @@ pub async fn suspend_until(
     off: &CallOff,
 ) -> Result<(), VerbError> {
     let several = find(registry, names)?;
-    in_turn(registry, &several, Waiting::Suspend, off, |devices, wake| {
+    in_turn(registry, &several, Waiting::Suspend, off, |devices, _, wake| {
         Changes::suspend(devices, noflush, wake)
     })
     .await
@@ -114,8 +113,7 @@ pub async fn resume_until(registry: &Arc<Registry>, names: &[&str], off: &CallOf
     for (_, mapped) in &several {
         mapped.pending.call_off(Waiting::Suspend, "called off by a resume");
     }
-    in_turn(registry, &several, Waiting::Resume, off, |devices, wake| Changes::resume(devices, true, wake))
-        .await
+    in_turn(registry, &several, Waiting::Resume, off, resume_among).await
 }
 
 /// The devices of `names`.
@@ -159,7 +157,7 @@ pub async fn remove_until(registry: &Arc<Registry>, name: &str, off: &CallOff) -
     let exporter = registry.exporter();
     let mut leaving = None;
     let one = [(name.to_owned(), Arc::clone(&mapped))];
-    let left = in_turn(registry, &one, Waiting::Remove, off, |devices, wake| {
+    let left = in_turn(registry, &one, Waiting::Remove, off, |devices, turns, wake| {
         if leaving.is_none() {
             leaving = Some(registry.take_away(&mapped).map_err(|error| (0, error))?);
             // Nobody can come any more; who came before has it open.
@@ -170,7 +168,7 @@ pub async fn remove_until(registry: &Arc<Registry>, name: &str, off: &CallOff) -
             return Err((0, busy(users as u64)));
         }
         // Targets are told that they are not in use any more.
-        Changes::leave(devices, wake)
+        leave_among(devices, turns, wake)
     });
     let left = left.await;
     let Some(leaving) = leaving else { return left };
@@ -185,13 +183,25 @@ pub async fn remove_until(registry: &Arc<Registry>, name: &str, off: &CallOff) -
     Ok(())
 }
 
+pub(super) fn resume_among(
+    devices: &[Arc<MappedDevice>],
+    turns: &Turns<'_>,
+    wake: &Wake,
+) -> Result<Changes, Refused> {
+    Changes::resume_among(devices, true, wake, |device| turns.has(device))
+}
+
+fn leave_among(devices: &[Arc<MappedDevice>], turns: &Turns<'_>, wake: &Wake) -> Result<Changes, Refused> {
+    Changes::leave_among(devices, wake, |device| turns.has(device))
+}
+
 /// A change of devices that others may change too: one after the other.
-async fn in_turn(
+pub(super) async fn in_turn(
     registry: &Registry,
     several: &[(String, Arc<Mapped>)],
     who: Waiting,
     off: &CallOff,
-    mut begin: impl FnMut(&[Arc<MappedDevice>], &Wake) -> Result<Changes, Refused>,
+    mut begin: impl FnMut(&[Arc<MappedDevice>], &Turns<'_>, &Wake) -> Result<Changes, Refused>,
 ) -> Result<(), VerbError> {
     let mut entered: Vec<_> = several.iter().map(|(_, mapped)| mapped.pending.enter(who, off)).collect();
     let devices: Vec<_> = several.iter().map(|(_, mapped)| Arc::clone(&mapped.device)).collect();
@@ -205,12 +215,7 @@ async fn in_turn(
             let answered = Arc::clone(&answered);
             Arc::new(move || answered.notify_one())
         };
-        let mut changes = match begin(&devices, &wake) {
-            Ok(changes) if turns.are_of(changes.devices()) => changes,
-            Err(refused) if turns.are_of(&turns.renewed(&devices)) => return Err(blame(refused)),
-            // Others have come between.
-            Ok(_) | Err(_) => continue,
-        };
+        let mut changes = begin(&devices, &turns, &wake).map_err(blame)?;
         let done = step(registry, &turns.off(off), &answered, &mut changes).await;
         let outrun = changes.outrun();
         drop(turns);

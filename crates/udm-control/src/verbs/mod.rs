@@ -7,6 +7,8 @@
 mod call_off;
 mod change;
 mod hold;
+#[cfg(test)]
+mod partners_tests;
 mod show;
 mod tables;
 mod turns;

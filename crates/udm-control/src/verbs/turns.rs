@@ -2,8 +2,8 @@
 //!
 //! Contract: devices are locked in the order of their numbers, so changes that have some in common
 //! wait for each other, and never in a circle. The partners of what comes or goes are changed too
-//! and are locked with the rest; which they are is asked before, and again when the locks are had:
-//! who finds others by then begins again.
+//! and are locked with the rest; which they are is asked before, and a change that finds others
+//! when the locks are had begins again.
 
 use super::call_off::{CallOff, Waiting};
 use super::hold::{self, Held};
@@ -77,16 +77,10 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// The partners of `devices` by now.
-    pub fn renewed(&self, devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
-        renewed(self.who, devices)
-    }
-
-    /// True when all of `devices` are locked that still can be.
-    pub fn are_of<'b>(&self, devices: impl IntoIterator<Item = &'b Arc<MappedDevice>>) -> bool {
-        let is_locked =
-            |device: &MappedDevice| self.locked.iter().any(|(mapped, _)| mapped.device.id() == device.id());
-        devices.into_iter().all(|device| is_locked(device) || self.registry.listed(device).is_none())
+    /// True when `device` is locked, or has been removed and nobody else can change it.
+    pub fn has(&self, device: &Arc<MappedDevice>) -> bool {
+        self.locked.iter().any(|(mapped, _)| mapped.device.id() == device.id())
+            || self.registry.listed(device).is_none()
     }
 }
 

@@ -22,10 +22,18 @@ use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::table::Table;
 use crate::target::{Below, Target};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::errno::{EBUSY, EINTR};
 use udm_core::{Ack, Cores, Device, DeviceId, Drain, Failure, LaneCommand, Limits};
+
+/// Held while tables change places and targets are told, over all devices of the process: of two
+/// changes that do, one is first, and the other sees what has become live. Nothing that could block
+/// is done meanwhile.
+pub(super) fn places() -> MutexGuard<'static, ()> {
+    static PLACES: Mutex<()> = Mutex::new(());
+    PLACES.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A suspend or resume under way. Dropped before its end it leaves the device suspended or as it
 /// was; a resume mends that. Dropped at its end it may close devices, which can block: see the
@@ -171,8 +179,9 @@ impl Change {
     }
 
     /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake.
-    /// `Some`: over, with its outcome.
+    /// `Some`: over, with its outcome. Partners are not renewed: that takes [`super::Changes`].
     pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), TargetError>> {
+        let _places = places();
         self.step_to(Stage::Over, Below::NOW, cores)
     }
 

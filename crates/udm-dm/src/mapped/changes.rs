@@ -18,8 +18,8 @@
 //!
 //! Tables that come or go can have *partners* ([`Target::partners`]), which are renewed in the same
 //! change and so belong to the set. Who locks devices asks for them first
-//! ([`Changes::renewed_by_resume`]), and looks again when the change has begun
-//! ([`Changes::devices`]): there may be others by now.
+//! ([`Changes::renewed_by_resume`]), and says which are locked ([`Changes::resume_among`]): there
+//! may be others by now, and a change that would need them is outrun ([`Changes::outrun`]).
 //!
 //! One change at a time and device holds for the set: if one of them is under change already, none
 //! is begun.
@@ -27,7 +27,7 @@
 //! [`Target::preresume`]: crate::Target::preresume
 //! [`Target::partners`]: crate::Target::partners
 
-use super::change::Change;
+use super::change::{Change, places};
 use super::device::{MappedDevice, Wake};
 use super::partners::{Partner, besides, by_leaving, by_resume, others};
 use super::phase::Stage;
@@ -84,7 +84,22 @@ impl Changes {
     /// # Errors
     /// EBUSY while one of them is under change.
     pub fn resume(devices: &[Arc<MappedDevice>], noflush: bool, wake: &Wake) -> Result<Changes, Refused> {
-        let partners = by_resume(devices);
+        Changes::resume_among(devices, noflush, wake, |_| true)
+    }
+
+    /// As [`Changes::resume`], with partners that `may` be changed. It is outrun if there are
+    /// others.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn resume_among(
+        devices: &[Arc<MappedDevice>],
+        noflush: bool,
+        wake: &Wake,
+        may: impl Fn(&Arc<MappedDevice>) -> bool,
+    ) -> Result<Changes, Refused> {
+        let mut partners = by_resume(devices);
+        partners.retain(|(_, partner)| may(partner));
         let how = |device: &Arc<MappedDevice>| device.resume_with(noflush, Arc::clone(wake));
         let mut changes = Changes::begin(devices, &partners, how, wake)?;
         let rests = changes.parts().any(|part| part.change.device().is_suspended());
@@ -100,7 +115,21 @@ impl Changes {
     /// # Errors
     /// EBUSY while one of them is under change.
     pub fn leave(devices: &[Arc<MappedDevice>], wake: &Wake) -> Result<Changes, Refused> {
-        let partners = by_leaving(devices);
+        Changes::leave_among(devices, wake, |_| true)
+    }
+
+    /// As [`Changes::leave`], with partners that `may` be changed. It is outrun if there are
+    /// others.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn leave_among(
+        devices: &[Arc<MappedDevice>],
+        wake: &Wake,
+        may: impl Fn(&Arc<MappedDevice>) -> bool,
+    ) -> Result<Changes, Refused> {
+        let mut partners = by_leaving(devices);
+        partners.retain(|(_, partner)| may(partner));
         Changes::begin(devices, &partners, |device| Change::leave(device, Arc::clone(wake)), wake)
     }
 
@@ -155,11 +184,6 @@ impl Changes {
         self.levels.iter().flatten()
     }
 
-    /// All that it is a change of, partners included.
-    pub fn devices(&self) -> impl Iterator<Item = &Arc<MappedDevice>> {
-        self.parts().map(|part| part.change.device())
-    }
-
     /// True when it failed because a partner came between, with nothing changed: begin again.
     #[must_use]
     pub fn outrun(&self) -> bool {
@@ -187,8 +211,7 @@ impl Changes {
                 self.call_off(refused, cores);
                 continue;
             }
-            let stands = (Stage::Still..Stage::Over).contains(&self.stage);
-            let in_step = !(bugs::on(Bug::SetNotInStep) && stands);
+            let in_step = !(bugs::on(Bug::SetNotInStep) && self.stage == Stage::Still);
             if !all && in_step {
                 return None;
             }
@@ -198,27 +221,57 @@ impl Changes {
             self.level += 1;
             if self.level == self.levels.len() && self.stage != Stage::Over {
                 self.level = 0;
-                self.stage = self.stage.next();
-                if self.stage == Stage::Prepared {
-                    self.look_again(cores);
+                match self.stage {
+                    Stage::Asked => self.asked(cores),
+                    Stage::Prepared => self.stage = Stage::Still,
+                    _ => self.change_places(cores),
                 }
             }
         }
         Some(self.result.clone())
     }
 
-    /// The targets have been asked, so whoever opens lanes from now on sees them. Who may have
-    /// opened some before must be of the set; else it is called off.
-    fn look_again(&mut self, cores: &dyn Cores) {
-        let known: HashSet<DeviceId> = self.devices().map(|device| device.id()).collect();
-        let late = self.parts().find_map(|part| {
-            let late = part.change.partners().into_iter().find(|partner| !known.contains(&partner.id()));
-            late.map(|late| (part.place, late))
-        });
-        let Some((place, late)) = late else { return };
+    /// The targets have been asked: lanes that are opened from now on see them. A partner that may
+    /// have opened some before must be of the set.
+    fn asked(&mut self, cores: &dyn Cores) {
+        let late = self.late();
+        match late.first() {
+            None => self.stage = Stage::Prepared,
+            Some(late) => self.is_outrun(late, cores),
+        }
+    }
+
+    /// All stand still, and change places in one go: lanes that begin behind it see what is live
+    /// now. A partner that has become live since it was looked for may have some that began before.
+    fn change_places(&mut self, cores: &dyn Cores) {
+        // Dropped behind the lock: it may be the last hold on a device.
+        let late;
+        let _places = places();
+        late = self.late();
+        if let Some(late) = late.iter().find(|(_, partner)| partner.live().is_some()) {
+            return self.is_outrun(late, cores);
+        }
+        for stage in [Stage::Swapped, Stage::Told] {
+            for part in self.levels.iter_mut().rev().flatten() {
+                let _ = part.change.step_to(stage, Below(Some(&self.coming)), cores);
+            }
+        }
+        self.stage = Stage::Over;
+    }
+
+    /// Partners that are not of the set.
+    fn late(&self) -> Vec<Partner> {
+        let known: HashSet<DeviceId> = self.parts().map(|part| part.change.device().id()).collect();
+        let all = self
+            .parts()
+            .flat_map(|part| part.change.partners().into_iter().map(move |partner| (part.place, partner)));
+        all.filter(|(_, partner)| !known.contains(&partner.id())).collect()
+    }
+
+    fn is_outrun(&mut self, (place, late): &Partner, cores: &dyn Cores) {
         self.outrun = true;
         let error = TargetError::errno(EBUSY).because("it came between");
-        self.call_off((place, besides(&late, error)), cores);
+        self.call_off((*place, besides(late, error)), cores);
     }
 
     /// Calls off a change that waits: the devices go on with the tables that are live. Step it to

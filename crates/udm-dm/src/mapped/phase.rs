@@ -57,19 +57,6 @@ pub(super) enum Stage {
     Over,
 }
 
-impl Stage {
-    /// The one that follows.
-    pub fn next(self) -> Stage {
-        match self {
-            Stage::Asked => Stage::Prepared,
-            Stage::Prepared => Stage::Still,
-            Stage::Still => Stage::Swapped,
-            Stage::Swapped => Stage::Told,
-            Stage::Told | Stage::Over => Stage::Over,
-        }
-    }
-}
-
 impl Phase {
     /// The last stage that was reached.
     pub fn stage(self) -> Option<Stage> {

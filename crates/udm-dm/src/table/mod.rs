@@ -220,7 +220,9 @@ impl Device for Table {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(TableLane::open(self, cx)?))
+        let mut lane = TableLane::open(self, cx)?;
+        lane.begin(self, cx);
+        Ok(Box::new(lane))
     }
 
     fn limits(&self) -> Limits {

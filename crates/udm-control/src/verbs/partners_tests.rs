@@ -1,0 +1,305 @@
+//! Verbs that renew the partners of what comes or goes.
+
+use super::call_off::Waiting;
+use super::change::{in_turn, resume_among};
+use super::{CallOff, interrupted, remove, remove_until, resume, suspend, wait};
+use crate::error::VerbError;
+use crate::registry::{Folder, Mapped, Opening, Registry};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+use udm_core::errno::{EINTR, ENXIO};
+use udm_core::{
+    CoreId, Cores, Cx, Device as _, DeviceId, Lane, LaneCommand, Limits, MakeTask, OpenError, Sector,
+    TaskHandle,
+};
+use udm_dm::testing::TestIo;
+use udm_dm::{
+    Below, DeviceRef, MappedDevice, Notify, Table, Target, TargetArgs, TargetError, TargetType, Used,
+};
+
+/// Cores without lanes: every command is answered at once, but those to one device that hangs.
+#[derive(Default)]
+struct NoLanes {
+    hangs: Mutex<Option<DeviceId>>,
+    waiting: Mutex<Vec<LaneCommand>>,
+}
+
+impl NoLanes {
+    fn hang(&self, device: Option<DeviceId>) {
+        *self.hangs.lock().unwrap() = device;
+        let answered = std::mem::take(&mut *self.waiting.lock().unwrap());
+        drop(answered);
+    }
+
+    fn is_asked(&self) -> bool {
+        !self.waiting.lock().unwrap().is_empty()
+    }
+}
+
+impl Cores for NoLanes {
+    fn broadcast(&self, device: DeviceId, command: LaneCommand) {
+        // Who hangs comes to no rest; everything else it does.
+        let suspends = matches!(command, LaneCommand::Suspend { .. });
+        if suspends && *self.hangs.lock().unwrap() == Some(device) {
+            self.waiting.lock().unwrap().push(command);
+        }
+    }
+    fn ring(&self, _: CoreId, _: DeviceId) {}
+    fn start(&self, _: MakeTask) -> TaskHandle {
+        TaskHandle::new(drop)
+    }
+}
+
+/// What the targets over one disk share.
+#[derive(Default)]
+struct Shared {
+    tops: Mutex<Vec<Weak<Place>>>,
+    sides: AtomicU32,
+}
+
+#[derive(Default)]
+struct Place {
+    notify: OnceLock<Arc<dyn Notify>>,
+    live: AtomicBool,
+}
+
+impl Place {
+    fn mapped(&self) -> Option<Arc<MappedDevice>> {
+        self.notify.get()?.mapped()
+    }
+}
+
+/// `top DISK` and `side DISK`: as an origin and its snapshots.
+struct Over {
+    is_top: bool,
+    disk: DeviceRef,
+    args: (Sector, udm_core::Sectors),
+    place: Arc<Place>,
+    shared: Arc<Shared>,
+}
+
+impl Over {
+    fn tops(&self) -> Vec<Arc<Place>> {
+        self.shared.tops.lock().unwrap().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn changes(&self, live: bool) {
+        if self.place.live.swap(live, Ordering::Relaxed) == live || self.is_top {
+            return;
+        }
+        for top in self.tops().iter().filter(|top| top.live.load(Ordering::Relaxed)) {
+            let rests = top.mapped().is_none_or(|device| device.is_suspended());
+            assert!(rests, "a side comes or goes, and a top takes requests");
+        }
+        let delta = if live { 1 } else { u32::MAX };
+        self.shared.sides.fetch_add(delta, Ordering::Relaxed);
+    }
+}
+
+impl Target for Over {
+    fn type_name(&self) -> &'static str {
+        if self.is_top { "top" } else { "side" }
+    }
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        self.disk.device.open(cx)
+    }
+    fn table(&self) -> String {
+        self.disk.number.to_string()
+    }
+    fn limits(&self, below: Below<'_>) -> Limits {
+        Limits { size: self.args.1, ..below.limits(&self.disk) }
+    }
+    fn devices(&self) -> Vec<Used> {
+        vec![Used::new(&self.disk, Sector(0), self.args.1)]
+    }
+    fn attach(&self, notify: Arc<dyn Notify>) {
+        let _ = self.place.notify.set(notify);
+        if self.is_top {
+            let mut tops = self.shared.tops.lock().unwrap();
+            tops.retain(|top| top.strong_count() > 0);
+            tops.push(Arc::downgrade(&self.place));
+        }
+    }
+    fn resume(&self) {
+        self.changes(true);
+    }
+    fn gone(&self) {
+        self.changes(false);
+    }
+    fn partners(&self) -> Vec<Arc<MappedDevice>> {
+        if self.is_top { Vec::new() } else { self.tops().iter().filter_map(|top| top.mapped()).collect() }
+    }
+}
+
+fn over(args: &mut TargetArgs<'_>, is_top: bool) -> Result<Arc<dyn Target>, TargetError> {
+    let disk = args.resolver.get(&args.args[0]).map_err(|e| TargetError::errno(e.errno))?;
+    let shared = disk.device.commons().unwrap().common();
+    Ok(Arc::new(Over { is_top, disk, args: (args.start, args.len), place: Arc::default(), shared }))
+}
+
+const TYPES: &[TargetType] = &[
+    TargetType { name: "top", version: [1, 0, 0], new: |args| over(args, true) },
+    TargetType { name: "side", version: [1, 0, 0], new: |args| over(args, false) },
+];
+
+const DISK: &str = "mem:64K";
+
+fn rig() -> (Arc<NoLanes>, Arc<Registry>) {
+    let cores = Arc::new(NoLanes::default());
+    let registry = Registry::new(Arc::<NoLanes>::clone(&cores) as Arc<dyn Cores>, 1);
+    (cores, registry)
+}
+
+fn load(registry: &Registry, mapped: &Arc<Mapped>, kind: &str) {
+    let lines = udm_wire::table::parse(&format!("0 8 {kind} {DISK}")).unwrap();
+    let folder = Folder::none();
+    let table = Table::build(TYPES, &lines, &mut Opening::new(registry, &folder), &TestIo::new(), 1).unwrap();
+    mapped.device.load(table).unwrap();
+}
+
+/// As `verbs::create`, with targets that have partners.
+fn create(registry: &Arc<Registry>, name: &str, kind: &str, off: &CallOff) -> Result<(), VerbError> {
+    let made = registry.make(name, None).unwrap();
+    load(registry, &made.mapped, kind);
+    let one = [(name.to_owned(), Arc::clone(&made.mapped))];
+    wait(in_turn(registry, &one, Waiting::Create, off, resume_among))?;
+    made.complete();
+    Ok(())
+}
+
+fn never() -> CallOff {
+    CallOff::default()
+}
+
+fn eventually(what: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !what() {
+        assert!(Instant::now() < end, "it does not come");
+        thread::yield_now();
+    }
+}
+
+/// Sides that come and go at once, of tops that come, go, rest and are reloaded meanwhile: each
+/// waits its turn, nobody is busy, and nothing waits in a circle.
+#[test]
+fn partners_are_waited_for_in_turn() {
+    let (_cores, registry) = rig();
+    let (ended, turns) = (AtomicBool::new(false), AtomicU32::new(0));
+    // Its number is lower than those of all others.
+    create(&registry, "low", "top", &never()).unwrap();
+    thread::scope(|scope| {
+        let (ended, turns) = (&ended, &turns);
+        let rounds = move |f: &dyn Fn()| {
+            while !ended.load(Ordering::Relaxed) {
+                f();
+                turns.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let registry = &registry;
+        for name in ["s1", "s2"] {
+            scope.spawn(move || {
+                rounds(&|| {
+                    create(registry, name, "side", &never()).unwrap();
+                    load(registry, &registry.find(name).unwrap(), "side");
+                    wait(resume(registry, &[name])).unwrap();
+                    wait(remove(registry, name)).unwrap();
+                });
+            });
+        }
+        scope.spawn(move || {
+            rounds(&|| {
+                create(registry, "t", "top", &never()).unwrap();
+                wait(suspend(registry, &["t"], true)).unwrap();
+                wait(remove(registry, "t")).unwrap();
+            });
+        });
+        scope.spawn(move || {
+            rounds(&|| {
+                wait(suspend(registry, &["low"], true)).unwrap();
+                load(registry, &registry.find("low").unwrap(), "top");
+                wait(resume(registry, &["low"])).unwrap();
+            });
+        });
+        thread::sleep(Duration::from_secs(1));
+        ended.store(true, Ordering::Relaxed);
+    });
+    assert!(turns.load(Ordering::Relaxed) > 20, "{turns:?}");
+    let low = registry.find("low").unwrap();
+    assert!(!low.device.is_suspended());
+    create(&registry, "s", "side", &never()).unwrap();
+    wait(remove(&registry, "s")).unwrap();
+}
+
+/// Who waits for a partner, for its turn or for its rest, can be called off, and has changed
+/// nothing.
+#[test]
+fn waiting_for_a_partner_is_called_off() {
+    let (cores, registry) = rig();
+    create(&registry, "t", "top", &never()).unwrap();
+    create(&registry, "before", "side", &never()).unwrap();
+    let top = registry.find("t").unwrap();
+    let errno = |done: Result<(), VerbError>| done.unwrap_err().error.errno;
+    for for_rest in [false, true] {
+        let suspending = (!for_rest).then(|| top.changing.try_lock().unwrap());
+        if for_rest {
+            cores.hang(Some(top.device.id()));
+        }
+        for verb in [0, 1] {
+            let off = never();
+            let done = thread::scope(|scope| {
+                let waits = scope.spawn(|| match verb {
+                    0 => create(&registry, "s", "side", &off),
+                    _ => wait(remove_until(&registry, "before", &off)),
+                });
+                if for_rest {
+                    eventually(|| cores.is_asked());
+                    assert!(top.device.is_suspended());
+                }
+                assert!(!waits.is_finished());
+                off.call(interrupted("enough"));
+                waits.join().unwrap()
+            });
+            assert_eq!(errno(done), EINTR);
+            cores.waiting.lock().unwrap().clear();
+            assert!(!top.device.is_suspended());
+        }
+        drop(suspending);
+        cores.hang(None);
+        assert_eq!(errno(registry.find("s").map(drop)), ENXIO);
+        let before = registry.find("before").unwrap();
+        assert!(!before.device.is_suspended() && before.device.live().is_some());
+        create(&registry, "s", "side", &never()).unwrap();
+        wait(remove(&registry, "s")).unwrap();
+    }
+    // The end of the server calls off who is neither listed nor known to anybody.
+    cores.hang(Some(top.device.id()));
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| create(&registry, "s", "side", &never()));
+        eventually(|| cores.is_asked());
+        super::call_off_all(&registry);
+        assert_eq!(errno(waits.join().unwrap()), EINTR);
+    });
+}
+
+/// A create that waits for a partner which is removed meanwhile goes on without.
+#[test]
+fn a_partner_that_is_removed_meanwhile_is_not_waited_for() {
+    let (_cores, registry) = rig();
+    create(&registry, "t", "top", &never()).unwrap();
+    let top = registry.find("t").unwrap();
+    let suspending = Arc::clone(&top.changing).try_lock_owned().unwrap();
+    drop(top);
+    thread::scope(|scope| {
+        let gone = scope.spawn(|| wait(remove(&registry, "t")));
+        thread::sleep(Duration::from_millis(20));
+        let made = scope.spawn(|| create(&registry, "s", "side", &never()));
+        thread::sleep(Duration::from_millis(20));
+        assert!(!made.is_finished() && !gone.is_finished());
+        drop(suspending);
+        gone.join().unwrap().unwrap();
+        made.join().unwrap().unwrap();
+    });
+    assert!(!registry.find("s").unwrap().device.is_suspended());
+}
