@@ -6,6 +6,7 @@
 
 mod disk;
 mod io;
+mod tasks;
 mod world;
 
 pub use disk::{Seen, TestDisk};

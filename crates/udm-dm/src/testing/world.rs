@@ -1,6 +1,7 @@
 //! Cores on one thread.
 
 use super::lock;
+use super::tasks::{self, Orders, Running};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,8 +12,9 @@ use udm_core::{
 
 /// Cores on one thread, stepped by hand.
 pub struct TestWorld {
-    cores: Vec<CoreState>,
-    mail: Arc<TestCores>,
+    pub(super) cores: Vec<CoreState>,
+    pub(super) mail: Arc<TestCores>,
+    pub(super) tasks: Vec<Running>,
     in_turn: Arc<AtomicBool>,
     /// The time, for the test to move on.
     pub now: Nanos,
@@ -25,6 +27,7 @@ pub struct TestWorld {
 #[derive(Default)]
 pub struct TestCores {
     boxes: Vec<Mutex<VecDeque<Letter>>>,
+    pub(super) orders: Arc<Mutex<Orders>>,
 }
 
 /// To whom, and what; nothing is a bell that was rung.
@@ -41,8 +44,9 @@ impl Cores for TestCores {
         lock(&self.boxes[core.index()]).push_back((id, None));
     }
 
-    fn start(&self, _: MakeTask) -> TaskHandle {
-        TaskHandle::new(drop)
+    /// It runs when the world is told to: [`TestWorld::run_tasks`].
+    fn start(&self, make: MakeTask) -> TaskHandle {
+        tasks::start(&self.orders, make)
     }
 }
 
@@ -51,12 +55,13 @@ impl TestWorld {
     #[must_use]
     pub fn new(cores: usize) -> TestWorld {
         let boxes = (0..cores).map(|_| Mutex::default()).collect();
-        let mail = Arc::new(TestCores { boxes });
+        let mail = Arc::new(TestCores { boxes, orders: Arc::default() });
         let others = || Arc::<TestCores>::clone(&mail) as Arc<dyn Cores>;
         let state = |n: usize| CoreState::new(CoreId(n as u16), cores, n as u64, None).among(others());
         TestWorld {
             cores: (0..cores).map(state).collect(),
             mail,
+            tasks: Vec::new(),
             in_turn: Arc::default(),
             now: Nanos(0),
             wake: Nanos::NEVER,

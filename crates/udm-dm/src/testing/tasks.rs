@@ -1,0 +1,169 @@
+//! Tasks on cores stepped by hand: each has a turn in every round, whether it asked for one or not.
+
+use super::{TestWorld, lock};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use udm_core::{
+    Ack, Batch, Bell, Bio, Busy, CoreState, Cores, Device, DeviceSlot, Lane, Listener, MakeTask, Nanos,
+    OpenError, OwnerId, Task, TaskCx, TaskHandle,
+};
+
+/// What was asked for and not done yet.
+#[derive(Default)]
+pub(super) struct Orders {
+    started: u64,
+    queue: VecDeque<Order>,
+}
+
+enum Order {
+    Start(u64, MakeTask),
+    Stop(u64, Option<Ack>),
+}
+
+/// Orders `make` to be started: a handle to stop it by.
+pub(super) fn start(orders: &Arc<Mutex<Orders>>, make: MakeTask) -> TaskHandle {
+    let mut all = lock(orders);
+    let id = all.started;
+    all.started += 1;
+    all.queue.push_back(Order::Start(id, make));
+    let orders = Arc::clone(orders);
+    TaskHandle::new(move |told| {
+        let mut all = lock(&orders);
+        let waits = all.queue.iter().position(|order| matches!(order, Order::Start(one, _) if *one == id));
+        match waits {
+            // Nobody runs it: it was never there.
+            Some(at) => drop(all.queue.remove(at)),
+            None => all.queue.push_back(Order::Stop(id, told)),
+        }
+    })
+}
+
+/// A task of a core.
+pub(super) struct Running {
+    id: u64,
+    core: usize,
+    task: Box<dyn Task>,
+    owner: OwnerId,
+    lanes: Vec<Option<Open>>,
+}
+
+/// A lane of a task, of its own.
+struct Open {
+    lane: Box<dyn Lane>,
+    batch: Batch,
+    in_flight: usize,
+    closed: bool,
+}
+
+impl Running {
+    fn call(&mut self, state: &mut CoreState, now: Nanos, f: impl FnOnce(&mut dyn Task, &mut dyn TaskCx)) {
+        let Running { task, lanes, owner, .. } = self;
+        f(&mut **task, &mut Place { state, now, lanes, owner: *owner });
+    }
+
+    /// A turn; true when it is over.
+    fn turn(&mut self, state: &mut CoreState, now: Nanos, stop: Option<Option<Ack>>) -> bool {
+        self.call(state, now, |task, cx| task.turn(cx));
+        if let Some(told) = stop {
+            self.call(state, now, |task, cx| task.stop(cx));
+            drop(told);
+        }
+        let mut done = Batch::new();
+        for open in self.lanes.iter_mut().flatten() {
+            let mut cx = state.cx(now);
+            if !open.batch.is_empty() {
+                open.lane.submit(&mut open.batch, &mut cx);
+            }
+            let before = done.len();
+            open.lane.poll(&mut done, &mut cx);
+            open.in_flight -= done.len() - before;
+        }
+        if !done.is_empty() {
+            done.iter_mut().for_each(|bio| bio.finish());
+            self.call(state, now, |task, cx| task.complete(&mut done, cx));
+        }
+        for slot in &mut self.lanes {
+            // What a lane owes it does before it goes.
+            slot.take_if(|open| open.closed && open.lane.busy() != Busy::Owed);
+        }
+        self.task.is_over() && self.lanes.iter().all(Option::is_none)
+    }
+}
+
+/// What a task may touch.
+struct Place<'a> {
+    state: &'a mut CoreState,
+    now: Nanos,
+    lanes: &'a mut Vec<Option<Open>>,
+    owner: OwnerId,
+}
+
+impl Place<'_> {
+    fn lane(&mut self, slot: DeviceSlot) -> &mut Open {
+        self.lanes[slot.0].as_mut().expect("a lane that is open")
+    }
+}
+
+impl TaskCx for Place<'_> {
+    fn open(&mut self, device: &Arc<dyn Device>) -> Result<DeviceSlot, OpenError> {
+        let lane = device.open(&mut self.state.cx(self.now))?;
+        self.lanes.push(Some(Open { lane, batch: Batch::new(), in_flight: 0, closed: false }));
+        Ok(DeviceSlot(self.lanes.len() - 1))
+    }
+
+    fn close(&mut self, slot: DeviceSlot) {
+        let open = self.lane(slot);
+        assert_eq!(open.in_flight, 0, "a task closes a lane with bios in flight");
+        open.closed = true;
+    }
+
+    fn submit(&mut self, slot: DeviceSlot, mut bio: Box<Bio>) {
+        bio.owner = self.owner;
+        bio.started = self.now;
+        bio.start();
+        let open = self.lane(slot);
+        open.in_flight += 1;
+        open.batch.push(bio);
+    }
+
+    fn now(&self) -> Nanos {
+        self.now
+    }
+
+    fn wake_at(&mut self, _: Nanos) {}
+
+    fn all_cores(&self) -> Arc<dyn Cores> {
+        Arc::clone(self.state.others())
+    }
+
+    fn listen(&mut self, bell: &Arc<Bell>) -> Listener {
+        bell.listen(&mut self.state.cx(self.now))
+    }
+}
+
+impl TestWorld {
+    /// Starts the tasks that were ordered, in turn on each core, and gives each a turn: how many
+    /// there are.
+    pub fn run_tasks(&mut self) -> usize {
+        let orders = std::mem::take(&mut lock(&self.mail.orders).queue);
+        let mut stops = Vec::new();
+        for order in orders {
+            match order {
+                Order::Start(id, make) => {
+                    let core = id as usize % self.cores.len();
+                    let owner = self.cores[core].new_owner();
+                    self.tasks.push(Running { id, core, task: make(), owner, lanes: Vec::new() });
+                }
+                Order::Stop(id, told) => stops.push((id, told)),
+            }
+        }
+        let mut tasks = std::mem::take(&mut self.tasks);
+        tasks.retain_mut(|one| {
+            self.deliver(one.core);
+            let stop = stops.iter().position(|(id, _)| *id == one.id).map(|at| stops.remove(at).1);
+            !one.turn(&mut self.cores[one.core], self.now, stop)
+        });
+        self.tasks = tasks;
+        self.tasks.len()
+    }
+}
