@@ -134,6 +134,17 @@ impl Space {
         (len > 0).then_some(Grant { turn, new, len })
     }
 
+    /// True when a store of `size` is not full.
+    pub(super) fn has_room(&self, size: Sectors) -> bool {
+        let next = self.next.load(Ordering::Relaxed);
+        let capacity = self.plan.capacity(size);
+        if next & CLOSED == 0 {
+            return next < capacity || self.has_holes;
+        }
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        !spare.holes.is_empty() || spare.at.map_or(next & !CLOSED, |(_, front)| front) < capacity
+    }
+
     /// The first chunk behind all that were given out.
     pub(super) fn end(&self) -> u64 {
         let next = self.next.load(Ordering::Relaxed);

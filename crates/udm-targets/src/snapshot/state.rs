@@ -126,8 +126,18 @@ impl Snapshot {
         }
     }
 
+    /// True until its store has grown.
     pub(super) fn is_overflowed(&self) -> bool {
-        self.overflowed.load(Ordering::Relaxed)
+        self.overflowed.load(Ordering::Relaxed) && !self.has_grown()
+    }
+
+    #[cold]
+    fn has_grown(&self) -> bool {
+        let room = self.space.has_room(self.store.device.limits().size);
+        if room {
+            self.overflowed.store(false, Ordering::Relaxed);
+        }
+        room
     }
 
     /// True when writes of the origin have to be copied. Relaxed: it changes while nothing is in

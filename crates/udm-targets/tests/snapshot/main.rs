@@ -1,5 +1,17 @@
 //! Snapshots and their origins, on cores stepped by hand.
+//!
+//! Tests are named after the cases that they stand for: `g..` grammar, `f..` format, `c..` copies,
+//! `e..` space and errors, `m..` merge, `h..` handover.
 
 mod copies;
+mod format;
+mod grammar;
+mod handover;
+mod journal;
+mod kernel;
+mod log;
+mod merge;
 mod random;
+mod reader;
 mod rig;
+mod space;

@@ -1,9 +1,10 @@
 //! Devices by name on cores stepped by hand: disks, origins and snapshots of them.
 #![allow(dead_code, reason = "what the cases need")]
 
+use crate::reader::{Store, read_store};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Cores, DevNo, Lane, Status};
+use udm_core::{Batch, Bio, Cores, DevNo, Device, Lane, Op, Status};
 use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, data, read};
 use udm_dm::{Changes, MappedDevice, Table, TargetError};
 
@@ -28,6 +29,10 @@ pub struct Host {
     /// Requests that are under way, and their answers: by their cookie.
     sent: u64,
     back: BTreeMap<u64, Box<Bio>>,
+    /// Stores that udm writes, with their origin and how many records they had: read after each
+    /// step by somebody else.
+    stores: BTreeMap<String, (String, usize)>,
+    merging: bool,
 }
 
 impl Host {
@@ -44,6 +49,8 @@ impl Host {
             minor: 0,
             sent: 0,
             back: BTreeMap::new(),
+            stores: BTreeMap::new(),
+            merging: false,
         }
     }
 
@@ -108,8 +115,46 @@ impl Host {
     }
 
     pub fn load(&mut self, name: &str, table: &str) -> Result<(), TargetError> {
-        let table = self.table(table)?;
-        self.nodes[name].device.load(table)
+        let built = self.table(table)?;
+        self.nodes[name].device.load(built)?;
+        let words: Vec<&str> = table.split(' ').collect();
+        if let [_, _, kind @ ("snapshot" | "snapshot-merge"), origin, store, persistent, ..] = words[..]
+            && persistent.starts_with(['P', 'p'])
+            && [origin, store].iter().all(|name| self.disks.contains_key(*name))
+        {
+            self.merging |= kind == "snapshot-merge";
+            self.stores.entry(store.into()).or_insert((origin.into(), 0));
+            self.audit();
+        }
+        Ok(())
+    }
+
+    /// Has the stores read by the reader that is not udm's: each is one at any time, and loses no
+    /// record but to a merge.
+    pub fn audit(&mut self) {
+        let merging = self.merging;
+        for name in self.stores.keys().cloned().collect::<Vec<_>>() {
+            let found = self.store(&name);
+            let (_, before) = self.stores.get_mut(&name).unwrap();
+            if let Some(store) = found.filter(|store| store.valid) {
+                assert!(store.records.len() >= *before || merging, "{name} had {before}, has {store:?}");
+                *before = store.records.len();
+            }
+        }
+    }
+
+    /// A store as the other reader reads it.
+    pub fn store(&self, name: &str) -> Option<Store> {
+        let origin = self.stores.get(name).map_or("O", |(origin, _)| origin);
+        let size = |name: &str| self.disks[name].limits().size.0;
+        let disk = &self.disks[name];
+        read_store(size(name), size(origin), |sector, sectors| disk.bytes(sector, sectors))
+            .unwrap_or_else(|why| panic!("{name}: {why}"))
+    }
+
+    /// The store is somebody else's from here on.
+    pub fn forget_store(&mut self, name: &str) {
+        self.stores.remove(name);
     }
 
     pub fn resume(&mut self, names: &[&str]) -> Result<(), TargetError> {
@@ -145,21 +190,26 @@ impl Host {
 
     /// What stands behind the type in `table`'s line.
     pub fn table_of(&self, name: &str) -> String {
-        self.nodes[name].device.table_text(false)
+        behind_the_type(&self.nodes[name].device.table_text(false))
+    }
+
+    /// The same of the table that is not live.
+    pub fn inactive_table_of(&self, name: &str) -> String {
+        behind_the_type(&self.nodes[name].device.table_text(true))
     }
 
     /// What stands behind the type in `status`' line.
     pub fn status(&self, name: &str) -> String {
-        let text = self.nodes[name].device.status_text();
-        text.splitn(4, ' ').nth(3).unwrap_or_default().to_owned()
+        behind_the_type(&self.nodes[name].device.status_text())
     }
 
     pub fn events(&self, name: &str) -> u32 {
         self.nodes[name].device.event_nr()
     }
 
-    /// Polls every lane once.
+    /// Polls every lane once, and gives tasks a turn.
     pub fn poll(&mut self) {
+        self.world.run_tasks();
         for node in self.nodes.values_mut() {
             for (core, lane) in node.lanes.iter_mut().enumerate() {
                 let done: Batch = self.world.poll(core, &mut **lane);
@@ -196,12 +246,37 @@ impl Host {
     /// Does `bio` and waits for it.
     pub fn run(&mut self, name: &str, bio: Box<Bio>) -> Box<Bio> {
         let sent = self.send(name, 0, bio);
-        self.wait(sent)
+        let bio = self.wait(sent);
+        self.audit();
+        bio
+    }
+
+    /// Polls until tasks have nothing left to do.
+    pub fn settle(&mut self) {
+        (0..200).for_each(|_| self.poll());
+        self.audit();
+    }
+
+    /// Flushes.
+    pub fn flush(&mut self, name: &str) -> Status {
+        self.run(name, udm_dm::testing::bare(Op::Flush, 0, 0)).status
+    }
+
+    /// Discards.
+    pub fn discard(&mut self, name: &str, sector: u64, sectors: u64) -> Status {
+        self.run(name, udm_dm::testing::bare(Op::Discard, sector, sectors)).status
     }
 
     /// Writes `sectors` sectors of `fill`.
     pub fn write(&mut self, name: &str, sector: u64, sectors: u64, fill: u8) -> Status {
         self.run(name, filled(sector, sectors, fill)).status
+    }
+
+    /// Writes these bytes.
+    pub fn write_bytes(&mut self, name: &str, sector: u64, bytes: &[u8]) -> Status {
+        let mut bio = udm_dm::testing::write(sector, bytes.len() as u64 / 512, 0);
+        bio.data.copy_from(bytes);
+        self.run(name, bio).status
     }
 
     /// Reads; the bytes.
@@ -226,8 +301,32 @@ impl Host {
     }
 }
 
+/// What lanes owe they do before they go.
+impl Drop for Host {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            (0..50).for_each(|_| self.poll());
+        }
+    }
+}
+
+fn behind_the_type(text: &str) -> String {
+    text.trim_end().splitn(4, ' ').nth(3).unwrap_or_default().to_owned()
+}
+
 fn wake() -> udm_dm::Wake {
     Arc::new(|| {})
+}
+
+/// The origin of the recorded cases.
+pub const ORIGIN: &str = "0 131072 snapshot-origin O";
+
+/// The recorded disks on two cores, with the origin as `od` and a snapshot of these words as `sn`.
+pub fn attached(words: &str) -> Host {
+    let mut host = Host::recorded(2);
+    host.create("od", ORIGIN).unwrap();
+    host.attach("od", "sn", &format!("0 {SIZE} snapshot O W {words}")).unwrap();
+    host
 }
 
 /// A write of `sectors` sectors of `fill`.

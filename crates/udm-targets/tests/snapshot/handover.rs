@@ -1,0 +1,154 @@
+//! A snapshot goes from one table to the next.
+
+use crate::log::Log;
+use crate::rig::{ORIGIN, SIZE, attached};
+use udm_core::Status;
+use udm_core::errno::EINVAL;
+
+#[test]
+fn h01_a_table_with_other_features() {
+    let mut host = attached("P 8");
+    assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
+    host.load("sn", &format!("0 {SIZE} snapshot O W P 64 1 discard_zeroes_cow")).unwrap();
+    assert_eq!(host.inactive_table_of("sn"), "1:0 1:1 P 0 1 discard_zeroes_cow");
+    host.suspend(&["sn"]).unwrap();
+    host.resume(&["sn"]).unwrap();
+    assert_eq!(host.table_of("sn"), "1:0 1:1 P 8 1 discard_zeroes_cow");
+    assert_eq!(host.status("sn"), "24/131072 16");
+    assert_eq!((host.letters("sn", 4), host.letters("od", 4)), ("abcd".into(), "aXcd".into()));
+    assert_eq!(host.write("od", 16, 1, b'X'), Status::Ok);
+    assert_eq!((host.status("sn").as_str(), &*host.letters("sn", 4)), ("32/131072 16", "abcd"));
+}
+
+/// A device in use is reloaded in one step, and its origin is written meanwhile.
+#[test]
+fn h01_a_reload_in_one_step() {
+    let mut host = attached("P 8");
+    for round in 0..5 {
+        assert_eq!(host.write("od", round * 8, 1, b'X'), Status::Ok);
+        let word = if round % 2 == 0 { "PO" } else { "P" };
+        host.load("sn", &format!("0 {SIZE} snapshot O W {word} 8")).unwrap();
+        let sent = host.send("od", 1, crate::rig::filled(800 + round * 8, 8, b'X'));
+        host.resume(&["sn"]).unwrap();
+        assert_eq!(host.wait(sent).status, Status::Ok);
+        assert_eq!(host.table_of("sn"), format!("1:0 1:1 {word} 8"));
+    }
+    assert_eq!(host.letters("sn", 8), "abcdefgh");
+    assert_eq!(host.read("sn", 800, 40).unwrap(), [0; 40 * 512]);
+    assert_eq!(host.status("sn"), "96/131072 16");
+}
+
+#[test]
+fn h02_a_transient_one_keeps_its_chunks() {
+    let mut host = attached("N 8");
+    assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
+    host.load("sn", &format!("0 {SIZE} snapshot O W N 16")).unwrap();
+    assert_eq!(host.inactive_table_of("sn"), "1:0 1:1 N 0");
+    host.resume(&["sn"]).unwrap();
+    assert_eq!(host.table_of("sn"), "1:0 1:1 N 8");
+    assert_eq!((host.letters("sn", 4), host.letters("od", 4)), ("abcd".into(), "aXcd".into()));
+}
+
+#[test]
+fn h03_a_store_does_not_change_its_type() {
+    for (first, second) in [("P 8", "N 16"), ("N 8", "P 8")] {
+        let mut host = attached(first);
+        assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
+        let error = host.load("sn", &format!("0 {SIZE} snapshot O W {second}")).unwrap_err();
+        assert_eq!(error.errno, EINVAL);
+        assert!(error.reason.contains("other type"), "{error}");
+        assert_eq!(host.table_of("sn"), format!("1:0 1:1 {first}"));
+        assert_eq!(host.letters("sn", 4), "abcd");
+    }
+}
+
+/// What a table that comes and goes does not do to the one that is live.
+#[test]
+fn h03_a_table_that_is_never_live() {
+    let mut host = attached("P 8");
+    assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
+    host.load("sn", &format!("0 {SIZE} snapshot O W PO 8")).unwrap();
+    host.device("sn").clear();
+    assert_eq!(host.write("od", 16, 1, b'X'), Status::Ok);
+    assert_eq!((host.status("sn").as_str(), &*host.letters("sn", 4)), ("32/131072 16", "abcd"));
+    host.suspend(&["sn"]).unwrap();
+    host.resume(&["sn"]).unwrap();
+    assert_eq!((host.table_of("sn").as_str(), &*host.letters("sn", 4)), ("1:0 1:1 P 8", "abcd"));
+}
+
+#[test]
+fn h04_the_source_is_in_use() {
+    let mut host = attached("P 8");
+    host.make("s2");
+    host.load("s2", &format!("0 {SIZE} snapshot O W P 8")).unwrap();
+    let error = host.resume(&["s2"]).unwrap_err();
+    assert_eq!(error.errno, EINVAL);
+    let text = "Unable to perform snapshot handover until source is suspended.";
+    assert!(error.to_string().contains(text), "{error}");
+    assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
+    assert_eq!(host.letters("sn", 3), "abc", "the source goes on");
+    // And a third one has no place.
+    host.make("s3");
+    let error = host.load("s3", &format!("0 {SIZE} snapshot O W P 8")).unwrap_err();
+    assert_eq!(error.text, "snapshot: Snapshot cow pairing for exception table handover failed");
+    host.suspend(&["sn"]).unwrap();
+    let error = host.resume(&["sn"]).unwrap_err();
+    let text = "Unable to resume snapshot source until handover completes.";
+    assert!(error.to_string().contains(text), "{error}");
+}
+
+#[test]
+fn h05_another_device_takes_over() {
+    for kind in ["P 8", "N 8"] {
+        let mut host = attached(kind);
+        assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
+        host.suspend(&["sn"]).unwrap();
+        host.create("s2", &format!("0 {SIZE} snapshot O W {kind}")).unwrap();
+        assert_eq!(host.table_of("s2"), format!("1:0 1:1 {kind}"));
+        assert_eq!((host.status("sn").as_str(), &*host.letters("s2", 3)), ("Invalid", "abc"));
+        assert_eq!(host.table_of("sn"), format!("1:0 1:1 {kind}"));
+        host.resume(&["sn"]).unwrap();
+        assert_eq!(host.status("sn"), "Invalid");
+        assert_eq!(host.read("sn", 8, 1), Err(Status::IoErr));
+        assert_eq!(host.write("sn", 8, 8, b'Y'), Status::IoErr);
+        assert_eq!(host.write("od", 16, 1, b'X'), Status::Ok);
+        assert_eq!((host.status("sn").as_str(), &*host.letters("s2", 3)), ("Invalid", "abc"));
+        host.remove("sn");
+        assert_eq!(host.write("od", 0, 1, b'X'), Status::Ok);
+        assert_eq!(host.letters("s2", 3), "abc", "its source is gone, and the origin is still copied");
+    }
+}
+
+#[test]
+fn h05_the_source_goes_first() {
+    let (log, mut host) = (Log::new(), attached("N 8"));
+    assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
+    host.make("s2");
+    host.load("s2", &format!("0 {SIZE} snapshot O W N 8")).unwrap();
+    host.remove("sn");
+    host.resume(&["s2"]).unwrap();
+    assert_eq!(host.status("s2"), "Invalid");
+    assert!(log.says("Cancelling snapshot handover."));
+    assert_eq!(host.read("s2", 8, 1), Err(Status::IoErr));
+    assert_eq!(host.write("od", 16, 1, b'X'), Status::Ok);
+}
+
+/// As a volume manager does it: the origin's device becomes the merge.
+#[test]
+fn a_live_snapshot_becomes_a_merge() {
+    let mut host = attached("P 8");
+    assert_eq!(host.write("od", 8, 8, b'X'), Status::Ok);
+    assert_eq!(host.write("sn", 24, 8, b'Z'), Status::Ok);
+    host.suspend(&["od", "sn"]).unwrap();
+    host.load("od", &format!("0 {SIZE} snapshot-merge O W P 8")).unwrap();
+    host.resume(&["od"]).unwrap();
+    host.remove("sn");
+    host.settle();
+    assert_eq!(host.status("od"), "16/131072 16");
+    assert_eq!(host.letters("od", 4), "abcZ");
+    host.load("od", ORIGIN).unwrap();
+    host.resume(&["od"]).unwrap();
+    assert_eq!(host.letters("od", 4), "abcZ");
+    assert_eq!(host.write("od", 0, 8, b'X'), Status::Ok);
+    assert_eq!(host.letters("od", 4), "XbcZ");
+}

@@ -1,0 +1,125 @@
+//! What disks were asked to keep, in order, and what they hold when the power is cut anywhere in
+//! between: a disk has a volatile cache of which any part may be lost, sector by sector, until a
+//! flush.
+
+use crate::rig::Host;
+use rand::RngExt;
+use rand::rngs::SmallRng;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use udm_core::{BioFlags, Op, SECTOR_SIZE, Status};
+use udm_dm::testing::{TestDisk, data};
+
+/// What of a disk's cache outlives the cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cache {
+    /// All of it.
+    Kept,
+    /// Nothing.
+    Lost,
+    /// Any sectors, each in any of the states that it had.
+    Some,
+}
+
+#[derive(Clone)]
+pub enum What {
+    Write { sector: u64, bytes: Vec<u8>, fua: bool },
+    Flush,
+}
+
+impl What {
+    /// On disk 0 and 1: `w`, `W` a write, `R` one that is FUA there, `f`, `F` a flush.
+    pub fn letter(&self, disk: usize) -> char {
+        match (self, disk) {
+            (What::Write { fua: true, .. }, 1) => 'R',
+            (What::Write { .. }, disk) => ['w', 'W'][disk],
+            (What::Flush, disk) => ['f', 'F'][disk],
+        }
+    }
+}
+
+/// See the module's documentation.
+#[derive(Clone, Default)]
+pub struct Journal(Arc<Mutex<Vec<(usize, What)>>>);
+
+impl Journal {
+    fn push(&self, disk: usize, what: What) {
+        self.0.lock().unwrap().push((disk, what));
+    }
+
+    /// Writes down what `disk`, from now on number `number`, does.
+    pub fn watch(&self, number: usize, disk: &TestDisk) {
+        disk.set_limits(|limits| limits.write_cache = true);
+        let journal = self.clone();
+        disk.judge(move |bio| {
+            if bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH) {
+                journal.push(number, What::Flush);
+            }
+            if bio.op == Op::Write {
+                let fua = bio.flags.contains(BioFlags::FUA);
+                journal.push(number, What::Write { sector: bio.sector.0, bytes: data(bio), fua });
+            }
+            Status::Ok
+        });
+    }
+
+    pub fn entries(&self) -> Vec<(usize, What)> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// What `disk`, which held `start`, holds when the power goes behind the first `count` entries.
+    pub fn cut(&self, disk: usize, start: &[u8], count: usize, cache: Cache, rng: &mut SmallRng) -> Vec<u8> {
+        let mut image = start.to_vec();
+        let mut volatile: BTreeMap<u64, Vec<Vec<u8>>> = BTreeMap::new();
+        let size = SECTOR_SIZE as usize;
+        let put = |image: &mut Vec<u8>, sector: u64, bytes: &[u8]| {
+            image[sector as usize * size..][..size].copy_from_slice(bytes);
+        };
+        for (_, what) in self.0.lock().unwrap()[..count].iter().filter(|(of, _)| *of == disk) {
+            match what {
+                What::Flush => {
+                    for (sector, states) in std::mem::take(&mut volatile) {
+                        put(&mut image, sector, states.last().unwrap());
+                    }
+                }
+                What::Write { sector, bytes, fua } => {
+                    for (sector, bytes) in (*sector..).zip(bytes.chunks(size)) {
+                        if *fua {
+                            volatile.remove(&sector);
+                            put(&mut image, sector, bytes);
+                        } else {
+                            volatile.entry(sector).or_default().push(bytes.to_vec());
+                        }
+                    }
+                }
+            }
+        }
+        for (sector, states) in volatile {
+            let kept = match cache {
+                Cache::Kept => states.len(),
+                Cache::Lost => 0,
+                Cache::Some => rng.random_range(0..=states.len()),
+            };
+            if kept > 0 {
+                put(&mut image, sector, &states[kept - 1]);
+            }
+        }
+        image
+    }
+}
+
+/// Disks `O` and `W` as a cut behind `count` entries leaves them, of what they held at the start.
+pub fn host_after(
+    journal: &Journal,
+    starts: &[Vec<u8>; 2],
+    count: usize,
+    cache: Cache,
+    rng: &mut SmallRng,
+) -> Host {
+    let mut host = Host::new(1);
+    for (number, name) in ["O", "W"].into_iter().enumerate() {
+        let image = journal.cut(number, &starts[number], count, cache, rng);
+        host.disk(name, image.len() as u64 / SECTOR_SIZE).put(0, &image);
+    }
+    host
+}

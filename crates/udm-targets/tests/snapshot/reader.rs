@@ -1,0 +1,136 @@
+//! A reader of stores that knows nothing of udm's: written from the description of the format
+//! alone. It believes nothing that the format does not say, and refuses what udm must not write.
+
+use std::collections::BTreeSet;
+
+/// What a store says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Store {
+    pub valid: bool,
+    /// Sectors of a chunk.
+    pub chunk: u64,
+    /// Chunks of the origin and of the store, in their order.
+    pub records: Vec<(u64, u64)>,
+    /// What `status` says of it: sectors in use, and of them metadata.
+    pub usage: (u64, u64),
+}
+
+impl Store {
+    /// True when the chunks were given out in order and each has its record (a store that never
+    /// failed).
+    pub fn is_in_order(&self) -> bool {
+        let per_area = self.chunk * 32;
+        (0u64..).zip(&self.records).all(|(k, (_, new))| *new == 2 + k + k / per_area)
+    }
+}
+
+fn le32(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..at + 4].iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte))
+}
+
+fn le64(bytes: &[u8], at: usize) -> u64 {
+    le32(bytes, at + 4) << 32 | le32(bytes, at)
+}
+
+/// Reads a store of `size` sectors whose bytes `read` gives (first sector, how many), of an origin
+/// of `origin` sectors. `None` for one that is blank.
+pub fn read_store(
+    size: u64,
+    origin: u64,
+    read: impl Fn(u64, u64) -> Vec<u8>,
+) -> Result<Option<Store>, String> {
+    let head = read(0, 1);
+    match &head[..4] {
+        [0, 0, 0, 0] => return Ok(None),
+        b"SnAp" => {}
+        other => return Err(format!("magic {other:02x?}")),
+    }
+    let (valid, version, chunk) = (le32(&head, 4), le32(&head, 8), le32(&head, 12));
+    if version != 1 || valid > 1 || !chunk.is_power_of_two() {
+        return Err(format!("valid {valid}, version {version}, chunk {chunk}"));
+    }
+    if head[16..].iter().any(|byte| *byte != 0) {
+        return Err("bytes behind the header".into());
+    }
+    if valid == 0 {
+        return Ok(Some(Store { valid: false, chunk, records: Vec::new(), usage: (0, 0) }));
+    }
+    let per_area = chunk * 512 / 16;
+    let is_area = |at: u64| at % (per_area + 1) == 1;
+    let (chunks, old_end) = (size / chunk, origin.div_ceil(chunk));
+    let (mut records, mut olds, mut news) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+    let mut area = 0;
+    'areas: loop {
+        let at = 1 + area * (per_area + 1);
+        if at >= chunks {
+            return Err(format!("area {area} would be chunk {at} of {chunks}"));
+        }
+        let bytes = read(at * chunk, chunk);
+        for k in 0..per_area as usize {
+            let (old, new) = (le64(&bytes, k * 16), le64(&bytes, k * 16 + 8));
+            if new == 0 {
+                if let Some(more) = bytes[k * 16..].iter().position(|byte| *byte != 0) {
+                    return Err(format!("area {area} ends at record {k}; byte {} is set", k * 16 + more));
+                }
+                break 'areas;
+            }
+            if old >= old_end || new >= chunks || is_area(new) || new < 2 {
+                return Err(format!("record {} says {old} -> {new}", records.len()));
+            }
+            if !olds.insert(old) || !news.insert(new) {
+                return Err(format!("record {} repeats {old} -> {new}", records.len()));
+            }
+            records.push((old, new));
+        }
+        area += 1;
+    }
+    let next = news.last().map_or(2, |last| last + 1);
+    let next = if is_area(next) { next + 1 } else { next };
+    Ok(Some(Store { valid: true, chunk, records, usage: (next * chunk, (area + 2) * chunk) }))
+}
+
+/// The reader itself is right: the bytes that a kernel left, and some that are wrong.
+mod tests {
+    use super::*;
+    use crate::kernel;
+
+    fn read_bytes(store: &[u8]) -> Result<Option<Store>, String> {
+        let read =
+            |sector: u64, sectors: u64| store[sector as usize * 512..][..sectors as usize * 512].to_vec();
+        read_store(store.len() as u64 / 512, 32_768, read)
+    }
+
+    #[test]
+    fn what_the_kernel_wrote() {
+        for (name, records, usage) in [
+            ("a_P8", 9, (88, 16)),
+            ("a_P32", 6, (256, 64)),
+            ("b_P8", 600, (4832, 32)),
+            ("e_P8_after_merge", 0, (16, 16)),
+        ] {
+            let found = read_bytes(kernel::image(&format!("{name}.cow"))).unwrap().unwrap();
+            assert_eq!((found.records.len(), found.usage), (records, usage), "{name}");
+            assert!(found.valid && found.is_in_order(), "{name}");
+        }
+        assert!(!read_bytes(kernel::image("d_P8_cowerr.cow")).unwrap().unwrap().valid);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told() {
+        let good = kernel::image("a_P8.cow");
+        for (at, byte) in [
+            (0, 0x54),
+            (8, 2),
+            (12, 9),
+            (20, 1),
+            (4096 + 8, 1),
+            (4096 + 16, 0),
+            (4096 + 4090, 1),
+            (4096 + 15, 7),
+        ] {
+            let mut bytes = good.to_vec();
+            bytes[at] = byte;
+            assert!(read_bytes(&bytes).is_err(), "byte {at} is {byte}");
+        }
+    }
+}
