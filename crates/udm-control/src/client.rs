@@ -210,8 +210,14 @@ fn hung_up(error: &hyper::Error) -> bool {
 /// The path of `name` under `/v1/devices`, with what a URL can't hold percent-encoded.
 #[must_use]
 pub fn device_path(name: &str, rest: &str) -> String {
+    path_under("/v1/devices/", name, rest)
+}
+
+/// `root` and `name`, with what a URL can't hold percent-encoded, and `rest`.
+#[must_use]
+pub fn path_under(root: &str, name: &str, rest: &str) -> String {
     use std::fmt::Write as _;
-    let mut path = String::from("/v1/devices/");
+    let mut path = String::from(root);
     for byte in name.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             path.push(char::from(byte));

@@ -14,6 +14,7 @@ pub mod error;
 pub mod legs;
 pub mod mapped;
 pub mod pending;
+pub mod snapshot;
 pub mod split;
 pub mod split_lane;
 pub mod table;
@@ -24,6 +25,7 @@ pub mod testing;
 pub use error::TargetError;
 pub use mapped::{Change, Changes, DeviceInfo, MappedDevice, Refused, Wake};
 pub use pending::Pending;
+pub use snapshot::{SnapshotReport, SnapshotState, SnapshotView};
 pub use table::{Entry, Table};
 pub use target::{
     Below, Constructor, DeviceRef, Kind, LookupError, Notify, PathReport, Resolver, Target, TargetArgs,

@@ -6,6 +6,7 @@
 use crate::error::TargetError;
 use crate::mapped::MappedDevice;
 use crate::pending::Pending;
+use crate::snapshot::SnapshotView;
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -221,6 +222,11 @@ pub trait Target: Send + Sync {
     /// The paths below and what each has served; empty for targets without paths.
     fn path_reports(&self) -> Vec<PathReport> {
         Vec::new()
+    }
+
+    /// What it says as the instant of another device; `None` for all other targets.
+    fn snapshot(&self) -> Option<&dyn SnapshotView> {
+        None
     }
 
     /// What its upkeep takes. They are started at each resume and stopped before the next suspend.

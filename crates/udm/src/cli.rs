@@ -5,6 +5,7 @@
 use crate::bench::BenchArgs;
 use crate::cow::CowArgs;
 use crate::log_writes::LogWritesArgs;
+use crate::snapshot::SnapshotArgs;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -64,6 +65,8 @@ pub enum Verb {
     Version(ListArgs),
     /// Read the log of a log-writes target, offline
     LogWrites(LogWritesArgs),
+    /// Keep an instant of a device: make, list, compare, merge and remove snapshots
+    Snapshot(SnapshotArgs),
     /// Look at the store of a snapshot, offline
     Cow(CowArgs),
     /// Write man pages or completions

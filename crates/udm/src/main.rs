@@ -11,6 +11,7 @@ mod log_writes;
 mod output;
 mod private;
 mod serve;
+mod snapshot;
 mod verbs;
 
 use clap::Parser;
@@ -76,6 +77,7 @@ fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
         Verb::Serve(args) => serve::run(args),
         Verb::LogWrites(args) => log_writes::run(args),
         Verb::Cow(args) => cow::run(args),
+        Verb::Snapshot(args) => snapshot::run(args),
         Verb::Demo(args) => demo::run(args).map(|()| ExitCode::SUCCESS),
         Verb::Bench(args) => bench::run(args),
         verb => verbs::run(verb).map(|()| ExitCode::SUCCESS),

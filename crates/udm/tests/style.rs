@@ -66,6 +66,7 @@ const STANDARD_ERROR: &[&str] = &[
     "crates/udm/src/main.rs",
     "crates/udm/src/bench/progress.rs",
     "crates/udm/src/log_writes/check.rs",
+    "crates/udm/src/snapshot/progress.rs",
     // Programs and tests of their own.
     "crates/udm-sim/src/",
     "crates/udm-backends/src/file/tests.rs",

@@ -36,6 +36,13 @@ impl Refusal {
     }
 }
 
+impl Refusal {
+    /// The story, for the log.
+    pub fn text(&self) -> &str {
+        &self.1.error
+    }
+}
+
 /// The status for an errno of a verb.
 fn status_of(error: &VerbError) -> StatusCode {
     match error.error.errno {

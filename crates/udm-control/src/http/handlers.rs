@@ -24,10 +24,10 @@ use udm_dm::TargetError;
 
 /// How many devices can change together: more than any set that makes one volume, and few enough
 /// that their turns do not hold up others for long.
-const TOGETHER_MAX: usize = 1024;
+pub(super) const TOGETHER_MAX: usize = 1024;
 
-type Answer<T> = Result<Json<T>, Refusal>;
-type Done = Result<StatusCode, Refusal>;
+pub(super) type Answer<T> = Result<Json<T>, Refusal>;
+pub(super) type Done = Result<StatusCode, Refusal>;
 
 /// `?inactive=1`.
 #[derive(Deserialize)]
@@ -47,7 +47,8 @@ impl Slot {
 }
 
 /// Calls a verb off when it is dropped with the request: there is nobody any more to be answered.
-struct Asked(CallOff);
+#[derive(Default)]
+pub(super) struct Asked(pub CallOff);
 
 impl Drop for Asked {
     fn drop(&mut self) {
@@ -61,7 +62,7 @@ async fn while_asked<F>(timeout_ms: Option<u64>, verb: impl FnOnce(CallOff) -> F
 where
     F: Future<Output = Result<(), VerbError>> + Send + 'static,
 {
-    let asked = Asked(CallOff::default());
+    let asked = Asked::default();
     let mut task = tokio::spawn(verb(asked.0.clone()));
     if let Some(ms) = timeout_ms {
         tokio::select! {
@@ -94,7 +95,7 @@ pub(super) async fn info(State(registry): State<Arc<Registry>>, Named(name): Nam
 }
 
 /// From where relative paths count.
-fn folder(given: Option<&str>) -> Result<Folder, Refusal> {
+pub(super) fn folder(given: Option<&str>) -> Result<Folder, Refusal> {
     let Some(path) = given else { return Ok(Folder::none()) };
     Folder::at(Path::new(path)).map_err(|why| Refusal::request(StatusCode::BAD_REQUEST, why))
 }
@@ -105,7 +106,7 @@ pub(super) async fn create(
 ) -> Answer<api::Device> {
     let folder = folder(new.folder.as_deref())?;
     let name = new.name.clone();
-    let asked = Asked(CallOff::default());
+    let asked = Asked::default();
     let off = asked.0.clone();
     let made = gates.loads.run(&name, move || {
         let (uuid, table) = (new.uuid.as_deref(), new.table.as_deref());
@@ -142,7 +143,7 @@ pub(super) async fn load(
 ) -> Done {
     let folder = folder(load.folder.as_deref())?;
     let device = name.clone();
-    let asked = Asked(CallOff::default());
+    let asked = Asked::default();
     let off = asked.0.clone();
     let verb = move || verbs::load_until(&registry, &device, &load.table, &folder, &off);
     gates.loads.run(&name, verb).await?;

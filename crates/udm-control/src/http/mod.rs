@@ -4,6 +4,7 @@
 //! socket's file, [`server`] serves its peers. Nothing here knows what a verb does.
 
 pub mod api;
+mod api_snapshots;
 mod error;
 #[doc(hidden)]
 pub mod fuzz;
@@ -13,6 +14,7 @@ mod openapi;
 mod routes;
 mod seats;
 pub mod server;
+mod snapshots;
 pub mod socket;
 
 pub use gates::BLOCKING_MAX;

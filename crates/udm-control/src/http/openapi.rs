@@ -37,10 +37,10 @@ fn operation(route: &Route, schemas: &mut SchemaGenerator) -> Value {
             "description": "The device: its name, its uuid or its number",
         }));
     }
-    if route.inactive {
+    for query in route.query {
         parameters.push(json!({
-            "name": "inactive", "in": "query", "schema": { "type": "integer", "enum": [0, 1], "default": 0 },
-            "description": "1 for the table in the inactive slot",
+            "name": query.name, "in": "query", "schema": { "type": query.kind },
+            "description": query.description,
         }));
     }
     let success = match (route.reply, route.id) {

@@ -11,6 +11,29 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 /// Makes the schema of a body.
 pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 
+/// A parameter behind `?`.
+pub(super) struct Query {
+    pub name: &'static str,
+    /// "integer", "string" or "boolean".
+    pub kind: &'static str,
+    pub description: &'static str,
+}
+
+/// `?inactive=1`.
+const SLOT: &[Query] =
+    &[Query { name: "inactive", kind: "integer", description: "1 for the table in the inactive slot" }];
+
+/// Of what differs.
+const PAGE: &[Query] = &[
+    Query { name: "against", kind: "string", description: "Another snapshot; without it the origin" },
+    Query { name: "from", kind: "integer", description: "The byte at which the page begins, 0 without it" },
+    Query { name: "max", kind: "integer", description: "Ranges at the most, up to 16384" },
+];
+
+/// Of a removal.
+const KEEP: &[Query] =
+    &[Query { name: "keep_store", kind: "boolean", description: "Leave the store that was made for it" }];
+
 /// One method of one path.
 pub(super) struct Route {
     /// GET, POST, PUT or DELETE.
@@ -21,8 +44,8 @@ pub(super) struct Route {
     pub id: &'static str,
     /// What it does, in one line.
     pub summary: &'static str,
-    /// Takes `?inactive=1`.
-    pub inactive: bool,
+    /// What it takes behind `?`.
+    pub query: &'static [Query],
     /// What it takes.
     pub body: Option<SchemaOf>,
     /// What it gives back; `None` for 204.
@@ -45,11 +68,11 @@ impl Route {
     {
         let filter = MethodFilter::try_from(method.clone()).expect("a plain method");
         let serve = on(filter, handler);
-        Route { method, path, id, summary, inactive: false, body: None, reply: None, serve }
+        Route { method, path, id, summary, query: &[], body: None, reply: None, serve }
     }
 
-    fn inactive(self) -> Route {
-        Route { inactive: true, ..self }
+    fn query(self, query: &'static [Query]) -> Route {
+        Route { query, ..self }
     }
 
     fn takes<T: JsonSchema>(self) -> Route {
@@ -71,6 +94,51 @@ impl Route {
 
 /// Every route.
 pub(super) fn all() -> Vec<Route> {
+    let mut all = devices();
+    all.extend(snapshots());
+    all
+}
+
+fn snapshots() -> Vec<Route> {
+    use super::snapshots as s;
+    let (get, post, delete) = (Method::GET, Method::POST, Method::DELETE);
+    let one = "/v1/snapshots/{name}";
+    vec![
+        Route::new(get.clone(), "/v1/snapshots", "listSnapshots", "All snapshots", s::list)
+            .gives::<api::SnapshotList>(),
+        Route::new(
+            post.clone(),
+            "/v1/snapshots",
+            "createSnapshots",
+            "Makes snapshots at one instant, all or none",
+            s::create,
+        )
+        .takes::<api::CreateSnapshots>()
+        .gives::<api::SnapshotList>(),
+        Route::new(get.clone(), one, "getSnapshot", "One snapshot", s::one).gives::<api::Snapshot>(),
+        Route::new(delete, one, "removeSnapshot", "Removes a snapshot that nobody uses", s::remove)
+            .query(KEEP),
+        Route::new(
+            post,
+            "/v1/snapshots/{name}/merge",
+            "mergeSnapshot",
+            "Begins to bring a snapshot back into its origin, which reads as the snapshot from then on",
+            s::merge,
+        )
+        .gives::<api::Snapshot>(),
+        Route::new(
+            get,
+            "/v1/snapshots/{name}/changes",
+            "getChanges",
+            "Where a snapshot and its origin, or another snapshot, may differ",
+            s::changes,
+        )
+        .query(PAGE)
+        .gives::<api::Changes>(),
+    ]
+}
+
+fn devices() -> Vec<Route> {
     use handlers as h;
     let (get, post, put, delete) = (Method::GET, Method::POST, Method::PUT, Method::DELETE);
     vec![
@@ -101,10 +169,10 @@ pub(super) fn all() -> Vec<Route> {
             "The status of its table",
             h::status,
         )
-        .inactive()
+        .query(SLOT)
         .gives::<api::Status>(),
         Route::new(get.clone(), "/v1/devices/{name}/table", "getTable", "Its table", h::table)
-            .inactive()
+            .query(SLOT)
             .gives::<api::Table>(),
         Route::new(
             put,

@@ -16,7 +16,7 @@ pub(super) struct Alone {
 }
 
 /// A name that is ours, until it is dropped.
-pub(super) struct Taken<'a> {
+pub(crate) struct Taken<'a> {
     alone: &'a Alone,
     name: String,
 }

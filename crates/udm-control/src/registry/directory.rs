@@ -10,10 +10,10 @@
 
 use super::{MAPPED_MAJOR, Registry};
 use crate::error::VerbError;
-use crate::verbs::Pending;
+use crate::verbs::{Note, Pending};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::DevNo;
 use udm_core::errno::{EBUSY, EINVAL, ENXIO};
 use udm_dm::{MappedDevice, TargetError};
@@ -32,12 +32,18 @@ pub struct Mapped {
     pub(crate) pending: Pending,
     /// Tables that use it.
     holds: AtomicUsize,
+    note: Mutex<Note>,
 }
 
 impl Mapped {
     /// How many tables use it, in either slot of other devices or still being built.
     pub(crate) fn holds(&self) -> usize {
         self.holds.load(Ordering::Relaxed)
+    }
+
+    /// What the verbs for snapshots know of it. Held for moments.
+    pub(crate) fn note(&self) -> MutexGuard<'_, Note> {
+        self.note.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -146,6 +152,7 @@ impl Directory {
             changing: Arc::default(),
             pending: Pending::default(),
             holds: AtomicUsize::new(0),
+            note: Mutex::default(),
         });
         if !self.free.remove(&minor) {
             self.next += 1;

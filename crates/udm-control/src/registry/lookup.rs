@@ -10,13 +10,14 @@
 use super::alone::Taken;
 use super::opened::OPENED_MAJOR;
 use super::{Holds, Mapped, Registry};
+use crate::error::VerbError;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use udm_backends::Identity;
 use udm_core::errno::{self, EBUSY, EINVAL, ENOENT, ENXIO};
 use udm_core::{DevNo, Device, OpenError};
-use udm_dm::{DeviceRef, LookupError, Resolver};
+use udm_dm::{DeviceRef, LookupError, Resolver, TargetError};
 use udm_wire::uri::{self, DeviceUri, FileUri};
 
 /// From where relative paths count.
@@ -49,7 +50,7 @@ impl Folder {
     }
 
     /// What `word` names, seen from here.
-    fn resolve(&self, word: &str) -> Result<DeviceUri, LookupError> {
+    pub(crate) fn resolve(&self, word: &str) -> Result<DeviceUri, LookupError> {
         let uri = uri::parse(word).map_err(|e| lookup(EINVAL, e.to_string()))?;
         match (uri, &self.0) {
             (DeviceUri::File(file), Some(folder)) if file.path.is_relative() => {
@@ -176,6 +177,26 @@ impl Registry {
         let hung =
             || lookup(EBUSY, format!("{written}: another load waits for it to open: does its storage hang?"));
         self.opening.take(name).ok_or_else(hung)
+    }
+
+    /// Has the snapshots of `disks` to itself, until what it gives is dropped.
+    ///
+    /// # Errors
+    /// EBUSY for `name` when somebody else has them for long.
+    pub(crate) fn alone_with_snapshots(
+        &self,
+        name: &str,
+        disks: impl IntoIterator<Item = DevNo>,
+    ) -> Result<Vec<Taken<'_>>, VerbError> {
+        let mut disks: Vec<DevNo> = disks.into_iter().collect();
+        // Always in this order, so that nobody waits in a circle.
+        disks.sort_unstable();
+        disks.dedup();
+        let busy = || {
+            let reason = "another change of the snapshots of its disk is under way: does its storage hang?";
+            VerbError::new(name, TargetError::errno(EBUSY).because(reason))
+        };
+        disks.iter().map(|disk| self.opening.take(format!("snapshots of {disk}")).ok_or_else(busy)).collect()
     }
 
     /// The device of a number, which means what it meant when it was given, or nothing.

@@ -10,6 +10,7 @@ mod directory;
 mod lookup;
 mod opened;
 
+pub(crate) use directory::Made;
 pub use directory::Mapped;
 pub use lookup::Folder;
 pub(crate) use lookup::{InUse, Opening};

@@ -57,7 +57,8 @@ pub async fn create_until(
     Ok(())
 }
 
-fn export(registry: &Registry, mapped: &Mapped) -> Result<(), VerbError> {
+/// Puts it on the list of what clients find, when there is one.
+pub(super) fn export(registry: &Registry, mapped: &Mapped) -> Result<(), VerbError> {
     let Some(exporter) = registry.exporter() else { return Ok(()) };
     let name = mapped.device.name();
     let added = exporter.add(&name, Arc::clone(&mapped.device) as Arc<dyn Device>);

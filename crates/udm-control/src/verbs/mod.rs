@@ -10,6 +10,7 @@ mod hold;
 #[cfg(test)]
 mod partners_tests;
 mod show;
+pub mod snapshot;
 mod tables;
 mod turns;
 mod wait;
@@ -20,5 +21,6 @@ pub use change::{
     call_off_all, create, create_until, remove, remove_until, resume, resume_until, suspend, suspend_until,
 };
 pub use show::{info, ls, status, table, version};
+pub(crate) use snapshot::Note;
 pub use tables::{TABLE_MAX, clear, load, load_until, message, message_from, whole};
 pub use wait::{wait, wait_with};

@@ -28,6 +28,17 @@ pub(super) struct Line {
     pub features: Features,
 }
 
+impl Line {
+    /// The word for the type of its store.
+    pub(super) fn kind(&self) -> &'static str {
+        match (self.persistent, self.features.overflow) {
+            (true, false) => "P",
+            (true, true) => "PO",
+            (false, _) => "N",
+        }
+    }
+}
+
 /// The kernel's text for whatever is wrong with a type or a chunk size, with the reason that it
 /// hides.
 fn no_store(reason: impl Into<String>, word: usize) -> TargetError {

@@ -16,7 +16,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{Alone, ClaimKey, Content, DevNo, Device, DeviceId, Extents, Sector, Sectors};
 use udm_dm::target::{DeviceRef, Notify, TargetArgs, Used};
-use udm_dm::{MappedDevice, TargetError};
+use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, TargetError};
+
+/// Chunks of a run of changes at the most.
+const RUN_MAX: u64 = 511;
 
 /// How far a table with a snapshot has come.
 #[derive(Clone)]
@@ -139,12 +142,8 @@ impl Seat {
 
     /// What `table` prints behind the type.
     pub(super) fn table(&self) -> String {
-        let Line { origin, store, persistent, features, .. } = &self.line;
-        let kind = match (persistent, features.overflow) {
-            (true, false) => "P",
-            (true, true) => "PO",
-            (false, _) => "N",
-        };
+        let Line { origin, store, features, .. } = &self.line;
+        let kind = self.line.kind();
         // What it takes over it has when it does (kernel).
         let chunk = match *self.role() {
             Role::Destination(_) => 0,
@@ -156,6 +155,42 @@ impl Seat {
             _ => "",
         };
         format!("{} {} {kind} {chunk}{words}", origin.number, store.number)
+    }
+
+    /// What the control side is told of it, with what is in use.
+    pub(super) fn report(&self, state: SnapshotState, usage: (u64, u64, u64)) -> SnapshotReport {
+        let (used, total, metadata) = usage;
+        SnapshotReport {
+            origin: self.line.origin.clone(),
+            store: self.line.store.clone(),
+            kind: self.line.kind(),
+            chunk: Sectors(u64::from(self.snapshot.chunk.sectors())),
+            used: Sectors(used),
+            total: Sectors(total),
+            metadata: Sectors(metadata),
+            state: if self.is_lost() { SnapshotState::Invalid } else { state },
+        }
+    }
+
+    /// True when nothing of it can be read any more.
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_spent() || !self.snapshot.is_valid()
+    }
+
+    /// The first run, from `from` on, of what is in the store; of a leaf's chunks at the most, so
+    /// that the answer takes no longer than the search for its begin.
+    pub(super) fn next_changed(&self, from: Sector) -> Option<(Sector, Sectors)> {
+        let (snapshot, end) = (&self.snapshot, self.len.0);
+        let (first, _) = snapshot.map.next_kept(snapshot.chunk_of(from.0))?;
+        let start = snapshot.start_of(first).max(from.0);
+        if start >= end {
+            return None;
+        }
+        let mut last = first;
+        while last - first < RUN_MAX && snapshot.place(last + 1).kept().is_some() {
+            last += 1;
+        }
+        Some((Sector(start), Sectors(snapshot.start_of(last + 1).min(end) - start)))
     }
 
     /// The devices below.

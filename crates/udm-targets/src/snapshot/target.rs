@@ -2,11 +2,10 @@
 
 use super::lane::SnapshotLane;
 use super::seat::{Purpose, Seat};
-use super::state::Health;
 use std::sync::Arc;
 use udm_core::{Cx, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_dm::target::{Below, Notify, Target, TargetArgs, Used};
-use udm_dm::{MappedDevice, TargetError};
+use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotView, TargetError};
 
 struct SnapshotTarget(Arc<Seat>);
 
@@ -33,7 +32,7 @@ impl Target for SnapshotTarget {
 
     fn status(&self) -> String {
         let snapshot = &self.0.snapshot;
-        if self.0.is_spent() || snapshot.health() != Health::Valid {
+        if self.0.is_lost() {
             return "Invalid".into();
         }
         if snapshot.is_overflowed() {
@@ -75,6 +74,10 @@ impl Target for SnapshotTarget {
         self.0.devices()
     }
 
+    fn snapshot(&self) -> Option<&dyn SnapshotView> {
+        Some(self)
+    }
+
     fn attach(&self, notify: Arc<dyn Notify>) {
         self.0.attach(notify);
     }
@@ -93,5 +96,17 @@ impl Target for SnapshotTarget {
 
     fn gone(&self) {
         self.0.gone();
+    }
+}
+
+impl SnapshotView for SnapshotTarget {
+    fn report(&self) -> SnapshotReport {
+        let full = self.0.snapshot.is_overflowed();
+        let state = if full { SnapshotState::Overflowed } else { SnapshotState::Valid };
+        self.0.report(state, self.0.snapshot.usage())
+    }
+
+    fn next_changed(&self, from: Sector) -> Option<(Sector, Sectors)> {
+        self.0.next_changed(from)
     }
 }

@@ -20,7 +20,7 @@ fn table_text(table: Option<&str>, file: Option<&Path>) -> Result<String> {
 }
 
 /// The folder from which relative paths count: ours. A server refuses them when we can't say.
-fn folder() -> Option<String> {
+pub fn folder() -> Option<String> {
     std::env::current_dir().ok()?.into_os_string().into_string().ok()
 }
 

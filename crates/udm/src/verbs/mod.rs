@@ -7,7 +7,7 @@ mod change;
 mod generate;
 mod show;
 
-pub use change::read_table;
+pub use change::{folder, read_table};
 
 use crate::cli::{Talk, Verb};
 use anyhow::{Context, Result};
@@ -33,7 +33,12 @@ pub fn run(verb: &Verb) -> Result<()> {
         Verb::Targets(args) => show::targets(args),
         Verb::Version(args) => show::version(args),
         Verb::Generate(args) => generate::run(args),
-        Verb::Serve(_) | Verb::Demo(_) | Verb::Bench(_) | Verb::LogWrites(_) | Verb::Cow(_) => {
+        Verb::Serve(_)
+        | Verb::Demo(_)
+        | Verb::Bench(_)
+        | Verb::LogWrites(_)
+        | Verb::Cow(_)
+        | Verb::Snapshot(_) => {
             unreachable!("main runs these itself")
         }
     }
@@ -41,7 +46,7 @@ pub fn run(verb: &Verb) -> Result<()> {
 
 impl Talk {
     /// A client of the server that is meant.
-    fn client(&self) -> Result<ControlClient> {
+    pub fn client(&self) -> Result<ControlClient> {
         Ok(ControlClient::new(socket_path(self.socket.clone())?))
     }
 }
@@ -61,7 +66,7 @@ pub fn socket_path(given: Option<PathBuf>) -> Result<PathBuf> {
 }
 
 /// What the server refused, with the table's line when a table is to blame.
-fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
+pub fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
     let ClientError::Refused(refused) = &error else { return error.into() };
     let number = |n: Option<u64>| usize::try_from(n?).ok();
     let position = number(refused.line).zip(number(refused.column)).map(|(line, column)| Position {

@@ -15,13 +15,12 @@ mod task;
 
 use super::origin_lane::OriginLane;
 use super::seat::{Purpose, Seat};
-use super::state::Health;
 use super::{family::Family, whole};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use udm_core::{Cx, Device, DeviceId, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors};
 use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Upkeep, Used};
-use udm_dm::{MappedDevice, TargetError};
+use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotView, TargetError};
 
 /// A run of chunks that is merged at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +112,7 @@ impl Target for Merge {
 
     fn status(&self) -> String {
         let snapshot = &self.0.seat.snapshot;
-        if self.0.seat.is_spent() || snapshot.health() != Health::Valid {
+        if self.0.seat.is_lost() {
             return "Invalid".into();
         }
         if self.0.has_failed() {
@@ -149,6 +148,10 @@ impl Target for Merge {
 
     fn devices(&self) -> Vec<Used> {
         self.0.seat.devices()
+    }
+
+    fn snapshot(&self) -> Option<&dyn SnapshotView> {
+        Some(self)
     }
 
     fn attach(&self, notify: Arc<dyn Notify>) {
@@ -189,6 +192,21 @@ impl Target for Merge {
 
     fn gone(&self) {
         self.0.seat.gone();
+    }
+}
+
+impl SnapshotView for Merge {
+    fn report(&self) -> SnapshotReport {
+        let state = match (self.0.has_failed(), self.0.left()) {
+            (true, _) => SnapshotState::MergeFailed,
+            (false, 0) if !self.0.is_running() => SnapshotState::Merged,
+            _ => SnapshotState::Merging,
+        };
+        self.0.seat.report(state, self.0.seat.snapshot.usage_from_records())
+    }
+
+    fn next_changed(&self, from: Sector) -> Option<(Sector, Sectors)> {
+        self.0.seat.next_changed(from)
     }
 }
 

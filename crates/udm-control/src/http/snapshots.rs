@@ -1,0 +1,132 @@
+//! What the routes of snapshots do. All of them but the looks may block on storage, and run beside
+//! the control thread.
+
+use super::api;
+use super::error::{Body, Named, Params, Refusal};
+use super::gates::{Gates, Shared};
+use super::handlers::{Answer, Asked, Done, TOGETHER_MAX, folder};
+use crate::registry::Registry;
+use crate::verbs::snapshot::{self, MergeEnd, PAGE_MAX};
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::Deserialize;
+use std::sync::Arc;
+use std::time::Duration;
+use udm_dm::SnapshotState;
+
+/// How often it is looked whether a merge is over.
+const MERGE_STEP: Duration = Duration::from_millis(20);
+
+/// How often it is tried to put the table of its origin back when it is.
+const FINISH_TRIES: usize = 10;
+
+/// Which page of what differs.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Page {
+    against: Option<String>,
+    from: Option<u64>,
+    max: Option<usize>,
+}
+
+/// `?keep_store=true`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Keep {
+    keep_store: Option<bool>,
+}
+
+pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Json<api::SnapshotList> {
+    Json(api::SnapshotList { snapshots: snapshot::list(&registry) })
+}
+
+pub(super) async fn one(State(registry): State<Arc<Registry>>, Named(name): Named) -> Answer<api::Snapshot> {
+    Ok(Json(snapshot::one(&registry, &name)?))
+}
+
+pub(super) async fn create(
+    State(Shared { registry, gates }): State<Shared>,
+    Body(new): Body<api::CreateSnapshots>,
+) -> Answer<api::SnapshotList> {
+    let folder = folder(new.folder.as_deref())?;
+    let refuse = |why: String| Refusal::request(StatusCode::BAD_REQUEST, why);
+    let Some(first) = new.snapshots.first() else {
+        return Err(refuse("`snapshots` is empty: name them".into()));
+    };
+    if new.snapshots.len() > TOGETHER_MAX {
+        let count = new.snapshots.len();
+        return Err(refuse(format!("{count} snapshots at once, {TOGETHER_MAX} can: take them in turns")));
+    }
+    let name = first.name.clone();
+    let asked = Asked::default();
+    let off = asked.0.clone();
+    let made = gates.loads.run(&name, move || snapshot::create(&registry, &new, &folder, &off));
+    Ok(Json(api::SnapshotList { snapshots: made.await? }))
+}
+
+pub(super) async fn remove(
+    State(Shared { registry, gates }): State<Shared>,
+    Named(name): Named,
+    Params(keep): Params<Keep>,
+) -> Done {
+    let asked = Asked::default();
+    let off = asked.0.clone();
+    let device = name.clone();
+    let keep = keep.keep_store.unwrap_or(false);
+    gates.loads.run(&name, move || snapshot::remove(&registry, &device, keep, &off)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn merge(
+    State(Shared { registry, gates }): State<Shared>,
+    Named(name): Named,
+) -> Answer<api::Snapshot> {
+    let asked = Asked::default();
+    let off = asked.0.clone();
+    let (device, of) = (name.clone(), Arc::clone(&registry));
+    let ends = Arc::clone(&gates);
+    let (begun, end) = gates
+        .loads
+        .run(&name, move || {
+            let (begun, end) = snapshot::merge(&of, &device, &off)?;
+            Ok((begun, end))
+        })
+        .await?;
+    tokio::spawn(see_to_its_end(registry, ends, name, end));
+    Ok(Json(begun))
+}
+
+/// Puts the origin's table back when the merge is over. One that fails stays, and says so in its
+/// status; one whose device gets another table is somebody else's.
+async fn see_to_its_end(registry: Arc<Registry>, gates: Arc<Gates>, name: String, end: MergeEnd) {
+    let end = Arc::new(end);
+    let state = loop {
+        if let Some(state) = snapshot::merge_end(&registry, &end) {
+            break state;
+        }
+        tokio::time::sleep(MERGE_STEP).await;
+    };
+    if state != SnapshotState::Merged {
+        return;
+    }
+    for _ in 0..FINISH_TRIES {
+        let (of, merge) = (Arc::clone(&registry), Arc::clone(&end));
+        match gates.loads.run(&name, move || snapshot::finish(&of, &merge)).await {
+            Ok(()) => return,
+            Err(refusal) => {
+                tracing::warn!("{name}: the table of its origin is not put back: {}", refusal.text())
+            }
+        }
+        tokio::time::sleep(MERGE_STEP).await;
+    }
+}
+
+pub(super) async fn changes(
+    State(registry): State<Arc<Registry>>,
+    Named(name): Named,
+    Params(page): Params<Page>,
+) -> Answer<api::Changes> {
+    let (from, max) = (page.from.unwrap_or(0), page.max.unwrap_or(PAGE_MAX));
+    Ok(Json(snapshot::changes(&registry, &name, page.against.as_deref(), from, max)?))
+}

@@ -1,0 +1,179 @@
+//! Making snapshots, several at one instant.
+
+use super::origin::Origin;
+use super::refuse;
+use super::store::{Store, Wanted};
+use crate::error::VerbError;
+use crate::http::api;
+use crate::registry::{Folder, Made, Mapped, Registry};
+use crate::verbs::call_off::{CallOff, Waiting};
+use crate::verbs::change::{export, in_turn};
+use crate::verbs::{tables, wait};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Instant;
+use udm_core::errno::{EBUSY, EINVAL};
+use udm_dm::{Changes, Table};
+
+/// Makes the snapshots of `wanted` at one instant, all or none. Devices that are linear become
+/// origins in the same change; a store that is not there is made. Relative paths count from
+/// `folder`. May block on what it opens.
+///
+/// # Errors
+/// One line that names the device: a name that is taken, a device that can't be an origin, a store
+/// that can't be used, what it was called off with.
+pub fn create(
+    registry: &Arc<Registry>,
+    wanted: &api::CreateSnapshots,
+    folder: &Folder,
+    off: &CallOff,
+) -> Result<Vec<api::Snapshot>, VerbError> {
+    let all = &wanted.snapshots;
+    let first = all.first().ok_or_else(|| refuse("snapshot", EINVAL, "none is named"))?;
+    let store = Wanted {
+        store: wanted.store.as_deref(),
+        size_bytes: wanted.size_bytes,
+        chunk_bytes: wanted.chunk_bytes,
+        transient: wanted.transient.unwrap_or(false),
+        overflow: wanted.overflow.unwrap_or(false),
+        folder,
+    };
+    let mut devices: Vec<(&str, Arc<Mapped>)> = Vec::new();
+    for one in all {
+        let mapped = registry.find(&one.of)?;
+        if !devices.iter().any(|(_, known)| Arc::ptr_eq(known, &mapped)) {
+            devices.push((&one.of, mapped));
+        }
+    }
+    let mut disks = HashSet::new();
+    for (name, mapped) in &devices {
+        disks.insert(Origin::of(name, Arc::clone(mapped))?.disk.number);
+    }
+    let _alone = registry.alone_with_snapshots(first.name.as_str(), disks)?;
+
+    let mut set = Set { registry, origins: Vec::new(), made: Vec::new() };
+    for (name, mapped) in &devices {
+        // As it is now that nobody else changes it.
+        set.origins.push((Origin::of(name, Arc::clone(mapped))?, None));
+    }
+    for (one, place) in all.iter().zip(places(registry, all, &devices)?) {
+        // A name that is taken is said first, and makes no store.
+        let made = registry.make(&one.name, None).map_err(|e| VerbError::new(&one.name, e))?;
+        let store = store.store(registry, &one.name, &set.origins[place].0, off)?;
+        set.load(made, place, store, folder, off)?;
+    }
+    set.convert(&devices, folder, off)?;
+    set.cut(off)?;
+    set.keep();
+    all.iter().map(|one| super::one(registry, &one.name)).collect()
+}
+
+/// The place in `devices` of the origin of each of `all`.
+fn places(
+    registry: &Registry,
+    all: &[api::NewSnapshot],
+    devices: &[(&str, Arc<Mapped>)],
+) -> Result<Vec<usize>, VerbError> {
+    let place = |one: &api::NewSnapshot| {
+        let mapped = registry.find(&one.of)?;
+        let place = devices.iter().position(|(_, known)| Arc::ptr_eq(known, &mapped));
+        place.ok_or_else(|| refuse(&one.of, EBUSY, "it has been made anew meanwhile"))
+    };
+    all.iter().map(place).collect()
+}
+
+/// Snapshots on their way. Dropped before they are kept they leave everything as it was.
+struct Set<'a> {
+    registry: &'a Arc<Registry>,
+    /// With the table that is loaded to make it one.
+    origins: Vec<(Origin, Option<Arc<Table>>)>,
+    made: Vec<(Made<'a>, Store)>,
+}
+
+impl<'a> Set<'a> {
+    /// Loads the table of a device that was made.
+    fn load(
+        &mut self,
+        made: Made<'a>,
+        place: usize,
+        store: Store,
+        folder: &Folder,
+        off: &CallOff,
+    ) -> Result<(), VerbError> {
+        let origin = &self.origins[place].0;
+        let text = format!("0 {} snapshot {} {}", origin.len.0, origin.disk.number, store.words);
+        let name = made.mapped.device.name();
+        tables::load_into(self.registry, &made.mapped, &name, &text, folder, off).map_err(|e| e.at(None))?;
+        self.made.push((made, store));
+        Ok(())
+    }
+
+    /// Loads their new tables into the devices that are no origins yet.
+    fn convert(
+        &mut self,
+        names: &[(&str, Arc<Mapped>)],
+        folder: &Folder,
+        off: &CallOff,
+    ) -> Result<(), VerbError> {
+        for ((origin, loaded), (name, _)) in self.origins.iter_mut().zip(names) {
+            if origin.is_linear {
+                origin.is_ours_to_change(name)?;
+                tables::load_into(self.registry, &origin.mapped, name, &origin.with_snapshots(), folder, off)
+                    .map_err(|e| e.at(None))?;
+                *loaded = origin.mapped.device.inactive();
+            }
+        }
+        Ok(())
+    }
+
+    /// The instant.
+    fn cut(&mut self, off: &CallOff) -> Result<(), VerbError> {
+        let origins = self.origins.iter().filter(|(origin, _)| origin.is_linear);
+        let origins = origins.map(|(origin, _)| Arc::clone(&origin.mapped));
+        let made = self.made.iter().map(|(made, _)| Arc::clone(&made.mapped));
+        let several: Vec<_> = made.chain(origins).map(|mapped| (mapped.device.name(), mapped)).collect();
+        let cut = in_turn(self.registry, &several, Waiting::Resume, off, |devices, wake| {
+            Changes::resume(devices, true, wake)
+        });
+        wait(cut)?;
+        let exported = self.made.iter().try_for_each(|(made, _)| export(self.registry, &made.mapped));
+        exported.inspect_err(|_| self.take_back())
+    }
+
+    /// The snapshots go again; their origins are as good as linear then.
+    fn take_back(&self) {
+        let made: Vec<_> =
+            self.made.iter().map(|(made, _)| (made.mapped.device.name(), Arc::clone(&made.mapped))).collect();
+        for (name, _) in &made {
+            self.registry.exporter().inspect(|exporter| exporter.remove(name));
+        }
+        let off = CallOff::default();
+        let _ = wait(in_turn(self.registry, &made, Waiting::Remove, &off, Changes::leave));
+    }
+
+    /// They are everybody's from now on.
+    fn keep(&mut self) {
+        for (origin, loaded) in &mut self.origins {
+            origin.mapped.note().was_linear |= loaded.take().is_some();
+        }
+        for (made, store) in self.made.drain(..) {
+            {
+                let mut note = made.mapped.note();
+                (note.made, note.store) = (Some(Instant::now()), store.keep());
+            }
+            made.complete();
+        }
+    }
+}
+
+impl Drop for Set<'_> {
+    fn drop(&mut self) {
+        for (origin, loaded) in &self.origins {
+            let device = &origin.mapped.device;
+            let waits = device.inactive();
+            if loaded.as_ref().zip(waits).is_some_and(|(ours, waits)| Arc::ptr_eq(ours, &waits)) {
+                device.clear();
+            }
+        }
+    }
+}

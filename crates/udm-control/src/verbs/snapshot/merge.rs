@@ -1,0 +1,121 @@
+//! Merging a snapshot into its origin.
+
+use super::remove::settle;
+use super::{find, origin, refuse, report};
+use crate::error::VerbError;
+use crate::http::api;
+use crate::registry::{Folder, Registry};
+use crate::verbs::call_off::{CallOff, Waiting};
+use crate::verbs::change::in_turn;
+use crate::verbs::{remove_until, resume_until, show, suspend_until, tables, wait};
+use std::path::PathBuf;
+use std::sync::Arc;
+use udm_core::Device;
+use udm_core::errno::{EBUSY, EINVAL, EIO};
+use udm_dm::{Changes, SnapshotState};
+
+/// A merge that has begun.
+#[derive(Clone, Debug)]
+pub struct MergeEnd {
+    /// The origin's device.
+    origin: String,
+    /// The table of an origin, for when it is over.
+    table: String,
+    /// The store, when it was made for the snapshot.
+    store: Option<PathBuf>,
+}
+
+/// Begins to bring the snapshot `name` back into its origin: the origin's device reads as the
+/// snapshot did from now on, and the snapshot's own device is gone. [`finish`] is to be called when
+/// [`merge_end`] says that it is over. May block.
+///
+/// # Errors
+/// When it is no snapshot, is invalid, transient or in use; when it has not one origin; what it was
+/// called off with.
+pub fn merge(
+    registry: &Arc<Registry>,
+    name: &str,
+    off: &CallOff,
+) -> Result<(api::Snapshot, MergeEnd), VerbError> {
+    let disk = find(registry, name)?.2.origin.number;
+    let _alone = registry.alone_with_snapshots(name, [disk])?;
+    let (mapped, _, found) = find(registry, name)?;
+    match found.state {
+        SnapshotState::Invalid => return Err(refuse(name, EIO, "the snapshot is invalid")),
+        state if state.is_merge() => return Err(refuse(name, EBUSY, "it is being merged")),
+        _ if found.kind == "N" => return Err(refuse(name, EINVAL, "a transient snapshot can't be merged")),
+        _ => {}
+    }
+    let mut origins = origin::over(registry, disk);
+    let Some((own, origin)) = origins.pop().filter(|_| origins.is_empty()) else {
+        let why =
+            if origins.is_empty() { "it has no origin that is served" } else { "it has several origins" };
+        return Err(refuse(name, EINVAL, why));
+    };
+    origin.is_ours_to_change(&own)?;
+    let open = show::open_count(registry, &mapped, &mapped.device.name());
+    if open > 0 {
+        return Err(refuse(name, EBUSY, format!("it is open {open} times")));
+    }
+    let len = mapped.device.live().map_or(0, |table| table.limits().size.0);
+    if len != origin.len.0 {
+        return Err(refuse(name, EINVAL, format!("it has {len} sectors, and {own} {}", origin.len.0)));
+    }
+    let (store, chunk) = (found.store.number, found.chunk.0);
+    let table = format!("0 {len} snapshot-merge {disk} {store} {} {chunk}", found.kind);
+    let end = CallOff::default();
+    // What is taken over stands still.
+    wait(suspend_until(registry, &[name], false, off))?;
+    let loaded = tables::load_into(registry, &origin.mapped, &own, &table, &Folder::none(), off)
+        .map_err(|e| e.at(None));
+    let several = [(own.clone(), Arc::clone(&origin.mapped))];
+    let swap = || {
+        wait(in_turn(registry, &several, Waiting::Resume, off, |devices, wake| {
+            Changes::resume(devices, true, wake)
+        }))
+    };
+    if let Err(error) = loaded.and_then(|()| swap()) {
+        origin.mapped.device.clear();
+        wait(resume_until(registry, &[name], &end))?;
+        return Err(error);
+    }
+    let end_of = MergeEnd { origin: own, table: origin.with_snapshots(), store: mapped.note().store.take() };
+    drop((mapped, found));
+    // It has nothing any more. A client that came meanwhile has errors, and keeps the name.
+    wait(remove_until(registry, name, &end))?;
+    Ok((super::one(registry, &end_of.origin)?, end_of))
+}
+
+/// How a merge has ended; `None` while it goes on.
+#[must_use]
+pub fn merge_end(registry: &Registry, merge: &MergeEnd) -> Option<SnapshotState> {
+    let live = registry.find(&merge.origin).ok().and_then(|mapped| mapped.device.live());
+    // With another table it is nobody's merge any more.
+    let state = live.and_then(|table| report(&table)).map_or(SnapshotState::Invalid, |found| found.state);
+    (state != SnapshotState::Merging).then_some(state)
+}
+
+/// Puts the origin's table back when the merge is over, and removes the store that was made for the
+/// snapshot. May block.
+///
+/// # Errors
+/// When the table can't be put back: then the device stays a merge that is over.
+pub fn finish(registry: &Arc<Registry>, merge: &MergeEnd) -> Result<(), VerbError> {
+    let (name, off) = (merge.origin.as_str(), CallOff::default());
+    let (mapped, _, found) = find(registry, name)?;
+    if found.state != SnapshotState::Merged {
+        return Err(refuse(name, EBUSY, format!("the merge is not over: {}", found.state.text())));
+    }
+    let disk = found.origin.number;
+    drop(found);
+    let _alone = registry.alone_with_snapshots(name, [disk])?;
+    tables::load_into(registry, &mapped, name, &merge.table, &Folder::none(), &off)
+        .map_err(|e| e.at(None))?;
+    wait(resume_until(registry, &[name], &off))?;
+    if let Some(path) = &merge.store {
+        // Who has removed it himself has done it.
+        let _ = std::fs::remove_file(path);
+    }
+    settle(registry, disk);
+    Ok(())
+}

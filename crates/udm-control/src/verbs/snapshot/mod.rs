@@ -1,0 +1,63 @@
+//! Snapshots by name: what `lvcreate -s`, `lvconvert --merge` and `lvremove` do, in one step each.
+//!
+//! Contract: each verb works on tables that dmsetup's verbs can read and change, and knows no more
+//! than they say, but for what a [`Note`] keeps: whether the device was linear before, which store
+//! was made for a snapshot, and when. What is changed together is changed as one
+//! ([`udm_dm::Changes`]): nobody suspends anything by hand. Verbs on the snapshots of one disk go
+//! one after the other. They may block on what they open.
+
+mod changes;
+mod create;
+mod list;
+mod merge;
+mod origin;
+mod remove;
+mod store;
+
+pub use changes::{PAGE_MAX, changes};
+pub use create::create;
+pub use list::{list, one};
+pub use merge::{MergeEnd, finish, merge, merge_end};
+pub use remove::remove;
+
+use crate::error::VerbError;
+use crate::registry::{Mapped, Registry};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+use udm_core::errno::EINVAL;
+use udm_dm::{SnapshotReport, Table, TargetError};
+
+/// What is known of a device besides its tables.
+#[derive(Default)]
+pub(crate) struct Note {
+    /// When it was made, if it is a snapshot.
+    pub made: Option<Instant>,
+    /// The store that was made for it.
+    pub store: Option<PathBuf>,
+    /// It is an origin, and was linear before it had snapshots.
+    pub was_linear: bool,
+}
+
+/// The snapshot in the only line of `table`.
+fn report(table: &Table) -> Option<SnapshotReport> {
+    match table.targets() {
+        [entry] => Some(entry.target.snapshot()?.report()),
+        _ => None,
+    }
+}
+
+/// The snapshot that `name` means, as it is now.
+///
+/// # Errors
+/// ENXIO when there is no such device, EINVAL when it is no snapshot.
+fn find(registry: &Registry, name: &str) -> Result<(Arc<Mapped>, Arc<Table>, SnapshotReport), VerbError> {
+    let mapped = registry.find(name)?;
+    let found = mapped.device.live().and_then(|table| Some((report(&table)?, table)));
+    let (report, table) = found.ok_or_else(|| refuse(name, EINVAL, "it is no snapshot"))?;
+    Ok((mapped, table, report))
+}
+
+fn refuse(name: &str, errno: i32, why: impl Into<String>) -> VerbError {
+    VerbError::new(name, TargetError::errno(errno).because(why))
+}

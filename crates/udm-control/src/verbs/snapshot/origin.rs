@@ -1,0 +1,86 @@
+//! The devices that have snapshots.
+
+use super::{refuse, report};
+use crate::error::VerbError;
+use crate::registry::{Mapped, Registry};
+use std::sync::Arc;
+use udm_core::errno::{EBUSY, EINVAL};
+use udm_core::{DevNo, Sector, Sectors};
+use udm_dm::DeviceRef;
+
+/// The type of an origin's target.
+const ORIGIN: &str = "snapshot-origin";
+
+/// A device whose table can be that of an origin, or is.
+pub(super) struct Origin {
+    pub mapped: Arc<Mapped>,
+    /// What it lies on.
+    pub disk: DeviceRef,
+    pub len: Sectors,
+    /// It has to become one.
+    pub is_linear: bool,
+}
+
+impl Origin {
+    /// What `mapped`, called `name`, is as an origin.
+    ///
+    /// # Errors
+    /// When its table is another.
+    pub fn of(name: &str, mapped: Arc<Mapped>) -> Result<Origin, VerbError> {
+        let cannot = |why: String| refuse(name, EINVAL, format!("no origin of a snapshot: {why}"));
+        let table = mapped.device.live().ok_or_else(|| cannot("it has no table".into()))?;
+        let [entry] = table.targets() else {
+            return Err(cannot(format!("its table has {} lines", table.targets().len())));
+        };
+        let kind = entry.target.type_name();
+        let is_linear = kind == "linear";
+        let disk = match entry.target.as_linear().filter(|_| is_linear) {
+            Some((disk, Sector(0))) => Some(disk),
+            Some((_, Sector(from))) => {
+                return Err(cannot(format!("its table begins at sector {from} of its disk")));
+            }
+            None if kind == ORIGIN => entry.target.devices().pop().map(|used| used.device),
+            None => None,
+        };
+        let disk = disk.ok_or_else(|| cannot(format!("its table is {kind}, and not linear")))?;
+        let len = entry.len;
+        Ok(Origin { mapped, disk, len, is_linear })
+    }
+
+    /// Checks that it can be given another table.
+    ///
+    /// # Errors
+    /// EBUSY while somebody else is about to.
+    pub fn is_ours_to_change(&self, name: &str) -> Result<(), VerbError> {
+        match (self.mapped.device.is_suspended(), self.mapped.device.inactive().is_some()) {
+            (true, _) => Err(refuse(name, EBUSY, "it is suspended: resume it first")),
+            (_, true) => Err(refuse(name, EBUSY, "a table of it waits: resume or clear it first")),
+            _ => Ok(()),
+        }
+    }
+
+    /// The table with which it has snapshots.
+    pub fn with_snapshots(&self) -> String {
+        format!("0 {} {ORIGIN} {}", self.len.0, self.disk.number)
+    }
+
+    /// The table with which it has none.
+    pub fn linear(&self) -> String {
+        format!("0 {} linear {} 0", self.len.0, self.disk.number)
+    }
+}
+
+/// The devices that are origins over `disk`, with their names.
+pub(super) fn over(registry: &Registry, disk: DevNo) -> Vec<(String, Origin)> {
+    let all = registry.all().into_iter().map(|mapped| (mapped.device.name(), mapped));
+    let origins = all.filter_map(|(name, mapped)| Some((name.clone(), Origin::of(&name, mapped).ok()?)));
+    origins.filter(|(_, origin)| !origin.is_linear && origin.disk.number == disk).collect()
+}
+
+/// True when a table, live or waiting, has a snapshot of `disk`.
+pub(super) fn has_snapshots(registry: &Registry, disk: DevNo) -> bool {
+    registry.all().iter().any(|mapped| {
+        let tables = [mapped.device.live(), mapped.device.inactive()];
+        tables.iter().flatten().filter_map(|table| report(table)).any(|found| found.origin.number == disk)
+    })
+}

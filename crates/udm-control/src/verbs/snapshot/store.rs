@@ -1,0 +1,189 @@
+//! The store of a snapshot that is to be made.
+
+use super::origin::Origin;
+use super::refuse;
+use crate::CoresIo;
+use crate::error::VerbError;
+use crate::registry::{Folder, Opening, Registry};
+use crate::verbs::CallOff;
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use udm_core::errno::{EEXIST, EINVAL, EIO};
+use udm_core::{SECTOR_SIZE, Sector, Sectors, control_io};
+use udm_dm::{Resolver, TargetError};
+use udm_wire::cow::{ChunkSize, HEADER_LEN, Header, Layout};
+use udm_wire::uri::{DeviceUri, FileUri};
+use udm_wire::words::escape;
+
+/// What is copied at once when nobody says anything: `lvcreate`'s.
+const CHUNK_BYTES: u64 = 4096;
+
+/// A store's rights: it has what its origin has in it.
+const MODE: u32 = 0o600;
+
+/// What is wanted of all stores.
+pub(super) struct Wanted<'a> {
+    pub store: Option<&'a str>,
+    pub size_bytes: Option<u64>,
+    pub chunk_bytes: Option<u64>,
+    pub transient: bool,
+    pub overflow: bool,
+    pub folder: &'a Folder,
+}
+
+/// A store, ready to be named in a table.
+pub(super) struct Store {
+    /// The words of the table from the store on.
+    pub words: String,
+    made: Option<PathBuf>,
+}
+
+impl Store {
+    /// Keeps what was made, and says what that is.
+    pub fn keep(mut self) -> Option<PathBuf> {
+        self.made.take()
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if let Some(path) = &self.made {
+            // What came to nothing leaves nothing behind; it was made just now, and is blank.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Wanted<'_> {
+    /// The store of the snapshot `name` of `origin`: made when it is a file that is not there.
+    ///
+    /// # Errors
+    /// When it can't be made, or has a snapshot in it.
+    pub fn store(
+        &self,
+        registry: &Registry,
+        name: &str,
+        origin: &Origin,
+        off: &CallOff,
+    ) -> Result<Store, VerbError> {
+        let chunk = self.chunk(name, origin)?;
+        let kind = match (self.transient, self.overflow) {
+            (true, true) => return Err(refuse(name, EINVAL, "a transient store has no overflow")),
+            (true, false) => "N",
+            (false, true) => "PO",
+            (false, false) => "P",
+        };
+        let uri = self.place(registry, name, origin)?;
+        let made = match &uri {
+            DeviceUri::File(file) => {
+                self.make(name, file, default_size(origin.len, chunk, self.transient))?
+            }
+            _ => None,
+        };
+        if made.is_none() && self.size_bytes.is_some() {
+            return Err(refuse(
+                name,
+                EEXIST,
+                format!("{uri} is there and is not resized: leave the size out"),
+            ));
+        }
+        let word = uri.to_string();
+        let store = Store { words: format!("{} {kind} {}", escape(&word), chunk.sectors()), made };
+        if store.made.is_none() && !self.transient {
+            self.check_blank(registry, name, &word, off)?;
+        }
+        Ok(store)
+    }
+
+    fn chunk(&self, name: &str, origin: &Origin) -> Result<ChunkSize, VerbError> {
+        let block = u64::from(origin.disk.device.limits().logical_block);
+        let bytes = self.chunk_bytes.unwrap_or(CHUNK_BYTES.max(block));
+        if !bytes.is_multiple_of(SECTOR_SIZE) {
+            return Err(refuse(name, EINVAL, format!("chunks of {bytes} bytes are no whole sectors")));
+        }
+        ChunkSize::new(bytes / SECTOR_SIZE).map_err(|why| refuse(name, EINVAL, why.to_string()))
+    }
+
+    /// Where it is: as given, in the folder that was given, or in that of the origin's disk.
+    fn place(&self, registry: &Registry, name: &str, origin: &Origin) -> Result<DeviceUri, VerbError> {
+        let own = |folder: &Path| {
+            let path = folder.join(format!("{name}.cow"));
+            DeviceUri::File(FileUri { path, direct: None, readonly: false, exclusive: true })
+        };
+        let Some(word) = self.store else {
+            let disk = udm_wire::uri::parse(&registry.uri_of(origin.disk.number));
+            return match disk {
+                Ok(DeviceUri::File(file)) if file.path.is_file() => {
+                    Ok(own(file.path.parent().unwrap_or(Path::new("/"))))
+                }
+                _ => Err(refuse(name, EINVAL, "its origin is no file: say where its store is to be")),
+            };
+        };
+        let uri = self.folder.resolve(word).map_err(|e| refuse(name, e.errno, e.reason))?;
+        match &uri {
+            DeviceUri::File(file) if file.path.is_dir() => Ok(own(&file.path)),
+            _ => Ok(uri),
+        }
+    }
+
+    /// Makes the file, unless it is there.
+    fn make(&self, name: &str, file: &FileUri, default: u64) -> Result<Option<PathBuf>, VerbError> {
+        let failed = |e: std::io::Error| {
+            refuse(name, e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", file.path.display()))
+        };
+        let size = self.size_bytes.unwrap_or(default);
+        if size < SECTOR_SIZE || !size.is_multiple_of(SECTOR_SIZE) {
+            return Err(refuse(name, EINVAL, format!("a store of {size} bytes is no whole sectors")));
+        }
+        match OpenOptions::new().write(true).create_new(true).mode(MODE).open(&file.path) {
+            Ok(made) => {
+                let store = Store { words: String::new(), made: Some(file.path.clone()) };
+                made.set_len(size).map_err(failed)?;
+                Ok(store.keep())
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// What is in a store is of another instant.
+    fn check_blank(
+        &self,
+        registry: &Registry,
+        name: &str,
+        word: &str,
+        off: &CallOff,
+    ) -> Result<(), VerbError> {
+        let opened = Opening::new(registry, self.folder).get(word);
+        let opened = opened.map_err(|e| refuse(name, e.errno, e.reason))?;
+        let block = opened.device.limits().logical_block.max(HEADER_LEN as u32);
+        let io = CoresIo::new(registry.cores()).until(off);
+        let sectors = Sectors::from_bytes(u64::from(block));
+        if opened.device.limits().size < sectors {
+            // The table says what is wrong with it.
+            return Ok(());
+        }
+        let first = control_io::read(&io, &opened.device, Sector(0), sectors)
+            .map_err(|e| VerbError::new(name, TargetError::errno(e.errno).because(e.text)))?;
+        match Header::decode(&first) {
+            Ok(Some(_)) => Err(refuse(
+                name,
+                EEXIST,
+                format!(
+                    "{word} has a snapshot in it: `udm create` opens that with a table; a new one wants another store"
+                ),
+            )),
+            // The same.
+            Ok(None) | Err(_) => Ok(()),
+        }
+    }
+}
+
+/// What all chunks of an origin need.
+fn default_size(origin: Sectors, chunk: ChunkSize, transient: bool) -> u64 {
+    let chunks = origin.bytes().div_ceil(chunk.bytes());
+    let needed = if transient { chunks } else { Layout::new(chunk).chunks_for(chunks) };
+    needed * chunk.bytes()
+}

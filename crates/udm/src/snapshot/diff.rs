@@ -1,0 +1,60 @@
+//! `udm snapshot diff`: page after page, printed as it comes.
+
+use super::{DiffArgs, get, path};
+use crate::output::{say_json, to_stdout};
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::io::Write;
+use udm_control::client::{ControlClient, path_under};
+use udm_control::http::api;
+
+/// All of it, for `--json`.
+#[derive(Debug, Serialize)]
+struct Report {
+    size_bytes: u64,
+    chunk_bytes: u64,
+    /// The sum over the ranges.
+    changed_bytes: u64,
+    ranges: Vec<api::Range>,
+}
+
+/// What may differ, a page at a time.
+struct Pages<'a> {
+    client: &'a ControlClient,
+    args: &'a DiffArgs,
+    next: Option<u64>,
+}
+
+impl Pages<'_> {
+    fn next(&mut self) -> Result<Option<api::Changes>> {
+        let Some(from) = self.next else { return Ok(None) };
+        let against = self.args.against.as_ref().map(|name| path_under("&against=", name, ""));
+        let query = format!("/changes?from={from}{}", against.unwrap_or_default());
+        let page: api::Changes = get(self.client, &path(&self.args.name, &query))?;
+        // A server that does not come forward is not asked for ever.
+        self.next = page.next_bytes.filter(|next| *next > from);
+        Ok(Some(page))
+    }
+}
+
+pub(super) fn run(args: &DiffArgs) -> Result<()> {
+    let client = args.talk.client()?;
+    let mut pages = Pages { client: &client, args, next: Some(0) };
+    if args.print.json {
+        let mut report = Report { size_bytes: 0, chunk_bytes: 0, changed_bytes: 0, ranges: Vec::new() };
+        while let Some(page) = pages.next()? {
+            (report.size_bytes, report.chunk_bytes) = (page.size_bytes, page.chunk_bytes);
+            report.ranges.extend(page.ranges);
+        }
+        report.changed_bytes = report.ranges.iter().map(|range| range.length_bytes).sum();
+        return say_json(&report);
+    }
+    to_stdout(|out| {
+        while let Some(page) = pages.next()? {
+            for api::Range { start_bytes, length_bytes } in page.ranges {
+                writeln!(out, "{start_bytes}\t{length_bytes}").context("standard output")?;
+            }
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,93 @@
+//! Snapshots as a table for people.
+
+use udm_bench::units::binary;
+use udm_control::http::api;
+
+/// The heads of the columns.
+const HEADS: [&str; 9] = ["NAME", "ORIGIN", "TYPE", "CHUNK", "USED", "TOTAL", "%", "STATE", "AGE"];
+
+/// How many columns stand at the left.
+const WORDS: usize = 3;
+
+/// A line a snapshot. The store stands last: a path may be long.
+pub(super) fn table(all: &[api::Snapshot]) -> String {
+    let rows: Vec<_> = all.iter().map(row).collect();
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([HEADS[column].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..HEADS.len()).map(width).collect();
+    let line = |cells: &[String], store: &str| {
+        let cell = |(column, cell): (usize, &String)| match column < WORDS || column == 7 {
+            true => format!("{cell:<0$}  ", widths[column]),
+            false => format!("{cell:>0$}  ", widths[column]),
+        };
+        format!("{}{store}\n", cells.iter().enumerate().map(cell).collect::<String>())
+    };
+    let mut out = line(&HEADS.map(String::from), "STORE");
+    for (row, snapshot) in rows.iter().zip(all) {
+        out.push_str(&line(row, &snapshot.store));
+    }
+    out
+}
+
+fn row(one: &api::Snapshot) -> [String; 9] {
+    let percent = one.used_bytes as f64 * 100.0 / one.total_bytes.max(1) as f64;
+    [
+        one.name.clone(),
+        if one.origin.is_empty() { one.disk.clone() } else { one.origin.clone() },
+        one.kind.clone(),
+        bytes(one.chunk_bytes),
+        bytes(one.used_bytes),
+        bytes(one.total_bytes),
+        format!("{percent:.1}"),
+        one.state.clone(),
+        one.age_ns.map_or_else(|| "-".into(), |age| age_text(age / 1_000_000_000)),
+    ]
+}
+
+/// Bytes in a unit that leaves few digits.
+pub(super) fn bytes(bytes: u64) -> String {
+    binary(bytes as f64, 4)
+}
+
+fn age_text(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..86400 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_stand_below_their_heads() {
+        let one = api::Snapshot {
+            name: "monday".into(),
+            origin: "disk".into(),
+            kind: "P".into(),
+            state: "active".into(),
+            store: "/srv/monday.cow".into(),
+            chunk_bytes: 4096,
+            used_bytes: 16384,
+            total_bytes: 1 << 20,
+            age_ns: Some(125_000_000_000),
+            ..api::Snapshot::default()
+        };
+        let text = table(&[one]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2);
+        for head in ["NAME", "ORIGIN", "TYPE", "STATE", "STORE"] {
+            let at = lines[0].find(head).unwrap();
+            assert!(at == 0 || lines[1].as_bytes()[at - 1] == b' ', "{text}");
+            assert_ne!(lines[1].as_bytes()[at], b' ', "{text}");
+        }
+        let cells: Vec<&str> = lines[1].split_whitespace().collect();
+        assert_eq!(cells[..3], ["monday", "disk", "P"]);
+        assert_eq!(cells[6..], ["1.6", "active", "2m", "/srv/monday.cow"]);
+    }
+}

@@ -1,0 +1,87 @@
+//! How far a merge has come: a bar on a terminal, lines otherwise.
+
+use super::{path, print::bytes};
+use crate::output::say;
+use crate::verbs::explain;
+use anyhow::{Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::thread::sleep;
+use std::time::Duration;
+use udm_control::client::{ClientError, ControlClient};
+use udm_control::http::api;
+use udm_core::errno::EINVAL;
+
+/// How often it is asked.
+const TICK: Duration = Duration::from_millis(50);
+
+/// A line is printed whenever so many percent more are done.
+const LINE_EVERY: u64 = 10;
+
+/// Where it is shown.
+enum Shown {
+    Bar(ProgressBar),
+    /// The percent of the last line.
+    Lines(u64),
+}
+
+/// Waits for the end of the merge `begun` of the snapshot that was as `before`.
+///
+/// # Errors
+/// When it fails, or the server does.
+pub(super) fn watch(client: &ControlClient, before: &api::Snapshot, begun: api::Snapshot) -> Result<()> {
+    let total = left(before);
+    let mut shown = if std::io::stderr().is_terminal() {
+        let bar = ProgressBar::new(total);
+        let style = ProgressStyle::with_template("{bar:30} {percent}% {msg} ({eta})");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Shown::Bar(bar)
+    } else {
+        Shown::Lines(0)
+    };
+    let target = path(&begun.name, "");
+    let mut now = begun;
+    loop {
+        match now.state.as_str() {
+            "merging" | "merged" => shown.show(total, left(&now))?,
+            state => bail!("{}: {state}", now.name),
+        }
+        sleep(TICK);
+        match client.get::<api::Snapshot>(&target) {
+            Ok(next) => now = next,
+            // The table of the origin is back.
+            Err(ClientError::Refused(why)) if why.errno == EINVAL.unsigned_abs() => break,
+            Err(error) => return Err(explain(error, None)),
+        }
+    }
+    shown.show(total, 0)
+}
+
+/// Bytes that are still in the store.
+fn left(merge: &api::Snapshot) -> u64 {
+    merge.used_bytes.saturating_sub(merge.metadata_bytes)
+}
+
+impl Shown {
+    fn show(&mut self, total: u64, left: u64) -> Result<()> {
+        let done = total.saturating_sub(left);
+        match self {
+            Shown::Bar(bar) => {
+                bar.set_position(done);
+                bar.set_message(format!("{}B of {}B", bytes(done), bytes(total)));
+                if left == 0 {
+                    bar.finish_and_clear();
+                }
+                Ok(())
+            }
+            Shown::Lines(last) => {
+                let percent = (done * 100).checked_div(total).unwrap_or(100);
+                if percent < *last + LINE_EVERY {
+                    return Ok(());
+                }
+                *last = percent;
+                say(&format!("merged {percent}%, {}B of {}B\n", bytes(done), bytes(total)))
+            }
+        }
+    }
+}

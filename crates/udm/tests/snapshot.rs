@@ -1,0 +1,241 @@
+//! `udm snapshot` against a running server, with clients that nobody here wrote.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use support::nbd::Client;
+use support::{Server, has, text};
+use tempfile::TempDir;
+use udm_wire::nbd::Command as Nbd;
+
+/// A folder with images of 8 MiB of these names, and a server that maps each whole.
+fn served(names: &[&str]) -> (TempDir, Server) {
+    let folder = tempfile::tempdir().unwrap();
+    let image = |name: &&str| {
+        let path = folder.path().join(format!("{name}.img"));
+        std::fs::File::create(&path).unwrap().set_len(8 << 20).unwrap();
+        format!("{name}={}", path.display())
+    };
+    let devices: Vec<String> = names.iter().map(image).collect();
+    let server = Server::start(&devices.iter().map(String::as_str).collect::<Vec<_>>());
+    (folder, server)
+}
+
+fn uri(server: &Server, name: &str) -> String {
+    format!("nbd+unix:///{name}?socket={}", server.nbd.display())
+}
+
+/// qemu-io's commands on an export: they must work, and what is read must be what is said.
+fn qemu_io(server: &Server, name: &str, commands: &[&str]) {
+    let mut command = Command::new("qemu-io");
+    command.args(["-f", "raw", &uri(server, name)]);
+    for each in commands {
+        command.args(["-c", each]);
+    }
+    let out = command.output().unwrap();
+    let said = text(&out.stdout) + &text(&out.stderr);
+    assert!(out.status.success() && !said.contains("failed"), "{name}: {commands:?}: {said}");
+}
+
+/// The files of a folder, sorted.
+fn files(folder: &Path) -> Vec<String> {
+    let name =
+        |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().to_string_lossy().into_owned();
+    let mut names: Vec<String> = std::fs::read_dir(folder).unwrap().map(name).collect();
+    names.sort();
+    names
+}
+
+fn target(server: &Server, name: &str) -> String {
+    server.says(&["table", name]).split_whitespace().nth(2).unwrap().into()
+}
+
+#[test]
+fn a_life_of_a_snapshot() {
+    if !has("qemu-io") {
+        return;
+    }
+    let (folder, server) = served(&["disk"]);
+    qemu_io(&server, "disk", &["write -P 1 0 1M"]);
+    server.says(&["snapshot", "create", "monday", "--of", "disk"]);
+    assert_eq!(target(&server, "disk"), "snapshot-origin");
+    assert_eq!(files(folder.path()), ["disk.img", "monday.cow"]);
+    assert_eq!(server.says(&["snapshot", "diff", "monday"]), "");
+
+    // Each goes its way, and the difference is where they went.
+    qemu_io(&server, "disk", &["write -P 2 64k 64k"]);
+    qemu_io(&server, "monday", &["read -P 1 0 1M", "write -P 9 5M 4k"]);
+    assert_eq!(server.says(&["snapshot", "diff", "monday"]), "65536\t65536\n5242880\t4096\n");
+    server.says(&["snapshot", "create", "tuesday", "--of", "disk", "--chunk", "16k", "--transient"]);
+    qemu_io(&server, "disk", &["write -P 3 128k 4k"]);
+    qemu_io(&server, "tuesday", &["read -P 2 64k 64k", "read -P 0 5M 4k"]);
+    let both = server.says(&["snapshot", "diff", "monday", "tuesday"]);
+    assert_eq!(both, "65536\t81920\n5242880\t4096\n");
+    let report = server.says(&["snapshot", "diff", "monday", "tuesday", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["changed_bytes"], 81920 + 4096);
+
+    // Nothing but names and sizes.
+    let list: serde_json::Value =
+        serde_json::from_str(&server.says(&["snapshot", "list", "--json"])).unwrap();
+    let of = |row: usize, what: &str| list[row][what].as_str().unwrap().to_owned();
+    assert_eq!(
+        [of(0, "name"), of(0, "origin"), of(0, "type"), of(0, "state")],
+        ["monday", "disk", "P", "active"]
+    );
+    assert_eq!([of(1, "name"), of(1, "origin"), of(1, "type")], ["tuesday", "disk", "N"]);
+    // The header, an area, 16 + 1 + 1 chunks of 4 KiB.
+    assert_eq!(list[0]["used_bytes"], (2 + 18) * 4096);
+    assert_eq!(server.says(&["snapshot", "list"]).lines().count(), 3);
+    assert_eq!(server.says(&["snapshot", "export", "monday"]), format!("{}\n", uri(&server, "monday")));
+
+    // What is merged is back, and the other snapshot does not notice.
+    let said = server.says(&["snapshot", "merge", "monday"]);
+    assert!(said.ends_with("merged 100%, 72.0KiB of 72.0KiB\n"), "{said}");
+    qemu_io(&server, "disk", &["read -P 1 0 1M", "read -P 9 5M 4k"]);
+    qemu_io(&server, "tuesday", &["read -P 2 64k 64k", "read -P 1 128k 4k", "read -P 0 5M 4k"]);
+    assert_eq!(target(&server, "disk"), "snapshot-origin");
+    assert_eq!(files(folder.path()), ["disk.img", "tuesday.cow"]);
+
+    server.says(&["snapshot", "remove", "tuesday"]);
+    assert_eq!(target(&server, "disk"), "linear");
+    assert_eq!(files(folder.path()), ["disk.img"]);
+    assert_eq!(server.says(&["snapshot", "list"]), "No snapshots found\n");
+    qemu_io(&server, "disk", &["read -P 1 0 1M", "read -P 9 5M 4k", "write -P 4 0 4k"]);
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_leaves_nothing() {
+    let (folder, server) = served(&["disk", "other"]);
+    let before = server.says(&["table"]);
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(folder.path().join("old.cow"), [b"SnAp".as_slice(), &[0; 1 << 20]].concat()).unwrap();
+    let mut header = [0; 16];
+    udm_wire::cow::Header { valid: true, chunk: udm_wire::cow::ChunkSize::new(8).unwrap() }
+        .encode(&mut header);
+    let store = [header.as_slice(), &[0; 1 << 20]].concat();
+    std::fs::write(folder.path().join("old.cow"), &store[..1 << 20]).unwrap();
+    server.says(&["create", "part", "--table", &format!("0 8 linear {} 8", at("disk.img"))]);
+    server.says(&["create", "dead", "--table", "0 8 error"]);
+    let (old, none) = (at("old.cow"), at("none/x.cow"));
+    let refusals: &[(&[&str], &str)] = &[
+        (&["s", "--of", "nobody"], "nobody: no device of that name"),
+        (&["disk", "--of", "disk"], "disk: a device of that name exists"),
+        (&["s", "--of", "part"], "its table begins at sector 8 of its disk"),
+        (&["s", "--of", "dead"], "its table is error, and not linear"),
+        (&["s", "--of", "disk", "--store", &old], "has a snapshot in it"),
+        (&["s", "--of", "disk", "--store", &old, "--size", "1G"], "is not resized"),
+        (&["s", "--of", "disk", "--store", &none], "No such file or directory"),
+        (&["s", "--of", "disk", "--chunk", "3k"], "Chunk size is not a power of 2"),
+        (&["s", "--of", "disk", "--size", "4k"], "a store has at least two chunks"),
+        (&["--group", "s=disk,t=dead"], "its table is error"),
+        (&["--group", "s=disk,other=other"], "a device of that name exists"),
+        (&["--group", "s=disk,s=other"], "a device of that name exists"),
+    ];
+    for (args, why) in refusals {
+        let said = server.refuses(&[["snapshot", "create"].as_slice(), args].concat());
+        assert!(said.contains(why) && said.lines().count() == 1, "{args:?}: {said}");
+    }
+    server.says(&["suspend", "disk"]);
+    let said = server.refuses(&["snapshot", "create", "s", "--of", "disk"]);
+    assert!(said.contains("it is suspended: resume it first"), "{said}");
+    server.says(&["resume", "disk"]);
+    server.says(&["remove", "part", "dead"]);
+    for verb in ["remove", "merge", "diff", "export"] {
+        let said = server.refuses(&["snapshot", verb, "disk"]);
+        assert_eq!(said, "udm: disk: it is no snapshot: Invalid argument\n");
+    }
+    assert_eq!(server.says(&["table"]), before);
+    assert_eq!(files(folder.path()), ["disk.img", "old.cow", "other.img"]);
+    assert_eq!(server.log().lines().filter(|line| line.contains("WARN")).count(), 0, "{}", server.log());
+}
+
+/// A writer puts a mark into one volume and then, when that is acknowledged, into the other. In
+/// each group of snapshots the second may lack the last mark, and nothing else.
+#[test]
+fn a_group_is_one_instant() {
+    if !has("nbdcopy") {
+        return;
+    }
+    const ROUNDS: usize = 6;
+    let (folder, server) = served(&["one", "two"]);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut clients = ["one", "two"].map(|name| Client::connect(&server.nbd, name));
+            for sector in 0..(8 << 20) / 512 {
+                for client in &mut clients {
+                    assert_eq!(client.one(Nbd::Write, sector * 512, 512), 0);
+                }
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+        for round in 0..ROUNDS {
+            let group = format!("a{round}=one,b{round}=two");
+            server.says(&["snapshot", "create", "--group", &group]);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    let mut last = 0;
+    for round in 0..ROUNDS {
+        let [a, b] = ["a", "b"].map(|name| marks(&server, folder.path(), &format!("{name}{round}")));
+        assert!(a == b || a == b + 1, "round {round}: {a} marks and {b}");
+        assert!(last <= b, "round {round}: {b} marks after {last}");
+        last = b;
+    }
+    assert!(last > 0, "the writer came to nothing");
+    for round in 0..ROUNDS {
+        server.says(&["snapshot", "remove", &format!("a{round}"), &format!("b{round}")]);
+    }
+    assert_eq!(files(folder.path()), ["one.img", "two.img"]);
+    assert_eq!((target(&server, "one"), target(&server, "two")), ("linear".into(), "linear".into()));
+}
+
+/// How many sectors from the start are marked in an export; behind them none may be.
+fn marks(server: &Server, folder: &Path, name: &str) -> usize {
+    let copy: PathBuf = folder.join("copy");
+    let out = Command::new("nbdcopy").arg(uri(server, name)).arg(&copy).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let bytes = std::fs::read(&copy).unwrap();
+    std::fs::remove_file(&copy).unwrap();
+    let count = bytes.iter().take_while(|byte| **byte == 1).count();
+    assert!(count % 512 == 0 && bytes[count..].iter().all(|byte| *byte == 0), "{name}: {count} bytes");
+    count / 512
+}
+
+#[test]
+fn what_differs_comes_in_pages() {
+    let (_folder, server) = served(&["disk"]);
+    server.says(&["snapshot", "create", "s", "--of", "disk"]);
+    let mut client = Client::connect(&server.nbd, "disk");
+    for chunk in [0, 2, 3, 2047] {
+        assert_eq!(client.one(Nbd::Write, chunk * 4096, 512), 0);
+    }
+    let page = |query: &str| -> serde_json::Value {
+        let (status, _, body) = server.http("GET", &format!("/v1/snapshots/s/changes{query}"), "");
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str(&body).unwrap()
+    };
+    let mut seen = Vec::new();
+    let mut from = Some(0);
+    while let Some(at) = from {
+        let page = page(&format!("?max=1&from={at}"));
+        assert_eq!(page["ranges"].as_array().unwrap().len(), 1);
+        let of = |what: &str| page["ranges"][0][what].as_u64().unwrap() / 4096;
+        seen.push((of("start_bytes"), of("length_bytes")));
+        from = page["next_bytes"].as_u64();
+    }
+    assert_eq!(seen, [(0, 1), (2, 2), (2047, 1)]);
+    assert_eq!(page("?from=18446744073709551615")["ranges"], serde_json::json!([]));
+    assert_eq!(server.http("GET", "/v1/snapshots/s/changes?from=-1", "").0, 400);
+    assert_eq!(server.http("GET", "/v1/snapshots/nobody/changes", "").0, 404);
+    // In use: it stays, and nothing of it is lost.
+    let mut user = Client::connect(&server.nbd, "s");
+    assert!(server.refuses(&["snapshot", "remove", "s"]).contains("it is open 1 times"));
+    assert!(server.refuses(&["snapshot", "merge", "s"]).contains("it is open 1 times"));
+    assert_eq!(user.read(0), 0);
+}
