@@ -202,12 +202,22 @@ fn is_table(text: &str) -> bool {
 
 /// `udm demo`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct DemoArgs {
+    #[command(subcommand)]
+    pub what: Option<DemoVerb>,
     #[command(flatten)]
     pub print: Print,
     /// How long the verified load runs, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub runtime: u64,
+}
+
+/// What `udm demo` shows instead.
+#[derive(Debug, Subcommand)]
+pub enum DemoVerb {
+    /// A hundred writable disks from one image, each with an NBD client
+    Disks(Print),
 }
 
 /// `udm create`.

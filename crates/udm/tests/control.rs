@@ -71,6 +71,8 @@ fn conforms(document: &Value, schema: &Value, value: &Value, at: &str) {
 fn the_description_is_true() {
     let server = server();
     server.says(&["load", "d", "--table", "0 8 error"]);
+    server.says(&["create", "o", "--table", "0 2048 linear mem:1M 0"]);
+    server.says(&["snapshot", "create", "s", "--of", "o", "--store", "mem:2M"]);
     let (status, _, body) = server.http("GET", "/openapi.json", "");
     assert_eq!(status, 200);
     let document: Value = serde_json::from_str(&body).unwrap();
@@ -82,9 +84,11 @@ fn the_description_is_true() {
                 &operation["responses"][status.to_string()]["content"]["application/json"]["schema"]
             };
             let error = &operation["responses"]["default"]["content"]["application/json"]["schema"];
+            let device = if path.starts_with("/v1/snapshots") { "s" } else { "d" };
             if method == "get" {
                 for query in ["", "?inactive=1"] {
-                    let (status, head, body) = server.http("GET", &(path.replace("{name}", "d") + query), "");
+                    let (status, head, body) =
+                        server.http("GET", &(path.replace("{name}", device) + query), "");
                     if query.is_empty() || path.ends_with("/table") || path.ends_with("/status") {
                         assert_eq!(status, 200, "{path}{query}: {body}");
                     }
@@ -104,7 +108,9 @@ fn the_description_is_true() {
             }
         }
     }
-    assert!(seen >= 9, "{seen}");
+    assert!(seen >= 12, "{seen}");
+    server.says(&["snapshot", "remove", "s"]);
+    server.says(&["remove", "o"]);
     alive(&server);
 }
 

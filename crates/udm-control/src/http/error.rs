@@ -38,7 +38,7 @@ impl Refusal {
 
 impl Refusal {
     /// The story, for the log.
-    pub fn text(&self) -> &str {
+    pub fn story(&self) -> &str {
         &self.1.error
     }
 }

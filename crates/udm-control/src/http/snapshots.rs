@@ -115,7 +115,7 @@ async fn see_to_its_end(registry: Arc<Registry>, gates: Arc<Gates>, name: String
         match gates.loads.run(&name, move || snapshot::finish(&of, &merge)).await {
             Ok(()) => return,
             Err(refusal) => {
-                tracing::warn!("{name}: the table of its origin is not put back: {}", refusal.text())
+                tracing::warn!("{name}: the table of its origin is not put back: {}", refusal.story());
             }
         }
         tokio::time::sleep(MERGE_STEP).await;

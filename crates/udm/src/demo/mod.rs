@@ -4,11 +4,12 @@
 //! Needs no root and leaves nothing behind. Everything runs in this process: the load's threads are
 //! the cores, as in `udm bench`.
 
+mod disks;
 mod load;
 mod paper;
 mod stage;
 
-use crate::cli::DemoArgs;
+use crate::cli::{DemoArgs, DemoVerb};
 use anyhow::{Result, bail};
 use load::Counts;
 use paper::{Paper, thousands};
@@ -53,6 +54,9 @@ struct Report {
 
 /// Runs the demo.
 pub fn run(args: &DemoArgs) -> Result<()> {
+    if let Some(DemoVerb::Disks(print)) = &args.what {
+        return disks::run(print.json);
+    }
     let paper = Paper::new(args.print.json);
     let stage = Stage::set()?;
     introduce(&paper, &stage)?;

@@ -12,7 +12,7 @@ use tokio::process::Command;
 static GIVEN: OnceLock<u64> = OnceLock::new();
 
 /// Raises the limit, once.
-pub(super) fn raise() {
+pub fn raise() {
     let limit = getrlimit(Resource::Nofile);
     let Some(soft) = limit.current.filter(|&soft| limit.maximum.is_none_or(|hard| soft < hard)) else {
         return;

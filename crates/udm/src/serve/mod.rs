@@ -5,7 +5,7 @@
 //! requests sleeps.
 
 mod child;
-mod descriptors;
+pub mod descriptors;
 mod ending;
 mod ready;
 mod report;

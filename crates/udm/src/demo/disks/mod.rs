@@ -1,0 +1,233 @@
+//! `udm demo disks`: a hundred writable disks from one image.
+//!
+//! Each is a persistent snapshot with a sparse store of its own, served over NBD. A client writes to
+//! each and checks what it reads, a diff of each says what it wrote, and one is made anew. Needs no
+//! root and leaves nothing behind.
+
+mod client;
+mod stage;
+
+use super::paper::{Paper, thousands};
+use anyhow::{Result, bail};
+use client::Client;
+use serde::Serialize;
+use stage::{IMAGE, IMAGE_BYTES, Stage, block, memory_bytes};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use udm_control::http::api;
+use udm_control::registry::Folder;
+use udm_control::verbs::{CallOff, snapshot};
+
+/// How many disks.
+const DISKS: u64 = 100;
+
+/// Blocks that a client writes, and their size.
+const BLOCKS: u64 = 8;
+const BLOCK: u64 = 4096;
+
+/// How far apart they are: no two disks write the same place.
+const STRIDE: u64 = 16 << 20;
+
+/// What was seen, for `--json`.
+#[derive(Debug, Serialize)]
+struct Report {
+    disks: u64,
+    image_bytes: u64,
+    create_ns: u64,
+    reset_ns: u64,
+    remove_ns: u64,
+    blocks_written: u64,
+    blocks_checked: u64,
+    blocks_wrong: u64,
+    diffs_wrong: u64,
+    fresh_memory_bytes_a_disk: u64,
+    fresh_disk_bytes_a_disk: u64,
+    used_memory_bytes_a_disk: u64,
+    used_disk_bytes_a_disk: u64,
+}
+
+/// Runs the demo.
+///
+/// # Errors
+/// When something can't be done, or is wrong: that is a bug in udm.
+pub fn run(json: bool) -> Result<()> {
+    let paper = Paper::new(json);
+    let stage = Stage::set()?;
+    paper.section("One image, a hundred disks")?;
+    let image = format!("{} MiB, mostly holes, in {}", IMAGE_BYTES >> 20, stage.folder().display());
+    paper.fact("image", &image)?;
+    let mut report = Report { disks: DISKS, image_bytes: IMAGE_BYTES, ..make(&paper, &stage)? };
+    write_all(&paper, &stage, &mut report)?;
+    compare_all(&paper, &stage, &mut report)?;
+    reset(&paper, &stage, &mut report)?;
+    remove_all(&paper, &stage, &mut report)?;
+    if json {
+        crate::output::say_json(&report)?;
+    }
+    if report.blocks_wrong + report.diffs_wrong > 0 {
+        bail!("demo: blocks or diffs are wrong: this is a bug in udm");
+    }
+    Ok(())
+}
+
+fn name(disk: u64) -> String {
+    format!("vm{disk:03}")
+}
+
+/// The places that the client of `disk` writes.
+fn places(disk: u64) -> impl Iterator<Item = u64> {
+    (0..BLOCKS).map(move |at| at * STRIDE + (disk + 1) * BLOCK)
+}
+
+/// What it writes there.
+fn content(disk: u64, at: u64) -> Vec<u8> {
+    [at.to_le_bytes(), disk.to_be_bytes()].concat().repeat(BLOCK as usize / 16)
+}
+
+fn create(stage: &Stage, disks: impl Iterator<Item = u64>) -> Result<Duration> {
+    let new = |disk| api::NewSnapshot { name: name(disk), of: IMAGE.into() };
+    let wanted = api::CreateSnapshots { snapshots: disks.map(new).collect(), ..Default::default() };
+    let begin = Instant::now();
+    snapshot::create(&stage.registry, &wanted, &Folder::own(), &CallOff::default())?;
+    Ok(begin.elapsed())
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn millis(time: Duration) -> String {
+    format!("{:.1} ms", time.as_secs_f64() * 1e3)
+}
+
+fn kib(bytes: u64) -> String {
+    format!("{} KiB", thousands(bytes.div_ceil(1024)))
+}
+
+/// Makes the disks.
+fn make(paper: &Paper, stage: &Stage) -> Result<Report> {
+    let before = memory_bytes()?;
+    let time = create(stage, 0..DISKS)?;
+    let exports = stage.registry.exports().len() as u64 - 1;
+    let memory = memory_bytes()?.saturating_sub(before) / DISKS;
+    let disk = stage.disk_bytes()? / DISKS;
+    paper.fact("created", &format!("{DISKS} writable disks in {}, {exports} exported", millis(time)))?;
+    paper.fact("a fresh disk", &format!("{} of memory, {} of disk", kib(memory), kib(disk)))?;
+    if exports != DISKS {
+        bail!("demo: {exports} of {DISKS} disks are exported");
+    }
+    Ok(Report {
+        disks: DISKS,
+        image_bytes: IMAGE_BYTES,
+        create_ns: nanos(time),
+        reset_ns: 0,
+        remove_ns: 0,
+        blocks_written: 0,
+        blocks_checked: 0,
+        blocks_wrong: 0,
+        diffs_wrong: 0,
+        fresh_memory_bytes_a_disk: memory,
+        fresh_disk_bytes_a_disk: disk,
+        used_memory_bytes_a_disk: 0,
+        used_disk_bytes_a_disk: 0,
+    })
+}
+
+/// A client a disk: writes its blocks, and then each reads its own and its neighbour's places.
+fn write_all(paper: &Paper, stage: &Stage, report: &mut Report) -> Result<()> {
+    let (socket, begin, before) = (stage.socket(), Instant::now(), memory_bytes()?);
+    for disk in 0..DISKS {
+        let mut client = Client::connect(&socket, &name(disk))?;
+        for at in places(disk) {
+            client.write(at, &content(disk, at))?;
+            report.blocks_written += 1;
+        }
+        client.flush()?;
+    }
+    for disk in 0..DISKS {
+        check(&socket, disk, true, report)?;
+    }
+    let mut image = Client::connect(&socket, IMAGE)?;
+    for at in (0..DISKS).flat_map(places) {
+        tally(report, image.read(at, BLOCK as usize)? == block(at));
+    }
+    report.used_memory_bytes_a_disk =
+        report.fresh_memory_bytes_a_disk + memory_bytes()?.saturating_sub(before) / DISKS;
+    report.used_disk_bytes_a_disk = stage.disk_bytes()? / DISKS;
+    let (memory, disk) = (kib(report.used_memory_bytes_a_disk), kib(report.used_disk_bytes_a_disk));
+    let written = thousands(report.blocks_written);
+    paper.fact(
+        "written",
+        &format!("{written} blocks by {DISKS} NBD clients in {}", millis(begin.elapsed())),
+    )?;
+    paper.fact("a used disk", &format!("{memory} of memory with its client's buffers, {disk} of disk"))?;
+    let (checked, wrong) = (thousands(report.blocks_checked), report.blocks_wrong);
+    paper.verdict(wrong == 0, &format!("{checked} blocks read from disks and image, {wrong} wrong"))
+}
+
+/// Reads the places of `disk`, which has its blocks when it is `written`, and of the next one.
+fn check(socket: &Path, disk: u64, written: bool, report: &mut Report) -> Result<()> {
+    let mut client = Client::connect(socket, &name(disk))?;
+    for at in places(disk) {
+        let wanted = if written { content(disk, at) } else { block(at) };
+        tally(report, client.read(at, BLOCK as usize)? == wanted);
+    }
+    for at in places((disk + 1) % DISKS).chain([0, STRIDE]) {
+        tally(report, client.read(at, BLOCK as usize)? == block(at));
+    }
+    Ok(())
+}
+
+fn tally(report: &mut Report, right: bool) {
+    report.blocks_checked += 1;
+    report.blocks_wrong += u64::from(!right);
+}
+
+/// A diff of each disk is what its client wrote.
+fn compare_all(paper: &Paper, stage: &Stage, report: &mut Report) -> Result<()> {
+    for disk in 0..DISKS {
+        let found = snapshot::changes(&stage.registry, &name(disk), None, 0, snapshot::PAGE_MAX)?;
+        let wanted = places(disk).map(|start_bytes| api::Range { start_bytes, length_bytes: BLOCK });
+        report.diffs_wrong += u64::from(!found.ranges.into_iter().eq(wanted));
+    }
+    let wrong = report.diffs_wrong;
+    paper.verdict(
+        wrong == 0,
+        &format!("{DISKS} diffs, each the {BLOCKS} blocks that were written: {wrong} wrong"),
+    )
+}
+
+/// One disk is as fresh as on its first day.
+fn reset(paper: &Paper, stage: &Stage, report: &mut Report) -> Result<()> {
+    let begin = Instant::now();
+    remove(stage, 0)?;
+    create(stage, 0..1)?;
+    let time = begin.elapsed();
+    report.reset_ns = nanos(time);
+    let wrong = report.blocks_wrong;
+    check(&stage.socket(), 0, false, report)?;
+    check(&stage.socket(), 1, true, report)?;
+    let good = wrong == report.blocks_wrong;
+    paper.verdict(good, &format!("{} removed and made again in {}", name(0), millis(time)))
+}
+
+/// The disk goes when the server knows that its client has gone.
+fn remove(stage: &Stage, disk: u64) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        match snapshot::remove(&stage.registry, &name(disk), false, &CallOff::default()) {
+            Err(e) if e.error.errno == udm_core::errno::EBUSY && Instant::now() < end => {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            done => return Ok(done?),
+        }
+    }
+}
+
+fn remove_all(paper: &Paper, stage: &Stage, report: &mut Report) -> Result<()> {
+    let begin = Instant::now();
+    (0..DISKS).try_for_each(|disk| remove(stage, disk))?;
+    report.remove_ns = nanos(begin.elapsed());
+    let left = stage.disk_bytes()?;
+    paper.verdict(left == 0, &format!("all removed in {}, {} left", millis(begin.elapsed()), kib(left)))
+}
