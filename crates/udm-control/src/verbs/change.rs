@@ -184,6 +184,7 @@ pub async fn remove_until(registry: &Arc<Registry>, name: &str, off: &CallOff) -
     Ok(())
 }
 
+/// [`Changes::resume`] of devices whose turn it is.
 pub(super) fn resume_among(
     devices: &[Arc<MappedDevice>],
     turns: &Turns<'_>,
@@ -192,7 +193,12 @@ pub(super) fn resume_among(
     Changes::resume_among(devices, true, wake, |device| turns.has(device))
 }
 
-fn leave_among(devices: &[Arc<MappedDevice>], turns: &Turns<'_>, wake: &Wake) -> Result<Changes, Refused> {
+/// [`Changes::leave`] of devices whose turn it is.
+pub(super) fn leave_among(
+    devices: &[Arc<MappedDevice>],
+    turns: &Turns<'_>,
+    wake: &Wake,
+) -> Result<Changes, Refused> {
     Changes::leave_among(devices, wake, |device| turns.has(device))
 }
 

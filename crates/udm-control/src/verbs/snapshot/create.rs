@@ -7,13 +7,17 @@ use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Folder, Made, Mapped, Registry};
 use crate::verbs::call_off::{CallOff, Waiting};
-use crate::verbs::change::{export, in_turn};
+use crate::verbs::change::{export, in_turn, leave_among, resume_among};
 use crate::verbs::{tables, wait};
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use udm_core::errno::{EBUSY, EINVAL};
-use udm_dm::{Changes, Table};
+use udm_dm::Table;
+
+/// Loads that go beside each other at the most.
+const LOADS_MAX: usize = 8;
 
 /// Makes the snapshots of `wanted` at one instant, all or none. Devices that are linear become
 /// origins in the same change; a store that is not there is made. Relative paths count from
@@ -36,6 +40,7 @@ pub fn create(
         chunk_bytes: wanted.chunk_bytes,
         transient: wanted.transient.unwrap_or(false),
         overflow: wanted.overflow.unwrap_or(false),
+        several: all.len() > 1,
         folder,
     };
     let mut devices: Vec<(&str, Arc<Mapped>)> = Vec::new();
@@ -56,12 +61,17 @@ pub fn create(
         // As it is now that nobody else changes it.
         set.origins.push((Origin::of(name, Arc::clone(mapped))?, None));
     }
+    let mut coming = Vec::new();
     for (one, place) in all.iter().zip(places(registry, all, &devices)?) {
         // A name that is taken is said first, and makes no store.
         let made = registry.make(&one.name, None).map_err(|e| VerbError::new(&one.name, e))?;
         let store = store.store(registry, &one.name, &set.origins[place].0, off)?;
-        set.load(made, place, store, folder, off)?;
+        let origin = &set.origins[place].0;
+        let table = format!("0 {} snapshot {} {}", origin.len.0, origin.disk.number, store.words);
+        set.made.push((made, store));
+        coming.push(table);
     }
+    set.load(&coming, folder, off)?;
     set.convert(&devices, folder, off)?;
     set.cut(off)?;
     set.keep();
@@ -90,22 +100,42 @@ struct Set<'a> {
     made: Vec<(Made<'a>, Store)>,
 }
 
-impl<'a> Set<'a> {
-    /// Loads the table of a device that was made.
-    fn load(
-        &mut self,
-        made: Made<'a>,
-        place: usize,
-        store: Store,
-        folder: &Folder,
-        off: &CallOff,
-    ) -> Result<(), VerbError> {
-        let origin = &self.origins[place].0;
-        let text = format!("0 {} snapshot {} {}", origin.len.0, origin.disk.number, store.words);
-        let name = made.mapped.device.name();
-        tables::load_into(self.registry, &made.mapped, &name, &text, folder, off).map_err(|e| e.at(None))?;
-        self.made.push((made, store));
-        Ok(())
+impl Set<'_> {
+    /// Loads the tables of the devices that were made. Those whose stores were made as well have
+    /// nothing in common, and go beside each other: each waits for its disk.
+    fn load(&self, tables: &[String], folder: &Folder, off: &CallOff) -> Result<(), VerbError> {
+        let all: Vec<(&Made<'_>, &Store, &str)> = self
+            .made
+            .iter()
+            .zip(tables)
+            .map(|((made, store), table)| (made, store, table.as_str()))
+            .collect();
+        let load = |(made, _, table): &(&Made<'_>, &Store, &str)| {
+            let name = made.mapped.device.name();
+            tables::load_into(self.registry, &made.mapped, &name, table, folder, off).map_err(|e| e.at(None))
+        };
+        let (fresh, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, store, _)| store.is_made());
+        others.iter().try_for_each(load)?;
+        let (next, failed) = (AtomicUsize::new(0), OnceLock::new());
+        let work = || {
+            // Relaxed: each place is given out once, and nothing else goes with it.
+            while let Some(one) = fresh.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(error) = load(one) {
+                    let _ = failed.set(error);
+                }
+                if failed.get().is_some() {
+                    return;
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..LOADS_MAX.min(fresh.len()) {
+                // Without a thread to be had it takes longer.
+                let _ = std::thread::Builder::new().name("udm-load".into()).spawn_scoped(scope, work);
+            }
+            work();
+        });
+        failed.into_inner().map_or(Ok(()), Err)
     }
 
     /// Loads their new tables into the devices that are no origins yet.
@@ -132,10 +162,7 @@ impl<'a> Set<'a> {
         let origins = origins.map(|(origin, _)| Arc::clone(&origin.mapped));
         let made = self.made.iter().map(|(made, _)| Arc::clone(&made.mapped));
         let several: Vec<_> = made.chain(origins).map(|mapped| (mapped.device.name(), mapped)).collect();
-        let cut = in_turn(self.registry, &several, Waiting::Resume, off, |devices, wake| {
-            Changes::resume(devices, true, wake)
-        });
-        wait(cut)?;
+        wait(in_turn(self.registry, &several, Waiting::Resume, off, resume_among))?;
         let exported = self.made.iter().try_for_each(|(made, _)| export(self.registry, &made.mapped));
         exported.inspect_err(|_| self.take_back())
     }
@@ -148,7 +175,7 @@ impl<'a> Set<'a> {
             self.registry.exporter().inspect(|exporter| exporter.remove(name));
         }
         let off = CallOff::default();
-        let _ = wait(in_turn(self.registry, &made, Waiting::Remove, &off, Changes::leave));
+        let _ = wait(in_turn(self.registry, &made, Waiting::Remove, &off, leave_among));
     }
 
     /// They are everybody's from now on.

@@ -6,13 +6,13 @@ use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Folder, Registry};
 use crate::verbs::call_off::{CallOff, Waiting};
-use crate::verbs::change::in_turn;
+use crate::verbs::change::{in_turn, resume_among};
 use crate::verbs::{remove_until, resume_until, show, suspend_until, tables, wait};
 use std::path::PathBuf;
 use std::sync::Arc;
 use udm_core::Device;
 use udm_core::errno::{EBUSY, EINVAL, EIO};
-use udm_dm::{Changes, SnapshotState};
+use udm_dm::SnapshotState;
 
 /// A merge that has begun.
 #[derive(Clone, Debug)]
@@ -69,11 +69,7 @@ pub fn merge(
     let loaded = tables::load_into(registry, &origin.mapped, &own, &table, &Folder::none(), off)
         .map_err(|e| e.at(None));
     let several = [(own.clone(), Arc::clone(&origin.mapped))];
-    let swap = || {
-        wait(in_turn(registry, &several, Waiting::Resume, off, |devices, wake| {
-            Changes::resume(devices, true, wake)
-        }))
-    };
+    let swap = || wait(in_turn(registry, &several, Waiting::Resume, off, resume_among));
     if let Err(error) = loaded.and_then(|()| swap()) {
         origin.mapped.device.clear();
         wait(resume_until(registry, &[name], &end))?;

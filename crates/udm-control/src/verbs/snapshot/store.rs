@@ -30,6 +30,8 @@ pub(super) struct Wanted<'a> {
     pub chunk_bytes: Option<u64>,
     pub transient: bool,
     pub overflow: bool,
+    /// Each of several has its own.
+    pub several: bool,
     pub folder: &'a Folder,
 }
 
@@ -41,6 +43,11 @@ pub(super) struct Store {
 }
 
 impl Store {
+    /// True when it was made just now, and is nobody else's.
+    pub fn is_made(&self) -> bool {
+        self.made.is_some()
+    }
+
     /// Keeps what was made, and says what that is.
     pub fn keep(mut self) -> Option<PathBuf> {
         self.made.take()
@@ -124,6 +131,9 @@ impl Wanted<'_> {
         let uri = self.folder.resolve(word).map_err(|e| refuse(name, e.errno, e.reason))?;
         match &uri {
             DeviceUri::File(file) if file.path.is_dir() => Ok(own(&file.path)),
+            _ if self.several => {
+                Err(refuse(name, EINVAL, format!("{uri} is no folder: several snapshots have a store each")))
+            }
             _ => Ok(uri),
         }
     }
