@@ -1,8 +1,8 @@
 //! `udm demo disks`: a hundred writable disks from one image.
 //!
-//! Each is a persistent snapshot with a sparse store of its own, served over NBD. A client writes to
-//! each and checks what it reads, a diff of each says what it wrote, and one is made anew. Needs no
-//! root and leaves nothing behind.
+//! Each is a persistent snapshot with a sparse store of its own, served over NBD. A client writes
+//! to each and checks what it reads, a diff of each says what it wrote, and one is made anew. Needs
+//! no root and leaves nothing behind.
 
 mod client;
 mod stage;
