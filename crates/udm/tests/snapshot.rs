@@ -240,3 +240,19 @@ fn what_differs_comes_in_pages() {
     assert!(server.refuses(&["snapshot", "merge", "s"]).contains("it is open 1 times"));
     assert_eq!(user.read(0), 0);
 }
+
+#[test]
+fn a_hundred_disks_from_one_image_leave_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = support::udm(&["demo", "disks", "--json"]).env("TMPDIR", folder.path()).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let of = |what: &str| report[what].as_u64().unwrap();
+    assert_eq!([of("disks"), of("blocks_written"), of("blocks_wrong"), of("diffs_wrong")], [100, 800, 0, 0]);
+    assert!(of("blocks_checked") >= 2 * of("blocks_written"));
+    // A header and an area, and a chunk for each block; file systems differ in what they give.
+    assert!(of("fresh_disk_bytes_a_disk") <= 64 << 10, "{report}");
+    assert!(of("used_disk_bytes_a_disk") <= 256 << 10, "{report}");
+    assert!(of("fresh_memory_bytes_a_disk") <= 64 << 10, "{report}");
+    assert!(files(folder.path()).is_empty(), "{:?}", files(folder.path()));
+}
