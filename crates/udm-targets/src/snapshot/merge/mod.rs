@@ -17,7 +17,7 @@ use super::origin_lane::OriginLane;
 use super::seat::{Purpose, Seat};
 use super::{family::Family, whole};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::{Cx, Device, DeviceId, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors};
 use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Upkeep, Used};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotView, TargetError};
@@ -28,6 +28,16 @@ struct Run {
     old: u64,
     new: u64,
     len: u64,
+}
+
+/// Whether a run may begin.
+enum Begin {
+    Go,
+    /// The task from before a suspend that was called off has not ended its own: the bell is rung
+    /// when it has.
+    Wait,
+    /// The device is being suspended.
+    Stop,
 }
 
 /// What lanes and the task share.
@@ -43,16 +53,18 @@ struct Shared {
 }
 
 impl Shared {
-    /// Begins a run; false when none may begin.
-    fn begin(&self) -> bool {
-        self.running.store(true, Ordering::SeqCst);
+    /// Begins a run, if one may begin.
+    fn begin(&self) -> Begin {
+        if self.running.swap(true, Ordering::SeqCst) {
+            return Begin::Wait;
+        }
         // Pairs with the fence in `stop`: either the suspend sees the run or the run the suspend.
         fence(Ordering::SeqCst);
-        let go = !self.stopping.load(Ordering::SeqCst);
-        if !go {
+        if self.stopping.load(Ordering::SeqCst) {
             self.end();
+            return Begin::Stop;
         }
-        go
+        Begin::Go
     }
 
     fn end(&self) {
@@ -67,6 +79,24 @@ impl Shared {
     fn stop(&self, stopping: bool) {
         self.stopping.store(stopping, Ordering::SeqCst);
         fence(Ordering::SeqCst);
+    }
+
+    /// Readers of the snapshot that was taken over are over: what it had copied may be written in the
+    /// store. A chunk that is not settled belongs to a run. By a resume.
+    fn settle(&self) {
+        // A suspend was called off, and a run is under way.
+        if self.is_running() {
+            return;
+        }
+        let run = *self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_in = |chunk| run.is_some_and(|run| (run.old..run.old + run.len).contains(&chunk));
+        let (map, mut from) = (&self.seat.snapshot.map, 0);
+        while let Some((chunk, _)) = map.next_kept(from) {
+            if !is_in(chunk) {
+                map.settle(chunk);
+            }
+            from = chunk + 1;
+        }
     }
 
     fn has_failed(&self) -> bool {
@@ -186,6 +216,7 @@ impl Target for Merge {
 
     fn resume(&self) {
         self.0.seat.resume();
+        self.0.settle();
         self.0.failed.store(false, Ordering::Release);
         self.0.stop(false);
     }

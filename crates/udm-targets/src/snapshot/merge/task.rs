@@ -7,7 +7,7 @@
 //! Records are cleared with one write, behind a flush, when what they say is durable in the origin.
 //! So a crash leaves each chunk in the store or in the origin, or the same in both.
 
-use super::{Run, Shared, Store, Through};
+use super::{Begin, Run, Shared, Store, Through};
 use crate::snapshot::jobs::piece_max;
 use std::sync::{Arc, PoisonError};
 use udm_core::{
@@ -108,8 +108,18 @@ impl Merger {
             let Some(lanes) = self.lanes(cx) else { return };
             match self.step {
                 Step::Begin => {
-                    if self.stopping || self.shared.left() == 0 || !self.shared.begin() {
+                    if self.stopping || self.shared.left() == 0 {
                         return self.rest(cx);
+                    }
+                    let bell = self.bell.take().unwrap_or_else(|| cx.listen(&self.shared.seat.snapshot.bell));
+                    let seen = bell.epoch();
+                    let (begin, quiet) = (self.shared.begin(), bell.is_quiet(seen));
+                    self.bell = Some(bell);
+                    match begin {
+                        Begin::Go => {}
+                        Begin::Wait if quiet => return,
+                        Begin::Wait => continue,
+                        Begin::Stop => return self.rest(cx),
                     }
                     let left = self.shared.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).take();
                     match left {
