@@ -30,6 +30,9 @@ struct Entry {
     dead: u64,
     /// Not even a crash can bring it back.
     gone: bool,
+    /// It was written to another disk, which this one is a copy of: no flush of this one makes it
+    /// durable.
+    inherited: bool,
 }
 
 /// The stamp of a discard: whatever.
@@ -54,7 +57,7 @@ impl Cell {
             return;
         }
         let mut latest = None;
-        for e in self.entries.iter_mut().filter(|e| e.sure && e.end < start) {
+        for e in self.entries.iter_mut().filter(|e| e.sure && !e.inherited && e.end < start) {
             e.durable = true;
             latest = latest.max(Some(e.start));
         }
@@ -98,6 +101,7 @@ impl Cells {
                     durable: true,
                     dead: NEVER,
                     gone: false,
+                    inherited: false,
                 };
                 Cell { entries: vec![entry], dirty: false, disk: disk as u8, synced: 0 }
             }));
@@ -149,6 +153,7 @@ impl Cells {
             durable: false,
             dead: NEVER,
             gone: false,
+            inherited: false,
         });
         if !slot.dirty {
             slot.dirty = true;
@@ -209,6 +214,25 @@ impl Cells {
     /// A flush of `disk` that began at `start` has succeeded.
     pub fn flushed(&mut self, disk: usize, start: u64) {
         self.flushed[disk] = self.flushed[disk].max(start);
+    }
+
+    /// Disk `to` becomes what disk `from` is at this instant. What is under way to `from` has not
+    /// reached it and is none of this; what is under way to `to` will reach it.
+    pub fn copy(&mut self, from: usize, to: usize, sectors: u64) {
+        let flushed = self.flushed[from];
+        self.flushed[to] = 0;
+        for sector in 0..sectors {
+            let (source, target) = (self.index(from, sector) as usize, self.index(to, sector));
+            self.cells[source].sync(flushed);
+            let done = self.cells[source].entries.iter().filter(|e| e.end != NEVER);
+            let mut entries: Vec<Entry> = done.map(|e| Entry { inherited: true, ..*e }).collect();
+            let slot = &mut self.cells[target as usize];
+            entries.extend(slot.entries.iter().filter(|e| e.end == NEVER));
+            (slot.entries, slot.synced) = (entries, 0);
+            if slot.entries.len() > 1 && !std::mem::replace(&mut slot.dirty, true) {
+                self.dirty[to].push(target);
+            }
+        }
     }
 
     /// The power failed: nothing is under way, and each sector of a disk holds its last durable

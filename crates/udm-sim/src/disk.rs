@@ -106,6 +106,11 @@ impl Disk {
         OWN | (index as u64) << 40 | sector
     }
 
+    /// Makes `sector` zero, for good.
+    pub fn blank(&mut self, sector: u64) {
+        self.write(sector, 0, true);
+    }
+
     /// Changes the limits on length.
     pub fn set_max(&mut self, max: [u64; 3]) {
         self.max = max;
@@ -165,7 +170,7 @@ impl Disk {
     #[must_use]
     pub fn blemished(&self, sector: u64) -> Option<&[u8]> {
         let stamp = self.read(sector);
-        let aside = self.tainted && stamp & (OWN | ASIDE | 1 << 62) == OWN | ASIDE;
+        let aside = (self.tainted || self.log) && stamp & (OWN | ASIDE | 1 << 62) == OWN | ASIDE;
         aside.then(|| &*self.aside[(stamp & 0xffff_ffff) as usize])
     }
 

@@ -12,6 +12,7 @@
 //!   `outside`, `rest`, `timers`: the world and what happens in it.
 //! * `cores`, `env`, `disk`, `path`, `fate`, `effect`: what the code under test sees of it.
 //! * `blueprint`, `vary`, `tables`: what is built. `map`, `limits`: what that means.
+//! * `snap`: worlds of origins and their snapshots.
 //! * `model`, `reads`, `excuse`, `cells`, `stamp`, `bad`, `log`: what must hold. `trace`: what
 //!   happened. `totals`: how much of it.
 #![forbid(unsafe_code)]
@@ -43,6 +44,7 @@ pub mod plan;
 mod reads;
 mod rest;
 pub mod run;
+pub mod snap;
 pub mod stamp;
 pub mod tables;
 pub mod tasks;

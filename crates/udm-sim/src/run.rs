@@ -1,6 +1,7 @@
 //! Runs a plan, and makes one that fails smaller.
 
 use crate::env::lock;
+use crate::model::Wrong;
 use crate::plan::{Class, Plan, Without};
 use crate::totals::Totals;
 use crate::world::World;
@@ -53,24 +54,27 @@ fn catch_texts() {
     });
 }
 
+/// Runs `f`; a panic in it is what is wrong.
+pub(crate) fn guard(f: impl FnOnce() -> Result<(), Wrong>) -> Result<(), Wrong> {
+    catch_texts();
+    PANIC.set(Some(None));
+    let outcome = catch_unwind(AssertUnwindSafe(f));
+    let text = PANIC.take().flatten();
+    outcome.unwrap_or_else(|_| Err(text.unwrap_or_else(|| "a panic without a text".into())))
+}
+
 /// Runs `plan`.
 ///
 /// # Errors
 /// The failure, with its trace. The world of a failed run is not taken apart, since requests are
 /// still in it: its memory stays taken.
 pub fn run(plan: &Plan) -> Result<Clean, Box<Failure>> {
-    catch_texts();
-    PANIC.set(Some(None));
     let mut world = None;
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
+    let outcome = guard(|| {
         let world = world.insert(World::new(plan)?);
         world.run()
-    }));
-    let text = PANIC.take().flatten();
-    let wrong = match outcome {
-        Ok(result) => result.err(),
-        Err(_) => Some(text.unwrap_or_else(|| "a panic without a text".into())),
-    };
+    });
+    let wrong = outcome.err();
     let Some(what) = wrong else {
         let world = world.as_ref().expect("a run without an error has a world");
         return Ok(Clean { totals: totals(world), hash: lock(&world.env).trace.hash() });

@@ -18,7 +18,8 @@ pub struct Running {
     /// Where it is told to stop.
     pub topic: DeviceId,
     owner: OwnerId,
-    purpose: Purpose,
+    /// What it is for.
+    pub(crate) purpose: Purpose,
     lanes: Slab<Open>,
     wake: Nanos,
     /// It has mail.
@@ -72,7 +73,7 @@ impl Running {
     }
 
     /// A turn of it; true when it is over.
-    fn turn(&mut self, state: &mut CoreState, now: Nanos) -> bool {
+    pub(crate) fn turn(&mut self, state: &mut CoreState, now: Nanos) -> bool {
         state.ports().visit(Some(self.visit()));
         if std::mem::take(&mut self.mail) || self.wake <= now {
             self.wake = Nanos::NEVER;
