@@ -45,7 +45,12 @@ impl Core {
 
 /// Gives lane `i` of `core` the bios in `batch`, and polls it.
 pub(crate) fn visit(
-    core: &mut Core, i: usize, now: Nanos, batch: &mut Batch, done: &mut Batch) -> Result<(), Wrong> {
+    core: &mut Core,
+    i: usize,
+    now: Nanos,
+    batch: &mut Batch,
+    done: &mut Batch,
+) -> Result<(), Wrong> {
     let open = &mut core.open[i];
     let mut cx = core.state.cx(now);
     cx.visit(Some(open.visit()));

@@ -149,7 +149,8 @@ impl World {
                 "Overflow" => self.counts.overflowed += 1,
                 numbered => {
                     let size = lock(&self.env).disks[side].size;
-                    let sane = |(used, total, metadata)| metadata <= used && total == size && used <= total + 16;
+                    let sane =
+                        |(used, total, metadata)| metadata <= used && total == size && used <= total + 16;
                     if !numbers(numbered).is_some_and(sane) {
                         return Err(format!("s{side} says {numbered}, and its store has {size}"));
                     }
@@ -211,7 +212,9 @@ impl World {
         self.cores.clear();
         let env = lock(&self.env);
         match env.paths.iter().position(|path| path.lanes > 0) {
-            Some(p) => Err(format!("all devices are gone, and {} lanes of p{p} are open", env.paths[p].lanes)),
+            Some(p) => {
+                Err(format!("all devices are gone, and {} lanes of p{p} are open", env.paths[p].lanes))
+            }
             None => Ok(()),
         }
     }

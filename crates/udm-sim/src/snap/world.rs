@@ -180,7 +180,11 @@ impl World {
                 mode: Mode::Up,
                 latency: build.pick(&[2_000, 20_000, 100_000, 1_000_000]),
                 patience: build.between(50, 3000) * 1_000_000,
-                room: if plan.without.has(Class::Full) { usize::MAX } else { build.pick(&[usize::MAX, usize::MAX, 2, 16]) },
+                room: if plan.without.has(Class::Full) {
+                    usize::MAX
+                } else {
+                    build.pick(&[usize::MAX, usize::MAX, 2, 16])
+                },
                 prompt: !plan.without.has(Class::Prompt) && build.one_in(3),
                 released: 0,
                 lanes: 0,
@@ -210,7 +214,8 @@ impl World {
             });
         }
         let sizes: Vec<u64> = sides.iter().map(|side| side.sectors).collect();
-        let delay = if plan.without.has(Class::Delay) { 100 } else { build.pick(&[1_000, 50_000, 2_000_000]) };
+        let delay =
+            if plan.without.has(Class::Delay) { 100 } else { build.pick(&[1_000, 50_000, 2_000_000]) };
         let env = Arc::new(Mutex::new(env));
         let mut world = World {
             paths: (0..sides.len()).map(|p| Arc::new(SimPath::new(&env, p))).collect(),
@@ -287,7 +292,8 @@ impl World {
             cx.visit(Some(Visit(owner.0)));
             let lane = mapped.open(&mut cx).map_err(|e| format!("side {side} can't be opened: {e}"))?;
             let wake = cx.wake();
-            let open = Open { device: side, lane, in_flight: 0, home: Batch::new(), wake, mail: false, owner };
+            let open =
+                Open { device: side, lane, in_flight: 0, home: Batch::new(), wake, mail: false, owner };
             slot.open.push(open);
         }
         self.set_turn(None);
@@ -431,7 +437,14 @@ impl World {
         let mut cores = std::mem::take(&mut self.cores);
         let mut core = ManuallyDrop::new(cores.remove(c));
         self.visits += 1;
-        between::begin(Others { cores, turn: c, env: self.env.clone(), post: self.post.clone(), chance, acted: 0 });
+        between::begin(Others {
+            cores,
+            turn: c,
+            env: self.env.clone(),
+            post: self.post.clone(),
+            chance,
+            acted: 0,
+        });
         let visited = visit(&mut core, i, now, &mut self.batch, &mut self.done);
         let Others { mut cores, chance, acted, .. } = between::end().expect("what was begun");
         cores.insert(c, ManuallyDrop::into_inner(core));
