@@ -163,7 +163,7 @@ impl World {
         for side in 0..self.sides.len() {
             let live = self.sides[side].mapped.as_ref().and_then(|mapped| mapped.live());
             let Some((table, from)) = &self.sides[side].coming else { continue };
-            if !live.is_some_and(|live| Arc::as_ptr(&live) == table.as_ptr()) {
+            if live.is_none_or(|live| Arc::as_ptr(&live) != table.as_ptr()) {
                 continue;
             }
             let from = *from;

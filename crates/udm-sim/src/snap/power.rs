@@ -43,7 +43,8 @@ impl World {
             let is_origin = self.sides[side].origin == side;
             let merging = self.sides[side].merging;
             let persistent = self.sides[side].words.contains(" P");
-            if !is_origin && !(self.sides[side].live && persistent) {
+            let stays = is_origin || self.sides[side].live && persistent;
+            if !stays {
                 self.sides[side].live = false;
                 continue;
             }
