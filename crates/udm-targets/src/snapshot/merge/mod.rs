@@ -81,8 +81,8 @@ impl Shared {
         fence(Ordering::SeqCst);
     }
 
-    /// Readers of the snapshot that was taken over are over: what it had copied may be written in the
-    /// store. A chunk that is not settled belongs to a run. By a resume.
+    /// Readers of the snapshot that was taken over are over: what it had copied may be written in
+    /// the store. A chunk that is not settled belongs to a run. By a resume.
     fn settle(&self) {
         // A suspend was called off, and a run is under way.
         if self.is_running() {
