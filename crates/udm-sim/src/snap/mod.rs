@@ -3,10 +3,10 @@
 //! One or two origins over simulated disks, up to three snapshots of them, persistent on disks with
 //! a volatile cache or transient, made, reloaded, merged and removed while cores send requests to
 //! all of them. What a device holds is a list of registers ([`crate::cells`]); when a snapshot
-//! becomes live its registers are those of its origin at that instant, and from then on each
-//! goes its own way. So a read of a snapshot must be its instant with what was written to it, or
-//! fail, with a cause; and a read of the origin must be what was written there, whatever its
-//! snapshots are up to.
+//! becomes live its registers are those of its origin at that instant, and from then on each goes
+//! its own way. So a read of a snapshot must be its instant with what was written to it, or fail,
+//! with a cause; and a read of the origin must be what was written there, whatever its snapshots
+//! are up to.
 //!
 //! * `world`, `turn`: cores and their turns. `model`: what must hold. `control`: what is done to devices.
 //!   `power`: rests, power cuts, and what comes back after them.
