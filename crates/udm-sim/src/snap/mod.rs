@@ -8,8 +8,8 @@
 //! with a cause; and a read of the origin must be what was written there, whatever its snapshots
 //! are up to.
 //!
-//! * `world`, `turn`: cores and their turns. `model`: what must hold. `control`: what is done to devices.
-//!   `power`: rests, power cuts, and what comes back after them.
+//! * `world`, `turn`: cores and their turns. `model`: what must hold. `control`: what is done to
+//!   devices. `power`: rests, power cuts, and what comes back after them.
 
 mod control;
 mod model;
