@@ -141,11 +141,33 @@ pub enum Bug {
     FailNotAtomic,
     /// A lane takes for seen what has changed since it looked at the paths.
     SeenTooLate,
+    /// A copy is said to be in the store of a snapshot before its data is.
+    CopyBeforeData,
+    /// The records of copies are written while their data is in a cache.
+    RecordsUnflushed,
+    /// A write of an origin does not wait for reads of its snapshot that are under way.
+    ReaderOvertaken,
+    /// A chunk is copied, and who waits for it is not woken.
+    CopyNotRung,
+    /// The write that a chunk is copied for is not laid over the copy.
+    OverlayLost,
+    /// The last chunk of an origin is copied whole, though the origin ends within it.
+    LastChunkWhole,
+    /// A merge forgets its chunks while they are in the cache of the origin.
+    MergeUnflushed,
+    /// A snapshot loses a copy, and its store is not told.
+    InvalidUnmarked,
+    /// A snapshot becomes live, and its origin goes on as before.
+    OriginNotRenewed,
+    /// A merge that goes on behind a suspend called off begins a run beside the one under way.
+    MergeTwice,
+    /// A merge takes what its snapshot had copied for what is being merged.
+    HandoverUnsettled,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 65] = [
+    pub const ALL: [Bug; 76] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -211,6 +233,17 @@ impl Bug {
         Bug::LimitsToComeIgnored,
         Bug::FailNotAtomic,
         Bug::SeenTooLate,
+        Bug::CopyBeforeData,
+        Bug::RecordsUnflushed,
+        Bug::ReaderOvertaken,
+        Bug::CopyNotRung,
+        Bug::OverlayLost,
+        Bug::LastChunkWhole,
+        Bug::MergeUnflushed,
+        Bug::InvalidUnmarked,
+        Bug::OriginNotRenewed,
+        Bug::MergeTwice,
+        Bug::HandoverUnsettled,
     ];
 
     /// The bug whose name is `name`, in the spelling of the source.

@@ -4,7 +4,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_dm::bugs::{Bug, set};
-use udm_sim::{Class, Plan, Without, run};
+use udm_sim::run::Failure;
+use udm_sim::{Class, Plan, Without, run, snap};
 
 /// Steps to a seed, and the seeds that a bug may take to be found. The table in docs/simulator.md
 /// comes from this test's output.
@@ -16,6 +17,29 @@ const RARE: [Bug; 1] = [Bug::PreparedNotBusy];
 
 /// Bugs that show only where a core acts in the middle of another's turn.
 const BETWEEN: [Bug; 2] = [Bug::FailNotAtomic, Bug::SeenTooLate];
+
+/// Bugs of snapshots: these are looked for in their worlds.
+const SNAPSHOTS: [Bug; 11] = [
+    Bug::CopyBeforeData,
+    Bug::RecordsUnflushed,
+    Bug::ReaderOvertaken,
+    Bug::CopyNotRung,
+    Bug::OverlayLost,
+    Bug::LastChunkWhole,
+    Bug::MergeUnflushed,
+    Bug::InvalidUnmarked,
+    Bug::OriginNotRenewed,
+    Bug::MergeTwice,
+    Bug::HandoverUnsettled,
+];
+
+/// Runs `plan` where `bug` may show.
+fn try_one(bug: Bug, plan: &Plan) -> Result<(), Box<Failure>> {
+    match SNAPSHOTS.contains(&bug) {
+        true => snap::run(plan, None).map(drop),
+        false => run::run(plan).map(drop),
+    }
+}
 
 /// The run of `seed` in which `bug` is looked for: with everything in it, or with what brings it
 /// out alone, where it is rare otherwise.
@@ -29,10 +53,10 @@ fn plan(bug: Bug, seed: u64) -> Plan {
 /// the bug and, up to the same step, not without it.
 fn look_for(bug: Bug) -> Option<String> {
     set(Some(bug));
-    let found = (1..=SEEDS_MAX).find_map(|seed| run::run(&plan(bug, seed)).err());
+    let found = (1..=SEEDS_MAX).find_map(|seed| try_one(bug, &plan(bug, seed)).err());
     set(None);
     let failure = found?;
-    if let Err(anyway) = run::run(&failure.plan) {
+    if let Err(anyway) = try_one(bug, &failure.plan) {
         panic!("seed {} fails without {bug:?} too: {}", anyway.plan.seed, anyway.what);
     }
     let line = failure.what.lines().next().unwrap_or_default();

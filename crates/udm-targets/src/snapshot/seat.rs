@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{Alone, ClaimKey, Content, DevNo, Device, DeviceId, Extents, Sector, Sectors};
+use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{DeviceRef, Notify, TargetArgs, Used};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, TargetError};
 
@@ -223,6 +224,9 @@ impl Seat {
 
     /// The devices with lanes of the origin, besides its own.
     pub(super) fn partners(&self) -> Vec<Arc<MappedDevice>> {
+        if bugs::on(Bug::OriginNotRenewed) {
+            return Vec::new();
+        }
         let own = self.device().map(|device| device.id());
         self.family.nodes(own)
     }

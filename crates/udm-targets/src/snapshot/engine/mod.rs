@@ -21,6 +21,7 @@ use udm_core::{
     Batch, Bio, BioFlags, BioPool, Buf, BufPool, Busy, Cx, Drain, Epoch, Listener, Op, OpenError, OwnerId,
     SECTOR_SIZE, Sector, Sectors,
 };
+use udm_dm::bugs::{self, Bug};
 use udm_dm::legs::Legs;
 
 /// Bytes of free memory that a lane keeps.
@@ -177,7 +178,8 @@ impl Engine {
         let (run, snapshot) = (dests[0].copied, &self.parts[dests[0].part].snapshot);
         let start = snapshot.start_of(run.old);
         // The origin may end within its last chunk.
-        let end = snapshot.start_of(run.old + run.len).min(snapshot.origin_size.0);
+        let limit = if bugs::on(Bug::LastChunkWhole) { u64::MAX } else { snapshot.origin_size.0 };
+        let end = snapshot.start_of(run.old + run.len).min(limit);
         self.jobs.add(Job::new(start, end, dests, overlay));
     }
 
@@ -288,7 +290,10 @@ impl Engine {
             }
         }
         let from = bio.sector.0;
-        for buf in bio.data.iter_mut() {
+        if bugs::on(Bug::CopyBeforeData) {
+            dests.iter().for_each(|dest| self.parts[dest.part].snapshot.publish(&dest.copied));
+        }
+        for buf in bio.data.iter_mut().filter(|_| !bugs::on(Bug::OverlayLost)) {
             // One piece: the pool gave it whole.
             self.jobs.get(job).lay_over(from, buf);
         }

@@ -6,6 +6,7 @@ use super::super::state::Health;
 use super::{Engine, Errand};
 use std::sync::Arc;
 use udm_core::{Bio, BioFlags, SECTOR_SIZE, Status};
+use udm_dm::bugs::{self, Bug};
 use udm_wire::cow::Header;
 
 /// Records on their way.
@@ -23,7 +24,7 @@ impl Engine {
         if !snapshot.invalidate(why) {
             return;
         }
-        if snapshot.commits.is_none() {
+        if snapshot.commits.is_none() || bugs::on(Bug::InvalidUnmarked) {
             return snapshot.invalidated();
         }
         let mut block = self.bufs.get(self.parts[part].block);
@@ -79,7 +80,8 @@ impl Engine {
         let mut bytes = self.bufs.get(writing.commit.len);
         commits.fill(&writing.commit, &mut bytes);
         let sector = writing.commit.sector;
-        let flags = BioFlags::PREFLUSH | BioFlags::FUA | BioFlags::META;
+        let flush = if bugs::on(Bug::RecordsUnflushed) { BioFlags::empty() } else { BioFlags::PREFLUSH };
+        let flags = flush | BioFlags::FUA | BioFlags::META;
         self.write(index, sector, bytes, flags, Errand::Records { part: index });
     }
 

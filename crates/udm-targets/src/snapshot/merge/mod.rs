@@ -19,6 +19,7 @@ use super::{family::Family, whole};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::{Cx, Device, DeviceId, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors};
+use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Upkeep, Used};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotView, TargetError};
 
@@ -55,7 +56,7 @@ struct Shared {
 impl Shared {
     /// Begins a run, if one may begin.
     fn begin(&self) -> Begin {
-        if self.running.swap(true, Ordering::SeqCst) {
+        if self.running.swap(true, Ordering::SeqCst) && !bugs::on(Bug::MergeTwice) {
             return Begin::Wait;
         }
         // Pairs with the fence in `stop`: either the suspend sees the run or the run the suspend.
@@ -85,7 +86,7 @@ impl Shared {
     /// the store. A chunk that is not settled belongs to a run. By a resume.
     fn settle(&self) {
         // A suspend was called off, and a run is under way.
-        if self.is_running() {
+        if self.is_running() || bugs::on(Bug::HandoverUnsettled) {
             return;
         }
         let run = *self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner);

@@ -14,6 +14,7 @@ use udm_core::{
     Batch, Bio, BioFlags, Buf, Busy, DeviceSlot, Listener, Op, SECTOR_SIZE, Sector, Sectors, Segments, Task,
     TaskCx,
 };
+use udm_dm::bugs::{self, Bug};
 use udm_wire::cow::{Exception, Layout, RECORD_LEN};
 
 /// The most bytes of a run, but for one chunk.
@@ -153,6 +154,10 @@ impl Merger {
                     }
                     if self.failed {
                         return self.fail(true, cx);
+                    }
+                    if bugs::on(Bug::MergeUnflushed) {
+                        self.read_records(Step::ReadAgain, lanes, cx);
+                        return;
                     }
                     self.step = Step::Flush;
                     let mut bio = Bio::new();
