@@ -107,6 +107,41 @@ impl SnapshotLane {
         self.engine.legs.push(ORIGIN, bio);
     }
 
+    /// Marks the whole of a batch for one leg, where all of it is plain and goes there: what is in
+    /// the store, or reads of what is not. Else none of it is marked.
+    #[inline]
+    fn place_all(&mut self, batch: &mut [Box<Bio>], epoch: u64) -> Option<usize> {
+        let snapshot = &self.snapshot;
+        if !self.is_usable() || snapshot.is_overflowed() {
+            return None;
+        }
+        let place = |bio: &Bio| snapshot.place(snapshot.chunk_of(bio.sector.0)).kept();
+        let first = batch.first().and_then(|bio| place(bio));
+        let alike = |bio: &Box<Bio>| match (place(bio), bio.op) {
+            (Some(_), Op::Read | Op::Write) => first.is_some(),
+            (None, Op::Read) => first.is_none(),
+            _ => false,
+        };
+        if !batch.iter().all(alike) {
+            return None;
+        }
+        for bio in batch.iter_mut() {
+            match (place(bio), first) {
+                (Some(new), Some(_)) => {
+                    let sector = Sector(snapshot.in_store(bio.sector.0, new));
+                    self.tags.put(bio, sector, Below::Store);
+                }
+                // A read that found its chunk free may go to the origin, though it is copied by now.
+                _ => {
+                    self.reader.count();
+                    let sector = bio.sector;
+                    self.tags.put(bio, sector, Below::Origin(epoch));
+                }
+            }
+        }
+        Some(if first.is_some() { STORE } else { ORIGIN })
+    }
+
     /// Sends `bio` on its way, or has it wait. `epoch` is that of the reads of this turn.
     #[inline]
     fn take(&mut self, bio: Box<Bio>, epoch: u64) {
@@ -274,8 +309,9 @@ impl SnapshotLane {
 impl Lane for SnapshotLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let epoch = self.reader.begin(&self.snapshot.readers);
-        for bio in batch.drain(..) {
-            self.take(bio, epoch);
+        match self.place_all(batch, epoch) {
+            Some(leg) => self.engine.legs.submit(leg, batch, cx),
+            None => batch.drain(..).for_each(|bio| self.take(bio, epoch)),
         }
         self.finish_turn(cx);
     }

@@ -9,8 +9,8 @@ use super::readers::Readers;
 use super::space::{Grant, Space};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::{Bell, Bio, Sectors};
 use udm_dm::bugs::{self, Bug};
+use udm_core::{Bell, Bio, Op, Sectors};
 use udm_dm::target::{DeviceRef, Notify};
 use udm_wire::cow::{ChunkSize, Layout};
 
@@ -213,6 +213,21 @@ impl Snapshot {
     #[inline(always)]
     pub(super) fn lets_pass(&self, bio: &Bio) -> bool {
         self.to_copy(bio).is_none_or(|(first, last)| self.map.are_settled(first, last))
+    }
+
+    /// True when all of these requests of the origin may go: what holds for all is looked at once.
+    #[inline]
+    pub(super) fn lets_all_pass(&self, bios: &[Box<Bio>]) -> bool {
+        if !self.is_active() || self.health() == Health::Invalid {
+            return true;
+        }
+        let (len, shift) = (self.len(), self.shift);
+        bios.iter().all(|bio| {
+            let (at, end) = (bio.sector.0, bio.end().0);
+            bio.op != Op::Write
+                || at >= len
+                || self.map.are_settled(at >> shift, (end.min(len) - 1) >> shift)
+        })
     }
 
     /// Room for `want` chunks behind each other, or fewer, in a store of `size`.

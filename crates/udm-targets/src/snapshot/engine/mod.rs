@@ -51,6 +51,8 @@ pub(in crate::snapshot) struct Part {
     size: Sectors,
     /// The least that is written to the store, in bytes.
     block: usize,
+    /// The lane has left something that wants a record.
+    left: bool,
     /// The lane has the right to write records.
     right: bool,
     /// What it writes.
@@ -98,6 +100,7 @@ impl Engine {
                 bell,
                 size: limits.size,
                 block: limits.logical_block as usize,
+                left: false,
                 right: false,
                 writing: None,
             });
@@ -198,6 +201,7 @@ impl Engine {
     /// `copied` is in the store of `part`, or was given out in vain.
     pub(in crate::snapshot) fn copied(&mut self, part: usize, copied: Copied) {
         self.parts[part].snapshot.copied(copied);
+        self.parts[part].left = true;
         self.progress = true;
     }
 

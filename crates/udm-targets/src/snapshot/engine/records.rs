@@ -37,7 +37,12 @@ impl Engine {
     pub(super) fn commit(&mut self, index: usize) {
         let part = &mut self.parts[index];
         let Some(commits) = &part.snapshot.commits else { return };
-        if part.writing.is_some() || !(part.right || commits.begin()) {
+        if part.writing.is_some() || !(part.right || part.left) {
+            return;
+        }
+        // Who has the right looks behind all that others leave.
+        part.left = false;
+        if !(part.right || commits.begin()) {
             return;
         }
         part.right = true;
