@@ -5,7 +5,7 @@
 //! each of them took: a value that they share ([`Commons::common`]), and who has the disk alone
 //! ([`Commons::claim`]).
 
-use crate::{DevNo, DeviceId};
+use crate::{DevNo, Device, DeviceId, DiskLock};
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,6 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 pub struct Commons {
     users: Mutex<Vec<Weak<User>>>,
     values: Mutex<Vec<(TypeId, Weak<dyn Any + Send + Sync>)>>,
+    /// What keeps other programs away, while somebody here has it alone.
+    lock: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
     /// Everybody may have it alone.
     keeps_nothing: bool,
 }
@@ -70,8 +72,34 @@ impl User {
 }
 
 /// The disk is the holder's alone, until it is dropped.
-#[derive(Debug)]
-pub struct Claim(#[expect(dead_code, reason = "held for others to see")] Arc<User>);
+pub struct Claim {
+    _user: Arc<User>,
+    _lock: Option<DiskLock>,
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Claim")
+    }
+}
+
+/// Who has a disk that was to be claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// A device of this program, by its number.
+    By(DevNo),
+    /// Another program.
+    Elsewhere,
+}
+
+impl fmt::Display for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Taken::By(number) => number.fmt(f),
+            Taken::Elsewhere => f.write_str("another program"),
+        }
+    }
+}
 
 impl Commons {
     /// Of a disk that keeps nothing: nobody needs it alone, and every claim is granted.
@@ -97,11 +125,18 @@ impl Commons {
     }
 
     /// The disk for the device `id` alone, whose number is `number`, and with `alone` for others.
-    /// One that has it may have it again, so that its next table can take it over.
+    /// One that has it may have it again, so that its next table can take it over. `disk` is one of
+    /// its names: other programs are kept from having it alone, too.
     ///
     /// # Errors
-    /// The number of a device that has it and would not share it.
-    pub fn claim(&self, id: DeviceId, number: DevNo, alone: &Alone) -> Result<Claim, DevNo> {
+    /// Who has it and would not share it.
+    pub fn claim(
+        &self,
+        id: DeviceId,
+        number: DevNo,
+        alone: &Alone,
+        disk: &dyn Device,
+    ) -> Result<Claim, Taken> {
         let key = match alone {
             Alone::Device => None,
             Alone::With(key) => Some(key.clone()),
@@ -112,12 +147,26 @@ impl Commons {
         let mut known = Vec::with_capacity(users.len());
         users.retain(|user| user.upgrade().map(|user| known.push(user)).is_some());
         let other = known.iter().find(|other| !self.keeps_nothing && !user.agrees(other));
-        let outcome = other.map_or(Ok(()), |other| Err(other.number));
-        if outcome.is_ok() {
-            users.push(Arc::downgrade(&user));
+        if let Some(other) = other {
+            let taken = Taken::By(other.number);
+            drop(users);
+            return Err(taken);
         }
+        let lock = self.lock(disk)?;
+        users.push(Arc::downgrade(&user));
         drop(users);
-        outcome.map(|()| Claim(user))
+        Ok(Claim { _user: user, _lock: lock })
+    }
+
+    /// The lock that all claims share.
+    fn lock(&self, disk: &dyn Device) -> Result<Option<DiskLock>, Taken> {
+        let mut known = lock(&self.lock);
+        if let Some(held) = known.as_ref().and_then(Weak::upgrade) {
+            return Ok(Some(held));
+        }
+        let held = disk.lock().map_err(|_| Taken::Elsewhere)?;
+        *known = held.as_ref().map(Arc::downgrade);
+        Ok(held)
     }
 }
 
@@ -128,6 +177,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Cx, Lane, Limits, OpenError, Sectors};
+
+    /// A name of a disk that nobody locks.
+    struct NoDisk;
+
+    impl Device for NoDisk {
+        fn id(&self) -> DeviceId {
+            DeviceId::new()
+        }
+
+        fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+            Err(OpenError::new(crate::errno::ENXIO, "no disk"))
+        }
+
+        fn limits(&self) -> Limits {
+            Limits::new(Sectors::ZERO)
+        }
+    }
 
     const FIRST: DevNo = DevNo { major: 254, minor: 1 };
     const SECOND: DevNo = DevNo { major: 254, minor: 2 };
@@ -136,16 +203,20 @@ mod tests {
     fn one_device_has_a_disk_until_it_lets_go() {
         let disk = Commons::default();
         let (one, other) = (DeviceId::new(), DeviceId::new());
-        let claim = disk.claim(one, FIRST, &Alone::Device).unwrap();
-        assert_eq!(disk.claim(other, SECOND, &Alone::Device).unwrap_err(), FIRST);
-        let again = disk.claim(one, FIRST, &Alone::Device).unwrap();
+        let claim = disk.claim(one, FIRST, &Alone::Device, &NoDisk).unwrap();
+        assert_eq!(disk.claim(other, SECOND, &Alone::Device, &NoDisk).unwrap_err(), Taken::By(FIRST));
+        let again = disk.claim(one, FIRST, &Alone::Device, &NoDisk).unwrap();
         drop(claim);
-        assert_eq!(disk.claim(other, SECOND, &Alone::Device).unwrap_err(), FIRST, "one is left");
+        assert_eq!(
+            disk.claim(other, SECOND, &Alone::Device, &NoDisk).unwrap_err(),
+            Taken::By(FIRST),
+            "one is left"
+        );
         drop(again);
-        assert!(disk.claim(other, SECOND, &Alone::Device).is_ok());
+        assert!(disk.claim(other, SECOND, &Alone::Device, &NoDisk).is_ok());
         let nothing = Commons::of_nothing();
         let _all = [(one, FIRST), (other, SECOND)].map(|(id, number)| {
-            nothing.claim(id, number, &Alone::Device).expect("what keeps nothing is everybody's")
+            nothing.claim(id, number, &Alone::Device, &NoDisk).expect("what keeps nothing is everybody's")
         });
     }
 
@@ -155,20 +226,24 @@ mod tests {
         let [one, two, stranger] = [(); 3].map(|()| DeviceId::new());
         let key = || Alone::With(ClaimKey::of(&Arc::new(7)));
         let with = key();
-        let first = disk.claim(one, FIRST, &with).unwrap();
-        let second = disk.claim(two, SECOND, &with).unwrap();
+        let first = disk.claim(one, FIRST, &with, &NoDisk).unwrap();
+        let second = disk.claim(two, SECOND, &with, &NoDisk).unwrap();
         for alone in [Alone::Device, key()] {
-            assert_eq!(disk.claim(stranger, SECOND, &alone).unwrap_err(), FIRST);
+            assert_eq!(disk.claim(stranger, SECOND, &alone, &NoDisk).unwrap_err(), Taken::By(FIRST));
         }
         drop(first);
-        assert_eq!(disk.claim(one, FIRST, &Alone::Device).unwrap_err(), SECOND, "it has let go");
+        assert_eq!(
+            disk.claim(one, FIRST, &Alone::Device, &NoDisk).unwrap_err(),
+            Taken::By(SECOND),
+            "it has let go"
+        );
         // A device's next table may use the disk for something else, once it has it for itself.
-        let other = disk.claim(two, SECOND, &key()).unwrap();
-        assert_eq!(disk.claim(one, FIRST, &with).unwrap_err(), SECOND);
+        let other = disk.claim(two, SECOND, &key(), &NoDisk).unwrap();
+        assert_eq!(disk.claim(one, FIRST, &with, &NoDisk).unwrap_err(), Taken::By(SECOND));
         drop(second);
-        assert!(disk.claim(one, FIRST, &with).is_err());
+        assert!(disk.claim(one, FIRST, &with, &NoDisk).is_err());
         drop(other);
-        assert!(disk.claim(one, FIRST, &with).is_ok());
+        assert!(disk.claim(one, FIRST, &with, &NoDisk).is_ok());
     }
 
     #[test]

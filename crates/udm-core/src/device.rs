@@ -1,6 +1,7 @@
 //! The control half of a device.
 
 use crate::{Commons, Content, Cx, Extents, Lane, Limits, Sector, Sectors};
+use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -18,6 +19,10 @@ pub trait Device: Send + Sync {
     /// Size and limits, as of now.
     fn limits(&self) -> Limits;
 
+    /// Looks how large it is now, where that can change without it. It may block, so no core calls
+    /// it.
+    fn look_again(&self) {}
+
     /// Appends to `out` what the `len` sectors from `from` on hold, in order and without gaps,
     /// until it is full. The range is within the device.
     ///
@@ -34,11 +39,27 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// Keeps other programs from having its disk alone, for as long as what is returned is held;
+    /// `None` where there is nothing to keep.
+    ///
+    /// # Errors
+    /// Another program has it.
+    fn lock(&self) -> Result<Option<DiskLock>, DiskTaken> {
+        Ok(None)
+    }
+
     /// Its place among devices that lie on each other; `None` for a backend, which is the end.
     fn stacked(&self) -> Option<&dyn Stacked> {
         None
     }
 }
+
+/// A disk that no other program has alone, until it is dropped.
+pub type DiskLock = Arc<dyn Any + Send + Sync>;
+
+/// Another program has the disk alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskTaken;
 
 /// A device made of others: what circles are found by, and the limits on stacks counted by. Each
 /// answers for its neighbours alone; who wants more walks, so that no shape of a stack is a depth

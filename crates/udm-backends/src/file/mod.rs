@@ -47,10 +47,15 @@ mod tests;
 pub(crate) use disk::Disks;
 
 use disk::{Disk, Handles};
-use std::os::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
-use udm_core::{Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{
+    Commons, Content, Cx, Device, DeviceId, DiskLock, DiskTaken, Extents, Lane, Limits, OpenError, Sector,
+    Sectors,
+};
 use udm_runtime::Ring;
 
 /// The longest read or write in sectors (32 MiB): the most that an NBD client may ask for.
@@ -95,6 +100,11 @@ impl Device for File {
         Limits { size: self.disk.size(), ..self.limits }
     }
 
+    fn look_again(&self) {
+        // What can't be looked at keeps the size that it had.
+        let _ = self.disk.refresh();
+    }
+
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         if self.disk.is_block {
             out.push(len, Content::Data);
@@ -106,5 +116,29 @@ impl Device for File {
 
     fn commons(&self) -> Option<&Commons> {
         Some(&self.disk.commons)
+    }
+
+    /// By `flock`. A block device that is written to is exclusive as it is.
+    fn lock(&self) -> Result<Option<DiskLock>, DiskTaken> {
+        if self.disk.is_block || self.limits.read_only {
+            return Ok(None);
+        }
+        let fd = Arc::clone(&self.handles[0].fd);
+        match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Arc::new(Locked(fd)))),
+            Err(Errno::WOULDBLOCK) => Err(DiskTaken),
+            // A file system that knows no locks.
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+/// A file that is locked.
+struct Locked(Arc<OwnedFd>);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // It ends with the last descriptor, otherwise.
+        let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! A target does no I/O by itself: it is handed a [`ControlIo`], and so runs unchanged where the
 //! bios go through the rings of real cores and where they go through a simulated world. An
-//! [`Errand`] is what all of these have in common, and [`Started`] what those with cores have. [`read`], [`write()`], [`flush`] and
-//! [`read_all`] are for those who have bytes and want no bios.
+//! [`Errand`] is what all of these have in common, and [`Started`] what those with cores have.
+//! [`read`], [`write()`], [`flush`] and [`read_all`] are for those who have bytes and want no bios.
 //!
 //! Contract: nothing is kept from one run to the next. What is to be on the device before something
 //! else is sent in a later run, behind a flush where it must last.

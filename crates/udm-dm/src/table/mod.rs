@@ -160,7 +160,8 @@ impl Table {
                 let error = TargetError::new(text).with_errno(EBUSY).because(reason);
                 TargetError { line: Some(*line), ..error }
             };
-            claims.push(commons.claim(id, number, alone).map_err(|other| refuse(&other.to_string()))?);
+            let claim = commons.claim(id, number, alone, &*used.device.device);
+            claims.push(claim.map_err(|taken| refuse(&taken.to_string()))?);
             if known.iter().any(|&known| std::ptr::eq(known, commons)) {
                 return Err(refuse("another line of the table"));
             }

@@ -11,8 +11,8 @@ use smallvec::SmallVec;
 use std::collections::VecDeque;
 use udm_core::{Bio, Limits, Sectors};
 
-/// Bytes of a lane's copies that are under way at the most; one piece alone may be more.
-pub(super) const BYTES_MAX: usize = 4 << 20;
+/// Bytes of a lane's copies that are under way at the most, where nobody has set another number.
+pub(super) const COPY_MEMORY: usize = 4 << 20;
 
 /// The longest piece.
 pub(super) const PIECE_MAX: Sectors = Sectors((256 << 10) / 512);
@@ -95,12 +95,13 @@ impl Jobs {
     }
 
     /// The next piece to be read, of at most `max` sectors: of which job, from where, how much.
-    pub(super) fn next_piece(&mut self, max: Sectors) -> Option<(usize, u64, Sectors)> {
+    /// `memory` is what may be under way; one piece alone may be more.
+    pub(super) fn next_piece(&mut self, max: Sectors, memory: usize) -> Option<(usize, u64, Sectors)> {
         let index = *self.ready.front()?;
         let job = &mut self.jobs[index];
         let len = Sectors(max.0.min(job.end - job.at));
         let bytes = len.bytes() as usize;
-        if self.bytes > 0 && self.bytes + bytes > BYTES_MAX {
+        if self.bytes > 0 && self.bytes + bytes > memory {
             return None;
         }
         self.bytes += bytes;

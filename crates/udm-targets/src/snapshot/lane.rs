@@ -13,6 +13,7 @@ use super::engine::{Engine, Full};
 use super::map::Place;
 use super::readers::Reader;
 use super::seat::Seat;
+use super::settings::OnFull;
 use super::state::Snapshot;
 use super::tags::Tags;
 use slab::Slab;
@@ -131,7 +132,8 @@ impl SnapshotLane {
                     let sector = Sector(snapshot.in_store(bio.sector.0, new));
                     self.tags.put(bio, sector, Below::Store);
                 }
-                // A read that found its chunk free may go to the origin, though it is copied by now.
+                // A read that found its chunk free may go to the origin, though it is copied by
+                // now.
                 _ => {
                     self.reader.count();
                     let sector = bio.sector;
@@ -180,15 +182,20 @@ impl SnapshotLane {
                     self.send_to_store(bio, copied.new, Below::First(first));
                 }
                 Ok(copied) => self.engine.copy_under(0, copied, bio),
-                Err(Full) => {
-                    match self.features.overflow {
-                        true => self.snapshot.overflow(),
-                        false => self.engine.lose(0, "Unable to allocate exception"),
-                    }
-                    self.end(bio, Status::IoErr);
-                }
+                Err(Full) => self.is_full(bio),
             },
         }
+    }
+
+    /// There is no room for a write.
+    fn is_full(&mut self, bio: Box<Bio>) {
+        match self.snapshot.settings.on_full() {
+            OnFull::Pause => return self.waiting.push_back(bio),
+            OnFull::Fail => return self.end(bio, Status::NoSpace),
+            OnFull::Invalidate if self.features.overflow => self.snapshot.overflow(),
+            OnFull::Invalidate => self.engine.lose(0, "Unable to allocate exception"),
+        }
+        self.end(bio, Status::IoErr);
     }
 
     /// True when a write is of a whole chunk. The last one of an origin that ends within it is

@@ -14,7 +14,8 @@
 //!   the store is free. [`commits`]: the records of a persistent store. [`state`]: a snapshot, of
 //!   these. [`family`]: an origin and its snapshots.
 //! * [`engine`] copies, a lane's part each, with [`jobs`]; [`origin_lane`] and [`lane`] say what.
-//! * [`args`], [`load`], [`target`], [`origin`]: the control half.
+//! * [`args`], [`load`], [`seat`], [`settings`], [`target`], [`origin`]: the control half.
+//!   [`merge`]: a snapshot brought back into its origin.
 //!
 //! Where udm does more than the kernel is in docs/targets.md.
 
@@ -31,6 +32,7 @@ pub mod origin;
 mod origin_lane;
 mod readers;
 mod seat;
+mod settings;
 mod space;
 mod state;
 mod tags;

@@ -6,12 +6,16 @@
 
 use super::engine::{Engine, Full};
 use super::map::Place;
+use super::settings::OnFull;
 use super::state::{Health, Snapshot};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, OpenError};
+<<<<<<< HEAD
 use udm_dm::bugs::{self, Bug};
+=======
+use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, OpenError, Status};
+>>>>>>> 71cd519 (snapshots: what becomes of a full store can be set, and a store is one program's)
 use udm_dm::target::DeviceRef;
 
 /// A write that has to wait.
@@ -20,6 +24,8 @@ struct Waiting {
     /// For each snapshot the epoch whose readers must be over; 0 when it is not known yet, because
     /// chunks of it are not copied.
     epochs: SmallVec<[u64; 2]>,
+    /// A store is full, and the write is to fail.
+    fails: bool,
 }
 
 /// How far a write has come with one snapshot.
@@ -30,6 +36,8 @@ enum Step {
     Copied,
     /// They are not.
     Wait,
+    /// There is no room for them, and it is to fail.
+    Fail,
 }
 
 /// See the module's documentation.
@@ -37,6 +45,8 @@ pub(super) struct OriginLane {
     engine: Engine,
     waiting: VecDeque<Waiting>,
     down: Batch,
+    /// Ended here.
+    ended: Batch,
 }
 
 impl OriginLane {
@@ -50,7 +60,7 @@ impl OriginLane {
         cx: &mut Cx<'_>,
     ) -> Result<OriginLane, OpenError> {
         let engine = Engine::open(origin, snapshots, cx)?;
-        Ok(OriginLane { engine, waiting: VecDeque::new(), down: Batch::new() })
+        Ok(OriginLane { engine, waiting: VecDeque::new(), down: Batch::new(), ended: Batch::new() })
     }
 
     /// True when `bio` may go down at once.
@@ -64,9 +74,14 @@ impl OriginLane {
         let mut waiting = std::mem::take(&mut self.waiting);
         for one in &mut waiting {
             for part in 0..self.engine.parts().len() {
-                if one.epochs[part] == 0 && matches!(self.step(&one.bio, part), Step::Copied) {
+                if one.epochs[part] != 0 {
+                    continue;
+                }
+                match self.step(&one.bio, part) {
                     // To be had below.
-                    one.epochs[part] = u64::MAX;
+                    Step::Copied => one.epochs[part] = u64::MAX,
+                    Step::Fail => one.fails = true,
+                    Step::Pass | Step::Wait => {}
                 }
             }
         }
@@ -78,8 +93,11 @@ impl OriginLane {
                 wants.for_each(|one| one.epochs[part] = epoch);
             }
         }
-        for one in waiting.drain(..) {
-            if (0..one.epochs.len()).all(|part| self.may_pass(&one, part)) {
+        for mut one in waiting.drain(..) {
+            if one.fails {
+                one.bio.end_with(Status::NoSpace);
+                self.ended.push(one.bio);
+            } else if (0..one.epochs.len()).all(|part| self.may_pass(&one, part)) {
                 self.down.push(one.bio);
             } else {
                 self.waiting.push_back(one);
@@ -112,7 +130,11 @@ impl OriginLane {
                 Place::Free => {
                     copied = false;
                     if let Err(Full) = self.engine.claim(part, chunk) {
-                        self.engine.lose(part, "Unable to allocate exception");
+                        match snapshot.settings.on_full() {
+                            OnFull::Invalidate => self.engine.lose(part, "Unable to allocate exception"),
+                            OnFull::Pause => {}
+                            OnFull::Fail => return Step::Fail,
+                        }
                         return Step::Wait;
                     }
                 }
@@ -150,7 +172,7 @@ impl Lane for OriginLane {
             if self.passes(&bio) {
                 self.down.push(bio);
             } else {
-                self.waiting.push_back(Waiting { bio, epochs: SmallVec::from_elem(0, parts) });
+                self.waiting.push_back(Waiting { bio, epochs: SmallVec::from_elem(0, parts), fails: false });
             }
         }
         self.engine.has_news();
@@ -166,6 +188,7 @@ impl Lane for OriginLane {
             }
             self.rest(cx);
         }
+        done.append(&mut self.ended);
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
@@ -185,6 +208,9 @@ impl OriginLane {
     fn rest(&mut self, cx: &mut Cx<'_>) {
         if !self.waiting.is_empty() {
             self.engine.wait(cx);
+        }
+        if !self.ended.is_empty() {
+            cx.wake_now();
         }
     }
 }

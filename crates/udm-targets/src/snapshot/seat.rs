@@ -309,10 +309,10 @@ impl Drop for Seat {
 fn open(line: &Line, family: &Arc<Family>, args: &TargetArgs<'_>) -> Result<Arc<Snapshot>, TargetError> {
     let alone = Alone::With(ClaimKey::of(family));
     let number = DevNo { major: 0, minor: 0 };
-    let commons = line.store.device.commons();
-    let claim = commons.map(|commons| commons.claim(DeviceId::new(), number, &alone)).transpose();
-    let _claim = claim.map_err(|other| {
-        let reason = format!("{other} has {} alone", line.store.name);
+    let store = &*line.store.device;
+    let claim = store.commons().map(|commons| commons.claim(DeviceId::new(), number, &alone, store));
+    let _claim = claim.transpose().map_err(|taken| {
+        let reason = format!("{taken} has {} alone", line.store.name);
         TargetError::new("Cannot get COW device").with_errno(EBUSY).because(reason).at(1)
     })?;
     let (chunk, loaded) = load::load(line, args.io)?;

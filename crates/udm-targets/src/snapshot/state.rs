@@ -4,8 +4,10 @@
 //! this on to its next table.
 
 use super::commits::{Commits, Copied};
+use super::jobs::COPY_MEMORY;
 use super::map::{ExceptionMap, Place};
 use super::readers::Readers;
+use super::settings::Settings;
 use super::space::{Grant, Space};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,6 +51,7 @@ pub(super) struct Snapshot {
     pub map: ExceptionMap,
     pub readers: Readers,
     pub commits: Option<Commits>,
+    pub settings: Settings,
     /// Rung when a chunk was copied, readers are over, or it has become invalid.
     pub bell: Arc<Bell>,
     space: Space,
@@ -74,6 +77,7 @@ impl Snapshot {
             map: loaded.map,
             readers: Readers::new(),
             commits: loaded.commits,
+            settings: Settings::new(COPY_MEMORY),
             bell: Arc::new(Bell::new()),
             space: loaded.space,
             len: AtomicU64::new(0),
@@ -224,15 +228,19 @@ impl Snapshot {
         let (len, shift) = (self.len(), self.shift);
         bios.iter().all(|bio| {
             let (at, end) = (bio.sector.0, bio.end().0);
-            bio.op != Op::Write
-                || at >= len
-                || self.map.are_settled(at >> shift, (end.min(len) - 1) >> shift)
+            bio.op != Op::Write || at >= len || self.map.are_settled(at >> shift, (end.min(len) - 1) >> shift)
         })
     }
 
     /// Room for `want` chunks behind each other, or fewer, in a store of `size`.
     pub(super) fn take(&self, want: u64, size: Sectors) -> Option<Grant> {
-        self.space.take(want, size)
+        let grant = self.space.take(want, size)?;
+        let [before, now] = [grant.new, grant.new + grant.len].map(|chunk| self.start_of(chunk));
+        if self.settings.crosses(before, now, size.0) {
+            tracing::warn!("{}: the store is filled to {now} of {} sectors", self.name(), size.0);
+            self.event();
+        }
+        Some(grant)
     }
 
     /// These are in the store. A transient one has nothing else to do; a persistent one writes

@@ -4,7 +4,7 @@ use super::lane::SnapshotLane;
 use super::seat::{Purpose, Seat};
 use std::sync::Arc;
 use udm_core::{Cx, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
-use udm_dm::target::{Below, Notify, Target, TargetArgs, Used};
+use udm_dm::target::{Below, Notify, Resolver, Target, TargetArgs, Used};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotView, TargetError};
 
 struct SnapshotTarget(Arc<Seat>);
@@ -76,6 +76,21 @@ impl Target for SnapshotTarget {
 
     fn snapshot(&self) -> Option<&dyn SnapshotView> {
         Some(self)
+    }
+
+    fn message(&self, words: &[String], _: &mut dyn Resolver) -> Result<String, TargetError> {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        match &words[..] {
+            ["set", key, value] => self.0.snapshot.settings.set(key, value)?,
+            ["grown"] => self.0.line.store.device.look_again(),
+            _ => {
+                let error = TargetError::new("Unrecognised snapshot target message received");
+                return Err(error.because("set KEY VALUE, or grown"));
+            }
+        }
+        // Whoever waits for room looks again.
+        self.0.snapshot.bell.ring();
+        Ok(String::new())
     }
 
     fn attach(&self, notify: Arc<dyn Notify>) {

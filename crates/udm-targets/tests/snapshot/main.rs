@@ -15,3 +15,4 @@ mod random;
 mod reader;
 mod rig;
 mod space;
+mod settings;

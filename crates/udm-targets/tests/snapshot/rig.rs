@@ -203,6 +203,12 @@ impl Host {
         behind_the_type(&self.nodes[name].device.status_text())
     }
 
+    /// Sends a message to the first target.
+    pub fn message(&mut self, name: &str, text: &str) -> Result<String, TargetError> {
+        let words: Vec<String> = text.split(' ').map(String::from).collect();
+        self.nodes[name].device.message(0, &words, &mut self.resolver, &*self.cores)
+    }
+
     pub fn events(&self, name: &str) -> u32 {
         self.nodes[name].device.event_nr()
     }

@@ -29,3 +29,22 @@ fn a_log_is_one_devices_alone() {
     server.says(&["remove", "one"]);
     assert!(create("two", "twin").status.success());
 }
+
+/// Two programs and one store: the second is refused, and has it when the first is gone.
+#[test]
+fn a_store_is_one_programs_alone() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("image"), vec![7; 1 << 20]).unwrap();
+    fs::write(path("store"), vec![0; 1 << 20]).unwrap();
+    let line = format!("0 2048 snapshot {} {} P 8", path("image"), path("store"));
+    let first = Server::start(&[&format!("one={line}")]);
+    let second = Server::start(&["other=mem:1M"]);
+    let refused = second.verb(&["create", "two", "--table", &line]);
+    let said = text(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("another program has"), "{said}");
+    first.says(&["remove", "one"]);
+    assert!(second.verb(&["create", "two", "--table", &line]).status.success());
+    let refused = first.verb(&["create", "one", "--table", &line]);
+    assert!(!refused.status.success(), "{}", text(&refused.stderr));
+}

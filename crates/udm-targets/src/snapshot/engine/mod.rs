@@ -221,9 +221,17 @@ impl Engine {
         self.legs.push(leg, bio);
     }
 
+    fn next_piece(&mut self) -> Option<(usize, u64, Sectors)> {
+        if self.jobs.is_empty() {
+            return None;
+        }
+        let memory = self.parts.iter().map(|part| part.snapshot.settings.copy_memory()).min()?;
+        self.jobs.next_piece(self.piece_max, memory)
+    }
+
     /// Sends what can go now.
     fn go_on(&mut self, cx: &mut Cx<'_>) {
-        while let Some((job, sector, sectors)) = self.jobs.next_piece(self.piece_max) {
+        while let Some((job, sector, sectors)) = self.next_piece() {
             let mut bio = self.pool.get().expect("the pool has no bound");
             bio.sectors = sectors;
             bio.data = self.bufs.get(sectors.bytes() as usize).into();

@@ -1,0 +1,103 @@
+//! What the owner of a snapshot can set, by messages; the kernel's snapshots take none.
+//!
+//! ```text
+//! message: set on_full invalidate|pause|fail
+//! message: set watermark 0-100
+//! message: set copy_memory BYTES
+//! message: grown
+//! ```
+//!
+//! They belong to the snapshot, not to its table, and a handover carries them along.
+
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
+use udm_dm::TargetError;
+use udm_wire::size;
+
+/// What becomes of a write for which the store has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum OnFull {
+    /// The snapshot is invalid, or overflowed (`PO`), as in the kernel; the origin goes on.
+    Invalidate,
+    /// It waits until the store has grown.
+    Pause,
+    /// It fails with ENOSPC, and the snapshot stays as it is.
+    Fail,
+}
+
+/// The least memory for copies: a lane that has less under way may begin one of any length.
+const COPY_MEMORY_MIN: usize = 64 << 10;
+
+/// See the module's documentation. Relaxed throughout: each number stands for itself.
+pub(super) struct Settings {
+    on_full: AtomicU8,
+    /// Percent of the store in use at which an event is raised; 0 for none.
+    watermark: AtomicU8,
+    copy_memory: AtomicUsize,
+}
+
+impl Settings {
+    /// As the kernel does; copies of a lane take `copy_memory` bytes at the most.
+    pub(super) fn new(copy_memory: usize) -> Settings {
+        Settings {
+            on_full: AtomicU8::new(OnFull::Invalidate as u8),
+            watermark: AtomicU8::new(0),
+            copy_memory: AtomicUsize::new(copy_memory),
+        }
+    }
+
+    pub(super) fn on_full(&self) -> OnFull {
+        match self.on_full.load(Relaxed) {
+            0 => OnFull::Invalidate,
+            1 => OnFull::Pause,
+            _ => OnFull::Fail,
+        }
+    }
+
+    /// Bytes of copies that a lane has under way at the most.
+    pub(super) fn copy_memory(&self) -> usize {
+        self.copy_memory.load(Relaxed)
+    }
+
+    /// True when the watermark lies between two fillings of a store of `size`.
+    pub(super) fn crosses(&self, before: u64, now: u64, size: u64) -> bool {
+        let percent = u64::from(self.watermark.load(Relaxed));
+        let mark = size * percent / 100;
+        percent > 0 && before < mark && mark <= now
+    }
+
+    /// Does `set KEY VALUE`.
+    ///
+    /// # Errors
+    /// EINVAL for another key or value.
+    pub(super) fn set(&self, key: &str, value: &str) -> Result<(), TargetError> {
+        let refuse = |wanted: &str| {
+            let text = format!("Invalid value for {key}: {value:?}");
+            Err(TargetError::new(text).because(wanted.to_owned()).at(2))
+        };
+        match key {
+            "on_full" => {
+                let policy = match value {
+                    "invalidate" => OnFull::Invalidate,
+                    "pause" => OnFull::Pause,
+                    "fail" => OnFull::Fail,
+                    _ => return refuse("invalidate, pause or fail"),
+                };
+                self.on_full.store(policy as u8, Relaxed);
+            }
+            "watermark" => match value.parse() {
+                Ok(percent @ 0..=100) => self.watermark.store(percent, Relaxed),
+                _ => return refuse("0 to 100 percent"),
+            },
+            "copy_memory" => match size::parse(value).map(usize::try_from) {
+                Ok(Ok(bytes @ COPY_MEMORY_MIN..)) => self.copy_memory.store(bytes, Relaxed),
+                _ => return refuse("64k or more bytes"),
+            },
+            _ => {
+                let text = format!("Unrecognised snapshot setting: {key}");
+                return Err(TargetError::new(text).because("on_full, watermark or copy_memory").at(1));
+            }
+        }
+        Ok(())
+    }
+}
