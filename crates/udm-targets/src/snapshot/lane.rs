@@ -118,12 +118,12 @@ impl SnapshotLane {
         }
         let place = |bio: &Bio| snapshot.place(snapshot.chunk_of(bio.sector.0)).kept();
         let first = batch.first().and_then(|bio| place(bio));
-        let alike = |bio: &Box<Bio>| match (place(bio), bio.op) {
+        let alike = |bio: &Bio| match (place(bio), bio.op) {
             (Some(_), Op::Read | Op::Write) => first.is_some(),
             (None, Op::Read) => first.is_none(),
             _ => false,
         };
-        if !batch.iter().all(alike) {
+        if !batch.iter().all(|bio| alike(bio)) {
             return None;
         }
         for bio in batch.iter_mut() {
