@@ -30,9 +30,11 @@ pub trait Lane {
 
     /// The table that the lane is opened for is the one in use, and the control half has been told:
     /// what it says now holds for the lane. Called once, before the first `submit`, and for lanes
-    /// of targets alone. Nothing can fail here, so nothing is opened.
-    fn begin(&mut self, cx: &mut Cx<'_>) {
+    /// of targets alone. Nothing can fail here, so nothing is opened. A lane that has nothing to do
+    /// for this table gives out the one below, which takes its place.
+    fn begin(&mut self, cx: &mut Cx<'_>) -> Option<Box<dyn Lane>> {
         let _ = cx;
+        None
     }
 
     /// What the lane has to do by itself, though nothing from above is in flight. A lane above

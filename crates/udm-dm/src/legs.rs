@@ -322,7 +322,17 @@ impl Legs {
 
     /// Tells all of them to begin.
     pub fn begin(&mut self, cx: &mut Cx<'_>) {
-        self.legs.iter_mut().for_each(|leg| leg.lane.begin(cx));
+        for leg in &mut self.legs {
+            if let Some(lane) = leg.lane.begin(cx) {
+                leg.lane = lane;
+            }
+        }
+    }
+
+    /// Closes leg `index`, while nothing is in flight: those behind it move up.
+    pub fn remove(&mut self, index: usize) -> Box<dyn Lane> {
+        debug_assert!(self.is_empty());
+        self.legs.remove(index).lane
     }
 
     /// True when nothing is in flight.

@@ -192,9 +192,10 @@ impl Lane for OverLane {
 
     fn drain(&mut self, _: Drain, _: &mut Batch, _: &mut Cx<'_>) {}
 
-    fn begin(&mut self, _: &mut Cx<'_>) {
+    fn begin(&mut self, _: &mut Cx<'_>) -> Option<Box<dyn Lane>> {
         assert!(self.sides.is_none(), "once");
         self.sides = Some(self.shared.sides());
+        None
     }
 }
 

@@ -163,6 +163,12 @@ impl OriginLane {
 }
 
 impl Lane for OriginLane {
+    /// Those that are leaving are still listed when the lanes are opened that do without them.
+    fn begin(&mut self, _: &mut Cx<'_>) -> Option<Box<dyn Lane>> {
+        self.engine.keep_active();
+        self.engine.parts().is_empty().then(|| self.engine.legs.remove(0))
+    }
+
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if self.engine.parts().iter().all(|part| part.snapshot.lets_all_pass(batch)) {
             return self.engine.legs.submit(0, batch, cx);

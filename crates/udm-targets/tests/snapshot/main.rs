@@ -14,5 +14,5 @@ mod merge;
 mod random;
 mod reader;
 mod rig;
-mod space;
 mod settings;
+mod space;

@@ -121,6 +121,16 @@ impl Engine {
         })
     }
 
+    /// Lets go of the snapshots that are not in use, before anything was begun.
+    pub(in crate::snapshot) fn keep_active(&mut self) {
+        for part in (0..self.parts.len()).rev() {
+            if !self.parts[part].snapshot.is_active() {
+                self.parts.remove(part);
+                self.legs.remove(1 + part);
+            }
+        }
+    }
+
     /// The snapshots.
     #[inline]
     pub(in crate::snapshot) fn parts(&self) -> &[Part] {

@@ -162,6 +162,11 @@ impl MergeLane {
 }
 
 impl Lane for MergeLane {
+    fn begin(&mut self, cx: &mut Cx<'_>) -> Option<Box<dyn Lane>> {
+        self.legs.begin(cx);
+        None
+    }
+
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let epoch = self.writes.begin(&self.shared.seat.snapshot.readers);
         for bio in batch.drain(..) {

@@ -265,7 +265,9 @@ impl Device for Through {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(OriginLane::open(&self.origin, &self.family.listed(), cx)?))
+        let mut lane = OriginLane::open(&self.origin, &self.family.listed(), cx)?;
+        // It is a task that opens it, when the table is in use.
+        Ok(lane.begin(cx).unwrap_or_else(|| Box::new(lane)))
     }
 
     fn limits(&self) -> Limits {
