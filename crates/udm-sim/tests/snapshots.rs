@@ -15,10 +15,10 @@ fn clean(plan: &Plan, cut: Option<u64>) -> Counts {
 }
 
 /// Seeds 1 to 150, and those that once showed a bug in what is tested:
-/// * 51, 259: a write waited for the run of a merge that its chunk was not in, since a snapshot that
-///   was taken over had copied it and nobody had written the origin: no suspend ended.
-/// * 110, 280: a suspend of a merge was called off while a run was under way, and a second one began
-///   beside it.
+/// * 51, 259: a write waited for the run of a merge that its chunk was not in, since a snapshot
+///   that was taken over had copied it and nobody had written the origin: no suspend ended.
+/// * 110, 280: a suspend of a merge was called off while a run was under way, and a second one
+///   began beside it.
 /// * 43, 61: a lane was drained behind a request that it had ended at once.
 #[test]
 fn seeds_run_clean() {

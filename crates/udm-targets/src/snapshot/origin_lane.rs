@@ -11,11 +11,8 @@ use super::state::{Health, Snapshot};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
-<<<<<<< HEAD
-use udm_dm::bugs::{self, Bug};
-=======
 use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, OpenError, Status};
->>>>>>> 71cd519 (snapshots: what becomes of a full store can be set, and a store is one program's)
+use udm_dm::bugs::{self, Bug};
 use udm_dm::target::DeviceRef;
 
 /// A write that has to wait.

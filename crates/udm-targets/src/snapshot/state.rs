@@ -11,8 +11,8 @@ use super::settings::Settings;
 use super::space::{Grant, Space};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_dm::bugs::{self, Bug};
 use udm_core::{Bell, Bio, Op, Sectors};
+use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{DeviceRef, Notify};
 use udm_wire::cow::{ChunkSize, Layout};
 

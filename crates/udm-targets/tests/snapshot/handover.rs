@@ -152,3 +152,24 @@ fn a_live_snapshot_becomes_a_merge() {
     assert_eq!(host.write("od", 0, 8, b'X'), Status::Ok);
     assert_eq!(host.letters("od", 4), "XbcZ");
 }
+
+/// Every step of a snapshot's life, again and again, leaves nothing behind.
+#[test]
+fn nothing_is_left_of_snapshots_that_are_gone() {
+    let mut host = Host::recorded(2);
+    host.create("od", ORIGIN).unwrap();
+    let open = ["O", "W"].map(|name| host.get_disk(name).opened());
+    for kind in ["P 8", "N 8", "PO 8"] {
+        host.create("sn", &format!("0 {SIZE} snapshot O W {kind}")).unwrap();
+        assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
+        host.remove("sn");
+        host.create("sn", &format!("0 {SIZE} snapshot O W {kind}")).unwrap();
+        host.load("sn", &format!("0 {SIZE} snapshot O W {kind} 1 discard_zeroes_cow")).unwrap();
+        host.resume(&["sn"]).unwrap();
+        host.remove("sn");
+        host.settle();
+        assert_eq!(["O", "W"].map(|name| host.get_disk(name).opened()), open);
+        host.forget_store("W");
+        host.get_disk("W").put(0, &[0; 64 * 512]);
+    }
+}
