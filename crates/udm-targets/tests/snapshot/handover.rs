@@ -158,14 +158,14 @@ fn a_live_snapshot_becomes_a_merge() {
 fn nothing_is_left_of_snapshots_that_are_gone() {
     let mut host = Host::recorded(2);
     host.create("od", ORIGIN).unwrap();
-    let open = ["O", "W"].map(|name| host.get_disk(name).opened());
-    for kind in ["P 8", "N 8", "PO 8"] {
-        host.get_disk("W").put(0, &[0; 8192]);
-        host.create("sn", &format!("0 {SIZE} snapshot O W {kind}")).unwrap();
+    let open = host.get_disk("O").opened();
+    for (kind, store) in [("P 8", "W0"), ("N 8", "W1"), ("PO 8", "W2")] {
+        host.disk(store, 4096);
+        host.create("sn", &format!("0 {SIZE} snapshot O {store} {kind}")).unwrap();
         assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
-        host.load("sn", &format!("0 {SIZE} snapshot O W {kind} 1 discard_zeroes_cow")).unwrap();
+        host.load("sn", &format!("0 {SIZE} snapshot O {store} {kind} 1 discard_zeroes_cow")).unwrap();
         host.resume(&["sn"]).unwrap();
         host.remove("sn");
-        assert_eq!(["O", "W"].map(|name| host.get_disk(name).opened()), open);
+        assert_eq!(["O", store].map(|name| host.get_disk(name).opened()), [open, 0]);
     }
 }
