@@ -155,6 +155,13 @@ impl Disk {
         self.now.get(sector as usize).copied().unwrap_or(0)
     }
 
+    /// True when `sector` holds `stamp`, or may after a power cut.
+    #[must_use]
+    pub fn has(&self, sector: u64, stamp: u64) -> bool {
+        let cached = self.cache.iter().any(|c| u64::from(c.sector) == sector && c.stamp == stamp);
+        cached || self.read(sector) == stamp || self.durable[sector as usize].0 == stamp
+    }
+
     /// The bytes of `sector` of a log: what a read returns, or what a power cut is sure to leave.
     #[must_use]
     pub fn bytes(&self, sector: u64, durable: bool) -> Vec<u8> {

@@ -12,8 +12,8 @@ use udm_sim::{Class, Plan, Without, run, snap};
 const STEPS: u64 = 5000;
 const SEEDS_MAX: u64 = 2000;
 
-/// A bug that takes more seeds than there is time for here: for long runs with `--bug`.
-const RARE: [Bug; 1] = [Bug::PreparedNotBusy];
+/// Bugs that take more seeds than there is time for here: for long runs with `--bug`.
+const RARE: [Bug; 2] = [Bug::PreparedNotBusy, Bug::EndMarkWaits];
 
 /// Bugs that show only where a core acts in the middle of another's turn.
 const BETWEEN: [Bug; 2] = [Bug::FailNotAtomic, Bug::SeenTooLate];

@@ -171,9 +171,21 @@ impl World {
             if self.dead {
                 continue;
             }
+            if from != self.sides[side].origin && self.status(side) == "Invalid" {
+                // It became so before it was merged: the origin is what it was.
+                self.say(format!("s{from} is invalid, and nothing of it comes to s{side}"));
+                self.sides[from].live = false;
+                self.sides[side].merging = Some(from);
+                continue;
+            }
             self.say(format!("s{side} is what s{from} is"));
             let sectors = self.sides[side].sectors;
-            self.model.cells.copy(from, side, sectors);
+            let env = lock(&self.env);
+            // Where a store has it nobody knows here.
+            let is_origin = from == self.sides[side].origin;
+            let reached = |sector, stamp| !is_origin || env.disks[from].has(sector, stamp);
+            self.model.cells.copy(from, side, sectors, 2 * self.step, reached);
+            drop(env);
             if from == self.sides[side].origin {
                 (self.sides[side].live, self.sides[side].since) = (true, 2 * self.step);
                 self.sides[side].invalid = None;
@@ -287,9 +299,10 @@ impl World {
         self.say(format!("s{side} is removed"));
         self.close(side)?;
         self.leave(side)?;
+        // Where the power went meanwhile, it may have gone before.
+        self.sides[side].live = false;
         if !self.dead {
             self.counts.removed += 1;
-            self.sides[side].live = false;
             self.is_linear(self.sides[side].origin)?;
         }
         Ok(())
@@ -386,7 +399,8 @@ impl World {
     fn end_merge(&mut self, origin: usize) -> Result<(), Wrong> {
         let Some(store) = self.sides[origin].merging else { return Ok(()) };
         let status = self.status(origin);
-        if numbers(&status).is_none_or(|(used, _, metadata)| used != metadata) {
+        let is_over = |(used, _, metadata)| used == metadata;
+        if status != "Invalid" && !numbers(&status).is_some_and(is_over) {
             return Ok(());
         }
         let words = std::mem::replace(&mut self.sides[origin].words, format!("p{origin}"));

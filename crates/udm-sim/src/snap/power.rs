@@ -5,7 +5,7 @@ use super::world::World;
 use crate::disk::Disk;
 use crate::env::lock;
 use crate::model::Wrong;
-use udm_core::Busy;
+use udm_core::{Busy, Nanos};
 
 /// The most steps until all is quiet.
 const STEPS_MAX: u64 = 100_000;
@@ -209,7 +209,12 @@ impl World {
             (self.sides[side].check, self.sides[side].invalid) = (u64::MAX, None);
             drop(gone);
         }
-        self.go_on_until(|world| world.cores.iter().all(|core| core.tasks.is_empty()))?;
+        // A task may be on its way to its core, and so may be the word that it is to stop.
+        let none = |world: &World| {
+            let mut cores = world.cores.iter().enumerate();
+            cores.all(|(c, core)| core.tasks.is_empty() && world.post.next(c) == Nanos::NEVER)
+        };
+        self.go_on_until(none)?;
         self.cores.clear();
         let env = lock(&self.env);
         match env.paths.iter().position(|path| path.lanes > 0) {

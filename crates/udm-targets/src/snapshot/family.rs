@@ -43,7 +43,7 @@ impl Family {
     /// Those with one on `store`. Who has handed his over is no longer one of them.
     pub(super) fn on_store(&self, store: &DeviceRef) -> Vec<Arc<Seat>> {
         let mut seats = self.seats();
-        seats.retain(|seat| seat.is_on(store) && !seat.is_spent());
+        seats.retain(|seat| seat.is_on(store) && !seat.is_spent() && !seat.is_orphan());
         seats
     }
 

@@ -70,13 +70,13 @@ impl Seat {
         }
         let family = Family::of(&line.origin);
         let others = family.on_store(&line.store);
-        let (snapshot, role) = match &others[..] {
-            [] => (open(&line, &family, args)?, Role::Loaded),
-            [source] => (source.hand_over(&line, purpose)?, Role::Destination(Arc::downgrade(source))),
-            _ => {
-                let text = "Snapshot cow pairing for exception table handover failed";
-                return Err(TargetError::new(text).with_errno(EINVAL).at(1));
-            }
+        let source = others.iter().find(|other| matches!(*other.role(), Role::Active));
+        let third = others.iter().any(|other| matches!(*other.role(), Role::Destination(_)));
+        let (snapshot, role) = match source {
+            // Those that are loaded and were never resumed have nothing that is not in the store.
+            None => (open(&line, &family, args)?, Role::Loaded),
+            Some(_) if third => return Err(no_pair().at(1)),
+            Some(source) => (source.hand_over(&line, purpose)?, Role::Destination(Arc::downgrade(source))),
         };
         let merges = |other: &Arc<Seat>| other.purpose == Purpose::Merge && !other.is_spent();
         let others = family.seats();
@@ -116,6 +116,17 @@ impl Seat {
 
     fn role(&self) -> MutexGuard<'_, Role> {
         self.role.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True when another table that was loaded beside this one uses the store by now.
+    fn is_taken(&self) -> bool {
+        let others = self.family.on_store(&self.line.store);
+        others.iter().any(|other| !std::ptr::eq(&**other, self) && matches!(*other.role(), Role::Active))
+    }
+
+    /// True when its device has ended without a word.
+    pub(super) fn is_orphan(&self) -> bool {
+        self.notify().is_some_and(|notify| notify.mapped().is_none())
     }
 
     /// True when the snapshot is not its any more.
@@ -250,6 +261,7 @@ impl Seat {
                     return Err(TargetError::new(text).with_errno(EINVAL));
                 }
             }
+            Role::Loaded if self.is_taken() => return Err(no_pair()),
             Role::Loaded if self.purpose == Purpose::Keep => self.family.list(&self.snapshot),
             Role::Loaded | Role::Spent => {}
         }
@@ -303,6 +315,10 @@ impl Drop for Seat {
             self.family.unlist(&self.snapshot);
         }
     }
+}
+
+fn no_pair() -> TargetError {
+    TargetError::new("Snapshot cow pairing for exception table handover failed").with_errno(EINVAL)
 }
 
 /// Opens the store. Nobody else may have it: it is read, and written to where it is blank.
