@@ -32,6 +32,7 @@ demo: build
 bench: build
 	$(UDM) bench --compare
 	benches/nbd.sh $(UDM)
+	benches/snapshots.sh $(UDM)
 
 test: test-programs
 	$(CARGO) test --locked --workspace
