@@ -77,8 +77,8 @@ pub fn merge(
     }
     let end_of = MergeEnd { origin: own, table: origin.with_snapshots(), store: mapped.note().store.take() };
     drop((mapped, found));
-    // It has nothing any more. A client that came meanwhile has errors, and keeps the name; the merge
-    // goes on without it.
+    // It has nothing any more. A client that came meanwhile has errors, and keeps the name; the
+    // merge goes on without it.
     if let Err(error) = wait(remove_until(registry, name, &end)) {
         tracing::warn!("{error}: its snapshot is merged, and the device can be removed");
     }
