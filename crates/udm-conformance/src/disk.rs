@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, SECTOR_SIZE, Sectors,
-    Status,
+    Batch, Bio, BioFlags, Commons, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, SECTOR_SIZE,
+    Sectors, Status,
 };
 
 const BLOCK: usize = SECTOR_SIZE as usize;
@@ -27,6 +27,7 @@ pub struct Disk {
 /// What the paths to a disk have in common.
 pub struct Medium {
     limits: Limits,
+    commons: Commons,
     state: Mutex<State>,
 }
 
@@ -63,7 +64,7 @@ impl Medium {
             lanes: 0,
             waiting: 0,
         };
-        Arc::new(Medium { limits, state: Mutex::new(state) })
+        Arc::new(Medium { limits, commons: Commons::default(), state: Mutex::new(state) })
     }
 
     /// One more path to it.
@@ -149,6 +150,10 @@ impl Device for Disk {
 
     fn limits(&self) -> Limits {
         self.medium.limits
+    }
+
+    fn commons(&self) -> Option<&Commons> {
+        Some(&self.medium.commons)
     }
 }
 

@@ -176,6 +176,13 @@ pub const SUBJECTS: &[Subject] = &[
     table("dust_off", &[("s", "0 4096 dust /c0 24 512")]),
     table("dust_blocks", &[("s", "0 4096 dust /c0 24 4096")]),
     table("log_writes", &[("s", "0 4096 log-writes /c0 mem:1G")]),
+    table("snapshot_origin", &[("s", "0 4096 snapshot-origin /c0")]),
+    table(
+        "snapshot_origin_copies",
+        &[("k", "0 4096 snapshot /c0 /c1 N 8"), ("s", "0 4096 snapshot-origin /c0")],
+    ),
+    table("snapshot", &[("s", "0 4096 snapshot /c0 /c1 P 8")]),
+    table("snapshot_merge", &[("s", "0 4096 snapshot-merge /c0 /c1 P 8")]),
     table("zero", &[("s", "0 4096 zero")]).fresh(Fresh::AlwaysZeroes),
     table("stacked", &[("low", "0 4200 linear /c0 24"), ("s", "0 4096 striped 1 16 @low 8")]),
     table(

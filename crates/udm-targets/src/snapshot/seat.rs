@@ -71,7 +71,10 @@ impl Seat {
         let family = Family::of(&line.origin);
         let others = family.on_store(&line.store);
         let source = others.iter().find(|other| matches!(*other.role(), Role::Active));
-        let third = others.iter().any(|other| matches!(*other.role(), Role::Destination(_)));
+        // One that waits in the device of its source is replaced, as any table that waits.
+        let waits = |other: &&Arc<Seat>| matches!(*other.role(), Role::Destination(_));
+        let id = |seat: &Arc<Seat>| seat.device().map(|device| device.id());
+        let third = others.iter().filter(waits).any(|other| source.map(id) != Some(id(other)));
         let (snapshot, role) = match source {
             // Those that are loaded and were never resumed have nothing that is not in the store.
             None => (open(&line, &family, args)?, Role::Loaded),
