@@ -67,7 +67,8 @@ pub(super) fn load(line: &Line, io: &dyn ControlIo) -> Result<(ChunkSize, Loaded
     }
     let store = Store { device: &line.store, io, size: line.store.device.limits().size };
     let wanted = line.chunk.unwrap_or_else(|| default_chunk(&line.store.device));
-    let (chunk, valid) = match Header::decode(&store.head()?).map_err(|error| wrong(&error))? {
+    let header = Header::decode(&store.head()?).map_err(|error| wrong(&error))?;
+    let (chunk, valid) = match header {
         None => (wanted, true),
         Some(header) => {
             let blocks = [&line.store, &line.origin].map(|device| device.device.limits().logical_block);
@@ -88,8 +89,7 @@ pub(super) fn load(line: &Line, io: &dyn ControlIo) -> Result<(ChunkSize, Loaded
     }
     let layout = Layout::new(chunk);
     let map = ExceptionMap::new(chunks_of(chunk));
-    let is_new = Header::decode(&store.head()?).map_err(|error| wrong(&error))?.is_none();
-    let (summary, unit) = match (is_new, valid) {
+    let (summary, unit) = match (header.is_none(), valid) {
         (true, _) => {
             store.make(layout)?;
             (None, vec![0; store.unit(layout)])

@@ -320,7 +320,8 @@ impl Engine {
             self.jobs.get(job).lay_over(from, buf);
         }
         let valid = |engine: &Engine, dest: &Dest| engine.parts[dest.part].snapshot.is_valid();
-        let mut to = (0..dests.len()).filter(|&dest| valid(self, &dests[dest])).collect::<Vec<_>>();
+        let to = (0..dests.len()).filter(|&dest| valid(self, &dests[dest]));
+        let mut to: smallvec::SmallVec<[usize; 4]> = to.collect();
         let Some(last) = to.pop() else { return self.end_piece(job, bio) };
         for dest in to {
             let mut copy = self.bufs.get(bio.data.len());
