@@ -118,6 +118,11 @@ impl Devices {
         self.slots.is_empty()
     }
 
+    /// True when a lane has bios from above, or something of its own that is owed.
+    pub(crate) fn has_in_flight(&self) -> bool {
+        self.slots.iter().any(|(_, s)| s.in_flight > 0 || s.lane.busy() == Busy::Owed)
+    }
+
     /// True when no lane has anything under way that somebody waits for, of its own or from above.
     pub(crate) fn is_idle(&self) -> bool {
         self.active

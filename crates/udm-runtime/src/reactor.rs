@@ -59,7 +59,7 @@ impl Aside {
 impl Drop for Aside {
     fn drop(&mut self) {
         // What is in flight can't be taken apart.
-        if let Some(inner) = self.0.take() {
+        if let Some(inner) = self.0.take_if(|inner| inner.devices.has_in_flight()) {
             Box::leak(inner);
         }
     }
