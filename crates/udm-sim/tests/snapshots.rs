@@ -35,7 +35,7 @@ fn seeds_run_clean() {
 #[test]
 fn a_cut_behind_any_turn_loses_nothing() {
     let mut all = Counts::default();
-    for seed in [3, 4, 8, 11] {
+    for seed in [2, 7, 10, 16] {
         let without = Without::default().and(Class::Crash);
         for cut in 201..=700 {
             let plan = Plan { without, keep_events: 100, ..Plan::new(seed, cut + 100) };

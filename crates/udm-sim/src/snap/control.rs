@@ -13,8 +13,9 @@ use udm_core::errno::{EINTR, ENOENT};
 use udm_core::{Busy, DevNo, Nanos};
 use udm_dm::{Changes, DeviceRef, LookupError, MappedDevice, Refused, Resolver, Table, TargetError, Wake};
 
-/// The most steps that something may take.
-const STEPS_MAX: u64 = 60_000;
+/// The most steps that something may take. A slow path may hold a request for half a second, which
+/// is 200,000.
+const STEPS_MAX: u64 = 1_000_000;
 
 /// Finds disks by their words, `p` and a number.
 struct Names(Vec<Arc<SimPath>>);

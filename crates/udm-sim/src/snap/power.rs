@@ -8,7 +8,7 @@ use crate::model::Wrong;
 use udm_core::{Busy, Nanos};
 
 /// The most steps until all is quiet.
-const STEPS_MAX: u64 = 100_000;
+const STEPS_MAX: u64 = 1_000_000;
 
 impl World {
     /// Takes all the steps of the plan, and comes to rest.
