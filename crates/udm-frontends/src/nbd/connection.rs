@@ -64,7 +64,6 @@ pub(super) struct Connection {
     pub(super) cluster: Arc<Cluster>,
     exports: Arc<Exports>,
     options: ServerOptions,
-    place: Place,
     pub(super) phase: Phase,
     begun: bool,
     deadline: Nanos,
@@ -125,6 +124,8 @@ pub(super) struct Connection {
     /// The turn, by its time, and the requests taken in it.
     turn: Nanos,
     taken: usize,
+    /// Given back behind all the rest: who sees no connection sees no user of an export either.
+    place: Place,
 }
 
 /// A number for each connection.
