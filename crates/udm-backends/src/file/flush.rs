@@ -48,8 +48,8 @@ impl FileLane {
         self.push_flush();
     }
 
-    fn push_flush(&self) {
-        self.user.push(FLUSH, RingOp::Fsync { fd: self.shared.fd.clone(), data_only: true });
+    fn push_flush(&mut self) {
+        self.push(FLUSH, RingOp::Fsync { fd: self.shared.fd.clone(), data_only: true });
     }
 
     /// The flush under way has ended: so have those that it served, or they go on to the work

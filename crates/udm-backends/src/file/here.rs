@@ -1,19 +1,20 @@
-//! Files whose file system is memory (tmpfs, ramfs): the core itself reads and writes them.
+//! Files whose file system is memory (tmpfs, ramfs): the core itself reads, writes and syncs them.
 //!
 //! They wait for no storage but what all memory may wait for, and the kernel can't tell that: the
 //! ring would hand each request to a worker and be woken by it. What a core does by itself is its
 //! work, so it is counted in bytes, and what is over the turn's budget goes on in the next: short
 //! requests before pieces of long ones.
 //!
-//! A write with FUA is the ring's: on such a file system it does not wait either, and it is rare.
-//! So is what has its data in memory that another process shares.
+//! There a sync has nothing to wait for. It is asked for all the same: what it says is the kernel's
+//! word. What has its data in memory that another process shares is the ring's.
 
 use super::lane::FileLane;
 use super::slot::PIECE;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs;
-use rustix::io::{self, Errno};
+use rustix::io::{self, Errno, ReadWriteFlags};
 use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::{Cx, Segments};
@@ -30,18 +31,28 @@ pub(super) fn is_memory(fd: BorrowedFd<'_>) -> bool {
 
 /// A read or write, and whose it is.
 struct Transfer {
-    key: usize,
+    tag: u64,
     fd: Arc<OwnedFd>,
     offset: u64,
     data: Segments,
     /// Bytes that are done.
     done: usize,
-    is_write: bool,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+    /// A write that is durable when it ends.
+    SyncedWrite,
 }
 
 /// What a lane has to do by itself.
 #[derive(Default)]
 pub(super) struct Here {
+    /// Syncs of all the data of a file: whose, and through which descriptor.
+    syncs: VecDeque<(u64, Arc<OwnedFd>)>,
     short: VecDeque<Transfer>,
     long: VecDeque<Transfer>,
 }
@@ -51,32 +62,41 @@ impl Here {
     ///
     /// # Errors
     /// Hands back what is.
-    pub(super) fn push(&mut self, key: usize, op: RingOp) -> Result<(), RingOp> {
+    pub(super) fn push(&mut self, tag: u64, op: RingOp) -> Result<(), RingOp> {
         // Memory that others share is the kernel's to copy.
         if let RingOp::Read { data, .. } | RingOp::Write { data, .. } = &op
             && data.is_foreign()
         {
             return Err(op);
         }
-        let (fd, offset, data, is_write) = match op {
-            RingOp::Read { fd, offset, data, cached: false } => (fd, offset, data, false),
-            RingOp::Write { fd, offset, data, dsync: false } => (fd, offset, data, true),
+        let (fd, offset, data, kind) = match op {
+            RingOp::Read { fd, offset, data, cached: false } => (fd, offset, data, Kind::Read),
+            RingOp::Write { fd, offset, data, dsync: false } => (fd, offset, data, Kind::Write),
+            RingOp::Write { fd, offset, data, dsync: true } => (fd, offset, data, Kind::SyncedWrite),
+            RingOp::Fsync { fd, data_only: true } => {
+                self.syncs.push_back((tag, fd));
+                return Ok(());
+            }
             other => return Err(other),
         };
         let queue = if data.len() as u64 <= PIECE { &mut self.short } else { &mut self.long };
-        queue.push_back(Transfer { key, fd, offset, data, done: 0, is_write });
+        queue.push_back(Transfer { tag, fd, offset, data, done: 0, kind });
         Ok(())
     }
 
     /// True when nothing waits.
     pub(super) fn is_idle(&self) -> bool {
-        self.short.is_empty() && self.long.is_empty()
+        self.syncs.is_empty() && self.short.is_empty() && self.long.is_empty()
     }
 }
 
 impl FileLane {
     /// Works on what is the core's own, as far as the turn's budget goes, and a little further.
     pub(super) fn serve_here(&mut self, cx: &mut Cx<'_>) {
+        while let Some((tag, fd)) = self.here.syncs.pop_front() {
+            let result = fs::fdatasync(&fd).map(|()| 0).map_err(Errno::raw_os_error);
+            self.operation_done(Done { tag, result, data: Segments::new() }, cx);
+        }
         let mut left = cx.work_left();
         let mut first = true;
         while first || left > 0 {
@@ -121,9 +141,12 @@ impl Transfer {
                 continue;
             }
             let (part, at) = (&mut buf[from..from + len], self.offset + self.done as u64);
-            let moved = match self.is_write {
-                true => io::pwrite(self.fd.as_fd(), part, at),
-                false => io::pread(self.fd.as_fd(), part, at),
+            let moved = match self.kind {
+                Kind::Read => io::pread(self.fd.as_fd(), part, at),
+                Kind::Write => io::pwrite(self.fd.as_fd(), part, at),
+                Kind::SyncedWrite => {
+                    io::pwritev2(self.fd.as_fd(), &[IoSlice::new(part)], at, ReadWriteFlags::DSYNC)
+                }
             };
             match moved {
                 Ok(n) => self.done += n,
@@ -146,7 +169,7 @@ impl Transfer {
             Err(errno) if self.done == 0 => Err(errno.raw_os_error()),
             _ => Ok(self.done as u32),
         };
-        Done { tag: self.key as u64, result, data: self.data }
+        Done { tag: self.tag, result, data: self.data }
     }
 }
 
@@ -155,7 +178,7 @@ mod tests {
     use super::super::tests::{Disk, core, file_in_memory, file_of, open, skipped};
     use super::*;
     use crate::testing::scattered;
-    use udm_core::{Batch, Bio, Sector, Sectors, Status, WORK_MAX};
+    use udm_core::{Batch, Bio, BioFlags, Op, Sector, Sectors, Status, WORK_MAX};
 
     #[test]
     fn a_file_on_a_disk_is_the_rings() {
@@ -205,6 +228,35 @@ mod tests {
         for i in 0..8 {
             assert!(disk.read(i * 2048, 2048).iter().all(|&byte| byte == i as u8));
         }
+    }
+
+    /// A write between its flush and its sync is done in the turn that it comes in, and so is a
+    /// flush beside it.
+    #[test]
+    fn syncs_wait_for_nothing() {
+        let Some(file) = file_in_memory(1 << 20, 5) else { return };
+        let file = open(file.path(), false, false).unwrap();
+        let mut core = core();
+        let mut lane = core.open(&file).unwrap();
+        let mut data = scattered(8192, &[512]);
+        data.fill(7);
+        let mut write = Bio::write(Sector(8), Sectors(16), data);
+        write.flags = BioFlags::PREFLUSH | BioFlags::FUA;
+        let mut flush = Bio::new();
+        flush.op = Op::Flush;
+        let mut batch = vec![write, flush];
+        batch.iter_mut().for_each(|bio| bio.start());
+        let mut done = Batch::new();
+        core.turn(|cx| {
+            lane.submit(&mut batch, cx);
+            lane.poll(&mut done, cx);
+            lane.poll(&mut done, cx);
+        });
+        assert_eq!(done.len(), 2);
+        done.iter_mut().for_each(|bio| bio.finish());
+        assert!(done.iter().all(|bio| bio.status == Status::Ok));
+        drop(lane);
+        assert!(Disk::over(&file).read(8, 16).iter().all(|&byte| byte == 7));
     }
 
     /// What a cut file has lost is a path error, as it is on a disk.

@@ -112,19 +112,22 @@ impl FileLane {
         if matches!(slot.step, Step::Flush | Step::FlushAfter) {
             return self.flush(key);
         }
-        let mut op = slot.operation(memory, &mut self.shared);
-        if self.shared.in_memory {
-            match self.here.push(key, op) {
-                Ok(()) => return,
-                Err(other) => op = other,
-            }
-        }
+        let op = slot.operation(memory, &mut self.shared);
         let is_sync = matches!(op, RingOp::Write { dsync: true, .. });
         // A sync that is asked anew, because of EINTR, has its ticket.
         if is_sync && self.shared.disk.direct.is_none() && slot.ticket.is_none() {
             slot.ticket = Some(self.shared.syncs.begin());
         }
-        self.user.push(key as u64, op);
+        self.push(key as u64, op);
+    }
+
+    /// Has the ring do it, or the core itself.
+    pub(super) fn push(&mut self, tag: u64, op: RingOp) {
+        let op = match self.shared.in_memory {
+            true => self.here.push(tag, op),
+            false => Err(op),
+        };
+        op.unwrap_or_else(|op| self.user.push(tag, op));
     }
 
     fn start_waiting(&mut self) {
