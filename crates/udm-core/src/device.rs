@@ -1,6 +1,6 @@
 //! The control half of a device.
 
-use crate::{Commons, Content, Cx, Extents, Lane, Limits, Sector, Sectors};
+use crate::{Commons, Content, Cx, Extents, Lane, Limits, Sector, Sectors, Since};
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -33,6 +33,22 @@ pub trait Device: Send + Sync {
         out.push(len, Content::Data);
     }
 
+    /// The instants since which it knows what has changed, each under another name. Asked by cores,
+    /// so it waits for nobody; it may be stale the moment it is told.
+    fn checkpoints(&self) -> Vec<Checkpoint> {
+        Vec::new()
+    }
+
+    /// As [`Device::extents`], what of it may have changed since one of its checkpoints.
+    ///
+    /// What was acknowledged before the call is never told as the same. Who does not know any more,
+    /// because what kept the instant is gone, says that all has changed: whoever copies what
+    /// changed then copies too much, and loses nothing.
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+        let _ = (since, from);
+        out.push(len, Since::Changed);
+    }
+
     /// What it shares with the other names of its disk: every disk and every mapped device has it.
     /// `None` for what is neither, as a table.
     fn commons(&self) -> Option<&Commons> {
@@ -52,6 +68,18 @@ pub trait Device: Send + Sync {
     fn stacked(&self) -> Option<&dyn Stacked> {
         None
     }
+}
+
+/// An instant of a device, since which it knows what has changed.
+///
+/// It means that instant for good: another one that takes its name later is another checkpoint, and
+/// holding it keeps nothing alive.
+#[derive(Clone)]
+pub struct Checkpoint {
+    /// What people call it.
+    pub name: String,
+    /// What it is to the device that gave it.
+    pub key: Weak<dyn Any + Send + Sync>,
 }
 
 /// A disk that no other program has alone, until it is dropped.

@@ -1,4 +1,5 @@
-//! Which parts of a device hold data: the answer of [`crate::Device::extents`].
+//! What is known of the parts of a device: the answers of [`crate::Device::extents`] and
+//! [`crate::Device::changed`].
 
 use crate::Sectors;
 
@@ -11,13 +12,22 @@ pub enum Content {
     Hole,
 }
 
+/// What is known of a range since an instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Since {
+    /// It may have changed, as far as anybody knows.
+    Changed,
+    /// It is as it was.
+    Same,
+}
+
 /// A run of sectors of one content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct Extent<T = Content> {
     /// Its length, above 0.
     pub len: Sectors,
     /// What it is.
-    pub content: Content,
+    pub content: T,
 }
 
 /// Collects runs of sectors in order, from the start of the range that was asked for. Neighbours of
@@ -26,8 +36,8 @@ pub struct Extent {
 /// It is *full* when it has as many runs as were wanted, or when finding them took too many steps:
 /// then what follows is not known.
 #[derive(Debug)]
-pub struct Extents {
-    list: Vec<Extent>,
+pub struct Extents<T = Content> {
+    list: Vec<Extent<T>>,
     max: usize,
     steps: usize,
     full: bool,
@@ -37,15 +47,21 @@ pub struct Extents {
 /// about all of them.
 const STEPS_MAX: usize = 16 << 10;
 
-impl Extents {
+impl<T: Copy + PartialEq> Extents<T> {
     /// An empty list of `max` (at least 1) runs at the most.
     #[must_use]
-    pub fn new(max: usize) -> Extents {
+    pub fn new(max: usize) -> Extents<T> {
         Extents { list: Vec::new(), max: max.max(1), steps: STEPS_MAX, full: false }
     }
 
+    /// An empty list for so many runs.
+    #[must_use]
+    pub fn like(&self) -> Extents<T> {
+        Extents::new(self.max)
+    }
+
     /// Appends `len` sectors. What does not fit any more is left out.
-    pub fn push(&mut self, len: Sectors, content: Content) {
+    pub fn push(&mut self, len: Sectors, content: T) {
         if len == Sectors::ZERO || self.full {
             return;
         }
@@ -71,7 +87,7 @@ impl Extents {
     /// What was collected; it may be less than what was asked about, and is never empty when
     /// anything was pushed.
     #[must_use]
-    pub fn list(&self) -> &[Extent] {
+    pub fn list(&self) -> &[Extent<T>] {
         &self.list
     }
 }

@@ -1,7 +1,7 @@
 //! What the control side asks of a target that keeps an instant of another device.
 
 use crate::target::DeviceRef;
-use udm_core::{Sector, Sectors};
+use udm_core::{Checkpoint, Sectors};
 
 /// How a snapshot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +67,7 @@ pub trait SnapshotView {
     /// What it is made of, and how full it is.
     fn report(&self) -> SnapshotReport;
 
-    /// The first run of sectors, from `from` on, that differ from the origin as far as anybody
-    /// knows: those that are in the store. In whole chunks, but for the end of the target; what
-    /// follows may belong to the run as well.
-    fn next_changed(&self, from: Sector) -> Option<(Sector, Sectors)>;
+    /// The instant, for [`crate::Target::changed`] of its origin, of another snapshot of that, or
+    /// of itself: then it is what it keeps. `None` when it is kept no more.
+    fn checkpoint(&self) -> Option<Checkpoint>;
 }

@@ -11,8 +11,8 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 use udm_core::{
-    Alone, Content, ControlIo, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, MakeTask, Nanos,
-    OpenError, Sector, Sectors,
+    Alone, Checkpoint, Content, ControlIo, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits,
+    MakeTask, Nanos, OpenError, Sector, Sectors, Since,
 };
 
 /// A device that a table line names, looked up.
@@ -150,6 +150,18 @@ pub trait Target: Send + Sync {
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         let _ = from;
         out.push(len, Content::Data);
+    }
+
+    /// The instants since which it knows what has changed, as [`Device::checkpoints`].
+    fn checkpoints(&self) -> Vec<Checkpoint> {
+        Vec::new()
+    }
+
+    /// What has changed since one of them, as [`Device::changed`]; `from` counts from the target's
+    /// start.
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+        let _ = (since, from);
+        out.push(len, Since::Changed);
     }
 
     /// The devices below with the range used of each, for checks of size and alignment and for

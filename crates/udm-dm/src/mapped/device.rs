@@ -15,8 +15,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use udm_core::{
-    Commons, Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, LaneCommand, Limits, OpenError,
-    Sector, Sectors, Stacked, TaskHandle,
+    Checkpoint, Commons, Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, LaneCommand, Limits,
+    OpenError, Sector, Sectors, Since, Stacked, TaskHandle,
 };
 
 /// Called when there is something to do: a [`Change`] can take its next step, an event was raised.
@@ -401,6 +401,19 @@ impl Device for MappedDevice {
             table.extents(from, Sectors(known), out);
         }
         out.push(Sectors(len.0 - known), Content::Data);
+    }
+
+    fn checkpoints(&self) -> Vec<Checkpoint> {
+        self.live().map_or_else(Vec::new, |table| table.checkpoints())
+    }
+
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+        let live = self.live();
+        let known = live.as_ref().map_or(0, |table| table.limits().size.0.saturating_sub(from.0)).min(len.0);
+        if let Some(table) = live.filter(|_| known > 0) {
+            table.changed(since, from, Sectors(known), out);
+        }
+        out.push(Sectors(len.0 - known), Since::Changed);
     }
 
     fn commons(&self) -> Option<&Commons> {

@@ -26,7 +26,8 @@ use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::errno::EBUSY;
 use udm_core::{
-    Claim, Commons, ControlIo, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors,
+    Checkpoint, Claim, Commons, ControlIo, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError,
+    Sector, Sectors, Since,
 };
 
 /// One target of a table and its place.
@@ -91,6 +92,15 @@ impl Table {
     #[must_use]
     pub fn targets(&self) -> &[Entry] {
         &self.entries
+    }
+
+    /// The target of a table of one line.
+    #[must_use]
+    pub fn only(&self) -> Option<&Entry> {
+        match &self.entries[..] {
+            [entry] => Some(entry),
+            _ => None,
+        }
     }
 
     /// The index of the target that maps `sector`; `None` behind the end.
@@ -239,6 +249,19 @@ impl Device for Table {
             }
             let start = entry.start.max(from);
             entry.target.extents(Sector(start.0 - entry.start.0), entry.end().min(end) - start, out);
+        }
+    }
+
+    /// Of a table of one line: that of several would be the sum of what they know, and nobody keeps
+    /// an instant of a part.
+    fn checkpoints(&self) -> Vec<Checkpoint> {
+        self.only().map_or_else(Vec::new, |entry| entry.target.checkpoints())
+    }
+
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+        match self.only() {
+            Some(entry) => entry.target.changed(since, from, len, out),
+            None => out.push(len, Since::Changed),
         }
     }
 }

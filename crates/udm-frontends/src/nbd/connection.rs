@@ -70,7 +70,7 @@ pub(super) struct Connection {
     pub(super) device: Option<DeviceSlot>,
     pub(super) export: Option<(ExportUse, Geometry)>,
     pub(super) structured: bool,
-    pub(super) contexts: Vec<&'static Context>,
+    pub(super) contexts: Arc<[Context]>,
     /// Its name in letters, unlike any other's.
     pub(super) id: u64,
     pub(super) surveyor: Surveyor,
@@ -157,7 +157,7 @@ impl Connection {
             device: None,
             export: None,
             structured: false,
-            contexts: Vec::new(),
+            contexts: Arc::default(),
             id: next_id(),
             surveyor,
             rx: Receiver::new(options.bytes_max),

@@ -1,53 +1,115 @@
-//! The metadata contexts that the server has, and what clients ask for them: the one list of both.
+//! The metadata contexts of an export, what clients ask for them, and what they say of blocks.
+//!
+//! `base:allocation` is everybody's. A device that knows what has changed since an instant
+//! ([`udm_core::Device::checkpoints`]) has a `qemu:dirty-bitmap:NAME` for each: QEMU's name for
+//! such a map, and its flag. A context that was chosen means that instant for as long as the
+//! connection lasts: when what kept it is gone, all is dirty, whatever bears its name by then.
 
-use udm_core::Content;
-use udm_wire::nbd::{CONTEXT_ALLOCATION, STATE_HOLE, STATE_ZERO};
+use std::collections::HashSet;
+use udm_core::{Checkpoint, Content, Device, Extents, Sector, Sectors, Since};
+use udm_wire::nbd::{CONTEXT_ALLOCATION, CONTEXT_DIRTY, STATE_DIRTY, STATE_HOLE, STATE_ZERO};
 
-/// A metadata context. What it says of blocks comes from [`udm_core::Device::extents`].
+/// Contexts that one client may choose: each is another part of every answer.
+const CHOSEN_MAX: usize = 16;
+
+/// Contexts that are listed at once, so that an answer has an end; who knows the name of one can
+/// choose it all the same.
+const LISTED_MAX: usize = 1025;
+
+/// A run of sectors, and the flags of a context for them.
+pub(super) type Run = (Sectors, u32);
+
+/// A metadata context.
+#[derive(Clone)]
 pub(super) struct Context {
-    /// Its number on the wire.
+    /// Its number on the wire, once it is chosen.
     pub(super) id: u32,
-    pub(super) name: &'static str,
-    /// The flags of a run of sectors.
-    pub(super) flags: fn(Content) -> u32,
+    says: Says,
 }
 
-/// Every context.
-pub(super) const CONTEXTS: &[Context] = &[Context {
-    id: 1,
-    name: CONTEXT_ALLOCATION,
-    flags: |content| match content {
-        Content::Data => 0,
-        Content::Hole => STATE_HOLE | STATE_ZERO,
-    },
-}];
+/// What it says of blocks.
+#[derive(Clone)]
+enum Says {
+    Allocation,
+    Dirty(Checkpoint),
+}
 
-/// The contexts that one of `queries` names. To list, no query at all is a query for all of them,
-/// and a namespace (`base:`) for those in it.
-pub(super) fn matching(queries: &[String], list: bool) -> impl Iterator<Item = &'static Context> + '_ {
-    CONTEXTS.iter().filter(move |context| {
-        let namespace = context.name.split_inclusive(':').next();
-        let fits = |query: &String| query == context.name || list && namespace == Some(query.as_str());
-        list && queries.is_empty() || queries.iter().any(fits)
-    })
+impl Context {
+    /// Its name.
+    pub(super) fn name(&self) -> String {
+        match &self.says {
+            Says::Allocation => CONTEXT_ALLOCATION.to_owned(),
+            Says::Dirty(since) => format!("{CONTEXT_DIRTY}{}", since.name),
+        }
+    }
+
+    /// What `device` says of `len` sectors from `from` on: `max` runs at the most, in order, of
+    /// which there is one. It may block.
+    pub(super) fn ask(&self, device: &dyn Device, from: Sector, len: Sectors, max: usize) -> Vec<Run> {
+        match &self.says {
+            Says::Allocation => {
+                let mut out = Extents::new(max);
+                device.extents(from, len, &mut out);
+                runs(&out, |content| match content {
+                    Content::Data => 0,
+                    Content::Hole => STATE_HOLE | STATE_ZERO,
+                })
+            }
+            Says::Dirty(since) => {
+                let mut out = Extents::new(max);
+                device.changed(since, from, len, &mut out);
+                runs(&out, |since| if since == Since::Changed { STATE_DIRTY } else { 0 })
+            }
+        }
+    }
+
+    /// What is true enough when the device was not asked.
+    pub(super) fn unknown(&self) -> u32 {
+        match self.says {
+            Says::Allocation => 0,
+            Says::Dirty(_) => STATE_DIRTY,
+        }
+    }
+}
+
+fn runs<T: Copy + PartialEq>(found: &Extents<T>, flags: impl Fn(T) -> u32) -> Vec<Run> {
+    found.list().iter().map(|run| (run.len, flags(run.content))).collect()
+}
+
+/// The contexts of `device` that one of `queries` names, numbered from 1. To list, no query at all
+/// is a query for all of them, and a namespace (`base:`, `qemu:`, `qemu:dirty-bitmap:`) for those
+/// in it.
+///
+/// # Errors
+/// There are more than a client may have.
+pub(super) fn matching(
+    device: &dyn Device,
+    queries: &[String],
+    list: bool,
+) -> Result<Vec<Context>, &'static str> {
+    let wanted: HashSet<&str> = queries.iter().map(String::as_str).collect();
+    // Whoever asks for nothing else does not have the device asked.
+    let dirty = |query: &&str| CONTEXT_DIRTY.starts_with(query) || query.starts_with(CONTEXT_DIRTY);
+    let asks = list && queries.is_empty() || wanted.iter().any(dirty);
+    let checkpoints = if asks { device.checkpoints() } else { Vec::new() };
+    let all = [Says::Allocation].into_iter().chain(checkpoints.into_iter().map(Says::Dirty));
+    let mut found: Vec<Context> = Vec::new();
+    for says in all {
+        let context = Context { id: found.len() as u32 + 1, says };
+        let name = context.name();
+        let spaces = name.match_indices(':').map(|(at, _)| &name[..=at]).take(2);
+        let fits = wanted.contains(name.as_str())
+            || list && (queries.is_empty() || spaces.into_iter().any(|space| wanted.contains(space)));
+        match (fits, found.len()) {
+            (false, _) => {}
+            (true, LISTED_MAX) if list => return Err("too many metadata contexts: ask by name"),
+            (true, CHOSEN_MAX) if !list => return Err("at most 16 metadata contexts at a time"),
+            (true, _) => found.push(context),
+        }
+    }
+    Ok(found)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn queries() {
-        let n = |queries: &[&str], list| {
-            let queries: Vec<String> = queries.iter().map(|q| (*q).to_owned()).collect();
-            matching(&queries, list).count()
-        };
-        assert_eq!((n(&[], true), n(&[], false)), (1, 0));
-        assert_eq!((n(&["base:"], true), n(&["base:"], false)), (1, 0));
-        assert_eq!(
-            (n(&["base:allocation"], true), n(&["base:allocation", "base:allocation"], false)),
-            (1, 1)
-        );
-        assert_eq!((n(&["base", "", "qemu:", "base:allocation2"], true)), 0);
-    }
-}
+#[path = "contexts_tests.rs"]
+mod tests;

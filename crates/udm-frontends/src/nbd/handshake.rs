@@ -6,13 +6,14 @@
 
 use super::contexts::{Context, matching};
 use super::exports::{Export, ExportUse, Exports, Geometry};
+use std::sync::Arc;
 use udm_core::OpenError;
 use udm_wire::nbd::{
     ClientFlags, ClientOption, ExportFlags, ExportNameReply, FromClient, GREETING_SIZE, HandshakeFlags,
     HandshakeParser, INFO_DESCRIPTION, INFO_NAME, Info, InfoRequest, MetaRequest, OPT_ABORT, OPT_GO,
     OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY, REP_ERR_INVALID,
-    REP_ERR_PLATFORM, REP_ERR_UNKNOWN, greeting, put_ack, put_error, put_export_name_reply, put_info,
-    put_meta_context, put_server,
+    REP_ERR_PLATFORM, REP_ERR_TOO_BIG, REP_ERR_UNKNOWN, greeting, put_ack, put_error, put_export_name_reply,
+    put_info, put_meta_context, put_server,
 };
 
 /// The server's half of a handshake.
@@ -22,7 +23,7 @@ pub(super) struct Handshake {
     no_zeroes: bool,
     structured: bool,
     /// The metadata contexts that were chosen, and for which export: they are void for any other.
-    contexts: Option<(String, Vec<&'static Context>)>,
+    contexts: Option<(String, Arc<[Context]>)>,
 }
 
 /// What a step led to.
@@ -44,7 +45,7 @@ pub(super) struct Session {
     /// Reads are answered with chunks.
     pub(super) structured: bool,
     /// What `BLOCK_STATUS` is answered with; it may not be asked when there are none.
-    pub(super) contexts: Vec<&'static Context>,
+    pub(super) contexts: Arc<[Context]>,
 }
 
 /// Opens the device of the chosen export, before the client is told that it has it.
@@ -136,13 +137,16 @@ impl Handshake {
             return put_error(out, option, REP_ERR_INVALID, "metadata contexts need structured replies");
         }
         let Some(export) = found(option, &request.name, out, exports.get(&request.name)) else { return };
-        let contexts: Vec<_> = matching(&request.queries, list).collect();
+        let contexts = match matching(&**export.device(), &request.queries, list) {
+            Ok(contexts) => contexts,
+            Err(why) => return put_error(out, option, REP_ERR_TOO_BIG, why),
+        };
         for context in &contexts {
-            put_meta_context(out, option, if list { 0 } else { context.id }, context.name);
+            put_meta_context(out, option, if list { 0 } else { context.id }, &context.name());
         }
         put_ack(out, option);
         if !list {
-            self.contexts = Some((export.name().to_owned(), contexts));
+            self.contexts = Some((export.name().to_owned(), contexts.into()));
         }
     }
 
@@ -179,7 +183,7 @@ impl Handshake {
 
     fn begin(&self, export: ExportUse, geometry: Geometry) -> Step {
         let chosen = self.contexts.as_ref().filter(|(name, _)| name == export.name());
-        let contexts = chosen.map_or_else(Vec::new, |(_, contexts)| contexts.clone());
+        let contexts = chosen.map_or_else(Arc::default, |(_, contexts)| Arc::clone(contexts));
         Step::Begin(Session { export, geometry, structured: self.structured, contexts })
     }
 

@@ -7,8 +7,8 @@
 //! Spoken: the fixed newstyle handshake with `GO`, `INFO`, `LIST`, `STRUCTURED_REPLY`,
 //! `LIST_META_CONTEXT`, `SET_META_CONTEXT`, `ABORT` and `EXPORT_NAME`; the commands `READ`,
 //! `WRITE`, `FLUSH`, `TRIM`, `WRITE_ZEROES`, `CACHE`, `BLOCK_STATUS` and `DISC`; FUA, `NO_HOLE`,
-//! `FAST_ZERO`, `DF`; block sizes; the context `base:allocation`. Not spoken: TLS, extended
-//! headers.
+//! `FAST_ZERO`, `DF`; block sizes; the contexts `base:allocation` and `qemu:dirty-bitmap:NAME`.
+//! Not spoken: TLS, extended headers.
 //!
 //! How the data flow (steps by file):
 //! * `receive`: one receive brings many requests; the payload of a write is cut out of the memory
@@ -16,7 +16,8 @@
 //! * `request`: each request is checked against its export; what can't be done is answered with an
 //!   error, and the connection lives.
 //! * `unaligned`, `holds`: a request may begin and end at any byte; the device sees whole blocks.
-//! * `contexts`, `survey`: what of a device is allocated, asked on threads that may block.
+//! * `contexts`, `survey`: what of a device is allocated, and what has changed, asked on threads
+//!   that may block.
 //! * `connection`: the life of a client; `serve`: requests become bios, finished bios become
 //!   answers.
 //! * `connection/moving`: a client goes on on another core; `balance`: which, and when.

@@ -6,15 +6,16 @@
 //! carry is a flush behind it. The answer is queued when the last bio is back.
 
 use super::connection::{Connection, Phase};
-use super::contexts::Context;
+use super::contexts::{Context, Run};
 use super::reply::{Answer, Form, recycle};
 use super::request::{Blocks, Plan, check};
 use super::survey::{Survey, Surveyed};
 use super::unaligned::{Edges, Side};
 use std::any::Any;
 use std::ops::Range;
+use std::sync::Arc;
 use udm_core::errno;
-use udm_core::{Bio, BioFlags, Extent, Op, Sector, Sectors, Segments, Status};
+use udm_core::{Bio, BioFlags, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
 use udm_wire::nbd::{
     Command, CommandFlags, ESHUTDOWN, PAYLOAD_SKIP_MAX, Request, block_descriptor, chunk_block_status_header,
@@ -23,7 +24,8 @@ use udm_wire::nbd::{
 /// What `CACHE` and written-out zeroes move at a time, in bytes.
 pub(super) const PIECE: u32 = 256 << 10;
 
-/// Runs of blocks in the answer to a `BLOCK_STATUS`; the client asks again for the rest.
+/// Runs of blocks in the answer to a `BLOCK_STATUS`, of all its contexts together; the client asks
+/// again for the rest.
 const EXTENTS_MAX: usize = 512;
 
 /// A request between its arrival and the end of its last bio.
@@ -193,7 +195,8 @@ impl Connection {
             device: export.device().clone(),
             from: Sector(range.start / udm_core::SECTOR_SIZE),
             len: Sectors::from_bytes(range.end - range.start),
-            max: if one { 1 } else { EXTENTS_MAX },
+            max: if one { 1 } else { EXTENTS_MAX / self.contexts.len().max(1) },
+            contexts: Arc::clone(&self.contexts),
             cluster: self.cluster.clone(),
             core: cx.core(),
             connection: self.id,
@@ -363,16 +366,15 @@ impl Connection {
 }
 
 /// The reply to a `BLOCK_STATUS`: a chunk for each context, about no more than was asked. `found`
-/// begins at byte `start`, at or before the request's.
-fn status(request: &Request, start: u64, found: &[Extent], contexts: &[&Context]) -> Vec<u8> {
+/// has the runs of each context and begins at byte `start`, at or before the request's.
+fn status(request: &Request, start: u64, found: &[Vec<Run>], contexts: &[Context]) -> Vec<u8> {
     let mut out = Vec::new();
-    for (i, context) in contexts.iter().enumerate() {
+    for (i, (context, found)) in contexts.iter().zip(found).enumerate() {
         let mut runs: Vec<(u32, u32)> = Vec::new();
         let (mut at, end) = (start, request.offset + u64::from(request.len));
-        for extent in found {
-            let next = at + extent.len.bytes();
+        for &(len, flags) in found {
+            let next = at + len.bytes();
             let covered = next.min(end).saturating_sub(at.max(request.offset)) as u32;
-            let flags = (context.flags)(extent.content);
             match runs.last_mut().filter(|last| last.1 == flags) {
                 Some(last) => last.0 += covered,
                 None if covered > 0 => runs.push((covered, flags)),

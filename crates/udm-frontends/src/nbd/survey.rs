@@ -3,15 +3,17 @@
 //! A device may have to ask a file system, which may take its time or hang; no core does that. A
 //! connection passes a [`Survey`] to the [`Surveyor`] and goes on; the answer comes back as a
 //! letter. Each device has one thread while it is asked, so one that hangs holds up nobody else.
-//! All queues are bounded: what finds no place, and whatever goes wrong, is answered with "data",
-//! which is always true enough. Every survey is answered once, because dropping it answers it.
+//! All queues are bounded: what finds no place, and whatever goes wrong, is answered with what is
+//! always true enough: data, and changed. Every survey is answered once, because dropping it
+//! answers it.
 
+use super::contexts::{Context, Run};
 use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use udm_core::{Content, CoreId, Device, DeviceId, Extent, Extents, Sector, Sectors};
+use udm_core::{CoreId, Device, DeviceId, Sector, Sectors};
 use udm_runtime::Cluster;
 
 /// Surveys that wait to be dealt out, and for one device.
@@ -26,38 +28,40 @@ pub(super) struct Survey {
     pub(super) device: Arc<dyn Device>,
     pub(super) from: Sector,
     pub(super) len: Sectors,
-    /// Runs of sectors in the answer at the most.
+    /// What is asked: at least one.
+    pub(super) contexts: Arc<[Context]>,
+    /// Runs of sectors in the answer of each at the most.
     pub(super) max: usize,
     pub(super) cluster: Arc<Cluster>,
     pub(super) core: CoreId,
     /// Who asked: a connection, and its request.
     pub(super) connection: u64,
     pub(super) key: usize,
-    /// Empty until the device has answered.
-    pub(super) found: Vec<Extent>,
+    /// Of each context, once the device has answered.
+    pub(super) found: Vec<Vec<Run>>,
 }
 
 /// The letter with the answer.
 pub(super) struct Surveyed {
     pub(super) connection: u64,
     pub(super) key: usize,
-    /// From the begin of the range on, at least one.
-    pub(super) found: Vec<Extent>,
+    /// Of each context, from the begin of the range on, at least one.
+    pub(super) found: Vec<Vec<Run>>,
 }
 
 impl Survey {
     fn ask(mut self) {
-        let mut out = Extents::new(self.max);
-        self.device.extents(self.from, self.len, &mut out);
-        self.found = out.list().to_vec();
+        for context in &*self.contexts {
+            self.found.push(context.ask(&*self.device, self.from, self.len, self.max));
+        }
     }
 }
 
 impl Drop for Survey {
     fn drop(&mut self) {
         let mut found = std::mem::take(&mut self.found);
-        if found.is_empty() {
-            found.push(Extent { len: self.len, content: Content::Data });
+        for context in &self.contexts[found.len()..] {
+            found.push(vec![(self.len, context.unknown())]);
         }
         let letter = Surveyed { connection: self.connection, key: self.key, found };
         self.cluster.post_letter(self.core, self.device.id(), Box::new(letter));

@@ -153,11 +153,11 @@ impl ExceptionMap {
         self.make(chunk).store(0, Ordering::Release);
     }
 
-    /// The next chunk from `from` on that is in the store. Leaves that nobody touched are passed
-    /// over.
-    pub(super) fn next_kept(&self, from: u64) -> Option<(u64, u64)> {
-        let mut chunk = from;
-        while chunk < self.chunks {
+    /// The next chunk from `from` on, below `end`, that is in the store. Leaves that nobody touched
+    /// are passed over.
+    pub(super) fn next_kept(&self, from: u64, end: u64) -> Option<(u64, u64)> {
+        let (mut chunk, end) = (from, end.min(self.chunks));
+        while chunk < end {
             let branch = self.branches[(chunk / BRANCH) as usize].get();
             let Some(branch) = branch else {
                 chunk = (chunk / BRANCH + 1) * BRANCH;
@@ -208,10 +208,11 @@ mod tests {
         map.settle(78);
         assert!(map.are_settled(77, 77) && !map.are_settled(77, 78));
         map.load((1 << 28) - 1, 3);
-        assert_eq!(map.next_kept(0), Some((77, 2)));
-        assert_eq!(map.next_kept(78), Some(((1 << 28) - 1, 3)));
+        assert_eq!(map.next_kept(0, u64::MAX), Some((77, 2)));
+        assert_eq!(map.next_kept(78, 1 << 28), Some(((1 << 28) - 1, 3)));
+        assert_eq!((map.next_kept(0, 77), map.next_kept(78, (1 << 28) - 1)), (None, None));
         map.forget(77);
-        assert_eq!((map.get(77), map.next_kept(1 << 28)), (Place::Free, None));
+        assert_eq!((map.get(77), map.next_kept(1 << 28, u64::MAX)), (Place::Free, None));
         assert!(map.bytes() < empty + (64 << 10));
     }
 

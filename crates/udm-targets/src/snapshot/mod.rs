@@ -14,12 +14,14 @@
 //!   the store is free. [`commits`]: the records of a persistent store. [`state`]: a snapshot, of
 //!   these. [`family`]: an origin and its snapshots.
 //! * [`engine`] copies, a lane's part each, with [`jobs`]; [`origin_lane`] and [`lane`] say what.
+//! * [`checkpoints`] tells what has changed since an instant, from the maps.
 //! * [`args`], [`load`], [`seat`], [`settings`], [`target`], [`origin`]: the control half.
 //!   [`merge`]: a snapshot brought back into its origin.
 //!
 //! Where udm does more than the kernel is in docs/targets.md.
 
 mod args;
+mod checkpoints;
 mod commits;
 mod engine;
 mod family;

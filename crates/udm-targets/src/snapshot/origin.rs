@@ -7,7 +7,7 @@
 use super::family::Family;
 use super::origin_lane::OriginLane;
 use std::sync::Arc;
-use udm_core::{Cx, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{Checkpoint, Cx, Extents, Lane, Limits, OpenError, Sector, Sectors, Since};
 use udm_dm::TargetError;
 use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Used};
 
@@ -58,6 +58,14 @@ impl Target for Origin {
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         self.device.device.extents(from, len, out);
+    }
+
+    fn checkpoints(&self) -> Vec<Checkpoint> {
+        self.family.checkpoints(None)
+    }
+
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+        self.family.changed(None, since, (from, len), out);
     }
 
     fn devices(&self) -> Vec<Used> {

@@ -19,9 +19,6 @@ use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{DeviceRef, Notify, TargetArgs, Used};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, TargetError};
 
-/// Chunks of a run of changes at the most.
-const RUN_MAX: u64 = 511;
-
 /// How far a table with a snapshot has come.
 #[derive(Clone)]
 pub(super) enum Role {
@@ -150,6 +147,11 @@ impl Seat {
         self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The name of its device.
+    pub(super) fn name(&self) -> Option<String> {
+        Some(self.notify()?.device())
+    }
+
     /// The device whose table this is.
     fn device(&self) -> Option<Arc<MappedDevice>> {
         self.notify()?.mapped()
@@ -192,22 +194,6 @@ impl Seat {
         self.is_spent() || !self.snapshot.is_valid()
     }
 
-    /// The first run, from `from` on, of what is in the store; of a leaf's chunks at the most, so
-    /// that the answer takes no longer than the search for its begin.
-    pub(super) fn next_changed(&self, from: Sector) -> Option<(Sector, Sectors)> {
-        let (snapshot, end) = (&self.snapshot, self.len.0);
-        let (first, _) = snapshot.map.next_kept(snapshot.chunk_of(from.0))?;
-        let start = snapshot.start_of(first).max(from.0);
-        if start >= end {
-            return None;
-        }
-        let mut last = first;
-        while last - first < RUN_MAX && snapshot.place(last + 1).kept().is_some() {
-            last += 1;
-        }
-        Some((Sector(start), Sectors(snapshot.start_of(last + 1).min(end) - start)))
-    }
-
     /// The devices below.
     pub(super) fn devices(&self) -> Vec<Used> {
         let alone = Some(Alone::With(ClaimKey::of(&self.family)));
@@ -222,7 +208,7 @@ impl Seat {
         let (snapshot, origin) = (&self.snapshot, &self.line.origin.device);
         let (mut at, end) = (from.0, from.0 + len.0);
         while at < end && !out.is_full() {
-            let kept = snapshot.map.next_kept(snapshot.chunk_of(at));
+            let kept = snapshot.map.next_kept(snapshot.chunk_of(at), snapshot.chunk_of(end - 1) + 1);
             let kept = kept.map_or(u64::MAX, |(chunk, _)| snapshot.start_of(chunk)).clamp(at, end);
             if kept > at {
                 origin.extents(Sector(at), Sectors(kept - at), out);

@@ -3,7 +3,7 @@
 use super::lane::SnapshotLane;
 use super::seat::{Purpose, Seat};
 use std::sync::Arc;
-use udm_core::{Cx, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{Checkpoint, Cx, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors, Since};
 use udm_dm::target::{Below, Notify, Resolver, Target, TargetArgs, Used};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotView, TargetError};
 
@@ -70,6 +70,14 @@ impl Target for SnapshotTarget {
         self.0.extents(from, len, out);
     }
 
+    fn checkpoints(&self) -> Vec<Checkpoint> {
+        self.0.family.checkpoints(Some(&self.0.snapshot))
+    }
+
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+        self.0.family.changed(Some(&self.0.snapshot), since, (from, len), out);
+    }
+
     fn devices(&self) -> Vec<Used> {
         self.0.devices()
     }
@@ -121,7 +129,7 @@ impl SnapshotView for SnapshotTarget {
         self.0.report(state, self.0.snapshot.usage())
     }
 
-    fn next_changed(&self, from: Sector) -> Option<(Sector, Sectors)> {
-        self.0.next_changed(from)
+    fn checkpoint(&self) -> Option<Checkpoint> {
+        self.0.checkpoint()
     }
 }

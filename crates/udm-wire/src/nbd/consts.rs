@@ -202,6 +202,11 @@ pub const CHUNK_ERROR_OFFSET: u16 = CHUNK_FLAG_ERROR | 2;
 
 /// The metadata context that tells what of an export is allocated.
 pub const CONTEXT_ALLOCATION: &str = "base:allocation";
+/// The metadata contexts of what has changed: this, and the name of the map (QEMU's
+/// `docs/interop/nbd.txt`).
+pub const CONTEXT_DIRTY: &str = "qemu:dirty-bitmap:";
+/// Of [`CONTEXT_DIRTY`]: has changed.
+pub const STATE_DIRTY: u32 = 1 << 0;
 /// Of [`CONTEXT_ALLOCATION`]: takes no space.
 pub const STATE_HOLE: u32 = 1;
 /// Of [`CONTEXT_ALLOCATION`]: reads as zeroes.

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file is a program of its own and uses its part")]
 
 pub mod ending;
+pub mod maps;
 pub mod mount;
 pub mod nbd;
 

@@ -1,26 +1,30 @@
 //! Where a snapshot and its origin, or two snapshots of it, may differ.
 
-use super::{find, refuse};
+use super::{find, refuse, report};
 use crate::error::VerbError;
 use crate::http::api::{Changes, Range};
 use crate::registry::Registry;
 use std::sync::Arc;
-use udm_core::errno::{EINVAL, EIO};
-use udm_core::{Device, SECTOR_SIZE, Sector, Sectors};
+use udm_core::errno::{EBUSY, EINVAL, EIO};
+use udm_core::{Checkpoint, Device, Extents, SECTOR_SIZE, Sector, Sectors, Since};
 use udm_dm::{SnapshotReport, SnapshotState, Table};
 
 /// Ranges of a page at the most.
 pub const PAGE_MAX: usize = 16 << 10;
 
-/// Runs that a page is put together from at the most: neighbours become one range.
-const STEPS_MAX: usize = 64 << 10;
+/// A snapshot whose instant is kept.
+struct Kept {
+    table: Arc<Table>,
+    report: SnapshotReport,
+    instant: Checkpoint,
+}
 
 /// A page of what may differ between `name` and its origin, or between `name` and `other`, from
 /// byte `from` on: what is in one of their stores. What was not copied, and not written to a
 /// snapshot, is the same. The origin goes on meanwhile: a page is as of its own moment.
 ///
 /// # Errors
-/// When one of them is no snapshot or is invalid; when they are not of one origin.
+/// When one of them is no snapshot, is merged or is invalid; when they are not of one origin.
 pub fn changes(
     registry: &Registry,
     name: &str,
@@ -28,65 +32,68 @@ pub fn changes(
     from: u64,
     max: usize,
 ) -> Result<Changes, VerbError> {
-    let first = usable(registry, name)?;
-    let second = other.map(|other| usable(registry, other)).transpose()?;
-    if let Some((_, report)) = second.as_ref().filter(|(_, r)| r.origin.number != first.1.origin.number) {
-        let (one, two) = (registry.uri_of(first.1.origin.number), registry.uri_of(report.origin.number));
-        return Err(refuse(
-            name,
-            EINVAL,
-            format!("it is of {one}, and {} of {two}", other.unwrap_or_default()),
-        ));
+    let first = kept(registry, name)?;
+    let second = other.map(|other| kept(registry, other)).transpose()?;
+    let disk = first.report.origin.number;
+    if let Some(Kept { report, .. }) = second.as_ref().filter(|kept| kept.report.origin.number != disk) {
+        let (one, two) = (registry.uri_of(disk), registry.uri_of(report.origin.number));
+        let why = format!("it is of {one}, and {} of {two}", other.unwrap_or_default());
+        return Err(refuse(name, EINVAL, why));
     }
-    let len = first.0.limits().size.0;
-    let chunk = second.iter().fold(first.1.chunk, |least, (_, report)| least.min(report.chunk));
-    let tables: Vec<&Table> = [&first].into_iter().chain(&second).map(|(table, _)| &**table).collect();
-    let (ranges, next) = page(&tables, from / SECTOR_SIZE, len, max.clamp(1, PAGE_MAX));
+    if let Some(merge) = second.is_none().then(|| merge_of(registry, &first.report)).flatten() {
+        let why = format!("a snapshot is being merged into its origin {merge}: all of that may differ");
+        return Err(refuse(name, EBUSY, why));
+    }
+    let len = first.table.limits().size.0;
+    let against = second.as_ref().unwrap_or(&first);
+    let chunk = first.report.chunk.min(against.report.chunk);
+    let from = (from / SECTOR_SIZE).min(len);
+    let mut found = Extents::new(2 * max.clamp(1, PAGE_MAX));
+    if from < len {
+        first.table.changed(&against.instant, Sector(from), Sectors(len - from), &mut found);
+    }
+    // One that has gone meanwhile is not passed off as one that differs everywhere.
+    for name in [Some(name), other].into_iter().flatten() {
+        kept(registry, name)?;
+    }
+    let (ranges, end) = ranges(from, &found);
     Ok(Changes {
         size_bytes: len * SECTOR_SIZE,
         chunk_bytes: chunk.bytes(),
         ranges,
-        next_bytes: next.map(|sector| sector * SECTOR_SIZE),
+        next_bytes: (end < len).then_some(end * SECTOR_SIZE),
     })
 }
 
 /// The snapshot `name`, when what it holds can be read.
-fn usable(registry: &Registry, name: &str) -> Result<(Arc<Table>, SnapshotReport), VerbError> {
+fn kept(registry: &Registry, name: &str) -> Result<Kept, VerbError> {
     let (_, table, report) = find(registry, name)?;
-    match report.state {
-        SnapshotState::Invalid => Err(refuse(name, EIO, "the snapshot is invalid")),
-        _ => Ok((table, report)),
+    let target = table.only().map(|entry| &entry.target);
+    let instant = target.and_then(|target| target.snapshot()?.checkpoint());
+    match (report.state, instant) {
+        (state, _) if state.is_merge() => Err(refuse(name, EBUSY, "it is being merged")),
+        (SnapshotState::Invalid, _) | (_, None) => Err(refuse(name, EIO, "the snapshot is invalid")),
+        (_, Some(instant)) => Ok(Kept { table, report, instant }),
     }
 }
 
-/// At most `max` ranges from `from` on, below `len`, and where the next page begins.
-fn page(tables: &[&Table], from: u64, len: u64, max: usize) -> (Vec<Range>, Option<u64>) {
-    let (mut at, mut runs) = (from, Vec::<(u64, u64)>::new());
-    for _ in 0..STEPS_MAX {
-        let nearest = tables.iter().filter_map(|table| next(table, at)).filter(|run| run.0 < len).min();
-        let Some((start, end)) = nearest else { return (ranges(&runs), None) };
-        let full = runs.len() == max;
-        match runs.last_mut() {
-            Some(last) if last.1 >= start => last.1 = last.1.max(end.min(len)),
-            _ if full => return (ranges(&runs), Some(start)),
-            _ => runs.push((start, end.min(len))),
+/// The device into which a snapshot of the same origin is being merged.
+fn merge_of(registry: &Registry, of: &SnapshotReport) -> Option<String> {
+    let merges = |found: &SnapshotReport| found.origin.number == of.origin.number && found.state.is_merge();
+    let all = registry.all().into_iter();
+    let mut merging =
+        all.filter(|one| one.device.live().and_then(|t| report(&t)).is_some_and(|r| merges(&r)));
+    merging.next().map(|one| one.device.name())
+}
+
+/// What has changed, from sector `from` on, and up to which sector that is known.
+fn ranges(from: u64, found: &Extents<Since>) -> (Vec<Range>, u64) {
+    let (mut at, mut ranges) = (from, Vec::new());
+    for run in found.list() {
+        if run.content == Since::Changed {
+            ranges.push(Range { start_bytes: at * SECTOR_SIZE, length_bytes: run.len.bytes() });
         }
-        at = end;
+        at += run.len.0;
     }
-    (ranges(&runs), Some(at))
-}
-
-/// The next run of `table`, from a sector to another.
-fn next(table: &Table, from: u64) -> Option<(u64, u64)> {
-    let view = table.targets().first()?.target.snapshot()?;
-    let (Sector(start), Sectors(len)) = view.next_changed(Sector(from))?;
-    Some((start, start + len))
-}
-
-fn ranges(runs: &[(u64, u64)]) -> Vec<Range> {
-    let range = |&(start, end): &(u64, u64)| Range {
-        start_bytes: start * SECTOR_SIZE,
-        length_bytes: (end - start) * SECTOR_SIZE,
-    };
-    runs.iter().map(range).collect()
+    (ranges, at)
 }

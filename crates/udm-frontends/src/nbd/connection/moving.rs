@@ -57,7 +57,7 @@ pub(in crate::nbd) struct Frozen {
     /// What the client was told of the export.
     geometry: Geometry,
     structured: bool,
-    contexts: Vec<&'static Context>,
+    contexts: Arc<[Context]>,
     unread: Unread,
     /// The core that keeps a lane open for it meanwhile.
     from: CoreId,

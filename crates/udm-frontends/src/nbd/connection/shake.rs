@@ -9,15 +9,24 @@ use udm_runtime::FrontCx;
 /// Output that may wait for a send, in bytes; more input is not looked at until it is gone.
 const OUT_MAX: usize = 64 << 10;
 
+/// Messages of a handshake that are answered in a turn: one may ask for all exports, or for all
+/// instants of a device.
+const STEPS_A_TURN: usize = 8;
+
 impl Connection {
     pub(super) fn shake(&mut self, cx: &mut FrontCx<'_, '_>) {
         if !self.tx.is_idle() {
             return;
         }
-        let mut out = Vec::new();
+        let (mut out, mut steps) = (Vec::new(), 0);
         while let Phase::Handshake(handshake) = &mut self.phase
             && out.len() < OUT_MAX
         {
+            steps += 1;
+            if steps > STEPS_A_TURN {
+                cx.rouse(cx.me());
+                break;
+            }
             let mut input = self.rx.unread();
             let before = input.len();
             let (device, place, options) = (&mut self.device, &self.place, &self.options);

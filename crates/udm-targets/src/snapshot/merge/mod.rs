@@ -18,7 +18,9 @@ use super::seat::{Purpose, Seat};
 use super::{family::Family, whole};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::{Cx, Device, DeviceId, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors};
+use udm_core::{
+    Checkpoint, Cx, Device, DeviceId, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors,
+};
 use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Upkeep, Used};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotView, TargetError};
@@ -92,7 +94,7 @@ impl Shared {
         let run = *self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner);
         let is_in = |chunk| run.is_some_and(|run| (run.old..run.old + run.len).contains(&chunk));
         let (map, mut from) = (&self.seat.snapshot.map, 0);
-        while let Some((chunk, _)) = map.next_kept(from) {
+        while let Some((chunk, _)) = map.next_kept(from, map.chunks()) {
             if !is_in(chunk) {
                 map.settle(chunk);
             }
@@ -237,8 +239,8 @@ impl SnapshotView for Merge {
         self.0.seat.report(state, self.0.seat.snapshot.usage_from_records())
     }
 
-    fn next_changed(&self, from: Sector) -> Option<(Sector, Sectors)> {
-        self.0.seat.next_changed(from)
+    fn checkpoint(&self) -> Option<Checkpoint> {
+        None
     }
 }
 

@@ -1,0 +1,135 @@
+//! What has changed since an instant: checkpoints of origins and of snapshots.
+//!
+//! What a snapshot keeps is what its origin has changed since, and what was written to the snapshot
+//! itself. So its map says what an origin has changed since that instant, and two maps together
+//! where two snapshots may differ. Both are used where somebody copies only what changed, and so
+//! they may say too much and never too little:
+//!
+//! * A map only grows while its snapshot is in use; one that is merged, removed or invalid is of no
+//!   use any more. So it is walked first, and asked whether it was in use *behind* that: whatever
+//!   was acknowledged before the walk is in it then.
+//! * An origin that is being merged into is something else from one moment to the next. It has no
+//!   checkpoints, and all of it has changed.
+
+use super::family::Family;
+use super::seat::Seat;
+use super::state::Snapshot;
+use std::sync::Arc;
+use udm_core::{Checkpoint, Extents, Sector, Sectors, Since};
+
+/// Chunks of a run at the most, so that the answer takes no longer than the search for its begin.
+const RUN_MAX: u64 = 511;
+
+impl Snapshot {
+    /// The first run of sectors, from `from` on and below `end`, that are in the store; what
+    /// follows may belong to it as well.
+    fn next_changed(&self, from: u64, end: u64) -> Option<(u64, u64)> {
+        let (mut chunk, last) = (self.chunk_of(from), self.chunk_of(end.max(1) - 1));
+        (chunk, _) = self.map.next_kept(chunk, last + 1)?;
+        let start = self.start_of(chunk).max(from);
+        let most = (chunk + RUN_MAX).min(last);
+        while chunk < most && self.place(chunk + 1).kept().is_some() {
+            chunk += 1;
+        }
+        Some((start, self.start_of(chunk + 1).min(end)))
+    }
+
+    /// True while it keeps all that its origin changes.
+    fn keeps_all(&self) -> bool {
+        self.is_active() && self.is_valid()
+    }
+}
+
+/// What is in one of several stores, run by run.
+struct Runs<'a> {
+    end: u64,
+    /// Each with its run that is next, where it has one.
+    sources: Vec<(&'a Snapshot, Option<(u64, u64)>)>,
+}
+
+impl<'a> Runs<'a> {
+    fn new(sources: impl Iterator<Item = &'a Snapshot>, from: u64, end: u64) -> Runs<'a> {
+        let source = |snapshot: &'a Snapshot| (snapshot, snapshot.next_changed(from, end));
+        Runs { end, sources: sources.map(source).collect() }
+    }
+}
+
+impl Iterator for Runs<'_> {
+    type Item = (u64, u64);
+
+    /// Where several overlap, what is told once is not told again.
+    fn next(&mut self) -> Option<(u64, u64)> {
+        let (start, end) = self.sources.iter().filter_map(|(_, next)| *next).min()?;
+        for (snapshot, next) in &mut self.sources {
+            if next.is_some_and(|(at, _)| at < end) {
+                *next = if end < self.end { snapshot.next_changed(end, self.end) } else { None };
+            }
+        }
+        Some((start, end))
+    }
+}
+
+impl Family {
+    /// The instants of the origin that are kept, but for the one that is kept in `except`.
+    pub(super) fn checkpoints(&self, except: Option<&Arc<Snapshot>>) -> Vec<Checkpoint> {
+        let seats = self.seats();
+        let others = seats.iter().filter(|seat| except.is_none_or(|own| !Arc::ptr_eq(&seat.snapshot, own)));
+        others.filter_map(|seat| seat.checkpoint()).collect()
+    }
+
+    /// Appends what may differ between the instant `since` and what is asked: the origin, or the
+    /// snapshot `own` of it.
+    pub(super) fn changed(
+        &self,
+        own: Option<&Snapshot>,
+        since: &Checkpoint,
+        (from, len): (Sector, Sectors),
+        out: &mut Extents<Since>,
+    ) {
+        let base = since.key.upgrade().and_then(|key| key.downcast::<Snapshot>().ok());
+        let found = base.and_then(|base| {
+            let found = walk(own, &base, from.0, from.0 + len.0, out.like());
+            let is_ours = self.listed().iter().any(|listed| Arc::ptr_eq(listed, &base));
+            let all = is_ours && base.keeps_all() && own.is_none_or(Snapshot::keeps_all);
+            all.then_some(found)
+        });
+        match found {
+            Some(found) => found.list().iter().for_each(|run| out.push(run.len, run.content)),
+            None => out.push(len, Since::Changed),
+        }
+    }
+}
+
+/// What is in one of their stores. Of what lies behind the end of one of them nothing is known.
+fn walk(
+    own: Option<&Snapshot>,
+    base: &Snapshot,
+    from: u64,
+    end: u64,
+    mut out: Extents<Since>,
+) -> Extents<Since> {
+    let sources = || own.into_iter().chain([base]);
+    let known = sources().map(Snapshot::len).fold(end, u64::min).max(from);
+    let mut at = from;
+    if known > from {
+        for (start, until) in Runs::new(sources(), from, known) {
+            if out.is_full() {
+                break;
+            }
+            out.push(Sectors(start - at), Since::Same);
+            out.push(Sectors(until - start), Since::Changed);
+            at = until;
+        }
+        out.push(Sectors(known - at), Since::Same);
+    }
+    out.push(Sectors(end - known), Since::Changed);
+    out
+}
+
+impl Seat {
+    /// The instant that it keeps; `None` when it does not, or not any more.
+    pub(super) fn checkpoint(&self) -> Option<Checkpoint> {
+        let (name, key) = (self.name()?, Arc::downgrade(&self.snapshot));
+        (!self.is_lost() && self.snapshot.keeps_all()).then_some(Checkpoint { name, key })
+    }
+}

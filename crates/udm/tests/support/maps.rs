@@ -1,0 +1,125 @@
+//! An NBD client that asks for maps, and for nothing else.
+
+use super::nbd::dial;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use udm_wire::nbd::{
+    Chunk, ChunkHeader, ClientFlags, ClientOption, Command, CommandFlags, GREETING_SIZE, InfoRequest,
+    MetaRequest, OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, ReplyHeader, Request,
+    encode_client_flags,
+};
+
+/// Its connection. What it was told of its contexts by number.
+pub struct Maps {
+    stream: UnixStream,
+    ids: Vec<(u32, String)>,
+}
+
+fn meta(export: &str, queries: &[&str]) -> MetaRequest {
+    MetaRequest { name: export.into(), queries: queries.iter().map(|query| (*query).to_owned()).collect() }
+}
+
+impl Maps {
+    /// A client that has said hello, and has said nothing of an export.
+    pub fn dial(socket: &Path) -> Maps {
+        let mut stream = dial(socket);
+        stream.read_exact(&mut [0; GREETING_SIZE]).unwrap();
+        let mut opening = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
+        ClientOption::StructuredReply.encode(&mut opening);
+        stream.write_all(&opening).unwrap();
+        let mut maps = Maps { stream, ids: Vec::new() };
+        assert_eq!(maps.answer(), OptionReply::Ack);
+        maps
+    }
+
+    /// One that has chosen the map `name` of `export`, and that.
+    pub fn of(socket: &Path, export: &str, name: &str) -> Maps {
+        let mut maps = Maps::dial(socket);
+        let context = format!("qemu:dirty-bitmap:{name}");
+        assert_eq!(maps.set(export, &[&context]), Ok(vec![context]), "{export}");
+        maps.go(export);
+        maps
+    }
+
+    /// The next answer to an option.
+    pub fn answer(&mut self) -> OptionReply {
+        let mut header = [0; OPTION_REPLY_HEADER_SIZE];
+        self.stream.read_exact(&mut header).unwrap();
+        let header = OptionReplyHeader::decode(&header).unwrap();
+        let mut data = vec![0; header.len as usize];
+        self.stream.read_exact(&mut data).unwrap();
+        OptionReply::decode(header.reply, &data).unwrap()
+    }
+
+    pub fn send(&mut self, option: &ClientOption) {
+        let mut bytes = Vec::new();
+        option.encode(&mut bytes);
+        self.stream.write_all(&bytes).unwrap();
+    }
+
+    /// The names of the contexts that are there.
+    pub fn list(&mut self, export: &str, queries: &[&str]) -> Result<Vec<String>, String> {
+        self.send(&ClientOption::ListMetaContext(meta(export, queries)));
+        self.names()
+    }
+
+    /// Chooses contexts; those that were.
+    pub fn set(&mut self, export: &str, queries: &[&str]) -> Result<Vec<String>, String> {
+        self.send(&ClientOption::SetMetaContext(meta(export, queries)));
+        self.names()
+    }
+
+    fn names(&mut self) -> Result<Vec<String>, String> {
+        self.ids.clear();
+        loop {
+            match self.answer() {
+                OptionReply::MetaContext { id, name } => self.ids.push((id, name)),
+                OptionReply::Ack => return Ok(self.ids.iter().map(|(_, name)| name.clone()).collect()),
+                OptionReply::Error { text, .. } => return Err(text),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    pub fn go(&mut self, export: &str) {
+        self.send(&ClientOption::Go(InfoRequest { name: export.into(), infos: Vec::new() }));
+        while self.answer() != OptionReply::Ack {}
+    }
+
+    /// Asks for the maps of a range.
+    pub fn ask(&mut self, flags: CommandFlags, offset: u64, len: u32) {
+        let request = Request { flags, command: Command::BlockStatus, cookie: offset, offset, len };
+        self.stream.write_all(&request.encode()).unwrap();
+    }
+
+    /// What each context says, in the order in which they were told.
+    pub fn maps(&mut self, flags: CommandFlags, offset: u64, len: u32) -> Vec<Vec<(u32, u32)>> {
+        self.ask(flags, offset, len);
+        let mut found = vec![Vec::new(); self.ids.len()];
+        loop {
+            let mut head = [0; ChunkHeader::SIZE];
+            self.stream.read_exact(&mut head).unwrap();
+            let Ok(Some(ReplyHeader::Chunk(header))) = ReplyHeader::decode(&mut &head[..]) else {
+                panic!("no chunk: {head:?}")
+            };
+            let mut payload = vec![0; header.len as usize];
+            self.stream.read_exact(&mut payload).unwrap();
+            match Chunk::decode(header, &payload).unwrap() {
+                Chunk::BlockStatus { context, descriptors } => {
+                    let at = self.ids.iter().position(|(id, _)| *id == context).expect("a context chosen");
+                    found[at] = descriptors.iter().collect();
+                }
+                other => panic!("{other:?}"),
+            }
+            if header.is_done() {
+                return found;
+            }
+        }
+    }
+
+    /// What the one context says.
+    pub fn map(&mut self, offset: u64, len: u32) -> Vec<(u32, u32)> {
+        self.maps(CommandFlags::empty(), offset, len).remove(0)
+    }
+}
