@@ -218,6 +218,8 @@ pub struct DemoArgs {
 pub enum DemoVerb {
     /// A hundred writable disks from one image, each with an NBD client
     Disks(Print),
+    /// Backups of two volumes at one instant, under a load: of everything, and of what has changed
+    Backup(Print),
 }
 
 /// `udm create`.

@@ -242,6 +242,24 @@ fn what_differs_comes_in_pages() {
 }
 
 #[test]
+fn backups_of_two_volumes_are_one_instant_and_send_what_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = support::udm(&["demo", "backup", "--json"]).env("TMPDIR", folder.path()).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let of = |what: &str| report[what].as_u64().unwrap();
+    assert_eq!([of("blocks_wrong"), of("load_blocks_wrong"), of("stores_bytes_left")], [0, 0, 0]);
+    assert_eq!((of("instants"), of("blocks_checked")), (6, 6 * of("volumes_bytes") / 4096), "{report}");
+    assert_eq!(of("first_run_bytes"), of("volumes_bytes"));
+    // The load writes an eighth of the volumes.
+    assert!((1..=of("volumes_bytes") / 8).contains(&of("second_run_bytes")), "{report}");
+    assert!(
+        report["rates"].as_array().unwrap().iter().all(|rate| rate["writes_a_second"].as_f64() > Some(0.0))
+    );
+    assert!(files(folder.path()).is_empty(), "{:?}", files(folder.path()));
+}
+
+#[test]
 fn a_hundred_disks_from_one_image_leave_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let out = support::udm(&["demo", "disks", "--json"]).env("TMPDIR", folder.path()).output().unwrap();

@@ -4,9 +4,12 @@
 //! Needs no root and leaves nothing behind. Everything runs in this process: the load's threads are
 //! the cores, as in `udm bench`.
 
+mod backup;
+mod client;
 mod disks;
 mod load;
 mod paper;
+mod scene;
 mod stage;
 
 use crate::cli::{DemoArgs, DemoVerb};
@@ -54,8 +57,10 @@ struct Report {
 
 /// Runs the demo.
 pub fn run(args: &DemoArgs) -> Result<()> {
-    if let Some(DemoVerb::Disks(print)) = &args.what {
-        return disks::run(print.json);
+    match &args.what {
+        Some(DemoVerb::Disks(print)) => return disks::run(print.json),
+        Some(DemoVerb::Backup(print)) => return backup::run(print.json),
+        None => {}
     }
     let paper = Paper::new(args.print.json);
     let stage = Stage::set()?;

@@ -5,6 +5,7 @@
 //! command, and the lines up to the next one are what it prints; a command that prints `udm: ...`
 //! there must fail. Numbers are not compared, and `...` stands for the rest of a line. Blocks that
 //! begin with `make` are the Makefile's, those that begin with `# as root` are left out for others.
+//! A block of `python NAME` is the file of that name.
 
 use super::server::UDM;
 use super::{Outcome, check};
@@ -21,6 +22,10 @@ pub fn targets() -> Outcome {
     follow("docs/targets.md")
 }
 
+pub fn snapshots() -> Outcome {
+    follow("docs/snapshots.md")
+}
+
 /// A command, and what it prints where the text shows it.
 struct Step {
     line: usize,
@@ -31,7 +36,17 @@ struct Step {
 fn steps(text: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let mut lines = text.lines().enumerate().peekable();
-    while let Some((_, line)) = lines.next() {
+    while let Some((begin, line)) = lines.next() {
+        if let Some(name) = line.strip_prefix("```python ") {
+            let file: String = lines
+                .by_ref()
+                .map(|(_, line)| line)
+                .take_while(|line| *line != "```")
+                .fold(String::new(), |all, line| all + line + "\n");
+            let command = format!("cat >{name} <<'END'\n{file}END");
+            steps.push(Step { line: begin + 1, command, prints: None });
+            continue;
+        }
         let console = line == "```console";
         if !console && line != "```sh" {
             continue;
@@ -76,9 +91,9 @@ fn follow(document: &str) -> Outcome {
     let place = folder.path();
     let log = fs::File::create(said.path().join("log"))?;
     let ended = Command::new("timeout")
-        .args(["-k", "5", "100", "sh", "-c", &script])
+        .args(["-k", "5", "200", "sh", "-c", &script])
         .current_dir(place)
-        .env("PATH", format!("{bin}:{path}:/usr/sbin:/sbin"))
+        .env("PATH", format!("{bin}:/usr/bin:{path}:/usr/sbin:/sbin"))
         .env("HOME", place)
         .env("TMPDIR", place)
         .env("XDG_RUNTIME_DIR", place)

@@ -49,6 +49,11 @@ fn main() {
         trial("the_readme_does_what_it_says", &["nbdinfo", "fio", "curl"], docs::readme),
         trial("every_target_and_device_has_a_line_that_works", &["nbdinfo"], docs::targets),
         trial(
+            "snapshots_and_backups_as_they_are_described",
+            &["nbdinfo", "nbdcopy", "qemu-io", "@libnbd"],
+            docs::snapshots,
+        ),
+        trial(
             "paths_that_fail_by_themselves_are_logged",
             &["fio"],
             paths::paths_that_fail_by_themselves_are_logged,
@@ -94,7 +99,7 @@ fn main() {
 }
 
 /// A test that needs the programs in `needs`; `@root` stands for being root, `@fuse` for a fuse
-/// that opens.
+/// that opens, `@libnbd` for libnbd in Python.
 fn trial(name: &str, needs: &[&str], run: fn() -> Outcome) -> Trial {
     let there = |need: &&&str| match **need {
         "@root" => {
@@ -103,6 +108,7 @@ fn trial(name: &str, needs: &[&str], run: fn() -> Outcome) -> Trial {
                 && Path::new("/dev/fuse").exists()
         }
         "@fuse" => fs::File::options().read(true).write(true).open("/dev/fuse").is_ok(),
+        "@libnbd" => sh("PATH=/usr/bin:$PATH python3 -c 'import nbd'").is_ok(),
         program => sh(&format!("PATH=$PATH:/sbin:/usr/sbin command -v {program}")).is_ok(),
     };
     match needs.iter().find(|need| !there(need)) {
@@ -110,6 +116,8 @@ fn trial(name: &str, needs: &[&str], run: fn() -> Outcome) -> Trial {
         Some(&"@fuse") => {
             Trial::test(format!("{name} (skipped: /dev/fuse can't be opened)"), run).with_ignored_flag(true)
         }
+        Some(&"@libnbd") => Trial::test(format!("{name} (skipped: python3-libnbd is not installed)"), run)
+            .with_ignored_flag(true),
         Some(&"@root") => {
             Trial::test(format!("{name} (skipped: needs root, loop and fuse)"), run).with_ignored_flag(true)
         }

@@ -4,19 +4,18 @@
 //! to each and checks what it reads, a diff of each says what it wrote, and one is made anew. Needs
 //! no root and leaves nothing behind.
 
-mod client;
-mod stage;
+mod image;
 
+use super::client::Client;
 use super::paper::{Paper, thousands};
-use anyhow::{Result, bail};
-use client::Client;
+use super::scene::Scene;
+use anyhow::{Context, Result, bail};
+use image::{IMAGE, IMAGE_BYTES, block, memory_bytes};
 use serde::Serialize;
-use stage::{IMAGE, IMAGE_BYTES, Stage, block, memory_bytes};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use udm_control::http::api;
-use udm_control::registry::Folder;
-use udm_control::verbs::{CallOff, snapshot};
+use udm_control::verbs::snapshot;
 
 /// How many disks.
 const DISKS: u64 = 100;
@@ -52,15 +51,18 @@ struct Report {
 /// When something can't be done, or is wrong: that is a bug in udm.
 pub fn run(json: bool) -> Result<()> {
     let paper = Paper::new(json);
-    let stage = Stage::set()?;
+    let scene = Scene::set()?;
+    let image = scene.folder().join("image.img");
+    image::make(&image).with_context(|| image.display().to_string())?;
+    scene.map(IMAGE, &image, IMAGE_BYTES)?;
     paper.section("One image, a hundred disks")?;
-    let image = format!("{} MiB, mostly holes, in {}", IMAGE_BYTES >> 20, stage.folder().display());
+    let image = format!("{} MiB, mostly holes, in {}", IMAGE_BYTES >> 20, scene.folder().display());
     paper.fact("image", &image)?;
-    let mut report = Report { disks: DISKS, image_bytes: IMAGE_BYTES, ..make(&paper, &stage)? };
-    write_all(&paper, &stage, &mut report)?;
-    compare_all(&paper, &stage, &mut report)?;
-    reset(&paper, &stage, &mut report)?;
-    remove_all(&paper, &stage, &mut report)?;
+    let mut report = Report { disks: DISKS, image_bytes: IMAGE_BYTES, ..make(&paper, &scene)? };
+    write_all(&paper, &scene, &mut report)?;
+    compare_all(&paper, &scene, &mut report)?;
+    reset(&paper, &scene, &mut report)?;
+    remove_all(&paper, &scene, &mut report)?;
     if json {
         crate::output::say_json(&report)?;
     }
@@ -84,12 +86,8 @@ fn content(disk: u64, at: u64) -> Vec<u8> {
     [at.to_le_bytes(), disk.to_be_bytes()].concat().repeat(BLOCK as usize / 16)
 }
 
-fn create(stage: &Stage, disks: impl Iterator<Item = u64>) -> Result<Duration> {
-    let new = |disk| api::NewSnapshot { name: name(disk), of: IMAGE.into() };
-    let wanted = api::CreateSnapshots { snapshots: disks.map(new).collect(), ..Default::default() };
-    let begin = Instant::now();
-    snapshot::create(&stage.registry, &wanted, &Folder::own(), &CallOff::default())?;
-    Ok(begin.elapsed())
+fn create(scene: &Scene, disks: impl Iterator<Item = u64>) -> Result<Duration> {
+    scene.keep(disks.map(|disk| (name(disk), IMAGE.into())), false)
 }
 
 fn nanos(time: Duration) -> u64 {
@@ -105,12 +103,12 @@ fn kib(bytes: u64) -> String {
 }
 
 /// Makes the disks.
-fn make(paper: &Paper, stage: &Stage) -> Result<Report> {
+fn make(paper: &Paper, scene: &Scene) -> Result<Report> {
     let before = memory_bytes()?;
-    let time = create(stage, 0..DISKS)?;
-    let exports = stage.registry.exports().len() as u64 - 1;
+    let time = create(scene, 0..DISKS)?;
+    let exports = scene.registry.exports().len() as u64 - 1;
     let memory = memory_bytes()?.saturating_sub(before) / DISKS;
-    let disk = stage.disk_bytes()? / DISKS;
+    let disk = scene.stores_bytes()? / DISKS;
     paper.fact("created", &format!("{DISKS} writable disks in {}, {exports} exported", millis(time)))?;
     paper.fact("a fresh disk", &format!("{} of memory, {} of disk", kib(memory), kib(disk)))?;
     if exports != DISKS {
@@ -134,8 +132,8 @@ fn make(paper: &Paper, stage: &Stage) -> Result<Report> {
 }
 
 /// A client a disk: writes its blocks, and then each reads its own and its neighbour's places.
-fn write_all(paper: &Paper, stage: &Stage, report: &mut Report) -> Result<()> {
-    let (socket, begin, before) = (stage.socket(), Instant::now(), memory_bytes()?);
+fn write_all(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
+    let (socket, begin, before) = (scene.socket(), Instant::now(), memory_bytes()?);
     for disk in 0..DISKS {
         let mut client = Client::connect(&socket, &name(disk))?;
         for at in places(disk) {
@@ -153,7 +151,7 @@ fn write_all(paper: &Paper, stage: &Stage, report: &mut Report) -> Result<()> {
     }
     report.used_memory_bytes_a_disk =
         report.fresh_memory_bytes_a_disk + memory_bytes()?.saturating_sub(before) / DISKS;
-    report.used_disk_bytes_a_disk = stage.disk_bytes()? / DISKS;
+    report.used_disk_bytes_a_disk = scene.stores_bytes()? / DISKS;
     let (memory, disk) = (kib(report.used_memory_bytes_a_disk), kib(report.used_disk_bytes_a_disk));
     let written = thousands(report.blocks_written);
     paper.fact(
@@ -184,9 +182,9 @@ fn tally(report: &mut Report, right: bool) {
 }
 
 /// A diff of each disk is what its client wrote.
-fn compare_all(paper: &Paper, stage: &Stage, report: &mut Report) -> Result<()> {
+fn compare_all(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
     for disk in 0..DISKS {
-        let found = snapshot::changes(&stage.registry, &name(disk), None, 0, snapshot::PAGE_MAX)?;
+        let found = snapshot::changes(&scene.registry, &name(disk), None, 0, snapshot::PAGE_MAX)?;
         let wanted = places(disk).map(|start_bytes| api::Range { start_bytes, length_bytes: BLOCK });
         report.diffs_wrong += u64::from(!found.ranges.into_iter().eq(wanted));
     }
@@ -198,36 +196,23 @@ fn compare_all(paper: &Paper, stage: &Stage, report: &mut Report) -> Result<()> 
 }
 
 /// One disk is as fresh as on its first day.
-fn reset(paper: &Paper, stage: &Stage, report: &mut Report) -> Result<()> {
+fn reset(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
     let begin = Instant::now();
-    remove(stage, 0)?;
-    create(stage, 0..1)?;
+    scene.remove(&name(0))?;
+    create(scene, 0..1)?;
     let time = begin.elapsed();
     report.reset_ns = nanos(time);
     let wrong = report.blocks_wrong;
-    check(&stage.socket(), 0, false, report)?;
-    check(&stage.socket(), 1, true, report)?;
+    check(&scene.socket(), 0, false, report)?;
+    check(&scene.socket(), 1, true, report)?;
     let good = wrong == report.blocks_wrong;
     paper.verdict(good, &format!("{} removed and made again in {}", name(0), millis(time)))
 }
 
-/// The disk goes when the server knows that its client has gone.
-fn remove(stage: &Stage, disk: u64) -> Result<()> {
-    let end = Instant::now() + Duration::from_secs(10);
-    loop {
-        match snapshot::remove(&stage.registry, &name(disk), false, &CallOff::default()) {
-            Err(e) if e.error.errno == udm_core::errno::EBUSY && Instant::now() < end => {
-                std::thread::sleep(Duration::from_micros(200));
-            }
-            done => return Ok(done?),
-        }
-    }
-}
-
-fn remove_all(paper: &Paper, stage: &Stage, report: &mut Report) -> Result<()> {
+fn remove_all(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
     let begin = Instant::now();
-    (0..DISKS).try_for_each(|disk| remove(stage, disk))?;
+    (0..DISKS).try_for_each(|disk| scene.remove(&name(disk)))?;
     report.remove_ns = nanos(begin.elapsed());
-    let left = stage.disk_bytes()?;
+    let left = scene.stores_bytes()?;
     paper.verdict(left == 0, &format!("all removed in {}, {} left", millis(begin.elapsed()), kib(left)))
 }

@@ -1,4 +1,4 @@
-//! As much of an NBD client as the demo needs: one request at a time.
+//! As much of an NBD client as the demos need: one request at a time.
 
 use anyhow::{Context, Result, bail};
 use std::io::{Read, Write};

@@ -1,0 +1,113 @@
+//! The load: writers that put their marks on both volumes, and read some of them back.
+
+use super::super::client::Client;
+use super::super::scene::Scene;
+use super::model::{BLOCK, Marks, VOLUMES, WRITERS, block, offset, place};
+use anyhow::{Result, anyhow};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A read that is checked comes behind so many writes.
+const READ_EVERY: u64 = 4;
+
+/// A writer, as others see it.
+#[derive(Default)]
+struct Writer {
+    /// Its last mark that was sent, and the last that was acknowledged.
+    sent: AtomicU64,
+    acknowledged: AtomicU64,
+}
+
+#[derive(Default)]
+struct Shared {
+    over: AtomicBool,
+    writers: [Writer; WRITERS as usize],
+    read: AtomicU64,
+    wrong: AtomicU64,
+}
+
+/// The writers. Dropping it ends them.
+pub(super) struct Load {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<Result<()>>>,
+}
+
+impl Load {
+    /// Starts them, each with a client of its own of both volumes.
+    pub fn start(scene: &Scene) -> Result<Load> {
+        let shared = Arc::new(Shared::default());
+        let mut load = Load { shared: Arc::clone(&shared), threads: Vec::new() };
+        for writer in 0..WRITERS {
+            let clients = [scene.client(VOLUMES[0])?, scene.client(VOLUMES[1])?];
+            let shared = Arc::clone(&shared);
+            let run = move || shared.run(writer, clients);
+            load.threads.push(std::thread::Builder::new().name(format!("writer{writer}")).spawn(run)?);
+        }
+        Ok(load)
+    }
+
+    /// Each writer's last mark that was acknowledged.
+    pub fn acknowledged(&self) -> Vec<u64> {
+        self.shared.writers.iter().map(|writer| writer.acknowledged.load(Ordering::SeqCst)).collect()
+    }
+
+    /// Each writer's last mark that was sent.
+    pub fn sent(&self) -> Vec<u64> {
+        self.shared.writers.iter().map(|writer| writer.sent.load(Ordering::SeqCst)).collect()
+    }
+
+    /// Writes a second while something is done, and what came of it.
+    pub fn rate<T>(&self, act: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
+        let (begin, before) = (Instant::now(), self.acknowledged().iter().sum::<u64>());
+        let done = act()?;
+        let written = self.acknowledged().iter().sum::<u64>() - before;
+        Ok((written as f64 / begin.elapsed().max(Duration::from_micros(1)).as_secs_f64(), done))
+    }
+
+    /// Ends them: each one's last mark, how many blocks were read back, and how many were wrong.
+    pub fn end(mut self) -> Result<(Vec<u64>, u64, u64)> {
+        self.shared.over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            thread.join().map_err(|_| anyhow!("demo: a writer panicked"))??;
+        }
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Ok((self.acknowledged(), of(&self.shared.read), of(&self.shared.wrong)))
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // What went wrong is why it is dropped.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self, writer: u64, mut clients: [Client; 2]) -> Result<()> {
+        let mut marks = Marks::new();
+        for n in 1.. {
+            if self.over.load(Ordering::Relaxed) {
+                break;
+            }
+            let (volume, slot) = place(writer, n);
+            self.writers[writer as usize].sent.store(n, Ordering::SeqCst);
+            clients[volume].write(offset(writer, slot), &block(volume, writer, slot, n))?;
+            self.writers[writer as usize].acknowledged.store(n, Ordering::SeqCst);
+            marks.put(writer, n);
+            if n % READ_EVERY == 0 {
+                // Somewhere else, written or not.
+                let (volume, slot) = place(writer, n * 7 + 1);
+                let got = clients[volume].read(offset(writer, slot), BLOCK as usize)?;
+                let right = got == block(volume, writer, slot, marks.at(volume, slot));
+                self.read.fetch_add(1, Ordering::Relaxed);
+                self.wrong.fetch_add(u64::from(!right), Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+}

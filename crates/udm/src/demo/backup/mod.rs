@@ -1,0 +1,234 @@
+//! `udm demo backup`: two volumes, a load that checks itself, and backups of both at one instant.
+//!
+//! A *round* begins and ends without snapshots. In between, everything is copied from a group of
+//! snapshots, and then, from a second group, what has changed since the first. Both copies must be
+//! one instant of both volumes ([`model`]). Needs no root and leaves nothing behind.
+
+mod copy;
+mod load;
+mod model;
+
+use super::paper::{Paper, thousands};
+use super::scene::Scene;
+use anyhow::{Result, bail};
+use load::Load;
+use model::{BYTES, Checked, VOLUMES, WRITERS, compare, fill};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// How many rounds there are: odd, for the median of each rate.
+const ROUNDS: usize = 3;
+
+/// How long the load is watched with no copy under way.
+const WATCH: Duration = Duration::from_millis(400);
+
+/// What a round has, in its order, to be watched.
+const PARTS: [&str; 5] = ["no snapshot", "first run", "between", "second run", "no snapshot again"];
+
+/// What was seen, for `--json`.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    rounds: usize,
+    volumes_bytes: u64,
+    /// Of a round, the median.
+    first_run_bytes: u64,
+    second_run_bytes: u64,
+    first_run_ns: u64,
+    second_run_ns: u64,
+    /// The longest of all groups.
+    snapshot_ns: u64,
+    /// Writes a second, by part of a round.
+    rates: Vec<Rate>,
+    instants: u64,
+    blocks_checked: u64,
+    blocks_wrong: u64,
+    load_blocks_checked: u64,
+    load_blocks_wrong: u64,
+    stores_bytes_left: u64,
+}
+
+/// A part of a round.
+#[derive(Debug, Serialize)]
+struct Rate {
+    part: &'static str,
+    writes_a_second: f64,
+}
+
+/// What one round saw.
+struct Round {
+    rates: [f64; 5],
+    bytes: [u64; 2],
+    times: [Duration; 2],
+    snapshots: [Duration; 2],
+    checked: Checked,
+}
+
+/// Runs the demo.
+///
+/// # Errors
+/// When something can't be done, or is wrong: that is a bug in udm.
+pub fn run(json: bool) -> Result<()> {
+    let paper = Paper::new(json);
+    let scene = Scene::set()?;
+    for (volume, name) in VOLUMES.iter().enumerate() {
+        let image = scene.folder().join(format!("{name}.img"));
+        fill(volume, &image)?;
+        scene.map(name, &image, BYTES)?;
+    }
+    paper.section("Two volumes, kept at one instant while they are written")?;
+    let [data, log] = VOLUMES;
+    paper.fact(
+        "volumes",
+        &format!("{data} and {log}, {} MiB each, in {}", BYTES >> 20, scene.folder().display()),
+    )?;
+    let how = "each puts its marks on both volumes in turn and reads some back";
+    paper.fact("load", &format!("{WRITERS} writers over NBD; {how}"))?;
+    let load = Load::start(&scene)?;
+    let rounds = (0..ROUNDS).map(|_| round(&scene, &load)).collect::<Result<Vec<_>>>()?;
+    let mut report = sum(&rounds);
+    let (last, read, wrong) = load.end()?;
+    (report.load_blocks_checked, report.load_blocks_wrong) = (read, wrong);
+    // The volumes themselves, when all is over.
+    let last: Vec<_> = last.into_iter().map(|last| (last, last)).collect();
+    let end = compare(&VOLUMES.map(|name| scene.folder().join(format!("{name}.img"))), &last)?;
+    report.load_blocks_checked += end.blocks;
+    report.load_blocks_wrong += end.wrong;
+    report.stores_bytes_left = scene.stores_bytes()?;
+    tell(&paper, &report)?;
+    if json {
+        crate::output::say_json(&report)?;
+    }
+    match report.blocks_wrong + report.load_blocks_wrong + report.stores_bytes_left {
+        0 => Ok(()),
+        _ => bail!("demo: a copy is not what the volumes were: this is a bug in udm"),
+    }
+}
+
+/// The snapshot of a volume in the first or second group.
+fn name(volume: &str, group: usize) -> String {
+    format!("{volume}-{}", ["monday", "tuesday"][group])
+}
+
+/// The volumes at one instant, and each writer's last mark in it, as far as that is known.
+fn keep(scene: &Scene, load: &Load, group: usize) -> Result<(Duration, Vec<(u64, u64)>)> {
+    let least = load.acknowledged();
+    let pairs = VOLUMES.iter().map(|volume| (name(volume, group), (*volume).into()));
+    // A backup that is under way when the server ends begins anew: the stores need not outlive it.
+    let time = scene.keep(pairs, true)?;
+    Ok((time, least.into_iter().zip(load.sent()).collect()))
+}
+
+fn round(scene: &Scene, load: &Load) -> Result<Round> {
+    let copies: [PathBuf; 2] = VOLUMES.map(|volume| scene.folder().join(format!("{volume}.copy")));
+    let watch = || {
+        sleep(WATCH);
+        Ok(())
+    };
+    let mut checked = Checked::default();
+    let mut compare = |bounds: &[(u64, u64)]| -> Result<()> {
+        let found = compare(&copies, bounds)?;
+        checked.blocks += found.blocks;
+        checked.wrong += found.wrong;
+        Ok(())
+    };
+    let both = |copy: &dyn Fn(&str, &PathBuf) -> Result<u64>| -> Result<(u64, Duration)> {
+        let begin = Instant::now();
+        let mut sent = 0;
+        for (volume, to) in VOLUMES.iter().zip(&copies) {
+            sent += copy(volume, to)?;
+        }
+        Ok((sent, begin.elapsed()))
+    };
+    let (before, ()) = load.rate(watch)?;
+    let (monday, bounds) = keep(scene, load, 0)?;
+    let (first, (all, first_time)) =
+        load.rate(|| both(&|volume, to| copy::whole(scene, &name(volume, 0), to)))?;
+    compare(&bounds)?;
+    let (between, ()) = load.rate(watch)?;
+    let (tuesday, bounds) = keep(scene, load, 1)?;
+    let (second, (changed, second_time)) =
+        load.rate(|| both(&|volume, to| copy::changes(scene, &name(volume, 1), &name(volume, 0), to)))?;
+    compare(&bounds)?;
+    for group in 0..2 {
+        VOLUMES.iter().try_for_each(|volume| scene.remove(&name(volume, group)))?;
+    }
+    let (after, ()) = load.rate(watch)?;
+    Ok(Round {
+        rates: [before, first, between, second, after],
+        bytes: [all, changed],
+        times: [first_time, second_time],
+        snapshots: [monday, tuesday],
+        checked,
+    })
+}
+
+/// The middle one.
+fn median<T: PartialOrd + Copy>(rounds: &[Round], of: impl Fn(&Round) -> T) -> T {
+    let mut all: Vec<T> = rounds.iter().map(of).collect();
+    all.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+    all[all.len() / 2]
+}
+
+fn sum(rounds: &[Round]) -> Report {
+    let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let rate =
+        |(i, part): (usize, &&'static str)| Rate { part, writes_a_second: median(rounds, |r| r.rates[i]) };
+    Report {
+        rounds: rounds.len(),
+        volumes_bytes: BYTES * VOLUMES.len() as u64,
+        first_run_bytes: median(rounds, |r| r.bytes[0]),
+        second_run_bytes: median(rounds, |r| r.bytes[1]),
+        first_run_ns: nanos(median(rounds, |r| r.times[0])),
+        second_run_ns: nanos(median(rounds, |r| r.times[1])),
+        snapshot_ns: nanos(rounds.iter().flat_map(|r| r.snapshots).max().unwrap_or_default()),
+        rates: PARTS.iter().enumerate().map(rate).collect(),
+        instants: 2 * rounds.len() as u64,
+        blocks_checked: rounds.iter().map(|r| r.checked.blocks).sum(),
+        blocks_wrong: rounds.iter().map(|r| r.checked.wrong).sum(),
+        ..Report::default()
+    }
+}
+
+/// What people are told.
+fn tell(paper: &Paper, report: &Report) -> Result<()> {
+    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    let seconds = |nanos: u64| format!("{:.2} s", nanos as f64 / 1e9);
+    let Report { first_run_bytes: first, second_run_bytes: second, .. } = *report;
+    let group = format!(
+        "transient, both at one instant, {:.1} ms at the most until they were there",
+        report.snapshot_ns as f64 / 1e6
+    );
+    paper.fact("snapshots", &group)?;
+    paper.fact(
+        "first run",
+        &format!("{} in {}, by {}", mib(first), seconds(report.first_run_ns), copy::program()),
+    )?;
+    let context = "what qemu:dirty-bitmap:NAME says has changed";
+    paper.fact("second run", &format!("{} in {}: {context}", mib(second), seconds(report.second_run_ns)))?;
+    paper.section(&format!("What the load wrote meanwhile (medians of {} rounds)", report.rounds))?;
+    for rate in &report.rates {
+        paper.fact(
+            &format!("{:<18}", rate.part),
+            &format!("{:.1} thousand writes/s", rate.writes_a_second / 1e3),
+        )?;
+    }
+    paper.section("What came of it")?;
+    let Report { instants, blocks_checked, blocks_wrong, .. } = *report;
+    let what = format!("{instants} backups of both volumes, each one instant of both");
+    paper.verdict(
+        blocks_wrong == 0,
+        &format!("{what}: {} blocks, {blocks_wrong} wrong", thousands(blocks_checked)),
+    )?;
+    let wrong = report.load_blocks_wrong;
+    paper.verdict(
+        wrong == 0,
+        &format!("what the load read, and the volumes at the end: {wrong} blocks wrong"),
+    )?;
+    let left = report.stores_bytes_left;
+    paper.verdict(
+        left == 0,
+        &format!("the snapshots are gone, and {} KiB of their stores are left", left.div_ceil(1024)),
+    )
+}
