@@ -1,5 +1,6 @@
 //! The control half of a device.
 
+use crate::errno::EOPNOTSUPP;
 use crate::{Commons, Content, Cx, Extents, Lane, Limits, Sector, Sectors, Since};
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +23,21 @@ pub trait Device: Send + Sync {
     /// Looks how large it is now, where that can change without it. It may block, so no core calls
     /// it.
     fn look_again(&self) {}
+
+    /// How it is to grow when whoever keeps something in it is about to need more; `None` where
+    /// nobody has said so.
+    fn growth(&self) -> Option<Growth> {
+        None
+    }
+
+    /// Asks it to become at least as large as `size`, with room for what is new set aside where
+    /// that can be had. Returns at once; `then` is told what came of it, from a thread of the
+    /// device's own or before this returns, and sees the new size. After an error it may be larger
+    /// than before all the same, and never shorter.
+    fn grow(&self, size: Sectors, then: Grown) {
+        let _ = size;
+        then(Err(OpenError::new(EOPNOTSUPP, "only a regular file grows by itself")));
+    }
 
     /// Appends to `out` what the `len` sectors from `from` on hold, in order and without gaps,
     /// until it is full. The range is within the device.
@@ -81,6 +97,18 @@ pub struct Checkpoint {
     /// What it is to the device that gave it.
     pub key: Weak<dyn Any + Send + Sync>,
 }
+
+/// How a device grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// By how much at a time, above 0.
+    pub step: Sectors,
+    /// How large at the most.
+    pub max: Sectors,
+}
+
+/// Is told what came of [`Device::grow`].
+pub type Grown = Box<dyn FnOnce(Result<(), OpenError>) + Send>;
 
 /// A disk that no other program has alone, until it is dropped.
 pub type DiskLock = Arc<dyn Any + Send + Sync>;

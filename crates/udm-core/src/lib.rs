@@ -32,7 +32,7 @@ pub use command::{Ack, Cores, Failure, LaneCommand};
 pub use commons::{Alone, Claim, ClaimKey, Commons, Taken};
 pub use control_io::{ControlIo, Errand};
 pub use cx::{CoreState, Cx};
-pub use device::{Checkpoint, Device, DeviceId, DiskLock, DiskTaken, OpenError, Stacked};
+pub use device::{Checkpoint, Device, DeviceId, DiskLock, DiskTaken, Grown, Growth, OpenError, Stacked};
 pub use extents::{Content, Extent, Extents, Since};
 pub use lane::{Busy, Drain, Lane};
 pub use limits::Limits;

@@ -1,7 +1,7 @@
 //! What the control side asks of a target that keeps an instant of another device.
 
 use crate::target::DeviceRef;
-use udm_core::{Checkpoint, Sectors};
+use udm_core::{Checkpoint, Growth, Sectors};
 
 /// How a snapshot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,8 @@ pub struct SnapshotReport {
     pub used: Sectors,
     /// The size of the store.
     pub total: Sectors,
+    /// How the store grows; `None` where it stays as it is.
+    pub growth: Option<Growth>,
     /// What of `used` is no data.
     pub metadata: Sectors,
     /// How it is.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use udm_wire::uri::{DeviceUri, FileUri, NbdAddress, NbdUri, NullParams, parse};
 
 fn file(path: &str, direct: Option<bool>, readonly: bool) -> DeviceUri {
-    DeviceUri::File(FileUri { path: PathBuf::from(path), direct, readonly, exclusive: true })
+    DeviceUri::File(FileUri { direct, readonly, ..FileUri::new(PathBuf::from(path)) })
 }
 
 fn tcp(host: &str, port: u16, export: &str) -> DeviceUri {
@@ -41,13 +41,17 @@ fn every_form_and_its_canonical_spelling() {
         ("file:/dev/sda?exclusive=on", file("/dev/sda", None, false), "/dev/sda"),
         (
             "file:/dev/sda?exclusive=off",
-            DeviceUri::File(FileUri {
-                path: "/dev/sda".into(),
-                direct: None,
-                readonly: false,
-                exclusive: false,
-            }),
+            DeviceUri::File(FileUri { exclusive: false, ..FileUri::new("/dev/sda".into()) }),
             "file:/dev/sda?exclusive=off",
+        ),
+        (
+            "file:a.cow?grow_max=1T&grow=65536k",
+            DeviceUri::File(FileUri {
+                grow: Some(64 << 20),
+                grow_max: Some(1 << 40),
+                ..FileUri::new("a.cow".into())
+            }),
+            "file:a.cow?grow=64M&grow_max=1T",
         ),
         ("mem:1G", DeviceUri::Mem { size: 1 << 30 }, "mem:1G"),
         ("mem:1024MiB", DeviceUri::Mem { size: 1 << 30 }, "mem:1G"),
@@ -87,7 +91,14 @@ fn refusals_say_what_would_be_right() {
         ("http://x/", "\"http\": no such kind of device; a path, @name, or one of file: null: mem: pattern:"),
         ("file:", "no path of a device"),
         ("file:a?direct=maybe", "file: direct=\"maybe\" is neither on nor off"),
-        ("file:a?cache=none", "file: unknown option \"cache\"; one of direct, readonly, exclusive"),
+        (
+            "file:a?cache=none",
+            "file: unknown option \"cache\"; one of direct, readonly, exclusive, grow, grow_max",
+        ),
+        ("file:a?grow=0", "file: grow is above 0"),
+        ("file:a?grow=1x", "file: grow: \"1x\" is not a size: a number, then K, M, G, T, P or E"),
+        ("file:a?grow=1M&grow=1M", "file: grow is given twice"),
+        ("file:a?grow_max=1M", "file: grow_max says how far it grows, and grow by how much at a time"),
         ("file:a?direct=on&direct=on", "file: direct is given twice"),
         ("file:a%zz", "file: a % that two hexadecimal digits do not follow"),
         ("file:a%ff", "file: percent-encoded bytes that are not UTF-8"),

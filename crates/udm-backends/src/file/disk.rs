@@ -68,6 +68,8 @@ pub(super) struct Disk {
     pub failed: Arc<AtomicBool>,
     /// Descriptors that devices share.
     fds: Mutex<Fds>,
+    /// Whoever reads the size.
+    looking: Mutex<()>,
     /// Bytes in a block: the size counts whole ones.
     block: u64,
     /// In sectors, as of the last look.
@@ -135,6 +137,7 @@ impl Disk {
             commons: Commons::default(),
             failed: Arc::default(),
             fds: Mutex::default(),
+            looking: Mutex::default(),
             block: u64::from(block),
             size: AtomicU64::new(0),
             reach: AtomicU64::new(0),
@@ -152,6 +155,8 @@ impl Disk {
         let Some(Handle { fd, .. }) = handles.iter().flat_map(|handles| handles.iter()).next() else {
             return Ok(self.size());
         };
+        // One look at a time: an older one must not undo a newer.
+        let _looks = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = open::size(fd.as_fd(), &fs::fstat(fd)?)?;
         let size = Sectors::from_bytes(bytes / self.block * self.block).0;
         // Relaxed throughout: each number stands for itself, and lanes look once a batch.

@@ -18,6 +18,7 @@
 //! * **Size.** Rounded down to sectors (with `direct=on` to the block of direct I/O), read again at
 //!   each load, so that a disk may grow under a table that is then loaded anew. A disk that shrank
 //!   gives a path error where it is missing, and is not made longer by writes once that is known.
+//!   A regular file is made longer when it is asked to be ([`grow`]).
 //! * **Durable.** The volatile cache is the page cache, or the disk's own, so a flush is
 //!   `fdatasync`, and FUA is `RWF_DSYNC`. With the page cache a failed sync is for good, a medium
 //!   error ([`sync`]).
@@ -31,6 +32,7 @@
 mod disk;
 mod extents;
 mod flush;
+mod grow;
 mod here;
 mod lane;
 #[cfg(test)]
@@ -53,8 +55,8 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{
-    Commons, Content, Cx, Device, DeviceId, DiskLock, DiskTaken, Extents, Lane, Limits, OpenError, Sector,
-    Sectors,
+    Commons, Content, Cx, Device, DeviceId, DiskLock, DiskTaken, Extents, Grown, Growth, Lane, Limits,
+    OpenError, Sector, Sectors,
 };
 use udm_runtime::Ring;
 
@@ -82,6 +84,7 @@ pub(crate) struct File {
     disk: Arc<Disk>,
     /// But for the size.
     limits: Limits,
+    growth: Option<Growth>,
 }
 
 impl Device for File {
@@ -103,6 +106,14 @@ impl Device for File {
     fn look_again(&self) {
         // What can't be looked at keeps the size that it had.
         let _ = self.disk.refresh();
+    }
+
+    fn growth(&self) -> Option<Growth> {
+        self.growth
+    }
+
+    fn grow(&self, size: Sectors, then: Grown) {
+        grow::start(&self.disk, &self.handles[0].fd, self.limits.read_only, size, then);
     }
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {

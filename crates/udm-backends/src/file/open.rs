@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::errno::{EAGAIN, EBUSY, EINVAL};
-use udm_core::{Buf, DeviceId, Limits, OpenError, Sectors};
+use udm_core::{Buf, DeviceId, Growth, Limits, OpenError, SECTOR_SIZE, Sectors};
 use udm_wire::uri::FileUri;
 
 /// How often a path may turn out to lead elsewhere than a moment ago.
@@ -237,7 +237,11 @@ fn name(
     if !uri.readonly && !can_discard(fd.as_fd(), stat) {
         limits.max_discard = Sectors::ZERO;
     }
-    Ok(Some(File { id: DeviceId::new(), disk: Arc::clone(disk), handles, limits }))
+    let growth = uri.grow.map(|step| Growth {
+        step: Sectors(step.div_ceil(SECTOR_SIZE)),
+        max: Sectors(uri.grow_max.unwrap_or(u64::MAX) / SECTOR_SIZE),
+    });
+    Ok(Some(File { id: DeviceId::new(), disk: Arc::clone(disk), handles, limits, growth }))
 }
 
 /// Bytes in what is open as `fd`.

@@ -27,7 +27,7 @@ pub(super) fn core() -> LocalCore {
 
 /// `path`, opened for both and with what is usual otherwise.
 pub(super) fn uri(path: &Path) -> FileUri {
-    FileUri { path: path.into(), direct: None, readonly: false, exclusive: true }
+    FileUri::new(path.into())
 }
 
 /// Opens a disk that nothing else uses.

@@ -27,6 +27,10 @@ pub struct Snapshot {
     pub used_bytes: u64,
     /// The size of the store.
     pub total_bytes: u64,
+    /// By how much the store grows at a time; nothing where it stays as it is.
+    pub grow_bytes: Option<u64>,
+    /// How large it becomes at the most.
+    pub max_bytes: Option<u64>,
     /// What of `used_bytes` is no data.
     pub metadata_bytes: u64,
     /// How long ago it was made, when this server made it.
@@ -59,9 +63,12 @@ pub struct CreateSnapshots {
     /// The store, a path or a URI, or a folder in which NAME.cow is the store. Without it that is
     /// the folder of the origin's disk.
     pub store: Option<String>,
-    /// The size of a store that is made; without it as large as the snapshot can need. A store that
-    /// exists is not resized, and this is refused.
+    /// How large a store that is made becomes; without it as large as the snapshot can need. A
+    /// store that exists is not resized, and this is refused.
     pub size_bytes: Option<u64>,
+    /// By how much it grows at a time, and how large it is at first; without it 64 MiB. 0: it is
+    /// made in full length. For a store that exists: it grows so; without this it does not.
+    pub grow_bytes: Option<u64>,
     /// What is copied at once; without it 4096, or the block of the disks.
     pub chunk_bytes: Option<u64>,
     /// The store means nothing when the snapshot is gone, and less is written to it.

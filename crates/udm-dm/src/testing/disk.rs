@@ -4,8 +4,8 @@ use super::lock;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{
-    Batch, Bio, BioFlags, Commons, Cx, Device, DeviceId, Drain, Lane, Limits, Op, OpenError, SECTOR_SIZE,
-    Sectors, Status,
+    Batch, Bio, BioFlags, Commons, Cx, Device, DeviceId, Drain, Grown, Lane, Limits, Op, OpenError,
+    SECTOR_SIZE, Sectors, Status,
 };
 
 /// What a disk was asked to do, in the order in which it did it.
@@ -36,6 +36,7 @@ struct DiskState {
     refuse: Option<OpenError>,
     opened: usize,
     log: Vec<Seen>,
+    growths: VecDeque<(Sectors, Grown)>,
 }
 
 /// A disk in memory. Requests take effect when they finish: in the first `poll` behind their
@@ -131,6 +132,29 @@ impl TestDisk {
         self.state().opened
     }
 
+    /// How many times it was asked to grow, and has not answered.
+    #[must_use]
+    pub fn growths(&self) -> usize {
+        self.state().growths.len()
+    }
+
+    /// Answers the oldest wish to grow: it becomes as large as was asked for, or fails with what
+    /// `refuse` says. The size asked for.
+    ///
+    /// # Panics
+    /// When nobody has asked.
+    pub fn grow_now(&self, refuse: Option<OpenError>) -> Sectors {
+        let (size, then) = self.state().growths.pop_front().expect("somebody has asked");
+        if refuse.is_none() {
+            lock(&self.limits).size = size;
+            if let Some(bytes) = &mut self.state().bytes {
+                bytes.resize((size.0 * SECTOR_SIZE) as usize, 0);
+            }
+        }
+        then(refuse.map_or(Ok(()), Err));
+        size
+    }
+
     /// Takes the list of what it was asked to do.
     #[must_use]
     pub fn take_log(&self) -> Vec<Seen> {
@@ -178,6 +202,11 @@ impl Device for TestDisk {
 
     fn commons(&self) -> Option<&Commons> {
         Some(&self.commons)
+    }
+
+    /// Waits for [`TestDisk::grow_now`].
+    fn grow(&self, size: Sectors, then: Grown) {
+        self.state().growths.push_back((size, then));
     }
 }
 

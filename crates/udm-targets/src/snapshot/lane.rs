@@ -9,7 +9,8 @@
 
 use super::args::Features;
 use super::commits::Copied;
-use super::engine::{Engine, Full};
+use super::engine::Engine;
+use super::growth::Full;
 use super::map::Place;
 use super::readers::Reader;
 use super::seat::Seat;
@@ -182,14 +183,14 @@ impl SnapshotLane {
                     self.send_to_store(bio, copied.new, Below::First(first));
                 }
                 Ok(copied) => self.engine.copy_under(0, copied, bio),
-                Err(Full) => self.is_full(bio),
+                Err(full) => self.is_full(full, bio),
             },
         }
     }
 
     /// There is no room for a write.
-    fn is_full(&mut self, bio: Box<Bio>) {
-        match self.snapshot.settings.on_full() {
+    fn is_full(&mut self, full: Full, bio: Box<Bio>) {
+        match self.snapshot.on_full(full) {
             OnFull::Pause => return self.waiting.push_back(bio),
             OnFull::Fail => return self.end(bio, Status::NoSpace),
             OnFull::Invalidate if self.features.overflow => self.snapshot.overflow(),

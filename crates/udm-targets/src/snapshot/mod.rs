@@ -11,7 +11,7 @@
 //! a `snapshot-origin` are copied first; writes past it are not seen.
 //!
 //! * [`map`]: where each chunk is. [`readers`]: who may still read the origin. [`space`]: what of
-//!   the store is free. [`commits`]: the records of a persistent store. [`state`]: a snapshot, of
+//!   the store is free. [`growth`]: a store that becomes larger. [`commits`]: the records of a persistent store. [`state`]: a snapshot, of
 //!   these. [`family`]: an origin and its snapshots.
 //! * [`engine`] copies, a lane's part each, with [`jobs`]; [`origin_lane`] and [`lane`] say what.
 //! * [`checkpoints`] tells what has changed since an instant, from the maps.
@@ -25,6 +25,7 @@ mod checkpoints;
 mod commits;
 mod engine;
 mod family;
+mod growth;
 mod jobs;
 mod lane;
 mod load;

@@ -4,7 +4,7 @@
 //! then it waits here, while the chunks that are free are copied. Nothing is cut: a write of many
 //! chunks waits for all of them, and they are copied as one.
 
-use super::engine::{Engine, Full};
+use super::engine::Engine;
 use super::map::Place;
 use super::settings::OnFull;
 use super::state::{Health, Snapshot};
@@ -126,8 +126,8 @@ impl OriginLane {
                 Place::Pending => copied = false,
                 Place::Free => {
                     copied = false;
-                    if let Err(Full) = self.engine.claim(part, chunk) {
-                        match snapshot.settings.on_full() {
+                    if let Err(full) = self.engine.claim(part, chunk) {
+                        match snapshot.on_full(full) {
                             OnFull::Invalidate => self.engine.lose(part, "Unable to allocate exception"),
                             OnFull::Pause => {}
                             OnFull::Fail => return Step::Fail,

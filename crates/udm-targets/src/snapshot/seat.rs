@@ -184,6 +184,7 @@ impl Seat {
             chunk: Sectors(u64::from(self.snapshot.chunk.sectors())),
             used: Sectors(used),
             total: Sectors(total),
+            growth: self.snapshot.growth.wanted(),
             metadata: Sectors(metadata),
             state: if self.is_lost() { SnapshotState::Invalid } else { state },
         }
@@ -321,5 +322,5 @@ fn open(line: &Line, family: &Arc<Family>, args: &TargetArgs<'_>) -> Result<Arc<
         TargetError::new("Cannot get COW device").with_errno(EBUSY).because(reason).at(1)
     })?;
     let (chunk, loaded) = load::load(line, args.io)?;
-    Ok(Arc::new(Snapshot::new(&line.origin, line.store.clone(), chunk, loaded)))
+    Ok(Snapshot::new(&line.origin, line.store.clone(), chunk, loaded))
 }

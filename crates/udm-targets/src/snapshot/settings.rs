@@ -4,6 +4,8 @@
 //! message: set on_full invalidate|pause|fail
 //! message: set watermark 0-100
 //! message: set copy_memory BYTES
+//! message: set grow SIZE
+//! message: set grow_max SIZE
 //! message: grown
 //! ```
 //!
@@ -95,7 +97,9 @@ impl Settings {
             },
             _ => {
                 let text = format!("Unrecognised snapshot setting: {key}");
-                return Err(TargetError::new(text).because("on_full, watermark or copy_memory").at(1));
+                return Err(TargetError::new(text)
+                    .because("on_full, watermark, copy_memory, grow or grow_max")
+                    .at(1));
             }
         }
         Ok(())

@@ -23,6 +23,8 @@ pub(super) struct Grant {
     pub new: u64,
     /// How many.
     pub len: u64,
+    /// The first chunk behind all that were given out.
+    pub end: u64,
 }
 
 /// Where things are in the store.
@@ -41,6 +43,15 @@ impl Plan {
             Plan::Persistent(layout) => layout.capacity(layout.chunks(size)),
             Plan::Transient(sectors) => size.0 / u64::from(sectors),
         }
+    }
+
+    /// The least size with room for `chunks` chunks of data.
+    fn size(self, chunks: u64) -> Sectors {
+        let (chunks, sectors) = match self {
+            Plan::Persistent(layout) => (layout.chunks_for(chunks), layout.chunk().sectors()),
+            Plan::Transient(sectors) => (chunks, sectors),
+        };
+        Sectors(chunks.saturating_mul(u64::from(sectors)))
     }
 
     /// Chunk `index` of those for data, and how many from there on lie behind each other.
@@ -101,7 +112,9 @@ impl Space {
                 (len, _) => next + len,
             };
             match self.next.compare_exchange_weak(next, then, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) if len > 0 => return Some(Grant { turn: next - self.begin, new, len }),
+                Ok(_) if len > 0 => {
+                    return Some(Grant { turn: next - self.begin, new, len, end: new + len });
+                }
                 Ok(_) => next = then,
                 Err(now) => next = now,
             }
@@ -130,8 +143,9 @@ impl Space {
             }
         };
         let from_hole = new < self.plan.chunk(front).0;
-        spare.at = Some((turn + len, if from_hole { front } else { front + len }));
-        (len > 0).then_some(Grant { turn, new, len })
+        let front = if from_hole { front } else { front + len };
+        spare.at = Some((turn + len, front));
+        (len > 0).then(|| Grant { turn, new, len, end: self.plan.chunk(front).0 })
     }
 
     /// True when a store of `size` is not full.
@@ -143,6 +157,16 @@ impl Space {
         }
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         !spare.holes.is_empty() || spare.at.map_or(next & !CLOSED, |(_, front)| front) < capacity
+    }
+
+    /// True when holes wait for the front to reach the end.
+    pub(super) fn keeps_holes(&self) -> bool {
+        self.has_holes && self.next.load(Ordering::Relaxed) & CLOSED == 0
+    }
+
+    /// The least size of the store with more room than one of `size` has.
+    pub(super) fn next_size(&self, size: Sectors) -> Sectors {
+        self.plan.size(self.plan.capacity(size).saturating_add(1))
     }
 
     /// The first chunk behind all that were given out.

@@ -4,13 +4,14 @@
 //! this on to its next table.
 
 use super::commits::{Commits, Copied};
+use super::growth::Growth;
 use super::jobs::COPY_MEMORY;
 use super::map::{ExceptionMap, Place};
 use super::readers::Readers;
 use super::settings::Settings;
-use super::space::{Grant, Space};
+use super::space::Space;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::{Bell, Bio, Op, Sectors};
 use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{DeviceRef, Notify};
@@ -54,7 +55,10 @@ pub(super) struct Snapshot {
     pub settings: Settings,
     /// Rung when a chunk was copied, readers are over, or it has become invalid.
     pub bell: Arc<Bell>,
-    space: Space,
+    pub space: Space,
+    pub growth: Growth,
+    /// For those who come back to it and do not keep it.
+    pub own: Weak<Snapshot>,
     /// The part of the origin that it is about.
     len: AtomicU64,
     health: AtomicU8,
@@ -66,10 +70,17 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    pub(super) fn new(origin: &DeviceRef, store: DeviceRef, chunk: ChunkSize, loaded: Loaded) -> Snapshot {
+    pub(super) fn new(
+        origin: &DeviceRef,
+        store: DeviceRef,
+        chunk: ChunkSize,
+        loaded: Loaded,
+    ) -> Arc<Snapshot> {
         let origin_size = origin.device.limits().size;
         let health = if loaded.valid { Health::Valid } else { Health::Invalid };
-        Snapshot {
+        Arc::new_cyclic(|own| Snapshot {
+            growth: Growth::new(store.device.growth()),
+            own: Weak::clone(own),
             store,
             origin_size,
             chunk,
@@ -85,7 +96,7 @@ impl Snapshot {
             overflowed: AtomicBool::new(false),
             active: AtomicBool::new(false),
             notify: Mutex::default(),
-        }
+        })
     }
 
     /// Whether it can be used. Acquire pairs with the release in [`Snapshot::set_health`]: who sees
@@ -178,7 +189,7 @@ impl Snapshot {
     }
 
     /// What the log calls it.
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         let notify = self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone();
         notify.map_or_else(|| self.store.number.to_string(), |notify| notify.device())
     }
@@ -230,17 +241,6 @@ impl Snapshot {
             let (at, end) = (bio.sector.0, bio.end().0);
             bio.op != Op::Write || at >= len || self.map.are_settled(at >> shift, (end.min(len) - 1) >> shift)
         })
-    }
-
-    /// Room for `want` chunks behind each other, or fewer, in a store of `size`.
-    pub(super) fn take(&self, want: u64, size: Sectors) -> Option<Grant> {
-        let grant = self.space.take(want, size)?;
-        let [before, now] = [grant.new, grant.new + grant.len].map(|chunk| self.start_of(chunk));
-        if self.settings.crosses(before, now, size.0) {
-            tracing::warn!("{}: the store is filled to {now} of {} sectors", self.name(), size.0);
-            self.event();
-        }
-        Some(grant)
     }
 
     /// These are in the store. A transient one has nothing else to do; a persistent one writes

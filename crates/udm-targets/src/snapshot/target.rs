@@ -89,6 +89,7 @@ impl Target for SnapshotTarget {
     fn message(&self, words: &[String], _: &mut dyn Resolver) -> Result<String, TargetError> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         match &words[..] {
+            ["set", key @ ("grow" | "grow_max"), value] => self.0.snapshot.growth.set(key, value)?,
             ["set", key, value] => self.0.snapshot.settings.set(key, value)?,
             ["grown"] => self.0.line.store.device.look_again(),
             _ => {
@@ -96,8 +97,7 @@ impl Target for SnapshotTarget {
                 return Err(error.because("set KEY VALUE, or grown"));
             }
         }
-        // Whoever waits for room looks again.
-        self.0.snapshot.bell.ring();
+        self.0.snapshot.look_again();
         Ok(String::new())
     }
 

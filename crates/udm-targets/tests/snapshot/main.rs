@@ -6,6 +6,7 @@
 mod copies;
 mod format;
 mod grammar;
+mod growth;
 mod handover;
 mod journal;
 mod kernel;
@@ -13,6 +14,7 @@ mod log;
 mod merge;
 mod random;
 mod reader;
+mod reader_tests;
 mod rig;
 mod settings;
 mod space;

@@ -1,12 +1,13 @@
 //! `file:PATH?NAME=VALUE&...`, or a path alone: a file or block device.
 
 use super::{PATH_MAX, UriError, percent, switch};
+use crate::size::{self, Size};
 use crate::words::shown;
 use std::fmt;
 use std::path::PathBuf;
 
 /// The options, as they are spelt.
-const OPTIONS: [&str; 3] = ["direct", "readonly", "exclusive"];
+const OPTIONS: [&str; 5] = ["direct", "readonly", "exclusive", "grow", "grow_max"];
 
 /// A file or block device, and how it is to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,15 +23,26 @@ pub struct FileUri {
     /// A block device that is opened for writing is had alone (`O_EXCL`), or not at all; default
     /// on. No matter for anything else.
     pub exclusive: bool,
+    /// Bytes by which a regular file is made longer when whoever keeps something in it (the store
+    /// of a snapshot) is about to need more, above 0. `None`: it stays as long as it is.
+    pub grow: Option<u64>,
+    /// Bytes that it has at the most then; `None`: whatever the file system takes.
+    pub grow_max: Option<u64>,
 }
 
 impl FileUri {
+    /// A path without options.
+    #[must_use]
+    pub fn new(path: PathBuf) -> FileUri {
+        FileUri { path, direct: None, readonly: false, exclusive: true, grow: None, grow_max: None }
+    }
+
     /// What a path alone means.
     ///
     /// # Errors
     /// What is wrong with the path.
     pub(super) fn literal(path: &str) -> Result<FileUri, UriError> {
-        Ok(FileUri { path: checked_path(path)?, direct: None, readonly: false, exclusive: true })
+        Ok(FileUri::new(checked_path(path)?))
     }
 
     /// Reads what stands behind `file:`.
@@ -48,12 +60,25 @@ impl FileUri {
         let path = percent::decode(path).map_err(|why| UriError::new(format!("file: {why}")))?;
         let path = checked_path(&path)?;
         let (mut direct, mut readonly, mut exclusive) = (None, None, None);
+        let (mut grow, mut grow_max) = (None, None);
         for pair in query.into_iter().flat_map(|query| query.split('&')) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let option = match name {
                 "direct" => &mut direct,
                 "readonly" => &mut readonly,
                 "exclusive" => &mut exclusive,
+                "grow" | "grow_max" => {
+                    let bytes =
+                        size::parse(value).map_err(|e| UriError::new(format!("file: {name}: {e}")))?;
+                    if bytes == 0 {
+                        return Err(UriError::new(format!("file: {name} is above 0")));
+                    }
+                    let option = if name == "grow" { &mut grow } else { &mut grow_max };
+                    if option.replace(bytes).is_some() {
+                        return Err(UriError::new(format!("file: {name} is given twice")));
+                    }
+                    continue;
+                }
                 _ => {
                     let name = shown(name);
                     let known = OPTIONS.join(", ");
@@ -66,15 +91,23 @@ impl FileUri {
             }
         }
         let (readonly, exclusive) = (readonly.unwrap_or(false), exclusive.unwrap_or(true));
-        Ok(FileUri { path, direct, readonly, exclusive })
+        if grow.is_none() && grow_max.is_some() {
+            return Err(UriError::new(
+                "file: grow_max says how far it grows, and grow by how much at a time",
+            ));
+        }
+        Ok(FileUri { path, direct, readonly, exclusive, grow, grow_max })
     }
 
     /// The options that are not as a path alone has them, as they are spelt.
-    fn options(&self) -> impl Iterator<Item = &'static str> {
+    fn options(&self) -> impl Iterator<Item = String> {
         let direct = self.direct.map(|on| if on { "direct=on" } else { "direct=off" });
         let readonly = self.readonly.then_some("readonly=on");
         let exclusive = (!self.exclusive).then_some("exclusive=off");
-        [direct, readonly, exclusive].into_iter().flatten()
+        let switches = [direct, readonly, exclusive].into_iter().flatten().map(String::from);
+        let grow = self.grow.map(|bytes| format!("grow={}", Size(bytes)));
+        let grow_max = self.grow_max.map(|bytes| format!("grow_max={}", Size(bytes)));
+        switches.chain(grow).chain(grow_max)
     }
 }
 

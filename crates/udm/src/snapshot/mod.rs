@@ -28,7 +28,7 @@ enum SnapshotVerb {
     /// Keep a device as it is now; several at one instant
     #[command(
         after_help = "The device goes on; nobody has to suspend it. One that is linear over a disk becomes a snapshot-origin of that disk, and is linear \
-again when its last snapshot is removed. Writes that reach the disk by another way are not seen. A store that does not exist is made, sparse, and goes with its snapshot.\n\n\
+again when its last snapshot is removed. Writes that reach the disk by another way are not seen. A store that does not exist is made, grows as it fills, and goes with its snapshot.\n\n\
 Examples:\n  udm snapshot create monday --of disk\n  udm snapshot create monday --of disk --store /srv/stores/monday.cow --size 1G --overflow\n  \
 udm snapshot create --group data-monday=data,log-monday=log"
     )]
@@ -74,9 +74,12 @@ struct CreateArgs {
     /// of the device's disk]
     #[arg(long, value_name = "PATH")]
     store: Option<String>,
-    /// The size of the store that is made [default: enough for everything]
+    /// How large the store that is made becomes [default: enough for everything]
     #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
     size: Option<u64>,
+    /// By how much it grows at a time, before it is full; 0 makes it in full length [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
+    grow: Option<u64>,
     /// What is copied at once: a power of two [default: 4k, or the block of the disk]
     #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
     chunk: Option<u64>,
@@ -188,6 +191,7 @@ fn create(args: &CreateArgs) -> Result<()> {
         snapshots: all.map(new).collect(),
         store: args.store.clone(),
         size_bytes: args.size,
+        grow_bytes: args.grow,
         chunk_bytes: args.chunk,
         transient: Some(args.transient),
         overflow: Some(args.overflow),

@@ -4,7 +4,10 @@ use udm_bench::units::binary;
 use udm_control::http::api;
 
 /// The heads of the columns.
-const HEADS: [&str; 9] = ["NAME", "ORIGIN", "TYPE", "CHUNK", "USED", "TOTAL", "%", "STATE", "AGE"];
+const HEADS: [&str; 10] = ["NAME", "ORIGIN", "TYPE", "CHUNK", "USED", "TOTAL", "MAX", "%", "STATE", "AGE"];
+
+/// No file is so long.
+const END: u64 = 1 << 62;
 
 /// How many columns stand at the left.
 const WORDS: usize = 3;
@@ -18,7 +21,7 @@ pub(super) fn table(all: &[api::Snapshot]) -> String {
     };
     let widths: Vec<usize> = (0..HEADS.len()).map(width).collect();
     let line = |cells: &[String], store: &str| {
-        let cell = |(column, cell): (usize, &String)| match column < WORDS || column == 7 {
+        let cell = |(column, cell): (usize, &String)| match column < WORDS || HEADS[column] == "STATE" {
             true => format!("{cell:<0$}  ", widths[column]),
             false => format!("{cell:>0$}  ", widths[column]),
         };
@@ -31,8 +34,11 @@ pub(super) fn table(all: &[api::Snapshot]) -> String {
     out
 }
 
-fn row(one: &api::Snapshot) -> [String; 9] {
-    let percent = one.used_bytes as f64 * 100.0 / one.total_bytes.max(1) as f64;
+fn row(one: &api::Snapshot) -> [String; 10] {
+    // What has no end has none to be near to.
+    let max = one.max_bytes.filter(|max| *max < END);
+    let full = max.unwrap_or(one.total_bytes).max(one.total_bytes);
+    let percent = one.used_bytes as f64 * 100.0 / full.max(1) as f64;
     [
         one.name.clone(),
         if one.origin.is_empty() { one.disk.clone() } else { one.origin.clone() },
@@ -40,6 +46,11 @@ fn row(one: &api::Snapshot) -> [String; 9] {
         bytes(one.chunk_bytes),
         bytes(one.used_bytes),
         bytes(one.total_bytes),
+        match (max, one.max_bytes) {
+            (Some(max), _) => bytes(max),
+            (None, Some(_)) => "any".into(),
+            (None, None) => "-".into(),
+        },
         format!("{percent:.1}"),
         one.state.clone(),
         one.age_ns.map_or_else(|| "-".into(), |age| age_text(age / 1_000_000_000)),
@@ -75,6 +86,7 @@ mod tests {
             chunk_bytes: 4096,
             used_bytes: 16384,
             total_bytes: 1 << 20,
+            max_bytes: Some(4 << 20),
             age_ns: Some(125_000_000_000),
             ..api::Snapshot::default()
         };
@@ -88,6 +100,6 @@ mod tests {
         }
         let cells: Vec<&str> = lines[1].split_whitespace().collect();
         assert_eq!(cells[..3], ["monday", "disk", "P"]);
-        assert_eq!(cells[6..], ["1.6", "active", "2m", "/srv/monday.cow"]);
+        assert_eq!(cells[7..], ["0.4", "active", "2m", "/srv/monday.cow"]);
     }
 }

@@ -37,6 +37,7 @@ pub fn create(
     let store = Wanted {
         store: wanted.store.as_deref(),
         size_bytes: wanted.size_bytes,
+        grow_bytes: wanted.grow_bytes,
         chunk_bytes: wanted.chunk_bytes,
         transient: wanted.transient.unwrap_or(false),
         overflow: wanted.overflow.unwrap_or(false),

@@ -5,7 +5,7 @@ use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::collections::HashMap;
-use udm_core::{DevNo, Device};
+use udm_core::{DevNo, Device, SECTOR_SIZE};
 use udm_dm::SnapshotReport;
 
 /// All snapshots, by number.
@@ -61,6 +61,8 @@ fn describe(registry: &Registry, mapped: &Mapped, origin: String, report: &Snaps
         chunk_bytes: report.chunk.bytes(),
         used_bytes: report.used.bytes(),
         total_bytes: report.total.bytes(),
+        grow_bytes: report.growth.map(|growth| growth.step.0.saturating_mul(SECTOR_SIZE)),
+        max_bytes: report.growth.map(|growth| growth.max.0.saturating_mul(SECTOR_SIZE)),
         metadata_bytes: report.metadata.bytes(),
         age_ns: made.map(|made| u64::try_from(made.elapsed().as_nanos()).unwrap_or(u64::MAX)),
     }

@@ -20,6 +20,12 @@ use udm_wire::words::escape;
 /// What is copied at once when nobody says anything: `lvcreate`'s.
 const CHUNK_BYTES: u64 = 4096;
 
+/// By how much a store that is made grows when nobody says anything, and how large it is at first.
+const GROW_BYTES: u64 = 64 << 20;
+
+/// Chunks that a store is made with at the least, where it grows.
+const CHUNKS_MIN: u64 = 16;
+
 /// A store's rights: it has what its origin has in it.
 const MODE: u32 = 0o600;
 
@@ -27,6 +33,8 @@ const MODE: u32 = 0o600;
 pub(super) struct Wanted<'a> {
     pub store: Option<&'a str>,
     pub size_bytes: Option<u64>,
+    /// 0 for a store that is made as large as it becomes.
+    pub grow_bytes: Option<u64>,
     pub chunk_bytes: Option<u64>,
     pub transient: bool,
     pub overflow: bool,
@@ -82,10 +90,12 @@ impl Wanted<'_> {
             (false, true) => "PO",
             (false, false) => "P",
         };
-        let uri = self.place(registry, name, origin)?;
-        let made = match &uri {
-            DeviceUri::File(file) => {
-                self.make(name, file, default_size(origin.len, chunk, self.transient))?
+        let mut uri = self.place(registry, name, origin)?;
+        let most = self.size_bytes.unwrap_or_else(|| default_size(origin.len, chunk, self.transient));
+        let made = match &mut uri {
+            DeviceUri::File(file) => self.make(name, file, most, chunk)?,
+            _ if self.grow_bytes.is_some_and(|step| step > 0) => {
+                return Err(refuse(name, EINVAL, format!("{uri}: only a regular file grows")));
             }
             _ => None,
         };
@@ -117,7 +127,7 @@ impl Wanted<'_> {
     fn place(&self, registry: &Registry, name: &str, origin: &Origin) -> Result<DeviceUri, VerbError> {
         let own = |folder: &Path| {
             let path = folder.join(format!("{name}.cow"));
-            DeviceUri::File(FileUri { path, direct: None, readonly: false, exclusive: true })
+            DeviceUri::File(FileUri::new(path))
         };
         let Some(word) = self.store else {
             let disk = udm_wire::uri::parse(&registry.uri_of(origin.disk.number));
@@ -138,19 +148,50 @@ impl Wanted<'_> {
         }
     }
 
-    /// Makes the file, unless it is there.
-    fn make(&self, name: &str, file: &FileUri, default: u64) -> Result<Option<PathBuf>, VerbError> {
-        let failed = |e: std::io::Error| {
-            refuse(name, e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", file.path.display()))
+    /// Makes the file, unless it is there: as large as `most`, or smaller, and `file` says then how
+    /// it grows.
+    fn make(
+        &self,
+        name: &str,
+        file: &mut FileUri,
+        most: u64,
+        chunk: ChunkSize,
+    ) -> Result<Option<PathBuf>, VerbError> {
+        let asked = self.grow_bytes.or(file.grow);
+        let step = asked.unwrap_or(GROW_BYTES);
+        let first = match step {
+            0 => most,
+            // For what is small it does not pay.
+            step if asked.is_none() && most <= 2 * step => most,
+            step => most.min(step.max(CHUNKS_MIN * chunk.bytes()).next_multiple_of(SECTOR_SIZE)),
         };
-        let size = self.size_bytes.unwrap_or(default);
-        if size < SECTOR_SIZE || !size.is_multiple_of(SECTOR_SIZE) {
-            return Err(refuse(name, EINVAL, format!("a store of {size} bytes is no whole sectors")));
+        let path = file.path.clone();
+        let made = self.make_file(name, &path, most, first)?;
+        let grows = made.is_none() && self.grow_bytes.is_some() || made.is_some() && first < most;
+        if step > 0 && grows {
+            file.grow = Some(step);
+            file.grow_max = file.grow_max.or(Some(most));
         }
-        match OpenOptions::new().write(true).create_new(true).mode(MODE).open(&file.path) {
+        Ok(made)
+    }
+
+    fn make_file(
+        &self,
+        name: &str,
+        path: &Path,
+        most: u64,
+        first: u64,
+    ) -> Result<Option<PathBuf>, VerbError> {
+        let failed = |e: std::io::Error| {
+            refuse(name, e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display()))
+        };
+        if most < SECTOR_SIZE || !most.is_multiple_of(SECTOR_SIZE) {
+            return Err(refuse(name, EINVAL, format!("a store of {most} bytes is no whole sectors")));
+        }
+        match OpenOptions::new().write(true).create_new(true).mode(MODE).open(path) {
             Ok(made) => {
-                let store = Store { words: String::new(), made: Some(file.path.clone()) };
-                made.set_len(size).map_err(failed)?;
+                let store = Store { words: String::new(), made: Some(path.to_owned()) };
+                made.set_len(first).map_err(failed)?;
                 Ok(store.keep())
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(None),

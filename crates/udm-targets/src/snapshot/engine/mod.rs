@@ -11,6 +11,7 @@
 mod records;
 
 use super::commits::Copied;
+use super::growth::Full;
 use super::jobs::{Dest, Job, Jobs, Runs, piece_max};
 use super::state::Snapshot;
 use super::whole;
@@ -18,8 +19,8 @@ use records::Writing;
 use slab::Slab;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, BioPool, Buf, BufPool, Busy, Cx, Drain, Epoch, Listener, Op, OpenError, OwnerId,
-    SECTOR_SIZE, Sector, Sectors,
+    Batch, Bio, BioFlags, BioPool, Buf, BufPool, Busy, Cx, Drain, Epoch, Listener, Nanos, Op, OpenError,
+    OwnerId, SECTOR_SIZE, Sector, Sectors,
 };
 use udm_dm::bugs::{self, Bug};
 use udm_dm::legs::Legs;
@@ -76,6 +77,10 @@ pub(in crate::snapshot) struct Engine {
     piece_max: Sectors,
     /// Something has come to its end since the last look.
     progress: bool,
+    /// A store had no room.
+    refused: bool,
+    /// When those that wait for room look again by themselves.
+    look_at: Nanos,
 }
 
 impl Engine {
@@ -118,6 +123,8 @@ impl Engine {
             overlaid: Batch::new(),
             piece_max: piece_max(&origin.device.limits()),
             progress: false,
+            refused: false,
+            look_at: Nanos::NEVER,
         })
     }
 
@@ -167,16 +174,12 @@ impl Engine {
     /// The store is full; the claim is given back.
     pub(in crate::snapshot) fn room(&mut self, part: usize, chunk: u64) -> Result<Copied, Full> {
         let part = &mut self.parts[part];
-        let grant = part.snapshot.take(1, part.size).or_else(|| {
-            // It may have grown.
-            part.size = part.snapshot.store.device.limits().size;
-            part.snapshot.take(1, part.size)
-        });
-        match grant {
-            Some(grant) => Ok(Copied { turn: grant.turn, old: chunk, new: grant.new, len: 1, kept: true }),
-            None => {
+        match part.snapshot.take(1, &mut part.size) {
+            Ok(grant) => Ok(Copied { turn: grant.turn, old: chunk, new: grant.new, len: 1, kept: true }),
+            Err(full) => {
                 part.snapshot.map.give_up(chunk);
-                Err(Full)
+                self.refused |= full == Full::ForGood;
+                Err(full)
             }
         }
     }
@@ -204,6 +207,9 @@ impl Engine {
             let groups: Vec<_> = runs.take(|part| parts[part].snapshot.shift).collect();
             groups.into_iter().for_each(|dests| self.add(dests, None));
             self.runs = runs;
+        }
+        if std::mem::take(&mut self.refused) {
+            self.parts.iter().for_each(|part| part.snapshot.retry(cx.now()));
         }
         self.go_on(cx);
     }
@@ -259,6 +265,7 @@ impl Engine {
     /// Polls what lies below. What is not the engine's own comes back in `done`.
     pub(in crate::snapshot) fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let start = done.len();
+        self.progress |= self.look_at != Nanos::NEVER && self.look_at <= cx.now();
         for (leg, bio) in self.again.drain(..) {
             self.legs.push(leg, bio);
         }
@@ -399,6 +406,7 @@ impl Engine {
     /// ended, or another core rang. To be called before the look.
     pub(in crate::snapshot) fn has_news(&mut self) -> bool {
         let mut news = std::mem::take(&mut self.progress);
+        self.look_at = Nanos::NEVER;
         for part in &mut self.parts {
             let now = part.bell.epoch();
             news |= std::mem::replace(&mut part.seen, now) != now;
@@ -407,16 +415,16 @@ impl Engine {
     }
 
     /// Behind a look that left something waiting: asks to be woken.
-    pub(in crate::snapshot) fn wait(&self, cx: &mut Cx<'_>) {
+    pub(in crate::snapshot) fn wait(&mut self, cx: &mut Cx<'_>) {
         for part in &self.parts {
             part.bell.wait(part.seen, cx);
+            if let Some(at) = part.snapshot.retry_at() {
+                self.look_at = self.look_at.min(at);
+                cx.wake_at(at);
+            }
         }
         if self.progress {
             cx.wake_now();
         }
     }
 }
-
-/// A store without room.
-#[derive(Debug)]
-pub(in crate::snapshot) struct Full;

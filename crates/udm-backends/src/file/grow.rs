@@ -1,0 +1,150 @@
+//! A regular file that is made longer while it is in use.
+//!
+//! What is new is set aside in the file system (`fallocate`), so that a file system without room
+//! says so here, and not to a write that comes later. It is done by a thread of its own: on no core.
+//! The length becomes durable with the first sync behind it, which covers whatever was written
+//! there.
+
+use super::disk::Disk;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{self, FallocateFlags};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Resource, getrlimit};
+use std::sync::Arc;
+use std::thread;
+use udm_core::errno::{EAGAIN, EFBIG, EIO, EOPNOTSUPP, EROFS};
+use udm_core::{Grown, OpenError, Sectors};
+
+/// The longest file that there can be: what the kernel counts in is signed.
+const LENGTH_MAX: u64 = i64::MAX as u64;
+
+/// Makes the file behind `fd` at least as large as `size`, and tells `then`.
+pub(super) fn start(disk: &Arc<Disk>, fd: &Arc<OwnedFd>, read_only: bool, size: Sectors, then: Grown) {
+    if disk.is_block {
+        return then(Err(OpenError::new(EOPNOTSUPP, "a block device does not grow by itself")));
+    }
+    if read_only {
+        return then(Err(OpenError::new(EROFS, "it is open for reading only")));
+    }
+    let (disk, fd, tell) = (Arc::clone(disk), Arc::clone(fd), Tell(Some(then)));
+    let work = move || tell.with(grow(&disk, &fd, size));
+    // Without a thread to be had what it was given is dropped, and tells so.
+    let _ = thread::Builder::new().name("udm-grow".into()).spawn(work);
+}
+
+/// Tells somebody, whatever happens.
+struct Tell(Option<Grown>);
+
+impl Tell {
+    fn with(mut self, outcome: Result<(), OpenError>) {
+        if let Some(then) = self.0.take() {
+            then(outcome);
+        }
+    }
+}
+
+impl Drop for Tell {
+    fn drop(&mut self) {
+        if let Some(then) = self.0.take() {
+            then(Err(OpenError::new(EAGAIN, "no thread is to be had")));
+        }
+    }
+}
+
+fn grow(disk: &Disk, fd: &OwnedFd, size: Sectors) -> Result<(), OpenError> {
+    let failed = |e: Errno| {
+        let text = std::io::Error::from(e).to_string();
+        OpenError::new(e.raw_os_error(), text.split(" (os error").next().unwrap_or_default())
+    };
+    let now = disk.refresh().map_err(failed)?;
+    if now < disk.reach() {
+        // What was in the missing part is lost. Zeroes must not take its place.
+        return Err(OpenError::new(EIO, "it was made shorter"));
+    }
+    if now >= size {
+        return Ok(());
+    }
+    let (length, wanted) = (fs::fstat(fd).map_err(failed)?.st_size.max(0) as u64, size.0.saturating_mul(512));
+    // Beyond its limit a process has a signal, which ends it.
+    let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX).min(LENGTH_MAX);
+    if wanted > limit {
+        return Err(OpenError::new(EFBIG, format!("files end at {limit} bytes here")));
+    }
+    let more = wanted.saturating_sub(length);
+    let tried = match more {
+        0 => Ok(()),
+        more => retry_on_intr(|| fs::fallocate(fd.as_fd(), FallocateFlags::empty(), length, more)),
+    };
+    let done = match tried {
+        Err(Errno::OPNOTSUPP) => fs::ftruncate(fd.as_fd(), wanted),
+        tried => tried,
+    };
+    // What was had before an error is of use.
+    disk.refresh().map_err(failed)?;
+    done.map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{open, uri};
+    use super::super::{Disks, File};
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::mpsc::channel;
+    use tempfile::NamedTempFile;
+    use udm_core::errno::{EIO, EROFS};
+    use udm_core::{Device, Growth, OpenError, Sectors};
+    use udm_wire::uri::FileUri;
+
+    fn file(sectors: u64) -> NamedTempFile {
+        let file = NamedTempFile::new().unwrap();
+        file.as_file().set_len(sectors * 512).unwrap();
+        file
+    }
+
+    fn grow(device: &File, sectors: u64) -> Result<(), OpenError> {
+        let (tell, told) = channel();
+        device.grow(Sectors(sectors), Box::new(move |outcome| tell.send(outcome).unwrap()));
+        told.recv().unwrap()
+    }
+
+    #[test]
+    fn it_becomes_as_large_as_was_asked_for_and_has_its_blocks() {
+        let file = file(8);
+        let device = open(file.path(), false, false).unwrap();
+        grow(&device, 2048).unwrap();
+        let meta = file.as_file().metadata().unwrap();
+        assert_eq!((device.limits().size, meta.len()), (Sectors(2048), 1 << 20));
+        assert!(meta.blocks() >= 2040, "{}", meta.blocks());
+        // As large as that it is.
+        grow(&device, 100).unwrap();
+        assert_eq!(device.limits().size, Sectors(2048));
+        // Somebody else made it longer.
+        file.as_file().set_len(3 << 20).unwrap();
+        grow(&device, 4096).unwrap();
+        assert_eq!(device.limits().size, Sectors(6144));
+        // Longer than any file.
+        grow(&device, u64::MAX).unwrap_err();
+        assert_eq!(device.limits().size, Sectors(6144));
+    }
+
+    #[test]
+    fn what_was_cut_off_is_not_replaced_by_zeroes() {
+        let file = file(2048);
+        let device = open(file.path(), false, false).unwrap();
+        file.as_file().set_len(4096).unwrap();
+        let error = grow(&device, 4096).unwrap_err();
+        assert_eq!((error.errno, error.text.as_str()), (EIO, "it was made shorter"));
+        assert_eq!(file.as_file().metadata().unwrap().len(), 4096);
+    }
+
+    #[test]
+    fn a_name_says_how_it_grows() {
+        let file = file(8);
+        assert_eq!(open(file.path(), false, false).unwrap().growth(), None);
+        let grows = FileUri { grow: Some(1 << 20), grow_max: Some(1 << 30), ..uri(file.path()) };
+        let growth = Disks::default().open(&grows).unwrap().1.growth();
+        assert_eq!(growth, Some(Growth { step: Sectors(2048), max: Sectors(1 << 21) }));
+        let error = grow(&open(file.path(), false, true).unwrap(), 16).unwrap_err();
+        assert_eq!(error.errno, EROFS);
+    }
+}

@@ -1,0 +1,326 @@
+//! A store that is made larger before it is full.
+//!
+//! Whoever takes room and leaves less than half a step asks for another step; the device makes
+//! itself larger beside the cores and tells what came of it. A write that finds no room meanwhile
+//! waits. What is done with full stores is done when growth has failed, tried once more when the
+//! store was full, or has come to its maximum.
+//!
+//! ```text
+//!          ask                    told: failed              full: once more        told: failed
+//!  Idle ---------> Growing ------------------------> Stuck ---------------> Last ---------------> Full
+//!    ^                |                                                      |                     |
+//!    +--- told: done -+-------------------------------------------------- <--+---- <-- retry ------+
+//! ```
+
+use super::settings::OnFull;
+use super::space::Grant;
+use super::state::Snapshot;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use udm_core::{Growth as Wanted, Nanos, OpenError, SECTOR_SIZE, Sectors};
+use udm_dm::TargetError;
+use udm_wire::size;
+
+/// How long after an attempt that failed the next one comes, while writes wait or fail.
+const RETRY: Nanos = Nanos(1_000_000_000);
+
+/// No maximum.
+const UNBOUNDED: Sectors = Sectors(u64::MAX / SECTOR_SIZE);
+
+/// How far growth has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Step {
+    /// There is room, or nobody has asked.
+    Idle,
+    /// The device is at it.
+    Growing,
+    /// It has failed, and the store was not full yet.
+    Stuck,
+    /// The device is at it, and the store is full.
+    Last,
+    /// It has failed, and the store is full.
+    Full,
+    /// It is as large as it may become.
+    AtMax,
+}
+
+impl Step {
+    fn of(word: u8) -> Step {
+        [Step::Idle, Step::Growing, Step::Stuck, Step::Last, Step::Full, Step::AtMax][usize::from(word)]
+    }
+
+    fn is_under_way(self) -> bool {
+        matches!(self, Step::Growing | Step::Last)
+    }
+}
+
+/// See the module's documentation.
+pub(super) struct Growth {
+    /// Sectors; 0 for a store that stays as it is. Relaxed, as `max`: each stands for itself.
+    step: AtomicU64,
+    max: AtomicU64,
+    state: AtomicU8,
+    /// A failure was told, and no success since.
+    told: AtomicBool,
+    /// When it is tried again.
+    again: AtomicU64,
+}
+
+impl Growth {
+    /// As `wanted` says; `None` for a store that stays as it is.
+    pub(super) fn new(wanted: Option<Wanted>) -> Growth {
+        Growth {
+            step: AtomicU64::new(wanted.map_or(0, |wanted| wanted.step.0)),
+            max: AtomicU64::new(wanted.map_or(UNBOUNDED.0, |wanted| wanted.max.0)),
+            state: AtomicU8::new(Step::Idle as u8),
+            told: AtomicBool::new(false),
+            again: AtomicU64::new(0),
+        }
+    }
+
+    /// True when the store is to grow.
+    pub(super) fn is_on(&self) -> bool {
+        self.step.load(Ordering::Relaxed) > 0
+    }
+
+    /// What is set; `None` for a store that stays as it is.
+    pub(super) fn wanted(&self) -> Option<Wanted> {
+        let (step, max) = (self.step.load(Ordering::Relaxed), self.max.load(Ordering::Relaxed));
+        (step > 0).then_some(Wanted { step: Sectors(step), max: Sectors(max) })
+    }
+
+    /// Does `set grow SIZE`, 0 for not at all, or `set grow_max SIZE`.
+    ///
+    /// # Errors
+    /// EINVAL for what is no size.
+    pub(super) fn set(&self, key: &str, value: &str) -> Result<(), TargetError> {
+        let bytes = size::parse(value).map_err(|why| {
+            TargetError::new(format!("Invalid value for {key}: {value:?}")).because(why.to_string()).at(2)
+        })?;
+        match key {
+            "grow" => self.step.store(bytes.div_ceil(SECTOR_SIZE), Ordering::Relaxed),
+            _ => self.max.store(bytes / SECTOR_SIZE, Ordering::Relaxed),
+        }
+        Ok(())
+    }
+
+    /// Acquire pairs with the release in [`Growth::end`]: who sees that it failed sees how large
+    /// the store is.
+    pub(super) fn step(&self) -> Step {
+        Step::of(self.state.load(Ordering::Acquire))
+    }
+
+    /// True when so many sectors that are free in chunks of `chunk` are few.
+    pub(super) fn is_low(&self, free: Sectors, chunk: Sectors) -> bool {
+        let step = self.step.load(Ordering::Relaxed);
+        step > 0 && free.0 < (step / 2).max(2 * chunk.0)
+    }
+
+    /// Takes the attempt on; false when somebody has it. With `full` it is the last one.
+    pub(super) fn begin(&self, full: bool) -> bool {
+        let next = if full { Step::Last } else { Step::Growing };
+        let free = |word| (!Step::of(word).is_under_way()).then_some(next as u8);
+        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, free).is_ok()
+    }
+
+    /// The size to ask for, where a store of `size` can become larger; at the least `least`, which
+    /// is of use.
+    pub(super) fn next(&self, size: Sectors, least: Sectors) -> Option<Sectors> {
+        let wanted = self.wanted()?;
+        let next = size.0.saturating_add(wanted.step.0).max(least.0).min(wanted.max.0);
+        (next >= least.0).then_some(Sectors(next))
+    }
+
+    /// The attempt has ended: whether this is the first failure.
+    pub(super) fn end(&self, how: Step) -> bool {
+        let failed = matches!(how, Step::Stuck | Step::Full);
+        let first = failed && !self.told.swap(failed, Ordering::Relaxed);
+        if !failed {
+            self.told.store(false, Ordering::Relaxed);
+        }
+        self.state.store(how as u8, Ordering::Release);
+        first
+    }
+
+    /// What it failed for may be over.
+    pub(super) fn reset(&self) {
+        let idle = |word| (!Step::of(word).is_under_way()).then_some(Step::Idle as u8);
+        let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, idle);
+    }
+
+    /// When it is to be tried again, if it failed.
+    pub(super) fn retry_at(&self) -> Option<Nanos> {
+        (self.step() == Step::Full).then(|| Nanos(self.again.load(Ordering::Relaxed)))
+    }
+
+    /// True for the one that is to try again now.
+    pub(super) fn retries(&self, now: Nanos) -> bool {
+        let due = |at: u64| (at <= now.0).then_some(now.0 + RETRY.0);
+        self.step() == Step::Full
+            && self.again.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_ok()
+    }
+}
+
+/// A store without room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Full {
+    /// It is being made larger: the bell is rung when that has ended.
+    Grows,
+    /// There is none to be had.
+    ForGood,
+}
+
+impl Snapshot {
+    /// Room for `want` chunks behind each other, or fewer. `size` is that of the store, as the
+    /// caller knows it: it is looked at again when that is too little.
+    ///
+    /// # Errors
+    /// The store is full.
+    pub(super) fn take(&self, want: u64, size: &mut Sectors) -> Result<Grant, Full> {
+        let grant = self.space.take(want, *size).or_else(|| {
+            *size = self.store_size();
+            self.space.take(want, *size)
+        });
+        let grant = match grant {
+            Some(grant) => grant,
+            None => self.take_late(want, size)?,
+        };
+        self.was_taken(&grant, size);
+        Ok(grant)
+    }
+
+    fn store_size(&self) -> Sectors {
+        self.store.device.limits().size
+    }
+
+    /// The store is full.
+    #[cold]
+    fn take_late(&self, want: u64, size: &mut Sectors) -> Result<Grant, Full> {
+        if !self.growth.is_on() {
+            return Err(Full::ForGood);
+        }
+        match self.growth.step() {
+            Step::Growing | Step::Last => Err(Full::Grows),
+            Step::Idle | Step::Stuck => {
+                self.grow(true);
+                Err(Full::Grows)
+            }
+            // What an attempt had before it failed is of use.
+            Step::Full | Step::AtMax => {
+                *size = self.store_size();
+                self.space.take(want, *size).ok_or(Full::ForGood)
+            }
+        }
+    }
+
+    /// Tells of a watermark, and asks for more where little is left.
+    fn was_taken(&self, grant: &Grant, size: &mut Sectors) {
+        let [before, now] = [grant.new, grant.new + grant.len].map(|chunk| self.start_of(chunk));
+        let full = match self.growth.wanted().filter(|_| self.growth.step() != Step::Full) {
+            // What has no end fills no part of it.
+            Some(wanted) if wanted.max == UNBOUNDED => Sectors::ZERO,
+            Some(wanted) => wanted.max.max(*size),
+            None => *size,
+        };
+        if self.settings.crosses(before, now, full.0) {
+            tracing::warn!("{}: the store is filled to {now} of {} sectors", self.name(), full.0);
+            self.event();
+        }
+        if self.is_low(grant.end, *size) {
+            *size = self.store_size();
+            if self.growth.step() == Step::Idle && self.is_low(grant.end, *size) {
+                self.grow(false);
+            }
+        }
+    }
+
+    /// True when a store of `size` that is filled to chunk `end` is to grow.
+    #[inline]
+    fn is_low(&self, end: u64, size: Sectors) -> bool {
+        let free = size.0.saturating_sub(self.start_of(end));
+        !self.space.keeps_holes()
+            && self.growth.is_low(Sectors(free), Sectors(u64::from(self.chunk.sectors())))
+    }
+
+    /// Has the device make itself larger, unless it is at that. With `full` there is no room, and
+    /// it is the last attempt.
+    #[cold]
+    fn grow(&self, full: bool) {
+        if !self.growth.begin(full) {
+            return;
+        }
+        let size = self.store_size();
+        if !self.is_low(self.space.end(), size) {
+            // Somebody was faster.
+            return self.grew(Ok(()));
+        }
+        match self.growth.next(size, self.space.next_size(size)) {
+            Some(next) => {
+                let own = Weak::clone(&self.own);
+                let told = move |outcome| {
+                    if let Some(own) = own.upgrade() {
+                        own.grew(outcome);
+                    }
+                };
+                self.store.device.grow(next, Box::new(told));
+            }
+            None => {
+                self.growth.end(Step::AtMax);
+                self.bell.ring();
+            }
+        }
+    }
+
+    /// The device has become larger, or could not.
+    fn grew(&self, outcome: Result<(), OpenError>) {
+        let last = self.growth.step() == Step::Last;
+        match outcome {
+            Ok(()) => {
+                self.growth.end(Step::Idle);
+                // It may have been filled meanwhile.
+                if self.is_low(self.space.end(), self.store_size()) {
+                    self.grow(false);
+                }
+            }
+            Err(why) => {
+                if self.growth.end(if last { Step::Full } else { Step::Stuck }) {
+                    let size = self.store_size().0;
+                    tracing::warn!("{}: the store stays at {size} sectors: {why}", self.name());
+                    self.event();
+                }
+            }
+        }
+        self.bell.ring();
+    }
+
+    /// Tries again, now and then, where growth has failed and writes want it.
+    pub(super) fn retry(&self, now: Nanos) {
+        if self.growth.retries(now) {
+            self.grow(true);
+        }
+    }
+
+    /// When writes that wait are to look again by themselves.
+    pub(super) fn retry_at(&self) -> Option<Nanos> {
+        self.growth.retry_at().filter(|_| self.settings.on_full() == OnFull::Pause)
+    }
+
+    /// What becomes of a write that found no room.
+    pub(super) fn on_full(&self, full: Full) -> OnFull {
+        match full {
+            Full::Grows => OnFull::Pause,
+            Full::ForGood => self.settings.on_full(),
+        }
+    }
+
+    /// Something was set, or the owner says that the store has changed: what growth failed for may
+    /// be over, and whoever waits for room looks again.
+    pub(super) fn look_again(&self) {
+        self.growth.reset();
+        if self.is_low(self.space.end(), self.store_size()) {
+            self.grow(false);
+        }
+        self.bell.ring();
+    }
+}

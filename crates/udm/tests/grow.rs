@@ -1,0 +1,292 @@
+//! Stores that grow, and stores that others change, with the program and clients that nobody here
+//! wrote.
+
+#[path = "../../udm-targets/tests/snapshot/reader.rs"]
+mod reader;
+mod support;
+
+use reader::{Store, read_store};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::nbd::Client;
+use support::{Server, has, skipped, text, until};
+use tempfile::TempDir;
+use udm_wire::nbd::Command as Nbd;
+
+const CHUNK: u64 = 4096;
+
+/// A folder with an image of `chunks` chunks, each of which says which it is.
+fn image(chunks: u64) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.img");
+    let bytes: Vec<u8> = (0..chunks).flat_map(|chunk| chunk.to_le_bytes().repeat(512)).collect();
+    std::fs::write(&path, bytes).unwrap();
+    (folder, path)
+}
+
+fn uri(server: &Server, name: &str) -> String {
+    format!("nbd+unix:///{name}?socket={}", server.nbd.display())
+}
+
+fn nbdcopy(from: &str, to: &str) {
+    let out = Command::new("nbdcopy").args([from, to]).output().unwrap();
+    assert!(out.status.success(), "{from}: {}", text(&out.stderr));
+}
+
+/// All bytes of an export.
+fn bytes(server: &Server, name: &str) -> Vec<u8> {
+    let copy = server.folder.path().join("copy");
+    nbdcopy(&uri(server, name), &copy.display().to_string());
+    let bytes = std::fs::read(&copy).unwrap();
+    std::fs::remove_file(copy).unwrap();
+    bytes
+}
+
+/// A store of an origin of `chunks` chunks, as a reader reads it that is not udm's.
+fn store(path: &Path, chunks: u64) -> Store {
+    let file = File::open(path).unwrap();
+    let size = file.metadata().unwrap().len() / 512;
+    let read = |sector: u64, sectors: u64| {
+        let mut bytes = vec![0; sectors as usize * 512];
+        file.read_exact_at(&mut bytes, sector * 512).unwrap();
+        bytes
+    };
+    read_store(size, chunks * CHUNK / 512, read).unwrap().expect("a store that is not blank")
+}
+
+fn message(server: &Server, text: &str) -> String {
+    server.says(&["message", "s", "0", text])
+}
+
+fn state(server: &Server) -> String {
+    let list: serde_json::Value =
+        serde_json::from_str(&server.says(&["snapshot", "list", "--json"])).unwrap();
+    list[0]["state"].as_str().unwrap().to_owned()
+}
+
+fn warnings(server: &Server) -> Vec<String> {
+    let log = server.log();
+    log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).map(String::from).collect()
+}
+
+#[test]
+fn a_small_store_grows_a_hundredfold_under_load_and_keeps_the_instant() {
+    if !has("nbdcopy") {
+        return;
+    }
+    const CHUNKS: u64 = 4096;
+    for kind in [&[][..], &["--transient"]] {
+        let (folder, disk) = image(CHUNKS);
+        let before = std::fs::read(&disk).unwrap();
+        let new = folder.path().join("new.img");
+        std::fs::write(&new, vec![0xee; before.len()]).unwrap();
+        let server = Server::start(&[&format!("disk={}", disk.display())]);
+        let create = ["snapshot", "create", "s", "--of", "disk", "--grow", "128k"];
+        server.says(&[&create[..], kind].concat());
+        let cow = folder.path().join("s.cow");
+        assert_eq!(std::fs::metadata(&cow).unwrap().len(), 128 << 10);
+        nbdcopy(&new.display().to_string(), &uri(&server, "disk"));
+        let long = std::fs::metadata(&cow).unwrap().len();
+        assert!(long >= 128 * (128 << 10), "{long}");
+        assert!(bytes(&server, "s") == before, "the snapshot is not the instant");
+        assert!(bytes(&server, "disk") == [0xee; 16 << 20]);
+        let list: serde_json::Value =
+            serde_json::from_str(&server.says(&["snapshot", "list", "--json"])).unwrap();
+        assert_eq!((&list[0]["total_bytes"], &list[0]["grow_bytes"]), (&long.into(), &(128 << 10).into()));
+        assert!(list[0]["max_bytes"].as_u64().unwrap() >= long);
+        let status = server.says(&["status", "s"]);
+        assert!(status.contains(&format!("/{} ", long / 512)), "{status}");
+        assert_eq!(warnings(&server), [""; 0]);
+        if kind.is_empty() {
+            let store = store(&cow, CHUNKS);
+            assert!(store.is_in_order() && store.records.len() as u64 == CHUNKS);
+        }
+    }
+}
+
+/// A tmpfs of 2 MiB, unmounted when it is dropped.
+struct Small(TempDir);
+
+impl Small {
+    fn mount() -> Option<Small> {
+        let dir = tempfile::tempdir().unwrap();
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=2M", "udm-test"]).arg(dir.path()).output();
+        if !mount.is_ok_and(|out| out.status.success()) {
+            skipped("tmpfs can't be mounted");
+            return None;
+        }
+        Some(Small(dir))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_file_system_that_is_full_makes_writes_wait_until_there_is_room() {
+    let Some(small) = Small::mount() else { return };
+    let (_folder, disk) = image(256);
+    let before = std::fs::read(&disk).unwrap();
+    let at = |name: &str| small.0.path().join(name);
+    std::fs::write(at("other"), vec![1; 1536 << 10]).unwrap();
+    let server = Server::start(&[&format!("disk={}", disk.display())]);
+    let place = at("s.cow").display().to_string();
+    server.says(&["snapshot", "create", "s", "--of", "disk", "--store", &place, "--grow", "64k"]);
+    message(&server, "set on_full pause");
+    let mut client = Client::connect(&server.nbd, "disk");
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            (0..256).for_each(|chunk| assert_eq!(client.one(Nbd::Write, chunk * CHUNK, 4096), 0));
+        });
+        let full = || warnings(&server).first().cloned();
+        let said = until("a file system that is full", full);
+        assert!(said.contains("No space left on device"), "{said}");
+        assert!(!writer.is_finished() && state(&server) == "active");
+        // Room is made by somebody else, and told to nobody.
+        std::fs::remove_file(at("other")).unwrap();
+    });
+    assert_eq!(warnings(&server).len(), 1, "{:?}", warnings(&server));
+    assert!(bytes(&server, "s") == before);
+    assert_eq!(store(&at("s.cow"), 256).records.len(), 256);
+}
+
+/// The longest file that the server may make from now on, and how far it may write in any.
+fn limit(server: &Server, bytes: Option<u64>) {
+    let pid = Pid::from_child(&server.child);
+    prlimit(Some(pid), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
+}
+
+#[test]
+fn growth_that_fails_ends_with_the_policy_and_one_line() {
+    for (policy, extra, end, answer) in [
+        ("invalidate", None, "invalid", 0),
+        ("invalidate", Some("--overflow"), "overflow", 0),
+        ("fail", None, "active", 28),
+    ] {
+        let (folder, disk) = image(256);
+        let before = std::fs::read(&disk).unwrap();
+        let server = Server::start(&[&format!("disk={}", disk.display())]);
+        let create = ["snapshot", "create", "s", "--of", "disk", "--grow", "64k"];
+        server.says(&[&create[..], extra.as_slice()].concat());
+        message(&server, &format!("set on_full {policy}"));
+        limit(&server, Some(100 << 10));
+        // Writes of the snapshot: for the origin's there is no overflow.
+        let mut client = Client::connect(&server.nbd, if extra.is_some() { "s" } else { "disk" });
+        let answers: Vec<_> = (0..20).map(|chunk| client.one(Nbd::Write, chunk * CHUNK, 4096)).collect();
+        assert!(answers[..14].iter().all(|answer| *answer == 0), "{policy}: {answers:?}");
+        match extra {
+            Some(_) => assert_eq!(answers[19], 5),
+            None => assert_eq!(answers[19], answer),
+        }
+        assert_eq!(state(&server), end);
+        let log = warnings(&server);
+        let grown: Vec<_> = log.iter().filter(|line| line.contains("stays at")).collect();
+        assert!(grown.len() == 1 && grown[0].contains("files end at 102400 bytes here"), "{log:?}");
+        assert!(!server.says(&["info", "s"]).contains("Event number:      0"));
+        assert_eq!(std::fs::metadata(folder.path().join("s.cow")).unwrap().len(), 64 << 10);
+        if policy == "fail" {
+            limit(&server, None);
+            until("the next attempt", || (client.one(Nbd::Write, 19 * CHUNK, 4096) == 0).then_some(()));
+            assert!(bytes(&server, "s") == before);
+        }
+    }
+}
+
+#[test]
+fn killed_while_it_grows_it_is_the_instant_when_it_comes_back() {
+    if !has("nbdcopy") {
+        return;
+    }
+    const CHUNKS: u64 = 1024;
+    let (folder, disk) = image(CHUNKS);
+    let before = std::fs::read(&disk).unwrap();
+    let cow = folder.path().join("s.cow");
+    File::create(&cow).unwrap().set_len(64 << 10).unwrap();
+    let origin = format!("disk=0 {} snapshot-origin {}", CHUNKS * 8, disk.display());
+    let store_uri = format!("file:{}?grow=16k", cow.display());
+    let snapshot = format!("s=0 {} snapshot {} {store_uri} P 8", CHUNKS * 8, disk.display());
+    let mut lengths = vec![64 << 10];
+    for round in 0..8 {
+        let mut server = Server::start(&[&origin, &snapshot]);
+        let nbd = server.nbd.clone();
+        let writer = std::thread::spawn(move || {
+            let mut client = Client::connect(&nbd, "disk");
+            for chunk in 0..CHUNKS {
+                client.ask(Nbd::Write, (chunk * 37 + round) % CHUNKS * CHUNK, 4096);
+            }
+        });
+        let len = || std::fs::metadata(&cow).unwrap().len();
+        let last = *lengths.last().unwrap();
+        until("growth", || (len() >= last + (100 << 10) || len() > CHUNKS * CHUNK).then_some(()));
+        server.child.kill().unwrap();
+        server.child.wait().unwrap();
+        let _ = writer.join();
+        lengths.push(len());
+        let out = support::udm(&["cow", "check"]).arg(&cow).output().unwrap();
+        assert!(out.status.success(), "{}{}", text(&out.stdout), text(&out.stderr));
+        store(&cow, CHUNKS);
+    }
+    let server = Server::start(&[&origin, &snapshot]);
+    assert!(bytes(&server, "s") == before, "{lengths:?}");
+    assert!(lengths[8] > lengths[0] + (600 << 10), "{lengths:?}");
+}
+
+#[test]
+fn a_store_that_others_change_is_told_of_in_one_line() {
+    let (folder, disk) = image(256);
+    let server = Server::start(&[&format!("disk={}", disk.display())]);
+    server.says(&["snapshot", "create", "s", "--of", "disk", "--size", "256k", "--grow", "0"]);
+    let cow = OpenOptions::new().write(true).open(folder.path().join("s.cow")).unwrap();
+    let mut client = Client::connect(&server.nbd, "disk");
+    let mut write = |chunk: u64| client.one(Nbd::Write, chunk * CHUNK, 4096);
+    assert_eq!(write(0), 0);
+    // Longer: taken in when that is said.
+    cow.set_len(512 << 10).unwrap();
+    message(&server, "grown");
+    assert!(server.says(&["status", "s"]).contains("/1024 "));
+    assert!((0..80).all(|chunk| write(chunk) == 0) && state(&server) == "active");
+    assert_eq!(warnings(&server), [""; 0]);
+    // Shorter than what is in it: nothing takes the place of what is lost.
+    cow.set_len(64 << 10).unwrap();
+    let mut reader = Client::connect(&server.nbd, "s");
+    assert_eq!(reader.one(Nbd::Read, 79 * CHUNK, 4096), 5);
+    assert!(write(100) == 0 && write(101) == 0, "the origin goes on");
+    assert_eq!(state(&server), "invalid");
+    let log = warnings(&server);
+    assert!(log.len() == 1 && log[0].contains("Invalidating snapshot: Error reading/writing"), "{log:?}");
+    assert_eq!(std::fs::metadata(folder.path().join("s.cow")).unwrap().len(), 64 << 10);
+
+    // Too small for anything, when it is loaded.
+    let tiny = folder.path().join("tiny.cow");
+    for (len, why) in [(4096, "a store has at least two chunks of 8 sectors"), (100, "shorter than a block")]
+    {
+        File::create(&tiny).unwrap().set_len(len).unwrap();
+        let table = format!("0 2048 snapshot {} {} P 8", disk.display(), tiny.display());
+        let said = server.refuses(&["create", "t", "--table", &table]);
+        assert!(said.contains(why), "{len}: {said}");
+    }
+    let said =
+        server.refuses(&["snapshot", "create", "u", "--of", "disk", "--store", "mem:1M", "--grow", "1M"]);
+    assert_eq!(said, "udm: u: mem:1M: only a regular file grows: Invalid argument\n");
+}
+
+#[test]
+fn who_waits_for_room_holds_up_no_end() {
+    let (_folder, disk) = image(256);
+    let mut server = Server::start(&[&format!("disk={}", disk.display())]);
+    server.says(&["snapshot", "create", "s", "--of", "disk", "--size", "64k", "--grow", "16k"]);
+    message(&server, "set on_full pause");
+    let mut client = Client::connect(&server.nbd, "disk");
+    (0..20).for_each(|chunk| client.ask(Nbd::Write, chunk * CHUNK, 4096));
+    until("a full store", || server.says(&["status", "s"]).contains("128/128").then_some(()));
+    rustix::process::kill_process(Pid::from_child(&server.child), rustix::process::Signal::TERM).unwrap();
+    let status = until("the end", || server.child.try_wait().unwrap());
+    assert!(status.success(), "{status:?}: {}", server.log());
+}
