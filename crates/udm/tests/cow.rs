@@ -68,3 +68,85 @@ fn a_store_that_is_no_use_fails_the_check() {
     fs::remove_file(folder.path().join("store")).unwrap();
     assert_eq!(check(&[]), (1, String::new(), "udm: store: No such file or directory\n".into()));
 }
+
+/// Which byte each chunk of the origin is filled with, by somebody else's reading.
+fn kept(folder: &Path) -> Vec<(u64, u8)> {
+    let bytes = fs::read(folder.join("store")).unwrap();
+    let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let records = (4096..8192).step_by(16).map(|at| (number(at), number(at + 8)));
+    let mut kept: Vec<_> = records
+        .take_while(|record| record.1 != 0)
+        .map(|(old, new)| (old, bytes[new as usize * 4096]))
+        .collect();
+    kept.sort_unstable();
+    kept
+}
+
+#[test]
+fn a_store_is_compacted() {
+    let folder = TempDir::new().unwrap();
+    store(&folder, true, &[(7, 12), (3, 6), (9, 2), (0, 0), (1, 4)]);
+    let path = folder.path().join("store");
+    let mut bytes = fs::read(&path).unwrap();
+    for chunk in [2, 6, 12] {
+        bytes[chunk * 4096..(chunk + 1) * 4096].fill(chunk as u8);
+    }
+    fs::write(&path, &bytes).unwrap();
+    let before = kept(folder.path());
+    assert_eq!(before, [(3, 6), (7, 12), (9, 2)]);
+
+    let (status, said, error) = cow(folder.path(), &["compact", "--dry-run", "--shrink", "store"]);
+    assert_eq!((status, error.as_str()), (0, ""));
+    assert_eq!(said, "exceptions  3\nto move     8192 bytes\nsize        20480 bytes, 65536 before\n");
+    assert_eq!(fs::read(&path).unwrap(), bytes, "a dry run writes nothing");
+
+    // It keeps its length, and the room in it.
+    let (status, said, _) = cow(folder.path(), &["compact", "store"]);
+    assert!(
+        status == 0 && said.contains("moved       8192 bytes\nsize        65536 bytes, 65536 before\n"),
+        "{said}"
+    );
+    assert_eq!((kept(folder.path()), fs::metadata(&path).unwrap().len()), (before.clone(), 65536));
+    let text = "state       valid\nsize        65536 bytes\nchunk       4096 bytes, 8 sectors\nexceptions  3, 14 fit\n\
+                status      40/128 16\n";
+    assert_eq!(cow(folder.path(), &["check", "store"]), (0, text.into(), String::new()));
+
+    let said = cow(folder.path(), &["compact", "--shrink", "--json", "store"]).1;
+    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(
+        (&report["moved_bytes"], &report["size_bytes"]),
+        (&0.into(), &serde_json::json!([65536, 20480]))
+    );
+    assert_eq!((kept(folder.path()), fs::metadata(&path).unwrap().len()), (before, 20480));
+    assert_eq!(cow(folder.path(), &["check", "store"]).0, 0);
+}
+
+#[test]
+fn what_can_not_be_compacted_is_refused_and_left_alone() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("store");
+    let refused = |why: &str| {
+        let bytes = fs::read(&path).unwrap();
+        assert_eq!(
+            cow(folder.path(), &["compact", "store"]),
+            (1, String::new(), format!("udm: store: {why}\n"))
+        );
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    };
+    store(&folder, false, &[(7, 12)]);
+    refused("the snapshot in it is invalid: nothing of it is of use");
+    store(&folder, true, &[(7, 12), (8, 12)]);
+    refused("at byte 4112: record 1 keeps chunk 8 in chunk 12, where another one is kept");
+    store(&folder, true, &[(7, 12)]);
+    let held = fs::File::open(&path).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    refused("it is in use by another program");
+    drop(held);
+    fs::write(&path, [0; 65536]).unwrap();
+    refused("it is blank");
+    fs::write(&path, []).unwrap();
+    refused("at byte 0: the store ends inside its header");
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert_eq!(cow(folder.path(), &["compact", "store"]).0, 1);
+}

@@ -1,11 +1,12 @@
 //! `udm cow`: looks at the store of a snapshot, offline.
 //!
 //! `info` says what the store is, `dump` prints its exceptions, `check` reads all that a load would
-//! and says what is wrong.
+//! and says what is wrong; `compact` brings what is kept together.
 //!
-//! Contract: the store is hostile, and is only read. What is wrong is named with the byte at which
-//! it stands. Memory is a few bits an exception.
+//! Contract: the store is hostile, and is only read, but by `compact`. What is wrong is named with
+//! the byte at which it stands. Memory is a few bits an exception.
 
+mod compact;
 mod print;
 mod store;
 
@@ -33,6 +34,12 @@ enum CowVerb {
 Example:\n  udm cow check cow.img --origin-size 64G"
     )]
     Check(CheckArgs),
+    /// Bring what is kept together at the front, and give the rest back to the file system
+    #[command(
+        after_help = "The file keeps its length, with a hole at its end, so that the store has the room that it had; with --shrink it ends behind what is kept, and is full until it grows. A store that is in use is refused. A crash leaves a store with the same exceptions.\n\n\
+Example:\n  udm cow compact --dry-run monday.cow"
+    )]
+    Compact(CompactArgs),
 }
 
 /// A store, and how to print.
@@ -55,6 +62,19 @@ struct CheckArgs {
     origin_size: Option<u64>,
 }
 
+/// `udm cow compact`.
+#[derive(Debug, Args)]
+struct CompactArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Say what would be done, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Cut the file off behind what is kept
+    #[arg(long)]
+    shrink: bool,
+}
+
 /// Runs `udm cow`.
 ///
 /// # Errors
@@ -64,5 +84,6 @@ pub fn run(args: &CowArgs) -> Result<ExitCode> {
         CowVerb::Info(args) => print::info(args),
         CowVerb::Dump(args) => print::dump(args),
         CowVerb::Check(args) => print::check(args),
+        CowVerb::Compact(args) => compact::run(args),
     }
 }

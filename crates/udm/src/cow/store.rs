@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use udm_core::Sectors;
@@ -35,25 +35,36 @@ impl Store {
         &self,
         header: Header,
         origin_size: Option<u64>,
-        mut each: impl FnMut(Exception) -> Result<()>,
+        each: impl FnMut(Exception) -> Result<()>,
     ) -> Result<Summary> {
-        let layout = Layout::new(header.chunk);
-        let origin = origin_size.map(|size| size.div_ceil(header.chunk.bytes()));
-        let mut walk = Walk::new(layout, layout.chunks(Sectors::from_bytes(self.size)), origin);
-        let (mut area, mut known, mut result) = (Vec::new(), ChunkSet::default(), Ok(()));
-        while let Some(at) = walk.next().with_context(|| self.path.display().to_string())? {
-            area.resize((at.end - at.start) as usize, 0);
-            let read = self.file.read_exact_at(&mut area, at.start);
-            read.with_context(|| format!("{}: at byte {}", self.path.display(), at.start))?;
-            let taken = walk.take(&area, |exception| {
-                if result.is_ok() {
-                    result = each(exception);
-                }
-                known.insert(exception.old)
-            });
-            taken.with_context(|| self.path.display().to_string())?;
-            std::mem::replace(&mut result, Ok(()))?;
-        }
-        Ok(walk.end())
+        let read = |at, bytes: &mut [u8]| self.file.read_exact_at(bytes, at);
+        records(read, header, self.size, origin_size, each).with_context(|| self.path.display().to_string())
     }
+}
+
+/// Reads the records of a store of `size` bytes with this header, whose bytes `read` gives, and
+/// hands each exception to `each`.
+pub(super) fn records(
+    read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+    header: Header,
+    size: u64,
+    origin_size: Option<u64>,
+    mut each: impl FnMut(Exception) -> Result<()>,
+) -> Result<Summary> {
+    let layout = Layout::new(header.chunk);
+    let origin = origin_size.map(|size| size.div_ceil(header.chunk.bytes()));
+    let mut walk = Walk::new(layout, layout.chunks(Sectors::from_bytes(size)), origin);
+    let (mut area, mut known, mut result) = (Vec::new(), ChunkSet::default(), Ok(()));
+    while let Some(at) = walk.next()? {
+        area.resize((at.end - at.start) as usize, 0);
+        read(at.start, &mut area).with_context(|| format!("at byte {}", at.start))?;
+        walk.take(&area, |exception| {
+            if result.is_ok() {
+                result = each(exception);
+            }
+            known.insert(exception.old)
+        })?;
+        std::mem::replace(&mut result, Ok(()))?;
+    }
+    Ok(walk.end())
 }

@@ -1,0 +1,376 @@
+//! `udm cow compact`: brings the data of a store together at its front, and gives the rest back.
+//!
+//! It works in place, so it needs no room for a second store, and the file stays the one that
+//! tables name. What lies furthest behind moves into holes, and the data that it leaves is not
+//! touched again; so a crash at any point leaves a store with the same exceptions:
+//!
+//! ```text
+//!  copy into the holes ──► sync ──► point the records there ──► sync ──► cut off the end ──► sync
+//! ```
+//!
+//! A record lies within one sector, so it points to the old place or to the new one, and both have
+//! the data until all records that are durable point to the new one.
+
+use super::CompactArgs;
+use super::store::{Store, records};
+use crate::output::to_stdout;
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use serde::Serialize;
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::process::ExitCode;
+use udm_wire::cow::{Exception, Header, Layout, RECORD_LEN, Summary};
+
+/// The most bytes that are copied or cleared at once.
+const PIECE_MAX: u64 = 1 << 20;
+
+/// What a store is kept in.
+trait Medium {
+    fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()>;
+    fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
+    /// What was written before is durable.
+    fn sync(&self) -> io::Result<()>;
+    fn set_len(&self, len: u64) -> io::Result<()>;
+}
+
+impl Medium for File {
+    fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.read_exact_at(bytes, at)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write_all_at(bytes, at)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        File::set_len(self, len)
+    }
+}
+
+/// What is to be done.
+struct Plan {
+    header: Header,
+    layout: Layout,
+    size: u64,
+    found: Summary,
+    /// Chunks that move.
+    moves: u64,
+}
+
+/// What was done, as `--json` prints it.
+#[derive(Serialize)]
+struct Report {
+    exceptions: u64,
+    moved_bytes: u64,
+    /// The length of the file.
+    size_bytes: [u64; 2],
+    /// What it takes on the disk; not known of what was not done.
+    disk_bytes: [Option<u64>; 2],
+}
+
+/// `udm cow compact`.
+pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
+    let path = &args.store.store;
+    let context = || path.display().to_string();
+    let file = File::options().read(true).write(!args.dry_run).open(path).with_context(context)?;
+    if !file.metadata().with_context(context)?.is_file() {
+        bail!("{}: no regular file: a device stays as long as it is", path.display());
+    }
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => bail!("{}: it is in use by another program", path.display()),
+        // A file system that knows no locks.
+        Ok(()) | Err(_) => {}
+    }
+    let store = Store::open(path)?;
+    let Some(header) = store.header else { bail!("{}: it is blank", path.display()) };
+    if !header.valid {
+        bail!("{}: the snapshot in it is invalid: nothing of it is of use", path.display());
+    }
+    let disk = |file: &File| file.metadata().map(|meta| meta.blocks() * 512).ok();
+    let before = disk(&file);
+    let plan = Plan::new(&file, header, store.size).with_context(context)?;
+    let len = if args.shrink { plan.least() } else { plan.size };
+    if !args.dry_run {
+        let bar = bar(plan.moves * header.chunk.bytes());
+        plan.carry_out(&file, len, |moved| bar.inc(moved)).with_context(context)?;
+        bar.finish_and_clear();
+    }
+    let report = Report {
+        exceptions: plan.found.exceptions,
+        moved_bytes: plan.moves * header.chunk.bytes(),
+        size_bytes: [plan.size, len],
+        disk_bytes: [before, disk(&file).filter(|_| !args.dry_run)],
+    };
+    show(&report, args)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn bar(bytes: u64) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:30} {percent}% {bytes} of {total_bytes} ({eta})");
+    ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn show(report: &Report, args: &CompactArgs) -> Result<()> {
+    to_stdout(|out| {
+        if args.store.json {
+            return Ok(writeln!(out, "{}", serde_json::to_string(report)?)?);
+        }
+        let [size, len] = report.size_bytes;
+        let moved = if args.dry_run { "to move" } else { "moved" };
+        writeln!(out, "exceptions  {}", report.exceptions)?;
+        writeln!(out, "{moved:<12}{} bytes", report.moved_bytes)?;
+        writeln!(out, "size        {len} bytes, {size} before")?;
+        if let [Some(before), Some(now)] = report.disk_bytes {
+            writeln!(out, "on disk     {now} bytes, {before} before")?;
+        }
+        Ok(())
+    })
+}
+
+impl Plan {
+    /// Reads all records.
+    fn new(medium: &impl Medium, header: Header, size: u64) -> Result<Plan> {
+        let layout = Layout::new(header.chunk);
+        let found = records(|at, bytes| medium.read(at, bytes), header, size, None, |_| Ok(()))?;
+        let mut plan = Plan { header, layout, size, found, moves: 0 };
+        let mut moves = 0;
+        plan.each_move(medium, |_, _, _| {
+            moves += 1;
+            Ok(())
+        })?;
+        plan.moves = moves;
+        Ok(plan)
+    }
+
+    /// Bytes that the store needs.
+    fn least(&self) -> u64 {
+        self.layout.chunks_for(self.found.exceptions) * self.header.chunk.bytes()
+    }
+
+    /// Calls `each` for the chunks that lie behind as many chunks of data as there are exceptions:
+    /// with the byte of the record, the chunk, and the hole that it is to go to.
+    fn each_move(
+        &self,
+        medium: &impl Medium,
+        mut each: impl FnMut(u64, u64, u64) -> Result<()>,
+    ) -> Result<()> {
+        let (layout, bytes) = (self.layout, self.header.chunk.bytes());
+        if self.found.holes.is_empty() {
+            return Ok(());
+        }
+        let holes = self.found.holes.iter().cloned().flatten();
+        let mut free = holes.filter(|chunk| !layout.is_metadata(*chunk));
+        let mut record = 0;
+        let one = |exception: Exception| {
+            let area = layout.area(record / layout.records()) * bytes;
+            let at = area + record % layout.records() * RECORD_LEN as u64;
+            record += 1;
+            if layout.data_index(exception.new) < self.found.exceptions {
+                return Ok(());
+            }
+            let to = free.next().context("there is no hole for what lies behind")?;
+            each(at, exception.new, to)
+        };
+        records(|at, bytes| medium.read(at, bytes), self.header, self.size, None, one).map(drop)
+    }
+
+    /// Does it, and leaves `len` bytes; `moved` is told of bytes that were copied.
+    fn carry_out(&self, medium: &impl Medium, len: u64, moved: impl Fn(u64)) -> Result<()> {
+        let bytes = self.header.chunk.bytes();
+        if self.moves > 0 {
+            let mut piece = vec![0; bytes.min(PIECE_MAX) as usize];
+            self.each_move(medium, |_, from, to| {
+                for at in (0..bytes).step_by(piece.len()) {
+                    medium.read(from * bytes + at, &mut piece)?;
+                    medium.write(to * bytes + at, &piece)?;
+                    moved(piece.len() as u64);
+                }
+                Ok(())
+            })?;
+            medium.sync()?;
+            // Its chunk of the origin stands in front of where it is kept.
+            self.each_move(medium, |at, _, to| Ok(medium.write(at + 8, &to.to_le_bytes())?))?;
+            medium.sync()?;
+        }
+        self.clear_leftover(medium)?;
+        if self.least() < self.size {
+            medium.set_len(self.least())?;
+            medium.sync()?;
+        }
+        if self.least() < len {
+            medium.set_len(len)?;
+            medium.sync()?;
+        }
+        Ok(())
+    }
+
+    /// What a torn write left behind the records would be taken for records by another reader.
+    fn clear_leftover(&self, medium: &impl Medium) -> Result<()> {
+        let Some(mut at) = self.found.leftover else { return Ok(()) };
+        let bytes = self.header.chunk.bytes();
+        let end = (self.layout.area(self.found.area) + 1) * bytes;
+        while at < end {
+            let piece = (end - at).min(PIECE_MAX);
+            medium.write(at, &vec![0; piece as usize])?;
+            at += piece;
+        }
+        Ok(medium.sync()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::rngs::SmallRng;
+    use rand::{RngExt, SeedableRng};
+    use std::cell::{Cell, RefCell};
+    use std::collections::BTreeMap;
+    use udm_wire::cow::ChunkSize;
+
+    /// Bytes of a sector: what is written whole or not at all.
+    const SECTOR: usize = 512;
+
+    /// A medium whose power is cut before its operation number `left`: of what was not synced each
+    /// sector is there or not.
+    struct Cut {
+        durable: RefCell<Vec<u8>>,
+        now: RefCell<Vec<u8>>,
+        left: Cell<u32>,
+    }
+
+    impl Cut {
+        fn step(&self) -> io::Result<()> {
+            let left = self.left.get().checked_sub(1).ok_or(io::ErrorKind::Interrupted)?;
+            self.left.set(left);
+            Ok(())
+        }
+
+        /// What is there behind the cut.
+        fn after(&self, seed: u64) -> Vec<u8> {
+            let (durable, now, mut rng) =
+                (self.durable.borrow(), self.now.borrow(), SmallRng::seed_from_u64(seed));
+            let longest = if rng.random() { &*durable } else { &*now };
+            let mut found = longest.clone();
+            for (at, sector) in found.chunks_mut(SECTOR).enumerate() {
+                let from = if rng.random() { &*durable } else { &*now };
+                match from.get(at * SECTOR..at * SECTOR + sector.len()) {
+                    Some(bytes) => sector.copy_from_slice(bytes),
+                    None => sector.fill(0),
+                }
+            }
+            found
+        }
+    }
+
+    impl Medium for Cut {
+        fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+            let (now, at) = (self.now.borrow(), at as usize);
+            bytes.copy_from_slice(now.get(at..at + bytes.len()).ok_or(io::ErrorKind::UnexpectedEof)?);
+            Ok(())
+        }
+
+        fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+            self.step()?;
+            self.now.borrow_mut()[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            self.step()?;
+            self.durable.borrow_mut().clone_from(&self.now.borrow());
+            Ok(())
+        }
+
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.step()?;
+            self.now.borrow_mut().resize(len as usize, 0);
+            Ok(())
+        }
+    }
+
+    /// A store of `exceptions` exceptions in random chunks, with leftovers behind them.
+    fn store(rng: &mut SmallRng, exceptions: usize) -> Vec<u8> {
+        let chunk = ChunkSize::new(1 << rng.random_range(0..3)).unwrap();
+        let (layout, bytes) = (Layout::new(chunk), chunk.bytes() as usize);
+        let chunks = layout.chunks_for(exceptions as u64) + rng.random_range(0..200);
+        let mut image = vec![0; chunks as usize * bytes];
+        Header { valid: true, chunk }.encode(&mut image[..bytes]);
+        let mut places: Vec<u64> = (2..chunks).filter(|chunk| !layout.is_metadata(*chunk)).collect();
+        for index in 0..exceptions {
+            let new = places.swap_remove(rng.random_range(0..places.len()));
+            let (area, place) = (index as u64 / layout.records(), index % layout.records() as usize);
+            let at = layout.area(area) as usize * bytes;
+            Exception { old: index as u64 * 3, new }.encode(&mut image[at..at + bytes], place);
+            image[new as usize * bytes..][..bytes].fill(index as u8 | 1);
+            if exceptions % layout.records() as usize > index {
+                // Behind the end there is something that looks like a record.
+                let last = layout.area(exceptions as u64 / layout.records()) as usize * bytes;
+                image[last + bytes - RECORD_LEN..last + bytes].fill(7);
+            }
+        }
+        image
+    }
+
+    /// What a store keeps: the data of each chunk of the origin.
+    fn kept(image: &[u8]) -> (BTreeMap<u64, Vec<u8>>, Summary) {
+        let header = Header::decode(image).unwrap().unwrap();
+        let bytes = header.chunk.bytes() as usize;
+        let read = |at: u64, into: &mut [u8]| {
+            into.copy_from_slice(&image[at as usize..at as usize + into.len()]);
+            Ok(())
+        };
+        let mut kept = BTreeMap::new();
+        let found = records(read, header, image.len() as u64, None, |Exception { old, new }| {
+            kept.insert(old, image[new as usize * bytes..][..bytes].to_vec());
+            Ok(())
+        });
+        (kept, found.unwrap())
+    }
+
+    #[test]
+    fn a_cut_at_any_point_leaves_what_was_kept() {
+        let (mut cuts, mut moved) = (0, 0);
+        for seed in 0..40 {
+            let mut rng = SmallRng::seed_from_u64(seed);
+            let count = rng.random_range(0..100);
+            let image = store(&mut rng, count);
+            let (wanted, _) = kept(&image);
+            for left in 0.. {
+                let medium = Cut {
+                    durable: RefCell::new(image.clone()),
+                    now: RefCell::new(image.clone()),
+                    left: Cell::new(left),
+                };
+                let header = Header::decode(&image).unwrap().unwrap();
+                let plan = Plan::new(&medium, header, image.len() as u64).unwrap();
+                let len = if seed % 2 == 0 { plan.least() } else { plan.size };
+                let done = plan.carry_out(&medium, len, |_| {});
+                for chance in 0..4 {
+                    assert_eq!(kept(&medium.after(chance)).0, wanted, "seed {seed}, cut {left}");
+                }
+                cuts += 1;
+                if done.is_ok() {
+                    let after = medium.now.borrow();
+                    assert_eq!((&*after, after.len() as u64), (&*medium.durable.borrow(), len));
+                    let (_, found) = kept(&after);
+                    assert_eq!((found.holes, found.leftover), (Vec::new(), None), "seed {seed}");
+                    assert!(found.next_free <= plan.layout.chunks_for(plan.found.exceptions));
+                    moved += plan.moves;
+                    break;
+                }
+            }
+        }
+        assert!(cuts > 1000 && moved > 500, "{cuts} cuts, {moved} chunks moved");
+    }
+}
