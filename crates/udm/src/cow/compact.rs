@@ -84,10 +84,9 @@ pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
     if !file.metadata().with_context(context)?.is_file() {
         bail!("{}: no regular file: a device stays as long as it is", path.display());
     }
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => bail!("{}: it is in use by another program", path.display()),
-        // A file system that knows no locks.
-        Ok(()) | Err(_) => {}
+    // Another error is that of a file system that knows no locks.
+    if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+        bail!("{}: it is in use by another program", path.display());
     }
     let store = Store::open(path)?;
     let Some(header) = store.header else { bail!("{}: it is blank", path.display()) };
