@@ -65,6 +65,7 @@ const STANDARD_ERROR: &[&str] = &[
     // Before there is a server.
     "crates/udm/src/main.rs",
     "crates/udm/src/bench/progress.rs",
+    "crates/udm/src/cow/compact.rs",
     "crates/udm/src/log_writes/check.rs",
     "crates/udm/src/snapshot/progress.rs",
     // Programs and tests of their own.

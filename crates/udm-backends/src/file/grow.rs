@@ -1,9 +1,8 @@
 //! A regular file that is made longer while it is in use.
 //!
 //! What is new is set aside in the file system (`fallocate`), so that a file system without room
-//! says so here, and not to a write that comes later. It is done by a thread of its own: on no core.
-//! The length becomes durable with the first sync behind it, which covers whatever was written
-//! there.
+//! says so here, and not to a write that comes later. A thread of its own does it, and no core. The
+//! length becomes durable with the first sync behind it, which covers whatever was written there.
 
 use super::disk::Disk;
 use rustix::fd::{AsFd, OwnedFd};

@@ -11,8 +11,8 @@
 //! a `snapshot-origin` are copied first; writes past it are not seen.
 //!
 //! * [`map`]: where each chunk is. [`readers`]: who may still read the origin. [`space`]: what of
-//!   the store is free. [`growth`]: a store that becomes larger. [`commits`]: the records of a persistent store. [`state`]: a snapshot, of
-//!   these. [`family`]: an origin and its snapshots.
+//!   the store is free. [`growth`]: a store that becomes larger. [`commits`]: the records of a
+//!   persistent store. [`state`]: a snapshot, of these. [`family`]: an origin and its snapshots.
 //! * [`engine`] copies, a lane's part each, with [`jobs`]; [`origin_lane`] and [`lane`] say what.
 //! * [`checkpoints`] tells what has changed since an instant, from the maps.
 //! * [`args`], [`load`], [`seat`], [`settings`], [`target`], [`origin`]: the control half.
