@@ -8,6 +8,7 @@ mod support;
 use reader::{Store, read_store};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -219,7 +220,11 @@ fn killed_while_it_grows_it_is_the_instant_when_it_comes_back() {
         let writer = std::thread::spawn(move || {
             let mut client = Client::connect(&nbd, "disk");
             for chunk in 0..CHUNKS {
-                client.ask(Nbd::Write, (chunk * 37 + round) % CHUNKS * CHUNK, 4096);
+                // Until the server is gone.
+                let sent = client.head(Nbd::Write, (chunk * 37 + round) % CHUNKS * CHUNK, 4096);
+                if sent.and_then(|()| client.stream.write_all(&[1; 4096])).is_err() {
+                    return;
+                }
             }
         });
         let len = || std::fs::metadata(&cow).unwrap().len();
@@ -227,7 +232,7 @@ fn killed_while_it_grows_it_is_the_instant_when_it_comes_back() {
         until("growth", || (len() >= last + (100 << 10) || len() > CHUNKS * CHUNK).then_some(()));
         server.child.kill().unwrap();
         server.child.wait().unwrap();
-        let _ = writer.join();
+        writer.join().unwrap();
         lengths.push(len());
         let out = support::udm(&["cow", "check"]).arg(&cow).output().unwrap();
         assert!(out.status.success(), "{}{}", text(&out.stdout), text(&out.stderr));

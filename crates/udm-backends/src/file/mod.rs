@@ -135,11 +135,19 @@ impl Device for File {
             return Ok(None);
         }
         let fd = Arc::clone(&self.handles[0].fd);
-        match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Arc::new(Locked(fd)))),
-            Err(Errno::WOULDBLOCK) => Err(DiskTaken),
-            // A file system that knows no locks.
-            Err(_) => Ok(None),
+        let mut tries = 0;
+        loop {
+            match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Some(Arc::new(Locked(fd)))),
+                // As a block device: the rings of a process that was killed let go a little later.
+                Err(Errno::WOULDBLOCK) if tries < open::CLAIM_TRIES => {
+                    tries += 1;
+                    std::thread::sleep(open::CLAIM_PAUSE);
+                }
+                Err(Errno::WOULDBLOCK) => return Err(DiskTaken),
+                // A file system that knows no locks.
+                Err(_) => return Ok(None),
+            }
         }
     }
 }

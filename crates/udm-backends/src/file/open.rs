@@ -20,10 +20,10 @@ const RACES: usize = 10;
 /// The most descriptors of one kind for a disk: more cores than that share them.
 const HANDLES_MAX: usize = 8;
 
-/// How long a block device that is in use is tried again: one that was closed a moment ago, or
+/// How long a disk that is in use is tried again: one that was closed a moment ago, or
 /// whose process was killed, is let go a little later.
-const CLAIM_TRIES: u32 = 25;
-const CLAIM_PAUSE: Duration = Duration::from_millis(20);
+pub(super) const CLAIM_TRIES: u32 = 25;
+pub(super) const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 
 /// What a descriptor is for.
 #[derive(Clone, Copy)]

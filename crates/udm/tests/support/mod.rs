@@ -88,7 +88,7 @@ impl Server {
         let child = command.stderr(log).spawn().unwrap();
         let mut server = Server { child, folder, socket, nbd };
         until("a server that answers", || {
-            assert!(server.child.try_wait().unwrap().is_none(), "the server ended");
+            assert!(server.child.try_wait().unwrap().is_none(), "the server ended: {}", server.log());
             UnixStream::connect(&server.socket).ok()
         });
         server
