@@ -187,6 +187,9 @@ fn a_map_that_is_gone_is_all_dirty() {
     // Another table of the same snapshot changes nothing.
     let table = server.says(&["table", "s"]);
     server.says(&["load", "s", "--table", table.trim()]);
+    // One that waits to take the snapshot over has no map yet, whatever device it waits in.
+    let waiting = Maps::dial(&server.nbd).list("disk", &["qemu:"]);
+    assert_eq!(waiting, Ok(vec![context("s"), context("other")]));
     server.says(&["resume", "s"]);
     assert_eq!((maps.map(0, SIZE as u32), through.map(0, SIZE as u32)), (none.to_vec(), none.to_vec()));
 

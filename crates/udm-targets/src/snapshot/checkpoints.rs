@@ -130,6 +130,7 @@ impl Seat {
     /// The instant that it keeps; `None` when it does not, or not any more.
     pub(super) fn checkpoint(&self) -> Option<Checkpoint> {
         let (name, key) = (self.name()?, Arc::downgrade(&self.snapshot));
-        (!self.is_lost() && self.snapshot.keeps_all()).then_some(Checkpoint { name, key })
+        // A table that waits to take it over has nothing yet.
+        (self.is_keeper() && self.snapshot.keeps_all()).then_some(Checkpoint { name, key })
     }
 }

@@ -147,6 +147,11 @@ impl Seat {
         self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// True while its device is the snapshot.
+    pub(super) fn is_keeper(&self) -> bool {
+        self.purpose == Purpose::Keep && matches!(*self.role(), Role::Active)
+    }
+
     /// The name of its device.
     pub(super) fn name(&self) -> Option<String> {
         Some(self.notify()?.device())
