@@ -6,6 +6,7 @@
 //! * [`verbs`]: create, load, suspend, resume, ...: the kernel's semantics and errors.
 //! * [`CoresIo`]: what targets read and write when a table is loaded, done by the cores.
 //! * [`http`]: the verbs over HTTP and JSON on a Unix socket; [`client`]: the other end of it.
+//! * [`state_folder`]: what outlives a server.
 //! * [`exports`]: which devices NBD clients find.
 //!
 //! The cores never wait for anything here. What they are told, they are told by message.
@@ -17,7 +18,9 @@ pub mod exports;
 pub mod http;
 mod io;
 pub mod registry;
+pub mod state_folder;
 pub mod verbs;
 
 pub use io::CoresIo;
 pub use registry::Registry;
+pub use state_folder::StateFolder;

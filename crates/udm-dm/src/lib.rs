@@ -13,6 +13,7 @@ pub mod divisor;
 pub mod error;
 pub mod legs;
 pub mod mapped;
+mod marks;
 pub mod pending;
 pub mod snapshot;
 pub mod split;
@@ -24,6 +25,7 @@ pub mod testing;
 
 pub use error::TargetError;
 pub use mapped::{Change, Changes, DeviceInfo, MappedDevice, Refused, Wake};
+pub use marks::StoreMark;
 pub use pending::Pending;
 pub use snapshot::{SnapshotReport, SnapshotState, SnapshotView};
 pub use table::{Entry, Table};

@@ -5,6 +5,7 @@
 
 use crate::error::TargetError;
 use crate::mapped::MappedDevice;
+use crate::marks::StoreMark;
 use crate::pending::Pending;
 use crate::snapshot::SnapshotView;
 use std::any::Any;
@@ -55,6 +56,13 @@ pub trait Resolver {
     /// An errno (ENOENT for an unknown name, ENXIO for unknown numbers, the backend's own
     /// otherwise) and why.
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError>;
+
+    /// Where it is kept that a store on `device`, which it gave, must not be believed; `None` where
+    /// nothing is kept.
+    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn StoreMark>> {
+        let _ = device;
+        None
+    }
 }
 
 /// Why a device could not be had.

@@ -17,7 +17,7 @@ use udm_wire::cpus::CpuList;
 #[command(name = "udm", version, max_term_width = 100, propagate_version = true)]
 #[command(
     after_help = "Exit status: 0 done, 1 failed, 2 wrong usage; serve --run: that of its command; bench that was interrupted: 128.\n\n\
-Environment: UDM_SOCKET, the control socket; UDM_LOG, or RUST_LOG, what goes to the log: error, warn, info, debug; NO_COLOR."
+Environment: UDM_SOCKET, the control socket; UDM_STATE, the folder of what outlives a server; UDM_LOG, or RUST_LOG, what goes to the log: error, warn, info, debug; NO_COLOR."
 )]
 pub struct Cli {
     /// What to do.
@@ -153,6 +153,17 @@ pub struct ServeArgs {
     /// one]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+    #[command(flatten)]
+    pub state: StateArgs,
+}
+
+/// Where a server keeps what outlives it.
+#[derive(Debug, Args)]
+pub struct StateArgs {
+    /// Where is kept that a store must not be believed which could not be told so [default:
+    /// $UDM_STATE, /var/lib/udm for root, or udm in $XDG_STATE_HOME or ~/.local/state]
+    #[arg(long = "state", value_name = "FOLDER")]
+    pub folder: Option<PathBuf>,
 }
 
 /// A device of `--device`.

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use udm_backends::Identity;
 use udm_core::errno::{self, EBUSY, EINVAL, ENOENT, ENXIO};
 use udm_core::{DevNo, Device, OpenError};
-use udm_dm::{DeviceRef, LookupError, Resolver, TargetError};
+use udm_dm::{DeviceRef, LookupError, Resolver, StoreMark, TargetError};
 use udm_wire::uri::{self, DeviceUri, FileUri};
 
 /// From where relative paths count.
@@ -95,6 +95,10 @@ impl Resolver for Opening<'_> {
             DeviceUri::Number { .. } => Err(unknown(&uri)),
             uri => self.registry.open(&uri),
         }
+    }
+
+    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn StoreMark>> {
+        self.registry.mark(device)
     }
 }
 

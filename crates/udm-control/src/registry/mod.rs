@@ -18,6 +18,7 @@ pub use opened::OPENED_MAJOR;
 
 use crate::exports::Exporter;
 use crate::http::api;
+use crate::state_folder::{StateFolder, StoreId};
 use alone::Alone;
 use directory::{Directory, Hold};
 use lookup::lookup;
@@ -28,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_backends::Backends;
 use udm_core::errno::{EBUSY, ENOENT, ENXIO};
 use udm_core::{Cores, DevNo, Device, DeviceId};
-use udm_dm::{DeviceRef, LookupError, Upkeep};
+use udm_dm::{DeviceRef, LookupError, StoreMark, Upkeep};
 use udm_wire::uri::DeviceUri;
 
 /// The major number of mapped devices.
@@ -44,6 +45,7 @@ pub struct Registry {
     linking: Mutex<()>,
     exporter: OnceLock<Exporter>,
     upkeep: OnceLock<Upkeep>,
+    state_folder: OnceLock<Arc<StateFolder>>,
 }
 
 #[derive(Default)]
@@ -64,6 +66,7 @@ impl Registry {
             linking: Mutex::default(),
             exporter: OnceLock::new(),
             upkeep: OnceLock::new(),
+            state_folder: OnceLock::new(),
         })
     }
 
@@ -76,6 +79,24 @@ impl Registry {
     /// later calls change nothing.
     pub fn keep_up(&self, upkeep: Upkeep) {
         let _ = self.upkeep.set(upkeep);
+    }
+
+    /// Says where is kept what outlives the program. Once; later calls change nothing.
+    pub fn keep_state_in(&self, folder: Arc<StateFolder>) {
+        let _ = self.state_folder.set(folder);
+    }
+
+    /// Where marks of a store on this device are kept.
+    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn StoreMark>> {
+        let folder = self.state_folder.get()?;
+        let store = match device.number.major {
+            MAPPED_MAJOR => StoreId::mapped(&device.name),
+            _ => {
+                let identity = self.state().opened.identity(device.number.minor)?;
+                StoreId::opened(&device.name, identity)?
+            }
+        };
+        Some(folder.mark(store))
     }
 
     /// What exports devices, when something does.

@@ -6,13 +6,16 @@
 
 mod disk;
 mod io;
+mod marks;
 mod tasks;
 mod world;
 
 pub use disk::{Seen, TestDisk};
 pub use io::TestIo;
+pub use marks::TestMarks;
 pub use world::{TestCores, TestWorld};
 
+use crate::marks::StoreMark;
 use crate::target::{DeviceRef, LookupError, Resolver};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -57,10 +60,12 @@ pub fn data(bio: &Bio) -> Vec<u8> {
     bytes
 }
 
-/// A resolver of fixed names.
+/// A resolver of fixed names, which keeps marks of stores by them.
 #[derive(Default)]
 pub struct TestResolver {
     names: BTreeMap<String, (DevNo, Arc<dyn Device>)>,
+    /// What is kept.
+    pub marks: TestMarks,
 }
 
 impl TestResolver {
@@ -102,5 +107,9 @@ impl Resolver for TestResolver {
             None if word.parse::<DevNo>().is_ok() => Err(LookupError { errno: ENXIO, reason: String::new() }),
             None => Err(LookupError { errno: ENOENT, reason: String::new() }),
         }
+    }
+
+    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn StoreMark>> {
+        Some(self.marks.of(&device.name))
     }
 }

@@ -10,8 +10,8 @@ use std::ops::{ControlFlow, Range};
 use udm_core::control_io;
 use udm_core::errno::{EINVAL, EIO, ENXIO};
 use udm_core::{ControlIo, OpenError, SECTOR_SIZE, Sector, Sectors};
-use udm_dm::TargetError;
 use udm_dm::target::DeviceRef;
+use udm_dm::{StoreMark, TargetError};
 use udm_wire::cow::{
     ChunkSize, Exception, HEADER_LEN, Header, Layout, RECORD_LEN, StoreError, StoreFault, Summary, Walk,
 };
@@ -57,7 +57,11 @@ fn wrong(error: &StoreError) -> Refused {
 ///
 /// # Errors
 /// When it can't be read, or is no store that one can believe; it has not been written to then.
-pub(super) fn load(line: &Line, io: &dyn ControlIo) -> Result<(ChunkSize, Loaded), TargetError> {
+pub(super) fn load(
+    line: &Line,
+    io: &dyn ControlIo,
+    mark: Option<&dyn StoreMark>,
+) -> Result<(ChunkSize, Loaded), TargetError> {
     let origin = line.origin.device.limits().size;
     let chunks_of = |chunk: ChunkSize| origin.0.div_ceil(u64::from(chunk.sectors()));
     if let (false, Some(chunk)) = (line.persistent, line.chunk) {
@@ -68,6 +72,10 @@ pub(super) fn load(line: &Line, io: &dyn ControlIo) -> Result<(ChunkSize, Loaded
     let store = Store { device: &line.store, io, size: line.store.device.limits().size };
     let wanted = line.chunk.unwrap_or_else(|| default_chunk(&line.store.device));
     let header = Header::decode(&store.head()?).map_err(|error| wrong(&error))?;
+    let marked = mark.and_then(StoreMark::why).filter(|_| header.is_some_and(|header| header.valid));
+    if let Some(why) = marked {
+        return Err(refuse(EINVAL, why));
+    }
     let (chunk, valid) = match header {
         None => (wanted, true),
         Some(header) => {
@@ -91,6 +99,8 @@ pub(super) fn load(line: &Line, io: &dyn ControlIo) -> Result<(ChunkSize, Loaded
     let map = ExceptionMap::new(chunks_of(chunk));
     let (summary, unit) = match (header.is_none(), valid) {
         (true, _) => {
+            // The other way round a crash between would leave a new store that nobody believes.
+            mark.map_or(Ok(()), StoreMark::clear).map_err(|why| refuse(EIO, why))?;
             store.make(layout)?;
             (None, vec![0; store.unit(layout)])
         }

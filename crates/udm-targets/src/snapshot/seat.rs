@@ -326,6 +326,7 @@ fn open(line: &Line, family: &Arc<Family>, args: &TargetArgs<'_>) -> Result<Arc<
         let reason = format!("{taken} has {} alone", line.store.name);
         TargetError::new("Cannot get COW device").with_errno(EBUSY).because(reason).at(1)
     })?;
-    let (chunk, loaded) = load::load(line, args.io)?;
-    Ok(Snapshot::new(&line.origin, line.store.clone(), chunk, loaded))
+    let mark = args.resolver.mark(&line.store).filter(|_| line.persistent);
+    let (chunk, loaded) = load::load(line, args.io, mark.as_deref())?;
+    Ok(Snapshot::new(&line.origin, line.store.clone(), chunk, loaded, mark))
 }

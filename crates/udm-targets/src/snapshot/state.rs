@@ -13,6 +13,7 @@ use super::space::Space;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::{Bell, Bio, Op, Sectors};
+use udm_dm::StoreMark;
 use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{DeviceRef, Notify};
 use udm_wire::cow::{ChunkSize, Layout};
@@ -67,6 +68,8 @@ pub(super) struct Snapshot {
     /// It has been resumed once: writes of the origin are copied.
     active: AtomicBool,
     notify: Mutex<Option<Arc<dyn Notify>>>,
+    /// Where it is kept that the store must not be believed, when the store can't say so.
+    mark: Option<Arc<dyn StoreMark>>,
 }
 
 impl Snapshot {
@@ -75,6 +78,7 @@ impl Snapshot {
         store: DeviceRef,
         chunk: ChunkSize,
         loaded: Loaded,
+        mark: Option<Arc<dyn StoreMark>>,
     ) -> Arc<Snapshot> {
         let origin_size = origin.device.limits().size;
         let health = if loaded.valid { Health::Valid } else { Health::Invalid };
@@ -96,6 +100,7 @@ impl Snapshot {
             overflowed: AtomicBool::new(false),
             active: AtomicBool::new(false),
             notify: Mutex::default(),
+            mark,
         })
     }
 
@@ -131,6 +136,22 @@ impl Snapshot {
         self.health.store(Health::Invalid as u8, Ordering::Release);
         self.event();
         self.bell.ring();
+    }
+
+    /// The store can't be made to say that it is invalid, since its header can't be written: this
+    /// is why. The mark is kept elsewhere, and the origin waits for that too.
+    pub(super) fn mark_elsewhere(self: &Arc<Self>, why: &str) {
+        tracing::error!("{}: write header failed: {why}", self.store.name);
+        let Some(mark) = &self.mark else { return self.invalidated() };
+        let snapshot = Arc::clone(self);
+        let done = move |kept: Result<(), String>| {
+            if let Err(why) = kept {
+                let store = &snapshot.store.name;
+                tracing::error!("{store}: nothing says that it is invalid any more, do not use it: {why}");
+            }
+            snapshot.invalidated();
+        };
+        mark.set(why, Box::new(done));
     }
 
     /// A write found no room.

@@ -2,9 +2,10 @@
 
 use crate::journal::{Cache, Journal, host_after};
 use crate::log::Log;
-use crate::rig::{Host, ORIGIN, SIZE, attached};
+use crate::rig::{Host, ORIGIN, SIZE, attached, filled};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
+use udm_core::errno::EINVAL;
 use udm_core::{Op, Status};
 
 /// An origin as `od`, and a snapshot of it as `sn` with a store of `sectors` sectors.
@@ -178,6 +179,47 @@ fn e10_the_store_fails() {
     let mut host = lost();
     assert_eq!(host.letters("od", 3), "XXc");
     assert_eq!(host.read("sn", 0, 1), Err(Status::IoErr));
+}
+
+/// Its header says that it is good, and it is not: that is kept elsewhere.
+#[test]
+fn e11_a_store_that_could_not_be_marked_is_not_believed() {
+    let mut host = lost();
+    host.get_disk("W").fail(Status::Ok);
+    assert!(!is_marked(&host, "W"));
+    host.remove("sn");
+    let error = host.create("sn", &format!("0 {SIZE} snapshot O W P 8")).unwrap_err();
+    assert_eq!((error.errno, &*error.text), (EINVAL, "snapshot: Failed to read snapshot metadata"));
+    assert!(error.reason.contains("I/O"), "{error}");
+    let error = host.load("od", &format!("0 {SIZE} snapshot-merge O W P 8")).unwrap_err();
+    assert_eq!(&*error.text, "snapshot-merge: Failed to read snapshot metadata");
+    // Made anew it is a store like others, and so it is for the next who opens it.
+    host.forget_store("W");
+    host.get_disk("W").put(0, &[0; 512]);
+    for _ in 0..2 {
+        host.create("sn", &format!("0 {SIZE} snapshot O W P 8")).unwrap();
+        assert_eq!((host.status("sn").as_str(), &*host.letters("sn", 3)), ("16/131072 16", "XXc"));
+        host.remove("sn");
+    }
+}
+
+/// The origin changes when the mark lasts, or nobody can make it last, and not before.
+#[test]
+fn e11_the_origin_waits_for_the_mark() {
+    for kept in [Ok(()), Err("a folder: Read-only file system".to_owned())] {
+        let (log, mut host) = (Log::new(), attached("P 8"));
+        host.resolver.marks.wait();
+        host.get_disk("W").fail(Status::IoErr);
+        let sent = [host.send("od", 0, filled(8, 1, b'X')), host.send("od", 1, filled(80, 8, b'X'))];
+        (0..100).for_each(|_| host.poll());
+        assert!(sent.iter().all(|sent| host.answer(*sent).is_none()), "{kept:?}");
+        assert_eq!(host.get_disk("O").bytes(8, 1), [b'b'; 512]);
+        assert_eq!((host.status("sn").as_str(), host.events("sn")), ("Invalid", 0));
+        host.resolver.marks.end(&kept);
+        assert!(sent.iter().all(|sent| host.wait(*sent).status.is_ok()));
+        assert_eq!((host.letters("od", 11).as_str(), host.events("sn")), ("aXcdefghijX", 1));
+        assert_eq!(log.says("nothing says that it is invalid any more"), kept.is_err());
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! Contract: the store is hostile, and is only read, but by `compact`. What is wrong is named with
 //! the byte at which it stands. Memory is a few bits an exception.
 
+mod clear;
 mod compact;
 mod print;
 mod store;
@@ -40,6 +41,14 @@ Example:\n  udm cow check cow.img --origin-size 64G"
 Example:\n  udm cow compact --dry-run monday.cow"
     )]
     Compact(CompactArgs),
+    /// Believe a store again that has lost a copy and could not be told so
+    #[command(
+        after_help = "A snapshot that loses a copy marks its store. When that can't be written, because the disk is gone, the server keeps the mark itself, and refuses \
+the store when the disk is back: what the store holds is not what the origin was. This forgets it, for one who knows that nobody has written to the origin since. \
+A store that says itself that it is invalid stays so.\n\n\
+Example:\n  udm cow clear-invalid /srv/stores/monday.cow"
+    )]
+    ClearInvalid(clear::ClearArgs),
 }
 
 /// A store, and how to print.
@@ -85,5 +94,6 @@ pub fn run(args: &CowArgs) -> Result<ExitCode> {
         CowVerb::Dump(args) => print::dump(args),
         CowVerb::Check(args) => print::check(args),
         CowVerb::Compact(args) => compact::run(args),
+        CowVerb::ClearInvalid(args) => clear::clear(args),
     }
 }

@@ -55,6 +55,10 @@ async fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let cluster = Arc::clone(cores.cluster());
     let registry = Registry::new(cluster.clone(), cluster.len());
     registry.keep_up(Upkeep { check_paths: args.check_paths.map(|s| Nanos::from_millis(s * 1000)) });
+    match args.state.open() {
+        Ok(folder) => registry.keep_state_in(folder),
+        Err(error) => tracing::warn!("nothing outlives this server: {error:#}"),
+    }
     let exports = Arc::new(Exports::new());
     let options = ExportOptions { only: args.exports.clone(), read_only: args.readonly };
     registry.export_by(Exporter::new(Arc::clone(&exports), options));

@@ -9,9 +9,11 @@ mod show;
 
 pub use change::{folder, read_table};
 
-use crate::cli::{Talk, Verb};
+use crate::cli::{StateArgs, Talk, Verb};
 use anyhow::{Context, Result};
 use std::path::PathBuf;
+use std::sync::Arc;
+use udm_control::StateFolder;
 use udm_control::client::{ClientError, ControlClient};
 use udm_control::error::Position;
 
@@ -51,9 +53,31 @@ impl Talk {
     }
 }
 
+impl StateArgs {
+    /// What outlives a server: in the folder that was given, `$UDM_STATE`, or the user's place for
+    /// it.
+    pub fn open(&self) -> Result<Arc<StateFolder>> {
+        let given = self.folder.clone().or_else(|| named("UDM_STATE"));
+        let path = given.or_else(|| match rustix::process::geteuid().is_root() {
+            true => Some("/var/lib/udm".into()),
+            false => {
+                let home = || Some(named("HOME")?.join(".local/state"));
+                Some(named("XDG_STATE_HOME").or_else(home)?.join("udm"))
+            }
+        });
+        let path = path.context("state: neither XDG_STATE_HOME nor HOME is set: give --state FOLDER")?;
+        let path = std::path::absolute(&path).with_context(|| path.display().to_string())?;
+        Ok(StateFolder::new(path))
+    }
+}
+
+/// A path in the environment.
+fn named(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 /// Where the control socket is: as given, `$UDM_SOCKET`, or the user's place for it.
 pub fn socket_path(given: Option<PathBuf>) -> Result<PathBuf> {
-    let named = |variable: &str| std::env::var_os(variable).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(path) = given.or_else(|| named("UDM_SOCKET")) {
         return Ok(path);
     }

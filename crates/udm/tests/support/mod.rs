@@ -24,6 +24,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub fn udm(args: &[&str]) -> Command {
     let mut command = Command::new(UDM);
     command.args(args).env_remove("UDM_SOCKET").env_remove("UDM_LOG").env_remove("XDG_RUNTIME_DIR");
+    // Nothing of other servers is known, and what is kept is kept nowhere.
+    command.env("UDM_STATE", "/dev/null/udm");
     command.stdin(Stdio::null());
     command
 }
@@ -84,6 +86,7 @@ impl Server {
             command.args(["--device", device]);
         }
         command.arg("--unix").arg(&nbd).arg("--socket").arg(&socket);
+        command.env("UDM_STATE", folder.path().join("state"));
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
         let child = command.stderr(log).spawn().unwrap();
         let mut server = Server { child, folder, socket, nbd };

@@ -18,6 +18,11 @@ pub struct Mount {
 impl Mount {
     /// `None`, said aloud, where there is no FUSE.
     pub fn new() -> Option<Mount> {
+        Mount::of(&["memory", "1M"])
+    }
+
+    /// Over an nbdkit with these arguments.
+    pub fn of(kit: &[&str]) -> Option<Mount> {
         if !has("nbdfuse") || !has("nbdkit") || !has("fusermount3") {
             return None;
         }
@@ -27,7 +32,7 @@ impl Mount {
         }
         let folder = TempDir::new().unwrap();
         let mut fuse = Command::new("nbdfuse");
-        fuse.arg(folder.path()).args(["--command", "nbdkit", "-s", "memory", "1M"]).stderr(Stdio::null());
+        fuse.arg(folder.path()).args(["--command", "nbdkit", "-s"]).args(kit).stderr(Stdio::null());
         let fuse = fuse.spawn().unwrap();
         until("the mount", || folder.path().join("nbd").exists().then_some(()));
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", fuse.id())).unwrap();

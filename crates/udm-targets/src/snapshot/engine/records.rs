@@ -119,10 +119,10 @@ impl Engine {
 
     pub(super) fn was_marked(&mut self, index: usize, status: Status) {
         self.progress = true;
-        let part = &mut self.parts[index];
-        if !status.is_ok() {
-            tracing::error!("{}: write header failed: {status}", part.snapshot.store.name);
+        let snapshot = &self.parts[index].snapshot;
+        match status.is_ok() {
+            true => snapshot.invalidated(),
+            false => snapshot.mark_elsewhere(&status.to_string()),
         }
-        part.snapshot.invalidated();
     }
 }

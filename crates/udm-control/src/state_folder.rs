@@ -1,0 +1,360 @@
+//! What outlives a server: a folder of small files, one a fact.
+//!
+//! There is one kind: `invalid-N.json` says that a store must not be believed, because it has lost
+//! a copy and could not be made to say so itself ([`StoreMark`]). The folder is made when there is
+//! something to keep, and read when a store is opened. Several servers may have one folder.
+//!
+//! A store is known by what its file or block device is, whatever name leads there, and by the name
+//! that the table had for it, whatever is found there: a disk that went comes back as another one,
+//! and what was on it may have been copied to where it was. A copy under another name, when its
+//! original is gone, is known by nothing.
+//!
+//! Durable: a file is written aside, synced, and moved to its place, and then the folder is synced.
+//! What could not be written is kept in memory for as long as the server lives.
+
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+use udm_backends::Identity;
+use udm_dm::StoreMark;
+use udm_wire::uri::{self, DeviceUri};
+
+/// The longest file in bytes that is read.
+const FILE_MAX: u64 = 64 << 10;
+
+/// What the name of a mark begins and ends with.
+const MARK: (&str, &str) = ("invalid-", ".json");
+
+/// A store, as it is known again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreId {
+    /// Its path, or `@` and the name of the mapped device.
+    name: String,
+    /// The disk behind the name.
+    disk: Option<Disk>,
+}
+
+/// What a file or a block device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Disk {
+    File {
+        device: u64,
+        inode: u64,
+        /// When it was made, in ns since 1970: inodes are given out again.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        born_ns: Option<u64>,
+    },
+    Block {
+        number: u64,
+    },
+}
+
+/// A store that must not be believed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Invalid {
+    store: StoreId,
+    why: String,
+    /// When, in seconds since 1970.
+    since: u64,
+}
+
+/// See the module's documentation.
+pub struct StateFolder {
+    path: PathBuf,
+    /// What this program has marked.
+    marked: Mutex<Vec<Invalid>>,
+    /// Held while files come and go.
+    files: Mutex<()>,
+}
+
+impl StateFolder {
+    /// The folder `path`, which need not be there.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Arc<StateFolder> {
+        Arc::new(StateFolder { path, marked: Mutex::default(), files: Mutex::default() })
+    }
+
+    /// Where marks of `store` are kept.
+    #[must_use]
+    pub fn mark(self: &Arc<StateFolder>, store: StoreId) -> Arc<dyn StoreMark> {
+        Arc::new(Mark { folder: Arc::clone(self), store })
+    }
+
+    fn marked(&self) -> MutexGuard<'_, Vec<Invalid>> {
+        self.marked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn files(&self) -> MutexGuard<'_, ()> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The marks in the folder, with their files. One that can't be read says nothing, aloud.
+    fn read(&self) -> Vec<(PathBuf, Invalid)> {
+        let entries = match fs::read_dir(&self.path) {
+            Ok(entries) => entries,
+            Err(error) => {
+                use io::ErrorKind::{NotADirectory, NotFound};
+                if !matches!(error.kind(), NotFound | NotADirectory) {
+                    tracing::warn!("{}: which stores are invalid is not known: {error}", self.path.display());
+                }
+                return Vec::new();
+            }
+        };
+        let is_mark = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with(MARK.0) && name.ends_with(MARK.1))
+        };
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_mark);
+        let read = |path: PathBuf| match read_mark(&path) {
+            Ok(mark) => Some((path, mark)),
+            // Another server has just taken it away.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                tracing::warn!("{}: which store is invalid is not known: {error}", path.display());
+                None
+            }
+        };
+        paths.filter_map(read).collect()
+    }
+
+    /// Puts `mark` into the folder, if it has not been taken back meanwhile.
+    fn write(&self, mark: &Invalid) -> io::Result<()> {
+        let _files = self.files();
+        if !self.marked().contains(mark) {
+            return Ok(());
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+        let path = self.path.join(format!("{}{:016x}{}", MARK.0, fingerprint(&mark.store), MARK.1));
+        let aside = path.with_extension(format!("{}.new", std::process::id()));
+        let mut file =
+            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+        file.write_all(&serde_json::to_vec(mark)?)?;
+        file.sync_all()?;
+        fs::rename(&aside, &path)?;
+        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        [Some(&*self.path), parent]
+            .into_iter()
+            .flatten()
+            .try_for_each(|folder| File::open(folder)?.sync_all())
+    }
+
+    /// Forgets all marks of `store`; how many there were.
+    ///
+    /// # Errors
+    /// When a file can't be removed.
+    pub fn forget(&self, store: &StoreId) -> io::Result<usize> {
+        let _files = self.files();
+        let mut count = 0;
+        for (path, _) in self.read().into_iter().filter(|(_, mark)| mark.store.is(store)) {
+            fs::remove_file(path)?;
+            count += 1;
+        }
+        if count > 0 {
+            File::open(&self.path)?.sync_all()?;
+        }
+        let mut marked = self.marked();
+        let before = marked.len();
+        marked.retain(|mark| !mark.store.is(store));
+        Ok(count.max(before - marked.len()))
+    }
+}
+
+fn read_mark(path: &Path) -> io::Result<Invalid> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(FILE_MAX).read_to_end(&mut bytes)?;
+    Ok(serde_json::from_slice(&bytes)?)
+}
+
+/// Tells the files of stores apart (FNV-1a).
+fn fingerprint(store: &StoreId) -> u64 {
+    let bytes = format!("{} {:?}", store.name, store.disk);
+    bytes
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+impl StoreId {
+    /// The store on the mapped device `name`.
+    #[must_use]
+    pub fn mapped(name: &str) -> StoreId {
+        StoreId { name: format!("@{name}"), disk: None }
+    }
+
+    /// The store on what a device's URI leads to; `None` for what is gone with the program.
+    #[must_use]
+    pub(crate) fn opened(uri: &str, identity: Identity) -> Option<StoreId> {
+        let DeviceUri::File(file) = uri::parse(uri).ok()? else { return None };
+        let disk = match identity {
+            Identity::File { device, inode } => Disk::File { device, inode, born_ns: None },
+            Identity::Block { number } => Disk::Block { number },
+            Identity::Inside => return None,
+        };
+        let born =
+            fs::metadata(&file.path).ok().and_then(|found| Disk::of(&found)).filter(|born| born.is(disk));
+        Some(StoreId { name: file.path.display().to_string(), disk: Some(born.unwrap_or(disk)) })
+    }
+
+    /// The store that a person means: a path, or `@` and the name of a mapped device.
+    #[must_use]
+    pub fn named(word: &Path) -> StoreId {
+        let path = match word.to_str() {
+            Some(name) if name.starts_with('@') => return StoreId { name: name.into(), disk: None },
+            _ => fs::canonicalize(word).or_else(|_| std::path::absolute(word)),
+        };
+        let path = path.unwrap_or_else(|_| word.into());
+        let disk = fs::metadata(&path).ok().and_then(|found| Disk::of(&found));
+        StoreId { name: path.display().to_string(), disk }
+    }
+
+    /// True when both are names of one store, or may be.
+    fn is(&self, other: &StoreId) -> bool {
+        self.name == other.name || self.disk.zip(other.disk).is_some_and(|(one, other)| one.is(other))
+    }
+}
+
+impl Disk {
+    fn of(found: &fs::Metadata) -> Option<Disk> {
+        use std::os::unix::fs::FileTypeExt;
+        if found.file_type().is_block_device() {
+            return Some(Disk::Block { number: found.rdev() });
+        }
+        let born = found.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+        let born_ns = born.and_then(|born| u64::try_from(born.as_nanos()).ok());
+        found.is_file().then(|| Disk::File { device: found.dev(), inode: found.ino(), born_ns })
+    }
+
+    fn is(self, other: Disk) -> bool {
+        match (self, other) {
+            (Disk::Block { number }, Disk::Block { number: other }) => number == other,
+            (Disk::File { device, inode, born_ns }, Disk::File { device: d, inode: i, born_ns: b }) => {
+                (device, inode) == (d, i) && born_ns.zip(b).is_none_or(|(one, other)| one == other)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The mark of one store.
+struct Mark {
+    folder: Arc<StateFolder>,
+    store: StoreId,
+}
+
+type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
+
+impl StoreMark for Mark {
+    fn why(&self) -> Option<String> {
+        let here = self.folder.marked().iter().find(|mark| mark.store.is(&self.store)).cloned();
+        let mark = here.or_else(|| {
+            let all = self.folder.read().into_iter();
+            all.map(|(_, mark)| mark).find(|mark| mark.store.is(&self.store))
+        })?;
+        let Invalid { store: StoreId { name, .. }, why, .. } = mark;
+        Some(format!(
+            "{name} has lost a copy, and that could not be written into it ({why}); \
+             \"udm cow clear-invalid\" is for those who know better"
+        ))
+    }
+
+    fn set(&self, why: &str, done: Done) {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let mark = Invalid { store: self.store.clone(), why: why.into(), since };
+        self.folder.marked().push(mark.clone());
+        let folder = Arc::clone(&self.folder);
+        // Told in either case: the origin waits for it.
+        let done = Arc::new(Mutex::new(Some(done)));
+        let tell = move |done: &Mutex<Option<Done>>, kept: io::Result<()>| {
+            let done = done.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let kept = kept.map_err(|error| format!("{}: {error}", folder.path.display()));
+            done.into_iter().for_each(|done| done(kept.clone()));
+        };
+        let (folder, later, tell_later) = (Arc::clone(&self.folder), Arc::clone(&done), tell.clone());
+        let work = move || tell_later(&later, folder.write(&mark));
+        // No core waits for a file.
+        if let Err(error) = std::thread::Builder::new().name("udm-mark".into()).spawn(work) {
+            tell(&done, Err(error));
+        }
+    }
+
+    fn clear(&self) -> Result<(), String> {
+        let cleared = self.folder.forget(&self.store);
+        cleared.map(|_| ()).map_err(|error| format!("{}: {error}", self.folder.path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    fn set(folder: &Arc<StateFolder>, store: &StoreId) -> Result<(), String> {
+        let (tell, told) = channel();
+        folder.mark(store.clone()).set("I/O error", Box::new(move |kept| tell.send(kept).unwrap()));
+        told.recv().unwrap()
+    }
+
+    /// What a server that is started later knows.
+    fn knows(folder: &Path, store: &StoreId) -> bool {
+        StateFolder::new(folder.into()).mark(store.clone()).why().is_some()
+    }
+
+    #[test]
+    fn a_store_is_known_again() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (state, at) = (temporary.path().join("a/state"), |name: &str| temporary.path().join(name));
+        fs::write(at("cow"), "x").unwrap();
+        let folder = StateFolder::new(state.clone());
+        let store = StoreId::named(&at("cow"));
+        assert!(!knows(&state, &store) && !state.exists(), "nothing is kept");
+        set(&folder, &store).unwrap();
+        assert!(knows(&state, &store));
+        // Under other names, and whatever has come in its place.
+        fs::hard_link(at("cow"), at("link")).unwrap();
+        assert!(knows(&state, &StoreId::named(&at("link"))));
+        std::os::unix::fs::symlink(at("cow"), at("symbolic")).unwrap();
+        assert!(knows(&state, &StoreId::named(&at("symbolic"))));
+        fs::rename(at("cow"), at("moved")).unwrap();
+        fs::copy(at("moved"), at("cow")).unwrap();
+        assert!(knows(&state, &StoreId::named(&at("cow"))) && knows(&state, &StoreId::named(&at("moved"))));
+        fs::copy(at("moved"), at("other")).unwrap();
+        assert!(!knows(&state, &StoreId::named(&at("other"))));
+        // A mapped device has its name alone.
+        set(&folder, &StoreId::mapped("cow")).unwrap();
+        assert!(knows(&state, &StoreId::named(Path::new("@cow"))));
+        assert_eq!(folder.forget(&StoreId::named(&at("link"))).unwrap(), 1);
+        assert!(!knows(&state, &store) && knows(&state, &StoreId::mapped("cow")));
+        assert_eq!(folder.mark(store.clone()).why(), None);
+        assert_eq!(folder.forget(&store).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_kept_while_the_server_lives() {
+        let temporary = tempfile::tempdir().unwrap();
+        let state = temporary.path().join("state");
+        fs::write(&state, "no folder").unwrap();
+        let folder = StateFolder::new(state.clone());
+        let store = StoreId::mapped("cow");
+        assert!(set(&folder, &store).unwrap_err().starts_with(&state.display().to_string()));
+        assert!(folder.mark(store.clone()).why().is_some());
+        assert_eq!(folder.forget(&store).unwrap(), 1);
+        assert_eq!(folder.mark(store).why(), None);
+    }
+
+    #[test]
+    fn nonsense_in_the_folder_is_no_mark() {
+        let temporary = tempfile::tempdir().unwrap();
+        let store = StoreId::mapped("cow");
+        for (name, text) in [("invalid-1.json", "{"), ("invalid-2.json", "{}"), ("x.json", "[]")] {
+            fs::write(temporary.path().join(name), text).unwrap();
+        }
+        fs::create_dir(temporary.path().join("invalid-3.json")).unwrap();
+        assert!(!knows(temporary.path(), &store));
+        set(&StateFolder::new(temporary.path().into()), &store).unwrap();
+        assert!(knows(temporary.path(), &store));
+    }
+}

@@ -1,0 +1,28 @@
+//! `udm cow clear-invalid`: what a server keeps against a store is forgotten.
+
+use crate::cli::StateArgs;
+use crate::output::say;
+use anyhow::{Result, bail};
+use clap::Args;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use udm_control::state_folder::StoreId;
+
+/// `udm cow clear-invalid`.
+#[derive(Debug, Args)]
+pub(super) struct ClearArgs {
+    /// The store: the path, or @ and the name of the mapped device, that it has in tables
+    store: PathBuf,
+    #[command(flatten)]
+    state: StateArgs,
+}
+
+/// `udm cow clear-invalid`.
+pub(super) fn clear(args: &ClearArgs) -> Result<ExitCode> {
+    let name = args.store.display();
+    match args.state.open()?.forget(&StoreId::named(&args.store))? {
+        0 => bail!("{name}: nothing is kept against it"),
+        _ => say(&format!("{name}: believed again\n"))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

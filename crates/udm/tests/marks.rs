@@ -1,0 +1,141 @@
+//! Stores that have lost a copy and could not be told so: kept in the server's state folder.
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+use support::mount::Mount;
+use support::nbd::Client;
+use support::{Server, text, udm};
+use udm_wire::nbd::Command as Nbd;
+
+const SNAPSHOT: &str = "0 2048 snapshot mem:1M";
+
+/// Writes a chunk of `device`, which is an origin: it must go through.
+fn write(server: &Server, chunk: u64) {
+    let mut client = Client::connect(&server.nbd, "disk");
+    assert_eq!(client.one(Nbd::Write, chunk * 4096, 4096), 0);
+}
+
+fn clear(state: &Path, store: &str) -> std::process::Output {
+    udm(&["cow", "clear-invalid", store, "--state"]).arg(state).output().unwrap()
+}
+
+/// A server with an origin, a snapshot of it in a store, and the store away since the first copy.
+/// Its state folder is `state`.
+fn lost(state: &Path, cow: &Path) -> Server {
+    let devices = [
+        "disk=0 2048 snapshot-origin mem:1M".to_owned(),
+        format!("cow=0 2048 linear {} 0", cow.display()),
+        format!("s={SNAPSHOT} @cow P 8"),
+    ];
+    let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
+    let server = Server::start_with(&devices, &["--state", state.to_str().unwrap()]);
+    write(&server, 0);
+    server.says(&["load", "cow", "--table", "0 2048 error"]);
+    server.says(&["resume", "cow"]);
+    write(&server, 1);
+    assert_eq!(server.says(&["status", "s"]), "0 2048 snapshot Invalid\n");
+    assert!(server.log().contains("write header failed"), "{}", server.log());
+    server
+}
+
+#[test]
+fn e11_a_store_that_comes_back_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (state, cow) = (folder.path().join("state"), folder.path().join("x.cow"));
+    std::fs::File::create(&cow).unwrap().set_len(1 << 20).unwrap();
+    let server = lost(&state, &cow);
+    let linear = format!("0 2048 linear {} 0", cow.display());
+    let table = format!("{SNAPSHOT} @cow P 8");
+    // It is back, and says that it is good. This server knows, and so does the next one.
+    for round in 0..2 {
+        let next;
+        let server = if round == 0 {
+            server.says(&["remove", "s"]);
+            server.says(&["load", "cow", "--table", &linear]);
+            server.says(&["resume", "cow"]);
+            &server
+        } else {
+            let devices = ["disk=0 2048 snapshot-origin mem:1M".into(), format!("cow={linear}")];
+            let devices = devices.each_ref().map(String::as_str);
+            next = Server::start_with(&devices, &["--state", state.to_str().unwrap()]);
+            &next
+        };
+        let said = server.refuses(&["create", "s", "--table", &table]);
+        let line = said.lines().next().unwrap();
+        assert!(line.contains("@cow has lost a copy, and that could not be written into it"), "{said}");
+        assert!(line.ends_with("Invalid argument"), "{said}");
+    }
+    let out = clear(&state, "@cow");
+    assert_eq!((out.status.code(), text(&out.stdout)), (Some(0), "@cow: believed again\n".into()));
+    let out = clear(&state, "@cow");
+    assert_eq!(text(&out.stderr), "udm: @cow: nothing is kept against it\n");
+    let devices =
+        ["disk=0 2048 snapshot-origin mem:1M".into(), format!("cow={linear}"), format!("s={table}")];
+    let server =
+        Server::start_with(&devices.each_ref().map(String::as_str), &["--state", state.to_str().unwrap()]);
+    assert_eq!(server.says(&["status", "s"]), "0 2048 snapshot 24/2048 16\n");
+}
+
+/// Nothing can be kept: the origin goes on as ever, and the log says what that means.
+#[test]
+fn e11_a_state_folder_that_cannot_be_written_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let (state, cow) = (folder.path().join("no-folder"), folder.path().join("x.cow"));
+    std::fs::write(&state, "").unwrap();
+    std::fs::File::create(&cow).unwrap().set_len(1 << 20).unwrap();
+    let server = lost(&state, &cow);
+    let log = server.log();
+    let line = log.lines().find(|line| line.contains("nothing says that it is invalid any more"));
+    assert!(line.is_some_and(|line| line.contains("do not use it") && line.contains("no-folder")), "{log}");
+    // As long as it lives it knows all the same.
+    server.says(&["remove", "s"]);
+    server.says(&["load", "cow", "--table", &format!("0 2048 linear {} 0", cow.display())]);
+    server.says(&["resume", "cow"]);
+    assert!(
+        server
+            .refuses(&["create", "s", "--table", &format!("{SNAPSHOT} @cow P 8")])
+            .contains("has lost a copy")
+    );
+}
+
+/// A real disk that fails: a file of a mount whose server answers with errors, and then does not.
+/// Whatever name leads to it, and after a server that was killed.
+#[test]
+fn e11_a_disk_that_comes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (state, bad) = (folder.path().join("state"), folder.path().join("bad"));
+    let fails = format!("error-file={}", bad.display());
+    let kit = ["--filter=error", "memory", "1M", "error=EIO", "error-pwrite-rate=100%", &fails];
+    let Some(mount) = Mount::of(&kit) else { return };
+    let table = format!("{SNAPSHOT} {} P 8", mount.file().display());
+    let start = |devices: &[&str]| Server::start_with(devices, &["--state", state.to_str().unwrap()]);
+    let mut server = start(&["disk=0 2048 snapshot-origin mem:1M", &format!("s={table}")]);
+    write(&server, 0);
+    std::fs::write(&bad, "").unwrap();
+    write(&server, 1);
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    std::fs::remove_file(&bad).unwrap();
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(mount.file(), &link).unwrap();
+    let server = start(&["disk=0 2048 snapshot-origin mem:1M"]);
+    for name in [mount.file(), link.clone()] {
+        let said = server.refuses(&["create", "s", "--table", &format!("{SNAPSHOT} {} P 8", name.display())]);
+        assert!(said.contains("has lost a copy"), "{said}");
+    }
+    // Made anew it is nobody's any more.
+    assert!(
+        Command::new("dd")
+            .args(["if=/dev/zero", "bs=4096", "count=1", "conv=notrunc"])
+            .arg(format!("of={}", link.display()))
+            .output()
+            .unwrap()
+            .status
+            .success()
+    );
+    server.says(&["create", "s", "--table", &table]);
+    assert_eq!(server.says(&["status", "s"]), "0 2048 snapshot 16/2048 16\n");
+    assert_eq!(std::fs::read_dir(&state).unwrap().count(), 0);
+}
