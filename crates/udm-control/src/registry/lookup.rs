@@ -75,12 +75,30 @@ pub(crate) struct Opening<'a> {
     registry: &'a Registry,
     folder: &'a Folder,
     holds: Holds,
+    /// The device that the table is for.
+    own: Option<&'a Mapped>,
 }
 
 impl<'a> Opening<'a> {
     /// For a table that is to be built.
     pub fn new(registry: &'a Registry, folder: &'a Folder) -> Opening<'a> {
-        Opening { registry, folder, holds: HashMap::new() }
+        Opening { registry, folder, holds: HashMap::new(), own: None }
+    }
+
+    /// For a table of `device`: it can't name that, nor what lies on it. The load refuses it as
+    /// well, but targets may have written to what they find by then.
+    pub fn of(self, device: &'a Mapped) -> Opening<'a> {
+        Opening { own: Some(device), ..self }
+    }
+
+    /// `found`, which does not lie on the device that the table is for.
+    fn below(&self, found: DeviceRef) -> Result<DeviceRef, LookupError> {
+        match self.own.map(|own| &own.device) {
+            Some(own) if udm_dm::lies_on(&found.device, |device| device.id() == own.id()) => {
+                Err(lookup(EINVAL, format!("{} is on top of {} already", found.name, own.name())))
+            }
+            _ => Ok(found),
+        }
     }
 }
 
@@ -88,7 +106,10 @@ impl Resolver for Opening<'_> {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let uri = self.folder.resolve(word)?;
         if let Some(mapped) = self.registry.mapped(&uri, Some(&mut self.holds)) {
-            return mapped;
+            return match mapped {
+                Ok(found) => self.below(found),
+                refused => refused,
+            };
         }
         match uri {
             DeviceUri::Number { major: OPENED_MAJOR, minor } => self.registry.open_numbered(minor),

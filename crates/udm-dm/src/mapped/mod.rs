@@ -39,4 +39,4 @@ mod stack;
 pub use change::Change;
 pub use changes::{Changes, Refused};
 pub use device::{DeviceInfo, MappedDevice, Wake};
-pub use stack::{DEPTH_MAX, LANES_MAX};
+pub use stack::{DEPTH_MAX, LANES_MAX, lies_on};

@@ -163,3 +163,18 @@ impl Walk {
         self.sizes[&top]
     }
 }
+
+/// True when one of the devices below `device`, or it itself, is `wanted`.
+#[must_use]
+pub fn lies_on(device: &Arc<dyn Device>, mut wanted: impl FnMut(&dyn Device) -> bool) -> bool {
+    // No circle: no load has let one in. Many ways may lead to one device.
+    let (mut seen, mut look) = (HashSet::new(), vec![Arc::clone(device)]);
+    while let Some(next) = look.pop() {
+        if wanted(&*next) {
+            return true;
+        }
+        let below = next.stacked().map(|stacked| stacked.below()).unwrap_or_default();
+        look.extend(below.into_iter().filter(|device| seen.insert(device.id())));
+    }
+    false
+}

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 use udm_core::errno::EINVAL;
-use udm_core::{Commons, Device};
-use udm_dm::TargetError;
+use udm_core::{Commons, Device, Sectors};
 use udm_dm::target::{DeviceRef, Resolver, TargetArgs, decimal};
+use udm_dm::{MappedDevice, TargetError, lies_on};
 use udm_wire::cow::{ChunkSize, NotAChunkSize};
 
 /// What a snapshot does besides.
@@ -72,8 +72,32 @@ pub(super) fn parse(args: &mut TargetArgs<'_>) -> Result<Line, TargetError> {
 
 /// True when both are names of one disk.
 pub(super) fn is_same(one: &DeviceRef, other: &DeviceRef) -> bool {
-    let commons = |device: &DeviceRef| device.device.commons().map(std::ptr::from_ref::<Commons>);
-    one.device.id() == other.device.id() || commons(one).is_some() && commons(one) == commons(other)
+    are_one(&*one.device, &*other.device)
+}
+
+fn are_one(one: &dyn Device, other: &dyn Device) -> bool {
+    let commons = |device: &dyn Device| device.commons().map(std::ptr::from_ref::<Commons>);
+    one.id() == other.id() || commons(one).is_some() && commons(one) == commons(other)
+}
+
+/// Refuses a snapshot of `len` whose store lies on its origin, or the other way round: a copy would
+/// want another, or write over what it copies. `nodes` are the devices that copy for the origin.
+/// What the snapshot is not about may be under its store.
+///
+/// # Errors
+/// EINVAL, with who lies on whom.
+pub(super) fn check_apart(line: &Line, len: Sectors, nodes: &[Arc<MappedDevice>]) -> Result<(), TargetError> {
+    let Line { origin, store, .. } = line;
+    let on_node = lies_on(&store.device, |device| nodes.iter().any(|node| node.id() == device.id()));
+    let whole = len >= origin.device.limits().size;
+    let why = if on_node || whole && lies_on(&store.device, |device| are_one(device, &*origin.device)) {
+        format!("{} lies on its own origin", store.name)
+    } else if lies_on(&origin.device, |device| are_one(device, &*store.device)) {
+        format!("the origin {} lies on it", origin.name)
+    } else {
+        return Ok(());
+    };
+    Err(TargetError::new("COW device cannot be the same as origin device").because(why).at(1))
 }
 
 fn look_up(

@@ -66,6 +66,7 @@ impl Seat {
             return Err(TargetError::new("Snapshot exception store does not support snapshot-merge.").at(2));
         }
         let family = Family::of(&line.origin);
+        args::check_apart(&line, args.len, &family.nodes(None))?;
         let others = family.on_store(&line.store);
         let source = others.iter().find(|other| matches!(*other.role(), Role::Active));
         // One that waits in the device of its source is replaced, as any table that waits.
