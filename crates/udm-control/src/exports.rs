@@ -40,6 +40,12 @@ impl Exporter {
         let _ = self.addresses.set(addresses);
     }
 
+    /// Has `hook` called, on whatever thread, when a connection has let go of a device. Once; later
+    /// calls change nothing.
+    pub(crate) fn on_closed(&self, hook: Arc<dyn Fn() + Send + Sync>) {
+        self.exports.on_closed(hook);
+    }
+
     fn by_name(&self) -> MutexGuard<'_, HashMap<String, Vec<Arc<Export>>>> {
         self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -37,7 +37,11 @@ pub enum Verb {
     /// Make a device: load its table and resume it
     Create(CreateArgs),
     /// Remove devices that nobody uses
-    Remove(NamesArgs),
+    #[command(
+        after_help = "A device is in use while clients are connected to it or tables of other devices use it. --deferred removes it when it is not any more; udm message NAME 0 \
+@cancel_deferred_remove undoes that. --force replaces its table by one that fails everything, whether it can be removed then or not: what is used is still refused, and stays so."
+    )]
+    Remove(RemoveArgs),
     /// Load a table into the inactive slot
     #[command(visible_alias = "reload")]
     Load(LoadArgs),
@@ -281,6 +285,24 @@ pub struct NamesArgs {
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
+}
+
+/// `udm remove`.
+#[derive(Debug, Args)]
+pub struct RemoveArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    #[command(flatten)]
+    pub until: Until,
+    /// The devices
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Fail all that is asked of them first
+    #[arg(short, long)]
+    pub force: bool,
+    /// Remove those that are in use when they are not any more
+    #[arg(long)]
+    pub deferred: bool,
 }
 
 /// How long a verb may wait for requests in flight.

@@ -34,6 +34,8 @@ pub struct Device {
     pub targets: u64,
     /// Writes fail.
     pub read_only: bool,
+    /// It is removed as soon as nobody has it open.
+    pub deferred_remove: bool,
 }
 
 /// All mapped devices, in the order of their numbers.

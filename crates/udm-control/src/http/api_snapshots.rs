@@ -78,6 +78,8 @@ pub struct CreateSnapshots {
     /// The absolute path of the folder from which a relative path of a store counts. Without it
     /// they are refused.
     pub folder: Option<String>,
+    /// Call it off when it takes longer than so many milliseconds: no snapshot is made then.
+    pub timeout_ms: Option<u64>,
 }
 
 /// A range of a device.

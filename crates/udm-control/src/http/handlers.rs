@@ -10,7 +10,7 @@ use super::gates::Shared;
 use super::{api, openapi};
 use crate::error::VerbError;
 use crate::registry::{Folder, Registry};
-use crate::verbs::{self, CallOff};
+use crate::verbs::{self, CallOff, Removal};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -19,6 +19,7 @@ use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::AbortHandle;
 use udm_core::errno::ETIMEDOUT;
 use udm_dm::TargetError;
 
@@ -48,10 +49,27 @@ impl Slot {
 
 /// Calls a verb off when it is dropped with the request: there is nobody any more to be answered.
 #[derive(Default)]
-pub(super) struct Asked(pub CallOff);
+pub(super) struct Asked(pub CallOff, Option<AbortHandle>);
+
+impl Asked {
+    /// Also when it is not over within `timeout_ms`; the reason ends with what has become of it.
+    pub fn within(timeout_ms: Option<u64>, so: &str) -> Asked {
+        let off = CallOff::default();
+        let timer = timeout_ms.map(|ms| {
+            let (off, why) = (off.clone(), format!("not done within {ms} ms; {so}"));
+            let timer = tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(ms)).await;
+                off.call(TargetError::errno(ETIMEDOUT).because(why));
+            });
+            timer.abort_handle()
+        });
+        Asked(off, timer)
+    }
+}
 
 impl Drop for Asked {
     fn drop(&mut self) {
+        self.1.iter().for_each(AbortHandle::abort);
         self.0.call(verbs::interrupted("the client hung up"));
     }
 }
@@ -116,8 +134,23 @@ pub(super) async fn create(
     Ok(Json(made.await?))
 }
 
-pub(super) async fn remove(State(registry): State<Arc<Registry>>, Named(name): Named) -> Done {
-    while_asked(None, |off| async move { verbs::remove_until(&registry, &name, &off).await }).await
+/// `?force=true&deferred=true&timeout_ms=1000`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct How {
+    force: Option<bool>,
+    deferred: Option<bool>,
+    timeout_ms: Option<u64>,
+}
+
+pub(super) async fn remove(
+    State(registry): State<Arc<Registry>>,
+    Named(name): Named,
+    Params(how): Params<How>,
+) -> Done {
+    let removal = Removal { force: how.force.unwrap_or(false), deferred: how.deferred.unwrap_or(false) };
+    let verb = |off| async move { verbs::remove_until(&registry, &name, removal, &off).await };
+    while_asked(how.timeout_ms, verb).await
 }
 
 pub(super) async fn status(

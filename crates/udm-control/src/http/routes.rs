@@ -30,9 +30,32 @@ const PAGE: &[Query] = &[
     Query { name: "max", kind: "integer", description: "Ranges at the most, up to 16384" },
 ];
 
+const TIMEOUT: Query = Query {
+    name: "timeout_ms",
+    kind: "integer",
+    description: "Call it off when it takes longer: everything is as it was then",
+};
+
 /// Of a removal.
-const KEEP: &[Query] =
-    &[Query { name: "keep_store", kind: "boolean", description: "Leave the store that was made for it" }];
+const REMOVAL: &[Query] = &[
+    Query {
+        name: "force",
+        kind: "boolean",
+        description: "Replace its table by one that fails all requests first, whether it can be removed then or not",
+    },
+    Query {
+        name: "deferred",
+        kind: "boolean",
+        description: "If it is open, remove it when it is not any more",
+    },
+    TIMEOUT,
+];
+
+/// Of a removal of a snapshot.
+const KEEP: &[Query] = &[
+    Query { name: "keep_store", kind: "boolean", description: "Leave the store that was made for it" },
+    TIMEOUT,
+];
 
 /// One method of one path.
 pub(super) struct Route {
@@ -161,7 +184,8 @@ fn devices() -> Vec<Route> {
             "removeDevice",
             "Removes a device that nobody uses",
             h::remove,
-        ),
+        )
+        .query(REMOVAL),
         Route::new(
             get.clone(),
             "/v1/devices/{name}/status",

@@ -30,11 +30,12 @@ pub(super) struct Page {
     max: Option<usize>,
 }
 
-/// `?keep_store=true`.
+/// `?keep_store=true&timeout_ms=1000`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Keep {
     keep_store: Option<bool>,
+    timeout_ms: Option<u64>,
 }
 
 pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Json<api::SnapshotList> {
@@ -59,7 +60,7 @@ pub(super) async fn create(
         return Err(refuse(format!("{count} snapshots at once, {TOGETHER_MAX} can: take them in turns")));
     }
     let name = first.name.clone();
-    let asked = Asked::default();
+    let asked = Asked::within(new.timeout_ms, "no snapshot was made");
     let off = asked.0.clone();
     let made = gates.loads.run(&name, move || snapshot::create(&registry, &new, &folder, &off));
     Ok(Json(api::SnapshotList { snapshots: made.await? }))
@@ -70,7 +71,7 @@ pub(super) async fn remove(
     Named(name): Named,
     Params(keep): Params<Keep>,
 ) -> Done {
-    let asked = Asked::default();
+    let asked = Asked::within(keep.timeout_ms, "the snapshot is there as it was");
     let off = asked.0.clone();
     let device = name.clone();
     let keep = keep.keep_store.unwrap_or(false);

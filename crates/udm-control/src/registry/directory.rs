@@ -8,11 +8,12 @@
 //! under the lock under which a removal begins, so that one of the two is refused. All look-ups are
 //! by index.
 
+use super::deferred::Deferred;
 use super::{MAPPED_MAJOR, Registry};
 use crate::error::VerbError;
 use crate::verbs::{Note, Pending};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::DevNo;
 use udm_core::errno::{EBUSY, EINVAL, ENXIO};
@@ -33,12 +34,15 @@ pub struct Mapped {
     /// Tables that use it.
     holds: AtomicUsize,
     note: Mutex<Note>,
+    pub(super) is_deferred: AtomicBool,
+    /// Who removes it when its removal is deferred.
+    pub(super) deferred: Arc<Deferred>,
 }
 
 impl Mapped {
     /// How many tables use it, in either slot of other devices or still being built.
     pub(crate) fn holds(&self) -> usize {
-        self.holds.load(Ordering::Relaxed)
+        self.holds.load(Ordering::SeqCst)
     }
 
     /// What the verbs for snapshots know of it. Held for moments.
@@ -69,6 +73,14 @@ pub(super) struct Directory {
     /// Numbers below `next` that are free again.
     free: BTreeSet<u32>,
     next: u32,
+    deferred: Arc<Deferred>,
+}
+
+impl Directory {
+    /// An empty one.
+    pub fn new(deferred: &Arc<Deferred>) -> Directory {
+        Directory { deferred: Arc::clone(deferred), ..Directory::default() }
+    }
 }
 
 /// Why a device is not to be had.
@@ -153,6 +165,8 @@ impl Directory {
             pending: Pending::default(),
             holds: AtomicUsize::new(0),
             note: Mutex::default(),
+            is_deferred: AtomicBool::new(false),
+            deferred: Arc::clone(&self.deferred),
         });
         if !self.free.remove(&minor) {
             self.next += 1;
@@ -251,7 +265,8 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.0.holds.fetch_sub(1, Ordering::Relaxed);
+        self.0.holds.fetch_sub(1, Ordering::SeqCst);
+        self.0.deferred.closed();
     }
 }
 

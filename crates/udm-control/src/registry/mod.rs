@@ -6,6 +6,7 @@
 //! it.
 
 mod alone;
+mod deferred;
 mod directory;
 mod lookup;
 mod opened;
@@ -20,6 +21,7 @@ use crate::exports::Exporter;
 use crate::http::api;
 use crate::state_folder::{StateFolder, StoreId};
 use alone::Alone;
+use deferred::Deferred;
 use directory::{Directory, Hold};
 use lookup::lookup;
 use opened::Opened;
@@ -42,6 +44,7 @@ pub struct Registry {
     backends: Backends,
     state: Mutex<State>,
     opening: Alone,
+    deferred: Arc<Deferred>,
     linking: Mutex<()>,
     exporter: OnceLock<Exporter>,
     upkeep: OnceLock<Upkeep>,
@@ -57,11 +60,14 @@ struct State {
 impl Registry {
     /// An empty registry for the `core_count` cores behind `cores`.
     pub fn new(cores: Arc<dyn Cores>, core_count: usize) -> Arc<Registry> {
+        let deferred = Arc::new(Deferred::default());
+        let directory = Directory::new(&deferred);
         Arc::new(Registry {
             cores,
             core_count,
             backends: Backends::new(core_count),
-            state: Mutex::default(),
+            state: Mutex::new(State { directory, ..State::default() }),
+            deferred,
             opening: Alone::default(),
             linking: Mutex::default(),
             exporter: OnceLock::new(),
@@ -72,6 +78,8 @@ impl Registry {
 
     /// Has devices exported from now on. Once; later calls change nothing.
     pub fn export_by(&self, exporter: Exporter) {
+        let deferred = Arc::clone(&self.deferred);
+        exporter.on_closed(Arc::new(move || deferred.closed()));
         let _ = self.exporter.set(exporter);
     }
 

@@ -1,12 +1,12 @@
-//! Making, suspending, resuming and removing devices.
+//! Making, suspending and resuming devices.
 //!
 //! What is let go, a table that was replaced or the device itself, is closed on a thread of its
 //! own: closing files can take long, and neither a core nor the control thread waits for it. The
 //! verb does, so that what it closed is closed when it is done.
 
 use super::call_off::{CallOff, Waiting};
+use super::tables;
 use super::turns::{TRIES_MAX, Turns};
-use super::{show, tables};
 use crate::error::VerbError;
 use crate::registry::{Folder, Mapped, Registry};
 use std::sync::Arc;
@@ -131,59 +131,6 @@ pub fn call_off_all(registry: &Registry) {
     }
 }
 
-/// Removes a device that nobody uses.
-///
-/// # Errors
-/// ENXIO when there is no such device, EBUSY while clients or tables use it.
-pub async fn remove(registry: &Arc<Registry>, name: &str) -> Result<(), VerbError> {
-    remove_until(registry, name, &CallOff::default()).await
-}
-
-/// As [`remove`]. Where it waits for other devices, until it is called off.
-///
-/// # Errors
-/// As [`remove`]'s, and what it was called off with: the device is there as it was then.
-pub async fn remove_until(registry: &Arc<Registry>, name: &str, off: &CallOff) -> Result<(), VerbError> {
-    let mapped = registry.find(name)?;
-    let own = mapped.device.name();
-    let busy = |open| TargetError::errno(EBUSY).because(format!("it is open {open} times"));
-    // Who uses it is told of at once, whatever is under way.
-    let open = show::open_count(registry, &mapped, &own);
-    if open > 0 {
-        return Err(VerbError::new(name, busy(open)));
-    }
-    for who in [Waiting::Suspend, Waiting::Resume] {
-        mapped.pending.call_off(who, "called off by a removal");
-    }
-    let exporter = registry.exporter();
-    let mut leaving = None;
-    let one = [(name.to_owned(), Arc::clone(&mapped))];
-    let left = in_turn(registry, &one, Waiting::Remove, off, |devices, turns, wake| {
-        if leaving.is_none() {
-            leaving = Some(registry.take_away(&mapped).map_err(|error| (0, error))?);
-            // Nobody can come any more; who came before has it open.
-            exporter.inspect(|exporter| exporter.remove(&own));
-        }
-        let users = exporter.map_or(0, |exporter| exporter.users(&own));
-        if users > 0 {
-            return Err((0, busy(users as u64)));
-        }
-        // Targets are told that they are not in use any more.
-        leave_among(devices, turns, wake)
-    });
-    let left = left.await;
-    let Some(leaving) = leaving else { return left };
-    if left.is_err() {
-        export(registry, &mapped)?;
-        return left;
-    }
-    exporter.inspect(|exporter| exporter.forget(&own));
-    leaving.gone();
-    drop(one);
-    let_go(mapped, &CallOff::default()).await;
-    Ok(())
-}
-
 /// [`Changes::resume`] of devices whose turn it is.
 pub(super) fn resume_among(
     devices: &[Arc<MappedDevice>],
@@ -269,7 +216,7 @@ async fn step(
 }
 
 /// Drops `what` on a thread of its own and waits for that, until called off.
-async fn let_go<T: Send + 'static>(what: T, off: &CallOff) {
+pub(super) async fn let_go<T: Send + 'static>(what: T, off: &CallOff) {
     let (gone, wait) = oneshot::channel();
     let close = move || {
         drop(what);

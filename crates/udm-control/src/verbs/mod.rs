@@ -9,6 +9,7 @@ mod change;
 mod hold;
 #[cfg(test)]
 mod partners_tests;
+mod remove;
 mod show;
 pub mod snapshot;
 mod tables;
@@ -17,9 +18,8 @@ mod wait;
 
 pub(crate) use call_off::Pending;
 pub use call_off::{CallOff, interrupted};
-pub use change::{
-    call_off_all, create, create_until, remove, remove_until, resume, resume_until, suspend, suspend_until,
-};
+pub use change::{call_off_all, create, create_until, resume, resume_until, suspend, suspend_until};
+pub use remove::{Removal, remove, remove_until, see_to_deferred};
 pub use show::{info, ls, status, table, version};
 pub(crate) use snapshot::Note;
 pub use tables::{TABLE_MAX, clear, load, load_until, message, message_from, whole};

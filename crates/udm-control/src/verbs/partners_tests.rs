@@ -2,7 +2,7 @@
 
 use super::call_off::Waiting;
 use super::change::{in_turn, resume_among};
-use super::{CallOff, interrupted, remove, remove_until, resume, suspend, wait};
+use super::{CallOff, Removal, interrupted, remove, remove_until, resume, suspend, wait};
 use crate::error::VerbError;
 use crate::registry::{Folder, Mapped, Opening, Registry};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -251,7 +251,7 @@ fn waiting_for_a_partner_is_called_off() {
             let done = thread::scope(|scope| {
                 let waits = scope.spawn(|| match verb {
                     0 => create(&registry, "s", "side", &off),
-                    _ => wait(remove_until(&registry, "before", &off)),
+                    _ => wait(remove_until(&registry, "before", Removal::default(), &off)),
                 });
                 if for_rest {
                     eventually(|| cores.is_asked());

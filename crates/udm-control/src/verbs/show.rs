@@ -99,6 +99,7 @@ fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
         event_nr: info.event_nr,
         targets: info.targets as u64,
         read_only: info.read_only,
+        deferred_remove: mapped.is_deferred(),
     }
 }
 

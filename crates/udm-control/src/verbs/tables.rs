@@ -79,7 +79,7 @@ pub(super) fn load_into(
         VerbError::new(name, error).at(position)
     };
     // Loads do not wait for each other: the file system may hang under one.
-    let mut opening = Opening::new(registry, folder);
+    let mut opening = Opening::new(registry, folder).of(mapped);
     let io = CoresIo::new(registry.cores()).until(off);
     let table = Table::build(udm_targets::TARGETS, &lines, &mut opening, &io, registry.core_count())
         .map_err(refused)?;
@@ -134,6 +134,9 @@ pub fn message_from(
         return Err(VerbError::new(name, error));
     }
     let words = words::words(text);
+    if let Some(outcome) = cancel_deferred(&mapped, &words) {
+        return outcome.map(|()| String::new()).map_err(|e| VerbError::new(name, e));
+    }
     let in_use = &mut InUse { registry, mapped: &mapped, folder };
     let sent = mapped.device.send(sector, &words, in_use, registry.cores());
     let done = sent.and_then(|(answer, pending)| match pending {
@@ -141,6 +144,19 @@ pub fn message_from(
         None => Ok(answer),
     });
     done.map_err(|e| VerbError::new(name, e))
+}
+
+/// The message to the device itself that undoes `remove --deferred`, if `words` are that.
+fn cancel_deferred(mapped: &Mapped, words: &[String]) -> Option<Result<(), TargetError>> {
+    let (first, rest) = words.split_first()?;
+    if !first.eq_ignore_ascii_case("@cancel_deferred_remove") {
+        return None;
+    }
+    if !rest.is_empty() {
+        return Some(Err(TargetError::new(format!("Invalid arguments for {first}")).at(1)));
+    }
+    mapped.defer(false);
+    Some(Ok(()))
 }
 
 /// Waits until the cores have done what a message asks for. With a lane for it, in case that nobody

@@ -6,9 +6,12 @@
 use super::holds::Holds;
 use super::request::Blocks;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use udm_core::{Device, DeviceId, Limits, SECTOR_SIZE, Sectors};
 use udm_wire::nbd::{BlockSizes, ExportFlags, PAYLOAD_MAX, PAYLOAD_MAX_DEFAULT, STRING_MAX};
+
+/// What is called when a connection has let go of an export.
+type Closed = Arc<OnceLock<Arc<dyn Fn() + Send + Sync>>>;
 
 /// A device under a name.
 pub struct Export {
@@ -17,6 +20,8 @@ pub struct Export {
     read_only: bool,
     device: Arc<dyn Device>,
     users: AtomicUsize,
+    /// That of the list that it is on.
+    closed: Closed,
     /// Those of the device, shared with its other exports.
     holds: Arc<Holds>,
 }
@@ -39,7 +44,15 @@ impl Export {
             return Err(ExportError::Text(name.chars().take(64).collect()));
         }
         let holds = Arc::new(Holds::new(device.id()));
-        Ok(Export { name, description, read_only, device, users: AtomicUsize::new(0), holds })
+        Ok(Export {
+            name,
+            description,
+            read_only,
+            device,
+            users: AtomicUsize::new(0),
+            closed: Closed::default(),
+            holds,
+        })
     }
 
     /// Its name.
@@ -63,7 +76,8 @@ impl Export {
     /// Connections that chose this export and are still open.
     #[must_use]
     pub fn users(&self) -> usize {
-        self.users.load(Ordering::Relaxed)
+        // In one order with what whoever asks has told those who close it.
+        self.users.load(Ordering::SeqCst)
     }
 
     /// What orders requests that change a part of a block.
@@ -92,7 +106,10 @@ impl std::ops::Deref for ExportUse {
 
 impl Drop for Used {
     fn drop(&mut self) {
-        self.0.users.fetch_sub(1, Ordering::Relaxed);
+        self.0.users.fetch_sub(1, Ordering::SeqCst);
+        if let Some(hook) = self.0.closed.get() {
+            hook();
+        }
     }
 }
 
@@ -177,6 +194,7 @@ pub struct Exports {
     list: Mutex<Vec<Arc<Export>>>,
     /// Of each device that is or was exported, while somebody uses them.
     holds: Mutex<Vec<(DeviceId, Weak<Holds>)>>,
+    closed: Closed,
 }
 
 impl Exports {
@@ -190,6 +208,12 @@ impl Exports {
         self.list.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// Has `hook` called when a connection has let go of an export, on whatever core: it should do
+    /// no more than wake another. Once; later calls change nothing.
+    pub fn on_closed(&self, hook: Arc<dyn Fn() + Send + Sync>) {
+        let _ = self.closed.set(hook);
+    }
+
     /// Adds an export at the end.
     ///
     /// # Errors
@@ -200,6 +224,7 @@ impl Exports {
             return Err(ExportError::Exists(export.name));
         }
         self.share_holds(&mut export);
+        export.closed = Arc::clone(&self.closed);
         let export = Arc::new(export);
         list.push(export.clone());
         Ok(export)

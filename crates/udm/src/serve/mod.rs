@@ -146,6 +146,7 @@ async fn serve_devices(
 
     let listening = http::server::serve(&socket, http::router(Arc::clone(registry)));
     let done = tokio::select! {
+        never = verbs::see_to_deferred(registry) => match never {},
         broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
         done = work(args, &sockets, exporter, signals) => done,
     };

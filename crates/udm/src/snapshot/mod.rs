@@ -7,7 +7,7 @@ mod diff;
 mod print;
 mod progress;
 
-use crate::cli::{Print, Talk};
+use crate::cli::{Print, Talk, Until};
 use crate::output::{say, say_json};
 use crate::verbs::{explain, folder};
 use anyhow::{Result, bail};
@@ -61,6 +61,8 @@ struct CreateArgs {
     talk: Talk,
     #[command(flatten)]
     print: Print,
+    #[command(flatten)]
+    until: Until,
     /// Its name
     #[arg(requires = "of")]
     name: Option<String>,
@@ -105,6 +107,8 @@ struct ListArgs {
 struct RemoveArgs {
     #[command(flatten)]
     talk: Talk,
+    #[command(flatten)]
+    until: Until,
     /// The snapshots
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
@@ -196,6 +200,7 @@ fn create(args: &CreateArgs) -> Result<()> {
         transient: Some(args.transient),
         overflow: Some(args.overflow),
         folder: folder(),
+        timeout_ms: args.until.timeout_ms(),
     };
     let made = args.talk.client()?.post::<api::SnapshotList>("/v1/snapshots", &wanted);
     let made = made.map_err(|e| explain(e, None))?;
@@ -213,8 +218,11 @@ fn list(args: &ListArgs) -> Result<()> {
 
 fn remove(args: &RemoveArgs) -> Result<()> {
     let client = args.talk.client()?;
-    let query = if args.keep_store { "?keep_store=true" } else { "" };
-    let one = |name: &String| client.delete::<()>(&path(name, query)).map_err(|e| explain(e, None));
+    let mut query = format!("?keep_store={}", args.keep_store);
+    if let Some(ms) = args.until.timeout_ms() {
+        query += &format!("&timeout_ms={ms}");
+    }
+    let one = |name: &String| client.delete::<()>(&path(name, &query)).map_err(|e| explain(e, None));
     args.names.iter().try_for_each(one)
 }
 

@@ -1,7 +1,7 @@
 //! Verbs that change something.
 
 use super::explain;
-use crate::cli::{CreateArgs, LoadArgs, MessageArgs, NamesArgs, ResumeArgs, SuspendArgs, Talk};
+use crate::cli::{CreateArgs, LoadArgs, MessageArgs, NamesArgs, RemoveArgs, ResumeArgs, SuspendArgs, Talk};
 use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail};
 use std::io::Read;
@@ -68,8 +68,12 @@ fn each(
     names.iter().try_for_each(|name| verb(&client, name).map_err(|e| explain(e, None)))
 }
 
-pub fn remove(args: &NamesArgs) -> Result<()> {
-    each(&args.talk, &args.names, |client, name| client.delete(&device_path(name, "")))
+pub fn remove(args: &RemoveArgs) -> Result<()> {
+    let mut query = format!("?force={}&deferred={}", args.force, args.deferred);
+    if let Some(ms) = args.until.timeout_ms() {
+        query += &format!("&timeout_ms={ms}");
+    }
+    each(&args.talk, &args.names, |client, name| client.delete(&device_path(name, &query)))
 }
 
 pub fn clear(args: &NamesArgs) -> Result<()> {

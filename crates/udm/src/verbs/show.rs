@@ -103,6 +103,9 @@ fn describe(device: &api::Device, out: &mut String) {
     if device.read_only {
         state.push_str(" (READ-ONLY)");
     }
+    if device.deferred_remove {
+        state.push_str(" (DEFERRED REMOVE)");
+    }
     let tables = match (device.live_table, device.inactive_table) {
         (true, true) => "LIVE & INACTIVE",
         (true, false) => "LIVE",

@@ -7,7 +7,7 @@ use crate::http::api;
 use crate::registry::{Folder, Registry};
 use crate::verbs::call_off::{CallOff, Waiting};
 use crate::verbs::change::{in_turn, resume_among};
-use crate::verbs::{remove_until, resume_until, show, suspend_until, tables, wait};
+use crate::verbs::{Removal, remove_until, resume_until, show, suspend_until, tables, wait};
 use std::path::PathBuf;
 use std::sync::Arc;
 use udm_core::Device;
@@ -79,7 +79,7 @@ pub fn merge(
     drop((mapped, found));
     // It has nothing any more. A client that came meanwhile has errors, and keeps the name; the
     // merge goes on without it.
-    if let Err(error) = wait(remove_until(registry, name, &end)) {
+    if let Err(error) = wait(remove_until(registry, name, Removal::default(), &end)) {
         tracing::warn!("{error}: its snapshot is merged, and the device can be removed");
     }
     Ok((super::one(registry, &end_of.origin)?, end_of))

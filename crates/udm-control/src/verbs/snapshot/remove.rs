@@ -4,7 +4,7 @@ use super::{find, origin, refuse};
 use crate::error::VerbError;
 use crate::registry::{Folder, Registry};
 use crate::verbs::call_off::CallOff;
-use crate::verbs::{remove_until, resume_until, tables, wait};
+use crate::verbs::{Removal, remove_until, resume_until, tables, wait};
 use std::sync::Arc;
 use udm_core::DevNo;
 use udm_core::errno::EBUSY;
@@ -26,7 +26,7 @@ pub fn remove(
     if report.state.is_merge() {
         return Err(refuse(name, EBUSY, "it is being merged"));
     }
-    wait(remove_until(registry, name, off))?;
+    wait(remove_until(registry, name, Removal::default(), off))?;
     let made = mapped.note().store.take().filter(|_| !keep_store);
     drop((mapped, report));
     if let Some(path) = made {

@@ -1,0 +1,159 @@
+//! Removing devices: those that nobody uses, or when nobody does any more (`--deferred`), or with
+//! everything that they still get failing (`--force`).
+
+use super::call_off::{CallOff, Waiting};
+use super::change::{export, in_turn, leave_among, let_go, resume_among};
+use super::{show, tables};
+use crate::error::VerbError;
+use crate::registry::{Folder, Mapped, Registry};
+use std::sync::Arc;
+use udm_core::Device;
+use udm_core::errno::EBUSY;
+use udm_dm::TargetError;
+
+/// How a device is removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removal {
+    /// Its table is replaced by one that fails all requests first.
+    pub force: bool,
+    /// If somebody has it open it is removed when nobody has it any more.
+    pub deferred: bool,
+}
+
+/// Removes a device that nobody uses.
+///
+/// # Errors
+/// ENXIO when there is no such device, EBUSY while clients or tables use it.
+pub async fn remove(registry: &Arc<Registry>, name: &str) -> Result<(), VerbError> {
+    remove_until(registry, name, Removal::default(), &CallOff::default()).await
+}
+
+/// As [`remove`], as `how` says. Where it waits for requests in flight or for other devices, until
+/// it is called off.
+///
+/// # Errors
+/// As [`remove`]'s, and what it was called off with: the device is there as it was then. With
+/// `force` it has the table that fails everything all the same, when it was only the removal that
+/// could not be; with `deferred` it is no error that somebody uses it.
+pub async fn remove_until(
+    registry: &Arc<Registry>,
+    name: &str,
+    how: Removal,
+    off: &CallOff,
+) -> Result<(), VerbError> {
+    let mapped = registry.find(name)?;
+    if how.force {
+        fail_all(registry, name, &mapped, off).await?;
+    }
+    if !how.deferred {
+        return remove_it(registry, name, mapped, off).await;
+    }
+    let (before, left) = (mapped.defer(true), Arc::downgrade(&mapped));
+    let Err(error) = remove_it(registry, name, mapped, off).await else { return Ok(()) };
+    let Some(left) = left.upgrade() else { return Err(error) };
+    if error.error.errno == EBUSY && is_open(registry, &left) {
+        return Ok(());
+    }
+    // It is not because of who uses it, and nobody would try again.
+    left.defer(before);
+    Err(error)
+}
+
+fn is_open(registry: &Registry, mapped: &Mapped) -> bool {
+    show::open_count(registry, mapped, &mapped.device.name()) > 0
+}
+
+/// Removes the devices whose removal was deferred as they are closed, for ever.
+pub async fn see_to_deferred(registry: &Arc<Registry>) -> std::convert::Infallible {
+    loop {
+        registry.closed().await;
+        for mapped in registry.all() {
+            if !mapped.is_deferred() || is_open(registry, &mapped) {
+                continue;
+            }
+            let registry = Arc::clone(registry);
+            // Beside each other: one may wait for other devices.
+            tokio::spawn(async move {
+                let (name, left) = (mapped.device.name(), Arc::downgrade(&mapped));
+                let done = remove_it(&registry, &name, mapped, &CallOff::default()).await;
+                let (Err(error), Some(left)) = (done, left.upgrade()) else { return };
+                // Who has opened it meanwhile will close it.
+                if registry.is_there(&left) && !is_open(&registry, &left) {
+                    tracing::warn!("{error}: it is not removed, though its removal was deferred");
+                }
+            });
+        }
+    }
+}
+
+/// Gives the device a table that fails all requests, as large as the one that it has.
+async fn fail_all(
+    registry: &Arc<Registry>,
+    name: &str,
+    mapped: &Arc<Mapped>,
+    off: &CallOff,
+) -> Result<(), VerbError> {
+    let sectors = mapped.device.limits().size.0;
+    if sectors == 0 {
+        return Ok(());
+    }
+    tables::load_into(registry, mapped, name, &format!("0 {sectors} error"), &Folder::none(), off)?;
+    let loaded = mapped.device.inactive();
+    call_off_others(mapped);
+    let one = [(name.to_owned(), Arc::clone(mapped))];
+    let done = in_turn(registry, &one, Waiting::Resume, off, resume_among).await;
+    let waits = mapped.device.inactive();
+    if done.is_err() && loaded.zip(waits).is_some_and(|(ours, waits)| Arc::ptr_eq(&ours, &waits)) {
+        mapped.device.clear();
+    }
+    done
+}
+
+fn call_off_others(mapped: &Mapped) {
+    for who in [Waiting::Suspend, Waiting::Resume] {
+        mapped.pending.call_off(who, "called off by a removal");
+    }
+}
+
+async fn remove_it(
+    registry: &Arc<Registry>,
+    name: &str,
+    mapped: Arc<Mapped>,
+    off: &CallOff,
+) -> Result<(), VerbError> {
+    let own = mapped.device.name();
+    let busy = |open| TargetError::errno(EBUSY).because(format!("it is open {open} times"));
+    // Who uses it is told of at once, whatever is under way.
+    let open = show::open_count(registry, &mapped, &own);
+    if open > 0 {
+        return Err(VerbError::new(name, busy(open)));
+    }
+    call_off_others(&mapped);
+    let exporter = registry.exporter();
+    let mut leaving = None;
+    let one = [(name.to_owned(), Arc::clone(&mapped))];
+    let left = in_turn(registry, &one, Waiting::Remove, off, |devices, turns, wake| {
+        if leaving.is_none() {
+            leaving = Some(registry.take_away(&mapped).map_err(|error| (0, error))?);
+            // Nobody can come any more; who came before has it open.
+            exporter.inspect(|exporter| exporter.remove(&own));
+        }
+        let users = exporter.map_or(0, |exporter| exporter.users(&own));
+        if users > 0 {
+            return Err((0, busy(users as u64)));
+        }
+        // Targets are told that they are not in use any more.
+        leave_among(devices, turns, wake)
+    });
+    let left = left.await;
+    let Some(leaving) = leaving else { return left };
+    if left.is_err() {
+        export(registry, &mapped)?;
+        return left;
+    }
+    exporter.inspect(|exporter| exporter.forget(&own));
+    leaving.gone();
+    drop(one);
+    let_go(mapped, &CallOff::default()).await;
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! Rows about the device mapper's core, through the program: `remove --deferred`, `remove --force`, names.
+
+mod support;
+
+use rustix::process::Signal;
+use std::time::Duration;
+use support::mount::Mount;
+use support::nbd::Client;
+use support::{Server, until};
+use udm_wire::nbd::Command as Nbd;
+
+const EIO: u32 = 5;
+const TABLE: &str = "0 16 linear mem:1M 0";
+
+/// The state of a device, as `udm info` prints it.
+fn state(server: &Server, name: &str) -> String {
+    let info = server.says(&["info", name]);
+    info.lines().find_map(|line| line.strip_prefix("State:")).unwrap().trim().into()
+}
+
+fn gone(server: &Server, name: &str) {
+    until("its removal", || (!server.verb(&["info", name]).status.success()).then_some(()));
+    assert_eq!(
+        server.refuses(&["info", name]),
+        format!("udm: {name}: no device of that name: No such device or address\n")
+    );
+}
+
+#[test]
+fn k07_a_removal_is_deferred() {
+    let server = Server::start(&[&format!("d={TABLE}")]);
+    let busy = "udm: d: it is open 1 times: Device or resource busy\n";
+    let client = Client::connect(&server.nbd, "d");
+    assert_eq!(server.refuses(&["remove", "d"]), busy);
+    assert_eq!(state(&server, "d"), "ACTIVE");
+    for _ in 0..2 {
+        server.says(&["remove", "--deferred", "d"]);
+        assert_eq!(state(&server, "d"), "ACTIVE (DEFERRED REMOVE)");
+    }
+    assert_eq!(server.refuses(&["remove", "d"]), busy);
+    let info: serde_json::Value = serde_json::from_str(&server.says(&["info", "d", "--json"])).unwrap();
+    assert_eq!(info[0]["deferred_remove"], true);
+    server.says(&["message", "d", "0", "@cancel_deferred_remove"]);
+    assert_eq!(state(&server, "d"), "ACTIVE");
+    // It was undone: the device outlives its client.
+    drop(client);
+    until("a client that is gone", || {
+        server.says(&["info", "d"]).contains("Open count:        0").then_some(())
+    });
+    let mut client = Client::connect(&server.nbd, "d");
+    server.says(&["remove", "--deferred", "d"]);
+    // It is used as before, by those who come as well.
+    let mut other = Client::connect(&server.nbd, "d");
+    assert_eq!(client.write(0), 0);
+    drop(client);
+    assert_eq!((other.read(0), state(&server, "d").as_str()), (0, "ACTIVE (DEFERRED REMOVE)"));
+    drop(other);
+    gone(&server, "d");
+
+    // A table is a user too; and what nobody uses goes at once.
+    server.says(&["create", "low", "--table", TABLE]);
+    server.says(&["create", "high", "--table", "0 16 linear @low 0"]);
+    server.says(&["remove", "--deferred", "low"]);
+    server.says(&["suspend", "low"]);
+    assert_eq!(state(&server, "low"), "SUSPENDED (DEFERRED REMOVE)");
+    server.says(&["remove", "--deferred", "high"]);
+    gone(&server, "low");
+    assert_eq!(server.says(&["ls"]), "No devices found\n");
+
+    // The words of the kernel.
+    server.says(&["create", "d", "--table", TABLE]);
+    for (words, why) in [
+        ("@cancel_deferred_remove now", "Invalid arguments for @cancel_deferred_remove"),
+        ("@what", "Unsupported message sent to DM core: @what"),
+    ] {
+        let message: Vec<&str> = words.split(' ').collect();
+        let said = server.refuses(&[&["message", "d", "0"], &message[..]].concat());
+        assert!(said.contains(why) && said.ends_with("Invalid argument\n"), "{said}");
+    }
+    server.says(&["message", "d", "0", "@Cancel_Deferred_Remove"]);
+}
+
+#[test]
+fn k08_a_removal_is_forced() {
+    let server = Server::start(&[&format!("d={TABLE}")]);
+    let mut client = Client::connect(&server.nbd, "d");
+    assert_eq!(client.write(0), 0);
+    server.says(&["load", "d", "--table", "0 16 zero"]);
+    let said = server.refuses(&["remove", "--force", "d"]);
+    assert_eq!(said, "udm: d: it is open 1 times: Device or resource busy\n");
+    assert_eq!(server.says(&["table", "d"]), "0 16 error \n");
+    assert_eq!(server.says(&["table", "d", "--inactive"]), "\n");
+    assert_eq!((client.read(0), client.write(0), client.one(Nbd::Flush, 0, 0)), (EIO, EIO, 0));
+    server.says(&["remove", "--force", "--deferred", "d"]);
+    drop(client);
+    gone(&server, "d");
+    // Without a table there is nothing to replace, and without a user it is a removal.
+    server.says(&["create", "n", "--notable"]);
+    server.says(&["create", "d", "--table", TABLE]);
+    server.says(&["remove", "-f", "n", "d"]);
+    assert_eq!(server.says(&["ls"]), "No devices found\n");
+}
+
+/// What waits for a path for ever, or for a resume, gets its error; what lies above does too.
+#[test]
+fn k08_what_waits_fails() {
+    let mp = "0 2048 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 1 mem:1M 1";
+    let server = Server::start(&[&format!("low={mp}"), "high=0 16 linear @low 0"]);
+    server.says(&["message", "low", "0", "fail_path", "mem:1M"]);
+    let mut clients = ["low", "high"].map(|name| Client::connect(&server.nbd, name));
+    clients.iter_mut().for_each(|client| client.ask_read(0));
+    until("requests", || server.says(&["status", "low"]).contains(" F ").then_some(()));
+    let said = server.refuses(&["remove", "--force", "low"]);
+    assert_eq!(said, "udm: low: it is open 1 times: Device or resource busy\n".replace('1', "2"));
+    assert_eq!(clients.each_mut().map(|client| client.error()), [EIO, EIO]);
+    // Suspended: it goes on, with errors.
+    server.says(&["suspend", "high"]);
+    clients[1].ask_read(0);
+    server.refuses(&["remove", "--force", "high"]);
+    assert_eq!(clients[1].error(), EIO);
+    assert_eq!(server.says(&["table", "high"]), "0 16 error \n");
+    assert_eq!(state(&server, "high"), "ACTIVE");
+}
+
+/// Storage that has a request and says nothing can't be made to give it back: it is waited for, for
+/// as long as the caller wants, and the device is what it was then.
+#[test]
+fn k08_storage_that_hangs_is_waited_for_until_the_caller_has_enough() {
+    let Some(mount) = Mount::new() else { return };
+    let table = format!("0 16 linear {} 0", mount.file().display());
+    let server = Server::start(&[&format!("d={table}")]);
+    let before = server.says(&["table", "d"]);
+    let mut client = Client::connect(&server.nbd, "d");
+    mount.signal_behind(Signal::STOP);
+    client.ask(Nbd::Write, 0, 512);
+    client.ask(Nbd::Flush, 0, 0);
+    std::thread::sleep(Duration::from_millis(50));
+    let said = server.refuses(&["remove", "--force", "--timeout", "0.2", "d"]);
+    assert_eq!(said, "udm: d: not at rest within 200 ms; the device is active: Connection timed out\n");
+    assert_eq!((server.says(&["table", "d"]), state(&server, "d").as_str()), (before, "ACTIVE"));
+    assert_eq!(server.says(&["table", "d", "--inactive"]), "\n");
+    mount.signal_behind(Signal::CONT);
+    assert_eq!([client.error(), client.error()], [0, 0]);
+}
+
+#[test]
+fn k10_names_that_are_taken() {
+    let server = Server::start(&[]);
+    server.says(&["create", "a", "--notable", "--uuid", "U"]);
+    for args in [&["create", "a", "--notable"][..], &["create", "b", "--notable", "--uuid", "U"]] {
+        let said = server.refuses(args);
+        assert!(said.ends_with(" exists: Device or resource busy\n"), "{said}");
+    }
+    for (name, why) in [
+        ("a/b", r#"Name "a/b" invalid. It contains "/"."#),
+        ("control", r#"device name cannot be "control", ".", or ".."#),
+        (&*"x".repeat(128), "Invalid argument"),
+    ] {
+        let said = server.refuses(&["create", name, "--notable"]);
+        assert!(said.contains(why) && said.ends_with("Invalid argument\n"), "{said}");
+    }
+}
