@@ -564,7 +564,7 @@ fn a_device_keeps_its_kind() {
 }
 
 #[test]
-fn names_and_uuids() {
+fn k10_names_and_uuids() {
     let refused = |name: &str| MappedDevice::new(name, None, DevNo::default()).err().map(|e| e.text);
     assert_eq!(refused("a/b").unwrap(), r#"Name "a/b" invalid. It contains "/"."#);
     for name in ["control", ".", ".."] {

@@ -31,7 +31,7 @@ fn refused(table: &str, errno: i32, text: &str) {
 
 /// spec: order, gaps, lengths and types of lines.
 #[test]
-fn lines_in_the_kernels_order_of_checks() {
+fn k01_lines_in_the_kernels_order_of_checks() {
     refused("", 22, "populate_table: no targets specified");
     refused("8 8 zero", 22, "zero: Gap in table");
     refused("0 8 zero\n16 8 zero", 22, "zero: Gap in table");
@@ -92,7 +92,7 @@ fn arguments_of_the_basic_targets() {
 
 /// spec: sizes, and blocks of 4096 bytes.
 #[test]
-fn sizes_and_alignment() {
+fn k03_sizes_and_alignment() {
     let mut resolver = TestResolver::recorded();
     let limits = Limits { logical_block: 4096, ..Limits::new(Sectors(1024)) };
     resolver.add("/dev/big0", "7:0".parse().unwrap(), TestDisk::null(limits));

@@ -99,10 +99,17 @@ fn root() -> PathBuf {
 
 /// The source files of all crates, `crates/NAME/src/**/*.rs`, by their path from the root.
 fn sources() -> BTreeMap<String, String> {
+    let files = files("src");
+    assert!(files.len() > 50, "only {} source files found", files.len());
+    files
+}
+
+/// The files of Rust in a folder of all crates, by their path from the root.
+fn files(of: &str) -> BTreeMap<String, String> {
     let root = root();
     let mut files = BTreeMap::new();
     let crates = fs::read_dir(root.join("crates")).expect("crates");
-    let mut folders: Vec<PathBuf> = crates.map(|entry| entry.expect("an entry").path().join("src")).collect();
+    let mut folders: Vec<PathBuf> = crates.map(|entry| entry.expect("an entry").path().join(of)).collect();
     while let Some(folder) = folders.pop() {
         let Ok(entries) = fs::read_dir(&folder) else { continue };
         for entry in entries {
@@ -115,7 +122,6 @@ fn sources() -> BTreeMap<String, String> {
             }
         }
     }
-    assert!(files.len() > 50, "only {} source files found", files.len());
     files
 }
 
@@ -302,15 +308,53 @@ fn promises_have_tests() {
             broken.push(format!("without a test: {promise}"));
         }
         for (name, path) in tests {
-            let file = root().join("docs").join(path);
-            let text = fs::read_to_string(file).unwrap_or_default();
-            // A function, with `#[test]` or in the list of its program, or a name of such a list.
-            if ![format!("fn {name}("), format!("\"{name}\"")].iter().any(|form| text.contains(form)) {
+            if !has_test(path, name) {
                 broken.push(format!("no test {name} in {path}"));
             }
         }
     }
     none("promises of docs/reliability.md", &broken);
+}
+
+/// Where a test is that is called so: a function, with `#[test]` or in the list of its program, or a
+/// name of such a list.
+fn has_test(path: &str, name: &str) -> bool {
+    let text = fs::read_to_string(root().join("docs").join(path)).unwrap_or_default();
+    [format!("fn {name}("), format!("\"{name}\"")].iter().any(|form| text.contains(form))
+}
+
+/// The row that a test is named after: a letter, two digits, and what it says.
+fn row_of(test: &str) -> Option<&str> {
+    let (row, _) = test.split_once('_')?;
+    let is_row = row.len() == 3 && row.starts_with(char::is_alphabetic);
+    (is_row && row[1..].bytes().all(|byte| byte.is_ascii_digit())).then_some(row)
+}
+
+#[test]
+fn rows_of_the_kernel_have_tests() {
+    let page = fs::read_to_string(root().join("docs/kernel-rows.md")).expect("the page of rows");
+    let (mut rows, mut named, mut broken) = (0, Vec::new(), Vec::new());
+    for line in page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| row")) {
+        let row = line[2..5].to_lowercase();
+        let tests = links(line);
+        rows += 1;
+        if tests.is_empty() {
+            broken.push(format!("without a test: {row}"));
+        }
+        for (name, path) in tests {
+            if row_of(name) != Some(&*row) || !has_test(path, name) {
+                broken.push(format!("{row}: no test {name} in {path}"));
+            }
+            named.push(name.to_owned());
+        }
+    }
+    assert_eq!(rows, 82, "rows");
+    for (file, text) in files("tests") {
+        let tests = text.split("#[test]\nfn ").skip(1).filter_map(|rest| rest.split('(').next());
+        let missing = tests.filter(|test| row_of(test).is_some() && !named.iter().any(|name| name == test));
+        broken.extend(missing.map(|test| format!("{file}: {test} is not in the list")));
+    }
+    none("rows of docs/kernel-rows.md", &broken);
 }
 
 #[test]

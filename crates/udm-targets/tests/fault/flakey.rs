@@ -33,6 +33,18 @@ fn good_and_bad_take_turns_from_the_load() {
 }
 
 #[test]
+fn t02_features_are_printed_and_exclude_each_other() {
+    let (_a, _b, mut resolver) = disks(64, 64);
+    let printed = build("flakey a 0 5 5", 32, &mut resolver).unwrap().table();
+    assert!(printed.ends_with("2 error_reads error_writes"), "{printed}");
+    let printed = build("flakey a 0 1 1 1 drop_writes", 32, &mut resolver).unwrap().table();
+    assert!(printed.ends_with("1 drop_writes"), "{printed}");
+    let error = build("flakey a 0 1 1 2 drop_writes error_writes", 32, &mut resolver).err().unwrap();
+    let text = "flakey: Feature error_writes conflicts with feature drop_writes";
+    assert_eq!((error.errno, error.text.as_str()), (udm_core::errno::EINVAL, text));
+}
+
+#[test]
 fn features_say_what_is_bad() {
     use Status::{IoErr, Ok};
     assert_eq!(ends("flakey a 0 0 1 1 error_reads", at(5)), [IoErr, Ok, Ok, Ok]);

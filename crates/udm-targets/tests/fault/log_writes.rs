@@ -104,6 +104,23 @@ impl Rig {
     }
 }
 
+#[test]
+fn t04_a_log_in_the_kernels_format() {
+    let mut rig = rig(4096, 1);
+    for bio in [write(1, 1, 1), write(2, 1, 2), bare(Op::Flush, 0, 0), fua(3, 3)] {
+        assert_eq!(rig.run(0, bio), Status::Ok);
+    }
+    message(&*rig.target, "mark m").unwrap();
+    rig.settle(0);
+    assert_eq!(log_of(&rig.log), "w1+1=1 w2+1=2 f u3+1=3 m:m");
+    let number = |at: usize| u64::from_le_bytes(rig.log.bytes(0, 64)[at..at + 8].try_into().unwrap());
+    assert_eq!((number(0), number(8), number(16)), (0x6a_7366_7773_6872, 1, 5), "magic, version, entries");
+    // A, B, the flush, C, the mark: where each begins, with its data; and its flags.
+    let begin = [1, 3, 5, 6, 8].map(|sector: usize| sector * 512);
+    assert_eq!(begin.map(|at| number(at + 16)), [0, 0, 1, 2, 8]);
+    assert_eq!(rig.log.bytes(8, 1)[32], b'm');
+}
+
 /// The example of the kernel's documentation: W1 W2 W3 C3 C2 Wflush C1 Cflush.
 #[test]
 fn a_flush_logs_what_had_completed_when_it_came_in() {

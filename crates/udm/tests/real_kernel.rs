@@ -1,0 +1,234 @@
+//! Stores that udm wrote, opened by a real kernel, and what that wrote into them, opened by udm.
+//!
+//! Runs where `UDM_TEST_KERNEL` is a folder into which a kernel package was unpacked (docs/kernel-rows.md), with QEMU, busybox, cpio and
+//! dmsetup installed; elsewhere it says that it was left out. The machine is emulated: a minute, and not a part of every run.
+
+mod support;
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use support::{Server, has, skipped, text};
+use tempfile::TempDir;
+
+/// Bytes of an origin, and of a store.
+const ORIGIN: u64 = 8 << 20;
+const STORE: u64 = 16 << 20;
+const CHUNK: u64 = 4096;
+
+/// The longest that the emulated machine may take.
+const LIMIT: Duration = Duration::from_secs(400);
+
+/// In the order in which they need each other; one that is built in is not there.
+const MODULES: [&str; 9] = [
+    "virtio_ring",
+    "virtio",
+    "virtio_pci_modern_dev",
+    "virtio_pci_legacy_dev",
+    "virtio_pci",
+    "virtio_blk",
+    "dm-mod",
+    "dm-bufio",
+    "dm-snapshot",
+];
+
+/// A snapshot that udm made and took apart: three disks of the machine.
+struct Case {
+    words: &'static str,
+    origin: PathBuf,
+    store: PathBuf,
+    /// What the snapshot read as, in udm.
+    view: PathBuf,
+}
+
+fn image(folder: &Path, name: &str, bytes: u64) -> PathBuf {
+    let path = folder.join(name);
+    File::create(&path).unwrap().set_len(bytes).unwrap();
+    path
+}
+
+/// Every sector of an origin tells where it is.
+fn fill(path: &Path) {
+    let file = File::options().write(true).open(path).unwrap();
+    for sector in 0..ORIGIN / 512 {
+        file.write_all_at(format!("{sector:015}\n").repeat(32).as_bytes(), sector * 512).unwrap();
+    }
+}
+
+/// Does qemu-io's commands on an export.
+fn qemu_io(server: &Server, name: &str, commands: &[String]) {
+    for some in commands.chunks(200) {
+        let mut command = Command::new("qemu-io");
+        command.args(["-f", "raw", &format!("nbd+unix:///{name}?socket={}", server.nbd.display())]);
+        for each in some {
+            command.args(["-c", each]);
+        }
+        let out = command.output().unwrap();
+        let said = text(&out.stdout) + &text(&out.stderr);
+        assert!(out.status.success() && !said.contains("failed"), "{name}: {said}");
+    }
+}
+
+fn copy(server: &Server, name: &str, to: &Path) {
+    let uri = format!("nbd+unix:///{name}?socket={}", server.nbd.display());
+    let out = Command::new("nbdcopy").arg(uri).arg(to).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+}
+
+fn tables(case: &Case) -> [String; 2] {
+    let (sectors, origin, store) = (ORIGIN / 512, case.origin.display(), case.store.display());
+    [
+        format!("disk=0 {sectors} snapshot-origin {origin}"),
+        format!("snap=0 {sectors} snapshot {origin} {store} {}", case.words),
+    ]
+}
+
+fn serve(case: &Case) -> Server {
+    Server::start(&tables(case).each_ref().map(String::as_str))
+}
+
+/// Makes a snapshot, has `chunks` of it copied, most for the origin and some for itself, and keeps
+/// what it reads as.
+fn written(folder: &Path, number: usize, words: &'static str, chunks: u64) -> Case {
+    let name = |what: &str| format!("{what}{number}");
+    let case = Case {
+        words,
+        origin: image(folder, &name("origin"), ORIGIN),
+        store: image(folder, &name("store"), STORE),
+        view: folder.join(name("view")),
+    };
+    fill(&case.origin);
+    let server = serve(&case);
+    // In an order of its own, so that records are in no order; 7 and 2048 have no common factor.
+    let at = |n: u64| n * 7 % (ORIGIN / CHUNK) * CHUNK;
+    let (own, others): (Vec<u64>, Vec<u64>) = (0..chunks).partition(|n| n % 5 == 0);
+    let origin: Vec<String> =
+        others.iter().map(|n| format!("write -q -P {} {} 512", n % 251, at(*n))).collect();
+    let snap: Vec<String> = own.iter().map(|n| format!("write -q -P {} {} 4096", n % 251, at(*n))).collect();
+    qemu_io(&server, "disk", &origin);
+    qemu_io(&server, "snap", &snap);
+    copy(&server, "snap", &case.view);
+    assert!(!server.says(&["status", "snap"]).contains("Invalid"));
+    server.says(&["remove", "snap", "disk"]);
+    case
+}
+
+/// The machine's first file system, packed: a shell, dmsetup, the modules, and a script.
+fn initrd(folder: &Path, kernel: &Path, script: &str) -> PathBuf {
+    let root = folder.join("root");
+    for place in ["bin", "dev", "proc", "sys", "mod"] {
+        fs::create_dir_all(root.join(place)).unwrap();
+    }
+    let look = "command -v busybox; command -v dmsetup || echo /usr/sbin/dmsetup";
+    let found = text(&Command::new("sh").args(["-c", look]).output().unwrap().stdout);
+    for (from, name) in found.lines().zip(["busybox", "dmsetup"]) {
+        fs::copy(from, root.join("bin").join(name)).unwrap();
+    }
+    let libraries = Command::new("ldd").arg(root.join("bin/dmsetup")).output().unwrap();
+    for library in text(&libraries.stdout).split_whitespace().filter(|word| word.starts_with('/')) {
+        let to = root.join(&library[1..]);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(library, to).unwrap();
+    }
+    for tool in ["sh", "mount", "insmod", "cat", "echo", "cmp", "dd", "poweroff", "sleep", "seq"] {
+        std::os::unix::fs::symlink("busybox", root.join("bin").join(tool)).unwrap();
+    }
+    let find = |name: &str| {
+        let out = Command::new("find").arg(kernel).arg("-name").arg(format!("{name}.ko")).output().unwrap();
+        text(&out.stdout).lines().next().map(PathBuf::from)
+    };
+    let mut loads = String::new();
+    for module in MODULES {
+        if let Some(path) = find(module) {
+            fs::copy(path, root.join(format!("mod/{module}.ko"))).unwrap();
+            loads += &format!("insmod /mod/{module}.ko\n");
+        }
+    }
+    let init = format!(
+        "#!/bin/sh\nmount -t devtmpfs d /dev; mount -t proc p /proc; mount -t sysfs s /sys\n{loads}\
+         for i in $(seq 50); do [ -b /dev/vdf ] && break; sleep 0.1; done\n{script}\npoweroff -f\n"
+    );
+    fs::write(root.join("init"), init).unwrap();
+    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755)).unwrap();
+    let packed = folder.join("initrd");
+    let pack = format!("find . | cpio -o -H newc --quiet > '{}'", packed.display());
+    assert!(Command::new("sh").args(["-c", &pack]).current_dir(&root).status().unwrap().success());
+    packed
+}
+
+/// Runs the machine to its end; what it said.
+fn machine(kernel: &Path, initrd: &Path, disks: &[&Path], folder: &Path) -> String {
+    let said = folder.join("said");
+    let mut qemu = Command::new("qemu-system-x86_64");
+    qemu.args(["-M", "q35,accel=tcg", "-m", "256", "-display", "none", "-nodefaults", "-no-reboot"]);
+    qemu.arg("-serial").arg(format!("file:{}", said.display())).arg("-kernel").arg(kernel);
+    qemu.arg("-initrd").arg(initrd).args(["-append", "console=ttyS0 panic=-1 quiet"]);
+    for disk in disks {
+        qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio,cache=unsafe", disk.display()));
+    }
+    let mut running = qemu.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let begin = Instant::now();
+    while running.try_wait().unwrap().is_none() {
+        if begin.elapsed() > LIMIT {
+            running.kill().unwrap();
+            running.wait().unwrap();
+            panic!("the machine does not end: {}", fs::read_to_string(&said).unwrap_or_default());
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    text(&fs::read(said).unwrap())
+}
+
+/// Both ways: 600 exceptions over three areas, read, and added to; and larger chunks, merged.
+#[test]
+fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
+    let Some(kernel) = std::env::var_os("UDM_TEST_KERNEL").map(PathBuf::from) else {
+        return skipped("UDM_TEST_KERNEL names no unpacked kernel package");
+    };
+    let tools = ["qemu-system-x86_64", "qemu-io", "nbdcopy", "cpio", "busybox"];
+    if !tools.iter().all(|tool| has(tool)) {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let mut images = fs::read_dir(kernel.join("boot")).unwrap().map(|entry| entry.unwrap().path());
+    let image = images.find(|path| path.display().to_string().contains("vmlinuz"));
+    let image = image.expect("boot/vmlinuz-*");
+    let kept = written(folder.path(), 0, "P 8", 600);
+    let merged = written(folder.path(), 1, "PO 64", 300);
+    let sectors = ORIGIN / 512;
+    let script = format!(
+        "dmsetup --noudevsync create a --table '0 {sectors} snapshot /dev/vda /dev/vdb P 8'\n\
+         echo \"KEPT $(dmsetup status a)\"; cmp /dev/dm-0 /dev/vdc && echo KEPT SAME\n\
+         for n in 5 1000 2047; do echo KKKKKKKKKKKKKKK | dd of=/dev/dm-0 bs=4096 seek=$n conv=sync,fsync,notrunc 2>/dev/null; done\n\
+         echo \"ADDED $(dmsetup status a)\"; dmsetup --noudevsync remove a\n\
+         dmsetup --noudevsync create m --table '0 {sectors} snapshot-merge /dev/vdd /dev/vde PO 64'\n\
+         for i in $(seq 300); do dmsetup status m; case \"$(dmsetup status m)\" in *' 128/32768 128'*) break;; esac; sleep 0.2; done\n\
+         cmp /dev/dm-0 /dev/vdf && echo MERGED SEEN; dmsetup --noudevsync remove m\n\
+         cmp /dev/vdd /dev/vdf && echo MERGED SAME"
+    );
+    let initrd = initrd(folder.path(), &kernel, &script);
+    let disks = [&kept, &merged].map(|case| [&*case.origin, &case.store, &case.view]);
+    let said = machine(&image, &initrd, disks.as_flattened(), folder.path());
+    // 600 records: the header, three areas, 600 chunks.
+    let (used, areas) = ((2 + 600 + 600 / 256) * 8, (600 / 256 + 2) * 8);
+    let status = |used: u64, areas: u64| format!("0 {sectors} snapshot {used}/{} {areas}", STORE / 512);
+    for line in ["KEPT SAME", "MERGED SEEN", "MERGED SAME", &format!("KEPT {}", status(used, areas))] {
+        assert!(said.contains(line), "no {line:?}: {said}");
+    }
+    // Back: what the kernel added is there, and nothing else has changed.
+    let server = serve(&kept);
+    let back = folder.path().join("back");
+    copy(&server, "snap", &back);
+    let (mut wanted, found) = (fs::read(&kept.view).unwrap(), fs::read(back).unwrap());
+    for chunk in [5, 1000, 2047] {
+        let bytes = &mut wanted[chunk * CHUNK as usize..][..CHUNK as usize];
+        bytes.fill(0);
+        bytes[..16].copy_from_slice(b"KKKKKKKKKKKKKKK\n");
+    }
+    let wrong = wanted.iter().zip(&found).position(|(wanted, found)| wanted != found);
+    assert_eq!((wrong, found.len()), (None, wanted.len()), "{said}");
+    let added = said.lines().find_map(|line| line.trim_end().strip_prefix("ADDED ")).unwrap_or_default();
+    assert_eq!(server.says(&["status", "snap"]).trim_end(), added);
+}
