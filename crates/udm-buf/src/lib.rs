@@ -18,6 +18,8 @@
 //!
 //! This crate is one of the few places in udm with `unsafe`; it does no I/O and knows no requests.
 
+#[cfg(feature = "counted")]
+pub mod counted;
 mod foreign;
 mod pool;
 mod segments;
@@ -95,6 +97,8 @@ impl Buf {
         };
         let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
         let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len: len as u32, foreign: None });
+        #[cfg(feature = "counted")]
+        counted::add(len as i64);
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len: len as u32 }
     }
 
@@ -259,6 +263,8 @@ impl Drop for Buf {
         // SAFETY: the count reached zero, so this is the last Buf; the box was leaked in `zeroed`.
         let slab = unsafe { Box::from_raw(self.slab.as_ptr()) };
         let (data, len) = (slab.data.as_ptr(), slab.len as usize);
+        #[cfg(feature = "counted")]
+        counted::add(if slab.foreign.is_some() { 0 } else { -(len as i64) });
         if slab.foreign.is_some() {
             // The memory is that of the map, which goes with its last user.
         } else if len >= MAP_MIN {

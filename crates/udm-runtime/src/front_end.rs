@@ -6,7 +6,6 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 use udm_core::{Batch, Bio, Busy, CoreId, Cx, Device, DeviceId, DeviceSlot, Nanos, OpenError, OwnerId};
 
 /// Something that makes bios out of requests from outside: a connection, a virtqueue. It belongs to
@@ -65,7 +64,8 @@ pub struct FrontCx<'a, 'b> {
     /// All front ends are to be called in the next turn.
     pub(crate) roused_all: &'a mut bool,
     pub(crate) locals: &'a mut Locals,
-    /// How long this core has spun.
+    /// The CPU time of this core's thread, and how much of it was for nothing, since it span.
+    pub(crate) spent: fn() -> Nanos,
     pub(crate) spun: Nanos,
     /// The device whose letters it is called with.
     pub(crate) topic: &'a mut Option<DeviceId>,
@@ -168,9 +168,7 @@ impl FrontCx<'_, '_> {
     /// call.
     #[must_use]
     pub fn spent(&self) -> Nanos {
-        let all = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        let all = Duration::new(all.tv_sec as u64, all.tv_nsec as u32);
-        Nanos(all.as_nanos() as u64).since(self.spun)
+        (self.spent)().since(self.spun)
     }
 
     /// The core that runs this.

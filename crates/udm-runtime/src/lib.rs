@@ -8,6 +8,8 @@
 //!   there is none.
 //! * [`Runtime`]: threads that are cores and serve [`FrontEnd`]s: gather, submit, poll, complete,
 //!   sleep if idle.
+//! * [`SteppedCore`]: the same core in a world that is made up, stepped by hand over a
+//!   [`MadeKernel`].
 //! * [`Ring`]: the core's io_uring, the one place where the data path makes a system call. It owns
 //!   the memory and the file of each operation until that is done, so nothing dangles whatever its
 //!   client does.
@@ -26,13 +28,15 @@ mod reactor;
 mod ring;
 mod runtime;
 mod spin;
+mod stepped;
 mod tasked;
 
 pub use cluster::{Cluster, Letter, UnderWay};
 pub use front_end::{FrontCx, FrontEnd, FrontKey};
-pub use local::{CoreOptions, LocalCore};
+pub use local::{CoreOptions, LocalCore, Time};
 pub use local_io::{LocalIo, PrivateIo};
 pub use off_core::drop_off_core;
-pub use ring::{Done, Ring, RingOp, RingUser};
+pub use ring::{Done, Finished, MadeKernel, Ring, RingOp, RingUser};
 pub use runtime::{Runtime, RuntimeOptions, Stopping};
+pub use stepped::{Rest, SteppedCore};
 pub use udm_core::DeviceSlot;

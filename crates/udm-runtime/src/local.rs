@@ -4,7 +4,7 @@ use crate::Cluster;
 use crate::cluster::Mail;
 use crate::off_core::OnCore;
 use crate::reactor::Aside;
-use crate::ring::{Doorbell, Ring, missing};
+use crate::ring::{Doorbell, MadeKernel, Ring, missing};
 use crate::spin::Spin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
@@ -65,8 +65,11 @@ pub struct LocalCore {
     /// Takes them where there is none.
     aside: Aside,
     options: CoreOptions,
+    time: Time,
     spin: Spin,
     spun: Nanos,
+    /// When the wait under way began.
+    parked: Nanos,
     _on_core: OnCore,
 }
 
@@ -94,14 +97,39 @@ impl LocalCore {
             Err(error) if options.ring_optional => Outside::Bell(inbox.eventfd(), missing::why(&error)),
             Err(error) => return Err(io::Error::new(error.kind(), missing::why(&error))),
         };
+        Ok(LocalCore::over(cluster, id, options, outside, Time::SYSTEM))
+    }
+
+    /// Core `id` of a world that is made up: what its ring is asked for `kernel` does, and `time`
+    /// is its clock.
+    pub(crate) fn made(
+        cluster: &Arc<Cluster>,
+        id: CoreId,
+        kernel: Box<dyn MadeKernel>,
+        room: usize,
+        time: Time,
+    ) -> LocalCore {
+        let ring = Ring::made(kernel, room);
+        let bell = Doorbell::new(&ring, cluster.inbox(id));
+        let options = CoreOptions { spin_max: Duration::ZERO, ..CoreOptions::default() };
+        LocalCore::over(cluster, id, options, Outside::Ring(ring, bell), time)
+    }
+
+    fn over(
+        cluster: &Arc<Cluster>,
+        id: CoreId,
+        options: CoreOptions,
+        outside: Outside,
+        time: Time,
+    ) -> LocalCore {
         let io = match &outside {
             Outside::Ring(ring, _) => Some(Rc::new(ring.clone()) as Rc<dyn Any>),
             Outside::Bell(..) => None,
         };
         let others: Arc<dyn Cores> = Arc::<Cluster>::clone(cluster);
-        let begun = clock();
+        let begun = (time.now)();
         let state = CoreState::new(id, cluster.len(), u64::from(id.0) + 1, io).among(others);
-        Ok(LocalCore {
+        LocalCore {
             cluster: cluster.clone(),
             id,
             state,
@@ -113,9 +141,11 @@ impl LocalCore {
             aside: Aside::default(),
             spin: Spin::new(options.spin_max.as_nanos() as u64),
             options,
+            time,
             spun: Nanos(0),
+            parked: begun,
             _on_core: OnCore::new(),
-        })
+        }
     }
 
     /// This core.
@@ -129,13 +159,18 @@ impl LocalCore {
     /// # Errors
     /// As the device says.
     pub fn open(&mut self, device: &dyn Device) -> Result<Box<dyn Lane>, OpenError> {
-        device.open(&mut self.state.cx_by(clock))
+        device.open(&mut self.state.cx_by(self.time.now))
     }
 
     /// The core's clock. All cores of a process read the same.
     #[must_use]
     pub fn clock(&self) -> Nanos {
-        clock()
+        (self.time.now)()
+    }
+
+    /// What it has for clocks.
+    pub(crate) fn time(&self) -> Time {
+        self.time
     }
 
     /// How long this core has spun, waiting.
@@ -180,7 +215,7 @@ impl LocalCore {
     /// brought: where the core has nothing else to do, one system call submits and waits.
     pub(crate) fn quiet_turn<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
         if self.options.poll {
-            self.begun = clock();
+            self.begun = self.clock();
         }
         self.take_fresh();
         let inbox = self.cluster.inbox(self.id);
@@ -197,7 +232,7 @@ impl LocalCore {
                 }
             }
         }
-        let mut cx = self.state.cx_by(clock);
+        let mut cx = self.state.cx_by(self.time.now);
         let r = f(&mut cx);
         if !self.serves {
             match &self.outside {
@@ -234,13 +269,24 @@ impl LocalCore {
     /// earliest time that a lane asked for in the last turn. Spins first where that makes the wait
     /// shorter, then sleeps. Afterwards every lane must be polled once.
     pub fn park(&mut self) {
+        if self.lies_down() {
+            let timeout =
+                (self.wake != Nanos::NEVER).then(|| Duration::from_nanos(self.wake.since(self.clock()).0));
+            self.wait(timeout);
+            self.gets_up();
+        }
+    }
+
+    /// What comes before the sleep of [`LocalCore::park`]. False when there is none.
+    pub(crate) fn lies_down(&mut self) -> bool {
         if self.take_fresh() {
-            return self.exchange();
+            self.exchange();
+            return false;
         }
         if self.ring().is_some_and(Ring::is_awaited) {
             self.exchange();
             if self.take_fresh() {
-                return;
+                return false;
             }
         }
         let begin = self.clock();
@@ -250,15 +296,29 @@ impl LocalCore {
         }
         if self.options.poll || self.wake <= begin || self.roused() {
             std::hint::spin_loop();
-            return self.exchange();
+            self.exchange();
+            return false;
         }
+        self.parked = begin;
         if (self.spin.length() == 0 || !self.spins(begin)) && self.cluster.inbox(self.id).try_sleep() {
-            let timeout =
-                (self.wake != Nanos::NEVER).then(|| Duration::from_nanos(self.wake.since(self.clock()).0));
-            self.wait(timeout);
+            return true;
         }
-        let end = self.clock();
-        self.spin.waited(begin, end);
+        self.spin.waited(begin, self.clock());
+        false
+    }
+
+    /// What comes behind it.
+    pub(crate) fn gets_up(&mut self) {
+        self.cluster.inbox(self.id).awake();
+        if let Outside::Ring(_, bell) = &mut self.outside {
+            bell.rearm();
+        }
+        self.spin.waited(self.parked, self.clock());
+    }
+
+    /// The earliest time that a lane or front end asked for in the last turn.
+    pub(crate) fn wake(&self) -> Nanos {
+        self.wake
     }
 
     /// A thread that is not on a CPU does not spin: what took longer than the longest spin counts
@@ -293,24 +353,38 @@ impl LocalCore {
 
     /// Sleeps until something happens outside, or `timeout` is over.
     fn wait(&mut self, timeout: Option<Duration>) {
-        let inbox = self.cluster.inbox(self.id);
-        match &mut self.outside {
-            Outside::Ring(ring, bell) => {
-                ring.wait(timeout);
-                inbox.awake();
-                bell.rearm();
-            }
+        match &self.outside {
+            Outside::Ring(ring, _) => ring.wait(timeout),
             Outside::Bell(bell, _) => {
                 let timeout = timeout
                     .map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
                 let rung = poll(&mut [PollFd::new(bell, PollFlags::IN)], timeout.as_ref());
-                inbox.awake();
                 if rung.is_ok_and(|n| n > 0) {
                     // It was rung, so this does not wait.
-                    let _ = rustix::io::read(&*bell, &mut [0; 8]);
+                    let _ = rustix::io::read(&**bell, &mut [0; 8]);
                 }
             }
         }
+    }
+}
+
+/// The clocks of a core.
+#[derive(Clone, Copy, Debug)]
+pub struct Time {
+    /// The time, the same on all cores of a process. It never goes back.
+    pub now: fn() -> Nanos,
+    /// The CPU time that the calling thread has spent.
+    pub spent: fn() -> Nanos,
+}
+
+impl Time {
+    /// The system's.
+    pub(crate) const SYSTEM: Time = Time { now: clock, spent };
+}
+
+impl Default for Time {
+    fn default() -> Time {
+        Time::SYSTEM
     }
 }
 
@@ -318,4 +392,9 @@ impl LocalCore {
 fn clock() -> Nanos {
     static ORIGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     Nanos(ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64)
+}
+
+fn spent() -> Nanos {
+    let all = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Nanos(Duration::new(all.tv_sec as u64, all.tv_nsec as u32).as_nanos() as u64)
 }

@@ -10,7 +10,7 @@ use crate::UnderWay;
 use crate::cluster::Mail;
 use crate::devices::Devices;
 use crate::front_end::{FRONT, FrontCx, FrontEnd, Locals};
-use crate::local::LocalCore;
+use crate::local::{LocalCore, Time};
 use crate::ring::RingUser;
 use slab::Slab;
 use std::any::Any;
@@ -33,6 +33,19 @@ struct Attached {
 pub(crate) struct Reactor {
     core: LocalCore,
     inner: Inner,
+    /// The last turn left something for the ring to the next.
+    held_back: bool,
+}
+
+/// What comes behind a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Round {
+    /// Another, at once.
+    Again,
+    /// Nothing moved: the core may sleep.
+    Rest,
+    /// The core leaves.
+    Over,
 }
 
 /// What a core does for others in library mode, where its thread drives its own lanes: the tasks of
@@ -81,7 +94,8 @@ struct Inner {
     rousing: Vec<usize>,
     /// What front ends share.
     locals: Locals,
-    /// How long the core has spun.
+    /// The clocks of the core, and how long it has spun.
+    time: Time,
     spun: Nanos,
     /// The earliest time that a front end asked for.
     wake: Nanos,
@@ -94,49 +108,66 @@ struct Inner {
 impl Reactor {
     pub(crate) fn new(mut core: LocalCore) -> Reactor {
         core.serve();
-        Reactor { core, inner: Inner::new() }
+        let inner = Inner { time: core.time(), ..Inner::new() };
+        Reactor { core, inner, held_back: false }
     }
 
     /// Serves until it is told to stop.
     pub(crate) fn run(mut self) {
-        let mut held_back = false;
         loop {
-            let ring = self.core.ring().expect("a reactor's core has one").clone();
-            let inner = &mut self.inner;
-            ring.take_ready(&mut inner.ready);
-            let mail = std::mem::take(&mut self.core.other);
-            inner.spun = self.core.spun();
-            let moved = self.core.quiet_turn(|cx| inner.turn(mail, &ring, cx));
-            // Letters that came in this turn are read in the next, at once.
-            if !self.core.other.is_empty() {
-                self.core.exchange();
-                continue;
-            }
-            if self.inner.stopping.is_some() && self.inner.is_idle() {
-                if self.inner.fronts.is_empty() {
-                    self.core.leave();
-                } else {
-                    // The background has something in flight.
-                    Box::leak(Box::new(self));
-                }
-                return;
-            }
-            if self.inner.stopping.is_some_and(|until| until <= self.core.clock()) {
-                // What is under way stays where it is: its memory is the kernel's, or its lane's,
-                // until the program is gone.
-                Box::leak(Box::new(self));
-                return;
-            }
-            // A turn in which something moved is mostly followed by one that finds nothing to do,
-            // and parks: that submits and waits in one system call. So what a turn has for the ring
-            // may wait for the next turn, and no longer.
-            held_back = moved && !held_back;
-            if !moved {
-                self.core.park();
-            } else if !held_back {
-                self.core.exchange();
+            match self.round() {
+                Round::Again => {}
+                Round::Rest => self.core.park(),
+                Round::Over => return self.leave(),
             }
         }
+    }
+
+    /// A turn, and what goes out behind it.
+    pub(crate) fn round(&mut self) -> Round {
+        let ring = self.core.ring().expect("a reactor's core has one").clone();
+        let inner = &mut self.inner;
+        ring.take_ready(&mut inner.ready);
+        let mail = std::mem::take(&mut self.core.other);
+        inner.spun = self.core.spun();
+        let moved = self.core.quiet_turn(|cx| inner.turn(mail, &ring, cx));
+        // Letters that came in this turn are read in the next, at once.
+        if !self.core.other.is_empty() {
+            self.core.exchange();
+            return Round::Again;
+        }
+        if let Some(until) = self.inner.stopping
+            && (self.inner.is_idle() || until <= self.core.clock())
+        {
+            return Round::Over;
+        }
+        // A turn in which something moved is mostly followed by one that finds nothing to do, and
+        // parks: that submits and waits in one system call. So what a turn has for the ring may
+        // wait for the next turn, and no longer.
+        self.held_back = moved && !self.held_back;
+        if !moved {
+            return Round::Rest;
+        }
+        if !self.held_back {
+            self.core.exchange();
+        }
+        Round::Again
+    }
+
+    /// The core leaves. What is under way stays where it is: its memory is the kernel's, or its
+    /// lane's, until the program is gone.
+    pub(crate) fn leave(self) {
+        if self.inner.is_idle() && self.inner.fronts.is_empty() {
+            self.core.leave();
+        } else {
+            // The background has something in flight, or time is over.
+            Box::leak(Box::new(self));
+        }
+    }
+
+    /// The core that it drives.
+    pub(crate) fn core(&mut self) -> &mut LocalCore {
+        &mut self.core
     }
 }
 
@@ -303,6 +334,7 @@ impl Inner {
             roused: &mut self.roused,
             roused_all: &mut self.roused_all,
             locals: &mut self.locals,
+            spent: self.time.spent,
             spun: self.spun,
             topic: &mut attached.topic,
         };

@@ -82,7 +82,7 @@ impl Runtime {
     /// Tells all front ends to take no more, and has everything that lanes hold back end or fail.
     /// The cores go on: devices can be suspended and removed.
     pub fn end(&self) {
-        self.cluster.post_all(|| Mail::End);
+        self.cluster.end();
     }
 
     /// Ends, waits for what is in flight (10 s at the most) and for the threads.
@@ -99,7 +99,7 @@ impl Runtime {
     #[must_use = "it says when the threads are over"]
     pub fn stop_within(self, limit: Duration) -> Stopping {
         let limit = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX / 2));
-        self.cluster.post_all(|| Mail::Stop(limit));
+        self.cluster.stop(limit);
         Stopping(self.threads)
     }
 }
@@ -119,6 +119,16 @@ impl Cluster {
     /// As [`Runtime::attach`], for those that hold the cluster only, such as a listener.
     pub fn attach(&self, core: CoreId, make: Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>) {
         self.post(core, Mail::Attach(make));
+    }
+
+    /// As [`Runtime::end`].
+    pub fn end(&self) {
+        self.post_all(|| Mail::End);
+    }
+
+    /// As [`Runtime::stop_within`], for those who know when the cores are over.
+    pub fn stop(&self, limit: Nanos) {
+        self.post_all(|| Mail::Stop(limit));
     }
 
     fn post_all(&self, mail: impl Fn() -> Mail) {

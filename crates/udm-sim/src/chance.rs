@@ -25,6 +25,8 @@ pub enum Stream {
     Disk,
     /// Who acts in the middle of another's turn.
     Between,
+    /// What the network and the ring of a core do.
+    Net,
 }
 
 /// A stream of draws.

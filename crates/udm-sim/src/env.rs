@@ -66,6 +66,32 @@ pub struct PathState {
     pub answered: bool,
 }
 
+impl PathState {
+    /// A healthy way to `disk`, with requests that take about `latency` ns.
+    #[must_use]
+    pub fn well(disk: usize, latency: u64) -> PathState {
+        PathState {
+            disk,
+            mode: Mode::Up,
+            latency,
+            patience: 1_000_000_000,
+            room: usize::MAX,
+            prompt: false,
+            released: 0,
+            lanes: 0,
+            served: Served::default(),
+            retried: false,
+            in_flight: 0,
+            barred: 0,
+            access: None,
+            failed: false,
+            fails: 0,
+            failed_in: 0,
+            answered: false,
+        }
+    }
+}
+
 /// What came back from a path since its multipath target was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {

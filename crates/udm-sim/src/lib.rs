@@ -13,6 +13,7 @@
 //! * `cores`, `env`, `disk`, `path`, `fate`, `effect`: what the code under test sees of it.
 //! * `blueprint`, `vary`, `tables`: what is built. `map`, `limits`: what that means.
 //! * `snap`: worlds of origins and their snapshots.
+//! * `nbd`: worlds of the NBD server and its clients.
 //! * `model`, `reads`, `excuse`, `cells`, `stamp`, `bad`, `log`: what must hold. `trace`: what
 //!   happened. `totals`: how much of it.
 #![forbid(unsafe_code)]
@@ -38,6 +39,7 @@ pub mod limits;
 pub mod log;
 pub mod map;
 pub mod model;
+pub mod nbd;
 mod outside;
 pub mod path;
 pub mod plan;

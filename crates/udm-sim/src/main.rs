@@ -4,6 +4,7 @@ use clap::Parser;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use udm_sim::nbd::{self, Counts};
 use udm_sim::totals::count;
 use udm_sim::{Class, Failure, Plan, Totals, Without, run, shrink};
 
@@ -43,6 +44,9 @@ struct Options {
     /// Measure: one healthy multipath device over this many paths, nothing else
     #[arg(long, value_name = "PATHS", value_parser = clap::value_parser!(u64).range(1..=16))]
     bench: Option<u64>,
+    /// Run the worlds of the NBD server and its clients
+    #[arg(long, conflicts_with = "bench")]
+    nbd: bool,
     /// Switch on a bug that was put in on purpose
     #[cfg(feature = "seeded-bugs")]
     #[arg(long, value_name = "NAME", value_parser = udm_dm::bugs::Bug::find)]
@@ -65,28 +69,98 @@ fn minutes(word: &str) -> Result<Duration, String> {
     }
 }
 
+/// What was covered.
+enum Covered {
+    Targets(Box<Totals>),
+    Nbd(Box<Counts>),
+}
+
+impl Covered {
+    fn none(options: &Options) -> Covered {
+        if options.nbd { Covered::Nbd(Box::default()) } else { Covered::Targets(Box::default()) }
+    }
+
+    /// Runs `plan`, and adds what it covered. The hash of its events.
+    fn run(&mut self, plan: &Plan) -> Result<u64, Box<Failure>> {
+        match self {
+            Covered::Targets(all) => run::run(plan).map(|clean| {
+                all.add(&clean.totals);
+                clean.hash
+            }),
+            Covered::Nbd(all) => nbd::run(plan).map(|counts| {
+                all.add(&counts);
+                counts.hash
+            }),
+        }
+    }
+
+    fn shrink(&self, failure: Failure) -> Failure {
+        match self {
+            Covered::Targets(_) => shrink(failure),
+            Covered::Nbd(_) => run::shrink_by(failure, &|plan| nbd::run(plan).map(drop)),
+        }
+    }
+
+    fn steps(&self) -> u64 {
+        match self {
+            Covered::Targets(t) => t.steps,
+            Covered::Nbd(c) => c.steps,
+        }
+    }
+
+    fn requests(&self) -> u64 {
+        match self {
+            Covered::Targets(t) => t.all_requests(),
+            Covered::Nbd(c) => c.all_requests(),
+        }
+    }
+
+    fn simulated(&self) -> u64 {
+        match self {
+            Covered::Targets(t) => t.simulated,
+            Covered::Nbd(c) => c.simulated,
+        }
+    }
+
+    fn nothing(&self) -> Option<&'static str> {
+        match self {
+            Covered::Targets(t) => t.nothing(),
+            Covered::Nbd(c) => c.nothing(),
+        }
+    }
+
+    fn missed(&self, without: Without) -> Vec<&'static str> {
+        match self {
+            Covered::Targets(t) => t.missed(without),
+            Covered::Nbd(c) => c.missed(without),
+        }
+    }
+
+    fn coverage(&self) -> String {
+        match self {
+            Covered::Targets(t) => t.coverage(),
+            Covered::Nbd(c) => c.coverage(),
+        }
+    }
+}
+
 /// What was done so far.
 struct Tally {
     seeds: u64,
-    totals: Totals,
+    covered: Covered,
     began: Instant,
     shown: Option<Instant>,
 }
 
 impl Tally {
-    fn add(&mut self, totals: &Totals) {
-        self.seeds += 1;
-        self.totals.add(totals);
-    }
-
     fn line(&self) -> String {
-        let (s, t) = (self.seeds, &self.totals);
-        let hours = t.simulated as f64 / 3.6e12;
+        let (s, t) = (self.seeds, &self.covered);
+        let hours = t.simulated() as f64 / 3.6e12;
         let seeds = if s == 1 { "1 seed".to_string() } else { format!("{s} seeds") };
         format!(
             "{seeds}, {} steps, {} requests, {hours:.1} simulated hours",
-            count(t.steps),
-            count(t.all_requests())
+            count(t.steps()),
+            count(t.requests())
         )
     }
 
@@ -104,7 +178,7 @@ impl Tally {
         let speed = format!(
             "{:.1} seeds/s, {} requests/s",
             self.seeds as f64 / seconds,
-            count((self.totals.all_requests() as f64 / seconds) as u64)
+            count((self.covered.requests() as f64 / seconds) as u64)
         );
         let (start, end) = if terminal { ("\r\x1b[K", "") } else { ("", "\n") };
         say(&mut std::io::stderr(), format_args!("{start}{}, {speed}{end}", self.line()));
@@ -166,7 +240,7 @@ fn simulate(options: &Options) -> ExitCode {
         (None, None) => 1..=100,
     };
     let open_ended = options.seed.is_none() && options.seeds.is_none();
-    let mut tally = Tally { seeds: 0, totals: Totals::default(), began: Instant::now(), shown: None };
+    let mut tally = Tally { seeds: 0, covered: Covered::none(options), began: Instant::now(), shown: None };
     let mut hash = None;
     for seed in seeds {
         if options.minutes.is_some_and(|m| tally.began.elapsed() >= m) {
@@ -181,10 +255,10 @@ fn simulate(options: &Options) -> ExitCode {
             say(&mut std::io::stdout(), format_args!("{}: not all were run\n", tally.line()));
             return ExitCode::FAILURE;
         }
-        match run::run(&plan(options, seed)) {
-            Ok(clean) => {
-                tally.add(&clean.totals);
-                hash = Some(clean.hash);
+        match tally.covered.run(&plan(options, seed)) {
+            Ok(of_seed) => {
+                tally.seeds += 1;
+                hash = Some(of_seed);
             }
             Err(failure) => {
                 tally.clear();
@@ -201,7 +275,7 @@ fn simulate(options: &Options) -> ExitCode {
 /// Says what was covered and what that is worth. Runs that covered nothing are a failure: they look
 /// like clean ones otherwise.
 fn verdict(tally: &Tally, hash: Option<u64>, options: &Options) -> ExitCode {
-    let t = &tally.totals;
+    let t = &tally.covered;
     let nothing = t.nothing();
     let left_out: Vec<&str> = options.without.iter().map(|class| class.name()).collect();
     let verdict = match nothing {
@@ -215,7 +289,7 @@ fn verdict(tally: &Tally, hash: Option<u64>, options: &Options) -> ExitCode {
         (missed, None) if !missed.is_empty() => format!("never came: {}\n", missed.join(", ")),
         _ => String::new(),
     };
-    let rate = (t.all_requests() as f64 / tally.began.elapsed().as_secs_f64()) as u64;
+    let rate = (t.requests() as f64 / tally.began.elapsed().as_secs_f64()) as u64;
     let mut out = std::io::stdout();
     say(
         &mut out,
@@ -230,7 +304,8 @@ fn verdict(tally: &Tally, hash: Option<u64>, options: &Options) -> ExitCode {
 fn report(failure: Failure, options: &Options, tally: &Tally) {
     let mut out = std::io::stdout();
     let first = failure.clone();
-    let small = if options.no_shrink { failure } else { shrink(failure) };
+    let kind = if options.nbd { "--nbd " } else { "" };
+    let small = if options.no_shrink { failure } else { tally.covered.shrink(failure) };
     for line in &small.trace {
         say(&mut out, format_args!("{line}\n"));
     }
@@ -243,12 +318,12 @@ fn report(failure: Failure, options: &Options, tally: &Tally) {
             env!("UDM_REVISION")
         ),
     );
-    say(&mut out, format_args!("  {}\n  replay: udm-sim {}\n", first.what, first.plan.options()));
+    say(&mut out, format_args!("  {}\n  replay: udm-sim {kind}{}\n", first.what, first.plan.options()));
     if small.plan != first.plan {
         say(
             &mut out,
             format_args!(
-                "smaller, with the trace above:\n  {}\n  replay: udm-sim {}\n",
+                "smaller, with the trace above:\n  {}\n  replay: udm-sim {kind}{}\n",
                 small.what,
                 small.plan.options()
             ),

@@ -59,11 +59,21 @@ pub enum Class {
     Wild,
     /// Cores that act in the middle of another's turn. For builds with the feature `interleave`.
     Between,
+    /// Reads and writes of connections that are cut short.
+    Cuts,
+    /// Operations on connections that fail, and clients that are gone without a word.
+    Lost,
+    /// Clients that neither read nor write for a while.
+    Stalls,
+    /// Clients that send nonsense.
+    Nonsense,
+    /// Clients that go on on other cores.
+    Moves,
 }
 
 impl Class {
     /// Every class.
-    pub const ALL: [Class; 26] = [
+    pub const ALL: [Class; 31] = [
         Class::Crash,
         Class::Remove,
         Class::Paths,
@@ -90,6 +100,11 @@ impl Class {
         Class::Late,
         Class::Wild,
         Class::Between,
+        Class::Cuts,
+        Class::Lost,
+        Class::Stalls,
+        Class::Nonsense,
+        Class::Moves,
     ];
 
     /// Its name on the command line.
@@ -122,6 +137,11 @@ impl Class {
             Class::Late => "late",
             Class::Wild => "wild",
             Class::Between => "between",
+            Class::Cuts => "cuts",
+            Class::Lost => "lost",
+            Class::Stalls => "stalls",
+            Class::Nonsense => "nonsense",
+            Class::Moves => "moves",
         }
     }
 }

@@ -107,6 +107,12 @@ const TRIES_MAX: usize = 64;
 /// requests in flight, fewer steps. Returns the smallest, which may be the one given.
 #[must_use]
 pub fn shrink(failure: Failure) -> Failure {
+    shrink_by(failure, &|plan| run(plan).map(drop))
+}
+
+/// The same for worlds that `run` runs.
+#[must_use]
+pub fn shrink_by(failure: Failure, run: &dyn Fn(&Plan) -> Result<(), Box<Failure>>) -> Failure {
     let mut best = failure;
     let mut tries = 0;
     let mut try_one = |best: &mut Failure, change: &dyn Fn(&mut Plan)| -> bool {
@@ -121,7 +127,7 @@ pub fn shrink(failure: Failure) -> Failure {
                 *best = *smaller;
                 true
             }
-            Ok(_) => false,
+            Ok(()) => false,
         }
     };
     // All at once first, then one by one.

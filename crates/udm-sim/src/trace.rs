@@ -22,6 +22,14 @@ pub enum Kind {
     Jump,
     /// Something the control side did, in words.
     Control,
+    /// A core of the server has had a turn: when it wants the next.
+    Turn,
+    /// Bytes of a connection: connection, received, sent.
+    Bytes,
+    /// A client asks: request, connection, command and flags, range in bytes.
+    Asks,
+    /// A client is answered: request, connection, error.
+    Answered,
 }
 
 /// One thing that happened.
@@ -78,6 +86,15 @@ impl Event {
             Kind::PathOut => format!("    p{a} -> {} {}: {}", op(b), span(c), status(d)),
             Kind::Mail => format!("takes {a} commands"),
             Kind::Jump => format!("idle until {}", micros(a)),
+            Kind::Turn if a == u64::MAX => "turn, then it sleeps".to_string(),
+            Kind::Turn => format!("turn, the next at {}", micros(a)),
+            Kind::Bytes => format!("    connection {a}: {b} bytes received, {c} sent"),
+            Kind::Asks => {
+                let (number, flags) = (c >> 16, c & 0xffff);
+                let command = udm_wire::nbd::Command::from_number(number as u16);
+                format!("connection {b} asks {a}: {command:?} {} with flags {flags:#x}", span(d))
+            }
+            Kind::Answered => format!("connection {b} is answered {a}: {c}"),
             Kind::Control => self.text.as_deref().unwrap_or_default().to_string(),
         };
         format!("{:>14} {who:<8} {what}", micros(self.at.0))

@@ -23,7 +23,10 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("udm-frontends", &["udm-buf", "udm-core", "udm-runtime", "udm-wire"]),
     ("udm-control", &["udm-backends", "udm-core", "udm-dm", "udm-frontends", "udm-targets", "udm-wire"]),
     ("udm-bench", &["udm-backends", "udm-buf", "udm-control", "udm-core", "udm-runtime", "udm-wire"]),
-    ("udm-sim", &["udm-core", "udm-dm", "udm-targets", "udm-wire"]),
+    (
+        "udm-sim",
+        &["udm-buf", "udm-core", "udm-dm", "udm-frontends", "udm-runtime", "udm-targets", "udm-wire"],
+    ),
     // Test support: it sees all that it tests, and no crate sees it.
     (
         "udm-conformance",

@@ -90,17 +90,7 @@ impl NbdServer {
                 Kind::Tcp(address) => Bound::Tcp(*address),
             })
             .collect();
-        let shared = Arc::new(Shared {
-            cluster: cluster.clone(),
-            surveyor: Surveyor::start()?,
-            exports,
-            options: options.within(descriptors()),
-            counters: Counters::new(cluster.len()),
-            door: Mutex::default(),
-            stopping: AtomicBool::new(false),
-            accept_errors: AtomicUsize::new(0),
-            bell: eventfd(0, EventfdFlags::CLOEXEC)?,
-        });
+        let shared = Shared::new(cluster, Surveyor::start()?, exports, options.within(descriptors()))?;
         let thread = if listeners.is_empty() {
             None
         } else {
@@ -109,6 +99,32 @@ impl NbdServer {
             Some(std::thread::Builder::new().name(name).spawn(move || shared.accept_loop(&listeners))?)
         };
         Ok(NbdServer { shared, bound, thread })
+    }
+
+    /// A server for a world that is made up: it listens nowhere and has no thread. Whoever steps
+    /// its cores has its surveys done ([`NbdServer::survey`]).
+    ///
+    /// # Errors
+    /// When an eventfd can't be had.
+    pub fn stepped(
+        cluster: &Arc<Cluster>,
+        exports: Arc<Exports>,
+        options: ServerOptions,
+    ) -> io::Result<NbdServer> {
+        let shared = Shared::new(cluster, Surveyor::ByHand(Arc::default()), exports, options)?;
+        Ok(NbdServer { shared, bound: Vec::new(), thread: None })
+    }
+
+    /// Surveys of a stepped server that wait to be done.
+    #[must_use]
+    pub fn surveys(&self) -> usize {
+        self.shared.surveyor.waiting()
+    }
+
+    /// Does the `nth` survey of a stepped server; or gives it up, as where there is no room, when
+    /// `asks` is false.
+    pub fn survey(&self, nth: usize, asks: bool) {
+        self.shared.surveyor.do_one(nth, asks);
     }
 
     /// Where it listens, in the order of `listen`.
@@ -168,6 +184,25 @@ impl Drop for NbdServer {
 }
 
 impl Shared {
+    fn new(
+        cluster: &Arc<Cluster>,
+        surveyor: Surveyor,
+        exports: Arc<Exports>,
+        options: ServerOptions,
+    ) -> io::Result<Arc<Shared>> {
+        Ok(Arc::new(Shared {
+            cluster: cluster.clone(),
+            surveyor,
+            exports,
+            options,
+            counters: Counters::new(cluster.len()),
+            door: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            accept_errors: AtomicUsize::new(0),
+            bell: eventfd(0, EventfdFlags::CLOEXEC)?,
+        }))
+    }
+
     /// Sleeps until somebody connects or the bell rings.
     fn accept_loop(&self, listeners: &[Listener]) {
         let mut fds: Vec<PollFd<'_>> = listeners.iter().map(|l| PollFd::new(&l.fd, PollFlags::IN)).collect();

@@ -11,7 +11,7 @@ use super::contexts::{Context, Run};
 use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use udm_core::{CoreId, Device, DeviceId, Sector, Sectors};
 use udm_runtime::Cluster;
@@ -70,21 +70,53 @@ impl Drop for Survey {
 
 /// Takes surveys in. It never blocks, and ends with its last clone.
 #[derive(Clone)]
-pub(super) struct Surveyor(SyncSender<Survey>);
+pub(super) enum Surveyor {
+    /// A thread deals them out.
+    Thread(SyncSender<Survey>),
+    /// They wait until somebody has one done, in a world that is made up.
+    ByHand(Arc<Mutex<Vec<Survey>>>),
+}
 
 impl Surveyor {
     /// Starts the thread that deals surveys out.
     pub(super) fn start() -> io::Result<Surveyor> {
         let (sender, surveys) = sync_channel(QUEUE_MAX);
         std::thread::Builder::new().name("udm-nbd-survey".to_owned()).spawn(move || deal(&surveys))?;
-        Ok(Surveyor(sender))
+        Ok(Surveyor::Thread(sender))
     }
 
     /// Has a device asked.
     pub(super) fn ask(&self, survey: Survey) {
-        // What is handed back is dropped, and so answered.
-        let _ = self.0.try_send(survey);
+        match self {
+            // What is handed back is dropped, and so answered.
+            Surveyor::Thread(surveys) => drop(surveys.try_send(survey)),
+            Surveyor::ByHand(surveys) => lock(surveys).push(survey),
+        }
     }
+
+    /// How many wait to be done by hand.
+    pub(super) fn waiting(&self) -> usize {
+        match self {
+            Surveyor::Thread(_) => 0,
+            Surveyor::ByHand(surveys) => lock(surveys).len(),
+        }
+    }
+
+    /// Does the survey that is `nth` in the order of those that wait; or drops it, as one that
+    /// found no place.
+    pub(super) fn do_one(&self, nth: usize, asks: bool) {
+        let Surveyor::ByHand(surveys) = self else { return };
+        let mut surveys = lock(surveys);
+        let survey = (nth < surveys.len()).then(|| surveys.remove(nth));
+        drop(surveys);
+        if let Some(survey) = survey.filter(|_| asks) {
+            survey.ask();
+        }
+    }
+}
+
+fn lock(surveys: &Mutex<Vec<Survey>>) -> MutexGuard<'_, Vec<Survey>> {
+    surveys.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A device's thread, as the dealer sees it.

@@ -118,7 +118,7 @@ fn a_stop_waits_for_a_deaf_client_only_so_long() {
     for _ in 0..4 {
         c.send(Command::Read, CommandFlags::empty(), 0, 8 << 20, &[]);
     }
-    world.wait_for("all is under way", |s| s.in_flight == 4);
+    world.wait_for("all is under way", |s| s.in_flight + s.requests == 4);
     world.end();
     assert!(c.is_at_end());
 }

@@ -5,13 +5,16 @@
 //! orphans its operations: their memory is freed when they end, not before. Operations may end in
 //! any order. The ring enters the kernel once a turn ([`Ring::enter`]), for all users together.
 
+mod made;
 pub(crate) mod missing;
 mod op;
 mod sys;
 
+pub use made::{Finished, MadeKernel};
 pub use op::{Done, RingOp};
 
 use crate::inbox::Inbox;
+use made::Kernel;
 use slab::Slab;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use sys::{Completion, Entry, Uring};
+use sys::{Completion, Entry};
 use udm_core::{Buf, Cx, Segments, errno};
 
 /// The longest send in bytes that is first tried without waiting for room. A socket has room for so
@@ -36,7 +39,7 @@ const ENTRIES: u32 = 512;
 pub struct Ring(Rc<RefCell<Inner>>);
 
 struct Inner {
-    uring: Uring,
+    kernel: Kernel,
     entries: Slab<InFlight>,
     users: Slab<UserState>,
     /// Clients that got completions since the reactor last looked.
@@ -83,8 +86,17 @@ impl Ring {
     /// # Errors
     /// When the kernel has no io_uring, or does not let this process have one.
     pub(crate) fn new() -> io::Result<Ring> {
-        Ok(Ring(Rc::new(RefCell::new(Inner {
-            uring: Uring::new(ENTRIES)?,
+        Kernel::new().map(Ring::over)
+    }
+
+    /// A ring whose operations `kernel` runs, with a submission queue of `room` entries.
+    pub(crate) fn made(kernel: Box<dyn MadeKernel>, room: usize) -> Ring {
+        Ring::over(Kernel::made(kernel, room))
+    }
+
+    fn over(kernel: Kernel) -> Ring {
+        Ring(Rc::new(RefCell::new(Inner {
+            kernel,
             entries: Slab::with_capacity(ENTRIES as usize),
             users: Slab::new(),
             ready: Vec::new(),
@@ -93,7 +105,7 @@ impl Ring {
             completions: Vec::new(),
             quick: Vec::new(),
             fresh: false,
-        }))))
+        })))
     }
 
     /// The ring of the core that `cx` belongs to; `None` in a world without one.
@@ -112,12 +124,12 @@ impl Ring {
     /// True when something is to be submitted or reaped: a turn must enter or look.
     pub(crate) fn has_work(&self) -> bool {
         let mut inner = self.0.borrow_mut();
-        inner.uring.has_submissions() || !inner.backlog.is_empty() || inner.uring.has_completions()
+        inner.kernel.has_submissions() || !inner.backlog.is_empty() || inner.kernel.has_completions()
     }
 
     /// True when something is to be reaped.
     pub(crate) fn has_completions(&self) -> bool {
-        self.0.borrow_mut().uring.has_completions()
+        self.0.borrow_mut().kernel.has_completions()
     }
 
     /// True when somebody goes on as soon as a send that is queued has left. The kernel says
@@ -137,15 +149,22 @@ impl Ring {
     pub(crate) fn enter(&self) {
         let mut inner = self.0.borrow_mut();
         inner.flush_backlog();
-        inner.uring.submit();
+        inner.kernel.submit();
         inner.reap();
+    }
+
+    /// Submits what is queued, and takes nothing in.
+    pub(crate) fn submit(&self) {
+        let mut inner = self.0.borrow_mut();
+        inner.flush_backlog();
+        inner.kernel.submit();
     }
 
     /// Submits, then sleeps until something finishes or `timeout` is over.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
         let mut inner = self.0.borrow_mut();
         inner.flush_backlog();
-        inner.uring.wait(timeout);
+        inner.kernel.wait(timeout);
         inner.reap();
     }
 
@@ -167,7 +186,7 @@ impl Inner {
         let mut entry = self.spare.pop().unwrap_or_default();
         entry.fill(op);
         self.users[user].in_flight += 1;
-        let quick = self.uring.knows_quick() && entry.is_send() && entry.bytes() <= QUICK_MAX;
+        let quick = self.kernel.knows_quick() && entry.is_send() && entry.bytes() <= QUICK_MAX;
         let key = self.entries.insert(InFlight { user, tag, entry, quick });
         if !self.backlog.is_empty() || !self.queue(key) {
             self.backlog.push_back(key);
@@ -177,7 +196,7 @@ impl Inner {
     /// Puts an operation into the submission queue, if there is room.
     fn queue(&mut self, key: usize) -> bool {
         let op = &mut self.entries[key];
-        let queued = self.uring.push(&mut op.entry, key as u64, op.quick);
+        let queued = self.kernel.push(&mut op.entry, key as u64, op.quick);
         if queued && op.quick {
             self.quick.push(key);
         }
@@ -192,9 +211,9 @@ impl Inner {
                 self.backlog.remove(at);
                 self.fresh = true;
                 self.finished(key, -errno::ECANCELED);
-            } else if !self.uring.push_cancel(key as u64) {
-                self.uring.submit();
-                self.uring.push_cancel(key as u64);
+            } else if !self.kernel.push_cancel(key as u64) {
+                self.kernel.submit();
+                self.kernel.push_cancel(key as u64);
             }
         }
     }
@@ -202,7 +221,7 @@ impl Inner {
     fn flush_backlog(&mut self) {
         while let Some(&key) = self.backlog.front() {
             if !self.queue(key) {
-                self.uring.submit();
+                self.kernel.submit();
                 if !self.queue(key) {
                     return;
                 }
@@ -214,8 +233,8 @@ impl Inner {
     /// Takes in what has finished.
     fn reap(&mut self) {
         // Asked before, so that no failure is overlooked.
-        let settled = self.uring.is_settled();
-        self.uring.completions(&mut self.completions);
+        let settled = self.kernel.is_settled();
+        self.kernel.completions(&mut self.entries, &mut self.completions);
         let mut completions = std::mem::take(&mut self.completions);
         for c in completions.drain(..) {
             self.fresh = true;
@@ -283,17 +302,19 @@ impl Drop for Inner {
         for key in self.backlog.drain(..) {
             self.entries.remove(key);
         }
-        self.uring.submit();
-        self.uring.cancel_all();
+        self.kernel.submit();
+        if !self.kernel.cancel_all() {
+            return;
+        }
         // Only what the kernel has seen must be waited for. A file system that hangs must not hang
         // the exit: after the bound the memory is leaked, so that a late completion writes into
         // nobody's memory.
         for _ in 0..500 {
-            self.uring.completions(&mut self.completions);
+            self.kernel.completions(&mut self.entries, &mut self.completions);
             for c in self.completions.drain(..) {
                 self.entries.try_remove(c.user_data as usize);
             }
-            if self.uring.is_settled() {
+            if self.kernel.is_settled() {
                 for key in self.quick.drain(..) {
                     self.entries.try_remove(key);
                 }
@@ -301,7 +322,7 @@ impl Drop for Inner {
             if self.entries.is_empty() {
                 return;
             }
-            self.uring.wait(Some(Duration::from_millis(10)));
+            self.kernel.wait(Some(Duration::from_millis(10)));
         }
         Box::leak(Box::new(std::mem::take(&mut self.entries)));
     }

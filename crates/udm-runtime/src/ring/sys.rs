@@ -72,6 +72,16 @@ impl Entry {
         }
     }
 
+    /// Lets go of the operation, for a kernel that is made up and takes it with its memory.
+    pub(super) fn lend(&mut self) -> Option<RingOp> {
+        self.op.take()
+    }
+
+    /// Takes the operation back.
+    pub(super) fn give_back(&mut self, op: RingOp) {
+        self.op = Some(op);
+    }
+
     /// True for what can be tried without waiting, with nothing to say when it worked.
     pub(super) fn is_send(&self) -> bool {
         matches!(self.op, Some(RingOp::Send { .. }))

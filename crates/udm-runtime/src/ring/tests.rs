@@ -140,7 +140,7 @@ fn a_send_that_leaves_at_once_needs_no_completion() {
     let user = ring.user();
     let (a, b) = pair();
     user.push(1, RingOp::Send { fd: a, data: text("hello") });
-    assert!(!ring.0.borrow().uring.knows_quick() || ring.is_awaited(), "nobody said that it may wait");
+    assert!(!ring.0.borrow().kernel.knows_quick() || ring.is_awaited(), "nobody said that it may wait");
     user.set_patient(true);
     assert!(!ring.is_awaited());
     let mut out = Vec::new();

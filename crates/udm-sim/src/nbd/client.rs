@@ -1,0 +1,422 @@
+//! A simulated client: it writes and reads its streams in parts, at its own pace, shakes hands,
+//! asks, and checks each answer.
+
+use super::model::{Asked, Excuses, Model};
+use super::net::Net;
+use super::shake::{Shaken, Shaking};
+use crate::chance::Chance;
+use crate::model::Wrong;
+use crate::trace::{Kind, range};
+use std::collections::BTreeMap;
+use udm_core::Nanos;
+use udm_wire::nbd::{
+    Chunk, ChunkHeader, Command, CommandFlags, ExportFlags, ReplyHeader, Request, SimpleReply,
+};
+
+/// Bytes that the network takes of a client before the server has received any.
+const UP_MAX: usize = 256 << 10;
+
+/// How a client goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Farewell {
+    /// It says so, and waits for its answers.
+    Disconnect,
+    /// It sends no more, and waits for its answers.
+    HalfClose,
+    /// It is gone.
+    Cut,
+    /// It sent what is no request.
+    Nonsense,
+}
+
+/// What a client is like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Manner {
+    /// Requests it has under way at the most.
+    pub(super) depth: usize,
+    /// Between two of its turns, in ns.
+    pub(super) pause: u64,
+    /// Bytes of a request that it sends at a time, at the most.
+    pub(super) piece: u64,
+    /// Bytes that it reads at a time, at the most.
+    pub(super) sip: u64,
+    /// It stops reading and writing in one turn of so many; 0 for never.
+    pub(super) stalls: u64,
+    /// Its longest request in bytes.
+    pub(super) longest: u64,
+    /// Of 100 requests that read or write, so many read.
+    pub(super) reads: u64,
+}
+
+/// What is agreed on with the server.
+pub(super) struct Agreed {
+    pub(super) device: usize,
+    pub(super) flags: ExportFlags,
+    pub(super) structured: bool,
+    /// The number of `base:allocation`, when it was chosen.
+    pub(super) context: Option<u32>,
+}
+
+pub(super) enum State {
+    Shaking(Box<Shaking>),
+    Served(Agreed),
+    /// Nothing more comes.
+    Over,
+}
+
+/// See the module's documentation.
+pub(super) struct Client {
+    pub(super) link: usize,
+    pub(super) state: State,
+    pub(super) manner: Manner,
+    /// Bytes to send, and bytes that came.
+    pub(super) out: Vec<u8>,
+    pub(super) input: Vec<u8>,
+    pub(super) asked: BTreeMap<u64, Asked>,
+    cookies: u64,
+    pub(super) farewell: Option<Farewell>,
+    /// It does nothing before this.
+    pub(super) next: Nanos,
+    /// It has kept the server waiting, which may have closed it for that.
+    pub(super) stalled: bool,
+    /// Where the next read of all stands, while everything is read back.
+    pub(super) check: Option<u64>,
+}
+
+/// What a client finds around it.
+pub(super) struct Around<'a> {
+    pub(super) net: &'a mut Net,
+    pub(super) model: &'a mut Model,
+    pub(super) chance: &'a mut Chance,
+    pub(super) step: u64,
+    pub(super) now: Nanos,
+    pub(super) excuses: Excuses,
+    /// What happened, for the trace.
+    pub(super) events: Vec<(Kind, [u64; 4])>,
+    /// Devices of the exports.
+    pub(super) exports: &'a [(usize, bool)],
+}
+
+impl Client {
+    pub(super) fn new(link: usize, manner: Manner, shaking: Shaking, now: Nanos) -> Client {
+        Client {
+            link,
+            state: State::Shaking(Box::new(shaking)),
+            manner,
+            out: Vec::new(),
+            input: Vec::new(),
+            asked: BTreeMap::new(),
+            cookies: 0,
+            farewell: None,
+            next: now,
+            stalled: false,
+            check: None,
+        }
+    }
+
+    /// True when it waits for answers and has nothing to send.
+    pub(super) fn is_through(&self) -> bool {
+        self.asked.is_empty() && self.out.is_empty() && self.check.is_none()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.state, State::Over)
+    }
+
+    /// It is one that stops in the middle of its handshake.
+    pub(super) fn is_silent(&self) -> bool {
+        matches!(&self.state, State::Shaking(shaking) if shaking.falls_silent)
+    }
+
+    pub(super) fn is_served(&self) -> bool {
+        matches!(self.state, State::Served(_))
+    }
+
+    /// Could it do something without being asked to?
+    pub(super) fn has_to_do(&self, net: &Net) -> bool {
+        let link = &net.links[self.link];
+        let closed = link.is_gone() || self.farewell == Some(Farewell::Cut);
+        let writes = !self.out.is_empty() && link.up.len() < UP_MAX;
+        !self.is_over() && (writes || !link.down.is_empty() || closed)
+    }
+
+    /// Sends a part of what waits.
+    pub(super) fn write(&mut self, around: &mut Around<'_>) {
+        let room = UP_MAX.saturating_sub(around.net.links[self.link].up.len());
+        let most = self.out.len().min(room) as u64;
+        if most == 0 {
+            return;
+        }
+        let n = if around.net.is_cutting() {
+            around.chance.between(1, most.min(self.manner.piece))
+        } else {
+            most
+        };
+        let link = &mut around.net.links[self.link];
+        link.up.extend(self.out.drain(..n as usize));
+    }
+
+    /// Reads a part of what is there, and looks at what is whole.
+    pub(super) fn read(&mut self, around: &mut Around<'_>) -> Result<(), Wrong> {
+        let there = around.net.links[self.link].down.len() as u64;
+        if there > 0 {
+            let n = if around.net.is_cutting() {
+                around.chance.between(1, there.min(self.manner.sip))
+            } else {
+                there
+            };
+            self.input.extend(around.net.links[self.link].down.drain(..n as usize));
+        }
+        loop {
+            let before = self.input.len();
+            match &mut self.state {
+                State::Shaking(shaking) => {
+                    let shaken = shaking.step(&mut self.input, &mut self.out, around)?;
+                    match shaken {
+                        Shaken::Waits => {}
+                        Shaken::Begins(agreed) => self.state = State::Served(agreed),
+                        Shaken::Over => {
+                            self.state = State::Over;
+                            around.net.leave(self.link, false, false);
+                        }
+                    }
+                }
+                State::Served(_) => self.reply(around)?,
+                State::Over => return Ok(()),
+            }
+            if self.input.len() == before {
+                break;
+            }
+        }
+        let link = &around.net.links[self.link];
+        if link.is_gone() && link.down.is_empty() && !self.is_over() {
+            return self.closed(around);
+        }
+        Ok(())
+    }
+
+    /// The server has closed the connection.
+    fn closed(&mut self, around: &mut Around<'_>) -> Result<(), Wrong> {
+        let who = self.link;
+        let faulty = around.net.links[who].faulty || self.stalled || around.excuses.ending;
+        let polite = matches!(self.farewell, Some(Farewell::Disconnect | Farewell::HalfClose));
+        let nonsense = self.farewell == Some(Farewell::Nonsense);
+        let agreed = nonsense || (polite && self.out.is_empty());
+        if !faulty && !agreed {
+            return Err(format!("the server closed connection {who}, and nothing was wrong with it"));
+        }
+        if !faulty && polite && (!self.asked.is_empty() || !self.input.is_empty()) {
+            let (n, rest) = (self.asked.len(), self.input.len());
+            return Err(format!(
+                "the server closed connection {who} with {n} requests unanswered and {rest} bytes of an answer"
+            ));
+        }
+        self.end(around, false, false);
+        Ok(())
+    }
+
+    /// It is over for this client.
+    pub(super) fn end(&mut self, around: &mut Around<'_>, quietly: bool, broken: bool) {
+        for (_, asked) in std::mem::take(&mut self.asked) {
+            around.model.lose(&asked);
+        }
+        self.out.clear();
+        self.input.clear();
+        self.check = None;
+        self.state = State::Over;
+        around.net.leave(self.link, quietly, broken);
+    }
+
+    /// Takes one reply off the input, if it is whole.
+    fn reply(&mut self, around: &mut Around<'_>) -> Result<(), Wrong> {
+        let State::Served(Agreed { structured, context, .. }) = &self.state else { return Ok(()) };
+        let (structured, context, who) = (*structured, *context, self.link);
+        let mut input = &self.input[..];
+        let header = ReplyHeader::decode(&mut input).map_err(|e| format!("connection {who}: {e}"))?;
+        let Some(header) = header else { return Ok(()) };
+        let cookie = match header {
+            ReplyHeader::Simple(simple) => simple.cookie,
+            ReplyHeader::Chunk(chunk) => chunk.cookie,
+        };
+        let Some(asked) = self.asked.get_mut(&cookie) else {
+            return Err(format!(
+                "connection {who}: an answer to {cookie}, which nobody asked, or a second one"
+            ));
+        };
+        let command = asked.request.command;
+        let ended = match header {
+            ReplyHeader::Simple(SimpleReply { error, .. }) => {
+                if structured && (command == Command::Read || command == Command::BlockStatus) {
+                    return Err(format!("connection {who}: a simple reply to a {command:?}"));
+                }
+                let len = if command == Command::Read && error == 0 { asked.request.len as usize } else { 0 };
+                let Some(data) = input.get(..len) else { return Ok(()) };
+                asked.data.resize(len.max(asked.data.len()), 0);
+                asked.data[..len].copy_from_slice(data);
+                asked.have = len;
+                input = &input[len..];
+                Some(error)
+            }
+            ReplyHeader::Chunk(chunk) => {
+                let Some(payload) = input.get(..chunk.len as usize) else { return Ok(()) };
+                if !structured {
+                    return Err(format!(
+                        "connection {who}: a chunk, and structured replies were not agreed on"
+                    ));
+                }
+                let ended = take_chunk(asked, chunk, payload, context)
+                    .map_err(|e| format!("connection {who}: {e}"))?;
+                input = &input[payload.len()..];
+                ended
+            }
+        };
+        let taken = self.input.len() - input.len();
+        self.input.drain(..taken);
+        if let Some(error) = ended
+            && let Some(asked) = self.asked.remove(&cookie)
+        {
+            around.events.push((Kind::Answered, [asked.id, self.link as u64, error.into(), 0]));
+            around
+                .model
+                .end(&asked, error, around.step, around.excuses)
+                .map_err(|e| format!("connection {who}: {e}"))?;
+        }
+        Ok(())
+    }
+
+    /// Asks for `request`; its cookie is given here.
+    pub(super) fn ask(&mut self, mut request: Request, around: &mut Around<'_>) {
+        let State::Served(agreed) = &self.state else { return };
+        self.cookies += 1 + around.chance.below(3);
+        request.cookie = self.cookies;
+        let (step, now, faults) = (around.step, around.now, around.excuses.faults);
+        let contexts = agreed.context.is_some();
+        let asked = around.model.begin(
+            agreed.device,
+            request,
+            agreed.flags,
+            agreed.structured,
+            contexts,
+            step,
+            now,
+            faults,
+        );
+        self.out.extend_from_slice(&request.encode());
+        if request.command == Command::Write {
+            self.out.extend_from_slice(&around.model.payload(&asked));
+        }
+        let op = u64::from(request.command.number()) << 16 | u64::from(request.flags.bits());
+        let args = [asked.id, self.link as u64, op, range(request.offset, request.len.into())];
+        around.events.push((Kind::Asks, args));
+        self.asked.insert(request.cookie, asked);
+    }
+
+    /// Draws a request.
+    pub(super) fn draw(
+        &mut self,
+        around: &mut Around<'_>,
+        trims: bool,
+        flushes: bool,
+        wild: bool,
+    ) -> Request {
+        let State::Served(agreed) = &self.state else { unreachable!("who asks is served") };
+        let (unit, disk) = (around.model.unit, &around.model.disks[agreed.device]);
+        let c = &mut *around.chance;
+        let read = c.below(100) < self.manner.reads;
+        let command = match c.below(100) {
+            0..6 if flushes => Command::Flush,
+            6..9 if trims && disk.discards => Command::Trim,
+            9..14 if trims => Command::WriteZeroes,
+            14..16 => Command::Cache,
+            16..20 if agreed.context.is_some() => Command::BlockStatus,
+            20 if wild => c.pick(&[Command::Other(9), Command::BlockStatus, Command::Trim]),
+            _ if read => Command::Read,
+            _ => Command::Write,
+        };
+        let writes = matches!(command, Command::Write | Command::WriteZeroes | Command::Trim);
+        let command = if writes && agreed.flags.contains(ExportFlags::READ_ONLY) && !wild {
+            Command::Read
+        } else {
+            command
+        };
+        let most = match c.below(16) {
+            0 => self.manner.longest,
+            1..5 => self.manner.longest / 16,
+            _ => 4 * unit,
+        };
+        let units = disk.size / unit;
+        let len = c.between(1, (most / unit).clamp(1, units));
+        let room = units - len;
+        let at = if c.one_in(3) { c.below(room + 1) } else { c.below(room.min(64) + 1) };
+        let mut request = Request {
+            flags: CommandFlags::empty(),
+            command,
+            cookie: 0,
+            offset: at * unit,
+            len: (len * unit) as u32,
+        };
+        if command == Command::Flush {
+            (request.offset, request.len) = (0, 0);
+        }
+        let flag = match command {
+            Command::Write | Command::WriteZeroes | Command::Trim if flushes && c.one_in(8) => {
+                CommandFlags::FUA
+            }
+            Command::WriteZeroes if c.one_in(3) => CommandFlags::NO_HOLE,
+            Command::WriteZeroes if c.one_in(3) => CommandFlags::FAST_ZERO,
+            Command::Read if agreed.structured && c.one_in(4) => CommandFlags::DF,
+            Command::BlockStatus if c.one_in(4) => CommandFlags::REQ_ONE,
+            _ => CommandFlags::empty(),
+        };
+        request.flags |= flag;
+        if wild && c.one_in(20) {
+            match c.below(4) {
+                0 => request.offset = disk.size - unit * c.below(2),
+                1 => request.offset = u64::MAX - c.below(1000),
+                2 => request.flags |= CommandFlags::PAYLOAD_LEN,
+                _ if command != Command::Write => request.len = 0,
+                _ => {}
+            }
+        }
+        request
+    }
+}
+
+/// Takes a chunk of the answer to `asked`. The error, or success, when it is the last.
+fn take_chunk(
+    asked: &mut Asked,
+    header: ChunkHeader,
+    payload: &[u8],
+    context: Option<u32>,
+) -> Result<Option<u32>, Wrong> {
+    let done = header.is_done();
+    let decoded = Chunk::decode(header, payload).map_err(|e| e.to_string())?;
+    let command = asked.request.command;
+    let mut error = 0;
+    match decoded {
+        Chunk::None => {}
+        Chunk::Data { offset, data } if command == Command::Read => {
+            put(asked, offset, data.len(), |to| to.copy_from_slice(data))?;
+        }
+        Chunk::Hole { offset, len } if command == Command::Read => put(asked, offset, len as usize, |_| {})?,
+        Chunk::BlockStatus { context: of, descriptors } if command == Command::BlockStatus => {
+            if Some(of) != context || asked.status.is_some() {
+                return Err(format!("a block status of context {of}, where {context:?} was agreed on"));
+            }
+            asked.status = Some(descriptors.iter().collect());
+        }
+        Chunk::Error { error: found, .. } => error = found,
+        other => return Err(format!("{other:?} in the answer to a {command:?}")),
+    }
+    Ok(done.then_some(error))
+}
+
+/// Puts `len` bytes of a read to `offset` of the export.
+fn put(asked: &mut Asked, offset: u64, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<(), Wrong> {
+    let start = offset.checked_sub(asked.request.offset).map(|start| start as usize);
+    let place = start.and_then(|start| asked.data.get_mut(start..start.checked_add(len)?));
+    let Some(place) = place else { return Err(format!("data at {offset}+{len}, which was not asked for")) };
+    fill(place);
+    asked.have += len;
+    Ok(())
+}

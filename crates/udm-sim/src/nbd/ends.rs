@@ -1,0 +1,276 @@
+//! Rests, power cuts, the end of the server, and what must be so then.
+
+use super::client::{Client, State};
+use super::world::World;
+use crate::disk::Disk;
+use crate::env::lock;
+use crate::model::Wrong;
+use crate::plan::Class;
+use udm_core::Nanos;
+
+/// How long the server is left alone at a rest: longer than it keeps anything for reuse, and than a
+/// core may be woken for a time that nobody waits for any more.
+const ALONE: Nanos = Nanos(40_000_000_000);
+
+/// Turns that a core may take meanwhile, for each connection.
+const TURNS_ALONE: u64 = 12;
+
+/// What a connection that does nothing keeps of memory, in bytes: the slab that it listens with,
+/// and room for headers.
+const KEPT: i64 = (256 + 64) << 10;
+
+impl World {
+    /// Takes all the steps of the plan, comes to rest, and takes everything apart.
+    pub(super) fn run(&mut self) -> Result<(), Wrong> {
+        while self.step < self.plan.steps {
+            self.one_step()?;
+            if self.step >= self.rest_at {
+                self.rest()?;
+                let crash = !self.plan.without.has(Class::Crash);
+                match self.control.below(6) {
+                    0 if crash => self.power_cut()?,
+                    1 => {
+                        self.end_server()?;
+                        self.boot()?;
+                    }
+                    _ => {}
+                }
+                self.rest_at = self.step + 200 + self.control.span(1500);
+            } else if !self.plan.without.has(Class::Crash) && self.control.one_in(3000) {
+                self.power_cut()?;
+            } else if self.control.one_in(6000) {
+                self.end_server()?;
+                self.boot()?;
+            }
+        }
+        self.rest()?;
+        self.everybody_leaves()?;
+        self.end_server()
+    }
+
+    /// Where all clients that are gone are gone for the server too, nothing of them can happen any
+    /// more.
+    pub(super) fn bury(&mut self) {
+        if self.model.has_lost() && self.is_rid() {
+            self.model.bury(self.step);
+        }
+    }
+
+    /// True when the server has no connection but those of clients that are there.
+    fn is_rid(&self) -> bool {
+        self.server.as_ref().is_none_or(|server| {
+            let stats = server.stats();
+            stats.connections == self.alive() && stats.orphans == 0
+        })
+    }
+
+    /// Ends all trouble, asks for nothing more, and goes on until nothing is in flight.
+    fn quiet(&mut self) -> Result<(), Wrong> {
+        self.resting = true;
+        lock(&self.env).calm = true;
+        self.net.borrow_mut().calm = true;
+        self.restores.clear();
+        (0..self.paths.len()).for_each(|p| self.restore(p));
+        let now = lock(&self.env).now;
+        self.resumes.iter_mut().for_each(|(at, _)| *at = now);
+        self.clients.iter_mut().for_each(|client| client.next = client.next.min(now));
+        for client in self.clients.iter_mut().filter(|client| client.is_silent()) {
+            let link = client.link;
+            client.state = State::Over;
+            self.net.borrow_mut().leave(link, false, false);
+        }
+        self.go_on_until("a rest", |world| {
+            let settled = |client: &Client| {
+                client.is_over() || (client.is_served() && client.is_through() && client.farewell.is_none())
+            };
+            let inside = lock(&world.env).paths.iter().any(|path| path.in_flight > 0);
+            let still = world.devices.iter().all(|device| device.change.is_none() && !device.suspended);
+            world.clients.iter().all(settled) && !inside && still && world.is_rid()
+        })?;
+        self.model.bury(self.step);
+        self.clients.retain(|client| !client.is_over());
+        Ok(())
+    }
+
+    /// Everything comes to its end, the server is left alone for a while, and all is read back.
+    fn rest(&mut self) -> Result<(), Wrong> {
+        self.say("a rest");
+        self.counts.rests += 1;
+        self.quiet()?;
+        self.leave_alone()?;
+        self.read_back()?;
+        self.resting = false;
+        lock(&self.env).calm = false;
+        self.net.borrow_mut().calm = false;
+        Ok(())
+    }
+
+    /// A server that has nothing to do sleeps, and gives back what it kept.
+    fn leave_alone(&mut self) -> Result<(), Wrong> {
+        let (from, until) = (self.turns, lock(&self.env).now + ALONE);
+        self.go_on_until("nothing", |world| {
+            let next = (0..world.cores.len()).map(|c| world.core_reason(c)).min();
+            next.is_none_or(|next| next > until)
+        })?;
+        let (turns, connections) = (self.turns - from, self.alive() as u64);
+        if turns > TURNS_ALONE * (connections + self.count as u64) {
+            return Err(format!("{turns} turns of cores with {connections} clients that do nothing"));
+        }
+        if let Some(c) = (0..self.cores.len()).find(|&c| self.core_reason(c) != Nanos::NEVER) {
+            let wake = self.core_reason(c).0;
+            return Err(format!("core {c} asks to be woken at {wake} ns, with nothing to do"));
+        }
+        let stats = self.server.as_ref().map(|server| server.stats()).unwrap_or_default();
+        if stats.in_flight > 0 {
+            return Err(format!("{} requests are in a server at rest", stats.in_flight));
+        }
+        let live = udm_buf::counted::live() - self.base;
+        let may = (connections as i64 + self.count as i64) * KEPT;
+        if live > may {
+            return Err(format!(
+                "a server at rest has {live} bytes for {connections} clients, and may have {may}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Reads every byte of every device, through a client of each.
+    fn read_back(&mut self) -> Result<(), Wrong> {
+        for device in 0..self.devices.len() {
+            let of_device = |client: &Client| matches!(&client.state, State::Served(a) if a.device == device);
+            let reader = match self.clients.iter().position(of_device) {
+                Some(i) => i,
+                None => self.reader(device)?,
+            };
+            self.clients[reader].check = Some(0);
+            self.go_on_until("the end of a read of all", |world| world.clients[reader].is_through())?;
+        }
+        Ok(())
+    }
+
+    fn reader(&mut self, device: usize) -> Result<usize, Wrong> {
+        let export = self.exports.iter().position(|(of, _)| *of == device).unwrap_or(0);
+        let reader = self.connect_to(export, true).ok_or("the server takes no client at a rest")?;
+        self.go_on_until("a client that is served", |world| world.clients[reader].is_served())?;
+        Ok(reader)
+    }
+
+    /// All clients go, each in its way; nothing is left of them.
+    fn everybody_leaves(&mut self) -> Result<(), Wrong> {
+        self.resting = true;
+        for client in &mut self.clients {
+            let (link, quietly) = (client.link, self.control.one_in(2));
+            match self.control.below(3) {
+                0 => self.net.borrow_mut().end_up(link),
+                _ => self.net.borrow_mut().leave(link, quietly, false),
+            }
+            client.state = State::Over;
+        }
+        self.go_on_until("the end of the last connection", World::is_rid)?;
+        self.clients.clear();
+        self.leave_alone()?;
+        let stats = self.server.as_ref().map(|server| server.stats()).unwrap_or_default();
+        if (stats.connections, stats.orphans, stats.handshakes) != (0, 0, 0) {
+            return Err(format!("all clients are gone, and the server has {stats:?}"));
+        }
+        if let Some(export) = self.list.all().iter().find(|export| export.users() > 0) {
+            return Err(format!("all clients are gone, and {} use {}", export.users(), export.name()));
+        }
+        self.check_lanes()?;
+        self.check_ring()
+    }
+
+    fn check_lanes(&self) -> Result<(), Wrong> {
+        let env = lock(&self.env);
+        match env.paths.iter().position(|path| path.lanes > 0) {
+            Some(p) => Err(format!("nobody is there, and {} lanes of p{p} are open", env.paths[p].lanes)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_ring(&self) -> Result<(), Wrong> {
+        let under_way: usize = self.cores.iter().map(|core| core.outside.borrow().under_way()).sum();
+        match under_way {
+            0 => Ok(()),
+            n => Err(format!("nobody is there, and {n} operations are under way in the rings")),
+        }
+    }
+
+    /// The power is cut: what was in caches is there or not; what was in flight is there, or not,
+    /// or in part. Everything is made again over the same disks.
+    fn power_cut(&mut self) -> Result<(), Wrong> {
+        self.counts.crashes += 1;
+        self.say("the power fails");
+        {
+            let mut env = lock(&self.env);
+            (env.crashes, env.dead) = (env.crashes + 1, true);
+            let crate::env::Env { disks, chance, .. } = &mut *env;
+            disks.iter_mut().for_each(|disk| disk.crash(chance));
+        }
+        self.dead = true;
+        for client in &mut self.clients {
+            client.asked.clear();
+            client.out.clear();
+            client.state = State::Over;
+            self.net.borrow_mut().leave(client.link, false, true);
+        }
+        self.model.crash(self.step);
+        self.restores.clear();
+        (0..self.paths.len()).for_each(|p| self.restore(p));
+        self.end_server()?;
+        let mut env = lock(&self.env);
+        env.disks.iter_mut().for_each(Disk::start);
+        env.dead = false;
+        drop(env);
+        self.dead = false;
+        self.say("the power is back");
+        self.boot()?;
+        let calm = std::mem::replace(&mut lock(&self.env).calm, true);
+        self.net.borrow_mut().calm = true;
+        self.resting = true;
+        self.read_back()?;
+        self.resting = false;
+        lock(&self.env).calm = calm;
+        self.net.borrow_mut().calm = calm;
+        Ok(())
+    }
+
+    /// The server ends in good order: what is in flight is answered, the cores leave, and nothing
+    /// is left.
+    pub(super) fn end_server(&mut self) -> Result<(), Wrong> {
+        self.counts.ends += 1;
+        self.say("the server ends");
+        let moves = self.server.as_ref().map_or(0, |server| server.stats().moves);
+        self.counts.moves += moves;
+        (self.ending, self.resting) = (true, true);
+        self.restores.clear();
+        (0..self.paths.len()).for_each(|p| self.restore(p));
+        let now = lock(&self.env).now;
+        self.clients.iter_mut().for_each(|client| client.next = client.next.min(now));
+        self.set_turn(None);
+        self.cluster.end();
+        // What a device that is suspended holds back fails; those that change come to their end.
+        self.go_on_until("the end of changes", |world| world.changing() == 0)?;
+        self.cluster.stop(Nanos(20_000_000_000));
+        self.go_on_until("the end of the cores", |world| world.cores.iter().all(|core| core.over))?;
+        self.go_on_until("the end of the clients", |world| world.alive() == 0)?;
+        self.clients.clear();
+        self.resumes.clear();
+        self.counts.called_off += self.cores.iter().map(|core| core.outside.borrow().called_off).sum::<u64>();
+        self.check_ring()?;
+        self.cores.clear();
+        self.server = None;
+        self.list = std::sync::Arc::default();
+        for device in &mut self.devices {
+            (device.mapped, device.suspended) = (None, false);
+        }
+        self.check_lanes()?;
+        self.model.bury(self.step);
+        let live = udm_buf::counted::live() - self.base;
+        if live != 0 {
+            return Err(format!("the server is gone, and {live} bytes of its memory are not"));
+        }
+        (self.ending, self.resting) = (false, false);
+        Ok(())
+    }
+}

@@ -1,0 +1,193 @@
+//! What runs the ring operations of a simulated core: they end late, in any order, in parts, with
+//! errors, or called off.
+
+use super::clock;
+use super::net::{Io, Net};
+use crate::chance::Chance;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use udm_core::{Nanos, errno};
+use udm_runtime::{Finished, MadeKernel, RingOp};
+
+/// An operation under way.
+struct Pending {
+    op: RingOp,
+    /// Whose; `None` for the core's bell.
+    link: Option<usize>,
+    /// Bytes sent.
+    done: usize,
+    /// Before this nothing is heard of it.
+    due: Nanos,
+    called_off: bool,
+}
+
+/// What a core has under way outside.
+pub(super) struct Outside {
+    net: Rc<RefCell<Net>>,
+    chance: Chance,
+    /// How long operations take in ns, about.
+    latency: u64,
+    pending: BTreeMap<u64, Pending>,
+    ended: Vec<Finished>,
+    /// Operations that were called off, and of those that ended so.
+    pub(super) called_off: u64,
+    /// What the core did that it must not do.
+    pub(super) wrong: Option<String>,
+}
+
+/// The core's handle to it.
+pub(super) struct SimKernel(pub(super) Rc<RefCell<Outside>>);
+
+impl Outside {
+    pub(super) fn new(net: &Rc<RefCell<Net>>, chance: Chance, latency: u64) -> Rc<RefCell<Outside>> {
+        Rc::new(RefCell::new(Outside {
+            net: net.clone(),
+            chance,
+            latency,
+            pending: BTreeMap::new(),
+            ended: Vec::new(),
+            called_off: 0,
+            wrong: None,
+        }))
+    }
+
+    fn later(&mut self) -> Nanos {
+        // Half of them are as fast as the core.
+        if self.chance.one_in(2) {
+            return clock::now();
+        }
+        clock::now() + Nanos(self.chance.span(self.latency))
+    }
+
+    /// Has something ended that the core has not heard of?
+    pub(super) fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// Operations under way on connections.
+    pub(super) fn under_way(&self) -> usize {
+        self.pending.values().filter(|pending| pending.link.is_some()).count()
+    }
+
+    /// Lets what can end now end; says when the next could.
+    pub(super) fn go_on(&mut self) -> Nanos {
+        let now = clock::now();
+        let mut next = Nanos::NEVER;
+        let net = self.net.clone();
+        let mut net = net.borrow_mut();
+        let keys: Vec<u64> = self.pending.keys().copied().collect();
+        for key in keys {
+            let Some(mut pending) = self.pending.remove(&key) else { continue };
+            let can = match (&pending.op, pending.link) {
+                (RingOp::Recv { .. }, Some(l)) => net.can_receive(l),
+                (RingOp::Send { .. }, Some(l)) => net.can_send(l),
+                (RingOp::Read { fd, .. }, None) => is_rung(fd),
+                _ => true,
+            };
+            if !can && !pending.called_off {
+                self.pending.insert(key, pending);
+                continue;
+            }
+            if pending.due > now {
+                next = next.min(pending.due);
+                self.pending.insert(key, pending);
+                continue;
+            }
+            match self.try_one(&mut pending, can, &mut net) {
+                Io::Ended(result) => self.end(key, pending.op, Some(result)),
+                Io::Waits => {
+                    pending.due = self.later();
+                    // Where there is still room it was cut short, and goes on by itself.
+                    if pending.link.is_some_and(|l| net.can_send(l)) {
+                        next = next.min(pending.due);
+                    }
+                    self.pending.insert(key, pending);
+                }
+            }
+        }
+        next
+    }
+
+    fn try_one(&mut self, pending: &mut Pending, can: bool, net: &mut Net) -> Io {
+        if pending.called_off && (!can || self.chance.one_in(2)) {
+            let done = pending.done as i32;
+            return Io::Ended(if done > 0 { done } else { -errno::ECANCELED });
+        }
+        match (&mut pending.op, pending.link) {
+            (RingOp::Recv { data, .. }, Some(l)) => net.receive(l, data),
+            (RingOp::Send { data, .. }, Some(l)) => net.send(l, data, &mut pending.done, false),
+            (RingOp::Read { fd, data, .. }, None) => {
+                let mut count = [0; 8];
+                let read = rustix::io::read(&**fd, &mut count);
+                for piece in data.iter_mut() {
+                    let n = piece.len();
+                    piece.copy_from_slice(&count[..n]);
+                }
+                Io::Ended(read.map_or(-errno::EIO, |n| n as i32))
+            }
+            _ => Io::Ended(-errno::EINVAL),
+        }
+    }
+
+    /// It ends before or behind what has ended besides.
+    fn end(&mut self, key: u64, op: RingOp, result: Option<i32>) {
+        let at = self.chance.below(self.ended.len() as u64 + 1) as usize;
+        self.ended.insert(at, Finished { key, op, result });
+    }
+}
+
+fn is_rung(fd: &Arc<OwnedFd>) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|n| n > 0)
+}
+
+impl MadeKernel for SimKernel {
+    fn begin(&mut self, key: u64, op: RingOp, quick: bool) {
+        let mut outside = self.0.borrow_mut();
+        let link = match &op {
+            RingOp::Recv { fd, .. } | RingOp::Send { fd, .. } => {
+                let link = outside.net.borrow().of(fd);
+                if link.is_none() {
+                    outside.wrong = Some("an operation on a socket that nobody has".into());
+                }
+                link
+            }
+            _ => None,
+        };
+        if let (true, RingOp::Send { data, .. }, Some(l)) = (quick, &op, link) {
+            let mut done = 0;
+            let io = outside.net.borrow_mut().send(l, data, &mut done, true);
+            let Io::Ended(result) = io else { unreachable!("a quick send does not wait") };
+            let silent = result == data.len() as i32;
+            return outside.end(key, op, (!silent).then_some(result));
+        }
+        let twin =
+            |p: &Pending| p.link == link && std::mem::discriminant(&p.op) == std::mem::discriminant(&op);
+        if link.is_some() && outside.pending.values().any(twin) {
+            outside.wrong = Some(format!("two operations of one kind at once on connection {link:?}"));
+        }
+        let due = outside.later();
+        outside.pending.insert(key, Pending { op, link, done: 0, due, called_off: false });
+    }
+
+    fn cancel(&mut self, key: u64) {
+        let mut outside = self.0.borrow_mut();
+        let due = outside.later();
+        if let Some(pending) = outside.pending.get_mut(&key) {
+            (pending.called_off, pending.due) = (true, due);
+            outside.called_off += 1;
+        }
+    }
+
+    fn has_finished(&self) -> bool {
+        self.0.borrow().has_ended()
+    }
+
+    fn finished(&mut self, out: &mut Vec<Finished>) {
+        out.append(&mut self.0.borrow_mut().ended);
+    }
+}

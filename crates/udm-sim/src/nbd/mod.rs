@@ -1,0 +1,51 @@
+//! Worlds of the NBD server: the runtime's turns, its ring, and the connections of the server run
+//! unchanged, over a ring and a network that are made up.
+//!
+//! A few clients speak to a server of one to three cores, which serves mapped devices over
+//! simulated disks. Bytes are cut anywhere, operations end late and in any order, fail or are
+//! called off, and connections are lost at any point. Clients ask for everything that NBD has, at
+//! any byte, stop reading, go in every way; meanwhile they are moved from core to core, devices are
+//! suspended, paths hang, and the power fails.
+//!
+//! * `clock`, `net`, `kernel`: what the cores see of it.
+//! * `shake`, `client`: the clients. `model`: what they may be answered.
+//! * `world`, `turn`, `acts`, `ends`: what happens. `counts`: how much of it.
+
+mod acts;
+mod client;
+mod clock;
+mod counts;
+mod ends;
+mod kernel;
+mod model;
+mod net;
+mod shake;
+mod turn;
+mod world;
+
+use crate::env::lock;
+use crate::plan::Plan;
+use crate::run::{Failure, guard};
+pub use counts::Counts;
+use world::World;
+
+/// Runs the world of `plan`.
+///
+/// # Errors
+/// The failure, with its trace. What is left of a failed run is not taken apart.
+pub fn run(plan: &Plan) -> Result<Counts, Box<Failure>> {
+    let mut world = None;
+    let outcome = guard(|| {
+        let world = world.insert(World::new(plan)?);
+        world.run()
+    });
+    let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
+    let mut plan = plan.clone();
+    let mut trace = Vec::new();
+    if let Some(world) = world {
+        plan.steps = world.step.min(plan.steps);
+        trace.extend(lock(&world.env).trace.last().map(crate::trace::Event::line));
+        Box::leak(Box::new(world));
+    }
+    Err(Box::new(Failure { plan, what, trace }))
+}

@@ -1,0 +1,363 @@
+//! What clients may be answered, and what they may read.
+//!
+//! A device is a list of registers ([`crate::cells`]) of `unit` bytes. A request lasts, for the
+//! model, from when its client sends it until the client has its answer; one that is never answered
+//! may have happened or not, and at any time until nothing of its connection is left in the server.
+
+use crate::cells::{ANY, Cells, stamp_text};
+use crate::chance::mix;
+use crate::model::Wrong;
+use udm_core::errno;
+use udm_wire::nbd::{
+    Command, CommandFlags, EINVAL, ENOSPC, ENOTSUP, EPERM, ESHUTDOWN, ExportFlags, Request, STATE_HOLE,
+    STATE_ZERO,
+};
+
+/// A request without an answer.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    /// Unique in a run.
+    pub(super) id: u64,
+    pub(super) request: Request,
+    /// The device.
+    device: usize,
+    /// When it was sent, twice the step.
+    pub(super) start: u64,
+    /// The simulated time then.
+    pub(super) at: udm_core::Nanos,
+    /// The error that it must be answered with.
+    must: Option<u32>,
+    /// What the device had failed then.
+    faults: u64,
+    /// What has come of the answer: of a read the data, and how much of it.
+    pub(super) data: Vec<u8>,
+    pub(super) have: usize,
+    /// Descriptors of a block status: bytes, flags.
+    pub(super) status: Option<Vec<(u32, u32)>>,
+}
+
+/// A device as its clients see it.
+pub(super) struct Disk {
+    /// Bytes.
+    pub(super) size: u64,
+    /// From here on it is a zero target.
+    pub(super) zero_from: u64,
+    /// Bytes in a block of it.
+    pub(super) block: u64,
+    pub(super) discards: bool,
+}
+
+/// How an answer may go wrong, beside what the request itself asks for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Excuses {
+    /// Requests that disks have failed so far.
+    pub(super) faults: u64,
+    /// The server ends.
+    pub(super) ending: bool,
+}
+
+/// See the module's documentation.
+pub(super) struct Model {
+    pub(super) cells: Cells,
+    pub(super) disks: Vec<Disk>,
+    /// Bytes of a register.
+    pub(super) unit: u64,
+    ids: u64,
+    /// Writes whose client is gone: device, id, first and last register but one.
+    lost: Vec<(usize, u64, u32, u32)>,
+    /// What was answered and compared.
+    pub(super) requests: [u64; 8],
+    pub(super) errors: u64,
+    pub(super) compared: u64,
+    pub(super) statuses: u64,
+}
+
+impl Model {
+    pub(super) fn new(disks: Vec<Disk>, unit: u64) -> Model {
+        let sizes: Vec<u64> = disks.iter().map(|disk| disk.size / unit).collect();
+        Model {
+            cells: Cells::new(&sizes, |_, _| 0),
+            disks,
+            unit,
+            ids: 0,
+            lost: Vec::new(),
+            requests: [0; 8],
+            errors: 0,
+            compared: 0,
+            statuses: 0,
+        }
+    }
+
+    /// The bytes of register `nth` of what request `id` writes.
+    fn pattern(&self, id: u64, nth: u64) -> [u8; 8] {
+        (id << 20 | nth).to_le_bytes()
+    }
+
+    /// What a register holds that has these bytes, `None` when nobody wrote them.
+    fn stamp(&self, bytes: &[u8]) -> Option<u64> {
+        match self.unit {
+            1 => Some(u64::from(bytes[0])),
+            _ => {
+                let first = u64::from_le_bytes(bytes[..8].try_into().ok()?);
+                bytes.chunks_exact(8).all(|word| word == &bytes[..8]).then_some(first)
+            }
+        }
+    }
+
+    fn stamp_of(&self, id: u64, nth: u64) -> u64 {
+        match self.unit {
+            1 => mix(id << 20 | nth) & 0xff,
+            _ => u64::from_le_bytes(self.pattern(id, nth)),
+        }
+    }
+
+    /// The data of a write.
+    pub(super) fn payload(&self, asked: &Asked) -> Vec<u8> {
+        let mut out = Vec::with_capacity(asked.request.len as usize);
+        for nth in 0..u64::from(asked.request.len) / self.unit {
+            match self.unit {
+                1 => out.push(self.stamp_of(asked.id, nth) as u8),
+                unit => (0..unit / 8).for_each(|_| out.extend_from_slice(&self.pattern(asked.id, nth))),
+            }
+        }
+        out.resize(asked.request.len as usize, 0);
+        out
+    }
+
+    /// The registers that a request changes: first, and one behind the last.
+    fn changes(&self, device: usize, request: &Request) -> (u32, u32) {
+        let disk = &self.disks[device];
+        let end = (request.offset + u64::from(request.len)).min(disk.zero_from);
+        let (from, end) = match request.command {
+            Command::Write | Command::WriteZeroes => (request.offset, end),
+            // Of a part of a block nothing is forgotten.
+            Command::Trim => (request.offset.next_multiple_of(disk.block), end - end % disk.block),
+            _ => (0, 0),
+        };
+        let first = self.cells.index(device, (from / self.unit).min(disk.size / self.unit - 1));
+        (first, first + (end.saturating_sub(from) / self.unit) as u32)
+    }
+
+    /// A client sends `request` to an export of `device` with these `flags`.
+    #[expect(clippy::too_many_arguments, reason = "what a request is, and where it stands")]
+    pub(super) fn begin(
+        &mut self,
+        device: usize,
+        request: Request,
+        flags: ExportFlags,
+        structured: bool,
+        contexts: bool,
+        step: u64,
+        at: udm_core::Nanos,
+        faults: u64,
+    ) -> Asked {
+        self.ids += 1;
+        let (id, start) = (self.ids, 2 * step);
+        let must = self.must(device, &request, flags, structured, contexts);
+        let reads = request.command == Command::Read && must.is_none();
+        let data = vec![0; if reads { request.len as usize } else { 0 }];
+        let asked = Asked { id, request, device, start, at, must, faults, data, have: 0, status: None };
+        if must.is_none() {
+            let (first, end) = self.changes(device, &request);
+            for cell in first..end {
+                let nth = u64::from(cell - first);
+                let stamp = match request.command {
+                    Command::Write => self.stamp_of(id, nth),
+                    Command::Trim => ANY,
+                    _ => 0,
+                };
+                self.cells.begin(cell, id, stamp, start);
+            }
+        }
+        asked
+    }
+
+    /// The error that a request must be answered with, by the protocol and what the client was
+    /// told.
+    fn must(
+        &self,
+        device: usize,
+        request: &Request,
+        flags: ExportFlags,
+        structured: bool,
+        contexts: bool,
+    ) -> Option<u32> {
+        let size = self.disks[device].size;
+        let outside = request.offset.checked_add(request.len.into()).is_none_or(|end| end > size);
+        let writes = matches!(request.command, Command::Write | Command::WriteZeroes | Command::Trim);
+        let wrong_flags = !request.flags_fit() || (request.flags.contains(CommandFlags::DF) && !structured);
+        match request.command {
+            Command::Other(_) => Some(EINVAL),
+            Command::BlockStatus if !contexts => Some(EINVAL),
+            _ if wrong_flags => Some(EINVAL),
+            Command::Flush => (request.offset != 0 || request.len != 0).then_some(EINVAL),
+            _ if request.len == 0 => Some(EINVAL),
+            _ if writes && flags.contains(ExportFlags::READ_ONLY) => Some(EPERM),
+            Command::Trim if !flags.contains(ExportFlags::SEND_TRIM) => Some(EINVAL),
+            Command::Write | Command::WriteZeroes if outside => Some(ENOSPC),
+            _ if outside => Some(EINVAL),
+            _ => None,
+        }
+    }
+
+    /// The whole answer to `asked` is here: `error`, or success.
+    ///
+    /// # Errors
+    /// An answer that can't be.
+    pub(super) fn end(
+        &mut self,
+        asked: &Asked,
+        error: u32,
+        step: u64,
+        excuses: Excuses,
+    ) -> Result<(), Wrong> {
+        let Request { command, flags, offset, len, .. } = asked.request;
+        let what = || format!("{command:?} {offset}+{len} of d{}", asked.device);
+        let now = 2 * step + 1;
+        self.requests[usize::from(command.number()).min(7)] += 1;
+        self.errors += u64::from(error != 0);
+        if let Some(must) = asked.must {
+            return if error == must || (excuses.ending && error == ESHUTDOWN) {
+                Ok(())
+            } else {
+                Err(format!("a {} must fail with {must}, and was answered with {error}", what()))
+            };
+        }
+        let fast = flags.contains(CommandFlags::FAST_ZERO) && error == ENOTSUP;
+        let faulty = excuses.faults > asked.faults && error != EINVAL && error != ENOTSUP;
+        let may = fast || faulty || (excuses.ending && error == ESHUTDOWN);
+        if error != 0 && !may {
+            let name = errno::to_nbd(error as i32);
+            return Err(format!("a {} failed with {error} ({name}), and nothing was wrong", what()));
+        }
+        let (first, end) = self.changes(asked.device, &asked.request);
+        let durable = flags.contains(CommandFlags::FUA);
+        for cell in first..end {
+            self.cells.end(cell, asked.id, now, error == 0, durable);
+        }
+        match command {
+            _ if error != 0 => Ok(()),
+            Command::Flush => {
+                self.cells.flushed(asked.device, asked.start);
+                Ok(())
+            }
+            Command::Read => self.compare(asked, now),
+            Command::BlockStatus => self.look_at_status(asked),
+            _ => Ok(()),
+        }
+    }
+
+    fn compare(&mut self, asked: &Asked, now: u64) -> Result<(), Wrong> {
+        if asked.have != asked.data.len() {
+            return Err(format!("a read of {} bytes brought {}", asked.data.len(), asked.have));
+        }
+        let disk = &self.disks[asked.device];
+        let (zero_from, unit) = (disk.zero_from, self.unit);
+        for (nth, bytes) in asked.data.chunks_exact(unit as usize).enumerate() {
+            let at = asked.request.offset + nth as u64 * unit;
+            let stamp = self.stamp(bytes);
+            let cell = self.cells.index(asked.device, at / unit);
+            let fine = match stamp {
+                Some(stamp) if at >= zero_from => stamp == 0,
+                Some(stamp) => self.cells.allows(cell, stamp, asked.start),
+                None => false,
+            };
+            self.compared += 1;
+            match stamp {
+                Some(stamp) if fine => {
+                    if unit > 1 && at < zero_from {
+                        self.cells.seen(cell, stamp, asked.start, now);
+                    }
+                }
+                _ if at < zero_from && self.leftover(cell, asked.start) => {}
+                _ => return Err(self.wrong_data(asked, at, cell, stamp, bytes)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Anything may be in `cell`: it was discarded.
+    fn leftover(&self, cell: u32, start: u64) -> bool {
+        self.cells.allows(cell, ANY, start)
+    }
+
+    fn wrong_data(&self, asked: &Asked, at: u64, cell: u32, stamp: Option<u64>, bytes: &[u8]) -> Wrong {
+        let text = |stamp: u64| match (self.unit, stamp) {
+            (_, 0) => stamp_text(0),
+            (1, byte) => format!("the byte {byte:#x}"),
+            (_, stamp) => format!("request {} unit {}", stamp >> 20, stamp & 0xf_ffff),
+        };
+        let got = stamp.map_or_else(|| format!("{:x?}", &bytes[..16.min(bytes.len())]), text);
+        format!(
+            "request {}, a read of d{} {}+{}, brought {got} at byte {at}, which may hold{}",
+            asked.id,
+            asked.device,
+            asked.request.offset,
+            asked.request.len,
+            self.cells.describe(cell)
+        )
+    }
+
+    /// A block status says about the begin of what was asked for, no more than that, and never that
+    /// there are zeroes where there are none.
+    fn look_at_status(&mut self, asked: &Asked) -> Result<(), Wrong> {
+        let Some(status) = &asked.status else { return Err("a block status without descriptors".into()) };
+        self.statuses += 1;
+        let one = asked.request.flags.contains(CommandFlags::REQ_ONE);
+        let mut at = asked.request.offset;
+        let end = at + u64::from(asked.request.len);
+        if one && status.len() > 1 {
+            return Err(format!("{} descriptors where one was asked for", status.len()));
+        }
+        for (len, flags) in status {
+            if *len == 0 || flags & !(STATE_HOLE | STATE_ZERO) != 0 {
+                return Err(format!("a descriptor of {len} bytes with flags {flags:#x}"));
+            }
+            let next = at + u64::from(*len);
+            if next > end {
+                return Err(format!("a block status beyond what was asked for: {next} of {end}"));
+            }
+            if flags & STATE_ZERO != 0 {
+                for unit in at.div_ceil(self.unit)..next.min(self.disks[asked.device].zero_from) / self.unit {
+                    let cell = self.cells.index(asked.device, unit);
+                    if !self.cells.allows(cell, 0, asked.start) {
+                        let place = unit * self.unit;
+                        return Err(format!("byte {place} of d{} is called zero, and is not", asked.device));
+                    }
+                }
+            }
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// The client of `asked` is gone.
+    pub(super) fn lose(&mut self, asked: &Asked) {
+        if asked.must.is_none() {
+            let (first, end) = self.changes(asked.device, &asked.request);
+            if first < end {
+                self.lost.push((asked.device, asked.id, first, end));
+            }
+        }
+    }
+
+    /// Nothing of the requests that were lost can happen any more.
+    pub(super) fn bury(&mut self, step: u64) {
+        for (_, id, first, end) in std::mem::take(&mut self.lost) {
+            for cell in first..end {
+                self.cells.end(cell, id, 2 * step + 1, false, false);
+            }
+        }
+    }
+
+    /// Requests whose client is gone, and that may still happen.
+    pub(super) fn has_lost(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// The power failed.
+    pub(super) fn crash(&mut self, step: u64) {
+        self.lost.clear();
+        self.cells.crash(2 * step + 1);
+    }
+}

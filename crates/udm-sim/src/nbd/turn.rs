@@ -1,0 +1,310 @@
+//! Steps of the world: who has a reason has a turn.
+
+use super::client::{Around, Farewell, State};
+use super::clock;
+use super::world::World;
+use crate::env::lock;
+use crate::model::Wrong;
+use crate::plan::Class;
+use crate::trace::{Kind, NO_CORE};
+use udm_core::Nanos;
+use udm_runtime::Rest;
+use udm_wire::nbd::{Command, CommandFlags, Request};
+
+/// The most steps until something that must come has come.
+const STEPS_MAX: u64 = 200_000;
+
+/// Reads under way while all is read back.
+const CHECKS: usize = 4;
+
+/// Who can have the next turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Core(usize),
+    Client(usize),
+    Survey,
+    Change(usize),
+}
+
+impl World {
+    /// One step.
+    pub(super) fn one_step(&mut self) -> Result<(), Wrong> {
+        self.step += 1;
+        let now = self.set_turn(None);
+        if self.step.is_multiple_of(64) {
+            let asked = self.clients.iter().flat_map(|client| client.asked.values());
+            let oldest = asked.map(|asked| asked.start).min();
+            self.model.cells.set_horizon(oldest.unwrap_or(2 * self.step));
+            self.bury();
+        }
+        self.disturb();
+        let mut next = Nanos::NEVER;
+        for c in 0..self.cores.len() {
+            next = next.min(self.cores[c].outside.borrow_mut().go_on());
+        }
+        let mut ready = Vec::new();
+        for c in 0..self.cores.len() {
+            let wake = self.core_reason(c);
+            next = next.min(wake);
+            if wake <= now {
+                ready.push(Who::Core(c));
+            }
+        }
+        for i in 0..self.clients.len() {
+            let at = self.client_reason(i);
+            next = next.min(at);
+            if at <= now {
+                ready.push(Who::Client(i));
+            }
+        }
+        if self.server.as_ref().is_some_and(|server| server.surveys() > 0) {
+            ready.push(Who::Survey);
+        }
+        for (d, device) in self.devices.iter().enumerate() {
+            let woken =
+                device.change.as_ref().map(|(_, woken)| woken.load(std::sync::atomic::Ordering::Relaxed));
+            if woken == Some(true) {
+                ready.push(Who::Change(d));
+            }
+        }
+        if ready.is_empty() {
+            return self.jump(next);
+        }
+        match self.schedule.pick(&ready) {
+            Who::Core(c) => self.turn(c)?,
+            Who::Client(i) => self.client_turn(i)?,
+            Who::Survey => self.survey(),
+            Who::Change(d) => self.go_on_changing(d)?,
+        }
+        match lock(&self.env).violation.take() {
+            Some(wrong) => Err(wrong),
+            None => Ok(()),
+        }
+    }
+
+    /// Nobody has a reason for a turn: the time comes of the next who has.
+    fn jump(&mut self, next: Nanos) -> Result<(), Wrong> {
+        let timers = self.restores.iter().chain(&self.resumes).map(|(at, _)| *at).min();
+        let next = next.min(timers.unwrap_or(Nanos::NEVER));
+        // Between rests somebody may still come.
+        let others = !self.resting && !self.ending;
+        let next = if others { next.min(clock::now() + Nanos(1_000_000)) } else { next };
+        if next == Nanos::NEVER {
+            return Err(format!("nothing moves any more, and {} waits", self.waiting()));
+        }
+        let mut env = lock(&self.env);
+        if next > env.now {
+            env.now = next;
+            env.trace.add(next, NO_CORE, Kind::Jump, [next.0, 0, 0, 0]);
+        }
+        Ok(())
+    }
+
+    /// Goes on until `done`.
+    pub(super) fn go_on_until(&mut self, what: &str, done: impl Fn(&World) -> bool) -> Result<(), Wrong> {
+        let from = self.step;
+        while !done(self) {
+            if self.step - from > STEPS_MAX {
+                return Err(format!("{what} does not come, and {} waits", self.waiting()));
+            }
+            self.one_step()?;
+        }
+        Ok(())
+    }
+
+    /// Who waits, for a person.
+    pub(super) fn waiting(&self) -> String {
+        let mut text = String::new();
+        for client in &self.clients {
+            if let Some(asked) = client.asked.values().min_by_key(|asked| asked.id) {
+                let Request { command, offset, len, .. } = asked.request;
+                let (who, since) = (client.link, asked.at.0 / 1000);
+                text += &format!("connection {who} for a {command:?} {offset}+{len} since {since} us; ");
+            } else if !client.is_over() && !client.is_served() {
+                text += &format!("connection {} for its handshake; ", client.link);
+            }
+        }
+        let env = lock(&self.env);
+        let inside: u64 = env.paths.iter().map(|path| path.in_flight).sum();
+        text + &format!("{inside} requests are on the disks, {} devices change", self.changing())
+    }
+
+    /// When core `c` wants its next turn.
+    pub(super) fn core_reason(&self, c: usize) -> Nanos {
+        let core = &self.cores[c];
+        match (core.over, core.outside.borrow().has_ended()) {
+            (true, _) => Nanos::NEVER,
+            (false, true) => Nanos(0),
+            (false, false) => core.wake,
+        }
+    }
+
+    /// When client `i` wants its next turn.
+    pub(super) fn client_reason(&self, i: usize) -> Nanos {
+        let client = &self.clients[i];
+        let net = self.net.borrow();
+        let asks = (client.check.is_some() && client.asked.len() < CHECKS)
+            || (!self.resting && client.farewell.is_none() && client.asked.len() < client.manner.depth);
+        let asks = asks && client.is_served() && client.out.is_empty();
+        match !client.is_over() && (client.has_to_do(&net) || asks) {
+            true => client.next,
+            false => Nanos::NEVER,
+        }
+    }
+
+    fn turn(&mut self, c: usize) -> Result<(), Wrong> {
+        self.set_turn(Some(c));
+        self.turns += 1;
+        let mut rest = self.cores[c].core.step();
+        for _ in 0..self.schedule.below(4) {
+            if rest != Rest::None {
+                break;
+            }
+            self.set_turn(Some(c));
+            rest = self.cores[c].core.step();
+        }
+        let now = clock::now();
+        let core = &mut self.cores[c];
+        core.wake = match rest {
+            Rest::None => now,
+            Rest::Until(at) => at,
+            Rest::Over => {
+                core.over = true;
+                Nanos::NEVER
+            }
+        };
+        let took = Nanos(1 + self.schedule.span(2_000));
+        core.spent = core.spent + took;
+        let wrong = core.outside.borrow_mut().wrong.take();
+        let mut env = lock(&self.env);
+        env.now = env.now + took;
+        env.trace.add(now, c as u16, Kind::Turn, [core.wake.0, 0, 0, 0]);
+        let mut net = self.net.borrow_mut();
+        for (l, received, sent) in net.take_moved() {
+            env.trace.add(now, c as u16, Kind::Bytes, [l as u64, received, sent, 0]);
+        }
+        drop(env);
+        net.look();
+        drop(net);
+        wrong.map_or(Ok(()), Err)?;
+        self.check_memory()
+    }
+
+    /// The server has no more memory than its options say.
+    pub(super) fn check_memory(&mut self) -> Result<(), Wrong> {
+        let live = udm_buf::counted::live() - self.base;
+        self.counts.memory = self.counts.memory.max(live.max(0) as u64);
+        let Some(server) = &self.server else { return Ok(()) };
+        let stats = server.stats();
+        let connections = stats.connections + stats.orphans;
+        // Those that are closing are on their way out of these counts.
+        let all = connections.max(self.clients.len().min(self.net.borrow().links.len()));
+        let max = self.memory_max(all);
+        if live > max {
+            return Err(format!(
+                "the server has {live} bytes of memory for {all} connections, and may have {max}"
+            ));
+        }
+        let most = (all * self.options.requests_max) as u64;
+        if stats.in_flight > most {
+            return Err(format!("{} requests are in the server, which may be {most}", stats.in_flight));
+        }
+        Ok(())
+    }
+
+    fn survey(&mut self) {
+        let (some, asks) = (self.schedule.any(), self.schedule.below(8) > 0);
+        if let Some(server) = &self.server {
+            let nth = (some % server.surveys() as u64) as usize;
+            server.survey(nth, asks);
+        }
+    }
+
+    fn client_turn(&mut self, i: usize) -> Result<(), Wrong> {
+        let now = self.set_turn(None);
+        let excuses = self.excuses();
+        let without = self.plan.without;
+        let (trims, flushes) = (!without.has(Class::Trim), !without.has(Class::Flush));
+        let wild = !without.has(Class::Wild);
+        let checks = self.model.unit * 64;
+        let World { clients, net, model, work, step, exports, counts, .. } = self;
+        let mut net = net.borrow_mut();
+        let client = &mut clients[i];
+        let events = Vec::new();
+        let mut around =
+            Around { net: &mut net, model, chance: work, step: *step, now, excuses, events, exports };
+        if !self.resting && client.manner.stalls > 0 && around.chance.one_in(client.manner.stalls) {
+            client.stalled = true;
+            counts.stalls += 1;
+            client.next = now + Nanos(1_000_000 * around.chance.between(10, 8_000));
+            return Ok(());
+        }
+        client.write(&mut around);
+        let read = client.read(&mut around);
+        let asking = client.is_served() && client.out.is_empty() && client.farewell.is_none();
+        if let (true, Some(at), State::Served(agreed)) = (asking, client.check, &client.state) {
+            let size = around.model.disks[agreed.device].size;
+            let len = (size - at).min(checks.max(4096));
+            if len == 0 {
+                client.check = None;
+            } else if client.asked.len() < CHECKS {
+                let flags = CommandFlags::empty();
+                let request =
+                    Request { flags, command: Command::Read, cookie: 0, offset: at, len: len as u32 };
+                client.check = Some(at + len);
+                client.ask(request, &mut around);
+            }
+        } else if asking && !self.resting {
+            let room = client.manner.depth.saturating_sub(client.asked.len()) as u64;
+            for _ in 0..(1 + around.chance.below(8)).min(room) {
+                let request = client.draw(&mut around, trims, flushes, wild);
+                client.ask(request, &mut around);
+            }
+            if around.chance.one_in(150) {
+                let farewell = match around.chance.below(8) {
+                    0..2 => Farewell::Disconnect,
+                    2..4 => Farewell::HalfClose,
+                    4 if !without.has(Class::Nonsense) => Farewell::Nonsense,
+                    5..8 if !without.has(Class::Lost) => Farewell::Cut,
+                    _ => Farewell::Disconnect,
+                };
+                client.farewell = Some(farewell);
+                match farewell {
+                    Farewell::Disconnect => {
+                        let request = Request {
+                            flags: CommandFlags::empty(),
+                            command: Command::Disconnect,
+                            cookie: 0,
+                            offset: 0,
+                            len: 0,
+                        };
+                        client.out.extend_from_slice(&request.encode());
+                    }
+                    Farewell::Nonsense => {
+                        counts.nonsense += 1;
+                        let n = around.chance.between(28, 200);
+                        let byte = around.chance.any() as u8;
+                        client.out.extend(std::iter::repeat_n(byte, n as usize));
+                    }
+                    Farewell::HalfClose | Farewell::Cut => {}
+                }
+            }
+        }
+        match client.farewell {
+            Some(Farewell::HalfClose) if client.out.is_empty() && !client.is_over() => {
+                around.net.end_up(client.link);
+            }
+            // Anywhere, in the middle of a request too.
+            Some(Farewell::Cut) if !client.is_over() && around.chance.one_in(4) => {
+                counts.lost += 1;
+                let (quietly, broken) = (around.chance.one_in(2), around.chance.one_in(2));
+                client.end(&mut around, quietly, broken);
+            }
+            _ => {}
+        }
+        client.next = now + Nanos(1 + around.chance.span(client.manner.pause));
+        let mut env = lock(&self.env);
+        around.events.into_iter().for_each(|(kind, args)| env.trace.add(now, NO_CORE, kind, args));
+        read
+    }
+}

@@ -1,0 +1,317 @@
+//! Cores, disks, devices, the server and its clients, stepped on one thread in an order drawn from
+//! a seed.
+
+use super::client::Client;
+use super::clock;
+use super::counts::Counts;
+use super::kernel::{Outside, SimKernel};
+use super::model::{Disk as Shown, Excuses, Model};
+use super::net::Net;
+use super::shake::export_name;
+use crate::chance::{Chance, Stream};
+use crate::disk::Disk;
+use crate::env::{Env, PathState, SharedEnv, lock};
+use crate::model::Wrong;
+use crate::path::SimPath;
+use crate::plan::{Class, Plan};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use udm_core::errno::ENOENT;
+use udm_core::{CoreId, DevNo, Nanos};
+use udm_dm::mapped::Change;
+use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table, Wake};
+use udm_frontends::nbd::{Export, Exports, NbdServer, ServerOptions};
+use udm_runtime::{Cluster, PrivateIo, SteppedCore};
+
+/// A core of the server.
+pub(super) struct Core {
+    /// `None` when it has left.
+    pub(super) core: SteppedCore,
+    pub(super) outside: Rc<RefCell<Outside>>,
+    /// When it wants its next turn.
+    pub(super) wake: Nanos,
+    /// CPU time that it took.
+    pub(super) spent: Nanos,
+    pub(super) over: bool,
+}
+
+/// A device that is exported, when the power is on.
+pub(super) struct Device {
+    /// Its table, over the paths of the same numbers as its disks.
+    pub(super) table: String,
+    pub(super) mapped: Option<Arc<MappedDevice>>,
+    pub(super) change: Option<(Change, Arc<AtomicBool>)>,
+    pub(super) suspended: bool,
+}
+
+/// See the module's documentation.
+pub struct World {
+    pub(super) plan: Plan,
+    pub(super) env: SharedEnv,
+    pub(super) paths: Vec<Arc<SimPath>>,
+    pub(super) devices: Vec<Device>,
+    /// Devices of the exports, and whether they are read-only.
+    pub(super) exports: Vec<(usize, bool)>,
+    pub(super) list: Arc<Exports>,
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) server: Option<NbdServer>,
+    pub(super) options: ServerOptions,
+    pub(super) cores: Vec<Core>,
+    pub(super) net: Rc<RefCell<Net>>,
+    pub(super) clients: Vec<Client>,
+    pub(super) model: Model,
+    pub(super) schedule: Chance,
+    pub(super) work: Chance,
+    pub(super) control: Chance,
+    pub(super) step: u64,
+    pub(super) count: usize,
+    pub(super) clients_max: usize,
+    /// The longest request in bytes.
+    pub(super) longest: u64,
+    pub(super) depth: usize,
+    pub(super) pause: u64,
+    pub(super) latency: u64,
+    /// Requests may fail, paths hang.
+    pub(super) fails: bool,
+    pub(super) resting: bool,
+    pub(super) ending: bool,
+    pub(super) dead: bool,
+    pub(super) restores: Vec<(Nanos, usize)>,
+    pub(super) resumes: Vec<(Nanos, usize)>,
+    pub(super) rest_at: u64,
+    /// Memory that was there before the server.
+    pub(super) base: i64,
+    /// Turns of cores.
+    pub(super) turns: u64,
+    pub(super) counts: Counts,
+}
+
+/// Finds disks by their words, `p` and a number.
+struct Names(Vec<Arc<SimPath>>);
+
+impl Resolver for Names {
+    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
+        let index = word.strip_prefix('p').and_then(|n| n.parse::<usize>().ok());
+        let found = index.and_then(|i| Some((i, self.0.get(i)?)));
+        let (i, path) =
+            found.ok_or_else(|| LookupError { errno: ENOENT, reason: format!("no device {word}") })?;
+        let number = DevNo { major: 8, minor: i as u32 };
+        Ok(DeviceRef { number, name: word.into(), device: path.clone(), hold: None })
+    }
+}
+
+/// A flag that a change sets when it can go on.
+pub(super) fn wake() -> (Arc<AtomicBool>, Wake) {
+    let woken = Arc::new(AtomicBool::new(true));
+    let handle = woken.clone();
+    (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
+}
+
+impl World {
+    pub(super) fn new(plan: &Plan) -> Result<World, Wrong> {
+        let mut build = Chance::new(plan.seed, Stream::Build);
+        let count = plan.cores.unwrap_or(build.pick(&[1, 1, 2, 2, 3]));
+        let unit: u64 = build.pick(&[1, 8, 8, 512, 512]);
+        let fails = build.one_in(3) && !plan.without.has(Class::Errors);
+        let mut env = Env::new(plan.seed, plan.keep_events);
+        (env.torn, env.lags) = (!plan.without.has(Class::Torn), false);
+        let (mut devices, mut shown) = (Vec::new(), Vec::new());
+        let long = unit == 512 && !plan.without.has(Class::Long) && build.one_in(2);
+        for device in 0..build.pick(&[1, 1, 2]) {
+            let block: u64 = build.pick(&[1, 1, 8]);
+            // Enough for long requests, and little enough for clients to meet.
+            let sectors = match unit {
+                1 => 8 * build.between(1, 3),
+                8 => 8 * build.between(2, 16),
+                _ if long => 8 * build.between(128, 1024),
+                _ => 8 * build.between(8, 64),
+            };
+            let (first, kind) = (env.disks.len(), build.below(4));
+            let disks = if kind == 0 { 2 } else { 1 };
+            let most = build.pick(&[u64::from(u32::MAX), 64, 8 * block.max(1)]);
+            let discards = !plan.without.has(Class::Trim) && build.below(3) > 0;
+            let zeroes = build.pick(&[0, u64::from(u32::MAX), 16]);
+            let (volatile, fua) = (build.below(4) > 0, build.one_in(2));
+            for disk in first..first + disks {
+                let mut made = Disk::new(disk, sectors);
+                made.log = true;
+                (0..sectors).for_each(|sector| made.blank(sector));
+                (made.volatile, made.fua, made.block) = (volatile, fua, block);
+                made.max = [most, if discards { most } else { 0 }, zeroes];
+                made.start();
+                made.error_one_in = if fails { build.pick(&[0, 100, 1000]) } else { 0 };
+                env.disks.push(made);
+                let latency = build.pick(&[2_000, 20_000, 200_000, 2_000_000]);
+                let mut path = PathState::well(disk, latency);
+                if !plan.without.has(Class::Full) {
+                    path.room = build.pick(&[usize::MAX, usize::MAX, 2, 16]);
+                }
+                path.prompt = !plan.without.has(Class::Prompt) && build.one_in(3);
+                env.paths.push(path);
+            }
+            let table = match kind {
+                0 => format!("0 {sectors} linear p{first} 0\n{sectors} {sectors} linear p{} 0", first + 1),
+                1 => format!("0 {sectors} linear p{first} 0\n{sectors} {sectors} zero"),
+                _ => format!("0 {sectors} linear p{first} 0"),
+            };
+            let size = if kind < 2 { 2 * sectors } else { sectors } * 512;
+            let zero_from = if kind == 1 { sectors * 512 } else { size };
+            shown.push(Shown { size, zero_from, block: block * 512, discards });
+            devices.push(Device { table, mapped: None, change: None, suspended: false });
+            let _ = device;
+        }
+        let mut exports: Vec<(usize, bool)> = (0..devices.len()).map(|device| (device, false)).collect();
+        if build.one_in(2) {
+            exports.push((build.below(devices.len() as u64) as usize, build.one_in(2)));
+        }
+        let longest = match (unit, long) {
+            (512, true) => build.pick(&[256, 1024, 2048]) << 10,
+            (512, false) => 64 << 10,
+            _ => 512 * unit.max(4),
+        };
+        let mut net = Net::new(Chance::new(plan.seed, Stream::Net));
+        net.cuts = !plan.without.has(Class::Cuts);
+        net.fails = if plan.without.has(Class::Lost) { 0 } else { build.pick(&[0, 0, 500, 3000]) };
+        let options = ServerOptions {
+            requests_max: build.pick(&[1, 4, 64, 1024]),
+            bytes_max: build.pick(&[4 << 10, 64 << 10, 1 << 20, 64 << 20]),
+            core_bytes_max: build.pick(&[1 << 10, 512 << 10, 4 << 20, 256 << 20]),
+            stall_max: Duration::from_millis(build.pick(&[500, 5000])),
+            ..ServerOptions::default()
+        };
+        let all = env.paths.len();
+        let env = Arc::new(Mutex::new(env));
+        let paths = (0..all).map(|p| Arc::new(SimPath::new(&env, p))).collect();
+        let mut world = World {
+            paths,
+            devices,
+            exports,
+            list: Arc::new(Exports::new()),
+            cluster: Cluster::new(count).map_err(|e| e.to_string())?,
+            server: None,
+            options,
+            cores: Vec::new(),
+            net: Rc::new(RefCell::new(net)),
+            clients: Vec::new(),
+            model: Model::new(shown, unit),
+            schedule: Chance::new(plan.seed, Stream::Schedule),
+            work: Chance::new(plan.seed, Stream::Work),
+            control: Chance::new(plan.seed, Stream::Control),
+            step: 0,
+            count,
+            clients_max: build.pick(&[1, 2, 4, 8]),
+            longest,
+            depth: plan.depth.unwrap_or(build.pick(&[1, 4, 16, 32])),
+            pause: build.pick(&[1_000, 30_000, 1_000_000]),
+            latency: build.pick(&[100, 10_000, 1_000_000]),
+            fails,
+            resting: false,
+            ending: false,
+            dead: false,
+            restores: Vec::new(),
+            resumes: Vec::new(),
+            rest_at: 500 + build.span(1500),
+            base: udm_buf::counted::live(),
+            turns: 0,
+            counts: Counts::default(),
+            plan: plan.clone(),
+            env,
+        };
+        world.boot()?;
+        Ok(world)
+    }
+
+    /// Makes the cores, the devices and the server, as after power-on.
+    pub(super) fn boot(&mut self) -> Result<(), Wrong> {
+        let failed = |e: std::io::Error| e.to_string();
+        self.base = udm_buf::counted::live();
+        self.cluster = Cluster::new(self.count).map_err(failed)?;
+        self.list = Arc::new(Exports::new());
+        self.set_turn(None);
+        for id in 0..self.count {
+            let chance = Chance::new(self.schedule.any(), Stream::Net);
+            let outside = Outside::new(&self.net, chance, self.latency);
+            let kernel = Box::new(SimKernel(outside.clone()));
+            let room = self.schedule.pick(&[1, 4, 64, 512]);
+            let core = SteppedCore::new(&self.cluster, CoreId(id as u16), kernel, room, clock::TIME);
+            let now = clock::now();
+            self.cores.push(Core { core, outside, wake: now, spent: Nanos(0), over: false });
+        }
+        for device in 0..self.devices.len() {
+            let number = DevNo { major: 253, minor: device as u32 };
+            let mapped = MappedDevice::new(&format!("d{device}"), None, number).map_err(|e| e.to_string())?;
+            let words = &self.devices[device].table;
+            let lines = udm_wire::table::parse(words).map_err(|e| format!("{words}: {e}"))?;
+            let mut names = Names(self.paths.clone());
+            let table = Table::build(udm_targets::TARGETS, &lines, &mut names, &PrivateIo, self.count)
+                .map_err(|e| format!("{words}: {e}"))?;
+            mapped.load(table).map_err(|e| e.to_string())?;
+            self.devices[device].mapped = Some(mapped);
+            self.resume(device)?;
+            self.go_on_until("a device that is resumed", |world| world.devices[device].change.is_none())?;
+        }
+        for (nth, (device, read_only)) in self.exports.clone().into_iter().enumerate() {
+            let Some(mapped) = self.devices[device].mapped.clone() else { continue };
+            let export = Export::new(export_name(nth), "", read_only, mapped).map_err(|e| e.to_string())?;
+            self.list.add(export).map_err(|e| e.to_string())?;
+        }
+        let server = NbdServer::stepped(&self.cluster, self.list.clone(), self.options.clone());
+        self.server = Some(server.map_err(failed)?);
+        Ok(())
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let (net, env) = (self.net.borrow(), lock(&self.env));
+        Counts {
+            steps: self.step,
+            requests: self.model.requests,
+            errors: self.model.errors,
+            compared: self.model.compared,
+            statuses: self.model.statuses,
+            cuts: net.cut,
+            failed: net.failed,
+            full: net.full,
+            faults: env.faults,
+            simulated: env.now.0,
+            hash: env.trace.hash(),
+            ..self.counts
+        }
+    }
+
+    pub(super) fn say(&self, text: impl Into<String>) {
+        lock(&self.env).say(text);
+    }
+
+    pub(super) fn excuses(&self) -> Excuses {
+        let env = lock(&self.env);
+        Excuses { faults: env.faults, ending: self.ending || self.dead }
+    }
+
+    /// Sets the clocks for a turn of core `c`, or of nobody.
+    pub(super) fn set_turn(&mut self, c: Option<usize>) -> Nanos {
+        let mut env = lock(&self.env);
+        // No two turns are at the same time.
+        env.now = env.now + Nanos(1);
+        env.step = self.step;
+        env.core = c.map_or(crate::trace::NO_CORE, |c| c as u16);
+        clock::set(env.now, c.map_or(Nanos(0), |c| self.cores[c].spent));
+        env.now
+    }
+
+    /// Clients that the server has, as far as they know.
+    pub(super) fn alive(&self) -> usize {
+        self.clients.iter().filter(|client| !client.is_over()).count()
+    }
+
+    /// What the server may have of memory, in bytes: as its options say, with the longest request
+    /// of this world for the one that may pass the bound.
+    pub(super) fn memory_max(&self, connections: usize) -> i64 {
+        // Buffers are powers of two, and blocks that are covered in part are read besides.
+        let request = (self.longest as usize + (64 << 10)).next_power_of_two();
+        let per_core = self.options.core_bytes_max + request;
+        (self.count * per_core + connections * (640 << 10) + self.count * 4096) as i64
+    }
+}
