@@ -44,6 +44,19 @@ impl Divisor {
         (quotient, n - quotient * self.by)
     }
 
+    /// True when the divisor is a power of two.
+    pub fn is_shift(self) -> bool {
+        self.by.is_power_of_two()
+    }
+
+    /// As [`Divisor::div_rem`], with nothing but shifts and masks if `SHIFT`, for a divisor that
+    /// [`Divisor::is_shift`].
+    #[inline(always)]
+    pub fn div_rem_by<const SHIFT: bool>(self, n: u64) -> (u64, u64) {
+        debug_assert!(!SHIFT || self.is_shift(), "{} is no power of two", self.by);
+        if SHIFT { (n >> self.shift, n & (self.by - 1)) } else { self.div_rem(n) }
+    }
+
     /// The remainder.
     #[inline]
     pub fn remainder(self, n: u64) -> u64 {
@@ -57,7 +70,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn check(n: u64, by: u64) {
-        assert_eq!(Divisor::new(by).div_rem(n), (n / by, n % by), "{n} by {by}");
+        let divisor = Divisor::new(by);
+        assert_eq!(divisor.div_rem(n), (n / by, n % by), "{n} by {by}");
+        if divisor.is_shift() {
+            assert_eq!(divisor.div_rem_by::<true>(n), divisor.div_rem(n), "{n} by {by}");
+        }
     }
 
     #[test]

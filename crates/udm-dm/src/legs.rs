@@ -13,7 +13,7 @@ use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane};
 /// nothing, and often enough for whoever waits for one of them.
 const IDLE_EVERY: u32 = 64;
 
-/// Legs that are given something are marked in a word: leg `n` by bit `n` % [`MARKS`].
+/// Some of the legs are marked in a word: leg `n` by bit `n` % [`MARKS`].
 const MARKS: usize = u64::BITS as usize;
 
 struct Leg {
@@ -24,45 +24,16 @@ struct Leg {
     in_flight: usize,
 }
 
-/// Some of the legs, each at most once. Its room is made when it is: what adds to it calls nothing.
-struct List {
-    legs: Box<[u32]>,
-    len: usize,
-}
-
-impl List {
-    /// Room for legs below `count`.
-    fn new(count: usize) -> List {
-        List { legs: vec![0; count].into(), len: 0 }
-    }
-
-    #[inline(always)]
-    fn push(&mut self, leg: usize) {
-        self.legs[self.len] = leg as u32;
-        self.len += 1;
-    }
-
-    #[inline(always)]
-    fn get(&self, place: usize) -> Option<usize> {
-        self.legs[..self.len].get(place).map(|&leg| leg as usize)
-    }
-
-    /// Takes out the one at `place`; the last moves there.
-    #[inline(always)]
-    fn swap_remove(&mut self, place: usize) {
-        self.len -= 1;
-        self.legs[place] = self.legs[self.len];
-    }
-}
-
 /// See the module's documentation.
 pub struct Legs {
     legs: Vec<Leg>,
     /// Marks those whose batch is not empty.
     given: u64,
-    /// Those that have bios in flight.
-    busy: List,
-    /// Polls since the idle ones were polled.
+    /// Marks those that have bios in flight.
+    busy: u64,
+    /// Marks all there are.
+    all: u64,
+    /// Polls until the idle ones are polled, brought they something back or not.
     polls: u32,
 }
 
@@ -122,14 +93,22 @@ fn push(out: &mut Batch, bio: Box<Bio>) {
     out.push(bio);
 }
 
-/// The mark of leg `index` in [`Legs::given`].
+/// The mark of leg `index`.
 #[inline(always)]
 fn mark(index: usize) -> u64 {
     1 << (index % MARKS)
 }
 
+/// The marks of `count` legs.
+fn marks(count: usize) -> u64 {
+    (0..count.min(MARKS)).fold(0, |marks, index| marks | mark(index))
+}
+
 /// A poll under way: see [`Legs::poll`].
 pub struct Round {
+    /// Marks those to be visited yet.
+    marks: u64,
+    /// Where several have a mark: which of them is next.
     next: usize,
     /// There are legs that it does not visit.
     partly: bool,
@@ -141,7 +120,7 @@ impl Legs {
     pub fn new(lanes: impl IntoIterator<Item = Box<dyn Lane>>) -> Legs {
         let leg = |lane| Leg { lane, out: Batch::new(), in_flight: 0 };
         let legs: Vec<_> = lanes.into_iter().map(leg).collect();
-        Legs { given: 0, busy: List::new(legs.len()), polls: 0, legs }
+        Legs { given: 0, busy: 0, all: marks(legs.len()), polls: IDLE_EVERY, legs }
     }
 
     /// Puts `bio` into the batch of leg `index`. [`Legs::send`] comes next.
@@ -163,8 +142,10 @@ impl Legs {
         let mut given = std::mem::take(&mut self.given);
         let any = given != 0;
         while given != 0 {
-            for index in (given.trailing_zeros() as usize..self.legs.len()).step_by(MARKS) {
+            let mut index = given.trailing_zeros() as usize;
+            while index < self.legs.len() {
                 self.send_to(index, cx);
+                index += MARKS;
             }
             given &= given - 1;
         }
@@ -177,9 +158,7 @@ impl Legs {
         if leg.out.is_empty() {
             return;
         }
-        if leg.in_flight == 0 {
-            self.busy.push(index);
-        }
+        self.busy |= mark(index);
         leg.in_flight += leg.out.len();
         if bugs::on(Bug::SubmitTwice) {
             leg.out.extend(leg.out.last().map(|bio| bugs::twin(bio)).into_iter().collect::<Vec<_>>());
@@ -192,21 +171,18 @@ impl Legs {
     #[inline(always)]
     pub fn submit(&mut self, index: usize, batch: &mut Batch, cx: &mut Cx<'_>) {
         let leg = &mut self.legs[index];
-        if leg.in_flight == 0 {
-            self.busy.push(index);
-        }
+        self.busy |= mark(index);
         leg.in_flight += batch.len();
         leg.lane.submit(batch, cx);
     }
 
-    /// The same for the only leg there is; false when there are several. Which are busy is of no
-    /// use to who calls [`Legs::poll_alone`] then.
+    /// The same for the only leg there is. That it is busy is of no use to who calls
+    /// [`Legs::poll_alone`] then.
     #[inline(always)]
-    pub fn submit_alone(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) -> bool {
-        let [leg] = &mut self.legs[..] else { return false };
+    pub fn submit_alone(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        let [leg] = &mut self.legs[..] else { unreachable!("it is one of several") };
         leg.in_flight += batch.len();
         leg.lane.submit(batch, cx);
-        true
     }
 
     /// Polls the only leg there is: where in `done` those begin that it gave back. `None` when
@@ -217,9 +193,6 @@ impl Legs {
         let from = done.len();
         leg.lane.poll(done, cx);
         leg.in_flight -= done.len() - from;
-        if leg.in_flight == 0 {
-            self.busy.len = 0;
-        }
         Some(from)
     }
 
@@ -227,17 +200,18 @@ impl Legs {
     /// it gave back, if any. `None` when there are several, or none.
     #[inline(always)]
     pub fn poll_busy(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> Option<(usize, usize)> {
-        if self.busy.len != 1 {
+        if self.busy & self.busy.wrapping_sub(1) != 0 || self.legs.len() > MARKS {
             return None;
         }
-        let (index, from) = (self.busy.legs[0] as usize, done.len());
-        let leg = &mut self.legs[index];
+        let (index, from) = (self.busy.trailing_zeros() as usize, done.len());
+        // With nothing in flight that is the number of marks, and no leg.
+        let leg = self.legs.get_mut(index)?;
         leg.lane.poll(done, cx);
         let count = done.len() - from;
         debug_assert!(count <= leg.in_flight, "a leg handed back more than it was given");
         leg.in_flight -= count;
         if leg.in_flight == 0 {
-            self.busy.len = 0;
+            self.busy = 0;
         }
         if self.legs.len() > 1 {
             self.poll_others(count > 0, done, cx);
@@ -246,9 +220,10 @@ impl Legs {
     }
 
     /// Begins a poll: [`Legs::poll_next`] until it has no more, then [`Legs::poll_idle`].
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self) -> Round {
-        Round { next: 0, partly: self.busy.len < self.legs.len(), came_back: false }
+        let partly = self.busy != self.all || self.legs.len() > MARKS;
+        Round { marks: self.busy, next: usize::MAX, partly, came_back: false }
     }
 
     /// Polls the next leg that has bios in flight: its index, and where in `done` those begin that
@@ -260,7 +235,16 @@ impl Legs {
         done: &mut Batch,
         cx: &mut Cx<'_>,
     ) -> Option<(usize, usize)> {
-        let index = self.busy.get(round.next)?;
+        let index = if self.legs.len() > MARKS {
+            self.next_of_many(round)?
+        } else {
+            if round.marks == 0 {
+                return None;
+            }
+            let index = round.marks.trailing_zeros() as usize;
+            round.marks &= round.marks - 1;
+            index
+        };
         let leg = &mut self.legs[index];
         let from = done.len();
         leg.lane.poll(done, cx);
@@ -269,14 +253,44 @@ impl Legs {
         leg.in_flight -= count;
         round.came_back |= count > 0;
         if leg.in_flight == 0 {
-            self.busy.swap_remove(round.next);
-        } else {
-            round.next += 1;
+            self.rests(index);
         }
         Some((index, from))
     }
 
-    /// The end of a poll: the idle legs, when it is their turn.
+    #[cold]
+    fn next_of_many(&self, round: &mut Round) -> Option<usize> {
+        loop {
+            while let Some(leg) = self.legs.get(round.next) {
+                let index = round.next;
+                round.next += MARKS;
+                if leg.in_flight > 0 {
+                    return Some(index);
+                }
+            }
+            if round.marks == 0 {
+                return None;
+            }
+            round.next = round.marks.trailing_zeros() as usize;
+            round.marks &= round.marks - 1;
+        }
+    }
+
+    /// Nothing is in flight on leg `index` any more.
+    #[inline(always)]
+    fn rests(&mut self, index: usize) {
+        if self.legs.len() <= MARKS || self.all_rest(index % MARKS) {
+            self.busy &= !mark(index);
+        }
+    }
+
+    /// True when nothing is in flight on those legs that have the mark of leg `first`.
+    #[cold]
+    fn all_rest(&self, first: usize) -> bool {
+        self.legs[first..].iter().step_by(MARKS).all(|leg| leg.in_flight == 0)
+    }
+
+    /// The end of a poll: the idle legs, if there are any and it is their turn.
     #[inline(always)]
     pub fn poll_idle(&mut self, round: &Round, done: &mut Batch, cx: &mut Cx<'_>) {
         if round.partly {
@@ -289,8 +303,8 @@ impl Legs {
         if bugs::on(Bug::IdleLegForgotten) {
             return;
         }
-        self.polls += 1;
-        if !came_back || self.polls >= IDLE_EVERY {
+        self.polls -= 1;
+        if self.polls == 0 || !came_back {
             self.visit_idle(done, cx);
         } else {
             // They are due in a poll that brings nothing back.
@@ -300,7 +314,7 @@ impl Legs {
 
     #[cold]
     fn visit_idle(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        self.polls = 0;
+        self.polls = IDLE_EVERY;
         for leg in self.legs.iter_mut().filter(|leg| leg.in_flight == 0) {
             let before = done.len();
             leg.lane.poll(done, cx);
@@ -313,9 +327,8 @@ impl Legs {
         let (leg, from) = (&mut self.legs[index], back.len());
         leg.lane.drain(how, back, cx);
         leg.in_flight -= back.len() - from;
-        let place = self.busy.legs[..self.busy.len].iter().position(|&leg| leg as usize == index);
-        if let Some(place) = place.filter(|_| leg.in_flight == 0) {
-            self.busy.swap_remove(place);
+        if leg.in_flight == 0 {
+            self.rests(index);
         }
         from
     }
@@ -332,6 +345,7 @@ impl Legs {
     /// Closes leg `index`, while nothing is in flight: those behind it move up.
     pub fn remove(&mut self, index: usize) -> Box<dyn Lane> {
         debug_assert!(self.is_empty());
+        self.all = marks(self.legs.len() - 1);
         self.legs.remove(index).lane
     }
 

@@ -17,7 +17,7 @@ mod marks;
 pub mod pending;
 pub mod snapshot;
 pub mod split;
-pub mod split_lane;
+pub mod stripes;
 pub mod table;
 pub mod target;
 #[doc(hidden)]

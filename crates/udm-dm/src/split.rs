@@ -58,11 +58,13 @@ pub enum Step {
     End,
 }
 
-/// How far a parent has got; its meaning is the [`Cut`]'s. Both start at 0.
+/// How far a parent has got; its meaning is the [`Cut`]'s. All start at 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cursor {
     /// Which part of the work (flush before, data, flush behind).
     pub stage: u8,
+    /// Which of the pieces for the same part of its range is next.
+    pub part: u32,
     /// How much of it is handed out.
     pub at: u64,
 }

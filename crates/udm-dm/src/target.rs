@@ -8,6 +8,7 @@ use crate::mapped::MappedDevice;
 use crate::marks::StoreMark;
 use crate::pending::Pending;
 use crate::snapshot::SnapshotView;
+use crate::stripes::Striped;
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -134,12 +135,15 @@ pub trait Target: Send + Sync {
     /// The name of its type, as tables spell it.
     fn type_name(&self) -> &'static str;
 
-    /// Opens the data-path half. The lane is given bios whose sectors count from the start of the
+    /// Opens the data-path half of a target that is not data. The lane is given bios whose sectors count from the start of the
     /// **mapped device**'s target (0 is the target's first sector), never beyond its end.
     ///
     /// # Errors
     /// When a device below can't be opened on this core.
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError>;
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        let _ = cx;
+        unreachable!("a {} target is data and has no lane", self.type_name())
+    }
 
     /// The arguments as `table` prints them: what stands behind `START LEN TYPE `, byte for byte as
     /// the kernel prints it (multipath ends in a space).
@@ -179,6 +183,11 @@ pub trait Target: Send + Sync {
     /// A target that only adds a constant is data: the table lane applies it without a call.
     /// Asked when a lane is opened.
     fn as_linear(&self) -> Option<(DeviceRef, Sector)> {
+        None
+    }
+
+    /// And so is one that only deals its sectors out over several devices.
+    fn as_striped(&self) -> Option<Striped> {
         None
     }
 

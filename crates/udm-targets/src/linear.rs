@@ -3,7 +3,7 @@
 //! It is data: a table lane adds the offset itself ([`Target::as_linear`]).
 
 use std::sync::Arc;
-use udm_core::{Batch, Busy, Cx, Drain, Extents, Lane, Limits, Op, OpenError, Sector, Sectors};
+use udm_core::{Extents, Limits, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::target::{Below, DeviceRef, Target, TargetArgs, Used, decimal};
 
@@ -35,10 +35,6 @@ impl Target for Linear {
         "linear"
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(LinearLane { below: self.device.device.open(cx)?, offset: self.offset.0 }))
-    }
-
     fn table(&self) -> String {
         format!("{} {}", self.device.number, self.offset)
     }
@@ -62,44 +58,5 @@ impl Target for Linear {
 
     fn flush_bypasses_map(&self) -> bool {
         true
-    }
-}
-
-/// The target as a lane of its own, for those that don't add the offset themselves.
-struct LinearLane {
-    below: Box<dyn Lane>,
-    offset: u64,
-}
-
-impl LinearLane {
-    fn undo(&self, batch: &mut [Box<udm_core::Bio>]) {
-        for bio in batch.iter_mut().filter(|bio| bio.op != Op::Flush) {
-            bio.sector.0 = bio.sector.0.wrapping_sub(self.offset);
-        }
-    }
-}
-
-impl Lane for LinearLane {
-    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        for bio in batch.iter_mut().filter(|bio| bio.op != Op::Flush) {
-            bio.sector.0 = bio.sector.0.wrapping_add(self.offset);
-        }
-        self.below.submit(batch, cx);
-    }
-
-    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let from = done.len();
-        self.below.poll(done, cx);
-        self.undo(&mut done[from..]);
-    }
-
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
-        let from = back.len();
-        self.below.drain(how, back, cx);
-        self.undo(&mut back[from..]);
-    }
-
-    fn busy(&self) -> Busy {
-        self.below.busy()
     }
 }

@@ -1,9 +1,10 @@
 //! The striped target: `striped <n> <chunk> (<dev> <off>)×n`. Chunk k lies on stripe k mod n, at
 //! chunk k / n of it.
 //!
-//! `chunk` is in sectors and need not be a power of two. The table above cuts reads and writes at
-//! chunk boundaries ([`Target::max_io_len`]); discards and write-zeroes may cover many chunks and
-//! become one request a stripe, a flush one a device.
+//! It is data: a table lane works out by itself where chunks lie ([`Target::as_striped`]). `chunk`
+//! is in sectors and need not be a power of two. The table cuts reads and writes at chunk boundaries
+//! ([`Target::max_io_len`]); discards and write-zeroes may cover many chunks and become one request
+//! a stripe, a flush one a device.
 //!
 //! A request that fails turns the letter of its stripe in `status` from A to D and raises an event,
 //! at most [`EVENTS_MAX`] times a device.
@@ -11,14 +12,10 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use udm_core::{
-    Bio, BioFlags, Cx, Extents, Lane, Limits, Op, OpenError, SECTOR_SIZE, Sector, Sectors, Status,
-};
+use udm_core::{Extents, Limits, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::bugs::{self, Bug};
-use udm_dm::divisor::Divisor;
-use udm_dm::split::{Cursor, Cut, Piece, Step};
-use udm_dm::split_lane::{Route, SplitLane, Way};
+use udm_dm::stripes::{Failures, Layout, Striped};
 use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Used, decimal};
 
 /// Failures of a device that raise an event; later ones only count (kernel: `DM_IO_ERROR_THRESHOLD`
@@ -32,23 +29,14 @@ struct Stripe {
     errors: AtomicU32,
 }
 
-/// Where chunks lie.
-#[derive(Clone, Copy)]
-struct Layout {
-    stripes: Divisor,
-    chunk: Divisor,
-    /// Sectors of a row that lie on other stripes than a given one.
-    others: u64,
-}
-
 struct Shared {
     stripes: Vec<Stripe>,
-    layout: Layout,
     notify: OnceLock<Arc<dyn Notify>>,
 }
 
-struct Striped {
+struct StripedTarget {
     shared: Arc<Shared>,
+    layout: Layout,
     len: Sectors,
 }
 
@@ -88,35 +76,20 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
             .map_err(|e| refuse(text, 2 + 2 * i).with_errno(e.errno).because(e.reason))?;
         stripes.push(Stripe { device, offset: Sector(offset), errors: AtomicU32::new(0) });
     }
-    let layout =
-        Layout { stripes: Divisor::new(count), chunk: Divisor::new(chunk), others: (count - 1) * chunk };
-    Ok(Arc::new(Striped {
-        shared: Arc::new(Shared { stripes, layout, notify: OnceLock::new() }),
+    Ok(Arc::new(StripedTarget {
+        shared: Arc::new(Shared { stripes, notify: OnceLock::new() }),
+        layout: Layout::new(count, chunk),
         len: args.len,
     }))
 }
 
-impl Target for Striped {
+impl Target for StripedTarget {
     fn type_name(&self) -> &'static str {
         "striped"
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let stripes = &self.shared.stripes;
-        let lanes = stripes.iter().map(|s| s.device.device.open(cx)).collect::<Result<_, _>>()?;
-        let id = |i: usize| stripes[i].device.device.id();
-        let route = Stripes {
-            shared: Arc::clone(&self.shared),
-            layout: self.shared.layout,
-            offsets: stripes.iter().map(|s| s.offset.0).collect(),
-            flush: (0..stripes.len()).filter(|&i| (0..i).all(|before| id(before) != id(i))).collect(),
-        };
-        Ok(Box::new(SplitLane::new(route, lanes, cx)))
-    }
-
     fn table(&self) -> String {
-        let Layout { stripes, chunk, .. } = self.shared.layout;
-        let mut text = format!("{} {}", stripes.get(), chunk.get());
+        let mut text = format!("{} {}", self.layout.stripes(), self.layout.chunk());
         for stripe in &self.shared.stripes {
             let _ = write!(text, " {} {}", stripe.device.number, stripe.offset);
         }
@@ -135,25 +108,23 @@ impl Target for Striped {
     }
 
     fn limits(&self, below: Below<'_>) -> Limits {
-        let Layout { stripes, chunk, .. } = self.shared.layout;
-        let bytes = chunk.get().saturating_mul(SECTOR_SIZE);
+        let bytes = self.layout.chunk().saturating_mul(SECTOR_SIZE);
         let all = self.shared.stripes.iter().map(|s| below.limits(&s.device));
         let limits = all.fold(Limits::new(self.len), |all, one| all.stack(&one));
         let hint = |bytes: u64| u32::try_from(bytes).unwrap_or(0);
         Limits {
             request_stackable: false,
             io_min: hint(bytes).max(limits.io_min),
-            io_opt: hint(bytes.saturating_mul(stripes.get())),
+            io_opt: hint(bytes.saturating_mul(self.layout.stripes())),
             ..limits
         }
     }
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
-        let layout = self.shared.layout;
         let (mut at, end) = (from.0, from.0 + len.0);
         while at < end && !out.is_full() {
-            let (stripe, sector) = layout.map(at);
-            let now = (layout.chunk.get() - layout.chunk.remainder(at)).min(end - at);
+            let (stripe, sector) = self.layout.map(at);
+            let now = self.layout.left(at).min(end - at);
             let Stripe { device, offset, .. } = &self.shared.stripes[stripe];
             device.device.extents(Sector(offset.0 + sector), Sectors(now), out);
             at += now;
@@ -161,13 +132,19 @@ impl Target for Striped {
     }
 
     fn devices(&self) -> Vec<Used> {
-        let len = Sectors(self.len.0 / self.shared.layout.stripes.get());
+        let len = Sectors(self.len.0 / self.layout.stripes());
         let used = |s: &Stripe| Used::new(&s.device, s.offset, len);
         self.shared.stripes.iter().map(used).collect()
     }
 
     fn max_io_len(&self) -> Option<Sectors> {
-        Some(Sectors(self.shared.layout.chunk.get()))
+        Some(Sectors(self.layout.chunk()))
+    }
+
+    fn as_striped(&self) -> Option<Striped> {
+        let stripes = self.shared.stripes.iter().map(|s| (s.device.clone(), s.offset)).collect();
+        let failures = Arc::<Shared>::clone(&self.shared);
+        Some(Striped { layout: self.layout, stripes, failures })
     }
 
     fn flush_bypasses_map(&self) -> bool {
@@ -180,9 +157,8 @@ impl Target for Striped {
     }
 }
 
-impl Shared {
-    /// Counts a failure on `stripe`, on all stripes of its device.
-    #[cold]
+impl Failures for Shared {
+    /// Counts it on all stripes of the device.
     fn failed(&self, stripe: usize) {
         let id = self.stripes[stripe].device.device.id();
         for stripe in self.stripes.iter().filter(|s| s.device.device.id() == id) {
@@ -192,95 +168,6 @@ impl Shared {
                 self.notify.get().filter(|_| before < EVENTS_MAX && !bugs::on(Bug::StripeEventLost))
             {
                 notify.event();
-            }
-        }
-    }
-}
-
-impl Layout {
-    /// The stripe of a sector of the target, and the sector within the stripe.
-    fn map(&self, sector: u64) -> (usize, u64) {
-        let (chunk, within) = self.chunk.div_rem(sector);
-        let (row, stripe) = self.stripes.div_rem(chunk);
-        let shift = u64::from(bugs::on(Bug::StripeShifted) && stripe + 1 == self.stripes.get() && stripe > 0);
-        (stripe as usize, row * self.chunk.get() + within + shift)
-    }
-
-    /// The sector of the target behind a sector of a stripe.
-    fn unmap(&self, stripe: usize, sector: u64) -> u64 {
-        let row = self.chunk.quotient(sector);
-        sector + row * self.others + stripe as u64 * self.chunk.get()
-    }
-
-    /// The first sector of `stripe` that belongs to `sector` of the target or to what is behind it.
-    fn at_or_behind(&self, sector: u64, stripe: usize) -> u64 {
-        let (here, at) = self.map(sector);
-        let row = at - self.chunk.remainder(at);
-        match stripe.cmp(&here) {
-            std::cmp::Ordering::Equal => at,
-            std::cmp::Ordering::Less => row + self.chunk.get(),
-            std::cmp::Ordering::Greater => row,
-        }
-    }
-}
-
-/// Where the bios of a striped target go: reads and writes, which the table has cut at chunks, to
-/// the stripe of their chunk. Flushes go to each device once, other ranges to each stripe that they
-/// touch.
-struct Stripes {
-    shared: Arc<Shared>,
-    layout: Layout,
-    /// By stripe.
-    offsets: Vec<u64>,
-    /// A stripe of each device.
-    flush: Vec<usize>,
-}
-
-impl Route for Stripes {
-    #[inline(always)]
-    fn plain(&self, bio: &mut Bio) -> Option<usize> {
-        if !bio.op.has_data() {
-            return None;
-        }
-        let (stripe, at) = self.layout.map(bio.sector.0);
-        bio.sector.0 = self.offsets[stripe].wrapping_add(at);
-        Some(stripe)
-    }
-
-    fn down(&self, bio: &mut Bio) -> Way {
-        self.plain(bio).map_or(Way::Cut, Way::Leg)
-    }
-
-    #[inline(always)]
-    fn up(&self, leg: usize, bios: &mut [Box<Bio>]) {
-        let offset = self.offsets[leg];
-        for bio in bios {
-            if bio.op.has_data() {
-                bio.sector.0 = self.layout.unmap(leg, bio.sector.0.wrapping_sub(offset));
-            }
-            if !bio.status.is_ok() && bio.status != Status::NotSupp && !bio.flags.contains(BioFlags::RAHEAD) {
-                self.shared.failed(leg);
-            }
-        }
-    }
-}
-
-impl Cut for Stripes {
-    fn next(&self, bio: &Bio, cursor: &mut Cursor) -> Step {
-        loop {
-            let i = cursor.at as usize;
-            cursor.at += 1;
-            if bio.op == Op::Flush {
-                let Some(&leg) = self.flush.get(i) else { return Step::End };
-                let (sector, sectors) = (Sector(0), Sectors::ZERO);
-                return Step::Piece(Piece { leg, op: Op::Flush, flags: bio.flags, sector, sectors });
-            }
-            let Some(offset) = self.offsets.get(i) else { return Step::End };
-            let from = self.layout.at_or_behind(bio.sector.0, i);
-            let to = self.layout.at_or_behind(bio.end().0, i);
-            if from < to {
-                let (sector, sectors) = (Sector(offset + from), Sectors(to - from));
-                return Step::Piece(Piece { leg: i, op: bio.op, flags: bio.flags, sector, sectors });
             }
         }
     }

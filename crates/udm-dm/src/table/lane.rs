@@ -2,62 +2,27 @@
 //!
 //! The table is the boundary: whatever comes in from above, targets only see requests inside their
 //! range, aligned to their blocks, of operations that they take, no longer than their limits. The
-//! usual bio (a read or write that fits) goes whole, its sector shifted on the way down and back on
-//! the way up; a linear target has no lane of its own, the shift is all there is to it. The rest is
-//! cut.
+//! usual bio (a read or write that fits) goes whole, moved to where it lies on its [leg](Legs) on
+//! the way down and back on the way up; linear and striped targets have no lane of their own, that
+//! move is all there is to them. The rest goes through the [`Splitter`].
+//!
+//! A single bio, and a batch for the only leg there is, is passed on as it came; other batches are
+//! dealt out. Where bios go is for the [`Route`] to say.
 
 use super::Table;
 use super::legs_of::LegsOf;
-use super::map::{Map, Mapping, Simple};
+use super::route::{Route, Way};
 use crate::bugs::{self, Bug};
-use crate::legs::Deal;
-use crate::split::{Cursor, Cut, Step};
-use crate::split_lane::{Route, SplitLane, Way, all_to};
+use crate::legs::Legs;
+use crate::split::Splitter;
 use std::rc::Rc;
-use udm_core::{Bio, BioFlags, Cx, Limits, Op, OpenError, SECTOR_SIZE};
-
-/// What makes a bio one of the usual ones: a read or write that needs nothing but its place looked
-/// up.
-struct Plain {
-    /// The last of the operations that do, of a list that begins with reads and writes.
-    last: Op,
-    special: BioFlags,
-    /// `sector` and `sectors` have none of these bits.
-    unaligned: u64,
-    max: u64,
-    size: u64,
-}
-
-impl Plain {
-    #[inline(always)]
-    fn takes(&self, bio: &Bio) -> bool {
-        // `max` is at most `size`, so the difference is one.
-        self.fits(bio) && bio.sector.0 <= self.size.wrapping_sub(bio.sectors.0)
-    }
-
-    /// The same but for the end of the device.
-    #[inline(always)]
-    fn fits(&self, bio: &Bio) -> bool {
-        let (sector, sectors) = (bio.sector.0, bio.sectors.0);
-        bio.op as u8 <= self.last as u8
-            && !bio.flags.intersects(self.special)
-            && (sector | sectors) & self.unaligned == 0
-            && sectors.wrapping_sub(1) < self.max
-    }
-}
+use udm_core::{Batch, Busy, Cx, Drain, Lane, OpenError};
 
 /// See the module's documentation.
-pub(crate) type TableLane = SplitLane<TableRoute>;
-
-/// Where the bios of a table go.
-pub(crate) struct TableRoute {
-    limits: Limits,
-    plain: Plain,
-    /// The shift of the one target there is, if plain bios go to it whole wherever they lie.
-    single: Option<u64>,
-    map: Map,
-    /// As when the lanes were opened, whatever became of the targets since.
-    legs: Rc<LegsOf>,
+pub(crate) struct TableLane {
+    route: Route,
+    legs: Legs,
+    split: Splitter,
 }
 
 impl TableLane {
@@ -67,128 +32,136 @@ impl TableLane {
     /// When a device below can't be opened on this core.
     pub fn open(table: &Table, cx: &mut Cx<'_>) -> Result<TableLane, OpenError> {
         let legs = Rc::new(LegsOf::new(&table.entries));
-        let mut lanes = Vec::with_capacity(legs.first.len());
-        for &target in &legs.first {
-            let entry = &table.entries[target];
-            lanes.push(match entry.target.as_linear() {
-                Some((device, _)) => device.device.open(cx)?,
-                None => entry.target.open(cx)?,
-            });
-        }
-        Ok(SplitLane::new(TableRoute::new(table, legs), lanes, cx))
+        let lanes = legs.open(&table.entries, cx)?;
+        let split = Splitter::new(cx.new_owner());
+        Ok(TableLane { route: Route::new(table, legs), legs: Legs::new(lanes), split })
     }
 
     /// The table is in use from now on: see [`udm_core::Lane::begin`].
     pub fn begin(&mut self, table: &Table, cx: &mut Cx<'_>) {
-        let legs = Rc::clone(&self.route().legs);
-        self.begin_with(TableRoute::new(table, legs), cx);
+        self.route = Route::new(table, Rc::clone(&self.route.legs));
+        self.legs.begin(cx);
+    }
+
+    /// True when nothing from above is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.split.is_idle() && self.legs.is_empty()
+    }
+
+    /// Submits a batch that is not a single bio for a single leg.
+    #[inline(never)]
+    fn submit_any(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        if let [bio] = &mut batch[..]
+            && let Some(leg) = self.route.plain(bio)
+        {
+            return self.legs.submit(leg, batch, cx);
+        }
+        let moved = if self.legs.len() == 1 { self.route.all_plain(batch) } else { 0 };
+        if moved < batch.len() {
+            self.deal(batch, moved, cx);
+        } else if !batch.is_empty() {
+            self.legs.submit_alone(batch, cx);
+        }
+    }
+
+    /// Deals out a batch, of which the first `moved` bios have been moved and go to the only leg.
+    #[inline(never)]
+    fn deal(&mut self, batch: &mut Batch, moved: usize, cx: &mut Cx<'_>) {
+        let mut bios = self.legs.deal(batch);
+        for _ in 0..moved {
+            bios.take().into_iter().for_each(|bio| bios.put(0, bio));
+        }
+        while let Some(mut bio) = self.route.deal(&mut bios) {
+            match self.route.down(&mut bio) {
+                Way::Leg(leg) => bios.put(leg, bio),
+                Way::Cut => self.split.take(bio),
+                Way::End(status) => self.split.end(bio, status),
+            }
+        }
+        drop(bios);
+        if !self.split.is_idle() {
+            self.pump();
+        }
+        self.legs.send(cx);
+    }
+
+    fn pump(&mut self) {
+        self.split.pump(&self.route, |leg, fragment| self.legs.push(leg, fragment));
+    }
+
+    #[inline(always)]
+    fn poll_legs(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        match self.legs.poll_alone(done, cx) {
+            // Nothing was moved.
+            Some(_) if self.route.single() == Some(0) => {}
+            Some(from) => self.route.up(0, &mut done[from..]),
+            None => self.poll_several(done, cx),
+        }
+    }
+
+    #[inline(never)]
+    fn poll_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        if let Some((leg, from)) = self.legs.poll_busy(done, cx) {
+            return self.route.up(leg, &mut done[from..]);
+        }
+        let mut round = self.legs.poll();
+        while let Some((leg, from)) = self.legs.poll_next(&mut round, done, cx) {
+            self.route.up(leg, &mut done[from..]);
+        }
+        self.legs.poll_idle(&round, done, cx);
+    }
+
+    /// A poll while the splitter has something.
+    #[cold]
+    fn poll_split(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        let start = done.len();
+        self.split.take_again();
+        self.poll_legs(done, cx);
+        self.split.collect(done, start);
+        self.pump();
+        if self.legs.send(cx) || self.split.has_returned() {
+            // What was just sent may be done already; what is to be handed back waits for a
+            // `drain`.
+            cx.wake_now();
+        }
+        self.split.take_finished(done);
     }
 }
 
-impl TableRoute {
-    fn new(table: &Table, legs: Rc<LegsOf>) -> TableRoute {
-        let fit = table.fit();
-        let map = Map::new(table, &fit, &legs);
-        let limits = fit.whole;
-        let size = limits.size.0;
-        let single = match &*map.mappings {
-            [mapping] if !mapping.has_chunks() => Some(mapping.shift),
-            _ => None,
-        };
-        let plain = Plain {
-            last: if limits.read_only { Op::Read } else { Op::Write },
-            special: map.special(),
-            unaligned: match bugs::on(Bug::BlocksIgnored) {
-                true => 0,
-                false => (u64::from(limits.logical_block) / SECTOR_SIZE).max(1) - 1,
-            },
-            max: map.mappings.iter().map(|mapping| mapping.max(Op::Read)).fold(size, u64::min),
-            size,
-        };
-        TableRoute { limits, plain, single, map, legs }
-    }
-
-    #[inline(always)]
-    fn to_single(&self, bio: &mut Bio, shift: u64) -> Option<usize> {
-        self.plain.takes(bio).then(|| {
-            bio.sector.0 = bio.sector.0.wrapping_add(shift);
-            0
-        })
-    }
-
-    #[inline(always)]
-    fn to_mapping(&self, bio: &mut Bio, mapping: &Mapping) -> Option<usize> {
-        (self.plain.takes(bio) && mapping.left(bio.sector.0) >= bio.sectors.0).then(|| {
-            bio.sector.0 = bio.sector.0.wrapping_add(mapping.shift);
-            mapping.leg
-        })
-    }
-
-    #[inline(always)]
-    fn to_simple(&self, bio: &mut Bio, find: impl Fn(u64) -> Option<Simple>) -> Option<usize> {
-        let sector = bio.sector.0;
-        let to = find(sector)?;
-        // The sector is not far behind the end and no bio that fits is long: their sum is one. What
-        // ends in front of the mapping's end is in front of the device's.
-        (self.plain.fits(bio) && sector + bio.sectors.0 <= to.end).then(|| {
-            bio.sector.0 = sector.wrapping_add(to.shift);
-            to.leg as usize
-        })
-    }
-}
-
-impl Route for TableRoute {
-    #[inline(always)]
-    fn plain(&self, bio: &mut Bio) -> Option<usize> {
-        match self.single {
-            Some(shift) => self.to_single(bio, shift),
-            None => self.map.find_plain(bio.sector.0).and_then(|mapping| self.to_mapping(bio, mapping)),
-        }
-    }
-
-    /// Asks once for all what kind of table it is.
-    #[inline(always)]
-    fn all_to(&self, leg: usize, bios: &mut [Box<Bio>]) -> (usize, Option<usize>) {
-        match (self.single, &*self.map.mappings, self.map.simple()) {
-            (Some(0), ..) => all_to(leg, bios, |bio| self.plain.takes(bio).then_some(0)),
-            (Some(shift), ..) => all_to(leg, bios, |bio| self.to_single(bio, shift)),
-            (None, [mapping], _) => all_to(leg, bios, |bio| self.to_mapping(bio, mapping)),
-            (None, _, Some(find)) => all_to(leg, bios, |bio| self.to_simple(bio, &find)),
-            (None, ..) => all_to(leg, bios, |bio| self.plain(bio)),
+impl Lane for TableLane {
+    #[inline]
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        if let Some(shift) = self.route.single()
+            && let [bio] = &mut batch[..]
+            && self.route.to_single(bio, shift)
+        {
+            self.legs.submit_alone(batch, cx);
+        } else {
+            self.submit_any(batch, cx);
         }
     }
 
     #[inline(always)]
-    fn deal(&self, bios: &mut Deal<'_>) -> Option<Box<Bio>> {
-        match self.map.simple() {
-            Some(find) => bios.each(|bio| self.to_simple(bio, &find)),
-            None => bios.each(|bio| self.plain(bio)),
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        if !self.split.is_idle() {
+            return self.poll_split(done, cx);
         }
+        self.poll_legs(done, cx);
     }
 
-    fn down(&self, bio: &mut Bio) -> Way {
-        if let Err(status) = self.limits.check(bio.op, bio.sector, bio.sectors) {
-            return Way::End(status);
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        let start = back.len();
+        for leg in 0..self.legs.len() {
+            let from = self.legs.drain(leg, how, back, cx);
+            if !bugs::on(Bug::MovedWhenHandedBack) {
+                self.route.up(leg, &mut back[from..]);
+            }
         }
-        if bio.op == Op::Flush || bio.flags.intersects(self.plain.special) {
-            return Way::Cut;
-        }
-        let mapping = self.map.find(bio.sector.0);
-        if mapping.room(bio.op, bio.sector.0) < bio.sectors.0 {
-            return Way::Cut;
-        }
-        bio.sector.0 = bio.sector.0.wrapping_add(mapping.shift);
-        Way::Leg(mapping.leg)
+        self.split.collect_back(back, start);
+        self.split.take_returned(back);
     }
 
-    #[inline(always)]
-    fn up(&self, leg: usize, bios: &mut [Box<Bio>]) {
-        self.map.shifts[leg].undo(bios);
-    }
-}
-
-impl Cut for TableRoute {
-    fn next(&self, bio: &Bio, cursor: &mut Cursor) -> Step {
-        self.map.next(bio, cursor)
+    fn busy(&self) -> Busy {
+        self.legs.busy()
     }
 }

@@ -1,108 +1,95 @@
 //! What a table has below it: a leg for each device of linear targets, however many of them lie
-//! there, and one for each other target. And how a bio that comes back from a leg is told its place
-//! in the table.
+//! there, one for each stripe of striped ones, and one for each other target.
 
 use super::Entry;
-use super::index::Index;
-use crate::bugs::{self, Bug};
+use crate::stripes::Striped;
+use crate::target::DeviceRef;
 use std::collections::BTreeMap;
-use udm_core::{Bio, DeviceId};
+use udm_core::{Cx, DeviceId, Lane, OpenError, Sector};
 
-/// The legs of a table.
-pub(super) struct LegsOf {
-    /// The leg of each target.
-    pub of: Vec<usize>,
-    /// The first target of each leg.
-    pub first: Vec<usize>,
+/// What a target is to its table.
+pub(super) enum Form {
+    /// Data: so many sectors further on this device.
+    Linear(DeviceRef, Sector),
+    /// Data: dealt out over several devices.
+    Striped(Striped),
+    /// Whatever its lane makes of it.
+    Own,
 }
 
-/// What a bio's sector was made larger by on its way down, modulo 2^64, by where it is on the leg.
-pub(super) enum Shift {
-    /// By so much, wherever it is.
-    Whole(u64),
-    /// By what its run says.
-    Runs {
-        /// Where the first begins.
-        begin: u64,
-        /// Of sectors from there on.
-        index: Index,
-        shifts: Box<[u64]>,
-    },
+/// The legs of a table, as its lanes were opened, whatever became of the targets since.
+pub(super) struct LegsOf {
+    /// Of each target its form and its leg, the first of several.
+    pub lines: Vec<(Form, usize)>,
+    /// For each leg a target and its stripe.
+    pub first: Vec<(usize, usize)>,
+}
+
+impl Form {
+    fn of(entry: &Entry) -> Form {
+        if let Some((device, offset)) = entry.target.as_linear() {
+            return Form::Linear(device, offset);
+        }
+        entry.target.as_striped().map_or(Form::Own, Form::Striped)
+    }
+
+    /// How many legs it needs of its own.
+    fn legs(&self) -> usize {
+        if let Form::Striped(striped) = self { striped.stripes.len() } else { 1 }
+    }
 }
 
 impl LegsOf {
     /// Linear targets that overlap on their device have a leg each: there is no telling from its
     /// place of which of them a bio is.
     pub fn new(entries: &[Entry]) -> LegsOf {
-        let mut lines: BTreeMap<DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
-        let linear = |entry: &Entry| entry.target.as_linear().map(|(device, at)| (device.device.id(), at.0));
-        for entry in entries {
-            if let Some((device, at)) = linear(entry) {
-                lines.entry(device).or_default().push((at, at.saturating_add(entry.len.0)));
+        let forms: Vec<Form> = entries.iter().map(Form::of).collect();
+        let mut runs: BTreeMap<DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
+        for (form, entry) in forms.iter().zip(entries) {
+            if let Form::Linear(device, at) = form {
+                let run = (at.0, at.0.saturating_add(entry.len.0));
+                runs.entry(device.device.id()).or_default().push(run);
             }
         }
-        for runs in lines.values_mut() {
+        for runs in runs.values_mut() {
             runs.sort_unstable();
         }
-        let shared = |device: &DeviceId| lines[device].windows(2).all(|two| two[0].1 <= two[1].0);
-        let (mut known, mut legs) = (BTreeMap::new(), LegsOf { of: Vec::new(), first: Vec::new() });
-        for (i, entry) in entries.iter().enumerate() {
-            let device = linear(entry).map(|(device, _)| device).filter(shared);
+        let shared = |form: &Form| match form {
+            Form::Linear(device, _) => Some(device.device.id())
+                .filter(|device| runs[device].windows(2).all(|two| two[0].1 <= two[1].0)),
+            _ => None,
+        };
+        let (mut known, mut legs) = (BTreeMap::new(), LegsOf { lines: Vec::new(), first: Vec::new() });
+        for (i, form) in forms.into_iter().enumerate() {
             let next = legs.first.len();
-            let leg = device.map_or(next, |device| *known.entry(device).or_insert(next));
+            let leg = shared(&form).map_or(next, |device| *known.entry(device).or_insert(next));
             if leg == next {
-                legs.first.push(i);
+                legs.first.extend((0..form.legs()).map(|stripe| (i, stripe)));
             }
-            legs.of.push(leg);
+            legs.lines.push((form, leg));
         }
         legs
     }
 
-    /// For each leg what is added on the way to it, where target `i` adds `shift(i)`.
-    pub fn shifts(&self, entries: &[Entry], shift: impl Fn(usize) -> u64) -> Vec<Shift> {
-        let mut lines = vec![Vec::new(); self.first.len()];
-        for (i, entry) in entries.iter().enumerate() {
-            let begin = entry.start.0.wrapping_add(shift(i));
-            lines[self.of[i]].push((begin, begin.saturating_add(entry.len.0), shift(i)));
+    /// Opens the lane of each leg.
+    ///
+    /// # Errors
+    /// When a device below can't be opened on this core.
+    pub fn open(&self, entries: &[Entry], cx: &mut Cx<'_>) -> Result<Vec<Box<dyn Lane>>, OpenError> {
+        let mut lanes = Vec::with_capacity(self.first.len());
+        for &(target, stripe) in &self.first {
+            lanes.push(match &self.lines[target].0 {
+                Form::Linear(device, _) => device.device.open(cx)?,
+                Form::Striped(striped) => striped.stripes[stripe].0.device.open(cx)?,
+                Form::Own => entries[target].target.open(cx)?,
+            });
         }
-        lines.into_iter().map(Shift::new).collect()
-    }
-}
-
-impl Shift {
-    /// Of runs from one sector to another, and what is added in each.
-    fn new(mut runs: Vec<(u64, u64, u64)>) -> Shift {
-        runs.sort_unstable();
-        let (begin, _, shift) = runs[0];
-        if runs.iter().all(|run| run.2 == shift) {
-            return Shift::Whole(shift);
-        }
-        let index = Index::new(runs.iter().map(|run| run.1 - begin).collect());
-        Shift::Runs { begin, index, shifts: runs.iter().map(|run| run.2).collect() }
+        Ok(lanes)
     }
 
-    /// Undoes it for bios that came back. Of no use for a flush, which has no place, nor is it
-    /// needed: it is a piece.
-    #[inline(always)]
-    pub fn undo(&self, bios: &mut [Box<Bio>]) {
-        let moved = |bio: &&mut Box<Bio>| bio.status.is_ok() || !bugs::on(Bug::OffsetKeptOnError);
-        match self {
-            Shift::Whole(0) => {}
-            Shift::Whole(shift) => {
-                for bio in bios.iter_mut().filter(moved) {
-                    bio.sector.0 = bio.sector.0.wrapping_sub(*shift);
-                }
-            }
-            Shift::Runs { begin, index, shifts } => {
-                for bio in bios.iter_mut().filter(moved) {
-                    let run = match bugs::on(Bug::NeighboursOffset) {
-                        true => 0,
-                        false => index.find(bio.sector.0.wrapping_sub(*begin)),
-                    };
-                    let shift = shifts.get(run).copied().unwrap_or_default();
-                    bio.sector.0 = bio.sector.0.wrapping_sub(shift);
-                }
-            }
-        }
+    /// What is added to a sector on its way to target `i`, which is not striped, modulo 2^64.
+    pub fn shift(&self, entries: &[Entry], i: usize) -> u64 {
+        let offset = if let Form::Linear(_, offset) = &self.lines[i].0 { offset.0 } else { 0 };
+        offset.wrapping_sub(entries[i].start.0)
     }
 }

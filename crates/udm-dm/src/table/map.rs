@@ -1,22 +1,27 @@
 //! Which target a bio goes to, and how a bio is cut that can't go whole.
 
+use super::back::Back;
 use super::check::Fit;
 use super::index::Index;
-use super::legs_of::{LegsOf, Shift};
+use super::legs_of::{Form, LegsOf};
 use super::{Entry, Table};
 use crate::bugs::{self, Bug};
 use crate::divisor::Divisor;
 use crate::split::{Cursor, Cut, Piece, Step};
+use crate::stripes::Layout;
+use std::collections::BTreeSet;
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
 
 /// What one line of a table maps, for the data path.
 pub(super) struct Mapping {
-    /// Where its bios go.
-    pub leg: usize,
+    /// Where its bios go; of a striped one those for the first stripe.
+    leg: usize,
     start: u64,
     end: u64,
-    /// Added to a bio's sector on the way down and taken off on the way up, modulo 2^64.
-    pub shift: u64,
+    /// Added to a bio's sector on the way down and taken off on the way up, modulo 2^64. Of no use
+    /// where it is striped.
+    shift: u64,
+    stripes: Option<Stripes>,
     /// Reads and writes end at multiples of this, counted from the target's start; `None` when they
     /// need not.
     chunk: Option<Divisor>,
@@ -27,21 +32,40 @@ pub(super) struct Mapping {
     max: [u64; 3],
 }
 
+/// Where the chunks of a striped target lie.
+pub(super) struct Stripes {
+    layout: Layout,
+    /// Where each stripe begins on its device.
+    begins: Box<[u64]>,
+    /// The leg of the first.
+    leg: usize,
+}
+
 /// All mappings of a table, and what flushes need.
 pub(super) struct Map {
-    pub mappings: Vec<Mapping>,
+    mappings: Vec<Mapping>,
     /// Finds one by its sectors.
     index: Index,
-    /// Short forms of all, if none has chunks.
-    simple: Option<Box<[Simple]>>,
-    /// What is added on the way to each leg.
-    pub shifts: Vec<Shift>,
+    /// Undoes what was done on the way to each leg.
+    pub backs: Vec<Back>,
     /// The legs that a flush of the whole device goes to.
     flush: Vec<usize>,
     /// What is taken off the flags of a bio's data part.
     strip: BioFlags,
     /// A write with FUA is followed by a flush.
     flush_behind: bool,
+}
+
+/// What kind of table it is, for reads and writes that fit.
+pub(super) enum Shape {
+    /// All go to the one leg there is, so many sectors further on.
+    Single(u64),
+    /// One striped target is all there is, by shifts or not.
+    Striped(Stripes, bool),
+    /// Each goes to one of these whole.
+    Lines(Box<[Simple]>),
+    /// Some targets have chunks.
+    Mixed,
 }
 
 /// What a read or write that fits needs of a mapping without chunks.
@@ -52,20 +76,80 @@ pub(super) struct Simple {
     pub leg: u32,
 }
 
+impl Stripes {
+    /// Of target `i`, if it is striped.
+    fn new(legs: &LegsOf, i: usize) -> Option<Stripes> {
+        let (Form::Striped(striped), leg) = &legs.lines[i] else { return None };
+        let begins = striped.stripes.iter().map(|stripe| stripe.1.0).collect();
+        Some(Stripes { layout: striped.layout, begins, leg: *leg })
+    }
+
+    /// The leg of sector `at` of the target, and the sector there, if that and those behind it,
+    /// `sectors` in all, are of one chunk.
+    #[inline(always)]
+    pub fn place<const SHIFTS: bool>(&self, at: u64, sectors: u64) -> Option<(usize, u64)> {
+        let (stripe, to, within) = self.layout.place::<SHIFTS>(at);
+        let begin = self.begins.get(stripe)?;
+        (within + sectors <= self.layout.chunk()).then_some((self.leg + stripe, begin.wrapping_add(to)))
+    }
+
+    /// Of a range of the target the part that lies on a stripe, of which `next` is the first that
+    /// was not asked for: leg, sector and length. `None` when none is left.
+    fn part(&self, from: u64, to: u64, next: &mut u32) -> Option<(usize, u64, u64)> {
+        loop {
+            let stripe = *next as usize;
+            let begin = self.begins.get(stripe)?;
+            *next += 1;
+            let (first, end) = self.layout.part(stripe, from, to);
+            if first < end {
+                return Some((self.leg + stripe, begin.wrapping_add(first), end - first));
+            }
+        }
+    }
+}
+
 impl Mapping {
-    fn new(leg: usize, entry: &Entry, shift: u64, limits: &Limits) -> Mapping {
+    fn new(legs: &LegsOf, entries: &[Entry], i: usize, limits: &Limits) -> Mapping {
+        let entry = &entries[i];
         let block = u64::from(limits.logical_block) / SECTOR_SIZE;
         // A limit below one block would cut for ever; what the device makes of such a request is
         // its own matter.
         let whole = |max: Sectors| (max.0 - max.0 % block.max(1)).max(block.max(1));
         Mapping {
-            leg,
+            leg: legs.lines[i].1,
             start: entry.start.0,
             end: entry.end().0,
-            shift,
+            shift: legs.shift(entries, i),
+            stripes: Stripes::new(legs, i),
             chunk: entry.target.max_io_len().map(|c| Divisor::new(c.0.clamp(1, Divisor::MAX))),
             cuts_discards: entry.target.cuts_discards(),
             max: [whole(limits.max_sectors), whole(limits.max_discard), whole(limits.max_write_zeroes)],
+        }
+    }
+
+    /// True for what goes to several legs unless it ends at chunks.
+    pub fn fans_out(&self, op: Op) -> bool {
+        self.stripes.is_some() && !op.has_data()
+    }
+
+    /// The leg of `sector`, and the sector there.
+    pub fn whole(&self, sector: u64) -> (usize, u64) {
+        match &self.stripes {
+            None => (self.leg, sector.wrapping_add(self.shift)),
+            Some(stripes) => {
+                let (stripe, to) = stripes.layout.map(sector - self.start);
+                (stripes.leg + stripe, stripes.begins[stripe].wrapping_add(to))
+            }
+        }
+    }
+
+    /// The same for a read or write that fits, if it lies in one piece.
+    #[inline(always)]
+    pub fn place(&self, sector: u64, sectors: u64) -> Option<(usize, u64)> {
+        match &self.stripes {
+            None => (self.left(sector) >= sectors).then(|| (self.leg, sector.wrapping_add(self.shift))),
+            Some(_) if sector + sectors > self.end => None,
+            Some(stripes) => stripes.place::<false>(sector - self.start, sectors),
         }
     }
 
@@ -79,15 +163,10 @@ impl Mapping {
         }
     }
 
-    /// True when how much a read or write may cover depends on where it lies.
-    pub fn has_chunks(&self) -> bool {
-        self.chunk.is_some()
-    }
-
     /// How many sectors a read or write that begins at `at`, which is of this mapping, may cover
     /// before it has to be cut.
     #[inline]
-    pub fn left(&self, at: u64) -> u64 {
+    fn left(&self, at: u64) -> u64 {
         let left = self.end - at;
         match self.chunk {
             None => left,
@@ -106,29 +185,42 @@ impl Mapping {
 impl Map {
     pub fn new(table: &Table, fit: &Fit, legs: &LegsOf) -> Map {
         let entries = &table.entries;
-        let shift = |i: usize| {
-            let offset = entries[i].target.as_linear().map_or(0, |(_, offset)| offset.0);
-            offset.wrapping_sub(entries[i].start.0)
-        };
-        let mapping = |(i, limits)| Mapping::new(legs.of[i], &entries[i], shift(i), limits);
+        let mapping = |(i, limits)| Mapping::new(legs, entries, i, limits);
         let mappings: Vec<Mapping> = fit.parts.iter().enumerate().map(mapping).collect();
-        let simple = |m: &Mapping| match m.chunk {
-            None => Some(Simple { end: m.end, shift: m.shift, leg: m.leg as u32 }),
-            Some(_) => None,
-        };
         let fua = fit.whole.fua;
         // A device below that is mapped itself may get a cache by a reload, and this table would
         // not know.
         let cache = fit.whole.write_cache || table.devices().any(|below| below.device.stacked().is_some());
         Map {
             index: Index::new(mappings.iter().map(|mapping| mapping.end).collect()),
-            simple: mappings.iter().map(simple).collect(),
-            shifts: legs.shifts(entries, shift),
-            flush: flush_targets(table).into_iter().map(|target| legs.of[target]).collect(),
+            backs: Back::of_all(legs, entries),
+            flush: flush_legs(table, legs),
             strip: BioFlags::PREFLUSH | if fua { BioFlags::empty() } else { BioFlags::FUA },
             flush_behind: !fua && cache,
             mappings,
         }
+    }
+
+    /// What kind of table it is.
+    pub fn shape(&self, legs: &LegsOf) -> Shape {
+        let simple = |m: &Mapping| match m.chunk {
+            None => Some(Simple { end: m.end, shift: m.shift, leg: m.leg as u32 }),
+            Some(_) => None,
+        };
+        match (&*self.mappings, Stripes::new(legs, 0), self.mappings.iter().map(simple).collect()) {
+            ([_], Some(stripes), _) => {
+                let shifts = stripes.layout.is_by_shifts();
+                Shape::Striped(stripes, shifts)
+            }
+            ([mapping], _, Some(_)) => Shape::Single(mapping.shift),
+            (_, _, Some(lines)) => Shape::Lines(lines),
+            _ => Shape::Mixed,
+        }
+    }
+
+    /// The longest read or write that no target needs cut for its length.
+    pub fn max(&self) -> u64 {
+        self.mappings.iter().map(|mapping| mapping.max(Op::Read)).min().unwrap_or_default()
     }
 
     /// The flags of bios that can't pass through as they are.
@@ -145,42 +237,75 @@ impl Map {
     /// The mapping of `sector`, if that is plain. For a sector behind the end it may be one too.
     #[inline(always)]
     pub fn find_plain(&self, sector: u64) -> Option<&Mapping> {
-        self.index.plain(sector).map(|i| &self.mappings[i])
+        self.index.pick(&self.mappings, sector)
     }
 
-    /// Finds mappings as [`Map::find_plain`] does, in their short form; `None` when some have none.
+    /// The same in its short form, out of those of [`Shape::Lines`].
     #[inline(always)]
-    pub fn simple(&self) -> Option<impl Fn(u64) -> Option<Simple>> {
-        let simple = self.simple.as_deref()?;
-        Some(|sector| self.index.plain(sector).map(|i| simple[i]))
+    pub fn find_simple<'a>(&self, lines: &'a [Simple], sector: u64) -> Option<&'a Simple> {
+        self.index.pick(lines, sector)
     }
 
-    fn flush_piece(&self, i: u64) -> Option<Piece> {
-        if bugs::on(Bug::FlushNotFannedOut) && i > 0 {
+    /// The next piece of what a bio does to its range.
+    fn data_piece(&self, bio: &Bio, cursor: &mut Cursor) -> Option<Piece> {
+        while cursor.at < bio.sectors.0 {
+            let at = bio.sector.0 + cursor.at;
+            let mapping = self.find(at);
+            let sectors = mapping.room(bio.op, at).min(bio.sectors.0 - cursor.at);
+            let piece = |(leg, sector, sectors)| {
+                let flags = bio.flags - self.strip;
+                Piece { leg, op: bio.op, flags, sector: Sector(sector), sectors: Sectors(sectors) }
+            };
+            // What has no data need not end at chunks: of each stripe all that it touches there.
+            if let Some(stripes) = mapping.stripes.as_ref().filter(|_| !bio.op.has_data()) {
+                let from = at - mapping.start;
+                if let Some(part) = stripes.part(from, from + sectors, &mut cursor.part) {
+                    return Some(piece(part));
+                }
+                cursor.part = 0;
+                cursor.at += sectors;
+                continue;
+            }
+            cursor.at += sectors;
+            let (leg, sector) = mapping.whole(at);
+            return Some(piece((leg, sector, sectors)));
+        }
+        None
+    }
+
+    /// The next flush of the whole device.
+    fn flush_piece(&self, cursor: &mut Cursor) -> Option<Piece> {
+        if bugs::on(Bug::FlushNotFannedOut) && cursor.at > 0 {
             return None;
         }
-        let leg = *self.flush.get(usize::try_from(i).ok()?)?;
+        let leg = *self.flush.get(usize::try_from(cursor.at).ok()?)?;
+        cursor.at += 1;
         let flags = BioFlags::empty();
         Some(Piece { leg, op: Op::Flush, flags, sector: Sector(0), sectors: Sectors::ZERO })
     }
 }
 
-/// One flush a device when no target minds, else one a target; targets with nothing to flush end
-/// theirs at once.
-fn flush_targets(table: &Table) -> Vec<usize> {
-    if !table.entries.iter().all(|e| e.target.flush_bypasses_map()) {
-        return (0..table.entries.len()).collect();
-    }
-    let mut seen = std::collections::BTreeSet::new();
-    let mut targets = Vec::new();
-    for (i, entry) in table.entries.iter().enumerate() {
+/// One flush a device when no target minds, else one a target, of which one that is striped passes
+/// it to each of its devices; targets with nothing to flush end theirs at once.
+fn flush_legs(table: &Table, legs: &LegsOf) -> Vec<usize> {
+    let bypass = table.entries.iter().all(|entry| entry.target.flush_bypasses_map());
+    let (mut seen, mut flush) = (BTreeSet::new(), Vec::new());
+    for (entry, (form, leg)) in table.entries.iter().zip(&legs.lines) {
+        if !bypass {
+            seen.clear();
+        }
+        if let Form::Striped(striped) = form {
+            let devices = striped.stripes.iter().map(|stripe| stripe.0.device.id()).enumerate();
+            flush.extend(devices.filter(|&(_, id)| seen.insert(id)).map(|(stripe, _)| leg + stripe));
+            continue;
+        }
         let ids = entry.target.devices().into_iter().map(|used| used.device.device.id());
         // Not `any`: every device of the target counts as flushed.
-        if ids.filter(|&id| seen.insert(id)).count() > 0 {
-            targets.push(i);
+        if ids.filter(|&id| seen.insert(id)).count() > 0 || !bypass {
+            flush.push(*leg);
         }
     }
-    targets
+    flush
 }
 
 const BEFORE: u8 = 0;
@@ -192,42 +317,25 @@ const BEHIND: u8 = 2;
 impl Cut for Map {
     fn next(&self, bio: &Bio, cursor: &mut Cursor) -> Step {
         let flush_only = bio.op == Op::Flush;
-        match cursor.stage {
-            BEFORE
-                if flush_only
-                    || (bio.flags.contains(BioFlags::PREFLUSH) && !bugs::on(Bug::PreflushDropped)) =>
-            {
-                if let Some(piece) = self.flush_piece(cursor.at) {
-                    cursor.at += 1;
-                    return Step::Piece(piece);
-                }
-                *cursor = Cursor { stage: DATA, at: 0 };
-                if flush_only { Step::End } else { Step::Wait }
+        let preflush = bio.flags.contains(BioFlags::PREFLUSH) && !bugs::on(Bug::PreflushDropped);
+        if cursor.stage == BEFORE && (flush_only || preflush) {
+            if let Some(piece) = self.flush_piece(cursor) {
+                return Step::Piece(piece);
             }
-            BEFORE | DATA if cursor.at < bio.sectors.0 => {
-                cursor.stage = DATA;
-                let at = bio.sector.0 + cursor.at;
-                let mapping = self.find(at);
-                let sectors = Sectors(mapping.room(bio.op, at).min(bio.sectors.0 - cursor.at));
-                cursor.at += sectors.0;
-                let sector = Sector(at.wrapping_add(mapping.shift));
-                let leg = mapping.leg;
-                Step::Piece(Piece { leg, op: bio.op, flags: bio.flags - self.strip, sector, sectors })
-            }
-            BEFORE | DATA
-                if self.flush_behind && bio.flags.contains(BioFlags::FUA) && !bugs::on(Bug::FuaDropped) =>
-            {
-                *cursor = Cursor { stage: BEHIND, at: 0 };
-                Step::Wait
-            }
-            BEHIND => match self.flush_piece(cursor.at) {
-                Some(piece) => {
-                    cursor.at += 1;
-                    Step::Piece(piece)
-                }
-                None => Step::End,
-            },
-            _ => Step::End,
+            *cursor = Cursor { stage: DATA, ..Cursor::default() };
+            return if flush_only { Step::End } else { Step::Wait };
         }
+        if cursor.stage != BEHIND {
+            cursor.stage = DATA;
+            if let Some(piece) = self.data_piece(bio, cursor) {
+                return Step::Piece(piece);
+            }
+            if !self.flush_behind || !bio.flags.contains(BioFlags::FUA) || bugs::on(Bug::FuaDropped) {
+                return Step::End;
+            }
+            *cursor = Cursor { stage: BEHIND, ..Cursor::default() };
+            return Step::Wait;
+        }
+        self.flush_piece(cursor).map_or(Step::End, Step::Piece)
     }
 }

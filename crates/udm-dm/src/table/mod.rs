@@ -9,12 +9,14 @@
 //! for all of its lanes, until the device gets another table: a device below that is reloaded
 //! meanwhile checks for itself what comes to it.
 
+mod back;
 mod build;
 mod check;
 mod index;
 mod lane;
 mod legs_of;
 mod map;
+mod route;
 
 use crate::bugs::{self, Bug};
 use crate::error::TargetError;

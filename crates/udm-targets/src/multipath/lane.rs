@@ -34,6 +34,8 @@ pub(super) struct MultipathLane {
     pub(super) again: Batch,
     /// Bios that have failed for want of a path, for the next `poll`.
     pub(super) ended: Batch,
+    /// There may be something in `ended`, or a suspend under way: the next `poll` looks.
+    pub(super) look: bool,
     /// Scratch.
     pub(super) spare: Batch,
     /// The suspend under way: from each `drain` to the end of the `poll` behind it, since one that
@@ -61,6 +63,7 @@ impl MultipathLane {
             told: 0,
             again: Batch::new(),
             ended: Batch::new(),
+            look: false,
             spare: Batch::new(),
             draining: None,
         }
@@ -123,29 +126,36 @@ impl MultipathLane {
     #[inline(always)]
     fn polled(&mut self, index: usize, done: &mut Batch, from: usize) {
         let back = &done[from..];
-        let (mut all_ok, mut sectors) = (true, Sectors::ZERO);
-        if let [only] = back {
-            (all_ok, sectors) = (only.status.is_ok(), only.sectors);
-        } else {
-            for bio in back {
-                all_ok &= bio.status.is_ok();
-                sectors += bio.sectors;
-            }
+        if let [only] = back
+            && only.status.is_ok()
+        {
+            return self.count(index, 1, only.sectors);
         }
-        let count = back.len();
-        if all_ok || !bugs::on(Bug::ErrorsNotServed) {
-            self.served[index].served(count as u64, sectors.bytes());
+        let (mut all_ok, mut sectors) = (true, Sectors::ZERO);
+        for bio in back {
+            all_ok &= bio.status.is_ok();
+            sectors += bio.sectors;
         }
         if all_ok {
-            self.router.polled(self.places[index], count, sectors);
+            self.count(index, back.len(), sectors);
         } else {
             self.errors(index, done, from, sectors);
         }
     }
 
+    /// So many bios came back from path `index`, all well.
+    #[inline(always)]
+    fn count(&mut self, index: usize, count: usize, sectors: Sectors) {
+        self.served[index].served(count as u64, sectors.bytes());
+        self.router.polled(self.places[index], count, sectors);
+    }
+
     /// Sorts out what came back with an error: path errors go round again, the rest goes up.
     #[cold]
     fn errors(&mut self, index: usize, done: &mut Batch, from: usize, sectors: Sectors) {
+        if !bugs::on(Bug::ErrorsNotServed) {
+            self.served[index].served((done.len() - from) as u64, sectors.bytes());
+        }
         let kept = bugs::on(Bug::LoadKeptOnError);
         let (count, sectors) = if kept { (0, Sectors::ZERO) } else { (done.len() - from, sectors) };
         self.router.polled(self.places[index], count, sectors);
@@ -167,6 +177,7 @@ impl MultipathLane {
     /// The end of a poll while bios are held back or a suspend is under way.
     #[cold]
     fn poll_rest(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        self.look = false;
         done.append(&mut self.ended);
         if self.draining == Some(Drain::NoFlush) && !self.parked.is_empty() {
             // Parked behind the last `drain`: the next one hands them back.
@@ -193,7 +204,7 @@ impl Lane for MultipathLane {
         if !self.again.is_empty() {
             self.go_round(done, cx);
         }
-        if !self.ended.is_empty() || self.draining.is_some() {
+        if self.look {
             self.poll_rest(done, cx);
         }
         if bugs::on(Bug::LandsAfterRetry) {
@@ -202,7 +213,7 @@ impl Lane for MultipathLane {
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
-        self.draining = Some(how);
+        (self.draining, self.look) = (Some(how), true);
         // What the paths themselves hold back must end too.
         for index in 0..self.legs.len() {
             let from = self.legs.drain(index, how, back, cx);

@@ -47,6 +47,7 @@ impl MultipathLane {
             self.shared.journal.no_path(false);
         }
         self.ended.append(batch);
+        self.look = true;
     }
 
     /// Sends the bios in `again` to other paths until all are on their way, parked or over. What

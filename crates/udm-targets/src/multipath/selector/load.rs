@@ -41,12 +41,12 @@ pub(in crate::multipath) trait Rule: Send + Sync + 'static {
 /// A path, as its core sees it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::multipath) struct Slot {
-    /// What the other cores have under way, as of the begin of the batch; for a path that can't be
-    /// used [`Slot::UNUSABLE`] besides.
-    others: u64,
-    /// What this lane has under way.
-    own: u64,
-    /// What the other cores know of it.
+    /// The shared load as of the begin of the batch; for a path that can't be used
+    /// [`Slot::UNUSABLE`] besides.
+    shared: u64,
+    /// How this lane's part has changed since it was last published, modulo 2^64.
+    fresh: u64,
+    /// This lane's part of the shared load.
     published: u64,
     /// When it was last chosen or reinstated, on the lane's count. No two are equal.
     pub(super) used: u64,
@@ -163,20 +163,30 @@ impl<S: Loaded> LoadLane<S> {
         }
         for turn in &self.turns {
             let slot = &mut self.slots[turn.path as usize];
-            (slot.own, slot.used) = (turn.load - slot.others, turn.used);
+            (slot.fresh, slot.used) = (turn.load.wrapping_sub(slot.shared), turn.used);
         }
     }
 
-    /// The choice for a bio. What the other cores have under way is read on the way.
+    /// The choice for a bio.
     #[inline(always)]
     fn choose_one(&mut self, bio: &Bio) -> usize {
         let n = S::Rule::weight(bio);
+        if self.even {
+            self.choose_by(n, |a, b| a.load_then_age() < b.load_then_age())
+        } else {
+            self.choose_by(n, |a, b| S::Rule::better(a, b, n))
+        }
+    }
+
+    /// The same, where `better` compares two. The shared loads are read on the way.
+    #[inline(always)]
+    fn choose_by(&mut self, n: u64, better: impl Fn(&Slot, &Slot) -> bool) -> usize {
         let mut paths = self.slots.iter_mut().zip(&self.selector.loads().0).enumerate();
         let (mut path, (mut best, load)) = paths.next().expect("a group has paths");
         best.look(load);
         for (other, (slot, load)) in paths {
             slot.look(load);
-            if S::Rule::better(slot, best, n) {
+            if better(slot, best) {
                 (path, best) = (other, slot);
             }
         }
@@ -283,8 +293,8 @@ impl<S: Loaded> Choose for LoadLane<S> {
     #[inline]
     fn polled(&mut self, path: usize, count: usize, sectors: Sectors) {
         let slot = &mut self.slots[path];
-        slot.own -= S::Rule::total(count, sectors);
-        if slot.own != slot.published {
+        slot.fresh = slot.fresh.wrapping_sub(S::Rule::total(count, sectors));
+        if slot.fresh != 0 {
             slot.publish(&self.selector.loads().0[path]);
         }
     }
@@ -294,7 +304,7 @@ impl<S: Loaded> Drop for LoadLane<S> {
     /// What a lane that goes away had under way is no load any more.
     fn drop(&mut self) {
         for (slot, load) in self.slots.iter_mut().zip(&self.selector.loads().0) {
-            slot.own = 0;
+            slot.fresh = slot.published.wrapping_neg();
             slot.publish(load);
         }
     }
@@ -307,27 +317,27 @@ impl Slot {
     /// Reads `load`, the path's.
     #[inline(always)]
     fn look(&mut self, load: &AtomicU64) {
-        self.others = (load.load(Ordering::Relaxed) - self.published) | self.bar;
+        self.shared = load.load(Ordering::Relaxed) | self.bar;
     }
 
     /// It is chosen for a bio of weight `n`.
     #[inline(always)]
     fn choose(&mut self, n: u64, clock: u64) {
         debug_assert!(self.bar == 0, "one of the paths can be used");
-        (self.own, self.used) = (self.own + n, clock);
+        (self.fresh, self.used) = (self.fresh.wrapping_add(n), clock);
     }
 
     /// Adds to `load`, the path's, how this lane's part has changed since the last time.
     fn publish(&mut self, load: &AtomicU64) {
         // Wraps where it went down.
-        load.fetch_add(self.own.wrapping_sub(self.published), Ordering::Relaxed);
-        self.published = self.own;
+        load.fetch_add(self.fresh, Ordering::Relaxed);
+        self.published = self.published.wrapping_add(std::mem::take(&mut self.fresh));
     }
 
     /// The load of the path, this batch's choices included.
     #[inline]
     pub(super) fn load(&self) -> u64 {
-        self.others + self.own
+        self.shared.wrapping_add(self.fresh)
     }
 
     /// Orders by load, then by last use.
@@ -341,7 +351,7 @@ impl Slot {
 impl Slot {
     /// A slot for tests of comparisons.
     pub(super) fn of(load: u64, throughput: u32, used: u64) -> Slot {
-        Slot { own: load, throughput, used, ..Slot::default() }
+        Slot { shared: load, throughput, used, ..Slot::default() }
     }
 }
 

@@ -1,0 +1,142 @@
+//! Sectors dealt out over several devices, a chunk to each in turn: the arithmetic, and what a
+//! target that is nothing else tells its table ([`Target::as_striped`]).
+//!
+//! [`Target::as_striped`]: crate::target::Target::as_striped
+
+use crate::bugs::{self, Bug};
+use crate::divisor::Divisor;
+use crate::target::DeviceRef;
+use std::sync::Arc;
+use udm_core::Sector;
+
+/// Where chunks lie: chunk k on stripe k mod n, at chunk k / n of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    stripes: Divisor,
+    chunk: Divisor,
+    /// Sectors of a row that lie on other stripes than a given one.
+    others: u64,
+}
+
+/// What a target consists of that deals its sectors out.
+#[derive(Clone)]
+pub struct Striped {
+    /// Where its chunks lie.
+    pub layout: Layout,
+    /// The device of each stripe, and the first sector there.
+    pub stripes: Vec<(DeviceRef, Sector)>,
+    /// Hears of requests that fail.
+    pub failures: Arc<dyn Failures>,
+}
+
+/// Whoever wants to know of requests that a stripe failed.
+pub trait Failures: Send + Sync {
+    /// One did, of those that have to be well for the device to be. Called on the data path.
+    fn failed(&self, stripe: usize);
+}
+
+impl Layout {
+    /// Of so many stripes, with chunks of so many sectors; both from 1 to 2^32 - 1.
+    #[must_use]
+    pub fn new(stripes: u64, chunk: u64) -> Layout {
+        Layout { stripes: Divisor::new(stripes), chunk: Divisor::new(chunk), others: (stripes - 1) * chunk }
+    }
+
+    /// How many stripes.
+    #[must_use]
+    pub fn stripes(&self) -> u64 {
+        self.stripes.get()
+    }
+
+    /// Sectors of a chunk.
+    #[must_use]
+    pub fn chunk(&self) -> u64 {
+        self.chunk.get()
+    }
+
+    /// True when both are powers of two.
+    pub(crate) fn is_by_shifts(&self) -> bool {
+        self.stripes.is_shift() && self.chunk.is_shift()
+    }
+
+    /// How many sectors from `sector` on lie in its chunk.
+    #[must_use]
+    pub fn left(&self, sector: u64) -> u64 {
+        self.chunk.get() - self.chunk.remainder(sector)
+    }
+
+    /// The stripe of a sector of the target, and the sector within the stripe.
+    #[must_use]
+    pub fn map(&self, sector: u64) -> (usize, u64) {
+        let (stripe, at, _) = self.place::<false>(sector);
+        (stripe, at)
+    }
+
+    /// The same, and the sector within the chunk. `SHIFTS` where it [`Layout::is_by_shifts`].
+    #[inline(always)]
+    pub(crate) fn place<const SHIFTS: bool>(&self, sector: u64) -> (usize, u64, u64) {
+        let (chunk, within) = self.chunk.div_rem_by::<SHIFTS>(sector);
+        let (row, stripe) = self.stripes.div_rem_by::<SHIFTS>(chunk);
+        let shift = u64::from(bugs::on(Bug::StripeShifted) && stripe + 1 == self.stripes.get() && stripe > 0);
+        (stripe as usize, row * self.chunk.get() + within + shift, within)
+    }
+
+    /// How many sectors of the target lie on other stripes in front of sector `at` of the first
+    /// one.
+    #[inline(always)]
+    pub(crate) fn before<const SHIFTS: bool>(&self, at: u64) -> u64 {
+        self.chunk.div_rem_by::<SHIFTS>(at).0 * self.others
+    }
+
+    /// What of the target's sectors `from..to` lies on `stripe`: first and last sector there.
+    pub(crate) fn part(&self, stripe: usize, from: u64, to: u64) -> (u64, u64) {
+        (self.at_or_behind(from, stripe), self.at_or_behind(to, stripe))
+    }
+
+    /// The first sector of `stripe` that belongs to `sector` of the target or to what is behind it.
+    fn at_or_behind(&self, sector: u64, stripe: usize) -> u64 {
+        let (here, at) = self.map(sector);
+        let row = at - self.chunk.remainder(at);
+        match stripe.cmp(&here) {
+            std::cmp::Ordering::Equal => at,
+            std::cmp::Ordering::Less => row + self.chunk.get(),
+            std::cmp::Ordering::Greater => row,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn there_and_back(stripes in 1..9u64, chunk in 1..70u64, sector in 0..1u64 << 50) {
+            for (stripes, chunk) in [(stripes, chunk), (stripes.next_power_of_two(), chunk.next_power_of_two())] {
+                let layout = Layout::new(stripes, chunk);
+                let (k, within) = (sector / chunk, sector % chunk);
+                let (stripe, at) = layout.map(sector);
+                assert_eq!((stripe as u64, at), (k % stripes, k / stripes * chunk + within));
+                assert_eq!(layout.left(sector), chunk - within);
+                assert_eq!(at + layout.before::<false>(at) + stripe as u64 * chunk, sector);
+                assert_eq!(layout.is_by_shifts(), stripes.is_power_of_two() && chunk.is_power_of_two());
+                if layout.is_by_shifts() {
+                    assert_eq!(layout.place::<true>(sector), layout.place::<false>(sector));
+                    assert_eq!(layout.before::<true>(at), layout.before::<false>(at));
+                }
+            }
+        }
+
+        #[test]
+        fn parts_are_all_there_is(stripes in 1..6u64, chunk in 1..9u64, from in 0..100u64, len in 1..100u64) {
+            let layout = Layout::new(stripes, chunk);
+            let mut on = vec![Vec::new(); stripes as usize];
+            (from..from + len).map(|sector| layout.map(sector)).for_each(|(stripe, at)| on[stripe].push(at));
+            for (stripe, sectors) in on.iter().enumerate() {
+                let (first, end) = layout.part(stripe, from, from + len);
+                assert_eq!(*sectors, (first..end.max(first)).collect::<Vec<_>>());
+            }
+        }
+    }
+}
