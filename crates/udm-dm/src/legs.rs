@@ -364,3 +364,6 @@ impl Legs {
         self.legs.iter().map(|leg| leg.lane.busy()).max().unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+mod tests;

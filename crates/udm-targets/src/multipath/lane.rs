@@ -35,7 +35,7 @@ pub(super) struct MultipathLane {
     /// Bios that have failed for want of a path, for the next `poll`.
     pub(super) ended: Batch,
     /// There may be something in `ended`, or a suspend under way: the next `poll` looks.
-    pub(super) look: bool,
+    pub(super) rest_due: bool,
     /// Scratch.
     pub(super) spare: Batch,
     /// The suspend under way: from each `drain` to the end of the `poll` behind it, since one that
@@ -63,7 +63,7 @@ impl MultipathLane {
             told: 0,
             again: Batch::new(),
             ended: Batch::new(),
-            look: false,
+            rest_due: false,
             spare: Batch::new(),
             draining: None,
         }
@@ -177,7 +177,7 @@ impl MultipathLane {
     /// The end of a poll while bios are held back or a suspend is under way.
     #[cold]
     fn poll_rest(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        self.look = false;
+        self.rest_due = false;
         done.append(&mut self.ended);
         if self.draining == Some(Drain::NoFlush) && !self.parked.is_empty() {
             // Parked behind the last `drain`: the next one hands them back.
@@ -204,7 +204,7 @@ impl Lane for MultipathLane {
         if !self.again.is_empty() {
             self.go_round(done, cx);
         }
-        if self.look {
+        if self.rest_due {
             self.poll_rest(done, cx);
         }
         if bugs::on(Bug::LandsAfterRetry) {
@@ -213,7 +213,7 @@ impl Lane for MultipathLane {
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
-        (self.draining, self.look) = (Some(how), true);
+        (self.draining, self.rest_due) = (Some(how), true);
         // What the paths themselves hold back must end too.
         for index in 0..self.legs.len() {
             let from = self.legs.drain(index, how, back, cx);

@@ -47,7 +47,7 @@ impl MultipathLane {
             self.shared.journal.no_path(false);
         }
         self.ended.append(batch);
-        self.look = true;
+        self.rest_due = true;
     }
 
     /// Sends the bios in `again` to other paths until all are on their way, parked or over. What
