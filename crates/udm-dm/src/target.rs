@@ -135,8 +135,9 @@ pub trait Target: Send + Sync {
     /// The name of its type, as tables spell it.
     fn type_name(&self) -> &'static str;
 
-    /// Opens the data-path half of a target that is not data. The lane is given bios whose sectors count from the start of the
-    /// **mapped device**'s target (0 is the target's first sector), never beyond its end.
+    /// Opens the data-path half of a target that is not data. The lane is given bios whose sectors
+    /// count from the start of the **mapped device**'s target (0 is the target's first sector),
+    /// never beyond its end.
     ///
     /// # Errors
     /// When a device below can't be opened on this core.

@@ -2,9 +2,9 @@
 //! chunk k / n of it.
 //!
 //! It is data: a table lane works out by itself where chunks lie ([`Target::as_striped`]). `chunk`
-//! is in sectors and need not be a power of two. The table cuts reads and writes at chunk boundaries
-//! ([`Target::max_io_len`]); discards and write-zeroes may cover many chunks and become one request
-//! a stripe, a flush one a device.
+//! is in sectors and need not be a power of two. The table cuts reads and writes at chunk
+//! boundaries ([`Target::max_io_len`]); discards and write-zeroes may cover many chunks and become
+//! one request a stripe, a flush one a device.
 //!
 //! A request that fails turns the letter of its stripe in `status` from A to D and raises an event,
 //! at most [`EVENTS_MAX`] times a device.

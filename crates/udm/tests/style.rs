@@ -264,7 +264,8 @@ fn files_say_what_they_are() {
 /// Columns of a line of comment at the most.
 const COMMENT_MAX: usize = 100;
 
-/// True for a line of comment that is text: not of a table, a picture, or an example between fences.
+/// True for a line of comment that is text: not of a table, a picture, or an example between
+/// fences.
 fn is_text(comment: &str) -> bool {
     let drawn = comment.starts_with(['|', '[']) || comment.contains(['┌', '│', '└', '─', '→', '►']);
     let aligned = comment.split(". ").any(|part| part.trim_start().contains("  "));
