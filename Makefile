@@ -31,6 +31,7 @@ demo: build
 
 bench: build
 	$(UDM) bench --compare
+	$(UDM) bench --snapshots
 	benches/nbd.sh $(UDM)
 	benches/snapshots.sh $(UDM)
 

@@ -15,10 +15,12 @@ mod load;
 mod mapped;
 mod nbd;
 mod one_mutex;
+mod one_mutex_origin;
 mod plan;
 mod progress;
 mod report;
 mod run;
+mod snapshots;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -31,3 +33,4 @@ pub use mapped::{Table, make_mapped};
 pub use progress::Progress;
 pub use report::Report;
 pub use run::Run;
+pub use snapshots::{FirstWrites, Lookups, SnapshotCosts, SnapshotOptions, snapshots};

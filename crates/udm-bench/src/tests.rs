@@ -2,7 +2,7 @@
 
 use crate::report::{Entry, Report};
 use crate::stats::Stats;
-use crate::{CompareOptions, Load, Run, Table, compare, make_mapped};
+use crate::{CompareOptions, Load, Run, SnapshotOptions, Table, compare, make_mapped, snapshots};
 use anyhow::Result;
 use clap::Parser;
 use serde_json::Value;
@@ -297,4 +297,26 @@ fn a_comparison_that_is_stopped_has_what_was_measured() {
     assert!(comparison.table().ends_with("stopped before its end\n"));
     let stopped = AtomicBool::new(true);
     assert!(compare(&options, &stopped).is_err(), "nothing was measured");
+}
+
+#[test]
+fn snapshots_are_measured_on_several_threads() {
+    let options = SnapshotOptions {
+        depths: vec![1, 4],
+        threads: vec![1, 3],
+        rounds: 1,
+        chunks: 256,
+        exceptions: vec![100, 1000],
+    };
+    let costs = snapshots(&options, &AtomicBool::new(false)).unwrap();
+    // Devices, depths, threads, and what is below.
+    assert_eq!((costs.first_writes.len(), costs.lookups.len()), (8 * 2 * 2 * 2, 2));
+    assert!(
+        costs.first_writes.iter().all(|row| row.iops > 0.0) && costs.lookups.iter().all(|row| row.ns > 0.0)
+    );
+    let table = costs.table();
+    for name in ["null, depth 1 ", "mem, depth 4 ", "snapshot P", "N over one mutex", "1000 exceptions: "] {
+        assert!(table.contains(name), "{name} in\n{table}");
+    }
+    assert!(snapshots(&options, &AtomicBool::new(true)).is_err(), "stopped before anything was measured");
 }

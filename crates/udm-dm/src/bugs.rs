@@ -145,6 +145,8 @@ pub enum Bug {
     CopyBeforeData,
     /// The records of copies are written while their data is in a cache.
     RecordsUnflushed,
+    /// A copy is published when its record is written, and that may be in a cache.
+    RecordsBelieved,
     /// A write of an origin does not wait for reads of its snapshot that are under way.
     ReaderOvertaken,
     /// A chunk is copied, and who waits for it is not woken.
@@ -167,7 +169,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 76] = [
+    pub const ALL: [Bug; 77] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -235,6 +237,7 @@ impl Bug {
         Bug::SeenTooLate,
         Bug::CopyBeforeData,
         Bug::RecordsUnflushed,
+        Bug::RecordsBelieved,
         Bug::ReaderOvertaken,
         Bug::CopyNotRung,
         Bug::OverlayLost,

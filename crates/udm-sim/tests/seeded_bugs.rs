@@ -19,9 +19,10 @@ const RARE: [Bug; 2] = [Bug::PreparedNotBusy, Bug::EndMarkWaits];
 const BETWEEN: [Bug; 2] = [Bug::FailNotAtomic, Bug::SeenTooLate];
 
 /// Bugs of snapshots: these are looked for in their worlds.
-const SNAPSHOTS: [Bug; 11] = [
+const SNAPSHOTS: [Bug; 12] = [
     Bug::CopyBeforeData,
     Bug::RecordsUnflushed,
+    Bug::RecordsBelieved,
     Bug::ReaderOvertaken,
     Bug::CopyNotRung,
     Bug::OverlayLost,

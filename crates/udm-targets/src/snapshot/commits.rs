@@ -6,6 +6,9 @@
 //! durable. Records go into the store in the order in which its chunks were given out, so a crash
 //! leaves no holes among them.
 //!
+//! What was written is durable behind the next flush ([`Commits::durable`]). Where more has been
+//! copied meanwhile that is the flush for the data of those, so that a group costs one.
+//!
 //! A lane that has the right holds what is behind the lock; the others never try it.
 
 use crossbeam_queue::SegQueue;
@@ -54,7 +57,7 @@ pub(super) struct Commits {
     copied: SegQueue<Copied>,
     /// A lane has the right.
     writing: AtomicBool,
-    /// Records on the disk.
+    /// Records in the store.
     records: AtomicU64,
     tail: Mutex<Tail>,
 }
@@ -64,10 +67,12 @@ struct Tail {
     turn: u64,
     /// What was copied before its turn.
     early: BTreeMap<u64, Copied>,
-    /// The records from the start of the last unit on: those on the disk, then those that go there.
+    /// The records in the store, from the start of the last unit on.
     unit: Vec<u8>,
-    /// Of those, what is on its way.
+    /// What is on its way there.
     on_its_way: Vec<Copied>,
+    /// What is there, and may be in a cache.
+    written: Vec<Copied>,
 }
 
 impl Commits {
@@ -75,7 +80,8 @@ impl Commits {
     /// next record goes to, of as many bytes as are written at once.
     pub(super) fn new(layout: Layout, records: u64, unit: Vec<u8>) -> Commits {
         let len = unit.len();
-        let tail = Tail { turn: 0, early: BTreeMap::new(), unit, on_its_way: Vec::new() };
+        let (on_its_way, written) = (Vec::new(), Vec::new());
+        let tail = Tail { turn: 0, early: BTreeMap::new(), unit, on_its_way, written };
         Commits {
             layout,
             unit: len,
@@ -86,7 +92,7 @@ impl Commits {
         }
     }
 
-    /// Records on the disk. Relaxed: a number to look at.
+    /// Records in the store. Relaxed: a number to look at.
     pub(super) fn records(&self) -> u64 {
         self.records.load(Ordering::Relaxed)
     }
@@ -116,6 +122,11 @@ impl Commits {
         interleave::point();
         self.writing.store(false, Ordering::Release);
         self.begin()
+    }
+
+    /// True when more has been copied than was collected.
+    pub(super) fn has_more(&self) -> bool {
+        !self.copied.is_empty()
     }
 
     fn tail(&self) -> MutexGuard<'_, Tail> {
@@ -194,11 +205,12 @@ impl Commits {
         let mut tail = self.tail();
         tail.early.clear();
         tail.on_its_way.clear();
+        tail.written.clear();
     }
 
-    /// `commit`, which was written as `bytes`, is on the disk: calls `publish` for what it keeps.
-    pub(super) fn done(&self, commit: &Commit, bytes: &[u8], mut publish: impl FnMut(&Copied)) {
-        let mut tail = self.tail();
+    /// `commit` was written as `bytes`; it may be in a cache.
+    pub(super) fn written(&self, commit: &Commit, bytes: &[u8]) {
+        let tail = &mut *self.tail();
         let records = self.records() + commit.records;
         let (place, per_unit) = (records % self.layout.records(), self.unit / RECORD_LEN);
         if (place as usize).is_multiple_of(per_unit) {
@@ -208,7 +220,12 @@ impl Commits {
             tail.unit.copy_from_slice(&bytes[last..]);
         }
         self.records.store(records, Ordering::Relaxed);
-        tail.on_its_way.drain(..).for_each(|copied| publish(&copied));
+        tail.written.append(&mut tail.on_its_way);
+    }
+
+    /// All that was written is durable: calls `publish` for it.
+    pub(super) fn durable(&self, mut publish: impl FnMut(&Copied)) {
+        self.tail().written.drain(..).for_each(|copied| publish(&copied));
     }
 }
 
@@ -239,7 +256,10 @@ mod tests {
                 let mut bytes = vec![0xee; commit.len];
                 commits.fill(&commit, &mut bytes);
                 image[commit.sector as usize * 512..][..commit.len].copy_from_slice(&bytes);
-                commits.done(&commit, &bytes, |copied| published.push(*copied));
+                commits.written(&commit, &bytes);
+                if !commits.has_more() {
+                    commits.durable(|copied| published.push(*copied));
+                }
             }
             right = commits.end();
         }

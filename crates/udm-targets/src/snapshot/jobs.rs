@@ -8,6 +8,7 @@
 use super::commits::Copied;
 use slab::Slab;
 use smallvec::SmallVec;
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use udm_core::{Bio, Limits, Sectors};
 
@@ -146,19 +147,24 @@ impl Runs {
         self.0.push(dest);
     }
 
-    /// Takes the runs out: equal ones of several snapshots together. `shift` says how large a
+    /// Puts them in order: those of the front of the origin first. `shift` says how large a
     /// snapshot's chunks are.
-    pub(super) fn take(&mut self, shift: impl Fn(usize) -> u32) -> impl Iterator<Item = SmallVec<[Dest; 1]>> {
-        let runs = &mut self.0;
-        let key = |dest: &Dest| (shift(dest.part), dest.copied.old, dest.copied.len);
-        runs.sort_by_key(key);
-        let mut groups: Vec<SmallVec<[Dest; 1]>> = Vec::with_capacity(runs.len());
-        for dest in runs.drain(..) {
-            match groups.last_mut() {
-                Some(group) if key(&group[0]) == key(&dest) => group.push(dest),
-                _ => groups.push(SmallVec::from_elem(dest, 1)),
-            }
+    pub(super) fn sort(&mut self, shift: impl Fn(usize) -> u32) {
+        self.0.sort_unstable_by_key(|dest| Reverse((Runs::key(&shift, dest), dest.part)));
+    }
+
+    /// Takes the next run out: equal ones of several snapshots together. They are in order.
+    pub(super) fn take(&mut self, shift: impl Fn(usize) -> u32) -> Option<SmallVec<[Dest; 1]>> {
+        let first = self.0.pop()?;
+        let key = Runs::key(&shift, &first);
+        let mut group = SmallVec::from_elem(first, 1);
+        while let Some(next) = self.0.pop_if(|next| Runs::key(&shift, next) == key) {
+            group.push(next);
         }
-        groups.into_iter()
+        Some(group)
+    }
+
+    fn key(shift: impl Fn(usize) -> u32, dest: &Dest) -> (u32, u64, u64) {
+        (shift(dest.part), dest.copied.old, dest.copied.len)
     }
 }

@@ -51,6 +51,8 @@ pub(super) struct SnapshotLane {
     taken_over: Arc<AtomicBool>,
     reader: Reader,
     tags: Tags<Below>,
+    /// Where the requests of a batch are in the store.
+    kept: Vec<Option<u64>>,
     /// Chunks that are written for the first time.
     firsts: Slab<Copied>,
     /// Requests for chunks that somebody copies.
@@ -77,6 +79,7 @@ impl SnapshotLane {
             taken_over: Arc::clone(&seat.spent),
             reader: snapshot.readers.join(),
             tags: Tags::new(cx.new_owner()),
+            kept: Vec::new(),
             firsts: Slab::new(),
             waiting: VecDeque::new(),
             landing: Batch::new(),
@@ -109,40 +112,41 @@ impl SnapshotLane {
         self.engine.legs.push(ORIGIN, bio);
     }
 
-    /// Marks the whole of a batch for one leg, where all of it is plain and goes there: what is in
-    /// the store, or reads of what is not. Else none of it is marked.
+    /// Marks those at the front of a batch that are plain and go to one leg, what is in the store
+    /// or reads of what is not: which leg, and how many. Mostly it is all of them.
     #[inline]
-    fn place_all(&mut self, batch: &mut [Box<Bio>], epoch: u64) -> Option<usize> {
+    fn place_front(&mut self, batch: &mut [Box<Bio>], epoch: u64) -> (usize, usize) {
         let snapshot = &self.snapshot;
+        let mut front = ORIGIN;
         if !self.is_usable() || snapshot.is_overflowed() {
-            return None;
+            return (front, 0);
         }
-        let place = |bio: &Bio| snapshot.place(snapshot.chunk_of(bio.sector.0)).kept();
-        let first = batch.first().and_then(|bio| place(bio));
-        let alike = |bio: &Bio| match (place(bio), bio.op) {
-            (Some(_), Op::Read | Op::Write) => first.is_some(),
-            (None, Op::Read) => first.is_none(),
-            _ => false,
-        };
-        if !batch.iter().all(|bio| alike(bio)) {
-            return None;
-        }
-        for bio in batch.iter_mut() {
-            match (place(bio), first) {
-                (Some(new), Some(_)) => {
-                    let sector = Sector(snapshot.in_store(bio.sector.0, new));
-                    self.tags.put(bio, sector, Below::Store);
-                }
-                // A read that found its chunk free may go to the origin, though it is copied by
-                // now.
-                _ => {
+        // All looks before all else: the memory of several of them is on its way at a time.
+        self.kept.clear();
+        let look = |bio: &Bio| snapshot.place(snapshot.chunk_of(bio.sector.0)).kept();
+        self.kept.extend(batch.iter().map(|bio| look(bio)));
+        for (at, (bio, &kept)) in batch.iter_mut().zip(&self.kept).enumerate() {
+            let sector = bio.sector.0;
+            let leg = match (kept, bio.op) {
+                (Some(_), Op::Read | Op::Write) => STORE,
+                // It may go to the origin, though its chunk is copied by now.
+                (None, Op::Read) => ORIGIN,
+                _ => return (front, at),
+            };
+            if at == 0 {
+                front = leg;
+            } else if leg != front {
+                return (front, at);
+            }
+            match kept {
+                Some(new) => self.tags.put(bio, Sector(snapshot.in_store(sector, new)), Below::Store),
+                None => {
                     self.reader.count();
-                    let sector = bio.sector;
-                    self.tags.put(bio, sector, Below::Origin(epoch));
+                    self.tags.put(bio, Sector(sector), Below::Origin(epoch));
                 }
             }
         }
-        Some(if first.is_some() { STORE } else { ORIGIN })
+        (front, batch.len())
     }
 
     /// Sends `bio` on its way, or has it wait. `epoch` is that of the reads of this turn.
@@ -317,9 +321,16 @@ impl SnapshotLane {
 impl Lane for SnapshotLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let epoch = self.reader.begin(&self.snapshot.readers);
-        match self.place_all(batch, epoch) {
-            Some(leg) => self.engine.legs.submit(leg, batch, cx),
-            None => batch.drain(..).for_each(|bio| self.take(bio, epoch)),
+        let (leg, count) = self.place_front(batch, epoch);
+        if count == batch.len() {
+            self.engine.legs.submit(leg, batch, cx);
+        } else {
+            for (at, bio) in batch.drain(..).enumerate() {
+                match at < count {
+                    true => self.engine.legs.push(leg, bio),
+                    false => self.take(bio, epoch),
+                }
+            }
         }
         self.finish_turn(cx);
     }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
-use udm_bench::{CompareOptions, Load, Run, compare};
+use udm_bench::{CompareOptions, Load, Run, SnapshotOptions, compare, snapshots};
 use udm_wire::uri::{DeviceUri, NbdUri};
 
 /// `udm bench`.
@@ -28,22 +28,26 @@ pub struct BenchArgs {
     #[arg(
         long = "device",
         value_name = "NAME=TABLE|NAME=DEVICE|DEVICE",
-        required_unless_present_any = ["compare", "nbd", "floor"]
+        required_unless_present_any = ["compare", "snapshots", "nbd", "floor"]
     )]
     devices: Vec<String>,
     /// Measure an export of an NBD server instead: nbd://HOST[:PORT]/EXPORT or
     /// nbd+unix:///EXPORT?socket=PATH. Each job has a connection
-    #[arg(long, value_name = "URI", conflicts_with_all = ["devices", "compare"])]
+    #[arg(long, value_name = "URI", conflicts_with_all = ["devices", "compare", "snapshots"])]
     nbd: Option<String>,
     /// Measure what --nbd could reach at the most: the same client against a loop that reads and
     /// writes a Unix socket and does nothing else
-    #[arg(long, conflicts_with_all = ["devices", "compare", "nbd"])]
+    #[arg(long, conflicts_with_all = ["devices", "compare", "snapshots", "nbd"])]
     floor: bool,
     /// Compare layers over a null device with each other and with the same layer behind one lock
-    #[arg(long, conflicts_with = "devices")]
+    #[arg(long, group = "comparison", conflicts_with = "devices")]
     compare: bool,
-    /// With --compare: seconds instead of minutes
-    #[arg(long, requires = "compare")]
+    /// Measure first writes of origins and snapshots beside an origin whose exceptions are behind
+    /// one lock and are copied by one thread, and reads among few and many exceptions
+    #[arg(long, group = "comparison", conflicts_with = "devices")]
+    snapshots: bool,
+    /// With --compare and --snapshots: seconds instead of minutes
+    #[arg(long, requires = "comparison")]
     quick: bool,
     #[command(flatten)]
     load: Load,
@@ -80,6 +84,10 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         run_compare(args, stop)?;
         return Ok(stop::status(stop));
     }
+    if args.snapshots {
+        run_snapshots(args, stop)?;
+        return Ok(stop::status(stop));
+    }
     let load = &args.load;
     let server = args.nbd.as_deref().map(nbd_uri).transpose()?;
     let report = progress::shown(load, |progress| {
@@ -105,6 +113,15 @@ fn nbd_uri(word: &str) -> Result<NbdUri> {
     match udm_wire::uri::parse(word)? {
         DeviceUri::Nbd(uri) => Ok(uri),
         _ => bail!("--nbd {word}: no NBD URI; nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH"),
+    }
+}
+
+fn run_snapshots(args: &BenchArgs, stop: &AtomicBool) -> Result<()> {
+    let options = if args.quick { SnapshotOptions::quick() } else { SnapshotOptions::full() };
+    let costs = snapshots(&options, stop).context("bench")?;
+    match args.format() {
+        Format::Normal => say(&costs.table()),
+        Format::Json => say_json(&costs),
     }
 }
 

@@ -5,7 +5,11 @@
 //! copies, records, and the mark of a store that is invalid; those of others pass through.
 //!
 //! ```text
-//!  claim ──► read the origin ──► write each store ──► copied ──► [records: flush, write] ──► publish
+//!  claim ──► read the origin ──► write each store ──► copied ──► [records] ──► publish
+//!
+//!  records   data of 1 ─► flush ─► records of 1 ─┐
+//!                         data of 2 ─────────────┴► flush ─► records of 2 ─► ...
+//!                                                     └► publish 1
 //! ```
 
 mod records;
@@ -17,6 +21,7 @@ use super::state::Snapshot;
 use super::whole;
 use records::Writing;
 use slab::Slab;
+use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 use udm_core::{
     Batch, Bio, BioFlags, BioPool, Buf, BufPool, Busy, Cx, Drain, Epoch, Listener, Nanos, Op, OpenError,
@@ -37,6 +42,8 @@ enum Errand {
     Write { job: usize, dest: usize },
     /// A part of the next area of records, to be zero.
     Clear { part: usize },
+    /// What makes data and records durable.
+    Flush { part: usize },
     /// Records.
     Records { part: usize },
     /// The header of a store that is invalid.
@@ -58,6 +65,10 @@ pub(in crate::snapshot) struct Part {
     right: bool,
     /// What it writes.
     writing: Option<Writing>,
+    /// The records that it wrote last may be in the cache of the store.
+    behind: bool,
+    /// The store has a cache, or may get one.
+    is_cached: bool,
 }
 
 /// See the module's documentation.
@@ -108,6 +119,8 @@ impl Engine {
                 left: false,
                 right: false,
                 writing: None,
+                behind: false,
+                is_cached: limits.write_cache || snapshot.store.device.stacked().is_some(),
             });
         }
         Ok(Engine {
@@ -186,11 +199,11 @@ impl Engine {
 
     /// Copies `copied` with `overlay` over it, which [`Engine::take_overlaid`] gives back.
     pub(in crate::snapshot) fn copy_under(&mut self, part: usize, copied: Copied, overlay: Box<Bio>) {
-        let dests = smallvec::smallvec![Dest { part, copied }];
+        let dests = smallvec![Dest { part, copied }];
         self.add(dests, Some(overlay));
     }
 
-    fn add(&mut self, dests: smallvec::SmallVec<[Dest; 1]>, overlay: Option<Box<Bio>>) {
+    fn add(&mut self, dests: SmallVec<[Dest; 1]>, overlay: Option<Box<Bio>>) {
         let (run, snapshot) = (dests[0].copied, &self.parts[dests[0].part].snapshot);
         let start = snapshot.start_of(run.old);
         // The origin may end within its last chunk.
@@ -203,9 +216,11 @@ impl Engine {
     pub(in crate::snapshot) fn begin(&mut self, cx: &mut Cx<'_>) {
         if !self.runs.is_empty() {
             let mut runs = std::mem::take(&mut self.runs);
-            let parts = &self.parts;
-            let groups: Vec<_> = runs.take(|part| parts[part].snapshot.shift).collect();
-            groups.into_iter().for_each(|dests| self.add(dests, None));
+            let shifts: SmallVec<[u32; 4]> = self.parts.iter().map(|part| part.snapshot.shift).collect();
+            runs.sort(|part| shifts[part]);
+            while let Some(dests) = runs.take(|part| shifts[part]) {
+                self.add(dests, None);
+            }
             self.runs = runs;
         }
         if std::mem::take(&mut self.refused) {
@@ -298,7 +313,8 @@ impl Engine {
             Errand::Read { job } => return self.was_read(job, bio),
             Errand::Write { job, dest } => self.was_written(job, dest, &bio),
             Errand::Clear { part } => self.was_cleared(part, bio.status),
-            Errand::Records { part } => self.were_committed(part, &bio),
+            Errand::Flush { part } => self.was_flushed(part, bio.status),
+            Errand::Records { part } => self.were_written(part, &bio),
             Errand::Header { part } => self.was_marked(part, bio.status),
         }
         self.put(bio);
@@ -328,7 +344,7 @@ impl Engine {
         }
         let valid = |engine: &Engine, dest: &Dest| engine.parts[dest.part].snapshot.is_valid();
         let to = (0..dests.len()).filter(|&dest| valid(self, &dests[dest]));
-        let mut to: smallvec::SmallVec<[usize; 4]> = to.collect();
+        let mut to: SmallVec<[usize; 4]> = to.collect();
         let Some(last) = to.pop() else { return self.end_piece(job, bio) };
         for dest in to {
             let mut copy = self.bufs.get(bio.data.len());

@@ -5,15 +5,18 @@ use super::super::jobs::PIECE_MAX;
 use super::super::state::Health;
 use super::{Engine, Errand};
 use std::sync::Arc;
-use udm_core::{Bio, BioFlags, SECTOR_SIZE, Status};
+use udm_core::{Bio, BioFlags, Op, SECTOR_SIZE, Status};
 use udm_dm::bugs::{self, Bug};
 use udm_wire::cow::Header;
 
 /// Records on their way.
 pub(super) struct Writing {
-    commit: Commit,
+    /// `None` when there are no more, and those that were written last are to be durable.
+    commit: Option<Commit>,
     /// Parts of the next area that are yet to be zero.
     clearing: usize,
+    /// The records are durable when they are written.
+    is_synced: bool,
 }
 
 impl Engine {
@@ -47,23 +50,23 @@ impl Engine {
         }
         part.right = true;
         while part.right {
-            let next = match part.snapshot.health() {
-                Health::Valid => commits.collect(),
-                _ => {
-                    commits.discard();
-                    None
-                }
-            };
-            match next {
-                Some(commit) => return self.begin_commit(index, commit),
-                None => part.right = commits.end(),
+            if part.snapshot.health() != Health::Valid {
+                part.behind = false;
+                commits.discard();
+                part.right = commits.end();
+                continue;
             }
+            let next = commits.collect();
+            if next.is_some() || part.behind {
+                return self.begin_commit(index, next);
+            }
+            part.right = commits.end();
         }
     }
 
-    fn begin_commit(&mut self, part: usize, commit: Commit) {
+    fn begin_commit(&mut self, part: usize, commit: Option<Commit>) {
         let mut clearing = 0;
-        if let Some((sector, len)) = commit.clear {
+        if let Some((sector, len)) = commit.as_ref().and_then(|commit| commit.clear) {
             let piece = PIECE_MAX.bytes() as usize;
             for at in (0..len).step_by(piece) {
                 let mut zeroes = self.bufs.get(piece.min(len - at));
@@ -73,21 +76,10 @@ impl Engine {
                 clearing += 1;
             }
         }
-        self.parts[part].writing = Some(Writing { commit, clearing });
+        self.parts[part].writing = Some(Writing { commit, clearing, is_synced: false });
         if clearing == 0 {
-            self.write_records(part);
+            self.flush(part);
         }
-    }
-
-    fn write_records(&mut self, index: usize) {
-        let part = &self.parts[index];
-        let (Some(writing), Some(commits)) = (&part.writing, &part.snapshot.commits) else { return };
-        let mut bytes = self.bufs.get(writing.commit.len);
-        commits.fill(&writing.commit, &mut bytes);
-        let sector = writing.commit.sector;
-        let flush = if bugs::on(Bug::RecordsUnflushed) { BioFlags::empty() } else { BioFlags::PREFLUSH };
-        let flags = flush | BioFlags::FUA | BioFlags::META;
-        self.write(index, sector, bytes, flags, Errand::Records { part: index });
     }
 
     pub(super) fn was_cleared(&mut self, index: usize, status: Status) {
@@ -96,25 +88,67 @@ impl Engine {
         }
         let Some(writing) = &mut self.parts[index].writing else { return };
         writing.clearing -= 1;
-        if writing.clearing > 0 {
-            return;
-        }
-        match self.parts[index].snapshot.is_valid() {
-            true => self.write_records(index),
-            // The right is still ours: what waits for records is let go of.
-            false => self.parts[index].writing = None,
+        if writing.clearing == 0 {
+            self.flush(index);
         }
     }
 
-    pub(super) fn were_committed(&mut self, index: usize, bio: &Bio) {
+    /// Makes durable what has been copied, and the records before.
+    fn flush(&mut self, index: usize) {
+        if !self.parts[index].is_cached || bugs::on(Bug::RecordsUnflushed) {
+            return self.was_flushed(index, Status::Ok);
+        }
+        let bio = self.pool.get().expect("the pool has no bound");
+        self.send(1 + index, bio, (Op::Flush, BioFlags::empty(), 0), Errand::Flush { part: index });
+    }
+
+    pub(super) fn was_flushed(&mut self, index: usize, status: Status) {
+        if !status.is_ok() {
+            self.lose(index, "Error reading/writing");
+        } else if std::mem::take(&mut self.parts[index].behind) {
+            self.publish(index);
+        }
+        self.write_records(index);
+    }
+
+    fn write_records(&mut self, index: usize) {
+        let part = &mut self.parts[index];
+        let (Some(writing), Some(commits)) = (&mut part.writing, &part.snapshot.commits) else { return };
+        let Some(commit) = writing.commit.filter(|_| part.snapshot.is_valid()) else {
+            // The right is still ours: what waits for records is let go of.
+            part.writing = None;
+            return;
+        };
+        let mut bytes = self.bufs.get(commit.len);
+        commits.fill(&commit, &mut bytes);
+        // Behind these comes a flush for others, or nothing.
+        writing.is_synced = !commits.has_more();
+        let sync = writing.is_synced && !bugs::on(Bug::RecordsBelieved);
+        let sync = if sync { BioFlags::FUA } else { BioFlags::empty() };
+        self.write(index, commit.sector, bytes, BioFlags::META | sync, Errand::Records { part: index });
+    }
+
+    pub(super) fn were_written(&mut self, index: usize, bio: &Bio) {
         self.progress = true;
         let part = &mut self.parts[index];
-        let Some(Writing { commit, .. }) = part.writing.take() else { return };
+        let Some(Writing { commit: Some(commit), is_synced, .. }) = part.writing.take() else { return };
         if !bio.status.is_ok() {
             return self.lose(index, "Error reading/writing");
         }
         let (Some(commits), Some(bytes)) = (&part.snapshot.commits, bio.data.iter().next()) else { return };
-        commits.done(&commit, bytes, |copied| part.snapshot.publish(copied));
+        commits.written(&commit, bytes);
+        part.behind = part.is_cached && !is_synced && !bugs::on(Bug::RecordsBelieved);
+        if !part.behind {
+            self.publish(index);
+        }
+    }
+
+    /// The records that were written are durable.
+    fn publish(&mut self, index: usize) {
+        self.progress = true;
+        let snapshot = &self.parts[index].snapshot;
+        let Some(commits) = &snapshot.commits else { return };
+        commits.durable(|copied| snapshot.publish(copied));
     }
 
     pub(super) fn was_marked(&mut self, index: usize, status: Status) {

@@ -1,0 +1,205 @@
+//! The baseline of first writes: an origin whose snapshot has its exceptions behind one mutex, and
+//! one thread that copies.
+//!
+//! It is a model of the kernel's dm-snapshot as it was before its table of exceptions had locks of
+//! its own. Each write takes the lock to look its chunk up. A chunk without an exception is queued
+//! for the copying thread, and the write waits until that has read the origin, written the store
+//! and entered the exception. Exceptions are kept in memory alone. It is kinder to itself than the
+//! kernel was: chunks are taken off the queue and copied many at a time, those that wait are woken
+//! once for all of them, and there is no table, no suspend and no reader of the snapshot to wait
+//! for.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use udm_buf::Buf;
+use udm_core::{
+    Batch, Bell, Bio, Cx, Device, DeviceId, Epoch, Lane, Limits, Listener, Op, OpenError, Sector, Sectors,
+};
+use udm_runtime::LocalCore;
+
+/// Sectors in a chunk.
+pub const CHUNK: u64 = 8;
+
+/// Chunks that are copied at a time.
+const COPIES: usize = 32;
+
+/// What all lanes and the copying thread share.
+pub struct Exceptions {
+    state: Mutex<State>,
+    work: Condvar,
+    copied: Arc<Bell>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Where a chunk is in the store; `None` while it is being copied.
+    of: HashMap<u64, Option<u64>>,
+    queue: Vec<u64>,
+    ended: bool,
+}
+
+impl Exceptions {
+    /// None yet.
+    pub fn new() -> Exceptions {
+        Exceptions { state: Mutex::default(), work: Condvar::new(), copied: Arc::new(Bell::new()) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True when `chunk` may be written; it is queued when it is new.
+    fn lets_pass(&self, chunk: u64) -> bool {
+        let mut state = self.state();
+        let known = state.of.get(&chunk).copied();
+        if known.is_none() {
+            state.of.insert(chunk, None);
+            state.queue.push(chunk);
+            drop(state);
+            self.work.notify_one();
+        }
+        known.flatten().is_some()
+    }
+
+    /// Has [`Exceptions::copy`] return when it has nothing to do.
+    pub fn end(&self) {
+        self.state().ended = true;
+        self.work.notify_one();
+    }
+
+    /// The copying thread.
+    pub fn copy(&self, core: &mut LocalCore, origin: &mut dyn Lane, store: &mut dyn Lane) {
+        let (mut batch, mut done, mut queue, mut next) = (Batch::new(), Batch::new(), Vec::new(), 0);
+        while self.take(&mut queue) {
+            for chunks in queue.chunks(COPIES) {
+                batch.resize_with(chunks.len(), || {
+                    Bio::read(Sector(0), Sectors(CHUNK), Buf::zeroed(CHUNK as usize * 512).into())
+                });
+                for (bio, chunk) in batch.iter_mut().zip(chunks) {
+                    (bio.op, bio.sector) = (Op::Read, Sector(chunk * CHUNK));
+                }
+                run(core, origin, &mut batch, &mut done);
+                // They came back in any order.
+                let order: Vec<u64> = batch.iter().map(|bio| bio.sector.0 / CHUNK).collect();
+                for (bio, new) in batch.iter_mut().zip(next..) {
+                    (bio.op, bio.sector) = (Op::Write, Sector(new * CHUNK));
+                }
+                run(core, store, &mut batch, &mut done);
+                for (chunk, new) in order.into_iter().zip(next..) {
+                    self.state().of.insert(chunk, Some(new));
+                }
+                next += chunks.len() as u64;
+                self.copied.ring();
+            }
+        }
+    }
+
+    /// Waits for chunks to copy; false at the end.
+    fn take(&self, queue: &mut Vec<u64>) -> bool {
+        let mut state = self.state();
+        while state.queue.is_empty() && !state.ended {
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        queue.clear();
+        std::mem::swap(queue, &mut state.queue);
+        !queue.is_empty()
+    }
+}
+
+/// Has `lane` do all of `batch`.
+fn run(core: &mut LocalCore, lane: &mut dyn Lane, batch: &mut Batch, done: &mut Batch) {
+    let count = batch.len();
+    batch.iter_mut().for_each(|bio| bio.start());
+    core.turn(|cx| lane.submit(batch, cx));
+    while done.len() < count {
+        core.turn(|cx| lane.poll(done, cx));
+    }
+    done.iter_mut().for_each(|bio| bio.finish());
+    std::mem::swap(batch, done);
+}
+
+/// The device.
+pub struct OneMutexOrigin {
+    id: DeviceId,
+    origin: Arc<dyn Device>,
+    exceptions: Arc<Exceptions>,
+}
+
+impl OneMutexOrigin {
+    /// The origin over `origin`.
+    pub fn new(origin: Arc<dyn Device>, exceptions: &Arc<Exceptions>) -> OneMutexOrigin {
+        OneMutexOrigin { id: DeviceId::new(), origin, exceptions: Arc::clone(exceptions) }
+    }
+}
+
+impl Device for OneMutexOrigin {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        let bell = self.exceptions.copied.listen(cx);
+        Ok(Box::new(OneMutexLane {
+            below: self.origin.open(cx)?,
+            exceptions: Arc::clone(&self.exceptions),
+            seen: bell.epoch(),
+            bell,
+            down: Batch::new(),
+            waiting: VecDeque::new(),
+        }))
+    }
+
+    fn limits(&self) -> Limits {
+        self.origin.limits()
+    }
+}
+
+struct OneMutexLane {
+    below: Box<dyn Lane>,
+    exceptions: Arc<Exceptions>,
+    bell: Listener,
+    seen: Epoch,
+    down: Batch,
+    waiting: VecDeque<Box<Bio>>,
+}
+
+impl OneMutexLane {
+    fn finish_turn(&mut self, cx: &mut Cx<'_>) {
+        if !self.down.is_empty() {
+            self.below.submit(&mut self.down, cx);
+            cx.wake_now();
+        }
+        if !self.waiting.is_empty() {
+            self.bell.wait(self.seen, cx);
+        }
+    }
+}
+
+impl Lane for OneMutexLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        for bio in batch.drain(..) {
+            if bio.op != Op::Write || self.exceptions.lets_pass(bio.sector.0 / CHUNK) {
+                self.down.push(bio);
+            } else {
+                self.waiting.push_back(bio);
+            }
+        }
+        self.finish_turn(cx);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        self.below.poll(done, cx);
+        let now = self.bell.epoch();
+        if std::mem::replace(&mut self.seen, now) != now {
+            let state = self.exceptions.state();
+            for _ in 0..self.waiting.len() {
+                let Some(bio) = self.waiting.pop_front() else { break };
+                match state.of.get(&(bio.sector.0 / CHUNK)) {
+                    Some(Some(_)) => self.down.push(bio),
+                    _ => self.waiting.push_back(bio),
+                }
+            }
+        }
+        self.finish_turn(cx);
+    }
+}
