@@ -21,7 +21,7 @@ use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, OpenError, Sector, Segments, Status};
+use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, OpenError, Sector, Sectors, Segments, Status};
 
 /// The legs of the engine.
 const ORIGIN: usize = 0;
@@ -47,6 +47,8 @@ pub(super) struct SnapshotLane {
     engine: Engine,
     snapshot: Arc<Snapshot>,
     features: Features,
+    /// The longest discard that the origin takes.
+    origin_discard_max: Sectors,
     /// Another table has taken the snapshot over: nothing of it is here any more.
     taken_over: Arc<AtomicBool>,
     reader: Reader,
@@ -76,6 +78,7 @@ impl SnapshotLane {
             engine: Engine::open(&seat.line.origin, std::slice::from_ref(snapshot), cx)?,
             snapshot: Arc::clone(snapshot),
             features: seat.line.features,
+            origin_discard_max: seat.line.origin.device.limits().max_discard,
             taken_over: Arc::clone(&seat.spent),
             reader: snapshot.readers.join(),
             tags: Tags::new(cx.new_owner()),
@@ -211,7 +214,9 @@ impl SnapshotLane {
     }
 
     fn discard(&mut self, bio: Box<Bio>) {
-        let discard_origin = self.features.discard_passdown_origin;
+        // What the origin can't take it is not given: a discard promises nothing.
+        let fits = bio.sectors <= self.origin_discard_max;
+        let discard_origin = self.features.discard_passdown_origin && fits;
         let chunk = self.snapshot.chunk_of(bio.sector.0);
         match self.snapshot.place(chunk) {
             Place::Pending => self.waiting.push_back(bio),

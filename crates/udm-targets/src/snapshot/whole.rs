@@ -6,8 +6,8 @@ use udm_core::{Cx, Device, Lane, Limits, OpenError, Sector, Sectors};
 use udm_dm::target::{Below, DeviceRef, Target, Used};
 use udm_dm::{Table, TargetError};
 
-/// The end of the largest device.
-const END: Sectors = Sectors((1 << 54) - 1);
+/// The end of the largest device, in whole blocks whatever their size.
+const END: Sectors = Sectors((1 << 54) - (1 << 20));
 
 /// As large as a device can be: what lies behind its end the device refuses itself, and one that
 /// grows is used at once.

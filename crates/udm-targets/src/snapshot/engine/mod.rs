@@ -399,6 +399,11 @@ impl Engine {
         cx: &mut Cx<'_>,
         mut up: impl FnMut(&mut Box<Bio>),
     ) {
+        // The lane stands still when all of the engine's own is over. A leg that were to hand such
+        // a request back each time might never come to the end of one that it has in parts.
+        if how == Drain::NoFlush && !self.errands.is_empty() {
+            return;
+        }
         for leg in 0..self.legs.len() {
             let from = self.legs.drain(leg, how, back, cx);
             let mut at = from;
