@@ -253,7 +253,10 @@ impl World {
         self.go_on_until("the end of changes", |world| world.changing() == 0)?;
         self.cluster.stop(Nanos(20_000_000_000));
         self.go_on_until("the end of the cores", |world| world.cores.iter().all(|core| core.over))?;
+        // What was sent to them they read to its end; in sips, that could take for ever.
+        let calm = std::mem::replace(&mut self.net.borrow_mut().calm, true);
         self.go_on_until("the end of the clients", |world| world.alive() == 0)?;
+        self.net.borrow_mut().calm = calm;
         self.clients.clear();
         self.resumes.clear();
         self.counts.called_off += self.cores.iter().map(|core| core.outside.borrow().called_off).sum::<u64>();
