@@ -1,10 +1,10 @@
 //! The battery can fail: of the mistakes that can be put into the targets on purpose
-//! (`udm_dm::bugs`), it finds those that break a rule of its own. The others are about what one
+//! (`udm_core::bugs`), it finds those that break a rule of its own. The others are about what one
 //! target does for itself (which path it takes, what its log says), and the simulator finds them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use udm_conformance::{CASES, Kind, Rig, SUBJECTS};
-use udm_dm::bugs::{Bug, set};
+use udm_core::bugs::{Bug, set};
 
 /// The mistakes, each with a subject in which it shows and the group of cases, or the case, that
 /// must fail.

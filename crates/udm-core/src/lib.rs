@@ -9,6 +9,7 @@
 
 mod bell;
 mod bio;
+pub mod bugs;
 mod command;
 mod commons;
 pub mod control_io;

@@ -6,7 +6,7 @@
 //! mapped device among them may have been told to suspend, a connection to be kept. The core does
 //! not sleep before.
 
-use crate::bugs::{self, Bug};
+use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane};
 
 /// After so many polls that brought something back idle legs are polled too: seldom enough to cost

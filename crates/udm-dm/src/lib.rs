@@ -8,7 +8,6 @@
 #![forbid(unsafe_code)]
 
 #[doc(hidden)]
-pub mod bugs;
 pub mod divisor;
 pub mod error;
 pub mod legs;

@@ -17,8 +17,8 @@
 //! It does no I/O: the lane that holds it submits what [`Splitter::pump`] emits and hands what came
 //! back to [`Splitter::collect`].
 
-use crate::bugs::{self, Bug};
 use std::collections::VecDeque;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BioFlags, BioPool, Op, OwnerId, SECTOR_SIZE, Sector, Sectors, Segments, Status};
 
 /// Fragments that one splitter may have in flight.

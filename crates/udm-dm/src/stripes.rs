@@ -3,11 +3,11 @@
 //!
 //! [`Target::as_striped`]: crate::target::Target::as_striped
 
-use crate::bugs::{self, Bug};
 use crate::divisor::Divisor;
 use crate::target::DeviceRef;
 use std::sync::Arc;
 use udm_core::Sector;
+use udm_core::bugs::{self, Bug};
 
 /// Where chunks lie: chunk k on stripe k mod n, at chunk k / n of it.
 #[derive(Clone, Copy, Debug)]

@@ -32,7 +32,8 @@ struct Options {
     depth: Option<u64>,
     /// Leave out classes of disturbance: crash, remove, paths, errors, suspend, reload, cancel,
     /// messages, delay, torn, flush, trim, long, reopen, pieces, hang, full, prompt, opens, limits,
-    /// stacks, dust, lossy, late, wild, between
+    /// stacks, dust, lossy, late, wild, between; with --nbd also cuts, lost, stalls, nonsense,
+    /// moves
     #[arg(long, value_name = "CLASS,...", value_delimiter = ',')]
     without: Vec<Class>,
     /// Print this many of the last events of a failing run
@@ -49,8 +50,8 @@ struct Options {
     nbd: bool,
     /// Switch on a bug that was put in on purpose
     #[cfg(feature = "seeded-bugs")]
-    #[arg(long, value_name = "NAME", value_parser = udm_dm::bugs::Bug::find)]
-    bug: Option<udm_dm::bugs::Bug>,
+    #[arg(long, value_name = "NAME", value_parser = udm_core::bugs::Bug::find)]
+    bug: Option<udm_core::bugs::Bug>,
 }
 
 fn seeds(word: &str) -> Result<(u64, u64), String> {
@@ -230,7 +231,7 @@ fn plan(options: &Options, seed: u64) -> Plan {
 fn simulate(options: &Options) -> ExitCode {
     #[cfg(feature = "seeded-bugs")]
     if let Some(bug) = options.bug {
-        udm_dm::bugs::set(Some(bug));
+        udm_core::bugs::set(Some(bug));
     }
     // With a time and no seeds it goes on until the time is over.
     let seeds = match (options.seed, options.seeds) {

@@ -3,9 +3,9 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use udm_dm::bugs::{Bug, set};
+use udm_core::bugs::{Bug, set};
 use udm_sim::run::Failure;
-use udm_sim::{Class, Plan, Without, run, snap};
+use udm_sim::{Class, Plan, Without, nbd, run, snap};
 
 /// Steps to a seed, and the seeds that a bug may take to be found. The table in docs/simulator.md
 /// comes from this test's output.
@@ -34,11 +34,28 @@ const SNAPSHOTS: [Bug; 12] = [
     Bug::HandoverUnsettled,
 ];
 
+/// Bugs of the NBD server: the same of its worlds.
+const NBD: [Bug; 12] = [
+    Bug::CutLosesByte,
+    Bug::AnswerSentTwice,
+    Bug::BufferBackEarly,
+    Bug::PassKept,
+    Bug::FlushWhenIdle,
+    Bug::HoldSkipped,
+    Bug::UnreadLeftBehind,
+    Bug::LaneKept,
+    Bug::StatusTooLong,
+    Bug::PlaceKept,
+    Bug::ZeroesFuaForgotten,
+    Bug::ParkedForgotten,
+];
+
 /// Runs `plan` where `bug` may show.
 fn try_one(bug: Bug, plan: &Plan) -> Result<(), Box<Failure>> {
-    match SNAPSHOTS.contains(&bug) {
-        true => snap::run(plan, None).map(drop),
-        false => run::run(plan).map(drop),
+    match bug {
+        _ if SNAPSHOTS.contains(&bug) => snap::run(plan, None).map(drop),
+        _ if NBD.contains(&bug) => nbd::run(plan).map(drop),
+        _ => run::run(plan).map(drop),
     }
 }
 

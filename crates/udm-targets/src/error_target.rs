@@ -5,9 +5,9 @@
 //! reports, so that it can stand in for it.
 
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Cx, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
 use udm_dm::TargetError;
-use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{Below, Kind, Target, TargetArgs, Used, decimal};
 
 struct ErrorTarget {

@@ -12,9 +12,9 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use udm_core::bugs::{self, Bug};
 use udm_core::{Extents, Limits, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::TargetError;
-use udm_dm::bugs::{self, Bug};
 use udm_dm::stripes::{Failures, Layout, Striped};
 use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Used, decimal};
 

@@ -1,12 +1,12 @@
 //! The zero target: `zero`. Reads return zeroes; writes and discards succeed and leave nothing.
 
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::{
     Bio, BioFlags, Content, Cx, Extents, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sector, Sectors,
     Serve, Status, WorkLane,
 };
 use udm_dm::TargetError;
-use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{Below, Target, TargetArgs, Used};
 
 struct Zero {

@@ -18,12 +18,12 @@
 
 use super::device::{MappedDevice, Slot, Wake};
 use super::phase::{Goal, Phase, Stage};
-use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::table::Table;
 use crate::target::{Below, Target};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR};
 use udm_core::{Ack, Cores, Device, DeviceId, Drain, Failure, LaneCommand, Limits};
 

@@ -31,12 +31,12 @@ use super::change::{Change, places};
 use super::device::{MappedDevice, Wake};
 use super::partners::{Partner, besides, by_leaving, by_resume, others};
 use super::phase::Stage;
-use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::table::Table;
 use crate::target::Below;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR};
 use udm_core::{Cores, Device, DeviceId, Limits};
 

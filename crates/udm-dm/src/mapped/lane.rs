@@ -19,10 +19,10 @@
 //! with EIO.
 
 use super::device::Slot;
-use crate::bugs::{self, Bug};
 use crate::table::{Table, TableLane};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
+use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, LaneCommand, OpenError, Port, Status};
 
 #[derive(Clone, Copy, PartialEq, Eq)]

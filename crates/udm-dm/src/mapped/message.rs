@@ -1,10 +1,10 @@
 //! Messages: words for one target of a device, or for the device itself (`@...`).
 
 use super::MappedDevice;
-use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::pending::Pending;
 use crate::target::Resolver;
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::EBUSY;
 use udm_core::{Cores, Device, LaneCommand, Sector};
 

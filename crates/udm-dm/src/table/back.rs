@@ -3,9 +3,9 @@
 use super::Entry;
 use super::index::Index;
 use super::legs_of::{Form, LegsOf};
-use crate::bugs::{self, Bug};
 use crate::stripes::{Failures, Layout};
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Status};
 
 /// What was done to a bio's sector on its way to a leg, by where it is there.

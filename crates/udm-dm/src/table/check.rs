@@ -5,9 +5,9 @@
 //! again at resume.
 
 use super::Entry;
-use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::target::{Below, Kind, Used};
+use udm_core::bugs::{self, Bug};
 use udm_core::{Limits, SECTOR_SIZE, Sectors};
 
 /// What a table and its targets can take, as of one moment.

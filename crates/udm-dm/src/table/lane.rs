@@ -12,10 +12,10 @@
 use super::Table;
 use super::legs_of::LegsOf;
 use super::route::{Route, Way};
-use crate::bugs::{self, Bug};
 use crate::legs::Legs;
 use crate::split::Splitter;
 use std::rc::Rc;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Busy, Cx, Drain, Lane, OpenError};
 
 /// See the module's documentation.

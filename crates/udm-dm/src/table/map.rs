@@ -5,11 +5,11 @@ use super::check::Fit;
 use super::index::Index;
 use super::legs_of::{Form, LegsOf};
 use super::{Entry, Table};
-use crate::bugs::{self, Bug};
 use crate::divisor::Divisor;
 use crate::split::{Cursor, Cut, Piece, Step};
 use crate::stripes::Layout;
 use std::collections::BTreeSet;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
 
 /// What one line of a table maps, for the data path.

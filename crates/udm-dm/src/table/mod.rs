@@ -18,7 +18,6 @@ mod legs_of;
 mod map;
 mod route;
 
-use crate::bugs::{self, Bug};
 use crate::error::TargetError;
 use crate::mapped::MappedDevice;
 use crate::target::{Below, DeviceRef, Kind, Resolver, Target, TargetType, Used};
@@ -26,6 +25,7 @@ use check::Fit;
 pub(crate) use lane::TableLane;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::EBUSY;
 use udm_core::{
     Checkpoint, Claim, Commons, ControlIo, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError,

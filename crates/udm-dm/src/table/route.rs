@@ -6,10 +6,10 @@
 use super::Table;
 use super::legs_of::LegsOf;
 use super::map::{Map, Shape, Simple, Stripes};
-use crate::bugs::{self, Bug};
 use crate::legs::Deal;
 use crate::split::{Cursor, Cut, Step};
 use std::rc::Rc;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Status};
 
 /// Where a bio goes.

@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 use udm_core::CoreId;
+use udm_core::bugs::{self, Bug};
 
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -178,6 +179,9 @@ impl Place {
         self.life = Life::HandedOver;
         let cores = &self.counters.cores;
         cores[self.core].connections.fetch_sub(1, Ordering::Relaxed);
+        if bugs::on(Bug::PlaceKept) {
+            self.counters.serving.fetch_add(1, Ordering::Relaxed);
+        }
         cores[to.index()].connections.fetch_add(1, Ordering::Relaxed);
         self.counters.moves.fetch_add(1, Ordering::Relaxed);
         let (counters, stage) = (self.counters.clone(), self.stage.clone());

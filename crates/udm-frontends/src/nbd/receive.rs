@@ -15,6 +15,7 @@
 
 use super::reply::recycle;
 use udm_buf::PIECE_MAX;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Segments};
 
 /// The first slab of a connection in bytes: an idle client costs little.
@@ -107,7 +108,8 @@ impl Receiver {
     /// What is to go on elsewhere. Nothing is being received, and no payload is midway.
     pub(super) fn freeze(&mut self) -> Unread {
         debug_assert!(self.asked == 0 && self.long.is_none());
-        Unread { bytes: self.unread().to_vec(), skip: self.skip, slab_len: self.slab_len }
+        let unread = if bugs::on(Bug::UnreadLeftBehind) { &[] } else { self.unread() };
+        Unread { bytes: unread.to_vec(), skip: self.skip, slab_len: self.slab_len }
     }
 
     /// A receiver that goes on where another was frozen.
@@ -253,8 +255,10 @@ impl Receiver {
         let Some(mut slab) = self.next_slab(may)? else { return Ok(()) };
         self.current_len = slab.slab_len();
         if let Some(old) = self.unread.take() {
-            slab[..old.len()].copy_from_slice(&old);
-            self.unread = Some(slab.split_to(old.len()));
+            let lost = usize::from(bugs::on(Bug::CutLosesByte) && old.len() > 1);
+            let kept = old.len() - lost;
+            slab[..kept].copy_from_slice(&old[..kept]);
+            self.unread = Some(slab.split_to(kept));
         }
         if let Some(mut old) = self.free.replace(slab) {
             old.truncate(0);

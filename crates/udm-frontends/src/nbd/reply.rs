@@ -5,6 +5,7 @@
 
 use super::stats::Tally;
 use std::collections::VecDeque;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Segments};
 use udm_runtime::RingOp;
 use udm_wire::nbd::{SimpleReply, chunk_data_header, chunk_error_header, chunk_none};
@@ -184,7 +185,15 @@ impl Sender {
         pool: &mut BufPool,
     ) -> Result<Sent, Segments> {
         if n < data.len() {
+            if bugs::on(Bug::AnswerSentTwice) {
+                return Err(data);
+            }
             recycle(data.split_to(n), pool);
+            if bugs::on(Bug::BufferBackEarly) {
+                let len = data.len();
+                recycle(data, pool);
+                return Err(pool.get_pieces(len));
+            }
             return Err(data);
         }
         while let Some(buf) = data.pop() {

@@ -14,6 +14,7 @@ use super::unaligned::{Edges, Side};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::errno;
 use udm_core::{Bio, BioFlags, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
@@ -100,6 +101,9 @@ impl Connection {
                 self.answer(&request, error, Segments::new(), 0);
             }
             Ok(Plan::Survey) => self.survey(request, cx),
+            Ok(Plan::Bio(Op::Flush, _)) if bugs::on(Bug::FlushWhenIdle) && self.pending.is_empty() => {
+                self.answer(&request, 0, Segments::new(), 0);
+            }
             Ok(Plan::Nothing) => self.answer(&request, 0, Segments::new(), 0),
             Ok(Plan::Cache) => {
                 let whole = around(geometry.block, &request);
@@ -322,7 +326,7 @@ impl Connection {
     /// A request is over; `bio` was its last, or never started.
     pub(super) fn end(&mut self, key: usize, mut bio: Box<Bio>) {
         let pending = self.pending.remove(key);
-        self.set_free(key, pending.edges.is_some());
+        self.set_free(key, pending.edges.is_some() && !bugs::on(Bug::HoldSkipped));
         let (start, Pending { request, charge, front: mut data, rest, edges, .. }) = (pending.start, pending);
         let error = match bio.status {
             Status::IoErr if self.ending => ESHUTDOWN,
@@ -374,6 +378,7 @@ fn status(request: &Request, start: u64, found: &[Vec<Run>], contexts: &[Context
         let (mut at, end) = (start, request.offset + u64::from(request.len));
         for &(len, flags) in found {
             let next = at + len.bytes();
+            let end = if bugs::on(Bug::StatusTooLong) { u64::MAX } else { end };
             let covered = next.min(end).saturating_sub(at.max(request.offset)) as u32;
             match runs.last_mut().filter(|last| last.1 == flags) {
                 Some(last) => last.0 += covered,
@@ -434,6 +439,7 @@ impl Pending {
         // A write carries its FUA itself; discards and zeroes know none, so a flush comes behind
         // them.
         let separate = matches!(command, Command::Trim | Command::WriteZeroes);
+        let separate = separate && !bugs::on(Bug::ZeroesFuaForgotten);
         (separate && flags.contains(CommandFlags::FUA)).then_some(Stage::Flush)
     }
 }

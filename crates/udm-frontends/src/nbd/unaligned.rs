@@ -20,6 +20,7 @@ use super::request::Blocks;
 use super::serve::{Pending, Stage};
 use std::any::Any;
 use std::ops::Range;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, BufPool, Op, Sector, Sectors, Segments};
 use udm_runtime::FrontCx;
 
@@ -145,6 +146,10 @@ impl Connection {
             }
             return free;
         }
+        if bugs::on(Bug::HoldSkipped) {
+            self.launch(key, cx);
+            return true;
+        }
         let may = member.may_acquire();
         if may {
             member.acquire(key, blocks);
@@ -173,6 +178,9 @@ impl Connection {
             }
             Event::Released => {
                 let parked = self.parked.len();
+                if bugs::on(Bug::ParkedForgotten) {
+                    return false;
+                }
                 while let Some(&key) = self.parked.front()
                     && self.admit(key, cx)
                 {

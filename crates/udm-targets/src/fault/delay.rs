@@ -23,9 +23,9 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors};
 use udm_dm::TargetError;
-use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{Below, Target, TargetArgs, Used};
 
 const NAME: &str = "delay";

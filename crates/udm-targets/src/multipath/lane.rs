@@ -13,8 +13,8 @@ use super::selector::SelectorLane;
 use super::served::Row;
 use super::state::Shared;
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Busy, Cx, Drain, Lane, Sectors, Status};
-use udm_dm::bugs::{self, Bug};
 use udm_dm::legs::Legs;
 
 /// See the module.

@@ -6,8 +6,8 @@
 //! has moved: a path returned, or bios are to be held no longer.
 
 use super::lane::MultipathLane;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Cx, Drain, Status};
-use udm_dm::bugs::{self, Bug};
 
 impl MultipathLane {
     /// True when bios without a path wait for one. A flushing suspend waits for nobody.

@@ -9,7 +9,7 @@ use super::selector::SelectorLane;
 use super::state::{GroupView, Shared, Word, choose};
 use std::ops::Range;
 use udm_core::Sectors;
-use udm_dm::bugs::{self, Bug};
+use udm_core::bugs::{self, Bug};
 
 /// The index of no group.
 const NO_GROUP: usize = usize::MAX;

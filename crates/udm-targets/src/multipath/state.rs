@@ -17,8 +17,8 @@ use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use udm_core::bugs::{self, Bug};
 use udm_core::{Bell, interleave};
-use udm_dm::bugs::{self, Bug};
 
 /// Flags, current group, next group and generation: a snapshot of [`Shared::word`]. Groups count
 /// from 0 here and from 1 in what is printed.

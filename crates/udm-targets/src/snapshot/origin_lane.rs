@@ -11,8 +11,8 @@ use super::state::{Health, Snapshot};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, OpenError, Status};
-use udm_dm::bugs::{self, Bug};
 use udm_dm::target::DeviceRef;
 
 /// A write that has to wait.

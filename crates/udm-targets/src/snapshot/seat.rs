@@ -13,9 +13,9 @@ use super::load;
 use super::state::Snapshot;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{Alone, ClaimKey, Content, DevNo, Device, DeviceId, Extents, Sector, Sectors};
-use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{DeviceRef, Notify, TargetArgs, Used};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, TargetError};
 

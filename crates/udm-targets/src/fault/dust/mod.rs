@@ -35,10 +35,10 @@ use set::{GOOD, Set, Shared};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
 use udm_core::{Batch, Busy, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
 use udm_dm::TargetError;
-use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{Below, Resolver, Target, TargetArgs, Used};
 
 const NAME: &str = "dust";

@@ -9,8 +9,8 @@ use crate::fault::UnderLane;
 use crate::fault::clones::Clones;
 use rand::RngExt;
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BufPool, Busy, Cx, Drain, Lane, Op, OpenError, Segments, Status};
-use udm_dm::bugs::{self, Bug};
 
 pub(super) struct FlakeyLane {
     under: UnderLane,

@@ -11,8 +11,8 @@ use crate::fault::clones::Clones;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BioFlags, Buf, Busy, Cx, Drain, Lane, Listener, Op, OpenError, OwnerId, Status};
-use udm_dm::bugs::{self, Bug};
 use udm_wire::log_writes::{Entry, EntryFlags};
 
 /// What a clone remembers.

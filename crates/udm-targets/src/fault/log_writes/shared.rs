@@ -6,10 +6,10 @@ use super::space::{Geometry, LogSpace};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EIO};
 use udm_core::{Bell, Buf, interleave};
 use udm_dm::TargetError;
-use udm_dm::bugs::{self, Bug};
 use udm_dm::pending::{Pending, Promise, pending};
 use udm_wire::log_writes::{END_MARK, Entry, EntryFlags};
 

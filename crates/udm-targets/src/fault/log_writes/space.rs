@@ -8,8 +8,8 @@
 //!   superblock no longer counts the mark at the end, whose place they take.
 
 use std::ops::Range;
+use udm_core::bugs::{self, Bug};
 use udm_core::{SECTOR_SIZE, Sectors};
-use udm_dm::bugs::{self, Bug};
 use udm_wire::log_writes::Entry;
 
 /// The blocks and the size of a log.

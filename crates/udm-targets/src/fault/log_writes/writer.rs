@@ -8,11 +8,11 @@
 use super::shared::{Placed, Shared, State, refusal};
 use slab::Slab;
 use std::ops::Range;
+use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Bio, BioFlags, BioPool, BufPool, Busy, Cx, Device, Drain, Lane, Op, OwnerId, SECTOR_SIZE, Sector,
     Sectors, Segments,
 };
-use udm_dm::bugs::{self, Bug};
 use udm_dm::pending::Promise;
 use udm_wire::log_writes::{EntryFlags, Superblock};
 

@@ -23,11 +23,11 @@ use records::Writing;
 use slab::Slab;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Bio, BioFlags, BioPool, Buf, BufPool, Busy, Cx, Drain, Epoch, Listener, Nanos, Op, OpenError,
     OwnerId, SECTOR_SIZE, Sector, Sectors,
 };
-use udm_dm::bugs::{self, Bug};
 use udm_dm::legs::Legs;
 
 /// Bytes of free memory that a lane keeps.

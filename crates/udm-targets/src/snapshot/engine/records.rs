@@ -5,8 +5,8 @@ use super::super::jobs::PIECE_MAX;
 use super::super::state::Health;
 use super::{Engine, Errand};
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Op, SECTOR_SIZE, Status};
-use udm_dm::bugs::{self, Bug};
 use udm_wire::cow::Header;
 
 /// Records on their way.

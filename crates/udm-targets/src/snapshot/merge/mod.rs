@@ -18,10 +18,10 @@ use super::seat::{Purpose, Seat};
 use super::{family::Family, whole};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
+use udm_core::bugs::{self, Bug};
 use udm_core::{
     Checkpoint, Cx, Device, DeviceId, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors,
 };
-use udm_dm::bugs::{self, Bug};
 use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Upkeep, Used};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotView, TargetError};
 

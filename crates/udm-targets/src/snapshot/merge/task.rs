@@ -10,11 +10,11 @@
 use super::{Begin, Run, Shared, Store, Through};
 use crate::snapshot::jobs::piece_max;
 use std::sync::{Arc, PoisonError};
+use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Bio, BioFlags, Buf, Busy, DeviceSlot, Listener, Op, SECTOR_SIZE, Sector, Sectors, Segments, Task,
     TaskCx,
 };
-use udm_dm::bugs::{self, Bug};
 use udm_wire::cow::{Exception, Layout, RECORD_LEN};
 
 /// The most bytes of a run, but for one chunk.

@@ -4,6 +4,8 @@
 //! With it, one at a time can be switched on for the calling thread. Each stands for a mistake that
 //! is easily made in the place where its hook is.
 
+use crate::{Batch, Bio, Buf, Op, OwnerId, Segments};
+
 /// A bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
@@ -165,11 +167,36 @@ pub enum Bug {
     MergeTwice,
     /// A merge takes what its snapshot had copied for what is being merged.
     HandoverUnsettled,
+    /// What straddles the end of a receive's memory loses a byte on its way into the next.
+    CutLosesByte,
+    /// The rest of a send that was short begins where the send began.
+    AnswerSentTwice,
+    /// A send was short, and the memory of the rest goes back to the pool before it has left.
+    BufferBackEarly,
+    /// A connection that may pass its core's budget of memory, and needs that no more, keeps others
+    /// from it.
+    PassKept,
+    /// A connection that has nothing else under way answers a flush by itself.
+    FlushWhenIdle,
+    /// A write of a part of a block does not wait until it has the block to itself.
+    HoldSkipped,
+    /// A connection goes on on another core without what had arrived and was not looked at.
+    UnreadLeftBehind,
+    /// A connection ends, and its core keeps its lane of the device open.
+    LaneKept,
+    /// A block status tells of blocks beyond what was asked about.
+    StatusTooLong,
+    /// A connection that went on on another core keeps its place on the first.
+    PlaceKept,
+    /// No flush follows a write-zeroes or a trim that must be durable.
+    ZeroesFuaForgotten,
+    /// Writes that wait for a hold are not looked at when it is over.
+    ParkedForgotten,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 77] = [
+    pub const ALL: [Bug; 89] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -247,6 +274,18 @@ impl Bug {
         Bug::OriginNotRenewed,
         Bug::MergeTwice,
         Bug::HandoverUnsettled,
+        Bug::CutLosesByte,
+        Bug::AnswerSentTwice,
+        Bug::BufferBackEarly,
+        Bug::PassKept,
+        Bug::FlushWhenIdle,
+        Bug::HoldSkipped,
+        Bug::UnreadLeftBehind,
+        Bug::LaneKept,
+        Bug::StatusTooLong,
+        Bug::PlaceKept,
+        Bug::ZeroesFuaForgotten,
+        Bug::ParkedForgotten,
     ];
 
     /// The bug whose name is `name`, in the spelling of the source.
@@ -290,21 +329,21 @@ pub const fn on(_: Bug) -> bool {
 }
 
 /// Loses bios, without the panic that dropping one in flight is.
-pub fn lose(bios: impl IntoIterator<Item = Box<udm_core::Bio>>) {
+pub fn lose(bios: impl IntoIterator<Item = Box<Bio>>) {
     for bio in bios {
         Box::leak(bio);
     }
 }
 
 /// A copy of a bio, on its way too.
-pub fn twin(bio: &udm_core::Bio) -> Box<udm_core::Bio> {
-    let mut data = udm_core::Segments::new();
+pub fn twin(bio: &Bio) -> Box<Bio> {
+    let mut data = Segments::new();
     for piece in &bio.data {
-        let mut copy = udm_core::Buf::zeroed(piece.len());
+        let mut copy = Buf::zeroed(piece.len());
         copy.copy_from_slice(piece);
         data.push(copy);
     }
-    let mut twin = udm_core::Bio::new();
+    let mut twin = Bio::new();
     (twin.op, twin.flags, twin.owner, twin.cookie) = (bio.op, bio.flags, bio.owner, bio.cookie);
     (twin.sector, twin.sectors, twin.started, twin.data) = (bio.sector, bio.sectors, bio.started, data);
     twin.start();
@@ -313,15 +352,15 @@ pub fn twin(bio: &udm_core::Bio) -> Box<udm_core::Bio> {
 
 thread_local! {
     /// Writes that are to land once more: on which device, after how many batches.
-    static ECHOES: std::cell::RefCell<Vec<(usize, u32, Box<udm_core::Bio>)>> = const { std::cell::RefCell::new(Vec::new()) };
+    static ECHOES: std::cell::RefCell<Vec<(usize, u32, Box<Bio>)>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
 /// Who owns an echo.
-const ECHO: udm_core::OwnerId = udm_core::OwnerId(u32::MAX);
+const ECHO: OwnerId = OwnerId(u32::MAX);
 
 /// Remembers the first write of `bios`: a copy of it will go to `device` again.
-pub fn remember(device: usize, bios: &[Box<udm_core::Bio>]) {
-    if let Some(bio) = bios.iter().find(|bio| bio.op == udm_core::Op::Write && bio.owner != ECHO) {
+pub fn remember(device: usize, bios: &[Box<Bio>]) {
+    if let Some(bio) = bios.iter().find(|bio| bio.op == Op::Write && bio.owner != ECHO) {
         let mut echo = twin(bio);
         echo.owner = ECHO;
         ECHOES.with_borrow_mut(|all| all.push((device, 4, echo)));
@@ -329,7 +368,7 @@ pub fn remember(device: usize, bios: &[Box<udm_core::Bio>]) {
 }
 
 /// The copies that go to `device` with this batch.
-pub fn echoes(device: usize) -> Vec<Box<udm_core::Bio>> {
+pub fn echoes(device: usize) -> Vec<Box<Bio>> {
     ECHOES.with_borrow_mut(|all| {
         all.iter_mut().filter(|echo| echo.0 == device).for_each(|echo| echo.1 -= 1);
         let due: Vec<usize> = (0..all.len()).rev().filter(|i| all[*i].1 == 0).collect();
@@ -338,7 +377,7 @@ pub fn echoes(device: usize) -> Vec<Box<udm_core::Bio>> {
 }
 
 /// Takes the copies out of what came back.
-pub fn bury(done: &mut udm_core::Batch) {
+pub fn bury(done: &mut Batch) {
     done.retain_mut(|bio| {
         let echo = bio.owner == ECHO;
         if echo {
