@@ -167,6 +167,20 @@ pub enum Bug {
     MergeTwice,
     /// A merge takes what its snapshot had copied for what is being merged.
     HandoverUnsettled,
+    /// A discard of a snapshot goes on to its origin though nobody has asked for that.
+    DiscardPassedDown,
+    /// A discard that goes on to the origin is longer than that takes.
+    DiscardTooLong,
+    /// A store has grown, and what waits for room in it is not told.
+    GrownUnheard,
+    /// A store is used as a table that ends in the middle of a block.
+    EndInMidBlock,
+    /// What copies is handed back by each turn of a suspend, and begins anew.
+    CopyHandedBack,
+    /// The memory of a copy is not given back.
+    CopyMemoryKept,
+    /// A merge writes to the origin past the other snapshots.
+    MergePastOthers,
     /// What straddles the end of a receive's memory loses a byte on its way into the next.
     CutLosesByte,
     /// The rest of a send that was short begins where the send began.
@@ -196,7 +210,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 89] = [
+    pub const ALL: [Bug; 96] = [
         Bug::NoKick,
         Bug::NoWakeForDrain,
         Bug::RetryForgets,
@@ -274,6 +288,13 @@ impl Bug {
         Bug::OriginNotRenewed,
         Bug::MergeTwice,
         Bug::HandoverUnsettled,
+        Bug::DiscardPassedDown,
+        Bug::DiscardTooLong,
+        Bug::GrownUnheard,
+        Bug::EndInMidBlock,
+        Bug::CopyHandedBack,
+        Bug::CopyMemoryKept,
+        Bug::MergePastOthers,
         Bug::CutLosesByte,
         Bug::AnswerSentTwice,
         Bug::BufferBackEarly,

@@ -3,11 +3,12 @@
 
 use crate::bad::Dust;
 use crate::env::{Mode, lock};
+use crate::machine::Open;
 use crate::model::Wrong;
 use crate::plan::Class;
 use crate::tables::Kind;
 use crate::timers::Timer;
-use crate::world::{Open, World};
+use crate::world::World;
 use udm_core::{Busy, Nanos};
 
 /// How much later a device is resumed whose time comes while a table is loaded.
@@ -19,12 +20,12 @@ impl World {
     /// # Errors
     /// What went wrong with it.
     pub fn act(&mut self) -> Result<(), Wrong> {
-        let i = self.control.below(self.devices.len() as u64) as usize;
-        let dice = match self.favourite.filter(|_| self.control.one_in(3)) {
+        let i = self.machine.control.below(self.devices.len() as u64) as usize;
+        let dice = match self.favourite.filter(|_| self.machine.control.one_in(3)) {
             Some(favourite) => favourite,
-            None => self.control.below(200),
+            None => self.machine.control.below(200),
         };
-        let on = |class: Class| !self.plan.without.has(class);
+        let on = |class: Class| !self.machine.plan.without.has(class);
         match dice {
             0..50 if on(Class::Messages) => self.send_message(i),
             50..90 if on(Class::Paths) => {
@@ -32,11 +33,11 @@ impl World {
                 Ok(())
             }
             90..120 if on(Class::Suspend) && self.devices[i].is_live() => {
-                let noflush = self.control.one_in(2);
+                let noflush = self.machine.control.one_in(2);
                 let mut several = vec![i];
-                if self.control.one_in(3) {
+                if self.machine.control.one_in(3) {
                     let live = (0..self.devices.len()).filter(|&j| j != i && self.devices[j].is_live());
-                    let others: Vec<usize> = live.filter(|_| self.control.one_in(2)).collect();
+                    let others: Vec<usize> = live.filter(|_| self.machine.control.one_in(2)).collect();
                     self.join(&mut several, others);
                 }
                 self.suspend(&several, noflush)
@@ -66,7 +67,7 @@ impl World {
 
     /// Puts `others` before the one in `several`, or behind it.
     fn join(&mut self, several: &mut Vec<usize>, others: Vec<usize>) {
-        let at = if self.control.one_in(2) { 0 } else { 1 };
+        let at = if self.machine.control.one_in(2) { 0 } else { 1 };
         several.splice(at..at, others);
     }
 
@@ -74,11 +75,11 @@ impl World {
     /// not.
     fn resume_some(&mut self, i: usize) -> Result<(), Wrong> {
         let mut several = vec![i];
-        if !self.plan.without.has(Class::Reload) && self.control.one_in(3) {
+        if !self.machine.plan.without.has(Class::Reload) && self.machine.control.one_in(3) {
             let free = (0..self.devices.len()).filter(|&j| j != i && !self.devices[j].is_changing());
-            let others: Vec<usize> = free.filter(|_| self.control.one_in(2)).collect();
+            let others: Vec<usize> = free.filter(|_| self.machine.control.one_in(2)).collect();
             for &j in &others {
-                if self.control.one_in(2) {
+                if self.machine.control.one_in(2) {
                     self.reload(j)?;
                 }
             }
@@ -92,10 +93,11 @@ impl World {
         let free = self.blueprint.is_free(i) && self.devices[i].spec.multipath().is_none();
         let logs = self.blueprint.logger == Some(i);
         // What loses data stands where nothing is above, so that it is known whose data that is.
-        let without = if free { self.plan.without } else { self.plan.without.and(Class::Lossy) };
-        let mut spec = match free && self.control.one_in(2) {
-            true => self.blueprint.compose(&mut self.control, logs, without),
-            false => self.blueprint.vary(&self.devices[i].spec, &mut self.control, logs, without),
+        let without =
+            if free { self.machine.plan.without } else { self.machine.plan.without.and(Class::Lossy) };
+        let mut spec = match free && self.machine.control.one_in(2) {
+            true => self.blueprint.compose(&mut self.machine.control, logs, without),
+            false => self.blueprint.vary(&self.devices[i].spec, &mut self.machine.control, logs, without),
         };
         // A path that fails the same request for ever is one that nobody can wait for.
         if self.blueprint.via.iter().any(|(_, d)| *d == i)
@@ -104,9 +106,12 @@ impl World {
             spec = self.devices[i].spec.clone();
         }
         // Some lane of the new table may be one that can't be opened.
-        if !self.plan.without.has(Class::Opens) && self.control.one_in(6) {
-            let nth = self.control.below(2 * self.cores.len() as u64 * (1 + spec.paths().len() as u64));
-            lock(&self.env).open_fails = Some(nth);
+        if !self.machine.plan.without.has(Class::Opens) && self.machine.control.one_in(6) {
+            let nth = self
+                .machine
+                .control
+                .below(2 * self.machine.cores.len() as u64 * (1 + spec.paths().len() as u64));
+            lock(&self.machine.env).open_fails = Some(nth);
         }
         self.load(i, spec)
     }
@@ -115,43 +120,44 @@ impl World {
     fn grow(&mut self, i: usize) -> Result<(), Wrong> {
         let mut spec = self.devices[i].spec.clone();
         let Some((len, Kind::Multipath { disk, via, .. })) = spec.lines.first_mut() else { return Ok(()) };
-        let size = lock(&self.env).disks[*disk].size;
+        let size = lock(&self.machine.env).disks[*disk].size;
         if size <= *len || !via.is_empty() {
             return Ok(());
         }
         *len = size;
-        self.totals.grown += 1;
+        self.machine.totals.grown += 1;
         self.load(i, spec)?;
         self.resume(&[i])
     }
 
     fn send_message(&mut self, i: usize) -> Result<(), Wrong> {
-        if self.blueprint.logger == Some(i) && self.log.is_kept() && self.control.one_in(2) {
+        if self.blueprint.logger == Some(i) && self.log.is_kept() && self.machine.control.one_in(2) {
             return self.mark(i);
         }
-        if !self.plan.without.has(Class::Dust) && !self.devices[i].dust.is_empty() {
+        if !self.machine.plan.without.has(Class::Dust) && !self.devices[i].dust.is_empty() {
             return self.dust(i);
         }
         let Some(access) = self.devices[i].access else { return Ok(()) };
         let (paths, groups) = {
-            let env = lock(&self.env);
+            let env = lock(&self.machine.env);
             let groups = self.devices[i].spec.multipath().map_or(1, |(_, _, g)| g.len());
             (env.accesses[access].paths.clone(), groups as u64)
         };
-        let path = self.control.pick(&paths);
-        let group = self.control.between(1, groups);
-        let queue = match self.control.below(20) {
+        let path = self.machine.control.pick(&paths);
+        let group = self.machine.control.between(1, groups);
+        let queue = match self.machine.control.below(20) {
             0..4 => {
                 let word = self.devices[i].spec.path_word(path);
                 if self.message(i, &format!("fail_path {word}"))? {
-                    let fails = lock(&self.env).fail(path);
+                    let fails = lock(&self.machine.env).fail(path);
                     self.raised(i, fails);
                 }
                 return Ok(());
             }
             4..8 => return self.reinstate(i, path),
             8..17 => {
-                let verb = ["switch_group", "disable_group", "enable_group"][self.control.below(3) as usize];
+                let verb =
+                    ["switch_group", "disable_group", "enable_group"][self.machine.control.below(3) as usize];
                 let raises = self.message(i, &format!("{verb} {group}"))?;
                 self.raised(i, raises);
                 return Ok(());
@@ -160,7 +166,7 @@ impl World {
             _ => true,
         };
         if self.message(i, if queue { "queue_if_no_path" } else { "fail_if_no_path" })? {
-            let mut env = lock(&self.env);
+            let mut env = lock(&self.machine.env);
             env.accesses[access].queue = queue;
             let disk = env.accesses[access].disk;
             env.recheck(disk);
@@ -171,7 +177,7 @@ impl World {
     fn reinstate(&mut self, i: usize, path: usize) -> Result<(), Wrong> {
         let word = self.devices[i].spec.path_word(path);
         if self.message(i, &format!("reinstate_path {word}"))? {
-            let returns = lock(&self.env).reinstate(path);
+            let returns = lock(&self.machine.env).reinstate(path);
             self.raised(i, returns);
         }
         Ok(())
@@ -188,36 +194,36 @@ impl World {
 
     /// A path gets into trouble, and out of it again some time later.
     fn trouble(&mut self) {
-        let p = self.control.below(self.paths.len() as u64) as usize;
+        let p = self.machine.control.below(self.machine.paths.len() as u64) as usize;
         // A log that failed is not written any more: it fails now and then.
-        if self.blueprint.log == Some(p) && !self.control.one_in(8) {
+        if self.blueprint.log == Some(p) && !self.machine.control.one_in(8) {
             return;
         }
-        let mode = match self.control.below(6) {
+        let mode = match self.machine.control.below(6) {
             0..2 => Mode::Down,
-            2 => Mode::Slow(self.control.between(2, 100)),
+            2 => Mode::Slow(self.machine.control.between(2, 100)),
             3 => Mode::Silent,
             4 => Mode::Flapping,
-            _ if !self.plan.without.has(Class::Hang) => Mode::Hung,
+            _ if !self.machine.plan.without.has(Class::Hang) => Mode::Hung,
             _ => Mode::Up,
         };
-        let mean = self.control.between(1, 1000) * 1_000_000;
-        let last = self.control.span(mean);
+        let mean = self.machine.control.between(1, 1000) * 1_000_000;
+        let last = self.machine.control.span(mean);
         // Now and then the disk itself is out of reach: all ways to it go, and come back one by
         // one.
-        let all = self.control.one_in(3);
-        for other in 0..self.paths.len() {
-            let mut env = lock(&self.env);
+        let all = self.machine.control.one_in(3);
+        for other in 0..self.machine.paths.len() {
+            let mut env = lock(&self.machine.env);
             if other == p || (all && env.paths[other].disk == env.paths[p].disk) {
                 let hung = env.paths[other].mode == Mode::Hung;
                 env.say(format!("p{other} is {mode:?}"));
                 env.paths[other].mode = mode;
-                self.totals.losses += u64::from(mode != Mode::Up);
-                let last = if other == p { last } else { last + self.control.below(last + 1) };
-                self.timers.set(env.now + Nanos(last), Timer::Restore(other));
+                self.machine.totals.losses += u64::from(mode != Mode::Up);
+                let last = if other == p { last } else { last + self.machine.control.below(last + 1) };
+                self.machine.timers.set(env.now + Nanos(last), Timer::Restore(other));
                 drop(env);
                 if hung && mode != Mode::Hung {
-                    self.release(other);
+                    self.machine.release(other);
                 }
             }
         }
@@ -225,18 +231,22 @@ impl World {
 
     /// Closes an idle lane and opens another.
     fn reopen(&mut self) -> Result<(), Wrong> {
-        let c = self.control.below(self.cores.len() as u64) as usize;
-        let mut at = self.control.below(self.cores[c].open.len() as u64) as usize;
+        let c = self.machine.control.below(self.machine.cores.len() as u64) as usize;
+        let mut at = self.machine.control.below(self.machine.cores[c].open.len() as u64) as usize;
         let changing = |o: &Open| self.devices[o.device].is_changing();
-        if let Some(busy) = self.cores[c].open.iter().position(changing).filter(|_| self.control.one_in(2)) {
+        if let Some(busy) =
+            self.machine.cores[c].open.iter().position(changing).filter(|_| self.machine.control.one_in(2))
+        {
             // Most that can go wrong goes wrong beside a change.
             at = busy;
         }
-        if self.cores[c].open[at].in_flight > 0 || self.cores[c].open[at].lane.busy() == Busy::Owed {
+        if self.machine.cores[c].open[at].in_flight > 0
+            || self.machine.cores[c].open[at].lane.busy() == Busy::Owed
+        {
             return Ok(());
         }
-        let closed = self.cores[c].open.swap_remove(at);
-        lock(&self.env).say(format!("core {c} closes and opens d{}", closed.device));
+        let closed = self.machine.cores[c].open.swap_remove(at);
+        lock(&self.machine.env).say(format!("core {c} closes and opens d{}", closed.device));
         let device = closed.device;
         drop(closed);
         self.open(c, device)
@@ -244,30 +254,32 @@ impl World {
 
     /// Does what is due.
     pub fn run_timers(&mut self) -> Result<(), Wrong> {
-        let now = lock(&self.env).now;
-        while let Some(timer) = self.timers.take(now) {
+        let now = lock(&self.machine.env).now;
+        while let Some(timer) = self.machine.timers.take(now) {
             match timer {
                 Timer::Restore(p) => {
-                    let mut env = lock(&self.env);
+                    let mut env = lock(&self.machine.env);
                     let hung = env.paths[p].mode == Mode::Hung;
                     env.paths[p].mode = Mode::Up;
                     env.say(format!("p{p} is Up"));
                     drop(env);
                     if hung {
-                        self.release(p);
+                        self.machine.release(p);
                     }
                 }
                 Timer::Writable(d) => {
-                    let mut env = lock(&self.env);
+                    let mut env = lock(&self.machine.env);
                     env.disks[d].set_read_only(false);
                     env.say(format!("disk {d} can be written"));
                 }
                 // One thing at a time.
-                Timer::Resume(i) if self.acting => self.timers.set(now + RESUME_PAUSE, Timer::Resume(i)),
+                Timer::Resume(i) if self.acting => {
+                    self.machine.timers.set(now + RESUME_PAUSE, Timer::Resume(i));
+                }
                 // Others may have taken it along.
                 Timer::Resume(i) if !self.devices[i].is_suspended() || self.devices[i].is_changing() => {}
                 Timer::Resume(i) => {
-                    if !self.plan.without.has(Class::Reload) && self.control.one_in(2) {
+                    if !self.machine.plan.without.has(Class::Reload) && self.machine.control.one_in(2) {
                         self.reload(i)?;
                     }
                     self.resume_some(i)?;
@@ -279,7 +291,7 @@ impl World {
     /// The paths of device `i` that have failed: as is known here, or as it says itself where it
     /// alone knows.
     pub(crate) fn failed_paths(&self, i: usize, access: usize) -> Vec<usize> {
-        let env = lock(&self.env);
+        let env = lock(&self.machine.env);
         let access = &env.accesses[access];
         if !access.loose {
             return access.paths.iter().copied().filter(|p| env.paths[*p].failed).collect();

@@ -81,27 +81,29 @@ impl World {
     /// # Errors
     /// An answer other than that of a set of bad blocks.
     pub(crate) fn dust(&mut self, i: usize) -> Result<(), Wrong> {
-        let line = self.control.below(self.devices[i].dust.len() as u64) as usize;
+        let line = self.machine.control.below(self.devices[i].dust.len() as u64) as usize;
         let Dust { start, len, at, block, .. } = self.devices[i].dust[line];
         // Mostly where requests like to go.
-        let sector = match self.control.one_in(4) {
-            true => self.control.below(len),
-            false => (self.devices[i].hot() % (start + len)).saturating_sub(start) + self.control.below(64),
+        let sector = match self.machine.control.one_in(4) {
+            true => self.machine.control.below(len),
+            false => {
+                (self.devices[i].hot % (start + len)).saturating_sub(start) + self.machine.control.below(64)
+            }
         };
         let nr = (at + sector.min(len - 1)) / block;
         // A block that a write may have made good may be on the list or not.
         let entry = self.devices[i].dust[line].bad.get(&nr);
         let (known, unsure) = (entry.is_some(), entry.is_some_and(Option::is_none));
-        let now = lock(&self.env).ending();
-        let (words, mut fine) = match self.control.below(10) {
+        let now = lock(&self.machine.env).ending();
+        let (words, mut fine) = match self.machine.control.below(10) {
             0..4 => (format!("addbadblock {nr}"), !known),
-            4 => (format!("addbadblock {nr} {}", self.control.below(3)), !known),
+            4 => (format!("addbadblock {nr} {}", self.machine.control.below(3)), !known),
             5 => (format!("removebadblock {nr}"), known),
             6..8 => ("enable".into(), true),
             8 => ("disable".into(), true),
             _ => ("clearbadblocks".into(), true),
         };
-        lock(&self.env).say(format!("d{i} message to sector {start}: {words}"));
+        lock(&self.machine.env).say(format!("d{i} message to sector {start}: {words}"));
         let answer = self.send(i, start, &words);
         if unsure && words.contains("addbadblock") {
             fine = answer.is_ok();
@@ -113,9 +115,9 @@ impl World {
             let said = answer.map_or_else(|e| e.to_string(), |(said, _)| said);
             return Err(format!("d{i} answers {words} with {said:?}"));
         }
-        self.totals.dust += 1;
+        self.machine.totals.dust += 1;
         // A write that is on its way may come to the block when it is bad.
-        let now = Some(now).filter(|_| !self.model.is_writing(i));
+        let now = Some(now).filter(|_| !self.machine.model.is_writing(i));
         let dust = &mut self.devices[i].dust[line];
         let verb = words.split(' ').next().unwrap_or_default();
         match verb {

@@ -8,7 +8,7 @@
 use crate::chance::Chance;
 use crate::cores::SimCores;
 use crate::env::{SharedEnv, lock};
-use crate::world::Core;
+use crate::machine::Core;
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;

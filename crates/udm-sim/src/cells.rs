@@ -216,26 +216,29 @@ impl Cells {
         self.flushed[disk] = self.flushed[disk].max(start);
     }
 
-    /// Disk `to` becomes what disk `from` is at this instant, `now`. Of what is under way to `from`
-    /// it has that which `reached` says to be there, by its sector and stamp: a request that was
-    /// handed back may have been done in part. What is under way to `to` will reach it.
+    /// Disk `to` becomes what disk `from` is at this instant, `now`; where there are several, each
+    /// sector is that of any of them. Of what is under way to `from` it has that which `reached`
+    /// says to be there, by its sector and stamp: a request that was handed back may have been done
+    /// in part. What is under way to `to` will reach it.
     pub fn copy(
         &mut self,
-        from: usize,
+        from: &[usize],
         to: usize,
         sectors: u64,
         now: u64,
         reached: impl Fn(u64, u64) -> bool,
     ) {
-        let flushed = self.flushed[from];
         self.flushed[to] = 0;
         for sector in 0..sectors {
-            let (source, target) = (self.index(from, sector) as usize, self.index(to, sector));
-            self.cells[source].sync(flushed);
-            let there = |e: &&Entry| e.end != NEVER || reached(sector, e.stamp);
-            let there = self.cells[source].entries.iter().filter(there);
-            let copy = |e: &Entry| Entry { inherited: true, end: e.end.min(now), ..*e };
-            let mut entries: Vec<Entry> = there.map(copy).collect();
+            let target = self.index(to, sector);
+            let mut entries: Vec<Entry> = Vec::new();
+            for from in from {
+                let (source, flushed) = (self.index(*from, sector) as usize, self.flushed[*from]);
+                self.cells[source].sync(flushed);
+                let there = |e: &&Entry| e.end != NEVER || e.stamp == ANY || reached(sector, e.stamp);
+                let there = self.cells[source].entries.iter().filter(there);
+                entries.extend(there.map(|e| Entry { inherited: true, end: e.end.min(now), ..*e }));
+            }
             let slot = &mut self.cells[target as usize];
             entries.extend(slot.entries.iter().filter(|e| e.end == NEVER));
             (slot.entries, slot.synced) = (entries, 0);

@@ -39,12 +39,12 @@ impl World {
 
     fn step_change(&mut self, running: &RefCell<Running>) -> Result<(), Wrong> {
         let several = running.borrow().devices.clone();
-        let result = running.borrow_mut().changes.step(&*self.post);
+        let result = running.borrow_mut().changes.step(&*self.machine.post);
         let cancelled = running.borrow().cancelled;
         self.look_below(&several);
         // One that was called off or refused goes on with the table that was in use.
         for &i in &several {
-            let goes_on = self.post.took_resume(self.devices[i].mapped.id());
+            let goes_on = self.machine.post.took_resume(self.devices[i].mapped.id());
             let waits = self.devices[i].loaded.is_some();
             // All change places in one instant; the cores are told when those below have gone on.
             if !cancelled && self.has_new_table(i) && (waits || goes_on) {
@@ -64,14 +64,14 @@ impl World {
             self.devices[i].running = None;
             let result = result.clone().map_err(|(_, error)| error);
             let refused = result.as_ref().is_err_and(|e| e.errno == NO_LANE) && !past;
-            if refused && lock(&self.env).seen.refused == 0 {
+            if refused && lock(&self.machine.env).seen.refused == 0 {
                 return Err(format!("d{i} says that it could not be opened, and every open went well"));
             }
             if refused || (cancelled && result.as_ref().is_err_and(|e| e.errno == EINTR)) {
                 if self.devices[i].loaded.is_some() && self.has_new_table(i) {
                     return Err(format!("d{i} uses a new table, and the change was called off or refused"));
                 }
-                self.totals.refused += u64::from(refused);
+                self.machine.totals.refused += u64::from(refused);
                 self.stay(i);
                 self.called_off(i);
                 continue;
@@ -87,7 +87,7 @@ impl World {
         let mut sorted = several.to_vec();
         sorted.sort_unstable();
         for i in sorted {
-            if !self.post.took_prepare(self.devices[i].mapped.id()) {
+            if !self.machine.post.took_prepare(self.devices[i].mapped.id()) {
                 continue;
             }
             if let Some(spec) = self.devices[i].loaded.as_ref().map(|l| l.spec.clone()) {
@@ -108,7 +108,7 @@ impl World {
             return Ok(());
         }
         let changes = |i: &usize| self.devices[*i].loaded.is_some() || self.devices[*i].mapped.is_suspended();
-        let env = lock(&self.env);
+        let env = lock(&self.machine.env);
         for p in 0..env.paths.len() {
             let mut users = (0..self.devices.len()).filter(|u| self.devices[*u].spec.paths().contains(&p));
             let ours = |u: usize| several.contains(&u) && changes(&u);
@@ -134,11 +134,11 @@ impl World {
     pub fn cancel(&mut self, i: usize) {
         let Some(running) = self.devices[i].running.clone() else { return };
         let mut running = running.borrow_mut();
-        if !running.changes.cancel(&*self.post) {
+        if !running.changes.cancel(&*self.machine.post) {
             return;
         }
-        lock(&self.env).say(format!("d{i} goes back on {}", self.devices[i].phase.doing()));
-        self.totals.cancels += 1;
+        lock(&self.machine.env).say(format!("d{i} goes back on {}", self.devices[i].phase.doing()));
+        self.machine.totals.cancels += 1;
         running.woken.store(true, Ordering::Relaxed);
         running.cancelled = true;
         for &i in &running.devices {
@@ -153,7 +153,7 @@ impl World {
             (device.phase, device.before.clone(), &mut device.loaded)
         {
             loaded.expected = None;
-            self.model.remap(i, &before);
+            self.machine.model.remap(i, &before);
             device.maps = vec![before];
         }
     }
@@ -167,7 +167,7 @@ impl World {
         self.count_lost(i);
         let device = &mut self.devices[i];
         let Some(loaded) = device.loaded.take() else { return Ok(()) };
-        let mut env = lock(&self.env);
+        let mut env = lock(&self.machine.env);
         if let Some(old) = device.access {
             env.accesses[old].live = false;
             let disk = env.accesses[old].disk;
@@ -183,7 +183,7 @@ impl World {
         device.events.1 += device.spec.lines.iter().map(|(_, kind)| striped_events(kind)).sum::<u64>();
         device.expected =
             loaded.expected.ok_or_else(|| format!("d{i} took a table that it did not look at"))?;
-        device.spec.lines.iter().for_each(|(_, kind)| self.totals.see(kind));
+        device.spec.lines.iter().for_each(|(_, kind)| self.machine.totals.see(kind));
         device.limits = device.mapped.limits();
         device.expected.compare(&device.limits).map_err(|e| format!("d{i} uses a new table and {e}"))?;
         for lossy in &device.maps[0].lossy {
@@ -200,7 +200,7 @@ impl World {
 
     /// A change was called off: the device is in use as it was before.
     fn called_off(&mut self, i: usize) {
-        lock(&self.env).say(format!("d{i} is in use again"));
+        lock(&self.machine.env).say(format!("d{i} is in use again"));
         self.devices[i].phase = Phase::Live;
         self.hold(i, false);
         self.bar();
@@ -208,12 +208,12 @@ impl World {
 
     fn changed(&mut self, i: usize, result: Result<(), TargetError>) -> Result<(), Wrong> {
         let phase = self.devices[i].phase;
-        lock(&self.env).say(format!("d{i} is done {}", self.devices[i].doing()));
+        lock(&self.machine.env).say(format!("d{i} is done {}", self.devices[i].doing()));
         result.map_err(text(format!("d{i} {}", self.devices[i].doing())))?;
         if phase == Phase::Suspending {
             self.devices[i].phase = Phase::Suspended;
             self.bar();
-            let mut env = lock(&self.env);
+            let mut env = lock(&self.machine.env);
             for p in self.devices[i].spec.paths() {
                 let path = &env.paths[p];
                 if path.barred > 0 && path.in_flight > 0 {
@@ -224,7 +224,7 @@ impl World {
                 }
             }
             let at = env.now + Nanos(env.chance.below(200_000_000));
-            self.timers.set(at, Timer::Resume(i));
+            self.machine.timers.set(at, Timer::Resume(i));
             return Ok(());
         }
         if self.devices[i].loaded.is_some() {

@@ -24,9 +24,9 @@ use udm_dm::{
 use udm_wire::table::Line;
 
 /// Finds paths and devices by the words of [`crate::tables::Below`].
-struct Names {
-    paths: Vec<Arc<SimPath>>,
-    devices: Vec<Arc<MappedDevice>>,
+pub(crate) struct Names {
+    pub(crate) paths: Vec<Arc<SimPath>>,
+    pub(crate) devices: Vec<Option<Arc<MappedDevice>>>,
 }
 
 impl Resolver for Names {
@@ -38,7 +38,7 @@ impl Resolver for Names {
             return Ok(DeviceRef { number, name: word.into(), device: path.clone(), hold: None });
         }
         let i = index("@d").ok_or_else(missing)?;
-        let device = self.devices.get(i).ok_or_else(missing)?;
+        let device = self.devices.get(i).and_then(Option::as_ref).ok_or_else(missing)?;
         let number = DevNo { major: 253, minor: i as u32 };
         Ok(DeviceRef { number, name: word.into(), device: device.clone(), hold: None })
     }
@@ -57,7 +57,7 @@ impl World {
         for (i, spec) in specs.iter().enumerate() {
             let number = DevNo { major: 253, minor: i as u32 };
             let mapped = MappedDevice::new(&format!("d{i}"), None, number).map_err(text(format!("d{i}")))?;
-            let check_paths = Some(Nanos::from_millis(self.control.between(50, 500)));
+            let check_paths = Some(Nanos::from_millis(self.machine.control.between(50, 500)));
             mapped.set_upkeep(Upkeep { check_paths });
             let map = self.map(spec);
             let expected = self.expected(spec, &|d| self.devices[d].expected);
@@ -90,10 +90,10 @@ impl World {
                 if self.devices[i].is_live() {
                     break;
                 }
-                let mut env = lock(&self.env);
+                let mut env = lock(&self.machine.env);
                 env.now = env.now + Nanos::from_millis(100);
                 drop(env);
-                self.deliver_all();
+                self.machine.deliver_all();
             }
             if !self.devices[i].is_live() {
                 return Err(format!("d{i} without lanes can't be resumed"));
@@ -103,19 +103,19 @@ impl World {
     }
 
     fn names(&self) -> Names {
-        let devices = self.devices.iter().map(|d| d.mapped.clone()).collect();
-        Names { paths: self.paths.clone(), devices }
+        let devices = self.devices.iter().map(|d| Some(d.mapped.clone())).collect();
+        Names { paths: self.machine.paths.clone(), devices }
     }
 
     fn map(&self, spec: &TableSpec) -> Arc<Map> {
         let below = |d: usize| self.devices[d].maps[0].clone();
-        Arc::new(Map::of(spec, &self.blueprint.paths, &self.model.cells, &below))
+        Arc::new(Map::of(spec, &self.blueprint.paths, &self.machine.model.cells, &below))
     }
 
     /// What a table of `spec` can take, as the disks are now and the devices below it are, or are
     /// to be.
     pub(crate) fn expected(&self, spec: &TableSpec, below: &dyn Fn(usize) -> Expected) -> Expected {
-        let env = lock(&self.env);
+        let env = lock(&self.machine.env);
         let disk = |p: usize| Expected::of_disk(&env.disks[env.paths[p].disk]);
         Expected::of_table(spec, &disk, below)
     }
@@ -123,7 +123,7 @@ impl World {
     /// Puts a table into the inactive slot.
     pub fn load(&mut self, i: usize, spec: TableSpec) -> Result<(), Wrong> {
         let words = spec.text(self.blueprint.cores);
-        lock(&self.env).say(format!("d{i} load: {}", words.replace('\n', "; ")));
+        lock(&self.machine.env).say(format!("d{i} load: {}", words.replace('\n', "; ")));
         let lines = udm_wire::table::parse(&words).map_err(text(format!("d{i}: {words}")))?;
         let (built, failed) = self.build(&lines)?;
         // The slot is as it was.
@@ -147,7 +147,7 @@ impl World {
             let paths = groups.iter().flat_map(|(_, p)| p.iter().copied()).collect();
             let loose = spec.is_loose();
             let access = Access { disk, paths, queue, suspending: false, live: false, loose, lost: 0 };
-            let mut env = lock(&self.env);
+            let mut env = lock(&self.machine.env);
             match spare {
                 Some(slot) => env.accesses[slot] = access,
                 None => env.accesses.push(access),
@@ -199,15 +199,15 @@ impl World {
         let (woken, wake) = World::flag();
         for &i in several {
             let how = if noflush { " without a flush" } else { "" };
-            lock(&self.env).say(format!("d{i} suspend, of {}{how}", several.len()));
+            lock(&self.machine.env).say(format!("d{i} suspend, of {}{how}", several.len()));
             self.hold(i, !noflush);
             self.devices[i].phase = Phase::Suspending;
         }
         let mapped = self.mapped(several);
         let changes = Changes::suspend(&mapped, noflush, &wake).map_err(|(_, e)| format!("suspend: {e}"))?;
         self.set_off(several, changes, woken);
-        self.totals.suspends += several.len() as u64;
-        self.totals.together += u64::from(several.len() > 1);
+        self.machine.totals.suspends += several.len() as u64;
+        self.machine.totals.together += u64::from(several.len() > 1);
         Ok(())
     }
 
@@ -227,19 +227,19 @@ impl World {
         let live = |world: &World, i: usize| world.devices[i].phase == Phase::Live;
         // The kernel's way fails what is held; ours lets it wait for the new table. What a device
         // that is suspended holds must wait.
-        let asked = self.control.one_in(2);
+        let asked = self.machine.control.one_in(2);
         let noflush = asked || !several.iter().all(|&i| live(self, i));
         for &i in several {
-            lock(&self.env).say(format!("d{i} resume, of {}", several.len()));
+            lock(&self.machine.env).say(format!("d{i} resume, of {}", several.len()));
             let was_live = live(self, i);
             if was_live {
                 self.hold(i, !noflush);
-                self.totals.reloads += 1;
+                self.machine.totals.reloads += 1;
             }
             let device = &mut self.devices[i];
             device.before = Some(device.maps[0].clone());
             if let Some(loaded) = &device.loaded {
-                self.model.remap(i, &loaded.map);
+                self.machine.model.remap(i, &loaded.map);
                 if device.maps[0] != loaded.map {
                     match was_live {
                         true => device.maps.push(loaded.map.clone()),
@@ -252,14 +252,14 @@ impl World {
         let mapped = self.mapped(several);
         let changes = Changes::resume(&mapped, asked, &wake).map_err(|(_, e)| format!("resume: {e}"))?;
         self.set_off(several, changes, woken);
-        self.totals.resumed_together += u64::from(several.len() > 1);
+        self.machine.totals.resumed_together += u64::from(several.len() > 1);
         self.bar();
         Ok(())
     }
 
     /// Tells the outside that held requests of a multipath device may fail, or no longer.
     pub(crate) fn hold(&mut self, i: usize, suspending: bool) {
-        let mut env = lock(&self.env);
+        let mut env = lock(&self.machine.env);
         if let Some(access) = self.devices[i].access {
             env.accesses[access].suspending = suspending;
             let disk = env.accesses[access].disk;
@@ -270,7 +270,7 @@ impl World {
     /// Works out which paths must be quiet: those whose every user is suspended. Which disks are
     /// behind something that fails requests at will, and which paths' errors are tried elsewhere.
     pub(crate) fn bar(&mut self) {
-        let mut env = lock(&self.env);
+        let mut env = lock(&self.machine.env);
         let ending = env.ending();
         for (i, disk) in env.disks.iter_mut().enumerate() {
             let fails = |d: &Device| d.spec.is_flaky() || d.dust.iter().any(Dust::is_on);
@@ -298,16 +298,16 @@ impl World {
     ) -> Result<(String, Option<Pending>), TargetError> {
         let words: Vec<String> = words.split(' ').map(str::to_string).collect();
         let mut names = self.names();
-        self.devices[i].mapped.send(sector, &words, &mut names, &*self.post)
+        self.devices[i].mapped.send(sector, &words, &mut names, &*self.machine.post)
     }
 
     /// Sends a message. `Ok(false)` when the device was suspended and refused it.
     pub fn message(&mut self, i: usize, words: &str) -> Result<bool, Wrong> {
-        lock(&self.env).say(format!("d{i} message: {words}"));
+        lock(&self.machine.env).say(format!("d{i} message: {words}"));
         let live = self.devices[i].phase == Phase::Live;
         match self.send(i, 0, words) {
             Ok(_) => {
-                self.totals.messages += 1;
+                self.machine.totals.messages += 1;
                 Ok(true)
             }
             Err(e) if e.errno == EBUSY && !live => Ok(false),
@@ -317,6 +317,6 @@ impl World {
 
     /// Moves the place where requests like to go.
     pub fn move_hot_spot(&mut self, i: usize) {
-        self.devices[i].hot = self.control.any() >> 1;
+        self.devices[i].hot = self.machine.control.any() >> 1;
     }
 }

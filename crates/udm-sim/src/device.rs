@@ -1,6 +1,7 @@
 //! A mapped device of the world, and what the model knows of it.
 
 use crate::bad::Dust;
+use crate::front::Asked;
 use crate::limits::Expected;
 use crate::map::Map;
 use crate::model::Rules;
@@ -56,6 +57,32 @@ pub(crate) struct Running {
     pub(crate) past: bool,
 }
 
+/// The next range of at most `most` sectors up to `size` that was not read back yet; `check` is the
+/// first of them.
+pub(crate) fn next_check(check: &Cell<u64>, size: u64, most: u64) -> Option<(u64, u64)> {
+    let at = check.get();
+    if at >= size {
+        return None;
+    }
+    let len = most.min(size - at);
+    check.set(at + len);
+    Some((at, len))
+}
+
+impl Asked for Device {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn hot(&self) -> u64 {
+        self.hot
+    }
+
+    fn next_check(&self, most: u64) -> Option<(u64, u64)> {
+        next_check(&self.check, self.limits.size.0, most)
+    }
+}
+
 /// A mapped device, and what the model knows of it.
 pub struct Device {
     pub(crate) mapped: Arc<MappedDevice>,
@@ -98,30 +125,6 @@ impl Device {
     pub(crate) fn ways(&self) -> (&[Arc<Map>], Rules) {
         let Expected { block, read_only, .. } = self.expected;
         (&self.maps, Rules { block, read_only })
-    }
-
-    /// Its limits.
-    #[must_use]
-    pub fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    /// Where requests like to go at present.
-    #[must_use]
-    pub fn hot(&self) -> u64 {
-        self.hot
-    }
-
-    /// The next range of at most `most` sectors to read back after a crash.
-    #[must_use]
-    pub fn next_check(&self, most: u64) -> Option<(u64, u64)> {
-        let (at, size) = (self.check.get(), self.limits.size.0);
-        if at >= size {
-            return None;
-        }
-        let len = most.min(size - at);
-        self.check.set(at + len);
-        Some((at, len))
     }
 
     /// Nothing passes.

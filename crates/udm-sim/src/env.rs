@@ -7,6 +7,7 @@ use crate::chance::{Chance, Stream};
 use crate::cores::Purpose;
 use crate::disk::Disk;
 use crate::effect::Late;
+use crate::plan::{Class, Without};
 use crate::trace::Trace;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use udm_core::{Bio, Nanos, Status};
@@ -88,6 +89,20 @@ impl PathState {
             fails: 0,
             failed_in: 0,
             answered: false,
+        }
+    }
+
+    /// A path to `disk` with nothing in it, drawn.
+    pub(crate) fn draw(disk: usize, build: &mut Chance, without: Without) -> PathState {
+        let latency = build.pick(&[2_000, 20_000, 100_000, 1_000_000]);
+        PathState {
+            patience: build.between(50, 3000) * 1_000_000,
+            room: match without.has(Class::Full) {
+                true => usize::MAX,
+                false => build.pick(&[usize::MAX, usize::MAX, usize::MAX, 1, 2, 16]),
+            },
+            prompt: !without.has(Class::Prompt) && build.one_in(3),
+            ..PathState::well(disk, latency)
         }
     }
 }
@@ -188,6 +203,10 @@ pub struct Env {
     pub lags: bool,
     /// How often the power went off.
     pub crashes: u64,
+    /// Writes and flushes that disks have begun or ended.
+    pub changes: u64,
+    /// With which of these it goes off.
+    pub cut_at: Option<u64>,
     /// A task has its turn, for this: what it opens gets no requests of devices.
     pub task: Option<Purpose>,
     /// The visit under way, where others may act in the middle of it: a path that fails then is
@@ -235,6 +254,8 @@ impl Env {
             torn: true,
             lags: true,
             crashes: 0,
+            changes: 0,
+            cut_at: None,
             task: None,
             visit: None,
             faults: 0,
@@ -243,6 +264,24 @@ impl Env {
             open_fails: None,
             violation: None,
         }
+    }
+
+    /// A disk has begun or ended a write or a flush.
+    pub fn changed(&mut self) {
+        self.changes += 1;
+        if self.cut_at == Some(self.changes) && !self.dead {
+            self.cut_power();
+        }
+    }
+
+    /// The power fails: caches are lost, and what is in flight is there, or not, or in part.
+    pub fn cut_power(&mut self) {
+        self.say("the power fails");
+        self.crashes += 1;
+        self.dead = true;
+        self.late.clear();
+        let Env { disks, chance, .. } = self;
+        disks.iter_mut().for_each(|d| d.crash(chance));
     }
 
     /// Is this open one that fails?

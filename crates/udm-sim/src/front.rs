@@ -1,13 +1,22 @@
 //! The front ends of all cores: what they ask for, and the memory they ask with.
 
 use crate::chance::{Chance, Stream};
-use crate::device::Device;
+use crate::machine::Open;
 use crate::plan::{Class, Plan, Without};
-use crate::world::Open;
-use udm_core::{Batch, Bio, BioFlags, BufPool, Nanos, Op, Sector, Sectors, Segments};
+use udm_core::{Batch, Bio, BioFlags, BufPool, Limits, Nanos, Op, Sector, Sectors, Segments};
 
 /// The longest request in sectors: stamps have ten bits for the sector.
 const LONGEST: u64 = 1000;
+
+/// What requests are for.
+pub trait Asked {
+    /// Its limits.
+    fn limits(&self) -> &Limits;
+    /// Where requests like to go at present.
+    fn hot(&self) -> u64;
+    /// The next range of at most `most` sectors to read back.
+    fn next_check(&self, most: u64) -> Option<(u64, u64)>;
+}
 
 /// See the module.
 pub struct Front {
@@ -63,23 +72,27 @@ impl Front {
         }
     }
 
-    /// Draws a batch for `device`.
-    pub fn draw(&mut self, batch: &mut Batch, open: &Open, device: &Device) {
+    /// Draws a batch for `device`; only of what is to be read back where the world is `reading`.
+    pub fn draw(&mut self, batch: &mut Batch, open: &Open, device: &impl Asked, reading: bool) {
         let room = self.depth.saturating_sub(open.in_flight) as u64;
         let count = (1 + self.chance.below(self.burst)).min(room);
         for _ in 0..count {
-            let bio = self.request(device);
+            let Some(bio) = self.request(device, reading) else { break };
             batch.push(bio);
         }
     }
 
-    fn request(&mut self, device: &Device) -> Box<Bio> {
+    fn request(&mut self, device: &impl Asked, reading: bool) -> Option<Box<Bio>> {
         let mut bio = self.bios.pop().unwrap_or_default();
         let size = device.limits().size.0;
         if let Some((sector, len)) = device.next_check(64) {
             // After a crash every sector is read back once.
             self.fill(&mut bio, Op::Read, BioFlags::empty(), sector, len);
-            return bio;
+            return Some(bio);
+        }
+        if reading {
+            self.bios.push(bio);
+            return None;
         }
         let (mut op, flags) = self.kind();
         let limits = device.limits();
@@ -104,7 +117,7 @@ impl Front {
             Op::Read => self.fill(&mut bio, op, flags & (BioFlags::RAHEAD | BioFlags::NOWAIT), sector, len),
             _ => self.fill(&mut bio, op, flags, sector, len),
         }
-        bio
+        Some(bio)
     }
 
     fn wild(&mut self) -> bool {

@@ -8,8 +8,10 @@
 //! run, event for event, and a failure can be replayed.
 //!
 //! * `plan`: what a run is. `run`: runs one, and makes a failure smaller.
-//! * `world`, `turn`, `front`, `device`, `between`, `control`, `control_io`, `changes`, `acts`,
-//!   `outside`, `rest`, `timers`: the world and what happens in it.
+//! * `machine`, `turn`, `between`, `tasks`, `timers`, `front`, `control_io`: what every world runs
+//!   on: cores and their turns.
+//! * `world`, `device`, `control`, `changes`, `acts`, `outside`, `rest`: a world of targets and
+//!   what happens in it.
 //! * `cores`, `env`, `disk`, `path`, `fate`, `effect`: what the code under test sees of it.
 //! * `blueprint`, `vary`, `tables`: what is built. `map`, `limits`: what that means.
 //! * `snap`: worlds of origins and their snapshots.
@@ -37,6 +39,7 @@ mod fate;
 mod front;
 pub mod limits;
 pub mod log;
+pub mod machine;
 pub mod map;
 pub mod model;
 pub mod nbd;
@@ -53,7 +56,7 @@ pub mod tasks;
 mod timers;
 pub mod totals;
 pub mod trace;
-mod turn;
+pub mod turn;
 mod vary;
 pub mod world;
 

@@ -340,7 +340,7 @@ impl World {
     pub(crate) fn look_at_log(&mut self) -> Result<(), Wrong> {
         let (Some(path), true) = (self.blueprint.log, self.log.is_kept()) else { return Ok(()) };
         self.log.looks += 1;
-        let env = lock(&self.env);
+        let env = lock(&self.machine.env);
         let disk = &env.disks[self.blueprint.paths[path]];
         for (durable, when) in [(false, "the server is killed"), (true, "the power is cut")] {
             let looked = self.log.check(disk.sectors(), |sector| disk.bytes(sector, durable));
@@ -353,7 +353,7 @@ impl World {
     pub(crate) fn mark(&mut self, device: usize) -> Result<(), Wrong> {
         self.log.marks_given += 1;
         let text = format!("m{}", self.log.marks_given);
-        lock(&self.env).say(format!("d{device} message: mark {text}"));
+        lock(&self.machine.env).say(format!("d{device} message: mark {text}"));
         let at = self.log.line.map_or(0, |(start, _)| start);
         let pending = match self.send(device, at, &format!("mark {text}")) {
             Ok((_, Some(pending))) => pending,
@@ -365,7 +365,7 @@ impl World {
             Err(_) if !self.is_logging(device) => return Ok(()),
             Err(e) => return Err(format!("the mark {text} was refused: {e}")),
         };
-        self.totals.messages += 1;
+        self.machine.totals.messages += 1;
         self.log.waiting.push((text, pending));
         Ok(())
     }
@@ -375,7 +375,7 @@ impl World {
         let Some(device) = self.blueprint.logger.filter(|_| !self.log.waiting.is_empty()) else {
             return Ok(());
         };
-        let dead = lock(&self.env).dead;
+        let dead = lock(&self.machine.env).dead;
         let mut answered = false;
         for (text, pending) in std::mem::take(&mut self.log.waiting) {
             match pending.outcome() {

@@ -30,10 +30,19 @@ struct Options {
     /// Requests in flight on each core and device; drawn from the seed by default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     depth: Option<u64>,
+    /// Worlds of origins and their snapshots, instead of other targets
+    #[arg(long, conflicts_with = "bench")]
+    snapshots: bool,
+    /// Cut the power with the Nth write or flush that a disk begins or ends
+    #[arg(long, value_name = "N", requires = "snapshots", value_parser = clap::value_parser!(u64).range(1..))]
+    cut: Option<u64>,
+    /// Take each seed's run once for each of its writes and flushes, and cut the power there
+    #[arg(long, requires = "snapshots", conflicts_with = "cut")]
+    every_cut: bool,
     /// Leave out classes of disturbance: crash, remove, paths, errors, suspend, reload, cancel,
     /// messages, delay, torn, flush, trim, long, reopen, pieces, hang, full, prompt, opens, limits,
-    /// stacks, dust, lossy, late, wild, between; with --nbd also cuts, lost, stalls, nonsense,
-    /// moves
+    /// stacks, dust, lossy, late, wild, between; with --snapshots also merge, small; with --nbd
+    /// also cuts, lost, stalls, nonsense, moves
     #[arg(long, value_name = "CLASS,...", value_delimiter = ',')]
     without: Vec<Class>,
     /// Print this many of the last events of a failing run
@@ -46,7 +55,7 @@ struct Options {
     #[arg(long, value_name = "PATHS", value_parser = clap::value_parser!(u64).range(1..=16))]
     bench: Option<u64>,
     /// Run the worlds of the NBD server and its clients
-    #[arg(long, conflicts_with = "bench")]
+    #[arg(long, conflicts_with_all = ["bench", "snapshots"])]
     nbd: bool,
     /// Switch on a bug that was put in on purpose
     #[cfg(feature = "seeded-bugs")]
@@ -73,21 +82,28 @@ fn minutes(word: &str) -> Result<Duration, String> {
 /// What was covered.
 enum Covered {
     Targets(Box<Totals>),
+    Snapshots(Box<Totals>),
     Nbd(Box<Counts>),
 }
 
 impl Covered {
     fn none(options: &Options) -> Covered {
-        if options.nbd { Covered::Nbd(Box::default()) } else { Covered::Targets(Box::default()) }
+        match (options.nbd, options.snapshots) {
+            (true, _) => Covered::Nbd(Box::default()),
+            (_, true) => Covered::Snapshots(Box::default()),
+            _ => Covered::Targets(Box::default()),
+        }
     }
 
-    /// Runs `plan`, and adds what it covered. The hash of its events.
-    fn run(&mut self, plan: &Plan) -> Result<u64, Box<Failure>> {
+    /// Runs `plan`, where every cut is asked for also once for each of them, and adds what it
+    /// covered. The hash of its events.
+    fn run(&mut self, plan: &Plan, every_cut: bool) -> Result<u64, Box<Failure>> {
         match self {
-            Covered::Targets(all) => run::run(plan).map(|clean| {
+            Covered::Targets(all) | Covered::Snapshots(all) => {
+                let clean = if every_cut { run::every_cut(plan) } else { run::run(plan) }?;
                 all.add(&clean.totals);
-                clean.hash
-            }),
+                Ok(clean.hash)
+            }
             Covered::Nbd(all) => nbd::run(plan).map(|counts| {
                 all.add(&counts);
                 counts.hash
@@ -97,49 +113,52 @@ impl Covered {
 
     fn shrink(&self, failure: Failure) -> Failure {
         match self {
-            Covered::Targets(_) => shrink(failure),
+            Covered::Targets(_) | Covered::Snapshots(_) => shrink(failure),
             Covered::Nbd(_) => run::shrink_by(failure, &|plan| nbd::run(plan).map(drop)),
         }
     }
 
     fn steps(&self) -> u64 {
         match self {
-            Covered::Targets(t) => t.steps,
+            Covered::Targets(t) | Covered::Snapshots(t) => t.steps,
             Covered::Nbd(c) => c.steps,
         }
     }
 
     fn requests(&self) -> u64 {
         match self {
-            Covered::Targets(t) => t.all_requests(),
+            Covered::Targets(t) | Covered::Snapshots(t) => t.all_requests(),
             Covered::Nbd(c) => c.all_requests(),
         }
     }
 
     fn simulated(&self) -> u64 {
         match self {
-            Covered::Targets(t) => t.simulated,
+            Covered::Targets(t) | Covered::Snapshots(t) => t.simulated,
             Covered::Nbd(c) => c.simulated,
         }
     }
 
     fn nothing(&self) -> Option<&'static str> {
         match self {
-            Covered::Targets(t) => t.nothing(),
+            Covered::Targets(t) => t.nothing(false),
+            Covered::Snapshots(t) => t.nothing(true),
             Covered::Nbd(c) => c.nothing(),
         }
     }
 
     fn missed(&self, without: Without) -> Vec<&'static str> {
         match self {
-            Covered::Targets(t) => t.missed(without),
+            Covered::Targets(t) => t.missed(without, false),
+            Covered::Snapshots(t) => t.missed(without, true),
             Covered::Nbd(c) => c.missed(without),
         }
     }
 
     fn coverage(&self) -> String {
         match self {
-            Covered::Targets(t) => t.coverage(),
+            Covered::Targets(t) => t.coverage(false),
+            Covered::Snapshots(t) => t.coverage(true),
             Covered::Nbd(c) => c.coverage(),
         }
     }
@@ -224,6 +243,8 @@ fn plan(options: &Options, seed: u64) -> Plan {
         without: options.without.iter().fold(Without::default(), |w, c| w.and(*c)),
         keep_events: (options.trace as usize).max(1),
         bench: options.bench.map(|n| n as usize),
+        snapshots: options.snapshots,
+        cut: options.cut,
         ..Plan::new(seed, options.steps)
     }
 }
@@ -256,7 +277,7 @@ fn simulate(options: &Options) -> ExitCode {
             say(&mut std::io::stdout(), format_args!("{}: not all were run\n", tally.line()));
             return ExitCode::FAILURE;
         }
-        match tally.covered.run(&plan(options, seed)) {
+        match tally.covered.run(&plan(options, seed), options.every_cut) {
             Ok(of_seed) => {
                 tally.seeds += 1;
                 hash = Some(of_seed);

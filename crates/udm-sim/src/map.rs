@@ -23,6 +23,8 @@ pub struct Map {
     pub bare: bool,
     /// Ranges in which data is lost or changed on purpose.
     pub lossy: Vec<Lossy>,
+    /// A discard leaves what was there, or zeroes; else it leaves anything.
+    pub clears: bool,
 }
 
 /// A range behind a target that loses or changes data on purpose.
@@ -55,7 +57,8 @@ impl Map {
         cells: &Cells,
         below: &dyn Fn(usize) -> Arc<Map>,
     ) -> Map {
-        let mut map = Map { cells: Vec::new(), disks: Vec::new(), bare: false, lossy: Vec::new() };
+        let mut map =
+            Map { cells: Vec::new(), disks: Vec::new(), bare: false, lossy: Vec::new(), clears: false };
         let find = |b: Below, sector: u64| match b {
             Below::Path(p) => cells.index(disk_of_path[p], sector),
             Below::Device(d) => below(d).cells[sector as usize],

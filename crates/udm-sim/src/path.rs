@@ -213,6 +213,7 @@ impl PathLane {
             }
             effect::apply(env, disk, &mut slot, now, self.index);
         }
+        let changes = slot.bio.op.is_write() || slot.bio.op == Op::Flush;
         self.count += 1;
         let key = self.slots.insert(slot);
         match due == Nanos::NEVER {
@@ -224,6 +225,9 @@ impl PathLane {
                 env.seen.prompt += u64::from(due == env.now);
                 self.due.push(Reverse((due, self.count, key)));
             }
+        }
+        if changes {
+            env.changed();
         }
     }
 
@@ -319,6 +323,9 @@ impl PathLane {
             path.answered |= path.fails == slot.fails;
         }
         let bio = &mut slot.bio;
+        if bio.op.is_write() || bio.op == Op::Flush {
+            env.changed();
+        }
         let args = [
             self.index as u64,
             op_bits(bio.op, bio.flags.bits()),

@@ -47,7 +47,7 @@ pub enum Class {
     Opens,
     /// Disks that are or become read-only, grow, or take shorter requests, and blocks of 4 KiB.
     Limits,
-    /// Multipath over mapped devices.
+    /// Multipath over mapped devices, and snapshots of snapshots.
     Stacks,
     /// Bad blocks.
     Dust,
@@ -57,6 +57,10 @@ pub enum Class {
     Late,
     /// Requests that nobody should make: beyond the end, across blocks, to what is read-only.
     Wild,
+    /// Snapshots brought back into their origins.
+    Merge,
+    /// Stores that become full.
+    Small,
     /// Cores that act in the middle of another's turn. For builds with the feature `interleave`.
     Between,
     /// Reads and writes of connections that are cut short.
@@ -73,7 +77,7 @@ pub enum Class {
 
 impl Class {
     /// Every class.
-    pub const ALL: [Class; 31] = [
+    pub const ALL: [Class; 33] = [
         Class::Crash,
         Class::Remove,
         Class::Paths,
@@ -99,6 +103,8 @@ impl Class {
         Class::Lossy,
         Class::Late,
         Class::Wild,
+        Class::Merge,
+        Class::Small,
         Class::Between,
         Class::Cuts,
         Class::Lost,
@@ -136,6 +142,8 @@ impl Class {
             Class::Lossy => "lossy",
             Class::Late => "late",
             Class::Wild => "wild",
+            Class::Merge => "merge",
+            Class::Small => "small",
             Class::Between => "between",
             Class::Cuts => "cuts",
             Class::Lost => "lost",
@@ -165,7 +173,7 @@ impl FromStr for Class {
 
 /// Classes left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Without(u32);
+pub struct Without(u64);
 
 impl Without {
     /// Leaves out `class` too.
@@ -207,6 +215,11 @@ pub struct Plan {
     pub without: Without,
     /// How many events the trace keeps.
     pub keep_events: usize,
+    /// A world of origins and their snapshots.
+    pub snapshots: bool,
+    /// The power is cut with this write or flush of those that disks begin or end, besides the cuts
+    /// that the seed draws.
+    pub cut: Option<u64>,
     /// A fixed world of one multipath device over this many healthy paths, for measuring.
     pub bench: Option<usize>,
 }
@@ -222,14 +235,28 @@ impl Plan {
             depth: None,
             without: Without::default(),
             keep_events: 512,
+            snapshots: false,
+            cut: None,
             bench: None,
         }
+    }
+
+    /// The run of `seed` in a world of origins and their snapshots.
+    #[must_use]
+    pub fn snapshots(seed: u64, steps: u64) -> Plan {
+        Plan { snapshots: true, ..Plan::new(seed, steps) }
     }
 
     /// The options of the program that repeat it.
     #[must_use]
     pub fn options(&self) -> String {
         let mut text = format!("--seed {} --steps {}", self.seed, self.steps);
+        if self.snapshots {
+            text += " --snapshots";
+        }
+        if let Some(cut) = self.cut {
+            text += &format!(" --cut {cut}");
+        }
         if let Some(cores) = self.cores {
             text += &format!(" --cores {cores}");
         }

@@ -7,6 +7,7 @@ use crate::model::Wrong;
 use crate::plan::Class;
 use crate::tables::{Selector, TableSpec};
 use crate::tasks::Running;
+use crate::turn::Turns as _;
 use crate::world::World;
 use udm_core::{Busy, Nanos};
 
@@ -14,18 +15,6 @@ use udm_core::{Busy, Nanos};
 /// anything waits for is a silent path with its patience, a few times over.
 const REST_MAX: Nanos = Nanos::from_millis(300_000);
 const REST_STEPS_MAX: u64 = 2_000_000;
-
-/// While the world is crowded, cores ask for more in each turn for so many steps, and then every so
-/// many ns or so: time must pass, for what waits for a time.
-pub(crate) const CROWD_STEPS: u64 = 300;
-pub(crate) const CROWD_PAUSE: u64 = 10_000_000;
-
-/// How long a request may take while nothing fails and others go on: four times what the slowest
-/// path takes to say nothing, over each of four paths.
-const CROWD_MAX: Nanos = Nanos::from_millis(60_000);
-
-/// Turns that a lane may ask for when there is nothing left to do.
-const TURNS_AT_REST: usize = 8;
 
 impl World {
     /// Lets everything finish and looks at what is left; sometimes removes all devices and makes
@@ -35,27 +24,30 @@ impl World {
     /// What is wrong: a request that waits for ever, a counter that is off, a device that can't be
     /// removed.
     pub fn rest(&mut self) -> Result<(), Wrong> {
-        lock(&self.env).say("all come to rest");
+        lock(&self.machine.env).say("all come to rest");
         self.settle()?;
-        self.fall_asleep()?;
+        self.machine.fall_asleep()?;
         self.check_events()?;
         self.inspect()?;
         self.look_at_log()?;
-        self.totals.rests += 1;
-        if !self.plan.without.has(Class::Remove) && self.plan.bench.is_none() && self.control.one_in(3) {
-            lock(&self.env).say("all devices are removed and made again");
+        self.machine.totals.rests += 1;
+        if !self.machine.plan.without.has(Class::Remove)
+            && self.machine.plan.bench.is_none()
+            && self.machine.control.one_in(3)
+        {
+            lock(&self.machine.env).say("all devices are removed and made again");
             self.restart()?;
         }
-        self.resting = false;
-        lock(&self.env).calm = false;
+        self.machine.resting = false;
+        lock(&self.machine.env).calm = false;
         Ok(())
     }
 
     /// Takes steps without new requests or new trouble until nothing is left to do.
     fn settle(&mut self) -> Result<(), Wrong> {
-        self.resting = true;
+        self.machine.resting = true;
         let dead = {
-            let mut env = lock(&self.env);
+            let mut env = lock(&self.machine.env);
             env.calm = true;
             env.open_fails = None;
             let stays = |p: &PathState| p.mode == Mode::Hung && !env.dead;
@@ -66,7 +58,10 @@ impl World {
             env.dead
         };
         self.land(Some(Nanos::NEVER));
-        if !dead && !self.hung_disks().contains(&true) && self.plan.bench.is_none() && self.control.one_in(2)
+        if !dead
+            && !self.hung_disks().contains(&true)
+            && self.machine.plan.bench.is_none()
+            && self.machine.control.one_in(2)
         {
             self.crowd()?;
         }
@@ -74,35 +69,19 @@ impl World {
         let hung = self.hung_disks();
         if hung.contains(&true) && !dead {
             self.settle_but(&hung)?;
-            self.totals.hung_rests += 1;
+            self.machine.totals.hung_rests += 1;
         }
-        for p in 0..self.paths.len() {
-            let was = std::mem::replace(&mut lock(&self.env).paths[p].mode, Mode::Up);
+        for p in 0..self.machine.paths.len() {
+            let was = std::mem::replace(&mut lock(&self.machine.env).paths[p].mode, Mode::Up);
             if was == Mode::Hung || dead {
-                self.release(p);
+                self.machine.release(p);
             }
         }
         self.settle_but(&vec![false; hung.len()])
     }
 
-    /// Nothing fails, and requests go on coming: none is passed by for ever.
-    fn crowd(&mut self) -> Result<(), Wrong> {
-        let (from, last) = (lock(&self.env).now, self.model.last());
-        (self.resting, self.crowded) = (false, Some(self.step));
-        lock(&self.env).say("nothing fails, and requests come as fast as others end");
-        while self.model.has_older(last) {
-            self.step()?;
-            if lock(&self.env).now.since(from) > CROWD_MAX {
-                return Err(format!("{} waits, nothing fails, and others pass it by", self.waiting()));
-            }
-        }
-        (self.resting, self.crowded) = (true, None);
-        self.totals.crowds += 1;
-        Ok(())
-    }
-
     fn hung_disks(&self) -> Vec<bool> {
-        let env = lock(&self.env);
+        let env = lock(&self.machine.env);
         let hangs = |d: usize| env.paths.iter().any(|p| p.disk == d && p.mode == Mode::Hung);
         (0..env.disks.len()).map(hangs).collect()
     }
@@ -110,20 +89,20 @@ impl World {
     /// Takes steps until nothing is left to do but what needs a disk that is `hung`. Suspends that
     /// wait for such a disk are called off: they must not wait for it.
     fn settle_but(&mut self, hung: &[bool]) -> Result<(), Wrong> {
-        let (from, first) = (lock(&self.env).now, self.step);
+        let (from, first) = (lock(&self.machine.env).now, self.machine.step);
         self.hung = hung.to_vec();
         while !self.is_at_rest() {
             for i in 0..self.devices.len() {
                 let waits = self.needs_hung(i)
                     && self.devices[i].running.as_ref().is_some_and(|r| !r.borrow().cancelled);
-                if waits && !self.plan.without.has(Class::Cancel) {
-                    self.set_turn(None);
+                if waits && !self.machine.plan.without.has(Class::Cancel) {
+                    self.machine.set_turn(None);
                     self.cancel(i);
                 }
             }
             self.step()?;
-            let now = lock(&self.env).now;
-            if now.since(from) > REST_MAX || self.step - first > REST_STEPS_MAX {
+            let now = lock(&self.machine.env).now;
+            if now.since(from) > REST_MAX || self.machine.step - first > REST_STEPS_MAX {
                 return Err(format!("{} waits although all that it needs works", self.waiting()));
             }
         }
@@ -141,17 +120,23 @@ impl World {
 
     fn is_at_rest(&self) -> bool {
         let hangs = |i: usize| self.needs_hung(i);
-        let called_off = !self.plan.without.has(Class::Cancel);
+        let called_off = !self.machine.plan.without.has(Class::Cancel);
         let still = |i: usize, d: &Device| (d.is_live() && !d.is_changing()) || (hangs(i) && !called_off);
         let requests = match self.hung.contains(&true) {
-            true => self.model.in_flight_but(&hangs),
-            false => self.model.in_flight(),
+            true => self.machine.model.in_flight_but(&hangs),
+            false => self.machine.model.in_flight(),
         };
         requests == 0
             && self.devices.iter().enumerate().all(|(i, d)| still(i, d))
-            && (0..self.cores.len()).all(|c| self.post.next(c) == Nanos::NEVER)
-            && (self.hung.contains(&true) || self.cores.iter().flat_map(|c| &c.tasks).all(Running::is_idle))
-            && self.cores.iter().flat_map(|c| &c.open).all(|o| o.lane.busy() < Busy::Owed || hangs(o.device))
+            && self.machine.has_no_mail()
+            && (self.hung.contains(&true)
+                || self.machine.cores.iter().flat_map(|c| &c.tasks).all(Running::is_idle))
+            && self
+                .machine
+                .cores
+                .iter()
+                .flat_map(|c| &c.open)
+                .all(|o| o.lane.busy() < Busy::Owed || hangs(o.device))
             && (self.log.waiting.is_empty() || self.blueprint.logger.is_some_and(hangs))
             && self.no_path_failed()
     }
@@ -161,59 +146,21 @@ impl World {
         self.devices.iter().enumerate().all(|(i, d)| d.access.is_none_or(|a| works(i, a)))
     }
 
-    /// At rest no lane asks for a turn: after a few more, in which it may find out that there is
-    /// nothing to do.
-    fn fall_asleep(&mut self) -> Result<(), Wrong> {
-        for c in 0..self.cores.len() {
-            self.set_turn(Some(c));
-            let core = &mut self.cores[c];
-            for open in &mut core.open {
-                for turn in 0.. {
-                    if open.wake == Nanos::NEVER {
-                        break;
-                    }
-                    if turn == TURNS_AT_REST {
-                        let device = open.device;
-                        return Err(format!("at rest, core {c} is asked for turns by its lane of d{device}"));
-                    }
-                    let now = {
-                        let mut env = lock(&self.env);
-                        env.now = env.now.max(open.wake);
-                        env.now
-                    };
-                    let mut cx = core.state.cx(now);
-                    cx.visit(Some(open.visit()));
-                    open.lane.poll(&mut self.done, &mut cx);
-                    open.wake = cx.wake();
-                    if !self.done.is_empty() {
-                        return Err(format!("at rest, d{} returned a request", open.device));
-                    }
-                }
-            }
-        }
-        self.set_turn(None);
-        Ok(())
-    }
-
     /// Nothing is to come that could move anything.
     pub fn is_stuck(&self) -> bool {
-        self.resting
-            && self.timers.is_empty()
+        self.machine.resting
+            && self.machine.timers.is_empty()
             && !self.devices.iter().any(|d| d.is_woken())
             && !self.is_at_rest()
     }
 
     /// Compares what the devices say of themselves with what happened to them.
     fn inspect(&mut self) -> Result<(), Wrong> {
-        let env = lock(&self.env);
-        for (p, path) in env.paths.iter().enumerate() {
-            if path.in_flight > 0 {
-                return Err(format!("at rest, and p{p} has {} requests", path.in_flight));
-            }
-        }
+        self.machine.paths_are_empty()?;
+        let env = lock(&self.machine.env);
         self.count_tables()?;
         for p in 0..env.paths.len() {
-            let opened = self.cores.iter().flat_map(|c| &c.open).map(|o| self.lanes_of(o.device, p));
+            let opened = self.machine.cores.iter().flat_map(|c| &c.open).map(|o| self.lanes_of(o.device, p));
             let (want, got) = (opened.sum::<usize>(), env.paths[p].lanes);
             if want != got {
                 return Err(format!("at rest, {got} lanes of p{p} are open, and {want} are in use"));
@@ -290,7 +237,7 @@ impl World {
     pub(crate) fn count_lost(&mut self, i: usize) {
         let device = &mut self.devices[i];
         let Some(access) = device.access else { return };
-        let access = &mut lock(&self.env).accesses[access];
+        let access = &mut lock(&self.machine.env).accesses[access];
         let lost = std::mem::take(&mut access.lost);
         device.events.0 += u64::from(lost > 0);
         device.events.1 += if access.loose { u64::from(u32::MAX) } else { lost.saturating_sub(1) };
@@ -316,34 +263,25 @@ impl World {
     /// # Errors
     /// When the devices can't be made again.
     pub fn crash(&mut self) -> Result<(), Wrong> {
-        self.totals.crashes += 1;
-        {
-            let mut env = lock(&self.env);
-            env.say("the power fails");
-            env.crashes += 1;
-            env.dead = true;
-            env.late.clear();
-            let crate::env::Env { disks, chance, .. } = &mut *env;
-            disks.iter_mut().for_each(|d| d.crash(chance));
-        }
-        self.model.crash(self.step);
+        self.machine.totals.crashes += 1;
+        self.machine.cut_power();
         // What is in memory is of no more use. It is taken apart in good order all the same: bios
         // can't be forgotten.
-        let was_resting = self.resting;
+        let was_resting = self.machine.resting;
         self.settle()?;
         self.look_at_log()?;
         self.restart()?;
-        let mut env = lock(&self.env);
+        let mut env = lock(&self.machine.env);
         env.dead = false;
         env.calm = was_resting;
-        self.resting = was_resting;
+        self.machine.resting = was_resting;
         env.say("the power is back");
         Ok(())
     }
 
     /// Closes all lanes, removes all devices, and makes them again with the tables that they had.
     fn restart(&mut self) -> Result<(), Wrong> {
-        self.cores.clear();
+        self.machine.cores.clear();
         self.log.clear();
         let specs: Vec<TableSpec> = self.devices.iter().map(|d| d.spec.clone()).collect();
         while let Some(device) = self.devices.pop() {
@@ -353,15 +291,13 @@ impl World {
                 return Err(format!("{name} is closed, and {others} still hold it"));
             }
         }
-        self.timers.clear();
+        self.machine.timers.clear();
         self.tables.retain(|t| t.strong_count() > 0);
         if !self.tables.is_empty() {
             return Err(format!("all devices are gone, and {} tables are not", self.tables.len()));
         }
-        let mut env = lock(&self.env);
-        if let Some(p) = env.paths.iter().position(|p| p.lanes > 0) {
-            return Err(format!("all devices are gone, and {} lanes of p{p} are open", env.paths[p].lanes));
-        }
+        self.machine.paths_are_closed()?;
+        let mut env = lock(&self.machine.env);
         env.disks.iter_mut().for_each(|d| d.set_read_only(false));
         env.accesses.clear();
         env.disks.iter_mut().for_each(Disk::start);

@@ -3,7 +3,9 @@
 use crate::env::lock;
 use crate::model::Wrong;
 use crate::plan::{Class, Plan, Without};
+use crate::snap;
 use crate::totals::Totals;
+use crate::turn::Turns;
 use crate::world::World;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -63,40 +65,87 @@ pub(crate) fn guard(f: impl FnOnce() -> Result<(), Wrong>) -> Result<(), Wrong> 
     outcome.unwrap_or_else(|_| Err(text.unwrap_or_else(|| "a panic without a text".into())))
 }
 
+/// A kind of world.
+pub(crate) trait Runs: Turns + Sized {
+    /// Builds the world of `plan`.
+    fn build(plan: &Plan) -> Result<Self, Wrong>;
+
+    /// Takes all the steps of the plan, and brings it to rest.
+    fn run(&mut self) -> Result<(), Wrong>;
+
+    /// Adds to the totals what is not in those of its machine.
+    fn count(&self, _: &mut Totals) {}
+}
+
 /// Runs `plan`.
 ///
 /// # Errors
 /// The failure, with its trace. The world of a failed run is not taken apart, since requests are
 /// still in it: its memory stays taken.
 pub fn run(plan: &Plan) -> Result<Clean, Box<Failure>> {
+    match plan.snapshots {
+        false => run_in::<World>(plan),
+        true => run_in::<snap::World>(plan),
+    }
+}
+
+/// Runs `plan` without a cut, and then once for each write and flush that a disk begins or ends in
+/// it, with the power cut there and no other.
+///
+/// # Errors
+/// The first failure.
+pub fn every_cut(plan: &Plan) -> Result<Clean, Box<Failure>> {
+    let plan = Plan { without: plan.without.and(Class::Crash), cut: None, ..plan.clone() };
+    let whole = run(&plan)?;
+    let mut totals = whole.totals;
+    for cut in 1..=whole.totals.changes {
+        totals.add(&run(&Plan { cut: Some(cut), ..plan.clone() })?.totals);
+    }
+    Ok(Clean { totals, ..whole })
+}
+
+fn run_in<W: Runs>(plan: &Plan) -> Result<Clean, Box<Failure>> {
     let mut world = None;
     let outcome = guard(|| {
-        let world = world.insert(World::new(plan)?);
+        let world = world.insert(W::build(plan)?);
         world.run()
     });
-    let wrong = outcome.err();
-    let Some(what) = wrong else {
-        let world = world.as_ref().expect("a run without an error has a world");
-        return Ok(Clean { totals: totals(world), hash: lock(&world.env).trace.hash() });
+    let (mut plan, mut trace) = (plan.clone(), Vec::new());
+    let Some(mut world) = world else {
+        return Err(Box::new(Failure { plan, what: outcome.err().unwrap_or_default(), trace }));
     };
-    let mut plan = plan.clone();
-    let mut trace = Vec::new();
-    if let Some(world) = world {
-        plan.steps = world.step.min(plan.steps);
-        trace.extend(lock(&world.env).trace.last().map(crate::trace::Event::line));
-        Box::leak(Box::new(world));
-    }
+    let Err(what) = outcome else {
+        let totals = totals(&mut world);
+        return Ok(Clean { totals, hash: lock(&world.machine().env).trace.hash() });
+    };
+    let machine = world.machine();
+    plan.steps = machine.step.min(plan.steps);
+    trace.extend(lock(&machine.env).trace.last().map(crate::trace::Event::line));
+    Box::leak(Box::new(world));
     Err(Box::new(Failure { plan, what, trace }))
 }
 
-fn totals(world: &World) -> Totals {
-    let env = lock(&world.env);
-    Totals {
-        logs: world.log.looks,
-        sectors: world.model.compared,
-        faults: env.faults,
-        seen: env.seen,
-        ..world.totals
+fn totals(world: &mut impl Runs) -> Totals {
+    let machine = world.machine();
+    let env = lock(&machine.env);
+    let (faults, seen, sectors, changes) = (env.faults, env.seen, machine.model.compared, env.changes);
+    drop(env);
+    let mut totals = Totals { sectors, faults, seen, changes, ..machine.totals };
+    world.count(&mut totals);
+    totals
+}
+
+impl Runs for World {
+    fn build(plan: &Plan) -> Result<World, Wrong> {
+        World::new(plan)
+    }
+
+    fn run(&mut self) -> Result<(), Wrong> {
+        World::run(self)
+    }
+
+    fn count(&self, totals: &mut Totals) {
+        totals.logs = self.log.looks;
     }
 }
 

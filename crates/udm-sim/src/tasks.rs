@@ -4,7 +4,7 @@
 use crate::cores::Purpose;
 use crate::env::lock;
 use crate::model::Wrong;
-use crate::world::{Core, World};
+use crate::world::World;
 use slab::Slab;
 use std::sync::Arc;
 use udm_core::{
@@ -166,32 +166,10 @@ impl TaskCx for Place<'_> {
 }
 
 impl World {
-    /// Gives the tasks of core `c` their turns.
-    pub(crate) fn run_tasks(&mut self, c: usize, now: Nanos) -> Result<(), Wrong> {
-        let mut i = 0;
-        while i < self.cores[c].tasks.len() {
-            let Core { state, tasks, .. } = &mut self.cores[c];
-            if tasks[i].reason() > now {
-                i += 1;
-                continue;
-            }
-            lock(&self.env).task = Some(tasks[i].purpose).filter(|&p| p != Purpose::LoadsMapped);
-            let over = tasks[i].turn(state, now);
-            lock(&self.env).task = None;
-            if over {
-                tasks.swap_remove(i);
-            } else {
-                i += 1;
-            }
-            self.see_reinstated()?;
-        }
-        Ok(())
-    }
-
     /// Takes notice of paths that a checker reinstated: those that answered one since they failed,
     /// and no others.
-    fn see_reinstated(&mut self) -> Result<(), Wrong> {
-        let mut env = lock(&self.env);
+    pub(crate) fn see_reinstated(&mut self) -> Result<(), Wrong> {
+        let mut env = lock(&self.machine.env);
         for (i, device) in self.devices.iter_mut().enumerate() {
             let Some(access) = device.access.filter(|a| !env.accesses[*a].loose) else { continue };
             if !env.accesses[access].paths.iter().any(|p| env.paths[*p].failed) {
@@ -211,7 +189,7 @@ impl World {
                 env.say(format!("d{i} reinstates p{p}, which answers"));
                 env.reinstate(p);
                 device.events.0 += 1;
-                self.totals.reinstated += 1;
+                self.machine.totals.reinstated += 1;
             }
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use crate::env::Seen;
 use crate::plan::{Class, Without};
+use crate::snap::Counts;
 use crate::tables::{Kind, Through};
 use udm_core::Op;
 
@@ -20,6 +21,8 @@ pub struct Totals {
     pub simulated: u64,
     /// Sectors compared with the model.
     pub sectors: u64,
+    /// Writes and flushes that disks have begun or ended.
+    pub changes: u64,
     /// Requests that disks and paths failed.
     pub faults: u64,
     /// Paths lost.
@@ -64,9 +67,15 @@ pub struct Totals {
     pub lossy: u64,
     /// What the outside counted.
     pub seen: Seen,
+    /// What was done in worlds of snapshots.
+    pub snap: Counts,
     /// Lines of tables that were in use, by [`TARGETS`].
     pub targets: [u64; TARGETS.len()],
 }
+
+/// The trouble that worlds of snapshots have as well.
+const COMMON: [&str; 7] =
+    ["faults", "paths lost", "hangs", "full lanes", "handed back", "done at once", "turns inside turns"];
 
 fn sum<const N: usize>(all: &mut [u64; N], more: [u64; N]) {
     all.iter_mut().zip(more).for_each(|(all, more)| *all += more);
@@ -79,6 +88,7 @@ impl Totals {
         sum(&mut self.requests, t.requests);
         self.simulated += t.simulated;
         self.sectors += t.sectors;
+        self.changes += t.changes;
         self.faults += t.faults;
         self.losses += t.losses;
         self.crashes += t.crashes;
@@ -101,6 +111,7 @@ impl Totals {
         self.stacks += t.stacks;
         self.lossy += t.lossy;
         self.seen.add(&t.seen);
+        self.snap.add(&t.snap);
         sum(&mut self.targets, t.targets);
     }
 
@@ -134,12 +145,14 @@ impl Totals {
         self.requests.iter().sum()
     }
 
-    /// Why these runs say nothing about what they ran: they did nothing, or compared nothing.
+    /// Why these runs say nothing about what they ran: they did nothing, or compared nothing, or
+    /// had no snapshot where it was for `snapshots`.
     #[must_use]
-    pub fn nothing(&self) -> Option<&'static str> {
-        match (self.all_requests(), self.sectors) {
-            (0, _) => Some("no request came back"),
-            (_, 0) => Some("no sector was read and compared"),
+    pub fn nothing(&self, snapshots: bool) -> Option<&'static str> {
+        match (self.all_requests(), self.sectors, self.snap.made) {
+            (0, ..) => Some("no request came back"),
+            (_, 0, _) => Some("no sector was read and compared"),
+            (_, _, 0) if snapshots => Some("no snapshot was made"),
             _ => None,
         }
     }
@@ -174,19 +187,36 @@ impl Totals {
 
     /// What was not left out and never came all the same: the runs were too short for it.
     #[must_use]
-    pub fn missed(&self, without: Without) -> Vec<&'static str> {
+    pub fn missed(&self, without: Without, snapshots: bool) -> Vec<&'static str> {
         let there = |class| class != Class::Between || cfg!(feature = "interleave");
         let missed = |(_, class, n): &(&str, Class, u64)| *n == 0 && !without.has(*class) && there(*class);
+        if snapshots {
+            let of_all = self.trouble().into_iter().filter(|(name, ..)| COMMON.contains(name));
+            let all = of_all.filter(missed).map(|(name, ..)| name);
+            return all.chain(self.snap.missed(without)).collect();
+        }
         self.trouble().into_iter().filter(missed).map(|(name, ..)| name).collect()
     }
 
     /// What was covered, for a person: requests by operation, disturbances, targets. One line each.
     #[must_use]
-    pub fn coverage(&self) -> String {
+    pub fn coverage(&self, snapshots: bool) -> String {
         let list = |all: &mut dyn Iterator<Item = (&str, u64)>| {
             all.map(|(name, n)| format!("{} {name}", count(n))).collect::<Vec<_>>().join(", ")
         };
         let ops = Op::ALL.iter().map(|op| (crate::trace::op_name(*op), self.requests[*op as usize]));
+        if snapshots {
+            let trouble = self.trouble().into_iter().filter(|(name, ..)| COMMON.contains(name));
+            return format!(
+                "requests: {}\ntrouble: {}\nsnapshots: {}\nchecked: {} sectors read, {} rests, {} crowds\n",
+                list(&mut ops.into_iter()),
+                list(&mut trouble.map(|(name, _, n)| (name, n))),
+                self.snap.coverage(),
+                count(self.sectors),
+                count(self.rests),
+                count(self.crowds)
+            );
+        }
         let seen = TARGETS.into_iter().zip(self.targets).filter(|(_, n)| *n > 0);
         format!(
             "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them beside what hung, {} crowds, {} logs, {} paths back\n",

@@ -3,15 +3,24 @@
 use crate::bad::Dust;
 use crate::between::{self, Others};
 use crate::chance::Chance;
-use crate::cores::{Mail, SimCores};
+use crate::cores::{Mail, Purpose, SimCores};
 use crate::env::lock;
+use crate::machine::{Core, Machine};
 use crate::model::Wrong;
-use crate::rest::{CROWD_PAUSE, CROWD_STEPS};
 use crate::tasks::Running;
 use crate::trace::Kind;
-use crate::world::{Core, World};
+use crate::world::World;
 use std::mem::ManuallyDrop;
 use udm_core::{Batch, BioFlags, Nanos, Op};
+
+/// While the world is crowded, cores ask for more in each turn for so many steps, and then every so
+/// many ns or so: time must pass, for what waits for a time.
+const CROWD_STEPS: u64 = 300;
+const CROWD_PAUSE: u64 = 10_000_000;
+
+/// How long a request may take while nothing fails and others go on: four times what the slowest
+/// path takes to say nothing, over each of four paths.
+const CROWD_MAX: Nanos = Nanos::from_millis(60_000);
 
 impl Core {
     /// Takes in at most `most` of the letters that have arrived at this core, which is number `c`;
@@ -65,74 +74,148 @@ pub(crate) fn visit(
     Ok(())
 }
 
-impl World {
+/// A world, as its machine sees it.
+pub trait Turns {
+    /// What it runs on.
+    fn machine(&mut self) -> &mut Machine;
+
+    /// One step: a turn of one core, and what else happens.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    fn step(&mut self) -> Result<(), Wrong>;
+
+    /// Draws requests of core `c` for its lane `i` into the batch.
+    fn gather(&mut self, c: usize, i: usize, now: Nanos);
+
+    /// Checks what lane `i` of core `c` returned: what is in `done`.
+    fn take_back(&mut self, c: usize, i: usize, now: Nanos) -> Result<(), Wrong>;
+
+    /// What a task for this opens gets no requests of devices.
+    fn is_beside(purpose: Purpose) -> bool;
+
+    /// Some task had its turn.
+    fn behind_task(&mut self) -> Result<(), Wrong> {
+        Ok(())
+    }
+
+    /// Who waits, for a person.
+    fn waiting(&self) -> String;
+
     /// One turn of core `c`.
-    pub(crate) fn turn(&mut self, c: usize) -> Result<(), Wrong> {
-        let now = self.set_turn(Some(c));
-        self.deliver(c, now);
-        let working = self.works(c) && self.cores[c].next_work <= now;
-        let lucky = match working {
-            true => Some(self.front.choose(self.cores[c].open.len())),
-            false => None,
-        };
-        for i in 0..self.cores[c].open.len() {
+    fn turn(&mut self, c: usize) -> Result<(), Wrong> {
+        let machine = self.machine();
+        let now = machine.set_turn(Some(c));
+        machine.deliver(c, now);
+        let working = machine.works(c) && machine.cores[c].next_work <= now;
+        let lanes = machine.cores[c].open.len();
+        let lucky = working.then(|| machine.front.choose(lanes));
+        for i in 0..lanes {
             if lucky == Some(i) {
                 self.gather(c, i, now);
             }
-            let open = &mut self.cores[c].open[i];
-            if !std::mem::take(&mut open.mail) && self.batch.is_empty() && open.wake > now {
+            let machine = self.machine();
+            let open = &mut machine.cores[c].open[i];
+            if !std::mem::take(&mut open.mail) && machine.batch.is_empty() && open.wake > now {
                 continue;
             }
-            let others = self.between.as_mut().is_some_and(|chance| chance.one_in(4));
-            match self.between.take_if(|_| others) {
+            let others = machine.between.as_mut().is_some_and(|chance| chance.one_in(4));
+            match machine.between.take_if(|_| others) {
                 Some(chance) => self.visit_between(c, i, now, chance)?,
                 None => {
-                    visit(&mut self.cores[c], i, now, &mut self.batch, &mut self.done)?;
+                    visit(&mut machine.cores[c], i, now, &mut machine.batch, &mut machine.done)?;
                     self.take_back(c, i, now)?;
                 }
             }
         }
         self.run_tasks(c, now)?;
+        let machine = self.machine();
         if working {
-            self.cores[c].next_work = match self.crowded {
-                None => self.front.next(now),
-                Some(since) if self.step < since + CROWD_STEPS => now,
-                Some(_) => now + Nanos(self.schedule.span(CROWD_PAUSE)),
+            machine.cores[c].next_work = match machine.crowded {
+                _ if machine.reading => now + Nanos(1),
+                None => machine.front.next(now),
+                Some(since) if machine.step < since + CROWD_STEPS => now,
+                Some(_) => now + Nanos(machine.schedule.span(CROWD_PAUSE)),
             };
         }
-        let mut env = lock(&self.env);
-        let took = self.schedule.span(2_000);
-        self.totals.simulated += took;
+        let mut env = lock(&machine.env);
+        let took = machine.schedule.span(2_000);
+        machine.totals.simulated += took;
         env.now = env.now + Nanos(took);
         Ok(())
     }
 
     /// Has lane `i` of core `c` visited, and others act in between.
     fn visit_between(&mut self, c: usize, i: usize, now: Nanos, chance: Chance) -> Result<(), Wrong> {
-        let mut cores = std::mem::take(&mut self.cores);
+        let machine = self.machine();
+        let mut cores = std::mem::take(&mut machine.cores);
         // A core that has panicked is not taken apart: bios are in flight in it.
         let mut core = ManuallyDrop::new(cores.remove(c));
-        let (env, post) = (self.env.clone(), self.post.clone());
-        self.visits += 1;
-        lock(&env).visit = Some(self.visits);
+        let (env, post) = (machine.env.clone(), machine.post.clone());
+        machine.visits += 1;
+        lock(&env).visit = Some(machine.visits);
         between::begin(Others { cores, turn: c, env, post, chance, acted: 0 });
-        let visited = visit(&mut core, i, now, &mut self.batch, &mut self.done);
+        let visited = visit(&mut core, i, now, &mut machine.batch, &mut machine.done);
         let Others { mut cores, chance, acted, .. } = between::end().expect("what was begun");
         cores.insert(c, ManuallyDrop::into_inner(core));
-        (self.cores, self.between) = (cores, Some(chance));
-        self.totals.between += acted;
-        lock(&self.env).visit = None;
+        (machine.cores, machine.between) = (cores, Some(chance));
+        machine.totals.between += acted;
+        lock(&machine.env).visit = None;
         visited?;
         self.take_back(c, i, now)?;
-        for other in (0..self.cores.len()).filter(|_| acted > 0) {
-            for i in 0..self.cores[other].open.len() {
-                self.done.append(&mut self.cores[other].open[i].home);
+        for other in (0..self.machine().cores.len()).filter(|_| acted > 0) {
+            for i in 0..self.machine().cores[other].open.len() {
+                let machine = self.machine();
+                machine.done.append(&mut machine.cores[other].open[i].home);
                 self.take_back(other, i, now)?;
             }
         }
         Ok(())
     }
 
+    /// Gives the tasks of core `c` their turns.
+    fn run_tasks(&mut self, c: usize, now: Nanos) -> Result<(), Wrong> {
+        let mut i = 0;
+        while i < self.machine().cores[c].tasks.len() {
+            let machine = self.machine();
+            let Core { state, tasks, .. } = &mut machine.cores[c];
+            if tasks[i].reason() > now {
+                i += 1;
+                continue;
+            }
+            lock(&machine.env).task = Some(tasks[i].purpose).filter(|&p| Self::is_beside(p));
+            let over = tasks[i].turn(state, now);
+            lock(&machine.env).task = None;
+            if over {
+                tasks.swap_remove(i);
+            } else {
+                i += 1;
+            }
+            self.behind_task()?;
+        }
+        Ok(())
+    }
+
+    /// Nothing fails, and requests go on coming: none is passed by for ever.
+    fn crowd(&mut self) -> Result<(), Wrong> {
+        let machine = self.machine();
+        let (from, last) = (lock(&machine.env).now, machine.model.last());
+        (machine.resting, machine.crowded) = (false, Some(machine.step));
+        machine.say("nothing fails, and requests come as fast as others end");
+        while self.machine().model.has_older(last) {
+            self.step()?;
+            if lock(&self.machine().env).now.since(from) > CROWD_MAX {
+                return Err(format!("{} waits, nothing fails, and others pass it by", self.waiting()));
+            }
+        }
+        let machine = self.machine();
+        (machine.resting, machine.crowded) = (true, None);
+        machine.totals.crowds += 1;
+        Ok(())
+    }
+}
+
+impl Machine {
     /// Hands the letters that have arrived to the lanes of core `c` that they are for.
     fn deliver(&mut self, c: usize, now: Nanos) {
         let most = 1 + self.schedule.below(4);
@@ -141,56 +224,76 @@ impl World {
             lock(&self.env).trace.add(now, c as u16, Kind::Mail, [count, 0, 0, 0]);
         }
     }
+}
 
-    /// Hands over every letter that has arrived anywhere.
-    pub fn deliver_all(&mut self) {
-        self.set_turn(None);
-        for (c, core) in self.cores.iter_mut().enumerate() {
-            core.deliver(&self.post, c, u64::MAX);
-        }
+impl Turns for World {
+    fn machine(&mut self) -> &mut Machine {
+        &mut self.machine
+    }
+
+    fn step(&mut self) -> Result<(), Wrong> {
+        World::step(self)
+    }
+
+    fn is_beside(purpose: Purpose) -> bool {
+        purpose != Purpose::LoadsMapped
+    }
+
+    fn behind_task(&mut self) -> Result<(), Wrong> {
+        self.see_reinstated()
+    }
+
+    fn waiting(&self) -> String {
+        World::waiting(self)
     }
 
     /// Draws requests of core `c` for its lane `i`.
     fn gather(&mut self, c: usize, i: usize, now: Nanos) {
-        let open = &mut self.cores[c].open[i];
-        self.front.draw(&mut self.batch, open, &self.devices[open.device]);
-        let mut env = lock(&self.env);
-        for bio in &mut self.batch {
+        let open = &mut self.machine.cores[c].open[i];
+        self.machine.front.draw(&mut self.machine.batch, open, &self.devices[open.device], false);
+        let mut env = lock(&self.machine.env);
+        for bio in &mut self.machine.batch {
             bio.start();
             bio.started = now;
             bio.owner = open.owner;
-            let id = self.model.begin(bio, open.device, self.devices[open.device].ways(), self.step, now);
+            let id = self.machine.model.begin(
+                bio,
+                open.device,
+                self.devices[open.device].ways(),
+                self.machine.step,
+                now,
+            );
             if bio.op.is_write() {
                 self.devices[open.device].dust.iter_mut().for_each(|d| d.write(bio.sector.0, bio.sectors.0));
             }
             if self.blueprint.logger == Some(open.device) {
                 let sure = self.devices[open.device].maps().len() == 1;
-                self.log.begin(id, bio, self.step, sure);
+                self.log.begin(id, bio, self.machine.step, sure);
             }
             let op = crate::trace::op_bits(bio.op, bio.flags.bits());
             let span = crate::trace::range(bio.sector.0, bio.sectors.0);
             env.trace.add(now, c as u16, Kind::Submit, [id, open.device as u64, op, span]);
         }
-        open.in_flight += self.batch.len();
+        open.in_flight += self.machine.batch.len();
     }
 
     /// Checks what lane `i` of core `c` returned.
     fn take_back(&mut self, c: usize, i: usize, now: Nanos) -> Result<(), Wrong> {
-        if self.done.is_empty() {
+        if self.machine.done.is_empty() {
             return Ok(());
         }
-        let device = self.cores[c].open[i].device;
+        let device = self.machine.cores[c].open[i].device;
         let logger = self.blueprint.logger == Some(device);
         let logging = logger && self.is_logging(device);
         let mut promised = false;
-        let open = &mut self.cores[c].open[i];
-        let mut env = lock(&self.env);
+        let open = &mut self.machine.cores[c].open[i];
+        let mut env = lock(&self.machine.env);
         let parked = self.devices[open.device].is_suspended() && !env.dead;
         // Those that are left after an error stay where they are: a bio in flight must not be
         // dropped.
-        self.done.reverse();
-        while let Some(mut bio) = self.done.pop() {
-            let id = self.model.id(&bio);
+        self.machine.done.reverse();
+        while let Some(mut bio) = self.machine.done.pop() {
+            let id = self.machine.model.id(&bio);
             env.trace.add(now, c as u16, Kind::Done, [id, bio.status as u64, 0, 0]);
             bio.finish();
             let impatient = bio.flags.intersects(BioFlags::RAHEAD | BioFlags::NOWAIT);
@@ -202,22 +305,22 @@ impl World {
             }
             open.in_flight -= 1;
             match env.dead {
-                true => self.model.abandon(&bio)?,
+                true => self.machine.model.abandon(&bio)?,
                 false => {
-                    self.totals.requests[bio.op as usize] += 1;
+                    self.machine.totals.requests[bio.op as usize] += 1;
                     if logger {
                         promised |= self.log.end(id, &bio, env.ending(), logging);
                     }
-                    let start = self.model.start(&bio);
+                    let start = self.machine.model.start(&bio);
                     let dust = &self.devices[device].dust;
                     let forbids = |d: &Dust| d.forbids(bio.sector.0, bio.sectors.0, start);
                     if bio.op == Op::Read && bio.status.is_ok() && dust.iter().any(forbids) {
                         return Err(format!("request {id} read a bad block of d{device}"));
                     }
-                    self.model.finish(&bio, self.devices[device].ways().1, &env)?;
+                    self.machine.model.finish(&bio, self.devices[device].ways().1, false, &env)?;
                 }
             }
-            self.front.put(bio);
+            self.machine.front.put(bio);
         }
         drop(env);
         if promised { self.look_at_log() } else { Ok(()) }

@@ -26,7 +26,7 @@ fn world(seed: u64) -> Seen {
             world.step().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
         }
         let mut all: Vec<Arc<dyn Device>> = Vec::new();
-        all.extend(world.paths.iter().map(|path| Arc::clone(path) as Arc<dyn Device>));
+        all.extend(world.machine.paths.iter().map(|path| Arc::clone(path) as Arc<dyn Device>));
         all.extend(world.devices.iter().map(|device| Arc::clone(device.mapped()) as Arc<dyn Device>));
         let device = &all[round % all.len()];
         let limits = device.limits();

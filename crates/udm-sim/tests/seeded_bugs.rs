@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::bugs::{Bug, set};
 use udm_sim::run::Failure;
-use udm_sim::{Class, Plan, Without, nbd, run, snap};
+use udm_sim::{Class, Plan, Without, nbd, run};
 
 /// Steps to a seed, and the seeds that a bug may take to be found. The table in docs/simulator.md
 /// comes from this test's output.
@@ -13,13 +13,13 @@ const STEPS: u64 = 5000;
 const SEEDS_MAX: u64 = 2000;
 
 /// Bugs that take more seeds than there is time for here: for long runs with `--bug`.
-const RARE: [Bug; 2] = [Bug::PreparedNotBusy, Bug::EndMarkWaits];
+const RARE: [Bug; 3] = [Bug::PreparedNotBusy, Bug::EndMarkWaits, Bug::CopyHandedBack];
 
 /// Bugs that show only where a core acts in the middle of another's turn.
 const BETWEEN: [Bug; 2] = [Bug::FailNotAtomic, Bug::SeenTooLate];
 
 /// Bugs of snapshots: these are looked for in their worlds.
-const SNAPSHOTS: [Bug; 12] = [
+const SNAPSHOTS: [Bug; 19] = [
     Bug::CopyBeforeData,
     Bug::RecordsUnflushed,
     Bug::RecordsBelieved,
@@ -32,6 +32,13 @@ const SNAPSHOTS: [Bug; 12] = [
     Bug::OriginNotRenewed,
     Bug::MergeTwice,
     Bug::HandoverUnsettled,
+    Bug::DiscardPassedDown,
+    Bug::DiscardTooLong,
+    Bug::GrownUnheard,
+    Bug::EndInMidBlock,
+    Bug::CopyHandedBack,
+    Bug::CopyMemoryKept,
+    Bug::MergePastOthers,
 ];
 
 /// Bugs of the NBD server: the same of its worlds.
@@ -53,7 +60,7 @@ const NBD: [Bug; 12] = [
 /// Runs `plan` where `bug` may show.
 fn try_one(bug: Bug, plan: &Plan) -> Result<(), Box<Failure>> {
     match bug {
-        _ if SNAPSHOTS.contains(&bug) => snap::run(plan, None).map(drop),
+        _ if SNAPSHOTS.contains(&bug) => run::run(&Plan { snapshots: true, ..plan.clone() }).map(drop),
         _ if NBD.contains(&bug) => nbd::run(plan).map(drop),
         _ => run::run(plan).map(drop),
     }

@@ -8,39 +8,16 @@
 //! with a cause; and a read of the origin must be what was written there, whatever its snapshots
 //! are up to.
 //!
-//! * `world`, `turn`: cores and their turns. `model`: what must hold. `control`: what is done to
-//!   devices. `power`: rests, power cuts, and what comes back after them.
+//! * `world`: the world and its turns. `sides`: what is known of an origin or a snapshot.
+//!   `control`, `verbs`: what is done to devices. `power`: rests, power cuts, and what comes back
+//!   after them. `counts`: how much of it.
 
 mod control;
-mod model;
+mod counts;
 mod power;
-mod turn;
+mod sides;
+mod verbs;
 mod world;
 
-use crate::env::lock;
-use crate::plan::Plan;
-use crate::run::{Failure, guard};
-pub use world::Counts;
-use world::World;
-
-/// Runs the snapshot world of `plan`, with the power cut behind turn `cut`, where one is given,
-/// besides the cuts that the seed draws.
-///
-/// # Errors
-/// The failure, with its trace. What is left of a failed run is not taken apart.
-pub fn run(plan: &Plan, cut: Option<u64>) -> Result<Counts, Box<Failure>> {
-    let mut world = None;
-    let outcome = guard(|| {
-        let world = world.insert(World::new(plan, cut)?);
-        world.run()
-    });
-    let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
-    let mut plan = plan.clone();
-    let mut trace = Vec::new();
-    if let Some(world) = world {
-        plan.steps = world.step.min(plan.steps);
-        trace.extend(lock(&world.env).trace.last().map(crate::trace::Event::line));
-        Box::leak(Box::new(world));
-    }
-    Err(Box::new(Failure { plan, what, trace }))
-}
+pub use counts::Counts;
+pub(crate) use world::World;

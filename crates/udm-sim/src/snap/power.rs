@@ -1,32 +1,34 @@
 //! Rests, power cuts, and what comes back after them.
 
-use super::control::numbers;
+use super::control::{STEPS_MAX, numbers};
 use super::world::World;
 use crate::disk::Disk;
-use crate::env::lock;
+use crate::env::{Mode, lock};
 use crate::model::Wrong;
-use udm_core::{Busy, Nanos};
+use crate::tasks::Running;
+use crate::turn::Turns as _;
+use udm_core::Busy;
 
-/// The most steps until all is quiet.
-const STEPS_MAX: u64 = 1_000_000;
+/// Steps that a run takes behind the cut that it was made for.
+const STEPS_BEHIND: u64 = 100;
 
 impl World {
     /// Takes all the steps of the plan, and comes to rest.
-    pub(super) fn run(&mut self) -> Result<(), Wrong> {
-        while self.step < self.plan.steps {
+    pub(super) fn run_all(&mut self) -> Result<(), Wrong> {
+        while self.machine.step < self.machine.plan.steps {
             if self.dead {
                 self.power_on()?;
-            } else if self.control.one_in(60) {
+            } else if self.machine.control.one_in(60) {
                 self.act()?;
             } else {
                 self.one_step()?;
             }
-            if self.step >= self.rest_at && !self.dead {
+            if self.machine.step >= self.rest_at && !self.dead {
                 self.rest()?;
-                self.rest_at = self.step + 200 + self.control.span(2000);
+                self.rest_at = self.machine.step + 200 + self.machine.control.span(2000);
             }
         }
-        if self.dead {
+        while self.dead {
             self.power_on()?;
         }
         self.rest()?;
@@ -34,124 +36,184 @@ impl World {
         self.take_apart()
     }
 
-    /// Makes the cores and the devices, as after power-on: those that were there.
+    /// Makes the cores and the devices, as after power-on: those that were there. The power may
+    /// fail meanwhile.
     pub(super) fn boot(&mut self) -> Result<(), Wrong> {
-        self.make_cores();
-        lock(&self.env).calm = true;
-        self.resting = true;
-        for side in 0..self.sides.len() {
-            let is_origin = self.sides[side].origin == side;
-            let merging = self.sides[side].merging;
-            let persistent = self.sides[side].words.contains(" P");
-            let stays = is_origin || self.sides[side].live && persistent;
-            if !stays {
-                self.sides[side].live = false;
+        self.machine.make_cores(self.count);
+        lock(&self.machine.env).calm = true;
+        self.machine.resting = true;
+        self.boot_devices()?;
+        if !self.is_dead() {
+            self.read_back()?;
+        }
+        if !self.is_dead() {
+            self.look_at_status()?;
+            self.machine.resting = false;
+            lock(&self.machine.env).calm = false;
+        }
+        Ok(())
+    }
+
+    fn boot_devices(&mut self) -> Result<(), Wrong> {
+        let fails = |side: usize| Err(format!("s{side} can't be loaded, and nothing fails"));
+        for side in 0..self.origins() {
+            self.device(side)?;
+            if !self.load_origin(side)? {
+                return if self.is_dead() { Ok(()) } else { fails(side) };
+            }
+        }
+        // The instant goes on: writes of an origin are copied from the first on. What is below
+        // another snapshot comes first.
+        for side in self.origins()..self.sides.len() {
+            let below = self.sides[side].origin;
+            let there = self.sides[below].mapped.is_some();
+            if !(there && self.sides[side].live && self.sides[side].is_persistent()) {
+                let one = &mut self.sides[side];
+                (one.live, one.merging, one.base) = (false, None, format!("@d{side}"));
                 continue;
             }
-            self.device(side)?;
-            let kind = match (is_origin, merging) {
-                (true, None) => {
-                    self.sides[side].words = format!("p{side}");
-                    "snapshot-origin"
-                }
-                (true, Some(_)) => "snapshot-merge",
-                (false, _) => "snapshot",
-            };
-            if !self.load(side, kind, None)? {
-                return Err(format!("s{side} can't be loaded, and nothing fails"));
+            let device = self.device(side)?;
+            if !self.load_snapshot(side, None)? {
+                return if self.is_dead() { Ok(()) } else { fails(side) };
+            }
+            self.must_resume(&[device])?;
+            self.tell_settings(side)?;
+            self.put_upper(side)?;
+            if self.sides[side].upper.is_some() && !self.load_origin(side)? {
+                return if self.is_dead() { Ok(()) } else { fails(side) };
             }
         }
-        // The instant goes on: writes of an origin are copied from the first on.
-        let there: Vec<usize> =
+        let all: Vec<usize> =
             (0..self.sides.len()).rev().filter(|&side| self.sides[side].mapped.is_some()).collect();
-        for side in there.iter().copied() {
-            self.must_resume(&[side])?;
+        for &side in &all {
+            let origin = self.sides[side].origin == side || self.sides[side].upper.is_some();
+            if let Some(door) = self.sides[side].door().cloned().filter(|_| origin) {
+                self.must_resume(&[door])?;
+            }
         }
-        for side in there {
+        for side in all {
             self.open(side)?;
         }
         for side in self.origins()..self.sides.len() {
             let valid = self.sides[side].live && self.status(side) != "Invalid";
             self.counts.survived += u64::from(valid && self.counts.cuts > 0);
         }
-        self.read_back()?;
-        self.look_at_status()?;
-        self.resting = false;
-        lock(&self.env).calm = false;
         Ok(())
     }
 
-    /// Nothing fails any more and nothing new is asked for: everything must end. Then all is read
-    /// back.
+    /// Has the table of an origin loaded at the door of `side`, or that of the merge into it.
+    fn load_origin(&mut self, side: usize) -> Result<bool, Wrong> {
+        let merges = self.sides[side].merging.is_some();
+        self.load_base(side, if merges { "snapshot-merge" } else { "snapshot-origin" }, None)
+    }
+
+    /// Nothing fails any more: all requests must end while others go on coming, and then all of
+    /// them. What is left is looked at, and read back.
     fn rest(&mut self) -> Result<(), Wrong> {
-        self.say("a rest");
-        self.counts.rests += 1;
+        self.machine.say("a rest");
+        self.calm_down();
+        self.make_room()?;
+        if self.machine.control.one_in(2) && !self.is_dead() {
+            self.crowd()?;
+        }
         self.quiet()?;
+        self.machine.fall_asleep()?;
+        self.machine.paths_are_empty()?;
         self.look_at_status()?;
+        self.look_at_events()?;
         self.read_back()?;
-        self.resting = false;
-        lock(&self.env).calm = false;
+        self.machine.totals.rests += 1;
+        if !self.is_dead() {
+            self.machine.resting = false;
+            lock(&self.machine.env).calm = false;
+        }
         Ok(())
+    }
+
+    fn calm_down(&mut self) {
+        lock(&self.machine.env).calm = true;
+        self.machine.resting = true;
+        self.machine.timers.clear();
+        (0..self.machine.paths.len()).for_each(|p| self.restore(p));
     }
 
     /// Ends all trouble, and goes on until nothing is in flight.
     fn quiet(&mut self) -> Result<(), Wrong> {
-        lock(&self.env).calm = true;
-        self.resting = true;
-        self.restores.clear();
-        (0..self.paths.len()).for_each(|p| self.restore(p));
+        self.calm_down();
+        if !self.is_dead() {
+            self.make_room()?;
+        }
         self.go_on_until(|world| {
-            let owes = |o: &crate::world::Open| o.lane.busy() == Busy::Owed;
-            world.model.in_flight(None) == 0 && !world.cores.iter().flat_map(|c| &c.open).any(owes)
+            let machine = &world.machine;
+            let owes = |o: &crate::machine::Open| o.lane.busy() == Busy::Owed;
+            let tasks = || machine.cores.iter().flat_map(|c| &c.tasks);
+            machine.model.in_flight() == 0
+                && !machine.cores.iter().flat_map(|c| &c.open).any(owes)
+                && machine.has_no_mail()
+                && tasks().all(Running::is_idle)
         })
     }
 
     fn go_on_until(&mut self, done: impl Fn(&World) -> bool) -> Result<(), Wrong> {
-        let from = self.step;
+        let from = self.machine.step;
         while !done(self) {
-            if self.step - from > STEPS_MAX {
-                return Err(format!("the world does not come to rest, and {} waits", self.waiting()));
+            if self.machine.step - from > STEPS_MAX {
+                return Err(format!("the world does not come to rest, and {} waits", self.who_waits()));
             }
             self.one_step()?;
         }
         Ok(())
     }
 
+    pub(super) fn who_waits(&self) -> String {
+        self.waiting()
+    }
+
     /// Reads every sector of every side.
     fn read_back(&mut self) -> Result<(), Wrong> {
         for side in &mut self.sides {
-            side.check = if side.open { 0 } else { u64::MAX };
+            side.check.set(if side.open { 0 } else { u64::MAX });
         }
-        self.go_on_until(|world| {
-            world.sides.iter().all(|side| side.check >= side.sectors) && world.model.in_flight(None) == 0
-        })
+        self.machine.reading = true;
+        let read = self.go_on_until(|world| {
+            world.is_dead() || world.sides.iter().all(|side| side.check.get() >= side.sectors)
+        });
+        self.machine.reading = false;
+        self.sides.iter_mut().for_each(|side| side.check.set(u64::MAX));
+        read?;
+        self.go_on_until(|world| world.machine.model.in_flight() == 0)
     }
 
-    /// What the devices say of themselves.
+    /// What the snapshots say of themselves.
     fn look_at_status(&mut self) -> Result<(), Wrong> {
-        for side in 0..self.sides.len() {
-            if self.sides[side].mapped.is_none() || self.sides[side].origin == side {
+        for side in self.origins()..self.sides.len() {
+            if self.sides[side].mapped.is_none() {
                 continue;
             }
             let status = self.status(side);
-            let cause = self.sides[side].small || self.is_faulty(side);
+            let full = self.sides[side].small && self.sides[side].ends_full;
+            let lost_below = self.causes(self.sides[side].origin).lost;
+            let cause = full || lost_below || self.is_faulty(side);
             match &*status {
                 "Invalid" if !cause => return Err(format!("s{side} is invalid without a reason")),
                 "Invalid" => {
                     self.counts.invalid += u64::from(self.sides[side].invalid.is_none());
-                    self.sides[side].invalid.get_or_insert(2 * self.step);
+                    self.sides[side].invalid.get_or_insert(2 * self.machine.step);
                 }
                 _ if self.sides[side].invalid.is_some() => {
                     return Err(format!("s{side} was invalid, and is {status}"));
                 }
-                "Overflow" if !self.sides[side].small || !self.sides[side].words.contains("PO") => {
+                "Overflow" if !full || !self.sides[side].line.contains("PO") => {
                     return Err(format!("s{side} overflows without a reason"));
                 }
                 "Overflow" => self.counts.overflowed += 1,
                 numbered => {
-                    let size = lock(&self.env).disks[side].size;
+                    let size = lock(&self.machine.env).disks[side].size;
+                    let most = 16.max(
+                        2 * self.sides[side].line.split(' ').nth(3).map_or(0, |n| n.parse().unwrap_or(0)),
+                    );
                     let sane =
-                        |(used, total, metadata)| metadata <= used && total == size && used <= total + 16;
+                        |(used, total, metadata)| metadata <= used && total == size && used <= total + most;
                     if !numbers(numbered).is_some_and(sane) {
                         return Err(format!("s{side} says {numbered}, and its store has {size}"));
                     }
@@ -161,25 +223,49 @@ impl World {
         Ok(())
     }
 
+    /// The end of a snapshot raises an event, once; nothing else here does, but that a store which
+    /// may overflow did so.
+    fn look_at_events(&mut self) -> Result<(), Wrong> {
+        for side in self.origins()..self.sides.len() {
+            let Some(mapped) = &self.sides[side].mapped else { continue };
+            let raised = mapped.event_nr();
+            let ended = self.sides[side].invalid.is_some();
+            let may_overflow = self.sides[side].small && self.sides[side].line.contains("PO");
+            if raised > u32::from(ended) && !may_overflow {
+                return Err(format!("s{side} has raised {raised} events, and is {}", self.status(side)));
+            }
+        }
+        Ok(())
+    }
+
     /// The power is cut: caches are lost, what is in flight is there, or not, or in part.
     pub(super) fn power_off(&mut self) {
         self.counts.cuts += 1;
-        self.say("the power fails");
-        {
-            let mut env = lock(&self.env);
-            (env.crashes, env.dead) = (env.crashes + 1, true);
-            let crate::env::Env { disks, chance, .. } = &mut *env;
-            disks.iter_mut().for_each(|disk| disk.crash(chance));
-        }
-        self.model.cells.crash(2 * self.step + 1);
+        self.counts.cut_merges += u64::from(self.sides.iter().any(|side| side.merging.is_some()));
+        let grouped = |side: &super::sides::Side| side.coming.as_ref().is_some_and(|c| c.group.len() > 1);
+        let together = |side: &super::sides::Side| {
+            side.live
+                && self
+                    .sides
+                    .iter()
+                    .any(|other| other.live && other.since == side.since && !std::ptr::eq(other, side))
+        };
+        self.counts.cut_groups += u64::from(self.sides.iter().any(|side| grouped(side) || together(side)));
+        self.machine.cut_power();
         self.dead = true;
-        self.restores.clear();
-        (0..self.paths.len()).for_each(|p| self.restore(p));
+        self.sides.iter_mut().for_each(|side| side.whole_runs = false);
+        (self.machine.resting, self.machine.reading) = (true, false);
+        self.machine.timers.clear();
+        (0..self.machine.paths.len()).for_each(|p| self.restore(p));
         // Where its store could not be told, a snapshot that was invalid may pass for valid.
         for side in self.origins()..self.sides.len() {
             if self.status(side) == "Invalid" && self.is_faulty(side) {
                 self.sides[side].live = false;
             }
+        }
+        let machine = &mut self.machine;
+        if machine.plan.cut.is_some() {
+            machine.plan.steps = machine.plan.steps.min(machine.step + STEPS_BEHIND);
         }
     }
 
@@ -187,41 +273,42 @@ impl World {
     fn power_on(&mut self) -> Result<(), Wrong> {
         self.quiet()?;
         self.take_apart()?;
-        let mut env = lock(&self.env);
+        let again = self.machine.control.one_in(4);
+        let mut env = lock(&self.machine.env);
         env.disks.iter_mut().for_each(Disk::start);
+        env.paths.iter_mut().for_each(|path| path.mode = Mode::Up);
         env.dead = false;
+        // Now and then it fails again before all is there.
+        env.cut_at = again.then(|| env.changes + 1 + env.chance.below(20));
         drop(env);
         self.dead = false;
-        self.say("the power is back");
-        self.boot()
+        self.machine.say("the power is back");
+        let booted = self.boot();
+        if !self.is_dead() {
+            lock(&self.machine.env).cut_at = None;
+        }
+        booted
     }
 
     /// Closes all lanes and drops all devices; nothing of them is left.
     fn take_apart(&mut self) -> Result<(), Wrong> {
-        for core in 0..self.cores.len() {
-            self.set_turn(Some(core));
-            self.cores[core].open.clear();
+        for core in 0..self.machine.cores.len() {
+            self.machine.set_turn(Some(core));
+            self.machine.cores[core].open.clear();
         }
-        self.set_turn(None);
+        self.machine.set_turn(None);
         for side in (0..self.sides.len()).rev() {
-            let gone = self.sides[side].mapped.take();
-            (self.sides[side].open, self.sides[side].coming) = (false, None);
-            (self.sides[side].check, self.sides[side].invalid) = (u64::MAX, None);
+            let gone = [self.sides[side].upper.take(), self.sides[side].mapped.take()];
+            let one = &mut self.sides[side];
+            (one.open, one.coming, one.invalid) = (false, None, None);
+            one.check.set(u64::MAX);
             drop(gone);
         }
         // A task may be on its way to its core, and so may be the word that it is to stop.
-        let none = |world: &World| {
-            let mut cores = world.cores.iter().enumerate();
-            cores.all(|(c, core)| core.tasks.is_empty() && world.post.next(c) == Nanos::NEVER)
-        };
-        self.go_on_until(none)?;
-        self.cores.clear();
-        let env = lock(&self.env);
-        match env.paths.iter().position(|path| path.lanes > 0) {
-            Some(p) => {
-                Err(format!("all devices are gone, and {} lanes of p{p} are open", env.paths[p].lanes))
-            }
-            None => Ok(()),
-        }
+        self.go_on_until(|world| {
+            world.machine.has_no_mail() && world.machine.cores.iter().all(|core| core.tasks.is_empty())
+        })?;
+        self.machine.cores.clear();
+        self.machine.paths_are_closed()
     }
 }

@@ -2,12 +2,17 @@
 //! and flushes and FUA mean something whatever the device understands of them.
 
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Cx, Device, Lane, Limits, OpenError, Sector, Sectors};
 use udm_dm::target::{Below, DeviceRef, Target, Used};
 use udm_dm::{Table, TargetError};
 
 /// The end of the largest device, in whole blocks whatever their size.
 const END: Sectors = Sectors((1 << 54) - (1 << 20));
+
+fn end() -> Sectors {
+    if bugs::on(Bug::EndInMidBlock) { Sectors(END.0 - 1) } else { END }
+}
 
 /// As large as a device can be: what lies behind its end the device refuses itself, and one that
 /// grows is used at once.
@@ -16,7 +21,7 @@ struct Whole(DeviceRef);
 /// Opens a lane of `device`. See the module's documentation.
 pub(super) fn open(device: &DeviceRef, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
     let refuse = |error: TargetError| OpenError::new(error.errno, error.to_string());
-    Table::of(Arc::new(Whole(device.clone())), END).map_err(refuse)?.open(cx)
+    Table::of(Arc::new(Whole(device.clone())), end()).map_err(refuse)?.open(cx)
 }
 
 impl Target for Whole {
@@ -33,7 +38,7 @@ impl Target for Whole {
     }
 
     fn limits(&self, below: Below<'_>) -> Limits {
-        Limits::new(END).stack(&below.limits(&self.0))
+        Limits::new(end()).stack(&below.limits(&self.0))
     }
 
     fn devices(&self) -> Vec<Used> {

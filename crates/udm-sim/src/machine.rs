@@ -1,0 +1,323 @@
+//! What every world runs on: cores with their inboxes, front ends, the outside, and the chance that
+//! says who is next.
+//!
+//! A step is one turn of one core. A core has a turn when it has a reason: a command has arrived, a
+//! lane asked to be woken, or its front end has something to ask for. Where none has, the clock
+//! jumps to the next reason. Nobody polls for luck, so a wake-up that is lost stays lost, and
+//! shows.
+
+use crate::cells::Cells;
+use crate::chance::{Chance, Stream};
+use crate::cores::SimCores;
+use crate::env::{Env, SharedEnv, lock};
+use crate::front::Front;
+use crate::model::{Model, Wrong};
+use crate::path::SimPath;
+use crate::plan::{Class, Plan};
+use crate::tasks::Running;
+use crate::timers::Timers;
+use crate::totals::Totals;
+use crate::trace::{Kind, NO_CORE};
+use std::sync::{Arc, Mutex};
+use udm_core::{Batch, Busy, CoreId, CoreState, Cx, Lane, Nanos, OpenError, OwnerId, Visit};
+
+/// Turns that a lane may ask for when there is nothing left to do.
+const TURNS_AT_REST: usize = 8;
+
+/// A lane that a core has open.
+pub struct Open {
+    /// Which device.
+    pub device: usize,
+    /// Its data-path half.
+    pub lane: Box<dyn Lane>,
+    /// Requests of this core on it.
+    pub in_flight: usize,
+    /// What came back in the middle of another core's turn.
+    pub home: Batch,
+    /// When it wants to be polled.
+    pub wake: Nanos,
+    /// It has mail.
+    pub mail: bool,
+    /// The front end's name on this core.
+    pub owner: OwnerId,
+}
+
+impl Open {
+    /// Its number among what its core visits.
+    #[must_use]
+    pub fn visit(&self) -> Visit {
+        Visit(self.owner.0)
+    }
+}
+
+/// A core.
+pub struct Core {
+    /// What its lanes see of it.
+    pub state: CoreState,
+    /// Its lanes.
+    pub open: Vec<Open>,
+    /// Its tasks.
+    pub tasks: Vec<Running>,
+    /// When its front end next asks for something.
+    pub next_work: Nanos,
+}
+
+/// See the module.
+pub struct Machine {
+    /// What is being run.
+    pub plan: Plan,
+    /// The outside.
+    pub env: SharedEnv,
+    /// The inboxes.
+    pub post: Arc<SimCores>,
+    /// The cores.
+    pub cores: Vec<Core>,
+    /// The paths.
+    pub paths: Vec<Arc<SimPath>>,
+    /// What must be true.
+    pub model: Model,
+    /// The front ends.
+    pub front: Front,
+    /// Who runs next.
+    pub schedule: Chance,
+    /// Who acts in the middle of another's turn, where there is any of that.
+    pub(crate) between: Option<Chance>,
+    /// How often they might have.
+    pub(crate) visits: u64,
+    /// What the control side does.
+    pub control: Chance,
+    /// What is to happen at a time.
+    pub timers: Timers,
+    /// What was done.
+    pub totals: Totals,
+    /// Steps taken.
+    pub step: u64,
+    /// A table is being loaded: nothing else is done on the control side.
+    pub(crate) loading: bool,
+    /// No new requests: the world is coming to rest.
+    pub resting: bool,
+    /// None but those that read back what is there.
+    pub(crate) reading: bool,
+    /// The world is crowded since this step: nothing fails, and requests come in as fast as others
+    /// end.
+    pub(crate) crowded: Option<u64>,
+    /// Scratch: what a lane returned.
+    pub(crate) done: Batch,
+    /// Scratch: what a lane is given.
+    pub(crate) batch: Batch,
+}
+
+impl Machine {
+    /// The machine of `plan`, over the disks and paths of `env`, without cores.
+    pub(crate) fn new(plan: &Plan, build: &mut Chance, cores: usize, mut env: Env, cells: Cells) -> Machine {
+        env.torn = !plan.without.has(Class::Torn);
+        let delay = match plan.without.has(Class::Delay) {
+            true => 100,
+            false => build.pick(&[1_000, 50_000, 2_000_000]),
+        };
+        let paths = env.paths.len();
+        let env = Arc::new(Mutex::new(env));
+        Machine {
+            paths: (0..paths).map(|i| Arc::new(SimPath::new(&env, i))).collect(),
+            post: SimCores::new(plan.seed, cores, delay),
+            model: Model::new(cells),
+            front: Front::new(plan, build),
+            schedule: Chance::new(plan.seed, Stream::Schedule),
+            between: (cfg!(feature = "interleave") && cores > 1 && !plan.without.has(Class::Between))
+                .then(|| Chance::new(plan.seed, Stream::Between)),
+            visits: 0,
+            control: Chance::new(plan.seed, Stream::Control),
+            timers: Timers::default(),
+            totals: Totals::default(),
+            step: 0,
+            loading: false,
+            resting: false,
+            reading: false,
+            crowded: None,
+            done: Batch::new(),
+            batch: Batch::new(),
+            cores: Vec::new(),
+            plan: plan.clone(),
+            env,
+        }
+    }
+
+    /// Makes `count` cores.
+    pub(crate) fn make_cores(&mut self, count: usize) {
+        let now = lock(&self.env).now;
+        for id in 0..count {
+            let seed = self.schedule.any();
+            let state = CoreState::new(CoreId(id as u16), count, seed, None).among(self.post.clone());
+            self.cores.push(Core { state, open: Vec::new(), tasks: Vec::new(), next_work: now });
+        }
+    }
+
+    /// Opens a lane of `device` on a core, by way of `open`.
+    pub(crate) fn open(
+        &mut self,
+        core: usize,
+        device: usize,
+        open: impl FnOnce(&mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError>,
+    ) -> Result<(), OpenError> {
+        let now = self.set_turn(Some(core));
+        let slot = &mut self.cores[core];
+        let mut cx = slot.state.cx(now);
+        let owner = cx.new_owner();
+        cx.visit(Some(Visit(owner.0)));
+        let lane = open(&mut cx)?;
+        let wake = cx.wake();
+        slot.open.push(Open { device, lane, in_flight: 0, home: Batch::new(), wake, mail: false, owner });
+        self.set_turn(None);
+        Ok(())
+    }
+
+    /// Says whose turn it is; returns the time.
+    pub fn set_turn(&mut self, core: Option<usize>) -> Nanos {
+        let mut env = lock(&self.env);
+        env.step = self.step;
+        env.core = core.map_or(NO_CORE, |c| c as u16);
+        self.post.set_turn(env.now, core);
+        env.now
+    }
+
+    /// Adds words to the trace.
+    pub(crate) fn say(&self, text: impl Into<String>) {
+        lock(&self.env).say(text);
+    }
+
+    /// A core that has a reason for a turn.
+    pub(crate) fn choose(&mut self) -> Option<usize> {
+        let now = lock(&self.env).now;
+        let ready = |c: usize| self.reason(c) <= now;
+        let count = (0..self.cores.len()).filter(|c| ready(*c)).count() as u64;
+        if count == 0 {
+            return None;
+        }
+        let nth = self.schedule.below(count) as usize;
+        (0..self.cores.len()).filter(|c| self.reason(*c) <= now).nth(nth)
+    }
+
+    /// The front end of core `c` asks for something now and then. Where tables are loaded before
+    /// any device is open it has nobody to ask.
+    pub(crate) fn works(&self, c: usize) -> bool {
+        !(self.resting && !self.reading || self.cores[c].open.is_empty() && (self.loading || self.reading))
+    }
+
+    /// When core `c` has a reason for a turn.
+    fn reason(&self, c: usize) -> Nanos {
+        let core = &self.cores[c];
+        let work = if self.works(c) { core.next_work } else { Nanos::NEVER };
+        let lanes = core.open.iter().map(|o| o.wake).min().unwrap_or(Nanos::NEVER);
+        let tasks = core.tasks.iter().map(Running::reason).min().unwrap_or(Nanos::NEVER);
+        work.min(lanes).min(tasks).min(self.post.next(c))
+    }
+
+    /// Nobody has a reason: on to the next one. False where none is to come, of cores or timers.
+    pub(crate) fn jump(&mut self) -> bool {
+        let cores = (0..self.cores.len()).map(|c| self.reason(c)).min().unwrap_or(Nanos::NEVER);
+        let next = cores.min(self.timers.next());
+        let mut env = lock(&self.env);
+        if next > env.now && next != Nanos::NEVER {
+            self.totals.simulated += next.since(env.now).0;
+            env.now = next;
+            let (at, core) = (env.now, NO_CORE);
+            env.trace.add(at, core, Kind::Jump, [next.0, 0, 0, 0]);
+        }
+        cores != Nanos::NEVER
+    }
+
+    /// The work of its own that some lane has, for a person.
+    pub(crate) fn owed(&self) -> Option<String> {
+        let busy = |c: &Core| {
+            c.open.iter().find(|o| o.lane.busy() == Busy::Owed).map(|o| (c.state.id().0, o.device))
+        };
+        let (core, device) = self.cores.iter().find_map(busy)?;
+        Some(format!("core {core} with its lane of d{device}, which has work of its own"))
+    }
+
+    /// Hands over every letter that has arrived anywhere.
+    pub fn deliver_all(&mut self) {
+        self.set_turn(None);
+        for (c, core) in self.cores.iter_mut().enumerate() {
+            core.deliver(&self.post, c, u64::MAX);
+        }
+    }
+
+    /// A path lets go of what hangs in it: its cores hear of it, as of any end of a request.
+    pub(crate) fn release(&mut self, p: usize) {
+        let mut env = lock(&self.env);
+        env.paths[p].released += 1;
+        let now = env.now;
+        self.cores.iter_mut().flat_map(|c| &mut c.open).for_each(|o| o.wake = o.wake.min(now));
+        self.cores.iter_mut().flat_map(|c| &mut c.tasks).for_each(|task| task.rouse(now));
+    }
+
+    /// No letter is on its way.
+    pub(crate) fn has_no_mail(&self) -> bool {
+        (0..self.cores.len()).all(|c| self.post.next(c) == Nanos::NEVER)
+    }
+
+    /// At rest no lane asks for a turn: after a few more, in which it may find out that there is
+    /// nothing to do.
+    pub(crate) fn fall_asleep(&mut self) -> Result<(), Wrong> {
+        for c in 0..self.cores.len() {
+            self.set_turn(Some(c));
+            let core = &mut self.cores[c];
+            for open in &mut core.open {
+                for turn in 0.. {
+                    if open.wake == Nanos::NEVER {
+                        break;
+                    }
+                    if turn == TURNS_AT_REST {
+                        let device = open.device;
+                        return Err(format!("at rest, core {c} is asked for turns by its lane of d{device}"));
+                    }
+                    let now = {
+                        let mut env = lock(&self.env);
+                        env.now = env.now.max(open.wake);
+                        env.now
+                    };
+                    let mut cx = core.state.cx(now);
+                    cx.visit(Some(open.visit()));
+                    open.lane.poll(&mut self.done, &mut cx);
+                    open.wake = cx.wake();
+                    if !self.done.is_empty() {
+                        return Err(format!("at rest, d{} returned a request", open.device));
+                    }
+                }
+            }
+        }
+        self.set_turn(None);
+        Ok(())
+    }
+
+    /// Nothing is inside of any path.
+    pub(crate) fn paths_are_empty(&self) -> Result<(), Wrong> {
+        let env = lock(&self.env);
+        match env.paths.iter().enumerate().find(|(_, path)| path.in_flight > 0) {
+            Some((p, path)) => Err(format!("at rest, and p{p} has {} requests", path.in_flight)),
+            None => Ok(()),
+        }
+    }
+
+    /// All devices are gone: no lane of a path is open.
+    pub(crate) fn paths_are_closed(&self) -> Result<(), Wrong> {
+        let env = lock(&self.env);
+        match env.paths.iter().position(|p| p.lanes > 0) {
+            Some(p) => {
+                Err(format!("all devices are gone, and {} lanes of p{p} are open", env.paths[p].lanes))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The power fails, where it has not in this very turn.
+    pub(crate) fn cut_power(&mut self) {
+        let mut env = lock(&self.env);
+        if !env.dead {
+            env.cut_power();
+        }
+        drop(env);
+        self.model.crash(self.step);
+    }
+}

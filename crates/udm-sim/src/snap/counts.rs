@@ -1,0 +1,124 @@
+//! What runs of snapshot worlds were worth.
+
+use crate::plan::{Class, Without};
+use crate::totals::count;
+
+/// See the module. Where not said otherwise, how often it happened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Snapshots that became live.
+    pub made: u64,
+    /// In changes of several.
+    pub grouped: u64,
+    /// Of snapshots.
+    pub stacked: u64,
+    /// While their origin was merged.
+    pub amid: u64,
+    /// Snapshots that took over from a table before.
+    pub reloaded: u64,
+    /// Snapshots removed while they were live.
+    pub removed: u64,
+    /// Suspends that ended.
+    pub suspends: u64,
+    /// Changes that were called off.
+    pub cancels: u64,
+    /// Merges begun.
+    pub merges: u64,
+    /// And ended.
+    pub merged: u64,
+    /// Snapshots that became invalid.
+    pub invalid: u64,
+    /// Stores that said that they are full.
+    pub overflowed: u64,
+    /// Writes that failed, since a store was full.
+    pub refused: u64,
+    /// Stores that grew, as what waited for room needed.
+    pub grown: u64,
+    /// Discards of snapshots that ended well.
+    pub discards: u64,
+    /// Of those, such that went on to the origin.
+    pub passed_down: u64,
+    /// Power cuts.
+    pub cuts: u64,
+    /// While something was merged.
+    pub cut_merges: u64,
+    /// While snapshots of one change were live, or becoming so.
+    pub cut_groups: u64,
+    /// Snapshots that a power cut left, valid.
+    pub survived: u64,
+    /// Worlds with blocks of 4 KiB.
+    pub blocks: u64,
+}
+
+impl Counts {
+    /// What must come in many runs, and the class that brings it.
+    fn all(&self) -> [(&'static str, Option<Class>, u64); 21] {
+        [
+            ("made", None, self.made),
+            ("made together", None, self.grouped),
+            ("of snapshots", Some(Class::Stacks), self.stacked),
+            ("made amid a merge", Some(Class::Merge), self.amid),
+            ("reloaded", Some(Class::Reload), self.reloaded),
+            ("removed", Some(Class::Remove), self.removed),
+            ("suspends", Some(Class::Suspend), self.suspends),
+            ("called off", Some(Class::Cancel), self.cancels),
+            ("merges", Some(Class::Merge), self.merges),
+            ("merged", Some(Class::Merge), self.merged),
+            ("invalid", Some(Class::Small), self.invalid),
+            ("overflowed", Some(Class::Small), self.overflowed),
+            ("writes without room", Some(Class::Small), self.refused),
+            ("grown", Some(Class::Small), self.grown),
+            ("discards", Some(Class::Trim), self.discards),
+            ("passed down", Some(Class::Trim), self.passed_down),
+            ("cuts", Some(Class::Crash), self.cuts),
+            ("amid a merge", Some(Class::Crash), self.cut_merges),
+            ("with groups", Some(Class::Crash), self.cut_groups),
+            ("survived", Some(Class::Crash), self.survived),
+            ("4 KiB blocks", Some(Class::Limits), self.blocks),
+        ]
+    }
+
+    /// Adds what another run was worth.
+    pub fn add(&mut self, c: &Counts) {
+        self.made += c.made;
+        self.grouped += c.grouped;
+        self.stacked += c.stacked;
+        self.amid += c.amid;
+        self.reloaded += c.reloaded;
+        self.removed += c.removed;
+        self.suspends += c.suspends;
+        self.cancels += c.cancels;
+        self.merges += c.merges;
+        self.merged += c.merged;
+        self.invalid += c.invalid;
+        self.overflowed += c.overflowed;
+        self.refused += c.refused;
+        self.grown += c.grown;
+        self.discards += c.discards;
+        self.passed_down += c.passed_down;
+        self.cuts += c.cuts;
+        self.cut_merges += c.cut_merges;
+        self.cut_groups += c.cut_groups;
+        self.survived += c.survived;
+        self.blocks += c.blocks;
+    }
+
+    /// What was not left out and never came all the same.
+    #[must_use]
+    pub fn missed(&self, without: Without) -> Vec<&'static str> {
+        let out = |class: Option<Class>| class.is_some_and(|class| without.has(class));
+        self.all()
+            .into_iter()
+            .filter(|(_, class, n)| *n == 0 && !out(*class))
+            .map(|(name, ..)| name)
+            .collect()
+    }
+
+    /// What was covered, for a person.
+    #[must_use]
+    pub fn coverage(&self) -> String {
+        let all: Vec<String> =
+            self.all().into_iter().map(|(name, _, n)| format!("{} {name}", count(n))).collect();
+        all.join(", ")
+    }
+}

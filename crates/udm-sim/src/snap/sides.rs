@@ -1,0 +1,159 @@
+//! Origins and snapshots, as the model knows them.
+
+use crate::cells::Cells;
+use crate::device::next_check;
+use crate::front::Asked;
+use crate::map::Map;
+use crate::model::Rules;
+use std::cell::Cell;
+use std::sync::{Arc, Weak};
+use udm_core::{Device as _, Limits, Sectors};
+use udm_dm::{MappedDevice, Table};
+
+/// An origin or a snapshot: a disk of its own in [`Cells`], over the disk of the same number, which
+/// is what it holds or its store.
+pub(super) struct Side {
+    /// The side that it is a snapshot of; itself for an origin.
+    pub origin: usize,
+    /// Sectors that its device shows, and those of a block.
+    pub sectors: u64,
+    pub block: u64,
+    /// The device of its table.
+    pub mapped: Option<Arc<MappedDevice>>,
+    /// A `snapshot-origin` over a snapshot that can have snapshots itself: then it is this one that
+    /// is asked.
+    pub upper: Option<Arc<MappedDevice>>,
+    /// It gets one.
+    pub stacked: bool,
+    /// What stands behind the type in its line: of a snapshot, and of what is an origin.
+    pub line: String,
+    pub base: String,
+    /// A table that takes the instant when it becomes live.
+    pub coming: Option<Coming>,
+    /// Its instant is taken.
+    pub live: bool,
+    /// When it became so: twice the step.
+    pub since: u64,
+    /// Its store may become full, and shows so many sectors at first.
+    pub small: bool,
+    pub shown: u64,
+    /// What becomes of a write then.
+    pub on_full: OnFull,
+    /// It may be invalid or overflowed for that: it was full before it was told what to do.
+    pub ends_full: bool,
+    /// Requests are sent to it.
+    pub open: bool,
+    /// Its store said that it is invalid, at this time: it stays so.
+    pub invalid: Option<u64>,
+    /// The snapshot that is brought back into it.
+    pub merging: Option<usize>,
+    /// The power has not failed since that began: of no chunk there is an older copy below.
+    pub whole_runs: bool,
+    /// What the model takes its requests to mean; and those discards that go on to the origin, to
+    /// all sides that share its disk.
+    pub map: Arc<Map>,
+    pub limits: Limits,
+    /// The next sector to be read back.
+    pub check: Cell<u64>,
+    /// Where requests like to go.
+    pub hot: u64,
+}
+
+/// What becomes of a write for which the store has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OnFull {
+    Invalidate,
+    Pause,
+    Fail,
+}
+
+/// A table that takes an instant when it becomes live.
+pub(super) struct Coming {
+    /// In this device.
+    pub device: Arc<MappedDevice>,
+    pub table: Weak<Table>,
+    /// Of this side.
+    pub from: usize,
+    /// The sides that take theirs in the same change.
+    pub group: Vec<usize>,
+}
+
+impl Side {
+    /// Side number `side`, without a device.
+    pub(super) fn new(side: usize, origin: usize, sectors: u64, block: u64, cells: &Cells) -> Side {
+        let at = (0..sectors).map(|sector| cells.index(side, sector)).collect();
+        let map = Map { cells: at, disks: vec![side], bare: false, lossy: Vec::new(), clears: true };
+        Side {
+            origin,
+            sectors,
+            block,
+            mapped: None,
+            upper: None,
+            stacked: false,
+            line: String::new(),
+            base: if origin == side { format!("p{side}") } else { format!("@d{side}") },
+            coming: None,
+            live: false,
+            since: 0,
+            small: false,
+            shown: 0,
+            on_full: OnFull::Invalidate,
+            ends_full: false,
+            open: false,
+            invalid: None,
+            merging: None,
+            whole_runs: false,
+            map: Arc::new(map),
+            limits: Limits::new(Sectors(sectors)),
+            check: Cell::new(u64::MAX),
+            hot: 0,
+        }
+    }
+
+    /// The device that is asked, and that has the table of an origin.
+    pub(super) fn door(&self) -> Option<&Arc<MappedDevice>> {
+        self.upper.as_ref().or(self.mapped.as_ref())
+    }
+
+    /// What the device at the door can take by now.
+    pub(super) fn look_at_limits(&mut self) {
+        if let Some(door) = self.door() {
+            self.limits = door.limits();
+        }
+    }
+
+    pub(super) fn rules(&self) -> Rules {
+        Rules { block: self.block, read_only: false }
+    }
+
+    pub(super) fn is_persistent(&self) -> bool {
+        self.line.contains(" P")
+    }
+
+    /// Discards of it go on to the origin.
+    pub(super) fn passes_discards(&self) -> bool {
+        self.line.contains("passdown")
+    }
+}
+
+impl Asked for Side {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn hot(&self) -> u64 {
+        self.hot
+    }
+
+    fn next_check(&self, most: u64) -> Option<(u64, u64)> {
+        next_check(&self.check, self.sectors, most)
+    }
+}
+
+/// What a side may fail for.
+pub(super) struct Causes {
+    /// The disks that it needs.
+    pub disks: Vec<usize>,
+    /// It can't be had any more, or no longer be written, for a reason that is known.
+    pub lost: bool,
+}
