@@ -98,7 +98,9 @@ fn every_seeded_bug_is_found() {
             if RARE.contains(bug) {
                 continue;
             }
-            found.lock().unwrap().push((*bug as usize, *bug, look_for(*bug)));
+            // Looked for before the lock is taken: that holds until the end of the statement.
+            let line = look_for(*bug);
+            found.lock().unwrap().push((*bug as usize, *bug, line));
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -84,7 +84,15 @@ fn follow(document: &str) -> Outcome {
     let mut script = String::new();
     for (i, step) in steps.iter().enumerate() {
         let at = said.path().join(i.to_string()).display().to_string();
-        script += &format!("{{ {}\n}} >'{at}' 2>&1 </dev/null; echo $? >'{at}.status'\n", step.command);
+        let command = format!("{{ {}\n}} >'{at}' 2>&1 </dev/null; echo $? >'{at}.status'", step.command);
+        // The log is written behind what it tells of.
+        let lines = step.prints.iter().flat_map(|shown| shown.lines()).count();
+        script += &match step.command.contains("udm.log") {
+            true => format!(
+                "for n in $(seq 100); do {command}; [ $(wc -l <'{at}') -ge {lines} ] && break; sleep 0.1; done\n"
+            ),
+            false => format!("{command}\n"),
+        };
     }
     let bin = Path::new(UDM).parent().expect("a folder").display().to_string();
     let path = std::env::var("PATH").unwrap_or_default();
