@@ -13,7 +13,8 @@ mod scene;
 mod stage;
 
 use crate::cli::{DemoArgs, DemoVerb};
-use anyhow::{Result, bail};
+use crate::{interrupt, private};
+use anyhow::{Context, Result, bail};
 use load::Counts;
 use paper::{Paper, thousands};
 use serde::Serialize;
@@ -21,6 +22,7 @@ use stage::Stage;
 use std::sync::atomic::AtomicBool;
 use std::thread::sleep;
 use std::time::Duration;
+use tempfile::TempDir;
 
 /// The selectors that live reloads switch between.
 const SELECTORS: [&str; 3] = ["round-robin", "queue-length", "service-time"];
@@ -53,6 +55,19 @@ struct Report {
     requests: Counts,
     checked_blocks: u64,
     compare: udm_bench::Comparison,
+}
+
+/// A private folder, which a signal removes too. Loads have what is in it open and need no name of
+/// it; they end with the process.
+fn folder() -> Result<TempDir> {
+    let folder = private::folder("udm-demo-").context("demo: temporary folder")?;
+    let leftover = folder.path().to_owned();
+    interrupt::on_signal(move |signal| {
+        let _ = std::fs::remove_dir_all(leftover);
+        interrupt::end(signal);
+    })
+    .context("demo: signals")?;
+    Ok(folder)
 }
 
 /// Runs the demo.

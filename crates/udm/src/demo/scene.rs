@@ -1,7 +1,6 @@
 //! A server in this process, with everything it needs in a private folder.
 
 use super::client::Client;
-use crate::interrupt;
 use crate::serve::descriptors;
 use anyhow::{Context, Result};
 use std::os::unix::fs::MetadataExt;
@@ -38,13 +37,7 @@ impl Scene {
     /// An empty folder, and a server without devices.
     pub fn set() -> Result<Scene> {
         descriptors::raise();
-        let folder = crate::private::folder("udm-demo-").context("demo: temporary folder")?;
-        let leftover = folder.path().to_owned();
-        interrupt::on_signal(move |signal| {
-            let _ = std::fs::remove_dir_all(leftover);
-            interrupt::end(signal);
-        })
-        .context("demo: signals")?;
+        let folder = super::folder()?;
         let count = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
         let spin_max = CoreOptions::default().spin_max;
         let options = RuntimeOptions { cpus: vec![None; count], poll: false, spin_max };

@@ -2,7 +2,6 @@
 
 use super::load::{BLOCK, Counts, Load, Progress};
 use super::{PathShare, Step};
-use crate::interrupt;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -57,14 +56,7 @@ struct Begin {
 impl Stage {
     /// Makes the image, starts the cores, makes the device, lets the loads run.
     pub fn set() -> Result<Stage> {
-        let folder = crate::private::folder("udm-demo-").context("demo: temporary folder")?;
-        let leftover = folder.path().to_owned();
-        interrupt::on_signal(move |signal| {
-            // The loads have the image open and need no name of it; they end with the process.
-            let _ = std::fs::remove_dir_all(leftover);
-            interrupt::end(signal);
-        })
-        .context("demo: signals")?;
+        let folder = super::folder()?;
         let image = folder.path().join(PATHS[0]);
         let said = || image.display().to_string();
         std::fs::File::create(&image).and_then(|f| f.set_len(IMAGE_BYTES)).with_context(said)?;
