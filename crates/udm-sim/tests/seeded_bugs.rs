@@ -3,7 +3,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use udm_core::bugs::{Bug, set};
+use udm_core::bugs::{Bug, World, set};
 use udm_sim::run::Failure;
 use udm_sim::{Class, Plan, Without, nbd, run};
 
@@ -18,51 +18,12 @@ const RARE: [Bug; 3] = [Bug::PreparedNotBusy, Bug::EndMarkWaits, Bug::CopyHanded
 /// Bugs that show only where a core acts in the middle of another's turn.
 const BETWEEN: [Bug; 2] = [Bug::FailNotAtomic, Bug::SeenTooLate];
 
-/// Bugs of snapshots: these are looked for in their worlds.
-const SNAPSHOTS: [Bug; 19] = [
-    Bug::CopyBeforeData,
-    Bug::RecordsUnflushed,
-    Bug::RecordsBelieved,
-    Bug::ReaderOvertaken,
-    Bug::CopyNotRung,
-    Bug::OverlayLost,
-    Bug::LastChunkWhole,
-    Bug::MergeUnflushed,
-    Bug::InvalidUnmarked,
-    Bug::OriginNotRenewed,
-    Bug::MergeTwice,
-    Bug::HandoverUnsettled,
-    Bug::DiscardPassedDown,
-    Bug::DiscardTooLong,
-    Bug::GrownUnheard,
-    Bug::EndInMidBlock,
-    Bug::CopyHandedBack,
-    Bug::CopyMemoryKept,
-    Bug::MergePastOthers,
-];
-
-/// Bugs of the NBD server: the same of its worlds.
-const NBD: [Bug; 12] = [
-    Bug::CutLosesByte,
-    Bug::AnswerSentTwice,
-    Bug::BufferBackEarly,
-    Bug::PassKept,
-    Bug::FlushWhenIdle,
-    Bug::HoldSkipped,
-    Bug::UnreadLeftBehind,
-    Bug::LaneKept,
-    Bug::StatusTooLong,
-    Bug::PlaceKept,
-    Bug::ZeroesFuaForgotten,
-    Bug::ParkedForgotten,
-];
-
-/// Runs `plan` where `bug` may show.
-fn try_one(bug: Bug, plan: &Plan) -> Result<(), Box<Failure>> {
-    match bug {
-        _ if SNAPSHOTS.contains(&bug) => run::run(&Plan { snapshots: true, ..plan.clone() }).map(drop),
-        _ if NBD.contains(&bug) => nbd::run(plan).map(drop),
-        _ => run::run(plan).map(drop),
+/// Runs `plan` in `world`.
+fn try_one(world: World, plan: &Plan) -> Result<(), Box<Failure>> {
+    match world {
+        World::Devices => run::run(plan).map(drop),
+        World::Snapshots => run::run(&Plan { snapshots: true, ..plan.clone() }).map(drop),
+        World::Nbd => nbd::run(plan).map(drop),
     }
 }
 
@@ -76,12 +37,12 @@ fn plan(bug: Bug, seed: u64) -> Plan {
 
 /// A line of the table, or nothing where `bug` is not found. What counts is a seed that fails with
 /// the bug and, up to the same step, not without it.
-fn look_for(bug: Bug) -> Option<String> {
+fn look_for(bug: Bug, world: World) -> Option<String> {
     set(Some(bug));
-    let found = (1..=SEEDS_MAX).find_map(|seed| try_one(bug, &plan(bug, seed)).err());
+    let found = (1..=SEEDS_MAX).find_map(|seed| try_one(world, &plan(bug, seed)).err());
     set(None);
     let failure = found?;
-    if let Err(anyway) = try_one(bug, &failure.plan) {
+    if let Err(anyway) = try_one(world, &failure.plan) {
         panic!("seed {} fails without {bug:?} too: {}", anyway.plan.seed, anyway.what);
     }
     let line = failure.what.lines().next().unwrap_or_default();
@@ -94,12 +55,12 @@ fn look_for(bug: Bug) -> Option<String> {
 fn every_seeded_bug_is_found() {
     let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let look = || {
-        while let Some(bug) = Bug::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some((bug, world)) = Bug::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
             if RARE.contains(bug) {
                 continue;
             }
             // Looked for before the lock is taken: that holds until the end of the statement.
-            let line = look_for(*bug);
+            let line = look_for(*bug, *world);
             found.lock().unwrap().push((*bug as usize, *bug, line));
         }
     };
