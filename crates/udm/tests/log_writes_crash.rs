@@ -4,13 +4,15 @@
 mod support;
 
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use support::{PATIENCE, UDM, text, udm, until};
+use support::nbd::Client;
+use support::{UDM, text, udm, until};
 use tempfile::TempDir;
+use udm_wire::nbd::{Command as Nbd, CommandFlags};
 
 /// Rounds of the kill, without UDM_KILL_ROUNDS in the environment.
 const ROUNDS: u64 = 4;
@@ -71,46 +73,12 @@ impl Drop for Logged {
     }
 }
 
-/// As much of an NBD client as the test needs: one request at a time.
-struct Client(UnixStream);
-
-impl Client {
-    fn connect(socket: &Path) -> io::Result<Client> {
-        let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut greeting = [0; 18];
-        stream.read_exact(&mut greeting)?;
-        // No zeroes behind the size; then "give me that export".
-        stream.write_all(&3u32.to_be_bytes())?;
-        stream.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\x01d")?;
-        stream.read_exact(&mut [0; 10])?;
-        Ok(Client(stream))
-    }
-
-    /// Command `kind` with `flags`; an error when the server is gone.
-    fn request(&mut self, flags: u16, kind: u16, block: u64, data: &[u8]) -> io::Result<()> {
-        let mut bytes = Vec::from(0x2560_9513u32.to_be_bytes());
-        bytes.extend(flags.to_be_bytes());
-        bytes.extend(kind.to_be_bytes());
-        bytes.extend(7u64.to_be_bytes());
-        bytes.extend((block * BLOCK as u64).to_be_bytes());
-        bytes.extend((data.len() as u32).to_be_bytes());
-        bytes.extend(data);
-        self.0.write_all(&bytes)?;
-        let mut reply = [0; 16];
-        self.0.read_exact(&mut reply)?;
-        assert_eq!(reply[4..8], [0; 4], "the request failed");
-        Ok(())
-    }
-
-    fn write(&mut self, block: u64, value: u64, fua: bool) -> io::Result<()> {
-        let data: Vec<u8> = value.to_be_bytes().repeat(BLOCK / 8);
-        self.request(u16::from(fua), 1, block, &data)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.request(0, 3, 0, &[])
-    }
+/// A request, and its answer; an error when the server is gone.
+fn request(client: &mut Client, flags: CommandFlags, kind: Nbd, block: u64, data: &[u8]) -> io::Result<()> {
+    client.send(flags, kind, block * BLOCK as u64, data.len() as u64, data)?;
+    let (_, error, _) = client.answer()?;
+    assert_eq!(error, 0, "the request failed");
+    Ok(())
 }
 
 /// What a client was told is durable.
@@ -125,11 +93,14 @@ struct Told {
 fn load(socket: &Path, nr: u64) -> Told {
     let mut told = Told::default();
     let mut written = HashMap::new();
-    let mut client = Client::connect(socket).unwrap();
+    let mut client = Client::connect(socket, "d");
+    const NONE: CommandFlags = CommandFlags::empty();
     for value in 1.. {
         let block = nr * BLOCKS + value * 7 % BLOCKS;
         let fua = value % 5 == 0;
-        if client.write(block, value, fua).is_err() {
+        let data: Vec<u8> = value.to_be_bytes().repeat(BLOCK / 8);
+        let flags = if fua { CommandFlags::FUA } else { NONE };
+        if request(&mut client, flags, Nbd::Write, block, &data).is_err() {
             break;
         }
         written.insert(block, value);
@@ -137,7 +108,7 @@ fn load(socket: &Path, nr: u64) -> Told {
             told.values.insert(block, value);
         }
         if value % 3 == 0 {
-            if client.flush().is_err() {
+            if request(&mut client, NONE, Nbd::Flush, 0, &[]).is_err() {
                 break;
             }
             told.flushes += 1;

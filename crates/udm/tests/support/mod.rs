@@ -5,6 +5,7 @@ pub mod ending;
 pub mod maps;
 pub mod mount;
 pub mod nbd;
+pub mod stamps;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -76,11 +77,14 @@ impl Server {
         Server::start_with(devices, &[])
     }
 
-    /// The same with more options.
+    /// The same with more options. Without `--cores` there is one, on the first CPU.
     pub fn start_with(devices: &[&str], options: &[&str]) -> Server {
         let folder = tempfile::tempdir().unwrap();
         let (socket, nbd) = (folder.path().join("control.sock"), folder.path().join("nbd.sock"));
-        let mut command = udm(&["serve", "--cores", "0"]);
+        let mut command = udm(&["serve"]);
+        if !options.contains(&"--cores") {
+            command.args(["--cores", "0"]);
+        }
         command.args(options);
         for device in devices {
             command.args(["--device", device]);
@@ -92,7 +96,7 @@ impl Server {
         let mut server = Server { child, folder, socket, nbd };
         until("a server that answers", || {
             assert!(server.child.try_wait().unwrap().is_none(), "the server ended: {}", server.log());
-            UnixStream::connect(&server.socket).ok()
+            UnixStream::connect(&server.socket).and_then(|_| UnixStream::connect(&server.nbd)).ok()
         });
         server
     }

@@ -44,10 +44,33 @@ impl Client {
 
     /// Sends the head of a request. A write's payload is the caller's.
     pub fn head(&mut self, command: Command, offset: u64, len: u64) -> io::Result<()> {
+        let request = self.request(CommandFlags::empty(), command, offset, len);
+        self.stream.write_all(&request)
+    }
+
+    /// The bytes of the next request's head.
+    fn request(&mut self, flags: CommandFlags, command: Command, offset: u64, len: u64) -> Vec<u8> {
         let cookie = self.asked.len() as u64;
         self.asked.push((command, offset, len));
-        let request = Request { flags: CommandFlags::empty(), command, cookie, offset, len: len as u32 };
-        self.stream.write_all(&request.encode())
+        Request { flags, command, cookie, offset, len: len as u32 }.encode().to_vec()
+    }
+
+    /// Sends a request, a write with its data: its cookie. They count from 0.
+    ///
+    /// # Errors
+    /// The server is gone.
+    pub fn send(
+        &mut self,
+        flags: CommandFlags,
+        command: Command,
+        offset: u64,
+        len: u64,
+        data: &[u8],
+    ) -> io::Result<u64> {
+        let mut bytes = self.request(flags, command, offset, len);
+        bytes.extend(data);
+        self.stream.write_all(&bytes)?;
+        Ok(self.asked.len() as u64 - 1)
     }
 
     /// Sends a request. What is written are ones.
@@ -58,17 +81,26 @@ impl Client {
         }
     }
 
-    /// The next answer: the offset that was asked for, and the error. Data is taken in and dropped.
-    pub fn reply(&mut self) -> (u64, u32) {
+    /// The next answer: the cookie, the error, and what was read.
+    ///
+    /// # Errors
+    /// The server is gone.
+    pub fn answer(&mut self) -> io::Result<(u64, u32, Vec<u8>)> {
         let mut head = [0; 16];
-        self.stream.read_exact(&mut head).unwrap();
+        self.stream.read_exact(&mut head)?;
         let error = u32::from_be_bytes(head[4..8].try_into().unwrap());
         let cookie = u64::from_be_bytes(head[8..].try_into().unwrap());
-        let (command, offset, len) = self.asked[cookie as usize];
-        if command == Command::Read && error == 0 {
-            self.stream.read_exact(&mut vec![0; len as usize]).unwrap();
-        }
-        (offset, error)
+        let (command, _, len) = self.asked[cookie as usize];
+        let is_data = command == Command::Read && error == 0;
+        let mut data = vec![0; if is_data { len as usize } else { 0 }];
+        self.stream.read_exact(&mut data)?;
+        Ok((cookie, error, data))
+    }
+
+    /// The next answer: the offset that was asked for, and the error.
+    pub fn reply(&mut self) -> (u64, u32) {
+        let (cookie, error, _) = self.answer().unwrap();
+        (self.asked[cookie as usize].1, error)
     }
 
     /// The error of the next answer.

@@ -1,0 +1,272 @@
+//! A server is killed while clients write to an origin and to its snapshots. The files keep what
+//! the kernel was given, so each sector must be as its client was told, or what was under way; and
+//! a snapshot is its instant, or says that it is not.
+
+#[path = "../../udm-targets/tests/snapshot/reader.rs"]
+mod reader;
+mod support;
+
+use reader::{Store, read_store};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use support::nbd::Client;
+use support::stamps::{Served, Volume, image};
+use support::{Server, has, text, until};
+use tempfile::TempDir;
+use udm_wire::nbd::Command as Nbd;
+
+/// Kills, without UDM_KILL_ROUNDS in the environment.
+const ROUNDS: u64 = 10;
+/// The most of one world, in which what is there goes on after each.
+const KILLS_MAX: u64 = 4;
+const SECTORS: usize = 16384;
+/// From here on `v` is fio's in a world that it takes part in, and from the second on `s`.
+const FIO: [usize; 2] = [SECTORS - 4096, SECTORS - 2048];
+const FIO_LEN: usize = 2048;
+/// Clients of a device.
+const CLIENTS: u64 = 2;
+
+/// What is special about a world.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    /// One snapshot, with room.
+    Plain,
+    /// Its store begins small.
+    Growing,
+    /// Two, one of them with chunks of 16 KiB.
+    Two,
+    /// Its store has no room for all.
+    Small,
+    /// From the second server on it is merged.
+    Merging,
+}
+
+const KINDS: [Kind; 5] = [Kind::Plain, Kind::Growing, Kind::Merging, Kind::Two, Kind::Small];
+
+/// What all worlds came to.
+#[derive(Default)]
+struct Totals {
+    kills: u64,
+    served: Served,
+    open: usize,
+    invalid: u64,
+    grown: u64,
+    merging: u64,
+    fio: u64,
+}
+
+struct World {
+    kind: Kind,
+    seed: u64,
+    folder: TempDir,
+    /// By the names of the devices; the first is the origin.
+    volumes: Vec<(&'static str, Volume)>,
+    merges: bool,
+    fio: bool,
+}
+
+impl World {
+    fn new(kind: Kind, seed: u64) -> World {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("disk"), image(SECTORS)).unwrap();
+        let names: &[&str] = if kind == Kind::Two { &["v", "s", "t"] } else { &["v", "s"] };
+        let volume = |(at, name): (usize, &&'static str)| (*name, Volume::new(SECTORS, (at as u64) << 40));
+        let volumes = names.iter().enumerate().map(volume).collect();
+        let world = World { kind, seed, folder, volumes, merges: false, fio: false };
+        let len = match kind {
+            Kind::Growing => 64 << 10,
+            Kind::Small => SECTORS as u64 * 512 / 4,
+            _ => SECTORS as u64 * 512 * 3 / 2,
+        };
+        for (name, _) in &world.volumes[1..] {
+            File::create(world.store(name)).unwrap().set_len(len).unwrap();
+        }
+        world
+    }
+
+    fn store(&self, name: &str) -> PathBuf {
+        self.folder.path().join(format!("{name}.cow"))
+    }
+
+    fn serve(&self) -> Server {
+        let disk = self.folder.path().join("disk").display().to_string();
+        let line = |target: &str, name: &str, chunk: u32| {
+            let grow = if self.kind == Kind::Growing { "?grow=64k" } else { "" };
+            let store = self.store(name).display().to_string();
+            format!("0 {SECTORS} {target} {disk} file:{store}{grow} P {chunk}")
+        };
+        let mut devices = match self.merges {
+            true => vec![format!("v={}", line("snapshot-merge", "s", 8))],
+            false => {
+                vec![
+                    format!("v=0 {SECTORS} snapshot-origin {disk}"),
+                    format!("s={}", line("snapshot", "s", 8)),
+                ]
+            }
+        };
+        if self.kind == Kind::Two {
+            devices.push(format!("t={}", line("snapshot", "t", 32)));
+        }
+        let state = self.folder.path().join("state").display().to_string();
+        let two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
+        let cores = if two { "0,1" } else { "0" };
+        let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
+        Server::start_with(&devices, &["--state", &state, "--cores", cores])
+    }
+
+    /// The devices that are served, with what is fio's of them.
+    fn served(&self) -> Vec<(&'static str, &Volume, Range<usize>)> {
+        let all = self.volumes.iter().enumerate().take(if self.merges { 1 } else { usize::MAX });
+        let part = |at: usize| match self.fio.then(|| FIO.get(at)).flatten() {
+            Some(from) => *from..from + FIO_LEN,
+            None => 0..0,
+        };
+        all.map(|(at, (name, volume))| (*name, volume, part(at))).collect()
+    }
+
+    /// fio on its part of a device.
+    fn fio(&self, server: &Server, name: &str, part: &Range<usize>) -> Command {
+        let mut fio = Command::new("timeout");
+        fio.args(["-k", "5", "60", "fio", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--iodepth=16"]);
+        fio.args(["--verify=crc32c", &format!("--name={name}"), &format!("--randseed={}", self.seed)]);
+        fio.arg(format!("--uri=nbd+unix:///{name}?socket={}", server.nbd.display()));
+        fio.args([format!("--offset={}", part.start * 512), format!("--size={}", part.len() * 512)]);
+        fio.current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        fio
+    }
+
+    /// Serves all of it to clients, and kills the server when they have had `answers`. With `fio`
+    /// that writes its part beside them, and has ended before.
+    fn kill(&mut self, answers: u64, with_fio: bool, totals: &mut Totals) {
+        let mut server = self.serve();
+        self.fio |= with_fio;
+        let answered = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            let mut loads = Vec::new();
+            let mut seed = self.seed << 8 | totals.kills << 32;
+            for (name, volume, _) in self.served() {
+                for _ in 0..CLIENTS {
+                    seed += 1;
+                    let (client, answered) = (Client::connect(&server.nbd, name), &answered);
+                    let end = if self.fio { FIO[0] } else { SECTORS };
+                    loads.push(scope.spawn(move || volume.load(client, 0..end, seed, answered)));
+                }
+            }
+            if with_fio {
+                let run = |(name, _, part): &(&str, &Volume, Range<usize>)| {
+                    self.fio(&server, name, part).arg("--do_verify=0").spawn().unwrap()
+                };
+                for fio in self.served().iter().map(run).collect::<Vec<_>>() {
+                    let out = fio.wait_with_output().unwrap();
+                    assert!(out.status.success(), "{}{}", text(&out.stdout), text(&out.stderr));
+                }
+                answered.store(0, Ordering::Relaxed);
+            }
+            until("a load", || {
+                let over = loads.iter().all(|load| load.is_finished());
+                (over || answered.load(Ordering::Relaxed) >= answers).then_some(())
+            });
+            server.child.kill().unwrap();
+            server.child.wait().unwrap();
+            for load in loads {
+                let Served { answered, unanswered, failed } = load.join().unwrap();
+                assert!(failed == 0 || self.kind == Kind::Small, "{failed} requests have failed");
+                totals.served.answered += answered;
+                totals.served.unanswered += unanswered;
+                totals.served.failed += failed;
+            }
+        });
+        totals.kills += 1;
+    }
+
+    /// What a reader that is not udm's finds in a store.
+    fn read(&self, name: &str) -> Store {
+        let file = File::open(self.store(name)).unwrap();
+        let size = file.metadata().unwrap().len() / 512;
+        let read = |sector: u64, sectors: u64| {
+            let mut bytes = vec![0; sectors as usize * 512];
+            file.read_exact_at(&mut bytes, sector * 512).unwrap();
+            bytes
+        };
+        let found = read_store(size, SECTORS as u64, read).unwrap().expect("a store that is not blank");
+        // Records are written in order, by many or by one write.
+        assert!(found.is_in_order(), "{:?}: {name} has holes", self.kind);
+        found
+    }
+
+    /// Looks at all that is there behind a kill.
+    fn check(&self, totals: &mut Totals) {
+        let stores = self.volumes[1..].iter().map(|(name, _)| (*name, self.read(name)));
+        let stores: Vec<(&str, Store)> = stores.collect();
+        totals.grown += u64::from(
+            self.kind == Kind::Growing && std::fs::metadata(self.store("s")).unwrap().len() > 64 << 10,
+        );
+        totals.merging += u64::from(self.merges && !stores[0].1.records.is_empty());
+        let server = self.serve();
+        for (name, volume, part) in self.served() {
+            let lost = stores.iter().any(|(store, found)| *store == name && !found.valid);
+            assert!(!lost || self.kind == Kind::Small, "{name} is invalid");
+            if lost {
+                assert_eq!(server.says(&["status", name]), format!("0 {SECTORS} snapshot Invalid\n"));
+                let mut client = Client::connect(&server.nbd, name);
+                assert!(
+                    (0..SECTORS as u64 / 8).step_by(97).all(|at| client.one(Nbd::Read, at * 4096, 512) == 5)
+                );
+                totals.invalid += 1;
+                continue;
+            }
+            totals.open += volume.settle(&server.nbd, name, part.clone());
+            if !part.is_empty() {
+                let out = self.fio(&server, name, &part).arg("--verify_only").output().unwrap();
+                let said = text(&out.stdout) + &text(&out.stderr);
+                assert!(out.status.success() && said.contains("issued rwts: total=256,"), "{name}: {said}");
+                totals.fio += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_kill_and_the_instant_stays() {
+    let rounds = std::env::var("UDM_KILL_ROUNDS").map_or(ROUNDS, |n| n.parse().unwrap());
+    let mut totals = Totals::default();
+    let kills = (rounds / KINDS.len() as u64).clamp(2, KILLS_MAX);
+    let has_fio = has("fio") && has("timeout");
+    for seed in 0.. {
+        let kind = KINDS[seed as usize % KINDS.len()];
+        let mut world = World::new(kind, seed);
+        for nr in 0..kills.min(rounds - totals.kills) {
+            if kind == Kind::Merging && nr == 1 {
+                world.merges = true;
+                let [(_, v), (_, s)] = &world.volumes[..] else { unreachable!("an origin and a snapshot") };
+                v.become_of(s);
+            }
+            // A merge is soon over.
+            let most = if world.merges { 211 } else { 1601 };
+            let answers = 1 + (totals.kills * 6007 + seed) % most;
+            let with_fio = has_fio && nr == 0 && kind == Kind::Growing;
+            world.kill(answers, with_fio, &mut totals);
+            world.check(&mut totals);
+        }
+        if totals.kills == rounds {
+            break;
+        }
+    }
+    let Totals { kills, served, open, invalid, grown, merging, fio } = totals;
+    let Served { answered, unanswered, failed } = served;
+    #[expect(clippy::print_stdout, reason = "what a long run came to")]
+    let say = |line: String| println!("{line}");
+    say(format!(
+        "{kills} kills: {answered} requests answered, {unanswered} not, {failed} failed; {open} sectors were \
+         being written; {invalid} snapshots invalid, {grown} stores grown, {merging} merges cut off, {fio} fios verified"
+    ));
+    let is_test = unanswered > kills && open > 0 && (kills < ROUNDS || grown > 0 && merging > 0);
+    assert!(is_test, "this shows nothing");
+}

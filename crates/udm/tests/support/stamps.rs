@@ -1,0 +1,201 @@
+//! Clients that know what they were told.
+//!
+//! Each sector that is written says which write it is of, and which sector it is. So after a server
+//! was killed each sector can be asked for what it must have: what was told to be written last, or
+//! what was under way, and nothing else.
+
+use super::nbd::Client;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use udm_wire::nbd::{Command, CommandFlags};
+
+const SECTOR: usize = 512;
+/// The most sectors that a request is about.
+const LEN_MAX: usize = 24;
+/// Requests that a client has in flight.
+const DEPTH: usize = 8;
+/// What is read at a time when all is.
+const PIECE: usize = 128 << 10;
+
+/// A sector that write `number` has written; 0 is what was there before all of them.
+fn stamp(number: u64, sector: usize) -> impl Iterator<Item = u8> {
+    [number, sector as u64].map(u64::to_le_bytes).concat().repeat(SECTOR / 16).into_iter()
+}
+
+/// The number of the write that a sector is of; `None` for what nobody has written there.
+fn number(bytes: &[u8], sector: usize) -> Option<u64> {
+    let found = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    stamp(found, sector).eq(bytes.iter().copied()).then_some(found)
+}
+
+/// What a disk is before anybody has written to it.
+pub fn image(sectors: usize) -> Vec<u8> {
+    (0..sectors).flat_map(|sector| stamp(0, sector)).collect()
+}
+
+/// What is known of a sector.
+#[derive(Clone, Copy, Default)]
+struct Known {
+    /// The write that was answered last.
+    told: u64,
+    /// One that was not answered, or has failed: it may have happened.
+    under_way: Option<u64>,
+}
+
+/// The sectors of a volume, as its clients know them. A sector has one write under way at the most.
+pub struct Volume {
+    sectors: Mutex<Vec<Known>>,
+    /// The last write.
+    numbers: AtomicU64,
+}
+
+/// What a request is about; of a read, what was known of each sector when it began.
+type Asked = (Range<usize>, Option<Vec<u64>>);
+
+/// What a load came to.
+#[derive(Clone, Copy, Default)]
+pub struct Served {
+    pub answered: u64,
+    pub unanswered: u64,
+    pub failed: u64,
+}
+
+impl Volume {
+    /// One that is as [`image`] made it. Its writes are numbered from `first` on: those of other
+    /// volumes have other numbers.
+    pub fn new(sectors: usize, first: u64) -> Volume {
+        Volume { sectors: Mutex::new(vec![Known::default(); sectors]), numbers: AtomicU64::new(first) }
+    }
+
+    /// What this one is now, and goes on from.
+    pub fn become_of(&self, other: &Volume) {
+        self.sectors().clone_from(&other.sectors());
+        self.numbers.store(other.numbers.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    fn sectors(&self) -> MutexGuard<'_, Vec<Known>> {
+        self.sectors.lock().unwrap()
+    }
+
+    /// Reads and writes sectors of `range` at random, some at a time, until the server is gone or a
+    /// request fails. Counts in `answered`.
+    pub fn load(&self, mut client: Client, range: Range<usize>, seed: u64, answered: &AtomicU64) -> Served {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut asked: HashMap<u64, Asked> = HashMap::new();
+        let mut served = Served::default();
+        loop {
+            while asked.len() < DEPTH && served.failed == 0 {
+                let Some((cookie, what)) = self.begin(&mut client, &range, &mut rng) else { break };
+                asked.insert(cookie, what);
+            }
+            // What was answered before the end is there to be read behind it.
+            let Ok((cookie, error, data)) = client.answer() else { break };
+            let (sectors, read) = asked.remove(&cookie).unwrap();
+            answered.fetch_add(1, Ordering::Relaxed);
+            served.answered += 1;
+            match (error, read) {
+                (0, Some(before)) => self.check_read(sectors, &before, &data),
+                (0, None) => self.written(sectors),
+                _ => served.failed += 1,
+            }
+            if asked.is_empty() {
+                break;
+            }
+        }
+        served.unanswered = asked.len() as u64;
+        served
+    }
+
+    /// Sends a request: `None` when the server is gone.
+    fn begin(&self, client: &mut Client, range: &Range<usize>, rng: &mut SmallRng) -> Option<(u64, Asked)> {
+        let none = CommandFlags::empty();
+        let kind = rng.random_range(0..20);
+        if kind == 0 {
+            let cookie = client.send(none, Command::Flush, 0, 0, &[]).ok()?;
+            return Some((cookie, (0..0, None)));
+        }
+        let (sectors, data) = loop {
+            // A third are chunks of the stores.
+            let (at, len) = match rng.random_range(0..3) {
+                0 => (rng.random_range(range.start / 8..range.end / 8 - 2) * 8, 8 << rng.random_range(0..2)),
+                _ => {
+                    let len = rng.random_range(1..=LEN_MAX);
+                    (rng.random_range(range.start..range.end - len), len)
+                }
+            };
+            let mut all = self.sectors();
+            let known = &mut all[at..at + len];
+            if kind < 6 {
+                let before = known.iter().map(|known| known.told).collect();
+                break (at..at + len, Err(before));
+            }
+            if known.iter().all(|known| known.under_way.is_none()) {
+                let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
+                known.iter_mut().for_each(|known| known.under_way = Some(number));
+                break (
+                    at..at + len,
+                    Ok((at..at + len).flat_map(|at| stamp(number, at)).collect::<Vec<u8>>()),
+                );
+            }
+        };
+        let (at, len) = ((sectors.start * SECTOR) as u64, (sectors.len() * SECTOR) as u64);
+        let (cookie, before) = match data {
+            Ok(data) => {
+                let flags = if kind == 6 { CommandFlags::FUA } else { none };
+                (client.send(flags, Command::Write, at, len, &data), None)
+            }
+            Err(before) => (client.send(none, Command::Read, at, len, &[]), Some(before)),
+        };
+        Some((cookie.ok()?, (sectors, before)))
+    }
+
+    fn written(&self, sectors: Range<usize>) {
+        for known in &mut self.sectors()[sectors] {
+            known.told = known.under_way.take().expect("a write under way");
+        }
+    }
+
+    /// Nothing older than what was told when the read began, and nothing that nobody sent.
+    fn check_read(&self, sectors: Range<usize>, before: &[u64], data: &[u8]) {
+        let all = self.sectors();
+        for ((sector, before), bytes) in sectors.zip(before).zip(data.chunks(SECTOR)) {
+            let last = all[sector].under_way.unwrap_or(all[sector].told);
+            let found = number(bytes, sector);
+            let is_right = found.is_some_and(|found| (*before..=last).contains(&found));
+            assert!(is_right, "sector {sector} reads {found:?}, between {before} and {last}");
+        }
+    }
+
+    /// Reads all sectors but those of `others`, which is somebody else's part: each has what was
+    /// told, or what was under way, and that is what it is from now on. How many were under way.
+    pub fn settle(&self, socket: &Path, export: &str, others: Range<usize>) -> usize {
+        let mut client = Client::connect(socket, export);
+        let mut all = self.sectors();
+        let mut open = 0;
+        for at in (0..all.len()).step_by(PIECE / SECTOR) {
+            let part = at..all.len().min(at + PIECE / SECTOR);
+            let (from, len) = (part.start * SECTOR, part.len() * SECTOR);
+            client.send(CommandFlags::empty(), Command::Read, from as u64, len as u64, &[]).unwrap();
+            let (_, error, data) = client.answer().unwrap();
+            assert_eq!(error, 0, "{export}: sector {at} cannot be read");
+            for (sector, bytes) in part.zip(data.chunks(SECTOR)).filter(|(at, _)| !others.contains(at)) {
+                let (known, found) = (&mut all[sector], number(bytes, sector));
+                let is_right =
+                    found.is_some_and(|found| found == known.told || known.under_way == Some(found));
+                let Known { told, under_way } = *known;
+                assert!(
+                    is_right,
+                    "{export}: sector {sector} is of write {found:?}: {told} was answered, {under_way:?} was under way"
+                );
+                open += usize::from(under_way.is_some());
+                *known = Known { told: found.unwrap(), under_way: None };
+            }
+        }
+        open
+    }
+}
