@@ -181,6 +181,10 @@ pub enum Bug {
     CopyMemoryKept,
     /// A merge writes to the origin past the other snapshots.
     MergePastOthers,
+    /// A store that is becoming larger passes for full.
+    FullWhileGrowing,
+    /// A store has become larger, and who waits for that is not told.
+    GrownNotRung,
     /// What straddles the end of a receive's memory loses a byte on its way into the next.
     CutLosesByte,
     /// The rest of a send that was short begins where the send began.
@@ -221,7 +225,7 @@ pub enum World {
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 96] = [
+    pub const ALL: [(Bug, World); 98] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -306,6 +310,8 @@ impl Bug {
         (Bug::CopyHandedBack, World::Snapshots),
         (Bug::CopyMemoryKept, World::Snapshots),
         (Bug::MergePastOthers, World::Snapshots),
+        (Bug::FullWhileGrowing, World::Snapshots),
+        (Bug::GrownNotRung, World::Snapshots),
         (Bug::CutLosesByte, World::Nbd),
         (Bug::AnswerSentTwice, World::Nbd),
         (Bug::BufferBackEarly, World::Nbd),

@@ -49,6 +49,14 @@ pub struct Disk {
     pub fua: bool,
     /// Sectors that it shows; it may grow to all that it has.
     pub size: u64,
+    /// Sectors by which it grows when it is asked to; 0 for one that does not.
+    pub growth: u64,
+    /// To so many at the most.
+    pub growth_max: u64,
+    /// It could not grow the last time.
+    pub stuck: bool,
+    /// Growth that is not durable: the number of the last write before it, and the size.
+    grown: Vec<(u64, u64)>,
     /// Sectors in a block: ranges are whole blocks.
     pub block: u64,
     /// Writes fail.
@@ -88,6 +96,10 @@ impl Disk {
             volatile: true,
             fua: true,
             size: sectors,
+            growth: 0,
+            growth_max: 0,
+            stuck: false,
+            grown: Vec::new(),
             block: 1,
             read_only: false,
             was_read_only: false,
@@ -127,7 +139,7 @@ impl Disk {
 
     /// The power comes on: only what is so now counts.
     pub fn start(&mut self) {
-        (self.no_path, self.flaky) = (None, None);
+        (self.no_path, self.flaky, self.stuck) = (None, None, false);
         self.max_range = self.max.map(|max| (max, max));
         self.was_read_only = self.read_only;
     }
@@ -199,6 +211,8 @@ impl Disk {
         self.now[sector as usize] = stamp;
         if durable || !self.volatile {
             self.durable[sector as usize] = (stamp, self.nr);
+            // What is there can be had: so is the size that it needs.
+            self.grown.retain(|(_, before)| sector < *before);
             return;
         }
         while self.cache.len() >= CACHE_MAX {
@@ -234,6 +248,7 @@ impl Disk {
     /// Makes all writes up to `mark` durable. Later ones stay in the cache: a flush promises
     /// nothing about them.
     pub fn flush(&mut self, mark: u64) {
+        self.grown.retain(|(nr, _)| *nr > mark);
         while self.cache.front().is_some_and(|c| c.nr <= mark) {
             if let Some(c) = self.cache.pop_front() {
                 self.keep(&c);
@@ -256,6 +271,32 @@ impl Disk {
         }
         self.cache = cache;
         self.cache.clear();
+        if !self.grown.is_empty() && chance.one_in(2) {
+            let lost = chance.below(self.grown.len() as u64) as usize;
+            self.size = self.grown[lost].1;
+            for sector in self.size as usize..self.now.len() {
+                (self.now[sector], self.durable[sector]) = (0, (0, self.nr));
+            }
+        }
+        self.grown.clear();
+    }
+
+    /// Shows so many sectors, for good.
+    pub fn show(&mut self, size: u64) {
+        self.stuck = false;
+        self.size = size;
+        self.grown.clear();
+    }
+
+    /// Shows more sectors, which a power cut may undo.
+    pub fn grow(&mut self, size: u64) {
+        self.stuck = false;
+        let size = size.min(self.sectors());
+        if size > self.size {
+            self.nr += 1;
+            self.grown.push((self.nr, self.size));
+            self.size = size;
+        }
     }
 }
 

@@ -107,6 +107,18 @@ impl PathState {
     }
 }
 
+/// A disk that was asked to grow.
+pub struct Growing {
+    /// When it has, or can't.
+    pub at: Nanos,
+    /// Which.
+    pub disk: usize,
+    /// To so many sectors.
+    pub size: u64,
+    /// Who is told.
+    pub then: udm_core::Grown,
+}
+
 /// What came back from a path since its multipath target was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
@@ -207,6 +219,8 @@ pub struct Env {
     pub changes: u64,
     /// With which of these it goes off.
     pub cut_at: Option<u64>,
+    /// Disks that were asked to grow.
+    pub growths: Vec<Growing>,
     /// A task has its turn, for this: what it opens gets no requests of devices.
     pub task: Option<Purpose>,
     /// The visit under way, where others may act in the middle of it: a path that fails then is
@@ -256,6 +270,7 @@ impl Env {
             crashes: 0,
             changes: 0,
             cut_at: None,
+            growths: Vec::new(),
             task: None,
             visit: None,
             faults: 0,

@@ -215,15 +215,16 @@ impl Machine {
     /// Nobody has a reason: on to the next one. False where none is to come, of cores or timers.
     pub(crate) fn jump(&mut self) -> bool {
         let cores = (0..self.cores.len()).map(|c| self.reason(c)).min().unwrap_or(Nanos::NEVER);
-        let next = cores.min(self.timers.next());
         let mut env = lock(&self.env);
+        let grown = env.growths.iter().map(|growing| growing.at).min().unwrap_or(Nanos::NEVER);
+        let next = cores.min(grown).min(self.timers.next());
         if next > env.now && next != Nanos::NEVER {
             self.totals.simulated += next.since(env.now).0;
             env.now = next;
             let (at, core) = (env.now, NO_CORE);
             env.trace.add(at, core, Kind::Jump, [next.0, 0, 0, 0]);
         }
-        cores != Nanos::NEVER
+        cores.min(grown) != Nanos::NEVER
     }
 
     /// The work of its own that some lane has, for a person.

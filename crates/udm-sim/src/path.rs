@@ -8,7 +8,7 @@
 
 use crate::cores::Purpose;
 use crate::effect;
-use crate::env::{Env, Mode, SharedEnv, lock};
+use crate::env::{Env, Growing, Mode, SharedEnv, lock};
 use crate::fate;
 use crate::trace::{Kind, op_bits, range};
 use slab::Slab;
@@ -16,8 +16,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, Commons, Cx, Device, DeviceId, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors,
-    Status,
+    Batch, Bio, BioFlags, Commons, Cx, Device, DeviceId, Drain, Grown, Growth, Lane, Limits, Nanos, Op,
+    OpenError, Sectors, Status,
 };
 
 /// The control half of a path.
@@ -68,6 +68,26 @@ impl Device for SimPath {
 
     fn commons(&self) -> Option<&Commons> {
         Some(&self.commons)
+    }
+
+    fn growth(&self) -> Option<Growth> {
+        let env = lock(&self.env);
+        let disk = &env.disks[env.paths[self.index].disk];
+        (disk.growth > 0).then_some(Growth { step: Sectors(disk.growth), max: Sectors(disk.growth_max) })
+    }
+
+    /// It may answer at once.
+    fn grow(&self, size: Sectors, then: Grown) {
+        let mut env = lock(&self.env);
+        let (disk, most) =
+            (env.paths[self.index].disk, env.chance.pick(&[0, 1, 10_000, 10_000_000, 3_000_000_000]));
+        if most == 0 {
+            env.disks[disk].grow(size.0);
+            drop(env);
+            return then(Ok(()));
+        }
+        let at = Nanos(env.now.0 + env.chance.below(most));
+        env.growths.push(Growing { at, disk, size: size.0, then });
     }
 
     fn limits(&self) -> Limits {
@@ -265,7 +285,9 @@ impl PathLane {
         let (size, block, most) = (disk.size, disk.block, disk.most(bio.op));
         if bio.op != Op::Flush {
             let (at, len) = (bio.sector.0, bio.sectors.0);
-            if len == 0 || at.checked_add(len).is_none_or(|end| end > size) {
+            // With the power it may lose what it had grown by.
+            let outside = at.checked_add(len).is_none_or(|end| end > size) && !env.dead;
+            if len == 0 || outside {
                 env.violate(|| format!("path p{p} was given a {} outside of its {size} sectors", what()));
             }
             if at % block != 0 || len % block != 0 {

@@ -28,15 +28,16 @@ fn seeds_run_clean() {
 }
 
 /// The power is cut at every write and flush of short runs: such in which a persistent snapshot is
-/// made, or several together, or one is merged.
+/// made, or several together, or one is merged, or the store of one grows.
 #[test]
 fn a_cut_at_any_write_loses_nothing() {
     const CHANGES_MAX: u64 = 160;
     type Suits = fn(&Totals) -> bool;
-    let what: [(&str, u64, Suits); 4] = [
+    let what: [(&str, u64, Suits); 5] = [
         ("made", 600, |t| t.snap.made > 0),
         ("made together", 600, |t| t.snap.grouped > 1),
         ("merged", 1500, |t| t.snap.merges > 0),
+        ("grown", 600, |t| t.snap.grew > 1),
         ("of a snapshot", 1500, |t| t.snap.stacked > 0),
     ];
     let mut all = Totals::default();

@@ -165,6 +165,8 @@ impl World {
     pub(super) fn tell(&mut self, side: usize, words: &str) -> Result<bool, Wrong> {
         let Some(mapped) = self.sides[side].mapped.clone() else { return Ok(false) };
         self.machine.say(format!("s{side} message: {words}"));
+        // Behind one growth is tried anew.
+        lock(&self.machine.env).disks[side].stuck = false;
         let all: Vec<String> = words.split(' ').map(str::to_string).collect();
         let mut names = Names { paths: self.machine.paths.clone(), devices: Vec::new() };
         self.machine.set_turn(None);

@@ -34,6 +34,8 @@ pub struct Counts {
     pub refused: u64,
     /// Stores that grew, as what waited for room needed.
     pub grown: u64,
+    /// Steps by which stores grew by themselves.
+    pub grew: u64,
     /// Discards of snapshots that ended well.
     pub discards: u64,
     /// Of those, such that went on to the origin.
@@ -52,7 +54,7 @@ pub struct Counts {
 
 impl Counts {
     /// What must come in many runs, and the class that brings it.
-    fn all(&self) -> [(&'static str, Option<Class>, u64); 21] {
+    fn all(&self) -> [(&'static str, Option<Class>, u64); 22] {
         [
             ("made", None, self.made),
             ("made together", None, self.grouped),
@@ -68,6 +70,7 @@ impl Counts {
             ("overflowed", Some(Class::Small), self.overflowed),
             ("writes without room", Some(Class::Small), self.refused),
             ("grown", Some(Class::Small), self.grown),
+            ("grown by themselves", Some(Class::Small), self.grew),
             ("discards", Some(Class::Trim), self.discards),
             ("passed down", Some(Class::Trim), self.passed_down),
             ("cuts", Some(Class::Crash), self.cuts),
@@ -94,6 +97,7 @@ impl Counts {
         self.overflowed += c.overflowed;
         self.refused += c.refused;
         self.grown += c.grown;
+        self.grew += c.grew;
         self.discards += c.discards;
         self.passed_down += c.passed_down;
         self.cuts += c.cuts;

@@ -119,8 +119,10 @@ impl World {
         self.quiet()?;
         self.machine.fall_asleep()?;
         self.machine.paths_are_empty()?;
-        self.look_at_status()?;
-        self.look_at_events()?;
+        if !self.is_dead() {
+            self.look_at_status()?;
+            self.look_at_events()?;
+        }
         self.read_back()?;
         self.machine.totals.rests += 1;
         if !self.is_dead() {
@@ -231,7 +233,7 @@ impl World {
             let raised = mapped.event_nr();
             let ended = self.sides[side].invalid.is_some();
             let may_overflow = self.sides[side].small && self.sides[side].line.contains("PO");
-            if raised > u32::from(ended) && !may_overflow {
+            if raised > u32::from(ended) + self.sides[side].stuck && !may_overflow {
                 return Err(format!("s{side} has raised {raised} events, and is {}", self.status(side)));
             }
         }
@@ -272,6 +274,7 @@ impl World {
     /// What is in memory is taken apart in good order, and all begins anew over the same disks.
     fn power_on(&mut self) -> Result<(), Wrong> {
         self.quiet()?;
+        self.grown();
         self.take_apart()?;
         let again = self.machine.control.one_in(4);
         let mut env = lock(&self.machine.env);
@@ -301,6 +304,7 @@ impl World {
             let gone = [self.sides[side].upper.take(), self.sides[side].mapped.take()];
             let one = &mut self.sides[side];
             (one.open, one.coming, one.invalid) = (false, None, None);
+            one.stuck = 0;
             one.check.set(u64::MAX);
             drop(gone);
         }

@@ -37,6 +37,11 @@ pub(super) struct Side {
     /// Its store may become full, and shows so many sectors at first.
     pub small: bool,
     pub shown: u64,
+    /// Its store grows by itself; not as far as it may need.
+    pub grows: bool,
+    pub tight: bool,
+    /// How often growth has begun to fail since the device was made.
+    pub stuck: u32,
     /// What becomes of a write then.
     pub on_full: OnFull,
     /// It may be invalid or overflowed for that: it was full before it was told what to do.
@@ -97,6 +102,9 @@ impl Side {
             since: 0,
             small: false,
             shown: 0,
+            grows: false,
+            tight: false,
+            stuck: 0,
             on_full: OnFull::Invalidate,
             ends_full: false,
             open: false,
@@ -108,6 +116,12 @@ impl Side {
             check: Cell::new(u64::MAX),
             hot: 0,
         }
+    }
+
+    /// Its store is a new one.
+    pub(super) fn begin_growth(&mut self) {
+        self.small = if self.grows { self.tight } else { self.small };
+        self.stuck = 0;
     }
 
     /// The device that is asked, and that has the table of an origin.

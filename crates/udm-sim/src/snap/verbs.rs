@@ -8,8 +8,8 @@ use crate::model::Wrong;
 use crate::plan::Class;
 use crate::timers::Timer;
 use std::sync::Arc;
-use udm_core::errno::EINTR;
-use udm_core::{Busy, Nanos};
+use udm_core::errno::{EINTR, ENOSPC};
+use udm_core::{Busy, Nanos, OpenError};
 use udm_dm::MappedDevice;
 
 impl World {
@@ -113,8 +113,8 @@ impl World {
         for &side in group {
             self.draw_line(side);
             self.wipe(side);
-            let shown = self.sides[side].shown;
-            lock(&self.machine.env).disks[side].size = shown;
+            let size = self.first_size(side);
+            lock(&self.machine.env).disks[side].show(size);
             self.device(side)?;
             match self.load_snapshot(side, Some(group.to_vec())) {
                 Ok(true) => loaded.push(side),
@@ -166,7 +166,7 @@ impl World {
             1 if self.on(Class::Trim) => " 2 discard_zeroes_cow discard_passdown_origin",
             _ => "",
         };
-        let small = self.sides[side].small;
+        let small = self.sides[side].small || self.sides[side].grows;
         let policies = [OnFull::Invalidate, OnFull::Invalidate, OnFull::Pause, OnFull::Fail];
         let on_full = if small { self.machine.control.pick(&policies) } else { OnFull::Invalidate };
         let base = &self.sides[self.sides[side].origin];
@@ -197,7 +197,8 @@ impl World {
     pub(super) fn tell_settings(&mut self, side: usize) -> Result<(), Wrong> {
         // One that was full before that did what a snapshot does then by itself.
         let has_room = |(used, total, _): (u64, u64, u64)| used + 64 < total;
-        let in_time = numbers(&self.status(side)).is_some_and(has_room);
+        let grows = self.sides[side].grows && !self.sides[side].small;
+        let in_time = numbers(&self.status(side)).is_some_and(|now| grows || has_room(now));
         self.sides[side].ends_full = !in_time || self.sides[side].on_full == OnFull::Invalidate;
         match self.sides[side].on_full {
             OnFull::Invalidate => {}
@@ -361,22 +362,69 @@ impl World {
 
     /// The small store of `side` grows to all that it may need; false where it has.
     pub(super) fn grow(&mut self, side: usize) -> Result<bool, Wrong> {
+        let before;
         {
             let mut env = lock(&self.machine.env);
             let disk = &mut env.disks[side];
             if disk.size == disk.sectors() {
                 return Ok(false);
             }
-            disk.size = disk.sectors();
+            before = disk.size;
+            disk.show(disk.sectors());
             env.say(format!("disk {side} shows all of its sectors"));
         }
         // One that is suspended takes no message: later.
         let told = self.tell(side, "grown")?;
         if !told {
-            lock(&self.machine.env).disks[side].size = self.sides[side].shown;
+            lock(&self.machine.env).disks[side].show(before);
         }
         self.counts.grown += u64::from(told);
         Ok(told)
+    }
+
+    /// What the store of a new snapshot shows: one that grows begins with four chunks.
+    fn first_size(&mut self, side: usize) -> u64 {
+        let one = &mut self.sides[side];
+        one.begin_growth();
+        let chunk: u64 = one.line.split(' ').nth(3).and_then(|word| word.parse().ok()).unwrap_or(1);
+        if one.grows { one.shown.min(4 * chunk) } else { one.shown }
+    }
+
+    /// Disks that were asked to grow and whose time has come do so, or can't.
+    pub(super) fn grown(&mut self) {
+        loop {
+            let (growing, dead, calm) = {
+                let mut env = lock(&self.machine.env);
+                let (now, dead, calm) = (env.now, env.dead, env.calm);
+                let due = env.growths.iter().position(|growing| dead || growing.at <= now);
+                let Some(due) = due else { return };
+                (env.growths.remove(due), dead, calm)
+            };
+            let side = growing.disk;
+            let fails = !dead && !calm && self.fails && self.machine.control.one_in(8);
+            if !dead {
+                let (one, mut env) = (&mut self.sides[side], lock(&self.machine.env));
+                // What it had before an error it keeps.
+                let part = growing.size.saturating_sub(one.block);
+                let size = if fails { env.chance.pick(&[0, part]) } else { growing.size };
+                let was_stuck = env.disks[side].stuck;
+                env.disks[side].grow(size);
+                let now = env.disks[side].size;
+                env.say(format!(
+                    "disk {side} {} {now} sectors",
+                    if fails { "can't grow, and has" } else { "grows to" }
+                ));
+                if fails {
+                    // It may become full.
+                    one.small = true;
+                    one.stuck += u32::from(!was_stuck);
+                    env.disks[side].stuck = true;
+                }
+                self.counts.grew += u64::from(!fails);
+            }
+            let failed = OpenError::new(ENOSPC, "no room");
+            (growing.then)(if dead || fails { Err(failed) } else { Ok(()) });
+        }
     }
 
     /// Where writes wait for room in a store, it grows.

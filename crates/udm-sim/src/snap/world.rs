@@ -52,6 +52,8 @@ impl World {
         let mut env = Env::new(plan.seed, plan.keep_events);
         env.lags = false;
         env.cut_at = plan.cut;
+        // Chance of its own: the other worlds are what they were.
+        let mut growth = Chance::new(plan.seed ^ 0x6772_6f77, Stream::Build);
         let mut drawn: Vec<(usize, u64, bool)> = Vec::new();
         for side in 0..origins + stores {
             let is_origin = side < origins;
@@ -73,6 +75,11 @@ impl World {
             };
             let mut disk = Disk::new(side, if small { roomy(sectors, block) } else { size });
             (disk.size, disk.block, disk.log) = (size, block, !is_origin);
+            if !is_origin && !small && on(Class::Small) && growth.one_in(3) {
+                disk.growth = block * growth.between(1, 40);
+                let tight = (sectors / growth.pick(&[2, 2, 6])).max(6 * block) / block * block;
+                disk.growth_max = if growth.one_in(3) { tight } else { size };
+            }
             disk.volatile = build.below(4) > 0;
             disk.fua = build.one_in(2);
             let most = if is_origin { u64::from(u32::MAX) } else { build.pick(&[8, 64, 4096]) };
@@ -87,9 +94,13 @@ impl World {
         let sizes = drawn.iter().chain(&drawn).map(|(_, sectors, _)| *sectors);
         let cells = Cells::new(&sizes.collect::<Vec<u64>>(), Disk::first_stamp);
         let shown: Vec<u64> = env.disks.iter().map(|disk| disk.size).collect();
+        let grows = |disk: &Disk| (disk.growth > 0, disk.growth_max < disk.size);
+        let grows: Vec<(bool, bool)> = env.disks.iter().map(grows).collect();
         let side = |(i, (origin, sectors, small)): (usize, &(usize, u64, bool))| {
-            let stacked = stacks && i == origins;
-            Side { small: *small, shown: shown[i], stacked, ..Side::new(i, *origin, *sectors, block, &cells) }
+            let mut side = Side::new(i, *origin, *sectors, block, &cells);
+            (side.small, side.shown, side.stacked) = (*small, shown[i], stacks && i == origins);
+            (side.grows, side.tight) = grows[i];
+            side
         };
         let sides: Vec<Side> = drawn.iter().enumerate().map(side).collect();
         let mut world = World {
@@ -147,6 +158,7 @@ impl World {
         if step.is_multiple_of(4096) {
             self.make_room()?;
         }
+        self.grown();
         self.disturb();
         match self.machine.choose() {
             Some(core) => self.turn(core)?,

@@ -6,17 +6,20 @@
 //! store was full, or has come to its maximum.
 //!
 //! ```text
-//!          ask                    told: failed              full: once more        told: failed
-//!  Idle ---------> Growing ------------------------> Stuck ---------------> Last ---------------> Full
-//!    ^                |                                                      |                     |
-//!    +--- told: done -+-------------------------------------------------- <--+---- <-- retry ------+
+//!          little is left              the store is full             failed
+//!  Growing <------------- Idle ----------------------------> Last ----------> Full
+//!     |                   ^  ^                                |  ^             |
+//!     +-- done or failed -+  +------------- done -------------+  +--- retry ---+
 //! ```
+//!
+//! Behind a failure the next attempt is made when the store is full, and not when little is left.
 
 use super::settings::OnFull;
 use super::space::Grant;
 use super::state::Snapshot;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use udm_core::bugs::{self, Bug};
 use udm_core::{Growth as Wanted, Nanos, OpenError, SECTOR_SIZE, Sectors};
 use udm_dm::TargetError;
 use udm_wire::size;
@@ -35,8 +38,6 @@ pub(super) enum Step {
     Idle,
     /// The device is at it.
     Growing,
-    /// It has failed, and the store was not full yet.
-    Stuck,
     /// The device is at it, and the store is full.
     Last,
     /// It has failed, and the store is full.
@@ -47,7 +48,7 @@ pub(super) enum Step {
 
 impl Step {
     fn of(word: u8) -> Step {
-        [Step::Idle, Step::Growing, Step::Stuck, Step::Last, Step::Full, Step::AtMax][usize::from(word)]
+        [Step::Idle, Step::Growing, Step::Last, Step::Full, Step::AtMax][usize::from(word)]
     }
 
     fn is_under_way(self) -> bool {
@@ -61,8 +62,8 @@ pub(super) struct Growth {
     step: AtomicU64,
     max: AtomicU64,
     state: AtomicU8,
-    /// A failure was told, and no success since.
-    told: AtomicBool,
+    /// The last attempt failed, and that was told.
+    failed: AtomicBool,
     /// When it is tried again.
     again: AtomicU64,
 }
@@ -74,7 +75,7 @@ impl Growth {
             step: AtomicU64::new(wanted.map_or(0, |wanted| wanted.step.0)),
             max: AtomicU64::new(wanted.map_or(UNBOUNDED.0, |wanted| wanted.max.0)),
             state: AtomicU8::new(Step::Idle as u8),
-            told: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             again: AtomicU64::new(0),
         }
     }
@@ -132,19 +133,21 @@ impl Growth {
         (next >= least.0).then_some(Sectors(next))
     }
 
-    /// The attempt has ended: whether this is the first failure.
-    pub(super) fn end(&self, how: Step) -> bool {
-        let failed = matches!(how, Step::Stuck | Step::Full);
-        let first = failed && !self.told.swap(failed, Ordering::Relaxed);
-        if !failed {
-            self.told.store(false, Ordering::Relaxed);
-        }
-        self.state.store(how as u8, Ordering::Release);
-        first
+    /// True when it is to grow before it is full.
+    pub(super) fn is_ready(&self) -> bool {
+        self.step() == Step::Idle && !self.failed.load(Ordering::Relaxed)
+    }
+
+    /// The attempt has ended, and growth comes to `next`: whether it is the first that failed.
+    pub(super) fn end(&self, next: Step, failed: bool) -> bool {
+        let before = self.failed.swap(failed, Ordering::Relaxed);
+        self.state.store(next as u8, Ordering::Release);
+        failed && !before
     }
 
     /// What it failed for may be over.
     pub(super) fn reset(&self) {
+        self.failed.store(false, Ordering::Relaxed);
         let idle = |word| (!Step::of(word).is_under_way()).then_some(Step::Idle as u8);
         let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, idle);
     }
@@ -201,8 +204,9 @@ impl Snapshot {
             return Err(Full::ForGood);
         }
         match self.growth.step() {
+            Step::Growing | Step::Last if bugs::on(Bug::FullWhileGrowing) => Err(Full::ForGood),
             Step::Growing | Step::Last => Err(Full::Grows),
-            Step::Idle | Step::Stuck => {
+            Step::Idle => {
                 self.grow(true);
                 Err(Full::Grows)
             }
@@ -229,7 +233,7 @@ impl Snapshot {
         }
         if self.is_low(grant.end, *size) {
             *size = self.store_size();
-            if self.growth.step() == Step::Idle && self.is_low(grant.end, *size) {
+            if self.growth.is_ready() && self.is_low(grant.end, *size) {
                 self.grow(false);
             }
         }
@@ -266,7 +270,7 @@ impl Snapshot {
                 self.store.device.grow(next, Box::new(told));
             }
             None => {
-                self.growth.end(Step::AtMax);
+                self.growth.end(Step::AtMax, false);
                 self.bell.ring();
             }
         }
@@ -277,21 +281,23 @@ impl Snapshot {
         let last = self.growth.step() == Step::Last;
         match outcome {
             Ok(()) => {
-                self.growth.end(Step::Idle);
+                self.growth.end(Step::Idle, false);
                 // It may have been filled meanwhile.
                 if self.is_low(self.space.end(), self.store_size()) {
                     self.grow(false);
                 }
             }
             Err(why) => {
-                if self.growth.end(if last { Step::Full } else { Step::Stuck }) {
+                if self.growth.end(if last { Step::Full } else { Step::Idle }, true) {
                     let size = self.store_size().0;
                     tracing::warn!("{}: the store stays at {size} sectors: {why}", self.name());
                     self.event();
                 }
             }
         }
-        self.bell.ring();
+        if !bugs::on(Bug::GrownNotRung) {
+            self.bell.ring();
+        }
     }
 
     /// Tries again, now and then, where growth has failed and writes want it.
