@@ -185,6 +185,10 @@ pub enum Bug {
     FullWhileGrowing,
     /// A store has become larger, and who waits for that is not told.
     GrownNotRung,
+    /// What was written to a snapshot is missing in its map since another one.
+    MapLacksOwn,
+    /// A map since an instant that nobody keeps any more is given all the same.
+    MapOutlives,
     /// What straddles the end of a receive's memory loses a byte on its way into the next.
     CutLosesByte,
     /// The rest of a send that was short begins where the send began.
@@ -225,7 +229,7 @@ pub enum World {
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 98] = [
+    pub const ALL: [(Bug, World); 100] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -312,6 +316,8 @@ impl Bug {
         (Bug::MergePastOthers, World::Snapshots),
         (Bug::FullWhileGrowing, World::Snapshots),
         (Bug::GrownNotRung, World::Snapshots),
+        (Bug::MapLacksOwn, World::Snapshots),
+        (Bug::MapOutlives, World::Snapshots),
         (Bug::CutLosesByte, World::Nbd),
         (Bug::AnswerSentTwice, World::Nbd),
         (Bug::BufferBackEarly, World::Nbd),

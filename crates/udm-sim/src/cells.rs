@@ -190,6 +190,14 @@ impl Cells {
             .any(|e| (e.stamp == stamp || e.stamp == ANY) && e.dead > start)
     }
 
+    /// May a read of each, both begun at `now`, return the same?
+    #[must_use]
+    pub fn may_be_equal(&self, one: u32, other: u32, now: u64) -> bool {
+        let alive = |cell: u32| self.cells[cell as usize].entries.iter().filter(move |e| e.dead > now);
+        let same = |e: &Entry| alive(other).any(|o| o.stamp == e.stamp || o.stamp == ANY || e.stamp == ANY);
+        alive(one).any(same)
+    }
+
     /// A read from `start` to `now` returned `stamp`: what was written before the write of it began
     /// is not read again. Where no write was under way meanwhile, nothing else is.
     pub fn seen(&mut self, cell: u32, stamp: u64, start: u64, now: u64) {

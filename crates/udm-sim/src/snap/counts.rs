@@ -48,13 +48,15 @@ pub struct Counts {
     pub cut_groups: u64,
     /// Snapshots that a power cut left, valid.
     pub survived: u64,
+    /// Maps of what has changed that were compared.
+    pub maps: u64,
     /// Worlds with blocks of 4 KiB.
     pub blocks: u64,
 }
 
 impl Counts {
     /// What must come in many runs, and the class that brings it.
-    fn all(&self) -> [(&'static str, Option<Class>, u64); 22] {
+    fn all(&self) -> [(&'static str, Option<Class>, u64); 23] {
         [
             ("made", None, self.made),
             ("made together", None, self.grouped),
@@ -77,6 +79,7 @@ impl Counts {
             ("amid a merge", Some(Class::Crash), self.cut_merges),
             ("with groups", Some(Class::Crash), self.cut_groups),
             ("survived", Some(Class::Crash), self.survived),
+            ("maps", None, self.maps),
             ("4 KiB blocks", Some(Class::Limits), self.blocks),
         ]
     }
@@ -104,6 +107,7 @@ impl Counts {
         self.cut_merges += c.cut_merges;
         self.cut_groups += c.cut_groups;
         self.survived += c.survived;
+        self.maps += c.maps;
         self.blocks += c.blocks;
     }
 

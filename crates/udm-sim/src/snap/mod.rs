@@ -10,10 +10,11 @@
 //!
 //! * `world`: the world and its turns. `sides`: what is known of an origin or a snapshot.
 //!   `control`, `verbs`: what is done to devices. `power`: rests, power cuts, and what comes back
-//!   after them. `counts`: how much of it.
+//!   after them. `maps`: what has changed, as devices say. `counts`: how much of it.
 
 mod control;
 mod counts;
+mod maps;
 mod power;
 mod sides;
 mod verbs;

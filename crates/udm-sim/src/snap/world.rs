@@ -32,6 +32,8 @@ pub struct World {
     pub(super) fails: bool,
     pub(super) rest_at: u64,
     pub(super) counts: Counts,
+    /// Checkpoints that clients have.
+    pub(super) held: Vec<super::maps::Held>,
 }
 
 /// Sectors of a store that has room for all of an origin, whatever its chunks.
@@ -113,6 +115,7 @@ impl World {
             fails,
             rest_at: 500 + build.span(1500),
             counts: Counts { blocks: u64::from(block > 1), ..Counts::default() },
+            held: Vec::new(),
         };
         world.boot()?;
         Ok(world)
@@ -172,6 +175,9 @@ impl World {
             return Err(wrong);
         }
         let cut = !self.dead && lock(&self.machine.env).dead;
+        if !cut {
+            self.look_at_maps()?;
+        }
         let drawn = !self.machine.resting && !self.dead && self.machine.crowded.is_none();
         if cut || drawn && self.on(Class::Crash) && self.machine.control.one_in(6000) {
             self.power_off();
