@@ -24,6 +24,13 @@ pub trait Device: Send + Sync {
     /// it.
     fn look_again(&self) {}
 
+    /// True when others can make it shorter, and a write of ours would then make it longer again,
+    /// with zeroes where data was. Who keeps something in it looks now and then whether its last
+    /// block is there: a read of that fails when it is not, and then its limits say how much is.
+    fn can_be_cut(&self) -> bool {
+        false
+    }
+
     /// How it is to grow when whoever keeps something in it is about to need more; `None` where
     /// nobody has said so.
     fn growth(&self) -> Option<Growth> {

@@ -39,6 +39,11 @@ impl SimPath {
 }
 
 impl Device for SimPath {
+    /// None is: that looks at the ends of stores disturb nobody is what can be seen here.
+    fn can_be_cut(&self) -> bool {
+        self.index % 3 == 2
+    }
+
     fn id(&self) -> DeviceId {
         self.id
     }

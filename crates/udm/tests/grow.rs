@@ -267,7 +267,7 @@ fn a_store_that_others_change_is_told_of_in_one_line() {
     assert!(write(100) == 0 && write(101) == 0, "the origin goes on");
     assert_eq!(state(&server), "invalid");
     let log = warnings(&server);
-    assert!(log.len() == 1 && log[0].contains("Invalidating snapshot: Error reading/writing"), "{log:?}");
+    assert!(log.len() == 1 && log[0].contains("Invalidating snapshot: "), "{log:?}");
     assert_eq!(std::fs::metadata(folder.path().join("s.cow")).unwrap().len(), 64 << 10);
 
     // Too small for anything, when it is loaded.
@@ -282,6 +282,57 @@ fn a_store_that_others_change_is_told_of_in_one_line() {
     let said =
         server.refuses(&["snapshot", "create", "u", "--of", "disk", "--store", "mem:1M", "--grow", "1M"]);
     assert_eq!(said, "udm: u: mem:1M: only a regular file grows: Invalid argument\n");
+}
+
+/// What was cut off would read as zeroes once something behind it is written.
+#[test]
+fn a_store_that_was_cut_is_found_out_though_writes_make_it_longer() {
+    for (kind, header) in [(&[][..], Some(false)), (&["--transient"], None)] {
+        let (folder, disk) = image(256);
+        let server = Server::start(&[&format!("disk={}", disk.display())]);
+        let create = ["snapshot", "create", "s", "--of", "disk", "--size", "1M", "--grow", "0"];
+        server.says(&[&create[..], kind].concat());
+        let path = folder.path().join("s.cow");
+        let cow = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let (mut origin, mut snapshot) =
+            (Client::connect(&server.nbd, "disk"), Client::connect(&server.nbd, "s"));
+        assert!((0..240).all(|chunk| origin.one(Nbd::Write, chunk * CHUNK, 4096) == 0));
+        cow.set_len(64 << 10).unwrap();
+        // What is kept is written over, far behind what is left.
+        let mut seen = Vec::new();
+        until("an invalid snapshot", || {
+            seen.push(snapshot.one(Nbd::Write, 200 * CHUNK, 4096));
+            (state(&server) == "invalid").then_some(())
+        });
+        assert!(seen.iter().all(|answer| [0, 5].contains(answer)), "{seen:?}");
+        assert!((0..256).all(|chunk| snapshot.one(Nbd::Read, chunk * CHUNK, 512) == 5));
+        assert_eq!(origin.one(Nbd::Write, 250 * CHUNK, 4096), 0, "the origin goes on");
+        let log = warnings(&server);
+        assert!(log.len() == 1 && log[0].ends_with("s: Invalidating snapshot: The store was made shorter."));
+        assert!(cow.metadata().unwrap().len() < 1 << 20);
+        assert!(header.is_none_or(|valid| store(&path, 256).valid == valid));
+    }
+}
+
+/// The same where the end itself is written: it does not come back.
+#[test]
+fn the_end_of_a_store_that_was_cut_stays_away() {
+    let (folder, disk) = image(256);
+    let server = Server::start(&[&format!("disk={}", disk.display())]);
+    server.says(&["snapshot", "create", "s", "--of", "disk", "--size", "256k", "--grow", "0"]);
+    let cow = OpenOptions::new().write(true).open(folder.path().join("s.cow")).unwrap();
+    let (mut origin, mut snapshot) =
+        (Client::connect(&server.nbd, "disk"), Client::connect(&server.nbd, "s"));
+    assert!((0..62).all(|chunk| origin.one(Nbd::Write, chunk * CHUNK, 4096) == 0));
+    assert!(server.says(&["status", "s"]).contains("512/512"), "a full store");
+    cow.set_len(64 << 10).unwrap();
+    assert_eq!(snapshot.one(Nbd::Write, 61 * CHUNK, 4096), 5);
+    assert_eq!(cow.metadata().unwrap().len(), 64 << 10);
+    until("an invalid snapshot", || {
+        let answer = snapshot.one(Nbd::Read, 0, 512);
+        (answer == 5 && state(&server) == "invalid").then_some(())
+    });
+    assert_eq!(warnings(&server).len(), 1, "{:?}", warnings(&server));
 }
 
 #[test]

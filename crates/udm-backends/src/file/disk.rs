@@ -188,8 +188,9 @@ impl Disk {
         self.cut.load(Relaxed)
     }
 
-    /// A request found the end where there should be more.
-    pub(super) fn found_cut(&self) {
+    /// A request found that byte `end` is missing, where there should be more.
+    pub(super) fn found_cut(&self, end: u64) {
+        self.size.fetch_min(Sectors::from_bytes(end / self.block * self.block).0, Relaxed);
         self.cut.store(true, Relaxed);
     }
 }

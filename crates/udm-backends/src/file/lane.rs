@@ -51,6 +51,7 @@ impl FileLane {
             fd: Arc::clone(&handle.fd),
             witness: handle.witness.clone(),
             syncs: Arc::clone(&handle.syncs),
+            reach: disk.reach(),
             cut: false,
             pool: BufPool::new(KEEP),
             in_memory: disk.in_memory,
@@ -195,6 +196,7 @@ impl FileLane {
     /// numbers that hardly ever change.
     fn look(&mut self) {
         self.limits.size = self.shared.disk.reach();
+        self.shared.reach = self.limits.size;
         self.shared.cut = self.shared.disk.is_cut();
     }
 }

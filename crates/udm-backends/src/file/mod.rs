@@ -17,7 +17,8 @@
 //!   respect too) unless `exclusive=off`.
 //! * **Size.** Rounded down to sectors (with `direct=on` to the block of direct I/O), read again at
 //!   each load, so that a disk may grow under a table that is then loaded anew. A disk that shrank
-//!   gives a path error where it is missing, and is not made longer by writes once that is known.
+//!   gives a path error where it is missing, and is not made longer by writes once that is known;
+//!   a write of its last block looks first. So what was cut off is missing for good, and seen.
 //!   A regular file is made longer when it is asked to be ([`grow`]).
 //! * **Durable.** The volatile cache is the page cache, or the disk's own, so a flush is
 //!   `fdatasync`, and FUA is `RWF_DSYNC`. With the page cache a failed sync is for good, a medium
@@ -106,6 +107,10 @@ impl Device for File {
     fn look_again(&self) {
         // What can't be looked at keeps the size that it had.
         let _ = self.disk.refresh();
+    }
+
+    fn can_be_cut(&self) -> bool {
+        !self.disk.is_block
     }
 
     fn growth(&self) -> Option<Growth> {

@@ -47,6 +47,8 @@ impl FileLane {
             Step::Check => {
                 self.recycle(data);
                 if bytes < u64::from(self.limits.logical_block) {
+                    let end = self.slots[key].aside + bytes;
+                    self.shared.disk.found_cut(end);
                     return Next::End(Status::IoErr);
                 }
                 self.checked(key)
@@ -108,7 +110,8 @@ impl FileLane {
             Step::End(status) => {
                 self.recycle(data);
                 if bytes == 0 {
-                    self.shared.disk.found_cut();
+                    let end = self.slots[key].aside;
+                    self.shared.disk.found_cut(end);
                     return Next::End(Status::IoErr);
                 }
                 Next::End(status)
@@ -250,7 +253,8 @@ impl FileLane {
     /// what others may still have.
     fn ended_early(&mut self, key: usize, data: Segments) -> Next {
         self.give_back(key, data);
-        self.shared.disk.found_cut();
+        let slot = &self.slots[key];
+        self.shared.disk.found_cut(slot.bio.sector.bytes() + slot.done);
         Next::End(Status::IoErr)
     }
 

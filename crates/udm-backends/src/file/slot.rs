@@ -6,7 +6,7 @@ use super::sync::{Barrier, Syncs, Ticket};
 use rustix::fs::FallocateFlags;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use udm_core::{Bio, BioFlags, BufPool, Op, Segments, Status};
+use udm_core::{Bio, BioFlags, BufPool, Op, Sectors, Segments, Status};
 use udm_runtime::RingOp;
 
 /// The most bytes in a buffer of the lane's own: data that is not aligned, and zeroes, move in
@@ -16,8 +16,8 @@ pub(super) const PIECE: u64 = 128 << 10;
 /// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Its last block is read, before anything is changed on a disk that was cut: a write would
-    /// make a file longer again.
+    /// Its last block is read, before anything is changed on a disk that was cut, and before the
+    /// last block of a file is: a write would make a file longer again.
     Check,
     /// The flush before the write (`PREFLUSH`), or that a flush is.
     Flush,
@@ -92,6 +92,8 @@ pub(super) struct Shared {
     pub(super) witness: Option<Arc<OwnedFd>>,
     pub(super) disk: Arc<Disk>,
     pub(super) syncs: Arc<Syncs>,
+    /// How far the disk reached as of this batch.
+    pub(super) reach: Sectors,
     /// The disk has lost some of its end, as of this batch.
     pub(super) cut: bool,
     pub(super) pool: BufPool,
@@ -118,7 +120,9 @@ impl Slot {
             barrier: None,
         };
         let changes = !matches!(slot.bio.op, Op::Read | Op::Flush);
-        slot.step = if changes && shared.cut {
+        // Whatever else is written, a file that was cut stays shorter than it was.
+        let is_last = slot.bio.end().0 == shared.reach.0 && !shared.disk.is_block;
+        slot.step = if changes && (shared.cut || is_last) {
             slot.aside = slot.bio.end().bytes().saturating_sub(u64::from(shared.disk.block()));
             Step::Check
         } else {

@@ -329,6 +329,9 @@ impl Lane for SnapshotLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let epoch = self.reader.begin(&self.snapshot.readers);
         let (leg, count) = self.place_front(batch, epoch);
+        if leg == STORE || count < batch.len() {
+            self.engine.look_at_last(0, cx);
+        }
         if count == batch.len() {
             self.engine.legs.submit(leg, batch, cx);
         } else {

@@ -48,6 +48,8 @@ enum Errand {
     Records { part: usize },
     /// The header of a store that is invalid.
     Header { part: usize },
+    /// The last block of a store that can be cut, when it had this size.
+    Last { part: usize, size: Sectors },
 }
 
 /// A snapshot that the lane looks after.
@@ -69,6 +71,9 @@ pub(in crate::snapshot) struct Part {
     behind: bool,
     /// The store has a cache, or may get one.
     is_cached: bool,
+    /// When it is looked at whether the store is as long as it was; never for one that can't be
+    /// cut.
+    last_at: Nanos,
 }
 
 /// See the module's documentation.
@@ -121,6 +126,7 @@ impl Engine {
                 writing: None,
                 behind: false,
                 is_cached: limits.write_cache || snapshot.store.device.stacked().is_some(),
+                last_at: if snapshot.store.device.can_be_cut() { Nanos(0) } else { Nanos::NEVER },
             });
         }
         Ok(Engine {
@@ -271,9 +277,21 @@ impl Engine {
         for part in 0..self.parts.len() {
             self.commit(part);
         }
+        if !self.is_idle() {
+            (0..self.parts.len()).for_each(|part| self.look_at_last(part, cx));
+        }
         if self.legs.send(cx) {
             // What was just sent may be done already.
             cx.wake_now();
+        }
+    }
+
+    /// The store of `part` is in use: looks now and then whether it is as long as it was.
+    #[inline]
+    pub(in crate::snapshot) fn look_at_last(&mut self, part: usize, cx: &mut Cx<'_>) {
+        let at = self.parts[part].last_at;
+        if at != Nanos::NEVER && at <= cx.now() {
+            self.read_last(part, cx.now());
         }
     }
 
@@ -316,6 +334,7 @@ impl Engine {
             Errand::Flush { part } => self.was_flushed(part, bio.status),
             Errand::Records { part } => self.were_written(part, &bio),
             Errand::Header { part } => self.was_marked(part, bio.status),
+            Errand::Last { part, size } => self.last_was_read(part, size, bio.status),
         }
         self.put(bio);
     }

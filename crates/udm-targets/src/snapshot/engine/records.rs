@@ -6,8 +6,11 @@ use super::super::state::Health;
 use super::{Engine, Errand};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Bio, BioFlags, Op, SECTOR_SIZE, Status};
+use udm_core::{Bio, BioFlags, Nanos, Op, SECTOR_SIZE, Sectors, Status};
 use udm_wire::cow::Header;
+
+/// How often it is looked, at the most, whether a store that is in use has been cut.
+const LAST_EVERY: Nanos = Nanos(100_000_000);
 
 /// Records on their way.
 pub(super) struct Writing {
@@ -149,6 +152,31 @@ impl Engine {
         let snapshot = &self.parts[index].snapshot;
         let Some(commits) = &snapshot.commits else { return };
         commits.durable(|copied| snapshot.publish(copied));
+    }
+
+    /// Reads the last block of a store that others can make shorter. What was cut off reads as
+    /// zeroes when something behind it is written.
+    #[cold]
+    pub(super) fn read_last(&mut self, index: usize, now: Nanos) {
+        let part = &mut self.parts[index];
+        part.last_at = now + LAST_EVERY;
+        let (size, block) = (part.snapshot.store.device.limits().size, part.block);
+        let sectors = Sectors(block as u64 / SECTOR_SIZE);
+        if size < sectors || !part.snapshot.is_valid() {
+            return;
+        }
+        let mut bio = self.pool.get().expect("the pool has no bound");
+        (bio.sectors, bio.data) = (sectors, self.bufs.get(block).into());
+        let errand = Errand::Last { part: index, size };
+        self.send(1 + index, bio, (Op::Read, BioFlags::empty(), size.0 - sectors.0), errand);
+    }
+
+    /// The last block of a store that had `size` was read, or not.
+    pub(super) fn last_was_read(&mut self, index: usize, size: Sectors, status: Status) {
+        // A disk that fails is one that data can come back from.
+        if !status.is_ok() && self.parts[index].snapshot.store.device.limits().size < size {
+            self.lose(index, "The store was made shorter");
+        }
     }
 
     pub(super) fn was_marked(&mut self, index: usize, status: Status) {
