@@ -120,6 +120,14 @@ fn e11_a_disk_that_comes_back() {
     std::fs::remove_file(&bad).unwrap();
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(mount.file(), &link).unwrap();
+    // Who looks at it offline is told as well.
+    for verb in ["info", "check", "compact"] {
+        let out = udm(&["cow", verb, link.to_str().unwrap(), "--state"]).arg(&state).output().unwrap();
+        assert_eq!(out.status.success(), verb == "info", "{verb}");
+        let said = text(&out.stdout) + &text(&out.stderr);
+        let first = if verb == "compact" { "udm: " } else { "state       invalid\nmarked      " };
+        assert!(said.starts_with(&format!("{first}{} has lost a copy", mount.file().display())), "{said}");
+    }
     let server = start(&["disk=0 2048 snapshot-origin mem:1M"]);
     for name in [mount.file(), link.clone()] {
         let said = server.refuses(&["create", "s", "--table", &format!("{SNAPSHOT} {} P 8", name.display())]);

@@ -12,6 +12,7 @@
 //! the data until all records that are durable point to the new one.
 
 use super::CompactArgs;
+use super::print::marked;
 use super::store::{Store, records};
 use crate::output::to_stdout;
 use anyhow::{Context, Result, bail};
@@ -92,6 +93,9 @@ pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
     let Some(header) = store.header else { bail!("{}: it is blank", path.display()) };
     if !header.valid {
         bail!("{}: the snapshot in it is invalid: nothing of it is of use", path.display());
+    }
+    if let Some(why) = marked(&args.store) {
+        bail!("{why}");
     }
     let disk = |file: &File| file.metadata().map(|meta| meta.blocks() * 512).ok();
     let before = disk(&file);
@@ -229,147 +233,4 @@ impl Plan {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rand::rngs::SmallRng;
-    use rand::{RngExt, SeedableRng};
-    use std::cell::{Cell, RefCell};
-    use std::collections::BTreeMap;
-    use udm_wire::cow::ChunkSize;
-
-    /// Bytes of a sector: what is written whole or not at all.
-    const SECTOR: usize = 512;
-
-    /// A medium whose power is cut before its operation number `left`: of what was not synced each
-    /// sector is there or not.
-    struct Cut {
-        durable: RefCell<Vec<u8>>,
-        now: RefCell<Vec<u8>>,
-        left: Cell<u32>,
-    }
-
-    impl Cut {
-        fn step(&self) -> io::Result<()> {
-            let left = self.left.get().checked_sub(1).ok_or(io::ErrorKind::Interrupted)?;
-            self.left.set(left);
-            Ok(())
-        }
-
-        /// What is there behind the cut.
-        fn after(&self, seed: u64) -> Vec<u8> {
-            let (durable, now, mut rng) =
-                (self.durable.borrow(), self.now.borrow(), SmallRng::seed_from_u64(seed));
-            let longest = if rng.random() { &*durable } else { &*now };
-            let mut found = longest.clone();
-            for (at, sector) in found.chunks_mut(SECTOR).enumerate() {
-                let from = if rng.random() { &*durable } else { &*now };
-                match from.get(at * SECTOR..at * SECTOR + sector.len()) {
-                    Some(bytes) => sector.copy_from_slice(bytes),
-                    None => sector.fill(0),
-                }
-            }
-            found
-        }
-    }
-
-    impl Medium for Cut {
-        fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
-            let (now, at) = (self.now.borrow(), at as usize);
-            bytes.copy_from_slice(now.get(at..at + bytes.len()).ok_or(io::ErrorKind::UnexpectedEof)?);
-            Ok(())
-        }
-
-        fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
-            self.step()?;
-            self.now.borrow_mut()[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
-            Ok(())
-        }
-
-        fn sync(&self) -> io::Result<()> {
-            self.step()?;
-            self.durable.borrow_mut().clone_from(&self.now.borrow());
-            Ok(())
-        }
-
-        fn set_len(&self, len: u64) -> io::Result<()> {
-            self.step()?;
-            self.now.borrow_mut().resize(len as usize, 0);
-            Ok(())
-        }
-    }
-
-    /// A store of `exceptions` exceptions in random chunks, with leftovers behind them.
-    fn store(rng: &mut SmallRng, exceptions: usize) -> Vec<u8> {
-        let chunk = ChunkSize::new(1 << rng.random_range(0..3)).unwrap();
-        let (layout, bytes) = (Layout::new(chunk), chunk.bytes() as usize);
-        let chunks = layout.chunks_for(exceptions as u64) + rng.random_range(0..200);
-        let mut image = vec![0; chunks as usize * bytes];
-        Header { valid: true, chunk }.encode(&mut image[..bytes]);
-        let mut places: Vec<u64> = (2..chunks).filter(|chunk| !layout.is_metadata(*chunk)).collect();
-        for index in 0..exceptions {
-            let new = places.swap_remove(rng.random_range(0..places.len()));
-            let (area, place) = (index as u64 / layout.records(), index % layout.records() as usize);
-            let at = layout.area(area) as usize * bytes;
-            Exception { old: index as u64 * 3, new }.encode(&mut image[at..at + bytes], place);
-            image[new as usize * bytes..][..bytes].fill(index as u8 | 1);
-            if exceptions % layout.records() as usize > index {
-                // Behind the end there is something that looks like a record.
-                let last = layout.area(exceptions as u64 / layout.records()) as usize * bytes;
-                image[last + bytes - RECORD_LEN..last + bytes].fill(7);
-            }
-        }
-        image
-    }
-
-    /// What a store keeps: the data of each chunk of the origin.
-    fn kept(image: &[u8]) -> (BTreeMap<u64, Vec<u8>>, Summary) {
-        let header = Header::decode(image).unwrap().unwrap();
-        let bytes = header.chunk.bytes() as usize;
-        let read = |at: u64, into: &mut [u8]| {
-            into.copy_from_slice(&image[at as usize..at as usize + into.len()]);
-            Ok(())
-        };
-        let mut kept = BTreeMap::new();
-        let found = records(read, header, image.len() as u64, None, |Exception { old, new }| {
-            kept.insert(old, image[new as usize * bytes..][..bytes].to_vec());
-            Ok(())
-        });
-        (kept, found.unwrap())
-    }
-
-    #[test]
-    fn a_cut_at_any_point_leaves_what_was_kept() {
-        let (mut cuts, mut moved) = (0, 0);
-        for seed in 0..40 {
-            let mut rng = SmallRng::seed_from_u64(seed);
-            let count = rng.random_range(0..100);
-            let image = store(&mut rng, count);
-            let (wanted, _) = kept(&image);
-            for left in 0.. {
-                let medium = Cut {
-                    durable: RefCell::new(image.clone()),
-                    now: RefCell::new(image.clone()),
-                    left: Cell::new(left),
-                };
-                let header = Header::decode(&image).unwrap().unwrap();
-                let plan = Plan::new(&medium, header, image.len() as u64).unwrap();
-                let len = if seed % 2 == 0 { plan.least() } else { plan.size };
-                let done = plan.carry_out(&medium, len, |_| {});
-                for chance in 0..4 {
-                    assert_eq!(kept(&medium.after(chance)).0, wanted, "seed {seed}, cut {left}");
-                }
-                cuts += 1;
-                if done.is_ok() {
-                    let after = medium.now.borrow();
-                    assert_eq!((&*after, after.len() as u64), (&*medium.durable.borrow(), len));
-                    let (_, found) = kept(&after);
-                    assert_eq!((found.holes, found.leftover), (Vec::new(), None), "seed {seed}");
-                    assert!(found.next_free <= plan.layout.chunks_for(plan.found.exceptions));
-                    moved += plan.moves;
-                    break;
-                }
-            }
-        }
-        assert!(cuts > 1000 && moved > 500, "{cuts} cuts, {moved} chunks moved");
-    }
-}
+mod tests;

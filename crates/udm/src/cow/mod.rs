@@ -11,6 +11,7 @@ mod compact;
 mod print;
 mod store;
 
+use crate::cli::StateArgs;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
@@ -59,6 +60,8 @@ struct StoreArgs {
     /// Print JSON: positions and sizes in bytes
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    state: StateArgs,
 }
 
 /// `udm cow check`.

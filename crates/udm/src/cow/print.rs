@@ -8,6 +8,7 @@ use serde::Serialize;
 use std::io::Write;
 use std::ops::Range;
 use std::process::ExitCode;
+use udm_control::state_folder::StoreId;
 use udm_core::{SECTOR_SIZE, Sectors};
 use udm_wire::cow::{Exception, Header, Layout, Summary};
 
@@ -15,6 +16,9 @@ use udm_wire::cow::{Exception, Header, Layout, Summary};
 #[derive(Serialize)]
 struct Report {
     state: &'static str,
+    /// Why it is invalid, when a server keeps that and the store does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    marked: Option<String>,
     size_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     chunk_bytes: Option<u64>,
@@ -62,17 +66,27 @@ pub(super) fn check(args: &CheckArgs) -> Result<ExitCode> {
 fn report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(Report, bool)> {
     let store = Store::open(&args.store)?;
     let Some(header) = store.header else {
-        let blank = Report { state: "blank", size_bytes: store.size, chunk_bytes: None, records: None };
+        let blank =
+            Report { state: "blank", marked: None, size_bytes: store.size, chunk_bytes: None, records: None };
         return Ok((blank, true));
     };
     let summary = store.read(header, origin_size, |_| Ok(()))?;
+    let marked = marked(args).filter(|_| header.valid);
+    let usable = header.valid && marked.is_none();
     let report = Report {
-        state: if header.valid { "valid" } else { "invalid" },
+        state: if usable { "valid" } else { "invalid" },
+        marked,
         size_bytes: store.size,
         chunk_bytes: Some(header.chunk.bytes()),
         records: Some(Records::new(header, &summary, store.size)),
     };
-    Ok((report, header.valid))
+    Ok((report, usable))
+}
+
+/// What a server keeps against a store that could not be told that it is invalid.
+/// Nobody has a folder that can't be named.
+pub(super) fn marked(args: &StoreArgs) -> Option<String> {
+    args.state.open().ok()?.mark(StoreId::named(&args.store)).why()
 }
 
 impl Records {
@@ -97,6 +111,9 @@ fn show(report: &Report, json: bool) -> Result<()> {
             return Ok(writeln!(out, "{}", serde_json::to_string(report)?)?);
         }
         writeln!(out, "state       {}", report.state)?;
+        if let Some(why) = &report.marked {
+            writeln!(out, "marked      {why}")?;
+        }
         writeln!(out, "size        {} bytes", report.size_bytes)?;
         if let Some(chunk) = report.chunk_bytes {
             writeln!(out, "chunk       {chunk} bytes, {} sectors", chunk / SECTOR_SIZE)?;
