@@ -292,3 +292,66 @@ pub fn cow(data: &[u8]) {
     assert!(end.exceptions <= layout.capacity(chunks) && end.next_free <= chunks + 1);
     assert!(end.holes.iter().all(|hole| hole.start < hole.end && hole.end < end.next_free));
 }
+
+/// What a client hears, as it may be compared; fed in pieces of `step` bytes.
+fn hear(data: &[u8], step: usize) -> (Vec<String>, Vec<u8>) {
+    use nbd::client::{Asked, Event, Replies, Shake, Wish};
+    let wish =
+        Wish { export: "x".into(), structured: true, contexts: vec![nbd::CONTEXT_ALLOCATION.into()] };
+    let (mut shake, mut replies): (_, Option<Replies>) = (Shake::new(wish), None);
+    let (mut said, mut content) = (Vec::new(), vec![0; 4096]);
+    for mut input in data.chunks(step) {
+        loop {
+            let Some(replies) = &mut replies else {
+                match shake.take(&mut input) {
+                    Err(error) => {
+                        one_line(&error);
+                        return (vec![error.to_string()], content);
+                    }
+                    Ok(None) => break assert!(input.is_empty()),
+                    Ok(Some(export)) => {
+                        said.push(format!("{export:?}"));
+                        let mut fresh = Replies::new(&export);
+                        for (tag, command) in
+                            [nbd::Command::Read, nbd::Command::Write, nbd::Command::BlockStatus]
+                                .into_iter()
+                                .enumerate()
+                        {
+                            let flags = nbd::CommandFlags::empty();
+                            fresh.ask(tag as u64, Asked { command, flags, offset: 512, len: 4096 });
+                        }
+                        replies = Some(fresh);
+                        continue;
+                    }
+                }
+            };
+            match replies.take(&mut input) {
+                Err(error) => {
+                    one_line(&error);
+                    said.push(error.to_string());
+                    return (said, content);
+                }
+                Ok(None) => break assert!(input.is_empty()),
+                Ok(Some(Event::Data { at, bytes, .. })) => {
+                    content[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+                }
+                Ok(Some(Event::Zeroes { at, len, .. })) => {
+                    content[at as usize..(at + len) as usize].fill(0);
+                }
+                Ok(Some(event)) => said.push(format!("{event:?}")),
+            }
+        }
+    }
+    (said, content)
+}
+
+/// All that a server says to a client: [`nbd::client::Shake`], [`nbd::client::Replies`], with three
+/// requests under way from the begin. The first byte is the length of the pieces; they do not
+/// matter, no request ends twice, and nothing lands outside of its read.
+pub fn nbd_client(data: &[u8]) {
+    let Some((step, data)) = data.split_first() else { return };
+    let whole = hear(data, data.len().max(1));
+    assert_eq!(hear(data, usize::from(*step).max(1)), whole, "pieces do not matter");
+    let ended = whole.0.iter().filter(|said| said.starts_with("Done")).count();
+    assert!(ended <= 3, "{:?}", whole.0);
+}

@@ -215,6 +215,34 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
+/// All that a server says to a client that has three requests under way.
+fn conversation() -> impl Strategy<Value = Vec<u8>> {
+    (any::<u8>(), any::<bool>()).prop_map(|(step, holes)| {
+        let mut out = vec![step];
+        out.extend(nbd::greeting(nbd::HandshakeFlags::FIXED_NEWSTYLE));
+        nbd::put_ack(&mut out, nbd::OPT_STRUCTURED_REPLY);
+        nbd::put_meta_context(&mut out, nbd::OPT_SET_META_CONTEXT, 7, nbd::CONTEXT_ALLOCATION);
+        nbd::put_ack(&mut out, nbd::OPT_SET_META_CONTEXT);
+        let flags = nbd::ExportFlags::HAS_FLAGS;
+        nbd::put_info(&mut out, nbd::OPT_GO, &nbd::Info::Export { size: 1 << 20, flags });
+        nbd::put_ack(&mut out, nbd::OPT_GO);
+        let [read, write, status] = [0u64, 1, 2].map(|key| (key + 1) << 32 | key);
+        out.extend(nbd::SimpleReply { error: 0, cookie: write }.encode());
+        out.extend(nbd::chunk_hole(read, 1024, 100, false));
+        out.extend(nbd::chunk_block_status_header(status, 7, 1, holes));
+        out.extend(nbd::block_descriptor(4096, 3));
+        out.extend(nbd::chunk_data_header(read, 512, 512, false));
+        out.extend([9; 512]);
+        out.extend(nbd::chunk_data_header(read, 1124, 3484, holes));
+        out.extend([8; 3484]);
+        if !holes {
+            nbd::put_chunk_error(&mut out, status, 5, "no");
+            out.extend(nbd::chunk_none(read));
+        }
+        out
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -228,6 +256,7 @@ proptest! {
         fuzz::nbd_request(&data);
         fuzz::nbd_option_reply(&data);
         fuzz::nbd_reply(&data);
+        fuzz::nbd_client(&data);
     }
 
     #[test]
@@ -267,6 +296,11 @@ proptest! {
     #[test]
     fn replies(data in mutated(reply())) {
         fuzz::nbd_reply(&data);
+    }
+
+    #[test]
+    fn conversations(data in mutated(conversation())) {
+        fuzz::nbd_client(&data);
     }
 
     #[test]

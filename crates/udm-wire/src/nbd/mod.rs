@@ -7,12 +7,12 @@
 //!
 //! A server sends [`greeting`], feeds what it receives to a [`HandshakeParser`] and answers each
 //! [`ClientOption`] with the `put_*` functions; behind a successful `EXPORT_NAME` or `GO` it reads
-//! [`Request`]s of [`Request::SIZE`] bytes and sends [`SimpleReply`]s or chunks. A client does the
-//! reverse with [`Greeting`], [`ClientOption::encode`], [`OptionReply`], [`Request::encode`] and
-//! [`ReplyHeader`].
+//! [`Request`]s of [`Request::SIZE`] bytes and sends [`SimpleReply`]s or chunks. What a client
+//! does is in [`client`].
 //!
 //! All integers are big-endian on the wire. Nothing here panics on what the other side sent.
 
+pub mod client;
 mod consts;
 mod handshake;
 mod option;

@@ -1,0 +1,107 @@
+//! A client of an NBD server, without I/O: bytes in, events out.
+//!
+//! [`Shake`] goes from the server's greeting to the begin of transmission, [`Replies`] takes it on
+//! from there. Both take bytes as they arrive, cut anywhere, and neither believes what a server
+//! says: an answer that nobody asked for, that does not fit its request, or that leaves a part of a
+//! read out is an error, behind which the connection is of no more use.
+
+mod covered;
+mod replies;
+mod shake;
+
+pub use replies::{Asked, Event, Replies};
+pub use shake::{Shake, Wish};
+
+use super::{
+    BlockSizes, ExportFlags, OPT_EXPORT_NAME, OPT_GO, OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY,
+    PAYLOAD_MAX_DEFAULT, ProtocolError, REP_ERR_BLOCK_SIZE_REQD, REP_ERR_INVALID, REP_ERR_PLATFORM,
+    REP_ERR_POLICY, REP_ERR_SHUTDOWN, REP_ERR_TLS_REQD, REP_ERR_UNKNOWN, REP_ERR_UNSUP,
+};
+use crate::words::shown;
+
+/// What a server says of an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// Size in bytes.
+    pub size: u64,
+    /// What it can do.
+    pub flags: ExportFlags,
+    /// What lengths and alignments it takes; what the protocol has every client assume where the
+    /// server says nothing.
+    pub blocks: BlockSizes,
+    /// Structured replies were agreed on.
+    pub structured: bool,
+    /// The metadata contexts that were agreed on: what each is called in a block status, and its
+    /// name.
+    pub contexts: Vec<(u32, String)>,
+}
+
+impl Export {
+    /// The block sizes of a server that says nothing of them (proto.md, "Block size constraints").
+    pub const BLOCKS_ASSUMED: BlockSizes =
+        BlockSizes { minimum: 1, preferred: 4096, maximum: PAYLOAD_MAX_DEFAULT };
+}
+
+/// Why a connection to a server is of no (more) use; prints as one line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClientError {
+    /// What came is not the protocol.
+    #[error(transparent)]
+    Protocol(#[from] ProtocolError),
+    /// The handshake of a server of before 2011.
+    #[error("the server does not speak the fixed newstyle handshake")]
+    Oldstyle,
+    /// The server says no.
+    #[error("the server refuses {}: {}{}", option_name(*option), reason(*error), behind(text))]
+    Refused {
+        /// What was asked for (`OPT_*`).
+        option: u32,
+        /// Why not (`REP_ERR_*`).
+        error: u32,
+        /// The server's own words; may be empty.
+        text: String,
+    },
+    /// The answer to one question does not fit it.
+    #[error("the server answers option {asked} with {why}")]
+    Handshake {
+        /// The option.
+        asked: u32,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// A reply to a request that is not under way.
+    #[error("a reply to nothing: cookie {0:#x}")]
+    Unasked(u64),
+    /// A reply that does not fit its request.
+    #[error("a reply that does not fit its request: {0}")]
+    Misfit(&'static str),
+}
+
+fn option_name(option: u32) -> &'static str {
+    match option {
+        OPT_EXPORT_NAME | OPT_GO => "the export",
+        OPT_STRUCTURED_REPLY => "structured replies",
+        OPT_SET_META_CONTEXT => "metadata contexts",
+        _ => "an option",
+    }
+}
+
+/// What a refusal means.
+fn reason(error: u32) -> &'static str {
+    match error {
+        REP_ERR_UNSUP => "it does not know the option",
+        REP_ERR_POLICY => "not allowed",
+        REP_ERR_INVALID => "malformed",
+        REP_ERR_PLATFORM => "not on its platform",
+        REP_ERR_TLS_REQD => "it wants TLS, which udm does not do",
+        REP_ERR_UNKNOWN => "no such export",
+        REP_ERR_SHUTDOWN => "it is shutting down",
+        REP_ERR_BLOCK_SIZE_REQD => "it wants to be asked for its block sizes",
+        _ => "another error",
+    }
+}
+
+/// A server's words behind what they explain.
+fn behind(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(" ({})", shown(text)) }
+}

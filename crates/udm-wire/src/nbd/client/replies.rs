@@ -1,0 +1,320 @@
+//! Requests that are under way, and the server's answers to them.
+
+use super::super::{
+    CHUNK_BLOCK_STATUS, CHUNK_FLAG_ERROR, CHUNK_OFFSET_DATA, Chunk, ChunkHeader, Command, CommandFlags,
+    ReplyHeader, Request, STRING_MAX, SimpleReply, long,
+};
+use super::covered::Covered;
+use super::{ClientError, Export};
+use slab::Slab;
+
+/// The longest payload of a chunk that is no data, in bytes: an error with a text and an offset.
+const CHUNK_MAX: u32 = 6 + STRING_MAX as u32 + 8;
+/// The longest block status in bytes: its context and 128 Ki descriptors.
+const STATUS_MAX: u32 = 4 + (8 << 17);
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// What to do.
+    pub command: Command,
+    /// Modifiers.
+    pub flags: CommandFlags,
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes; above 0 for a read.
+    pub len: u32,
+}
+
+/// What a server answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// Bytes of a read. Each byte of it comes once, in any order.
+    Data {
+        /// The request's.
+        tag: u64,
+        /// Where they stand in the read.
+        at: u32,
+        /// What stands there.
+        bytes: &'a [u8],
+    },
+    /// Zeroes of a read.
+    Zeroes {
+        /// The request's.
+        tag: u64,
+        /// Where they stand in the read.
+        at: u32,
+        /// How many.
+        len: u32,
+    },
+    /// What a context says of the range asked about, from its begin on.
+    Status {
+        /// The request's.
+        tag: u64,
+        /// The context.
+        context: u32,
+        /// Lengths in bytes, above 0, and the context's flags. They may reach beyond the range.
+        descriptors: Vec<(u32, u32)>,
+    },
+    /// The request has ended. If it is a read that succeeded, all of it has come.
+    Done {
+        /// The request's.
+        tag: u64,
+        /// An NBD error, 0 for success.
+        error: u32,
+    },
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Replies {
+    structured: bool,
+    contexts: Vec<u32>,
+    under_way: Slab<UnderWay>,
+    /// Distinguishes requests that had the same place one after the other.
+    turn: u32,
+    stage: Stage,
+    /// What has arrived of a header or chunk.
+    held: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    cookie: u64,
+    tag: u64,
+    asked: Asked,
+    /// What a chunk said, 0 while none did.
+    error: u32,
+    covered: Covered,
+}
+
+/// What comes next.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    Header,
+    /// The offset that a data chunk begins with.
+    Offset {
+        key: usize,
+        header: ChunkHeader,
+    },
+    /// Bytes of a read.
+    Data {
+        key: usize,
+        at: u32,
+        left: u32,
+        done: bool,
+    },
+    /// The payload of any other chunk.
+    Payload {
+        key: usize,
+        header: ChunkHeader,
+    },
+    /// Nothing: the request has ended.
+    End {
+        key: usize,
+    },
+}
+
+impl Replies {
+    /// At the begin of transmission on `export`.
+    #[must_use]
+    pub fn new(export: &Export) -> Replies {
+        Replies {
+            structured: export.structured,
+            contexts: export.contexts.iter().map(|(id, _)| *id).collect(),
+            under_way: Slab::new(),
+            turn: 0,
+            stage: Stage::Header,
+            held: Vec::new(),
+        }
+    }
+
+    /// A request is under way from now on. Returns its header, behind which a write's data follow;
+    /// `tag` comes back with what is answered.
+    pub fn ask(&mut self, tag: u64, asked: Asked) -> [u8; Request::SIZE] {
+        self.turn = self.turn.wrapping_add(1);
+        let place = self.under_way.vacant_entry();
+        let cookie = u64::from(self.turn) << 32 | place.key() as u64;
+        place.insert(UnderWay { cookie, tag, asked, error: 0, covered: Covered::default() });
+        let Asked { command, flags, offset, len } = asked;
+        Request { flags, command, cookie, offset, len }.encode()
+    }
+
+    /// How many requests are under way.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.under_way.len()
+    }
+
+    /// Takes bytes off the front of `input` up to the next event, and returns that; `None` when it
+    /// needs more than there is (then `input` is empty).
+    ///
+    /// # Errors
+    /// The connection must be closed, and what is under way will not be answered.
+    pub fn take<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>, ClientError> {
+        loop {
+            match self.stage {
+                Stage::Header => match self.header(input)? {
+                    None => return Ok(None),
+                    Some(ReplyHeader::Simple(reply)) => self.simple(reply)?,
+                    Some(ReplyHeader::Chunk(header)) => self.chunk(header)?,
+                },
+                Stage::Offset { key, header } => {
+                    let Some(offset) = self.gather(input, 8) else { return Ok(None) };
+                    let offset = long(&offset, 0);
+                    let len = header.len - 8;
+                    let at = self.covers(key, offset, len)?;
+                    self.stage = Stage::Data { key, at, left: len, done: header.is_done() };
+                }
+                Stage::Data { key, at, left, done } => {
+                    let now = (left as usize).min(input.len());
+                    if now == 0 {
+                        return Ok(None);
+                    }
+                    let (bytes, rest) = input.split_at(now);
+                    *input = rest;
+                    let (at_next, left) = (at + now as u32, left - now as u32);
+                    self.stage = match left {
+                        0 => Stage::after(key, done),
+                        _ => Stage::Data { key, at: at_next, left, done },
+                    };
+                    return Ok(Some(Event::Data { tag: self.under_way[key].tag, at, bytes }));
+                }
+                Stage::Payload { key, header } => {
+                    let Some(payload) = self.gather(input, header.len as usize) else { return Ok(None) };
+                    self.stage = Stage::after(key, header.is_done());
+                    if let Some(event) = self.payload(key, header, &payload)? {
+                        return Ok(Some(event));
+                    }
+                }
+                Stage::End { key } => {
+                    self.stage = Stage::Header;
+                    let UnderWay { tag, asked, error, covered, .. } = self.under_way.remove(key);
+                    if error == 0 && asked.command == Command::Read && !covered.is_whole(asked.len) {
+                        return Err(ClientError::Misfit("a read that comes in part"));
+                    }
+                    return Ok(Some(Event::Done { tag, error }));
+                }
+            }
+        }
+    }
+
+    /// The next header, once it is there.
+    fn header(&mut self, input: &mut &[u8]) -> Result<Option<ReplyHeader>, ClientError> {
+        if self.held.is_empty()
+            && let Some(header) = ReplyHeader::decode(input)?
+        {
+            return Ok(Some(header));
+        }
+        // It came in pieces, and how long it is stands in its begin.
+        while let Some((&byte, rest)) = input.split_first() {
+            *input = rest;
+            self.held.push(byte);
+            if let Some(header) = ReplyHeader::decode(&mut &self.held[..])? {
+                self.held.clear();
+                return Ok(Some(header));
+            }
+        }
+        Ok(None)
+    }
+
+    /// `len` bytes, once they are all there.
+    fn gather(&mut self, input: &mut &[u8], len: usize) -> Option<Vec<u8>> {
+        let now = (len - self.held.len()).min(input.len());
+        self.held.extend_from_slice(&input[..now]);
+        *input = &input[now..];
+        (self.held.len() == len).then(|| std::mem::take(&mut self.held))
+    }
+
+    /// The request with that cookie.
+    fn find(&self, cookie: u64) -> Result<usize, ClientError> {
+        let key = cookie as u32 as usize;
+        match self.under_way.get(key) {
+            Some(request) if request.cookie == cookie => Ok(key),
+            _ => Err(ClientError::Unasked(cookie)),
+        }
+    }
+
+    fn simple(&mut self, reply: SimpleReply) -> Result<(), ClientError> {
+        let key = self.find(reply.cookie)?;
+        let asked = self.under_way[key].asked;
+        self.under_way[key].error = reply.error;
+        self.stage = match (asked.command, reply.error) {
+            (Command::Read | Command::BlockStatus, 0) if self.structured => {
+                return Err(ClientError::Misfit("a simple reply where structured ones were agreed on"));
+            }
+            (Command::Read, 0) => {
+                self.covers(key, asked.offset, asked.len)?;
+                Stage::Data { key, at: 0, left: asked.len, done: true }
+            }
+            _ => Stage::End { key },
+        };
+        Ok(())
+    }
+
+    fn chunk(&mut self, header: ChunkHeader) -> Result<(), ClientError> {
+        let misfit = |why| Err(ClientError::Misfit(why));
+        let key = self.find(header.cookie)?;
+        let command = self.under_way[key].asked.command;
+        if !self.structured {
+            return misfit("a structured reply, which nobody agreed on");
+        }
+        let max = if header.kind == CHUNK_BLOCK_STATUS { STATUS_MAX } else { CHUNK_MAX };
+        self.stage = match (header.kind, command) {
+            (CHUNK_OFFSET_DATA, Command::Read) if header.len <= 8 => return misfit("a data chunk without data"),
+            (CHUNK_OFFSET_DATA, Command::Read) => Stage::Offset { key, header },
+            (CHUNK_OFFSET_DATA, _) => return misfit("data that nobody asked for"),
+            _ if header.len > max => return misfit("a chunk longer than any of its kind"),
+            _ => Stage::Payload { key, header },
+        };
+        Ok(())
+    }
+
+    /// A chunk that is no data, whole.
+    fn payload(
+        &mut self,
+        key: usize,
+        header: ChunkHeader,
+        payload: &[u8],
+    ) -> Result<Option<Event<'static>>, ClientError> {
+        let request = &mut self.under_way[key];
+        let (tag, command) = (request.tag, request.asked.command);
+        match Chunk::decode(header, payload)? {
+            Chunk::None => Ok(None),
+            Chunk::Error { error, .. } => {
+                debug_assert!(header.kind & CHUNK_FLAG_ERROR != 0);
+                if request.error == 0 {
+                    request.error = error;
+                }
+                Ok(None)
+            }
+            Chunk::Hole { offset, len } if command == Command::Read => {
+                let at = self.covers(key, offset, len)?;
+                Ok(Some(Event::Zeroes { tag, at, len }))
+            }
+            Chunk::BlockStatus { context, descriptors }
+                if command == Command::BlockStatus && self.contexts.contains(&context) =>
+            {
+                Ok(Some(Event::Status { tag, context, descriptors: descriptors.iter().collect() }))
+            }
+            _ => Err(ClientError::Misfit("a chunk of another command, or context")),
+        }
+    }
+
+    /// Where in its read something stands that comes now.
+    fn covers(&mut self, key: usize, offset: u64, len: u32) -> Result<u32, ClientError> {
+        let UnderWay { asked, covered, .. } = &mut self.under_way[key];
+        let at = offset.checked_sub(asked.offset).filter(|at| *at <= u64::from(asked.len));
+        let at = at.map(|at| at as u32).filter(|at| len <= asked.len - at);
+        let at = at.ok_or(ClientError::Misfit("bytes from outside of its range"))?;
+        covered.add(at, len).map_err(ClientError::Misfit)?;
+        Ok(at)
+    }
+}
+
+impl Stage {
+    /// Behind a chunk.
+    fn after(key: usize, done: bool) -> Stage {
+        if done { Stage::End { key } } else { Stage::Header }
+    }
+}

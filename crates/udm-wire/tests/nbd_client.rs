@@ -1,0 +1,332 @@
+//! The client of NBD without I/O: against the server's half of the same crate, cut anywhere, and
+//! against servers that lie.
+
+use proptest::prelude::*;
+use udm_wire::nbd::client::{Asked, ClientError, Event, Export, Replies, Shake, Wish};
+use udm_wire::nbd::*;
+
+const FIXED: HandshakeFlags = HandshakeFlags::FIXED_NEWSTYLE;
+const FLAGS: ExportFlags = ExportFlags::HAS_FLAGS.union(ExportFlags::SEND_FLUSH);
+const BLOCKS: BlockSizes = BlockSizes { minimum: 512, preferred: 4096, maximum: 1 << 20 };
+
+fn wish(structured: bool, contexts: &[&str]) -> Wish {
+    Wish {
+        export: "disk".into(),
+        structured,
+        contexts: contexts.iter().map(|&context| context.to_owned()).collect(),
+    }
+}
+
+/// A server that answers whatever it is asked in the way of `answer`, and the client that hears it
+/// in pieces of `step` bytes.
+fn shake(
+    wish: Wish,
+    flags: HandshakeFlags,
+    step: usize,
+    answer: &mut dyn FnMut(&ClientOption, &mut Vec<u8>),
+) -> Result<Export, ClientError> {
+    let (mut client, mut parser) = (Shake::new(wish), HandshakeParser::new());
+    let mut to_client = greeting(flags).to_vec();
+    loop {
+        let bytes = std::mem::take(&mut to_client);
+        for piece in bytes.chunks(step) {
+            let mut input = piece;
+            if let Some(export) = client.take(&mut input)? {
+                assert!(input.is_empty(), "nothing is sent behind the end");
+                return Ok(export);
+            }
+        }
+        let out = client.take_out();
+        assert!(!out.is_empty(), "both sides wait for the other");
+        let mut input = &out[..];
+        while let Some(message) = parser.next(&mut input).unwrap() {
+            match message {
+                FromClient::Flags(flags) => assert!(flags.contains(ClientFlags::FIXED_NEWSTYLE)),
+                FromClient::Option(option) => answer(&option, &mut to_client),
+            }
+        }
+    }
+}
+
+/// What a server with everything says.
+fn with_all(option: &ClientOption, out: &mut Vec<u8>) {
+    match option {
+        ClientOption::StructuredReply => put_ack(out, OPT_STRUCTURED_REPLY),
+        ClientOption::SetMetaContext(request) => {
+            assert_eq!(request.name, "disk");
+            put_meta_context(out, OPT_SET_META_CONTEXT, 7, "base:allocation");
+            put_meta_context(out, OPT_SET_META_CONTEXT, 8, "unasked:for");
+            put_ack(out, OPT_SET_META_CONTEXT);
+        }
+        ClientOption::Go(request) => {
+            assert_eq!((request.name.as_str(), &request.infos[..]), ("disk", &[INFO_BLOCK_SIZE][..]));
+            put_info(out, OPT_GO, &Info::Export { size: 1 << 30, flags: FLAGS });
+            put_info(out, OPT_GO, &Info::Name("disk".into()));
+            put_info(out, OPT_GO, &Info::BlockSize(BLOCKS));
+            put_ack(out, OPT_GO);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_server_with_everything() {
+    for step in [1, 2, 7, 1000] {
+        let export = shake(wish(true, &["base:allocation"]), FIXED, step, &mut with_all).unwrap();
+        let contexts = vec![(7, "base:allocation".to_owned())];
+        let want = Export { size: 1 << 30, flags: FLAGS, blocks: BLOCKS, structured: true, contexts };
+        assert_eq!(export, want);
+        let export = shake(wish(false, &["base:allocation"]), FIXED, step, &mut with_all).unwrap();
+        assert!(!export.structured && export.contexts.is_empty());
+    }
+}
+
+/// A server that knows no more than what the protocol had in 2013.
+#[test]
+fn a_server_with_nothing() {
+    for flags in [FIXED, FIXED | HandshakeFlags::NO_ZEROES] {
+        let mut answer = |option: &ClientOption, out: &mut Vec<u8>| match option {
+            ClientOption::ExportName(name) => {
+                assert_eq!(name, "disk");
+                let reply = ExportNameReply { size: 4096, flags: FLAGS };
+                put_export_name_reply(out, reply, flags.contains(HandshakeFlags::NO_ZEROES));
+            }
+            option => put_error(out, option.number(), REP_ERR_UNSUP, "what?"),
+        };
+        let export = shake(wish(true, &["base:allocation"]), flags, 3, &mut answer).unwrap();
+        let blocks = Export::BLOCKS_ASSUMED;
+        let want = Export { size: 4096, flags: FLAGS, blocks, structured: false, contexts: vec![] };
+        assert_eq!(export, want);
+    }
+}
+
+#[test]
+fn a_server_that_says_no_or_nonsense() {
+    fn no(error: u32) -> impl Fn(&ClientOption, &mut Vec<u8>) {
+        move |option, out| put_error(out, option.number(), error, "try\nlater")
+    }
+    fn go(tell: impl Fn(&mut Vec<u8>)) -> impl Fn(&ClientOption, &mut Vec<u8>) {
+        move |_, out| tell(out)
+    }
+    type Answer = Box<dyn FnMut(&ClientOption, &mut Vec<u8>)>;
+    let rows: Vec<(Answer, &str)> = vec![
+        (Box::new(no(REP_ERR_UNKNOWN)), "the server refuses the export: no such export (\"try\\nlater\")"),
+        (Box::new(no(REP_ERR_TLS_REQD)), "wants TLS"),
+        (Box::new(no(REP_ERR_POLICY)), "not allowed"),
+        (Box::new(go(|out| put_ack(out, OPT_GO))), "nothing of its export"),
+        (Box::new(go(|out| put_ack(out, OPT_LIST))), "a reply to another"),
+        (Box::new(go(|out| (0..65).for_each(|_| put_info(out, OPT_GO, &Info::Other(9))))), "more than 64"),
+        (Box::new(go(|out| put_server(out, "x", ""))), "a reply to another"),
+        (Box::new(go(|out| put_meta_context(out, OPT_GO, 1, "x"))), "another kind of reply"),
+        (Box::new(go(|out| out.extend([9; 20]))), "bad option reply magic"),
+        (
+            Box::new(go(|out| {
+                let sizes = BlockSizes { minimum: 3, ..BLOCKS };
+                put_info(out, OPT_GO, &Info::BlockSize(sizes));
+            })),
+            "impossible block sizes",
+        ),
+    ];
+    for (mut answer, want) in rows {
+        for step in [1, 1000] {
+            let error = shake(wish(false, &[]), FIXED, step, &mut *answer).unwrap_err().to_string();
+            assert!(error.contains(want), "{error}");
+        }
+    }
+    let error = shake(wish(false, &[]), HandshakeFlags::empty(), 5, &mut with_all).unwrap_err();
+    assert_eq!(error, ClientError::Oldstyle);
+    let error = Shake::new(wish(false, &[])).take(&mut &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..]).unwrap_err();
+    assert!(error.to_string().contains("bad greeting magic"), "{error}");
+}
+
+fn export(structured: bool) -> Export {
+    let contexts = vec![(7, "base:allocation".into())];
+    Export { size: 1 << 30, flags: FLAGS, blocks: BLOCKS, structured, contexts }
+}
+
+fn ask(replies: &mut Replies, tag: u64, command: Command, offset: u64, len: u32) -> u64 {
+    let asked = Asked { command, flags: CommandFlags::empty(), offset, len };
+    let header = replies.ask(tag, asked);
+    let request = Request::decode(&header).unwrap();
+    assert_eq!((request.command, request.offset, request.len), (command, offset, len));
+    request.cookie
+}
+
+/// What a client makes of bytes that arrive in pieces.
+#[derive(Debug, Default, PartialEq)]
+struct Heard {
+    content: std::collections::BTreeMap<u64, Vec<u8>>,
+    done: Vec<(u64, u32)>,
+    status: Vec<(u64, u32, Vec<(u32, u32)>)>,
+}
+
+fn hear(replies: &mut Replies, bytes: &[u8], steps: &[usize], len: usize) -> Result<Heard, ClientError> {
+    let mut heard = Heard::default();
+    let (mut rest, mut turn) = (bytes, 0);
+    while !rest.is_empty() {
+        let n = steps[turn % steps.len()].min(rest.len());
+        turn += 1;
+        let (mut input, behind) = rest.split_at(n);
+        rest = behind;
+        loop {
+            match replies.take(&mut input)? {
+                None => break assert!(input.is_empty()),
+                Some(Event::Data { tag, at, bytes }) => {
+                    let content = heard.content.entry(tag).or_insert(vec![0xee; len]);
+                    content[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+                }
+                Some(Event::Zeroes { tag, at, len: n }) => {
+                    let content = heard.content.entry(tag).or_insert(vec![0xee; len]);
+                    content[at as usize..(at + n) as usize].fill(0);
+                }
+                Some(Event::Status { tag, context, descriptors }) => {
+                    heard.status.push((tag, context, descriptors));
+                }
+                Some(Event::Done { tag, error }) => heard.done.push((tag, error)),
+            }
+        }
+    }
+    Ok(heard)
+}
+
+/// One answer of a server: to which request, and how.
+#[derive(Clone, Debug)]
+enum Way {
+    Simple,
+    Error(u32),
+    /// Cut at these places, told in this order, every so many a hole.
+    Chunks(Vec<u32>, u64, usize),
+}
+
+fn ways() -> impl Strategy<Value = Vec<(Way, bool)>> {
+    let way = prop_oneof![
+        Just(Way::Simple),
+        (1u32..200).prop_map(Way::Error),
+        (proptest::collection::vec(1u32..4096, 0..6), any::<u64>(), 1usize..4)
+            .prop_map(|(cuts, order, holes)| Way::Chunks(cuts, order, holes)),
+    ];
+    proptest::collection::vec((way, any::<bool>()), 1..8)
+}
+
+proptest! {
+    /// Whatever the server does that the protocol allows, however it arrives: all bytes are where
+    /// they belong, and each request ends once.
+    #[test]
+    fn answers_in_any_form_order_and_pieces(
+        ways in ways(), structured: bool, steps in proptest::collection::vec(1usize..5000, 1..5),
+    ) {
+        let mut replies = Replies::new(&export(structured));
+        let (mut bytes, mut want) = (Vec::new(), Heard::default());
+        for (tag, (way, _)) in ways.iter().enumerate() {
+            let tag = tag as u64;
+            let cookie = ask(&mut replies, tag, Command::Read, 512 * tag, 4096);
+            let mut content: Vec<u8> = (0..4096u32).map(|i| (i as u8) ^ tag as u8 | 1).collect();
+            match way {
+                Way::Error(error) => {
+                    if structured {
+                        put_chunk_error(&mut bytes, cookie, *error, "no");
+                    } else {
+                        bytes.extend(SimpleReply { error: *error, cookie }.encode());
+                    }
+                    want.done.push((tag, *error));
+                    continue;
+                }
+                Way::Chunks(cuts, order, holes) if structured => {
+                    let mut cuts: Vec<u32> = cuts.iter().copied().chain([0, 4096]).collect();
+                    cuts.sort_unstable();
+                    cuts.dedup();
+                    let mut pieces: Vec<_> = cuts.windows(2).map(|w| (w[0], w[1])).collect();
+                    let n = pieces.len();
+                    (0..n).for_each(|i| pieces.swap(i, (*order as usize >> i) % n));
+                    for (i, (from, to)) in pieces.into_iter().enumerate() {
+                        let offset = 512 * tag + u64::from(from);
+                        if i % holes == 1 {
+                            bytes.extend(chunk_hole(cookie, offset, to - from, false));
+                            content[from as usize..to as usize].fill(0);
+                        } else {
+                            bytes.extend(chunk_data_header(cookie, offset, to - from, false));
+                            bytes.extend(&content[from as usize..to as usize]);
+                        }
+                    }
+                    bytes.extend(chunk_none(cookie));
+                }
+                _ if structured => {
+                    bytes.extend(chunk_data_header(cookie, 512 * tag, 4096, true));
+                    bytes.extend(&content);
+                }
+                _ => {
+                    bytes.extend(SimpleReply { error: 0, cookie }.encode());
+                    bytes.extend(&content);
+                }
+            }
+            want.done.push((tag, 0));
+            want.content.insert(tag, content);
+        }
+        let heard = hear(&mut replies, &bytes, &steps, 4096).unwrap();
+        prop_assert_eq!(heard, want);
+        prop_assert_eq!(replies.in_flight(), 0);
+    }
+}
+
+#[test]
+fn a_block_status_is_passed_on() {
+    let mut replies = Replies::new(&export(true));
+    let cookie = ask(&mut replies, 5, Command::BlockStatus, 0, 1 << 20);
+    let mut bytes = chunk_block_status_header(cookie, 7, 2, false).to_vec();
+    bytes.extend(block_descriptor(4096, STATE_HOLE | STATE_ZERO));
+    bytes.extend(block_descriptor(8192, 0));
+    bytes.extend(chunk_none(cookie));
+    let heard = hear(&mut replies, &bytes, &[5], 0).unwrap();
+    assert_eq!(heard.status, [(5, 7, vec![(4096, 3), (8192, 0)])]);
+    assert_eq!(heard.done, [(5, 0)]);
+}
+
+/// Each lie ends the connection with one line, whatever the pieces.
+#[test]
+fn servers_that_lie() {
+    type Lie = fn(u64, u64) -> Vec<u8>;
+    let rows: [(bool, Lie, &str); 16] = [
+        (true, |_, _| vec![1; 20], "bad reply magic"),
+        (true, |read, _| SimpleReply { error: 0, cookie: read }.encode().to_vec(), "a simple reply"),
+        (false, |read, _| chunk_none(read).to_vec(), "nobody agreed on"),
+        (true, |read, _| chunk_none(read ^ 1 << 40).to_vec(), "a reply to nothing"),
+        (false, |_, _| SimpleReply { error: 0, cookie: 9999 }.encode().to_vec(), "a reply to nothing"),
+        (true, |read, _| chunk_none(read).to_vec(), "comes in part"),
+        (true, |_, write| chunk_data_header(write, 0, 4096, true).to_vec(), "nobody asked for"),
+        (true, |read, _| chunk_data_header(read, 0, 4096, true).to_vec(), "outside of its range"),
+        (true, |read, _| chunk_data_header(read, 512, 4097, true).to_vec(), "outside of its range"),
+        (true, |read, _| chunk_data_header(read, 4608, 1, true).to_vec(), "outside of its range"),
+        (true, |read, _| chunk_hole(read, u64::MAX, 4096, true).to_vec(), "outside of its range"),
+        (true, |_, write| chunk_hole(write, 512, 4096, true).to_vec(), "another command"),
+        (true, |read, _| [chunk_hole(read, 512, 9, false), chunk_hole(read, 520, 9, true)].concat(), "twice"),
+        (
+            true,
+            |read, _| {
+                let head = ChunkHeader { flags: ReplyFlags::DONE, kind: CHUNK_ERROR, cookie: read, len: 1 << 30 };
+                head.encode().to_vec()
+            },
+            "longer than any",
+        ),
+        (
+            true,
+            |read, _| {
+                ChunkHeader { flags: ReplyFlags::DONE, kind: 77, cookie: read, len: 0 }.encode().to_vec()
+            },
+            "bad chunk",
+        ),
+        (
+            false,
+            |_, write| SimpleReply { error: 0, cookie: write }.encode().repeat(2),
+            "a reply to nothing",
+        ),
+    ];
+    for (structured, lie, want) in rows {
+        for step in [1, 3, 1 << 20] {
+            let mut replies = Replies::new(&export(structured));
+            let read = ask(&mut replies, 1, Command::Read, 512, 4096);
+            let write = ask(&mut replies, 2, Command::Write, 0, 4096);
+            let error = hear(&mut replies, &lie(read, write), &[step], 4096).unwrap_err().to_string();
+            assert!(error.contains(want) && error.lines().count() == 1, "{error:?} for {want}");
+        }
+    }
+}
