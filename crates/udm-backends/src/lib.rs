@@ -1,4 +1,5 @@
-//! The devices at the bottom of a stack: null, memory, a pattern, files and block devices.
+//! The devices at the bottom of a stack: null, memory, a pattern, files and block devices, exports
+//! of NBD servers.
 //!
 //! [`Backends::open`] makes a device of its URI; one list names all kinds. Each is a [`Device`]
 //! whose lanes hold to the rules of [`udm_core::Lane`]. The layer above asserts its boundary
@@ -10,6 +11,7 @@
 
 mod file;
 mod mem;
+pub mod nbd;
 mod null;
 mod pattern;
 #[cfg(test)]
@@ -52,13 +54,14 @@ pub struct Opened {
 /// has one of these.
 pub struct Backends {
     disks: file::Disks,
+    servers: nbd::Servers,
 }
 
 impl Backends {
     /// Nothing open, for `cores` cores. More may use what is opened, and then share more.
     #[must_use]
     pub fn new(cores: usize) -> Backends {
-        Backends { disks: file::Disks::new(cores) }
+        Backends { disks: file::Disks::new(cores), servers: nbd::Servers::default() }
     }
 
     /// What `uri` leads to now. If that is open its size is read again, and what is open of it
@@ -69,6 +72,10 @@ impl Backends {
     pub fn look(&self, uri: &DeviceUri) -> Result<Identity, OpenError> {
         match uri {
             DeviceUri::File(file) => self.disks.look(file),
+            DeviceUri::Nbd(nbd) => {
+                self.servers.look(nbd);
+                Ok(Identity::Inside)
+            }
             _ => Ok(Identity::Inside),
         }
     }
@@ -77,8 +84,8 @@ impl Backends {
     ///
     /// # Errors
     /// What the system says, in one line that names the device; EINVAL for parameters out of range;
-    /// EOPNOTSUPP for kinds that this crate does not have: an NBD client is not part of it, and
-    /// mapped devices and numbers are known to the registry of devices alone.
+    /// EOPNOTSUPP for kinds that this crate does not have: mapped devices and numbers are known to
+    /// the registry of devices alone.
     pub fn open(&self, uri: &DeviceUri) -> Result<Opened, OpenError> {
         let device: Arc<dyn Device> = match uri {
             DeviceUri::File(file) => {
@@ -88,7 +95,7 @@ impl Backends {
             DeviceUri::Null(params) => Arc::new(null::Null::new(params)?),
             DeviceUri::Mem { size } => Arc::new(mem::Mem::new(*size)?),
             DeviceUri::Pattern { size } => Arc::new(pattern::Pattern::new(*size)?),
-            DeviceUri::Nbd(_) => return Err(unsupported(uri, "this build of udm has no NBD client")),
+            DeviceUri::Nbd(nbd) => Arc::new(nbd::Nbd::new(self.servers.open(nbd)?)),
             DeviceUri::Mapped(_) | DeviceUri::Number { .. } => {
                 return Err(unsupported(uri, "a mapped device is no backend"));
             }

@@ -2,6 +2,7 @@
 //! words of its line, and gone with it.
 
 use crate::disk::Medium;
+use crate::served::Served;
 use crate::world::NoCores;
 use crate::{Disk, STAMP};
 use std::collections::BTreeMap;
@@ -30,6 +31,7 @@ pub struct Ground {
     folder: Option<TempDir>,
     files: usize,
     loops: Vec<PathBuf>,
+    servers: Vec<Served>,
     media: BTreeMap<String, Arc<Medium>>,
     known: BTreeMap<String, DeviceRef>,
     mapped: BTreeMap<String, Arc<MappedDevice>>,
@@ -92,20 +94,31 @@ impl Ground {
         device
     }
 
+    /// An export of a new server.
+    fn served(&mut self) -> String {
+        let name = format!("nbd{}", self.servers.len());
+        let path = self.folder().join(name);
+        let (server, uri) = Served::start("mem:2M", &path);
+        self.servers.push(server);
+        uri.to_string()
+    }
+
     /// `words` with its places filled in: `{file}`, `{huge}` (a file with holes), `{loop}`,
-    /// `{loop4k}`.
+    /// `{loop4k}`, `{nbd}` (a disk in memory behind a server).
     fn fill_in(&mut self, words: &str) -> String {
         let mut words = words.to_owned();
         while let Some(at) = words.find('{') {
             let end = at + words[at..].find('}').expect("a closing brace");
-            let path = match &words[at + 1..end] {
-                "file" => self.file(FILE),
-                "huge" => self.file(3 << 40),
-                "loop" => self.loop_device("512"),
-                "loop4k" => self.loop_device("4096"),
+            let name = |path: PathBuf| path.display().to_string();
+            let made = match &words[at + 1..end] {
+                "file" => name(self.file(FILE)),
+                "huge" => name(self.file(3 << 40)),
+                "loop" => name(self.loop_device("512")),
+                "loop4k" => name(self.loop_device("4096")),
+                "nbd" => self.served(),
                 other => panic!("no such place: {other}"),
             };
-            words.replace_range(at..=end, &path.display().to_string());
+            words.replace_range(at..=end, &made);
         }
         words
     }
@@ -244,6 +257,7 @@ impl Drop for Ground {
     fn drop(&mut self) {
         self.known.clear();
         self.mapped.clear();
+        self.servers.clear();
         for device in &self.loops {
             let _ = Command::new("losetup").arg("-d").arg(device).env("PATH", "/sbin:/usr/sbin").status();
         }

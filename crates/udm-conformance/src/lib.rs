@@ -20,6 +20,7 @@ mod facts;
 mod ground;
 mod request;
 mod rig;
+mod served;
 mod subjects;
 mod world;
 

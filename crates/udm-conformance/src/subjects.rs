@@ -3,8 +3,8 @@
 //!
 //! Words in tables: disks in memory by letter (see `ground`): `/d0` takes all, `/c0` has a cache,
 //! `/n0` no FUA, `/k0` blocks of 4096, `/p0` neither discards nor zeroes, `/r0` takes no writes; a
-//! letter behind (`/c0a`, `/c0b`) is a path to the same disk. `{file}`, `{huge}`, `{loop}` and
-//! `{loop4k}` are made anew each time.
+//! letter behind (`/c0a`, `/c0b`) is a path to the same disk. `{file}`, `{huge}`, `{loop}`,
+//! `{loop4k}` and `{nbd}` are made anew each time.
 
 use crate::ground::Ground;
 use crate::world::{Kind, lane_facts};
@@ -141,6 +141,7 @@ pub const SUBJECTS: &[Subject] = &[
     device("file_direct", "file:{file}?direct=on").ring(),
     device("file_readonly", "file:{file}?readonly=on").ring(),
     device("file_huge", "{huge}").ring(),
+    device("nbd", "{nbd}").atom(8).ring(),
     device("block", "file:{loop}").ring(),
     device("block_buffered", "file:{loop}?direct=off").ring(),
     device("block_4k", "file:{loop4k}?direct=on").ring(),
@@ -195,6 +196,7 @@ pub const SUBJECTS: &[Subject] = &[
         ],
     ),
     // Targets over what is real.
+    table("linear_nbd", &[("s", "0 4000 linear {nbd} 8")]).atom(8).ring(),
     table("linear_file", &[("s", "0 4000 linear {file} 8")]).ring(),
     table(
         "striped_direct",

@@ -141,6 +141,12 @@ impl Cx<'_> {
         self.state.ports.visit(visit)
     }
 
+    /// Who is visited now.
+    #[must_use]
+    pub fn visiting(&self) -> Option<Visit> {
+        self.state.ports.visiting()
+    }
+
     /// Someone who has mail and was not visited for it.
     pub fn take_marked(&mut self) -> Option<Visit> {
         self.state.ports.take_marked()

@@ -78,6 +78,8 @@ errnos! {
     ENODATA = 61, Medium, EIO;
     /// The transport is broken.
     ENOLINK = 67, Transport, EIO;
+    /// The other end does not speak the protocol.
+    EPROTO = 71, Transport, EIO;
     /// The number has no room.
     EOVERFLOW = 75, IoErr, EOVERFLOW;
     /// An integrity check failed.
@@ -92,6 +94,10 @@ errnos! {
     ESHUTDOWN = 108, Offline, ESHUTDOWN;
     /// It took too long.
     ETIMEDOUT = 110, Timeout, EIO;
+    /// Nobody listens there.
+    ECONNREFUSED = 111, Transport, EIO;
+    /// There is no way there.
+    EHOSTUNREACH = 113, Transport, EIO;
     /// The target refused, for good.
     EREMOTEIO = 121, Target, EIO;
     /// The quota is used up.

@@ -96,6 +96,12 @@ impl Ports {
         std::mem::replace(&mut self.visiting, visit)
     }
 
+    /// Who is visited now.
+    #[must_use]
+    pub fn visiting(&self) -> Option<Visit> {
+        self.visiting
+    }
+
     /// Someone who has mail and was not visited for it.
     pub fn take_marked(&mut self) -> Option<Visit> {
         self.marked.pop()

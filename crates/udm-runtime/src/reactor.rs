@@ -14,7 +14,6 @@ use crate::local::{LocalCore, Time};
 use crate::ring::RingUser;
 use slab::Slab;
 use std::any::Any;
-use std::collections::HashMap;
 use udm_core::{Batch, Busy, Cx, DeviceId, Nanos, OwnerId, Visit};
 
 struct Attached {
@@ -60,6 +59,7 @@ impl Aside {
             return;
         }
         let inner = self.0.get_or_insert_with(|| Box::new(Inner::new()));
+        ring.take_ready(&mut inner.ready);
         // A turn in which something moved is followed by another.
         if inner.turn(std::mem::take(mail), ring, cx) {
             cx.wake_now();
@@ -82,8 +82,8 @@ impl Drop for Aside {
 struct Inner {
     devices: Devices,
     fronts: Slab<Attached>,
-    by_user: HashMap<usize, usize>,
-    ready: Vec<usize>,
+    /// Who has something from the ring.
+    ready: Vec<Visit>,
     done: Batch,
     /// Front ends with bios to complete.
     touched: Vec<usize>,
@@ -200,15 +200,10 @@ impl Inner {
         }
         while let Some(visit) = cx.take_marked() {
             moved = true;
-            match visit.0 & FRONT {
-                0 => self.devices.visit(visit),
-                _ => self.call((visit.0 & !FRONT) as usize, cx, |front, _, fcx| front.gather(fcx)),
-            }
+            self.visit(visit, cx);
         }
-        while let Some(user) = self.ready.pop() {
-            if let Some(&key) = self.by_user.get(&user) {
-                self.call(key, cx, |front, _, fcx| front.gather(fcx));
-            }
+        while let Some(visit) = self.ready.pop() {
+            self.visit(visit, cx);
         }
         std::mem::swap(&mut self.roused, &mut self.rousing);
         if std::mem::take(&mut self.roused_all) {
@@ -235,8 +230,15 @@ impl Inner {
         moved
     }
 
+    /// Has a lane polled in this turn, or calls a front end.
+    fn visit(&mut self, visit: Visit, cx: &mut Cx<'_>) {
+        match visit.0 & FRONT {
+            0 => self.devices.visit(visit),
+            _ => self.call((visit.0 & !FRONT) as usize, cx, |front, _, fcx| front.gather(fcx)),
+        }
+    }
+
     fn attach(&mut self, front: Box<dyn FrontEnd>, user: RingUser, cx: &mut Cx<'_>) {
-        let id = user.id();
         let background = front.busy() < Busy::Owed;
         let attached = Attached {
             front: Some(front),
@@ -248,7 +250,7 @@ impl Inner {
             topic: None,
         };
         let key = self.fronts.insert(attached);
-        self.by_user.insert(id, key);
+        self.fronts[key].user.set_visit(Some(Visit(FRONT | key as u32)));
         self.call(key, cx, |front, _, fcx| front.gather(fcx));
         if self.ending {
             self.call(key, cx, |front, _, fcx| front.stop(fcx));
@@ -346,7 +348,6 @@ impl Inner {
             self.wake = self.wake.min(deadline);
         }
         if front.is_closed() && attached.in_flight == 0 {
-            self.by_user.remove(&attached.user.id());
             self.fronts.remove(key);
         } else {
             attached.front = Some(front);

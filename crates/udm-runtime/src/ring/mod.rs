@@ -24,7 +24,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use sys::{Completion, Entry};
-use udm_core::{Buf, Cx, Segments, errno};
+use udm_core::{Buf, Cx, Segments, Visit, errno};
 
 /// The longest send in bytes that is first tried without waiting for room. A socket has room for so
 /// much, or its client is slow.
@@ -70,6 +70,8 @@ struct UserState {
     in_flight: usize,
     dropped: bool,
     ready: bool,
+    /// Who is visited when something of its finished, though it has nothing under way.
+    visit: Option<Visit>,
     /// It has nothing to do when a send of its has left.
     patient: bool,
 }
@@ -121,6 +123,15 @@ impl Ring {
         RingUser { ring: self.clone(), id }
     }
 
+    /// A new user that is visited whenever something of its has finished: for a lane that watches
+    /// something while it is idle. It is the lane that is being opened.
+    #[must_use]
+    pub fn watcher(&self, cx: &Cx<'_>) -> RingUser {
+        let user = self.user();
+        user.set_visit(cx.visiting());
+        user
+    }
+
     /// True when something is to be submitted or reaped: a turn must enter or look.
     pub(crate) fn has_work(&self) -> bool {
         let mut inner = self.0.borrow_mut();
@@ -168,14 +179,14 @@ impl Ring {
         inner.reap();
     }
 
-    /// Calls `f` for each user that got completions since the last call.
-    pub(crate) fn take_ready(&self, out: &mut Vec<usize>) {
+    /// Appends who is to be visited for completions since the last call.
+    pub(crate) fn take_ready(&self, out: &mut Vec<Visit>) {
         let mut inner = self.0.borrow_mut();
         let Inner { ready, users, .. } = &mut *inner;
         for id in ready.drain(..) {
             if let Some(user) = users.get_mut(id) {
                 user.ready = false;
-                out.push(id);
+                out.extend(user.visit);
             }
         }
     }
@@ -359,9 +370,9 @@ impl RingUser {
         self.ring.0.borrow().users[self.id].in_flight
     }
 
-    /// Its number among the users of the ring.
-    pub(crate) fn id(&self) -> usize {
-        self.id
+    /// Who is visited when something of its has finished.
+    pub(crate) fn set_visit(&self, visit: Option<Visit>) {
+        self.ring.0.borrow_mut().users[self.id].visit = visit;
     }
 }
 

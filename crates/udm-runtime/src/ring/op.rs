@@ -1,5 +1,6 @@
 //! What can be asked of the ring, and what comes back.
 
+use rustix::net::SocketAddrAny;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::Segments;
@@ -47,6 +48,13 @@ pub enum RingOp {
         offset: u64,
         /// Length in bytes.
         len: u64,
+    },
+    /// `connect`.
+    Connect {
+        /// A stream socket.
+        fd: Arc<OwnedFd>,
+        /// To whom.
+        to: Box<SocketAddrAny>,
     },
     /// One `recvmsg` into the pieces: the result is the bytes that came, 0 at the end of the
     /// stream.

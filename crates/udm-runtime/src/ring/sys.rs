@@ -132,6 +132,9 @@ impl Entry {
             RingOp::Fallocate { fd, mode, offset, len } => {
                 opcode::Fallocate::new(raw(fd), *len).offset(*offset).mode(*mode).build()
             }
+            RingOp::Connect { fd, to } => {
+                opcode::Connect::new(raw(fd), to.as_ptr().cast(), to.addr_len()).build()
+            }
             RingOp::Recv { fd, .. } => match &mut self.msg {
                 None => opcode::Recv::new(raw(fd), ptr, len).build(),
                 Some(msg) => opcode::RecvMsg::new(raw(fd), std::ptr::from_mut(msg)).build(),

@@ -18,6 +18,7 @@ use super::{
     REP_ERR_POLICY, REP_ERR_SHUTDOWN, REP_ERR_TLS_REQD, REP_ERR_UNKNOWN, REP_ERR_UNSUP,
 };
 use crate::words::shown;
+use udm_core::{Limits, SECTOR_SIZE, Sectors};
 
 /// What a server says of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +41,31 @@ impl Export {
     /// The block sizes of a server that says nothing of them (proto.md, "Block size constraints").
     pub const BLOCKS_ASSUMED: BlockSizes =
         BlockSizes { minimum: 1, preferred: 4096, maximum: PAYLOAD_MAX_DEFAULT };
+
+    /// As a device's: whole blocks of 512 bytes at least.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        let BlockSizes { minimum, preferred, maximum } = self.blocks;
+        let block = minimum.max(SECTOR_SIZE as u32);
+        let whole = |bytes: u64| Sectors::from_bytes(bytes / u64::from(block) * u64::from(block));
+        let range = |flag| if self.flags.contains(flag) { whole(RANGE_MAX) } else { Sectors::ZERO };
+        Limits {
+            logical_block: block,
+            physical_block: preferred.clamp(block, block.max(4096)),
+            io_min: preferred.max(block),
+            max_sectors: whole(maximum.clamp(block, PAYLOAD_MAX_DEFAULT).into()),
+            max_discard: range(ExportFlags::SEND_TRIM),
+            max_write_zeroes: range(ExportFlags::SEND_WRITE_ZEROES),
+            write_cache: self.flags.contains(ExportFlags::SEND_FLUSH),
+            fua: self.flags.contains(ExportFlags::SEND_FUA),
+            read_only: self.flags.contains(ExportFlags::READ_ONLY),
+            ..Limits::new(whole(self.size))
+        }
+    }
 }
+
+/// The longest range without data that is asked for at once, in bytes.
+const RANGE_MAX: u64 = 1 << 30;
 
 /// Why a connection to a server is of no (more) use; prints as one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,0 +1,230 @@
+//! One connection of a lane: a socket, the ring's operations on it, and where it stands.
+
+use super::server::{Address, Server};
+use rustix::fd::OwnedFd;
+use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::sync::Arc;
+use udm_core::{Buf, BufPool, Cx, Nanos, Segments, errno};
+use udm_runtime::{Done, Ring, RingOp, RingUser};
+use udm_wire::nbd::client::{Asked, Replies, Shake, Wish};
+use udm_wire::nbd::{Command, CommandFlags};
+
+/// How long connecting and the handshake may take together.
+const PATIENCE: Nanos = Nanos(10_000_000_000);
+
+/// What is received at once, in bytes: at first, and at the most.
+const ROOM_MIN: usize = 16 << 10;
+const ROOM_MAX: usize = 256 << 10;
+
+/// Tags of the ring's operations.
+const CONNECT: u64 = 0;
+const SEND: u64 = 1;
+const RECEIVE: u64 = 2;
+
+/// Where a connection stands.
+pub(super) enum Stage {
+    /// The socket is being connected.
+    Connecting,
+    /// The handshake is under way.
+    Shaking(Box<Shake>),
+    /// Requests may be sent.
+    Ready(Box<Replies>),
+}
+
+/// See the module's documentation.
+pub(super) struct Connection {
+    user: RingUser,
+    fd: Arc<OwnedFd>,
+    pub(super) stage: Stage,
+    /// When the handshake must have ended.
+    deadline: Nanos,
+    sending: bool,
+    /// What of the handshake is to be sent.
+    pub(super) raw: Vec<u8>,
+    /// The size of the buffer that is received into.
+    room: usize,
+}
+
+/// What an operation of the ring brought.
+pub(super) enum Brought {
+    /// The socket is connected.
+    Connected,
+    /// What was to be sent has left; its buffer.
+    Sent(Buf),
+    /// So many bytes, at the front of the buffer.
+    Bytes(Buf, usize),
+    /// Nothing to look at.
+    Nothing,
+}
+
+impl Connection {
+    /// Begins to connect.
+    ///
+    /// # Errors
+    /// There is no socket to be had.
+    pub(super) fn begin(
+        ring: &Ring,
+        server: &Server,
+        turn: usize,
+        cx: &mut Cx<'_>,
+    ) -> Result<Connection, String> {
+        let address = &server.addresses[turn % server.addresses.len()];
+        let (fd, to) = socket(address).map_err(|e| e.to_string())?;
+        let connection = Connection {
+            user: ring.watcher(cx),
+            fd: Arc::new(fd),
+            stage: Stage::Connecting,
+            deadline: cx.now() + PATIENCE,
+            sending: false,
+            raw: Vec::new(),
+            room: ROOM_MIN,
+        };
+        let fd = Arc::clone(&connection.fd);
+        connection.user.push(CONNECT, RingOp::Connect { fd, to: Box::new(to) });
+        Ok(connection)
+    }
+
+    /// What has finished.
+    pub(super) fn take(&self, out: &mut Vec<Done>) {
+        self.user.take(out);
+    }
+
+    /// True once requests may be sent.
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self.stage, Stage::Ready(_))
+    }
+
+    /// True while nothing is being sent.
+    pub(super) fn may_send(&self) -> bool {
+        !self.sending
+    }
+
+    /// When it is given up, if it is not ready by then.
+    pub(super) fn deadline(&self) -> Option<Nanos> {
+        (!self.is_ready()).then_some(self.deadline)
+    }
+
+    /// Looks at a finished operation.
+    ///
+    /// # Errors
+    /// Why the connection is lost.
+    pub(super) fn finished(&mut self, done: Done, pool: &mut BufPool) -> Result<Brought, String> {
+        let failed = |what: &str, errno| Err(format!("{what}: {}", errno::text(errno)));
+        match (done.tag, done.result) {
+            (CONNECT, Ok(_)) => Ok(Brought::Connected),
+            (CONNECT, Err(errno)) => failed("connect", errno),
+            (SEND, Err(errno)) => failed("send", errno),
+            (SEND, Ok(n)) => {
+                let mut data = done.data;
+                if (n as usize) < data.len() {
+                    drop(data.split_to(n as usize));
+                    self.push_send(data);
+                    return Ok(Brought::Nothing);
+                }
+                self.sending = false;
+                Ok(data.pop().map_or(Brought::Nothing, Brought::Sent))
+            }
+            (_, Ok(0)) => Err("the server closed the connection".into()),
+            (_, Ok(n)) => {
+                let n = n as usize;
+                if n == self.room && self.room < ROOM_MAX {
+                    self.room *= 2;
+                }
+                let mut data = done.data;
+                Ok(data.pop().map_or(Brought::Nothing, |buf| Brought::Bytes(buf, n)))
+            }
+            (_, Err(errno::EINTR)) => {
+                self.receive(done.data.into_iter().next(), pool);
+                Ok(Brought::Nothing)
+            }
+            (_, Err(errno)) => failed("receive", errno),
+        }
+    }
+
+    /// The socket is connected: the handshake begins.
+    pub(super) fn shake(&mut self, export: &str, pool: &mut BufPool) {
+        let wish = Wish { export: export.to_owned(), ..Wish::default() };
+        self.stage = Stage::Shaking(Box::new(Shake::new(wish)));
+        self.receive(None, pool);
+    }
+
+    /// Receives what comes next, into `buf` if it is large enough.
+    pub(super) fn receive(&self, buf: Option<Buf>, pool: &mut BufPool) {
+        let buf = match buf {
+            Some(buf) if buf.len() == self.room => buf,
+            Some(old) => {
+                pool.put(old);
+                pool.get(self.room)
+            }
+            None => pool.get(self.room),
+        };
+        self.user.push(RECEIVE, RingOp::Recv { fd: Arc::clone(&self.fd), data: buf.into() });
+    }
+
+    /// Sends what of the handshake waits.
+    pub(super) fn send_raw(&mut self) {
+        if !self.raw.is_empty() {
+            let mut buf = Buf::zeroed(self.raw.len());
+            buf.copy_from_slice(&self.raw);
+            self.raw.clear();
+            self.send(buf);
+        }
+    }
+
+    /// Says whether nobody waits for the end of the send that is under way.
+    pub(super) fn set_patient(&self, patient: bool) {
+        self.user.set_patient(patient);
+    }
+
+    /// Sends `buf`. One send at a time.
+    pub(super) fn send(&mut self, buf: Buf) {
+        debug_assert!(!self.sending);
+        self.sending = true;
+        self.push_send(buf.into());
+    }
+
+    fn push_send(&self, data: Segments) {
+        self.user.push(SEND, RingOp::Send { fd: Arc::clone(&self.fd), data });
+    }
+}
+
+impl Drop for Connection {
+    /// Nothing of it is left: what is under way is called off, so that the socket is closed. A
+    /// server that is well is told; what it still answers nobody hears.
+    fn drop(&mut self) {
+        if let (Stage::Ready(replies), false) = (&mut self.stage, self.sending)
+            && replies.in_flight() == 0
+        {
+            let asked = Asked { command: Command::Disconnect, flags: CommandFlags::empty(), offset: 0, len: 0 };
+            let header = replies.ask(0, asked);
+            let mut buf = Buf::zeroed(header.len());
+            buf.copy_from_slice(&header);
+            self.push_send(buf.into());
+        } else {
+            self.user.cancel(SEND);
+        }
+        self.user.cancel(CONNECT);
+        self.user.cancel(RECEIVE);
+    }
+}
+
+/// A socket for the address, set up.
+fn socket(address: &Address) -> rustix::io::Result<(OwnedFd, SocketAddrAny)> {
+    /// Room for a deep queue of 4 KiB writes; the kernel cuts it to what it allows.
+    const UNIX_SEND_BUFFER: usize = 4 << 20;
+    let open = |family| rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    match address {
+        Address::Unix(path) => {
+            let fd = open(AddressFamily::UNIX)?;
+            sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BUFFER)?;
+            Ok((fd, SocketAddrUnix::new(path)?.into()))
+        }
+        Address::Tcp(address) => {
+            let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+            let fd = open(family)?;
+            sockopt::set_tcp_nodelay(&fd, true)?;
+            sockopt::set_socket_keepalive(&fd, true)?;
+            Ok((fd, (*address).into()))
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`: an export of an NBD server, over
+//! the core's io_uring.
+//!
+//! * **Connections.** Each lane has its own, so there is one to a device on a core. It is made when
+//!   the lane is opened, and again when a request comes and there is none, after a back-off that
+//!   doubles up to five seconds. A request that comes before its time, or that is under
+//!   way when the connection is lost, ends with a transport error: it blames the path. Nobody looks
+//!   for the server while nobody wants anything of it.
+//! * **Several connections** are used at the same time only where the server says that a flush on
+//!   one covers the writes of all (`CAN_MULTI_CONN`), or where nothing is written. Else the first
+//!   lane has it, and others are refused while it lives.
+//! * **Honest.** A server that comes back with another size, or that can do less than it could, is
+//!   not taken back ([`Server::accept`]): what lies above has its limits from before.
+//! * **Memory.** Data is copied between a request and the connection's buffers: 256 KiB each way.
+//!   So a connection can be given up at any time, and nothing that still arrives on it, or is still
+//!   sent, touches the memory of a request that has ended.
+//! * **Errors** are the server's, by NBD's eight numbers. ESHUTDOWN and EIO blame the path.
+//! * A discard is a `TRIM`, a write-zeroes a `WRITE_ZEROES`, a flush a `FLUSH`, where the server
+//!   has them; what it has not is refused, but for a flush, which then has nothing to do.
+
+mod ask;
+mod connection;
+mod lane;
+mod outgoing;
+mod server;
+
+pub use ask::{AskError, connect};
+pub(crate) use server::Servers;
+
+use ask::Asker;
+use server::{Seat, Server};
+use std::sync::Arc;
+use udm_core::errno::{EBUSY, EOPNOTSUPP};
+use udm_core::{
+    Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors,
+};
+use udm_runtime::Ring;
+
+/// An export of a server.
+pub(crate) struct Nbd {
+    id: DeviceId,
+    server: Arc<Server>,
+    asker: Asker,
+}
+
+impl Nbd {
+    pub(crate) fn new(server: Arc<Server>) -> Nbd {
+        Nbd { id: DeviceId::new(), asker: Asker::new(&server), server }
+    }
+}
+
+impl Device for Nbd {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        let ring = Ring::of(cx)
+            .ok_or_else(|| OpenError::new(EOPNOTSUPP, "an NBD server needs a core with an io_uring"))?;
+        let seat = Seat::take(&self.server).ok_or_else(|| {
+            let why = "its server takes one connection that writes (no multi-conn), and that is in use";
+            OpenError::new(EBUSY, format!("{}: {why}", self.server.uri))
+        })?;
+        Ok(Box::new(lane::NbdLane::new(ring, seat, cx)))
+    }
+
+    fn limits(&self) -> Limits {
+        self.server.limits()
+    }
+
+    fn look_again(&self) {
+        self.server.look();
+    }
+
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        if self.asker.extents(from, len, out).is_err() && out.list().is_empty() {
+            out.push(len, Content::Data);
+        }
+    }
+
+    fn commons(&self) -> Option<&Commons> {
+        Some(&self.server.commons)
+    }
+}

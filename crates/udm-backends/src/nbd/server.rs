@@ -1,0 +1,180 @@
+//! What is known of an export, for all names and lanes of it.
+
+use super::ask;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use udm_core::{Commons, Limits, OpenError, Sectors};
+use udm_wire::nbd::ExportFlags;
+use udm_wire::nbd::client::Export;
+use udm_wire::uri::NbdUri;
+
+/// The servers of a process: one entry to an export.
+#[derive(Default)]
+pub(crate) struct Servers {
+    map: Mutex<HashMap<String, Weak<Server>>>,
+}
+
+impl Servers {
+    /// The export that `uri` names: asked for what it is, unless it is in use.
+    ///
+    /// # Errors
+    /// The server can't be reached, or refuses.
+    pub(crate) fn open(&self, uri: &NbdUri) -> Result<Arc<Server>, OpenError> {
+        let name = uri.to_string();
+        if let Some(server) = self.get(&name) {
+            return Ok(server);
+        }
+        let server = Arc::new(ask::survey(uri)?);
+        let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        map.retain(|_, server| server.strong_count() > 0);
+        // Another thread may have been faster.
+        if let Some(known) = map.get(&name).and_then(Weak::upgrade) {
+            return Ok(known);
+        }
+        map.insert(name, Arc::downgrade(&server));
+        Ok(server)
+    }
+
+    /// Asks again how large the export is, if it is in use and its server answers.
+    pub(crate) fn look(&self, uri: &NbdUri) {
+        if let Some(server) = self.get(&uri.to_string()) {
+            server.look();
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<Arc<Server>> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner).get(name)?.upgrade()
+    }
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug)]
+pub(super) enum Address {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+/// See the module's documentation.
+pub(crate) struct Server {
+    pub(super) uri: NbdUri,
+    /// Where it was found when it was opened, at least one; tried in turn.
+    pub(super) addresses: Vec<Address>,
+    pub(super) commons: Commons,
+    /// What it said when it was opened, and what that means.
+    export: Export,
+    limits: Limits,
+    /// In bytes, as of the last look.
+    size: AtomicU64,
+    /// Lanes that are open.
+    lanes: AtomicUsize,
+    /// The last thing that was heard of a connection is that it is lost.
+    down: AtomicBool,
+}
+
+impl Server {
+    pub(super) fn new(uri: NbdUri, addresses: Vec<Address>, export: Export) -> Server {
+        let size = AtomicU64::new(export.size);
+        let (lanes, down) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let limits = export.limits();
+        Server { uri, addresses, commons: Commons::default(), export, limits, size, lanes, down }
+    }
+
+    /// Its size and limits, as of the last look.
+    pub(super) fn limits(&self) -> Limits {
+        Limits { size: self.size(), ..self.limits }
+    }
+
+    /// Its size as of the last look, in whole blocks.
+    pub(super) fn size(&self) -> Sectors {
+        let block = u64::from(self.limits.logical_block);
+        // Relaxed: a number that stands for itself.
+        Sectors::from_bytes(self.size.load(Relaxed) / block * block)
+    }
+
+    /// Whether a connection on which the server says `now` may be used.
+    ///
+    /// # Errors
+    /// It is not what it was: one line.
+    pub(super) fn accept(&self, now: &Export) -> Result<(), String> {
+        let (was, size) = (&self.export, self.size.load(Relaxed));
+        if now.size != size {
+            return Err(format!("its size was {size} bytes and is {} now", now.size));
+        }
+        let read_only = ExportFlags::READ_ONLY;
+        if now.flags.contains(read_only) && !was.flags.contains(read_only) {
+            return Err("it was writable and is read-only now".into());
+        }
+        let needed = ExportFlags::SEND_FLUSH
+            | ExportFlags::SEND_FUA
+            | ExportFlags::SEND_TRIM
+            | ExportFlags::SEND_WRITE_ZEROES
+            | ExportFlags::CAN_MULTI_CONN;
+        let lost = (was.flags & needed) - now.flags;
+        if !lost.is_empty() {
+            let names: Vec<_> = lost.iter_names().map(|(name, _)| name).collect();
+            return Err(format!("it has {} no more", names.join(", ")));
+        }
+        let (before, after) = (self.limits, now.limits());
+        if after.logical_block > before.logical_block || after.max_sectors < before.max_sectors {
+            return Err("its block sizes were others".into());
+        }
+        Ok(())
+    }
+
+    /// Asks the server again how large it is; one that does not answer keeps the size that it had.
+    /// May wait for ten seconds, unless it is known to be gone.
+    pub(super) fn look(&self) {
+        if !self.down.load(Relaxed)
+            && let Ok((_, export)) = ask::connect(&self.uri, false)
+        {
+            self.size.store(export.size, Relaxed);
+        }
+    }
+
+    /// A connection works.
+    pub(super) fn is_up(&self) {
+        if self.down.swap(false, Relaxed) {
+            tracing::info!("{}: connected again", self.uri);
+        }
+    }
+
+    /// A connection was lost, or could not be made. Says so once, until one works again.
+    pub(super) fn is_down(&self, why: &str) {
+        if !self.down.swap(true, Relaxed) {
+            tracing::warn!("{}: {why}", self.uri);
+        }
+    }
+
+    /// Whether several connections may be used at the same time.
+    fn takes_many(&self) -> bool {
+        self.export.flags.intersects(ExportFlags::CAN_MULTI_CONN | ExportFlags::READ_ONLY)
+    }
+}
+
+/// The right of a lane to a connection.
+pub(super) struct Seat(Arc<Server>);
+
+impl Seat {
+    /// `None` when the server takes one connection alone, and that is taken.
+    pub(super) fn take(server: &Arc<Server>) -> Option<Seat> {
+        let before = server.lanes.fetch_add(1, Relaxed);
+        let seat = Seat(Arc::clone(server));
+        (before == 0 || server.takes_many()).then_some(seat)
+    }
+}
+
+impl std::ops::Deref for Seat {
+    type Target = Server;
+    fn deref(&self) -> &Server {
+        &self.0
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.lanes.fetch_sub(1, Relaxed);
+    }
+}
