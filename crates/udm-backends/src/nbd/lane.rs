@@ -2,9 +2,10 @@
 
 use super::connection::{Brought, Connection, Stage};
 use super::outgoing::Outgoing;
-use super::server::Seat;
+use super::server::Server;
 use slab::Slab;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use udm_core::{
     Batch, Bio, BioFlags, BufPool, Busy, Cx, Drain, Lane, Limits, Nanos, Op, Status, errno, hand_over,
 };
@@ -66,7 +67,7 @@ impl Slot {
 /// See the module's documentation.
 pub(super) struct NbdLane {
     ring: Ring,
-    seat: Seat,
+    server: Arc<Server>,
     limits: Limits,
     connection: Option<Connection>,
     slots: Slab<Slot>,
@@ -85,11 +86,11 @@ pub(super) struct NbdLane {
 }
 
 impl NbdLane {
-    pub(super) fn new(ring: Ring, seat: Seat, cx: &mut Cx<'_>) -> NbdLane {
+    pub(super) fn new(ring: Ring, server: &Arc<Server>, cx: &mut Cx<'_>) -> NbdLane {
         let mut lane = NbdLane {
             ring,
-            limits: seat.limits(),
-            seat,
+            limits: server.limits(),
+            server: Arc::clone(server),
             connection: None,
             slots: Slab::new(),
             waiting: VecDeque::new(),
@@ -108,7 +109,7 @@ impl NbdLane {
 
     #[cold]
     fn connect(&mut self, cx: &mut Cx<'_>) {
-        match Connection::begin(&self.ring, &self.seat, self.tries, cx) {
+        match Connection::begin(&self.ring, &self.server, self.tries, cx) {
             Ok(connection) => self.connection = Some(connection),
             Err(why) => self.lost(&why, cx),
         }
@@ -118,7 +119,7 @@ impl NbdLane {
     /// There is no connection any more: all that waits for one ends.
     #[cold]
     fn lost(&mut self, why: &str, cx: &mut Cx<'_>) {
-        self.seat.is_down(why);
+        self.server.is_down(why);
         self.connection = None;
         self.outgoing = Outgoing::default();
         self.next_try = cx.now() + self.back_off;
@@ -176,7 +177,7 @@ impl NbdLane {
     fn operation_done(&mut self, done: Done, cx: &mut Cx<'_>) -> Result<(), String> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         match connection.finished(done, &mut self.pool)? {
-            Brought::Connected => connection.shake(&self.seat.uri.export, &mut self.pool),
+            Brought::Connected => connection.shake(&self.server.uri.export, &mut self.pool),
             Brought::Sent(buf) => self.pool.put(buf),
             Brought::Bytes(buf, n) => {
                 cx.set_work_left(cx.work_left().saturating_sub(n as u64));
@@ -199,8 +200,8 @@ impl NbdLane {
                 connection.raw.extend(out);
                 return Ok(());
             };
-            self.seat.accept(&export)?;
-            self.seat.is_up();
+            self.server.accept(&export)?;
+            self.server.is_up();
             connection.stage = Stage::Ready(Box::new(Replies::new(&export)));
         }
         let Stage::Ready(replies) = &mut connection.stage else { return Ok(()) };
@@ -284,7 +285,7 @@ fn answer_now(bio: &Bio, limits: &Limits) -> Option<Status> {
 
 impl Lane for NbdLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        self.limits.size = self.seat.size();
+        self.limits.size = self.server.size();
         if self.connection.is_none() && self.next_try <= cx.now() {
             self.connect(cx);
         }

@@ -7,8 +7,8 @@
 //!   way when the connection is lost, ends with a transport error: it blames the path. Nobody looks
 //!   for the server while nobody wants anything of it.
 //! * **Several connections** are used at the same time only where the server says that a flush on
-//!   one covers the writes of all (`CAN_MULTI_CONN`), or where nothing is written. Else the first
-//!   lane has it, and others are refused while it lives.
+//!   one covers the writes of all (`CAN_MULTI_CONN`), or where nothing is written. Else there is one
+//!   for all cores ([`funnel`]).
 //! * **Honest.** A server that comes back with another size, or that can do less than it could, is
 //!   not taken back ([`Server::accept`]): what lies above has its limits from before.
 //! * **Memory.** Data is copied between a request and the connection's buffers: 256 KiB each way.
@@ -20,6 +20,7 @@
 
 mod ask;
 mod connection;
+mod funnel;
 mod lane;
 mod outgoing;
 mod server;
@@ -28,9 +29,10 @@ pub use ask::{AskError, connect};
 pub(crate) use server::Servers;
 
 use ask::Asker;
-use server::{Seat, Server};
+use funnel::Funnel;
+use server::Server;
 use std::sync::Arc;
-use udm_core::errno::{EBUSY, EOPNOTSUPP};
+use udm_core::errno::EOPNOTSUPP;
 use udm_core::{
     Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors,
 };
@@ -40,12 +42,39 @@ use udm_runtime::Ring;
 pub(crate) struct Nbd {
     id: DeviceId,
     server: Arc<Server>,
+    direct: Arc<dyn Device>,
+    /// For a server that takes one connection alone.
+    funnel: Option<Funnel>,
     asker: Asker,
 }
 
 impl Nbd {
     pub(crate) fn new(server: Arc<Server>) -> Nbd {
-        Nbd { id: DeviceId::new(), asker: Asker::new(&server), server }
+        let direct = Arc::new(Direct { id: DeviceId::new(), server: Arc::clone(&server) });
+        let funnel = (!server.takes_many()).then(Funnel::default);
+        Nbd { id: DeviceId::new(), direct, funnel, asker: Asker::new(&server), server }
+    }
+}
+
+/// An export whose lanes have a connection each.
+struct Direct {
+    id: DeviceId,
+    server: Arc<Server>,
+}
+
+impl Device for Direct {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        let ring = Ring::of(cx)
+            .ok_or_else(|| OpenError::new(EOPNOTSUPP, "an NBD server needs a core with an io_uring"))?;
+        Ok(Box::new(lane::NbdLane::new(ring, &self.server, cx)))
+    }
+
+    fn limits(&self) -> Limits {
+        self.server.limits()
     }
 }
 
@@ -55,13 +84,10 @@ impl Device for Nbd {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let ring = Ring::of(cx)
-            .ok_or_else(|| OpenError::new(EOPNOTSUPP, "an NBD server needs a core with an io_uring"))?;
-        let seat = Seat::take(&self.server).ok_or_else(|| {
-            let why = "its server takes one connection that writes (no multi-conn), and that is in use";
-            OpenError::new(EBUSY, format!("{}: {why}", self.server.uri))
-        })?;
-        Ok(Box::new(lane::NbdLane::new(ring, seat, cx)))
+        match &self.funnel {
+            Some(funnel) => Ok(funnel.open(&self.direct, cx)),
+            None => self.direct.open(cx),
+        }
     }
 
     fn limits(&self) -> Limits {

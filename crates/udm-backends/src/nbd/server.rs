@@ -4,7 +4,7 @@ use super::ask;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::{Commons, Limits, OpenError, Sectors};
 use udm_wire::nbd::ExportFlags;
@@ -68,8 +68,6 @@ pub(crate) struct Server {
     limits: Limits,
     /// In bytes, as of the last look.
     size: AtomicU64,
-    /// Lanes that are open.
-    lanes: AtomicUsize,
     /// The last thing that was heard of a connection is that it is lost.
     down: AtomicBool,
 }
@@ -77,9 +75,8 @@ pub(crate) struct Server {
 impl Server {
     pub(super) fn new(uri: NbdUri, addresses: Vec<Address>, export: Export) -> Server {
         let size = AtomicU64::new(export.size);
-        let (lanes, down) = (AtomicUsize::new(0), AtomicBool::new(false));
         let limits = export.limits();
-        Server { uri, addresses, commons: Commons::default(), export, limits, size, lanes, down }
+        Server { uri, addresses, commons: Commons::default(), export, limits, size, down: AtomicBool::new(false) }
     }
 
     /// Its size and limits, as of the last look.
@@ -137,7 +134,7 @@ impl Server {
     /// A connection works.
     pub(super) fn is_up(&self) {
         if self.down.swap(false, Relaxed) {
-            tracing::info!("{}: connected again", self.uri);
+            tracing::warn!("{}: connected again", self.uri);
         }
     }
 
@@ -149,32 +146,7 @@ impl Server {
     }
 
     /// Whether several connections may be used at the same time.
-    fn takes_many(&self) -> bool {
+    pub(super) fn takes_many(&self) -> bool {
         self.export.flags.intersects(ExportFlags::CAN_MULTI_CONN | ExportFlags::READ_ONLY)
-    }
-}
-
-/// The right of a lane to a connection.
-pub(super) struct Seat(Arc<Server>);
-
-impl Seat {
-    /// `None` when the server takes one connection alone, and that is taken.
-    pub(super) fn take(server: &Arc<Server>) -> Option<Seat> {
-        let before = server.lanes.fetch_add(1, Relaxed);
-        let seat = Seat(Arc::clone(server));
-        (before == 0 || server.takes_many()).then_some(seat)
-    }
-}
-
-impl std::ops::Deref for Seat {
-    type Target = Server;
-    fn deref(&self) -> &Server {
-        &self.0
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.0.lanes.fetch_sub(1, Relaxed);
     }
 }

@@ -1,0 +1,397 @@
+//! Servers of NBD as disks and as paths: nbdkit and qemu-nbd below, fio and qemu-io above, and a
+//! server that says whatever a test wants.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::Duration;
+use support::{Server, has, text, until};
+use tempfile::TempDir;
+use udm_wire::nbd::{
+    BlockSizes, ExportFlags, FromClient, HandshakeFlags, HandshakeParser, Info, OPT_GO, Request, SimpleReply,
+    greeting, put_ack, put_info,
+};
+
+/// nbdkit on a Unix socket. Dropping it kills it.
+struct Nbdkit {
+    child: Option<Child>,
+    socket: PathBuf,
+    args: Vec<String>,
+}
+
+impl Nbdkit {
+    fn start(socket: PathBuf, args: &[&str]) -> Nbdkit {
+        let args = args.iter().map(|&arg| arg.to_owned()).collect();
+        let mut nbdkit = Nbdkit { child: None, socket, args };
+        nbdkit.again();
+        nbdkit
+    }
+
+    /// Starts it, as it was.
+    fn again(&mut self) {
+        let _ = std::fs::remove_file(&self.socket);
+        let mut command = Command::new("nbdkit");
+        command.arg("-f").arg("-U").arg(&self.socket).args(&self.args);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        self.child = Some(child);
+        until("nbdkit that answers", || UnixStream::connect(&self.socket).ok());
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+}
+
+impl Drop for Nbdkit {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn fio(server: &Server, device: &str, more: &str) -> Command {
+    let mut fio = Command::new("timeout");
+    fio.args("-k 5 120 fio --name=t --ioengine=nbd --bs=4k --iodepth=16 --verify=crc32c".split(' '));
+    fio.arg(format!("--uri=nbd+unix:///{device}?socket={}", server.nbd.display()));
+    fio.args(more.split(' ')).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // What it leaves behind for a later check of the same data is not wanted here.
+    fio.arg("--verify_state_save=0").current_dir(server.folder.path());
+    fio
+}
+
+fn ends_well(command: &mut Command) {
+    let out = command.output().unwrap();
+    assert!(out.status.success(), "{}{}", text(&out.stdout), text(&out.stderr));
+}
+
+fn qemu_io(server: &Server, device: &str, commands: &[&str]) -> String {
+    let mut qemu_io = Command::new("qemu-io");
+    qemu_io.args(["-f", "raw"]);
+    let commands = commands.iter().flat_map(|&command| ["-c", command]);
+    let out = qemu_io.args(commands).arg(format!("nbd+unix:///{device}?socket={}", server.nbd.display())).output().unwrap();
+    text(&out.stdout) + &text(&out.stderr)
+}
+
+/// Each operation goes through to nbdkit, over both kinds of sockets, and is there when udm is gone.
+#[test]
+fn a_disk_behind_nbdkit() {
+    if !has("nbdkit") || !has("qemu-io") || !has("fio") {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
+    let path = disk.display().to_string();
+    let nbdkit = Nbdkit::start(folder.path().join("n"), &["file", &path]);
+    {
+        let server = Server::start(&[&format!("d=0 65536 linear {} 0", nbdkit.uri())]);
+        ends_well(&mut fio(&server, "d", "--rw=randwrite --size=8m --offset=8m --fsync=32"));
+        let said = qemu_io(
+            &server,
+            "d",
+            &[
+                "write -P 5 4096 1M",
+                "read -P 5 4096 1M",
+                "write -f -P 6 100 300",
+                "read -P 6 100 300",
+                "write -z 8192 64k",
+                "read -P 0 8192 64k",
+                "discard 65536 64k",
+                "read -P 0 65536 64k",
+                "aio_write -P 9 4M 2M",
+                "aio_flush",
+                "read -P 9 4M 2M",
+                "flush",
+            ],
+        );
+        assert!(!said.contains("rror") && !said.contains("ailed"), "{said}");
+    }
+    let bytes = std::fs::read(&disk).unwrap();
+    assert!(bytes[4 << 20..6 << 20].iter().all(|&byte| byte == 9));
+    assert!(bytes[100..400].iter().all(|&byte| byte == 6) && bytes[4096..8192].iter().all(|&byte| byte == 5));
+}
+
+/// What is a hole at the server is one here.
+#[test]
+fn holes_pass_through() {
+    if !has("nbdkit") || !has("nbdinfo") {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let nbdkit = Nbdkit::start(folder.path().join("n"), &["data", "data=@1048576 1*65536 @33554432 2*300000", "size=64M"]);
+    let map = |uri: String| {
+        let out = Command::new("nbdinfo").args(["--map", &uri]).output().unwrap();
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stdout)
+    };
+    let below = map(nbdkit.uri());
+    assert!(below.lines().count() > 3 && below.contains("hole"), "{below}");
+    let server = Server::start(&[&format!("d=0 131072 linear {} 0", nbdkit.uri())]);
+    assert_eq!(map(format!("nbd+unix:///d?socket={}", server.nbd.display())), below);
+}
+
+/// Two servers of one file are two paths: one is killed and comes back, again and again, then both,
+/// while fio writes and verifies.
+#[test]
+fn servers_of_one_file_are_paths() {
+    if !has("nbdkit") || !has("fio") {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
+    let path = disk.display().to_string();
+    let mut servers =
+        ["a", "b"].map(|name| Nbdkit::start(folder.path().join(name), &["file", &path]));
+    let table = format!(
+        "m=0 65536 multipath 1 queue_if_no_path 0 1 1 round-robin 0 2 1 {} 1 {} 1",
+        servers[0].uri(),
+        servers[1].uri()
+    );
+    let server = Server::start_with(&[&table], &["--check-paths", "1"]);
+    let load = fio(&server, "m", "--rw=randrw --size=32m --time_based --runtime=8 --numjobs=1").spawn().unwrap();
+    let status = || server.says(&["status", "m"]);
+    let active = |count| until("paths", || (status().matches(" A ").count() == count).then_some(()));
+    for round in 0..3 {
+        // The letter of the group counts.
+        active(3);
+        servers[round % 2].kill();
+        active(2);
+        servers[round % 2].again();
+    }
+    active(3);
+    servers.iter_mut().for_each(Nbdkit::kill);
+    sleep(Duration::from_millis(300));
+    servers.iter_mut().for_each(Nbdkit::again);
+    let out = load.wait_with_output().unwrap();
+    assert!(out.status.success(), "{}{}\n{}", text(&out.stdout), text(&out.stderr), server.log());
+    active(3);
+    let log = server.log();
+    assert!(log.contains("closed the connection") && log.contains("connected again"), "{log}");
+}
+
+/// qemu-nbd takes one client at a time unless it is told otherwise, and nbdkit's plugins may say
+/// that a flush on one connection says nothing of another.
+#[test]
+fn a_server_for_one_connection() {
+    if !has("nbdkit") || !has("qemu-io") {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let args = ["--filter=multi-conn", "memory", "16M", "multi-conn-mode=disable"];
+    let nbdkit = Nbdkit::start(folder.path().join("n"), &args);
+    let server = Server::start_with(&[&format!("d=0 32768 linear {} 0", nbdkit.uri())], &["--cores", "0,1"]);
+    // Several clients, so that both cores have some.
+    for pattern in 1..6 {
+        let said = qemu_io(&server, "d", &[&format!("write -P {pattern} 0 64k"), &format!("read -P {pattern} 0 64k")]);
+        assert!(!said.contains("rror") && !said.contains("ailed"), "{said}");
+    }
+}
+
+/// A server that answers the handshake, and then does what a test wants with each connection.
+struct Puppet {
+    socket: PathBuf,
+    _folder: TempDir,
+    connections: Arc<AtomicUsize>,
+    size: Arc<Mutex<u64>>,
+}
+
+type Act = dyn Fn(usize, &mut UnixStream) + Send + Sync;
+
+impl Puppet {
+    fn start(act: impl Fn(usize, &mut UnixStream) + Send + Sync + 'static) -> Puppet {
+        let folder = TempDir::new().unwrap();
+        let socket = folder.path().join("p");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (connections, size) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(1 << 20)));
+        let (count, told): (_, Arc<Mutex<u64>>) = (Arc::clone(&connections), Arc::clone(&size));
+        let act: Arc<Act> = Arc::new(act);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (number, act, size) = (count.fetch_add(1, SeqCst), Arc::clone(&act), *told.lock().unwrap());
+                let mut stream = stream.unwrap();
+                std::thread::spawn(move || {
+                    if shake(&mut stream, size).is_ok() {
+                        act(number, &mut stream);
+                    }
+                });
+            }
+        });
+        Puppet { socket, _folder: folder, connections, size }
+    }
+
+    fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+}
+
+fn shake(stream: &mut UnixStream, size: u64) -> std::io::Result<()> {
+    stream.write_all(&greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES))?;
+    let mut parser = HandshakeParser::new();
+    loop {
+        // A byte at a time: what follows the handshake is not ours to take.
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        let Ok(Some(FromClient::Option(option))) = parser.next(&mut &byte[..]) else { continue };
+        assert_eq!(option.number(), OPT_GO);
+        let flags = ExportFlags::HAS_FLAGS
+            | ExportFlags::CAN_MULTI_CONN
+            | ExportFlags::SEND_FLUSH
+            | ExportFlags::SEND_WRITE_ZEROES;
+        let mut out = Vec::new();
+        put_info(&mut out, OPT_GO, &Info::Export { size, flags });
+        let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 1 << 20 };
+        put_info(&mut out, OPT_GO, &Info::BlockSize(blocks));
+        put_ack(&mut out, OPT_GO);
+        return stream.write_all(&out);
+    }
+}
+
+fn request(stream: &mut UnixStream) -> Option<Request> {
+    let mut header = [0; Request::SIZE];
+    stream.read_exact(&mut header).ok()?;
+    let request = Request::decode(&header).unwrap();
+    let mut data = vec![0; request.payload_len() as usize];
+    stream.read_exact(&mut data).ok()?;
+    Some(request)
+}
+
+/// Serves zeroes until the client goes.
+fn zeroes(stream: &mut UnixStream) {
+    while let Some(request) = request(stream) {
+        let mut out = SimpleReply { error: 0, cookie: request.cookie }.encode().to_vec();
+        if request.command == udm_wire::nbd::Command::Read {
+            out.resize(out.len() + request.len as usize, 0);
+        }
+        if stream.write_all(&out).is_err() {
+            return;
+        }
+    }
+}
+
+/// Whatever a server says, its requests fail with one line in the log, and the next connection
+/// serves.
+#[test]
+fn servers_that_lie() {
+    if !has("qemu-io") {
+        return;
+    }
+    type Lie = fn(&mut UnixStream);
+    let lies: [(Lie, &str); 6] = [
+        (|stream| assert!(request(stream).is_some()), "the server closed the connection"),
+        (
+            |stream| {
+                let _ = request(stream);
+                let _ = stream.write_all(&[0xaa; 64]);
+                let _ = stream.read(&mut [0]);
+            },
+            "bad reply magic",
+        ),
+        (
+            |stream| {
+                let _ = request(stream);
+                let _ = stream.write_all(&SimpleReply { error: 0, cookie: 77 << 32 }.encode());
+                let _ = stream.read(&mut [0]);
+            },
+            "a reply to nothing",
+        ),
+        (
+            |stream| {
+                let Some(request) = request(stream) else { return };
+                let _ = stream.write_all(&udm_wire::nbd::chunk_none(request.cookie));
+                let _ = stream.read(&mut [0]);
+            },
+            "nobody agreed on",
+        ),
+        (
+            // Half of what a read brings.
+            |stream| {
+                let Some(request) = request(stream) else { return };
+                let _ = stream.write_all(&SimpleReply { error: 0, cookie: request.cookie }.encode());
+                let _ = stream.write_all(&[7; 2048]);
+            },
+            "the server closed the connection",
+        ),
+        (
+            // The same answer twice.
+            |stream| {
+                let Some(request) = request(stream) else { return };
+                let mut out = SimpleReply { error: 0, cookie: request.cookie }.encode().to_vec();
+                out.resize(out.len() + request.len as usize, 0);
+                let _ = stream.write_all(&out.repeat(2));
+                let _ = stream.read(&mut [0]);
+            },
+            "a reply to nothing",
+        ),
+    ];
+    for (lie, want) in lies {
+        // The first connection is the survey's; the lie is told on the second, and then no more.
+        let puppet = Puppet::start(move |number, stream| if number == 1 { lie(stream) } else { zeroes(stream) });
+        let server = Server::start(&[&format!("d=0 2048 linear {} 0", puppet.uri())]);
+        // Before a request comes the lane is not open; a try too early is refused.
+        let _ = qemu_io(&server, "d", &["read 0 4096"]);
+        until("a connection that serves", || {
+            sleep(Duration::from_millis(50));
+            qemu_io(&server, "d", &["read -P 0 0 4096"]).contains("read 4096/4096").then_some(())
+        });
+        let log = server.log();
+        assert!(log.contains(want), "{want}: {log}");
+        assert_eq!(log.matches(&puppet.uri()).count(), 2, "one line for the loss and one for the return: {log}");
+    }
+}
+
+/// A server that comes back with another size is not taken back until it is what it was.
+#[test]
+fn a_server_that_comes_back_as_another() {
+    if !has("qemu-io") {
+        return;
+    }
+    let puppet = Puppet::start(|number, stream| if number == 1 { assert!(request(stream).is_some()) } else { zeroes(stream) });
+    let server = Server::start(&[&format!("d=0 2048 linear {} 0", puppet.uri())]);
+    let read = || qemu_io(&server, "d", &["read -P 0 0 4096"]).contains("read 4096/4096");
+    *puppet.size.lock().unwrap() = 2 << 20;
+    assert!(!read());
+    until("a server that was asked twice", || {
+        assert!(!read());
+        sleep(Duration::from_millis(50));
+        (puppet.connections.load(SeqCst) >= 4).then_some(())
+    });
+    *puppet.size.lock().unwrap() = 1 << 20;
+    until("the server as it was", || {
+        sleep(Duration::from_millis(50));
+        read().then_some(())
+    });
+    assert_eq!(server.log().matches(&puppet.uri()).count(), 2, "{}", server.log());
+}
+
+/// A server that never answers, or says no: one line, and in time.
+#[test]
+fn a_table_whose_server_is_not_there() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start(&[]);
+    let missing = folder.path().join("nobody");
+    let table = |path: &Path| format!("0 2048 linear nbd+unix:///?socket={} 0", path.display());
+    let said = server.refuses(&["create", "x", "--table", &table(&missing)]);
+    assert!(said.contains("No such file or directory"), "{said}");
+    let closed = folder.path().join("closed");
+    let listener = UnixListener::bind(&closed).unwrap();
+    let closing = std::thread::spawn(move || drop(listener.accept()));
+    let said = server.refuses(&["create", "x", "--table", &table(&closed)]);
+    assert!(said.contains("closed the connection"), "{said}");
+    closing.join().unwrap();
+    let said = server.refuses(&["create", "x", "--table", "0 2048 linear nbd://127.0.0.1:1/ 0"]);
+    assert!(said.contains("refused"), "{said}");
+    assert_eq!(server.says(&["ls"]).trim(), "No devices found");
+}
