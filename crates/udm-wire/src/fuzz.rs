@@ -296,8 +296,7 @@ pub fn cow(data: &[u8]) {
 /// What a client hears, as it may be compared; fed in pieces of `step` bytes.
 fn hear(data: &[u8], step: usize) -> (Vec<String>, Vec<u8>) {
     use nbd::client::{Asked, Event, Replies, Shake, Wish};
-    let wish =
-        Wish { export: "x".into(), structured: true, contexts: vec![nbd::CONTEXT_ALLOCATION.into()] };
+    let wish = Wish { export: "x".into(), structured: true, contexts: vec![nbd::CONTEXT_ALLOCATION.into()] };
     let (mut shake, mut replies): (_, Option<Replies>) = (Shake::new(wish), None);
     let (mut said, mut content) = (Vec::new(), vec![0; 4096]);
     for mut input in data.chunks(step) {

@@ -302,7 +302,8 @@ fn servers_that_lie() {
         (
             true,
             |read, _| {
-                let head = ChunkHeader { flags: ReplyFlags::DONE, kind: CHUNK_ERROR, cookie: read, len: 1 << 30 };
+                let head =
+                    ChunkHeader { flags: ReplyFlags::DONE, kind: CHUNK_ERROR, cookie: read, len: 1 << 30 };
                 head.encode().to_vec()
             },
             "longer than any",
@@ -314,11 +315,7 @@ fn servers_that_lie() {
             },
             "bad chunk",
         ),
-        (
-            false,
-            |_, write| SimpleReply { error: 0, cookie: write }.encode().repeat(2),
-            "a reply to nothing",
-        ),
+        (false, |_, write| SimpleReply { error: 0, cookie: write }.encode().repeat(2), "a reply to nothing"),
     ];
     for (structured, lie, want) in rows {
         for step in [1, 3, 1 << 20] {

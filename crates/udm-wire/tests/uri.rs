@@ -88,7 +88,10 @@ fn refusals_say_what_would_be_right() {
         ("@a/b", "@\"a/b\": a device name contains no \"/\""),
         ("@control", "@\"control\": device name cannot be \"control\", \".\", or \"..\""),
         ("8:4294967296", "\"8:4294967296\": no such device number"),
-        ("http://x/", "\"http\": no such kind of device; a path, @name, or one of file: null: mem: pattern:"),
+        (
+            "http://x/",
+            "\"http\": no such kind of device; a path, @name, or one of file: nbd: null: mem: pattern:",
+        ),
         ("file:", "no path of a device"),
         ("file:a?direct=maybe", "file: direct=\"maybe\" is neither on nor off"),
         (

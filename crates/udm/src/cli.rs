@@ -99,7 +99,7 @@ pub struct Print {
 #[derive(Debug, Args)]
 #[command(
     after_help = "A TABLE has a target a line: START LENGTH TYPE ARGUMENTS, in sectors of 512 bytes, as for dmsetup. Devices in it are paths, \
-URIs (file:, null:, mem:, pattern:), major:minor, or @NAME for another device. A DEVICE alone is the table that maps all of it. docs/targets.md \
+URIs (file:, nbd:, null:, mem:, pattern:), major:minor, or @NAME for another device. A DEVICE alone is the table that maps all of it. docs/targets.md \
 has each target and each kind of device with an example.\n\n\
 Examples:\n  udm serve --device disk=disk.img --unix /tmp/udm.sock\n  udm serve --device disk='0 2097152 linear file:disk.img 0' --unix /tmp/udm.sock\n  \
 udm serve --device d='0 2097152 linear null:size=1G 0' --run 'nbdinfo $uri'"

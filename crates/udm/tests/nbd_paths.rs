@@ -80,7 +80,11 @@ fn qemu_io(server: &Server, device: &str, commands: &[&str]) -> String {
     let mut qemu_io = Command::new("qemu-io");
     qemu_io.args(["-f", "raw"]);
     let commands = commands.iter().flat_map(|&command| ["-c", command]);
-    let out = qemu_io.args(commands).arg(format!("nbd+unix:///{device}?socket={}", server.nbd.display())).output().unwrap();
+    let out = qemu_io
+        .args(commands)
+        .arg(format!("nbd+unix:///{device}?socket={}", server.nbd.display()))
+        .output()
+        .unwrap();
     text(&out.stdout) + &text(&out.stderr)
 }
 
@@ -130,7 +134,10 @@ fn holes_pass_through() {
         return;
     }
     let folder = TempDir::new().unwrap();
-    let nbdkit = Nbdkit::start(folder.path().join("n"), &["data", "data=@1048576 1*65536 @33554432 2*300000", "size=64M"]);
+    let nbdkit = Nbdkit::start(
+        folder.path().join("n"),
+        &["data", "data=@1048576 1*65536 @33554432 2*300000", "size=64M"],
+    );
     let map = |uri: String| {
         let out = Command::new("nbdinfo").args(["--map", &uri]).output().unwrap();
         assert!(out.status.success(), "{}", text(&out.stderr));
@@ -153,15 +160,15 @@ fn servers_of_one_file_are_paths() {
     let disk = folder.path().join("disk");
     std::fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
     let path = disk.display().to_string();
-    let mut servers =
-        ["a", "b"].map(|name| Nbdkit::start(folder.path().join(name), &["file", &path]));
+    let mut servers = ["a", "b"].map(|name| Nbdkit::start(folder.path().join(name), &["file", &path]));
     let table = format!(
         "m=0 65536 multipath 1 queue_if_no_path 0 1 1 round-robin 0 2 1 {} 1 {} 1",
         servers[0].uri(),
         servers[1].uri()
     );
     let server = Server::start_with(&[&table], &["--check-paths", "1"]);
-    let load = fio(&server, "m", "--rw=randrw --size=32m --time_based --runtime=8 --numjobs=1").spawn().unwrap();
+    let load =
+        fio(&server, "m", "--rw=randrw --size=32m --time_based --runtime=8 --numjobs=1").spawn().unwrap();
     let status = || server.says(&["status", "m"]);
     let active = |count| until("paths", || (status().matches(" A ").count() == count).then_some(()));
     for round in 0..3 {
@@ -186,16 +193,22 @@ fn servers_of_one_file_are_paths() {
 /// that a flush on one connection says nothing of another.
 #[test]
 fn a_server_for_one_connection() {
-    if !has("nbdkit") || !has("qemu-io") {
+    if !has("nbdkit") || !has("qemu-io") || !has("fio") {
         return;
     }
     let folder = TempDir::new().unwrap();
     let args = ["--filter=multi-conn", "memory", "16M", "multi-conn-mode=disable"];
     let nbdkit = Nbdkit::start(folder.path().join("n"), &args);
     let server = Server::start_with(&[&format!("d=0 32768 linear {} 0", nbdkit.uri())], &["--cores", "0,1"]);
+    let jobs = "--rw=randwrite --numjobs=4 --size=2m --offset_increment=2m --offset=8m --fsync=64";
+    ends_well(&mut fio(&server, "d", jobs));
     // Several clients, so that both cores have some.
     for pattern in 1..6 {
-        let said = qemu_io(&server, "d", &[&format!("write -P {pattern} 0 64k"), &format!("read -P {pattern} 0 64k")]);
+        let said = qemu_io(
+            &server,
+            "d",
+            &[&format!("write -P {pattern} 0 64k"), &format!("read -P {pattern} 0 64k")],
+        );
         assert!(!said.contains("rror") && !said.contains("ailed"), "{said}");
     }
 }
@@ -220,7 +233,8 @@ impl Puppet {
         let act: Arc<Act> = Arc::new(act);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let (number, act, size) = (count.fetch_add(1, SeqCst), Arc::clone(&act), *told.lock().unwrap());
+                let (number, act, size) =
+                    (count.fetch_add(1, SeqCst), Arc::clone(&act), *told.lock().unwrap());
                 let mut stream = stream.unwrap();
                 std::thread::spawn(move || {
                     if shake(&mut stream, size).is_ok() {
@@ -338,7 +352,8 @@ fn servers_that_lie() {
     ];
     for (lie, want) in lies {
         // The first connection is the survey's; the lie is told on the second, and then no more.
-        let puppet = Puppet::start(move |number, stream| if number == 1 { lie(stream) } else { zeroes(stream) });
+        let puppet =
+            Puppet::start(move |number, stream| if number == 1 { lie(stream) } else { zeroes(stream) });
         let server = Server::start(&[&format!("d=0 2048 linear {} 0", puppet.uri())]);
         // Before a request comes the lane is not open; a try too early is refused.
         let _ = qemu_io(&server, "d", &["read 0 4096"]);
@@ -348,7 +363,11 @@ fn servers_that_lie() {
         });
         let log = server.log();
         assert!(log.contains(want), "{want}: {log}");
-        assert_eq!(log.matches(&puppet.uri()).count(), 2, "one line for the loss and one for the return: {log}");
+        assert_eq!(
+            log.matches(&puppet.uri()).count(),
+            2,
+            "one line for the loss and one for the return: {log}"
+        );
     }
 }
 
@@ -358,7 +377,9 @@ fn a_server_that_comes_back_as_another() {
     if !has("qemu-io") {
         return;
     }
-    let puppet = Puppet::start(|number, stream| if number == 1 { assert!(request(stream).is_some()) } else { zeroes(stream) });
+    let puppet = Puppet::start(
+        |number, stream| if number == 1 { assert!(request(stream).is_some()) } else { zeroes(stream) },
+    );
     let server = Server::start(&[&format!("d=0 2048 linear {} 0", puppet.uri())]);
     let read = || qemu_io(&server, "d", &["read -P 0 0 4096"]).contains("read 4096/4096");
     *puppet.size.lock().unwrap() = 2 << 20;

@@ -195,7 +195,8 @@ impl Drop for Connection {
         if let (Stage::Ready(replies), false) = (&mut self.stage, self.sending)
             && replies.in_flight() == 0
         {
-            let asked = Asked { command: Command::Disconnect, flags: CommandFlags::empty(), offset: 0, len: 0 };
+            let asked =
+                Asked { command: Command::Disconnect, flags: CommandFlags::empty(), offset: 0, len: 0 };
             let header = replies.ask(0, asked);
             let mut buf = Buf::zeroed(header.len());
             buf.copy_from_slice(&header);

@@ -246,13 +246,7 @@ fn start(
 }
 
 /// The server has answered what a slot asked for.
-fn answered(
-    key: usize,
-    status: Status,
-    slots: &mut Slab<Slot>,
-    outgoing: &mut Outgoing,
-    ready: &mut Batch,
-) {
+fn answered(key: usize, status: Status, slots: &mut Slab<Slot>, outgoing: &mut Outgoing, ready: &mut Batch) {
     let slot = &mut slots[key];
     if slot.flushing && status.is_ok() {
         slot.flushing = false;

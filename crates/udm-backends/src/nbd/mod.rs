@@ -18,24 +18,23 @@
 //! * A discard is a `TRIM`, a write-zeroes a `WRITE_ZEROES`, a flush a `FLUSH`, where the server
 //!   has them; what it has not is refused, but for a flush, which then has nothing to do.
 
-mod ask;
+mod client;
 mod connection;
+mod extents;
 mod funnel;
 mod lane;
 mod outgoing;
 mod server;
 
-pub use ask::{AskError, connect};
+pub use client::{AskError, Client};
 pub(crate) use server::Servers;
 
-use ask::Asker;
+use extents::Asker;
 use funnel::Funnel;
 use server::Server;
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
-use udm_core::{
-    Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors,
-};
+use udm_core::{Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_runtime::Ring;
 
 /// An export of a server.

@@ -1,11 +1,12 @@
 //! What is known of an export, for all names and lanes of it.
 
-use super::ask;
+use super::client::{self, AskError, Client};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use udm_core::errno::EINVAL;
 use udm_core::{Commons, Limits, OpenError, Sectors};
 use udm_wire::nbd::ExportFlags;
 use udm_wire::nbd::client::Export;
@@ -27,7 +28,10 @@ impl Servers {
         if let Some(server) = self.get(&name) {
             return Ok(server);
         }
-        let server = Arc::new(ask::survey(uri)?);
+        let server = Arc::new(Server::find(uri).map_err(|error| error.opening(uri))?);
+        if server.size() == Sectors::ZERO {
+            return Err(OpenError::new(EINVAL, format!("{uri}: an export of less than a block")));
+        }
         let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
         map.retain(|_, server| server.strong_count() > 0);
         // Another thread may have been faster.
@@ -73,10 +77,35 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(uri: NbdUri, addresses: Vec<Address>, export: Export) -> Server {
+    /// Looks for it, and asks it for all that has to be known.
+    fn find(uri: &NbdUri) -> Result<Server, AskError> {
+        let mut addresses = client::addresses(uri)?;
+        let mut last = AskError::Closed;
+        for n in 0..addresses.len() {
+            match Client::connect_to(&addresses[n], uri, &[]) {
+                Ok(client) => {
+                    // Where it answers is tried first from then on.
+                    addresses.rotate_left(n);
+                    return Ok(Server::new(uri.clone(), addresses, client.into_socket().1));
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn new(uri: NbdUri, addresses: Vec<Address>, export: Export) -> Server {
         let size = AtomicU64::new(export.size);
         let limits = export.limits();
-        Server { uri, addresses, commons: Commons::default(), export, limits, size, down: AtomicBool::new(false) }
+        Server {
+            uri,
+            addresses,
+            commons: Commons::default(),
+            export,
+            limits,
+            size,
+            down: AtomicBool::new(false),
+        }
     }
 
     /// Its size and limits, as of the last look.
@@ -125,9 +154,9 @@ impl Server {
     /// May wait for ten seconds, unless it is known to be gone.
     pub(super) fn look(&self) {
         if !self.down.load(Relaxed)
-            && let Ok((_, export)) = ask::connect(&self.uri, false)
+            && let Ok(client) = Client::connect(&self.uri, &[])
         {
-            self.size.store(export.size, Relaxed);
+            self.size.store(client.export().size, Relaxed);
         }
     }
 

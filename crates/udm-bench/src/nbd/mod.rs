@@ -5,7 +5,6 @@
 //! has a connection. What no server could do better over that socket is measured by the same client
 //! against a loop that reads and writes ([`floor`]).
 
-mod connect;
 mod floor;
 mod job;
 mod wire;
@@ -16,11 +15,12 @@ use crate::report::Report;
 use crate::run::{Run, entries};
 use crate::verify::{self, Stamp};
 use anyhow::{Context, Result, anyhow, ensure};
-use connect::{Export, connect};
 use rustix::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
-use udm_core::Op;
+use udm_backends::nbd::Client;
+use udm_core::{Limits, Op};
+use udm_wire::nbd::client::Export;
 use udm_wire::nbd::{BlockSizes, ExportFlags};
 use udm_wire::uri::NbdUri;
 use wire::Wire;
@@ -32,7 +32,7 @@ impl Run<'_> {
     /// When the load can't begin. What fails later is in the report.
     pub fn measure_nbd(&self, uri: &NbdUri) -> Result<Report> {
         check(self.load)?;
-        let (first, export) = connect(uri)?;
+        let (first, export) = Client::connect(uri, &[])?.into_socket();
         let several = self.load.numjobs == 1 || export.flags.contains(ExportFlags::CAN_MULTI_CONN);
         let reads = self.load.rw.op() == Some(Op::Read);
         ensure!(
@@ -41,7 +41,7 @@ impl Run<'_> {
         );
         let mut sockets = vec![first];
         for _ in 1..self.load.numjobs {
-            sockets.push(connect(uri)?.0);
+            sockets.push(Client::connect(uri, &[])?.into_socket().0);
         }
         self.on_sockets(sockets, &export)
     }
@@ -55,7 +55,7 @@ impl Run<'_> {
         let pairs: Vec<_> = (0..self.load.numjobs).map(|_| UnixStream::pair()).collect::<Result<_, _>>()?;
         let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
         let flags = ExportFlags::HAS_FLAGS | ExportFlags::SEND_TRIM | ExportFlags::CAN_MULTI_CONN;
-        let export = Export { size: 1 << 40, flags, blocks };
+        let export = Export { size: 1 << 40, flags, blocks, structured: false, contexts: Vec::new() };
         thread::scope(|scope| {
             let mut sockets = Vec::new();
             for (ours, theirs) in pairs {
@@ -68,7 +68,7 @@ impl Run<'_> {
 
     fn on_sockets(&self, sockets: Vec<OwnedFd>, export: &Export) -> Result<Report> {
         let load = self.load;
-        let regions = load.regions(&export.limits())?;
+        let regions = load.regions(&limits(export))?;
         let payload = payload(load);
         let wires =
             sockets.into_iter().map(|fd| Wire::new(fd, payload.clone())).collect::<Result<Vec<_>>>()?;
@@ -101,6 +101,12 @@ fn check(load: &Load) -> Result<()> {
     ensure!(load.fsync == 0, "fsync: not over NBD");
     ensure!(!load.bare, "bare: over NBD all data moves");
     Ok(())
+}
+
+/// What a request may be: as a device's limits, but that no request is cut here.
+fn limits(export: &Export) -> Limits {
+    let limits = export.limits();
+    Limits { max_discard: limits.max_discard.min(limits.max_sectors), ..limits }
 }
 
 /// What writes carry: nothing that compresses.
@@ -182,7 +188,8 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
         let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
-        let export = Export { size: 1 << 20, flags: ExportFlags::HAS_FLAGS, blocks };
+        let flags = ExportFlags::HAS_FLAGS;
+        let export = Export { size: 1 << 20, flags, blocks, structured: false, contexts: Vec::new() };
         let report = run.on_sockets(vec![ours.into()], &export).unwrap();
         assert!(report.failure().is_some());
     }

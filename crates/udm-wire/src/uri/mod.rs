@@ -107,7 +107,7 @@ pub fn parse(word: &str) -> Result<DeviceUri, UriError> {
         "nbd" | "nbd+unix" => NbdUri::parse(scheme, rest).map(DeviceUri::Nbd),
         "nbds" | "nbds+unix" => Err(UriError::new(format!("{scheme}: udm does not do TLS"))),
         _ => Err(UriError::new(format!(
-            "{}: no such kind of device; a path, @name, or one of file: null: mem: pattern:",
+            "{}: no such kind of device; a path, @name, or one of file: nbd: null: mem: pattern:",
             shown(scheme)
         ))),
     }

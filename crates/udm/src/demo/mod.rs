@@ -5,7 +5,6 @@
 //! the cores, as in `udm bench`.
 
 mod backup;
-mod client;
 mod disks;
 mod load;
 mod paper;

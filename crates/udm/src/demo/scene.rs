@@ -1,6 +1,5 @@
 //! A server in this process, with everything it needs in a private folder.
 
-use super::client::Client;
 use crate::serve::descriptors;
 use anyhow::{Context, Result};
 use std::os::unix::fs::MetadataExt;
@@ -8,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use udm_backends::nbd::Client;
 use udm_control::exports::{ExportOptions, Exporter};
 use udm_control::http::api;
 use udm_control::registry::Folder;
@@ -16,6 +16,7 @@ use udm_control::{Registry, verbs};
 use udm_core::SECTOR_SIZE;
 use udm_frontends::nbd::{Exports, Listen, NbdServer, ServerOptions};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
+use udm_wire::uri::{NbdAddress, NbdUri};
 
 /// Cores at the most.
 const CORES_MAX: usize = 2;
@@ -62,9 +63,14 @@ impl Scene {
         self.folder.path().join("nbd.sock")
     }
 
+    /// How an export is reached.
+    pub fn uri(&self, export: &str) -> NbdUri {
+        NbdUri { address: NbdAddress::Unix(self.socket()), export: export.into() }
+    }
+
     /// A client of an export.
     pub fn client(&self, export: &str) -> Result<Client> {
-        Client::connect(&self.socket(), export)
+        Ok(Client::connect(&self.uri(export), &[])?)
     }
 
     /// Makes a device of a whole image.

@@ -261,7 +261,9 @@ impl Replies {
         }
         let max = if header.kind == CHUNK_BLOCK_STATUS { STATUS_MAX } else { CHUNK_MAX };
         self.stage = match (header.kind, command) {
-            (CHUNK_OFFSET_DATA, Command::Read) if header.len <= 8 => return misfit("a data chunk without data"),
+            (CHUNK_OFFSET_DATA, Command::Read) if header.len <= 8 => {
+                return misfit("a data chunk without data");
+            }
             (CHUNK_OFFSET_DATA, Command::Read) => Stage::Offset { key, header },
             (CHUNK_OFFSET_DATA, _) => return misfit("data that nobody asked for"),
             _ if header.len > max => return misfit("a chunk longer than any of its kind"),

@@ -1,6 +1,5 @@
 //! The load: writers that put their marks on both volumes, and read some of them back.
 
-use super::super::client::Client;
 use super::super::scene::Scene;
 use super::model::{BLOCK, Marks, VOLUMES, WRITERS, block, offset, place};
 use anyhow::{Result, anyhow};
@@ -8,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use udm_backends::nbd::Client;
 
 /// A read that is checked comes behind so many writes.
 const READ_EVERY: u64 = 4;
@@ -102,7 +102,7 @@ impl Shared {
             if n % READ_EVERY == 0 {
                 // Somewhere else, written or not.
                 let (volume, slot) = place(writer, n * 7 + 1);
-                let got = clients[volume].read(offset(writer, slot), BLOCK as usize)?;
+                let got = clients[volume].read(offset(writer, slot), BLOCK as u32)?;
                 let right = got == block(volume, writer, slot, marks.at(volume, slot));
                 self.read.fetch_add(1, Ordering::Relaxed);
                 self.wrong.fetch_add(u64::from(!right), Ordering::Relaxed);

@@ -6,13 +6,11 @@
 
 mod image;
 
-use super::client::Client;
 use super::paper::{Paper, thousands};
 use super::scene::Scene;
 use anyhow::{Context, Result, bail};
 use image::{IMAGE, IMAGE_BYTES, block, memory_bytes};
 use serde::Serialize;
-use std::path::Path;
 use std::time::{Duration, Instant};
 use udm_control::http::api;
 use udm_control::verbs::snapshot;
@@ -133,9 +131,9 @@ fn make(paper: &Paper, scene: &Scene) -> Result<Report> {
 
 /// A client a disk: writes its blocks, and then each reads its own and its neighbour's places.
 fn write_all(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
-    let (socket, begin, before) = (scene.socket(), Instant::now(), memory_bytes()?);
+    let (begin, before) = (Instant::now(), memory_bytes()?);
     for disk in 0..DISKS {
-        let mut client = Client::connect(&socket, &name(disk))?;
+        let mut client = scene.client(&name(disk))?;
         for at in places(disk) {
             client.write(at, &content(disk, at))?;
             report.blocks_written += 1;
@@ -143,11 +141,11 @@ fn write_all(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
         client.flush()?;
     }
     for disk in 0..DISKS {
-        check(&socket, disk, true, report)?;
+        check(scene, disk, true, report)?;
     }
-    let mut image = Client::connect(&socket, IMAGE)?;
+    let mut image = scene.client(IMAGE)?;
     for at in (0..DISKS).flat_map(places) {
-        tally(report, image.read(at, BLOCK as usize)? == block(at));
+        tally(report, image.read(at, BLOCK as u32)? == block(at));
     }
     report.used_memory_bytes_a_disk =
         report.fresh_memory_bytes_a_disk + memory_bytes()?.saturating_sub(before) / DISKS;
@@ -164,14 +162,14 @@ fn write_all(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
 }
 
 /// Reads the places of `disk`, which has its blocks when it is `written`, and of the next one.
-fn check(socket: &Path, disk: u64, written: bool, report: &mut Report) -> Result<()> {
-    let mut client = Client::connect(socket, &name(disk))?;
+fn check(scene: &Scene, disk: u64, written: bool, report: &mut Report) -> Result<()> {
+    let mut client = scene.client(&name(disk))?;
     for at in places(disk) {
         let wanted = if written { content(disk, at) } else { block(at) };
-        tally(report, client.read(at, BLOCK as usize)? == wanted);
+        tally(report, client.read(at, BLOCK as u32)? == wanted);
     }
     for at in places((disk + 1) % DISKS).chain([0, STRIDE]) {
-        tally(report, client.read(at, BLOCK as usize)? == block(at));
+        tally(report, client.read(at, BLOCK as u32)? == block(at));
     }
     Ok(())
 }
@@ -203,8 +201,8 @@ fn reset(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
     let time = begin.elapsed();
     report.reset_ns = nanos(time);
     let wrong = report.blocks_wrong;
-    check(&scene.socket(), 0, false, report)?;
-    check(&scene.socket(), 1, true, report)?;
+    check(scene, 0, false, report)?;
+    check(scene, 1, true, report)?;
     let good = wrong == report.blocks_wrong;
     paper.verdict(good, &format!("{} removed and made again in {}", name(0), millis(time)))
 }

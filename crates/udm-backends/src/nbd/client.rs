@@ -1,0 +1,218 @@
+//! A client that blocks: for the control side, which asks servers about their exports, and for
+//! programs that need no more than one request at a time.
+
+use super::server::Address;
+use rustix::fd::OwnedFd;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+use udm_core::OpenError;
+use udm_core::errno::{ECONNREFUSED, EIO, EPROTO, ETIMEDOUT, from_nbd};
+use udm_wire::nbd::client::{Asked, ClientError, Event, Export, Replies, Shake, Wish};
+use udm_wire::nbd::{Command, CommandFlags};
+use udm_wire::uri::{NbdAddress, NbdUri};
+
+/// How long a server may take over a part of an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes that are received at once.
+const RECEIVE: usize = 64 << 10;
+
+/// Why a server could not be asked, or what it answered.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// It can't be reached, or does not answer in time.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// It says something else than it should.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// It has closed the connection.
+    #[error("the server closed the connection")]
+    Closed,
+    /// It has answered a request with an error.
+    #[error("{command:?} at byte {offset}: {}", udm_core::errno::text(*errno))]
+    Failed {
+        /// What was asked for.
+        command: Command,
+        /// Where.
+        offset: u64,
+        /// The errno.
+        errno: i32,
+    },
+}
+
+impl AskError {
+    fn errno(&self) -> i32 {
+        match self {
+            AskError::Io(error) if error.kind() == io::ErrorKind::WouldBlock => ETIMEDOUT,
+            AskError::Io(error) => error.raw_os_error().unwrap_or(EIO),
+            AskError::Client(_) => EPROTO,
+            AskError::Closed => ECONNREFUSED,
+            AskError::Failed { errno, .. } => *errno,
+        }
+    }
+
+    /// As the error of opening `uri`.
+    pub(super) fn opening(&self, uri: &NbdUri) -> OpenError {
+        OpenError::new(self.errno(), format!("{uri}: {self}"))
+    }
+}
+
+/// See the module's documentation.
+pub struct Client {
+    stream: File,
+    replies: Replies,
+    export: Export,
+    bytes: Box<[u8]>,
+}
+
+impl Client {
+    /// Connects and chooses the export of `uri`. With `contexts`, structured replies and these
+    /// metadata contexts are agreed on, as far as the server has them. A wait of over ten seconds
+    /// fails, now and later.
+    ///
+    /// # Errors
+    /// Who does not answer, or what it answers.
+    pub fn connect(uri: &NbdUri, contexts: &[&str]) -> Result<Client, AskError> {
+        let mut last = AskError::Closed;
+        for address in addresses(uri)? {
+            match Client::connect_to(&address, uri, contexts) {
+                Ok(client) => return Ok(client),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    pub(super) fn connect_to(address: &Address, uri: &NbdUri, contexts: &[&str]) -> Result<Client, AskError> {
+        let mut stream = open(address)?;
+        let contexts: Vec<String> = contexts.iter().map(|&context| context.to_owned()).collect();
+        let export = uri.export.clone();
+        let mut shake = Shake::new(Wish { export, structured: !contexts.is_empty(), contexts });
+        let mut bytes = vec![0; RECEIVE].into_boxed_slice();
+        loop {
+            let n = receive(&mut stream, &mut bytes)?;
+            // A server says nothing behind the handshake until it is asked.
+            if let Some(export) = shake.take(&mut &bytes[..n])? {
+                return Ok(Client { stream, replies: Replies::new(&export), export, bytes });
+            }
+            stream.write_all(&shake.take_out())?;
+        }
+    }
+
+    /// What the server says of the export.
+    #[must_use]
+    pub fn export(&self) -> &Export {
+        &self.export
+    }
+
+    /// The socket, for a client that goes on by itself, and what the server says of the export.
+    #[must_use]
+    pub fn into_socket(self) -> (OwnedFd, Export) {
+        (self.stream.into(), self.export)
+    }
+
+    /// One request, with `data` behind it: `each` is told what is answered, but for the end.
+    ///
+    /// # Errors
+    /// The connection is of no more use, unless it is [`AskError::Failed`].
+    pub fn ask(
+        &mut self,
+        command: Command,
+        offset: u64,
+        len: u32,
+        data: &[u8],
+        mut each: impl FnMut(Event<'_>),
+    ) -> Result<(), AskError> {
+        let flags = CommandFlags::empty();
+        self.stream.write_all(&self.replies.ask(0, Asked { command, flags, offset, len }))?;
+        self.stream.write_all(data)?;
+        loop {
+            let n = receive(&mut self.stream, &mut self.bytes)?;
+            let mut input = &self.bytes[..n];
+            while let Some(event) = self.replies.take(&mut input)? {
+                match event {
+                    Event::Done { error: 0, .. } => return Ok(()),
+                    Event::Done { error, .. } => {
+                        return Err(AskError::Failed { command, offset, errno: from_nbd(error) });
+                    }
+                    event => each(event),
+                }
+            }
+        }
+    }
+
+    /// Reads `len` bytes at `offset`.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>, AskError> {
+        let mut data = vec![0; len as usize];
+        self.ask(Command::Read, offset, len, &[], |event| {
+            // Zeroes are there already.
+            if let Event::Data { at, bytes, .. } = event {
+                data[at as usize..][..bytes.len()].copy_from_slice(bytes);
+            }
+        })?;
+        Ok(data)
+    }
+
+    /// Writes `data`, of less than 4 GiB, at `offset`.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), AskError> {
+        self.ask(Command::Write, offset, data.len() as u32, data, |_| {})
+    }
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub fn flush(&mut self) -> Result<(), AskError> {
+        self.ask(Command::Flush, 0, 0, &[], |_| {})
+    }
+}
+
+/// Where the server may be. May wait for a name to be resolved.
+pub(super) fn addresses(uri: &NbdUri) -> io::Result<Vec<Address>> {
+    match &uri.address {
+        NbdAddress::Unix(path) => Ok(vec![Address::Unix(path.clone())]),
+        NbdAddress::Tcp { host, port } => {
+            Ok((host.as_str(), *port).to_socket_addrs()?.map(Address::Tcp).collect())
+        }
+    }
+}
+
+fn open(address: &Address) -> io::Result<File> {
+    let fd: OwnedFd = match address {
+        Address::Unix(path) => {
+            let stream = UnixStream::connect(path)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            stream.into()
+        }
+        Address::Tcp(address) => {
+            let stream = TcpStream::connect_timeout(address, PATIENCE)?;
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            stream.into()
+        }
+    };
+    Ok(File::from(fd))
+}
+
+fn receive(stream: &mut File, bytes: &mut [u8]) -> Result<usize, AskError> {
+    loop {
+        match stream.read(bytes) {
+            Ok(0) => return Err(AskError::Closed),
+            Ok(n) => return Ok(n),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

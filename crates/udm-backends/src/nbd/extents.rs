@@ -1,0 +1,125 @@
+//! What of an export is allocated, as its server tells (`base:allocation`).
+
+use super::client::{AskError, Client};
+use super::server::Server;
+use std::sync::{Arc, Mutex, PoisonError};
+use udm_core::{Content, Extents, SECTOR_SIZE, Sector, Sectors};
+use udm_wire::nbd::client::Event;
+use udm_wire::nbd::{CONTEXT_ALLOCATION, Command, STATE_ZERO};
+
+/// The longest range that one question is about, in bytes.
+const RANGE_MAX: u64 = 1 << 30;
+
+/// Asks a server, over a connection that is kept for the next question.
+pub(super) struct Asker {
+    server: Arc<Server>,
+    client: Mutex<Option<Client>>,
+}
+
+impl Asker {
+    pub(super) fn new(server: &Arc<Server>) -> Asker {
+        Asker { server: Arc::clone(server), client: Mutex::default() }
+    }
+
+    /// As [`udm_core::Device::extents`].
+    pub(super) fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) -> Result<(), AskError> {
+        let mut kept = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut client = match kept.take() {
+            Some(client) => client,
+            None => Client::connect(&self.server.uri, &[CONTEXT_ALLOCATION])?,
+        };
+        let (mut at, end) = (from.bytes(), (from + len).bytes());
+        while at < end && !out.is_full() {
+            at += ask(&mut client, at, end - at, out)?;
+        }
+        // One that failed is not kept.
+        *kept = Some(client);
+        Ok(())
+    }
+}
+
+/// Asks about a range from `at` on, and says how many bytes of it were told.
+fn ask(client: &mut Client, at: u64, left: u64, out: &mut Extents) -> Result<u64, AskError> {
+    let Some(allocation) = client.export().contexts.first().map(|(id, _)| *id) else {
+        out.push(Sectors::from_bytes(left), Content::Data);
+        return Ok(left);
+    };
+    let len = left.min(RANGE_MAX);
+    let mut runs = Runs { told: 0, part: 0, content: Content::Hole };
+    client.ask(Command::BlockStatus, at, len as u32, &[], |event| {
+        if let Event::Status { context, descriptors, .. } = event
+            && context == allocation
+        {
+            for (n, state) in descriptors {
+                let content = if state & STATE_ZERO != 0 { Content::Hole } else { Content::Data };
+                runs.add(u64::from(n).min(len - runs.told), content, out);
+            }
+        }
+    })?;
+    let whole = runs.told - runs.part;
+    if whole == 0 {
+        // Nothing, or less than a sector: it goes on behind that.
+        out.push(Sectors(1), Content::Data);
+        return Ok(SECTOR_SIZE);
+    }
+    Ok(whole)
+}
+
+/// Puts runs of bytes together into whole sectors: one with two contents is data.
+struct Runs {
+    /// Bytes so far.
+    told: u64,
+    /// Bytes of the last sector, which is not whole.
+    part: u64,
+    content: Content,
+}
+
+impl Runs {
+    fn add(&mut self, bytes: u64, content: Content, out: &mut Extents) {
+        self.told += bytes;
+        let fills = bytes.min((SECTOR_SIZE - self.part) % SECTOR_SIZE);
+        if self.part > 0 {
+            if self.content != content {
+                self.content = Content::Data;
+            }
+            self.part += fills;
+            if self.part < SECTOR_SIZE {
+                return;
+            }
+            out.push(Sectors(1), self.content);
+        }
+        let rest = bytes - fills;
+        out.push(Sectors::from_bytes(rest), content);
+        (self.part, self.content) = (rest % SECTOR_SIZE, content);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_core::Extent;
+
+    /// Runs that end within sectors: each byte counts for the sector that it is in.
+    #[test]
+    fn runs_become_sectors() {
+        use Content::{Data, Hole};
+        let mut out = Extents::new(100);
+        let mut runs = Runs { told: 0, part: 0, content: Hole };
+        for (bytes, content) in [
+            (512, Hole),
+            (100, Hole),
+            (412, Data),
+            (1024, Hole),
+            (1, Hole),
+            (2, Data),
+            (509, Hole),
+            (700, Data),
+        ] {
+            runs.add(bytes, content, &mut out);
+        }
+        let want = [(1, Hole), (1, Data), (2, Hole), (2, Data)];
+        let want: Vec<_> = want.map(|(len, content)| Extent { len: Sectors(len), content }).into();
+        assert_eq!(out.list(), want);
+        assert_eq!((runs.told, runs.part), (3260, 188));
+    }
+}
