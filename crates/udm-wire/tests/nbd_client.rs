@@ -152,12 +152,15 @@ fn ask(replies: &mut Replies, tag: u64, command: Command, offset: u64, len: u32)
     request.cookie
 }
 
+/// A request, a context, and what it says.
+type Told = (u64, u32, Vec<(u32, u32)>);
+
 /// What a client makes of bytes that arrive in pieces.
 #[derive(Debug, Default, PartialEq)]
 struct Heard {
     content: std::collections::BTreeMap<u64, Vec<u8>>,
     done: Vec<(u64, u32)>,
-    status: Vec<(u64, u32, Vec<(u32, u32)>)>,
+    status: Vec<Told>,
 }
 
 fn hear(replies: &mut Replies, bytes: &[u8], steps: &[usize], len: usize) -> Result<Heard, ClientError> {

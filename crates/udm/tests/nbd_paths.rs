@@ -88,7 +88,8 @@ fn qemu_io(server: &Server, device: &str, commands: &[&str]) -> String {
     text(&out.stdout) + &text(&out.stderr)
 }
 
-/// Each operation goes through to nbdkit, over both kinds of sockets, and is there when udm is gone.
+/// Each operation goes through to nbdkit, over both kinds of sockets, and is there when udm is
+/// gone.
 #[test]
 fn a_disk_behind_nbdkit() {
     if !has("nbdkit") || !has("qemu-io") || !has("fio") {

@@ -7,8 +7,8 @@
 //!   way when the connection is lost, ends with a transport error: it blames the path. Nobody looks
 //!   for the server while nobody wants anything of it.
 //! * **Several connections** are used at the same time only where the server says that a flush on
-//!   one covers the writes of all (`CAN_MULTI_CONN`), or where nothing is written. Else there is one
-//!   for all cores ([`funnel`]).
+//!   one covers the writes of all (`CAN_MULTI_CONN`), or where nothing is written. Else there is
+//!   one for all cores ([`funnel`]).
 //! * **Honest.** A server that comes back with another size, or that can do less than it could, is
 //!   not taken back ([`Server::accept`]): what lies above has its limits from before.
 //! * **Memory.** Data is copied between a request and the connection's buffers: 256 KiB each way.

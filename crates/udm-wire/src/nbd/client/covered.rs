@@ -21,9 +21,8 @@ impl Covered {
         const TWICE: &str = "bytes of a read that come twice";
         let end = from + len;
         if from != self.upto {
-            return self.add_later(from, end).ok_or(TWICE).and_then(|()| {
-                if self.later.len() > GAPS_MAX { Err("a read in too many pieces") } else { Ok(()) }
-            });
+            self.add_later(from, end).ok_or(TWICE)?;
+            return if self.later.len() > GAPS_MAX { Err("a read in too many pieces") } else { Ok(()) };
         }
         match self.later.first() {
             Some(&(start, _)) if start < end => return Err(TWICE),
