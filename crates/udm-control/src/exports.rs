@@ -7,8 +7,8 @@
 use crate::http::api;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use udm_core::Device;
-use udm_frontends::nbd::{Export, ExportError, Exports};
+use udm_core::{Device, DeviceId};
+use udm_frontends::nbd::{Export, ExportError, Exports, Failing};
 use udm_wire::uri::{NbdAddress, NbdUri};
 
 /// What to export, and how.
@@ -69,6 +69,11 @@ impl Exporter {
     /// A device is about to be removed: clients that come now do not find it.
     pub fn remove(&self, name: &str) {
         self.exports.remove(name);
+    }
+
+    /// Has all requests of a device's clients fail, see [`Exports::fail`].
+    pub fn fail(&self, device: DeviceId) -> Failing {
+        self.exports.fail(device)
     }
 
     /// A device is gone.

@@ -39,7 +39,8 @@ pub enum Verb {
     /// Remove devices that nobody uses
     #[command(
         after_help = "A device is in use while clients are connected to it or tables of other devices use it. --deferred removes it when it is not any more; udm message NAME 0 \
-@cancel_deferred_remove undoes that. --force replaces its table by one that fails everything, whether it can be removed then or not: what is used is still refused, and stays so."
+@cancel_deferred_remove undoes that. --force replaces its table by one that fails everything, whether it can be removed then or not: what is used is still refused, and stays so. Requests of clients that are under way then, and those that come while it waits for storage, fail at once; what storage has of them \
+it keeps, so a write may still happen. Storage that hangs is waited for: --timeout bounds that, and what has not failed by then goes on."
     )]
     Remove(RemoveArgs),
     /// Load a table into the inactive slot

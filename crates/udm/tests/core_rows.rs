@@ -139,8 +139,30 @@ fn k08_storage_that_hangs_is_waited_for_until_the_caller_has_enough() {
     assert_eq!(said, "udm: d: not at rest within 200 ms; the device is active: Connection timed out\n");
     assert_eq!((server.says(&["table", "d"]), state(&server, "d").as_str()), (before, "ACTIVE"));
     assert_eq!(server.says(&["table", "d", "--inactive"]), "\n");
-    mount.signal_behind(Signal::CONT);
-    assert_eq!([client.error(), client.error()], [0, 0]);
+    // The clients do not wait for it: what was under way has failed, at once.
+    assert_eq!([client.error(), client.error()], [5, 5]);
+    // It was called off, so what comes now is the device's again.
+    client.ask(Nbd::Read, 0, 512);
+    std::thread::sleep(Duration::from_millis(50));
+    std::thread::scope(|scope| {
+        let removal = scope.spawn(|| server.refuses(&["remove", "--force", "d"]));
+        assert_eq!(client.error(), 5);
+        for kind in [Nbd::Write, Nbd::Read, Nbd::Flush, Nbd::Write] {
+            let len = if kind == Nbd::Flush { 0 } else { 700 };
+            assert_eq!(client.one(kind, 0, len), 5, "while it waits");
+        }
+        // One that comes, says it, and goes, is not held up either.
+        let mut other = Client::connect(&server.nbd, "d");
+        assert_eq!(other.one(Nbd::Write, 512, 512), 5);
+        drop(other);
+        assert!(!removal.is_finished());
+        mount.signal_behind(Signal::CONT);
+        assert!(removal.join().unwrap().contains("it is open 1 times"));
+    });
+    assert_eq!(server.says(&["table", "d"]), "0 16 error \n");
+    assert_eq!(client.one(Nbd::Write, 0, 512), 5);
+    drop(client);
+    until("a device that nobody has open", || server.verb(&["remove", "d"]).status.success().then_some(()));
 }
 
 #[test]

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use support::{Server, has, skipped, text};
 use tempfile::TempDir;
 
-/// Bytes of an origin, and of a store.
+/// Bytes of an origin, of a store, and of one that begins small and grows.
 const ORIGIN: u64 = 8 << 20;
 const STORE: u64 = 16 << 20;
+const SMALL: u64 = 64 << 10;
 const CHUNK: u64 = 4096;
 
 /// The longest that the emulated machine may take.
@@ -37,6 +38,8 @@ const MODULES: [&str; 9] = [
 /// A snapshot that udm made and took apart: three disks of the machine.
 struct Case {
     words: &'static str,
+    /// How the store grows.
+    grows: &'static str,
     origin: PathBuf,
     store: PathBuf,
     /// What the snapshot read as, in udm.
@@ -81,7 +84,7 @@ fn tables(case: &Case) -> [String; 2] {
     let (sectors, origin, store) = (ORIGIN / 512, case.origin.display(), case.store.display());
     [
         format!("disk=0 {sectors} snapshot-origin {origin}"),
-        format!("snap=0 {sectors} snapshot {origin} {store} {}", case.words),
+        format!("snap=0 {sectors} snapshot {origin} file:{store}{} {}", case.grows, case.words),
     ]
 }
 
@@ -89,14 +92,15 @@ fn serve(case: &Case) -> Server {
     Server::start(&tables(case).each_ref().map(String::as_str))
 }
 
-/// Makes a snapshot, has `chunks` of it copied, most for the origin and some for itself, and keeps
-/// what it reads as.
-fn written(folder: &Path, number: usize, words: &'static str, chunks: u64) -> Case {
+/// Makes a snapshot, in a store that grows or not, has `chunks` of it copied, most for the origin
+/// and some for itself, and keeps what it reads as.
+fn written(folder: &Path, number: usize, words: &'static str, grows: &'static str, chunks: u64) -> Case {
     let name = |what: &str| format!("{what}{number}");
     let case = Case {
         words,
+        grows,
         origin: image(folder, &name("origin"), ORIGIN),
-        store: image(folder, &name("store"), STORE),
+        store: image(folder, &name("store"), if grows.is_empty() { STORE } else { SMALL }),
         view: folder.join(name("view")),
     };
     fill(&case.origin);
@@ -181,7 +185,8 @@ fn machine(kernel: &Path, initrd: &Path, disks: &[&Path], folder: &Path) -> Stri
     text(&fs::read(said).unwrap())
 }
 
-/// Both ways: 600 exceptions over three areas, read, and added to; and larger chunks, merged.
+/// Both ways: 600 exceptions over three areas in a store that has grown, read, and added to; and
+/// larger chunks, merged.
 #[test]
 fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
     let Some(kernel) = std::env::var_os("UDM_TEST_KERNEL").map(PathBuf::from) else {
@@ -195,8 +200,10 @@ fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
     let mut images = fs::read_dir(kernel.join("boot")).unwrap().map(|entry| entry.unwrap().path());
     let image = images.find(|path| path.display().to_string().contains("vmlinuz"));
     let image = image.expect("boot/vmlinuz-*");
-    let kept = written(folder.path(), 0, "P 8", 600);
-    let merged = written(folder.path(), 1, "PO 64", 300);
+    let kept = written(folder.path(), 0, "P 8", "?grow=64k", 600);
+    let merged = written(folder.path(), 1, "PO 64", "", 300);
+    let size = fs::metadata(&kept.store).unwrap().len();
+    assert!(size > 600 * CHUNK, "it has grown to {size} bytes");
     let sectors = ORIGIN / 512;
     let script = format!(
         "dmsetup --noudevsync create a --table '0 {sectors} snapshot /dev/vda /dev/vdb P 8'\n\
@@ -213,7 +220,7 @@ fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
     let said = machine(&image, &initrd, disks.as_flattened(), folder.path());
     // 600 records: the header, three areas, 600 chunks.
     let (used, areas) = ((2 + 600 + 600 / 256) * 8, (600 / 256 + 2) * 8);
-    let status = |used: u64, areas: u64| format!("0 {sectors} snapshot {used}/{} {areas}", STORE / 512);
+    let status = |used: u64, areas: u64| format!("0 {sectors} snapshot {used}/{} {areas}", size / 512);
     for line in ["KEPT SAME", "MERGED SEEN", "MERGED SAME", &format!("KEPT {}", status(used, areas))] {
         assert!(said.contains(line), "no {line:?}: {said}");
     }

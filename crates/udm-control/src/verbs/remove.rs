@@ -100,6 +100,8 @@ async fn fail_all(
     tables::load_into(registry, mapped, name, &format!("0 {sectors} error"), &Folder::none(), off)?;
     let loaded = mapped.device.inactive();
     call_off_others(mapped);
+    // Storage that hangs keeps what it has; no client waits for that.
+    let _failing = registry.exporter().map(|exporter| exporter.fail(mapped.device.id()));
     let one = [(name.to_owned(), Arc::clone(mapped))];
     let done = in_turn(registry, &one, Waiting::Resume, off, resume_among).await;
     let waits = mapped.device.inactive();

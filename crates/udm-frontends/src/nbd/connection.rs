@@ -121,6 +121,8 @@ pub(super) struct Connection {
     stay: Nanos,
     /// The server ends: what fails now may have waited for something that does not come any more.
     pub(super) ending: bool,
+    /// Requests of its export fail.
+    pub(super) failing: bool,
     ops: Vec<Done>,
     /// The turn, by its time, and the requests taken in it.
     turn: Nanos,
@@ -188,6 +190,7 @@ impl Connection {
             from: None,
             stay: Nanos(0),
             ending: false,
+            failing: false,
             ops: Vec::new(),
             turn: Nanos(0),
             taken: 0,
@@ -337,7 +340,7 @@ impl Connection {
 
     /// Ends what can be ended: the last steps of the connection's life.
     fn wind_up(&mut self, cx: &mut FrontCx<'_, '_>) {
-        if matches!(self.phase, Phase::Draining) && self.pending.is_empty() && self.tx.is_idle() {
+        if matches!(self.phase, Phase::Draining) && self.are_all_answered() && self.tx.is_idle() {
             self.phase = Phase::Dead;
         }
         let over = matches!(self.phase, Phase::Dead);
@@ -422,7 +425,8 @@ impl FrontEnd for Connection {
 
     fn letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
         // Most are no affair of this client's, and there may be thousands of those.
-        if self.hold_letter(letter, cx) || self.surveyed(letter) || self.move_letter(letter, cx) {
+        let is_mine = self.hold_letter(letter, cx) || self.surveyed(letter) || self.move_letter(letter, cx);
+        if is_mine || self.fail_letter(letter) {
             self.pump(cx);
         }
     }

@@ -7,7 +7,8 @@ use super::holds::Holds;
 use super::request::Blocks;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
-use udm_core::{Device, DeviceId, Limits, SECTOR_SIZE, Sectors};
+use udm_core::{CoreId, Device, DeviceId, Limits, SECTOR_SIZE, Sectors};
+use udm_runtime::Cluster;
 use udm_wire::nbd::{BlockSizes, ExportFlags, PAYLOAD_MAX, PAYLOAD_MAX_DEFAULT, STRING_MAX};
 
 /// What is called when a connection has let go of an export.
@@ -20,6 +21,8 @@ pub struct Export {
     read_only: bool,
     device: Arc<dyn Device>,
     users: AtomicUsize,
+    /// How many have its requests fail.
+    failing: AtomicUsize,
     /// That of the list that it is on.
     closed: Closed,
     /// Those of the device, shared with its other exports.
@@ -50,6 +53,7 @@ impl Export {
             read_only,
             device,
             users: AtomicUsize::new(0),
+            failing: AtomicUsize::new(0),
             closed: Closed::default(),
             holds,
         })
@@ -80,6 +84,11 @@ impl Export {
         self.users.load(Ordering::SeqCst)
     }
 
+    /// True while its requests fail.
+    pub(super) fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::SeqCst) > 0
+    }
+
     /// What orders requests that change a part of a block.
     pub(super) fn holds(&self) -> &Arc<Holds> {
         &self.holds
@@ -88,6 +97,35 @@ impl Export {
     /// What a client is told, as of now.
     pub(super) fn geometry(&self) -> Geometry {
         Geometry::new(&self.device.limits(), self.read_only)
+    }
+}
+
+/// For as long as this is held, requests of a device's clients fail ([`Exports::fail`]).
+pub struct Failing {
+    device: DeviceId,
+    exports: Vec<Arc<Export>>,
+    cluster: Weak<Cluster>,
+}
+
+/// Has connections look whether their requests fail.
+pub(super) struct FailLetter;
+
+impl Failing {
+    /// Behind a change: a connection that has begun to listen sees it, or hears of it.
+    fn tell(&self) {
+        let Some(cluster) = self.cluster.upgrade() else { return };
+        for core in 0..cluster.len() {
+            cluster.post_letter(CoreId(core as u16), self.device, Box::new(FailLetter));
+        }
+    }
+}
+
+impl Drop for Failing {
+    fn drop(&mut self) {
+        for export in &self.exports {
+            export.failing.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.tell();
     }
 }
 
@@ -195,6 +233,8 @@ pub struct Exports {
     /// Of each device that is or was exported, while somebody uses them.
     holds: Mutex<Vec<(DeviceId, Weak<Holds>)>>,
     closed: Closed,
+    /// Where those who serve them are.
+    cluster: OnceLock<Weak<Cluster>>,
 }
 
 impl Exports {
@@ -202,6 +242,25 @@ impl Exports {
     #[must_use]
     pub fn new() -> Exports {
         Exports::default()
+    }
+
+    /// They are served on the cores of `cluster`. Once; later calls change nothing.
+    pub(super) fn served_on(&self, cluster: &Arc<Cluster>) {
+        let _ = self.cluster.set(Arc::downgrade(cluster));
+    }
+
+    /// Has all requests of clients of `device` fail with EIO, for as long as what is returned is
+    /// held: those that come, and those under way at once. What the device has of the latter it
+    /// keeps, with their memory, until it is done with it; a write may happen all the same.
+    #[must_use = "requests fail while it is held"]
+    pub fn fail(&self, device: DeviceId) -> Failing {
+        let exports: Vec<_> = self.all().into_iter().filter(|one| one.device.id() == device).collect();
+        for export in &exports {
+            export.failing.fetch_add(1, Ordering::SeqCst);
+        }
+        let failing = Failing { device, exports, cluster: self.cluster.get().cloned().unwrap_or_default() };
+        failing.tell();
+        failing
     }
 
     fn list(&self) -> MutexGuard<'_, Vec<Arc<Export>>> {

@@ -190,6 +190,7 @@ impl Shared {
         exports: Arc<Exports>,
         options: ServerOptions,
     ) -> io::Result<Arc<Shared>> {
+        exports.served_on(cluster);
         Ok(Arc::new(Shared {
             cluster: cluster.clone(),
             surveyor,

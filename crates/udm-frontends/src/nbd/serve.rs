@@ -7,6 +7,7 @@
 
 use super::connection::{Connection, Phase};
 use super::contexts::{Context, Run};
+use super::exports::FailLetter;
 use super::reply::{Answer, Form, recycle};
 use super::request::{Blocks, Plan, check};
 use super::survey::{Survey, Surveyed};
@@ -48,6 +49,8 @@ pub(super) struct Pending {
     rest: Segments,
     /// The blocks that it changes in part.
     pub(super) edges: Option<Box<Edges>>,
+    /// Its client was told that it has failed; a bio of it is still under way.
+    pub(super) answered: bool,
 }
 
 /// Where a request is.
@@ -169,8 +172,53 @@ impl Connection {
             front: Segments::new(),
             rest: data,
             edges,
+            answered: false,
         });
-        self.admit_or_park(key, cx);
+        match self.failing {
+            true => self.fail(key),
+            false => self.admit_or_park(key, cx),
+        }
+    }
+
+    /// Looks whether requests are to fail; if so those under way do at once. True for a letter
+    /// about that.
+    pub(super) fn fail_letter(&mut self, letter: &(dyn Any + Send)) -> bool {
+        let Some((export, _)) = self.export.as_ref().filter(|_| letter.is::<FailLetter>()) else {
+            return false;
+        };
+        self.failing = export.is_failing();
+        if !self.failing {
+            return true;
+        }
+        self.parked.clear();
+        let keys: Vec<usize> = self.pending.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            let pending = &mut self.pending[key];
+            match pending.stage {
+                Stage::Parked => self.fail(key),
+                _ if pending.answered => {}
+                // Whoever asks the device has its own time.
+                Stage::Survey => {}
+                _ => {
+                    pending.answered = true;
+                    let (request, charge) = (pending.request, pending.charge);
+                    self.answer(&request, errno::to_nbd(errno::EIO), Segments::new(), charge);
+                }
+            }
+        }
+        true
+    }
+
+    /// Ends a request that was not begun.
+    fn fail(&mut self, key: usize) {
+        let mut bio = self.bios.get().unwrap_or_default();
+        bio.end_with(Status::IoErr);
+        self.end(key, bio);
+    }
+
+    /// True when no client waits for any request.
+    pub(super) fn are_all_answered(&self) -> bool {
+        self.pending.iter().all(|(_, pending)| pending.answered)
     }
 
     /// Has the device asked for `BLOCK_STATUS`.
@@ -193,6 +241,7 @@ impl Connection {
             front: Segments::new(),
             rest: Segments::new(),
             edges: None,
+            answered: false,
         });
         let one = request.flags.contains(CommandFlags::REQ_ONE);
         self.surveyor.ask(Survey {
@@ -264,8 +313,8 @@ impl Connection {
     /// A bio is back: the next one of its request, or the answer.
     pub(super) fn finished(&mut self, mut bio: Box<Bio>, cx: &mut FrontCx<'_, '_>) {
         let key = bio.cookie as usize;
-        let dead = matches!(self.phase, Phase::Dead);
-        let next = if dead { None } else { self.pending[key].after(&bio) };
+        let over = matches!(self.phase, Phase::Dead) || self.pending[key].answered;
+        let next = if over { None } else { self.pending[key].after(&bio) };
         match next {
             Some(stage) => {
                 self.pending[key].stage = stage;
@@ -327,7 +376,8 @@ impl Connection {
     pub(super) fn end(&mut self, key: usize, mut bio: Box<Bio>) {
         let pending = self.pending.remove(key);
         self.set_free(key, pending.edges.is_some() && !bugs::on(Bug::HoldSkipped));
-        let (start, Pending { request, charge, front: mut data, rest, edges, .. }) = (pending.start, pending);
+        let (start, Pending { request, charge, front: mut data, rest, edges, answered, .. }) =
+            (pending.start, pending);
         let error = match bio.status {
             Status::IoErr if self.ending => ESHUTDOWN,
             status => errno::to_nbd(status.errno()),
@@ -339,7 +389,7 @@ impl Connection {
         data.append(rest);
         let data = match request.command {
             // What a failed read left behind is nobody's business.
-            Command::Read if bio.status.is_ok() => {
+            Command::Read if bio.status.is_ok() && !answered => {
                 // Of the blocks that were read, what was asked for.
                 recycle(data.split_to((request.offset - start) as usize), &mut self.reads);
                 let wanted = data.split_to(request.len as usize);
@@ -359,7 +409,9 @@ impl Connection {
             edges.recycle(&mut self.writes);
         }
         self.bios.put(bio);
-        self.answer(&request, error, data, charge);
+        if !answered {
+            self.answer(&request, error, data, charge);
+        }
     }
 
     fn answer(&mut self, request: &Request, error: u32, data: Segments, charge: usize) {

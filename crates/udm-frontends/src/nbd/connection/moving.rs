@@ -235,6 +235,8 @@ impl Connection {
         let Some((export, geometry)) = &self.export else { return };
         let device = export.device().id();
         cx.listen(device);
+        // Behind that: a change from now on comes as a letter.
+        self.failing = export.is_failing();
         if let Some(memory) = &mut self.memory {
             memory.serve(device);
         }
