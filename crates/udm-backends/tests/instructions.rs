@@ -3,7 +3,8 @@
 //! Times are noise on a machine that others use; instructions are the same each time. The list is
 //! the test: a line there is a device, the table that makes it, and what a request took when the
 //! line was written. One that takes noticeably more now fails. To add a line, write it with zeroes
-//! and take over what the test says.
+//! and take over what the test says. The end of its name says what is sent: reads, `: writes` to
+//! what was written before, or `: first writes`, each to a chunk that nobody has written.
 //!
 //! The program is two: as a test it runs itself below valgrind's callgrind, which counts; there it
 //! sends requests through the lanes of each device. Only an optimised build says anything
@@ -13,7 +14,7 @@
 
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
-use udm_core::{Batch, Bio, CoreId, CoreState, DevNo, Device, Lane, Nanos, Sector, Sectors};
+use udm_core::{Batch, Bio, CoreId, CoreState, DevNo, Device, Lane, Nanos, Op, Sector, Sectors};
 use udm_dm::testing::{TestIo, TestResolver, TestWorld};
 use udm_dm::{MappedDevice, Table};
 use udm_targets::TARGETS;
@@ -31,6 +32,12 @@ const DISKS: [&str; 8] = ["A", "B", "C", "D", "E", "F", "G", "H"];
 /// Sectors of a request.
 const REQUEST: u64 = 8;
 
+/// Places that are written, once at first: more than all requests of a line. A power of two.
+const PLACES: u64 = 1 << 15;
+
+/// Polls until a batch has come back, at the most.
+const POLLS_MAX: usize = 1 << 10;
+
 /// The argument below valgrind.
 const MEASURE: &str = "--measure";
 
@@ -38,7 +45,8 @@ const MEASURE: &str = "--measure";
 struct Row {
     /// What it is called.
     name: String,
-    /// The table, its lines separated by ` / `; empty for a null device itself.
+    /// The table, its lines separated by ` / `; empty for a null device itself. Of several, which
+    /// are separated by ` ; `, the last is measured.
     table: String,
     /// What it took, by [`DEPTHS`].
     listed: [f64; 2],
@@ -127,58 +135,137 @@ fn compare(list: &List, counted: &[f64]) -> ExitCode {
     result
 }
 
+/// What is sent.
+#[derive(Clone, Copy, PartialEq)]
+enum Load {
+    Reads,
+    Writes,
+    FirstWrites,
+}
+
+impl Row {
+    fn load(&self) -> Load {
+        match self.name.rsplit_once(": ").map(|(_, load)| load) {
+            None => Load::Reads,
+            Some("writes") => Load::Writes,
+            Some("first writes") => Load::FirstWrites,
+            Some(other) => panic!("{}: {other}?", self.name),
+        }
+    }
+}
+
+/// Where requests go.
+struct Aim {
+    load: Load,
+    /// Random ones are below.
+    places: u64,
+    chance: u64,
+    /// How many places were written once.
+    once: u64,
+}
+
+impl Aim {
+    #[inline(always)]
+    fn at(&mut self, batch: &mut Batch) {
+        if self.load == Load::FirstWrites {
+            return self.at_new(batch);
+        }
+        for bio in batch.iter_mut() {
+            self.chance = self.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            bio.sector = Sector((((self.chance >> 32) * self.places) >> 32) * REQUEST);
+        }
+    }
+
+    fn at_new(&mut self, batch: &mut Batch) {
+        for bio in batch.iter_mut() {
+            bio.sector = Sector(self.once.wrapping_mul(0x9e37_79b9_7f4a_7c15) % PLACES * REQUEST);
+            self.once += 1;
+        }
+    }
+}
+
 /// Measures the device of `row` at each depth.
 fn measure(row: &Row) {
-    let device = make(&row.table);
+    let devices = make(&row.table);
+    let device = devices.last().expect("a device");
     let mut core = CoreState::new(CoreId(0), 1, 1, None);
     let mut lane = device.open(&mut core.cx(Nanos(1))).expect("the lane opens");
-    let places = device.limits().size.0 / REQUEST;
+    let load = row.load();
+    let places = if load == Load::Reads { device.limits().size.0 / REQUEST } else { PLACES };
+    let mut aim = Aim { load, places, chance: 1, once: 0 };
+    let batch = |depth| -> Batch {
+        let bio = |_| {
+            let mut bio = Bio::read(Sector(0), Sectors(REQUEST), Default::default());
+            bio.op = if load == Load::Reads { Op::Read } else { Op::Write };
+            bio.start();
+            bio
+        };
+        (0..depth).map(bio).collect()
+    };
+    if load == Load::Writes {
+        let mut batch = batch(PLACES as usize);
+        aim.at_new(&mut batch);
+        send(&mut core, &mut *lane, &mut batch, &mut Batch::new());
+        batch.iter_mut().for_each(|bio| bio.finish());
+    }
     for depth in DEPTHS {
-        let mut batch: Batch =
-            (0..depth).map(|_| Bio::read(Sector(0), Sectors(REQUEST), Default::default())).collect();
-        batch.iter_mut().for_each(|bio| bio.start());
+        let mut batch = batch(depth);
         // The first warms up.
-        (0..2).for_each(|_| measured(&mut core, &mut *lane, &mut batch, places));
+        (0..2).for_each(|_| measured(&mut core, &mut *lane, &mut batch, &mut aim));
         batch.iter_mut().for_each(|bio| bio.finish());
     }
 }
 
-/// Sends [`REQUESTS`] reads to random ones of so many places, a batch at a time. What is counted.
+/// Sends [`REQUESTS`] requests, a batch at a time. What is counted.
 #[inline(never)]
-fn measured(core: &mut CoreState, lane: &mut dyn Lane, batch: &mut Batch, places: u64) {
-    let (mut done, depth) = (Batch::with_capacity(batch.len()), batch.len());
-    let mut chance: u64 = 1;
-    for turn in 0..REQUESTS / depth {
-        let mut cx = core.cx(Nanos(turn as u64));
-        for bio in batch.iter_mut() {
-            chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            bio.sector = Sector((((chance >> 32) * places) >> 32) * REQUEST);
-        }
-        lane.submit(batch, &mut cx);
-        lane.poll(&mut done, &mut cx);
-        assert_eq!(done.len(), depth, "all come back at once");
-        std::mem::swap(batch, &mut done);
+fn measured(core: &mut CoreState, lane: &mut dyn Lane, batch: &mut Batch, aim: &mut Aim) {
+    let mut done = Batch::with_capacity(batch.len());
+    for _ in 0..REQUESTS / batch.len() {
+        aim.at(batch);
+        send(core, lane, batch, &mut done);
     }
 }
 
-/// A device with `table`.
-fn make(table: &str) -> Arc<dyn Device> {
-    let null = || udm_backends::open(&uri::parse("null:size=1G").expect("a URI")).expect("it opens");
-    if table.is_empty() {
-        return null();
+/// Sends a batch, and polls until it has come back.
+#[inline(always)]
+fn send(core: &mut CoreState, lane: &mut dyn Lane, batch: &mut Batch, done: &mut Batch) {
+    let (mut cx, depth) = (core.cx(Nanos(1)), batch.len());
+    lane.submit(batch, &mut cx);
+    for _ in 0..POLLS_MAX {
+        lane.poll(done, &mut cx);
+        if done.len() == depth {
+            break;
+        }
+    }
+    assert_eq!(done.len(), depth, "all come back");
+    std::mem::swap(batch, done);
+}
+
+/// The devices with these tables.
+fn make(tables: &str) -> Vec<Arc<dyn Device>> {
+    // A disk each, told apart by its size.
+    let null = |minor: u32| -> Arc<dyn Device> {
+        let size = (1u64 << 30) + u64::from(minor) * 4096;
+        udm_backends::open(&uri::parse(&format!("null:size={size}")).expect("a URI")).expect("it opens")
+    };
+    if tables.is_empty() {
+        return vec![null(0)];
     }
     let mut resolver = TestResolver::new();
     for (minor, name) in (0..).zip(DISKS) {
-        resolver.add(name, DevNo { major: 253, minor }, null());
+        resolver.add(name, DevNo { major: 253, minor }, null(minor));
     }
-    let lines = udm_wire::table::parse(&table.replace(" / ", "\n")).expect("a table");
-    let table = Table::build(TARGETS, &lines, &mut resolver, &TestIo::new(), 1).expect("a good table");
-    let device = MappedDevice::new("t", None, DevNo { major: 254, minor: 0 }).expect("a name");
-    device.load(table).expect("a table that fits");
-    let (mut world, mut change) =
-        (TestWorld::new(1), device.resume(Arc::new(|| ())).expect("no other change"));
-    while change.step(&*world.cores()).transpose().expect("it resumes").is_none() {
-        world.deliver(0);
-    }
-    device
+    let map = |(minor, table): (u32, &str)| -> Arc<dyn Device> {
+        let lines = udm_wire::table::parse(&table.replace(" / ", "\n")).expect("a table");
+        let table = Table::build(TARGETS, &lines, &mut resolver, &TestIo::new(), 1).expect("a good table");
+        let device = MappedDevice::new("t", None, DevNo { major: 254, minor }).expect("a name");
+        device.load(table).expect("a table that fits");
+        let (mut world, mut change) =
+            (TestWorld::new(1), device.resume(Arc::new(|| ())).expect("no other change"));
+        while change.step(&*world.cores()).transpose().expect("it resumes").is_none() {
+            world.deliver(0);
+        }
+        device
+    };
+    (0..).zip(tables.split(" ; ")).map(map).collect()
 }

@@ -148,6 +148,12 @@ impl Runs {
         self.0.push(dest);
     }
 
+    /// Takes all out, in the order in which they came: for a single snapshot, so that its records
+    /// have their turns in the order of their copies.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Dest> + '_ {
+        self.0.drain(..)
+    }
+
     /// Puts them in order: those of the front of the origin first. `shift` says how large a
     /// snapshot's chunks are.
     pub(super) fn sort(&mut self, shift: impl Fn(usize) -> u32) {

@@ -275,7 +275,7 @@ impl SnapshotLane {
             cx.wake_now();
         }
         if self.waits() {
-            self.engine.wait(cx);
+            self.engine.wait(true, cx);
         }
     }
 
@@ -355,7 +355,7 @@ impl Lane for SnapshotLane {
             }
         }
         self.landing.extend(self.engine.take_overlaid());
-        if self.waits() && self.engine.has_news() {
+        if self.waits() && self.engine.has_news(true) {
             self.look(cx);
         } else {
             self.finish_turn(cx);

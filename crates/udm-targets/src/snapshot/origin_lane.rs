@@ -5,11 +5,11 @@
 //! chunks waits for all of them, and they are copied as one.
 
 use super::engine::Engine;
+use super::growth::Full;
 use super::map::Place;
 use super::settings::OnFull;
 use super::state::{Health, Snapshot};
 use smallvec::SmallVec;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, OpenError, Status};
@@ -21,9 +21,40 @@ struct Waiting {
     /// For each snapshot the epoch whose readers must be over; 0 when it is not known yet, because
     /// chunks of it are not copied.
     epochs: SmallVec<[u64; 2]>,
+    /// It was looked at: what lacked a copy and was free is claimed.
+    has_claimed: bool,
+    /// It waits for another lane, or may do so.
+    waits_for_others: bool,
     /// A store is full, and the write is to fail.
     fails: bool,
 }
+
+impl Waiting {
+    fn new(bio: Box<Bio>, parts: usize) -> Waiting {
+        let epochs = SmallVec::from_elem(0, parts);
+        Waiting { bio, epochs, has_claimed: false, waits_for_others: false, fails: false }
+    }
+
+    /// True when snapshot `part` has nothing against it any more.
+    fn may_pass(&mut self, engine: &Engine, part: usize) -> bool {
+        let snapshot = &engine.parts()[part].snapshot;
+        let Some((first, last)) = snapshot.to_copy(&self.bio) else { return true };
+        match self.epochs[part] {
+            0 => snapshot.health() == Health::Valid && snapshot.map.are_settled(first, last),
+            epoch if bugs::on(Bug::ReaderOvertaken) || snapshot.readers.are_past_or_tell(epoch) => {
+                (first..=last).for_each(|chunk| snapshot.map.settle(chunk));
+                true
+            }
+            _ => {
+                self.waits_for_others = true;
+                false
+            }
+        }
+    }
+}
+
+/// An epoch that is to be taken.
+const UNKNOWN: u64 = u64::MAX;
 
 /// How far a write has come with one snapshot.
 enum Step {
@@ -40,7 +71,9 @@ enum Step {
 /// See the module's documentation.
 pub(super) struct OriginLane {
     engine: Engine,
-    waiting: VecDeque<Waiting>,
+    waiting: Vec<Waiting>,
+    /// Some of it waits for other lanes, or may do so.
+    waits_for_others: bool,
     down: Batch,
     /// Ended here.
     ended: Batch,
@@ -57,7 +90,13 @@ impl OriginLane {
         cx: &mut Cx<'_>,
     ) -> Result<OriginLane, OpenError> {
         let engine = Engine::open(origin, snapshots, cx)?;
-        Ok(OriginLane { engine, waiting: VecDeque::new(), down: Batch::new(), ended: Batch::new() })
+        Ok(OriginLane {
+            engine,
+            waiting: Vec::new(),
+            waits_for_others: false,
+            down: Batch::new(),
+            ended: Batch::new(),
+        })
     }
 
     /// True when `bio` may go down at once.
@@ -66,73 +105,83 @@ impl OriginLane {
         bio.op != Op::Write || self.engine.parts().iter().all(|part| part.snapshot.lets_pass(bio))
     }
 
-    /// Sends what may go of what waits, and begins the copies that it needs.
-    fn look(&mut self, cx: &mut Cx<'_>) {
+    /// Sends what may go of what waits, and begins the copies that it needs: true when something
+    /// went down.
+    fn look(&mut self, cx: &mut Cx<'_>) -> bool {
+        let parts = self.engine.parts().len();
         let mut waiting = std::mem::take(&mut self.waiting);
-        for one in &mut waiting {
-            for part in 0..self.engine.parts().len() {
-                if one.epochs[part] != 0 {
-                    continue;
-                }
-                match self.step(&one.bio, part) {
-                    // To be had below.
-                    Step::Copied => one.epochs[part] = u64::MAX,
+        for part in 0..parts {
+            let mut wants = false;
+            for one in waiting.iter_mut().filter(|one| one.epochs[part] == 0) {
+                match self.step(one, part) {
+                    Step::Copied => {
+                        one.epochs[part] = UNKNOWN;
+                        wants = true;
+                    }
                     Step::Fail => one.fails = true,
                     Step::Pass | Step::Wait => {}
                 }
             }
-        }
-        // One epoch for all of a look: it is taken behind all that was seen.
-        for part in 0..self.engine.parts().len() {
-            let mut wants = waiting.iter_mut().filter(|one| one.epochs[part] == u64::MAX).peekable();
-            if wants.peek().is_some() {
+            if wants {
+                // One epoch for all of a look: it is taken behind all that was seen.
                 let epoch = self.engine.parts()[part].snapshot.readers.move_on();
+                let wants = waiting.iter_mut().filter(|one| one.epochs[part] == UNKNOWN);
                 wants.for_each(|one| one.epochs[part] = epoch);
             }
         }
-        for mut one in waiting.drain(..) {
+        let (engine, mut waits_for_others) = (&self.engine, false);
+        let go = waiting.extract_if(.., |one| {
+            one.has_claimed = true;
+            let goes = one.fails || (0..parts).all(|part| one.may_pass(engine, part));
+            waits_for_others |= !goes && one.waits_for_others;
+            goes
+        });
+        for mut one in go {
             if one.fails {
                 one.bio.end_with(Status::NoSpace);
                 self.ended.push(one.bio);
-            } else if (0..one.epochs.len()).all(|part| self.may_pass(&one, part)) {
-                self.down.push(one.bio);
             } else {
-                self.waiting.push_back(one);
+                self.down.push(one.bio);
             }
         }
-        if self.waiting.is_empty() {
-            // Keeps its room.
-            self.waiting = waiting;
-        }
+        (self.waiting, self.waits_for_others) = (waiting, waits_for_others);
         self.engine.begin(cx);
-        if !self.down.is_empty() {
+        let any = !self.down.is_empty();
+        if any {
             self.engine.legs.submit(0, &mut self.down, cx);
             cx.wake_now();
         }
+        any
     }
 
-    /// How far `bio` has come with snapshot `part`; chunks that nobody copies are claimed.
-    fn step(&mut self, bio: &Bio, part: usize) -> Step {
-        let snapshot = Arc::clone(&self.engine.parts()[part].snapshot);
-        let Some((first, last)) = snapshot.to_copy(bio) else { return Step::Pass };
+    /// How far a write has come with snapshot `part`; chunks that nobody copies are claimed.
+    fn step(&mut self, one: &mut Waiting, part: usize) -> Step {
+        let snapshot = &self.engine.parts()[part].snapshot;
+        let Some((first, last)) = snapshot.to_copy(&one.bio) else { return Step::Pass };
+        // Records are written by any lane.
+        one.waits_for_others |= snapshot.commits.is_some();
         if snapshot.health() == Health::Invalidating {
+            one.waits_for_others = true;
             return Step::Wait;
         }
         let (mut copied, mut settled) = (true, true);
         for chunk in first..=last {
-            match snapshot.place(chunk) {
+            match self.engine.parts()[part].snapshot.place(chunk) {
                 Place::Settled(_) => {}
                 Place::Copied(_) => settled = false,
-                Place::Pending => copied = false,
+                Place::Pending => {
+                    copied = false;
+                    one.waits_for_others |= !one.has_claimed;
+                }
                 Place::Free => {
                     copied = false;
-                    if let Err(full) = self.engine.claim(part, chunk) {
-                        match snapshot.on_full(full) {
-                            OnFull::Invalidate => self.engine.lose(part, "Unable to allocate exception"),
-                            OnFull::Pause => {}
-                            OnFull::Fail => return Step::Fail,
+                    match self.engine.claim(part, chunk) {
+                        Ok(true) => {}
+                        Ok(false) => one.waits_for_others = true,
+                        Err(full) => {
+                            one.waits_for_others = true;
+                            return self.is_full(part, full);
                         }
-                        return Step::Wait;
                     }
                 }
             }
@@ -144,18 +193,15 @@ impl OriginLane {
         }
     }
 
-    /// True when snapshot `part` has nothing against the write any more.
-    fn may_pass(&self, one: &Waiting, part: usize) -> bool {
-        let snapshot = &self.engine.parts()[part].snapshot;
-        let Some((first, last)) = snapshot.to_copy(&one.bio) else { return true };
-        match one.epochs[part] {
-            0 => snapshot.health() == Health::Valid && snapshot.map.are_settled(first, last),
-            epoch if bugs::on(Bug::ReaderOvertaken) || snapshot.readers.are_past_or_tell(epoch) => {
-                (first..=last).for_each(|chunk| snapshot.map.settle(chunk));
-                true
-            }
-            _ => false,
+    /// There is no room for a copy.
+    #[cold]
+    fn is_full(&mut self, part: usize, full: Full) -> Step {
+        match self.engine.parts()[part].snapshot.on_full(full) {
+            OnFull::Invalidate => self.engine.lose(part, "Unable to allocate exception"),
+            OnFull::Pause => {}
+            OnFull::Fail => return Step::Fail,
         }
+        Step::Wait
     }
 }
 
@@ -175,10 +221,10 @@ impl Lane for OriginLane {
             if self.passes(&bio) {
                 self.down.push(bio);
             } else {
-                self.waiting.push_back(Waiting { bio, epochs: SmallVec::from_elem(0, parts), fails: false });
+                self.waiting.push(Waiting::new(bio, parts));
             }
         }
-        self.engine.has_news();
+        self.engine.has_news(true);
         self.look(cx);
         self.rest(cx);
     }
@@ -186,8 +232,9 @@ impl Lane for OriginLane {
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         self.engine.poll(done, cx);
         if !self.waiting.is_empty() {
-            if self.engine.has_news() {
-                self.look(cx);
+            if self.engine.has_news(self.waits_for_others) && self.look(cx) {
+                // They may be there already.
+                self.engine.poll(done, cx);
             }
             self.rest(cx);
         }
@@ -210,7 +257,7 @@ impl OriginLane {
     /// Asks to be woken for what waits.
     fn rest(&mut self, cx: &mut Cx<'_>) {
         if !self.waiting.is_empty() {
-            self.engine.wait(cx);
+            self.engine.wait(self.waits_for_others, cx);
         }
         if !self.ended.is_empty() {
             cx.wake_now();

@@ -18,6 +18,7 @@
 //! epoch ends; a load a batch in between. A write of the origin to a chunk that was just copied: an
 //! atomic add, and a load a lane.
 
+use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::collections::VecDeque;
@@ -39,7 +40,7 @@ struct Cell {
 
 /// The readers of one snapshot, of all lanes. See the module's documentation.
 pub(super) struct Readers {
-    epoch: AtomicU64,
+    epoch: CachePadded<AtomicU64>,
     /// Cells are added and never taken away; a lane that closes leaves its own to the next.
     first: OnceLock<Arc<Cell>>,
     /// Somebody waits for readers.
@@ -48,7 +49,11 @@ pub(super) struct Readers {
 
 impl Readers {
     pub(super) fn new() -> Readers {
-        Readers { epoch: AtomicU64::new(1), first: OnceLock::new(), awaited: AtomicBool::new(false) }
+        Readers {
+            epoch: CachePadded::new(AtomicU64::new(1)),
+            first: OnceLock::new(),
+            awaited: AtomicBool::new(false),
+        }
     }
 
     /// A lane's part. Takes no lock; allocates where no cell is free.

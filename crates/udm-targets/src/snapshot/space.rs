@@ -7,6 +7,7 @@
 #[cfg(test)]
 mod tests;
 
+use crossbeam_utils::CachePadded;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -71,8 +72,9 @@ pub(super) struct Space {
     plan: Plan,
     /// The first chunk of data that was free when the store was opened.
     begin: u64,
-    /// The next one, of those for data.
-    next: AtomicU64,
+    /// The next one, of those for data. On a cache line of its own: what surrounds it every request
+    /// reads.
+    next: CachePadded<AtomicU64>,
     /// What is left besides.
     spare: Mutex<Spare>,
     has_holes: bool,
@@ -90,7 +92,7 @@ impl Space {
     pub(super) fn new(plan: Plan, begin: u64, holes: Vec<Range<u64>>) -> Space {
         let has_holes = !holes.is_empty();
         let spare = Mutex::new(Spare { holes: holes.into(), at: None });
-        Space { plan, begin, next: AtomicU64::new(begin), spare, has_holes }
+        Space { plan, begin, next: CachePadded::new(AtomicU64::new(begin)), spare, has_holes }
     }
 
     /// Chunks behind each other, `want` of them or fewer, in a store of `size`; `None` when it is

@@ -12,7 +12,6 @@ use super::settings::Settings;
 use super::space::Space;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use udm_core::bugs::{self, Bug};
 use udm_core::{Bell, Bio, Op, Sectors};
 use udm_dm::StoreMark;
 use udm_dm::target::{DeviceRef, Notify};
@@ -56,6 +55,8 @@ pub(super) struct Snapshot {
     pub settings: Settings,
     /// Rung when a chunk was copied, readers are over, or it has become invalid.
     pub bell: Arc<Bell>,
+    /// Rung when it has become invalid, and for nothing else: for those that wait for themselves.
+    pub lost: Arc<Bell>,
     pub space: Space,
     pub growth: Growth,
     /// For those who come back to it and do not keep it.
@@ -94,6 +95,7 @@ impl Snapshot {
             commits: loaded.commits,
             settings: Settings::new(COPY_MEMORY),
             bell: Arc::new(Bell::new()),
+            lost: Arc::new(Bell::new()),
             space: loaded.space,
             len: AtomicU64::new(0),
             health: AtomicU8::new(health as u8),
@@ -136,6 +138,7 @@ impl Snapshot {
         self.health.store(Health::Invalid as u8, Ordering::Release);
         self.event();
         self.bell.ring();
+        self.lost.ring();
     }
 
     /// The store can't be made to say that it is invalid, since its header can't be written: this
@@ -264,22 +267,21 @@ impl Snapshot {
         })
     }
 
-    /// These are in the store. A transient one has nothing else to do; a persistent one writes
-    /// their records first, by whichever lane comes to it.
-    pub(super) fn copied(&self, copied: Copied) {
+    /// These are in the store. A transient one has nothing else to do but to have its bell rung,
+    /// and says so; a persistent one writes their records first, by whichever lane comes to it.
+    #[must_use]
+    pub(super) fn copied(&self, copied: Copied) -> bool {
         match &self.commits {
             Some(commits) => commits.copied(copied),
             None => self.publish(&copied),
         }
+        self.commits.is_none()
     }
 
-    /// They are there for good.
+    /// They are there for good. The bell is rung behind all that are published together.
     pub(super) fn publish(&self, copied: &Copied) {
         for at in (0..copied.len).filter(|_| copied.kept) {
             self.map.publish(copied.old + at, copied.new + at);
-        }
-        if !bugs::on(Bug::CopyNotRung) {
-            self.bell.ring();
         }
     }
 

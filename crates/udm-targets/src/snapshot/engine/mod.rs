@@ -25,13 +25,13 @@ use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Batch, Bio, BioFlags, BioPool, Buf, BufPool, Busy, Cx, Drain, Epoch, Listener, Nanos, Op, OpenError,
-    OwnerId, SECTOR_SIZE, Sector, Sectors,
+    Batch, Bell, Bio, BioFlags, BioPool, Buf, BufPool, Busy, Cx, Drain, Epoch, Listener, Nanos, Op,
+    OpenError, OwnerId, SECTOR_SIZE, Sector, Sectors,
 };
 use udm_dm::legs::Legs;
 
 /// Bytes of free memory that a lane keeps.
-const KEEP: usize = 64 << 10;
+const KEEP: usize = 256 << 10;
 
 /// What a request of the engine's own is for.
 #[derive(Clone, Copy)]
@@ -52,15 +52,43 @@ enum Errand {
     Last { part: usize, size: Sectors },
 }
 
+/// How often a lane looks in one poll whether what it has just sent is done already. A copy and its
+/// records are five requests behind each other, and what lies below is often memory.
+const ROUNDS_MAX: usize = 8;
+
+/// A bell, and when it was looked at last.
+struct Heard(Listener, Epoch);
+
+impl Heard {
+    fn new(bell: &Arc<Bell>, cx: &mut Cx<'_>) -> Heard {
+        let listener = bell.listen(cx);
+        let seen = listener.epoch();
+        Heard(listener, seen)
+    }
+
+    /// True when it was rung since the last look.
+    fn has_news(&mut self) -> bool {
+        let now = self.0.epoch();
+        std::mem::replace(&mut self.1, now) != now
+    }
+
+    /// Asks to be woken when it is rung.
+    fn wait(&self, cx: &mut Cx<'_>) {
+        self.0.wait(self.1, cx);
+    }
+}
+
 /// A snapshot that the lane looks after.
 pub(in crate::snapshot) struct Part {
     pub snapshot: Arc<Snapshot>,
-    bell: Listener,
-    seen: Epoch,
+    bell: Heard,
+    lost: Heard,
     /// The size of its store.
     size: Sectors,
     /// The least that is written to the store, in bytes.
     block: usize,
+    /// The lane has published something, and the bell is to be rung.
+    rings: bool,
     /// The lane has left something that wants a record.
     left: bool,
     /// The lane has the right to write records.
@@ -113,14 +141,14 @@ impl Engine {
         let mut parts = Vec::with_capacity(snapshots.len());
         for snapshot in snapshots {
             lanes.push(whole::open(&snapshot.store, cx)?);
-            let bell = snapshot.bell.listen(cx);
             let limits = snapshot.store.device.limits();
             parts.push(Part {
                 snapshot: Arc::clone(snapshot),
-                seen: bell.epoch(),
-                bell,
+                bell: Heard::new(&snapshot.bell, cx),
+                lost: Heard::new(&snapshot.lost, cx),
                 size: limits.size,
                 block: limits.logical_block as usize,
+                rings: false,
                 left: false,
                 right: false,
                 writing: None,
@@ -220,7 +248,11 @@ impl Engine {
 
     /// Begins the copies that were claimed.
     pub(in crate::snapshot) fn begin(&mut self, cx: &mut Cx<'_>) {
-        if !self.runs.is_empty() {
+        if let [_] = &self.parts[..] {
+            let mut runs = std::mem::take(&mut self.runs);
+            runs.drain().for_each(|dest| self.add(smallvec![dest], None));
+            self.runs = runs;
+        } else if !self.runs.is_empty() {
             let mut runs = std::mem::take(&mut self.runs);
             let shifts: SmallVec<[u32; 4]> = self.parts.iter().map(|part| part.snapshot.shift).collect();
             runs.sort(|part| shifts[part]);
@@ -237,8 +269,9 @@ impl Engine {
 
     /// `copied` is in the store of `part`, or was given out in vain.
     pub(in crate::snapshot) fn copied(&mut self, part: usize, copied: Copied) {
-        self.parts[part].snapshot.copied(copied);
-        self.parts[part].left = true;
+        let part = &mut self.parts[part];
+        part.rings |= part.snapshot.copied(copied);
+        part.left = true;
         self.progress = true;
     }
 
@@ -266,8 +299,8 @@ impl Engine {
         self.jobs.next_piece(self.piece_max, memory)
     }
 
-    /// Sends what can go now.
-    fn go_on(&mut self, cx: &mut Cx<'_>) {
+    /// Sends what can go now: true when there was anything.
+    fn go_on(&mut self, cx: &mut Cx<'_>) -> bool {
         while let Some((job, sector, sectors)) = self.next_piece() {
             let mut bio = self.pool.get().expect("the pool has no bound");
             bio.sectors = sectors;
@@ -276,14 +309,19 @@ impl Engine {
         }
         for part in 0..self.parts.len() {
             self.commit(part);
+            if std::mem::take(&mut self.parts[part].rings) && !bugs::on(Bug::CopyNotRung) {
+                self.parts[part].snapshot.bell.ring();
+            }
         }
         if !self.is_idle() {
             (0..self.parts.len()).for_each(|part| self.look_at_last(part, cx));
         }
-        if self.legs.send(cx) {
+        let sent = self.legs.send(cx);
+        if sent {
             // What was just sent may be done already.
             cx.wake_now();
         }
+        sent
     }
 
     /// The store of `part` is in use: looks now and then whether it is as long as it was.
@@ -297,31 +335,32 @@ impl Engine {
 
     /// Polls what lies below. What is not the engine's own comes back in `done`.
     pub(in crate::snapshot) fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let start = done.len();
         self.progress |= self.look_at != Nanos::NEVER && self.look_at <= cx.now();
         for (leg, bio) in self.again.drain(..) {
             self.legs.push(leg, bio);
         }
-        let mut round = self.legs.poll();
-        while self.legs.poll_next(&mut round, done, cx).is_some() {}
-        self.legs.poll_idle(&round, done, cx);
-        if !self.is_idle() {
-            self.collect(done, start);
-            self.go_on(cx);
+        for _ in 0..ROUNDS_MAX {
+            let start = done.len();
+            let mut round = self.legs.poll();
+            while self.legs.poll_next(&mut round, done, cx).is_some() {}
+            self.legs.poll_idle(&round, done, cx);
+            // What is below and slow is not asked in vain more than once.
+            if self.is_idle() || !(self.collect(done, start) & self.go_on(cx)) {
+                break;
+            }
         }
     }
 
-    /// Takes the engine's own requests out of `done[from..]`.
-    fn collect(&mut self, done: &mut Batch, from: usize) {
-        let mut at = from;
-        while at < done.len() {
-            if done[at].owner == self.owner {
-                let bio = done.swap_remove(at);
-                self.home(bio);
-            } else {
-                at += 1;
-            }
+    /// Takes the engine's own requests out of `done[from..]`, in their order: true when there were
+    /// any.
+    fn collect(&mut self, done: &mut Batch, from: usize) -> bool {
+        let owner = self.owner;
+        let mut any = false;
+        for bio in done.extract_if(from.., |bio| bio.owner == owner) {
+            self.home(bio);
+            any = true;
         }
+        any
     }
 
     fn home(&mut self, mut bio: Box<Bio>) {
@@ -347,23 +386,26 @@ impl Engine {
     }
 
     fn was_read(&mut self, job: usize, mut bio: Box<Bio>) {
-        let dests = self.jobs.get(job).dests.clone();
-        if !bio.status.is_ok() {
-            for dest in &dests {
-                self.lose(dest.part, "Error reading/writing");
-            }
-        }
         let from = bio.sector.0;
-        if bugs::on(Bug::CopyBeforeData) {
-            dests.iter().for_each(|dest| self.parts[dest.part].snapshot.publish(&dest.copied));
+        if !bio.status.is_ok() || bugs::on(Bug::CopyBeforeData) {
+            for dest in self.jobs.get(job).dests.clone() {
+                match bio.status.is_ok() {
+                    true => {
+                        self.parts[dest.part].snapshot.publish(&dest.copied);
+                        self.parts[dest.part].rings = true;
+                    }
+                    false => self.lose(dest.part, "Error reading/writing"),
+                }
+            }
         }
         for buf in bio.data.iter_mut().filter(|_| !bugs::on(Bug::OverlayLost)) {
             // One piece: the pool gave it whole.
             self.jobs.get(job).lay_over(from, buf);
         }
-        let valid = |engine: &Engine, dest: &Dest| engine.parts[dest.part].snapshot.is_valid();
-        let to = (0..dests.len()).filter(|&dest| valid(self, &dests[dest]));
-        let mut to: SmallVec<[usize; 4]> = to.collect();
+        let parts = &self.parts;
+        let to = self.jobs.get(job).dests.iter().enumerate();
+        let mut to: SmallVec<[usize; 4]> =
+            to.filter(|(_, dest)| parts[dest.part].snapshot.is_valid()).map(|(dest, _)| dest).collect();
         let Some(last) = to.pop() else { return self.end_piece(job, bio) };
         for dest in to {
             let mut copy = self.bufs.get(bio.data.len());
@@ -443,21 +485,26 @@ impl Engine {
     }
 
     /// True when a look at what waits may find something new: something of the lane's own has
-    /// ended, or another core rang. To be called before the look.
-    pub(in crate::snapshot) fn has_news(&mut self) -> bool {
+    /// ended, a snapshot is invalid, or, where something waits for `others`, another core rang. To
+    /// be called before the look.
+    pub(in crate::snapshot) fn has_news(&mut self, others: bool) -> bool {
         let mut news = std::mem::take(&mut self.progress);
         self.look_at = Nanos::NEVER;
         for part in &mut self.parts {
-            let now = part.bell.epoch();
-            news |= std::mem::replace(&mut part.seen, now) != now;
+            let rung = part.bell.has_news();
+            news |= (rung && others) | part.lost.has_news();
         }
         news
     }
 
-    /// Behind a look that left something waiting: asks to be woken.
-    pub(in crate::snapshot) fn wait(&mut self, cx: &mut Cx<'_>) {
+    /// Behind a look that left something waiting, for `others` or not: asks to be woken.
+    pub(in crate::snapshot) fn wait(&mut self, others: bool, cx: &mut Cx<'_>) {
         for part in &self.parts {
-            part.bell.wait(part.seen, cx);
+            match others {
+                // It is rung for what is lost as well.
+                true => part.bell.wait(cx),
+                false => part.lost.wait(cx),
+            }
             if let Some(at) = part.snapshot.retry_at() {
                 self.look_at = self.look_at.min(at);
                 cx.wake_at(at);

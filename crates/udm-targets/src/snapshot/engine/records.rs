@@ -3,7 +3,7 @@
 use super::super::commits::Commit;
 use super::super::jobs::PIECE_MAX;
 use super::super::state::Health;
-use super::{Engine, Errand};
+use super::{Engine, Errand, Part};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Nanos, Op, SECTOR_SIZE, Sectors, Status};
@@ -149,9 +149,10 @@ impl Engine {
     /// The records that were written are durable.
     fn publish(&mut self, index: usize) {
         self.progress = true;
-        let snapshot = &self.parts[index].snapshot;
+        let Part { snapshot, rings, .. } = &mut self.parts[index];
         let Some(commits) = &snapshot.commits else { return };
         commits.durable(|copied| snapshot.publish(copied));
+        *rings = true;
     }
 
     /// Reads the last block of a store that others can make shorter. What was cut off reads as
