@@ -14,12 +14,12 @@ fn clean(plan: &Plan) -> run::Clean {
     or_panic(run::run(plan))
 }
 
-/// Seeds 1 to 150, and those that once showed a bug in what is tested; where chance has changed
+/// Seeds 1 to 300, and those that once showed a bug in what is tested; where chance has changed
 /// since they are seeds like others.
 #[test]
 fn seeds_run_clean() {
     let mut all = Totals::default();
-    for seed in 1..=150 {
+    for seed in 1..=300 {
         all.add(&clean(&Plan::snapshots(seed, 5000)).totals);
     }
     assert!(all.all_requests() > 100_000 && all.sectors > 500_000, "{all:?} is no test");
