@@ -33,4 +33,4 @@ pub use mapped::{Table, make_mapped};
 pub use progress::Progress;
 pub use report::Report;
 pub use run::Run;
-pub use snapshots::{FirstWrites, Lookups, SnapshotCosts, SnapshotOptions, snapshots};
+pub use snapshots::{FirstWrites, LaterWrites, Lookups, SnapshotCosts, SnapshotOptions, snapshots};

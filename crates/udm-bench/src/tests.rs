@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::Parser;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use udm_core::errno::EIO;
 use udm_core::{Limits, Nanos, Sectors};
 use udm_wire::uri;
@@ -308,15 +308,29 @@ fn snapshots_are_measured_on_several_threads() {
         chunks: 256,
         exceptions: vec![100, 1000],
     };
-    let costs = snapshots(&options, &AtomicBool::new(false)).unwrap();
+    let done = AtomicUsize::new(0);
+    let costs = snapshots(&options, &AtomicBool::new(false), &done).unwrap();
     // Devices, depths, threads, and what is below.
-    assert_eq!((costs.first_writes.len(), costs.lookups.len()), (8 * 2 * 2 * 2, 2));
+    assert_eq!((costs.first_writes.len(), costs.lookups.len()), (6 * 2 * 2 * 2, 2));
     assert!(
         costs.first_writes.iter().all(|row| row.iops > 0.0) && costs.lookups.iter().all(|row| row.ns > 0.0)
     );
+    let later = &costs.later_writes;
+    assert!(later.len() == 2 && later.iter().all(|row| row.copied > 0.0 && row.removed > 0.0));
+    assert_eq!(done.load(Relaxed), options.steps());
     let table = costs.table();
-    for name in ["null, depth 1 ", "mem, depth 4 ", "snapshot P", "N over one mutex", "1000 exceptions: "] {
+    for name in [
+        "null, depth 1 ",
+        "mem, depth 4 ",
+        "snapshot P",
+        "N over one mutex",
+        "1000 exceptions: ",
+        "snapshot removed",
+    ] {
         assert!(table.contains(name), "{name} in\n{table}");
     }
-    assert!(snapshots(&options, &AtomicBool::new(true)).is_err(), "stopped before anything was measured");
+    assert!(
+        snapshots(&options, &AtomicBool::new(true), &done).is_err(),
+        "stopped before anything was measured"
+    );
 }

@@ -43,7 +43,9 @@ pub struct BenchArgs {
     #[arg(long, group = "comparison", conflicts_with = "devices")]
     compare: bool,
     /// Measure first writes of origins and snapshots beside an origin whose exceptions are behind
-    /// one lock and are copied by one thread, and reads among few and many exceptions
+    /// one lock and are copied by one thread, writes of an origin with every chunk copied and with
+    /// its snapshot removed, and reads among few and many exceptions. Takes about two minutes;
+    /// Ctrl-C prints what there is
     #[arg(long, group = "comparison", conflicts_with = "devices")]
     snapshots: bool,
     /// With --compare and --snapshots: seconds instead of minutes
@@ -118,7 +120,8 @@ fn nbd_uri(word: &str) -> Result<NbdUri> {
 
 fn run_snapshots(args: &BenchArgs, stop: &AtomicBool) -> Result<()> {
     let options = if args.quick { SnapshotOptions::quick() } else { SnapshotOptions::full() };
-    let costs = snapshots(&options, stop).context("bench")?;
+    let costs =
+        progress::counted(options.steps(), |done| snapshots(&options, stop, done)).context("bench")?;
     match args.format() {
         Format::Normal => say(&costs.table()),
         Format::Json => say_json(&costs),

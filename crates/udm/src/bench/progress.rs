@@ -3,6 +3,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use udm_bench::units::{binary, decimal};
@@ -22,6 +23,32 @@ pub fn shown<T>(load: &Load, measure: impl FnOnce(Option<&Progress>) -> T) -> T 
         let progress = &progress;
         scope.spawn(move || draw(load, progress, &over));
         let measured = measure(Some(progress));
+        drop(running);
+        measured
+    })
+}
+
+/// What `measure` gives, which counts in what it is handed how many of its `steps` are over; a line
+/// says so, and how long it may take yet, when somebody is looking.
+pub fn counted<T>(steps: usize, measure: impl FnOnce(&AtomicUsize) -> T) -> T {
+    let done = AtomicUsize::new(0);
+    if !std::io::stderr().is_terminal() {
+        return measure(&done);
+    }
+    let (running, over) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let done = &done;
+        scope.spawn(move || {
+            let bar = ProgressBar::new(steps as u64);
+            let template = "{bar:30} {pos}/{len}, {eta} left; Ctrl-C prints what there is";
+            let style = ProgressStyle::with_template(template);
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            while let Err(mpsc::RecvTimeoutError::Timeout) = over.recv_timeout(TICK) {
+                bar.set_position(done.load(Relaxed) as u64);
+            }
+            bar.finish_and_clear();
+        });
+        let measured = measure(done);
         drop(running);
         measured
     })

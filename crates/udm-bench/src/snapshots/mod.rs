@@ -1,0 +1,128 @@
+//! What snapshots cost: first writes of an origin and of a snapshot, beside an origin whose
+//! exceptions are behind one mutex; what writes of an origin cost when every chunk is copied, and
+//! when the snapshot is gone again; and what a look for one exception among many costs.
+//!
+//! A round measures each device once, and its result is the median of the rounds. Threads are cores
+//! that sleep when they have nothing to do. Requests are 4 KiB, a chunk each, in random order. For
+//! first writes ([`first`]) devices are made anew each time, every chunk is written once, and below
+//! is memory that was touched before, or nothing; for the rest ([`later`]) it is nothing.
+
+mod first;
+mod later;
+mod load;
+mod text;
+
+use anyhow::{Result, ensure};
+use first::Case;
+pub use first::FirstWrites;
+use first::Kind;
+pub use later::{LaterWrites, Lookups};
+use serde::Serialize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+/// How much to measure.
+#[derive(Debug, Clone)]
+pub struct SnapshotOptions {
+    /// Requests in flight, a thread.
+    pub depths: Vec<usize>,
+    /// How many threads.
+    pub threads: Vec<usize>,
+    /// How often each device is measured.
+    pub rounds: usize,
+    /// Chunks that are written each time: a power of two.
+    pub chunks: u64,
+    /// Exceptions among which one is looked for.
+    pub exceptions: Vec<u64>,
+}
+
+impl SnapshotOptions {
+    /// Some seconds.
+    pub fn quick() -> SnapshotOptions {
+        let (depths, threads) = (vec![32], vec![1, 2]);
+        SnapshotOptions { depths, threads, rounds: 3, chunks: 1 << 14, exceptions: vec![1_000, 1 << 20] }
+    }
+
+    /// About two minutes on two CPUs.
+    pub fn full() -> SnapshotOptions {
+        let exceptions = vec![1_000, 1 << 20, 16_000_000];
+        SnapshotOptions {
+            depths: vec![1, 32],
+            threads: vec![1, 2, 8],
+            rounds: 3,
+            chunks: 1 << 15,
+            exceptions,
+        }
+    }
+
+    /// How many measurements that is.
+    pub fn steps(&self) -> usize {
+        let first = 2 * self.depths.len() * self.threads.len() * Kind::ALL.len() * self.rounds;
+        first + (self.depths.len() + 1) * (self.rounds + 1)
+    }
+}
+
+/// What the measurement came to.
+#[derive(Debug, Clone, Serialize)]
+pub struct SnapshotCosts {
+    /// CPUs that the threads share.
+    pub cpus: usize,
+    /// A row for each device, by what is below, depth and threads.
+    pub first_writes: Vec<FirstWrites>,
+    /// Writes of an origin, a row for each depth.
+    pub later_writes: Vec<LaterWrites>,
+    /// By their number.
+    pub lookups: Vec<Lookups>,
+    /// It was stopped: rows are missing, or are of fewer rounds.
+    pub stopped: bool,
+}
+
+/// Measures, and counts in `done` how many of [`SnapshotOptions::steps`] are over. Once `stop` says
+/// so it ends with the rounds that it has.
+///
+/// # Errors
+/// When cores or devices can't be had, or it was stopped before anything was measured.
+pub fn snapshots(options: &SnapshotOptions, stop: &AtomicBool, done: &AtomicUsize) -> Result<SnapshotCosts> {
+    ensure!(options.chunks.is_power_of_two() && options.rounds > 0, "nothing to measure");
+    // What takes least and is asked for most comes first.
+    let later_writes = later::later_writes(options, stop, done)?;
+    let lookups = later::lookups(options, stop, done)?;
+    let first_writes = first_writes(options, stop, done)?;
+    let any = !(later_writes.is_empty() && lookups.is_empty() && first_writes.is_empty());
+    ensure!(any, "stopped before anything was measured");
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    Ok(SnapshotCosts { cpus, first_writes, later_writes, lookups, stopped: stop.load(Relaxed) })
+}
+
+fn first_writes(
+    options: &SnapshotOptions,
+    stop: &AtomicBool,
+    done: &AtomicUsize,
+) -> Result<Vec<FirstWrites>> {
+    let mut rows = Vec::new();
+    for below in ["null", "mem"] {
+        for &depth in &options.depths {
+            let cases: Vec<(Kind, usize)> =
+                Kind::ALL.iter().flat_map(|&kind| options.threads.iter().map(move |&n| (kind, n))).collect();
+            let mut rounds = vec![Vec::with_capacity(options.rounds); cases.len()];
+            for _ in 0..options.rounds {
+                for (&(kind, threads), out) in cases.iter().zip(&mut rounds) {
+                    if !stop.load(Relaxed) {
+                        let case = Case { kind, below, threads, depth, chunks: options.chunks };
+                        out.push(case.measure()?);
+                        done.fetch_add(1, Relaxed);
+                    }
+                }
+            }
+            for ((device, threads), rounds) in cases.into_iter().zip(rounds) {
+                let row = |iops| FirstWrites { below, depth, threads, device, iops };
+                rows.extend(median(rounds).map(row));
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
