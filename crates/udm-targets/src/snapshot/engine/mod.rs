@@ -12,6 +12,7 @@
 //!                                                     └► publish 1
 //! ```
 
+mod heard;
 mod records;
 
 use super::commits::Copied;
@@ -19,14 +20,15 @@ use super::growth::Full;
 use super::jobs::{Dest, Job, Jobs, Runs, piece_max};
 use super::state::Snapshot;
 use super::whole;
+use heard::Heard;
 use records::Writing;
 use slab::Slab;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Batch, Bell, Bio, BioFlags, BioPool, Buf, BufPool, Busy, Cx, Drain, Epoch, Listener, Nanos, Op,
-    OpenError, OwnerId, SECTOR_SIZE, Sector, Sectors,
+    Batch, Bio, BioFlags, BioPool, Buf, BufPool, Busy, Cx, Drain, Nanos, Op, OpenError, OwnerId, SECTOR_SIZE,
+    Sector, Sectors,
 };
 use udm_dm::legs::Legs;
 
@@ -55,28 +57,6 @@ enum Errand {
 /// How often a lane looks in one poll whether what it has just sent is done already. A copy and its
 /// records are five requests behind each other, and what lies below is often memory.
 const ROUNDS_MAX: usize = 8;
-
-/// A bell, and when it was looked at last.
-struct Heard(Listener, Epoch);
-
-impl Heard {
-    fn new(bell: &Arc<Bell>, cx: &mut Cx<'_>) -> Heard {
-        let listener = bell.listen(cx);
-        let seen = listener.epoch();
-        Heard(listener, seen)
-    }
-
-    /// True when it was rung since the last look.
-    fn has_news(&mut self) -> bool {
-        let now = self.0.epoch();
-        std::mem::replace(&mut self.1, now) != now
-    }
-
-    /// Asks to be woken when it is rung.
-    fn wait(&self, cx: &mut Cx<'_>) {
-        self.0.wait(self.1, cx);
-    }
-}
 
 /// A snapshot that the lane looks after.
 pub(in crate::snapshot) struct Part {
