@@ -14,7 +14,7 @@
 
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
-use udm_core::{Batch, Bio, CoreId, CoreState, DevNo, Device, Lane, Nanos, Op, Sector, Sectors};
+use udm_core::{Batch, Bio, CoreId, CoreState, Cx, DevNo, Device, Lane, Nanos, Op, Sector, Sectors};
 use udm_dm::testing::{TestIo, TestResolver, TestWorld};
 use udm_dm::{MappedDevice, Table};
 use udm_targets::TARGETS;
@@ -155,6 +155,7 @@ impl Row {
 }
 
 /// Where requests go.
+#[derive(Clone, Copy)]
 struct Aim {
     load: Load,
     /// Random ones are below.
@@ -167,15 +168,13 @@ struct Aim {
 impl Aim {
     #[inline(always)]
     fn at(&mut self, batch: &mut Batch) {
-        if self.load == Load::FirstWrites {
-            return self.at_new(batch);
-        }
         for bio in batch.iter_mut() {
             self.chance = self.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             bio.sector = Sector((((self.chance >> 32) * self.places) >> 32) * REQUEST);
         }
     }
 
+    #[inline(always)]
     fn at_new(&mut self, batch: &mut Batch) {
         for bio in batch.iter_mut() {
             bio.sector = Sector(self.once.wrapping_mul(0x9e37_79b9_7f4a_7c15) % PLACES * REQUEST);
@@ -205,8 +204,10 @@ fn measure(row: &Row) {
     if load == Load::Writes {
         let mut batch = batch(PLACES as usize);
         aim.at_new(&mut batch);
-        send(&mut core, &mut *lane, &mut batch, &mut Batch::new());
-        batch.iter_mut().for_each(|bio| bio.finish());
+        let (mut done, mut cx) = (Batch::new(), core.cx(Nanos(1)));
+        lane.submit(&mut batch, &mut cx);
+        poll_on(&mut *lane, &mut done, PLACES as usize, &mut cx);
+        done.iter_mut().for_each(|bio| bio.finish());
     }
     for depth in DEPTHS {
         let mut batch = batch(depth);
@@ -218,27 +219,34 @@ fn measure(row: &Row) {
 
 /// Sends [`REQUESTS`] requests, a batch at a time. What is counted.
 #[inline(never)]
-fn measured(core: &mut CoreState, lane: &mut dyn Lane, batch: &mut Batch, aim: &mut Aim) {
-    let mut done = Batch::with_capacity(batch.len());
-    for _ in 0..REQUESTS / batch.len() {
-        aim.at(batch);
-        send(core, lane, batch, &mut done);
+fn measured(core: &mut CoreState, lane: &mut dyn Lane, batch: &mut Batch, to: &mut Aim) {
+    let (mut done, depth, mut aim) = (Batch::with_capacity(batch.len()), batch.len(), *to);
+    for turn in 0..REQUESTS / depth {
+        let mut cx = core.cx(Nanos(turn as u64));
+        match aim.load {
+            Load::FirstWrites => aim.at_new(batch),
+            Load::Reads | Load::Writes => aim.at(batch),
+        }
+        lane.submit(batch, &mut cx);
+        lane.poll(&mut done, &mut cx);
+        if done.len() != depth {
+            poll_on(lane, &mut done, depth, &mut cx);
+        }
+        std::mem::swap(batch, &mut done);
     }
+    *to = aim;
 }
 
-/// Sends a batch, and polls until it has come back.
-#[inline(always)]
-fn send(core: &mut CoreState, lane: &mut dyn Lane, batch: &mut Batch, done: &mut Batch) {
-    let (mut cx, depth) = (core.cx(Nanos(1)), batch.len());
-    lane.submit(batch, &mut cx);
+/// Polls until a whole batch has come back.
+#[inline(never)]
+fn poll_on(lane: &mut dyn Lane, done: &mut Batch, depth: usize, cx: &mut Cx<'_>) {
     for _ in 0..POLLS_MAX {
-        lane.poll(done, &mut cx);
+        lane.poll(done, cx);
         if done.len() == depth {
-            break;
+            return;
         }
     }
-    assert_eq!(done.len(), depth, "all come back");
-    std::mem::swap(batch, done);
+    panic!("{} of {depth} come back", done.len());
 }
 
 /// The devices with these tables.
