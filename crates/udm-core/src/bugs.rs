@@ -214,6 +214,28 @@ pub enum Bug {
     ZeroesFuaForgotten,
     /// Writes that wait for a hold are not looked at when it is over.
     ParkedForgotten,
+    /// A removal takes the registry's entry away of whoever has its device's number by now.
+    EntryOfAnother,
+    /// A table is gone, and the device below it goes on being counted as used.
+    HoldKept,
+    /// A device could not be made, and its name stays taken.
+    MadeKept,
+    /// A device is removed, and its number stays taken.
+    NumberKept,
+    /// A removal is refused, and its device is not found any more.
+    LeavingKept,
+    /// A removal is refused, and clients do not find its device any more.
+    ExportLost,
+    /// A table lets go of a device whose removal was deferred, and nobody is told.
+    DeferredUnheard,
+    /// A removal that was deferred comes although that was undone while it waited its turn.
+    DeferredAnyway,
+    /// A number of a disk is followed to where its name leads by the time it is opened.
+    NumberElsewhere,
+    /// A table is loaded into a device that was removed while its names were looked up.
+    LoadIntoGone,
+    /// A verb is done before what it let go is closed.
+    LetGoUnwaited,
 }
 
 /// The simulator's worlds that a bug shows in.
@@ -225,11 +247,13 @@ pub enum World {
     Snapshots,
     /// Of the NBD server and its clients.
     Nbd,
+    /// Of the registry and its verbs.
+    Verbs,
 }
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 100] = [
+    pub const ALL: [(Bug, World); 111] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -330,6 +354,17 @@ impl Bug {
         (Bug::PlaceKept, World::Nbd),
         (Bug::ZeroesFuaForgotten, World::Nbd),
         (Bug::ParkedForgotten, World::Nbd),
+        (Bug::EntryOfAnother, World::Verbs),
+        (Bug::HoldKept, World::Verbs),
+        (Bug::MadeKept, World::Verbs),
+        (Bug::NumberKept, World::Verbs),
+        (Bug::LeavingKept, World::Verbs),
+        (Bug::ExportLost, World::Verbs),
+        (Bug::DeferredUnheard, World::Verbs),
+        (Bug::DeferredAnyway, World::Verbs),
+        (Bug::NumberElsewhere, World::Verbs),
+        (Bug::LoadIntoGone, World::Verbs),
+        (Bug::LetGoUnwaited, World::Verbs),
     ];
 
     /// The bug whose name is `name`, in the spelling of the source.

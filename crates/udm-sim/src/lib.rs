@@ -16,6 +16,7 @@
 //! * `blueprint`, `vary`, `tables`: what is built. `map`, `limits`: what that means.
 //! * `snap`: worlds of origins and their snapshots.
 //! * `nbd`: worlds of the NBD server and its clients.
+//! * `verbs`: worlds of the registry and its verbs.
 //! * `model`, `reads`, `excuse`, `cells`, `stamp`, `bad`, `log`: what must hold. `trace`: what
 //!   happened. `totals`: how much of it.
 #![forbid(unsafe_code)]
@@ -58,6 +59,7 @@ pub mod totals;
 pub mod trace;
 pub mod turn;
 mod vary;
+pub mod verbs;
 pub mod world;
 
 pub use plan::{Class, Plan, Without};

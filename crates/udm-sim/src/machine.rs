@@ -227,6 +227,11 @@ impl Machine {
         cores.min(grown) != Nanos::NEVER
     }
 
+    /// No core has or will have a reason for a turn.
+    pub(crate) fn is_still(&self) -> bool {
+        (0..self.cores.len()).all(|c| self.reason(c) == Nanos::NEVER)
+    }
+
     /// The work of its own that some lane has, for a person.
     pub(crate) fn owed(&self) -> Option<String> {
         let busy = |c: &Core| {

@@ -4,9 +4,8 @@ use clap::Parser;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use udm_sim::nbd::{self, Counts};
 use udm_sim::totals::count;
-use udm_sim::{Class, Failure, Plan, Totals, Without, run, shrink};
+use udm_sim::{Class, Failure, Plan, Totals, Without, nbd, run, shrink, verbs};
 
 /// Runs udm's targets in a simulated world, seed after seed, and stops at the first failure.
 #[derive(Parser, Debug)]
@@ -57,6 +56,9 @@ struct Options {
     /// Run the worlds of the NBD server and its clients
     #[arg(long, conflicts_with_all = ["bench", "snapshots"])]
     nbd: bool,
+    /// Run the worlds of the registry and its verbs
+    #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd"])]
+    verbs: bool,
     /// Switch on a bug that was put in on purpose
     #[cfg(feature = "seeded-bugs")]
     #[arg(long, value_name = "NAME", value_parser = udm_core::bugs::Bug::find)]
@@ -83,14 +85,16 @@ fn minutes(word: &str) -> Result<Duration, String> {
 enum Covered {
     Targets(Box<Totals>),
     Snapshots(Box<Totals>),
-    Nbd(Box<Counts>),
+    Nbd(Box<nbd::Counts>),
+    Verbs(Box<verbs::Counts>),
 }
 
 impl Covered {
     fn none(options: &Options) -> Covered {
-        match (options.nbd, options.snapshots) {
-            (true, _) => Covered::Nbd(Box::default()),
-            (_, true) => Covered::Snapshots(Box::default()),
+        match (options.nbd, options.snapshots, options.verbs) {
+            (true, ..) => Covered::Nbd(Box::default()),
+            (_, true, _) => Covered::Snapshots(Box::default()),
+            (.., true) => Covered::Verbs(Box::default()),
             _ => Covered::Targets(Box::default()),
         }
     }
@@ -108,6 +112,10 @@ impl Covered {
                 all.add(&counts);
                 counts.hash
             }),
+            Covered::Verbs(all) => verbs::run(plan).map(|counts| {
+                all.add(&counts);
+                counts.hash
+            }),
         }
     }
 
@@ -115,6 +123,7 @@ impl Covered {
         match self {
             Covered::Targets(_) | Covered::Snapshots(_) => shrink(failure),
             Covered::Nbd(_) => run::shrink_by(failure, &|plan| nbd::run(plan).map(drop)),
+            Covered::Verbs(_) => run::shrink_by(failure, &|plan| verbs::run(plan).map(drop)),
         }
     }
 
@@ -122,6 +131,7 @@ impl Covered {
         match self {
             Covered::Targets(t) | Covered::Snapshots(t) => t.steps,
             Covered::Nbd(c) => c.steps,
+            Covered::Verbs(c) => c.steps,
         }
     }
 
@@ -129,6 +139,7 @@ impl Covered {
         match self {
             Covered::Targets(t) | Covered::Snapshots(t) => t.all_requests(),
             Covered::Nbd(c) => c.all_requests(),
+            Covered::Verbs(c) => c.all_verbs(),
         }
     }
 
@@ -136,6 +147,7 @@ impl Covered {
         match self {
             Covered::Targets(t) | Covered::Snapshots(t) => t.simulated,
             Covered::Nbd(c) => c.simulated,
+            Covered::Verbs(c) => c.simulated,
         }
     }
 
@@ -144,6 +156,7 @@ impl Covered {
             Covered::Targets(t) => t.nothing(false),
             Covered::Snapshots(t) => t.nothing(true),
             Covered::Nbd(c) => c.nothing(),
+            Covered::Verbs(c) => c.nothing(),
         }
     }
 
@@ -152,6 +165,7 @@ impl Covered {
             Covered::Targets(t) => t.missed(without, false),
             Covered::Snapshots(t) => t.missed(without, true),
             Covered::Nbd(c) => c.missed(without),
+            Covered::Verbs(c) => c.missed(without),
         }
     }
 
@@ -160,6 +174,7 @@ impl Covered {
             Covered::Targets(t) => t.coverage(false),
             Covered::Snapshots(t) => t.coverage(true),
             Covered::Nbd(c) => c.coverage(),
+            Covered::Verbs(c) => c.coverage(),
         }
     }
 }
@@ -326,7 +341,11 @@ fn verdict(tally: &Tally, hash: Option<u64>, options: &Options) -> ExitCode {
 fn report(failure: Failure, options: &Options, tally: &Tally) {
     let mut out = std::io::stdout();
     let first = failure.clone();
-    let kind = if options.nbd { "--nbd " } else { "" };
+    let kind = match (options.nbd, options.verbs) {
+        (true, _) => "--nbd ",
+        (_, true) => "--verbs ",
+        _ => "",
+    };
     let small = if options.no_shrink { failure } else { tally.covered.shrink(failure) };
     for line in &small.trace {
         say(&mut out, format_args!("{line}\n"));

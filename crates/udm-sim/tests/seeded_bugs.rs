@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::bugs::{Bug, World, set};
 use udm_sim::run::Failure;
-use udm_sim::{Class, Plan, Without, nbd, run};
+use udm_sim::{Class, Plan, Without, nbd, run, verbs};
 
 /// Steps to a seed, and the seeds that a bug may take to be found. The table in docs/simulator.md
 /// comes from this test's output.
@@ -24,6 +24,7 @@ fn try_one(world: World, plan: &Plan) -> Result<(), Box<Failure>> {
         World::Devices => run::run(plan).map(drop),
         World::Snapshots => run::run(&Plan { snapshots: true, ..plan.clone() }).map(drop),
         World::Nbd => nbd::run(plan).map(drop),
+        World::Verbs => verbs::run(plan).map(drop),
     }
 }
 

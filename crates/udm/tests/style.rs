@@ -25,7 +25,16 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("udm-bench", &["udm-backends", "udm-buf", "udm-control", "udm-core", "udm-runtime", "udm-wire"]),
     (
         "udm-sim",
-        &["udm-buf", "udm-core", "udm-dm", "udm-frontends", "udm-runtime", "udm-targets", "udm-wire"],
+        &[
+            "udm-buf",
+            "udm-control",
+            "udm-core",
+            "udm-dm",
+            "udm-frontends",
+            "udm-runtime",
+            "udm-targets",
+            "udm-wire",
+        ],
     ),
     // Test support: it sees all that it tests, and no crate sees it.
     (

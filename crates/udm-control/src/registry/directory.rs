@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::DevNo;
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINVAL, ENXIO};
 use udm_dm::{MappedDevice, TargetError};
 
@@ -182,7 +183,7 @@ impl Directory {
     /// The listing of `mapped`, and of nothing else that may have its number by now.
     fn listing(&mut self, mapped: &Arc<Mapped>) -> Option<&mut Listing> {
         let listing = self.by_minor.get_mut(&mapped.device.number().minor)?;
-        Arc::ptr_eq(&listing.mapped, mapped).then_some(listing)
+        (Arc::ptr_eq(&listing.mapped, mapped) || bugs::on(Bug::EntryOfAnother)).then_some(listing)
     }
 
     fn set(&mut self, mapped: &Arc<Mapped>, stage: Stage) {
@@ -201,7 +202,9 @@ impl Directory {
         if let Some(uuid) = mapped.device.uuid() {
             self.uuids.remove(&uuid);
         }
-        self.free.insert(minor);
+        if !bugs::on(Bug::NumberKept) {
+            self.free.insert(minor);
+        }
     }
 }
 
@@ -223,7 +226,7 @@ impl Made<'_> {
 
 impl Drop for Made<'_> {
     fn drop(&mut self) {
-        if !self.complete {
+        if !self.complete && !bugs::on(Bug::MadeKept) {
             self.registry.state().directory.forget(&self.mapped);
         }
     }
@@ -246,7 +249,7 @@ impl Leaving<'_> {
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        if !self.gone {
+        if !self.gone && !bugs::on(Bug::LeavingKept) {
             self.registry.state().directory.set(&self.mapped, Stage::There);
         }
     }
@@ -265,8 +268,13 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        if bugs::on(Bug::HoldKept) {
+            return;
+        }
         self.0.holds.fetch_sub(1, Ordering::SeqCst);
-        self.0.deferred.closed();
+        if !bugs::on(Bug::DeferredUnheard) {
+            self.0.deferred.closed();
+        }
     }
 }
 
@@ -313,23 +321,45 @@ impl Registry {
         Ok(Made { registry: self, mapped, complete: false })
     }
 
-    /// Begins the removal of a device that no table uses. No table can take it from then on.
+    /// Begins the removal of a device that no table uses, and which `may` be removed. No table can
+    /// take it from then on.
     ///
     /// # Errors
-    /// EBUSY while tables use it, ENXIO when somebody else has removed it.
-    pub(crate) fn take_away(&self, mapped: &Arc<Mapped>) -> Result<Leaving<'_>, TargetError> {
+    /// EBUSY while tables use it, ENXIO when somebody else has removed it, or it may not be removed
+    /// any more.
+    pub(crate) fn take_away(
+        &self,
+        mapped: &Arc<Mapped>,
+        may: impl FnOnce(&Mapped) -> bool,
+    ) -> Result<Leaving<'_>, TargetError> {
         let _linked = self.linking();
         let mut state = self.state();
         let Some(listing) = state.directory.listing(mapped).filter(|listing| listing.stage == Stage::There)
         else {
             return Err(TargetError::errno(ENXIO).because("it has been removed meanwhile"));
         };
+        if !may(mapped) && !bugs::on(Bug::DeferredAnyway) {
+            return Err(TargetError::errno(ENXIO).because("it is to stay"));
+        }
         let holds = mapped.holds();
         if holds > 0 {
             return Err(TargetError::errno(EBUSY).because(format!("it is open {holds} times")));
         }
         listing.stage = Stage::Leaving;
         Ok(Leaving { registry: self, mapped: Arc::clone(mapped), gone: false })
+    }
+
+    /// Has a removal that was deferred not come, if that is not under way.
+    ///
+    /// # Errors
+    /// ENXIO when it has come, or is under way.
+    pub(crate) fn keep(&self, mapped: &Arc<Mapped>) -> Result<(), TargetError> {
+        let mut state = self.state();
+        if state.directory.listing(mapped).is_none_or(|listing| listing.stage != Stage::There) {
+            return Err(TargetError::errno(ENXIO).because("it is being removed"));
+        }
+        mapped.defer(false);
+        Ok(())
     }
 
     /// True while `mapped` is listed and not about to leave it. Asked under [`Registry::linking`]

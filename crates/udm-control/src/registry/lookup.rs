@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use udm_backends::Identity;
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::{self, EBUSY, EINVAL, ENOENT, ENXIO};
 use udm_core::{DevNo, Device, OpenError};
 use udm_dm::{DeviceRef, LookupError, Resolver, StoreMark, TargetError};
@@ -147,11 +148,13 @@ impl Resolver for InUse<'_> {
                 name.zip(state.opened.device(*minor)).map(|(name, found)| device_ref(name, found))
             }
             DeviceUri::Number { .. } => None,
-            uri => self.named(&uri.to_string()).or_else(|| self.named(&canonical(uri))),
+            uri => self.named(&uri.to_string()).or_else(|| self.named(&self.registry.outside.canonical(uri))),
         };
         found.ok_or_else(|| match &uri {
             DeviceUri::Number { .. } => unknown(&uri),
-            DeviceUri::File(file) if !file.path.exists() => lookup(ENOENT, file.path.display().to_string()),
+            DeviceUri::File(file) if !self.registry.outside.exists(&file.path) => {
+                lookup(ENOENT, file.path.display().to_string())
+            }
             // There is such a device, and the kernel says so of one that is in no path: EINVAL.
             _ => lookup(EINVAL, "no table uses it".into()),
         })
@@ -178,8 +181,8 @@ impl Registry {
     fn open(&self, uri: &DeviceUri) -> Result<DeviceRef, LookupError> {
         let written = uri.to_string();
         let _alone = self.alone(format!("name {written}"), &written)?;
-        let name = canonical(uri);
-        let identity = self.backends.look(uri).map_err(refused)?;
+        let name = self.outside.canonical(uri);
+        let identity = self.outside.look(uri).map_err(refused)?;
         // Other names of the same disk lead here, too. Always in this order, so that nobody waits
         // in a circle.
         let same = if identity == Identity::Inside { name.clone() } else { format!("{identity:?}") };
@@ -192,7 +195,7 @@ impl Registry {
         if let Some(found) = open {
             return Ok(device_ref(name, found));
         }
-        let opened = self.backends.open(uri).map_err(refused)?;
+        let opened = self.outside.open(uri).map_err(refused)?;
         let numbered = self.state().opened.put(&name, opened.identity, opened.device);
         let found = numbered.ok_or_else(|| lookup(EBUSY, "all device numbers are taken".into()))?;
         Ok(device_ref(name, found))
@@ -235,17 +238,22 @@ impl Registry {
         };
         let uri = uri::parse(&name).map_err(|_| unknown(&number))?;
         let alone = self.alone(format!("name {name}"), &name)?;
-        let now = self.backends.look(&uri);
+        let now = self.outside.look(&uri);
         drop(alone);
         if let Some(found) = open {
             // Open, whatever its name has come to mean. The look was for its size.
             return Ok(device_ref(name, found));
         }
-        if now.map_err(refused)? != was {
+        let another = || {
             let reason = format!("{number} was {name}, which is another disk now; name it by its path");
-            return Err(lookup(ENXIO, reason));
+            Err(lookup(ENXIO, reason))
+        };
+        if now.map_err(refused)? != was {
+            return another();
         }
-        self.open(&uri)
+        // It may have come to lead elsewhere since.
+        let found = self.open(&uri)?;
+        if found.number.minor == minor || bugs::on(Bug::NumberElsewhere) { Ok(found) } else { another() }
     }
 }
 
@@ -272,18 +280,6 @@ fn refused(OpenError { errno, mut text }: OpenError) -> LookupError {
         }
     }
     lookup(errno, text)
-}
-
-/// The word under which a device is known: a file goes by its real path, so that links and `..`
-/// lead to the same device. Asks the file system.
-fn canonical(uri: &DeviceUri) -> String {
-    match uri {
-        DeviceUri::File(file) => {
-            let path = std::fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone());
-            DeviceUri::File(FileUri { path, ..file.clone() }).to_string()
-        }
-        other => other.to_string(),
-    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod deferred;
 mod directory;
 mod lookup;
 mod opened;
+pub mod outside;
 
 pub(crate) use directory::Made;
 pub use directory::Mapped;
@@ -25,6 +26,7 @@ use deferred::Deferred;
 use directory::{Directory, Hold};
 use lookup::lookup;
 use opened::Opened;
+use outside::Outside;
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -41,7 +43,7 @@ pub const MAPPED_MAJOR: u32 = 254;
 pub struct Registry {
     cores: Arc<dyn Cores>,
     core_count: usize,
-    backends: Backends,
+    outside: Box<dyn Outside>,
     state: Mutex<State>,
     opening: Alone,
     deferred: Arc<Deferred>,
@@ -60,12 +62,17 @@ struct State {
 impl Registry {
     /// An empty registry for the `core_count` cores behind `cores`.
     pub fn new(cores: Arc<dyn Cores>, core_count: usize) -> Arc<Registry> {
+        Registry::over(cores, core_count, Box::new(Backends::new(core_count)))
+    }
+
+    /// As [`Registry::new`], over another outside.
+    pub fn over(cores: Arc<dyn Cores>, core_count: usize, outside: Box<dyn Outside>) -> Arc<Registry> {
         let deferred = Arc::new(Deferred::default());
         let directory = Directory::new(&deferred);
         Arc::new(Registry {
             cores,
             core_count,
-            backends: Backends::new(core_count),
+            outside,
             state: Mutex::new(State { directory, ..State::default() }),
             deferred,
             opening: Alone::default(),
@@ -123,6 +130,11 @@ impl Registry {
     #[must_use]
     pub fn cores(&self) -> &dyn Cores {
         &*self.cores
+    }
+
+    /// The outside.
+    pub(crate) fn outside(&self) -> &dyn Outside {
+        &*self.outside
     }
 
     /// How many cores there are.

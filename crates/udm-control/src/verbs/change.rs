@@ -12,6 +12,7 @@ use crate::registry::{Folder, Mapped, Registry};
 use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
 use udm_core::Device;
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR};
 use udm_dm::{Changes, MappedDevice, Refused, TargetError, Wake};
 
@@ -178,7 +179,7 @@ pub(super) async fn in_turn(
         }
         let tables = changes.take_let_go();
         if !tables.is_empty() {
-            let_go(tables, off).await;
+            let_go(registry, tables, off).await;
         }
         if !outrun {
             return done.map_err(blame);
@@ -216,17 +217,19 @@ async fn step(
 }
 
 /// Drops `what` on a thread of its own and waits for that, until called off.
-pub(super) async fn let_go<T: Send + 'static>(what: T, off: &CallOff) {
+pub(super) async fn let_go<T: Send + 'static>(registry: &Registry, what: T, off: &CallOff) {
     let (gone, wait) = oneshot::channel();
-    let close = move || {
+    registry.outside().beside(Box::new(move || {
         drop(what);
         let _ = gone.send(());
-    };
-    // Without a thread to be had it is dropped here.
-    if std::thread::Builder::new().name("udm-close".into()).spawn(close).is_ok() {
-        tokio::select! {
-            _ = wait => {}
-            _ = off.called() => {}
-        }
+    }));
+    if bugs::on(Bug::LetGoUnwaited) {
+        return;
+    }
+    // Without a thread to be had it is dropped by now, and so is `gone`.
+    tokio::select! {
+        biased;
+        _ = wait => {}
+        _ = off.called() => {}
     }
 }

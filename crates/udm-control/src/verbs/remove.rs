@@ -6,8 +6,12 @@ use super::change::{export, in_turn, leave_among, let_go, resume_among};
 use super::{show, tables};
 use crate::error::VerbError;
 use crate::registry::{Folder, Mapped, Registry};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use udm_core::Device;
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
 
@@ -46,10 +50,10 @@ pub async fn remove_until(
         fail_all(registry, name, &mapped, off).await?;
     }
     if !how.deferred {
-        return remove_it(registry, name, mapped, off).await;
+        return remove_it(registry, name, mapped, |_| true, off).await;
     }
     let (before, left) = (mapped.defer(true), Arc::downgrade(&mapped));
-    let Err(error) = remove_it(registry, name, mapped, off).await else { return Ok(()) };
+    let Err(error) = remove_it(registry, name, mapped, |_| true, off).await else { return Ok(()) };
     let Some(left) = left.upgrade() else { return Err(error) };
     if error.error.errno == EBUSY && is_open(registry, &left) {
         return Ok(());
@@ -65,25 +69,39 @@ fn is_open(registry: &Registry, mapped: &Mapped) -> bool {
 
 /// Removes the devices whose removal was deferred as they are closed, for ever.
 pub async fn see_to_deferred(registry: &Arc<Registry>) -> std::convert::Infallible {
+    // Beside each other: one may wait for other devices.
+    let mut removals: Vec<Pin<Box<dyn Future<Output = ()> + Send + '_>>> = Vec::new();
     loop {
-        registry.closed().await;
-        for mapped in registry.all() {
-            if !mapped.is_deferred() || is_open(registry, &mapped) {
-                continue;
+        tokio::select! {
+            biased;
+            () = registry.closed() => {
+                let due = registry.all().into_iter();
+                let due = due.filter(|mapped| mapped.is_deferred() && !is_open(registry, mapped));
+                due.for_each(|mapped| removals.push(Box::pin(remove_deferred(registry, mapped))));
             }
-            let registry = Arc::clone(registry);
-            // Beside each other: one may wait for other devices.
-            tokio::spawn(async move {
-                let (name, left) = (mapped.device.name(), Arc::downgrade(&mapped));
-                let done = remove_it(&registry, &name, mapped, &CallOff::default()).await;
-                let (Err(error), Some(left)) = (done, left.upgrade()) else { return };
-                // Who has opened it meanwhile will close it.
-                if registry.is_there(&left) && !is_open(&registry, &left) {
-                    tracing::warn!("{error}: it is not removed, though its removal was deferred");
-                }
-            });
+            () = some_end(&mut removals) => {}
         }
     }
+}
+
+async fn remove_deferred(registry: &Arc<Registry>, mapped: Arc<Mapped>) {
+    let (name, left) = (mapped.device.name(), Arc::downgrade(&mapped));
+    let done = remove_it(registry, &name, mapped, Mapped::is_deferred, &CallOff::default()).await;
+    let (Err(error), Some(left)) = (done, left.upgrade()) else { return };
+    // Who has opened it meanwhile will close it.
+    if left.is_deferred() && registry.is_there(&left) && !is_open(registry, &left) {
+        tracing::warn!("{error}: it is not removed, though its removal was deferred");
+    }
+}
+
+/// Lets all of `list` go on, until some have ended, which are taken out.
+async fn some_end<F: Future<Output = ()> + Unpin>(list: &mut Vec<F>) {
+    poll_fn(|cx| {
+        let before = list.len();
+        list.retain_mut(|one| Pin::new(one).poll(cx).is_pending());
+        if list.len() < before { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }
 
 /// Gives the device a table that fails all requests, as large as the one that it has.
@@ -117,10 +135,12 @@ fn call_off_others(mapped: &Mapped) {
     }
 }
 
+/// Removes what `may` be removed when its turn has come.
 async fn remove_it(
     registry: &Arc<Registry>,
     name: &str,
     mapped: Arc<Mapped>,
+    may: impl Fn(&Mapped) -> bool,
     off: &CallOff,
 ) -> Result<(), VerbError> {
     let own = mapped.device.name();
@@ -136,7 +156,7 @@ async fn remove_it(
     let one = [(name.to_owned(), Arc::clone(&mapped))];
     let left = in_turn(registry, &one, Waiting::Remove, off, |devices, turns, wake| {
         if leaving.is_none() {
-            leaving = Some(registry.take_away(&mapped).map_err(|error| (0, error))?);
+            leaving = Some(registry.take_away(&mapped, &may).map_err(|error| (0, error))?);
             // Nobody can come any more; who came before has it open.
             exporter.inspect(|exporter| exporter.remove(&own));
         }
@@ -150,12 +170,15 @@ async fn remove_it(
     let left = left.await;
     let Some(leaving) = leaving else { return left };
     if left.is_err() {
+        if bugs::on(Bug::ExportLost) {
+            return left;
+        }
         export(registry, &mapped)?;
         return left;
     }
     exporter.inspect(|exporter| exporter.forget(&own));
     leaving.gone();
     drop(one);
-    let_go(mapped, &CallOff::default()).await;
+    let_go(registry, mapped, &CallOff::default()).await;
     Ok(())
 }

@@ -7,6 +7,7 @@ use crate::registry::{Folder, InUse, Mapped, Opening, Registry};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::Ack;
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::{E2BIG, ENXIO, ETIMEDOUT};
 use udm_dm::{Pending, Resolver, Table, TargetError};
 use udm_wire::table::{Line, TableSyntaxError};
@@ -88,7 +89,7 @@ pub(super) fn load_into(
     let _replaced;
     let _linked = registry.linking();
     _replaced = mapped.device.inactive();
-    if !registry.is_there(mapped) {
+    if !registry.is_there(mapped) && !bugs::on(Bug::LoadIntoGone) {
         let error = TargetError::errno(ENXIO).because("it has been removed meanwhile");
         return Err(VerbError::new(name, error));
     }
@@ -134,7 +135,7 @@ pub fn message_from(
         return Err(VerbError::new(name, error));
     }
     let words = words::words(text);
-    if let Some(outcome) = cancel_deferred(&mapped, &words) {
+    if let Some(outcome) = cancel_deferred(registry, &mapped, &words) {
         return outcome.map(|()| String::new()).map_err(|e| VerbError::new(name, e));
     }
     let in_use = &mut InUse { registry, mapped: &mapped, folder };
@@ -147,7 +148,11 @@ pub fn message_from(
 }
 
 /// The message to the device itself that undoes `remove --deferred`, if `words` are that.
-fn cancel_deferred(mapped: &Mapped, words: &[String]) -> Option<Result<(), TargetError>> {
+fn cancel_deferred(
+    registry: &Registry,
+    mapped: &Arc<Mapped>,
+    words: &[String],
+) -> Option<Result<(), TargetError>> {
     let (first, rest) = words.split_first()?;
     if !first.eq_ignore_ascii_case("@cancel_deferred_remove") {
         return None;
@@ -155,8 +160,7 @@ fn cancel_deferred(mapped: &Mapped, words: &[String]) -> Option<Result<(), Targe
     if !rest.is_empty() {
         return Some(Err(TargetError::new(format!("Invalid arguments for {first}")).at(1)));
     }
-    mapped.defer(false);
-    Some(Ok(()))
+    Some(registry.keep(mapped))
 }
 
 /// Waits until the cores have done what a message asks for. With a lane for it, in case that nobody

@@ -131,7 +131,7 @@ impl Drop for Failing {
 
 /// A connection's hold on an export, counted once with all its clones.
 #[derive(Clone)]
-pub(super) struct ExportUse(Arc<Used>);
+pub struct ExportUse(Arc<Used>);
 
 struct Used(Arc<Export>);
 
@@ -311,7 +311,8 @@ impl Exports {
     /// As [`Exports::get`], for a connection that is to use it: counted while the list is locked,
     /// so that whoever takes an export off the list knows by its users whether anybody can still
     /// come.
-    pub(super) fn hold(&self, name: &str) -> Option<ExportUse> {
+    #[must_use]
+    pub fn hold(&self, name: &str) -> Option<ExportUse> {
         let list = self.list();
         let export = Exports::find(&list, name)?;
         export.users.fetch_add(1, Ordering::Relaxed);

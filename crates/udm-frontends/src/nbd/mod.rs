@@ -45,7 +45,7 @@ mod stats;
 mod survey;
 mod unaligned;
 
-pub use exports::{Export, ExportError, Exports, Failing};
+pub use exports::{Export, ExportError, ExportUse, Exports, Failing};
 pub use listener::{Bound, Listen, NbdServer};
 pub use stats::Stats;
 

@@ -1,0 +1,255 @@
+//! What verbs may be answered.
+
+use super::ask::{Began, Job, Outcome, Verb};
+use super::look::Seen;
+use super::model::Model;
+use super::outside::{NAMES as DISKS, NOT_NOW, canonical};
+use crate::model::Wrong;
+use crate::path::NO_LANE;
+use udm_core::DeviceId;
+use udm_core::errno::{EBUSY, EINTR, EINVAL, ENOENT, ENXIO};
+
+/// A message that targets know.
+pub(super) const FAIL_PATH: &str = "fail_path";
+
+/// The message that undoes `remove --deferred`.
+pub(super) const KEEP: &str = "@cancel_deferred_remove";
+
+impl Model {
+    /// `job` is about to begin, beside `others`.
+    pub(super) fn begin(&mut self, job: &Job, others: &mut [Job], refused: u64) -> (Began, bool) {
+        let mut began = Began {
+            targets: Vec::new(),
+            minor: None,
+            must: None,
+            may: Vec::new(),
+            refused,
+            waited: Vec::new(),
+            kept: false,
+            reached: Vec::new(),
+            swapped: false,
+            loaded: false,
+        };
+        if let Verb::Create { name, uuid, .. } = &job.verb {
+            let words = || [Some(name), uuid.as_ref()].into_iter().flatten();
+            let same = |word: &String, name: &String, uuid: &Option<String>| {
+                word == name || Some(word) == uuid.as_ref()
+            };
+            let taken = words().any(|word| {
+                self.view.0.iter().any(|seen| same(word, &seen.name, &seen.uuid))
+                    || self.hidden.iter().any(|hidden| same(word, &hidden.name, &hidden.uuid))
+            });
+            if taken {
+                began.must = Some(EBUSY);
+            } else {
+                let minor = self.free();
+                began.minor = Some(minor);
+                self.making(name, uuid.as_ref(), minor);
+            }
+            return (began, false);
+        }
+        for word in job.verb.words() {
+            match self.view.meant(word) {
+                Some(seen) => began.targets.push(seen.id),
+                None => {
+                    let hidden = self.hidden.iter().any(|hidden| hidden.is_called(word));
+                    began.must = Some(if hidden { EBUSY } else { ENXIO });
+                    began.targets.clear();
+                    return (began, false);
+                }
+            }
+        }
+        if let (Verb::Remove { how, .. }, Some(seen)) =
+            (&job.verb, began.targets.first().and_then(|id| self.view.get(*id)))
+            && seen.open > 0
+            && !how.force
+            && !how.deferred
+        {
+            began.must = Some(EBUSY);
+        }
+        began.see(&self.view);
+        let mut met = false;
+        for other in others {
+            let Some(with) = &mut other.began else { continue };
+            if !with.targets.iter().any(|id| began.targets.contains(id)) {
+                continue;
+            }
+            met = true;
+            if calls_off(&job.verb, &other.verb) {
+                with.may.push(EINTR);
+            }
+            if calls_off(&other.verb, &job.verb) {
+                began.may.push(EINTR);
+            }
+        }
+        (began, met)
+    }
+
+    /// `job` has ended so; by now `failed` names and `refused` lanes could not be opened.
+    pub(super) fn end(
+        &self,
+        job: &Job,
+        was: &super::look::View,
+        outcome: &Outcome,
+        failed: u64,
+        refused: u64,
+    ) -> Result<(), Wrong> {
+        let Some(began) = &job.began else { return Err(format!("{:?} ended before it began", job.verb)) };
+        let wrong = |what: &str| {
+            let said = outcome.as_ref().map_or_else(ToString::to_string, |_| "done".into());
+            Err(format!("{:?}: {said}: {what}", job.verb))
+        };
+        let errno = outcome.as_ref().err().map(|e| e.error.errno);
+        if let Some(must) = began.must {
+            return match errno == Some(must) {
+                true => Ok(()),
+                false => wrong(&format!("it must be refused with {must}")),
+            };
+        }
+        let now = |id: &DeviceId| self.view.get(*id);
+        let seen: Vec<Option<&Seen>> = began.targets.iter().map(now).collect();
+        let Some(errno) = errno else {
+            return self.did(job, began, &seen, outcome).or_else(|what| wrong(&what));
+        };
+        if !matches!(job.verb, Verb::Remove { .. }) && (began.swapped || began.loaded) {
+            return wrong("it is refused, and did it");
+        }
+        if let Verb::Suspend { .. } = job.verb
+            && began.targets.iter().any(|id| self.suspended_by(*id) == Some(job.id))
+        {
+            return wrong("it is refused, and left a device suspended");
+        }
+        let tables = || seen.iter().flatten().flat_map(|seen| [seen.live, seen.inactive]).flatten();
+        let stacked = || tables().any(|table| !self.tables.all[table].uses.is_empty());
+        let logs = |text: &str| text.contains("log-writes");
+        let changes = matches!(
+            job.verb,
+            Verb::Create { .. } | Verb::Suspend { .. } | Verb::Resume { .. } | Verb::Remove { .. }
+        );
+        let waits = matches!(job.verb, Verb::Suspend { .. } | Verb::Resume { .. } | Verb::Remove { .. });
+        let table = job.verb.table();
+        let open = |view: &super::look::View| {
+            began.targets.iter().any(|id| view.get(*id).is_some_and(|seen| seen.open > 0))
+        };
+        let fine = began.may.contains(&errno)
+            || match errno {
+                EINTR => waits && self.may_be_called_off(job),
+                ENXIO => seen.iter().any(Option::is_none),
+                EBUSY if matches!(job.verb, Verb::Remove { .. }) => open(was) || open(&self.view),
+                EBUSY if matches!(job.verb, Verb::Message { .. }) => {
+                    seen.iter().flatten().any(|seen| seen.suspended)
+                }
+                EBUSY | EINVAL if matches!(job.verb, Verb::Resume { .. } | Verb::Remove { .. }) => {
+                    stacked() || tables().any(|table| logs(&self.tables.all[table].text))
+                }
+                EINVAL if matches!(job.verb, Verb::Message { .. }) => !self.takes(job, &seen),
+                ENOENT if matches!(job.verb, Verb::Message { .. }) => !self.takes(job, &seen),
+                NO_LANE => changes && refused > began.refused,
+                _ => false,
+            }
+            || table.is_some_and(|text| match errno {
+                NOT_NOW => failed > 0,
+                ENOENT => text.contains('@'),
+                EBUSY => text.contains('@') || text.contains("254:") || logs(text),
+                ENXIO => text.contains("253:") || text.contains("254:"),
+                EINVAL => {
+                    let other = began.targets.iter().any(|id| self.is_of_another_kind(*id, text));
+                    other || ["nonsense", "@", "254:"].iter().any(|word| text.contains(word))
+                }
+                _ => false,
+            });
+        if fine { Ok(()) } else { wrong("there is no reason for that") }
+    }
+
+    /// Has somebody called `job` off, or may have?
+    pub(super) fn may_be_called_off(&self, job: &Job) -> bool {
+        let Some(began) = &job.began else { return false };
+        let leaves = |id: &DeviceId| self.view.get(*id).is_none_or(|seen| seen.deferred);
+        job.hung_up || began.kept || began.may.contains(&EINTR) || began.targets.iter().any(leaves)
+    }
+
+    /// Does the device take the message of `job`?
+    fn takes(&self, job: &Job, seen: &[Option<&Seen>]) -> bool {
+        let Verb::Message { text, .. } = &job.verb else { return false };
+        if text == KEEP {
+            return true;
+        }
+        let live = seen.iter().flatten().filter_map(|seen| seen.live).next();
+        let Some(live) = live.map(|live| &self.tables.all[live]) else { return false };
+        let word = text.strip_prefix(FAIL_PATH).unwrap_or_default().trim();
+        let is = |minor: u32| self.numbers.get(&minor).is_some_and(|(uri, _)| uri == canonical(word));
+        live.text.contains("multipath") && live.devices().iter().any(|(number, _)| is(number.minor))
+    }
+
+    /// What is so where `job` ended well.
+    fn did(&self, job: &Job, began: &Began, seen: &[Option<&Seen>], outcome: &Outcome) -> Result<(), Wrong> {
+        let all = |so: &dyn Fn(&Seen) -> bool| seen.iter().all(|seen| seen.is_some_and(so));
+        let said = outcome.as_ref().map(Vec::as_slice).unwrap_or_default();
+        let text = |slot: Option<usize>| slot.map_or("", |table| self.tables.all[table].text.as_str());
+        let fine = match &job.verb {
+            Verb::Create { name, table, .. } => {
+                let made = self.view.meant(name).filter(|seen| Some(seen.minor) == began.minor);
+                made.is_some_and(|seen| {
+                    !seen.suspended
+                        && seen.inactive.is_none()
+                        && same(table.as_deref(), text(seen.live), self)
+                })
+            }
+            Verb::Load { table, .. } => {
+                began.loaded && all(&|seen| same(Some(table), text(seen.inactive), self))
+            }
+            Verb::Clear { .. } => all(&|seen| seen.inactive.is_none()),
+            Verb::Suspend { .. } => all(&|seen| seen.suspended),
+            Verb::Resume { .. } => began.targets.iter().all(|id| began.reached.contains(id)),
+            Verb::Remove { how, .. } => {
+                let id = began.targets[0];
+                match seen[0] {
+                    Some(seen) => how.deferred && (began.kept || seen.deferred && seen.open > 0),
+                    None => !self.hidden.iter().any(|hidden| hidden.is(id)),
+                }
+            }
+            Verb::Message { text: word, .. } if word == KEEP => all(&|seen| !seen.deferred),
+            Verb::Message { .. } => self.takes(job, seen),
+            Verb::Look { .. } => all(&|seen| said[1] == text(seen.live) && said[2] == text(seen.inactive)),
+        };
+        let texts =
+            || self.view.0.iter().map(|seen| [text(seen.live), text(seen.inactive)]).collect::<Vec<_>>();
+        if fine { Ok(()) } else { Err(format!("that is not so: {:?}, {:?}", self.view.0, texts())) }
+    }
+}
+
+/// Is `text` the table that `asked` asks for, with numbers for names?
+fn same(asked: Option<&str>, text: &str, model: &Model) -> bool {
+    let (mut asked, mut text) = (asked.unwrap_or_default().split_whitespace(), text.split_whitespace());
+    loop {
+        match (asked.next(), text.next()) {
+            (None, None) => return true,
+            (Some(asked), Some(text)) if asked == text => {}
+            (Some(asked), Some(text)) => {
+                let minor = text.split_once(':').and_then(|(_, minor)| minor.parse::<u32>().ok());
+                let is = match asked.strip_prefix('@') {
+                    Some(name) => model.view.meant(text).is_some_and(|seen| seen.name == name),
+                    None if DISKS.contains(&asked) => {
+                        let known = minor.and_then(|minor| model.numbers.get(&minor));
+                        known.is_some_and(|(uri, _)| uri == canonical(asked))
+                    }
+                    None => false,
+                };
+                if !is {
+                    return false;
+                }
+            }
+            _ => return false,
+        }
+    }
+}
+
+/// Does a verb like `one` call off those like `other` that wait for the same device?
+fn calls_off(one: &Verb, other: &Verb) -> bool {
+    let force = |verb: &Verb| matches!(verb, Verb::Remove { how, .. } if how.force);
+    match one {
+        Verb::Resume { .. } => matches!(other, Verb::Suspend { .. }),
+        Verb::Remove { .. } => matches!(other, Verb::Suspend { .. } | Verb::Resume { .. }) || force(other),
+        _ => false,
+    }
+}

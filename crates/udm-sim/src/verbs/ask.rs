@@ -1,0 +1,204 @@
+//! What is asked for.
+
+use super::look::View;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use udm_control::Registry;
+use udm_control::error::VerbError;
+use udm_control::registry::Folder;
+use udm_control::verbs::{self, CallOff, Removal};
+use udm_core::DeviceId;
+
+/// A verb with its words.
+#[derive(Clone, Debug)]
+pub(super) enum Verb {
+    Create { name: String, uuid: Option<String>, table: Option<String> },
+    Load { word: String, table: String },
+    Clear { word: String },
+    Suspend { words: Vec<String>, noflush: bool },
+    Resume { words: Vec<String> },
+    Remove { word: String, how: Removal },
+    Message { word: String, text: String },
+    Look { word: String },
+}
+
+/// How many kinds of verbs there are.
+pub(super) const KINDS: usize = 8;
+
+impl Verb {
+    /// The names of the kinds.
+    pub(super) const NAMES: [&str; KINDS] =
+        ["create", "load", "clear", "suspend", "resume", "remove", "message", "look"];
+
+    /// Which kind it is.
+    pub(super) fn kind(&self) -> usize {
+        match self {
+            Verb::Create { .. } => 0,
+            Verb::Load { .. } => 1,
+            Verb::Clear { .. } => 2,
+            Verb::Suspend { .. } => 3,
+            Verb::Resume { .. } => 4,
+            Verb::Remove { .. } => 5,
+            Verb::Message { .. } => 6,
+            Verb::Look { .. } => 7,
+        }
+    }
+
+    /// The devices that it is about, but for the one that it makes.
+    pub(super) fn words(&self) -> &[String] {
+        match self {
+            Verb::Create { .. } => &[],
+            Verb::Suspend { words, .. } | Verb::Resume { words } => words,
+            Verb::Load { word, .. }
+            | Verb::Clear { word }
+            | Verb::Remove { word, .. }
+            | Verb::Message { word, .. }
+            | Verb::Look { word } => std::slice::from_ref(word),
+        }
+    }
+
+    /// The table that it loads.
+    pub(super) fn table(&self) -> Option<&str> {
+        match self {
+            Verb::Create { table, .. } => table.as_deref(),
+            Verb::Load { table, .. } => Some(table),
+            _ => None,
+        }
+    }
+}
+
+/// What a verb says: of [`Verb::Look`] the texts of its tables.
+pub(super) type Outcome = Result<Vec<String>, VerbError>;
+
+/// Is set when a verb can go on.
+pub(super) struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A future that goes on when it is woken.
+pub(super) struct Waiting<T> {
+    future: Pin<Box<dyn Future<Output = T>>>,
+    woken: Arc<Woken>,
+}
+
+impl<T> Waiting<T> {
+    pub(super) fn new(future: impl Future<Output = T> + 'static) -> Waiting<T> {
+        Waiting { future: Box::pin(future), woken: Arc::new(Woken(AtomicBool::new(true))) }
+    }
+
+    /// Can it go on?
+    pub(super) fn is_woken(&self) -> bool {
+        self.woken.0.load(Ordering::Relaxed)
+    }
+
+    /// Lets it go on.
+    pub(super) fn poll(&mut self) -> Poll<T> {
+        self.woken.0.store(false, Ordering::Relaxed);
+        let waker = Waker::from(self.woken.clone());
+        self.future.as_mut().poll(&mut Context::from_waker(&waker))
+    }
+}
+
+/// A verb under way.
+pub(super) struct Job {
+    pub(super) id: u64,
+    pub(super) verb: Verb,
+    pub(super) off: CallOff,
+    pub(super) hung_up: bool,
+    pub(super) waiting: Waiting<Outcome>,
+    /// What it found when it began.
+    pub(super) began: Option<Began>,
+}
+
+/// What a verb found when it began, and has done since.
+pub(super) struct Began {
+    /// The devices that it is about.
+    pub(super) targets: Vec<DeviceId>,
+    /// Of a create: the number that its device has.
+    pub(super) minor: Option<u32>,
+    /// The error that it must end with.
+    pub(super) must: Option<i32>,
+    /// Errors that it may end with, for what happened since.
+    pub(super) may: Vec<i32>,
+    /// Lanes that could not be opened by then.
+    pub(super) refused: u64,
+    /// Somebody has had a removal of one of them not come.
+    pub(super) kept: bool,
+    /// What has been in the inactive slot of each of them since.
+    pub(super) waited: Vec<(DeviceId, Option<usize>)>,
+    /// The targets that it has brought to where a resume is to bring them.
+    pub(super) reached: Vec<DeviceId>,
+    /// It has changed a table that is in use.
+    pub(super) swapped: bool,
+    /// It has changed a table that waits.
+    pub(super) loaded: bool,
+}
+
+impl Began {
+    /// What waits in the slots of the targets in `view` has waited.
+    pub(super) fn see(&mut self, view: &View) {
+        for id in &self.targets {
+            let waits = view.get(*id).map(|seen| (*id, seen.inactive));
+            self.waited.extend(waits.filter(|waits| !self.waited.contains(waits)));
+        }
+    }
+
+    /// Has `table` been in the inactive slot of `device`, and `alone`?
+    pub(super) fn saw(&self, device: DeviceId, table: Option<usize>, alone: bool) -> bool {
+        let mut of = self.waited.iter().filter(|(id, _)| *id == device);
+        if alone { of.all(|(_, waited)| *waited == table) } else { of.any(|(_, waited)| *waited == table) }
+    }
+}
+
+impl Job {
+    /// Is it making a device?
+    pub(super) fn is_making(&self) -> bool {
+        self.began.as_ref().is_some_and(|began| began.minor.is_some())
+    }
+
+    /// Does it change `device`, or is it about to?
+    pub(super) fn is_about(&self, device: DeviceId) -> bool {
+        self.began.as_ref().is_some_and(|began| began.targets.contains(&device))
+    }
+
+    pub(super) fn new(id: u64, verb: Verb, registry: &Arc<Registry>) -> Job {
+        let off = CallOff::default();
+        let waiting = Waiting::new(run(registry.clone(), verb.clone(), off.clone()));
+        Job { id, verb, off, hung_up: false, waiting, began: None }
+    }
+}
+
+async fn run(registry: Arc<Registry>, verb: Verb, off: CallOff) -> Outcome {
+    let folder = Folder::none();
+    let (r, off) = (&registry, &off);
+    match &verb {
+        Verb::Create { name, uuid, table } => {
+            verbs::create_until(r, name, uuid.as_deref(), table.as_deref(), &folder, off).await?;
+        }
+        Verb::Load { word, table } => verbs::load_until(r, word, table, &folder, off)?,
+        Verb::Clear { word } => verbs::clear(r, word)?,
+        Verb::Suspend { words, noflush } => {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            verbs::suspend_until(r, &words, *noflush, off).await?;
+        }
+        Verb::Resume { words } => {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            verbs::resume_until(r, &words, off).await?;
+        }
+        Verb::Remove { word, how } => verbs::remove_until(r, word, *how, off).await?,
+        Verb::Message { word, text } => return Ok(vec![verbs::message_from(r, word, 0, text, &folder)?]),
+        Verb::Look { word } => {
+            let status = verbs::status(r, word, false)?;
+            let tables = [verbs::table(r, word, false)?, verbs::table(r, word, true)?];
+            return Ok(vec![status.text, tables[0].text.clone(), tables[1].text.clone()]);
+        }
+    }
+    Ok(Vec::new())
+}

@@ -1,0 +1,119 @@
+//! Clients of the devices: they find them by name, as those of the NBD server do, read, and go.
+
+use super::model::Actor;
+use super::world::World;
+use crate::cores::Purpose;
+use crate::machine::Machine;
+use crate::model::Wrong;
+use crate::turn::Turns;
+use udm_core::{Bio, BioFlags, Buf, Busy, DeviceId, Nanos, Op, Sector, Sectors, Segments};
+use udm_frontends::nbd::ExportUse;
+
+/// The most requests of a client in flight.
+const DEPTH: usize = 4;
+
+/// A client of a device.
+pub(super) struct Client {
+    /// What its lane says that it is of.
+    pub(super) number: usize,
+    pub(super) core: usize,
+    pub(super) device: DeviceId,
+    pub(super) export: ExportUse,
+}
+
+impl World {
+    /// A client comes.
+    pub(super) fn come(&mut self) -> Result<(), Wrong> {
+        let name = self.work.pick(&super::draw::NAMES);
+        let found = self.exports.hold(name);
+        let seen = self.model.view.meant(name);
+        let (is, must) = (found.as_ref().map(|export| export.device().id()), seen.map(|seen| seen.id));
+        if is != must {
+            return Err(format!("a client finds {is:?} as {name}, which is {must:?}"));
+        }
+        let (Some(export), Some(device)) = (found, is) else { return Ok(()) };
+        let core = self.work.below(self.machine.cores.len() as u64) as usize;
+        self.counts.clients += 1;
+        let number = self.counts.clients as usize;
+        let opened = self.machine.open(core, number, |cx| export.device().open(cx));
+        self.machine.say(format!("client {number} comes to {name}: {:?}", opened.as_ref().err()));
+        match opened {
+            Ok(()) => self.clients.push(Client { number, core, device, export }),
+            Err(_) => drop(export),
+        }
+        self.look(Actor::Other)
+    }
+
+    /// Client `at` goes, if it has nothing in flight.
+    pub(super) fn go(&mut self, at: usize) -> Result<(), Wrong> {
+        let Client { number, core, .. } = self.clients[at];
+        let lanes = &mut self.machine.cores[core].open;
+        let Some(lane) = lanes.iter().position(|open| open.device == number) else { return Ok(()) };
+        if lanes[lane].in_flight > 0 || lanes[lane].lane.busy() == Busy::Owed {
+            return Ok(());
+        }
+        self.machine.set_turn(Some(core));
+        drop(self.machine.cores[core].open.remove(lane));
+        self.machine.set_turn(None);
+        self.machine.say(format!("client {number} goes"));
+        drop(self.clients.swap_remove(at));
+        self.look(Actor::Other)
+    }
+}
+
+impl Turns for World {
+    fn machine(&mut self) -> &mut Machine {
+        &mut self.machine
+    }
+
+    fn step(&mut self) -> Result<(), Wrong> {
+        Err("nobody steps this world from inside".into())
+    }
+
+    fn is_beside(purpose: Purpose) -> bool {
+        purpose == Purpose::Checks
+    }
+
+    fn waiting(&self) -> String {
+        self.waits()
+    }
+
+    fn gather(&mut self, c: usize, i: usize, now: Nanos) {
+        let open = &mut self.machine.cores[c].open[i];
+        let Some(client) = self.clients.iter().find(|client| client.number == open.device) else { return };
+        let size = client.export.device().limits().size.0;
+        for _ in 0..self.work.below((DEPTH - open.in_flight.min(DEPTH)) as u64 + 1) {
+            let mut bio = Bio::new();
+            if self.work.one_in(8) {
+                bio.op = Op::Flush;
+            } else {
+                (bio.op, bio.sector, bio.sectors) = (Op::Read, Sector(self.work.below(size)), Sectors(1));
+                bio.data = Segments::from(Buf::zeroed(512));
+            }
+            bio.start();
+            (bio.started, bio.owner) = (now, open.owner);
+            self.machine.batch.push(bio);
+        }
+        open.in_flight += self.machine.batch.len();
+    }
+
+    fn take_back(&mut self, c: usize, i: usize, _: Nanos) -> Result<(), Wrong> {
+        let open = &mut self.machine.cores[c].open[i];
+        let client = self.clients.iter().find(|client| client.number == open.device);
+        let seen = client.and_then(|client| self.model.view.get(client.device));
+        while let Some(mut bio) = self.machine.done.pop() {
+            bio.finish();
+            if open.in_flight == 0 {
+                return Err(format!("client {} was given back more than it asked for", open.device));
+            }
+            open.in_flight -= 1;
+            self.counts.requests += 1;
+            let patient = !bio.flags.intersects(BioFlags::RAHEAD | BioFlags::NOWAIT);
+            let rests = |id| !self.jobs.iter().any(|job| job.is_about(id));
+            if let Some(seen) = seen.filter(|seen| seen.suspended && patient && rests(seen.id)) {
+                return Err(format!("a request came back while {} is suspended", seen.name));
+            }
+        }
+        Ok(())
+    }
+}

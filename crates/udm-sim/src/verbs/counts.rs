@@ -1,0 +1,134 @@
+//! What runs covered.
+
+use super::ask::{KINDS, Verb};
+use crate::plan::{Class, Without};
+use crate::totals::count;
+
+/// What a run did, or several.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Steps taken.
+    pub steps: u64,
+    /// Verbs that ended, by kind.
+    pub verbs: [u64; KINDS],
+    /// Of those, refused.
+    pub refused: u64,
+    /// Clients that hung up in the middle.
+    pub hung_up: u64,
+    /// Verbs that were called off.
+    pub called_off: u64,
+    /// Verbs that began on a device that another one was about to change.
+    pub met: u64,
+    /// Verbs that went on while a load was asking what a name leads to.
+    pub beside_loads: u64,
+    /// Removals that were deferred, and came.
+    pub deferred: u64,
+    /// Names that could not be opened.
+    pub not_opened: u64,
+    /// Lanes that could not be opened.
+    pub no_lanes: u64,
+    /// Names that led to another disk from then on.
+    pub moved: u64,
+    /// Times that paths hung.
+    pub hangs: u64,
+    /// Messages that targets took.
+    pub messages: u64,
+    /// Tables over mapped devices.
+    pub stacks: u64,
+    /// Requests of clients that came back.
+    pub requests: u64,
+    /// Clients of devices.
+    pub clients: u64,
+    /// Looks at the whole registry.
+    pub looks: u64,
+    /// Times that all came to rest and was looked at.
+    pub rests: u64,
+    /// Simulated time in ns.
+    pub simulated: u64,
+    /// The hash of all events.
+    pub hash: u64,
+}
+
+impl Counts {
+    /// Adds what another run did.
+    pub fn add(&mut self, c: &Counts) {
+        self.steps += c.steps;
+        self.verbs.iter_mut().zip(c.verbs).for_each(|(all, more)| *all += more);
+        self.refused += c.refused;
+        self.hung_up += c.hung_up;
+        self.called_off += c.called_off;
+        self.met += c.met;
+        self.beside_loads += c.beside_loads;
+        self.deferred += c.deferred;
+        self.not_opened += c.not_opened;
+        self.no_lanes += c.no_lanes;
+        self.moved += c.moved;
+        self.hangs += c.hangs;
+        self.messages += c.messages;
+        self.stacks += c.stacks;
+        self.requests += c.requests;
+        self.clients += c.clients;
+        self.looks += c.looks;
+        self.rests += c.rests;
+        self.simulated += c.simulated;
+        self.hash = self.hash.rotate_left(1) ^ c.hash;
+    }
+
+    /// Verbs of every kind.
+    #[must_use]
+    pub fn all_verbs(&self) -> u64 {
+        self.verbs.iter().sum()
+    }
+
+    /// Why these runs say nothing about what they ran.
+    #[must_use]
+    pub fn nothing(&self) -> Option<&'static str> {
+        match (self.all_verbs() - self.refused, self.rests) {
+            (0, _) => Some("no verb did anything"),
+            (_, 0) => Some("nobody looked at the registry at rest"),
+            _ => None,
+        }
+    }
+
+    /// The kinds of trouble, the class that makes each, and how often it came.
+    fn trouble(&self) -> [(&'static str, Class, u64); 11] {
+        [
+            ("met others", Class::Suspend, self.met),
+            ("clients hung up", Class::Cancel, self.hung_up),
+            ("called off", Class::Cancel, self.called_off),
+            ("beside loads", Class::Reload, self.beside_loads),
+            ("deferred removals", Class::Remove, self.deferred),
+            ("names not opened", Class::Opens, self.not_opened),
+            ("lanes not opened", Class::Opens, self.no_lanes),
+            ("names moved", Class::Paths, self.moved),
+            ("hangs", Class::Hang, self.hangs),
+            ("messages taken", Class::Messages, self.messages),
+            ("tables over devices", Class::Stacks, self.stacks),
+        ]
+    }
+
+    /// What was not left out and never came all the same: the runs were too short for it.
+    #[must_use]
+    pub fn missed(&self, without: Without) -> Vec<&'static str> {
+        let missed = |(_, class, n): &(&str, Class, u64)| *n == 0 && !without.has(*class);
+        self.trouble().into_iter().filter(missed).map(|(name, ..)| name).collect()
+    }
+
+    /// What was covered, for a person, one line each.
+    #[must_use]
+    pub fn coverage(&self) -> String {
+        let list = |all: &mut dyn Iterator<Item = (&str, u64)>| {
+            all.map(|(name, n)| format!("{} {name}", count(n))).collect::<Vec<_>>().join(", ")
+        };
+        format!(
+            "verbs: {}; {} of them refused\ntrouble: {}\nchecked: {} looks at the registry, {} rests, {} requests of {} clients\n",
+            list(&mut Verb::NAMES.into_iter().zip(self.verbs)),
+            count(self.refused),
+            list(&mut self.trouble().into_iter().map(|(name, _, n)| (name, n))),
+            count(self.looks),
+            count(self.rests),
+            count(self.requests),
+            count(self.clients)
+        )
+    }
+}

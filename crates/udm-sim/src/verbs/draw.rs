@@ -1,0 +1,168 @@
+//! What is asked for next, and what happens besides.
+
+use super::answers::{FAIL_PATH, KEEP};
+use super::ask::Verb;
+use super::look::number;
+use super::outside::NAMES as DISKS;
+use super::world::World;
+use crate::chance::Chance;
+use crate::env::{Mode, lock};
+use crate::model::Wrong;
+use crate::plan::{Class, Without};
+use udm_control::registry::OPENED_MAJOR;
+use udm_control::verbs::{self, Removal};
+
+/// Names that clients use.
+pub(super) const NAMES: [&str; 4] = ["n0", "n1", "n2", "n3"];
+
+/// Uuids that some of their devices have.
+pub(super) const UUIDS: [&str; 3] = ["u0", "u1", "u2"];
+
+/// What clients ask for.
+pub(super) struct Draw {
+    pub(super) chance: Chance,
+    pub(super) without: Without,
+    /// Most verbs are about the same device.
+    pub(super) crowded: bool,
+}
+
+impl Draw {
+    /// The next verb.
+    pub(super) fn verb(&mut self) -> Verb {
+        let without = self.without;
+        let on = |class| !without.has(class);
+        match self.chance.below(32) {
+            0..8 => {
+                let name = self.name();
+                let table = (self.chance.below(4) > 0).then(|| self.table(name));
+                let uuid = self.chance.one_in(2).then(|| self.chance.pick(&UUIDS).to_owned());
+                Verb::Create { name: NAMES[name].into(), uuid, table }
+            }
+            8..13 if on(Class::Reload) => {
+                let name = self.name();
+                Verb::Load { table: self.table(name), word: NAMES[name].into() }
+            }
+            13 => Verb::Clear { word: self.word() },
+            14..17 if on(Class::Suspend) => {
+                Verb::Suspend { words: self.words(), noflush: self.chance.one_in(2) }
+            }
+            17..21 => Verb::Resume { words: self.words() },
+            21..27 if on(Class::Remove) => {
+                let how = Removal { force: self.chance.one_in(5), deferred: self.chance.one_in(3) };
+                Verb::Remove { word: self.word(), how }
+            }
+            27..30 if on(Class::Messages) => {
+                let text = match self.chance.one_in(3) {
+                    true => KEEP.to_owned(),
+                    false => format!("{FAIL_PATH} {}", self.chance.pick(&DISKS)),
+                };
+                Verb::Message { word: self.word(), text }
+            }
+            _ => Verb::Look { word: self.word() },
+        }
+    }
+
+    fn name(&mut self) -> usize {
+        match self.crowded && self.chance.below(4) > 0 {
+            true => 0,
+            false => self.chance.below(NAMES.len() as u64) as usize,
+        }
+    }
+
+    /// A device, by its name, its uuid or its number.
+    fn word(&mut self) -> String {
+        match self.chance.below(6) {
+            0 => self.chance.pick(&UUIDS).into(),
+            1 => number(self.chance.below(4) as u32),
+            _ => NAMES[self.name()].into(),
+        }
+    }
+
+    fn words(&mut self) -> Vec<String> {
+        let mut words = vec![self.word()];
+        if self.chance.one_in(4) {
+            words.push(self.word());
+        }
+        words
+    }
+
+    /// A table for the device of `name`.
+    fn table(&mut self, name: usize) -> String {
+        let disk = self.chance.pick(&DISKS);
+        let stacks = !self.without.has(Class::Stacks);
+        match self.chance.below(16) {
+            0 => "0 8 nonsense".into(),
+            1 => "0 16 zero".into(),
+            2 => "0 8 error\n8 8 zero".into(),
+            // Mostly of lower names, which can't be on top of it.
+            3..7 if stacks => {
+                let below = if name > 0 { self.chance.below(name as u64) } else { self.chance.below(4) };
+                format!("0 8 linear @{} 0", NAMES[below as usize])
+            }
+            7 if stacks => format!("0 16 striped 2 8 @{} 0 {disk} 0", self.chance.pick(&NAMES)),
+            8 => format!("0 8 linear {OPENED_MAJOR}:{} 0", self.chance.below(6)),
+            9 if stacks => format!("0 8 linear {} 0", number(self.chance.below(4) as u32)),
+            10..12 => {
+                let other = self.chance.pick(&DISKS[..3]);
+                format!("0 16 multipath 0 0 1 1 round-robin 0 2 1 {disk} 1 {other} 1")
+            }
+            _ => format!("0 16 linear {disk} 0"),
+        }
+    }
+}
+
+impl World {
+    /// What happens now and then.
+    pub(super) fn disturb(&mut self) -> Result<(), Wrong> {
+        if self.jobs.len() < self.jobs_max && self.work.one_in(3) {
+            let verb = self.draw.verb();
+            self.begin(verb);
+        }
+        if self.on(Class::Cancel) && !self.jobs.is_empty() && self.work.one_in(40) {
+            let at = self.work.below(self.jobs.len() as u64) as usize;
+            self.hang_up(at);
+        }
+        if self.work.one_in(30) && self.clients.len() < 4 {
+            self.come()?;
+        }
+        if self.work.one_in(40) && !self.clients.is_empty() {
+            let at = self.work.below(self.clients.len() as u64) as usize;
+            self.go(at)?;
+        }
+        if self.on(Class::Paths) && self.work.one_in(100) {
+            let (name, disk) = (self.work.below(3) as usize, self.work.below(3) as usize);
+            self.outside.world().leads[name] = disk;
+            self.counts.moved += 1;
+            self.machine.say(format!("{} leads to disk {disk}", DISKS[name]));
+        }
+        if self.on(Class::Hang) && self.work.one_in(100) {
+            let path = self.work.below(self.machine.paths.len() as u64) as usize;
+            let was = std::mem::replace(&mut lock(&self.machine.env).paths[path].mode, Mode::Hung);
+            if was == Mode::Hung {
+                self.let_go(path);
+            }
+        }
+        if self.on(Class::Opens) && self.work.one_in(60) {
+            let nth = self.work.below(4);
+            lock(&self.machine.env).open_fails = Some(nth);
+        }
+        Ok(())
+    }
+
+    /// The client of a job hangs up.
+    pub(super) fn hang_up(&mut self, at: usize) {
+        let job = &mut self.jobs[at];
+        if !std::mem::replace(&mut job.hung_up, true) {
+            self.counts.hung_up += 1;
+            job.off.call(verbs::interrupted("the client hung up"));
+            let text = format!("the client of {} hangs up", job.id);
+            self.machine.say(text);
+        }
+    }
+
+    /// A path works.
+    pub(super) fn let_go(&mut self, path: usize) {
+        lock(&self.machine.env).paths[path].mode = Mode::Up;
+        self.machine.release(path);
+    }
+}

@@ -1,0 +1,135 @@
+//! What the registry holds, as everybody can see it.
+
+use crate::model::Wrong;
+use std::sync::{Arc, Weak};
+use udm_control::registry::MAPPED_MAJOR;
+use udm_control::{Registry, verbs};
+use udm_core::{Device as _, DeviceId};
+use udm_dm::Table;
+
+/// A device that is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) id: DeviceId,
+    pub(super) name: String,
+    pub(super) uuid: Option<String>,
+    pub(super) minor: u32,
+    pub(super) suspended: bool,
+    /// Tables, by their numbers in [`Tables`].
+    pub(super) live: Option<usize>,
+    pub(super) inactive: Option<usize>,
+    pub(super) open: u64,
+    pub(super) deferred: bool,
+    pub(super) events: u32,
+}
+
+/// All devices that are found.
+#[derive(Clone, Debug, Default)]
+pub(super) struct View(pub(super) Vec<Seen>);
+
+/// The number of a mapped device, as a word.
+pub(super) fn number(minor: u32) -> String {
+    format!("{MAPPED_MAJOR}:{minor}")
+}
+
+impl View {
+    pub(super) fn take(registry: &Registry, tables: &mut Tables) -> Result<View, Wrong> {
+        let mut view = View::default();
+        for mapped in registry.all() {
+            let device = &mapped.device;
+            let info = device.info();
+            let word = info.number.to_string();
+            let shown = verbs::info(registry, &word).map_err(|e| format!("{word} is listed: {e}"))?;
+            view.0.push(Seen {
+                id: device.id(),
+                name: info.name,
+                uuid: info.uuid,
+                minor: info.number.minor,
+                suspended: info.suspended,
+                live: device.live().map(|table| tables.number(&table)),
+                inactive: device.inactive().map(|table| tables.number(&table)),
+                open: shown.open_count,
+                deferred: shown.deferred_remove,
+                events: info.event_nr,
+            });
+        }
+        Ok(view)
+    }
+
+    pub(super) fn get(&self, id: DeviceId) -> Option<&Seen> {
+        self.0.iter().find(|seen| seen.id == id)
+    }
+
+    /// What `word` means: a name, a uuid or a number.
+    pub(super) fn meant(&self, word: &str) -> Option<&Seen> {
+        self.0.iter().find(|seen| seen.is_called(word))
+    }
+}
+
+impl Seen {
+    /// Does `table` name it?
+    pub(super) fn stands_in(&self, table: &str) -> bool {
+        let (name, number) = (format!("@{}", self.name), number(self.minor));
+        table.split_whitespace().any(|word| word == name || word == number)
+    }
+
+    pub(super) fn is_called(&self, word: &str) -> bool {
+        self.name == word || self.uuid.as_deref() == Some(word) || number(self.minor) == word
+    }
+}
+
+/// A table that was seen in a slot.
+pub(super) struct Known {
+    table: Weak<Table>,
+    /// The mapped devices that it uses.
+    pub(super) uses: Vec<DeviceId>,
+    pub(super) text: String,
+}
+
+impl Known {
+    pub(super) fn is_alive(&self) -> bool {
+        self.table.strong_count() > 0
+    }
+
+    /// The numbers and devices that it uses, while it is there.
+    pub(super) fn devices(&self) -> Vec<(udm_core::DevNo, DeviceId)> {
+        let table = self.table.upgrade();
+        table.iter().flat_map(|table| table.devices()).map(|used| (used.number, used.device.id())).collect()
+    }
+}
+
+/// All tables that were ever seen in a slot.
+#[derive(Default)]
+pub(super) struct Tables {
+    pub(super) all: Vec<Known>,
+    alive: Vec<usize>,
+}
+
+impl Tables {
+    fn number(&mut self, table: &Arc<Table>) -> usize {
+        let same = |&&i: &&usize| std::ptr::eq(self.all[i].table.as_ptr(), Arc::as_ptr(table));
+        if let Some(known) = self.alive.iter().find(same) {
+            return *known;
+        }
+        let mapped = table.devices().filter(|used| used.number.major == MAPPED_MAJOR);
+        let mut uses: Vec<DeviceId> = mapped.map(|used| used.device.id()).collect();
+        uses.sort_unstable();
+        uses.dedup();
+        self.all.push(Known { table: Arc::downgrade(table), uses, text: table.text() });
+        self.alive.push(self.all.len() - 1);
+        self.all.len() - 1
+    }
+
+    /// Those that are still there.
+    pub(super) fn alive(&mut self) -> &[usize] {
+        let Tables { all, alive } = self;
+        alive.retain(|i| all[*i].is_alive());
+        alive
+    }
+
+    /// How many use `device`.
+    pub(super) fn users(&self, device: DeviceId) -> u64 {
+        let uses = |&&i: &&usize| self.all[i].is_alive() && self.all[i].uses.contains(&device);
+        self.alive.iter().filter(uses).count() as u64
+    }
+}

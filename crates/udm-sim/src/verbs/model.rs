@@ -1,0 +1,348 @@
+//! Who may change what in the registry, and what must be so at any time.
+
+use super::ask::{Began, Job, Outcome, Verb};
+use super::draw::{NAMES, UUIDS};
+use super::look::{Seen, Tables, View, number};
+use super::outside::SimOutside;
+use crate::model::Wrong;
+use std::collections::BTreeMap;
+use udm_control::Registry;
+use udm_control::registry::OPENED_MAJOR;
+use udm_core::DeviceId;
+use udm_core::errno::{EBUSY, ENXIO};
+
+/// A device that is there and not found: one that is being made, or removed.
+#[derive(Clone, Debug)]
+pub(super) struct Hidden {
+    pub(super) name: String,
+    pub(super) uuid: Option<String>,
+    pub(super) minor: u32,
+    /// Of one that is being removed.
+    id: Option<DeviceId>,
+}
+
+impl Hidden {
+    /// It is `id`, which is being removed.
+    pub(super) fn is(&self, id: DeviceId) -> bool {
+        self.id == Some(id)
+    }
+
+    pub(super) fn is_called(&self, word: &str) -> bool {
+        self.name == word || self.uuid.as_deref() == Some(word) || number(self.minor) == word
+    }
+}
+
+/// Who has gone on.
+pub(super) enum Actor<'a> {
+    /// A verb, which may have ended.
+    Verb(&'a mut Job, Option<&'a Outcome>),
+    /// Who sees to removals that were deferred.
+    Deferred,
+    /// Nobody who may change anything.
+    Other,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Model {
+    pub(super) tables: Tables,
+    pub(super) view: View,
+    pub(super) hidden: Vec<Hidden>,
+    /// What each number of what tables opened means: a name and a disk.
+    pub(super) numbers: BTreeMap<u32, (String, usize)>,
+    /// Tables that were looked at.
+    looked: usize,
+    /// The kind of a device, which its first table fixes: multipath or not.
+    kinds: BTreeMap<DeviceId, bool>,
+    /// Which verb has suspended a device.
+    suspended_by: BTreeMap<DeviceId, u64>,
+    /// How many removals that were deferred came.
+    pub(super) deferred: u64,
+}
+
+impl Actor<'_> {
+    fn began(&self) -> Option<&Began> {
+        match self {
+            Actor::Verb(job, _) => job.began.as_ref(),
+            _ => None,
+        }
+    }
+
+    fn is_about(&self, id: DeviceId) -> bool {
+        self.began().is_some_and(|began| began.targets.contains(&id))
+    }
+
+    fn verb(&self) -> Option<&Verb> {
+        match self {
+            Actor::Verb(job, _) => Some(&job.verb),
+            _ => None,
+        }
+    }
+
+    fn removes(&self, seen: &Seen) -> bool {
+        match self {
+            Actor::Deferred => seen.deferred,
+            _ => matches!(self.verb(), Some(Verb::Remove { .. })) && self.is_about(seen.id),
+        }
+    }
+
+    fn forces(&self) -> bool {
+        matches!(self.verb(), Some(Verb::Remove { how, .. }) if how.force)
+    }
+
+    /// For a person.
+    fn name(&self) -> String {
+        match self {
+            Actor::Verb(job, _) => format!("{:?}", job.verb),
+            Actor::Deferred => "a removal that was deferred".into(),
+            Actor::Other => "nobody".into(),
+        }
+    }
+}
+
+impl Model {
+    /// Looks at the registry: `actor` has gone on, and nobody else. Gives back those that are gone.
+    ///
+    /// # Errors
+    /// What it may not have done.
+    pub(super) fn judge(
+        &mut self,
+        registry: &Registry,
+        outside: &SimOutside,
+        mut actor: Actor<'_>,
+    ) -> Result<Vec<DeviceId>, Wrong> {
+        let first_new = self.tables.all.len();
+        let after = View::take(registry, &mut self.tables)?;
+        let before = std::mem::replace(&mut self.view, after);
+        for seen in &self.view.0 {
+            if let Some(table) = seen.inactive.or(seen.live) {
+                let multipath = self.tables.all[table].text.contains("multipath");
+                self.kinds.entry(seen.id).or_insert(multipath);
+            }
+        }
+        let mut gone = Vec::new();
+        let mut all = true;
+        let mut some = false;
+        for was in &before.0 {
+            let Some(is) = self.view.get(was.id) else {
+                if !actor.removes(was) {
+                    return Err(format!("{} took {} away", actor.name(), was.name));
+                }
+                self.deferred += u64::from(matches!(actor, Actor::Deferred));
+                gone.push(was.id);
+                let Seen { name, uuid, minor, id, .. } = was.clone();
+                self.hidden.push(Hidden { name, uuid, minor, id: Some(id) });
+                continue;
+            };
+            self.changed(was, is, &actor, first_new)
+                .map_err(|what| format!("{} changed {}: {what}; {was:?} to {is:?}", actor.name(), is.name))?;
+            let swapped = is.live != was.live;
+            if let (true, Some(Verb::Resume { .. })) = (actor.is_about(was.id), actor.verb()) {
+                some |= swapped;
+                let sure = was.inactive.is_some()
+                    && actor.began().is_some_and(|began| began.saw(was.id, was.inactive, true));
+                all &= swapped || !sure;
+            }
+            if is.suspended && !was.suspended {
+                if let Actor::Verb(job, _) = &actor {
+                    self.suspended_by.insert(is.id, job.id);
+                }
+            } else if !is.suspended {
+                self.suspended_by.remove(&is.id);
+            }
+            if let Actor::Verb(Job { began: Some(began), .. }, _) = &mut actor {
+                began.swapped |= swapped;
+                began.loaded |= is.inactive != was.inactive && is.inactive.is_some();
+            }
+        }
+        if some && !all {
+            return Err(format!(
+                "{} swapped the tables of some of its devices, and not of others",
+                actor.name()
+            ));
+        }
+        self.come(&before, &actor)?;
+        self.leave(registry, &actor);
+        if let Actor::Verb(Job { began: Some(began), .. }, _) = &mut actor {
+            for id in began.targets.clone() {
+                // What waits there may have been loaded since.
+                let rests = |is: &Seen| is.inactive.is_some() && began.saw(id, is.inactive, true);
+                let there =
+                    self.view.get(id).is_some_and(|is| !is.suspended && (began.swapped || !rests(is)));
+                if there && !began.reached.contains(&id) {
+                    began.reached.push(id);
+                }
+            }
+        }
+        self.check_names(registry)?;
+        self.check_numbers(outside)?;
+        Ok(gone)
+    }
+
+    /// `was` has become `is`.
+    fn changed(&self, was: &Seen, is: &Seen, actor: &Actor<'_>, first_new: usize) -> Result<(), Wrong> {
+        let may = |verbs: &dyn Fn(&Verb) -> bool| actor.is_about(is.id) && actor.verb().is_some_and(verbs);
+        let sure = |fine: bool, what: &str| if fine { Ok(()) } else { Err(what.to_owned()) };
+        sure((&was.name, &was.uuid, was.minor) == (&is.name, &is.uuid, is.minor), "it is another")?;
+        sure(is.events >= was.events, "events were lost")?;
+        let forces = actor.forces() && actor.is_about(is.id);
+        let moves = may(&|verb| matches!(verb, Verb::Suspend { .. } | Verb::Resume { .. }));
+        sure(is.suspended == was.suspended || moves || forces, "its state")?;
+        let errors = |slot: Option<usize>| slot.is_some_and(|t| self.tables.all[t].text.contains("error"));
+        if is.live != was.live {
+            let waited = is.live.is_some() && actor.began().is_some_and(|b| b.saw(is.id, is.live, false));
+            let resumes = forces || may(&|verb| matches!(verb, Verb::Resume { .. }));
+            sure(is.inactive.is_none() || is.inactive == was.inactive, "its inactive table")?;
+            sure(is.inactive != is.live, "it has one table twice")?;
+            sure(resumes && waited || forces && errors(is.live), "its live table")?;
+        } else if is.inactive != was.inactive {
+            let new = is.inactive.is_some_and(|table| table >= first_new);
+            let ended = matches!(actor, Actor::Verb(_, Some(Ok(_))));
+            let loads = may(&|verb| matches!(verb, Verb::Load { .. })) && new && ended;
+            let clears = may(&|verb| matches!(verb, Verb::Clear { .. })) && is.inactive.is_none();
+            let fails = forces && is.inactive.is_none_or(|table| errors(Some(table)));
+            sure(loads || clears || fails, "its inactive table")?;
+        }
+        let defers = may(&|verb| matches!(verb, Verb::Remove { how, .. } if how.deferred));
+        let keeps = may(&|verb| matches!(verb, Verb::Message { .. })) && !is.deferred;
+        sure(is.deferred == was.deferred || defers || keeps, "whether its removal is deferred")
+    }
+
+    /// Devices that are found and were not.
+    fn come(&mut self, before: &View, actor: &Actor<'_>) -> Result<(), Wrong> {
+        let made = match actor {
+            Actor::Verb(Job { verb: Verb::Create { name, uuid, .. }, began: Some(began), .. }, ended) => {
+                ended.map(|outcome| (name, uuid, began.minor, outcome.is_ok()))
+            }
+            _ => None,
+        };
+        for is in &self.view.0 {
+            if before.get(is.id).is_some() {
+                continue;
+            }
+            if let Some(at) = self.hidden.iter().position(|hidden| hidden.id == Some(is.id)) {
+                // Its removal has failed.
+                if !actor.removes(is) {
+                    return Err(format!("{} brought {} back", actor.name(), is.name));
+                }
+                self.hidden.remove(at);
+                continue;
+            }
+            if made != Some((&is.name, &is.uuid, Some(is.minor), true)) {
+                return Err(format!("{} made {is:?}", actor.name()));
+            }
+        }
+        if let Some((name, ..)) = made.filter(|(_, _, minor, _)| minor.is_some()) {
+            self.hidden.retain(|hidden| hidden.id.is_some() || hidden.name != *name);
+        }
+        Ok(())
+    }
+
+    /// Devices that are gone for good now.
+    fn leave(&mut self, registry: &Registry, actor: &Actor<'_>) {
+        let removes = matches!(actor, Actor::Deferred) || matches!(actor.verb(), Some(Verb::Remove { .. }));
+        if removes {
+            let waits = |hidden: &Hidden| match registry.find(&number(hidden.minor)) {
+                Err(e) => e.error.errno == EBUSY,
+                Ok(_) => true,
+            };
+            self.hidden.retain(|hidden| hidden.id.is_none() || waits(hidden));
+        }
+    }
+
+    /// Every name, uuid and number means what it should.
+    fn check_names(&self, registry: &Registry) -> Result<(), Wrong> {
+        let numbers = (0..8).map(number);
+        let words = NAMES.into_iter().chain(UUIDS).map(String::from).chain(numbers);
+        for word in words {
+            let found = registry.find(&word);
+            let says =
+                found.as_ref().map(|mapped| udm_core::Device::id(&*mapped.device)).map_err(|e| e.error.errno);
+            let must = match self.view.meant(&word) {
+                Some(seen) => Ok(seen.id),
+                None if self.hidden.iter().any(|hidden| hidden.is_called(&word)) => Err(EBUSY),
+                None => Err(ENXIO),
+            };
+            if says != must {
+                return Err(format!("the registry says {says:?} of {word}, and it is {must:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A number of what tables opened means one name of one disk for ever, and each is open once.
+    fn check_numbers(&mut self, outside: &SimOutside) -> Result<(), Wrong> {
+        let world = outside.world();
+        for known in &self.tables.all[self.looked..] {
+            for (number, id) in known.devices() {
+                if number.major != OPENED_MAJOR {
+                    continue;
+                }
+                let Some(disk) = world.opened.iter().find(|disk| disk.id == id) else {
+                    return Err(format!("{number} is what nobody opened"));
+                };
+                let is = (disk.uri.clone(), disk.disk);
+                let known = self.numbers.entry(number.minor).or_insert_with(|| is.clone()).clone();
+                if known != is || self.numbers.values().filter(|other| **other == is).count() != 1 {
+                    return Err(format!("{number} is disk {} by {}, and was {known:?}", is.1, is.0));
+                }
+            }
+        }
+        self.looked = self.tables.all.len();
+        let open: Vec<_> = world.opened.iter().filter(|disk| disk.device.strong_count() > 0).collect();
+        for (i, disk) in open.iter().enumerate() {
+            if open[..i].iter().any(|other| (&other.uri, other.disk) == (&disk.uri, disk.disk)) {
+                return Err(format!("{} is open twice", disk.uri));
+            }
+        }
+        Ok(())
+    }
+
+    /// Can the device `id` not take a table like `text`, for its kind?
+    pub(super) fn is_of_another_kind(&self, id: DeviceId, text: &str) -> bool {
+        self.kinds.get(&id).is_some_and(|multipath| *multipath != text.contains("multipath"))
+    }
+
+    /// Who has suspended `id`, if it still is.
+    pub(super) fn suspended_by(&self, id: DeviceId) -> Option<u64> {
+        self.suspended_by.get(&id).copied()
+    }
+
+    /// The lowest number that is free.
+    pub(super) fn free(&self) -> u32 {
+        let taken = |minor: u32| {
+            self.view.0.iter().any(|seen| seen.minor == minor)
+                || self.hidden.iter().any(|hidden| hidden.minor == minor)
+        };
+        (0..).find(|minor| !taken(*minor)).unwrap_or(u32::MAX)
+    }
+
+    /// A device is being made from now on.
+    pub(super) fn making(&mut self, name: &str, uuid: Option<&String>, minor: u32) {
+        self.hidden.push(Hidden { name: name.into(), uuid: uuid.cloned(), minor, id: None });
+    }
+
+    /// What is counted is what there is: tables and `clients` that use each device. Tables that
+    /// nobody sees, of devices that are being made, may use it as well.
+    pub(super) fn check_counts(
+        &mut self,
+        clients: &dyn Fn(DeviceId) -> u64,
+        unseen: &dyn Fn(&Seen) -> u64,
+    ) -> Result<(), Wrong> {
+        self.tables.alive();
+        for seen in &self.view.0 {
+            let (tables, clients) = (self.tables.users(seen.id), clients(seen.id));
+            let most = tables + clients + unseen(seen);
+            if !(tables + clients..=most).contains(&seen.open) {
+                let (name, open) = (&seen.name, seen.open);
+                return Err(format!("{name} is open {open} times, by {tables} tables and {clients} clients"));
+            }
+            for table in [seen.live, seen.inactive].into_iter().flatten() {
+                if self.tables.all[table].uses.iter().any(|id| self.view.get(*id).is_none()) {
+                    return Err(format!("a table of {} uses a device that nobody finds", seen.name));
+                }
+            }
+        }
+        Ok(())
+    }
+}

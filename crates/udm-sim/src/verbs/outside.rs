@@ -1,0 +1,130 @@
+//! What names lead to, and the threads that close what is let go.
+//!
+//! A name leads to a disk, and may lead to another one from now on. Asking takes time, in which the
+//! others go on.
+
+use super::drive;
+use crate::chance::Chance;
+use crate::env::SharedEnv;
+use crate::path::SimPath;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use udm_control::registry::outside::{Identity, Opened, Outside};
+use udm_core::errno::{EIO, ENOENT};
+use udm_core::{Device, DeviceId, OpenError};
+use udm_wire::uri::DeviceUri;
+
+/// The names of disks, and one that is a link to the first of them.
+pub(super) const NAMES: [&str; 4] = ["/sim/a", "/sim/b", "/sim/c", "/sim/link"];
+const LINK: usize = 3;
+
+/// The errno of a name that can't be opened at present.
+pub(super) const NOT_NOW: i32 = EIO;
+
+/// What was opened.
+pub(super) struct Disk {
+    pub(super) device: Weak<SimPath>,
+    pub(super) id: DeviceId,
+    pub(super) uri: String,
+    pub(super) disk: usize,
+}
+
+/// See the module.
+pub(super) struct World {
+    /// The disk that each name leads to.
+    pub(super) leads: [usize; LINK],
+    pub(super) opened: Vec<Disk>,
+    /// Once in so many times a name can't be opened; 0 for never.
+    pub(super) fails: u64,
+    /// How often one could not be.
+    pub(super) failed: u64,
+    /// What is to be closed, and for which verb.
+    pub(super) closing: Vec<(u64, Box<dyn FnOnce() + Send>)>,
+    /// The verb that goes on.
+    pub(super) actor: u64,
+    pub(super) chance: Chance,
+}
+
+/// What the registry has of it.
+#[derive(Clone)]
+pub(super) struct SimOutside {
+    env: SharedEnv,
+    world: Arc<Mutex<World>>,
+}
+
+impl SimOutside {
+    pub(super) fn new(env: &SharedEnv, chance: Chance, fails: u64) -> SimOutside {
+        let world = World {
+            leads: [0, 1, 2],
+            opened: Vec::new(),
+            fails,
+            failed: 0,
+            closing: Vec::new(),
+            actor: 0,
+            chance,
+        };
+        SimOutside { env: env.clone(), world: Arc::new(Mutex::new(world)) }
+    }
+
+    pub(super) fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asking takes time; then what `uri` leads to.
+    fn find(&self, uri: &DeviceUri) -> Result<usize, OpenError> {
+        drive::go_on_meanwhile();
+        let mut world = self.world();
+        let name = name(uri).ok_or_else(|| OpenError::new(ENOENT, format!("{uri}: there is none")))?;
+        let World { fails, failed, chance, leads, .. } = &mut *world;
+        if chance.one_in(*fails) {
+            *failed += 1;
+            return Err(OpenError::new(NOT_NOW, format!("{uri}: not now")));
+        }
+        Ok(leads[name])
+    }
+}
+
+/// The number of a name, a link's that of what it leads to.
+fn name(uri: &DeviceUri) -> Option<usize> {
+    let DeviceUri::File(file) = uri else { return None };
+    NAMES.iter().position(|name| file.path == Path::new(name)).map(|name| name % LINK)
+}
+
+/// The word under which the registry knows a name.
+pub(super) fn canonical(word: &str) -> &str {
+    if word == NAMES[LINK] { NAMES[0] } else { word }
+}
+
+impl Outside for SimOutside {
+    fn look(&self, uri: &DeviceUri) -> Result<Identity, OpenError> {
+        self.find(uri).map(|disk| Identity::File { device: 1, inode: disk as u64 })
+    }
+
+    fn open(&self, uri: &DeviceUri) -> Result<Opened, OpenError> {
+        let disk = self.find(uri)?;
+        let device = Arc::new(SimPath::new(&self.env, disk));
+        let mut world = self.world();
+        world.opened.retain(|opened| opened.device.strong_count() > 0);
+        world.opened.push(Disk {
+            device: Arc::downgrade(&device),
+            id: device.id(),
+            uri: canonical(&uri.to_string()).into(),
+            disk,
+        });
+        Ok(Opened { identity: Identity::File { device: 1, inode: disk as u64 }, device })
+    }
+
+    fn canonical(&self, uri: &DeviceUri) -> String {
+        canonical(&uri.to_string()).into()
+    }
+
+    fn exists(&self, path: &Path) -> bool {
+        NAMES.iter().any(|name| path == Path::new(name))
+    }
+
+    fn beside(&self, work: Box<dyn FnOnce() + Send>) {
+        let mut world = self.world();
+        let actor = world.actor;
+        world.closing.push((actor, work));
+    }
+}

@@ -1,0 +1,342 @@
+//! Cores, the registry and its clients, stepped on one thread in an order drawn from a seed.
+
+use super::answers::KEEP;
+use super::ask::{Job, Outcome, Verb, Waiting};
+use super::clients::Client;
+use super::counts::Counts;
+use super::draw::Draw;
+use super::drive::Turn;
+use super::look::number;
+use super::model::{Actor, Model};
+use super::outside::{NAMES as DISKS, SimOutside};
+use crate::cells::Cells;
+use crate::chance::{Chance, Stream};
+use crate::disk::Disk;
+use crate::env::{Env, PathState, lock};
+use crate::machine::Machine;
+use crate::model::Wrong;
+use crate::plan::{Class, Plan};
+use crate::trace::{Kind, NO_CORE};
+use crate::turn::Turns;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::Poll;
+use udm_control::Registry;
+use udm_control::exports::{ExportOptions, Exporter};
+use udm_control::verbs;
+
+use udm_core::Nanos;
+use udm_frontends::nbd::Exports;
+
+/// Sectors of a disk.
+const SECTORS: u64 = 64;
+
+/// See the module's documentation.
+pub(super) struct World {
+    pub(super) machine: Machine,
+    registry: Arc<Registry>,
+    pub(super) exports: Arc<Exports>,
+    pub(super) outside: SimOutside,
+    pub(super) jobs: Vec<Job>,
+    /// Who sees to removals that were deferred.
+    pub(super) deferred: Option<Waiting<Infallible>>,
+    pub(super) clients: Vec<Client>,
+    pub(super) model: Model,
+    pub(super) draw: Draw,
+    pub(super) work: Chance,
+    ids: u64,
+    pub(super) jobs_max: usize,
+    pub(super) resting: bool,
+    pub(super) rest_at: u64,
+    /// The verb that is loading a table, and whether others go on beside it just now.
+    pub(super) loading: Option<(u64, String)>,
+    pub(super) beside: bool,
+    /// What was wrong beside it.
+    pub(super) wrong: Option<Wrong>,
+    pub(super) counts: Counts,
+}
+
+impl World {
+    pub(super) fn new(plan: &Plan) -> World {
+        let on = |class| !plan.without.has(class);
+        let mut build = Chance::new(plan.seed, Stream::Build);
+        let count = plan.cores.unwrap_or(build.pick(&[1, 2, 2, 3]));
+        let mut env = Env::new(plan.seed, plan.keep_events);
+        for disk in 0..DISKS.len() - 1 {
+            env.disks.push(Disk::new(disk, SECTORS));
+            env.paths.push(PathState::draw(disk, &mut build, plan.without));
+        }
+        let cells = Cells::new(&[SECTORS; 3], Disk::first_stamp);
+        let mut machine = Machine::new(plan, &mut build, count, env, cells);
+        machine.make_cores(count);
+        let fails = if on(Class::Opens) { build.pick(&[0, 10, 30]) } else { 0 };
+        let outside = SimOutside::new(&machine.env, Chance::new(plan.seed, Stream::Net), fails);
+        let registry = Registry::over(machine.post.clone(), count, Box::new(outside.clone()));
+        let exports = Arc::new(Exports::new());
+        registry.export_by(Exporter::new(exports.clone(), ExportOptions::default()));
+        let sees = registry.clone();
+        World {
+            deferred: Some(Waiting::new(async move { verbs::see_to_deferred(&sees).await })),
+            registry,
+            exports,
+            outside,
+            jobs: Vec::new(),
+            clients: Vec::new(),
+            model: Model::default(),
+            draw: Draw {
+                chance: Chance::new(plan.seed, Stream::Control),
+                without: plan.without,
+                crowded: build.one_in(2),
+            },
+            work: Chance::new(plan.seed, Stream::Work),
+            ids: 0,
+            jobs_max: plan.depth.unwrap_or(build.pick(&[1, 3, 6, 12])),
+            resting: false,
+            rest_at: 300,
+            loading: None,
+            beside: false,
+            wrong: None,
+            counts: Counts::default(),
+            machine,
+        }
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let env = lock(&self.machine.env);
+        Counts {
+            steps: self.machine.step,
+            deferred: self.model.deferred,
+            not_opened: self.outside.world().failed,
+            no_lanes: env.seen.refused,
+            hangs: env.seen.hangs,
+            simulated: self.machine.totals.simulated,
+            hash: env.trace.hash(),
+            ..self.counts
+        }
+    }
+
+    pub(super) fn on(&self, class: Class) -> bool {
+        !self.machine.plan.without.has(class)
+    }
+
+    /// No verb is under way, and nothing is to be closed.
+    pub(super) fn is_over(&self) -> bool {
+        self.jobs.is_empty() && self.outside.world().closing.is_empty()
+    }
+
+    /// Nobody is to go on, and no removal is under way.
+    pub(super) fn is_quiet(&self) -> bool {
+        let woken = self.deferred.as_ref().is_some_and(Waiting::is_woken);
+        self.is_over() && !woken && self.model.hidden.is_empty() && self.machine.has_no_mail()
+    }
+
+    /// Nobody goes on before somebody asks for more.
+    pub(super) fn is_stuck(&self) -> bool {
+        let woken =
+            self.deferred.iter().any(Waiting::is_woken) || self.jobs.iter().any(|job| job.waiting.is_woken());
+        !woken && self.outside.world().closing.is_empty() && self.machine.is_still()
+    }
+
+    /// The devices that are suspended.
+    pub(super) fn suspended(&self) -> Vec<String> {
+        let suspended = self.model.view.0.iter().filter(|seen| seen.suspended);
+        suspended.map(|seen| number(seen.minor)).collect()
+    }
+
+    /// Who waits, for a person.
+    pub(super) fn waits(&self) -> String {
+        let jobs: Vec<_> = self.jobs.iter().map(|job| format!("{} {:?}", job.id, job.verb)).collect();
+        let lanes = self.machine.cores.iter().flat_map(|core| &core.open);
+        let requests = lanes.map(|open| open.in_flight).sum::<usize>();
+        format!("{} wait, and {requests} requests", jobs.join(", "))
+    }
+
+    /// Looks at the registry behind what `actor` has done.
+    pub(super) fn look(&mut self, actor: Actor<'_>) -> Result<(), Wrong> {
+        self.judge(actor)?;
+        self.check()
+    }
+
+    /// `actor` has done what it may.
+    fn judge(&mut self, actor: Actor<'_>) -> Result<(), Wrong> {
+        self.counts.looks += 1;
+        let kept = match &actor {
+            Actor::Verb(Job { verb: Verb::Message { text, .. }, began: Some(began), .. }, _)
+                if text == KEEP =>
+            {
+                began.targets.clone()
+            }
+            _ => Vec::new(),
+        };
+        let gone = self.model.judge(&self.registry, &self.outside, actor)?;
+        for began in self.jobs.iter_mut().filter_map(|job| job.began.as_mut()) {
+            began.see(&self.model.view);
+            began.kept |= kept.iter().any(|id| began.targets.contains(id));
+            if began.targets.iter().any(|id| gone.contains(id)) {
+                began.may.push(udm_core::errno::ENXIO);
+            }
+        }
+        Ok(())
+    }
+
+    /// What is counted and exported is what there is.
+    fn check(&mut self) -> Result<(), Wrong> {
+        let World { clients, jobs, loading, .. } = self;
+        let users = |device| clients.iter().filter(|client| client.device == device).count() as u64;
+        let unseen = |seen: &super::look::Seen| {
+            let made = jobs.iter().filter(|job| job.is_making()).filter_map(|job| job.verb.table());
+            let loaded = loading.iter().map(|(_, table)| table.as_str());
+            made.chain(loaded).filter(|table| seen.stands_in(table)).count() as u64
+        };
+        self.model.check_counts(&users, &unseen)?;
+        let exports: Vec<_> =
+            self.exports.all().iter().map(|e| (e.name().to_owned(), e.device().id())).collect();
+        let fine = |seen: &super::look::Seen| exports.contains(&(seen.name.clone(), seen.id));
+        if exports.len() != self.model.view.0.len() || !self.model.view.0.iter().all(fine) {
+            return Err(format!("{exports:?} are exported, and there are {:?}", self.model.view));
+        }
+        lock(&self.machine.env).violation.take().map_or(Ok(()), Err)
+    }
+
+    /// One step: somebody has a turn. A verb is given back: it goes on outside.
+    pub(super) fn step(&mut self) -> Result<Option<Turn>, Wrong> {
+        self.machine.step += 1;
+        self.machine.set_turn(None);
+        if !self.resting {
+            self.disturb()?;
+        }
+        let mut ready: Vec<usize> = (0..self.jobs.len()).filter(|at| self.can_go_on(*at)).collect();
+        let closing = self.outside.world().closing.len();
+        let verbs = ready.len();
+        ready.extend((0..closing).map(|at| verbs + at));
+        let deferred = self.deferred.as_ref().is_some_and(Waiting::is_woken);
+        if deferred {
+            ready.push(verbs + closing);
+        }
+        let core = self.machine.choose();
+        if ready.is_empty() || core.is_some() && self.work.one_in(2) {
+            match core {
+                Some(core) => self.turn(core)?,
+                None => self.jump()?,
+            }
+            return lock(&self.machine.env).violation.take().map_or(Ok(None), Err);
+        }
+        let nth = self.work.below(ready.len() as u64) as usize;
+        if nth < verbs {
+            return Ok(Some(Turn::Job(Box::new(self.take(ready[nth])))));
+        }
+        if nth < verbs + closing {
+            let (_, work) = self.outside.world().closing.remove(nth - verbs);
+            work();
+            self.look(Actor::Other)?;
+            return Ok(None);
+        }
+        self.outside.world().actor = 0;
+        Ok(self.deferred.take().map(Turn::Deferred))
+    }
+
+    fn jump(&mut self) -> Result<(), Wrong> {
+        if self.machine.jump() {
+            return Ok(());
+        }
+        if self.resting {
+            return Err(format!("nothing moves any more: {}", self.waits()));
+        }
+        let mut env = lock(&self.machine.env);
+        env.now = env.now + Nanos(1_000_000);
+        Ok(())
+    }
+
+    /// One load at a time asks the file system.
+    fn can_go_on(&self, at: usize) -> bool {
+        let job = &self.jobs[at];
+        let loads = job.began.is_none() && job.verb.table().is_some();
+        job.waiting.is_woken() && !(self.loading.is_some() && loads)
+    }
+
+    /// Takes a job out, to go on.
+    fn take(&mut self, at: usize) -> Job {
+        let mut job = self.jobs.swap_remove(at);
+        if job.began.is_none() {
+            let refused = lock(&self.machine.env).seen.refused;
+            let (began, met) = self.model.begin(&job, &mut self.jobs, refused);
+            job.began = Some(began);
+            self.counts.met += u64::from(met);
+            if let Some(table) = job.verb.table() {
+                self.loading = Some((job.id, table.to_owned()));
+            }
+        }
+        self.counts.beside_loads += u64::from(self.beside);
+        self.outside.world().actor = job.id;
+        job
+    }
+
+    /// `job` has gone on.
+    pub(super) fn went_on(&mut self, mut job: Job, polled: Poll<Outcome>) -> Result<(), Wrong> {
+        if self.loading.as_ref().is_some_and(|(id, _)| *id == job.id) {
+            self.loading = None;
+        }
+        self.wrong.take().map_or(Ok(()), Err)?;
+        let was = self.model.view.clone();
+        let now = lock(&self.machine.env).now;
+        lock(&self.machine.env).trace.add(now, NO_CORE, Kind::Mail, [job.id, 0, 0, 0]);
+        let Poll::Ready(outcome) = polled else {
+            self.judge(Actor::Verb(&mut job, None))?;
+            self.jobs.push(job);
+            return self.check();
+        };
+        let said = outcome.as_ref().map_or_else(ToString::to_string, |_| "done".into());
+        self.machine.say(format!("{} ends: {said}", job.id));
+        self.look(Actor::Verb(&mut job, Some(&outcome)))?;
+        let refused = lock(&self.machine.env).seen.refused;
+        let failed = self.outside.world().failed;
+        self.model.end(&job, &was, &outcome, failed, refused)?;
+        let waits = self.outside.world().closing.iter().any(|(of, _)| *of == job.id);
+        if waits && outcome.is_ok() && !self.model.may_be_called_off(&job) {
+            return Err(format!("{:?} is done, and what it let go is not closed", job.verb));
+        }
+        self.counts.verbs[job.verb.kind()] += 1;
+        match &outcome {
+            Ok(_) => {
+                self.counts.messages += u64::from(matches!(job.verb, Verb::Message { .. }));
+                self.counts.stacks += u64::from(job.verb.table().is_some_and(|text| text.contains('@')));
+            }
+            Err(error) => {
+                self.counts.refused += 1;
+                self.counts.called_off += u64::from(error.error.errno == udm_core::errno::EINTR);
+            }
+        }
+        Ok(())
+    }
+
+    /// A client asks for something.
+    pub(super) fn begin(&mut self, verb: Verb) {
+        self.ids += 1;
+        self.machine.say(format!("{}: {verb:?}", self.ids));
+        self.jobs.push(Job::new(self.ids, verb, &self.registry));
+    }
+
+    /// At rest nothing is half done, and nothing is held that nobody uses.
+    pub(super) fn check_rest(&mut self) -> Result<(), Wrong> {
+        if let Some(hidden) = self.model.hidden.first() {
+            return Err(format!("at rest, and {hidden:?} is neither there nor gone"));
+        }
+        let waits = |seen: &&super::look::Seen| seen.deferred && seen.open == 0;
+        if let Some(seen) = self.model.view.0.iter().find(waits) {
+            return Err(format!("nobody uses {} any more, and its removal was deferred", seen.name));
+        }
+        let slots = self.model.view.0.iter().flat_map(|seen| [seen.live, seen.inactive]).flatten();
+        let slots: Vec<usize> = slots.collect();
+        let alive = self.model.tables.alive().to_vec();
+        if let Some(left) = alive.iter().find(|table| !slots.contains(table)) {
+            return Err(format!("a table is in no slot, and kept: {}", self.model.tables.all[*left].text));
+        }
+        let used: Vec<_> = alive.iter().flat_map(|table| self.model.tables.all[*table].devices()).collect();
+        let world = self.outside.world();
+        let open = world.opened.iter().filter(|disk| disk.device.strong_count() > 0);
+        match open.into_iter().find(|disk| !used.iter().any(|(_, id)| *id == disk.id)) {
+            Some(left) => Err(format!("{} is open, and no table uses it", left.uri)),
+            None => Ok(()),
+        }
+    }
+}
