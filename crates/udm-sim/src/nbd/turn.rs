@@ -11,7 +11,8 @@ use udm_core::Nanos;
 use udm_runtime::Rest;
 use udm_wire::nbd::{Command, CommandFlags, Request};
 
-/// The most steps until something that must come has come.
+/// The most steps until something that must come has come, or a byte has moved: a long answer may
+/// leave byte by byte.
 const STEPS_MAX: u64 = 200_000;
 
 /// Reads under way while all is read back.
@@ -104,7 +105,7 @@ impl World {
     pub(super) fn go_on_until(&mut self, what: &str, done: impl Fn(&World) -> bool) -> Result<(), Wrong> {
         let from = self.step;
         while !done(self) {
-            if self.step - from > STEPS_MAX {
+            if self.step - from.max(self.moved_at) > STEPS_MAX {
                 return Err(format!("{what} does not come, and {} waits", self.waiting()));
             }
             self.one_step()?;
@@ -181,6 +182,7 @@ impl World {
         env.trace.add(now, c as u16, Kind::Turn, [core.wake.0, 0, 0, 0]);
         let mut net = self.net.borrow_mut();
         for (l, received, sent) in net.take_moved() {
+            self.moved_at = self.step;
             env.trace.add(now, c as u16, Kind::Bytes, [l as u64, received, sent, 0]);
         }
         drop(env);

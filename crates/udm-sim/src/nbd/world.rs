@@ -67,6 +67,8 @@ pub struct World {
     pub(super) work: Chance,
     pub(super) control: Chance,
     pub(super) step: u64,
+    /// When a byte last went to or from a client.
+    pub(super) moved_at: u64,
     pub(super) count: usize,
     pub(super) clients_max: usize,
     /// The longest request in bytes.
@@ -201,6 +203,7 @@ impl World {
             work: Chance::new(plan.seed, Stream::Work),
             control: Chance::new(plan.seed, Stream::Control),
             step: 0,
+            moved_at: 0,
             count,
             clients_max: build.pick(&[1, 2, 4, 8]),
             longest,

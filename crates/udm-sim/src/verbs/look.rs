@@ -103,6 +103,9 @@ impl Known {
 pub(super) struct Tables {
     pub(super) all: Vec<Known>,
     alive: Vec<usize>,
+    /// Those that went while letters were on their way: cores that had prepared for one may hold
+    /// what it used until they know.
+    leaving: Vec<usize>,
 }
 
 impl Tables {
@@ -122,9 +125,20 @@ impl Tables {
 
     /// Those that are still there.
     pub(super) fn alive(&mut self) -> &[usize] {
-        let Tables { all, alive } = self;
-        alive.retain(|i| all[*i].is_alive());
+        let Tables { all, alive, leaving } = self;
+        leaving.extend(alive.extract_if(.., |i| !all[*i].is_alive()));
         alive
+    }
+
+    /// No letter is on its way.
+    pub(super) fn have_left(&mut self) {
+        self.alive();
+        self.leaving.clear();
+    }
+
+    /// How many used `device` and may have left something of theirs on a core.
+    pub(super) fn leaving(&self, device: DeviceId) -> u64 {
+        self.leaving.iter().filter(|&&i| self.all[i].uses.contains(&device)).count() as u64
     }
 
     /// How many use `device`.

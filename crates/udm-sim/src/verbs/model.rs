@@ -332,7 +332,7 @@ impl Model {
         self.tables.alive();
         for seen in &self.view.0 {
             let (tables, clients) = (self.tables.users(seen.id), clients(seen.id));
-            let most = tables + clients + unseen(seen);
+            let most = tables + clients + unseen(seen) + self.tables.leaving(seen.id);
             if !(tables + clients..=most).contains(&seen.open) {
                 let (name, open) = (&seen.name, seen.open);
                 return Err(format!("{name} is open {open} times, by {tables} tables and {clients} clients"));

@@ -189,6 +189,9 @@ impl World {
             made.chain(loaded).filter(|table| seen.stands_in(table)).count() as u64
         };
         self.model.check_counts(&users, &unseen)?;
+        if self.machine.has_no_mail() {
+            self.model.tables.have_left();
+        }
         let exports: Vec<_> =
             self.exports.all().iter().map(|e| (e.name().to_owned(), e.device().id())).collect();
         let fine = |seen: &super::look::Seen| exports.contains(&(seen.name.clone(), seen.id));
