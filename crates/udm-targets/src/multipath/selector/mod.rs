@@ -9,6 +9,7 @@
 //! On one core the sequence of choices is the kernel's. A selector knows its paths by their place
 //! in the group, from 0 in the table's order. [`SELECTORS`] lists them all.
 
+mod io_affinity;
 mod load;
 mod queue_length;
 mod round_robin;
@@ -28,7 +29,8 @@ pub struct SelectorType {
 }
 
 /// All path selectors.
-pub const SELECTORS: &[SelectorType] = &[round_robin::TYPE, queue_length::TYPE, service_time::TYPE];
+pub const SELECTORS: &[SelectorType] =
+    &[round_robin::TYPE, queue_length::TYPE, service_time::TYPE, io_affinity::TYPE];
 
 /// Why a path's arguments were refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +88,8 @@ pub(super) enum SelectorLane {
     QueueLength(load::LoadLane<queue_length::QueueLength>),
     /// By the bytes in flight.
     ServiceTime(load::LoadLane<service_time::ServiceTime>),
+    /// By the core.
+    IoAffinity(io_affinity::IoAffinityLane),
 }
 
 /// The bios of a batch, each of which is to have a path.
@@ -156,6 +160,7 @@ macro_rules! each {
             SelectorLane::RoundRobin($lane) => $do,
             SelectorLane::QueueLength($lane) => $do,
             SelectorLane::ServiceTime($lane) => $do,
+            SelectorLane::IoAffinity($lane) => $do,
         }
     };
 }

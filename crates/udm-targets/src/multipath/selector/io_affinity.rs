@@ -1,0 +1,228 @@
+//! `io-affinity`: each CPU has its path, so that what an application asks for is served where it
+//! asked.
+//!
+//! A path's argument is the mask of its CPUs, in hexadecimal. A CPU is a core of udm, by its number
+//! from 0. A core takes the path that owns it while that can be used; else the first usable owner of
+//! another core, in the cores' order (the kernel looks first among the CPUs of the same NUMA node;
+//! udm counts all its cores as one). What a core without an owner chooses counts as a *miss*, which
+//! `status` shows for each path as one number for all.
+//!
+//! Nothing is shared but the number of misses: a core that has one adds to it once a poll.
+
+use super::{ArgFault, Bios, Choose, Selector, SelectorLane, SelectorType};
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use udm_core::{Bio, CoreId, Sectors};
+
+pub(super) const TYPE: SelectorType =
+    SelectorType { name: "io-affinity", new: |_| Some(Box::<IoAffinity>::default()) };
+
+#[derive(Default)]
+pub(in crate::multipath) struct IoAffinity {
+    /// Whether each core is in a path's mask.
+    masks: Vec<Vec<bool>>,
+    /// The path of each core.
+    owners: Vec<Option<usize>>,
+    misses: AtomicU64,
+}
+
+impl Selector for IoAffinity {
+    fn name(&self) -> &'static str {
+        TYPE.name
+    }
+
+    fn add_path(&mut self, args: &[String], cores: usize) -> Result<(), ArgFault> {
+        let [word] = args else { return Err(ArgFault { text: "invalid number of arguments", arg: 0 }) };
+        let mask = parse(word, cores).ok_or(ArgFault { text: "invalid cpumask", arg: 0 })?;
+        self.owners.resize(cores, None);
+        let mut is_new = false;
+        for (core, owner) in self.owners.iter_mut().enumerate().filter(|(core, _)| mask[*core]) {
+            if owner.is_some() {
+                tracing::warn!("multipath {}: CPU mapping for {core} exists. Ignoring.", TYPE.name);
+            } else {
+                (*owner, is_new) = (Some(self.masks.len()), true);
+            }
+        }
+        if !is_new {
+            return Err(ArgFault { text: "No new/valid CPU mapping found", arg: 0 });
+        }
+        self.masks.push(mask);
+        Ok(())
+    }
+
+    fn path_arg_count(&self) -> usize {
+        1
+    }
+
+    fn path_args(&self, path: usize) -> String {
+        print(&self.masks[path])
+    }
+
+    fn path_info_count(&self) -> usize {
+        1
+    }
+
+    fn path_info(&self, _path: usize) -> String {
+        self.misses.load(Ordering::Relaxed).to_string()
+    }
+
+    fn lane(self: Arc<Self>, core: CoreId) -> SelectorLane {
+        let own = self.owners.get(core.index()).copied().flatten();
+        let mut order = Vec::new();
+        for path in own.into_iter().chain(self.owners.iter().flatten().copied()) {
+            if !order.contains(&path) {
+                order.push(path);
+            }
+        }
+        let usable = vec![true; self.masks.len()];
+        let chosen = order.first().copied().unwrap_or(0);
+        SelectorLane::IoAffinity(IoAffinityLane {
+            is_miss: own.is_none(),
+            order,
+            usable,
+            chosen,
+            missed: 0,
+            selector: self,
+        })
+    }
+}
+
+/// A mask as the kernel reads it (`bitmap_parse`): hexadecimal digits, in groups of eight at the
+/// most, with commas between. `None` for anything else, and for a core that there is not.
+fn parse(word: &str, cores: usize) -> Option<Vec<bool>> {
+    let mut mask = vec![false; cores];
+    for (group, digits) in word.rsplit(',').enumerate() {
+        let ok = (1..=8).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit());
+        let bits = u32::from_str_radix(digits, 16).ok().filter(|_| ok)?;
+        for bit in (0..u32::BITS as usize).filter(|bit| bits >> bit & 1 == 1) {
+            *mask.get_mut(group * u32::BITS as usize + bit)? = true;
+        }
+    }
+    Some(mask)
+}
+
+/// A mask as the kernel prints it (`%*pb`): so many digits as all cores take.
+fn print(mask: &[bool]) -> String {
+    let mut text = String::new();
+    for (n, group) in mask.chunks(u32::BITS as usize).enumerate().rev() {
+        let bits = group.iter().rev().fold(0u32, |bits, &bit| bits << 1 | u32::from(bit));
+        let comma = if n > 0 { "," } else { "" };
+        let _ = write!(text, "{bits:0width$x}{comma}", width = group.len().div_ceil(4));
+    }
+    text
+}
+
+/// The core's half.
+pub(in crate::multipath) struct IoAffinityLane {
+    selector: Arc<IoAffinity>,
+    /// The paths, in the order in which they are tried.
+    order: Vec<usize>,
+    usable: Vec<bool>,
+    /// The first of them that can be used.
+    chosen: usize,
+    /// No path is this core's.
+    is_miss: bool,
+    /// Bios that were misses, and are not told yet.
+    missed: u64,
+}
+
+impl IoAffinityLane {
+    fn changed(&mut self, path: usize, usable: bool) {
+        self.usable[path] = usable;
+        let first = self.order.iter().find(|&&path| self.usable[path]);
+        self.chosen = first.copied().unwrap_or(0);
+    }
+}
+
+impl Choose for IoAffinityLane {
+    fn fail(&mut self, path: usize) {
+        self.changed(path, false);
+    }
+
+    fn reinstate(&mut self, path: usize) {
+        self.changed(path, true);
+    }
+
+    #[inline]
+    fn choose(&mut self, _bio: &Bio) -> usize {
+        self.missed += u64::from(self.is_miss);
+        self.chosen
+    }
+
+    #[inline]
+    fn choose_all(&mut self, bios: &mut impl Bios) {
+        let mut count = 0;
+        let _ = bios.each(|_| {
+            count += 1;
+            Some(self.chosen)
+        });
+        self.missed += if self.is_miss { count } else { 0 };
+    }
+
+    #[inline]
+    fn polled(&mut self, _path: usize, _count: usize, _sectors: Sectors) {
+        if self.missed > 0 {
+            self.selector.misses.fetch_add(std::mem::take(&mut self.missed), Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_are_the_kernels() {
+        let cores = |word, count| {
+            let mask = parse(word, count)?;
+            Some(mask.iter().enumerate().filter(|(_, bit)| **bit).map(|(n, _)| n).collect::<Vec<_>>())
+        };
+        assert_eq!(cores("3", 4), Some(vec![0, 1]));
+        assert_eq!(cores("0", 4), Some(vec![]));
+        assert_eq!(cores("A", 4), Some(vec![1, 3]));
+        assert_eq!(cores("00000001,00000002", 64), Some(vec![1, 32]));
+        assert_eq!(cores("1,2", 64), Some(vec![1, 32]));
+        for bad in ["0xf", "10", "zz", "", ",", "1,", "+1", "100000000", " 1"] {
+            assert_eq!(cores(bad, 4), None, "{bad}");
+        }
+        for (mask, count, text) in [
+            ("3", 4, "3"),
+            ("3", 8, "03"),
+            ("3", 6, "03"),
+            ("1,2", 33, "1,00000002"),
+            ("f", 64, "00000000,0000000f"),
+        ] {
+            assert_eq!(print(&parse(mask, count).unwrap()), text);
+        }
+    }
+
+    /// Rows I01 to I03, on four cores.
+    #[test]
+    fn each_core_has_its_path() {
+        let mut selector = IoAffinity::default();
+        for mask in ["1", "2"] {
+            selector.add_path(&[mask.to_owned()], 4).unwrap();
+        }
+        let selector = Arc::new(selector);
+        let mut lanes: Vec<_> = (0..4).map(|core| Arc::clone(&selector).lane(CoreId(core))).collect();
+        let ten = |lanes: &mut Vec<SelectorLane>| {
+            let mut chosen = Vec::new();
+            for lane in lanes {
+                let SelectorLane::IoAffinity(lane) = lane else { unreachable!() };
+                let paths: Vec<_> = (0..10).map(|_| lane.choose(&Bio::default())).collect();
+                assert!(paths.iter().all(|path| *path == paths[0]));
+                lane.polled(paths[0], 10, Sectors(80));
+                chosen.push(paths[0]);
+            }
+            chosen
+        };
+        assert_eq!(ten(&mut lanes), [0, 1, 0, 0]);
+        assert_eq!((selector.path_info(0), selector.path_info(1)), ("20".into(), "20".into()));
+        lanes.iter_mut().for_each(|lane| lane.fail(0));
+        assert_eq!(ten(&mut lanes), [1, 1, 1, 1]);
+        assert_eq!(selector.path_info(0), "40", "an owner that failed is no miss");
+        lanes.iter_mut().for_each(|lane| lane.reinstate(0));
+        assert_eq!(ten(&mut lanes), [0, 1, 0, 0]);
+    }
+}
