@@ -164,6 +164,10 @@ pub const SUBJECTS: &[Subject] = &[
     table("round_robin", &[("s", "0 4096 multipath 0 0 1 1 round-robin 0 2 1 /c0a 3 /c0b 1")]),
     table("queue_length", &[("s", "0 4096 multipath 0 0 1 1 queue-length 0 2 1 /c0a 128 /c0b 128")]),
     table("service_time", &[("s", "0 4096 multipath 0 0 1 1 service-time 0 2 2 /c0a 128 1 /c0b 64 2")]),
+    table(
+        "historical_service_time",
+        &[("s", "0 4096 multipath 0 0 1 1 historical-service-time 0 2 1 /c0a 1 /c0b 1")],
+    ),
     table("io_affinity", &[("s", "0 4096 multipath 0 0 1 1 io-affinity 0 2 1 /c0a 1 /c0b 2")]),
     table(
         "multipath_bio",

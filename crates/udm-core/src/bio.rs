@@ -105,6 +105,9 @@ pub struct Bio {
     pub cookie: u64,
     /// When the front end took it in, on the core's clock.
     pub started: Nanos,
+    /// When the path that it is on was chosen, for a path selector that goes by time. A selector
+    /// below another writes it too; nobody else reads it, and it comes back as whatever.
+    pub sent: Nanos,
     /// The data: as long as `sectors` for reads and writes, empty otherwise. A device that stores
     /// nothing (`null`) leaves it alone, and a bio for it may come without.
     pub data: Segments,

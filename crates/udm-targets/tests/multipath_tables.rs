@@ -79,12 +79,6 @@ fn recorded_bad_tables() {
         let text = row["dmesg"].as_array().expect("log lines").iter().find_map(|l| kernel_text(l.as_str()?));
         let mut resolver = TestResolver::recorded();
         let result = build(table, &mut resolver);
-        // A selector that udm does not have yet is refused as unknown.
-        if table.contains("historical-service-time") {
-            let error = result.err().unwrap_or_else(|| panic!("{table}: accepted"));
-            assert_eq!(error.text, "multipath: unknown path selector type");
-            continue;
-        }
         match (result, row["table_out"].as_str()) {
             (Ok(t), Some(want)) => assert_eq!(t.text(), want),
             (Err(e), None) => {

@@ -14,7 +14,7 @@ use super::served::Row;
 use super::state::Shared;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Busy, Cx, Drain, Lane, Sectors, Status};
+use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Sectors, Status};
 use udm_dm::legs::Legs;
 
 /// See the module.
@@ -107,7 +107,7 @@ impl MultipathLane {
     #[inline(always)]
     pub(super) fn reap(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         match self.legs.poll_busy(done, cx) {
-            Some((index, from)) => self.polled(index, done, from),
+            Some((index, from)) => self.polled(index, done, from, cx),
             None => self.reap_several(done, cx),
         }
     }
@@ -116,7 +116,7 @@ impl MultipathLane {
     fn reap_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let mut round = self.legs.poll();
         while let Some((index, from)) = self.legs.poll_next(&mut round, done, cx) {
-            self.polled(index, done, from);
+            self.polled(index, done, from, cx);
         }
         self.legs.poll_idle(&round, done, cx);
     }
@@ -124,12 +124,12 @@ impl MultipathLane {
     /// Accounts for `done[from..]`, which came back from path `index`, and takes those out that a
     /// path error ended.
     #[inline(always)]
-    fn polled(&mut self, index: usize, done: &mut Batch, from: usize) {
+    fn polled(&mut self, index: usize, done: &mut Batch, from: usize, cx: &Cx<'_>) {
         let back = &done[from..];
         if let [only] = back
             && only.status.is_ok()
         {
-            return self.count(index, 1, only.sectors);
+            return self.count(index, back, only.sectors, cx);
         }
         let (mut all_ok, mut sectors) = (true, Sectors::ZERO);
         for bio in back {
@@ -137,28 +137,28 @@ impl MultipathLane {
             sectors += bio.sectors;
         }
         if all_ok {
-            self.count(index, back.len(), sectors);
+            self.count(index, back, sectors, cx);
         } else {
-            self.errors(index, done, from, sectors);
+            self.errors(index, done, from, sectors, cx);
         }
     }
 
-    /// So many bios came back from path `index`, all well.
+    /// `back` came back from path `index`, all well.
     #[inline(always)]
-    fn count(&mut self, index: usize, count: usize, sectors: Sectors) {
-        self.served[index].served(count as u64, sectors.bytes());
-        self.router.polled(self.places[index], count, sectors);
+    fn count(&mut self, index: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
+        self.served[index].served(back.len() as u64, sectors.bytes());
+        self.router.polled(self.places[index], back, sectors, cx);
     }
 
     /// Sorts out what came back with an error: path errors go round again, the rest goes up.
     #[cold]
-    fn errors(&mut self, index: usize, done: &mut Batch, from: usize, sectors: Sectors) {
+    fn errors(&mut self, index: usize, done: &mut Batch, from: usize, sectors: Sectors, cx: &Cx<'_>) {
         if !bugs::on(Bug::ErrorsNotServed) {
             self.served[index].served((done.len() - from) as u64, sectors.bytes());
         }
         let kept = bugs::on(Bug::LoadKeptOnError);
-        let (count, sectors) = if kept { (0, Sectors::ZERO) } else { (done.len() - from, sectors) };
-        self.router.polled(self.places[index], count, sectors);
+        let (back, sectors) = if kept { (&[][..], Sectors::ZERO) } else { (&done[from..], sectors) };
+        self.router.polled(self.places[index], back, sectors, cx);
         let before = self.again.len();
         self.spare.extend(done.drain(from..));
         for bio in self.spare.drain(..) {
@@ -220,7 +220,7 @@ impl Lane for MultipathLane {
             let came = &back[from..];
             let sectors = Sectors(came.iter().map(|bio| bio.sectors.0).sum());
             if !bugs::on(Bug::LoadKeptOnHandBack) {
-                self.router.polled(self.places[index], came.len(), sectors);
+                self.router.polled(self.places[index], came, sectors, cx);
             }
         }
         self.hand_back(how, back);

@@ -8,8 +8,8 @@
 use super::selector::SelectorLane;
 use super::state::{GroupView, Shared, Word, choose};
 use std::ops::Range;
-use udm_core::Sectors;
 use udm_core::bugs::{self, Bug};
+use udm_core::{Bio, Cx, Sectors};
 
 /// The index of no group.
 const NO_GROUP: usize = usize::MAX;
@@ -83,11 +83,16 @@ impl Router {
         self.groups.get_mut(self.group)
     }
 
-    /// The path at `place` of `group` was polled: `count` bios came back, if any, `sectors` long in
-    /// all.
+    /// The path at `place` of `group` was polled: `back` came back, `sectors` long in all.
     #[inline(always)]
-    pub(super) fn polled(&mut self, (group, place): (u32, u32), count: usize, sectors: Sectors) {
-        self.groups[group as usize].selector.polled(place as usize, count, sectors);
+    pub(super) fn polled(
+        &mut self,
+        (group, place): (u32, u32),
+        back: &[Box<Bio>],
+        sectors: Sectors,
+        cx: &Cx<'_>,
+    ) {
+        self.groups[group as usize].selector.polled(place as usize, back, sectors, cx);
     }
 
     /// Brings the lane up to date and chooses the group.

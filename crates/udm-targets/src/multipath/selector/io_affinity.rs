@@ -13,7 +13,7 @@ use super::{ArgFault, Bios, Choose, Selector, SelectorLane, SelectorType};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use udm_core::{Bio, CoreId, Sectors};
+use udm_core::{Bio, CoreId, Cx, Sectors};
 
 pub(super) const TYPE: SelectorType =
     SelectorType { name: "io-affinity", new: |_| Some(Box::<IoAffinity>::default()) };
@@ -145,7 +145,7 @@ impl Choose for IoAffinityLane {
     }
 
     #[inline]
-    fn choose(&mut self, _bio: &Bio) -> usize {
+    fn choose(&mut self, _bio: &mut Bio) -> usize {
         self.missed += u64::from(self.is_miss);
         self.chosen
     }
@@ -161,7 +161,7 @@ impl Choose for IoAffinityLane {
     }
 
     #[inline]
-    fn polled(&mut self, _path: usize, _count: usize, _sectors: Sectors) {
+    fn polled(&mut self, _path: usize, _back: &[Box<Bio>], _sectors: Sectors, _cx: &Cx<'_>) {
         if self.missed > 0 {
             self.selector.misses.fetch_add(std::mem::take(&mut self.missed), Ordering::Relaxed);
         }
@@ -171,6 +171,7 @@ impl Choose for IoAffinityLane {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use udm_core::{CoreState, Nanos};
 
     #[test]
     fn masks_are_the_kernels() {
@@ -210,9 +211,10 @@ mod tests {
             let mut chosen = Vec::new();
             for lane in lanes {
                 let SelectorLane::IoAffinity(lane) = lane else { unreachable!() };
-                let paths: Vec<_> = (0..10).map(|_| lane.choose(&Bio::default())).collect();
+                let paths: Vec<_> = (0..10).map(|_| lane.choose(&mut Bio::default())).collect();
                 assert!(paths.iter().all(|path| *path == paths[0]));
-                lane.polled(paths[0], 10, Sectors(80));
+                let mut core = CoreState::new(CoreId(0), 4, 1, None);
+                lane.polled(paths[0], &[], Sectors(0), &core.cx(Nanos(1)));
                 chosen.push(paths[0]);
             }
             chosen

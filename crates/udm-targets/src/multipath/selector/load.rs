@@ -22,7 +22,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicU64, Ordering};
-use udm_core::{Bio, Sectors};
+use udm_core::{Bio, Cx, Sectors};
 
 /// What a selector by load compares.
 pub(in crate::multipath) trait Rule: Send + Sync + 'static {
@@ -76,6 +76,11 @@ impl Loads {
     pub(super) fn get(&self, path: usize) -> u64 {
         self.0[path].load(Ordering::Relaxed)
     }
+
+    /// Adds `change`, modulo 2^64.
+    pub(super) fn add(&self, path: usize, change: u64) {
+        self.0[path].fetch_add(change, Ordering::Relaxed);
+    }
 }
 
 /// A selector with loads.
@@ -121,6 +126,16 @@ impl<S: Loaded> LoadLane<S> {
 
     fn usable(&self) -> impl Iterator<Item = (usize, &Slot)> {
         self.slots.iter().enumerate().filter(|(_, slot)| slot.bar == 0)
+    }
+
+    /// `count` bios came back from `path`, `sectors` long in all.
+    #[inline(always)]
+    fn came_back(&mut self, path: usize, count: usize, sectors: Sectors) {
+        let slot = &mut self.slots[path];
+        slot.fresh = slot.fresh.wrapping_sub(S::Rule::total(count, sectors));
+        if slot.fresh != 0 {
+            slot.publish(&self.selector.loads().0[path]);
+        }
     }
 
     /// Which paths can be used has changed.
@@ -271,7 +286,7 @@ impl<S: Loaded> Choose for LoadLane<S> {
     }
 
     #[inline]
-    fn choose(&mut self, bio: &Bio) -> usize {
+    fn choose(&mut self, bio: &mut Bio) -> usize {
         self.choose_one(bio)
     }
 
@@ -291,12 +306,8 @@ impl<S: Loaded> Choose for LoadLane<S> {
     }
 
     #[inline]
-    fn polled(&mut self, path: usize, count: usize, sectors: Sectors) {
-        let slot = &mut self.slots[path];
-        slot.fresh = slot.fresh.wrapping_sub(S::Rule::total(count, sectors));
-        if slot.fresh != 0 {
-            slot.publish(&self.selector.loads().0[path]);
-        }
+    fn polled(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, _cx: &Cx<'_>) {
+        self.came_back(path, back.len(), sectors);
     }
 }
 
@@ -366,8 +377,8 @@ fn choose_all<S: Loaded>(lane: &mut LoadLane<S>, bios: udm_core::Batch) -> Vec<u
         fn put(&mut self, path: usize, _: Box<Bio>) {
             self.1.push(path);
         }
-        fn each(&mut self, mut choose: impl FnMut(&Bio) -> Option<usize>) -> Option<Box<Bio>> {
-            self.0.find_map(|bio| match choose(&bio) {
+        fn each(&mut self, mut choose: impl FnMut(&mut Bio) -> Option<usize>) -> Option<Box<Bio>> {
+            self.0.find_map(|mut bio| match choose(&mut bio) {
                 Some(path) => {
                     self.1.push(path);
                     None
@@ -428,8 +439,8 @@ mod loom_tests {
             assert_eq!(choose_all(lane, batch), vec![0; bios]);
         };
         choose(&mut lane, 2);
-        lane.polled(0, 0, Sectors(0));
-        lane.polled(0, 1, Sectors(0));
+        lane.came_back(0, 0, Sectors(0));
+        lane.came_back(0, 1, Sectors(0));
         choose(&mut lane, 1);
         let seen = lane.slots[0].load();
         assert!((2..=4).contains(&seen), "two of its own and up to two of the other's, not {seen}");

@@ -9,6 +9,7 @@
 //! On one core the sequence of choices is the kernel's. A selector knows its paths by their place
 //! in the group, from 0 in the table's order. [`SELECTORS`] lists them all.
 
+mod historical_service_time;
 mod io_affinity;
 mod load;
 mod queue_length;
@@ -29,8 +30,13 @@ pub struct SelectorType {
 }
 
 /// All path selectors.
-pub const SELECTORS: &[SelectorType] =
-    &[round_robin::TYPE, queue_length::TYPE, service_time::TYPE, io_affinity::TYPE];
+pub const SELECTORS: &[SelectorType] = &[
+    round_robin::TYPE,
+    queue_length::TYPE,
+    service_time::TYPE,
+    historical_service_time::TYPE,
+    io_affinity::TYPE,
+];
 
 /// Why a path's arguments were refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,6 +94,8 @@ pub(super) enum SelectorLane {
     QueueLength(load::LoadLane<queue_length::QueueLength>),
     /// By the bytes in flight.
     ServiceTime(load::LoadLane<service_time::ServiceTime>),
+    /// By the time that bios took.
+    Historical(historical_service_time::HistoricalLane),
     /// By the core.
     IoAffinity(io_affinity::IoAffinityLane),
 }
@@ -101,7 +109,7 @@ pub(super) trait Bios {
     fn put(&mut self, path: usize, bio: Box<Bio>);
 
     /// Takes one after the other to the path that `choose` says: the first for which it says none.
-    fn each(&mut self, choose: impl FnMut(&Bio) -> Option<usize>) -> Option<Box<Bio>>;
+    fn each(&mut self, choose: impl FnMut(&mut Bio) -> Option<usize>) -> Option<Box<Bio>>;
 }
 
 /// Those of a batch on their way to the legs of a group.
@@ -123,7 +131,7 @@ impl Bios for ToGroup<'_> {
     }
 
     #[inline(always)]
-    fn each(&mut self, mut choose: impl FnMut(&Bio) -> Option<usize>) -> Option<Box<Bio>> {
+    fn each(&mut self, mut choose: impl FnMut(&mut Bio) -> Option<usize>) -> Option<Box<Bio>> {
         let first = self.first;
         self.deal.each(|bio| choose(bio).map(|path| first + path))
     }
@@ -138,18 +146,25 @@ pub(super) trait Choose {
     /// the earliest comes first.
     fn reinstate(&mut self, path: usize);
 
+    /// A batch is to be chosen for: the time to look at what the choice goes by, for those that do
+    /// not look while they choose.
+    #[inline(always)]
+    fn look(&mut self, cx: &Cx<'_>) {
+        let _ = cx;
+    }
+
     /// The path for a bio that is a batch of its own: a usable one, of which there is at least one.
-    fn choose(&mut self, bio: &Bio) -> usize;
+    fn choose(&mut self, bio: &mut Bio) -> usize;
 
     /// Says the path for each of `bios`: what so many calls of [`Choose::choose`] would choose if
     /// nothing changed meanwhile.
     fn choose_all(&mut self, bios: &mut impl Bios);
 
-    /// `count` bios came back from `path`, well or not, `sectors` long in all; perhaps none. Called
+    /// `back` came back from `path`, well or not, `sectors` long in all; perhaps none. Called
     /// once for each poll in which bios of the path are in flight or come back: the time to tell
     /// the other cores what has changed on it.
-    fn polled(&mut self, path: usize, count: usize, sectors: Sectors) {
-        let _ = (path, count, sectors);
+    fn polled(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
+        let _ = (path, back, sectors, cx);
     }
 }
 
@@ -160,6 +175,7 @@ macro_rules! each {
             SelectorLane::RoundRobin($lane) => $do,
             SelectorLane::QueueLength($lane) => $do,
             SelectorLane::ServiceTime($lane) => $do,
+            SelectorLane::Historical($lane) => $do,
             SelectorLane::IoAffinity($lane) => $do,
         }
     };
@@ -185,15 +201,16 @@ impl SelectorLane {
 
     /// See [`Choose::polled`].
     #[inline(always)]
-    pub(super) fn polled(&mut self, path: usize, count: usize, sectors: Sectors) {
-        each!(self, lane => lane.polled(path, count, sectors));
+    pub(super) fn polled(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
+        each!(self, lane => lane.polled(path, back, sectors, cx));
     }
 }
 
 /// Out of line, as the loop that chooses is: each has all registers then.
 #[inline(never)]
 fn deal(lane: &mut impl Choose, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
-    match &batch[..] {
+    lane.look(cx);
+    match &mut batch[..] {
         [only] => {
             let path = lane.choose(only);
             legs.submit(first + path, batch, cx);

@@ -77,7 +77,7 @@ impl Choose for RoundRobinLane {
     }
 
     #[inline]
-    fn choose(&mut self, _bio: &Bio) -> usize {
+    fn choose(&mut self, _bio: &mut Bio) -> usize {
         let path = self.order[self.head];
         self.head = super::behind(self.head, self.order.len());
         path as usize

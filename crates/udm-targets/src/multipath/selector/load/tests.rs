@@ -24,14 +24,14 @@ fn same<S: Loaded>(selector: &Arc<S>, batches: &[Vec<u64>], changes: &[usize]) {
     let mut lanes = [(); 2].map(|()| LoadLane::new(Arc::clone(selector)));
     let paths = lanes[0].slots.len();
     for (batch, change) in batches.iter().zip(changes.iter().cycle()) {
-        let bios = bios(batch);
-        let one_by_one: Vec<usize> = bios.iter().map(|bio| lanes[1].choose(bio)).collect();
+        let mut bios = bios(batch);
+        let one_by_one: Vec<usize> = bios.iter_mut().map(|bio| lanes[1].choose(bio)).collect();
         let chosen = choose_all(&mut lanes[0], bios);
         assert_eq!(chosen, one_by_one);
         let path = change % paths;
         let back: Vec<_> = batch.iter().zip(&chosen).filter(|(_, to)| **to == path).collect();
         for lane in &mut lanes {
-            lane.polled(path, back.len(), Sectors(back.iter().map(|(sectors, _)| **sectors).sum()));
+            lane.came_back(path, back.len(), Sectors(back.iter().map(|(sectors, _)| **sectors).sum()));
             let usable = lane.usable().count();
             match (change / paths % 3, lane.slots[path].bar) {
                 (1, 0) if usable > 1 => lane.fail(path),

@@ -1,0 +1,231 @@
+//! Rows H01 to H05 and H07 of the cases for multipath, and comparisons.
+
+use super::*;
+use proptest::prelude::*;
+use udm_core::CoreState;
+
+fn selector(args: &[&str], paths: usize) -> Arc<HistoricalServiceTime> {
+    let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+    let base = args.first().map_or(BASE, |word| word.parse().unwrap());
+    let threshold = args.get(1).map_or(0, |word| word.parse().unwrap());
+    assert_eq!(new(&args).unwrap().args(), format!("2 {base} {threshold}"));
+    let mut weights = [0; WEIGHTS];
+    (0..WEIGHTS - 1).for_each(|n| weights[n] = power(base.into(), n as u32 + 1));
+    let (list, loads) = (Vec::new(), Loads::default());
+    let mut made = HistoricalServiceTime { base, threshold, weights, paths: list, loads };
+    (0..paths).for_each(|_| made.add_path(&[], 1).unwrap());
+    Arc::new(made)
+}
+
+fn lane(selector: &Arc<HistoricalServiceTime>) -> HistoricalLane {
+    match Arc::clone(selector).lane(CoreId(0)) {
+        SelectorLane::Historical(lane) => lane,
+        _ => unreachable!(),
+    }
+}
+
+/// One bio at `now`: its path.
+fn send(lane: &mut HistoricalLane, now: u64) -> (usize, Box<Bio>) {
+    let (mut core, mut bio) = (CoreState::new(CoreId(0), 1, 1, None), Bio::new());
+    lane.look(&core.cx(Nanos(now)));
+    (lane.choose(&mut bio), bio)
+}
+
+fn back(lane: &mut HistoricalLane, path: usize, bio: Box<Bio>, now: u64) {
+    let mut core = CoreState::new(CoreId(0), 1, 1, None);
+    lane.polled(path, &[bio], Sectors(8), &core.cx(Nanos(now)));
+}
+
+fn info(selector: &HistoricalServiceTime, path: usize) -> [u64; 3] {
+    let words: Vec<u64> = selector.path_info(path).split(' ').map(|word| word.parse().unwrap()).collect();
+    words.try_into().unwrap()
+}
+
+#[test]
+fn h01_weights() {
+    let selector = selector(&["972"], 1);
+    for (n, want) in
+        [(0, 972), (1, 923), (2, 876), (3, 832), (7, 676), (15, 446), (31, 194), (47, 84), (62, 39), (63, 0)]
+    {
+        assert_eq!(selector.weights[n], want, "weight {n}");
+    }
+}
+
+#[test]
+fn h02_averages() {
+    const MS: u64 = 1_000_000;
+    let selector = selector(&[], 2);
+    let mut lane = lane(&selector);
+    for (n, want) in [52000972, 101360298, 148213095, 192686649, 234901780, 274973174, 313009693, 349114670]
+        .into_iter()
+        .enumerate()
+    {
+        let start = (n as u64 + 1) * 10 * MS;
+        let mut bio = Bio::new();
+        bio.sent = Nanos(start);
+        back(&mut lane, 0, bio, start + MS);
+        let [average, load, stale_after] = info(&selector, 0);
+        // What came back was never sent, by this lane.
+        assert_eq!((average, load), (want, 0u64.wrapping_sub(n as u64 + 1)), "bio {n}");
+        if n == 0 {
+            assert_eq!(stale_after, 11101564);
+        }
+    }
+}
+
+#[test]
+fn h03_overlapping() {
+    let selector = selector(&[], 2);
+    let mut lane = lane(&selector);
+    for (start, end, want) in [(1_000, 5_001_000, 260000972), (2_000, 6_001_000, 298797798)] {
+        let mut bio = Bio::new();
+        bio.sent = Nanos(start);
+        back(&mut lane, 0, bio, end);
+        assert_eq!(info(&selector, 0)[0], want);
+    }
+}
+
+/// The recorded averages, of service times that give them.
+#[test]
+fn recorded_averages() {
+    let selector = selector(&[], 1);
+    for (times, averages) in [
+        ([1240584, 2302027, 1196333, 1188578], [64511340, 180940778, 233961695, 283886884]),
+        ([20257330, 26673616, 23228199, 20334222], [2045991253, 4538224597, 6436654840, 7855545892]),
+    ] {
+        let mut average = ONE;
+        for (time, want) in times.into_iter().zip(averages) {
+            average = selector.average(average, time);
+            assert_eq!(average, want);
+        }
+    }
+    for (time, want) in [
+        (100_000, 977200000),
+        (20_000_000, 2943000000),
+        (100_000_000, 28150000000),
+        (2_000_000_000, 2048000000000),
+    ] {
+        assert_eq!(selector.average(1_024_000_000, time), want);
+    }
+    assert_eq!(selector.average(u64::MAX >> 10, u64::MAX), TIME_MAX);
+}
+
+#[test]
+fn h04_fresh_paths_take_turns() {
+    let selector = selector(&[], 2);
+    let mut lane = lane(&selector);
+    let (first, bio) = send(&mut lane, 1_000_000);
+    back(&mut lane, first, bio, 1_100_000);
+    let (second, bio) = send(&mut lane, 1_200_000);
+    assert_eq!((first, second), (0, 1));
+    back(&mut lane, second, bio, 1_300_000);
+}
+
+/// A path of 1 ms and one of 20 ms, four bios in flight: the slow one gets 1 to 5 in a hundred
+/// (10 of 400 in the kernel).
+#[test]
+fn h05_a_slow_path_is_left_alone() {
+    const MS: u64 = 1_000_000;
+    let selector = selector(&[], 2);
+    let mut lane = lane(&selector);
+    let mut under_way: Vec<(u64, usize, Box<Bio>)> = Vec::new();
+    // Each path serves one after the other.
+    let (mut now, mut free, mut counts) = (1, [0u64; 2], [0; 2]);
+    for _ in 0..400 {
+        if under_way.len() == 4 {
+            let next = (0..4).min_by_key(|&i| under_way[i].0).unwrap();
+            let (end, path, bio) = under_way.swap_remove(next);
+            now = end;
+            back(&mut lane, path, bio, now);
+        }
+        let (path, bio) = send(&mut lane, now);
+        counts[path] += 1;
+        free[path] = free[path].max(now) + [MS, 20 * MS][path];
+        under_way.push((free[path], path, bio));
+    }
+    assert!((4..=20).contains(&counts[1]), "{counts:?}");
+}
+
+#[test]
+fn h07_a_path_that_failed_keeps_its_average() {
+    let selector = selector(&[], 2);
+    let mut lane = lane(&selector);
+    let (path, bio) = send(&mut lane, 1_000_000);
+    back(&mut lane, path, bio, 3_000_000);
+    let before = info(&selector, path);
+    lane.fail(path);
+    assert_eq!(send(&mut lane, 4_000_000).0, 1 - path);
+    lane.reinstate(path);
+    assert_eq!(info(&selector, path), before);
+}
+
+#[test]
+fn comparisons() {
+    let slot = |average, load, stale_after| Slot { average, load, stale_after, ..Slot::default() };
+    let rows = [
+        // As good as each other: what is in flight decides.
+        ((1024, 3, 9), (1024, 2, 9), 1, 1),
+        ((1024, 2, 9), (2048, 2, 9), 2, 0),
+        // Both idle: the one that is stale for longest.
+        ((5000, 0, 4), (1024, 0, 6), 0, -2),
+        // One idle and stale: it is tried.
+        ((50000, 0, 3), (1024, 1, 20), 0, -20),
+        ((1024, 1, 20), (50000, 0, 3), 0, 20),
+        // The cost decides, and a full tie goes to the one looked at last.
+        ((2048, 1, 20), (1024, 1, 20), 0, 1),
+        ((2048, 1, 20), (1024, 4, 20), 0, -1),
+        ((1024, 1, 20), (1024, 1, 20), 0, -1),
+        // A winner that is stale gets no more than an equal share.
+        ((1024, 3, 5), (4096, 2, 20), 0, 1),
+        ((1024, 1, 5), (4096, 2, 20), 0, -1),
+    ];
+    for (c, b, threshold, want) in rows {
+        let (c, b) = (slot(c.0, c.1, c.2), slot(b.0, b.1, b.2));
+        assert_eq!(compare(&c, &b, 10, threshold), want, "{c:?} v {b:?}");
+    }
+}
+
+proptest! {
+    /// However bios come and go, on however many lanes: none is left in flight, and what is chosen
+    /// can be used.
+    #[test]
+    fn loads_end_at_nothing(
+        steps in proptest::collection::vec((0usize..2, 0u8..6, 0usize..3, 1u64..50_000_000), 1..200),
+    ) {
+        let selector = selector(&[], 3);
+        let mut lanes = [lane(&selector), lane(&selector)];
+        let mut usable = [[true; 3]; 2];
+        let (mut under_way, mut now) = ([Vec::new(), Vec::new()], 1);
+        for (n, what, path, time) in steps {
+            now += time;
+            match what {
+                0 if usable[n][path] && usable[n].iter().filter(|usable| **usable).count() > 1 => {
+                    usable[n][path] = false;
+                    lanes[n].fail(path);
+                }
+                1 if !usable[n][path] => {
+                    usable[n][path] = true;
+                    lanes[n].reinstate(path);
+                }
+                2 | 3 if !under_way[n].is_empty() => {
+                    let (path, bio) = under_way[n].remove(0);
+                    back(&mut lanes[n], path, bio, now);
+                }
+                _ => {
+                    let (path, bio) = send(&mut lanes[n], now);
+                    prop_assert!(usable[n][path]);
+                    under_way[n].push((path, bio));
+                }
+            }
+        }
+        let first = under_way[0].drain(..).collect::<Vec<_>>();
+        for (path, bio) in first {
+            back(&mut lanes[0], path, bio, now);
+        }
+        // What a lane that goes away has in flight is no load any more.
+        drop(lanes);
+        for path in 0..3 {
+            prop_assert_eq!(info(&selector, path)[1], 0);
+        }
+    }
+}
