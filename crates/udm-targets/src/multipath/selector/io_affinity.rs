@@ -2,10 +2,10 @@
 //! asked.
 //!
 //! A path's argument is the mask of its CPUs, in hexadecimal. A CPU is a core of udm, by its number
-//! from 0. A core takes the path that owns it while that can be used; else the first usable owner of
-//! another core, in the cores' order (the kernel looks first among the CPUs of the same NUMA node;
-//! udm counts all its cores as one). What a core without an owner chooses counts as a *miss*, which
-//! `status` shows for each path as one number for all.
+//! from 0. A core takes the path that owns it while that can be used; else the first usable owner
+//! of another core, in the cores' order (the kernel looks first among the CPUs of the same NUMA
+//! node; udm counts all its cores as one). What a core without an owner chooses counts as a *miss*,
+//! which `status` shows for each path as one number for all.
 //!
 //! Nothing is shared but the number of misses: a core that has one adds to it once a poll.
 
