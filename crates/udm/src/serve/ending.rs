@@ -13,7 +13,7 @@
 
 use crate::log;
 use rustix::net::sockopt::socket_acceptconn;
-use rustix::net::{Shutdown, shutdown};
+use rustix::net::{Shutdown, SocketAddrAny, SocketAddrUnix, getpeername, getsockname, shutdown};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal, getpid, pidfd_getfd, pidfd_open};
 use std::collections::HashMap;
 use std::io;
@@ -179,11 +179,19 @@ fn hang_up() -> io::Result<()> {
             continue;
         }
         let Ok(socket) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else { continue };
-        if socket_acceptconn(&socket) == Ok(false) {
+        // A pair without names is the runtime's own, which panics when that ends.
+        let inside = is_unnamed(getsockname(&socket).ok()) && is_unnamed(getpeername(&socket).ok().flatten());
+        if socket_acceptconn(&socket) == Ok(false) && !inside {
             let _ = shutdown(&socket, Shutdown::Both);
         }
     }
     Ok(())
+}
+
+/// The address of a Unix socket that was never bound.
+fn is_unnamed(address: Option<SocketAddrAny>) -> bool {
+    let unix = address.and_then(|address| SocketAddrUnix::try_from(address).ok());
+    unix.is_some_and(|unix| unix.path().is_none())
 }
 
 impl Plan {
