@@ -189,6 +189,10 @@ pub enum Bug {
     MapLacksOwn,
     /// A map since an instant that nobody keeps any more is given all the same.
     MapOutlives,
+    /// A store that can't be told that it is invalid is marked nowhere.
+    MarkNotKept,
+    /// A write ends for want of room, and who waits for the chunk that it had claimed is not told.
+    GivenUpUnheard,
     /// What straddles the end of a receive's memory loses a byte on its way into the next.
     CutLosesByte,
     /// The rest of a send that was short begins where the send began.
@@ -253,7 +257,7 @@ pub enum World {
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 111] = [
+    pub const ALL: [(Bug, World); 112] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -342,6 +346,8 @@ impl Bug {
         (Bug::GrownNotRung, World::Snapshots),
         (Bug::MapLacksOwn, World::Snapshots),
         (Bug::MapOutlives, World::Snapshots),
+        (Bug::MarkNotKept, World::Snapshots),
+        (Bug::GivenUpUnheard, World::Snapshots),
         (Bug::CutLosesByte, World::Nbd),
         (Bug::AnswerSentTwice, World::Nbd),
         (Bug::BufferBackEarly, World::Nbd),

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::{EBUSY, EMLINK, ENOENT};
 use udm_core::{DevNo, Limits, Nanos};
-use udm_dm::{DeviceRef, LookupError, Pending, Resolver, TargetError, Upkeep};
+use udm_dm::{DeviceRef, LookupError, Pending, Resolver, StoreMark, TargetError, Upkeep};
 use udm_dm::{
     mapped::{Changes, MappedDevice},
     table::Table,
@@ -41,6 +41,11 @@ impl Resolver for Names {
         let device = self.devices.get(i).and_then(Option::as_ref).ok_or_else(missing)?;
         let number = DevNo { major: 253, minor: i as u32 };
         Ok(DeviceRef { number, name: word.into(), device: device.clone(), hold: None })
+    }
+
+    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn StoreMark>> {
+        let path = device.name.strip_prefix('p').and_then(|n| n.parse::<usize>().ok());
+        Some(self.paths.get(path?)?.mark())
     }
 }
 

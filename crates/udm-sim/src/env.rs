@@ -3,12 +3,14 @@
 //! One [`Env`] to a world, behind a mutex that only one thread ever takes: paths are devices, and
 //! devices must be `Sync`.
 
+use crate::beside::{Asked, Marked};
 use crate::chance::{Chance, Stream};
 use crate::cores::Purpose;
 use crate::disk::Disk;
 use crate::effect::Late;
 use crate::plan::{Class, Without};
 use crate::trace::Trace;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use udm_core::{Bio, Nanos, Status};
 
@@ -105,18 +107,6 @@ impl PathState {
             ..PathState::well(disk, latency)
         }
     }
-}
-
-/// A disk that was asked to grow.
-pub struct Growing {
-    /// When it has, or can't.
-    pub at: Nanos,
-    /// Which.
-    pub disk: usize,
-    /// To so many sectors.
-    pub size: u64,
-    /// Who is told.
-    pub then: udm_core::Grown,
 }
 
 /// What came back from a path since its multipath target was loaded.
@@ -219,8 +209,10 @@ pub struct Env {
     pub changes: u64,
     /// With which of these it goes off.
     pub cut_at: Option<u64>,
-    /// Disks that were asked to grow.
-    pub growths: Vec<Growing>,
+    /// What threads beside the cores are at.
+    pub asked: Vec<Asked>,
+    /// The marks of stores, by disk.
+    pub marks: BTreeMap<usize, Marked>,
     /// A task has its turn, for this: what it opens gets no requests of devices.
     pub task: Option<Purpose>,
     /// The visit under way, where others may act in the middle of it: a path that fails then is
@@ -270,7 +262,8 @@ impl Env {
             crashes: 0,
             changes: 0,
             cut_at: None,
-            growths: Vec::new(),
+            asked: Vec::new(),
+            marks: BTreeMap::new(),
             task: None,
             visit: None,
             faults: 0,
@@ -295,8 +288,11 @@ impl Env {
         self.crashes += 1;
         self.dead = true;
         self.late.clear();
-        let Env { disks, chance, .. } = self;
+        let Env { disks, chance, marks, .. } = self;
         disks.iter_mut().for_each(|d| d.crash(chance));
+        // One that was not kept yet is, or is not.
+        marks.retain(|_, mark| mark.lasts || chance.one_in(2));
+        marks.values_mut().for_each(|mark| mark.lasts = true);
     }
 
     /// Is this open one that fails?

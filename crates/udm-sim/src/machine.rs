@@ -216,15 +216,15 @@ impl Machine {
     pub(crate) fn jump(&mut self) -> bool {
         let cores = (0..self.cores.len()).map(|c| self.reason(c)).min().unwrap_or(Nanos::NEVER);
         let mut env = lock(&self.env);
-        let grown = env.growths.iter().map(|growing| growing.at).min().unwrap_or(Nanos::NEVER);
-        let next = cores.min(grown).min(self.timers.next());
+        let beside = env.asked.iter().map(|asked| asked.at).min().unwrap_or(Nanos::NEVER);
+        let next = cores.min(beside).min(self.timers.next());
         if next > env.now && next != Nanos::NEVER {
             self.totals.simulated += next.since(env.now).0;
             env.now = next;
             let (at, core) = (env.now, NO_CORE);
             env.trace.add(at, core, Kind::Jump, [next.0, 0, 0, 0]);
         }
-        cores.min(grown) != Nanos::NEVER
+        cores.min(beside) != Nanos::NEVER
     }
 
     /// No core has or will have a reason for a turn.

@@ -6,9 +6,10 @@
 //! have taken effect, whole or in part. A lane may be full: what it can't take it keeps for later,
 //! and hands back to a suspend that wants it.
 
+use crate::beside::{Asked, SimMark, What};
 use crate::cores::Purpose;
 use crate::effect;
-use crate::env::{Env, Growing, Mode, SharedEnv, lock};
+use crate::env::{Env, Mode, SharedEnv, lock};
 use crate::fate;
 use crate::trace::{Kind, op_bits, range};
 use slab::Slab;
@@ -35,6 +36,14 @@ impl SimPath {
         let state = lock(env);
         let commons = state.disks[state.paths[index].disk].commons.clone();
         SimPath { id: DeviceId::new(), index, env: env.clone(), commons }
+    }
+}
+
+impl SimPath {
+    /// The marks of the store on its disk.
+    pub(crate) fn mark(&self) -> Arc<SimMark> {
+        let disk = lock(&self.env).paths[self.index].disk;
+        Arc::new(SimMark { disk, env: self.env.clone() })
     }
 }
 
@@ -86,13 +95,13 @@ impl Device for SimPath {
         let mut env = lock(&self.env);
         let (disk, most) =
             (env.paths[self.index].disk, env.chance.pick(&[0, 1, 10_000, 10_000_000, 3_000_000_000]));
-        if most == 0 {
+        if most == 0 && !env.dead {
             env.disks[disk].grow(size.0);
             drop(env);
             return then(Ok(()));
         }
         let at = Nanos(env.now.0 + env.chance.below(most));
-        env.growths.push(Growing { at, disk, size: size.0, then });
+        env.asked.push(Asked { at, disk, what: What::Grow(size.0, then) });
     }
 
     fn limits(&self) -> Limits {

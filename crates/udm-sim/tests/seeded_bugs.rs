@@ -13,7 +13,7 @@ const STEPS: u64 = 5000;
 const SEEDS_MAX: u64 = 2000;
 
 /// Bugs that take more seeds than there is time for here: for long runs with `--bug`.
-const RARE: [Bug; 3] = [Bug::PreparedNotBusy, Bug::EndMarkWaits, Bug::CopyHandedBack];
+const RARE: [Bug; 4] = [Bug::PreparedNotBusy, Bug::EndMarkWaits, Bug::CopyHandedBack, Bug::GivenUpUnheard];
 
 /// Bugs that show only where a core acts in the middle of another's turn.
 const BETWEEN: [Bug; 2] = [Bug::FailNotAtomic, Bug::SeenTooLate];

@@ -3,6 +3,7 @@
 
 use super::sides::Coming;
 use super::world::World;
+use crate::beside::MARKED;
 use crate::control::Names;
 use crate::control_io::SimIo;
 use crate::env::lock;
@@ -74,6 +75,10 @@ impl World {
         let table = match built {
             Ok(table) => table,
             Err(_) if failed || self.dead => return Ok(false),
+            Err(error) if error.to_string().contains(MARKED) => {
+                self.machine.say(format!("it is refused: {error}"));
+                return Ok(false);
+            }
             Err(error) => return Err(format!("{words}: {error}")),
         };
         if let Some((from, group)) = instant {

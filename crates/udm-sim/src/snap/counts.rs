@@ -34,6 +34,8 @@ pub struct Counts {
     pub refused: u64,
     /// Stores that grew, as what waited for room needed.
     pub grown: u64,
+    /// Stores that were marked elsewhere.
+    pub marked: u64,
     /// Steps by which stores grew by themselves.
     pub grew: u64,
     /// Discards of snapshots that ended well.
@@ -56,7 +58,7 @@ pub struct Counts {
 
 impl Counts {
     /// What must come in many runs, and the class that brings it.
-    fn all(&self) -> [(&'static str, Option<Class>, u64); 23] {
+    fn all(&self) -> [(&'static str, Option<Class>, u64); 24] {
         [
             ("made", None, self.made),
             ("made together", None, self.grouped),
@@ -72,6 +74,7 @@ impl Counts {
             ("overflowed", Some(Class::Small), self.overflowed),
             ("writes without room", Some(Class::Small), self.refused),
             ("grown", Some(Class::Small), self.grown),
+            ("marked", Some(Class::Errors), self.marked),
             ("grown by themselves", Some(Class::Small), self.grew),
             ("discards", Some(Class::Trim), self.discards),
             ("passed down", Some(Class::Trim), self.passed_down),
@@ -100,6 +103,7 @@ impl Counts {
         self.overflowed += c.overflowed;
         self.refused += c.refused;
         self.grown += c.grown;
+        self.marked += c.marked;
         self.grew += c.grew;
         self.discards += c.discards;
         self.passed_down += c.passed_down;

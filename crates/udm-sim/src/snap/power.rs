@@ -68,13 +68,16 @@ impl World {
             let below = self.sides[side].origin;
             let there = self.sides[below].mapped.is_some();
             if !(there && self.sides[side].live && self.sides[side].is_persistent()) {
-                let one = &mut self.sides[side];
-                (one.live, one.merging, one.base) = (false, None, format!("@d{side}"));
+                self.forget(side);
                 continue;
             }
             let device = self.device(side)?;
             if !self.load_snapshot(side, None)? {
-                return if self.is_dead() { Ok(()) } else { fails(side) };
+                match self.is_marked(side) && !self.is_dead() {
+                    true => self.forget(side),
+                    false => return if self.is_dead() { Ok(()) } else { fails(side) },
+                }
+                continue;
             }
             self.must_resume(&[device])?;
             self.tell_settings(side)?;
@@ -99,6 +102,12 @@ impl World {
             self.counts.survived += u64::from(valid && self.counts.cuts > 0);
         }
         Ok(())
+    }
+
+    /// A snapshot has gone with the power.
+    fn forget(&mut self, side: usize) {
+        let one = &mut self.sides[side];
+        (one.mapped, one.live, one.merging, one.base) = (None, false, None, format!("@d{side}"));
     }
 
     /// Has the table of an origin loaded at the door of `side`, or that of the merge into it.
@@ -259,12 +268,6 @@ impl World {
         (self.machine.resting, self.machine.reading) = (true, false);
         self.machine.timers.clear();
         (0..self.machine.paths.len()).for_each(|p| self.restore(p));
-        // Where its store could not be told, a snapshot that was invalid may pass for valid.
-        for side in self.origins()..self.sides.len() {
-            if self.status(side) == "Invalid" && self.is_faulty(side) {
-                self.sides[side].live = false;
-            }
-        }
         let machine = &mut self.machine;
         if machine.plan.cut.is_some() {
             machine.plan.steps = machine.plan.steps.min(machine.step + STEPS_BEHIND);
@@ -274,7 +277,7 @@ impl World {
     /// What is in memory is taken apart in good order, and all begins anew over the same disks.
     fn power_on(&mut self) -> Result<(), Wrong> {
         self.quiet()?;
-        self.grown();
+        self.do_asked();
         self.take_apart()?;
         let again = self.machine.control.one_in(4);
         let mut env = lock(&self.machine.env);

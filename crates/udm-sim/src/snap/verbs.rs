@@ -8,8 +8,8 @@ use crate::model::Wrong;
 use crate::plan::Class;
 use crate::timers::Timer;
 use std::sync::Arc;
-use udm_core::errno::{EINTR, ENOSPC};
-use udm_core::{Busy, Nanos, OpenError};
+use udm_core::errno::EINTR;
+use udm_core::{Busy, Nanos};
 use udm_dm::MappedDevice;
 
 impl World {
@@ -388,43 +388,6 @@ impl World {
         one.begin_growth();
         let chunk: u64 = one.line.split(' ').nth(3).and_then(|word| word.parse().ok()).unwrap_or(1);
         if one.grows { one.shown.min(4 * chunk) } else { one.shown }
-    }
-
-    /// Disks that were asked to grow and whose time has come do so, or can't.
-    pub(super) fn grown(&mut self) {
-        loop {
-            let (growing, dead, calm) = {
-                let mut env = lock(&self.machine.env);
-                let (now, dead, calm) = (env.now, env.dead, env.calm);
-                let due = env.growths.iter().position(|growing| dead || growing.at <= now);
-                let Some(due) = due else { return };
-                (env.growths.remove(due), dead, calm)
-            };
-            let side = growing.disk;
-            let fails = !dead && !calm && self.fails && self.machine.control.one_in(8);
-            if !dead {
-                let (one, mut env) = (&mut self.sides[side], lock(&self.machine.env));
-                // What it had before an error it keeps.
-                let part = growing.size.saturating_sub(one.block);
-                let size = if fails { env.chance.pick(&[0, part]) } else { growing.size };
-                let was_stuck = env.disks[side].stuck;
-                env.disks[side].grow(size);
-                let now = env.disks[side].size;
-                env.say(format!(
-                    "disk {side} {} {now} sectors",
-                    if fails { "can't grow, and has" } else { "grows to" }
-                ));
-                if fails {
-                    // It may become full.
-                    one.small = true;
-                    one.stuck += u32::from(!was_stuck);
-                    env.disks[side].stuck = true;
-                }
-                self.counts.grew += u64::from(!fails);
-            }
-            let failed = OpenError::new(ENOSPC, "no room");
-            (growing.then)(if dead || fails { Err(failed) } else { Ok(()) });
-        }
     }
 
     /// Where writes wait for room in a store, it grows.

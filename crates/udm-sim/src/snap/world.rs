@@ -161,7 +161,7 @@ impl World {
         if step.is_multiple_of(4096) {
             self.make_room()?;
         }
-        self.grown();
+        self.do_asked();
         self.disturb();
         match self.machine.choose() {
             Some(core) => self.turn(core)?,

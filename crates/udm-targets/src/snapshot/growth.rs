@@ -320,6 +320,14 @@ impl Snapshot {
         }
     }
 
+    /// A write ends for want of room, and its chunk is free again: another core may have seen it
+    /// claimed, and waits.
+    pub(super) fn ring_without_room(&self) {
+        if !bugs::on(Bug::GivenUpUnheard) {
+            self.bell.ring();
+        }
+    }
+
     /// Something was set, or the owner says that the store has changed: what growth failed for may
     /// be over, and whoever waits for room looks again.
     pub(super) fn look_again(&self) {

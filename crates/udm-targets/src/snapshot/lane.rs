@@ -200,8 +200,14 @@ impl SnapshotLane {
     fn is_full(&mut self, full: Full, bio: Box<Bio>) {
         match self.snapshot.on_full(full) {
             OnFull::Pause => return self.waiting.push_back(bio),
-            OnFull::Fail => return self.end(bio, Status::NoSpace),
-            OnFull::Invalidate if self.features.overflow => self.snapshot.overflow(),
+            OnFull::Fail => {
+                self.snapshot.ring_without_room();
+                return self.end(bio, Status::NoSpace);
+            }
+            OnFull::Invalidate if self.features.overflow => {
+                self.snapshot.overflow();
+                self.snapshot.ring_without_room();
+            }
             OnFull::Invalidate => self.engine.lose(0, "Unable to allocate exception"),
         }
         self.end(bio, Status::IoErr);

@@ -199,7 +199,10 @@ impl OriginLane {
         match self.engine.parts()[part].snapshot.on_full(full) {
             OnFull::Invalidate => self.engine.lose(part, "Unable to allocate exception"),
             OnFull::Pause => {}
-            OnFull::Fail => return Step::Fail,
+            OnFull::Fail => {
+                self.engine.parts()[part].snapshot.ring_without_room();
+                return Step::Fail;
+            }
         }
         Step::Wait
     }
