@@ -256,6 +256,28 @@ impl Cells {
         }
     }
 
+    /// A sector of which this is not known from its writes may hold `stamp`, since before `now`.
+    pub fn may_hold(&mut self, cell: u32, stamp: u64, now: u64) {
+        let slot = &mut self.cells[cell as usize];
+        if slot.entries.iter().any(|e| e.stamp == stamp || e.stamp == ANY) {
+            return;
+        }
+        slot.entries.push(Entry {
+            id: 0,
+            stamp,
+            start: 0,
+            end: now,
+            sure: false,
+            durable: false,
+            dead: NEVER,
+            gone: false,
+            inherited: true,
+        });
+        if !std::mem::replace(&mut slot.dirty, true) {
+            self.dirty[usize::from(slot.disk)].push(cell);
+        }
+    }
+
     /// The power failed: nothing is under way, and each sector of a disk holds its last durable
     /// content or anything later.
     pub fn crash(&mut self, now: u64) {

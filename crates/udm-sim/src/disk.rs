@@ -170,8 +170,13 @@ impl Disk {
     /// True when `sector` holds `stamp`, or may after a power cut.
     #[must_use]
     pub fn has(&self, sector: u64, stamp: u64) -> bool {
-        let cached = self.cache.iter().any(|c| u64::from(c.sector) == sector && c.stamp == stamp);
-        cached || self.read(sector) == stamp || self.durable[sector as usize].0 == stamp
+        self.contents(sector).any(|content| content == stamp)
+    }
+
+    /// What `sector` holds, or may after a power cut.
+    pub fn contents(&self, sector: u64) -> impl Iterator<Item = u64> + '_ {
+        let cached = self.cache.iter().filter(move |c| u64::from(c.sector) == sector).map(|c| c.stamp);
+        [self.read(sector), self.durable[sector as usize].0].into_iter().chain(cached)
     }
 
     /// The bytes of `sector` of a log: what a read returns, or what a power cut is sure to leave.

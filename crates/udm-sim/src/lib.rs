@@ -12,7 +12,8 @@
 //!   on: cores and their turns.
 //! * `world`, `device`, `control`, `changes`, `acts`, `outside`, `rest`: a world of targets and
 //!   what happens in it.
-//! * `cores`, `env`, `disk`, `path`, `fate`, `effect`, `beside`: what the code under test sees of it.
+//! * `cores`, `env`, `disk`, `path`, `fate`, `effect`, `beside`: what the code under test sees of
+//!   it.
 //! * `blueprint`, `vary`, `tables`: what is built. `map`, `limits`: what that means.
 //! * `snap`: worlds of origins and their snapshots.
 //! * `nbd`: worlds of the NBD server and its clients.

@@ -32,7 +32,13 @@ fn try_one(world: World, plan: &Plan) -> Result<(), Box<Failure>> {
 /// out alone, where it is rare otherwise.
 fn plan(bug: Bug, seed: u64) -> Plan {
     let kept = [Class::Paths, Class::Messages, Class::Delay];
-    let left_out = Class::ALL.into_iter().filter(|c| bug == Bug::ParkedMissReturn && !kept.contains(c));
+    let is_left_out = |class: &Class| match bug {
+        Bug::ParkedMissReturn => !kept.contains(class),
+        // What was marked is there when the power is back.
+        Bug::MarkNotKept => [Class::Remove, Class::Reload, Class::Merge].contains(class),
+        _ => false,
+    };
+    let left_out = Class::ALL.into_iter().filter(is_left_out);
     Plan { without: left_out.fold(Without::default(), Without::and), ..Plan::new(seed, STEPS) }
 }
 

@@ -1,5 +1,5 @@
-//! Threads beside the cores do what they were asked for: stores grow, and marks of stores that can't
-//! be made to say that they are invalid are kept.
+//! Threads beside the cores do what they were asked for: stores grow, and marks are kept of stores
+//! that can't be made to say that they are invalid.
 
 use super::world::World;
 use crate::beside::{Asked, What};
@@ -12,8 +12,11 @@ impl World {
     pub(super) fn do_asked(&mut self) {
         loop {
             let mut env = lock(&self.machine.env);
-            let (now, dead) = (env.now, env.dead);
-            let Some(due) = env.asked.iter().position(|asked| dead || asked.at <= now) else { return };
+            // A step of growth may be one sector: at rest a request does not wait for many slow ones.
+            let (now, dead, calm) = (env.now, env.dead, env.calm);
+            let Some(due) = env.asked.iter().position(|asked| dead || calm || asked.at <= now) else {
+                return;
+            };
             let Asked { disk, what, .. } = env.asked.remove(due);
             drop(env);
             match what {

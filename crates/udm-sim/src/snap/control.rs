@@ -62,10 +62,14 @@ impl World {
         words: &str,
         instant: Option<(usize, Vec<usize>)>,
     ) -> Result<bool, Wrong> {
-        let words = format!("0 {} {words}", self.sides[side].sectors);
+        let words = match words.contains('\n') {
+            true => words.to_owned(),
+            false => format!("0 {} {words}", self.sides[side].sectors),
+        };
         self.machine.say(format!("s{side} load: {words}"));
         let lines = udm_wire::table::parse(&words).map_err(|e| format!("{words}: {e}"))?;
-        let devices = self.sides.iter().map(|side| side.mapped.clone()).collect();
+        let floors = self.sides.iter().map(|side| side.floor.clone());
+        let devices = self.sides.iter().map(|side| side.mapped.clone()).chain(floors).collect();
         let mut names = Names { paths: self.machine.paths.clone(), devices };
         let cores = self.count;
         let io = SimIo::new(self);
@@ -221,6 +225,7 @@ impl World {
             // The instant of a snapshot comes back.
             self.sides[from].live = false;
             (self.sides[side].merging, self.sides[side].whole_runs) = (Some(from), true);
+            self.sides[side].refused = self.sides.iter().any(|other| other.origin == side && other.refuses());
             if self.base_status(side) == "Invalid" {
                 // It became so before it was merged: the origin is what it was.
                 self.machine.say(format!("s{from} is invalid, and nothing of it comes to s{side}"));
@@ -244,6 +249,13 @@ impl World {
         let env = lock(&self.machine.env);
         let reached = |sector, stamp| !on_disk || env.disks[from].has(sector, stamp);
         self.machine.model.cells.copy(sources, side, self.sides[side].sectors, now, reached);
+        // A run that failed, or was cut off, may have left what was there in between.
+        for sector in (0..self.sides[side].sectors).filter(|_| amid && on_disk) {
+            let cell = self.machine.model.cells.index(side, sector);
+            for stamp in env.disks[from].contents(sector) {
+                self.machine.model.cells.may_hold(cell, stamp, now);
+            }
+        }
         drop(env);
         let one = &mut self.sides[side];
         (one.live, one.since, one.invalid) = (true, now, None);
@@ -276,6 +288,20 @@ pub(super) fn numbers(status: &str) -> Option<(u64, u64, u64)> {
 }
 
 impl World {
+    /// Puts a device below the origin `side`, where it is to have one: the same disk in several
+    /// lines, which cut what straddles them. False where storage failed.
+    pub(super) fn put_floor(&mut self, side: usize) -> Result<bool, Wrong> {
+        let Some(lines) = self.sides[side].floor_lines.clone() else { return Ok(true) };
+        let number = DevNo { major: 253, minor: (self.sides.len() + side) as u32 };
+        let floor = MappedDevice::new(&format!("f{side}"), None, number).map_err(|e| e.to_string())?;
+        if !self.load(side, &floor, &lines, None)? {
+            return Ok(false);
+        }
+        self.must_resume(std::slice::from_ref(&floor))?;
+        self.sides[side].floor = Some(floor);
+        Ok(true)
+    }
+
     /// Puts a `snapshot-origin` over the snapshot `side`, where it is to have one.
     pub(super) fn put_upper(&mut self, side: usize) -> Result<(), Wrong> {
         if !self.sides[side].stacked || self.sides[side].upper.is_some() || self.is_dead() {

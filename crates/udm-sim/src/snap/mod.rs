@@ -10,7 +10,8 @@
 //!
 //! * `world`: the world and its turns. `sides`: what is known of an origin or a snapshot.
 //!   `control`, `verbs`: what is done to devices. `power`: rests, power cuts, and what comes back
-//!   after them. `beside`: what is done by no core. `maps`: what has changed, as devices say. `counts`: how much of it.
+//!   after them. `beside`: what is done by no core. `maps`: what has changed, as devices
+//!   say. `counts`: how much of it.
 
 mod beside;
 mod control;

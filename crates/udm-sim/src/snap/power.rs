@@ -58,7 +58,13 @@ impl World {
         let fails = |side: usize| Err(format!("s{side} can't be loaded, and nothing fails"));
         for side in 0..self.origins() {
             self.device(side)?;
-            if !self.load_origin(side)? {
+            let loaded = self.put_floor(side)? && self.load_origin(side)?;
+            // Nothing comes of a merge of what is invalid.
+            let marked = self.sides[side].merging.is_some_and(|store| self.is_marked(store));
+            if !loaded && marked && !self.is_dead() {
+                (self.sides[side].merging, self.sides[side].base) = (None, self.word(side));
+            }
+            if !loaded && !(marked && self.load_origin(side)?) {
                 return if self.is_dead() { Ok(()) } else { fails(side) };
             }
         }
@@ -106,8 +112,9 @@ impl World {
 
     /// A snapshot has gone with the power.
     fn forget(&mut self, side: usize) {
+        let base = self.word(side);
         let one = &mut self.sides[side];
-        (one.mapped, one.live, one.merging, one.base) = (None, false, None, format!("@d{side}"));
+        (one.mapped, one.live, one.merging, one.base) = (None, false, None, base);
     }
 
     /// Has the table of an origin loaded at the door of `side`, or that of the merge into it.
@@ -304,7 +311,8 @@ impl World {
         }
         self.machine.set_turn(None);
         for side in (0..self.sides.len()).rev() {
-            let gone = [self.sides[side].upper.take(), self.sides[side].mapped.take()];
+            let one = &mut self.sides[side];
+            let gone = [one.upper.take(), one.mapped.take(), one.floor.take()];
             let one = &mut self.sides[side];
             (one.open, one.coming, one.invalid) = (false, None, None);
             one.stuck = 0;

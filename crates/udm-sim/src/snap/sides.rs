@@ -20,6 +20,9 @@ pub(super) struct Side {
     pub block: u64,
     /// The device of its table.
     pub mapped: Option<Arc<MappedDevice>>,
+    /// A device below an origin, and its table, where there is one.
+    pub floor: Option<Arc<MappedDevice>>,
+    pub floor_lines: Option<String>,
     /// A `snapshot-origin` over a snapshot that can have snapshots itself: then it is this one that
     /// is asked.
     pub upper: Option<Arc<MappedDevice>>,
@@ -52,7 +55,10 @@ pub(super) struct Side {
     pub invalid: Option<u64>,
     /// The snapshot that is brought back into it.
     pub merging: Option<usize>,
-    /// The power has not failed since that began: of no chunk there is an older copy below.
+    /// A snapshot of it may have refused a write of that meanwhile, for want of room.
+    pub refused: bool,
+    /// The power has not failed since that began: where nothing else fails, of no chunk there is an
+    /// older copy below.
     pub whole_runs: bool,
     /// What the model takes its requests to mean; and those discards that go on to the origin, to
     /// all sides that share its disk.
@@ -93,10 +99,12 @@ impl Side {
             sectors,
             block,
             mapped: None,
+            floor: None,
+            floor_lines: None,
             upper: None,
             stacked: false,
             line: String::new(),
-            base: if origin == side { format!("p{side}") } else { format!("@d{side}") },
+            base: String::new(),
             coming: None,
             live: false,
             since: 0,
@@ -110,12 +118,18 @@ impl Side {
             open: false,
             invalid: None,
             merging: None,
+            refused: false,
             whole_runs: false,
             map: Arc::new(map),
             limits: Limits::new(Sectors(sectors)),
             check: Cell::new(u64::MAX),
             hot: 0,
         }
+    }
+
+    /// A write of its origin may fail, since it has no room.
+    pub(super) fn refuses(&self) -> bool {
+        (self.small || self.grows) && self.on_full == OnFull::Fail
     }
 
     /// Its store is a new one.

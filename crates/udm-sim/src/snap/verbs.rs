@@ -100,7 +100,8 @@ impl World {
             let ready = origin.door().is_some_and(|door| door.live().is_some());
             // Where a run of a merge was not the last of its chunks, what is below is older than
             // can be told here.
-            let whole = origin.whole_runs && !self.fails;
+            let on_disk = origin.origin == self.sides[one].origin;
+            let whole = on_disk || origin.whole_runs && !self.fails;
             let amid = origin.merging.is_none() || whole && origin.merging != Some(one);
             ready && amid && !merged
         });
@@ -169,12 +170,10 @@ impl World {
         let small = self.sides[side].small || self.sides[side].grows;
         let policies = [OnFull::Invalidate, OnFull::Invalidate, OnFull::Pause, OnFull::Fail];
         let on_full = if small { self.machine.control.pick(&policies) } else { OnFull::Invalidate };
-        let base = &self.sides[self.sides[side].origin];
-        let below = if base.origin == self.sides[side].origin { "p" } else { "@d" };
-        let origin = self.sides[side].origin;
+        let origin = self.word(self.sides[side].origin);
         let chunk = chunk.max(block);
         let one = &mut self.sides[side];
-        (one.line, one.on_full) = (format!("{below}{origin} p{side} {kind} {chunk}{features}"), on_full);
+        (one.line, one.on_full) = (format!("{origin} p{side} {kind} {chunk}{features}"), on_full);
     }
 
     /// A snapshot that has become live is used from now on.
@@ -200,6 +199,8 @@ impl World {
         let grows = self.sides[side].grows && !self.sides[side].small;
         let in_time = numbers(&self.status(side)).is_some_and(|now| grows || has_room(now));
         self.sides[side].ends_full = !in_time || self.sides[side].on_full == OnFull::Invalidate;
+        let (origin, refuses) = (self.sides[side].origin, self.sides[side].refuses());
+        self.sides[origin].refused |= refuses;
         match self.sides[side].on_full {
             OnFull::Invalidate => {}
             OnFull::Pause => drop(self.tell(side, "set on_full pause")?),
@@ -344,8 +345,8 @@ impl World {
         if status != "Invalid" && !numbers(&status).is_some_and(is_over) {
             return Ok(());
         }
-        let bare = if self.sides[origin].origin == origin { "p" } else { "@d" };
-        let line = std::mem::replace(&mut self.sides[origin].base, format!("{bare}{origin}"));
+        let bare = self.word(origin);
+        let line = std::mem::replace(&mut self.sides[origin].base, bare);
         let loaded = self.load_base(origin, "snapshot-origin", None)?;
         let door: Vec<Arc<MappedDevice>> = self.sides[origin].door().cloned().into_iter().collect();
         let done = loaded && self.resume(&door)?.is_ok();

@@ -41,6 +41,18 @@ fn roomy(origin: u64, block: u64) -> u64 {
     2 * origin + 400 * block
 }
 
+/// The disk of `side` in lines of a few blocks.
+fn floor_of(side: usize, sectors: u64, block: u64, chance: &mut Chance) -> String {
+    let most = chance.pick(&[3, 8, 24]);
+    let (mut at, mut lines) = (0, Vec::new());
+    while at < sectors {
+        let len = (block * chance.between(1, most)).min(sectors - at);
+        lines.push(format!("{at} {len} linear p{side} {at}\n"));
+        at += len;
+    }
+    lines.concat()
+}
+
 impl World {
     pub(super) fn new(plan: &Plan) -> Result<World, Wrong> {
         let on = |class| !plan.without.has(class);
@@ -50,7 +62,8 @@ impl World {
         let stores = build.between(1, 3) as usize;
         let fails = build.one_in(3) && on(Class::Errors);
         let block = if build.one_in(6) && on(Class::Limits) { 8 } else { 1 };
-        let stacks = build.one_in(4) && on(Class::Stacks);
+        let stacking = on(Class::Stacks);
+        let stacks = build.one_in(4) && stacking;
         let mut env = Env::new(plan.seed, plan.keep_events);
         env.lags = false;
         env.cut_at = plan.cut;
@@ -117,6 +130,14 @@ impl World {
             counts: Counts { blocks: u64::from(block > 1), ..Counts::default() },
             held: Vec::new(),
         };
+        let mut floors = Chance::new(plan.seed ^ 0x666c_6f6f, Stream::Build);
+        for side in 0..world.sides.len() {
+            let one = &mut world.sides[side];
+            if one.origin == side && stacking && floors.one_in(6) {
+                one.floor_lines = Some(floor_of(side, one.sectors, block, &mut floors));
+            }
+            world.sides[side].base = world.word(side);
+        }
         world.boot()?;
         Ok(world)
     }
@@ -130,6 +151,15 @@ impl World {
     pub(super) fn root(&self, side: usize) -> usize {
         let origin = self.sides[side].origin;
         if origin == side { side } else { self.root(origin) }
+    }
+
+    /// What tables call that which `side` is an origin on.
+    pub(super) fn word(&self, side: usize) -> String {
+        match &self.sides[side] {
+            one if one.origin != side => format!("@d{side}"),
+            one if one.floor_lines.is_some() => format!("@d{}", self.sides.len() + side),
+            _ => format!("p{side}"),
+        }
     }
 
     pub(super) fn on(&self, class: Class) -> bool {
@@ -199,7 +229,7 @@ impl World {
         };
         causes.disks.extend(one.merging);
         // A merge that failed leaves chunks that nobody may write.
-        causes.lost |= one.merging.is_some() && self.is_faulty(side);
+        causes.lost |= one.merging.is_some() && (self.is_faulty(side) || one.refused);
         causes
     }
 

@@ -12,6 +12,7 @@ use super::settings::Settings;
 use super::space::Space;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use udm_core::bugs::{self, Bug};
 use udm_core::{Bell, Bio, Op, Sectors};
 use udm_dm::StoreMark;
 use udm_dm::target::{DeviceRef, Notify};
