@@ -257,7 +257,7 @@ pub enum World {
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 112] = [
+    pub const ALL: [(Bug, World); 113] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
