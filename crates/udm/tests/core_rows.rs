@@ -1,4 +1,5 @@
-//! Rows about the device mapper's core, through the program: `remove --deferred`, `remove --force`, names.
+//! Rows about the device mapper's core, through the program: `remove --deferred`, `remove --force`,
+//! names.
 
 mod support;
 

@@ -12,7 +12,8 @@ impl World {
     pub(super) fn do_asked(&mut self) {
         loop {
             let mut env = lock(&self.machine.env);
-            // A step of growth may be one sector: at rest a request does not wait for many slow ones.
+            // A step of growth may be one sector: at rest a request does not wait for many slow
+            // ones.
             let (now, dead, calm) = (env.now, env.dead, env.calm);
             let Some(due) = env.asked.iter().position(|asked| dead || calm || asked.at <= now) else {
                 return;

@@ -64,7 +64,7 @@ impl World {
             if !loaded && marked && !self.is_dead() {
                 (self.sides[side].merging, self.sides[side].base) = (None, self.word(side));
             }
-            if !loaded && !(marked && self.load_origin(side)?) {
+            if !(loaded || marked && self.load_origin(side)?) {
                 return if self.is_dead() { Ok(()) } else { fails(side) };
             }
         }

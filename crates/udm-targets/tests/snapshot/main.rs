@@ -1,7 +1,8 @@
 //! Snapshots and their origins, on cores stepped by hand.
 //!
 //! Tests are named after the cases that they stand for: `g..` grammar, `f..` format, `c..` copies,
-//! `e..` space and errors, `m..` merge, `h..` handover, `k..` and `t..` the rest of the device mapper.
+//! `e..` space and errors, `m..` merge, `h..` handover, `k..` and `t..` the rest of the device
+//! mapper.
 
 mod copies;
 mod core;
