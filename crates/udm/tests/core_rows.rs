@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use std::time::Duration;
 use support::mount::Mount;
 use support::nbd::Client;
-use support::{Server, until};
+use support::{Server, text, until};
 use udm_wire::nbd::Command as Nbd;
 
 const EIO: u32 = 5;
@@ -19,12 +19,10 @@ fn state(server: &Server, name: &str) -> String {
     info.lines().find_map(|line| line.strip_prefix("State:")).unwrap().trim().into()
 }
 
+/// Waits until its removal, which others may see under way, is over.
 fn gone(server: &Server, name: &str) {
-    until("its removal", || (!server.verb(&["info", name]).status.success()).then_some(()));
-    assert_eq!(
-        server.refuses(&["info", name]),
-        format!("udm: {name}: no device of that name: No such device or address\n")
-    );
+    let missing = format!("udm: {name}: no device of that name: No such device or address\n");
+    until("its removal", || (text(&server.verb(&["info", name]).stderr) == missing).then_some(()));
 }
 
 #[test]

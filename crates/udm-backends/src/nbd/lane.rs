@@ -202,6 +202,8 @@ impl NbdLane {
             };
             self.server.accept(&export)?;
             self.server.is_up();
+            // Where it answers it is looked for first the next time.
+            self.tries -= 1;
             connection.stage = Stage::Ready(Box::new(Replies::new(&export)));
         }
         let Stage::Ready(replies) = &mut connection.stage else { return Ok(()) };
