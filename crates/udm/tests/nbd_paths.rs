@@ -187,7 +187,12 @@ fn servers_of_one_file_are_paths() {
     assert!(out.status.success(), "{}{}\n{}", text(&out.stdout), text(&out.stderr), server.log());
     active(3);
     let log = server.log();
-    assert!(log.contains("closed the connection") && log.contains("connected again"), "{log}");
+    let count = |what| log.matches(what).count();
+    assert_eq!(
+        (count("Failing path"), count("Reinstating path"), count("connected again")),
+        (5, 5, 5),
+        "{log}"
+    );
 }
 
 /// qemu-nbd takes one client at a time unless it is told otherwise, and nbdkit's plugins may say
