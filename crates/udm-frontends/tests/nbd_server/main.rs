@@ -70,9 +70,10 @@ impl World {
 
     /// Waits until nothing is left of any client, and checks that this is so.
     fn wait_until_empty(&self) {
-        let stats = self.wait_for("connections stay open", |s| s.connections + s.orphans == 0);
+        // A thread that answers for the device may have the export a little longer than its client.
+        let users = || self.exports.all().iter().map(|e| e.users()).sum::<usize>();
+        let stats = self.wait_for("something stays", |s| s.connections + s.orphans + users() == 0);
         assert_eq!(stats.in_flight, 0, "{stats:?}");
-        assert_eq!(self.exports.all().iter().map(|e| e.users()).sum::<usize>(), 0);
         assert_eq!(self.disk.held(), 0);
     }
 
