@@ -195,8 +195,8 @@ impl SelectorLane {
     /// Submits each bio of `batch` to the leg of the path that is chosen for it; that of the first
     /// path is `first`. Leaves `batch` empty.
     ///
-    /// Three are asked in line, here and in [`SelectorLane::polled`]: with all five the way of a single
-    /// bio is up to 10 instructions longer.
+    /// Three are asked in line, here and in [`SelectorLane::polled`]: with all five the way of a
+    /// single bio is up to 10 instructions longer.
     #[inline(always)]
     pub(super) fn deal(&mut self, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
         match self {
