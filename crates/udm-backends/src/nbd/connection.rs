@@ -1,8 +1,7 @@
 //! One connection of a lane: a socket, the ring's operations on it, and where it stands.
 
-use super::server::{Address, Server};
+use super::server::Server;
 use rustix::fd::OwnedFd;
-use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::sync::Arc;
 use udm_core::{Buf, BufPool, Cx, Nanos, Segments, errno};
 use udm_runtime::{Done, Ring, RingOp, RingUser};
@@ -69,7 +68,7 @@ impl Connection {
         cx: &mut Cx<'_>,
     ) -> Result<Connection, String> {
         let address = &server.addresses[turn % server.addresses.len()];
-        let (fd, to) = socket(address).map_err(|e| e.to_string())?;
+        let (fd, to) = server.sockets.open(address).map_err(|e| e.to_string())?;
         let connection = Connection {
             user: ring.watcher(cx),
             fd: Arc::new(fd),
@@ -206,26 +205,5 @@ impl Drop for Connection {
         }
         self.user.cancel(CONNECT);
         self.user.cancel(RECEIVE);
-    }
-}
-
-/// A socket for the address, set up.
-fn socket(address: &Address) -> rustix::io::Result<(OwnedFd, SocketAddrAny)> {
-    /// Room for a deep queue of 4 KiB writes; the kernel cuts it to what it allows.
-    const UNIX_SEND_BUFFER: usize = 4 << 20;
-    let open = |family| rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-    match address {
-        Address::Unix(path) => {
-            let fd = open(AddressFamily::UNIX)?;
-            sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BUFFER)?;
-            Ok((fd, SocketAddrUnix::new(path)?.into()))
-        }
-        Address::Tcp(address) => {
-            let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-            let fd = open(family)?;
-            sockopt::set_tcp_nodelay(&fd, true)?;
-            sockopt::set_socket_keepalive(&fd, true)?;
-            Ok((fd, (*address).into()))
-        }
     }
 }

@@ -25,9 +25,12 @@ mod funnel;
 mod lane;
 mod outgoing;
 mod server;
+mod sockets;
 
 pub use client::{AskError, Client};
+pub use server::Address;
 pub(crate) use server::Servers;
+pub use sockets::Sockets;
 
 use extents::Asker;
 use funnel::Funnel;
@@ -36,6 +39,8 @@ use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_runtime::Ring;
+use udm_wire::nbd::client::Export;
+use udm_wire::uri::NbdUri;
 
 /// An export of a server.
 pub(crate) struct Nbd {
@@ -53,6 +58,14 @@ impl Nbd {
         let funnel = (!server.takes_many()).then(Funnel::default);
         Nbd { id: DeviceId::new(), direct, funnel, asker: Asker::new(&server), server }
     }
+}
+
+/// The export that `uri` names, where somebody else has asked its server at `address` and was told
+/// `export`: for a world that is made up, whose lanes get their sockets from `sockets`. It must not
+/// be asked for its extents or looked at again: that is asked of the system.
+#[must_use]
+pub fn made(uri: NbdUri, address: Address, export: Export, sockets: Box<dyn Sockets>) -> Arc<dyn Device> {
+    Arc::new(Nbd::new(Arc::new(Server::new(uri, vec![address], export, sockets))))
 }
 
 /// An export whose lanes have a connection each.

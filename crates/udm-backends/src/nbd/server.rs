@@ -1,6 +1,7 @@
 //! What is known of an export, for all names and lanes of it.
 
 use super::client::{self, AskError, Client};
+use super::sockets::{Real, Sockets};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -56,8 +57,10 @@ impl Servers {
 
 /// Where a server listens.
 #[derive(Clone, Debug)]
-pub(super) enum Address {
+pub enum Address {
+    /// Over TCP.
     Tcp(SocketAddr),
+    /// At this path.
     Unix(PathBuf),
 }
 
@@ -66,6 +69,8 @@ pub(crate) struct Server {
     pub(super) uri: NbdUri,
     /// Where it was found when it was opened, at least one; tried in turn.
     pub(super) addresses: Vec<Address>,
+    /// Where connections get their sockets from.
+    pub(super) sockets: Box<dyn Sockets>,
     pub(super) commons: Commons,
     /// What it said when it was opened, and what that means.
     export: Export,
@@ -86,7 +91,8 @@ impl Server {
                 Ok(client) => {
                     // Where it answers is tried first from then on.
                     addresses.rotate_left(n);
-                    return Ok(Server::new(uri.clone(), addresses, client.into_socket().1));
+                    let export = client.into_socket().1;
+                    return Ok(Server::new(uri.clone(), addresses, export, Box::new(Real)));
                 }
                 Err(error) => last = error,
             }
@@ -94,12 +100,19 @@ impl Server {
         Err(last)
     }
 
-    fn new(uri: NbdUri, addresses: Vec<Address>, export: Export) -> Server {
+    /// One that has said `export`, when it was asked.
+    pub(super) fn new(
+        uri: NbdUri,
+        addresses: Vec<Address>,
+        export: Export,
+        sockets: Box<dyn Sockets>,
+    ) -> Server {
         let size = AtomicU64::new(export.size);
         let limits = export.limits();
         Server {
             uri,
             addresses,
+            sockets,
             commons: Commons::default(),
             export,
             limits,
