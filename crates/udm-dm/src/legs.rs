@@ -104,6 +104,17 @@ fn marks(count: usize) -> u64 {
     (0..count.min(MARKS)).fold(0, |marks, index| marks | mark(index))
 }
 
+/// A leg that was polled.
+#[derive(Clone, Copy, Debug)]
+pub struct Polled {
+    /// Its index.
+    pub leg: usize,
+    /// Where in the list those begin that it gave back, if any.
+    pub from: usize,
+    /// Bios that are still in flight on it.
+    pub left: usize,
+}
+
 /// A poll under way: see [`Legs::poll`].
 pub struct Round {
     /// Marks those to be visited yet.
@@ -196,10 +207,9 @@ impl Legs {
         Some(from)
     }
 
-    /// Polls the only leg that has bios in flight: its index, and where in `done` those begin that
-    /// it gave back, if any. `None` when there are several, or none.
+    /// Polls the only leg that has bios in flight. `None` when there are several, or none.
     #[inline(always)]
-    pub fn poll_busy(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> Option<(usize, usize)> {
+    pub fn poll_busy(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> Option<Polled> {
         if self.busy & self.busy.wrapping_sub(1) != 0 || self.legs.len() > MARKS {
             return None;
         }
@@ -210,13 +220,14 @@ impl Legs {
         let count = done.len() - from;
         debug_assert!(count <= leg.in_flight, "a leg handed back more than it was given");
         leg.in_flight -= count;
-        if leg.in_flight == 0 {
+        let left = leg.in_flight;
+        if left == 0 {
             self.busy = 0;
         }
         if self.legs.len() > 1 {
             self.poll_others(count > 0, done, cx);
         }
-        Some((index, from))
+        Some(Polled { leg: index, from, left })
     }
 
     /// Begins a poll: [`Legs::poll_next`] until it has no more, then [`Legs::poll_idle`].
@@ -226,15 +237,9 @@ impl Legs {
         Round { marks: self.busy, next: usize::MAX, partly, came_back: false }
     }
 
-    /// Polls the next leg that has bios in flight: its index, and where in `done` those begin that
-    /// it gave back, if any.
+    /// Polls the next leg that has bios in flight.
     #[inline(always)]
-    pub fn poll_next(
-        &mut self,
-        round: &mut Round,
-        done: &mut Batch,
-        cx: &mut Cx<'_>,
-    ) -> Option<(usize, usize)> {
+    pub fn poll_next(&mut self, round: &mut Round, done: &mut Batch, cx: &mut Cx<'_>) -> Option<Polled> {
         let index = if self.legs.len() > MARKS {
             self.next_of_many(round)?
         } else {
@@ -251,11 +256,12 @@ impl Legs {
         let count = done.len() - from;
         debug_assert!(count <= leg.in_flight, "a leg handed back more than it was given");
         leg.in_flight -= count;
+        let left = leg.in_flight;
         round.came_back |= count > 0;
-        if leg.in_flight == 0 {
+        if left == 0 {
             self.rests(index);
         }
-        Some((index, from))
+        Some(Polled { leg: index, from, left })
     }
 
     #[cold]
@@ -352,6 +358,17 @@ impl Legs {
     /// True when nothing is in flight.
     pub fn is_empty(&self) -> bool {
         self.legs.iter().all(|leg| leg.in_flight == 0)
+    }
+
+    /// What is in flight on each.
+    pub fn in_flight(&self) -> impl Iterator<Item = usize> + '_ {
+        self.legs.iter().map(|leg| leg.in_flight)
+    }
+
+    /// What is in flight on leg `index`.
+    #[inline(always)]
+    pub fn in_flight_on(&self, index: usize) -> usize {
+        self.legs[index].in_flight
     }
 
     /// How many there are.

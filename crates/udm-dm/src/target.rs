@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use udm_core::{
     Alone, Checkpoint, Content, ControlIo, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits,
-    MakeTask, Nanos, OpenError, Sector, Sectors, Since,
+    MakeTask, Nanos, Op, OpenError, Sector, Sectors, Since, Status,
 };
 
 /// A device that a table line names, looked up.
@@ -102,6 +102,15 @@ pub trait Notify: Send + Sync {
     /// Has every lane of the device polled once: what they wait for has changed. For rare events: a
     /// letter to each core.
     fn kick(&self, cores: &dyn Cores);
+    /// The time, for who asks how long something has lasted: of the control side's clock, and 0
+    /// where it has said by none.
+    fn now(&self) -> Nanos {
+        Nanos(0)
+    }
+    /// What is done for the device besides requests.
+    fn upkeep(&self) -> Upkeep {
+        Upkeep::default()
+    }
     /// The device itself, for as long as it is there. Whoever keeps it keeps the table alive that
     /// it asks from.
     fn mapped(&self) -> Option<Arc<MappedDevice>> {
@@ -340,12 +349,24 @@ pub struct PathReport {
     pub failed: bool,
     /// How often it failed.
     pub fail_count: u64,
+    /// How long it has been in use, or failed; zero where the device has no clock.
+    pub in_state: Nanos,
+    /// How long it was failed in all, this time included.
+    pub failed_for: Nanos,
+    /// Bios that it has, as of the last poll of each core.
+    pub in_flight: u64,
     /// Bios that came back from it, well or not.
     pub bios: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// The same by operation, in the order of [`Op::ALL`]: bios and bytes.
+    pub ops: [(u64, u64); Op::ALL.len()],
     /// Those that came back with an error that blames the path.
     pub errors: u64,
+    /// All that came back with an error, by status; a status that none had is left out.
+    pub errors_by: Vec<(Status, u64)>,
+    /// Bios that it was given after another path had failed them.
+    pub retries: u64,
 }
 
 /// How requests reach a target, in the kernel's terms. udm passes bios in every case; the kinds

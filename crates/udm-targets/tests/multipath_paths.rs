@@ -287,6 +287,9 @@ fn reports_say_what_went_where() {
         };
         assert_eq!(numbers(0), ("/dev/nullb0", 1, true, 1, 3, 32 * 512, 1));
         assert_eq!(numbers(1), ("253:1", 2, false, 0, 1, 8 * 512, 0));
+        let more = |i: usize| (rows[i].ops[Op::Read as usize], rows[i].in_flight, rows[i].retries);
+        assert_eq!((more(0), more(1)), (((3, 32 * 512), 0, 0), ((1, 8 * 512), 0, 1)));
+        assert_eq!(rows[0].errors_by, [(Status::Timeout, 1)]);
     };
     check(&rig);
     rig.lane = rig.world.turn(0, |cx| rig.target.open(cx)).unwrap();

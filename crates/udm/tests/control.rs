@@ -364,3 +364,32 @@ fn a_suspended_device_lets_clients_wait() {
     server.says(&["resume", "d"]);
     assert_eq!(read.error(), 0);
 }
+
+/// `udm status --json`: what each path of a multipath device has served, and in which state it is.
+#[test]
+fn status_has_numbers_for_each_path() {
+    let (first, second) = ("null:size=1M", "null:size=2M");
+    let table = format!("0 2048 multipath 0 0 1 1 round-robin 0 2 1 {first} 1 {second} 1");
+    let server = Server::start(&[&format!("mp={table}")]);
+    let paths = || -> Value {
+        let all: Value = serde_json::from_str(&server.says(&["status", "mp", "--json"])).unwrap();
+        all[0]["paths"].clone()
+    };
+    let mut client = Client::connect(&server.nbd, "mp");
+    (0..4).for_each(|sector| assert_eq!(client.read(sector), 0));
+    server.says(&["message", "mp", "0", "fail_path", first]);
+    assert_eq!(client.write(0), 0);
+    let now = paths();
+    let moved = |requests: u64| json!({ "requests": requests, "bytes": requests * 512 });
+    assert_eq!((&now[0]["name"], &now[1]["name"]), (&json!(first), &json!(second)));
+    assert_eq!((&now[0]["state"], &now[1]["state"]), (&json!("failed"), &json!("active")));
+    assert_eq!((&now[0]["failures"], &now[1]["failures"]), (&json!(1), &json!(0)));
+    assert_eq!((&now[0]["served"]["read"], &now[0]["served"]["write"]), (&moved(2), &moved(0)));
+    assert_eq!((&now[1]["served"]["read"], &now[1]["served"]["write"]), (&moved(2), &moved(1)));
+    assert_eq!((&now[0]["in_flight"], &now[0]["errors"]), (&json!(0), &json!({})));
+    assert_eq!(now[0]["state_ns"], now[0]["failed_ns"], "it has failed once");
+    assert!(now[1]["state_ns"].as_u64() > now[0]["state_ns"].as_u64() && now[1]["failed_ns"] == 0);
+    server.says(&["message", "mp", "0", "reinstate_path", first]);
+    let failed = paths()[0]["failed_ns"].clone();
+    assert!(failed.as_u64() > Some(0) && failed == paths()[0]["failed_ns"], "that time is over");
+}

@@ -8,6 +8,7 @@
 pub use super::api_snapshots::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// A mapped device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -80,6 +81,46 @@ pub struct Table {
     pub devices: Vec<Below>,
 }
 
+/// A path of a multipath target, and what it has served since its table was loaded. All are totals:
+/// a rate is the difference of two looks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Path {
+    /// Where the target starts on the device.
+    pub start_bytes: u64,
+    /// The number of the path's device.
+    pub number: String,
+    /// The word that the table used for it.
+    pub name: String,
+    /// Its group, from 1.
+    pub group: u64,
+    /// "active" or "failed".
+    pub state: String,
+    /// How long it has been in that state.
+    pub state_ns: u64,
+    /// How long it was failed in all, this time included.
+    pub failed_ns: u64,
+    /// How often it failed.
+    pub failures: u64,
+    /// Requests that it has, as of the last time that each core looked.
+    pub in_flight: u64,
+    /// What came back from it, well or not, by operation: "read", "write", "flush", "discard" and
+    /// "write-zeroes".
+    pub served: BTreeMap<String, Moved>,
+    /// What came back with an error, by the kernel's name for it; those that none had are left out.
+    pub errors: BTreeMap<String, u64>,
+    /// Requests that it was given after another path had failed them.
+    pub retries: u64,
+}
+
+/// Requests and how long they were in all.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Moved {
+    /// How many.
+    pub requests: u64,
+    /// How long.
+    pub bytes: u64,
+}
+
 /// The status of a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
@@ -91,6 +132,9 @@ pub struct Status {
     pub lines: Vec<Line>,
     /// How many events the device has raised.
     pub event_nr: u32,
+    /// The paths of its multipath targets; none for other targets.
+    #[serde(default)]
+    pub paths: Vec<Path>,
 }
 
 /// A device to make. With a table it is loaded and resumed, as dmsetup create does; without one the

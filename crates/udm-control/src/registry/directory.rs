@@ -14,14 +14,21 @@ use crate::error::VerbError;
 use crate::verbs::{Note, Pending};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use udm_core::DevNo;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINVAL, ENXIO};
+use udm_core::{DevNo, Nanos};
 use udm_dm::{MappedDevice, TargetError};
 
 /// How many mapped devices there can be (the kernel's minors have 20 bits).
 const MAPPED_MAX: u32 = 1 << 20;
+
+/// The control side's clock: nanoseconds since it was first read.
+fn since_start() -> Nanos {
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    Nanos(ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64)
+}
 
 /// A mapped device in the registry.
 pub struct Mapped {
@@ -317,7 +324,10 @@ impl Registry {
     /// EINVAL for a bad name or uuid, EBUSY for one that is taken.
     pub(crate) fn make(&self, name: &str, uuid: Option<&str>) -> Result<Made<'_>, TargetError> {
         let mapped = self.state().directory.reserve(name, uuid)?;
-        mapped.device.set_upkeep(self.upkeep.get().copied().unwrap_or_default());
+        if let Some(upkeep) = self.upkeep.get() {
+            mapped.device.set_upkeep(*upkeep);
+            mapped.device.set_clock(since_start);
+        }
         Ok(Made { registry: self, mapped, complete: false })
     }
 

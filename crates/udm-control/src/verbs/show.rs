@@ -4,12 +4,15 @@ use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
-use udm_core::DevNo;
-use udm_dm::{Entry, Table, Target};
+use udm_core::{DevNo, Op};
+use udm_dm::{Entry, PathReport, Table, Target};
 use udm_targets::TARGETS;
 
 /// The version of the kernel's device mapper (6.12) whose behaviour udm follows.
 const DRIVER_VERSION: &str = "4.48.0";
+
+/// What replies call the operations, in the order of [`Op::ALL`].
+const OPS: [&str; Op::ALL.len()] = ["read", "write", "flush", "discard", "write-zeroes"];
 
 /// All mapped devices, by number.
 #[must_use]
@@ -62,6 +65,7 @@ pub fn status(registry: &Registry, name: &str, inactive: bool) -> Result<api::St
         text: table.as_ref().map(|t| t.status()).unwrap_or_default(),
         lines: table.as_ref().map(|t| lines(t, |target| target.status())).unwrap_or_default(),
         event_nr,
+        paths: table.as_ref().map(|t| paths(t)).unwrap_or_default(),
     })
 }
 
@@ -115,4 +119,32 @@ fn lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::Line
         params: params(&*entry.target),
     };
     table.targets().iter().map(line).collect()
+}
+
+/// The paths of a table, with their numbers.
+fn paths(table: &Table) -> Vec<api::Path> {
+    let of = |entry: &Entry| {
+        let start_bytes = entry.start.bytes();
+        let reports = entry.target.path_reports().into_iter();
+        reports.map(|report| api::Path { start_bytes, ..path(report) }).collect::<Vec<_>>()
+    };
+    table.targets().iter().flat_map(of).collect()
+}
+
+fn path(report: PathReport) -> api::Path {
+    let moved = |(requests, bytes)| api::Moved { requests, bytes };
+    api::Path {
+        start_bytes: 0,
+        number: report.number.to_string(),
+        name: report.name,
+        group: report.group as u64,
+        state: if report.failed { "failed" } else { "active" }.into(),
+        state_ns: report.in_state.0,
+        failed_ns: report.failed_for.0,
+        failures: report.fail_count,
+        in_flight: report.in_flight,
+        served: OPS.iter().zip(report.ops).map(|(op, n)| ((*op).to_owned(), moved(n))).collect(),
+        errors: report.errors_by.iter().map(|(status, n)| (status.text().to_owned(), *n)).collect(),
+        retries: report.retries,
+    }
 }

@@ -41,12 +41,12 @@ fn legs(count: usize) -> (Legs, Rc<RefCell<Seen>>) {
 /// A poll: how many came back from each leg.
 fn poll(legs: &mut Legs, cx: &mut Cx<'_>) -> Vec<usize> {
     let (mut back, mut done) = (vec![0; legs.len()], Batch::new());
-    if let Some((leg, from)) = legs.poll_busy(&mut done, cx) {
+    if let Some(Polled { leg, from, .. }) = legs.poll_busy(&mut done, cx) {
         back[leg] = done.len() - from;
         return back;
     }
     let mut round = legs.poll();
-    while let Some((leg, from)) = legs.poll_next(&mut round, &mut done, cx) {
+    while let Some(Polled { leg, from, .. }) = legs.poll_next(&mut round, &mut done, cx) {
         back[leg] += done.len() - from;
     }
     legs.poll_idle(&round, &mut done, cx);

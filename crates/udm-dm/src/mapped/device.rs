@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use udm_core::{
     Checkpoint, Commons, Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, LaneCommand, Limits,
-    OpenError, Sector, Sectors, Since, Stacked, TaskHandle,
+    Nanos, OpenError, Sector, Sectors, Since, Stacked, TaskHandle,
 };
 
 /// Called when there is something to do: a [`Change`] can take its next step, an event was raised.
@@ -123,6 +123,7 @@ pub(super) struct Events {
     names: Arc<Mutex<Names>>,
     count: AtomicU32,
     hook: OnceLock<Wake>,
+    clock: OnceLock<fn() -> Nanos>,
     device: Weak<MappedDevice>,
 }
 
@@ -142,6 +143,14 @@ impl Notify for Events {
 
     fn kick(&self, cores: &dyn Cores) {
         cores.broadcast(self.id, LaneCommand::Kick);
+    }
+
+    fn now(&self) -> Nanos {
+        self.clock.get().map_or(Nanos(0), |clock| clock())
+    }
+
+    fn upkeep(&self) -> Upkeep {
+        self.device.upgrade().map(|device| device.state().upkeep).unwrap_or_default()
     }
 
     fn mapped(&self) -> Option<Arc<MappedDevice>> {
@@ -170,6 +179,7 @@ impl MappedDevice {
                 names,
                 count: AtomicU32::new(0),
                 hook: OnceLock::new(),
+                clock: OnceLock::new(),
                 device: Weak::clone(me),
             }),
             commons: Commons::default(),
@@ -293,6 +303,12 @@ impl MappedDevice {
     /// Says what is done for the device besides requests, from the next resume on.
     pub fn set_upkeep(&self, upkeep: Upkeep) {
         self.state().upkeep = upkeep;
+    }
+
+    /// Says by which clock the device tells how long something has lasted. Once; later calls change
+    /// nothing.
+    pub fn set_clock(&self, clock: fn() -> Nanos) {
+        let _ = self.events.clock.set(clock);
     }
 
     /// Drops the inactive table.

@@ -12,7 +12,7 @@
 use super::Table;
 use super::legs_of::LegsOf;
 use super::route::{Route, Way};
-use crate::legs::Legs;
+use crate::legs::{Legs, Polled};
 use crate::split::Splitter;
 use std::rc::Rc;
 use udm_core::bugs::{self, Bug};
@@ -101,11 +101,11 @@ impl TableLane {
 
     #[inline(never)]
     fn poll_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        if let Some((leg, from)) = self.legs.poll_busy(done, cx) {
+        if let Some(Polled { leg, from, .. }) = self.legs.poll_busy(done, cx) {
             return self.route.up(leg, &mut done[from..]);
         }
         let mut round = self.legs.poll();
-        while let Some((leg, from)) = self.legs.poll_next(&mut round, done, cx) {
+        while let Some(Polled { leg, from, .. }) = self.legs.poll_next(&mut round, done, cx) {
             self.route.up(leg, &mut done[from..]);
         }
         self.legs.poll_idle(&round, done, cx);

@@ -16,7 +16,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use udm_core::{Bio, Cores};
+use udm_core::{Bio, Cores, Nanos};
 use udm_dm::target::{DeviceRef, Notify};
 
 /// See the module.
@@ -75,6 +75,11 @@ impl Journal {
     pub fn attach(&self, notify: Arc<dyn Notify>) {
         // A table is loaded into one device, once.
         let _ = self.notify.set(notify);
+    }
+
+    /// The time, for who asks how long something has lasted; 0 where nobody has said by which clock.
+    pub fn now(&self) -> Nanos {
+        self.notify.get().map_or(Nanos(0), |notify| notify.now())
     }
 
     /// Raises the device's event counter by one.

@@ -14,18 +14,18 @@ use super::served::Row;
 use super::state::Shared;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Sectors, Status};
-use udm_dm::legs::Legs;
+use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, Sectors, Status};
+use udm_dm::legs::{Legs, Polled};
 
 /// See the module.
 pub(super) struct MultipathLane {
     pub(super) shared: Arc<Shared>,
     pub(super) router: Router,
     /// The paths.
-    legs: Legs,
+    pub(super) legs: Legs,
     /// The group of each path, and its place there.
     places: Vec<(u32, u32)>,
-    served: Row,
+    pub(super) served: Row,
     /// Bios that found no path, held back.
     pub(super) parked: Batch,
     /// How many of them the journal knows of.
@@ -107,7 +107,7 @@ impl MultipathLane {
     #[inline(always)]
     pub(super) fn reap(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         match self.legs.poll_busy(done, cx) {
-            Some((index, from)) => self.polled(index, done, from, cx),
+            Some(polled) => self.polled(polled, done, cx),
             None => self.reap_several(done, cx),
         }
     }
@@ -115,47 +115,66 @@ impl MultipathLane {
     #[inline(never)]
     fn reap_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let mut round = self.legs.poll();
-        while let Some((index, from)) = self.legs.poll_next(&mut round, done, cx) {
-            self.polled(index, done, from, cx);
+        while let Some(polled) = self.legs.poll_next(&mut round, done, cx) {
+            self.polled(polled, done, cx);
         }
         self.legs.poll_idle(&round, done, cx);
     }
 
-    /// Accounts for `done[from..]`, which came back from path `index`, and takes those out that a
-    /// path error ended.
+    /// Accounts for those of `done` that came back from a path, and takes those out that a path
+    /// error ended.
     #[inline(always)]
-    fn polled(&mut self, index: usize, done: &mut Batch, from: usize, cx: &Cx<'_>) {
+    fn polled(&mut self, polled: Polled, done: &mut Batch, cx: &Cx<'_>) {
+        let Polled { leg: index, from, left } = polled;
+        self.served[index].has(left);
         let back = &done[from..];
         if let [only] = back
             && only.status.is_ok()
         {
-            return self.count(index, back, only.sectors, cx);
+            return self.count(index, only.op, back, only.sectors, cx);
         }
-        let (mut all_ok, mut sectors) = (true, Sectors::ZERO);
+        // Whether all went well and are of one operation is asked in one sweep.
+        let op = back.first().map_or(Op::Read, |bio| bio.op);
+        let (mut odd, mut sectors) = (0, Sectors::ZERO);
         for bio in back {
-            all_ok &= bio.status.is_ok();
+            odd |= bio.status as u8 | (bio.op as u8 ^ op as u8);
             sectors += bio.sectors;
         }
+        if odd == 0 {
+            self.count(index, op, back, sectors, cx);
+        } else {
+            self.polled_mixed(index, done, from, sectors, cx);
+        }
+    }
+
+    /// `back` came back from path `index`, all of them `op` and well.
+    #[inline(always)]
+    fn count(&mut self, index: usize, op: Op, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
+        self.served[index].served(op, back.len() as u64, sectors.bytes());
+        self.router.polled(self.places[index], back, sectors, cx);
+    }
+
+    /// The same for several operations, or where not all went well.
+    #[inline(never)]
+    fn polled_mixed(&mut self, index: usize, done: &mut Batch, from: usize, sectors: Sectors, cx: &Cx<'_>) {
+        let counter = &self.served[index];
+        let mut all_ok = true;
+        for bio in &done[from..] {
+            all_ok &= bio.status.is_ok();
+            if bio.status.is_ok() || !bugs::on(Bug::ErrorsNotServed) {
+                counter.served(bio.op, 1, bio.sectors.bytes());
+            }
+        }
         if all_ok {
-            self.count(index, back, sectors, cx);
+            self.router.polled(self.places[index], &done[from..], sectors, cx);
         } else {
             self.errors(index, done, from, sectors, cx);
         }
     }
 
-    /// `back` came back from path `index`, all well.
-    #[inline(always)]
-    fn count(&mut self, index: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
-        self.served[index].served(back.len() as u64, sectors.bytes());
-        self.router.polled(self.places[index], back, sectors, cx);
-    }
-
     /// Sorts out what came back with an error: path errors go round again, the rest goes up.
     #[cold]
     fn errors(&mut self, index: usize, done: &mut Batch, from: usize, sectors: Sectors, cx: &Cx<'_>) {
-        if !bugs::on(Bug::ErrorsNotServed) {
-            self.served[index].served((done.len() - from) as u64, sectors.bytes());
-        }
         let kept = bugs::on(Bug::LoadKeptOnError);
         let (back, sectors) = if kept { (&[][..], Sectors::ZERO) } else { (&done[from..], sectors) };
         self.router.polled(self.places[index], back, sectors, cx);
@@ -164,12 +183,13 @@ impl MultipathLane {
         for bio in self.spare.drain(..) {
             let retry = bio.status.is_path_error() && !bugs::on(Bug::PathErrorNotRetried)
                 || bio.status == Status::Medium && bugs::on(Bug::MediumErrorFailsPath);
+            if !bio.status.is_ok() {
+                self.served[index].failed(&bio);
+            }
             let to = if retry { &mut self.again } else { &mut *done };
             to.push(bio);
         }
-        let failed = self.again.len() - before;
-        if failed > 0 {
-            self.served[index].failed(failed as u64);
+        if self.again.len() > before {
             self.router.path_failed |= self.shared.fail(index, &Why::Bio(&self.again[before]));
         }
     }
@@ -217,6 +237,7 @@ impl Lane for MultipathLane {
         // What the paths themselves hold back must end too.
         for index in 0..self.legs.len() {
             let from = self.legs.drain(index, how, back, cx);
+            self.served[index].has(self.legs.in_flight_on(index));
             let came = &back[from..];
             let sectors = Sectors(came.iter().map(|bio| bio.sectors.0).sum());
             if !bugs::on(Bug::LoadKeptOnHandBack) {

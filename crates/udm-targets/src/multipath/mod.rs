@@ -156,7 +156,7 @@ impl Target for Multipath {
     }
 
     fn attach(&self, notify: Arc<dyn Notify>) {
-        self.shared.journal.attach(notify);
+        self.shared.attach(notify);
     }
 
     fn tasks(&self, upkeep: &Upkeep) -> Vec<MakeTask> {

@@ -6,6 +6,7 @@
 //! has moved: a path returned, or bios are to be held no longer.
 
 use super::lane::MultipathLane;
+use smallvec::SmallVec;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Cx, Drain, Status};
 
@@ -70,7 +71,7 @@ impl MultipathLane {
             if self.shared.valid() == 0 && !self.holds() {
                 self.fail(&mut batch);
             } else {
-                self.dispatch(&mut batch, cx);
+                self.dispatch_again(&mut batch, cx);
             }
             // `reap` may only add to it from here on; its room is used again.
             self.again = batch;
@@ -85,6 +86,15 @@ impl MultipathLane {
         }
         if std::mem::take(&mut self.router.path_failed) || bugs::on(Bug::EventForEachError) {
             self.shared.journal.event();
+        }
+    }
+
+    /// Sends bios that a path has failed to others, and counts them there.
+    fn dispatch_again(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        let before: SmallVec<[usize; 16]> = self.legs.in_flight().collect();
+        self.dispatch(batch, cx);
+        for ((now, before), counter) in self.legs.in_flight().zip(before).zip(&*self.served) {
+            counter.retried((now - before) as u64);
         }
     }
 

@@ -1,51 +1,97 @@
-//! How much each path has served.
+//! What each path has served.
 //!
 //! Every lane counts on its own, in numbers that it alone writes, so counting costs no atomic
 //! read-modify-write and no shared cache line. Whoever asks adds the lanes up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use udm_core::{Bio, Op, Status};
+
+/// How many operations there are.
+const OPS: usize = Op::ALL.len();
+/// How many ends of a bio.
+const ENDS: usize = Status::ALL.len();
 
 /// What one path has served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Count {
+    /// By operation: bios that came back from it, well or not, and their bytes.
+    pub(super) ops: [(u64, u64); OPS],
+    /// By status: those that came back with an error.
+    pub(super) errors: [u64; ENDS],
+    /// Bios that it was given after another path had failed them.
+    pub(super) retries: u64,
+    /// Bios that it has, as of the last poll of each lane.
+    pub(super) in_flight: u64,
+}
+
+impl Count {
     /// Bios that came back from it, well or not.
-    pub(super) bios: u64,
+    pub(super) fn bios(&self) -> u64 {
+        self.ops.iter().map(|(bios, _)| bios).sum()
+    }
+
     /// Their bytes.
-    pub(super) bytes: u64,
+    pub(super) fn bytes(&self) -> u64 {
+        self.ops.iter().map(|(_, bytes)| bytes).sum()
+    }
+
     /// Those that came back with an error that blames the path.
-    pub(super) errors: u64,
+    pub(super) fn path_errors(&self) -> u64 {
+        let blames = |(status, _): &(&Status, &u64)| status.is_path_error();
+        Status::ALL.iter().zip(&self.errors).filter(blames).map(|(_, count)| count).sum()
+    }
 }
 
 /// The counters of one path in one lane.
 #[derive(Debug, Default)]
 pub(super) struct Counter {
-    bios: AtomicU64,
-    bytes: AtomicU64,
-    errors: AtomicU64,
+    ops: [(AtomicU64, AtomicU64); OPS],
+    errors: [AtomicU64; ENDS],
+    retries: AtomicU64,
+    in_flight: AtomicU64,
 }
 
 impl Counter {
     /// Adds to a number that only the caller's thread writes. Relaxed: nothing hangs on it.
+    #[inline(always)]
     fn bump(cell: &AtomicU64, n: u64) {
         cell.store(cell.load(Ordering::Relaxed) + n, Ordering::Relaxed);
     }
 
-    /// A batch came back. Once a poll.
-    pub(super) fn served(&self, bios: u64, bytes: u64) {
-        Counter::bump(&self.bios, bios);
-        Counter::bump(&self.bytes, bytes);
+    /// `bios` of one operation came back, with `bytes` in all.
+    #[inline(always)]
+    pub(super) fn served(&self, op: Op, bios: u64, bytes: u64) {
+        let (all, sum) = &self.ops[op as usize];
+        Counter::bump(all, bios);
+        Counter::bump(sum, bytes);
     }
 
-    /// Some of it with path errors.
-    pub(super) fn failed(&self, bios: u64) {
-        Counter::bump(&self.errors, bios);
+    /// A bio came back with an error.
+    pub(super) fn failed(&self, bio: &Bio) {
+        Counter::bump(&self.errors[bio.status as usize], 1);
+    }
+
+    /// The path was given `bios` that another had failed.
+    pub(super) fn retried(&self, bios: u64) {
+        Counter::bump(&self.retries, bios);
+    }
+
+    /// The path has `bios`.
+    #[inline(always)]
+    pub(super) fn has(&self, bios: usize) {
+        self.in_flight.store(bios as u64, Ordering::Relaxed);
     }
 
     fn add_to(&self, count: &mut Count) {
-        count.bios += self.bios.load(Ordering::Relaxed);
-        count.bytes += self.bytes.load(Ordering::Relaxed);
-        count.errors += self.errors.load(Ordering::Relaxed);
+        let add = |to: &mut u64, cell: &AtomicU64| *to += cell.load(Ordering::Relaxed);
+        for ((bios, bytes), (all, sum)) in count.ops.iter_mut().zip(&self.ops) {
+            add(bios, all);
+            add(bytes, sum);
+        }
+        count.errors.iter_mut().zip(&self.errors).for_each(|(to, cell)| add(to, cell));
+        add(&mut count.retries, &self.retries);
+        add(&mut count.in_flight, &self.in_flight);
     }
 }
 
@@ -94,7 +140,10 @@ impl State {
         // Exclusive access also means that all its lane wrote is seen.
         self.rows.retain_mut(|row| match Arc::get_mut(row) {
             Some(gone) => {
-                gone.iter().zip(&mut *past).for_each(|(counter, count)| counter.add_to(count));
+                for (counter, count) in gone.iter().zip(&mut *past) {
+                    counter.add_to(count);
+                    count.in_flight = 0;
+                }
                 false
             }
             None => true,
@@ -110,12 +159,24 @@ mod tests {
     fn counts_outlive_their_lane() {
         let served = Served::default();
         let (a, b) = (served.open(2), served.open(2));
-        a[0].served(3, 12);
-        b[1].served(1, 4);
-        b[1].failed(1);
+        a[0].served(Op::Read, 3, 12);
+        a[0].has(5);
+        b[1].served(Op::Write, 1, 4);
+        for status in [Status::Timeout, Status::Medium] {
+            let mut bio = Bio::new();
+            bio.end_with(status);
+            b[1].failed(&bio);
+        }
+        b[1].retried(2);
+        b[1].has(1);
+        assert_eq!(served.total(2)[0].in_flight, 5);
         drop(a);
-        let want = [Count { bios: 3, bytes: 12, errors: 0 }, Count { bios: 1, bytes: 4, errors: 1 }];
-        assert_eq!(served.total(2), want);
-        assert_eq!(served.total(2), want, "a row is retired once");
+        for _ in 0..2 {
+            let [first, second] = served.total(2)[..] else { panic!("two paths") };
+            assert_eq!((first.ops[Op::Read as usize], first.in_flight), ((3, 12), 0), "retired once");
+            assert_eq!((second.bios(), second.bytes(), second.path_errors()), (1, 4, 1));
+            assert_eq!((second.errors[Status::Medium as usize], second.retries), (1, 2));
+            assert_eq!(second.in_flight, 1);
+        }
     }
 }

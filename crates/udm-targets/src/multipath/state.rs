@@ -18,7 +18,8 @@ use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
-use udm_core::{Bell, interleave};
+use udm_core::{Bell, Nanos, interleave};
+use udm_dm::target::Notify;
 
 /// Flags, current group, next group and generation: a snapshot of [`Shared::word`]. Groups count
 /// from 0 here and from 1 in what is printed.
@@ -142,6 +143,10 @@ struct PathState {
     stamp: AtomicU64,
     /// Somebody is about to reinstate it: of a message and the checker one does.
     returning: AtomicBool,
+    /// When it last failed or was reinstated, and how long it was failed before that, in ns on the
+    /// journal's clock. For who asks; nothing hangs on it.
+    since: AtomicU64,
+    failed_for: AtomicU64,
 }
 
 /// A path, read at one moment.
@@ -150,6 +155,13 @@ pub(super) struct PathView {
     pub(super) failed: bool,
     pub(super) fail_count: u64,
     pub(super) stamp: u64,
+}
+
+/// How long a path has been in its state, and how long it was failed in all, this time included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Times {
+    pub(super) in_state: Nanos,
+    pub(super) failed: Nanos,
 }
 
 /// The shared state of one loaded table. A reload makes a new one.
@@ -218,6 +230,21 @@ impl Shared {
         PathView { failed: state & 1 != 0, fail_count: state >> 1, stamp }
     }
 
+    /// How long `path` has been what it is.
+    pub(super) fn times(&self, path: usize) -> Times {
+        let (failed, path) = (self.path(path).failed, &self.paths[path]);
+        let in_state = self.journal.now().since(Nanos(path.since.load(Ordering::Relaxed)));
+        let before = Nanos(path.failed_for.load(Ordering::Relaxed));
+        Times { in_state, failed: if failed { before + in_state } else { before } }
+    }
+
+    /// The table is loaded into a device, by whose clock times are told.
+    pub(super) fn attach(&self, notify: Arc<dyn Notify>) {
+        self.journal.attach(notify);
+        let now = self.journal.now();
+        self.paths.iter().for_each(|path| path.since.store(now.0, Ordering::Relaxed));
+    }
+
     pub(super) fn is_bypassed(&self, group: usize) -> bool {
         self.bypassed[group].load(Ordering::Relaxed)
     }
@@ -245,6 +272,7 @@ impl Shared {
         if self.paths[path].state.fetch_update(Ordering::AcqRel, Ordering::Acquire, fail).is_err() {
             return false;
         }
+        self.paths[path].since.store(self.journal.now().0, Ordering::Relaxed);
         interleave::point();
         let left = self.valid.fetch_sub(1, Ordering::AcqRel) - 1;
         interleave::point();
@@ -269,6 +297,9 @@ impl Shared {
         }
         // Before the state, whose Release makes it visible to whoever sees the path active.
         p.stamp.store(self.stamps.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let now = self.journal.now();
+        let failed = now.since(Nanos(p.since.swap(now.0, Ordering::Relaxed)));
+        p.failed_for.fetch_add(failed.0, Ordering::Relaxed);
         let up = self.valid.fetch_add(1, Ordering::AcqRel) + 1;
         // Before bios that waited go on.
         self.journal.reinstated(path, back, up);

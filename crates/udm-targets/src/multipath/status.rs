@@ -5,6 +5,7 @@ use super::Multipath;
 use super::parse::QueueMode;
 use super::state::Word;
 use std::fmt::Write;
+use udm_core::Status;
 use udm_dm::PathReport;
 
 /// Appends a field.
@@ -97,15 +98,23 @@ impl Multipath {
         let rows = self.paths().zip(served).enumerate();
         rows.map(|(index, ((group, device), served))| {
             let view = self.shared.path(index);
+            let times = self.shared.times(index);
+            let kinds = Status::ALL.iter().copied().zip(served.errors);
             PathReport {
                 number: device.number,
                 name: device.name.clone(),
                 group: group + 1,
                 failed: view.failed,
                 fail_count: view.fail_count,
-                bios: served.bios,
-                bytes: served.bytes,
-                errors: served.errors,
+                in_state: times.in_state,
+                failed_for: times.failed,
+                in_flight: served.in_flight,
+                bios: served.bios(),
+                bytes: served.bytes(),
+                ops: served.ops,
+                errors: served.path_errors(),
+                errors_by: kinds.filter(|(_, count)| *count > 0).collect(),
+                retries: served.retries,
             }
         })
         .collect()
