@@ -77,7 +77,8 @@ impl Journal {
         let _ = self.notify.set(notify);
     }
 
-    /// The time, for who asks how long something has lasted; 0 where nobody has said by which clock.
+    /// The time, for who asks how long something has lasted; 0 where nobody has said by which
+    /// clock.
     pub fn now(&self) -> Nanos {
         self.notify.get().map_or(Nanos(0), |notify| notify.now())
     }
