@@ -8,7 +8,6 @@ use udm_dm::Target;
 use udm_dm::testing::{TestDisk, bare, data, read, write};
 
 const TWO: &str = "0 0 1 1 round-robin 0 2 0 253:0 253:1";
-const TWO_QUEUEING: &str = "1 queue_if_no_path 0 1 1 round-robin 0 2 0 253:0 253:1";
 
 /// An error that blames the request goes up as it is; one that blames the path costs the path and
 /// nobody else (spec C.4).
@@ -28,14 +27,6 @@ fn error_classes() {
             assert_eq!(rig.counts()[..2], [1, 0]);
         }
     }
-}
-
-/// With the last path gone the error is EIO whatever the path said, as in bio mode.
-#[test]
-fn the_last_error_is_eio() {
-    let mut rig = Rig::new("0 0 1 1 round-robin 0 1 0 253:0");
-    rig.disks[0].fail(Status::Transport);
-    assert_eq!(rig.read(), Status::IoErr);
 }
 
 /// A bio that is tried elsewhere is the one that was given, and its data arrives.
@@ -90,27 +81,6 @@ fn a_failed_path_finishes_what_it_has() {
     assert_eq!(rig.events.count(), events);
 }
 
-/// A thousand bios held, each back exactly once when a path returns.
-#[test]
-fn held_bios_come_back_once() {
-    let mut rig = Rig::new(TWO_QUEUEING);
-    rig.tell("fail_path 253:0");
-    rig.tell("fail_path 253:1");
-    for cookie in 0..1000 {
-        let mut bio = if cookie % 2 == 0 { bare_read(8) } else { bare(Op::Write, 8, 8) };
-        bio.cookie = cookie;
-        rig.start(bio);
-    }
-    assert!(rig.finished.is_empty());
-    assert!(rig.status().starts_with("2 0 0 0 1 1 E "));
-    rig.tell("reinstate_path 253:1");
-    let mut cookies: Vec<_> = rig.finished.iter().map(|bio| bio.cookie).collect();
-    cookies.sort_unstable();
-    assert_eq!(cookies, (0..1000).collect::<Vec<_>>());
-    assert!(rig.results().iter().all(|s| s.is_ok()));
-    assert_eq!(rig.counts()[..2], [0, 1000]);
-}
-
 /// Without groups bios are held too, if the table says so, until it no longer does.
 #[test]
 fn no_groups_and_queueing() {
@@ -155,30 +125,6 @@ fn a_late_lane_knows_the_order() {
     rig.tell("reinstate_path 253:0");
     rig.lane = rig.world.turn(0, |cx| rig.target.open(cx)).unwrap();
     assert_eq!(rig.order(4), [1, 2, 0, 1]);
-}
-
-/// Disabling any group, even one that is not in use, makes the next bio look from the first; a wish
-/// for a group without a path is forgotten.
-#[test]
-fn groups_and_wishes() {
-    let three = "0 0 3 2 round-robin 0 1 0 253:0 round-robin 0 1 0 253:1 service-time 0 1 0 253:2";
-    let mut rig = Rig::new(three);
-    assert_eq!(rig.order(2), [1, 1], "the table asks for the second");
-    rig.tell("disable_group 3");
-    assert_eq!(rig.order(1), [0]);
-    rig.tell("switch_group 3");
-    assert_eq!(rig.order(1), [2], "and the mark is gone");
-    rig.tell("fail_path 253:2");
-    rig.tell("switch_group 3");
-    assert_eq!(rig.order(1), [0]);
-    assert!(rig.status().starts_with("2 0 0 0 3 1 A "));
-    rig.tell("reinstate_path 253:2");
-    assert_eq!(rig.order(1), [0], "no failback, and the wish is forgotten");
-    // A wish wins over the mark that follows it.
-    rig.tell("switch_group 2");
-    rig.tell("disable_group 2");
-    assert_eq!(rig.order(1), [1]);
-    assert!(rig.status().contains("3 2 E 0 1 0 253:0 A 0 D 0 1 0 253:1 A 0 E"), "{}", rig.status());
 }
 
 /// Names, numbers and the table's own words all name a path; every entry of a device goes with it,

@@ -329,8 +329,8 @@ fn promises_have_tests() {
     none("promises of docs/reliability.md", &broken);
 }
 
-/// Where a test is that is called so: a function, with `#[test]` or in the list of its program, or a
-/// name of such a list.
+/// Where a test is that is called so: a function, with `#[test]` or in the list of its program, or
+/// a name of such a list.
 fn has_test(path: &str, name: &str) -> bool {
     let text = fs::read_to_string(root().join("docs").join(path)).unwrap_or_default();
     [format!("fn {name}("), format!("\"{name}\"")].iter().any(|form| text.contains(form))
@@ -361,7 +361,7 @@ fn rows_of_the_kernel_have_tests() {
             named.push(name.to_owned());
         }
     }
-    assert_eq!(rows, 82, "rows");
+    assert!(rows >= 183, "{rows} rows");
     for (file, text) in files("tests") {
         let tests = text.split("#[test]\nfn ").skip(1).filter_map(|rest| rest.split('(').next());
         let missing = tests.filter(|test| row_of(test).is_some() && !named.iter().any(|name| name == test));

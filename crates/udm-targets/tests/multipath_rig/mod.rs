@@ -3,6 +3,8 @@
 //! messages, without one.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod host;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::errno::EBUSY;
@@ -10,6 +12,9 @@ use udm_core::{Batch, Bio, Cores, DevNo, Drain, Lane, Limits, Sector, Sectors, S
 use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare, read};
 use udm_dm::{Notify, Target, TargetArgs, TargetError};
 use udm_targets::multipath::Multipath;
+
+/// How many cores a table is told there are.
+const CORES: usize = 4;
 
 /// Sectors of each disk.
 pub const SIZE: u64 = 32768;
@@ -57,7 +62,7 @@ pub fn build(params: &str, resolver: &mut TestResolver) -> Result<Arc<Multipath>
         args: &args,
         resolver,
         io: &TestIo::new(),
-        cores: 2,
+        cores: CORES,
     })
 }
 

@@ -171,7 +171,6 @@ impl Choose for IoAffinityLane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use udm_core::{CoreState, Nanos};
 
     #[test]
     fn masks_are_the_kernels() {
@@ -196,35 +195,5 @@ mod tests {
         ] {
             assert_eq!(print(&parse(mask, count).unwrap()), text);
         }
-    }
-
-    /// Rows I01 to I03, on four cores.
-    #[test]
-    fn each_core_has_its_path() {
-        let mut selector = IoAffinity::default();
-        for mask in ["1", "2"] {
-            selector.add_path(&[mask.to_owned()], 4).unwrap();
-        }
-        let selector = Arc::new(selector);
-        let mut lanes: Vec<_> = (0..4).map(|core| Arc::clone(&selector).lane(CoreId(core))).collect();
-        let ten = |lanes: &mut Vec<SelectorLane>| {
-            let mut chosen = Vec::new();
-            for lane in lanes {
-                let SelectorLane::IoAffinity(lane) = lane else { unreachable!() };
-                let paths: Vec<_> = (0..10).map(|_| lane.choose(&mut Bio::default())).collect();
-                assert!(paths.iter().all(|path| *path == paths[0]));
-                let mut core = CoreState::new(CoreId(0), 4, 1, None);
-                lane.polled(paths[0], &[], Sectors(0), &core.cx(Nanos(1)));
-                chosen.push(paths[0]);
-            }
-            chosen
-        };
-        assert_eq!(ten(&mut lanes), [0, 1, 0, 0]);
-        assert_eq!((selector.path_info(0), selector.path_info(1)), ("20".into(), "20".into()));
-        lanes.iter_mut().for_each(|lane| lane.fail(0));
-        assert_eq!(ten(&mut lanes), [1, 1, 1, 1]);
-        assert_eq!(selector.path_info(0), "40", "an owner that failed is no miss");
-        lanes.iter_mut().for_each(|lane| lane.reinstate(0));
-        assert_eq!(ten(&mut lanes), [0, 1, 0, 0]);
     }
 }
