@@ -170,7 +170,12 @@ impl Replay {
     fn shows(&mut self, verb: &str, want: &str) {
         let out = self.server.verb(&[verb, "mp"]);
         if want.starts_with("0 ") {
-            assert_eq!(timeless(text(&out.stdout).trim_end_matches('\n')), timeless(want), "{}", self.command);
+            assert_eq!(
+                timeless(text(&out.stdout).trim_end_matches('\n')),
+                timeless(want),
+                "{}",
+                self.command
+            );
         } else {
             assert!(!out.status.success(), "{}", text(&out.stdout));
         }
