@@ -26,13 +26,18 @@ use udm_wire::uri;
 const NULL: &str = "null";
 const QUEUE_LENGTH: &str = "queue-length";
 const ONE_MUTEX: &str = "one mutex";
-const NAMES: [&str; 6] = [NULL, "linear", "round-robin", QUEUE_LENGTH, "service-time", ONE_MUTEX];
+const LINEAR: &str = "linear";
+const SELECTORS: [&str; 5] =
+    ["round-robin", QUEUE_LENGTH, "service-time", "historical-service-time", IO_AFFINITY];
+const IO_AFFINITY: &str = "io-affinity";
+const NAMES: [&str; 8] =
+    [NULL, LINEAR, SELECTORS[0], SELECTORS[1], SELECTORS[2], SELECTORS[3], SELECTORS[4], ONE_MUTEX];
 
-/// Two devices that do nothing, told apart by their size.
-const PATHS: [&str; 2] = [
-    "null:size=4G,submit_queues=1024,hw_queue_depth=10240",
-    "null:size=5G,submit_queues=1024,hw_queue_depth=10240",
-];
+/// The most paths of a device.
+pub const PATHS_MAX: usize = 256;
+
+/// The most cores: a word of a mask of io-affinity has so many bits.
+const CORES_MAX: usize = u32::BITS as usize;
 
 /// Sectors of the tables, and of a request.
 const LEN: u64 = 4 << 21;
@@ -43,24 +48,33 @@ const REQUEST: u64 = 8;
 pub struct CompareOptions {
     /// Requests in flight, a core.
     pub depths: Vec<usize>,
-    /// How many cores.
+    /// How many cores, 32 at the most.
     pub cores: Vec<usize>,
     /// How often each device is measured. Many short rounds are better than few long ones: the
     /// median leaves out those that were disturbed.
     pub rounds: usize,
     /// How many requests each time, a core.
     pub requests: u64,
+    /// Paths of a multipath device, 1 to [`PATHS_MAX`]. With io-affinity a path is at least a
+    /// core's, so there are as many as cores at the most.
+    pub paths: usize,
 }
 
 impl CompareOptions {
     /// About two seconds.
     pub fn quick() -> CompareOptions {
-        CompareOptions { depths: vec![1, 32], cores: vec![1, 2], rounds: 21, requests: 40_000 }
+        CompareOptions { depths: vec![1, 32], cores: vec![1, 2], rounds: 21, requests: 40_000, paths: 2 }
     }
 
     /// A minute or two.
     pub fn full() -> CompareOptions {
-        CompareOptions { depths: vec![1, 32, 128], cores: vec![1, 2], rounds: 51, requests: 200_000 }
+        CompareOptions {
+            depths: vec![1, 32, 128],
+            cores: vec![1, 2],
+            rounds: 51,
+            requests: 200_000,
+            paths: 2,
+        }
     }
 }
 
@@ -100,14 +114,16 @@ pub struct Comparison {
 /// When cores or devices can't be had, or it was stopped before its first round was over.
 pub fn compare(options: &CompareOptions, stop: &AtomicBool) -> Result<Comparison> {
     ensure!(options.rounds > 0 && options.requests > 0, "nothing to measure");
+    ensure!((1..=PATHS_MAX).contains(&options.paths), "paths: from 1 to {PATHS_MAX}");
     let cpus = cpus();
     let mut rows = Vec::new();
-    for &cores in options.cores.iter().filter(|&&n| n <= cpus.len().max(1)) {
+    for &cores in options.cores.iter().filter(|&&n| n <= cpus.len().clamp(1, CORES_MAX)) {
         let threads: Vec<_> = (0..cores)
             .map(|i| CoreOptions { cpu: cpus.get(i).copied(), ring_optional: true, ..CoreOptions::default() })
             .collect();
         let start = Start { barrier: Barrier::new(cores), stop, last: AtomicUsize::new(usize::MAX) };
-        let measured = cores::run(&threads, devices, |core, lanes| measure(core, lanes, options, &start))?;
+        let make = |cluster: &Arc<Cluster>| devices(cluster, options.paths);
+        let measured = cores::run(&threads, make, |core, lanes| measure(core, lanes, options, &start))?;
         for (d, &depth) in options.depths.iter().enumerate() {
             rows.extend(summary(depth, cores, options, &measured, d));
         }
@@ -144,22 +160,39 @@ fn cpus() -> Vec<usize> {
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
 
+/// A device that does nothing. They are told apart by their sizes.
+fn path(n: usize) -> String {
+    format!("null:size={}G,submit_queues=1024,hw_queue_depth=10240", 4 + n)
+}
+
+/// A table of one group. The arguments of a path are as few as the selector takes.
+fn multipath(selector: &str, paths: usize, cores: usize) -> String {
+    let own = selector == IO_AFFINITY;
+    let paths = if own { paths.min(cores) } else { paths };
+    let words: Vec<_> = (0..paths)
+        .map(|n| match own {
+            true => format!("{} {:x}", path(n), mask(n, paths, cores)),
+            false => path(n),
+        })
+        .collect();
+    format!("0 {LEN} multipath 0 0 1 1 {selector} 0 {paths} {} {}", u8::from(own), words.join(" "))
+}
+
+/// The cores of a path, dealt out in turn.
+fn mask(path: usize, paths: usize, cores: usize) -> u32 {
+    (path..cores).step_by(paths).fold(0, |mask, core| mask | 1 << core)
+}
+
 /// Each of [`NAMES`].
-fn devices(cluster: &Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>> {
-    let [a, b] = PATHS;
-    let null = |path| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(path)?)?) };
-    let multipath =
-        |selector: &str, paths: String| format!("0 {LEN} multipath 0 0 1 1 {selector} 0 2 {paths}");
-    let tables = [
-        ("linear", format!("0 {LEN} linear {a} 0")),
-        ("round-robin", multipath("round-robin", format!("1 {a} 1 {b} 1"))),
-        (QUEUE_LENGTH, multipath("queue-length", format!("1 {a} 1 {b} 1"))),
-        ("service-time", multipath("service-time", format!("2 {a} 1 1 {b} 1 1"))),
-    ];
-    let tables: Vec<_> = tables.map(|(name, text)| Table { name: name.into(), text }).into();
-    let mut devices = vec![null(a)?];
+fn devices(cluster: &Arc<Cluster>, paths: usize) -> Result<Vec<Arc<dyn Device>>> {
+    let null = |n| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(&path(n))?)?) };
+    let linear = (LINEAR, format!("0 {LEN} linear {} 0", path(0)));
+    let groups = SELECTORS.map(|name| (name, multipath(name, paths, cluster.len())));
+    let tables: Vec<_> =
+        std::iter::once(linear).chain(groups).map(|(name, text)| Table { name: name.into(), text }).collect();
+    let mut devices = vec![null(0)?];
     devices.extend(make_mapped(cluster, &tables)?);
-    devices.push(Arc::new(OneMutex::new(vec![null(a)?, null(b)?])));
+    devices.push(Arc::new(OneMutex::new((0..paths).map(null).collect::<Result<_>>()?)));
     debug_assert_eq!(devices.len(), NAMES.len());
     Ok(devices)
 }
@@ -309,16 +342,16 @@ fn block_text(out: &mut String, block: &[Row]) -> std::fmt::Result {
     let Some(first) = block.first() else { return Ok(()) };
     let s = if first.cores == 1 { "" } else { "s" };
     let title = format!("{} core{s}, depth {}", first.cores, first.depth);
-    writeln!(out, "{title:<20} {:>11} {:>8} {:>8} {:>14}", "ns/request", "added", "x null", "switches/1e6")?;
+    writeln!(out, "{title:<26} {:>10} {:>8} {:>8} {:>14}", "ns/request", "added", "x null", "switches/1e6")?;
     for r in block {
         let device = if r.device == NULL { "null".into() } else { format!("  {}", r.device) };
         let added = if r.device == NULL { String::new() } else { format!("{:+.1}", r.added_ns) };
-        writeln!(out, "{device:<20} {:>11.1} {added:>8} {:>8.2} {:>14.1}", r.ns, r.ratio, r.switches)?;
+        writeln!(out, "{device:<26} {:>10.1} {added:>8} {:>8.2} {:>14.1}", r.ns, r.ratio, r.switches)?;
     }
     let added = |name| block.iter().find(|r| r.device == name).map_or(0.0, |r| r.added_ns);
     let (ours, locked) = (added(QUEUE_LENGTH), added(ONE_MUTEX));
     if ours > 0.0 && locked > 0.0 {
-        writeln!(out, "{:<20} the lock adds {:.1} times what udm's queue-length adds", "", locked / ours)?;
+        writeln!(out, "{:<26} the lock adds {:.1} times what udm's queue-length adds", "", locked / ours)?;
     }
     writeln!(out)
 }

@@ -27,7 +27,7 @@ mod tests;
 pub mod units;
 mod verify;
 
-pub use compare::{CompareOptions, Comparison, Row, compare};
+pub use compare::{CompareOptions, Comparison, PATHS_MAX, Row, compare};
 pub use load::{Load, Part, ReadWrite, Switch, Verify};
 pub use mapped::{Table, make_mapped};
 pub use progress::Progress;

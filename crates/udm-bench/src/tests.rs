@@ -269,10 +269,11 @@ fn the_json_is_fios() {
 
 #[test]
 fn a_comparison_has_every_device() {
-    let options = CompareOptions { depths: vec![1, 4], cores: vec![1, 2], rounds: 2, requests: 100 };
+    let options =
+        CompareOptions { depths: vec![1, 4], cores: vec![1, 2], rounds: 2, requests: 100, paths: 3 };
     let comparison = compare(&options, &AtomicBool::new(false)).unwrap();
     let cores = std::thread::available_parallelism().unwrap().get().min(2);
-    assert_eq!(comparison.rows.len(), 6 * 2 * cores);
+    assert_eq!(comparison.rows.len(), 8 * 2 * cores);
     assert!(comparison.rows.iter().all(|r| r.ns > 0.0));
     let table = comparison.table();
     for name in ["1 core, depth 1 ", "1 core, depth 4 ", "null", "linear", "queue-length", "one mutex"] {
@@ -283,8 +284,13 @@ fn a_comparison_has_every_device() {
 /// It is stopped in the middle: the rounds until then count, and no core waits for another.
 #[test]
 fn a_comparison_that_is_stopped_has_what_was_measured() {
-    let options =
-        CompareOptions { depths: vec![1, 4], cores: vec![1, 2], rounds: 1_000_000, requests: 20_000 };
+    let options = CompareOptions {
+        depths: vec![1, 4],
+        cores: vec![1, 2],
+        rounds: 1_000_000,
+        requests: 20_000,
+        paths: 2,
+    };
     let stop = AtomicBool::new(false);
     let comparison = std::thread::scope(|scope| {
         let run = scope.spawn(|| compare(&options, &stop));
@@ -293,7 +299,7 @@ fn a_comparison_that_is_stopped_has_what_was_measured() {
         stop.store(true, Relaxed);
         run.join().unwrap().unwrap()
     });
-    assert!(comparison.stopped && comparison.rows.len() == 6, "{} rows", comparison.rows.len());
+    assert!(comparison.stopped && comparison.rows.len() == 8, "{} rows", comparison.rows.len());
     assert!(comparison.table().ends_with("stopped before its end\n"));
     let stopped = AtomicBool::new(true);
     assert!(compare(&options, &stopped).is_err(), "nothing was measured");

@@ -7,10 +7,10 @@ mod stop;
 
 use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, value_parser};
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
-use udm_bench::{CompareOptions, Load, Run, SnapshotOptions, compare, snapshots};
+use udm_bench::{CompareOptions, Load, PATHS_MAX, Run, SnapshotOptions, compare, snapshots};
 use udm_wire::uri::{DeviceUri, NbdUri};
 
 /// `udm bench`.
@@ -48,6 +48,10 @@ pub struct BenchArgs {
     /// Ctrl-C prints what there is
     #[arg(long, group = "comparison", conflicts_with = "devices")]
     snapshots: bool,
+    /// With --compare: how many paths a multipath device has
+    #[arg(long, value_name = "NUMBER", requires = "compare", default_value_t = 2,
+        value_parser = value_parser!(u16).range(1..=PATHS_MAX as i64))]
+    paths: u16,
     /// With --compare and --snapshots: seconds instead of minutes
     #[arg(long, requires = "comparison")]
     quick: bool,
@@ -130,6 +134,7 @@ fn run_snapshots(args: &BenchArgs, stop: &AtomicBool) -> Result<()> {
 
 fn run_compare(args: &BenchArgs, stop: &AtomicBool) -> Result<()> {
     let options = if args.quick { CompareOptions::quick() } else { CompareOptions::full() };
+    let options = CompareOptions { paths: args.paths.into(), ..options };
     let comparison = compare(&options, stop).context("bench")?;
     match args.format() {
         Format::Normal => say(&comparison.table()),
