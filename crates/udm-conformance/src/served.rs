@@ -27,7 +27,7 @@ impl Served {
         let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &listen);
         let server = server.expect("a server");
         let address = NbdAddress::Unix(path.to_owned());
-        (Served(Some((server, runtime))), NbdUri { address, export: "disk".into() })
+        (Served(Some((server, runtime))), NbdUri::new(address, "disk"))
     }
 }
 

@@ -91,7 +91,7 @@ impl Exporter {
     #[must_use]
     pub fn uris(&self, name: &str) -> Vec<String> {
         let addresses = self.addresses.get().map(Vec::as_slice).unwrap_or_default();
-        let uri = |address: &NbdAddress| NbdUri { address: address.clone(), export: name.into() }.to_string();
+        let uri = |address: &NbdAddress| NbdUri::new(address.clone(), name).to_string();
         addresses.iter().map(uri).collect()
     }
 

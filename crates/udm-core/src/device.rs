@@ -87,6 +87,12 @@ pub trait Device: Send + Sync {
         Ok(None)
     }
 
+    /// Why requests of it wait that it can neither serve nor give up, in one line; `None` while
+    /// none do. May be stale the moment it is told.
+    fn waits(&self) -> Option<String> {
+        None
+    }
+
     /// Its place among devices that lie on each other; `None` for a backend, which is the end.
     fn stacked(&self) -> Option<&dyn Stacked> {
         None

@@ -2,18 +2,25 @@
 //! see.
 
 use std::path::PathBuf;
-use udm_wire::uri::{DeviceUri, FileUri, NbdAddress, NbdUri, NullParams, parse};
+use udm_core::Nanos;
+use udm_wire::uri::{DeviceUri, Fence, FileUri, NbdAddress, NbdUri, NullParams, Silence, parse};
 
 fn file(path: &str, direct: Option<bool>, readonly: bool) -> DeviceUri {
     DeviceUri::File(FileUri { direct, readonly, ..FileUri::new(PathBuf::from(path)) })
 }
 
 fn tcp(host: &str, port: u16, export: &str) -> DeviceUri {
-    DeviceUri::Nbd(NbdUri { address: NbdAddress::Tcp { host: host.into(), port }, export: export.into() })
+    DeviceUri::Nbd(NbdUri::new(NbdAddress::Tcp { host: host.into(), port }, export))
 }
 
 fn unix(socket: &str, export: &str) -> DeviceUri {
-    DeviceUri::Nbd(NbdUri { address: NbdAddress::Unix(socket.into()), export: export.into() })
+    DeviceUri::Nbd(NbdUri::new(NbdAddress::Unix(socket.into()), export))
+}
+
+fn silent(device: DeviceUri, deadline: Option<u64>, fence: Fence) -> DeviceUri {
+    let DeviceUri::Nbd(uri) = device else { panic!("an NBD URI") };
+    let deadline = deadline.map(Nanos::from_millis);
+    DeviceUri::Nbd(NbdUri { silence: Silence { deadline, fence }, ..uri })
 }
 
 #[test]
@@ -73,6 +80,26 @@ fn every_form_and_its_canonical_spelling() {
         ("nbd+unix:///disk?socket=sock", unix("sock", "disk"), "nbd+unix:///disk?socket=sock"),
         ("nbd+unix:///?socket=/tmp/a%26b", unix("/tmp/a&b", ""), "nbd+unix:///?socket=/tmp/a%26b"),
         ("nbd+unix://?socket=/tmp/a", unix("/tmp/a", ""), "nbd+unix:///?socket=/tmp/a"),
+        (
+            "nbd+unix:///x?fence=closed&deadline=1500ms&socket=/tmp/a",
+            silent(unix("/tmp/a", "x"), Some(1500), Fence::Closed),
+            "nbd+unix:///x?socket=/tmp/a&deadline=1500ms",
+        ),
+        (
+            "nbd+unix:///?socket=/tmp/a&deadline=2000ms&fence=exec:/sbin/off%20a",
+            silent(unix("/tmp/a", ""), Some(2000), Fence::Exec("/sbin/off a".into())),
+            "nbd+unix:///?socket=/tmp/a&deadline=2s&fence=exec:/sbin/off%20a",
+        ),
+        (
+            "nbd://h/?fence=wait:90s&deadline=24h",
+            silent(tcp("h", 10809, ""), Some(24 * 3_600_000), Fence::Wait(Nanos::from_millis(90_000))),
+            "nbd://h/?deadline=24h&fence=wait:90s",
+        ),
+        (
+            "nbd://h/?deadline=120s",
+            silent(tcp("h", 10809, ""), Some(120_000), Fence::Closed),
+            "nbd://h/?deadline=2m",
+        ),
     ] {
         assert_eq!(parse(word).as_ref(), Ok(&device), "{word}");
         assert_eq!(device.to_string(), canonical, "{word}");
@@ -120,7 +147,27 @@ fn refusals_say_what_would_be_right() {
         ("nbd://[::1]x/", "nbd: \"x\" behind a host"),
         ("nbd://ho st/", "nbd: \"ho st\" is no host name"),
         ("nbd://host/?tls-type=x509", "nbd: udm does not do TLS"),
-        ("nbd://host/?foo=1", "nbd: unknown parameter \"foo\"; there is socket"),
+        ("nbd://host/?foo=1", "nbd: unknown parameter \"foo\"; there are socket, deadline, fence"),
+        ("nbd://host/?deadline=1s&deadline=1s", "nbd: deadline is given twice"),
+        (
+            "nbd://host/?deadline=500",
+            "nbd: deadline: \"500\" is no time from 1ms to 24h (a number, then ms, s, m or h)",
+        ),
+        (
+            "nbd://host/?deadline=0ms",
+            "nbd: deadline: \"0ms\" is no time from 1ms to 24h (a number, then ms, s, m or h)",
+        ),
+        (
+            "nbd://host/?fence=wait:25h",
+            "nbd: fence=wait: \"25h\" is no time from 1ms to 24h (a number, then ms, s, m or h)",
+        ),
+        (
+            "nbd://host/?fence=wait:18446744073709551615s",
+            "nbd: fence=wait: \"18446744073709551615s\" is no time from 1ms to 24h (a number, then ms, s, m or h)",
+        ),
+        ("nbd://host/?fence=kill", "nbd: fence=\"kill\" is none of closed, wait:TIME, exec:PATH"),
+        ("nbd://host/?fence=exec:off", "nbd: fence=exec: \"off\" is no absolute path of a command"),
+        ("nbd://host/?fence=exec:/a%00", "nbd: fence=exec: \"/a\\0\" is no absolute path of a command"),
         ("nbd://host/?socket=/a", "nbd: a socket belongs to nbd+unix"),
         ("nbd://host/a#b", "nbd: an NBD URI has no fragment; write %23 for #"),
         ("nbd://host/%00", "nbd: an export's name has at most 4096 bytes and no NUL"),

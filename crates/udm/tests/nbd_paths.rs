@@ -5,71 +5,15 @@ mod support;
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::Ordering::SeqCst;
 use std::thread::sleep;
 use std::time::Duration;
+use support::servers::{Nbdkit, Puppet, fio, request, zeroes};
 use support::{Server, has, text, until};
 use tempfile::TempDir;
-use udm_wire::nbd::{
-    BlockSizes, ExportFlags, FromClient, HandshakeFlags, HandshakeParser, Info, OPT_GO, Request, SimpleReply,
-    greeting, put_ack, put_info,
-};
-
-/// nbdkit on a Unix socket. Dropping it kills it.
-struct Nbdkit {
-    child: Option<Child>,
-    socket: PathBuf,
-    args: Vec<String>,
-}
-
-impl Nbdkit {
-    fn start(socket: PathBuf, args: &[&str]) -> Nbdkit {
-        let args = args.iter().map(|&arg| arg.to_owned()).collect();
-        let mut nbdkit = Nbdkit { child: None, socket, args };
-        nbdkit.again();
-        nbdkit
-    }
-
-    /// Starts it, as it was.
-    fn again(&mut self) {
-        let _ = std::fs::remove_file(&self.socket);
-        let mut command = Command::new("nbdkit");
-        command.arg("-f").arg("-U").arg(&self.socket).args(&self.args);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        self.child = Some(child);
-        until("nbdkit that answers", || UnixStream::connect(&self.socket).ok());
-    }
-
-    fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-
-    fn uri(&self) -> String {
-        format!("nbd+unix:///?socket={}", self.socket.display())
-    }
-}
-
-impl Drop for Nbdkit {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-fn fio(server: &Server, device: &str, more: &str) -> Command {
-    let mut fio = Command::new("timeout");
-    fio.args("-k 5 120 fio --name=t --ioengine=nbd --bs=4k --iodepth=16 --verify=crc32c".split(' '));
-    fio.arg(format!("--uri=nbd+unix:///{device}?socket={}", server.nbd.display()));
-    fio.args(more.split(' ')).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // What it leaves behind for a later check of the same data is not wanted here.
-    fio.arg("--verify_state_save=0").current_dir(server.folder.path());
-    fio
-}
+use udm_wire::nbd::SimpleReply;
 
 fn ends_well(command: &mut Command) {
     let out = command.output().unwrap();
@@ -216,88 +160,6 @@ fn a_server_for_one_connection() {
             &[&format!("write -P {pattern} 0 64k"), &format!("read -P {pattern} 0 64k")],
         );
         assert!(!said.contains("rror") && !said.contains("ailed"), "{said}");
-    }
-}
-
-/// A server that answers the handshake, and then does what a test wants with each connection.
-struct Puppet {
-    socket: PathBuf,
-    _folder: TempDir,
-    connections: Arc<AtomicUsize>,
-    size: Arc<Mutex<u64>>,
-}
-
-type Act = dyn Fn(usize, &mut UnixStream) + Send + Sync;
-
-impl Puppet {
-    fn start(act: impl Fn(usize, &mut UnixStream) + Send + Sync + 'static) -> Puppet {
-        let folder = TempDir::new().unwrap();
-        let socket = folder.path().join("p");
-        let listener = UnixListener::bind(&socket).unwrap();
-        let (connections, size) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(1 << 20)));
-        let (count, told): (_, Arc<Mutex<u64>>) = (Arc::clone(&connections), Arc::clone(&size));
-        let act: Arc<Act> = Arc::new(act);
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (number, act, size) =
-                    (count.fetch_add(1, SeqCst), Arc::clone(&act), *told.lock().unwrap());
-                let mut stream = stream.unwrap();
-                std::thread::spawn(move || {
-                    if shake(&mut stream, size).is_ok() {
-                        act(number, &mut stream);
-                    }
-                });
-            }
-        });
-        Puppet { socket, _folder: folder, connections, size }
-    }
-
-    fn uri(&self) -> String {
-        format!("nbd+unix:///?socket={}", self.socket.display())
-    }
-}
-
-fn shake(stream: &mut UnixStream, size: u64) -> std::io::Result<()> {
-    stream.write_all(&greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES))?;
-    let mut parser = HandshakeParser::new();
-    loop {
-        // A byte at a time: what follows the handshake is not ours to take.
-        let mut byte = [0];
-        stream.read_exact(&mut byte)?;
-        let Ok(Some(FromClient::Option(option))) = parser.next(&mut &byte[..]) else { continue };
-        assert_eq!(option.number(), OPT_GO);
-        let flags = ExportFlags::HAS_FLAGS
-            | ExportFlags::CAN_MULTI_CONN
-            | ExportFlags::SEND_FLUSH
-            | ExportFlags::SEND_WRITE_ZEROES;
-        let mut out = Vec::new();
-        put_info(&mut out, OPT_GO, &Info::Export { size, flags });
-        let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 1 << 20 };
-        put_info(&mut out, OPT_GO, &Info::BlockSize(blocks));
-        put_ack(&mut out, OPT_GO);
-        return stream.write_all(&out);
-    }
-}
-
-fn request(stream: &mut UnixStream) -> Option<Request> {
-    let mut header = [0; Request::SIZE];
-    stream.read_exact(&mut header).ok()?;
-    let request = Request::decode(&header).unwrap();
-    let mut data = vec![0; request.payload_len() as usize];
-    stream.read_exact(&mut data).ok()?;
-    Some(request)
-}
-
-/// Serves zeroes until the client goes.
-fn zeroes(stream: &mut UnixStream) {
-    while let Some(request) = request(stream) {
-        let mut out = SimpleReply { error: 0, cookie: request.cookie }.encode().to_vec();
-        if request.command == udm_wire::nbd::Command::Read {
-            out.resize(out.len() + request.len as usize, 0);
-        }
-        if stream.write_all(&out).is_err() {
-            return;
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use udm_runtime::{Done, Ring, RingOp, RingUser};
 use udm_wire::nbd::client::{Asked, Replies, Shake, Wish};
 use udm_wire::nbd::{Command, CommandFlags};
 
-/// How long connecting and the handshake may take together.
+/// How long connecting and the handshake may take together, unless the path's deadline is shorter.
 const PATIENCE: Nanos = Nanos(10_000_000_000);
 
 /// What is received at once, in bytes: at first, and at the most.
@@ -30,11 +30,45 @@ pub(super) enum Stage {
     Ready(Box<Replies>),
 }
 
+/// Why a connection is given up.
+pub(super) struct Loss {
+    /// One line.
+    pub(super) why: String,
+    pub(super) end: End,
+}
+
+/// How it has ended, as far as what was sent on it can still be delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The server has closed it.
+    Closed,
+    /// The server has broken the protocol: it is open, and what comes means nothing.
+    Lied,
+    /// The server takes too long: it is open, and may be answered on yet.
+    Silent,
+    /// Our system has given it up.
+    Dead,
+}
+
+impl Loss {
+    pub(super) fn new(end: End, why: impl Into<String>) -> Loss {
+        Loss { why: why.into(), end }
+    }
+
+    /// `what` has failed. Of all errors these alone come from the other end.
+    fn failed(what: &str, errno: i32) -> Loss {
+        let end = if matches!(errno, errno::ECONNRESET | errno::EPIPE) { End::Closed } else { End::Dead };
+        Loss::new(end, format!("{what}: {}", errno::text(errno)))
+    }
+}
+
 /// See the module's documentation.
 pub(super) struct Connection {
     user: RingUser,
     fd: Arc<OwnedFd>,
     pub(super) stage: Stage,
+    /// When it was begun.
+    pub(super) begun: Nanos,
     /// When the handshake must have ended.
     deadline: Nanos,
     sending: bool,
@@ -66,14 +100,16 @@ impl Connection {
         server: &Server,
         turn: usize,
         cx: &mut Cx<'_>,
-    ) -> Result<Connection, String> {
+    ) -> Result<Connection, Loss> {
         let address = &server.addresses[turn % server.addresses.len()];
-        let (fd, to) = server.sockets.open(address).map_err(|e| e.to_string())?;
+        let (fd, to) = server.sockets.open(address).map_err(|e| Loss::new(End::Dead, e.to_string()))?;
+        let (now, patience) = (cx.now(), server.uri.silence.deadline.unwrap_or(PATIENCE));
         let connection = Connection {
             user: ring.watcher(cx),
             fd: Arc::new(fd),
             stage: Stage::Connecting,
-            deadline: cx.now() + PATIENCE,
+            begun: now,
+            deadline: now + patience.min(PATIENCE),
             sending: false,
             raw: Vec::new(),
             room: ROOM_MIN,
@@ -103,12 +139,17 @@ impl Connection {
         (!self.is_ready()).then_some(self.deadline)
     }
 
+    /// Its socket.
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.fd
+    }
+
     /// Looks at a finished operation.
     ///
     /// # Errors
     /// Why the connection is lost.
-    pub(super) fn finished(&mut self, done: Done, pool: &mut BufPool) -> Result<Brought, String> {
-        let failed = |what: &str, errno| Err(format!("{what}: {}", errno::text(errno)));
+    pub(super) fn finished(&mut self, done: Done, pool: &mut BufPool) -> Result<Brought, Loss> {
+        let failed = |what, errno| Err(Loss::failed(what, errno));
         match (done.tag, done.result) {
             (CONNECT, Ok(_)) => Ok(Brought::Connected),
             (CONNECT, Err(errno)) => failed("connect", errno),
@@ -123,7 +164,7 @@ impl Connection {
                 self.sending = false;
                 Ok(data.pop().map_or(Brought::Nothing, Brought::Sent))
             }
-            (_, Ok(0)) => Err("the server closed the connection".into()),
+            (_, Ok(0)) => Err(Loss::new(End::Closed, "the server closed the connection")),
             (_, Ok(n)) => {
                 let n = n as usize;
                 if n == self.room && self.room < ROOM_MAX {

@@ -1,17 +1,19 @@
 //! The data-path half of an export of an NBD server: requests to bytes on a connection, and back.
 
-use super::connection::{Brought, Connection, Stage};
+use super::connection::{Brought, Connection, End, Loss, Stage};
+use super::lingering::{LINGERING_MAX, Lent, Lingering};
 use super::outgoing::Outgoing;
 use super::server::Server;
+use super::slot::Slot;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, BufPool, Busy, Cx, Drain, Lane, Limits, Nanos, Op, Status, errno, hand_over,
+    Batch, Bio, BufPool, Busy, Cx, Drain, Lane, Limits, Listener, Nanos, Op, Status, errno, hand_over,
 };
 use udm_runtime::{Done, Ring};
-use udm_wire::nbd::client::{Asked, Event, Replies};
-use udm_wire::nbd::{Command, CommandFlags};
+use udm_wire::nbd::client::{Event, Replies};
+use udm_wire::uri::{Fence, Span};
 
 /// Requests under way in one lane: more than any server works on at a time.
 const SLOTS: usize = 1024;
@@ -23,46 +25,6 @@ const KEEP: usize = 1 << 20;
 /// and at the most.
 const BACK_OFF: Nanos = Nanos(100_000_000);
 pub(super) const BACK_OFF_MAX: Nanos = Nanos(5_000_000_000);
-
-/// A request on its way.
-pub(super) struct Slot {
-    pub(super) bio: Box<Bio>,
-    /// The flush before the write (`PREFLUSH`) is under way.
-    flushing: bool,
-    /// How it has ended, though its data is not all sent: a server that says no early.
-    pub(super) early: Option<Status>,
-}
-
-impl Slot {
-    fn new(bio: Box<Bio>) -> Slot {
-        let flushing = bio.op != Op::Flush && bio.flags.contains(BioFlags::PREFLUSH);
-        Slot { bio, flushing, early: None }
-    }
-
-    /// What is asked of the server now.
-    pub(super) fn asked(&self) -> Asked {
-        let Bio { op, flags, sector, sectors, .. } = *self.bio;
-        if self.flushing || op == Op::Flush {
-            return Asked { command: Command::Flush, flags: CommandFlags::empty(), offset: 0, len: 0 };
-        }
-        let command = match op {
-            Op::Read => Command::Read,
-            Op::Write => Command::Write,
-            Op::Discard => Command::Trim,
-            Op::WriteZeroes | Op::Flush => Command::WriteZeroes,
-        };
-        let mut modifiers = CommandFlags::empty();
-        modifiers.set(CommandFlags::FUA, op != Op::Read && flags.contains(BioFlags::FUA));
-        let keeps = op == Op::WriteZeroes && flags.contains(BioFlags::NOUNMAP);
-        modifiers.set(CommandFlags::NO_HOLE, keeps);
-        Asked { command, flags: modifiers, offset: sector.bytes(), len: sectors.bytes() as u32 }
-    }
-
-    /// True when data follow what is asked now.
-    pub(super) fn sends_data(&self) -> bool {
-        self.bio.op == Op::Write && !self.flushing
-    }
-}
 
 /// See the module's documentation.
 pub(super) struct NbdLane {
@@ -83,6 +45,15 @@ pub(super) struct NbdLane {
     /// When that may be tried again, and how long it takes from the next failure on.
     next_try: Nanos,
     back_off: Nanos,
+    /// How many connections to the server there had been when the last one was lost.
+    made: u64,
+    /// When the deadline of a request may have passed; it is not earlier than this.
+    look_at: Nanos,
+    /// It had, when that was looked at last.
+    late: bool,
+    /// Connections that were given up with writes that may still be delivered.
+    lingering: Vec<Lingering>,
+    listener: Listener,
 }
 
 impl NbdLane {
@@ -102,6 +73,11 @@ impl NbdLane {
             tries: 0,
             next_try: Nanos(0),
             back_off: BACK_OFF,
+            made: 0,
+            look_at: Nanos(0),
+            late: false,
+            lingering: Vec::new(),
+            listener: server.fencing.bell.listen(cx),
         };
         lane.connect(cx);
         lane
@@ -111,33 +87,122 @@ impl NbdLane {
     fn connect(&mut self, cx: &mut Cx<'_>) {
         match Connection::begin(&self.ring, &self.server, self.tries, cx) {
             Ok(connection) => self.connection = Some(connection),
-            Err(why) => self.lost(&why, cx),
+            Err(loss) => self.lost(loss, cx),
         }
         self.tries += 1;
     }
 
-    /// There is no connection any more: all that waits for one ends.
+    /// Whether it may be tried to connect.
     #[cold]
-    fn lost(&mut self, why: &str, cx: &mut Cx<'_>) {
-        self.server.is_down(why);
-        self.connection = None;
-        self.outgoing = Outgoing::default();
-        self.next_try = cx.now() + self.back_off;
+    fn may_connect(&self, cx: &Cx<'_>) -> bool {
+        let server = &self.server;
+        let is_fencing = matches!(server.uri.silence.fence, Fence::Exec(_)) && server.fencing.is_under_way();
+        let soon = cx.now() < self.next_try && server.made() == self.made;
+        !soon && !is_fencing && self.lingering.len() < LINGERING_MAX
+    }
+
+    /// There is no connection any more: all that waits for one ends, but for writes that the server
+    /// may still deliver.
+    #[cold]
+    fn lost(&mut self, Loss { mut why, end }: Loss, cx: &mut Cx<'_>) {
+        let now = cx.now();
+        self.made = self.server.made();
+        self.next_try = now + self.back_off;
         self.back_off = (self.back_off + self.back_off).min(BACK_OFF_MAX);
-        let under_way = self.slots.drain().map(|slot| slot.bio);
-        for mut bio in under_way.chain(self.waiting.drain(..)) {
-            bio.end_with(Status::Transport);
+        let status = if end == End::Silent { Status::Timeout } else { Status::Transport };
+        let mut over: Vec<_> = self.waiting.drain(..).map(|bio| (bio, status)).collect();
+        let (connection, mut slots) = (self.connection.take(), std::mem::take(&mut self.slots));
+        let mut outgoing = std::mem::take(&mut self.outgoing);
+        over.extend(outgoing.take_unsent().map(|key| (slots.remove(key).bio, status)));
+        let begun = connection.as_ref().map_or(now, |connection| connection.begun);
+        let fence = &self.server.uri.silence.fence;
+        let is_dead = end == End::Closed && *fence == Fence::Closed || self.server.fencing.covers(begun);
+        let ends = |(key, slot): (usize, &Slot)| (is_dead || !slot.may_land()).then_some(key);
+        for key in slots.iter().filter_map(ends).collect::<Vec<_>>() {
+            let slot = slots.remove(key);
+            over.push((slot.bio, slot.early.unwrap_or(status)));
+        }
+        for (mut bio, status) in over {
+            bio.end_with(status);
             self.ready.push(bio);
+        }
+        outgoing.keep_only(&slots);
+        if !slots.is_empty() {
+            why += &format!(": {} writes wait until {}", slots.len(), self.server.fencing.until(fence));
+            let times = (begun, now);
+            let (lingering, mut lent) = self.lend();
+            lingering.push(Lingering::new(connection, end, slots, outgoing, times, &mut lent));
+            // It looks for the first time.
+            cx.wake_now();
+        }
+        self.server.is_down(&why);
+    }
+
+    /// The lingering connections, and what they are lent.
+    fn lend(&mut self) -> (&mut Vec<Lingering>, Lent<'_>) {
+        let lent = Lent {
+            server: &self.server,
+            listener: &self.listener,
+            pool: &mut self.pool,
+            finished: &mut self.finished,
+            over: &mut self.over,
+            ready: &mut self.ready,
+        };
+        (&mut self.lingering, lent)
+    }
+
+    /// Goes on with connections that were given up.
+    #[cold]
+    fn linger(&mut self, cx: &mut Cx<'_>) {
+        let (lingering, mut lent) = self.lend();
+        lingering.iter_mut().for_each(|one| one.poll(&mut lent, cx));
+        let answered = lingering.iter().any(Lingering::is_answered);
+        lingering.retain(|one| !one.is_over());
+        if answered {
+            // The server is well again: nobody has to wait before it is connected to.
+            (self.next_try, self.back_off) = (cx.now(), BACK_OFF);
         }
     }
 
+    /// Gives the connection up when its oldest request is older than the deadline. Seldom looked
+    /// at: requests that come later are due later.
+    fn look_for_silence(&mut self, cx: &mut Cx<'_>) {
+        let Some(deadline) = self.server.uri.silence.deadline else { return };
+        let Some(oldest) = self.oldest(cx) else { return };
+        let now = cx.now();
+        let due = oldest + deadline;
+        if due <= now && self.late {
+            self.late = false;
+            return self.lost(Loss::new(End::Silent, format!("no answer for {}", Span(deadline))), cx);
+        }
+        // Where a core was held up itself, what has come meanwhile is in its ring: it looks there
+        // first, in another turn.
+        self.late = due <= now;
+        self.look_at = due.max(now + Nanos(1));
+        cx.wake_at(self.look_at);
+    }
+
+    /// When the oldest request came; `None` while it can't be late, and nobody has to look.
+    fn oldest(&self, cx: &mut Cx<'_>) -> Option<Nanos> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        if cx.now() < self.look_at {
+            cx.wake_at(self.look_at);
+            return None;
+        }
+        self.slots.iter().map(|(_, slot)| slot.since).min()
+    }
+
     /// Sends what waits, if nothing is being sent.
-    fn send(&mut self) {
+    fn send(&mut self, cx: &Cx<'_>) {
         let Some(connection) = &mut self.connection else { return };
-        if connection.is_ready() {
+        if connection.is_ready() && !self.waiting.is_empty() {
+            // Nobody asks for the time where there is no deadline.
+            let now = self.server.uri.silence.deadline.map_or(Nanos(0), |_| cx.now());
             while self.slots.len() < SLOTS {
                 let Some(bio) = self.waiting.pop_front() else { break };
-                start(bio, &self.limits, &mut self.slots, &mut self.outgoing, &mut self.ready);
+                start(bio, now, &self.limits, &mut self.slots, &mut self.outgoing, &mut self.ready);
             }
         }
         if !connection.may_send() {
@@ -166,22 +231,22 @@ impl NbdLane {
         for done in finished.drain(..) {
             // Behind the end of a connection nothing of it matters.
             if self.connection.is_some()
-                && let Err(why) = self.operation_done(done, cx)
+                && let Err(loss) = self.operation_done(done, cx)
             {
-                self.lost(&why, cx);
+                self.lost(loss, cx);
             }
         }
         self.finished = finished;
     }
 
-    fn operation_done(&mut self, done: Done, cx: &mut Cx<'_>) -> Result<(), String> {
+    fn operation_done(&mut self, done: Done, cx: &mut Cx<'_>) -> Result<(), Loss> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         match connection.finished(done, &mut self.pool)? {
             Brought::Connected => connection.shake(&self.server.uri.export, &mut self.pool),
             Brought::Sent(buf) => self.pool.put(buf),
             Brought::Bytes(buf, n) => {
                 cx.set_work_left(cx.work_left().saturating_sub(n as u64));
-                self.take_in(&buf[..n])?;
+                self.take_in(&buf[..n]).map_err(|why| Loss::new(End::Lied, why))?;
                 if let Some(connection) = &self.connection {
                     connection.receive(Some(buf), &mut self.pool);
                 }
@@ -232,6 +297,7 @@ impl NbdLane {
 /// Gives a request a slot and queues it, or ends it when it needs no server.
 fn start(
     mut bio: Box<Bio>,
+    now: Nanos,
     limits: &Limits,
     slots: &mut Slab<Slot>,
     outgoing: &mut Outgoing,
@@ -241,14 +307,17 @@ fn start(
         bio.end_with(status);
         return ready.push(bio);
     }
-    let mut slot = Slot::new(bio);
-    // Without a cache there is nothing to flush.
-    slot.flushing &= limits.write_cache;
-    outgoing.push(slots.insert(slot));
+    outgoing.push(slots.insert(Slot::new(bio, limits.write_cache, now)));
 }
 
 /// The server has answered what a slot asked for.
-fn answered(key: usize, status: Status, slots: &mut Slab<Slot>, outgoing: &mut Outgoing, ready: &mut Batch) {
+pub(super) fn answered(
+    key: usize,
+    status: Status,
+    slots: &mut Slab<Slot>,
+    outgoing: &mut Outgoing,
+    ready: &mut Batch,
+) {
     let slot = &mut slots[key];
     if slot.flushing && status.is_ok() {
         slot.flushing = false;
@@ -282,12 +351,12 @@ fn answer_now(bio: &Bio, limits: &Limits) -> Option<Status> {
 impl Lane for NbdLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.limits.size = self.server.size();
-        if self.connection.is_none() && self.next_try <= cx.now() {
+        if self.connection.is_none() && self.may_connect(cx) {
             self.connect(cx);
         }
         if self.connection.is_some() {
             self.waiting.extend(batch.drain(..));
-            self.send();
+            self.send(cx);
         } else {
             for mut bio in batch.drain(..) {
                 bio.end_with(Status::Transport);
@@ -301,10 +370,14 @@ impl Lane for NbdLane {
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         self.collect(cx);
-        self.send();
+        self.send(cx);
+        self.look_for_silence(cx);
+        if !self.lingering.is_empty() {
+            self.linger(cx);
+        }
         if let Some(deadline) = self.connection.as_ref().and_then(Connection::deadline) {
             if deadline <= cx.now() {
-                self.lost("the server does not answer", cx);
+                self.lost(Loss::new(End::Dead, "the server does not answer"), cx);
             } else {
                 cx.wake_at(deadline);
             }

@@ -5,7 +5,13 @@
 //!   the lane is opened, and again when a request comes and there is none, after a back-off that
 //!   doubles up to five seconds. A request that comes before its time, or that is under
 //!   way when the connection is lost, ends with a transport error: it blames the path. Nobody looks
-//!   for the server while nobody wants anything of it.
+//!   for the server while nobody wants anything of it. A lane that has connected ends the wait of
+//!   the others.
+//! * **Silence.** With `deadline=TIME` a connection whose oldest request is older is given up.
+//!   Whyever one is given up, a write that was sent and not answered ends only when the server
+//!   can't deliver it any more ([`fence`]): what lies above may send it elsewhere, and it must not
+//!   be written again behind what is written there. All else ends at once: the data of a read are
+//!   copies, so what comes late touches nobody's memory.
 //! * **Several connections** are used at the same time only where the server says that a flush on
 //!   one covers the writes of all (`CAN_MULTI_CONN`), or where nothing is written. Else there is
 //!   one for all cores ([`funnel`]).
@@ -21,16 +27,19 @@
 mod client;
 mod connection;
 mod extents;
+mod fence;
 mod funnel;
 mod lane;
+mod lingering;
 mod outgoing;
 mod server;
+mod slot;
 mod sockets;
 
 pub use client::{AskError, Client};
 pub use server::Address;
 pub(crate) use server::Servers;
-pub use sockets::Sockets;
+pub use sockets::{Fenced, Sockets};
 
 use extents::Asker;
 use funnel::Funnel;
@@ -65,7 +74,7 @@ impl Nbd {
 /// be asked for its extents or looked at again: that is asked of the system.
 #[must_use]
 pub fn made(uri: NbdUri, address: Address, export: Export, sockets: Box<dyn Sockets>) -> Arc<dyn Device> {
-    Arc::new(Nbd::new(Arc::new(Server::new(uri, vec![address], export, sockets))))
+    Arc::new(Nbd::new(Arc::new(Server::new(uri, vec![address], export, sockets, Arc::default()))))
 }
 
 /// An export whose lanes have a connection each.
@@ -118,5 +127,9 @@ impl Device for Nbd {
 
     fn commons(&self) -> Option<&Commons> {
         Some(&self.server.commons)
+    }
+
+    fn waits(&self) -> Option<String> {
+        self.server.fencing.waits(&self.server.uri.silence.fence)
     }
 }

@@ -7,7 +7,7 @@ use udm_core::{Buf, BufPool, Op};
 use udm_wire::nbd::Request;
 use udm_wire::nbd::client::Replies;
 
-use super::lane::Slot;
+use super::slot::Slot;
 
 /// The most bytes of one send.
 const SEND_MAX: usize = 256 << 10;
@@ -35,6 +35,16 @@ impl Outgoing {
     /// True while a part of the slot's data is still to be sent.
     pub(super) fn is_sending(&self, key: usize) -> bool {
         self.partial.is_some_and(|(partial, _)| partial == key)
+    }
+
+    /// Takes out the requests of which nothing has been sent.
+    pub(super) fn take_unsent(&mut self) -> impl Iterator<Item = usize> {
+        self.queue.drain(..)
+    }
+
+    /// Forgets the rest of a slot that is not there any more.
+    pub(super) fn keep_only(&mut self, slots: &Slab<Slot>) {
+        self.partial.take_if(|(key, _)| !slots.contains(*key));
     }
 
     /// What one send takes of what waits. Slots whose last byte is in it and that had ended before

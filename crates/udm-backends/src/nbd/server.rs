@@ -1,6 +1,7 @@
 //! What is known of an export, for all names and lanes of it.
 
 use super::client::{self, AskError, Client};
+use super::fence::Fencing;
 use super::sockets::{Real, Sockets};
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,6 +18,8 @@ use udm_wire::uri::NbdUri;
 #[derive(Default)]
 pub(crate) struct Servers {
     map: Mutex<HashMap<String, Weak<Server>>>,
+    /// What is one for all names of an export: those that differ in what they say of silence.
+    commons: Mutex<HashMap<String, Weak<Commons>>>,
 }
 
 impl Servers {
@@ -29,7 +32,8 @@ impl Servers {
         if let Some(server) = self.get(&name) {
             return Ok(server);
         }
-        let server = Arc::new(Server::find(uri).map_err(|error| error.opening(uri))?);
+        let commons = self.commons(uri);
+        let server = Arc::new(Server::find(uri, commons).map_err(|error| error.opening(uri))?);
         if server.size() == Sectors::ZERO {
             return Err(OpenError::new(EINVAL, format!("{uri}: an export of less than a block")));
         }
@@ -48,6 +52,17 @@ impl Servers {
         if let Some(server) = self.get(&uri.to_string()) {
             server.look();
         }
+    }
+
+    fn commons(&self, uri: &NbdUri) -> Arc<Commons> {
+        let mut map = self.commons.lock().unwrap_or_else(PoisonError::into_inner);
+        map.retain(|_, commons| commons.strong_count() > 0);
+        let known = map.entry(uri.plain().to_string()).or_default();
+        known.upgrade().unwrap_or_else(|| {
+            let commons = Arc::default();
+            *known = Arc::downgrade(&commons);
+            commons
+        })
     }
 
     fn get(&self, name: &str) -> Option<Arc<Server>> {
@@ -71,7 +86,7 @@ pub(crate) struct Server {
     pub(super) addresses: Vec<Address>,
     /// Where connections get their sockets from.
     pub(super) sockets: Box<dyn Sockets>,
-    pub(super) commons: Commons,
+    pub(super) commons: Arc<Commons>,
     /// What it said when it was opened, and what that means.
     export: Export,
     limits: Limits,
@@ -79,11 +94,14 @@ pub(crate) struct Server {
     size: AtomicU64,
     /// The last thing that was heard of a connection is that it is lost.
     down: AtomicBool,
+    /// How many connections have been made: one that works ends the wait of the others.
+    made: AtomicU64,
+    pub(super) fencing: Fencing,
 }
 
 impl Server {
     /// Looks for it, and asks it for all that has to be known.
-    fn find(uri: &NbdUri) -> Result<Server, AskError> {
+    fn find(uri: &NbdUri, commons: Arc<Commons>) -> Result<Server, AskError> {
         let mut addresses = client::addresses(uri)?;
         let mut last = AskError::Closed;
         for n in 0..addresses.len() {
@@ -92,7 +110,7 @@ impl Server {
                     // Where it answers is tried first from then on.
                     addresses.rotate_left(n);
                     let export = client.into_socket().1;
-                    return Ok(Server::new(uri.clone(), addresses, export, Box::new(Real)));
+                    return Ok(Server::new(uri.clone(), addresses, export, Box::new(Real), commons));
                 }
                 Err(error) => last = error,
             }
@@ -106,6 +124,7 @@ impl Server {
         addresses: Vec<Address>,
         export: Export,
         sockets: Box<dyn Sockets>,
+        commons: Arc<Commons>,
     ) -> Server {
         let size = AtomicU64::new(export.size);
         let limits = export.limits();
@@ -113,11 +132,13 @@ impl Server {
             uri,
             addresses,
             sockets,
-            commons: Commons::default(),
+            commons,
             export,
             limits,
             size,
             down: AtomicBool::new(false),
+            made: AtomicU64::new(0),
+            fencing: Fencing::new(),
         }
     }
 
@@ -175,15 +196,21 @@ impl Server {
 
     /// A connection works.
     pub(super) fn is_up(&self) {
+        self.made.fetch_add(1, Relaxed);
         if self.down.swap(false, Relaxed) {
-            tracing::warn!("{}: connected again", self.uri);
+            tracing::warn!("{}: connected again", self.uri.plain());
         }
+    }
+
+    /// How many connections have been made.
+    pub(super) fn made(&self) -> u64 {
+        self.made.load(Relaxed)
     }
 
     /// A connection was lost, or could not be made. Says so once, until one works again.
     pub(super) fn is_down(&self, why: &str) {
         if !self.down.swap(true, Relaxed) {
-            tracing::warn!("{}: {why}", self.uri);
+            tracing::warn!("{}: {why}", self.uri.plain());
         }
     }
 

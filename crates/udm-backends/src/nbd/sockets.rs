@@ -1,9 +1,21 @@
-//! Where lanes get the sockets of their connections from: the system, or a world that is made up.
+//! What lanes want of the world besides their core's ring: the system, or a world that is made up.
 
 use super::server::Address;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+use udm_wire::uri::{NbdAddress, NbdUri};
+
+/// How long a command may take that fences, in seconds.
+const COMMAND_MAX: i64 = 60;
+
+/// Is told whether a server is fenced, or why not, in one line.
+pub type Fenced = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// See the module's documentation. All else that a lane does with a socket it asks of its core's
 /// ring.
@@ -13,6 +25,13 @@ pub trait Sockets: Send + Sync {
     /// # Errors
     /// There is none to be had.
     fn open(&self, address: &Address) -> io::Result<(OwnedFd, SocketAddrAny)>;
+
+    /// What is sent on `socket` and has not left yet is sent no more when it is closed.
+    fn reset(&self, socket: &OwnedFd);
+
+    /// Runs `command`, which is to keep the server of `uri` from delivering anything. Returns at
+    /// once; `then` is told how it ended, at any time and on any thread.
+    fn fence(&self, command: &Path, uri: &NbdUri, then: Fenced);
 }
 
 /// The system's.
@@ -38,4 +57,77 @@ impl Sockets for Real {
             }
         }
     }
+
+    fn reset(&self, socket: &OwnedFd) {
+        // It means nothing to a Unix socket: what was sent is with the other end.
+        let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+    }
+
+    fn fence(&self, command: &Path, uri: &NbdUri, then: Fenced) {
+        let (mut prepared, told) = (prepare(command, uri), Told(Some(then)));
+        let name = command.display().to_string();
+        let run = move || told.tell(run(&mut prepared).map_err(|why| format!("{name}: {why}")));
+        // Without a thread `run` is dropped, and that is told.
+        let _ = std::thread::Builder::new().name("udm-fence".into()).spawn(run);
+    }
+}
+
+/// Who is told, whatever happens.
+struct Told(Option<Fenced>);
+
+impl Told {
+    fn tell(mut self, result: Result<(), String>) {
+        if let Some(then) = self.0.take() {
+            then(result);
+        }
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if let Some(then) = self.0.take() {
+            then(Err("there is no thread to run it".into()));
+        }
+    }
+}
+
+/// The command, told whom to fence. No shell has a part in it.
+fn prepare(command: &Path, uri: &NbdUri) -> Command {
+    let mut prepared = Command::new(command);
+    prepared.arg(uri.to_string()).env("UDM_FENCE_EXPORT", &uri.export);
+    match &uri.address {
+        NbdAddress::Unix(path) => prepared.env("UDM_FENCE_SOCKET", path),
+        NbdAddress::Tcp { host, port } => {
+            prepared.env("UDM_FENCE_HOST", host).env("UDM_FENCE_PORT", port.to_string())
+        }
+    };
+    prepared.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    prepared
+}
+
+/// Runs it to its end, or to the end of its time.
+fn run(command: &mut Command) -> Result<(), String> {
+    let mut child = command.spawn().map_err(|error| error.to_string())?;
+    match wait(&mut child).map_err(|error| error.to_string())? {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => Err(status.to_string()),
+        None => Err(format!("not over after {COMMAND_MAX} s, and killed")),
+    }
+}
+
+/// Its status; `None` for one that had to be killed.
+fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    let limit = Timespec { tv_sec: COMMAND_MAX, tv_nsec: 0 };
+    while let Err(error) = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
+        if error != rustix::io::Errno::INTR {
+            return Err(error.into());
+        }
+    }
+    if let Some(status) = child.try_wait()? {
+        return Ok(Some(status));
+    }
+    child.kill()?;
+    child.wait()?;
+    Ok(None)
 }

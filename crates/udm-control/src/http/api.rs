@@ -135,6 +135,18 @@ pub struct Status {
     /// The paths of its multipath targets; none for other targets.
     #[serde(default)]
     pub paths: Vec<Path>,
+    /// Devices below that have requests which they can neither serve nor give up.
+    #[serde(default)]
+    pub waits: Vec<Waits>,
+}
+
+/// Why requests of a device wait.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Waits {
+    /// The URI of the device, or @ and the name of a mapped device above it.
+    pub uri: String,
+    /// How many, and what for, in one line.
+    pub why: String,
 }
 
 /// A device to make. With a table it is loaded and resumed, as dmsetup create does; without one the

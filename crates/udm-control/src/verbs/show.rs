@@ -4,7 +4,7 @@ use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
-use udm_core::{DevNo, Op};
+use udm_core::{DevNo, Device, Op};
 use udm_dm::{Entry, PathReport, Table, Target};
 use udm_targets::TARGETS;
 
@@ -66,7 +66,24 @@ pub fn status(registry: &Registry, name: &str, inactive: bool) -> Result<api::St
         lines: table.as_ref().map(|t| lines(t, |target| target.status())).unwrap_or_default(),
         event_nr,
         paths: table.as_ref().map(|t| paths(t)).unwrap_or_default(),
+        waits: table.map(|table| waits(registry, &table)).unwrap_or_default(),
     })
+}
+
+/// What of a table waits, and why.
+fn waits(registry: &Registry, table: &Table) -> Vec<api::Waits> {
+    let mut waits = Vec::new();
+    for used in table.devices() {
+        let mut below: Vec<Arc<dyn Device>> = vec![used.device];
+        while let Some(device) = below.pop() {
+            let uri = || registry.uri_of(used.number);
+            waits.extend(device.waits().map(|why| api::Waits { uri: uri(), why }));
+            below.extend(device.stacked().map(|stacked| stacked.below()).unwrap_or_default());
+        }
+    }
+    waits.sort_unstable_by(|a, b| (&a.uri, &a.why).cmp(&(&b.uri, &b.why)));
+    waits.dedup();
+    waits
 }
 
 /// What this build is.

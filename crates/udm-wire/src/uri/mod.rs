@@ -18,10 +18,12 @@ mod file;
 mod nbd;
 mod null;
 mod percent;
+mod silence;
 
 pub use file::FileUri;
 pub use nbd::{NbdAddress, NbdUri};
 pub use null::NullParams;
+pub use silence::{Fence, Silence, Span};
 
 use crate::size::{self, Size};
 use crate::words::shown;

@@ -1,8 +1,10 @@
 //! NBD URIs (`doc/uri.md` of the nbd project): `nbd://HOST[:PORT]/EXPORT` and
-//! `nbd+unix:///EXPORT?socket=PATH`.
+//! `nbd+unix:///EXPORT?socket=PATH`. udm's own are the words `deadline` and `fence`
+//! ([`super::silence`]), which no server sees.
 //!
 //! No TLS, so no `nbds:`, no user and no `tls-*` parameters; no sockets in the abstract name space.
 
+use super::silence::Silence;
 use super::{UriError, percent};
 use crate::nbd::{PORT, STRING_MAX};
 use crate::words::shown;
@@ -23,6 +25,8 @@ pub struct NbdUri {
     /// The export's name, decoded: UTF-8, no NUL, at most 4096 bytes; empty for the server's
     /// default.
     pub export: String,
+    /// What becomes of it when the server falls silent.
+    pub silence: Silence,
 }
 
 /// Where an NBD server is.
@@ -40,6 +44,18 @@ pub enum NbdAddress {
 }
 
 impl NbdUri {
+    /// An export, with no word of silence.
+    #[must_use]
+    pub fn new(address: NbdAddress, export: impl Into<String>) -> NbdUri {
+        NbdUri { address, export: export.into(), silence: Silence::default() }
+    }
+
+    /// The same export, with no word of silence: as any NBD client takes it.
+    #[must_use]
+    pub fn plain(&self) -> NbdUri {
+        NbdUri::new(self.address.clone(), self.export.clone())
+    }
+
     /// Reads what stands behind `nbd:` or `nbd+unix:`.
     pub(super) fn parse(scheme: &str, rest: &str) -> Result<NbdUri, UriError> {
         let refuse = |why: String| UriError::new(format!("{scheme}: {why}"));
@@ -53,7 +69,7 @@ impl NbdUri {
         if export.len() > STRING_MAX || export.contains('\0') {
             return Err(refuse(format!("an export's name has at most {STRING_MAX} bytes and no NUL")));
         }
-        let socket = socket_of(query).map_err(refuse)?;
+        let Query { socket, silence } = Query::parse(query).map_err(refuse)?;
         let address = match (scheme, socket) {
             ("nbd", None) => {
                 let (host, port) = host_and_port(authority).map_err(refuse)?;
@@ -69,23 +85,39 @@ impl NbdUri {
             }
             (_, Some(socket)) => NbdAddress::Unix(socket),
         };
-        Ok(NbdUri { address, export })
+        Ok(NbdUri { address, export, silence })
     }
 }
 
-/// The `socket` parameter, the only one that there is.
-fn socket_of(query: Option<&str>) -> Result<Option<PathBuf>, String> {
-    let mut socket = None;
-    for pair in query.into_iter().flat_map(|query| query.split('&')) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        match name {
-            "socket" if socket.is_some() => return Err("socket is given twice".into()),
-            "socket" => socket = Some(socket_path(value)?),
-            _ if name.starts_with("tls-") => return Err("udm does not do TLS".into()),
-            _ => return Err(format!("unknown parameter {}; there is socket", shown(name))),
+/// What stands behind the `?`.
+#[derive(Default)]
+struct Query {
+    socket: Option<PathBuf>,
+    silence: Silence,
+}
+
+impl Query {
+    fn parse(query: Option<&str>) -> Result<Query, String> {
+        let mut parsed = Query::default();
+        let mut seen = Vec::new();
+        for pair in query.into_iter().flat_map(|query| query.split('&')) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if seen.contains(&name) {
+                return Err(format!("{name} is given twice"));
+            }
+            match name {
+                "socket" => parsed.socket = Some(socket_path(value)?),
+                _ if parsed.silence.word(name, value)? => {}
+                _ if name.starts_with("tls-") => return Err("udm does not do TLS".into()),
+                _ => {
+                    let name = shown(name);
+                    return Err(format!("unknown parameter {name}; there are socket, deadline, fence"));
+                }
+            }
+            seen.push(name);
         }
+        Ok(parsed)
     }
-    Ok(socket)
 }
 
 fn socket_path(value: &str) -> Result<PathBuf, String> {
@@ -141,6 +173,7 @@ fn host_and_port(authority: &str) -> Result<(String, u16), String> {
 impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let export = percent::encode(&self.export);
+        let mut separator = '?';
         match &self.address {
             NbdAddress::Tcp { host, port } => {
                 let (open, close) = if host.contains(':') { ("[", "]") } else { ("", "") };
@@ -148,11 +181,17 @@ impl fmt::Display for NbdUri {
                 if *port != PORT {
                     write!(f, ":{port}")?;
                 }
-                write!(f, "/{export}")
+                write!(f, "/{export}")?;
             }
             NbdAddress::Unix(socket) => {
-                write!(f, "nbd+unix:///{export}?socket={}", percent::encode(&socket.to_string_lossy()))
+                write!(f, "nbd+unix:///{export}?socket={}", percent::encode(&socket.to_string_lossy()))?;
+                separator = '&';
             }
         }
+        for word in self.silence.words() {
+            write!(f, "{separator}{word}")?;
+            separator = '&';
+        }
+        Ok(())
     }
 }

@@ -65,7 +65,7 @@ impl Scene {
 
     /// How an export is reached.
     pub fn uri(&self, export: &str) -> NbdUri {
-        NbdUri { address: NbdAddress::Unix(self.socket()), export: export.into() }
+        NbdUri::new(NbdAddress::Unix(self.socket()), export)
     }
 
     /// A client of an export.

@@ -5,6 +5,7 @@ pub mod ending;
 pub mod maps;
 pub mod mount;
 pub mod nbd;
+pub mod servers;
 pub mod stamps;
 
 use std::io::{Read, Write};

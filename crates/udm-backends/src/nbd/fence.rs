@@ -1,0 +1,182 @@
+//! What has to be proved before a write that was not answered is sent elsewhere.
+//!
+//! A server may write what it was sent long after its client gave the connection up: one that was
+//! stopped finds the bytes in its socket when it goes on, whatever became of our end of it. So such
+//! writes are *held* ([`super::lingering`]) until one of these is true:
+//!
+//! * the server answers: the write is done;
+//! * it closes the connection (`fence=closed`). That proves it of a process that was killed, as its
+//!   system calls have ended by then, and of a server that waits for what it has begun before it
+//!   closes;
+//! * so much time has passed (`fence=wait:TIME`);
+//! * a command has ended with status 0 (`fence=exec:PATH`). Whoever gives one promises: what was,
+//!   or still is, sent on a connection that was there when the command began is written no more. A
+//!   close proves nothing then, and nobody connects while the command runs: it may kill whoever
+//!   listens.
+//!
+//! All lanes of an export share one run of the command. The lock is taken only by those that hold
+//! writes, when they begin to, when the bell rings and when a time is over.
+
+use super::server::Server;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use udm_core::{Bell, Nanos};
+use udm_wire::uri::{Fence, Span};
+
+/// How soon a command that failed is run again: at first, and at the most.
+const BACK_OFF: Nanos = Nanos(500_000_000);
+const BACK_OFF_MAX: Nanos = Nanos(30_000_000_000);
+
+/// What all lanes of an export know of it.
+pub(super) struct Fencing {
+    /// Rung when a run has ended.
+    pub(super) bell: Arc<Bell>,
+    /// Writes that are held, in all lanes.
+    held: AtomicUsize,
+    /// Connections that were given up with such.
+    lingering: AtomicUsize,
+    /// When the last run that succeeded began; 0 before the first.
+    fenced: AtomicU64,
+    run: Mutex<Run>,
+}
+
+/// Runs of the command.
+#[derive(Default)]
+struct Run {
+    under_way: bool,
+    /// How often it has failed since it last succeeded, and how.
+    failures: u32,
+    error: String,
+    /// When it may be run again; `None` while nobody has looked since it failed.
+    next: Option<Nanos>,
+}
+
+/// What a lane that holds writes finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// They can be delivered no more.
+    Fenced,
+    /// The command runs, and the bell is rung behind it.
+    Runs,
+    /// It failed, and is run again at that time, when somebody looks.
+    Again(Nanos),
+}
+
+impl Fencing {
+    pub(super) fn new() -> Fencing {
+        Fencing {
+            bell: Arc::new(Bell::new()),
+            held: AtomicUsize::new(0),
+            lingering: AtomicUsize::new(0),
+            fenced: AtomicU64::new(0),
+            run: Mutex::default(),
+        }
+    }
+
+    fn run(&self) -> MutexGuard<'_, Run> {
+        self.run.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True when nothing of a connection that began at `begun` can be delivered any more.
+    pub(super) fn covers(&self, begun: Nanos) -> bool {
+        let fenced = self.fenced.load(SeqCst);
+        fenced > 0 && begun.0 <= fenced
+    }
+
+    /// A connection was given up with `writes` that are held.
+    pub(super) fn hold(&self, writes: usize) {
+        self.held.fetch_add(writes, SeqCst);
+        self.lingering.fetch_add(1, SeqCst);
+    }
+
+    /// `writes` of them are held no more.
+    pub(super) fn settled(&self, writes: usize) {
+        self.held.fetch_sub(writes, SeqCst);
+    }
+
+    /// A connection has none left.
+    pub(super) fn release(&self) {
+        self.lingering.fetch_sub(1, SeqCst);
+    }
+
+    /// True while a command may kill whoever listens.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.lingering.load(SeqCst) > 0 || self.run().under_way
+    }
+
+    /// A lane that has a connection from `begun`, with held writes, looks at `now` whether they can
+    /// be delivered any more, and has `command` run where nobody has.
+    pub(super) fn look(server: &Arc<Server>, command: &Path, begun: Nanos, now: Nanos) -> Look {
+        let this = &server.fencing;
+        let mut run = this.run();
+        if this.covers(begun) {
+            return Look::Fenced;
+        }
+        if run.under_way {
+            return Look::Runs;
+        }
+        if run.failures > 0 {
+            let shift = run.failures.min(16) - 1;
+            let back_off = Nanos(BACK_OFF.0 << shift).min(BACK_OFF_MAX);
+            let next = *run.next.get_or_insert(now + back_off);
+            if now < next {
+                return Look::Again(next);
+            }
+        }
+        run.under_way = true;
+        drop(run);
+        let of = Arc::clone(server);
+        let then = move |result| of.fencing.ended(now, result, &of);
+        server.sockets.fence(command, &server.uri.plain(), Box::new(then));
+        Look::Runs
+    }
+
+    /// A run that began at `begin` has ended.
+    fn ended(&self, begin: Nanos, result: Result<(), String>, server: &Server) {
+        let mut run = self.run();
+        let (uri, held) = (server.uri.plain(), self.held.load(SeqCst));
+        run.under_way = false;
+        run.next = None;
+        match result {
+            Ok(()) => {
+                run.failures = 0;
+                self.fenced.fetch_max(begin.0, SeqCst);
+                tracing::warn!("{uri}: fenced: {held} writes that waited go elsewhere");
+            }
+            Err(why) => {
+                run.failures = run.failures.saturating_add(1);
+                tracing::warn!("{uri}: fence: {why}: {held} writes wait, and it is run again");
+                run.error = why;
+            }
+        }
+        drop(run);
+        self.bell.ring();
+    }
+
+    /// Why writes wait, in one line; `None` when none do.
+    pub(super) fn waits(&self, fence: &Fence) -> Option<String> {
+        let held = self.held.load(SeqCst);
+        (held > 0).then(|| format!("{held} writes wait until {}", self.until(fence)))
+    }
+
+    /// What held writes wait for.
+    pub(super) fn until(&self, fence: &Fence) -> String {
+        match fence {
+            Fence::Closed => "the server answers or closes the connection".into(),
+            Fence::Wait(time) => format!("the server answers or {} have passed", Span(*time)),
+            Fence::Exec(command) => {
+                let run = self.run();
+                let failed = match run.failures {
+                    0 => String::new(),
+                    n => format!(" (failed {n} times: {})", run.error),
+                };
+                format!("the server answers or is fenced by {}{failed}", command.display())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "fence_tests.rs"]
+mod tests;

@@ -1,0 +1,106 @@
+//! Fences without a server: one run of the command for all lanes, its failures, what it covers.
+
+use super::super::server::{Address, Server};
+use super::super::sockets::{Fenced, Sockets};
+use super::*;
+use rustix::fd::OwnedFd;
+use rustix::net::SocketAddrAny;
+use udm_wire::nbd::ExportFlags;
+use udm_wire::nbd::client::Export;
+use udm_wire::uri::{NbdAddress, NbdUri};
+
+const COMMAND: &str = "/sbin/off";
+
+/// Commands that run until the test ends them.
+#[derive(Clone, Default)]
+struct Commands(Arc<Mutex<Vec<Fenced>>>);
+
+impl Sockets for Commands {
+    fn open(&self, _: &Address) -> std::io::Result<(OwnedFd, SocketAddrAny)> {
+        panic!("nobody connects here")
+    }
+
+    fn reset(&self, _: &OwnedFd) {}
+
+    fn fence(&self, command: &Path, uri: &NbdUri, then: Fenced) {
+        assert_eq!((command, uri.to_string().as_str()), (Path::new(COMMAND), "nbd+unix:///?socket=s"));
+        self.0.lock().unwrap().push(then);
+    }
+}
+
+impl Commands {
+    fn running(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    fn end(&self, result: Result<(), String>) {
+        let then = self.0.lock().unwrap().remove(0);
+        then(result);
+    }
+}
+
+fn server() -> (Arc<Server>, Commands) {
+    let commands = Commands::default();
+    let blocks = Export::BLOCKS_ASSUMED;
+    let flags = ExportFlags::HAS_FLAGS;
+    let export = Export { size: 4096, flags, blocks, structured: false, contexts: vec![] };
+    let mut uri = NbdUri::new(NbdAddress::Unix("s".into()), "");
+    uri.silence.fence = Fence::Exec(COMMAND.into());
+    let world = Box::new(commands.clone());
+    (Arc::new(Server::new(uri, vec![], export, world, Arc::default())), commands)
+}
+
+fn look(server: &Arc<Server>, begun: u64, now: u64) -> Look {
+    Fencing::look(server, Path::new(COMMAND), Nanos(begun), Nanos(now))
+}
+
+#[test]
+fn one_run_is_for_all_that_were_connected_before() {
+    let (server, commands) = server();
+    server.fencing.hold(3);
+    assert!(server.fencing.is_under_way() && !server.fencing.covers(Nanos(5)));
+    assert_eq!(look(&server, 5, 100), Look::Runs);
+    assert_eq!(look(&server, 100, 101), Look::Runs, "another lane's, connected just before");
+    assert_eq!(look(&server, 105, 110), Look::Runs, "connected while it runs");
+    assert_eq!(commands.running(), 1);
+    commands.end(Ok(()));
+    assert_eq!((look(&server, 5, 120), look(&server, 100, 120)), (Look::Fenced, Look::Fenced));
+    assert_eq!((look(&server, 105, 120), commands.running()), (Look::Runs, 1), "it proves nothing of that");
+    commands.end(Ok(()));
+    assert_eq!(look(&server, 105, 130), Look::Fenced);
+    server.fencing.settled(3);
+    server.fencing.release();
+    assert!(!server.fencing.is_under_way());
+}
+
+#[test]
+fn a_command_that_fails_is_run_again_later_each_time() {
+    let (server, commands) = server();
+    server.fencing.hold(2);
+    let fence = server.uri.silence.fence.clone();
+    let second = 1_000_000_000;
+    let mut now = second;
+    for wait in [second / 2, second, 2 * second] {
+        assert_eq!((look(&server, 1, now), commands.running()), (Look::Runs, 1));
+        commands.end(Err("exit status: 1".into()));
+        let again = Look::Again(Nanos(now + wait));
+        assert_eq!((look(&server, 1, now), look(&server, 1, now + wait - 1)), (again, again));
+        assert_eq!(commands.running(), 0);
+        now += wait;
+    }
+    let why =
+        "2 writes wait until the server answers or is fenced by /sbin/off (failed 3 times: exit status: 1)";
+    assert_eq!(server.fencing.waits(&fence).as_deref(), Some(why));
+    for _ in 0..40 {
+        assert_eq!(look(&server, 1, now), Look::Runs);
+        commands.end(Err("x".into()));
+        let Look::Again(next) = look(&server, 1, now) else { panic!("it is run again") };
+        assert!(next <= Nanos(now) + BACK_OFF_MAX);
+        now = next.0;
+    }
+    assert_eq!(look(&server, 1, now), Look::Runs);
+    commands.end(Ok(()));
+    assert_eq!(look(&server, 1, now), Look::Fenced);
+    server.fencing.settled(2);
+    assert_eq!(server.fencing.waits(&fence), None);
+}

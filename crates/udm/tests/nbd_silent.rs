@@ -1,0 +1,283 @@
+//! Servers of NBD that fall silent with writes in their hands: stopped, and going on later.
+
+mod support;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use support::nbd::Client;
+use support::servers::{Nbdkit, Puppet, request};
+use support::{Server, has, until};
+use tempfile::TempDir;
+use udm_wire::nbd::{Command, CommandFlags};
+
+const BLOCK: u64 = 4096;
+
+/// Two servers of one file, and a multipath over both: the first is used for as long as it works.
+struct Rig {
+    server: Server,
+    a: Nbdkit,
+    _b: Nbdkit,
+    disk: File,
+    folder: TempDir,
+}
+
+impl Rig {
+    /// `silence` is what the URI of the first says of that, with `FOLDER` for the folder of all.
+    fn new(silence: &str) -> Option<Rig> {
+        if !has("nbdkit") {
+            return None;
+        }
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("disk");
+        let disk = File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
+        disk.set_len(64 << 20).unwrap();
+        let path = path.display().to_string();
+        // With more threads than one, one that sees the end of the connection keeps the others from
+        // what they have read before it, now and then.
+        let args = ["-t", "1", "file", &path];
+        let [a, b] = ["a", "b"].map(|name| Nbdkit::start(folder.path().join(name), &args));
+        let silence = silence.replace("FOLDER", &folder.path().display().to_string());
+        let first = format!("{}&{silence}", a.uri());
+        let groups = format!("round-robin 0 1 1 {first} 1 round-robin 0 1 1 {} 1", b.uri());
+        let table = format!("m=0 131072 multipath 1 queue_if_no_path 0 2 1 {groups}");
+        let server = Server::start(&[&table]);
+        Some(Rig { server, a, _b: b, disk, folder })
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.server.nbd, "m")
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(self.a.child.as_ref().unwrap());
+        kill_process(pid, signal).unwrap();
+        if signal == Signal::STOP {
+            // A thread may be on its way still.
+            let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+            let stopped = |task: &fs::DirEntry| {
+                let status = fs::read_to_string(task.path().join("status"));
+                status.is_ok_and(|status| status.contains("State:\tT"))
+            };
+            let all = || fs::read_dir(&tasks).unwrap().map(Result::unwrap).all(|task| stopped(&task));
+            until("threads that stand still", || all().then_some(()));
+        }
+    }
+
+    /// A command for `fence=exec:FOLDER/off`, which ends the first server.
+    fn command(&self, text: &str) {
+        let pid = self.a.child.as_ref().unwrap().id();
+        let path = self.folder.path().join("off");
+        // Written elsewhere and moved: nobody runs a file that is open for writing.
+        let new = path.with_extension("new");
+        fs::write(&new, format!("#!/bin/sh\npid={pid}\n{text}\n")).unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o700)).unwrap();
+        fs::rename(&new, &path).unwrap();
+    }
+
+    /// Why requests wait.
+    fn waits(&self) -> Vec<String> {
+        let status: Value = serde_json::from_str(&self.server.says(&["status", "m", "--json"])).unwrap();
+        let waits = status[0]["waits"].as_array().unwrap();
+        waits.iter().map(|waits| waits["why"].as_str().unwrap().to_owned()).collect()
+    }
+
+    fn waiting(&self, what: &str) {
+        let waits = || self.waits().iter().any(|why| why.contains(what));
+        until(&format!("{what}: {}", self.server.log()), || waits().then_some(()));
+    }
+
+    /// The log has a line with that.
+    fn says(&self, what: &str) {
+        until(what, || self.server.log().contains(what).then_some(()));
+    }
+
+    fn block(&self, at: u64) -> u8 {
+        let mut block = [0; BLOCK as usize];
+        self.disk.read_exact_at(&mut block, at * BLOCK).unwrap();
+        assert!(block.iter().all(|byte| *byte == block[0]), "a block is of one piece");
+        block[0]
+    }
+}
+
+/// Begins to write a block of `byte`.
+fn begin(client: &mut Client, at: u64, byte: u8) {
+    let data = [byte; BLOCK as usize];
+    client.send(CommandFlags::empty(), Command::Write, at * BLOCK, BLOCK, &data).unwrap();
+}
+
+fn write(client: &mut Client, at: u64, byte: u8) {
+    begin(client, at, byte);
+    assert_eq!(client.answer().unwrap().1, 0);
+}
+
+/// Ends the server, and waits until nothing of it is left that could write.
+const KILL: &str = "kill -KILL $pid; while grep -qs '^State:.[^Z]' /proc/$pid/status; do sleep 0.01; done";
+
+/// A server is stopped with a write in its socket. The same block is written anew through the other
+/// path, and the server goes on: does the old write land over the new one?
+fn what_is_left(command: &str) -> Option<u8> {
+    let rig = Rig::new("deadline=200ms&fence=exec:FOLDER/off")?;
+    rig.command(command);
+    let mut client = rig.client();
+    write(&mut client, 5, 1);
+    rig.signal(Signal::STOP);
+    write(&mut client, 5, 2);
+    assert_eq!(rig.block(5), 2, "it went through the other path");
+    write(&mut client, 5, 3);
+    assert_eq!(rig.block(5), 3);
+    rig.signal(Signal::CONT);
+    // A process that was killed is a zombie by now; one that was not has its turn.
+    let status = format!("/proc/{}/status", rig.a.child.as_ref().unwrap().id());
+    let is_over = || fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tZ"));
+    until(&format!("the server: {}", rig.server.log()), || (is_over() || rig.block(5) != 3).then_some(()));
+    Some(rig.block(5))
+}
+
+#[test]
+fn a_fenced_server_does_not_write_over_newer_data() {
+    let Some(left) = what_is_left(KILL) else { return };
+    assert_eq!(left, 3);
+}
+
+/// The same with a command that says yes and does nothing: what the fence is there to prevent.
+#[test]
+fn without_a_fence_it_does() {
+    let Some(left) = what_is_left("exit 0") else { return };
+    assert_eq!(left, 2, "the stopped server did not go on: the test beside this one shows nothing");
+}
+
+/// Nobody fences: writes wait, and status says so; reads go elsewhere. When the server goes on it
+/// answers, and the writes are done.
+#[test]
+fn what_can_not_be_fenced_waits_and_says_why() {
+    let Some(rig) = Rig::new("deadline=200ms") else { return };
+    let (mut writer, mut reader) = (rig.client(), rig.client());
+    write(&mut writer, 5, 1);
+    assert_eq!(rig.waits(), Vec::<String>::new());
+    rig.signal(Signal::STOP);
+    begin(&mut writer, 5, 2);
+    begin(&mut writer, 6, 2);
+    reader.ask(Command::Read, 7 * BLOCK, BLOCK);
+    assert_eq!(reader.error(), 0, "a read is answered by the other path");
+    write(&mut reader, 7, 9);
+    let why = "2 writes wait until the server answers or closes the connection";
+    assert_eq!(rig.waits(), [why]);
+    rig.says(&format!("no answer for 200ms: {why}"));
+    assert_eq!((rig.block(5), rig.block(7)), (1, 9));
+    rig.signal(Signal::CONT);
+    for _ in 0..2 {
+        assert_eq!(writer.answer().unwrap().1, 0);
+    }
+    write(&mut writer, 5, 3);
+    assert_eq!((rig.waits(), rig.block(5), rig.block(6)), (vec![], 3, 2));
+    rig.says("all 2 writes that waited were answered");
+    // A server that is killed closes its connection, and has ended its system calls.
+    rig.server.says(&["message", "m", "0", "reinstate_path", "253:0"]);
+    rig.server.says(&["message", "m", "0", "switch_group", "1"]);
+    write(&mut writer, 8, 4);
+    rig.signal(Signal::STOP);
+    begin(&mut writer, 8, 5);
+    rig.waiting("1 writes wait");
+    rig.signal(Signal::KILL);
+    assert_eq!(writer.answer().unwrap().1, 0);
+    assert_eq!((rig.waits(), rig.block(8)), (vec![], 5));
+}
+
+/// A command that fails is run again, and until then writes wait.
+#[test]
+fn a_fence_that_fails_is_tried_again() {
+    let Some(rig) = Rig::new("deadline=200ms&fence=exec:FOLDER/off") else { return };
+    rig.command("exit 3");
+    let mut client = rig.client();
+    write(&mut client, 5, 1);
+    rig.signal(Signal::STOP);
+    begin(&mut client, 5, 2);
+    rig.waiting("off (failed 1 times: ");
+    assert_eq!(rig.block(5), 1);
+    assert!(rig.waits()[0].contains("exit status: 3"), "{:?}", rig.waits());
+    rig.command(KILL);
+    assert_eq!(client.answer().unwrap().1, 0);
+    assert_eq!((rig.waits(), rig.block(5)), (vec![], 2));
+    rig.says("fenced: 1 writes that waited go elsewhere");
+}
+
+/// A server that stops by itself is waited for.
+#[test]
+fn a_time_is_a_fence() {
+    let Some(rig) = Rig::new("deadline=200ms&fence=wait:1500ms") else { return };
+    let mut client = rig.client();
+    write(&mut client, 5, 1);
+    rig.signal(Signal::STOP);
+    begin(&mut client, 5, 2);
+    rig.waiting("the server answers or 1500ms have passed");
+    rig.signal(Signal::KILL);
+    assert_eq!(rig.block(5), 1, "a close proves nothing here");
+    assert_eq!(client.answer().unwrap().1, 0);
+    assert_eq!(rig.block(5), 2);
+}
+
+/// More than the socket takes: what was not sent goes elsewhere at once, and what was sent in part
+/// is sent to its end, so that a server that goes on can answer it.
+#[test]
+fn a_write_that_was_sent_in_part() {
+    let Some(rig) = Rig::new("deadline=200ms") else { return };
+    const LEN: u64 = 1 << 20;
+    const WRITES: u64 = 24;
+    let mut client = rig.client();
+    write(&mut client, 0, 1);
+    rig.signal(Signal::STOP);
+    for n in 0..WRITES {
+        let data = vec![n as u8 + 1; LEN as usize];
+        client.send(CommandFlags::empty(), Command::Write, n * LEN, LEN, &data).unwrap();
+    }
+    rig.waiting("writes wait");
+    // Those that were not sent are answered while the server stands still.
+    let held: u64 = rig.waits()[0].split_once(' ').unwrap().0.parse().unwrap();
+    assert!((1..WRITES).contains(&held), "{held} of {WRITES} held: the socket took none or all");
+    for _ in held..WRITES {
+        assert_eq!(client.answer().unwrap().1, 0);
+    }
+    rig.signal(Signal::CONT);
+    for _ in 0..held {
+        assert_eq!(client.answer().unwrap().1, 0);
+    }
+    for at in 0..WRITES * LEN / BLOCK {
+        assert_eq!(u64::from(rig.block(at)), at * BLOCK / LEN + 1);
+    }
+}
+
+/// A server that breaks the protocol with a write in its hands may still write it, until it closes.
+#[test]
+fn a_server_that_lies_is_waited_for() {
+    let close = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&close);
+    let puppet = Puppet::start(move |number, stream| {
+        if number != 1 {
+            return;
+        }
+        assert!(request(stream).is_some_and(|request| request.command == Command::Write));
+        stream.write_all(&[0xaa; 64]).unwrap();
+        until("leave to close", || told.load(SeqCst).then_some(()));
+    });
+    let groups = format!("round-robin 0 1 1 {} 1 round-robin 0 1 1 mem:1M 1", puppet.uri());
+    let server = Server::start(&[&format!("m=0 2048 multipath 0 0 2 1 {groups}")]);
+    let mut client = Client::connect(&server.nbd, "m");
+    begin(&mut client, 5, 2);
+    until("a write that waits", || {
+        let why = "1 writes wait until the server answers or closes the connection";
+        server.says(&["status", "m", "--json"]).contains(why).then_some(())
+    });
+    let mut other = Client::connect(&server.nbd, "m");
+    write(&mut other, 6, 3);
+    close.store(true, SeqCst);
+    assert_eq!(client.answer().unwrap().1, 0);
+    until("a line", || {
+        let line = "the server closed the connection: 1 writes that waited go elsewhere, 0 were answered";
+        server.log().contains(line).then_some(())
+    });
+}
