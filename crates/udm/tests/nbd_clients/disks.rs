@@ -132,6 +132,45 @@ pub fn two_nodes_of_one_disk() -> Outcome {
     server.stop()
 }
 
+/// A node is taken away under load. While it is open the kernel lets it be; once it is no path any
+/// more it is gone and no table can have it, until it is there again.
+pub fn a_node_that_is_taken_away() -> Outcome {
+    let folder = folder_with_image(16 << 20);
+    let image = folder.path().join("disk.img");
+    let (a, b) = (Loop::over(&image)?, Loop::over(&image)?);
+    let over = |nodes: &[&str]| {
+        let paths: Vec<_> = nodes.iter().map(|node| format!("{node} 1")).collect();
+        format!(
+            "0 32768 multipath 1 queue_if_no_path 0 1 1 round-robin 0 {} 1 {}",
+            nodes.len(),
+            paths.join(" ")
+        )
+    };
+    let (both, one) = (over(&[&a.0, &b.0]), over(&[&a.0]));
+    let server = Server::start(folder.path(), &[&format!("mp={both}")])?;
+    let live = |table: &str| -> Outcome {
+        server.udm(&["load", "mp", "--table", table])?;
+        server.udm(&["resume", "mp"]).map(drop)
+    };
+    fio_over(&server, "mp", || {
+        sh(&format!("losetup --detach {}", b.0))?;
+        std::thread::sleep(Duration::from_millis(300));
+        live(&one)?;
+        let said = format!("{:?}", server.udm(&["load", "mp", "--table", &both]).err());
+        check(said.contains("too small for target") || said.contains("error getting device"), &said)?;
+        check(server.udm(&["table", "mp"])?.contains("round-robin 0 1 1"), "the live table is another")?;
+        sh(&format!("losetup {} '{}'", b.0, image.display()))?;
+        live(&both)?;
+        std::thread::sleep(Duration::from_millis(300));
+        Ok(())
+    })?;
+    io(&server, "mp", &["write -P 0x43 0 16M", "flush"])?;
+    check(fs::read(&image)?.iter().all(|&byte| byte == 0x43), "the disk lacks what was flushed")?;
+    let status = server.udm(&["status", "mp"])?;
+    check(status.contains("253:0 A 0"), &status)?;
+    server.stop()
+}
+
 /// Hard links are paths to one file, with one page cache.
 pub fn two_names_of_one_file() -> Outcome {
     for options in ["", "?direct=on"] {
