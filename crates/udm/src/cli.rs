@@ -236,6 +236,8 @@ pub enum DemoVerb {
     Disks(Print),
     /// Backups of two volumes at one instant, under a load: of everything, and of what has changed
     Backup(Print),
+    /// Two NBD servers of one file as paths: one is stopped, killed or cut off, or both, under fio
+    Cable(Print),
 }
 
 /// `udm create`.

@@ -4,13 +4,11 @@ use super::connection::{Brought, Connection, End, Loss, Stage};
 use super::lingering::{LINGERING_MAX, Lent, Lingering};
 use super::outgoing::Outgoing;
 use super::server::Server;
-use super::slot::Slot;
+use super::slot::{Slot, status_of};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use udm_core::{
-    Batch, Bio, BufPool, Busy, Cx, Drain, Lane, Limits, Listener, Nanos, Op, Status, errno, hand_over,
-};
+use udm_core::{Batch, Bio, BufPool, Busy, Cx, Drain, Lane, Limits, Listener, Nanos, Op, Status, hand_over};
 use udm_runtime::{Done, Ring};
 use udm_wire::nbd::client::{Event, Replies};
 use udm_wire::uri::{Fence, Span};
@@ -284,9 +282,13 @@ impl NbdLane {
                 Event::Status { .. } => return Err("a block status that nobody asked for".into()),
                 Event::Done { tag, error } => {
                     self.back_off = BACK_OFF;
-                    let (key, status) = (tag as usize, errno::status(errno::from_nbd(error)));
-                    let status = if error == 0 { Status::Ok } else { status };
-                    answered(key, status, &mut self.slots, &mut self.outgoing, &mut self.ready);
+                    answered(
+                        tag as usize,
+                        status_of(error),
+                        &mut self.slots,
+                        &mut self.outgoing,
+                        &mut self.ready,
+                    );
                 }
             }
         }

@@ -9,10 +9,10 @@ use super::fence::{Fencing, Look};
 use super::lane::answered;
 use super::outgoing::Outgoing;
 use super::server::Server;
-use super::slot::Slot;
+use super::slot::{Slot, status_of};
 use slab::Slab;
 use std::sync::Arc;
-use udm_core::{Batch, BufPool, Cx, Epoch, Listener, Nanos, Status, errno};
+use udm_core::{Batch, BufPool, Cx, Epoch, Listener, Nanos, Status};
 use udm_runtime::Done;
 use udm_wire::nbd::client::Event;
 use udm_wire::uri::Fence;
@@ -158,8 +158,7 @@ impl Lingering {
             if let Event::Done { tag, error } = event
                 && self.slots.contains(tag as usize)
             {
-                let status = if error == 0 { Status::Ok } else { errno::status(errno::from_nbd(error)) };
-                answered(tag as usize, status, &mut self.slots, &mut self.outgoing, ready);
+                answered(tag as usize, status_of(error), &mut self.slots, &mut self.outgoing, ready);
             }
         }
         Ok(())

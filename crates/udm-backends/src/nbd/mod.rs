@@ -20,7 +20,8 @@
 //! * **Memory.** Data is copied between a request and the connection's buffers: 256 KiB each way.
 //!   So a connection can be given up at any time, and nothing that still arrives on it, or is still
 //!   sent, touches the memory of a request that has ended.
-//! * **Errors** are the server's, by NBD's eight numbers. ESHUTDOWN and EIO blame the path.
+//! * **Errors** are the server's, by NBD's eight numbers. EIO is a medium error, since the server
+//!   has answered: another path leads to the same disk. ESHUTDOWN blames the path.
 //! * A discard is a `TRIM`, a write-zeroes a `WRITE_ZEROES`, a flush a `FLUSH`, where the server
 //!   has them; what it has not is refused, but for a flush, which then has nothing to do.
 

@@ -1,8 +1,19 @@
 //! A request on its way to a server.
 
+use udm_core::errno::{self, EIO, from_nbd};
 use udm_core::{Bio, BioFlags, Nanos, Op, Status};
 use udm_wire::nbd::client::Asked;
 use udm_wire::nbd::{Command, CommandFlags};
+
+/// What a request ends with that was answered with an NBD error, 0 for success. EIO is the disk's,
+/// whichever way one goes to it: the server has answered. ESHUTDOWN blames the path.
+pub(super) fn status_of(error: u32) -> Status {
+    match from_nbd(error) {
+        0 => Status::Ok,
+        EIO => Status::Medium,
+        errno => errno::status(errno),
+    }
+}
 
 /// A request on its way.
 pub(super) struct Slot {

@@ -5,6 +5,7 @@
 //! the cores, as in `udm bench`.
 
 mod backup;
+mod cable;
 mod disks;
 mod load;
 mod paper;
@@ -74,6 +75,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     match &args.what {
         Some(DemoVerb::Disks(print)) => return disks::run(print.json),
         Some(DemoVerb::Backup(print)) => return backup::run(print.json),
+        Some(DemoVerb::Cable(print)) => return cable::run(print.json),
         None => {}
     }
     let paper = Paper::new(args.print.json);

@@ -1,0 +1,190 @@
+//! `udm demo cable`: two NBD servers of one file, as paths, and what a client sees of it when one
+//! is stopped, killed or cut off, and when both are gone for a while.
+//!
+//! The servers are nbdkit, the client is fio, which verifies what it reads. Beside it stands the
+//! same on plain NBD: one server, and nothing in between. Leaves nothing behind; the part with a
+//! network needs root.
+
+mod client;
+mod servers;
+
+use super::paper::Paper;
+use super::scene::Scene;
+use anyhow::{Context, Result, bail};
+use client::{Run, Saw};
+use serde::Serialize;
+use servers::{Lost, Net, Server};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use udm_control::verbs;
+use udm_core::{Nanos, SECTOR_SIZE};
+use udm_dm::Upkeep;
+
+/// The file that all servers serve.
+const BYTES: u64 = 64 << 20;
+
+/// When a path counts as silent, as its URI says it.
+const DEADLINE: &str = "300ms";
+
+/// How long into a run a server is lost, and how long until it is there again.
+const LOST_AT: Duration = Duration::from_millis(700);
+const AWAY: Duration = Duration::from_secs(1);
+
+/// A part of the demo, for `--json`.
+#[derive(Debug, Serialize)]
+struct Part {
+    what: &'static str,
+    udm: Saw,
+    /// The same on plain NBD.
+    plain: Option<Saw>,
+}
+
+/// Where everything is.
+struct Stage {
+    scene: Scene,
+    disk: PathBuf,
+    fence: PathBuf,
+}
+
+impl Stage {
+    fn set() -> Result<Stage> {
+        for program in ["nbdkit", "fio"] {
+            if !servers::has(program) {
+                bail!(
+                    "demo cable: {program} is not installed; the servers are nbdkit, and the client is fio"
+                );
+            }
+        }
+        let scene = Scene::set()?;
+        scene.registry.keep_up(Upkeep { check_paths: Some(Nanos::from_millis(500)) });
+        let disk = scene.folder().join("disk.img");
+        std::fs::File::create(&disk).and_then(|file| file.set_len(BYTES)).context("demo: image")?;
+        let fence = servers::fence(scene.folder()).context("demo: command that fences")?;
+        Ok(Stage { scene, disk, fence })
+    }
+
+    fn server(&self, name: &str) -> Result<Server> {
+        Server::start(&self.scene.folder().join(name), &self.disk)
+    }
+
+    /// A device over two paths.
+    fn map(&self, name: &str, paths: [&str; 2]) -> Result<()> {
+        let fence = self.fence.display();
+        let [a, b] = paths.map(|uri| {
+            let separator = if uri.contains('?') { '&' } else { '?' };
+            format!("{uri}{separator}deadline={DEADLINE}&fence=exec:{fence} 1")
+        });
+        let sectors = BYTES / SECTOR_SIZE;
+        let table = format!("0 {sectors} multipath 1 queue_if_no_path 0 1 1 round-robin 0 2 1 {a} {b}");
+        Ok(verbs::wait(verbs::create(&self.scene.registry, name, None, Some(&table)))?)
+    }
+
+    /// A run on `uri`, in which `servers` are lost for a while.
+    fn run(&self, uri: &str, servers: &mut [&mut dyn Lost]) -> Result<Saw> {
+        let run = Run::start(uri, self.scene.folder())?;
+        std::thread::sleep(LOST_AT);
+        for server in &mut *servers {
+            server.lose()?;
+        }
+        std::thread::sleep(AWAY);
+        for server in servers {
+            server.bring_back()?;
+        }
+        run.end()
+    }
+
+    fn uri(&self, device: &str) -> String {
+        self.scene.uri(device).to_string()
+    }
+
+    /// Until all paths of a device work.
+    fn whole(&self, device: &str) -> Result<()> {
+        for _ in 0..600 {
+            let status = verbs::status(&self.scene.registry, device, false)?;
+            if !status.text.contains(" F ") {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        bail!("demo: a path of {device} does not come back")
+    }
+}
+
+/// Runs the demo.
+///
+/// # Errors
+/// When a program is missing, when something can't be done, or when a block is wrong or a request
+/// failed: that is a bug in udm.
+pub fn run(json: bool) -> Result<()> {
+    let paper = Paper::new(json);
+    let stage = Stage::set()?;
+    let (mut a, mut b) = (stage.server("a")?, stage.server("b")?);
+    stage.map("mp", [&a.uri(), &b.uri()])?;
+    introduce(&paper, &stage)?;
+    let (device, alone) = (stage.uri("mp"), a.uri());
+    let mut parts = Vec::new();
+    let mut part = |what, udm: Saw, plain: Option<Saw>| -> Result<()> {
+        let mut row = vec![String::from(what), udm.read(), udm.write()];
+        row.extend(plain.iter().flat_map(|plain| [plain.read(), plain.write()]));
+        paper.row(&row)?;
+        parts.push(Part { what, udm, plain });
+        Ok(())
+    };
+    part("nothing is lost", stage.run(&device, &mut [])?, Some(stage.run(&alone, &mut [])?))?;
+    let udm = stage.run(&device, &mut [&mut a.stopped()])?;
+    stage.whole("mp")?;
+    part("a server is stopped for 1 s", udm, Some(stage.run(&alone, &mut [&mut a.paused()])?))?;
+    stage.whole("mp")?;
+    let udm = stage.run(&device, &mut [&mut b.killed()])?;
+    stage.whole("mp")?;
+    part("a server is killed", udm, Some(stage.run(&alone, &mut [&mut a.killed()])?))?;
+    stage.whole("mp")?;
+    part("both are killed for 1 s", stage.run(&device, &mut [&mut a.killed(), &mut b.killed()])?, None)?;
+    stage.whole("mp")?;
+    match Net::missing() {
+        Some(why) => paper.fact("left out", &format!("a server that is cut off from the network: {why}"))?,
+        None => {
+            let mut net = Net::start(&stage.scene.folder().join("net"), &stage.disk)?;
+            stage.map("net", [&net.uri(), &b.uri()])?;
+            let udm = stage.run(&stage.uri("net"), &mut [&mut net])?;
+            part("a server is cut off", udm, None)?;
+        }
+    }
+    conclude(&paper, &parts, json)
+}
+
+fn introduce(paper: &Paper, stage: &Stage) -> Result<()> {
+    paper.section("One file, two servers, one device over both")?;
+    paper.fact("servers", &format!("nbdkit, twice, over one file of {} MiB", BYTES >> 20))?;
+    paper.fact(
+        "device",
+        "mp = multipath over both, round-robin, queue_if_no_path; paths are checked each 0.5 s",
+    )?;
+    let fence = stage.fence.file_name().map(Path::new).unwrap_or(&stage.fence).display();
+    paper.fact(
+        "silence",
+        &format!(
+            "no answer for {DEADLINE}: reads go elsewhere; writes do when \"{fence}\" has ended the server"
+        ),
+    )?;
+    paper.fact("client", "fio over NBD, 16 requests in flight, half are writes; every block is verified")?;
+    paper.section("The longest that a request took")?;
+    paper.head(&["", "udm: read", "write", "plain NBD: read", "write"])
+}
+
+fn conclude(paper: &Paper, parts: &[Part], json: bool) -> Result<()> {
+    paper.section("What the client saw")?;
+    let good = parts.iter().all(|part| part.udm.is_well);
+    let requests: u64 = parts.iter().map(|part| part.udm.requests).sum();
+    paper.verdict(
+        good,
+        &format!("{} requests through udm, no error, all blocks verified", super::paper::thousands(requests)),
+    )?;
+    if json {
+        crate::output::say_json(&parts)?;
+    }
+    if let Some(part) = parts.iter().find(|part| !part.udm.is_well) {
+        bail!("demo: {}: {}: this is a bug in udm", part.what, part.udm.said);
+    }
+    Ok(())
+}
