@@ -14,9 +14,9 @@
 
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
-use udm_core::{Batch, Bio, CoreId, CoreState, Cx, DevNo, Device, Lane, Nanos, Op, Sector, Sectors};
+use udm_core::{Batch, Bio, CoreState, Cx, DevNo, Device, Lane, Nanos, Op, Sector, Sectors};
 use udm_dm::testing::{TestIo, TestResolver, TestWorld};
-use udm_dm::{MappedDevice, Table};
+use udm_dm::{Changes, MappedDevice, Table};
 use udm_targets::TARGETS;
 use udm_wire::uri;
 
@@ -26,8 +26,8 @@ const DEPTHS: [usize; 2] = [1, 32];
 /// Requests a measurement, and as many before it to warm up.
 const REQUESTS: usize = 6400;
 
-/// Null devices that tables can name.
-const DISKS: [&str; 8] = ["A", "B", "C", "D", "E", "F", "G", "H"];
+/// Null devices that tables can name. The last is no larger than all [`PLACES`].
+const DISKS: [&str; 9] = ["A", "B", "C", "D", "E", "F", "G", "H", "I"];
 
 /// Sectors of a request.
 const REQUEST: u64 = 8;
@@ -38,7 +38,8 @@ const PLACES: u64 = 1 << 15;
 /// Polls until a batch has come back, at the most.
 const POLLS_MAX: usize = 1 << 10;
 
-/// The argument below valgrind.
+/// The argument below valgrind; by hand, names of lines may follow, to look where those have
+/// theirs.
 const MEASURE: &str = "--measure";
 
 /// A line of the list.
@@ -46,7 +47,8 @@ struct Row {
     /// What it is called.
     name: String,
     /// The table, its lines separated by ` / `; empty for a null device itself. Of several, which
-    /// are separated by ` ; `, the last is measured.
+    /// are separated by ` ; `, the last is measured. Behind them `gone N` has device N of them,
+    /// from 1 on, removed before, when all places were written.
     table: String,
     /// What it took, by [`DEPTHS`].
     listed: [f64; 2],
@@ -60,8 +62,11 @@ struct List {
 
 fn main() -> ExitCode {
     let list = read(include_str!("../../../docs/instructions.md"));
-    if std::env::args().any(|arg| arg == MEASURE) {
-        list.rows.iter().for_each(measure);
+    let mut args = std::env::args().skip_while(|arg| arg != MEASURE);
+    if args.next().is_some() {
+        let names: Vec<String> = args.collect();
+        let is_asked = |row: &&Row| names.is_empty() || names.contains(&row.name);
+        list.rows.iter().filter(is_asked).for_each(measure);
     } else if cfg!(debug_assertions) {
         println!("instructions: not an optimised build, so nothing is measured");
     } else if !cfg!(target_arch = "x86_64") {
@@ -185,10 +190,15 @@ impl Aim {
 
 /// Measures the device of `row` at each depth.
 fn measure(row: &Row) {
-    let devices = make(&row.table);
-    let device = devices.last().expect("a device");
-    let mut core = CoreState::new(CoreId(0), 1, 1, None);
-    let mut lane = device.open(&mut core.cx(Nanos(1))).expect("the lane opens");
+    let (tables, gone) = match row.table.split_once(" ; gone ") {
+        Some((tables, number)) => (tables, Some(number.parse::<usize>().expect("a number") - 1)),
+        None => (&*row.table, None),
+    };
+    let mut world = TestWorld::new(1);
+    let (nulls, mapped) = make(tables, &mut world);
+    let device =
+        mapped.last().map_or_else(|| Arc::clone(&nulls[0]), |last| Arc::clone(last) as Arc<dyn Device>);
+    let mut lane = world.open(0, &*device).expect("the lane opens");
     let load = row.load();
     let places = if load == Load::Reads { device.limits().size.0 / REQUEST } else { PLACES };
     let mut aim = Aim { load, places, chance: 1, once: 0 };
@@ -204,15 +214,18 @@ fn measure(row: &Row) {
     if load == Load::Writes {
         let mut batch = batch(PLACES as usize);
         aim.at_new(&mut batch);
-        let (mut done, mut cx) = (Batch::new(), core.cx(Nanos(1)));
+        let (mut done, mut cx) = (Batch::new(), world.state(0).cx(Nanos(1)));
         lane.submit(&mut batch, &mut cx);
         poll_on(&mut *lane, &mut done, PLACES as usize, &mut cx);
         done.iter_mut().for_each(|bio| bio.finish());
     }
+    if let Some(gone) = gone {
+        remove(&mapped[gone], &mut world, &mut *lane);
+    }
     for depth in DEPTHS {
         let mut batch = batch(depth);
         // The first warms up.
-        (0..2).for_each(|_| measured(&mut core, &mut *lane, &mut batch, &mut aim));
+        (0..2).for_each(|_| measured(world.state(0), &mut *lane, &mut batch, &mut aim));
         batch.iter_mut().for_each(|bio| bio.finish());
     }
 }
@@ -249,31 +262,42 @@ fn poll_on(lane: &mut dyn Lane, done: &mut Batch, depth: usize, cx: &mut Cx<'_>)
     panic!("{} of {depth} come back", done.len());
 }
 
-/// The devices with these tables.
-fn make(tables: &str) -> Vec<Arc<dyn Device>> {
+/// Removes `device`, with `lane` there.
+fn remove(device: &Arc<MappedDevice>, world: &mut TestWorld, lane: &mut dyn Lane) {
+    let devices = std::slice::from_ref(device);
+    let mut change =
+        Changes::leave(devices, &(Arc::new(|| ()) as _)).map_err(|(_, why)| why).expect("no other change");
+    let mut over = false;
+    while !over {
+        over = change.step(&*world.cores()).transpose().map_err(|(_, why)| why).expect("it goes").is_some();
+        assert!(world.poll(0, lane).is_empty());
+    }
+}
+
+/// Null devices, and mapped ones with these tables over them.
+fn make(tables: &str, world: &mut TestWorld) -> (Vec<Arc<dyn Device>>, Vec<Arc<MappedDevice>>) {
     // A disk each, told apart by its size.
     let null = |minor: u32| -> Arc<dyn Device> {
-        let size = (1u64 << 30) + u64::from(minor) * 4096;
+        let is_small = minor as usize == DISKS.len() - 1;
+        let size = if is_small { PLACES * REQUEST * 512 } else { (1u64 << 30) + u64::from(minor) * 4096 };
         udm_backends::open(&uri::parse(&format!("null:size={size}")).expect("a URI")).expect("it opens")
     };
-    if tables.is_empty() {
-        return vec![null(0)];
-    }
+    let nulls: Vec<_> = (0..DISKS.len() as u32).map(null).collect();
     let mut resolver = TestResolver::new();
-    for (minor, name) in (0..).zip(DISKS) {
-        resolver.add(name, DevNo { major: 253, minor }, null(minor));
+    for ((minor, name), device) in (0..).zip(DISKS).zip(&nulls) {
+        resolver.add(name, DevNo { major: 253, minor }, Arc::clone(device));
     }
-    let map = |(minor, table): (u32, &str)| -> Arc<dyn Device> {
+    let map = |(minor, table): (u32, &str)| {
         let lines = udm_wire::table::parse(&table.replace(" / ", "\n")).expect("a table");
         let table = Table::build(TARGETS, &lines, &mut resolver, &TestIo::new(), 1).expect("a good table");
         let device = MappedDevice::new("t", None, DevNo { major: 254, minor }).expect("a name");
         device.load(table).expect("a table that fits");
-        let (mut world, mut change) =
-            (TestWorld::new(1), device.resume(Arc::new(|| ())).expect("no other change"));
+        let mut change = device.resume(Arc::new(|| ())).expect("no other change");
         while change.step(&*world.cores()).transpose().expect("it resumes").is_none() {
             world.deliver(0);
         }
         device
     };
-    (0..).zip(tables.split(" ; ")).map(map).collect()
+    let mapped = (0..).zip(tables.split(" ; ")).filter(|(_, table)| !table.is_empty()).map(map).collect();
+    (nulls, mapped)
 }

@@ -91,6 +91,11 @@ impl TestWorld {
         result
     }
 
+    /// `core` itself, for those that make their own turns of it. It delivers nothing.
+    pub fn state(&mut self, core: usize) -> &mut CoreState {
+        &mut self.cores[core]
+    }
+
     /// True when letters wait for `core`.
     #[must_use]
     pub fn has_mail(&self, core: usize) -> bool {

@@ -12,7 +12,7 @@
 //! A lane that has the right holds what is behind the lock; the others never try it.
 
 use crossbeam_queue::SegQueue;
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use udm_core::{SECTOR_SIZE, interleave};
@@ -65,14 +65,32 @@ pub(super) struct Commits {
 struct Tail {
     /// Whose turn it is.
     turn: u64,
-    /// What was copied before its turn.
-    early: BTreeMap<u64, Copied>,
-    /// The records in the store, from the start of the last unit on.
+    /// What was copied before its turn: a place a turn, from `turn` on; a run is in the place of
+    /// its first.
+    early: VecDeque<Option<Copied>>,
+    /// The last unit of records: what is in the store, and what is on its way there.
     unit: Vec<u8>,
     /// What is on its way there.
     on_its_way: Vec<Copied>,
     /// What is there, and may be in a cache.
     written: Vec<Copied>,
+}
+
+impl Tail {
+    fn put(&mut self, copied: Copied) {
+        let place = (copied.turn - self.turn) as usize;
+        if self.early.len() <= place {
+            self.early.resize(place + 1, None);
+        }
+        self.early[place] = Some(copied);
+    }
+
+    /// So many turns are over.
+    fn pass(&mut self, turns: u64) {
+        self.turn += turns;
+        let known = self.early.len().min(turns as usize);
+        self.early.drain(..known);
+    }
 }
 
 impl Commits {
@@ -81,7 +99,7 @@ impl Commits {
     pub(super) fn new(layout: Layout, records: u64, unit: Vec<u8>) -> Commits {
         let len = unit.len();
         let (on_its_way, written) = (Vec::new(), Vec::new());
-        let tail = Tail { turn: 0, early: BTreeMap::new(), unit, on_its_way, written };
+        let tail = Tail { turn: 0, early: VecDeque::new(), unit, on_its_way, written };
         Commits {
             layout,
             unit: len,
@@ -138,15 +156,14 @@ impl Commits {
     pub(super) fn collect(&self) -> Option<Commit> {
         let mut tail = self.tail();
         while let Some(copied) = self.copied.pop() {
-            tail.early.insert(copied.turn, copied);
+            tail.put(copied);
         }
         let start = self.records();
         let per_area = self.layout.records();
         let room = (per_area - start % per_area).min(RECORDS_MAX);
         let mut taken = 0;
         while taken < room {
-            let turn = tail.turn;
-            let Some(mut next) = tail.early.remove(&turn) else { break };
+            let Some(mut next) = tail.early.front_mut().and_then(Option::take) else { break };
             if next.kept && next.len > room - taken {
                 let fits = room - taken;
                 let rest = Copied {
@@ -156,10 +173,10 @@ impl Commits {
                     len: next.len - fits,
                     kept: true,
                 };
-                tail.early.insert(rest.turn, rest);
+                tail.put(rest);
                 next.len = fits;
             }
-            tail.turn += next.len;
+            tail.pass(next.len);
             if next.kept {
                 taken += next.len;
                 tail.on_its_way.push(next);
@@ -186,17 +203,22 @@ impl Commits {
 
     /// Writes the records of `commit` into `bytes`, which is as long.
     pub(super) fn fill(&self, commit: &Commit, bytes: &mut [u8]) {
-        let tail = self.tail();
-        let place = self.records() % self.layout.records();
-        let first = place as usize % (self.unit / RECORD_LEN);
-        let before = first * RECORD_LEN;
-        bytes.fill(0);
-        bytes[..before].copy_from_slice(&tail.unit[..before]);
-        let exceptions = tail.on_its_way.iter().flat_map(exceptions);
-        for (index, exception) in exceptions.enumerate() {
-            exception.encode(bytes, first + index);
+        let tail = &mut *self.tail();
+        let per_unit = self.unit / RECORD_LEN;
+        let place = (self.records() % self.layout.records()) as usize;
+        let mut exceptions = tail.on_its_way.iter().flat_map(exceptions);
+        // Unit by unit: mostly it is one, and all before the new ones is there already.
+        for (unit, at) in bytes.chunks_mut(self.unit).zip(0..) {
+            let first = if at == 0 { place % per_unit } else { 0 };
+            if first == 0 {
+                tail.unit.fill(0);
+            }
+            for (place, exception) in (first..per_unit).zip(&mut exceptions) {
+                exception.encode(&mut tail.unit, place);
+            }
+            unit.copy_from_slice(&tail.unit);
         }
-        debug_assert_eq!(bytes.len(), commit.len);
+        debug_assert!(exceptions.next().is_none() && bytes.len() == commit.len);
     }
 
     /// Lets go of all that was copied: the store is invalid. By who has the right.
@@ -208,18 +230,10 @@ impl Commits {
         tail.written.clear();
     }
 
-    /// `commit` was written as `bytes`; it may be in a cache.
-    pub(super) fn written(&self, commit: &Commit, bytes: &[u8]) {
+    /// `commit` was written; it may be in a cache.
+    pub(super) fn written(&self, commit: &Commit) {
         let tail = &mut *self.tail();
-        let records = self.records() + commit.records;
-        let (place, per_unit) = (records % self.layout.records(), self.unit / RECORD_LEN);
-        if (place as usize).is_multiple_of(per_unit) {
-            tail.unit.fill(0);
-        } else {
-            let last = bytes.len() - self.unit;
-            tail.unit.copy_from_slice(&bytes[last..]);
-        }
-        self.records.store(records, Ordering::Relaxed);
+        self.records.store(self.records() + commit.records, Ordering::Relaxed);
         tail.written.append(&mut tail.on_its_way);
     }
 
@@ -256,7 +270,7 @@ mod tests {
                 let mut bytes = vec![0xee; commit.len];
                 commits.fill(&commit, &mut bytes);
                 image[commit.sector as usize * 512..][..commit.len].copy_from_slice(&bytes);
-                commits.written(&commit, &bytes);
+                commits.written(&commit);
                 if !commits.has_more() {
                     commits.durable(|copied| published.push(*copied));
                 }

@@ -116,41 +116,47 @@ impl SnapshotLane {
         self.engine.legs.push(ORIGIN, bio);
     }
 
-    /// Marks those at the front of a batch that are plain and go to one leg, what is in the store
-    /// or reads of what is not: which leg, and how many. Mostly it is all of them.
+    /// Marks those at the front of a batch that are in the store: how many. No epoch is needed:
+    /// what is kept stays so.
     #[inline]
-    fn place_front(&mut self, batch: &mut [Box<Bio>], epoch: u64) -> (usize, usize) {
+    fn place_kept(&mut self, batch: &mut [Box<Bio>]) -> usize {
         let snapshot = &self.snapshot;
-        let mut front = ORIGIN;
         if !self.is_usable() || snapshot.is_overflowed() {
-            return (front, 0);
+            return 0;
+        }
+        let look = |bio: &Bio| snapshot.place(snapshot.chunk_of(bio.sector.0)).kept();
+        if !batch.first().is_some_and(|bio| look(bio).is_some()) {
+            return 0;
         }
         // All looks before all else: the memory of several of them is on its way at a time.
+        self.kept.clear();
+        self.kept.extend(batch.iter().map(|bio| look(bio)));
+        for (at, (bio, &kept)) in batch.iter_mut().zip(&self.kept).enumerate() {
+            let (Some(new), Op::Read | Op::Write) = (kept, bio.op) else { return at };
+            let sector = Sector(snapshot.in_store(bio.sector.0, new));
+            self.tags.put(bio, sector, Below::Store);
+        }
+        batch.len()
+    }
+
+    /// Marks those at the front of a batch that are reads of what is not in the store: how many.
+    #[inline]
+    fn place_unkept(&mut self, batch: &mut [Box<Bio>], epoch: u64) -> usize {
+        let snapshot = &self.snapshot;
+        if !self.is_usable() || snapshot.is_overflowed() {
+            return 0;
+        }
         self.kept.clear();
         let look = |bio: &Bio| snapshot.place(snapshot.chunk_of(bio.sector.0)).kept();
         self.kept.extend(batch.iter().map(|bio| look(bio)));
         for (at, (bio, &kept)) in batch.iter_mut().zip(&self.kept).enumerate() {
-            let sector = bio.sector.0;
-            let leg = match (kept, bio.op) {
-                (Some(_), Op::Read | Op::Write) => STORE,
-                // It may go to the origin, though its chunk is copied by now.
-                (None, Op::Read) => ORIGIN,
-                _ => return (front, at),
-            };
-            if at == 0 {
-                front = leg;
-            } else if leg != front {
-                return (front, at);
-            }
-            match kept {
-                Some(new) => self.tags.put(bio, Sector(snapshot.in_store(sector, new)), Below::Store),
-                None => {
-                    self.reader.count();
-                    self.tags.put(bio, Sector(sector), Below::Origin(epoch));
-                }
-            }
+            // It may go to the origin, though its chunk is copied by now.
+            let (None, Op::Read) = (kept, bio.op) else { return at };
+            self.reader.count();
+            let sector = bio.sector;
+            self.tags.put(bio, sector, Below::Origin(epoch));
         }
-        (front, batch.len())
+        batch.len()
     }
 
     /// Sends `bio` on its way, or has it wait. `epoch` is that of the reads of this turn.
@@ -293,16 +299,11 @@ impl SnapshotLane {
     fn came_back(&mut self, done: &mut Batch, from: usize) {
         let mut at = from;
         while at < done.len() {
+            if self.passed(&mut done[at]) {
+                at += 1;
+                continue;
+            }
             match self.tags.take(&mut done[at]) {
-                None | Some(Below::Store | Below::Discard) => at += 1,
-                Some(Below::Origin(epoch)) => {
-                    self.reader.finish(epoch);
-                    // Whoever lost a copy lets the origin change behind this.
-                    if !self.snapshot.is_valid() {
-                        done[at].end_with(Status::IoErr);
-                    }
-                    at += 1;
-                }
                 Some(Below::First(first)) => {
                     let copied = self.firsts.remove(first as usize);
                     let bio = done.swap_remove(at);
@@ -326,34 +327,67 @@ impl SnapshotLane {
                         at += 1;
                     }
                 }
+                None | Some(Below::Store | Below::Discard | Below::Origin(_)) => unreachable!("it passed"),
             }
         }
     }
 }
 
-impl Lane for SnapshotLane {
-    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        let epoch = self.reader.begin(&self.snapshot.readers);
-        let (leg, count) = self.place_front(batch, epoch);
-        if leg == STORE || count < batch.len() {
-            self.engine.look_at_last(0, cx);
+impl SnapshotLane {
+    /// A batch of which the first `kept` are marked and go to the store, and others do not.
+    #[inline(never)]
+    fn submit_rest(&mut self, batch: &mut Batch, kept: usize, cx: &mut Cx<'_>) {
+        // Nothing else asks for the epoch.
+        let reads = batch.iter().any(|bio| bio.op == Op::Read);
+        let epoch = if reads { self.reader.begin(&self.snapshot.readers) } else { 0 };
+        let unkept = if reads && kept == 0 { self.place_unkept(batch, epoch) } else { 0 };
+        if unkept == batch.len() {
+            return self.engine.legs.submit(ORIGIN, batch, cx);
         }
-        if count == batch.len() {
-            self.engine.legs.submit(leg, batch, cx);
-        } else {
-            for (at, bio) in batch.drain(..).enumerate() {
-                match at < count {
-                    true => self.engine.legs.push(leg, bio),
-                    false => self.take(bio, epoch),
-                }
+        self.engine.look_at_last(0, cx);
+        for (at, bio) in batch.drain(..).enumerate() {
+            match (at < kept, at < unkept) {
+                (true, _) => self.engine.legs.push(STORE, bio),
+                (_, true) => self.engine.legs.push(ORIGIN, bio),
+                _ => self.take(bio, epoch),
             }
         }
         self.finish_turn(cx);
     }
 
-    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let from = done.len();
-        self.engine.poll(done, cx);
+    /// Takes the marks off what came back, from `done[from]` on, for as long as nothing else has to
+    /// be done for it: false when there is something else.
+    #[inline]
+    fn only_passed(&mut self, done: &mut Batch, from: usize) -> bool {
+        let all = done[from..].iter_mut().all(|bio| self.passed(bio));
+        if self.reader.end(&self.snapshot.readers) {
+            self.snapshot.bell.ring();
+        }
+        all
+    }
+
+    /// Takes the mark off `bio` if it goes up as it is.
+    #[inline]
+    fn passed(&mut self, bio: &mut Bio) -> bool {
+        match self.tags.get(bio) {
+            Some(Below::First(_) | Below::Clear { .. }) => return false,
+            None | Some(Below::Store | Below::Discard | Below::Origin(_)) => {}
+        }
+        if let Some(Below::Origin(epoch)) = self.tags.take(bio) {
+            self.reader.finish(epoch);
+            // Whoever lost a copy lets the origin change behind this.
+            if !self.snapshot.is_valid() {
+                bio.end_with(Status::IoErr);
+            }
+        }
+        true
+    }
+
+    #[inline(never)]
+    fn poll_all(&mut self, done: &mut Batch, from: usize, polled: bool, cx: &mut Cx<'_>) {
+        if !polled {
+            self.engine.poll(done, cx);
+        }
         if done.len() > from {
             self.came_back(done, from);
             for bio in std::mem::take(&mut self.onward) {
@@ -367,6 +401,26 @@ impl Lane for SnapshotLane {
             self.finish_turn(cx);
         }
         done.append(&mut self.ended);
+    }
+}
+
+impl Lane for SnapshotLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        let count = self.place_kept(batch);
+        if count == batch.len() {
+            self.engine.look_at_last(0, cx);
+            self.engine.legs.submit(STORE, batch, cx);
+        } else {
+            self.submit_rest(batch, count, cx);
+        }
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        let from = done.len();
+        let calm = !self.waits() && self.ended.is_empty() && self.engine.poll_through(done, cx);
+        if !(calm && self.only_passed(done, from)) {
+            self.poll_all(done, from, calm, cx);
+        }
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {

@@ -14,10 +14,11 @@
 //! store, for good. Reads that looked before may still be under way to the origin, so the origin
 //! must not change yet. *Settled*: those are over ([`super::readers`]), and the origin may change.
 
+use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
+use once_cell::race::OnceBox;
 use std::array::from_fn;
-use std::sync::OnceLock;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::interleave;
@@ -64,20 +65,25 @@ impl Place {
     }
 }
 
-type Leaf = Box<[AtomicU64; FAN]>;
-type Branch = Box<[OnceLock<Leaf>; FAN]>;
+/// A pointer says by itself whether it is set: half of what the standard library's takes, and a
+/// load less.
+type Leaf = OnceBox<[AtomicU64; FAN]>;
+type Branch = OnceBox<[Leaf; FAN]>;
 
 /// See the module's documentation.
 pub(super) struct ExceptionMap {
     chunks: u64,
-    branches: Box<[OnceLock<Branch>]>,
+    /// How many are settled, or fewer: it is counted behind that. On a cache line of its own.
+    settled: CachePadded<AtomicU64>,
+    branches: Box<[Branch]>,
 }
 
 impl ExceptionMap {
     /// All of `chunks` chunks free.
     pub(super) fn new(chunks: u64) -> ExceptionMap {
         let count = chunks.div_ceil(BRANCH);
-        ExceptionMap { chunks, branches: (0..count).map(|_| OnceLock::new()).collect() }
+        let branches = (0..count).map(|_| Branch::new()).collect();
+        ExceptionMap { chunks, settled: CachePadded::new(AtomicU64::new(0)), branches }
     }
 
     /// How many chunks there are.
@@ -96,7 +102,7 @@ impl ExceptionMap {
     /// The word of `chunk`, which is below the number of chunks. Allocates for the first of 512.
     fn make(&self, chunk: u64) -> &AtomicU64 {
         let branch = &self.branches[(chunk / BRANCH) as usize];
-        let branch = branch.get_or_init(|| Box::new(from_fn(|_| OnceLock::new())));
+        let branch = branch.get_or_init(|| Box::new(from_fn(|_| Leaf::new())));
         let leaf =
             branch[(chunk / LEAF % LEAF) as usize].get_or_init(|| Box::new(from_fn(|_| AtomicU64::new(0))));
         &leaf[(chunk % LEAF) as usize]
@@ -109,11 +115,22 @@ impl ExceptionMap {
         Place::of(self.find(chunk).map_or(0, |word| word.load(Ordering::Acquire)))
     }
 
-    /// True when the origin may change in the chunks from `first` to `last`.
+    /// True when the origin may change in `chunk`.
     #[inline(always)]
+    pub(super) fn is_settled(&self, chunk: u64) -> bool {
+        matches!(self.get(chunk), Place::Settled(_))
+    }
+
+    /// True when the origin may change in the chunks from `first` to `last`.
     pub(super) fn are_settled(&self, first: u64, last: u64) -> bool {
-        let is_settled = |chunk| matches!(self.get(chunk), Place::Settled(_));
-        is_settled(first) && (first == last || (first + 1..=last).all(is_settled))
+        (first..=last).all(|chunk| self.is_settled(chunk))
+    }
+
+    /// True when the origin may change wherever it is. Acquire pairs with the release in
+    /// [`ExceptionMap::settle`].
+    #[inline(always)]
+    pub(super) fn are_all_settled(&self) -> bool {
+        self.settled.load(Ordering::Acquire) == self.chunks
     }
 
     /// Takes a free chunk on: who is told true copies it. Acquire and release: a chunk may be given
@@ -134,23 +151,50 @@ impl ExceptionMap {
         self.make(chunk).store(new << 2 | COPIED, Ordering::Release);
     }
 
-    /// Nobody reads `chunk`, which is copied, from the origin any more. Anyone who knows may say
-    /// so.
-    pub(super) fn settle(&self, chunk: u64) {
-        if let Place::Copied(new) = self.get(chunk) {
-            // Whoever else saw it copied writes the same.
-            self.make(chunk).store(new << 2 | SETTLED, Ordering::Release);
+    /// Nobody reads those of the chunks from `first` to `last` that are copied from the origin any
+    /// more. Anyone who knows may say so.
+    pub(super) fn settle(&self, first: u64, last: u64) {
+        let mut settled = 0;
+        for word in (first..=last).filter_map(|chunk| self.find(chunk)) {
+            let copied = word.load(Ordering::Acquire);
+            // Of several who say so one counts it.
+            if copied & 3 == COPIED {
+                let done =
+                    word.compare_exchange(copied, copied | SETTLED, Ordering::AcqRel, Ordering::Acquire);
+                settled += u64::from(done.is_ok());
+            }
+        }
+        if settled > 0 {
+            // Release: who sees that all are settled sees that the readers of each are over.
+            self.settled.fetch_add(settled, Ordering::Release);
         }
     }
 
     /// `chunk` is in chunk `new` of the store, and was before anybody came.
     pub(super) fn load(&self, chunk: u64, new: u64) {
-        self.make(chunk).store(new << 2 | SETTLED, Ordering::Release);
+        let word = self.make(chunk);
+        if word.load(Ordering::Relaxed) & 3 != SETTLED {
+            // Relaxed, and no addition of the processor's own: nobody else is here.
+            self.settled.store(self.settled.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+        word.store(new << 2 | SETTLED, Ordering::Release);
+    }
+
+    /// `chunk` is in chunk `new` of the store, and whoever changes it there has to wait for readers
+    /// again. For a merge, with nobody else who writes it.
+    pub(super) fn unsettle(&self, chunk: u64, new: u64) {
+        self.change(chunk, new << 2 | COPIED);
     }
 
     /// `chunk` is in the origin again. For a merge, with nobody else who writes it.
     pub(super) fn forget(&self, chunk: u64) {
-        self.make(chunk).store(0, Ordering::Release);
+        self.change(chunk, 0);
+    }
+
+    fn change(&self, chunk: u64, word: u64) {
+        if self.make(chunk).swap(word, Ordering::AcqRel) & 3 == SETTLED {
+            self.settled.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// The next chunk from `from` on, below `end`, that is in the store. Leaves that nobody touched
@@ -178,12 +222,12 @@ impl ExceptionMap {
     /// Bytes of memory that it takes.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> u64 {
-        let branches: Vec<&Branch> = self.branches.iter().filter_map(OnceLock::get).collect();
+        let branches: Vec<_> = self.branches.iter().filter_map(Branch::get).collect();
         let leaves = branches.iter().flat_map(|branch| branch.iter()).filter(|leaf| leaf.get().is_some());
         let (leaves, branches) = (leaves.count(), branches.len());
         let leaves = leaves * size_of::<[AtomicU64; FAN]>();
-        let branches = branches * size_of::<[OnceLock<Leaf>; FAN]>();
-        (leaves + branches + self.branches.len() * size_of::<OnceLock<Branch>>()) as u64
+        let branches = branches * size_of::<[Leaf; FAN]>();
+        (leaves + branches + self.branches.len() * size_of::<Branch>()) as u64
     }
 }
 
@@ -204,8 +248,7 @@ mod tests {
         map.publish(77, 2);
         assert_eq!(map.get(77), Place::Copied(2));
         assert!(!map.are_settled(77, 77) && !map.claim(77));
-        map.settle(77);
-        map.settle(78);
+        map.settle(77, 78);
         assert!(map.are_settled(77, 77) && !map.are_settled(77, 78));
         map.load((1 << 28) - 1, 3);
         assert_eq!(map.next_kept(0, u64::MAX), Some((77, 2)));
@@ -214,6 +257,27 @@ mod tests {
         map.forget(77);
         assert_eq!((map.get(77), map.next_kept(1 << 28, u64::MAX)), (Place::Free, None));
         assert!(map.bytes() < empty + (64 << 10));
+    }
+
+    #[test]
+    fn who_is_settled_is_counted_once() {
+        let map = ExceptionMap::new(1000);
+        (0..500).for_each(|chunk| map.load(chunk, chunk + 2));
+        map.load(7, 9);
+        for chunk in 500..1000 {
+            assert!(map.claim(chunk) && !map.are_all_settled());
+            map.publish(chunk, chunk + 2);
+        }
+        (0..2).for_each(|_| map.settle(400, 998));
+        assert!(!map.are_all_settled());
+        map.settle(999, 999);
+        assert!(map.are_all_settled());
+        map.unsettle(3, 5);
+        assert!(!map.are_all_settled() && map.get(3) == Place::Copied(5));
+        map.settle(0, 999);
+        assert!(map.are_all_settled());
+        map.forget(3);
+        assert!(!map.are_all_settled());
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Waiting {
         match self.epochs[part] {
             0 => snapshot.health() == Health::Valid && snapshot.map.are_settled(first, last),
             epoch if bugs::on(Bug::ReaderOvertaken) || snapshot.readers.are_past_or_tell(epoch) => {
-                (first..=last).for_each(|chunk| snapshot.map.settle(chunk));
+                snapshot.map.settle(first, last);
                 true
             }
             _ => {
@@ -216,32 +216,19 @@ impl Lane for OriginLane {
     }
 
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        if self.engine.parts().iter().all(|part| part.snapshot.lets_all_pass(batch)) {
-            return self.engine.legs.submit(0, batch, cx);
+        if self.engine.parts().iter().all(|part| part.snapshot.lets_anything_pass()) {
+            self.engine.legs.submit(0, batch, cx);
+        } else {
+            self.submit_looked(batch, cx);
         }
-        let parts = self.engine.parts().len();
-        for bio in batch.drain(..) {
-            if self.passes(&bio) {
-                self.down.push(bio);
-            } else {
-                self.waiting.push(Waiting::new(bio, parts));
-            }
-        }
-        self.engine.has_news(true);
-        self.look(cx);
-        self.rest(cx);
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        self.engine.poll(done, cx);
-        if !self.waiting.is_empty() {
-            if self.engine.has_news(self.waits_for_others) && self.look(cx) {
-                // They may be there already.
-                self.engine.poll(done, cx);
-            }
-            self.rest(cx);
+        // Mostly all pass, and nothing is copied.
+        let calm = self.waiting.is_empty() && self.ended.is_empty();
+        if !(calm && self.engine.poll_through(done, cx)) {
+            self.poll_all(done, cx);
         }
-        done.append(&mut self.ended);
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
@@ -257,6 +244,45 @@ impl Lane for OriginLane {
 }
 
 impl OriginLane {
+    /// A batch that may have writes which have to wait.
+    #[inline(never)]
+    fn submit_looked(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        if self.engine.parts().iter().all(|part| part.snapshot.lets_all_pass(batch)) {
+            self.engine.legs.submit(0, batch, cx);
+        } else {
+            self.submit_some(batch, cx);
+        }
+    }
+
+    /// A batch with writes that have to wait.
+    #[inline(never)]
+    fn submit_some(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        let parts = self.engine.parts().len();
+        for bio in batch.drain(..) {
+            if self.passes(&bio) {
+                self.down.push(bio);
+            } else {
+                self.waiting.push(Waiting::new(bio, parts));
+            }
+        }
+        self.engine.has_news(true);
+        self.look(cx);
+        self.rest(cx);
+    }
+
+    #[inline(never)]
+    fn poll_all(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        self.engine.poll(done, cx);
+        if !self.waiting.is_empty() {
+            if self.engine.has_news(self.waits_for_others) && self.look(cx) {
+                // They may be there already.
+                self.engine.poll(done, cx);
+            }
+            self.rest(cx);
+        }
+        done.append(&mut self.ended);
+    }
+
     /// Asks to be woken for what waits.
     fn rest(&mut self, cx: &mut Cx<'_>) {
         if !self.waiting.is_empty() {

@@ -251,21 +251,34 @@ impl Snapshot {
     }
 
     /// True when a write of the origin may go.
-    #[inline(always)]
+    #[inline(never)]
     pub(super) fn lets_pass(&self, bio: &Bio) -> bool {
         self.to_copy(bio).is_none_or(|(first, last)| self.map.are_settled(first, last))
+    }
+
+    /// True when any request of the origin may go.
+    #[inline(always)]
+    pub(super) fn lets_anything_pass(&self) -> bool {
+        !self.is_active() || self.health() == Health::Invalid || self.map.are_all_settled()
     }
 
     /// True when all of these requests of the origin may go: what holds for all is looked at once.
     #[inline]
     pub(super) fn lets_all_pass(&self, bios: &[Box<Bio>]) -> bool {
-        if !self.is_active() || self.health() == Health::Invalid {
+        if self.lets_anything_pass() {
             return true;
         }
         let (len, shift) = (self.len(), self.shift);
         bios.iter().all(|bio| {
-            let (at, end) = (bio.sector.0, bio.end().0);
-            bio.op != Op::Write || at >= len || self.map.are_settled(at >> shift, (end.min(len) - 1) >> shift)
+            let at = bio.sector.0;
+            if bio.op != Op::Write || at >= len {
+                return true;
+            }
+            // Mostly it is of one chunk.
+            match (at ^ (at + bio.sectors.0 - 1)) >> shift {
+                0 => self.map.is_settled(at >> shift),
+                _ => self.lets_pass(bio),
+            }
         })
     }
 

@@ -32,6 +32,12 @@ impl<T> Tags<T> {
         bio.sector = sector;
     }
 
+    /// What was noted, or `None` for a request without a mark.
+    #[inline]
+    pub(super) fn get(&self, bio: &Bio) -> Option<&T> {
+        if bio.owner != self.owner { None } else { Some(&self.notes[bio.cookie as usize].what) }
+    }
+
     /// Takes the mark off again: what was noted, or `None` for a request without one.
     #[inline]
     pub(super) fn take(&mut self, bio: &mut Bio) -> Option<T> {

@@ -138,8 +138,8 @@ impl Engine {
         if !bio.status.is_ok() {
             return self.lose(index, "Error reading/writing");
         }
-        let (Some(commits), Some(bytes)) = (&part.snapshot.commits, bio.data.iter().next()) else { return };
-        commits.written(&commit, bytes);
+        let Some(commits) = &part.snapshot.commits else { return };
+        commits.written(&commit);
         part.behind = part.is_cached && !is_synced && !bugs::on(Bug::RecordsBelieved);
         if !part.behind {
             self.publish(index);

@@ -96,7 +96,7 @@ impl Shared {
         let (map, mut from) = (&self.seat.snapshot.map, 0);
         while let Some((chunk, _)) = map.next_kept(from, map.chunks()) {
             if !is_in(chunk) {
-                map.settle(chunk);
+                map.settle(chunk, chunk);
             }
             from = chunk + 1;
         }

@@ -236,7 +236,7 @@ impl Merger {
         };
         self.run = run;
         for at in 0..run.len {
-            snapshot.map.publish(run.old + at, run.new + at);
+            snapshot.map.unsettle(run.old + at, run.new + at);
         }
         let start = snapshot.start_of(run.old);
         let end = snapshot.start_of(run.old + run.len).min(snapshot.origin_size.0);
@@ -332,7 +332,8 @@ impl Merger {
     /// Ends the merge until the next resume; with `back` the chunks of the run are as they were.
     fn fail(&mut self, back: bool, cx: &mut dyn TaskCx) {
         if back {
-            (0..self.run.len).for_each(|at| self.shared.seat.snapshot.map.settle(self.run.old + at));
+            let (map, old) = (&self.shared.seat.snapshot.map, self.run.old);
+            (old..old + self.run.len).for_each(|chunk| map.settle(chunk, chunk));
         }
         self.report();
         self.shared.end();

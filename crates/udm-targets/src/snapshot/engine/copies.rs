@@ -1,0 +1,77 @@
+//! The pieces of a copy: read from the origin, written to each store.
+
+use super::super::commits::Copied;
+use super::super::jobs::{Dest, Job};
+use super::{Engine, Errand};
+use smallvec::SmallVec;
+use udm_core::bugs::{self, Bug};
+use udm_core::{Bio, BioFlags, Op};
+
+impl Engine {
+    pub(super) fn was_read(&mut self, job: usize, mut bio: Box<Bio>) {
+        let from = bio.sector.0;
+        if !bio.status.is_ok() || bugs::on(Bug::CopyBeforeData) {
+            for dest in self.jobs.get(job).dests.clone() {
+                match bio.status.is_ok() {
+                    true => {
+                        self.parts[dest.part].snapshot.publish(&dest.copied);
+                        self.parts[dest.part].rings = true;
+                    }
+                    false => self.lose(dest.part, "Error reading/writing"),
+                }
+            }
+        }
+        for buf in bio.data.iter_mut().filter(|_| !bugs::on(Bug::OverlayLost)) {
+            // One piece: the pool gave it whole.
+            self.jobs.get(job).lay_over(from, buf);
+        }
+        let parts = &self.parts;
+        let to = self.jobs.get(job).dests.iter().enumerate();
+        let mut to: SmallVec<[usize; 4]> =
+            to.filter(|(_, dest)| parts[dest.part].snapshot.is_valid()).map(|(dest, _)| dest).collect();
+        let Some(last) = to.pop() else { return self.end_piece(job, bio) };
+        for dest in to {
+            let mut copy = self.bufs.get(bio.data.len());
+            bio.data.copy_to(&mut copy);
+            let more = self.jobs.get(job);
+            more.in_flight += 1;
+            self.jobs.bytes += copy.len();
+            let mut other = self.pool.get().expect("the pool has no bound");
+            other.sectors = bio.sectors;
+            other.data = copy.into();
+            self.write_piece(job, dest, from, other);
+        }
+        self.write_piece(job, last, from, bio);
+    }
+
+    /// Sends the piece that begins at sector `from` of the origin to `dests[dest]` of `job`.
+    fn write_piece(&mut self, job: usize, dest: usize, from: u64, bio: Box<Bio>) {
+        let Job { dests, start, .. } = self.jobs.get(job);
+        let (Dest { part, copied }, start) = (dests[dest], *start);
+        let sector = self.parts[part].snapshot.start_of(copied.new) + (from - start);
+        let errand = Errand::Write { job, dest };
+        self.send(1 + part, bio, (Op::Write, BioFlags::empty(), sector), errand);
+    }
+
+    pub(super) fn was_written(&mut self, job: usize, dest: usize, bio: &Bio) {
+        if !bio.status.is_ok() {
+            let part = self.jobs.get(job).dests[dest].part;
+            self.lose(part, "Error reading/writing");
+        }
+        self.piece_is_over(job, bio.data.len());
+    }
+
+    fn end_piece(&mut self, job: usize, bio: Box<Bio>) {
+        self.piece_is_over(job, bio.data.len());
+        self.put(bio);
+    }
+
+    fn piece_is_over(&mut self, job: usize, bytes: usize) {
+        let Some(job) = self.jobs.end_piece(job, bytes) else { return };
+        for Dest { part, copied } in job.dests {
+            let kept = self.parts[part].snapshot.is_valid();
+            self.copied(part, Copied { kept, ..copied });
+        }
+        self.overlaid.extend(job.overlay);
+    }
+}
