@@ -81,17 +81,9 @@ impl Scene {
     }
 
     /// Makes snapshots, each of the device behind it, at one instant. How long that took.
-    pub fn keep(
-        &self,
-        snapshots: impl Iterator<Item = (String, String)>,
-        transient: bool,
-    ) -> Result<Duration> {
+    pub fn keep(&self, snapshots: impl Iterator<Item = (String, String)>) -> Result<Duration> {
         let new = |(name, of)| api::NewSnapshot { name, of };
-        let wanted = api::CreateSnapshots {
-            snapshots: snapshots.map(new).collect(),
-            transient: Some(transient),
-            ..Default::default()
-        };
+        let wanted = api::CreateSnapshots { snapshots: snapshots.map(new).collect(), ..Default::default() };
         let begin = Instant::now();
         snapshot::create(&self.registry, &wanted, &Folder::own(), &CallOff::default())?;
         Ok(begin.elapsed())

@@ -115,8 +115,8 @@ fn name(volume: &str, group: usize) -> String {
 fn keep(scene: &Scene, load: &Load, group: usize) -> Result<(Duration, Vec<(u64, u64)>)> {
     let least = load.acknowledged();
     let pairs = VOLUMES.iter().map(|volume| (name(volume, group), (*volume).into()));
-    // A backup that is under way when the server ends begins anew: the stores need not outlive it.
-    let time = scene.keep(pairs, true)?;
+    // On the disk, as those of whoever goes on with a backup behind a restart.
+    let time = scene.keep(pairs)?;
     Ok((time, least.into_iter().zip(load.sent()).collect()))
 }
 
@@ -197,7 +197,7 @@ fn tell(paper: &Paper, report: &Report) -> Result<()> {
     let seconds = |nanos: u64| format!("{:.2} s", nanos as f64 / 1e9);
     let Report { first_run_bytes: first, second_run_bytes: second, .. } = *report;
     let group = format!(
-        "transient, both at one instant, {:.1} ms at the most until they were there",
+        "persistent, both at one instant, {:.1} ms at the most until they were there",
         report.snapshot_ns as f64 / 1e6
     );
     paper.fact("snapshots", &group)?;

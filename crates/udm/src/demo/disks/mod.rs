@@ -85,7 +85,7 @@ fn content(disk: u64, at: u64) -> Vec<u8> {
 }
 
 fn create(scene: &Scene, disks: impl Iterator<Item = u64>) -> Result<Duration> {
-    scene.keep(disks.map(|disk| (name(disk), IMAGE.into())), false)
+    scene.keep(disks.map(|disk| (name(disk), IMAGE.into())))
 }
 
 fn nanos(time: Duration) -> u64 {
