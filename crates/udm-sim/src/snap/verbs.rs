@@ -158,7 +158,14 @@ impl World {
             0..=200 => self.machine.control.pick(&[1, 1, 2, 4, 8]),
             _ => self.machine.control.pick(&[1, 8, 16, 64]),
         };
-        let mut kind = self.machine.control.pick(&["P", "P", "P", "PO", "PO", "N"]);
+        let small = self.sides[side].small || self.sides[side].grows;
+        // Where nobody writes to the origin a store that is full makes its snapshot read-only; else
+        // such a write mostly ends it first.
+        let kinds = match small && self.images {
+            true => ["P", "PO", "PO", "PO", "PO", "N"],
+            false => ["P", "P", "P", "PO", "PO", "N"],
+        };
+        let mut kind = self.machine.control.pick(&kinds);
         if !self.on(Class::Crash) && self.machine.plan.cut.is_some() && kind == "N" {
             kind = "P";
         }
@@ -167,7 +174,6 @@ impl World {
             1 if self.on(Class::Trim) => " 2 discard_zeroes_cow discard_passdown_origin",
             _ => "",
         };
-        let small = self.sides[side].small || self.sides[side].grows;
         let policies = [OnFull::Invalidate, OnFull::Invalidate, OnFull::Pause, OnFull::Fail];
         let on_full = if small { self.machine.control.pick(&policies) } else { OnFull::Invalidate };
         let origin = self.word(self.sides[side].origin);
