@@ -125,7 +125,7 @@ impl SnapshotLane {
             return 0;
         }
         let look = |bio: &Bio| snapshot.place(snapshot.chunk_of(bio.sector.0)).kept();
-        if !batch.first().is_some_and(|bio| look(bio).is_some()) {
+        if batch.first().is_none_or(|bio| look(bio).is_none()) {
             return 0;
         }
         // All looks before all else: the memory of several of them is on its way at a time.
