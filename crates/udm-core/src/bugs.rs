@@ -73,6 +73,10 @@ pub enum Bug {
     PreparedNotBusy,
     /// A path fails, and the checker is not told.
     FailNotRung,
+    /// A path works, a check of it fails, and nobody draws the conclusion.
+    BadCheckIgnored,
+    /// A check of a path that works is not answered, and is waited for.
+    HungCheckIgnored,
     /// A FUA write is logged before a held write that it overlaps and that completed first.
     HeldWriteOvertaken,
     /// A flush is acknowledged when it is on the log, before the superblock counts it.
@@ -257,7 +261,7 @@ pub enum World {
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 113] = [
+    pub const ALL: [(Bug, World); 115] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -289,6 +293,8 @@ impl Bug {
         (Bug::DiskNotClaimed, World::Devices),
         (Bug::PreparedNotBusy, World::Devices),
         (Bug::FailNotRung, World::Devices),
+        (Bug::BadCheckIgnored, World::Devices),
+        (Bug::HungCheckIgnored, World::Devices),
         (Bug::HeldWriteOvertaken, World::Devices),
         (Bug::FlushBeforeCount, World::Devices),
         (Bug::CountedBeforeFlushed, World::Devices),

@@ -16,6 +16,7 @@ use udm_core::{
     Alone, Checkpoint, Content, ControlIo, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits,
     MakeTask, Nanos, Op, OpenError, Sector, Sectors, Since, Status,
 };
+use udm_wire::multipath_conf::Settings;
 
 /// A device that a table line names, looked up.
 #[derive(Clone)]
@@ -119,10 +120,10 @@ pub trait Notify: Send + Sync {
 }
 
 /// What is done for devices besides their requests, where the kernel leaves it to a daemon.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Upkeep {
-    /// How soon a path that failed is checked; `None` leaves it to messages, as the kernel does.
-    pub check_paths: Option<Nanos>,
+    /// How paths are checked, and what follows; `None` leaves it to messages, as the kernel does.
+    pub paths: Option<Arc<Settings>>,
 }
 
 /// The control half of one table line.
@@ -355,6 +356,10 @@ pub struct PathReport {
     pub failed_for: Nanos,
     /// Bios that it has, as of the last poll of each core.
     pub in_flight: u64,
+    /// What its last check has found.
+    pub check: CheckState,
+    /// What it is worth, where something says so.
+    pub prio: Option<u32>,
     /// Bios that came back from it, well or not.
     pub bios: u64,
     /// Their bytes.
@@ -367,6 +372,33 @@ pub struct PathReport {
     pub errors_by: Vec<(Status, u64)>,
     /// Bios that it was given after another path had failed them.
     pub retries: u64,
+}
+
+/// What a check of a path has found, in multipath-tools' states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CheckState {
+    /// Nothing yet.
+    #[default]
+    Unchecked,
+    /// It answers.
+    Up,
+    /// It answers with errors that blame it.
+    Down,
+    /// It does not answer.
+    Timeout,
+    /// It answers, and is held back: it keeps failing.
+    Delayed,
+}
+
+impl CheckState {
+    /// Each, by its number.
+    pub const ALL: [CheckState; 5] = [
+        CheckState::Unchecked,
+        CheckState::Up,
+        CheckState::Down,
+        CheckState::Timeout,
+        CheckState::Delayed,
+    ];
 }
 
 /// How requests reach a target, in the kernel's terms. udm passes bios in every case; the kinds

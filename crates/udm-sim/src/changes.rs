@@ -203,6 +203,7 @@ impl World {
         lock(&self.machine.env).say(format!("d{i} is in use again"));
         self.devices[i].phase = Phase::Live;
         self.hold(i, false);
+        self.forget_checks(i);
         self.bar();
     }
 
@@ -234,6 +235,7 @@ impl World {
         self.devices[i].before = None;
         self.devices[i].limits = self.devices[i].mapped.limits();
         self.hold(i, false);
+        self.forget_checks(i);
         self.bar();
         Ok(())
     }

@@ -21,6 +21,7 @@ use udm_dm::{
     mapped::{Changes, MappedDevice},
     table::Table,
 };
+use udm_wire::multipath_conf::{Failback, Marginal, NoPathRetry, Prio, Settings};
 use udm_wire::table::Line;
 
 /// Finds paths and devices by the words of [`crate::tables::Below`].
@@ -62,12 +63,13 @@ impl World {
         for (i, spec) in specs.iter().enumerate() {
             let number = DevNo { major: 253, minor: i as u32 };
             let mapped = MappedDevice::new(&format!("d{i}"), None, number).map_err(text(format!("d{i}")))?;
-            let check_paths = Some(Nanos::from_millis(self.machine.control.between(50, 500)));
-            mapped.set_upkeep(Upkeep { check_paths });
+            let settings = self.settings();
+            mapped.set_upkeep(Upkeep { paths: Some(Arc::clone(&settings)) });
             let map = self.map(spec);
             let expected = self.expected(spec, &|d| self.devices[d].expected);
             self.devices.push(Device {
                 mapped,
+                settings,
                 spec: spec.clone(),
                 maps: vec![map],
                 limits: Limits::new(udm_core::Sectors(0)),
@@ -105,6 +107,34 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// What is done for a device besides its requests.
+    fn settings(&mut self) -> Arc<Settings> {
+        let control = &mut self.machine.control;
+        let interval = control.between(50, 500);
+        let after = Nanos::from_millis(control.between(1, 1000));
+        let marginal = Marginal {
+            double_failed_time: Nanos::from_millis(control.between(1, 5000)),
+            err_sample_time: Nanos::from_millis(control.between(200, 3000)),
+            err_rate_threshold: 10,
+            err_recheck_gap_time: Nanos::from_millis(control.between(1, 1000)),
+        };
+        Arc::new(Settings {
+            polling_interval: Nanos::from_millis(interval),
+            max_polling_interval: Nanos::from_millis(interval * control.pick(&[1, 4, 64])),
+            checker_timeout: lock(&self.machine.env).check_timeout,
+            no_path_retry: control.pick(&[None, None, Some(NoPathRetry::Checks(2))]),
+            failback: control.pick(&[
+                Failback::Manual,
+                Failback::Manual,
+                Failback::Immediate,
+                Failback::Followover,
+                Failback::After(after),
+            ]),
+            prio: Prio::Const,
+            marginal: control.one_in(3).then_some(marginal),
+        })
     }
 
     fn names(&self) -> Names {
@@ -148,10 +178,13 @@ impl World {
         self.intrude(i, &words)?;
         let old = self.devices[i].loaded.take().and_then(|l| l.access);
         let spare = old.or_else(|| self.devices[i].spare.take());
+        let settings = &self.devices[i].settings;
+        let retries = settings.no_path_retry.is_some();
+        let intervals = (settings.polling_interval, settings.max_polling_interval);
         let access = spec.multipath().map(|(disk, queue, groups)| {
             let paths = groups.iter().flat_map(|(_, p)| p.iter().copied()).collect();
             let loose = spec.is_loose();
-            let access = Access { disk, paths, queue, suspending: false, live: false, loose, lost: 0 };
+            let access = Access { disk, paths, queue, suspending: false, live: false, loose, retries, intervals, lost: 0 };
             let mut env = lock(&self.machine.env);
             match spare {
                 Some(slot) => env.accesses[slot] = access,
@@ -206,6 +239,7 @@ impl World {
             let how = if noflush { " without a flush" } else { "" };
             lock(&self.machine.env).say(format!("d{i} suspend, of {}{how}", several.len()));
             self.hold(i, !noflush);
+            self.forget_checks(i);
             self.devices[i].phase = Phase::Suspending;
         }
         let mapped = self.mapped(several);
@@ -237,6 +271,7 @@ impl World {
         for &i in several {
             lock(&self.machine.env).say(format!("d{i} resume, of {}", several.len()));
             let was_live = live(self, i);
+            self.forget_checks(i);
             if was_live {
                 self.hold(i, !noflush);
                 self.machine.totals.reloads += 1;
@@ -260,6 +295,14 @@ impl World {
         self.machine.totals.resumed_together += u64::from(several.len() > 1);
         self.bar();
         Ok(())
+    }
+
+    /// The tasks of device `i` are stopped, and others started: what the old ones asked for nobody
+    /// listens to.
+    pub(crate) fn forget_checks(&mut self, i: usize) {
+        let mut env = lock(&self.machine.env);
+        let paths = self.devices[i].access.map_or_else(Vec::new, |access| env.accesses[access].paths.clone());
+        paths.into_iter().for_each(|p| env.paths[p].forget_checks());
     }
 
     /// Tells the outside that held requests of a multipath device may fail, or no longer.

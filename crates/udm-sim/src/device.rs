@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use udm_core::{Cx, Device as _, Lane, Limits, OpenError};
 use udm_dm::{mapped::Changes, mapped::MappedDevice, table::Table};
+use udm_wire::multipath_conf::Settings;
 
 /// Where a device stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +86,8 @@ impl Asked for Device {
 
 /// A mapped device, and what the model knows of it.
 pub struct Device {
+    /// What is done for it besides its requests.
+    pub settings: Arc<Settings>,
     pub(crate) mapped: Arc<MappedDevice>,
     /// The table in use.
     pub spec: TableSpec,

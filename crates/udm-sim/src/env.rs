@@ -14,6 +14,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use udm_core::{Bio, Nanos, Status};
 
+/// How long a checker may take to see that it has something to do.
+pub const CHECK_SLACK: Nanos = Nanos::from_millis(100);
+
 /// How a path behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -67,6 +70,23 @@ pub struct PathState {
     pub failed_in: u64,
     /// It has answered a check that began since it failed.
     pub answered: bool,
+    /// It has given a bad answer to a check that began since it last failed: its target may fail it
+    /// for that, and must where it thought well of it when the check began.
+    pub doubted: bool,
+    /// See `doubted`.
+    pub must_fail: bool,
+    /// When the check that is under way began, while it was thought well of.
+    pub checked_at: Option<Nanos>,
+    /// The device has been in use since then: what that check finds has to be acted on.
+    pub check_counts: bool,
+    /// Checks under way.
+    pub checks: usize,
+    /// It has failed: by when it must be checked.
+    pub check_by: Nanos,
+    /// When it last came back.
+    pub back: Option<Nanos>,
+    /// When a check had it failed: one that begins in the same turn begins behind that.
+    pub checked_out: Nanos,
 }
 
 impl PathState {
@@ -91,7 +111,20 @@ impl PathState {
             fails: 0,
             failed_in: 0,
             answered: false,
+            doubted: false,
+            must_fail: false,
+            checked_at: None,
+            check_counts: false,
+            checks: 0,
+            check_by: Nanos::NEVER,
+            back: None,
+            checked_out: Nanos::NEVER,
         }
+    }
+
+    /// What checks have found need not be acted on any more.
+    pub fn forget_checks(&mut self) {
+        (self.must_fail, self.check_counts, self.check_by) = (false, false, Nanos::NEVER);
     }
 
     /// A path to `disk` with nothing in it, drawn.
@@ -144,6 +177,11 @@ pub struct Access {
     /// Its paths are mapped devices, which fail requests for reasons of their own: what it must
     /// think of them is not known here.
     pub loose: bool,
+    /// Requests without a path wait for a time, and then fail.
+    pub retries: bool,
+    /// How soon a path that failed is checked, and how late at the most: that is for one that did
+    /// not stay up for so long.
+    pub intervals: (Nanos, Nanos),
     /// Paths that requests failed since its device was last at rest.
     pub lost: u64,
 }
@@ -215,6 +253,10 @@ pub struct Env {
     pub marks: BTreeMap<usize, Marked>,
     /// A task has its turn, for this: what it opens gets no requests of devices.
     pub task: Option<Purpose>,
+    /// That task is to stop, or has been told: it draws no conclusions.
+    pub task_stops: bool,
+    /// How long a target waits for the answer to a check.
+    pub check_timeout: Nanos,
     /// The visit under way, where others may act in the middle of it: a path that fails then is
     /// found out about behind it.
     pub visit: Option<u64>,
@@ -265,6 +307,8 @@ impl Env {
             asked: Vec::new(),
             marks: BTreeMap::new(),
             task: None,
+            task_stops: false,
+            check_timeout: Nanos::NEVER,
             visit: None,
             faults: 0,
             seen: Seen::default(),
@@ -347,15 +391,22 @@ impl Env {
 
     /// Marks a path failed; false if it was, or if nobody here knows.
     pub fn fail(&mut self, path: usize) -> bool {
-        let exact = self.is_exact(path);
+        let Some(access) = self.paths[path].access.filter(|_| self.is_exact(path)) else { return false };
+        let ((first, most), now) = (self.accesses[access].intervals, self.now);
         let state = &mut self.paths[path];
-        if state.failed || !exact {
+        if state.failed {
             return false;
         }
         state.failed = true;
         state.failed_in = self.visit.unwrap_or(0);
         state.answered = false;
+        (state.doubted, state.checked_at) = (false, None);
+        state.forget_checks();
+        if state.checks == 0 && state.back.is_none_or(|back| now.since(back) >= most) {
+            state.check_by = now + first + CHECK_SLACK;
+        }
         state.fails += 1;
+        state.checked_out = Nanos::NEVER;
         let disk = state.disk;
         self.recheck(disk);
         true
@@ -364,6 +415,7 @@ impl Env {
     /// Marks a path usable; false if it was.
     pub fn reinstate(&mut self, path: usize) -> bool {
         let was = std::mem::replace(&mut self.paths[path].failed, false);
+        (self.paths[path].back, self.paths[path].check_by) = (Some(self.now), Nanos::NEVER);
         let disk = self.paths[path].disk;
         self.recheck(disk);
         was
@@ -377,6 +429,8 @@ impl Env {
             self.paths[p].access = Some(access);
             self.paths[p].failed = false;
             self.paths[p].fails = 0;
+            (self.paths[p].doubted, self.paths[p].checked_at) = (false, None);
+            self.paths[p].forget_checks();
             self.paths[p].served = Served::default();
         }
         let disk = self.accesses[access].disk;
@@ -388,7 +442,7 @@ impl Env {
         let bare = self.accesses.iter().any(|a| {
             a.live
                 && a.disk == disk
-                && (!a.queue || a.suspending)
+                && (!a.queue || a.suspending || a.retries)
                 && (a.loose || a.paths.iter().all(|p| self.paths[*p].failed))
         });
         let ending = self.ending();

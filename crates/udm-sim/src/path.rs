@@ -137,6 +137,10 @@ pub(crate) struct Slot {
     crashes: u64,
     /// How often the path had failed then.
     fails: u64,
+    /// A check, of a path that was thought well of then, for a task that goes on.
+    well: bool,
+    /// When it came.
+    at: Nanos,
 }
 
 struct PathLane {
@@ -235,7 +239,20 @@ impl PathLane {
             [self.index as u64, op_bits(bio.op, bio.flags.bits()), range(bio.sector.0, bio.sectors.0), due.0];
         env.trace.add(at, core, Kind::PathIn, args);
         let (mark, fails) = (env.disks[disk].mark(), env.paths[self.index].fails);
-        let mut slot = Slot { bio, fate, applied: 0, mark, crashes, fails };
+        if self.checks {
+            let path = &mut env.paths[self.index];
+            path.checks += 1;
+            if std::mem::replace(&mut path.check_by, Nanos::NEVER) < at {
+                let p = self.index;
+                env.violate(|| format!("path p{p} has failed, and is checked late"));
+            }
+        }
+        let well = self.checks && !env.task_stops && !env.paths[self.index].failed;
+        if well {
+            let path = &mut env.paths[self.index];
+            (path.checked_at, path.check_counts) = (Some(env.now), true);
+        }
+        let mut slot = Slot { bio, fate, applied: 0, mark, crashes, fails, well, at };
         let now = match env.chance.below(4) {
             0 | 1 => 0,
             2 if env.torn => env.chance.below(slot.bio.sectors.0 + 1),
@@ -322,6 +339,7 @@ impl PathLane {
     fn finish(&mut self, mut slot: Slot, env: &mut Env) -> Box<Bio> {
         let state = &mut env.paths[self.index];
         state.in_flight -= u64::from(!self.beside);
+        state.checks -= usize::from(self.checks);
         let (disk, mode) = (state.disk, state.mode);
         if env.dead || slot.crashes != env.crashes {
             if env.dead && slot.crashes != env.crashes {
@@ -354,9 +372,14 @@ impl PathLane {
                 env.paths[self.index].served.count(&slot.bio, slot.fate);
             }
         }
-        if self.checks && !slot.fate.is_path_error() {
+        if self.checks && !env.task_stops {
             let path = &mut env.paths[self.index];
-            path.answered |= path.fails == slot.fails;
+            let behind = slot.fails + 1 == path.fails && slot.at == path.checked_out;
+            let (since, bad) = (path.fails == slot.fails || behind, slot.fate.is_path_error());
+            path.answered |= since && !bad;
+            path.doubted |= since && bad;
+            path.must_fail |= since && bad && slot.well && path.check_counts && !path.failed;
+            path.checked_at.take_if(|_| since);
         }
         let bio = &mut slot.bio;
         if bio.op.is_write() || bio.op == Op::Flush {

@@ -10,6 +10,7 @@ use crate::tasks::Running;
 use crate::turn::Turns as _;
 use crate::world::World;
 use udm_core::{Busy, Nanos};
+use udm_wire::multipath_conf::Failback;
 
 /// How long the world may take to come to rest, in simulated time and in steps. The longest that
 /// anything waits for is a silent path with its patience, a few times over.
@@ -211,7 +212,11 @@ impl World {
             self.count_lost(i);
             let device = &mut self.devices[i];
             let raised = u64::from(device.mapped.event_nr());
-            let (must, may) = device.events;
+            let (must, mut may) = device.events;
+            // How often it goes back to a better group is its own affair.
+            if device.settings.failback != Failback::Manual {
+                may = u64::from(u32::MAX);
+            }
             // The letters of a striped line: one that failed is a D, and the first failure of each
             // raises an event.
             let status = device.mapped.status_text();

@@ -2,7 +2,7 @@
 //! the control side has done when a table is loaded.
 
 use crate::cores::Purpose;
-use crate::env::lock;
+use crate::env::{CHECK_SLACK, lock};
 use crate::model::Wrong;
 use crate::world::World;
 use slab::Slab;
@@ -26,6 +26,8 @@ pub struct Running {
     pub mail: bool,
     /// It is to stop; what is dropped when it knows.
     pub stop: Option<Option<Ack>>,
+    /// It is to stop, or has been told.
+    pub stops: bool,
 }
 
 /// A lane of a task, of its own.
@@ -43,7 +45,7 @@ impl Running {
     #[must_use]
     pub fn new(make: MakeTask, topic: DeviceId, owner: OwnerId, purpose: Purpose) -> Running {
         let (task, lanes) = (make(), Slab::new());
-        Running { task, topic, owner, purpose, lanes, wake: Nanos(0), mail: false, stop: None }
+        Running { task, topic, owner, purpose, lanes, wake: Nanos(0), mail: false, stop: None, stops: false }
     }
 
     /// Its number among what its core visits.
@@ -166,30 +168,53 @@ impl TaskCx for Place<'_> {
 }
 
 impl World {
-    /// Takes notice of paths that a checker reinstated: those that answered one since they failed,
-    /// and no others.
-    pub(crate) fn see_reinstated(&mut self) -> Result<(), Wrong> {
+    /// Takes notice of paths that a checker failed or reinstated: reinstated those that answered one
+    /// since they failed, failed those that gave a bad answer or none, and no others. One that has to
+    /// be failed is.
+    pub(crate) fn see_checked(&mut self) -> Result<(), Wrong> {
         let mut env = lock(&self.machine.env);
+        let (now, timeout) = (env.now, env.check_timeout);
         for (i, device) in self.devices.iter_mut().enumerate() {
             let Some(access) = device.access.filter(|a| !env.accesses[*a].loose) else { continue };
-            if !env.accesses[access].paths.iter().any(|p| env.paths[*p].failed) {
-                continue;
-            }
             let live = device.mapped().live();
             let reports =
                 live.iter().flat_map(|table| table.targets()).flat_map(|entry| entry.target.path_reports());
-            for report in reports.filter(|report| !report.failed) {
+            let still = device.is_live() && !device.is_changing();
+            for report in reports {
                 let p = report.number.minor as usize;
-                if !env.paths[p].failed {
+                let path = &env.paths[p];
+                if path.access != Some(access) || path.failed && report.failed {
                     continue;
                 }
-                if !env.paths[p].answered {
-                    return Err(format!("d{i} has reinstated p{p}, which did not answer"));
+                let overdue = |slack| path.checked_at.is_some_and(|at| at + timeout + slack <= now);
+                match (path.failed, report.failed) {
+                    (true, false) => {
+                        if !path.answered {
+                            return Err(format!("d{i} has reinstated p{p}, which did not answer"));
+                        }
+                        env.say(format!("d{i} reinstates p{p}, which answers"));
+                        env.reinstate(p);
+                        device.events.0 += 1;
+                        self.machine.totals.reinstated += 1;
+                    }
+                    (_, true) => {
+                        if !path.doubted && !overdue(Nanos(0)) {
+                            return Err(format!("d{i} has failed p{p}, which gave no bad answer"));
+                        }
+                        env.say(format!("d{i} fails p{p}, of which a check has failed"));
+                        env.fail(p);
+                        env.paths[p].checked_out = now;
+                        device.events.0 += 1;
+                        self.machine.totals.checked_out += 1;
+                    }
+                    (false, false) if still && path.must_fail => {
+                        return Err(format!("a check of p{p} has failed, and d{i} thinks well of it"));
+                    }
+                    (false, false) if still && path.check_counts && overdue(CHECK_SLACK) => {
+                        return Err(format!("p{p} does not answer a check, and d{i} thinks well of it"));
+                    }
+                    (false, false) => {}
                 }
-                env.say(format!("d{i} reinstates p{p}, which answers"));
-                env.reinstate(p);
-                device.events.0 += 1;
-                self.machine.totals.reinstated += 1;
             }
         }
         Ok(())

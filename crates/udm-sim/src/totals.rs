@@ -47,6 +47,8 @@ pub struct Totals {
     pub messages: u64,
     /// Paths that a checker reinstated.
     pub reinstated: u64,
+    /// Paths that a checker failed.
+    pub checked_out: u64,
     /// Times that all came to rest and was looked at.
     pub rests: u64,
     /// Looks at a log of writes.
@@ -101,6 +103,7 @@ impl Totals {
         self.cancels += t.cancels;
         self.messages += t.messages;
         self.reinstated += t.reinstated;
+        self.checked_out += t.checked_out;
         self.rests += t.rests;
         self.logs += t.logs;
         self.hung_rests += t.hung_rests;
@@ -219,7 +222,7 @@ impl Totals {
         }
         let seen = TARGETS.into_iter().zip(self.targets).filter(|(_, n)| *n > 0);
         format!(
-            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them beside what hung, {} crowds, {} logs, {} paths back\n",
+            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them beside what hung, {} crowds, {} logs, {} paths back, {} out by a check\n",
             list(&mut ops.into_iter()),
             list(&mut self.trouble().into_iter().map(|(name, _, n)| (name, n))),
             list(&mut seen.into_iter()),
@@ -228,7 +231,8 @@ impl Totals {
             count(self.hung_rests),
             count(self.crowds),
             count(self.logs),
-            count(self.reinstated)
+            count(self.reinstated),
+            count(self.checked_out)
         )
     }
 }

@@ -39,6 +39,7 @@ impl Core {
                 Mail::Stop(told) => {
                     if let Some(task) = self.tasks.iter_mut().find(|task| task.topic == to) {
                         task.stop = Some(told);
+                        task.stops = true;
                     }
                 }
             }
@@ -183,7 +184,11 @@ pub trait Turns {
                 i += 1;
                 continue;
             }
-            lock(&machine.env).task = Some(tasks[i].purpose).filter(|&p| Self::is_beside(p));
+            {
+                let mut env = lock(&machine.env);
+                env.task = Some(tasks[i].purpose).filter(|&p| Self::is_beside(p));
+                env.task_stops = tasks[i].stops;
+            }
             let over = tasks[i].turn(state, now);
             lock(&machine.env).task = None;
             if over {
@@ -240,7 +245,7 @@ impl Turns for World {
     }
 
     fn behind_task(&mut self) -> Result<(), Wrong> {
-        self.see_reinstated()
+        self.see_checked()
     }
 
     fn waiting(&self) -> String {

@@ -17,7 +17,7 @@ use crate::plan::{Class, Plan};
 use crate::tables::TableSpec;
 use crate::turn::Turns as _;
 use std::sync::Weak;
-use udm_core::{Cx, OpenError};
+use udm_core::{Cx, Nanos, OpenError};
 use udm_dm::table::Table;
 
 /// What a world may like to do: nothing more than else, messages, losing paths, suspends, resumes,
@@ -63,6 +63,7 @@ impl World {
         };
         let mut env = Env::new(plan.seed, plan.keep_events);
         env.lags = !plan.without.has(Class::Late);
+        env.check_timeout = Nanos::from_millis(build.pick(&[2_000, 5_000, 30_000]));
         for (i, d) in blueprint.disks.iter().enumerate() {
             let mut disk = Disk::new(i, d.sectors);
             disk.log = d.log;

@@ -5,7 +5,7 @@
 //! loops, what it read is not what it writes back, a bound is exceeded, the pieces in which bytes
 //! arrive matter, an error takes more than one line.
 
-use crate::{cow, log_writes, nbd, size, table, uri, words};
+use crate::{cow, log_writes, multipath_conf, nbd, size, table, uri, words};
 
 fn text(data: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(data)
@@ -53,6 +53,20 @@ pub fn message(data: &[u8]) {
     assert!(split.iter().all(|word| !word.is_empty()));
     let joined: Vec<_> = split.iter().map(|word| words::escape(word)).collect();
     assert_eq!(words::words(&joined.join(" ")), split);
+}
+
+/// `multipath.conf`: [`multipath_conf::Conf`].
+pub fn multipath_conf(data: &[u8]) {
+    match multipath_conf::Conf::parse(&text(data)) {
+        Err(error) => one_line(&error),
+        Ok(conf) => {
+            conf.warnings.iter().for_each(one_line);
+            assert!(conf.warnings.len() <= 101);
+            let settings = conf.settings("yellow", Some("wwid"), None);
+            assert!(settings.polling_interval <= settings.max_polling_interval);
+            assert!(settings.polling_interval.0 > 0 && settings.checker_timeout.0 > 0);
+        }
+    }
 }
 
 /// Sizes: [`size::parse`] and [`size::Size`].

@@ -13,6 +13,7 @@ mod bytes;
 pub mod cow;
 pub mod cpus;
 pub mod log_writes;
+pub mod multipath_conf;
 pub mod nbd;
 pub mod size;
 pub mod table;

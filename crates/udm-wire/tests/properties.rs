@@ -55,6 +55,36 @@ const TABLE: &[&str] = &[
     "\u{b}",
     "0 8 linear @a 0\n",
 ];
+const CONF: &[&str] = &[
+    "defaults {\n",
+    "overrides {\n",
+    "multipaths {\n",
+    "multipath {\n",
+    "device {\n",
+    "}\n",
+    "}",
+    "{",
+    "\n",
+    "\"",
+    " ",
+    "\t",
+    "#",
+    "!",
+    "alias yellow\n",
+    "wwid ",
+    "polling_interval 5\n",
+    "max_polling_interval 1\n",
+    "no_path_retry ",
+    "queue\n",
+    "12\n",
+    "failback ",
+    "99999999999999999999",
+    "prio weightedpath\n",
+    "prio path_latency\n",
+    "prio_args \"devname sd.* 50\"\n",
+    "prio_args \"io_num=20 base_num=1.1\"\n",
+    "frobnicate x\n",
+];
 const SIZE: &[&str] =
     &["0", "1", "9", "18446744073709551615", "k", "K", "M", "G", "T", "P", "E", "i", "B", "b", " ", "-", "."];
 const URI: &[&str] = &[
@@ -250,6 +280,7 @@ proptest! {
     fn any_bytes(data in vec(any::<u8>(), 0..200)) {
         fuzz::table(&data);
         fuzz::message(&data);
+        fuzz::multipath_conf(&data);
         fuzz::size(&data);
         fuzz::uri(&data);
         fuzz::nbd_handshake(&data);
@@ -263,6 +294,11 @@ proptest! {
     fn tables(data in mutated(pieces(TABLE, 20))) {
         fuzz::table(&data);
         fuzz::message(&data);
+    }
+
+    #[test]
+    fn multipath_confs(data in mutated(pieces(CONF, 30))) {
+        fuzz::multipath_conf(&data);
     }
 
     #[test]

@@ -324,8 +324,8 @@ impl Registry {
     /// EINVAL for a bad name or uuid, EBUSY for one that is taken.
     pub(crate) fn make(&self, name: &str, uuid: Option<&str>) -> Result<Made<'_>, TargetError> {
         let mapped = self.state().directory.reserve(name, uuid)?;
-        if let Some(upkeep) = self.upkeep.get() {
-            mapped.device.set_upkeep(*upkeep);
+        if self.upkeep.get().is_some() {
+            mapped.device.set_upkeep(self.upkeep(name, uuid));
             mapped.device.set_clock(since_start);
         }
         Ok(Made { registry: self, mapped, complete: false })

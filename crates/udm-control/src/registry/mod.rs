@@ -39,6 +39,9 @@ use udm_wire::uri::DeviceUri;
 /// The major number of mapped devices.
 pub const MAPPED_MAJOR: u32 = 254;
 
+/// What is done for the device of a name and a uuid besides its requests.
+pub type UpkeepOf = Box<dyn Fn(&str, Option<&str>) -> Upkeep + Send + Sync>;
+
 /// All devices of a process.
 pub struct Registry {
     cores: Arc<dyn Cores>,
@@ -49,7 +52,7 @@ pub struct Registry {
     deferred: Arc<Deferred>,
     linking: Mutex<()>,
     exporter: OnceLock<Exporter>,
-    upkeep: OnceLock<Upkeep>,
+    upkeep: OnceLock<UpkeepOf>,
     state_folder: OnceLock<Arc<StateFolder>>,
 }
 
@@ -90,10 +93,15 @@ impl Registry {
         let _ = self.exporter.set(exporter);
     }
 
-    /// Says what is done for the devices that are made from now on besides their requests. Once;
-    /// later calls change nothing.
-    pub fn keep_up(&self, upkeep: Upkeep) {
+    /// Says what is done for the devices that are made from now on besides their requests, by name
+    /// and uuid. Once; later calls change nothing.
+    pub fn keep_up(&self, upkeep: UpkeepOf) {
         let _ = self.upkeep.set(upkeep);
+    }
+
+    /// What is done for a device of this name and uuid.
+    fn upkeep(&self, name: &str, uuid: Option<&str>) -> Upkeep {
+        self.upkeep.get().map_or_else(Upkeep::default, |of| of(name, uuid))
     }
 
     /// Says where is kept what outlives the program. Once; later calls change nothing.

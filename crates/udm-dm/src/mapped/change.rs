@@ -379,7 +379,7 @@ impl Change {
     }
 
     fn start_tasks(&self, cores: &dyn Cores) {
-        let upkeep = self.device.state().upkeep;
+        let upkeep = self.device.state().upkeep.clone();
         let live = self.device.live();
         let targets = live.iter().flat_map(|table| table.targets());
         let makes = targets.flat_map(|entry| entry.target.tasks(&upkeep));

@@ -7,6 +7,7 @@
 //! multipath: mp: no path left: 32 requests wait
 //! multipath: mp: Reinstating path 253:0 (disk.img): 1 of 2 paths up, 64 requests that waited go on
 //! multipath: mp: Reinstating path 253:1 (same.img): it answers: 2 of 2 paths up
+//! multipath: mp: back to group 1, which is better
 //! ```
 //!
 //! A line is written by whoever made the change: of several cores that see a path fail at once, one
@@ -16,7 +17,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use udm_core::{Bio, Cores, Nanos};
+use udm_core::{Bio, Cores, Nanos, Status};
 use udm_dm::target::{DeviceRef, Notify};
 
 /// See the module.
@@ -37,6 +38,10 @@ pub(super) enum Why<'a> {
     Bio(&'a Bio),
     /// Somebody said so.
     Message,
+    /// A check was answered with an error that blames the path.
+    Check(Status),
+    /// A check was not answered for so long.
+    NoAnswer(Nanos),
 }
 
 /// Why a path is reinstated.
@@ -62,6 +67,8 @@ impl fmt::Display for Why<'_> {
         match self {
             Why::Bio(bio) => write!(f, "{} error, {:?} at sector {}", bio.status, bio.op, bio.sector.0),
             Why::Message => f.write_str("by message"),
+            Why::Check(status) => write!(f, "{status} error, in a check"),
+            Why::NoAnswer(time) => write!(f, "no answer to a check in {} s", time.0 as f64 / 1e9),
         }
     }
 }
@@ -157,6 +164,12 @@ impl Journal {
                 "multipath: {device}: no path left: {n} requests that waited fail, and those that come"
             );
         }
+    }
+
+    /// Group `group`, from 0, is better than the one in use.
+    pub fn back_to(&self, group: usize) {
+        let (device, group) = (self.device(), group + 1);
+        tracing::warn!("multipath: {device}: back to group {group}, which is better");
     }
 
     /// A lane holds `now` bios for want of a path, `before` when it last said so.

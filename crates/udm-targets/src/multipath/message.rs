@@ -86,6 +86,7 @@ impl Multipath {
         }
         if changed {
             self.shared.journal.event();
+            self.shared.bell.ring();
         }
         Ok(())
     }

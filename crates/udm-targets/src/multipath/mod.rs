@@ -9,8 +9,8 @@
 //!   the words in and out.
 //! * `journal`: what the log is told. `lane`: the data path of one core. `route`: which group and
 //!   paths it uses. `retry`: what happens to bios that found no path or lost theirs.
-//! * [`selector`]: which path of a group. `checker`: the task that reinstates paths which answer
-//!   again.
+//! * [`selector`]: which path of a group. `checker`: the task that looks after the paths. `board`:
+//!   what it knows of them.
 //!
 //! A bio is retried only after the path's lane has handed it back, so nothing below can still touch
 //! its data or its blocks.
@@ -18,6 +18,7 @@
 //! What this does not do: hardware handlers (a table that names one is refused where the kernel
 //! refuses it, because no path can attach one), group activation, and the time limit on held bios.
 
+mod board;
 mod checker;
 mod journal;
 mod lane;
@@ -30,6 +31,7 @@ mod served;
 mod state;
 mod status;
 
+use board::Board;
 use journal::Journal;
 use parse::{Features, Group, QueueMode};
 use served::Served;
@@ -56,6 +58,7 @@ pub struct Multipath {
     groups: Vec<Group>,
     shared: Arc<Shared>,
     served: Served,
+    board: Arc<Board>,
     /// Serialises messages. The data path never takes it.
     messages: Mutex<()>,
 }
@@ -78,6 +81,7 @@ impl Multipath {
             groups: params.groups,
             shared: Arc::new(shared),
             served: Served::default(),
+            board: Arc::new(Board::new(paths)),
             messages: Mutex::new(()),
         }))
     }
@@ -160,10 +164,17 @@ impl Target for Multipath {
     }
 
     fn tasks(&self, upkeep: &Upkeep) -> Vec<MakeTask> {
-        let Some(interval) = upkeep.check_paths else { return Vec::new() };
+        let Some(settings) = upkeep.paths.clone() else { return Vec::new() };
         let paths = self.paths().map(|(_, path)| path.clone()).collect();
-        let shared = Arc::clone(&self.shared);
-        vec![Box::new(move || Box::new(checker::Checker::new(shared, paths, interval)))]
+        let mut next = 0;
+        let range = |group: &Group| {
+            next += group.paths.len();
+            next - group.paths.len()..next
+        };
+        let groups = self.groups.iter().map(range).collect();
+        let (shared, board) = (Arc::clone(&self.shared), Arc::clone(&self.board));
+        let subject = checker::Subject { shared, board, paths, groups, settings };
+        vec![Box::new(move || Box::new(checker::Checker::new(subject)))]
     }
 
     fn presuspend(&self, noflush: bool) {

@@ -174,7 +174,7 @@ pub(super) struct Shared {
     bypassed: Box<[AtomicBool]>,
     paths: Box<[PathState]>,
     pub(super) journal: Journal,
-    /// Rung when a path failed: the checker waits for it.
+    /// Rung when a path failed, or came back by a message: the checker waits for it.
     pub(super) bell: Arc<Bell>,
 }
 

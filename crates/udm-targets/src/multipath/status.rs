@@ -106,6 +106,8 @@ impl Multipath {
                 group: group + 1,
                 failed: view.failed,
                 fail_count: view.fail_count,
+                check: self.board.state(index),
+                prio: self.board.prio(index),
                 in_state: times.in_state,
                 failed_for: times.failed,
                 in_flight: served.in_flight,

@@ -10,6 +10,7 @@ mod ending;
 mod ready;
 mod report;
 mod sockets;
+mod upkeep;
 
 use crate::cli::{DeviceArg, ServeArgs, TableArg};
 use crate::verbs::read_table;
@@ -24,8 +25,7 @@ use std::time::Duration;
 use udm_control::exports::{ExportOptions, Exporter};
 use udm_control::http::{self, socket::Socket};
 use udm_control::{Registry, verbs};
-use udm_core::{Device, Nanos};
-use udm_dm::Upkeep;
+use udm_core::Device;
 use udm_frontends::nbd::{Exports, NbdServer, ServerOptions};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
 
@@ -51,10 +51,11 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
 }
 
 async fn serve(args: &ServeArgs) -> Result<ExitCode> {
+    let upkeep = upkeep::of(args)?;
     let cores = Runtime::start(&cores(args)).context("serve: cores")?;
     let cluster = Arc::clone(cores.cluster());
     let registry = Registry::new(cluster.clone(), cluster.len());
-    registry.keep_up(Upkeep { check_paths: args.check_paths.map(|s| Nanos::from_millis(s * 1000)) });
+    registry.keep_up(upkeep);
     match args.state.open() {
         Ok(folder) => registry.keep_state_in(folder),
         Err(error) => tracing::warn!("nothing outlives this server: {error:#}"),

@@ -1,0 +1,40 @@
+//! What the checker knows of the paths, for whoever looks. Written by the checker alone, once a check.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use udm_dm::target::CheckState;
+
+/// See the module.
+pub(super) struct Board {
+    paths: Box<[Slot]>,
+}
+
+struct Slot {
+    state: AtomicU8,
+    /// One more than the priority; 0 for none.
+    prio: AtomicU32,
+}
+
+impl Board {
+    pub fn new(paths: usize) -> Board {
+        let slot = |_| Slot { state: AtomicU8::new(CheckState::Unchecked as u8), prio: AtomicU32::new(0) };
+        Board { paths: (0..paths).map(slot).collect() }
+    }
+
+    pub fn set(&self, path: usize, state: CheckState) {
+        self.paths[path].state.store(state as u8, Relaxed);
+    }
+
+    pub fn state(&self, path: usize) -> CheckState {
+        let number = self.paths[path].state.load(Relaxed);
+        CheckState::ALL[usize::from(number)]
+    }
+
+    pub fn set_prio(&self, path: usize, prio: Option<u32>) {
+        self.paths[path].prio.store(prio.map_or(0, |prio| prio.saturating_add(1)), Relaxed);
+    }
+
+    /// What the path is worth, where that is known.
+    pub fn prio(&self, path: usize) -> Option<u32> {
+        self.paths[path].prio.load(Relaxed).checked_sub(1)
+    }
+}

@@ -1,0 +1,425 @@
+//! The path checker: paths are read from, failed when they do not answer, and reinstated when they do.
+//!
+//! The kernel leaves that to a daemon (multipathd). Where upkeep asks for it ([`udm_dm::Upkeep`]), a
+//! task of the target does the same: the first block of each path is read through a lane of the
+//! checker's own, whenever its `pace` says. Any answer but one that blames the path is a good one; no
+//! answer in time is a bad one. A path that works and gives a bad answer is failed, before a request
+//! meets it; one that failed and gives a good answer is reinstated.
+//!
+//! * `pace`: when a path is checked. `marginal`: which are held back because they keep failing.
+//!   `rank`: what paths and groups are worth. `policy`: what becomes of requests without a path, and
+//!   when a better group is gone back to.
+//!
+//! The task is in the background: a check that hangs holds up no suspend and no end, and no other
+//! check. Of a path whose check hangs nothing is asked until that is home. A failure rings a bell
+//! that the task waits for, and so does a message that brings a path back. While the device is
+//! suspended the task is stopped, as a suspended device takes no messages; what it knew of the paths'
+//! past is forgotten then.
+
+mod marginal;
+mod pace;
+mod policy;
+mod rank;
+
+use super::board::Board;
+use super::journal::{self, Why};
+use super::state::{PathView, Shared};
+use marginal::{Act, Watch};
+use pace::Pace;
+use policy::{Back, Queueing, Returned};
+use rank::{Prios, Rank};
+use std::ops::Range;
+use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
+use udm_core::{
+    Batch, Bio, Buf, Busy, DeviceSlot, Limits, Listener, Nanos, Op, SECTOR_SIZE, Sector, Sectors, Task,
+    TaskCx,
+};
+use udm_dm::target::{CheckState, DeviceRef};
+use udm_wire::multipath_conf::Settings;
+
+/// In the cookie of a read that is one of a sample, beside the path's index.
+const SAMPLE: u64 = 1 << 63;
+
+/// What a checker works on.
+pub(super) struct Subject {
+    pub shared: Arc<Shared>,
+    pub board: Arc<Board>,
+    /// All paths in the table's order.
+    pub paths: Vec<DeviceRef>,
+    /// Which of them are in which group.
+    pub groups: Vec<Range<usize>>,
+    pub settings: Arc<Settings>,
+}
+
+/// See the module.
+pub(super) struct Checker {
+    shared: Arc<Shared>,
+    board: Arc<Board>,
+    settings: Arc<Settings>,
+    groups: Vec<Range<usize>>,
+    /// Empty before the first turn.
+    paths: Vec<Checked>,
+    devices: Vec<DeviceRef>,
+    queueing: Queueing,
+    failback: Back,
+    prios: Prios,
+    bell: Option<Listener>,
+    /// Bios that have been home, for the next checks.
+    spare: Batch,
+    stopping: bool,
+}
+
+/// A path.
+struct Checked {
+    /// Gone when the task was stopped, so that nothing is held that nobody needs.
+    device: Option<DeviceRef>,
+    lane: Option<DeviceSlot>,
+    pace: Pace,
+    /// How often it had failed when it was last looked at, and whether it was failed.
+    seen: (u64, bool),
+    /// The check under way.
+    asked: Option<Asked>,
+    /// Reads of a sample in flight.
+    samples: usize,
+    watch: Watch,
+}
+
+/// A check under way.
+struct Asked {
+    at: Nanos,
+    /// How often the path had failed.
+    fails: u64,
+    /// It took too long: what it says is not listened to.
+    late: bool,
+}
+
+impl Checked {
+    fn is_idle(&self) -> bool {
+        self.asked.is_none() && self.samples == 0
+    }
+
+    /// Lets go of its lane, where nothing is in flight on it.
+    fn close(&mut self, cx: &mut dyn TaskCx) {
+        if self.is_idle()
+            && let Some(lane) = self.lane.take()
+        {
+            cx.close(lane);
+        }
+    }
+}
+
+impl Checker {
+    pub fn new(subject: Subject) -> Checker {
+        let Subject { shared, board, paths, groups, settings } = subject;
+        let prios = Prios::new(&settings, paths.iter().map(|path| path.name.as_str()));
+        for path in 0..paths.len() {
+            board.set(path, CheckState::Unchecked);
+            board.set_prio(path, prios.of(path));
+        }
+        Checker {
+            queueing: Queueing::new(&settings),
+            failback: Back::new(&settings),
+            prios,
+            shared,
+            board,
+            settings,
+            groups,
+            paths: Vec::new(),
+            devices: paths,
+            bell: None,
+            spare: Batch::new(),
+            stopping: false,
+        }
+    }
+
+    /// The first turn.
+    fn begin(&mut self, cx: &mut dyn TaskCx) {
+        let now = cx.now();
+        let checked = |device: DeviceRef| Checked {
+            pace: Pace::new(&self.settings, now, device.number.minor),
+            device: Some(device),
+            lane: None,
+            seen: (0, false),
+            asked: None,
+            samples: 0,
+            watch: Watch::Fine(None),
+        };
+        self.paths = self.devices.drain(..).map(checked).collect();
+        if let Some(on) = self.queueing.begin() {
+            self.queue(on, cx);
+        }
+    }
+
+    /// Requests without a path wait from now on, or fail.
+    fn queue(&self, on: bool, cx: &mut dyn TaskCx) {
+        if self.shared.valid() == 0 && on != self.shared.word().queueing() {
+            self.shared.journal.policy(on);
+        }
+        self.shared.set_queueing(on);
+        self.shared.journal.kick(&*cx.all_cores());
+    }
+
+    /// Looks at all paths: what has become of them, and what is due.
+    fn look(&mut self, cx: &mut dyn TaskCx) {
+        let now = cx.now();
+        for index in 0..self.paths.len() {
+            let view = self.shared.path(index);
+            self.notice(index, view, now);
+            self.watch(index, cx);
+            let path = &mut self.paths[index];
+            match &mut path.asked {
+                Some(asked) if !asked.late && asked.at + self.settings.checker_timeout <= now => {
+                    asked.late = true;
+                    let same = asked.fails == view.fail_count && !view.failed;
+                    self.board.set(index, CheckState::Timeout);
+                    if same && !bugs::on(Bug::HungCheckIgnored) {
+                        self.fail(index, &Why::NoAnswer(self.settings.checker_timeout), cx);
+                    }
+                }
+                // Its answer says how it goes on.
+                Some(_) => {}
+                None if path.pace.due <= now => self.check(index, view.fail_count, cx),
+                None => {}
+            }
+        }
+        if let Some(on) = self.queueing.look(now, self.shared.valid()) {
+            self.queue(on, cx);
+        }
+        if self.failback.next() <= now {
+            self.go_back(Returned::Nobody, cx);
+        }
+        cx.wake_at(self.next());
+    }
+
+    /// When there is something to look at.
+    fn next(&self) -> Nanos {
+        let timeout = self.settings.checker_timeout;
+        let path = |path: &Checked| {
+            let check = match &path.asked {
+                Some(asked) if asked.late => Nanos::NEVER,
+                Some(asked) => asked.at + timeout,
+                None => path.pace.due,
+            };
+            check.min(path.watch.next())
+        };
+        let paths = self.paths.iter().map(path).min().unwrap_or(Nanos::NEVER);
+        paths.min(self.queueing.next()).min(self.failback.next())
+    }
+
+    /// A path may have failed, or come back by a message, since it was last looked at.
+    fn notice(&mut self, index: usize, view: PathView, now: Nanos) {
+        let path = &mut self.paths[index];
+        let (fails, failed) = std::mem::replace(&mut path.seen, (view.fail_count, view.failed));
+        if view.fail_count != fails {
+            path.pace.failed(now);
+            self.failback.failed();
+            if let Some(rule) = &self.settings.marginal {
+                path.watch.failed(now, rule);
+            }
+        }
+        if failed && !view.failed {
+            path.pace.returned(now, false);
+        }
+    }
+
+    /// Goes on with what is thought of a path that keeps failing.
+    fn watch(&mut self, index: usize, cx: &mut dyn TaskCx) {
+        let (Some(rule), now) = (self.settings.marginal, cx.now()) else { return };
+        let none_left = self.shared.valid() == 0;
+        let path = &mut self.paths[index];
+        match path.watch.look(now, &rule, path.samples, none_left) {
+            Act::Nothing => {}
+            Act::Release => path.pace.due = now,
+            Act::Sample => {
+                if self.read(index, SAMPLE, cx) {
+                    self.paths[index].samples += 1;
+                } else {
+                    self.paths[index].watch.sampled(false);
+                }
+            }
+        }
+    }
+
+    /// Fails a path that works.
+    fn fail(&self, index: usize, why: &Why<'_>, cx: &mut dyn TaskCx) {
+        if self.shared.fail(index, why) {
+            self.shared.journal.event();
+            self.shared.journal.kick(&*cx.all_cores());
+        }
+    }
+
+    /// Checks a path.
+    fn check(&mut self, index: usize, fails: u64, cx: &mut dyn TaskCx) {
+        let now = cx.now();
+        match self.read(index, 0, cx) {
+            true => self.paths[index].asked = Some(Asked { at: now, fails, late: false }),
+            // Without a lane nothing is known of it.
+            false => self.paths[index].pace.again(now),
+        }
+    }
+
+    /// Reads the first block of a path; false when that can't be asked for.
+    fn read(&mut self, index: usize, what: u64, cx: &mut dyn TaskCx) -> bool {
+        let path = &mut self.paths[index];
+        let Some(device) = path.device.as_ref().map(|device| &device.device) else { return false };
+        if path.lane.is_none() {
+            path.lane = cx.open(device).ok();
+        }
+        let Some(lane) = path.lane else { return false };
+        let Limits { logical_block, .. } = device.limits();
+        let len = u64::from(logical_block).max(SECTOR_SIZE);
+        let mut bio = self.spare.pop().unwrap_or_default();
+        bio.op = Op::Read;
+        bio.sector = Sector(0);
+        bio.sectors = Sectors::from_bytes(len);
+        bio.data = Buf::zeroed(len as usize).into();
+        bio.cookie = index as u64 | what;
+        cx.submit(lane, bio);
+        true
+    }
+
+    /// The answer to a check, or to a read of a sample.
+    fn answered(&mut self, bio: &Bio, cx: &mut dyn TaskCx) {
+        let index = (bio.cookie & !SAMPLE) as usize;
+        let (path, now, well) = (&mut self.paths[index], cx.now(), !bio.status.is_path_error());
+        if bio.cookie & SAMPLE != 0 {
+            path.samples -= 1;
+            return path.watch.sampled(well);
+        }
+        let Some(asked) = path.asked.take().filter(|_| !self.stopping) else { return };
+        let view = self.shared.path(index);
+        // What it failed of since is not answered by this.
+        if asked.late || asked.fails != view.fail_count {
+            return path.pace.again(now);
+        }
+        match (view.failed, well) {
+            (false, true) => {
+                path.pace.works(now);
+                self.works(index, asked.at, Returned::Nobody, cx);
+            }
+            (false, false) => {
+                path.pace.again(now);
+                self.board.set(index, CheckState::Down);
+                if !bugs::on(Bug::BadCheckIgnored) {
+                    self.fail(index, &Why::Check(bio.status), cx);
+                }
+            }
+            (true, true) if path.watch.holds() => {
+                path.pace.again(now);
+                self.board.set(index, CheckState::Delayed);
+            }
+            (true, true) => {
+                let who = self.return_of(index);
+                let path = &mut self.paths[index];
+                if self.shared.reinstate(index, journal::Back::Answers) {
+                    path.seen.1 = false;
+                    path.pace.returned(now, true);
+                    self.shared.journal.event();
+                    self.shared.journal.kick(&*cx.all_cores());
+                    self.works(index, asked.at, who, cx);
+                } else {
+                    path.pace.again(now);
+                }
+            }
+            (true, false) => {
+                path.pace.again(now);
+                self.board.set(index, CheckState::Down);
+            }
+        }
+    }
+
+    /// A path has answered well.
+    fn works(&mut self, index: usize, asked: Nanos, who: Returned, cx: &mut dyn TaskCx) {
+        self.prios.answered(index, cx.now().since(asked));
+        self.board.set(index, CheckState::Up);
+        self.board.set_prio(index, self.prios.of(index));
+        self.go_back(who, cx);
+    }
+
+    /// What it means that a path, failed until now, comes back.
+    fn return_of(&self, index: usize) -> Returned {
+        let alone = |group: &Range<usize>| group.clone().all(|path| self.shared.path(path).failed);
+        let first = self.groups.iter().position(|group| group.contains(&index)).filter(|group| {
+            let mut ranks = self.ranks();
+            ranks[*group] = Rank::new(false, std::iter::once(self.prios.of(index)));
+            alone(&self.groups[*group]) && rank::best(&ranks) == Some(*group)
+        });
+        if first.is_some() { Returned::FirstOfBest } else { Returned::Path }
+    }
+
+    fn ranks(&self) -> Vec<Rank> {
+        let up = |path: &usize| !self.shared.path(*path).failed;
+        let rank = |group: &Range<usize>| {
+            Rank::new(false, group.clone().filter(up).map(|path| self.prios.of(path)))
+        };
+        self.groups.iter().map(rank).collect()
+    }
+
+    /// Goes back to the best group, if it is time. While a group is disabled that is left to whoever
+    /// did it.
+    fn go_back(&mut self, who: Returned, cx: &mut dyn TaskCx) {
+        if (0..self.groups.len()).any(|group| self.shared.is_bypassed(group)) {
+            return self.failback.failed();
+        }
+        let word = self.shared.word();
+        let (best, in_use) = (rank::best(&self.ranks()), word.next().or(word.current()));
+        if let Some(group) = self.failback.look(cx.now(), best, in_use, who) {
+            self.failback.failed();
+            self.shared.journal.back_to(group);
+            self.shared.switch(group);
+            self.shared.journal.event();
+            self.shared.journal.kick(&*cx.all_cores());
+        }
+    }
+}
+
+impl Task for Checker {
+    fn turn(&mut self, cx: &mut dyn TaskCx) {
+        if self.stopping {
+            return;
+        }
+        if !self.devices.is_empty() {
+            self.begin(cx);
+        }
+        let bell = self.bell.take().unwrap_or_else(|| cx.listen(&self.shared.bell));
+        loop {
+            let seen = bell.epoch();
+            self.look(cx);
+            if bell.is_quiet(seen) {
+                break;
+            }
+        }
+        self.bell = Some(bell);
+    }
+
+    fn complete(&mut self, done: &mut Batch, cx: &mut dyn TaskCx) {
+        for bio in done.drain(..) {
+            self.answered(&bio, cx);
+            self.spare.push(bio);
+        }
+        match self.stopping {
+            true => self.stop(cx),
+            false => self.turn(cx),
+        }
+    }
+
+    fn stop(&mut self, cx: &mut dyn TaskCx) {
+        self.stopping = true;
+        self.bell = None;
+        self.devices.clear();
+        cx.wake_at(Nanos::NEVER);
+        for path in &mut self.paths {
+            path.close(cx);
+            path.device.take_if(|_| path.asked.is_none() && path.samples == 0);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.stopping && self.paths.iter().all(Checked::is_idle)
+    }
+
+    fn busy(&self) -> Busy {
+        Busy::Background
+    }
+}

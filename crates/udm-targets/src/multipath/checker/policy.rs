@@ -1,0 +1,177 @@
+//! What is done when the last path goes, and when a better group is there (spec G5, G6).
+
+use udm_core::Nanos;
+use udm_wire::multipath_conf::{Failback, NoPathRetry, Settings};
+
+/// `no_path_retry`: whether requests wait for a path, and for how long.
+pub(super) struct Queueing {
+    rule: Option<NoPathRetry>,
+    interval: Nanos,
+    /// When waiting ends.
+    off: Nanos,
+    /// It has ended, and no path has come back since.
+    ended: bool,
+}
+
+impl Queueing {
+    pub fn new(settings: &Settings) -> Queueing {
+        let (rule, interval) = (settings.no_path_retry, settings.polling_interval);
+        Queueing { rule, interval, off: Nanos::NEVER, ended: false }
+    }
+
+    /// What holds at the beginning, if it is not left to the table.
+    pub fn begin(&self) -> Option<bool> {
+        self.rule.map(|rule| rule != NoPathRetry::Fail)
+    }
+
+    /// Whether requests wait from now on, when that changes; `valid` paths are in use.
+    pub fn look(&mut self, now: Nanos, valid: u32) -> Option<bool> {
+        let Some(NoPathRetry::Checks(checks)) = self.rule else { return None };
+        if valid > 0 {
+            self.off = Nanos::NEVER;
+            return std::mem::take(&mut self.ended).then_some(true);
+        }
+        if self.ended {
+            return None;
+        }
+        if self.off == Nanos::NEVER {
+            self.off = now + Nanos(self.interval.0.saturating_mul(u64::from(checks)));
+        }
+        if now < self.off {
+            return None;
+        }
+        (self.off, self.ended) = (Nanos::NEVER, true);
+        Some(false)
+    }
+
+    /// When it has to be looked at.
+    pub fn next(&self) -> Nanos {
+        self.off
+    }
+}
+
+/// `failback`: when a better group than the one in use is gone back to.
+pub(super) struct Back {
+    rule: Failback,
+    /// The better group, and when.
+    plan: Option<(usize, Nanos)>,
+}
+
+/// Whose return it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Returned {
+    /// Nobody's: a path works still.
+    Nobody,
+    /// A path's, while others of its group were up, or of another group than the best.
+    Path,
+    /// That of the first path of the best group.
+    FirstOfBest,
+}
+
+impl Back {
+    pub fn new(settings: &Settings) -> Back {
+        Back { rule: settings.failback, plan: None }
+    }
+
+    /// A path works: the group to switch to now.
+    pub fn look(
+        &mut self,
+        now: Nanos,
+        best: Option<usize>,
+        in_use: Option<usize>,
+        who: Returned,
+    ) -> Option<usize> {
+        let Some(best) = best.filter(|_| best != in_use) else {
+            self.plan = None;
+            return None;
+        };
+        match self.rule {
+            Failback::Manual => None,
+            Failback::Immediate => Some(best),
+            Failback::Followover => (who == Returned::FirstOfBest).then_some(best),
+            Failback::After(time) => {
+                // It begins anew with whatever came back.
+                let kept = self.plan.filter(|&(to, _)| to == best && who == Returned::Nobody);
+                let (_, at) = *self.plan.insert(kept.unwrap_or((best, now + time)));
+                (at <= now).then_some(best)
+            }
+        }
+    }
+
+    /// A path has failed: what was planned is off.
+    pub fn failed(&mut self) {
+        self.plan = None;
+    }
+
+    /// When it has to be looked at.
+    pub fn next(&self) -> Nanos {
+        self.plan.map_or(Nanos::NEVER, |(_, at)| at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Nanos {
+        Nanos::from_millis(seconds * 1000)
+    }
+
+    fn settings(no_path_retry: Option<NoPathRetry>, failback: Failback) -> Settings {
+        Settings { no_path_retry, failback, ..Settings::every(5) }
+    }
+
+    fn queueing(rule: Option<NoPathRetry>) -> Queueing {
+        Queueing::new(&settings(rule, Failback::Manual))
+    }
+
+    #[test]
+    fn d04_requests_wait_for_so_many_checks() {
+        let mut three = queueing(Some(NoPathRetry::Checks(3)));
+        assert_eq!(three.begin(), Some(true));
+        assert_eq!((three.look(at(0), 2), three.next()), (None, Nanos::NEVER));
+        assert_eq!((three.look(at(100), 0), three.next()), (None, at(115)));
+        assert_eq!(three.look(at(114), 0), None);
+        assert_eq!(three.look(at(115), 0), Some(false));
+        assert_eq!((three.look(at(200), 0), three.next()), (None, Nanos::NEVER), "once");
+        assert_eq!(three.look(at(201), 1), Some(true), "with the first path");
+        assert_eq!(three.look(at(202), 1), None);
+        assert_eq!(three.look(at(300), 0), None);
+        assert_eq!(three.look(at(310), 1), None, "it came back in time");
+        assert_eq!((three.look(at(311), 0), three.next()), (None, at(326)), "and begins anew");
+        for (rule, begin) in
+            [(None, None), (Some(NoPathRetry::Fail), Some(false)), (Some(NoPathRetry::Queue), Some(true))]
+        {
+            let mut queueing = queueing(rule);
+            assert_eq!(queueing.begin(), begin);
+            assert_eq!((queueing.look(at(0), 0), queueing.look(at(1000), 0)), (None, None));
+        }
+    }
+
+    /// A group worth more than the one in use, 1, returns: what each rule does, over time.
+    #[test]
+    fn d05_failback() {
+        let look = |back: &mut Back, now, who| back.look(at(now), Some(0), Some(1), who);
+        let back = |rule| Back::new(&settings(None, rule));
+        let mut manual = back(Failback::Manual);
+        assert_eq!(look(&mut manual, 0, Returned::FirstOfBest), None);
+        assert_eq!((look(&mut manual, 1000, Returned::Nobody), manual.next()), (None, Nanos::NEVER));
+        assert_eq!(look(&mut back(Failback::Immediate), 0, Returned::Path), Some(0));
+        let mut over = back(Failback::Followover);
+        assert_eq!(look(&mut over, 0, Returned::Path), None, "others of its group were up");
+        assert_eq!(look(&mut over, 1, Returned::Nobody), None);
+        assert_eq!(look(&mut over, 2, Returned::FirstOfBest), Some(0));
+        let mut ten = back(Failback::After(at(10)));
+        assert_eq!((look(&mut ten, 0, Returned::FirstOfBest), ten.next()), (None, at(10)));
+        assert_eq!(look(&mut ten, 9, Returned::Nobody), None);
+        assert_eq!(look(&mut ten, 10, Returned::Nobody), Some(0));
+        let mut ten = back(Failback::After(at(10)));
+        look(&mut ten, 0, Returned::FirstOfBest);
+        assert_eq!((look(&mut ten, 5, Returned::Path), ten.next()), (None, at(15)), "another came back");
+        ten.failed();
+        assert_eq!(ten.next(), Nanos::NEVER, "a failure calls it off");
+        assert_eq!((look(&mut ten, 16, Returned::Nobody), ten.next()), (None, at(26)), "and it is planned anew");
+        assert_eq!(ten.look(at(30), Some(1), Some(1), Returned::Nobody), None, "the best is in use");
+        assert_eq!(ten.next(), Nanos::NEVER);
+    }
+}

@@ -1,0 +1,272 @@
+//! What is done for a multipath device besides its requests, on a clock that the test moves: the rows
+//! D of the specification, where each name begins with its row's.
+
+mod multipath_rig;
+
+use multipath_rig::disks;
+use std::sync::Arc;
+use udm_core::{Cores, DevNo, Lane, Nanos, Op, Status};
+use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare};
+use udm_dm::{MappedDevice, Table, Upkeep};
+use udm_wire::multipath_conf::{Failback, Marginal, NoPathRetry, Prio, Settings};
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MS;
+
+/// A device over four disks, looked after, whose time passes in steps of 100 ms.
+struct Host {
+    world: TestWorld,
+    cores: Arc<dyn Cores>,
+    disks: Vec<Arc<TestDisk>>,
+    resolver: TestResolver,
+    device: Arc<MappedDevice>,
+    lane: Box<dyn Lane>,
+    /// When each disk was read from, in ms.
+    reads: Vec<Vec<u64>>,
+}
+
+impl Host {
+    fn new(groups: &str, settings: Settings) -> Host {
+        let (disks, mut resolver) = disks(4);
+        let mut world = TestWorld::new(1);
+        let device = MappedDevice::new("t", None, DevNo { major: 254, minor: 0 }).unwrap();
+        device.set_upkeep(Upkeep { paths: Some(Arc::new(settings)) });
+        let lane = world.open(0, &*device).unwrap();
+        let cores: Arc<dyn Cores> = world.cores();
+        let lines = udm_wire::table::parse(&format!("0 32768 multipath {groups}")).unwrap();
+        let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestIo::new(), 1).unwrap();
+        device.load(table).unwrap();
+        let reads = vec![Vec::new(); disks.len()];
+        let mut host = Host { world, cores, disks, resolver, device, lane, reads };
+        let mut change = host.device.resume(Arc::new(|| {})).unwrap();
+        for _ in 0..20 {
+            let over = change.step(&*host.cores);
+            host.poll();
+            if let Some(result) = over {
+                result.unwrap();
+                return host;
+            }
+        }
+        panic!("the resume does not end");
+    }
+
+    fn poll(&mut self) -> Vec<Status> {
+        self.world.poll(0, &mut *self.lane).iter().map(|bio| bio.status).collect()
+    }
+
+    /// So many seconds pass.
+    fn pass(&mut self, seconds: f64) {
+        let end = self.world.now.0 + (seconds * 1e9) as u64;
+        while self.world.now.0 < end {
+            self.world.now = Nanos(self.world.now.0 + 100 * MS);
+            // A read goes down in one turn and is home in the next at the latest.
+            for _ in 0..3 {
+                self.world.run_tasks();
+            }
+            let now = self.world.now.0 / MS;
+            for (disk, reads) in self.disks.iter().zip(&mut self.reads) {
+                reads.extend(disk.take_log().iter().map(|_| now));
+            }
+        }
+    }
+
+    /// The times from one check of a disk to the next, in seconds, rounded.
+    fn gaps(&self, disk: usize) -> Vec<u64> {
+        self.reads[disk].windows(2).map(|pair| (pair[1] - pair[0] + 500) / 1000).collect()
+    }
+
+    fn read(&mut self) -> Vec<Status> {
+        self.world.submit(0, &mut *self.lane, [bare(Op::Read, 0, 8)]);
+        self.poll()
+    }
+
+    fn tell(&mut self, text: &str) {
+        let words: Vec<String> = text.split(' ').map(String::from).collect();
+        self.device.message(0, &words, &mut self.resolver, &*self.cores).unwrap();
+    }
+
+    /// The letter of each path.
+    fn paths(&self) -> String {
+        let status = self.device.status_text();
+        let words: Vec<&str> = status.split_whitespace().collect();
+        words.windows(2).filter(|w| w[0].contains(':')).map(|w| w[1]).collect()
+    }
+
+    /// The group that is in use, or asked for.
+    fn group(&self) -> String {
+        self.device.table_text(false).split_whitespace().nth(6).unwrap().to_owned()
+    }
+
+    fn is_queueing(&self) -> bool {
+        self.device.table_text(false).contains("queue_if_no_path")
+    }
+}
+
+const ONE: &str = "0 0 1 1 round-robin 0 2 1 253:0 1 253:1 1";
+const TWO: &str = "0 0 2 1 round-robin 0 2 1 253:0 1 253:1 1 round-robin 0 2 1 253:2 1 253:3 1";
+
+#[test]
+fn d01_checks_are_5_10_20_20_seconds_apart() {
+    let mut host = Host::new(ONE, Settings::every(5));
+    host.pass(75.0);
+    assert_eq!(host.gaps(0)[..4], [5, 10, 20, 20], "{:?}", host.reads[0]);
+    assert_eq!(host.gaps(1)[..4], [5, 10, 20, 20]);
+    assert_ne!(host.reads[0][0], host.reads[1][0], "they are spread");
+    host.tell("fail_path 253:0");
+    host.reads[0].clear();
+    let failed = host.world.now.0 / MS;
+    host.pass(60.0);
+    assert!((5000..5300).contains(&(host.reads[0][0] - failed)), "{:?}", host.reads[0]);
+    assert_eq!(host.gaps(0)[..3], [5, 10, 20], "and from the beginning");
+    assert_eq!(host.paths(), "AA");
+}
+
+#[test]
+fn d02_a_path_that_fails_its_check_is_failed_before_a_request_meets_it() {
+    let mut host = Host::new(ONE, Settings::every(5));
+    host.pass(6.0);
+    host.disks[1].fail(Status::Transport);
+    let events = host.device.event_nr();
+    host.pass(11.0);
+    assert_eq!((host.paths().as_str(), host.device.event_nr()), ("AF", events + 1));
+    host.disks[1].fail(Status::Ok);
+    host.pass(6.0);
+    assert_eq!((host.paths().as_str(), host.device.event_nr()), ("AA", events + 2));
+    host.disks[1].fail(Status::Medium);
+    host.pass(30.0);
+    assert_eq!(host.paths(), "AA", "its first block is bad, and the path is not");
+}
+
+#[test]
+fn d02_a_check_that_hangs_fails_its_path_and_holds_up_no_other() {
+    let settings = Settings { checker_timeout: Nanos(3 * SECOND), ..Settings::every(5) };
+    let mut host = Host::new(ONE, settings);
+    host.disks[1].hold(true);
+    host.pass(10.0);
+    assert_eq!(host.paths(), "AF");
+    let checks = host.disks[1].waiting();
+    host.pass(60.0);
+    assert_eq!((checks, host.disks[1].waiting()), (1, 1), "one, and no other before it is home");
+    assert!(host.reads[0].len() > 4, "{:?}", host.reads[0]);
+    // What comes too late is not believed: the next check is.
+    host.disks[1].hold(false);
+    host.pass(0.2);
+    assert_eq!(host.paths(), "AF");
+    host.pass(5.0);
+    assert_eq!(host.paths(), "AA");
+}
+
+#[test]
+fn d04_requests_wait_for_so_many_checks() {
+    let settings = Settings { no_path_retry: Some(NoPathRetry::Checks(3)), ..Settings::every(5) };
+    let mut host = Host::new(ONE, settings);
+    host.pass(1.0);
+    assert!(host.is_queueing(), "whatever the table says");
+    host.disks[..2].iter().for_each(|disk| disk.fail(Status::Transport));
+    assert_eq!(host.read(), []);
+    assert_eq!(host.paths(), "FF");
+    host.pass(14.5);
+    assert_eq!((host.poll(), host.is_queueing()), (vec![], true));
+    host.pass(1.5);
+    assert_eq!((host.poll(), host.is_queueing()), (vec![Status::IoErr], false));
+    assert_eq!(host.read(), [Status::IoErr]);
+    host.disks[0].fail(Status::Ok);
+    host.pass(6.0);
+    assert_eq!((host.paths().as_str(), host.is_queueing()), ("AF", true), "with the first path");
+    host.disks[0].fail(Status::Transport);
+    assert_eq!(host.read(), []);
+    host.tell("fail_if_no_path");
+    assert_eq!(host.poll(), [Status::IoErr]);
+}
+
+#[test]
+fn d04_a_table_that_queues_is_told_to_fail() {
+    let settings = Settings { no_path_retry: Some(NoPathRetry::Fail), ..Settings::every(5) };
+    let mut host = Host::new(&ONE.replacen('0', "1 queue_if_no_path", 1), settings);
+    host.pass(0.1);
+    assert!(!host.is_queueing());
+    let mut left = Host::new(&ONE.replacen('0', "1 queue_if_no_path", 1), Settings::every(5));
+    left.pass(60.0);
+    assert!(left.is_queueing(), "without the setting it is the table's");
+}
+
+/// Group 1 is lost, and comes back: what is in use then, after so many seconds.
+fn failback(rule: Failback, seconds: &[f64]) -> Vec<String> {
+    let prio = Prio::Weighted(vec![("253:0".into(), 50), ("253:1".into(), 50), ("*".into(), 10)]);
+    let mut host = Host::new(TWO, Settings { failback: rule, prio, ..Settings::every(5) });
+    host.pass(1.0);
+    host.disks[..2].iter().for_each(|disk| disk.fail(Status::Transport));
+    host.pass(11.0);
+    assert_eq!((host.read(), host.paths().as_str(), host.group().as_str()), (vec![Status::Ok], "FFAA", "2"));
+    host.disks[..2].iter().for_each(|disk| disk.fail(Status::Ok));
+    while host.paths() != "AAAA" {
+        host.pass(0.1);
+    }
+    let from = host.world.now.0;
+    let at = |seconds: &f64| {
+        let passed = (host.world.now.0 - from) as f64 / 1e9;
+        host.pass(seconds - passed);
+        host.group()
+    };
+    seconds.iter().map(at).collect()
+}
+
+#[test]
+fn d05_failback() {
+    assert_eq!(failback(Failback::Manual, &[0.0, 100.0]), ["2", "2"]);
+    assert_eq!(failback(Failback::Immediate, &[0.0, 100.0]), ["1", "1"]);
+    assert_eq!(failback(Failback::Followover, &[0.0, 100.0]), ["1", "1"]);
+    assert_eq!(failback(Failback::After(Nanos(10 * SECOND)), &[0.0, 9.0, 11.0]), ["2", "2", "1"]);
+}
+
+#[test]
+fn d05_while_a_group_is_disabled_nothing_is_gone_back_to() {
+    let mut host = Host::new(TWO, Settings { failback: Failback::Immediate, ..Settings::every(5) });
+    assert_eq!(host.read(), [Status::Ok]);
+    host.tell("disable_group 1");
+    assert_eq!(host.read(), [Status::Ok]);
+    host.pass(60.0);
+    assert_eq!(host.group(), "2");
+    host.tell("enable_group 1");
+    host.pass(21.0);
+    assert_eq!(host.group(), "1", "the first of equals");
+}
+
+#[test]
+fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
+    let marginal = Marginal {
+        double_failed_time: Nanos(60 * SECOND),
+        err_sample_time: Nanos(120 * SECOND),
+        err_rate_threshold: 10,
+        err_recheck_gap_time: Nanos(50 * SECOND),
+    };
+    let mut host = Host::new(ONE, Settings { marginal: Some(marginal), ..Settings::every(5) });
+    host.tell("fail_path 253:1");
+    host.pass(6.0);
+    assert_eq!(host.paths(), "AA", "once is nothing");
+    host.tell("fail_path 253:1");
+    host.pass(1.0);
+    host.reads[1].clear();
+    // Of 600 reads each 50th fails, and then none.
+    let mut count = 0;
+    host.disks[1].judge(move |_| {
+        count += 1;
+        if count < 700 && count % 50 == 0 { Status::Transport } else { Status::Ok }
+    });
+    host.pass(122.0);
+    assert!((580..=660).contains(&host.reads[1].len()), "{}", host.reads[1].len());
+    assert_eq!(host.paths(), "AF", "20 of 1000 are too many");
+    host.pass(165.0);
+    assert_eq!(host.paths(), "AF", "it is held, and read from again");
+    host.pass(15.0);
+    assert_eq!(host.paths(), "AA");
+    // With no other path it is used at once.
+    for path in ["253:1", "253:1", "253:0"] {
+        host.tell(&format!("fail_path {path}"));
+        host.tell("reinstate_path 253:1");
+        host.pass(0.1);
+    }
+    host.tell("fail_path 253:1");
+    host.pass(0.5);
+    assert!(host.paths().contains('A'), "{}", host.paths());
+}

@@ -1,0 +1,231 @@
+//! The keys of a section: what they take, and what they come to.
+
+use super::{
+    CHECKER_TIMEOUT, Failback, MAX_OF_INTERVAL, Marginal, NoPathRetry, POLLING_INTERVAL, Prio, Settings,
+};
+use udm_core::Nanos;
+
+/// The longest time that a key takes, in seconds: a year.
+const SECONDS_MAX: u64 = 31_536_000;
+
+/// The most patterns of `weightedpath`.
+const PATTERNS_MAX: usize = 256;
+
+/// What a section says, key by key.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Keys {
+    polling_interval: Option<u64>,
+    max_polling_interval: Option<u64>,
+    checker_timeout: Option<u64>,
+    /// The inner `None` leaves it to the table.
+    no_path_retry: Option<Option<NoPathRetry>>,
+    failback: Option<Failback>,
+    prio: Option<String>,
+    prio_args: Option<Args>,
+    double_failed_time: Option<u64>,
+    err_sample_time: Option<u64>,
+    err_rate_threshold: Option<u64>,
+    err_recheck_gap_time: Option<u64>,
+}
+
+/// `prio_args`: what either of the two kinds that take any makes of it.
+#[derive(Clone, Debug, Default)]
+struct Args {
+    weights: Vec<(String, u32)>,
+    io_num: Option<u32>,
+    base_num: Option<f64>,
+}
+
+/// What a key did.
+pub(super) enum Said {
+    /// Something.
+    Taken,
+    /// Nothing, and why.
+    Ignored(&'static str),
+    /// There is no such key.
+    Unknown,
+}
+
+fn seconds(value: &str, least: u64, most: u64) -> Result<u64, String> {
+    let number = value.parse().ok().filter(|n| (least..=most).contains(n));
+    number.ok_or_else(|| format!("wants a number from {least} to {most}, not {}", shown(value)))
+}
+
+/// A word of the file in a line of ours.
+pub(super) fn shown(value: &str) -> String {
+    let short: String = value.chars().take(40).collect();
+    format!("{short:?}")
+}
+
+impl Keys {
+    /// Takes a key.
+    ///
+    /// # Errors
+    /// What the key wants instead.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<Said, String> {
+        let time = |value| seconds(value, 1, SECONDS_MAX).map(Some);
+        match key {
+            "polling_interval" => self.polling_interval = seconds(value, 1, 3600).map(Some)?,
+            "max_polling_interval" => self.max_polling_interval = seconds(value, 1, 86_400).map(Some)?,
+            "checker_timeout" => self.checker_timeout = seconds(value, 1, 3600).map(Some)?,
+            "no_path_retry" => self.no_path_retry = Some(no_path_retry(value)?),
+            "failback" => self.failback = Some(failback(value)?),
+            "prio" => return Ok(self.prio(value)),
+            "prio_args" => self.prio_args = Some(prio_args(value)?),
+            "path_checker" => return Ok(checker(value)),
+            "marginal_path_double_failed_time" => self.double_failed_time = time(value)?,
+            "marginal_path_err_sample_time" => {
+                self.err_sample_time = Some(seconds(value, 120, SECONDS_MAX)?);
+            }
+            "marginal_path_err_rate_threshold" => self.err_rate_threshold = Some(seconds(value, 1, 1000)?),
+            "marginal_path_err_recheck_gap_time" => self.err_recheck_gap_time = time(value)?,
+            "path_grouping_policy" | "path_selector" | "features" | "rr_min_io" | "rr_min_io_rq"
+            | "rr_weight" => return Ok(Said::Ignored("tables say it")),
+            "hardware_handler" | "detect_prio" | "detect_checker" | "fast_io_fail_tmo" | "dev_loss_tmo"
+            | "eh_deadline" | "retain_attached_hw_handler" => {
+                return Ok(Said::Ignored("there is no SCSI device here"));
+            }
+            "user_friendly_names" | "find_multipaths" | "uid_attribute" | "alias_prefix" => {
+                return Ok(Said::Ignored("devices are named by who makes them"));
+            }
+            "san_path_err_threshold" | "san_path_err_forget_rate" | "san_path_err_recovery_time"
+            | "marginal_pathgroups" => {
+                return Ok(Said::Ignored("marginal_path_* keys are what is there"));
+            }
+            _ => return Ok(Said::Unknown),
+        }
+        Ok(Said::Taken)
+    }
+
+    fn prio(&mut self, value: &str) -> Said {
+        match value {
+            "const" | "weightedpath" | "path_latency" => {
+                self.prio = Some(value.to_owned());
+                Said::Taken
+            }
+            _ => Said::Ignored("const, weightedpath and path_latency are what is there"),
+        }
+    }
+
+    /// What this says, and else what `other` does.
+    pub fn or(self, other: Keys) -> Keys {
+        Keys {
+            polling_interval: self.polling_interval.or(other.polling_interval),
+            max_polling_interval: self.max_polling_interval.or(other.max_polling_interval),
+            checker_timeout: self.checker_timeout.or(other.checker_timeout),
+            no_path_retry: self.no_path_retry.or(other.no_path_retry),
+            failback: self.failback.or(other.failback),
+            prio: self.prio.or(other.prio),
+            prio_args: self.prio_args.or(other.prio_args),
+            double_failed_time: self.double_failed_time.or(other.double_failed_time),
+            err_sample_time: self.err_sample_time.or(other.err_sample_time),
+            err_rate_threshold: self.err_rate_threshold.or(other.err_rate_threshold),
+            err_recheck_gap_time: self.err_recheck_gap_time.or(other.err_recheck_gap_time),
+        }
+    }
+
+    /// What it comes to; checks are `every` so many seconds unless it says otherwise.
+    pub fn settings(self, every: Option<u64>) -> Settings {
+        let nanos = |seconds: u64| Nanos::from_millis(seconds * 1000);
+        let interval = self.polling_interval.or(every).unwrap_or(POLLING_INTERVAL);
+        let most = self.max_polling_interval.unwrap_or(interval * MAX_OF_INTERVAL);
+        let args = self.prio_args.unwrap_or_default();
+        let prio = match self.prio.as_deref() {
+            Some("weightedpath") => Prio::Weighted(args.weights),
+            Some("path_latency") => {
+                Prio::Latency { checks: args.io_num.unwrap_or(20), base: args.base_num.unwrap_or(10.0) }
+            }
+            _ => Prio::Const,
+        };
+        // As in multipathd: all four, or none.
+        let marginal = || {
+            Some(Marginal {
+                double_failed_time: nanos(self.double_failed_time?),
+                err_sample_time: nanos(self.err_sample_time?),
+                err_rate_threshold: self.err_rate_threshold? as u32,
+                err_recheck_gap_time: nanos(self.err_recheck_gap_time?),
+            })
+        };
+        Settings {
+            polling_interval: nanos(interval),
+            max_polling_interval: nanos(most.max(interval)),
+            checker_timeout: nanos(self.checker_timeout.unwrap_or(CHECKER_TIMEOUT)),
+            no_path_retry: self.no_path_retry.flatten(),
+            failback: self.failback.unwrap_or(Failback::Manual),
+            prio,
+            marginal: marginal(),
+        }
+    }
+}
+
+fn checker(value: &str) -> Said {
+    match value {
+        "directio" | "readsector0" | "tur" => Said::Taken,
+        _ => Said::Ignored("a check reads the path's first block"),
+    }
+}
+
+fn no_path_retry(value: &str) -> Result<Option<NoPathRetry>, String> {
+    Ok(match value {
+        "fail" | "0" => Some(NoPathRetry::Fail),
+        "queue" => Some(NoPathRetry::Queue),
+        "off" => None,
+        number => match seconds(number, 1, 1_000_000) {
+            Ok(checks) => Some(NoPathRetry::Checks(checks as u32)),
+            Err(_) => return Err(format!("wants fail, queue or a number of checks, not {}", shown(number))),
+        },
+    })
+}
+
+fn failback(value: &str) -> Result<Failback, String> {
+    Ok(match value {
+        "manual" => Failback::Manual,
+        "immediate" | "0" => Failback::Immediate,
+        "followover" => Failback::Followover,
+        number => match seconds(number, 1, SECONDS_MAX) {
+            Ok(seconds) => Failback::After(Nanos::from_millis(seconds * 1000)),
+            Err(_) => {
+                let what = "manual, immediate, followover or a number of seconds";
+                return Err(format!("wants {what}, not {}", shown(number)));
+            }
+        },
+    })
+}
+
+/// `devname PATTERN PRIO ...`, or `io_num=N base_num=N`.
+fn prio_args(value: &str) -> Result<Args, String> {
+    let mut args = Args::default();
+    let mut words = value.split_whitespace();
+    while let Some(word) = words.next() {
+        if let Some(number) = word.strip_prefix("io_num=") {
+            args.io_num = Some(seconds(number, 2, 200)? as u32);
+        } else if let Some(number) = word.strip_prefix("base_num=") {
+            let base = number.parse().ok().filter(|base| (1.1..=100.0).contains(base));
+            let base = base.ok_or_else(|| format!("base_num is from 1.1 to 100, not {}", shown(number)))?;
+            args.base_num = Some(base);
+        } else if word == "devname" {
+            let (Some(name), Some(prio)) = (words.next(), words.next()) else {
+                return Err("devname wants a pattern and a priority".into());
+            };
+            if args.weights.len() == PATTERNS_MAX {
+                return Err(format!("has more than {PATTERNS_MAX} patterns"));
+            }
+            args.weights.push((pattern(name)?, seconds(prio, 0, 1_000_000)? as u32));
+        } else {
+            return Err(format!(
+                "wants devname PATTERN PRIORITY, io_num=N or base_num=N, not {}",
+                shown(word)
+            ));
+        }
+    }
+    Ok(args)
+}
+
+/// multipath-tools takes regular expressions. What means the same here as there is taken: text, and
+/// `.*` for any text.
+fn pattern(word: &str) -> Result<String, String> {
+    if word.contains(['[', ']', '(', ')', '^', '$', '+', '|', '\\', '{', '}']) {
+        return Err(format!("a pattern is text with * and ?, not {}", shown(word)));
+    }
+    Ok(word.replace(".*", "*"))
+}

@@ -1,0 +1,142 @@
+use super::*;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// One of multipath-tools' own examples, in its spirit, with what udm does not know.
+const CONF: &str = r#"
+# comment
+defaults {
+	polling_interval 	10
+	max_polling_interval	40
+	path_selector		"service-time 0"
+	no_path_retry		fail   ! to the end of the line
+	failback		immediate
+	user_friendly_names	yes
+	frobnicate		9
+}
+blacklist {
+	devnode "^sd[a-z]"
+	device {
+		vendor "2.5"" SSD {"
+	}
+}
+overrides {
+	no_path_retry 12
+	protocol {
+		type "scsi:fcp"
+	}
+	checker_timeout 7
+}
+multipaths {
+	multipath {
+		wwid	3600508b4000156d700012000000b0000
+		alias	yellow
+		no_path_retry queue
+		prio weightedpath
+		prio_args "devname sd.* 50 devname *b?? 10"
+		marginal_path_double_failed_time 60
+		marginal_path_err_sample_time 120
+		marginal_path_err_rate_threshold 10
+		marginal_path_err_recheck_gap_time 300
+	}
+	multipath {
+		alias red
+		failback 15
+		prio "path_latency"
+		prio_args "io_num=50 base_num=1.5"
+	}
+}
+"#;
+
+#[test]
+fn a_device_has_its_own_then_overrides_then_defaults() {
+    let conf = Conf::parse(CONF).unwrap();
+    let of = |name, uuid| conf.settings(name, uuid, None);
+    let other = of("other", None);
+    assert_eq!(
+        (other.polling_interval, other.max_polling_interval, other.checker_timeout),
+        (Nanos(10 * SECOND), Nanos(40 * SECOND), Nanos(7 * SECOND))
+    );
+    assert_eq!((other.no_path_retry, other.failback), (Some(NoPathRetry::Checks(12)), Failback::Immediate));
+    assert_eq!((other.prio, other.marginal), (Prio::Const, None));
+    let yellow = of("yellow", None);
+    assert_eq!(yellow, of("x", Some("3600508b4000156d700012000000b0000")), "by its wwid");
+    assert_eq!(yellow.no_path_retry, Some(NoPathRetry::Queue));
+    assert_eq!(yellow.prio, Prio::Weighted(vec![("sd*".into(), 50), ("*b??".into(), 10)]));
+    let marginal = yellow.marginal.unwrap();
+    assert_eq!((marginal.err_rate_threshold, marginal.err_sample_time), (10, Nanos(120 * SECOND)));
+    let red = of("red", None);
+    assert_eq!(red.failback, Failback::After(Nanos(15 * SECOND)));
+    assert_eq!(red.prio, Prio::Latency { checks: 50, base: 1.5 });
+}
+
+#[test]
+fn what_is_passed_over_is_said_with_its_line() {
+    let conf = Conf::parse(CONF).unwrap();
+    assert_eq!(
+        conf.warnings,
+        [
+            "line 6: path_selector \"service-time 0\" is passed over: tables say it",
+            "line 9: user_friendly_names yes is passed over: devices are named by who makes them",
+            "line 10: frobnicate is no key that udm knows",
+            "line 12: blacklist: udm has no use for this section",
+            "line 20: protocol: udm has no use for this section",
+        ]
+    );
+    let many = format!("defaults {{\n{}}}", "x 1\n".repeat(150));
+    let warnings = Conf::parse(&many).unwrap().warnings;
+    assert_eq!((warnings.len(), warnings[100].as_str()), (101, "50 more keys are passed over"));
+}
+
+#[test]
+fn a_file_that_is_wrong_is_refused_in_one_line() {
+    for (text, why) in [
+        ("defaults {", "the last section has no closing brace"),
+        ("}", "line 1: a closing brace with nothing open"),
+        ("\ndefaults\n{\n}", "line 2: wants a key and a value, or a section with its brace"),
+        ("failback manual", "line 1: failback is in no section that has keys"),
+        ("defaults {\nfailback \"x", "line 2: a quote that is not closed"),
+        (
+            "defaults {\nfailback soon\n}",
+            "line 2: failback wants manual, immediate, followover or a number of seconds, not \"soon\"",
+        ),
+        ("defaults {\nno_path_retry -1\n}", "line 2: no_path_retry wants fail, queue or a number of checks, not \"-1\""),
+        ("defaults {\npolling_interval 0\n}", "line 2: polling_interval wants a number from 1 to 3600, not \"0\""),
+        ("defaults {\nprio_args \"devname x\"\n}", "line 2: prio_args devname wants a pattern and a priority"),
+        ("defaults {\nprio_args \"devname sd[ab] 1\"\n}", "line 2: prio_args a pattern is text with * and ?, not \"sd[ab]\""),
+        ("defaults {\nfailback manual }", "line 2: wants a key and a value, or a section with its brace"),
+        ("defaults {\nfailback }", "line 2: a brace opens a section behind its name, and closes one alone on its line"),
+    ] {
+        assert_eq!(Conf::parse(text).unwrap_err(), why, "{text}");
+    }
+    assert!(Conf::parse(&" ".repeat(CONF_MAX + 1)).is_err());
+    let many = format!("multipaths {{\n{}}}", "multipath {\n}\n".repeat(MAPS_MAX + 1));
+    assert!(Conf::parse(&many).unwrap_err().contains("more than 4096"));
+}
+
+#[test]
+fn without_a_word_checks_are_as_often_as_asked_for() {
+    let five = Conf::default().settings("d", None, None);
+    assert_eq!(five, Settings::every(5));
+    assert_eq!(five.max_polling_interval, Nanos(20 * SECOND));
+    let conf = Conf::parse("defaults {\nmax_polling_interval 2\n}").unwrap();
+    let settings = conf.settings("d", None, Some(3));
+    assert_eq!(settings.max_polling_interval, Nanos(3 * SECOND), "never less than the first");
+}
+
+#[test]
+fn patterns() {
+    for (pattern, name, want) in [
+        ("*", "", true),
+        ("sd*", "sda", true),
+        ("sd*", "nvme", false),
+        ("*a*b", "xaxbxb", true),
+        ("*a*b", "xaxbx", false),
+        ("a?c", "abc", true),
+        ("a?c", "ac", false),
+        ("", "", true),
+        ("", "x", false),
+    ] {
+        assert_eq!(fits(pattern, name), want, "{pattern} {name}");
+    }
+}
