@@ -392,13 +392,8 @@ pub enum CheckState {
 
 impl CheckState {
     /// Each, by its number.
-    pub const ALL: [CheckState; 5] = [
-        CheckState::Unchecked,
-        CheckState::Up,
-        CheckState::Down,
-        CheckState::Timeout,
-        CheckState::Delayed,
-    ];
+    pub const ALL: [CheckState; 5] =
+        [CheckState::Unchecked, CheckState::Up, CheckState::Down, CheckState::Timeout, CheckState::Delayed];
 }
 
 /// How requests reach a target, in the kernel's terms. udm passes bios in every case; the kinds

@@ -184,7 +184,17 @@ impl World {
         let access = spec.multipath().map(|(disk, queue, groups)| {
             let paths = groups.iter().flat_map(|(_, p)| p.iter().copied()).collect();
             let loose = spec.is_loose();
-            let access = Access { disk, paths, queue, suspending: false, live: false, loose, retries, intervals, lost: 0 };
+            let access = Access {
+                disk,
+                paths,
+                queue,
+                suspending: false,
+                live: false,
+                loose,
+                retries,
+                intervals,
+                lost: 0,
+            };
             let mut env = lock(&self.machine.env);
             match spare {
                 Some(slot) => env.accesses[slot] = access,

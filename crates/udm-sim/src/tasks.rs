@@ -168,9 +168,9 @@ impl TaskCx for Place<'_> {
 }
 
 impl World {
-    /// Takes notice of paths that a checker failed or reinstated: reinstated those that answered one
-    /// since they failed, failed those that gave a bad answer or none, and no others. One that has to
-    /// be failed is.
+    /// Takes notice of paths that a checker failed or reinstated: reinstated those that answered
+    /// one since they failed, failed those that gave a bad answer or none, and no others. One that
+    /// has to be failed is.
     pub(crate) fn see_checked(&mut self) -> Result<(), Wrong> {
         let mut env = lock(&self.machine.env);
         let (now, timeout) = (env.now, env.check_timeout);

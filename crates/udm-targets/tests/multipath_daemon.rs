@@ -1,5 +1,5 @@
-//! What is done for a multipath device besides its requests, on a clock that the test moves: the rows
-//! D of the specification, where each name begins with its row's.
+//! What is done for a multipath device besides its requests, on a clock that the test moves: the
+//! rows D of the specification, where each name begins with its row's.
 
 mod multipath_rig;
 

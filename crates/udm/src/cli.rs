@@ -137,9 +137,9 @@ pub struct ServeArgs {
     /// Never sleep: spin for requests
     #[arg(long)]
     pub poll: bool,
-    /// Look after the paths of multipath devices: check each after so long, up to 4 times that while
-    /// it works, fail those that do not answer and reinstate those that do [default: only messages
-    /// do, as with the kernel]
+    /// Look after the paths of multipath devices: check each after so long, up to 4 times that
+    /// while it works, fail those that do not answer and reinstate those that do [default: only
+    /// messages do, as with the kernel]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub check_paths: Option<u64>,
     /// Look after them as a multipath.conf says: docs/multipath.md has its keys

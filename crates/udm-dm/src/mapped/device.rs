@@ -150,7 +150,7 @@ impl Notify for Events {
     }
 
     fn upkeep(&self) -> Upkeep {
-        self.device.upgrade().map(|device| device.state().upkeep).unwrap_or_default()
+        self.device.upgrade().map(|device| device.state().upkeep.clone()).unwrap_or_default()
     }
 
     fn mapped(&self) -> Option<Arc<MappedDevice>> {

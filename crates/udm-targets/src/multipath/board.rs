@@ -1,4 +1,5 @@
-//! What the checker knows of the paths, for whoever looks. Written by the checker alone, once a check.
+//! What the checker knows of the paths, for whoever looks. Written by the checker alone, once a
+//! check.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use udm_dm::target::CheckState;

@@ -79,16 +79,27 @@ impl Keys {
             }
             "marginal_path_err_rate_threshold" => self.err_rate_threshold = Some(seconds(value, 1, 1000)?),
             "marginal_path_err_recheck_gap_time" => self.err_recheck_gap_time = time(value)?,
-            "path_grouping_policy" | "path_selector" | "features" | "rr_min_io" | "rr_min_io_rq"
+            "path_grouping_policy"
+            | "path_selector"
+            | "features"
+            | "rr_min_io"
+            | "rr_min_io_rq"
             | "rr_weight" => return Ok(Said::Ignored("tables say it")),
-            "hardware_handler" | "detect_prio" | "detect_checker" | "fast_io_fail_tmo" | "dev_loss_tmo"
-            | "eh_deadline" | "retain_attached_hw_handler" => {
+            "hardware_handler"
+            | "detect_prio"
+            | "detect_checker"
+            | "fast_io_fail_tmo"
+            | "dev_loss_tmo"
+            | "eh_deadline"
+            | "retain_attached_hw_handler" => {
                 return Ok(Said::Ignored("there is no SCSI device here"));
             }
             "user_friendly_names" | "find_multipaths" | "uid_attribute" | "alias_prefix" => {
                 return Ok(Said::Ignored("devices are named by who makes them"));
             }
-            "san_path_err_threshold" | "san_path_err_forget_rate" | "san_path_err_recovery_time"
+            "san_path_err_threshold"
+            | "san_path_err_forget_rate"
+            | "san_path_err_recovery_time"
             | "marginal_pathgroups" => {
                 return Ok(Said::Ignored("marginal_path_* keys are what is there"));
             }

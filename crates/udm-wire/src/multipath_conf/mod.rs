@@ -5,8 +5,8 @@
 //! is a warning with its line; a value that a key cannot take, or a brace too many, refuses the
 //! file.
 //!
-//! What counts for a device: its own `multipath` section first, found by `alias` or by `wwid`, which
-//! is the device's name or its uuid; then `overrides`, then `defaults`.
+//! What counts for a device: its own `multipath` section first, found by `alias` or by `wwid`,
+//! which is the device's name or its uuid; then `overrides`, then `defaults`.
 
 mod keys;
 mod read;

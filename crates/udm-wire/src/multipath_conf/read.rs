@@ -1,5 +1,5 @@
-//! The form of the file: a section is a name, braces and lines of a key and a value (multipath.conf(5),
-//! SYNTAX).
+//! The form of the file: a section is a name, braces and lines of a key and a value
+//! (multipath.conf(5), SYNTAX).
 
 use super::keys::{Keys, Said, shown};
 use super::{CONF_MAX, Conf, MAPS_MAX, Map, WARNINGS_MAX};
@@ -26,7 +26,9 @@ pub(super) fn parse(text: &str) -> Result<Conf, String> {
         let words = words(line).map_err(|why| format!("line {at}: {why}"))?;
         let warning = take(&mut conf, &mut open, &words).map_err(|why| format!("line {at}: {why}"))?;
         match warning {
-            Some(why) if conf.warnings.len() < WARNINGS_MAX => conf.warnings.push(format!("line {at}: {why}")),
+            Some(why) if conf.warnings.len() < WARNINGS_MAX => {
+                conf.warnings.push(format!("line {at}: {why}"))
+            }
             Some(_) => dropped += 1,
             None => {}
         }

@@ -100,12 +100,27 @@ fn a_file_that_is_wrong_is_refused_in_one_line() {
             "defaults {\nfailback soon\n}",
             "line 2: failback wants manual, immediate, followover or a number of seconds, not \"soon\"",
         ),
-        ("defaults {\nno_path_retry -1\n}", "line 2: no_path_retry wants fail, queue or a number of checks, not \"-1\""),
-        ("defaults {\npolling_interval 0\n}", "line 2: polling_interval wants a number from 1 to 3600, not \"0\""),
-        ("defaults {\nprio_args \"devname x\"\n}", "line 2: prio_args devname wants a pattern and a priority"),
-        ("defaults {\nprio_args \"devname sd[ab] 1\"\n}", "line 2: prio_args a pattern is text with * and ?, not \"sd[ab]\""),
+        (
+            "defaults {\nno_path_retry -1\n}",
+            "line 2: no_path_retry wants fail, queue or a number of checks, not \"-1\"",
+        ),
+        (
+            "defaults {\npolling_interval 0\n}",
+            "line 2: polling_interval wants a number from 1 to 3600, not \"0\"",
+        ),
+        (
+            "defaults {\nprio_args \"devname x\"\n}",
+            "line 2: prio_args devname wants a pattern and a priority",
+        ),
+        (
+            "defaults {\nprio_args \"devname sd[ab] 1\"\n}",
+            "line 2: prio_args a pattern is text with * and ?, not \"sd[ab]\"",
+        ),
         ("defaults {\nfailback manual }", "line 2: wants a key and a value, or a section with its brace"),
-        ("defaults {\nfailback }", "line 2: a brace opens a section behind its name, and closes one alone on its line"),
+        (
+            "defaults {\nfailback }",
+            "line 2: a brace opens a section behind its name, and closes one alone on its line",
+        ),
     ] {
         assert_eq!(Conf::parse(text).unwrap_err(), why, "{text}");
     }

@@ -22,6 +22,10 @@ pub fn targets() -> Outcome {
     follow("docs/targets.md")
 }
 
+pub fn multipath() -> Outcome {
+    follow("docs/multipath.md")
+}
+
 pub fn snapshots() -> Outcome {
     follow("docs/snapshots.md")
 }

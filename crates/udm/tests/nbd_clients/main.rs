@@ -48,6 +48,7 @@ fn main() {
         ),
         trial("the_readme_does_what_it_says", &["nbdinfo", "fio", "curl"], docs::readme),
         trial("every_target_and_device_has_a_line_that_works", &["nbdinfo"], docs::targets),
+        trial("paths_are_looked_after_as_described", &[], docs::multipath),
         trial(
             "snapshots_and_backups_as_they_are_described",
             &["nbdinfo", "nbdcopy", "qemu-io", "@libnbd"],

@@ -1,5 +1,5 @@
-//! Paths that keep failing (spec G7a): two failures in a short time, and a path is held back and read
-//! from, until few enough of the reads fail.
+//! Paths that keep failing (spec G7a): two failures in a short time, and a path is held back and
+//! read from, until few enough of the reads fail.
 
 use udm_core::Nanos;
 use udm_wire::multipath_conf::Marginal;
@@ -173,7 +173,11 @@ mod tests {
             if act == Act::Nothing {
                 assert_eq!(watch, Watch::Held(at(60_000 + 160_000 + 300_000)));
                 let again = at(520_000);
-                assert_eq!(watch.look(again, &rule, 0, false), Act::Sample, "behind the gap it is sampled anew");
+                assert_eq!(
+                    watch.look(again, &rule, 0, false),
+                    Act::Sample,
+                    "behind the gap it is sampled anew"
+                );
                 assert_eq!(watch.look(again, &rule, 0, true), Act::Release, "no other path");
             }
             assert!(!watch.holds());

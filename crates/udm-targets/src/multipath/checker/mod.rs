@@ -1,20 +1,21 @@
-//! The path checker: paths are read from, failed when they do not answer, and reinstated when they do.
+//! The path checker: paths are read from, failed when they do not answer, and reinstated when they
+//! do.
 //!
-//! The kernel leaves that to a daemon (multipathd). Where upkeep asks for it ([`udm_dm::Upkeep`]), a
-//! task of the target does the same: the first block of each path is read through a lane of the
-//! checker's own, whenever its `pace` says. Any answer but one that blames the path is a good one; no
-//! answer in time is a bad one. A path that works and gives a bad answer is failed, before a request
-//! meets it; one that failed and gives a good answer is reinstated.
+//! The kernel leaves that to a daemon (multipathd). Where upkeep asks for it ([`udm_dm::Upkeep`]),
+//! a task of the target does the same: the first block of each path is read through a lane of the
+//! checker's own, whenever its `pace` says. Any answer but one that blames the path is a good one;
+//! no answer in time is a bad one. A path that works and gives a bad answer is failed, before a
+//! request meets it; one that failed and gives a good answer is reinstated.
 //!
 //! * `pace`: when a path is checked. `marginal`: which are held back because they keep failing.
-//!   `rank`: what paths and groups are worth. `policy`: what becomes of requests without a path, and
-//!   when a better group is gone back to.
+//!   `rank`: what paths and groups are worth. `policy`: what becomes of requests without a path,
+//!   and when a better group is gone back to.
 //!
 //! The task is in the background: a check that hangs holds up no suspend and no end, and no other
 //! check. Of a path whose check hangs nothing is asked until that is home. A failure rings a bell
 //! that the task waits for, and so does a message that brings a path back. While the device is
-//! suspended the task is stopped, as a suspended device takes no messages; what it knew of the paths'
-//! past is forgotten then.
+//! suspended the task is stopped, as a suspended device takes no messages; what it knew of the
+//! paths' past is forgotten then.
 
 mod marginal;
 mod pace;
@@ -350,14 +351,13 @@ impl Checker {
 
     fn ranks(&self) -> Vec<Rank> {
         let up = |path: &usize| !self.shared.path(*path).failed;
-        let rank = |group: &Range<usize>| {
-            Rank::new(false, group.clone().filter(up).map(|path| self.prios.of(path)))
-        };
+        let rank =
+            |group: &Range<usize>| Rank::new(false, group.clone().filter(up).map(|path| self.prios.of(path)));
         self.groups.iter().map(rank).collect()
     }
 
-    /// Goes back to the best group, if it is time. While a group is disabled that is left to whoever
-    /// did it.
+    /// Goes back to the best group, if it is time. While a group is disabled that is left to
+    /// whoever did it.
     fn go_back(&mut self, who: Returned, cx: &mut dyn TaskCx) {
         if (0..self.groups.len()).any(|group| self.shared.is_bypassed(group)) {
             return self.failback.failed();

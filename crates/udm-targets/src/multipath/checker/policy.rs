@@ -170,7 +170,11 @@ mod tests {
         assert_eq!((look(&mut ten, 5, Returned::Path), ten.next()), (None, at(15)), "another came back");
         ten.failed();
         assert_eq!(ten.next(), Nanos::NEVER, "a failure calls it off");
-        assert_eq!((look(&mut ten, 16, Returned::Nobody), ten.next()), (None, at(26)), "and it is planned anew");
+        assert_eq!(
+            (look(&mut ten, 16, Returned::Nobody), ten.next()),
+            (None, at(26)),
+            "and it is planned anew"
+        );
         assert_eq!(ten.look(at(30), Some(1), Some(1), Returned::Nobody), None, "the best is in use");
         assert_eq!(ten.next(), Nanos::NEVER);
     }
