@@ -27,7 +27,7 @@ pub(super) fn parse(text: &str) -> Result<Conf, String> {
         let warning = take(&mut conf, &mut open, &words).map_err(|why| format!("line {at}: {why}"))?;
         match warning {
             Some(why) if conf.warnings.len() < WARNINGS_MAX => {
-                conf.warnings.push(format!("line {at}: {why}"))
+                conf.warnings.push(format!("line {at}: {why}"));
             }
             Some(_) => dropped += 1,
             None => {}
