@@ -77,6 +77,8 @@ pub struct PathState {
     pub must_fail: bool,
     /// When the check that is under way began, while it was thought well of.
     pub checked_at: Option<Nanos>,
+    /// When the oldest that may be under way began, whatever was thought of it.
+    pub asked_at: Option<Nanos>,
     /// The device has been in use since then: what that check finds has to be acted on.
     pub check_counts: bool,
     /// Checks under way.
@@ -114,6 +116,7 @@ impl PathState {
             doubted: false,
             must_fail: false,
             checked_at: None,
+            asked_at: None,
             check_counts: false,
             checks: 0,
             check_by: Nanos::NEVER,

@@ -242,6 +242,7 @@ impl PathLane {
         if self.checks {
             let path = &mut env.paths[self.index];
             path.checks += 1;
+            path.asked_at.get_or_insert(at);
             if std::mem::replace(&mut path.check_by, Nanos::NEVER) < at {
                 let p = self.index;
                 env.violate(|| format!("path p{p} has failed, and is checked late"));
@@ -340,6 +341,7 @@ impl PathLane {
         let state = &mut env.paths[self.index];
         state.in_flight -= u64::from(!self.beside);
         state.checks -= usize::from(self.checks);
+        state.asked_at.take_if(|_| state.checks == 0);
         let (disk, mode) = (state.disk, state.mode);
         if env.dead || slot.crashes != env.crashes {
             if env.dead && slot.crashes != env.crashes {

@@ -186,7 +186,8 @@ impl World {
                 if path.access != Some(access) || path.failed && report.failed {
                     continue;
                 }
-                let overdue = |slack| path.checked_at.is_some_and(|at| at + timeout + slack <= now);
+                let overdue = |since: Option<Nanos>| since.is_some_and(|at| at + timeout <= now);
+                let late = path.checked_at.map(|at| at + CHECK_SLACK);
                 match (path.failed, report.failed) {
                     (true, false) => {
                         if !path.answered {
@@ -198,7 +199,7 @@ impl World {
                         self.machine.totals.reinstated += 1;
                     }
                     (_, true) => {
-                        if !path.doubted && !overdue(Nanos(0)) {
+                        if !path.doubted && !overdue(path.asked_at) {
                             return Err(format!("d{i} has failed p{p}, which gave no bad answer"));
                         }
                         env.say(format!("d{i} fails p{p}, of which a check has failed"));
@@ -210,7 +211,7 @@ impl World {
                     (false, false) if still && path.must_fail => {
                         return Err(format!("a check of p{p} has failed, and d{i} thinks well of it"));
                     }
-                    (false, false) if still && path.check_counts && overdue(CHECK_SLACK) => {
+                    (false, false) if still && path.check_counts && overdue(late) => {
                         return Err(format!("p{p} does not answer a check, and d{i} thinks well of it"));
                     }
                     (false, false) => {}

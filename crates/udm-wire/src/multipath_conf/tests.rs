@@ -1,3 +1,5 @@
+//! A file in multipath-tools' own form, and what can be wrong with one.
+
 use super::*;
 
 const SECOND: u64 = 1_000_000_000;
