@@ -222,6 +222,10 @@ impl Checker {
         if failed && !view.failed {
             path.pace.returned(now, false);
         }
+        // Whoever brought it back thinks well of it.
+        if !view.failed && path.watch.holds() {
+            path.watch = Watch::Fine(None);
+        }
     }
 
     /// Goes on with what is thought of a path that keeps failing.
