@@ -260,13 +260,25 @@ fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
     assert_eq!(host.paths(), "AF", "it is held, and read from again");
     host.pass(15.0);
     assert_eq!(host.paths(), "AA");
-    // With no other path it is used at once.
-    for path in ["253:1", "253:1", "253:0"] {
-        host.tell(&format!("fail_path {path}"));
-        host.tell("reinstate_path 253:1");
-        host.pass(0.1);
+    // Held again, and reinstated by a message, which is believed.
+    for wait in [6.0, 1.0] {
+        host.tell("fail_path 253:1");
+        host.pass(wait);
     }
-    host.tell("fail_path 253:1");
+    host.pass(20.0);
+    assert_eq!(host.paths(), "AF");
+    host.tell("reinstate_path 253:1");
+    host.pass(1.0);
+    let reads = host.reads[1].len();
+    host.pass(4.0);
+    assert_eq!((host.paths().as_str(), host.reads[1].len()), ("AA", reads), "and read from no more");
+    // With no other path it is used at once.
+    for wait in [6.0, 20.0] {
+        host.tell("fail_path 253:1");
+        host.pass(wait);
+    }
+    assert_eq!(host.paths(), "AF");
+    host.tell("fail_path 253:0");
     host.pass(0.5);
-    assert!(host.paths().contains('A'), "{}", host.paths());
+    assert_eq!(host.paths(), "FA");
 }
