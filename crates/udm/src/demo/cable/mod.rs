@@ -15,10 +15,12 @@ use client::{Run, Saw};
 use serde::Serialize;
 use servers::{Lost, Net, Server};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use udm_control::verbs;
 use udm_core::{Nanos, SECTOR_SIZE};
 use udm_dm::Upkeep;
+use udm_wire::multipath_conf::Settings;
 
 /// The file that all servers serve.
 const BYTES: u64 = 64 << 20;
@@ -56,7 +58,13 @@ impl Stage {
             }
         }
         let scene = Scene::set()?;
-        scene.registry.keep_up(Upkeep { check_paths: Some(Nanos::from_millis(500)) });
+        let settings = Settings {
+            polling_interval: Nanos::from_millis(500),
+            max_polling_interval: Nanos::from_millis(2000),
+            ..Settings::every(1)
+        };
+        let upkeep = Upkeep { paths: Some(Arc::new(settings)) };
+        scene.registry.keep_up(Box::new(move |_, _| upkeep.clone()));
         let disk = scene.folder().join("disk.img");
         std::fs::File::create(&disk).and_then(|file| file.set_len(BYTES)).context("demo: image")?;
         let fence = servers::fence(scene.folder()).context("demo: command that fences")?;
