@@ -5,6 +5,7 @@
 use crate::bench::BenchArgs;
 use crate::cow::CowArgs;
 use crate::log_writes::LogWritesArgs;
+use crate::multipath::MultipathArgs;
 use crate::snapshot::SnapshotArgs;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -70,6 +71,8 @@ it keeps, so a write may still happen. Storage that hangs is waited for: --timeo
     Version(ListArgs),
     /// Read the log of a log-writes target, offline
     LogWrites(LogWritesArgs),
+    /// Show multipath devices, their groups and paths, in the words of multipath-tools
+    Multipath(MultipathArgs),
     /// Keep an instant of a device: make, list, compare, merge and remove snapshots
     Snapshot(SnapshotArgs),
     /// Look at the store of a snapshot, offline

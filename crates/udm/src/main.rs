@@ -8,6 +8,7 @@ mod demo;
 mod interrupt;
 mod log;
 mod log_writes;
+mod multipath;
 mod output;
 mod private;
 mod serve;
@@ -78,6 +79,7 @@ fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
         Verb::LogWrites(args) => log_writes::run(args),
         Verb::Cow(args) => cow::run(args),
         Verb::Snapshot(args) => snapshot::run(args),
+        Verb::Multipath(args) => multipath::run(args).map(|()| ExitCode::SUCCESS),
         Verb::Demo(args) => demo::run(args).map(|()| ExitCode::SUCCESS),
         Verb::Bench(args) => bench::run(args),
         verb => verbs::run(verb).map(|()| ExitCode::SUCCESS),

@@ -101,6 +101,13 @@ pub struct Path {
     pub failed_ns: u64,
     /// How often it failed.
     pub failures: u64,
+    /// What its last check found, in multipath-tools' words: "ready", "faulty", "i/o timeout",
+    /// "delayed" where it answers and is held back, "undef" where nothing has been found yet.
+    #[serde(default)]
+    pub checker: String,
+    /// What it is worth; null where nothing says so.
+    #[serde(default)]
+    pub priority: Option<u32>,
     /// Requests that it has, as of the last time that each core looked.
     pub in_flight: u64,
     /// What came back from it, well or not, by operation: "read", "write", "flush", "discard" and

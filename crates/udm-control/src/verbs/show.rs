@@ -5,7 +5,7 @@ use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
 use udm_core::{DevNo, Device, Op};
-use udm_dm::{Entry, PathReport, Table, Target};
+use udm_dm::{CheckState, Entry, PathReport, Table, Target};
 use udm_targets::TARGETS;
 
 /// The version of the kernel's device mapper (6.12) whose behaviour udm follows.
@@ -159,9 +159,22 @@ fn path(report: PathReport) -> api::Path {
         state_ns: report.in_state.0,
         failed_ns: report.failed_for.0,
         failures: report.fail_count,
+        checker: checked(report.check).into(),
+        priority: report.prio,
         in_flight: report.in_flight,
         served: OPS.iter().zip(report.ops).map(|(op, n)| ((*op).to_owned(), moved(n))).collect(),
         errors: report.errors_by.iter().map(|(status, n)| (status.text().to_owned(), *n)).collect(),
         retries: report.retries,
+    }
+}
+
+/// A check's finding, as multipath-tools prints it.
+const fn checked(state: CheckState) -> &'static str {
+    match state {
+        CheckState::Unchecked => "undef",
+        CheckState::Up => "ready",
+        CheckState::Down => "faulty",
+        CheckState::Timeout => "i/o timeout",
+        CheckState::Delayed => "delayed",
     }
 }

@@ -40,6 +40,7 @@ pub fn run(verb: &Verb) -> Result<()> {
         | Verb::Bench(_)
         | Verb::LogWrites(_)
         | Verb::Cow(_)
+        | Verb::Multipath(_)
         | Verb::Snapshot(_) => {
             unreachable!("main runs these itself")
         }

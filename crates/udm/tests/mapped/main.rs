@@ -3,6 +3,7 @@
 
 mod checker;
 mod claims;
+mod looking;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -83,7 +83,7 @@ fn steps(text: &str) -> Vec<Step> {
 fn follow(document: &str) -> Outcome {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/udm in the root");
     let steps = steps(&fs::read_to_string(root.join(document))?);
-    check(steps.len() > 10, "too few commands found")?;
+    check(steps.len() > 8, "too few commands found")?;
     let (folder, said) = (TempDir::new()?, TempDir::new()?);
     let mut script = String::new();
     for (i, step) in steps.iter().enumerate() {

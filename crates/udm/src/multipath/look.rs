@@ -1,0 +1,265 @@
+//! A multipath device, put together from its table and its status.
+
+use crate::verbs::explain;
+use anyhow::{Result, bail};
+use serde::Serialize;
+use std::str::SplitWhitespace;
+use udm_control::client::{ClientError, ControlClient, device_path};
+use udm_control::http::api;
+
+/// A multipath device, with multipath-tools' names for what it has.
+#[derive(Debug, Default, Serialize)]
+pub struct Map {
+    pub name: String,
+    /// Its uuid, else its name.
+    pub uuid: String,
+    pub sysfs: String,
+    pub size_bytes: u64,
+    pub write_prot: &'static str,
+    /// "active" or "suspend".
+    pub dm_st: &'static str,
+    pub features: String,
+    pub hwhandler: String,
+    /// How many are in use.
+    pub paths: usize,
+    /// How often one failed.
+    pub path_faults: u64,
+    pub path_groups: Vec<Group>,
+}
+
+/// A group.
+#[derive(Debug, Default, Serialize)]
+pub struct Group {
+    pub group: usize,
+    pub selector: String,
+    /// The mean of its paths in use.
+    pub pri: i64,
+    pub dm_st: &'static str,
+    pub paths: Vec<Path>,
+}
+
+/// A path.
+#[derive(Debug, Default, Serialize)]
+pub struct Path {
+    pub dev: String,
+    pub dev_t: String,
+    /// "active" or "failed".
+    pub dm_st: String,
+    /// What its last check found.
+    pub chk_st: String,
+    /// Always "running": the system has nothing to say of it.
+    pub dev_st: &'static str,
+    /// -1 where nothing says what it is worth.
+    pub pri: i64,
+    pub failures: u64,
+    pub multipath: String,
+}
+
+/// The words of a table or a status; `None` where there are fewer than they say.
+struct Words<'a>(SplitWhitespace<'a>);
+
+impl<'a> Words<'a> {
+    fn word(&mut self) -> Option<&'a str> {
+        self.0.next()
+    }
+
+    fn number(&mut self) -> Option<usize> {
+        self.word()?.parse().ok()
+    }
+
+    /// A count and as many words, as one text.
+    fn counted(&mut self) -> Option<String> {
+        let count = self.word()?;
+        let mut text = count.to_owned();
+        for _ in 0..count.parse::<usize>().ok()? {
+            text.extend([" ", self.word()?]);
+        }
+        Some(text)
+    }
+
+    /// Passes over rows of words.
+    fn rows(&mut self, rows: usize, words: usize) -> Option<()> {
+        (0..rows.checked_mul(words)?).try_for_each(|_| self.word().map(drop))
+    }
+}
+
+/// How often a device is read again whose table changes meanwhile.
+const TRIES: usize = 10;
+
+/// All multipath devices, or the one called `name`.
+///
+/// # Errors
+/// What the server refused; `name` is no multipath device.
+pub fn maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<Map>> {
+    if let Some(name) = name {
+        let device: api::Device = client.get(&device_path(name, "")).map_err(|e| explain(e, None))?;
+        return match one(client, &device).map_err(|e| explain(e, None))? {
+            Some(map) => Ok(vec![map]),
+            None => bail!("{name}: it is no multipath device"),
+        };
+    }
+    let devices = client.get::<api::DeviceList>("/v1/devices").map_err(|e| explain(e, None))?.devices;
+    let mut maps = Vec::new();
+    for device in &devices {
+        match one(client, device) {
+            Ok(map) => maps.extend(map),
+            // One that is removed meanwhile is not there.
+            Err(ClientError::Refused(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(maps)
+}
+
+/// `None` where the live table is not multipath.
+fn one(client: &ControlClient, device: &api::Device) -> Result<Option<Map>, ClientError> {
+    let table = || client.get::<api::Table>(&device_path(&device.name, "/table"));
+    let mut before = table()?;
+    if params(&before.lines).is_none() {
+        return Ok(None);
+    }
+    let mut tries = TRIES;
+    loop {
+        let status = client.get::<api::Status>(&device_path(&device.name, "/status"))?;
+        let after = table()?;
+        tries -= 1;
+        // Else the status may be another table's.
+        if before == after || tries == 0 {
+            return Ok(map(device, &before, &status));
+        }
+        before = after;
+    }
+}
+
+/// The line of a multipath device.
+fn params(lines: &[api::Line]) -> Option<&str> {
+    match lines {
+        [line] if line.target == "multipath" => Some(&line.params),
+        _ => None,
+    }
+}
+
+/// `None` where the table is not multipath, or the status is another table's.
+fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option<Map> {
+    let (table, said) = (params(&table.lines)?, params(&status.lines)?);
+    let (mut table, mut said) = (Words(table.split_whitespace()), Words(said.split_whitespace()));
+    let (features, hwhandler) = (table.counted()?, table.counted()?);
+    let groups = table.number()?;
+    // The group that is next.
+    table.word()?;
+    // What waits, the handler's status, and the same two numbers.
+    said.counted()?;
+    said.counted()?;
+    said.rows(2, 1)?;
+    let mut path_groups = Vec::new();
+    for group in 1..=groups {
+        let selector = format!("{} {}", table.word()?, table.counted()?);
+        let (count, arguments) = (table.number()?, table.number()?);
+        table.rows(count, arguments.checked_add(1)?)?;
+        let dm_st = match said.word()? {
+            "A" => "active",
+            "E" => "enabled",
+            "D" => "disabled",
+            _ => "undef",
+        };
+        said.counted()?;
+        let (count, values) = (said.number()?, said.number()?);
+        said.rows(count, values.checked_add(3)?)?;
+        let paths = status.paths.iter().filter(|path| path.group == group as u64);
+        let paths: Vec<Path> = paths.map(|path| of(path, &device.name)).collect();
+        path_groups.push(Group { group, selector, pri: mean(&paths), dm_st, paths });
+    }
+    let paths = || path_groups.iter().flat_map(|group| &group.paths);
+    Some(Map {
+        name: device.name.clone(),
+        uuid: device.uuid.clone().unwrap_or_else(|| device.name.clone()),
+        sysfs: format!("dm-{}", device.number.rsplit(':').next().unwrap_or_default()),
+        size_bytes: device.size_bytes,
+        write_prot: if device.read_only { "ro" } else { "rw" },
+        dm_st: if device.state == "suspended" { "suspend" } else { "active" },
+        features,
+        hwhandler,
+        paths: paths().filter(|path| path.is_up()).count(),
+        path_faults: paths().map(|path| path.failures).sum(),
+        path_groups,
+    })
+}
+
+/// A group's priority: the mean of its paths in use, 0 where nothing says what they are worth.
+fn mean(paths: &[Path]) -> i64 {
+    let known = || paths.iter().filter(|path| path.is_up() && path.pri >= 0).map(|path| path.pri);
+    known().sum::<i64>().checked_div(known().count() as i64).unwrap_or(0)
+}
+
+impl Path {
+    fn is_up(&self) -> bool {
+        self.dm_st == "active"
+    }
+}
+
+fn of(path: &api::Path, multipath: &str) -> Path {
+    Path {
+        dev: path.name.clone(),
+        dev_t: path.number.clone(),
+        dm_st: path.state.clone(),
+        chk_st: path.checker.clone(),
+        dev_st: "running",
+        pri: path.priority.map_or(-1, i64::from),
+        failures: path.failures,
+        multipath: multipath.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_is_read_from_table_and_status() {
+        let line = |params: &str| api::Line {
+            target: "multipath".into(),
+            params: params.into(),
+            ..api::Line::default()
+        };
+        let table = api::Table {
+            lines: vec![line(
+                "1 queue_if_no_path 0 2 1 historical-service-time 2 972 0 1 1 8:1 1 service-time 0 2 2 8:2 1 1 8:3 1 1 ",
+            )],
+            ..api::Table::default()
+        };
+        let path = |group, name: &str, state: &str, priority| api::Path {
+            group,
+            name: name.into(),
+            state: state.into(),
+            priority,
+            ..api::Path::default()
+        };
+        let status = api::Status {
+            lines: vec![line("2 0 0 0 2 1 E 2 972 0 1 3 8:1 F 1 5 0 7 A 0 2 2 8:2 A 0 0 1 8:3 A 0 0 1 ")],
+            paths: vec![
+                path(1, "a", "failed", Some(9)),
+                path(2, "b", "active", Some(50)),
+                path(2, "c", "active", Some(11)),
+            ],
+            ..api::Status::default()
+        };
+        let device = api::Device { name: "m".into(), number: "254:7".into(), ..api::Device::default() };
+        let map = map(&device, &table, &status).unwrap();
+        assert_eq!((map.features.as_str(), map.hwhandler.as_str()), ("1 queue_if_no_path", "0"));
+        assert_eq!((map.sysfs.as_str(), map.uuid.as_str(), map.paths), ("dm-7", "m", 2));
+        let groups: Vec<_> =
+            map.path_groups.iter().map(|g| (g.selector.as_str(), g.pri, g.dm_st, g.paths.len())).collect();
+        assert_eq!(
+            groups,
+            [("historical-service-time 2 972 0", 0, "enabled", 1), ("service-time 0", 30, "active", 2)]
+        );
+        // A status that is another table's, and counts that lie.
+        let groups = |text: &str| {
+            let status = api::Status { lines: vec![line(text)], ..api::Status::default() };
+            super::map(&device, &table, &status).map(|map| map.path_groups.len())
+        };
+        assert_eq!(groups("2 0 0 0 1 1 E 0 1 2 8:1 A 0 0 1 "), None);
+        assert_eq!(groups(&format!("2 0 0 0 2 1 E 2 1 1 {0} {0}", usize::MAX)), None);
+        assert_eq!(groups(""), None);
+    }
+}

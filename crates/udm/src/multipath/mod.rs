@@ -1,0 +1,193 @@
+//! `udm multipath`: multipath devices in multipath-tools' words, against a running `udm serve`.
+//!
+//! What is shown is put together from what the server says anyway: the list of devices, their
+//! tables and their statuses. Fields for which there is nothing here have what multipath-tools
+//! prints where it knows nothing (`#:#:#:#`, `##`).
+
+mod look;
+mod print;
+
+use crate::cli::{Print, Talk};
+use crate::output::{say, say_json};
+use crate::verbs::explain;
+use anyhow::{Result, bail};
+use clap::{ArgAction, Args, Subcommand, ValueEnum};
+use look::{Map, Path};
+use serde::Serialize;
+use udm_control::client::{ControlClient, device_path};
+use udm_control::http::api;
+
+/// `udm multipath`.
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:\n  udm multipath -ll\n  udm multipath -ll mp\n  udm multipath show paths\n  udm multipath show paths format '%d %t %T'\n  udm multipath fail path disk.img\n  udm multipath switch map mp group 2\n\n\
+Of a device: %n name, %w uuid, %d its number as dm-N, %S size, %N paths in use, %0 how often one failed, %r rw or ro, %t active or suspend, %f features, %h handler. \
+Of a path: %d its name, %D number, %m device, %t active or failed, %T what its last check found, %p priority, %0 how often it failed, %o running, %i #:#:#:#. Of both: %s ##,##."
+)]
+pub struct MultipathArgs {
+    #[command(subcommand)]
+    verb: Option<MultipathVerb>,
+    #[command(flatten)]
+    talk: Talk,
+    #[command(flatten)]
+    print: Print,
+    /// List the devices with their groups and paths; udm knows no difference between -l and -ll
+    #[arg(short, action = ArgAction::Count)]
+    list: u8,
+    /// This device only
+    name: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum MultipathVerb {
+    /// Show paths, devices (maps) or their groups and paths (topology), as multipathd does
+    #[command(visible_alias = "list")]
+    Show(ShowArgs),
+    /// Fail a path in all devices that have it; where paths are checked, until the next check
+    Fail(PathArgs),
+    /// Reinstate a path in all devices that have it
+    Reinstate(PathArgs),
+    /// Have a group serve, if it has a path in use
+    Switch(SwitchArgs),
+}
+
+#[derive(Debug, Args)]
+struct PathArgs {
+    #[command(flatten)]
+    talk: Talk,
+    /// The word path
+    #[arg(value_parser = ["path"])]
+    what: String,
+    /// Its name or its number, as show paths has them
+    path: String,
+}
+
+#[derive(Debug, Args)]
+struct SwitchArgs {
+    #[command(flatten)]
+    talk: Talk,
+    /// The word map
+    #[arg(value_parser = ["map", "multipath"])]
+    what: String,
+    /// The device
+    name: String,
+    /// The word group
+    #[arg(value_parser = ["group"])]
+    which: String,
+    /// Its number, from 1
+    group: u32,
+}
+
+#[derive(Debug, Args)]
+struct ShowArgs {
+    #[command(flatten)]
+    talk: Talk,
+    #[command(flatten)]
+    print: Print,
+    /// What to show
+    what: What,
+    /// json; format FORMAT, in columns; raw format FORMAT, without heads and blanks
+    #[arg(value_name = "HOW")]
+    how: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// All paths.
+    Paths,
+    /// All devices.
+    #[value(alias = "multipaths")]
+    Maps,
+    /// Devices with their groups and paths.
+    Topology,
+}
+
+/// What multipathd shows of a path, and of a device.
+const PATHS: &str = "%i %d %D %p %t %T %o";
+const MAPS: &str = "%n %d %w";
+
+/// What multipathd's JSON has in front.
+#[derive(Serialize)]
+struct Json<T> {
+    major_version: u32,
+    minor_version: u32,
+    #[serde(flatten)]
+    what: T,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Listed<'a> {
+    Maps(&'a [Map]),
+    Paths(Vec<&'a Path>),
+}
+
+fn json(what: Listed<'_>) -> Result<()> {
+    say_json(&Json { major_version: 0, minor_version: 1, what })
+}
+
+/// Runs the verb.
+///
+/// # Errors
+/// What the server refused; a letter that means nothing.
+pub fn run(args: &MultipathArgs) -> Result<()> {
+    match &args.verb {
+        Some(MultipathVerb::Show(args)) => return show(args),
+        Some(MultipathVerb::Fail(args)) => return tell_of_path(args, "fail_path"),
+        Some(MultipathVerb::Reinstate(args)) => return tell_of_path(args, "reinstate_path"),
+        Some(MultipathVerb::Switch(args)) => {
+            return tell(&args.talk.client()?, &args.name, format!("switch_group {}", args.group));
+        }
+        None => {}
+    }
+    let maps = look::maps(&args.talk.client()?, args.name.as_deref())?;
+    if args.print.json { json(Listed::Maps(&maps)) } else { say(&print::topology(&maps)) }
+}
+
+fn show(args: &ShowArgs) -> Result<()> {
+    let how: Vec<&str> = args.how.iter().map(String::as_str).collect();
+    let (as_json, raw, format) = match (how.as_slice(), args.what) {
+        ([], _) => (args.print.json, false, None),
+        (["json"], _) => (true, false, None),
+        (["format", _] | ["raw", "format", _], What::Topology) => {
+            bail!("multipath show topology: it has no format")
+        }
+        (["format", format], _) => (false, false, Some(*format)),
+        (["raw", "format", format], _) => (false, true, Some(*format)),
+        _ => bail!("multipath show: what may follow is json, format FORMAT, or raw format FORMAT"),
+    };
+    let maps = look::maps(&args.talk.client()?, None)?;
+    match args.what {
+        What::Paths if as_json => json(Listed::Paths(print::all(&maps))),
+        What::Maps | What::Topology if as_json => json(Listed::Maps(&maps)),
+        What::Topology => say(&print::topology(&maps)),
+        What::Paths => say(&print::paths(&maps, format.unwrap_or(PATHS), raw)?),
+        What::Maps => say(&print::maps(&maps, format.unwrap_or(MAPS), raw)?),
+    }
+}
+
+/// Sends a message.
+fn tell(client: &ControlClient, device: &str, message: String) -> Result<()> {
+    let message = api::Message { sector: 0, message, folder: None };
+    let answer = client.post::<api::Answer>(&device_path(device, "/message"), &message);
+    answer.map(drop).map_err(|e| explain(e, None))
+}
+
+fn tell_of_path(args: &PathArgs, word: &str) -> Result<()> {
+    let client = args.talk.client()?;
+    let maps = look::maps(&client, None)?;
+    let mut told = Vec::new();
+    for path in print::all(&maps) {
+        let meant = [&path.dev, &path.dev_t].contains(&&args.path);
+        // A message means a path in every group that has it.
+        if meant && !told.contains(&(&path.multipath, &path.dev_t)) {
+            tell(&client, &path.multipath, format!("{word} {}", path.dev_t))?;
+            told.push((&path.multipath, &path.dev_t));
+        }
+    }
+    if told.is_empty() {
+        bail!("{}: no multipath device has this path", args.path);
+    }
+    Ok(())
+}

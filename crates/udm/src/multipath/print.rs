@@ -1,0 +1,225 @@
+//! The texts of multipath-tools: the tree of `multipath -ll`, and columns by format.
+
+use super::look::{Map, Path};
+use anyhow::{Result, bail};
+use std::fmt::Write as _;
+
+/// What multipath-tools prints of a vendor and a product that it does not know.
+const NO_VENDOR: &str = "##,##";
+
+/// A letter, its head, and what it stands for.
+type Field<T> = (char, &'static str, fn(&T) -> String);
+
+const MAP: &[Field<Map>] = &[
+    ('n', "name", |map| map.name.clone()),
+    ('w', "uuid", |map| map.uuid.clone()),
+    ('d', "sysfs", |map| map.sysfs.clone()),
+    ('N', "paths", |map| map.paths.to_string()),
+    ('r', "write_prot", |map| map.write_prot.into()),
+    ('t', "dm-st", |map| map.dm_st.into()),
+    ('S', "size", |map| size(map.size_bytes)),
+    ('f', "features", |map| map.features.clone()),
+    ('h', "hwhandler", |map| map.hwhandler.clone()),
+    ('0', "path_faults", |map| map.path_faults.to_string()),
+    ('s', "vend/prod/rev", |_| NO_VENDOR.into()),
+];
+
+const PATH: &[Field<Path>] = &[
+    ('i', "hcil", |_| "#:#:#:#".into()),
+    ('d', "dev", |path| path.dev.clone()),
+    ('D', "dev_t", |path| path.dev_t.clone()),
+    ('p', "pri", |path| path.pri.to_string()),
+    ('t', "dm_st", |path| path.dm_st.clone()),
+    ('T', "chk_st", |path| path.chk_st.clone()),
+    ('o', "dev_st", |path| path.dev_st.into()),
+    ('m', "multipath", |path| path.multipath.clone()),
+    ('0', "failures", |path| path.failures.to_string()),
+    ('s', "vend/prod/rev", |_| NO_VENDOR.into()),
+];
+
+/// A size as multipath-tools has it: in KiB or larger, with a digit behind the point below 10.
+fn size(bytes: u64) -> String {
+    let (mut size, mut units) = (bytes as f64 / 1024.0, "KMGTP".chars().peekable());
+    while size >= 1024.0 && units.peek() != Some(&'P') {
+        size /= 1024.0;
+        units.next();
+    }
+    let digits = usize::from(size < 10.0);
+    format!("{size:.digits$}{}", units.next().unwrap_or('P'))
+}
+
+/// What a format is made of: fields, and text.
+enum Part<'a, T> {
+    Field(&'a Field<T>),
+    Text(char),
+}
+
+fn parts<'a, T>(format: &str, fields: &'a [Field<T>]) -> Result<Vec<Part<'a, T>>> {
+    let mut parts = Vec::new();
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        parts.push(match (c, if c == '%' { chars.next() } else { None }) {
+            ('%', Some(letter)) => match fields.iter().find(|field| field.0 == letter) {
+                Some(field) => Part::Field(field),
+                None => bail!("multipath: %{} means nothing here", letter.escape_default()),
+            },
+            ('%', None) => bail!("multipath: a letter is missing behind %"),
+            (c, _) => Part::Text(c),
+        });
+    }
+    Ok(parts)
+}
+
+/// Lines of fields: in columns, with their heads, or raw.
+fn lines<T>(of: &[&T], format: &str, fields: &[Field<T>], heads: bool, columns: bool) -> Result<Vec<String>> {
+    let parts = parts(format, fields)?;
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    let value = |part: &Part<'_, T>, one: Option<&T>| match part {
+        Part::Field(field) => one.map_or_else(|| field.1.to_owned(), |one| (field.2)(one)),
+        Part::Text(c) => c.to_string(),
+    };
+    if heads {
+        rows.push(parts.iter().map(|part| value(part, None)).collect());
+    }
+    rows.extend(of.iter().map(|one| parts.iter().map(|part| value(part, Some(one))).collect()));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..parts.len()).map(|column| if columns { width(column) } else { 0 }).collect();
+    let line = |row: &Vec<String>| {
+        let padded: String =
+            row.iter().zip(&widths).map(|(value, width)| format!("{value:<width$}")).collect();
+        if columns { padded.trim_end().to_owned() } else { padded }
+    };
+    Ok(rows.iter().map(line).collect())
+}
+
+fn text(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// `show paths`.
+///
+/// # Errors
+/// A letter that means nothing.
+pub fn paths(maps: &[Map], format: &str, raw: bool) -> Result<String> {
+    Ok(text(&lines(&all(maps), format, PATH, !raw, !raw)?))
+}
+
+/// `show maps`.
+///
+/// # Errors
+/// A letter that means nothing.
+pub fn maps(maps: &[Map], format: &str, raw: bool) -> Result<String> {
+    Ok(text(&lines(&maps.iter().collect::<Vec<_>>(), format, MAP, !raw, !raw)?))
+}
+
+/// The paths of all of them.
+pub fn all(maps: &[Map]) -> Vec<&Path> {
+    maps.iter().flat_map(|map| &map.path_groups).flat_map(|group| &group.paths).collect()
+}
+
+/// The tree: columns are as wide as all paths that are shown need them.
+pub fn topology(maps: &[Map]) -> String {
+    let paths = lines(&all(maps), "%i %d %D %t %T %o", PATH, false, true).unwrap_or_default();
+    let (mut paths, mut out) = (paths.into_iter(), String::new());
+    for map in maps {
+        let uuid = if map.uuid == map.name { String::new() } else { format!(" ({})", map.uuid) };
+        // Writing to a String can't fail.
+        let _ = writeln!(out, "{}{uuid} {} {NO_VENDOR}", map.name, map.sysfs);
+        let _ = writeln!(
+            out,
+            "size={} features='{}' hwhandler='{}' wp={}",
+            size(map.size_bytes),
+            map.features,
+            map.hwhandler,
+            map.write_prot
+        );
+        for (at, group) in map.path_groups.iter().enumerate() {
+            let last = at + 1 == map.path_groups.len();
+            let (branch, beside) = if last { ('`', ' ') } else { ('|', '|') };
+            let _ = writeln!(
+                out,
+                "{branch}-+- policy='{}' prio={} status={}",
+                group.selector, group.pri, group.dm_st
+            );
+            for path in 1..=group.paths.len() {
+                let branch = if path == group.paths.len() { '`' } else { '|' };
+                let _ = writeln!(out, "{beside} {branch}- {}", paths.next().unwrap_or_default());
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::look::Group;
+    use super::*;
+
+    fn path(dev: &str, dev_t: &str, dm_st: &str, chk_st: &str) -> Path {
+        let (dev, dev_t) = (dev.into(), dev_t.into());
+        let (dm_st, chk_st) = (dm_st.into(), chk_st.into());
+        Path { dev, dev_t, dm_st, chk_st, dev_st: "running", pri: 50, failures: 2, multipath: "mp".into() }
+    }
+
+    fn map() -> Map {
+        let group =
+            |group, dm_st, paths| Group { group, selector: "service-time 0".into(), pri: 50, dm_st, paths };
+        Map {
+            name: "mpatha".into(),
+            uuid: "3600a0".into(),
+            sysfs: "dm-0".into(),
+            size_bytes: 64 << 20,
+            write_prot: "rw",
+            dm_st: "active",
+            features: "1 queue_if_no_path".into(),
+            hwhandler: "0".into(),
+            paths: 2,
+            path_faults: 6,
+            path_groups: vec![
+                group(
+                    1,
+                    "active",
+                    vec![path("sda", "8:0", "active", "ready"), path("sdb", "8:16", "failed", "faulty")],
+                ),
+                group(2, "enabled", vec![path("sdc", "8:32", "active", "ready")]),
+            ],
+        }
+    }
+
+    /// The layout of multipath-tools, but for what there is nothing of.
+    #[test]
+    fn the_tree_is_multipath_tools() {
+        let wanted = "\
+mpatha (3600a0) dm-0 ##,##
+size=64M features='1 queue_if_no_path' hwhandler='0' wp=rw
+|-+- policy='service-time 0' prio=50 status=active
+| |- #:#:#:# sda 8:0  active ready  running
+| `- #:#:#:# sdb 8:16 failed faulty running
+`-+- policy='service-time 0' prio=50 status=enabled
+  `- #:#:#:# sdc 8:32 active ready  running
+";
+        assert_eq!(topology(&[map()]), wanted);
+    }
+
+    #[test]
+    fn columns_by_format() {
+        let maps_ = [map()];
+        assert_eq!(
+            paths(&maps_, "%d %t %0", false).unwrap(),
+            "dev dm_st  failures\nsda active 2\nsdb failed 2\nsdc active 2\n"
+        );
+        assert_eq!(paths(&maps_, "%d|%T", true).unwrap(), "sda|ready\nsdb|faulty\nsdc|ready\n");
+        assert_eq!(maps(&maps_, "%n %d %w", false).unwrap(), "name   sysfs uuid\nmpatha dm-0  3600a0\n");
+        assert!(paths(&maps_, "%q", false).is_err() && maps(&maps_, "%", false).is_err());
+    }
+
+    #[test]
+    fn sizes() {
+        for (bytes, want) in
+            [(0, "0.0K"), (512, "0.5K"), (9 << 20, "9.0M"), (1 << 30, "1.0G"), (15 << 40, "15T")]
+        {
+            assert_eq!(size(bytes), want);
+        }
+        assert_eq!((size(64 << 20).as_str(), size(1536 << 20).as_str()), ("64M", "1.5G"));
+    }
+}

@@ -1,0 +1,122 @@
+//! `udm multipath`: what multipath-tools would show of a device whose paths come and go.
+
+use crate::support::nbd::Client;
+use crate::support::servers::Nbdkit;
+use crate::support::{Server, has, until};
+use serde_json::{Value, json};
+use std::fs;
+
+const CONF: &str = r#"defaults {
+    polling_interval 1
+    failback immediate
+    prio weightedpath
+    prio_args "devname */a 50 devname * 10"
+}
+"#;
+
+/// Two servers of one file, the first worth more. It is killed and comes back: each state is seen
+/// in the tree, and the first group serves again in the end.
+#[test]
+fn a_path_is_seen_to_fail_and_to_come_back() {
+    if !has("nbdkit") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (disk, conf) = (folder.path().join("disk"), folder.path().join("mp.conf"));
+    fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    fs::write(&conf, CONF).unwrap();
+    let (path, conf) = (disk.display().to_string(), conf.display().to_string());
+    let [mut a, b] = ["a", "b"].map(|name| Nbdkit::start(folder.path().join(name), &["file", &path]));
+    let table = format!(
+        "m=0 2048 multipath 1 queue_if_no_path 0 2 1 service-time 0 1 2 {} 1 1 queue-length 0 1 1 {} 1",
+        a.uri(),
+        b.uri()
+    );
+    let server = Server::start_with(&[&table, "z=0 8 zero"], &["--multipath-conf", &conf]);
+    let mut client = Client::connect(&server.nbd, "m");
+    let (first, second) = (a.uri(), b.uri());
+    let mut comes_to = |a: [&str; 2], b: [&str; 2]| {
+        let want = format!(
+            "m dm-0 ##,##\nsize=1.0M features='1 queue_if_no_path' hwhandler='0' wp=rw\n\
+             |-+- policy='service-time 0' {}\n| `- #:#:#:# {first} 253:0 {}\n\
+             `-+- policy='queue-length 0' {}\n  `- #:#:#:# {second} 253:1 {}\n",
+            a[0], a[1], b[0], b[1]
+        );
+        until(&want, || {
+            // It is a request that makes the next group the active one.
+            assert_eq!(client.read(0), 0);
+            (server.says(&["multipath", "-ll"]) == want).then_some(())
+        });
+    };
+    comes_to(
+        ["prio=50 status=active", "active ready running"],
+        ["prio=10 status=enabled", "active ready running"],
+    );
+    a.kill();
+    comes_to(
+        ["prio=0 status=enabled", "failed faulty running"],
+        ["prio=10 status=active", "active ready  running"],
+    );
+    let paths = server.says(&["multipath", "show", "paths", "format", "%D %t %T|%p|%m"]);
+    assert_eq!(
+        paths,
+        "dev_t dm_st  chk_st|pri|multipath\n253:0 failed faulty|50 |m\n253:1 active ready |10 |m\n"
+    );
+    assert_eq!(
+        server.says(&["multipath", "show", "maps", "raw", "format", "%n %S %N %t"]),
+        "m 1.0M 1 active\n"
+    );
+    a.again();
+    comes_to(
+        ["prio=50 status=active", "active ready running"],
+        ["prio=10 status=enabled", "active ready running"],
+    );
+
+    assert_eq!(server.says(&["multipath", "-ll", "m"]), server.says(&["multipath", "show", "topology"]));
+    assert_eq!(server.says(&["multipath", "show", "maps"]), "name sysfs uuid\nm    dm-0  m\n");
+    let json: Value = serde_json::from_str(&server.says(&["multipath", "show", "paths", "--json"])).unwrap();
+    let path = &json["paths"][0];
+    assert_eq!(
+        (&path["dev"], &path["dm_st"], &path["chk_st"], &path["pri"]),
+        (&json!(first), &json!("active"), &json!("ready"), &json!(50))
+    );
+    assert!(path["failures"].as_u64() > Some(0), "{json}");
+    let json: Value = serde_json::from_str(&server.says(&["multipath", "show", "maps", "json"])).unwrap();
+    assert_eq!(json["maps"][0]["path_groups"][1]["paths"][0]["dev_t"], json!("253:1"), "{json}");
+}
+
+/// A device without checks: nothing is known, and nothing is made up. Messages in other words.
+#[test]
+fn what_is_not_known_and_what_is_not_there() {
+    let table = "m=0 2048 multipath 2 queue_mode bio 0 1 1 round-robin 0 2 1 @a 1 @b 1";
+    let server = Server::start(&["a=0 2048 linear mem:1M 0", "b=0 2048 linear mem:1M 0", table]);
+    server.says(&["multipath", "fail", "path", "b"]);
+    server.says(&["suspend", "m"]);
+    let raw = |what: &str, format: &str| server.says(&["multipath", "show", what, "raw", "format", format]);
+    assert_eq!(raw("paths", "%d %t,%T,%p,%0"), "a active,undef,-1,0\nb failed,undef,-1,1\n");
+    assert_eq!(raw("maps", "%n %t %N %0 %f"), "m suspend 1 1 3 retain_attached_hw_handler queue_mode bio\n");
+    let refusals: [(&[&str], &str); 5] = [
+        (&["-ll", "a"], "udm: a: it is no multipath device\n"),
+        (&["-ll", "none"], "udm: none: no device of that name: No such device or address\n"),
+        (&["show", "paths", "format", "%q"], "udm: multipath: %q means nothing here\n"),
+        (&["show", "topology", "format", "%n"], "udm: multipath show topology: it has no format\n"),
+        (
+            &["show", "maps", "raw", "%n"],
+            "udm: multipath show: what may follow is json, format FORMAT, or raw format FORMAT\n",
+        ),
+    ];
+    for (args, said) in refusals {
+        assert_eq!(server.refuses(&[&["multipath"], args].concat()), said);
+    }
+    server.says(&["resume", "m"]);
+    server.says(&["multipath", "reinstate", "path", "254:1"]);
+    server.says(&["multipath", "fail", "path", "254:0"]);
+    assert_eq!(raw("paths", "%D %t"), "254:0 failed\n254:1 active\n");
+    let none = "udm: /dev/none: no multipath device has this path\n";
+    assert_eq!(server.refuses(&["multipath", "fail", "path", "/dev/none"]), none);
+    // With one group only the one that there is can be gone to.
+    server.says(&["multipath", "switch", "map", "m", "group", "1"]);
+    server.refuses(&["multipath", "switch", "map", "m", "group", "2"]);
+    server.says(&["remove", "m"]);
+    assert_eq!(server.says(&["multipath", "-ll"]), "");
+}
