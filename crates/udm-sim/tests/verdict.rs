@@ -38,15 +38,19 @@ fn a_verdict_says_what_it_covered() {
 
 #[test]
 fn covering_nothing_is_a_failure() {
-    let all: Vec<(String, bool)> =
-        (1..60).map(|n| sim(&["--steps", "1", "--seed", &n.to_string()])).collect();
-    let nothing: Vec<_> = all.iter().filter(|(said, _)| said.contains("nothing was tested: ")).collect();
-    assert!(!nothing.is_empty(), "one of them reads nothing: {all:?}");
-    for (said, ok) in &all {
-        let idle = number(said, "requests") == 0.0 || number(said, "sectors") == 0.0;
-        assert_eq!(*ok, !idle, "{said}");
+    let mut idle = 0;
+    // Which seeds read nothing in a step changes with the worlds.
+    for seed in 1..2000 {
+        let (said, ok) = sim(&["--steps", "1", "--seed", &seed.to_string()]);
+        let nothing = number(&said, "requests") == 0.0 || number(&said, "sectors") == 0.0;
+        assert_eq!((ok, said.contains("nothing was tested: ")), (!nothing, nothing), "{said}");
+        idle += usize::from(nothing);
         assert!(said.contains("never came: "), "a step is no test: {said}");
+        if idle == 2 {
+            return;
+        }
     }
+    panic!("{idle} of them read nothing");
 }
 
 #[test]
