@@ -197,6 +197,12 @@ pub enum Bug {
     MarkNotKept,
     /// A write ends for want of room, and who waits for the chunk that it had claimed is not told.
     GivenUpUnheard,
+    /// An answer that comes after its read was given up passes for that of another.
+    LateAnswerBelieved,
+    /// A write that is past its deadline is sent to another path while the first has it still.
+    WriteGivenUp,
+    /// A read that was given up is still on its path, and a suspend does not wait for it.
+    LateNotOwed,
     /// What straddles the end of a receive's memory loses a byte on its way into the next.
     CutLosesByte,
     /// The rest of a send that was short begins where the send began.
@@ -261,7 +267,7 @@ pub enum World {
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 115] = [
+    pub const ALL: [(Bug, World); 118] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -354,6 +360,9 @@ impl Bug {
         (Bug::MapOutlives, World::Snapshots),
         (Bug::MarkNotKept, World::Snapshots),
         (Bug::GivenUpUnheard, World::Snapshots),
+        (Bug::LateAnswerBelieved, World::Devices),
+        (Bug::WriteGivenUp, World::Devices),
+        (Bug::LateNotOwed, World::Devices),
         (Bug::CutLosesByte, World::Nbd),
         (Bug::AnswerSentTwice, World::Nbd),
         (Bug::BufferBackEarly, World::Nbd),

@@ -29,7 +29,7 @@ pub use pending::Pending;
 pub use snapshot::{SnapshotReport, SnapshotState, SnapshotView};
 pub use table::{Entry, Table};
 pub use target::{
-    Below, CheckState, Constructor, DeviceRef, Kind, LookupError, Notify, PathReport, Resolver, Target,
-    TargetArgs, TargetType, Upkeep, Used,
+    Below, CheckState, Constructor, DeviceRef, Kind, LookupError, Notify, PathReport, PathWatch, Resolver,
+    Target, TargetArgs, TargetType, Upkeep, Used, WatchReport,
 };
 pub use udm_core::{ControlIo, control_io};

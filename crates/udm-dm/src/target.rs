@@ -124,6 +124,27 @@ pub trait Notify: Send + Sync {
 pub struct Upkeep {
     /// How paths are checked, and what follows; `None` leaves it to messages, as the kernel does.
     pub paths: Option<Arc<Settings>>,
+    /// What paths of multipath targets are watched for, as of the load of a table.
+    pub watch: PathWatch,
+}
+
+/// What the paths of a multipath target are watched for: by default nothing, as with the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathWatch {
+    /// A path that keeps a request for longer is failed, and reads go elsewhere.
+    pub deadline: Option<Nanos>,
+    /// A read that takes longer than most is sent to a second path too.
+    pub hedge_reads: bool,
+    /// A path that is much slower than the others of its group is put out of use for a while.
+    pub eject_slow: bool,
+}
+
+impl PathWatch {
+    /// True when there is something to watch for.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        *self != PathWatch::default()
+    }
 }
 
 /// The control half of one table line.
@@ -372,6 +393,35 @@ pub struct PathReport {
     pub errors_by: Vec<(Status, u64)>,
     /// Bios that it was given after another path had failed them.
     pub retries: u64,
+    /// Out of use for being slow.
+    pub ejected: bool,
+    /// How often it was.
+    pub ejections: u64,
+    /// What a watch has counted; `None` without one.
+    pub watch: Option<WatchReport>,
+}
+
+/// What the watch over a path has counted since the table was loaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WatchReport {
+    /// Writes and flushes that are past their deadline and still wait for the path.
+    pub waiting: u64,
+    /// Reads that were past their deadline and went elsewhere.
+    pub given_up: u64,
+    /// Answers that came when nobody waited for them any more.
+    pub late: u64,
+    /// Reads that went down without a copy, for want of memory: they have to wait as writes do.
+    pub bare: u64,
+    /// Reads of the path that were sent to another one too.
+    pub hedges: u64,
+    /// Those that were answered there first.
+    pub won: u64,
+    /// Those that were not.
+    pub wasted: u64,
+    /// Reads that would have been sent to another one and were not, since the budget was used up.
+    pub refused: u64,
+    /// How many reads took how long: the end of each step that has some, and how many.
+    pub latency: Vec<(Nanos, u64)>,
 }
 
 /// What a check of a path has found, in multipath-tools' states.

@@ -186,7 +186,7 @@ impl World {
     /// A message has raised the event counter of device `i` by one, if `really`.
     fn raised(&mut self, i: usize, really: bool) {
         let device = &mut self.devices[i];
-        match device.spec.is_loose() {
+        match device.is_loose() {
             true => device.events.1 += 1,
             false => device.events.0 += u64::from(really),
         }

@@ -27,6 +27,8 @@ pub enum Stream {
     Between,
     /// What the network and the ring of a core do.
     Net,
+    /// What paths are watched for.
+    Watch,
 }
 
 /// A stream of draws.

@@ -64,7 +64,7 @@ impl World {
             let number = DevNo { major: 253, minor: i as u32 };
             let mapped = MappedDevice::new(&format!("d{i}"), None, number).map_err(text(format!("d{i}")))?;
             let settings = self.settings();
-            mapped.set_upkeep(Upkeep { paths: Some(Arc::clone(&settings)) });
+            mapped.set_upkeep(Upkeep { paths: Some(Arc::clone(&settings)), watch: self.watch });
             let map = self.map(spec);
             let expected = self.expected(spec, &|d| self.devices[d].expected);
             self.devices.push(Device {
@@ -82,6 +82,7 @@ impl World {
                 hot: 0,
                 dust: Vec::new(),
                 expected,
+                watched: self.watch.is_on(),
                 events: (0, 0),
                 check: Cell::new(0),
             });
@@ -183,7 +184,7 @@ impl World {
         let intervals = (settings.polling_interval, settings.max_polling_interval);
         let access = spec.multipath().map(|(disk, queue, groups)| {
             let paths = groups.iter().flat_map(|(_, p)| p.iter().copied()).collect();
-            let loose = spec.is_loose();
+            let loose = spec.is_loose() || self.watch.is_on();
             let access = Access {
                 disk,
                 paths,

@@ -88,6 +88,9 @@ impl Asked for Device {
 pub struct Device {
     /// What is done for it besides its requests.
     pub settings: Arc<Settings>,
+    /// Its paths are watched, and fail for being silent: what it must think of them is not known
+    /// here.
+    pub watched: bool,
     pub(crate) mapped: Arc<MappedDevice>,
     /// The table in use.
     pub spec: TableSpec,
@@ -113,6 +116,11 @@ pub struct Device {
 }
 
 impl Device {
+    /// What it must think of its paths is not known here.
+    pub(crate) fn is_loose(&self) -> bool {
+        self.spec.is_loose() || self.watched
+    }
+
     /// Opens a lane.
     pub fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         self.mapped.open(cx)

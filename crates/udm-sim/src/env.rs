@@ -254,6 +254,8 @@ pub struct Env {
     pub asked: Vec<Asked>,
     /// The marks of stores, by disk.
     pub marks: BTreeMap<usize, Marked>,
+    /// The writes that paths of multipath targets have, by their first stamp: on which path.
+    pub writing: BTreeMap<(usize, u64), usize>,
     /// A task has its turn, for this: what it opens gets no requests of devices.
     pub task: Option<Purpose>,
     /// That task is to stop, or has been told: it draws no conclusions.
@@ -309,6 +311,7 @@ impl Env {
             cut_at: None,
             asked: Vec::new(),
             marks: BTreeMap::new(),
+            writing: BTreeMap::new(),
             task: None,
             task_stops: false,
             check_timeout: Nanos::NEVER,

@@ -11,6 +11,7 @@ use crate::cores::Purpose;
 use crate::effect;
 use crate::env::{Env, Mode, SharedEnv, lock};
 use crate::fate;
+use crate::stamp;
 use crate::trace::{Kind, op_bits, range};
 use slab::Slab;
 use std::cmp::Reverse;
@@ -168,6 +169,7 @@ impl Lane for PathLane {
         let mut env = lock(&env);
         for bio in batch.drain(..) {
             self.check(&bio, &mut env);
+            has_write(self.index, self.beside, &bio, &mut env, true);
             env.paths[self.index].in_flight += u64::from(!self.beside);
             let crashes = env.crashes;
             self.waiting.push_back((bio, crashes));
@@ -203,6 +205,9 @@ impl Lane for PathLane {
             let mut env = lock(&self.env);
             env.paths[self.index].in_flight -= if self.beside { 0 } else { self.waiting.len() as u64 };
             env.seen.handed_back += self.waiting.len() as u64;
+            for (bio, _) in &self.waiting {
+                has_write(self.index, self.beside, bio, &mut env, false);
+            }
             back.extend(self.waiting.drain(..).map(|(bio, _)| bio));
         }
     }
@@ -338,6 +343,7 @@ impl PathLane {
     }
 
     fn finish(&mut self, mut slot: Slot, env: &mut Env) -> Box<Bio> {
+        has_write(self.index, self.beside, &slot.bio, env, false);
         let state = &mut env.paths[self.index];
         state.in_flight -= u64::from(!self.beside);
         state.checks -= usize::from(self.checks);
@@ -407,4 +413,20 @@ fn refuses(fate: Status) -> bool {
 
 fn range_text(bio: &Bio) -> String {
     format!("{}+{}", bio.sector, bio.sectors)
+}
+
+/// A write is on one path at a time: `path` has it now, or no more.
+fn has_write(path: usize, beside: bool, bio: &Bio, env: &mut Env, now: bool) {
+    if beside || bio.op != Op::Write || !env.paths[path].retried {
+        return;
+    }
+    let mut first = [0; udm_core::SECTOR_SIZE as usize];
+    bio.data.copy_to(&mut first);
+    let Some(stamp) = stamp::of(&first) else { return };
+    let key = (env.paths[path].disk, stamp);
+    if !now {
+        env.writing.remove(&key);
+    } else if let Some(other) = env.writing.insert(key, path).filter(|_| !env.dead) {
+        env.violate(|| format!("path p{path} was given a write that p{other} still has"));
+    }
 }

@@ -73,11 +73,13 @@ pub enum Class {
     Nonsense,
     /// Clients that go on on other cores.
     Moves,
+    /// Paths that are watched.
+    Watch,
 }
 
 impl Class {
     /// Every class.
-    pub const ALL: [Class; 33] = [
+    pub const ALL: [Class; 34] = [
         Class::Crash,
         Class::Remove,
         Class::Paths,
@@ -111,6 +113,7 @@ impl Class {
         Class::Stalls,
         Class::Nonsense,
         Class::Moves,
+        Class::Watch,
     ];
 
     /// Its name on the command line.
@@ -150,6 +153,7 @@ impl Class {
             Class::Stalls => "stalls",
             Class::Nonsense => "nonsense",
             Class::Moves => "moves",
+            Class::Watch => "watch",
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::tables::{Selector, TableSpec};
 use crate::tasks::Running;
 use crate::turn::Turns as _;
 use crate::world::World;
-use udm_core::{Busy, Nanos};
+use udm_core::{Busy, Nanos, Op};
 use udm_wire::multipath_conf::Failback;
 
 /// How long the world may take to come to rest, in simulated time and in steps. The longest that
@@ -169,6 +169,7 @@ impl World {
         }
         for (i, device) in self.devices.iter().enumerate() {
             check_served(i, device, &env)?;
+            check_watch(i, device, &env)?;
             let Some((_, _, groups)) = device.spec.multipath() else { continue };
             let status = device.mapped().status_text();
             let words: Vec<&str> = status.split_whitespace().collect();
@@ -180,7 +181,7 @@ impl World {
                 let name = via.map_or(format!("8:{p}"), |(_, d)| format!("253:{d}"));
                 let Some(at) = words.iter().position(|w| *w == name) else { return wrong("the entry") };
                 let word = |n: usize| words.get(at + n).copied().unwrap_or_default();
-                let loose = device.spec.is_loose();
+                let loose = device.is_loose();
                 if word(1) == "F" && loose {
                     return wrong("the state");
                 }
@@ -230,7 +231,7 @@ impl World {
                 ));
             }
             device.events = (raised, must + may - raised);
-            if device.spec.multipath().is_some() && !device.spec.is_loose() {
+            if device.spec.multipath().is_some() && !device.is_loose() {
                 device.events.1 = 0;
             }
         }
@@ -328,3 +329,28 @@ fn check_served(i: usize, device: &Device, env: &Env) -> Result<(), Wrong> {
     }
     Ok(())
 }
+
+/// What the watch of device `i` says of itself: nothing waits any more, and reads have paid for the
+/// hedges.
+fn check_watch(i: usize, device: &Device, env: &Env) -> Result<(), Wrong> {
+    let reports = device.mapped().live().map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();
+    let (mut reads, mut hedges) = (0, 0);
+    for (report, watch) in reports.iter().filter_map(|report| Some((report, report.watch.as_ref()?))) {
+        if watch.waiting > 0 {
+            return Err(format!(
+                "at rest, d{i} says that {} requests wait for {}",
+                watch.waiting, report.name
+            ));
+        }
+        reads += report.ops[Op::Read as usize].0;
+        hedges += watch.hedges;
+    }
+    // Those that were handed back went down once more than they came up.
+    match hedges * READS_A_HEDGE <= reads + env.seen.handed_back {
+        true => Ok(()),
+        false => Err(format!("at rest, d{i} has sent {hedges} hedges for {reads} reads")),
+    }
+}
+
+/// So many reads earn a hedge.
+const READS_A_HEDGE: u64 = 20;

@@ -18,7 +18,18 @@ use crate::tables::TableSpec;
 use crate::turn::Turns as _;
 use std::sync::Weak;
 use udm_core::{Cx, Nanos, OpenError};
+use udm_dm::PathWatch;
 use udm_dm::table::Table;
+
+/// Whether paths are watched, and for what: in one world of four.
+fn draw_watch(plan: &Plan) -> PathWatch {
+    let mut draw = Chance::new(plan.seed, Stream::Watch);
+    if plan.bench.is_some() || plan.without.has(Class::Watch) || !draw.one_in(4) {
+        return PathWatch::default();
+    }
+    let deadline = draw.pick(&[None, Some(200), Some(1000), Some(1000)]).map(Nanos::from_millis);
+    PathWatch { deadline, hedge_reads: draw.one_in(2), eject_slow: draw.one_in(2) }
+}
 
 /// What a world may like to do: nothing more than else, messages, losing paths, suspends, resumes,
 /// calling off, closing and opening lanes, other limits.
@@ -37,6 +48,8 @@ pub struct World {
     pub log: Log,
     /// Every table that was built and may still be there.
     pub tables: Vec<Weak<Table>>,
+    /// What the paths of its multipath targets are watched for.
+    pub(crate) watch: PathWatch,
     /// That load is a part of what else is done there: no device is resumed meanwhile.
     pub(crate) acting: bool,
     /// By disk, while the world comes to rest: it hangs, and what needs it may wait. Empty when
@@ -84,6 +97,7 @@ impl World {
             machine: Machine::new(plan, &mut build, cores, env, cells),
             log: Log::default(),
             tables: Vec::new(),
+            watch: draw_watch(plan),
             acting: false,
             hung: Vec::new(),
             rest_at: build.span(600),

@@ -30,7 +30,7 @@ impl Host {
         let (disks, mut resolver) = disks(4);
         let mut world = TestWorld::new(1);
         let device = MappedDevice::new("t", None, DevNo { major: 254, minor: 0 }).unwrap();
-        device.set_upkeep(Upkeep { paths: Some(Arc::new(settings)) });
+        device.set_upkeep(Upkeep { paths: Some(Arc::new(settings)), ..Upkeep::default() });
         let lane = world.open(0, &*device).unwrap();
         let cores: Arc<dyn Cores> = world.cores();
         let lines = udm_wire::table::parse(&format!("0 32768 multipath {groups}")).unwrap();

@@ -148,6 +148,18 @@ pub struct ServeArgs {
     /// Look after them as a multipath.conf says: docs/multipath.md has its keys
     #[arg(long, value_name = "FILE")]
     pub multipath_conf: Option<PathBuf>,
+    /// Fail a path of a multipath device that keeps a request for so long, and send its reads
+    /// elsewhere; writes wait for it (0.01 to 3600) [default: paths have all the time they want]
+    #[arg(long, value_name = "SECONDS", value_parser = path_deadline)]
+    pub path_deadline: Option<Duration>,
+    /// Send a read of a multipath device that takes longer than most to a second path too, at most
+    /// one in twenty
+    #[arg(long)]
+    pub hedge_reads: bool,
+    /// Put a path of a multipath device out of use for a while when its reads take much longer than
+    /// those of the others of its group
+    #[arg(long)]
+    pub eject_slow_paths: bool,
     /// Return when the devices are served, and serve in the background
     #[arg(long, conflicts_with = "run")]
     pub fork: bool,
@@ -329,6 +341,12 @@ impl Until {
     pub fn timeout_ms(&self) -> Option<u64> {
         self.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX))
     }
+}
+
+/// The deadline of a path.
+fn path_deadline(word: &str) -> Result<Duration, String> {
+    let range = Duration::from_millis(10)..=Duration::from_secs(3600);
+    seconds(word).and_then(|d| if range.contains(&d) { Ok(d) } else { Err("not in 0.01..=3600".into()) })
 }
 
 /// Seconds, with or without a fraction.

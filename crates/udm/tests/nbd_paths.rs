@@ -10,10 +10,11 @@ use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread::sleep;
 use std::time::Duration;
+use support::nbd::Client;
 use support::servers::{Nbdkit, Puppet, fio, request, zeroes};
 use support::{Server, has, text, until};
 use tempfile::TempDir;
-use udm_wire::nbd::{Request, SimpleReply};
+use udm_wire::nbd::{Command as Ask, Request, SimpleReply};
 
 fn ends_well(command: &mut Command) {
     let out = command.output().unwrap();
@@ -302,4 +303,47 @@ fn a_table_whose_server_is_not_there() {
     let said = server.refuses(&["create", "x", "--table", "0 2048 linear nbd://127.0.0.1:1/ 0"]);
     assert!(said.contains("refused"), "{said}");
     assert_eq!(server.says(&["ls"]).trim(), "No devices found");
+}
+
+/// A server that is stopped keeps its connections and says nothing. With a deadline its path is
+/// failed, reads go elsewhere, and a write that it has waits until it goes on.
+#[test]
+fn a_path_that_goes_silent() {
+    if !has("nbdkit") {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let disk = folder.path().join("disk");
+    std::fs::write(&disk, vec![7; 1 << 20]).unwrap();
+    let path = disk.display().to_string();
+    let nbdkits = ["a", "b"].map(|name| Nbdkit::start(folder.path().join(name), &["file", &path]));
+    let [a, b] = [0, 1].map(|i: usize| nbdkits[i].uri());
+    let table = format!("mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {a} 1 {b} 1");
+    let server = Server::start_with(&[&table], &["--path-deadline", "0.3"]);
+    let signal = |name: &str| {
+        let pid = nbdkits[0].child.as_ref().unwrap().id();
+        assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
+    };
+    let watch = |name: &str| -> u64 {
+        let all: serde_json::Value = serde_json::from_str(&server.says(&["status", "mp", "--json"])).unwrap();
+        all[0]["paths"][0]["watch"][name].as_u64().unwrap()
+    };
+    let mut client = Client::connect(&server.nbd, "mp");
+    (0..2).for_each(|sector| assert_eq!(client.read(sector), 0));
+    signal("-STOP");
+    // By turns: one of the writes and one of the reads are for the path that is silent.
+    (0..2).for_each(|sector| client.ask(Ask::Write, sector * 512, 512));
+    (2..4).for_each(|sector| client.ask(Ask::Read, sector * 512, 512));
+    let reads = (0..3).map(|_| client.answer().unwrap()).filter(|(_, error, data)| {
+        assert_eq!(*error, 0);
+        *data == [7; 512]
+    });
+    assert_eq!(reads.count(), 2);
+    until("the write's deadline", || (watch("waiting") == 1).then_some(()));
+    assert_eq!((watch("given_up"), watch("late")), (1, 0));
+    assert!(server.log().contains("silent for 300ms"), "{}", server.log());
+    signal("-CONT");
+    assert_eq!(client.error(), 0, "the write is through");
+    until("the late answer", || (watch("late") == 1).then_some(()));
+    assert_eq!(watch("waiting"), 0);
 }

@@ -117,6 +117,46 @@ pub struct Path {
     pub errors: BTreeMap<String, u64>,
     /// Requests that it was given after another path had failed them.
     pub retries: u64,
+    /// Out of use for being slow.
+    #[serde(default)]
+    pub ejected: bool,
+    /// How often it was.
+    #[serde(default)]
+    pub ejections: u64,
+    /// What the watch over it has counted, where there is one.
+    pub watch: Option<PathWatch>,
+}
+
+/// What the watch over a path has counted since its table was loaded.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PathWatch {
+    /// Writes and flushes that are past their deadline and still wait for the path.
+    pub waiting: u64,
+    /// Reads that were past their deadline and went elsewhere.
+    pub given_up: u64,
+    /// Answers that came when nobody waited for them any more.
+    pub late: u64,
+    /// Reads that went down without a copy, for want of memory: they have to wait as writes do.
+    pub uncopied: u64,
+    /// Reads of the path that were sent to another one too.
+    pub hedges: u64,
+    /// Those that were answered there first.
+    pub hedges_won: u64,
+    /// Those that were not.
+    pub hedges_wasted: u64,
+    /// Reads that would have been sent to another one and were not, since the budget was used up.
+    pub hedges_refused: u64,
+    /// How long reads took: those that took less than so long, and no less than the step before.
+    pub latency: Vec<LatencyStep>,
+}
+
+/// Reads that took about as long.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LatencyStep {
+    /// They took less.
+    pub below_ns: u64,
+    /// How many there were.
+    pub reads: u64,
 }
 
 /// Requests and how long they were in all.

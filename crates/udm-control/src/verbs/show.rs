@@ -4,8 +4,8 @@ use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
-use udm_core::{DevNo, Device, Op};
-use udm_dm::{CheckState, Entry, PathReport, Table, Target};
+use udm_core::{DevNo, Device, Nanos, Op};
+use udm_dm::{CheckState, Entry, PathReport, Table, Target, WatchReport};
 use udm_targets::TARGETS;
 
 /// The version of the kernel's device mapper (6.12) whose behaviour udm follows.
@@ -165,6 +165,24 @@ fn path(report: PathReport) -> api::Path {
         served: OPS.iter().zip(report.ops).map(|(op, n)| ((*op).to_owned(), moved(n))).collect(),
         errors: report.errors_by.iter().map(|(status, n)| (status.text().to_owned(), *n)).collect(),
         retries: report.retries,
+        ejected: report.ejected,
+        ejections: report.ejections,
+        watch: report.watch.map(watch),
+    }
+}
+
+fn watch(report: WatchReport) -> api::PathWatch {
+    let step = |(below, reads): (Nanos, u64)| api::LatencyStep { below_ns: below.0, reads };
+    api::PathWatch {
+        waiting: report.waiting,
+        given_up: report.given_up,
+        late: report.late,
+        uncopied: report.bare,
+        hedges: report.hedges,
+        hedges_won: report.won,
+        hedges_wasted: report.wasted,
+        hedges_refused: report.refused,
+        latency: report.latency.into_iter().map(step).collect(),
     }
 }
 

@@ -4,6 +4,7 @@
 //! ```text
 //! multipath: mp: Failing path 253:1 (same.img): I/O error, Write at sector 2048: 1 of 2 paths left
 //! multipath: mp: Failing path 253:0 (disk.img): by message: no path left
+//! multipath: mp: Failing path 253:0 (disk.img): silent for 2s, 3 requests have to wait for it: no path left
 //! multipath: mp: no path left: 32 requests wait
 //! multipath: mp: Reinstating path 253:0 (disk.img): 1 of 2 paths up, 64 requests that waited go on
 //! multipath: mp: Reinstating path 253:1 (same.img): it answers: 2 of 2 paths up
@@ -17,6 +18,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use udm_core::{Bio, Cores, Nanos, Status};
 use udm_dm::target::{DeviceRef, Notify};
 
@@ -42,6 +44,9 @@ pub(super) enum Why<'a> {
     Check(Status),
     /// A check was not answered for so long.
     NoAnswer(Nanos),
+    /// A request has been with it for longer than the deadline. Others wait for it too, which can't
+    /// go elsewhere.
+    Silent { deadline: Nanos, waiting: usize },
 }
 
 /// Why a path is reinstated.
@@ -69,6 +74,13 @@ impl fmt::Display for Why<'_> {
             Why::Message => f.write_str("by message"),
             Why::Check(status) => write!(f, "{status} error, in a check"),
             Why::NoAnswer(time) => write!(f, "no answer to a check in {} s", time.0 as f64 / 1e9),
+            Why::Silent { deadline, waiting } => {
+                write!(f, "silent for {:?}", Duration::from_nanos(deadline.0))?;
+                match waiting {
+                    0 => Ok(()),
+                    n => write!(f, ", {n} requests have to wait for it"),
+                }
+            }
         }
     }
 }
@@ -114,6 +126,20 @@ impl Journal {
             self.last_gone.store(true, Relaxed);
             tracing::warn!("multipath: {device}: Failing path {path}: {why}: no path left");
         }
+    }
+
+    /// A path is out of use for being slow, for `length` at the least.
+    pub fn ejected(&self, path: usize, length: Nanos) {
+        let (device, path, length) = (self.device(), self.path(path), Duration::from_nanos(length.0));
+        tracing::warn!(
+            "multipath: {device}: path {path} is much slower than the others: out of use for {length:?}"
+        );
+    }
+
+    /// It is in use again.
+    pub fn admitted(&self, path: usize) {
+        let (device, path) = (self.device(), self.path(path));
+        tracing::warn!("multipath: {device}: path {path} is no slower than the others: in use again");
     }
 
     /// A path was reinstated; `up` are up now.

@@ -10,7 +10,8 @@
 //! * `journal`: what the log is told. `lane`: the data path of one core. `route`: which group and
 //!   paths it uses. `retry`: what happens to bios that found no path or lost theirs.
 //! * [`selector`]: which path of a group. `checker`: the task that looks after the paths. `board`:
-//!   what it knows of them.
+//!   what it knows of them. `watch`: deadlines, hedged reads and slow paths, where that is asked
+//!   for.
 //!
 //! A bio is retried only after the path's lane has handed it back, so nothing below can still touch
 //! its data or its blocks.
@@ -20,6 +21,7 @@
 
 mod board;
 mod checker;
+mod ejection;
 mod journal;
 mod lane;
 mod message;
@@ -30,16 +32,17 @@ pub mod selector;
 mod served;
 mod state;
 mod status;
+mod watch;
 
 use board::Board;
 use journal::Journal;
 use parse::{Features, Group, QueueMode};
 use served::Served;
 use state::Shared;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use udm_core::{Content, Cx, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors};
 use udm_dm::target::{Below, DeviceRef, Kind, Notify, Resolver, Target, TargetArgs, Used};
-use udm_dm::{PathReport, TargetError, Upkeep};
+use udm_dm::{PathReport, PathWatch, TargetError, Upkeep};
 
 /// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in
 /// `parse`.
@@ -59,6 +62,8 @@ pub struct Multipath {
     shared: Arc<Shared>,
     served: Served,
     board: Arc<Board>,
+    /// What its paths are watched for, once it is loaded into a device.
+    watch: OnceLock<PathWatch>,
     /// Serialises messages. The data path never takes it.
     messages: Mutex<()>,
 }
@@ -82,6 +87,7 @@ impl Multipath {
             shared: Arc::new(shared),
             served: Served::default(),
             board: Arc::new(Board::new(paths)),
+            watch: OnceLock::new(),
             messages: Mutex::new(()),
         }))
     }
@@ -104,7 +110,13 @@ impl Target for Multipath {
         }
         let core = cx.core();
         let groups = self.groups.iter().map(|g| (g.paths.len(), Arc::clone(&g.selector).lane(core)));
-        let served = self.served.open(paths.len());
+        let watch = self.watch.get().copied().unwrap_or_default();
+        let served = self.served.open(paths.len(), watch.is_on());
+        if watch.is_on() {
+            let counts = self.groups.iter().map(|group| group.paths.len());
+            let with = (watch, Arc::clone(&self.shared), Arc::clone(&served));
+            paths = watch::over(paths, counts, with, cx);
+        }
         Ok(Box::new(lane::MultipathLane::new(Arc::clone(&self.shared), groups, paths, served)))
     }
 
@@ -160,6 +172,7 @@ impl Target for Multipath {
     }
 
     fn attach(&self, notify: Arc<dyn Notify>) {
+        let _ = self.watch.set(notify.upkeep().watch);
         self.shared.attach(notify);
     }
 

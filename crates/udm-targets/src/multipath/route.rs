@@ -6,7 +6,7 @@
 //! choice was made on old facts, and it looks again.
 
 use super::selector::SelectorLane;
-use super::state::{GroupView, Shared, Word, choose};
+use super::state::{GroupView, PathView, Shared, Word, choose};
 use std::ops::Range;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, Cx, Sectors};
@@ -36,6 +36,8 @@ pub(super) struct Router {
     groups: Vec<GroupLane>,
     views: Vec<GroupView>,
     known: Vec<PathSeen>,
+    /// Scratch: the paths of a group.
+    now: Vec<PathView>,
     /// Scratch: when a path was reinstated, the group, the path.
     returned: Vec<(u64, usize, usize)>,
     /// A path was failed by this lane and nobody has been told yet.
@@ -59,6 +61,7 @@ impl Router {
             group: NO_GROUP,
             views: groups.iter().map(|g| GroupView { usable: g.paths.len(), bypassed: false }).collect(),
             known: vec![PathSeen { usable: true, stamp: 0 }; start],
+            now: Vec::new(),
             returned: Vec::with_capacity(start),
             groups,
             path_failed: false,
@@ -119,14 +122,19 @@ impl Router {
     fn refresh(&mut self, shared: &Shared) {
         for (g, group) in self.groups.iter_mut().enumerate() {
             self.views[g].bypassed = shared.is_bypassed(g);
-            for index in group.paths.clone() {
-                let (now, known) = (shared.path(index), &mut self.known[index]);
-                if known.usable && (now.failed || now.stamp != known.stamp) {
+            // Each is looked at once, so that what is out of use for being slow is used where
+            // nothing else is left.
+            self.now.clear();
+            self.now.extend(group.paths.clone().map(|index| shared.path(index)));
+            let choice = self.now.iter().any(|path| path.is_in_use());
+            for (index, now) in group.paths.clone().zip(&self.now) {
+                let (out, known) = (now.failed || now.ejected && choice, &mut self.known[index]);
+                if known.usable && (out || now.stamp != known.stamp) {
                     group.selector.fail(index - group.paths.start);
                     self.views[g].usable -= 1;
                     known.usable = false;
                 }
-                if !now.failed && !known.usable {
+                if !out && !known.usable {
                     self.returned.push((now.stamp, g, index));
                 }
                 known.stamp = now.stamp;

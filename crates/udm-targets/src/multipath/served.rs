@@ -3,6 +3,7 @@
 //! Every lane counts on its own, in numbers that it alone writes, so counting costs no atomic
 //! read-modify-write and no shared cache line. Whoever asks adds the lanes up.
 
+use super::watch::latency::{STEPS, Total};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use udm_core::{Bio, Op, Status};
@@ -13,7 +14,7 @@ const OPS: usize = Op::ALL.len();
 const ENDS: usize = Status::ALL.len();
 
 /// What one path has served.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Count {
     /// By operation: bios that came back from it, well or not, and their bytes.
     pub(super) ops: [(u64, u64); OPS],
@@ -23,6 +24,23 @@ pub(super) struct Count {
     pub(super) retries: u64,
     /// Bios that it has, as of the last poll of each lane.
     pub(super) in_flight: u64,
+    /// What watches have counted, in the order of [`Watched::cells`].
+    pub(super) watched: [u64; WATCHED],
+    /// How many reads of watched lanes took how long.
+    pub(super) latency: [u64; STEPS],
+}
+
+impl Default for Count {
+    fn default() -> Count {
+        Count {
+            ops: [(0, 0); OPS],
+            errors: [0; ENDS],
+            retries: 0,
+            in_flight: 0,
+            watched: [0; WATCHED],
+            latency: [0; STEPS],
+        }
+    }
 }
 
 impl Count {
@@ -50,6 +68,42 @@ pub(super) struct Counter {
     errors: [AtomicU64; ENDS],
     retries: AtomicU64,
     in_flight: AtomicU64,
+    pub(super) watched: Watched,
+    /// Only where a watch is on.
+    pub(super) latency: Option<Box<Total>>,
+}
+
+/// How many numbers a watch counts.
+const WATCHED: usize = 8;
+
+/// What the watch of one lane counts of a path ([`udm_dm::WatchReport`]).
+#[derive(Debug, Default)]
+pub(super) struct Watched {
+    pub(super) waiting: AtomicU64,
+    pub(super) given_up: AtomicU64,
+    pub(super) late: AtomicU64,
+    pub(super) bare: AtomicU64,
+    pub(super) hedges: AtomicU64,
+    pub(super) won: AtomicU64,
+    pub(super) wasted: AtomicU64,
+    pub(super) refused: AtomicU64,
+}
+
+impl Watched {
+    /// Adds to one of them.
+    pub(super) fn add(cell: &AtomicU64, n: u64) {
+        Counter::bump(cell, n);
+    }
+
+    /// Takes from one of them.
+    pub(super) fn take(cell: &AtomicU64, n: u64) {
+        cell.store(cell.load(Ordering::Relaxed) - n, Ordering::Relaxed);
+    }
+
+    fn cells(&self) -> [&AtomicU64; WATCHED] {
+        let Watched { waiting, given_up, late, bare, hedges, won, wasted, refused } = self;
+        [waiting, given_up, late, bare, hedges, won, wasted, refused]
+    }
 }
 
 impl Counter {
@@ -92,6 +146,8 @@ impl Counter {
         count.errors.iter_mut().zip(&self.errors).for_each(|(to, cell)| add(to, cell));
         add(&mut count.retries, &self.retries);
         add(&mut count.in_flight, &self.in_flight);
+        count.watched.iter_mut().zip(self.watched.cells()).for_each(|(to, cell)| add(to, cell));
+        self.latency.iter().for_each(|latency| latency.add_to(&mut count.latency));
     }
 }
 
@@ -111,9 +167,10 @@ struct State {
 }
 
 impl Served {
-    /// Counters for a new lane over `paths` paths.
-    pub(super) fn open(&self, paths: usize) -> Row {
-        let row: Row = (0..paths).map(|_| Counter::default()).collect();
+    /// Counters for a new lane over `paths` paths, watched or not.
+    pub(super) fn open(&self, paths: usize, watched: bool) -> Row {
+        let latency = || watched.then(Box::<Total>::default);
+        let row: Row = (0..paths).map(|_| Counter { latency: latency(), ..Counter::default() }).collect();
         let mut state = self.0.lock().unwrap_or_else(|e| e.into_inner());
         state.retire(paths);
         state.rows.push(row.clone());
@@ -142,7 +199,8 @@ impl State {
             Some(gone) => {
                 for (counter, count) in gone.iter().zip(&mut *past) {
                     counter.add_to(count);
-                    count.in_flight = 0;
+                    // What a lane has goes with it.
+                    (count.in_flight, count.watched[0]) = (0, 0);
                 }
                 false
             }
@@ -158,7 +216,7 @@ mod tests {
     #[test]
     fn counts_outlive_their_lane() {
         let served = Served::default();
-        let (a, b) = (served.open(2), served.open(2));
+        let (a, b) = (served.open(2, false), served.open(2, true));
         a[0].served(Op::Read, 3, 12);
         a[0].has(5);
         b[1].served(Op::Write, 1, 4);

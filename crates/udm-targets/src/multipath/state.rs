@@ -10,6 +10,7 @@
 //! with Release; a lane loads the word with Acquire and then reads them. A lane that read something
 //! newer than its word's generation sees the word move at its next look.
 
+use super::ejection::Ejection;
 use super::journal::{Back, Journal, Why};
 use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
@@ -147,6 +148,7 @@ struct PathState {
     /// journal's clock. For who asks; nothing hangs on it.
     since: AtomicU64,
     failed_for: AtomicU64,
+    ejection: Ejection,
 }
 
 /// A path, read at one moment.
@@ -155,6 +157,15 @@ pub(super) struct PathView {
     pub(super) failed: bool,
     pub(super) fail_count: u64,
     pub(super) stamp: u64,
+    /// Out of use for being slow.
+    pub(super) ejected: bool,
+}
+
+impl PathView {
+    /// Neither failed nor slow.
+    pub(super) fn is_in_use(self) -> bool {
+        !self.failed && !self.ejected
+    }
 }
 
 /// How long a path has been in its state, and how long it was failed in all, this time included.
@@ -171,6 +182,8 @@ pub(super) struct Shared {
     /// Paths that have not failed, over all groups.
     valid: AtomicU32,
     stamps: AtomicU64,
+    /// Paths that are out of use for being slow.
+    ejected: AtomicU32,
     bypassed: Box<[AtomicBool]>,
     paths: Box<[PathState]>,
     pub(super) journal: Journal,
@@ -191,6 +204,7 @@ impl Shared {
             word: CachePadded::new(AtomicU64::new(Word::loaded(queue_if_no_path, next).0)),
             valid: AtomicU32::new(paths as u32),
             stamps: AtomicU64::new(0),
+            ejected: AtomicU32::new(0),
             bypassed: (0..groups).map(|_| AtomicBool::new(false)).collect(),
             paths: (0..paths).map(|_| PathState::default()).collect(),
             journal,
@@ -227,7 +241,8 @@ impl Shared {
         interleave::point();
         let state = self.paths[path].state.load(Ordering::Acquire);
         let stamp = self.paths[path].stamp.load(Ordering::Relaxed);
-        PathView { failed: state & 1 != 0, fail_count: state >> 1, stamp }
+        let ejected = self.paths[path].ejection.is_out();
+        PathView { failed: state & 1 != 0, fail_count: state >> 1, stamp, ejected }
     }
 
     /// How long `path` has been what it is.
@@ -307,6 +322,34 @@ impl Shared {
         p.returning.store(false, Ordering::Release);
         self.update(Word::moved);
         true
+    }
+
+    /// Puts a path out of use for being slow. False when it is already.
+    pub(super) fn eject(&self, path: usize, now: Nanos) -> bool {
+        let Some(length) = self.paths[path].ejection.begin(now) else { return false };
+        self.ejected.fetch_add(1, Ordering::Relaxed);
+        self.update(Word::moved);
+        self.journal.ejected(path, length);
+        true
+    }
+
+    /// True when a path is out of use for being slow.
+    pub(super) fn has_ejected(&self) -> bool {
+        self.ejected.load(Ordering::Relaxed) > 0
+    }
+
+    /// Since when and how often `path` is out of use for being slow.
+    pub(super) fn ejection(&self, path: usize) -> &Ejection {
+        &self.paths[path].ejection
+    }
+
+    /// The trial of `path` went well: it is in use again.
+    pub(super) fn admit(&self, path: usize, now: Nanos) {
+        if self.paths[path].ejection.end(now) {
+            self.ejected.fetch_sub(1, Ordering::Relaxed);
+            self.update(Word::moved);
+            self.journal.admitted(path);
+        }
     }
 
     /// Sets or clears the bypass mark of a group; the next bio chooses a group anew.
@@ -399,7 +442,7 @@ mod tests {
         assert_ne!(s.word().generation(), before.generation());
         let back = |path| s.reinstate(path, Back::Message);
         assert!(back(0) && !back(0) && !back(1));
-        assert_eq!(s.path(0), PathView { failed: false, fail_count: 1, stamp: 1 });
+        assert_eq!(s.path(0), PathView { failed: false, fail_count: 1, stamp: 1, ejected: false });
         assert!(!s.commit(before, before.with_current(Some(0))), "a choice on old facts does not count");
     }
 

@@ -3,10 +3,12 @@
 
 use super::Multipath;
 use super::parse::QueueMode;
+use super::served::Count;
 use super::state::Word;
+use super::watch::latency::end_of;
 use std::fmt::Write;
 use udm_core::Status;
-use udm_dm::PathReport;
+use udm_dm::{PathReport, PathWatch, WatchReport};
 
 /// Appends a field.
 macro_rules! field {
@@ -117,8 +119,19 @@ impl Multipath {
                 errors: served.path_errors(),
                 errors_by: kinds.filter(|(_, count)| *count > 0).collect(),
                 retries: served.retries,
+                ejected: view.ejected,
+                ejections: self.shared.ejection(index).count(),
+                watch: self.watch.get().is_some_and(PathWatch::is_on).then(|| watched(&served)),
             }
         })
         .collect()
     }
+}
+
+/// What a watch has counted of a path.
+fn watched(served: &Count) -> WatchReport {
+    let [waiting, given_up, late, bare, hedges, won, wasted, refused] = served.watched;
+    let steps = served.latency.iter().enumerate().filter(|(_, count)| **count > 0);
+    let latency = steps.map(|(step, count)| (end_of(step), *count)).collect();
+    WatchReport { waiting, given_up, late, bare, hedges, won, wasted, refused, latency }
 }

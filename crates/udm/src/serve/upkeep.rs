@@ -1,4 +1,5 @@
-//! What is done for multipath devices: `--check-paths` and `--multipath-conf`.
+//! What is done for multipath devices: `--check-paths` and `--multipath-conf`, and what their paths
+//! are watched for.
 
 use crate::cli::ServeArgs;
 use anyhow::{Context, Result, bail};
@@ -6,7 +7,8 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use udm_control::registry::UpkeepOf;
-use udm_dm::Upkeep;
+use udm_core::Nanos;
+use udm_dm::{PathWatch, Upkeep};
 use udm_wire::multipath_conf::{CONF_MAX, Conf};
 
 /// What is done for a device by its names.
@@ -16,9 +18,14 @@ pub fn of(args: &ServeArgs) -> Result<UpkeepOf> {
         Some(file) => Some(read(file)?),
         None => every.map(|_| Conf::default()),
     };
+    let watch = PathWatch {
+        deadline: args.path_deadline.map(|d| Nanos(d.as_nanos() as u64)),
+        hedge_reads: args.hedge_reads,
+        eject_slow: args.eject_slow_paths,
+    };
     let of = move |name: &str, uuid: Option<&str>| {
         let settings = conf.as_ref().map(|conf| conf.settings(name, uuid, every));
-        Upkeep { paths: settings.map(Arc::new) }
+        Upkeep { paths: settings.map(Arc::new), watch }
     };
     Ok(Box::new(of))
 }

@@ -63,7 +63,7 @@ impl Stage {
             max_polling_interval: Nanos::from_millis(2000),
             ..Settings::every(1)
         };
-        let upkeep = Upkeep { paths: Some(Arc::new(settings)) };
+        let upkeep = Upkeep { paths: Some(Arc::new(settings)), ..Upkeep::default() };
         scene.registry.keep_up(Box::new(move |_, _| upkeep.clone()));
         let disk = scene.folder().join("disk.img");
         std::fs::File::create(&disk).and_then(|file| file.set_len(BYTES)).context("demo: image")?;

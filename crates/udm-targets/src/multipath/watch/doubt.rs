@@ -1,0 +1,174 @@
+//! Paths of a watched lane that are slow: hedges, and who is put out of use and comes back.
+//!
+//! A path on probation is given no requests. When its time is over the first lane that is asked for
+//! something sends it copies of a few reads, one at a time ([`Trial`]), whose answers nobody waits
+//! for: no request is slow for the sake of finding out. If they do well the path is in use again;
+//! if not, it is out for twice as long.
+
+use super::Watch;
+use super::hedge::{AFTER_MIN, PERCENTILE, READS_MIN};
+use super::judge::{self, Standing, TRIALS};
+use super::latency::Window;
+use super::slots::{Role, What};
+use crate::multipath::served::Watched;
+use udm_core::{Cx, Nanos};
+
+/// How long a window is, at the least.
+const WINDOW: Nanos = Nanos::from_millis(250);
+/// How long a trial may take before another lane may begin one.
+const TRIAL_MAX: Nanos = Nanos::from_millis(10_000);
+
+/// A path on probation that is tried.
+pub(super) struct Trial {
+    path: usize,
+    /// What the copies took; never, for those that failed.
+    times: Vec<Nanos>,
+    /// One is on its way.
+    out: bool,
+    until: Nanos,
+}
+
+impl Watch {
+    /// Hedges the reads on `path` that have taken long.
+    pub(super) fn see_hedges(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
+        let after = self.groups[self.paths[path].group].after;
+        if !self.how.hedge_reads || after == Nanos::NEVER {
+            return;
+        }
+        while let Some(sent) = self.paths[path].unhedged.first(&self.slots) {
+            let due = sent.at + after;
+            if due > now {
+                cx.wake_at(due);
+                break;
+            }
+            self.paths[path].unhedged.pop();
+            if let What::Copy { read: Some(read), role: Role::Own } = self.slots[sent.slot].what {
+                self.hedge(path, read, now, cx);
+            }
+        }
+    }
+
+    fn hedge(&mut self, path: usize, read: usize, now: Nanos, cx: &mut Cx<'_>) {
+        let Some(other) = self.beside(path) else { return };
+        let group = self.paths[path].group;
+        let allowed = self.groups[group].budget.take(now);
+        if !allowed || !self.send_copy(other, read, Role::Hedge, now, cx) {
+            return Watched::add(&self.counts(path).refused, 1);
+        }
+        Watched::add(&self.counts(path).hedges, 1);
+    }
+
+    /// Sends a copy of `read` to `path` besides; false where there is no room for one.
+    fn send_copy(&mut self, path: usize, read: usize, role: Role, now: Nanos, cx: &mut Cx<'_>) -> bool {
+        let Some(mut copy) = self.copies.of(&self.reads[read].bio) else { return false };
+        let of = (role == Role::Hedge).then_some(read);
+        let sent = self.enter(path, What::Copy { read: of, role }, now);
+        copy.cookie = sent.slot as u64;
+        if role == Role::Hedge {
+            self.reads[read].hedge = Some(sent.slot);
+        }
+        self.guests += 1;
+        self.paths[path].guests += 1;
+        self.out.push(copy);
+        self.send(path, cx);
+        // Its answer may be there already.
+        cx.wake_now();
+        true
+    }
+
+    /// The paths of the group of `path` in use, but for itself.
+    fn others(&self, path: usize) -> impl Iterator<Item = usize> {
+        let group = self.groups[self.paths[path].group].paths.clone();
+        group.filter(move |other| *other != path && self.shared.path(*other).is_in_use())
+    }
+
+    /// The one of them with the least to do.
+    fn beside(&self, path: usize) -> Option<usize> {
+        self.others(path).min_by_key(|other| self.paths[*other].in_flight)
+    }
+
+    /// The end of a window, if it is over: what reads take by now, and who is slow. Then whether
+    /// the time of a path on probation is over.
+    pub(super) fn look_back(&mut self, now: Nanos) {
+        if now < self.window_end {
+            return;
+        }
+        self.window_end = now + WINDOW;
+        for group in 0..self.groups.len() {
+            let paths = self.groups[group].paths.clone();
+            let mut all = Window::default();
+            self.paths[paths.clone()].iter().for_each(|path| all.merge(&path.window));
+            let Some(most) = all.percentile(PERCENTILE).filter(|_| all.total() >= READS_MIN) else {
+                continue;
+            };
+            self.groups[group].after = most.max(AFTER_MIN);
+            if self.how.eject_slow {
+                self.judge(group, now);
+            }
+            self.paths[paths].iter_mut().for_each(|path| path.window = Window::default());
+        }
+        if self.how.eject_slow && self.shared.has_ejected() {
+            self.see_probation(now);
+        }
+    }
+
+    fn judge(&mut self, group: usize, now: Nanos) {
+        let range = self.groups[group].paths.clone();
+        let shared = &self.shared;
+        let paths = self.paths[range.clone()].iter_mut().zip(range);
+        let in_use = paths.filter(|(_, index)| shared.path(*index).is_in_use());
+        let mut in_use: Vec<_> = in_use.map(|(p, index)| (index, &mut p.standing, &p.window)).collect();
+        if let Some(slow) = judge::judge(&mut in_use) {
+            self.put_out(slow, now);
+        }
+    }
+
+    /// Puts a path out of use, unless it is the last of its group.
+    pub(super) fn put_out(&mut self, path: usize, now: Nanos) {
+        self.paths[path].standing = Standing::default();
+        if self.how.eject_slow && self.others(path).next().is_some() && self.shared.path(path).is_in_use() {
+            self.shared.eject(path, now);
+        }
+    }
+
+    /// Begins to try a path whose time is over; ends a trial that takes too long.
+    fn see_probation(&mut self, now: Nanos) {
+        if let Some(trial) = self.trial.take_if(|trial| trial.until <= now) {
+            self.shared.ejection(trial.path).condemn(now);
+        }
+        if self.trial.is_some() {
+            return;
+        }
+        let until = now + TRIAL_MAX;
+        let due = (0..self.paths.len()).find(|path| self.shared.ejection(*path).claim_trial(now, until));
+        self.trial = due.map(|path| Trial { path, times: Vec::with_capacity(TRIALS), out: false, until });
+    }
+
+    /// Sends a copy of `read` to the path that is tried.
+    pub(super) fn try_with(&mut self, read: usize, now: Nanos, cx: &mut Cx<'_>) {
+        let Some(Trial { path, out: false, .. }) = self.trial else { return };
+        let same = self.paths[path].group == self.paths[self.reads[read].leg].group;
+        if same && !self.shared.path(path).failed {
+            let sent = self.send_copy(path, read, Role::Trial, now, cx);
+            self.trial.as_mut().into_iter().for_each(|trial| trial.out = sent);
+        }
+    }
+
+    /// The path that is tried has answered, or will not: how long it took, if it did well. One
+    /// whose trial is over already counts for nothing.
+    pub(super) fn tried(&mut self, took: Option<Nanos>, now: Nanos) {
+        let Some(trial) = &mut self.trial else { return };
+        trial.out = false;
+        trial.times.push(took.unwrap_or(Nanos::NEVER));
+        if trial.times.len() < TRIALS {
+            return;
+        }
+        let Some(mut trial) = self.trial.take() else { return };
+        let others: Vec<_> = self.others(trial.path).map(|other| &self.paths[other].standing).collect();
+        if judge::is_well(&mut trial.times, &others) {
+            self.shared.admit(trial.path, now);
+        } else {
+            self.shared.ejection(trial.path).condemn(now);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! When a read is sent to a second path, and how often that may be.
+//!
+//! A read that has taken longer than most do ([`PERCENTILE`] of those of its group in the last
+//! window, and never less than [`AFTER_MIN`]) goes to a second path as well. Each read earns a
+//! twentieth of such a *hedge*, and no more than [`SAVED_MAX`] are saved up. Where hedges do not
+//! win (storage that is slow behind all paths) they only add to its load: when fewer than
+//! [`WON_MIN`] of the last [`ROUND`] were the first to answer, there are none for a while, twice as
+//! long each time.
+
+use udm_core::Nanos;
+
+/// Of a hundred reads so many are through before a hedge is sent.
+pub(super) const PERCENTILE: u32 = 95;
+/// No hedge is sent sooner.
+pub(super) const AFTER_MIN: Nanos = Nanos::from_millis(1);
+/// Reads that a window must have to go by it.
+pub(super) const READS_MIN: u32 = 64;
+/// Reads that earn one hedge.
+pub(super) const READS_A_HEDGE: u64 = 20;
+/// The most hedges that are saved up.
+pub(super) const SAVED_MAX: u64 = 64;
+/// Hedges after which it is looked how many have won.
+const ROUND: u32 = 32;
+const WON_MIN: u32 = 4;
+/// How long there are none, first and at the most.
+const REST: Nanos = Nanos::from_millis(1_000);
+const REST_MAX: Nanos = Nanos::from_millis(64_000);
+
+/// The budget of one lane.
+#[derive(Debug)]
+pub(super) struct Budget {
+    /// Reads not spent.
+    saved: u64,
+    ended: u32,
+    won: u32,
+    rest: Nanos,
+    until: Nanos,
+}
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget { saved: 0, ended: 0, won: 0, rest: REST, until: Nanos(0) }
+    }
+}
+
+impl Budget {
+    /// `reads` were sent.
+    pub(super) fn earn(&mut self, reads: u64) {
+        self.saved = (self.saved + reads).min(SAVED_MAX * READS_A_HEDGE);
+    }
+
+    /// Takes one hedge; false when there is none to be had.
+    pub(super) fn take(&mut self, now: Nanos) -> bool {
+        if now < self.until || self.saved < READS_A_HEDGE {
+            return false;
+        }
+        self.saved -= READS_A_HEDGE;
+        true
+    }
+
+    /// A hedge has ended: it was the first to answer, or not.
+    pub(super) fn ended(&mut self, won: bool, now: Nanos) {
+        self.ended += 1;
+        self.won += u32::from(won);
+        if self.ended < ROUND {
+            return;
+        }
+        if self.won < WON_MIN {
+            self.until = now + self.rest;
+            self.rest = Nanos((self.rest.0 * 2).min(REST_MAX.0));
+        } else {
+            self.rest = REST;
+        }
+        (self.ended, self.won) = (0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Nanos = Nanos::from_millis(1);
+
+    fn taken(budget: &mut Budget, now: Nanos) -> u64 {
+        (0..10_000).take_while(|_| budget.take(now)).count() as u64
+    }
+
+    #[test]
+    fn one_in_twenty() {
+        let mut budget = Budget::default();
+        assert_eq!(taken(&mut budget, NOW), 0, "nothing is had in advance");
+        budget.earn(19);
+        assert_eq!(taken(&mut budget, NOW), 0);
+        budget.earn(181);
+        assert_eq!(taken(&mut budget, NOW), 10);
+        budget.earn(1 << 40);
+        assert_eq!(taken(&mut budget, NOW), SAVED_MAX);
+    }
+
+    #[test]
+    fn hedges_that_do_not_win_rest_longer_each_time() {
+        let mut budget = Budget::default();
+        budget.earn(1 << 40);
+        let (mut now, mut rests) = (NOW, Vec::new());
+        for _ in 0..9 {
+            (0..ROUND).for_each(|i| budget.ended(i < WON_MIN - 1, now));
+            assert!(!budget.take(now));
+            rests.push(budget.until.since(now));
+            now = budget.until;
+            budget.earn(READS_A_HEDGE);
+            assert!(budget.take(now), "they come back");
+        }
+        assert_eq!((rests[0], rests[1], rests[8]), (REST, Nanos(2 * REST.0), REST_MAX));
+        (0..ROUND).for_each(|i| budget.ended(i < WON_MIN, now));
+        assert!(budget.take(now));
+        (0..ROUND).for_each(|_| budget.ended(false, now));
+        assert_eq!(budget.until.since(now), REST, "those that win make up for it");
+    }
+}

@@ -1,0 +1,134 @@
+//! How long reads take: counts in steps that grow with the time.
+//!
+//! Four steps to each doubling, from 1 µs to about 34 s, so that a step is within a fifth of the
+//! time. What is shorter or longer counts in the first or the last.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use udm_core::Nanos;
+
+/// How many steps there are.
+pub(in crate::multipath) const STEPS: usize = 4 * (OCTAVES as usize);
+/// Doublings of the shortest time.
+const OCTAVES: u32 = 25;
+/// The shortest time in ns, as a power of two.
+const SHORTEST: u32 = 10;
+
+/// The step of `time`.
+fn step(time: Nanos) -> usize {
+    let time = time.0.max(1 << SHORTEST);
+    let octave = time.ilog2();
+    let quarter = (time >> (octave - 2)) & 3;
+    (((octave - SHORTEST) * 4) as usize + quarter as usize).min(STEPS - 1)
+}
+
+/// The end of a step: all times that count in it are shorter.
+pub(in crate::multipath) fn end_of(step: usize) -> Nanos {
+    let (octave, quarter) = (SHORTEST + step as u32 / 4, step as u64 % 4);
+    Nanos((5 + quarter) << (octave - 2))
+}
+
+/// Counts that one core writes and others may read, since the lane was opened.
+#[derive(Debug)]
+pub(in crate::multipath) struct Total([AtomicU64; STEPS]);
+
+impl Default for Total {
+    fn default() -> Total {
+        Total(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl Total {
+    /// A read took `time`. Only the lane's own core calls it.
+    pub(super) fn add(&self, time: Nanos) {
+        let cell = &self.0[step(time)];
+        cell.store(cell.load(Relaxed) + 1, Relaxed);
+    }
+
+    /// Adds what was counted to `sums`.
+    pub(in crate::multipath) fn add_to(&self, sums: &mut [u64; STEPS]) {
+        sums.iter_mut().zip(&self.0).for_each(|(sum, cell)| *sum += cell.load(Relaxed));
+    }
+}
+
+/// Counts of a window.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    counts: [u32; STEPS],
+    total: u32,
+}
+
+impl Default for Window {
+    fn default() -> Window {
+        Window { counts: [0; STEPS], total: 0 }
+    }
+}
+
+impl Window {
+    pub(super) fn add(&mut self, time: Nanos) {
+        self.counts[step(time)] += 1;
+        self.total += 1;
+    }
+
+    /// How many reads it has.
+    pub(super) fn total(&self) -> u32 {
+        self.total
+    }
+
+    /// Adds another.
+    pub(super) fn merge(&mut self, other: &Window) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(a, b)| *a += b);
+        self.total += other.total;
+    }
+
+    /// The time that `percent` of a hundred reads did not reach. `None` without reads.
+    pub(super) fn percentile(&self, percent: u32) -> Option<Nanos> {
+        percentile(self.counts.iter().map(|n| u64::from(*n)), u64::from(self.total), percent)
+    }
+}
+
+/// The same of any counts, `total` in all.
+pub(in crate::multipath) fn percentile(
+    counts: impl Iterator<Item = u64>,
+    total: u64,
+    percent: u32,
+) -> Option<Nanos> {
+    let rank = (total * u64::from(percent)).div_ceil(100).max(1);
+    let mut below = 0;
+    counts.enumerate().find_map(|(step, count)| {
+        below += count;
+        (below >= rank).then(|| end_of(step))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_time_is_in_its_step() {
+        for time in (0..40).flat_map(|bit| [1 << bit, (1 << bit) + 1, (3 << bit) - 1, (7 << bit) / 4]) {
+            let at = step(Nanos(time));
+            assert!(time < end_of(at).0 || at == STEPS - 1, "{time}");
+            assert!(at == 0 || time >= end_of(at - 1).0, "{time}");
+        }
+        let ends: Vec<_> = (0..STEPS).map(end_of).collect();
+        assert!(ends.windows(2).all(|w| w[0] < w[1]) && ends[STEPS - 1] > Nanos::from_millis(30_000));
+    }
+
+    #[test]
+    fn percentiles_are_within_a_step() {
+        let mut window = Window::default();
+        assert_eq!(window.percentile(50), None);
+        (1..=1000).for_each(|us| window.add(Nanos(us * 1000)));
+        for percent in [1, 50, 95, 99, 100] {
+            let (got, want) = (window.percentile(percent).unwrap().0, u64::from(percent) * 10_000);
+            assert!(got >= want && got <= want + want / 3, "p{percent}: {got} for {want}");
+        }
+        let total = Total::default();
+        let mut sums = [0; STEPS];
+        total.add(Nanos(5));
+        total.add(Nanos::NEVER);
+        total.add_to(&mut sums);
+        assert_eq!((sums[0], sums[STEPS - 1], sums.iter().sum::<u64>()), (1, 1, 2));
+    }
+}

@@ -1,0 +1,280 @@
+//! The watch over the paths of a device, on one core: a deadline, hedged reads, and paths that are
+//! put out of use for being slow. Opt-in ([`udm_dm::PathWatch`]); a lane without it has none of
+//! this.
+//!
+//! It lies between the multipath lane and its paths: each path gets a [`Leg`], and all legs of a
+//! lane share one [`Watch`], which has the paths' own lanes. What it hands down it remembers:
+//!
+//! * **A read goes down as a copy with memory of its own.** So its answer may come whenever it
+//!   likes: nobody waits for it any more, and it lands nowhere else. The price is a copy of the
+//!   data. Where the memory for copies is used up the read goes down itself.
+//! * **A write or a flush goes down itself**, and is nobody else's until its path gives it back. A
+//!   write on two paths might come late and undo a newer one; and of two answers to a flush the
+//!   late one may be the error.
+//!
+//! When something is past its deadline the path is failed, so that new requests go elsewhere. The
+//! reads past it come back with a timeout, as from any path that fails, and go round; the rest
+//! waits, and is counted. What the path still has of ours (`guests`) is owed: a suspend and a close
+//! wait for it.
+//!
+//! `slots`: what is in flight. `answers`: what comes back, and what is late. `doubt`: hedges and
+//! probation, with `hedge`, `judge` and `latency`. The clock is read once a turn; timers are asked
+//! for while something is waited for, and never at rest.
+
+mod answers;
+mod doubt;
+mod hedge;
+mod judge;
+pub(super) mod latency;
+mod slots;
+
+use super::served::{Row, Watched};
+use super::state::Shared;
+use doubt::Trial;
+use hedge::Budget;
+use judge::Standing;
+use latency::Window;
+use slab::Slab;
+use slots::{Copies, Read, Role, Sent, Slot, Waiting, What};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
+use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Nanos, Op};
+use udm_dm::PathWatch;
+
+/// The watch of one lane over its paths.
+pub(super) struct Watch {
+    shared: Arc<Shared>,
+    how: PathWatch,
+    row: Row,
+    paths: Vec<Path>,
+    groups: Vec<Group>,
+    slots: Slab<Slot>,
+    reads: Slab<Read>,
+    serial: u64,
+    copies: Copies,
+    /// Copies on all paths that are nobody's above.
+    guests: usize,
+    window_end: Nanos,
+    trial: Option<Trial>,
+    /// Scratch.
+    out: Batch,
+    came: Batch,
+}
+
+/// A path.
+struct Path {
+    lane: Box<dyn Lane>,
+    group: usize,
+    in_flight: usize,
+    /// Copies in flight here that the lane above does not know of: hedges, trials, and those of
+    /// reads that were given up or answered elsewhere.
+    guests: usize,
+    /// What has a deadline.
+    undue: Waiting,
+    /// Reads that may yet be hedged.
+    unhedged: Waiting,
+    /// What came back and was not looked at, for want of work to spend on it.
+    arrived: VecDeque<Box<Bio>>,
+    /// What goes up with the next poll.
+    home: Batch,
+    window: Window,
+    standing: Standing,
+}
+
+/// A group.
+struct Group {
+    paths: Range<usize>,
+    /// How long a read takes before it is hedged; never, as long as that is not known.
+    after: Nanos,
+    budget: Budget,
+}
+
+/// A path of a watched lane.
+struct Leg {
+    watch: Rc<RefCell<Watch>>,
+    path: usize,
+}
+
+/// Puts a watch over `lanes`, which belong to groups of so many paths each.
+pub(super) fn over(
+    lanes: Vec<Box<dyn Lane>>,
+    counts: impl Iterator<Item = usize>,
+    (how, shared, row): (PathWatch, Arc<Shared>, Row),
+    cx: &mut Cx<'_>,
+) -> Vec<Box<dyn Lane>> {
+    let mut start = 0;
+    let group = |count| {
+        let paths = start..start + count;
+        start = paths.end;
+        Group { paths, after: Nanos::NEVER, budget: Budget::default() }
+    };
+    let groups: Vec<_> = counts.map(group).collect();
+    let of = |path: usize| groups.iter().position(|g| g.paths.contains(&path)).unwrap_or_default();
+    let path = |(index, lane)| Path {
+        lane,
+        group: of(index),
+        in_flight: 0,
+        guests: 0,
+        undue: Waiting::default(),
+        unhedged: Waiting::default(),
+        arrived: VecDeque::new(),
+        home: Batch::new(),
+        window: Window::default(),
+        standing: Standing::default(),
+    };
+    let paths: Vec<_> = lanes.into_iter().enumerate().map(path).collect();
+    let count = paths.len();
+    let watch = Rc::new(RefCell::new(Watch {
+        shared,
+        how,
+        row,
+        paths,
+        groups,
+        slots: Slab::new(),
+        reads: Slab::new(),
+        serial: 0,
+        copies: Copies::new(cx.new_owner()),
+        guests: 0,
+        window_end: Nanos(0),
+        trial: None,
+        out: Batch::new(),
+        came: Batch::new(),
+    }));
+    (0..count).map(|path| Box::new(Leg { watch: Rc::clone(&watch), path }) as Box<dyn Lane>).collect()
+}
+
+impl Lane for Leg {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        self.watch.borrow_mut().submit(self.path, batch, cx);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        self.watch.borrow_mut().poll(self.path, done, cx);
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        self.watch.borrow_mut().drain(self.path, how, back, cx);
+    }
+
+    fn busy(&self) -> Busy {
+        let watch = self.watch.borrow();
+        let path = &watch.paths[self.path];
+        let owes = path.guests > 0 && !bugs::on(Bug::LateNotOwed);
+        path.lane.busy().max(if owes { Busy::Owed } else { Busy::Idle })
+    }
+}
+
+impl Watch {
+    fn submit(&mut self, path: usize, batch: &mut Batch, cx: &mut Cx<'_>) {
+        let now = cx.now();
+        self.look_back(now);
+        let (mut reads, mut last) = (0, None);
+        for bio in batch.drain(..) {
+            reads += u64::from(bio.op == Op::Read);
+            let (bio, read) = self.prepare(path, bio, now);
+            last = read.or(last);
+            self.out.push(bio);
+        }
+        let group = self.paths[path].group;
+        self.groups[group].budget.earn(reads);
+        self.send(path, cx);
+        if let (Some(read), true) = (last, self.trial.is_some()) {
+            self.try_with(read, now, cx);
+        }
+    }
+
+    /// What goes down for `bio`, and the read that it is a copy of.
+    fn prepare(&mut self, path: usize, mut bio: Box<Bio>, now: Nanos) -> (Box<Bio>, Option<usize>) {
+        let copied = bio.op == Op::Read || bugs::on(Bug::WriteGivenUp) && bio.op == Op::Write;
+        if copied && let Some(mut copy) = self.copies.of(&bio) {
+            let read = self.reads.insert(Read { bio, leg: path, own: 0, hedge: None });
+            let sent = self.enter(path, What::Copy { read: Some(read), role: Role::Own }, now);
+            self.reads[read].own = sent.slot;
+            copy.cookie = sent.slot as u64;
+            if self.how.hedge_reads {
+                let path = &mut self.paths[path];
+                path.unhedged.push(sent, path.in_flight, &self.slots);
+            }
+            return (copy, Some(read));
+        }
+        if bio.op == Op::Read {
+            Watched::add(&self.counts(path).bare, 1);
+        }
+        let sent = self.enter(path, What::Itself { cookie: bio.cookie, late: false }, now);
+        bio.cookie = sent.slot as u64;
+        (bio, None)
+    }
+
+    /// Something is about to be sent.
+    fn enter(&mut self, path: usize, what: What, now: Nanos) -> Sent {
+        self.serial += 1;
+        let slot = self.slots.insert(Slot { serial: self.serial, path, at: now, what });
+        let sent = Sent { at: now, slot, serial: self.serial };
+        let path = &mut self.paths[path];
+        path.in_flight += 1;
+        if self.how.deadline.is_some() {
+            path.undue.push(sent, path.in_flight, &self.slots);
+        }
+        sent
+    }
+
+    /// Sends what is in `out`.
+    fn send(&mut self, path: usize, cx: &mut Cx<'_>) {
+        self.paths[path].lane.submit(&mut self.out, cx);
+    }
+
+    fn poll(&mut self, path: usize, done: &mut Batch, cx: &mut Cx<'_>) {
+        let now = cx.now();
+        self.take_in(path, now, cx);
+        if self.guests > 0 {
+            // A hedge may have been answered where the lane above sees nothing in flight.
+            for other in (0..self.paths.len()).filter(|other| *other != path) {
+                if self.paths[other].guests > 0 {
+                    self.take_in(other, now, cx);
+                    self.see_deadlines(other, now, cx);
+                }
+            }
+        }
+        self.see_deadlines(path, now, cx);
+        self.see_hedges(path, now, cx);
+        done.append(&mut self.paths[path].home);
+    }
+
+    /// What a path hands back was not started, and goes up as it was given.
+    fn drain(&mut self, path: usize, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        let now = cx.now();
+        let mut came = std::mem::take(&mut self.came);
+        self.paths[path].lane.drain(how, &mut came, cx);
+        for mut bio in came.drain(..) {
+            let slot = self.leave(path, &bio);
+            match slot.what {
+                What::Itself { cookie, late } => {
+                    bio.cookie = cookie;
+                    self.heard_of(path, late);
+                    back.push(bio);
+                }
+                What::Copy { read, role } => {
+                    bio.finish();
+                    self.copies.give_back(bio);
+                    self.is_home(path, read, role);
+                    match (read, role) {
+                        (Some(read), Role::Own) => back.push(self.end_read(read, None, now).bio),
+                        (Some(read), _) => self.hedge_failed(read, now),
+                        (None, Role::Trial) => self.tried(None, now),
+                        (None, _) => {}
+                    }
+                }
+            }
+        }
+        self.came = came;
+    }
+
+    /// The counters of `path` for what the watch does.
+    fn counts(&self, path: usize) -> &Watched {
+        &self.row[path].watched
+    }
+}
