@@ -59,7 +59,11 @@ impl World {
             env.dead
         };
         self.land(Some(Nanos::NEVER));
+        // A path with a deadline that is merely busy may be given up again and again, and a read
+        // of it with it.
+        let patient = self.watch.deadline.is_none();
         if !dead
+            && patient
             && !self.hung_disks().contains(&true)
             && self.machine.plan.bench.is_none()
             && self.machine.control.one_in(2)
