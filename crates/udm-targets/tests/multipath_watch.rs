@@ -129,7 +129,7 @@ fn deadline() -> PathWatch {
 /// Of eight paths one takes requests and never answers.
 /// Every read ends within the deadline and the time that it takes elsewhere.
 #[test]
-fn reads_of_a_hung_path_end_within_the_deadline() {
+fn m10_reads_of_a_hung_path_end_within_the_deadline() {
     let mut rig = Rig::new(8, deadline());
     rig.disks[3].hold(true);
     let mut longest = Nanos(0);
