@@ -15,7 +15,7 @@ pub(super) const SAMPLES_MAX: usize = 32;
 
 /// What is thought of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Watch {
+pub(super) enum Quarantine {
     /// Nothing bad. When it last failed.
     Fine(Option<Nanos>),
     /// It is being read from.
@@ -44,51 +44,51 @@ pub(super) enum Act {
     Release,
 }
 
-impl Watch {
+impl Quarantine {
     /// The path has failed.
     pub fn failed(&mut self, now: Nanos, rule: &Marginal) {
-        if let Watch::Fine(last) = self {
+        if let Quarantine::Fine(last) = self {
             *self = match last {
-                Some(at) if now.since(*at) <= rule.double_failed_time => Watch::sample(now),
-                _ => Watch::Fine(Some(now)),
+                Some(at) if now.since(*at) <= rule.double_failed_time => Quarantine::sample(now),
+                _ => Quarantine::Fine(Some(now)),
             };
         }
     }
 
-    fn sample(now: Nanos) -> Watch {
-        Watch::Sampling { since: now, due: now, sent: 0, bad: 0 }
+    fn sample(now: Nanos) -> Quarantine {
+        Quarantine::Sampling { since: now, due: now, sent: 0, bad: 0 }
     }
 
     /// It must not be reinstated.
     pub fn holds(&self) -> bool {
-        !matches!(self, Watch::Fine(_))
+        !matches!(self, Quarantine::Fine(_))
     }
 
     /// Goes on; `in_flight` reads have no answer yet. Where no path is left at all, an error now
     /// and then is better than nothing.
     pub fn look(&mut self, now: Nanos, rule: &Marginal, in_flight: usize, none_left: bool) -> Act {
         if none_left && self.holds() {
-            *self = Watch::Fine(None);
+            *self = Quarantine::Fine(None);
             return Act::Release;
         }
         match self {
-            Watch::Fine(_) => Act::Nothing,
-            Watch::Held(until) => {
+            Quarantine::Fine(_) => Act::Nothing,
+            Quarantine::Held(until) => {
                 if *until <= now {
-                    *self = Watch::sample(now);
+                    *self = Quarantine::sample(now);
                     return self.look(now, rule, in_flight, none_left);
                 }
                 Act::Nothing
             }
-            Watch::Sampling { since, due, sent, bad } => {
+            Quarantine::Sampling { since, due, sent, bad } => {
                 let end = *since + rule.err_sample_time;
                 if end <= now {
                     let errors = *bad + in_flight as u64;
                     if errors * 1000 <= *sent * u64::from(rule.err_rate_threshold) {
-                        *self = Watch::Fine(None);
+                        *self = Quarantine::Fine(None);
                         return Act::Release;
                     }
-                    *self = Watch::Held(now + rule.err_recheck_gap_time);
+                    *self = Quarantine::Held(now + rule.err_recheck_gap_time);
                     return Act::Nothing;
                 }
                 if now < *due {
@@ -111,7 +111,7 @@ impl Watch {
 
     /// A read of a sample is back.
     pub fn sampled(&mut self, well: bool) {
-        if let Watch::Sampling { bad, .. } = self {
+        if let Quarantine::Sampling { bad, .. } = self {
             *bad += u64::from(!well);
         }
     }
@@ -119,9 +119,9 @@ impl Watch {
     /// When it has to be looked at.
     pub fn next(&self) -> Nanos {
         match self {
-            Watch::Fine(_) => Nanos::NEVER,
-            Watch::Sampling { due, .. } => *due,
-            Watch::Held(until) => *until,
+            Quarantine::Fine(_) => Nanos::NEVER,
+            Quarantine::Sampling { due, .. } => *due,
+            Quarantine::Held(until) => *until,
         }
     }
 }
@@ -144,18 +144,18 @@ mod tests {
     }
 
     /// Samples to the end, where each `n`th read fails: how many reads there were, and the end.
-    fn sample(watch: &mut Watch, rule: &Marginal, from: Nanos, n: u64) -> (u64, Act) {
+    fn sample(quarantine: &mut Quarantine, rule: &Marginal, from: Nanos, n: u64) -> (u64, Act) {
         let (mut now, mut reads) = (from, 0);
         loop {
-            match watch.look(now, rule, 0, false) {
+            match quarantine.look(now, rule, 0, false) {
                 Act::Sample => {
                     reads += 1;
-                    watch.sampled(!u64::is_multiple_of(reads, n));
+                    quarantine.sampled(!u64::is_multiple_of(reads, n));
                 }
-                Act::Nothing if matches!(watch, Watch::Sampling { .. }) => {}
+                Act::Nothing if matches!(quarantine, Quarantine::Sampling { .. }) => {}
                 act => return (reads, act),
             }
-            now = watch.next();
+            now = quarantine.next();
         }
     }
 
@@ -163,47 +163,47 @@ mod tests {
     fn d07_few_errors_and_it_is_back_many_and_it_is_held() {
         for (threshold, act) in [(10, Act::Release), (1, Act::Nothing)] {
             let rule = rule(threshold);
-            let mut watch = Watch::Fine(None);
-            watch.failed(at(0), &rule);
-            assert!(!watch.holds(), "once is nothing");
-            watch.failed(at(60_000), &rule);
-            assert!(watch.holds());
+            let mut quarantine = Quarantine::Fine(None);
+            quarantine.failed(at(0), &rule);
+            assert!(!quarantine.holds(), "once is nothing");
+            quarantine.failed(at(60_000), &rule);
+            assert!(quarantine.holds());
             // 1000 reads: each 100 ms for 160 s, but for the last 60.
-            assert_eq!(sample(&mut watch, &rule, at(60_000), 200), (1000, act));
+            assert_eq!(sample(&mut quarantine, &rule, at(60_000), 200), (1000, act));
             if act == Act::Nothing {
-                assert_eq!(watch, Watch::Held(at(60_000 + 160_000 + 300_000)));
+                assert_eq!(quarantine, Quarantine::Held(at(60_000 + 160_000 + 300_000)));
                 let again = at(520_000);
                 assert_eq!(
-                    watch.look(again, &rule, 0, false),
+                    quarantine.look(again, &rule, 0, false),
                     Act::Sample,
                     "behind the gap it is sampled anew"
                 );
-                assert_eq!(watch.look(again, &rule, 0, true), Act::Release, "no other path");
+                assert_eq!(quarantine.look(again, &rule, 0, true), Act::Release, "no other path");
             }
-            assert!(!watch.holds());
+            assert!(!quarantine.holds());
         }
     }
 
     #[test]
     fn failures_far_apart_are_nothing() {
-        let mut watch = Watch::Fine(None);
+        let mut quarantine = Quarantine::Fine(None);
         for minute in 0..10 {
-            watch.failed(at(minute * 61_000), &rule(1));
-            assert!(!watch.holds());
+            quarantine.failed(at(minute * 61_000), &rule(1));
+            assert!(!quarantine.holds());
         }
     }
 
     #[test]
     fn reads_without_an_answer_are_errors_and_bounded() {
         let rule = rule(10);
-        let mut watch = Watch::sample(at(0));
+        let mut quarantine = Quarantine::sample(at(0));
         let (mut sent, mut now) = (0, at(0));
         while now < at(160_000) {
-            sent += usize::from(watch.look(now, &rule, sent, false) == Act::Sample);
-            now = watch.next();
+            sent += usize::from(quarantine.look(now, &rule, sent, false) == Act::Sample);
+            now = quarantine.next();
         }
         assert_eq!(sent, SAMPLES_MAX);
-        assert_eq!(watch.look(now, &rule, sent, false), Act::Nothing);
-        assert!(matches!(watch, Watch::Held(_)));
+        assert_eq!(quarantine.look(now, &rule, sent, false), Act::Nothing);
+        assert!(matches!(quarantine, Quarantine::Held(_)));
     }
 }

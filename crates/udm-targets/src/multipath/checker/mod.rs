@@ -25,7 +25,7 @@ mod rank;
 use super::board::Board;
 use super::journal::{self, Why};
 use super::state::{PathView, Shared};
-use marginal::{Act, Watch};
+use marginal::{Act, Quarantine};
 use pace::Pace;
 use policy::{Back, Queueing, Returned};
 use rank::{Prios, Rank};
@@ -83,7 +83,7 @@ struct Checked {
     asked: Option<Asked>,
     /// Reads of a sample in flight.
     samples: usize,
-    watch: Watch,
+    quarantine: Quarantine,
 }
 
 /// A check under way.
@@ -144,7 +144,7 @@ impl Checker {
             seen: (0, false),
             asked: None,
             samples: 0,
-            watch: Watch::Fine(None),
+            quarantine: Quarantine::Fine(None),
         };
         self.paths = self.devices.drain(..).map(checked).collect();
         if let Some(on) = self.queueing.begin() {
@@ -167,7 +167,7 @@ impl Checker {
         for index in 0..self.paths.len() {
             let view = self.shared.path(index);
             self.notice(index, view, now);
-            self.watch(index, cx);
+            self.quarantine(index, cx);
             let path = &mut self.paths[index];
             match &mut path.asked {
                 Some(asked) if !asked.late && asked.at + self.settings.checker_timeout <= now => {
@@ -202,7 +202,7 @@ impl Checker {
                 Some(asked) => asked.at + timeout,
                 None => path.pace.due,
             };
-            check.min(path.watch.next())
+            check.min(path.quarantine.next())
         };
         let paths = self.paths.iter().map(path).min().unwrap_or(Nanos::NEVER);
         paths.min(self.queueing.next()).min(self.failback.next())
@@ -216,31 +216,31 @@ impl Checker {
             path.pace.failed(now);
             self.failback.failed();
             if let Some(rule) = &self.settings.marginal {
-                path.watch.failed(now, rule);
+                path.quarantine.failed(now, rule);
             }
         }
         if failed && !view.failed {
             path.pace.returned(now, false);
         }
         // Whoever brought it back thinks well of it.
-        if !view.failed && path.watch.holds() {
-            path.watch = Watch::Fine(None);
+        if !view.failed && path.quarantine.holds() {
+            path.quarantine = Quarantine::Fine(None);
         }
     }
 
     /// Goes on with what is thought of a path that keeps failing.
-    fn watch(&mut self, index: usize, cx: &mut dyn TaskCx) {
+    fn quarantine(&mut self, index: usize, cx: &mut dyn TaskCx) {
         let (Some(rule), now) = (self.settings.marginal, cx.now()) else { return };
         let none_left = self.shared.valid() == 0;
         let path = &mut self.paths[index];
-        match path.watch.look(now, &rule, path.samples, none_left) {
+        match path.quarantine.look(now, &rule, path.samples, none_left) {
             Act::Nothing => {}
             Act::Release => path.pace.due = now,
             Act::Sample => {
                 if self.read(index, SAMPLE, cx) {
                     self.paths[index].samples += 1;
                 } else {
-                    self.paths[index].watch.sampled(false);
+                    self.paths[index].quarantine.sampled(false);
                 }
             }
         }
@@ -290,7 +290,7 @@ impl Checker {
         let (path, now, well) = (&mut self.paths[index], cx.now(), !bio.status.is_path_error());
         if bio.cookie & SAMPLE != 0 {
             path.samples -= 1;
-            return path.watch.sampled(well);
+            return path.quarantine.sampled(well);
         }
         let Some(asked) = path.asked.take().filter(|_| !self.stopping) else { return };
         let view = self.shared.path(index);
@@ -310,7 +310,7 @@ impl Checker {
                     self.fail(index, &Why::Check(bio.status), cx);
                 }
             }
-            (true, true) if path.watch.holds() => {
+            (true, true) if path.quarantine.holds() => {
                 path.pace.again(now);
                 self.board.set(index, CheckState::Delayed);
             }
