@@ -4,7 +4,9 @@
 //! With it, one at a time can be switched on for the calling thread. Each stands for a mistake that
 //! is easily made in the place where its hook is.
 
-use crate::{Batch, Bio, Buf, Op, OwnerId, Segments};
+mod bios;
+
+pub use bios::{bury, echoes, lose, remember, twin};
 
 /// A bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,6 +214,10 @@ pub enum Bug {
     /// A connection that may pass its core's budget of memory, and needs that no more, keeps others
     /// from it.
     PassKept,
+    /// What a connection gives back of its core's budget of memory goes on being counted.
+    BudgetKept,
+    /// A connection that waited for memory, and needs none any more, keeps its place in the line.
+    LineKept,
     /// A connection that has nothing else under way answers a flush by itself.
     FlushWhenIdle,
     /// A write of a part of a block does not wait until it has the block to itself.
@@ -250,6 +256,33 @@ pub enum Bug {
     LoadIntoGone,
     /// A verb is done before what it let go is closed.
     LetGoUnwaited,
+    /// An NBD server's answer to a request that is not under way is passed over.
+    AnswerToNothing,
+    /// An NBD server's answer is taken for the request that has the place of its own by now.
+    AnswerToAnother,
+    /// A read of which an NBD server has sent a part passes for whole.
+    PartTaken,
+    /// A write that an NBD server refuses before it has all its data ends while the rest is being
+    /// sent.
+    EarlyEnds,
+    /// Of a write that does not fit into one send the rest is not sent.
+    RestOfWriteLost,
+    /// Of a short send the rest is not sent.
+    RestNotSent,
+    /// A write that must be durable is asked of an NBD server as any other.
+    FuaNotAsked,
+    /// An NBD server that comes back with another size is taken for what it was.
+    SizeChangeTaken,
+    /// Nobody looks whether a handshake with an NBD server takes for ever.
+    HandshakeUnwatched,
+    /// A write that an NBD server may still deliver goes elsewhere at once.
+    RetryBeforeFence,
+    /// A write that asks an NBD server for a flush before it goes without.
+    FlushFirstForgotten,
+    /// A lane that can't connect tries again at once.
+    NoBackOff,
+    /// Requests that wait when a connection is lost are lost with it.
+    LostWithConnection,
 }
 
 /// The simulator's worlds that a bug shows in.
@@ -263,11 +296,13 @@ pub enum World {
     Nbd,
     /// Of the registry and its verbs.
     Verbs,
+    /// Of the NBD client and its servers.
+    NbdClient,
 }
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 118] = [
+    pub const ALL: [(Bug, World); 133] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -367,6 +402,8 @@ impl Bug {
         (Bug::AnswerSentTwice, World::Nbd),
         (Bug::BufferBackEarly, World::Nbd),
         (Bug::PassKept, World::Nbd),
+        (Bug::BudgetKept, World::Nbd),
+        (Bug::LineKept, World::Nbd),
         (Bug::FlushWhenIdle, World::Nbd),
         (Bug::HoldSkipped, World::Nbd),
         (Bug::UnreadLeftBehind, World::Nbd),
@@ -386,6 +423,19 @@ impl Bug {
         (Bug::NumberElsewhere, World::Verbs),
         (Bug::LoadIntoGone, World::Verbs),
         (Bug::LetGoUnwaited, World::Verbs),
+        (Bug::AnswerToNothing, World::NbdClient),
+        (Bug::AnswerToAnother, World::NbdClient),
+        (Bug::PartTaken, World::NbdClient),
+        (Bug::EarlyEnds, World::NbdClient),
+        (Bug::RestOfWriteLost, World::NbdClient),
+        (Bug::RestNotSent, World::NbdClient),
+        (Bug::FuaNotAsked, World::NbdClient),
+        (Bug::SizeChangeTaken, World::NbdClient),
+        (Bug::HandshakeUnwatched, World::NbdClient),
+        (Bug::RetryBeforeFence, World::NbdClient),
+        (Bug::FlushFirstForgotten, World::NbdClient),
+        (Bug::NoBackOff, World::NbdClient),
+        (Bug::LostWithConnection, World::NbdClient),
     ];
 
     /// The bug whose name is `name`, in the spelling of the source.
@@ -412,7 +462,7 @@ thread_local! {
 #[cfg(feature = "seeded-bugs")]
 pub fn set(bug: Option<Bug>) {
     ON.set(bug);
-    ECHOES.with_borrow_mut(|all| lose(all.drain(..).map(|echo| echo.2)));
+    bios::forget();
 }
 
 /// Is `bug` on?
@@ -426,63 +476,4 @@ pub fn on(bug: Bug) -> bool {
 #[inline(always)]
 pub const fn on(_: Bug) -> bool {
     false
-}
-
-/// Loses bios, without the panic that dropping one in flight is.
-pub fn lose(bios: impl IntoIterator<Item = Box<Bio>>) {
-    for bio in bios {
-        Box::leak(bio);
-    }
-}
-
-/// A copy of a bio, on its way too.
-pub fn twin(bio: &Bio) -> Box<Bio> {
-    let mut data = Segments::new();
-    for piece in &bio.data {
-        let mut copy = Buf::zeroed(piece.len());
-        copy.copy_from_slice(piece);
-        data.push(copy);
-    }
-    let mut twin = Bio::new();
-    (twin.op, twin.flags, twin.owner, twin.cookie) = (bio.op, bio.flags, bio.owner, bio.cookie);
-    (twin.sector, twin.sectors, twin.started, twin.data) = (bio.sector, bio.sectors, bio.started, data);
-    twin.start();
-    twin
-}
-
-thread_local! {
-    /// Writes that are to land once more: on which device, after how many batches.
-    static ECHOES: std::cell::RefCell<Vec<(usize, u32, Box<Bio>)>> = const { std::cell::RefCell::new(Vec::new()) };
-}
-
-/// Who owns an echo.
-const ECHO: OwnerId = OwnerId(u32::MAX);
-
-/// Remembers the first write of `bios`: a copy of it will go to `device` again.
-pub fn remember(device: usize, bios: &[Box<Bio>]) {
-    if let Some(bio) = bios.iter().find(|bio| bio.op == Op::Write && bio.owner != ECHO) {
-        let mut echo = twin(bio);
-        echo.owner = ECHO;
-        ECHOES.with_borrow_mut(|all| all.push((device, 4, echo)));
-    }
-}
-
-/// The copies that go to `device` with this batch.
-pub fn echoes(device: usize) -> Vec<Box<Bio>> {
-    ECHOES.with_borrow_mut(|all| {
-        all.iter_mut().filter(|echo| echo.0 == device).for_each(|echo| echo.1 -= 1);
-        let due: Vec<usize> = (0..all.len()).rev().filter(|i| all[*i].1 == 0).collect();
-        due.into_iter().map(|i| all.swap_remove(i).2).collect()
-    })
-}
-
-/// Takes the copies out of what came back.
-pub fn bury(done: &mut Batch) {
-    done.retain_mut(|bio| {
-        let echo = bio.owner == ECHO;
-        if echo {
-            bio.finish();
-        }
-        !echo
-    });
 }
