@@ -73,6 +73,12 @@ impl Deal<'_> {
         }
     }
 
+    /// How many are left.
+    #[inline(always)]
+    pub fn left(&self) -> usize {
+        self.bios.len()
+    }
+
     /// Takes the next.
     #[inline]
     pub fn take(&mut self) -> Option<Box<Bio>> {

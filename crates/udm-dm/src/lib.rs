@@ -14,6 +14,7 @@ pub mod legs;
 pub mod mapped;
 mod marks;
 pub mod pending;
+mod report;
 pub mod snapshot;
 pub mod split;
 pub mod stripes;
@@ -26,10 +27,11 @@ pub use error::TargetError;
 pub use mapped::{Change, Changes, DeviceInfo, MappedDevice, Refused, Wake, lies_on};
 pub use marks::StoreMark;
 pub use pending::Pending;
+pub use report::{CheckState, PathReport, WatchReport};
 pub use snapshot::{SnapshotReport, SnapshotState, SnapshotView};
 pub use table::{Entry, Table};
 pub use target::{
-    Below, CheckState, Constructor, DeviceRef, Kind, LookupError, Notify, PathReport, PathWatch, Resolver,
-    Target, TargetArgs, TargetType, Upkeep, Used, WatchReport,
+    Below, Constructor, DeviceRef, Kind, LookupError, Notify, PathWatch, Resolver, Target, TargetArgs,
+    TargetType, Upkeep, Used,
 };
 pub use udm_core::{ControlIo, control_io};

@@ -7,6 +7,7 @@ use crate::error::TargetError;
 use crate::mapped::MappedDevice;
 use crate::marks::StoreMark;
 use crate::pending::Pending;
+use crate::report::PathReport;
 use crate::snapshot::SnapshotView;
 use crate::stripes::Striped;
 use std::any::Any;
@@ -14,7 +15,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use udm_core::{
     Alone, Checkpoint, Content, ControlIo, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits,
-    MakeTask, Nanos, Op, OpenError, Sector, Sectors, Since, Status,
+    MakeTask, Nanos, OpenError, Sector, Sectors, Since,
 };
 use udm_wire::multipath_conf::Settings;
 
@@ -356,94 +357,6 @@ pub struct TargetType {
     pub version: [u32; 3],
     /// Its constructor.
     pub new: Constructor,
-}
-
-/// A path and what it has served since the table was loaded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathReport {
-    /// The device's number.
-    pub number: DevNo,
-    /// The word that the table used.
-    pub name: String,
-    /// Its group, from 1.
-    pub group: usize,
-    /// Out of use.
-    pub failed: bool,
-    /// How often it failed.
-    pub fail_count: u64,
-    /// How long it has been in use, or failed; zero where the device has no clock.
-    pub in_state: Nanos,
-    /// How long it was failed in all, this time included.
-    pub failed_for: Nanos,
-    /// Bios that it has, as of the last poll of each core.
-    pub in_flight: u64,
-    /// What its last check has found.
-    pub check: CheckState,
-    /// What it is worth, where something says so.
-    pub prio: Option<u32>,
-    /// Bios that came back from it, well or not.
-    pub bios: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// The same by operation, in the order of [`Op::ALL`]: bios and bytes.
-    pub ops: [(u64, u64); Op::ALL.len()],
-    /// Those that came back with an error that blames the path.
-    pub errors: u64,
-    /// All that came back with an error, by status; a status that none had is left out.
-    pub errors_by: Vec<(Status, u64)>,
-    /// Bios that it was given after another path had failed them.
-    pub retries: u64,
-    /// Out of use for being slow.
-    pub ejected: bool,
-    /// How often it was.
-    pub ejections: u64,
-    /// What a watch has counted; `None` without one.
-    pub watch: Option<WatchReport>,
-}
-
-/// What the watch over a path has counted since the table was loaded.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WatchReport {
-    /// Writes and flushes that are past their deadline and still wait for the path.
-    pub waiting: u64,
-    /// Reads that were past their deadline and went elsewhere.
-    pub given_up: u64,
-    /// Answers that came when nobody waited for them any more.
-    pub late: u64,
-    /// Reads that went down without a copy, for want of memory: they have to wait as writes do.
-    pub bare: u64,
-    /// Reads of the path that were sent to another one too.
-    pub hedges: u64,
-    /// Those that were answered there first.
-    pub won: u64,
-    /// Those that were not.
-    pub wasted: u64,
-    /// Reads that would have been sent to another one and were not, since the budget was used up.
-    pub refused: u64,
-    /// How many reads took how long: the end of each step that has some, and how many.
-    pub latency: Vec<(Nanos, u64)>,
-}
-
-/// What a check of a path has found, in multipath-tools' states.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CheckState {
-    /// Nothing yet.
-    #[default]
-    Unchecked,
-    /// It answers.
-    Up,
-    /// It answers with errors that blame it.
-    Down,
-    /// It does not answer.
-    Timeout,
-    /// It answers, and is held back: it keeps failing.
-    Delayed,
-}
-
-impl CheckState {
-    /// Each, by its number.
-    pub const ALL: [CheckState; 5] =
-        [CheckState::Unchecked, CheckState::Up, CheckState::Down, CheckState::Timeout, CheckState::Delayed];
 }
 
 /// How requests reach a target, in the kernel's terms. udm passes bios in every case; the kinds
