@@ -27,7 +27,8 @@ const DEPTHS: [usize; 2] = [1, 32];
 const REQUESTS: usize = 6400;
 
 /// Null devices that tables can name. The last is no larger than all [`PLACES`].
-const DISKS: [&str; 9] = ["A", "B", "C", "D", "E", "F", "G", "H", "I"];
+const DISKS: [&str; 17] =
+    ["A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q"];
 
 /// Sectors of a request.
 const REQUEST: u64 = 8;

@@ -3,6 +3,7 @@
 use super::server::Server;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Cx, Nanos, Segments, errno};
 use udm_runtime::{Done, Ring, RingOp, RingUser};
 use udm_wire::nbd::client::{Asked, Replies, Shake, Wish};
@@ -136,7 +137,7 @@ impl Connection {
 
     /// When it is given up, if it is not ready by then.
     pub(super) fn deadline(&self) -> Option<Nanos> {
-        (!self.is_ready()).then_some(self.deadline)
+        (!self.is_ready() && !bugs::on(Bug::HandshakeUnwatched)).then_some(self.deadline)
     }
 
     /// Its socket.
@@ -156,7 +157,7 @@ impl Connection {
             (SEND, Err(errno)) => failed("send", errno),
             (SEND, Ok(n)) => {
                 let mut data = done.data;
-                if (n as usize) < data.len() {
+                if (n as usize) < data.len() && !bugs::on(Bug::RestNotSent) {
                     drop(data.split_to(n as usize));
                     self.push_send(data);
                     return Ok(Brought::Nothing);
@@ -183,7 +184,7 @@ impl Connection {
 
     /// The socket is connected: the handshake begins.
     pub(super) fn shake(&mut self, export: &str, pool: &mut BufPool) {
-        let wish = Wish { export: export.to_owned(), ..Wish::default() };
+        let wish = Wish { export: export.to_owned(), structured: true, ..Wish::default() };
         self.stage = Stage::Shaking(Box::new(Shake::new(wish)));
         self.receive(None, pool);
     }

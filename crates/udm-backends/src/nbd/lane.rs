@@ -8,7 +8,11 @@ use super::slot::{Slot, status_of};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, BufPool, Busy, Cx, Drain, Lane, Limits, Listener, Nanos, Op, Status, hand_over};
+use udm_core::bugs::{self, Bug};
+use udm_core::{
+    Batch, Bio, BufPool, Busy, Cx, Deadline, Drain, Lane, Limits, Listener, Nanos, Op, Overdue, Status,
+    hand_over,
+};
 use udm_runtime::{Done, Ring};
 use udm_wire::nbd::client::{Event, Replies};
 use udm_wire::uri::{Fence, Span};
@@ -47,6 +51,8 @@ pub(super) struct NbdLane {
     made: u64,
     /// When the deadline of a request may have passed; it is not earlier than this.
     look_at: Nanos,
+    /// When something last came, where there is a deadline.
+    heard: Nanos,
     /// It had, when that was looked at last.
     late: bool,
     /// Connections that were given up with writes that may still be delivered.
@@ -73,6 +79,7 @@ impl NbdLane {
             back_off: BACK_OFF,
             made: 0,
             look_at: Nanos(0),
+            heard: Nanos(0),
             late: false,
             lingering: Vec::new(),
             listener: server.fencing.bell.listen(cx),
@@ -105,16 +112,20 @@ impl NbdLane {
     fn lost(&mut self, Loss { mut why, end }: Loss, cx: &mut Cx<'_>) {
         let now = cx.now();
         self.made = self.server.made();
-        self.next_try = now + self.back_off;
+        self.next_try = if bugs::on(Bug::NoBackOff) { now } else { now + self.back_off };
         self.back_off = (self.back_off + self.back_off).min(BACK_OFF_MAX);
         let status = if end == End::Silent { Status::Timeout } else { Status::Transport };
         let mut over: Vec<_> = self.waiting.drain(..).map(|bio| (bio, status)).collect();
+        if bugs::on(Bug::LostWithConnection) {
+            bugs::lose(over.drain(..).map(|(bio, _)| bio));
+        }
         let (connection, mut slots) = (self.connection.take(), std::mem::take(&mut self.slots));
         let mut outgoing = std::mem::take(&mut self.outgoing);
         over.extend(outgoing.take_unsent().map(|key| (slots.remove(key).bio, status)));
         let begun = connection.as_ref().map_or(now, |connection| connection.begun);
         let fence = &self.server.uri.silence.fence;
         let is_dead = end == End::Closed && *fence == Fence::Closed || self.server.fencing.covers(begun);
+        let is_dead = is_dead || bugs::on(Bug::RetryBeforeFence);
         let ends = |(key, slot): (usize, &Slot)| (is_dead || !slot.may_land()).then_some(key);
         for key in slots.iter().filter_map(ends).collect::<Vec<_>>() {
             let slot = slots.remove(key);
@@ -162,20 +173,26 @@ impl NbdLane {
         }
     }
 
-    /// Gives the connection up when its oldest request is older than the deadline. Seldom looked
-    /// at: requests that come later are due later.
+    /// Gives the connection up when its oldest request is overdue. Seldom looked at: requests that
+    /// come later are due later, and what comes meanwhile puts all of them off.
     fn look_for_silence(&mut self, cx: &mut Cx<'_>) {
         let Some(deadline) = self.server.uri.silence.deadline else { return };
         let Some(oldest) = self.oldest(cx) else { return };
         let now = cx.now();
-        let due = oldest + deadline;
-        if due <= now && self.late {
-            self.late = false;
-            return self.lost(Loss::new(End::Silent, format!("no answer for {}", Span(deadline))), cx);
-        }
+        let (due, why) = match Deadline(deadline).look(oldest, self.heard, now) {
+            Overdue::No(due) => (due, None),
+            Overdue::Silent(time) => (now, Some(format!("no answer for {}", Span(time)))),
+            Overdue::Kept(time) => {
+                (now, Some(format!("others are answered, and one request is not for {}", Span(time))))
+            }
+        };
         // Where a core was held up itself, what has come meanwhile is in its ring: it looks there
         // first, in another turn.
-        self.late = due <= now;
+        let seen = std::mem::replace(&mut self.late, why.is_some());
+        if let (true, Some(why)) = (seen, why) {
+            self.late = false;
+            return self.lost(Loss::new(End::Silent, why), cx);
+        }
         self.look_at = due.max(now + Nanos(1));
         cx.wake_at(self.look_at);
     }
@@ -243,6 +260,9 @@ impl NbdLane {
             Brought::Connected => connection.shake(&self.server.uri.export, &mut self.pool),
             Brought::Sent(buf) => self.pool.put(buf),
             Brought::Bytes(buf, n) => {
+                if self.server.uri.silence.deadline.is_some() {
+                    self.heard = cx.now();
+                }
                 cx.set_work_left(cx.work_left().saturating_sub(n as u64));
                 self.take_in(&buf[..n]).map_err(|why| Loss::new(End::Lied, why))?;
                 if let Some(connection) = &self.connection {

@@ -3,9 +3,10 @@
 
 use slab::Slab;
 use std::collections::VecDeque;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Op};
-use udm_wire::nbd::Request;
 use udm_wire::nbd::client::Replies;
+use udm_wire::nbd::{CommandFlags, Request};
 
 use super::slot::Slot;
 
@@ -34,7 +35,7 @@ impl Outgoing {
 
     /// True while a part of the slot's data is still to be sent.
     pub(super) fn is_sending(&self, key: usize) -> bool {
-        self.partial.is_some_and(|(partial, _)| partial == key)
+        self.partial.is_some_and(|(partial, _)| partial == key) && !bugs::on(Bug::EarlyEnds)
     }
 
     /// Takes out the requests of which nothing has been sent.
@@ -67,7 +68,11 @@ impl Outgoing {
         while self.partial.is_none() && at + Request::SIZE <= buf.len() {
             let Some(key) = self.queue.pop_front() else { break };
             let slot = &slots[key];
-            buf[at..at + Request::SIZE].copy_from_slice(&replies.ask(key as u64, slot.asked()));
+            let mut asked = slot.asked();
+            if bugs::on(Bug::FuaNotAsked) {
+                asked.flags.remove(CommandFlags::FUA);
+            }
+            buf[at..at + Request::SIZE].copy_from_slice(&replies.ask(key as u64, asked));
             at += Request::SIZE;
             if slot.sends_data() {
                 at += self.data(key, 0, slot, &mut buf[at..]);
@@ -94,7 +99,7 @@ impl Outgoing {
     fn data(&mut self, key: usize, from: usize, slot: &Slot, room: &mut [u8]) -> usize {
         debug_assert_eq!(slot.bio.op, Op::Write);
         let copied = slot.bio.data.copy_to_at(from, room);
-        if from + copied < slot.bio.sectors.bytes() as usize {
+        if from + copied < slot.bio.sectors.bytes() as usize && !bugs::on(Bug::RestOfWriteLost) {
             self.partial = Some((key, from + copied));
         }
         copied

@@ -1,5 +1,6 @@
 //! A request on its way to a server.
 
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::{self, EIO, from_nbd};
 use udm_core::{Bio, BioFlags, Nanos, Op, Status};
 use udm_wire::nbd::client::Asked;
@@ -30,6 +31,7 @@ impl Slot {
     /// `cached`: what is written has to be flushed to be durable.
     pub(super) fn new(bio: Box<Bio>, cached: bool, since: Nanos) -> Slot {
         let flushing = cached && bio.op != Op::Flush && bio.flags.contains(BioFlags::PREFLUSH);
+        let flushing = flushing && !bugs::on(Bug::FlushFirstForgotten);
         Slot { bio, flushing, early: None, since }
     }
 

@@ -7,6 +7,7 @@ use super::super::{
 use super::covered::Covered;
 use super::{ClientError, Export};
 use slab::Slab;
+use udm_core::bugs::{self, Bug};
 
 /// The longest payload of a chunk that is no data, in bytes: an error with a text and an offset.
 const CHUNK_MAX: u32 = 6 + STRING_MAX as u32 + 8;
@@ -190,7 +191,8 @@ impl Replies {
                 Stage::End { key } => {
                     self.stage = Stage::Header;
                     let UnderWay { tag, asked, error, covered, .. } = self.under_way.remove(key);
-                    if error == 0 && asked.command == Command::Read && !covered.is_whole(asked.len) {
+                    let whole = covered.is_whole(asked.len) || bugs::on(Bug::PartTaken);
+                    if error == 0 && asked.command == Command::Read && !whole {
                         return Err(ClientError::Misfit("a read that comes in part"));
                     }
                     return Ok(Some(Event::Done { tag, error }));
@@ -230,13 +232,17 @@ impl Replies {
     fn find(&self, cookie: u64) -> Result<usize, ClientError> {
         let key = cookie as u32 as usize;
         match self.under_way.get(key) {
-            Some(request) if request.cookie == cookie => Ok(key),
+            Some(request) if request.cookie == cookie || bugs::on(Bug::AnswerToAnother) => Ok(key),
             _ => Err(ClientError::Unasked(cookie)),
         }
     }
 
     fn simple(&mut self, reply: SimpleReply) -> Result<(), ClientError> {
-        let key = self.find(reply.cookie)?;
+        let found = self.find(reply.cookie);
+        if bugs::on(Bug::AnswerToNothing) && found.is_err() {
+            return Ok(());
+        }
+        let key = found?;
         let asked = self.under_way[key].asked;
         self.under_way[key].error = reply.error;
         self.stage = match (asked.command, reply.error) {
