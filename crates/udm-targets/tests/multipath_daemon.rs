@@ -282,3 +282,23 @@ fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
     host.pass(0.5);
     assert_eq!(host.paths(), "FA");
 }
+
+#[test]
+fn d07_the_last_path_that_keeps_failing_is_checked_no_sooner_than_others() {
+    let marginal = Marginal {
+        double_failed_time: Nanos(60 * SECOND),
+        err_sample_time: Nanos(120 * SECOND),
+        err_rate_threshold: 10,
+        err_recheck_gap_time: Nanos(50 * SECOND),
+    };
+    let mut host = Host::new(ONE, Settings { marginal: Some(marginal), ..Settings::every(5) });
+    host.disks[1].fail(Status::Transport);
+    host.pass(6.0);
+    for _ in 0..4 {
+        host.tell("fail_path 253:0");
+        host.pass(4.0);
+        assert_eq!(host.paths(), "FF", "in the instant in which it failed it would pass for one that works");
+        host.pass(16.5);
+        assert_eq!(host.paths(), "AF");
+    }
+}

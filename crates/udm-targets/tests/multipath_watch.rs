@@ -151,6 +151,60 @@ fn m10_reads_of_a_hung_path_end_within_the_deadline() {
     rig.rests();
 }
 
+/// A path that is slower than what it is given answers all of it: it is busy, and not silent.
+#[test]
+fn a_path_that_answers_others_is_busy() {
+    let mut rig = Rig::new(2, deadline());
+    rig.disks.iter().for_each(|disk| disk.hold(true));
+    (0..6).for_each(|_| rig.start(read(0, 8)));
+    rig.poll();
+    for _ in 0..3 {
+        rig.world.now = rig.world.now + Nanos(DEADLINE.0 * 3 / 4);
+        rig.disks.iter().for_each(|disk| disk.release(1));
+        rig.poll();
+    }
+    let ends: Vec<_> = rig.done.drain(..).map(|bio| bio.status).collect();
+    assert_eq!(ends, [Status::Ok; 6], "the last of them took longer than the deadline");
+    for path in 0..2 {
+        assert!(!rig.report(path).failed && rig.watch(path).given_up == 0);
+    }
+    rig.rests();
+}
+
+/// Of what a path is given it answers all but one: that is given up all the same, in four times
+/// the deadline.
+#[test]
+fn what_a_busy_path_keeps_is_given_up() {
+    for lost in [read(0, 8), write(0, 8, 99)] {
+        let (op, from) = (lost.op, MS);
+        let mut rig = Rig::new(2, deadline());
+        rig.disks[0].hold(true);
+        rig.disks[0].reverse(true);
+        rig.start(lost);
+        rig.start(read(0, 8));
+        rig.poll();
+        while !rig.report(0).failed {
+            rig.done.clear();
+            rig.world.now = rig.world.now + Nanos(DEADLINE.0 / 2);
+            (0..2).for_each(|_| rig.start(read(0, 8)));
+            rig.disks[0].release(1);
+            rig.poll();
+            assert!(rig.world.now <= from + Nanos(4 * DEADLINE.0), "for ever");
+        }
+        assert_eq!(rig.world.now.since(from), Nanos(4 * DEADLINE.0));
+        let watch = rig.watch(0);
+        match op {
+            Op::Read => assert_eq!((watch.given_up, watch.waiting), (1, 0)),
+            _ => assert_eq!((watch.given_up, watch.waiting), (0, 1)),
+        }
+        rig.disks[0].hold(false);
+        rig.poll();
+        assert!(rig.done.iter().all(|bio| bio.status == Status::Ok));
+        rig.done.clear();
+        rig.rests();
+    }
+}
+
 /// A write that hangs is on no other path, fails its path, and is counted for as long as it waits.
 #[test]
 fn a_write_waits_for_its_path() {
@@ -334,6 +388,54 @@ fn hedges_keep_to_their_budget() {
     rig.disks[0].hold(false);
     (0..3).for_each(|_| rig.poll());
     assert_eq!(rig.done.len(), 44);
+    rig.done.clear();
+    rig.rests();
+}
+
+/// A path goes silent for far more reads than the budget has hedges for: each is answered within a
+/// few times what it takes until a hedge is sent, whether they come all at once or one by one.
+#[test]
+fn the_budget_keeps_no_read_waiting_for_a_silent_path() {
+    for depth in [1, 16, 300] {
+        let mut rig = Rig::new(2, hedged());
+        warm(&mut rig, 100);
+        rig.disks[0].hold(true);
+        for _ in 0..600u32.div_ceil(depth) {
+            let from = rig.world.now;
+            (0..depth).for_each(|_| rig.start(read(0, 8)));
+            let mut back = 0;
+            while back < depth {
+                rig.wait();
+                back += rig.done.len() as u32;
+                assert!(rig.done.drain(..).all(|bio| bio.status == Status::Ok && data(&bio)[0] == 2));
+            }
+            let took = rig.world.now.since(from);
+            assert!(took <= Nanos::from_millis(5), "{took:?} at depth {depth}");
+        }
+        let watch = rig.watch(0);
+        assert!(watch.hedges == watch.won && watch.hedges > 200, "{watch:?}");
+        assert!(watch.hedges - watch.free <= 700 / 20, "{watch:?}");
+        rig.disks[0].hold(false);
+        (0..20).for_each(|_| rig.poll());
+        rig.rests();
+    }
+}
+
+/// Storage that is slow behind all paths gets no hedges past the budget.
+#[test]
+fn nothing_is_free_where_all_paths_are_silent() {
+    let mut rig = Rig::new(2, hedged());
+    warm(&mut rig, 100);
+    rig.disks.iter().for_each(|disk| disk.hold(true));
+    (0..200).for_each(|_| rig.start(read(0, 8)));
+    for _ in 0..50 {
+        rig.world.now = rig.world.now + MS;
+        rig.poll();
+    }
+    let (a, b) = (rig.watch(0), rig.watch(1));
+    assert_eq!((a.free + b.free, a.hedges + b.hedges), (0, 15), "of 300 reads");
+    rig.disks.iter().for_each(|disk| disk.hold(false));
+    (0..20).for_each(|_| rig.poll());
     rig.done.clear();
     rig.rests();
 }

@@ -2,7 +2,7 @@
 //! check.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
-use udm_dm::target::CheckState;
+use udm_dm::CheckState;
 
 /// See the module.
 pub(super) struct Board {

@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use udm_core::{Bio, Cores, Nanos, Status};
+use udm_core::{Bio, Cores, Nanos, Overdue, Status};
 use udm_dm::target::{DeviceRef, Notify};
 
 /// See the module.
@@ -44,9 +44,8 @@ pub(super) enum Why<'a> {
     Check(Status),
     /// A check was not answered for so long.
     NoAnswer(Nanos),
-    /// A request has been with it for longer than the deadline. Others wait for it too, which can't
-    /// go elsewhere.
-    Silent { deadline: Nanos, waiting: usize },
+    /// It does not answer what it was sent. Requests wait for it that can't go elsewhere.
+    Silent { how: Overdue, waiting: usize },
 }
 
 /// Why a path is reinstated.
@@ -74,8 +73,12 @@ impl fmt::Display for Why<'_> {
             Why::Message => f.write_str("by message"),
             Why::Check(status) => write!(f, "{status} error, in a check"),
             Why::NoAnswer(time) => write!(f, "no answer to a check in {} s", time.0 as f64 / 1e9),
-            Why::Silent { deadline, waiting } => {
-                write!(f, "silent for {:?}", Duration::from_nanos(deadline.0))?;
+            Why::Silent { how, waiting } => {
+                let (what, time) = match how {
+                    Overdue::Kept(time) => ("answers others, and has kept a request for", time),
+                    Overdue::Silent(time) | Overdue::No(time) => ("silent for", time),
+                };
+                write!(f, "{what} {:?}", Duration::from_nanos(time.0))?;
                 match waiting {
                     0 => Ok(()),
                     n => write!(f, ", {n} requests have to wait for it"),

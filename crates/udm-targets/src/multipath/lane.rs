@@ -14,7 +14,7 @@ use super::served::Row;
 use super::state::Shared;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, Sectors, Status};
+use udm_core::{Batch, Busy, Cx, Drain, Lane, Op, Sectors, Status};
 use udm_dm::legs::{Legs, Polled};
 
 /// See the module.
@@ -126,12 +126,14 @@ impl MultipathLane {
     #[inline(always)]
     fn polled(&mut self, polled: Polled, done: &mut Batch, cx: &Cx<'_>) {
         let Polled { leg: index, from, left } = polled;
-        self.served[index].has(left);
+        let counter = &self.served[index];
+        counter.has(left);
         let back = &done[from..];
         if let [only] = back
             && only.status.is_ok()
         {
-            return self.count(index, only.op, back, only.sectors, cx);
+            counter.served(only.op, 1, only.sectors.bytes());
+            return self.router.polled(self.places[index], back, only.sectors, cx);
         }
         // Whether all went well and are of one operation is asked in one sweep.
         let op = back.first().map_or(Op::Read, |bio| bio.op);
@@ -141,20 +143,14 @@ impl MultipathLane {
             sectors += bio.sectors;
         }
         if odd == 0 {
-            self.count(index, op, back, sectors, cx);
+            counter.served(op, back.len() as u64, sectors.bytes());
+            self.router.polled(self.places[index], back, sectors, cx);
         } else {
             self.polled_mixed(index, done, from, sectors, cx);
         }
     }
 
-    /// `back` came back from path `index`, all of them `op` and well.
-    #[inline(always)]
-    fn count(&mut self, index: usize, op: Op, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
-        self.served[index].served(op, back.len() as u64, sectors.bytes());
-        self.router.polled(self.places[index], back, sectors, cx);
-    }
-
-    /// The same for several operations, or where not all went well.
+    /// The same for bios of several operations, or that did not all go well.
     #[inline(never)]
     fn polled_mixed(&mut self, index: usize, done: &mut Batch, from: usize, sectors: Sectors, cx: &Cx<'_>) {
         let counter = &self.served[index];

@@ -74,7 +74,7 @@ pub(super) struct Counter {
 }
 
 /// How many numbers a watch counts.
-const WATCHED: usize = 8;
+const WATCHED: usize = 9;
 
 /// What the watch of one lane counts of a path ([`udm_dm::WatchReport`]).
 #[derive(Debug, Default)]
@@ -87,6 +87,7 @@ pub(super) struct Watched {
     pub(super) won: AtomicU64,
     pub(super) wasted: AtomicU64,
     pub(super) refused: AtomicU64,
+    pub(super) free: AtomicU64,
 }
 
 impl Watched {
@@ -101,8 +102,8 @@ impl Watched {
     }
 
     fn cells(&self) -> [&AtomicU64; WATCHED] {
-        let Watched { waiting, given_up, late, bare, hedges, won, wasted, refused } = self;
-        [waiting, given_up, late, bare, hedges, won, wasted, refused]
+        let Watched { waiting, given_up, late, bare, hedges, won, wasted, refused, free } = self;
+        [waiting, given_up, late, bare, hedges, won, wasted, refused, free]
     }
 }
 

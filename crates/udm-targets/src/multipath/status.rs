@@ -130,8 +130,8 @@ impl Multipath {
 
 /// What a watch has counted of a path.
 fn watched(served: &Count) -> WatchReport {
-    let [waiting, given_up, late, bare, hedges, won, wasted, refused] = served.watched;
+    let [waiting, given_up, late, bare, hedges, won, wasted, refused, free] = served.watched;
     let steps = served.latency.iter().enumerate().filter(|(_, count)| **count > 0);
     let latency = steps.map(|(step, count)| (end_of(step), *count)).collect();
-    WatchReport { waiting, given_up, late, bare, hedges, won, wasted, refused, latency }
+    WatchReport { waiting, given_up, late, bare, hedges, won, wasted, refused, free, latency }
 }

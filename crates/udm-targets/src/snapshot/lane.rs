@@ -432,11 +432,16 @@ impl Lane for SnapshotLane {
             Some(Below::Clear { .. }) => (bio.op, bio.data) = (Op::Discard, Segments::new()),
             None | Some(Below::Store | Below::Discard) => {}
         });
+        let any = !void.is_empty();
         for first in void {
             let copied = self.firsts.remove(first as usize);
             self.engine.copied(0, Copied { kept: false, ..copied });
             snapshot.map.give_up(copied.old);
             snapshot.bell.ring();
+        }
+        if any {
+            // The records of other lanes wait for these turns, and this one may be polled no more.
+            self.engine.begin(cx);
         }
         if how == Drain::NoFlush {
             back.extend(self.waiting.drain(..));

@@ -1,9 +1,10 @@
 //! A snapshot goes from one table to the next.
 
 use crate::log::Log;
-use crate::rig::{Host, ORIGIN, SIZE, attached};
+use crate::rig::{Host, ORIGIN, SIZE, attached, filled};
 use udm_core::Status;
 use udm_core::errno::EINVAL;
+use udm_dm::testing::read;
 
 #[test]
 fn h01_a_table_with_other_features() {
@@ -168,4 +169,44 @@ fn nothing_is_left_of_snapshots_that_are_gone() {
         host.remove("sn");
         assert_eq!(["O", store].map(|name| host.get_disk(name).opened()), [open, 0]);
     }
+}
+
+/// A suspend takes back the first write of a chunk from a store that only held it, while a read of
+/// the origin is under way; with the read the lane is at rest. The records of other lanes wait for
+/// the turn of that write.
+#[test]
+fn a_write_that_is_taken_back_keeps_no_record_waiting() {
+    let mut host = Host::recorded(2);
+    let held = host.disk("X", 8);
+    let store = "0 16 linear W 0\n16 8 linear X 0\n24 1000 linear W 24";
+    host.create("w", store).unwrap();
+    host.create("sn", &format!("0 {SIZE} snapshot O @w P 8")).unwrap();
+    held.hold(true);
+    held.hand_back(true);
+    let origin = host.get_disk("O");
+    origin.hold(true);
+    let taken_back = host.send("sn", 0, filled(0, 8, b'A'));
+    let reads = host.send("sn", 0, read(80, 1));
+    let waits = host.send("sn", 1, filled(8, 8, b'B'));
+    (0..10).for_each(|_| host.poll());
+    assert_eq!(held.waiting(), 1);
+    assert!(host.answer(waits).is_none(), "its record is behind that of the other");
+    let mut is_asked = false;
+    let over = host.suspend_asleep("sn", |host, core| {
+        // With its first poll of the suspend core 0 takes the write back. In its next the read
+        // ends, and it is asleep from then on.
+        let asked = core == 0 && host.world.has_mail(0);
+        let read_ends = core == 0 && is_asked && origin.waiting() > 0;
+        is_asked |= asked;
+        if read_ends {
+            held.hold(false);
+            origin.hold(false);
+        }
+        core == 1 || asked || read_ends
+    });
+    assert!(over, "nobody writes the record");
+    assert_eq!((host.wait(waits).status, host.wait(reads).status), (Status::Ok, Status::Ok));
+    host.resume(&["sn"]).unwrap();
+    assert_eq!(host.wait(taken_back).status, Status::Ok);
+    assert_eq!(host.letters("sn", 4), "ABcd");
 }

@@ -3,7 +3,7 @@
 use crate::journal::{Cache, Journal, host_after};
 use crate::kernel;
 use crate::log::Log;
-use crate::rig::{Host, ORIGIN, SIZE};
+use crate::rig::{Host, ORIGIN, SIZE, filled};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use udm_core::errno::EINVAL;
@@ -251,6 +251,27 @@ fn m10_a_merge_that_failed_anywhere() {
         assert!(log.says(&format!("{text}: shutting down merge")), "{text}");
         m10_goes_on_when_it_is_resumed(host, 2);
     }
+}
+
+/// A resume that is followed by a suspend before the merge goes on: a run is in the origin, its
+/// records could not be cleared, and nobody clears them meanwhile.
+#[test]
+fn m10_it_is_resumed_and_suspended_at_once() {
+    let mut host = written(&[1, 3, 5]);
+    host.create("m", "0 131072 linear O 0").unwrap();
+    host.load("m", MERGE).unwrap();
+    let is_write = |bio: &udm_core::Bio| bio.op == Op::Write;
+    host.get_disk("W").judge(move |bio| if is_write(bio) { Status::IoErr } else { Status::Ok });
+    host.resume(&["m"]).unwrap();
+    host.settle();
+    assert_eq!(host.status("m"), "Merge failed");
+    host.suspend(&["m"]).unwrap();
+    assert!(host.change_without_tasks("m", true));
+    let waits = host.send("m", 0, filled(40, 8, b'X'));
+    assert!(host.answer(waits).is_none(), "it is in the origin, and perhaps in the store");
+    assert!(host.change_without_tasks("m", false), "nobody answers the write");
+    assert_eq!(host.answer(waits).unwrap().status, Status::IoErr);
+    m10_goes_on_when_it_is_resumed(host, 2);
 }
 
 #[test]

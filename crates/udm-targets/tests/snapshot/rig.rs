@@ -4,7 +4,7 @@
 use crate::reader::{Store, read_store};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Cores, DevNo, Device, Lane, Op, Status};
+use udm_core::{Batch, Bio, Busy, Cores, DevNo, Device, Lane, Op, Status};
 use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, data, read};
 use udm_dm::{Changes, MappedDevice, Table, TargetError};
 
@@ -167,6 +167,44 @@ impl Host {
         let devices: Vec<_> = names.iter().map(|name| self.device(name)).collect();
         let changes = Changes::suspend(&devices, false, &wake()).map_err(|(_, error)| error)?;
         self.finish(changes)
+    }
+
+    /// Suspends without a flush while lanes are polled as cores do it: one that is asleep is left
+    /// alone, but for the polls of `awake`. False when that does not end.
+    pub fn suspend_asleep(&mut self, name: &str, mut awake: impl FnMut(&mut Host, usize) -> bool) -> bool {
+        let devices = [self.device(name)];
+        let mut changes = Changes::suspend(&devices, true, &wake()).map_err(|(_, error)| error).unwrap();
+        (0..100).any(|_| {
+            let over = changes.step(&*self.cores).is_some();
+            for core in 0..self.count {
+                if awake(self, core) || self.nodes[name].lanes[core].busy() == Busy::Owed {
+                    self.poll_lane(name, core);
+                }
+            }
+            over
+        })
+    }
+
+    /// Resumes, or suspends with a flush, while no task has a turn. False when that does not end.
+    pub fn change_without_tasks(&mut self, name: &str, resumes: bool) -> bool {
+        let devices = [self.device(name)];
+        let begun = match resumes {
+            true => Changes::resume(&devices, false, &wake()),
+            false => Changes::suspend(&devices, false, &wake()),
+        };
+        let mut changes = begun.map_err(|(_, error)| error).unwrap();
+        (0..100).any(|_| {
+            let over = changes.step(&*self.cores).is_some();
+            (0..self.count).for_each(|core| self.poll_lane(name, core));
+            over
+        })
+    }
+
+    /// Polls one lane once.
+    pub fn poll_lane(&mut self, name: &str, core: usize) {
+        let lane = &mut self.nodes.get_mut(name).unwrap_or_else(|| panic!("no device {name}")).lanes[core];
+        let done = self.world.poll(core, &mut **lane);
+        self.back.extend(done.into_iter().map(|bio| (bio.cookie, bio)));
     }
 
     fn finish(&mut self, mut changes: Changes) -> Result<(), TargetError> {

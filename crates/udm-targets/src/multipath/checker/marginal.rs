@@ -45,11 +45,14 @@ pub(super) enum Act {
 }
 
 impl Quarantine {
-    /// The path has failed.
-    pub fn failed(&mut self, now: Nanos, rule: &Marginal) {
+    /// The path has failed. Where no path is left it is not held back: it is checked again as any
+    /// path that has failed, no sooner.
+    pub fn failed(&mut self, now: Nanos, rule: &Marginal, none_left: bool) {
         if let Quarantine::Fine(last) = self {
             *self = match last {
-                Some(at) if now.since(*at) <= rule.double_failed_time => Quarantine::sample(now),
+                Some(at) if now.since(*at) <= rule.double_failed_time && !none_left => {
+                    Quarantine::sample(now)
+                }
                 _ => Quarantine::Fine(Some(now)),
             };
         }
@@ -164,9 +167,9 @@ mod tests {
         for (threshold, act) in [(10, Act::Release), (1, Act::Nothing)] {
             let rule = rule(threshold);
             let mut quarantine = Quarantine::Fine(None);
-            quarantine.failed(at(0), &rule);
+            quarantine.failed(at(0), &rule, false);
             assert!(!quarantine.holds(), "once is nothing");
-            quarantine.failed(at(60_000), &rule);
+            quarantine.failed(at(60_000), &rule, false);
             assert!(quarantine.holds());
             // 1000 reads: each 100 ms for 160 s, but for the last 60.
             assert_eq!(sample(&mut quarantine, &rule, at(60_000), 200), (1000, act));
@@ -188,7 +191,7 @@ mod tests {
     fn failures_far_apart_are_nothing() {
         let mut quarantine = Quarantine::Fine(None);
         for minute in 0..10 {
-            quarantine.failed(at(minute * 61_000), &rule(1));
+            quarantine.failed(at(minute * 61_000), &rule(1), false);
             assert!(!quarantine.holds());
         }
     }

@@ -36,7 +36,8 @@ use udm_core::{
     Batch, Bio, Buf, Busy, DeviceSlot, Limits, Listener, Nanos, Op, SECTOR_SIZE, Sector, Sectors, Task,
     TaskCx,
 };
-use udm_dm::target::{CheckState, DeviceRef};
+use udm_dm::CheckState;
+use udm_dm::target::DeviceRef;
 use udm_wire::multipath_conf::Settings;
 
 /// In the cookie of a read that is one of a sample, beside the path's index.
@@ -210,13 +211,14 @@ impl Checker {
 
     /// A path may have failed, or come back by a message, since it was last looked at.
     fn notice(&mut self, index: usize, view: PathView, now: Nanos) {
+        let none_left = self.shared.valid() == 0;
         let path = &mut self.paths[index];
         let (fails, failed) = std::mem::replace(&mut path.seen, (view.fail_count, view.failed));
         if view.fail_count != fails {
             path.pace.failed(now);
             self.failback.failed();
             if let Some(rule) = &self.settings.marginal {
-                path.quarantine.failed(now, rule);
+                path.quarantine.failed(now, rule, none_left);
             }
         }
         if failed && !view.failed {

@@ -16,7 +16,6 @@
 //! number.
 
 use super::{Bios, Choose, behind};
-use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -64,13 +63,18 @@ struct Turn {
     path: u32,
 }
 
-/// The shared load of each path of a group.
+/// The shared load of each path of a group, side by side: who chooses reads them all.
 #[derive(Debug, Default)]
-pub(in crate::multipath) struct Loads(Vec<CachePadded<AtomicU64>>);
+pub(in crate::multipath) struct Loads(Vec<AtomicU64>);
 
 impl Loads {
     pub(super) fn add_path(&mut self) {
-        self.0.push(CachePadded::default());
+        self.0.push(AtomicU64::new(0));
+    }
+
+    /// That of each path.
+    pub(super) fn all(&self) -> &[AtomicU64] {
+        &self.0
     }
 
     pub(super) fn get(&self, path: usize) -> u64 {
@@ -98,19 +102,20 @@ pub(in crate::multipath) struct LoadLane<S: Loaded> {
     clock: u64,
     /// All paths that can be used have the same throughput.
     even: bool,
-    /// The order of the batch.
+    /// The paths that can be used, in the order of the batch, as of its end: mostly that of the
+    /// next batch too.
     turns: Vec<Turn>,
 }
 
 impl<S: Loaded> LoadLane<S> {
     pub(super) fn new(selector: Arc<S>) -> LoadLane<S> {
-        let paths = selector.loads().0.len();
+        let paths = selector.loads().all().len();
         let slot =
             |path| Slot { used: path as u64 + 1, throughput: selector.throughput(path), ..Slot::default() };
         let slots = (0..paths).map(slot).collect();
         let mut lane =
             LoadLane { slots, clock: paths as u64, even: true, turns: Vec::with_capacity(paths), selector };
-        lane.compare_throughputs();
+        lane.changed();
         lane
     }
 }
@@ -119,7 +124,7 @@ impl<S: Loaded> LoadLane<S> {
     /// Reads what the other cores have under way on each path.
     #[inline(always)]
     fn look(&mut self) {
-        for (slot, load) in self.slots.iter_mut().zip(&self.selector.loads().0) {
+        for (slot, load) in self.slots.iter_mut().zip(self.selector.loads().all()) {
             slot.look(load);
         }
     }
@@ -134,28 +139,33 @@ impl<S: Loaded> LoadLane<S> {
         let slot = &mut self.slots[path];
         slot.fresh = slot.fresh.wrapping_sub(S::Rule::total(count, sectors));
         if slot.fresh != 0 {
-            slot.publish(&self.selector.loads().0[path]);
+            slot.publish(&self.selector.loads().all()[path]);
         }
     }
 
     /// Which paths can be used has changed.
-    fn compare_throughputs(&mut self) {
+    fn changed(&mut self) {
         let first = self.usable().next().map(|(_, slot)| slot.throughput);
         let even = self.usable().all(|(_, slot)| Some(slot.throughput) == first);
         self.even = even;
+        let turns = self.usable().map(|(path, _)| Turn { load: 0, used: 0, path: path as u32 }).collect();
+        self.turns = turns;
     }
 
-    /// Puts the paths that can be used in the order of [`Slot::load_then_age`].
+    /// Reads what the other cores have under way on the paths that can be used, and puts those in
+    /// the order of [`Slot::load_then_age`].
+    #[inline(always)]
     fn order(&mut self) {
-        let mut turns = std::mem::take(&mut self.turns);
-        turns.clear();
-        turns.extend(self.usable().map(|(path, slot)| Turn {
-            load: slot.load(),
-            used: slot.used,
-            path: path as u32,
-        }));
-        turns.sort_unstable_by_key(|turn| (turn.load, turn.used));
-        self.turns = turns;
+        let (slots, loads) = (&mut self.slots[..], self.selector.loads().all());
+        for turn in &mut self.turns {
+            let slot = &mut slots[turn.path as usize];
+            slot.look(&loads[turn.path as usize]);
+            (turn.load, turn.used) = (slot.load(), slot.used);
+        }
+        let key = |turn: &Turn| (turn.load, turn.used);
+        if !self.turns.is_sorted_by(|a, b| key(a) < key(b)) {
+            self.turns.sort_unstable_by_key(key);
+        }
     }
 
     /// The choices for a batch on paths of the same throughput.
@@ -196,7 +206,7 @@ impl<S: Loaded> LoadLane<S> {
     /// The same, where `better` compares two. The shared loads are read on the way.
     #[inline(always)]
     fn choose_by(&mut self, n: u64, better: impl Fn(&Slot, &Slot) -> bool) -> usize {
-        let mut paths = self.slots.iter_mut().zip(&self.selector.loads().0).enumerate();
+        let mut paths = self.slots.iter_mut().zip(self.selector.loads().all()).enumerate();
         let (mut path, (mut best, load)) = paths.next().expect("a group has paths");
         best.look(load);
         for (other, (slot, load)) in paths {
@@ -275,14 +285,14 @@ impl<S: Loaded> Choose for LoadLane<S> {
     fn fail(&mut self, path: usize) {
         let slot = &mut self.slots[path];
         (slot.bar, slot.throughput) = (Slot::UNUSABLE, 0);
-        self.compare_throughputs();
+        self.changed();
     }
 
     fn reinstate(&mut self, path: usize) {
         self.clock += 1;
         let slot = &mut self.slots[path];
         (slot.bar, slot.used, slot.throughput) = (0, self.clock, self.selector.throughput(path));
-        self.compare_throughputs();
+        self.changed();
     }
 
     #[inline]
@@ -292,10 +302,10 @@ impl<S: Loaded> Choose for LoadLane<S> {
 
     #[inline]
     fn choose_all(&mut self, bios: &mut impl Bios) {
-        self.look();
         if self.even {
             return self.choose_in_order(bios);
         }
+        self.look();
         let _ = bios.each(|bio| {
             let n = S::Rule::weight(bio);
             let best = self.best(n);
@@ -314,7 +324,7 @@ impl<S: Loaded> Choose for LoadLane<S> {
 impl<S: Loaded> Drop for LoadLane<S> {
     /// What a lane that goes away had under way is no load any more.
     fn drop(&mut self) {
-        for (slot, load) in self.slots.iter_mut().zip(&self.selector.loads().0) {
+        for (slot, load) in self.slots.iter_mut().zip(self.selector.loads().all()) {
             slot.fresh = slot.published.wrapping_neg();
             slot.publish(load);
         }
@@ -366,38 +376,12 @@ impl Slot {
     }
 }
 
-/// What [`Choose::choose_all`] says for `bios`.
-#[cfg(test)]
-fn choose_all<S: Loaded>(lane: &mut LoadLane<S>, bios: udm_core::Batch) -> Vec<usize> {
-    struct Asked(std::vec::IntoIter<Box<Bio>>, Vec<usize>);
-    impl Bios for Asked {
-        fn take(&mut self) -> Option<Box<Bio>> {
-            self.0.next()
-        }
-        fn put(&mut self, path: usize, _: Box<Bio>) {
-            self.1.push(path);
-        }
-        fn each(&mut self, mut choose: impl FnMut(&mut Bio) -> Option<usize>) -> Option<Box<Bio>> {
-            self.0.find_map(|mut bio| match choose(&mut bio) {
-                Some(path) => {
-                    self.1.push(path);
-                    None
-                }
-                None => Some(bio),
-            })
-        }
-    }
-    let mut asked = Asked(bios.into_iter(), Vec::new());
-    lane.choose_all(&mut asked);
-    assert!(asked.0.next().is_none(), "each has its path");
-    asked.1
-}
-
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests {
+    use super::super::choose_all;
     use super::*;
     use loom::thread;
 
@@ -436,7 +420,7 @@ mod loom_tests {
         let mut lane = LoadLane::new(Arc::clone(selector));
         let choose = |lane: &mut LoadLane<Count>, bios| {
             let batch: Vec<_> = (0..bios).map(|_| Bio::new()).collect();
-            assert_eq!(choose_all(lane, batch), vec![0; bios]);
+            assert!(choose_all(lane, batch).iter().all(|(path, _)| *path == 0));
         };
         choose(&mut lane, 2);
         lane.came_back(0, 0, Sectors(0));

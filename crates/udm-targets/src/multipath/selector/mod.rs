@@ -104,6 +104,9 @@ pub(super) enum SelectorLane {
 
 /// The bios of a batch, each of which is to have a path.
 pub(super) trait Bios {
+    /// How many are left.
+    fn left(&self) -> usize;
+
     /// Takes the next.
     fn take(&mut self) -> Option<Box<Bio>>;
 
@@ -122,6 +125,11 @@ struct ToGroup<'a> {
 }
 
 impl Bios for ToGroup<'_> {
+    #[inline(always)]
+    fn left(&self) -> usize {
+        self.deal.left()
+    }
+
     #[inline(always)]
     fn take(&mut self) -> Option<Box<Bio>> {
         self.deal.take()
@@ -269,4 +277,34 @@ fn repeat_count(selector: &str, word: &str) -> Result<u32, ArgFault> {
         }
         None => Err(ArgFault { text: "invalid repeat count", arg: 0 }),
     }
+}
+
+/// What [`Choose::choose_all`] says for each of `bios`.
+#[cfg(test)]
+fn choose_all(lane: &mut impl Choose, bios: Batch) -> Vec<(usize, Box<Bio>)> {
+    struct Asked(std::vec::IntoIter<Box<Bio>>, Vec<(usize, Box<Bio>)>);
+    impl Bios for Asked {
+        fn left(&self) -> usize {
+            self.0.len()
+        }
+        fn take(&mut self) -> Option<Box<Bio>> {
+            self.0.next()
+        }
+        fn put(&mut self, path: usize, bio: Box<Bio>) {
+            self.1.push((path, bio));
+        }
+        fn each(&mut self, mut choose: impl FnMut(&mut Bio) -> Option<usize>) -> Option<Box<Bio>> {
+            self.0.find_map(|mut bio| match choose(&mut bio) {
+                Some(path) => {
+                    self.1.push((path, bio));
+                    None
+                }
+                None => Some(bio),
+            })
+        }
+    }
+    let mut asked = Asked(bios.into_iter(), Vec::new());
+    lane.choose_all(&mut asked);
+    assert!(asked.0.next().is_none(), "each has its path");
+    asked.1
 }

@@ -6,7 +6,7 @@ use super::slots::{Read, Role, Slot, What, pour};
 use crate::multipath::journal::Why;
 use crate::multipath::served::Watched;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Bio, Cx, Nanos, Op, Status};
+use udm_core::{Bio, Cx, Deadline, Nanos, Op, Overdue, Status};
 
 /// Bytes of answers that a poll copies even where others have used up the core's budget of work.
 const FLOOR: u64 = 256 << 10;
@@ -42,6 +42,7 @@ impl Watch {
 
     fn arrived(&mut self, path: usize, mut bio: Box<Bio>, now: Nanos, cx: &mut Cx<'_>) {
         let slot = self.leave(path, &bio);
+        self.paths[path].heard = now;
         let took = (bio.op == Op::Read && bio.status.is_ok()).then(|| now.since(slot.at));
         if let Some(took) = took {
             if let Some(all) = &self.row[path].latency {
@@ -170,25 +171,25 @@ impl Watch {
     pub(super) fn see_deadlines(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
         let Some(deadline) = self.how.deadline else { return };
         while let Some(sent) = self.paths[path].undue.first(&self.slots) {
-            let due = sent.at + deadline;
-            if due > now {
+            let how = Deadline(deadline).look(sent.at, self.paths[path].heard, now);
+            if let Overdue::No(due) = how {
                 cx.wake_at(due);
                 break;
             }
             self.paths[path].undue.pop();
-            self.is_silent(path, deadline);
+            self.is_silent(path, how);
             self.is_late(path, sent.slot, now);
         }
     }
 
-    /// Fails a path for its silence.
-    fn is_silent(&self, path: usize, deadline: Nanos) {
+    /// Fails a path for its silence, or for a request that it has kept.
+    fn is_silent(&self, path: usize, how: Overdue) {
         if self.shared.path(path).failed {
             return;
         }
         let stays = |slot: &Slot| slot.path == path && matches!(slot.what, What::Itself { .. });
         let waiting = self.slots.iter().filter(|(_, slot)| stays(slot)).count();
-        if self.shared.fail(path, &Why::Silent { deadline, waiting }) {
+        if self.shared.fail(path, &Why::Silent { how, waiting }) {
             self.shared.journal.event();
         }
     }

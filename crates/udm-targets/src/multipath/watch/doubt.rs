@@ -6,10 +6,10 @@
 //! if not, it is out for twice as long.
 
 use super::Watch;
-use super::hedge::{AFTER_MIN, PERCENTILE, READS_MIN};
+use super::hedge::{AFTER_MIN, PERCENTILE, QUIET, READS_MIN};
 use super::judge::{self, Standing, TRIALS};
 use super::latency::Window;
-use super::slots::{Role, What};
+use super::slots::{Role, Sent, What};
 use crate::multipath::served::Watched;
 use udm_core::{Cx, Nanos};
 
@@ -35,6 +35,11 @@ impl Watch {
         if !self.how.hedge_reads || after == Nanos::NEVER {
             return;
         }
+        while let Some(sent) = self.paths[path].refused.first(&self.slots)
+            && self.hedge(path, sent, now, cx)
+        {
+            self.paths[path].refused.pop();
+        }
         while let Some(sent) = self.paths[path].unhedged.first(&self.slots) {
             let due = sent.at + after;
             if due > now {
@@ -42,20 +47,44 @@ impl Watch {
                 break;
             }
             self.paths[path].unhedged.pop();
-            if let What::Copy { read: Some(read), role: Role::Own } = self.slots[sent.slot].what {
-                self.hedge(path, read, now, cx);
+            if !self.hedge(path, sent, now, cx) {
+                Watched::add(&self.counts(path).refused, 1);
+                let path = &mut self.paths[path];
+                path.refused.push(sent, path.in_flight, &self.slots);
             }
+        }
+        if self.paths[path].refused.first(&self.slots).is_some() && !self.is_quiet(path, now) {
+            cx.wake_at(self.quiet_at(path));
         }
     }
 
-    fn hedge(&mut self, path: usize, read: usize, now: Nanos, cx: &mut Cx<'_>) {
-        let Some(other) = self.beside(path) else { return };
-        let group = self.paths[path].group;
-        let allowed = self.groups[group].budget.take(now);
-        if !allowed || !self.send_copy(other, read, Role::Hedge, now, cx) {
-            return Watched::add(&self.counts(path).refused, 1);
+    /// Sends a read that is on `path` to another one too, unless there is no hedge to be had.
+    fn hedge(&mut self, path: usize, sent: Sent, now: Nanos, cx: &mut Cx<'_>) -> bool {
+        let What::Copy { read: Some(read), role: Role::Own } = self.slots[sent.slot].what else {
+            return true;
+        };
+        let Some(other) = self.beside(path) else { return false };
+        let budget = &mut self.groups[self.paths[path].group].budget;
+        let paid = budget.take(now);
+        let free = !paid && !budget.rests(now) && self.is_quiet(path, now) && !self.is_quiet(other, now);
+        if !(paid || free) || !self.send_copy(other, read, Role::Hedge, now, cx) {
+            return false;
         }
         Watched::add(&self.counts(path).hedges, 1);
+        Watched::add(&self.counts(path).free, u64::from(free));
+        true
+    }
+
+    /// From when on `path` is quiet, if it does not answer anything before.
+    fn quiet_at(&self, path: usize) -> Nanos {
+        let path = &self.paths[path];
+        let after = self.groups[path.group].after;
+        path.heard.max(path.asked) + Nanos(after.0.saturating_mul(QUIET))
+    }
+
+    /// True when `path` has long had something to answer and has answered nothing at all.
+    fn is_quiet(&self, path: usize, now: Nanos) -> bool {
+        self.paths[path].in_flight > 0 && self.quiet_at(path) <= now
     }
 
     /// Sends a copy of `read` to `path` besides; false where there is no room for one.

@@ -6,6 +6,11 @@
 //! win (storage that is slow behind all paths) they only add to its load: when fewer than
 //! [`WON_MIN`] of the last [`ROUND`] were the first to answer, there are none for a while, twice as
 //! long each time.
+//!
+//! What is sent in place of a path that is *quiet*, and of no other, is no additional load: such a
+//! hedge is free, as long as the path that it goes to is not quiet too. Else the reads of a path
+//! that hangs would use up the budget within a few times the shortest wait, and then wait for the
+//! path. A read that was refused is looked at again while it waits.
 
 use udm_core::Nanos;
 
@@ -13,6 +18,8 @@ use udm_core::Nanos;
 pub(super) const PERCENTILE: u32 = 95;
 /// No hedge is sent sooner.
 pub(super) const AFTER_MIN: Nanos = Nanos::from_millis(1);
+/// A path that has answered nothing for so many times as long is quiet.
+pub(super) const QUIET: u64 = 4;
 /// Reads that a window must have to go by it.
 pub(super) const READS_MIN: u32 = 64;
 /// Reads that earn one hedge.
@@ -51,11 +58,16 @@ impl Budget {
 
     /// Takes one hedge; false when there is none to be had.
     pub(super) fn take(&mut self, now: Nanos) -> bool {
-        if now < self.until || self.saved < READS_A_HEDGE {
+        if self.rests(now) || self.saved < READS_A_HEDGE {
             return false;
         }
         self.saved -= READS_A_HEDGE;
         true
+    }
+
+    /// True while there are none for want of success.
+    pub(super) fn rests(&self, now: Nanos) -> bool {
+        now < self.until
     }
 
     /// A hedge has ended: it was the first to answer, or not.

@@ -58,6 +58,9 @@ pub(super) struct Watch {
     copies: Copies,
     /// Copies on all paths that are nobody's above.
     guests: usize,
+    /// A suspend is under way: a path is polled once behind each drain, and by its own leg. What it
+    /// is to hand back it would begin anew with a second.
+    draining: bool,
     window_end: Nanos,
     trial: Option<Trial>,
     /// Scratch.
@@ -70,6 +73,10 @@ struct Path {
     lane: Box<dyn Lane>,
     group: usize,
     in_flight: usize,
+    /// When it last answered something, well or not.
+    heard: Nanos,
+    /// Since when it has had something to answer.
+    asked: Nanos,
     /// Copies in flight here that the lane above does not know of: hedges, trials, and those of
     /// reads that were given up or answered elsewhere.
     guests: usize,
@@ -77,6 +84,8 @@ struct Path {
     undue: Waiting,
     /// Reads that may yet be hedged.
     unhedged: Waiting,
+    /// Those for which there was no hedge when they had taken long.
+    refused: Waiting,
     /// What came back and was not looked at, for want of work to spend on it.
     arrived: VecDeque<Box<Bio>>,
     /// What goes up with the next poll.
@@ -118,9 +127,12 @@ pub(super) fn over(
         lane,
         group: of(index),
         in_flight: 0,
+        heard: Nanos(0),
+        asked: Nanos(0),
         guests: 0,
         undue: Waiting::default(),
         unhedged: Waiting::default(),
+        refused: Waiting::default(),
         arrived: VecDeque::new(),
         home: Batch::new(),
         window: Window::default(),
@@ -139,6 +151,7 @@ pub(super) fn over(
         serial: 0,
         copies: Copies::new(cx.new_owner()),
         guests: 0,
+        draining: false,
         window_end: Nanos(0),
         trial: None,
         out: Batch::new(),
@@ -171,6 +184,7 @@ impl Lane for Leg {
 impl Watch {
     fn submit(&mut self, path: usize, batch: &mut Batch, cx: &mut Cx<'_>) {
         let now = cx.now();
+        self.draining = false;
         self.look_back(now);
         let (mut reads, mut last) = (0, None);
         for bio in batch.drain(..) {
@@ -215,6 +229,9 @@ impl Watch {
         let slot = self.slots.insert(Slot { serial: self.serial, path, at: now, what });
         let sent = Sent { at: now, slot, serial: self.serial };
         let path = &mut self.paths[path];
+        if path.in_flight == 0 {
+            path.asked = now;
+        }
         path.in_flight += 1;
         if self.how.deadline.is_some() {
             path.undue.push(sent, path.in_flight, &self.slots);
@@ -230,7 +247,7 @@ impl Watch {
     fn poll(&mut self, path: usize, done: &mut Batch, cx: &mut Cx<'_>) {
         let now = cx.now();
         self.take_in(path, now, cx);
-        if self.guests > 0 {
+        if self.guests > 0 && !self.draining {
             // A hedge may have been answered where the lane above sees nothing in flight.
             for other in (0..self.paths.len()).filter(|other| *other != path) {
                 if self.paths[other].guests > 0 {
@@ -247,6 +264,7 @@ impl Watch {
     /// What a path hands back was not started, and goes up as it was given.
     fn drain(&mut self, path: usize, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         let now = cx.now();
+        self.draining = true;
         let mut came = std::mem::take(&mut self.came);
         self.paths[path].lane.drain(how, &mut came, cx);
         for mut bio in came.drain(..) {

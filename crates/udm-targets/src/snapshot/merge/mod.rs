@@ -65,6 +65,7 @@ impl Shared {
         fence(Ordering::SeqCst);
         if self.stopping.load(Ordering::SeqCst) {
             self.end();
+            self.give_up();
             return Begin::Stop;
         }
         Begin::Go
@@ -82,6 +83,15 @@ impl Shared {
     fn stop(&self, stopping: bool) {
         self.stopping.store(stopping, Ordering::SeqCst);
         fence(Ordering::SeqCst);
+    }
+
+    /// No run begins before the next resume, which would clear the records of one that is in the
+    /// origin: who waits for that waits for nothing.
+    fn give_up(&self) {
+        let left = || self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        if !self.is_running() && left() && !self.failed.swap(true, Ordering::AcqRel) {
+            self.seat.snapshot.bell.ring();
+        }
     }
 
     /// Readers of the snapshot that was taken over are over: what it had copied may be written in
@@ -215,6 +225,7 @@ impl Target for Merge {
 
     fn presuspend(&self, _noflush: bool) {
         self.0.stop(true);
+        self.0.give_up();
     }
 
     fn resume(&self) {

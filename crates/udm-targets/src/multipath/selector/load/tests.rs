@@ -1,6 +1,6 @@
 //! A batch is dealt out as its bios would be one by one.
 
-use super::super::{Selector, queue_length::QueueLength, service_time::ServiceTime};
+use super::super::{Selector, choose_all, queue_length::QueueLength, service_time::ServiceTime};
 use super::*;
 use proptest::prelude::*;
 use udm_core::{Batch, Sector};
@@ -26,7 +26,7 @@ fn same<S: Loaded>(selector: &Arc<S>, batches: &[Vec<u64>], changes: &[usize]) {
     for (batch, change) in batches.iter().zip(changes.iter().cycle()) {
         let mut bios = bios(batch);
         let one_by_one: Vec<usize> = bios.iter_mut().map(|bio| lanes[1].choose(bio)).collect();
-        let chosen = choose_all(&mut lanes[0], bios);
+        let chosen: Vec<usize> = choose_all(&mut lanes[0], bios).into_iter().map(|(path, _)| path).collect();
         assert_eq!(chosen, one_by_one);
         let path = change % paths;
         let back: Vec<_> = batch.iter().zip(&chosen).filter(|(_, to)| **to == path).collect();

@@ -1,14 +1,17 @@
 //! Rows H01 to H05 and H07 of the cases for multipath, and comparisons.
 
+use super::super::{Choose, choose_all};
+use super::lane::{Slot, better};
 use super::*;
 use proptest::prelude::*;
-use udm_core::CoreState;
+use std::collections::VecDeque;
+use udm_core::{CoreState, Nanos, Sectors};
 
 fn selector(args: &[&str], paths: usize) -> Arc<HistoricalServiceTime> {
     let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
     let base = args.first().map_or(BASE, |word| word.parse().unwrap());
     let threshold = args.get(1).map_or(0, |word| word.parse().unwrap());
-    assert_eq!(new(&args).unwrap().args(), format!("2 {base} {threshold}"));
+    assert_eq!(super::new(&args).unwrap().args(), format!("2 {base} {threshold}"));
     let mut weights = [0; WEIGHTS];
     (0..WEIGHTS - 1).for_each(|n| weights[n] = power(base.into(), n as u32 + 1));
     let (list, loads) = (Vec::new(), Loads::default());
@@ -159,6 +162,38 @@ fn h07_a_path_that_failed_keeps_its_average() {
     assert_eq!(info(&selector, path), before);
 }
 
+/// Below 0 when `c` is better than `b`, above when it is not: the kernel's `hst_compare` line by
+/// line, in numbers that are wide enough for any.
+fn compare(c: &Slot, b: &Slot, now: u64, threshold: u32) -> i128 {
+    let by_load = i128::from(c.load) - i128::from(b.load);
+    let (high, low) = (c.average.max(b.average), c.average.min(b.average));
+    if u128::from(high) <= u128::from(low) * u128::from(threshold) {
+        return by_load;
+    }
+    let (c_idle, b_idle) = (c.load == 0, b.load == 0);
+    let (c_stale, b_stale) = (c.stale_after < now, b.stale_after < now);
+    if c_idle && c_stale || b_idle && b_stale || c_idle && b_idle {
+        let stale = |slot: &Slot, other_idle| if other_idle { i128::from(slot.stale_after) } else { 0 };
+        return stale(c, b_idle) - stale(b, c_idle);
+    }
+    let b_better = if c.load == b.load {
+        c.average > b.average
+    } else {
+        let many = c.load >= MANY || b.load >= MANY;
+        let cost = |slot: &Slot| {
+            let average = if many { slot.average >> POINT } else { slot.average };
+            u128::from(average) * (u128::from(slot.load) + 1)
+        };
+        cost(c) > cost(b)
+    };
+    match b_better {
+        true if b_stale => by_load,
+        false if c_stale => by_load,
+        true => 1,
+        false => -1,
+    }
+}
+
 #[test]
 fn comparisons() {
     let slot = |average, load, stale_after| Slot { average, load, stale_after, ..Slot::default() };
@@ -182,6 +217,7 @@ fn comparisons() {
     for (c, b, threshold, want) in rows {
         let (c, b) = (slot(c.0, c.1, c.2), slot(b.0, b.1, b.2));
         assert_eq!(compare(&c, &b, 10, threshold), want, "{c:?} v {b:?}");
+        assert_eq!(better(&c, &b, 10, threshold), want < 0, "{c:?} v {b:?}");
     }
 }
 
@@ -226,6 +262,79 @@ proptest! {
         drop(lanes);
         for path in 0..3 {
             prop_assert_eq!(info(&selector, path)[1], 0);
+        }
+    }
+}
+
+fn slots() -> impl Strategy<Value = Slot> {
+    let average = prop_oneof![0..4u64, 1..100_000u64, Just(TIME_MAX)];
+    let load = prop_oneof![0..4u64, 1000..1050u64, Just(u64::MAX)];
+    (average, load, 0..4u64).prop_map(|(average, load, stale_after)| Slot {
+        average,
+        load,
+        stale_after,
+        ..Slot::default()
+    })
+}
+
+proptest! {
+    #[test]
+    fn comparisons_are_the_kernels(c in slots(), b in slots(), now in 0..4u64, threshold in 0..4u32) {
+        prop_assert_eq!(better(&c, &b, now, threshold), compare(&c, &b, now, threshold) < 0);
+    }
+
+    /// A batch is dealt out as its bios would be one by one: what is known of the paths at the
+    /// begin is whatever, then bios of a path come back, and paths fail and return.
+    #[test]
+    fn a_batch_is_no_different(
+        known in prop::collection::vec((1u64..40, 0..2000u64), 1..7),
+        alike: bool,
+        all_stale: bool,
+        threshold in prop_oneof![4 => Just("0"), 1 => Just("1"), 1 => Just("2")],
+        steps in prop::collection::vec(
+            (1..40usize, prop_oneof![Just(0), 0..500u64], any::<usize>(), 0..30usize),
+            1..12,
+        ),
+    ) {
+        let mut cores = [(); 2].map(|()| {
+            let selector = selector(&["972", threshold], known.len());
+            for (path, (average, stale_after)) in selector.paths.iter().zip(&known) {
+                let average = if alike { known[0].0 } else { *average };
+                path.average.store(average * 4000, Relaxed);
+                path.stale_after.store(if all_stale { *stale_after % 3 } else { *stale_after }, Relaxed);
+            }
+            lane(&selector)
+        });
+        let (mut core, mut now) = (CoreState::new(CoreId(0), 1, 1, None), if all_stale { 3 } else { 1 });
+        let (paths, mut usable) = (known.len(), vec![true; known.len()]);
+        let mut under_way: Vec<VecDeque<(Box<Bio>, Box<Bio>)>> = (0..paths).map(|_| VecDeque::new()).collect();
+        for (count, time, change, back) in steps {
+            let cx = core.cx(Nanos(now));
+            cores.iter_mut().for_each(|lane| lane.look(&cx));
+            let [whole, single] = &mut cores;
+            let bios = (0..count).map(|_| Bio::new()).collect();
+            for (n, (path, bio)) in choose_all(whole, bios).into_iter().enumerate() {
+                let mut other = Bio::new();
+                prop_assert_eq!((single.choose(&mut other), other.sent), (path, bio.sent), "bio {}", n);
+                under_way[path].push_back((bio, other));
+            }
+            now += time;
+            let (cx, path) = (core.cx(Nanos(now)), change % paths);
+            let back = back.min(under_way[path].len());
+            let (a, b): (Vec<_>, Vec<_>) = under_way[path].drain(..back).unzip();
+            whole.polled(path, &a, Sectors(0), &cx);
+            single.polled(path, &b, Sectors(0), &cx);
+            match change / paths % 4 {
+                1 if usable[path] && usable.iter().filter(|usable| **usable).count() > 1 => {
+                    usable[path] = false;
+                    cores.iter_mut().for_each(|lane| lane.fail(path));
+                }
+                2 if !usable[path] => {
+                    usable[path] = true;
+                    cores.iter_mut().for_each(|lane| lane.reinstate(path));
+                }
+                _ => {}
+            }
         }
     }
 }

@@ -1,0 +1,226 @@
+//! The choices of one core.
+//!
+//! The kernel keeps a list, goes through it from the front for each bio, and moves the winner to
+//! the back. For a bio by itself, and wherever comparisons need the list, so does this. For most
+//! batches the winners follow from an order ([`Rounds`]), and then nobody is compared with all
+//! others; who was chosen when is all that is kept of the list.
+
+use super::super::{Bios, Choose};
+use super::rounds::{Rounds, Turn};
+use super::{HistoricalServiceTime, MANY, POINT};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use udm_core::{Bio, Cx, Nanos, Sectors};
+
+/// A path as its core sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Slot {
+    /// As of the begin of the batch.
+    pub(super) average: u64,
+    pub(super) stale_after: u64,
+    /// Bios in flight, this batch's choices included.
+    pub(super) load: u64,
+    /// How this lane's part of those has changed since it was last published, modulo 2^64.
+    pub(super) fresh: u64,
+    /// This lane's part as it was published.
+    pub(super) published: u64,
+    /// When it was last chosen or reinstated, on the lane's count. No two are equal.
+    pub(super) used: u64,
+}
+
+/// See the module.
+pub(in crate::multipath) struct HistoricalLane {
+    selector: Arc<HistoricalServiceTime>,
+    /// The usable paths.
+    order: Vec<u32>,
+    /// They are in the order of [`Slot::used`]: the kernel's list.
+    listed: bool,
+    slots: Vec<Slot>,
+    /// The last [`Slot::used`].
+    clock: u64,
+    /// The time of the batch.
+    now: Nanos,
+    /// The order of the batch.
+    turns: Vec<Turn>,
+}
+
+/// True when `c` is better than `b` (kernel `hst_compare`).
+pub(super) fn better(c: &Slot, b: &Slot, now: u64, threshold: u32) -> bool {
+    let (high, low) = (c.average.max(b.average), c.average.min(b.average));
+    if high <= low.saturating_mul(threshold.into()) {
+        return c.load < b.load;
+    }
+    let (c_idle, b_idle) = (c.load == 0, b.load == 0);
+    let (c_stale, b_stale) = (c.stale_after < now, b.stale_after < now);
+    if c_idle & (c_stale | b_idle) | b_idle & b_stale {
+        // One that is stale is as if it were so for ever beside one that is not idle.
+        let stale = |slot: &Slot, other_idle| if other_idle { slot.stale_after } else { 0 };
+        return stale(c, b_idle) < stale(b, c_idle);
+    }
+    let b_better = if c.load == b.load {
+        c.average > b.average
+    } else if c.load < MANY && b.load < MANY {
+        c.average * (c.load + 1) > b.average * (b.load + 1)
+    } else {
+        let cost = |slot: &Slot| u128::from(slot.average >> POINT) * (u128::from(slot.load) + 1);
+        cost(c) > cost(b)
+    };
+    if if b_better { b_stale } else { c_stale } { c.load < b.load } else { !b_better }
+}
+
+impl HistoricalLane {
+    pub(super) fn new(selector: Arc<HistoricalServiceTime>) -> HistoricalLane {
+        let paths = selector.paths.len();
+        HistoricalLane {
+            order: (0..paths as u32).collect(),
+            listed: true,
+            slots: (1..=paths as u64).map(|used| Slot { used, ..Slot::default() }).collect(),
+            clock: paths as u64,
+            now: Nanos(0),
+            turns: Vec::with_capacity(paths),
+            selector,
+        }
+    }
+
+    /// Reads what is known of the paths.
+    #[inline(always)]
+    fn read(&mut self) {
+        let known = self.selector.paths.iter().zip(self.selector.loads.all());
+        for (slot, (history, load)) in self.slots.iter_mut().zip(known) {
+            slot.average = history.average.load(Relaxed);
+            slot.stale_after = history.stale_after.load(Relaxed);
+            slot.load = load.load(Relaxed).wrapping_add(slot.fresh);
+        }
+    }
+
+    /// Puts the paths in the order of the kernel's list.
+    fn list(&mut self) {
+        if !std::mem::replace(&mut self.listed, true) {
+            let slots = &self.slots;
+            self.order.sort_unstable_by_key(|&path| slots[path as usize].used);
+        }
+    }
+
+    /// The choice for a bio, by the list.
+    fn choose_one(&mut self, bio: &mut Bio) -> usize {
+        let (slots, now, threshold) = (&mut self.slots[..], self.now.0, self.selector.threshold);
+        let (mut place, mut best) = (0, &slots[self.order[0] as usize]);
+        for (i, &path) in self.order.iter().enumerate().skip(1) {
+            let other = &slots[path as usize];
+            if better(other, best, now, threshold) {
+                (place, best) = (i, other);
+            }
+        }
+        let path = self.order[place];
+        let behind = &mut self.order[place..];
+        for i in 1..behind.len() {
+            behind[i - 1] = behind[i];
+        }
+        behind[behind.len() - 1] = path;
+        self.clock += 1;
+        let slot = &mut slots[path as usize];
+        (slot.load, slot.fresh, slot.used) = (slot.load + 1, slot.fresh.wrapping_add(1), self.clock);
+        bio.sent = self.now;
+        path as usize
+    }
+
+    /// Puts the paths into `turns`, and says whether all of them are stale; `None` where `count`
+    /// bios have to be chosen for by the list.
+    #[inline(always)]
+    fn order_for(&mut self, count: usize) -> Option<bool> {
+        let limit = MANY.saturating_sub(count as u64);
+        let stale = self.slots[self.order[0] as usize].stale_after < self.now.0;
+        let (mut plain, mut last_idle, mut first_busy) = (self.selector.threshold == 0, 0, u64::MAX);
+        self.turns.clear();
+        for &path in &self.order {
+            let slot = &self.slots[path as usize];
+            plain &= (slot.average > 0) & (slot.load < limit) & ((slot.stale_after < self.now.0) == stale);
+            match slot.load {
+                0 => last_idle = last_idle.max(slot.used),
+                _ => first_busy = first_busy.min(slot.used),
+            }
+            self.turns.push(Turn::new(path, slot, stale));
+        }
+        (plain && last_idle < first_busy).then_some(stale)
+    }
+
+    /// The choices for a batch, by the order in `turns`.
+    #[inline(always)]
+    fn choose_in_rounds(&mut self, stale: bool, bios: &mut impl Bios) {
+        let now = self.now;
+        let mut rounds = Rounds::new(&mut self.turns, stale, self.clock);
+        let _ = bios.each(|bio| {
+            bio.sent = now;
+            Some(rounds.choose())
+        });
+        self.clock = rounds.end();
+        self.listed = false;
+        for (place, turn) in self.order.iter_mut().zip(&self.turns) {
+            *place = turn.path;
+            let slot = &mut self.slots[turn.path as usize];
+            (slot.fresh, slot.used) = (slot.fresh.wrapping_add(turn.times.into()), turn.used);
+        }
+    }
+
+    fn publish(&mut self, path: usize) {
+        let slot = &mut self.slots[path];
+        self.selector.loads.add(path, slot.fresh);
+        slot.published = slot.published.wrapping_add(std::mem::take(&mut slot.fresh));
+    }
+}
+
+impl Choose for HistoricalLane {
+    fn fail(&mut self, path: usize) {
+        self.order.retain(|other| *other as usize != path);
+    }
+
+    fn reinstate(&mut self, path: usize) {
+        self.clock += 1;
+        self.slots[path].used = self.clock;
+        self.order.push(path as u32);
+    }
+
+    #[inline]
+    fn look(&mut self, cx: &Cx<'_>) {
+        self.now = cx.now();
+    }
+
+    #[inline]
+    fn choose(&mut self, bio: &mut Bio) -> usize {
+        self.read();
+        self.list();
+        self.choose_one(bio)
+    }
+
+    #[inline]
+    fn choose_all(&mut self, bios: &mut impl Bios) {
+        self.read();
+        if let Some(stale) = self.order_for(bios.left()) {
+            return self.choose_in_rounds(stale, bios);
+        }
+        self.list();
+        let _ = bios.each(|bio| Some(self.choose_one(bio)));
+    }
+
+    #[inline]
+    fn polled(&mut self, path: usize, back: &[Box<Bio>], _sectors: Sectors, cx: &Cx<'_>) {
+        let slot = &mut self.slots[path];
+        if !back.is_empty() {
+            self.selector.ended(path, back, self.order.len(), cx.now().0);
+            slot.fresh = slot.fresh.wrapping_sub(back.len() as u64);
+        }
+        if slot.fresh != 0 {
+            self.publish(path);
+        }
+    }
+}
+
+impl Drop for HistoricalLane {
+    /// What a lane that goes away had under way is no load any more.
+    fn drop(&mut self) {
+        for path in 0..self.slots.len() {
+            self.slots[path].fresh = self.slots[path].published.wrapping_neg();
+            self.publish(path);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! `historical-service-time`: the path that would be through first, by how long it has taken so
+//! far.
+//!
+//! Each path has an average of the time between its completions, in which what is older counts for
+//! less. The path with the least (bios in flight + 1) times that average is chosen; one whose
+//! average is no more than the *threshold* times another's is as good as it, and then the bios in
+//! flight decide. A path that has not been heard of for long is *stale*: an idle one is tried
+//! again, and one that is chosen gets no more than an equal share.
+//!
+//! All is in whole numbers, with 10 bits behind the point, as in the kernel (module 0.1.1), and so
+//! on one core is the sequence of choices. A core reads averages and loads once a batch, and writes
+//! what has come back once a poll. Of two cores that write at the same time one may be lost: an
+//! average is advice. A bio's own time begins when its path was chosen (`Bio::sent`).
+//!
+//! `lane`: the choices of one core. `rounds`: those of a batch, where they follow from an order.
+
+mod lane;
+mod rounds;
+
+use super::load::Loads;
+use super::{ArgFault, Selector, SelectorLane, SelectorType};
+use crate::multipath::parse::number;
+pub(in crate::multipath) use lane::HistoricalLane;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use udm_core::{Bio, CoreId};
+
+pub(super) const TYPE: SelectorType = SelectorType { name: "historical-service-time", new };
+
+/// Bits behind the point.
+const POINT: u32 = 10;
+/// 1.
+const ONE: u64 = 1 << POINT;
+/// Weights by the service time, in steps of 16.8 ms.
+const WEIGHTS: usize = 64;
+const STEP: u32 = 24;
+/// The longest service time, with its bits behind the point.
+const TIME_MAX: u64 = (1 << 54) - 1;
+/// From so many bios in flight on averages count without their bits behind the point.
+const MANY: u64 = 1024;
+/// What counts of an average when another bio has come back, without arguments.
+const BASE: u32 = 972;
+
+pub(in crate::multipath) struct HistoricalServiceTime {
+    base: u32,
+    threshold: u32,
+    weights: [u64; WEIGHTS],
+    /// Side by side: who chooses reads them all.
+    paths: Vec<History>,
+    loads: Loads,
+}
+
+/// What is known of a path.
+struct History {
+    /// The average service time in ns, with [`POINT`] bits behind the point.
+    average: AtomicU64,
+    /// When it is stale, in ns.
+    stale_after: AtomicU64,
+    /// When a bio of its came back last, in ns.
+    last_finish: AtomicU64,
+}
+
+/// From the arguments `[BASE [THRESHOLD]]`.
+fn new(args: &[String]) -> Option<Box<dyn Selector>> {
+    if args.len() > 2 {
+        return None;
+    }
+    let base = args.first().map_or(Some(BASE), |word| number(word)).filter(|base| u64::from(*base) < ONE)?;
+    let threshold = args.get(1).map_or(Some(0), |word| number(word))?;
+    let mut weights = [0; WEIGHTS];
+    for (n, weight) in weights[..WEIGHTS - 1].iter_mut().enumerate() {
+        *weight = power(base.into(), n as u32 + 1);
+    }
+    let (paths, loads) = (Vec::new(), Loads::default());
+    Some(Box::new(HistoricalServiceTime { base, threshold, weights, paths, loads }))
+}
+
+/// `base` to the `n`th, by squaring; each product is rounded (kernel `fixed_power`).
+fn power(mut base: u64, mut n: u32) -> u64 {
+    let product = |a: u64, b: u64| (a * b + ONE / 2) >> POINT;
+    let mut result = ONE;
+    loop {
+        if n & 1 == 1 {
+            result = product(result, base);
+        }
+        n >>= 1;
+        if n == 0 {
+            return result;
+        }
+        base = product(base, base);
+    }
+}
+
+impl Selector for HistoricalServiceTime {
+    fn name(&self) -> &'static str {
+        TYPE.name
+    }
+
+    fn add_path(&mut self, args: &[String], _cores: usize) -> Result<(), ArgFault> {
+        // The kernel reads the repeat count, and forgets it.
+        match args {
+            [] => {}
+            [word] if number(word).is_some() => {}
+            [_] => return Err(ArgFault { text: "invalid repeat count", arg: 0 }),
+            _ => return Err(ArgFault { text: "incorrect number of arguments", arg: 1 }),
+        }
+        let (stale_after, last_finish) = (AtomicU64::new(0), AtomicU64::new(0));
+        self.paths.push(History { average: AtomicU64::new(ONE), stale_after, last_finish });
+        self.loads.add_path();
+        Ok(())
+    }
+
+    fn args(&self) -> String {
+        format!("2 {} {}", self.base, self.threshold)
+    }
+
+    fn path_arg_count(&self) -> usize {
+        1
+    }
+
+    fn path_args(&self, _path: usize) -> String {
+        "0".into()
+    }
+
+    fn path_info_count(&self) -> usize {
+        3
+    }
+
+    fn path_info(&self, path: usize) -> String {
+        let History { average, stale_after, .. } = &self.paths[path];
+        format!("{} {} {}", average.load(Relaxed), self.loads.get(path), stale_after.load(Relaxed))
+    }
+
+    fn lane(self: Arc<Self>, _core: CoreId) -> SelectorLane {
+        SelectorLane::Historical(HistoricalLane::new(self))
+    }
+}
+
+impl HistoricalServiceTime {
+    /// The average behind a bio that took `time` ns.
+    fn average(&self, before: u64, time: u64) -> u64 {
+        let weight = self.weights[((time >> STEP) as usize).min(WEIGHTS - 1)];
+        let time = if time > TIME_MAX >> POINT { TIME_MAX } else { time << POINT };
+        // A mean of two that are no more than TIME_MAX: it fits.
+        (before * weight + time * (ONE - weight) + ONE / 2) >> POINT
+    }
+
+    /// `bios` came back from `path`, of which the lane has `usable`; there is at least one.
+    #[inline]
+    fn ended(&self, path: usize, bios: &[Box<Bio>], usable: usize, now: u64) {
+        let history = &self.paths[path];
+        // Bios that overlap are served one after the other.
+        let start = bios[0].sent.0.max(history.last_finish.load(Relaxed));
+        let mut average = self.average(history.average.load(Relaxed), now.saturating_sub(start));
+        // So the others took no time: what is left of the formula is the weight.
+        let weight = self.weights[0];
+        for _ in 1..bios.len() {
+            average = (average * weight + ONE / 2) >> POINT;
+        }
+        history.average.store(average, Relaxed);
+        history.last_finish.store(now, Relaxed);
+        history.stale_after.store(now + usable as u64 * (average >> POINT), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;
