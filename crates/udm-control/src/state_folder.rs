@@ -1,8 +1,9 @@
 //! What outlives a server: a folder of small files, one a fact.
 //!
-//! There is one kind: `invalid-N.json` says that a store must not be believed, because it has lost
-//! a copy and could not be made to say so itself ([`StoreMark`]). The folder is made when there is
-//! something to keep, and read when a store is opened. Several servers may have one folder.
+//! `invalid-N.json` says that a store must not be believed, because it has lost a copy and could
+//! not be made to say so itself ([`StoreMark`]); `making-N`, that a store is being made
+//! (`making.rs`). The folder is made when there is something to keep, and read when a store is
+//! opened. Several servers may have one folder.
 //!
 //! A store is known by what its file or block device is, whatever name leads there, and by the name
 //! that the table had for it, whatever is found there: a disk that went comes back as another one,
@@ -11,6 +12,8 @@
 //!
 //! Durable: a file is written aside, synced, and moved to its place, and then the folder is synced.
 //! What could not be written is kept in memory for as long as the server lives.
+
+pub(crate) mod making;
 
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File};

@@ -144,8 +144,11 @@ pub struct PathWatch {
     pub hedges_won: u64,
     /// Those that were not.
     pub hedges_wasted: u64,
-    /// Reads that would have been sent to another one and were not, since the budget was used up.
+    /// Reads that would have been sent to another one and were not, or only later, since the budget
+    /// was used up.
     pub hedges_refused: u64,
+    /// Hedges past the budget, for a path that answered nothing at all.
+    pub hedges_free: u64,
     /// How long reads took: those that took less than so long, and no less than the step before.
     pub latency: Vec<LatencyStep>,
 }

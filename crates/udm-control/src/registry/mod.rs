@@ -20,6 +20,7 @@ pub use opened::OPENED_MAJOR;
 
 use crate::exports::Exporter;
 use crate::http::api;
+use crate::state_folder::making::Making;
 use crate::state_folder::{StateFolder, StoreId};
 use alone::Alone;
 use deferred::Deferred;
@@ -29,6 +30,7 @@ use opened::Opened;
 use outside::Outside;
 use std::any::Any;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_backends::Backends;
 use udm_core::errno::{EBUSY, ENOENT, ENXIO};
@@ -107,6 +109,11 @@ impl Registry {
     /// Says where is kept what outlives the program. Once; later calls change nothing.
     pub fn keep_state_in(&self, folder: Arc<StateFolder>) {
         let _ = self.state_folder.set(folder);
+    }
+
+    /// Says that a store is going to be made; `None` where nothing outlives the program.
+    pub(crate) fn making(&self, store: &Path) -> Option<Making> {
+        self.state_folder.get()?.making(store)
     }
 
     /// Where marks of a store on this device are kept.

@@ -182,6 +182,7 @@ fn watch(report: WatchReport) -> api::PathWatch {
         hedges_won: report.won,
         hedges_wasted: report.wasted,
         hedges_refused: report.refused,
+        hedges_free: report.free,
         latency: report.latency.into_iter().map(step).collect(),
     }
 }

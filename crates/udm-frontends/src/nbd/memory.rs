@@ -146,7 +146,9 @@ impl Holding {
     pub(super) fn leave_line(&mut self, cx: &mut FrontCx<'_, '_>) {
         if self.waits {
             self.waits = false;
-            self.core.leave(self.me);
+            if !bugs::on(Bug::LineKept) {
+                self.core.leave(self.me);
+            }
             self.core.stuck_since.set(if self.line() == 0 { Nanos::NEVER } else { cx.now() });
             if let Some(next) = self.core.next() {
                 cx.rouse(next);
@@ -160,7 +162,8 @@ impl Holding {
         let core = &*self.core;
         let (before, now) = (beyond_floor(self.held), beyond_floor(held));
         self.held = held;
-        core.used.set(core.used.get() - before + now);
+        let counted = if bugs::on(Bug::BudgetKept) { now.max(before) } else { now };
+        core.used.set(core.used.get() - before + counted);
         self.share.set(self.share.get() - before + now);
         let mut better = now < before;
         let over = !midway && core.used.get() <= core.max.get();

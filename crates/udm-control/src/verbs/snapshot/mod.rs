@@ -18,6 +18,7 @@ pub use changes::{PAGE_MAX, changes};
 pub use create::create;
 pub use list::{list, one};
 pub use merge::{MergeEnd, finish, merge, merge_end};
+pub use origin::unseen;
 pub use remove::remove;
 
 use crate::error::VerbError;

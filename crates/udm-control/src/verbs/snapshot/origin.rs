@@ -3,9 +3,10 @@
 use super::{refuse, report};
 use crate::error::VerbError;
 use crate::registry::{Mapped, Registry};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINVAL};
-use udm_core::{DevNo, Sector, Sectors};
+use udm_core::{DevNo, Device, Sector, Sectors};
 use udm_dm::DeviceRef;
 
 /// The type of an origin's target.
@@ -83,4 +84,37 @@ pub(super) fn has_snapshots(registry: &Registry, disk: DevNo) -> bool {
         let tables = [mapped.device.live(), mapped.device.inactive()];
         tables.iter().flatten().filter_map(|table| report(table)).any(|found| found.origin.number == disk)
     })
+}
+
+/// The writes that no snapshot sees: which devices have a disk of snapshots below a target that
+/// copies nothing, a line each. It is legal, and after a restart mostly a mistake.
+#[must_use]
+pub fn unseen(registry: &Registry) -> Vec<String> {
+    let all = registry.all();
+    let mut origins: HashMap<DevNo, (String, usize)> = HashMap::new();
+    for snapshot in &all {
+        if let Some(found) = snapshot.device.live().and_then(|table| report(&table)) {
+            origins.entry(found.origin.number).or_insert_with(|| (snapshot.device.name(), 0)).1 += 1;
+        }
+    }
+    let mut lines = Vec::new();
+    for device in all.iter().filter(|mapped| !mapped.device.limits().read_only) {
+        let Some(table) = device.device.live() else { continue };
+        let copies = |kind: &str| [ORIGIN, "snapshot", "snapshot-merge"].contains(&kind);
+        let past = table.targets().iter().filter(|entry| !copies(entry.target.type_name()));
+        let disks = past.flat_map(|entry| entry.target.devices()).map(|used| used.device.number);
+        let spoilt = disks.filter_map(|disk| origins.get(&disk).map(|found| (disk, found)));
+        for (disk, (snapshot, count)) in spoilt.collect::<BTreeMap<_, _>>() {
+            let others = match count - 1 {
+                0 => String::new(),
+                others => format!(" and {others} more"),
+            };
+            lines.push(format!(
+                "{}: its writes are not copied for snapshot {snapshot}{others}: load \"{ORIGIN} {}\"",
+                device.device.name(),
+                registry.uri_of(disk)
+            ));
+        }
+    }
+    lines
 }

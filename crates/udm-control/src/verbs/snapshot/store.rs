@@ -5,6 +5,7 @@ use super::refuse;
 use crate::CoresIo;
 use crate::error::VerbError;
 use crate::registry::{Folder, Opening, Registry};
+use crate::state_folder::making::Making;
 use crate::verbs::CallOff;
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
@@ -47,7 +48,14 @@ pub(super) struct Wanted<'a> {
 pub(super) struct Store {
     /// The words of the table from the store on.
     pub words: String,
-    made: Option<PathBuf>,
+    made: Option<MadeFile>,
+}
+
+/// A file that was made just now.
+struct MadeFile {
+    path: PathBuf,
+    /// For the next server, should this one be killed. Goes behind the file.
+    _making: Option<Making>,
 }
 
 impl Store {
@@ -58,15 +66,15 @@ impl Store {
 
     /// Keeps what was made, and says what that is.
     pub fn keep(mut self) -> Option<PathBuf> {
-        self.made.take()
+        self.made.take().map(|made| made.path)
     }
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
-        if let Some(path) = &self.made {
+        if let Some(made) = &self.made {
             // What came to nothing leaves nothing behind; it was made just now, and is blank.
-            let _ = std::fs::remove_file(path);
+            let _ = std::fs::remove_file(&made.path);
         }
     }
 }
@@ -93,7 +101,7 @@ impl Wanted<'_> {
         let mut uri = self.place(registry, name, origin)?;
         let most = self.size_bytes.unwrap_or_else(|| default_size(origin.len, chunk, self.transient));
         let made = match &mut uri {
-            DeviceUri::File(file) => self.make(name, file, most, chunk)?,
+            DeviceUri::File(file) => self.make(registry, name, file, most, chunk)?,
             _ if self.grow_bytes.is_some_and(|step| step > 0) => {
                 return Err(refuse(name, EINVAL, format!("{uri}: only a regular file grows")));
             }
@@ -152,11 +160,12 @@ impl Wanted<'_> {
     /// it grows.
     fn make(
         &self,
+        registry: &Registry,
         name: &str,
         file: &mut FileUri,
         most: u64,
         chunk: ChunkSize,
-    ) -> Result<Option<PathBuf>, VerbError> {
+    ) -> Result<Option<MadeFile>, VerbError> {
         let asked = self.grow_bytes.or(file.grow);
         let step = asked.unwrap_or(GROW_BYTES);
         let first = match step {
@@ -166,7 +175,7 @@ impl Wanted<'_> {
             step => most.min(step.max(CHUNKS_MIN * chunk.bytes()).next_multiple_of(SECTOR_SIZE)),
         };
         let path = file.path.clone();
-        let made = self.make_file(name, &path, most, first)?;
+        let made = self.make_file(registry, name, &path, most, first)?;
         let grows = made.is_none() && self.grow_bytes.is_some() || made.is_some() && first < most;
         if step > 0 && grows {
             file.grow = Some(step);
@@ -177,22 +186,26 @@ impl Wanted<'_> {
 
     fn make_file(
         &self,
+        registry: &Registry,
         name: &str,
         path: &Path,
         most: u64,
         first: u64,
-    ) -> Result<Option<PathBuf>, VerbError> {
+    ) -> Result<Option<MadeFile>, VerbError> {
         let failed = |e: std::io::Error| {
             refuse(name, e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display()))
         };
         if most < SECTOR_SIZE || !most.is_multiple_of(SECTOR_SIZE) {
             return Err(refuse(name, EINVAL, format!("a store of {most} bytes is no whole sectors")));
         }
+        let mut making = registry.making(path);
         match OpenOptions::new().write(true).create_new(true).mode(MODE).open(path) {
-            Ok(made) => {
-                let store = Store { words: String::new(), made: Some(path.to_owned()) };
-                made.set_len(first).map_err(failed)?;
-                Ok(store.keep())
+            Ok(file) => {
+                let known = making.as_mut().is_none_or(|making| making.is_there(&file).is_ok());
+                let made = MadeFile { path: path.to_owned(), _making: making.filter(|_| known) };
+                let mut store = Store { words: String::new(), made: Some(made) };
+                file.set_len(first).map_err(failed)?;
+                Ok(store.made.take())
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(None),
             Err(error) => Err(failed(error)),

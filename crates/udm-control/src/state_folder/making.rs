@@ -1,0 +1,273 @@
+//! Stores that are being made: what a server leaves of them that is killed meanwhile, the next one
+//! takes away.
+//!
+//! `making-N` in the state folder says which file it is, by its path, inode and time of birth. It
+//! is there before the store, and goes when the snapshot is in use or has come to nothing. Its
+//! maker holds a lock on it (`flock`), which ends with the process, however that ends. Written
+//! unsynced: behind a power cut a store may be left that nobody knows.
+//!
+//! Taken away is what is that very file, in nobody's use, and without a record: a store that holds
+//! nothing.
+
+use super::StateFolder;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::io::Errno;
+use std::fs::{self, DirBuilder, File, Metadata};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::UNIX_EPOCH;
+use udm_core::SECTOR_SIZE;
+use udm_wire::cow::{Exception, HEADER_LEN, Header, Layout, RECORD_LEN};
+
+/// What the name of such a file begins with.
+const MAKING: &str = "making-";
+
+/// The longest that is read: a path and two numbers.
+const FILE_MAX: u64 = 8 << 10;
+
+/// A store that is being made. Dropped when it is kept, or gone.
+pub struct Making {
+    path: PathBuf,
+    file: File,
+}
+
+impl Making {
+    /// `store` is there now. Until then only an empty file is taken for it.
+    ///
+    /// # Errors
+    /// When that can't be kept.
+    pub(crate) fn is_there(&mut self, store: &File) -> io::Result<()> {
+        self.file.write_all(identity_of(&store.metadata()?).as_bytes())
+    }
+}
+
+/// What tells a file from all others: inodes are given out again.
+fn identity_of(found: &Metadata) -> String {
+    let born = found.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+    format!("{} {} {}", found.dev(), found.ino(), born.unwrap_or_default().as_nanos())
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl StateFolder {
+    /// Says that `store`, an absolute path, is going to be made. `None` where that can't be kept:
+    /// it is made all the same.
+    pub(crate) fn making(&self, store: &Path) -> Option<Making> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let begin = || -> io::Result<Making> {
+            DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+            loop {
+                // Relaxed: a number is given out once.
+                let number = COUNT.fetch_add(1, Ordering::Relaxed);
+                let path = self.path.join(format!("{MAKING}{}-{number}", std::process::id()));
+                let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+                let mut file = match open(&path, flags, Mode::RUSR | Mode::WUSR) {
+                    Ok(file) => File::from(file),
+                    // Of one that had this number before.
+                    Err(Errno::EXIST) => continue,
+                    Err(error) => return Err(error.into()),
+                };
+                flock(&file, FlockOperation::LockExclusive)?;
+                // Another server may have taken it away before it was locked.
+                if file.metadata()?.nlink() > 0 {
+                    file.write_all(store.as_os_str().as_bytes())?;
+                    file.write_all(&[0])?;
+                    return Ok(Making { path, file });
+                }
+            }
+        };
+        let begun = begin();
+        begun.inspect_err(|error| tracing::debug!("{}: {error}", self.path.display())).ok()
+    }
+
+    /// Takes away what servers that are no more have left of stores. One line for each.
+    pub fn clean(&self) {
+        let Ok(entries) = fs::read_dir(&self.path) else { return };
+        let is_one = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with(MAKING))
+        };
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_one) {
+            if let Err(error) = clean_one(&path)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!("{}: {error}", path.display());
+            }
+        }
+    }
+}
+
+/// Looks at one file: nothing is done for one whose maker lives.
+fn clean_one(path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = File::from(open(path, flags, Mode::empty())?);
+    // What others have put there says nothing.
+    if file.metadata()?.uid() != rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    }
+    let mut bytes = Vec::new();
+    (&file).take(FILE_MAX).read_to_end(&mut bytes)?;
+    if let Some(end) = bytes.iter().position(|byte| *byte == 0) {
+        let identity = String::from_utf8_lossy(&bytes[end + 1..]).into_owned();
+        bytes.truncate(end);
+        let store = PathBuf::from(std::ffi::OsString::from_vec(bytes));
+        match take_away(&store, &identity) {
+            Ok(()) => {
+                tracing::warn!("{}: removed, the server that was making it was killed", store.display());
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!("{}: left by a server that was killed: {error}", store.display()),
+        }
+    }
+    fs::remove_file(path)
+}
+
+/// Removes `store` if it is the file of this identity and holds nothing.
+fn take_away(store: &Path, identity: &str) -> io::Result<()> {
+    let kept = |why: &str| io::Error::other(format!("{why}, so it stays"));
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(open(store, flags, Mode::empty())?);
+    let found = file.metadata()?;
+    let is_it = match identity {
+        "" => found.len() == 0,
+        known => known == identity_of(&found),
+    };
+    if !(is_it && found.is_file()) {
+        return Err(kept("it is another file by now"));
+    }
+    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Err(kept("it is in use"));
+    }
+    if has_records(&file)? {
+        return Err(kept("it has a snapshot in it"));
+    }
+    fs::remove_file(store)
+}
+
+/// True for a persistent store with a record.
+fn has_records(store: &File) -> io::Result<bool> {
+    let mut first = [0; HEADER_LEN];
+    match store.read_exact_at(&mut first, 0) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+        Err(error) => return Err(error),
+    }
+    let Ok(Some(header)) = Header::decode(&first) else { return Ok(false) };
+    let area = Layout::new(header.chunk).area(0) * u64::from(header.chunk.sectors()) * SECTOR_SIZE;
+    let mut record = [0; RECORD_LEN];
+    match store.read_exact_at(&mut record, area) {
+        Ok(()) => Ok(Exception::decode(&record, 0).is_some()),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use udm_wire::cow::ChunkSize;
+
+    /// A store of 64 KiB, with a header and, if asked for, a record.
+    fn store(path: &Path, record: bool) {
+        let mut bytes = vec![0; 64 << 10];
+        Header { valid: true, chunk: ChunkSize::new(8).unwrap() }.encode(&mut bytes);
+        if record {
+            Exception { old: 0, new: 2 }.encode(&mut bytes[4096..8192], 0);
+        }
+        fs::write(path, bytes).unwrap();
+    }
+
+    /// What a server leaves that is killed.
+    fn left(folder: &StateFolder, path: &Path, made: bool) {
+        let mut making = folder.making(path).unwrap();
+        if made {
+            making.is_there(&File::open(path).unwrap()).unwrap();
+        }
+        let held = making.path.clone();
+        let bytes = fs::read(&held).unwrap();
+        drop(making);
+        fs::write(held, bytes).unwrap();
+    }
+
+    fn is_empty(folder: &Path) -> bool {
+        fs::read_dir(folder).unwrap().next().is_none()
+    }
+
+    #[test]
+    fn what_was_being_made_is_taken_away_and_nothing_else() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (state, at) = (temporary.path().join("state"), |name: &str| temporary.path().join(name));
+        let folder = StateFolder::new(state.clone());
+        for name in ["blank", "header", "taken", "records", "other", "given"] {
+            store(&at(name), name == "records");
+        }
+        for name in ["blank", "zero"] {
+            File::create(at(name)).unwrap();
+        }
+        for name in ["blank", "header", "taken", "records", "other"] {
+            left(&folder, &at(name), true);
+        }
+        for name in ["zero", "given", "missing"] {
+            left(&folder, &at(name), false);
+        }
+        fs::remove_file(at("other")).unwrap();
+        store(&at("new"), false);
+        fs::rename(at("new"), at("other")).unwrap();
+        let taken = File::open(at("taken")).unwrap();
+        flock(&taken, FlockOperation::LockExclusive).unwrap();
+        folder.clean();
+        for (name, stays) in [
+            ("blank", false),
+            ("header", false),
+            ("zero", false),
+            ("taken", true),
+            ("records", true),
+            ("other", true),
+            ("given", true),
+        ] {
+            assert_eq!(at(name).exists(), stays, "{name}");
+        }
+        assert!(is_empty(&state));
+    }
+
+    #[test]
+    fn what_a_server_that_lives_is_making_stays() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (state, path) = (temporary.path().join("state"), temporary.path().join("cow"));
+        let folder: Arc<StateFolder> = StateFolder::new(state.clone());
+        store(&path, false);
+        let mut making = folder.making(&path).unwrap();
+        making.is_there(&File::open(&path).unwrap()).unwrap();
+        StateFolder::new(state.clone()).clean();
+        assert!(path.exists() && !is_empty(&state));
+        drop(making);
+        assert!(path.exists() && is_empty(&state));
+    }
+
+    #[test]
+    fn nonsense_in_the_folder_takes_nothing_away() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (state, path) = (temporary.path().join("state"), temporary.path().join("cow"));
+        fs::create_dir(&state).unwrap();
+        File::create(&path).unwrap();
+        fs::write(state.join("making-1"), path.as_os_str().as_bytes()).unwrap();
+        fs::write(state.join("making-2"), b"\0").unwrap();
+        fs::create_dir(state.join("making-3")).unwrap();
+        std::os::unix::fs::symlink(&path, state.join("making-4")).unwrap();
+        StateFolder::new(state).clean();
+        assert!(path.exists());
+    }
+}
