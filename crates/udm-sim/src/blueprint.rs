@@ -56,12 +56,15 @@ pub struct Blueprint {
     pub logger: Option<usize>,
     /// What tables of top devices are made of, with sizes.
     pub blocks: Vec<(Below, u64)>,
+    /// The longest that a delay target may hold a request, in ms.
+    pub delay_max: u64,
 }
 
 impl Blueprint {
-    /// Draws a world of `cores` cores.
+    /// Draws a world of `cores` cores, whose delay targets hold no request for longer than
+    /// `delay_max` ms.
     #[must_use]
-    pub fn draw(chance: &mut Chance, cores: usize, without: Without) -> Blueprint {
+    pub fn draw(chance: &mut Chance, cores: usize, without: Without, delay_max: u64) -> Blueprint {
         let mut b = Blueprint {
             cores,
             disks: Vec::new(),
@@ -71,6 +74,7 @@ impl Blueprint {
             blocks: Vec::new(),
             log: None,
             logger: None,
+            delay_max,
         };
         let limits = !without.has(Class::Limits);
         for disk in 0..chance.between(1, 3) as usize {
@@ -174,6 +178,7 @@ impl Blueprint {
             blocks: vec![(Below::Device(0), 2048)],
             log: None,
             logger: None,
+            delay_max: 0,
         }
     }
 
@@ -254,7 +259,7 @@ impl Blueprint {
     /// is above, and where it is wanted.
     pub(crate) fn through(&self, chance: &mut Chance, without: Without) -> Through {
         match chance.below(3) {
-            0 => Through::Delay(chance.pick(&[0, 1, 20, 300])),
+            0 => Through::Delay(chance.pick(&[0, 1, 20, 300]).min(self.delay_max)),
             1 => {
                 let mut flaw = chance.pick(&[Flaw::All, Flaw::ErrorReads, Flaw::ErrorWrites]);
                 if !without.has(Class::Lossy) && chance.one_in(2) {
@@ -297,7 +302,7 @@ mod tests {
     fn tables_stay_inside_their_blocks() {
         for seed in 0..300 {
             let mut chance = Chance::new(seed, Stream::Build);
-            let b = Blueprint::draw(&mut chance, 1 + seed as usize % 4, Without::default());
+            let b = Blueprint::draw(&mut chance, 1 + seed as usize % 4, Without::default(), 300);
             let size = |below: Below| match below {
                 Below::Path(p) => b.disks[b.paths[p]].sectors,
                 Below::Device(d) => b.devices[d].table.sectors(),

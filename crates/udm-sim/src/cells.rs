@@ -259,7 +259,8 @@ impl Cells {
     /// A sector of which this is not known from its writes may hold `stamp`, since before `now`.
     pub fn may_hold(&mut self, cell: u32, stamp: u64, now: u64) {
         let slot = &mut self.cells[cell as usize];
-        if slot.entries.iter().any(|e| e.stamp == stamp || e.stamp == ANY) {
+        // One that was replaced may have been written once more, from elsewhere.
+        if slot.entries.iter().any(|e| (e.stamp == stamp || e.stamp == ANY) && e.dead > now) {
             return;
         }
         slot.entries.push(Entry {
@@ -282,15 +283,28 @@ impl Cells {
     /// content or anything later.
     pub fn crash(&mut self, now: u64) {
         self.horizon = now;
+        self.cut_power(now, false);
+    }
+
+    /// The power of a disk failed that others go on asking: what is under way goes on.
+    pub fn crash_below(&mut self, now: u64) {
+        self.cut_power(now, true);
+    }
+
+    fn cut_power(&mut self, now: u64, goes_on: bool) {
+        let horizon = self.horizon;
         for (list, flushed) in self.dirty.iter_mut().zip(&self.flushed) {
             list.retain(|cell| {
                 let slot = &mut self.cells[*cell as usize];
                 slot.sync(*flushed);
-                slot.entries.retain(|e| !e.gone);
-                let alone = slot.entries.len() == 1;
-                for e in &mut slot.entries {
+                // A read that is under way may have found what is gone since.
+                slot.entries.retain(|e| !e.gone || (goes_on && e.dead > horizon));
+                let alone = slot.entries.iter().filter(|e| !e.gone).count() == 1;
+                for e in slot.entries.iter_mut().filter(|e| !e.gone) {
                     e.dead = NEVER;
-                    e.end = e.end.min(now);
+                    if !(goes_on && e.end == NEVER) {
+                        e.end = e.end.min(now);
+                    }
                     e.sure = alone;
                     e.durable = alone;
                 }

@@ -11,6 +11,7 @@ use crate::tables::{Flaw, Kind};
 use crate::timers::Timer;
 use crate::world::World;
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use udm_core::errno::EINTR;
@@ -144,6 +145,50 @@ impl World {
         for &i in &running.devices {
             self.stay(i);
         }
+    }
+
+    /// Calls off one of two changes that wait for each other: each has a device over one of the
+    /// other's, which holds what that has in flight. False when there are none.
+    pub(crate) fn uncross(&mut self) -> bool {
+        self.machine.set_turn(None);
+        let count = self.devices.len();
+        let crossed = (0..count).filter(|&one| (0..count).any(|other| self.is_crossed(one, other)));
+        crossed.collect::<Vec<_>>().into_iter().any(|one| {
+            self.cancel(one);
+            self.devices[one].running.as_ref().is_some_and(|running| running.borrow().cancelled)
+        })
+    }
+
+    /// The changes of these two devices wait for each other, or may.
+    fn is_crossed(&self, one: usize, other: usize) -> bool {
+        let [Some(first), Some(second)] = [one, other].map(|i| self.devices[i].running.as_ref()) else {
+            return false;
+        };
+        if Rc::ptr_eq(first, second) || [first, second].iter().any(|running| running.borrow().cancelled) {
+            return false;
+        }
+        let (first, second) = (&first.borrow().devices, &second.borrow().devices);
+        let lies_on = |upper: &[usize], lower: &[usize]| {
+            upper.iter().any(|&upper| self.below(upper).iter().any(|d| lower.contains(d)))
+        };
+        lies_on(first, second) && lies_on(second, first)
+    }
+
+    /// The devices below `i`, directly or through others.
+    fn below(&self, i: usize) -> Vec<usize> {
+        let mut all = vec![i];
+        let mut at = 0;
+        while let Some(&d) = all.get(at) {
+            let device = &self.devices[d];
+            let specs = [Some(&device.spec), device.loaded.as_ref().map(|loaded| &loaded.spec)];
+            for lower in specs.into_iter().flatten().flat_map(|spec| spec.devices()) {
+                if !all.contains(&lower) {
+                    all.push(lower);
+                }
+            }
+            at += 1;
+        }
+        all.split_off(1)
     }
 
     /// The table that was in use stays, where the new one is not in use yet.

@@ -6,6 +6,7 @@
 use crate::beside::{Asked, Marked};
 use crate::chance::{Chance, Stream};
 use crate::cores::Purpose;
+use crate::counts::counts;
 use crate::disk::Disk;
 use crate::effect::Late;
 use crate::plan::{Class, Without};
@@ -189,32 +190,21 @@ pub struct Access {
     pub lost: u64,
 }
 
-/// How often things happened that a verdict tells of.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
-    /// Requests done in the poll behind their submit.
-    pub prompt: u64,
-    /// Requests that nothing was heard of until the path was let go.
-    pub hangs: u64,
-    /// Times that a lane was full.
-    pub full: u64,
-    /// Requests that a lane handed back to a suspend, unstarted.
-    pub handed_back: u64,
-    /// Writes that took effect after their error.
-    pub landed: u64,
-    /// Lanes that could not be opened.
-    pub refused: u64,
-}
-
-impl Seen {
-    /// Adds what another run saw.
-    pub fn add(&mut self, s: &Seen) {
-        self.prompt += s.prompt;
-        self.hangs += s.hangs;
-        self.full += s.full;
-        self.handed_back += s.handed_back;
-        self.landed += s.landed;
-        self.refused += s.refused;
+counts! {
+    /// How often things happened that a verdict tells of.
+    pub struct Seen {
+        /// Requests done in the poll behind their submit.
+        pub prompt: u64,
+        /// Requests that nothing was heard of until the path was let go.
+        pub hangs: u64,
+        /// Times that a lane was full.
+        pub full: u64,
+        /// Requests that a lane handed back to a suspend, unstarted.
+        pub handed_back: u64,
+        /// Writes that took effect after their error.
+        pub landed: u64,
+        /// Lanes that could not be opened.
+        pub refused: u64,
     }
 }
 

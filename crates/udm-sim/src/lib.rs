@@ -17,6 +17,7 @@
 //! * `blueprint`, `vary`, `tables`: what is built. `map`, `limits`: what that means.
 //! * `snap`: worlds of origins and their snapshots.
 //! * `nbd`: worlds of the NBD server and its clients.
+//! * `nbd_client`: worlds of the NBD client and its servers.
 //! * `verbs`: worlds of the registry and its verbs.
 //! * `model`, `reads`, `excuse`, `cells`, `stamp`, `bad`, `log`: what must hold. `trace`: what
 //!   happened. `totals`: how much of it.
@@ -33,6 +34,7 @@ mod changes;
 mod control;
 pub mod control_io;
 pub mod cores;
+pub mod counts;
 mod device;
 pub mod disk;
 pub mod effect;
@@ -46,6 +48,7 @@ pub mod machine;
 pub mod map;
 pub mod model;
 pub mod nbd;
+pub mod nbd_client;
 mod outside;
 pub mod path;
 pub mod plan;

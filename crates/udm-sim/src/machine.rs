@@ -164,11 +164,14 @@ impl Machine {
         let mut cx = slot.state.cx(now);
         let owner = cx.new_owner();
         cx.visit(Some(Visit(owner.0)));
-        let lane = open(&mut cx)?;
+        let opened = open(&mut cx);
         let wake = cx.wake();
-        slot.open.push(Open { device, lane, in_flight: 0, home: Batch::new(), wake, mail: false, owner });
+        let opened = opened.map(|lane| {
+            slot.open.push(Open { device, lane, in_flight: 0, home: Batch::new(), wake, mail: false, owner });
+        });
+        // Also where it failed: what the control side sends next would be another's letter.
         self.set_turn(None);
-        Ok(())
+        opened
     }
 
     /// Says whose turn it is; returns the time.

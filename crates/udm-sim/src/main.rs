@@ -4,8 +4,8 @@ use clap::Parser;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use udm_sim::totals::count;
-use udm_sim::{Class, Failure, Plan, Totals, Without, nbd, run, shrink, verbs};
+use udm_sim::counts::{Count, count};
+use udm_sim::{Class, Failure, Plan, Totals, Without, nbd, nbd_client, run, shrink, verbs};
 
 /// Runs udm's targets in a simulated world, seed after seed, and stops at the first failure.
 #[derive(Parser, Debug)]
@@ -41,7 +41,7 @@ struct Options {
     /// Leave out classes of disturbance: crash, remove, paths, errors, suspend, reload, cancel,
     /// messages, delay, torn, flush, trim, long, reopen, pieces, hang, full, prompt, opens, limits,
     /// stacks, dust, lossy, late, wild, between; with --snapshots also merge, small; with --nbd
-    /// also cuts, lost, stalls, nonsense, moves
+    /// and --nbd-client also cuts, lost, stalls, nonsense, and with --nbd moves
     #[arg(long, value_name = "CLASS,...", value_delimiter = ',')]
     without: Vec<Class>,
     /// Print this many of the last events of a failing run
@@ -59,6 +59,9 @@ struct Options {
     /// Run the worlds of the registry and its verbs
     #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd"])]
     verbs: bool,
+    /// Run the worlds of the NBD client and its servers
+    #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs"])]
+    nbd_client: bool,
     /// Switch on a bug that was put in on purpose
     #[cfg(feature = "seeded-bugs")]
     #[arg(long, value_name = "NAME", value_parser = udm_core::bugs::Bug::find)]
@@ -87,14 +90,16 @@ enum Covered {
     Snapshots(Box<Totals>),
     Nbd(Box<nbd::Counts>),
     Verbs(Box<verbs::Counts>),
+    NbdClient(Box<nbd_client::Counts>),
 }
 
 impl Covered {
     fn none(options: &Options) -> Covered {
-        match (options.nbd, options.snapshots, options.verbs) {
+        match (options.nbd, options.snapshots, options.verbs, options.nbd_client) {
             (true, ..) => Covered::Nbd(Box::default()),
-            (_, true, _) => Covered::Snapshots(Box::default()),
-            (.., true) => Covered::Verbs(Box::default()),
+            (_, true, ..) => Covered::Snapshots(Box::default()),
+            (_, _, true, _) => Covered::Verbs(Box::default()),
+            (.., true) => Covered::NbdClient(Box::default()),
             _ => Covered::Targets(Box::default()),
         }
     }
@@ -110,11 +115,15 @@ impl Covered {
             }
             Covered::Nbd(all) => nbd::run(plan).map(|counts| {
                 all.add(&counts);
-                counts.hash
+                counts.hash.0
             }),
             Covered::Verbs(all) => verbs::run(plan).map(|counts| {
                 all.add(&counts);
-                counts.hash
+                counts.hash.0
+            }),
+            Covered::NbdClient(all) => nbd_client::run(plan).map(|counts| {
+                all.add(&counts);
+                counts.hash.0
             }),
         }
     }
@@ -124,6 +133,7 @@ impl Covered {
             Covered::Targets(_) | Covered::Snapshots(_) => shrink(failure),
             Covered::Nbd(_) => run::shrink_by(failure, &|plan| nbd::run(plan).map(drop)),
             Covered::Verbs(_) => run::shrink_by(failure, &|plan| verbs::run(plan).map(drop)),
+            Covered::NbdClient(_) => run::shrink_by(failure, &|plan| nbd_client::run(plan).map(drop)),
         }
     }
 
@@ -132,6 +142,7 @@ impl Covered {
             Covered::Targets(t) | Covered::Snapshots(t) => t.steps,
             Covered::Nbd(c) => c.steps,
             Covered::Verbs(c) => c.steps,
+            Covered::NbdClient(c) => c.steps,
         }
     }
 
@@ -140,6 +151,7 @@ impl Covered {
             Covered::Targets(t) | Covered::Snapshots(t) => t.all_requests(),
             Covered::Nbd(c) => c.all_requests(),
             Covered::Verbs(c) => c.all_verbs(),
+            Covered::NbdClient(c) => c.all_requests(),
         }
     }
 
@@ -148,6 +160,7 @@ impl Covered {
             Covered::Targets(t) | Covered::Snapshots(t) => t.simulated,
             Covered::Nbd(c) => c.simulated,
             Covered::Verbs(c) => c.simulated,
+            Covered::NbdClient(c) => c.simulated,
         }
     }
 
@@ -157,6 +170,7 @@ impl Covered {
             Covered::Snapshots(t) => t.nothing(true),
             Covered::Nbd(c) => c.nothing(),
             Covered::Verbs(c) => c.nothing(),
+            Covered::NbdClient(c) => c.nothing(),
         }
     }
 
@@ -166,6 +180,7 @@ impl Covered {
             Covered::Snapshots(t) => t.missed(without, true),
             Covered::Nbd(c) => c.missed(without),
             Covered::Verbs(c) => c.missed(without),
+            Covered::NbdClient(c) => c.missed(without),
         }
     }
 
@@ -175,6 +190,7 @@ impl Covered {
             Covered::Snapshots(t) => t.coverage(true),
             Covered::Nbd(c) => c.coverage(),
             Covered::Verbs(c) => c.coverage(),
+            Covered::NbdClient(c) => c.coverage(),
         }
     }
 }
@@ -341,9 +357,10 @@ fn verdict(tally: &Tally, hash: Option<u64>, options: &Options) -> ExitCode {
 fn report(failure: Failure, options: &Options, tally: &Tally) {
     let mut out = std::io::stdout();
     let first = failure.clone();
-    let kind = match (options.nbd, options.verbs) {
-        (true, _) => "--nbd ",
-        (_, true) => "--verbs ",
+    let kind = match (options.nbd, options.verbs, options.nbd_client) {
+        (true, ..) => "--nbd ",
+        (_, true, _) => "--verbs ",
+        (.., true) => "--nbd-client ",
         _ => "",
     };
     let small = if options.no_shrink { failure } else { tally.covered.shrink(failure) };

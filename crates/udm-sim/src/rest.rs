@@ -59,11 +59,7 @@ impl World {
             env.dead
         };
         self.land(Some(Nanos::NEVER));
-        // A path with a deadline that is merely busy may be given up again and again, and a read
-        // of it with it.
-        let patient = self.watch.deadline.is_none();
         if !dead
-            && patient
             && !self.hung_disks().contains(&true)
             && self.machine.plan.bench.is_none()
             && self.machine.control.one_in(2)
@@ -94,7 +90,7 @@ impl World {
     /// Takes steps until nothing is left to do but what needs a disk that is `hung`. Suspends that
     /// wait for such a disk are called off: they must not wait for it.
     fn settle_but(&mut self, hung: &[bool]) -> Result<(), Wrong> {
-        let (from, first) = (lock(&self.machine.env).now, self.machine.step);
+        let (mut from, mut first) = (lock(&self.machine.env).now, self.machine.step);
         self.hung = hung.to_vec();
         while !self.is_at_rest() {
             for i in 0..self.devices.len() {
@@ -108,6 +104,10 @@ impl World {
             self.step()?;
             let now = lock(&self.machine.env).now;
             if now.since(from) > REST_MAX || self.machine.step - first > REST_STEPS_MAX {
+                if self.uncross() {
+                    (from, first) = (now, self.machine.step);
+                    continue;
+                }
                 return Err(format!("{} waits although all that it needs works", self.waiting()));
             }
         }
@@ -347,7 +347,7 @@ fn check_watch(i: usize, device: &Device, env: &Env) -> Result<(), Wrong> {
             ));
         }
         reads += report.ops[Op::Read as usize].0;
-        hedges += watch.hedges;
+        hedges += watch.hedges - watch.free;
     }
     // Those that were handed back went down once more than they came up.
     match hedges * READS_A_HEDGE <= reads + env.seen.handed_back {

@@ -1,5 +1,6 @@
 //! Runs a plan, and makes one that fails smaller.
 
+use crate::counts::Count;
 use crate::env::lock;
 use crate::model::Wrong;
 use crate::plan::{Class, Plan, Without};

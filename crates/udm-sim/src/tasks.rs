@@ -208,6 +208,18 @@ impl World {
                         device.events.0 += 1;
                         self.machine.totals.checked_out += 1;
                     }
+                    // It was failed, and what is left held back was checked at once.
+                    (false, false) if report.fail_count > path.fails => {
+                        if !path.doubted || !path.answered {
+                            return Err(format!("d{i} has failed and reinstated p{p} without a reason"));
+                        }
+                        env.say(format!("d{i} fails p{p}, of which a check has failed, and reinstates it"));
+                        env.fail(p);
+                        env.reinstate(p);
+                        device.events.0 += 2;
+                        self.machine.totals.checked_out += 1;
+                        self.machine.totals.reinstated += 1;
+                    }
                     (false, false) if still && path.must_fail => {
                         return Err(format!("a check of p{p} has failed, and d{i} thinks well of it"));
                     }

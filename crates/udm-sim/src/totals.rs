@@ -1,5 +1,6 @@
 //! What runs did: the coverage that a verdict stands on.
 
+use crate::counts::{count, counts, list, list_trouble, missed};
 use crate::env::Seen;
 use crate::plan::{Class, Without};
 use crate::snap::Counts;
@@ -10,114 +11,77 @@ use udm_core::Op;
 pub const TARGETS: [&str; 9] =
     ["multipath", "linear", "striped", "zero", "error", "delay", "flakey", "dust", "log-writes"];
 
-/// What one run did, or several.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Totals {
-    /// Steps taken.
-    pub steps: u64,
-    /// Requests that came back and were checked, by [`Op`].
-    pub requests: [u64; Op::ALL.len()],
-    /// Simulated time in ns.
-    pub simulated: u64,
-    /// Sectors compared with the model.
-    pub sectors: u64,
-    /// Writes and flushes that disks have begun or ended.
-    pub changes: u64,
-    /// Requests that disks and paths failed.
-    pub faults: u64,
-    /// Paths lost.
-    pub losses: u64,
-    /// Power failures.
-    pub crashes: u64,
-    /// Tables swapped under load.
-    pub reloads: u64,
-    /// Suspends.
-    pub suspends: u64,
-    /// Suspends of several devices at once.
-    pub together: u64,
-    /// Resumes of several devices at once.
-    pub resumed_together: u64,
-    /// Times that nothing failed, and all requests ended while others went on coming.
-    pub crowds: u64,
-    /// Times that a core acted in the middle of another's turn.
-    pub between: u64,
-    /// Suspends and resumes called off.
-    pub cancels: u64,
-    /// Messages.
-    pub messages: u64,
-    /// Paths that a checker reinstated.
-    pub reinstated: u64,
-    /// Paths that a checker failed.
-    pub checked_out: u64,
-    /// Times that all came to rest and was looked at.
-    pub rests: u64,
-    /// Looks at a log of writes.
-    pub logs: u64,
-    /// Times that all came to rest but what needed storage that hung.
-    pub hung_rests: u64,
-    /// Resumes that were refused, since a lane could not be opened.
-    pub refused: u64,
-    /// Changes of what a disk can take.
-    pub limits: u64,
-    /// Devices that grew.
-    pub grown: u64,
-    /// Messages about bad blocks.
-    pub dust: u64,
-    /// Loads of multipath over mapped devices, and of tables that lose or change data.
-    pub stacks: u64,
-    /// See there.
-    pub lossy: u64,
-    /// What the outside counted.
-    pub seen: Seen,
-    /// What was done in worlds of snapshots.
-    pub snap: Counts,
-    /// Lines of tables that were in use, by [`TARGETS`].
-    pub targets: [u64; TARGETS.len()],
+counts! {
+    /// What one run did, or several.
+    pub struct Totals {
+        /// Steps taken.
+        pub steps: u64,
+        /// Requests that came back and were checked, by [`Op`].
+        pub requests: [u64; Op::ALL.len()],
+        /// Simulated time in ns.
+        pub simulated: u64,
+        /// Sectors compared with the model.
+        pub sectors: u64,
+        /// Writes and flushes that disks have begun or ended.
+        pub changes: u64,
+        /// Requests that disks and paths failed.
+        pub faults: u64,
+        /// Paths lost.
+        pub losses: u64,
+        /// Power failures.
+        pub crashes: u64,
+        /// Tables swapped under load.
+        pub reloads: u64,
+        /// Suspends.
+        pub suspends: u64,
+        /// Suspends of several devices at once.
+        pub together: u64,
+        /// Resumes of several devices at once.
+        pub resumed_together: u64,
+        /// Times that nothing failed, and all requests ended while others went on coming.
+        pub crowds: u64,
+        /// Times that a core acted in the middle of another's turn.
+        pub between: u64,
+        /// Suspends and resumes called off.
+        pub cancels: u64,
+        /// Messages.
+        pub messages: u64,
+        /// Paths that a checker reinstated.
+        pub reinstated: u64,
+        /// Paths that a checker failed.
+        pub checked_out: u64,
+        /// Times that all came to rest and was looked at.
+        pub rests: u64,
+        /// Looks at a log of writes.
+        pub logs: u64,
+        /// Times that all came to rest but what needed storage that hung.
+        pub hung_rests: u64,
+        /// Resumes that were refused, since a lane could not be opened.
+        pub refused: u64,
+        /// Changes of what a disk can take.
+        pub limits: u64,
+        /// Devices that grew.
+        pub grown: u64,
+        /// Messages about bad blocks.
+        pub dust: u64,
+        /// Loads of multipath over mapped devices, and of tables that lose or change data.
+        pub stacks: u64,
+        /// See there.
+        pub lossy: u64,
+        /// What the outside counted.
+        pub seen: Seen,
+        /// What was done in worlds of snapshots.
+        pub snap: Counts,
+        /// Lines of tables that were in use, by [`TARGETS`].
+        pub targets: [u64; TARGETS.len()],
+    }
 }
 
 /// The trouble that worlds of snapshots have as well.
 const COMMON: [&str; 7] =
     ["faults", "paths lost", "hangs", "full lanes", "handed back", "done at once", "turns inside turns"];
 
-fn sum<const N: usize>(all: &mut [u64; N], more: [u64; N]) {
-    all.iter_mut().zip(more).for_each(|(all, more)| *all += more);
-}
-
 impl Totals {
-    /// Adds what another run did.
-    pub fn add(&mut self, t: &Totals) {
-        self.steps += t.steps;
-        sum(&mut self.requests, t.requests);
-        self.simulated += t.simulated;
-        self.sectors += t.sectors;
-        self.changes += t.changes;
-        self.faults += t.faults;
-        self.losses += t.losses;
-        self.crashes += t.crashes;
-        self.reloads += t.reloads;
-        self.suspends += t.suspends;
-        self.together += t.together;
-        self.resumed_together += t.resumed_together;
-        self.crowds += t.crowds;
-        self.between += t.between;
-        self.cancels += t.cancels;
-        self.messages += t.messages;
-        self.reinstated += t.reinstated;
-        self.checked_out += t.checked_out;
-        self.rests += t.rests;
-        self.logs += t.logs;
-        self.hung_rests += t.hung_rests;
-        self.refused += t.refused;
-        self.limits += t.limits;
-        self.grown += t.grown;
-        self.dust += t.dust;
-        self.stacks += t.stacks;
-        self.lossy += t.lossy;
-        self.seen.add(&t.seen);
-        self.snap.add(&t.snap);
-        sum(&mut self.targets, t.targets);
-    }
-
     /// A line of a table is in use.
     pub fn see(&mut self, kind: &Kind) {
         self.stacks += u64::from(matches!(kind, Kind::Multipath { via, .. } if !via.is_empty()));
@@ -192,28 +156,24 @@ impl Totals {
     #[must_use]
     pub fn missed(&self, without: Without, snapshots: bool) -> Vec<&'static str> {
         let there = |class| class != Class::Between || cfg!(feature = "interleave");
-        let missed = |(_, class, n): &(&str, Class, u64)| *n == 0 && !without.has(*class) && there(*class);
+        let all = self.trouble().into_iter().filter(|(_, class, _)| there(*class));
         if snapshots {
-            let of_all = self.trouble().into_iter().filter(|(name, ..)| COMMON.contains(name));
-            let all = of_all.filter(missed).map(|(name, ..)| name);
-            return all.chain(self.snap.missed(without)).collect();
+            let common = all.filter(|(name, ..)| COMMON.contains(name));
+            return missed(common, without).into_iter().chain(self.snap.missed(without)).collect();
         }
-        self.trouble().into_iter().filter(missed).map(|(name, ..)| name).collect()
+        missed(all, without)
     }
 
     /// What was covered, for a person: requests by operation, disturbances, targets. One line each.
     #[must_use]
     pub fn coverage(&self, snapshots: bool) -> String {
-        let list = |all: &mut dyn Iterator<Item = (&str, u64)>| {
-            all.map(|(name, n)| format!("{} {name}", count(n))).collect::<Vec<_>>().join(", ")
-        };
         let ops = Op::ALL.iter().map(|op| (crate::trace::op_name(*op), self.requests[*op as usize]));
         if snapshots {
             let trouble = self.trouble().into_iter().filter(|(name, ..)| COMMON.contains(name));
             return format!(
                 "requests: {}\ntrouble: {}\nsnapshots: {}\nchecked: {} sectors read, {} rests, {} crowds\n",
-                list(&mut ops.into_iter()),
-                list(&mut trouble.map(|(name, _, n)| (name, n))),
+                list(ops),
+                list_trouble(trouble),
                 self.snap.coverage(),
                 count(self.sectors),
                 count(self.rests),
@@ -223,9 +183,9 @@ impl Totals {
         let seen = TARGETS.into_iter().zip(self.targets).filter(|(_, n)| *n > 0);
         format!(
             "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them beside what hung, {} crowds, {} logs, {} paths back, {} out by a check\n",
-            list(&mut ops.into_iter()),
-            list(&mut self.trouble().into_iter().map(|(name, _, n)| (name, n))),
-            list(&mut seen.into_iter()),
+            list(ops),
+            list_trouble(self.trouble()),
+            list(seen),
             count(self.sectors),
             count(self.rests),
             count(self.hung_rests),
@@ -234,15 +194,5 @@ impl Totals {
             count(self.reinstated),
             count(self.checked_out)
         )
-    }
-}
-
-/// A number for a person.
-#[must_use]
-pub fn count(n: u64) -> String {
-    match n {
-        0..10_000 => n.to_string(),
-        10_000..10_000_000 => format!("{:.1} k", n as f64 / 1e3),
-        _ => format!("{:.1} M", n as f64 / 1e6),
     }
 }

@@ -70,9 +70,12 @@ impl World {
         let mut build = Chance::new(plan.seed, Stream::Build);
         let drawn = build.pick(&[1, 1, 2, 2, 3, 4]);
         let cores = plan.cores.unwrap_or(drawn);
+        let watch = draw_watch(plan);
+        // A path is no good that takes longer than its deadline by itself.
+        let delay_max = if watch.deadline.is_some() { 20 } else { 300 };
         let blueprint = match plan.bench {
             Some(paths) => Blueprint::bench(paths, cores),
-            None => Blueprint::draw(&mut build, cores, plan.without),
+            None => Blueprint::draw(&mut build, cores, plan.without, delay_max),
         };
         let mut env = Env::new(plan.seed, plan.keep_events);
         env.lags = !plan.without.has(Class::Late);
@@ -97,7 +100,7 @@ impl World {
             machine: Machine::new(plan, &mut build, cores, env, cells),
             log: Log::default(),
             tables: Vec::new(),
-            watch: draw_watch(plan),
+            watch,
             acting: false,
             hung: Vec::new(),
             rest_at: build.span(600),
@@ -192,10 +195,10 @@ impl World {
 
     /// Nobody has a reason: on to the next one.
     fn jump(&mut self) -> Result<(), Wrong> {
-        if !self.machine.jump() && self.is_stuck() {
-            return Err(format!("nothing moves any more, and {} waits", self.waiting()));
+        if self.machine.jump() || !self.is_stuck() || self.uncross() {
+            return Ok(());
         }
-        Ok(())
+        Err(format!("nothing moves any more, and {} waits", self.waiting()))
     }
 
     /// What is waited for, for a person.

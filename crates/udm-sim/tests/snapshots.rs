@@ -1,6 +1,7 @@
 //! Worlds of origins and their snapshots run clean, and a power cut at any write or flush leaves
 //! each snapshot as it was promised.
 
+use udm_sim::counts::Count;
 use udm_sim::{Class, Failure, Plan, Totals, Without, run};
 
 fn or_panic(outcome: Result<run::Clean, Box<Failure>>) -> run::Clean {

@@ -1,6 +1,7 @@
 //! Worlds of the registry and its verbs run clean, a seed is always the same run, and runs cover
 //! what they are there for.
 
+use udm_sim::counts::Count;
 use udm_sim::verbs::{self, Counts};
 use udm_sim::{Class, Plan, Without};
 

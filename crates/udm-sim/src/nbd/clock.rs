@@ -11,15 +11,15 @@ thread_local! {
 }
 
 /// What cores are given.
-pub(super) const TIME: Time = Time { now, spent };
+pub(crate) const TIME: Time = Time { now, spent };
 
 /// Sets the time, and the CPU time of the core whose turn it is.
-pub(super) fn set(time: Nanos, of_core: Nanos) {
+pub(crate) fn set(time: Nanos, of_core: Nanos) {
     NOW.set(time);
     SPENT.set(of_core);
 }
 
-pub(super) fn now() -> Nanos {
+pub(crate) fn now() -> Nanos {
     NOW.get()
 }
 

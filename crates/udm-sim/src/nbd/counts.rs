@@ -1,90 +1,64 @@
 //! What runs covered.
 
+use crate::counts::{Hash, Most, count, counts, list, list_trouble, missed};
 use crate::plan::{Class, Without};
-use crate::totals::count;
 use udm_wire::nbd::Command;
 
-/// What a run did, or several.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
-    /// Steps taken.
-    pub steps: u64,
-    /// Requests answered and checked, by their number in the protocol; block statuses with what the
-    /// protocol doesn't know at the end.
-    pub requests: [u64; 8],
-    /// Of those, answered with an error.
-    pub errors: u64,
-    /// Pieces of data compared with the model.
-    pub compared: u64,
-    /// Block statuses looked at.
-    pub statuses: u64,
-    /// Clients.
-    pub clients: u64,
-    /// Of those: gone without a word, sent nonsense.
-    pub lost: u64,
-    /// See there.
-    pub nonsense: u64,
-    /// Times that a client stopped reading and writing.
-    pub stalls: u64,
-    /// Reads and writes of connections that were cut short, that failed, and sends that found no
-    /// room.
-    pub cuts: u64,
-    /// See there.
-    pub failed: u64,
-    /// See there.
-    pub full: u64,
-    /// Operations called off.
-    pub called_off: u64,
-    /// Clients that went on on another core.
-    pub moves: u64,
-    /// Suspends of devices in use.
-    pub suspends: u64,
-    /// Paths that were slow, hung or down.
-    pub troubles: u64,
-    /// Requests that disks and paths failed.
-    pub faults: u64,
-    /// Power cuts.
-    pub crashes: u64,
-    /// Ends of the server in good order.
-    pub ends: u64,
-    /// Times that all came to rest and was looked at.
-    pub rests: u64,
-    /// The most memory in bytes that a server had.
-    pub memory: u64,
-    /// Simulated time in ns.
-    pub simulated: u64,
-    /// The hash of all events.
-    pub hash: u64,
+counts! {
+    /// What a run did, or several.
+    pub struct Counts {
+        /// Steps taken.
+        pub steps: u64,
+        /// Requests answered and checked, by their number in the protocol; block statuses with what
+        /// the protocol doesn't know at the end.
+        pub requests: [u64; 8],
+        /// Of those, answered with an error.
+        pub errors: u64,
+        /// Pieces of data compared with the model.
+        pub compared: u64,
+        /// Block statuses looked at.
+        pub statuses: u64,
+        /// Clients.
+        pub clients: u64,
+        /// Of those: gone without a word, sent nonsense.
+        pub lost: u64,
+        /// See there.
+        pub nonsense: u64,
+        /// Times that a client stopped reading and writing.
+        pub stalls: u64,
+        /// Reads and writes of connections that were cut short, that failed, and sends that found
+        /// no room.
+        pub cuts: u64,
+        /// See there.
+        pub failed: u64,
+        /// See there.
+        pub full: u64,
+        /// Operations called off.
+        pub called_off: u64,
+        /// Clients that went on on another core.
+        pub moves: u64,
+        /// Suspends of devices in use.
+        pub suspends: u64,
+        /// Paths that were slow, hung or down.
+        pub troubles: u64,
+        /// Requests that disks and paths failed.
+        pub faults: u64,
+        /// Power cuts.
+        pub crashes: u64,
+        /// Ends of the server in good order.
+        pub ends: u64,
+        /// Times that all came to rest and was looked at.
+        pub rests: u64,
+        /// The most memory in bytes that a server had.
+        pub memory: Most,
+        /// Simulated time in ns.
+        pub simulated: u64,
+        /// The hash of all events.
+        pub hash: Hash,
+    }
 }
 
 impl Counts {
-    /// Adds what another run did.
-    pub fn add(&mut self, c: &Counts) {
-        self.steps += c.steps;
-        self.requests.iter_mut().zip(c.requests).for_each(|(all, more)| *all += more);
-        self.errors += c.errors;
-        self.compared += c.compared;
-        self.statuses += c.statuses;
-        self.clients += c.clients;
-        self.lost += c.lost;
-        self.nonsense += c.nonsense;
-        self.stalls += c.stalls;
-        self.cuts += c.cuts;
-        self.failed += c.failed;
-        self.full += c.full;
-        self.called_off += c.called_off;
-        self.moves += c.moves;
-        self.suspends += c.suspends;
-        self.troubles += c.troubles;
-        self.faults += c.faults;
-        self.crashes += c.crashes;
-        self.ends += c.ends;
-        self.rests += c.rests;
-        self.memory = self.memory.max(c.memory);
-        self.simulated += c.simulated;
-        self.hash = self.hash.rotate_left(1) ^ c.hash;
-    }
-
     /// Requests of every kind.
     #[must_use]
     pub fn all_requests(&self) -> u64 {
@@ -122,16 +96,12 @@ impl Counts {
     /// What was not left out and never came all the same: the runs were too short for it.
     #[must_use]
     pub fn missed(&self, without: Without) -> Vec<&'static str> {
-        let missed = |(_, class, n): &(&str, Class, u64)| *n == 0 && !without.has(*class);
-        self.trouble().into_iter().filter(missed).map(|(name, ..)| name).collect()
+        missed(self.trouble(), without)
     }
 
     /// What was covered, for a person, one line each.
     #[must_use]
     pub fn coverage(&self) -> String {
-        let list = |all: &mut dyn Iterator<Item = (String, u64)>| {
-            all.map(|(name, n)| format!("{} {name}", count(n))).collect::<Vec<_>>().join(", ")
-        };
         let name = |number: usize| match Command::from_number(number as u16) {
             Command::BlockStatus => "block status and unknown".to_owned(),
             command => format!("{command:?}").to_lowercase(),
@@ -139,16 +109,16 @@ impl Counts {
         let commands = self.requests.iter().enumerate().filter(|(number, _)| *number != 2);
         format!(
             "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} pieces of data, {} block statuses, {} clients, {} full sockets, {} rests, {} ends; {} KiB of memory at the most\n",
-            list(&mut commands.map(|(number, n)| (name(number), *n))),
+            list(commands.map(|(number, n)| (name(number), *n))),
             count(self.errors),
-            list(&mut self.trouble().into_iter().map(|(name, _, n)| (name.to_owned(), n))),
+            list_trouble(self.trouble()),
             count(self.compared),
             count(self.statuses),
             count(self.clients),
             count(self.full),
             count(self.rests),
             count(self.ends),
-            count(self.memory >> 10)
+            count(self.memory.0 >> 10)
         )
     }
 }

@@ -56,12 +56,16 @@ impl World {
         }
     }
 
-    /// True when the server has no connection but those of clients that are there.
+    /// True when the server serves nobody but clients that are there. Counted are those that it
+    /// serves for certain: one that is shaking hands, or that the server is through with, must not
+    /// stand in for one that is gone.
     fn is_rid(&self) -> bool {
-        self.server.as_ref().is_none_or(|server| {
-            let stats = server.stats();
-            stats.connections == self.alive() && stats.orphans == 0
-        })
+        let Some(server) = &self.server else { return true };
+        self.net.borrow_mut().look();
+        let (stats, net) = (server.stats(), self.net.borrow());
+        let served = |client: &&Client| client.is_served() && !net.links[client.link].shut;
+        let there = self.clients.iter().filter(served).count();
+        stats.connections - stats.handshakes == there && stats.orphans == 0
     }
 
     /// Ends all trouble, asks for nothing more, and goes on until nothing is in flight.

@@ -26,7 +26,7 @@ struct Pending {
 }
 
 /// What a core has under way outside.
-pub(super) struct Outside {
+pub(crate) struct Outside {
     net: Rc<RefCell<Net>>,
     chance: Chance,
     /// How long operations take in ns, about.
@@ -34,16 +34,16 @@ pub(super) struct Outside {
     pending: BTreeMap<u64, Pending>,
     ended: Vec<Finished>,
     /// Operations that were called off, and of those that ended so.
-    pub(super) called_off: u64,
+    pub(crate) called_off: u64,
     /// What the core did that it must not do.
-    pub(super) wrong: Option<String>,
+    pub(crate) wrong: Option<String>,
 }
 
 /// The core's handle to it.
-pub(super) struct SimKernel(pub(super) Rc<RefCell<Outside>>);
+pub(crate) struct SimKernel(pub(crate) Rc<RefCell<Outside>>);
 
 impl Outside {
-    pub(super) fn new(net: &Rc<RefCell<Net>>, chance: Chance, latency: u64) -> Rc<RefCell<Outside>> {
+    pub(crate) fn new(net: &Rc<RefCell<Net>>, chance: Chance, latency: u64) -> Rc<RefCell<Outside>> {
         Rc::new(RefCell::new(Outside {
             net: net.clone(),
             chance,
@@ -64,17 +64,17 @@ impl Outside {
     }
 
     /// Has something ended that the core has not heard of?
-    pub(super) fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         !self.ended.is_empty()
     }
 
     /// Operations under way on connections.
-    pub(super) fn under_way(&self) -> usize {
+    pub(crate) fn under_way(&self) -> usize {
         self.pending.values().filter(|pending| pending.link.is_some()).count()
     }
 
     /// Lets what can end now end; says when the next could.
-    pub(super) fn go_on(&mut self) -> Nanos {
+    pub(crate) fn go_on(&mut self) -> Nanos {
         let now = clock::now();
         let mut next = Nanos::NEVER;
         let net = self.net.clone();
@@ -85,6 +85,7 @@ impl Outside {
             let can = match (&pending.op, pending.link) {
                 (RingOp::Recv { .. }, Some(l)) => net.can_receive(l),
                 (RingOp::Send { .. }, Some(l)) => net.can_send(l),
+                (RingOp::Connect { .. }, Some(l)) => net.links[l].connected.is_some(),
                 (RingOp::Read { fd, .. }, None) => is_rung(fd),
                 _ => true,
             };
@@ -120,6 +121,7 @@ impl Outside {
         match (&mut pending.op, pending.link) {
             (RingOp::Recv { data, .. }, Some(l)) => net.receive(l, data),
             (RingOp::Send { data, .. }, Some(l)) => net.send(l, data, &mut pending.done, false),
+            (RingOp::Connect { .. }, Some(l)) => net.links[l].connected.map_or(Io::Waits, Io::Ended),
             (RingOp::Read { fd, data, .. }, None) => {
                 let mut count = [0; 8];
                 let read = rustix::io::read(&**fd, &mut count);
@@ -149,7 +151,8 @@ impl MadeKernel for SimKernel {
     fn begin(&mut self, key: u64, op: RingOp, quick: bool) {
         let mut outside = self.0.borrow_mut();
         let link = match &op {
-            RingOp::Recv { fd, .. } | RingOp::Send { fd, .. } => {
+            RingOp::Recv { fd, .. } | RingOp::Send { fd, .. } | RingOp::Connect { fd, .. } => {
+                outside.net.borrow_mut().adopt();
                 let link = outside.net.borrow().of(fd);
                 if link.is_none() {
                     outside.wrong = Some("an operation on a socket that nobody has".into());

@@ -7,18 +7,18 @@
 //! any byte, stop reading, go in every way; meanwhile they are moved from core to core, devices are
 //! suspended, paths hang, and the power fails.
 //!
-//! * `clock`, `net`, `kernel`: what the cores see of it.
+//! * `clock`, `net`, `kernel`: what the cores see of it, here and in the worlds of the NBD client.
 //! * `shake`, `client`: the clients. `model`: what they may be answered.
 //! * `world`, `turn`, `acts`, `ends`: what happens. `counts`: how much of it.
 
 mod acts;
 mod client;
-mod clock;
+pub(crate) mod clock;
 mod counts;
 mod ends;
-mod kernel;
+pub(crate) mod kernel;
 mod model;
-mod net;
+pub(crate) mod net;
 mod shake;
 mod turn;
 mod world;

@@ -1,9 +1,10 @@
 //! The simulated network: two streams of bytes a connection, which are cut anywhere, fill up, and
 //! break.
 //!
-//! Each connection has a pair of sockets besides that carries no data. The server knows its end
-//! by its descriptor, asks it who the client is and whether it is gone, and shuts it down; the
-//! other end says what the server did.
+//! One end of each is udm's, a server or a client; the other, the peer, is the world's. Each
+//! connection has a pair of sockets besides that carries no data. udm knows its end by its
+//! descriptor, asks it who the peer is and whether it is gone, and shuts it down; the other end
+//! says what udm did.
 
 use crate::chance::Chance;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -11,61 +12,79 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, so
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::{Segments, errno};
 
 /// What a send fails with for want of memory; nothing else in udm has a use for it.
 const ENOBUFS: i32 = 105;
 
 /// A connection.
-pub(super) struct Link {
-    /// The client's end.
+pub(crate) struct Link {
+    /// The peer's end.
     peer: Option<OwnedFd>,
-    /// Bytes from the client that the server has not received.
-    pub(super) up: VecDeque<u8>,
-    /// The client sends no more.
+    /// Bytes from the peer that udm has not received.
+    pub(crate) up: VecDeque<u8>,
+    /// The peer sends no more.
     up_ended: bool,
-    /// Bytes from the server that the client has not read.
-    pub(super) down: VecDeque<u8>,
+    /// Bytes from udm that the peer has not read.
+    pub(crate) down: VecDeque<u8>,
     /// How many of those there may be.
-    room: usize,
+    pub(crate) room: usize,
     /// The connection is lost: what is on its way is gone.
-    broken: bool,
-    /// The client is gone, and takes nothing.
-    pub(super) left: bool,
-    /// The server is through with it.
-    pub(super) shut: bool,
-    /// Something went wrong on it, so the server may close it.
-    pub(super) faulty: bool,
-    /// Bytes that the server has received and sent since somebody asked.
+    pub(crate) broken: bool,
+    /// The peer is gone, and takes nothing.
+    pub(crate) left: bool,
+    /// udm is through with it.
+    pub(crate) shut: bool,
+    /// udm sends no more.
+    pub(crate) half_shut: bool,
+    /// Something went wrong on it, so udm may close it.
+    pub(crate) faulty: bool,
+    /// Bytes that udm has received and sent since somebody asked.
     moved: (u64, u64),
+    /// To whom, and how the attempt to connect ended, once it has.
+    pub(crate) to: usize,
+    pub(crate) connected: Option<i32>,
 }
 
+/// Sockets that were made to connect from, which the network has not yet seen: the peer's end, the
+/// descriptor of udm's, and to whom.
+pub(crate) type Dialled = Arc<Mutex<Vec<(OwnedFd, RawFd, usize)>>>;
+
 impl Link {
-    /// The client has nothing more to expect.
-    pub(super) fn is_gone(&self) -> bool {
+    /// The peer has nothing more to expect.
+    pub(crate) fn is_gone(&self) -> bool {
         self.shut || self.broken
     }
 }
 
+/// Two sockets that are connected.
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
+}
+
 /// All connections.
-pub(super) struct Net {
-    pub(super) links: Vec<Link>,
+pub(crate) struct Net {
+    pub(crate) links: Vec<Link>,
     by_fd: BTreeMap<RawFd, usize>,
-    pub(super) chance: Chance,
+    pub(crate) dialled: Dialled,
+    pub(crate) chance: Chance,
     /// Reads and writes are cut.
-    pub(super) cuts: bool,
+    pub(crate) cuts: bool,
     /// One operation in so many fails; 0 for none.
-    pub(super) fails: u64,
+    pub(crate) fails: u64,
+    /// What fails is a connection that is reset.
+    pub(crate) only_resets: bool,
     /// Nothing fails any more.
-    pub(super) calm: bool,
+    pub(crate) calm: bool,
     /// What happened: operations that were cut short, that failed, and sends that found no room.
-    pub(super) cut: u64,
-    pub(super) failed: u64,
-    pub(super) full: u64,
+    pub(crate) cut: u64,
+    pub(crate) failed: u64,
+    pub(crate) full: u64,
 }
 
 /// What became of a piece of I/O.
-pub(super) enum Io {
+pub(crate) enum Io {
     /// It ended so.
     Ended(i32),
     /// It has to wait.
@@ -73,13 +92,15 @@ pub(super) enum Io {
 }
 
 impl Net {
-    pub(super) fn new(chance: Chance) -> Net {
+    pub(crate) fn new(chance: Chance) -> Net {
         Net {
             links: Vec::new(),
             by_fd: BTreeMap::new(),
+            dialled: Dialled::default(),
             chance,
             cuts: true,
             fails: 0,
+            only_resets: false,
             calm: false,
             cut: 0,
             failed: 0,
@@ -87,10 +108,22 @@ impl Net {
         }
     }
 
-    /// A new connection: its number, and the server's end.
-    pub(super) fn connect(&mut self, room: usize) -> io::Result<(usize, OwnedFd)> {
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        self.by_fd.insert(theirs.as_raw_fd(), self.links.len());
+    /// A new connection: its number, and udm's end.
+    pub(crate) fn connect(&mut self, room: usize) -> io::Result<(usize, OwnedFd)> {
+        let (ours, theirs) = pair()?;
+        Ok((self.add(ours, theirs.as_raw_fd(), room, 0, Some(0)), theirs))
+    }
+
+    /// Takes in the sockets that were made to connect from.
+    pub(crate) fn adopt(&mut self) {
+        let dialled = std::mem::take(&mut *self.dialled.lock().unwrap_or_else(PoisonError::into_inner));
+        for (ours, theirs, to) in dialled {
+            self.add(ours, theirs, 1, to, None);
+        }
+    }
+
+    fn add(&mut self, ours: OwnedFd, theirs: RawFd, room: usize, to: usize, connected: Option<i32>) -> usize {
+        self.by_fd.insert(theirs, self.links.len());
         self.links.push(Link {
             peer: Some(ours),
             up: VecDeque::new(),
@@ -100,33 +133,38 @@ impl Net {
             broken: false,
             left: false,
             shut: false,
+            half_shut: false,
             faulty: false,
             moved: (0, 0),
+            to,
+            connected,
         });
-        Ok((self.links.len() - 1, theirs))
+        self.links.len() - 1
     }
 
-    /// The connection whose server's end this is.
-    pub(super) fn of(&self, fd: &OwnedFd) -> Option<usize> {
+    /// The connection whose end of udm's this is.
+    pub(crate) fn of(&self, fd: &OwnedFd) -> Option<usize> {
         self.by_fd.get(&fd.as_raw_fd()).copied()
     }
 
-    /// Looks which connections the server is through with.
-    pub(super) fn look(&mut self) {
+    /// Looks which connections udm is through with.
+    pub(crate) fn look(&mut self) {
         let open: Vec<usize> =
             (0..self.links.len()).filter(|&l| !self.links[l].shut && self.links[l].peer.is_some()).collect();
-        let mut gone = Vec::new();
+        let (mut gone, mut half) = (Vec::new(), Vec::new());
         let mut fds: Vec<PollFd<'_>> = open
             .iter()
             .filter_map(|&l| self.links[l].peer.as_ref())
-            .map(|fd| PollFd::new(fd, PollFlags::empty()))
+            .map(|fd| PollFd::new(fd, PollFlags::RDHUP))
             .collect();
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         if poll(&mut fds, Some(&at_once)).is_ok_and(|n| n > 0) {
-            let hung = fds.iter().zip(&open).filter(|(fd, _)| fd.revents().contains(PollFlags::HUP));
-            gone.extend(hung.map(|(_, &l)| l));
+            let with = |flag| fds.iter().zip(&open).filter(move |(fd, _)| fd.revents().contains(flag));
+            gone.extend(with(PollFlags::HUP).map(|(_, &l)| l));
+            half.extend(with(PollFlags::RDHUP).map(|(_, &l)| l));
         }
         drop(fds);
+        half.into_iter().for_each(|l| self.links[l].half_shut = true);
         for l in gone {
             let link = &mut self.links[l];
             link.shut = true;
@@ -137,14 +175,14 @@ impl Net {
     }
 
     /// What was received and sent on each connection since the last call.
-    pub(super) fn take_moved(&mut self) -> Vec<(usize, u64, u64)> {
+    pub(crate) fn take_moved(&mut self) -> Vec<(usize, u64, u64)> {
         let moved = |link: &mut Link| std::mem::take(&mut link.moved);
         let all = self.links.iter_mut().enumerate().map(|(l, link)| (l, moved(link)));
         all.filter(|(_, moved)| *moved != (0, 0)).map(|(l, (received, sent))| (l, received, sent)).collect()
     }
 
-    /// The client of `l` sends no more; it still reads.
-    pub(super) fn end_up(&mut self, l: usize) {
+    /// The peer of `l` sends no more; it still reads.
+    pub(crate) fn end_up(&mut self, l: usize) {
         let link = &mut self.links[l];
         link.up_ended = true;
         if let Some(peer) = &link.peer {
@@ -152,9 +190,9 @@ impl Net {
         }
     }
 
-    /// The client of `l` is gone. `quietly` as over TCP, where nobody hears of it before a send
+    /// The peer of `l` is gone. `quietly` as over TCP, where nobody hears of it before a send
     /// fails; `broken` when what it sent last is lost too.
-    pub(super) fn leave(&mut self, l: usize, quietly: bool, broken: bool) {
+    pub(crate) fn leave(&mut self, l: usize, quietly: bool, broken: bool) {
         let link = &mut self.links[l];
         link.left = true;
         link.up_ended = true;
@@ -166,11 +204,11 @@ impl Net {
     }
 
     /// True while reads and writes are cut short.
-    pub(super) fn is_cutting(&self) -> bool {
+    pub(crate) fn is_cutting(&self) -> bool {
         self.cuts && !self.calm
     }
 
-    /// How many bytes may be on their way to the client of `l`.
+    /// How many bytes may be on their way to the peer of `l`.
     fn room(&self, l: usize) -> usize {
         self.links[l].room.max(if self.calm { 256 << 10 } else { 1 })
     }
@@ -194,7 +232,7 @@ impl Net {
             return None;
         }
         self.failed += 1;
-        let error = self.chance.pick(errors);
+        let error = if self.only_resets { errno::ECONNRESET } else { self.chance.pick(errors) };
         let link = &mut self.links[l];
         link.faulty = true;
         link.broken |= matches!(error, errno::ECONNRESET | errno::EPIPE);
@@ -202,7 +240,7 @@ impl Net {
     }
 
     /// What a receive into `data` does now.
-    pub(super) fn receive(&mut self, l: usize, data: &mut Segments) -> Io {
+    pub(crate) fn receive(&mut self, l: usize, data: &mut Segments) -> Io {
         if self.links[l].broken {
             return Io::Ended(-errno::ECONNRESET);
         }
@@ -230,7 +268,7 @@ impl Net {
 
     /// What a send of `data`, of which `done` bytes have left, does now; what left is added. A
     /// send that waits goes on when there is room.
-    pub(super) fn send(&mut self, l: usize, data: &Segments, done: &mut usize, quick: bool) -> Io {
+    pub(crate) fn send(&mut self, l: usize, data: &Segments, done: &mut usize, quick: bool) -> Io {
         let ended = |done: usize, error: i32| Io::Ended(if done > 0 { done as i32 } else { error });
         if let Some(error) = self.error(l, &[errno::ECONNRESET, errno::EPIPE, ENOBUFS]) {
             return ended(*done, error);
@@ -263,13 +301,13 @@ impl Net {
     }
 
     /// Could a receive on `l` end now?
-    pub(super) fn can_receive(&self, l: usize) -> bool {
+    pub(crate) fn can_receive(&self, l: usize) -> bool {
         let link = &self.links[l];
         !link.up.is_empty() || link.up_ended || link.shut || link.broken
     }
 
     /// Could a send on `l` get on now?
-    pub(super) fn can_send(&self, l: usize) -> bool {
+    pub(crate) fn can_send(&self, l: usize) -> bool {
         let link = &self.links[l];
         link.down.len() < self.room(l) || link.left || link.shut || link.broken
     }

@@ -195,7 +195,7 @@ impl World {
     /// The server has no more memory than its options say.
     pub(super) fn check_memory(&mut self) -> Result<(), Wrong> {
         let live = udm_buf::counted::live() - self.base;
-        self.counts.memory = self.counts.memory.max(live.max(0) as u64);
+        self.counts.memory.see(live.max(0) as u64);
         let Some(server) = &self.server else { return Ok(()) };
         let stats = server.stats();
         let connections = stats.connections + stats.orphans;

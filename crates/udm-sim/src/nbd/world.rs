@@ -9,6 +9,7 @@ use super::model::{Disk as Shown, Excuses, Model};
 use super::net::Net;
 use super::shake::export_name;
 use crate::chance::{Chance, Stream};
+use crate::counts::Hash;
 use crate::disk::Disk;
 use crate::env::{Env, PathState, SharedEnv, lock};
 use crate::model::Wrong;
@@ -279,7 +280,7 @@ impl World {
             full: net.full,
             faults: env.faults,
             simulated: env.now.0,
-            hash: env.trace.hash(),
+            hash: Hash(env.trace.hash()),
             ..self.counts
         }
     }

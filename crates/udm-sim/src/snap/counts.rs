@@ -1,59 +1,60 @@
 //! What runs of snapshot worlds were worth.
 
+use crate::counts::{counts, list_trouble, missed};
 use crate::plan::{Class, Without};
-use crate::totals::count;
 
-/// See the module. Where not said otherwise, how often it happened.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
-    /// Snapshots that became live.
-    pub made: u64,
-    /// In changes of several.
-    pub grouped: u64,
-    /// Of snapshots.
-    pub stacked: u64,
-    /// While their origin was merged.
-    pub amid: u64,
-    /// Snapshots that took over from a table before.
-    pub reloaded: u64,
-    /// Snapshots removed while they were live.
-    pub removed: u64,
-    /// Suspends that ended.
-    pub suspends: u64,
-    /// Changes that were called off.
-    pub cancels: u64,
-    /// Merges begun.
-    pub merges: u64,
-    /// And ended.
-    pub merged: u64,
-    /// Snapshots that became invalid.
-    pub invalid: u64,
-    /// Stores that said that they are full.
-    pub overflowed: u64,
-    /// Writes that failed, since a store was full.
-    pub refused: u64,
-    /// Stores that grew, as what waited for room needed.
-    pub grown: u64,
-    /// Stores that were marked elsewhere.
-    pub marked: u64,
-    /// Steps by which stores grew by themselves.
-    pub grew: u64,
-    /// Discards of snapshots that ended well.
-    pub discards: u64,
-    /// Of those, such that went on to the origin.
-    pub passed_down: u64,
-    /// Power cuts.
-    pub cuts: u64,
-    /// While something was merged.
-    pub cut_merges: u64,
-    /// While snapshots of one change were live, or becoming so.
-    pub cut_groups: u64,
-    /// Snapshots that a power cut left, valid.
-    pub survived: u64,
-    /// Maps of what has changed that were compared.
-    pub maps: u64,
-    /// Worlds with blocks of 4 KiB.
-    pub blocks: u64,
+counts! {
+    /// See the module. Where not said otherwise, how often it happened.
+    pub struct Counts {
+        /// Snapshots that became live.
+        pub made: u64,
+        /// In changes of several.
+        pub grouped: u64,
+        /// Of snapshots.
+        pub stacked: u64,
+        /// While their origin was merged.
+        pub amid: u64,
+        /// Snapshots that took over from a table before.
+        pub reloaded: u64,
+        /// Snapshots removed while they were live.
+        pub removed: u64,
+        /// Suspends that ended.
+        pub suspends: u64,
+        /// Changes that were called off.
+        pub cancels: u64,
+        /// Merges begun.
+        pub merges: u64,
+        /// And ended.
+        pub merged: u64,
+        /// Snapshots that became invalid.
+        pub invalid: u64,
+        /// Stores that said that they are full.
+        pub overflowed: u64,
+        /// Writes that failed, since a store was full.
+        pub refused: u64,
+        /// Stores that grew, as what waited for room needed.
+        pub grown: u64,
+        /// Stores that were marked elsewhere.
+        pub marked: u64,
+        /// Steps by which stores grew by themselves.
+        pub grew: u64,
+        /// Discards of snapshots that ended well.
+        pub discards: u64,
+        /// Of those, such that went on to the origin.
+        pub passed_down: u64,
+        /// Power cuts.
+        pub cuts: u64,
+        /// While something was merged.
+        pub cut_merges: u64,
+        /// While snapshots of one change were live, or becoming so.
+        pub cut_groups: u64,
+        /// Snapshots that a power cut left, valid.
+        pub survived: u64,
+        /// Maps of what has changed that were compared.
+        pub maps: u64,
+        /// Worlds with blocks of 4 KiB.
+        pub blocks: u64,
+    }
 }
 
 impl Counts {
@@ -87,50 +88,15 @@ impl Counts {
         ]
     }
 
-    /// Adds what another run was worth.
-    pub fn add(&mut self, c: &Counts) {
-        self.made += c.made;
-        self.grouped += c.grouped;
-        self.stacked += c.stacked;
-        self.amid += c.amid;
-        self.reloaded += c.reloaded;
-        self.removed += c.removed;
-        self.suspends += c.suspends;
-        self.cancels += c.cancels;
-        self.merges += c.merges;
-        self.merged += c.merged;
-        self.invalid += c.invalid;
-        self.overflowed += c.overflowed;
-        self.refused += c.refused;
-        self.grown += c.grown;
-        self.marked += c.marked;
-        self.grew += c.grew;
-        self.discards += c.discards;
-        self.passed_down += c.passed_down;
-        self.cuts += c.cuts;
-        self.cut_merges += c.cut_merges;
-        self.cut_groups += c.cut_groups;
-        self.survived += c.survived;
-        self.maps += c.maps;
-        self.blocks += c.blocks;
-    }
-
     /// What was not left out and never came all the same.
     #[must_use]
     pub fn missed(&self, without: Without) -> Vec<&'static str> {
-        let out = |class: Option<Class>| class.is_some_and(|class| without.has(class));
-        self.all()
-            .into_iter()
-            .filter(|(_, class, n)| *n == 0 && !out(*class))
-            .map(|(name, ..)| name)
-            .collect()
+        missed(self.all(), without)
     }
 
     /// What was covered, for a person.
     #[must_use]
     pub fn coverage(&self) -> String {
-        let all: Vec<String> =
-            self.all().into_iter().map(|(name, _, n)| format!("{} {name}", count(n))).collect();
-        all.join(", ")
+        list_trouble(self.all())
     }
 }

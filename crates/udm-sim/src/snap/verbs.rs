@@ -402,7 +402,9 @@ impl World {
         let mut grown = false;
         for side in self.origins()..self.sides.len() {
             let one = &self.sides[side];
-            if one.on_full == OnFull::Pause && one.live && one.mapped.is_some() {
+            // One that is being made again has no table yet, and takes no message.
+            let has_table = one.mapped.as_ref().is_some_and(|mapped| mapped.live().is_some());
+            if one.on_full == OnFull::Pause && one.live && has_table {
                 grown |= self.grow(side)?;
             }
         }

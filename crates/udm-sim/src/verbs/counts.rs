@@ -1,79 +1,56 @@
 //! What runs covered.
 
 use super::ask::{KINDS, Verb};
+use crate::counts::{Hash, count, counts, list, list_trouble, missed};
 use crate::plan::{Class, Without};
-use crate::totals::count;
 
-/// What a run did, or several.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
-    /// Steps taken.
-    pub steps: u64,
-    /// Verbs that ended, by kind.
-    pub verbs: [u64; KINDS],
-    /// Of those, refused.
-    pub refused: u64,
-    /// Clients that hung up in the middle.
-    pub hung_up: u64,
-    /// Verbs that were called off.
-    pub called_off: u64,
-    /// Verbs that began on a device that another one was about to change.
-    pub met: u64,
-    /// Verbs that went on while a load was asking what a name leads to.
-    pub beside_loads: u64,
-    /// Removals that were deferred, and came.
-    pub deferred: u64,
-    /// Names that could not be opened.
-    pub not_opened: u64,
-    /// Lanes that could not be opened.
-    pub no_lanes: u64,
-    /// Names that led to another disk from then on.
-    pub moved: u64,
-    /// Times that paths hung.
-    pub hangs: u64,
-    /// Messages that targets took.
-    pub messages: u64,
-    /// Tables over mapped devices.
-    pub stacks: u64,
-    /// Requests of clients that came back.
-    pub requests: u64,
-    /// Clients of devices.
-    pub clients: u64,
-    /// Looks at the whole registry.
-    pub looks: u64,
-    /// Times that all came to rest and was looked at.
-    pub rests: u64,
-    /// Simulated time in ns.
-    pub simulated: u64,
-    /// The hash of all events.
-    pub hash: u64,
+counts! {
+    /// What a run did, or several.
+    pub struct Counts {
+        /// Steps taken.
+        pub steps: u64,
+        /// Verbs that ended, by kind.
+        pub verbs: [u64; KINDS],
+        /// Of those, refused.
+        pub refused: u64,
+        /// Clients that hung up in the middle.
+        pub hung_up: u64,
+        /// Verbs that were called off.
+        pub called_off: u64,
+        /// Verbs that began on a device that another one was about to change.
+        pub met: u64,
+        /// Verbs that went on while a load was asking what a name leads to.
+        pub beside_loads: u64,
+        /// Removals that were deferred, and came.
+        pub deferred: u64,
+        /// Names that could not be opened.
+        pub not_opened: u64,
+        /// Lanes that could not be opened.
+        pub no_lanes: u64,
+        /// Names that led to another disk from then on.
+        pub moved: u64,
+        /// Times that paths hung.
+        pub hangs: u64,
+        /// Messages that targets took.
+        pub messages: u64,
+        /// Tables over mapped devices.
+        pub stacks: u64,
+        /// Requests of clients that came back.
+        pub requests: u64,
+        /// Clients of devices.
+        pub clients: u64,
+        /// Looks at the whole registry.
+        pub looks: u64,
+        /// Times that all came to rest and was looked at.
+        pub rests: u64,
+        /// Simulated time in ns.
+        pub simulated: u64,
+        /// The hash of all events.
+        pub hash: Hash,
+    }
 }
 
 impl Counts {
-    /// Adds what another run did.
-    pub fn add(&mut self, c: &Counts) {
-        self.steps += c.steps;
-        self.verbs.iter_mut().zip(c.verbs).for_each(|(all, more)| *all += more);
-        self.refused += c.refused;
-        self.hung_up += c.hung_up;
-        self.called_off += c.called_off;
-        self.met += c.met;
-        self.beside_loads += c.beside_loads;
-        self.deferred += c.deferred;
-        self.not_opened += c.not_opened;
-        self.no_lanes += c.no_lanes;
-        self.moved += c.moved;
-        self.hangs += c.hangs;
-        self.messages += c.messages;
-        self.stacks += c.stacks;
-        self.requests += c.requests;
-        self.clients += c.clients;
-        self.looks += c.looks;
-        self.rests += c.rests;
-        self.simulated += c.simulated;
-        self.hash = self.hash.rotate_left(1) ^ c.hash;
-    }
-
     /// Verbs of every kind.
     #[must_use]
     pub fn all_verbs(&self) -> u64 {
@@ -110,21 +87,17 @@ impl Counts {
     /// What was not left out and never came all the same: the runs were too short for it.
     #[must_use]
     pub fn missed(&self, without: Without) -> Vec<&'static str> {
-        let missed = |(_, class, n): &(&str, Class, u64)| *n == 0 && !without.has(*class);
-        self.trouble().into_iter().filter(missed).map(|(name, ..)| name).collect()
+        missed(self.trouble(), without)
     }
 
     /// What was covered, for a person, one line each.
     #[must_use]
     pub fn coverage(&self) -> String {
-        let list = |all: &mut dyn Iterator<Item = (&str, u64)>| {
-            all.map(|(name, n)| format!("{} {name}", count(n))).collect::<Vec<_>>().join(", ")
-        };
         format!(
             "verbs: {}; {} of them refused\ntrouble: {}\nchecked: {} looks at the registry, {} rests, {} requests of {} clients\n",
-            list(&mut Verb::NAMES.into_iter().zip(self.verbs)),
+            list(Verb::NAMES.into_iter().zip(self.verbs)),
             count(self.refused),
-            list(&mut self.trouble().into_iter().map(|(name, _, n)| (name, n))),
+            list_trouble(self.trouble()),
             count(self.looks),
             count(self.rests),
             count(self.requests),

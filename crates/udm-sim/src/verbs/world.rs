@@ -11,6 +11,7 @@ use super::model::{Actor, Model};
 use super::outside::{NAMES as DISKS, SimOutside};
 use crate::cells::Cells;
 use crate::chance::{Chance, Stream};
+use crate::counts::Hash;
 use crate::disk::Disk;
 use crate::env::{Env, PathState, lock};
 use crate::machine::Machine;
@@ -110,7 +111,7 @@ impl World {
             no_lanes: env.seen.refused,
             hangs: env.seen.hangs,
             simulated: self.machine.totals.simulated,
-            hash: env.trace.hash(),
+            hash: Hash(env.trace.hash()),
             ..self.counts
         }
     }
@@ -145,10 +146,21 @@ impl World {
 
     /// Who waits, for a person.
     pub(super) fn waits(&self) -> String {
-        let jobs: Vec<_> = self.jobs.iter().map(|job| format!("{} {:?}", job.id, job.verb)).collect();
-        let lanes = self.machine.cores.iter().flat_map(|core| &core.open);
-        let requests = lanes.map(|open| open.in_flight).sum::<usize>();
-        format!("{} wait, and {requests} requests", jobs.join(", "))
+        let mut all: Vec<_> = self.jobs.iter().map(|job| format!("{} {:?}", job.id, job.verb)).collect();
+        for (core, open) in
+            self.machine.cores.iter().flat_map(|c| c.open.iter().map(move |o| (c.state.id(), o)))
+        {
+            let client = self.clients.iter().find(|client| client.number == open.device);
+            let seen = client.and_then(|client| self.model.view.get(client.device));
+            if open.in_flight > 0 {
+                let (n, number) = (open.in_flight, open.device);
+                all.push(format!(
+                    "{n} requests of client {number} on {core:?} of {seen:?}, {:?}",
+                    open.lane.busy()
+                ));
+            }
+        }
+        format!("what waits: {}", all.join("; "))
     }
 
     /// Looks at the registry behind what `actor` has done.

@@ -1,0 +1,481 @@
+//! A connection, at its server's end: the handshake, requests taken in, done in any order, and
+//! answered.
+
+use super::counts::Counts;
+use super::disk::Disk;
+use super::reply::{self, Answer};
+use super::servers::{Manner, Says};
+use super::shared::Shared;
+use crate::chance::Chance;
+use crate::model::Wrong;
+use crate::nbd::net::Net;
+use crate::stamp;
+use crate::trace::{Kind, NO_CORE, range};
+use std::collections::VecDeque;
+use udm_core::Nanos;
+use udm_wire::nbd::{
+    self, ClientFlags, ClientOption, Command, CommandFlags, ExportFlags, ExportNameReply, FromClient,
+    HandshakeFlags, HandshakeParser, Info, Request,
+};
+
+/// Bytes on their way to udm, and answers that wait to be, at the most.
+const UP_MAX: usize = 256 << 10;
+
+/// Requests that a client may have under way on one connection.
+const REQUESTS_MAX: usize = 1024;
+
+enum Stage {
+    Shaking { parser: HandshakeParser, no_zeroes: bool },
+    Serving,
+    Over,
+}
+
+/// A request that is to be done.
+struct Job {
+    request: Request,
+    /// What it writes.
+    stamps: Vec<u64>,
+    /// Which it is on its connection.
+    nth: u64,
+    due: Nanos,
+}
+
+/// See the module's documentation.
+pub(super) struct Conn {
+    pub(super) link: usize,
+    pub(super) server: usize,
+    manner: Manner,
+    /// What its server says of the export, and whether that is another one's.
+    says: Says,
+    other: bool,
+    stage: Stage,
+    structured: bool,
+    input: Vec<u8>,
+    /// The header of a write whose data is not whole, and whether it was refused already.
+    head: Option<(Request, bool)>,
+    jobs: Vec<Job>,
+    /// Answers to requests, by cookie, and lies.
+    answers: Vec<(Option<u64>, Answer)>,
+    out: VecDeque<u8>,
+    /// The client sends no more.
+    ended: bool,
+    /// The server closes it, when what is to be sent has left.
+    closing: bool,
+    /// It does nothing before this.
+    pub(super) next: Nanos,
+    /// The last answer that was sent.
+    before: Option<u64>,
+    /// So many requests were taken in, and answered.
+    taken: u64,
+    pub(super) answered: u64,
+    /// It has said what no client may believe; in the handshake already.
+    pub(super) lied: bool,
+    shook_badly: bool,
+}
+
+/// What a connection finds around it.
+pub(super) struct Around<'a> {
+    pub(super) net: &'a mut Net,
+    pub(super) disk: &'a mut Disk,
+    pub(super) shared: &'a mut Shared,
+    pub(super) chance: &'a mut Chance,
+    pub(super) counts: &'a mut Counts,
+    /// The export that it is of.
+    pub(super) export: usize,
+    pub(super) now: Nanos,
+    /// Nothing goes wrong any more.
+    pub(super) calm: bool,
+    /// What was received is done though the client is gone.
+    pub(super) late: bool,
+}
+
+impl Around<'_> {
+    /// Something went wrong on purpose.
+    fn trouble(&mut self) {
+        self.shared.model.exports[self.export].trouble(self.now);
+    }
+}
+
+impl Conn {
+    pub(super) fn new(
+        link: usize,
+        server: usize,
+        manner: Manner,
+        (says, other): (Says, bool),
+        now: Nanos,
+    ) -> Conn {
+        let stage = Stage::Shaking { parser: HandshakeParser::new(), no_zeroes: false };
+        let greeting = nbd::greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES);
+        Conn {
+            link,
+            server,
+            says,
+            other,
+            stage,
+            structured: false,
+            input: Vec::new(),
+            head: None,
+            jobs: Vec::new(),
+            answers: Vec::new(),
+            out: if manner.mute { VecDeque::new() } else { greeting.into() },
+            manner,
+            ended: false,
+            closing: false,
+            next: now,
+            before: None,
+            taken: 0,
+            answered: 0,
+            lied: false,
+            shook_badly: false,
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Over)
+    }
+
+    /// What hangs does so no more.
+    pub(super) fn hurry(&mut self, now: Nanos) {
+        self.jobs.iter_mut().for_each(|job| job.due = job.due.min(now));
+        self.next = self.next.min(now);
+    }
+
+    /// The next greeting is no greeting.
+    pub(super) fn greets_badly(&mut self) {
+        (self.lied, self.shook_badly) = (true, true);
+        self.out.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
+    }
+
+    /// When it has something to do.
+    pub(super) fn reason(&self, net: &Net) -> Nanos {
+        let link = &net.links[self.link];
+        let sends = (!self.out.is_empty() || !self.answers.is_empty()) && link.up.len() < UP_MAX;
+        let ends = (link.shut || link.half_shut) && !self.ended;
+        match () {
+            () if self.is_over() => Nanos::NEVER,
+            () if link.broken || !link.down.is_empty() || sends || ends || self.is_through() => self.next,
+            () => self.jobs.iter().map(|job| job.due).min().unwrap_or(Nanos::NEVER).max(self.next),
+        }
+    }
+
+    fn is_through(&self) -> bool {
+        let quiet = self.out.is_empty() && self.answers.is_empty();
+        quiet && (self.closing || (self.ended && self.jobs.is_empty()))
+    }
+
+    /// The server is gone, or the network has broken the connection: nothing of it is done any
+    /// more.
+    pub(super) fn end(&mut self, net: &mut Net, broken: bool) {
+        self.stage = Stage::Over;
+        self.jobs.clear();
+        self.answers.clear();
+        self.out.clear();
+        net.leave(self.link, true, broken);
+    }
+
+    /// Does what there is to do.
+    ///
+    /// # Errors
+    /// What a client must not ask.
+    pub(super) fn turn(&mut self, a: &mut Around<'_>) -> Result<(), Wrong> {
+        let (broken, shut) = (a.net.links[self.link].broken, a.net.links[self.link].shut);
+        if broken || (shut && !a.late) {
+            self.end(a.net, broken);
+            return Ok(());
+        }
+        if shut {
+            self.answers.clear();
+            self.out.clear();
+        }
+        self.read(a);
+        self.take_in(a)?;
+        self.work(a);
+        self.write(a);
+        if self.is_through() {
+            self.end(a.net, false);
+        }
+        self.next = a.now + Nanos(1 + a.chance.span(self.manner.latency / 4));
+        Ok(())
+    }
+
+    fn read(&mut self, a: &mut Around<'_>) {
+        let there = a.net.links[self.link].down.len() as u64;
+        if there > 0 {
+            let n =
+                if a.net.is_cutting() { a.chance.between(1, there.min(self.manner.piece)) } else { there };
+            let link = &mut a.net.links[self.link];
+            self.input.extend(link.down.drain(..n as usize));
+        } else if a.net.links[self.link].shut || a.net.links[self.link].half_shut {
+            self.ended = true;
+        }
+    }
+
+    fn take_in(&mut self, a: &mut Around<'_>) -> Result<(), Wrong> {
+        if self.manner.mute || self.closing {
+            self.input.clear();
+            return Ok(());
+        }
+        while matches!(self.stage, Stage::Shaking { .. }) {
+            let Stage::Shaking { parser, no_zeroes } = &mut self.stage else { break };
+            let mut input = &self.input[..];
+            let message = parser.next(&mut input).map_err(|e| format!("connection {}: {e}", self.link))?;
+            match message {
+                Some(FromClient::Flags(flags)) => *no_zeroes = flags.contains(ClientFlags::NO_ZEROES),
+                Some(FromClient::Option(option)) => {
+                    let no_zeroes = *no_zeroes;
+                    let left = input.len();
+                    self.input.drain(..self.input.len() - left);
+                    self.option(&option, no_zeroes, a);
+                    continue;
+                }
+                None => {}
+            }
+            let left = input.len();
+            self.input.drain(..self.input.len() - left);
+            if message.is_none() {
+                return Ok(());
+            }
+        }
+        while !self.is_over() && !self.ended_asking() && self.request(a)? {}
+        Ok(())
+    }
+
+    fn ended_asking(&self) -> bool {
+        self.closing || (self.ended && self.input.is_empty())
+    }
+
+    fn option(&mut self, option: &ClientOption, no_zeroes: bool, a: &mut Around<'_>) {
+        let (says, number) = (&self.says, option.number());
+        let Says { size, flags, .. } = *says;
+        let mut out = Vec::new();
+        let begins = match option {
+            ClientOption::StructuredReply if says.structured => {
+                self.structured = true;
+                nbd::put_ack(&mut out, number);
+                false
+            }
+            ClientOption::Go(_) if !says.old => {
+                nbd::put_info(&mut out, number, &Info::Export { size, flags });
+                if let Some(blocks) = says.blocks {
+                    nbd::put_info(&mut out, number, &Info::BlockSize(blocks));
+                }
+                nbd::put_ack(&mut out, number);
+                true
+            }
+            ClientOption::ExportName(_) => {
+                nbd::put_export_name_reply(&mut out, ExportNameReply { size, flags }, no_zeroes);
+                true
+            }
+            _ => {
+                nbd::put_error(&mut out, number, nbd::REP_ERR_UNSUP, "");
+                false
+            }
+        };
+        // The answer to `EXPORT_NAME` says nothing that could be found out.
+        let shown = option.number() != nbd::OPT_EXPORT_NAME;
+        if shown && !a.calm && a.chance.one_in(4 * self.manner.lies) {
+            // The answer to another option.
+            if let Some(byte) = out.get_mut(11) {
+                *byte ^= 0x40;
+            }
+            self.shook_badly = true;
+            self.lies(a);
+        }
+        self.out.extend(out);
+        if begins {
+            a.counts.handshakes += 1;
+            self.stage = Stage::Serving;
+        }
+    }
+
+    fn lies(&mut self, a: &mut Around<'_>) {
+        self.lied = true;
+        a.counts.lies += 1;
+        a.trouble();
+        a.shared.say(format!("connection {}: a lie", self.link));
+    }
+
+    /// Takes in a request, if it is whole.
+    fn request(&mut self, a: &mut Around<'_>) -> Result<bool, Wrong> {
+        if self.head.is_none() {
+            let Some(header) = self.input.first_chunk::<{ Request::SIZE }>() else { return Ok(false) };
+            let request = Request::decode(header).map_err(|e| format!("connection {}: {e}", self.link))?;
+            self.input.drain(..Request::SIZE);
+            self.check(&request)?;
+            let op = u64::from(request.command.number()) << 16 | u64::from(request.flags.bits());
+            let args = [request.cookie, self.link as u64, op, range(request.offset, request.len.into())];
+            a.shared.trace.add(a.now, NO_CORE, Kind::Asks, args);
+            // A server may say no before it has the data.
+            let early = request.command == Command::Write
+                && !self.lied
+                && !a.calm
+                && a.chance.one_in(self.manner.early);
+            if early {
+                self.refuse(&request, a);
+            }
+            self.head = Some((request, early));
+        }
+        let Some((request, refused)) = self.head else { return Ok(false) };
+        let len = request.payload_len() as usize;
+        if self.input.len() < len {
+            return Ok(false);
+        }
+        self.head = None;
+        let data: Vec<u8> = self.input.drain(..len).collect();
+        match request.command {
+            Command::Disconnect => {
+                self.ended = true;
+                self.input.clear();
+                return Ok(false);
+            }
+            _ if refused => return Ok(true),
+            _ => {}
+        }
+        let stamps: Option<Vec<u64>> = data.chunks(512).map(stamp::of).collect();
+        let stamps = stamps.ok_or_else(|| format!("connection {}: data that nobody wrote", self.link))?;
+        let hangs = !a.calm && a.chance.one_in(self.manner.hangs);
+        // It is over before `fence=wait` trusts to that.
+        let most = a.chance.pick(&[5, 20, 200]);
+        let due = Nanos(if hangs { a.chance.between(1, most) * 100_000_000 } else { 0 });
+        a.counts.hangs += u64::from(hangs);
+        if hangs {
+            a.trouble();
+        }
+        let due = a.now + due + Nanos(a.chance.span(self.manner.latency));
+        self.taken += 1;
+        self.jobs.push(Job { request, stamps, nth: self.taken, due });
+        Ok(true)
+    }
+
+    /// A request must be one that the export takes.
+    fn check(&self, request: &Request) -> Result<(), Wrong> {
+        let wrong = |why: &str| Err(format!("connection {}: {request:?}: {why}", self.link));
+        let Request { command, flags, cookie, offset, len, .. } = *request;
+        let has = |flag| self.says.flags.contains(flag);
+        if command == Command::Disconnect {
+            return Ok(());
+        }
+        if self.other || self.shook_badly {
+            return wrong("asked of a server that is another");
+        }
+        if self.jobs.len() >= REQUESTS_MAX {
+            return wrong("too many are under way");
+        }
+        if self.jobs.iter().any(|job| job.request.cookie == cookie) {
+            return wrong("another one with this cookie is under way");
+        }
+        let fits = match command {
+            Command::Flush => has(ExportFlags::SEND_FLUSH) && (offset, len) == (0, 0),
+            Command::Trim => has(ExportFlags::SEND_TRIM),
+            Command::WriteZeroes => has(ExportFlags::SEND_WRITE_ZEROES),
+            Command::Read | Command::Write => true,
+            _ => false,
+        };
+        if !fits || !request.flags_fit() || (flags.contains(CommandFlags::FUA) && !has(ExportFlags::SEND_FUA))
+        {
+            return wrong("the server does not have that");
+        }
+        let blocks = self.says.export().blocks;
+        let unit = u64::from(blocks.minimum.max(512));
+        let data = matches!(command, Command::Read | Command::Write);
+        let whole = offset.is_multiple_of(unit) && u64::from(len).is_multiple_of(unit);
+        let inside = offset.checked_add(len.into()).is_some_and(|end| end <= self.says.size);
+        let short = !data || len <= blocks.maximum;
+        if command != Command::Flush && (len == 0 || !whole || !inside || !short) {
+            return wrong("a range that it does not take");
+        }
+        Ok(())
+    }
+
+    /// Answers `request` with an error.
+    fn refuse(&mut self, request: &Request, a: &mut Around<'_>) {
+        let error = a.chance.pick(&[
+            nbd::EPERM,
+            nbd::EIO,
+            nbd::EIO,
+            nbd::ENOMEM,
+            nbd::EINVAL,
+            nbd::ENOSPC,
+            nbd::EOVERFLOW,
+            nbd::ENOTSUP,
+            nbd::ESHUTDOWN,
+            77,
+        ]);
+        a.counts.refused += 1;
+        a.shared.model.exports[a.export].said_no += 1;
+        a.trouble();
+        self.give(request, error, &[], a);
+    }
+
+    fn give(&mut self, request: &Request, error: u32, stamps: &[u64], a: &mut Around<'_>) {
+        let args = [request.cookie, self.link as u64, error.into(), 0];
+        a.shared.trace.add(a.now, NO_CORE, Kind::Answered, args);
+        let answer = reply::answer(request, error, stamps, self.structured, a.chance);
+        self.answers.push((Some(request.cookie), answer));
+        self.answered += 1;
+    }
+
+    /// Does the requests whose time has come, in any order.
+    fn work(&mut self, a: &mut Around<'_>) {
+        loop {
+            let due: Vec<usize> = (0..self.jobs.len()).filter(|&i| self.jobs[i].due <= a.now).collect();
+            if due.is_empty() || self.closing {
+                return;
+            }
+            let job = self.jobs.swap_remove(a.chance.pick(&due));
+            self.one(&job, a);
+        }
+    }
+
+    fn one(&mut self, job: &Job, a: &mut Around<'_>) {
+        let well = a.calm || self.ended;
+        if !well && a.chance.one_in(self.manner.closes) {
+            // In the middle of whatever it was saying.
+            a.counts.closed += 1;
+            a.trouble();
+            a.shared.say(format!("connection {} is closed by its server", self.link));
+            let answers = std::mem::take(&mut self.answers);
+            self.out.extend(answers.into_iter().flat_map(|(_, answer)| answer).take(1).flatten());
+            self.out.truncate(a.chance.below(self.out.len() as u64 + 1) as usize);
+            self.jobs.clear();
+            self.closing = true;
+            return;
+        }
+        let fails = !well && a.chance.one_in(self.manner.errors);
+        let lands = !fails || a.chance.one_in(2);
+        a.counts.landed += u64::from(a.net.links[self.link].shut && lands);
+        let stamps = if lands {
+            a.disk.carry_out(&job.request, &job.stamps, self.says.flags, a.chance)
+        } else {
+            Vec::new()
+        };
+        if !well && a.chance.one_in(self.manner.lies) {
+            self.lies(a);
+            let (lie, twice) = reply::lie(&job.request, self.before, self.structured, a.chance);
+            a.counts.twice += u64::from(twice);
+            self.answers.push((None, Answer::from([lie])));
+        } else if fails {
+            self.refuse(&job.request, a);
+        } else if !a.net.links[self.link].shut {
+            a.counts.reordered += u64::from(self.jobs.iter().any(|other| other.nth < job.nth));
+            self.give(&job.request, 0, &stamps, a);
+        }
+    }
+
+    fn write(&mut self, a: &mut Around<'_>) {
+        while self.out.len() < UP_MAX && !self.answers.is_empty() {
+            let i = a.chance.below(self.answers.len() as u64) as usize;
+            self.out.extend(self.answers[i].1.pop_front().unwrap_or_default());
+            if self.answers[i].1.is_empty() {
+                let (cookie, _) = self.answers.swap_remove(i);
+                self.before = cookie.or(self.before);
+            }
+        }
+        let room = UP_MAX.saturating_sub(a.net.links[self.link].up.len());
+        let most = self.out.len().min(room) as u64;
+        if most > 0 {
+            let n = if a.net.is_cutting() { a.chance.between(1, most.min(self.manner.piece)) } else { most };
+            a.net.links[self.link].up.extend(self.out.drain(..n as usize));
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The disk behind an export, with a cache that the power takes.
+
+use super::model::first;
+use crate::chance::Chance;
+use crate::disk::OWN;
+use udm_wire::nbd::{Command, CommandFlags, ExportFlags, Request};
+
+/// A number a sector, as it reads and as it would be found behind a power cut.
+pub(super) struct Disk {
+    content: Vec<u64>,
+    durable: Vec<u64>,
+}
+
+impl Disk {
+    pub(super) fn new(export: usize, sectors: u64) -> Disk {
+        let content: Vec<u64> = (0..sectors).map(|sector| first(export, sector)).collect();
+        Disk { durable: content.clone(), content }
+    }
+
+    fn get(&self, sector: u64) -> u64 {
+        self.content[sector as usize]
+    }
+
+    /// Writes a sector; `durable` past the cache.
+    fn put(&mut self, sector: u64, stamp: u64, durable: bool) {
+        self.content[sector as usize] = stamp;
+        if durable {
+            self.durable[sector as usize] = stamp;
+        }
+    }
+
+    fn flush(&mut self) {
+        self.durable.copy_from_slice(&self.content);
+    }
+
+    /// The power is cut: of what was in the cache some is there, and some is not.
+    pub(super) fn crash(&mut self, chance: &mut Chance) {
+        let all = chance.one_in(2);
+        for (content, durable) in self.content.iter_mut().zip(&mut self.durable) {
+            if content != durable && (all || chance.one_in(2)) {
+                *content = *durable;
+            }
+            *durable = *content;
+        }
+    }
+
+    /// Does what `request` asks for, with what it writes: of a read, what it finds. `has`: what its
+    /// export can do.
+    pub(super) fn carry_out(
+        &mut self,
+        request: &Request,
+        stamps: &[u64],
+        has: ExportFlags,
+        chance: &mut Chance,
+    ) -> Vec<u64> {
+        let Request { command, flags, offset, len, .. } = *request;
+        let (first, end) = (offset / 512, (offset + u64::from(len)) / 512);
+        let durable = flags.contains(CommandFlags::FUA) || !has.contains(ExportFlags::SEND_FLUSH);
+        match command {
+            Command::Read => return (first..end).map(|sector| self.get(sector)).collect(),
+            Command::Write => {
+                stamps.iter().zip(first..).for_each(|(stamp, sector)| self.put(sector, *stamp, durable));
+            }
+            Command::WriteZeroes => (first..end).for_each(|sector| self.put(sector, 0, durable)),
+            Command::Trim => {
+                for sector in first..end {
+                    match chance.below(3) {
+                        0 => {}
+                        1 => self.put(sector, 0, durable),
+                        _ => self.put(sector, OWN | 1 << 62 | sector, durable),
+                    }
+                }
+            }
+            _ => self.flush(),
+        }
+        Vec::new()
+    }
+}

@@ -1,0 +1,116 @@
+//! What a server answers, in pieces that others may come between, and what it says when it lies.
+
+use crate::chance::Chance;
+use crate::stamp;
+use std::collections::VecDeque;
+use udm_core::SECTOR_SIZE;
+use udm_wire::nbd::{
+    Command, Request, SimpleReply, chunk_data_header, chunk_hole, chunk_none, put_chunk_error,
+};
+
+/// Bytes in a sector.
+const SECTOR: usize = SECTOR_SIZE as usize;
+
+/// The pieces of an answer.
+pub(super) type Answer = VecDeque<Vec<u8>>;
+
+/// The bytes of sectors with these numbers.
+fn bytes(stamps: &[u64]) -> Vec<u8> {
+    let mut out = vec![0; stamps.len() * SECTOR];
+    out.chunks_exact_mut(SECTOR).zip(stamps).for_each(|(sector, stamp)| stamp::fill(sector, *stamp));
+    out
+}
+
+/// The answer to `request`: `error`, or of a read these `stamps`.
+pub(super) fn answer(
+    request: &Request,
+    error: u32,
+    stamps: &[u64],
+    structured: bool,
+    c: &mut Chance,
+) -> Answer {
+    let Request { cookie, command, .. } = *request;
+    let reads = command == Command::Read;
+    if !structured || (!reads && c.one_in(2)) {
+        let mut out = SimpleReply { error, cookie }.encode().to_vec();
+        if reads && error == 0 {
+            out.extend(bytes(stamps));
+        }
+        return Answer::from([out]);
+    }
+    let mut pieces = Vec::new();
+    if reads && (error == 0 || c.one_in(2)) {
+        pieces = chunks(request, stamps, c);
+    }
+    let mut end = Vec::new();
+    if error != 0 {
+        // A part of what was to be read may have come before.
+        pieces.truncate(c.below(pieces.len() as u64 + 1) as usize);
+        put_chunk_error(&mut end, cookie, error, "no");
+    } else {
+        end.extend(chunk_none(cookie));
+    }
+    pieces.push(end);
+    pieces.into()
+}
+
+/// The data of a read, cut anywhere, in any order, zeroes as holes now and then.
+fn chunks(request: &Request, stamps: &[u64], c: &mut Chance) -> Vec<Vec<u8>> {
+    let all = bytes(stamps);
+    let (mut pieces, mut at) = (Vec::new(), 0);
+    while at < all.len() {
+        let left = (all.len() - at) as u64;
+        let n = if c.one_in(3) { c.between(1, left) } else { left } as usize;
+        let (offset, data) = (request.offset + at as u64, &all[at..at + n]);
+        pieces.push(if data.iter().all(|byte| *byte == 0) && c.one_in(2) {
+            chunk_hole(request.cookie, offset, n as u32, false).to_vec()
+        } else {
+            let mut piece = chunk_data_header(request.cookie, offset, n as u32, false).to_vec();
+            piece.extend(data);
+            piece
+        });
+        at += n;
+    }
+    for i in (1..pieces.len()).rev() {
+        pieces.swap(i, c.below(i as u64 + 1) as usize);
+    }
+    pieces
+}
+
+/// What no client may take for an answer to `request`, or to any other, and whether it is an answer
+/// given twice. `before` is one that was given already.
+pub(super) fn lie(
+    request: &Request,
+    before: Option<u64>,
+    structured: bool,
+    c: &mut Chance,
+) -> (Vec<u8>, bool) {
+    let Request { cookie, command, offset, len, .. } = *request;
+    let reads = command == Command::Read && structured;
+    let simple = |cookie| SimpleReply { error: 0, cookie }.encode().to_vec();
+    let kind = c.below(8);
+    let lie = match kind {
+        0 => simple(cookie | 1 << 63),
+        1..3 => simple(before.unwrap_or(cookie ^ 1 << 40)),
+        3 => vec![c.any() as u8 & 0x3f; 64],
+        4 if reads => {
+            let mut out = chunk_data_header(cookie, offset + u64::from(len), 512, false).to_vec();
+            out.extend([0; 512]);
+            out
+        }
+        5 if reads => {
+            let twice = chunk_hole(cookie, offset, len, false);
+            [twice, twice].concat()
+        }
+        6 if reads => {
+            // A part of it, and then the end.
+            let mut out = chunk_hole(cookie, offset, len / 2, false).to_vec();
+            out.extend(chunk_none(cookie));
+            out
+        }
+        7 if reads => simple(cookie),
+        _ if !structured => chunk_hole(cookie, offset, 512, true).to_vec(),
+        _ => simple(cookie | 1 << 62),
+    };
+    (lie, matches!(kind, 1..3) && before.is_some())
+}

@@ -1,0 +1,319 @@
+//! Steps of the world: who has a reason has a turn.
+
+use super::conn::Around;
+use super::lines;
+use super::shared::{Phase, lock};
+use super::world::{Attempts, World, lock_plain};
+use crate::model::Wrong;
+use crate::plan::Class;
+use crate::trace::{Kind, NO_CORE};
+use std::sync::atomic::Ordering;
+use udm_core::Nanos;
+use udm_runtime::Rest;
+
+/// The most steps until something that must come has come, or a byte has moved; twenty times as
+/// many while bytes move.
+const STEPS_MAX: u64 = 20_000;
+
+/// How long requests wait at a rest until somebody looks why.
+const PATIENCE: Nanos = Nanos(5_000_000_000);
+
+/// Nobody has a reason to do anything.
+const STUCK: &str = "nothing moves any more";
+
+/// How soon a lane may try again to connect: at first, and at the most.
+const BACK_OFF: u64 = 100_000_000;
+const BACK_OFF_MAX: u64 = 5_000_000_000;
+
+/// Who can have the next turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Core(usize),
+    Conn(usize),
+    Change(usize),
+}
+
+impl World {
+    /// One step.
+    pub(super) fn one_step(&mut self) -> Result<(), Wrong> {
+        self.step += 1;
+        self.set_turn(None);
+        {
+            let mut shared = lock(&self.shared);
+            shared.step = self.step;
+            if self.step.is_multiple_of(64) {
+                let step = self.step;
+                shared.model.forget(step);
+                drop(shared);
+                self.conns.retain(|conn| !conn.is_over());
+            }
+        }
+        self.disturb()?;
+        self.take_calls();
+        self.run_fences();
+        let mut next = Nanos::NEVER;
+        for core in &self.cores {
+            next = next.min(core.outside.borrow_mut().go_on());
+        }
+        self.note_failures();
+        let mut ready = Vec::new();
+        for c in 0..self.cores.len() {
+            let wake = self.core_reason(c);
+            next = next.min(wake);
+            if wake <= self.now {
+                ready.push(Who::Core(c));
+            }
+        }
+        for (i, conn) in self.conns.iter().enumerate() {
+            // What the network has broken is seen by who is stopped when it goes on.
+            if !self.servers[conn.server].is_awake() {
+                continue;
+            }
+            let at = conn.reason(&self.net.borrow());
+            next = next.min(at);
+            if at <= self.now {
+                ready.push(Who::Conn(i));
+            }
+        }
+        for (d, device) in self.devices.iter().enumerate() {
+            if device.change.as_ref().is_some_and(|(_, woken)| woken.load(Ordering::Relaxed)) {
+                ready.push(Who::Change(d));
+            }
+        }
+        if ready.is_empty() {
+            return self.jump(next);
+        }
+        match self.schedule.pick(&ready) {
+            Who::Core(c) => self.turn(c)?,
+            Who::Conn(i) => self.conn_turn(i)?,
+            Who::Change(d) => self.go_on_changing(d)?,
+        }
+        lock(&self.shared).wrong.take().map_or(Ok(()), Err)
+    }
+
+    /// Nobody has a reason for a turn: the time comes of the next who has.
+    fn jump(&mut self, next: Nanos) -> Result<(), Wrong> {
+        if let Some(alone) = self.alone_until
+            && next > alone
+        {
+            self.alone_until = None;
+            return Ok(());
+        }
+        let restores = self.servers.iter().map(|server| server.until).filter(|until| *until > self.now);
+        let fences = lock_plain(&self.fences).iter().map(|fence| fence.due).min();
+        let next =
+            self.callers.iter().map(|(_, due)| *due).chain(restores).chain(fences).fold(next, Nanos::min);
+        // While there is work, trouble may come.
+        let working = lock(&self.shared).phase == Phase::Work;
+        let next = if working { next.min(self.now + Nanos(1_000_000)) } else { next };
+        // Where nothing goes on by itself, an administrator sees to it. Checks of paths go on for
+        // ever.
+        let waits = self.alone_until.is_none() && lock(&self.shared).model.in_flight() > 0;
+        let stuck = next == Nanos::NEVER || waits && next > self.now + PATIENCE;
+        if stuck && !working && (self.reinstate_all()? || self.kill_unproved()) {
+            // Lanes that back off ask for no turn.
+            self.now = self.now + Nanos(1_000_000_000);
+            return Ok(());
+        }
+        if next == Nanos::NEVER {
+            return Err(format!("{STUCK}, and somebody waits: {}", self.waiting()));
+        }
+        if next > self.now {
+            self.now = next;
+            lock(&self.shared).trace.add(next, NO_CORE, Kind::Jump, [next.0, 0, 0, 0]);
+        }
+        Ok(())
+    }
+
+    /// Goes on until `done`.
+    pub(super) fn go_on_until(&mut self, what: &str, done: impl Fn(&World) -> bool) -> Result<(), Wrong> {
+        let from = self.step;
+        while !done(self) {
+            if self.step - from.max(self.moved_at) > STEPS_MAX || self.step - from > 20 * STEPS_MAX {
+                return Err(format!("{what} does not come, and somebody waits: {}", self.waiting()));
+            }
+            match self.one_step() {
+                // The step itself may have been the last.
+                Err(wrong) if wrong.starts_with(STUCK) && !done(self) => {
+                    return Err(format!("{what} does not come: {wrong}"));
+                }
+                Err(wrong) if !wrong.starts_with(STUCK) => return Err(wrong),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Who waits, for a person.
+    pub(super) fn waiting(&self) -> String {
+        let shared = lock(&self.shared);
+        let changing = self.devices.iter().filter(|device| device.change.is_some()).count();
+        let under_way: usize = self.cores.iter().map(|core| core.outside.borrow().under_way()).sum();
+        let (oldest, n) = (shared.model.oldest(), shared.model.in_flight());
+        let states: Vec<_> =
+            self.devices.iter().filter_map(|device| Some(device.mapped.as_ref()?.status_text())).collect();
+        format!("{oldest} of {n}, {under_way} operations, {changing} devices change: {}", states.join("; "))
+    }
+
+    /// When core `c` wants its next turn.
+    pub(super) fn core_reason(&self, c: usize) -> Nanos {
+        let core = &self.cores[c];
+        match (core.over, core.outside.borrow().has_ended()) {
+            (true, _) => Nanos::NEVER,
+            (false, true) => Nanos(0),
+            (false, false) => core.wake,
+        }
+    }
+
+    fn turn(&mut self, c: usize) -> Result<(), Wrong> {
+        self.set_turn(Some(c));
+        self.turns += 1;
+        let mut rest = self.cores[c].core.step();
+        for _ in 0..self.schedule.below(4) {
+            if rest != Rest::None {
+                break;
+            }
+            self.note_failures();
+            self.set_turn(Some(c));
+            rest = self.cores[c].core.step();
+        }
+        let now = self.now;
+        let core = &mut self.cores[c];
+        core.wake = match rest {
+            Rest::None => now,
+            Rest::Until(at) => at,
+            Rest::Over => {
+                core.over = true;
+                Nanos::NEVER
+            }
+        };
+        let took = Nanos(1 + self.schedule.span(2_000));
+        core.spent = core.spent + took;
+        self.now = now + took;
+        let wrong = core.outside.borrow_mut().wrong.take();
+        wrong.map_or(Ok(()), Err)?;
+        let mut shared = lock(&self.shared);
+        shared.trace.add(now, c as u16, Kind::Turn, [core.wake.0, 0, 0, 0]);
+        let mut net = self.net.borrow_mut();
+        for (l, received, sent) in net.take_moved() {
+            self.moved_at = self.step;
+            shared.trace.add(now, c as u16, Kind::Bytes, [l as u64, received, sent, 0]);
+            // A lane has connected when it has read the last of the handshake.
+            if received > 0 && self.greeted.contains(&l) && !self.answered.contains(&l) {
+                self.shaken[net.links[l].to] = now;
+            }
+        }
+        net.adopt();
+        net.look();
+        drop((net, shared));
+        self.calls_of(c)?;
+        self.read_log()?;
+        let live = udm_buf::counted::live() - self.base;
+        self.counts.memory.see(live.max(0) as u64);
+        match live > self.memory_max() {
+            true => Err(format!("there are {live} bytes of memory, and there may be {}", self.memory_max())),
+            false => Ok(()),
+        }
+    }
+
+    /// What the network has failed is trouble for everybody.
+    fn note_failures(&mut self) {
+        let (failed, now) = (self.net.borrow().failed, self.now);
+        if failed > std::mem::replace(&mut self.counts.failed, failed) {
+            lock(&self.shared).model.exports.iter_mut().for_each(|export| export.trouble(now));
+        }
+    }
+
+    /// Looks at the connections that core `c` has begun.
+    fn calls_of(&mut self, c: usize) -> Result<(), Wrong> {
+        let links = self.net.borrow().links.len();
+        for l in std::mem::replace(&mut self.seen, links)..links {
+            let server = self.net.borrow().links[l].to;
+            self.counts.connects += 1;
+            self.say(format!("core {c} calls n{server}: connection {l}"));
+            self.callers.push((l, self.now + Nanos(1 + self.chance.span(self.servers[server].latency))));
+            let Attempts { last, vain } = self.attempts[c][server];
+            let export = self.servers[server].export;
+            let Some((before, at)) = last else {
+                self.attempts[c][server].last = Some((l, self.now));
+                continue;
+            };
+            // An answer behind the end of the last one frees the lane as well.
+            let late = self.heard[server] >= at;
+            let vain = if late || self.answered.contains(&before) { 0 } else { vain };
+            let then = if late { 0 } else { vain + 1 };
+            self.attempts[c][server] = Attempts { last: Some((l, self.now)), vain: then };
+            let least = (BACK_OFF << vain.min(10)).min(BACK_OFF_MAX);
+            // A checker has a lane of its own, and a lane that has connected ends the others' wait.
+            let free = late || self.devices[export].checks || self.shaken[server] >= at;
+            if !free && self.now.since(at).0 + 1_000_000 < least {
+                let passed = self.now.since(at).0 / 1000;
+                return Err(format!("core {c} connects to n{server} again after {passed} us"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A server is lost once, until it is there again.
+    fn read_log(&mut self) -> Result<(), Wrong> {
+        for line in lines::take() {
+            self.counts.lines += 1;
+            self.say(format!("log: {line}"));
+            let server = line.split("socket=/n").nth(1).and_then(|rest| {
+                let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+                rest[..end].parse::<usize>().ok()
+            });
+            let Some(server) = server else { return Err(format!("a line of no server: {line}")) };
+            // What is said of writes that wait is said once each.
+            if line.contains("writes that waited") || line.contains(": fence") {
+                self.counts.waited += 1;
+                if line.ends_with(" writes that waited were answered") {
+                    self.heard[server] = self.now;
+                }
+                self.counts.late += u64::from(line.ends_with(" were answered") && !line.contains(", 0 were"));
+                continue;
+            }
+            let up = line.ends_with(": connected again");
+            if std::mem::replace(&mut self.down[server], !up) != up {
+                return Err(format!("n{server} is lost, or there again, twice: {line}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn conn_turn(&mut self, i: usize) -> Result<(), Wrong> {
+        self.set_turn(None);
+        let (now, calm) = (self.now, self.calm);
+        let late = !self.plan.without.has(Class::Late);
+        let World { conns, servers, disks, net, shared, chance, counts, .. } = self;
+        let conn = &mut conns[i];
+        let export = servers[conn.server].export;
+        let (mut net, mut shared) = (net.borrow_mut(), lock(shared));
+        let disk = &mut disks[export];
+        let (net, shared) = (&mut *net, &mut *shared);
+        let shaken = counts.handshakes;
+        let outcome = conn.turn(&mut Around { net, disk, shared, chance, counts, export, now, calm, late });
+        if counts.handshakes > shaken {
+            self.shaken[conn.server] = now;
+            self.greeted.insert(conn.link);
+        }
+        if conn.answered > 0 {
+            self.answered.insert(conn.link);
+        }
+        outcome
+    }
+
+    /// A change of `device` goes on.
+    fn go_on_changing(&mut self, device: usize) -> Result<(), Wrong> {
+        self.set_turn(None);
+        let Some((change, woken)) = &mut self.devices[device].change else { return Ok(()) };
+        woken.store(false, Ordering::Relaxed);
+        match change.step(&*self.cluster) {
+            None => Ok(()),
+            Some(outcome) => {
+                self.devices[device].change = None;
+                outcome.map_err(|e| format!("a change of d{device} failed: {e}"))
+            }
+        }
+    }
+}

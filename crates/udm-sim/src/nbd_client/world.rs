@@ -1,0 +1,427 @@
+//! Cores with lanes of exports, and the servers of those, stepped on one thread in an order drawn
+//! from a seed.
+
+use super::conn::Conn;
+use super::counts::Counts;
+use super::disk::Disk;
+use super::front::{Front, Manner};
+use super::lines;
+use super::model::{Export, Model};
+use super::servers::{Says, Server};
+use super::shared::{Phase, Shared, SharedRef, lock};
+use crate::chance::{Chance, Stream};
+use crate::counts::Hash;
+use crate::model::Wrong;
+use crate::nbd::clock;
+use crate::nbd::kernel::{Outside, SimKernel};
+use crate::nbd::net::{Dialled, Net, pair};
+use crate::plan::{Class, Plan};
+use crate::trace::Trace;
+use rustix::net::{SocketAddrAny, SocketAddrUnix};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tracing::subscriber::DefaultGuard;
+use udm_backends::nbd::{Address, Fenced, Sockets, made};
+use udm_core::errno::ENOENT;
+use udm_core::{CoreId, DevNo, Device, DeviceId, Nanos};
+use udm_dm::mapped::Change;
+use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table, Upkeep, Wake};
+use udm_runtime::{Cluster, PrivateIo, SteppedCore};
+use udm_wire::multipath_conf::Settings;
+use udm_wire::uri::{self, DeviceUri, Fence, NbdUri, Silence};
+
+/// So long behind the end of a connection a server does nothing of it any more, where paths are
+/// told so: see `acts`.
+const SELF_FENCED: Nanos = Nanos(30_000_000_000);
+
+/// A core.
+pub(super) struct Core {
+    pub(super) core: SteppedCore,
+    pub(super) outside: Rc<RefCell<Outside>>,
+    /// When it wants its next turn.
+    pub(super) wake: Nanos,
+    pub(super) spent: Nanos,
+    pub(super) over: bool,
+}
+
+/// The device of an export.
+pub(super) struct Used {
+    /// What front ends open.
+    pub(super) device: Arc<dyn Device>,
+    /// The same, where it is multipath.
+    pub(super) mapped: Option<Arc<MappedDevice>>,
+    pub(super) change: Option<(Change, Arc<AtomicBool>)>,
+    /// udm itself looks whether failed paths work again.
+    pub(super) checks: bool,
+}
+
+/// The attempts of one core to connect to one server.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Attempts {
+    /// The last: its connection, and when it was.
+    pub(super) last: Option<(usize, Nanos)>,
+    /// How many before it in a row did not lead to an answered request.
+    pub(super) vain: u32,
+}
+
+/// See the module's documentation.
+pub struct World {
+    pub(super) plan: Plan,
+    pub(super) shared: SharedRef,
+    pub(super) now: Nanos,
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) cores: Vec<Core>,
+    pub(super) net: Rc<RefCell<Net>>,
+    pub(super) servers: Vec<Server>,
+    /// What the servers of each export say, and its disk.
+    pub(super) says: Vec<Says>,
+    pub(super) disks: Vec<Disk>,
+    pub(super) devices: Vec<Used>,
+    /// The paths, by server.
+    pub(super) paths: Vec<Arc<dyn Device>>,
+    pub(super) conns: Vec<Conn>,
+    /// Connections that are to be taken, and when.
+    pub(super) callers: Vec<(usize, Nanos)>,
+    /// Commands that fence servers.
+    pub(super) fences: Fences,
+    /// What the paths were told of silence.
+    pub(super) silence: Silence,
+    /// Connections that were looked at.
+    pub(super) seen: usize,
+    /// By core and server.
+    pub(super) attempts: Vec<Vec<Attempts>>,
+    /// When a handshake with each server last came to its end.
+    pub(super) shaken: Vec<Nanos>,
+    /// When each server last had answered all writes of a connection that was given up.
+    pub(super) heard: Vec<Nanos>,
+    /// Connections whose server has sent all of the handshake.
+    pub(super) greeted: BTreeSet<usize>,
+    /// Connections on which something was answered.
+    pub(super) answered: BTreeSet<usize>,
+    /// Of each server, whether the last line of the log says that it is lost.
+    pub(super) down: Vec<bool>,
+    /// Front ends' letters.
+    pub(super) topic: DeviceId,
+    pub(super) manner: Manner,
+    pub(super) schedule: Chance,
+    pub(super) control: Chance,
+    /// What servers do.
+    pub(super) chance: Chance,
+    pub(super) step: u64,
+    pub(super) moved_at: u64,
+    pub(super) rest_at: u64,
+    pub(super) calm: bool,
+    /// Nothing may be asked of it before that: forgotten when nothing is to be done until then.
+    pub(super) alone_until: Option<Nanos>,
+    /// How often trouble comes.
+    pub(super) rough: u64,
+    /// One power cut in so many comes to pass.
+    pub(super) spared: u64,
+    pub(super) turns: u64,
+    /// Memory that was there before the cores.
+    pub(super) base: i64,
+    pub(super) counts: Counts,
+    /// `None` behind the end.
+    _lines: DefaultGuard,
+}
+
+/// Where lanes get their sockets: a pair that carries nothing, whose other end says what they do
+/// with theirs.
+struct SimSockets {
+    dialled: Dialled,
+    fences: Fences,
+    server: usize,
+}
+
+/// A command that is to fence a server.
+pub(super) struct Fencing {
+    pub(super) server: usize,
+    /// When it ends.
+    pub(super) due: Nanos,
+    pub(super) then: Fenced,
+}
+
+/// Those that run.
+pub(super) type Fences = Arc<Mutex<Vec<Fencing>>>;
+
+/// Takes what only one thread ever takes.
+pub(super) fn lock_plain<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sockets for SimSockets {
+    fn open(&self, _: &Address) -> io::Result<(OwnedFd, SocketAddrAny)> {
+        let (ours, theirs) = pair()?;
+        lock_plain(&self.dialled).push((ours, theirs.as_raw_fd(), self.server));
+        Ok((theirs, SocketAddrUnix::new(path_of(self.server))?.into()))
+    }
+
+    /// What was sent is with the server, or on its way.
+    fn reset(&self, _: &OwnedFd) {}
+
+    fn fence(&self, _: &Path, _: &NbdUri, then: Fenced) {
+        let due = clock::now() + Nanos(1_000_000);
+        lock_plain(&self.fences).push(Fencing { server: self.server, due, then });
+    }
+}
+
+fn path_of(server: usize) -> PathBuf {
+    format!("/n{server}").into()
+}
+
+/// Finds paths by their words, `n` and a number.
+pub(super) struct Names(pub(super) Vec<Arc<dyn Device>>);
+
+impl Resolver for Names {
+    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
+        let index = word.strip_prefix('n').and_then(|n| n.parse::<usize>().ok());
+        let found = index.and_then(|i| Some((i, self.0.get(i)?)));
+        let (i, path) =
+            found.ok_or_else(|| LookupError { errno: ENOENT, reason: format!("no device {word}") })?;
+        let number = DevNo { major: 8, minor: i as u32 };
+        Ok(DeviceRef { number, name: word.into(), device: path.clone(), hold: None })
+    }
+}
+
+/// A flag that a change sets when it can go on.
+fn wake() -> (Arc<AtomicBool>, Wake) {
+    let woken = Arc::new(AtomicBool::new(true));
+    let handle = woken.clone();
+    (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
+}
+
+impl World {
+    pub(super) fn new(plan: &Plan) -> Result<World, Wrong> {
+        let without = plan.without;
+        let mut build = Chance::new(plan.seed, Stream::Build);
+        let count = plan.cores.unwrap_or(build.pick(&[1, 1, 2, 2, 3]));
+        let (mut servers, mut says, mut disks) = (Vec::new(), Vec::new(), Vec::new());
+        for export in 0..build.pick(&[1, 1, 2]) {
+            let long = !without.has(Class::Long) && build.one_in(3);
+            let sectors = 8 * if long { build.between(128, 300) } else { build.between(8, 32) };
+            says.push(Says::draw(&mut build, sectors, without));
+            disks.push(Disk::new(export, sectors));
+            for _ in 0..build.pick(&[1, 2, 2, 2, 3, 3]) {
+                servers.push(Server::new(export, build.pick(&[2_000, 50_000, 1_000_000])));
+            }
+        }
+        let mut net = Net::new(Chance::new(plan.seed, Stream::Net));
+        net.cuts = !without.has(Class::Cuts);
+        net.fails = if without.has(Class::Lost) { 0 } else { build.pick(&[0, 500, 3000]) };
+        let silence = Silence {
+            deadline: build.pick(&[None, Some(200), Some(200), Some(3_000)]).map(Nanos::from_millis),
+            fence: match build.below(3) {
+                0 => Fence::Closed,
+                1 => Fence::Wait(SELF_FENCED),
+                _ => Fence::Exec("/fence".into()),
+            },
+        };
+        // Where only a close proves anything, what ends otherwise waits for ever.
+        net.only_resets = silence.fence == Fence::Closed;
+        let manner = Manner {
+            depth: plan.depth.unwrap_or(build.pick(&[1, 4, 16, 64])),
+            pause: build.pick(&[1_000, 100_000, 10_000_000]),
+            reads: build.pick(&[20, 50, 80]),
+            flushes: build.pick(&[6, 6, 1]),
+            preflushes: build.pick(&[10, 10, 2]),
+            longs: build.pick(&[32, 32, 4]),
+            keep: 4 << 20,
+            without,
+        };
+        let shared = Shared {
+            step: 0,
+            trace: Trace::new(plan.keep_events),
+            model: Model::default(),
+            work: Chance::new(plan.seed, Stream::Work),
+            phase: Phase::Work,
+            closed: 0,
+            wrong: None,
+        };
+        let mut world = World {
+            shared: Arc::new(Mutex::new(shared)),
+            now: Nanos(1_000_000_000),
+            cluster: Cluster::new(count).map_err(|e| e.to_string())?,
+            cores: Vec::new(),
+            net: Rc::new(RefCell::new(net)),
+            down: vec![false; servers.len()],
+            shaken: vec![Nanos(0); servers.len()],
+            heard: vec![Nanos(0); servers.len()],
+            greeted: BTreeSet::new(),
+            answered: BTreeSet::new(),
+            attempts: vec![vec![Attempts::default(); servers.len()]; count],
+            servers,
+            says,
+            disks,
+            devices: Vec::new(),
+            paths: Vec::new(),
+            conns: Vec::new(),
+            callers: Vec::new(),
+            fences: Fences::default(),
+            silence,
+            seen: 0,
+            topic: DeviceId::new(),
+            manner,
+            schedule: Chance::new(plan.seed, Stream::Schedule),
+            control: Chance::new(plan.seed, Stream::Control),
+            chance: Chance::new(plan.seed, Stream::Disk),
+            step: 0,
+            moved_at: 0,
+            rest_at: 500 + build.span(1500),
+            calm: true,
+            alone_until: None,
+            rough: build.pick(&[40, 150, 600]),
+            spared: build.pick(&[8, 8, 1]),
+            turns: 0,
+            base: udm_buf::counted::live(),
+            counts: Counts::default(),
+            _lines: lines::listen(),
+            plan: plan.clone(),
+        };
+        world.boot(&mut build)?;
+        Ok(world)
+    }
+
+    /// Makes the cores, the devices and the front ends.
+    fn boot(&mut self, build: &mut Chance) -> Result<(), Wrong> {
+        self.set_turn(None);
+        let latency = build.pick(&[100, 10_000, 1_000_000]);
+        for id in 0..self.attempts.len() {
+            let chance = Chance::new(self.schedule.any(), Stream::Net);
+            let outside = Outside::new(&self.net, chance, latency);
+            let kernel = Box::new(SimKernel(outside.clone()));
+            let room = self.schedule.pick(&[1, 4, 64, 512]);
+            let core = SteppedCore::new(&self.cluster, CoreId(id as u16), kernel, room, clock::TIME);
+            self.cores.push(Core { core, outside, wake: self.now, spent: Nanos(0), over: false });
+        }
+        let dialled = self.net.borrow().dialled.clone();
+        for (server, of) in self.servers.iter().enumerate() {
+            let word = format!("nbd+unix:///?socket={}", path_of(server).display());
+            let Ok(DeviceUri::Nbd(mut uri)) = uri::parse(&word) else {
+                return Err(format!("no URI: {word}"));
+            };
+            uri.silence = self.silence.clone();
+            let sockets =
+                Box::new(SimSockets { dialled: dialled.clone(), fences: self.fences.clone(), server });
+            let export = self.says[of.export].export();
+            self.paths.push(made(uri, Address::Unix(path_of(server)), export, sockets));
+        }
+        for export in 0..self.says.len() {
+            let paths: Vec<usize> =
+                (0..self.servers.len()).filter(|&s| self.servers[s].export == export).collect();
+            let alone = paths.len() == 1 && build.one_in(2);
+            let holds = !alone && build.below(3) > 0;
+            let used = match alone {
+                true => {
+                    Used { device: self.paths[paths[0]].clone(), mapped: None, change: None, checks: false }
+                }
+                false => self.multipath(export, &paths, holds, build)?,
+            };
+            let limits = used.device.limits();
+            self.devices.push(used);
+            lock(&self.shared).model.exports.push(Export::new(export, limits, holds));
+            self.resume(export)?;
+            // A table has its limits when it is live.
+            let limits = self.devices[export].device.limits();
+            let mut export_of = Export::new(export, limits, holds);
+            export_of.late = self.silence.deadline.is_some();
+            lock(&self.shared).model.exports[export] = export_of;
+        }
+        for core in 0..self.cores.len() {
+            let (shared, manner, topic) = (self.shared.clone(), self.manner, self.topic);
+            let devices: Vec<_> = self.devices.iter().map(|used| used.device.clone()).collect();
+            let make = move || Box::new(Front::new(shared, manner, devices, topic)) as _;
+            self.cluster.attach(CoreId(core as u16), Box::new(make));
+        }
+        self.calm = false;
+        Ok(())
+    }
+
+    fn multipath(
+        &self,
+        export: usize,
+        paths: &[usize],
+        holds: bool,
+        build: &mut Chance,
+    ) -> Result<Used, Wrong> {
+        let wrong = |e: &dyn std::fmt::Display| format!("d{export}: {e}");
+        let features = if holds { "1 queue_if_no_path" } else { "0" };
+        let selector =
+            build.pick(&["round-robin", "queue-length", "service-time", "historical-service-time"]);
+        let sectors = self.says[export].size / 512;
+        let groups = if build.one_in(3) { paths.chunks(1).collect() } else { vec![paths] };
+        let mut words = format!("0 {sectors} multipath {features} 0 {} 1", groups.len());
+        for group in groups {
+            words += &format!(" {selector} 0 {} 0", group.len());
+            group.iter().for_each(|path| words += &format!(" n{path}"));
+        }
+        let number = DevNo { major: 253, minor: export as u32 };
+        let mapped = MappedDevice::new(&format!("d{export}"), None, number).map_err(|e| wrong(&e))?;
+        let checks = build.one_in(2);
+        let interval = Nanos::from_millis(build.between(50, 2000));
+        let settings = Settings {
+            polling_interval: interval,
+            // Long: whatever it is, a core is woken for it while a world is at rest.
+            max_polling_interval: Nanos(60_000_000_000),
+            ..Settings::every(1)
+        };
+        mapped.set_upkeep(Upkeep { paths: checks.then(|| Arc::new(settings)), ..Upkeep::default() });
+        let lines = udm_wire::table::parse(&words).map_err(|e| wrong(&e))?;
+        let mut names = Names(self.paths.clone());
+        let table = Table::build(udm_targets::TARGETS, &lines, &mut names, &PrivateIo, self.cores.len())
+            .map_err(|e| wrong(&e))?;
+        mapped.load(table).map_err(|e| wrong(&e))?;
+        lock(&self.shared).say(format!("d{export}: {words}"));
+        Ok(Used { device: mapped.clone(), mapped: Some(mapped), change: None, checks })
+    }
+
+    fn resume(&mut self, device: usize) -> Result<(), Wrong> {
+        let Some(mapped) = self.devices[device].mapped.clone() else { return Ok(()) };
+        let (woken, handle) = wake();
+        let change = mapped.resume(handle).map_err(|e| format!("d{device}: {e}"))?;
+        self.devices[device].change = Some((change, woken));
+        self.go_on_until("a device that is resumed", |world| world.devices[device].change.is_none())
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let (net, shared) = (self.net.borrow(), lock(&self.shared));
+        Counts {
+            steps: self.step,
+            requests: shared.model.requests,
+            errors: shared.model.errors,
+            compared: shared.model.compared,
+            cuts: net.cut,
+            failed: net.failed,
+            full: net.full,
+            simulated: self.now.0,
+            hash: Hash(shared.trace.hash()),
+            ..self.counts
+        }
+    }
+
+    pub(super) fn say(&self, text: impl Into<String>) {
+        lock(&self.shared).say(text);
+    }
+
+    /// Sets the clocks for a turn of core `c`, or of nobody.
+    pub(super) fn set_turn(&mut self, c: Option<usize>) {
+        // No two turns are at the same time.
+        self.now = self.now + Nanos(1);
+        clock::set(self.now, c.map_or(Nanos(0), |c| self.cores[c].spent));
+    }
+
+    /// What udm may have of memory in bytes, beside that of requests: a lane has two buffers of 256
+    /// KiB under way on each of five connections at the most, and keeps 1 MiB; a front end keeps
+    /// what it was told.
+    pub(super) fn memory_max(&self) -> i64 {
+        // A checker has lanes of its own.
+        let lanes = self.servers.len() * (self.cores.len() + 1);
+        let requests = self.manner.depth.max(4) * self.devices.len() * (1 << 20);
+        (lanes * 5 * (1536 << 10) + self.cores.len() * (self.manner.keep + requests + 4096)) as i64
+    }
+}
