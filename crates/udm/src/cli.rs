@@ -6,6 +6,7 @@ use crate::bench::BenchArgs;
 use crate::cow::CowArgs;
 use crate::log_writes::LogWritesArgs;
 use crate::multipath::MultipathArgs;
+use crate::serve::CheckPaths;
 use crate::snapshot::SnapshotArgs;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -140,16 +141,17 @@ pub struct ServeArgs {
     /// Never sleep: spin for requests
     #[arg(long)]
     pub poll: bool,
-    /// Look after the paths of multipath devices: check each after so long, up to 4 times that
-    /// while it works, fail those that do not answer and reinstate those that do [default: only
-    /// messages do, as with the kernel]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub check_paths: Option<u64>,
+    /// Check each path of multipath devices after so long (1 to 3600), up to 4 times that while it
+    /// works, fail those that do not answer and reinstate those that do; off: only messages do, as
+    /// with a kernel without multipathd [default: 5]
+    #[arg(long, value_name = "SECONDS|off")]
+    pub check_paths: Option<CheckPaths>,
     /// Look after them as a multipath.conf says: docs/multipath.md has its keys
     #[arg(long, value_name = "FILE")]
     pub multipath_conf: Option<PathBuf>,
-    /// Fail a path of a multipath device that keeps a request for so long, and send its reads
-    /// elsewhere; writes wait for it (0.01 to 3600) [default: paths have all the time they want]
+    /// Fail a path of a multipath device that answers nothing for so long though it has a request,
+    /// or keeps one for four times as long, and send its reads elsewhere; writes wait for it (0.01
+    /// to 3600) [default: paths have all the time they want]
     #[arg(long, value_name = "SECONDS", value_parser = path_deadline)]
     pub path_deadline: Option<Duration>,
     /// Send a read of a multipath device that takes longer than most to a second path too, at most

@@ -15,8 +15,13 @@ fn no_request_fails_and_no_block_is_wrong() {
     let parts: Value = serde_json::from_slice(&out.stdout).unwrap();
     let parts = parts.as_array().unwrap();
     let whats: Vec<_> = parts.iter().map(|part| part["what"].as_str().unwrap()).collect();
-    let wanted =
-        ["nothing is lost", "a server is stopped for 1 s", "a server is killed", "both are killed for 1 s"];
+    let wanted = [
+        "nothing is lost",
+        "a server is stopped for 1 s",
+        "the same, with hedged reads",
+        "a server is killed",
+        "both are killed for 1 s",
+    ];
     assert_eq!(whats[..wanted.len()], wanted);
     if whats.len() == wanted.len() {
         support::skipped("a server that is cut off from the network: that needs root");
@@ -26,5 +31,5 @@ fn no_request_fails_and_no_block_is_wrong() {
         assert!(part["udm"]["requests"].as_u64().unwrap() > 0, "{part}");
     }
     // What is shown is no matter of course: plain NBD has nowhere else to go.
-    assert_eq!(parts[2]["plain"]["is_well"], false);
+    assert_eq!(parts[3]["plain"]["is_well"], false);
 }

@@ -7,13 +7,16 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread;
+use std::time::Duration;
 use support::nbd::Client;
 use support::servers::{Nbdkit, Puppet, request};
 use support::{Server, has, until};
 use tempfile::TempDir;
-use udm_wire::nbd::{Command, CommandFlags};
+use udm_wire::nbd::{Command, CommandFlags, Request, SimpleReply};
 
 const BLOCK: u64 = 4096;
 
@@ -280,4 +283,56 @@ fn a_server_that_lies_is_waited_for() {
         let line = "the server closed the connection: 1 writes that waited go elsewhere, 0 were answered";
         server.log().contains(line).then_some(())
     });
+}
+
+/// A multipath over a server that does `act` with its first connection, and one that works.
+fn beside(deadline: &str, act: impl Fn(&mut UnixStream) + Send + Sync + 'static) -> (Puppet, Server) {
+    let puppet = Puppet::start(move |_, stream| act(stream));
+    let first = format!("{}&deadline={deadline}", puppet.uri());
+    let groups = format!("round-robin 0 1 1 {first} 1 round-robin 0 1 1 mem:1M 1");
+    (puppet, Server::start(&[&format!("m=0 2048 multipath 0 0 2 1 {groups}")]))
+}
+
+/// Answers a read.
+fn zero(stream: &mut UnixStream, request: &Request) {
+    let mut out = SimpleReply { error: 0, cookie: request.cookie }.encode().to_vec();
+    out.resize(out.len() + request.len as usize, 0);
+    let _ = stream.write_all(&out);
+}
+
+/// The last of many requests is answered long behind the deadline, by a server that answers one
+/// after the other.
+#[test]
+fn a_busy_server_is_not_silent() {
+    let (_puppet, server) = beside("1s", |stream| {
+        while let Some(request) = request(stream) {
+            thread::sleep(Duration::from_millis(200));
+            zero(stream, &request);
+        }
+    });
+    let mut client = Client::connect(&server.nbd, "m");
+    (0..8).for_each(|at| client.ask(Command::Read, at * BLOCK, BLOCK));
+    (0..8).for_each(|_| assert_eq!(client.error(), 0));
+    assert!(!server.log().contains("Failing path"), "{}", server.log());
+}
+
+/// A server answers all requests but one: that is given up all the same, and read elsewhere.
+#[test]
+fn a_request_that_a_busy_server_loses_is_given_up() {
+    let (_puppet, server) = beside("100ms", |stream| {
+        assert!(request(stream).is_some_and(|lost| lost.offset == 9 * BLOCK));
+        while let Some(request) = request(stream) {
+            zero(stream, &request);
+        }
+    });
+    let mut client = Client::connect(&server.nbd, "m");
+    client.ask(Command::Read, 9 * BLOCK, BLOCK);
+    until("the answer of the other path", || {
+        client.ask(Command::Read, 0, BLOCK);
+        let (at, error) = client.reply();
+        assert_eq!(error, 0);
+        (at == 9 * BLOCK).then_some(())
+    });
+    let line = "others are answered, and one request is not for 400ms";
+    until(line, || server.log().contains(line).then_some(()));
 }

@@ -3,10 +3,10 @@
 mod support;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use support::nbd::Client;
-use support::{Server, has, text};
+use support::{Server, has, text, udm};
 use tempfile::TempDir;
 use udm_wire::nbd::Command as Nbd;
 
@@ -273,4 +273,67 @@ fn a_hundred_disks_from_one_image_leave_nothing_behind() {
     assert!(of("used_disk_bytes_a_disk") <= 256 << 10, "{report}");
     assert!(of("fresh_memory_bytes_a_disk") <= 64 << 10, "{report}");
     assert!(files(folder.path()).is_empty(), "{:?}", files(folder.path()));
+}
+
+/// A server is killed while it makes stores: the next one takes away what is left of them, and the
+/// same command works. What a user has put there stays.
+#[test]
+fn what_a_killed_server_was_making_is_taken_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let (state, image) = (folder.path().join("state"), folder.path().join("disk.img"));
+    std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+    let device = format!("disk={}", image.display());
+    let serve = || Server::start_with(&[&device], &["--state", state.to_str().unwrap()]);
+    let group: Vec<String> = (0..64).map(|n| format!("s{n}=disk")).collect();
+    let create = ["snapshot", "create", "--group", &group.join(",")];
+    let of_kind = |folder: &Path, part: &str| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.to_string_lossy().contains(part)).collect()
+    };
+    for round in 0.. {
+        assert!(round < 20, "nothing was ever left");
+        let mut server = serve();
+        let mut verb = udm(&create).env("UDM_SOCKET", &server.socket).stderr(Stdio::null()).spawn().unwrap();
+        while of_kind(folder.path(), ".cow").is_empty() {
+            std::thread::yield_now();
+        }
+        server.child.kill().unwrap();
+        server.child.wait().unwrap();
+        verb.wait().unwrap();
+        let left = of_kind(folder.path(), ".cow");
+        if !of_kind(&state, "making-").is_empty() && !left.is_empty() {
+            break;
+        }
+        // It was done already.
+        left.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    }
+    std::fs::write(folder.path().join("own.cow"), [0; 4096]).unwrap();
+    let server = serve();
+    assert_eq!(files(folder.path()), ["disk.img", "own.cow", "state"]);
+    assert_eq!(of_kind(&state, "making-"), Vec::<PathBuf>::new());
+    assert!(server.log().contains("removed, the server that was making it was killed"), "{}", server.log());
+    server.says(&create);
+    assert_eq!(of_kind(folder.path(), ".cow").len(), 65);
+    assert_eq!(of_kind(&state, "making-"), Vec::<PathBuf>::new());
+}
+
+/// A restart that forgets to make the origin an origin: its writes would spoil the instant.
+#[test]
+fn an_origin_that_copies_nothing_is_told() {
+    let (folder, server) = served(&["disk"]);
+    for name in ["monday", "tuesday"] {
+        server.says(&["snapshot", "create", name, "--of", "disk"]);
+    }
+    drop(server);
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let snapshot =
+        |name: &str| format!("{name}=0 16384 snapshot {} {} P 8", at("disk.img"), at(&format!("{name}.cow")));
+    let (monday, tuesday) = (snapshot("monday"), snapshot("tuesday"));
+    let line = "disk: its writes are not copied for snapshot monday and 1 more: load \"snapshot-origin ";
+    let image = at("disk.img");
+    for (table, told) in [(format!("linear {image} 0"), true), (format!("snapshot-origin {image}"), false)] {
+        let server = Server::start(&[&format!("disk=0 16384 {table}"), &monday, &tuesday]);
+        assert_eq!(server.log().contains(line), told, "{}", server.log());
+    }
 }

@@ -26,6 +26,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     (
         "udm-sim",
         &[
+            "udm-backends",
             "udm-buf",
             "udm-control",
             "udm-core",

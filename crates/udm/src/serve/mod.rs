@@ -28,6 +28,7 @@ use udm_control::{Registry, verbs};
 use udm_core::Device;
 use udm_frontends::nbd::{Exports, NbdServer, ServerOptions};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
+pub use upkeep::CheckPaths;
 
 /// Cores without `--cores`, at the most: a server is one of several programs on its machine.
 const CORES_DEFAULT_MAX: usize = 8;
@@ -57,7 +58,10 @@ async fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let registry = Registry::new(cluster.clone(), cluster.len());
     registry.keep_up(upkeep);
     match args.state.open() {
-        Ok(folder) => registry.keep_state_in(folder),
+        Ok(folder) => {
+            folder.clean();
+            registry.keep_state_in(folder);
+        }
         Err(error) => tracing::warn!("nothing outlives this server: {error:#}"),
     }
     let exports = Arc::new(Exports::new());
@@ -105,6 +109,7 @@ async fn make_devices(args: &ServeArgs, registry: &Arc<Registry>) -> Result<()> 
         let made = verbs::create(registry, name, None, Some(&table)).await;
         made.map_err(|e| anyhow::anyhow!(e.beside(&table)))?;
     }
+    verbs::snapshot::unseen(registry).iter().for_each(|line| tracing::warn!("{line}"));
     match args.exports.iter().find(|wanted| !args.devices.iter().any(|d| d.name == **wanted)) {
         Some(missing) => bail!("{missing}: export: no --device of that name"),
         None => Ok(()),

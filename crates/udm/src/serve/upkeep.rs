@@ -5,18 +5,46 @@ use crate::cli::ServeArgs;
 use anyhow::{Context, Result, bail};
 use std::io::Read;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 use udm_control::registry::UpkeepOf;
 use udm_core::Nanos;
 use udm_dm::{PathWatch, Upkeep};
 use udm_wire::multipath_conf::{CONF_MAX, Conf};
 
+/// How often paths are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckPaths {
+    /// Never.
+    Off,
+    /// At first after so many seconds.
+    Every(u64),
+}
+
+impl FromStr for CheckPaths {
+    type Err = String;
+    fn from_str(word: &str) -> Result<CheckPaths, String> {
+        match (word, word.parse()) {
+            ("off", _) => Ok(CheckPaths::Off),
+            (_, Ok(seconds @ 1..=3600)) => Ok(CheckPaths::Every(seconds)),
+            _ => Err("neither off nor seconds in 1..=3600".into()),
+        }
+    }
+}
+
 /// What is done for a device by its names.
 pub fn of(args: &ServeArgs) -> Result<UpkeepOf> {
-    let every = args.check_paths;
+    let (off, every) = match args.check_paths {
+        Some(CheckPaths::Off) => (true, None),
+        Some(CheckPaths::Every(seconds)) => (false, Some(seconds)),
+        None => (false, None),
+    };
     let conf = match &args.multipath_conf {
+        Some(_) if off => {
+            bail!("--multipath-conf says how paths are looked after, and --check-paths off that they are not")
+        }
         Some(file) => Some(read(file)?),
-        None => every.map(|_| Conf::default()),
+        None => (!off).then(Conf::default),
     };
     let watch = PathWatch {
         deadline: args.path_deadline.map(|d| Nanos(d.as_nanos() as u64)),
@@ -42,5 +70,33 @@ fn read(file: &Path) -> Result<Conf> {
             Ok(conf)
         }
         Err(why) => bail!("{name}: {why}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Verb};
+    use clap::Parser as _;
+
+    /// How often paths are checked at first, in seconds, where they are.
+    fn every(options: &[&str]) -> Result<Option<u64>, String> {
+        let cli = Cli::try_parse_from(["udm", "serve", "--unix", "-"].iter().chain(options))
+            .map_err(|e| e.to_string())?;
+        let Verb::Serve(args) = cli.verb else { return Err("another verb".into()) };
+        let upkeep = of(&args).map_err(|e| e.to_string())?("mp", None);
+        Ok(upkeep.paths.map(|paths| paths.polling_interval.0 / 1_000_000_000))
+    }
+
+    #[test]
+    fn paths_are_checked_unless_somebody_says_no() {
+        assert_eq!(every(&[]), Ok(Some(5)));
+        assert_eq!(every(&["--check-paths", "2"]), Ok(Some(2)));
+        assert_eq!(every(&["--check-paths", "off"]), Ok(None));
+        for word in ["0", "3601", "no", "1.5", ""] {
+            assert!(every(&["--check-paths", word]).is_err(), "{word}");
+        }
+        let both = every(&["--check-paths", "off", "--multipath-conf", "mp.conf"]).unwrap_err();
+        assert!(both.starts_with("--multipath-conf says how"), "{both}");
     }
 }

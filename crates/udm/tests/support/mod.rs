@@ -78,13 +78,17 @@ impl Server {
         Server::start_with(devices, &[])
     }
 
-    /// The same with more options. Without `--cores` there is one, on the first CPU.
+    /// The same with more options. Without `--cores` there is one, on the first CPU. Paths are not
+    /// looked after where the options do not say so: a test says what happens to them.
     pub fn start_with(devices: &[&str], options: &[&str]) -> Server {
         let folder = tempfile::tempdir().unwrap();
         let (socket, nbd) = (folder.path().join("control.sock"), folder.path().join("nbd.sock"));
         let mut command = udm(&["serve"]);
         if !options.contains(&"--cores") {
             command.args(["--cores", "0"]);
+        }
+        if !options.iter().any(|option| ["--check-paths", "--multipath-conf"].contains(option)) {
+            command.args(["--check-paths", "off"]);
         }
         command.args(options);
         for device in devices {

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 use udm_wire::nbd::{
-    BlockSizes, ExportFlags, FromClient, HandshakeFlags, HandshakeParser, Info, OPT_GO, Request, SimpleReply,
-    greeting, put_ack, put_info,
+    BlockSizes, ExportFlags, FromClient, HandshakeFlags, HandshakeParser, Info, OPT_GO, REP_ERR_UNSUP,
+    Request, SimpleReply, greeting, put_ack, put_error, put_info,
 };
 
 /// nbdkit on a Unix socket. Dropping it kills it.
@@ -112,7 +112,12 @@ pub fn shake(stream: &mut UnixStream, size: u64) -> std::io::Result<()> {
         let mut byte = [0];
         stream.read_exact(&mut byte)?;
         let Ok(Some(FromClient::Option(option))) = parser.next(&mut &byte[..]) else { continue };
-        assert_eq!(option.number(), OPT_GO);
+        if option.number() != OPT_GO {
+            let mut out = Vec::new();
+            put_error(&mut out, option.number(), REP_ERR_UNSUP, "");
+            stream.write_all(&out)?;
+            continue;
+        }
         let flags = ExportFlags::HAS_FLAGS
             | ExportFlags::CAN_MULTI_CONN
             | ExportFlags::SEND_FLUSH

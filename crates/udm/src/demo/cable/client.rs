@@ -18,6 +18,8 @@ pub(super) struct Saw {
     /// The longest that a request took.
     pub read_ns_max: u64,
     pub write_ns_max: u64,
+    /// Of a thousand reads 999 took no longer.
+    pub read_ns_p999: u64,
     /// What it said of errors; empty when all is well.
     pub said: String,
 }
@@ -29,6 +31,11 @@ impl Saw {
 
     pub fn write(&self) -> String {
         self.time(self.write_ns_max)
+    }
+
+    /// What reads took, but for one in a thousand.
+    pub fn usual(&self) -> String {
+        self.time(self.read_ns_p999)
     }
 
     fn time(&self, ns: u64) -> String {
@@ -71,6 +78,7 @@ impl Run {
             requests: number(&read["total_ios"]) + number(&write["total_ios"]),
             read_ns_max: number(&read["clat_ns"]["max"]),
             write_ns_max: number(&write["clat_ns"]["max"]),
+            read_ns_p999: number(&read["clat_ns"]["percentile"]["99.900000"]),
             said,
         })
     }

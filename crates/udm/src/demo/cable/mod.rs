@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use udm_control::verbs;
 use udm_core::{Nanos, SECTOR_SIZE};
-use udm_dm::Upkeep;
+use udm_dm::{PathWatch, Upkeep};
 use udm_wire::multipath_conf::Settings;
 
 /// The file that all servers serve.
@@ -28,9 +28,15 @@ const BYTES: u64 = 64 << 20;
 /// When a path counts as silent, as its URI says it.
 const DEADLINE: &str = "300ms";
 
+/// The device whose reads are hedged.
+const HEDGED: &str = "hedged";
+
 /// How long into a run a server is lost, and how long until it is there again.
 const LOST_AT: Duration = Duration::from_millis(700);
 const AWAY: Duration = Duration::from_secs(1);
+
+/// The part in which all is well.
+const WHOLE: &str = "nothing is lost";
 
 /// A part of the demo, for `--json`.
 #[derive(Debug, Serialize)]
@@ -63,8 +69,11 @@ impl Stage {
             max_polling_interval: Nanos::from_millis(2000),
             ..Settings::every(1)
         };
-        let upkeep = Upkeep { paths: Some(Arc::new(settings)), ..Upkeep::default() };
-        scene.registry.keep_up(Box::new(move |_, _| upkeep.clone()));
+        let settings = Arc::new(settings);
+        scene.registry.keep_up(Box::new(move |name, _| Upkeep {
+            paths: Some(Arc::clone(&settings)),
+            watch: PathWatch { hedge_reads: name == HEDGED, ..PathWatch::default() },
+        }));
         let disk = scene.folder().join("disk.img");
         std::fs::File::create(&disk).and_then(|file| file.set_len(BYTES)).context("demo: image")?;
         let fence = servers::fence(scene.folder()).context("demo: command that fences")?;
@@ -138,10 +147,14 @@ pub fn run(json: bool) -> Result<()> {
         parts.push(Part { what, udm, plain });
         Ok(())
     };
-    part("nothing is lost", stage.run(&device, &mut [])?, Some(stage.run(&alone, &mut [])?))?;
+    part(WHOLE, stage.run(&device, &mut [])?, Some(stage.run(&alone, &mut [])?))?;
     let udm = stage.run(&device, &mut [&mut a.stopped()])?;
     stage.whole("mp")?;
     part("a server is stopped for 1 s", udm, Some(stage.run(&alone, &mut [&mut a.paused()])?))?;
+    stage.map(HEDGED, [&a.uri(), &b.uri()])?;
+    let hedged = stage.uri(HEDGED);
+    part("the same, with hedged reads", stage.run(&hedged, &mut [&mut a.stopped()])?, None)?;
+    stage.whole(HEDGED)?;
     stage.whole("mp")?;
     let udm = stage.run(&device, &mut [&mut b.killed()])?;
     stage.whole("mp")?;
@@ -175,6 +188,10 @@ fn introduce(paper: &Paper, stage: &Stage) -> Result<()> {
             "no answer for {DEADLINE}: reads go elsewhere; writes do when \"{fence}\" has ended the server"
         ),
     )?;
+    paper.fact(
+        "hedged reads",
+        "those that take long go to the other path too: the device is as mp otherwise",
+    )?;
     paper.fact("client", "fio over NBD, 16 requests in flight, half are writes; every block is verified")?;
     paper.section("The longest that a request took")?;
     paper.head(&["", "udm: read", "write", "plain NBD: read", "write"])
@@ -182,6 +199,10 @@ fn introduce(paper: &Paper, stage: &Stage) -> Result<()> {
 
 fn conclude(paper: &Paper, parts: &[Part], json: bool) -> Result<()> {
     paper.section("What the client saw")?;
+    let whole = parts.iter().find(|part| part.what == WHOLE);
+    if let Some(whole) = whole.filter(|part| part.udm.is_well) {
+        paper.fact("p99.9", &format!("of reads when nothing is lost: {}", whole.udm.usual()))?;
+    }
     let good = parts.iter().all(|part| part.udm.is_well);
     let requests: u64 = parts.iter().map(|part| part.udm.requests).sum();
     paper.verdict(
