@@ -3,6 +3,7 @@
 
 mod support;
 
+use rustix::process::Signal;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -319,17 +320,13 @@ fn a_path_that_goes_silent() {
     let [a, b] = [0, 1].map(|i: usize| nbdkits[i].uri());
     let table = format!("mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {a} 1 {b} 1");
     let server = Server::start_with(&[&table], &["--path-deadline", "0.3"]);
-    let signal = |name: &str| {
-        let pid = nbdkits[0].child.as_ref().unwrap().id();
-        assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
-    };
     let watch = |name: &str| -> u64 {
         let all: serde_json::Value = serde_json::from_str(&server.says(&["status", "mp", "--json"])).unwrap();
         all[0]["paths"][0]["watch"][name].as_u64().unwrap()
     };
     let mut client = Client::connect(&server.nbd, "mp");
     (0..2).for_each(|sector| assert_eq!(client.read(sector), 0));
-    signal("-STOP");
+    nbdkits[0].signal(Signal::STOP);
     // By turns: one of the writes and one of the reads are for the path that is silent.
     (0..2).for_each(|sector| client.ask(Ask::Write, sector * 512, 512));
     (2..4).for_each(|sector| client.ask(Ask::Read, sector * 512, 512));
@@ -341,7 +338,7 @@ fn a_path_that_goes_silent() {
     until("the write's deadline", || (watch("waiting") == 1).then_some(()));
     assert_eq!((watch("given_up"), watch("late")), (1, 0));
     assert!(server.log().contains("silent for 300ms"), "{}", server.log());
-    signal("-CONT");
+    nbdkits[0].signal(Signal::CONT);
     assert_eq!(client.error(), 0, "the write is through");
     until("the late answer", || (watch("late") == 1).then_some(()));
     assert_eq!(watch("waiting"), 0);

@@ -2,7 +2,7 @@
 
 mod support;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Write;
@@ -54,21 +54,6 @@ impl Rig {
 
     fn client(&self) -> Client {
         Client::connect(&self.server.nbd, "m")
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(self.a.child.as_ref().unwrap());
-        kill_process(pid, signal).unwrap();
-        if signal == Signal::STOP {
-            // A thread may be on its way still.
-            let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
-            let stopped = |task: &fs::DirEntry| {
-                let status = fs::read_to_string(task.path().join("status"));
-                status.is_ok_and(|status| status.contains("State:\tT"))
-            };
-            let all = || fs::read_dir(&tasks).unwrap().map(Result::unwrap).all(|task| stopped(&task));
-            until("threads that stand still", || all().then_some(()));
-        }
     }
 
     /// A command for `fence=exec:FOLDER/off`, which ends the first server.
@@ -128,12 +113,12 @@ fn what_is_left(command: &str) -> Option<u8> {
     rig.command(command);
     let mut client = rig.client();
     write(&mut client, 5, 1);
-    rig.signal(Signal::STOP);
+    rig.a.signal(Signal::STOP);
     write(&mut client, 5, 2);
     assert_eq!(rig.block(5), 2, "it went through the other path");
     write(&mut client, 5, 3);
     assert_eq!(rig.block(5), 3);
-    rig.signal(Signal::CONT);
+    rig.a.signal(Signal::CONT);
     // A process that was killed is a zombie by now; one that was not has its turn.
     let status = format!("/proc/{}/status", rig.a.child.as_ref().unwrap().id());
     let is_over = || fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tZ"));
@@ -162,7 +147,7 @@ fn what_can_not_be_fenced_waits_and_says_why() {
     let (mut writer, mut reader) = (rig.client(), rig.client());
     write(&mut writer, 5, 1);
     assert_eq!(rig.waits(), Vec::<String>::new());
-    rig.signal(Signal::STOP);
+    rig.a.signal(Signal::STOP);
     begin(&mut writer, 5, 2);
     begin(&mut writer, 6, 2);
     reader.ask(Command::Read, 7 * BLOCK, BLOCK);
@@ -172,7 +157,7 @@ fn what_can_not_be_fenced_waits_and_says_why() {
     assert_eq!(rig.waits(), [why]);
     rig.says(&format!("no answer for 200ms: {why}"));
     assert_eq!((rig.block(5), rig.block(7)), (1, 9));
-    rig.signal(Signal::CONT);
+    rig.a.signal(Signal::CONT);
     for _ in 0..2 {
         assert_eq!(writer.answer().unwrap().1, 0);
     }
@@ -183,10 +168,10 @@ fn what_can_not_be_fenced_waits_and_says_why() {
     rig.server.says(&["message", "m", "0", "reinstate_path", "253:0"]);
     rig.server.says(&["message", "m", "0", "switch_group", "1"]);
     write(&mut writer, 8, 4);
-    rig.signal(Signal::STOP);
+    rig.a.signal(Signal::STOP);
     begin(&mut writer, 8, 5);
     rig.waiting("1 writes wait");
-    rig.signal(Signal::KILL);
+    rig.a.signal(Signal::KILL);
     assert_eq!(writer.answer().unwrap().1, 0);
     assert_eq!((rig.waits(), rig.block(8)), (vec![], 5));
 }
@@ -198,7 +183,7 @@ fn a_fence_that_fails_is_tried_again() {
     rig.command("exit 3");
     let mut client = rig.client();
     write(&mut client, 5, 1);
-    rig.signal(Signal::STOP);
+    rig.a.signal(Signal::STOP);
     begin(&mut client, 5, 2);
     rig.waiting("off (failed 1 times: ");
     assert_eq!(rig.block(5), 1);
@@ -215,10 +200,10 @@ fn a_time_is_a_fence() {
     let Some(rig) = Rig::new("deadline=200ms&fence=wait:1500ms") else { return };
     let mut client = rig.client();
     write(&mut client, 5, 1);
-    rig.signal(Signal::STOP);
+    rig.a.signal(Signal::STOP);
     begin(&mut client, 5, 2);
     rig.waiting("the server answers or 1500ms have passed");
-    rig.signal(Signal::KILL);
+    rig.a.signal(Signal::KILL);
     assert_eq!(rig.block(5), 1, "a close proves nothing here");
     assert_eq!(client.answer().unwrap().1, 0);
     assert_eq!(rig.block(5), 2);
@@ -233,7 +218,7 @@ fn a_write_that_was_sent_in_part() {
     const WRITES: u64 = 24;
     let mut client = rig.client();
     write(&mut client, 0, 1);
-    rig.signal(Signal::STOP);
+    rig.a.signal(Signal::STOP);
     for n in 0..WRITES {
         let data = vec![n as u8 + 1; LEN as usize];
         client.send(CommandFlags::empty(), Command::Write, n * LEN, LEN, &data).unwrap();
@@ -245,7 +230,7 @@ fn a_write_that_was_sent_in_part() {
     for _ in held..WRITES {
         assert_eq!(client.answer().unwrap().1, 0);
     }
-    rig.signal(Signal::CONT);
+    rig.a.signal(Signal::CONT);
     for _ in 0..held {
         assert_eq!(client.answer().unwrap().1, 0);
     }

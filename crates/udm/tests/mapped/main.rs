@@ -7,7 +7,7 @@ mod looking;
 #[path = "../support/mod.rs"]
 mod support;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -172,7 +172,7 @@ fn interrupt(mut verb: Child) {
 }
 
 fn kill(child: &Child, signal: Signal) {
-    kill_process(Pid::from_child(child), signal).unwrap();
+    support::signal(Pid::from_child(child), signal);
 }
 
 #[test]

@@ -8,6 +8,8 @@ pub mod nbd;
 pub mod servers;
 pub mod stamps;
 
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -62,6 +64,21 @@ pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
         sleep(Duration::from_millis(10));
     }
     panic!("{what}: not within {PATIENCE:?}");
+}
+
+/// Sends a signal. Behind a stop all threads of the process stand still: until they do, one of them
+/// may take and answer what is asked of it.
+pub fn signal(pid: Pid, signal: Signal) {
+    kill_process(pid, signal).unwrap();
+    if signal == Signal::STOP {
+        let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+        let stopped = |task: &fs::DirEntry| {
+            let status = fs::read_to_string(task.path().join("status"));
+            status.is_ok_and(|status| status.contains("State:\tT"))
+        };
+        let all = || fs::read_dir(&tasks).unwrap().map(Result::unwrap).all(|task| stopped(&task));
+        until("threads that stand still", || all().then_some(()));
+    }
 }
 
 /// A running `udm serve`. Dropping it kills it.

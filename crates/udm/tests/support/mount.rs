@@ -51,12 +51,12 @@ impl Mount {
 
     /// To the mount's server.
     pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.fuse), signal).unwrap();
+        super::signal(Pid::from_child(&self.fuse), signal);
     }
 
     /// To what the mount's server asks for the data.
     pub fn signal_behind(&self, signal: Signal) {
-        kill_process(self.behind, signal).unwrap();
+        super::signal(self.behind, signal);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Servers of NBD below: nbdkit, and one that does whatever a test wants; and fio above.
 
 use super::{Server, until};
+use rustix::process::{Pid, Signal};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -43,6 +44,10 @@ impl Nbdkit {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        super::signal(Pid::from_child(self.child.as_ref().unwrap()), signal);
     }
 
     pub fn uri(&self) -> String {
