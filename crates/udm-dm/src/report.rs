@@ -23,6 +23,8 @@ pub struct PathReport {
     pub in_flight: u64,
     /// What its last check has found.
     pub check: CheckState,
+    /// Why no check reinstates it, in a few words; `None` where one may.
+    pub held: Option<String>,
     /// What it is worth, where something says so.
     pub prio: Option<u32>,
     /// Bios that came back from it, well or not.
@@ -68,6 +70,15 @@ pub struct WatchReport {
     pub free: u64,
     /// How many reads took how long: the end of each step that has some, and how many.
     pub latency: Vec<(Nanos, u64)>,
+}
+
+/// What an administrator has done to a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathCommand {
+    /// It is failed until it is reinstated by command or message: no check does it.
+    Fail,
+    /// It is reinstated.
+    Reinstate,
 }
 
 /// What a check of a path has found, in multipath-tools' states.

@@ -7,7 +7,7 @@ use crate::error::TargetError;
 use crate::mapped::MappedDevice;
 use crate::marks::StoreMark;
 use crate::pending::Pending;
-use crate::report::PathReport;
+use crate::report::{PathCommand, PathReport};
 use crate::snapshot::SnapshotView;
 use crate::stripes::Striped;
 use std::any::Any;
@@ -267,6 +267,15 @@ pub trait Target: Send + Sync {
     fn message(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<String, TargetError> {
         let _ = (words, resolver);
         Err(TargetError::new(format!("Target type {} does not support messages", self.type_name())))
+    }
+
+    /// Fails or reinstates each path over device `number`, for an administrator.
+    ///
+    /// # Errors
+    /// EINVAL when it has no such path.
+    fn command_path(&self, number: DevNo, command: PathCommand) -> Result<(), TargetError> {
+        let _ = (number, command);
+        Err(TargetError::new(format!("Target type {} has no paths", self.type_name())))
     }
 
     /// What messages set going and the cores have yet to finish; it ends when everything that was

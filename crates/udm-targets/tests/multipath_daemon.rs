@@ -7,7 +7,7 @@ use multipath_rig::disks;
 use std::sync::Arc;
 use udm_core::{Cores, DevNo, Lane, Nanos, Op, Status};
 use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare};
-use udm_dm::{MappedDevice, Table, Upkeep};
+use udm_dm::{MappedDevice, PathCommand, Table, Upkeep};
 use udm_wire::multipath_conf::{Failback, Marginal, NoPathRetry, Prio, Settings};
 
 const MS: u64 = 1_000_000;
@@ -154,6 +154,42 @@ fn d02_a_check_that_hangs_fails_its_path_and_holds_up_no_other() {
     assert_eq!(host.paths(), "AF");
     host.pass(5.0);
     assert_eq!(host.paths(), "AA");
+}
+
+#[test]
+fn a_path_that_a_command_failed_waits_for_another_command() {
+    let mut host = Host::new(ONE, Settings::every(5));
+    let command = |host: &Host, command| {
+        let number = DevNo { major: 253, minor: 1 };
+        host.device.command_path(number, command, &*host.cores).unwrap();
+    };
+    host.pass(6.0);
+    let events = host.device.event_nr();
+    command(&host, PathCommand::Fail);
+    host.pass(0.1);
+    host.reads[1].clear();
+    host.pass(60.0);
+    assert_eq!((host.paths().as_str(), host.device.event_nr()), ("AF", events + 1));
+    assert_eq!(host.reads[1], [], "nothing is asked of it");
+    assert_eq!(host.read(), [Status::Ok]);
+    command(&host, PathCommand::Reinstate);
+    assert_eq!((host.paths().as_str(), host.device.event_nr()), ("AA", events + 2));
+    host.pass(6.0);
+    assert!(!host.reads[1].is_empty(), "it is checked again");
+    // One that has failed already is held from the command on; a message is a person's word, too.
+    host.disks[1].fail(Status::Transport);
+    host.pass(21.0);
+    command(&host, PathCommand::Fail);
+    host.disks[1].fail(Status::Ok);
+    host.pass(60.0);
+    assert_eq!(host.paths(), "AF");
+    host.tell("reinstate_path 253:1");
+    assert_eq!(host.paths(), "AA");
+    host.tell("fail_path 253:1");
+    host.pass(6.0);
+    assert_eq!(host.paths(), "AA", "and what a message failed, a check brings back");
+    let none = host.device.command_path(DevNo { major: 253, minor: 9 }, PathCommand::Fail, &*host.cores);
+    assert_eq!(none.unwrap_err().text, "multipath: no path over device 253:9");
 }
 
 #[test]

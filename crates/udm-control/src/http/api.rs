@@ -105,6 +105,9 @@ pub struct Path {
     /// "delayed" where it answers and is held back, "undef" where nothing has been found yet.
     #[serde(default)]
     pub checker: String,
+    /// Why no check reinstates it: "by command"; null where one may.
+    #[serde(default)]
+    pub held: Option<String>,
     /// What it is worth; null where nothing says so.
     #[serde(default)]
     pub priority: Option<u32>,
@@ -237,6 +240,17 @@ pub struct Message {
     /// The absolute path of the folder from which relative paths in the message count. Without it
     /// they are refused.
     pub folder: Option<String>,
+}
+
+/// What an administrator does to a path: a multipath target's message, but that no check reinstates
+/// what it failed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CommandPath {
+    /// The number of the path's device, major:minor, as the status has it.
+    pub path: String,
+    /// "fail" or "reinstate".
+    pub action: String,
 }
 
 /// What a target answered.

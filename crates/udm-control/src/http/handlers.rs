@@ -202,6 +202,17 @@ pub(super) async fn message(
     Ok(Json(api::Answer { answer: answer.await? }))
 }
 
+pub(super) async fn command_path(
+    State(Shared { registry, gates }): State<Shared>,
+    Named(name): Named,
+    Body(body): Body<api::CommandPath>,
+) -> Done {
+    let device = name.clone();
+    let command = move || verbs::command_path(&registry, &device, &body.path, &body.action);
+    gates.messages.run(&name, command).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
 pub(super) async fn suspend(
     State(registry): State<Arc<Registry>>,
     Named(name): Named,

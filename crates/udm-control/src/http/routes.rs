@@ -218,6 +218,14 @@ fn devices() -> Vec<Route> {
         .gives::<api::Answer>(),
         Route::new(
             post.clone(),
+            "/v1/devices/{name}/path",
+            "commandPath",
+            "Fails a path until it is reinstated by command or message, or reinstates it",
+            h::command_path,
+        )
+        .takes::<api::CommandPath>(),
+        Route::new(
+            post.clone(),
             "/v1/devices/{name}/suspend",
             "suspendDevice",
             "Parks new requests and waits for those in flight",

@@ -22,5 +22,5 @@ pub use change::{call_off_all, create, create_until, resume, resume_until, suspe
 pub use remove::{Removal, remove, remove_until, see_to_deferred};
 pub use show::{info, ls, status, table, version};
 pub(crate) use snapshot::Note;
-pub use tables::{TABLE_MAX, clear, load, load_until, message, message_from, whole};
+pub use tables::{TABLE_MAX, clear, command_path, load, load_until, message, message_from, whole};
 pub use wait::{wait, wait_with};

@@ -160,6 +160,7 @@ fn path(report: PathReport) -> api::Path {
         failed_ns: report.failed_for.0,
         failures: report.fail_count,
         checker: checked(report.check).into(),
+        held: report.held,
         priority: report.prio,
         in_flight: report.in_flight,
         served: OPS.iter().zip(report.ops).map(|(op, n)| ((*op).to_owned(), moved(n))).collect(),

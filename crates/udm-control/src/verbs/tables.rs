@@ -9,7 +9,7 @@ use std::time::Duration;
 use udm_core::Ack;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{E2BIG, ENXIO, ETIMEDOUT};
-use udm_dm::{Pending, Resolver, Table, TargetError};
+use udm_dm::{PathCommand, Pending, Resolver, Table, TargetError};
 use udm_wire::table::{Line, TableSyntaxError};
 use udm_wire::words;
 
@@ -145,6 +145,24 @@ pub fn message_from(
         None => Ok(answer),
     });
     done.map_err(|e| VerbError::new(name, e))
+}
+
+/// Does `action`, "fail" or "reinstate", to the paths of `name` over the device numbered `path`: no
+/// check reinstates what it failed.
+///
+/// # Errors
+/// ENXIO when there is no such device; EBUSY while it is suspended; EINVAL when it has no such path,
+/// and for another action.
+pub fn command_path(registry: &Registry, name: &str, path: &str, action: &str) -> Result<(), VerbError> {
+    let mapped = registry.find(name)?;
+    let refused = |error: TargetError| VerbError::new(name, error);
+    let command = match action {
+        "fail" => PathCommand::Fail,
+        "reinstate" => PathCommand::Reinstate,
+        _ => return Err(refused(TargetError::new(format!("{action}: neither fail nor reinstate")))),
+    };
+    let number = path.parse().map_err(|_| refused(TargetError::new(format!("{path}: not major:minor"))))?;
+    mapped.device.command_path(number, command, registry.cores()).map_err(refused)
 }
 
 /// The message to the device itself that undoes `remove --deferred`, if `words` are that.

@@ -3,10 +3,11 @@
 use super::MappedDevice;
 use crate::error::TargetError;
 use crate::pending::Pending;
-use crate::target::Resolver;
+use crate::report::PathCommand;
+use crate::target::{Resolver, Target};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::EBUSY;
-use udm_core::{Cores, Device, LaneCommand, Sector};
+use udm_core::{Cores, DevNo, Device, LaneCommand, Sector};
 
 impl MappedDevice {
     /// As [`MappedDevice::send`], for those who need not know when it is done.
@@ -42,6 +43,34 @@ impl MappedDevice {
         if first.starts_with('@') {
             return Err(TargetError::new(format!("Unsupported message sent to DM core: {first}")).at(0));
         }
+        self.tell(sector, cores, |target| {
+            let answer = target.message(words, resolver)?;
+            Ok((answer, target.under_way()))
+        })
+    }
+
+    /// Fails or reinstates each path over device `number`, for an administrator, and has the lanes
+    /// look what changed. It is the target's at the device's start: a target with paths is alone in
+    /// its table.
+    ///
+    /// # Errors
+    /// EINVAL when there is no such path, or nothing with paths; EBUSY while suspended.
+    pub fn command_path(
+        &self,
+        number: DevNo,
+        command: PathCommand,
+        cores: &dyn Cores,
+    ) -> Result<(), TargetError> {
+        self.tell(0, cores, |target| target.command_path(number, command))
+    }
+
+    /// Has the target that maps `sector` do something, and the lanes look what changed.
+    fn tell<T>(
+        &self,
+        sector: u64,
+        cores: &dyn Cores,
+        act: impl FnOnce(&dyn Target) -> Result<T, TargetError>,
+    ) -> Result<T, TargetError> {
         let live = self.live();
         let target = live.as_ref().and_then(|table| {
             let i = table.find(Sector(sector))?;
@@ -53,11 +82,10 @@ impl MappedDevice {
         if target.refuses_messages_while_suspended() && self.is_suspended() {
             return Err(TargetError::errno(EBUSY).because("the device is suspended"));
         }
-        let answer = target.message(words, resolver).map_err(|e| TargetError { line: Some(line), ..e })?;
-        let pending = target.under_way();
+        let done = act(&**target).map_err(|e| TargetError { line: Some(line), ..e })?;
         if !bugs::on(Bug::NoKick) {
             cores.broadcast(self.id(), LaneCommand::Kick);
         }
-        Ok((answer, pending))
+        Ok(done)
     }
 }

@@ -40,6 +40,8 @@ pub(super) enum Why<'a> {
     Bio(&'a Bio),
     /// Somebody said so.
     Message,
+    /// An administrator said so, and it is for him to say otherwise.
+    Command,
     /// A check was answered with an error that blames the path.
     Check(Status),
     /// A check was not answered for so long.
@@ -53,6 +55,8 @@ pub(super) enum Why<'a> {
 pub(super) enum Back {
     /// Somebody said so.
     Message,
+    /// An administrator said so.
+    Command,
     /// A check was answered.
     Answers,
 }
@@ -61,6 +65,7 @@ impl fmt::Display for Back {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Back::Message => Ok(()),
+            Back::Command => f.write_str("by command: "),
             Back::Answers => f.write_str("it answers: "),
         }
     }
@@ -71,6 +76,7 @@ impl fmt::Display for Why<'_> {
         match self {
             Why::Bio(bio) => write!(f, "{} error, {:?} at sector {}", bio.status, bio.op, bio.sector.0),
             Why::Message => f.write_str("by message"),
+            Why::Command => f.write_str("by command, and no check brings it back"),
             Why::Check(status) => write!(f, "{status} error, in a check"),
             Why::NoAnswer(time) => write!(f, "no answer to a check in {} s", time.0 as f64 / 1e9),
             Why::Silent { how, waiting } => {

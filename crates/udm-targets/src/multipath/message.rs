@@ -5,13 +5,20 @@
 use super::Multipath;
 use super::journal::{Back, Why};
 use super::parse::number;
+use std::sync::MutexGuard;
 use udm_core::DevNo;
-use udm_dm::TargetError;
 use udm_dm::target::Resolver;
+use udm_dm::{PathCommand, TargetError};
 
 /// A refusal in the kernel's words.
 fn refused(text: impl std::fmt::Display) -> TargetError {
     TargetError::new(format!("multipath: {text}"))
+}
+
+/// What is done to a path.
+enum Act {
+    Fail(Why<'static>),
+    Reinstate(Back),
 }
 
 impl Multipath {
@@ -25,9 +32,11 @@ impl Multipath {
         };
         // One message at a time. Lanes fail paths meanwhile, the checker reinstates some, and
         // neither needs a lock for it.
-        let _one = self.messages.lock().unwrap_or_else(|e| e.into_inner());
+        let _one = self.one_at_a_time();
         if let (Some(number), Some(word)) = (number, words.last()) {
-            return self.paths_do(number, word, verb == "fail_path");
+            let act =
+                if verb == "fail_path" { Act::Fail(Why::Message) } else { Act::Reinstate(Back::Message) };
+            return self.paths_do(number, word, &act);
         }
         match (verb.as_str(), words) {
             ("queue_if_no_path", [_]) => self.queue(true),
@@ -52,6 +61,20 @@ impl Multipath {
         Ok(())
     }
 
+    /// An administrator's command: as the message, but that no check reinstates what it failed.
+    pub(super) fn command(&self, number: DevNo, command: PathCommand) -> Result<(), TargetError> {
+        let _one = self.one_at_a_time();
+        let act = match command {
+            PathCommand::Fail => Act::Fail(Why::Command),
+            PathCommand::Reinstate => Act::Reinstate(Back::Command),
+        };
+        self.paths_do(number, &number.to_string(), &act)
+    }
+
+    fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
+        self.messages.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     /// What becomes of bios without a path from now on.
     fn queue(&self, on: bool) {
         if self.shared.valid() == 0 && on != self.shared.word().queueing() {
@@ -68,17 +91,16 @@ impl Multipath {
             .ok_or_else(|| refused(format!("invalid PG number supplied to {who}")).at(1))
     }
 
-    /// Fails or reinstates every path over device `number`, which the message calls `word`. One
-    /// event, if any path changed.
-    fn paths_do(&self, number: DevNo, word: &str, fail: bool) -> Result<(), TargetError> {
+    /// Does `act` to every path over device `number`, which the message calls `word`. One event, if
+    /// any path changed.
+    fn paths_do(&self, number: DevNo, word: &str, act: &Act) -> Result<(), TargetError> {
         let mut found = false;
         let mut changed = false;
         for (path, _) in self.paths().enumerate().filter(|(_, (_, d))| d.number == number) {
             found = true;
-            changed |= if fail {
-                self.shared.fail(path, &Why::Message)
-            } else {
-                self.shared.reinstate(path, Back::Message)
+            changed |= match act {
+                Act::Fail(why) => self.shared.fail(path, why),
+                Act::Reinstate(back) => self.shared.reinstate(path, *back),
             };
         }
         if !found {

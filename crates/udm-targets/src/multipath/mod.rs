@@ -40,9 +40,9 @@ use parse::{Features, Group, QueueMode};
 use served::Served;
 use state::Shared;
 use std::sync::{Arc, Mutex, OnceLock};
-use udm_core::{Content, Cx, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors};
+use udm_core::{Content, Cx, DevNo, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors};
 use udm_dm::target::{Below, DeviceRef, Kind, Notify, Resolver, Target, TargetArgs, Used};
-use udm_dm::{PathReport, PathWatch, TargetError, Upkeep};
+use udm_dm::{PathCommand, PathReport, PathWatch, TargetError, Upkeep};
 
 /// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in
 /// `parse`.
@@ -161,6 +161,10 @@ impl Target for Multipath {
 
     fn message(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<String, TargetError> {
         self.act(words, resolver).map(|()| String::new())
+    }
+
+    fn command_path(&self, number: DevNo, command: PathCommand) -> Result<(), TargetError> {
+        self.command(number, command)
     }
 
     fn refuses_messages_while_suspended(&self) -> bool {

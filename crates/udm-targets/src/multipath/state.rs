@@ -137,7 +137,8 @@ pub(super) fn choose(word: Word, groups: &[GroupView]) -> (Word, Option<usize>) 
 /// its own.
 #[derive(Debug, Default)]
 struct PathState {
-    /// Bit 0: failed. Above: how often it failed since the table was loaded.
+    /// [`PathState::FAILED`] and [`PathState::HELD`]. Above: how often it failed since the table was
+    /// loaded.
     state: AtomicU64,
     /// When it was last reinstated, on the device's count of reinstatements; 0 for never. Lanes
     /// that look later rebuild the order from it.
@@ -151,10 +152,20 @@ struct PathState {
     ejection: Ejection,
 }
 
+impl PathState {
+    const FAILED: u64 = 1;
+    /// An administrator failed it: no check reinstates it. Set only where it is failed.
+    const HELD: u64 = 2;
+    /// One failure.
+    const ONCE: u64 = 4;
+}
+
 /// A path, read at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PathView {
     pub(super) failed: bool,
+    /// By an administrator, whose word it takes to bring it back.
+    pub(super) held: bool,
     pub(super) fail_count: u64,
     pub(super) stamp: u64,
     /// Out of use for being slow.
@@ -242,7 +253,9 @@ impl Shared {
         let state = self.paths[path].state.load(Ordering::Acquire);
         let stamp = self.paths[path].stamp.load(Ordering::Relaxed);
         let ejected = self.paths[path].ejection.is_out();
-        PathView { failed: state & 1 != 0, fail_count: state >> 1, stamp, ejected }
+        let is = |bit| state & bit != 0;
+        let (failed, held) = (is(PathState::FAILED), is(PathState::HELD));
+        PathView { failed, held, fail_count: state / PathState::ONCE, stamp, ejected }
     }
 
     /// How long `path` has been what it is.
@@ -269,23 +282,30 @@ impl Shared {
         self.valid.load(Ordering::Acquire)
     }
 
-    /// Fails a path. False, and nothing has changed, when it was failed already. Called by messages
-    /// and, on a path error, by lanes of any core: of several at once one wins, and says so.
+    /// Fails a path. False when it was failed already: nothing has changed then, but that a command
+    /// holds it. Called by messages and, on a path error, by lanes of any core: of several at once
+    /// one wins, and says so.
     pub(super) fn fail(&self, path: usize, why: &Why<'_>) -> bool {
         interleave::point();
         if bugs::on(Bug::FailNotAtomic) {
             let found = self.paths[path].state.load(Ordering::Acquire);
             interleave::point();
-            if found & 1 == 0 {
+            if found & PathState::FAILED == 0 {
                 self.paths[path].state.store(found, Ordering::Release);
             }
         }
-        let fail = |s: u64| (s & 1 == 0).then_some((s | 1) + 2);
+        let held = if matches!(why, Why::Command) { PathState::HELD } else { 0 };
+        let fail = |s: u64| {
+            let failed = s | PathState::FAILED | held;
+            let once = if s & PathState::FAILED == 0 { PathState::ONCE } else { 0 };
+            (failed != s).then_some(failed + once)
+        };
         if bugs::on(Bug::FailCountedTwice) && self.path(path).failed {
-            self.paths[path].state.fetch_add(2, Ordering::AcqRel);
+            self.paths[path].state.fetch_add(PathState::ONCE, Ordering::AcqRel);
         }
-        if self.paths[path].state.fetch_update(Ordering::AcqRel, Ordering::Acquire, fail).is_err() {
-            return false;
+        match self.paths[path].state.fetch_update(Ordering::AcqRel, Ordering::Acquire, fail) {
+            Ok(before) if before & PathState::FAILED == 0 => {}
+            _ => return false,
         }
         self.paths[path].since.store(self.journal.now().0, Ordering::Relaxed);
         interleave::point();
@@ -299,14 +319,21 @@ impl Shared {
         true
     }
 
-    /// Makes a failed path usable again. False when it was, or another is about to do it.
+    /// Makes a failed path usable again. False when it was, or another is about to do it; and to a
+    /// check, when the path is held.
     pub(super) fn reinstate(&self, path: usize, back: Back) -> bool {
         let p = &self.paths[path];
+        let by_check = matches!(back, Back::Answers);
+        // A check that is about to do it then goes on.
+        if !by_check {
+            p.state.fetch_and(!PathState::HELD, Ordering::AcqRel);
+        }
         // Acquire pairs with the release below: who is next sees the state that the last one left.
         if p.returning.swap(true, Ordering::Acquire) {
             return false;
         }
-        if p.state.load(Ordering::Acquire) & 1 == 0 {
+        let state = p.state.load(Ordering::Acquire);
+        if state & PathState::FAILED == 0 || state & PathState::HELD != 0 {
             p.returning.store(false, Ordering::Release);
             return false;
         }
@@ -318,9 +345,14 @@ impl Shared {
         let up = self.valid.fetch_add(1, Ordering::AcqRel) + 1;
         // Before bios that waited go on.
         self.journal.reinstated(path, back, up);
-        p.state.fetch_and(!1, Ordering::AcqRel);
+        let before = p.state.fetch_and(!(PathState::FAILED | PathState::HELD), Ordering::AcqRel);
         p.returning.store(false, Ordering::Release);
         self.update(Word::moved);
+        // A command came in between, and found it failed.
+        if by_check && before & PathState::HELD != 0 {
+            self.fail(path, &Why::Command);
+            return false;
+        }
         true
     }
 
@@ -442,8 +474,26 @@ mod tests {
         assert_ne!(s.word().generation(), before.generation());
         let back = |path| s.reinstate(path, Back::Message);
         assert!(back(0) && !back(0) && !back(1));
-        assert_eq!(s.path(0), PathView { failed: false, fail_count: 1, stamp: 1, ejected: false });
+        let back = PathView { failed: false, held: false, fail_count: 1, stamp: 1, ejected: false };
+        assert_eq!(s.path(0), back);
         assert!(!s.commit(before, before.with_current(Some(0))), "a choice on old facts does not count");
+    }
+
+    #[test]
+    fn what_a_command_failed_no_check_brings_back() {
+        let s = Shared::new(1, 1, false, None, Journal::default());
+        let is = || (s.path(0).failed, s.path(0).held, s.path(0).fail_count, s.valid());
+        assert!(s.fail(0, &Why::Message) && !s.fail(0, &Why::Command));
+        assert_eq!(is(), (true, true, 1, 0), "it was failed, and is held from now on");
+        assert!(!s.reinstate(0, Back::Answers));
+        assert!(!s.fail(0, &Why::Message));
+        assert_eq!(is(), (true, true, 1, 0));
+        assert!(s.reinstate(0, Back::Command));
+        assert_eq!(is(), (false, false, 1, 1));
+        assert!(s.fail(0, &Why::Command));
+        assert_eq!(is(), (true, true, 2, 0));
+        assert!(s.reinstate(0, Back::Message), "a message is somebody's word, too");
+        assert!(s.fail(0, &Why::Message) && s.reinstate(0, Back::Answers));
     }
 
     #[test]

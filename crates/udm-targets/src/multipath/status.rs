@@ -109,6 +109,7 @@ impl Multipath {
                 failed: view.failed,
                 fail_count: view.fail_count,
                 check: self.board.state(index),
+                held: view.held.then(|| "by command".into()),
                 prio: self.board.prio(index),
                 in_state: times.in_state,
                 failed_for: times.failed,

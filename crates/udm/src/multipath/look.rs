@@ -47,6 +47,8 @@ pub struct Path {
     pub dm_st: String,
     /// What its last check found.
     pub chk_st: String,
+    /// Why no check reinstates it.
+    pub held: Option<String>,
     /// Always "running": the system has nothing to say of it.
     pub dev_st: &'static str,
     /// -1 where nothing says what it is worth.
@@ -203,6 +205,7 @@ fn of(path: &api::Path, multipath: &str) -> Path {
         dev_t: path.number.clone(),
         dm_st: path.state.clone(),
         chk_st: path.checker.clone(),
+        held: path.held.clone(),
         dev_st: "running",
         pri: path.priority.map_or(-1, i64::from),
         failures: path.failures,

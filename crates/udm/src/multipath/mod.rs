@@ -23,7 +23,7 @@ use udm_control::http::api;
     args_conflicts_with_subcommands = true,
     after_help = "Examples:\n  udm multipath -ll\n  udm multipath -ll mp\n  udm multipath show paths\n  udm multipath show paths format '%d %t %T'\n  udm multipath fail path disk.img\n  udm multipath switch map mp group 2\n\n\
 Of a device: %n name, %w uuid, %d its number as dm-N, %S size, %N paths in use, %0 how often one failed, %r rw or ro, %t active or suspend, %f features, %h handler. \
-Of a path: %d its name, %D number, %m device, %t active or failed, %T what its last check found, %p priority, %0 how often it failed, %o running, %i #:#:#:#. Of both: %s ##,##."
+Of a path: %d its name, %D number, %m device, %t active or failed, %T what its last check found, %p priority, %0 how often it failed, %o running, %i #:#:#:#, %W why no check reinstates it. Of both: %s ##,##."
 )]
 pub struct MultipathArgs {
     #[command(subcommand)]
@@ -44,7 +44,7 @@ enum MultipathVerb {
     /// Show paths, devices (maps) or their groups and paths (topology), as multipathd does
     #[command(visible_alias = "list")]
     Show(ShowArgs),
-    /// Fail a path in all devices that have it; where paths are checked, until the next check
+    /// Fail a path in all devices that have it, until it is reinstated: no check does it
     Fail(PathArgs),
     /// Reinstate a path in all devices that have it
     Reinstate(PathArgs),
@@ -103,8 +103,8 @@ enum What {
     Topology,
 }
 
-/// What multipathd shows of a path, and of a device.
-const PATHS: &str = "%i %d %D %p %t %T %o";
+/// What multipathd shows of a path, with why it stays failed, and of a device.
+const PATHS: &str = "%i %d %D %p %t %T %o %W";
 const MAPS: &str = "%n %d %w";
 
 /// What multipathd's JSON has in front.
@@ -134,8 +134,8 @@ fn json(what: Listed<'_>) -> Result<()> {
 pub fn run(args: &MultipathArgs) -> Result<()> {
     match &args.verb {
         Some(MultipathVerb::Show(args)) => return show(args),
-        Some(MultipathVerb::Fail(args)) => return tell_of_path(args, "fail_path"),
-        Some(MultipathVerb::Reinstate(args)) => return tell_of_path(args, "reinstate_path"),
+        Some(MultipathVerb::Fail(args)) => return command_path(args, "fail"),
+        Some(MultipathVerb::Reinstate(args)) => return command_path(args, "reinstate"),
         Some(MultipathVerb::Switch(args)) => {
             return tell(&args.talk.client()?, &args.name, format!("switch_group {}", args.group));
         }
@@ -174,15 +174,17 @@ fn tell(client: &ControlClient, device: &str, message: String) -> Result<()> {
     answer.map(drop).map_err(|e| explain(e, None))
 }
 
-fn tell_of_path(args: &PathArgs, word: &str) -> Result<()> {
+fn command_path(args: &PathArgs, action: &str) -> Result<()> {
     let client = args.talk.client()?;
     let maps = look::maps(&client, None)?;
     let mut told = Vec::new();
     for path in print::all(&maps) {
         let meant = [&path.dev, &path.dev_t].contains(&&args.path);
-        // A message means a path in every group that has it.
+        // A command means a path in every group that has it.
         if meant && !told.contains(&(&path.multipath, &path.dev_t)) {
-            tell(&client, &path.multipath, format!("{word} {}", path.dev_t))?;
+            let command = api::CommandPath { path: path.dev_t.clone(), action: action.into() };
+            let device = device_path(&path.multipath, "/path");
+            client.post::<()>(&device, &command).map_err(|e| explain(e, None))?;
             told.push((&path.multipath, &path.dev_t));
         }
     }

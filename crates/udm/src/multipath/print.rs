@@ -32,6 +32,7 @@ const PATH: &[Field<Path>] = &[
     ('t', "dm_st", |path| path.dm_st.clone()),
     ('T', "chk_st", |path| path.chk_st.clone()),
     ('o', "dev_st", |path| path.dev_st.into()),
+    ('W', "held", |path| path.held.clone().unwrap_or_default()),
     ('m', "multipath", |path| path.multipath.clone()),
     ('0', "failures", |path| path.failures.to_string()),
     ('s', "vend/prod/rev", |_| NO_VENDOR.into()),
@@ -158,7 +159,8 @@ mod tests {
     fn path(dev: &str, dev_t: &str, dm_st: &str, chk_st: &str) -> Path {
         let (dev, dev_t) = (dev.into(), dev_t.into());
         let (dm_st, chk_st) = (dm_st.into(), chk_st.into());
-        Path { dev, dev_t, dm_st, chk_st, dev_st: "running", pri: 50, failures: 2, multipath: "mp".into() }
+        let path = Path { dev, dev_t, dm_st, chk_st, pri: 50, failures: 2, ..Path::default() };
+        Path { dev_st: "running", multipath: "mp".into(), ..path }
     }
 
     fn map() -> Map {

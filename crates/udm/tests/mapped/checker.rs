@@ -53,6 +53,50 @@ fn a_path_that_answers_again_is_reinstated_without_a_client() {
     });
 }
 
+/// What an administrator failed he reinstates himself: no check does, neither of a path that works
+/// nor of one that had failed before.
+#[test]
+fn a_path_that_a_command_failed_stays_failed() {
+    let server = server(&[
+        "a=0 2048 linear mem:1M 0",
+        "b=0 2048 linear mem:1M 0",
+        "m=0 2048 multipath 2 queue_mode bio 0 1 1 round-robin 0 2 1 @a 1 @b 1",
+    ]);
+    server.says(&["multipath", "fail", "path", "a"]);
+    server.says(&["message", "m", "0", "fail_path @b"]);
+    // The other path is checked meanwhile, and comes back.
+    come_to(&server, "m", &["F", "A"]);
+    let paths = "hcil    dev dev_t pri dm_st  chk_st dev_st  held\n\
+                 #:#:#:# a   254:0 1   failed undef  running by command\n\
+                 #:#:#:# b   254:1 1   active ready  running\n";
+    until(paths, || (server.says(&["multipath", "show", "paths"]) == paths).then_some(()));
+    for held in ["/paths/0/held", "/maps/0/path_groups/0/paths/0/held"] {
+        let what = if held.starts_with("/maps") { "maps" } else { "paths" };
+        let json = server.says(&["multipath", "show", what, "json"]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json.pointer(held), Some(&"by command".into()), "{json}");
+    }
+    let (status, _, body) = server.http("GET", "/v1/devices/m/status", "");
+    assert!(status == 200 && body.contains("\"held\":\"by command\""), "{body}");
+    // Half a minute of checks would not bring it back either; a suspend does not.
+    server.says(&["suspend", "m"]);
+    server.says(&["resume", "m"]);
+    server.says(&["message", "m", "0", "fail_path @b"]);
+    come_to(&server, "m", &["F", "A"]);
+    server.says(&["multipath", "reinstate", "path", "a"]);
+    assert_eq!(states(&server, "m"), ["A", "A"]);
+    let log = server.log();
+    for line in [
+        "multipath: m: Failing path 254:0 (a): by command, and no check brings it back: 1 of 2 paths left",
+        "multipath: m: Reinstating path 254:0 (a): by command: 2 of 2 paths up",
+    ] {
+        assert!(log.contains(line), "{log}");
+    }
+    let refused = |body| server.http("POST", "/v1/devices/m/path", body).2;
+    assert!(refused(r#"{"path":"254:0","action":"hide"}"#).contains("hide: neither fail nor reinstate"));
+    assert!(refused(r#"{"path":"a","action":"fail"}"#).contains("a: not major:minor"));
+}
+
 /// A file is cut, and grows back: its paths fail, requests wait, and go on when a check finds the
 /// file there again. Nobody says anything.
 #[test]

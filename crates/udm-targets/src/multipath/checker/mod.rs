@@ -5,7 +5,8 @@
 //! a task of the target does the same: the first block of each path is read through a lane of the
 //! checker's own, whenever its `pace` says. Any answer but one that blames the path is a good one;
 //! no answer in time is a bad one. A path that works and gives a bad answer is failed, before a
-//! request meets it; one that failed and gives a good answer is reinstated.
+//! request meets it; one that failed and gives a good answer is reinstated. One that an
+//! administrator's command failed is not checked until somebody reinstates it.
 //!
 //! * `pace`: when a path is checked. `marginal`: which are held back because they keep failing.
 //!   `rank`: what paths and groups are worth. `policy`: what becomes of requests without a path,
@@ -181,6 +182,8 @@ impl Checker {
                 }
                 // Its answer says how it goes on.
                 Some(_) => {}
+                // Whoever failed it wants nothing to be known of it, as in multipathd.
+                None if path.pace.due <= now && view.held => path.pace.again(now),
                 None if path.pace.due <= now => self.check(index, view.fail_count, cx),
                 None => {}
             }
@@ -223,6 +226,9 @@ impl Checker {
         }
         if failed && !view.failed {
             path.pace.returned(now, false);
+        }
+        if view.held {
+            self.board.set(index, CheckState::Unchecked);
         }
         // Whoever brought it back thinks well of it.
         if !view.failed && path.quarantine.holds() {

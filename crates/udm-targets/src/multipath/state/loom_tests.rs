@@ -143,6 +143,40 @@ fn a_returned_path_brings_its_stamp_along() {
     });
 }
 
+/// A command fails a path, failed already, that a check is about to reinstate: it is held in the
+/// end, and counted out.
+#[test]
+fn a_command_holds_a_path_that_a_check_brings_back() {
+    explore(|begins| {
+        let s = shared(1);
+        assert!(s.fail(0, &Why::Message));
+        let checker = |s: &Arc<Shared>| s.reinstate(0, Back::Answers);
+        let command = |s: &Arc<Shared>| s.fail(0, &Why::Command);
+        race(begins, &s, checker, command);
+        let path = s.path(0);
+        assert!(path.failed && path.held, "{path:?}");
+        assert_eq!(s.valid(), 0);
+    });
+}
+
+/// And one that it takes back at once is not held by the check that was about to.
+#[test]
+fn a_command_that_is_taken_back_leaves_no_hold() {
+    explore(|begins| {
+        let s = shared(1);
+        assert!(s.fail(0, &Why::Message));
+        let checker = |s: &Arc<Shared>| s.reinstate(0, Back::Answers);
+        let command = |s: &Arc<Shared>| {
+            s.fail(0, &Why::Command);
+            s.reinstate(0, Back::Command)
+        };
+        race(begins, &s, checker, command);
+        let path = s.path(0);
+        assert!(!path.failed && !path.held, "{path:?}");
+        assert_eq!(s.valid(), 1);
+    });
+}
+
 /// A lane looks while a group message comes in. No choice takes its change back or stands on what
 /// was before, and the next batch goes to the second group.
 fn goes_to_the_second_group(message: fn(&Arc<Shared>)) {
