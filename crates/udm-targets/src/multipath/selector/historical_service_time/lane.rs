@@ -6,7 +6,7 @@
 //! others; who was chosen when is all that is kept of the list.
 
 use super::super::{Bios, Choose};
-use super::rounds::{Rounds, Turn};
+use super::rounds::{Pair, Rounds, Turn};
 use super::{HistoricalServiceTime, MANY, POINT};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -146,14 +146,29 @@ impl HistoricalLane {
 
     /// The choices for a batch, by the order in `turns`.
     #[inline(always)]
-    fn choose_in_rounds(&mut self, stale: bool, bios: &mut impl Bios) {
-        let now = self.now;
-        let mut rounds = Rounds::new(&mut self.turns, stale, self.clock);
-        let _ = bios.each(|bio| {
-            bio.sent = now;
-            Some(rounds.choose())
-        });
-        self.clock = rounds.end();
+    fn choose_in_order(&mut self, stale: bool, bios: &mut impl Bios) {
+        let (now, count) = (self.now, bios.left());
+        self.clock = if let Ok(turns) = <&mut [Turn; 2]>::try_from(&mut self.turns[..]) {
+            let mut pair = Pair::new(turns, stale);
+            if let Some(path) = pair.begin()
+                && let Some(mut bio) = bios.take()
+            {
+                bio.sent = now;
+                bios.put(path, bio);
+            }
+            let _ = bios.each(|bio| {
+                bio.sent = now;
+                Some(pair.choose())
+            });
+            pair.end(count, self.clock)
+        } else {
+            let mut rounds = Rounds::new(&mut self.turns, stale, self.clock);
+            let _ = bios.each(|bio| {
+                bio.sent = now;
+                Some(rounds.choose())
+            });
+            rounds.end()
+        };
         self.listed = false;
         for (place, turn) in self.order.iter_mut().zip(&self.turns) {
             *place = turn.path;
@@ -196,7 +211,7 @@ impl Choose for HistoricalLane {
     fn choose_all(&mut self, bios: &mut impl Bios) {
         self.read();
         if let Some(stale) = self.order_for(bios.left()) {
-            return self.choose_in_rounds(stale, bios);
+            return self.choose_in_order(stale, bios);
         }
         self.list();
         let _ = bios.each(|bio| Some(self.choose_one(bio)));

@@ -15,6 +15,10 @@
 //! it was chosen are chosen one after the other, a *round*, and only behind it the order has to be
 //! made anew. Likewise the idle ones, from the first. Where paths are alike, a round is all of
 //! them.
+//!
+//! Of two paths ([`Pair`]) which is next is one comparison: once one of them is busy the rules are
+//! the same whether the other is or not, as an idle one is the one not chosen for longest, and
+//! while all are stale the one with nothing in flight.
 
 use super::lane::Slot;
 
@@ -147,6 +151,69 @@ impl Rounds<'_> {
         if !busy.is_sorted_by(|a, b| a.rank(stale) < b.rank(stale)) {
             busy.sort_unstable_by_key(|turn| turn.rank(stale));
         }
+    }
+}
+
+/// The choices for a batch where there are two paths. One comparison each, without a branch: there
+/// is no saying which way it goes.
+pub(super) struct Pair<'a> {
+    turns: &'a mut [Turn; 2],
+    paths: [u32; 2],
+    costs: [u64; 2],
+    steps: [u64; 2],
+    /// Of two that cost the same the second is chosen: 0 or 1.
+    tie: u64,
+    /// 1 where all are stale.
+    stale: u64,
+    /// How often the second was chosen.
+    second: u64,
+}
+
+impl Pair<'_> {
+    /// `turns` in any order.
+    #[inline(always)]
+    pub(super) fn new(turns: &mut [Turn; 2], stale: bool) -> Pair<'_> {
+        if turns[1].rank_of_all(stale) < turns[0].rank_of_all(stale) {
+            turns.swap(0, 1);
+        }
+        let (paths, costs) = (turns.each_ref().map(|turn| turn.path), turns.each_ref().map(|turn| turn.cost));
+        let steps = turns.each_ref().map(|turn| turn.step);
+        Pair { turns, paths, costs, steps, tie: 0, stale: stale.into(), second: 0 }
+    }
+
+    /// The path of the first, where both are idle.
+    #[inline(always)]
+    pub(super) fn begin(&mut self) -> Option<usize> {
+        self.turns[0].is_idle.then(|| {
+            (self.costs[0], self.tie) = (self.costs[0] + self.steps[0], self.stale);
+            self.paths[0] as usize
+        })
+    }
+
+    /// The path of the next.
+    #[inline(always)]
+    pub(super) fn choose(&mut self) -> usize {
+        let [a, b] = self.costs;
+        let second = u64::from(b < a) | u64::from(b == a) & self.tie;
+        let steps = [self.steps[0] & second.wrapping_sub(1), self.steps[1] & second.wrapping_neg()];
+        self.costs = [a + steps[0], b + steps[1]];
+        (self.tie, self.second) = (second ^ self.stale, self.second + second);
+        self.paths[second as usize] as usize
+    }
+
+    /// The end of a batch of `count`, which is at least one: `clock` is the count of the choice
+    /// before, and what it says that of the last.
+    #[inline(always)]
+    pub(super) fn end(self, count: usize, mut clock: u64) -> u64 {
+        let (last, times) = ((self.tie ^ self.stale) as usize, [count as u64 - self.second, self.second]);
+        // What matters is who was chosen after whom.
+        for place in [1 - last, last] {
+            let (turn, times) = (&mut self.turns[place], times[place]);
+            clock += u64::from(times > 0);
+            turn.used = if times > 0 { clock } else { turn.used };
+            turn.times = times as u32;
+        }
+        clock
     }
 }
 
