@@ -151,8 +151,8 @@ pub fn message_from(
 /// check reinstates what it failed.
 ///
 /// # Errors
-/// ENXIO when there is no such device; EBUSY while it is suspended; EINVAL when it has no such path,
-/// and for another action.
+/// ENXIO when there is no such device; EBUSY while it is suspended; EINVAL when it has no such
+/// path, and for another action.
 pub fn command_path(registry: &Registry, name: &str, path: &str, action: &str) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
     let refused = |error: TargetError| VerbError::new(name, error);

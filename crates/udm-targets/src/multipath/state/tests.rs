@@ -1,0 +1,80 @@
+//! Groups, paths and flags, one step after another.
+
+use super::*;
+
+fn views(groups: &[(usize, bool)]) -> Vec<GroupView> {
+    groups.iter().map(|&(usable, bypassed)| GroupView { usable, bypassed }).collect()
+}
+
+/// Spec C.2, row by row: next, current, first group, usable and bypassed groups; then the
+/// choice and next afterwards.
+#[test]
+fn groups_are_chosen_in_the_kernels_order() {
+    type Row = (Option<usize>, Option<usize>, &'static [(usize, bool)], Option<usize>, Option<usize>);
+    let rows: &[Row] = &[
+        (Some(1), None, &[(1, false), (1, false)], Some(1), None),
+        (Some(1), None, &[(1, false), (1, true)], Some(1), None),
+        (Some(1), Some(0), &[(1, false), (0, false)], Some(0), None),
+        (None, Some(1), &[(1, false), (1, false)], Some(1), None),
+        (None, Some(1), &[(1, false), (0, false)], Some(0), None),
+        (None, Some(1), &[(1, true), (0, false), (1, false)], Some(2), None),
+        (None, None, &[(1, true), (0, false)], Some(0), None),
+        (None, None, &[], None, None),
+        (Some(1), Some(0), &[(0, false), (0, false)], None, Some(1)),
+    ];
+    for &(next, current, groups, want, then) in rows {
+        let word = Word::loaded(true, next).with_current(current);
+        let (after, got) = choose(word, &views(groups));
+        assert_eq!((got, after.current(), after.next()), (want, want, then), "{word:?} {groups:?}");
+        assert!(!after.has(Word::QUEUE_IO) && after.has(Word::QUEUE_IF_NO_PATH));
+        assert_eq!(after.generation(), word.generation());
+    }
+}
+
+#[test]
+fn failing_twice_counts_once() {
+    let s = Shared::new(1, 2, false, Some(0), Journal::default());
+    let before = s.word();
+    assert!(s.fail(0, &Why::Message) && !s.fail(0, &Why::Message));
+    assert_eq!((s.valid(), s.path(0).fail_count), (1, 1));
+    assert_ne!(s.word().generation(), before.generation());
+    let back = |path| s.reinstate(path, Back::Message);
+    assert!(back(0) && !back(0) && !back(1));
+    let back = PathView { failed: false, held: false, fail_count: 1, stamp: 1, ejected: false };
+    assert_eq!(s.path(0), back);
+    assert!(!s.commit(before, before.with_current(Some(0))), "a choice on old facts does not count");
+}
+
+#[test]
+fn what_a_command_failed_no_check_brings_back() {
+    let s = Shared::new(1, 1, false, None, Journal::default());
+    let is = || (s.path(0).failed, s.path(0).held, s.path(0).fail_count, s.valid());
+    assert!(s.fail(0, &Why::Message) && !s.fail(0, &Why::Command));
+    assert_eq!(is(), (true, true, 1, 0), "it was failed, and is held from now on");
+    assert!(!s.reinstate(0, Back::Answers));
+    assert!(!s.fail(0, &Why::Message));
+    assert_eq!(is(), (true, true, 1, 0));
+    assert!(s.reinstate(0, Back::Command));
+    assert_eq!(is(), (false, false, 1, 1));
+    assert!(s.fail(0, &Why::Command));
+    assert_eq!(is(), (true, true, 2, 0));
+    assert!(s.reinstate(0, Back::Message), "a message is somebody's word, too");
+    assert!(s.fail(0, &Why::Message) && s.reinstate(0, Back::Answers));
+}
+
+#[test]
+fn a_suspend_saves_the_flag_once() {
+    let s = Shared::new(1, 1, true, None, Journal::default());
+    s.presuspend(true, true);
+    assert!(!s.word().has(Word::QUEUE_IF_NO_PATH) && s.word().queueing());
+    s.presuspend(false, true);
+    assert!(!s.word().queueing());
+    s.resume();
+    assert!(s.word().has(Word::QUEUE_IF_NO_PATH) && !s.word().has(Word::SAVED));
+    s.presuspend(true, false);
+    assert!(s.word().has(Word::QUEUE_IF_NO_PATH), "request mode keeps it in a no-flush suspend");
+    s.presuspend(false, true);
+    s.set_queueing(false);
+    s.resume();
+    assert!(!s.word().queueing(), "fail_if_no_path forgets what was saved");
+}
