@@ -6,9 +6,9 @@ mod multipath_rig;
 use multipath_rig::host::Host;
 use std::sync::Arc;
 use udm_core::errno::EBUSY;
-use udm_core::{DevNo, Status};
-use udm_dm::testing::TestIo;
-use udm_dm::{MappedDevice, Table};
+use udm_core::{Busy, DevNo, Nanos, Status};
+use udm_dm::testing::{TestIo, read};
+use udm_dm::{MappedDevice, PathWatch, Table, Upkeep};
 
 const REQUEST: &str = "0 32768 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0";
 
@@ -30,18 +30,24 @@ fn a_message_lets_held_bios_go() {
     assert_eq!(host.poll(), [Status::IoErr]);
 }
 
-/// A path that is a mapped device can be suspended while it has nothing to do, under a multipath
-/// that sends it nothing.
-#[test]
-fn an_idle_path_can_be_suspended() {
-    let mut host = Host::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");
+/// A mapped device of that table, `/dev/mapper/p`.
+fn path(host: &mut Host, table: &str) -> Arc<MappedDevice> {
     let path = MappedDevice::new("p", None, DevNo { major: 254, minor: 1 }).unwrap();
-    let lines = udm_wire::table::parse("0 32768 linear 253:1 0").unwrap();
+    let lines = udm_wire::table::parse(table).unwrap();
     path.load(Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, &TestIo::new(), 1).unwrap())
         .unwrap();
     let change = path.resume(Arc::new(|| {})).unwrap();
     host.finish(change);
     host.resolver.add("/dev/mapper/p", path.number(), path.clone());
+    path
+}
+
+/// A path that is a mapped device can be suspended while it has nothing to do, under a multipath
+/// that sends it nothing.
+#[test]
+fn an_idle_path_can_be_suspended() {
+    let mut host = Host::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");
+    let path = path(&mut host, "0 32768 linear 253:1 0");
     let table =
         "0 32768 multipath 2 queue_mode bio 0 2 1 round-robin 0 1 0 253:0 round-robin 0 1 0 /dev/mapper/p";
     host.load(table).unwrap();
@@ -55,4 +61,33 @@ fn an_idle_path_can_be_suspended() {
     host.message("switch_group 2").unwrap();
     assert_eq!(host.read(), [Status::Ok]);
     assert_eq!(host.disks[1].take_log().len(), 1);
+}
+
+/// A read that was given up lies on a path in two pieces, of which one is handed back to a no-flush
+/// suspend while the other is under way. It comes back whole to the next drain, and is not begun
+/// anew because another path is polled in between.
+#[test]
+fn a_suspend_takes_a_read_that_was_given_up_off_its_path() {
+    let mut host = Host::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");
+    let watch = PathWatch { deadline: Some(Nanos::from_millis(1000)), ..PathWatch::default() };
+    host.device.set_upkeep(Upkeep { watch, ..Upkeep::default() });
+    path(&mut host, "0 4 linear 253:1 0\n4 32764 linear 253:2 0");
+    let table =
+        "0 32768 multipath 2 queue_mode bio 0 2 1 round-robin 0 1 0 /dev/mapper/p round-robin 0 1 0 253:0";
+    host.load(table).unwrap();
+    host.resume();
+    host.disks[1].hold(true);
+    host.disks[1].hand_back(true);
+    host.disks[2].hold(true);
+    host.world.submit(0, &mut *host.lane, [read(0, 8)]);
+    assert_eq!(host.poll(), []);
+    host.world.now = Nanos::from_millis(1000);
+    assert_eq!(host.poll(), [Status::Ok], "the other path serves it");
+    assert_eq!((host.disks[1].waiting(), host.disks[2].waiting()), (1, 1), "and the first has it still");
+    host.disks[2].hold(false);
+    host.suspend(true);
+    assert_eq!(host.disks[2].take_log().len(), 1, "nothing goes down while the suspend goes on");
+    assert_eq!((host.disks[1].waiting(), host.lane.busy()), (0, Busy::Idle));
+    host.resume();
+    assert_eq!(host.read(), [Status::Ok]);
 }
