@@ -93,6 +93,12 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// Why what answers in its place is not taken for it, in one line: it came back as another
+    /// disk. `None` while nothing of the kind is known.
+    fn refused(&self) -> Option<String> {
+        None
+    }
+
     /// Its place among devices that lie on each other; `None` for a backend, which is the end.
     fn stacked(&self) -> Option<&dyn Stacked> {
         None

@@ -5,7 +5,7 @@ mod multipath_rig;
 
 use multipath_rig::disks;
 use std::sync::Arc;
-use udm_core::{Cores, DevNo, Lane, Nanos, Op, Status};
+use udm_core::{Cores, DevNo, Lane, Nanos, Op, Sectors, Status};
 use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare};
 use udm_dm::{MappedDevice, PathCommand, Table, Upkeep};
 use udm_wire::multipath_conf::{Failback, Marginal, NoPathRetry, Prio, Settings};
@@ -21,7 +21,7 @@ struct Host {
     resolver: TestResolver,
     device: Arc<MappedDevice>,
     lane: Box<dyn Lane>,
-    /// When each disk was read from, in ms.
+    /// When the first block of each disk was read, in ms.
     reads: Vec<Vec<u64>>,
 }
 
@@ -65,7 +65,7 @@ impl Host {
             }
             let now = self.world.now.0 / MS;
             for (disk, reads) in self.disks.iter().zip(&mut self.reads) {
-                reads.extend(disk.take_log().iter().map(|_| now));
+                reads.extend(disk.take_log().iter().filter(|seen| seen.sector == 0).map(|_| now));
             }
         }
     }
@@ -154,6 +154,36 @@ fn d02_a_check_that_hangs_fails_its_path_and_holds_up_no_other() {
     assert_eq!(host.paths(), "AF");
     host.pass(5.0);
     assert_eq!(host.paths(), "AA");
+}
+
+/// Of a path that failed the last block of the table is read before it is reinstated, in the same
+/// check. One that is bad says nothing of the path.
+#[test]
+fn a_path_whose_end_is_missing_stays_failed() {
+    let mut host = Host::new(ONE, Settings::every(5));
+    host.pass(6.0);
+    let shorten = |host: &Host, sectors| host.disks[1].set_limits(|limits| limits.size = Sectors(sectors));
+    shorten(&host, 32760);
+    host.disks[1].judge(|bio| if bio.end().0 > 32760 { Status::Transport } else { Status::Ok });
+    host.pass(60.0);
+    assert_eq!(host.paths(), "AA", "checks of a path that works read its first block");
+    host.tell("fail_path 253:1");
+    host.pass(60.0);
+    assert_eq!(host.paths(), "AF");
+    let held = |host: &Host| {
+        let live = host.device.live().unwrap();
+        live.targets()[0].target.path_reports()[1].held.clone()
+    };
+    assert_eq!(held(&host).as_deref(), Some("it is shorter than the 16777216 bytes of the table"));
+    shorten(&host, 32768);
+    host.disks[1].judge(|bio| if bio.end().0 > 32760 { Status::Medium } else { Status::Ok });
+    host.pass(6.0);
+    assert_eq!((host.paths().as_str(), held(&host)), ("AA", None));
+    // A read behind the end of what is there may fail in any way.
+    shorten(&host, 32760);
+    host.tell("fail_path 253:1");
+    host.pass(60.0);
+    assert_eq!(host.paths(), "AF");
 }
 
 #[test]

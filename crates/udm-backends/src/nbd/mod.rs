@@ -131,6 +131,10 @@ impl Device for Nbd {
         Some(&self.server.commons)
     }
 
+    fn refused(&self) -> Option<String> {
+        self.server.refused()
+    }
+
     fn waits(&self) -> Option<String> {
         self.server.fencing.waits(&self.server.uri.silence.fence)
     }

@@ -95,6 +95,8 @@ pub(crate) struct Server {
     size: AtomicU64,
     /// The last thing that was heard of a connection is that it is lost.
     down: AtomicBool,
+    /// Why it was not taken back when it last answered.
+    refused: Mutex<Option<String>>,
     /// How many connections have been made: one that works ends the wait of the others.
     made: AtomicU64,
     pub(super) fencing: Fencing,
@@ -138,6 +140,7 @@ impl Server {
             limits,
             size,
             down: AtomicBool::new(false),
+            refused: Mutex::default(),
             made: AtomicU64::new(0),
             fencing: Fencing::new(),
         }
@@ -160,6 +163,17 @@ impl Server {
     /// # Errors
     /// It is not what it was: one line.
     pub(super) fn accept(&self, now: &Export) -> Result<(), String> {
+        let verdict = self.compare(now);
+        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = verdict.clone().err();
+        verdict
+    }
+
+    /// Why it was not taken back when it last answered.
+    pub(super) fn refused(&self) -> Option<String> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn compare(&self, now: &Export) -> Result<(), String> {
         let (was, size) = (&self.export, self.size.load(Relaxed));
         if now.size != size && !bugs::on(Bug::SizeChangeTaken) {
             return Err(format!("its size was {size} bytes and is {} now", now.size));

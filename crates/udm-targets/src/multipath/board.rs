@@ -1,7 +1,7 @@
 //! What the checker knows of the paths, for whoever looks. Written by the checker alone, once a
 //! check.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 use udm_dm::CheckState;
 
 /// See the module.
@@ -11,13 +11,19 @@ pub(super) struct Board {
 
 struct Slot {
     state: AtomicU8,
+    /// Something that the table uses of it is missing.
+    short: AtomicBool,
     /// One more than the priority; 0 for none.
     prio: AtomicU32,
 }
 
 impl Board {
     pub fn new(paths: usize) -> Board {
-        let slot = |_| Slot { state: AtomicU8::new(CheckState::Unchecked as u8), prio: AtomicU32::new(0) };
+        let slot = |_| Slot {
+            state: AtomicU8::new(CheckState::Unchecked as u8),
+            short: AtomicBool::new(false),
+            prio: AtomicU32::new(0),
+        };
         Board { paths: (0..paths).map(slot).collect() }
     }
 
@@ -28,6 +34,15 @@ impl Board {
     pub fn state(&self, path: usize) -> CheckState {
         let number = self.paths[path].state.load(Relaxed);
         CheckState::ALL[usize::from(number)]
+    }
+
+    pub fn set_short(&self, path: usize, short: bool) {
+        self.paths[path].short.store(short, Relaxed);
+    }
+
+    /// Something that the table uses of the path was missing in its last check.
+    pub fn is_short(&self, path: usize) -> bool {
+        self.paths[path].short.load(Relaxed)
     }
 
     pub fn set_prio(&self, path: usize, prio: Option<u32>) {

@@ -8,6 +8,7 @@
 //! multipath: mp: no path left: 32 requests wait
 //! multipath: mp: Reinstating path 253:0 (disk.img): 1 of 2 paths up, 64 requests that waited go on
 //! multipath: mp: Reinstating path 253:1 (same.img): it answers: 2 of 2 paths up
+//! multipath: mp: path 253:1 (same.img) stays failed: it is shorter than the 1048576 bytes of the table
 //! multipath: mp: back to group 1, which is better
 //! ```
 //!
@@ -135,6 +136,12 @@ impl Journal {
             self.last_gone.store(true, Relaxed);
             tracing::warn!("multipath: {device}: Failing path {path}: {why}: no path left");
         }
+    }
+
+    /// A path that failed answers, and is another disk.
+    pub fn refused(&self, path: usize, why: &str) {
+        let (device, path) = (self.device(), self.path(path));
+        tracing::warn!("multipath: {device}: path {path} stays failed: {why}");
     }
 
     /// A path is out of use for being slow, for `length` at the least.

@@ -190,7 +190,8 @@ impl Target for Multipath {
         };
         let groups = self.groups.iter().map(range).collect();
         let (shared, board) = (Arc::clone(&self.shared), Arc::clone(&self.board));
-        let subject = checker::Subject { shared, board, paths, groups, settings };
+        let len = self.len;
+        let subject = checker::Subject { shared, board, len, paths, groups, settings };
         vec![Box::new(move || Box::new(checker::Checker::new(subject)))]
     }
 

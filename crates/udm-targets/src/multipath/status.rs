@@ -2,12 +2,14 @@
 //! (spec D.1, D.2); and the report of what went where.
 
 use super::Multipath;
+use super::checker;
 use super::parse::QueueMode;
 use super::served::Count;
 use super::state::Word;
 use super::watch::latency::end_of;
 use std::fmt::Write;
 use udm_core::Status;
+use udm_dm::target::DeviceRef;
 use udm_dm::{PathReport, PathWatch, WatchReport};
 
 /// Appends a field.
@@ -94,6 +96,16 @@ impl Multipath {
         out
     }
 
+    /// Why no check reinstates a path that failed.
+    fn held(&self, index: usize, device: &DeviceRef) -> Option<String> {
+        let view = self.shared.path(index);
+        if view.held {
+            return Some("by command".into());
+        }
+        let short = || self.board.is_short(index).then(|| checker::shorter_than(self.len));
+        if view.failed { device.device.refused().or_else(short) } else { None }
+    }
+
     /// Every path with its state and what it has served.
     pub(super) fn reports(&self) -> Vec<PathReport> {
         let served = self.served.total(self.shared.path_count());
@@ -109,7 +121,7 @@ impl Multipath {
                 failed: view.failed,
                 fail_count: view.fail_count,
                 check: self.board.state(index),
-                held: view.held.then(|| "by command".into()),
+                held: self.held(index, device),
                 prio: self.board.prio(index),
                 in_state: times.in_state,
                 failed_for: times.failed,

@@ -3,7 +3,8 @@
 
 use super::kill;
 use crate::support::nbd::Client;
-use crate::support::{Server, until};
+use crate::support::servers::Nbdkit;
+use crate::support::{Server, has, until};
 use rustix::process::Signal;
 use std::fs;
 
@@ -120,6 +121,105 @@ fn requests_wait_for_a_file_that_comes_back() {
     file.set_len(1 << 20).unwrap();
     assert_eq!(client.reply(), (2000 * 512, 0));
     come_to(&server, "m", &["A", "A"]);
+}
+
+/// The column of `show paths` that says why a path stays failed, path by path.
+fn held(server: &Server) -> String {
+    server.says(&["multipath", "show", "paths", "raw", "format", "%t %T %W"])
+}
+
+/// A path that was cut short works at its beginning. It fails where the rest is missing, and stays
+/// failed until that is back.
+#[test]
+fn a_path_that_was_cut_is_not_reinstated() {
+    let folder = tempfile::tempdir().unwrap();
+    let [a, b] = ["a.img", "b.img"].map(|name| folder.path().join(name));
+    for disk in [&a, &b] {
+        fs::write(disk, vec![3; 1 << 20]).unwrap();
+    }
+    let table = format!("0 2048 multipath 0 0 1 1 round-robin 0 2 1 {} 1 {} 1", a.display(), b.display());
+    let server = server(&[&format!("m={table}")]);
+    let mut client = Client::connect(&server.nbd, "m");
+    let file = fs::File::options().write(true).open(&b).unwrap();
+    file.set_len(512 << 10).unwrap();
+    for _ in 0..2 {
+        assert_eq!(client.read(2000), 0, "the other path serves it");
+    }
+    let cut = "active ready \nfailed faulty it is shorter than the 1048576 bytes of the table\n";
+    until(cut, || (held(&server) == cut).then_some(()));
+    until("a line in the log", || {
+        server.log().contains("b.img) stays failed: it is shorter than").then_some(())
+    });
+    assert_eq!(server.log().matches("stays failed").count(), 1, "{}", server.log());
+    assert_eq!(states(&server, "m"), ["A", "F"]);
+    file.set_len(1 << 20).unwrap();
+    come_to(&server, "m", &["A", "A"]);
+    assert_eq!(held(&server), "active ready \nactive ready \n");
+}
+
+/// What is put in the place of a path's file is another disk: a path that comes back is the file
+/// that was opened, and the other one is never touched.
+#[test]
+fn a_path_whose_name_leads_elsewhere_comes_back_as_what_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let [a, b, other] = ["a.img", "b.img", "other.img"].map(|name| folder.path().join(name));
+    fs::write(&a, vec![3; 1 << 20]).unwrap();
+    fs::hard_link(&a, &b).unwrap();
+    fs::write(&other, vec![9; 1 << 20]).unwrap();
+    let table = format!("0 2048 multipath 0 0 1 1 round-robin 0 2 1 {} 1 {} 1", a.display(), b.display());
+    let server = server(&[&format!("m={table}")]);
+    let mut client = Client::connect(&server.nbd, "m");
+    assert_eq!(client.read(0), 0);
+    server.says(&["message", "m", "0", "fail_path 253:1"]);
+    fs::rename(&other, &b).unwrap();
+    come_to(&server, "m", &["A", "A"]);
+    for sector in 0..8 {
+        assert_eq!(client.write(sector), 0);
+    }
+    server.says(&["message", "m", "0", "fail_path 253:0"]);
+    assert_eq!(client.write(100), 0, "through the other name");
+    assert_ne!(fs::read(&a).unwrap()[100 * 512..101 * 512], [3; 512]);
+    assert_eq!(fs::read(&b).unwrap(), vec![9; 1 << 20]);
+}
+
+/// A server that comes back with another export is not its path any more: another size, or without
+/// writes. It is again when it has what it had.
+#[test]
+fn a_server_with_another_export_is_not_reinstated() {
+    if !has("nbdkit") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let [disk, other] = ["disk", "other"].map(|name| folder.path().join(name));
+    fs::write(&disk, vec![3; 1 << 20]).unwrap();
+    fs::write(&other, vec![9; 2 << 20]).unwrap();
+    let [disk, other] = [disk, other].map(|path| path.display().to_string());
+    let socket = folder.path().join("a");
+    let mut a = Nbdkit::start(socket.clone(), &["file", &disk]);
+    let b = Nbdkit::start(folder.path().join("b"), &["file", &disk]);
+    let table = format!("m=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {} 1 {} 1", a.uri(), b.uri());
+    let server = server(&[&table]);
+    let mut client = Client::connect(&server.nbd, "m");
+    let others: [(&[&str], &str); 2] = [
+        (&["file", &other], "its size was 1048576 bytes and is 2097152 now"),
+        (&["-r", "file", &disk], "it was writable and is read-only now"),
+    ];
+    for (args, why) in others {
+        a.kill();
+        for _ in 0..2 {
+            assert_eq!(client.read(0), 0, "the other path serves it");
+        }
+        a = Nbdkit::start(socket.clone(), args);
+        let want = format!("failed faulty {why}\nactive ready \n");
+        until(&want, || (held(&server) == want).then_some(()));
+        let line = format!("stays failed: {why}");
+        until(&line, || server.log().contains(&line).then_some(()));
+        assert_eq!(server.log().matches(&line).count(), 1, "{}", server.log());
+        a.kill();
+        a = Nbdkit::start(socket.clone(), &["file", &disk]);
+        come_to(&server, "m", &["A", "A"]);
+        assert_eq!(held(&server), "active ready \nactive ready \n");
+    }
 }
 
 #[test]

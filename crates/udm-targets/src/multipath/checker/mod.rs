@@ -8,6 +8,11 @@
 //! request meets it; one that failed and gives a good answer is reinstated. One that an
 //! administrator's command failed is not checked until somebody reinstates it.
 //!
+//! **A path comes back as what it was.** A backend takes nothing else in its place: a file is the
+//! inode and a block device the number that was opened, and an NBD server that came back with
+//! another export is refused ([`udm_core::Device::refused`]). How long it is, only it can say: of
+//! one that failed the last block that the table uses is read besides, before it is reinstated.
+//!
 //! * `pace`: when a path is checked. `marginal`: which are held back because they keep failing.
 //!   `rank`: what paths and groups are worth. `policy`: what becomes of requests without a path,
 //!   and when a better group is gone back to.
@@ -48,6 +53,8 @@ const SAMPLE: u64 = 1 << 63;
 pub(super) struct Subject {
     pub shared: Arc<Shared>,
     pub board: Arc<Board>,
+    /// The length of the target.
+    pub len: Sectors,
     /// All paths in the table's order.
     pub paths: Vec<DeviceRef>,
     /// Which of them are in which group.
@@ -59,6 +66,7 @@ pub(super) struct Subject {
 pub(super) struct Checker {
     shared: Arc<Shared>,
     board: Arc<Board>,
+    len: Sectors,
     settings: Arc<Settings>,
     groups: Vec<Range<usize>>,
     /// Empty before the first turn.
@@ -86,6 +94,8 @@ struct Checked {
     /// Reads of a sample in flight.
     samples: usize,
     quarantine: Quarantine,
+    /// It has been said that another disk answers in its place, or a part of it.
+    refused: bool,
 }
 
 /// A check under way.
@@ -95,6 +105,13 @@ struct Asked {
     fails: u64,
     /// It took too long: what it says is not listened to.
     late: bool,
+    /// It is of the last block.
+    end: bool,
+}
+
+/// Why a path is not what it was that has less than the table uses of it.
+pub(super) fn shorter_than(len: Sectors) -> String {
+    format!("it is shorter than the {} bytes of the table", len.bytes())
 }
 
 impl Checked {
@@ -114,7 +131,7 @@ impl Checked {
 
 impl Checker {
     pub fn new(subject: Subject) -> Checker {
-        let Subject { shared, board, paths, groups, settings } = subject;
+        let Subject { shared, board, len, paths, groups, settings } = subject;
         let prios = Prios::new(&settings, paths.iter().map(|path| path.name.as_str()));
         for path in 0..paths.len() {
             board.set(path, CheckState::Unchecked);
@@ -126,6 +143,7 @@ impl Checker {
             prios,
             shared,
             board,
+            len,
             settings,
             groups,
             paths: Vec::new(),
@@ -147,6 +165,7 @@ impl Checker {
             asked: None,
             samples: 0,
             quarantine: Quarantine::Fine(None),
+            refused: false,
         };
         self.paths = self.devices.drain(..).map(checked).collect();
         if let Some(on) = self.queueing.begin() {
@@ -219,6 +238,7 @@ impl Checker {
         let (fails, failed) = std::mem::replace(&mut path.seen, (view.fail_count, view.failed));
         if view.fail_count != fails {
             path.pace.failed(now);
+            path.refused = false;
             self.failback.failed();
             if let Some(rule) = &self.settings.marginal {
                 path.quarantine.failed(now, rule, none_left);
@@ -245,7 +265,7 @@ impl Checker {
             Act::Nothing => {}
             Act::Release => path.pace.due = now,
             Act::Sample => {
-                if self.read(index, SAMPLE, cx) {
+                if self.read(index, SAMPLE, false, cx) {
                     self.paths[index].samples += 1;
                 } else {
                     self.paths[index].quarantine.sampled(false);
@@ -265,15 +285,17 @@ impl Checker {
     /// Checks a path.
     fn check(&mut self, index: usize, fails: u64, cx: &mut dyn TaskCx) {
         let now = cx.now();
-        match self.read(index, 0, cx) {
-            true => self.paths[index].asked = Some(Asked { at: now, fails, late: false }),
+        match self.read(index, 0, false, cx) {
+            true => self.paths[index].asked = Some(Asked { at: now, fails, late: false, end: false }),
             // Without a lane nothing is known of it.
             false => self.paths[index].pace.again(now),
         }
     }
 
-    /// Reads the first block of a path; false when that can't be asked for.
-    fn read(&mut self, index: usize, what: u64, cx: &mut dyn TaskCx) -> bool {
+    /// Reads the first block of a path, or the last that the table uses; false when that can't be
+    /// asked for.
+    fn read(&mut self, index: usize, what: u64, end: bool, cx: &mut dyn TaskCx) -> bool {
+        let of = self.len;
         let path = &mut self.paths[index];
         let Some(device) = path.device.as_ref().map(|device| &device.device) else { return false };
         if path.lane.is_none() {
@@ -284,7 +306,7 @@ impl Checker {
         let len = u64::from(logical_block).max(SECTOR_SIZE);
         let mut bio = self.spare.pop().unwrap_or_default();
         bio.op = Op::Read;
-        bio.sector = Sector(0);
+        bio.sector = Sector(if end { of.0.saturating_sub(len / SECTOR_SIZE) } else { 0 });
         bio.sectors = Sectors::from_bytes(len);
         bio.data = Buf::zeroed(len as usize).into();
         bio.cookie = index as u64 | what;
@@ -300,13 +322,16 @@ impl Checker {
             path.samples -= 1;
             return path.quarantine.sampled(well);
         }
-        let Some(asked) = path.asked.take().filter(|_| !self.stopping) else { return };
+        let Some(mut asked) = path.asked.take().filter(|_| !self.stopping) else { return };
         let view = self.shared.path(index);
         // What it failed of since is not answered by this.
         if asked.late || asked.fails != view.fail_count {
             return path.pace.again(now);
         }
-        match (view.failed, well) {
+        let short = !bio.status.is_ok() && self.is_short(index);
+        self.board.set_short(index, short);
+        let path = &mut self.paths[index];
+        match (view.failed, well && !(view.failed && short)) {
             (false, true) => {
                 path.pace.works(now);
                 self.works(index, asked.at, Returned::Nobody, cx);
@@ -322,6 +347,11 @@ impl Checker {
                 path.pace.again(now);
                 self.board.set(index, CheckState::Delayed);
             }
+            // Asked once more, and for that it has the time that is left.
+            (true, true) if !asked.end && self.read(index, 0, true, cx) => {
+                asked.end = true;
+                self.paths[index].asked = Some(asked);
+            }
             (true, true) => {
                 let who = self.return_of(index);
                 let path = &mut self.paths[index];
@@ -336,9 +366,29 @@ impl Checker {
                 }
             }
             (true, false) => {
-                path.pace.again(now);
+                self.paths[index].pace.again(now);
                 self.board.set(index, CheckState::Down);
+                self.say_refused(index, short);
             }
+        }
+    }
+
+    /// Less of a path is there than the table uses.
+    fn is_short(&self, index: usize) -> bool {
+        let device = self.paths[index].device.as_ref();
+        device.is_some_and(|device| device.device.limits().size < self.len)
+    }
+
+    /// Says once, of a path that failed, that something answers in its place which is not it.
+    fn say_refused(&mut self, index: usize, short: bool) {
+        let path = &mut self.paths[index];
+        if path.refused {
+            return;
+        }
+        let why = path.device.as_ref().and_then(|device| device.device.refused());
+        if let Some(why) = why.or_else(|| short.then(|| shorter_than(self.len))) {
+            path.refused = true;
+            self.shared.journal.refused(index, &why);
         }
     }
 
