@@ -269,6 +269,8 @@ pub enum Bug {
     RestOfWriteLost,
     /// Of a short send the rest is not sent.
     RestNotSent,
+    /// A send that was interrupted ends the connection to an NBD server.
+    InterruptedLost,
     /// A write that must be durable is asked of an NBD server as any other.
     FuaNotAsked,
     /// An NBD server that comes back with another size is taken for what it was.
@@ -302,7 +304,7 @@ pub enum World {
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 133] = [
+    pub const ALL: [(Bug, World); 134] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -429,6 +431,7 @@ impl Bug {
         (Bug::EarlyEnds, World::NbdClient),
         (Bug::RestOfWriteLost, World::NbdClient),
         (Bug::RestNotSent, World::NbdClient),
+        (Bug::InterruptedLost, World::NbdClient),
         (Bug::FuaNotAsked, World::NbdClient),
         (Bug::SizeChangeTaken, World::NbdClient),
         (Bug::HandshakeUnwatched, World::NbdClient),

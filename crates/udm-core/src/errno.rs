@@ -88,6 +88,8 @@ errnos! {
     EOPNOTSUPP = 95, NotSupp, EOPNOTSUPP;
     /// The other end has cut the connection.
     ECONNRESET = 104, Transport, EIO;
+    /// No buffers.
+    ENOBUFS = 105, IoErr, EIO;
     /// There is no connection.
     ENOTCONN = 107, Transport, EIO;
     /// The other end is shutting down.
@@ -104,6 +106,13 @@ errnos! {
     EDQUOT = 122, NoSpace, ENOSPC;
     /// Called off.
     ECANCELED = 125, IoErr, EIO;
+}
+
+/// True of errors of a socket's operation that say nothing of its connection: it is asked for again
+/// (send(2), recv(2)).
+#[must_use]
+pub const fn is_passing(errno: i32) -> bool {
+    matches!(errno, EINTR | EAGAIN | ENOMEM | ENOBUFS)
 }
 
 /// The errno for an NBD error; 0 for 0. Unknown ones are EINVAL, as the protocol asks of clients.

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 use udm_core::Nanos;
-use udm_wire::uri::{DeviceUri, Fence, FileUri, NbdAddress, NbdUri, NullParams, Silence, parse};
+use udm_wire::uri::{DeviceUri, Fence, FileUri, NbdAddress, NbdUri, NullParams, Patience, Silence, parse};
 
 fn file(path: &str, direct: Option<bool>, readonly: bool) -> DeviceUri {
     DeviceUri::File(FileUri { direct, readonly, ..FileUri::new(PathBuf::from(path)) })
@@ -17,10 +17,31 @@ fn unix(socket: &str, export: &str) -> DeviceUri {
     DeviceUri::Nbd(NbdUri::new(NbdAddress::Unix(socket.into()), export))
 }
 
-fn silent(device: DeviceUri, deadline: Option<u64>, fence: Fence) -> DeviceUri {
+fn silent(device: DeviceUri, deadline: u64, fence: Fence) -> DeviceUri {
     let DeviceUri::Nbd(uri) = device else { panic!("an NBD URI") };
-    let deadline = deadline.map(Nanos::from_millis);
+    let deadline = Patience::For(Nanos::from_millis(deadline));
     DeviceUri::Nbd(NbdUri { silence: Silence { deadline, fence }, ..uri })
+}
+
+fn endless(device: DeviceUri) -> DeviceUri {
+    let DeviceUri::Nbd(uri) = device else { panic!("an NBD URI") };
+    DeviceUri::Nbd(NbdUri { silence: Silence { deadline: Patience::Endless, ..uri.silence }, ..uri })
+}
+
+/// Over TCP nobody says when the other machine is gone, so there is a deadline.
+#[test]
+fn how_long_a_silence_may_last() {
+    for (word, seconds) in [
+        ("nbd://h/", Some(60)),
+        ("nbd://h/?deadline=2s", Some(2)),
+        ("nbd://h/?deadline=none", None),
+        ("nbd+unix:///?socket=/s", None),
+        ("nbd+unix:///?socket=/s&deadline=none", None),
+        ("nbd+unix:///?socket=/s&deadline=2s", Some(2)),
+    ] {
+        let Ok(DeviceUri::Nbd(uri)) = parse(word) else { panic!("{word}: an NBD URI") };
+        assert_eq!(uri.deadline(), seconds.map(|s| Nanos::from_millis(s * 1000)), "{word}");
+    }
 }
 
 #[test]
@@ -82,24 +103,25 @@ fn every_form_and_its_canonical_spelling() {
         ("nbd+unix://?socket=/tmp/a", unix("/tmp/a", ""), "nbd+unix:///?socket=/tmp/a"),
         (
             "nbd+unix:///x?fence=closed&deadline=1500ms&socket=/tmp/a",
-            silent(unix("/tmp/a", "x"), Some(1500), Fence::Closed),
+            silent(unix("/tmp/a", "x"), 1500, Fence::Closed),
             "nbd+unix:///x?socket=/tmp/a&deadline=1500ms",
         ),
         (
             "nbd+unix:///?socket=/tmp/a&deadline=2000ms&fence=exec:/sbin/off%20a",
-            silent(unix("/tmp/a", ""), Some(2000), Fence::Exec("/sbin/off a".into())),
+            silent(unix("/tmp/a", ""), 2000, Fence::Exec("/sbin/off a".into())),
             "nbd+unix:///?socket=/tmp/a&deadline=2s&fence=exec:/sbin/off%20a",
         ),
         (
             "nbd://h/?fence=wait:90s&deadline=24h",
-            silent(tcp("h", 10809, ""), Some(24 * 3_600_000), Fence::Wait(Nanos::from_millis(90_000))),
+            silent(tcp("h", 10809, ""), 24 * 3_600_000, Fence::Wait(Nanos::from_millis(90_000))),
             "nbd://h/?deadline=24h&fence=wait:90s",
         ),
         (
             "nbd://h/?deadline=120s",
-            silent(tcp("h", 10809, ""), Some(120_000), Fence::Closed),
+            silent(tcp("h", 10809, ""), 120_000, Fence::Closed),
             "nbd://h/?deadline=2m",
         ),
+        ("nbd://h/?deadline=none", endless(tcp("h", 10809, "")), "nbd://h/?deadline=none"),
     ] {
         assert_eq!(parse(word).as_ref(), Ok(&device), "{word}");
         assert_eq!(device.to_string(), canonical, "{word}");

@@ -5,7 +5,7 @@ mod support;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -268,6 +268,21 @@ fn a_server_that_lies_is_waited_for() {
         let line = "the server closed the connection: 1 writes that waited go elsewhere, 0 were answered";
         server.log().contains(line).then_some(())
     });
+}
+
+/// A server that has lied is asked nothing more, and told so: it ends what it has begun, and
+/// closes.
+#[test]
+fn a_server_that_lies_is_told_to_end() {
+    let (_puppet, server) = beside("1h", |stream| {
+        if request(stream).is_some() {
+            let _ = stream.write_all(&[0xaa; 64]);
+            // What is left of the write, and the end.
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+    });
+    write(&mut Client::connect(&server.nbd, "m"), 5, 2);
+    until("a line", || server.log().contains("1 writes that waited go elsewhere").then_some(()));
 }
 
 /// A multipath over a server that does `act` with its first connection, and one that works.

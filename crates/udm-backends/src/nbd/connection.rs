@@ -2,6 +2,7 @@
 
 use super::server::Server;
 use rustix::fd::OwnedFd;
+use rustix::net::{Shutdown, shutdown};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Cx, Nanos, Segments, errno};
@@ -56,7 +57,8 @@ impl Loss {
         Loss { why: why.into(), end }
     }
 
-    /// `what` has failed. Of all errors these alone come from the other end.
+    /// `what` has failed. Of all errors these alone come from the other end; behind one that does
+    /// not, the system says the same as behind one that does, so nothing more is heard.
     fn failed(what: &str, errno: i32) -> Loss {
         let end = if matches!(errno, errno::ECONNRESET | errno::EPIPE) { End::Closed } else { End::Dead };
         Loss::new(end, format!("{what}: {}", errno::text(errno)))
@@ -73,6 +75,8 @@ pub(super) struct Connection {
     /// When the handshake must have ended.
     deadline: Nanos,
     sending: bool,
+    /// What was taken and not looked at.
+    back: Vec<Done>,
     /// What of the handshake is to be sent.
     pub(super) raw: Vec<u8>,
     /// The size of the buffer that is received into.
@@ -104,7 +108,7 @@ impl Connection {
     ) -> Result<Connection, Loss> {
         let address = &server.addresses[turn % server.addresses.len()];
         let (fd, to) = server.sockets.open(address).map_err(|e| Loss::new(End::Dead, e.to_string()))?;
-        let (now, patience) = (cx.now(), server.uri.silence.deadline.unwrap_or(PATIENCE));
+        let (now, patience) = (cx.now(), server.deadline.unwrap_or(PATIENCE));
         let connection = Connection {
             user: ring.watcher(cx),
             fd: Arc::new(fd),
@@ -112,6 +116,7 @@ impl Connection {
             begun: now,
             deadline: now + patience.min(PATIENCE),
             sending: false,
+            back: Vec::new(),
             raw: Vec::new(),
             room: ROOM_MIN,
         };
@@ -121,8 +126,14 @@ impl Connection {
     }
 
     /// What has finished.
-    pub(super) fn take(&self, out: &mut Vec<Done>) {
+    pub(super) fn take(&mut self, out: &mut Vec<Done>) {
+        out.append(&mut self.back);
         self.user.take(out);
+    }
+
+    /// Gives back what of that nobody has looked at.
+    pub(super) fn put_back(&mut self, rest: impl Iterator<Item = Done>) {
+        self.back.extend(rest);
     }
 
     /// True once requests may be sent.
@@ -154,6 +165,11 @@ impl Connection {
         match (done.tag, done.result) {
             (CONNECT, Ok(_)) => Ok(Brought::Connected),
             (CONNECT, Err(errno)) => failed("connect", errno),
+            (SEND, Err(errno)) if errno::is_passing(errno) && !bugs::on(Bug::InterruptedLost) => {
+                // Nothing of it has left.
+                self.push_send(done.data);
+                Ok(Brought::Nothing)
+            }
             (SEND, Err(errno)) => failed("send", errno),
             (SEND, Ok(n)) => {
                 let mut data = done.data;
@@ -174,7 +190,7 @@ impl Connection {
                 let mut data = done.data;
                 Ok(data.pop().map_or(Brought::Nothing, |buf| Brought::Bytes(buf, n)))
             }
-            (_, Err(errno::EINTR)) => {
+            (_, Err(errno)) if errno::is_passing(errno) => {
                 self.receive(done.data.into_iter().next(), pool);
                 Ok(Brought::Nothing)
             }
@@ -210,6 +226,14 @@ impl Connection {
             self.raw.clear();
             self.send(buf);
         }
+    }
+
+    /// Tells the server that nothing more comes, so that it ends what it has begun and closes. Not
+    /// while something is being sent, which would fail as if the server had closed.
+    pub(super) fn finish(&self) {
+        debug_assert!(!self.sending);
+        // Fails where the connection is gone, and then that is heard.
+        let _ = shutdown(&self.fd, Shutdown::Write);
     }
 
     /// Says whether nobody waits for the end of the send that is under way.

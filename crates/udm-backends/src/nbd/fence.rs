@@ -34,8 +34,10 @@ pub(super) struct Fencing {
     pub(super) bell: Arc<Bell>,
     /// Writes that are held, in all lanes.
     held: AtomicUsize,
-    /// Connections that were given up with such.
+    /// Connections that were given up with such, and those of them that our system has lost: nobody
+    /// will hear that they are closed.
     lingering: AtomicUsize,
+    unheard: AtomicUsize,
     /// When the last run that succeeded began; 0 before the first.
     fenced: AtomicU64,
     run: Mutex<Run>,
@@ -68,6 +70,7 @@ impl Fencing {
         Fencing {
             bell: Arc::new(Bell::new()),
             held: AtomicUsize::new(0),
+            unheard: AtomicUsize::new(0),
             lingering: AtomicUsize::new(0),
             fenced: AtomicU64::new(0),
             run: Mutex::default(),
@@ -90,14 +93,20 @@ impl Fencing {
         self.lingering.fetch_add(1, SeqCst);
     }
 
+    /// Nothing will be heard any more of a connection that has such.
+    pub(super) fn lose(&self) {
+        self.unheard.fetch_add(1, SeqCst);
+    }
+
     /// `writes` of them are held no more.
     pub(super) fn settled(&self, writes: usize) {
         self.held.fetch_sub(writes, SeqCst);
     }
 
-    /// A connection has none left.
-    pub(super) fn release(&self) {
+    /// A connection has none left; `lost` when [`Fencing::lose`] was told of it.
+    pub(super) fn release(&self, lost: bool) {
         self.lingering.fetch_sub(1, SeqCst);
+        self.unheard.fetch_sub(usize::from(lost), SeqCst);
     }
 
     /// True while a command may kill whoever listens.
@@ -163,7 +172,13 @@ impl Fencing {
     /// What held writes wait for.
     pub(super) fn until(&self, fence: &Fence) -> String {
         match fence {
-            Fence::Closed => "the server answers or closes the connection".into(),
+            Fence::Closed => {
+                let lost = match self.unheard.load(SeqCst) {
+                    0 => String::new(),
+                    n => format!(" ({n} connections were lost here, and nobody will hear)"),
+                };
+                format!("the server answers or closes the connection{lost}")
+            }
             Fence::Wait(time) => format!("the server answers or {} have passed", Span(*time)),
             Fence::Exec(command) => {
                 let run = self.run();

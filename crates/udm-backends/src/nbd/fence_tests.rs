@@ -69,7 +69,7 @@ fn one_run_is_for_all_that_were_connected_before() {
     commands.end(Ok(()));
     assert_eq!(look(&server, 105, 130), Look::Fenced);
     server.fencing.settled(3);
-    server.fencing.release();
+    server.fencing.release(false);
     assert!(!server.fencing.is_under_way());
 }
 

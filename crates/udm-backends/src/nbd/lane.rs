@@ -176,7 +176,7 @@ impl NbdLane {
     /// Gives the connection up when its oldest request is overdue. Seldom looked at: requests that
     /// come later are due later, and what comes meanwhile puts all of them off.
     fn look_for_silence(&mut self, cx: &mut Cx<'_>) {
-        let Some(deadline) = self.server.uri.silence.deadline else { return };
+        let Some(deadline) = self.server.deadline else { return };
         let Some(oldest) = self.oldest(cx) else { return };
         let now = cx.now();
         let (due, why) = match Deadline(deadline).look(oldest, self.heard, now) {
@@ -214,7 +214,7 @@ impl NbdLane {
         let Some(connection) = &mut self.connection else { return };
         if connection.is_ready() && !self.waiting.is_empty() {
             // Nobody asks for the time where there is no deadline.
-            let now = self.server.uri.silence.deadline.map_or(Nanos(0), |_| cx.now());
+            let now = self.server.deadline.map_or(Nanos(0), |_| cx.now());
             while self.slots.len() < SLOTS {
                 let Some(bio) = self.waiting.pop_front() else { break };
                 start(bio, now, &self.limits, &mut self.slots, &mut self.outgoing, &mut self.ready);
@@ -240,17 +240,19 @@ impl NbdLane {
 
     /// Takes in what the ring has finished.
     fn collect(&mut self, cx: &mut Cx<'_>) {
-        let Some(connection) = &self.connection else { return };
+        let Some(connection) = &mut self.connection else { return };
         let mut finished = std::mem::take(&mut self.finished);
         connection.take(&mut finished);
-        for done in finished.drain(..) {
-            // Behind the end of a connection nothing of it matters.
-            if self.connection.is_some()
-                && let Err(loss) = self.operation_done(done, cx)
-            {
-                self.lost(loss, cx);
+        let mut rest = finished.drain(..);
+        while let Some(done) = rest.next() {
+            let Err(loss) = self.operation_done(done, cx) else { continue };
+            // Who goes on with the connection looks at it.
+            if let Some(connection) = &mut self.connection {
+                connection.put_back(rest.by_ref());
             }
+            self.lost(loss, cx);
         }
+        drop(rest);
         self.finished = finished;
     }
 
@@ -260,7 +262,7 @@ impl NbdLane {
             Brought::Connected => connection.shake(&self.server.uri.export, &mut self.pool),
             Brought::Sent(buf) => self.pool.put(buf),
             Brought::Bytes(buf, n) => {
-                if self.server.uri.silence.deadline.is_some() {
+                if self.server.deadline.is_some() {
                     self.heard = cx.now();
                 }
                 cx.set_work_left(cx.work_left().saturating_sub(n as u64));

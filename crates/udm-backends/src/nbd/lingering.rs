@@ -24,8 +24,12 @@ pub(super) const LINGERING_MAX: usize = 4;
 pub(super) struct Lingering {
     /// While something may be heard on it.
     connection: Option<Connection>,
+    /// Our system has lost it.
+    lost: bool,
     /// What is heard is believed.
     believed: bool,
+    /// The server was told that nothing more comes.
+    finished: bool,
     /// The held writes.
     slots: Slab<Slot>,
     outgoing: Outgoing,
@@ -69,14 +73,24 @@ impl Lingering {
             End::Lied => lent.server.uri.silence.fence == Fence::Closed,
             End::Closed | End::Dead => false,
         };
-        connection.take_if(|_| !listens);
+        if let Some(connection) = connection.take_if(|_| !listens) {
+            // What our system has yet to send is sent no more: its time would not be over.
+            lent.server.sockets.reset(connection.socket());
+        }
         if let (Some(connection), End::Lied) = (&connection, end) {
             connection.receive(None, lent.pool);
+            connection.set_patient(false);
         }
         lent.server.fencing.hold(slots.len());
+        let lost = end == End::Dead;
+        if lost {
+            lent.server.fencing.lose();
+        }
         Lingering {
             connection,
+            lost,
             believed: end == End::Silent,
+            finished: false,
             all: slots.len(),
             slots,
             outgoing,
@@ -128,6 +142,7 @@ impl Lingering {
                     }
                     if let Some(connection) = &self.connection {
                         connection.receive(Some(buf), lent.pool);
+                        connection.set_patient(self.believed && self.outgoing.is_empty());
                     }
                 }
                 Ok(Brought::Sent(buf)) => lent.pool.put(buf),
@@ -142,6 +157,10 @@ impl Lingering {
         *lent.finished = finished;
         if let Some(end) = ended {
             self.connection = None;
+            if end == End::Dead {
+                self.lost = true;
+                lent.server.fencing.lose();
+            }
             if end == End::Closed && lent.server.uri.silence.fence == Fence::Closed {
                 self.go_elsewhere(Some("the server closed the connection"), lent.ready);
             }
@@ -164,10 +183,15 @@ impl Lingering {
         Ok(())
     }
 
-    /// The rest of a write that was sent in part.
+    /// The rest of a write that was sent in part; to a server that is not believed, that there is none.
     fn send_rest(&mut self, lent: &mut Lent<'_>) {
-        let Some(connection) = &mut self.connection else { return };
-        if !self.believed || self.outgoing.is_empty() || !connection.may_send() {
+        let Some(connection) = self.connection.as_mut().filter(|connection| connection.may_send()) else {
+            return;
+        };
+        if !self.believed && !std::mem::replace(&mut self.finished, true) {
+            connection.finish();
+        }
+        if !self.believed || self.outgoing.is_empty() {
             return;
         }
         let Stage::Ready(replies) = &mut connection.stage else { return };
@@ -234,6 +258,6 @@ impl Lingering {
             // What our system has yet to send is sent no more.
             lent.server.sockets.reset(connection.socket());
         }
-        lent.server.fencing.release();
+        lent.server.fencing.release(self.lost);
     }
 }

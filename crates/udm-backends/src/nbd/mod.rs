@@ -7,8 +7,9 @@
 //!   way when the connection is lost, ends with a transport error: it blames the path. Nobody looks
 //!   for the server while nobody wants anything of it. A lane that has connected ends the wait of
 //!   the others.
-//! * **Silence.** With `deadline=TIME` a connection is given up of which nothing comes for so long
-//!   while it has a request, or which keeps one for four times as long while it answers others.
+//! * **Silence.** With a deadline (`deadline=TIME`; a minute over TCP) a connection is given up of
+//!   which nothing comes for so long while it has a request, or which keeps one for four times as
+//!   long while it answers others.
 //!   Whyever one is given up, a write that was sent and not answered ends only when the server
 //!   can't deliver it any more ([`fence`]): what lies above may send it elsewhere, and it must not
 //!   be written again behind what is written there. All else ends at once: the data of a read are

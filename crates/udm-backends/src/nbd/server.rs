@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
-use udm_core::{Commons, Limits, OpenError, Sectors};
+use udm_core::{Commons, Limits, Nanos, OpenError, Sectors};
 use udm_wire::nbd::ExportFlags;
 use udm_wire::nbd::client::Export;
 use udm_wire::uri::NbdUri;
@@ -85,6 +85,8 @@ pub(crate) struct Server {
     pub(super) uri: NbdUri,
     /// Where it was found when it was opened, at least one; tried in turn.
     pub(super) addresses: Vec<Address>,
+    /// For how long nothing may come of it though a request waits; `None` for ever.
+    pub(super) deadline: Option<Nanos>,
     /// Where connections get their sockets from.
     pub(super) sockets: Box<dyn Sockets>,
     pub(super) commons: Arc<Commons>,
@@ -132,6 +134,7 @@ impl Server {
         let size = AtomicU64::new(export.size);
         let limits = export.limits();
         Server {
+            deadline: uri.deadline(),
             uri,
             addresses,
             sockets,

@@ -14,6 +14,16 @@ use udm_wire::uri::{NbdAddress, NbdUri};
 /// How long a command may take that fences, in seconds.
 const COMMAND_MAX: i64 = 60;
 
+/// How soon the other machine is asked whether it still knows a connection on which nothing comes,
+/// and how often. One that was started anew does not, and says so; that proves that what was sent
+/// is written no more.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// How long the system waits for the other machine before it gives a connection up, in ms: as long
+/// as it can, 24 days. What the system gives up proves nothing, and then looks as if the server had
+/// closed it; when a path is silent for too long, the lane says.
+const USER_TIMEOUT: u32 = i32::MAX as u32;
+
 /// Is told whether a server is fenced, or why not, in one line.
 pub type Fenced = Box<dyn FnOnce(Result<(), String>) + Send>;
 
@@ -53,6 +63,9 @@ impl Sockets for Real {
                 let fd = open(family)?;
                 sockopt::set_tcp_nodelay(&fd, true)?;
                 sockopt::set_socket_keepalive(&fd, true)?;
+                sockopt::set_tcp_keepidle(&fd, KEEPALIVE)?;
+                sockopt::set_tcp_keepintvl(&fd, KEEPALIVE)?;
+                sockopt::set_tcp_user_timeout(&fd, USER_TIMEOUT)?;
                 Ok((fd, (*address).into()))
             }
         }

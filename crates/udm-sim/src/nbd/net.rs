@@ -15,9 +15,6 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::{Segments, errno};
 
-/// What a send fails with for want of memory; nothing else in udm has a use for it.
-const ENOBUFS: i32 = 105;
-
 /// A connection.
 pub(crate) struct Link {
     /// The peer's end.
@@ -73,13 +70,15 @@ pub(crate) struct Net {
     pub(crate) cuts: bool,
     /// One operation in so many fails; 0 for none.
     pub(crate) fails: u64,
-    /// What fails is a connection that is reset.
-    pub(crate) only_resets: bool,
+    /// The system gives up connections of which nothing is heard. udm asks it not to.
+    pub(crate) gives_up: bool,
     /// Nothing fails any more.
     pub(crate) calm: bool,
     /// What happened: operations that were cut short, that failed, and sends that found no room.
     pub(crate) cut: u64,
     pub(crate) failed: u64,
+    /// Of those that failed, what ends a connection.
+    pub(crate) lost: u64,
     pub(crate) full: u64,
 }
 
@@ -100,10 +99,11 @@ impl Net {
             chance,
             cuts: true,
             fails: 0,
-            only_resets: false,
+            gives_up: true,
             calm: false,
             cut: 0,
             failed: 0,
+            lost: 0,
             full: 0,
         }
     }
@@ -231,8 +231,12 @@ impl Net {
         if self.calm || self.fails == 0 || !self.chance.one_in(self.fails) {
             return None;
         }
+        let error = match self.chance.pick(errors) {
+            errno::ETIMEDOUT if !self.gives_up => errno::ECONNRESET,
+            error => error,
+        };
         self.failed += 1;
-        let error = if self.only_resets { errno::ECONNRESET } else { self.chance.pick(errors) };
+        self.lost += u64::from(!errno::is_passing(error));
         let link = &mut self.links[l];
         link.faulty = true;
         link.broken |= matches!(error, errno::ECONNRESET | errno::EPIPE);
@@ -270,7 +274,7 @@ impl Net {
     /// send that waits goes on when there is room.
     pub(crate) fn send(&mut self, l: usize, data: &Segments, done: &mut usize, quick: bool) -> Io {
         let ended = |done: usize, error: i32| Io::Ended(if done > 0 { done as i32 } else { error });
-        if let Some(error) = self.error(l, &[errno::ECONNRESET, errno::EPIPE, ENOBUFS]) {
+        if let Some(error) = self.error(l, &[errno::ECONNRESET, errno::EPIPE, errno::EINTR, errno::ENOBUFS]) {
             return ended(*done, error);
         }
         let link = &self.links[l];

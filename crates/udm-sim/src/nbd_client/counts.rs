@@ -28,6 +28,8 @@ counts! {
         pub failed: u64,
         /// See there.
         pub full: u64,
+        /// Of those that failed, what ends a connection.
+        pub lost: u64,
         /// Operations called off.
         pub called_off: u64,
         /// Requests that servers answered with an error, with a lie (one answered before, once

@@ -218,8 +218,8 @@ impl World {
 
     /// What the network has failed is trouble for everybody.
     fn note_failures(&mut self) {
-        let (failed, now) = (self.net.borrow().failed, self.now);
-        if failed > std::mem::replace(&mut self.counts.failed, failed) {
+        let (lost, now) = (self.net.borrow().lost, self.now);
+        if lost > std::mem::replace(&mut self.counts.lost, lost) {
             lock(&self.shared).model.exports.iter_mut().for_each(|export| export.trouble(now));
         }
     }

@@ -34,7 +34,7 @@ use udm_dm::mapped::Change;
 use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table, Upkeep, Wake};
 use udm_runtime::{Cluster, PrivateIo, SteppedCore};
 use udm_wire::multipath_conf::Settings;
-use udm_wire::uri::{self, DeviceUri, Fence, NbdUri, Silence};
+use udm_wire::uri::{self, DeviceUri, Fence, NbdUri, Patience, Silence};
 
 /// So long behind the end of a connection a server does nothing of it any more, where paths are
 /// told so: see `acts`.
@@ -215,15 +215,18 @@ impl World {
         net.cuts = !without.has(Class::Cuts);
         net.fails = if without.has(Class::Lost) { 0 } else { build.pick(&[0, 500, 3000]) };
         let silence = Silence {
-            deadline: build.pick(&[None, Some(200), Some(200), Some(3_000)]).map(Nanos::from_millis),
+            deadline: match build.pick(&[None, Some(200), Some(200), Some(3_000)]) {
+                None => Patience::Endless,
+                Some(ms) => Patience::For(Nanos::from_millis(ms)),
+            },
             fence: match build.below(3) {
                 0 => Fence::Closed,
                 1 => Fence::Wait(SELF_FENCED),
                 _ => Fence::Exec("/fence".into()),
             },
         };
-        // Where only a close proves anything, what ends otherwise waits for ever.
-        net.only_resets = silence.fence == Fence::Closed;
+        // Where only a close proves anything, what ends otherwise would wait for ever.
+        net.gives_up = silence.fence != Fence::Closed;
         let manner = Manner {
             depth: plan.depth.unwrap_or(build.pick(&[1, 4, 16, 64])),
             pause: build.pick(&[1_000, 100_000, 10_000_000]),
@@ -329,7 +332,7 @@ impl World {
             // A table has its limits when it is live.
             let limits = self.devices[export].device.limits();
             let mut export_of = Export::new(export, limits, holds);
-            export_of.late = self.silence.deadline.is_some();
+            export_of.late = self.silence.deadline != Patience::Endless;
             lock(&self.shared).model.exports[export] = export_of;
         }
         for core in 0..self.cores.len() {
@@ -397,6 +400,7 @@ impl World {
             compared: shared.model.compared,
             cuts: net.cut,
             failed: net.failed,
+            lost: net.lost,
             full: net.full,
             simulated: self.now.0,
             hash: Hash(shared.trace.hash()),

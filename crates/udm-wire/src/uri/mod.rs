@@ -23,7 +23,7 @@ mod silence;
 pub use file::FileUri;
 pub use nbd::{NbdAddress, NbdUri};
 pub use null::NullParams;
-pub use silence::{Fence, Silence, Span};
+pub use silence::{Fence, Patience, Silence, Span};
 
 use crate::size::{self, Size};
 use crate::words::shown;

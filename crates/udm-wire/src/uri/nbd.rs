@@ -4,18 +4,22 @@
 //!
 //! No TLS, so no `nbds:`, no user and no `tls-*` parameters; no sockets in the abstract name space.
 
-use super::silence::Silence;
+use super::silence::{Patience, Silence};
 use super::{UriError, percent};
 use crate::nbd::{PORT, STRING_MAX};
 use crate::words::shown;
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
+use udm_core::Nanos;
 
 /// The longest path of a Unix socket, in bytes (`sun_path`, less its NUL).
 const SOCKET_PATH_MAX: usize = 107;
 /// The longest host name, in bytes (RFC 1035).
 const HOST_MAX: usize = 253;
+/// For how long nothing may come over TCP, where nothing is said of it. The system would give up
+/// behind a quarter of an hour, but what it gives up proves nothing, so it is told not to.
+const TCP_DEADLINE: Nanos = Nanos(60_000_000_000);
 
 /// An export of an NBD server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +52,16 @@ impl NbdUri {
     #[must_use]
     pub fn new(address: NbdAddress, export: impl Into<String>) -> NbdUri {
         NbdUri { address, export: export.into(), silence: Silence::default() }
+    }
+
+    /// For how long nothing may come of it though a request waits; `None` for ever.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Nanos> {
+        match (self.silence.deadline, &self.address) {
+            (Patience::For(time), _) => Some(time),
+            (Patience::Usual, NbdAddress::Tcp { .. }) => Some(TCP_DEADLINE),
+            (Patience::Usual, NbdAddress::Unix(_)) | (Patience::Endless, _) => None,
+        }
     }
 
     /// The same export, with no word of silence: as any NBD client takes it.

@@ -10,11 +10,22 @@ use udm_core::Nanos;
 /// How long a request may take, and when a write that was not answered may be sent elsewhere.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Silence {
-    /// How old the oldest request may become before the path counts as silent: 1 ms to 24 h.
-    /// `None`: as old as it likes.
-    pub deadline: Option<Nanos>,
+    /// For how long nothing may come though a request waits.
+    pub deadline: Patience,
     /// What proves that the server can't deliver a write any more.
     pub fence: Fence,
+}
+
+/// For how long nothing may come of a path that has a request before it counts as silent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Patience {
+    /// Not said: a minute over TCP, for ever over a Unix socket, whose other end is this system's.
+    #[default]
+    Usual,
+    /// `none`: for ever.
+    Endless,
+    /// A time: 1 ms to 24 h.
+    For(Nanos),
 }
 
 /// What proves that a server can't deliver any more what it was sent.
@@ -37,7 +48,8 @@ impl Silence {
     /// What is wrong with the value.
     pub(super) fn word(&mut self, name: &str, value: &str) -> Result<bool, String> {
         match name {
-            "deadline" => self.deadline = Some(Span::parse("deadline", value)?.0),
+            "deadline" if value == "none" => self.deadline = Patience::Endless,
+            "deadline" => self.deadline = Patience::For(Span::parse("deadline", value)?.0),
             "fence" => self.fence = Fence::parse(value)?,
             _ => return Ok(false),
         }
@@ -46,7 +58,11 @@ impl Silence {
 
     /// The words that are not as they are without being said.
     pub(super) fn words(&self) -> impl Iterator<Item = String> {
-        let deadline = self.deadline.map(|deadline| format!("deadline={}", Span(deadline)));
+        let deadline = match self.deadline {
+            Patience::Usual => None,
+            Patience::Endless => Some("deadline=none".into()),
+            Patience::For(time) => Some(format!("deadline={}", Span(time))),
+        };
         let fence = (self.fence != Fence::Closed).then(|| format!("fence={}", self.fence));
         deadline.into_iter().chain(fence)
     }

@@ -98,9 +98,13 @@ impl Server {
     /// The same with more options. Without `--cores` there is one, on the first CPU. Paths are not
     /// looked after where the options do not say so: a test says what happens to them.
     pub fn start_with(devices: &[&str], options: &[&str]) -> Server {
+        Server::start_by(udm(&["serve"]), devices, options)
+    }
+
+    /// The same by `command`, which becomes `udm serve`.
+    pub fn start_by(mut command: Command, devices: &[&str], options: &[&str]) -> Server {
         let folder = tempfile::tempdir().unwrap();
         let (socket, nbd) = (folder.path().join("control.sock"), folder.path().join("nbd.sock"));
-        let mut command = udm(&["serve"]);
         if !options.contains(&"--cores") {
             command.args(["--cores", "0"]);
         }

@@ -1,0 +1,161 @@
+//! Servers of NBD on a machine that is cut off with writes in its hands, and comes back: over TCP,
+//! in a network of the test's own.
+
+mod support;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+use support::nbd::Client;
+use support::servers::Nbdkit;
+use support::{Server, UDM, has, skipped, until};
+use tempfile::TempDir;
+use udm_wire::nbd::{Command as Ask, CommandFlags};
+
+const BLOCK: u64 = 4096;
+
+/// A network in which nothing leads anywhere else, and whose system gives up connections in less
+/// than a second.
+struct Net(Child);
+
+impl Net {
+    /// `None`, said aloud, where there can be none.
+    fn new() -> Option<Net> {
+        if !has("unshare") || !has("nsenter") || !has("nbdkit") {
+            return None;
+        }
+        let script =
+            "echo 1 > /proc/sys/net/ipv4/tcp_retries2 && ip link set lo up && echo && exec sleep 600";
+        let mut holder = Command::new("unshare");
+        holder.args(["--net", "sh", "-c", script]).stdin(Stdio::null()).stderr(Stdio::null());
+        let mut net = Net(holder.stdout(Stdio::piped()).spawn().unwrap());
+        let mut said = [0];
+        let ready = std::io::Read::read(net.0.stdout.as_mut().unwrap(), &mut said).unwrap() == 1;
+        if !ready {
+            skipped("no network of its own is to be had here");
+        }
+        ready.then_some(net)
+    }
+
+    /// `program`, in it.
+    fn inside(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", self.0.id())).arg(program);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+
+    fn link(&self, state: &str) {
+        assert!(self.inside("ip").args(["link", "set", "lo", state]).status().unwrap().success());
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A multipath over two servers of one file: the first over TCP, and used for as long as it works.
+struct Rig {
+    net: Net,
+    server: Server,
+    tcp: Child,
+    _unix: Nbdkit,
+    disk: File,
+    _folder: TempDir,
+}
+
+impl Rig {
+    fn new() -> Option<Rig> {
+        let net = Net::new()?;
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, vec![0; 16 << 20]).unwrap();
+        let disk = File::open(&path).unwrap();
+        let unix = Nbdkit::start(folder.path().join("b"), &["file", path.to_str().unwrap()]);
+        let tcp = tcp(&net, &path);
+        let uri = "nbd://127.0.0.1/?deadline=300ms";
+        let groups = format!("round-robin 0 1 1 {uri} 1 round-robin 0 1 1 {} 1", unix.uri());
+        let table = format!("m=0 32768 multipath 1 queue_if_no_path 0 2 1 {groups}");
+        let mut command = net.inside(UDM);
+        command.arg("serve").env_remove("UDM_LOG");
+        let server = Server::start_by(command, &[&table], &[]);
+        Some(Rig { net, server, tcp, _unix: unix, disk, _folder: folder })
+    }
+
+    /// A write that the first server may have and can't answer.
+    fn cut_off(&self) -> Client {
+        let mut client = Client::connect(&self.server.nbd, "m");
+        write(&mut client, 1);
+        assert_eq!(client.answer().unwrap().1, 0);
+        // The other end has its answer acknowledged, or its system would give up as well.
+        sleep(Duration::from_millis(300));
+        self.net.link("down");
+        write(&mut client, 2);
+        until("a write that waits", || self.waits().then_some(()));
+        // The system's patience would be over.
+        sleep(Duration::from_secs(2));
+        assert!(self.waits() && self.byte() == 1, "{}", self.server.log());
+        client
+    }
+
+    fn waits(&self) -> bool {
+        let status = self.server.says(&["status", "m", "--json"]);
+        status.contains("1 writes wait until the server answers or closes the connection\"")
+    }
+
+    fn byte(&self) -> u8 {
+        let mut block = [0; BLOCK as usize];
+        self.disk.read_exact_at(&mut block, 5 * BLOCK).unwrap();
+        block[0]
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        let _ = self.tcp.kill();
+        let _ = self.tcp.wait();
+    }
+}
+
+/// nbdkit in `net`, once it answers.
+fn tcp(net: &Net, disk: &Path) -> Child {
+    let mut nbdkit = net.inside("nbdkit");
+    let child = nbdkit.args(["-f", "-i", "127.0.0.1", "-p", "10809", "file"]).arg(disk).spawn().unwrap();
+    let size = || net.inside("nbdinfo").args(["--size", "nbd://127.0.0.1"]).stderr(Stdio::null()).status();
+    until("nbdkit", || size().is_ok_and(|status| status.success()).then_some(()));
+    child
+}
+
+fn write(client: &mut Client, byte: u8) {
+    let data = [byte; BLOCK as usize];
+    client.send(CommandFlags::empty(), Ask::Write, 5 * BLOCK, BLOCK, &data).unwrap();
+}
+
+/// What the system gives up proves nothing, so it gives nothing up: the server has the write when
+/// it can be reached again, and answers it.
+#[test]
+fn a_machine_that_can_be_reached_again() {
+    let Some(rig) = Rig::new() else { return };
+    let mut client = rig.cut_off();
+    rig.net.link("up");
+    assert_eq!((client.answer().unwrap().1, rig.byte()), (0, 2));
+    until("a line", || rig.server.log().contains("all 1 writes that waited were answered").then_some(()));
+}
+
+/// A machine that knows nothing of the connection says so, and the write goes elsewhere.
+#[test]
+fn a_machine_that_was_started_anew() {
+    let Some(mut rig) = Rig::new() else { return };
+    let mut client = rig.cut_off();
+    rig.tcp.kill().unwrap();
+    rig.tcp.wait().unwrap();
+    rig.net.link("up");
+    assert_eq!((client.answer().unwrap().1, rig.byte()), (0, 2));
+    until("a line", || rig.server.log().contains("1 writes that waited go elsewhere").then_some(()));
+}
