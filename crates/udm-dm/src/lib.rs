@@ -27,7 +27,7 @@ pub use error::TargetError;
 pub use mapped::{Change, Changes, DeviceInfo, MappedDevice, Refused, Wake, lies_on};
 pub use marks::StoreMark;
 pub use pending::Pending;
-pub use report::{CheckState, PathCommand, PathReport, WatchReport};
+pub use report::{CheckState, PathCommand, PathReport, UpkeepReport, WatchReport};
 pub use snapshot::{SnapshotReport, SnapshotState, SnapshotView};
 pub use table::{Entry, Table};
 pub use target::{

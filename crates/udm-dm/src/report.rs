@@ -1,6 +1,8 @@
 //! What a target with paths says of them.
 
+use std::sync::Arc;
 use udm_core::{DevNo, Nanos, Op, Status};
+use udm_wire::multipath_conf::Settings;
 
 /// A path and what it has served since the table was loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +72,19 @@ pub struct WatchReport {
     pub free: u64,
     /// How many reads took how long: the end of each step that has some, and how many.
     pub latency: Vec<(Nanos, u64)>,
+}
+
+/// How a multipath target is looked after, as of now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UpkeepReport {
+    /// What is in force.
+    pub settings: Arc<Settings>,
+    /// Whether requests without a path wait.
+    pub queueing: bool,
+    /// How long they wait yet, where the last path has gone and that is bounded.
+    pub fails_in: Option<Nanos>,
+    /// The group that is gone back to, from 1, and how long until then.
+    pub back: Option<(usize, Nanos)>,
 }
 
 /// What an administrator has done to a path.

@@ -7,7 +7,7 @@ use crate::error::TargetError;
 use crate::mapped::MappedDevice;
 use crate::marks::StoreMark;
 use crate::pending::Pending;
-use crate::report::{PathCommand, PathReport};
+use crate::report::{PathCommand, PathReport, UpkeepReport};
 use crate::snapshot::SnapshotView;
 use crate::stripes::Striped;
 use std::any::Any;
@@ -293,6 +293,11 @@ pub trait Target: Send + Sync {
     /// The paths below and what each has served; empty for targets without paths.
     fn path_reports(&self) -> Vec<PathReport> {
         Vec::new()
+    }
+
+    /// How its paths are looked after; `None` where they are not, and for targets without paths.
+    fn upkeep_report(&self) -> Option<UpkeepReport> {
+        None
     }
 
     /// What it says as the instant of another device; `None` for all other targets.

@@ -4,14 +4,20 @@
 mod multipath_rig;
 
 use multipath_rig::disks;
+use std::cell::Cell;
 use std::sync::Arc;
 use udm_core::{Cores, DevNo, Lane, Nanos, Op, Sectors, Status};
 use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare};
-use udm_dm::{MappedDevice, PathCommand, Table, Upkeep};
+use udm_dm::{MappedDevice, PathCommand, Table, Upkeep, UpkeepReport};
 use udm_wire::multipath_conf::{Failback, Marginal, NoPathRetry, Prio, Settings};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
+
+thread_local! {
+    /// The time of the control side, which is the cores'.
+    static CLOCK: Cell<Nanos> = const { Cell::new(Nanos(0)) };
+}
 
 /// A device over four disks, looked after, whose time passes in steps of 100 ms.
 struct Host {
@@ -30,6 +36,7 @@ impl Host {
         let (disks, mut resolver) = disks(4);
         let mut world = TestWorld::new(1);
         let device = MappedDevice::new("t", None, DevNo { major: 254, minor: 0 }).unwrap();
+        device.set_clock(|| CLOCK.get());
         device.set_upkeep(Upkeep { paths: Some(Arc::new(settings)), ..Upkeep::default() });
         let lane = world.open(0, &*device).unwrap();
         let cores: Arc<dyn Cores> = world.cores();
@@ -59,6 +66,7 @@ impl Host {
         let end = self.world.now.0 + (seconds * 1e9) as u64;
         while self.world.now.0 < end {
             self.world.now = Nanos(self.world.now.0 + 100 * MS);
+            CLOCK.set(self.world.now);
             // A read goes down in one turn and is home in the next at the latest.
             for _ in 0..3 {
                 self.world.run_tasks();
@@ -95,6 +103,10 @@ impl Host {
     /// The group that is in use, or asked for.
     fn group(&self) -> String {
         self.device.table_text(false).split_whitespace().nth(6).unwrap().to_owned()
+    }
+
+    fn upkeep(&self) -> UpkeepReport {
+        self.device.live().unwrap().targets()[0].target.upkeep_report().unwrap()
     }
 
     fn is_queueing(&self) -> bool {
@@ -231,10 +243,15 @@ fn d04_requests_wait_for_so_many_checks() {
     host.disks[..2].iter().for_each(|disk| disk.fail(Status::Transport));
     assert_eq!(host.read(), []);
     assert_eq!(host.paths(), "FF");
-    host.pass(14.5);
+    assert_eq!(host.upkeep().fails_in, None, "the checker has not seen it yet");
+    host.pass(4.0);
+    let Nanos(left) = host.upkeep().fails_in.unwrap();
+    assert_eq!(left, 11_100 * MS, "15 s from the turn after, less 4 s");
+    host.pass(10.5);
     assert_eq!((host.poll(), host.is_queueing()), (vec![], true));
     host.pass(1.5);
     assert_eq!((host.poll(), host.is_queueing()), (vec![Status::IoErr], false));
+    assert_eq!((host.upkeep().fails_in, host.upkeep().queueing), (None, false));
     assert_eq!(host.read(), [Status::IoErr]);
     host.disks[0].fail(Status::Ok);
     host.pass(6.0);
@@ -272,6 +289,7 @@ fn failback(rule: Failback, seconds: &[f64]) -> Vec<String> {
     let at = |seconds: &f64| {
         let passed = (host.world.now.0 - from) as f64 / 1e9;
         host.pass(seconds - passed);
+        assert_eq!(host.upkeep().back.is_some(), matches!(rule, Failback::After(_)) && host.group() == "2");
         host.group()
     };
     seconds.iter().map(at).collect()

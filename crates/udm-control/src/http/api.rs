@@ -131,6 +131,25 @@ pub struct Path {
     pub watch: Option<PathWatch>,
 }
 
+/// How the paths of a multipath target are looked after, as of now.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Upkeep {
+    /// What becomes of requests without a path, as in multipath.conf: "fail", "queue", or for how
+    /// many checks they wait; null where table and messages say it.
+    pub no_path_retry: Option<String>,
+    /// Whether requests without a path wait at the moment.
+    pub queueing: bool,
+    /// How long they wait yet; null where it is not counted: there is a path, or no bound.
+    pub queueing_left_ns: Option<u64>,
+    /// When the best group is gone back to, as in multipath.conf: "manual", "immediate",
+    /// "followover", or after how many seconds.
+    pub failback: String,
+    /// The group, from 1, that is gone back to when its time has come; null where none is.
+    pub failback_group: Option<u64>,
+    /// How long until then.
+    pub failback_left_ns: Option<u64>,
+}
+
 /// What the watch over a path has counted since its table was loaded.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PathWatch {
@@ -189,6 +208,9 @@ pub struct Status {
     /// The paths of its multipath targets; none for other targets.
     #[serde(default)]
     pub paths: Vec<Path>,
+    /// How its paths are looked after; null where they are not, or there are none.
+    #[serde(default)]
+    pub upkeep: Option<Upkeep>,
     /// Devices below that have requests which they can neither serve nor give up.
     #[serde(default)]
     pub waits: Vec<Waits>,

@@ -5,8 +5,9 @@ use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
 use udm_core::{DevNo, Device, Nanos, Op};
-use udm_dm::{CheckState, Entry, PathReport, Table, Target, WatchReport};
+use udm_dm::{CheckState, Entry, PathReport, Table, Target, UpkeepReport, WatchReport};
 use udm_targets::TARGETS;
+use udm_wire::multipath_conf::{Failback, NoPathRetry};
 
 /// The version of the kernel's device mapper (6.12) whose behaviour udm follows.
 const DRIVER_VERSION: &str = "4.48.0";
@@ -66,6 +67,7 @@ pub fn status(registry: &Registry, name: &str, inactive: bool) -> Result<api::St
         lines: table.as_ref().map(|t| lines(t, |target| target.status())).unwrap_or_default(),
         event_nr,
         paths: table.as_ref().map(|t| paths(t)).unwrap_or_default(),
+        upkeep: table.as_ref().and_then(|t| upkeep(t)),
         waits: table.map(|table| waits(registry, &table)).unwrap_or_default(),
     })
 }
@@ -146,6 +148,31 @@ fn paths(table: &Table) -> Vec<api::Path> {
         reports.map(|report| api::Path { start_bytes, ..path(report) }).collect::<Vec<_>>()
     };
     table.targets().iter().flat_map(of).collect()
+}
+
+/// How its paths are looked after.
+fn upkeep(table: &Table) -> Option<api::Upkeep> {
+    let UpkeepReport { settings, queueing, fails_in, back } =
+        table.targets().iter().find_map(|entry| entry.target.upkeep_report())?;
+    let no_path_retry = settings.no_path_retry.map(|rule| match rule {
+        NoPathRetry::Fail => "fail".to_owned(),
+        NoPathRetry::Queue => "queue".to_owned(),
+        NoPathRetry::Checks(checks) => checks.to_string(),
+    });
+    let failback = match settings.failback {
+        Failback::Manual => "manual".to_owned(),
+        Failback::Immediate => "immediate".to_owned(),
+        Failback::Followover => "followover".to_owned(),
+        Failback::After(time) => (time.0 / 1_000_000_000).to_string(),
+    };
+    Some(api::Upkeep {
+        no_path_retry,
+        queueing,
+        queueing_left_ns: fails_in.map(|left| left.0),
+        failback,
+        failback_group: back.map(|(group, _)| group as u64),
+        failback_left_ns: back.map(|(_, left)| left.0),
+    })
 }
 
 fn path(report: PathReport) -> api::Path {

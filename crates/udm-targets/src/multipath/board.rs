@@ -1,12 +1,18 @@
 //! What the checker knows of the paths, for whoever looks. Written by the checker alone, once a
 //! check.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use udm_core::Nanos;
 use udm_dm::CheckState;
 
 /// See the module.
 pub(super) struct Board {
     paths: Box<[Slot]>,
+    /// When requests without a path fail; never, where nothing is counted.
+    fails_at: AtomicU64,
+    /// When a better group is gone back to, and which, from 0.
+    back_at: AtomicU64,
+    back_to: AtomicU32,
 }
 
 struct Slot {
@@ -24,7 +30,31 @@ impl Board {
             short: AtomicBool::new(false),
             prio: AtomicU32::new(0),
         };
-        Board { paths: (0..paths).map(slot).collect() }
+        Board {
+            paths: (0..paths).map(slot).collect(),
+            fails_at: AtomicU64::new(Nanos::NEVER.0),
+            back_at: AtomicU64::new(Nanos::NEVER.0),
+            back_to: AtomicU32::new(0),
+        }
+    }
+
+    /// What is counted down: until requests without a path fail, and until a group is gone back to.
+    pub fn set_plans(&self, fails_at: Nanos, back: Option<(usize, Nanos)>) {
+        self.fails_at.store(fails_at.0, Relaxed);
+        let (to, at) = back.unwrap_or((0, Nanos::NEVER));
+        self.back_to.store(to as u32, Relaxed);
+        self.back_at.store(at.0, Relaxed);
+    }
+
+    /// When requests without a path fail; never, where nothing is counted.
+    pub fn fails_at(&self) -> Nanos {
+        Nanos(self.fails_at.load(Relaxed))
+    }
+
+    /// The group that is gone back to, from 0, and when.
+    pub fn back(&self) -> Option<(usize, Nanos)> {
+        let at = Nanos(self.back_at.load(Relaxed));
+        (at != Nanos::NEVER).then(|| (self.back_to.load(Relaxed) as usize, at))
     }
 
     pub fn set(&self, path: usize, state: CheckState) {

@@ -22,6 +22,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use udm_core::{Bio, Cores, Nanos, Overdue, Status};
 use udm_dm::target::{DeviceRef, Notify};
+use udm_wire::multipath_conf::Settings;
 
 /// See the module.
 #[derive(Default)]
@@ -110,6 +111,11 @@ impl Journal {
     /// clock.
     pub fn now(&self) -> Nanos {
         self.notify.get().map_or(Nanos(0), |notify| notify.now())
+    }
+
+    /// What is done for the device's paths, where something is.
+    pub fn settings(&self) -> Option<Arc<Settings>> {
+        self.notify.get().and_then(|notify| notify.upkeep().paths)
     }
 
     /// Raises the device's event counter by one.

@@ -42,7 +42,7 @@ use state::Shared;
 use std::sync::{Arc, Mutex, OnceLock};
 use udm_core::{Content, Cx, DevNo, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors};
 use udm_dm::target::{Below, DeviceRef, Kind, Notify, Resolver, Target, TargetArgs, Used};
-use udm_dm::{PathCommand, PathReport, PathWatch, TargetError, Upkeep};
+use udm_dm::{PathCommand, PathReport, PathWatch, TargetError, Upkeep, UpkeepReport};
 
 /// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in
 /// `parse`.
@@ -173,6 +173,10 @@ impl Target for Multipath {
 
     fn path_reports(&self) -> Vec<PathReport> {
         self.reports()
+    }
+
+    fn upkeep_report(&self) -> Option<UpkeepReport> {
+        self.upkeep()
     }
 
     fn attach(&self, notify: Arc<dyn Notify>) {

@@ -8,9 +8,9 @@ use super::served::Count;
 use super::state::Word;
 use super::watch::latency::end_of;
 use std::fmt::Write;
-use udm_core::Status;
+use udm_core::{Nanos, Status};
 use udm_dm::target::DeviceRef;
-use udm_dm::{PathReport, PathWatch, WatchReport};
+use udm_dm::{PathReport, PathWatch, UpkeepReport, WatchReport};
 
 /// Appends a field.
 macro_rules! field {
@@ -94,6 +94,20 @@ impl Multipath {
             }
         }
         out
+    }
+
+    /// How its paths are looked after.
+    pub(super) fn upkeep(&self) -> Option<UpkeepReport> {
+        let journal = &self.shared.journal;
+        let (settings, now) = (journal.settings()?, journal.now());
+        let left = |at: Nanos| at.since(now);
+        let fails_at = Some(self.board.fails_at()).filter(|at| *at != Nanos::NEVER);
+        Some(UpkeepReport {
+            settings,
+            queueing: self.shared.word().queueing(),
+            fails_in: fails_at.map(left),
+            back: self.board.back().map(|(group, at)| (group + 1, left(at))),
+        })
     }
 
     /// Why no check reinstates a path that failed.

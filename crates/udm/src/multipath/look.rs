@@ -14,6 +14,10 @@ pub struct Map {
     /// Its uuid, else its name.
     pub uuid: String,
     pub sysfs: String,
+    /// When the best group is gone back to, as far as that is planned.
+    pub failback: String,
+    /// What becomes of requests without a path.
+    pub queueing: String,
     pub size_bytes: u64,
     pub write_prot: &'static str,
     /// "active" or "suspend".
@@ -172,7 +176,10 @@ fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option
         path_groups.push(Group { group, selector, pri: mean(&paths), dm_st, paths });
     }
     let paths = || path_groups.iter().flat_map(|group| &group.paths);
+    let up = paths().filter(|path| path.is_up()).count();
     Some(Map {
+        failback: failback(status.upkeep.as_ref()),
+        queueing: queueing(status.upkeep.as_ref(), up),
         name: device.name.clone(),
         uuid: device.uuid.clone().unwrap_or_else(|| device.name.clone()),
         sysfs: format!("dm-{}", device.number.rsplit(':').next().unwrap_or_default()),
@@ -181,10 +188,43 @@ fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option
         dm_st: if device.state == "suspended" { "suspend" } else { "active" },
         features,
         hwhandler,
-        paths: paths().filter(|path| path.is_up()).count(),
+        paths: up,
         path_faults: paths().map(|path| path.failures).sum(),
         path_groups,
     })
+}
+
+/// Seconds, the last of which has begun.
+fn seconds(ns: u64) -> u64 {
+    ns.div_ceil(1_000_000_000)
+}
+
+/// `failback` in multipathd's words: a time that runs as a bar, which has ten parts and grows
+/// shorter.
+fn failback(upkeep: Option<&api::Upkeep>) -> String {
+    let Some(api::Upkeep { failback, failback_left_ns, .. }) = upkeep else { return "-".into() };
+    match (failback.parse::<u64>(), failback_left_ns) {
+        (Ok(all), Some(left)) => {
+            let left = seconds(*left).min(all);
+            let part = (left * 10).checked_div(all).unwrap_or(0) as usize;
+            format!("{}{} {left}/{all}", "X".repeat(part), ".".repeat(10 - part))
+        }
+        (Err(_), _) if failback != "manual" => failback.clone(),
+        _ => "-".into(),
+    }
+}
+
+/// `no_path_retry` in multipathd's words, of a device with `up` paths in use.
+fn queueing(upkeep: Option<&api::Upkeep>, up: usize) -> String {
+    let Some(upkeep) = upkeep else { return "-".into() };
+    match (upkeep.no_path_retry.as_deref(), upkeep.queueing_left_ns) {
+        (None, _) => "-".into(),
+        (Some("fail"), _) => "off".into(),
+        (Some("queue"), _) => "on".into(),
+        (Some(_), Some(left)) => format!("{} sec", seconds(left)),
+        (Some(checks), None) if up > 0 => format!("{checks} chk"),
+        (Some(_), None) => "off".into(),
+    }
 }
 
 /// A group's priority: the mean of its paths in use, 0 where nothing says what they are worth.
@@ -216,6 +256,35 @@ fn of(path: &api::Path, multipath: &str) -> Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_planned_in_multipathds_words() {
+        let upkeep = |no_path_retry: Option<&str>, left, failback: &str, back| api::Upkeep {
+            no_path_retry: no_path_retry.map(str::to_owned),
+            queueing_left_ns: left,
+            failback: failback.into(),
+            failback_left_ns: back,
+            ..api::Upkeep::default()
+        };
+        let words = |upkeep: &api::Upkeep, up| (queueing(Some(upkeep), up), failback(Some(upkeep)));
+        let rows = [
+            (upkeep(None, None, "manual", None), 1, "-", "-"),
+            (upkeep(Some("fail"), None, "immediate", None), 0, "off", "immediate"),
+            (upkeep(Some("queue"), None, "followover", None), 0, "on", "followover"),
+            (upkeep(Some("3"), None, "10", None), 2, "3 chk", "-"),
+            (
+                upkeep(Some("3"), Some(13_000_000_001), "10", Some(6_500_000_000)),
+                0,
+                "14 sec",
+                "XXXXXXX... 7/10",
+            ),
+            (upkeep(Some("3"), None, "10", Some(0)), 0, "off", ".......... 0/10"),
+        ];
+        for (upkeep, up, queueing, failback) in rows {
+            assert_eq!(words(&upkeep, up), (queueing.to_owned(), failback.to_owned()), "{upkeep:?}");
+        }
+        assert_eq!((queueing(None, 1), failback(None)), ("-".to_owned(), "-".to_owned()));
+    }
 
     #[test]
     fn a_map_is_read_from_table_and_status() {

@@ -22,7 +22,7 @@ use udm_control::http::api;
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "Examples:\n  udm multipath -ll\n  udm multipath -ll mp\n  udm multipath show paths\n  udm multipath show paths format '%d %t %T'\n  udm multipath fail path disk.img\n  udm multipath switch map mp group 2\n\n\
-Of a device: %n name, %w uuid, %d its number as dm-N, %S size, %N paths in use, %0 how often one failed, %r rw or ro, %t active or suspend, %f features, %h handler. \
+Of a device: %n name, %w uuid, %d its number as dm-N, %S size, %F failback and %Q queueing, with what is left of their time, %N paths in use, %0 how often one failed, %r rw or ro, %t active or suspend, %f features, %h handler. \
 Of a path: %d its name, %D number, %m device, %t active or failed, %T what its last check found, %p priority, %0 how often it failed, %o running, %i #:#:#:#, %W why no check reinstates it. Of both: %s ##,##."
 )]
 pub struct MultipathArgs {
@@ -87,7 +87,8 @@ struct ShowArgs {
     print: Print,
     /// What to show
     what: What,
-    /// json; format FORMAT, in columns; raw format FORMAT, without heads and blanks
+    /// json; format FORMAT, in columns; raw format FORMAT, without heads and blanks; of maps also
+    /// status: what becomes of requests without a path, and when a better group is gone back to
     #[arg(value_name = "HOW")]
     how: Vec<String>,
 }
@@ -106,6 +107,7 @@ enum What {
 /// What multipathd shows of a path, with why it stays failed, and of a device.
 const PATHS: &str = "%i %d %D %p %t %T %o %W";
 const MAPS: &str = "%n %d %w";
+const MAPS_STATUS: &str = "%n %F %Q %N %t %r";
 
 /// What multipathd's JSON has in front.
 #[derive(Serialize)]
@@ -150,6 +152,7 @@ fn show(args: &ShowArgs) -> Result<()> {
     let (as_json, raw, format) = match (how.as_slice(), args.what) {
         ([], _) => (args.print.json, false, None),
         (["json"], _) => (true, false, None),
+        (["status"], What::Maps) => (false, false, Some(MAPS_STATUS)),
         (["format", _] | ["raw", "format", _], What::Topology) => {
             bail!("multipath show topology: it has no format")
         }

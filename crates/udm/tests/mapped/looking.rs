@@ -85,6 +85,54 @@ fn a_path_is_seen_to_fail_and_to_come_back() {
     assert_eq!(json["maps"][0]["path_groups"][1]["paths"][0]["dev_t"], json!("253:1"), "{json}");
 }
 
+/// Both paths are lost, and the first group comes back last: what is left of the time until
+/// requests fail, and until the better group serves, is told in multipathd's words.
+#[test]
+fn what_is_left_of_the_time_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let conf = folder.path().join("mp.conf");
+    let text = "defaults {\n polling_interval 1\n no_path_retry 1000\n failback 1000\n prio weightedpath\n\
+                 prio_args \"devname a 50\"\n}\n";
+    fs::write(&conf, text).unwrap();
+    let table = "m=0 2048 multipath 2 queue_mode bio 0 2 1 round-robin 0 1 1 @a 1 round-robin 0 1 1 @b 1";
+    let devices = ["a=0 2048 linear mem:1M 0", "b=0 2048 linear mem:1M 0", table];
+    let server = Server::start_with(&devices, &["--multipath-conf", &conf.display().to_string()]);
+    let mut client = Client::connect(&server.nbd, "m");
+    assert_eq!(client.read(0), 0);
+    let shows = |format: &str| server.says(&["multipath", "show", "maps", "raw", "format", format]);
+    let upkeep = || {
+        let status = server.says(&["status", "m", "--json"]);
+        let json: Value = serde_json::from_str(&status).unwrap();
+        json.pointer("/upkeep").or_else(|| json.pointer("/0/upkeep")).unwrap().clone()
+    };
+    assert_eq!(
+        server.says(&["multipath", "show", "maps", "status"]),
+        "name failback queueing paths dm-st  write_prot\nm    -        1000 chk 2     active rw\n"
+    );
+    let plain = json!({
+        "no_path_retry": "1000", "queueing": true, "queueing_left_ns": null,
+        "failback": "1000", "failback_group": null, "failback_left_ns": null,
+    });
+    assert_eq!(upkeep(), plain);
+    for path in ["a", "b"] {
+        server.says(&["multipath", "fail", "path", path]);
+    }
+    let left = |value: &Value| value.as_u64().is_some_and(|ns| (1..=1_000_000_000_000).contains(&ns));
+    until("time that runs", || left(&upkeep()["queueing_left_ns"]).then_some(()));
+    let shown = shows("%Q");
+    let seconds = shown.strip_suffix(" sec\n").unwrap_or_else(|| panic!("{shown}"));
+    assert!((1..=1000).contains(&seconds.parse::<u64>().unwrap()), "{shown}");
+    // The second group is back, and serves; then the first.
+    server.says(&["multipath", "reinstate", "path", "b"]);
+    assert_eq!(client.read(0), 0);
+    assert_eq!(shows("%Q"), "1000 chk\n");
+    server.says(&["multipath", "reinstate", "path", "a"]);
+    until("a plan", || (upkeep()["failback_group"] == 1).then_some(()));
+    assert!(left(&upkeep()["failback_left_ns"]), "{}", upkeep());
+    let shown = shows("%F");
+    assert!(shown.starts_with('X') && shown.ends_with("/1000\n"), "{shown}");
+}
+
 /// A device without checks: nothing is known, and nothing is made up. Messages in other words.
 #[test]
 fn what_is_not_known_and_what_is_not_there() {

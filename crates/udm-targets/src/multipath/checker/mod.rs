@@ -213,7 +213,16 @@ impl Checker {
         if self.failback.next() <= now {
             self.go_back(Returned::Nobody, cx);
         }
+        self.show_plans(now);
         cx.wake_at(self.next());
+    }
+
+    /// For who asks, by the journal's clock.
+    fn show_plans(&self, now: Nanos) {
+        let theirs = self.shared.journal.now();
+        let at = |at: Nanos| if at == Nanos::NEVER { at } else { theirs + at.since(now) };
+        let back = self.failback.plan().map(|(group, when)| (group, at(when)));
+        self.board.set_plans(at(self.queueing.next()), back);
     }
 
     /// When there is something to look at.
@@ -470,6 +479,7 @@ impl Task for Checker {
         self.stopping = true;
         self.bell = None;
         self.devices.clear();
+        self.board.set_plans(Nanos::NEVER, None);
         cx.wake_at(Nanos::NEVER);
         for path in &mut self.paths {
             path.close(cx);

@@ -103,6 +103,11 @@ impl Back {
         self.plan = None;
     }
 
+    /// The better group, and when.
+    pub fn plan(&self) -> Option<(usize, Nanos)> {
+        self.plan
+    }
+
     /// When it has to be looked at.
     pub fn next(&self) -> Nanos {
         self.plan.map_or(Nanos::NEVER, |(_, at)| at)
