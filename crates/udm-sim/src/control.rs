@@ -21,7 +21,7 @@ use udm_dm::{
     mapped::{Changes, MappedDevice},
     table::Table,
 };
-use udm_wire::multipath_conf::{Failback, Marginal, NoPathRetry, Prio, Settings};
+use udm_wire::multipath_conf::{Failback, Grouping, Marginal, NoPathRetry, Prio, Settings};
 use udm_wire::table::Line;
 
 /// Finds paths and devices by the words of [`crate::tables::Below`].
@@ -135,6 +135,7 @@ impl World {
             ]),
             prio: Prio::Const,
             marginal: control.one_in(3).then_some(marginal),
+            grouping: Grouping::default(),
         })
     }
 

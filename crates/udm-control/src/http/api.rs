@@ -241,6 +241,29 @@ pub struct Create {
     pub folder: Option<String>,
 }
 
+/// A multipath device to make from its paths. What is not given is as the server's multipath.conf
+/// says, or multipath-tools' default.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateMultipath {
+    /// Its name: 1 to 127 bytes, without a slash.
+    pub name: String,
+    /// Its uuid: at most 128 bytes.
+    pub uuid: Option<String>,
+    /// Its paths, as words of a table, all of one size.
+    pub paths: Vec<String>,
+    /// How they become groups: "failover", "multibus" or "group_by_prio".
+    pub policy: Option<String>,
+    /// What they are worth: "const", "weightedpath" or, where they are not grouped by it,
+    /// "path_latency". It holds for the device from then on.
+    pub prio: Option<String>,
+    /// The arguments of that, as in multipath.conf.
+    pub prio_args: Option<String>,
+    /// The absolute path of the folder from which relative paths count. Without it they are
+    /// refused.
+    pub folder: Option<String>,
+}
+
 /// A table to load into the inactive slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -134,6 +134,23 @@ pub(super) async fn create(
     Ok(Json(made.await?))
 }
 
+pub(super) async fn create_multipath(
+    State(Shared { registry, gates }): State<Shared>,
+    Body(new): Body<api::CreateMultipath>,
+) -> Answer<api::Device> {
+    let folder = folder(new.folder.as_deref())?;
+    let name = new.name.clone();
+    let asked = Asked::default();
+    let off = asked.0.clone();
+    let made = gates.loads.run(&name, move || {
+        let api::CreateMultipath { name, uuid, paths, policy, prio, prio_args, .. } = new;
+        let (how, uuid) = (verbs::Grouped { policy, prio, prio_args }, uuid.as_deref());
+        verbs::wait(verbs::create_multipath_until(&registry, &name, uuid, &paths, &how, &folder, &off))?;
+        verbs::info(&registry, &name)
+    });
+    Ok(Json(made.await?))
+}
+
 /// `?force=true&deferred=true&timeout_ms=1000`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

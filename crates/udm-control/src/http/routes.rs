@@ -176,6 +176,15 @@ fn devices() -> Vec<Route> {
         )
         .takes::<api::Create>()
         .gives::<api::Device>(),
+        Route::new(
+            post.clone(),
+            "/v1/multipath",
+            "createMultipath",
+            "Makes a multipath device from its paths, and resumes it",
+            h::create_multipath,
+        )
+        .takes::<api::CreateMultipath>()
+        .gives::<api::Device>(),
         Route::new(get.clone(), "/v1/devices/{name}", "getDevice", "One device", h::info)
             .gives::<api::Device>(),
         Route::new(

@@ -44,10 +44,23 @@ pub async fn create_until(
     folder: &Folder,
     off: &CallOff,
 ) -> Result<(), VerbError> {
+    create_with(registry, name, uuid, |_| Ok(table.map(String::from)), folder, off).await
+}
+
+/// As [`create_until`], with the table that `table` says of the device, which is there already and
+/// has none.
+pub(super) async fn create_with(
+    registry: &Arc<Registry>,
+    name: &str,
+    uuid: Option<&str>,
+    table: impl FnOnce(&Arc<Mapped>) -> Result<Option<String>, VerbError>,
+    folder: &Folder,
+    off: &CallOff,
+) -> Result<(), VerbError> {
     let made = registry.make(name, uuid).map_err(|e| VerbError::new(name, e))?;
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
-    if let Some(table) = table {
-        tables::load_into(registry, &made.mapped, name, table, folder, off)?;
+    if let Some(table) = table(&made.mapped)? {
+        tables::load_into(registry, &made.mapped, name, &table, folder, off)?;
         in_turn(registry, &one, Waiting::Create, off, resume_among).await?;
     }
     if let Err(error) = export(registry, &made.mapped) {

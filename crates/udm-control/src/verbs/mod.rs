@@ -7,6 +7,7 @@
 mod call_off;
 mod change;
 mod hold;
+mod multipath;
 #[cfg(test)]
 mod partners_tests;
 mod remove;
@@ -19,6 +20,7 @@ mod wait;
 pub(crate) use call_off::Pending;
 pub use call_off::{CallOff, interrupted};
 pub use change::{call_off_all, create, create_until, resume, resume_until, suspend, suspend_until};
+pub use multipath::{Grouped, create_multipath_until};
 pub use remove::{Removal, remove, remove_until, see_to_deferred};
 pub use show::{info, ls, status, table, version};
 pub(crate) use snapshot::Note;

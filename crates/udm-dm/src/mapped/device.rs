@@ -305,6 +305,11 @@ impl MappedDevice {
         self.state().upkeep = upkeep;
     }
 
+    /// What is done for the device besides requests.
+    pub fn upkeep(&self) -> Upkeep {
+        self.state().upkeep.clone()
+    }
+
     /// Says by which clock the device tells how long something has lasted. Once; later calls change
     /// nothing.
     pub fn set_clock(&self, clock: fn() -> Nanos) {

@@ -1,7 +1,8 @@
 //! The keys of a section: what they take, and what they come to.
 
 use super::{
-    CHECKER_TIMEOUT, Failback, MAX_OF_INTERVAL, Marginal, NoPathRetry, POLLING_INTERVAL, Prio, Settings,
+    CHECKER_TIMEOUT, Failback, Grouping, MAX_OF_INTERVAL, Marginal, NoPathRetry, POLLING_INTERVAL, Policy,
+    Prio, Settings,
 };
 use udm_core::Nanos;
 
@@ -26,6 +27,9 @@ pub(super) struct Keys {
     err_sample_time: Option<u64>,
     err_rate_threshold: Option<u64>,
     err_recheck_gap_time: Option<u64>,
+    policy: Option<Policy>,
+    selector: Option<String>,
+    features: Option<Vec<String>>,
 }
 
 /// `prio_args`: what either of the two kinds that take any makes of it.
@@ -79,12 +83,21 @@ impl Keys {
             }
             "marginal_path_err_rate_threshold" => self.err_rate_threshold = Some(seconds(value, 1, 1000)?),
             "marginal_path_err_recheck_gap_time" => self.err_recheck_gap_time = time(value)?,
-            "path_grouping_policy"
-            | "path_selector"
-            | "features"
-            | "rr_min_io"
-            | "rr_min_io_rq"
-            | "rr_weight" => return Ok(Said::Ignored("tables say it")),
+            "path_grouping_policy" => match (Policy::named(value), value) {
+                (Some(policy), _) => self.policy = Some(policy),
+                (None, "group_by_serial" | "group_by_node_name" | "group_by_tpg") => {
+                    return Ok(Said::Ignored("failover, multibus and group_by_prio are what is there"));
+                }
+                (None, _) => {
+                    return Err(format!("wants failover, multibus or group_by_prio, not {}", shown(value)));
+                }
+            },
+            "path_selector" => {
+                let (name, args) = value.trim().split_once(' ').unwrap_or((value, ""));
+                self.selector = Some(format!("{name} {}", counted(args)?.join(" ")));
+            }
+            "features" => self.features = Some(counted(value)?.split_off(1)),
+            "rr_min_io" | "rr_min_io_rq" | "rr_weight" => return Ok(Said::Ignored("tables say it")),
             "hardware_handler"
             | "detect_prio"
             | "detect_checker"
@@ -132,6 +145,9 @@ impl Keys {
             err_sample_time: self.err_sample_time.or(other.err_sample_time),
             err_rate_threshold: self.err_rate_threshold.or(other.err_rate_threshold),
             err_recheck_gap_time: self.err_recheck_gap_time.or(other.err_recheck_gap_time),
+            policy: self.policy.or(other.policy),
+            selector: self.selector.or(other.selector),
+            features: self.features.or(other.features),
         }
     }
 
@@ -157,7 +173,14 @@ impl Keys {
                 err_recheck_gap_time: nanos(self.err_recheck_gap_time?),
             })
         };
+        let usual = Grouping::default();
+        let grouping = Grouping {
+            policy: self.policy.unwrap_or(usual.policy),
+            selector: self.selector.unwrap_or(usual.selector),
+            features: self.features.unwrap_or(usual.features),
+        };
         Settings {
+            grouping,
             polling_interval: nanos(interval),
             max_polling_interval: nanos(most.max(interval)),
             checker_timeout: nanos(self.checker_timeout.unwrap_or(CHECKER_TIMEOUT)),
@@ -166,6 +189,16 @@ impl Keys {
             prio,
             marginal: marginal(),
         }
+    }
+}
+
+/// A count and as many words, the count among them.
+fn counted(value: &str) -> Result<Vec<String>, String> {
+    let words: Vec<String> = value.split_whitespace().map(String::from).collect();
+    let count = words.first().and_then(|word| word.parse().ok());
+    match count == Some(words.len().saturating_sub(1)) && !words.is_empty() {
+        true => Ok(words),
+        false => Err(format!("wants a count and as many words, not {}", shown(value))),
     }
 }
 

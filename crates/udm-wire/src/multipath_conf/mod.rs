@@ -8,10 +8,13 @@
 //! What counts for a device: its own `multipath` section first, found by `alias` or by `wwid`,
 //! which is the device's name or its uuid; then `overrides`, then `defaults`.
 
+pub mod grouping;
 mod keys;
 mod read;
 #[cfg(test)]
 mod tests;
+
+pub use grouping::{Grouping, Policy};
 
 use keys::Keys;
 use udm_core::Nanos;
@@ -53,6 +56,8 @@ pub struct Settings {
     pub prio: Prio,
     /// Which paths are held back because they keep failing.
     pub marginal: Option<Marginal>,
+    /// How a device is made from paths.
+    pub grouping: Grouping,
 }
 
 /// `no_path_retry`.
@@ -107,6 +112,24 @@ pub struct Marginal {
     pub err_rate_threshold: u32,
     /// For so long; then it is sampled anew.
     pub err_recheck_gap_time: Nanos,
+}
+
+impl Prio {
+    /// `prio` with its `prio_args`.
+    ///
+    /// # Errors
+    /// What they want instead, in one line.
+    pub fn named(name: &str, args: Option<&str>) -> Result<Prio, String> {
+        let mut keys = Keys::default();
+        for (key, value) in [("prio", Some(name)), ("prio_args", args)] {
+            match value.map(|value| keys.set(key, value)) {
+                Some(Ok(keys::Said::Ignored(why))) => return Err(format!("{key} {name}: {why}")),
+                Some(Err(why)) => return Err(format!("{key} {why}")),
+                _ => {}
+            }
+        }
+        Ok(keys.settings(None).prio)
+    }
 }
 
 impl Settings {

@@ -61,6 +61,7 @@ fn a_device_has_its_own_then_overrides_then_defaults() {
     );
     assert_eq!((other.no_path_retry, other.failback), (Some(NoPathRetry::Checks(12)), Failback::Immediate));
     assert_eq!((other.prio, other.marginal), (Prio::Const, None));
+    assert_eq!(other.grouping, Grouping::default());
     let yellow = of("yellow", None);
     assert_eq!(yellow, of("x", Some("3600508b4000156d700012000000b0000")), "by its wwid");
     assert_eq!(yellow.no_path_retry, Some(NoPathRetry::Queue));
@@ -73,12 +74,41 @@ fn a_device_has_its_own_then_overrides_then_defaults() {
 }
 
 #[test]
+fn how_a_device_is_made_from_paths() {
+    let of = |lines: &str| {
+        let conf = Conf::parse(&format!("defaults {{\n{lines}\n}}\n"))?;
+        Ok::<_, String>((conf.settings("mp", None, None).grouping, conf.warnings.len()))
+    };
+    let text = "path_grouping_policy multibus\npath_selector \"historical-service-time 1 900\"\n\
+                features \"2 queue_mode bio\"";
+    let (grouping, warnings) = of(text).unwrap();
+    assert_eq!((grouping.policy, warnings), (Policy::Multibus, 0));
+    assert_eq!(grouping.selector, "historical-service-time 1 900");
+    assert_eq!(grouping.features, ["queue_mode", "bio"]);
+    assert_eq!(of("features 0").unwrap(), (Grouping::default(), 0));
+    assert_eq!(of("path_grouping_policy group_by_tpg").unwrap(), (Grouping::default(), 1));
+    for (line, why) in [
+        (
+            "path_grouping_policy most",
+            "path_grouping_policy wants failover, multibus or group_by_prio, not \"most\"",
+        ),
+        ("path_selector round-robin", "path_selector wants a count and as many words, not \"\""),
+        ("path_selector \"round-robin 1\"", "path_selector wants a count and as many words, not \"1\""),
+        (
+            "features \"1 queue_mode bio\"",
+            "features wants a count and as many words, not \"1 queue_mode bio\"",
+        ),
+    ] {
+        assert_eq!(of(line).unwrap_err(), format!("line 2: {why}"));
+    }
+}
+
+#[test]
 fn what_is_passed_over_is_said_with_its_line() {
     let conf = Conf::parse(CONF).unwrap();
     assert_eq!(
         conf.warnings,
         [
-            "line 6: path_selector \"service-time 0\" is passed over: tables say it",
             "line 9: user_friendly_names yes is passed over: devices are named by who makes them",
             "line 10: frobnicate is no key that udm knows",
             "line 12: blacklist: udm has no use for this section",

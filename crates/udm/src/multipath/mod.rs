@@ -9,7 +9,7 @@ mod print;
 
 use crate::cli::{Print, Talk};
 use crate::output::{say, say_json};
-use crate::verbs::explain;
+use crate::verbs::{explain, folder};
 use anyhow::{Result, bail};
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use look::{Map, Path};
@@ -41,6 +41,8 @@ pub struct MultipathArgs {
 
 #[derive(Debug, Subcommand)]
 enum MultipathVerb {
+    /// Make a device from paths to one disk
+    Create(CreateArgs),
     /// Show paths, devices (maps) or their groups and paths (topology), as multipathd does
     #[command(visible_alias = "list")]
     Show(ShowArgs),
@@ -50,6 +52,37 @@ enum MultipathVerb {
     Reinstate(PathArgs),
     /// Have a group serve, if it has a path in use
     Switch(SwitchArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "What is not given is as the server's --multipath-conf says for a device of this name, and else as in multipath-tools: failover, const, service-time 0. path_selector and features come from there alone. \
+Groups come in the order of their priority, then of their number of paths.\n\nExamples:\n  udm multipath create mp --policy multibus nbd://a/disk nbd://b/disk\n  \
+udm multipath create mp --policy group_by_prio --prio weightedpath --prio-args 'devname *//a/* 50 devname * 10' nbd://a/disk nbd://b/disk"
+)]
+struct CreateArgs {
+    #[command(flatten)]
+    talk: Talk,
+    #[command(flatten)]
+    print: Print,
+    /// Its name
+    name: String,
+    /// How paths become groups: a group a path, all in one, or those of one priority together
+    #[arg(long, value_parser = ["failover", "multibus", "group_by_prio"])]
+    policy: Option<String>,
+    /// What paths are worth, for their groups and from then on: const, weightedpath or, where they
+    /// are not grouped by it, path_latency
+    #[arg(long)]
+    prio: Option<String>,
+    /// Its arguments, as in multipath.conf
+    #[arg(long, value_name = "ARGS", requires = "prio")]
+    prio_args: Option<String>,
+    /// Its uuid
+    #[arg(short, long)]
+    uuid: Option<String>,
+    /// Files, block devices, NBD URIs, @devices; as large as each other
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -135,6 +168,7 @@ fn json(what: Listed<'_>) -> Result<()> {
 /// What the server refused; a letter that means nothing.
 pub fn run(args: &MultipathArgs) -> Result<()> {
     match &args.verb {
+        Some(MultipathVerb::Create(args)) => return create(args),
         Some(MultipathVerb::Show(args)) => return show(args),
         Some(MultipathVerb::Fail(args)) => return command_path(args, "fail"),
         Some(MultipathVerb::Reinstate(args)) => return command_path(args, "reinstate"),
@@ -145,6 +179,22 @@ pub fn run(args: &MultipathArgs) -> Result<()> {
     }
     let maps = look::maps(&args.talk.client()?, args.name.as_deref())?;
     if args.print.json { json(Listed::Maps(&maps)) } else { say(&print::topology(&maps)) }
+}
+
+fn create(args: &CreateArgs) -> Result<()> {
+    let CreateArgs { name, uuid, paths, policy, prio, prio_args, .. } = args;
+    let new = api::CreateMultipath {
+        name: name.clone(),
+        uuid: uuid.clone(),
+        paths: paths.clone(),
+        policy: policy.clone(),
+        prio: prio.clone(),
+        prio_args: prio_args.clone(),
+        folder: folder(),
+    };
+    let made = args.talk.client()?.post::<api::Device>("/v1/multipath", &new);
+    let made = made.map_err(|e| explain(e, None))?;
+    if args.print.json { say_json(&made) } else { Ok(()) }
 }
 
 fn show(args: &ShowArgs) -> Result<()> {

@@ -4,6 +4,7 @@
 mod checker;
 mod claims;
 mod looking;
+mod making;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use udm_core::Nanos;
-use udm_wire::multipath_conf::{Prio, Settings, fits};
+use udm_wire::multipath_conf::grouping::prio_by_name;
+use udm_wire::multipath_conf::{Prio, Settings};
 
 /// A latency of a check, and more, is worth 1: 100 s, in µs, as multipath-tools has it.
 const LATENCY_MAX: f64 = 1e8;
@@ -18,12 +19,7 @@ pub(super) struct Prios {
 
 impl Prios {
     pub fn new<'a>(settings: &Settings, names: impl Iterator<Item = &'a str>) -> Prios {
-        let weight = |name: &str| match &settings.prio {
-            Prio::Weighted(weights) => {
-                weights.iter().find(|(pattern, _)| fits(pattern, name)).map_or(0, |(_, prio)| *prio)
-            }
-            _ => 1,
-        };
+        let weight = |name: &str| prio_by_name(&settings.prio, name).unwrap_or(0);
         let weights: Vec<u32> = names.map(weight).collect();
         Prios { rule: settings.prio.clone(), took: vec![VecDeque::new(); weights.len()], weights }
     }

@@ -1,0 +1,110 @@
+//! A multipath device from its paths.
+
+use super::CallOff;
+use super::change::create_with;
+use crate::error::VerbError;
+use crate::registry::{Folder, Mapped, Opening, Registry};
+use std::sync::Arc;
+use udm_core::errno::EINVAL;
+use udm_dm::{Resolver, TargetError, Upkeep};
+use udm_wire::multipath_conf::grouping::{self, Policy};
+use udm_wire::multipath_conf::{Prio, Settings};
+
+/// How it is made, where that is not left to the server's multipath.conf and its defaults: in
+/// multipath.conf's words.
+#[derive(Clone, Debug, Default)]
+pub struct Grouped {
+    /// `path_grouping_policy`.
+    pub policy: Option<String>,
+    /// `prio`, which also holds for the device from then on.
+    pub prio: Option<String>,
+    /// `prio_args`.
+    pub prio_args: Option<String>,
+}
+
+/// Makes a multipath device over `paths`, as words of a table, until it is called off. May block on
+/// what it opens.
+///
+/// # Errors
+/// EINVAL where `how` can't be done, for a path that is given twice, and for paths that are not as
+/// large as each other; else as [`super::create_until`]'s.
+pub async fn create_multipath_until(
+    registry: &Arc<Registry>,
+    name: &str,
+    uuid: Option<&str>,
+    paths: &[String],
+    how: &Grouped,
+    folder: &Folder,
+    off: &CallOff,
+) -> Result<(), VerbError> {
+    let table = |mapped: &Arc<Mapped>| {
+        let table = table(registry, mapped, paths, how, folder);
+        table.map(Some).map_err(|e| VerbError::new(name, e))
+    };
+    create_with(registry, name, uuid, table, folder, off).await
+}
+
+fn refused(why: impl Into<String>) -> TargetError {
+    TargetError::errno(EINVAL).because(why.into())
+}
+
+/// The table, and what is done for the device from now on.
+fn table(
+    registry: &Registry,
+    mapped: &Arc<Mapped>,
+    paths: &[String],
+    how: &Grouped,
+    folder: &Folder,
+) -> Result<String, TargetError> {
+    let upkeep = mapped.device.upkeep();
+    let mut settings = upkeep.paths.as_deref().cloned().unwrap_or_else(|| Settings::every(5));
+    if let Some(policy) = &how.policy {
+        let named = Policy::named(policy);
+        settings.grouping.policy = named.ok_or_else(|| refused(format!("{policy}: no grouping policy")))?;
+    }
+    match (&how.prio, &how.prio_args) {
+        (Some(prio), args) => settings.prio = Prio::named(prio, args.as_deref()).map_err(refused)?,
+        (None, Some(_)) => return Err(refused("prio_args go with a prio")),
+        (None, None) => {}
+    }
+    let sectors = one_disk(registry, mapped, paths, folder)?;
+    let table = grouping::table(&settings, sectors, paths).map_err(refused)?;
+    if how.prio.is_some() && upkeep.paths.is_some() {
+        mapped.device.set_upkeep(Upkeep { paths: Some(Arc::new(settings)), ..upkeep });
+    }
+    Ok(table)
+}
+
+/// The size in sectors of what all paths lead to.
+fn one_disk(
+    registry: &Registry,
+    mapped: &Arc<Mapped>,
+    paths: &[String],
+    folder: &Folder,
+) -> Result<u64, TargetError> {
+    let mut opening = Opening::new(registry, folder).of(mapped);
+    let mut seen: Vec<(&String, udm_dm::target::DeviceRef)> = Vec::new();
+    for path in paths {
+        let found = opening.get(path).map_err(|e| {
+            let reason = if e.reason.is_empty() { path.clone() } else { e.reason };
+            TargetError::errno(e.errno).because(reason)
+        })?;
+        if let Some((first, _)) = seen.iter().find(|(_, one)| one.number == found.number) {
+            return Err(refused(format!("{first} and {path} are the same path")));
+        }
+        seen.push((path, found));
+    }
+    let (first, size) = match seen.first() {
+        Some((first, device)) => (first, device.device.limits().size),
+        None => return Err(refused("no path is given")),
+    };
+    for (path, device) in &seen {
+        let other = device.device.limits().size;
+        if other != size {
+            let (size, other) = (size.bytes(), other.bytes());
+            let why = format!("{first} has {size} bytes and {path} {other}: they are not paths to one disk");
+            return Err(refused(why));
+        }
+    }
+    Ok(size.0)
+}

@@ -1,0 +1,157 @@
+//! A multipath table from paths alone, by multipath-tools' grouping policies (spec G4).
+
+use super::{NoPathRetry, Prio, Settings, fits};
+use crate::words;
+
+/// How the paths of a device that is made from them become groups, and what they are given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grouping {
+    /// `path_grouping_policy`.
+    pub policy: Policy,
+    /// `path_selector`: its name, a count, and as many arguments.
+    pub selector: String,
+    /// `features`: the words behind their count.
+    pub features: Vec<String>,
+}
+
+impl Default for Grouping {
+    /// multipath-tools' defaults.
+    fn default() -> Grouping {
+        Grouping { policy: Policy::Failover, selector: "service-time 0".into(), features: Vec::new() }
+    }
+}
+
+/// `path_grouping_policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// A group a path.
+    Failover,
+    /// All in one.
+    Multibus,
+    /// Those of one priority together.
+    GroupByPrio,
+}
+
+impl Policy {
+    /// The policy of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Policy> {
+        Some(match name {
+            "failover" => Policy::Failover,
+            "multibus" => Policy::Multibus,
+            "group_by_prio" => Policy::GroupByPrio,
+            _ => return None,
+        })
+    }
+}
+
+/// What a path of this name is worth before anything was asked of it; `None` where that is only
+/// known by then.
+pub fn prio_by_name(prio: &Prio, name: &str) -> Option<u32> {
+    match prio {
+        Prio::Const => Some(1),
+        Prio::Weighted(weights) => {
+            Some(weights.iter().find(|(pattern, _)| fits(pattern, name)).map_or(0, |(_, prio)| *prio))
+        }
+        Prio::Latency { .. } => None,
+    }
+}
+
+/// The table of a device of `sectors` over `paths`, as tables write them. Groups come in the order
+/// of their mean priority, then of their number of paths, then as they were given.
+///
+/// # Errors
+/// Paths can't be grouped by priorities that only checks tell.
+pub fn table(settings: &Settings, sectors: u64, paths: &[String]) -> Result<String, &'static str> {
+    let Grouping { policy, selector, features } = &settings.grouping;
+    let mut groups: Vec<(u32, Vec<&String>)> = Vec::new();
+    for path in paths {
+        let known = prio_by_name(&settings.prio, path);
+        let prio = match policy {
+            Policy::GroupByPrio => known.ok_or("group_by_prio wants priorities that are known before")?,
+            _ => known.unwrap_or(0),
+        };
+        let with = groups.iter_mut().find(|(group, _)| match policy {
+            Policy::Failover => false,
+            Policy::Multibus => true,
+            Policy::GroupByPrio => *group == prio,
+        });
+        match with {
+            Some((_, group)) => group.push(path),
+            None => groups.push((prio, vec![path])),
+        }
+    }
+    groups.sort_by_key(|(prio, group)| (std::cmp::Reverse(*prio), std::cmp::Reverse(group.len())));
+    let mut features = features.clone();
+    if settings.no_path_retry == Some(NoPathRetry::Fail) {
+        features.retain(|word| word != "queue_if_no_path");
+    }
+    let queues = matches!(settings.no_path_retry, Some(NoPathRetry::Queue | NoPathRetry::Checks(_)));
+    if queues && !features.iter().any(|word| word == "queue_if_no_path") {
+        features.insert(0, "queue_if_no_path".into());
+    }
+    let mut table = format!("0 {sectors} multipath {}", features.len());
+    features.iter().for_each(|word| table.extend([" ", word]));
+    table += &format!(" 0 {} {}", groups.len(), usize::from(!groups.is_empty()));
+    for (_, group) in &groups {
+        table += &format!(" {selector} {} 1", group.len());
+        // As multipath-tools does: one argument a path, and it is 1.
+        group.iter().for_each(|path| table += &format!(" {} 1", words::escape(path)));
+    }
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_grouped_as_by_multipath_tools() {
+        let weights = || Prio::Weighted(vec![("b*".into(), 50), ("d".into(), 50), ("c".into(), 70)]);
+        let of = |policy, prio, paths: &str| {
+            let grouping = Grouping { policy, ..Grouping::default() };
+            let settings = Settings { prio, grouping, ..Settings::every(5) };
+            let paths: Vec<String> = paths.split(' ').map(String::from).collect();
+            table(&settings, 8, &paths)
+        };
+        let rows = [
+            (Policy::Failover, Prio::Const, "0 2 1 service-time 0 1 1 a 1 service-time 0 1 1 b 1"),
+            (Policy::Failover, weights(), "0 2 1 service-time 0 1 1 b 1 service-time 0 1 1 a 1"),
+            (Policy::Multibus, weights(), "0 1 1 service-time 0 2 1 a 1 b 1"),
+            (Policy::GroupByPrio, Prio::Const, "0 1 1 service-time 0 2 1 a 1 b 1"),
+            (Policy::GroupByPrio, weights(), "0 2 1 service-time 0 1 1 b 1 service-time 0 1 1 a 1"),
+        ];
+        for (policy, prio, want) in rows {
+            assert_eq!(of(policy, prio, "a b").unwrap(), format!("0 8 multipath 0 {want}"), "{policy:?}");
+        }
+        let four = "0 3 1 service-time 0 1 1 c 1 service-time 0 2 1 b 1 d 1 service-time 0 1 1 a 1";
+        assert_eq!(of(Policy::GroupByPrio, weights(), "a b c d").unwrap(), format!("0 8 multipath 0 {four}"));
+        let latency = || Prio::Latency { checks: 20, base: 10.0 };
+        assert!(of(Policy::GroupByPrio, latency(), "a b").is_err());
+        assert!(of(Policy::Multibus, latency(), "a b").is_ok());
+    }
+
+    #[test]
+    fn features_and_names() {
+        let grouping = Grouping {
+            policy: Policy::Multibus,
+            selector: "historical-service-time 1 900".into(),
+            features: vec!["queue_mode".into(), "bio".into()],
+        };
+        let mut settings = Settings { grouping, ..Settings::every(5) };
+        let paths = ["/a b".to_owned()];
+        let group = "historical-service-time 1 900 1 1 /a\\ b 1";
+        assert_eq!(
+            table(&settings, 8, &paths).unwrap(),
+            format!("0 8 multipath 2 queue_mode bio 0 1 1 {group}")
+        );
+        for rule in [NoPathRetry::Queue, NoPathRetry::Checks(3)] {
+            settings.no_path_retry = Some(rule);
+            let features = "3 queue_if_no_path queue_mode bio";
+            assert_eq!(
+                table(&settings, 8, &paths).unwrap(),
+                format!("0 8 multipath {features} 0 1 1 {group}")
+            );
+        }
+    }
+}
