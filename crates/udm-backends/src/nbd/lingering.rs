@@ -183,7 +183,8 @@ impl Lingering {
         Ok(())
     }
 
-    /// The rest of a write that was sent in part; to a server that is not believed, that there is none.
+    /// Sends the rest of a write that was sent in part, and tells a server that is not believed
+    /// that nothing more comes.
     fn send_rest(&mut self, lent: &mut Lent<'_>) {
         let Some(connection) = self.connection.as_mut().filter(|connection| connection.may_send()) else {
             return;
