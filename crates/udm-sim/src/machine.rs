@@ -240,8 +240,13 @@ impl Machine {
         let busy = |c: &Core| {
             c.open.iter().find(|o| o.lane.busy() == Busy::Owed).map(|o| (c.state.id().0, o.device))
         };
-        let (core, device) = self.cores.iter().find_map(busy)?;
-        Some(format!("core {core} with its lane of d{device}, which has work of its own"))
+        if let Some((core, device)) = self.cores.iter().find_map(busy) {
+            return Some(format!("core {core} with its lane of d{device}, which has work of its own"));
+        }
+        let busy =
+            |c: &Core| c.tasks.iter().find(|t| !t.is_idle()).map(|t| (c.state.id().0, t.purpose, t.waits()));
+        let (core, purpose, waits) = self.cores.iter().find_map(busy)?;
+        Some(format!("core {core} with a task of {purpose:?}, {waits},"))
     }
 
     /// Hands over every letter that has arrived anywhere.

@@ -16,6 +16,9 @@ use udm_wire::multipath_conf::Failback;
 /// anything waits for is a silent path with its patience, a few times over.
 const REST_MAX: Nanos = Nanos::from_millis(300_000);
 const REST_STEPS_MAX: u64 = 2_000_000;
+/// When checks are brought into step, and how late they are for it.
+const REST_LATE: Nanos = Nanos::from_millis(200_000);
+const LATE: Nanos = Nanos::from_millis(1_000);
 
 impl World {
     /// Lets everything finish and looks at what is left; sometimes removes all devices and makes
@@ -91,6 +94,7 @@ impl World {
     /// wait for such a disk are called off: they must not wait for it.
     fn settle_but(&mut self, hung: &[bool]) -> Result<(), Wrong> {
         let (mut from, mut first) = (lock(&self.machine.env).now, self.machine.step);
+        let mut late = false;
         self.hung = hung.to_vec();
         while !self.is_at_rest() {
             for i in 0..self.devices.len() {
@@ -103,6 +107,12 @@ impl World {
             }
             self.step()?;
             let now = lock(&self.machine.env).now;
+            if now.since(from) > REST_LATE && !std::mem::replace(&mut late, true) {
+                // Checks that are slow can go by turns for ever, with one always under way. Where a
+                // core gets to all of them late, they go together from then on.
+                let tasks = self.machine.cores.iter_mut().flat_map(|core| &mut core.tasks);
+                tasks.for_each(|task| task.put_off(now + LATE));
+            }
             if now.since(from) > REST_MAX || self.machine.step - first > REST_STEPS_MAX {
                 if self.uncross() {
                     (from, first) = (now, self.machine.step);

@@ -22,6 +22,8 @@ pub struct Running {
     pub(crate) purpose: Purpose,
     lanes: Slab<Open>,
     wake: Nanos,
+    /// Its core gets to it no sooner, unless there is mail for it.
+    late: Nanos,
     /// It has mail.
     pub mail: bool,
     /// It is to stop; what is dropped when it knows.
@@ -45,7 +47,8 @@ impl Running {
     #[must_use]
     pub fn new(make: MakeTask, topic: DeviceId, owner: OwnerId, purpose: Purpose) -> Running {
         let (task, lanes) = (make(), Slab::new());
-        Running { task, topic, owner, purpose, lanes, wake: Nanos(0), mail: false, stop: None, stops: false }
+        let (wake, late) = (Nanos(0), Nanos(0));
+        Running { task, topic, owner, purpose, lanes, wake, late, mail: false, stop: None, stops: false }
     }
 
     /// Its number among what its core visits.
@@ -59,8 +62,13 @@ impl Running {
     pub fn reason(&self) -> Nanos {
         match self.mail || self.stop.is_some() {
             true => Nanos(0),
-            false => self.lanes.iter().map(|(_, open)| open.wake).fold(self.wake, Nanos::min),
+            false => self.lanes.iter().map(|(_, open)| open.wake).fold(self.wake, Nanos::min).max(self.late),
         }
+    }
+
+    /// Its core does not get to it before `until`.
+    pub fn put_off(&mut self, until: Nanos) {
+        self.late = until;
     }
 
     /// Its lanes are to be polled: the outside has something for them.
@@ -72,6 +80,17 @@ impl Running {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.lanes.iter().all(|(_, open)| open.in_flight == 0 && !open.closed)
+    }
+
+    /// What of it is in flight, for a person.
+    #[must_use]
+    pub fn waits(&self) -> String {
+        let lanes = self.lanes.iter().filter(|(_, open)| open.in_flight > 0 || open.closed);
+        let lanes = lanes.map(|(key, open)| {
+            let Open { in_flight, closed, wake, .. } = open;
+            format!("{in_flight} in flight in lane {key}, closed: {closed}, next at {} us", wake.0 / 1000)
+        });
+        lanes.collect::<Vec<_>>().join("; ")
     }
 
     /// A turn of it; true when it is over.
