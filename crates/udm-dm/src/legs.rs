@@ -156,26 +156,34 @@ impl Legs {
     /// Submits what was pushed; says whether there was anything.
     #[inline(never)]
     pub fn send(&mut self, cx: &mut Cx<'_>) -> bool {
-        let mut given = std::mem::take(&mut self.given);
-        let any = given != 0;
-        while given != 0 {
-            let mut index = given.trailing_zeros() as usize;
-            while index < self.legs.len() {
-                self.send_to(index, cx);
-                index += MARKS;
+        let given = std::mem::take(&mut self.given);
+        self.busy |= given;
+        let (several, mut marks) = (self.legs.len() > MARKS, given);
+        while marks != 0 {
+            let first = marks.trailing_zeros() as usize;
+            if several {
+                self.send_to_each(first, cx);
+            } else {
+                self.send_to(first, cx);
             }
-            given &= given - 1;
+            marks &= marks - 1;
         }
-        any
+        given != 0
+    }
+
+    /// The same for those legs that have the mark of leg `first`.
+    #[cold]
+    fn send_to_each(&mut self, first: usize, cx: &mut Cx<'_>) {
+        for index in (first..self.legs.len()).step_by(MARKS) {
+            if !self.legs[index].out.is_empty() {
+                self.send_to(index, cx);
+            }
+        }
     }
 
     #[inline(always)]
     fn send_to(&mut self, index: usize, cx: &mut Cx<'_>) {
         let leg = &mut self.legs[index];
-        if leg.out.is_empty() {
-            return;
-        }
-        self.busy |= mark(index);
         leg.in_flight += leg.out.len();
         if bugs::on(Bug::SubmitTwice) {
             leg.out.extend(leg.out.last().map(|bio| bugs::twin(bio)).into_iter().collect::<Vec<_>>());
