@@ -143,8 +143,9 @@ struct PathState {
     /// When it was last reinstated, on the device's count of reinstatements; 0 for never. Lanes
     /// that look later rebuild the order from it.
     stamp: AtomicU64,
-    /// Somebody is about to reinstate it: of a message and the checker one does.
-    returning: AtomicBool,
+    /// Whether somebody is about to reinstate it ([`PathState::NOBODY`] and what follows): of a
+    /// message and the checker one does.
+    returning: AtomicU32,
     /// When it last failed or was reinstated, and how long it was failed before that, in ns on the
     /// journal's clock. For who asks; nothing hangs on it.
     since: AtomicU64,
@@ -158,6 +159,13 @@ impl PathState {
     const HELD: u64 = 2;
     /// One failure.
     const ONCE: u64 = 4;
+
+    /// Nobody reinstates it.
+    const NOBODY: u32 = 0;
+    /// Somebody does.
+    const SOMEBODY: u32 = 1;
+    /// And is asked to look again.
+    const ASKED: u32 = 2;
 }
 
 /// A path, read at one moment.
@@ -319,22 +327,38 @@ impl Shared {
         true
     }
 
-    /// Makes a failed path usable again. False when it was, or another is about to do it; and to a
-    /// check, when the path is held.
-    pub(super) fn reinstate(&self, path: usize, back: Back) -> bool {
+    /// Makes a failed path usable again. False when it was, and to a check when the path is held.
+    /// Of several at once one does it: a check leaves it to the other, and others have it look
+    /// again, since the path may have failed since it looked.
+    pub(super) fn reinstate(&self, path: usize, mut back: Back) -> bool {
         let p = &self.paths[path];
-        let by_check = matches!(back, Back::Answers);
-        // A check that is about to do it then goes on.
-        if !by_check {
-            p.state.fetch_and(!PathState::HELD, Ordering::AcqRel);
-        }
-        // Acquire pairs with the release below: who is next sees the state that the last one left.
-        if p.returning.swap(true, Ordering::Acquire) {
+        let claim = |now| match (now, back) {
+            (PathState::NOBODY, _) => Some(PathState::SOMEBODY),
+            (_, Back::Answers) => None,
+            _ => Some(PathState::ASKED),
+        };
+        // Acquire pairs with the releases below: who is next sees the state that the last one left.
+        if p.returning.fetch_update(Ordering::AcqRel, Ordering::Acquire, claim) != Ok(PathState::NOBODY) {
             return false;
         }
+        let mut done = false;
+        loop {
+            done |= self.bring_back(path, back);
+            let (mine, free) = (PathState::SOMEBODY, PathState::NOBODY);
+            if p.returning.compare_exchange(mine, free, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                return done;
+            }
+            p.returning.swap(mine, Ordering::AcqRel);
+            back = Back::Message;
+        }
+    }
+
+    /// The work of [`Shared::reinstate`], for one at a time.
+    fn bring_back(&self, path: usize, back: Back) -> bool {
+        let p = &self.paths[path];
+        let by_check = matches!(back, Back::Answers);
         let state = p.state.load(Ordering::Acquire);
-        if state & PathState::FAILED == 0 || state & PathState::HELD != 0 {
-            p.returning.store(false, Ordering::Release);
+        if state & PathState::FAILED == 0 || by_check && state & PathState::HELD != 0 {
             return false;
         }
         // Before the state, whose Release makes it visible to whoever sees the path active.
@@ -346,14 +370,13 @@ impl Shared {
         // Before bios that waited go on.
         self.journal.reinstated(path, back, up);
         let before = p.state.fetch_and(!(PathState::FAILED | PathState::HELD), Ordering::AcqRel);
-        p.returning.store(false, Ordering::Release);
         self.update(Word::moved);
         // A command came in between, and found it failed.
-        if by_check && before & PathState::HELD != 0 {
+        let held = by_check && before & PathState::HELD != 0;
+        if held {
             self.fail(path, &Why::Command);
-            return false;
         }
-        true
+        !held
     }
 
     /// Puts a path out of use for being slow. False when it is already.
