@@ -9,6 +9,7 @@
 //! A backend knows no target, and no other backend.
 #![forbid(unsafe_code)]
 
+mod beside;
 mod file;
 mod mem;
 pub mod nbd;

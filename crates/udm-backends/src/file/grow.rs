@@ -5,12 +5,12 @@
 //! length becomes durable with the first sync behind it, which covers whatever was written there.
 
 use super::disk::Disk;
+use crate::beside;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{self, FallocateFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Resource, getrlimit};
 use std::sync::Arc;
-use std::thread;
 use udm_core::errno::{EAGAIN, EFBIG, EIO, EOPNOTSUPP, EROFS};
 use udm_core::{Grown, OpenError, Sectors};
 
@@ -25,29 +25,9 @@ pub(super) fn start(disk: &Arc<Disk>, fd: &Arc<OwnedFd>, read_only: bool, size: 
     if read_only {
         return then(Err(OpenError::new(EROFS, "it is open for reading only")));
     }
-    let (disk, fd, tell) = (Arc::clone(disk), Arc::clone(fd), Tell(Some(then)));
-    let work = move || tell.with(grow(&disk, &fd, size));
-    // Without a thread to be had what it was given is dropped, and tells so.
-    let _ = thread::Builder::new().name("udm-grow".into()).spawn(work);
-}
-
-/// Tells somebody, whatever happens.
-struct Tell(Option<Grown>);
-
-impl Tell {
-    fn with(mut self, outcome: Result<(), OpenError>) {
-        if let Some(then) = self.0.take() {
-            then(outcome);
-        }
-    }
-}
-
-impl Drop for Tell {
-    fn drop(&mut self) {
-        if let Some(then) = self.0.take() {
-            then(Err(OpenError::new(EAGAIN, "no thread is to be had")));
-        }
-    }
+    let (disk, fd) = (Arc::clone(disk), Arc::clone(fd));
+    let no_thread = || Err(OpenError::new(EAGAIN, "no thread is to be had"));
+    beside::run("udm-grow", then, no_thread, move || grow(&disk, &fd, size));
 }
 
 fn grow(disk: &Disk, fd: &OwnedFd, size: Sectors) -> Result<(), OpenError> {

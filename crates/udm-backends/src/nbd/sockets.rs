@@ -1,6 +1,7 @@
 //! What lanes want of the world besides their core's ring: the system, or a world that is made up.
 
 use super::server::Address;
+use crate::beside;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
@@ -77,30 +78,11 @@ impl Sockets for Real {
     }
 
     fn fence(&self, command: &Path, uri: &NbdUri, then: Fenced) {
-        let (mut prepared, told) = (prepare(command, uri), Told(Some(then)));
-        let name = command.display().to_string();
-        let run = move || told.tell(run(&mut prepared).map_err(|why| format!("{name}: {why}")));
-        // Without a thread `run` is dropped, and that is told.
-        let _ = std::thread::Builder::new().name("udm-fence".into()).spawn(run);
-    }
-}
-
-/// Who is told, whatever happens.
-struct Told(Option<Fenced>);
-
-impl Told {
-    fn tell(mut self, result: Result<(), String>) {
-        if let Some(then) = self.0.take() {
-            then(result);
-        }
-    }
-}
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        if let Some(then) = self.0.take() {
-            then(Err("there is no thread to run it".into()));
-        }
+        let (mut prepared, name) = (prepare(command, uri), command.display().to_string());
+        let no_thread = || Err("there is no thread to run it".into());
+        beside::run("udm-fence", then, no_thread, move || {
+            run(&mut prepared).map_err(|why| format!("{name}: {why}"))
+        });
     }
 }
 
