@@ -135,7 +135,7 @@ impl FrontEnd for Echo {
             let mut b = Buf::zeroed(1);
             b[0] = b'x';
             self.sending += 1;
-            cx.push(1, RingOp::Send { fd: self.fd.clone(), data: Segments::from(b) });
+            cx.push(1, RingOp::Send { fd: self.fd.clone(), data: Segments::from(b), whole: true });
         }
     }
 

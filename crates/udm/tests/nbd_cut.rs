@@ -3,6 +3,7 @@
 
 mod support;
 
+use rustix::process::{Pid, Signal};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -17,8 +18,8 @@ use udm_wire::nbd::{Command as Ask, CommandFlags};
 
 const BLOCK: u64 = 4096;
 
-/// A network in which nothing leads anywhere else, and whose system gives up connections in less
-/// than a second.
+/// A network in which nothing leads anywhere else, whose system gives up connections in less than a
+/// second, and whose sockets have room for 64 KiB.
 struct Net(Child);
 
 impl Net {
@@ -27,8 +28,8 @@ impl Net {
         if !has("unshare") || !has("nsenter") || !has("nbdkit") {
             return None;
         }
-        let script =
-            "echo 1 > /proc/sys/net/ipv4/tcp_retries2 && ip link set lo up && echo && exec sleep 600";
+        let script = "cd /proc/sys/net/ipv4 && echo 1 > tcp_retries2 \
+            && echo 4096 65536 65536 | tee tcp_rmem > tcp_wmem && ip link set lo up && echo && exec sleep 600";
         let mut holder = Command::new("unshare");
         holder.args(["--net", "sh", "-c", script]).stdin(Stdio::null()).stderr(Stdio::null());
         let mut net = Net(holder.stdout(Stdio::piped()).spawn().unwrap());
@@ -104,9 +105,12 @@ impl Rig {
         client
     }
 
+    fn status(&self) -> String {
+        self.server.says(&["status", "m", "--json"])
+    }
+
     fn waits(&self) -> bool {
-        let status = self.server.says(&["status", "m", "--json"]);
-        status.contains("1 writes wait until the server answers or closes the connection\"")
+        self.status().contains("1 writes wait until the server answers or closes the connection\"")
     }
 
     fn byte(&self) -> u8 {
@@ -158,4 +162,26 @@ fn a_machine_that_was_started_anew() {
     rig.net.link("up");
     assert_eq!((client.answer().unwrap().1, rig.byte()), (0, 2));
     until("a line", || rig.server.log().contains("1 writes that waited go elsewhere").then_some(()));
+}
+
+/// A server that reads nothing is cut off. Then our system gives the connection up, whatever it was
+/// asked for, and that is no close: the writes wait.
+#[test]
+fn what_the_system_gives_up_is_not_closed() {
+    let Some(rig) = Rig::new() else { return };
+    const LEN: u64 = 1 << 20;
+    let mut client = Client::connect(&rig.server.nbd, "m");
+    write(&mut client, 1);
+    assert_eq!(client.answer().unwrap().1, 0);
+    support::signal(Pid::from_child(&rig.tcp), Signal::STOP);
+    for n in 0..4 {
+        let data = vec![2; LEN as usize];
+        client.send(CommandFlags::empty(), Ask::Write, n * LEN, LEN, &data).unwrap();
+    }
+    until("a write that waits", || rig.status().contains(" writes wait until").then_some(()));
+    rig.net.link("down");
+    until("a connection that is lost", || {
+        rig.status().contains("1 connections were lost here").then_some(())
+    });
+    assert!(!rig.server.log().contains("go elsewhere"), "{}", rig.server.log());
 }

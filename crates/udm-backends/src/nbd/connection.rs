@@ -249,7 +249,8 @@ impl Connection {
     }
 
     fn push_send(&self, data: Segments) {
-        self.user.push(SEND, RingOp::Send { fd: Arc::clone(&self.fd), data });
+        // In parts, so that an error of our system is heard, and not taken for a close.
+        self.user.push(SEND, RingOp::Send { fd: Arc::clone(&self.fd), data, whole: false });
     }
 }
 

@@ -143,7 +143,10 @@ impl SharedFront {
         }
         if !self.over && self.untold && !self.sending {
             (self.untold, self.sending) = (false, true);
-            cx.push(1, RingOp::Send { fd: self.fd.clone(), data: Segments::from(Buf::zeroed(1)) });
+            cx.push(
+                1,
+                RingOp::Send { fd: self.fd.clone(), data: Segments::from(Buf::zeroed(1)), whole: true },
+            );
         }
         if self.over {
             let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);

@@ -263,7 +263,7 @@ impl Connection {
         let Some(fd) = self.fd.clone() else { return };
         self.sending = true;
         self.client_at = cx.now();
-        cx.push(SEND, RingOp::Send { fd, data });
+        cx.push(SEND, RingOp::Send { fd, data, whole: true });
     }
 
     fn is_full(&self) -> bool {

@@ -70,6 +70,10 @@ pub enum RingOp {
         fd: Arc<OwnedFd>,
         /// What.
         data: Segments,
+        /// The kernel goes on until all has left, where it has to wait for room. An error behind a
+        /// part is lost then: the result is short, and whatever comes next sees a connection that
+        /// is closed, without why.
+        whole: bool,
     },
 }
 

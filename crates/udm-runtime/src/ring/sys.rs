@@ -139,9 +139,11 @@ impl Entry {
                 None => opcode::Recv::new(raw(fd), ptr, len).build(),
                 Some(msg) => opcode::RecvMsg::new(raw(fd), std::ptr::from_mut(msg)).build(),
             },
-            RingOp::Send { fd, .. } => {
+            RingOp::Send { fd, whole, .. } => {
                 let wait = if quick { libc::MSG_DONTWAIT } else { 0 };
-                let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL | wait;
+                // Of a quick one that is short nothing would be heard without it.
+                let all = if quick || *whole { libc::MSG_WAITALL } else { 0 };
+                let flags = libc::MSG_NOSIGNAL | all | wait;
                 let sqe = match &self.msg {
                     None => opcode::Send::new(raw(fd), ptr, len).flags(flags).build(),
                     Some(msg) => opcode::SendMsg::new(raw(fd), msg).flags(flags as u32).build(),

@@ -36,7 +36,7 @@ fn gathered_send_and_scattered_receive() {
     let mut data = text("hello ");
     data.push(Buf::zeroed(1));
     data.append(text("world"));
-    user.push(1, RingOp::Send { fd: a, data });
+    user.push(1, RingOp::Send { fd: a, data, whole: true });
     let mut room = Segments::from(Buf::zeroed(3));
     room.push(Buf::zeroed(100));
     user.push(2, RingOp::Recv { fd: b, data: room });
@@ -61,7 +61,7 @@ fn a_dropped_user_leaves_nothing_behind() {
     }
     assert_eq!(ring.0.borrow().entries.len(), 1, "the memory stays until the kernel is done");
     let other = ring.user();
-    other.push(2, RingOp::Send { fd: a, data: text("x") });
+    other.push(2, RingOp::Send { fd: a, data: text("x"), whole: true });
     for _ in 0..100 {
         ring.wait(Some(Duration::from_millis(10)));
         if ring.0.borrow().entries.is_empty() {
@@ -139,7 +139,7 @@ fn a_send_that_leaves_at_once_needs_no_completion() {
     let ring = Ring::new().unwrap();
     let user = ring.user();
     let (a, b) = pair();
-    user.push(1, RingOp::Send { fd: a, data: text("hello") });
+    user.push(1, RingOp::Send { fd: a, data: text("hello"), whole: true });
     assert!(!ring.0.borrow().kernel.knows_quick() || ring.is_awaited(), "nobody said that it may wait");
     user.set_patient(true);
     assert!(!ring.is_awaited());
@@ -176,7 +176,7 @@ fn sends_to_a_full_socket_wait_for_room() {
                 sent.extend_from_slice(&bytes);
                 data
             });
-            user.push(u64::from(n), RingOp::Send { fd: a.clone(), data });
+            user.push(u64::from(n), RingOp::Send { fd: a.clone(), data, whole: true });
         }
         ring.enter();
         let mut out = Vec::new();
@@ -214,9 +214,9 @@ fn a_send_to_nobody_fails() {
     let (a, b) = pair();
     drop(b);
     for tag in [1, 2] {
-        user.push(tag, RingOp::Send { fd: a.clone(), data: text("x") });
+        user.push(tag, RingOp::Send { fd: a.clone(), data: text("x"), whole: true });
     }
-    user.push(3, RingOp::Send { fd: a, data: text("y") });
+    user.push(3, RingOp::Send { fd: a, data: text("y"), whole: true });
     let done = wait_for(&ring, &user, 3);
     let mut tags: Vec<_> = done.iter().map(|d| (d.tag, d.result)).collect();
     tags.sort_unstable();
@@ -230,7 +230,7 @@ fn a_ring_with_quick_sends_ends() {
     let ring = Ring::new().unwrap();
     let user = ring.user();
     let (a, _b) = pair();
-    user.push(1, RingOp::Send { fd: a, data: text("x") });
+    user.push(1, RingOp::Send { fd: a, data: text("x"), whole: true });
     drop(user);
     let begin = Instant::now();
     drop(ring);
@@ -257,7 +257,7 @@ fn what_is_called_off_comes_back() {
         assert_eq!((done[0].data.len(), user.in_flight()), (100, 0));
     }
     // What had come before is not lost.
-    user.push(2, RingOp::Send { fd: a.clone(), data: text("hello") });
+    user.push(2, RingOp::Send { fd: a.clone(), data: text("hello"), whole: true });
     recv(1);
     user.cancel(1);
     let mut done = wait_for(&ring, &user, 2);
