@@ -21,8 +21,8 @@ const COMMAND_MAX: i64 = 60;
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// How long the system waits for the other machine before it gives a connection up, in ms: as long
-/// as it can, 24 days. What the system gives up proves nothing, and then looks as if the server had
-/// closed it; when a path is silent for too long, the lane says.
+/// as it can, 24 days. What the system gives up proves nothing; when a path is silent for too long,
+/// the lane says. It goes by `tcp_retries2` all the same where the server's window is full.
 const USER_TIMEOUT: u32 = i32::MAX as u32;
 
 /// Is told whether a server is fenced, or why not, in one line.
