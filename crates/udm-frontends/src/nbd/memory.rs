@@ -7,9 +7,11 @@
 //! device. So however greedy some are, a newcomer finds something.
 //!
 //! *Full is not failed*: a connection that needs more than it may have receives no more, and waits
-//! in line. The first in line whose device leaves to others what it holds may pass the budget with
-//! one request, when it is not passed already, and nobody else until it is kept again: so one
-//! request, however long, can always be finished, and with it the next.
+//! in line. The first in line whose device leaves to others what lies with it may pass the budget
+//! with one request, when it is not passed already, and nobody else until it is kept again: so one
+//! request, however long, can always be finished, and with it the next. What lies with a device is
+//! what connections hold that have requests under way there. Others of its connections give theirs
+//! back without it: a payload that waits for memory to arrive in must not wait for itself.
 //!
 //! A line that does not move is somebody's fault: a connection whose own client has not moved a
 //! byte for `stall_max` (shared among those that wait), in the middle of a payload or with answers
@@ -26,7 +28,42 @@ use udm_runtime::{FrontCx, FrontKey};
 pub(super) const FLOOR: usize = 640 << 10;
 
 /// What connections of one device hold beyond their floors.
-type Share = Rc<Cell<usize>>;
+#[derive(Default)]
+struct Share {
+    held: Cell<usize>,
+    /// Of that, what connections hold with requests under way: what a device that hangs keeps.
+    under_way: Cell<usize>,
+}
+
+/// What one connection holds.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Held {
+    /// In bytes, with its floor.
+    pub(super) bytes: usize,
+    /// A payload is on its way that it must be able to finish.
+    pub(super) midway: bool,
+    /// Requests of it are under way.
+    pub(super) under_way: bool,
+}
+
+impl Held {
+    fn beyond_floor(self) -> usize {
+        self.bytes.saturating_sub(FLOOR)
+    }
+
+    /// What of it may lie with its device for good.
+    fn with_device(self) -> usize {
+        if self.under_way { self.beyond_floor() } else { 0 }
+    }
+}
+
+impl Share {
+    /// Counts a connection's part anew.
+    fn change(&self, before: Held, now: Held) {
+        self.held.set(self.held.get() - before.beyond_floor() + now.beyond_floor());
+        self.under_way.set(self.under_way.get() - before.with_device() + now.with_device());
+    }
+}
 
 /// A core's budget.
 pub(super) struct CoreMemory {
@@ -34,8 +71,8 @@ pub(super) struct CoreMemory {
     /// What connections hold beyond their floors.
     used: Cell<usize>,
     /// Connections that need more than they may have, the longest waiting first.
-    line: RefCell<VecDeque<(FrontKey, Share)>>,
-    devices: RefCell<HashMap<DeviceId, Weak<Cell<usize>>>>,
+    line: RefCell<VecDeque<(FrontKey, Rc<Share>)>>,
+    devices: RefCell<HashMap<DeviceId, Weak<Share>>>,
     /// Who may pass the budget.
     pass: Cell<Option<FrontKey>>,
     /// Since when nobody in line got on; [`Nanos::NEVER`] when nobody waits.
@@ -47,13 +84,9 @@ pub(super) struct Holding {
     core: Rc<CoreMemory>,
     me: FrontKey,
     /// Its device's; its own before it has one.
-    share: Share,
-    held: usize,
+    share: Rc<Share>,
+    held: Held,
     waits: bool,
-}
-
-fn beyond_floor(held: usize) -> usize {
-    held.saturating_sub(FLOOR)
 }
 
 impl CoreMemory {
@@ -76,7 +109,7 @@ impl CoreMemory {
     /// The first in line that may pass the budget, when it is kept.
     fn next(&self) -> Option<FrontKey> {
         let line = self.line.borrow();
-        line.iter().find(|(_, share)| share.get() <= self.free()).map(|(front, _)| *front)
+        line.iter().find(|(_, share)| share.under_way.get() <= self.free()).map(|(front, _)| *front)
     }
 
     fn leave(&self, front: FrontKey) {
@@ -89,7 +122,7 @@ impl Holding {
     pub(super) fn new(cx: &mut FrontCx<'_, '_>, max: usize) -> Holding {
         let core = cx.local(CoreMemory::new);
         core.max.set(max);
-        Holding { core, me: cx.me(), share: Share::default(), held: 0, waits: false }
+        Holding { core, me: cx.me(), share: Rc::default(), held: Held::default(), waits: false }
     }
 
     /// From now on what it holds is for requests to `device`.
@@ -99,24 +132,23 @@ impl Holding {
         let known = devices.get(&device).and_then(Weak::upgrade);
         let share = known.unwrap_or_default();
         devices.insert(device, Rc::downgrade(&share));
-        share.set(share.get() + beyond_floor(self.held));
+        share.change(Held::default(), self.held);
         self.share = share;
     }
 
-    /// What a connection that holds `held` bytes may have besides; `midway` while a payload is on
-    /// its way that it must be able to finish.
-    pub(super) fn allowance(&self, held: usize, midway: bool) -> usize {
+    /// What a connection that holds `held` may have besides, in bytes.
+    pub(super) fn allowance(&self, held: Held) -> usize {
         let core = &*self.core;
-        let mine = beyond_floor(held);
-        let before = beyond_floor(self.held);
+        let mine = held.beyond_floor();
+        let before = self.held.beyond_floor();
         let free = core.max.get().saturating_sub(core.used.get() - before + mine);
-        let device = self.share.get() - before + mine;
-        if core.pass.get() == Some(self.me) && (midway || (free > 0 && device <= free)) {
+        let with_device = self.share.under_way.get() - self.held.with_device() + held.with_device();
+        if core.pass.get() == Some(self.me) && (held.midway || (free > 0 && with_device <= free)) {
             return usize::MAX;
         }
         // What its device may have besides, half of which it leaves to the device's other clients.
-        let room = free.saturating_sub(device) / 2;
-        FLOOR.saturating_sub(held) + room.saturating_sub(mine) / 2
+        let room = free.saturating_sub(self.share.held.get() - before + mine) / 2;
+        FLOOR.saturating_sub(held.bytes) + room.saturating_sub(mine) / 2
     }
 
     /// Waits in line for more than there is. True when there is no need: it is the first, and may
@@ -156,17 +188,20 @@ impl Holding {
         }
     }
 
-    /// It holds `held` bytes now; `midway` while a payload is on its way that it must be able to
-    /// finish.
-    pub(super) fn set(&mut self, held: usize, midway: bool, cx: &mut FrontCx<'_, '_>) {
+    /// What it holds now.
+    pub(super) fn set(&mut self, held: Held, cx: &mut FrontCx<'_, '_>) {
         let core = &*self.core;
-        let (before, now) = (beyond_floor(self.held), beyond_floor(held));
-        self.held = held;
-        let counted = if bugs::on(Bug::BudgetKept) { now.max(before) } else { now };
-        core.used.set(core.used.get() - before + counted);
-        self.share.set(self.share.get() - before + now);
-        let mut better = now < before;
-        let over = !midway && core.used.get() <= core.max.get();
+        let before = std::mem::replace(&mut self.held, held);
+        let counted = if bugs::on(Bug::BudgetKept) {
+            held.beyond_floor().max(before.beyond_floor())
+        } else {
+            held.beyond_floor()
+        };
+        core.used.set(core.used.get() - before.beyond_floor() + counted);
+        self.share.change(before, held);
+        let mut better =
+            held.beyond_floor() < before.beyond_floor() || held.with_device() < before.with_device();
+        let over = !held.midway && core.used.get() <= core.max.get();
         if core.pass.get() == Some(self.me) && over && !bugs::on(Bug::PassKept) {
             core.pass.set(None);
             better = true;
@@ -201,15 +236,15 @@ impl Holding {
         let since = self.core.stuck_since.get();
         since != Nanos::NEVER
             && since + patience <= now
-            && (self.held > FLOOR || self.core.pass.get() == Some(self.me))
+            && (self.held.bytes > FLOOR || self.core.pass.get() == Some(self.me))
     }
 }
 
 impl Drop for Holding {
     fn drop(&mut self) {
         let core = &*self.core;
-        core.used.set(core.used.get() - beyond_floor(self.held));
-        self.share.set(self.share.get() - beyond_floor(self.held));
+        core.used.set(core.used.get() - self.held.beyond_floor());
+        self.share.change(self.held, Held::default());
         if core.pass.get() == Some(self.me) {
             core.pass.set(None);
         }

@@ -126,6 +126,23 @@ fn long_requests_of_many_clients_share_little_memory() {
     world.end();
 }
 
+/// A write that begins in what the one before it left, which is most of what there is, and goes on
+/// behind it: no device has any of it, and nobody else will give anything back.
+#[test]
+fn a_longer_write_behind_a_long_one() {
+    let options = ServerOptions { core_bytes_max: 512 << 10, ..tight(20_000) };
+    let world = World::with(disk(8 * MIB), options, &[]);
+    let mut c = world.client(false);
+    for len in [MIB, 2 * MIB, MIB, 6 * MIB] {
+        let data: Vec<u8> = (0..len).map(|at| pattern(at + len)).collect();
+        assert_eq!(c.write(NONE, 0, &data), 0);
+    }
+    assert!(c.read(0, 6 << 20).unwrap().iter().zip(6 * MIB..).all(|(byte, at)| *byte == pattern(at)));
+    drop(c);
+    world.wait_until_empty();
+    world.end();
+}
+
 /// One request may pass the bound, and not all that come behind it.
 #[test]
 fn one_request_at_a_time_passes_the_bound() {

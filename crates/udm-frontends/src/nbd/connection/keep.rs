@@ -1,7 +1,7 @@
 //! What a connection holds of its core's memory, and when it lets go of it.
 
 use super::{Connection, IDLE, Phase};
-use crate::nbd::memory::Holding;
+use crate::nbd::memory::{Held, Holding};
 use crate::nbd::serve::{PIECE, around};
 use udm_core::{BioPool, Nanos};
 use udm_runtime::FrontCx;
@@ -18,12 +18,17 @@ impl Connection {
         Nanos((alone / line as u64).max(PATIENCE_MIN.0.min(alone)))
     }
 
-    pub(super) fn held(&self) -> usize {
-        self.rx.held() + self.tx.held() + self.reads.held() + self.writes.held() + self.zeroing
+    fn held(&self) -> Held {
+        let pools = self.reads.held() + self.writes.held();
+        Held {
+            bytes: self.rx.held() + self.tx.held() + pools + self.zeroing,
+            midway: self.rx.is_midway(),
+            under_way: !self.pending.is_empty(),
+        }
     }
 
     pub(super) fn allowance(&self) -> usize {
-        self.memory.as_ref().map_or(0, |memory| memory.allowance(self.held(), self.rx.is_midway()))
+        self.memory.as_ref().map_or(0, |memory| memory.allowance(self.held()))
     }
 
     /// The new memory that the next request needs, when it is here: what it reads, or may have to
@@ -84,9 +89,9 @@ impl Connection {
         if self.memory.as_ref().is_some_and(Holding::is_wanted) {
             self.trim();
         }
-        let (held, midway) = (self.held(), self.rx.is_midway());
+        let held = self.held();
         if let Some(memory) = &mut self.memory {
-            memory.set(held, midway, cx);
+            memory.set(held, cx);
         }
         if self.keeps && self.trim_at == Nanos::NEVER {
             // On the same beat for all: one wake-up of the core.
