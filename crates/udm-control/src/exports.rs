@@ -1,8 +1,9 @@
 //! Mapped devices as exports: each under its name.
 //!
-//! Contract: a device is on the list from when it is made until it is removed. Who uses it is
-//! counted here, over all the times it was on the list: a client that came just before a removal
-//! keeps the export that it chose.
+//! Contract: a device is on the list from when it is made until it is removed, if all names are
+//! exported or its own is. It has one export all the while, whatever it is called and however often
+//! it is taken off and put on again: so who uses it is counted once, and a client keeps what it
+//! chose.
 
 use crate::http::api;
 use std::collections::HashMap;
@@ -14,7 +15,7 @@ use udm_wire::uri::{NbdAddress, NbdUri};
 /// What to export, and how.
 #[derive(Debug, Clone, Default)]
 pub struct ExportOptions {
-    /// The devices to export; empty for all.
+    /// The names of the devices to export; empty for all.
     pub only: Vec<String>,
     /// Clients may not write.
     pub read_only: bool,
@@ -25,14 +26,14 @@ pub struct Exporter {
     exports: Arc<Exports>,
     options: ExportOptions,
     addresses: OnceLock<Vec<NbdAddress>>,
-    by_name: Mutex<HashMap<String, Vec<Arc<Export>>>>,
+    by_device: Mutex<HashMap<DeviceId, Arc<Export>>>,
 }
 
 impl Exporter {
     /// For the server that reads `exports`.
     #[must_use]
     pub fn new(exports: Arc<Exports>, options: ExportOptions) -> Exporter {
-        Exporter { exports, options, addresses: OnceLock::new(), by_name: Mutex::default() }
+        Exporter { exports, options, addresses: OnceLock::new(), by_device: Mutex::default() }
     }
 
     /// Where the server listens. Once; later calls change nothing.
@@ -46,45 +47,49 @@ impl Exporter {
         self.exports.on_closed(hook);
     }
 
-    fn by_name(&self) -> MutexGuard<'_, HashMap<String, Vec<Arc<Export>>>> {
-        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+    fn by_device(&self) -> MutexGuard<'_, HashMap<DeviceId, Arc<Export>>> {
+        self.by_device.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A device was made, or was not removed after all.
+    /// A device was made, was not removed after all, or is called `name` from now on. Clients that
+    /// it has stay, whatever it is called; those that come ask for the new name.
     ///
     /// # Errors
-    /// When the protocol can't carry the name, or it is on the list already.
-    pub fn add(&self, name: &str, device: Arc<dyn Device>) -> Result<(), ExportError> {
-        if !self.options.only.is_empty() && !self.options.only.iter().any(|n| n == name) {
-            return Ok(());
+    /// When the protocol can't carry the name, or it is another's on the list.
+    pub fn put(&self, name: &str, device: Arc<dyn Device>) -> Result<(), ExportError> {
+        let is_wanted = self.options.only.is_empty() || self.options.only.iter().any(|n| n == name);
+        let (mut known, id) = (self.by_device(), device.id());
+        match (known.get(&id), is_wanted) {
+            (Some(export), true) => self.exports.put(export, name)?,
+            (Some(export), false) => self.exports.remove(export),
+            (None, true) => {
+                let export = Export::new(name, "", self.options.read_only, device)?;
+                known.insert(id, self.exports.add(export)?);
+            }
+            (None, false) => {}
         }
-        let export = self.exports.add(Export::new(name, "", self.options.read_only, device)?)?;
-        let mut by_name = self.by_name();
-        let all = by_name.entry(name.into()).or_default();
-        all.retain(|old| old.users() > 0);
-        all.push(export);
         Ok(())
     }
 
     /// A device is about to be removed: clients that come now do not find it.
-    pub fn remove(&self, name: &str) {
-        self.exports.remove(name);
+    pub fn remove(&self, device: DeviceId) {
+        self.by_device().get(&device).inspect(|export| self.exports.remove(export));
     }
 
     /// Has all requests of a device's clients fail, see [`Exports::fail`].
-    pub fn fail(&self, device: DeviceId) -> Failing {
-        self.exports.fail(device)
+    pub fn fail(&self, device: DeviceId) -> Option<Failing> {
+        self.by_device().get(&device).map(|export| self.exports.fail(export))
     }
 
     /// A device is gone.
-    pub fn forget(&self, name: &str) {
-        self.by_name().remove(name);
+    pub fn forget(&self, device: DeviceId) {
+        self.by_device().remove(&device);
     }
 
     /// Connections that use a device.
     #[must_use]
-    pub fn users(&self, name: &str) -> usize {
-        self.by_name().get(name).map_or(0, |all| all.iter().map(|e| e.users()).sum())
+    pub fn users(&self, device: DeviceId) -> usize {
+        self.by_device().get(&device).map_or(0, |export| export.users())
     }
 
     /// The URIs of an export, one for each address.
@@ -99,12 +104,12 @@ impl Exporter {
     #[must_use]
     pub fn list(&self) -> Vec<api::Export> {
         let describe = |export: &Arc<Export>| {
-            let limits = export.device().limits();
+            let (name, limits) = (export.name(), export.device().limits());
             api::Export {
-                name: export.name().into(),
                 size_bytes: limits.size.bytes(),
                 read_only: self.options.read_only || limits.read_only,
-                uris: self.uris(export.name()),
+                uris: self.uris(&name),
+                name: name.to_string(),
             }
         };
         self.exports.all().iter().map(describe).collect()

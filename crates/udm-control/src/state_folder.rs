@@ -11,19 +11,22 @@
 //! original is gone, is known by nothing.
 //!
 //! Durable: a file is written aside, synced, and moved to its place, and then the folder is synced.
-//! What could not be written is kept in memory for as long as the server lives.
+//! What could not be written is kept in memory for as long as the server lives. What is kept
+//! against a mapped device goes with it when it is renamed (`renaming.rs`).
 
 pub(crate) mod making;
+mod renaming;
 
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 use udm_backends::Identity;
-use udm_dm::StoreMark;
+use udm_dm::{NameOf, StoreMark};
 use udm_wire::uri::{self, DeviceUri};
 
 /// The longest file in bytes that is read.
@@ -57,7 +60,35 @@ enum Disk {
     },
 }
 
-/// A store that must not be believed.
+/// Of which store marks are kept.
+#[derive(Clone)]
+pub enum Marks {
+    /// On a disk, or on what had a name.
+    Disk(StoreId),
+    /// On a mapped device, whatever that is called.
+    Mapped(NameOf),
+}
+
+impl Marks {
+    /// As it is known now.
+    fn id(&self) -> StoreId {
+        match self {
+            Marks::Disk(id) => id.clone(),
+            Marks::Mapped(name) => StoreId::mapped(&name.get()),
+        }
+    }
+}
+
+/// A store that must not be believed, of which this program knows.
+struct Marked {
+    /// Which mark it is.
+    id: u64,
+    store: Marks,
+    why: String,
+    since: u64,
+}
+
+/// The same as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Invalid {
     store: StoreId,
@@ -70,8 +101,8 @@ struct Invalid {
 pub struct StateFolder {
     path: PathBuf,
     /// What this program has marked.
-    marked: Mutex<Vec<Invalid>>,
-    /// Held while files come and go.
+    marked: Mutex<Vec<Marked>>,
+    /// Held while files are read, come and go, and while a device is renamed.
     files: Mutex<()>,
 }
 
@@ -84,11 +115,11 @@ impl StateFolder {
 
     /// Where marks of `store` are kept.
     #[must_use]
-    pub fn mark(self: &Arc<StateFolder>, store: StoreId) -> Arc<dyn StoreMark> {
+    pub fn mark(self: &Arc<StateFolder>, store: Marks) -> Arc<dyn StoreMark> {
         Arc::new(Mark { folder: Arc::clone(self), store })
     }
 
-    fn marked(&self) -> MutexGuard<'_, Vec<Invalid>> {
+    fn marked(&self) -> MutexGuard<'_, Vec<Marked>> {
         self.marked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -125,25 +156,36 @@ impl StateFolder {
         paths.filter_map(read).collect()
     }
 
-    /// Puts `mark` into the folder, if it has not been taken back meanwhile.
-    fn write(&self, mark: &Invalid) -> io::Result<()> {
+    /// Puts the mark `id` into the folder, if it has not been taken back meanwhile.
+    fn write(&self, id: u64) -> io::Result<()> {
         let _files = self.files();
-        if !self.marked().contains(mark) {
-            return Ok(());
-        }
+        let mark = self.marked().iter().find(|mark| mark.id == id).map(Marked::as_kept);
+        mark.map_or(Ok(()), |mark| self.put(&mark).map(drop))
+    }
+
+    /// Puts `mark` into the folder; the file that it is.
+    fn put(&self, mark: &Invalid) -> io::Result<PathBuf> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
         let path = self.path.join(format!("{}{:016x}{}", MARK.0, fingerprint(&mark.store), MARK.1));
         let aside = path.with_extension(format!("{}.new", std::process::id()));
-        let mut file =
-            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
-        file.write_all(&serde_json::to_vec(mark)?)?;
-        file.sync_all()?;
-        fs::rename(&aside, &path)?;
-        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        [Some(&*self.path), parent]
-            .into_iter()
-            .flatten()
-            .try_for_each(|folder| File::open(folder)?.sync_all())
+        let write = || -> io::Result<()> {
+            let mut file =
+                fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+            file.write_all(&serde_json::to_vec(mark)?)?;
+            file.sync_all()?;
+            fs::rename(&aside, &path)
+        };
+        write().inspect_err(|_| drop(fs::remove_file(&aside)))?;
+        self.sync()?;
+        if let Some(parent) = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            File::open(parent)?.sync_all()?;
+        }
+        Ok(path)
+    }
+
+    /// What has come and gone in the folder lasts.
+    fn sync(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
     }
 
     /// Forgets all marks of `store`; how many there were.
@@ -151,19 +193,30 @@ impl StateFolder {
     /// # Errors
     /// When a file can't be removed.
     pub fn forget(&self, store: &StoreId) -> io::Result<usize> {
+        self.clear(&Marks::Disk(store.clone()))
+    }
+
+    fn clear(&self, store: &Marks) -> io::Result<usize> {
         let _files = self.files();
+        let store = &store.id();
         let mut count = 0;
         for (path, _) in self.read().into_iter().filter(|(_, mark)| mark.store.is(store)) {
             fs::remove_file(path)?;
             count += 1;
         }
         if count > 0 {
-            File::open(&self.path)?.sync_all()?;
+            self.sync()?;
         }
         let mut marked = self.marked();
         let before = marked.len();
-        marked.retain(|mark| !mark.store.is(store));
+        marked.retain(|mark| !mark.store.id().is(store));
         Ok(count.max(before - marked.len()))
+    }
+}
+
+impl Marked {
+    fn as_kept(&self) -> Invalid {
+        Invalid { store: self.store.id(), why: self.why.clone(), since: self.since }
     }
 }
 
@@ -245,18 +298,18 @@ impl Disk {
 /// The mark of one store.
 struct Mark {
     folder: Arc<StateFolder>,
-    store: StoreId,
+    store: Marks,
 }
 
 type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 impl StoreMark for Mark {
     fn why(&self) -> Option<String> {
-        let here = self.folder.marked().iter().find(|mark| mark.store.is(&self.store)).cloned();
-        let mark = here.or_else(|| {
-            let all = self.folder.read().into_iter();
-            all.map(|(_, mark)| mark).find(|mark| mark.store.is(&self.store))
-        })?;
+        let _files = self.folder.files();
+        let store = self.store.id();
+        let is_it = |mark: &Invalid| mark.store.is(&store);
+        let here = self.folder.marked().iter().map(Marked::as_kept).find(is_it);
+        let mark = here.or_else(|| self.folder.read().into_iter().map(|(_, mark)| mark).find(is_it))?;
         let Invalid { store: StoreId { name, .. }, why, .. } = mark;
         Some(format!(
             "{name} has lost a copy, and that could not be written into it ({why}); \
@@ -265,9 +318,11 @@ impl StoreMark for Mark {
     }
 
     fn set(&self, why: &str, done: Done) {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let mark = Invalid { store: self.store.clone(), why: why.into(), since };
-        self.folder.marked().push(mark.clone());
+        // Relaxed: a number is given out once.
+        let id = COUNT.fetch_add(1, Ordering::Relaxed);
+        self.folder.marked().push(Marked { id, store: self.store.clone(), why: why.into(), since });
         let folder = Arc::clone(&self.folder);
         // Told in either case: the origin waits for it.
         let done = Arc::new(Mutex::new(Some(done)));
@@ -277,7 +332,7 @@ impl StoreMark for Mark {
             done.into_iter().for_each(|done| done(kept.clone()));
         };
         let (folder, later, tell_later) = (Arc::clone(&self.folder), Arc::clone(&done), tell.clone());
-        let work = move || tell_later(&later, folder.write(&mark));
+        let work = move || tell_later(&later, folder.write(id));
         // No core waits for a file.
         if let Err(error) = std::thread::Builder::new().name("udm-mark".into()).spawn(work) {
             tell(&done, Err(error));
@@ -285,7 +340,7 @@ impl StoreMark for Mark {
     }
 
     fn clear(&self) -> Result<(), String> {
-        let cleared = self.folder.forget(&self.store);
+        let cleared = self.folder.clear(&self.store);
         cleared.map(|_| ()).map_err(|error| format!("{}: {error}", self.folder.path.display()))
     }
 }
@@ -295,15 +350,15 @@ mod tests {
     use super::*;
     use std::sync::mpsc::channel;
 
-    fn set(folder: &Arc<StateFolder>, store: &StoreId) -> Result<(), String> {
+    pub(super) fn set(folder: &Arc<StateFolder>, store: Marks) -> Result<(), String> {
         let (tell, told) = channel();
-        folder.mark(store.clone()).set("I/O error", Box::new(move |kept| tell.send(kept).unwrap()));
+        folder.mark(store).set("I/O error", Box::new(move |kept| tell.send(kept).unwrap()));
         told.recv().unwrap()
     }
 
     /// What a server that is started later knows.
-    fn knows(folder: &Path, store: &StoreId) -> bool {
-        StateFolder::new(folder.into()).mark(store.clone()).why().is_some()
+    pub(super) fn knows(folder: &Path, store: &StoreId) -> bool {
+        StateFolder::new(folder.into()).mark(Marks::Disk(store.clone())).why().is_some()
     }
 
     #[test]
@@ -314,7 +369,7 @@ mod tests {
         let folder = StateFolder::new(state.clone());
         let store = StoreId::named(&at("cow"));
         assert!(!knows(&state, &store) && !state.exists(), "nothing is kept");
-        set(&folder, &store).unwrap();
+        set(&folder, Marks::Disk(store.clone())).unwrap();
         assert!(knows(&state, &store));
         // Under other names, and whatever has come in its place.
         fs::hard_link(at("cow"), at("link")).unwrap();
@@ -327,11 +382,11 @@ mod tests {
         fs::copy(at("moved"), at("other")).unwrap();
         assert!(!knows(&state, &StoreId::named(&at("other"))));
         // A mapped device has its name alone.
-        set(&folder, &StoreId::mapped("cow")).unwrap();
+        set(&folder, Marks::Disk(StoreId::mapped("cow"))).unwrap();
         assert!(knows(&state, &StoreId::named(Path::new("@cow"))));
         assert_eq!(folder.forget(&StoreId::named(&at("link"))).unwrap(), 1);
         assert!(!knows(&state, &store) && knows(&state, &StoreId::mapped("cow")));
-        assert_eq!(folder.mark(store.clone()).why(), None);
+        assert_eq!(folder.mark(Marks::Disk(store.clone())).why(), None);
         assert_eq!(folder.forget(&store).unwrap(), 0);
     }
 
@@ -342,10 +397,12 @@ mod tests {
         fs::write(&state, "no folder").unwrap();
         let folder = StateFolder::new(state.clone());
         let store = StoreId::mapped("cow");
-        assert!(set(&folder, &store).unwrap_err().starts_with(&state.display().to_string()));
-        assert!(folder.mark(store.clone()).why().is_some());
+        assert!(
+            set(&folder, Marks::Disk(store.clone())).unwrap_err().starts_with(&state.display().to_string())
+        );
+        assert!(folder.mark(Marks::Disk(store.clone())).why().is_some());
         assert_eq!(folder.forget(&store).unwrap(), 1);
-        assert_eq!(folder.mark(store).why(), None);
+        assert_eq!(folder.mark(Marks::Disk(store)).why(), None);
     }
 
     #[test]
@@ -357,7 +414,7 @@ mod tests {
         }
         fs::create_dir(temporary.path().join("invalid-3.json")).unwrap();
         assert!(!knows(temporary.path(), &store));
-        set(&StateFolder::new(temporary.path().into()), &store).unwrap();
+        set(&StateFolder::new(temporary.path().into()), Marks::Disk(store.clone())).unwrap();
         assert!(knows(temporary.path(), &store));
     }
 }

@@ -256,6 +256,12 @@ pub enum Bug {
     LoadIntoGone,
     /// A verb is done before what it let go is closed.
     LetGoUnwaited,
+    /// A device has another name, and its old one stays taken.
+    OldNameKept,
+    /// A device has another name, and clients find it by its old one.
+    ExportNotRenamed,
+    /// A device is renamed while it is being removed.
+    RenamedLeaving,
     /// An NBD server's answer to a request that is not under way is passed over.
     AnswerToNothing,
     /// An NBD server's answer is taken for the request that has the place of its own by now.
@@ -304,7 +310,7 @@ pub enum World {
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 134] = [
+    pub const ALL: [(Bug, World); 137] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -425,6 +431,9 @@ impl Bug {
         (Bug::NumberElsewhere, World::Verbs),
         (Bug::LoadIntoGone, World::Verbs),
         (Bug::LetGoUnwaited, World::Verbs),
+        (Bug::OldNameKept, World::Verbs),
+        (Bug::ExportNotRenamed, World::Verbs),
+        (Bug::RenamedLeaving, World::Verbs),
         (Bug::AnswerToNothing, World::NbdClient),
         (Bug::AnswerToAnother, World::NbdClient),
         (Bug::PartTaken, World::NbdClient),

@@ -24,7 +24,7 @@ pub mod target;
 pub mod testing;
 
 pub use error::TargetError;
-pub use mapped::{Change, Changes, DeviceInfo, MappedDevice, Refused, Wake, lies_on};
+pub use mapped::{Change, Changes, DeviceInfo, MappedDevice, NameOf, Refused, Wake, lies_on};
 pub use marks::StoreMark;
 pub use pending::Pending;
 pub use report::{CheckState, PathCommand, PathReport, UpkeepReport, WatchReport};

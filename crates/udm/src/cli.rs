@@ -2,6 +2,10 @@
 //!
 //! Verbs and flags are dmsetup's where dmsetup has them, nbdkit's for serving, fio's for load.
 
+mod change;
+
+pub use change::*;
+
 use crate::bench::BenchArgs;
 use crate::cow::CowArgs;
 use crate::log_writes::LogWritesArgs;
@@ -45,6 +49,12 @@ pub enum Verb {
 it keeps, so a write may still happen. Storage that hangs is waited for: --timeout bounds that, and what has not failed by then goes on."
     )]
     Remove(RemoveArgs),
+    /// Give a device another name, or its uuid
+    #[command(
+        after_help = "The device goes on, whatever state it is in and whoever uses it: its number, its tables and its clients stay. New clients ask for the new name; \
+with serve --export it is exported as long as its name is one of those. A uuid is given once. The name lasts as long as the server does."
+    )]
+    Rename(RenameArgs),
     /// Load a table into the inactive slot
     #[command(visible_alias = "reload")]
     Load(LoadArgs),
@@ -261,90 +271,6 @@ pub enum DemoVerb {
     Cable(Print),
 }
 
-/// `udm create`.
-#[derive(Debug, Args)]
-pub struct CreateArgs {
-    #[command(flatten)]
-    pub talk: Talk,
-    #[command(flatten)]
-    pub print: Print,
-    /// Its name
-    pub name: String,
-    /// A file that holds the table [default: standard input]; relative paths in a table count from
-    /// the current folder
-    #[arg(conflicts_with_all = ["table", "notable"])]
-    pub file: Option<PathBuf>,
-    /// The table
-    #[arg(long, conflicts_with = "notable")]
-    pub table: Option<String>,
-    /// Make it without a table
-    #[arg(short, long)]
-    pub notable: bool,
-    /// Its uuid
-    #[arg(short, long)]
-    pub uuid: Option<String>,
-}
-
-/// `udm load`.
-#[derive(Debug, Args)]
-pub struct LoadArgs {
-    #[command(flatten)]
-    pub talk: Talk,
-    /// The device
-    pub name: String,
-    /// A file that holds the table [default: standard input]; relative paths in a table count from
-    /// the current folder
-    #[arg(conflicts_with = "table")]
-    pub file: Option<PathBuf>,
-    /// The table
-    #[arg(long)]
-    pub table: Option<String>,
-}
-
-/// Verbs that take devices and nothing else.
-#[derive(Debug, Args)]
-pub struct NamesArgs {
-    #[command(flatten)]
-    pub talk: Talk,
-    /// The devices
-    #[arg(required = true, value_name = "NAME")]
-    pub names: Vec<String>,
-}
-
-/// `udm remove`.
-#[derive(Debug, Args)]
-pub struct RemoveArgs {
-    #[command(flatten)]
-    pub talk: Talk,
-    #[command(flatten)]
-    pub until: Until,
-    /// The devices
-    #[arg(required = true, value_name = "NAME")]
-    pub names: Vec<String>,
-    /// Fail all that is asked of them first
-    #[arg(short, long)]
-    pub force: bool,
-    /// Remove those that are in use when they are not any more
-    #[arg(long)]
-    pub deferred: bool,
-}
-
-/// How long a verb may wait for requests in flight.
-#[derive(Debug, Args)]
-pub struct Until {
-    /// Call it off after so many seconds, as Ctrl-C does: the device goes on as it was [default: no
-    /// limit]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub timeout: Option<Duration>,
-}
-
-impl Until {
-    /// As the control socket takes it.
-    pub fn timeout_ms(&self) -> Option<u64> {
-        self.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX))
-    }
-}
-
 /// The deadline of a path.
 fn path_deadline(word: &str) -> Result<Duration, String> {
     let range = Duration::from_millis(10)..=Duration::from_secs(3600);
@@ -355,52 +281,6 @@ fn path_deadline(word: &str) -> Result<Duration, String> {
 fn seconds(word: &str) -> Result<Duration, String> {
     let seconds: f64 = word.parse().map_err(|_| "a number of seconds".to_owned())?;
     Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
-}
-
-/// `udm resume`.
-#[derive(Debug, Args)]
-pub struct ResumeArgs {
-    #[command(flatten)]
-    pub talk: Talk,
-    #[command(flatten)]
-    pub until: Until,
-    /// The devices
-    #[arg(required = true, value_name = "NAME")]
-    pub names: Vec<String>,
-}
-
-/// `udm suspend`.
-#[derive(Debug, Args)]
-pub struct SuspendArgs {
-    #[command(flatten)]
-    pub talk: Talk,
-    #[command(flatten)]
-    pub until: Until,
-    /// The devices
-    #[arg(required = true, value_name = "NAME")]
-    pub names: Vec<String>,
-    /// Do not wait for requests that targets hold back
-    #[arg(long)]
-    pub noflush: bool,
-    /// Taken for the sake of dmsetup's users: there is no file system to freeze
-    #[arg(long)]
-    pub nolockfs: bool,
-}
-
-/// `udm message`.
-#[derive(Debug, Args)]
-pub struct MessageArgs {
-    #[command(flatten)]
-    pub talk: Talk,
-    #[command(flatten)]
-    pub print: Print,
-    /// The device
-    pub name: String,
-    /// A sector inside the target; 0 for the first
-    pub sector: u64,
-    /// The words of the message; behind -- where one begins with -
-    #[arg(required = true)]
-    pub message: Vec<String>,
 }
 
 /// `udm table`, `udm status`.

@@ -185,6 +185,20 @@ fn bad_requests_are_refused_in_json() {
         ("POST", "/v1/devices/d/message", "{\"sector\": -1, \"message\": \"x\"}", 400),
         ("POST", "/v1/devices/d/message", "{\"sector\": 18446744073709551615, \"message\": \"x\"}", 400),
         ("POST", "/v1/devices/d/suspend", "{\"noflush\": \"yes\"}", 400),
+        ("GET", "/v1/devices/d/rename", "", 405),
+        ("POST", "/v1/devices/d/rename", "", 400),
+        ("POST", "/v1/devices/d/rename", "{\"name\": null}", 400),
+        ("POST", "/v1/devices/d/rename", "{\"name\": \"x\", \"uuid\": \"u\"}", 400),
+        ("POST", "/v1/devices/d/rename", "{\"name\": \"x\", \"to\": \"y\"}", 400),
+        ("POST", "/v1/devices/d/rename", "{\"name\": \"x\", \"name\": \"y\"}", 400),
+        ("POST", "/v1/devices/d/rename", "{\"name\": [\"x\"]}", 400),
+        ("POST", "/v1/devices/d/rename", "{\"name\": \"\\u0000\"}", 400),
+        ("POST", "/v1/devices/d/rename", "{\"name\": \"\\ud800\"}", 400),
+        ("POST", "/v1/devices/d/rename", "{\"uuid\": \"\"}", 400),
+        ("POST", "/v1/devices/d/rename", "{\"uuid\": \"254:0\"}", 400),
+        ("POST", "/v1/devices/d/rename", "{\"name\": \"d\"}", 409),
+        ("POST", "/v1/devices/x/rename", "{\"name\": \"y\"}", 404),
+        ("POST", "/v1/devices/x/rename", "{\"name\": \"d\"}", 409),
     ];
     for (method, path, body, wanted) in cases {
         let (status, head, answer) = server.http(method, path, body);

@@ -78,6 +78,63 @@ fn e11_a_store_that_comes_back_is_refused() {
     assert_eq!(server.says(&["status", "s"]), "0 2048 snapshot 24/2048 16\n");
 }
 
+/// What is kept against it goes with a device that is renamed: here, and for the next server after a
+/// `kill -9`.
+#[test]
+fn e11_a_mark_goes_with_a_device_that_is_renamed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (state, cow) = (folder.path().join("state"), folder.path().join("x.cow"));
+    std::fs::File::create(&cow).unwrap().set_len(1 << 20).unwrap();
+    let mut server = lost(&state, &cow);
+    let linear = format!("0 2048 linear {} 0", cow.display());
+    server.says(&["remove", "s"]);
+    server.says(&["load", "cow", "--table", &linear]);
+    server.says(&["resume", "cow"]);
+    server.says(&["rename", "cow", "store"]);
+    server.says(&["rename", "store", "kept"]);
+    let table = |store: &str| format!("{SNAPSHOT} {store} P 8");
+    let refused = |server: &Server, store: &str| {
+        let said = server.refuses(&["create", "s", "--table", &table(store)]);
+        assert!(said.contains("@kept has lost a copy, and that could not be written into it"), "{said}");
+    };
+    refused(&server, "@kept");
+    server.says(&["create", "cow", "--table", "0 2048 linear mem:2M 0"]);
+    server.says(&["create", "t", "--table", &table("@cow")]);
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+
+    let devices = ["disk=0 2048 snapshot-origin mem:1M".into(), format!("kept={linear}")];
+    let server =
+        Server::start_with(&devices.each_ref().map(String::as_str), &["--state", state.to_str().unwrap()]);
+    refused(&server, "@kept");
+    assert_eq!(std::fs::read_dir(&state).unwrap().count(), 1, "under one name");
+    // A name that something is kept against is that of a store that is not believed, whatever it is.
+    server.says(&["rename", "kept", "good"]);
+    let out = clear(&state, "@good");
+    assert_eq!(text(&out.stdout), "@good: believed again\n");
+}
+
+/// Where what is kept can't be moved, the device keeps its name; where nothing is, nothing has to be.
+#[test]
+fn e11_a_mark_that_cannot_go_with_it_keeps_the_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (state, cow) = (folder.path().join("state"), folder.path().join("x.cow"));
+    std::fs::File::create(&cow).unwrap().set_len(1 << 20).unwrap();
+    let server = lost(&state, &cow);
+    let kept = || std::fs::read_dir(&state).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    server.says(&["rename", "cow", "store"]);
+    let file = kept().remove(0);
+    server.says(&["rename", "store", "cow"]);
+    // In the way of the file of that name.
+    std::fs::create_dir(file).unwrap();
+    let said = server.refuses(&["rename", "cow", "store"]);
+    assert!(said.starts_with("udm: cow: what is kept against it can't be moved: "), "{said}");
+    assert!(server.says(&["ls"]).contains("cow\t"));
+    assert_eq!(kept().len(), 2, "nothing is left of it");
+    server.says(&["rename", "cow", "else"]);
+    server.says(&["rename", "s", "store"]);
+}
+
 /// Nothing can be kept: the origin goes on as ever, and the log says what that means.
 #[test]
 fn e11_a_state_folder_that_cannot_be_written_is_said() {

@@ -264,6 +264,16 @@ pub struct CreateMultipath {
     pub folder: Option<String>,
 }
 
+/// What a device is to be called, or the uuid that it is to have: one of the two.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rename {
+    /// Its new name: 1 to 127 bytes, without a slash.
+    pub name: Option<String>,
+    /// Its uuid: at most 128 bytes. A device that has one keeps it.
+    pub uuid: Option<String>,
+}
+
 /// A table to load into the inactive slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -15,11 +15,12 @@ use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
 
 /// Threads for verbs that may block, over all kinds.
-pub const BLOCKING_MAX: usize = LOADS_MAX + MESSAGES_MAX + CLEARS_MAX;
+pub const BLOCKING_MAX: usize = LOADS_MAX + MESSAGES_MAX + CLEARS_MAX + RENAMES_MAX;
 
 const LOADS_MAX: usize = 32;
 const MESSAGES_MAX: usize = 16;
 const CLEARS_MAX: usize = 8;
+const RENAMES_MAX: usize = 4;
 
 /// How many more of a kind may wait at its gate.
 const WAITING_MAX: usize = 32;
@@ -35,6 +36,8 @@ pub(super) struct Gates {
     pub messages: Gate,
     /// What closes devices.
     pub clears: Gate,
+    /// What moves marks in the state folder.
+    pub renames: Gate,
 }
 
 /// The gate of one kind of verb.
@@ -51,6 +54,7 @@ impl Gates {
             loads: Gate::new("creates and loads", LOADS_MAX),
             messages: Gate::new("messages", MESSAGES_MAX),
             clears: Gate::new("clears", CLEARS_MAX),
+            renames: Gate::new("renames", RENAMES_MAX),
         })
     }
 }

@@ -9,7 +9,7 @@ use super::error::{Body, Named, Params, Refusal};
 use super::gates::Shared;
 use super::{api, openapi};
 use crate::error::VerbError;
-use crate::registry::{Folder, Registry};
+use crate::registry::{Folder, NewName, Registry};
 use crate::verbs::{self, CallOff, Removal};
 use axum::Json;
 use axum::extract::State;
@@ -168,6 +168,23 @@ pub(super) async fn remove(
     let removal = Removal { force: how.force.unwrap_or(false), deferred: how.deferred.unwrap_or(false) };
     let verb = |off| async move { verbs::remove_until(&registry, &name, removal, &off).await };
     while_asked(how.timeout_ms, verb).await
+}
+
+pub(super) async fn rename(
+    State(Shared { registry, gates }): State<Shared>,
+    Named(name): Named,
+    Body(rename): Body<api::Rename>,
+) -> Done {
+    if rename.name.is_some() == rename.uuid.is_some() {
+        return Err(Refusal::request(StatusCode::BAD_REQUEST, "`name` or `uuid`: one of the two"));
+    }
+    let device = name.clone();
+    let verb = move || match (&rename.name, &rename.uuid) {
+        (Some(new), _) => verbs::rename(&registry, &device, NewName::Name(new)),
+        (None, uuid) => verbs::rename(&registry, &device, NewName::Uuid(uuid.as_deref().unwrap_or_default())),
+    };
+    gates.renames.run(&name, verb).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn status(

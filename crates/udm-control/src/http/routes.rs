@@ -196,6 +196,14 @@ fn devices() -> Vec<Route> {
         )
         .query(REMOVAL),
         Route::new(
+            post.clone(),
+            "/v1/devices/{name}/rename",
+            "renameDevice",
+            "Gives it another name, or its uuid; whatever uses it goes on",
+            h::rename,
+        )
+        .takes::<api::Rename>(),
+        Route::new(
             get.clone(),
             "/v1/devices/{name}/status",
             "getStatus",

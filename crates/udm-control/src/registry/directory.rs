@@ -8,6 +8,10 @@
 //! under the lock under which a removal begins, so that one of the two is refused. All look-ups are
 //! by index.
 
+mod rename;
+
+pub use rename::NewName;
+
 use super::deferred::Deferred;
 use super::{MAPPED_MAJOR, Registry};
 use crate::error::VerbError;
@@ -91,6 +95,15 @@ impl Directory {
     }
 }
 
+/// Checks that `word`, a name or a uuid, can't be taken for a number.
+fn no_number(what: &str, word: &str) -> Result<(), TargetError> {
+    if word.parse::<DevNo>().is_err() {
+        return Ok(());
+    }
+    let reason = format!("a {what} of the form major:minor would be taken for a device number");
+    Err(TargetError::errno(EINVAL).because(reason))
+}
+
 /// Why a device is not to be had.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Absent {
@@ -157,10 +170,7 @@ impl Directory {
             return busy("a device with that uuid exists");
         }
         for (what, word) in [("name", Some(name)), ("uuid", uuid)] {
-            if word.is_some_and(|word| word.parse::<DevNo>().is_ok()) {
-                let reason = format!("a {what} of the form major:minor would be taken for a device number");
-                return Err(TargetError::errno(EINVAL).because(reason));
-            }
+            word.map_or(Ok(()), |word| no_number(what, word))?;
         }
         let minor = self.free.first().copied().unwrap_or(self.next);
         if minor >= MAPPED_MAX {

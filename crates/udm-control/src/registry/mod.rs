@@ -13,7 +13,7 @@ mod opened;
 pub mod outside;
 
 pub(crate) use directory::Made;
-pub use directory::Mapped;
+pub use directory::{Mapped, NewName};
 pub use lookup::Folder;
 pub(crate) use lookup::{InUse, Opening};
 pub use opened::OPENED_MAJOR;
@@ -21,7 +21,7 @@ pub use opened::OPENED_MAJOR;
 use crate::exports::Exporter;
 use crate::http::api;
 use crate::state_folder::making::Making;
-use crate::state_folder::{StateFolder, StoreId};
+use crate::state_folder::{Marks, StateFolder, StoreId};
 use alone::Alone;
 use deferred::Deferred;
 use directory::{Directory, Hold};
@@ -111,6 +111,11 @@ impl Registry {
         let _ = self.state_folder.set(folder);
     }
 
+    /// Where is kept what outlives the program, where something is.
+    pub(crate) fn state_folder(&self) -> Option<&Arc<StateFolder>> {
+        self.state_folder.get()
+    }
+
     /// Says that a store is going to be made; `None` where nothing outlives the program.
     pub(crate) fn making(&self, store: &Path) -> Option<Making> {
         self.state_folder.get()?.making(store)
@@ -120,10 +125,14 @@ impl Registry {
     fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn StoreMark>> {
         let folder = self.state_folder.get()?;
         let store = match device.number.major {
-            MAPPED_MAJOR => StoreId::mapped(&device.name),
+            MAPPED_MAJOR => {
+                let state = self.state();
+                let mapped = state.directory.numbered(device.number.minor).ok()?;
+                Marks::Mapped(mapped.device.name_of())
+            }
             _ => {
                 let identity = self.state().opened.identity(device.number.minor)?;
-                StoreId::opened(&device.name, identity)?
+                Marks::Disk(StoreId::opened(&device.name, identity)?)
             }
         };
         Some(folder.mark(store))
@@ -166,6 +175,14 @@ impl Registry {
     /// what stay true until the table is there.
     pub(crate) fn linking(&self) -> MutexGuard<'_, ()> {
         self.linking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the mapped device of a number is called; `None` for all other numbers.
+    #[must_use]
+    pub(crate) fn name_of(&self, number: DevNo) -> Option<String> {
+        let state = self.state();
+        let minor = (number.major == MAPPED_MAJOR).then_some(number.minor)?;
+        state.directory.numbered(minor).ok().map(|mapped| mapped.device.name())
     }
 
     /// What a number that stands in a table means: a URI, or `@` and a name. Empty when it means

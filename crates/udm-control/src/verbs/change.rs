@@ -75,8 +75,8 @@ pub(super) async fn create_with(
 pub(super) fn export(registry: &Registry, mapped: &Mapped) -> Result<(), VerbError> {
     let Some(exporter) = registry.exporter() else { return Ok(()) };
     let name = mapped.device.name();
-    let added = exporter.add(&name, Arc::clone(&mapped.device) as Arc<dyn Device>);
-    added.map_err(|e| VerbError::new(name, TargetError::new(e.to_string())))
+    let put = exporter.put(&name, Arc::clone(&mapped.device) as Arc<dyn Device>);
+    put.map_err(|e| VerbError::new(name, TargetError::new(e.to_string())))
 }
 
 /// Parks new requests and waits until those in flight are done; with `noflush`, until targets have
@@ -100,8 +100,17 @@ pub async fn suspend_until(
     noflush: bool,
     off: &CallOff,
 ) -> Result<(), VerbError> {
-    let several = find(registry, names)?;
-    in_turn(registry, &several, Waiting::Suspend, off, |devices, _, wake| {
+    suspend_these(registry, &find(registry, names)?, noflush, off).await
+}
+
+/// As [`suspend_until`], of devices that were found before, each with what it is called in errors.
+pub(super) async fn suspend_these(
+    registry: &Registry,
+    several: &[(String, Arc<Mapped>)],
+    noflush: bool,
+    off: &CallOff,
+) -> Result<(), VerbError> {
+    in_turn(registry, several, Waiting::Suspend, off, |devices, _, wake| {
         Changes::suspend(devices, noflush, wake)
     })
     .await
@@ -124,11 +133,19 @@ pub async fn resume(registry: &Arc<Registry>, names: &[&str]) -> Result<(), Verb
 /// As [`resume`]'s, and what it was called off with: the tables that were live are live and running
 /// then.
 pub async fn resume_until(registry: &Arc<Registry>, names: &[&str], off: &CallOff) -> Result<(), VerbError> {
-    let several = find(registry, names)?;
-    for (_, mapped) in &several {
+    resume_these(registry, &find(registry, names)?, off).await
+}
+
+/// As [`resume_until`], of devices that were found before, each with what it is called in errors.
+pub(super) async fn resume_these(
+    registry: &Registry,
+    several: &[(String, Arc<Mapped>)],
+    off: &CallOff,
+) -> Result<(), VerbError> {
+    for (_, mapped) in several {
         mapped.pending.call_off(Waiting::Suspend, "called off by a resume");
     }
-    in_turn(registry, &several, Waiting::Resume, off, resume_among).await
+    in_turn(registry, several, Waiting::Resume, off, resume_among).await
 }
 
 /// The devices of `names`.

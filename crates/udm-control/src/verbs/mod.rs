@@ -11,6 +11,7 @@ mod multipath;
 #[cfg(test)]
 mod partners_tests;
 mod remove;
+mod rename;
 mod show;
 pub mod snapshot;
 mod tables;
@@ -22,6 +23,7 @@ pub use call_off::{CallOff, interrupted};
 pub use change::{call_off_all, create, create_until, resume, resume_until, suspend, suspend_until};
 pub use multipath::{Grouped, create_multipath_until};
 pub use remove::{Removal, remove, remove_until, see_to_deferred};
+pub use rename::rename;
 pub use show::{info, ls, status, table, version};
 pub(crate) use snapshot::Note;
 pub use tables::{TABLE_MAX, clear, command_path, load, load_until, message, message_from, whole};

@@ -64,7 +64,7 @@ pub async fn remove_until(
 }
 
 fn is_open(registry: &Registry, mapped: &Mapped) -> bool {
-    show::open_count(registry, mapped, &mapped.device.name()) > 0
+    show::open_count(registry, mapped) > 0
 }
 
 /// Removes the devices whose removal was deferred as they are closed, for ever.
@@ -119,7 +119,7 @@ async fn fail_all(
     let loaded = mapped.device.inactive();
     call_off_others(mapped);
     // Storage that hangs keeps what it has; no client waits for that.
-    let _failing = registry.exporter().map(|exporter| exporter.fail(mapped.device.id()));
+    let _failing = registry.exporter().and_then(|exporter| exporter.fail(mapped.device.id()));
     let one = [(name.to_owned(), Arc::clone(mapped))];
     let done = in_turn(registry, &one, Waiting::Resume, off, resume_among).await;
     let waits = mapped.device.inactive();
@@ -136,17 +136,17 @@ fn call_off_others(mapped: &Mapped) {
 }
 
 /// Removes what `may` be removed when its turn has come.
-async fn remove_it(
+pub(super) async fn remove_it(
     registry: &Arc<Registry>,
     name: &str,
     mapped: Arc<Mapped>,
     may: impl Fn(&Mapped) -> bool,
     off: &CallOff,
 ) -> Result<(), VerbError> {
-    let own = mapped.device.name();
+    let id = mapped.device.id();
     let busy = |open| TargetError::errno(EBUSY).because(format!("it is open {open} times"));
     // Who uses it is told of at once, whatever is under way.
-    let open = show::open_count(registry, &mapped, &own);
+    let open = show::open_count(registry, &mapped);
     if open > 0 {
         return Err(VerbError::new(name, busy(open)));
     }
@@ -158,9 +158,9 @@ async fn remove_it(
         if leaving.is_none() {
             leaving = Some(registry.take_away(&mapped, &may).map_err(|error| (0, error))?);
             // Nobody can come any more; who came before has it open.
-            exporter.inspect(|exporter| exporter.remove(&own));
+            exporter.inspect(|exporter| exporter.remove(id));
         }
-        let users = exporter.map_or(0, |exporter| exporter.users(&own));
+        let users = exporter.map_or(0, |exporter| exporter.users(id));
         if users > 0 {
             return Err((0, busy(users as u64)));
         }
@@ -176,7 +176,7 @@ async fn remove_it(
         export(registry, &mapped)?;
         return left;
     }
-    exporter.inspect(|exporter| exporter.forget(&own));
+    exporter.inspect(|exporter| exporter.forget(id));
     leaving.gone();
     drop(one);
     let_go(registry, mapped, &CallOff::default()).await;

@@ -66,7 +66,7 @@ pub fn status(registry: &Registry, name: &str, inactive: bool) -> Result<api::St
         text: table.as_ref().map(|t| t.status()).unwrap_or_default(),
         lines: table.as_ref().map(|t| lines(t, |target| target.status())).unwrap_or_default(),
         event_nr,
-        paths: table.as_ref().map(|t| paths(t)).unwrap_or_default(),
+        paths: table.as_ref().map(|t| paths(registry, t)).unwrap_or_default(),
         upkeep: table.as_ref().and_then(|t| upkeep(t)),
         waits: table.map(|table| waits(registry, &table)).unwrap_or_default(),
     })
@@ -103,13 +103,13 @@ pub fn version() -> api::Version {
 }
 
 /// Who has the device open: clients, and tables that use it, in either slot.
-pub(super) fn open_count(registry: &Registry, mapped: &Mapped, name: &str) -> u64 {
-    (mapped.holds() + registry.exporter().map_or(0, |exporter| exporter.users(name))) as u64
+pub(super) fn open_count(registry: &Registry, mapped: &Mapped) -> u64 {
+    let clients = registry.exporter().map_or(0, |exporter| exporter.users(mapped.device.id()));
+    (mapped.holds() + clients) as u64
 }
 
 fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
     let info = mapped.device.info();
-    let open_count = open_count(registry, mapped, &info.name);
     api::Device {
         name: info.name,
         uuid: info.uuid,
@@ -118,7 +118,7 @@ fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
         state: if info.suspended { "suspended" } else { "active" }.into(),
         live_table: info.live,
         inactive_table: info.inactive,
-        open_count,
+        open_count: open_count(registry, mapped),
         event_nr: info.event_nr,
         targets: info.targets as u64,
         read_only: info.read_only,
@@ -141,11 +141,11 @@ fn lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::Line
 }
 
 /// The paths of a table, with their numbers.
-fn paths(table: &Table) -> Vec<api::Path> {
+fn paths(registry: &Registry, table: &Table) -> Vec<api::Path> {
     let of = |entry: &Entry| {
         let start_bytes = entry.start.bytes();
         let reports = entry.target.path_reports().into_iter();
-        reports.map(|report| api::Path { start_bytes, ..path(report) }).collect::<Vec<_>>()
+        reports.map(|report| api::Path { start_bytes, ..path(registry, report) }).collect::<Vec<_>>()
     };
     table.targets().iter().flat_map(of).collect()
 }
@@ -175,12 +175,14 @@ fn upkeep(table: &Table) -> Option<api::Upkeep> {
     })
 }
 
-fn path(report: PathReport) -> api::Path {
+fn path(registry: &Registry, report: PathReport) -> api::Path {
+    // What is mapped may be called otherwise than when the table was loaded.
+    let name = registry.name_of(report.number).unwrap_or(report.name);
     let moved = |(requests, bytes)| api::Moved { requests, bytes };
     api::Path {
         start_bytes: 0,
         number: report.number.to_string(),
-        name: report.name,
+        name,
         group: report.group as u64,
         state: if report.failed { "failed" } else { "active" }.into(),
         state_ns: report.in_state.0,

@@ -39,4 +39,5 @@ mod stack;
 pub use change::Change;
 pub use changes::{Changes, Refused};
 pub use device::{DeviceInfo, MappedDevice, Wake};
+pub use names::NameOf;
 pub use stack::{DEPTH_MAX, LANES_MAX, lies_on};

@@ -3,7 +3,7 @@
 use super::MappedDevice;
 use crate::error::TargetError;
 use crate::target::Notify;
-use std::sync::MutexGuard;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The longest name in bytes (kernel `DM_NAME_LEN`, less its NUL).
 const NAME_MAX: usize = 127;
@@ -28,9 +28,27 @@ impl Names {
     }
 }
 
+/// What a device is called, as of when it is asked. Does not keep the device.
+#[derive(Clone)]
+pub struct NameOf(Arc<Mutex<Names>>);
+
+impl NameOf {
+    /// The name; the last one of a device that is gone.
+    #[must_use]
+    pub fn get(&self) -> String {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).name.clone()
+    }
+}
+
 impl MappedDevice {
+    /// What it is called, now and later.
+    #[must_use]
+    pub fn name_of(&self) -> NameOf {
+        NameOf(Arc::clone(&self.names))
+    }
+
     fn names(&self) -> MutexGuard<'_, Names> {
-        self.names.lock().unwrap_or_else(|e| e.into_inner())
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The name.
@@ -43,6 +61,22 @@ impl MappedDevice {
     #[must_use]
     pub fn uuid(&self) -> Option<String> {
         self.names().uuid.clone()
+    }
+
+    /// Checks that a device can be called `name`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_name(name: &str) -> Result<(), TargetError> {
+        check_name(name)
+    }
+
+    /// Checks that a device can have `uuid`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_uuid(uuid: &str) -> Result<(), TargetError> {
+        check_uuid(uuid)
     }
 
     /// Gives the device another name, which the caller knows to be free. Raises an event when there

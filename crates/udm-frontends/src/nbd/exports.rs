@@ -6,7 +6,7 @@
 use super::holds::Holds;
 use super::request::Blocks;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use udm_core::{CoreId, Device, DeviceId, Limits, SECTOR_SIZE, Sectors};
 use udm_runtime::Cluster;
 use udm_wire::nbd::{BlockSizes, ExportFlags, PAYLOAD_MAX, PAYLOAD_MAX_DEFAULT, STRING_MAX};
@@ -16,7 +16,8 @@ type Closed = Arc<OnceLock<Arc<dyn Fn() + Send + Sync>>>;
 
 /// A device under a name.
 pub struct Export {
-    name: String,
+    /// Changed under the lock of the list alone.
+    name: Mutex<Arc<str>>,
     description: String,
     read_only: bool,
     device: Arc<dyn Device>,
@@ -42,13 +43,11 @@ impl Export {
         device: Arc<dyn Device>,
     ) -> Result<Export, ExportError> {
         let (name, description) = (name.into(), description.into());
-        let fits = |s: &str| s.len() <= STRING_MAX && !s.contains('\0');
-        if !fits(&name) || !fits(&description) {
-            return Err(ExportError::Text(name.chars().take(64).collect()));
-        }
+        fits(&name, &name)?;
+        fits(&description, &name)?;
         let holds = Arc::new(Holds::new(device.id()));
         Ok(Export {
-            name,
+            name: Mutex::new(name.into()),
             description,
             read_only,
             device,
@@ -59,10 +58,18 @@ impl Export {
         })
     }
 
-    /// Its name.
+    /// Its name, as of now.
     #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
+    pub fn name(&self) -> Arc<str> {
+        Arc::clone(&self.named())
+    }
+
+    fn named(&self) -> MutexGuard<'_, Arc<str>> {
+        self.name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_called(&self, name: &str) -> bool {
+        **self.named() == *name
     }
 
     /// Its description; may be empty.
@@ -100,10 +107,9 @@ impl Export {
     }
 }
 
-/// For as long as this is held, requests of a device's clients fail ([`Exports::fail`]).
+/// For as long as this is held, requests of an export's clients fail ([`Exports::fail`]).
 pub struct Failing {
-    device: DeviceId,
-    exports: Vec<Arc<Export>>,
+    export: Arc<Export>,
     cluster: Weak<Cluster>,
 }
 
@@ -115,16 +121,14 @@ impl Failing {
     fn tell(&self) {
         let Some(cluster) = self.cluster.upgrade() else { return };
         for core in 0..cluster.len() {
-            cluster.post_letter(CoreId(core as u16), self.device, Box::new(FailLetter));
+            cluster.post_letter(CoreId(core as u16), self.export.device.id(), Box::new(FailLetter));
         }
     }
 }
 
 impl Drop for Failing {
     fn drop(&mut self) {
-        for export in &self.exports {
-            export.failing.fetch_sub(1, Ordering::SeqCst);
-        }
+        self.export.failing.fetch_sub(1, Ordering::SeqCst);
         self.tell();
     }
 }
@@ -226,6 +230,22 @@ pub enum ExportError {
     Exists(String),
 }
 
+/// Checks that the protocol can carry `text`, of the export `name`.
+fn fits(text: &str, name: &str) -> Result<(), ExportError> {
+    if text.len() <= STRING_MAX && !text.contains('\0') {
+        return Ok(());
+    }
+    Err(ExportError::Text(name.chars().take(64).collect()))
+}
+
+/// Checks that no export of `list` is called `name`.
+fn is_free(list: &[Arc<Export>], name: &str) -> Result<(), ExportError> {
+    match list.iter().any(|export| export.is_called(name)) {
+        true => Err(ExportError::Exists(name.into())),
+        false => Ok(()),
+    }
+}
+
 /// The exports of a server, in order. The first one is what a client gets that names none.
 #[derive(Default)]
 pub struct Exports {
@@ -249,22 +269,20 @@ impl Exports {
         let _ = self.cluster.set(Arc::downgrade(cluster));
     }
 
-    /// Has all requests of clients of `device` fail with EIO, for as long as what is returned is
-    /// held: those that come, and those under way at once. What the device has of the latter it
+    /// Has all requests of clients of `export` fail with EIO, for as long as what is returned is
+    /// held: those that come, and those under way at once. What its device has of the latter it
     /// keeps, with their memory, until it is done with it; a write may happen all the same.
     #[must_use = "requests fail while it is held"]
-    pub fn fail(&self, device: DeviceId) -> Failing {
-        let exports: Vec<_> = self.all().into_iter().filter(|one| one.device.id() == device).collect();
-        for export in &exports {
-            export.failing.fetch_add(1, Ordering::SeqCst);
-        }
-        let failing = Failing { device, exports, cluster: self.cluster.get().cloned().unwrap_or_default() };
+    pub fn fail(&self, export: &Arc<Export>) -> Failing {
+        export.failing.fetch_add(1, Ordering::SeqCst);
+        let cluster = self.cluster.get().cloned().unwrap_or_default();
+        let failing = Failing { export: Arc::clone(export), cluster };
         failing.tell();
         failing
     }
 
     fn list(&self) -> MutexGuard<'_, Vec<Arc<Export>>> {
-        self.list.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has `hook` called when a connection has let go of an export, on whatever core: it should do
@@ -279,9 +297,7 @@ impl Exports {
     /// When the name is taken.
     pub fn add(&self, mut export: Export) -> Result<Arc<Export>, ExportError> {
         let mut list = self.list();
-        if list.iter().any(|e| e.name == export.name) {
-            return Err(ExportError::Exists(export.name));
-        }
+        is_free(&list, &export.name())?;
         self.share_holds(&mut export);
         export.closed = Arc::clone(&self.closed);
         let export = Arc::new(export);
@@ -289,10 +305,29 @@ impl Exports {
         Ok(export)
     }
 
+    /// Puts `export`, which was added before, on the list under `name`: at its place if it is on
+    /// it, at the end if it was taken off. Its clients stay, and notice nothing.
+    ///
+    /// # Errors
+    /// When the name is taken, or the protocol can't carry it.
+    pub fn put(&self, export: &Arc<Export>, name: &str) -> Result<(), ExportError> {
+        fits(name, name)?;
+        let mut list = self.list();
+        let is_on = list.iter().any(|one| Arc::ptr_eq(one, export));
+        if !(is_on && export.is_called(name)) {
+            is_free(&list, name)?;
+        }
+        *export.named() = name.into();
+        if !is_on {
+            list.push(Arc::clone(export));
+        }
+        Ok(())
+    }
+
     /// All exports of a device have the same holds, those included that were taken off the list and
     /// are still in use.
     fn share_holds(&self, export: &mut Export) {
-        let mut all = self.holds.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut all = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|(_, holds)| holds.strong_count() > 0);
         let device = export.device.id();
         match all.iter().find(|(id, _)| *id == device).and_then(|(_, holds)| holds.upgrade()) {
@@ -302,10 +337,8 @@ impl Exports {
     }
 
     /// Takes an export off the list. Connections that use it go on: see [`Export::users`].
-    pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
-        let mut list = self.list();
-        let at = list.iter().position(|e| e.name == name)?;
-        Some(list.remove(at))
+    pub fn remove(&self, export: &Arc<Export>) {
+        self.list().retain(|one| !Arc::ptr_eq(one, export));
     }
 
     /// As [`Exports::get`], for a connection that is to use it: counted while the list is locked,
@@ -326,7 +359,7 @@ impl Exports {
     }
 
     fn find<'a>(list: &'a [Arc<Export>], name: &str) -> Option<&'a Arc<Export>> {
-        let named = list.iter().find(|e| e.name == name);
+        let named = list.iter().find(|export| export.is_called(name));
         named.or_else(|| list.first().filter(|_| name.is_empty()))
     }
 

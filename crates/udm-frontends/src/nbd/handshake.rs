@@ -7,7 +7,7 @@
 use super::contexts::{Context, matching};
 use super::exports::{Export, ExportUse, Exports, Geometry};
 use std::sync::Arc;
-use udm_core::OpenError;
+use udm_core::{DeviceId, OpenError};
 use udm_wire::nbd::{
     ClientFlags, ClientOption, ExportFlags, ExportNameReply, FromClient, GREETING_SIZE, HandshakeFlags,
     HandshakeParser, INFO_DESCRIPTION, INFO_NAME, Info, InfoRequest, MetaRequest, OPT_ABORT, OPT_GO,
@@ -23,7 +23,7 @@ pub(super) struct Handshake {
     no_zeroes: bool,
     structured: bool,
     /// The metadata contexts that were chosen, and for which export: they are void for any other.
-    contexts: Option<(String, Arc<[Context]>)>,
+    contexts: Option<(Arc<str>, DeviceId, Arc<[Context]>)>,
 }
 
 /// What a step led to.
@@ -101,7 +101,7 @@ impl Handshake {
             }
             ClientOption::List => {
                 for export in exports.all() {
-                    put_server(out, export.name(), export.description());
+                    put_server(out, &export.name(), export.description());
                 }
                 put_ack(out, OPT_LIST);
             }
@@ -146,7 +146,7 @@ impl Handshake {
         }
         put_ack(out, option);
         if !list {
-            self.contexts = Some((export.name().to_owned(), contexts.into()));
+            self.contexts = Some((export.name(), export.device().id(), contexts.into()));
         }
     }
 
@@ -182,8 +182,10 @@ impl Handshake {
     }
 
     fn begin(&self, export: ExportUse, geometry: Geometry) -> Step {
-        let chosen = self.contexts.as_ref().filter(|(name, _)| name == export.name());
-        let contexts = chosen.map_or_else(Arc::default, |(_, contexts)| Arc::clone(contexts));
+        // Another device may have the name by now.
+        let is = (export.name(), export.device().id());
+        let chosen = self.contexts.as_ref().filter(|(name, device, _)| (name, device) == (&is.0, &is.1));
+        let contexts = chosen.map_or_else(Arc::default, |(.., contexts)| Arc::clone(contexts));
         Step::Begin(Session { export, geometry, structured: self.structured, contexts })
     }
 
@@ -204,7 +206,7 @@ impl Handshake {
         put_info(out, option, &Info::Export { size: geometry.size, flags: self.flags(geometry) });
         put_info(out, option, &Info::BlockSize(geometry.blocks));
         if request.infos.contains(&INFO_NAME) {
-            put_info(out, option, &Info::Name(export.name().to_owned()));
+            put_info(out, option, &Info::Name(export.name().to_string()));
         }
         if request.infos.contains(&INFO_DESCRIPTION) && !export.description().is_empty() {
             put_info(out, option, &Info::Description(export.description().to_owned()));

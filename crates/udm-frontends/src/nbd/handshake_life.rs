@@ -80,7 +80,7 @@ fn events() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Feeds `bytes` to their end, or to that of the handshake.
 fn feed(handshake: &mut Handshake, mut bytes: &[u8], out: &mut Vec<u8>, all: &Exports) -> Step {
-    let mut open = |export: &Export| match export.name() {
+    let mut open = |export: &Export| match &*export.name() {
         "other" => Err(OpenError::new(ENXIO, "the disk is gone")),
         _ => Ok(()),
     };
@@ -95,7 +95,7 @@ fn feed(handshake: &mut Handshake, mut bytes: &[u8], out: &mut Vec<u8>, all: &Ex
 /// Which state it is in.
 fn state(handshake: &Handshake) -> String {
     match (&handshake.contexts, handshake.structured) {
-        (Some((name, _)), _) => format!("contexts of {name}"),
+        (Some((name, ..)), _) => format!("contexts of {name}"),
         (None, true) => "structured".into(),
         (None, false) => "options".into(),
     }

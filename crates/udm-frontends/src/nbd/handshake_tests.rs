@@ -76,7 +76,7 @@ fn go_says_size_and_blocks_and_begins() {
     let mut out = Vec::new();
     let step = answer_to(&script(&[ClientOption::Go(request("other", &[]))]), &mut out);
     let Step::Begin(session) = step else { panic!("no session") };
-    assert_eq!((session.export.name(), session.geometry.size, session.structured), ("other", 51200, false));
+    assert_eq!((&*session.export.name(), session.geometry.size, session.structured), ("other", 51200, false));
     let all = replies(&out);
     let kinds: Vec<_> =
         all.iter().map(|r| (r.1, r.2.get(..2).map(|k| u16::from_be_bytes([k[0], k[1]])))).collect();
@@ -90,7 +90,7 @@ fn structured_replies_bring_df_and_hold_for_the_session() {
         [ClientOption::StructuredReply, ClientOption::Go(request("", &[INFO_NAME, INFO_DESCRIPTION]))];
     let Step::Begin(session) = answer_to(&script(&options), &mut out) else { panic!("no session") };
     assert!(session.structured);
-    assert_eq!(session.export.name(), "disk", "the empty name is the first export");
+    assert_eq!(&*session.export.name(), "disk", "the empty name is the first export");
     let all = replies(&out);
     assert_eq!(all[0], (OPT_STRUCTURED_REPLY, REP_ACK, vec![]));
     let flags = u16::from_be_bytes([all[1].2[10], all[1].2[11]]);
@@ -142,6 +142,38 @@ fn metadata_contexts() {
     }
     let list = [structured(), ClientOption::ListMetaContext(meta("disk", "base:")), go()];
     assert_eq!(chosen(&list), (0, vec![ack, context, ack, ack]), "listed is not chosen");
+}
+
+/// Contexts are those of the device that had the name when they were chosen.
+#[test]
+fn metadata_contexts_of_a_name_that_changes_hands() {
+    let choice = MetaRequest { name: "disk".into(), queries: vec!["base:allocation".into()] };
+    for changes in [false, true] {
+        let (mut handshake, exports, mut out) = (Handshake::default(), exports(), Vec::new());
+        let (disk, other) = (exports.get("disk").unwrap(), exports.get("other").unwrap());
+        let mut step = |mut bytes: &[u8]| {
+            loop {
+                match handshake.step(&mut bytes, &mut out, &exports, &mut |_| Ok(())) {
+                    Step::Answered if !bytes.is_empty() => {}
+                    step => return step,
+                }
+            }
+        };
+        step(&script(&[ClientOption::StructuredReply, ClientOption::SetMetaContext(choice.clone())]));
+        if changes {
+            assert!(exports.put(&other, "disk").is_err_and(|e| e.to_string().contains("exists already")));
+            exports.put(&disk, "was").unwrap();
+            exports.put(&other, "disk").unwrap();
+        }
+        let mut go = Vec::new();
+        ClientOption::Go(request("disk", &[])).encode(&mut go);
+        let Step::Begin(session) = step(&go) else { panic!("no session") };
+        assert_eq!(
+            session.export.device().id(),
+            if changes { other.device().id() } else { disk.device().id() }
+        );
+        assert_eq!(session.contexts.len(), usize::from(!changes));
+    }
 }
 
 #[test]

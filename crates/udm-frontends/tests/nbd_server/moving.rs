@@ -208,7 +208,7 @@ fn counted_once() {
             assert!(client.read(0, 512).is_ok());
         }
         // Off the list, and still its client's.
-        world.exports.remove("disk");
+        world.exports.remove(&export);
         assert!(client.read(0, 512).is_ok());
     });
     drop(client);

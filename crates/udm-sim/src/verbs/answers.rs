@@ -21,6 +21,7 @@ impl Model {
         let mut began = Began {
             targets: Vec::new(),
             minor: None,
+            look: self.looks,
             must: None,
             may: Vec::new(),
             refused,
@@ -48,6 +49,15 @@ impl Model {
             }
             return (began, false);
         }
+        if let Verb::Rename { to, uuid, .. } = &job.verb {
+            let has = |name: &str, id: Option<&String>| if *uuid { id == Some(to) } else { name == to };
+            let taken = self.view.0.iter().any(|seen| has(&seen.name, seen.uuid.as_ref()))
+                || self.hidden.iter().any(|hidden| has(&hidden.name, hidden.uuid.as_ref()));
+            if taken {
+                began.must = Some(EBUSY);
+                return (began, false);
+            }
+        }
         for word in job.verb.words() {
             match self.view.meant(word) {
                 Some(seen) => began.targets.push(seen.id),
@@ -66,6 +76,12 @@ impl Model {
             && !how.deferred
         {
             began.must = Some(EBUSY);
+        }
+        if let (Verb::Rename { uuid: true, .. }, Some(seen)) =
+            (&job.verb, began.targets.first().and_then(|id| self.view.get(*id)))
+            && seen.uuid.is_some()
+        {
+            began.must = Some(EINVAL);
         }
         began.see(&self.view);
         let mut met = false;
@@ -192,11 +208,11 @@ impl Model {
                 made.is_some_and(|seen| {
                     !seen.suspended
                         && seen.inactive.is_none()
-                        && same(table.as_deref(), text(seen.live), self)
+                        && same(table.as_deref(), text(seen.live), began.look, self)
                 })
             }
             Verb::Load { table, .. } => {
-                began.loaded && all(&|seen| same(Some(table), text(seen.inactive), self))
+                began.loaded && all(&|seen| same(Some(table), text(seen.inactive), began.look, self))
             }
             Verb::Clear { .. } => all(&|seen| seen.inactive.is_none()),
             Verb::Suspend { .. } => all(&|seen| seen.suspended),
@@ -210,6 +226,8 @@ impl Model {
             }
             Verb::Message { text: word, .. } if word == KEEP => all(&|seen| !seen.deferred),
             Verb::Message { .. } => self.takes(job, seen),
+            Verb::Rename { to, uuid: false, .. } => all(&|seen| seen.name == *to),
+            Verb::Rename { to, uuid: true, .. } => all(&|seen| seen.uuid.as_ref() == Some(to)),
             Verb::Look { .. } => all(&|seen| said[1] == text(seen.live) && said[2] == text(seen.inactive)),
         };
         let texts =
@@ -218,8 +236,9 @@ impl Model {
     }
 }
 
-/// Is `text` the table that `asked` asks for, with numbers for names?
-fn same(asked: Option<&str>, text: &str, model: &Model) -> bool {
+/// Is `text` the table that `asked` asks for, with numbers for the names of devices since the look
+/// `since`?
+fn same(asked: Option<&str>, text: &str, since: u64, model: &Model) -> bool {
     let (mut asked, mut text) = (asked.unwrap_or_default().split_whitespace(), text.split_whitespace());
     loop {
         match (asked.next(), text.next()) {
@@ -228,7 +247,9 @@ fn same(asked: Option<&str>, text: &str, model: &Model) -> bool {
             (Some(asked), Some(text)) => {
                 let minor = text.split_once(':').and_then(|(_, minor)| minor.parse::<u32>().ok());
                 let is = match asked.strip_prefix('@') {
-                    Some(name) => model.view.meant(text).is_some_and(|seen| seen.name == name),
+                    Some(name) => {
+                        model.view.meant(text).is_some_and(|seen| model.names.was(seen, name, since))
+                    }
                     None if DISKS.contains(&asked) => {
                         let known = minor.and_then(|minor| model.numbers.get(&minor));
                         known.is_some_and(|(uri, _)| uri == canonical(asked))

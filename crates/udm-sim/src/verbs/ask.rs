@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use udm_control::Registry;
 use udm_control::error::VerbError;
-use udm_control::registry::Folder;
+use udm_control::registry::{Folder, NewName};
 use udm_control::verbs::{self, CallOff, Removal};
 use udm_core::DeviceId;
 
@@ -22,16 +22,17 @@ pub(super) enum Verb {
     Resume { words: Vec<String> },
     Remove { word: String, how: Removal },
     Message { word: String, text: String },
+    Rename { word: String, to: String, uuid: bool },
     Look { word: String },
 }
 
 /// How many kinds of verbs there are.
-pub(super) const KINDS: usize = 8;
+pub(super) const KINDS: usize = 9;
 
 impl Verb {
     /// The names of the kinds.
     pub(super) const NAMES: [&str; KINDS] =
-        ["create", "load", "clear", "suspend", "resume", "remove", "message", "look"];
+        ["create", "load", "clear", "suspend", "resume", "remove", "message", "look", "rename"];
 
     /// Which kind it is.
     pub(super) fn kind(&self) -> usize {
@@ -44,6 +45,7 @@ impl Verb {
             Verb::Remove { .. } => 5,
             Verb::Message { .. } => 6,
             Verb::Look { .. } => 7,
+            Verb::Rename { .. } => 8,
         }
     }
 
@@ -56,6 +58,7 @@ impl Verb {
             | Verb::Clear { word }
             | Verb::Remove { word, .. }
             | Verb::Message { word, .. }
+            | Verb::Rename { word, .. }
             | Verb::Look { word } => std::slice::from_ref(word),
         }
     }
@@ -127,6 +130,8 @@ pub(super) struct Began {
     pub(super) must: Option<i32>,
     /// Errors that it may end with, for what happened since.
     pub(super) may: Vec<i32>,
+    /// The look at which it did.
+    pub(super) look: u64,
     /// Lanes that could not be opened by then.
     pub(super) refused: u64,
     /// Somebody has had a removal of one of them not come.
@@ -194,6 +199,8 @@ async fn run(registry: Arc<Registry>, verb: Verb, off: CallOff) -> Outcome {
         }
         Verb::Remove { word, how } => verbs::remove_until(r, word, *how, off).await?,
         Verb::Message { word, text } => return Ok(vec![verbs::message_from(r, word, 0, text, &folder)?]),
+        Verb::Rename { word, to, uuid: false } => verbs::rename(r, word, NewName::Name(to))?,
+        Verb::Rename { word, to, uuid: true } => verbs::rename(r, word, NewName::Uuid(to))?,
         Verb::Look { word } => {
             let status = verbs::status(r, word, false)?;
             let tables = [verbs::table(r, word, false)?, verbs::table(r, word, true)?];

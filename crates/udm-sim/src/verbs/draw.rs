@@ -31,7 +31,7 @@ impl Draw {
     pub(super) fn verb(&mut self) -> Verb {
         let without = self.without;
         let on = |class| !without.has(class);
-        match self.chance.below(32) {
+        match self.chance.below(36) {
             0..8 => {
                 let name = self.name();
                 let table = (self.chance.below(4) > 0).then(|| self.table(name));
@@ -57,6 +57,11 @@ impl Draw {
                     false => format!("{FAIL_PATH} {}", self.chance.pick(&DISKS)),
                 };
                 Verb::Message { word: self.word(), text }
+            }
+            30..34 => {
+                let uuid = self.chance.one_in(4);
+                let to = if uuid { self.chance.pick(&UUIDS) } else { NAMES[self.name()] };
+                Verb::Rename { word: self.word(), to: to.into(), uuid }
             }
             _ => Verb::Look { word: self.word() },
         }

@@ -68,7 +68,7 @@ pub(super) fn go_on_meanwhile() {
     }
     with(|world| {
         world.beside &= steps == 0;
-        world.outside.world().actor = world.loading.as_ref().map_or(0, |(id, _)| *id);
+        world.outside.world().actor = world.loading.as_ref().map_or(0, |(id, ..)| *id);
     });
 }
 

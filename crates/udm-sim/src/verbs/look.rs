@@ -66,11 +66,29 @@ impl View {
     }
 }
 
+/// Names that devices had before they were renamed, and the look at which they were.
+#[derive(Default)]
+pub(super) struct Names(Vec<(u64, DeviceId, String)>);
+
+impl Names {
+    /// `was` has another name since the look `at`.
+    pub(super) fn renamed(&mut self, at: u64, was: &Seen) {
+        self.0.push((at, was.id, was.name.clone()));
+    }
+
+    /// Is `seen` called `name`, or was at any time since the look `since`?
+    pub(super) fn was(&self, seen: &Seen, name: &str, since: u64) -> bool {
+        let had = |(at, id, old): &(u64, DeviceId, String)| *at > since && *id == seen.id && old == name;
+        seen.name == name || self.0.iter().any(had)
+    }
+}
+
 impl Seen {
-    /// Does `table` name it?
-    pub(super) fn stands_in(&self, table: &str) -> bool {
-        let (name, number) = (format!("@{}", self.name), number(self.minor));
-        table.split_whitespace().any(|word| word == name || word == number)
+    /// Does `table` name it, which was looked up since the look `since`?
+    pub(super) fn stands_in(&self, table: &str, since: u64, names: &Names) -> bool {
+        let number = number(self.minor);
+        let is_name = |name: &str| names.was(self, name, since);
+        table.split_whitespace().any(|word| word == number || word.strip_prefix('@').is_some_and(is_name))
     }
 
     pub(super) fn is_called(&self, word: &str) -> bool {

@@ -2,7 +2,7 @@
 
 use super::ask::{Began, Job, Outcome, Verb};
 use super::draw::{NAMES, UUIDS};
-use super::look::{Seen, Tables, View, number};
+use super::look::{Names, Seen, Tables, View, number};
 use super::outside::SimOutside;
 use crate::model::Wrong;
 use std::collections::BTreeMap;
@@ -50,6 +50,9 @@ pub(super) struct Model {
     pub(super) hidden: Vec<Hidden>,
     /// What each number of what tables opened means: a name and a disk.
     pub(super) numbers: BTreeMap<u32, (String, usize)>,
+    /// Looks at the registry so far.
+    pub(super) looks: u64,
+    pub(super) names: Names,
     /// Tables that were looked at.
     looked: usize,
     /// The kind of a device, which its first table fixes: multipath or not.
@@ -86,6 +89,18 @@ impl Actor<'_> {
         }
     }
 
+    /// What the device `id` is to be called or to have now, and whether that is a uuid.
+    fn renames(&self, id: DeviceId) -> Option<(&str, bool)> {
+        match self {
+            Actor::Verb(Job { verb: Verb::Rename { to, uuid, .. }, .. }, Some(Ok(_)))
+                if self.is_about(id) =>
+            {
+                Some((to, *uuid))
+            }
+            _ => None,
+        }
+    }
+
     fn forces(&self) -> bool {
         matches!(self.verb(), Some(Verb::Remove { how, .. }) if how.force)
     }
@@ -111,6 +126,7 @@ impl Model {
         outside: &SimOutside,
         mut actor: Actor<'_>,
     ) -> Result<Vec<DeviceId>, Wrong> {
+        self.looks += 1;
         let first_new = self.tables.all.len();
         let after = View::take(registry, &mut self.tables)?;
         let before = std::mem::replace(&mut self.view, after);
@@ -136,6 +152,9 @@ impl Model {
             };
             self.changed(was, is, &actor, first_new)
                 .map_err(|what| format!("{} changed {}: {what}; {was:?} to {is:?}", actor.name(), is.name))?;
+            if is.name != was.name {
+                self.names.renamed(self.looks, was);
+            }
             let swapped = is.live != was.live;
             if let (true, Some(Verb::Resume { .. })) = (actor.is_about(was.id), actor.verb()) {
                 some |= swapped;
@@ -183,8 +202,12 @@ impl Model {
     fn changed(&self, was: &Seen, is: &Seen, actor: &Actor<'_>, first_new: usize) -> Result<(), Wrong> {
         let may = |verbs: &dyn Fn(&Verb) -> bool| actor.is_about(is.id) && actor.verb().is_some_and(verbs);
         let sure = |fine: bool, what: &str| if fine { Ok(()) } else { Err(what.to_owned()) };
-        sure((&was.name, &was.uuid, was.minor) == (&is.name, &is.uuid, is.minor), "it is another")?;
-        sure(is.events >= was.events, "events were lost")?;
+        let renames = actor.renames(is.id);
+        let name = renames.filter(|(_, uuid)| !uuid).map_or(was.name.as_str(), |(name, _)| name);
+        let uuid = renames.filter(|(_, uuid)| *uuid).map(|(uuid, _)| uuid).or(was.uuid.as_deref());
+        sure((name, uuid, was.minor) == (&is.name, is.uuid.as_deref(), is.minor), "it is another")?;
+        let raised = u32::from(renames.is_some() && was.live.is_some());
+        sure(is.events >= was.events + raised, "events were lost")?;
         let forces = actor.forces() && actor.is_about(is.id);
         let moves = may(&|verb| matches!(verb, Verb::Suspend { .. } | Verb::Resume { .. }));
         sure(is.suspended == was.suspended || moves || forces, "its state")?;

@@ -49,8 +49,9 @@ pub(super) struct World {
     pub(super) jobs_max: usize,
     pub(super) resting: bool,
     pub(super) rest_at: u64,
-    /// The verb that is loading a table, and whether others go on beside it just now.
-    pub(super) loading: Option<(u64, String)>,
+    /// The verb that is loading a table, that, and the look at which it began; and whether others
+    /// go on beside it just now.
+    pub(super) loading: Option<(u64, String, u64)>,
     pub(super) beside: bool,
     /// What was wrong beside it.
     pub(super) wrong: Option<Wrong>,
@@ -193,19 +194,23 @@ impl World {
 
     /// What is counted and exported is what there is.
     fn check(&mut self) -> Result<(), Wrong> {
+        let names = std::mem::take(&mut self.model.names);
         let World { clients, jobs, loading, .. } = self;
         let users = |device| clients.iter().filter(|client| client.device == device).count() as u64;
         let unseen = |seen: &super::look::Seen| {
-            let made = jobs.iter().filter(|job| job.is_making()).filter_map(|job| job.verb.table());
-            let loaded = loading.iter().map(|(_, table)| table.as_str());
-            made.chain(loaded).filter(|table| seen.stands_in(table)).count() as u64
+            let made = jobs.iter().filter(|job| job.is_making());
+            let made = made.filter_map(|job| Some((job.verb.table()?, job.began.as_ref()?.look)));
+            let loaded = loading.iter().map(|(_, table, look)| (table.as_str(), *look));
+            made.chain(loaded).filter(|(table, look)| seen.stands_in(table, *look, &names)).count() as u64
         };
-        self.model.check_counts(&users, &unseen)?;
+        let counted = self.model.check_counts(&users, &unseen);
+        self.model.names = names;
+        counted?;
         if self.machine.has_no_mail() {
             self.model.tables.have_left();
         }
         let exports: Vec<_> =
-            self.exports.all().iter().map(|e| (e.name().to_owned(), e.device().id())).collect();
+            self.exports.all().iter().map(|e| (e.name().to_string(), e.device().id())).collect();
         let fine = |seen: &super::look::Seen| exports.contains(&(seen.name.clone(), seen.id));
         if exports.len() != self.model.view.0.len() || !self.model.view.0.iter().all(fine) {
             return Err(format!("{exports:?} are exported, and there are {:?}", self.model.view));
@@ -278,7 +283,7 @@ impl World {
             job.began = Some(began);
             self.counts.met += u64::from(met);
             if let Some(table) = job.verb.table() {
-                self.loading = Some((job.id, table.to_owned()));
+                self.loading = Some((job.id, table.to_owned(), self.model.looks));
             }
         }
         self.counts.beside_loads += u64::from(self.beside);
@@ -288,7 +293,7 @@ impl World {
 
     /// `job` has gone on.
     pub(super) fn went_on(&mut self, mut job: Job, polled: Poll<Outcome>) -> Result<(), Wrong> {
-        if self.loading.as_ref().is_some_and(|(id, _)| *id == job.id) {
+        if self.loading.as_ref().is_some_and(|(id, ..)| *id == job.id) {
             self.loading = None;
         }
         self.wrong.take().map_or(Ok(()), Err)?;

@@ -7,7 +7,7 @@ use super::journal::{Back, Why};
 use super::parse::number;
 use std::sync::MutexGuard;
 use udm_core::DevNo;
-use udm_dm::target::Resolver;
+use udm_dm::target::{DeviceRef, Resolver};
 use udm_dm::{PathCommand, TargetError};
 
 /// A refusal in the kernel's words.
@@ -114,12 +114,14 @@ impl Multipath {
     }
 
     /// The number of the device that `word` names. A word that the table used needs no looking up,
-    /// and numbers are taken as they are: a device that does not exist is in no table.
+    /// unless it means a mapped device, which may be called otherwise by now; and numbers are taken
+    /// as they are: a device that does not exist is in no table.
     fn device(&self, word: &str, resolver: &mut dyn Resolver) -> Result<DevNo, TargetError> {
         if let Ok(number) = word.parse() {
             return Ok(number);
         }
-        if let Some((_, device)) = self.paths().find(|(_, d)| d.name == word) {
+        let is_it = |device: &DeviceRef| device.name == word && device.device.stacked().is_none();
+        if let Some((_, device)) = self.paths().find(|(_, device)| is_it(device)) {
             return Ok(device.number);
         }
         let found = resolver.get(word).map_err(|e| {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use std::io::Write;
 use std::ops::Range;
 use std::process::ExitCode;
-use udm_control::state_folder::StoreId;
+use udm_control::state_folder::{Marks, StoreId};
 use udm_core::{SECTOR_SIZE, Sectors};
 use udm_wire::cow::{Exception, Header, Layout, Summary};
 
@@ -86,7 +86,7 @@ fn report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(Report, bool)> 
 /// What a server keeps against a store that could not be told that it is invalid.
 /// Nobody has a folder that can't be named.
 pub(super) fn marked(args: &StoreArgs) -> Option<String> {
-    args.state.open().ok()?.mark(StoreId::named(&args.store)).why()
+    args.state.open().ok()?.mark(Marks::Disk(StoreId::named(&args.store))).why()
 }
 
 impl Records {

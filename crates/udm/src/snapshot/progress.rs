@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::thread::sleep;
 use std::time::Duration;
-use udm_control::client::{ClientError, ControlClient};
+use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 use udm_core::errno::EINVAL;
 
@@ -39,7 +39,9 @@ pub(super) fn watch(client: &ControlClient, before: &api::Snapshot, begun: api::
     } else {
         Shown::Lines(0)
     };
-    let target = path(&begun.name, "");
+    // By its number: it may be renamed meanwhile.
+    let number = client.get::<api::Device>(&device_path(&begun.name, "")).map(|origin| origin.number);
+    let target = path(&number.map_err(|error| explain(error, None))?, "");
     let mut now = begun;
     loop {
         match now.state.as_str() {

@@ -1,7 +1,9 @@
 //! Verbs that change something.
 
 use super::explain;
-use crate::cli::{CreateArgs, LoadArgs, MessageArgs, NamesArgs, RemoveArgs, ResumeArgs, SuspendArgs, Talk};
+use crate::cli::{
+    CreateArgs, LoadArgs, MessageArgs, NamesArgs, RemoveArgs, RenameArgs, ResumeArgs, SuspendArgs, Talk,
+};
 use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail};
 use std::io::Read;
@@ -74,6 +76,15 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
         query += &format!("&timeout_ms={ms}");
     }
     each(&args.talk, &args.names, |client, name| client.delete(&device_path(name, &query)))
+}
+
+pub fn rename(args: &RenameArgs) -> Result<()> {
+    let new = Some(args.new.clone());
+    let to = match args.setuuid {
+        true => api::Rename { uuid: new, ..api::Rename::default() },
+        false => api::Rename { name: new, ..api::Rename::default() },
+    };
+    args.talk.client()?.post(&device_path(&args.name, "/rename"), &to).map_err(|e| explain(e, None))
 }
 
 pub fn clear(args: &NamesArgs) -> Result<()> {

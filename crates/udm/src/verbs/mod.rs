@@ -22,6 +22,7 @@ pub fn run(verb: &Verb) -> Result<()> {
     match verb {
         Verb::Create(args) => change::create(args),
         Verb::Remove(args) => change::remove(args),
+        Verb::Rename(args) => change::rename(args),
         Verb::Load(args) => change::load(args),
         Verb::Clear(args) => change::clear(args),
         Verb::Suspend(args) => change::suspend(args),

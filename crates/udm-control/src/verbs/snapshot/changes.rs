@@ -1,9 +1,9 @@
 //! Where a snapshot and its origin, or two snapshots of it, may differ.
 
-use super::{find, refuse, report};
+use super::{again, refuse, report};
 use crate::error::VerbError;
 use crate::http::api::{Changes, Range};
-use crate::registry::Registry;
+use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINVAL, EIO};
 use udm_core::{Checkpoint, Device, Extents, SECTOR_SIZE, Sector, Sectors, Since};
@@ -14,6 +14,7 @@ pub const PAGE_MAX: usize = 16 << 10;
 
 /// A snapshot whose instant is kept.
 struct Kept {
+    mapped: Arc<Mapped>,
     table: Arc<Table>,
     report: SnapshotReport,
     instant: Checkpoint,
@@ -32,8 +33,9 @@ pub fn changes(
     from: u64,
     max: usize,
 ) -> Result<Changes, VerbError> {
-    let first = kept(registry, name)?;
-    let second = other.map(|other| kept(registry, other)).transpose()?;
+    let kept_as = |name| kept(registry, name, registry.find(name)?);
+    let first = kept_as(name)?;
+    let second = other.map(kept_as).transpose()?;
     let disk = first.report.origin.number;
     if let Some(Kept { report, .. }) = second.as_ref().filter(|kept| kept.report.origin.number != disk) {
         let (one, two) = (registry.uri_of(disk), registry.uri_of(report.origin.number));
@@ -53,8 +55,9 @@ pub fn changes(
         first.table.changed(&against.instant, Sector(from), Sectors(len - from), &mut found);
     }
     // One that has gone meanwhile is not passed off as one that differs everywhere.
-    for name in [Some(name), other].into_iter().flatten() {
-        kept(registry, name)?;
+    let names = [Some((name, &first)), other.zip(second.as_ref())];
+    for (name, found) in names.into_iter().flatten() {
+        kept(registry, name, Arc::clone(&found.mapped))?;
     }
     let (ranges, end) = ranges(from, &found);
     Ok(Changes {
@@ -65,15 +68,15 @@ pub fn changes(
     })
 }
 
-/// The snapshot `name`, when what it holds can be read.
-fn kept(registry: &Registry, name: &str) -> Result<Kept, VerbError> {
-    let (_, table, report) = find(registry, name)?;
+/// The snapshot `mapped`, called `name` in errors, when what it holds can be read.
+fn kept(registry: &Registry, name: &str, mapped: Arc<Mapped>) -> Result<Kept, VerbError> {
+    let (table, report) = again(registry, name, &mapped)?;
     let target = table.only().map(|entry| &entry.target);
     let instant = target.and_then(|target| target.snapshot()?.checkpoint());
     match (report.state, instant) {
         (state, _) if state.is_merge() => Err(refuse(name, EBUSY, "it is being merged")),
         (SnapshotState::Invalid, _) | (_, None) => Err(refuse(name, EIO, "the snapshot is invalid")),
-        (_, Some(instant)) => Ok(Kept { table, report, instant }),
+        (_, Some(instant)) => Ok(Kept { mapped, table, report, instant }),
     }
 }
 

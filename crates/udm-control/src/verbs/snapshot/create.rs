@@ -13,7 +13,8 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use udm_core::errno::{EBUSY, EINVAL};
+use udm_core::Device;
+use udm_core::errno::EINVAL;
 use udm_dm::Table;
 
 /// Loads that go beside each other at the most.
@@ -45,9 +46,13 @@ pub fn create(
         folder,
     };
     let mut devices: Vec<(&str, Arc<Mapped>)> = Vec::new();
+    // Of each snapshot the place in `devices` of its origin: names may change from here on.
+    let mut places = Vec::new();
     for one in all {
         let mapped = registry.find(&one.of)?;
-        if !devices.iter().any(|(_, known)| Arc::ptr_eq(known, &mapped)) {
+        let known = devices.iter().position(|(_, known)| Arc::ptr_eq(known, &mapped));
+        places.push(known.unwrap_or(devices.len()));
+        if known.is_none() {
             devices.push((&one.of, mapped));
         }
     }
@@ -59,11 +64,14 @@ pub fn create(
 
     let mut set = Set { registry, origins: Vec::new(), made: Vec::new() };
     for (name, mapped) in &devices {
+        if !registry.is_there(mapped) {
+            return Err(VerbError::missing(*name));
+        }
         // As it is now that nobody else changes it.
         set.origins.push((Origin::of(name, Arc::clone(mapped))?, None));
     }
     let mut coming = Vec::new();
-    for (one, place) in all.iter().zip(places(registry, all, &devices)?) {
+    for (one, place) in all.iter().zip(places) {
         // A name that is taken is said first, and makes no store.
         let made = registry.make(&one.name, None).map_err(|e| VerbError::new(&one.name, e))?;
         let store = store.store(registry, &one.name, &set.origins[place].0, off)?;
@@ -75,22 +83,8 @@ pub fn create(
     set.load(&coming, folder, off)?;
     set.convert(&devices, folder, off)?;
     set.cut(off)?;
-    set.keep();
-    all.iter().map(|one| super::one(registry, &one.name)).collect()
-}
-
-/// The place in `devices` of the origin of each of `all`.
-fn places(
-    registry: &Registry,
-    all: &[api::NewSnapshot],
-    devices: &[(&str, Arc<Mapped>)],
-) -> Result<Vec<usize>, VerbError> {
-    let place = |one: &api::NewSnapshot| {
-        let mapped = registry.find(&one.of)?;
-        let place = devices.iter().position(|(_, known)| Arc::ptr_eq(known, &mapped));
-        place.ok_or_else(|| refuse(&one.of, EBUSY, "it has been made anew meanwhile"))
-    };
-    all.iter().map(place).collect()
+    let made = set.keep();
+    all.iter().zip(made).map(|(one, made)| super::list::of(registry, &one.name, &made)).collect()
 }
 
 /// Snapshots on their way. Dropped before they are kept they leave everything as it was.
@@ -172,15 +166,20 @@ impl Set<'_> {
     fn take_back(&self) {
         let made: Vec<_> =
             self.made.iter().map(|(made, _)| (made.mapped.device.name(), Arc::clone(&made.mapped))).collect();
-        for (name, _) in &made {
-            self.registry.exporter().inspect(|exporter| exporter.remove(name));
+        let exporter = self.registry.exporter();
+        for (_, mapped) in &made {
+            exporter.inspect(|exporter| exporter.remove(mapped.device.id()));
         }
         let off = CallOff::default();
         let _ = wait(in_turn(self.registry, &made, Waiting::Remove, &off, leave_among));
+        for (_, mapped) in &made {
+            exporter.inspect(|exporter| exporter.forget(mapped.device.id()));
+        }
     }
 
     /// They are everybody's from now on.
-    fn keep(&mut self) {
+    fn keep(&mut self) -> Vec<Arc<Mapped>> {
+        let kept = self.made.iter().map(|(made, _)| Arc::clone(&made.mapped)).collect();
         for (origin, loaded) in &mut self.origins {
             origin.mapped.note().was_linear |= loaded.take().is_some();
         }
@@ -191,6 +190,7 @@ impl Set<'_> {
             }
             made.complete();
         }
+        kept
     }
 }
 

@@ -5,6 +5,7 @@ use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::collections::HashMap;
+use std::sync::Arc;
 use udm_core::{DevNo, Device, SECTOR_SIZE};
 use udm_dm::SnapshotReport;
 
@@ -37,7 +38,15 @@ pub fn list(registry: &Registry) -> Vec<api::Snapshot> {
 /// # Errors
 /// ENXIO when there is no such device, EINVAL when it is no snapshot.
 pub fn one(registry: &Registry, name: &str) -> Result<api::Snapshot, VerbError> {
-    let (mapped, _, report) = super::find(registry, name)?;
+    of(registry, name, &registry.find(name)?)
+}
+
+/// The snapshot `mapped`, called `name` in errors.
+///
+/// # Errors
+/// As [`one`]'s.
+pub(super) fn of(registry: &Registry, name: &str, mapped: &Arc<Mapped>) -> Result<api::Snapshot, VerbError> {
+    let report = super::again(registry, name, mapped)?.1;
     let origin = match report.state.is_merge() {
         true => mapped.device.name(),
         false => {
@@ -45,7 +54,7 @@ pub fn one(registry: &Registry, name: &str) -> Result<api::Snapshot, VerbError> 
             origins.next().map(|(name, _)| name).unwrap_or_default()
         }
     };
-    Ok(describe(registry, &mapped, origin, &report))
+    Ok(describe(registry, mapped, origin, &report))
 }
 
 fn describe(registry: &Registry, mapped: &Mapped, origin: String, report: &SnapshotReport) -> api::Snapshot {

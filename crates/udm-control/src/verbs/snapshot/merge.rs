@@ -1,24 +1,26 @@
 //! Merging a snapshot into its origin.
 
 use super::remove::settle;
-use super::{find, origin, refuse, report};
+use super::{again, find, origin, refuse, report};
 use crate::error::VerbError;
 use crate::http::api;
-use crate::registry::{Folder, Registry};
+use crate::registry::{Folder, Mapped, Registry};
 use crate::verbs::call_off::{CallOff, Waiting};
-use crate::verbs::change::{in_turn, resume_among};
-use crate::verbs::{Removal, remove_until, resume_until, show, suspend_until, tables, wait};
+use crate::verbs::change::{in_turn, resume_among, resume_these, suspend_these};
+use crate::verbs::remove::remove_it;
+use crate::verbs::{show, tables, wait};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use udm_core::Device;
 use udm_core::errno::{EBUSY, EINVAL, EIO};
 use udm_dm::SnapshotState;
 
 /// A merge that has begun.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct MergeEnd {
-    /// The origin's device.
-    origin: String,
+    /// The origin's device, if it is there, and what it was called.
+    origin: Weak<Mapped>,
+    name: String,
     /// The table of an origin, for when it is over.
     table: String,
     /// The store, when it was made for the snapshot.
@@ -37,9 +39,9 @@ pub fn merge(
     name: &str,
     off: &CallOff,
 ) -> Result<(api::Snapshot, MergeEnd), VerbError> {
-    let disk = find(registry, name)?.2.origin.number;
+    let (mapped, disk) = find(registry, name).map(|(mapped, _, report)| (mapped, report.origin.number))?;
     let _alone = registry.alone_with_snapshots(name, [disk])?;
-    let (mapped, _, found) = find(registry, name)?;
+    let found = again(registry, name, &mapped)?.1;
     match found.state {
         SnapshotState::Invalid => return Err(refuse(name, EIO, "the snapshot is invalid")),
         state if state.is_merge() => return Err(refuse(name, EBUSY, "it is being merged")),
@@ -53,7 +55,7 @@ pub fn merge(
         return Err(refuse(name, EINVAL, why));
     };
     origin.is_ours_to_change(&own)?;
-    let open = show::open_count(registry, &mapped, &mapped.device.name());
+    let open = show::open_count(registry, &mapped);
     if open > 0 {
         return Err(refuse(name, EBUSY, format!("it is open {open} times")));
     }
@@ -65,30 +67,37 @@ pub fn merge(
     let table = format!("0 {len} snapshot-merge {disk} {store} {} {chunk}", found.kind);
     let end = CallOff::default();
     // What is taken over stands still.
-    wait(suspend_until(registry, &[name], false, off))?;
+    let itself = [(name.to_owned(), Arc::clone(&mapped))];
+    wait(suspend_these(registry, &itself, false, off))?;
     let loaded = tables::load_into(registry, &origin.mapped, &own, &table, &Folder::none(), off)
         .map_err(|e| e.at(None));
     let several = [(own.clone(), Arc::clone(&origin.mapped))];
     let swap = || wait(in_turn(registry, &several, Waiting::Resume, off, resume_among));
     if let Err(error) = loaded.and_then(|()| swap()) {
         origin.mapped.device.clear();
-        wait(resume_until(registry, &[name], &end))?;
+        wait(resume_these(registry, &itself, &end))?;
         return Err(error);
     }
-    let end_of = MergeEnd { origin: own, table: origin.with_snapshots(), store: mapped.note().store.take() };
-    drop((mapped, found));
+    let end_of = MergeEnd {
+        origin: Arc::downgrade(&origin.mapped),
+        name: own.clone(),
+        table: origin.with_snapshots(),
+        store: mapped.note().store.take(),
+    };
+    drop((itself, found));
     // It has nothing any more. A client that came meanwhile has errors, and keeps the name; the
     // merge goes on without it.
-    if let Err(error) = wait(remove_until(registry, name, Removal::default(), &end)) {
+    if let Err(error) = wait(remove_it(registry, name, mapped, |_| true, &end)) {
         tracing::warn!("{error}: its snapshot is merged, and the device can be removed");
     }
-    Ok((super::one(registry, &end_of.origin)?, end_of))
+    Ok((super::list::of(registry, &own, &origin.mapped)?, end_of))
 }
 
 /// How a merge has ended; `None` while it goes on.
 #[must_use]
 pub fn merge_end(registry: &Registry, merge: &MergeEnd) -> Option<SnapshotState> {
-    let live = registry.find(&merge.origin).ok().and_then(|mapped| mapped.device.live());
+    let origin = merge.origin.upgrade().filter(|origin| registry.is_there(origin));
+    let live = origin.and_then(|origin| origin.device.live());
     // With another table it is nobody's merge any more.
     let state = live.and_then(|table| report(&table)).map_or(SnapshotState::Invalid, |found| found.state);
     (state != SnapshotState::Merging).then_some(state)
@@ -100,8 +109,9 @@ pub fn merge_end(registry: &Registry, merge: &MergeEnd) -> Option<SnapshotState>
 /// # Errors
 /// When the table can't be put back: then the device stays a merge that is over.
 pub fn finish(registry: &Arc<Registry>, merge: &MergeEnd) -> Result<(), VerbError> {
-    let (name, off) = (merge.origin.as_str(), CallOff::default());
-    let (mapped, _, found) = find(registry, name)?;
+    let (name, off) = (merge.name.as_str(), CallOff::default());
+    let mapped = merge.origin.upgrade().ok_or_else(|| VerbError::missing(name))?;
+    let found = again(registry, name, &mapped)?.1;
     if found.state != SnapshotState::Merged {
         return Err(refuse(name, EBUSY, format!("the merge is not over: {}", found.state.text())));
     }
@@ -110,7 +120,7 @@ pub fn finish(registry: &Arc<Registry>, merge: &MergeEnd) -> Result<(), VerbErro
     let _alone = registry.alone_with_snapshots(name, [disk])?;
     tables::load_into(registry, &mapped, name, &merge.table, &Folder::none(), &off)
         .map_err(|e| e.at(None))?;
-    wait(resume_until(registry, &[name], &off))?;
+    wait(resume_these(registry, &[(name.to_owned(), mapped)], &off))?;
     if let Some(path) = &merge.store {
         // Who has removed it himself has done it.
         let _ = std::fs::remove_file(path);

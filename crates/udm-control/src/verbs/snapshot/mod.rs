@@ -54,9 +54,25 @@ fn report(table: &Table) -> Option<SnapshotReport> {
 /// ENXIO when there is no such device, EINVAL when it is no snapshot.
 fn find(registry: &Registry, name: &str) -> Result<(Arc<Mapped>, Arc<Table>, SnapshotReport), VerbError> {
     let mapped = registry.find(name)?;
-    let found = mapped.device.live().and_then(|table| Some((report(&table)?, table)));
-    let (report, table) = found.ok_or_else(|| refuse(name, EINVAL, "it is no snapshot"))?;
+    let (table, report) = again(registry, name, &mapped)?;
     Ok((mapped, table, report))
+}
+
+/// What the snapshot `mapped`, called `name` in errors, is now: it is what was found by that name,
+/// whatever has that name by now.
+///
+/// # Errors
+/// As [`find`]'s.
+fn again(
+    registry: &Registry,
+    name: &str,
+    mapped: &Arc<Mapped>,
+) -> Result<(Arc<Table>, SnapshotReport), VerbError> {
+    if !registry.is_there(mapped) {
+        return Err(VerbError::missing(name));
+    }
+    let found = mapped.device.live().and_then(|table| report(&table).map(|report| (table, report)));
+    found.ok_or_else(|| refuse(name, EINVAL, "it is no snapshot"))
 }
 
 fn refuse(name: &str, errno: i32, why: impl Into<String>) -> VerbError {

@@ -1,10 +1,12 @@
 //! Removing snapshots.
 
-use super::{find, origin, refuse};
+use super::{again, find, origin, refuse};
 use crate::error::VerbError;
 use crate::registry::{Folder, Registry};
 use crate::verbs::call_off::CallOff;
-use crate::verbs::{Removal, remove_until, resume_until, tables, wait};
+use crate::verbs::change::resume_these;
+use crate::verbs::remove::remove_it;
+use crate::verbs::{tables, wait};
 use std::sync::Arc;
 use udm_core::DevNo;
 use udm_core::errno::EBUSY;
@@ -20,15 +22,14 @@ pub fn remove(
     keep_store: bool,
     off: &CallOff,
 ) -> Result<(), VerbError> {
-    let disk = find(registry, name)?.2.origin.number;
+    let (mapped, disk) = find(registry, name).map(|(mapped, _, report)| (mapped, report.origin.number))?;
     let _alone = registry.alone_with_snapshots(name, [disk])?;
-    let (mapped, _, report) = find(registry, name)?;
-    if report.state.is_merge() {
+    if again(registry, name, &mapped)?.1.state.is_merge() {
         return Err(refuse(name, EBUSY, "it is being merged"));
     }
-    wait(remove_until(registry, name, Removal::default(), off))?;
+    wait(remove_it(registry, name, Arc::clone(&mapped), |_| true, off))?;
     let made = mapped.note().store.take().filter(|_| !keep_store);
-    drop((mapped, report));
+    drop(mapped);
     if let Some(path) = made {
         // Who has removed it himself has done it.
         let _ = std::fs::remove_file(path);
@@ -50,7 +51,8 @@ pub(super) fn settle(registry: &Arc<Registry>, disk: DevNo) {
         let off = CallOff::default();
         let table = origin.linear();
         let loaded = tables::load_into(registry, &origin.mapped, &name, &table, &Folder::none(), &off);
-        let done = loaded.and_then(|()| wait(resume_until(registry, &[&name], &off)));
+        let one = [(name, Arc::clone(&origin.mapped))];
+        let done = loaded.and_then(|()| wait(resume_these(registry, &one, &off)));
         match done {
             Ok(()) => origin.mapped.note().was_linear = false,
             Err(error) => tracing::warn!("{error}: it stays an origin without snapshots"),

@@ -1,0 +1,153 @@
+//! Renaming: a device is called otherwise from now on, or has its first uuid.
+//!
+//! Contract: what a device is does not change with its name: number, tables, who uses it, marks of
+//! its removal. Names change under the lock of the directory, and with them what clients ask for.
+//! Refusals are the kernel's, in its order: what is wrong with the new name, that it is taken, that
+//! there is no such device.
+
+use super::{Absent, Directory, Mapped, Stage, no_number};
+use crate::error::VerbError;
+use crate::registry::Registry;
+use std::sync::Arc;
+use udm_core::Device;
+use udm_core::bugs::{self, Bug};
+use udm_core::errno::{EBUSY, ENXIO};
+use udm_dm::{MappedDevice, TargetError};
+
+/// What a device is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewName<'a> {
+    /// Another name: 1 to 127 bytes, without a slash.
+    Name(&'a str),
+    /// A uuid, if it has none: 1 to 128 bytes.
+    Uuid(&'a str),
+}
+
+impl NewName<'_> {
+    /// Checks what can be known without looking at any device.
+    fn check(self) -> Result<(), TargetError> {
+        match self {
+            NewName::Name("") => Err(TargetError::new("Non empty new name is required.")),
+            NewName::Name(name) => MappedDevice::check_name(name).and_then(|()| no_number("name", name)),
+            NewName::Uuid(uuid) => MappedDevice::check_uuid(uuid).and_then(|()| no_number("uuid", uuid)),
+        }
+    }
+}
+
+impl Directory {
+    /// The device `word`, if it may be renamed so.
+    fn renameable(&self, word: &str, to: NewName<'_>) -> Result<&Arc<Mapped>, VerbError> {
+        let refused = |error: TargetError| VerbError::new(word, error);
+        to.check().map_err(refused)?;
+        let (what, prefix, new, taken) = match to {
+            NewName::Name(new) => ("name", "", new, self.names.contains_key(new)),
+            NewName::Uuid(new) => ("uuid", "uuid ", new, self.uuids.contains_key(new)),
+        };
+        if taken {
+            let text =
+                format!("Unable to change {what} on mapped device {word} to one that already exists: {new}");
+            return Err(refused(TargetError::new(text).with_errno(EBUSY)));
+        }
+        self.meant_for_rename(word).map_err(|absent| match absent.reason() {
+            Some(reason) => refused(TargetError::errno(EBUSY).because(reason)),
+            None => {
+                let text = format!("Unable to rename non-existent device, {word} to {prefix}{new}");
+                VerbError { missing: true, ..refused(TargetError::new(text).with_errno(ENXIO)) }
+            }
+        })
+    }
+
+    fn meant_for_rename(&self, word: &str) -> Result<&Arc<Mapped>, Absent> {
+        let found = self.meant(word);
+        let leaving = self.names.get(word).and_then(|minor| self.by_minor.get(minor));
+        match leaving.filter(|one| one.stage == Stage::Leaving && bugs::on(Bug::RenamedLeaving)) {
+            Some(leaving) => Ok(&leaving.mapped),
+            None => found,
+        }
+    }
+}
+
+impl Registry {
+    /// The device `word`, if it may be renamed so just now.
+    ///
+    /// # Errors
+    /// As [`Registry::rename`]'s.
+    pub(crate) fn may_rename(&self, word: &str, to: NewName<'_>) -> Result<Arc<Mapped>, VerbError> {
+        self.state().directory.renameable(word, to).cloned()
+    }
+
+    /// Renames `mapped`, if `word` means it. Its clients stay, and those that come ask for the new
+    /// name.
+    ///
+    /// # Errors
+    /// EINVAL for a name or uuid that no device can have, and where there is a uuid already; EBUSY
+    /// for one that is taken, and while the device is being created or removed; ENXIO when `word`
+    /// means nothing, or another device.
+    pub(crate) fn rename(&self, mapped: &Arc<Mapped>, word: &str, to: NewName<'_>) -> Result<(), VerbError> {
+        let refused = |error: TargetError| VerbError::new(word, error);
+        let mut state = self.state();
+        let directory = &mut state.directory;
+        if !Arc::ptr_eq(directory.renameable(word, to)?, mapped) {
+            return Err(refused(TargetError::errno(EBUSY).because("it has been made anew meanwhile")));
+        }
+        let (device, minor) = (&mapped.device, mapped.device.number().minor);
+        match to {
+            NewName::Uuid(uuid) => {
+                device.set_uuid(uuid).map_err(refused)?;
+                directory.uuids.insert(uuid.into(), minor);
+            }
+            NewName::Name(name) => {
+                if let Some(exporter) = self.exporter().filter(|_| !bugs::on(Bug::ExportNotRenamed)) {
+                    let put = exporter.put(name, Arc::clone(device) as Arc<dyn Device>);
+                    put.map_err(|e| refused(TargetError::new(e.to_string())))?;
+                }
+                let old = device.name();
+                device.rename(name).map_err(refused)?;
+                if !bugs::on(Bug::OldNameKept) {
+                    directory.names.remove(&old);
+                }
+                directory.names.insert(name.into(), minor);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_name_yet_or_no_more_is_not_renamed() {
+        let mut directory = Directory::default();
+        let made = directory.reserve("a", Some("u")).unwrap();
+        directory.reserve("b", None).unwrap();
+        let said = |directory: &Directory, word: &str, to| {
+            let refused = directory.renameable(word, to).err().unwrap();
+            (refused.error.errno, refused.to_string())
+        };
+        let (name, uuid) = (NewName::Name, NewName::Uuid);
+        let (errno, text) = said(&directory, "a", name("c"));
+        assert!(errno == EBUSY && text.contains("still being created"), "{text}");
+        directory.set(&made, Stage::There);
+        assert!(directory.renameable("254:0", name("c")).is_ok_and(|found| Arc::ptr_eq(found, &made)));
+        // One that is being made has its name already; so has the device itself.
+        for new in ["b", "a"] {
+            let (errno, text) = said(&directory, "a", name(new));
+            assert_eq!(errno, EBUSY);
+            assert!(
+                text.contains(&format!("on mapped device a to one that already exists: {new}")),
+                "{text}"
+            );
+        }
+        assert_eq!(said(&directory, "none", uuid("u")).0, EBUSY, "what is taken is said first");
+        let (errno, text) = said(&directory, "none", uuid("v"));
+        assert!(errno == ENXIO && text.contains("non-existent device, none to uuid v"), "{text}");
+        for bad in [name(""), name("a/b"), name("254:9"), name("."), uuid(""), uuid("1:1"), name("x\ny")] {
+            assert_eq!(said(&directory, "a", bad).0, udm_core::errno::EINVAL, "{bad:?}");
+        }
+        directory.set(&made, Stage::Leaving);
+        let (errno, text) = said(&directory, "a", name("c"));
+        assert!(errno == EBUSY && text.contains("is being removed"), "{text}");
+    }
+}

@@ -1,0 +1,136 @@
+//! Marks of a mapped device that is renamed: they go with it.
+//!
+//! Contract: there is no moment at which a server that starts would believe the store under either
+//! name. A copy under the new name is durable before the device has it; the mark under the old one
+//! goes behind that. Killed in between, both are disbelieved. Nobody sets, reads or clears a mark
+//! meanwhile.
+
+use super::{Invalid, Marks, StateFolder, StoreId};
+use std::fs;
+use std::io;
+use udm_dm::MappedDevice;
+
+impl StateFolder {
+    /// Renames `device` to `new` by `change`, and moves what is kept against its old name. May
+    /// block.
+    ///
+    /// # Errors
+    /// `change`'s, and `failed` where what is kept can't be copied: then the device is not renamed.
+    pub(crate) fn renaming<E>(
+        &self,
+        device: &MappedDevice,
+        new: &str,
+        failed: impl FnOnce(io::Error) -> E,
+        change: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let _files = self.files();
+        let (old, to) = (StoreId::mapped(&device.name()), StoreId::mapped(new));
+        let kept = self.read();
+        let moves: Vec<_> = kept.iter().filter(|(_, mark)| mark.store == old).collect();
+        let mut copy = None;
+        if let Some((_, mark)) = moves.first().filter(|_| !kept.iter().any(|(_, mark)| mark.store == to)) {
+            let mark = Invalid { store: to, ..mark.clone() };
+            copy = Some(self.put(&mark).map_err(failed)?);
+        }
+        let ours: Vec<u64> =
+            self.marked().iter().filter(|one| one.store.id() == old).map(|one| one.id).collect();
+        let changed = change();
+        let gone = match &changed {
+            Ok(()) => moves.iter().map(|(path, _)| path).collect(),
+            Err(_) => copy.iter().collect::<Vec<_>>(),
+        };
+        for path in gone {
+            if let Err(error) = fs::remove_file(path).and_then(|()| self.sync()) {
+                tracing::warn!("{}: {error}: nobody needs this mark any more", path.display());
+            }
+        }
+        if changed.is_ok() {
+            // Those of a device that had the name before go on being told by a name.
+            let mut marked = self.marked();
+            let here = marked.iter_mut().filter(|one| ours.contains(&one.id));
+            here.for_each(|one| one.store = Marks::Mapped(device.name_of()));
+        }
+        changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{knows, set};
+    use super::*;
+    use std::sync::Arc;
+    use udm_core::DevNo;
+
+    fn device(name: &str) -> Arc<MappedDevice> {
+        MappedDevice::new(name, None, DevNo::default()).unwrap()
+    }
+
+    fn rename(folder: &StateFolder, device: &MappedDevice, new: &str) -> Result<(), String> {
+        folder.renaming(device, new, |e| e.to_string(), || device.rename(new).map_err(|e| e.to_string()))
+    }
+
+    fn why(folder: &Arc<StateFolder>, device: &MappedDevice) -> Option<String> {
+        folder.mark(Marks::Mapped(device.name_of())).why()
+    }
+
+    #[test]
+    fn what_is_kept_goes_with_the_device() {
+        let temporary = tempfile::tempdir().unwrap();
+        let at = temporary.path();
+        let folder = StateFolder::new(at.into());
+        let (cow, next) = (device("cow"), device("next"));
+        rename(&folder, &cow, "store").unwrap();
+        set(&folder, Marks::Mapped(cow.name_of())).unwrap();
+        rename(&folder, &cow, "kept").unwrap();
+        // Here and for a server that is started later; and for nobody else who has the name then.
+        rename(&folder, &next, "store").unwrap();
+        let known = |name: &str| knows(at, &StoreId::mapped(name));
+        assert_eq!((known("cow"), known("store"), known("kept")), (false, false, true));
+        assert!(why(&folder, &cow).is_some_and(|why| why.starts_with("@kept has lost a copy")));
+        assert_eq!(why(&folder, &next), None);
+        // One that is refused leaves nothing.
+        let refused = folder.renaming(&cow, "other", |e| e.to_string(), || Err("no".into()));
+        assert_eq!((refused, known("other"), known("kept")), (Err("no".into()), false, true));
+        // What was kept against the new name stays.
+        set(&folder, Marks::Disk(StoreId::mapped("old"))).unwrap();
+        folder.renaming(&cow, "old", |e| e.to_string(), || Err("no".into())).unwrap_err();
+        assert!(known("old") && known("kept"));
+        rename(&folder, &cow, "old").unwrap();
+        assert_eq!((known("old"), known("kept")), (true, false));
+        folder.mark(Marks::Mapped(cow.name_of())).clear().unwrap();
+        assert_eq!((known("old"), why(&folder, &cow)), (false, None));
+    }
+
+    /// Another server reads the folder at each step.
+    #[test]
+    fn there_is_no_moment_without_a_mark() {
+        let temporary = tempfile::tempdir().unwrap();
+        let at = temporary.path();
+        let (folder, cow) = (StateFolder::new(at.into()), device("cow"));
+        set(&folder, Marks::Mapped(cow.name_of())).unwrap();
+        let known = |name: &str| knows(at, &StoreId::mapped(name));
+        let change = || {
+            assert!(known("cow") && known("new"), "killed here, it is under both");
+            cow.rename("new").map_err(|e| e.to_string())
+        };
+        folder.renaming(&cow, "new", |e| e.to_string(), change).unwrap();
+        assert!(!known("cow") && known("new"));
+    }
+
+    /// Of a device that is gone, and another one of its name: what was kept in memory alone.
+    #[test]
+    fn what_cannot_be_written_goes_with_it_too() {
+        let temporary = tempfile::tempdir().unwrap();
+        let state = temporary.path().join("state");
+        fs::write(&state, "no folder").unwrap();
+        let folder = StateFolder::new(state);
+        let first = device("cow");
+        set(&folder, Marks::Mapped(first.name_of())).unwrap_err();
+        drop(first);
+        let (again, other) = (device("cow"), device("other"));
+        assert!(why(&folder, &again).is_some());
+        rename(&folder, &again, "kept").unwrap();
+        rename(&folder, &other, "cow").unwrap();
+        assert!(why(&folder, &again).is_some() && why(&folder, &other).is_none());
+    }
+}
