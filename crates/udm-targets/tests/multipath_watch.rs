@@ -440,6 +440,123 @@ fn nothing_is_free_where_all_paths_are_silent() {
     rig.rests();
 }
 
+/// Hedges that did not win have a rest. A path that falls silent meanwhile keeps no read waiting.
+#[test]
+fn a_rest_keeps_no_read_waiting_for_a_silent_path() {
+    let mut rig = Rig::new(2, hedged());
+    warm(&mut rig, 700);
+    for nth in 0..32 {
+        rig.disks.iter().for_each(|disk| disk.hold(true));
+        rig.start(read(0, 8));
+        rig.poll();
+        rig.world.now = rig.world.now + MS;
+        rig.poll();
+        // By turns: the path that was chosen is the first to answer.
+        rig.disks[nth % 2].hold(false);
+        rig.poll();
+        assert_eq!(rig.done.drain(..).count(), 1);
+        rig.disks[1 - nth % 2].hold(false);
+        (0..3).for_each(|_| rig.poll());
+    }
+    let lost = (rig.watch(0).hedges + rig.watch(1).hedges, rig.watch(0).won + rig.watch(1).won);
+    assert_eq!(lost, (32, 0));
+    rig.disks[0].hold(true);
+    for _ in 0..4 {
+        rig.start(read(0, 8));
+        rig.start(read(0, 8));
+        let from = rig.world.now;
+        for _ in 0..2 {
+            rig.wait();
+            assert_eq!(data(&rig.done.pop().unwrap())[0], 2);
+        }
+        let took = rig.world.now.since(from);
+        assert!(took <= Nanos::from_millis(5), "{took:?}");
+    }
+    let watch = rig.watch(0);
+    assert_eq!((watch.won, watch.free), (4, 4), "nothing else is had in a rest");
+    rig.disks[0].hold(false);
+    (0..3).for_each(|_| rig.poll());
+    rig.rests();
+}
+
+/// In a rest a path that has long answered nothing gets no hedge: not even if it has been asked
+/// for something just now. As soon as it answers it does.
+#[test]
+fn nothing_is_free_in_a_rest_but_where_a_path_answers() {
+    let mut rig = Rig::new(2, hedged());
+    warm(&mut rig, 700);
+    rig.disks.iter().for_each(|disk| disk.hold(true));
+    (0..64).for_each(|_| rig.start(read(0, 8)));
+    rig.world.now = rig.world.now + MS;
+    rig.poll();
+    assert_eq!(rig.watch(0).hedges + rig.watch(1).hedges, 38, "of 764 reads");
+    // Each path gives back its own, and then the hedges, which have lost.
+    rig.disks.iter().for_each(|disk| disk.hold(false));
+    (0..4).for_each(|_| rig.poll());
+    assert_eq!(rig.done.drain(..).count(), 64);
+    rig.world.now = rig.world.now + Nanos::from_millis(100);
+    rig.disks.iter().for_each(|disk| disk.hold(true));
+    rig.start(read(0, 8));
+    rig.world.now = rig.world.now + Nanos::from_millis(4);
+    (0..20).for_each(|_| rig.start(read(0, 8)));
+    rig.poll();
+    assert_eq!((rig.watch(0).free, rig.watch(1).free), (0, 0));
+    // The second has its turn behind the first, whose read is looked at again then.
+    rig.disks[1].hold(false);
+    rig.world.wake = Nanos::NEVER;
+    rig.poll();
+    assert!(rig.watch(0).free == 0 && rig.world.wake <= rig.world.now, "nobody would wake the lane");
+    rig.poll();
+    assert_eq!(rig.watch(0).free, 1);
+    rig.disks[0].hold(false);
+    (0..4).for_each(|_| rig.poll());
+    rig.done.clear();
+    rig.rests();
+}
+
+/// What reads take is known with the first of them, before a window is over.
+#[test]
+fn a_path_that_hangs_at_once_is_hedged() {
+    let mut rig = Rig::new(2, hedged());
+    (0..64).for_each(|_| assert_eq!(rig.read().0, Status::Ok));
+    rig.disks[0].hold(true);
+    let took = [rig.read(), rig.read()].map(|(_, from, took)| (from, took));
+    assert_eq!(took, [(2, MS), (2, Nanos(0))]);
+    rig.disks[0].hold(false);
+    rig.poll();
+    rig.rests();
+}
+
+/// Of three paths two are silent: a hedge goes to the third, however much that has to do.
+#[test]
+fn a_hedge_goes_to_no_silent_path() {
+    let mut rig = Rig::new(3, hedged());
+    warm(&mut rig, 99);
+    rig.disks.iter().for_each(|disk| disk.hold(true));
+    (0..30).for_each(|_| rig.start(read(0, 8)));
+    rig.poll();
+    rig.disks[..2].iter().for_each(|disk| disk.release(9));
+    rig.poll();
+    rig.world.now = rig.world.now + Nanos(MS.0 / 2);
+    rig.disks[2].release(1);
+    rig.poll();
+    assert_eq!(rig.done.drain(..).count(), 19);
+    rig.world.now = rig.world.now + Nanos(MS.0 * 7 / 2);
+    rig.poll();
+    let hedges = [0, 1, 2].map(|path| rig.watch(path).hedges);
+    assert_eq!((hedges[0], hedges[1]), (1, 1));
+    rig.disks[2].hold(false);
+    let mut back = 0;
+    while back < 11 {
+        rig.wait();
+        back += rig.done.drain(..).count();
+    }
+    assert_eq!([0, 1].map(|path| rig.watch(path).won), [1, 1]);
+    rig.disks.iter().for_each(|disk| disk.hold(false));
+    (0..4).for_each(|_| rig.poll());
+    rig.rests();
+}
+
 fn ejecting() -> PathWatch {
     PathWatch { eject_slow: true, ..PathWatch::default() }
 }

@@ -16,6 +16,11 @@ impl Watch {
     pub(super) fn take_in(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
         let mut came = std::mem::take(&mut self.came);
         self.paths[path].lane.poll(&mut came, cx);
+        let refused = &mut self.groups[self.paths[path].group].refused;
+        if !came.is_empty() && std::mem::take(refused) {
+            // Of a path that may have had its poll in this turn.
+            cx.wake_now();
+        }
         self.paths[path].arrived.extend(came.drain(..));
         self.came = came;
         let mut floor = FLOOR;

@@ -5,11 +5,11 @@
 //! for: no request is slow for the sake of finding out. If they do well the path is in use again;
 //! if not, it is out for twice as long.
 
-use super::Watch;
 use super::hedge::{AFTER_MIN, PERCENTILE, QUIET, READS_MIN};
 use super::judge::{self, Standing, TRIALS};
 use super::latency::Window;
 use super::slots::{Role, Sent, What};
+use super::{Group, Path, Watch};
 use crate::multipath::served::Watched;
 use udm_core::{Cx, Nanos};
 
@@ -28,11 +28,25 @@ pub(super) struct Trial {
     until: Nanos,
 }
 
+impl Group {
+    /// How long a path answers nothing before it is quiet.
+    fn quiet(&self) -> Nanos {
+        Nanos(self.after.0.saturating_mul(QUIET))
+    }
+}
+
 impl Watch {
     /// Hedges the reads on `path` that have taken long.
     pub(super) fn see_hedges(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
-        let after = self.groups[self.paths[path].group].after;
-        if !self.how.hedge_reads || after == Nanos::NEVER {
+        if !self.how.hedge_reads {
+            return;
+        }
+        let group = self.paths[path].group;
+        if self.groups[group].after == Nanos::NEVER {
+            self.learn(group);
+        }
+        let after = self.groups[group].after;
+        if after == Nanos::NEVER {
             return;
         }
         while let Some(sent) = self.paths[path].refused.first(&self.slots)
@@ -53,8 +67,11 @@ impl Watch {
                 path.refused.push(sent, path.in_flight, &self.slots);
             }
         }
-        if self.paths[path].refused.first(&self.slots).is_some() && !self.is_quiet(path, now) {
-            cx.wake_at(self.quiet_at(path));
+        if self.paths[path].refused.first(&self.slots).is_some() {
+            self.groups[group].refused = true;
+            if !self.is_quiet(path, now) {
+                cx.wake_at(self.quiet_at(path));
+            }
         }
     }
 
@@ -63,10 +80,10 @@ impl Watch {
         let What::Copy { read: Some(read), role: Role::Own } = self.slots[sent.slot].what else {
             return true;
         };
-        let Some(other) = self.beside(path) else { return false };
+        let Some(other) = self.beside(path, now) else { return false };
         let budget = &mut self.groups[self.paths[path].group].budget;
-        let paid = budget.take(now);
-        let free = !paid && !budget.rests(now) && self.is_quiet(path, now) && !self.is_quiet(other, now);
+        let (paid, rests) = (budget.take(now), budget.rests(now));
+        let free = !paid && self.is_quiet(path, now) && self.may_answer(other, rests, now);
         if !(paid || free) || !self.send_copy(other, read, Role::Hedge, now, cx) {
             return false;
         }
@@ -78,13 +95,22 @@ impl Watch {
     /// From when on `path` is quiet, if it does not answer anything before.
     fn quiet_at(&self, path: usize) -> Nanos {
         let path = &self.paths[path];
-        let after = self.groups[path.group].after;
-        path.heard.max(path.asked) + Nanos(after.0.saturating_mul(QUIET))
+        path.heard.max(path.asked) + self.groups[path.group].quiet()
     }
 
     /// True when `path` has long had something to answer and has answered nothing at all.
     fn is_quiet(&self, path: usize, now: Nanos) -> bool {
         self.paths[path].in_flight > 0 && self.quiet_at(path) <= now
+    }
+
+    /// True when nothing says that `path` is quiet too. While hedges rest, since they did not win,
+    /// it has to have answered just now, or to be idle: one read finds out.
+    fn may_answer(&self, path: usize, rests: bool, now: Nanos) -> bool {
+        let Path { in_flight, heard, group, .. } = self.paths[path];
+        match rests {
+            true => in_flight == 0 || now < heard + self.groups[group].quiet(),
+            false => !self.is_quiet(path, now),
+        }
     }
 
     /// Sends a copy of `read` to `path` besides; false where there is no room for one.
@@ -111,9 +137,9 @@ impl Watch {
         group.filter(move |other| *other != path && self.shared.path(*other).is_in_use())
     }
 
-    /// The one of them with the least to do.
-    fn beside(&self, path: usize) -> Option<usize> {
-        self.others(path).min_by_key(|other| self.paths[*other].in_flight)
+    /// The one of them with the least to do; one that is quiet only where all are.
+    fn beside(&self, path: usize, now: Nanos) -> Option<usize> {
+        self.others(path).min_by_key(|other| (self.is_quiet(*other, now), self.paths[*other].in_flight))
     }
 
     /// The end of a window, if it is over: what reads take by now, and who is slow. Then whether
@@ -124,21 +150,31 @@ impl Watch {
         }
         self.window_end = now + WINDOW;
         for group in 0..self.groups.len() {
-            let paths = self.groups[group].paths.clone();
-            let mut all = Window::default();
-            self.paths[paths.clone()].iter().for_each(|path| all.merge(&path.window));
-            let Some(most) = all.percentile(PERCENTILE).filter(|_| all.total() >= READS_MIN) else {
+            if !self.learn(group) {
                 continue;
-            };
-            self.groups[group].after = most.max(AFTER_MIN);
+            }
             if self.how.eject_slow {
                 self.judge(group, now);
             }
+            let paths = self.groups[group].paths.clone();
             self.paths[paths].iter_mut().for_each(|path| path.window = Window::default());
         }
         if self.how.eject_slow && self.shared.has_ejected() {
             self.see_probation(now);
         }
+    }
+
+    /// What reads of `group` take by now, from those of this window; false when they are too few.
+    fn learn(&mut self, group: usize) -> bool {
+        let paths = &self.paths[self.groups[group].paths.clone()];
+        if paths.iter().map(|path| path.window.total()).sum::<u32>() < READS_MIN {
+            return false;
+        }
+        let mut all = Window::default();
+        paths.iter().for_each(|path| all.merge(&path.window));
+        let most = all.percentile(PERCENTILE).unwrap_or_default();
+        self.groups[group].after = most.max(AFTER_MIN);
+        true
     }
 
     fn judge(&mut self, group: usize, now: Nanos) {

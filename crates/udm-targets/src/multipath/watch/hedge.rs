@@ -1,16 +1,18 @@
 //! When a read is sent to a second path, and how often that may be.
 //!
 //! A read that has taken longer than most do ([`PERCENTILE`] of those of its group in the last
-//! window, and never less than [`AFTER_MIN`]) goes to a second path as well. Each read earns a
-//! twentieth of such a *hedge*, and no more than [`SAVED_MAX`] are saved up. Where hedges do not
-//! win (storage that is slow behind all paths) they only add to its load: when fewer than
-//! [`WON_MIN`] of the last [`ROUND`] were the first to answer, there are none for a while, twice as
-//! long each time.
+//! window, at first of those there are, and never less than [`AFTER_MIN`]) goes to a second path as
+//! well. Each read earns a twentieth of such a *hedge*, and no more than [`SAVED_MAX`] are saved
+//! up. Where hedges do not win (storage that is slow behind all paths) they only add to its load:
+//! when fewer than [`WON_MIN`] of the last [`ROUND`] were the first to answer, there are none for a
+//! while, twice as long each time.
 //!
 //! What is sent in place of a path that is *quiet*, and of no other, is no additional load: such a
 //! hedge is free, as long as the path that it goes to is not quiet too. Else the reads of a path
 //! that hangs would use up the budget within a few times the shortest wait, and then wait for the
-//! path. A read that was refused is looked at again while it waits.
+//! path. That holds while there are none for want of success, too, where the other path is known to
+//! answer: storage that was slow behind all paths a while ago says nothing about a path that hangs
+//! now. A read that was refused is looked at again while it waits.
 
 use udm_core::Nanos;
 
@@ -81,7 +83,7 @@ impl Budget {
             self.until = now + self.rest;
             self.rest = Nanos((self.rest.0 * 2).min(REST_MAX.0));
         } else {
-            self.rest = REST;
+            (self.rest, self.until) = (REST, Nanos(0));
         }
         (self.ended, self.won) = (0, 0);
     }
@@ -123,8 +125,10 @@ mod tests {
             assert!(budget.take(now), "they come back");
         }
         assert_eq!((rests[0], rests[1], rests[8]), (REST, Nanos(2 * REST.0), REST_MAX));
+        (0..ROUND).for_each(|_| budget.ended(false, now));
+        assert!(budget.rests(now));
         (0..ROUND).for_each(|i| budget.ended(i < WON_MIN, now));
-        assert!(budget.take(now));
+        assert!(budget.take(now), "those that win end the rest");
         (0..ROUND).for_each(|_| budget.ended(false, now));
         assert_eq!(budget.until.since(now), REST, "those that win make up for it");
     }

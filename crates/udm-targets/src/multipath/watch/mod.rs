@@ -100,6 +100,8 @@ struct Group {
     /// How long a read takes before it is hedged; never, as long as that is not known.
     after: Nanos,
     budget: Budget,
+    /// Reads were refused a hedge, and a path that answers may take them.
+    refused: bool,
 }
 
 /// A path of a watched lane.
@@ -119,7 +121,7 @@ pub(super) fn over(
     let group = |count| {
         let paths = start..start + count;
         start = paths.end;
-        Group { paths, after: Nanos::NEVER, budget: Budget::default() }
+        Group { paths, after: Nanos::NEVER, budget: Budget::default(), refused: false }
     };
     let groups: Vec<_> = counts.map(group).collect();
     let of = |path: usize| groups.iter().position(|g| g.paths.contains(&path)).unwrap_or_default();
