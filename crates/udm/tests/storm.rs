@@ -1,5 +1,5 @@
-//! Eight clients that create, remove, load, suspend, resume, message and list at the same time,
-//! beside load that verifies what it reads.
+//! Eight clients that create, remove, rename, load, suspend, resume, message and list at the same
+//! time, beside load that verifies what it reads.
 //!
 //! Short in the suite. `UDM_STORM_SECONDS=120 UDM_STORM_DEVICES=5000` make it what one runs by
 //! hand, best with `--release --nocapture`; how long the longest list took is printed, not
@@ -63,7 +63,7 @@ fn step(server: &Server, dice: &mut Dice) -> Option<Duration> {
         _ => (0..500).map(|i| format!("{i} 1 zero\n")).collect::<String>(),
     };
     let device = format!("/v1/devices/{name}");
-    let (method, path, body) = match dice.roll(10) {
+    let (method, path, body) = match dice.roll(11) {
         0 | 1 => ("POST", "/v1/devices".into(), json!({"name": name, "table": table})),
         2 | 3 => ("DELETE", device, Value::Null),
         4 => ("PUT", device + "/table", json!({"table": table})),
@@ -75,6 +75,7 @@ fn step(server: &Server, dice: &mut Dice) -> Option<Duration> {
             ("POST", "/v1/devices/disk/message".into(), json!({"sector": 0, "message": message}))
         }
         8 => ("GET", device + "/status", Value::Null),
+        9 => ("POST", device + "/rename", json!({"name": format!("s{other}")})),
         _ => ("GET", "/v1/devices".into(), Value::Null),
     };
     let begun = Instant::now();

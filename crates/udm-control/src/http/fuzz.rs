@@ -66,6 +66,7 @@ pub fn bodies(data: &[u8]) {
     }
     reads_back::<api::Create>(data);
     reads_back::<api::Load>(data);
+    reads_back::<api::Rename>(data);
     reads_back::<api::Message>(data);
     reads_back::<api::Suspend>(data);
     reads_back::<api::Resume>(data);

@@ -128,8 +128,7 @@ pub(super) async fn create(
     let off = asked.0.clone();
     let made = gates.loads.run(&name, move || {
         let (uuid, table) = (new.uuid.as_deref(), new.table.as_deref());
-        verbs::wait(verbs::create_until(&registry, &new.name, uuid, table, &folder, &off))?;
-        verbs::info(&registry, &new.name)
+        verbs::wait(verbs::create_until(&registry, &new.name, uuid, table, &folder, &off))
     });
     Ok(Json(made.await?))
 }
@@ -145,8 +144,7 @@ pub(super) async fn create_multipath(
     let made = gates.loads.run(&name, move || {
         let api::CreateMultipath { name, uuid, paths, policy, prio, prio_args, .. } = new;
         let (how, uuid) = (verbs::Grouped { policy, prio, prio_args }, uuid.as_deref());
-        verbs::wait(verbs::create_multipath_until(&registry, &name, uuid, &paths, &how, &folder, &off))?;
-        verbs::info(&registry, &name)
+        verbs::wait(verbs::create_multipath_until(&registry, &name, uuid, &paths, &how, &folder, &off))
     });
     Ok(Json(made.await?))
 }

@@ -5,9 +5,10 @@
 //! verb does, so that what it closed is closed when it is done.
 
 use super::call_off::{CallOff, Waiting};
-use super::tables;
 use super::turns::{TRIES_MAX, Turns};
+use super::{show, tables};
 use crate::error::VerbError;
+use crate::http::api;
 use crate::registry::{Folder, Mapped, Registry};
 use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
@@ -28,11 +29,11 @@ pub async fn create(
     uuid: Option<&str>,
     table: Option<&str>,
 ) -> Result<(), VerbError> {
-    create_until(registry, name, uuid, table, &Folder::own(), &CallOff::default()).await
+    create_until(registry, name, uuid, table, &Folder::own(), &CallOff::default()).await.map(drop)
 }
 
-/// As [`create`], with paths from another folder. Where it waits for other devices or for a store,
-/// until it is called off.
+/// As [`create`], with paths from another folder; what it has made, as it was then. Where it waits
+/// for other devices or for a store, until it is called off.
 ///
 /// # Errors
 /// As [`create`]'s, and what it was called off with.
@@ -43,7 +44,7 @@ pub async fn create_until(
     table: Option<&str>,
     folder: &Folder,
     off: &CallOff,
-) -> Result<(), VerbError> {
+) -> Result<api::Device, VerbError> {
     create_with(registry, name, uuid, |_| Ok(table.map(String::from)), folder, off).await
 }
 
@@ -56,7 +57,7 @@ pub(super) async fn create_with(
     table: impl FnOnce(&Arc<Mapped>) -> Result<Option<String>, VerbError>,
     folder: &Folder,
     off: &CallOff,
-) -> Result<(), VerbError> {
+) -> Result<api::Device, VerbError> {
     let made = registry.make(name, uuid).map_err(|e| VerbError::new(name, e))?;
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
     if let Some(table) = table(&made.mapped)? {
@@ -67,8 +68,10 @@ pub(super) async fn create_with(
         let _ = in_turn(registry, &one, Waiting::Remove, off, leave_among).await;
         return Err(error);
     }
+    // Somebody may rename or remove it as soon as it is complete.
+    let is = show::describe(registry, &made.mapped);
     made.complete();
-    Ok(())
+    Ok(is)
 }
 
 /// Puts it on the list of what clients find, when there is one.

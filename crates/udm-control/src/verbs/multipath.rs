@@ -3,6 +3,7 @@
 use super::CallOff;
 use super::change::create_with;
 use crate::error::VerbError;
+use crate::http::api;
 use crate::registry::{Folder, Mapped, Opening, Registry};
 use std::sync::Arc;
 use udm_core::errno::EINVAL;
@@ -22,8 +23,8 @@ pub struct Grouped {
     pub prio_args: Option<String>,
 }
 
-/// Makes a multipath device over `paths`, as words of a table, until it is called off. May block on
-/// what it opens.
+/// Makes a multipath device over `paths`, as words of a table, until it is called off; what it has
+/// made, as it was then. May block on what it opens.
 ///
 /// # Errors
 /// EINVAL where `how` can't be done, for a path that is given twice, and for paths that are not as
@@ -36,7 +37,7 @@ pub async fn create_multipath_until(
     how: &Grouped,
     folder: &Folder,
     off: &CallOff,
-) -> Result<(), VerbError> {
+) -> Result<api::Device, VerbError> {
     let table = |mapped: &Arc<Mapped>| {
         let table = table(registry, mapped, paths, how, folder);
         table.map(Some).map_err(|e| VerbError::new(name, e))

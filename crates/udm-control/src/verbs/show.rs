@@ -108,7 +108,8 @@ pub(super) fn open_count(registry: &Registry, mapped: &Mapped) -> u64 {
     (mapped.holds() + clients) as u64
 }
 
-fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
+/// What `info` says.
+pub(super) fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
     let info = mapped.device.info();
     api::Device {
         name: info.name,
