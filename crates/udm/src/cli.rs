@@ -66,6 +66,12 @@ with serve --export it is exported as long as its name is one of those. A uuid i
     Resume(ResumeArgs),
     /// Send a message to a target
     Message(MessageArgs),
+    /// Wait until the number of a device's events is another
+    #[command(
+        after_help = "Events are paths that fail and return, snapshots that end, renames and the removal of a device with a table: udm info has their number. \
+An event that came between is not missed: udm wait NAME NUMBER returns at once where there is another number already."
+    )]
+    Wait(WaitArgs),
     /// Print tables
     Table(ShowArgs),
     /// Print the status of tables

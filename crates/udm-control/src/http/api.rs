@@ -274,6 +274,17 @@ pub struct Rename {
     pub uuid: Option<String>,
 }
 
+/// Which event to wait for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Wait {
+    /// The number of events that the caller knows of: it waits until there is another number, and
+    /// not at all where there is already.
+    pub event_nr: u32,
+    /// Call it off after so many milliseconds; after a minute in any case.
+    pub timeout_ms: Option<u64>,
+}
+
 /// A table to load into the inactive slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -22,6 +22,9 @@ const MESSAGES_MAX: usize = 16;
 const CLEARS_MAX: usize = 8;
 const RENAMES_MAX: usize = 4;
 
+/// How many clients wait for events: each keeps its seat, and there are others.
+pub const WAITS_MAX: usize = super::server::CONNECTIONS_MAX / 2;
+
 /// How many more of a kind may wait at its gate.
 const WAITING_MAX: usize = 32;
 
@@ -38,6 +41,8 @@ pub(super) struct Gates {
     pub clears: Gate,
     /// What moves marks in the state folder.
     pub renames: Gate,
+    /// Places for those who wait for events.
+    pub waits: Semaphore,
 }
 
 /// The gate of one kind of verb.
@@ -55,6 +60,7 @@ impl Gates {
             messages: Gate::new("messages", MESSAGES_MAX),
             clears: Gate::new("clears", CLEARS_MAX),
             renames: Gate::new("renames", RENAMES_MAX),
+            waits: Semaphore::new(WAITS_MAX),
         })
     }
 }

@@ -6,7 +6,7 @@
 //! for a store, is called off when its client hangs up.
 
 use super::error::{Body, Named, Params, Refusal};
-use super::gates::Shared;
+use super::gates::{Shared, WAITS_MAX};
 use super::{api, openapi};
 use crate::error::VerbError;
 use crate::registry::{Folder, NewName, Registry};
@@ -20,12 +20,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::AbortHandle;
-use udm_core::errno::ETIMEDOUT;
+use udm_core::errno::{EBUSY, ETIMEDOUT};
 use udm_dm::TargetError;
 
 /// How many devices can change together: more than any set that makes one volume, and few enough
 /// that their turns do not hold up others for long.
 pub(super) const TOGETHER_MAX: usize = 1024;
+
+/// How long a client may wait for an event before it has to ask again.
+const WAIT_MAX_MS: u64 = 60_000;
 
 pub(super) type Answer<T> = Result<Json<T>, Refusal>;
 pub(super) type Done = Result<StatusCode, Refusal>;
@@ -183,6 +186,25 @@ pub(super) async fn rename(
     };
     gates.renames.run(&name, verb).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn wait(
+    State(Shared { registry, gates }): State<Shared>,
+    Named(name): Named,
+    Body(wait): Body<api::Wait>,
+) -> Answer<api::Device> {
+    let Ok(_place) = gates.waits.try_acquire() else {
+        let why = format!("{WAITS_MAX} clients wait for events already");
+        return Err(VerbError::new(name, TargetError::errno(EBUSY).because(why)).into());
+    };
+    let ms = wait.timeout_ms.unwrap_or(WAIT_MAX_MS).min(WAIT_MAX_MS);
+    let off = CallOff::default();
+    let event = verbs::wait_event(&registry, &name, wait.event_nr, &off);
+    let Ok(device) = tokio::time::timeout(Duration::from_millis(ms), event).await else {
+        let why = format!("no event within {ms} ms");
+        return Err(VerbError::new(name, TargetError::errno(ETIMEDOUT).because(why)).into());
+    };
+    Ok(Json(device?))
 }
 
 pub(super) async fn status(

@@ -204,6 +204,15 @@ fn devices() -> Vec<Route> {
         )
         .takes::<api::Rename>(),
         Route::new(
+            post.clone(),
+            "/v1/devices/{name}/wait",
+            "waitEvent",
+            "Waits for an event, and describes the device then; its removal is one, too",
+            h::wait,
+        )
+        .takes::<api::Wait>()
+        .gives::<api::Device>(),
+        Route::new(
             get.clone(),
             "/v1/devices/{name}/status",
             "getStatus",

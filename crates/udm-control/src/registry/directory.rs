@@ -13,6 +13,7 @@ mod rename;
 pub use rename::NewName;
 
 use super::deferred::Deferred;
+use super::events::Waiters;
 use super::{MAPPED_MAJOR, Registry};
 use crate::error::VerbError;
 use crate::verbs::{Note, Pending};
@@ -43,6 +44,8 @@ pub struct Mapped {
     pub(crate) changing: Arc<tokio::sync::Mutex<()>>,
     /// The verbs that hold it or wait for it.
     pub(crate) pending: Pending,
+    /// Who waits for its events.
+    pub(crate) waiters: Arc<Waiters>,
     /// Tables that use it.
     holds: AtomicUsize,
     note: Mutex<Note>,
@@ -177,8 +180,12 @@ impl Directory {
             return busy("all device numbers are taken");
         }
         let device = MappedDevice::new(name, uuid, DevNo { major: MAPPED_MAJOR, minor })?;
+        let waiters = Arc::new(Waiters::default());
+        let told = Arc::clone(&waiters);
+        device.on_event(Arc::new(move || told.wake()));
         let mapped = Arc::new(Mapped {
             device,
+            waiters,
             changing: Arc::default(),
             pending: Pending::default(),
             holds: AtomicUsize::new(0),

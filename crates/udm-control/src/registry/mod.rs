@@ -8,6 +8,7 @@
 mod alone;
 mod deferred;
 mod directory;
+mod events;
 mod lookup;
 mod opened;
 pub mod outside;

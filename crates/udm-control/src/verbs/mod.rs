@@ -6,6 +6,7 @@
 
 mod call_off;
 mod change;
+mod events;
 mod hold;
 mod multipath;
 #[cfg(test)]
@@ -21,6 +22,7 @@ mod wait;
 pub(crate) use call_off::Pending;
 pub use call_off::{CallOff, interrupted};
 pub use change::{call_off_all, create, create_until, resume, resume_until, suspend, suspend_until};
+pub use events::wait_event;
 pub use multipath::{Grouped, create_multipath_until};
 pub use remove::{Removal, remove, remove_until, see_to_deferred};
 pub use rename::rename;

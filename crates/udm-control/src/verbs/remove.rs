@@ -5,6 +5,7 @@ use super::call_off::{CallOff, Waiting};
 use super::change::{export, in_turn, leave_among, let_go, resume_among};
 use super::{show, tables};
 use crate::error::VerbError;
+use crate::http::api;
 use crate::registry::{Folder, Mapped, Registry};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -156,7 +157,8 @@ pub(super) async fn remove_it(
     let one = [(name.to_owned(), Arc::clone(&mapped))];
     let left = in_turn(registry, &one, Waiting::Remove, off, |devices, turns, wake| {
         if leaving.is_none() {
-            leaving = Some(registry.take_away(&mapped, &may).map_err(|error| (0, error))?);
+            let taken = registry.take_away(&mapped, &may).map_err(|error| (0, error))?;
+            leaving = Some((taken, show::describe(registry, &mapped)));
             // Nobody can come any more; who came before has it open.
             exporter.inspect(|exporter| exporter.remove(id));
         }
@@ -168,7 +170,7 @@ pub(super) async fn remove_it(
         leave_among(devices, turns, wake)
     });
     let left = left.await;
-    let Some(leaving) = leaving else { return left };
+    let Some((leaving, last)) = leaving else { return left };
     if left.is_err() {
         if bugs::on(Bug::ExportLost) {
             return left;
@@ -178,6 +180,7 @@ pub(super) async fn remove_it(
     }
     exporter.inspect(|exporter| exporter.forget(id));
     leaving.gone();
+    mapped.waiters.gone(api::Device { event_nr: mapped.device.event_nr(), ..last });
     drop(one);
     let_go(registry, mapped, &CallOff::default()).await;
     Ok(())

@@ -44,6 +44,26 @@ pub struct RenameArgs {
     pub setuuid: bool,
 }
 
+/// `udm wait`.
+#[derive(Debug, Args)]
+pub struct WaitArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    #[command(flatten)]
+    pub print: Print,
+    /// The device
+    pub name: String,
+    /// The number of events that is known
+    #[arg(default_value_t = 0)]
+    pub event_nr: u32,
+    /// Print the device as it is then, as udm info does
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Give up after so many seconds [default: no limit]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<Duration>,
+}
+
 /// `udm load`.
 #[derive(Debug, Args)]
 pub struct LoadArgs {

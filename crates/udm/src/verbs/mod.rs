@@ -28,6 +28,7 @@ pub fn run(verb: &Verb) -> Result<()> {
         Verb::Suspend(args) => change::suspend(args),
         Verb::Resume(args) => change::resume(args),
         Verb::Message(args) => change::message(args),
+        Verb::Wait(args) => show::wait(args),
         Verb::Table(args) => show::table(args),
         Verb::Status(args) => show::status(args),
         Verb::Info(args) => show::info(args),

@@ -1,12 +1,14 @@
 //! Verbs that print something, as dmsetup prints it.
 
 use super::explain;
-use crate::cli::{InfoArgs, ListArgs, ShowArgs};
+use crate::cli::{InfoArgs, ListArgs, ShowArgs, WaitArgs};
 use crate::output::{say, say_json};
 use anyhow::Result;
 use std::fmt::Write as _;
+use std::time::Instant;
 use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
+use udm_core::errno::ETIMEDOUT;
 
 /// What dmsetup says when there is nothing.
 const NONE: &str = "No devices found\n";
@@ -94,6 +96,31 @@ pub fn info(args: &InfoArgs) -> Result<()> {
         describe(device, &mut out);
     }
     say(if devices.is_empty() { NONE } else { &out })
+}
+
+/// A server lets nobody wait for ever, so it is asked again and again.
+pub fn wait(args: &WaitArgs) -> Result<()> {
+    let (client, begun) = (args.talk.client()?, Instant::now());
+    let device = loop {
+        let left = args.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+        let timeout_ms = left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+        let wait = api::Wait { event_nr: args.event_nr, timeout_ms };
+        match client.post::<api::Device>(&device_path(&args.name, "/wait"), &wait) {
+            Ok(device) => break device,
+            Err(ClientError::Refused(why))
+                if why.errno == ETIMEDOUT.unsigned_abs()
+                    && args.timeout.is_none_or(|timeout| begun.elapsed() < timeout) => {}
+            Err(error) => return Err(explain(error, None)),
+        }
+    };
+    if args.print.json {
+        return say_json(&device);
+    }
+    let mut out = String::new();
+    if args.verbose {
+        describe(&device, &mut out);
+    }
+    say(&out)
 }
 
 /// One device as `dmsetup info` prints it, with its empty line. "Read Ahead" is left out: there is

@@ -1,0 +1,50 @@
+//! Waiting for events.
+
+use super::call_off::CallOff;
+use super::show;
+use crate::error::VerbError;
+use crate::http::api;
+use crate::registry::Registry;
+use std::sync::Arc;
+use udm_core::errno::ENXIO;
+use udm_dm::TargetError;
+
+/// Waits until the number of the device's events is another than `event_nr`, and describes the
+/// device then. That it has gone is an event too, where it had a live table: what is described is
+/// what it was. Needs no thread meanwhile, and keeps nothing of the device.
+///
+/// # Errors
+/// ENXIO when there is no such device, and when one without a live table is removed; what it was
+/// called off with.
+pub async fn wait_event(
+    registry: &Registry,
+    word: &str,
+    event_nr: u32,
+    off: &CallOff,
+) -> Result<api::Device, VerbError> {
+    let (waiters, device) = {
+        let mapped = registry.find(word)?;
+        (Arc::clone(&mapped.waiters), Arc::downgrade(&mapped))
+    };
+    let waits = waiters.enter();
+    loop {
+        let mut next = std::pin::pin!(waits.next());
+        // What comes from here on is heard.
+        next.as_mut().enable();
+        if let Some(last) = waiters.last() {
+            if !last.live_table {
+                let error = TargetError::errno(ENXIO).because("it has been removed meanwhile");
+                return Err(VerbError::new(word, error));
+            }
+            return Ok(api::Device { event_nr: last.event_nr.wrapping_add(1), ..last.clone() });
+        }
+        if let Some(mapped) = device.upgrade().filter(|mapped| mapped.device.event_nr() != event_nr) {
+            return Ok(show::describe(registry, &mapped));
+        }
+        tokio::select! {
+            biased;
+            () = next => {}
+            why = off.called() => return Err(VerbError::new(word, why)),
+        }
+    }
+}
