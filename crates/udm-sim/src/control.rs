@@ -112,12 +112,15 @@ impl World {
 
     /// What is done for a device besides its requests.
     fn settings(&mut self) -> Arc<Settings> {
+        // What delay targets hold, through three of them, comes back in the quiet half of a sample:
+        // a path that is late each time is held back for good.
+        let sample_min = (6 * self.blueprint.delay_max).max(200);
         let control = &mut self.machine.control;
         let interval = control.between(50, 500);
         let after = Nanos::from_millis(control.between(1, 1000));
         let marginal = Marginal {
             double_failed_time: Nanos::from_millis(control.between(1, 5000)),
-            err_sample_time: Nanos::from_millis(control.between(200, 3000)),
+            err_sample_time: Nanos::from_millis(control.between(sample_min, 4000)),
             err_rate_threshold: 10,
             err_recheck_gap_time: Nanos::from_millis(control.between(1, 1000)),
         };

@@ -207,7 +207,16 @@ impl World {
         match (self.machine.model.oldest(), change) {
             (Some(request), _) => request,
             (None, Some((i, d))) => format!("d{i}, {}", d.doing()),
-            (None, None) => self.machine.owed().unwrap_or_else(|| "nobody".into()),
+            (None, None) => self.failed_path().or_else(|| self.machine.owed()).unwrap_or("nobody".into()),
         }
+    }
+
+    /// A path that nobody reinstates.
+    fn failed_path(&self) -> Option<String> {
+        let failed = |(i, d): (usize, &Device)| {
+            let p = self.failed_paths(i, d.access?).into_iter().next()?;
+            Some(format!("d{i}, whose path p{p} is failed and answers,"))
+        };
+        self.devices.iter().enumerate().find_map(failed)
     }
 }

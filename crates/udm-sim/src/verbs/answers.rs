@@ -135,7 +135,10 @@ impl Model {
         {
             return wrong("it is refused, and left a device suspended");
         }
-        let tables = || seen.iter().flatten().flat_map(|seen| [seen.live, seen.inactive]).flatten();
+        // One that is no longer in its slot may be on its way in all the same.
+        let waited = || began.waited.iter().filter_map(|(_, table)| *table);
+        let there = || seen.iter().flatten().flat_map(|seen| [seen.live, seen.inactive]).flatten();
+        let tables = || there().chain(waited());
         let stacked = || tables().any(|table| !self.tables.all[table].uses.is_empty());
         let logs = |text: &str| text.contains("log-writes");
         let changes = matches!(
