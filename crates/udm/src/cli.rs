@@ -79,7 +79,9 @@ An event that came between is not missed: udm wait NAME NUMBER returns at once w
     /// Describe devices
     Info(InfoArgs),
     /// List devices
-    Ls(ListArgs),
+    Ls(LsArgs),
+    /// List what devices lie on
+    Deps(DepsArgs),
     /// List what NBD clients can connect to
     Exports(ListArgs),
     /// List the types of target and their versions
@@ -317,6 +319,43 @@ pub struct InfoArgs {
     /// The devices [default: all]
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
+}
+
+/// `udm ls`.
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    #[command(flatten)]
+    pub list: ListArgs,
+    /// Show what lies on what
+    #[arg(long, conflicts_with = "json")]
+    pub tree: bool,
+}
+
+/// `udm deps`.
+#[derive(Debug, Args)]
+pub struct DepsArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    #[command(flatten)]
+    pub print: Print,
+    /// How what they lie on is named
+    #[arg(short = 'o', long = "options", value_name = "HOW", default_value = "devno")]
+    pub how: DepName,
+    /// Those of the table in the inactive slot
+    #[arg(long)]
+    pub inactive: bool,
+    /// The devices [default: all]
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+}
+
+/// How a device is named in a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DepName {
+    /// By its number
+    Devno,
+    /// By its name, or the URI of what is no mapped device
+    Devname,
 }
 
 /// Verbs that list.

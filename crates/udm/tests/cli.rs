@@ -267,8 +267,8 @@ fn relative_paths_count_from_the_callers_folder() {
     assert_eq!(call(&["create", "d", "table"]), (true, String::new()));
     let path = here.join("disk.img").display().to_string();
     let table: Value = serde_json::from_str(&server.says(&["table", "d", "--json"])).unwrap();
-    assert_eq!(table[0]["devices"][0]["uri"], path.as_str());
-    assert_eq!(table[0]["devices"][1]["uri"], format!("file:{path}?readonly=on"));
+    assert_eq!(table[0]["devices"][1]["uri"], path.as_str());
+    assert_eq!(table[0]["devices"][0]["uri"], format!("file:{path}?readonly=on"));
     let (_, said) = call(&["load", "d", "--table", "0 8 linear ./none 0"]);
     let none = here.join("none");
     let wanted = format!(

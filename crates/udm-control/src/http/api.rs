@@ -77,7 +77,7 @@ pub struct Table {
     pub text: String,
     /// The same, a target a line.
     pub lines: Vec<Line>,
-    /// The devices that it uses.
+    /// The devices that it uses, in the kernel's order: what it names last comes first.
     pub devices: Vec<Below>,
 }
 

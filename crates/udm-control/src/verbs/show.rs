@@ -3,6 +3,7 @@
 use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Mapped, Registry};
+use std::collections::HashSet;
 use std::sync::Arc;
 use udm_core::{DevNo, Device, Nanos, Op};
 use udm_dm::{CheckState, Entry, PathReport, Table, Target, UpkeepReport, WatchReport};
@@ -39,9 +40,11 @@ pub fn table(registry: &Registry, name: &str, inactive: bool) -> Result<api::Tab
     let Some(table) = table else {
         return Ok(api::Table { name: mapped.device.name(), ..api::Table::default() });
     };
-    let mut numbers: Vec<DevNo> = table.devices().map(|device| device.number).collect();
-    numbers.sort_unstable();
-    numbers.dedup();
+    let mut known = HashSet::new();
+    let numbers = table.devices().map(|device| device.number).filter(|number| known.insert(*number));
+    let mut numbers: Vec<DevNo> = numbers.collect();
+    // The kernel puts each in front of its list.
+    numbers.reverse();
     let below = |number: DevNo| api::Below { number: number.to_string(), uri: registry.uri_of(number) };
     Ok(api::Table {
         name: mapped.device.name(),

@@ -6,6 +6,7 @@
 mod change;
 mod generate;
 mod show;
+mod tree;
 
 pub use change::{folder, read_table};
 
@@ -32,7 +33,9 @@ pub fn run(verb: &Verb) -> Result<()> {
         Verb::Table(args) => show::table(args),
         Verb::Status(args) => show::status(args),
         Verb::Info(args) => show::info(args),
-        Verb::Ls(args) => show::ls(args),
+        Verb::Ls(args) if args.tree => tree::ls(&args.list),
+        Verb::Ls(args) => show::ls(&args.list),
+        Verb::Deps(args) => tree::deps(args),
         Verb::Exports(args) => show::exports(args),
         Verb::Targets(args) => show::targets(args),
         Verb::Version(args) => show::version(args),

@@ -11,13 +11,13 @@ use udm_control::http::api;
 use udm_core::errno::ETIMEDOUT;
 
 /// What dmsetup says when there is nothing.
-const NONE: &str = "No devices found\n";
+pub(super) const NONE: &str = "No devices found\n";
 
-fn get<T: serde::de::DeserializeOwned>(client: &ControlClient, target: &str) -> Result<T> {
+pub(super) fn get<T: serde::de::DeserializeOwned>(client: &ControlClient, target: &str) -> Result<T> {
     client.get(target).map_err(|e| explain(e, None))
 }
 
-fn list(client: &ControlClient) -> Result<Vec<api::Device>> {
+pub(super) fn list(client: &ControlClient) -> Result<Vec<api::Device>> {
     Ok(get::<api::DeviceList>(client, "/v1/devices")?.devices)
 }
 
