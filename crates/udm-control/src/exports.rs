@@ -9,7 +9,7 @@ use crate::http::api;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_core::{Device, DeviceId};
-use udm_frontends::nbd::{Export, ExportError, Exports, Failing};
+use udm_frontends::nbd::{Export, ExportError, Exports, Failing, ServedReport, ServerCounts};
 use udm_wire::uri::{NbdAddress, NbdUri};
 
 /// What to export, and how.
@@ -26,6 +26,7 @@ pub struct Exporter {
     exports: Arc<Exports>,
     options: ExportOptions,
     addresses: OnceLock<Vec<NbdAddress>>,
+    server: OnceLock<ServerCounts>,
     by_device: Mutex<HashMap<DeviceId, Arc<Export>>>,
 }
 
@@ -33,12 +34,29 @@ impl Exporter {
     /// For the server that reads `exports`.
     #[must_use]
     pub fn new(exports: Arc<Exports>, options: ExportOptions) -> Exporter {
-        Exporter { exports, options, addresses: OnceLock::new(), by_device: Mutex::default() }
+        Exporter {
+            exports,
+            options,
+            addresses: OnceLock::new(),
+            server: OnceLock::new(),
+            by_device: Mutex::default(),
+        }
     }
 
-    /// Where the server listens. Once; later calls change nothing.
-    pub fn listens_on(&self, addresses: Vec<NbdAddress>) {
+    /// Where the server listens, and what it counts. Once; later calls change nothing.
+    pub fn serves(&self, addresses: Vec<NbdAddress>, server: ServerCounts) {
         let _ = self.addresses.set(addresses);
+        let _ = self.server.set(server);
+    }
+
+    /// What the server counts, once it is there.
+    pub(crate) fn server(&self) -> Option<&ServerCounts> {
+        self.server.get()
+    }
+
+    /// What clients of a device have asked for and got, where it has an export.
+    pub(crate) fn served(&self, device: DeviceId) -> Option<ServedReport> {
+        self.by_device().get(&device).map(|export| export.served())
     }
 
     /// Has `hook` called, on whatever thread, when a connection has let go of a device. Once; later

@@ -6,6 +6,7 @@
 //! * [`verbs`]: create, load, suspend, resume, ...: the kernel's semantics and errors.
 //! * [`CoresIo`]: what targets read and write when a table is loaded, done by the cores.
 //! * [`http`]: the verbs over HTTP and JSON on a Unix socket; [`client`]: the other end of it.
+//! * `metrics`: the same numbers for Prometheus.
 //! * [`state_folder`]: what outlives a server.
 //! * [`exports`]: which devices NBD clients find.
 //!
@@ -17,6 +18,7 @@ pub mod error;
 pub mod exports;
 pub mod http;
 mod io;
+mod metrics;
 pub mod registry;
 pub mod state_folder;
 pub mod verbs;

@@ -226,6 +226,8 @@ pub enum Bug {
     UnreadLeftBehind,
     /// A connection ends, and its core keeps its lane of the device open.
     LaneKept,
+    /// A request whose client is gone goes on being counted among those that its device has.
+    InFlightKept,
     /// A block status tells of blocks beyond what was asked about.
     StatusTooLong,
     /// A connection that went on on another core keeps its place on the first.
@@ -310,7 +312,7 @@ pub enum World {
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 137] = [
+    pub const ALL: [(Bug, World); 138] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -416,6 +418,7 @@ impl Bug {
         (Bug::HoldSkipped, World::Nbd),
         (Bug::UnreadLeftBehind, World::Nbd),
         (Bug::LaneKept, World::Nbd),
+        (Bug::InFlightKept, World::Nbd),
         (Bug::StatusTooLong, World::Nbd),
         (Bug::PlaceKept, World::Nbd),
         (Bug::ZeroesFuaForgotten, World::Nbd),

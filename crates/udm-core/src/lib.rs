@@ -20,6 +20,7 @@ pub mod errno;
 mod extents;
 pub mod interleave;
 mod lane;
+pub mod latency;
 mod limits;
 mod pool;
 mod ports;

@@ -72,6 +72,8 @@ pub struct WatchReport {
     pub free: u64,
     /// How many reads took how long: the end of each step that has some, and how many.
     pub latency: Vec<(Nanos, u64)>,
+    /// How long they took together.
+    pub time: Nanos,
 }
 
 /// How a multipath target is looked after, as of now.

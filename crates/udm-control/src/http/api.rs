@@ -174,6 +174,9 @@ pub struct PathWatch {
     pub hedges_free: u64,
     /// How long reads took: those that took less than so long, and no less than the step before.
     pub latency: Vec<LatencyStep>,
+    /// How long they took together.
+    #[serde(default)]
+    pub latency_sum_ns: u64,
 }
 
 /// Reads that took about as long.

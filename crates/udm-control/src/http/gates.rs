@@ -15,12 +15,13 @@ use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
 
 /// Threads for verbs that may block, over all kinds.
-pub const BLOCKING_MAX: usize = LOADS_MAX + MESSAGES_MAX + CLEARS_MAX + RENAMES_MAX;
+pub const BLOCKING_MAX: usize = LOADS_MAX + MESSAGES_MAX + CLEARS_MAX + RENAMES_MAX + METRICS_MAX;
 
 const LOADS_MAX: usize = 32;
 const MESSAGES_MAX: usize = 16;
 const CLEARS_MAX: usize = 8;
 const RENAMES_MAX: usize = 4;
+const METRICS_MAX: usize = 2;
 
 /// How many clients wait for events: each keeps its seat, and there are others.
 pub const WAITS_MAX: usize = super::server::CONNECTIONS_MAX / 2;
@@ -41,6 +42,8 @@ pub(super) struct Gates {
     pub clears: Gate,
     /// What moves marks in the state folder.
     pub renames: Gate,
+    /// Looks at all numbers: with thousands of devices they take a while.
+    pub metrics: Gate,
     /// Places for those who wait for events.
     pub waits: Semaphore,
 }
@@ -60,6 +63,7 @@ impl Gates {
             messages: Gate::new("messages", MESSAGES_MAX),
             clears: Gate::new("clears", CLEARS_MAX),
             renames: Gate::new("renames", RENAMES_MAX),
+            metrics: Gate::new("looks at the metrics", METRICS_MAX),
             waits: Semaphore::new(WAITS_MAX),
         })
     }
@@ -87,7 +91,7 @@ impl Gate {
         verb: impl FnOnce() -> Result<T, VerbError> + Send + 'static,
     ) -> Result<T, Refusal> {
         let Some(permit) = self.enter().await else {
-            let why = format!("too many {} wait for their storage: try again when it answers", self.what);
+            let why = format!("too many {} are under way: try again when some are done", self.what);
             return Err(VerbError::new(name, TargetError::errno(EBUSY).because(why)).into());
         };
         let done = tokio::task::spawn_blocking(move || {

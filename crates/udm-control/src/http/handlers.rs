@@ -9,11 +9,14 @@ use super::error::{Body, Named, Params, Refusal};
 use super::gates::{Shared, WAITS_MAX};
 use super::{api, openapi};
 use crate::error::VerbError;
+use crate::metrics;
 use crate::registry::{Folder, NewName, Registry};
 use crate::verbs::{self, CallOff, Removal};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use std::future::Future;
 use std::path::Path;
@@ -329,6 +332,11 @@ pub(super) async fn exports(State(registry): State<Arc<Registry>>) -> Json<api::
 
 pub(super) async fn version() -> Json<api::Version> {
     Json(verbs::version())
+}
+
+pub(super) async fn metrics(State(Shared { registry, gates }): State<Shared>) -> Result<Response, Refusal> {
+    let text = gates.metrics.run("metrics", move || Ok(metrics::text(&registry))).await?;
+    Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 
 pub(super) async fn openapi() -> Json<serde_json::Value> {

@@ -1,7 +1,7 @@
 //! The OpenAPI 3.1 description, made from the list of routes.
 
 use super::api;
-use super::routes::{self, Route};
+use super::routes::{self, Reply, Route};
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
@@ -43,14 +43,14 @@ fn operation(route: &Route, schemas: &mut SchemaGenerator) -> Value {
             "description": query.description,
         }));
     }
-    let success = match (route.reply, route.id) {
-        (Some(reply), _) => {
+    let success = match route.reply {
+        Reply::Json(reply) => {
             json!({ "description": "Done", "content": { "application/json": { "schema": reply(schemas) } } })
         }
-        (None, "openapi") => {
-            json!({ "description": "Done", "content": { "application/json": { "schema": { "type": "object" } } } })
+        Reply::Other(content_type, kind) => {
+            json!({ "description": "Done", "content": { content_type: { "schema": { "type": kind } } } })
         }
-        (None, _) => json!({ "description": "Done" }),
+        Reply::Nothing => json!({ "description": "Done" }),
     };
     let error = json!({
         "description": "Refused",

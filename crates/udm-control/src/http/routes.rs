@@ -3,6 +3,7 @@
 use super::api;
 use super::gates::Shared;
 use super::handlers;
+use crate::metrics;
 use axum::handler::Handler;
 use axum::http::Method;
 use axum::routing::{MethodFilter, MethodRouter, on};
@@ -57,6 +58,17 @@ const KEEP: &[Query] = &[
     TIMEOUT,
 ];
 
+/// What a route gives back.
+#[derive(Clone, Copy)]
+pub(super) enum Reply {
+    /// 204.
+    Nothing,
+    /// JSON.
+    Json(SchemaOf),
+    /// Something of this type, and of this kind in JSON schema's words.
+    Other(&'static str, &'static str),
+}
+
 /// One method of one path.
 pub(super) struct Route {
     /// GET, POST, PUT or DELETE.
@@ -71,8 +83,8 @@ pub(super) struct Route {
     pub query: &'static [Query],
     /// What it takes.
     pub body: Option<SchemaOf>,
-    /// What it gives back; `None` for 204.
-    pub reply: Option<SchemaOf>,
+    /// What it gives back.
+    pub reply: Reply,
     /// What serves it.
     pub serve: MethodRouter<Shared>,
 }
@@ -91,7 +103,7 @@ impl Route {
     {
         let filter = MethodFilter::try_from(method.clone()).expect("a plain method");
         let serve = on(filter, handler);
-        Route { method, path, id, summary, query: &[], body: None, reply: None, serve }
+        Route { method, path, id, summary, query: &[], body: None, reply: Reply::Nothing, serve }
     }
 
     fn query(self, query: &'static [Query]) -> Route {
@@ -103,14 +115,18 @@ impl Route {
     }
 
     fn gives<T: JsonSchema>(self) -> Route {
-        Route { reply: Some(SchemaGenerator::subschema_for::<T>), ..self }
+        Route { reply: Reply::Json(SchemaGenerator::subschema_for::<T>), ..self }
+    }
+
+    fn gives_other(self, content_type: &'static str, kind: &'static str) -> Route {
+        Route { reply: Reply::Other(content_type, kind), ..self }
     }
 
     /// The status of success.
     pub fn success(&self) -> u16 {
-        match (self.reply.is_some(), self.id) {
-            (false, "openapi") | (true, _) => 200,
-            (false, _) => 204,
+        match self.reply {
+            Reply::Nothing => 204,
+            Reply::Json(_) | Reply::Other(..) => 200,
         }
     }
 }
@@ -286,6 +302,9 @@ fn devices() -> Vec<Route> {
             .gives::<api::ExportList>(),
         Route::new(get.clone(), "/v1/version", "getVersion", "The server and its targets", h::version)
             .gives::<api::Version>(),
-        Route::new(get, "/openapi.json", "openapi", "This description", h::openapi),
+        Route::new(get.clone(), "/metrics", "metrics", "The same numbers for Prometheus", h::metrics)
+            .gives_other(metrics::CONTENT_TYPE, "string"),
+        Route::new(get, "/openapi.json", "openapi", "This description", h::openapi)
+            .gives_other("application/json", "object"),
     ]
 }

@@ -14,7 +14,7 @@ use udm_wire::multipath_conf::{Failback, NoPathRetry};
 const DRIVER_VERSION: &str = "4.48.0";
 
 /// What replies call the operations, in the order of [`Op::ALL`].
-const OPS: [&str; Op::ALL.len()] = ["read", "write", "flush", "discard", "write-zeroes"];
+pub(crate) const OPS: [&str; Op::ALL.len()] = ["read", "write", "flush", "discard", "write-zeroes"];
 
 /// All mapped devices, by number.
 #[must_use]
@@ -28,6 +28,12 @@ pub fn ls(registry: &Registry) -> Vec<api::Device> {
 /// ENXIO when there is none.
 pub fn info(registry: &Registry, name: &str) -> Result<api::Device, VerbError> {
     Ok(describe(registry, &*registry.find(name)?))
+}
+
+/// A device and the paths of its live table.
+pub(crate) fn shown(registry: &Registry, mapped: &Mapped) -> (api::Device, Vec<api::Path>) {
+    let paths = mapped.device.live().map(|table| paths(registry, &table)).unwrap_or_default();
+    (describe(registry, mapped), paths)
 }
 
 /// The table of a device, live or in the inactive slot.
@@ -218,6 +224,7 @@ fn watch(report: WatchReport) -> api::PathWatch {
         hedges_refused: report.refused,
         hedges_free: report.free,
         latency: report.latency.into_iter().map(step).collect(),
+        latency_sum_ns: report.time.0,
     }
 }
 

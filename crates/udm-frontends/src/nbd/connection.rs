@@ -24,8 +24,10 @@ use super::places::Place;
 use super::receive::{Receiver, Wait};
 use super::reply::{Sender, recycle};
 use super::serve::Pending;
+use super::served::CoreServed;
 use super::stats::Tally;
 use super::survey::Surveyor;
+use crossbeam_utils::CachePadded;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
 use std::collections::VecDeque;
@@ -96,6 +98,10 @@ pub(super) struct Connection {
     pub(super) open: usize,
     pub(super) open_bytes: usize,
     pub(super) tally: Tally,
+    /// What its core counts for its device; `None` before it has chosen one.
+    pub(super) served: Option<Arc<CachePadded<CoreServed>>>,
+    /// The time of this call.
+    pub(super) now: Nanos,
     /// `None` before the first call on its core.
     memory: Option<Holding>,
     /// `None` before that, and where there is no other core.
@@ -177,6 +183,8 @@ impl Connection {
             open: 0,
             open_bytes: 0,
             tally: Tally::default(),
+            served: None,
+            now: Nanos(0),
             memory: None,
             weighed: None,
             zeroing: 0,
@@ -380,6 +388,7 @@ impl Connection {
 
 impl FrontEnd for Connection {
     fn gather(&mut self, cx: &mut FrontCx<'_, '_>) {
+        self.now = cx.now();
         if !self.begun {
             self.begun = true;
             self.memory = Some(Holding::new(cx, self.options.core_bytes_max));
@@ -416,7 +425,8 @@ impl FrontEnd for Connection {
     }
 
     fn complete(&mut self, done: &mut Batch, cx: &mut FrontCx<'_, '_>) {
-        self.active_at = cx.now();
+        self.now = cx.now();
+        self.active_at = self.now;
         for bio in done.drain(..) {
             self.finished(bio, cx);
         }
@@ -424,6 +434,7 @@ impl FrontEnd for Connection {
     }
 
     fn letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
+        self.now = cx.now();
         // Most are no affair of this client's, and there may be thousands of those.
         let is_mine = self.hold_letter(letter, cx) || self.surveyed(letter) || self.move_letter(letter, cx);
         if is_mine || self.fail_letter(letter) {

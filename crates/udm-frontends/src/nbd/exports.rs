@@ -5,6 +5,8 @@
 
 use super::holds::Holds;
 use super::request::Blocks;
+use super::served::{CoreServed, Served, ServedReport};
+use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use udm_core::{CoreId, Device, DeviceId, Limits, SECTOR_SIZE, Sectors};
@@ -26,8 +28,14 @@ pub struct Export {
     failing: AtomicUsize,
     /// That of the list that it is on.
     closed: Closed,
-    /// Those of the device, shared with its other exports.
+    /// Of its device, shared with its other exports.
+    of_device: Arc<OfDevice>,
+}
+
+/// What all exports of a device have in common.
+struct OfDevice {
     holds: Arc<Holds>,
+    served: Served,
 }
 
 impl Export {
@@ -46,6 +54,7 @@ impl Export {
         fits(&name, &name)?;
         fits(&description, &name)?;
         let holds = Arc::new(Holds::new(device.id()));
+        let of_device = Arc::new(OfDevice { holds, served: Served::default() });
         Ok(Export {
             name: Mutex::new(name.into()),
             description,
@@ -54,7 +63,7 @@ impl Export {
             users: AtomicUsize::new(0),
             failing: AtomicUsize::new(0),
             closed: Closed::default(),
-            holds,
+            of_device,
         })
     }
 
@@ -98,7 +107,19 @@ impl Export {
 
     /// What orders requests that change a part of a block.
     pub(super) fn holds(&self) -> &Arc<Holds> {
-        &self.holds
+        &self.of_device.holds
+    }
+
+    /// What `core` has served of the device.
+    pub(super) fn served_on(&self, core: CoreId) -> Arc<CachePadded<CoreServed>> {
+        self.of_device.served.on(core)
+    }
+
+    /// What clients of the device have asked for and got, by whatever export, while one was on the
+    /// list or in use.
+    #[must_use]
+    pub fn served(&self) -> ServedReport {
+        self.of_device.served.report()
     }
 
     /// What a client is told, as of now.
@@ -251,7 +272,7 @@ fn is_free(list: &[Arc<Export>], name: &str) -> Result<(), ExportError> {
 pub struct Exports {
     list: Mutex<Vec<Arc<Export>>>,
     /// Of each device that is or was exported, while somebody uses them.
-    holds: Mutex<Vec<(DeviceId, Weak<Holds>)>>,
+    of_devices: Mutex<Vec<(DeviceId, Weak<OfDevice>)>>,
     closed: Closed,
     /// Where those who serve them are.
     cluster: OnceLock<Weak<Cluster>>,
@@ -298,7 +319,7 @@ impl Exports {
     pub fn add(&self, mut export: Export) -> Result<Arc<Export>, ExportError> {
         let mut list = self.list();
         is_free(&list, &export.name())?;
-        self.share_holds(&mut export);
+        self.share(&mut export);
         export.closed = Arc::clone(&self.closed);
         let export = Arc::new(export);
         list.push(export.clone());
@@ -324,15 +345,15 @@ impl Exports {
         Ok(())
     }
 
-    /// All exports of a device have the same holds, those included that were taken off the list and
-    /// are still in use.
-    fn share_holds(&self, export: &mut Export) {
-        let mut all = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|(_, holds)| holds.strong_count() > 0);
+    /// All exports of a device have the same, those included that were taken off the list and are
+    /// still in use.
+    fn share(&self, export: &mut Export) {
+        let mut all = self.of_devices.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(_, shared)| shared.strong_count() > 0);
         let device = export.device.id();
-        match all.iter().find(|(id, _)| *id == device).and_then(|(_, holds)| holds.upgrade()) {
-            Some(holds) => export.holds = holds,
-            None => all.push((device, Arc::downgrade(&export.holds))),
+        match all.iter().find(|(id, _)| *id == device).and_then(|(_, shared)| shared.upgrade()) {
+            Some(shared) => export.of_device = shared,
+            None => all.push((device, Arc::downgrade(&export.of_device))),
         }
     }
 

@@ -3,7 +3,7 @@
 use super::connection::{Connection, MoveLetter};
 use super::places::Lobby;
 use super::socket::{Kind, Listener, prepare};
-use super::stats::Counters;
+use super::stats::{Counters, ServerCounts};
 use super::survey::Surveyor;
 use super::{Exports, ServerOptions, Stats};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -152,6 +152,12 @@ impl NbdServer {
     #[must_use]
     pub fn requests_by_core(&self) -> Vec<u64> {
         self.shared.counters.requests()
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn counts(&self) -> ServerCounts {
+        ServerCounts(Arc::clone(&self.shared.counters))
     }
 
     /// Has each client that is served go on on the next core: what a core takes in no more is done,

@@ -16,11 +16,12 @@
 //! * `request`: each request is checked against its export; what can't be done is answered with an
 //!   error, and the connection lives.
 //! * `unaligned`, `holds`: a request may begin and end at any byte; the device sees whole blocks.
-//! * `contexts`, `survey`: what of a device is allocated, and what has changed, asked on threads
-//!   that may block.
+//! * `serve/status`, `contexts`, `survey`: what of a device is allocated, and what has changed,
+//!   asked on threads that may block.
 //! * `connection`: the life of a client; `serve`: requests become bios, finished bios become
 //!   answers.
 //! * `connection/moving`: a client goes on on another core; `balance`: which, and when.
+//! * `served`: what was asked of a device, and what came of it, for whoever looks.
 //! * `reply`: all answers of a turn leave in one send, headers and data gathered.
 //!
 //! Everything is bounded ([`ServerOptions`]): connections (`places`), requests and bytes in flight
@@ -40,6 +41,7 @@ mod receive;
 mod reply;
 mod request;
 mod serve;
+mod served;
 mod socket;
 mod stats;
 mod survey;
@@ -47,7 +49,8 @@ mod unaligned;
 
 pub use exports::{Export, ExportError, ExportUse, Exports, Failing};
 pub use listener::{Bound, Listen, NbdServer};
-pub use stats::Stats;
+pub use served::{OpServed, ServedReport};
+pub use stats::{ServerCounts, Stats};
 
 use std::time::Duration;
 

@@ -5,30 +5,23 @@
 //! covered in part come behind the whole ones ([`super::unaligned`]); a FUA that the bio can't
 //! carry is a flush behind it. The answer is queued when the last bio is back.
 
+mod status;
+
 use super::connection::{Connection, Phase};
-use super::contexts::{Context, Run};
 use super::exports::FailLetter;
 use super::reply::{Answer, Form, recycle};
 use super::request::{Blocks, Plan, check};
-use super::survey::{Survey, Surveyed};
 use super::unaligned::{Edges, Side};
 use std::any::Any;
 use std::ops::Range;
-use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno;
-use udm_core::{Bio, BioFlags, Op, Sector, Sectors, Segments, Status};
+use udm_core::{Bio, BioFlags, Nanos, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
-use udm_wire::nbd::{
-    Command, CommandFlags, ESHUTDOWN, PAYLOAD_SKIP_MAX, Request, block_descriptor, chunk_block_status_header,
-};
+use udm_wire::nbd::{Command, CommandFlags, ESHUTDOWN, PAYLOAD_SKIP_MAX, Request};
 
 /// What `CACHE` and written-out zeroes move at a time, in bytes.
 pub(super) const PIECE: u32 = 256 << 10;
-
-/// Runs of blocks in the answer to a `BLOCK_STATUS`, of all its contexts together; the client asks
-/// again for the rest.
-const EXTENTS_MAX: usize = 512;
 
 /// A request between its arrival and the end of its last bio.
 pub(super) struct Pending {
@@ -43,6 +36,8 @@ pub(super) struct Pending {
     /// Bytes that one bio of it covers at the most.
     piece: u32,
     charge: usize,
+    /// When it was here whole.
+    since: Nanos,
     /// Data that is done: of a read that goes piece by piece, for its answer.
     front: Segments,
     /// Data whose turn has not come.
@@ -101,13 +96,13 @@ impl Connection {
         match check(&request, geometry, self.structured, !self.contexts.is_empty()) {
             Err(error) => {
                 self.rx.skip(request.payload_len().into());
-                self.answer(&request, error, Segments::new(), 0);
+                self.answer(&request, error, Segments::new(), 0, None);
             }
             Ok(Plan::Survey) => self.survey(request, cx),
             Ok(Plan::Bio(Op::Flush, _)) if bugs::on(Bug::FlushWhenIdle) && self.pending.is_empty() => {
-                self.answer(&request, 0, Segments::new(), 0);
+                self.answer(&request, 0, Segments::new(), 0, None);
             }
-            Ok(Plan::Nothing) => self.answer(&request, 0, Segments::new(), 0),
+            Ok(Plan::Nothing) => self.answer(&request, 0, Segments::new(), 0, None),
             Ok(Plan::Cache) => {
                 let whole = around(geometry.block, &request);
                 let charge = whole.min(u64::from(PIECE)) as usize;
@@ -169,11 +164,15 @@ impl Connection {
             len: whole.end - whole.start,
             piece,
             charge,
+            since: self.now,
             front: Segments::new(),
             rest: data,
             edges,
             answered: false,
         });
+        if let Some(served) = &self.served {
+            served.begin(request.command);
+        }
         match self.failing {
             true => self.fail(key),
             false => self.admit_or_park(key, cx),
@@ -202,7 +201,7 @@ impl Connection {
                 _ => {
                     pending.answered = true;
                     let (request, charge) = (pending.request, pending.charge);
-                    self.answer(&request, errno::to_nbd(errno::EIO), Segments::new(), charge);
+                    self.answer(&request, errno::to_nbd(errno::EIO), Segments::new(), charge, None);
                 }
             }
         }
@@ -210,7 +209,7 @@ impl Connection {
     }
 
     /// Ends a request that was not begun.
-    fn fail(&mut self, key: usize) {
+    pub(super) fn fail(&mut self, key: usize) {
         let mut bio = self.bios.get().unwrap_or_default();
         bio.end_with(Status::IoErr);
         self.end(key, bio);
@@ -219,61 +218,6 @@ impl Connection {
     /// True when no client waits for any request.
     pub(super) fn are_all_answered(&self) -> bool {
         self.pending.iter().all(|(_, pending)| pending.answered)
-    }
-
-    /// Has the device asked for `BLOCK_STATUS`.
-    fn survey(&mut self, request: Request, cx: &mut FrontCx<'_, '_>) {
-        let Some((export, geometry)) = &self.export else {
-            unreachable!("requests are taken from an export")
-        };
-        let blocks = Blocks { size: udm_core::SECTOR_SIZE as u32 };
-        let range = blocks.around(&(request.offset..request.offset + u64::from(request.len)));
-        let key = self.pending.insert(Pending {
-            request,
-            op: Op::Read,
-            flags: BioFlags::empty(),
-            stage: Stage::Survey,
-            blocks: geometry.block,
-            start: range.start,
-            len: range.end - range.start,
-            piece: 0,
-            charge: 0,
-            front: Segments::new(),
-            rest: Segments::new(),
-            edges: None,
-            answered: false,
-        });
-        let one = request.flags.contains(CommandFlags::REQ_ONE);
-        self.surveyor.ask(Survey {
-            device: export.device().clone(),
-            from: Sector(range.start / udm_core::SECTOR_SIZE),
-            len: Sectors::from_bytes(range.end - range.start),
-            max: if one { 1 } else { EXTENTS_MAX / self.contexts.len().max(1) },
-            contexts: Arc::clone(&self.contexts),
-            cluster: self.cluster.clone(),
-            core: cx.core(),
-            connection: self.id,
-            key,
-            found: Vec::new(),
-        });
-    }
-
-    /// What a device holds, as it has said. True when that is an answer.
-    pub(super) fn surveyed(&mut self, letter: &(dyn Any + Send)) -> bool {
-        let Some(letter) = letter.downcast_ref::<Surveyed>().filter(|l| l.connection == self.id) else {
-            return false;
-        };
-        let Some(pending) = self.pending.get(letter.key).filter(|p| p.stage == Stage::Survey) else {
-            return false;
-        };
-        let (request, start) = (pending.request, pending.start);
-        self.pending.remove(letter.key);
-        let bytes = status(&request, start, &letter.found, &self.contexts);
-        let mut data = self.reads.get(bytes.len());
-        data.copy_from_slice(&bytes);
-        let (cookie, offset) = (request.cookie, request.offset);
-        self.tx.push(Answer { cookie, error: 0, form: Form::Whole, offset, data: data.into(), charge: 0 });
-        true
     }
 
     /// Sends the first bio of a request down.
@@ -375,6 +319,11 @@ impl Connection {
     /// A request is over; `bio` was its last, or never started.
     pub(super) fn end(&mut self, key: usize, mut bio: Box<Bio>) {
         let pending = self.pending.remove(key);
+        let took = (pending.stage != Stage::Parked).then(|| Nanos(self.now.0 - pending.since.0));
+        let gone = bugs::on(Bug::InFlightKept) && matches!(self.phase, Phase::Dead);
+        if let Some(served) = self.served.as_ref().filter(|_| !gone) {
+            served.end(pending.request.command);
+        }
         self.set_free(key, pending.edges.is_some() && !bugs::on(Bug::HoldSkipped));
         let (start, Pending { request, charge, front: mut data, rest, edges, answered, .. }) =
             (pending.start, pending);
@@ -410,41 +359,19 @@ impl Connection {
         }
         self.bios.put(bio);
         if !answered {
-            self.answer(&request, error, data, charge);
+            self.answer(&request, error, data, charge, took);
         }
     }
 
-    fn answer(&mut self, request: &Request, error: u32, data: Segments, charge: usize) {
+    /// Answers a request; `took` is how long the device had it, when it did.
+    fn answer(&mut self, request: &Request, error: u32, data: Segments, charge: usize, took: Option<Nanos>) {
+        if let Some(served) = &self.served {
+            served.answer(request.command, request.len, error == 0, took);
+        }
         let chunks = matches!(request.command, Command::Read | Command::BlockStatus);
         let form = if chunks { Form::Chunks } else { Form::Simple };
         self.tx.push(Answer { cookie: request.cookie, error, form, offset: request.offset, data, charge });
     }
-}
-
-/// The reply to a `BLOCK_STATUS`: a chunk for each context, about no more than was asked. `found`
-/// has the runs of each context and begins at byte `start`, at or before the request's.
-fn status(request: &Request, start: u64, found: &[Vec<Run>], contexts: &[Context]) -> Vec<u8> {
-    let mut out = Vec::new();
-    for (i, (context, found)) in contexts.iter().zip(found).enumerate() {
-        let mut runs: Vec<(u32, u32)> = Vec::new();
-        let (mut at, end) = (start, request.offset + u64::from(request.len));
-        for &(len, flags) in found {
-            let next = at + len.bytes();
-            let end = if bugs::on(Bug::StatusTooLong) { u64::MAX } else { end };
-            let covered = next.min(end).saturating_sub(at.max(request.offset)) as u32;
-            match runs.last_mut().filter(|last| last.1 == flags) {
-                Some(last) => last.0 += covered,
-                None if covered > 0 => runs.push((covered, flags)),
-                None => {}
-            }
-            at = next;
-        }
-        let done = i + 1 == contexts.len();
-        let head = chunk_block_status_header(request.cookie, context.id, runs.len() as u32, done);
-        out.extend_from_slice(&head);
-        runs.iter().for_each(|(len, flags)| out.extend_from_slice(&block_descriptor(*len, *flags)));
-    }
-    out
 }
 
 /// Bytes in the blocks that `request` touches.

@@ -46,6 +46,24 @@ pub(super) struct CoreCounters {
     pub(super) load: Published,
 }
 
+/// The counters of a server, for whoever shows them: they can be read when it is gone, too.
+#[derive(Clone)]
+pub struct ServerCounts(pub(super) Arc<Counters>);
+
+impl ServerCounts {
+    /// What it is doing and has done.
+    #[must_use]
+    pub fn read(&self) -> Stats {
+        self.0.read()
+    }
+
+    /// Requests answered so far by each core.
+    #[must_use]
+    pub fn requests(&self) -> Vec<u64> {
+        self.0.requests()
+    }
+}
+
 /// The counters of a server.
 pub(super) struct Counters {
     pub(super) cores: Box<[CachePadded<CoreCounters>]>,

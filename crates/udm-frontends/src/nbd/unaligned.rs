@@ -208,10 +208,7 @@ impl Connection {
         self.parked.clear();
         let parked = self.pending.iter().filter(|(_, p)| matches!(p.stage, Stage::Parked | Stage::Survey));
         let keys: Vec<usize> = parked.map(|(key, _)| key).collect();
-        for key in keys {
-            let bio = self.bios.get().unwrap_or_default();
-            self.end(key, bio);
-        }
+        keys.into_iter().for_each(|key| self.fail(key));
     }
 }
 

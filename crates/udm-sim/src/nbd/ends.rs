@@ -128,6 +128,16 @@ impl World {
         if stats.in_flight > 0 {
             return Err(format!("{} requests are in a server at rest", stats.in_flight));
         }
+        for export in self.list.all() {
+            let served = export.served();
+            let (requests, name) = (served.ops.iter().map(|op| op.requests).sum::<u64>(), export.name());
+            if served.in_flight > 0 || requests > stats.requests {
+                return Err(format!(
+                    "{} requests are at the device of {name} at rest, and {requests} were answered of {}",
+                    served.in_flight, stats.requests
+                ));
+            }
+        }
         let live = udm_buf::counted::live() - self.base;
         let may = (connections as i64 + self.count as i64) * KEPT;
         if live > may {

@@ -3,9 +3,9 @@
 //! Every lane counts on its own, in numbers that it alone writes, so counting costs no atomic
 //! read-modify-write and no shared cache line. Whoever asks adds the lanes up.
 
-use super::watch::latency::{STEPS, Total};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use udm_core::latency::{Sum, Total};
 use udm_core::{Bio, Op, Status};
 
 /// How many operations there are.
@@ -27,7 +27,7 @@ pub(super) struct Count {
     /// What watches have counted, in the order of [`Watched::cells`].
     pub(super) watched: [u64; WATCHED],
     /// How many reads of watched lanes took how long.
-    pub(super) latency: [u64; STEPS],
+    pub(super) latency: Sum,
 }
 
 impl Default for Count {
@@ -38,7 +38,7 @@ impl Default for Count {
             retries: 0,
             in_flight: 0,
             watched: [0; WATCHED],
-            latency: [0; STEPS],
+            latency: Sum::default(),
         }
     }
 }

@@ -6,8 +6,8 @@ use super::checker;
 use super::parse::QueueMode;
 use super::served::Count;
 use super::state::Word;
-use super::watch::latency::end_of;
 use std::fmt::Write;
+use udm_core::latency::end_of;
 use udm_core::{Nanos, Status};
 use udm_dm::target::DeviceRef;
 use udm_dm::{PathReport, PathWatch, UpkeepReport, WatchReport};
@@ -158,7 +158,19 @@ impl Multipath {
 /// What a watch has counted of a path.
 fn watched(served: &Count) -> WatchReport {
     let [waiting, given_up, late, bare, hedges, won, wasted, refused, free] = served.watched;
-    let steps = served.latency.iter().enumerate().filter(|(_, count)| **count > 0);
+    let steps = served.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
     let latency = steps.map(|(step, count)| (end_of(step), *count)).collect();
-    WatchReport { waiting, given_up, late, bare, hedges, won, wasted, refused, free, latency }
+    WatchReport {
+        waiting,
+        given_up,
+        late,
+        bare,
+        hedges,
+        won,
+        wasted,
+        refused,
+        free,
+        latency,
+        time: served.latency.time,
+    }
 }

@@ -146,7 +146,7 @@ async fn serve_devices(
     let server = NbdServer::start(cores.cluster(), exports, ServerOptions::default(), &sockets.listen)
         .context("serve")?;
     let exporter = registry.exporter().expect("set before");
-    exporter.listens_on(sockets.addresses(&server));
+    exporter.serves(sockets.addresses(&server), server.counts());
     report::exports(&exporter.list());
     ready::say(args)?;
 

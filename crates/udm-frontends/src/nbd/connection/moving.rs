@@ -237,6 +237,7 @@ impl Connection {
         cx.listen(device);
         // Behind that: a change from now on comes as a letter.
         self.failing = export.is_failing();
+        self.served = Some(export.served_on(cx.core()));
         if let Some(memory) = &mut self.memory {
             memory.serve(device);
         }

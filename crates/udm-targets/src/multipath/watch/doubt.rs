@@ -7,10 +7,10 @@
 
 use super::hedge::{AFTER_MIN, PERCENTILE, QUIET, READS_MIN};
 use super::judge::{self, Standing, TRIALS};
-use super::latency::Window;
 use super::slots::{Role, Sent, What};
 use super::{Group, Path, Watch};
 use crate::multipath::served::Watched;
+use udm_core::latency::Window;
 use udm_core::{Cx, Nanos};
 
 /// How long a window is, at the least.

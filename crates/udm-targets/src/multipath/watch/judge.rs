@@ -5,8 +5,8 @@
 //! [`STRIKES`] in a row put the path out of use. A path whose reads only their hedges answered,
 //! [`LOST_MAX`] in a row, needs no window.
 
-use super::latency::Window;
 use udm_core::Nanos;
+use udm_core::latency::Window;
 
 /// How much slower than the others.
 const TIMES: u64 = 4;

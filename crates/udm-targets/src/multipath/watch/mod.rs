@@ -25,7 +25,6 @@ mod answers;
 mod doubt;
 mod hedge;
 mod judge;
-pub(super) mod latency;
 mod slots;
 
 use super::served::{Row, Watched};
@@ -33,7 +32,6 @@ use super::state::Shared;
 use doubt::Trial;
 use hedge::Budget;
 use judge::Standing;
-use latency::Window;
 use slab::Slab;
 use slots::{Copies, Read, Role, Sent, Slot, Waiting, What};
 use std::cell::RefCell;
@@ -42,6 +40,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
+use udm_core::latency::Window;
 use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Nanos, Op};
 use udm_dm::PathWatch;
 

@@ -1,13 +1,13 @@
-//! How long reads take: counts in steps that grow with the time.
+//! How long requests take: counts in steps that grow with the time.
 //!
 //! Four steps to each doubling, from 1 µs to about 34 s, so that a step is within a fifth of the
 //! time. What is shorter or longer counts in the first or the last.
 
+use crate::Nanos;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use udm_core::Nanos;
 
 /// How many steps there are.
-pub(in crate::multipath) const STEPS: usize = 4 * (OCTAVES as usize);
+pub const STEPS: usize = 4 * (OCTAVES as usize);
 /// Doublings of the shortest time.
 const OCTAVES: u32 = 25;
 /// The shortest time in ns, as a power of two.
@@ -22,37 +22,57 @@ fn step(time: Nanos) -> usize {
 }
 
 /// The end of a step: all times that count in it are shorter.
-pub(in crate::multipath) fn end_of(step: usize) -> Nanos {
+pub fn end_of(step: usize) -> Nanos {
     let (octave, quarter) = (SHORTEST + step as u32 / 4, step as u64 % 4);
     Nanos((5 + quarter) << (octave - 2))
 }
 
-/// Counts that one core writes and others may read, since the lane was opened.
+/// Counts that one core writes and others may read, since they were made.
 #[derive(Debug)]
-pub(in crate::multipath) struct Total([AtomicU64; STEPS]);
+pub struct Total {
+    steps: [AtomicU64; STEPS],
+    sum: AtomicU64,
+}
 
 impl Default for Total {
     fn default() -> Total {
-        Total(std::array::from_fn(|_| AtomicU64::new(0)))
+        Total { steps: std::array::from_fn(|_| AtomicU64::new(0)), sum: AtomicU64::new(0) }
+    }
+}
+
+/// What was counted, of any number of cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sum {
+    /// How many requests took how long.
+    pub steps: [u64; STEPS],
+    /// All their times together.
+    pub time: Nanos,
+}
+
+impl Default for Sum {
+    fn default() -> Sum {
+        Sum { steps: [0; STEPS], time: Nanos(0) }
     }
 }
 
 impl Total {
-    /// A read took `time`. Only the lane's own core calls it.
-    pub(super) fn add(&self, time: Nanos) {
-        let cell = &self.0[step(time)];
+    /// A request took `time`. Only the core whose counts they are calls it.
+    pub fn add(&self, time: Nanos) {
+        let cell = &self.steps[step(time)];
         cell.store(cell.load(Relaxed) + 1, Relaxed);
+        self.sum.store(self.sum.load(Relaxed).saturating_add(time.0), Relaxed);
     }
 
-    /// Adds what was counted to `sums`.
-    pub(in crate::multipath) fn add_to(&self, sums: &mut [u64; STEPS]) {
-        sums.iter_mut().zip(&self.0).for_each(|(sum, cell)| *sum += cell.load(Relaxed));
+    /// Adds what was counted to `sum`.
+    pub fn add_to(&self, sum: &mut Sum) {
+        sum.steps.iter_mut().zip(&self.steps).for_each(|(sum, cell)| *sum += cell.load(Relaxed));
+        sum.time = Nanos(sum.time.0.saturating_add(self.sum.load(Relaxed)));
     }
 }
 
 /// Counts of a window.
 #[derive(Clone, Debug)]
-pub(super) struct Window {
+pub struct Window {
     counts: [u32; STEPS],
     total: u32,
 }
@@ -64,34 +84,31 @@ impl Default for Window {
 }
 
 impl Window {
-    pub(super) fn add(&mut self, time: Nanos) {
+    /// A request took `time`.
+    pub fn add(&mut self, time: Nanos) {
         self.counts[step(time)] += 1;
         self.total += 1;
     }
 
-    /// How many reads it has.
-    pub(super) fn total(&self) -> u32 {
+    /// How many requests it has.
+    pub fn total(&self) -> u32 {
         self.total
     }
 
     /// Adds another.
-    pub(super) fn merge(&mut self, other: &Window) {
+    pub fn merge(&mut self, other: &Window) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(a, b)| *a += b);
         self.total += other.total;
     }
 
-    /// The time that `percent` of a hundred reads did not reach. `None` without reads.
-    pub(super) fn percentile(&self, percent: u32) -> Option<Nanos> {
+    /// The time that `percent` of a hundred requests did not reach. `None` without requests.
+    pub fn percentile(&self, percent: u32) -> Option<Nanos> {
         percentile(self.counts.iter().map(|n| u64::from(*n)), u64::from(self.total), percent)
     }
 }
 
 /// The same of any counts, `total` in all.
-pub(in crate::multipath) fn percentile(
-    counts: impl Iterator<Item = u64>,
-    total: u64,
-    percent: u32,
-) -> Option<Nanos> {
+pub fn percentile(counts: impl Iterator<Item = u64>, total: u64, percent: u32) -> Option<Nanos> {
     let rank = (total * u64::from(percent)).div_ceil(100).max(1);
     let mut below = 0;
     counts.enumerate().find_map(|(step, count)| {
@@ -125,10 +142,12 @@ mod tests {
             assert!(got >= want && got <= want + want / 3, "p{percent}: {got} for {want}");
         }
         let total = Total::default();
-        let mut sums = [0; STEPS];
+        let mut sum = Sum::default();
         total.add(Nanos(5));
+        total.add_to(&mut sum);
+        assert_eq!(sum.time, Nanos(5));
         total.add(Nanos::NEVER);
-        total.add_to(&mut sums);
-        assert_eq!((sums[0], sums[STEPS - 1], sums.iter().sum::<u64>()), (1, 1, 2));
+        total.add_to(&mut sum);
+        assert_eq!((sum.steps[0], sum.steps[STEPS - 1], sum.steps.iter().sum::<u64>()), (2, 1, 3));
     }
 }

@@ -1,0 +1,102 @@
+//! `BLOCK_STATUS`: what a device holds, asked on a thread that may block, and its reply.
+
+use super::{Pending, Stage};
+use crate::nbd::connection::Connection;
+use crate::nbd::contexts::{Context, Run};
+use crate::nbd::reply::{Answer, Form};
+use crate::nbd::request::Blocks;
+use crate::nbd::survey::{Survey, Surveyed};
+use std::any::Any;
+use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
+use udm_core::{BioFlags, Op, Sector, Sectors, Segments};
+use udm_runtime::FrontCx;
+use udm_wire::nbd::{CommandFlags, Request, block_descriptor, chunk_block_status_header};
+
+/// Runs of blocks in the answer to a `BLOCK_STATUS`, of all its contexts together; the client asks
+/// again for the rest.
+const EXTENTS_MAX: usize = 512;
+
+impl Connection {
+    /// Has the device asked for `BLOCK_STATUS`.
+    pub(super) fn survey(&mut self, request: Request, cx: &mut FrontCx<'_, '_>) {
+        let Some((export, geometry)) = &self.export else {
+            unreachable!("requests are taken from an export")
+        };
+        let blocks = Blocks { size: udm_core::SECTOR_SIZE as u32 };
+        let range = blocks.around(&(request.offset..request.offset + u64::from(request.len)));
+        let key = self.pending.insert(Pending {
+            request,
+            op: Op::Read,
+            flags: BioFlags::empty(),
+            stage: Stage::Survey,
+            blocks: geometry.block,
+            start: range.start,
+            len: range.end - range.start,
+            piece: 0,
+            charge: 0,
+            since: self.now,
+            front: Segments::new(),
+            rest: Segments::new(),
+            edges: None,
+            answered: false,
+        });
+        let one = request.flags.contains(CommandFlags::REQ_ONE);
+        self.surveyor.ask(Survey {
+            device: export.device().clone(),
+            from: Sector(range.start / udm_core::SECTOR_SIZE),
+            len: Sectors::from_bytes(range.end - range.start),
+            max: if one { 1 } else { EXTENTS_MAX / self.contexts.len().max(1) },
+            contexts: Arc::clone(&self.contexts),
+            cluster: self.cluster.clone(),
+            core: cx.core(),
+            connection: self.id,
+            key,
+            found: Vec::new(),
+        });
+    }
+
+    /// What a device holds, as it has said. True when that is an answer.
+    pub(in crate::nbd) fn surveyed(&mut self, letter: &(dyn Any + Send)) -> bool {
+        let Some(letter) = letter.downcast_ref::<Surveyed>().filter(|l| l.connection == self.id) else {
+            return false;
+        };
+        let Some(pending) = self.pending.get(letter.key).filter(|p| p.stage == Stage::Survey) else {
+            return false;
+        };
+        let (request, start) = (pending.request, pending.start);
+        self.pending.remove(letter.key);
+        let bytes = status(&request, start, &letter.found, &self.contexts);
+        let mut data = self.reads.get(bytes.len());
+        data.copy_from_slice(&bytes);
+        let (cookie, offset) = (request.cookie, request.offset);
+        self.tx.push(Answer { cookie, error: 0, form: Form::Whole, offset, data: data.into(), charge: 0 });
+        true
+    }
+}
+
+/// The reply to a `BLOCK_STATUS`: a chunk for each context, about no more than was asked. `found`
+/// has the runs of each context and begins at byte `start`, at or before the request's.
+fn status(request: &Request, start: u64, found: &[Vec<Run>], contexts: &[Context]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (i, (context, found)) in contexts.iter().zip(found).enumerate() {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        let (mut at, end) = (start, request.offset + u64::from(request.len));
+        for &(len, flags) in found {
+            let next = at + len.bytes();
+            let end = if bugs::on(Bug::StatusTooLong) { u64::MAX } else { end };
+            let covered = next.min(end).saturating_sub(at.max(request.offset)) as u32;
+            match runs.last_mut().filter(|last| last.1 == flags) {
+                Some(last) => last.0 += covered,
+                None if covered > 0 => runs.push((covered, flags)),
+                None => {}
+            }
+            at = next;
+        }
+        let done = i + 1 == contexts.len();
+        let head = chunk_block_status_header(request.cookie, context.id, runs.len() as u32, done);
+        out.extend_from_slice(&head);
+        runs.iter().for_each(|(len, flags)| out.extend_from_slice(&block_descriptor(*len, *flags)));
+    }
+    out
+}

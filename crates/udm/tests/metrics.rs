@@ -1,0 +1,164 @@
+//! `/metrics`: Prometheus' text format, and the numbers in it.
+
+mod support;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+use std::process::{Command as Program, Stdio};
+use support::nbd::Client;
+use support::{Server, has, until};
+use udm_wire::nbd::Command;
+
+/// A sample: its metric with its labels, as they stand.
+type Samples = BTreeMap<String, f64>;
+
+fn look(server: &Server) -> (String, Samples) {
+    let (status, head, text) = server.http("GET", "/metrics", "");
+    assert_eq!(status, 200);
+    assert!(head.contains("content-type: text/plain; version=0.0.4\r\n"), "{head}");
+    let samples = parse(&text);
+    (text, samples)
+}
+
+/// Reads the format by its rules: every family has its help and its type before its samples, which
+/// stand together; no series comes twice; the buckets of a histogram add up.
+fn parse(text: &str) -> Samples {
+    let (mut samples, mut kinds) = (Samples::new(), HashMap::new());
+    let mut family = ("", "");
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').unwrap();
+            assert!(!help.is_empty() && kinds.insert(name, "").is_none(), "{name} comes twice");
+            family = (name, "");
+            continue;
+        }
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            assert!(["counter", "gauge", "histogram"].contains(&kind) && name == family.0, "{line}");
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+            family = (name, kind);
+            continue;
+        }
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        let name = series.split('{').next().unwrap();
+        let ends: &[&str] = if family.1 == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
+        assert!(ends.iter().any(|end| name == format!("{}{end}", family.0)), "{line} in {}", family.0);
+        let value: f64 = value.parse().unwrap();
+        assert!(value >= 0.0 && samples.insert(series.into(), value).is_none(), "{line}");
+    }
+    let buckets = samples.iter().filter(|(series, _)| series.contains("le=\"+Inf\""));
+    for (series, all) in buckets {
+        let count = series.replace("_bucket", "_count").replace(",le=\"+Inf\"", "");
+        assert_eq!(samples.get(&count), Some(all), "{series}");
+        let (head, _) = series.split_once("le=").unwrap();
+        let bound = |series: &str| series.split("le=\"").nth(1)?.split('"').next()?.parse::<f64>().ok();
+        let mut steps: Vec<_> =
+            samples.range(head.to_owned()..).take_while(|(s, _)| s.starts_with(head)).collect();
+        steps.sort_by(|(a, _), (b, _)| bound(a).partial_cmp(&bound(b)).unwrap());
+        assert!(steps.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{steps:?}");
+    }
+    samples
+}
+
+/// What promtool, which nobody here wrote, has to say about it.
+fn lint(text: &str) {
+    if !has("promtool") {
+        return;
+    }
+    let mut program = Program::new("promtool");
+    program.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = program.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let out = child.wait_with_output().unwrap();
+    let said = support::text(&out.stdout) + &support::text(&out.stderr);
+    assert!(out.status.success() && said.is_empty(), "{said}");
+}
+
+#[test]
+fn what_clients_asked_for() {
+    let server = Server::start(&["d=0 2048 linear mem:1M 0", "idle=0 8 zero", "e=0 8 error"]);
+    let mut client = Client::connect(&server.nbd, "d");
+    for (command, offset, len) in [
+        (Command::Write, 0, 4096),
+        (Command::Write, 4097, 512),
+        (Command::Read, 0, 8192),
+        (Command::Flush, 0, 0),
+        (Command::Trim, 8192, 8192),
+        (Command::WriteZeroes, 0, 1 << 20),
+    ] {
+        assert_eq!(client.one(command, offset, len), 0);
+    }
+    assert_ne!(client.one(Command::Read, 1 << 20, 512), 0);
+    assert_ne!(Client::connect(&server.nbd, "e").write(0), 0);
+    // What the client has, its core has counted, but for what it publishes at the end of its turn.
+    let (text, all) = until("all that was counted", || {
+        let (text, all) = look(&server);
+        (all[r#"udm_core_requests_total{core="0"}"#] >= 8.0).then_some((text, all))
+    });
+    lint(&text);
+    for (op, requests, bytes, errors, timed) in [
+        ("write", 2.0, 4608.0, 0.0, 2.0),
+        ("read", 2.0, 8192.0, 1.0, 1.0),
+        ("flush", 1.0, 0.0, 0.0, 1.0),
+        ("discard", 1.0, 8192.0, 0.0, 1.0),
+        ("write-zeroes", 1.0, 1048576.0, 0.0, 1.0),
+    ] {
+        let of = |name: &str| all[&format!(r#"{name}{{device="d",op="{op}"}}"#)];
+        assert_eq!(of("udm_requests_total"), requests, "{op}");
+        assert_eq!(of("udm_request_bytes_total"), bytes, "{op}");
+        assert_eq!(of("udm_request_errors_total"), errors, "{op}");
+        // One that was refused was never with the device.
+        assert_eq!(of("udm_request_duration_seconds_count"), timed, "{op}");
+    }
+    assert_eq!(all[r#"udm_request_errors_total{device="e",op="write"}"#], 1.0);
+    assert_eq!(all[r#"udm_requests_in_flight{device="d"}"#], 0.0);
+    assert_eq!(all[r#"udm_device_users{device="d"}"#], 1.0);
+    assert_eq!(all[r#"udm_device_size_bytes{device="idle"}"#], 4096.0);
+    assert!(!text.contains(r#"device="idle",op"#), "nobody asked it for anything");
+
+    // They are the device's, whatever it is called and whatever table it has.
+    server.says(&["rename", "d", r#"a "b"\c"#]);
+    server.says(&["load", r#"a "b"\c"#, "--table", "0 2048 zero"]);
+    server.says(&["resume", r#"a "b"\c"#]);
+    assert_eq!(client.one(Command::Write, 0, 4096), 0);
+    let (text, all) = look(&server);
+    lint(&text);
+    assert_eq!(all[r#"udm_requests_total{device="a \"b\"\\c",op="write"}"#], 3.0);
+    server.says(&["suspend", r#"a "b"\c"#]);
+    client.ask(Command::Read, 0, 4096);
+    until("the request is held", || {
+        (look(&server).1[r#"udm_requests_in_flight{device="a \"b\"\\c"}"#] == 1.0).then_some(())
+    });
+    assert_eq!(look(&server).1[r#"udm_device_suspended{device="a \"b\"\\c"}"#], 1.0);
+    server.says(&["resume", r#"a "b"\c"#]);
+    assert_eq!(client.error(), 0);
+    assert!(look(&server).1[r#"udm_request_duration_seconds_sum{device="a \"b\"\\c",op="read"}"#] > 0.0);
+}
+
+#[test]
+fn paths_and_snapshots() {
+    // The same disk twice in one group: their places tell them apart.
+    let table = "mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 mem:1M 1 mem:1M 1";
+    let server = Server::start(&[table, "o=0 2048 linear null:size=1M 0"]);
+    server.says(&["snapshot", "create", "s", "--of", "o", "--store", "mem:2M", "--transient"]);
+    let mut client = Client::connect(&server.nbd, "mp");
+    (0..10).for_each(|sector| assert_eq!(client.write(sector), 0));
+    assert_eq!(Client::connect(&server.nbd, "o").one(Command::Write, 0, 4096), 0);
+    let (text, all) = look(&server);
+    lint(&text);
+    let paths = |name: &str, all: &Samples| -> Vec<f64> {
+        all.iter().filter(|(s, _)| s.starts_with(&format!("{name}{{"))).map(|(_, value)| *value).collect()
+    };
+    assert_eq!(paths("udm_path_up", &all), [1.0, 1.0]);
+    assert_eq!(paths("udm_path_requests_total", &all).iter().sum::<f64>(), 10.0);
+    assert_eq!(paths("udm_path_bytes_total", &all).iter().sum::<f64>(), 5120.0);
+    assert_eq!(all[r#"udm_snapshot_valid{device="s"}"#], 1.0);
+    let used =
+        all[r#"udm_snapshot_used_bytes{device="s"}"#] - all[r#"udm_snapshot_metadata_bytes{device="s"}"#];
+    assert_eq!((used, all[r#"udm_snapshot_store_bytes{device="s"}"#]), (4096.0, 2097152.0));
+    server.says(&["message", "mp", "0", "fail_path", "mem:1M"]);
+    let (_, all) = look(&server);
+    assert!(paths("udm_path_up", &all).contains(&0.0));
+    assert!(paths("udm_path_failures_total", &all).iter().sum::<f64>() > 0.0);
+    assert!(all[r#"udm_device_events_total{device="mp"}"#] > 0.0);
+}
