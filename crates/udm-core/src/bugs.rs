@@ -205,6 +205,10 @@ pub enum Bug {
     WriteGivenUp,
     /// A read that was given up is still on its path, and a suspend does not wait for it.
     LateNotOwed,
+    /// A hedge is sent whether reads have earned it or not.
+    HedgeUnpaid,
+    /// A read was answered by its hedge, and the answer of the path that was chosen is taken too.
+    LoserTaken,
     /// What straddles the end of a receive's memory loses a byte on its way into the next.
     CutLosesByte,
     /// The rest of a send that was short begins where the send began.
@@ -312,7 +316,7 @@ pub enum World {
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 138] = [
+    pub const ALL: [(Bug, World); 140] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -408,6 +412,8 @@ impl Bug {
         (Bug::LateAnswerBelieved, World::Devices),
         (Bug::WriteGivenUp, World::Devices),
         (Bug::LateNotOwed, World::Devices),
+        (Bug::HedgeUnpaid, World::Devices),
+        (Bug::LoserTaken, World::Devices),
         (Bug::CutLosesByte, World::Nbd),
         (Bug::AnswerSentTwice, World::Nbd),
         (Bug::BufferBackEarly, World::Nbd),

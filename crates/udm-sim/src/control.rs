@@ -83,6 +83,7 @@ impl World {
                 dust: Vec::new(),
                 expected,
                 watched: self.watch.is_on(),
+                hedged: [0; 2],
                 events: (0, 0),
                 check: Cell::new(0),
             });

@@ -91,6 +91,8 @@ pub struct Device {
     /// Its paths are watched, and fail for being silent: what it must think of them is not known
     /// here.
     pub watched: bool,
+    /// Hedges and slow paths put out of use that were counted, of the table in use.
+    pub(crate) hedged: [u64; 2],
     pub(crate) mapped: Arc<MappedDevice>,
     /// The table in use.
     pub spec: TableSpec,

@@ -169,9 +169,25 @@ impl World {
             && !self.is_at_rest()
     }
 
+    /// Counts the hedges and the slow paths that came since the last rest.
+    fn count_watch(&mut self) {
+        for device in &mut self.devices {
+            let live = device.mapped().live();
+            let reports = live.map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();
+            let hedges = reports.iter().filter_map(|r| r.watch.as_ref()).map(|w| w.hedges).sum::<u64>();
+            let now: [u64; 2] = [hedges, reports.iter().map(|r| r.ejections).sum::<u64>()];
+            // Counts of another table begin anew.
+            let more = |at: usize| now[at].checked_sub(device.hedged[at]).unwrap_or(now[at]);
+            self.machine.totals.hedges += more(0);
+            self.machine.totals.ejections += more(1);
+            device.hedged = now;
+        }
+    }
+
     /// Compares what the devices say of themselves with what happened to them.
     fn inspect(&mut self) -> Result<(), Wrong> {
         self.machine.paths_are_empty()?;
+        self.count_watch();
         let env = lock(&self.machine.env);
         self.count_tables()?;
         for p in 0..env.paths.len() {

@@ -68,6 +68,10 @@ counts! {
         pub stacks: u64,
         /// See there.
         pub lossy: u64,
+        /// Hedges that watched paths had, as seen at rests.
+        pub hedges: u64,
+        /// Times that a slow path was put out of use, as seen at rests.
+        pub ejections: u64,
         /// What the outside counted.
         pub seen: Seen,
         /// What was done in worlds of snapshots.
@@ -125,7 +129,7 @@ impl Totals {
     }
 
     /// The kinds of trouble, the class that makes each, and how often it came.
-    fn trouble(&self) -> [(&'static str, Class, u64); 22] {
+    fn trouble(&self) -> [(&'static str, Class, u64); 24] {
         [
             ("faults", Class::Errors, self.faults),
             ("paths lost", Class::Paths, self.losses),
@@ -147,6 +151,8 @@ impl Totals {
             ("multipath over devices", Class::Stacks, self.stacks),
             ("bad blocks", Class::Dust, self.dust),
             ("lossy tables", Class::Lossy, self.lossy),
+            ("hedges", Class::Watch, self.hedges),
+            ("paths put out", Class::Watch, self.ejections),
             ("turns inside turns", Class::Between, self.between),
             ("late writes", Class::Late, self.seen.landed),
         ]

@@ -131,7 +131,9 @@ impl Watch {
         let Read { leg, own, hedge, .. } = ended;
         match won {
             Some(true) => {
-                self.let_go(own);
+                if !bugs::on(Bug::LoserTaken) {
+                    self.let_go(own);
+                }
                 Watched::add(&self.counts(leg).won, 1);
             }
             Some(false) => {}
