@@ -258,7 +258,8 @@ pub struct CreateMultipath {
     /// How they become groups: "failover", "multibus" or "group_by_prio".
     pub policy: Option<String>,
     /// What they are worth: "const", "weightedpath" or, where they are not grouped by it,
-    /// "path_latency". It holds for the device from then on.
+    /// "path_latency". It holds for the device from then on
+    /// where the server checks paths.
     pub prio: Option<String>,
     /// The arguments of that, as in multipath.conf.
     pub prio_args: Option<String>,

@@ -92,6 +92,17 @@ impl<'a> Opening<'a> {
         Opening { own: Some(device), ..self }
     }
 
+    /// True when `uri` names the device that the table is for.
+    fn is_own(&self, uri: &DeviceUri) -> bool {
+        self.own.is_some_and(|own| match uri {
+            DeviceUri::Mapped(name) => *name == own.device.name(),
+            DeviceUri::Number { major, minor } => {
+                own.device.number() == DevNo { major: *major, minor: *minor }
+            }
+            _ => false,
+        })
+    }
+
     /// `found`, which does not lie on the device that the table is for.
     fn below(&self, found: DeviceRef) -> Result<DeviceRef, LookupError> {
         match self.own.map(|own| &own.device) {
@@ -109,6 +120,8 @@ impl Resolver for Opening<'_> {
         if let Some(mapped) = self.registry.mapped(&uri, Some(&mut self.holds)) {
             return match mapped {
                 Ok(found) => self.below(found),
+                // One that is being created is there for nobody, and for itself least of all.
+                Err(_) if self.is_own(&uri) => Err(lookup(EINVAL, format!("{uri} is this device itself"))),
                 refused => refused,
             };
         }

@@ -17,7 +17,7 @@ use udm_wire::multipath_conf::{Prio, Settings};
 pub struct Grouped {
     /// `path_grouping_policy`.
     pub policy: Option<String>,
-    /// `prio`, which also holds for the device from then on.
+    /// `prio`, which also holds for the device from then on where the server checks paths.
     pub prio: Option<String>,
     /// `prio_args`.
     pub prio_args: Option<String>,
@@ -39,7 +39,7 @@ pub async fn create_multipath_until(
     off: &CallOff,
 ) -> Result<api::Device, VerbError> {
     let table = |mapped: &Arc<Mapped>| {
-        let table = table(registry, mapped, paths, how, folder);
+        let table = table(registry, mapped, paths, how, folder, off);
         table.map(Some).map_err(|e| VerbError::new(name, e))
     };
     create_with(registry, name, uuid, table, folder, off).await
@@ -56,6 +56,7 @@ fn table(
     paths: &[String],
     how: &Grouped,
     folder: &Folder,
+    off: &CallOff,
 ) -> Result<String, TargetError> {
     let upkeep = mapped.device.upkeep();
     let mut settings = upkeep.paths.as_deref().cloned().unwrap_or_else(|| Settings::every(5));
@@ -68,7 +69,7 @@ fn table(
         (None, Some(_)) => return Err(refused("prio_args go with a prio")),
         (None, None) => {}
     }
-    let sectors = one_disk(registry, mapped, paths, folder)?;
+    let sectors = one_disk(registry, mapped, paths, folder, off)?;
     let table = grouping::table(&settings, sectors, paths).map_err(refused)?;
     if how.prio.is_some() && upkeep.paths.is_some() {
         mapped.device.set_upkeep(Upkeep { paths: Some(Arc::new(settings)), ..upkeep });
@@ -82,10 +83,15 @@ fn one_disk(
     mapped: &Arc<Mapped>,
     paths: &[String],
     folder: &Folder,
+    off: &CallOff,
 ) -> Result<u64, TargetError> {
     let mut opening = Opening::new(registry, folder).of(mapped);
     let mut seen: Vec<(&String, udm_dm::target::DeviceRef)> = Vec::new();
     for path in paths {
+        // There may be thousands, and each may keep us waiting.
+        if let Some(why) = off.reason() {
+            return Err(why.clone());
+        }
         let found = opening.get(path).map_err(|e| {
             let reason = if e.reason.is_empty() { path.clone() } else { e.reason };
             TargetError::errno(e.errno).because(reason)

@@ -120,6 +120,9 @@ impl Prio {
     /// # Errors
     /// What they want instead, in one line.
     pub fn named(name: &str, args: Option<&str>) -> Result<Prio, String> {
+        if name == "weightedpath" && args.is_none() {
+            return Err("prio weightedpath wants prio_args: patterns and priorities".into());
+        }
         let mut keys = Keys::default();
         for (key, value) in [("prio", Some(name)), ("prio_args", args)] {
             match value.map(|value| keys.set(key, value)) {

@@ -70,8 +70,8 @@ struct CreateArgs {
     /// How paths become groups: a group a path, all in one, or those of one priority together
     #[arg(long, value_parser = ["failover", "multibus", "group_by_prio"])]
     policy: Option<String>,
-    /// What paths are worth, for their groups and from then on: const, weightedpath or, where they
-    /// are not grouped by it, path_latency
+    /// What paths are worth, for their groups and, where the server checks paths, from then on:
+    /// const, weightedpath or, where they are not grouped by it, path_latency
     #[arg(long)]
     prio: Option<String>,
     /// Its arguments, as in multipath.conf

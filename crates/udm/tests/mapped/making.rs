@@ -71,7 +71,7 @@ fn what_is_not_one_disk_is_refused() {
     let [a, b, short] = [&a, &b, &short].map(|path| path.to_str().unwrap());
     let server = Server::start(&["d=0 8 zero"]);
     let invalid = ": Invalid argument\n";
-    let rows: [(&[&str], String); 6] = [
+    let rows: [(&[&str], String); 8] = [
         (
             &[a, b, short],
             format!(
@@ -88,6 +88,11 @@ fn what_is_not_one_disk_is_refused() {
             &[a, "--prio", "weightedpath", "--prio-args", "devname"],
             format!("udm: m: prio_args devname wants a pattern and a priority{invalid}"),
         ),
+        (
+            &[a, "--prio", "weightedpath"],
+            format!("udm: m: prio weightedpath wants prio_args: patterns and priorities{invalid}"),
+        ),
+        (&[a, "@m"], format!("udm: m: @m is this device itself{invalid}")),
         (
             &[a, "--policy", "group_by_prio", "--prio", "path_latency"],
             format!("udm: m: group_by_prio wants priorities that are known before{invalid}"),
