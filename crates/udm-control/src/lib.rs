@@ -6,7 +6,7 @@
 //! * [`verbs`]: create, load, suspend, resume, ...: the kernel's semantics and errors.
 //! * [`CoresIo`]: what targets read and write when a table is loaded, done by the cores.
 //! * [`http`]: the verbs over HTTP and JSON on a Unix socket; [`client`]: the other end of it.
-//! * `metrics`: the same numbers for Prometheus.
+//! * `stats`: how much is done, in numbers; `metrics`: the same for Prometheus.
 //! * [`state_folder`]: what outlives a server.
 //! * [`exports`]: which devices NBD clients find.
 //!
@@ -21,6 +21,7 @@ mod io;
 mod metrics;
 pub mod registry;
 pub mod state_folder;
+mod stats;
 pub mod verbs;
 
 pub use io::CoresIo;

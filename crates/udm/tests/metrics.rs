@@ -1,7 +1,8 @@
-//! `/metrics`: Prometheus' text format, and the numbers in it.
+//! `/metrics`: Prometheus' text format, and the numbers in it; `/v1/stats`: the same as JSON.
 
 mod support;
 
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::process::{Command as Program, Stdio};
@@ -161,4 +162,71 @@ fn paths_and_snapshots() {
     assert!(paths("udm_path_up", &all).contains(&0.0));
     assert!(paths("udm_path_failures_total", &all).iter().sum::<f64>() > 0.0);
     assert!(all[r#"udm_device_events_total{device="mp"}"#] > 0.0);
+}
+
+fn stats(server: &Server) -> Value {
+    let (status, head, text) = server.http("GET", "/v1/stats", "");
+    assert!(status == 200 && head.contains("content-type: application/json"), "{head}");
+    serde_json::from_str(&text).unwrap()
+}
+
+/// The counts of a histogram by their times.
+fn steps(served: &Value) -> BTreeMap<u64, u64> {
+    let pairs = served["latency"].as_array().unwrap().iter();
+    pairs.map(|pair| (pair[0].as_u64().unwrap(), pair[1].as_u64().unwrap())).collect()
+}
+
+#[test]
+fn the_same_as_json() {
+    let multipath = "mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 mem:1M 1 mem:1M 1";
+    let devices = ["d=0 2048 linear mem:1M 0", multipath, "o=0 2048 linear null:size=1M 0", "e=0 8 error"];
+    let server = Server::start_with(&devices, &["--export", "d", "--export", "mp", "--export", "e"]);
+    server.says(&["snapshot", "create", "s", "--of", "o", "--store", "mem:2M", "--transient"]);
+    let mut client = Client::connect(&server.nbd, "d");
+    (0..10).for_each(|sector| assert_eq!(client.write(sector), 0));
+    let before = stats(&server);
+    (0..7).for_each(|sector| assert_eq!(client.write(sector), 0));
+    assert_eq!(client.read(0), 0);
+    assert_ne!(Client::connect(&server.nbd, "e").read(0), 0);
+    let mut other = Client::connect(&server.nbd, "mp");
+    (0..4).for_each(|sector| assert_eq!(other.write(sector), 0));
+    let (after, (_, metrics)) = until("all that was counted", || {
+        let looked = (stats(&server), look(&server));
+        (looked.1.1[r#"udm_core_requests_total{core="0"}"#] >= 23.0).then_some(looked)
+    });
+
+    // A part that is drawn is the difference of two looks, and so is its histogram.
+    let (was, is) = (&before["devices"][0]["served"]["write"], &after["devices"][0]["served"]["write"]);
+    assert_eq!((&was["requests"], &is["requests"], &is["bytes"]), (&json!(10), &json!(17), &json!(17 * 512)));
+    let (was, is) = (steps(was), steps(is));
+    let part: u64 = is.iter().map(|(below, count)| count - was.get(below).copied().unwrap_or(0)).sum();
+    assert_eq!((was.values().sum::<u64>(), part), (10, 7));
+    assert!(before["up_ns"].as_u64() < after["up_ns"].as_u64());
+    assert_eq!(before["started_ms"], after["started_ms"]);
+
+    // What Prometheus has, it has.
+    for device in after["devices"].as_array().unwrap() {
+        let name = device["device"]["name"].as_str().unwrap();
+        for (op, served) in device["served"].as_object().unwrap() {
+            let of = |metric: &str| metrics[&format!("{metric}{{device=\"{name}\",op=\"{op}\"}}")];
+            assert_eq!(served["requests"].as_f64().unwrap(), of("udm_requests_total"), "{name} {op}");
+            assert_eq!(served["bytes"].as_f64().unwrap(), of("udm_request_bytes_total"), "{name} {op}");
+            assert_eq!(served["errors"].as_f64().unwrap(), of("udm_request_errors_total"), "{name} {op}");
+            let timed = steps(served).values().sum::<u64>() as f64;
+            assert_eq!(timed, of("udm_request_duration_seconds_count"), "{name} {op}");
+        }
+        let in_flight = metrics.get(&format!("udm_requests_in_flight{{device=\"{name}\"}}"));
+        assert_eq!(device["in_flight"].as_f64(), in_flight.copied(), "{name}");
+    }
+    let names = |what: &str| -> Vec<Value> {
+        after["devices"].as_array().unwrap().iter().map(|device| device[what].clone()).collect()
+    };
+    assert_eq!(names("target_types")[..2], [json!(["linear"]), json!(["multipath"])]);
+    let paths = after["devices"][1]["paths"].as_array().unwrap();
+    let served: u64 = paths.iter().map(|path| path["served"]["write"]["requests"].as_u64().unwrap()).sum();
+    assert_eq!((paths.len(), served, &paths[0]["state"]), (2, 4, &json!("active")));
+    let snapshots: Vec<Value> = names("snapshot").into_iter().filter(|one| !one.is_null()).collect();
+    assert_eq!((snapshots.len(), &snapshots[0]["total_bytes"]), (1, &json!(2 << 20)));
+    assert!(after["server"]["accepted"].as_u64().unwrap() >= 3 && after["cores"][0]["core"] == 0);
+    assert_eq!(after["devices"][3]["served"]["read"]["errors"], 1);
 }

@@ -6,6 +6,7 @@
 //! replies are read leniently, so that an older client understands a newer server.
 
 pub use super::api_snapshots::*;
+pub use super::api_stats::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -181,9 +181,10 @@ fn run(asks: impl Iterator<Item = Ask>) {
 async fn check(ask: &Ask, answer: Response, given: usize) {
     let about = format!("{} {} -> {}", ask.method, ask.target, answer.status());
     let (head, body) = answer.into_parts();
-    // Of each device, however short its name, metrics have some lines.
+    // Of each device, however short its name, metrics and stats have some lines.
     let is_text = head.headers.get("content-type").is_some_and(|kind| kind == metrics::CONTENT_TYPE);
-    let limit = (64 << 10) + if is_text { 64 } else { 16 } * given;
+    let is_long = is_text || ask.target.starts_with("/v1/stats");
+    let limit = (64 << 10) + if is_long { 64 } else { 16 } * given;
     let body = Limited::new(body, limit).collect().await;
     let body = body.unwrap_or_else(|e| panic!("{about}: {e}: more than {limit} bytes")).to_bytes();
     let status = head.status;

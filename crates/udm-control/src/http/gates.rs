@@ -63,7 +63,7 @@ impl Gates {
             messages: Gate::new("messages", MESSAGES_MAX),
             clears: Gate::new("clears", CLEARS_MAX),
             renames: Gate::new("renames", RENAMES_MAX),
-            metrics: Gate::new("looks at the metrics", METRICS_MAX),
+            metrics: Gate::new("looks at all numbers", METRICS_MAX),
             waits: Semaphore::new(WAITS_MAX),
         })
     }
@@ -110,6 +110,8 @@ pub(super) struct Shared {
     pub registry: Arc<crate::registry::Registry>,
     /// The gates.
     pub gates: Arc<Gates>,
+    /// When the server began.
+    pub began: crate::stats::Began,
 }
 
 impl FromRef<Shared> for Arc<crate::registry::Registry> {

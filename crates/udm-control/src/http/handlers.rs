@@ -11,6 +11,7 @@ use super::{api, openapi};
 use crate::error::VerbError;
 use crate::metrics;
 use crate::registry::{Folder, NewName, Registry};
+use crate::stats::look;
 use crate::verbs::{self, CallOff, Removal};
 use axum::Json;
 use axum::extract::State;
@@ -125,7 +126,7 @@ pub(super) fn folder(given: Option<&str>) -> Result<Folder, Refusal> {
 }
 
 pub(super) async fn create(
-    State(Shared { registry, gates }): State<Shared>,
+    State(Shared { registry, gates, .. }): State<Shared>,
     Body(new): Body<api::Create>,
 ) -> Answer<api::Device> {
     let folder = folder(new.folder.as_deref())?;
@@ -140,7 +141,7 @@ pub(super) async fn create(
 }
 
 pub(super) async fn create_multipath(
-    State(Shared { registry, gates }): State<Shared>,
+    State(Shared { registry, gates, .. }): State<Shared>,
     Body(new): Body<api::CreateMultipath>,
 ) -> Answer<api::Device> {
     let folder = folder(new.folder.as_deref())?;
@@ -175,7 +176,7 @@ pub(super) async fn remove(
 }
 
 pub(super) async fn rename(
-    State(Shared { registry, gates }): State<Shared>,
+    State(Shared { registry, gates, .. }): State<Shared>,
     Named(name): Named,
     Body(rename): Body<api::Rename>,
 ) -> Done {
@@ -192,7 +193,7 @@ pub(super) async fn rename(
 }
 
 pub(super) async fn wait(
-    State(Shared { registry, gates }): State<Shared>,
+    State(Shared { registry, gates, .. }): State<Shared>,
     Named(name): Named,
     Body(wait): Body<api::Wait>,
 ) -> Answer<api::Device> {
@@ -227,7 +228,7 @@ pub(super) async fn table(
 }
 
 pub(super) async fn load(
-    State(Shared { registry, gates }): State<Shared>,
+    State(Shared { registry, gates, .. }): State<Shared>,
     Named(name): Named,
     Body(load): Body<api::Load>,
 ) -> Done {
@@ -240,14 +241,14 @@ pub(super) async fn load(
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn clear(State(Shared { registry, gates }): State<Shared>, Named(name): Named) -> Done {
+pub(super) async fn clear(State(Shared { registry, gates, .. }): State<Shared>, Named(name): Named) -> Done {
     let device = name.clone();
     gates.clears.run(&name, move || verbs::clear(&registry, &device)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn message(
-    State(Shared { registry, gates }): State<Shared>,
+    State(Shared { registry, gates, .. }): State<Shared>,
     Named(name): Named,
     Body(message): Body<api::Message>,
 ) -> Answer<api::Answer> {
@@ -260,7 +261,7 @@ pub(super) async fn message(
 }
 
 pub(super) async fn command_path(
-    State(Shared { registry, gates }): State<Shared>,
+    State(Shared { registry, gates, .. }): State<Shared>,
     Named(name): Named,
     Body(body): Body<api::CommandPath>,
 ) -> Done {
@@ -334,8 +335,16 @@ pub(super) async fn version() -> Json<api::Version> {
     Json(verbs::version())
 }
 
-pub(super) async fn metrics(State(Shared { registry, gates }): State<Shared>) -> Result<Response, Refusal> {
-    let text = gates.metrics.run("metrics", move || Ok(metrics::text(&registry))).await?;
+pub(super) async fn stats(State(shared): State<Shared>) -> Result<Response, Refusal> {
+    let Shared { registry, gates, began } = shared;
+    let json = move || Ok(serde_json::to_vec(&look(&registry, began)).expect("plain structs can be written"));
+    let json = gates.metrics.run("stats", json).await?;
+    Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
+}
+
+pub(super) async fn metrics(State(shared): State<Shared>) -> Result<Response, Refusal> {
+    let Shared { registry, gates, began } = shared;
+    let text = gates.metrics.run("metrics", move || Ok(metrics::text(&look(&registry, began)))).await?;
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 

@@ -5,6 +5,7 @@
 
 pub mod api;
 mod api_snapshots;
+mod api_stats;
 mod error;
 #[doc(hidden)]
 pub mod fuzz;
@@ -20,6 +21,7 @@ pub mod socket;
 pub use gates::BLOCKING_MAX;
 
 use crate::registry::Registry;
+use crate::stats::Began;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use std::sync::Arc;
@@ -37,5 +39,5 @@ pub fn router(registry: Arc<Registry>) -> Router {
         .fallback(handlers::nowhere)
         .method_not_allowed_fallback(handlers::no_method)
         .layer(DefaultBodyLimit::max(BODY_MAX))
-        .with_state(gates::Shared { registry, gates: gates::Gates::new() })
+        .with_state(gates::Shared { registry, gates: gates::Gates::new(), began: Began::now() })
 }

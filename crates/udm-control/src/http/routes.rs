@@ -302,6 +302,14 @@ fn devices() -> Vec<Route> {
             .gives::<api::ExportList>(),
         Route::new(get.clone(), "/v1/version", "getVersion", "The server and its targets", h::version)
             .gives::<api::Version>(),
+        Route::new(
+            get.clone(),
+            "/v1/stats",
+            "getStats",
+            "What there is and what it has done, in numbers",
+            h::stats,
+        )
+        .gives::<api::Stats>(),
         Route::new(get.clone(), "/metrics", "metrics", "The same numbers for Prometheus", h::metrics)
             .gives_other(metrics::CONTENT_TYPE, "string"),
         Route::new(get, "/openapi.json", "openapi", "This description", h::openapi)

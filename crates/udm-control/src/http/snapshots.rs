@@ -47,7 +47,7 @@ pub(super) async fn one(State(registry): State<Arc<Registry>>, Named(name): Name
 }
 
 pub(super) async fn create(
-    State(Shared { registry, gates }): State<Shared>,
+    State(Shared { registry, gates, .. }): State<Shared>,
     Body(new): Body<api::CreateSnapshots>,
 ) -> Answer<api::SnapshotList> {
     let folder = folder(new.folder.as_deref())?;
@@ -67,7 +67,7 @@ pub(super) async fn create(
 }
 
 pub(super) async fn remove(
-    State(Shared { registry, gates }): State<Shared>,
+    State(Shared { registry, gates, .. }): State<Shared>,
     Named(name): Named,
     Params(keep): Params<Keep>,
 ) -> Done {
@@ -80,7 +80,7 @@ pub(super) async fn remove(
 }
 
 pub(super) async fn merge(
-    State(Shared { registry, gates }): State<Shared>,
+    State(Shared { registry, gates, .. }): State<Shared>,
     Named(name): Named,
 ) -> Answer<api::Snapshot> {
     let asked = Asked::default();

@@ -1,58 +1,38 @@
-//! What `/metrics` shows: the numbers of `status --json` and of the server, for Prometheus.
+//! What `/metrics` shows: the numbers of `/v1/stats`, for Prometheus.
 //!
-//! Contract: a look takes no lock that a core takes, and reads what each core counts on its own.
-//! Numbers are recent and not of one instant. A device that has served nothing of a kind has no
-//! series for it.
+//! Contract: a device that has served nothing of a kind has no series for it.
 
 mod families;
 mod list;
 
 use crate::http::api;
-use crate::registry::{Mapped, Registry};
-use crate::verbs;
 use families::{Families, Labels, seconds};
 use list as m;
-use udm_core::latency::end_of;
-use udm_core::{Device as _, Nanos};
-use udm_frontends::nbd::ServedReport;
+use udm_core::Nanos;
 
 /// The type of [`text`].
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
-/// All metrics, as text.
+/// All metrics of a look, as text.
 #[must_use]
-pub fn text(registry: &Registry) -> Vec<u8> {
+pub fn text(stats: &api::Stats) -> Vec<u8> {
     let mut all = Families::default();
-    all.add(&m::BUILD, &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
-    server(registry, &mut all);
-    for mapped in registry.all() {
-        device(registry, &mapped, &mut all);
+    all.add(&m::BUILD, &[("version", &stats.version)], 1.0);
+    if let Some(server) = &stats.server {
+        all.add(&m::CONNECTIONS, &[], server.connections as f64);
+        all.add(&m::ACCEPTED, &[], server.accepted as f64);
+        all.add(&m::REFUSED, &[], server.refused as f64);
+        all.add(&m::MOVES, &[], server.moves as f64);
     }
-    for snapshot in verbs::snapshot::list(registry) {
-        let labels: Labels<'_> = &[("device", &snapshot.name)];
-        let valid = !matches!(snapshot.state.as_str(), "invalid" | "merge failed");
-        all.add(&m::SNAPSHOT_VALID, labels, f64::from(valid));
-        all.add(&m::SNAPSHOT_USED, labels, snapshot.used_bytes as f64);
-        all.add(&m::SNAPSHOT_METADATA, labels, snapshot.metadata_bytes as f64);
-        all.add(&m::SNAPSHOT_STORE, labels, snapshot.total_bytes as f64);
+    for core in &stats.cores {
+        all.add(&m::CORE_REQUESTS, &[("core", &core.core.to_string())], core.requests as f64);
     }
+    stats.devices.iter().for_each(|one| device(one, &mut all));
     all.text()
 }
 
-fn server(registry: &Registry, all: &mut Families) {
-    let Some(server) = registry.exporter().and_then(|exporter| exporter.server()) else { return };
-    let stats = server.read();
-    all.add(&m::CONNECTIONS, &[], stats.connections as f64);
-    all.add(&m::ACCEPTED, &[], stats.accepted as f64);
-    all.add(&m::REFUSED, &[], stats.refused as f64);
-    all.add(&m::MOVES, &[], stats.moves as f64);
-    for (core, requests) in server.requests().into_iter().enumerate() {
-        all.add(&m::CORE_REQUESTS, &[("core", &core.to_string())], requests as f64);
-    }
-}
-
-fn device(registry: &Registry, mapped: &Mapped, all: &mut Families) {
-    let (shown, paths) = verbs::shown(registry, mapped);
+fn device(stats: &api::DeviceStats, all: &mut Families) {
+    let shown = &stats.device;
     let name = ("device", shown.name.as_str());
     let uuid = shown.uuid.as_deref().unwrap_or_default();
     all.add(&m::DEVICE, &[name, ("uuid", uuid), ("number", &shown.number)], 1.0);
@@ -61,35 +41,32 @@ fn device(registry: &Registry, mapped: &Mapped, all: &mut Families) {
     all.add(&m::READ_ONLY, &[name], f64::from(shown.read_only));
     all.add(&m::OPEN, &[name], shown.open_count as f64);
     all.add(&m::EVENTS, &[name], shown.event_nr.into());
-    if let Some(report) = registry.exporter().and_then(|exporter| exporter.served(mapped.device.id())) {
-        served(&shown.name, &report, all);
+    if let Some(in_flight) = stats.in_flight {
+        all.add(&m::IN_FLIGHT, &[name], in_flight as f64);
     }
+    stats.served.iter().for_each(|(op, served)| operation(&[name, ("op", op)], served, all));
     // The place of a path in its group tells two of one disk apart.
     let mut last = (0, 0, 0);
-    for shown in &paths {
+    for shown in &stats.paths {
         let nth = if (shown.start_bytes, shown.group) == (last.0, last.1) { last.2 + 1 } else { 1 };
         last = (shown.start_bytes, shown.group, nth);
         path(name.1, nth, shown, all);
     }
-}
-
-fn served(device: &str, report: &ServedReport, all: &mut Families) {
-    let device = ("device", device);
-    all.add(&m::IN_FLIGHT, &[device], report.in_flight as f64);
-    for (op, served) in verbs::OPS.iter().zip(&report.ops).filter(|(_, served)| served.requests > 0) {
-        let labels: Labels<'_> = &[device, ("op", op)];
-        all.add(&m::REQUESTS, labels, served.requests as f64);
-        all.add(&m::BYTES, labels, served.bytes as f64);
-        all.add(&m::ERRORS, labels, served.errors as f64);
-        let steps = served.latency.steps.iter().enumerate();
-        let steps: Vec<_> = steps.map(|(step, count)| (end(step), *count)).collect();
-        all.add_times(&m::DURATION, labels, &steps, served.latency.time);
+    if let Some(snapshot) = &stats.snapshot {
+        let valid = !matches!(snapshot.state.as_str(), "invalid" | "merge failed");
+        all.add(&m::SNAPSHOT_VALID, &[name], f64::from(valid));
+        all.add(&m::SNAPSHOT_USED, &[name], snapshot.used_bytes as f64);
+        all.add(&m::SNAPSHOT_METADATA, &[name], snapshot.metadata_bytes as f64);
+        all.add(&m::SNAPSHOT_STORE, &[name], snapshot.total_bytes as f64);
     }
 }
 
-/// The end of a step; the last has none.
-fn end(step: usize) -> Nanos {
-    if step + 1 == udm_core::latency::STEPS { Nanos::NEVER } else { end_of(step) }
+fn operation(labels: Labels<'_>, served: &api::Served, all: &mut Families) {
+    all.add(&m::REQUESTS, labels, served.requests as f64);
+    all.add(&m::BYTES, labels, served.bytes as f64);
+    all.add(&m::ERRORS, labels, served.errors as f64);
+    let steps: Vec<_> = served.latency.iter().map(|(below, count)| (Nanos(*below), *count)).collect();
+    all.add_times(&m::DURATION, labels, &steps, Nanos(served.time_ns));
 }
 
 fn path(device: &str, nth: u64, path: &api::Path, all: &mut Families) {

@@ -30,10 +30,18 @@ pub fn info(registry: &Registry, name: &str) -> Result<api::Device, VerbError> {
     Ok(describe(registry, &*registry.find(name)?))
 }
 
-/// A device and the paths of its live table.
-pub(crate) fn shown(registry: &Registry, mapped: &Mapped) -> (api::Device, Vec<api::Path>) {
-    let paths = mapped.device.live().map(|table| paths(registry, &table)).unwrap_or_default();
-    (describe(registry, mapped), paths)
+/// A device, and of its live table the types of target, each once, and the paths.
+pub(crate) fn shown(registry: &Registry, mapped: &Mapped) -> (api::Device, Vec<String>, Vec<api::Path>) {
+    let device = describe(registry, mapped);
+    let Some(table) = mapped.device.live() else { return (device, Vec::new(), Vec::new()) };
+    let mut types: Vec<&str> = Vec::new();
+    for entry in table.targets() {
+        let name = entry.target.type_name();
+        if !types.contains(&name) {
+            types.push(name);
+        }
+    }
+    (device, types.into_iter().map(String::from).collect(), paths(registry, &table))
 }
 
 /// The table of a device, live or in the inactive slot.

@@ -1,0 +1,83 @@
+//! What there is and what it has done, in numbers: gathered once, for `/v1/stats` as it is and for
+//! `/metrics` in Prometheus' words.
+//!
+//! Contract: a look takes no lock that a core takes, and reads what each core counts on its own. It
+//! may take a while where there are thousands of devices.
+
+use crate::http::api;
+use crate::registry::{Mapped, Registry};
+use crate::verbs;
+use std::collections::HashMap;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use udm_core::Device as _;
+use udm_core::latency::end_of;
+use udm_frontends::nbd::OpServed;
+
+/// When a server began, by both clocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Began {
+    wall: SystemTime,
+    at: Instant,
+}
+
+impl Began {
+    /// Now.
+    pub fn now() -> Began {
+        Began { wall: SystemTime::now(), at: Instant::now() }
+    }
+
+    /// In milliseconds since 1970.
+    pub fn ms(&self) -> u64 {
+        self.wall.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+    }
+}
+
+/// A look at everything, of the server that began so.
+pub(crate) fn look(registry: &Registry, began: Began) -> api::Stats {
+    let server = registry.exporter().and_then(|exporter| exporter.server());
+    let counts = server.map(|server| server.read());
+    let cores = server.map(|server| server.requests()).unwrap_or_default();
+    let snapshots = verbs::snapshot::list(registry).into_iter();
+    let mut snapshots: HashMap<_, _> = snapshots.map(|one| (one.name.clone(), one)).collect();
+    let devices = registry.all();
+    let device = |mapped: &_| {
+        let stats = device(registry, mapped);
+        let snapshot = snapshots.remove(&stats.device.name);
+        api::DeviceStats { snapshot, ..stats }
+    };
+    api::Stats {
+        version: env!("CARGO_PKG_VERSION").into(),
+        started_ms: began.ms(),
+        up_ns: began.at.elapsed().as_nanos() as u64,
+        server: counts.map(|counts| api::ServerStats {
+            connections: counts.connections as u64,
+            accepted: counts.accepted,
+            refused: counts.refused,
+            moves: counts.moves,
+        }),
+        cores: (0..).zip(cores).map(|(core, requests)| api::CoreStats { core, requests }).collect(),
+        devices: devices.iter().map(|mapped| &**mapped).map(device).collect(),
+    }
+}
+
+fn device(registry: &Registry, mapped: &Mapped) -> api::DeviceStats {
+    let (device, target_types, paths) = verbs::shown(registry, mapped);
+    let exporter = registry.exporter();
+    let report = exporter.and_then(|exporter| exporter.served(mapped.device.id()));
+    let in_flight = report.as_ref().map(|report| report.in_flight);
+    let ops = report.iter().flat_map(|report| verbs::OPS.iter().zip(&report.ops));
+    let served = ops.filter(|(_, counts)| counts.requests > 0);
+    let served = served.map(|(op, counts)| ((*op).to_owned(), served_of(counts))).collect();
+    api::DeviceStats { device, target_types, in_flight, served, paths, snapshot: None }
+}
+
+fn served_of(counts: &OpServed) -> api::Served {
+    let steps = counts.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
+    api::Served {
+        requests: counts.requests,
+        bytes: counts.bytes,
+        errors: counts.errors,
+        time_ns: counts.latency.time.0,
+        latency: steps.map(|(step, count)| (end_of(step).0, *count)).collect(),
+    }
+}
