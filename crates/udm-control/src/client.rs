@@ -5,10 +5,14 @@
 //! no time limit. But a server that says nothing for [`PATIENCE`] is asked for its version beside,
 //! and when it does not answer that either within the same time, the request is given up.
 
+mod listen;
+
+pub use listen::Said;
+
 use crate::http::api;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::Bytes;
-use hyper::{Method, Request, StatusCode};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,6 +20,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::UnixStream;
+use tokio::task::AbortHandle;
 
 /// How long a server may say nothing before it is asked whether it lives, and may take to answer
 /// that.
@@ -123,13 +128,19 @@ impl ControlClient {
             .map_err(|e| self.broken(&e))?;
         let (status, bytes) = runtime.block_on(self.answered(request))?;
         if !status.is_success() {
-            let error = serde_json::from_slice::<api::Error>(&bytes)
-                .map_err(|_| self.broken(&format!("the server answered {status}")))?;
-            return Err(ClientError::Refused(Box::new(error)));
+            return Err(self.refused(status, &bytes));
         }
         // No content reads as null, which is what `()` reads from.
         let bytes = if bytes.is_empty() { &b"null"[..] } else { &bytes[..] };
         serde_json::from_slice(bytes).map_err(|e| self.broken(&format!("unexpected answer: {e}")))
+    }
+
+    /// What the server says that is no success.
+    fn refused(&self, status: StatusCode, body: &[u8]) -> ClientError {
+        match serde_json::from_slice::<api::Error>(body) {
+            Ok(error) => ClientError::Refused(Box::new(error)),
+            Err(_) => self.broken(&format!("the server answered {status}")),
+        }
     }
 
     fn request(
@@ -175,6 +186,16 @@ impl ControlClient {
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), ClientError> {
+        let (answer, _driver) = self.ask(request).await?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await.map_err(|e| {
+            if e.is::<LengthLimitError>() { self.broken(&"the answer is too long") } else { self.broken(&e) }
+        })?;
+        Ok((status, body.to_bytes()))
+    }
+
+    /// The head of the answer; its body can be read as long as the connection is driven.
+    async fn ask(&self, request: Request<Full<Bytes>>) -> Result<(Response<Incoming>, Driven), ClientError> {
         let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
         let stream = self.connect().await.map_err(unreachable)?;
         let lost = |error: hyper::Error| {
@@ -186,14 +207,18 @@ impl ControlClient {
         };
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
-        let driver = tokio::spawn(connection);
+        let driven = Driven(tokio::spawn(connection).abort_handle());
         let answer = sender.send_request(request).await.map_err(lost)?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await.map_err(|e| {
-            if e.is::<LengthLimitError>() { self.broken(&"the answer is too long") } else { self.broken(&e) }
-        })?;
-        driver.abort();
-        Ok((status, body.to_bytes()))
+        Ok((answer, driven))
+    }
+}
+
+/// A connection that is driven, until it is dropped.
+struct Driven(AbortHandle);
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

@@ -118,4 +118,16 @@ impl CheckState {
     /// Each, by its number.
     pub const ALL: [CheckState; 5] =
         [CheckState::Unchecked, CheckState::Up, CheckState::Down, CheckState::Timeout, CheckState::Delayed];
+
+    /// As multipath-tools prints it.
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            CheckState::Unchecked => "undef",
+            CheckState::Up => "ready",
+            CheckState::Down => "faulty",
+            CheckState::Timeout => "i/o timeout",
+            CheckState::Delayed => "delayed",
+        }
+    }
 }

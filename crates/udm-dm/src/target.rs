@@ -6,6 +6,7 @@
 use crate::error::TargetError;
 use crate::mapped::MappedDevice;
 use crate::marks::StoreMark;
+use crate::news::StateChange;
 use crate::pending::Pending;
 use crate::report::{PathCommand, PathReport, UpkeepReport};
 use crate::snapshot::SnapshotView;
@@ -98,6 +99,11 @@ pub trait Notify: Send + Sync {
     /// Raises the device's event counter: `wait` returns. Called from the data path when a path
     /// fails: an atomic add.
     fn event(&self);
+    /// Has who listens told of a change of state; it is put into words only where somebody does.
+    /// Waits for nobody.
+    fn tell(&self, change: &dyn Fn() -> StateChange) {
+        let _ = change;
+    }
     /// The device's name, for the log; its number where the name is being changed. Waits for
     /// nobody.
     fn device(&self) -> String;

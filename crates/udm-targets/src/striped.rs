@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Extents, Limits, SECTOR_SIZE, Sector, Sectors};
-use udm_dm::TargetError;
 use udm_dm::stripes::{Failures, Layout, Striped};
 use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Used, decimal};
+use udm_dm::{NewsKind, StateChange, TargetError};
 
 /// Failures of a device that raise an event; later ones only count (kernel: `DM_IO_ERROR_THRESHOLD`
 /// is 15, and the fifteenth is silent).
@@ -167,6 +167,12 @@ impl Failures for Shared {
             if let Some(notify) =
                 self.notify.get().filter(|_| before < EVENTS_MAX && !bugs::on(Bug::StripeEventLost))
             {
+                let number = stripe.device.number;
+                let line = || format!("device {number} failed a request, {} in all", before + 1);
+                notify.tell(&|| StateChange {
+                    path: Some(number),
+                    ..StateChange::new(NewsKind::StripeFailed, line())
+                });
                 notify.event();
             }
         }

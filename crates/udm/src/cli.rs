@@ -72,6 +72,12 @@ with serve --export it is exported as long as its name is one of those. A uuid i
 An event that came between is not missed: udm wait NAME NUMBER returns at once where there is another number already."
     )]
     Wait(WaitArgs),
+    /// Print what changes in a server as it comes: devices, paths, snapshots
+    #[command(
+        after_help = "A line has the time, the device and what has changed; with --json each is an object of a line, as /openapi.json describes it. What is too slow for the server is told how much it has lost. \
+--after goes on behind a change that was seen before: the server keeps the last 1024, once somebody listens."
+    )]
+    Events(EventsArgs),
     /// Print tables
     Table(ShowArgs),
     /// Print the status of tables

@@ -130,9 +130,10 @@ impl Ask {
         })
     }
 
-    /// Nobody is there who would raise the event.
+    /// Nobody is there who would raise the event, or the answer has no end.
     fn waits(&self) -> bool {
-        self.target.ends_with("/wait") && serde_json::from_slice::<api::Wait>(&self.body).is_ok()
+        self.target.starts_with("/v1/events") && self.method != Method::HEAD
+            || self.target.ends_with("/wait") && serde_json::from_slice::<api::Wait>(&self.body).is_ok()
     }
 
     /// A table in it may name a device that is not of this process.

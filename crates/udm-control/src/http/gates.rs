@@ -23,7 +23,8 @@ const CLEARS_MAX: usize = 8;
 const RENAMES_MAX: usize = 4;
 const METRICS_MAX: usize = 2;
 
-/// How many clients wait for events: each keeps its seat, and there are others.
+/// How many clients wait for events, or listen to changes: each keeps its seat, and there are
+/// others.
 pub const WAITS_MAX: usize = super::server::CONNECTIONS_MAX / 2;
 
 /// How many more of a kind may wait at its gate.
@@ -44,8 +45,8 @@ pub(super) struct Gates {
     pub renames: Gate,
     /// Looks at all numbers: with thousands of devices they take a while.
     pub metrics: Gate,
-    /// Places for those who wait for events.
-    pub waits: Semaphore,
+    /// Places for those who wait for events, or listen.
+    pub waits: Arc<Semaphore>,
 }
 
 /// The gate of one kind of verb.
@@ -64,7 +65,7 @@ impl Gates {
             clears: Gate::new("clears", CLEARS_MAX),
             renames: Gate::new("renames", RENAMES_MAX),
             metrics: Gate::new("looks at all numbers", METRICS_MAX),
-            waits: Semaphore::new(WAITS_MAX),
+            waits: Arc::new(Semaphore::new(WAITS_MAX)),
         })
     }
 }

@@ -47,6 +47,15 @@ fn operation(route: &Route, schemas: &mut SchemaGenerator) -> Value {
         Reply::Json(reply) => {
             json!({ "description": "Done", "content": { "application/json": { "schema": reply(schemas) } } })
         }
+        Reply::Events(data) => {
+            let schema = json!({
+                "type": "string",
+                "description": "Events of the HTML standard; the data of each is of this schema",
+                "contentMediaType": "application/json",
+                "contentSchema": data(schemas),
+            });
+            json!({ "description": "Until the client hangs up", "content": { "text/event-stream": { "schema": schema } } })
+        }
         Reply::Other(content_type, kind) => {
             json!({ "description": "Done", "content": { content_type: { "schema": { "type": kind } } } })
         }

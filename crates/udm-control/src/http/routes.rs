@@ -65,6 +65,8 @@ pub(super) enum Reply {
     Nothing,
     /// JSON.
     Json(SchemaOf),
+    /// Server-sent events, the data of each in JSON.
+    Events(SchemaOf),
     /// Something of this type, and of this kind in JSON schema's words.
     Other(&'static str, &'static str),
 }
@@ -118,6 +120,10 @@ impl Route {
         Route { reply: Reply::Json(SchemaGenerator::subschema_for::<T>), ..self }
     }
 
+    fn gives_events<T: JsonSchema>(self) -> Route {
+        Route { reply: Reply::Events(SchemaGenerator::subschema_for::<T>), ..self }
+    }
+
     fn gives_other(self, content_type: &'static str, kind: &'static str) -> Route {
         Route { reply: Reply::Other(content_type, kind), ..self }
     }
@@ -126,7 +132,7 @@ impl Route {
     pub fn success(&self) -> u16 {
         match self.reply {
             Reply::Nothing => 204,
-            Reply::Json(_) | Reply::Other(..) => 200,
+            Reply::Json(_) | Reply::Events(_) | Reply::Other(..) => 200,
         }
     }
 }
@@ -298,6 +304,14 @@ fn devices() -> Vec<Route> {
             h::resume_together,
         )
         .takes::<api::ResumeTogether>(),
+        Route::new(
+            get.clone(),
+            "/v1/events",
+            "listen",
+            "Changes of state as they come, without an end; behind the header Last-Event-ID those since",
+            super::events::events,
+        )
+        .gives_events::<api::Event>(),
         Route::new(get.clone(), "/v1/exports", "listExports", "What clients can connect to", h::exports)
             .gives::<api::ExportList>(),
         Route::new(get.clone(), "/v1/version", "getVersion", "The server and its targets", h::version)

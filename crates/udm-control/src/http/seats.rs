@@ -3,7 +3,8 @@
 //! Contract: a connection is *busy* while a request of its is served and *quiet* otherwise: idle,
 //! or sending or reading at its own pace. With all seats taken a newcomer gets that of a quiet
 //! connection: of the process that has most of them the one that was quiet longest. So a client
-//! that opens connections and says nothing locks out nobody else.
+//! that opens connections and says nothing locks out nobody else. One that *listens* is quiet since
+//! it last read something, and keeps its seat: how many may listen is bounded elsewhere.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +24,8 @@ struct Taken {
     peer: i32,
     /// Since when it is quiet; `None` while it is busy.
     quiet: Option<Instant>,
+    /// It reads an answer that has no end.
+    listens: bool,
     leave: Arc<Notify>,
 }
 
@@ -32,6 +35,9 @@ pub(super) struct Seat {
     number: u64,
     leave: Arc<Notify>,
 }
+
+/// An answer without an end that is being read, until it is dropped.
+pub(super) struct Listens(Arc<Seat>);
 
 /// A request that is being served, until it is dropped.
 pub(super) struct Busy(Arc<Seat>);
@@ -68,7 +74,7 @@ impl Seats {
     /// A seat for a peer. There is room: see [`Seats::room`].
     pub fn take(self: &Arc<Seats>, number: u64, peer: i32) -> Arc<Seat> {
         let leave = Arc::new(Notify::new());
-        let taken = Taken { peer, quiet: Some(Instant::now()), leave: Arc::clone(&leave) };
+        let taken = Taken { peer, quiet: Some(Instant::now()), listens: false, leave: Arc::clone(&leave) };
         self.taken().insert(number, taken);
         Arc::new(Seat { seats: Arc::clone(self), number, leave })
     }
@@ -77,7 +83,8 @@ impl Seats {
 /// The connection to part with.
 fn quietest(taken: &HashMap<u64, Taken>) -> Option<u64> {
     let mut of_peer: HashMap<i32, usize> = HashMap::new();
-    let quiet = || taken.iter().filter_map(|(number, seat)| Some((*number, seat.peer, seat.quiet?)));
+    let may_go = || taken.iter().filter(|(_, seat)| !seat.listens);
+    let quiet = || may_go().filter_map(|(number, seat)| Some((*number, seat.peer, seat.quiet?)));
     for (_, peer, _) in quiet() {
         *of_peer.entry(peer).or_default() += 1;
     }
@@ -90,6 +97,18 @@ impl Seat {
     pub fn busy(self: &Arc<Seat>) -> Busy {
         self.set(None);
         Busy(Arc::clone(self))
+    }
+
+    /// An answer without an end is being read.
+    pub fn listens(self: &Arc<Seat>) -> Listens {
+        self.set_listens(true);
+        Listens(Arc::clone(self))
+    }
+
+    fn set_listens(&self, listens: bool) {
+        if let Some(taken) = self.seats.taken().get_mut(&self.number) {
+            taken.listens = listens;
+        }
     }
 
     fn set(&self, quiet: Option<Instant>) {
@@ -119,6 +138,19 @@ impl Drop for Seat {
     }
 }
 
+impl Listens {
+    /// It goes on reading.
+    pub fn reads(&self) {
+        self.0.set(Some(Instant::now()));
+    }
+}
+
+impl Drop for Listens {
+    fn drop(&mut self) {
+        self.0.set_listens(false);
+    }
+}
+
 impl Drop for Busy {
     fn drop(&mut self) {
         self.0.set(Some(Instant::now()));
@@ -140,6 +172,10 @@ mod tests {
         assert_eq!(quietest(&seats.taken()), Some(0), "two each, and this one was quiet first");
         drop(busy);
         assert_eq!(quietest(&seats.taken()), Some(3), "three of 9's, of which this was quiet longest");
+        let listens = [taken[3].listens(), taken[0].listens()];
+        listens.iter().for_each(Listens::reads);
+        assert_eq!(quietest(&seats.taken()), Some(2), "who listens keeps its seat");
+        drop(listens);
         let all: Vec<_> = taken.iter().map(Seat::busy).collect();
         assert_eq!(quietest(&seats.taken()), None);
         drop(all);

@@ -132,10 +132,12 @@ async fn answer(
     seat: &Arc<Seat>,
 ) -> Response<Body> {
     let Some(router) = router else { return not_yours().into_response() };
-    let request = match whole(request).await {
+    let mut request = match whole(request).await {
         Ok(request) => request,
         Err(refusal) => return refusal.into_response(),
     };
+    // For an answer that has no end.
+    request.extensions_mut().insert(Arc::clone(seat));
     let _busy: Busy = seat.busy();
     match hyper::service::Service::call(&router, request).await {
         Ok(answer) => answer,

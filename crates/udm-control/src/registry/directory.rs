@@ -14,6 +14,7 @@ pub use rename::NewName;
 
 use super::deferred::Deferred;
 use super::events::Waiters;
+use super::feed::Feed;
 use super::{MAPPED_MAJOR, Registry};
 use crate::error::VerbError;
 use crate::verbs::{Note, Pending};
@@ -24,7 +25,7 @@ use std::time::Instant;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINVAL, ENXIO};
 use udm_core::{DevNo, Nanos};
-use udm_dm::{MappedDevice, TargetError};
+use udm_dm::{MappedDevice, NewsKind, StateChange, TargetError};
 
 /// How many mapped devices there can be (the kernel's minors have 20 bits).
 const MAPPED_MAX: u32 = 1 << 20;
@@ -60,6 +61,11 @@ impl Mapped {
         self.holds.load(Ordering::SeqCst)
     }
 
+    /// Has who listens told of a change.
+    pub(crate) fn tell(&self, kind: NewsKind, line: &str) {
+        self.device.tell_news(&|| StateChange::new(kind, line));
+    }
+
     /// What the verbs for snapshots know of it. Held for moments.
     pub(crate) fn note(&self) -> MutexGuard<'_, Note> {
         self.note.lock().unwrap_or_else(PoisonError::into_inner)
@@ -89,12 +95,13 @@ pub(super) struct Directory {
     free: BTreeSet<u32>,
     next: u32,
     deferred: Arc<Deferred>,
+    feed: Arc<Feed>,
 }
 
 impl Directory {
     /// An empty one.
-    pub fn new(deferred: &Arc<Deferred>) -> Directory {
-        Directory { deferred: Arc::clone(deferred), ..Directory::default() }
+    pub fn new(deferred: &Arc<Deferred>, feed: &Arc<Feed>) -> Directory {
+        Directory { deferred: Arc::clone(deferred), feed: Arc::clone(feed), ..Directory::default() }
     }
 }
 
@@ -183,6 +190,8 @@ impl Directory {
         let waiters = Arc::new(Waiters::default());
         let told = Arc::clone(&waiters);
         device.on_event(Arc::new(move || told.wake()));
+        let feed = Arc::clone(&self.feed);
+        device.on_news(Arc::new(move |news| feed.tell(news)));
         let mapped = Arc::new(Mapped {
             device,
             waiters,
@@ -244,7 +253,10 @@ impl Made<'_> {
     /// From now on the device is everybody's.
     pub fn complete(mut self) {
         self.complete = true;
-        self.registry.state().directory.set(&self.mapped, Stage::There);
+        let mut state = self.registry.state();
+        state.directory.set(&self.mapped, Stage::There);
+        // Before anybody can find and change it.
+        self.mapped.tell(NewsKind::Created, "created");
     }
 }
 
@@ -267,7 +279,10 @@ impl Leaving<'_> {
     /// Its name, uuid and number are free.
     pub fn gone(mut self) {
         self.gone = true;
-        self.registry.state().directory.forget(&self.mapped);
+        let mut state = self.registry.state();
+        // Before its name can be another's.
+        self.mapped.tell(NewsKind::Removed, "removed");
+        state.directory.forget(&self.mapped);
     }
 }
 
@@ -387,6 +402,12 @@ impl Registry {
         }
         mapped.defer(false);
         Ok(())
+    }
+
+    /// True for a device that is being made: it changes for nobody yet.
+    pub(crate) fn is_making(&self, mapped: &Arc<Mapped>) -> bool {
+        let mut state = self.state();
+        state.directory.listing(mapped).is_some_and(|listing| listing.stage == Stage::Making)
     }
 
     /// True while `mapped` is listed and not about to leave it. Asked under [`Registry::linking`]

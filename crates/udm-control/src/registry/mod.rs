@@ -9,12 +9,14 @@ mod alone;
 mod deferred;
 mod directory;
 mod events;
+mod feed;
 mod lookup;
 mod opened;
 pub mod outside;
 
 pub(crate) use directory::Made;
 pub use directory::{Mapped, NewName};
+pub(crate) use feed::Listening;
 pub use lookup::Folder;
 pub(crate) use lookup::{InUse, Opening};
 pub use opened::OPENED_MAJOR;
@@ -26,6 +28,7 @@ use crate::state_folder::{Marks, StateFolder, StoreId};
 use alone::Alone;
 use deferred::Deferred;
 use directory::{Directory, Hold};
+use feed::Feed;
 use lookup::lookup;
 use opened::Opened;
 use outside::Outside;
@@ -53,6 +56,7 @@ pub struct Registry {
     state: Mutex<State>,
     opening: Alone,
     deferred: Arc<Deferred>,
+    feed: Arc<Feed>,
     linking: Mutex<()>,
     exporter: OnceLock<Exporter>,
     upkeep: OnceLock<UpkeepOf>,
@@ -74,13 +78,15 @@ impl Registry {
     /// As [`Registry::new`], over another outside.
     pub fn over(cores: Arc<dyn Cores>, core_count: usize, outside: Box<dyn Outside>) -> Arc<Registry> {
         let deferred = Arc::new(Deferred::default());
-        let directory = Directory::new(&deferred);
+        let feed = Arc::new(Feed::default());
+        let directory = Directory::new(&deferred, &feed);
         Arc::new(Registry {
             cores,
             core_count,
             outside,
             state: Mutex::new(State { directory, ..State::default() }),
             deferred,
+            feed,
             opening: Alone::default(),
             linking: Mutex::default(),
             exporter: OnceLock::new(),
@@ -149,6 +155,12 @@ impl Registry {
     #[must_use]
     pub fn exports(&self) -> Vec<api::Export> {
         self.exporter().map(Exporter::list).unwrap_or_default()
+    }
+
+    /// Listens to the changes of state of all devices, from now on or from behind change `after`
+    /// on. Their numbers are greater than `base`, which is the same each time.
+    pub(crate) fn listen(&self, base: u64, after: Option<u64>) -> Listening {
+        self.feed.listen(base, after)
     }
 
     /// The cores that commands go to.

@@ -15,7 +15,7 @@ use tokio::sync::{Notify, oneshot};
 use udm_core::Device;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR};
-use udm_dm::{Changes, MappedDevice, Refused, TargetError, Wake};
+use udm_dm::{Changes, MappedDevice, NewsKind, Refused, TargetError, Wake};
 
 /// Makes a device. With a table it is loaded and resumed, and when that fails the device is gone
 /// again, as with dmsetup; without one it has none. Relative paths in the table count from our own
@@ -203,9 +203,15 @@ pub(super) async fn in_turn(
             let answered = Arc::clone(&answered);
             Arc::new(move || answered.notify_one())
         };
+        let moves: Vec<bool> = several.iter().map(|(_, mapped)| is_change(mapped, who)).collect();
         let mut changes = begin(&devices, &turns, &wake).map_err(blame)?;
         let done = step(registry, &turns.off(off), &answered, &mut changes).await;
         let outrun = changes.outrun();
+        if done.is_ok() && !outrun {
+            // Before anybody else has a turn.
+            let moved = several.iter().zip(moves).filter(|(_, moves)| *moves).map(|((_, mapped), _)| mapped);
+            moved.for_each(|mapped| tell(registry, mapped, who));
+        }
         drop(turns);
         if !outrun {
             entered.clear();
@@ -220,6 +226,28 @@ pub(super) async fn in_turn(
     }
     let error = TargetError::errno(EBUSY).because("others change what lies on the same disk all the time");
     Err(blame((0, error)))
+}
+
+/// True when a device is another behind a suspend or a resume. What comes or goes says so itself.
+fn is_change(mapped: &Mapped, who: Waiting) -> bool {
+    let info = mapped.device.info();
+    match who {
+        Waiting::Suspend => !info.suspended,
+        Waiting::Resume => info.suspended || info.inactive,
+        Waiting::Create | Waiting::Remove => false,
+    }
+}
+
+/// Has who listens told of a change that is done.
+fn tell(registry: &Registry, mapped: &Arc<Mapped>, who: Waiting) {
+    let (kind, line) = match who {
+        Waiting::Suspend => (NewsKind::Suspended, "suspended"),
+        Waiting::Resume => (NewsKind::Resumed, "resumed"),
+        Waiting::Create | Waiting::Remove => return,
+    };
+    if !registry.is_making(mapped) {
+        mapped.tell(kind, line);
+    }
 }
 
 /// Takes the steps of a change, one whenever the cores have answered, until it is over or called

@@ -6,7 +6,7 @@ use crate::registry::{Mapped, Registry};
 use std::collections::HashSet;
 use std::sync::Arc;
 use udm_core::{DevNo, Device, Nanos, Op};
-use udm_dm::{CheckState, Entry, PathReport, Table, Target, UpkeepReport, WatchReport};
+use udm_dm::{Entry, PathReport, Table, Target, UpkeepReport, WatchReport};
 use udm_targets::TARGETS;
 use udm_wire::multipath_conf::{Failback, NoPathRetry};
 
@@ -206,7 +206,7 @@ fn path(registry: &Registry, report: PathReport) -> api::Path {
         state_ns: report.in_state.0,
         failed_ns: report.failed_for.0,
         failures: report.fail_count,
-        checker: checked(report.check).into(),
+        checker: report.check.text().into(),
         held: report.held,
         priority: report.prio,
         in_flight: report.in_flight,
@@ -233,16 +233,5 @@ fn watch(report: WatchReport) -> api::PathWatch {
         hedges_free: report.free,
         latency: report.latency.into_iter().map(step).collect(),
         latency_sum_ns: report.time.0,
-    }
-}
-
-/// A check's finding, as multipath-tools prints it.
-const fn checked(state: CheckState) -> &'static str {
-    match state {
-        CheckState::Unchecked => "undef",
-        CheckState::Up => "ready",
-        CheckState::Down => "faulty",
-        CheckState::Timeout => "i/o timeout",
-        CheckState::Delayed => "delayed",
     }
 }

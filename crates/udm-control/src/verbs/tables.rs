@@ -9,7 +9,7 @@ use std::time::Duration;
 use udm_core::Ack;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{E2BIG, ENXIO, ETIMEDOUT};
-use udm_dm::{PathCommand, Pending, Resolver, Table, TargetError};
+use udm_dm::{NewsKind, PathCommand, Pending, Resolver, Table, TargetError};
 use udm_wire::table::{Line, TableSyntaxError};
 use udm_wire::words;
 
@@ -93,7 +93,11 @@ pub(super) fn load_into(
         let error = TargetError::errno(ENXIO).because("it has been removed meanwhile");
         return Err(VerbError::new(name, error));
     }
-    mapped.device.load(table).map_err(refused)
+    mapped.device.load(table).map_err(refused)?;
+    if !registry.is_making(mapped) {
+        mapped.tell(NewsKind::Loaded, "a table was loaded");
+    }
+    Ok(())
 }
 
 /// Empties the inactive slot.
@@ -102,7 +106,11 @@ pub(super) fn load_into(
 /// ENXIO when there is no such device.
 pub fn clear(registry: &Registry, name: &str) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
+    let was = mapped.device.inactive();
     mapped.device.clear();
+    if was.is_some() {
+        mapped.tell(NewsKind::Cleared, "the loaded table was let go");
+    }
     Ok(())
 }
 

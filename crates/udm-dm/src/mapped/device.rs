@@ -5,18 +5,20 @@
 //! The lock is held for moments and never while a device below is called.
 
 use super::change::Change;
+use super::events::Events;
 use super::lane::{MappedLane, Opened};
 use super::names::Names;
 use super::stack::{self, Walk};
 use crate::error::TargetError;
+use crate::news::{Listener, StateChange};
 use crate::table::Table;
 use crate::target::{Below, Kind, Notify, Upkeep};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::{
-    Checkpoint, Commons, Content, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, LaneCommand, Limits,
-    Nanos, OpenError, Sector, Sectors, Since, Stacked, TaskHandle,
+    Checkpoint, Commons, Content, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, Nanos, OpenError,
+    Sector, Sectors, Since, Stacked, TaskHandle,
 };
 
 /// Called when there is something to do: a [`Change`] can take its next step, an event was raised.
@@ -115,49 +117,6 @@ pub struct DeviceInfo {
     pub read_only: bool,
 }
 
-/// What targets hold of the device: no more than this, so that a table does not keep its own device
-/// alive.
-pub(super) struct Events {
-    id: DeviceId,
-    number: DevNo,
-    names: Arc<Mutex<Names>>,
-    count: AtomicU32,
-    hook: OnceLock<Wake>,
-    clock: OnceLock<fn() -> Nanos>,
-    device: Weak<MappedDevice>,
-}
-
-impl Notify for Events {
-    fn event(&self) {
-        // Release pairs with the acquire in `event_nr`: who sees the number sees what it is about.
-        self.count.fetch_add(1, Ordering::Release);
-        if let Some(hook) = self.hook.get() {
-            hook();
-        }
-    }
-
-    fn device(&self) -> String {
-        // Cores ask, and they wait for no lock.
-        self.names.try_lock().map_or_else(|_| self.number.to_string(), |names| names.name().to_owned())
-    }
-
-    fn kick(&self, cores: &dyn Cores) {
-        cores.broadcast(self.id, LaneCommand::Kick);
-    }
-
-    fn now(&self) -> Nanos {
-        self.clock.get().map_or(Nanos(0), |clock| clock())
-    }
-
-    fn upkeep(&self) -> Upkeep {
-        self.device.upgrade().map(|device| device.state().upkeep.clone()).unwrap_or_default()
-    }
-
-    fn mapped(&self) -> Option<Arc<MappedDevice>> {
-        self.device.upgrade()
-    }
-}
-
 impl MappedDevice {
     /// A device without a table: size 0, all I/O EIO.
     ///
@@ -173,15 +132,7 @@ impl MappedDevice {
             names: Arc::clone(&names),
             state: Mutex::default(),
             above: Mutex::default(),
-            events: Arc::new(Events {
-                id,
-                number,
-                names,
-                count: AtomicU32::new(0),
-                hook: OnceLock::new(),
-                clock: OnceLock::new(),
-                device: Weak::clone(me),
-            }),
+            events: Events::new(id, number, names, Weak::clone(me)),
             commons: Commons::default(),
         }))
     }
@@ -338,6 +289,17 @@ impl MappedDevice {
     /// should do no more than wake another. The first hook stays.
     pub fn on_event(&self, hook: Wake) {
         let _ = self.events.hook.set(hook);
+    }
+
+    /// Has `listener` told of its changes of state, from whatever thread, cores included. The first
+    /// one stays.
+    pub fn on_news(&self, listener: Listener) {
+        let _ = self.events.listener.set(listener);
+    }
+
+    /// Has who listens told of a change that is none of its targets'.
+    pub fn tell_news(&self, change: &dyn Fn() -> StateChange) {
+        self.events.tell(change);
     }
 
     /// The live table.

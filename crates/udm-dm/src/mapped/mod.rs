@@ -29,6 +29,7 @@
 mod change;
 mod changes;
 mod device;
+mod events;
 mod lane;
 mod message;
 mod names;

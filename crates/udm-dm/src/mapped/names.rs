@@ -26,6 +26,10 @@ impl Names {
     pub fn name(&self) -> &str {
         &self.name
     }
+
+    pub fn uuid(&self) -> Option<&str> {
+        self.uuid.as_deref()
+    }
 }
 
 /// What a device is called, as of when it is asked. Does not keep the device.

@@ -57,8 +57,9 @@ impl Board {
         (at != Nanos::NEVER).then(|| (self.back_to.load(Relaxed) as usize, at))
     }
 
-    pub fn set(&self, path: usize, state: CheckState) {
-        self.paths[path].state.store(state as u8, Relaxed);
+    /// True when it is another state than before.
+    pub fn set(&self, path: usize, state: CheckState) -> bool {
+        self.paths[path].state.swap(state as u8, Relaxed) != state as u8
     }
 
     pub fn state(&self, path: usize) -> CheckState {

@@ -16,24 +16,28 @@
 //! does. How many bios wait, or have failed, for want of a path is counted over all cores; only
 //! lanes that have no path touch the count.
 
+use super::board::Board;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use udm_core::{Bio, Cores, Nanos, Overdue, Status};
+use udm_core::{Bio, Cores, DevNo, Nanos, Overdue, Status};
 use udm_dm::target::{DeviceRef, Notify};
+use udm_dm::{CheckState, NewsKind, StateChange};
 use udm_wire::multipath_conf::Settings;
 
 /// See the module.
 #[derive(Default)]
 pub(super) struct Journal {
-    /// The paths as people know them: `253:1 (same.img)`.
-    paths: Box<[String]>,
+    /// The paths: their numbers, and what people know them as: `253:1 (same.img)`.
+    paths: Box<[(DevNo, String)]>,
     notify: OnceLock<Arc<dyn Notify>>,
     waiting: AtomicUsize,
     failed: AtomicUsize,
     /// The last path has gone, and nobody has said yet what becomes of the requests.
     last_gone: AtomicBool,
+    /// The group that was last said to be in use, from 1; 0 for none.
+    group: AtomicUsize,
 }
 
 /// Why a path is failed.
@@ -98,7 +102,8 @@ impl fmt::Display for Why<'_> {
 
 impl Journal {
     pub fn new<'a>(paths: impl Iterator<Item = &'a DeviceRef>) -> Journal {
-        Journal { paths: paths.map(|d| format!("{} ({})", d.number, d.name)).collect(), ..Journal::default() }
+        let paths = paths.map(|d| (d.number, format!("{} ({})", d.number, d.name))).collect();
+        Journal { paths, ..Journal::default() }
     }
 
     /// Whom to tell of events.
@@ -134,39 +139,74 @@ impl Journal {
 
     /// A path was failed; `left` are up still.
     pub fn failed(&self, path: usize, why: &Why<'_>, left: u32) {
-        let (device, path, all) = (self.device(), self.path(path), self.paths.len());
-        if left > 0 {
-            tracing::warn!("multipath: {device}: Failing path {path}: {why}: {left} of {all} paths left");
+        let (device, name, all) = (self.device(), self.path(path), self.paths.len());
+        let line = if left > 0 {
+            let line = format!("Failing path {name}: {why}: {left} of {all} paths left");
+            tracing::warn!("multipath: {device}: {line}");
+            line
         } else {
             self.failed.store(0, Relaxed);
             self.last_gone.store(true, Relaxed);
-            tracing::warn!("multipath: {device}: Failing path {path}: {why}: no path left");
+            let line = format!("Failing path {name}: {why}: no path left");
+            tracing::warn!("multipath: {device}: {line}");
+            line
+        };
+        self.tell(NewsKind::PathFailed, Some(path), &line);
+    }
+
+    /// A path that had failed is an administrator's from now on.
+    pub fn held(&self, path: usize) {
+        let line = format!("path {} stays failed: {}", self.path(path), Why::Command);
+        self.tell(NewsKind::PathHeld, Some(path), &line);
+    }
+
+    /// A check of a path found a state, which is put on the board; told where it is another.
+    pub fn checked(&self, board: &Board, path: usize, found: CheckState) {
+        if !board.set(path, found) {
+            return;
+        }
+        let line = format!("path {}: the checker says {}", self.path(path), found.text());
+        self.tell(NewsKind::PathChecked, Some(path), &line);
+    }
+
+    /// Requests go to group `group`, from 0. Said where it was another that they went to.
+    pub fn group_in_use(&self, group: usize) {
+        let group = group + 1;
+        if self.group.swap(group, Relaxed) != group {
+            let change = || {
+                let line = format!("group {group} is in use");
+                StateChange { group: Some(group), ..StateChange::new(NewsKind::PathGroup, line) }
+            };
+            self.tell_as(&change);
         }
     }
 
     /// A path that failed answers, and is another disk.
     pub fn refused(&self, path: usize, why: &str) {
-        let (device, path) = (self.device(), self.path(path));
-        tracing::warn!("multipath: {device}: path {path} stays failed: {why}");
+        let (device, line) = (self.device(), format!("path {} stays failed: {why}", self.path(path)));
+        tracing::warn!("multipath: {device}: {line}");
+        self.tell(NewsKind::PathRefused, Some(path), &line);
     }
 
     /// A path is out of use for being slow, for `length` at the least.
     pub fn ejected(&self, path: usize, length: Nanos) {
-        let (device, path, length) = (self.device(), self.path(path), Duration::from_nanos(length.0));
-        tracing::warn!(
-            "multipath: {device}: path {path} is much slower than the others: out of use for {length:?}"
-        );
+        let (device, name, length) = (self.device(), self.path(path), Duration::from_nanos(length.0));
+        let line = format!("path {name} is much slower than the others: out of use for {length:?}");
+        tracing::warn!("multipath: {device}: {line}");
+        self.tell(NewsKind::PathEjected, Some(path), &line);
     }
 
     /// It is in use again.
     pub fn admitted(&self, path: usize) {
-        let (device, path) = (self.device(), self.path(path));
-        tracing::warn!("multipath: {device}: path {path} is no slower than the others: in use again");
+        let (device, name) = (self.device(), self.path(path));
+        let line = format!("path {name} is no slower than the others: in use again");
+        tracing::warn!("multipath: {device}: {line}");
+        self.tell(NewsKind::PathAdmitted, Some(path), &line);
     }
 
     /// A path was reinstated; `up` are up now.
     pub fn reinstated(&self, path: usize, back: Back, up: u32) {
-        let (device, path, all) = (self.device(), self.path(path), self.paths.len());
+        let (device, name, all) = (self.device(), self.path(path), self.paths.len());
         let mut meanwhile = String::new();
         if up == 1 && !self.last_gone.swap(false, Relaxed) {
             let (waiting, failed) = (self.waiting.load(Relaxed), self.failed.swap(0, Relaxed));
@@ -177,9 +217,9 @@ impl Journal {
                 meanwhile += &format!(", {failed} requests failed meanwhile");
             }
         }
-        tracing::warn!(
-            "multipath: {device}: Reinstating path {path}: {back}{up} of {all} paths up{meanwhile}"
-        );
+        let line = format!("Reinstating path {name}: {back}{up} of {all} paths up{meanwhile}");
+        tracing::warn!("multipath: {device}: {line}");
+        self.tell(NewsKind::PathReinstated, Some(path), &line);
     }
 
     /// What becomes of requests without a path, said once after the last has gone: by the first
@@ -189,29 +229,35 @@ impl Journal {
             return;
         }
         let device = self.device();
-        if waits {
+        let line = if waits {
             let n = self.waiting.load(Relaxed);
-            tracing::warn!("multipath: {device}: no path left: {n} requests wait, and those that come");
+            let line = format!("no path left: {n} requests wait, and those that come");
+            tracing::warn!("multipath: {device}: {line}");
+            line
         } else {
             let n = self.failed.load(Relaxed);
-            tracing::warn!(
-                "multipath: {device}: no path left: {n} requests failed, and those that come will"
-            );
-        }
+            let line = format!("no path left: {n} requests failed, and those that come will");
+            tracing::warn!("multipath: {device}: {line}");
+            line
+        };
+        self.tell(NewsKind::NoPath, None, &line);
     }
 
     /// A message changed what becomes of requests while there is no path.
     pub fn policy(&self, waits: bool) {
         self.last_gone.store(false, Relaxed);
         let device = self.device();
-        if waits {
-            tracing::warn!("multipath: {device}: no path left: requests wait from now on");
+        let line = if waits {
+            let line = "no path left: requests wait from now on".to_owned();
+            tracing::warn!("multipath: {device}: {line}");
+            line
         } else {
             let n = self.waiting.load(Relaxed);
-            tracing::warn!(
-                "multipath: {device}: no path left: {n} requests that waited fail, and those that come"
-            );
-        }
+            let line = format!("no path left: {n} requests that waited fail, and those that come");
+            tracing::warn!("multipath: {device}: {line}");
+            line
+        };
+        self.tell(NewsKind::NoPath, None, &line);
     }
 
     /// Group `group`, from 0, is better than the one in use.
@@ -239,6 +285,18 @@ impl Journal {
     }
 
     fn path(&self, path: usize) -> &str {
-        self.paths.get(path).map_or("?", String::as_str)
+        self.paths.get(path).map_or("?", |(_, name)| name.as_str())
+    }
+
+    /// Has who listens told of a change, of `path` or of all, that this line says.
+    fn tell(&self, kind: NewsKind, path: Option<usize>, line: &str) {
+        let path = path.and_then(|path| self.paths.get(path)).map(|(number, _)| *number);
+        self.tell_as(&|| StateChange { path, ..StateChange::new(kind, line) });
+    }
+
+    fn tell_as(&self, change: &dyn Fn() -> StateChange) {
+        if let Some(notify) = self.notify.get() {
+            notify.tell(change);
+        }
     }
 }

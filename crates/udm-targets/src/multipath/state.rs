@@ -240,7 +240,14 @@ impl Shared {
     /// Takes a lane's choice of group. False when the word has moved since: look again.
     pub(super) fn commit(&self, old: Word, new: Word) -> bool {
         interleave::point();
-        old == new || self.word.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        if old == new {
+            return true;
+        }
+        let done = self.word.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if let Some(group) = new.current().filter(|_| done && new.current() != old.current()) {
+            self.journal.group_in_use(group);
+        }
+        done
     }
 
     fn update(&self, change: impl Fn(Word) -> Word) {
@@ -313,7 +320,11 @@ impl Shared {
         }
         match self.paths[path].state.fetch_update(Ordering::AcqRel, Ordering::Acquire, fail) {
             Ok(before) if before & PathState::FAILED == 0 => {}
-            _ => return false,
+            Ok(_) => {
+                self.journal.held(path);
+                return false;
+            }
+            Err(_) => return false,
         }
         self.paths[path].since.store(self.journal.now().0, Ordering::Relaxed);
         interleave::point();

@@ -21,7 +21,7 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Growth as Wanted, Nanos, OpenError, SECTOR_SIZE, Sectors};
-use udm_dm::TargetError;
+use udm_dm::{NewsKind, TargetError};
 use udm_wire::size;
 
 /// How long after an attempt that failed the next one comes, while writes wait or fail.
@@ -228,7 +228,9 @@ impl Snapshot {
             None => *size,
         };
         if self.settings.crosses(before, now, full.0) {
-            tracing::warn!("{}: the store is filled to {now} of {} sectors", self.name(), full.0);
+            let line = format!("the store is filled to {now} of {} sectors", full.0);
+            tracing::warn!("{}: {line}", self.name());
+            self.tell(NewsKind::SnapshotFilling, &line);
             self.event();
         }
         if self.is_low(grant.end, *size) {
@@ -290,7 +292,9 @@ impl Snapshot {
             Err(why) => {
                 if self.growth.end(if last { Step::Full } else { Step::Idle }, true) {
                     let size = self.store_size().0;
-                    tracing::warn!("{}: the store stays at {size} sectors: {why}", self.name());
+                    let line = format!("the store stays at {size} sectors: {why}");
+                    tracing::warn!("{}: {line}", self.name());
+                    self.tell(NewsKind::SnapshotFilling, &line);
                     self.event();
                 }
             }

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bell, Bio, Op, Sectors};
-use udm_dm::StoreMark;
 use udm_dm::target::{DeviceRef, Notify};
+use udm_dm::{NewsKind, StateChange, StoreMark};
 use udm_wire::cow::{ChunkSize, Layout};
 
 /// Whether it can be used.
@@ -137,6 +137,7 @@ impl Snapshot {
     /// The store says that it is invalid, or can't be made to say so.
     pub(super) fn invalidated(&self) {
         self.health.store(Health::Invalid as u8, Ordering::Release);
+        self.tell(NewsKind::SnapshotInvalid, "the snapshot is invalid");
         self.event();
         self.bell.ring();
         self.lost.ring();
@@ -164,6 +165,7 @@ impl Snapshot {
         // Relaxed: a write that sees it late finds no room either.
         if !self.overflowed.swap(true, Ordering::Relaxed) {
             tracing::error!("{}: Snapshot overflowed: Unable to allocate exception.", self.name());
+            self.tell(NewsKind::SnapshotOverflow, "the store is full");
             self.event();
         }
     }
@@ -212,6 +214,12 @@ impl Snapshot {
     pub(super) fn event(&self) {
         let notify = self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone();
         notify.iter().for_each(|notify| notify.event());
+    }
+
+    /// Has who listens told of a change of the device that it belongs to.
+    pub(super) fn tell(&self, kind: NewsKind, line: &str) {
+        let notify = self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        notify.iter().for_each(|notify| notify.tell(&|| StateChange::new(kind, line)));
     }
 
     /// What the log calls it.

@@ -154,6 +154,25 @@ pub struct SuspendArgs {
     pub nolockfs: bool,
 }
 
+/// `udm events`.
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    /// Print JSON, a change a line
+    #[arg(long)]
+    pub json: bool,
+    /// Begin behind the change with this number
+    #[arg(long, value_name = "ID")]
+    pub after: Option<u64>,
+    /// End after so many changes
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Only those of these devices: by name, uuid or number [default: all]
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+}
+
 /// `udm message`.
 #[derive(Debug, Args)]
 pub struct MessageArgs {

@@ -4,6 +4,7 @@
 //! goes wrong is an error that `main` prints.
 
 mod change;
+mod events;
 mod generate;
 mod show;
 mod tree;
@@ -30,6 +31,7 @@ pub fn run(verb: &Verb) -> Result<()> {
         Verb::Resume(args) => change::resume(args),
         Verb::Message(args) => change::message(args),
         Verb::Wait(args) => show::wait(args),
+        Verb::Events(args) => events::listen(args),
         Verb::Table(args) => show::table(args),
         Verb::Status(args) => show::status(args),
         Verb::Info(args) => show::info(args),

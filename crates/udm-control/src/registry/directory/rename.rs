@@ -12,7 +12,7 @@ use std::sync::Arc;
 use udm_core::Device;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, ENXIO};
-use udm_dm::{MappedDevice, TargetError};
+use udm_dm::{MappedDevice, NewsKind, TargetError};
 
 /// What a device is to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +95,7 @@ impl Registry {
             NewName::Uuid(uuid) => {
                 device.set_uuid(uuid).map_err(refused)?;
                 directory.uuids.insert(uuid.into(), minor);
+                mapped.tell(NewsKind::Renamed, "it has a uuid now");
             }
             NewName::Name(name) => {
                 if let Some(exporter) = self.exporter().filter(|_| !bugs::on(Bug::ExportNotRenamed)) {
@@ -107,6 +108,7 @@ impl Registry {
                     directory.names.remove(&old);
                 }
                 directory.names.insert(name.into(), minor);
+                mapped.tell(NewsKind::Renamed, &format!("it was called {old}"));
             }
         }
         Ok(())

@@ -194,7 +194,7 @@ impl Checker {
                 Some(asked) if !asked.late && asked.at + self.settings.checker_timeout <= now => {
                     asked.late = true;
                     let same = asked.fails == view.fail_count && !view.failed;
-                    self.board.set(index, CheckState::Timeout);
+                    self.shared.journal.checked(&self.board, index, CheckState::Timeout);
                     if same && !bugs::on(Bug::HungCheckIgnored) {
                         self.fail(index, &Why::NoAnswer(self.settings.checker_timeout), cx);
                     }
@@ -257,7 +257,7 @@ impl Checker {
             path.pace.returned(now, false);
         }
         if view.held {
-            self.board.set(index, CheckState::Unchecked);
+            self.shared.journal.checked(&self.board, index, CheckState::Unchecked);
         }
         // Whoever brought it back thinks well of it.
         if !view.failed && path.quarantine.holds() {
@@ -347,14 +347,14 @@ impl Checker {
             }
             (false, false) => {
                 path.pace.again(now);
-                self.board.set(index, CheckState::Down);
+                self.shared.journal.checked(&self.board, index, CheckState::Down);
                 if !bugs::on(Bug::BadCheckIgnored) {
                     self.fail(index, &Why::Check(bio.status), cx);
                 }
             }
             (true, true) if path.quarantine.holds() => {
                 path.pace.again(now);
-                self.board.set(index, CheckState::Delayed);
+                self.shared.journal.checked(&self.board, index, CheckState::Delayed);
             }
             // Asked once more, and for that it has the time that is left.
             (true, true) if !asked.end && self.read(index, 0, true, cx) => {
@@ -376,7 +376,7 @@ impl Checker {
             }
             (true, false) => {
                 self.paths[index].pace.again(now);
-                self.board.set(index, CheckState::Down);
+                self.shared.journal.checked(&self.board, index, CheckState::Down);
                 self.say_refused(index, short);
             }
         }
@@ -404,7 +404,7 @@ impl Checker {
     /// A path has answered well.
     fn works(&mut self, index: usize, asked: Nanos, who: Returned, cx: &mut dyn TaskCx) {
         self.prios.answered(index, cx.now().since(asked));
-        self.board.set(index, CheckState::Up);
+        self.shared.journal.checked(&self.board, index, CheckState::Up);
         self.board.set_prio(index, self.prios.of(index));
         self.go_back(who, cx);
     }

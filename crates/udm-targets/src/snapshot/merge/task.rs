@@ -15,6 +15,7 @@ use udm_core::{
     Batch, Bio, BioFlags, Buf, Busy, DeviceSlot, Listener, Op, SECTOR_SIZE, Sector, Sectors, Segments, Task,
     TaskCx,
 };
+use udm_dm::NewsKind;
 use udm_wire::cow::{Exception, Layout, RECORD_LEN};
 
 /// The most bytes of a run, but for one chunk.
@@ -325,6 +326,7 @@ impl Merger {
         self.step = Step::Begin;
         self.shared.end();
         if self.shared.left() == 0 {
+            snapshot.tell(NewsKind::MergeDone, "all of the snapshot is in its origin");
             snapshot.event();
         }
     }
@@ -342,7 +344,9 @@ impl Merger {
 
     fn report(&self) {
         self.shared.failed.store(true, std::sync::atomic::Ordering::Release);
-        self.shared.seat.snapshot.event();
+        let snapshot = &self.shared.seat.snapshot;
+        snapshot.tell(NewsKind::MergeFailed, "the merge has stopped: an I/O error");
+        snapshot.event();
     }
 
     fn rest(&mut self, cx: &mut dyn TaskCx) {

@@ -1,0 +1,115 @@
+//! Listening to changes of state.
+
+use super::{ClientError, ControlClient};
+use crate::http::api;
+use http_body_util::BodyExt;
+use hyper::{Method, StatusCode};
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+/// The longest line in bytes that is read.
+const LINE_MAX: usize = 1 << 20;
+
+/// How long a server may say nothing: it says that it is there three times as often.
+const QUIET_MAX: Duration = Duration::from_secs(30);
+
+/// What a server says to who listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Said {
+    /// Something has changed.
+    Event(Box<api::Event>),
+    /// It is there.
+    Alive,
+}
+
+/// The lines of server-sent events.
+#[derive(Default)]
+struct Lines(Vec<u8>);
+
+impl Lines {
+    /// What is in the lines that are whole with `more`. Of an event that is the line with its data:
+    /// the others say the same.
+    fn take(&mut self, more: &[u8]) -> Result<Vec<Said>, String> {
+        self.0.extend_from_slice(more);
+        let mut said = Vec::new();
+        let mut taken = 0;
+        while let Some(end) = self.0[taken..].iter().position(|byte| *byte == b'\n') {
+            let line = &self.0[taken..taken + end];
+            taken += end + 1;
+            if let Some(data) = line.strip_prefix(b"data:") {
+                let event = serde_json::from_slice(data).map_err(|e| format!("unexpected event: {e}"))?;
+                said.push(Said::Event(event));
+            } else if line.starts_with(b":") {
+                said.push(Said::Alive);
+            }
+        }
+        self.0.drain(..taken);
+        if self.0.len() > LINE_MAX { Err("an event is too long".into()) } else { Ok(said) }
+    }
+}
+
+impl ControlClient {
+    /// Listens to the changes of state of all devices, from now on or from behind change `after`
+    /// on, until `hear` has had enough. It hears now and then that the server is there, too.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; the end of the server is one.
+    pub fn listen<T>(
+        &self,
+        after: Option<u64>,
+        mut hear: impl FnMut(Said) -> ControlFlow<T>,
+    ) -> Result<T, ClientError> {
+        let mut request = self.request(Method::GET, "/v1/events", Vec::new())?;
+        if let Some(after) = after {
+            request.headers_mut().insert("last-event-id", after.into());
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| self.broken(&e))?;
+        runtime.block_on(async {
+            let silent = || self.broken(&"the server does not answer: is it stopped, or stuck?");
+            let (answer, _driver) = self.ask(request).await?;
+            let status = answer.status();
+            let mut body = answer.into_body();
+            if status != StatusCode::OK {
+                let bytes = body.collect().await.map_err(|e| self.broken(&e))?.to_bytes();
+                return Err(self.refused(status, &bytes));
+            }
+            let mut lines = Lines::default();
+            loop {
+                let next = tokio::time::timeout(QUIET_MAX, body.frame()).await;
+                let ended = || self.broken(&"the server has ended");
+                let frame = next.map_err(|_| silent())?.ok_or_else(ended)?.map_err(|_| ended())?;
+                let Ok(bytes) = frame.into_data() else { continue };
+                for said in lines.take(&bytes).map_err(|why| self.broken(&why))? {
+                    if let ControlFlow::Break(done) = hear(said) {
+                        return Ok(done);
+                    }
+                }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_in_any_pieces() {
+        let event = |id| api::Event { id, line: "a: b".into(), ..api::Event::default() };
+        let data = |id| format!("id:{id}\nevent:x\ndata:{}\n\n", serde_json::to_string(&event(id)).unwrap());
+        let text = format!("id:6\n:udm\n\n{}:\n\n{}", data(7), data(8));
+        let wanted =
+            [Said::Alive, Said::Event(Box::new(event(7))), Said::Alive, Said::Event(Box::new(event(8)))];
+        for length in 1..text.len() {
+            let mut lines = Lines::default();
+            let pieces = text.as_bytes().chunks(length);
+            let said: Vec<Said> = pieces.flat_map(|piece| lines.take(piece).unwrap()).collect();
+            assert_eq!(said, wanted, "pieces of {length}");
+        }
+        assert!(Lines::default().take(b"data:{}\n").is_err());
+        assert!(Lines::default().take(&vec![b'x'; LINE_MAX + 1]).is_err());
+    }
+}

@@ -1,0 +1,334 @@
+//! The changes of state of all devices, in their order, for those who listen.
+//!
+//! Contract: whoever changes something, cores included, puts it into a bounded queue and wakes
+//! those who listen; it waits for nobody, and where nobody has listened yet it costs a look at a
+//! flag. The last [`KEPT`] changes are kept. Who listens reads them at his own pace: what he was
+//! too slow for he is told to have lost, and he holds up nobody.
+
+use crate::error::one_line;
+use crate::http::api;
+use crossbeam_queue::ArrayQueue;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+use udm_dm::News;
+
+/// How many changes are kept.
+pub(crate) const KEPT: usize = 1024;
+
+/// See the module.
+pub(crate) struct Feed {
+    /// Somebody has listened.
+    heard: AtomicBool,
+    /// What nobody has looked at yet.
+    fresh: ArrayQueue<api::Event>,
+    /// What had to leave the queue before anybody looked.
+    missed: AtomicU64,
+    kept: Mutex<Kept>,
+    listeners: AtomicUsize,
+    told: Notify,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// The number of the last change.
+    last: u64,
+    /// In the order of their numbers, which have gaps where something was missed.
+    events: VecDeque<Arc<api::Event>>,
+}
+
+impl Default for Feed {
+    fn default() -> Feed {
+        Feed {
+            heard: AtomicBool::new(false),
+            fresh: ArrayQueue::new(KEPT),
+            missed: AtomicU64::new(0),
+            kept: Mutex::default(),
+            listeners: AtomicUsize::new(0),
+            told: Notify::new(),
+        }
+    }
+}
+
+impl Feed {
+    /// Something has changed.
+    pub fn tell(&self, news: &dyn Fn() -> News) {
+        // As with those who wait for an event: what has changed is there before it is looked who
+        // listens, and who listens says so before he looks.
+        fence(Ordering::SeqCst);
+        if !self.heard.load(Ordering::SeqCst) {
+            return;
+        }
+        if self.fresh.force_push(event(news())).is_some() {
+            self.missed.fetch_add(1, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+        if self.listeners.load(Ordering::SeqCst) > 0 {
+            self.told.notify_waiters();
+        }
+    }
+
+    /// Listens from now on, or from behind change `after` on. Numbers are greater than `base`,
+    /// which is the same each time.
+    pub fn listen(self: &Arc<Feed>, base: u64, after: Option<u64>) -> Listening {
+        self.listeners.fetch_add(1, Ordering::SeqCst);
+        let mut kept = self.kept();
+        if !self.heard.swap(true, Ordering::SeqCst) {
+            kept.last = base;
+        }
+        fence(Ordering::SeqCst);
+        kept.take_in(self);
+        let is_ours = |after: &u64| (base..=kept.last).contains(after);
+        // What is of another server says nothing of this one, of which all that is left is news.
+        let other = after.is_some_and(|after| !is_ours(&after));
+        let first = || kept.events.front().map_or(kept.last, |event| event.id - 1);
+        let seen = if other { first() } else { after.unwrap_or(kept.last) };
+        drop(kept);
+        Listening { feed: Arc::clone(self), seen, other }
+    }
+
+    /// Ends with the next change behind this call.
+    pub fn next(&self) -> Notified<'_> {
+        self.told.notified()
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    /// Takes what is fresh.
+    fn take_in(&mut self, feed: &Feed) {
+        // Those were older than what is there.
+        self.last += feed.missed.swap(0, Ordering::Relaxed);
+        while let Some(mut event) = feed.fresh.pop() {
+            self.last += 1;
+            event.id = self.last;
+            if self.events.len() == KEPT {
+                self.events.pop_front();
+            }
+            self.events.push_back(Arc::new(event));
+        }
+    }
+}
+
+/// Somebody who listens, until it is dropped.
+pub(crate) struct Listening {
+    feed: Arc<Feed>,
+    /// The number of the last change that he has.
+    seen: u64,
+    /// He had those of another server, and has not been told so.
+    other: bool,
+}
+
+impl Listening {
+    /// The number of the last change that he has.
+    pub fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// What he listens to.
+    pub fn feed(&self) -> Arc<Feed> {
+        Arc::clone(&self.feed)
+    }
+
+    /// What has changed since: `max` at the most, and what he has lost.
+    pub fn read(&mut self, max: usize) -> Vec<Arc<api::Event>> {
+        let mut kept = self.feed.kept();
+        kept.take_in(&self.feed);
+        let from = kept.events.partition_point(|event| event.id <= self.seen);
+        let mut read = Vec::new();
+        if std::mem::take(&mut self.other) {
+            read.push(Arc::new(lost(self.seen, None)));
+        }
+        for event in kept.events.range(from..).take(max) {
+            if event.id > self.seen + 1 {
+                read.push(Arc::new(lost(event.id - 1, Some(event.id - 1 - self.seen))));
+            }
+            self.seen = event.id;
+            read.push(Arc::clone(event));
+        }
+        read
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.feed.listeners.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+fn event(news: News) -> api::Event {
+    api::Event {
+        id: 0,
+        time_ms: now_ms(),
+        kind: news.change.kind.text().into(),
+        device: news.device,
+        uuid: news.uuid,
+        number: news.number.to_string(),
+        event_nr: news.event_nr,
+        path: news.change.path.map(|path| path.to_string()),
+        group: news.change.group.map(|group| group as u64),
+        lost: None,
+        line: one_line(&news.change.line),
+    }
+}
+
+/// What stands where changes up to `id` are missing.
+fn lost(id: u64, count: Option<u64>) -> api::Event {
+    let line = match count {
+        Some(1) => "1 change is lost".into(),
+        Some(count) => format!("{count} changes are lost"),
+        None => "the changes of another server are lost".into(),
+    };
+    api::Event { id, time_ms: now_ms(), kind: "lost".into(), lost: count, line, ..api::Event::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_core::DevNo;
+    use udm_dm::{NewsKind, StateChange};
+
+    const BASE: u64 = 1000;
+
+    fn tell(feed: &Feed, line: u64) {
+        feed.tell(&|| News {
+            device: "d".into(),
+            uuid: None,
+            number: DevNo { major: 254, minor: 0 },
+            event_nr: 0,
+            change: StateChange::new(NewsKind::Event, line.to_string()),
+        });
+    }
+
+    /// What is read: its number, and its line or how many were lost.
+    fn all(listening: &mut Listening) -> Vec<(u64, String)> {
+        let mut all = Vec::new();
+        loop {
+            let read = listening.read(100);
+            if read.is_empty() {
+                return all;
+            }
+            all.extend(read.iter().map(|event| (event.id, event.line.clone())));
+        }
+    }
+
+    #[test]
+    fn nothing_is_kept_before_anybody_listens() {
+        let feed = Arc::new(Feed::default());
+        feed.tell(&|| panic!("nobody wants it put into words"));
+        let mut first = feed.listen(BASE, None);
+        assert_eq!((first.seen(), all(&mut first)), (BASE, vec![]));
+        tell(&feed, 7);
+        assert_eq!(all(&mut first), [(BASE + 1, "7".into())]);
+        drop(first);
+        // And from then on for who comes back.
+        tell(&feed, 8);
+        assert_eq!(all(&mut feed.listen(BASE, Some(BASE + 1))), [(BASE + 2, "8".into())]);
+        assert_eq!(all(&mut feed.listen(BASE, None)), []);
+    }
+
+    #[test]
+    fn each_is_read_once_and_what_is_lost_is_said() {
+        let feed = Arc::new(Feed::default());
+        let (mut slow, mut quick) = (feed.listen(BASE, None), feed.listen(BASE, None));
+        let kept = KEPT as u64;
+        let mut seen = Vec::new();
+        for line in 1..=3 * kept {
+            tell(&feed, line);
+            if line % 100 == 0 {
+                seen.extend(all(&mut quick));
+            }
+        }
+        seen.extend(all(&mut quick));
+        assert_eq!(seen, (1..=3 * kept).map(|n| (BASE + n, n.to_string())).collect::<Vec<_>>());
+        let late = all(&mut slow);
+        assert_eq!(late[0], (BASE + 2 * kept, format!("{} changes are lost", 2 * kept)));
+        assert_eq!(late[1..], seen[2 * KEPT..]);
+        // A queue that nobody empties loses as much, and what comes back is told the same.
+        (1..=kept + 5).for_each(|line| tell(&feed, line));
+        let again = all(&mut feed.listen(BASE, Some(BASE + 3 * kept - 1)));
+        assert_eq!((again[0].1.as_str(), again.len()), ("6 changes are lost", KEPT + 1));
+        assert_eq!(again[KEPT], (BASE + 4 * kept + 5, (kept + 5).to_string()));
+    }
+
+    #[test]
+    fn who_has_heard_another_server_is_told_so() {
+        let feed = Arc::new(Feed::default());
+        for after in [0, BASE - 1, BASE + 1, u64::MAX] {
+            let mut listening = feed.listen(BASE, Some(after));
+            let read = all(&mut listening);
+            assert_eq!(read.len(), 1, "{after}: {read:?}");
+            assert!(read[0].1.contains("another server"), "{after}: {read:?}");
+        }
+        let mut first = feed.listen(BASE, None);
+        tell(&feed, 1);
+        assert_eq!(all(&mut first).len(), 1);
+        let read = all(&mut feed.listen(BASE, Some(5)));
+        assert_eq!(read[1..], [(BASE + 1, "1".into())], "{read:?}");
+    }
+
+    #[tokio::test]
+    async fn who_listens_is_woken() {
+        let feed = Arc::new(Feed::default());
+        let mut listening = feed.listen(BASE, None);
+        for line in 1..=1000 {
+            let teller = {
+                let feed = Arc::clone(&feed);
+                std::thread::spawn(move || tell(&feed, line))
+            };
+            loop {
+                let read = {
+                    let feed = listening.feed();
+                    let mut next = std::pin::pin!(feed.next());
+                    next.as_mut().enable();
+                    let read = listening.read(10);
+                    if read.is_empty() {
+                        next.await;
+                    }
+                    read
+                };
+                if let Some(event) = read.first() {
+                    assert_eq!((read.len(), event.id), (1, BASE + line));
+                    break;
+                }
+            }
+            teller.join().unwrap();
+        }
+    }
+
+    /// docs/events.md and the API list each kind.
+    #[test]
+    fn the_kinds_are_in_the_docs() {
+        let docs = include_str!("../../../../docs/events.md");
+        let api = include_str!("../http/api_events.rs");
+        let rows = docs.lines().filter(|line| line.starts_with("| `"));
+        let kinds = || NewsKind::ALL.iter().map(|kind| kind.text()).chain(["lost"]);
+        let listed: Vec<&str> = rows.filter_map(|row| row.split('`').nth(1)).collect();
+        assert_eq!(listed, kinds().collect::<Vec<_>>());
+        assert!(kinds().all(|kind| api.contains(&format!("\"{kind}\""))));
+    }
+
+    #[test]
+    fn a_line_is_a_line() {
+        let feed = Arc::new(Feed::default());
+        let mut listening = feed.listen(BASE, None);
+        feed.tell(&|| News {
+            device: "d".into(),
+            uuid: None,
+            number: DevNo { major: 254, minor: 0 },
+            event_nr: 0,
+            change: StateChange::new(NewsKind::PathFailed, "a\x1b[2J\nb"),
+        });
+        assert_eq!(all(&mut listening)[0].1, "a\\u{1b}[2J\\nb");
+    }
+}

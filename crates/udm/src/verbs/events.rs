@@ -1,0 +1,93 @@
+//! `udm events`: changes of state, a line each.
+
+use super::explain;
+use crate::cli::EventsArgs;
+use crate::output::say;
+use anyhow::Result;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::ops::ControlFlow;
+use udm_control::client::Said;
+use udm_control::http::api::Event;
+
+/// Prints what changes until there is enough, or nobody reads it.
+pub fn listen(args: &EventsArgs) -> Result<()> {
+    let client = args.talk.client()?;
+    let mut left = args.count;
+    let done = client.listen(args.after, |said| {
+        if is_unread() {
+            return ControlFlow::Break(Ok(()));
+        }
+        let Said::Event(event) = said else { return ControlFlow::Continue(()) };
+        if !is_wanted(args, &event) {
+            return ControlFlow::Continue(());
+        }
+        if let Err(error) = print(args, &event) {
+            return ControlFlow::Break(Err(error));
+        }
+        left = left.map(|left| left - 1);
+        if left == Some(0) { ControlFlow::Break(Ok(())) } else { ControlFlow::Continue(()) }
+    });
+    done.map_err(|error| explain(error, None))?
+}
+
+fn is_wanted(args: &EventsArgs, event: &Event) -> bool {
+    let is =
+        |name: &String| [Some(&event.device), event.uuid.as_ref(), Some(&event.number)].contains(&Some(name));
+    args.names.is_empty() || event.kind == "lost" || args.names.iter().any(is)
+}
+
+fn print(args: &EventsArgs, event: &Event) -> Result<()> {
+    if args.json {
+        return say(&format!("{}\n", serde_json::to_string(event)?));
+    }
+    let device = if event.device.is_empty() { String::new() } else { format!("{}: ", event.device) };
+    say(&format!("{} {device}{}\n", time(event.time_ms), event.line))
+}
+
+/// The reader of a pipe has gone: it will never be told so while nothing is printed.
+fn is_unread() -> bool {
+    let out = std::io::stdout();
+    let mut fds = [PollFd::new(&out, PollFlags::empty())];
+    let ready = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    ready.is_ok() && fds[0].revents().contains(PollFlags::ERR)
+}
+
+/// UTC, as logs have it: `2026-11-21T18:33:57.123Z`.
+fn time(ms: u64) -> String {
+    let (days, of_day) = (ms / 86_400_000, ms % 86_400_000);
+    let (year, month, day) = date(days);
+    let (seconds, ms) = (of_day / 1000, of_day % 1000);
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z")
+}
+
+/// The date so many days after 1 January 1970. Years begin in March here, so that the odd day is
+/// their last; 400 of them have 146,097 days.
+fn date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    (era * 400 + year + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_utc() {
+        for (seconds, wanted) in [
+            (0, "1970-01-01T00:00:00.007Z"),
+            (951_782_400, "2000-02-29T00:00:00.007Z"),
+            (1_763_908_437, "2025-11-23T14:33:57.007Z"),
+            (4_107_542_399, "2100-02-28T23:59:59.007Z"),
+            (4_107_542_400, "2100-03-01T00:00:00.007Z"),
+        ] {
+            assert_eq!(time(seconds * 1000 + 7), wanted);
+        }
+    }
+}

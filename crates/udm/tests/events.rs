@@ -1,0 +1,299 @@
+//! Changes of state as they come: `/v1/events` and `udm events`.
+
+mod support;
+
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+use support::nbd::Client;
+use support::servers::Nbdkit;
+use support::{PATIENCE, Server, has, signal, text, udm, until};
+
+/// How many clients may wait or listen at a time.
+const WAITS_MAX: usize = 128;
+
+/// A client that listens, and reads when it is told to.
+struct Listener(BufReader<UnixStream>, u32);
+
+impl Listener {
+    fn start(server: &Server, after: Option<u64>) -> Listener {
+        let mut stream = UnixStream::connect(&server.socket).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let after = after.map_or(String::new(), |id| format!("Last-Event-ID: {id}\r\n"));
+        write!(stream, "GET /v1/events HTTP/1.1\r\nHost: udm\r\n{after}\r\n").unwrap();
+        let mut listener = Listener(BufReader::new(stream), 0);
+        let head = listener.line();
+        if head.starts_with("HTTP/1.1 200") {
+            // It listens from here on.
+            while listener.line().trim() != ": udm" {}
+        }
+        listener
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        assert!(self.0.read_line(&mut line).unwrap() > 0, "the stream has ended");
+        // A server that has nothing to say says so every 10 s.
+        self.1 = if line.starts_with(':') {
+            self.1 + 1
+        } else if line.trim().len() > 4 {
+            0
+        } else {
+            self.1
+        };
+        assert!(self.1 < 4, "nothing comes");
+        line
+    }
+
+    /// The next event, whose head says the same as its data.
+    fn next(&mut self) -> Value {
+        let (mut id, mut kind) = (String::new(), String::new());
+        loop {
+            let line = self.line();
+            let line = line.trim_end();
+            if let Some(rest) = line.strip_prefix("id:") {
+                id = rest.trim().into();
+            } else if let Some(rest) = line.strip_prefix("event:") {
+                kind = rest.trim().into();
+            } else if let Some(data) = line.strip_prefix("data:") {
+                let event: Value = serde_json::from_str(data).unwrap();
+                assert_eq!((event["id"].to_string(), event["kind"].as_str().unwrap()), (id, kind.as_str()));
+                return event;
+            }
+        }
+    }
+
+    /// The next `n`, as `device kind`.
+    fn kinds(&mut self, n: usize) -> Vec<String> {
+        let name = |event: Value| {
+            format!("{} {}", event["device"].as_str().unwrap(), event["kind"].as_str().unwrap())
+        };
+        (0..n).map(|_| name(self.next())).collect()
+    }
+
+    /// The kinds of all of `device` until one is `last`.
+    fn until(&mut self, last: &str) -> Vec<String> {
+        let mut all = Vec::new();
+        while all.last().is_none_or(|kind| kind != last) {
+            all.push(self.next()["kind"].as_str().unwrap().to_owned());
+        }
+        all
+    }
+}
+
+fn id(event: &Value) -> u64 {
+    event["id"].as_u64().unwrap()
+}
+
+#[test]
+fn each_change_once_and_in_order() {
+    let server = Server::start(&["other=0 8 zero"]);
+    let mut listener = Listener::start(&server, None);
+    server.says(&["create", "d", "--uuid", "u", "--table", "0 8 zero"]);
+    server.says(&["load", "d", "--table", "0 16 zero"]);
+    server.says(&["clear", "d"]);
+    server.says(&["clear", "d"]);
+    server.says(&["suspend", "d"]);
+    server.says(&["suspend", "d"]);
+    server.says(&["load", "d", "--table", "0 16 zero"]);
+    server.says(&["resume", "d"]);
+    server.says(&["resume", "d"]);
+    server.says(&["rename", "d", "e"]);
+    assert!(server.refuses(&["load", "e", "--table", "0 8 nonsense"]).contains("unknown target type"));
+    server.says(&["remove", "e"]);
+    server.says(&["remove", "other"]);
+    let all: Vec<Value> = (0..10).map(|_| listener.next()).collect();
+    let said =
+        |event: &Value| format!("{} {}", event["device"].as_str().unwrap(), event["kind"].as_str().unwrap());
+    assert_eq!(
+        all.iter().map(said).collect::<Vec<_>>(),
+        [
+            "d created",
+            "d loaded",
+            "d cleared",
+            "d suspended",
+            "d loaded",
+            "d resumed",
+            "e event",
+            "e renamed",
+            "e removed",
+            "other removed"
+        ]
+    );
+    // What nothing came of is not told, and each has the next number.
+    assert!(all.windows(2).all(|pair| id(&pair[1]) == id(&pair[0]) + 1), "{all:?}");
+    assert!(all.windows(2).all(|pair| pair[0]["time_ms"].as_u64() <= pair[1]["time_ms"].as_u64()));
+    assert_eq!(
+        (&all[7]["uuid"], &all[7]["event_nr"], &all[7]["line"]),
+        (&"u".into(), &1.into(), &"it was called d".into())
+    );
+
+    // Whoever comes back goes on behind what he has; whoever has heard another server is told so.
+    let mut again = Listener::start(&server, Some(id(&all[7])));
+    assert_eq!(again.kinds(2), ["e removed", "other removed"]);
+    let mut stranger = Listener::start(&server, Some(7));
+    let lost = stranger.next();
+    assert_eq!((&lost["kind"], &lost["lost"]), (&"lost".into(), &Value::Null));
+    assert_eq!(stranger.next(), all[0]);
+    server.says(&["create", "f", "--notable"]);
+    assert_eq!(again.kinds(1), ["f created"]);
+    let (status, _, body) = support::answer(&support::raw(
+        &server.socket,
+        b"GET /v1/events HTTP/1.1\r\nHost: udm\r\nLast-Event-ID: x\r\nConnection: close\r\n\r\n",
+    ));
+    assert!(status == 400 && body.contains("Last-Event-ID"), "{body}");
+}
+
+#[test]
+fn a_path_that_dies_and_returns() {
+    if !has("nbdkit") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk.img");
+    std::fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let disk = disk.to_str().unwrap();
+    let mut kits: Vec<Nbdkit> =
+        (0..2).map(|n| Nbdkit::start(folder.path().join(format!("{n}.sock")), &["file", disk])).collect();
+    let table = format!(
+        "mp=0 2048 multipath 1 queue_if_no_path 0 2 1 round-robin 0 1 1 {} 1 round-robin 0 1 1 {} 1",
+        kits[0].uri(),
+        kits[1].uri()
+    );
+    let server = Server::start_with(&[&table], &["--check-paths", "1"]);
+    let mut listener = Listener::start(&server, None);
+    let mut client = Client::connect(&server.nbd, "mp");
+    assert_eq!(client.write(0), 0);
+    assert_eq!(listener.until("path-group").last().unwrap(), "path-group");
+    kits[0].kill();
+    assert_eq!(client.write(1), 0);
+    let mut failed = listener.next();
+    while failed["kind"] != "path-failed" {
+        failed = listener.next();
+    }
+    assert_eq!(failed["path"], "253:0");
+    assert!(failed["line"].as_str().unwrap().ends_with("1 of 2 paths left"), "{failed}");
+    let switched = listener.until("path-group");
+    assert!(!switched.contains(&"path-failed".to_owned()), "once: {switched:?}");
+    kits[0].again();
+    let returned = listener.until("path-reinstated");
+    assert!(!returned.contains(&"path-failed".to_owned()), "once: {returned:?}");
+    // An administrator's word, and what the checker says of it.
+    server.says(&["multipath", "fail", "path", "253:1"]);
+    let all = listener.until("path-failed");
+    assert!(all.iter().all(|kind| kind.starts_with("path-") || kind == "event"), "{all:?}");
+}
+
+#[test]
+fn snapshots_that_end() {
+    let server = Server::start(&["o=0 2048 linear null:size=1M 0"]);
+    server.says(&["snapshot", "create", "s", "--of", "o", "--store", "mem:16K", "--transient"]);
+    let mut listener = Listener::start(&server, None);
+    let mut client = Client::connect(&server.nbd, "o");
+    (0..64).for_each(|n| assert_eq!(client.write(n * 8), 0));
+    let all = listener.until("snapshot-invalid");
+    assert_eq!(all.iter().filter(|kind| *kind == "snapshot-invalid").count(), 1);
+}
+
+/// A reader that has stopped reading keeps nobody waiting, and is told what it has lost when it
+/// reads again.
+#[test]
+fn who_is_slow_loses() {
+    let server = Server::start(&["d=0 8 zero"]);
+    let (mut slow, mut quick) = (Listener::start(&server, None), Listener::start(&server, None));
+    let mut last = 0;
+    for round in 0..2000 {
+        let slot = if round % 2 == 0 { "PUT" } else { "DELETE" };
+        let body = if round % 2 == 0 { r#"{"table":"0 8 zero"}"# } else { "" };
+        assert_eq!(server.http(slot, "/v1/devices/d/table", body).0, 204);
+        let event = quick.next();
+        assert!(event["kind"] != "lost" && (last == 0 || id(&event) == last + 1), "{event}");
+        last = id(&event);
+    }
+    let (mut seen, mut lost) = (Vec::new(), 0);
+    while seen.last().is_none_or(|seen| *seen < last) {
+        let event = slow.next();
+        lost += event["lost"].as_u64().unwrap_or(0);
+        if event["kind"] != "lost" {
+            seen.push(id(&event));
+        }
+    }
+    assert!(lost > 0 && seen.len() as u64 + lost == 2000, "{lost} lost, {} seen", seen.len());
+    assert!(seen.windows(2).all(|pair| pair[0] < pair[1]));
+}
+
+/// As many as may wait, and the others are refused, hold up nobody, and leave their places.
+#[test]
+fn places_are_bounded() {
+    let server = Server::start(&["d=0 8 zero"]);
+    let mut all: Vec<Listener> = (0..WAITS_MAX).map(|_| Listener::start(&server, None)).collect();
+    let (status, _, body) = server.http("GET", "/v1/events", "");
+    assert!(status == 409 && body.contains("128 clients wait for events already"), "{body}");
+    assert!(server.refuses(&["events"]).contains("128 clients wait for events already"));
+    // Newcomers find seats, though all the others say nothing: those who listen keep theirs.
+    let crowd: Vec<UnixStream> = (0..200).map(|_| UnixStream::connect(&server.socket).unwrap()).collect();
+    server.says(&["rename", "d", "e"]);
+    for listener in &mut all {
+        assert_eq!(listener.kinds(2), ["e event", "e renamed"]);
+    }
+    drop((all, crowd));
+    until("that places are free", || {
+        let mut stream = UnixStream::connect(&server.socket).unwrap();
+        write!(stream, "GET /v1/events HTTP/1.1\r\nHost: udm\r\n\r\n").unwrap();
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).unwrap();
+        (text(&head) == "HTTP/1.1 200").then_some(())
+    });
+}
+
+fn events(server: &Server, args: &[&str]) -> Child {
+    let mut command = udm(&["events"]);
+    command.args(args).env("UDM_SOCKET", &server.socket);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn a_verb_prints_them() {
+    let server = Server::start(&["d=0 8 zero"]);
+    let mut first = Listener::start(&server, None);
+    server.says(&["rename", "d", "e"]);
+    let before = id(&first.next()) - 1;
+    let out = server.says(&["events", "--after", &before.to_string(), "-n", "2"]);
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(lines[0].ends_with("Z e: event number 1") && lines[1].ends_with("Z e: it was called d"), "{out}");
+    let out = server.says(&["events", "--json", "--after", &before.to_string(), "-n", "1"]);
+    let event: Value = serde_json::from_str(out.trim_end()).unwrap();
+    assert_eq!((id(&event), out.lines().count()), (before + 1, 1));
+    // Only one device, and as it comes.
+    let mut child = events(&server, &["other", "--after", &before.to_string()]);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    server.says(&["create", "other", "--notable"]);
+    assert!(lines.next().unwrap().unwrap().ends_with("Z other: created"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn it_does_not_hold_up_the_end() {
+    let mut server = Server::start(&["d=0 8 zero"]);
+    let mut listener = Listener::start(&server, None);
+    let verb = events(&server, &["--after", "1"]);
+    signal(Pid::from_child(&server.child), Signal::TERM);
+    until("its end", || server.child.try_wait().unwrap());
+    assert!(server.child.wait().unwrap().success(), "{}", server.log());
+    // What the end itself changes is told, as far as that gets.
+    let mut rest = Vec::new();
+    listener.0.get_mut().set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let _ = listener.0.read_to_end(&mut rest);
+    assert!(
+        text(&rest).contains("event: removed") || text(&rest).contains("event:removed"),
+        "{}",
+        text(&rest)
+    );
+    let out = verb.wait_with_output().unwrap();
+    let said = text(&out.stderr);
+    assert!(!out.status.success() && said.lines().count() == 1, "{said}");
+}
