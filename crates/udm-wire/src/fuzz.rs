@@ -5,7 +5,7 @@
 //! loops, what it read is not what it writes back, a bound is exceeded, the pieces in which bytes
 //! arrive matter, an error takes more than one line.
 
-use crate::{cow, log_writes, multipath_conf, nbd, size, table, uri, words};
+use crate::{cow, log_writes, multipath_conf, nbd, size, table, udm_conf, uri, words};
 
 fn text(data: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(data)
@@ -65,6 +65,28 @@ pub fn multipath_conf(data: &[u8]) {
             let settings = conf.settings("yellow", Some("wwid"), None);
             assert!(settings.polling_interval <= settings.max_polling_interval);
             assert!(settings.polling_interval.0 > 0 && settings.checker_timeout.0 > 0);
+        }
+    }
+}
+
+/// `udm.toml`: [`udm_conf::Conf`]. Whatever is wrong can be shown.
+pub fn udm_conf(data: &[u8]) {
+    let text = text(data);
+    match udm_conf::Conf::parse(&text) {
+        Err(fault) => {
+            one_line(&fault);
+            assert!(fault.beside("f", &text).starts_with("f:"));
+        }
+        Ok(conf) => {
+            for device in &conf.devices {
+                let is = uri::DeviceUri::Mapped(device.name.clone());
+                assert_eq!(uri::parse(&format!("@{}", device.name)), Ok(is));
+                if let udm_conf::Table::Text(table) = &device.table {
+                    assert!(table::parse(table).is_ok());
+                }
+            }
+            let places = conf.serve.iter().flat_map(|key| [&key.at, &key.value_at]);
+            places.for_each(|at| assert!(text.get(at.clone()).is_some(), "{at:?}"));
         }
     }
 }

@@ -17,6 +17,7 @@ pub mod multipath_conf;
 pub mod nbd;
 pub mod size;
 pub mod table;
+pub mod udm_conf;
 pub mod uri;
 pub mod words;
 

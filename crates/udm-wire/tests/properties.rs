@@ -55,6 +55,36 @@ const TABLE: &[&str] = &[
     "\u{b}",
     "0 8 linear @a 0\n",
 ];
+const UDM_CONF: &[&str] = &[
+    "[serve]\n",
+    "[devices.a]\n",
+    "[devices.\"b c\"]\n",
+    "[[devices]]\n",
+    "devices.d = { table = \"0 8 error\" }\n",
+    "table = \"0 8 error\"\n",
+    "table = \"\"\"\n0 8 linear @a 0\n\"\"\"\n",
+    "table-file = 'x'\n",
+    "uuid = \"u\"\n",
+    "readonly = true\n",
+    "port = 1\n",
+    "export = [\"a\", 1]\n",
+    "poll = false\n",
+    "[",
+    "]",
+    "\"",
+    "\"\"\"",
+    "'",
+    "=",
+    ".",
+    "{",
+    "}",
+    "\\u0020",
+    "#",
+    "é",
+    "\n",
+    "1e9",
+    "1979-05-27",
+];
 const CONF: &[&str] = &[
     "defaults {\n",
     "overrides {\n",
@@ -281,6 +311,7 @@ proptest! {
         fuzz::table(&data);
         fuzz::message(&data);
         fuzz::multipath_conf(&data);
+        fuzz::udm_conf(&data);
         fuzz::size(&data);
         fuzz::uri(&data);
         fuzz::nbd_handshake(&data);
@@ -299,6 +330,11 @@ proptest! {
     #[test]
     fn multipath_confs(data in mutated(pieces(CONF, 30))) {
         fuzz::multipath_conf(&data);
+    }
+
+    #[test]
+    fn udm_confs(data in mutated(pieces(UDM_CONF, 20))) {
+        fuzz::udm_conf(&data);
     }
 
     #[test]

@@ -1,0 +1,381 @@
+//! `udm.toml`: what a server is to be, and its devices.
+//!
+//! Contract: TOML with two tables. `[serve]` has the long options of `udm serve` as keys; which
+//! there are is not known here, only that each has a value, or several. `[devices.NAME]` has the
+//! keys of [`DEVICE_KEYS`]. Everything else is refused, with its place. Nothing is opened or looked
+//! up: a table is only read, so that a text that can be none is found before anything is done.
+//!
+//! Bounds: [`TEXT_MAX`] bytes; TOML's own nesting is bounded by the crate that reads it.
+
+use crate::words::{Span, caret};
+use crate::{table, uri};
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+use std::path::PathBuf;
+use toml::Spanned;
+use toml::de::{DeArray, DeTable, DeValue};
+
+/// The longest file in bytes.
+pub const TEXT_MAX: usize = 16 << 20;
+
+/// The longest uuid in bytes (the kernel's `DM_UUID_LEN`, less its NUL).
+const UUID_MAX: usize = 128;
+
+/// The keys of a device.
+pub const DEVICE_KEYS: [&str; 4] = ["table", "table-file", "uuid", "readonly"];
+
+/// A file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Conf {
+    /// `[serve]`, in the order of the file.
+    pub serve: Vec<Key>,
+    /// `[devices]`, in the order of the file.
+    pub devices: Vec<Device>,
+}
+
+/// A key of `[serve]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Key {
+    /// What it is called.
+    pub name: String,
+    /// What it says.
+    pub value: Value,
+    /// Where its name stands in the file, in bytes.
+    pub at: Range<usize>,
+    /// Where its value stands.
+    pub value_at: Range<usize>,
+}
+
+/// What a key says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// A string, or a number as it was written.
+    Text(String),
+    /// True or false.
+    Flag(bool),
+    /// Several strings or numbers.
+    List(Vec<String>),
+}
+
+/// A device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Its name: one that a device can have.
+    pub name: String,
+    /// Its table.
+    pub table: Table,
+    /// Its uuid.
+    pub uuid: Option<String>,
+    /// Clients may not write.
+    pub read_only: bool,
+    /// Where its name stands in the file, in bytes.
+    pub at: Range<usize>,
+}
+
+/// Where the table of a device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Table {
+    /// Here: a text that can be read as a table.
+    Text(String),
+    /// In a file.
+    File(PathBuf),
+}
+
+/// What is wrong with a file, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// What, in one line.
+    pub why: String,
+    /// The bytes to blame.
+    pub at: Range<usize>,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl Fault {
+    /// `why`, which may quote the file, blames the bytes `at`.
+    pub fn new(why: impl AsRef<str>, at: Range<usize>) -> Fault {
+        let mut line = String::new();
+        for c in why.as_ref().chars() {
+            if c.is_control() { line.extend(c.escape_debug()) } else { line.push(c) }
+        }
+        Fault { why: line, at }
+    }
+
+    /// `FILE:LINE:COLUMN: what is wrong`, then the line to blame of `text` with carets under it.
+    #[must_use]
+    pub fn beside(&self, file: &str, text: &str) -> String {
+        let start = boundary(text, self.at.start);
+        let head = &text[..start];
+        let from = head.rfind('\n').map_or(0, |i| i + 1);
+        let line = text[from..].split('\n').next().unwrap_or_default();
+        let line = line.strip_suffix('\r').unwrap_or(line);
+        let (number, column) = (head.matches('\n').count() + 1, head[from..].chars().count() + 1);
+        let end = boundary(text, self.at.end).clamp(start, from + line.len().max(start - from));
+        let mark = caret(line, Span { start: start - from, end: end - from });
+        format!("{file}:{number}:{column}: {}\n{mark}", self.why)
+    }
+}
+
+/// The last boundary of a character in `text` that is not behind byte `at`.
+fn boundary(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0)
+}
+
+/// A key as it was read.
+type Name<'i> = Spanned<Cow<'i, str>>;
+
+/// The entries of a table in the order of the file.
+fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t Name<'i>, &'t Spanned<DeValue<'i>>)> {
+    let mut all: Vec<_> = table.iter().collect();
+    all.sort_by_key(|(key, _)| key.span().start);
+    all
+}
+
+impl Conf {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it.
+    pub fn parse(text: &str) -> Result<Conf, Fault> {
+        if text.len() > TEXT_MAX {
+            return Err(Fault::new(format!("longer than {TEXT_MAX} bytes"), 0..0));
+        }
+        let root = DeTable::parse(text).map_err(|e| Fault::new(e.message(), e.span().unwrap_or(0..0)))?;
+        let mut conf = Conf::default();
+        for (key, value) in in_order(root.get_ref()) {
+            let name = key.get_ref().as_ref();
+            let table = || {
+                let table = value.get_ref().as_table();
+                table.ok_or_else(|| Fault::new(format!("{name}: a table is wanted: [{name}]"), key.span()))
+            };
+            match name {
+                "serve" => conf.serve = serve(table()?)?,
+                "devices" => {
+                    for (name, value) in in_order(table()?) {
+                        conf.devices.push(device(text, name, value)?);
+                    }
+                }
+                other => {
+                    return Err(Fault::new(
+                        format!("{other}: unknown: there are [serve] and [devices.NAME]"),
+                        key.span(),
+                    ));
+                }
+            }
+        }
+        Ok(conf)
+    }
+}
+
+fn serve(table: &DeTable<'_>) -> Result<Vec<Key>, Fault> {
+    let key = |(key, value): (&Name<'_>, &Spanned<DeValue<'_>>)| {
+        let name = key.get_ref();
+        let refused = || {
+            let what = "a string, a number, true, false, or a list of strings and numbers is wanted";
+            Fault::new(format!("serve: {name}: {what}"), value.span())
+        };
+        let said = match value.get_ref() {
+            DeValue::Boolean(flag) => Value::Flag(*flag),
+            DeValue::Array(list) => Value::List(several(list).ok_or_else(refused)?),
+            one => Value::Text(plain(one).ok_or_else(refused)?),
+        };
+        Ok(Key { name: name.to_string(), value: said, at: key.span(), value_at: value.span() })
+    };
+    in_order(table).into_iter().map(key).collect()
+}
+
+fn several(list: &DeArray<'_>) -> Option<Vec<String>> {
+    list.iter().map(|value| plain(value.get_ref())).collect()
+}
+
+/// A string or a number, as it was written.
+fn plain(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) if number.radix() == 10 => Some(number.as_str().to_owned()),
+        DeValue::Float(number) => Some(number.as_str().to_owned()),
+        _ => None,
+    }
+}
+
+/// Where in `file` the fault of a table is whose value stands at `value`: its own line, where the
+/// file has the table as it is.
+fn table_fault(file: &str, value: Range<usize>, text: &str, error: &table::TableSyntaxError) -> Range<usize> {
+    let line = text.split_inclusive('\n').take(error.number.saturating_sub(1)).map(str::len).sum::<usize>();
+    match file.get(value.clone()).and_then(|written| written.find(text)) {
+        Some(at) if error.number > 0 => {
+            let from = value.start + at + line;
+            from + error.span.start..from + error.span.end
+        }
+        _ => value,
+    }
+}
+
+fn device(file: &str, key: &Name<'_>, value: &Spanned<DeValue<'_>>) -> Result<Device, Fault> {
+    let name = key.get_ref().as_ref();
+    let fault = |why: String, at| Fault::new(format!("devices.{name}: {why}"), at);
+    let is_name = matches!(uri::parse(&format!("@{name}")), Ok(uri::DeviceUri::Mapped(is)) if is == name);
+    if !is_name {
+        let why =
+            format!("no name of a device: 1 to {} bytes without a slash are wanted", uri::MAPPED_NAME_MAX);
+        return Err(fault(why, key.span()));
+    }
+    let Some(table) = value.get_ref().as_table() else {
+        return Err(fault(format!("a table is wanted: [devices.{name}]"), key.span()));
+    };
+    let (mut found, mut uuid, mut read_only) = (None, None, false);
+    for (key, value) in in_order(table) {
+        let word = key.get_ref().as_ref();
+        let text = || {
+            let text = value.get_ref().as_str().filter(|text| !text.contains('\0'));
+            text.ok_or_else(|| fault(format!("{word}: a string is wanted"), value.span()))
+        };
+        match word {
+            "table" | "table-file" if found.is_some() => {
+                return Err(fault("table, and table-file: one of them is wanted".into(), key.span()));
+            }
+            "table" => {
+                let text = text()?;
+                table::parse(text)
+                    .map_err(|e| fault(format!("table: {e}"), table_fault(file, value.span(), text, &e)))?;
+                found = Some(Table::Text(text.to_owned()));
+            }
+            "table-file" => match text()? {
+                "" => return Err(fault("table-file: empty".into(), value.span())),
+                file => found = Some(Table::File(file.into())),
+            },
+            "uuid" => {
+                let word = text()?;
+                if word.is_empty() || word.len() > UUID_MAX {
+                    return Err(fault(format!("uuid: 1 to {UUID_MAX} bytes are wanted"), value.span()));
+                }
+                uuid = Some(word.to_owned());
+            }
+            "readonly" => {
+                read_only = value
+                    .get_ref()
+                    .as_bool()
+                    .ok_or_else(|| fault("readonly: true or false is wanted".into(), value.span()))?;
+            }
+            other => {
+                let why = format!("{other}: unknown: there are {}", DEVICE_KEYS.join(", "));
+                return Err(fault(why, key.span()));
+            }
+        }
+    }
+    let table = found.ok_or_else(|| fault("table, or table-file, is missing".into(), key.span()))?;
+    Ok(Device { name: name.to_owned(), table, uuid, read_only, at: key.span() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+# Two disks.
+[serve]
+unix = "/run/udm/nbd.sock"
+port = 10_809
+path-deadline = 0.5
+readonly = false
+export = ["b", "a"]
+
+[devices.b]
+table-file = "tables/b.table"
+uuid = "u"
+readonly = true
+
+[devices."a b"]
+table = """
+0 8 linear mem:1M 0
+8 8 error
+"""
+"#;
+
+    #[test]
+    fn a_good_file() {
+        let conf = Conf::parse(GOOD).unwrap();
+        let serve: Vec<_> = conf.serve.iter().map(|key| (key.name.as_str(), key.value.clone())).collect();
+        let text = |text: &str| Value::Text(text.into());
+        assert_eq!(
+            serve,
+            [
+                ("unix", text("/run/udm/nbd.sock")),
+                ("port", text("10809")),
+                ("path-deadline", text("0.5")),
+                ("readonly", Value::Flag(false)),
+                ("export", Value::List(vec!["b".into(), "a".into()])),
+            ]
+        );
+        assert_eq!(&GOOD[conf.serve[1].value_at.clone()], "10_809");
+        let [b, a] = &conf.devices[..] else { panic!("{:?}", conf.devices) };
+        assert_eq!((b.name.as_str(), b.uuid.as_deref(), b.read_only), ("b", Some("u"), true));
+        assert_eq!(b.table, Table::File("tables/b.table".into()));
+        assert_eq!((a.name.as_str(), a.uuid.as_deref(), a.read_only), ("a b", None, false));
+        assert_eq!(a.table, Table::Text("0 8 linear mem:1M 0\n8 8 error\n".into()));
+        assert_eq!(Conf::parse(""), Ok(Conf::default()));
+    }
+
+    #[test]
+    fn what_is_wrong_is_shown_where_it_is() {
+        let said = |text: &str| Conf::parse(text).unwrap_err().beside("f", text);
+        assert_eq!(
+            said("[serve]\n\n[devices.a]\n  tabel = \"0 8 error\"\n"),
+            "f:4:3: devices.a: tabel: unknown: there are table, table-file, uuid, readonly\n  tabel = \"0 8 error\"\n  ^^^^^"
+        );
+        assert_eq!(
+            said("[device.a]\n").lines().next().unwrap(),
+            "f:1:2: device: unknown: there are [serve] and [devices.NAME]"
+        );
+        for (text, head) in [
+            ("serve = 1", "f:1:1: serve: a table is wanted: [serve]"),
+            ("devices = []", "f:1:1: devices: a table is wanted: [devices]"),
+            ("[devices]\na = 1", "f:2:1: devices.a: a table is wanted: [devices.a]"),
+            ("[devices.a]\nuuid = \"u\"", "f:1:10: devices.a: table, or table-file, is missing"),
+            ("[devices.a]\ntable = 1", "f:2:9: devices.a: table: a string is wanted"),
+            ("[devices.a]\ntable-file = \"\"", "f:2:14: devices.a: table-file: empty"),
+            (
+                "[devices.a]\ntable = \"0 8 error\"\ntable-file = \"x\"",
+                "f:3:1: devices.a: table, and table-file: one of them is wanted",
+            ),
+            (
+                "[devices.a]\ntable = \"0 8 error\"\nuuid = \"\"",
+                "f:3:8: devices.a: uuid: 1 to 128 bytes are wanted",
+            ),
+            (
+                "[devices.a]\ntable = \"0 8 error\"\nreadonly = \"yes\"",
+                "f:3:12: devices.a: readonly: true or false is wanted",
+            ),
+            (
+                "[devices.\"a/b\"]\ntable = \"0 8 error\"",
+                "f:1:10: devices.a/b: no name of a device: 1 to 127 bytes without a slash are wanted",
+            ),
+            (
+                "[serve]\nport = 1979-05-27",
+                "f:2:8: serve: port: a string, a number, true, false, or a list of strings and numbers is wanted",
+            ),
+        ] {
+            assert_eq!(said(text).lines().next().unwrap(), head, "{text}");
+        }
+        // In the words of what reads it; where it is, we say.
+        for (text, at) in
+            [("[serve", "f:1:"), ("[serve]\nport =\n", "f:2:"), ("[devices.a]\n[devices.a]", "f:2:")]
+        {
+            assert!(said(text).starts_with(at), "{}", said(text));
+        }
+        let table = said("[devices.a]\ntable = \"\"\"\n0 8 error\n8 x error\n\"\"\"");
+        assert!(
+            table.starts_with("f:4:3: devices.a: table: ") && table.ends_with("\n8 x error\n  ^"),
+            "{table}"
+        );
+        // With an escape in it the text is not the table.
+        let table = said("[devices.a]\ntable = \"0\\u0020x error\"");
+        assert!(table.starts_with("f:2:9: devices.a: table: "), "{table}");
+    }
+}
