@@ -6,7 +6,7 @@
 //! chose.
 
 use crate::http::api;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_core::{Device, DeviceId};
 use udm_frontends::nbd::{Export, ExportError, Exports, Failing, ServedReport, ServerCounts};
@@ -28,6 +28,7 @@ pub struct Exporter {
     addresses: OnceLock<Vec<NbdAddress>>,
     server: OnceLock<ServerCounts>,
     by_device: Mutex<HashMap<DeviceId, Arc<Export>>>,
+    read_only: Mutex<HashSet<String>>,
 }
 
 impl Exporter {
@@ -40,6 +41,7 @@ impl Exporter {
             addresses: OnceLock::new(),
             server: OnceLock::new(),
             by_device: Mutex::default(),
+            read_only: Mutex::default(),
         }
     }
 
@@ -65,6 +67,21 @@ impl Exporter {
         self.exports.on_closed(hook);
     }
 
+    /// Says whether clients of the device that is made next under `name` may not write, whatever
+    /// those of the others may.
+    pub fn set_read_only(&self, name: &str, read_only: bool) {
+        let mut names = self.read_only.lock().unwrap_or_else(PoisonError::into_inner);
+        if read_only {
+            names.insert(name.into())
+        } else {
+            names.remove(name)
+        };
+    }
+
+    fn is_read_only(&self, name: &str) -> bool {
+        self.options.read_only || self.read_only.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
+    }
+
     fn by_device(&self) -> MutexGuard<'_, HashMap<DeviceId, Arc<Export>>> {
         self.by_device.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -81,7 +98,7 @@ impl Exporter {
             (Some(export), true) => self.exports.put(export, name)?,
             (Some(export), false) => self.exports.remove(export),
             (None, true) => {
-                let export = Export::new(name, "", self.options.read_only, device)?;
+                let export = Export::new(name, "", self.is_read_only(name), device)?;
                 known.insert(id, self.exports.add(export)?);
             }
             (None, false) => {}
@@ -125,7 +142,7 @@ impl Exporter {
             let (name, limits) = (export.name(), export.device().limits());
             api::Export {
                 size_bytes: limits.size.bytes(),
-                read_only: self.options.read_only || limits.read_only,
+                read_only: export.is_read_only() || limits.read_only,
                 uris: self.uris(&name),
                 name: name.to_string(),
             }

@@ -8,12 +8,14 @@
 //! * [`http`]: the verbs over HTTP and JSON on a Unix socket; [`client`]: the other end of it.
 //! * `stats`: how much is done, in numbers; `metrics`: the same for Prometheus.
 //! * [`state_folder`]: what outlives a server.
+//! * [`config`]: devices that a file wants, and what has to be done when it changes.
 //! * [`exports`]: which devices NBD clients find.
 //!
 //! The cores never wait for anything here. What they are told, they are told by message.
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod config;
 pub mod error;
 pub mod exports;
 pub mod http;

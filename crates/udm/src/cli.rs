@@ -90,6 +90,14 @@ An event that came between is not missed: udm wait NAME NUMBER returns at once w
     Deps(DepsArgs),
     /// List what NBD clients can connect to
     Exports(ListArgs),
+    /// Have the server read its file again and do what it says
+    #[command(
+        after_help = "What the file has new is made, what it has no more is removed, what has another table gets it: each device all or nothing, those that are used before their \
+users. What can't be done is said, the rest is done, and the exit status is 1; a device in use stays. What verbs made and the file does not name is left alone, and so is what verbs have \
+changed until the file changes there. A file that is broken changes nothing. SIGHUP does the same.\n\n\
+Output: + NAME made, - NAME removed, ~ NAME another table, = N as they were."
+    )]
+    Reconfigure(ReconfigureArgs),
     /// List the types of target and their versions
     Targets(ListArgs),
     /// Print the versions of udm and of what it follows
@@ -131,10 +139,17 @@ pub struct Print {
 URIs (file:, nbd:, null:, mem:, pattern:), major:minor, or @NAME for another device. A DEVICE alone is the table that maps all of it. docs/targets.md \
 has each target and each kind of device with an example.\n\n\
 Examples:\n  udm serve --device disk=disk.img --unix /tmp/udm.sock\n  udm serve --device disk='0 2097152 linear file:disk.img 0' --unix /tmp/udm.sock\n  \
-udm serve --device d='0 2097152 linear null:size=1G 0' --run 'nbdinfo $uri'"
+udm serve --device d='0 2097152 linear null:size=1G 0' --run 'nbdinfo $uri'\n  udm serve /etc/udm/udm.toml"
 )]
-#[command(group = ArgGroup::new("where to serve").required(true).multiple(true).args(["unix", "port", "run"]))]
+#[command(group = ArgGroup::new("where to serve").required(true).multiple(true).args(["config", "unix", "port", "run"]))]
 pub struct ServeArgs {
+    /// A file that says all this, and which devices there are; docs/config.md describes it. What
+    /// the command line says too counts as it stands there
+    #[arg(value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Read FILE, say whether it is good, and serve nothing
+    #[arg(long, requires = "config", conflicts_with = "fork")]
+    pub check: bool,
     /// A device and its table, the file that holds it, or the device that it maps whole; as often
     /// as wanted
     #[arg(long = "device", value_name = "NAME=TABLE|NAME=@FILE|NAME=DEVICE", value_parser = device_arg)]

@@ -3,6 +3,7 @@
 
 mod bench;
 mod cli;
+mod config;
 mod cow;
 mod demo;
 mod interrupt;

@@ -5,6 +5,7 @@
 //! drift from what the server takes and gives. Requests refuse members that they do not know;
 //! replies are read leniently, so that an older client understands a newer server.
 
+pub use super::api_config::*;
 pub use super::api_events::*;
 pub use super::api_snapshots::*;
 pub use super::api_stats::*;

@@ -15,13 +15,16 @@ use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
 
 /// Threads for verbs that may block, over all kinds.
-pub const BLOCKING_MAX: usize = LOADS_MAX + MESSAGES_MAX + CLEARS_MAX + RENAMES_MAX + METRICS_MAX;
+pub const BLOCKING_MAX: usize =
+    LOADS_MAX + MESSAGES_MAX + CLEARS_MAX + RENAMES_MAX + METRICS_MAX + RECONFIGURES_MAX;
 
 const LOADS_MAX: usize = 32;
 const MESSAGES_MAX: usize = 16;
 const CLEARS_MAX: usize = 8;
 const RENAMES_MAX: usize = 4;
 const METRICS_MAX: usize = 2;
+/// Through the socket one at a time, and one that a signal asks for beside.
+const RECONFIGURES_MAX: usize = 2;
 
 /// How many clients wait for events, or listen to changes: each keeps its seat, and there are
 /// others.
@@ -45,6 +48,8 @@ pub(super) struct Gates {
     pub renames: Gate,
     /// Looks at all numbers: with thousands of devices they take a while.
     pub metrics: Gate,
+    /// What applies the server's file.
+    pub reconfigures: Gate,
     /// Places for those who wait for events, or listen.
     pub waits: Arc<Semaphore>,
 }
@@ -65,6 +70,7 @@ impl Gates {
             clears: Gate::new("clears", CLEARS_MAX),
             renames: Gate::new("renames", RENAMES_MAX),
             metrics: Gate::new("looks at all numbers", METRICS_MAX),
+            reconfigures: Gate::new("reconfigures", RECONFIGURES_MAX - 1),
             waits: Arc::new(Semaphore::new(WAITS_MAX)),
         })
     }

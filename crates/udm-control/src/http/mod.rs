@@ -4,9 +4,11 @@
 //! socket's file, [`server`] serves its peers. Nothing here knows what a verb does.
 
 pub mod api;
+mod api_config;
 mod api_events;
 mod api_snapshots;
 mod api_stats;
+mod config;
 mod error;
 mod events;
 #[doc(hidden)]

@@ -52,6 +52,10 @@ const REMOVAL: &[Query] = &[
     TIMEOUT,
 ];
 
+/// Of the server's file.
+const FILE: &[Query] =
+    &[Query { name: "dry_run", kind: "boolean", description: "Say what would be done, and do nothing" }];
+
 /// Of a removal of a snapshot.
 const KEEP: &[Query] = &[
     Query { name: "keep_store", kind: "boolean", description: "Leave the store that was made for it" },
@@ -314,6 +318,15 @@ fn devices() -> Vec<Route> {
         .gives_events::<api::Event>(),
         Route::new(get.clone(), "/v1/exports", "listExports", "What clients can connect to", h::exports)
             .gives::<api::ExportList>(),
+        Route::new(
+            Method::POST,
+            "/v1/reconfigure",
+            "reconfigure",
+            "Reads the file that the server was started with again, and does what it says, each device all or nothing",
+            super::config::reconfigure,
+        )
+        .query(FILE)
+        .gives::<api::Reconfigured>(),
         Route::new(get.clone(), "/v1/version", "getVersion", "The server and its targets", h::version)
             .gives::<api::Version>(),
         Route::new(

@@ -2,7 +2,7 @@
 //!
 //! Contract: the socket has mode 0600 from the moment it exists; a stale one is replaced only when
 //! nobody answers on it; of several servers that want one path at the same time one gets it.
-//! Removing the file is the dropped [`Socket`]'s work.
+//! Removing the file is the dropped [`Socket`]'s work, where it has made it.
 
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use rustix::io::Errno;
@@ -33,8 +33,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 pub struct Socket {
     pub(super) listener: UnixListener,
     path: PathBuf,
-    /// Device and inode.
-    file: (u64, u64),
+    /// Device and inode; nothing where the file is somebody else's.
+    file: Option<(u64, u64)>,
 }
 
 impl Socket {
@@ -61,7 +61,19 @@ impl Socket {
         bind(&socket, &address)?;
         listen(&socket, BACKLOG)?;
         let meta = fs::symlink_metadata(path)?;
-        Ok(Socket { listener: socket.into(), path: path.into(), file: (meta.dev(), meta.ino()) })
+        Ok(Socket { listener: socket.into(), path: path.into(), file: Some((meta.dev(), meta.ino())) })
+    }
+
+    /// A socket that listens already. Its file is whoever's made it, with the mode that it has; who
+    /// may use it is asked of each peer all the same.
+    ///
+    /// # Errors
+    /// The system's own; and a socket without a path.
+    pub fn given(listener: UnixListener) -> io::Result<Socket> {
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let path = address.as_pathname().ok_or_else(|| io::Error::other("a socket without a path"))?;
+        Ok(Socket { path: path.into(), listener, file: None })
     }
 
     /// Where it is.
@@ -74,7 +86,7 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         // It still answers while its file is looked at, so nobody takes it for stale.
-        if fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.file) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|meta| Some((meta.dev(), meta.ino())) == self.file) {
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -21,6 +21,7 @@ pub use lookup::Folder;
 pub(crate) use lookup::{InUse, Opening};
 pub use opened::OPENED_MAJOR;
 
+use crate::config::{Config, Read};
 use crate::exports::Exporter;
 use crate::http::api;
 use crate::state_folder::making::Making;
@@ -61,6 +62,7 @@ pub struct Registry {
     exporter: OnceLock<Exporter>,
     upkeep: OnceLock<UpkeepOf>,
     state_folder: OnceLock<Arc<StateFolder>>,
+    config: OnceLock<Config>,
 }
 
 #[derive(Default)]
@@ -92,6 +94,7 @@ impl Registry {
             exporter: OnceLock::new(),
             upkeep: OnceLock::new(),
             state_folder: OnceLock::new(),
+            config: OnceLock::new(),
         })
     }
 
@@ -116,6 +119,16 @@ impl Registry {
     /// Says where is kept what outlives the program. Once; later calls change nothing.
     pub fn keep_state_in(&self, folder: Arc<StateFolder>) {
         let _ = self.state_folder.set(folder);
+    }
+
+    /// Says where the file is that wants devices. Once; later calls change nothing.
+    pub fn configure_by(&self, read: Read) {
+        let _ = self.config.set(Config::new(read));
+    }
+
+    /// The file that wants devices, where there is one.
+    pub(crate) fn config(&self) -> Option<&Config> {
+        self.config.get()
     }
 
     /// Where is kept what outlives the program, where something is.

@@ -140,7 +140,7 @@ pub async fn resume_until(registry: &Arc<Registry>, names: &[&str], off: &CallOf
 }
 
 /// As [`resume_until`], of devices that were found before, each with what it is called in errors.
-pub(super) async fn resume_these(
+pub(crate) async fn resume_these(
     registry: &Registry,
     several: &[(String, Arc<Mapped>)],
     off: &CallOff,
@@ -158,6 +158,7 @@ fn find(registry: &Registry, names: &[&str]) -> Result<Vec<(String, Arc<Mapped>)
 
 /// Calls off every verb that waits: the server ends.
 pub fn call_off_all(registry: &Registry) {
+    registry.config().inspect(|config| config.end());
     for mapped in registry.everything() {
         for who in [Waiting::Create, Waiting::Suspend, Waiting::Resume, Waiting::Remove] {
             mapped.pending.call_off(who, "the server ends");

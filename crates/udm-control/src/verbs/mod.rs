@@ -21,6 +21,7 @@ mod wait;
 
 pub(crate) use call_off::Pending;
 pub use call_off::{CallOff, interrupted};
+pub(crate) use change::resume_these;
 pub use change::{call_off_all, create, create_until, resume, resume_until, suspend, suspend_until};
 pub use events::wait_event;
 pub use multipath::{Grouped, create_multipath_until};
@@ -30,4 +31,5 @@ pub(crate) use show::{OPS, shown};
 pub use show::{info, ls, status, table, version};
 pub(crate) use snapshot::Note;
 pub use tables::{TABLE_MAX, clear, command_path, load, load_until, message, message_from, whole};
+pub(crate) use tables::{lines_of, load_into};
 pub use wait::{wait, wait_with};

@@ -62,7 +62,32 @@ pub fn whole(registry: &Registry, name: &str, word: &str) -> Result<String, Verb
     Ok(format!("0 {sectors} linear {} 0", words::escape(word)))
 }
 
-pub(super) fn load_into(
+/// The lines of `text`, a table of device `name`, of types that there are. Nothing is looked up.
+///
+/// # Errors
+/// E2BIG for more than [`TABLE_MAX`] bytes, EINVAL for what is no table, with the position.
+pub(crate) fn lines_of(name: &str, text: &str) -> Result<Vec<Line>, VerbError> {
+    let lines = parse(name, text)?;
+    let unknown = |line: &&Line| !udm_targets::TARGETS.iter().any(|one| one.name == line.kind);
+    match lines.iter().find(unknown) {
+        None => Ok(lines),
+        Some(line) => {
+            let error = TargetError::new(format!("{}: unknown target type", line.kind));
+            let at = line.spans.get(2).map(|span| in_line(line.number, &line.text, *span));
+            Err(VerbError::new(name, error).at(at))
+        }
+    }
+}
+
+fn parse(name: &str, text: &str) -> Result<Vec<Line>, VerbError> {
+    if text.len() > TABLE_MAX {
+        let error = TargetError::errno(E2BIG).because(format!("the table is longer than {TABLE_MAX} bytes"));
+        return Err(VerbError::new(name, error));
+    }
+    udm_wire::table::parse(text).map_err(|e| syntax(name, &e))
+}
+
+pub(crate) fn load_into(
     registry: &Registry,
     mapped: &Arc<Mapped>,
     name: &str,
@@ -70,11 +95,7 @@ pub(super) fn load_into(
     folder: &Folder,
     off: &CallOff,
 ) -> Result<(), VerbError> {
-    if text.len() > TABLE_MAX {
-        let error = TargetError::errno(E2BIG).because(format!("the table is longer than {TABLE_MAX} bytes"));
-        return Err(VerbError::new(name, error));
-    }
-    let lines = udm_wire::table::parse(text).map_err(|e| syntax(name, &e))?;
+    let lines = parse(name, text)?;
     let refused = |error: TargetError| {
         let position = position(&lines, &error);
         VerbError::new(name, error).at(position)

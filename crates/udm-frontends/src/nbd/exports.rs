@@ -122,6 +122,12 @@ impl Export {
         self.of_device.served.report()
     }
 
+    /// Clients may not write, whatever the device would say.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     /// What a client is told, as of now.
     pub(super) fn geometry(&self) -> Geometry {
         Geometry::new(&self.device.limits(), self.read_only)

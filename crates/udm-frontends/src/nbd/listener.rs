@@ -76,13 +76,27 @@ impl NbdServer {
         options: ServerOptions,
         listen: &[Listen],
     ) -> io::Result<NbdServer> {
-        let listeners = listen
-            .iter()
-            .map(|l| match l {
-                Listen::Unix(path) => Listener::unix(path),
-                Listen::Tcp(address) => Listener::tcp(*address),
-            })
-            .collect::<io::Result<Vec<_>>>()?;
+        NbdServer::start_with(cluster, exports, options, listen, Vec::new())
+    }
+
+    /// As [`NbdServer::start`], and on sockets that were opened and listen already (`given`). Their
+    /// paths stay when the server stops.
+    ///
+    /// # Errors
+    /// As [`NbdServer::start`]'s; and what was given is no socket of one of these kinds.
+    pub fn start_with(
+        cluster: &Arc<Cluster>,
+        exports: Arc<Exports>,
+        options: ServerOptions,
+        listen: &[Listen],
+        given: Vec<OwnedFd>,
+    ) -> io::Result<NbdServer> {
+        let made = listen.iter().map(|l| match l {
+            Listen::Unix(path) => Listener::unix(path),
+            Listen::Tcp(address) => Listener::tcp(*address),
+        });
+        let all = made.chain(given.into_iter().map(Listener::given));
+        let listeners = all.collect::<io::Result<Vec<_>>>()?;
         let bound = listeners
             .iter()
             .map(|l| match &l.kind {
@@ -127,7 +141,7 @@ impl NbdServer {
         self.shared.surveyor.do_one(nth, asks);
     }
 
-    /// Where it listens, in the order of `listen`.
+    /// Where it listens, in the order of `listen`, and then of what was given.
     #[must_use]
     pub fn bound(&self) -> &[Bound] {
         &self.bound

@@ -2,9 +2,11 @@
 
 use rustix::fs::{Mode, Stat};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::ffi::OsStr;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Connections that the kernel keeps for us until we accept them.
@@ -17,8 +19,8 @@ pub(super) struct Listener {
 }
 
 pub(super) enum Kind {
-    /// The path, and what we put there.
-    Unix(PathBuf, Stat),
+    /// The path, and what we put there; nothing where somebody else did.
+    Unix(PathBuf, Option<Stat>),
     Tcp(SocketAddr),
 }
 
@@ -40,7 +42,7 @@ impl Listener {
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(|e| explain(e, &what))?;
         rustix::net::bind(&fd, &address).map_err(|e| explain(e, &what))?;
         let put = rustix::fs::lstat(path).map_err(|e| explain(e, &what))?;
-        let listener = Listener { fd, kind: Kind::Unix(path.to_owned(), put) };
+        let listener = Listener { fd, kind: Kind::Unix(path.to_owned(), Some(put)) };
         rustix::net::listen(&listener.fd, BACKLOG).map_err(|e| explain(e, &what))?;
         Ok(listener)
     }
@@ -52,12 +54,27 @@ impl Listener {
         listener.set_nonblocking(true)?;
         Ok(Listener { fd: listener.into(), kind: Kind::Tcp(address) })
     }
+
+    /// One that listens already, and whose path is whoever's made it.
+    pub(super) fn given(fd: OwnedFd) -> io::Result<Listener> {
+        let address = rustix::net::getsockname(&fd)?;
+        let kind = match SocketAddr::try_from(address.clone()) {
+            Ok(address) => Kind::Tcp(address),
+            Err(_) => {
+                let unix = SocketAddrUnix::try_from(address)?;
+                let path = unix.path().ok_or_else(|| io::Error::other("a socket without a path"))?;
+                Kind::Unix(PathBuf::from(OsStr::from_bytes(path.to_bytes())), None)
+            }
+        };
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Ok(Listener { fd, kind })
+    }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
         // Only what we put there: somebody may have replaced it.
-        if let Kind::Unix(path, put) = &self.kind
+        if let Kind::Unix(path, Some(put)) = &self.kind
             && rustix::fs::lstat(path).is_ok_and(|now| now.st_dev == put.st_dev && now.st_ino == put.st_ino)
         {
             let _ = std::fs::remove_file(path);

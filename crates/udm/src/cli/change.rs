@@ -29,6 +29,18 @@ pub struct CreateArgs {
     pub uuid: Option<String>,
 }
 
+/// `udm reconfigure`.
+#[derive(Debug, Args)]
+pub struct ReconfigureArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    #[command(flatten)]
+    pub print: Print,
+    /// Say what would be done, and do nothing
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
+}
+
 /// `udm rename`.
 #[derive(Debug, Args)]
 pub struct RenameArgs {

@@ -5,7 +5,7 @@
 //! is its own affair.
 
 use super::sockets::Sockets;
-use super::{Signals, descriptors};
+use super::{Signals, descriptors, systemd};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 use std::io::IsTerminal;
@@ -29,6 +29,9 @@ impl Child {
         // Whoever loses its parent becomes ours, so that it can be found when all is to end.
         set_child_subreaper(Some(getpid())).context("adopting what it leaves behind")?;
         let mut shell = descriptors::shell(command);
+        for variable in systemd::VARIABLES {
+            shell.env_remove(variable);
+        }
         shell.kill_on_drop(true).env("UDM_SOCKET", &sockets.control);
         if let Some(unix) = &sockets.unix {
             shell.env("unixsocket", unix);

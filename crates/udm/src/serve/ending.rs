@@ -40,6 +40,7 @@ pub(super) struct Signals {
 #[derive(Default)]
 struct Shared {
     begun: Notify,
+    hung_up: Notify,
     plan: Mutex<Option<Plan>>,
 }
 
@@ -52,8 +53,9 @@ struct Plan {
 }
 
 impl Signals {
-    /// Takes the signals over, and starts the thread that hears them.
-    pub fn start() -> io::Result<Signals> {
+    /// Takes the signals over, and starts the thread that hears them. With `reloads` SIGHUP ends
+    /// nothing: see [`Signals::hangups`].
+    pub fn start(reloads: bool) -> io::Result<Signals> {
         // One that nobody takes off the queue is news of a thread that is stuck.
         let (tx, queue) = mpsc::channel(1);
         let shared = Arc::new(Shared::default());
@@ -68,7 +70,7 @@ impl Signals {
             match made {
                 Ok((runtime, ears)) => {
                     let _ = ready.send(Ok(()));
-                    runtime.block_on(watch(ears, &tx, &watched));
+                    runtime.block_on(watch(ears, reloads, &tx, &watched));
                 }
                 Err(error) => drop(ready.send(Err(error))),
             }
@@ -86,11 +88,26 @@ impl Signals {
         }
     }
 
+    /// Where SIGHUP is told that ends nothing.
+    pub fn hangups(&self) -> Hangups {
+        Hangups(Arc::clone(&self.shared))
+    }
+
     /// The end begins: it may take `limit`. `names` are those of the devices.
     pub fn end_within(self, limit: Duration, cluster: &Arc<Cluster>, names: HashMap<DeviceId, String>) {
         let plan = Plan { limit, cluster: Arc::clone(cluster), names };
         *self.shared.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
         self.shared.begun.notify_one();
+    }
+}
+
+/// SIGHUP, where it ends nothing.
+pub(super) struct Hangups(Arc<Shared>);
+
+impl Hangups {
+    /// The next one; several that came meanwhile are one.
+    pub async fn next(&self) {
+        self.0.hung_up.notified().await;
     }
 }
 
@@ -119,11 +136,13 @@ impl Ears {
     }
 }
 
-async fn watch(mut ears: Ears, queue: &mpsc::Sender<Signal>, shared: &Shared) {
+async fn watch(mut ears: Ears, reloads: bool, queue: &mpsc::Sender<Signal>, shared: &Shared) {
     loop {
         tokio::select! {
             signal = ears.next() => {
-                if queue.try_send(signal).is_err() {
+                if reloads && signal == Signal::HUP {
+                    shared.hung_up.notify_one();
+                } else if queue.try_send(signal).is_err() {
                     at_once(signal);
                 }
             }
@@ -137,7 +156,11 @@ async fn watch(mut ears: Ears, queue: &mpsc::Sender<Signal>, shared: &Shared) {
     loop {
         let next = if silent { QUIET_MAX } else { plan.limit };
         tokio::select! {
-            signal = ears.next() => at_once(signal),
+            signal = ears.next() => {
+                if !reloads || signal != Signal::HUP {
+                    at_once(signal);
+                }
+            }
             () = sleep_until(begin + next) => {
                 let waited_for = plan.text();
                 if !silent {

@@ -7,17 +7,23 @@
 mod child;
 pub mod descriptors;
 mod ending;
+mod given;
 mod ready;
+mod reload;
 mod report;
 mod sockets;
+mod systemd;
 mod upkeep;
 
 use crate::cli::{DeviceArg, ServeArgs, TableArg};
+use crate::config;
+use crate::output::say;
 use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
 use child::Child;
 use ending::Signals;
 pub use ready::in_background;
+use reload::File;
 use sockets::Sockets;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -39,19 +45,34 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Runs until the end; the exit status is that of the command of `--run`.
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
+    let Some(file) = &args.config else { return serve_until_the_end(args, None) };
+    let loaded = config::load(file)?;
+    let merged = loaded.merged(file)?;
+    if args.check {
+        let count = loaded.devices.len();
+        let devices = if count == 1 { "device" } else { "devices" };
+        say(&format!("{}: good, {count} {devices}\n", file.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    serve_until_the_end(&merged, Some(loaded.reader(file)))
+}
+
+/// As `args` say, with the devices of a file.
+fn serve_until_the_end(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     descriptors::raise();
     let control = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(http::BLOCKING_MAX)
         .build()
         .context("serve: control thread")?;
-    let done = control.block_on(serve(args));
+    let done = control.block_on(serve(args, file));
     // A load that hangs on its storage must not keep the process.
     control.shutdown_background();
     done
 }
 
-async fn serve(args: &ServeArgs) -> Result<ExitCode> {
+async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
+    let reloads = file.is_some();
     let upkeep = upkeep::of(args)?;
     let cores = Runtime::start(&cores(args)).context("serve: cores")?;
     let cluster = Arc::clone(cores.cluster());
@@ -69,9 +90,9 @@ async fn serve(args: &ServeArgs) -> Result<ExitCode> {
     registry.export_by(Exporter::new(Arc::clone(&exports), options));
 
     let limit = Duration::from_secs(args.stop_timeout);
-    let done = match make_devices(args, &registry).await {
+    let done = match make_devices(args, file, &registry).await {
         Ok(()) => {
-            let mut signals = Signals::start().context("serve: signals")?;
+            let mut signals = Signals::start(reloads).context("serve: signals")?;
             let done = serve_devices(args, &registry, exports, &cores, &mut signals).await;
             let names = registry.all().iter().map(|m| (m.device.id(), m.device.name())).collect();
             signals.end_within(limit, &cluster, names);
@@ -103,14 +124,20 @@ fn cores(args: &ServeArgs) -> RuntimeOptions {
 }
 
 /// Makes the devices in the order given, so that later ones can name earlier ones.
-async fn make_devices(args: &ServeArgs, registry: &Arc<Registry>) -> Result<()> {
+async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Registry>) -> Result<()> {
     for DeviceArg { name, table } in &args.devices {
         let table = table_of(registry, name, table)?;
         let made = verbs::create(registry, name, None, Some(&table)).await;
         made.map_err(|e| anyhow::anyhow!(e.beside(&table)))?;
     }
+    let mut names: Vec<&str> = args.devices.iter().map(|device| device.name.as_str()).collect();
+    let wanted = match file {
+        Some(file) => reload::start(registry, file, &names).await?,
+        None => Vec::new(),
+    };
+    names.extend(wanted.iter().map(String::as_str));
     verbs::snapshot::unseen(registry).iter().for_each(|line| tracing::warn!("{line}"));
-    match args.exports.iter().find(|wanted| !args.devices.iter().any(|d| d.name == **wanted)) {
+    match args.exports.iter().find(|wanted| !names.contains(&wanted.as_str())) {
         Some(missing) => bail!("{missing}: export: no --device of that name"),
         None => Ok(()),
     }
@@ -140,22 +167,32 @@ async fn serve_devices(
     cores: &Runtime,
     signals: &mut Signals,
 ) -> Result<ExitCode> {
-    let sockets = Sockets::new(args)?;
-    let socket = Socket::bind(&sockets.control)
-        .with_context(|| format!("control socket {}", sockets.control.display()))?;
-    let server = NbdServer::start(cores.cluster(), exports, ServerOptions::default(), &sockets.listen)
+    let given = given::take()?;
+    let sockets = Sockets::new(args, &given)?;
+    if sockets.listen.is_empty() && given.nbd.is_empty() {
+        bail!("serve: nothing to serve on: unix or port is wanted, in the file or on the command line");
+    }
+    let socket = given.control.map_or_else(|| Socket::bind(&sockets.control), Socket::given);
+    let socket = socket.with_context(|| format!("control socket {}", sockets.control.display()))?;
+    let options = ServerOptions::default();
+    let server = NbdServer::start_with(cores.cluster(), exports, options, &sockets.listen, given.nbd)
         .context("serve")?;
     let exporter = registry.exporter().expect("set before");
     exporter.serves(sockets.addresses(&server), server.counts());
     report::exports(&exporter.list());
     ready::say(args)?;
+    systemd::ready(registry.all().len());
 
+    let hangups = signals.hangups();
     let listening = http::server::serve(&socket, http::router(Arc::clone(registry)));
     let done = tokio::select! {
         never = verbs::see_to_deferred(registry) => match never {},
+        never = reload::when_told(&hangups, registry) => match never {},
         broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
+        never = systemd::live(cores.cluster()) => match never {},
         done = work(args, &sockets, exporter, signals) => done,
     };
+    systemd::stopping();
     verbs::call_off_all(registry);
     drop(socket);
     server.stop();

@@ -1,5 +1,6 @@
 //! Where a server is reached: its sockets, and a private folder for those that nobody named.
 
+use super::given::Given;
 use crate::cli::ServeArgs;
 use crate::verbs::socket_path;
 use anyhow::{Context, Result};
@@ -23,13 +24,16 @@ pub(super) struct Sockets {
 
 impl Sockets {
     /// As the command line says: `--run` alone makes both sockets private.
-    pub fn new(args: &ServeArgs) -> Result<Sockets> {
+    /// Those that were given stand beside what it says, and the control socket instead of it.
+    pub fn new(args: &ServeArgs, given: &Given) -> Result<Sockets> {
         let running = args.run.is_some();
         let unix_is_private = match &args.unix {
             Some(path) => path == Path::new("-"),
             None => running && args.port.is_none(),
         };
-        let control_is_private = running && args.socket.is_none();
+        let control = given.control.as_ref().map(std::os::unix::net::UnixListener::local_addr).transpose()?;
+        let control = control.as_ref().and_then(std::os::unix::net::SocketAddr::as_pathname);
+        let control_is_private = running && args.socket.is_none() && control.is_none();
         let private = (unix_is_private || control_is_private)
             .then(|| crate::private::folder("udm-").context("serve: private folder"))
             .transpose()?;
@@ -39,7 +43,8 @@ impl Sockets {
         } else {
             args.unix.as_deref().map(absolute).transpose()?
         };
-        let control = match inside("control.sock").filter(|_| control_is_private) {
+        let inside_control = inside("control.sock").filter(|_| control_is_private);
+        let control = match control.map(Path::to_owned).or(inside_control) {
             Some(path) => path,
             None => absolute(&socket_path(args.socket.clone())?)?,
         };

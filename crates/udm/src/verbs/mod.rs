@@ -6,10 +6,12 @@
 mod change;
 mod events;
 mod generate;
+mod reconfigure;
 mod show;
 mod tree;
 
 pub use change::{folder, read_table};
+pub use reconfigure::lines;
 
 use crate::cli::{StateArgs, Talk, Verb};
 use anyhow::{Context, Result};
@@ -32,6 +34,7 @@ pub fn run(verb: &Verb) -> Result<()> {
         Verb::Message(args) => change::message(args),
         Verb::Wait(args) => show::wait(args),
         Verb::Events(args) => events::listen(args),
+        Verb::Reconfigure(args) => reconfigure::run(args),
         Verb::Table(args) => show::table(args),
         Verb::Status(args) => show::status(args),
         Verb::Info(args) => show::info(args),

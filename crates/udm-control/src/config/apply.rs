@@ -1,0 +1,242 @@
+//! Bringing devices to what a file says.
+
+use super::{Config, Plan, Step, Wanted, Wish, plan};
+use crate::error::VerbError;
+use crate::http::api;
+use crate::registry::{Folder, Mapped, Registry};
+use crate::verbs::{self, CallOff, Removal};
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use udm_core::errno::{EBUSY, EINTR};
+use udm_dm::{Table, TargetError};
+
+/// A device that the file made, or took over.
+pub(super) struct Applied {
+    wanted: Wanted,
+    mapped: Weak<Mapped>,
+    /// The table that it was given.
+    table: Weak<Table>,
+}
+
+impl Applied {
+    fn new(wanted: Wanted, mapped: &Arc<Mapped>) -> Applied {
+        let table = mapped.device.live().as_ref().map(Arc::downgrade).unwrap_or_default();
+        Applied { wanted, mapped: Arc::downgrade(mapped), table }
+    }
+
+    /// What verbs have made of it since, in words.
+    fn drift(&self) -> Option<String> {
+        let (mapped, name) = (self.mapped.upgrade()?, &self.wanted.name);
+        let called = mapped.device.name();
+        if called != *name {
+            return Some(format!("{name}: it has been renamed to {called}, and is left so"));
+        }
+        let live = mapped.device.live().as_ref().map(Arc::downgrade).unwrap_or_default();
+        (!live.ptr_eq(&self.table)).then(|| format!("{name}: a verb has changed its table, which is left so"))
+    }
+}
+
+/// The config of `registry`.
+fn config(registry: &Registry) -> Result<&Config, VerbError> {
+    let none = || "the server was started without a file: udm serve FILE reads one";
+    registry.config().ok_or_else(|| VerbError::new("reconfigure", TargetError::new(none())))
+}
+
+/// Makes the devices that the file of `registry` wants, which were read before; what can't be made
+/// is said in the answer. May block on what their tables open.
+///
+/// # Errors
+/// EINVAL for a registry without a file, and where the devices use each other in a circle.
+pub async fn start(registry: &Arc<Registry>, wish: &Wish) -> Result<api::Reconfigured, VerbError> {
+    let mut applied = config(registry)?.applied.lock().await;
+    apply(registry, &mut applied, wish, false, &CallOff::default()).await
+}
+
+/// Reads the file of `registry` and does what it says, or with `dry_run` only says what that is.
+/// May block on the file and on what tables open, and waits for requests in flight where a table
+/// is another, until it is called off.
+///
+/// # Errors
+/// EINVAL for a registry without a file, and for a file that is broken: nothing has changed then.
+pub async fn reconfigure(
+    registry: &Arc<Registry>,
+    dry_run: bool,
+    off: &CallOff,
+) -> Result<api::Reconfigured, VerbError> {
+    let config = config(registry)?;
+    let mut applied = config.applied.lock().await;
+    let wish = (config.read)().map_err(|why| {
+        let line = why.lines().next().unwrap_or_default();
+        VerbError::new("reconfigure", TargetError::new(line))
+    })?;
+    apply(registry, &mut applied, &wish, dry_run, off).await
+}
+
+async fn apply(
+    registry: &Arc<Registry>,
+    applied: &mut Vec<Applied>,
+    wish: &Wish,
+    dry_run: bool,
+    off: &CallOff,
+) -> Result<api::Reconfigured, VerbError> {
+    applied.retain(|one| one.mapped.upgrade().is_some_and(|mapped| registry.is_there(&mapped)));
+    follow_names(applied, wish);
+    let was: Vec<&Wanted> = applied.iter().map(|one| &one.wanted).collect();
+    let Plan { steps, refused, unchanged } =
+        plan(&was, &wish.devices).map_err(|why| VerbError::new("reconfigure", TargetError::new(why)))?;
+    let mut done = api::Reconfigured {
+        unchanged: unchanged.len() as u64,
+        notes: wish.notes.clone(),
+        ..api::Reconfigured::default()
+    };
+    done.notes.extend(unchanged.iter().filter_map(|(place, _)| applied[*place].drift()));
+    for (place, key, why) in refused {
+        let name = wish.devices[place].name.clone();
+        done.changes.push(api::Change { name, change: key.into(), error: Some(why.into()) });
+    }
+    let mut gone = HashSet::new();
+    for step in steps {
+        let (name, change) = match step {
+            Step::Remove(place) => (applied[place].wanted.name.clone(), "remove"),
+            Step::Reload(_, place) => (wish.devices[place].name.clone(), "reload"),
+            Step::Create(place) if namesake(registry, &wish.devices[place].name).is_some() => {
+                (wish.devices[place].name.clone(), "take-over")
+            }
+            Step::Create(place) => (wish.devices[place].name.clone(), "create"),
+        };
+        let took = match may_go_on(registry, &name, off) {
+            _ if dry_run => Ok(()),
+            Ok(()) => take(registry, applied, wish, &step, off).await,
+            refused => refused,
+        };
+        if let (Step::Remove(place), true, false) = (&step, took.is_ok(), dry_run) {
+            gone.insert(*place);
+        }
+        // The name stands beside it.
+        let error = took.err().map(|e| {
+            let said = e.to_string();
+            said.strip_prefix(&format!("{name}: ")).map_or(said.clone(), String::from)
+        });
+        done.changes.push(api::Change { name, change: change.into(), error });
+    }
+    let mut place = 0..;
+    applied.retain(|_| !gone.contains(&place.next().unwrap_or_default()));
+    Ok(done)
+}
+
+/// What was renamed by a verb, and has its new name in the file too, is what it was.
+fn follow_names(applied: &mut [Applied], wish: &Wish) {
+    let wanted: HashSet<&str> = wish.devices.iter().map(|wanted| wanted.name.as_str()).collect();
+    for one in applied {
+        let called = one.mapped.upgrade().map(|mapped| mapped.device.name());
+        if let Some(called) = called.filter(|called| wanted.contains(called.as_str())) {
+            one.wanted.name = called;
+        }
+    }
+}
+
+/// The device that has this name, and not only this uuid.
+fn namesake(registry: &Registry, name: &str) -> Option<Arc<Mapped>> {
+    registry.find(name).ok().filter(|mapped| mapped.device.name() == name)
+}
+
+fn may_go_on(registry: &Registry, name: &str, off: &CallOff) -> Result<(), VerbError> {
+    if let Some(why) = off.reason() {
+        return Err(VerbError::new(name, why.clone()));
+    }
+    match registry.config() {
+        Some(config) if config.ends.load(Ordering::Relaxed) => {
+            Err(VerbError::new(name, TargetError::errno(EINTR).because("the server ends")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Takes one step: all of it, or nothing. What goes keeps its place in `applied`.
+async fn take(
+    registry: &Arc<Registry>,
+    applied: &mut Vec<Applied>,
+    wish: &Wish,
+    step: &Step,
+    off: &CallOff,
+) -> Result<(), VerbError> {
+    match *step {
+        Step::Remove(place) => {
+            // By the name that it has now.
+            let Some(name) = applied[place].mapped.upgrade().map(|mapped| mapped.device.name()) else {
+                return Ok(());
+            };
+            verbs::remove_until(registry, &name, Removal::default(), off).await?;
+            registry
+                .exporter()
+                .inspect(|exporter| exporter.set_read_only(&applied[place].wanted.name, false));
+            Ok(())
+        }
+        Step::Reload(was, is) => {
+            let wanted = &wish.devices[is];
+            let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
+            reload(registry, &mapped, wanted, &wish.folder, off).await?;
+            applied[was] = Applied::new(wanted.clone(), &mapped);
+            Ok(())
+        }
+        Step::Create(is) => {
+            let wanted = &wish.devices[is];
+            let name = &wanted.name;
+            let mapped = match namesake(registry, name) {
+                Some(mapped) => {
+                    if mapped.device.uuid() != wanted.uuid {
+                        let why = "a verb has made a device of that name with another uuid";
+                        return Err(busy(name, why));
+                    }
+                    if wanted.read_only {
+                        return Err(busy(name, "a verb has made a device of that name, for writing"));
+                    }
+                    reload(registry, &mapped, wanted, &wish.folder, off).await?;
+                    mapped
+                }
+                None => {
+                    if let Some(exporter) = registry.exporter() {
+                        exporter.set_read_only(name, wanted.read_only);
+                    }
+                    let (uuid, table) = (wanted.uuid.as_deref(), Some(wanted.table.as_str()));
+                    verbs::create_until(registry, name, uuid, table, &wish.folder, off).await?;
+                    registry.find(name)?
+                }
+            };
+            applied.push(Applied::new(wanted.clone(), &mapped));
+            Ok(())
+        }
+    }
+}
+
+fn busy(name: &str, why: &str) -> VerbError {
+    VerbError::new(name, TargetError::errno(EBUSY).because(why))
+}
+
+/// Gives a device another table. It is active, and nobody else is about to.
+async fn reload(
+    registry: &Arc<Registry>,
+    mapped: &Arc<Mapped>,
+    wanted: &Wanted,
+    folder: &Folder,
+    off: &CallOff,
+) -> Result<(), VerbError> {
+    let name = &wanted.name;
+    let info = mapped.device.info();
+    if info.suspended {
+        return Err(busy(name, "it is suspended: resume it first"));
+    }
+    if info.inactive {
+        return Err(busy(name, "a table waits in its inactive slot: resume or clear it first"));
+    }
+    if mapped.note().was_linear {
+        return Err(busy(name, "it has snapshots that were made by name: remove them first"));
+    }
+    verbs::load_into(registry, mapped, name, &wanted.table, folder, off)?;
+    let resumed = verbs::resume_these(registry, &[(name.clone(), Arc::clone(mapped))], off).await;
+    if resumed.is_err() {
+        mapped.device.clear();
+    }
+    resumed
+}

@@ -1,0 +1,311 @@
+//! The difference between two files, in the order in which it can be made. Pure.
+
+use crate::error::VerbError;
+use crate::verbs;
+use std::collections::{HashMap, HashSet};
+use udm_wire::table::Line;
+use udm_wire::uri::{self, DeviceUri};
+
+/// A device that a file wants.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Its name.
+    pub name: String,
+    /// The text of its table.
+    pub table: String,
+    /// Its uuid.
+    pub uuid: Option<String>,
+    /// Clients may not write.
+    pub read_only: bool,
+    lines: Vec<Line>,
+}
+
+impl Wanted {
+    /// A device with a table that can be read as one, of types that there are. What its words mean
+    /// is not asked.
+    ///
+    /// # Errors
+    /// What is wrong with the table, with its place.
+    pub fn new(
+        name: &str,
+        table: String,
+        uuid: Option<String>,
+        read_only: bool,
+    ) -> Result<Wanted, VerbError> {
+        let lines = verbs::lines_of(name, &table)?;
+        Ok(Wanted { name: name.to_owned(), table, uuid, read_only, lines })
+    }
+
+    /// The same lines, however they are written.
+    fn same_table(&self, other: &Wanted) -> bool {
+        let said = |wanted: &Wanted| wanted.lines.len();
+        let same =
+            |(a, b): (&Line, &Line)| (a.start, a.len, &a.kind, &a.args) == (b.start, b.len, &b.kind, &b.args);
+        said(self) == said(other) && self.lines.iter().zip(&other.lines).all(same)
+    }
+
+    /// The names of the devices that its table uses.
+    fn below(&self) -> impl Iterator<Item = String> + '_ {
+        let words = self.lines.iter().flat_map(|line| &line.args).filter(|word| word.starts_with('@'));
+        words.filter_map(|word| match uri::parse(word) {
+            Ok(DeviceUri::Mapped(name)) => Some(name),
+            _ => None,
+        })
+    }
+}
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The device that was wanted at this place is gone.
+    Remove(usize),
+    /// The device that is wanted at this place is new.
+    Create(usize),
+    /// The one that was wanted at the first place is wanted with another table, at the second.
+    Reload(usize, usize),
+}
+
+/// A difference.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// What is to be done, one after the other: who uses a device goes before it and comes after.
+    pub steps: Vec<Step>,
+    /// What can't be done: where it is wanted, which key has changed, and why that can't be.
+    pub refused: Vec<(usize, &'static str, &'static str)>,
+    /// What is as it was: where it was, and where it is.
+    pub unchanged: Vec<(usize, usize)>,
+}
+
+/// From what was wanted to what is.
+///
+/// # Errors
+/// Where what is wanted uses itself, or is wanted twice.
+pub fn plan(was: &[&Wanted], is: &[Wanted]) -> Result<Plan, String> {
+    let all: Vec<&Wanted> = is.iter().collect();
+    let mut names = HashSet::new();
+    if let Some(twice) = all.iter().find(|wanted| !names.insert(wanted.name.as_str())) {
+        return Err(format!("{}: it is wanted twice", twice.name));
+    }
+    let (order, circle) = order(&all);
+    if let Some(circle) = circle {
+        return Err(circle);
+    }
+    let before: HashMap<&str, usize> = was.iter().enumerate().map(|(i, w)| (w.name.as_str(), i)).collect();
+    let mut plan = Plan::default();
+    let mut changes = Vec::new();
+    for place in order {
+        let wanted = &is[place];
+        let Some(&old) = before.get(wanted.name.as_str()) else {
+            changes.push(Step::Create(place));
+            continue;
+        };
+        let had = was[old];
+        if had.uuid != wanted.uuid {
+            let why = "a device keeps its uuid: remove it first";
+            plan.refused.push((place, "uuid", why));
+        } else if had.read_only != wanted.read_only {
+            let why = "clients keep what they were told: remove it first";
+            plan.refused.push((place, "readonly", why));
+        } else if had.same_table(wanted) {
+            plan.unchanged.push((old, place));
+        } else {
+            changes.push(Step::Reload(old, place));
+        }
+    }
+    let (early, late) = removals(was, |name| !names.contains(name));
+    plan.steps = early.into_iter().map(Step::Remove).collect();
+    plan.steps.extend(changes);
+    plan.steps.extend(late.into_iter().map(Step::Remove));
+    Ok(plan)
+}
+
+/// Those that are gone, users first: those that nobody uses who stays, so that what they have to
+/// themselves is free for those that come; and those whose users have to change first.
+fn removals(was: &[&Wanted], gone: impl Fn(&str) -> bool) -> (Vec<usize>, Vec<usize>) {
+    let (mut early, mut late) = (Vec::new(), Vec::new());
+    // Used by one that stays, or by one that has to wait itself.
+    let mut waits = HashSet::new();
+    for &place in order(was).0.iter().rev() {
+        let wanted = was[place];
+        let goes = gone(&wanted.name);
+        let is_early = goes && !waits.contains(&wanted.name);
+        if !is_early {
+            waits.extend(wanted.below());
+        }
+        match (goes, is_early) {
+            (true, true) => early.push(place),
+            (true, false) => late.push(place),
+            _ => {}
+        }
+    }
+    (early, late)
+}
+
+/// Places, those that are used before their users, else as they stand. Those that use each other in
+/// a circle, and their users, come last, and the circle is said.
+fn order(all: &[&Wanted]) -> (Vec<usize>, Option<String>) {
+    let places: HashMap<&str, usize> = all.iter().enumerate().map(|(i, w)| (w.name.as_str(), i)).collect();
+    let below = |place: usize| {
+        let mut below: Vec<usize> =
+            all[place].below().filter_map(|n| places.get(n.as_str()).copied()).collect();
+        below.sort_unstable();
+        below.dedup();
+        below
+    };
+    let (mut waits, mut users) = (vec![0_usize; all.len()], vec![Vec::new(); all.len()]);
+    for (place, waits) in waits.iter_mut().enumerate() {
+        let below = below(place);
+        *waits = below.len();
+        below.into_iter().for_each(|used| users[used].push(place));
+    }
+    let mut ready: std::collections::BTreeSet<usize> = (0..all.len()).filter(|&i| waits[i] == 0).collect();
+    let mut order = Vec::with_capacity(all.len());
+    while let Some(place) = ready.pop_first() {
+        order.push(place);
+        for &user in &users[place] {
+            waits[user] -= 1;
+            if waits[user] == 0 {
+                ready.insert(user);
+            }
+        }
+    }
+    let left = |place: &usize| waits[*place] > 0;
+    let Some(first) = (0..all.len()).find(left) else { return (order, None) };
+    // Each that is left uses another that is left, so going down comes round.
+    let mut way = vec![first];
+    let begin = loop {
+        let last = way[way.len() - 1];
+        let next = below(last).into_iter().find(left).unwrap_or(last);
+        match way.iter().position(|&place| place == next) {
+            Some(begin) => break begin,
+            None => way.push(next),
+        }
+    };
+    let circle = &way[begin..];
+    let uses: Vec<String> = (0..circle.len())
+        .map(|i| format!("{} uses {}", all[circle[i]].name, all[circle[(i + 1) % circle.len()]].name))
+        .collect();
+    let why = format!("{}: it lies on itself: {}", all[circle[0]].name, uses.join(", "));
+    order.extend((0..all.len()).filter(left));
+    (order, Some(why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// `NAME[=BELOW,...][!][/UUID]`: `!` has another table.
+    fn wanted(text: &str) -> Vec<Wanted> {
+        let one = |text: &str| {
+            let (text, uuid) = text.split_once('/').map_or((text, None), |(t, u)| (t, Some(u.to_owned())));
+            let (text, size) = text.strip_suffix('!').map_or((text, 8), |text| (text, 16));
+            let (name, below) = text.split_once('=').unwrap_or((text, ""));
+            let mut table = String::new();
+            for (i, used) in below.split(',').filter(|used| !used.is_empty()).enumerate() {
+                table += &format!("{} 8 linear @{used} {size}\n", i * 8);
+            }
+            if table.is_empty() {
+                table = format!("0 {size} error\n");
+            }
+            Wanted::new(name, table, uuid, false).unwrap()
+        };
+        text.split_whitespace().map(one).collect()
+    }
+
+    fn steps(was: &str, is: &str) -> String {
+        let (was, is) = (wanted(was), wanted(is));
+        let plan = plan(&was.iter().collect::<Vec<_>>(), &is).unwrap();
+        let said = plan.steps.iter().map(|step| match step {
+            Step::Remove(i) => format!("-{}", was[*i].name),
+            Step::Create(i) => format!("+{}", is[*i].name),
+            Step::Reload(_, i) => format!("~{}", is[*i].name),
+        });
+        let refused = plan.refused.iter().map(|(i, key, _)| format!("!{} {key}", is[*i].name));
+        said.chain(refused).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn who_is_used_comes_first_and_goes_last() {
+        assert_eq!(steps("", "top=mid mid=a,b a b"), "+a +b +mid +top");
+        assert_eq!(steps("top=mid mid=a,b a b", ""), "-top -mid -b -a");
+        assert_eq!(steps("a b", "b a"), "");
+        assert_eq!(steps("a b", "a! b"), "~a");
+        assert_eq!(steps("a", "a/u"), "!a uuid");
+        // What goes frees its disk for what comes, but not while what stays uses it.
+        assert_eq!(steps("a", "b"), "-a +b");
+        assert_eq!(steps("u=a a", "u=b b"), "+b ~u -a");
+        assert_eq!(steps("u=m m=a a", "u=b b"), "+b ~u -m -a");
+        // What it uses is not the file's.
+        assert_eq!(steps("", "a=other"), "+a");
+    }
+
+    #[test]
+    fn a_circle_is_said() {
+        let error = |text| plan(&[], &wanted(text)).unwrap_err();
+        assert_eq!(error("x a=b b=c,x c=a"), "a: it lies on itself: a uses b, b uses c, c uses a");
+        assert_eq!(error("t=a a=a"), "a: it lies on itself: a uses a");
+        assert_eq!(error("a a"), "a: it is wanted twice");
+    }
+
+    #[test]
+    fn a_table_is_its_words() {
+        let of = |table: &str| Wanted::new("a", table.into(), None, false).unwrap();
+        assert!(of("0 8 error\n").same_table(&of("# none\n0  8\terror  # here\n\n")));
+        assert!(!of("0 8 error\n").same_table(&of("0 8 zero\n")));
+        assert!(!of("0 8 error\n").same_table(&of("0 8 error\n8 8 error\n")));
+        let unknown = Wanted::new("a", "0 8 error\n8 8 lineal x 0\n".into(), None, false).unwrap_err();
+        assert_eq!(unknown.position.map(|p| (p.line, p.column)), Some((2, 5)));
+    }
+
+    /// Devices of `0..8`, each over some of them that have a lower number, so that there is no
+    /// circle; in any order.
+    fn files() -> impl Strategy<Value = Vec<Wanted>> {
+        let device = (any::<bool>(), any::<u8>(), any::<bool>());
+        (proptest::collection::vec(device, 8), any::<bool>()).prop_map(|(devices, reversed)| {
+            let there: Vec<bool> = devices.iter().map(|(there, ..)| *there).collect();
+            let text = |(i, (_, below, other)): (usize, (bool, u8, bool))| {
+                let used = |b: &usize| there[*b] && below >> b & 1 == 1;
+                let below: Vec<String> = (0..i).filter(used).map(|b| b.to_string()).collect();
+                there[i].then(|| format!("{i}={}{}", below.join(","), if other { "!" } else { "" }))
+            };
+            let mut texts: Vec<String> = devices.into_iter().enumerate().filter_map(text).collect();
+            if reversed {
+                texts.reverse();
+            }
+            wanted(&texts.join(" "))
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Taken one after the other, no step makes or changes a device over one of the file's that
+        /// is not there, or removes one that is used; and at the end there is what is wanted.
+        #[test]
+        fn each_step_can_be_taken(was in files(), is in files()) {
+            let plan = plan(&was.iter().collect::<Vec<_>>(), &is).unwrap();
+            let mut there: HashMap<String, Wanted> = was.iter().map(|w| (w.name.clone(), w.clone())).collect();
+            for step in &plan.steps {
+                match *step {
+                    Step::Remove(i) => {
+                        let name = &was[i].name;
+                        prop_assert!(there.remove(name).is_some());
+                        let users = there.values().filter(|user| user.below().any(|used| used == *name));
+                        prop_assert_eq!(users.count(), 0, "{} is used", name);
+                    }
+                    Step::Create(i) | Step::Reload(_, i) => {
+                        let wanted = &is[i];
+                        prop_assert_eq!(there.contains_key(&wanted.name), matches!(step, Step::Reload(..)));
+                        for used in wanted.below().filter(|used| is.iter().any(|w| w.name == *used)) {
+                            prop_assert!(there.contains_key(&used), "{} is missing", used);
+                        }
+                        there.insert(wanted.name.clone(), wanted.clone());
+                    }
+                }
+            }
+            prop_assert_eq!(there.len(), is.len());
+            prop_assert!(is.iter().all(|wanted| wanted.same_table(&there[&wanted.name])));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The keys of `[serve]`: the long options of `udm serve`, read by what reads the command line.
+
+use crate::cli::Cli;
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, Command, CommandFactory};
+use std::any::TypeId;
+use std::error::Error as _;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use udm_wire::udm_conf::{Fault, Key, Value};
+
+/// Options that are not for a file: how a server is started, devices, which have a table of their
+/// own, and what ends with its command.
+const NO_KEYS: [&str; 7] = ["device", "run", "fork", "ready-on-stdout", "check", "help", "version"];
+
+/// The verb.
+pub fn serve() -> Command {
+    let mut all = Cli::command();
+    all.build();
+    all.find_subcommand("serve").cloned().unwrap_or_default()
+}
+
+/// The options that are keys.
+pub fn keys(serve: &Command) -> impl Iterator<Item = &Arg> {
+    let is_key = |arg: &&Arg| arg.get_long().is_some_and(|long| !NO_KEYS.contains(&long));
+    serve.get_arguments().filter(is_key)
+}
+
+/// What a key says, as arguments of the verb; paths count from `folder`.
+///
+/// # Errors
+/// A key that is none, or whose value the option would refuse.
+pub fn arguments(key: &Key, folder: &Path) -> Result<Vec<OsString>, Fault> {
+    let serve = serve();
+    let name = &key.name;
+    let Some(option) = keys(&serve).find(|option| option.get_long() == Some(name)) else {
+        let why = format!("serve: {name}: unknown: see docs/config.md, or udm serve --help");
+        return Err(Fault::new(why, key.at.clone()));
+    };
+    let refuse = |why: &str| Err(Fault::new(format!("serve: {name}: {why}"), key.value_at.clone()));
+    let is_path = option.get_value_parser().type_id() == TypeId::of::<PathBuf>();
+    let argument = |value: &String| {
+        let mut argument = OsString::from(format!("--{name}="));
+        match is_path && value != "-" && !value.is_empty() {
+            true => argument.push(folder.join(value)),
+            false => argument.push(value),
+        }
+        argument
+    };
+    let arguments = match (option.get_action(), &key.value) {
+        (ArgAction::SetTrue, Value::Flag(flag)) => {
+            flag.then(|| OsString::from(format!("--{name}"))).into_iter().collect()
+        }
+        (ArgAction::SetTrue, _) => return refuse("true or false is wanted"),
+        (_, Value::Text(text)) => vec![argument(text)],
+        (ArgAction::Append, Value::List(list)) => list.iter().map(argument).collect(),
+        (_, Value::List(_)) => return refuse("one is wanted"),
+        (_, Value::Flag(_)) => {
+            let names = option.get_value_names().unwrap_or_default();
+            let wanted: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
+            return refuse(&format!("{} is wanted", wanted.join(" ")));
+        }
+    };
+    let read = serve.clone().no_binary_name(true).try_get_matches_from(&arguments);
+    match read {
+        // What it needs beside itself is asked when all are there.
+        Err(error) if error.kind() != ErrorKind::MissingRequiredArgument => refuse(&first_line(&error)),
+        _ => Ok(arguments),
+    }
+}
+
+/// What is wrong, without the words around it.
+pub fn first_line(error: &clap::Error) -> String {
+    match error.source() {
+        Some(why) => why.to_string(),
+        None => {
+            let said = error.to_string();
+            let text = said.strip_prefix("error: ").unwrap_or(&said);
+            // The options to blame may stand on lines of their own.
+            let lines = text.lines().take_while(|line| !line.is_empty()).map(str::trim);
+            lines.collect::<Vec<_>>().join(" ")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_wire::udm_conf::DEVICE_KEYS;
+
+    /// docs/config.md has a table for each part of the file: its keys in their order, and what they
+    /// take.
+    #[test]
+    fn the_docs_have_each_key() {
+        let docs = include_str!("../../../../docs/config.md");
+        let rows = |part: &str| -> Vec<(String, String)> {
+            let (_, part) = docs.split_once(&format!("\n## {part}\n")).unwrap();
+            let part = part.split("\n## ").next().unwrap().replace("\\|", "\0");
+            let rows = part.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+            let rows =
+                rows.map(|(key, value)| (key.to_owned(), value.trim_end_matches(" |").replace('\0', "|")));
+            rows.collect()
+        };
+        let serve = serve();
+        let takes = |option: &Arg| match option.get_action() {
+            ArgAction::SetTrue => "true or false".to_owned(),
+            action => {
+                let names: Vec<&str> =
+                    option.get_value_names().unwrap_or_default().iter().map(|name| name.as_str()).collect();
+                let list = if matches!(action, ArgAction::Append) { ", or a list" } else { "" };
+                format!("{}{list}", names.join(" "))
+            }
+        };
+        let has: Vec<(String, String)> =
+            keys(&serve).map(|option| (option.get_long().unwrap().to_owned(), takes(option))).collect();
+        assert_eq!(rows("[serve]"), has);
+        let devices: Vec<String> = rows("[devices.NAME]").into_iter().map(|(key, _)| key).collect();
+        assert_eq!(devices, DEVICE_KEYS);
+    }
+}

@@ -1,0 +1,268 @@
+//! `udm serve FILE`: a file that says what the server is to be and which devices it has, and the
+//! files in `conf.d` beside it.
+//!
+//! Contract: all of it is read before anything is done, and a fault anywhere is an error that names
+//! its place. Relative paths, in tables too, count from the folder of FILE.
+
+mod flags;
+
+use crate::cli::{Cli, ServeArgs, Verb};
+use crate::verbs::read_table;
+use anyhow::{Context, Result, bail};
+use clap::{CommandFactory, FromArgMatches};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use udm_control::config::{Wanted, Wish};
+use udm_control::registry::Folder;
+use udm_wire::udm_conf::{Conf, Fault, TEXT_MAX, Table};
+
+/// The folder beside the file whose files are read too.
+const MORE: &str = "conf.d";
+
+/// Files in it at the most.
+const FILES_MAX: usize = 4096;
+
+/// Text in all of them and in the files of tables, in bytes at the most.
+const ALL_MAX: usize = 256 << 20;
+
+/// What all files say.
+pub struct Loaded {
+    /// The options of `udm serve`, by their names, as arguments.
+    serve: BTreeMap<String, Vec<OsString>>,
+    /// The devices, in the order of the files.
+    pub devices: Vec<Wanted>,
+    folder: PathBuf,
+}
+
+/// Reads `file` and what is in `conf.d` beside it.
+///
+/// # Errors
+/// The first fault, with its place and the text.
+pub fn load(file: &Path) -> Result<Loaded> {
+    let file = std::path::absolute(file).with_context(|| file.display().to_string())?;
+    let folder = file.parent().unwrap_or(Path::new("/")).to_owned();
+    let mut loaded = Loaded { serve: BTreeMap::new(), devices: Vec::new(), folder };
+    let mut files = vec![file];
+    files.extend(more(&loaded.folder.join(MORE))?);
+    let (mut keys, mut devices, mut size) = (HashMap::new(), HashMap::new(), 0);
+    for file in &files {
+        let name = file.display().to_string();
+        let text = read(file)?;
+        size += text.len();
+        let shown = |fault: &Fault| anyhow::anyhow!(fault.beside(&name, &text));
+        let conf = Conf::parse(&text).map_err(|fault| shown(&fault))?;
+        for key in &conf.serve {
+            let arguments = flags::arguments(key, &loaded.folder).map_err(|fault| shown(&fault))?;
+            if let Some(other) = keys.insert(key.name.clone(), name.clone()) {
+                let why = format!("serve: {}: {other} has it too", key.name);
+                return Err(shown(&Fault::new(why, key.at.clone())));
+            }
+            loaded.serve.insert(key.name.clone(), arguments);
+        }
+        for device in conf.devices {
+            if let Some(other) = devices.insert(device.name.clone(), name.clone()) {
+                let why = format!("devices.{}: {other} has it too", device.name);
+                return Err(shown(&Fault::new(why, device.at)));
+            }
+            let table = match device.table {
+                Table::Text(text) => text,
+                Table::File(file) => {
+                    let table = read_table(&loaded.folder.join(file));
+                    table.map_err(|e| {
+                        shown(&Fault::new(format!("devices.{}: {e:#}", device.name), device.at))
+                    })?
+                }
+            };
+            size += table.len();
+            if size > ALL_MAX {
+                bail!("{name}: the files and tables are longer than {ALL_MAX} bytes");
+            }
+            let wanted = Wanted::new(&device.name, table.clone(), device.uuid, device.read_only);
+            loaded.devices.push(wanted.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.beside(&table)))?);
+        }
+    }
+    // A circle is a fault of the file.
+    let circle = udm_control::config::plan(&[], &loaded.devices).err();
+    circle.map_or(Ok(loaded), |circle| bail!("{}: devices.{circle}", files[0].display()))
+}
+
+/// The files in the folder `more`, by name; none where there is none.
+fn more(more: &Path) -> Result<Vec<PathBuf>> {
+    let said = || more.display().to_string();
+    let entries = match std::fs::read_dir(more) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(said)?,
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.with_context(said)?.path();
+        let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        if path.extension().is_some_and(|extension| extension == "toml") && !hidden {
+            files.push(path);
+        }
+    }
+    if files.len() > FILES_MAX {
+        bail!("{}: more than {FILES_MAX} files", more.display());
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read(file: &Path) -> Result<String> {
+    let name = || file.display().to_string();
+    let mut bytes = Vec::new();
+    let open = std::fs::File::open(file).with_context(name)?;
+    open.take(TEXT_MAX as u64 + 1).read_to_end(&mut bytes).with_context(name)?;
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(text),
+        Err(_) => bail!("{}: it is no text in UTF-8", name()),
+    }
+}
+
+impl Loaded {
+    /// What the command line says, and what the files say besides.
+    ///
+    /// # Errors
+    /// What can't be together.
+    pub fn merged(&self, file: &Path) -> Result<ServeArgs> {
+        let merge = || -> Result<Cli, clap::Error> {
+            let given: Vec<OsString> = std::env::args_os().collect();
+            let matches = Cli::command().try_get_matches_from(&given)?;
+            let serve = matches.subcommand_matches("serve");
+            let command = flags::serve();
+            // By the option's own name: that of its field may be another.
+            let is_given = |name: &str| {
+                let option = command.get_arguments().find(|option| option.get_long() == Some(name));
+                let source = option.zip(serve).and_then(|(o, serve)| serve.value_source(o.get_id().as_str()));
+                source == Some(clap::parser::ValueSource::CommandLine)
+            };
+            let more = self.serve.iter().filter(|(name, _)| !is_given(name)).flat_map(|(_, all)| all.clone());
+            // The verb is the first word: options of all verbs there are none.
+            let (verb, rest) = given.split_at(given.len().min(2));
+            let all = verb.iter().cloned().chain(more).chain(rest.iter().cloned());
+            Cli::from_arg_matches(&Cli::command().try_get_matches_from(all)?)
+        };
+        let cli =
+            merge().map_err(|e| anyhow::anyhow!("{}: serve: {}", file.display(), flags::first_line(&e)))?;
+        match cli.verb {
+            Verb::Serve(args) => Ok(args),
+            _ => unreachable!("it was this verb before"),
+        }
+    }
+
+    /// What is to be applied, for a server that began with `first`.
+    fn wish(self, first: &BTreeMap<String, Vec<OsString>>) -> Wish {
+        let changed = |name: &&String| first.get(*name) != self.serve.get(*name);
+        let mut names: Vec<&String> = first.keys().chain(self.serve.keys()).filter(changed).collect();
+        names.sort();
+        names.dedup();
+        let note = |name: &String| format!("serve: {name}: changed, which takes a restart");
+        Wish {
+            notes: names.into_iter().map(note).collect(),
+            folder: Folder::at(&self.folder).unwrap_or_default(),
+            devices: self.devices,
+        }
+    }
+
+    /// What is to be applied first, and how it is read again.
+    pub fn reader(self, file: &Path) -> (Wish, udm_control::config::Read) {
+        let (first, file) = (self.serve.clone(), std::path::absolute(file).unwrap_or_else(|_| file.into()));
+        let wish = self.wish(&first);
+        let read = move || load(&file).map(|loaded| loaded.wish(&first)).map_err(|e| plain(&e));
+        (wish, Box::new(read))
+    }
+}
+
+/// An error as it is printed.
+fn plain(error: &anyhow::Error) -> String {
+    crate::plain(&format!("{error:#}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn refused(files: &[(&str, &str)]) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join(MORE)).unwrap();
+        for (name, text) in files {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        let said = load(&folder.path().join("udm.toml")).err().map(|e| plain(&e)).unwrap_or_default();
+        said.replace(&folder.path().display().to_string(), "F")
+    }
+
+    #[test]
+    fn a_fault_is_said_with_its_place() {
+        let serve = |line: &str| refused(&[("udm.toml", &format!("[serve]\n{line}\n"))]);
+        assert_eq!(
+            serve("prot = 1"),
+            "F/udm.toml:2:1: serve: prot: unknown: see docs/config.md, or udm serve --help\nprot = 1\n^^^^"
+        );
+        assert_eq!(
+            serve("port = 99999"),
+            "F/udm.toml:2:8: serve: port: 99999 is not in 0..=65535\nport = 99999\n       ^^^^^"
+        );
+        let head = |line: &str| serve(line).lines().next().unwrap_or_default().to_owned();
+        assert_eq!(head("readonly = \"yes\""), "F/udm.toml:2:12: serve: readonly: true or false is wanted");
+        assert_eq!(head("unix = true"), "F/udm.toml:2:8: serve: unix: PATH is wanted");
+        assert_eq!(head("port = [1, 2]"), "F/udm.toml:2:8: serve: port: one is wanted");
+        for name in ["device = \"a=mem:1M\"", "run = \"true\"", "fork = true", "check = true", "help = true"]
+        {
+            assert!(head(name).contains("unknown"), "{name}: {}", head(name));
+        }
+        let device = "[devices.a]\ntable = \"0 8 error\"\n";
+        let twice = refused(&[("udm.toml", device), ("conf.d/x.toml", device)]);
+        assert_eq!(twice.lines().next(), Some("F/conf.d/x.toml:1:10: devices.a: F/udm.toml has it too"));
+        let key = "[serve]\nport = 1\n";
+        let twice = refused(&[("udm.toml", key), ("conf.d/x.toml", key)]);
+        assert_eq!(twice.lines().next(), Some("F/conf.d/x.toml:2:1: serve: port: F/udm.toml has it too"));
+        let circle = "[devices]\na.table = \"0 8 linear @b 0\"\nb.table = \"0 8 linear @a 0\"";
+        assert_eq!(
+            refused(&[("udm.toml", circle)]),
+            "F/udm.toml: devices.a: it lies on itself: a uses b, b uses a"
+        );
+        let file = "[devices.a]\ntable-file = \"t\"";
+        assert_eq!(
+            refused(&[("udm.toml", file)]).lines().next(),
+            Some("F/udm.toml:1:10: devices.a: F/t: No such file or directory")
+        );
+        assert_eq!(
+            refused(&[("udm.toml", file), ("t", "0 8 lineal x 0\n")]),
+            "F/udm.toml: devices.a: lineal: unknown target type: Invalid argument\n0 8 lineal x 0\n    ^^^^^^"
+        );
+        assert_eq!(refused(&[]), "F/udm.toml: No such file or directory");
+    }
+
+    #[test]
+    fn files_are_read_by_name_and_paths_count_from_the_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        fs::create_dir(folder.path().join(MORE)).unwrap();
+        write(
+            "udm.toml",
+            "[serve]\nunix = \"nbd.sock\"\npoll = false\nhedge-reads = true\nexport = [\"a\", \"b\"]\n",
+        );
+        write("conf.d/2.toml", "[devices.b]\ntable-file = \"b.table\"");
+        write("conf.d/1.toml", "[serve]\nport = 0\n[devices.a]\ntable = \"0 8 error\"");
+        write("conf.d/1.toml~", "what an editor leaves");
+        write("conf.d/.2.toml", "the same");
+        write("b.table", "0 8 zero\n");
+        let loaded = load(&folder.path().join("udm.toml")).unwrap();
+        let names: Vec<_> = loaded.devices.iter().map(|wanted| wanted.name.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        let said: Vec<String> =
+            loaded.serve.values().flatten().map(|word| word.to_str().unwrap().to_owned()).collect();
+        let unix = format!("--unix={}/nbd.sock", folder.path().display());
+        assert_eq!(said, ["--export=a", "--export=b", "--hedge-reads", "--port=0", &unix]);
+        let first = loaded.serve.clone();
+        write("conf.d/1.toml", "[serve]\nport = 1\n");
+        write("udm.toml", "[serve]\npoll = true\n");
+        let wish = load(&folder.path().join("udm.toml")).unwrap().wish(&first);
+        let changed = |name: &str| format!("serve: {name}: changed, which takes a restart");
+        assert_eq!(wish.notes, ["export", "hedge-reads", "poll", "port", "unix"].map(changed));
+    }
+}

@@ -1,0 +1,50 @@
+//! Sockets that were opened for the server before it was started: systemd's socket activation.
+//!
+//! Contract: of the descriptors that `$LISTEN_FDS` counts the one that `$LISTEN_FDNAMES` calls
+//! `control` is the control socket, and all others are for NBD clients. Whoever opened them keeps
+//! their files.
+
+use anyhow::{Context, Result, bail};
+use listenfd::ListenFd;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+
+/// What the control socket is called.
+const CONTROL: &str = "control";
+
+/// What was given to this process.
+#[derive(Default)]
+pub(super) struct Given {
+    /// The control socket.
+    pub control: Option<UnixListener>,
+    /// For NBD clients.
+    pub nbd: Vec<OwnedFd>,
+}
+
+/// Takes what was given. Once.
+///
+/// # Errors
+/// What was given is no socket that listens, or two are called `control`.
+pub(super) fn take() -> Result<Given> {
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let mut names = names.split(':');
+    let (mut sockets, mut given) = (ListenFd::from_env(), Given::default());
+    for i in 0..sockets.len() {
+        let name = names.next().unwrap_or_default();
+        let what = || format!("serve: the socket {name:?}, number {i} of those that were given");
+        if name == CONTROL {
+            let control = sockets.take_unix_listener(i).with_context(what)?;
+            if given.control.is_some() {
+                bail!("{}: there is another control socket", what());
+            }
+            given.control = control;
+            continue;
+        }
+        let fd = match sockets.take_unix_listener(i) {
+            Ok(socket) => socket.map(OwnedFd::from),
+            Err(_) => sockets.take_tcp_listener(i).with_context(what)?.map(OwnedFd::from),
+        };
+        given.nbd.extend(fd);
+    }
+    Ok(given)
+}

@@ -1,0 +1,73 @@
+//! The file of a server: its devices at the start, and SIGHUP.
+
+use super::ending::Hangups;
+use super::systemd;
+use crate::log;
+use crate::verbs::lines;
+use anyhow::{Result, bail};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use udm_control::config::{self, Read, Wish};
+use udm_control::http::api::Reconfigured;
+use udm_control::verbs::{self, CallOff};
+use udm_control::{Registry, error::VerbError};
+
+/// What a file said at the start, and how it is read again.
+pub(super) type File = (Wish, Read);
+
+/// How long changes may wait for requests in flight when a signal asked for them: nobody is there
+/// to call them off.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Makes the devices of a file, beside those of the command line; the names of all that it wants.
+/// What can't be made goes to the log, and the others are served: the next start, or `udm
+/// reconfigure`, tries again.
+pub(super) async fn start(
+    registry: &Arc<Registry>,
+    (wish, read): File,
+    given: &[&str],
+) -> Result<Vec<String>> {
+    if let Some(twice) = wish.devices.iter().find(|wanted| given.contains(&wanted.name.as_str())) {
+        bail!("{}: --device and the file have it both", twice.name);
+    }
+    registry.configure_by(read);
+    let done = config::start(registry, &wish).await?;
+    let failed = done.changes.iter().filter_map(|change| Some((&change.name, change.error.as_ref()?)));
+    failed.for_each(|(name, why)| log::say(format!("udm: {name}: {why}\n")));
+    Ok(wish.devices.into_iter().map(|wanted| wanted.name).collect())
+}
+
+/// Applies the file at each SIGHUP; what was done goes to the log.
+pub(super) async fn when_told(hangups: &Hangups, registry: &Arc<Registry>) -> Infallible {
+    loop {
+        hangups.next().await;
+        systemd::reloading();
+        let off = CallOff::default();
+        let (called, on) = (off.clone(), Arc::clone(registry));
+        let mut change =
+            tokio::task::spawn_blocking(move || verbs::wait(config::reconfigure(&on, false, &called)));
+        let done = tokio::select! {
+            done = &mut change => done,
+            () = tokio::time::sleep(PATIENCE) => {
+                off.call(verbs::interrupted(&format!("not done within {} s", PATIENCE.as_secs())));
+                change.await
+            }
+        };
+        match done {
+            Ok(done) => say(&done),
+            Err(error) => tracing::error!("reconfigure: {error}"),
+        }
+        systemd::ready(registry.all().len());
+    }
+}
+
+fn say(done: &Result<Reconfigured, VerbError>) {
+    match done {
+        Ok(done) => {
+            let (made, refused) = lines(done);
+            made.iter().chain(&refused).for_each(|line| log::say(format!("udm: {line}\n")));
+        }
+        Err(error) => log::say(format!("udm: {error}\n")),
+    }
+}

@@ -1,0 +1,138 @@
+//! What systemd is told: that the server is ready, reloads, stops, and lives.
+//!
+//! Contract: a datagram to `$NOTIFY_SOCKET`, which never waits: what finds no room is lost, and
+//! without the variable nothing is sent. With `$WATCHDOG_USEC` it is told twice as often that the
+//! server lives, and only when this thread and each core have answered since the last time. See
+//! sd_notify(3).
+
+use anyhow::Result;
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto, socket_with};
+use rustix::time::{ClockId, clock_gettime};
+use std::convert::Infallible;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use udm_core::{Ack, Cores, DeviceId, LaneCommand};
+use udm_runtime::Cluster;
+
+/// The variables of sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3): nothing that we
+/// start is meant by them.
+pub(super) const VARIABLES: [&str; 6] =
+    ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"];
+
+/// Sends `state`, lines of `KEY=VALUE`.
+pub(super) fn tell(state: &str) {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else { return };
+    if let Err(error) = send(&path, state) {
+        tracing::warn!("systemd: {}: {error}", path.display());
+    }
+}
+
+fn send(path: &OsStr, state: &str) -> Result<()> {
+    let address = match path.as_bytes() {
+        [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name)?,
+        _ => SocketAddrUnix::new(path)?,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    sendto(&socket, state.as_bytes(), SendFlags::NOSIGNAL, &address)?;
+    Ok(())
+}
+
+/// The devices are served.
+pub(super) fn ready(devices: usize) {
+    let plural = if devices == 1 { "" } else { "s" };
+    tell(&format!("READY=1\nSTATUS=Serving {devices} device{plural}"));
+}
+
+/// The file is being read again; [`ready`] says when it has been.
+pub(super) fn reloading() {
+    let now = clock_gettime(ClockId::Monotonic);
+    let usec = now.tv_sec as i128 * 1_000_000 + i128::from(now.tv_nsec / 1000);
+    tell(&format!("RELOADING=1\nMONOTONIC_USEC={usec}\nSTATUS=Reading the file again"));
+}
+
+/// The end has begun.
+pub(super) fn stopping() {
+    tell("STOPPING=1\nSTATUS=Ending");
+}
+
+/// The time within which systemd wants to hear from us, if it does.
+fn watchdog() -> Option<Duration> {
+    let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
+    let is_ours = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
+    number("WATCHDOG_USEC").filter(|&usec| is_ours && usec > 0).map(Duration::from_micros)
+}
+
+/// Tells that the server lives, for ever.
+pub(super) async fn live(cluster: &Arc<Cluster>) -> Infallible {
+    match watchdog() {
+        Some(within) => live_on(&**cluster, within, || tell("WATCHDOG=1")).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Has `alive` called twice `within`, as long as `cores` answer. One that does not keeps it
+/// waiting.
+async fn live_on(cores: &dyn Cores, within: Duration, mut alive: impl FnMut()) -> Infallible {
+    loop {
+        let answered = Arc::new(Notify::new());
+        let all = Arc::clone(&answered);
+        // No lane is of this device, so each core drops the token as soon as it reads its mail.
+        let ack = Ack::new(move || all.notify_one());
+        cores.broadcast(DeviceId::new(), LaneCommand::Unprepare { generation: 0, ack });
+        answered.notified().await;
+        alive();
+        tokio::time::sleep(within / 2).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use udm_core::{CoreId, MakeTask, TaskHandle};
+
+    /// Cores of which one answers `answers` times, and then keeps what it is sent.
+    struct Stuck {
+        answers: AtomicUsize,
+        kept: Mutex<Vec<LaneCommand>>,
+    }
+
+    impl Cores for Stuck {
+        fn broadcast(&self, _: DeviceId, command: LaneCommand) {
+            let left = self.answers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+            if left.is_err() {
+                self.kept.lock().unwrap().push(command);
+            }
+        }
+        fn ring(&self, _: CoreId, _: DeviceId) {}
+        fn start(&self, _: MakeTask) -> TaskHandle {
+            TaskHandle::new(drop)
+        }
+    }
+
+    #[test]
+    fn nobody_is_told_that_a_stuck_core_lives() {
+        let cores = Stuck { answers: AtomicUsize::new(3), kept: Mutex::default() };
+        let mut told = 0;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let stuck = async {
+                while cores.kept.lock().unwrap().is_empty() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                // It has had the time for another.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            };
+            tokio::select! {
+                never = live_on(&cores, Duration::from_millis(2), || told += 1) => match never {},
+                () = stuck => {}
+            }
+        });
+        assert_eq!(told, 3);
+    }
+}

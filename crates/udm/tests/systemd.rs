@@ -1,0 +1,141 @@
+//! What a service manager sees of a server: notifications, the watchdog, sockets that were opened
+//! before it; and the units.
+
+mod support;
+
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Pid, Signal};
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use support::nbd::Client;
+use support::{PATIENCE, Server, UDM, has, signal, skipped, text, udm, until};
+
+/// The next notification, in its lines.
+fn told(socket: &UnixDatagram) -> Vec<String> {
+    let mut text = [0; 4096];
+    let len = socket.recv(&mut text).unwrap();
+    String::from_utf8_lossy(&text[..len]).lines().map(String::from).collect()
+}
+
+/// The next notification that is not of the watchdog.
+fn news(socket: &UnixDatagram) -> Vec<String> {
+    loop {
+        let told = told(socket);
+        if told != ["WATCHDOG=1"] {
+            return told;
+        }
+    }
+}
+
+#[test]
+fn the_manager_is_told_what_the_server_does_and_that_it_lives() {
+    let folder = tempfile::tempdir().unwrap();
+    let (conf, path) = (folder.path().join("udm.toml"), folder.path().join("notify"));
+    fs::write(&conf, "[devices.a]\ntable = \"0 8 error\"\n").unwrap();
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = udm(&["serve"]);
+    command.arg(&conf).env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "20000");
+    let mut server = Server::start_by(command, &[], &[]);
+    assert_eq!(news(&socket), ["READY=1", "STATUS=Serving 1 device"]);
+    for _ in 0..3 {
+        assert_eq!(told(&socket), ["WATCHDOG=1"]);
+    }
+    fs::write(&conf, "").unwrap();
+    let before = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    signal(Pid::from_child(&server.child), Signal::HUP);
+    let [begun, since, _] = &news(&socket)[..] else { panic!("not three lines") };
+    let usec: i64 = since.strip_prefix("MONOTONIC_USEC=").unwrap().parse().unwrap();
+    assert!(begun == "RELOADING=1" && usec >= before.tv_sec * 1_000_000 + before.tv_nsec / 1000);
+    assert_eq!(news(&socket), ["READY=1", "STATUS=Serving 0 devices"]);
+    signal(Pid::from_child(&server.child), Signal::TERM);
+    assert_eq!(news(&socket)[0], "STOPPING=1");
+    assert_eq!(until("its end", || server.child.try_wait().unwrap()).code(), Some(0));
+    // It is nobody else's business: a watchdog of another process is not fed.
+    fs::write(&conf, "").unwrap();
+    let mut command = udm(&["serve"]);
+    command.arg(&conf).env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "1").env("WATCHDOG_PID", "1");
+    let server = Server::start_by(command, &[], &[]);
+    assert_eq!(told(&socket)[0], "READY=1");
+    signal(Pid::from_child(&server.child), Signal::TERM);
+    assert_eq!(told(&socket)[0], "STOPPING=1");
+}
+
+/// A socket that listens at `path`, and that children get.
+fn listen(path: &Path) -> UnixListener {
+    let socket = UnixListener::bind(path).unwrap();
+    fcntl_setfd(&socket, FdFlags::empty()).unwrap();
+    socket
+}
+
+#[test]
+fn sockets_that_were_opened_before_are_served_and_left() {
+    if !has("bash") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("udm.toml"), "[devices.a]\ntable = \"0 8 zero\"\n").unwrap();
+    let (control, nbd) = (listen(&at("control")), listen(&at("nbd")));
+    // By their numbers, which a shell can move.
+    let script = format!(
+        "exec 3<&{} 4<&{}; LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=control:udm.socket exec {UDM} serve --cores 0 {}",
+        control.as_raw_fd(),
+        nbd.as_raw_fd(),
+        at("udm.toml").display()
+    );
+    let serve = || {
+        let mut bash = Command::new("bash");
+        bash.args(["-c", &script]).env("UDM_STATE", at("state")).env_remove("UDM_SOCKET");
+        bash.stdin(Stdio::null()).stderr(fs::File::create(at("log")).unwrap()).spawn().unwrap()
+    };
+    for round in 0..2 {
+        let mut child = serve();
+        // Whoever connects before the server is there waits.
+        let mut client = Client::connect(&at("nbd"), "a");
+        assert_eq!(client.read(0), 0, "round {round}");
+        let out = udm(&["exports"]).env("UDM_SOCKET", at("control")).output().unwrap();
+        let uri = format!("nbd+unix:///a?socket={}", at("nbd").display());
+        assert!(text(&out.stdout).contains(&uri), "{out:?} {}", fs::read_to_string(at("log")).unwrap());
+        signal(Pid::from_child(&child), Signal::TERM);
+        assert_eq!(until("its end", || child.try_wait().unwrap()).code(), Some(0));
+        assert!(at("nbd").exists() && at("control").exists(), "they are not the server's");
+    }
+}
+
+fn units() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd")
+}
+
+#[test]
+fn the_units_are_good() {
+    if !has("systemd-analyze") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut names = Vec::new();
+    for unit in fs::read_dir(units()).unwrap() {
+        let unit = unit.unwrap().path();
+        let text = fs::read_to_string(&unit).unwrap();
+        // The program that is there.
+        let text = text.replace("/usr/bin/udm", UDM).replace("man:udm-serve(1)", "https://example.invalid");
+        let copy = folder.path().join(unit.file_name().unwrap());
+        fs::write(&copy, text).unwrap();
+        names.push(copy);
+    }
+    assert_eq!(names.len(), 3);
+    let out = Command::new("systemd-analyze").arg("verify").args(&names).output().unwrap();
+    let said = text(&out.stdout) + &text(&out.stderr);
+    // What it says of other units is of this machine.
+    let version = text(&Command::new("systemd-analyze").arg("--version").output().unwrap().stdout);
+    let version: u32 = version.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
+    let is_old = |line: &str| version < 253 && line.ends_with("ignoring: notify-reload");
+    if said.lines().any(is_old) {
+        skipped("systemd before 253 does not know Type=notify-reload");
+    }
+    let ours = |line: &&str| line.contains("udm") && !is_old(line);
+    assert_eq!(said.lines().filter(ours).collect::<Vec<_>>(), Vec::<&str>::new());
+}
