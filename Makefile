@@ -21,7 +21,7 @@ help:
 	@echo 'make test     all tests'
 	@echo 'make lint     formatting and clippy, as CI checks them'
 	@echo 'make bench    udm beside the one-mutex design and the bare device, in one run'
-	@echo 'make install  program, man pages and completions under PREFIX ($(PREFIX))'
+	@echo 'make install  program, man pages, completions and lib/udm/dmsetup under PREFIX ($(PREFIX))'
 
 build:
 	$(CARGO) build --release --locked -p udm
@@ -65,6 +65,8 @@ lint:
 
 install: build
 	install -D -m 755 $(UDM) $(DESTDIR)$(PREFIX)/bin/udm
+	install -d $(DESTDIR)$(PREFIX)/lib/udm
+	ln -sf ../../bin/udm $(DESTDIR)$(PREFIX)/lib/udm/dmsetup
 	$(UDM) generate man $(TARGET_DIR)/man
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 $(TARGET_DIR)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/

@@ -3,9 +3,12 @@
 
 mod bench;
 mod cli;
+mod columns;
+mod concise;
 mod config;
 mod cow;
 mod demo;
+mod dmsetup;
 mod interrupt;
 mod log;
 mod log_writes;
@@ -41,6 +44,11 @@ fn main() -> ExitCode {
 }
 
 fn program() -> ExitCode {
+    let mut words = std::env::args_os();
+    if dmsetup::is_meant(words.next().as_deref()) {
+        log::start("warn");
+        return dmsetup::run(words);
+    }
     let cli = Cli::parse();
     // Before there is any thread that has something to do.
     if let Verb::Serve(args) = &cli.verb

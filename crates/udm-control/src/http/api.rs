@@ -245,6 +245,9 @@ pub struct Create {
     /// The absolute path of the folder from which relative paths in the table count. Without it
     /// they are refused.
     pub folder: Option<String>,
+    /// Its minor number; without one it is the lowest that is free.
+    #[serde(default)]
+    pub minor: Option<u32>,
 }
 
 /// A multipath device to make from its paths. What is not given is as the server's multipath.conf
@@ -301,6 +304,9 @@ pub struct Load {
     /// The absolute path of the folder from which relative paths in the table count. Without it
     /// they are refused.
     pub folder: Option<String>,
+    /// The device can't be written to while it has this table.
+    #[serde(default)]
+    pub read_only: Option<bool>,
 }
 
 /// A message to a target.

@@ -134,8 +134,8 @@ pub(super) async fn create(
     let asked = Asked::default();
     let off = asked.0.clone();
     let made = gates.loads.run(&name, move || {
-        let (uuid, table) = (new.uuid.as_deref(), new.table.as_deref());
-        verbs::wait(verbs::create_until(&registry, &new.name, uuid, table, &folder, &off))
+        let called = verbs::Called { name: &new.name, uuid: new.uuid.as_deref(), minor: new.minor };
+        verbs::wait(verbs::create_with(&registry, called, |_| Ok(new.table), &folder, &off))
     });
     Ok(Json(made.await?))
 }
@@ -236,7 +236,10 @@ pub(super) async fn load(
     let device = name.clone();
     let asked = Asked::default();
     let off = asked.0.clone();
-    let verb = move || verbs::load_until(&registry, &device, &load.table, &folder, &off);
+    let verb = move || {
+        let read_only = load.read_only.unwrap_or(false);
+        verbs::load_until(&registry, &device, &load.table, read_only, &folder, &off)
+    };
     gates.loads.run(&name, verb).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -171,7 +171,13 @@ impl Directory {
         self.by_minor.values().filter(|listing| listing.stage == Stage::There).map(|listing| &listing.mapped)
     }
 
-    fn reserve(&mut self, name: &str, uuid: Option<&str>) -> Result<Arc<Mapped>, TargetError> {
+    /// Lists a device, with the minor number that is wanted, or the lowest that is free.
+    fn reserve(
+        &mut self,
+        name: &str,
+        uuid: Option<&str>,
+        minor: Option<u32>,
+    ) -> Result<Arc<Mapped>, TargetError> {
         let busy = |why: &str| Err(TargetError::errno(EBUSY).because(why));
         if self.names.contains_key(name) {
             return busy("a device of that name exists");
@@ -182,9 +188,15 @@ impl Directory {
         for (what, word) in [("name", Some(name)), ("uuid", uuid)] {
             word.map_or(Ok(()), |word| no_number(what, word))?;
         }
-        let minor = self.free.first().copied().unwrap_or(self.next);
+        if minor.is_some_and(|minor| self.by_minor.contains_key(&minor)) {
+            // As the kernel has it.
+            return Err(TargetError::errno(ENXIO).because("a device with that number exists"));
+        }
+        let is_wanted = minor.is_some();
+        let minor = minor.or(self.free.first().copied()).unwrap_or(self.next);
         if minor >= MAPPED_MAX {
-            return busy("all device numbers are taken");
+            let errno = if is_wanted { EINVAL } else { EBUSY };
+            return Err(TargetError::errno(errno).because("there is no such device number, or none is free"));
         }
         let device = MappedDevice::new(name, uuid, DevNo { major: MAPPED_MAJOR, minor })?;
         let waiters = Arc::new(Waiters::default());
@@ -203,7 +215,8 @@ impl Directory {
             deferred: Arc::clone(&self.deferred),
         });
         if !self.free.remove(&minor) {
-            self.next += 1;
+            self.free.extend(self.next..minor);
+            self.next = minor + 1;
         }
         self.names.insert(name.into(), minor);
         if let Some(uuid) = uuid {
@@ -354,8 +367,13 @@ impl Registry {
     ///
     /// # Errors
     /// EINVAL for a bad name or uuid, EBUSY for one that is taken.
-    pub(crate) fn make(&self, name: &str, uuid: Option<&str>) -> Result<Made<'_>, TargetError> {
-        let mapped = self.state().directory.reserve(name, uuid)?;
+    pub(crate) fn make(
+        &self,
+        name: &str,
+        uuid: Option<&str>,
+        minor: Option<u32>,
+    ) -> Result<Made<'_>, TargetError> {
+        let mapped = self.state().directory.reserve(name, uuid, minor)?;
         if self.upkeep.get().is_some() {
             mapped.device.set_upkeep(self.upkeep(name, uuid));
             mapped.device.set_clock(since_start);
@@ -425,12 +443,12 @@ mod tests {
     #[test]
     fn numbers_are_the_lowest_that_are_free() {
         let mut directory = Directory::default();
-        let made: Vec<_> = ["a", "b", "c"].map(|name| directory.reserve(name, None).unwrap()).into();
+        let made: Vec<_> = ["a", "b", "c"].map(|name| directory.reserve(name, None, None).unwrap()).into();
         let minor = |mapped: &Arc<Mapped>| mapped.device.number().minor;
         assert_eq!(made.iter().map(minor).collect::<Vec<_>>(), [0, 1, 2]);
         directory.forget(&made[1]);
         directory.forget(&made[0]);
-        let again = directory.reserve("d", Some("u")).unwrap();
+        let again = directory.reserve("d", Some("u"), None).unwrap();
         assert_eq!(minor(&again), 0);
         // What has lost its listing takes no other's away.
         directory.forget(&made[0]);
@@ -441,16 +459,16 @@ mod tests {
                 && directory.meant("254:0").is_ok()
                 && directory.meant("253:0").is_err()
         );
-        assert_eq!(minor(&directory.reserve("e", None).unwrap()), 1);
-        assert_eq!(minor(&directory.reserve("f", None).unwrap()), 3);
+        assert_eq!(minor(&directory.reserve("e", None, None).unwrap()), 1);
+        assert_eq!(minor(&directory.reserve("f", None, None).unwrap()), 3);
     }
 
     #[test]
     fn a_number_always_means_the_number() {
         let mut directory = Directory::default();
         for (name, uuid) in [("254:0", None), ("x", Some("254:0")), ("1:1", None)] {
-            assert_eq!(directory.reserve(name, uuid).err().unwrap().errno, EINVAL);
+            assert_eq!(directory.reserve(name, uuid, None).err().unwrap().errno, EINVAL);
         }
-        directory.reserve("254:", Some(":0")).unwrap();
+        directory.reserve("254:", Some(":0"), None).unwrap();
     }
 }

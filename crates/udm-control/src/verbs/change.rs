@@ -45,20 +45,36 @@ pub async fn create_until(
     folder: &Folder,
     off: &CallOff,
 ) -> Result<api::Device, VerbError> {
-    create_with(registry, name, uuid, |_| Ok(table.map(String::from)), folder, off).await
+    let called = Called { name, uuid, minor: None };
+    create_with(registry, called, |_| Ok(table.map(String::from)), folder, off).await
+}
+
+/// What a device that is to be made is called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Called<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its uuid, if it has one.
+    pub uuid: Option<&'a str>,
+    /// Its minor number; without one it is the lowest that is free.
+    pub minor: Option<u32>,
 }
 
 /// As [`create_until`], with the table that `table` says of the device, which is there already and
 /// has none.
-pub(super) async fn create_with(
+///
+/// # Errors
+/// As [`create_until`]'s, and `table`'s; ENXIO for a number that is taken, EINVAL for one that is
+/// beyond the kernel's.
+pub async fn create_with(
     registry: &Arc<Registry>,
-    name: &str,
-    uuid: Option<&str>,
+    called: Called<'_>,
     table: impl FnOnce(&Arc<Mapped>) -> Result<Option<String>, VerbError>,
     folder: &Folder,
     off: &CallOff,
 ) -> Result<api::Device, VerbError> {
-    let made = registry.make(name, uuid).map_err(|e| VerbError::new(name, e))?;
+    let Called { name, uuid, minor } = called;
+    let made = registry.make(name, uuid, minor).map_err(|e| VerbError::new(name, e))?;
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
     if let Some(table) = table(&made.mapped)? {
         tables::load_into(registry, &made.mapped, name, &table, folder, off)?;

@@ -22,7 +22,9 @@ mod wait;
 pub(crate) use call_off::Pending;
 pub use call_off::{CallOff, interrupted};
 pub(crate) use change::resume_these;
-pub use change::{call_off_all, create, create_until, resume, resume_until, suspend, suspend_until};
+pub use change::{
+    Called, call_off_all, create, create_until, create_with, resume, resume_until, suspend, suspend_until,
+};
 pub use events::wait_event;
 pub use multipath::{Grouped, create_multipath_until};
 pub use remove::{Removal, remove, remove_until, see_to_deferred};

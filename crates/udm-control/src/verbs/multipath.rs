@@ -1,7 +1,7 @@
 //! A multipath device from its paths.
 
 use super::CallOff;
-use super::change::create_with;
+use super::change::{Called, create_with};
 use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Folder, Mapped, Opening, Registry};
@@ -42,7 +42,7 @@ pub async fn create_multipath_until(
         let table = table(registry, mapped, paths, how, folder, off);
         table.map(Some).map_err(|e| VerbError::new(name, e))
     };
-    create_with(registry, name, uuid, table, folder, off).await
+    create_with(registry, Called { name, uuid, minor: None }, table, folder, off).await
 }
 
 fn refused(why: impl Into<String>) -> TargetError {

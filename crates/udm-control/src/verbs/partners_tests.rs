@@ -161,7 +161,7 @@ fn load(registry: &Registry, mapped: &Arc<Mapped>, kind: &str) {
 
 /// As `verbs::create`, with targets that have partners.
 fn create(registry: &Arc<Registry>, name: &str, kind: &str, off: &CallOff) -> Result<(), VerbError> {
-    let made = registry.make(name, None).unwrap();
+    let made = registry.make(name, None, None).unwrap();
     load(registry, &made.mapped, kind);
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
     wait(in_turn(registry, &one, Waiting::Create, off, resume_among))?;

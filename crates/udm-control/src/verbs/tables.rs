@@ -29,10 +29,11 @@ const MESSAGE_WAIT_STEP: Duration = Duration::from_millis(50);
 /// # Errors
 /// ENXIO when there is no such device; the table's own otherwise, with the position to blame.
 pub fn load(registry: &Registry, name: &str, text: &str) -> Result<(), VerbError> {
-    load_until(registry, name, text, &Folder::own(), &CallOff::default())
+    load_until(registry, name, text, false, &Folder::own(), &CallOff::default())
 }
 
-/// As [`load`], with paths from another folder, until it is called off.
+/// As [`load`], with paths from another folder, until it is called off. With `read_only` the device
+/// can't be written to while it has this table.
 ///
 /// # Errors
 /// As [`load`]'s, and what it was called off with, where a target of it waits for its store:
@@ -41,11 +42,12 @@ pub fn load_until(
     registry: &Registry,
     name: &str,
     text: &str,
+    read_only: bool,
     folder: &Folder,
     off: &CallOff,
 ) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
-    load_into(registry, &mapped, name, text, folder, off)
+    load_as(registry, &mapped, name, (text, read_only), folder, off)
 }
 
 /// The table of a device `name` that is all of `word`, a device. Opens it for a moment, and may
@@ -95,6 +97,17 @@ pub(crate) fn load_into(
     folder: &Folder,
     off: &CallOff,
 ) -> Result<(), VerbError> {
+    load_as(registry, mapped, name, (text, false), folder, off)
+}
+
+fn load_as(
+    registry: &Registry,
+    mapped: &Arc<Mapped>,
+    name: &str,
+    (text, read_only): (&str, bool),
+    folder: &Folder,
+    off: &CallOff,
+) -> Result<(), VerbError> {
     let lines = parse(name, text)?;
     let refused = |error: TargetError| {
         let position = position(&lines, &error);
@@ -105,6 +118,9 @@ pub(crate) fn load_into(
     let io = CoresIo::new(registry.cores()).until(off);
     let table = Table::build(udm_targets::TARGETS, &lines, &mut opening, &io, registry.core_count())
         .map_err(refused)?;
+    if read_only {
+        table.set_read_only();
+    }
     // What is replaced, or refused, is dropped behind the lock: dropping a table closes devices.
     let _given = Arc::clone(&table);
     let _replaced;

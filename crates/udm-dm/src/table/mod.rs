@@ -24,6 +24,7 @@ use crate::target::{Below, DeviceRef, Kind, Resolver, Target, TargetType, Used};
 use check::Fit;
 pub(crate) use lane::TableLane;
 use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::EBUSY;
@@ -58,6 +59,8 @@ pub struct Table {
     fit: Mutex<Arc<Fit>>,
     /// The disks that its device has alone for it.
     claims: Mutex<Vec<Claim>>,
+    /// Its device can't be written to, whatever lies below.
+    read_only: AtomicBool,
 }
 
 impl Table {
@@ -76,7 +79,8 @@ impl Table {
     ) -> Result<Arc<Table>, TargetError> {
         let entries = build::entries(types, lines, resolver, io, cores)?;
         let fit = Mutex::new(Arc::new(check::fit(&entries, Below::NOW)?));
-        Ok(Arc::new(Table { id: DeviceId::new(), entries, fit, claims: Mutex::default() }))
+        let (id, read_only) = (DeviceId::new(), AtomicBool::new(false));
+        Ok(Arc::new(Table { id, entries, fit, claims: Mutex::default(), read_only }))
     }
 
     /// A table of `target` alone over `len` sectors, for a target's own use of a device: its lanes
@@ -87,7 +91,14 @@ impl Table {
     pub fn of(target: Arc<dyn Target>, len: Sectors) -> Result<Table, TargetError> {
         let entries = vec![Entry { start: Sector(0), len, target }];
         let fit = Mutex::new(Arc::new(check::fit(&entries, Below::NOW)?));
-        Ok(Table { id: DeviceId::new(), entries, fit, claims: Mutex::default() })
+        let (id, read_only) = (DeviceId::new(), AtomicBool::new(false));
+        Ok(Table { id, entries, fit, claims: Mutex::default(), read_only })
+    }
+
+    /// Has its device not written to, whatever lies below (the kernel's `DM_READONLY_FLAG`). For a
+    /// table that is loaded nowhere yet: it holds from the next check on.
+    pub fn set_read_only(&self) {
+        self.read_only.store(true, Relaxed);
     }
 
     /// The targets, in order.
@@ -143,7 +154,9 @@ impl Table {
     /// The kernel's texts, `nullb0 too small for target: start=8, len=2097152, dev_size=2097152`.
     /// The limits are as they were then.
     pub fn check(&self, below: Below<'_>) -> Result<(), TargetError> {
-        let fit = Arc::new(check::fit(&self.entries, below)?);
+        let mut fit = check::fit(&self.entries, below)?;
+        fit.whole.read_only |= self.read_only.load(Relaxed);
+        let fit = Arc::new(fit);
         if bugs::on(Bug::StaleLimits) {
             return Ok(());
         }

@@ -187,7 +187,7 @@ async fn run(registry: Arc<Registry>, verb: Verb, off: CallOff) -> Outcome {
         Verb::Create { name, uuid, table } => {
             verbs::create_until(r, name, uuid.as_deref(), table.as_deref(), &folder, off).await?;
         }
-        Verb::Load { word, table } => verbs::load_until(r, word, table, &folder, off)?,
+        Verb::Load { word, table } => verbs::load_until(r, word, table, false, &folder, off)?,
         Verb::Clear { word } => verbs::clear(r, word)?,
         Verb::Suspend { words, noflush } => {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();

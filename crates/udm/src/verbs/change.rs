@@ -33,7 +33,11 @@ pub fn read_table(file: &Path) -> Result<String> {
     read_bounded(open, &name)
 }
 
-fn read_bounded(from: impl Read, name: &str) -> Result<String> {
+/// A table that is read from elsewhere; `name` says from where in errors.
+///
+/// # Errors
+/// What can't be read, is no text, or is too long.
+pub fn read_bounded(from: impl Read, name: &str) -> Result<String> {
     let mut text = String::new();
     from.take(TABLE_MAX as u64 + 1).read_to_string(&mut text).with_context(|| format!("{name}: table"))?;
     if text.len() > TABLE_MAX {
@@ -47,7 +51,13 @@ pub fn create(args: &CreateArgs) -> Result<()> {
         true => None,
         false => Some(table_text(args.table.as_deref(), args.file.as_deref())?),
     };
-    let new = api::Create { name: args.name.clone(), uuid: args.uuid.clone(), table, folder: folder() };
+    let new = api::Create {
+        name: args.name.clone(),
+        uuid: args.uuid.clone(),
+        table,
+        folder: folder(),
+        minor: None,
+    };
     let made = args.talk.client()?.post::<api::Device>("/v1/devices", &new);
     let made = made.map_err(|e| explain(e, new.table.as_deref()))?;
     if args.print.json { say_json(&made) } else { Ok(()) }
@@ -55,7 +65,7 @@ pub fn create(args: &CreateArgs) -> Result<()> {
 
 pub fn load(args: &LoadArgs) -> Result<()> {
     let table = table_text(args.table.as_deref(), args.file.as_deref())?;
-    let body = api::Load { table, folder: folder() };
+    let body = api::Load { table, folder: folder(), read_only: None };
     let done = args.talk.client()?.put::<()>(&device_path(&args.name, "/table"), &body);
     done.map_err(|e| explain(e, Some(&body.table)))
 }

@@ -10,8 +10,10 @@ mod reconfigure;
 mod show;
 mod tree;
 
-pub use change::{folder, read_table};
+pub use change::{folder, read_bounded, read_table};
 pub use reconfigure::lines;
+pub use show::{all_devices, describe, table_lines};
+pub use tree::{Forest, Lines, Looks, dependencies};
 
 use crate::cli::{StateArgs, Talk, Verb};
 use anyhow::{Context, Result};

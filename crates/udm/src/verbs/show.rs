@@ -17,24 +17,27 @@ pub(super) fn get<T: serde::de::DeserializeOwned>(client: &ControlClient, target
     client.get(target).map_err(|e| explain(e, None))
 }
 
-pub(super) fn list(client: &ControlClient) -> Result<Vec<api::Device>> {
-    Ok(get::<api::DeviceList>(client, "/v1/devices")?.devices)
+/// All devices, by number.
+///
+/// # Errors
+/// When the server does not answer.
+pub fn all_devices(client: &ControlClient) -> Result<Vec<api::Device>, ClientError> {
+    Ok(client.get::<api::DeviceList>("/v1/devices")?.devices)
 }
 
-/// Tables and statuses have the same shape.
-struct Shown {
-    name: String,
-    lines: Vec<api::Line>,
+pub(super) fn list(client: &ControlClient) -> Result<Vec<api::Device>> {
+    all_devices(client).map_err(|e| explain(e, None))
 }
 
 /// The text of `dmsetup table` and `dmsetup status`: a device without a table has one empty line.
-fn lines(shown: &Shown, prefix: bool, out: &mut String) {
-    let prefix = if prefix { format!("{}: ", shown.name) } else { String::new() };
-    if shown.lines.is_empty() {
+/// With a name, it stands before each.
+pub fn table_lines(name: Option<&str>, lines: &[api::Line], out: &mut String) {
+    let prefix = name.map(|name| format!("{name}: ")).unwrap_or_default();
+    if lines.is_empty() {
         out.push_str(&prefix);
         out.push('\n');
     }
-    for line in &shown.lines {
+    for line in lines {
         let (start, len) = (line.start_bytes / 512, line.length_bytes / 512);
         // Writing to a String can't fail.
         let _ = writeln!(out, "{prefix}{start} {len} {} {}", line.target, line.params);
@@ -67,9 +70,8 @@ fn show<T: serde::de::DeserializeOwned + serde::Serialize>(
     }
     let mut out = String::new();
     for reply in &mut replies {
-        let (name, lines_of_it) = lines_of(reply);
-        let shown = Shown { name: name.clone(), lines: std::mem::take(lines_of_it) };
-        lines(&shown, prefix, &mut out);
+        let (name, of_it) = lines_of(reply);
+        table_lines(prefix.then_some(name.as_str()), of_it, &mut out);
     }
     say(if names.is_empty() { NONE } else { &out })
 }
@@ -125,7 +127,7 @@ pub fn wait(args: &WaitArgs) -> Result<()> {
 
 /// One device as `dmsetup info` prints it, with its empty line. "Read Ahead" is left out: there is
 /// none.
-fn describe(device: &api::Device, out: &mut String) {
+pub fn describe(device: &api::Device, out: &mut String) {
     let mut state = device.state.to_ascii_uppercase();
     if device.read_only {
         state.push_str(" (READ-ONLY)");
@@ -215,11 +217,11 @@ mod tests {
     #[test]
     fn a_device_without_a_table_is_an_empty_line() {
         let mut out = String::new();
-        lines(&Shown { name: "d".into(), lines: vec![] }, true, &mut out);
-        lines(&Shown { name: "d".into(), lines: vec![] }, false, &mut out);
+        table_lines(Some("d"), &[], &mut out);
+        table_lines(None, &[], &mut out);
         let line =
             api::Line { start_bytes: 512, length_bytes: 1024, target: "error".into(), params: String::new() };
-        lines(&Shown { name: "d".into(), lines: vec![line] }, false, &mut out);
+        table_lines(None, &[line], &mut out);
         assert_eq!(out, "d: \n\n1 2 error \n");
     }
 

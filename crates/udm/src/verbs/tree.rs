@@ -1,8 +1,9 @@
-//! What lies on what: `udm deps` and `udm ls --tree`, as dmsetup prints them.
+//! What lies on what: `udm deps` and `ls --tree`, as dmsetup prints them.
 
 use super::explain;
 use super::show::{NONE, get, list};
 use crate::cli::{DepName, DepsArgs, ListArgs};
+use crate::columns::{node_below, node_of};
 use crate::output::{say, say_json};
 use anyhow::Result;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,6 +11,14 @@ use std::fmt::Write as _;
 use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 use udm_core::errno::ENXIO;
+
+/// How what a table lies on is named.
+pub fn named_below(below: &api::Below, how: DepName) -> String {
+    match how {
+        DepName::Devno => below.number.replace(':', ", "),
+        DepName::Devname => below.uri.strip_prefix('@').unwrap_or(&below.uri).to_owned(),
+    }
+}
 
 pub fn deps(args: &DepsArgs) -> Result<()> {
     let client = args.talk.client()?;
@@ -21,22 +30,17 @@ pub fn deps(args: &DepsArgs) -> Result<()> {
     if args.print.json {
         return say_json(&tables);
     }
-    let mut out = String::new();
-    for table in &tables {
-        if all || tables.len() > 1 {
-            // Writing to a String can't fail.
-            let _ = write!(out, "{}: ", table.name);
-        }
-        let _ = write!(out, "{} dependencies\t:", table.devices.len());
-        for below in &table.devices {
-            let _ = match args.how {
-                DepName::Devno => write!(out, " ({})", below.number.replace(':', ", ")),
-                DepName::Devname => write!(out, " ({})", below.uri.strip_prefix('@').unwrap_or(&below.uri)),
-            };
-        }
-        out.push('\n');
-    }
+    let prefix = all || tables.len() > 1;
+    let how = |below: &api::Below| named_below(below, args.how);
+    let out: String = tables.iter().map(|table| dependencies(table, prefix, how)).collect();
     say(if names.is_empty() { NONE } else { &out })
+}
+
+/// The line of `dmsetup deps` about a table.
+pub fn dependencies(table: &api::Table, prefix: bool, how: impl Fn(&api::Below) -> String) -> String {
+    let prefix = if prefix { format!("{}: ", table.name) } else { String::new() };
+    let below: String = table.devices.iter().map(|below| format!(" ({})", how(below))).collect();
+    format!("{prefix}{} dependencies\t:{below}\n", table.devices.len())
 }
 
 /// How deep a tree is shown: tables that change while they are asked for may seem to lie in a
@@ -44,30 +48,107 @@ pub fn deps(args: &DepsArgs) -> Result<()> {
 const DEPTH_MAX: usize = 100;
 
 /// The lines of a tree.
-struct Lines {
+#[derive(Debug, Clone, Copy)]
+pub struct Lines {
     more: &'static str,
     last: &'static str,
     down: &'static str,
+    /// To an only one, and to the first of several, on one line.
+    only: &'static str,
+    first: &'static str,
 }
 
-const UTF8: Lines = Lines { more: "├─", last: "└─", down: "│  " };
-const ASCII: Lines = Lines { more: "|-", last: "`-", down: "|  " };
-
 impl Lines {
+    /// In UTF-8.
+    pub const UTF8: Lines =
+        Lines { more: "├─", last: "└─", down: "│ ", only: "───", first: "─┬─" };
+    /// In ASCII.
+    pub const ASCII: Lines = Lines { more: "|-", last: "`-", down: "| ", only: "---", first: "-+-" };
+
     /// As the locale has it, of which the first variable that is set counts.
-    fn of_locale() -> &'static Lines {
+    pub fn of_locale() -> Lines {
         let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
         let locale = locale.to_ascii_lowercase();
-        if locale.ends_with("utf-8") || locale.ends_with("utf8") { &UTF8 } else { &ASCII }
+        if locale.ends_with("utf-8") || locale.ends_with("utf8") { Lines::UTF8 } else { Lines::ASCII }
+    }
+}
+
+/// How a tree is shown, and what of each device.
+#[derive(Debug, Clone, Copy)]
+pub struct Looks {
+    pub lines: Lines,
+    /// What lies on nothing is on the left.
+    pub inverted: bool,
+    /// What fits on one line is on one line.
+    pub compact: bool,
+    /// The number, the name of the node, the state, whether it can be written to, who has it open,
+    /// the uuid.
+    pub number: bool,
+    pub node: bool,
+    pub active: bool,
+    pub rw: bool,
+    pub open: bool,
+    pub uuid: bool,
+}
+
+impl Looks {
+    /// As `ls --tree` shows it when nothing else is said.
+    pub fn plain(lines: Lines) -> Looks {
+        Looks {
+            lines,
+            inverted: false,
+            compact: false,
+            number: true,
+            node: false,
+            active: false,
+            rw: false,
+            open: false,
+            uuid: false,
+        }
+    }
+
+    /// What stands for a device.
+    fn text(&self, number: Number, one: &One) -> String {
+        let mut out = one.device.as_ref().map_or_else(String::new, |device| device.name.clone());
+        if let Some(node) = one.node.as_ref().filter(|_| self.node) {
+            // Writing to a String can't fail.
+            let _ = write!(out, " <{node}>");
+        }
+        if self.number {
+            let _ = write!(out, " ({}:{})", number.0, number.1);
+        }
+        if let Some(device) = one.device.as_ref().filter(|_| self.active || self.rw || self.open || self.uuid)
+        {
+            let open = device.open_count.to_string();
+            let all = [
+                (self.active, if device.state == "suspended" { "SUSPENDED" } else { "ACTIVE" }),
+                (self.rw, if device.read_only { "RO" } else { "RW" }),
+                (self.open, &open),
+                (self.uuid, device.uuid.as_deref().unwrap_or_default()),
+            ];
+            let all: Vec<_> = all.iter().filter(|(is, _)| *is).map(|(_, text)| *text).collect();
+            let _ = write!(out, " [{}]", all.join(", "));
+        }
+        out
     }
 }
 
 /// Major and minor.
 type Number = (u32, u32);
 
-/// Devices by number, with what they are called and lie on.
-struct Forest(BTreeMap<Number, (String, Vec<Number>)>);
+/// A device of a tree: a mapped one, or one that it lies on.
+struct One {
+    device: Option<api::Device>,
+    node: Option<String>,
+    next: Vec<Number>,
+}
+
+/// Devices by number, and in the order in which they are shown.
+pub struct Forest {
+    all: BTreeMap<Number, One>,
+    order: Vec<Number>,
+}
 
 fn number(text: &str) -> Number {
     let (major, minor) = text.split_once(':').unwrap_or((text, ""));
@@ -75,79 +156,160 @@ fn number(text: &str) -> Number {
 }
 
 impl Forest {
-    fn ask(client: &ControlClient) -> Result<Forest> {
-        let mut all = BTreeMap::new();
-        for device in list(client)? {
-            let below = match client.get::<api::Table>(&device_path(&device.number, "/table")) {
-                Ok(table) => table.devices.iter().map(|below| number(&below.number)).collect(),
+    /// The forest of `devices`, in their order.
+    ///
+    /// # Errors
+    /// What the server or the connection to it says.
+    pub fn ask(client: &ControlClient, devices: Vec<api::Device>) -> Result<Forest, ClientError> {
+        let mut asked = Vec::new();
+        for device in devices {
+            match client.get::<api::Table>(&device_path(&device.number, "/table")) {
+                Ok(table) => asked.push((device, table.devices)),
                 // Gone meanwhile.
-                Err(ClientError::Refused(why)) if why.errno == ENXIO.unsigned_abs() => continue,
-                Err(error) => return Err(explain(error, None)),
-            };
-            all.insert(number(&device.number), (device.name, below));
+                Err(ClientError::Refused(why)) if why.errno == ENXIO.unsigned_abs() => {}
+                Err(error) => return Err(error),
+            }
         }
-        Ok(Forest(all))
+        Ok(Forest::of(asked))
     }
 
-    fn text(&self, lines: &Lines) -> String {
-        let below: BTreeSet<_> = self.0.values().flat_map(|(_, below)| below).copied().collect();
+    fn of(devices: Vec<(api::Device, Vec<api::Below>)>) -> Forest {
+        let mut forest = Forest { all: BTreeMap::new(), order: Vec::new() };
+        for (device, below) in devices {
+            let own = number(&device.number);
+            let node = node_of(&device);
+            let next = below.iter().map(|below| number(&below.number)).collect();
+            let device = Some(device);
+            if forest.all.insert(own, One { device, node, next }).is_none() {
+                forest.order.push(own);
+            }
+            for below in below {
+                let lies_on = number(&below.number);
+                forest.all.entry(lies_on).or_insert_with(|| {
+                    forest.order.push(lies_on);
+                    One { device: None, node: Some(node_below(&below)), next: Vec::new() }
+                });
+            }
+        }
+        forest
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// From what lies on nothing to what lies on it.
+    fn inverted(mut self) -> Forest {
+        let mut above: BTreeMap<Number, Vec<Number>> = BTreeMap::new();
+        for from in &self.order {
+            for to in &self.all[from].next {
+                above.entry(*to).or_default().push(*from);
+            }
+        }
+        for (number, one) in &mut self.all {
+            one.next = above.remove(number).unwrap_or_default();
+        }
+        self
+    }
+
+    /// The lines of all trees.
+    #[must_use]
+    pub fn text(mut self, looks: &Looks) -> String {
+        if looks.inverted {
+            self = self.inverted();
+        }
+        let reached: BTreeSet<_> = self.all.values().flat_map(|one| &one.next).copied().collect();
         let mut out = String::new();
-        for (&root, _) in self.0.iter().filter(|(number, _)| !below.contains(number)) {
-            self.write(root, ("", ""), 0, lines, &mut out);
+        let roots = self.order.iter().filter(|number| !reached.contains(number));
+        for &root in roots.filter(|root| self.is_shown(**root, looks)) {
+            self.write(root, "", 0, looks, &mut out);
         }
         out
     }
 
-    /// `at` and what it lies on, `depth` below a root, with `before` in front of its own line and
-    /// `under` in front of theirs.
-    fn write(
-        &self,
-        at: Number,
-        (before, under): (&str, &str),
-        depth: usize,
-        lines: &Lines,
-        out: &mut String,
-    ) {
-        let (name, below) = self.0.get(&at).map_or(("", [].as_slice()), |(name, below)| (name, below));
-        // Writing to a String can't fail.
-        let _ = writeln!(out, "{before}{name} ({}:{})", at.0, at.1);
-        // What lies on a root is a column further in.
-        let under = if depth == 0 { " " } else { under };
-        let below = if depth < DEPTH_MAX { below } else { &[] };
-        for (place, &next) in below.iter().enumerate() {
-            let (line, further) =
-                if place + 1 < below.len() { (lines.more, lines.down) } else { (lines.last, "   ") };
-            let (line, further) = (format!("{under}{line}"), format!("{under}{further}"));
-            self.write(next, (&line, &further), depth + 1, lines, out);
+    /// What would have no text at all is left out.
+    fn is_shown(&self, number: Number, looks: &Looks) -> bool {
+        looks.number || self.all[&number].device.is_some()
+    }
+
+    /// `at` and what follows it, `depth` behind a root, with `under` in front of all lines but its
+    /// own.
+    fn write(&self, at: Number, under: &str, depth: usize, looks: &Looks, out: &mut String) {
+        let one = &self.all[&at];
+        let text = looks.text(at, one);
+        out.push_str(&text);
+        let next = if depth < DEPTH_MAX { &one.next[..] } else { &[] };
+        let next: Vec<_> = next.iter().copied().filter(|next| self.is_shown(*next, looks)).collect();
+        // What follows is a column further in, or behind the text.
+        let indent = match (looks.compact, depth) {
+            (true, _) => " ".repeat(text.chars().count() + 1),
+            (false, 0) => " ".to_owned(),
+            (false, _) => String::new(),
+        };
+        let behind = if looks.compact { "" } else { " " };
+        let lines = &looks.lines;
+        if !looks.compact || next.is_empty() {
+            out.push('\n');
+        }
+        for (place, &number) in next.iter().enumerate() {
+            let is_last = place + 1 == next.len();
+            match (looks.compact && place == 0, is_last) {
+                (true, true) => out.push_str(lines.only),
+                (true, false) => out.push_str(lines.first),
+                (false, _) => {
+                    out.push_str(under);
+                    out.push_str(&indent);
+                    out.push_str(if is_last { lines.last } else { lines.more });
+                }
+            }
+            let further = format!("{under}{indent}{}{behind}", if is_last { "  " } else { lines.down });
+            self.write(number, &further, depth + 1, looks, out);
         }
     }
 }
 
 /// What lies on what, from the top, by number.
 pub fn ls(args: &ListArgs) -> Result<()> {
-    let forest = Forest::ask(&args.talk.client()?)?;
-    say(&if forest.0.is_empty() { NONE.to_owned() } else { forest.text(Lines::of_locale()) })
+    let client = args.talk.client()?;
+    let forest = Forest::ask(&client, list(&client)?).map_err(|e| explain(e, None))?;
+    let looks = Looks::plain(Lines::of_locale());
+    say(&if forest.is_empty() { NONE.to_owned() } else { forest.text(&looks) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn device(minor: u32, name: &str, below: &[Number]) -> (api::Device, Vec<api::Below>) {
+        let number = format!("254:{minor}");
+        let below = below.iter().map(|(major, minor)| {
+            let number = format!("{major}:{minor}");
+            api::Below { uri: if *major == 254 { "@".into() } else { "mem:1M".into() }, number }
+        });
+        (api::Device { name: name.into(), number, ..api::Device::default() }, below.collect())
+    }
+
     #[test]
     fn a_tree_has_dmsetups_lines() {
-        let device = |minor, name: &str, below: &[Number]| ((254, minor), (name.to_owned(), below.to_vec()));
-        let all = [
-            device(0, "base", &[(253, 0)]),
-            device(1, "mp", &[(254, 0), (253, 1)]),
-            device(2, "top", &[(254, 1), (254, 0)]),
-            device(3, "alone", &[]),
-        ];
-        let text = Forest(all.into()).text(&UTF8);
+        let all = || {
+            Forest::of(vec![
+                device(0, "base", &[(253, 0)]),
+                device(1, "mp", &[(254, 0), (253, 1)]),
+                device(2, "top", &[(254, 1), (254, 0)]),
+                device(3, "alone", &[]),
+            ])
+        };
         let wanted = "top (254:2)\n ├─mp (254:1)\n │  ├─base (254:0)\n │  │  └─ (253:0)\n │  └─ (253:1)\n \
                       └─base (254:0)\n    └─ (253:0)\nalone (254:3)\n";
-        assert_eq!(text, wanted);
+        assert_eq!(all().text(&Looks::plain(Lines::UTF8)), wanted);
+        let compact = Looks { compact: true, ..Looks::plain(Lines::ASCII) };
+        let wanted = "top (254:2)-+-mp (254:1)-+-base (254:0)--- (253:0)\n            |            `- (253:1)\n            \
+                      `-base (254:0)--- (253:0)\nalone (254:3)\n";
+        assert_eq!(all().text(&compact), wanted);
         // In a circle nothing is a root; below one it comes to an end.
-        let circle = [device(0, "a", &[(254, 1)]), device(1, "b", &[(254, 0)]), device(2, "c", &[(254, 0)])];
-        assert_eq!(Forest(circle.into()).text(&ASCII).lines().count(), DEPTH_MAX + 1);
+        let circle =
+            vec![device(0, "a", &[(254, 1)]), device(1, "b", &[(254, 0)]), device(2, "c", &[(254, 0)])];
+        let text = Forest::of(circle).text(&Looks::plain(Lines::ASCII));
+        assert_eq!(text.lines().count(), DEPTH_MAX + 1);
     }
 }

@@ -122,8 +122,8 @@ mod tests {
     #[test]
     fn what_has_no_name_yet_or_no_more_is_not_renamed() {
         let mut directory = Directory::default();
-        let made = directory.reserve("a", Some("u")).unwrap();
-        directory.reserve("b", None).unwrap();
+        let made = directory.reserve("a", Some("u"), None).unwrap();
+        directory.reserve("b", None, None).unwrap();
         let said = |directory: &Directory, word: &str, to| {
             let refused = directory.renameable(word, to).err().unwrap();
             (refused.error.errno, refused.to_string())

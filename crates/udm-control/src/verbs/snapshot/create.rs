@@ -73,7 +73,7 @@ pub fn create(
     let mut coming = Vec::new();
     for (one, place) in all.iter().zip(places) {
         // A name that is taken is said first, and makes no store.
-        let made = registry.make(&one.name, None).map_err(|e| VerbError::new(&one.name, e))?;
+        let made = registry.make(&one.name, None, None).map_err(|e| VerbError::new(&one.name, e))?;
         let store = store.store(registry, &one.name, &set.origins[place].0, off)?;
         let origin = &set.origins[place].0;
         let table = format!("0 {} snapshot {} {}", origin.len.0, origin.disk.number, store.words);

@@ -1,0 +1,289 @@
+//! Devices in columns: `udm info -c` and `dmsetup info -c`.
+//!
+//! Contract: what is printed is dmsetup's, byte for byte: fields by its names, in columns that are
+//! as wide as their widest value, or unaligned with a separator.
+
+mod fields;
+mod select;
+
+use crate::verbs::all_devices;
+use anyhow::Result;
+use fields::{Field, GROUPS, Kind, Needs};
+pub use select::Selection;
+use std::cmp::Ordering;
+use udm_control::client::{ClientError, ControlClient, device_path};
+use udm_control::http::api;
+
+/// The fields that are shown when nobody says which.
+const DEFAULT: &str = "name,major,minor,attr,open,segments,events,uuid";
+
+/// What is known of a device.
+#[derive(Default)]
+pub struct Row {
+    device: api::Device,
+    below: Vec<api::Below>,
+    /// Name and number of the devices that lie on it.
+    above: Vec<(String, String)>,
+}
+
+impl Row {
+    fn number(&self) -> (&str, &str) {
+        self.device.number.split_once(':').unwrap_or((&self.device.number, ""))
+    }
+}
+
+/// How to print.
+#[derive(Debug, Default)]
+pub struct Layout {
+    /// No line of headings; values are then separated, by `:` if nothing else is said.
+    pub no_headings: bool,
+    /// What stands between values, which are not aligned then.
+    pub separator: Option<String>,
+    /// `DM_NAME='value'` for each value.
+    pub name_prefixes: bool,
+    /// Those values without quotes.
+    pub unquoted: bool,
+    /// A line a field, not a line a device.
+    pub rows: bool,
+}
+
+/// A table of devices that was asked for.
+pub struct Columns {
+    fields: Vec<Shown>,
+    sort: Vec<(&'static Field, bool)>,
+    selection: Option<Selection>,
+    layout: Layout,
+}
+
+/// A column.
+#[derive(Clone, Copy)]
+enum Shown {
+    Field(&'static Field),
+    /// Whether the device is selected.
+    Selected,
+}
+
+impl Shown {
+    fn name(self) -> &'static str {
+        match self {
+            Shown::Field(field) => field.name,
+            Shown::Selected => "selected",
+        }
+    }
+
+    fn heading(self) -> &'static str {
+        match self {
+            Shown::Field(field) => field.heading,
+            Shown::Selected => "Selected",
+        }
+    }
+
+    fn is_number(self) -> bool {
+        !matches!(self, Shown::Field(Field { kind: Kind::Text, .. }))
+    }
+}
+
+fn all_fields() -> impl Iterator<Item = &'static Field> {
+    GROUPS.iter().flat_map(|group| group.fields)
+}
+
+fn field(name: &str) -> Option<&'static Field> {
+    all_fields().find(|field| field.name.eq_ignore_ascii_case(name))
+}
+
+/// The fields that `-o` can name, a group a line.
+pub fn list_of_fields() -> String {
+    let group = |group: &fields::Group| {
+        let names: Vec<_> = group.fields.iter().map(|field| field.name).collect();
+        let all = if group.name.is_empty() { String::new() } else { format!(" ({})", group.name) };
+        format!("{}{all}: {}\n", group.heading, names.join(", "))
+    };
+    GROUPS.iter().map(group).collect::<String>() + "Which are selected by -S: selected\n"
+}
+
+fn shown(names: &str) -> Result<Vec<Shown>, String> {
+    let mut all = Vec::new();
+    let (names, default) = names.strip_prefix('+').map_or((names, ""), |names| (names, DEFAULT));
+    for name in default.split(',').chain(names.split(',')).filter(|name| !name.is_empty()) {
+        match (GROUPS.iter().find(|group| group.name.eq_ignore_ascii_case(name)), field(name)) {
+            (Some(group), _) => all.extend(group.fields.iter().map(Shown::Field)),
+            (None, Some(field)) => all.push(Shown::Field(field)),
+            (None, None) if name == "selected" => all.push(Shown::Selected),
+            (None, None) => return Err(format!("Unrecognised field: {name}")),
+        }
+    }
+    Ok(all)
+}
+
+impl Columns {
+    /// A table of the fields in `options`, sorted by those in `sort`, of devices that `select`
+    /// takes.
+    ///
+    /// # Errors
+    /// What names no field or is no criterion, in dmsetup's words.
+    pub fn new(
+        options: Option<&str>,
+        sort: Option<&str>,
+        select: Option<&str>,
+        layout: Layout,
+    ) -> Result<Columns, String> {
+        let fields = shown(options.unwrap_or(DEFAULT))?;
+        let mut keys = Vec::new();
+        for key in sort.unwrap_or_default().split(',').filter(|key| !key.is_empty()) {
+            let (name, down) = key.strip_prefix('-').map_or((key, false), |name| (name, true));
+            let name = name.strip_prefix('+').unwrap_or(name);
+            keys.push((field(name).ok_or_else(|| format!("dm_report: Unrecognised field: {name}"))?, down));
+        }
+        let selection = select.map(Selection::parse).transpose()?;
+        Ok(Columns { fields, sort: keys, selection, layout })
+    }
+
+    fn needs(&self, what: Needs) -> bool {
+        let shown = self.fields.iter().filter_map(|shown| match shown {
+            Shown::Field(field) => Some(*field),
+            Shown::Selected => None,
+        });
+        let sorted = self.sort.iter().map(|(field, _)| *field);
+        let selected = self.selection.iter().flat_map(Selection::fields);
+        shown.chain(sorted).chain(selected).any(|field| field.needs == what)
+    }
+
+    /// Asks `client` what is still to be known of `devices`.
+    ///
+    /// # Errors
+    /// What the server or the connection to it says.
+    pub fn ask(&self, client: &ControlClient, devices: Vec<api::Device>) -> Result<Vec<Row>, ClientError> {
+        let below = |device: &api::Device| -> Result<Vec<api::Below>, ClientError> {
+            Ok(client.get::<api::Table>(&device_path(&device.number, "/table"))?.devices)
+        };
+        let mut users: Vec<(api::Device, Vec<api::Below>)> = Vec::new();
+        if self.needs(Needs::Above) {
+            for device in all_devices(client)? {
+                let below = below(&device)?;
+                users.push((device, below));
+            }
+        }
+        let mut rows = Vec::new();
+        for device in devices {
+            let above = users.iter().filter(|(_, below)| below.iter().any(|b| b.number == device.number));
+            let above = above.map(|(user, _)| (user.name.clone(), user.number.clone())).collect();
+            let below = if self.needs(Needs::Below) { below(&device)? } else { Vec::new() };
+            rows.push(Row { device, below, above });
+        }
+        Ok(rows)
+    }
+
+    /// The text, and why there is less of it than there should be.
+    pub fn print(&self, mut rows: Vec<Row>) -> (String, Vec<String>) {
+        let mut wrong = Vec::new();
+        rows.sort_by(|a, b| self.order(a, b));
+        let keeps_all = self.fields.iter().any(|shown| matches!(shown, Shown::Selected));
+        let mut lines: Vec<Vec<String>> = Vec::new();
+        for row in &rows {
+            // What is not selected has all its values looked up as well.
+            let selected = self.selection.as_ref().is_none_or(|selection| selection.takes(row));
+            let value = |shown: &Shown| match shown {
+                Shown::Field(field) => (field.value)(row).map_err(|why| {
+                    format!("{why}\n_do_report_object: report function failed for field {}", field.name)
+                }),
+                Shown::Selected => Ok(u8::from(selected).to_string()),
+            };
+            match self.fields.iter().map(value).collect::<Result<Vec<_>, _>>() {
+                Ok(line) if selected || keeps_all => lines.push(line),
+                Ok(_) => {}
+                Err(why) => wrong.push(why),
+            }
+        }
+        (self.text(&lines), wrong)
+    }
+
+    fn order(&self, a: &Row, b: &Row) -> Ordering {
+        self.sort.iter().fold(Ordering::Equal, |order, (field, down)| {
+            order.then_with(|| {
+                let value = |row| (field.value)(row).unwrap_or_default();
+                let (a, b) = (value(a), value(b));
+                let order = match field.kind {
+                    Kind::Text => a.cmp(&b),
+                    Kind::Number => a.parse::<u64>().ok().cmp(&b.parse().ok()),
+                };
+                if *down { order.reverse() } else { order }
+            })
+        })
+    }
+
+    fn text(&self, lines: &[Vec<String>]) -> String {
+        let Layout { no_headings, separator, name_prefixes, unquoted, rows } = &self.layout;
+        if lines.is_empty() {
+            return String::new();
+        }
+        let headings = || self.fields.iter().map(|shown| shown.heading().to_owned()).collect::<Vec<_>>();
+        if !no_headings && separator.is_none() && !name_prefixes && !rows {
+            return self.aligned(&headings(), lines);
+        }
+        let quote = if *unquoted { "" } else { "'" };
+        let value = |(value, shown): (&String, &Shown)| match name_prefixes {
+            true => format!("DM_{}={quote}{value}{quote}", shown.name().to_ascii_uppercase()),
+            false => value.clone(),
+        };
+        let values = lines.iter().map(|line| line.iter().zip(&self.fields).map(value).collect::<Vec<_>>());
+        let mut all: Vec<Vec<String>> = if *no_headings { Vec::new() } else { vec![headings()] };
+        all.extend(values);
+        if *rows {
+            all = (0..self.fields.len())
+                .map(|field| all.iter().map(|line| line[field].clone()).collect())
+                .collect();
+        }
+        let separator = separator.as_deref().unwrap_or(if *no_headings { ":" } else { " " });
+        all.iter().map(|line| line.join(separator) + "\n").collect()
+    }
+
+    /// Headings to the left, numbers to the right, and blanks to the end of the line.
+    fn aligned(&self, headings: &[String], lines: &[Vec<String>]) -> String {
+        let width = |(place, shown): (usize, &Shown)| {
+            let least = match shown {
+                Shown::Field(field) => field.width,
+                Shown::Selected => 8,
+            };
+            let all = lines.iter().map(|line| &line[place]).chain([&headings[place]]);
+            all.map(|value| value.chars().count()).max().unwrap_or_default().max(least)
+        };
+        let widths: Vec<usize> = self.fields.iter().enumerate().map(width).collect();
+        let line = |line: &[String], is_heading: bool| {
+            let cell = |((value, width), shown): ((&String, &usize), &Shown)| {
+                if shown.is_number() && !is_heading {
+                    format!("{value:>width$}")
+                } else {
+                    format!("{value:<width$}")
+                }
+            };
+            let cells: Vec<_> = line.iter().zip(&widths).zip(&self.fields).map(cell).collect();
+            cells.join(" ") + "\n"
+        };
+        line(headings, true) + &lines.iter().map(|values| line(values, false)).collect::<String>()
+    }
+}
+
+/// A device of which nothing but its name is known, and that it is of `subsystem`.
+pub fn split_row(name: &str, subsystem: &str) -> Row {
+    let uuid = Some(format!("{subsystem}-"));
+    Row { device: api::Device { name: name.to_owned(), uuid, ..api::Device::default() }, ..Row::default() }
+}
+
+/// What the kernel calls the node of a mapped device, which it has from its first table on.
+pub fn node_of(device: &api::Device) -> Option<String> {
+    let minor = device.number.split_once(':')?.1;
+    (device.live_table || device.inactive_table).then(|| format!("dm-{minor}"))
+}
+
+/// What the kernel would call the node of what a table lies on: the last part of a file's path; a
+/// URI of another kind as it is.
+pub fn node_below(below: &api::Below) -> String {
+    if below.uri.starts_with('@') {
+        return format!("dm-{}", below.number.split_once(':').map_or("", |(_, minor)| minor));
+    }
+    let path = below.uri.strip_prefix("file:").unwrap_or(&below.uri);
+    match path.rsplit_once('/') {
+        Some((_, name)) if path.starts_with('/') => name.split('?').next().unwrap_or(name).to_owned(),
+        _ => below.uri.clone(),
+    }
+}

@@ -1,0 +1,218 @@
+//! `-S`: which devices are shown, by criteria such as `open>0 && (name=a || uuid!=b)`.
+
+use super::fields::{Field, Kind};
+use super::{Row, field};
+
+/// Criteria.
+#[derive(Debug)]
+pub enum Selection {
+    /// Both.
+    And(Box<Selection>, Box<Selection>),
+    /// One of the two.
+    Or(Box<Selection>, Box<Selection>),
+    /// Not so.
+    Not(Box<Selection>),
+    /// A value of a field.
+    Is(&'static Field, Compare, String),
+}
+
+/// How a value is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compare {
+    Equal,
+    NotEqual,
+    AtLeast,
+    AtMost,
+    More,
+    Less,
+}
+
+/// Each operator; those that others begin with come last.
+const OPERATORS: [(&str, Compare); 6] = [
+    ("!=", Compare::NotEqual),
+    (">=", Compare::AtLeast),
+    ("<=", Compare::AtMost),
+    ("=", Compare::Equal),
+    (">", Compare::More),
+    ("<", Compare::Less),
+];
+
+/// How deep criteria can be nested.
+const DEPTH_MAX: usize = 100;
+
+impl std::fmt::Debug for Field {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl Selection {
+    /// Reads criteria.
+    ///
+    /// # Errors
+    /// dmsetup's lines about what is none.
+    pub fn parse(text: &str) -> Result<Selection, String> {
+        let mut parser = Parser { rest: text };
+        let selection = parser.any(0)?;
+        match parser.rest.trim_start() {
+            "" => Ok(selection),
+            rest => Err(syntax(rest)),
+        }
+    }
+
+    /// The fields that it looks at.
+    pub fn fields(&self) -> Vec<&'static Field> {
+        match self {
+            Selection::And(a, b) | Selection::Or(a, b) => [a.fields(), b.fields()].concat(),
+            Selection::Not(it) => it.fields(),
+            Selection::Is(field, ..) => vec![field],
+        }
+    }
+
+    /// True when it takes `row`; a value that can't be had is no match.
+    pub fn takes(&self, row: &Row) -> bool {
+        match self {
+            Selection::And(a, b) => a.takes(row) && b.takes(row),
+            Selection::Or(a, b) => a.takes(row) || b.takes(row),
+            Selection::Not(it) => !it.takes(row),
+            Selection::Is(field, compare, wanted) => {
+                (field.value)(row).is_ok_and(|value| compare.holds(field.kind, &value, wanted))
+            }
+        }
+    }
+}
+
+impl Compare {
+    fn holds(self, kind: Kind, value: &str, wanted: &str) -> bool {
+        let order = match kind {
+            Kind::Number => value.parse::<u64>().ok().cmp(&wanted.parse().ok()),
+            Kind::Text => value.cmp(wanted),
+        };
+        match self {
+            Compare::Equal => order.is_eq(),
+            Compare::NotEqual => order.is_ne(),
+            Compare::AtLeast => order.is_ge(),
+            Compare::AtMost => order.is_le(),
+            Compare::More => order.is_gt(),
+            Compare::Less => order.is_lt(),
+        }
+    }
+}
+
+fn syntax(at: &str) -> String {
+    format!("Selection syntax error at '{at}'.\nUse 'help' for selection to get more help.")
+}
+
+struct Parser<'a> {
+    rest: &'a str,
+}
+
+impl Parser<'_> {
+    fn eat(&mut self, tokens: &[&str]) -> bool {
+        let rest = self.rest.trim_start();
+        let found = tokens.iter().find_map(|token| rest.strip_prefix(token));
+        self.rest = found.unwrap_or(self.rest);
+        found.is_some()
+    }
+
+    fn any(&mut self, depth: usize) -> Result<Selection, String> {
+        let mut left = self.all(depth)?;
+        while self.eat(&["||", "#"]) {
+            left = Selection::Or(Box::new(left), Box::new(self.all(depth)?));
+        }
+        Ok(left)
+    }
+
+    fn all(&mut self, depth: usize) -> Result<Selection, String> {
+        let mut left = self.one(depth)?;
+        while self.eat(&["&&", ","]) {
+            left = Selection::And(Box::new(left), Box::new(self.one(depth)?));
+        }
+        Ok(left)
+    }
+
+    fn one(&mut self, depth: usize) -> Result<Selection, String> {
+        let begin = self.rest.trim_start();
+        if depth > DEPTH_MAX {
+            return Err(syntax(begin));
+        }
+        if self.eat(&["!"]) {
+            return Ok(Selection::Not(Box::new(self.one(depth + 1)?)));
+        }
+        if self.eat(&["("]) {
+            let inner = self.any(depth + 1)?;
+            return if self.eat(&[")"]) { Ok(inner) } else { Err(syntax(begin)) };
+        }
+        let end = begin.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(begin.len());
+        let (name, rest) = begin.split_at(end);
+        let field =
+            field(name).ok_or_else(|| format!("Unrecognised selection field: {name}\n{}", syntax(begin)))?;
+        self.rest = rest;
+        if self.eat(&["=~", "!~"]) {
+            return Err(format!("udm compares no regular expressions\n{}", syntax(begin)));
+        }
+        let operator = OPERATORS.into_iter().find(|(token, _)| self.eat(&[token]));
+        let (_, compare) = operator.ok_or_else(|| syntax(begin))?;
+        let value = self.value().ok_or_else(|| syntax(begin))?;
+        let fits = match field.kind {
+            Kind::Number => value.parse::<u64>().is_ok(),
+            Kind::Text => matches!(compare, Compare::Equal | Compare::NotEqual),
+        };
+        if fits { Ok(Selection::Is(field, compare, value)) } else { Err(syntax(begin)) }
+    }
+
+    /// A word, or what stands between quotes; `None` where there is neither.
+    fn value(&mut self) -> Option<String> {
+        let rest = self.rest.trim_start();
+        let quote = rest.chars().next().filter(|c| matches!(c, '"' | '\''));
+        let (value, left) = match quote {
+            Some(quote) => rest[1..].split_once(quote)?,
+            None => {
+                let end = rest.find(|c: char| c.is_whitespace() || "&|,#()".contains(c));
+                let (value, left) = rest.split_at(end.unwrap_or(rest.len()));
+                if value.is_empty() {
+                    return None;
+                }
+                (value, left)
+            }
+        };
+        self.rest = left;
+        Some(value.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_control::http::api;
+
+    #[test]
+    fn criteria() {
+        let device = api::Device {
+            name: "a".into(),
+            number: "254:10".into(),
+            open_count: 2,
+            state: "active".into(),
+            ..api::Device::default()
+        };
+        let row = Row { device, ..Row::default() };
+        for (text, takes) in [
+            ("name=a", true),
+            ("name!=a", false),
+            ("open>1", true),
+            ("open>=2 && minor<11", true),
+            ("open=1 || minor=10", true),
+            ("!(open=2)", false),
+            ("name=a,open=3", false),
+            ("name=b # open=2", true),
+            ("uuid=\"\"", true),
+            ("suspended='Active'", true),
+        ] {
+            assert_eq!(Selection::parse(text).unwrap().takes(&row), takes, "{text}");
+        }
+        for text in ["", "open", "open>", "open=x", "name>a", "(open=1", "open=1)", "name=~a", "nosuch=1"] {
+            assert!(Selection::parse(text).is_err(), "{text}");
+        }
+        assert!(Selection::parse(&"!".repeat(100_000)).is_err());
+    }
+}

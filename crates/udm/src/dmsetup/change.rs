@@ -1,0 +1,188 @@
+//! Commands that change a device.
+
+use super::create::with_devices;
+use super::face::{Done, Face, Failure, Which, failed, refused};
+use super::options::Name;
+use super::show::describe;
+use crate::verbs::folder;
+use std::thread::sleep;
+use std::time::Duration;
+use udm_control::client::{ClientError, device_path};
+use udm_control::http::api;
+use udm_core::errno::{EBUSY, ENXIO, ETIMEDOUT};
+
+/// How often `--retry` tries, and how far apart.
+const TRIES: usize = 25;
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// With `--verbose`, the device as it is now, as `info` shows it.
+pub fn display(face: &mut Face, which: &Which) -> Done {
+    if face.has(Name::Verbose)
+        && let Some(device) = face.look(which)?
+    {
+        face.out += &describe(face, &device)?;
+    }
+    Ok(())
+}
+
+/// `dmsetup remove`.
+pub fn remove(face: &mut Face, words: &[String]) -> Done {
+    face.each(words, |face, which| {
+        let force = face.has(Name::Force);
+        let missing = |failure: Failure| if force { failure.behind(&unforced(which)) } else { failure };
+        let device = face.find(which, "remove").map_err(missing)?;
+        let path = format!("?force={force}&deferred={}", face.has(Name::Deferred));
+        let path = device_path(&device.name, &path);
+        let mut tries = if face.has(Name::Retry) { TRIES } else { 1 };
+        loop {
+            let done = face.client.delete::<()>(&path);
+            let is_busy =
+                matches!(&done, Err(ClientError::Refused(why)) if why.errno == EBUSY.unsigned_abs());
+            tries -= 1;
+            match face.said_of("remove", which, done) {
+                Err(Failure::Failed(text)) if is_busy && tries > 0 => Face::warn(&text),
+                done => return done,
+            }
+            sleep(PAUSE);
+        }
+    })
+}
+
+/// What a table of errors for a device that is not there ends with.
+fn unforced(which: &Which) -> String {
+    let line = |ioctl| refused(ioctl, &which.in_errors(), ENXIO.unsigned_abs());
+    [line("table"), line("reload")].join("\n")
+}
+
+/// `dmsetup remove_all`: what lies on others goes first; what is open stays.
+pub fn remove_all(face: &mut Face, _: &[String]) -> Done {
+    let query = format!("?force={}&deferred={}", face.has(Name::Force), face.has(Name::Deferred));
+    loop {
+        let all = face.all()?;
+        let mut removed = 0;
+        for device in &all {
+            match face.client.delete::<()>(&device_path(&device.name, &query)) {
+                Ok(()) => removed += 1,
+                // In use, or gone meanwhile.
+                Err(ClientError::Refused(_)) => {}
+                Err(error) => return failed(error.to_string()),
+            }
+        }
+        // A removal that was deferred is done, but its device is still there.
+        if removed == 0 || face.has(Name::Deferred) {
+            return Ok(());
+        }
+    }
+}
+
+/// `dmsetup suspend`.
+pub fn suspend(face: &mut Face, words: &[String]) -> Done {
+    let how = api::Suspend { noflush: Some(face.has(Name::NoFlush)), timeout_ms: None };
+    simple(face, words, "suspend", |face, name| face.client.post(&device_path(name, "/suspend"), &how))
+}
+
+/// `dmsetup resume`.
+pub fn resume(face: &mut Face, words: &[String]) -> Done {
+    let how = api::Resume::default();
+    simple(face, words, "resume", |face, name| face.client.post(&device_path(name, "/resume"), &how))
+}
+
+/// `dmsetup clear`.
+pub fn clear(face: &mut Face, words: &[String]) -> Done {
+    simple(face, words, "clear", |face, name| face.client.delete(&device_path(name, "/table")))
+}
+
+fn simple(
+    face: &mut Face,
+    words: &[String],
+    ioctl: &'static str,
+    verb: impl Fn(&Face, &str) -> Result<(), ClientError>,
+) -> Done {
+    face.each(words, |face, which| {
+        let device = face.find(which, ioctl)?;
+        face.said_of(ioctl, which, verb(face, &device.name))?;
+        display(face, which)
+    })
+}
+
+/// `dmsetup wipe_table`: a table of errors, as long as the one that there is.
+pub fn wipe_table(face: &mut Face, words: &[String]) -> Done {
+    face.each(words, |face, which| {
+        let Some(device) = face.look(which)? else { return failed(unforced(which)) };
+        let sectors = device.size_bytes / 512;
+        if sectors == 0 {
+            return Ok(());
+        }
+        let body = api::Load { table: format!("0 {sectors} error"), folder: None, read_only: None };
+        face.said_of("reload", which, face.client.put::<()>(&device_path(&device.name, "/table"), &body))?;
+        let how = api::Resume::default();
+        face.said_of("resume", which, face.client.post::<()>(&device_path(&device.name, "/resume"), &how))?;
+        display(face, which)
+    })
+}
+
+/// `dmsetup rename`.
+pub fn rename(face: &mut Face, words: &[String]) -> Done {
+    let (which, rest) = face.one(words, "No device specified.")?;
+    let [new] = rest else { return failed("No device specified.") };
+    let to = if face.has(Name::SetUuid) {
+        api::Rename { uuid: Some(new.clone()), name: None }
+    } else if new.contains('/') {
+        return failed(format!("Name \"{new}\" invalid. It contains \"/\"."));
+    } else if new.is_empty() {
+        return failed("Non empty new name is required.");
+    } else {
+        api::Rename { name: Some(new.clone()), uuid: None }
+    };
+    // A kernel looks for a device that it is to rename by its name alone.
+    if !matches!(which, Which::Name(_)) {
+        return failed(refused("rename", &which.in_errors(), ENXIO.unsigned_abs()));
+    }
+    let device = face.find(&which, "rename")?;
+    face.said_of("rename", &which, face.client.post(&device_path(&device.name, "/rename"), &to))
+}
+
+/// `dmsetup message`.
+pub fn message(face: &mut Face, words: &[String]) -> Done {
+    let (which, rest) = face.one(words, "No device specified.")?;
+    let [sector, message @ ..] = rest else {
+        return Err(Failure::Usage("Incorrect number of arguments.".into()));
+    };
+    let Ok(sector) = sector.parse() else { return failed("Invalid sector.") };
+    if message.is_empty() {
+        Face::warn("No message supplied.");
+    }
+    let device = face.find(&which, "message")?;
+    let message = with_devices(face, message.join(" "))?;
+    let body = api::Message { sector, message, folder: folder() };
+    let answer = face.client.post::<api::Answer>(&device_path(&device.name, "/message"), &body);
+    let answer = face.said_of("message", &which, answer)?.answer;
+    if !answer.is_empty() {
+        face.out += answer.trim_end_matches('\n');
+        face.out.push('\n');
+    }
+    display(face, &which)
+}
+
+/// `dmsetup wait`. A server lets nobody wait for ever, so it is asked again and again.
+pub fn wait(face: &mut Face, words: &[String]) -> Done {
+    let (which, rest) = face.one(words, "No device specified.")?;
+    let event_nr = match rest.first() {
+        Some(number) => number.parse().or_else(|_| failed("Invalid event number."))?,
+        None => 0,
+    };
+    let device = face.find(&which, "waitevent")?;
+    let body = api::Wait { event_nr, timeout_ms: None };
+    loop {
+        match face.client.post::<api::Device>(&device_path(&device.name, "/wait"), &body) {
+            Err(ClientError::Refused(why)) if why.errno == ETIMEDOUT.unsigned_abs() => {}
+            done => {
+                let device = face.said_of("waitevent", &which, done)?;
+                if face.has(Name::Verbose) {
+                    face.out += &describe(face, &device)?;
+                }
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Making devices and loading tables.
+//!
+//! As dmsetup, and unlike `udm create`, `create` makes a device, loads its table and resumes it in
+//! three requests: what is refused is said of the one of them, with the device's number.
+
+use super::change::display;
+use super::face::{Done, Face, Failure, NODES, Which, failed};
+use super::options::Name;
+use crate::concise::{self, Concise};
+use crate::verbs::{folder, read_bounded};
+use std::path::Path;
+use udm_control::client::device_path;
+use udm_control::http::api;
+use udm_control::registry::MAPPED_MAJOR as MAJOR;
+
+/// A table of the command line, of a file or of standard input. Empty where it has no target.
+fn table(face: &Face, file: Option<&String>) -> Result<String, Failure> {
+    let (text, source) = match (face.value(Name::Table), file) {
+        (Some(text), _) => (text.to_owned(), ""),
+        (None, Some(file)) => {
+            let Ok(open) = std::fs::File::open(Path::new(file)) else {
+                return failed(format!("Couldn't open '{file}' for reading."));
+            };
+            (read(open, file)?, file.as_str())
+        }
+        (None, None) => (read(std::io::stdin().lock(), "standard input")?, "on stdin"),
+    };
+    checked(face, text, source)
+}
+
+fn read(from: impl std::io::Read, name: &str) -> Result<String, Failure> {
+    read_bounded(from, name).map_err(|error| Failure::Failed(crate::plain(&format!("{error:#}"))))
+}
+
+/// `text`, if it is a table, with the paths of udm's own devices as udm spells them.
+fn checked(face: &Face, text: String, source: &str) -> Result<String, Failure> {
+    match udm_wire::table::parse(&text) {
+        Ok(lines) if lines.is_empty() => Ok(String::new()),
+        Ok(_) => with_devices(face, text),
+        Err(error) => failed(error.in_table(source)),
+    }
+}
+
+/// `text` with each word that is the path to the node of a device of the server's as that device.
+pub fn with_devices(face: &Face, text: String) -> Result<String, Failure> {
+    if !text.contains(NODES) {
+        return Ok(text);
+    }
+    let all = face.all()?;
+    let device = |word: &str| {
+        let name = word.strip_prefix(NODES)?;
+        all.iter().any(|device| device.name == name).then(|| format!("@{name}"))
+    };
+    let words = text.split_inclusive(char::is_whitespace).map(|part| {
+        let word = part.trim_end_matches(char::is_whitespace);
+        device(word).map_or_else(|| part.to_owned(), |device| device + &part[word.len()..])
+    });
+    Ok(words.collect())
+}
+
+/// `dmsetup create`.
+pub fn create(face: &mut Face, words: &[String]) -> Done {
+    if face.has(Name::Concise) {
+        return several(face, words);
+    }
+    let [name, rest @ ..] = words else { return failed("Please provide a name for the new device.") };
+    // The major number is the driver's, as in a kernel that has one.
+    let minor = match face.value(Name::Minor) {
+        Some(number) => {
+            Some(number.parse().or_else(|_| failed(format!("Invalid minor number '{number}'.")))?)
+        }
+        None => None,
+    };
+    let table = if face.has(Name::NoTable) { String::new() } else { table(face, rest.first())? };
+    let uuid = face.value(Name::Uuid).unwrap_or_default().to_owned();
+    let read_only = face.has(Name::ReadOnly);
+    let name = name.clone();
+    make(face, &Concise { name: name.clone(), uuid, minor, read_only, table })?;
+    display(face, &Which::Name(name))
+}
+
+/// `dmsetup create --concise`: one after the other, until one fails.
+fn several(face: &mut Face, words: &[String]) -> Done {
+    let text = match words.first() {
+        Some(text) => text.clone(),
+        None => read(std::io::stdin().lock(), "standard input")?,
+    };
+    let (devices, wrong) = concise::parse(&text);
+    for mut device in devices {
+        device.table = checked(face, device.table, "")?;
+        make(face, &device)?;
+    }
+    wrong.map_or(Ok(()), failed)
+}
+
+fn make(face: &mut Face, new: &Concise) -> Done {
+    if new.name.contains('/') {
+        return failed(format!("Name \"{}\" invalid. It contains \"/\".", new.name));
+    }
+    let uuid = Some(&new.uuid).filter(|uuid| !uuid.is_empty()).cloned();
+    let body = api::Create { name: new.name.clone(), uuid, minor: new.minor, ..api::Create::default() };
+    let made = face.client.post::<api::Device>("/v1/devices", &body);
+    let number = new.minor.map(|minor| format!("({MAJOR}:{minor})")).unwrap_or_default();
+    let made = face.said("create", &format!("{} {}{number}", new.name, new.uuid), made)?;
+    if new.table.is_empty() {
+        return Ok(());
+    }
+    let device = format!("{} ({})", new.name, made.number);
+    let done = fill(face, &made.name, &device, new);
+    if done.is_err() {
+        // It is nobody's yet; why there is none is what the caller wants to know.
+        let _ = face.client.delete::<()>(&device_path(&made.name, ""));
+    }
+    done
+}
+
+fn fill(face: &Face, name: &str, device: &str, new: &Concise) -> Done {
+    let body = api::Load { table: new.table.clone(), folder: folder(), read_only: Some(new.read_only) };
+    face.said("reload", device, face.client.put::<()>(&device_path(name, "/table"), &body))?;
+    face.said("resume", device, face.client.post(&device_path(name, "/resume"), &api::Resume::default()))
+}
+
+/// `dmsetup load`.
+pub fn load(face: &mut Face, words: &[String]) -> Done {
+    let (which, rest) = face.one(words, "Please specify device.")?;
+    let table = table(face, rest.first())?;
+    let device = face.find(&which, "reload")?;
+    let body = api::Load { table, folder: folder(), read_only: Some(face.has(Name::ReadOnly)) };
+    let done = face.client.put::<()>(&device_path(&device.name, "/table"), &body);
+    face.said_of("reload", &which, done)?;
+    display(face, &which)
+}

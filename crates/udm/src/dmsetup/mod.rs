@@ -1,0 +1,155 @@
+//! `dmsetup`: udm called by that name takes dmsetup's command line and answers in its words, so
+//! that scripts run unchanged.
+//!
+//! Contract: standard output, standard error and exit status are dmsetup's, byte for byte
+//! (`tests/dmsetup.rs` compares them with a recording), but for what docs/dmsetup.md lists.
+
+mod change;
+mod create;
+mod face;
+mod options;
+mod show;
+mod small;
+mod stack;
+
+use crate::log;
+use crate::output;
+use crate::verbs::socket_path;
+use face::{Done, Face, Failure};
+use options::{CommandLine, Name};
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::ExitCode;
+use udm_control::client::ControlClient;
+
+/// The name that makes udm dmsetup.
+const PROGRAM: &str = "dmsetup";
+
+/// A command of dmsetup's.
+struct Command {
+    name: &'static str,
+    usage: &'static str,
+    /// How many words it takes.
+    words: (usize, usize),
+    run: fn(&mut Face, &[String]) -> Done,
+}
+
+const MANY: usize = usize::MAX;
+
+macro_rules! commands {
+    ($($name:literal $usage:literal $least:literal..=$most:tt $run:expr;)*) => {
+        [$(Command { name: $name, usage: $usage, words: ($least, $most), run: $run },)*]
+    };
+}
+
+const COMMANDS: [Command; 32] = commands! {
+    "help" "" 0..=MANY small::help;
+    "create" "NAME [-u UUID] [-n|--table TABLE|FILE]; --concise [DEVICES]" 0..=2 create::create;
+    "remove" "[--deferred] [-f] [--retry] NAME..." 0..=MANY change::remove;
+    "remove_all" "[--deferred] [-f]" 0..=0 change::remove_all;
+    "suspend" "[--noflush] [--nolockfs] NAME..." 0..=MANY change::suspend;
+    "resume" "NAME..." 0..=MANY change::resume;
+    "load" "NAME [--table TABLE|FILE]" 0..=2 create::load;
+    "reload" "NAME [--table TABLE|FILE]" 0..=2 create::load;
+    "clear" "NAME..." 0..=MANY change::clear;
+    "wipe_table" "NAME..." 1..=MANY change::wipe_table;
+    "rename" "NAME [--setuuid] NEWNAME|UUID" 1..=2 change::rename;
+    "message" "NAME SECTOR MESSAGE" 2..=MANY change::message;
+    "ls" "[--target TYPE] [-o OPTIONS] [--tree]" 0..=0 stack::ls;
+    "info" "[-c [-o FIELDS]] [NAME...]" 0..=MANY show::info;
+    "deps" "[-o OPTION] [NAME...]" 0..=MANY stack::deps;
+    "status" "[--target TYPE] [NAME...]" 0..=MANY show::status;
+    "table" "[--concise] [--target TYPE] [NAME...]" 0..=MANY show::table;
+    "wait" "NAME [EVENT]" 0..=2 change::wait;
+    "mknodes" "[NAME...]" 0..=MANY |_, _| Ok(());
+    "mangle" "[NAME...]" 0..=MANY small::mangle;
+    "udevcreatecookie" "" 0..=0 |_, _| Ok(());
+    "udevreleasecookie" "[COOKIE]" 0..=1 |_, _| Ok(());
+    "udevcomplete" "COOKIE" 1..=1 |_, _| Ok(());
+    "udevcomplete_all" "[MINUTES]" 0..=1 small::complete_all;
+    "udevcookies" "" 0..=0 small::cookies;
+    "target-version" "[TYPE...]" 1..=MANY small::target_version;
+    "targets" "" 0..=0 small::targets;
+    "version" "" 0..=0 small::version;
+    "splitname" "NAME [SUBSYSTEM]" 1..=2 small::split_name;
+    "setgeometry" "" 0..=MANY |_, _| small::none("setgeometry", "devices have no geometry");
+    "stats" "" 0..=MANY |_, _| small::none("stats", "udm multipath and /metrics count requests");
+    "measure" "" 0..=MANY |_, _| small::none("measure", "there is no IMA subsystem");
+};
+
+/// True when the program was called by dmsetup's name.
+pub fn is_meant(program: Option<&OsStr>) -> bool {
+    program.map(Path::new).and_then(Path::file_name).is_some_and(|name| name == PROGRAM)
+}
+
+/// dmsetup's main.
+pub fn run(words: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
+    let words = words.map(|word| word.to_string_lossy().into_owned());
+    let line = match CommandLine::parse(words) {
+        Ok(line) => line,
+        Err(why) => {
+            return ended(&Err(Failure::Line(format!("{PROGRAM}: {why}"))));
+        }
+    };
+    let client = match socket_path(None) {
+        Ok(path) => ControlClient::new(path),
+        Err(error) => return ended(&Err(Failure::Failed(crate::plain(&format!("{error:#}"))))),
+    };
+    let mut face = Face { line, client, out: String::new() };
+    let done = command(&mut face);
+    // What is known of some devices is shown, whatever became of others.
+    let done = match output::say(&face.out) {
+        Ok(()) => done,
+        Err(error) => done.and_then(|()| face::failed(crate::plain(&format!("{error:#}")))),
+    };
+    ended(&done)
+}
+
+fn command(face: &mut Face) -> Done {
+    let words = std::mem::take(&mut face.line.words);
+    if face.has(Name::Help) {
+        return small::help(face, &words);
+    }
+    if face.has(Name::Version) {
+        return small::version(face, &words);
+    }
+    let Some((name, words)) = words.split_first() else {
+        return Err(Failure::Usage("No command given.".into()));
+    };
+    let Some(command) = COMMANDS.iter().find(|command| command.name == name) else {
+        return Err(Failure::Usage("Unknown command.".into()));
+    };
+    if face.has(Name::Repeat) {
+        return small::none(name, "reports are made once");
+    }
+    let (least, most) = command.words;
+    if words.len() < least || words.len() > most {
+        return Err(Failure::Usage("Incorrect number of arguments.".into()));
+    }
+    (command.run)(face, words)
+}
+
+fn usage() -> String {
+    let commands = COMMANDS.iter().map(|command| format!("\t{} {}\n", command.name, command.usage));
+    format!(
+        "Usage:\n\n{PROGRAM} [OPTIONS] COMMAND\n\n{}\nNAME is a device's name, or -u UUID, or -j MAJOR -m MINOR. docs/dmsetup.md says \
+         what differs from dmsetup.\n",
+        commands.collect::<String>()
+    )
+}
+
+/// Says how it ended.
+fn ended(done: &Done) -> ExitCode {
+    let text = match done {
+        Ok(()) => String::new(),
+        Err(Failure::Failed(text)) => format!("{text}\nCommand failed.\n"),
+        Err(Failure::Line(text)) => format!("{text}\nCouldn't process command line.\n"),
+        Err(Failure::Silent(text)) => format!("{text}\n"),
+        Err(Failure::Usage(text)) => format!("{text}\n{}\n", usage()),
+    };
+    if !text.is_empty() {
+        log::say(text);
+    }
+    log::flush();
+    if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,212 @@
+//! dmsetup's options, read as getopt does: anywhere among the words, short ones together, long ones
+//! with `=` and abbreviated.
+
+/// An option of dmsetup's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Name {
+    Columns,
+    Concise,
+    Deferred,
+    Exec,
+    Force,
+    Help,
+    Inactive,
+    Major,
+    Minor,
+    Prefixes,
+    NoFlush,
+    NoHeadings,
+    NoTable,
+    Options,
+    ReadOnly,
+    /// A report again and again.
+    Repeat,
+    Retry,
+    Rows,
+    Select,
+    Separator,
+    SetUuid,
+    Sort,
+    Table,
+    Target,
+    Tree,
+    Unquoted,
+    Uuid,
+    Verbose,
+    Version,
+    /// Taken and of no effect: there is no node, no udev and no file system to do it to.
+    Idle,
+}
+
+/// Each option: its long word, its letters, whether it takes a value, and what it is.
+const OPTIONS: [(&str, &str, bool, Name); 47] = [
+    ("addnodeoncreate", "", false, Name::Idle),
+    ("addnodeonresume", "", false, Name::Idle),
+    ("checks", "", false, Name::Idle),
+    ("columns", "cC", false, Name::Columns),
+    ("concise", "", false, Name::Concise),
+    ("count", "", true, Name::Repeat),
+    ("deferred", "", false, Name::Deferred),
+    ("exec", "", true, Name::Exec),
+    ("force", "f", false, Name::Force),
+    ("gid", "G", true, Name::Idle),
+    ("help", "h?", false, Name::Help),
+    ("inactive", "", false, Name::Inactive),
+    ("interval", "", true, Name::Repeat),
+    ("major", "j", true, Name::Major),
+    ("manglename", "", true, Name::Idle),
+    ("minor", "m", true, Name::Minor),
+    ("mode", "M", true, Name::Idle),
+    ("nameprefixes", "", false, Name::Prefixes),
+    ("noflush", "", false, Name::NoFlush),
+    ("noheadings", "", false, Name::NoHeadings),
+    ("nolockfs", "", false, Name::Idle),
+    ("noopencount", "", false, Name::Idle),
+    ("notable", "n", false, Name::NoTable),
+    ("noudevrules", "", false, Name::Idle),
+    ("noudevsync", "", false, Name::Idle),
+    ("options", "o", true, Name::Options),
+    ("readahead", "", true, Name::Idle),
+    ("readonly", "r", false, Name::ReadOnly),
+    ("retry", "", false, Name::Retry),
+    ("rows", "", false, Name::Rows),
+    ("select", "S", true, Name::Select),
+    ("separator", "", true, Name::Separator),
+    ("setuuid", "", false, Name::SetUuid),
+    ("showkeys", "", false, Name::Idle),
+    ("sort", "O", true, Name::Sort),
+    ("table", "", true, Name::Table),
+    ("target", "", true, Name::Target),
+    ("tree", "", false, Name::Tree),
+    ("udevcookie", "", true, Name::Idle),
+    ("uid", "U", true, Name::Idle),
+    ("unbuffered", "", false, Name::Idle),
+    ("unquoted", "", false, Name::Unquoted),
+    ("uuid", "u", true, Name::Uuid),
+    ("verbose", "v", false, Name::Verbose),
+    ("verifyudev", "", false, Name::Idle),
+    ("version", "", false, Name::Version),
+    ("yes", "y", false, Name::Idle),
+];
+
+/// A command line, taken apart.
+#[derive(Debug, Default)]
+pub struct CommandLine {
+    given: Vec<(Name, String)>,
+    /// What is no option: the command and its arguments.
+    pub words: Vec<String>,
+}
+
+impl CommandLine {
+    /// Takes the words behind the program's name apart.
+    ///
+    /// # Errors
+    /// getopt's line about an option that it does not know.
+    pub fn parse(words: impl IntoIterator<Item = String>) -> Result<CommandLine, String> {
+        let mut line = CommandLine::default();
+        let mut words = words.into_iter();
+        while let Some(word) = words.next() {
+            if word == "--" {
+                line.words.extend(words);
+                break;
+            }
+            if let Some(long) = word.strip_prefix("--") {
+                line.long(long, &mut words)?;
+            } else if word.len() > 1 && word.starts_with('-') {
+                line.letters(&word[1..], &mut words)?;
+            } else {
+                line.words.push(word);
+            }
+        }
+        Ok(line)
+    }
+
+    fn long(&mut self, word: &str, words: &mut impl Iterator<Item = String>) -> Result<(), String> {
+        let (key, value) = word.split_once('=').map_or((word, None), |(key, value)| (key, Some(value)));
+        let mut like = OPTIONS.iter().filter(|option| option.0.starts_with(key));
+        let exact = OPTIONS.iter().find(|option| option.0 == key);
+        let (long, _, wants, name) = match (exact, like.next(), like.next()) {
+            (Some(option), ..) | (None, Some(option), None) => option,
+            (None, None, _) => return Err(format!("unrecognized option '--{key}'")),
+            (None, Some(_), Some(_)) => {
+                let all = OPTIONS.iter().filter(|option| option.0.starts_with(key));
+                let all: String = all.map(|option| format!(" '--{}'", option.0)).collect();
+                return Err(format!("option '--{key}' is ambiguous; possibilities:{all}"));
+            }
+        };
+        let value = match (wants, value) {
+            (false, Some(_)) => return Err(format!("option '--{long}' doesn't allow an argument")),
+            (true, None) => words.next().ok_or_else(|| format!("option '--{long}' requires an argument"))?,
+            (_, value) => value.unwrap_or_default().to_owned(),
+        };
+        self.given.push((*name, value));
+        Ok(())
+    }
+
+    fn letters(&mut self, letters: &str, words: &mut impl Iterator<Item = String>) -> Result<(), String> {
+        for (place, letter) in letters.char_indices() {
+            let Some((_, _, wants, name)) = OPTIONS.iter().find(|option| option.1.contains(letter)) else {
+                return Err(format!("invalid option -- '{letter}'"));
+            };
+            if !wants {
+                self.given.push((*name, String::new()));
+                continue;
+            }
+            let rest = &letters[place + letter.len_utf8()..];
+            let value = if rest.is_empty() { words.next() } else { Some(rest.to_owned()) };
+            let value = value.ok_or_else(|| format!("option requires an argument -- '{letter}'"))?;
+            self.given.push((*name, value));
+            break;
+        }
+        Ok(())
+    }
+
+    /// True when `name` was given.
+    #[must_use]
+    pub fn has(&self, name: Name) -> bool {
+        self.given.iter().any(|(given, _)| *given == name)
+    }
+
+    /// The value of `name`; the last one counts.
+    #[must_use]
+    pub fn value(&self, name: Name) -> Option<&str> {
+        self.given.iter().rev().find(|(given, _)| *given == name).map(|(_, value)| value.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<CommandLine, String> {
+        CommandLine::parse(words.iter().map(|word| (*word).to_owned()))
+    }
+
+    #[test]
+    fn options_stand_anywhere() {
+        let line = parse(&["-v", "info", "-Coname", "a", "--sep=:", "--nohead", "--", "-b"]).unwrap();
+        assert_eq!(line.words, ["info", "a", "-b"]);
+        assert!(line.has(Name::Verbose) && line.has(Name::Columns) && line.has(Name::NoHeadings));
+        assert_eq!(line.value(Name::Options), Some("name"));
+        assert_eq!(line.value(Name::Separator), Some(":"));
+        assert_eq!(parse(&["-j", "254", "-m0"]).unwrap().value(Name::Minor), Some("0"));
+        assert_eq!(parse(&["-o", "a", "-o", "b"]).unwrap().value(Name::Options), Some("b"));
+    }
+
+    #[test]
+    fn what_getopt_says() {
+        for (words, said) in [
+            (&["--nosuch"][..], "unrecognized option '--nosuch'"),
+            (&["-Z"], "invalid option -- 'Z'"),
+            (&["--table"], "option '--table' requires an argument"),
+            (&["-o"], "option requires an argument -- 'o'"),
+            (&["--force=1"], "option '--force' doesn't allow an argument"),
+            (
+                &["--ver"],
+                "option '--ver' is ambiguous; possibilities: '--verbose' '--verifyudev' '--version'",
+            ),
+        ] {
+            assert_eq!(parse(words).unwrap_err(), said);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Tables, statuses, and what devices are.
+
+use super::face::{Done, Face, Failure};
+use super::options::Name;
+use crate::columns::{Columns, Layout, list_of_fields};
+use crate::concise;
+use crate::verbs;
+use udm_control::client::{ClientError, device_path};
+use udm_control::http::api;
+
+/// The table of a device, or what `inactive` would make it.
+fn table_of(face: &Face, device: &api::Device) -> Result<api::Table, ClientError> {
+    face.client.get(&device_path(&device.number, slot(face, "/table")))
+}
+
+fn slot<'a>(face: &Face, what: &'a str) -> &'a str {
+    match (what, face.has(Name::Inactive)) {
+        ("/table", true) => "/table?inactive=1",
+        ("/status", true) => "/status?inactive=1",
+        _ => what,
+    }
+}
+
+/// The lines of a type that is asked for, or all.
+fn wanted(face: &Face, mut lines: Vec<api::Line>) -> Option<Vec<api::Line>> {
+    let Some(target) = face.value(Name::Target) else { return Some(lines) };
+    lines.retain(|line| line.target == target);
+    Some(lines).filter(|lines| !lines.is_empty())
+}
+
+/// As `info` prints a device, with the number of targets in the slot that is asked for.
+///
+/// # Errors
+/// When the server does not answer.
+pub fn describe(face: &Face, device: &api::Device) -> Result<String, Failure> {
+    let mut device = device.clone();
+    if face.has(Name::Inactive) {
+        let table = table_of(face, &device).map_err(|e| Failure::Failed(e.to_string()))?;
+        device.targets = table.lines.len() as u64;
+    }
+    let mut out = String::new();
+    verbs::describe(&device, &mut out);
+    Ok(out)
+}
+
+/// `dmsetup table`.
+pub fn table(face: &mut Face, words: &[String]) -> Done {
+    if face.has(Name::Concise) {
+        return concise_table(face, words);
+    }
+    face.each_or_all(words, |face, which, prefix| {
+        let device = face.find(which, "table")?;
+        let table = face.said_of("table", which, table_of(face, &device))?;
+        lines(face, &device, table.lines, prefix)
+    })
+}
+
+/// `dmsetup status`.
+pub fn status(face: &mut Face, words: &[String]) -> Done {
+    face.each_or_all(words, |face, which, prefix| {
+        let device = face.there(which)?;
+        let path = device_path(&device.number, slot(face, "/status"));
+        let status = face.said_of("table", which, face.client.get::<api::Status>(&path))?;
+        lines(face, &device, status.lines, prefix)
+    })
+}
+
+fn lines(face: &mut Face, device: &api::Device, lines: Vec<api::Line>, prefix: bool) -> Done {
+    let Some(lines) = wanted(face, lines) else { return Ok(()) };
+    if face.has(Name::Verbose) {
+        face.out += &describe(face, device)?;
+    }
+    verbs::table_lines(prefix.then_some(device.name.as_str()), &lines, &mut face.out);
+    Ok(())
+}
+
+fn concise_table(face: &mut Face, words: &[String]) -> Done {
+    let mut all = Vec::new();
+    let done = face.each_or_all(words, |face, which, _| {
+        let device = face.find(which, "table")?;
+        let table = face.said_of("table", which, table_of(face, &device))?;
+        all.extend(wanted(face, table.lines).map(|lines| concise::print(&device, &lines)));
+        Ok(())
+    });
+    if !all.is_empty() {
+        face.out += &(all.join(";") + "\n");
+    }
+    done
+}
+
+/// `dmsetup info`.
+pub fn info(face: &mut Face, words: &[String]) -> Done {
+    if face.has(Name::Columns) {
+        return columns(face, words);
+    }
+    face.each_or_all(words, |face, which, _| {
+        let device = face.there(which)?;
+        face.out += &describe(face, &device)?;
+        Ok(())
+    })
+}
+
+/// How columns are printed, as the options say.
+pub fn layout(face: &Face) -> Layout {
+    Layout {
+        no_headings: face.has(Name::NoHeadings),
+        separator: face.value(Name::Separator).map(String::from),
+        name_prefixes: face.has(Name::Prefixes),
+        unquoted: face.has(Name::Unquoted),
+        rows: face.has(Name::Rows),
+    }
+}
+
+fn columns(face: &mut Face, words: &[String]) -> Done {
+    if matches!(face.value(Name::Options), Some("help" | "?")) || face.value(Name::Select) == Some("help") {
+        Face::warn(list_of_fields().trim_end());
+        return Ok(());
+    }
+    let (options, sort) = (face.value(Name::Options), face.value(Name::Sort));
+    let columns = Columns::new(options, sort, face.value(Name::Select), layout(face));
+    // It shows what there is, and says what is wrong; that is all.
+    let columns = columns.map_err(|why| Failure::Silent(format!("{}\n{why}", list_of_fields())))?;
+    let mut devices = Vec::new();
+    let done = face.each_or_all(words, |face, which, _| {
+        devices.push(face.there(which)?);
+        Ok(())
+    });
+    let rows = columns.ask(&face.client, devices).map_err(|e| Failure::Failed(e.to_string()))?;
+    let (text, wrong) = columns.print(rows);
+    face.out += &text;
+    match (done, wrong.is_empty()) {
+        (Ok(()), false) => Err(Failure::Failed(wrong.join("\n"))),
+        (done, _) => done,
+    }
+}

@@ -1,0 +1,93 @@
+//! Commands that need few words: versions, names, and what has no counterpart in udm.
+
+use super::face::{Done, Face, Failure, failed, refused};
+use super::options::Name;
+use super::show::layout;
+use crate::columns::{Columns, list_of_fields, split_row};
+use crate::log;
+use udm_control::client::ClientError;
+use udm_control::http::api;
+use udm_core::errno::EINVAL;
+
+/// A command or an option that udm can't do.
+///
+/// # Errors
+/// Always.
+pub fn none(what: &str, why: &str) -> Done {
+    failed(format!("{what}: not in udm: {why}"))
+}
+
+/// `dmsetup help`.
+pub fn help(face: &mut Face, _: &[String]) -> Done {
+    let fields = if face.has(Name::Columns) { list_of_fields() } else { String::new() };
+    log::say(format!("{}{fields}", super::usage()));
+    Ok(())
+}
+
+fn versions(face: &Face) -> Result<api::Version, Failure> {
+    let failed = |e: ClientError| Failure::Failed(e.to_string());
+    face.client.get::<api::Version>("/v1/version").map_err(failed)
+}
+
+/// `dmsetup version`.
+pub fn version(face: &mut Face, _: &[String]) -> Done {
+    face.out += &format!("Library version:   {} (udm)\n", env!("CARGO_PKG_VERSION"));
+    let version = versions(face)?;
+    face.out += &format!("Driver version:    {}\n", version.driver_version);
+    Ok(())
+}
+
+/// `dmsetup targets`.
+pub fn targets(face: &mut Face, _: &[String]) -> Done {
+    for target in versions(face)?.targets {
+        face.out += &format!("{:<16} v{}\n", target.name, target.version);
+    }
+    Ok(())
+}
+
+/// `dmsetup target-version`.
+pub fn target_version(face: &mut Face, words: &[String]) -> Done {
+    let targets = versions(face)?.targets;
+    for word in words {
+        let Some(target) = targets.iter().find(|target| target.name == *word) else {
+            return failed(refused("target-version", &format!("{word} "), EINVAL.unsigned_abs()));
+        };
+        face.out += &format!("{:<16} v{}\n", target.name, target.version);
+    }
+    Ok(())
+}
+
+/// `dmsetup mangle`: names are kept as they are, so none is in a wrong form.
+pub fn mangle(face: &mut Face, words: &[String]) -> Done {
+    face.each_or_all(words, |face, which, _| {
+        let device = face.there(which)?;
+        let (uuid, what) = match &device.uuid {
+            Some(uuid) => (uuid.as_str(), "name and UUID"),
+            None => ("[no UUID]", "name"),
+        };
+        face.out += &format!("{}: {uuid}: {what} already in correct form\n", device.name);
+        Ok(())
+    })
+}
+
+/// `dmsetup udevcookies`: there are none, as nothing waits for udev.
+pub fn cookies(face: &mut Face, _: &[String]) -> Done {
+    face.out += "Cookie       Semid      Value      Last semop time           Last change time\n";
+    Ok(())
+}
+
+/// `dmsetup udevcomplete_all`.
+pub fn complete_all(face: &mut Face, _: &[String]) -> Done {
+    face.out += "0 semaphores with keys prefixed by 3405 (0xd4d) destroyed. 0 skipped.\n";
+    Ok(())
+}
+
+/// `dmsetup splitname`.
+pub fn split_name(face: &mut Face, words: &[String]) -> Done {
+    let fields = face.value(Name::Options).unwrap_or("vg_name,lv_name,lv_layer");
+    let columns = Columns::new(Some(fields), None, None, layout(face)).map_err(Failure::Failed)?;
+    let subsystem = words.get(1).map_or("LVM", String::as_str);
+    let (text, _) = columns.print(vec![split_row(&words[0], subsystem)]);
+    face.out += &text;
+    Ok(())
+}

@@ -1,0 +1,236 @@
+//! udm called as `dmsetup` answers as dmsetup did: a script that was recorded with a real kernel
+//! (`data/dmsetup_transcript.txt`, whose head says how), command by command, byte for byte: standard
+//! output, standard error, exit status. Device numbers are the same, since devices come in the same
+//! order; what else differs is in [`OTHERWISE`] and [`left_out`].
+
+mod support;
+
+use std::os::unix::fs::symlink;
+use std::process::{Command, Output, Stdio};
+use support::{Server, UDM, text};
+use tempfile::TempDir;
+
+const TRANSCRIPT: &str = include_str!("data/dmsetup_transcript.txt");
+
+/// Commands to which udm answers otherwise: how a command ends or is called, what udm prints of it,
+/// and why.
+const OTHERWISE: &[(&str, &str, &str)] = &[
+    ("dmsetup ls --tree -o ascii,compact,inverted,nodevice", NO_TREE, "what is not shown has no tree"),
+    ("dmsetup ls --tree -o inverted,nodevice", NO_TREE, "what is not shown has no tree"),
+    ("dmsetup info -c -o read_ahead a", "|RAhead\n|     0\n", "there is no read ahead"),
+    ("dmsetup -v resume none2", NONE2, "a device without a table goes on as well"),
+    ("dmsetup -v clear none2", NONE2, "it went on before"),
+    ("dmsetup -v load none2 --table '0 8 error'", NONE2_LOADED, "it went on before"),
+    (
+        "dmsetup -v message z 0 hello",
+        "!device-mapper: message ioctl on z  failed: Invalid argument\n!z: Target type zero does not support messages: \
+         Invalid argument\n!Command failed.\n=1\n",
+        "-v says what a kernel says in its log",
+    ),
+    (
+        "dmsetup create x --table \"0 8 linear /dev/nosuch 0\"",
+        "!device-mapper: reload ioctl on x (254:10) failed: No such file or directory\n!Command failed.\n=1\n",
+        "as Linux 6.12 has it",
+    ),
+    (
+        "dmsetup load a --table \"0 8 linear /dev/nosuch 0\"",
+        "!device-mapper: reload ioctl on a  failed: No such file or directory\n!Command failed.\n=1\n",
+        "as Linux 6.12 has it",
+    ),
+    (
+        "dmsetup message mp 0 fail_path 77:77",
+        "!device-mapper: message ioctl on mp  failed: Invalid argument\n!Command failed.\n=1\n",
+        "as Linux 6.12 has it",
+    ),
+    ("dmsetup ls --exec echo", NO_EXEC, "there are no nodes to hand to a command"),
+    ("dmsetup ls --exec 'echo x' --target striped", NO_EXEC, "there are no nodes to hand to a command"),
+    ("dmsetup version", VERSION, "versions are udm's"),
+    ("dmsetup --version", VERSION, "versions are udm's"),
+    ("dmsetup targets", TARGETS, "targets are udm's"),
+];
+
+const NO_TREE: &str = "|none\n|none2\n|z\n";
+const NONE2: &str = "|Name:              none2\n|State:             ACTIVE\n|Tables present:    None\n|Open count:        0\n\
+                     |Event number:      0\n|Major, minor:      254, 5\n|Number of targets: 0\n|UUID: UUID-none\n|\n";
+const NONE2_LOADED: &str = "|Name:              none2\n|State:             ACTIVE\n|Tables present:    INACTIVE\n|Open count:        0\n\
+                            |Event number:      0\n|Major, minor:      254, 5\n|Number of targets: 0\n|UUID: UUID-none\n|\n";
+const NO_EXEC: &str =
+    "!ls --exec: not in udm: there are no device nodes to hand to a command\n!Command failed.\n=1\n";
+const VERSION: &str =
+    concat!("|Library version:   ", env!("CARGO_PKG_VERSION"), " (udm)\n|Driver version:    4.48.0\n");
+const TARGETS: &str = "|delay            v1.4.0\n|dust             v1.0.0\n|error            v1.7.0\n|flakey           v1.5.0\n\
+                       |linear           v1.4.0\n|log-writes       v1.1.0\n|multipath        v1.14.0\n|snapshot         v1.16.0\n\
+                       |snapshot-merge   v1.5.0\n|snapshot-origin  v1.9.0\n|striped          v1.6.0\n|zero             v1.2.0\n";
+
+/// Read ahead is a block device's of the kernel, and udm has none: dmsetup leaves the line out too
+/// where it finds none, and says so where a device has no node to ask.
+fn left_out(line: &str) -> bool {
+    line.starts_with("|Read Ahead:") || line.starts_with("!/dev/mapper/") && line.contains(": open failed:")
+}
+
+/// With read ahead as where there is none.
+fn without_read_ahead(answer: &str) -> String {
+    answer.replace("   256\n", "     0\n")
+}
+
+/// A command and what it was answered, as the transcript has them.
+struct Recorded {
+    command: String,
+    answer: String,
+    /// Nothing was there before it.
+    is_first: bool,
+}
+
+fn recorded() -> Vec<Recorded> {
+    let (mut all, mut is_first): (Vec<Recorded>, bool) = (Vec::new(), true);
+    for line in TRANSCRIPT.lines() {
+        if line.starts_with('#') {
+            is_first |= line.ends_with("in a fresh machine");
+            continue;
+        }
+        if let Some(command) = line.strip_prefix("$ ") {
+            all.push(Recorded { command: command.into(), answer: String::new(), is_first });
+            is_first = false;
+            continue;
+        }
+        let last = all.last_mut().expect("a command comes first");
+        match line.strip_prefix("> ") {
+            Some(more) => last.command += &format!("\n{more}"),
+            None if left_out(line) => {}
+            None if last.command.contains("name_all") => {
+                last.answer += &without_read_ahead(&format!("{line}\n"));
+            }
+            None => last.answer += &format!("{line}\n"),
+        }
+    }
+    all
+}
+
+/// As the transcript would have it.
+fn shown(out: &Output) -> String {
+    let mut shown = String::new();
+    for (mark, bytes) in [('|', &out.stdout), ('!', &out.stderr)] {
+        let text = text(bytes);
+        for line in text.lines() {
+            shown += &format!("{mark}{line}\n");
+        }
+        if !text.is_empty() && !text.ends_with('\n') {
+            shown += "\\\n";
+        }
+    }
+    match out.status.code() {
+        Some(0) => {}
+        code => shown += &format!("={}\n", code.unwrap_or(-1)),
+    }
+    shown
+}
+
+/// A folder with three disks, and udm as `dmsetup`.
+struct World {
+    server: Server,
+    folder: TempDir,
+}
+
+impl World {
+    fn new() -> World {
+        let folder = tempfile::tempdir().unwrap();
+        for disk in 0..3 {
+            let path = folder.path().join(format!("nullb{disk}"));
+            std::fs::File::create(path).unwrap().set_len(1 << 30).unwrap();
+        }
+        std::fs::create_dir(folder.path().join("bin")).unwrap();
+        symlink(UDM, folder.path().join("bin/dmsetup")).unwrap();
+        World { server: Server::start(&[]), folder }
+    }
+
+    fn sh(&self, command: &str) -> Output {
+        let path = format!("{}/bin:{}", self.folder.path().display(), std::env::var("PATH").unwrap());
+        let mut sh = Command::new("sh");
+        sh.args(["-c", command]).current_dir(&self.folder).env("PATH", path).env("LC_ALL", "C");
+        sh.env("UDM_SOCKET", &self.server.socket).env_remove("UDM_LOG").stdin(Stdio::null());
+        for disk in 0..3 {
+            sh.env(format!("R{disk}"), self.folder.path().join(format!("nullb{disk}")));
+            sh.env(format!("N{disk}"), format!("253:{disk}"));
+        }
+        sh.output().unwrap()
+    }
+}
+
+#[test]
+fn a_script_gets_the_answers_of_dmsetup() {
+    let (mut world, mut wrong, mut used) = (World::new(), String::new(), vec![false; OTHERWISE.len()]);
+    let all = recorded();
+    for Recorded { command, answer, is_first } in &all {
+        if *is_first {
+            world = World::new();
+        }
+        let got = shown(&world.sh(command));
+        let other = OTHERWISE.iter().position(|(one, ..)| command == one);
+        let wanted = match other {
+            Some(place) => {
+                assert_ne!(got, *answer, "{command}: it is as dmsetup now");
+                used[place] = true;
+                OTHERWISE[place].1
+            }
+            None => answer,
+        };
+        if got != wanted {
+            wrong += &format!("$ {command}\n--- wanted\n{wanted}--- got\n{got}");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    let unused: Vec<_> = OTHERWISE.iter().zip(&used).filter(|(_, used)| !**used).collect();
+    assert!(unused.is_empty(), "not in the transcript: {unused:?}");
+    assert!(all.len() > 400, "{} commands", all.len());
+}
+
+/// What dmsetup said of 117 tables, good and bad, is what udm says as dmsetup (Linux 6.12's errnos).
+#[test]
+fn bad_tables_get_dmsetups_answers() {
+    let world = World::new();
+    let (mut wrong, mut rows) = (String::new(), 0);
+    for line in include_str!("../../udm-targets/tests/data/bad_tables.jsonl").lines() {
+        let row: serde_json::Value = serde_json::from_str(line).unwrap();
+        let table = row["table"].as_str().unwrap();
+        // Not every machine has one, without a file as there.
+        if table.contains("/dev/loop1") {
+            continue;
+        }
+        rows += 1;
+        // A disk that keeps nothing, as the kernel's had been.
+        for disk in 0..3 {
+            let disk =
+                std::fs::File::options().write(true).open(world.folder.path().join(format!("nullb{disk}")));
+            let disk = disk.unwrap();
+            disk.set_len(0).unwrap();
+            disk.set_len(1 << 30).unwrap();
+        }
+        let disks = format!("{}/nullb", world.folder.path().display());
+        let out = world.sh(&format!("dmsetup create t --table '{}'", table.replace("/dev/nullb", &disks)));
+        let stderr: Vec<_> =
+            row["stderr"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+        let mut got =
+            (text(&out.stderr).lines().collect::<Vec<_>>().join("\n"), out.status.code(), String::new());
+        let mut wanted = (stderr.join("\n"), row["rc"].as_i64().map(|rc| rc as i32), String::new());
+        if out.status.success() {
+            got.2 = text(&world.sh("dmsetup table t").stdout).trim_end_matches('\n').to_owned();
+            wanted.2 = row["table_out"].as_str().unwrap_or_default().to_owned();
+            assert!(world.sh("dmsetup remove t").status.success());
+        }
+        if got != wanted {
+            wrong += &format!("{table}\n  wanted {wanted:?}\n  got    {got:?}\n");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    assert_eq!(rows, 117);
+}
+
+/// Nobody serves: it is said, once, and is no crash.
+#[test]
+fn without_a_server_commands_fail() {
+    let world = World::new();
+    let out = world.sh("UDM_SOCKET=$PWD/none dmsetup ls");
+    let wanted =
+        format!("!{}/none: can't reach udm serve\n!Command failed.\n=1\n", world.folder.path().display());
+    assert_eq!(shown(&out), wanted);
+}
