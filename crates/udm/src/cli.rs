@@ -3,8 +3,10 @@
 //! Verbs and flags are dmsetup's where dmsetup has them, nbdkit's for serving, fio's for load.
 
 mod change;
+mod show;
 
 pub use change::*;
+pub use show::*;
 
 use crate::bench::BenchArgs;
 use crate::cow::CowArgs;
@@ -79,7 +81,7 @@ An event that came between is not missed: udm wait NAME NUMBER returns at once w
     )]
     Events(EventsArgs),
     /// Print tables
-    Table(ShowArgs),
+    Table(TableArgs),
     /// Print the status of tables
     Status(ShowArgs),
     /// Describe devices
@@ -310,73 +312,6 @@ fn path_deadline(word: &str) -> Result<Duration, String> {
 fn seconds(word: &str) -> Result<Duration, String> {
     let seconds: f64 = word.parse().map_err(|_| "a number of seconds".to_owned())?;
     Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
-}
-
-/// `udm table`, `udm status`.
-#[derive(Debug, Args)]
-pub struct ShowArgs {
-    #[command(flatten)]
-    pub talk: Talk,
-    #[command(flatten)]
-    pub print: Print,
-    /// The devices [default: all, each with its name in front]
-    #[arg(value_name = "NAME")]
-    pub names: Vec<String>,
-    /// The table in the inactive slot
-    #[arg(long)]
-    pub inactive: bool,
-    /// Only targets of this type
-    #[arg(long, value_name = "TYPE")]
-    pub target: Option<String>,
-}
-
-/// `udm info`.
-#[derive(Debug, Args)]
-pub struct InfoArgs {
-    #[command(flatten)]
-    pub talk: Talk,
-    #[command(flatten)]
-    pub print: Print,
-    /// The devices [default: all]
-    #[arg(value_name = "NAME")]
-    pub names: Vec<String>,
-}
-
-/// `udm ls`.
-#[derive(Debug, Args)]
-pub struct LsArgs {
-    #[command(flatten)]
-    pub list: ListArgs,
-    /// Show what lies on what
-    #[arg(long, conflicts_with = "json")]
-    pub tree: bool,
-}
-
-/// `udm deps`.
-#[derive(Debug, Args)]
-pub struct DepsArgs {
-    #[command(flatten)]
-    pub talk: Talk,
-    #[command(flatten)]
-    pub print: Print,
-    /// How what they lie on is named
-    #[arg(short = 'o', long = "options", value_name = "HOW", default_value = "devno")]
-    pub how: DepName,
-    /// Those of the table in the inactive slot
-    #[arg(long)]
-    pub inactive: bool,
-    /// The devices [default: all]
-    #[arg(value_name = "NAME")]
-    pub names: Vec<String>,
-}
-
-/// How a device is named in a list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DepName {
-    /// By its number
-    Devno,
-    /// By its name, or the URI of what is no mapped device
-    Devname,
 }
 
 /// Verbs that list.

@@ -1,6 +1,8 @@
 //! Devices in dmsetup's concise form: `NAME,UUID,MINOR,FLAGS,LINE,LINE...;NAME,...`, with a
 //! backslash before what would separate.
 
+use crate::verbs::folder;
+use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 
 /// A device in concise form.
@@ -82,6 +84,42 @@ fn too_few(fields: &[String]) -> String {
         fields.len(),
         shown.collect::<String>()
     )
+}
+
+/// Why a device in concise form was not made.
+pub struct Refused {
+    /// The step, as a kernel calls it: create, reload, resume.
+    pub ioctl: &'static str,
+    /// The number that the device had, if it came so far.
+    pub number: Option<String>,
+    /// Why.
+    pub error: ClientError,
+}
+
+/// Makes a device as dmsetup does, in three steps: it is there, has a table, is resumed. Where one
+/// is refused it is gone again. Relative paths in its table count from our folder.
+///
+/// # Errors
+/// The step that was refused.
+pub fn make(client: &ControlClient, new: &Concise) -> Result<api::Device, Refused> {
+    let uuid = Some(&new.uuid).filter(|uuid| !uuid.is_empty()).cloned();
+    let body = api::Create { name: new.name.clone(), uuid, minor: new.minor, ..api::Create::default() };
+    let made = client.post::<api::Device>("/v1/devices", &body);
+    let made = made.map_err(|error| Refused { ioctl: "create", number: None, error })?;
+    if new.table.trim().is_empty() {
+        return Ok(made);
+    }
+    let path = |rest| device_path(&made.name, rest);
+    let refused = |ioctl, error| {
+        // It is nobody's yet; why it came to nothing is what the caller wants to know.
+        let _ = client.delete::<()>(&path(""));
+        Refused { ioctl, number: Some(made.number.clone()), error }
+    };
+    let table = api::Load { table: new.table.clone(), folder: folder(), read_only: Some(new.read_only) };
+    client.put::<()>(&path("/table"), &table).map_err(|error| refused("reload", error))?;
+    let resumed = client.post::<()>(&path("/resume"), &api::Resume::default());
+    resumed.map_err(|error| refused("resume", error))?;
+    Ok(made)
 }
 
 fn escaped(text: &str) -> String {

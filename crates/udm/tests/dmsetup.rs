@@ -7,6 +7,7 @@ mod support;
 
 use std::os::unix::fs::symlink;
 use std::process::{Command, Output, Stdio};
+use support::nbd::Client;
 use support::{Server, UDM, text};
 use tempfile::TempDir;
 
@@ -233,4 +234,66 @@ fn without_a_server_commands_fail() {
     let wanted =
         format!("!{}/none: can't reach udm serve\n!Command failed.\n=1\n", world.folder.path().display());
     assert_eq!(shown(&out), wanted);
+}
+
+/// What both faces print is the same, and what one prints the other takes.
+#[test]
+fn udm_prints_the_same() {
+    let world = World::new();
+    let made = world.sh(
+        "dmsetup create a -u UUID-a --table \"0 2048 linear $R0 0\" && dmsetup create b --table '0 8 error' && \
+         dmsetup create top --table '0 1024 linear /dev/mapper/a 8' && dmsetup suspend b",
+    );
+    assert_eq!(shown(&made), "");
+    for words in [
+        "info -c",
+        "info -C a top",
+        "info -c -o name,devs_used,names_using_dev,blkdevname",
+        "info -c -o info_all -O -name",
+        "info -c --noheadings -o name,uuid,open --separator /",
+        "info -c --nameprefixes --unquoted --rows -o +devno",
+        "info -c -S open>0||name=b -o name,selected",
+        "table --concise",
+        "table --concise top b",
+        "table --concise --target error",
+        "ls",
+        "table --target linear",
+        "status --target error",
+    ] {
+        let words: Vec<_> = words.split(' ').collect();
+        let quoted: Vec<_> = words.iter().map(|word| format!("'{word}'")).collect();
+        let dmsetup = world.sh(&format!("dmsetup {}", quoted.join(" ")));
+        assert_eq!(world.server.says(&words), text(&dmsetup.stdout), "{words:?}");
+    }
+    let list = world.server.says(&["ls", "--target", "linear"]);
+    assert_eq!(list, "a\t(254:0)\ntop\t(254:2)\n");
+    let refused = world.server.refuses(&["info", "-c", "-o", "name,nosuch"]);
+    assert_eq!(refused, "udm: Unrecognised field: nosuch\n");
+
+    let concise = world.server.says(&["table", "--concise"]);
+    world.server.says(&["remove", "top", "a", "b"]);
+    world.server.says(&["create", "--concise", concise.trim_end()]);
+    assert_eq!(world.server.says(&["table", "--concise"]), concise);
+    world.server.says(&["create", "--concise", "ro,,99,ro,0 8 linear 254:0 0"]);
+    assert_eq!(world.server.says(&["ls"]).lines().last(), Some("ro\t(254:99)"));
+    let refused = world.server.refuses(&["create", "--concise", "z,,,,0 8 zero x;never,,,,0 8 zero"]);
+    assert!(refused.starts_with("udm: z: ") && refused.ends_with("       ^\n"), "{refused}");
+    assert!(!world.server.says(&["ls"]).contains("never"));
+}
+
+/// A table that is loaded read-only lets nothing be written, also where what lies below could be.
+#[test]
+fn what_is_loaded_read_only_is_not_written_to() {
+    let world = World::new();
+    assert_eq!(shown(&world.sh("dmsetup create d --readonly --table \"0 2048 linear $R0 0\"")), "");
+    let writes = || Client::connect(&world.server.nbd, "d").write(0);
+    assert_ne!(writes(), 0);
+    assert_eq!(Client::connect(&world.server.nbd, "d").read(0), 0);
+    let reload = "dmsetup load d --table \"0 2048 linear $R0 0\" && dmsetup resume d";
+    assert_eq!(shown(&world.sh(reload)), "");
+    assert_eq!(writes(), 0);
+    assert_eq!(shown(&world.sh(&reload.replace("load d", "load d -r"))), "");
+    assert_ne!(writes(), 0);
+    let info = world.server.says(&["info", "d"]);
+    assert!(info.contains("ACTIVE (READ-ONLY)"), "{info}");
 }

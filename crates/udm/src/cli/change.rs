@@ -12,8 +12,9 @@ pub struct CreateArgs {
     pub talk: Talk,
     #[command(flatten)]
     pub print: Print,
-    /// Its name
-    pub name: String,
+    /// Its name; with --concise the devices [default: standard input]
+    #[arg(required_unless_present = "concise", value_name = "NAME|DEVICES")]
+    pub name: Option<String>,
     /// A file that holds the table [default: standard input]; relative paths in a table count from
     /// the current folder
     #[arg(conflicts_with_all = ["table", "notable"])]
@@ -27,6 +28,10 @@ pub struct CreateArgs {
     /// Its uuid
     #[arg(short, long)]
     pub uuid: Option<String>,
+    /// Make devices as udm table --concise prints them: NAME,UUID,MINOR,FLAGS,LINE,LINE;NAME,...;
+    /// each of UUID, MINOR and FLAGS (rw or ro) may be empty
+    #[arg(long, conflicts_with_all = ["file", "table", "notable", "uuid", "json"])]
+    pub concise: bool,
 }
 
 /// `udm reconfigure`.

@@ -97,27 +97,14 @@ fn make(face: &mut Face, new: &Concise) -> Done {
     if new.name.contains('/') {
         return failed(format!("Name \"{}\" invalid. It contains \"/\".", new.name));
     }
-    let uuid = Some(&new.uuid).filter(|uuid| !uuid.is_empty()).cloned();
-    let body = api::Create { name: new.name.clone(), uuid, minor: new.minor, ..api::Create::default() };
-    let made = face.client.post::<api::Device>("/v1/devices", &body);
-    let number = new.minor.map(|minor| format!("({MAJOR}:{minor})")).unwrap_or_default();
-    let made = face.said("create", &format!("{} {}{number}", new.name, new.uuid), made)?;
-    if new.table.is_empty() {
-        return Ok(());
-    }
-    let device = format!("{} ({})", new.name, made.number);
-    let done = fill(face, &made.name, &device, new);
-    if done.is_err() {
-        // It is nobody's yet; why there is none is what the caller wants to know.
-        let _ = face.client.delete::<()>(&device_path(&made.name, ""));
-    }
-    done
-}
-
-fn fill(face: &Face, name: &str, device: &str, new: &Concise) -> Done {
-    let body = api::Load { table: new.table.clone(), folder: folder(), read_only: Some(new.read_only) };
-    face.said("reload", device, face.client.put::<()>(&device_path(name, "/table"), &body))?;
-    face.said("resume", device, face.client.post(&device_path(name, "/resume"), &api::Resume::default()))
+    concise::make(&face.client, new).map(drop).or_else(|refused| {
+        let number = new.minor.map(|minor| format!("({MAJOR}:{minor})")).unwrap_or_default();
+        let device = match refused.number {
+            Some(number) => format!("{} ({number})", new.name),
+            None => format!("{} {}{number}", new.name, new.uuid),
+        };
+        face.said(refused.ioctl, &device, Err(refused.error))
+    })
 }
 
 /// `dmsetup load`.

@@ -4,6 +4,7 @@ use super::explain;
 use crate::cli::{
     CreateArgs, LoadArgs, MessageArgs, NamesArgs, RemoveArgs, RenameArgs, ResumeArgs, SuspendArgs, Talk,
 };
+use crate::concise;
 use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail};
 use std::io::Read;
@@ -46,13 +47,27 @@ pub fn read_bounded(from: impl Read, name: &str) -> Result<String> {
     Ok(text)
 }
 
+/// Makes devices in concise form, one after the other, until one fails.
+fn create_concise(args: &CreateArgs) -> Result<()> {
+    let text = table_text(args.name.as_deref(), None)?;
+    let client = args.talk.client()?;
+    let (devices, wrong) = concise::parse(&text);
+    for device in &devices {
+        concise::make(&client, device).map_err(|refused| explain(refused.error, Some(&device.table)))?;
+    }
+    wrong.map_or(Ok(()), |why| bail!(why.replace('\n', ": ")))
+}
+
 pub fn create(args: &CreateArgs) -> Result<()> {
+    if args.concise {
+        return create_concise(args);
+    }
     let table = match args.notable {
         true => None,
         false => Some(table_text(args.table.as_deref(), args.file.as_deref())?),
     };
     let new = api::Create {
-        name: args.name.clone(),
+        name: args.name.clone().unwrap_or_default(),
         uuid: args.uuid.clone(),
         table,
         folder: folder(),

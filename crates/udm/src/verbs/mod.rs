@@ -41,7 +41,7 @@ pub fn run(verb: &Verb) -> Result<()> {
         Verb::Status(args) => show::status(args),
         Verb::Info(args) => show::info(args),
         Verb::Ls(args) if args.tree => tree::ls(&args.list),
-        Verb::Ls(args) => show::ls(&args.list),
+        Verb::Ls(args) => show::ls(args),
         Verb::Deps(args) => tree::deps(args),
         Verb::Exports(args) => show::exports(args),
         Verb::Targets(args) => show::targets(args),

@@ -1,9 +1,11 @@
 //! Verbs that print something, as dmsetup prints it.
 
 use super::explain;
-use crate::cli::{InfoArgs, ListArgs, ShowArgs, WaitArgs};
+use crate::cli::{ColumnArgs, InfoArgs, ListArgs, LsArgs, ShowArgs, TableArgs, WaitArgs};
+use crate::columns::{Columns, Layout, list_of_fields};
+use crate::concise;
 use crate::output::{say, say_json};
-use anyhow::Result;
+use anyhow::{Result, anyhow, bail};
 use std::fmt::Write as _;
 use std::time::Instant;
 use udm_control::client::{ClientError, ControlClient, device_path};
@@ -76,8 +78,41 @@ fn show<T: serde::de::DeserializeOwned + serde::Serialize>(
     say(if names.is_empty() { NONE } else { &out })
 }
 
-pub fn table(args: &ShowArgs) -> Result<()> {
-    show(args, "table", |t: &mut api::Table| (&t.name, &mut t.lines))
+pub fn table(args: &TableArgs) -> Result<()> {
+    if args.concise {
+        return table_concise(&args.show);
+    }
+    show(&args.show, "table", |t: &mut api::Table| (&t.name, &mut t.lines))
+}
+
+/// The devices that are named, or all of them.
+fn named(client: &ControlClient, names: &[String]) -> Result<Vec<api::Device>> {
+    match names {
+        [] => list(client),
+        names => names.iter().map(|name| get(client, &device_path(name, ""))).collect(),
+    }
+}
+
+fn table_concise(args: &ShowArgs) -> Result<()> {
+    let client = args.talk.client()?;
+    let rest = if args.inactive { "/table?inactive=1" } else { "/table" };
+    let devices = named(&client, &args.names)?;
+    let mut all = Vec::new();
+    for device in &devices {
+        let mut lines = get::<api::Table>(&client, &device_path(&device.number, rest))?.lines;
+        if let Some(wanted) = &args.target {
+            lines.retain(|line| line.target == *wanted);
+            if lines.is_empty() {
+                continue;
+            }
+        }
+        all.push(concise::print(device, &lines));
+    }
+    match (devices.is_empty(), all.is_empty()) {
+        (true, _) => say(NONE),
+        (false, true) => Ok(()),
+        (false, false) => say(&(all.join(";") + "\n")),
+    }
 }
 
 pub fn status(args: &ShowArgs) -> Result<()> {
@@ -86,10 +121,10 @@ pub fn status(args: &ShowArgs) -> Result<()> {
 
 pub fn info(args: &InfoArgs) -> Result<()> {
     let client = args.talk.client()?;
-    let devices = match args.names.as_slice() {
-        [] => list(&client)?,
-        names => names.iter().map(|name| get(&client, &device_path(name, ""))).collect::<Result<_>>()?,
-    };
+    if args.columns.columns {
+        return columns(&client, &args.names, &args.columns);
+    }
+    let devices = named(&client, &args.names)?;
     if args.print.json {
         return say_json(&devices);
     }
@@ -98,6 +133,36 @@ pub fn info(args: &InfoArgs) -> Result<()> {
         describe(device, &mut out);
     }
     say(if devices.is_empty() { NONE } else { &out })
+}
+
+fn columns(client: &ControlClient, names: &[String], args: &ColumnArgs) -> Result<()> {
+    if matches!(args.options.as_deref(), Some("help" | "?")) {
+        return say(&list_of_fields());
+    }
+    let layout = Layout {
+        no_headings: args.noheadings,
+        separator: args.separator.clone(),
+        name_prefixes: args.nameprefixes,
+        unquoted: args.unquoted,
+        rows: args.rows,
+    };
+    let (options, sort, select) = (args.options.as_deref(), args.sort.as_deref(), args.select.as_deref());
+    let columns = Columns::new(options, sort, select, layout).map_err(|why| anyhow!(one_line(&why)))?;
+    let devices = named(client, names)?;
+    if devices.is_empty() {
+        return say(NONE);
+    }
+    let (text, wrong) = columns.print(columns.ask(client, devices).map_err(|e| explain(e, None))?);
+    say(&text)?;
+    match wrong.first() {
+        Some(why) => bail!(one_line(why)),
+        None => Ok(()),
+    }
+}
+
+/// What dmsetup says in several lines.
+fn one_line(text: &str) -> String {
+    text.replace('\n', ": ")
 }
 
 /// A server lets nobody wait for ever, so it is asked again and again.
@@ -159,13 +224,25 @@ pub fn describe(device: &api::Device, out: &mut String) {
     out.push('\n');
 }
 
-pub fn ls(args: &ListArgs) -> Result<()> {
-    let devices = list(&args.talk.client()?)?;
-    if args.print.json {
+pub fn ls(args: &LsArgs) -> Result<()> {
+    let client = args.list.talk.client()?;
+    let mut devices = list(&client)?;
+    let is_none = devices.is_empty();
+    if let Some(target) = &args.target {
+        let mut kept = Vec::new();
+        for device in devices {
+            let table = get::<api::Table>(&client, &device_path(&device.number, "/table"))?;
+            if table.lines.iter().any(|line| line.target == *target) {
+                kept.push(device);
+            }
+        }
+        devices = kept;
+    }
+    if args.list.print.json {
         return say_json(&devices);
     }
     let out: String = devices.iter().map(|d| format!("{}\t({})\n", d.name, d.number)).collect();
-    say(if devices.is_empty() { NONE } else { &out })
+    say(if is_none { NONE } else { &out })
 }
 
 pub fn exports(args: &ListArgs) -> Result<()> {
