@@ -84,6 +84,13 @@ pub struct Table {
     pub devices: Vec<Below>,
 }
 
+/// The tables of all devices, in the order of their numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TableList {
+    /// The tables; one without text for a device that has none.
+    pub tables: Vec<Table>,
+}
+
 /// A path of a multipath target, and what it has served since its table was loaded. All are totals:
 /// a rate is the difference of two looks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -220,6 +227,13 @@ pub struct Status {
     /// Devices below that have requests which they can neither serve nor give up.
     #[serde(default)]
     pub waits: Vec<Waits>,
+}
+
+/// The status of the tables of all devices, in the order of their numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StatusList {
+    /// One a device; without text for a device that has no table.
+    pub statuses: Vec<Status>,
 }
 
 /// Why requests of a device wait.

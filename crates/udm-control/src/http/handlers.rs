@@ -227,6 +227,30 @@ pub(super) async fn table(
     Ok(Json(verbs::table(&registry, &name, slot.is_inactive()?)?))
 }
 
+/// Runs `verb` on all devices: with thousands of them it takes a while.
+async fn of_all<T: Send + 'static>(
+    Shared { registry, gates, .. }: Shared,
+    slot: &Slot,
+    verb: impl FnOnce(&Registry, bool) -> T + Send + 'static,
+) -> Answer<T> {
+    let inactive = slot.is_inactive()?;
+    Ok(Json(gates.metrics.run("devices", move || Ok(verb(&registry, inactive))).await?))
+}
+
+pub(super) async fn tables(
+    State(shared): State<Shared>,
+    Params(slot): Params<Slot>,
+) -> Answer<api::TableList> {
+    of_all(shared, &slot, verbs::tables).await
+}
+
+pub(super) async fn statuses(
+    State(shared): State<Shared>,
+    Params(slot): Params<Slot>,
+) -> Answer<api::StatusList> {
+    of_all(shared, &slot, verbs::statuses).await
+}
+
 pub(super) async fn load(
     State(Shared { registry, gates, .. }): State<Shared>,
     Named(name): Named,

@@ -316,6 +316,18 @@ fn devices() -> Vec<Route> {
             super::events::events,
         )
         .gives_events::<api::Event>(),
+        Route::new(get.clone(), "/v1/tables", "listTables", "The tables of all devices", h::tables)
+            .query(SLOT)
+            .gives::<api::TableList>(),
+        Route::new(
+            get.clone(),
+            "/v1/statuses",
+            "listStatuses",
+            "The status of the tables of all devices",
+            h::statuses,
+        )
+        .query(SLOT)
+        .gives::<api::StatusList>(),
         Route::new(get.clone(), "/v1/exports", "listExports", "What clients can connect to", h::exports)
             .gives::<api::ExportList>(),
         Route::new(

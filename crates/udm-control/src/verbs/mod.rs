@@ -30,7 +30,7 @@ pub use multipath::{Grouped, create_multipath_until};
 pub use remove::{Removal, remove, remove_until, see_to_deferred};
 pub use rename::rename;
 pub(crate) use show::{OPS, shown};
-pub use show::{info, ls, status, table, version};
+pub use show::{info, ls, status, statuses, table, tables, version};
 pub(crate) use snapshot::Note;
 pub use tables::{TABLE_MAX, clear, command_path, load, load_until, message, message_from, whole};
 pub(crate) use tables::{lines_of, load_into};

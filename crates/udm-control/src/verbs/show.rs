@@ -49,10 +49,19 @@ pub(crate) fn shown(registry: &Registry, mapped: &Mapped) -> (api::Device, Vec<S
 /// # Errors
 /// ENXIO when there is no such device.
 pub fn table(registry: &Registry, name: &str, inactive: bool) -> Result<api::Table, VerbError> {
-    let mapped = registry.find(name)?;
-    let table = slot(&mapped, inactive);
-    let Some(table) = table else {
-        return Ok(api::Table { name: mapped.device.name(), ..api::Table::default() });
+    Ok(table_of(registry, &*registry.find(name)?, inactive))
+}
+
+/// The tables of all devices, live or in the inactive slot, by number.
+#[must_use]
+pub fn tables(registry: &Registry, inactive: bool) -> api::TableList {
+    let all = registry.all();
+    api::TableList { tables: all.iter().map(|mapped| table_of(registry, mapped, inactive)).collect() }
+}
+
+fn table_of(registry: &Registry, mapped: &Mapped, inactive: bool) -> api::Table {
+    let Some(table) = slot(mapped, inactive) else {
+        return api::Table { name: mapped.device.name(), ..api::Table::default() };
     };
     let mut known = HashSet::new();
     let numbers = table.devices().map(|device| device.number).filter(|number| known.insert(*number));
@@ -60,12 +69,12 @@ pub fn table(registry: &Registry, name: &str, inactive: bool) -> Result<api::Tab
     // The kernel puts each in front of its list.
     numbers.reverse();
     let below = |number: DevNo| api::Below { number: number.to_string(), uri: registry.uri_of(number) };
-    Ok(api::Table {
+    api::Table {
         name: mapped.device.name(),
         text: table.text(),
         lines: lines(&table, |target| target.table()),
         devices: numbers.into_iter().map(below).collect(),
-    })
+    }
 }
 
 /// The status of a device's table.
@@ -73,12 +82,22 @@ pub fn table(registry: &Registry, name: &str, inactive: bool) -> Result<api::Tab
 /// # Errors
 /// ENXIO when there is no such device.
 pub fn status(registry: &Registry, name: &str, inactive: bool) -> Result<api::Status, VerbError> {
-    let mapped = registry.find(name)?;
+    Ok(status_of(registry, &*registry.find(name)?, inactive))
+}
+
+/// The status of the tables of all devices, by number.
+#[must_use]
+pub fn statuses(registry: &Registry, inactive: bool) -> api::StatusList {
+    let all = registry.all();
+    api::StatusList { statuses: all.iter().map(|mapped| status_of(registry, mapped, inactive)).collect() }
+}
+
+fn status_of(registry: &Registry, mapped: &Mapped, inactive: bool) -> api::Status {
     // The number first: an event between the two is seen by whoever waits for a number other than
     // this one.
     let event_nr = mapped.device.event_nr();
-    let table = slot(&mapped, inactive);
-    Ok(api::Status {
+    let table = slot(mapped, inactive);
+    api::Status {
         name: mapped.device.name(),
         text: table.as_ref().map(|t| t.status()).unwrap_or_default(),
         lines: table.as_ref().map(|t| lines(t, |target| target.status())).unwrap_or_default(),
@@ -86,7 +105,7 @@ pub fn status(registry: &Registry, name: &str, inactive: bool) -> Result<api::St
         paths: table.as_ref().map(|t| paths(registry, t)).unwrap_or_default(),
         upkeep: table.as_ref().and_then(|t| upkeep(t)),
         waits: table.map(|table| waits(registry, &table)).unwrap_or_default(),
-    })
+    }
 }
 
 /// What of a table waits, and why.
