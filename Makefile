@@ -11,7 +11,7 @@ UDM := $(TARGET_DIR)/release/udm
 
 # program:Debian package, for tests that use real clients. Tests whose programs are missing say so and pass.
 TEST_PROGRAMS := fio:fio curl:curl python3:python3 nbdkit:nbdkit nbdinfo:libnbd-bin qemu-io:qemu-utils fusermount3:fuse3 mkfs.ext4:e2fsprogs \
-    fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind ip:iproute2
+    fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind ip:iproute2 chromedriver:chromium-driver
 
 .PHONY: help build demo test test-programs lint bench install clean
 

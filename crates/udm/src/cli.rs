@@ -14,6 +14,7 @@ use crate::log_writes::LogWritesArgs;
 use crate::multipath::MultipathArgs;
 use crate::serve::CheckPaths;
 use crate::snapshot::SnapshotArgs;
+use crate::web::WebArgs;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -112,6 +113,12 @@ Output: + NAME made, - NAME removed, ~ NAME another table, = N as they were."
     Snapshot(SnapshotArgs),
     /// Look at the store of a snapshot, offline
     Cow(CowArgs),
+    /// Show devices, paths and events in a browser
+    #[command(
+        after_help = "Prints the address to open, and runs until SIGINT or SIGTERM. Whoever knows that address sees what the server shows to its own user; another one is made at each start. \
+From another machine: ssh -L 8080:127.0.0.1:PORT HOST, and localhost:8080 in its place."
+    )]
+    Web(WebArgs),
     /// Write man pages or completions
     #[command(hide = true)]
     Generate(GenerateArgs),

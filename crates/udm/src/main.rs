@@ -18,6 +18,7 @@ mod private;
 mod serve;
 mod snapshot;
 mod verbs;
+mod web;
 
 use clap::Parser;
 use cli::{Cli, Verb};
@@ -91,6 +92,7 @@ fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
         Verb::Multipath(args) => multipath::run(args).map(|()| ExitCode::SUCCESS),
         Verb::Demo(args) => demo::run(args).map(|()| ExitCode::SUCCESS),
         Verb::Bench(args) => bench::run(args),
+        Verb::Web(args) => web::run(args).map(|()| ExitCode::SUCCESS),
         verb => verbs::run(verb).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -81,7 +81,8 @@ impl Client {
         let feed = self.listening.feed();
         loop {
             if let Some(event) = self.ready.pop_front() {
-                let sent = Event::default().id(event.id.to_string()).event(&event.kind);
+                // Without a name: a page hears all kinds by one listener, new ones too.
+                let sent = Event::default().id(event.id.to_string());
                 return sent.json_data(&*event).expect("plain structs can be written");
             }
             let mut next = std::pin::pin!(feed.next());

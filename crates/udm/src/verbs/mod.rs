@@ -53,7 +53,8 @@ pub fn run(verb: &Verb) -> Result<()> {
         | Verb::LogWrites(_)
         | Verb::Cow(_)
         | Verb::Multipath(_)
-        | Verb::Snapshot(_) => {
+        | Verb::Snapshot(_)
+        | Verb::Web(_) => {
             unreachable!("main runs these itself")
         }
     }

@@ -1,6 +1,7 @@
 //! What tests of the program share: a running `udm serve`, and its verbs.
 #![allow(dead_code, reason = "each test file is a program of its own and uses its part")]
 
+pub mod browser;
 pub mod ending;
 pub mod maps;
 pub mod mount;

@@ -1,0 +1,122 @@
+//! `udm web`: a page to look at a running `udm serve`, in a process of its own.
+//!
+//! Contract: it listens on loopback alone, lets in who knows its token ([`door`]), gives out the
+//! page ([`page`]) and hands everything else to the control socket ([`relay`]): to look, and with
+//! `--write` to change. So it holds nothing itself, and a page that is slow or closed is noticed by
+//! no core. It speaks plain HTTP: from elsewhere it is reached through `ssh -L`.
+
+mod door;
+mod page;
+mod relay;
+
+use crate::cli::Talk;
+use crate::output::say;
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use door::Door;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use relay::Relay;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
+
+/// Connections of browsers open at a time; others wait to be accepted.
+const CONNECTIONS_MAX: usize = 64;
+
+/// How long a connection may take to send the head of a request; idle ones are closed behind it.
+const HEAD_TIME_MAX: Duration = Duration::from_secs(15);
+
+/// How long to wait before the next connection where the system has none to give.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// `udm web`.
+#[derive(Debug, Args)]
+pub struct WebArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    /// Where to listen: an address of loopback, and a port or 0 for a free one
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// Let the page change devices: suspend and resume them, fail and reinstate paths
+    #[arg(long)]
+    pub write: bool,
+}
+
+/// Runs until SIGINT or SIGTERM.
+pub fn run(args: &WebArgs) -> Result<()> {
+    ensure!(
+        args.listen.ip().is_loopback(),
+        "{}: udm web speaks plain HTTP and listens on loopback only: reach it through ssh -L",
+        args.listen
+    );
+    let client = args.talk.client()?;
+    // Said now, not by a page that shows nothing.
+    client.get::<serde_json::Value>("/v1/version")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let (mut interrupt, mut terminate) =
+            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let listener = TcpListener::bind(args.listen).await.with_context(|| args.listen.to_string())?;
+        let door = Door::new(args.write);
+        say(&format!("http://{}/?token={}\n", listener.local_addr()?, door.token()))?;
+        let house = Arc::new(House { door, relay: Relay::new(client.path()) });
+        tokio::select! {
+            () = serve(&listener, &house) => {}
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        Ok(())
+    })
+}
+
+/// What all connections share.
+struct House {
+    door: Door,
+    relay: Relay,
+}
+
+async fn serve(listener: &TcpListener, house: &Arc<House>) {
+    let seats = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        // Never closed.
+        let Ok(seat) = Arc::clone(&seats).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let house = Arc::clone(house);
+                tokio::spawn(async move {
+                    talk(stream, house).await;
+                    drop(seat);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "udm web: accept");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn talk(stream: TcpStream, house: Arc<House>) {
+    let service = service_fn(move |request| {
+        let house = Arc::clone(&house);
+        async move {
+            let write = house.door.write();
+            let ours = house.door.keep_out(&request).or_else(|| page::find(request.uri().path(), write));
+            let answer = match ours {
+                Some(answer) => answer,
+                None => house.relay.pass(request).await,
+            };
+            Ok::<_, Infallible>(door::closed_to_others(answer))
+        }
+    });
+    let mut server = hyper::server::conn::http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME_MAX);
+    if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
+        tracing::debug!(%error, "udm web: connection");
+    }
+}

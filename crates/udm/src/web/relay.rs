@@ -1,0 +1,81 @@
+//! What the page asks of the server goes to the control socket, and its answer comes back as it
+//! comes: a stream of events stays one.
+
+use super::door::{Body, said};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderValue};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use std::path::{Path, PathBuf};
+use tokio::net::UnixStream;
+
+/// What is handed on: verbs and metrics.
+const PATHS: &[&str] = &["/v1/", "/metrics", "/openapi.json"];
+
+/// What a request says of itself that the server should know.
+const HEAD: &[&str] = &[
+    "accept",
+    "content-type",
+    "content-length",
+    // Events begin behind the last that the page has.
+    "last-event-id",
+];
+
+/// The way to one control socket.
+pub(super) struct Relay {
+    socket: PathBuf,
+}
+
+impl Relay {
+    /// Nothing is opened yet.
+    pub fn new(socket: &Path) -> Relay {
+        Relay { socket: socket.to_owned() }
+    }
+
+    /// Hands a request on, on a connection of its own.
+    pub async fn pass(&self, request: Request<Incoming>) -> Response<Body> {
+        if !PATHS.iter().any(|path| request.uri().path().starts_with(path)) {
+            return said(StatusCode::NOT_FOUND, "udm web: no such page\n");
+        }
+        match self.exchange(request).await {
+            Ok(answer) => answer,
+            Err(why) => {
+                said(StatusCode::BAD_GATEWAY, &format!("udm web: {}: {why}\n", self.socket.display()))
+            }
+        }
+    }
+
+    async fn exchange(&self, request: Request<Incoming>) -> Result<Response<Body>, String> {
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|error| format!("can't reach udm serve: {error}"))?;
+        let lost = |error: hyper::Error| error.to_string();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
+        // Ends when the answer does, or is dropped with the page's connection.
+        tokio::spawn(connection);
+        let answer = sender.send_request(onward(request)?).await.map_err(lost)?;
+        let (head, body) = answer.into_parts();
+        let mut onward = Response::new(body.boxed());
+        *onward.status_mut() = head.status;
+        if let Some(kind) = head.headers.get(header::CONTENT_TYPE) {
+            onward.headers_mut().insert(header::CONTENT_TYPE, kind.clone());
+        }
+        Ok(onward)
+    }
+}
+
+/// The request as the control socket is asked.
+fn onward(request: Request<Incoming>) -> Result<Request<Incoming>, String> {
+    let (head, body) = request.into_parts();
+    let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
+    let mut onward = Request::builder().method(head.method).uri(target);
+    onward = onward.header(header::HOST, HeaderValue::from_static("udm"));
+    for name in HEAD {
+        if let Some(value) = head.headers.get(*name) {
+            onward = onward.header(*name, value);
+        }
+    }
+    onward.body(body).map_err(|error| error.to_string())
+}

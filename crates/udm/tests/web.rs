@@ -1,0 +1,219 @@
+//! `udm web`: who may come in, what is handed on, and the page in a browser.
+
+mod support;
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use support::browser::{Browser, exchange};
+use support::servers::{Nbdkit, fio};
+use support::{Server, answer, has, udm};
+
+/// A running `udm web`. Dropping it kills it.
+struct Web {
+    child: Child,
+    port: u16,
+    token: String,
+}
+
+impl Web {
+    fn start(server: &Server, options: &[&str]) -> Web {
+        let mut command = udm(&["web"]);
+        command.args(options).env("UDM_SOCKET", &server.socket).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let (address, token) = line.trim_end().split_once("/?token=").unwrap();
+        let port = address.strip_prefix("http://127.0.0.1:").unwrap().parse().unwrap();
+        Web { child, port, token: token.to_owned() }
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/?token={}", self.port, self.token)
+    }
+
+    /// One request with these lines in its head.
+    fn ask(&self, method: &str, target: &str, head: &[&str], body: &str) -> (u16, String, String) {
+        let head: String = head.iter().map(|line| format!("{line}\r\n")).collect();
+        let length = body.len();
+        answer(&exchange(
+            self.port,
+            &format!(
+                "{method} {target} HTTP/1.1\r\nConnection: close\r\nContent-Length: {length}\r\n{head}\r\n{body}"
+            ),
+        ))
+    }
+
+    /// One request as the page makes it.
+    fn page(&self, method: &str, target: &str, body: &str) -> (u16, String, String) {
+        let host = format!("127.0.0.1:{}", self.port);
+        let (cookie, origin) = (format!("Cookie: udm_web={}", self.token), format!("Origin: http://{host}"));
+        let head = [&format!("Host: {host}"), &cookie, &origin, "Content-Type: application/json"];
+        self.ask(method, target, &head, body)
+    }
+}
+
+impl Drop for Web {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn who_may_come_in() {
+    let server = Server::start(&["d=0 8 zero"]);
+    let web = Web::start(&server, &[]);
+    let host = "Host: localhost";
+
+    let (status, _, said) = web.ask("GET", "/", &[host], "");
+    assert_eq!(
+        (status, said.as_str()),
+        (403, "udm web: open the address that udm web printed: it has the token\n")
+    );
+    assert_eq!(web.ask("GET", "/v1/devices", &[host], "").0, 403);
+    let (status, head, _) = web.ask("GET", &format!("/?token={}", web.token), &[host], "");
+    assert_eq!(status, 303);
+    assert!(head.contains("location: /\r\n") && head.contains("httponly; samesite=strict"), "{head}");
+    let cookie = format!("Cookie: udm_web={}", web.token);
+    let (status, head, page) = web.ask("GET", "/", &[host, &cookie], "");
+    assert_eq!(status, 200);
+    assert!(head.contains("content-security-policy: default-src 'none'"), "{head}");
+    assert!(page.contains("data-write=\"false\""), "{page}");
+    // A name of somebody else's that leads here.
+    assert_eq!(web.ask("GET", "/", &["Host: udm.example", &cookie], "").0, 403);
+
+    let (status, head, said) = web.page("GET", "/v1/devices", "");
+    assert_eq!((status, said), (200, server.http("GET", "/v1/devices", "").2));
+    assert!(head.contains("content-type: application/json\r\n"), "{head}");
+    assert_eq!(web.page("GET", "/v1/devices/none", "").0, 404);
+    let (status, _, said) = web.page("GET", "/etc/passwd", "");
+    assert_eq!((status, said.as_str()), (404, "udm web: no such page\n"));
+    let (status, _, said) = web.page("POST", "/v1/devices/d/suspend", "{}");
+    assert_eq!((status, said.as_str()), (403, "udm web: udm web was started without --write\n"));
+    assert!(server.says(&["info", "d"]).contains("ACTIVE"));
+}
+
+#[test]
+fn with_write_the_page_may_change_and_no_other() {
+    let server = Server::start(&["d=0 8 zero"]);
+    let web = Web::start(&server, &["--write"]);
+    assert!(web.page("GET", "/", "").2.contains("data-write=\"true\""));
+    let (host, cookie) = (format!("Host: 127.0.0.1:{}", web.port), format!("Cookie: udm_web={}", web.token));
+    let kind = "Content-Type: application/json";
+    for origin in ["Origin: http://udm.example", "Origin: null", "X-Origin: none"] {
+        let (status, ..) = web.ask("POST", "/v1/devices/d/suspend", &[&host, &cookie, kind, origin], "{}");
+        assert_eq!(status, 403, "{origin}");
+    }
+    assert!(server.says(&["info", "d"]).contains("ACTIVE"));
+    assert_eq!(web.page("POST", "/v1/devices/d/suspend", "{}").0, 204);
+    assert!(server.says(&["info", "d"]).contains("SUSPENDED"));
+    // What the server refuses is refused in its words.
+    let (status, _, said) = web.page("POST", "/v1/devices/d/suspend", "{\"unknown\":1}");
+    assert!((400..500).contains(&status) && said.contains("unknown"), "{status}: {said}");
+}
+
+#[test]
+fn it_ends_and_says_when_the_server_is_gone() {
+    let mut server = Server::start(&["d=0 8 zero"]);
+    let mut web = Web::start(&server, &[]);
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let (status, _, said) = web.page("GET", "/v1/devices", "");
+    assert_eq!(status, 502);
+    assert!(said.contains("can't reach udm serve"), "{said}");
+    kill_process(Pid::from_child(&web.child), Signal::TERM).unwrap();
+    assert_eq!(web.child.wait().unwrap().code(), Some(0));
+
+    let out = udm(&["web"]).env("UDM_SOCKET", &server.socket).output().unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    assert!(support::text(&out.stderr).contains("can't reach udm serve"));
+    let out = udm(&["web", "--listen", "0.0.0.0:0"]).env("UDM_SOCKET", &server.socket).output().unwrap();
+    let said = support::text(&out.stderr);
+    assert!(said.contains("listens on loopback only: reach it through ssh -L"), "{said}");
+}
+
+/// The row of a device or path, and the text of a column of it.
+fn cell(name: &str, column: usize) -> String {
+    format!(
+        "[...document.querySelectorAll('#rows tr')].find(row => row.dataset.name === {name:?})?.cells[{column}].textContent"
+    )
+}
+
+/// The state of a row.
+const STATE: usize = 1;
+
+#[test]
+fn a_path_fails_and_returns_on_the_page() {
+    if !has("nbdkit") || !has("fio") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk).unwrap().set_len(8 << 20).unwrap();
+    let kits = ["a", "b"].map(|name| folder.path().join(name));
+    let mut kits = kits.map(|socket| Nbdkit::start(socket, &["file", disk.to_str().unwrap()]));
+    let [a, b] = [kits[0].uri(), kits[1].uri()];
+    let table = format!("mp=0 16384 multipath 1 queue_if_no_path 0 1 1 round-robin 0 2 1 {a} 1 {b} 1");
+    // A name that would be a picture, and a script, where names were read as HTML.
+    let odd = "<img src=x onerror=window.odd=1>";
+    let server = Server::start_with(&[&table], &["--check-paths", "1"]);
+    server.says(&["create", odd, "--table", "0 16384 linear @mp 0"]);
+    let web = Web::start(&server, &["--write"]);
+    let Some(browser) = Browser::open(&web.url()) else { return };
+    assert_eq!(browser.run("return location.search"), "", "the token stays in no address");
+
+    let load = fio(&server, "mp", "--rw=randrw --size=8M --time_based --runtime=600").spawn().unwrap();
+    let load = Load(load);
+    browser.until("return document.getElementById('live').textContent === 'live'");
+    browser.until(&format!("return {} === 'active'", cell(&a, STATE)));
+    browser.until(&format!("return {} === 'active'", cell(odd, STATE)));
+    // Rates of the load, and of each path.
+    browser.until(&format!("return /^[0-9.]+ k?$/.test({})", cell(&b, 4)));
+
+    kits[0].kill();
+    browser.until(&format!("return {} === 'failed'", cell(&a, STATE)));
+    browser.until(&format!("return {} === 'degraded'", cell("mp", STATE)));
+    browser.until(
+        "return [...document.querySelectorAll('#log .bad b')].some(device => device.textContent === 'mp')",
+    );
+    kits[0].again();
+    browser.until(&format!("return {} === 'active'", cell(&a, STATE)));
+    browser.until(&format!("return {} === 'active'", cell("mp", STATE)));
+
+    // A verb by a button, and the verb that prints a number.
+    browser.run(&format!(
+        "window.confirm = said => (window.asked = said, true); \
+         [...document.querySelectorAll('.name')].find(name => name.textContent === {odd:?}).click()"
+    ));
+    browser.until(&format!("return document.getElementById('chosen').textContent === {odd:?}"));
+    browser.run(
+        "[...document.querySelectorAll('#actions button')].find(b => b.textContent === 'suspend').click()",
+    );
+    browser.until(&format!("return {} === 'suspended'", cell(odd, STATE)));
+    assert_eq!(browser.run("return window.asked"), format!("udm suspend '{odd}'"));
+    browser.run("document.querySelector('#table').dispatchEvent(new Event('pointerover', {bubbles: true}))");
+    let verb = browser.run("return document.getElementById('verb').textContent");
+    assert_eq!(verb, format!("$ udm table '{odd}'"));
+    assert_eq!(browser.run("return window.odd === undefined"), true);
+    drop(load);
+
+    // The page goes on where the server does not.
+    server_gone(server, &browser);
+}
+
+/// fio, until it is dropped.
+struct Load(Child);
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // `timeout` hands it on.
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+fn server_gone(server: Server, browser: &Browser) {
+    drop(server);
+    browser.until("return document.getElementById('live').textContent.includes(\"can't reach udm serve\")");
+}
