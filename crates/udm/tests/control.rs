@@ -80,6 +80,10 @@ fn the_description_is_true() {
     let mut seen = 0;
     for (path, methods) in document["paths"].as_object().unwrap() {
         for (method, operation) in methods.as_object().unwrap() {
+            // Without an end: `tests/events.rs` reads it.
+            if operation["responses"]["200"]["content"].get("text/event-stream").is_some() {
+                continue;
+            }
             let described = |status: u16| {
                 &operation["responses"][status.to_string()]["content"]["application/json"]["schema"]
             };
