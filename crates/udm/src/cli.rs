@@ -81,6 +81,12 @@ An event that came between is not missed: udm wait NAME NUMBER returns at once w
 --after goes on behind a change that was seen before: the server keeps the last 1024, once somebody listens."
     )]
     Events(EventsArgs),
+    /// Show devices and paths as they work: requests, bytes, latency, errors
+    #[command(
+        after_help = "In a terminal: arrows move, space unfolds the paths of a device, Enter shows one alone, n r b l i e o sort, ? has all keys, q ends. \
+docs/top.md says what the columns are."
+    )]
+    Top(TopArgs),
     /// Print tables
     Table(TableArgs),
     /// Print the status of tables

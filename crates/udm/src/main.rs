@@ -17,6 +17,7 @@ mod output;
 mod private;
 mod serve;
 mod snapshot;
+mod top;
 mod verbs;
 mod web;
 
@@ -93,6 +94,7 @@ fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
         Verb::Demo(args) => demo::run(args).map(|()| ExitCode::SUCCESS),
         Verb::Bench(args) => bench::run(args),
         Verb::Web(args) => web::run(args).map(|()| ExitCode::SUCCESS),
+        Verb::Top(args) => top::run(args),
         verb => verbs::run(verb).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -190,6 +190,27 @@ pub struct EventsArgs {
     pub names: Vec<String>,
 }
 
+/// `udm top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    /// Print what goes on in one interval, and end
+    #[arg(long)]
+    pub once: bool,
+    /// Print JSON: an object a line for each interval, or with --once a readable one
+    #[arg(long)]
+    pub json: bool,
+    /// How often to look, in seconds (0.1 to 3600)
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    pub interval: Duration,
+}
+
+fn interval(word: &str) -> Result<Duration, String> {
+    let range = Duration::from_millis(100)..=Duration::from_secs(3600);
+    seconds(word).and_then(|d| if range.contains(&d) { Ok(d) } else { Err("not in 0.1..=3600".into()) })
+}
+
 /// `udm message`.
 #[derive(Debug, Args)]
 pub struct MessageArgs {

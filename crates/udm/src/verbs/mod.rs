@@ -53,6 +53,7 @@ pub fn run(verb: &Verb) -> Result<()> {
         | Verb::LogWrites(_)
         | Verb::Cow(_)
         | Verb::Multipath(_)
+        | Verb::Top(_)
         | Verb::Snapshot(_)
         | Verb::Web(_) => {
             unreachable!("main runs these itself")

@@ -1,0 +1,227 @@
+//! `udm top`: devices and paths as they work, in a terminal or for scripts.
+//!
+//! One thread draws; others wait for keys, for signals and for the server, so nothing that is slow
+//! keeps a key waiting.
+
+mod rates;
+mod screen;
+mod terminal;
+mod text;
+mod view;
+
+use crate::cli::TopArgs;
+use crate::output::{say, say_json};
+use crate::verbs::explain;
+use anyhow::{Context, Result};
+use rates::Rates;
+use rustix::process::{Signal, getpid, kill_process};
+use screen::Around;
+use std::io::Read;
+use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+use terminal::{Terminal, Typed};
+use tokio::signal::unix::{SignalKind, signal};
+use udm_control::client::{ClientError, ControlClient};
+use udm_control::http::api::Stats;
+use view::{Act, View};
+
+/// The width of what is no terminal.
+const WIDTH: usize = 100;
+
+/// How often it can be looked.
+const OFTEN: Duration = Duration::from_millis(100);
+const RARELY: Duration = Duration::from_secs(3600);
+
+/// How long a signal that stops the program may take.
+const STOP_MAX: Duration = Duration::from_millis(500);
+
+/// Shows what goes on until it is told to end.
+pub fn run(args: &TopArgs) -> Result<ExitCode> {
+    let client = args.talk.client()?;
+    let first = look(&client).map_err(|error| explain(error, None))?;
+    if args.once || args.json {
+        return script(args, &client, first).map(|()| ExitCode::SUCCESS);
+    }
+    live(client, first, args.interval)
+}
+
+fn look(client: &ControlClient) -> Result<Stats, ClientError> {
+    client.get("/v1/stats")
+}
+
+/// Prints, without any terminal: with `--once` what goes on in one interval.
+fn script(args: &TopArgs, client: &ControlClient, mut before: Stats) -> Result<()> {
+    loop {
+        std::thread::sleep(args.interval);
+        let after = look(client).map_err(|error| explain(error, None))?;
+        let rates = rates::between(Some(&before), &after);
+        match (args.json, args.once) {
+            (true, true) => say_json(&rates)?,
+            (true, false) => say(&format!("{}\n", serde_json::to_string(&rates)?))?,
+            (false, _) => {
+                let mut view = View::default();
+                view.press(view::Key::Char('f'), &rates, 1);
+                let width = terminal::size().map_or(WIDTH, |(width, _)| width);
+                let lines = screen::list(&view, &rates, width);
+                say(&lines.iter().map(|line| line.text() + "\n").collect::<String>())?;
+            }
+        }
+        if args.once {
+            return Ok(());
+        }
+        before = after;
+    }
+}
+
+/// What the thread that draws is told.
+enum Told {
+    Typed(Typed),
+    /// The size of the terminal is another.
+    Resized,
+    /// The program was stopped, and goes on.
+    Continued,
+    /// A signal that ends the program.
+    Signal(i32),
+    /// Nobody can type any more.
+    HungUp,
+    Looked(Result<Box<Stats>, String>),
+}
+
+/// Looks at the server, at intervals that others change, for ever.
+fn look_on(
+    client: &ControlClient,
+    mut interval: Duration,
+    intervals: &Receiver<Duration>,
+    tell: &Sender<Told>,
+) {
+    loop {
+        match intervals.recv_timeout(interval) {
+            Ok(other) => interval = other,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        let looked = look(client).map(Box::new).map_err(|error| error.to_string());
+        if tell.send(Told::Looked(looked)).is_err() {
+            return;
+        }
+    }
+}
+
+fn hear_keys(tell: &Sender<Told>) {
+    let mut bytes = [0; 256];
+    loop {
+        match std::io::stdin().lock().read(&mut bytes) {
+            Ok(0) => break,
+            Ok(n)
+                if terminal::typed(&bytes[..n])
+                    .into_iter()
+                    .any(|key| tell.send(Told::Typed(key)).is_err()) =>
+            {
+                return;
+            }
+            Err(error) if error.kind() != std::io::ErrorKind::Interrupted => break,
+            _ => {}
+        }
+    }
+    let _ = tell.send(Told::HungUp);
+}
+
+/// From here on signals are told, and end nothing by themselves.
+fn hear_signals(tell: Sender<Told>) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let inside = runtime.enter();
+    let of = |kind| signal(kind).context("top: signals");
+    let (mut interrupt, mut terminate) = (of(SignalKind::interrupt())?, of(SignalKind::terminate())?);
+    let (mut hangup, mut resized) = (of(SignalKind::hangup())?, of(SignalKind::window_change())?);
+    let mut continued = of(SignalKind::from_raw(Signal::CONT.as_raw()))?;
+    drop(inside);
+    let hear = move || {
+        runtime.block_on(async {
+            loop {
+                let told = tokio::select! {
+                    _ = interrupt.recv() => Told::Signal(SignalKind::interrupt().as_raw_value()),
+                    _ = terminate.recv() => Told::Signal(SignalKind::terminate().as_raw_value()),
+                    _ = hangup.recv() => Told::Signal(SignalKind::hangup().as_raw_value()),
+                    _ = resized.recv() => Told::Resized,
+                    _ = continued.recv() => Told::Continued,
+                };
+                if tell.send(told).is_err() {
+                    return;
+                }
+            }
+        });
+    };
+    std::thread::Builder::new().name("udm-signals".into()).spawn(hear).context("top: signals").map(drop)
+}
+
+/// Stops the program, as Ctrl-Z does. Another thread may be the one that takes the signal, and this
+/// one goes on until it has: so it waits until it is told that all go on. Where nobody could make
+/// them, nothing stops.
+fn stop(inbox: &Receiver<Told>) {
+    let until = Instant::now() + STOP_MAX;
+    let _ = kill_process(getpid(), Signal::TSTP);
+    while let Ok(told) = inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        if matches!(told, Told::Continued) {
+            return;
+        }
+    }
+}
+
+fn live(client: ControlClient, first: Stats, mut interval: Duration) -> Result<ExitCode> {
+    let socket = client.path().display().to_string();
+    let (tell, inbox) = channel();
+    let (set_interval, intervals) = channel();
+    let mut terminal = Terminal::enter()?;
+    hear_signals(tell.clone())?;
+    let keys = tell.clone();
+    std::thread::Builder::new().name("udm-keys".into()).spawn(move || hear_keys(&keys))?;
+    let looks = move || look_on(&client, interval, &intervals, &tell);
+    std::thread::Builder::new().name("udm-looks".into()).spawn(looks)?;
+
+    let mut view = View::default();
+    let mut rates: Rates = rates::between(None, &first);
+    let mut before = first;
+    let mut trouble: Option<String> = None;
+    loop {
+        let (width, height) = terminal.size();
+        let around = Around {
+            socket: &socket,
+            up_ns: before.up_ns,
+            interval: interval.as_secs_f64(),
+            trouble: trouble.as_deref(),
+        };
+        terminal.show(&screen::draw(&mut view, &rates, &around, width, height));
+        // What has come meanwhile is drawn together.
+        let first = inbox.recv().context("top: nobody tells anything any more")?;
+        for told in std::iter::once(first).chain(inbox.try_iter()) {
+            match told {
+                Told::Looked(Ok(stats)) => {
+                    rates = rates::between(Some(&before), &stats);
+                    (before, trouble) = (*stats, None);
+                }
+                Told::Looked(Err(why)) => trouble = Some(format!("{why}; trying again")),
+                Told::Typed(Typed::Key(key)) => {
+                    let act = view.press(key, &rates, screen::page(height));
+                    interval = match act {
+                        Act::Quit => return Ok(ExitCode::SUCCESS),
+                        Act::Faster => (interval / 2).max(OFTEN),
+                        Act::Slower => (interval * 2).min(RARELY),
+                        Act::Show => continue,
+                    };
+                    let _ = set_interval.send(interval);
+                }
+                Told::Typed(Typed::Stop) => {
+                    terminal.give_back();
+                    stop(&inbox);
+                    terminal.take()?;
+                }
+                Told::Resized | Told::Continued => terminal.clear(),
+                Told::Signal(number) => {
+                    return Ok(ExitCode::from(u8::try_from(128 + number).unwrap_or(u8::MAX)));
+                }
+                Told::HungUp => return Ok(ExitCode::SUCCESS),
+            }
+        }
+    }
+}

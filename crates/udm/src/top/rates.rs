@@ -1,0 +1,390 @@
+//! What went on between two looks at a server.
+//!
+//! Contract: what can't be told from the two is not there (`None`), rather than wrong: of a server
+//! that began anew meanwhile, of a device that came or went, of counts that went back.
+
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use udm_control::http::api::{DeviceStats, Path, Served, Stats};
+
+/// What went on, of all devices.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Rates {
+    /// The time between the two looks; null where there is only one of this server.
+    pub seconds: Option<f64>,
+    /// Clients that are connected over NBD.
+    pub connections: u64,
+    /// The devices, in the order of their numbers.
+    pub devices: Vec<DeviceRates>,
+}
+
+/// What went on at a device or a path.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Flow {
+    /// Reads in a second.
+    pub reads: f64,
+    /// Writes in a second.
+    pub writes: f64,
+    /// Requests of any kind in a second.
+    pub requests: f64,
+    /// Bytes in a second.
+    pub bytes: f64,
+    /// Requests that failed, in a second.
+    pub errors: f64,
+}
+
+/// How long requests took: half of them, and 99 of a hundred, less than that.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Latency {
+    /// Half.
+    pub p50_ns: u64,
+    /// 95 of a hundred.
+    pub p95_ns: u64,
+    /// 99 of a hundred.
+    pub p99_ns: u64,
+}
+
+/// A device.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct DeviceRates {
+    /// Its name.
+    pub name: String,
+    /// Its uuid.
+    pub uuid: Option<String>,
+    /// Its number.
+    pub number: String,
+    /// "active" or "suspended", and what else there is to say: "no table", "loaded", "removing".
+    pub state: String,
+    /// The types of its targets.
+    pub target_types: Vec<String>,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Clients and tables that use it.
+    pub open_count: u64,
+    /// Requests that it has.
+    pub in_flight: u64,
+    /// Requests that failed, in all.
+    pub errors: u64,
+    /// What went on.
+    pub flow: Option<Flow>,
+    /// How long its requests took; null where there was none.
+    pub latency: Option<Latency>,
+    /// By operation.
+    pub ops: Vec<OpRates>,
+    /// Its paths.
+    pub paths: Vec<PathRates>,
+    /// What of its store is in use, in a hundred; null where it is no snapshot.
+    pub filled_percent: Option<f64>,
+    /// The state of the snapshot.
+    pub snapshot: Option<String>,
+}
+
+/// An operation of a device.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct OpRates {
+    /// "read", "write", ...
+    pub op: String,
+    /// Requests in a second.
+    pub requests: f64,
+    /// Bytes in a second.
+    pub bytes: f64,
+    /// Requests that failed, in a second.
+    pub errors: f64,
+    /// How long they took.
+    pub latency: Option<Latency>,
+}
+
+/// A path.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct PathRates {
+    /// The word that the table used.
+    pub name: String,
+    /// Its number.
+    pub number: String,
+    /// Its group, from 1.
+    pub group: u64,
+    /// "active" or "failed", or what is more precise: "ejected", "held".
+    pub state: String,
+    /// What its last check found.
+    pub checker: String,
+    /// Requests that it has.
+    pub in_flight: u64,
+    /// Requests that came back from it with an error, in all.
+    pub errors: u64,
+    /// How often it failed.
+    pub failures: u64,
+    /// What went on.
+    pub flow: Option<Flow>,
+    /// How long its reads took, where it is watched.
+    pub latency: Option<Latency>,
+}
+
+/// What went on between two looks. With one alone, what there is.
+pub fn between(before: Option<&Stats>, after: &Stats) -> Rates {
+    let same = before.filter(|before| before.started_ms == after.started_ms);
+    let pair = same.and_then(|before| {
+        let ns = after.up_ns.checked_sub(before.up_ns).filter(|ns| *ns > 0)?;
+        Some((before, ns as f64 / 1e9))
+    });
+    let known: HashMap<&str, &DeviceStats> =
+        pair.iter().flat_map(|(before, _)| &before.devices).map(|d| (d.device.number.as_str(), d)).collect();
+    let device = |after: &DeviceStats| {
+        // A number that was given to another device since; a renamed one keeps its uuid.
+        let was = known.get(after.device.number.as_str()).filter(|was| was.device.uuid == after.device.uuid);
+        of_device(was.copied(), after, pair.map(|(_, seconds)| seconds))
+    };
+    Rates {
+        seconds: pair.map(|(_, seconds)| seconds),
+        connections: after.server.as_ref().map_or(0, |server| server.connections),
+        devices: after.devices.iter().map(device).collect(),
+    }
+}
+
+fn of_device(was: Option<&DeviceStats>, is: &DeviceStats, seconds: Option<f64>) -> DeviceRates {
+    let ops = was.zip(seconds).and_then(|(was, seconds)| {
+        is.served.iter().map(|(op, served)| of_op(op, was.served.get(op), served, seconds)).collect()
+    });
+    let steps: Option<Vec<Vec<Step>>> = ops
+        .as_ref()
+        .map(|ops: &Vec<(OpRates, Vec<Step>)>| ops.iter().map(|(_, steps)| steps.clone()).collect());
+    let ops: Option<Vec<OpRates>> = ops.map(|ops| ops.into_iter().map(|(op, _)| op).collect());
+    let flow = ops.as_ref().map(|ops| {
+        let sum = |of: &dyn Fn(&OpRates) -> f64| ops.iter().map(of).sum::<f64>();
+        let of = |name: &str| ops.iter().find(|op| op.op == name).map_or(0.0, |op| op.requests);
+        Flow {
+            reads: of("read"),
+            writes: of("write"),
+            requests: sum(&|op| op.requests),
+            bytes: sum(&|op| op.bytes),
+            errors: sum(&|op| op.errors),
+        }
+    });
+    let was_path =
+        |path: &Path, nth: usize| was.and_then(|was| was.paths.get(nth)).filter(|was| is_same(was, path));
+    let paths = is.paths.iter().enumerate();
+    let filled = |used: u64, total: u64| if total == 0 { 0.0 } else { used as f64 * 100.0 / total as f64 };
+    DeviceRates {
+        name: is.device.name.clone(),
+        uuid: is.device.uuid.clone(),
+        number: is.device.number.clone(),
+        state: state(is),
+        target_types: is.target_types.clone(),
+        size_bytes: is.device.size_bytes,
+        open_count: is.device.open_count,
+        in_flight: is.in_flight.unwrap_or(0),
+        errors: is.served.values().map(|served| served.errors).sum(),
+        flow,
+        latency: steps.and_then(|steps| latency(steps.into_iter().flatten())),
+        ops: ops.unwrap_or_default(),
+        paths: paths.map(|(nth, path)| of_path(was_path(path, nth), path, seconds)).collect(),
+        filled_percent: is.snapshot.as_ref().map(|snap| filled(snap.used_bytes, snap.total_bytes)),
+        snapshot: is.snapshot.as_ref().map(|snap| snap.state.clone()),
+    }
+}
+
+fn state(is: &DeviceStats) -> String {
+    let device = &is.device;
+    let state = match (device.deferred_remove, device.live_table) {
+        (true, _) => "removing",
+        (false, false) => "no table",
+        _ => &device.state,
+    };
+    state.to_owned()
+}
+
+/// The path at the same place of what is the same table.
+fn is_same(was: &Path, is: &Path) -> bool {
+    (was.start_bytes, was.group, &was.number) == (is.start_bytes, is.group, &is.number)
+}
+
+/// A time and how many requests took about as long.
+type Step = (u64, u64);
+
+/// `None` when counts went back.
+fn of_op(op: &str, was: Option<&Served>, is: &Served, seconds: f64) -> Option<(OpRates, Vec<Step>)> {
+    let nothing = Served::default();
+    let was = was.unwrap_or(&nothing);
+    let rate = |is: u64, was: u64| Some(is.checked_sub(was)? as f64 / seconds);
+    let steps = difference(&was.latency, &is.latency)?;
+    let rates = OpRates {
+        op: op.to_owned(),
+        requests: rate(is.requests, was.requests)?,
+        bytes: rate(is.bytes, was.bytes)?,
+        errors: rate(is.errors, was.errors)?,
+        latency: latency(steps.iter().copied()),
+    };
+    Some((rates, steps))
+}
+
+fn of_path(was: Option<&Path>, is: &Path, seconds: Option<f64>) -> PathRates {
+    let errors = |path: &Path| path.errors.values().sum::<u64>();
+    let flow = was.zip(seconds).and_then(|(was, seconds)| {
+        let rate = |is: u64, was: u64| Some(is.checked_sub(was)? as f64 / seconds);
+        let of = |path: &Path, op: &str| path.served.get(op).map_or(0, |moved| moved.requests);
+        let requests = |path: &Path| path.served.values().map(|moved| moved.requests).sum::<u64>();
+        let bytes = |path: &Path| path.served.values().map(|moved| moved.bytes).sum::<u64>();
+        Some(Flow {
+            reads: rate(of(is, "read"), of(was, "read"))?,
+            writes: rate(of(is, "write"), of(was, "write"))?,
+            requests: rate(requests(is), requests(was))?,
+            bytes: rate(bytes(is), bytes(was))?,
+            errors: rate(errors(is), errors(was))?,
+        })
+    });
+    let watched = |path: &Path| -> Option<Vec<Step>> {
+        path.watch
+            .as_ref()
+            .map(|watch| watch.latency.iter().map(|step| (step.below_ns, step.reads)).collect())
+    };
+    let steps = flow.and_then(|_| difference(&watched(was?)?, &watched(is)?));
+    let state = match (is.state.as_str(), &is.held, is.ejected) {
+        ("failed", Some(_), _) => "held",
+        ("active", _, true) => "ejected",
+        (state, ..) => state,
+    };
+    PathRates {
+        name: is.name.clone(),
+        number: is.number.clone(),
+        group: is.group,
+        state: state.to_owned(),
+        checker: is.checker.clone(),
+        in_flight: is.in_flight,
+        errors: errors(is),
+        failures: is.failures,
+        flow,
+        latency: steps.and_then(|steps| latency(steps.into_iter())),
+    }
+}
+
+/// What was counted between; `None` when counts went back.
+fn difference(was: &[Step], is: &[Step]) -> Option<Vec<Step>> {
+    let mut left: BTreeMap<u64, u64> = is.iter().copied().collect();
+    for (below, count) in was {
+        let left = left.get_mut(below)?;
+        *left = left.checked_sub(*count)?;
+    }
+    Some(left.into_iter().collect())
+}
+
+fn latency(steps: impl Iterator<Item = Step>) -> Option<Latency> {
+    let mut steps: Vec<Step> = steps.filter(|(_, count)| *count > 0).collect();
+    steps.sort_unstable();
+    let all: u64 = steps.iter().map(|(_, count)| count).sum();
+    let at = |percent: u64| {
+        let rank = (all * percent).div_ceil(100).max(1);
+        let mut below = 0;
+        steps.iter().find_map(|(time, count)| {
+            below += count;
+            (below >= rank).then_some(*time)
+        })
+    };
+    Some(Latency { p50_ns: at(50)?, p95_ns: at(95)?, p99_ns: at(99)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_control::http::api::{Device, LatencyStep, Moved, PathWatch, Snapshot};
+
+    fn served(requests: u64, latency: &[Step]) -> Served {
+        let latency = latency.to_vec();
+        Served { requests, bytes: requests * 4096, errors: requests / 10, time_ns: 0, latency }
+    }
+
+    fn device(number: u32, served_by: &[(&str, Served)]) -> DeviceStats {
+        let name = format!("d{number}");
+        let device = Device {
+            name,
+            number: format!("254:{number}"),
+            state: "active".into(),
+            live_table: true,
+            ..Device::default()
+        };
+        let served = served_by.iter().map(|(op, served)| ((*op).to_owned(), served.clone())).collect();
+        DeviceStats { device, served, in_flight: Some(3), ..DeviceStats::default() }
+    }
+
+    fn look(started_ms: u64, seconds: u64, devices: Vec<DeviceStats>) -> Stats {
+        Stats { started_ms, up_ns: seconds * 1_000_000_000, devices, ..Stats::default() }
+    }
+
+    #[test]
+    fn rates_are_differences() {
+        let before = look(1, 10, vec![device(0, &[("read", served(100, &[(2000, 100)]))])]);
+        let reads = served(300, &[(2000, 150), (8000, 150)]);
+        let writes = served(20, &[(16000, 20)]);
+        let after = look(1, 12, vec![device(0, &[("read", reads), ("write", writes)])]);
+        let rates = between(Some(&before), &after);
+        assert_eq!(rates.seconds, Some(2.0));
+        let one = &rates.devices[0];
+        let flow = one.flow.unwrap();
+        assert_eq!((flow.reads, flow.writes, flow.requests), (100.0, 10.0, 110.0));
+        assert_eq!((flow.bytes, flow.errors), (110.0 * 4096.0, 11.0));
+        // 50 below 2 µs, 150 below 8 µs, 20 below 16 µs: of this time alone.
+        let all = Latency { p50_ns: 8000, p95_ns: 16000, p99_ns: 16000 };
+        assert_eq!((one.latency, one.in_flight, one.errors), (Some(all), 3, 32));
+        assert_eq!(one.ops.iter().map(|op| op.op.as_str()).collect::<Vec<_>>(), ["read", "write"]);
+        assert_eq!(one.ops[0].latency.unwrap().p50_ns, 8000);
+    }
+
+    #[test]
+    fn what_can_not_be_told_is_not() {
+        let many = device(0, &[("read", served(100, &[(2000, 100)]))]);
+        let few = device(0, &[("read", served(5, &[(2000, 5)]))]);
+        let before = look(1, 10, vec![many.clone(), device(1, &[])]);
+        // Another server; a clock that stood still; counts that went back; a device that is new.
+        let unknown = |after: &Stats| {
+            let rates = between(Some(&before), after);
+            assert!(rates.devices.iter().all(|one| one.flow.is_none() && one.latency.is_none()), "{rates:?}");
+        };
+        unknown(&look(2, 12, vec![many.clone()]));
+        unknown(&look(1, 10, vec![many.clone()]));
+        unknown(&look(1, 9, vec![many.clone()]));
+        unknown(&look(1, 12, vec![few, device(7, &[("read", served(3, &[]))])]));
+        let mut steps = many.clone();
+        steps.served.get_mut("read").unwrap().latency = vec![(4000, 100)];
+        unknown(&look(1, 12, vec![steps]));
+        let mut other = many.clone();
+        other.device.uuid = Some("u".into());
+        unknown(&look(1, 12, vec![other]));
+        assert_eq!(between(None, &before).devices.len(), 2);
+        // A device that did nothing, and one that has gone.
+        let rates = between(Some(&before), &look(1, 12, vec![many]));
+        assert_eq!((rates.devices.len(), rates.devices[0].flow), (1, Some(Flow::default())));
+        assert_eq!(rates.devices[0].latency, None);
+    }
+
+    #[test]
+    fn paths_and_snapshots() {
+        let path = |requests: u64, failed: bool, reads: u64| Path {
+            number: "253:1".into(),
+            name: "a.img".into(),
+            group: 1,
+            state: if failed { "failed" } else { "active" }.into(),
+            held: failed.then(|| "by command".into()),
+            ejected: !failed,
+            served: [("write".to_owned(), Moved { requests, bytes: requests * 512 })].into(),
+            errors: [("I/O".to_owned(), requests / 10)].into(),
+            watch: Some(PathWatch {
+                latency: vec![LatencyStep { below_ns: 9000, reads }],
+                ..PathWatch::default()
+            }),
+            ..Path::default()
+        };
+        let with = |path: Path, used_bytes: u64| DeviceStats {
+            paths: vec![path],
+            snapshot: Some(Snapshot { used_bytes, total_bytes: 200, ..Snapshot::default() }),
+            ..device(0, &[])
+        };
+        let before = look(1, 10, vec![with(path(100, false, 5), 20)]);
+        let one = &between(Some(&before), &look(1, 11, vec![with(path(150, true, 9), 50)])).devices[0];
+        let (flow, of) = (one.paths[0].flow.unwrap(), &one.paths[0]);
+        assert_eq!((flow.writes, flow.bytes, flow.errors, of.errors), (50.0, 25600.0, 5.0, 15));
+        assert_eq!((of.state.as_str(), of.latency.unwrap().p99_ns), ("held", 9000));
+        assert_eq!(one.filled_percent, Some(25.0));
+        // Another table: counts of its own.
+        let other = Path { number: "253:2".into(), ..path(500, false, 0) };
+        let one = &between(Some(&before), &look(1, 11, vec![with(other, 0)])).devices[0];
+        assert_eq!((one.paths[0].flow, one.paths[0].state.as_str()), (None, "ejected"));
+    }
+}

@@ -1,0 +1,431 @@
+//! The screen as lines: what is shown of the rates, in columns.
+
+use super::rates::{DeviceRates, Flow, Latency, Rates};
+use super::text::{Line, Style, bytes, clean, count, left, right, since, time};
+use super::view::{Order, Row, View};
+
+/// Columns of numbers: how wide, and what stands above.
+const COLUMNS: [(usize, &str); 8] = [
+    (9, "STATE"),
+    (6, "REQ/S"),
+    (7, "BYTES/S"),
+    (6, "P50"),
+    (6, "P99"),
+    (6, "FLIGHT"),
+    (6, "ERRORS"),
+    (6, "PATHS"),
+];
+
+/// The narrowest column of names.
+const NAME_MIN: usize = 8;
+
+/// Lines above the rows, and below them.
+const HEAD: usize = 3;
+const FOOT: usize = 1;
+
+/// What is known besides the rates.
+pub struct Around<'a> {
+    /// Where the server is.
+    pub socket: &'a str,
+    /// For how long it has run.
+    pub up_ns: u64,
+    /// How often it is looked, in seconds.
+    pub interval: f64,
+    /// Why nothing new is shown.
+    pub trouble: Option<&'a str>,
+}
+
+/// Rows that fit into `height` lines.
+pub fn page(height: usize) -> usize {
+    height.saturating_sub(HEAD + FOOT).max(1)
+}
+
+/// The whole screen: `height` lines at the most.
+pub fn draw(view: &mut View, rates: &Rates, around: &Around<'_>, width: usize, height: usize) -> Vec<Line> {
+    let mut lines = vec![first(rates, around, view.order), sums(rates)];
+    let alone = view.alone.as_ref().map(|number| rates.devices.iter().find(|one| one.number == *number));
+    match alone {
+        _ if view.help => lines.extend(help()),
+        Some(Some(device)) => lines.extend(details(device, width)),
+        Some(None) => lines.push(Line::new("The device is gone; Esc goes back", Style::Warn)),
+        None => {
+            lines.push(heading(width));
+            let (rows, page) = (view.rows(rates), page(height));
+            let top = view.scroll(&rows, page);
+            let chosen = view.chosen(&rows);
+            for (at, row) in rows.iter().enumerate().skip(top).take(page) {
+                lines.push(Line { chosen: at == chosen, ..line(*row, view, width) });
+            }
+        }
+    }
+    lines.truncate(height.saturating_sub(FOOT));
+    lines.resize(height.saturating_sub(FOOT), Line::default());
+    let keys = " q quit  space fold  enter details  n r b l i e o sort  a busy  f all  ? keys";
+    lines.push(match around.trouble {
+        Some(why) => Line::new(clean(why), Style::Bad),
+        None => Line::new(keys, Style::Dim),
+    });
+    lines.truncate(height);
+    lines
+}
+
+/// The sums, and all rows under their heading, for a file or a script's log.
+pub fn list(view: &View, rates: &Rates, width: usize) -> Vec<Line> {
+    let rows = view.rows(rates).into_iter().map(|row| line(row, view, width));
+    [sums(rates), heading(width)].into_iter().chain(rows).collect()
+}
+
+fn first(rates: &Rates, around: &Around<'_>, order: Order) -> Line {
+    let mut line = Line::new("udm top", Style::Head);
+    let (devices, clients) = (rates.devices.len(), rates.connections);
+    line.push(
+        format!(
+            "  {devices} devices by {}, {clients} clients, up {}, every {} s  {}",
+            order.text(),
+            since(around.up_ns),
+            around.interval,
+            clean(around.socket)
+        ),
+        Style::Plain,
+    );
+    line
+}
+
+fn sums(rates: &Rates) -> Line {
+    if rates.seconds.is_none() {
+        return Line::new("The first look: rates come with the next", Style::Dim);
+    }
+    let sum = |of: &dyn Fn(Flow) -> f64| rates.devices.iter().filter_map(|one| one.flow).map(of).sum::<f64>();
+    let in_flight: u64 = rates.devices.iter().map(|one| one.in_flight).sum();
+    let text = format!(
+        "req/s {} (read {}, write {})  bytes/s {}  in flight {in_flight}  errors/s {}",
+        count(sum(&|flow| flow.requests)),
+        count(sum(&|flow| flow.reads)),
+        count(sum(&|flow| flow.writes)),
+        bytes(sum(&|flow| flow.bytes)),
+        count(sum(&|flow| flow.errors)),
+    );
+    Line::new(text, Style::Plain)
+}
+
+fn name_width(width: usize) -> usize {
+    let others: usize = COLUMNS.iter().map(|(width, _)| width + 1).sum();
+    width.saturating_sub(others).max(NAME_MIN)
+}
+
+fn heading(width: usize) -> Line {
+    let mut text = left("NAME", name_width(width));
+    for (nth, (width, title)) in COLUMNS.iter().enumerate() {
+        let title = if nth == 0 { left(title, *width) } else { right(title, *width) };
+        text.push_str(&format!(" {title}"));
+    }
+    Line::new(text, Style::Head)
+}
+
+/// The columns of numbers.
+struct Numbers<'a> {
+    state: &'a str,
+    style: Style,
+    flow: Option<Flow>,
+    latency: Option<Latency>,
+    in_flight: u64,
+    errors: u64,
+    last: (String, Style),
+}
+
+impl Numbers<'_> {
+    fn put(self, line: &mut Line) {
+        let known = |of: &dyn Fn(Flow) -> String| self.flow.map_or("-".into(), of);
+        let took = |of: &dyn Fn(Latency) -> u64| self.latency.map_or("-".into(), |latency| time(of(latency)));
+        let errors = if self.flow.is_some_and(|flow| flow.errors > 0.0) { Style::Bad } else { Style::Plain };
+        let cells = [
+            (left(self.state, COLUMNS[0].0), self.style),
+            (right(&known(&|flow| count(flow.requests)), COLUMNS[1].0), Style::Plain),
+            (right(&known(&|flow| bytes(flow.bytes)), COLUMNS[2].0), Style::Plain),
+            (right(&took(&|latency| latency.p50_ns), COLUMNS[3].0), Style::Plain),
+            (right(&took(&|latency| latency.p99_ns), COLUMNS[4].0), Style::Plain),
+            (right(&count(self.in_flight as f64), COLUMNS[5].0), Style::Plain),
+            (right(&count(self.errors as f64), COLUMNS[6].0), errors),
+            (right(&self.last.0, COLUMNS[7].0), self.last.1),
+        ];
+        for (text, style) in cells {
+            line.push(" ", Style::Plain);
+            line.push(text, style);
+        }
+    }
+}
+
+fn line(row: Row<'_>, view: &View, width: usize) -> Line {
+    let width = name_width(width);
+    match row {
+        Row::Device(device) => {
+            let mark = match (device.paths.is_empty(), view.is_unfolded(&device.number)) {
+                (true, _) => "  ",
+                (_, true) => "- ",
+                (_, false) => "+ ",
+            };
+            let mut line = Line::new(left(&format!("{mark}{}", device.name), width), Style::Plain);
+            numbers(device).put(&mut line);
+            line
+        }
+        Row::Path(_, _, path) => {
+            let name = format!("    {} {}", path.number, path.name);
+            let mut line = Line::new(left(&name, width), Style::Dim);
+            let style = match path.state.as_str() {
+                "active" => Style::Good,
+                "ejected" => Style::Warn,
+                _ => Style::Bad,
+            };
+            let numbers = Numbers {
+                state: &path.state,
+                style,
+                flow: path.flow,
+                latency: path.latency,
+                in_flight: path.in_flight,
+                errors: path.errors,
+                last: (format!("grp {}", path.group), Style::Dim),
+            };
+            numbers.put(&mut line);
+            line
+        }
+    }
+}
+
+fn numbers(device: &DeviceRates) -> Numbers<'_> {
+    let up = device.paths.iter().filter(|path| path.state == "active").count();
+    let paths = (format!("{up}/{}", device.paths.len()), if up == 0 { Style::Bad } else { Style::Warn });
+    let last = match (device.filled_percent, device.paths.len()) {
+        (Some(filled), _) => {
+            let style = if filled >= 80.0 { Style::Warn } else { Style::Plain };
+            (format!("{filled:.0}%"), style)
+        }
+        (None, 0) => (String::new(), Style::Plain),
+        (None, all) if up == all => (paths.0, Style::Good),
+        (None, _) => paths,
+    };
+    // What is the matter with a snapshot is more than that it takes requests.
+    let odd = device.snapshot.as_deref().filter(|state| *state != "active" && device.state == "active");
+    let state = odd.unwrap_or(&device.state);
+    let style = match state {
+        "active" => Style::Good,
+        "suspended" | "removing" | "merging" | "merged" => Style::Warn,
+        "no table" => Style::Dim,
+        _ => Style::Bad,
+    };
+    let DeviceRates { flow, latency, in_flight, errors, .. } = *device;
+    Numbers { state, style, flow, latency, in_flight, errors, last }
+}
+
+/// One device alone.
+fn details(device: &DeviceRates, width: usize) -> Vec<Line> {
+    let mut lines = vec![Line::new(left(&device.name, width), Style::Head)];
+    let uuid = device.uuid.as_deref().map_or(String::new(), |uuid| format!(", uuid {}", clean(uuid)));
+    lines.push(Line::new(
+        format!(
+            "{}{uuid}, {}, {} bytes, {}, used by {}, {} in flight",
+            device.number,
+            device.state,
+            bytes(device.size_bytes as f64),
+            device.target_types.join(" "),
+            device.open_count,
+            device.in_flight
+        ),
+        Style::Plain,
+    ));
+    if let (Some(state), Some(filled)) = (&device.snapshot, device.filled_percent) {
+        lines.push(Line::new(format!("snapshot {state}, its store filled to {filled:.1} %"), Style::Plain));
+    }
+    lines.push(Line::default());
+    let row = |cells: [&str; 7], style| {
+        let cells = cells.iter().enumerate();
+        let cells: Vec<String> =
+            cells.map(|(nth, cell)| if nth == 0 { left(cell, 14) } else { right(cell, 9) }).collect();
+        Line::new(cells.join(" "), style)
+    };
+    lines.push(row(["OPERATION", "REQ/S", "BYTES/S", "ERRORS/S", "P50", "P95", "P99"], Style::Head));
+    for op in &device.ops {
+        let took = |of: &dyn Fn(&Latency) -> u64| op.latency.as_ref().map_or("-".into(), |l| time(of(l)));
+        let cells = [
+            &op.op,
+            &count(op.requests),
+            &bytes(op.bytes),
+            &count(op.errors),
+            &took(&|latency| latency.p50_ns),
+            &took(&|latency| latency.p95_ns),
+            &took(&|latency| latency.p99_ns),
+        ];
+        lines.push(row(cells.map(String::as_str), Style::Plain));
+    }
+    if !device.paths.is_empty() {
+        lines.push(Line::default());
+        lines.push(Line::new(
+            "PATH        GROUP STATE     CHECKER      REQ/S BYTES/S FLIGHT ERRORS FAILED NAME",
+            Style::Head,
+        ));
+    }
+    for path in &device.paths {
+        let known = |of: &dyn Fn(Flow) -> String| path.flow.map_or("-".into(), of);
+        let text = format!(
+            "{} {} {} {} {} {} {} {} {} {}",
+            left(&path.number, 11),
+            right(&path.group.to_string(), 5),
+            left(&path.state, 9),
+            left(&path.checker, 11),
+            right(&known(&|flow| count(flow.requests)), 6),
+            right(&known(&|flow| bytes(flow.bytes)), 7),
+            right(&count(path.in_flight as f64), 6),
+            right(&count(path.errors as f64), 6),
+            right(&count(path.failures as f64), 6),
+            clean(&path.name)
+        );
+        lines.push(Line::new(text, if path.state == "active" { Style::Plain } else { Style::Bad }));
+    }
+    lines
+}
+
+fn help() -> Vec<Line> {
+    let mut lines = vec![Line::default(), Line::new("Keys", Style::Head)];
+    for (key, what) in [
+        ("up down k j", "the row above, below"),
+        ("PgUp PgDn g G", "a page, the first and the last row"),
+        ("space left right", "fold and unfold the paths of a device"),
+        ("f", "fold and unfold all"),
+        ("Enter, Esc", "one device alone, and back"),
+        ("a", "leave out what does nothing"),
+        ("+ -", "look more often, less often"),
+        ("q, Ctrl-C", "the end"),
+    ] {
+        lines.push(Line::new(format!("  {key:<18}{what}"), Style::Plain));
+    }
+    for (key, _, what) in Order::ALL {
+        lines.push(Line::new(format!("  {key:<18}sort by {what}; again: the other way round"), Style::Plain));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rates::{OpRates, PathRates};
+    use super::super::view::Key;
+    use super::*;
+    use unicode_width::UnicodeWidthStr;
+
+    fn some() -> Rates {
+        let flow = Flow { reads: 100.0, writes: 20.0, requests: 120.0, bytes: 491_520.0, errors: 0.0 };
+        let latency = Latency { p50_ns: 20_480, p95_ns: 40_960, p99_ns: 1_310_720 };
+        let path = |number: &str, state: &str| PathRates {
+            number: number.into(),
+            name: "nbd+unix:///?socket=/a/long/path/to/a.sock".into(),
+            state: state.into(),
+            checker: "ready".into(),
+            group: 1,
+            ..PathRates::default()
+        };
+        let mp = DeviceRates {
+            name: "mp".into(),
+            number: "254:0".into(),
+            state: "active".into(),
+            flow: Some(flow),
+            latency: Some(latency),
+            ops: vec![OpRates {
+                op: "read".into(),
+                requests: 100.0,
+                latency: Some(latency),
+                ..OpRates::default()
+            }],
+            paths: vec![path("253:0", "active"), path("253:1", "failed")],
+            ..DeviceRates::default()
+        };
+        let snap = DeviceRates {
+            name: "\x1b[2J日本\u{202e}x".into(),
+            number: "254:1".into(),
+            state: "active".into(),
+            snapshot: Some("invalid".into()),
+            filled_percent: Some(97.0),
+            ..DeviceRates::default()
+        };
+        Rates { seconds: Some(1.0), connections: 3, devices: vec![mp, snap] }
+    }
+
+    const AROUND: Around<'_> =
+        Around { socket: "/run/udm/udm.sock", up_ns: 61_000_000_000, interval: 1.0, trouble: None };
+
+    fn text(view: &mut View, rates: &Rates) -> Vec<String> {
+        let lines = draw(view, rates, &AROUND, 80, 24);
+        assert_eq!(lines.len(), 24);
+        lines.iter().map(Line::text).collect()
+    }
+
+    #[test]
+    fn a_screen() {
+        let (rates, mut view) = (some(), View::default());
+        view.press(Key::Right, &rates, 20);
+        let text = text(&mut view, &rates);
+        assert_eq!(
+            text[0],
+            "udm top  2 devices by number, 3 clients, up 1m01s, every 1 s  /run/udm/udm.sock"
+        );
+        assert_eq!(text[1], "req/s 120 (read 100, write 20)  bytes/s 480K  in flight 0  errors/s 0");
+        assert_eq!(
+            text[2..7],
+            [
+                "NAME                 STATE      REQ/S BYTES/S    P50    P99 FLIGHT ERRORS  PATHS",
+                "- mp                 active       120    480K   20us  1.3ms      0      0    1/2",
+                "    253:0 nbd+unix:… active         -       -      -      -      0      0  grp 1",
+                "    253:1 nbd+unix:… failed         -       -      -      -      0      0  grp 1",
+                "  \u{fffd}[2J日本\u{fffd}x         invalid        -       -      -      -      0      0    97%",
+            ]
+        );
+        assert!(text[23].starts_with(" q quit"));
+        view.press(Key::Enter, &rates, 20);
+        let text = self::text(&mut view, &rates);
+        assert!(text[2] == "mp" && text[6].starts_with("read                 100"), "{text:#?}");
+        view.press(Key::Escape, &rates, 20);
+        view.press(Key::Char('?'), &rates, 20);
+        assert!(self::text(&mut view, &rates).iter().any(|line| line.contains("sort by latency")));
+        view.press(Key::Enter, &rates, 20);
+        let lines = list(&view, &rates, 100);
+        assert_eq!(lines.len(), 6);
+    }
+
+    /// Whatever the size, no line is wider than the screen, and nothing of a name is a command.
+    #[test]
+    fn any_size() {
+        let rates = some();
+        for (width, height) in [(80, 24), (20, 5), (1, 1), (0, 0), (300, 100), (81, 2)] {
+            for keys in [
+                vec![],
+                vec![Key::Char('f')],
+                vec![Key::Enter],
+                vec![Key::End, Key::Enter],
+                vec![Key::Char('?')],
+            ] {
+                let mut view = View::default();
+                for key in keys {
+                    view.press(key, &rates, page(height));
+                }
+                let lines = draw(&mut view, &rates, &AROUND, width, height);
+                assert!(lines.len() <= height, "{width}x{height}");
+                for line in lines {
+                    let ansi = line.ansi(width, false);
+                    let mut seen = ansi.replace("\x1b[0m", "");
+                    for code in ["\x1b[7m", "\x1b[1m", "\x1b[2m"] {
+                        seen = seen.replace(code, "");
+                    }
+                    assert!(!seen.chars().any(char::is_control), "{ansi:?}");
+                    assert!(seen.width() <= width, "{width}x{height}: {seen:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn trouble_is_said_and_what_was_is_kept() {
+        let (rates, mut view) = (some(), View::default());
+        let around = Around { trouble: Some("gone\x1b[2J"), ..AROUND };
+        let lines = draw(&mut view, &rates, &around, 80, 24);
+        assert_eq!((lines[23].text(), lines[3].text().starts_with("+ mp")), ("gone\u{fffd}[2J".into(), true));
+        let first = Rates { seconds: None, ..some() };
+        assert!(draw(&mut view, &first, &AROUND, 80, 24)[1].text().starts_with("The first look"));
+    }
+}

@@ -1,0 +1,182 @@
+//! The terminal: its modes, its size, its keys.
+//!
+//! Contract: it is as it was before, however the program ends: by its end, by a panic, by a signal
+//! that can be heard. Only what has changed is written.
+
+use super::text::Line;
+use super::view::Key;
+use anyhow::{Context, Result, bail};
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use std::io::{Write, stdin, stdout};
+use std::sync::{Mutex, PoisonError};
+
+/// The modes that it had, while it has others.
+static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// A screen of its own without a cursor; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
+const LEAVE: &str = "\x1b[0m\x1b[?25h\x1b[?1049l";
+
+/// The terminal, while the program has all of it.
+pub struct Terminal {
+    colour: bool,
+    shown: Vec<String>,
+}
+
+/// Columns and lines of standard output, where that is a terminal.
+pub fn size() -> Option<(usize, usize)> {
+    let size = tcgetwinsize(stdout()).ok()?;
+    (size.ws_col > 0).then(|| (size.ws_col.into(), size.ws_row.into()))
+}
+
+fn write(text: &str) {
+    // A terminal that has gone says so by a signal.
+    let mut out = stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Gives the terminal back, if it is taken.
+fn restore() {
+    let before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(before) = before {
+        write(LEAVE);
+        let _ = tcsetattr(stdin(), OptionalActions::Now, &before);
+    }
+}
+
+impl Terminal {
+    /// Takes the terminal.
+    ///
+    /// # Errors
+    /// When standard input or output is none.
+    pub fn enter() -> Result<Terminal> {
+        if !isatty(stdin()) || !isatty(stdout()) {
+            bail!("top: standard input and output are no terminal: --once or --json are for scripts");
+        }
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            restore();
+            hook(info);
+        }));
+        let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let mut terminal = Terminal { colour, shown: Vec::new() };
+        terminal.take()?;
+        Ok(terminal)
+    }
+
+    /// Takes it again, behind [`Terminal::give_back`].
+    pub fn take(&mut self) -> Result<()> {
+        let before = tcgetattr(stdin()).context("top: the terminal's modes")?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        *BEFORE.lock().unwrap_or_else(PoisonError::into_inner) = Some(before);
+        tcsetattr(stdin(), OptionalActions::Now, &raw).context("top: the terminal's modes")?;
+        self.clear();
+        Ok(())
+    }
+
+    /// Gives it back for a while.
+    pub fn give_back(&mut self) {
+        restore();
+    }
+
+    /// Everything is written anew next time: its size is another.
+    pub fn clear(&mut self) {
+        self.shown.clear();
+        write(ENTER);
+    }
+
+    /// Columns and lines.
+    pub fn size(&self) -> (usize, usize) {
+        size().unwrap_or((80, 24))
+    }
+
+    /// Shows `lines`.
+    pub fn show(&mut self, lines: &[Line]) {
+        let (width, _) = self.size();
+        let lines: Vec<String> = lines.iter().map(|line| line.ansi(width, self.colour)).collect();
+        let mut out = String::new();
+        for (at, line) in lines.iter().enumerate().filter(|(at, line)| self.shown.get(*at) != Some(line)) {
+            out.push_str(&format!("\x1b[{};1H\x1b[K{line}", at + 1));
+        }
+        if !out.is_empty() {
+            write(&out);
+        }
+        self.shown = lines;
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// What was typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Typed {
+    /// A key.
+    Key(Key),
+    /// Ctrl-Z.
+    Stop,
+}
+
+/// What some bytes of a terminal mean; what is not known is passed over.
+pub fn typed(bytes: &[u8]) -> Vec<Typed> {
+    let mut typed = Vec::new();
+    let mut rest = bytes;
+    while let [first, more @ ..] = rest {
+        rest = more;
+        let key = match first {
+            0x1b => match more {
+                [b'[' | b'O', code @ ..] => {
+                    let end = code.iter().position(|byte| (0x40..=0x7e).contains(byte));
+                    let Some(end) = end else { break };
+                    rest = &code[end + 1..];
+                    match &code[..=end] {
+                        b"A" => Key::Up,
+                        b"B" => Key::Down,
+                        b"C" => Key::Right,
+                        b"D" => Key::Left,
+                        b"H" | b"1~" => Key::Home,
+                        b"F" | b"4~" => Key::End,
+                        b"5~" => Key::PageUp,
+                        b"6~" => Key::PageDown,
+                        _ => continue,
+                    }
+                }
+                _ => Key::Escape,
+            },
+            b'\r' | b'\n' => Key::Enter,
+            0x03 => Key::Char('q'),
+            0x1a => {
+                typed.push(Typed::Stop);
+                continue;
+            }
+            byte if byte.is_ascii_graphic() || *byte == b' ' => Key::Char(char::from(*byte)),
+            _ => continue,
+        };
+        typed.push(Typed::Key(key));
+    }
+    typed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys() {
+        let keys = |bytes: &[u8]| -> Vec<Key> {
+            let key = |typed: &Typed| match typed {
+                Typed::Key(key) => *key,
+                Typed::Stop => Key::Char('Z'),
+            };
+            typed(bytes).iter().map(key).collect()
+        };
+        assert_eq!(keys(b"\x1b[A\x1bOB\x1b[5~q"), [Key::Up, Key::Down, Key::PageUp, Key::Char('q')]);
+        assert_eq!(keys(b"\x1b"), [Key::Escape]);
+        assert_eq!(keys(b"\x1b\x1b[1;5C \r"), [Key::Escape, Key::Char(' '), Key::Enter]);
+        assert_eq!(keys(b"\x03\x1a\xc3\xa4\x00\x1b[9999"), [Key::Char('q'), Key::Char('Z')]);
+    }
+}

@@ -1,0 +1,236 @@
+//! Text in columns of a terminal, whatever stands in it.
+//!
+//! Contract: nothing that comes from a name reaches the terminal as a command, and none makes its
+//! column wider or turns the line round.
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// How a piece of text looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Style {
+    /// As it is.
+    #[default]
+    Plain,
+    /// What matters less.
+    Dim,
+    /// What stands above.
+    Head,
+    /// What is well.
+    Good,
+    /// What should be looked at.
+    Warn,
+    /// What is broken.
+    Bad,
+}
+
+/// A line of the screen.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Line {
+    /// Its pieces.
+    pub pieces: Vec<(String, Style)>,
+    /// It is the one that is chosen.
+    pub chosen: bool,
+}
+
+impl Line {
+    /// One piece.
+    pub fn new(text: impl Into<String>, style: Style) -> Line {
+        Line { pieces: vec![(text.into(), style)], chosen: false }
+    }
+
+    /// Another piece behind.
+    pub fn push(&mut self, text: impl Into<String>, style: Style) {
+        self.pieces.push((text.into(), style));
+    }
+
+    /// As plain text, without what is empty at its end.
+    pub fn text(&self) -> String {
+        let text: String = self.pieces.iter().map(|(text, _)| text.as_str()).collect();
+        text.trim_end().to_owned()
+    }
+
+    /// For a terminal of `width` columns; without `colour` only what is bold, dim or turned round.
+    pub fn ansi(&self, width: usize, colour: bool) -> String {
+        let mut out = String::from(if self.chosen { "\x1b[7m" } else { "" });
+        let mut left = width;
+        for (text, style) in &self.pieces {
+            let text = cut(text, left);
+            left -= text.width().min(left);
+            let code = match (style, colour) {
+                (Style::Plain, _) | (Style::Good | Style::Warn, false) => "",
+                (Style::Dim, _) => "2",
+                (Style::Head, _) | (Style::Bad, false) => "1",
+                (Style::Good, true) => "32",
+                (Style::Warn, true) => "33",
+                (Style::Bad, true) => "31",
+            };
+            match code {
+                "" => out.push_str(&text),
+                code => {
+                    out.push_str(&format!("\x1b[{code}m{text}\x1b[0m"));
+                    out.push_str(if self.chosen { "\x1b[7m" } else { "" });
+                }
+            }
+        }
+        if self.chosen {
+            out.push_str(&" ".repeat(left));
+            out.push_str("\x1b[0m");
+        }
+        out
+    }
+}
+
+/// True for what is a command to a terminal, is not seen, or changes the direction of a line.
+fn is_odd(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// `text` with a mark in the place of what is odd.
+pub fn clean(text: &str) -> String {
+    text.chars().map(|c| if is_odd(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// As much of `text` as fits into `width` columns.
+fn cut(text: &str, width: usize) -> String {
+    let mut used = 0;
+    let fits = |c: &char| {
+        used += c.width().unwrap_or(0);
+        used <= width
+    };
+    text.chars().take_while(fits).collect()
+}
+
+/// `text`, cleaned, in a column of `width`: cut with a mark where it is longer.
+pub fn left(text: &str, width: usize) -> String {
+    let text = clean(text);
+    let mut out = if text.width() > width {
+        let mut out = cut(&text, width.saturating_sub(1));
+        out.push('…');
+        out
+    } else {
+        text
+    };
+    let gap = width.saturating_sub(out.width());
+    out.push_str(&" ".repeat(gap));
+    out
+}
+
+/// The same at the right end of its column.
+pub fn right(text: &str, width: usize) -> String {
+    let out = left(text, width);
+    let text = out.trim_end();
+    format!("{}{text}", " ".repeat(width.saturating_sub(text.width())))
+}
+
+/// A number in five columns: `0`, `7.2`, `120`, `12.3k`, `1.2M`.
+pub fn count(n: f64) -> String {
+    scaled(n, 1000.0, ["", "k", "M", "G", "T", "P", "E"])
+}
+
+/// Bytes in five columns, in powers of 1024.
+pub fn bytes(n: f64) -> String {
+    scaled(n, 1024.0, ["", "K", "M", "G", "T", "P", "E"])
+}
+
+fn scaled(n: f64, step: f64, units: [&str; 7]) -> String {
+    let (mut n, mut unit) = (n.max(0.0), 0);
+    // What would be rounded up to four figures has the next unit.
+    while n >= 999.5 && unit + 1 < units.len() {
+        n /= step;
+        unit += 1;
+    }
+    let figures = if n == 0.0 || n >= 99.95 || unit == 0 && n.fract() == 0.0 { 0 } else { 1 };
+    format!("{n:.figures$}{}", units[unit])
+}
+
+/// A time: `830ns`, `1.2ms`, `34s`.
+pub fn time(ns: u64) -> String {
+    let (n, unit) = match ns {
+        0..1_000 => return format!("{ns}ns"),
+        1_000..999_500 => (ns as f64 / 1e3, "us"),
+        999_500..999_500_000 => (ns as f64 / 1e6, "ms"),
+        _ => (ns as f64 / 1e9, "s"),
+    };
+    let figures = if n >= 9.95 { 0 } else { 1 };
+    format!("{n:.figures$}{unit}")
+}
+
+/// How long something has lasted: `12s`, `3m04s`, `5h06m`, `7d08h`.
+pub fn since(ns: u64) -> String {
+    let seconds = ns / 1_000_000_000;
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3600..86400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86400, seconds / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        for (n, wanted) in [
+            (0.0, "0"),
+            (7.0, "7"),
+            (7.25, "7.2"),
+            (99.96, "100"),
+            (999.4, "999"),
+            (999.6, "1.0k"),
+            (12_345.0, "12.3k"),
+            (999_600.0, "1.0M"),
+            (1e30, "1000000000000E"),
+            (-1.0, "0"),
+        ] {
+            assert_eq!(count(n), wanted, "{n}");
+        }
+        assert_eq!([bytes(512.0), bytes(1024.0), bytes(1536.0 * 1024.0)], ["512", "1.0K", "1.5M"]);
+        for (ns, wanted) in [
+            (0, "0ns"),
+            (999, "999ns"),
+            (1_000, "1.0us"),
+            (9_960, "10us"),
+            (999_499, "999us"),
+            (999_500, "1.0ms"),
+            (999_499_999, "999ms"),
+            (34_359_738_368, "34s"),
+        ] {
+            assert_eq!(time(ns), wanted, "{ns}");
+        }
+        assert_eq!([since(0), since(3_723 * 1_000_000_000)], ["0s", "1h02m"]);
+    }
+
+    #[test]
+    fn names_can_do_nothing_to_the_terminal() {
+        for bad in ["\x1b[2Jx", "a\nb", "a\u{9b}31mb", "\u{202e}abc", "\u{200b}", "a\rb", "\u{7f}", "\t"] {
+            for text in [left(bad, 10), right(bad, 10)] {
+                assert!(!text.chars().any(is_odd) && text.width() == 10, "{bad:?}: {text:?}");
+            }
+            let line = Line::new(left(bad, 10), Style::Bad).ansi(80, false);
+            assert_eq!(line.matches('\x1b').count(), 2, "{line:?}");
+        }
+        // Wide characters, and those that belong to the one before.
+        for (text, wanted) in
+            [("日本語日本語", "日本語日… "), ("e\u{301}\u{301}xyz", "e\u{301}\u{301}xyz      ")]
+        {
+            assert_eq!((left(text, 10).as_str(), left(text, 10).width()), (wanted, 10));
+        }
+        assert_eq!((left("abc", 0).width(), left("abc", 2)), (1, "a…".into()));
+    }
+
+    #[test]
+    fn a_line_is_cut_and_coloured() {
+        let mut line = Line::new("abc", Style::Bad);
+        line.push("def", Style::Plain);
+        assert_eq!(line.ansi(4, true), "\x1b[31mabc\x1b[0md");
+        assert_eq!(line.ansi(2, false), "\x1b[1mab\x1b[0m");
+        line.chosen = true;
+        assert_eq!(line.ansi(8, false), "\x1b[7m\x1b[1mabc\x1b[0m\x1b[7mdef  \x1b[0m");
+        assert_eq!(line.text(), "abcdef");
+    }
+}

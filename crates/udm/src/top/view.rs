@@ -1,0 +1,386 @@
+//! What of the devices is shown: in which order, which of them unfolded, which one alone.
+//!
+//! Pure: keys and rates in, rows out.
+
+use super::rates::{DeviceRates, PathRates, Rates};
+use std::cmp::Ordering;
+use std::collections::HashSet;
+
+/// A key that was pressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Key {
+    /// A character.
+    Char(char),
+    /// Up by a row, or by a page.
+    Up,
+    /// Down.
+    Down,
+    /// Up by a page.
+    PageUp,
+    /// Down by a page.
+    PageDown,
+    /// To the first row.
+    Home,
+    /// To the last.
+    End,
+    /// Unfold.
+    Right,
+    /// Fold.
+    Left,
+    /// Show one device alone.
+    Enter,
+    /// Back.
+    Escape,
+}
+
+/// What a key asks for that is not the view's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    /// Nothing but to show it.
+    Show,
+    /// The end.
+    Quit,
+    /// Look more often.
+    Faster,
+    /// Look less often.
+    Slower,
+}
+
+/// By what devices are sorted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Order {
+    /// Their numbers, which are the order in which they were made.
+    #[default]
+    Number,
+    /// Their names.
+    Name,
+    /// Requests in a second.
+    Requests,
+    /// Bytes in a second.
+    Bytes,
+    /// The time that 99 of a hundred requests stay below.
+    Latency,
+    /// Requests that they have.
+    InFlight,
+    /// Requests that failed.
+    Errors,
+}
+
+impl Order {
+    /// Each with the key that chooses it and what the screen calls it.
+    pub const ALL: [(char, Order, &'static str); 7] = [
+        ('o', Order::Number, "number"),
+        ('n', Order::Name, "name"),
+        ('r', Order::Requests, "requests"),
+        ('b', Order::Bytes, "bandwidth"),
+        ('l', Order::Latency, "latency"),
+        ('i', Order::InFlight, "in flight"),
+        ('e', Order::Errors, "errors"),
+    ];
+
+    /// What the screen calls it.
+    pub fn text(self) -> &'static str {
+        Order::ALL.iter().find(|(_, order, _)| *order == self).map_or("", |(.., text)| text)
+    }
+
+    /// The most first; names from A.
+    fn compare(self, a: &DeviceRates, b: &DeviceRates) -> Ordering {
+        let most = |of: &dyn Fn(&DeviceRates) -> f64| of(b).total_cmp(&of(a));
+        match self {
+            Order::Number => Ordering::Equal,
+            Order::Name => a.name.cmp(&b.name),
+            Order::Requests => most(&|one| one.flow.map_or(-1.0, |flow| flow.requests)),
+            Order::Bytes => most(&|one| one.flow.map_or(-1.0, |flow| flow.bytes)),
+            Order::Latency => b.latency.map(|l| l.p99_ns).cmp(&a.latency.map(|l| l.p99_ns)),
+            Order::InFlight => b.in_flight.cmp(&a.in_flight),
+            Order::Errors => {
+                let rate = most(&|one| one.flow.map_or(-1.0, |flow| flow.errors));
+                rate.then(b.errors.cmp(&a.errors))
+            }
+        }
+    }
+}
+
+/// A row of the list.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Row<'a> {
+    /// A device.
+    Device(&'a DeviceRates),
+    /// A path of the device above it.
+    Path(&'a DeviceRates, usize, &'a PathRates),
+}
+
+impl<'a> Row<'a> {
+    /// Whose it is.
+    pub fn device(self) -> &'a DeviceRates {
+        match self {
+            Row::Device(device) | Row::Path(device, ..) => device,
+        }
+    }
+
+    fn place(self) -> (String, Option<usize>) {
+        match self {
+            Row::Device(device) => (device.number.clone(), None),
+            Row::Path(device, nth, _) => (device.number.clone(), Some(nth)),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug, Clone, Default)]
+pub struct View {
+    /// By what devices are sorted.
+    pub order: Order,
+    /// The other way round.
+    pub reversed: bool,
+    /// Devices that do nothing are left out.
+    pub busy_only: bool,
+    /// The keys are shown.
+    pub help: bool,
+    /// The number of the device that is shown alone.
+    pub alone: Option<String>,
+    /// Paths are shown, but those of `folded`; or the other way round.
+    unfold: bool,
+    folded: HashSet<String>,
+    /// The row that was chosen, and where it was.
+    chosen: Option<(String, Option<usize>)>,
+    at: usize,
+    /// The first row on the screen.
+    top: usize,
+}
+
+impl View {
+    /// The paths of the device `number` are shown.
+    pub fn is_unfolded(&self, number: &str) -> bool {
+        self.unfold != self.folded.contains(number)
+    }
+
+    /// All rows, in their order.
+    pub fn rows<'a>(&self, rates: &'a Rates) -> Vec<Row<'a>> {
+        let is_busy = |one: &&DeviceRates| {
+            !self.busy_only || one.in_flight > 0 || one.flow.is_some_and(|flow| flow.requests > 0.0)
+        };
+        let mut devices: Vec<&DeviceRates> = rates.devices.iter().filter(is_busy).collect();
+        devices.sort_by(|a, b| self.order.compare(a, b));
+        if self.reversed {
+            devices.reverse();
+        }
+        let mut rows = Vec::with_capacity(devices.len());
+        for device in devices {
+            rows.push(Row::Device(device));
+            if self.is_unfolded(&device.number) {
+                rows.extend(device.paths.iter().enumerate().map(|(nth, path)| Row::Path(device, nth, path)));
+            }
+        }
+        rows
+    }
+
+    /// The row that is chosen: the same as before, wherever it is now; of one that is gone, what
+    /// has taken its place.
+    pub fn chosen(&self, rows: &[Row<'_>]) -> usize {
+        let same = self.chosen.as_ref().and_then(|chosen| rows.iter().position(|row| row.place() == *chosen));
+        same.unwrap_or(self.at).min(rows.len().saturating_sub(1))
+    }
+
+    /// The rows that fit into `height`, the chosen one among them: the place of the first.
+    pub fn scroll(&mut self, rows: &[Row<'_>], height: usize) -> usize {
+        let chosen = self.chosen(rows);
+        self.at = chosen;
+        self.top = self.top.min(chosen).max((chosen + 1).saturating_sub(height));
+        self.top = self.top.min(rows.len().saturating_sub(height));
+        self.top
+    }
+
+    fn choose(&mut self, rows: &[Row<'_>], at: usize) {
+        self.at = at.min(rows.len().saturating_sub(1));
+        self.chosen = rows.get(self.at).map(|row| row.place());
+    }
+
+    /// A key was pressed, while `page` rows are on the screen.
+    pub fn press(&mut self, key: Key, rates: &Rates, page: usize) -> Act {
+        if std::mem::take(&mut self.help) && key != Key::Char('q') {
+            return Act::Show;
+        }
+        let rows = self.rows(rates);
+        let at = self.chosen(&rows);
+        match key {
+            Key::Char('q') => return Act::Quit,
+            Key::Char('+') => return Act::Faster,
+            Key::Char('-') => return Act::Slower,
+            Key::Char('?' | 'h') => self.help = true,
+            Key::Escape | Key::Left | Key::Enter if self.alone.is_some() => self.alone = None,
+            Key::Up | Key::Char('k') => self.choose(&rows, at.saturating_sub(1)),
+            Key::Down | Key::Char('j') => self.choose(&rows, at + 1),
+            Key::PageUp => self.choose(&rows, at.saturating_sub(page)),
+            Key::PageDown => self.choose(&rows, at + page),
+            Key::Home | Key::Char('g') => self.choose(&rows, 0),
+            Key::End | Key::Char('G') => self.choose(&rows, usize::MAX),
+            Key::Enter => self.alone = rows.get(at).map(|row| row.device().number.clone()),
+            Key::Right | Key::Char(' ') | Key::Left => {
+                let Some(row) = rows.get(at) else { return Act::Show };
+                let number = row.device().number.clone();
+                let is = self.is_unfolded(&number);
+                if key == Key::Char(' ') || is != (key == Key::Right) {
+                    let folds = is;
+                    if !self.folded.remove(&number) {
+                        self.folded.insert(number.clone());
+                    }
+                    if folds {
+                        self.chosen = Some((number, None));
+                    }
+                }
+            }
+            Key::Char('f') => {
+                self.unfold = !self.unfold;
+                self.folded.clear();
+                self.chosen = rows.get(at).map(|row| (row.device().number.clone(), None));
+            }
+            Key::Char('a') => self.busy_only = !self.busy_only,
+            Key::Char(letter) => {
+                if let Some((_, order, _)) = Order::ALL.iter().find(|(key, ..)| *key == letter) {
+                    self.reversed = self.order == *order && !self.reversed;
+                    self.order = *order;
+                }
+            }
+            Key::Escape => {}
+        }
+        Act::Show
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rates::{Flow, Latency};
+    use super::*;
+
+    fn device(number: usize, name: &str, requests: f64, paths: usize) -> DeviceRates {
+        DeviceRates {
+            name: name.into(),
+            number: format!("254:{number}"),
+            flow: Some(Flow { requests, bytes: 100.0 - requests, ..Flow::default() }),
+            latency: (requests > 0.0).then(|| Latency { p99_ns: number as u64, ..Latency::default() }),
+            errors: number as u64,
+            paths: vec![PathRates::default(); paths],
+            ..DeviceRates::default()
+        }
+    }
+
+    fn three() -> Rates {
+        let devices = vec![device(0, "b", 5.0, 2), device(1, "c", 9.0, 0), device(2, "a", 0.0, 3)];
+        Rates { devices, ..Rates::default() }
+    }
+
+    fn names(view: &View, rates: &Rates) -> String {
+        let name = |row: &Row<'_>| match row {
+            Row::Device(device) => device.name.clone(),
+            Row::Path(_, nth, _) => nth.to_string(),
+        };
+        view.rows(rates).iter().map(name).collect()
+    }
+
+    fn keys(view: &mut View, rates: &Rates, keys: &str) {
+        keys.chars().for_each(|key| assert_eq!(view.press(Key::Char(key), rates, 10), Act::Show));
+    }
+
+    #[test]
+    fn each_order_and_back() {
+        let (rates, mut view) = (three(), View::default());
+        for (key, first, again) in [
+            ("n", "abc", "cba"),
+            ("r", "cba", "abc"),
+            ("b", "abc", "cba"),
+            ("l", "cba", "abc"),
+            ("e", "acb", "bca"),
+            ("i", "bca", "acb"),
+            ("o", "bca", "acb"),
+        ] {
+            keys(&mut view, &rates, key);
+            assert_eq!(names(&view, &rates), first, "{key}");
+            keys(&mut view, &rates, key);
+            assert_eq!(names(&view, &rates), again, "{key} again");
+        }
+    }
+
+    #[test]
+    fn folding() {
+        let (rates, mut view) = (three(), View::default());
+        assert_eq!(names(&view, &rates), "bca");
+        keys(&mut view, &rates, " ");
+        assert_eq!(names(&view, &rates), "b01ca");
+        // From a path the device is folded, and is what is chosen then.
+        keys(&mut view, &rates, "jj");
+        view.press(Key::Left, &rates, 10);
+        assert_eq!((names(&view, &rates).as_str(), view.chosen(&view.rows(&rates))), ("bca", 0));
+        view.press(Key::Left, &rates, 10);
+        assert_eq!(names(&view, &rates), "bca");
+        keys(&mut view, &rates, "f");
+        assert_eq!(names(&view, &rates), "b01ca012");
+        view.press(Key::End, &rates, 10);
+        keys(&mut view, &rates, " ");
+        assert_eq!((names(&view, &rates).as_str(), view.chosen(&view.rows(&rates))), ("b01ca", 4));
+        keys(&mut view, &rates, "f");
+        assert_eq!(names(&view, &rates), "bca");
+        keys(&mut view, &rates, "a");
+        assert_eq!(names(&view, &rates), "bc");
+    }
+
+    #[test]
+    fn what_is_chosen_stays_chosen() {
+        let (mut rates, mut view) = (three(), View::default());
+        keys(&mut view, &rates, "j");
+        keys(&mut view, &rates, "n");
+        let chosen = |view: &View, rates: &Rates| {
+            let rows = view.rows(rates);
+            rows.get(view.chosen(&rows)).map(|row| row.device().name.clone())
+        };
+        assert_eq!(chosen(&view, &rates), Some("c".into()), "wherever it is");
+        // It is renamed; then it is gone, and the row has another.
+        rates.devices[1].name = "0".into();
+        assert_eq!(chosen(&view, &rates), Some("0".into()));
+        let rows = view.rows(&rates);
+        view.scroll(&rows, 10);
+        rates.devices.remove(1);
+        assert_eq!(chosen(&view, &rates), Some("a".into()));
+        rates.devices.clear();
+        assert_eq!(chosen(&view, &rates), None);
+        for key in [Key::Down, Key::End, Key::PageDown, Key::Enter, Key::Right, Key::Left, Key::Up] {
+            assert_eq!(view.press(key, &rates, 10), Act::Show);
+        }
+    }
+
+    #[test]
+    fn the_screen_follows() {
+        let devices = (0..1000).map(|n| device(n, &format!("{n:04}"), 1.0, 0)).collect();
+        let (rates, mut view) = (Rates { devices, ..Rates::default() }, View::default());
+        let top = |view: &mut View| {
+            let rows = view.rows(&rates);
+            let (top, chosen) = (view.scroll(&rows, 20), view.chosen(&rows));
+            assert!((top..top + 20).contains(&chosen));
+            (top, chosen)
+        };
+        assert_eq!(top(&mut view), (0, 0));
+        view.press(Key::PageDown, &rates, 20);
+        assert_eq!(top(&mut view), (1, 20));
+        view.press(Key::End, &rates, 20);
+        assert_eq!(top(&mut view), (980, 999));
+        view.press(Key::Up, &rates, 20);
+        assert_eq!(top(&mut view), (980, 998));
+        view.press(Key::Home, &rates, 20);
+        assert_eq!(top(&mut view), (0, 0));
+    }
+
+    #[test]
+    fn one_alone_and_help() {
+        let (rates, mut view) = (three(), View::default());
+        keys(&mut view, &rates, "j");
+        view.press(Key::Enter, &rates, 10);
+        assert_eq!(view.alone.as_deref(), Some("254:1"));
+        view.press(Key::Escape, &rates, 10);
+        keys(&mut view, &rates, "?");
+        assert!(view.alone.is_none() && view.help);
+        keys(&mut view, &rates, "n");
+        assert_eq!((view.help, view.order), (false, Order::Number), "any key leaves the help");
+        assert_eq!(view.press(Key::Char('q'), &rates, 10), Act::Quit);
+        assert_eq!(view.press(Key::Char('+'), &rates, 10), Act::Faster);
+    }
+}
