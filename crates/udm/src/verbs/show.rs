@@ -46,20 +46,38 @@ pub fn table_lines(name: Option<&str>, lines: &[api::Line], out: &mut String) {
     }
 }
 
-fn show<T: serde::de::DeserializeOwned + serde::Serialize>(
+/// Which of two tables is asked for.
+const fn slot(inactive: bool) -> &'static str {
+    if inactive { "?inactive=1" } else { "" }
+}
+
+/// The tables of the devices that are named; without names all, in one answer.
+pub(super) fn tables(client: &ControlClient, names: &[String], inactive: bool) -> Result<Vec<api::Table>> {
+    let slot = slot(inactive);
+    match names {
+        [] => Ok(get::<api::TableList>(client, &format!("/v1/tables{slot}"))?.tables),
+        names => names.iter().map(|name| get(client, &device_path(name, &format!("/table{slot}")))).collect(),
+    }
+}
+
+/// The same of their status.
+fn statuses(client: &ControlClient, names: &[String], inactive: bool) -> Result<Vec<api::Status>> {
+    let slot = slot(inactive);
+    match names {
+        [] => Ok(get::<api::StatusList>(client, &format!("/v1/statuses{slot}"))?.statuses),
+        names => {
+            names.iter().map(|name| get(client, &device_path(name, &format!("/status{slot}")))).collect()
+        }
+    }
+}
+
+fn show<T: serde::Serialize>(
     args: &ShowArgs,
-    what: &str,
+    mut replies: Vec<T>,
     lines_of: impl Fn(&mut T) -> (&String, &mut Vec<api::Line>),
 ) -> Result<()> {
-    let client = args.talk.client()?;
-    let all = args.names.is_empty();
-    let names = if all { list(&client)?.into_iter().map(|d| d.name).collect() } else { args.names.clone() };
-    let prefix = all || names.len() > 1;
-    let rest = format!("/{what}{}", if args.inactive { "?inactive=1" } else { "" });
-    let mut replies: Vec<T> = Vec::new();
-    for name in &names {
-        replies.push(get(&client, &device_path(name, &rest))?);
-    }
+    let is_none = replies.is_empty();
+    let prefix = args.names.len() != 1;
     if let Some(wanted) = &args.target {
         replies.retain_mut(|reply| {
             let (_, lines) = lines_of(reply);
@@ -75,14 +93,15 @@ fn show<T: serde::de::DeserializeOwned + serde::Serialize>(
         let (name, of_it) = lines_of(reply);
         table_lines(prefix.then_some(name.as_str()), of_it, &mut out);
     }
-    say(if names.is_empty() { NONE } else { &out })
+    say(if is_none { NONE } else { &out })
 }
 
 pub fn table(args: &TableArgs) -> Result<()> {
     if args.concise {
         return table_concise(&args.show);
     }
-    show(&args.show, "table", |t: &mut api::Table| (&t.name, &mut t.lines))
+    let tables = tables(&args.show.talk.client()?, &args.show.names, args.show.inactive)?;
+    show(&args.show, tables, |table| (&table.name, &mut table.lines))
 }
 
 /// The devices that are named, or all of them.
@@ -95,11 +114,11 @@ fn named(client: &ControlClient, names: &[String]) -> Result<Vec<api::Device>> {
 
 fn table_concise(args: &ShowArgs) -> Result<()> {
     let client = args.talk.client()?;
-    let rest = if args.inactive { "/table?inactive=1" } else { "/table" };
+    let rest = format!("/table{}", slot(args.inactive));
     let devices = named(&client, &args.names)?;
     let mut all = Vec::new();
     for device in &devices {
-        let mut lines = get::<api::Table>(&client, &device_path(&device.number, rest))?.lines;
+        let mut lines = get::<api::Table>(&client, &device_path(&device.number, &rest))?.lines;
         if let Some(wanted) = &args.target {
             lines.retain(|line| line.target == *wanted);
             if lines.is_empty() {
@@ -116,7 +135,8 @@ fn table_concise(args: &ShowArgs) -> Result<()> {
 }
 
 pub fn status(args: &ShowArgs) -> Result<()> {
-    show(args, "status", |s: &mut api::Status| (&s.name, &mut s.lines))
+    let statuses = statuses(&args.talk.client()?, &args.names, args.inactive)?;
+    show(args, statuses, |status| (&status.name, &mut status.lines))
 }
 
 pub fn info(args: &InfoArgs) -> Result<()> {

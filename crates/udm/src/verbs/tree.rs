@@ -1,7 +1,7 @@
 //! What lies on what: `udm deps` and `ls --tree`, as dmsetup prints them.
 
 use super::explain;
-use super::show::{NONE, get, list};
+use super::show::{NONE, list, tables};
 use crate::cli::{DepName, DepsArgs, ListArgs};
 use crate::columns::{node_below, node_of};
 use crate::output::{say, say_json};
@@ -21,19 +21,14 @@ pub fn named_below(below: &api::Below, how: DepName) -> String {
 }
 
 pub fn deps(args: &DepsArgs) -> Result<()> {
-    let client = args.talk.client()?;
-    let all = args.names.is_empty();
-    let names = if all { list(&client)?.into_iter().map(|d| d.name).collect() } else { args.names.clone() };
-    let rest = if args.inactive { "/table?inactive=1" } else { "/table" };
-    let tables = names.iter().map(|name| get::<api::Table>(&client, &device_path(name, rest)));
-    let tables = tables.collect::<Result<Vec<_>>>()?;
+    let tables = tables(&args.talk.client()?, &args.names, args.inactive)?;
     if args.print.json {
         return say_json(&tables);
     }
-    let prefix = all || tables.len() > 1;
+    let prefix = args.names.len() != 1;
     let how = |below: &api::Below| named_below(below, args.how);
     let out: String = tables.iter().map(|table| dependencies(table, prefix, how)).collect();
-    say(if names.is_empty() { NONE } else { &out })
+    say(if tables.is_empty() { NONE } else { &out })
 }
 
 /// The line of `dmsetup deps` about a table.
