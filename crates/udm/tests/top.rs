@@ -46,7 +46,9 @@ fn for_scripts() {
     let (mp, idle) = (&json["devices"][0], &json["devices"][1]);
     let number = |value: &Value| value.as_f64().unwrap();
     let flow = &mp["flow"];
-    assert_eq!(number(&flow["bytes"]), number(&flow["writes"]) * 512.0);
+    // A look is not of one instant: a request may be counted whose bytes are not yet.
+    let each = number(&flow["bytes"]) / number(&flow["writes"]);
+    assert!((each - 512.0).abs() < 5.0, "{flow}");
     assert_eq!((number(&flow["reads"]), number(&flow["requests"])), (0.0, number(&flow["writes"])));
     let latency = &mp["latency"];
     assert!(number(&latency["p50_ns"]) <= number(&latency["p99_ns"]) && number(&latency["p50_ns"]) > 0.0);
