@@ -13,7 +13,7 @@ UDM := $(TARGET_DIR)/release/udm
 TEST_PROGRAMS := fio:fio curl:curl python3:python3 nbdkit:nbdkit nbdinfo:libnbd-bin qemu-io:qemu-utils fusermount3:fuse3 mkfs.ext4:e2fsprogs \
     fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind ip:iproute2 chromedriver:chromium-driver
 
-.PHONY: help build demo test test-programs lint bench install clean
+.PHONY: help build demo test test-programs lint bench install deb clean
 
 help:
 	@echo 'make build    the program, as $(UDM)'
@@ -22,6 +22,7 @@ help:
 	@echo 'make lint     formatting and clippy, as CI checks them'
 	@echo 'make bench    udm beside the one-mutex design and the bare device, in one run'
 	@echo 'make install  program, man pages, completions and lib/udm/dmsetup under PREFIX ($(PREFIX))'
+	@echo 'make deb      a package for Debian, with units for systemd, in $(TARGET_DIR)/debian'
 
 build:
 	$(CARGO) build --release --locked -p udm
@@ -74,6 +75,12 @@ install: build
 	install -D -m 644 $(TARGET_DIR)/completions/udm.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/udm
 	install -D -m 644 $(TARGET_DIR)/completions/udm.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/udm.fish
 	install -D -m 644 $(TARGET_DIR)/completions/_udm $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_udm
+
+deb: STAGE := $(abspath $(TARGET_DIR))/debian/stage
+deb:
+	rm -rf $(TARGET_DIR)/debian
+	$(MAKE) install PREFIX=/usr DESTDIR=$(STAGE)
+	packaging/debian/build $(UDM) $(STAGE) $(abspath $(TARGET_DIR))/debian
 
 clean:
 	$(CARGO) clean
