@@ -52,6 +52,8 @@ impl Browser {
             // Chromium does not run as root otherwise.
             "--no-sandbox",
             "--disable-gpu",
+            // A container may have little of it.
+            "--disable-dev-shm-usage",
             "--disable-quic",
             "--no-first-run",
             "--disable-background-networking",
