@@ -4,8 +4,10 @@
 //! With it, one at a time can be switched on for the calling thread. Each stands for a mistake that
 //! is easily made in the place where its hook is.
 
+mod all;
 mod bios;
 
+pub use all::World;
 pub use bios::{bury, echoes, lose, remember, twin};
 
 /// A bug.
@@ -209,6 +211,16 @@ pub enum Bug {
     HedgeUnpaid,
     /// A read was answered by its hedge, and the answer of the path that was chosen is taken too.
     LoserTaken,
+    /// A path is put out of use for being slower than the others, however little.
+    MerelySlower,
+    /// A path that is out of use for being slow goes on being chosen.
+    OutStillUsed,
+    /// A path that is out of use for being slow is not used where nothing else is left.
+    OutIsFailed,
+    /// A path that was put out of use for being slow is never tried again.
+    OutForEver,
+    /// A path that was put out of use for being slow comes back whatever its trial says.
+    TrialBelieved,
     /// What straddles the end of a receive's memory loses a byte on its way into the next.
     CutLosesByte,
     /// The rest of a send that was short begins where the send began.
@@ -297,181 +309,6 @@ pub enum Bug {
     NoBackOff,
     /// Requests that wait when a connection is lost are lost with it.
     LostWithConnection,
-}
-
-/// The simulator's worlds that a bug shows in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum World {
-    /// Of mapped devices, their tables and paths.
-    Devices,
-    /// Of origins and their snapshots.
-    Snapshots,
-    /// Of the NBD server and its clients.
-    Nbd,
-    /// Of the registry and its verbs.
-    Verbs,
-    /// Of the NBD client and its servers.
-    NbdClient,
-}
-
-impl Bug {
-    /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 140] = [
-        (Bug::NoKick, World::Devices),
-        (Bug::NoWakeForDrain, World::Devices),
-        (Bug::RetryForgets, World::Devices),
-        (Bug::SubmitTwice, World::Devices),
-        (Bug::FlushNotFannedOut, World::Devices),
-        (Bug::PreflushDropped, World::Devices),
-        (Bug::FuaDropped, World::Devices),
-        (Bug::OffsetKeptOnError, World::Devices),
-        (Bug::NeighboursOffset, World::Devices),
-        (Bug::CancelStrandsReturned, World::Devices),
-        (Bug::CancelKeepsDraining, World::Devices),
-        (Bug::SuspendAcksEarly, World::Devices),
-        (Bug::SwapTooEarly, World::Devices),
-        (Bug::ReloadDropsParked, World::Devices),
-        (Bug::OldTableKept, World::Devices),
-        (Bug::StalePathGeneration, World::Devices),
-        (Bug::ParkedMissReturn, World::Devices),
-        (Bug::HeldBioFails, World::Devices),
-        (Bug::LoadKeptOnError, World::Devices),
-        (Bug::FailCountedTwice, World::Devices),
-        (Bug::PathErrorNotRetried, World::Devices),
-        (Bug::MediumErrorFailsPath, World::Devices),
-        (Bug::SplitLosesTail, World::Devices),
-        (Bug::IdleLegForgotten, World::Devices),
-        (Bug::PieceErrorLost, World::Devices),
-        (Bug::StripeShifted, World::Devices),
-        (Bug::SuperblockNotSent, World::Devices),
-        (Bug::CountNotRung, World::Devices),
-        (Bug::DiskNotClaimed, World::Devices),
-        (Bug::PreparedNotBusy, World::Devices),
-        (Bug::FailNotRung, World::Devices),
-        (Bug::BadCheckIgnored, World::Devices),
-        (Bug::HungCheckIgnored, World::Devices),
-        (Bug::HeldWriteOvertaken, World::Devices),
-        (Bug::FlushBeforeCount, World::Devices),
-        (Bug::CountedBeforeFlushed, World::Devices),
-        (Bug::CountedEntryOverwritten, World::Devices),
-        (Bug::ZeroesTooShort, World::Devices),
-        (Bug::StaleLimits, World::Devices),
-        (Bug::BlocksIgnored, World::Devices),
-        (Bug::ReadOnlyLost, World::Devices),
-        (Bug::PrepareNotUndone, World::Devices),
-        (Bug::LeavingTableKept, World::Devices),
-        (Bug::OpenFailureIgnored, World::Devices),
-        (Bug::CancelWaits, World::Devices),
-        (Bug::HandedBackIsDone, World::Devices),
-        (Bug::MovedWhenHandedBack, World::Devices),
-        (Bug::StripeEventLost, World::Devices),
-        (Bug::ErrorForgiven, World::Devices),
-        (Bug::StirsAtRest, World::Devices),
-        (Bug::DelaySleeps, World::Devices),
-        (Bug::BadBlocksStale, World::Devices),
-        (Bug::BadBlockMisplaced, World::Devices),
-        (Bug::DroppedWriteSent, World::Devices),
-        (Bug::CorruptionForgotten, World::Devices),
-        (Bug::CorruptsOwnData, World::Devices),
-        (Bug::EndMarkWaits, World::Devices),
-        (Bug::LandsAfterRetry, World::Devices),
-        (Bug::LoadKeptOnHandBack, World::Devices),
-        (Bug::EventForEachError, World::Devices),
-        (Bug::ErrorsNotServed, World::Devices),
-        (Bug::SetWaitsForItself, World::Devices),
-        (Bug::SetHalfCalledOff, World::Devices),
-        (Bug::SetNotInStep, World::Devices),
-        (Bug::LimitsToComeIgnored, World::Devices),
-        (Bug::FailNotAtomic, World::Devices),
-        (Bug::SeenTooLate, World::Devices),
-        (Bug::CopyBeforeData, World::Snapshots),
-        (Bug::RecordsUnflushed, World::Snapshots),
-        (Bug::RecordsBelieved, World::Snapshots),
-        (Bug::ReaderOvertaken, World::Snapshots),
-        (Bug::CopyNotRung, World::Snapshots),
-        (Bug::OverlayLost, World::Snapshots),
-        (Bug::LastChunkWhole, World::Snapshots),
-        (Bug::MergeUnflushed, World::Snapshots),
-        (Bug::InvalidUnmarked, World::Snapshots),
-        (Bug::OriginNotRenewed, World::Snapshots),
-        (Bug::MergeTwice, World::Snapshots),
-        (Bug::HandoverUnsettled, World::Snapshots),
-        (Bug::DiscardPassedDown, World::Snapshots),
-        (Bug::DiscardTooLong, World::Snapshots),
-        (Bug::GrownUnheard, World::Snapshots),
-        (Bug::EndInMidBlock, World::Snapshots),
-        (Bug::CopyHandedBack, World::Snapshots),
-        (Bug::CopyMemoryKept, World::Snapshots),
-        (Bug::MergePastOthers, World::Snapshots),
-        (Bug::FullWhileGrowing, World::Snapshots),
-        (Bug::GrownNotRung, World::Snapshots),
-        (Bug::MapLacksOwn, World::Snapshots),
-        (Bug::MapOutlives, World::Snapshots),
-        (Bug::MarkNotKept, World::Snapshots),
-        (Bug::GivenUpUnheard, World::Snapshots),
-        (Bug::LateAnswerBelieved, World::Devices),
-        (Bug::WriteGivenUp, World::Devices),
-        (Bug::LateNotOwed, World::Devices),
-        (Bug::HedgeUnpaid, World::Devices),
-        (Bug::LoserTaken, World::Devices),
-        (Bug::CutLosesByte, World::Nbd),
-        (Bug::AnswerSentTwice, World::Nbd),
-        (Bug::BufferBackEarly, World::Nbd),
-        (Bug::PassKept, World::Nbd),
-        (Bug::BudgetKept, World::Nbd),
-        (Bug::LineKept, World::Nbd),
-        (Bug::FlushWhenIdle, World::Nbd),
-        (Bug::HoldSkipped, World::Nbd),
-        (Bug::UnreadLeftBehind, World::Nbd),
-        (Bug::LaneKept, World::Nbd),
-        (Bug::InFlightKept, World::Nbd),
-        (Bug::StatusTooLong, World::Nbd),
-        (Bug::PlaceKept, World::Nbd),
-        (Bug::ZeroesFuaForgotten, World::Nbd),
-        (Bug::ParkedForgotten, World::Nbd),
-        (Bug::EntryOfAnother, World::Verbs),
-        (Bug::HoldKept, World::Verbs),
-        (Bug::MadeKept, World::Verbs),
-        (Bug::NumberKept, World::Verbs),
-        (Bug::LeavingKept, World::Verbs),
-        (Bug::ExportLost, World::Verbs),
-        (Bug::DeferredUnheard, World::Verbs),
-        (Bug::DeferredAnyway, World::Verbs),
-        (Bug::NumberElsewhere, World::Verbs),
-        (Bug::LoadIntoGone, World::Verbs),
-        (Bug::LetGoUnwaited, World::Verbs),
-        (Bug::OldNameKept, World::Verbs),
-        (Bug::ExportNotRenamed, World::Verbs),
-        (Bug::RenamedLeaving, World::Verbs),
-        (Bug::AnswerToNothing, World::NbdClient),
-        (Bug::AnswerToAnother, World::NbdClient),
-        (Bug::PartTaken, World::NbdClient),
-        (Bug::EarlyEnds, World::NbdClient),
-        (Bug::RestOfWriteLost, World::NbdClient),
-        (Bug::RestNotSent, World::NbdClient),
-        (Bug::InterruptedLost, World::NbdClient),
-        (Bug::FuaNotAsked, World::NbdClient),
-        (Bug::SizeChangeTaken, World::NbdClient),
-        (Bug::HandshakeUnwatched, World::NbdClient),
-        (Bug::RetryBeforeFence, World::NbdClient),
-        (Bug::FlushFirstForgotten, World::NbdClient),
-        (Bug::NoBackOff, World::NbdClient),
-        (Bug::LostWithConnection, World::NbdClient),
-    ];
-
-    /// The bug whose name is `name`, in the spelling of the source.
-    ///
-    /// # Errors
-    /// Which there are.
-    pub fn find(name: &str) -> Result<Bug, String> {
-        // By way of a list of names: comparing them in a chain of iterators takes LLVM minutes to
-        // optimise.
-        let names: Vec<String> = Bug::ALL.iter().map(|(bug, _)| format!("{bug:?}")).collect();
-        match names.iter().position(|n| n == name) {
-            Some(i) => Ok(Bug::ALL[i].0),
-            None => Err(format!("no bug {name:?}; there are {}", names.join(", "))),
-        }
-    }
 }
 
 #[cfg(feature = "seeded-bugs")]

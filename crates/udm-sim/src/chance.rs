@@ -29,6 +29,8 @@ pub enum Stream {
     Net,
     /// What paths are watched for.
     Watch,
+    /// Which of these are slow.
+    Slow,
 }
 
 /// A stream of draws.

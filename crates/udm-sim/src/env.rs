@@ -43,6 +43,8 @@ pub struct PathState {
     pub mode: Mode,
     /// Mean latency in ns.
     pub latency: u64,
+    /// What a request takes longer while nothing fails.
+    pub drag: Nanos,
     /// How long a silent path keeps a request, in ns.
     pub patience: u64,
     /// A lane takes so many requests; more wait inside of it.
@@ -100,6 +102,7 @@ impl PathState {
             disk,
             mode: Mode::Up,
             latency,
+            drag: Nanos(0),
             patience: 1_000_000_000,
             room: usize::MAX,
             prompt: false,

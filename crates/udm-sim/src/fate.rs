@@ -7,6 +7,7 @@ use udm_core::{Bio, Nanos, Op, Status};
 pub(crate) fn of(env: &mut Env, index: usize, bio: &Bio) -> (Status, Nanos) {
     let state = &env.paths[index];
     let (mode, patience, latency, prompt) = (state.mode, state.patience, state.latency, state.prompt);
+    let drag = state.drag;
     if env.dead {
         return (Status::Ok, env.now + Nanos(1 + env.chance.below(20_000)));
     }
@@ -17,7 +18,7 @@ pub(crate) fn of(env: &mut Env, index: usize, bio: &Bio) -> (Status, Nanos) {
         return (status, Nanos(env.now.0 + env.chance.below(20_000)));
     }
     if env.calm {
-        return (Status::Ok, env.now + Nanos(1 + env.chance.below(20_000)));
+        return (Status::Ok, env.now + Nanos(1 + env.chance.below(20_000)) + drag);
     }
     let usual = |env: &mut Env, times: u64| match prompt && env.chance.one_in(2) {
         // Done before the poll that follows the submit.

@@ -82,6 +82,18 @@ impl Front {
         }
     }
 
+    /// Draws short reads of `device`.
+    pub fn draw_reads(&mut self, batch: &mut Batch, count: usize, device: &impl Asked) {
+        let limits = device.limits();
+        let block = u64::from(limits.logical_block) / udm_core::SECTOR_SIZE;
+        for _ in 0..count {
+            let mut bio = self.bios.pop().unwrap_or_default();
+            let sector = self.chance.below(limits.size.0 / block) * block;
+            self.fill(&mut bio, Op::Read, BioFlags::empty(), sector, block);
+            batch.push(bio);
+        }
+    }
+
     fn request(&mut self, device: &impl Asked, reading: bool) -> Option<Box<Bio>> {
         let mut bio = self.bios.pop().unwrap_or_default();
         let size = device.limits().size.0;

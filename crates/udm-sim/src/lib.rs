@@ -55,6 +55,7 @@ pub mod plan;
 mod reads;
 mod rest;
 pub mod run;
+mod slow;
 pub mod snap;
 pub mod stamp;
 pub mod tables;

@@ -101,6 +101,8 @@ pub struct Machine {
     /// The world is crowded since this step: nothing fails, and requests come in as fast as others
     /// end.
     pub(crate) crowded: Option<u64>,
+    /// Nothing but reads of this device, many and at a steady pace. Nothing fails meanwhile.
+    pub(crate) reads_of: Option<usize>,
     /// Scratch: what a lane returned.
     pub(crate) done: Batch,
     /// Scratch: what a lane is given.
@@ -134,6 +136,7 @@ impl Machine {
             resting: false,
             reading: false,
             crowded: None,
+            reads_of: None,
             done: Batch::new(),
             batch: Batch::new(),
             cores: Vec::new(),

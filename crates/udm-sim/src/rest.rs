@@ -37,10 +37,11 @@ impl World {
         self.machine.totals.rests += 1;
         if !self.machine.plan.without.has(Class::Remove)
             && self.machine.plan.bench.is_none()
-            && self.machine.control.one_in(3)
+            && (self.machine.control.one_in(3) || self.watch.eject_slow && self.slow.one_in(2))
         {
             lock(&self.machine.env).say("all devices are removed and made again");
             self.restart()?;
+            self.slow_path()?;
         }
         self.machine.resting = false;
         lock(&self.machine.env).calm = false;
@@ -170,7 +171,7 @@ impl World {
     }
 
     /// Counts the hedges and the slow paths that came since the last rest.
-    fn count_watch(&mut self) {
+    pub(crate) fn count_watch(&mut self) {
         for device in &mut self.devices {
             let live = device.mapped().live();
             let reports = live.map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();

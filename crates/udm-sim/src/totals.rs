@@ -72,6 +72,10 @@ counts! {
         pub hedges: u64,
         /// Times that a slow path was put out of use, as seen at rests.
         pub ejections: u64,
+        /// Times that a path was slow, and one that was put out of use came back.
+        pub slow_paths: u64,
+        /// See there.
+        pub admitted: u64,
         /// What the outside counted.
         pub seen: Seen,
         /// What was done in worlds of snapshots.
@@ -129,7 +133,7 @@ impl Totals {
     }
 
     /// The kinds of trouble, the class that makes each, and how often it came.
-    fn trouble(&self) -> [(&'static str, Class, u64); 24] {
+    fn trouble(&self) -> [(&'static str, Class, u64); 26] {
         [
             ("faults", Class::Errors, self.faults),
             ("paths lost", Class::Paths, self.losses),
@@ -153,6 +157,8 @@ impl Totals {
             ("lossy tables", Class::Lossy, self.lossy),
             ("hedges", Class::Watch, self.hedges),
             ("paths put out", Class::Watch, self.ejections),
+            ("slow paths", Class::Watch, self.slow_paths),
+            ("paths back from probation", Class::Watch, self.admitted),
             ("turns inside turns", Class::Between, self.between),
             ("late writes", Class::Late, self.seen.landed),
         ]

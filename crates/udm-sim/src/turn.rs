@@ -7,6 +7,7 @@ use crate::cores::{Mail, Purpose, SimCores};
 use crate::env::lock;
 use crate::machine::{Core, Machine};
 use crate::model::Wrong;
+use crate::slow;
 use crate::tasks::Running;
 use crate::trace::Kind;
 use crate::world::World;
@@ -110,7 +111,12 @@ pub trait Turns {
         machine.deliver(c, now);
         let working = machine.works(c) && machine.cores[c].next_work <= now;
         let lanes = machine.cores[c].open.len();
-        let lucky = working.then(|| machine.front.choose(lanes));
+        let asked = machine.reads_of;
+        let lucky = working.then(|| match asked {
+            Some(device) => machine.cores[c].open.iter().position(|open| open.device == device),
+            None => Some(machine.front.choose(lanes)),
+        });
+        let lucky = lucky.flatten();
         for i in 0..lanes {
             if lucky == Some(i) {
                 self.gather(c, i, now);
@@ -134,6 +140,7 @@ pub trait Turns {
         if working {
             machine.cores[c].next_work = match machine.crowded {
                 _ if machine.reading => now + Nanos(1),
+                _ if machine.reads_of.is_some() => now + slow::PAUSE,
                 None => machine.front.next(now),
                 Some(since) if machine.step < since + CROWD_STEPS => now,
                 Some(_) => now + Nanos(machine.schedule.span(CROWD_PAUSE)),
@@ -255,7 +262,11 @@ impl Turns for World {
     /// Draws requests of core `c` for its lane `i`.
     fn gather(&mut self, c: usize, i: usize, now: Nanos) {
         let open = &mut self.machine.cores[c].open[i];
-        self.machine.front.draw(&mut self.machine.batch, open, &self.devices[open.device], false);
+        let (front, batch) = (&mut self.machine.front, &mut self.machine.batch);
+        match self.machine.reads_of {
+            Some(device) => front.draw_reads(batch, slow::READS, &self.devices[device]),
+            None => front.draw(batch, open, &self.devices[open.device], false),
+        }
         let mut env = lock(&self.machine.env);
         for bio in &mut self.machine.batch {
             bio.start();
@@ -309,6 +320,9 @@ impl Turns for World {
                 return Err(format!("d{} returned more requests than it was given", open.device));
             }
             open.in_flight -= 1;
+            if self.machine.reads_of.is_some() && !bio.status.is_ok() {
+                return Err(format!("request {id} failed, and all that is wrong is that a path is slow"));
+            }
             match env.dead {
                 true => self.machine.model.abandon(&bio)?,
                 false => {

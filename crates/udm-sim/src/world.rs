@@ -28,7 +28,7 @@ fn draw_watch(plan: &Plan) -> PathWatch {
         return PathWatch::default();
     }
     let deadline = draw.pick(&[None, Some(200), Some(1000), Some(1000)]).map(Nanos::from_millis);
-    PathWatch { deadline, hedge_reads: draw.one_in(2), eject_slow: draw.one_in(2) }
+    PathWatch { deadline, hedge_reads: draw.one_in(2), eject_slow: !draw.one_in(3) }
 }
 
 /// What a world may like to do: nothing more than else, messages, losing paths, suspends, resumes,
@@ -50,6 +50,8 @@ pub struct World {
     pub tables: Vec<Weak<Table>>,
     /// What the paths of its multipath targets are watched for.
     pub(crate) watch: PathWatch,
+    /// Which of them are slow for a while.
+    pub(crate) slow: Chance,
     /// That load is a part of what else is done there: no device is resumed meanwhile.
     pub(crate) acting: bool,
     /// By disk, while the world comes to rest: it hangs, and what needs it may wait. Empty when
@@ -101,6 +103,7 @@ impl World {
             log: Log::default(),
             tables: Vec::new(),
             watch,
+            slow: Chance::new(plan.seed, Stream::Slow),
             acting: false,
             hung: Vec::new(),
             rest_at: build.span(600),
@@ -177,6 +180,7 @@ impl World {
         let trouble = !self.machine.resting
             && !self.machine.loading
             && self.machine.crowded.is_none()
+            && self.machine.reads_of.is_none()
             && self.machine.plan.bench.is_none();
         if trouble && self.machine.control.one_in(24) {
             self.act()?;

@@ -611,6 +611,26 @@ fn a_slow_path_is_put_out_of_use_and_comes_back() {
     rig.rests();
 }
 
+/// A trial for which there was nothing to read says nothing: the path is tried again soon.
+#[test]
+fn a_trial_without_reads_is_not_held_against_the_path() {
+    let mut rig = Rig::new(3, ejecting());
+    for _ in 0..4 {
+        rig.window(Nanos::from_millis(5));
+    }
+    assert!(rig.report(0).ejected);
+    rig.world.now = rig.world.now + Nanos::from_millis(10_000);
+    rig.start(write(0, 8, 1));
+    rig.wait();
+    rig.done.clear();
+    rig.world.now = rig.world.now + Nanos::from_millis(10_000);
+    for _ in 0..6 {
+        rig.window(Nanos(0));
+    }
+    assert!(!rig.report(0).ejected, "not out for twice as long");
+    rig.rests();
+}
+
 /// A slow path serves when nothing else is left, and no request fails for its being slow.
 #[test]
 fn what_is_slow_serves_where_nothing_else_does() {

@@ -62,6 +62,12 @@ impl Ejection {
         }
     }
 
+    /// Its trial had nothing to go by: the next one begins at `until`.
+    pub(super) fn put_off(&self, until: Nanos) {
+        let out = |at: u64| (at != 0).then_some(until.0);
+        let _ = self.until.fetch_update(Ordering::AcqRel, Ordering::Relaxed, out);
+    }
+
     /// It is in use again. False when it was.
     pub(super) fn end(&self, now: Nanos) -> bool {
         self.back.store(now.0, Ordering::Relaxed);

@@ -128,7 +128,9 @@ impl Router {
             self.now.extend(group.paths.clone().map(|index| shared.path(index)));
             let choice = self.now.iter().any(|path| path.is_in_use());
             for (index, now) in group.paths.clone().zip(&self.now) {
-                let (out, known) = (now.failed || now.ejected && choice, &mut self.known[index]);
+                let slow = now.ejected && choice && !bugs::on(Bug::OutStillUsed);
+                let slow = slow || now.ejected && bugs::on(Bug::OutIsFailed);
+                let (out, known) = (now.failed || slow, &mut self.known[index]);
                 if known.usable && (out || now.stamp != known.stamp) {
                     group.selector.fail(index - group.paths.start);
                     self.views[g].usable -= 1;

@@ -6,6 +6,7 @@
 //! [`LOST_MAX`] in a row, needs no window.
 
 use udm_core::Nanos;
+use udm_core::bugs::{self, Bug};
 use udm_core::latency::Window;
 
 /// How much slower than the others.
@@ -35,6 +36,7 @@ pub(super) struct Standing {
 fn is_slow(median: Nanos, others: &mut [Nanos]) -> bool {
     others.sort_unstable();
     match others.get(others.len().saturating_sub(1) / 2) {
+        Some(usual) if bugs::on(Bug::MerelySlower) => median > *usual,
         Some(usual) => median >= SLOW_MIN && median.0 > TIMES * usual.0,
         None => false,
     }
