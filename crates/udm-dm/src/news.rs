@@ -6,117 +6,76 @@
 use std::sync::Arc;
 use udm_core::DevNo;
 
-/// A kind of change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NewsKind {
-    /// A device is there.
-    Created,
-    /// A table was loaded into its inactive slot.
-    Loaded,
-    /// That slot was emptied.
-    Cleared,
-    /// It takes no requests.
-    Suspended,
-    /// It takes requests, with the table that was loaded if there was one.
-    Resumed,
-    /// It has another name, or a uuid.
-    Renamed,
-    /// It is gone.
-    Removed,
-    /// Its event counter went up.
-    Event,
-    /// A path failed.
-    PathFailed,
-    /// An administrator holds a path that had failed before: no check brings it back.
-    PathHeld,
-    /// A path that failed answers, and is not used.
-    PathRefused,
-    /// A path is in use again.
-    PathReinstated,
-    /// A path is out of use for being slow.
-    PathEjected,
-    /// It is in use again.
-    PathAdmitted,
-    /// A check of a path found another state.
-    PathChecked,
-    /// Requests go to another group.
-    PathGroup,
-    /// Some requests have no path, and this becomes of them.
-    NoPath,
-    /// A device of a striped target failed a request.
-    StripeFailed,
-    /// A store is filled so far, or can't grow.
-    SnapshotFilling,
-    /// A write found no room in the store.
-    SnapshotOverflow,
-    /// A snapshot can't be read any more.
-    SnapshotInvalid,
-    /// All of a snapshot is in its origin.
-    MergeDone,
-    /// A merge stopped.
-    MergeFailed,
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $text:literal,)*) => {
+        /// A kind of change.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum NewsKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl NewsKind {
+            /// Each.
+            pub const ALL: &[NewsKind] = &[$(NewsKind::$kind),*];
+
+            /// What programs call it.
+            #[must_use]
+            pub const fn text(self) -> &'static str {
+                match self {
+                    $(NewsKind::$kind => $text,)*
+                }
+            }
+        }
+    };
 }
 
-impl NewsKind {
-    /// Each.
-    pub const ALL: [NewsKind; 23] = {
-        use NewsKind::*;
-        [
-            Created,
-            Loaded,
-            Cleared,
-            Suspended,
-            Resumed,
-            Renamed,
-            Removed,
-            Event,
-            PathFailed,
-            PathHeld,
-            PathRefused,
-            PathReinstated,
-            PathEjected,
-            PathAdmitted,
-            PathChecked,
-            PathGroup,
-            NoPath,
-            StripeFailed,
-            SnapshotFilling,
-            SnapshotOverflow,
-            SnapshotInvalid,
-            MergeDone,
-            MergeFailed,
-        ]
-    };
-
-    /// What programs call it.
-    #[must_use]
-    pub const fn text(self) -> &'static str {
-        match self {
-            NewsKind::Created => "created",
-            NewsKind::Loaded => "loaded",
-            NewsKind::Cleared => "cleared",
-            NewsKind::Suspended => "suspended",
-            NewsKind::Resumed => "resumed",
-            NewsKind::Renamed => "renamed",
-            NewsKind::Removed => "removed",
-            NewsKind::Event => "event",
-            NewsKind::PathFailed => "path-failed",
-            NewsKind::PathHeld => "path-held",
-            NewsKind::PathRefused => "path-refused",
-            NewsKind::PathReinstated => "path-reinstated",
-            NewsKind::PathEjected => "path-ejected",
-            NewsKind::PathAdmitted => "path-admitted",
-            NewsKind::PathChecked => "path-checked",
-            NewsKind::PathGroup => "path-group",
-            NewsKind::NoPath => "no-path",
-            NewsKind::StripeFailed => "stripe-failed",
-            NewsKind::SnapshotFilling => "snapshot-filling",
-            NewsKind::SnapshotOverflow => "snapshot-overflow",
-            NewsKind::SnapshotInvalid => "snapshot-invalid",
-            NewsKind::MergeDone => "merge-done",
-            NewsKind::MergeFailed => "merge-failed",
-        }
-    }
+kinds! {
+    /// A device is there.
+    Created = "created",
+    /// A table was loaded into its inactive slot.
+    Loaded = "loaded",
+    /// That slot was emptied.
+    Cleared = "cleared",
+    /// It takes no requests.
+    Suspended = "suspended",
+    /// It takes requests, with the table that was loaded if there was one.
+    Resumed = "resumed",
+    /// It has another name, or a uuid.
+    Renamed = "renamed",
+    /// It is gone.
+    Removed = "removed",
+    /// Its event counter went up.
+    Event = "event",
+    /// A path failed.
+    PathFailed = "path-failed",
+    /// An administrator holds a path that had failed before: no check brings it back.
+    PathHeld = "path-held",
+    /// A path that failed answers, and is not used.
+    PathRefused = "path-refused",
+    /// A path is in use again.
+    PathReinstated = "path-reinstated",
+    /// A path is out of use for being slow.
+    PathEjected = "path-ejected",
+    /// It is in use again.
+    PathAdmitted = "path-admitted",
+    /// A check of a path found another state.
+    PathChecked = "path-checked",
+    /// Requests go to another group.
+    PathGroup = "path-group",
+    /// Some requests have no path, and this becomes of them.
+    NoPath = "no-path",
+    /// A device of a striped target failed a request.
+    StripeFailed = "stripe-failed",
+    /// A store is filled so far, or can't grow.
+    SnapshotFilling = "snapshot-filling",
+    /// A write found no room in the store.
+    SnapshotOverflow = "snapshot-overflow",
+    /// A snapshot can't be read any more.
+    SnapshotInvalid = "snapshot-invalid",
+    /// All of a snapshot is in its origin.
+    MergeDone = "merge-done",
+    /// A merge stopped.
+    MergeFailed = "merge-failed",
 }
 
 /// What has changed in a device.

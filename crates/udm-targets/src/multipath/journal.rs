@@ -140,17 +140,16 @@ impl Journal {
     /// A path was failed; `left` are up still.
     pub fn failed(&self, path: usize, why: &Why<'_>, left: u32) {
         let (device, name, all) = (self.device(), self.path(path), self.paths.len());
-        let line = if left > 0 {
-            let line = format!("Failing path {name}: {why}: {left} of {all} paths left");
+        let rest = if left > 0 { format!("{left} of {all} paths") } else { "no path".into() };
+        let line = format!("Failing path {name}: {why}: {rest} left");
+        if left > 0 {
             tracing::warn!("multipath: {device}: {line}");
-            line
         } else {
             self.failed.store(0, Relaxed);
             self.last_gone.store(true, Relaxed);
-            let line = format!("Failing path {name}: {why}: no path left");
+            // A place has a budget of lines: where many fail at once, the last is not left out.
             tracing::warn!("multipath: {device}: {line}");
-            line
-        };
+        }
         self.tell(NewsKind::PathFailed, Some(path), &line);
     }
 
@@ -230,16 +229,11 @@ impl Journal {
         }
         let device = self.device();
         let line = if waits {
-            let n = self.waiting.load(Relaxed);
-            let line = format!("no path left: {n} requests wait, and those that come");
-            tracing::warn!("multipath: {device}: {line}");
-            line
+            format!("no path left: {} requests wait, and those that come", self.waiting.load(Relaxed))
         } else {
-            let n = self.failed.load(Relaxed);
-            let line = format!("no path left: {n} requests failed, and those that come will");
-            tracing::warn!("multipath: {device}: {line}");
-            line
+            format!("no path left: {} requests failed, and those that come will", self.failed.load(Relaxed))
         };
+        tracing::warn!("multipath: {device}: {line}");
         self.tell(NewsKind::NoPath, None, &line);
     }
 
@@ -248,15 +242,12 @@ impl Journal {
         self.last_gone.store(false, Relaxed);
         let device = self.device();
         let line = if waits {
-            let line = "no path left: requests wait from now on".to_owned();
-            tracing::warn!("multipath: {device}: {line}");
-            line
+            "no path left: requests wait from now on".to_owned()
         } else {
             let n = self.waiting.load(Relaxed);
-            let line = format!("no path left: {n} requests that waited fail, and those that come");
-            tracing::warn!("multipath: {device}: {line}");
-            line
+            format!("no path left: {n} requests that waited fail, and those that come")
         };
+        tracing::warn!("multipath: {device}: {line}");
         self.tell(NewsKind::NoPath, None, &line);
     }
 
