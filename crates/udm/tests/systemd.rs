@@ -6,10 +6,12 @@ mod support;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal};
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use support::nbd::Client;
 use support::{PATIENCE, Server, UDM, has, signal, skipped, text, udm, until};
 
@@ -62,6 +64,93 @@ fn the_manager_is_told_what_the_server_does_and_that_it_lives() {
     assert_eq!(told(&socket)[0], "READY=1");
     signal(Pid::from_child(&server.child), Signal::TERM);
     assert_eq!(told(&socket)[0], "STOPPING=1");
+}
+
+/// Has one thread of a process stand still until its standard input ends.
+const STILL: &str = "
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+tid = int(sys.argv[1])
+for request in (0x4206, 0x4207):  # PTRACE_SEIZE, PTRACE_INTERRUPT
+    if libc.ptrace(request, tid, None, None):
+        print(os.strerror(ctypes.get_errno()), flush=True)
+        sys.exit()
+os.waitpid(tid, 0x40000000)  # __WALL
+print('still', flush=True)
+sys.stdin.read()
+";
+
+/// The thread called `name`.
+fn thread(server: &Server, name: &str) -> String {
+    let tasks =
+        fs::read_dir(format!("/proc/{}/task", server.child.id())).unwrap().map(|task| task.unwrap().path());
+    let mut called = tasks.filter(|task| fs::read_to_string(task.join("comm")).unwrap().trim() == name);
+    called.next().unwrap().file_name().unwrap().to_str().unwrap().to_owned()
+}
+
+/// Whether a ping comes within a time in which many do.
+fn pings(socket: &UnixDatagram) -> bool {
+    socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    let is_one = socket.recv(&mut [0; 64]).is_ok();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    is_one
+}
+
+/// Whether a verb is answered, soon where it is not.
+fn answers(server: &Server) -> bool {
+    let mut verb = udm(&["ls"]);
+    let mut verb = verb.env("UDM_SOCKET", &server.socket).stdout(Stdio::null()).spawn().unwrap();
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(2) {
+        if verb.try_wait().unwrap().is_some() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let _ = verb.kill();
+    verb.wait().unwrap();
+    false
+}
+
+/// The control thread, and a core: while one of them stands still nobody is told that all is well.
+#[test]
+fn a_thread_that_is_stuck_is_not_called_alive() {
+    if !has("python3") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = udm(&["serve"]);
+    command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "20000");
+    let server = Server::start_by(command, &["d=0 8 zero"], &[]);
+    for name in ["main", "udm-core0"] {
+        while told(&socket) != ["WATCHDOG=1"] {}
+        let mut still = Command::new("python3");
+        still.args(["-c", STILL, &thread(&server, name)]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut still = still.spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(still.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        if said != "still\n" {
+            skipped(&format!("no thread can be stopped here: {said}"));
+            still.wait().unwrap();
+            return;
+        }
+        // What was sent before, and one that was about to be.
+        socket.set_nonblocking(true).unwrap();
+        while socket.recv(&mut [0; 64]).is_ok() {}
+        socket.set_nonblocking(false).unwrap();
+        let is_told = pings(&socket) && pings(&socket);
+        let is_answered = answers(&server);
+        drop(still.stdin.take());
+        still.wait().unwrap();
+        assert!(!is_told, "{name} stands still");
+        // Verbs are the work of the one, and not of the other.
+        assert_eq!(is_answered, name != "main", "{name} stands still");
+        assert_eq!(told(&socket), ["WATCHDOG=1"], "{name} goes on");
+    }
 }
 
 /// A socket that listens at `path`, and that children get.

@@ -3,6 +3,7 @@
 
 pub mod browser;
 pub mod ending;
+pub mod listener;
 pub mod maps;
 pub mod mount;
 pub mod nbd;
