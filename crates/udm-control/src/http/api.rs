@@ -76,6 +76,8 @@ pub struct Below {
 pub struct Table {
     /// The name of the device.
     pub name: String,
+    /// Its number.
+    pub number: String,
     /// The table as dmsetup prints it; empty without one.
     pub text: String,
     /// The same, a target a line.

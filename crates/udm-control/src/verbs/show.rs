@@ -60,8 +60,9 @@ pub fn tables(registry: &Registry, inactive: bool) -> api::TableList {
 }
 
 fn table_of(registry: &Registry, mapped: &Mapped, inactive: bool) -> api::Table {
+    let (name, number) = (mapped.device.name(), mapped.device.number().to_string());
     let Some(table) = slot(mapped, inactive) else {
-        return api::Table { name: mapped.device.name(), ..api::Table::default() };
+        return api::Table { name, number, ..api::Table::default() };
     };
     let mut known = HashSet::new();
     let numbers = table.devices().map(|device| device.number).filter(|number| known.insert(*number));
@@ -70,7 +71,8 @@ fn table_of(registry: &Registry, mapped: &Mapped, inactive: bool) -> api::Table 
     numbers.reverse();
     let below = |number: DevNo| api::Below { number: number.to_string(), uri: registry.uri_of(number) };
     api::Table {
-        name: mapped.device.name(),
+        name,
+        number,
         text: table.text(),
         lines: lines(&table, |target| target.table()),
         devices: numbers.into_iter().map(below).collect(),

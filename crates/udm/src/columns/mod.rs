@@ -6,19 +6,20 @@
 mod fields;
 mod select;
 
-use crate::verbs::all_devices;
+use crate::verbs::all_tables;
 use anyhow::Result;
 use fields::{Field, GROUPS, Kind, Needs};
 pub use select::Selection;
 use std::cmp::Ordering;
-use udm_control::client::{ClientError, ControlClient, device_path};
+use std::collections::HashMap;
+use udm_control::client::{ClientError, ControlClient};
 use udm_control::http::api;
 
 /// The fields that are shown when nobody says which.
 const DEFAULT: &str = "name,major,minor,attr,open,segments,events,uuid";
 
 /// What is known of a device.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Row {
     device: api::Device,
     below: Vec<api::Below>,
@@ -153,24 +154,21 @@ impl Columns {
     /// # Errors
     /// What the server or the connection to it says.
     pub fn ask(&self, client: &ControlClient, devices: Vec<api::Device>) -> Result<Vec<Row>, ClientError> {
-        let below = |device: &api::Device| -> Result<Vec<api::Below>, ClientError> {
-            Ok(client.get::<api::Table>(&device_path(&device.number, "/table"))?.devices)
-        };
-        let mut users: Vec<(api::Device, Vec<api::Below>)> = Vec::new();
-        if self.needs(Needs::Above) {
-            for device in all_devices(client)? {
-                let below = below(&device)?;
-                users.push((device, below));
+        let is_asked = self.needs(Needs::Above) || self.needs(Needs::Below);
+        let tables = if is_asked { all_tables(client)? } else { Vec::new() };
+        let mut rows: HashMap<&str, Row> = HashMap::new();
+        for table in &tables {
+            rows.entry(&table.number).or_default().below.clone_from(&table.devices);
+            for below in &table.devices {
+                let user = (table.name.clone(), table.number.clone());
+                rows.entry(&below.number).or_default().above.push(user);
             }
         }
-        let mut rows = Vec::new();
-        for device in devices {
-            let above = users.iter().filter(|(_, below)| below.iter().any(|b| b.number == device.number));
-            let above = above.map(|(user, _)| (user.name.clone(), user.number.clone())).collect();
-            let below = if self.needs(Needs::Below) { below(&device)? } else { Vec::new() };
-            rows.push(Row { device, below, above });
-        }
-        Ok(rows)
+        let row = |device: api::Device| {
+            let known = rows.get(&device.number[..]).cloned().unwrap_or_default();
+            Row { device, ..known }
+        };
+        Ok(devices.into_iter().map(row).collect())
     }
 
     /// The text, and why there is less of it than there should be.

@@ -12,7 +12,7 @@ mod tree;
 
 pub use change::{folder, read_bounded, read_table};
 pub use reconfigure::lines;
-pub use show::{all_devices, describe, table_lines};
+pub use show::{all_devices, all_tables, describe, table_lines};
 pub use tree::{Forest, Lines, Looks, dependencies};
 
 use crate::cli::{StateArgs, Talk, Verb};

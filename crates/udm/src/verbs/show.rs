@@ -27,6 +27,14 @@ pub fn all_devices(client: &ControlClient) -> Result<Vec<api::Device>, ClientErr
     Ok(client.get::<api::DeviceList>("/v1/devices")?.devices)
 }
 
+/// The live tables of all devices.
+///
+/// # Errors
+/// When the server does not answer.
+pub fn all_tables(client: &ControlClient) -> Result<Vec<api::Table>, ClientError> {
+    Ok(client.get::<api::TableList>("/v1/tables")?.tables)
+}
+
 pub(super) fn list(client: &ControlClient) -> Result<Vec<api::Device>> {
     all_devices(client).map_err(|e| explain(e, None))
 }

@@ -1,16 +1,15 @@
 //! What lies on what: `udm deps` and `ls --tree`, as dmsetup prints them.
 
 use super::explain;
-use super::show::{NONE, list, tables};
+use super::show::{NONE, all_tables, list, tables};
 use crate::cli::{DepName, DepsArgs, ListArgs};
 use crate::columns::{node_below, node_of};
 use crate::output::{say, say_json};
 use anyhow::Result;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
-use udm_control::client::{ClientError, ControlClient, device_path};
+use udm_control::client::{ClientError, ControlClient};
 use udm_control::http::api;
-use udm_core::errno::ENXIO;
 
 /// How what a table lies on is named.
 pub fn named_below(below: &api::Below, how: DepName) -> String {
@@ -156,16 +155,14 @@ impl Forest {
     /// # Errors
     /// What the server or the connection to it says.
     pub fn ask(client: &ControlClient, devices: Vec<api::Device>) -> Result<Forest, ClientError> {
-        let mut asked = Vec::new();
-        for device in devices {
-            match client.get::<api::Table>(&device_path(&device.number, "/table")) {
-                Ok(table) => asked.push((device, table.devices)),
-                // Gone meanwhile.
-                Err(ClientError::Refused(why)) if why.errno == ENXIO.unsigned_abs() => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(Forest::of(asked))
+        let tables = all_tables(client)?.into_iter().map(|table| (table.number, table.devices));
+        let mut tables: HashMap<_, _> = tables.collect();
+        // Without those that are gone meanwhile.
+        let there = devices.into_iter().filter_map(|device| {
+            let below = tables.remove(&device.number)?;
+            Some((device, below))
+        });
+        Ok(Forest::of(there.collect()))
     }
 
     fn of(devices: Vec<(api::Device, Vec<api::Below>)>) -> Forest {

@@ -106,7 +106,7 @@ export class Model {
 
   // What lies on what.
   lay(tables) {
-    this.#tables = new Map(tables.tables.map((table) => [table.name, table]));
+    this.#tables = new Map(tables.tables.map((table) => [table.number, table]));
   }
 
   // Under which addresses clients reach devices.
@@ -125,7 +125,7 @@ export class Model {
 
   #device(one, devices, above, depth) {
     const key = `${above}/${one.device.number}`;
-    const table = this.#tables.get(one.device.name);
+    const table = this.#tables.get(one.device.number);
     const known = this.#known.get(one.device.number);
     // In the order of the table; the kernel's is the other way round.
     const below = depth < DEPTH_MAX ? (table?.devices ?? []).toReversed() : [];
