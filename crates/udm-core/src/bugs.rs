@@ -280,6 +280,16 @@ pub enum Bug {
     ExportNotRenamed,
     /// A device is renamed while it is being removed.
     RenamedLeaving,
+    /// Who waits for an event listens only behind the look at what has come already.
+    EventBetween,
+    /// A device is removed, and who waits for its events is not told.
+    GoneUnheard,
+    /// Somebody waits no more for an event, and no other who does is counted either.
+    WaitersForgotten,
+    /// A multipath device can't be made for one of its paths, and its name stays taken.
+    RefusedPathKept,
+    /// A path that is given twice, by two names of one, makes two paths of a multipath device.
+    PathTwice,
     /// An NBD server's answer to a request that is not under way is passed over.
     AnswerToNothing,
     /// An NBD server's answer is taken for the request that has the place of its own by now.

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
+use udm_core::bugs::{self, Bug};
 
 /// Those who wait for an event of one device. Does not keep the device.
 #[derive(Default)]
@@ -32,7 +33,9 @@ impl Waiters {
     /// The device is gone, and was this.
     pub fn gone(&self, last: api::Device) {
         let _ = self.last.set(last);
-        self.wake();
+        if !bugs::on(Bug::GoneUnheard) {
+            self.wake();
+        }
     }
 
     /// What the device was, if it is gone.
@@ -60,6 +63,9 @@ impl Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
+        if bugs::on(Bug::WaitersForgotten) {
+            self.0.count.store(1, Ordering::SeqCst);
+        }
         self.0.count.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -76,7 +76,14 @@ pub async fn create_with(
     let Called { name, uuid, minor } = called;
     let made = registry.make(name, uuid, minor).map_err(|e| VerbError::new(name, e))?;
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
-    if let Some(table) = table(&made.mapped)? {
+    let table = match table(&made.mapped) {
+        Err(error) if bugs::on(Bug::RefusedPathKept) => {
+            let _ = std::mem::ManuallyDrop::new(made);
+            return Err(error);
+        }
+        table => table?,
+    };
+    if let Some(table) = table {
         tables::load_into(registry, &made.mapped, name, &table, folder, off)?;
         in_turn(registry, &one, Waiting::Create, off, resume_among).await?;
     }

@@ -6,7 +6,9 @@ use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::Registry;
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::ENXIO;
+use udm_core::interleave;
 use udm_dm::TargetError;
 
 /// Waits until the number of the device's events is another than `event_nr`, and describes the
@@ -40,6 +42,10 @@ pub async fn wait_event(
         }
         if let Some(mapped) = device.upgrade().filter(|mapped| mapped.device.event_nr() != event_nr) {
             return Ok(show::describe(registry, &mapped));
+        }
+        interleave::point();
+        if bugs::on(Bug::EventBetween) {
+            next.set(waits.next());
         }
         tokio::select! {
             biased;

@@ -6,8 +6,9 @@ use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Folder, Mapped, Opening, Registry};
 use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
-use udm_dm::{Resolver, TargetError, Upkeep};
+use udm_dm::{DeviceRef, Resolver, TargetError, Upkeep};
 use udm_wire::multipath_conf::grouping::{self, Policy};
 use udm_wire::multipath_conf::{Prio, Settings};
 
@@ -86,7 +87,7 @@ fn one_disk(
     off: &CallOff,
 ) -> Result<u64, TargetError> {
     let mut opening = Opening::new(registry, folder).of(mapped);
-    let mut seen: Vec<(&String, udm_dm::target::DeviceRef)> = Vec::new();
+    let mut seen: Vec<(&String, DeviceRef)> = Vec::new();
     for path in paths {
         // There may be thousands, and each may keep us waiting.
         if let Some(why) = off.reason() {
@@ -96,7 +97,11 @@ fn one_disk(
             let reason = if e.reason.is_empty() { path.clone() } else { e.reason };
             TargetError::errno(e.errno).because(reason)
         })?;
-        if let Some((first, _)) = seen.iter().find(|(_, one)| one.number == found.number) {
+        let by_name = bugs::on(Bug::PathTwice);
+        let same = |(first, one): &&(&String, DeviceRef)| {
+            if by_name { *first == path } else { one.number == found.number }
+        };
+        if let Some((first, _)) = seen.iter().find(same) {
             return Err(refused(format!("{first} and {path} are the same path")));
         }
         seen.push((path, found));

@@ -19,7 +19,7 @@ pub enum World {
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 145] = [
+    pub const ALL: [(Bug, World); 150] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -151,6 +151,11 @@ impl Bug {
         (Bug::OldNameKept, World::Verbs),
         (Bug::ExportNotRenamed, World::Verbs),
         (Bug::RenamedLeaving, World::Verbs),
+        (Bug::EventBetween, World::Verbs),
+        (Bug::GoneUnheard, World::Verbs),
+        (Bug::WaitersForgotten, World::Verbs),
+        (Bug::RefusedPathKept, World::Verbs),
+        (Bug::PathTwice, World::Verbs),
         (Bug::AnswerToNothing, World::NbdClient),
         (Bug::AnswerToAnother, World::NbdClient),
         (Bug::PartTaken, World::NbdClient),

@@ -1,13 +1,15 @@
 //! What verbs may be answered.
 
-use super::ask::{Began, Job, Outcome, Verb};
+use super::ask::{Began, Job, Outcome, Trouble, Verb};
 use super::look::Seen;
 use super::model::Model;
+use super::multipath;
 use super::outside::{NAMES as DISKS, NOT_NOW, canonical};
 use crate::model::Wrong;
 use crate::path::NO_LANE;
-use udm_core::DeviceId;
+use udm_control::registry::OPENED_MAJOR;
 use udm_core::errno::{EBUSY, EINTR, EINVAL, ENOENT, ENXIO};
+use udm_core::{DevNo, DeviceId};
 
 /// A message that targets know.
 pub(super) const FAIL_PATH: &str = "fail_path";
@@ -17,21 +19,22 @@ pub(super) const KEEP: &str = "@cancel_deferred_remove";
 
 impl Model {
     /// `job` is about to begin, beside `others`.
-    pub(super) fn begin(&mut self, job: &Job, others: &mut [Job], refused: u64) -> (Began, bool) {
+    pub(super) fn begin(&mut self, job: &Job, others: &mut [Job], trouble: Trouble) -> (Began, bool) {
         let mut began = Began {
             targets: Vec::new(),
             minor: None,
             look: self.looks,
             must: None,
             may: Vec::new(),
-            refused,
+            trouble,
+            last: None,
             waited: Vec::new(),
             kept: false,
             reached: Vec::new(),
             swapped: false,
             loaded: false,
         };
-        if let Verb::Create { name, uuid, .. } = &job.verb {
+        if let Some((name, uuid)) = job.verb.makes() {
             let words = || [Some(name), uuid.as_ref()].into_iter().flatten();
             let same = |word: &String, name: &String, uuid: &Option<String>| {
                 word == name || Some(word) == uuid.as_ref()
@@ -45,6 +48,7 @@ impl Model {
             } else {
                 let minor = self.free();
                 began.minor = Some(minor);
+                began.must = multipath::must(&job.verb);
                 self.making(name, uuid.as_ref(), minor);
             }
             return (began, false);
@@ -101,14 +105,13 @@ impl Model {
         (began, met)
     }
 
-    /// `job` has ended so; by now `failed` names and `refused` lanes could not be opened.
+    /// `job` has ended so, with the trouble that there was by now.
     pub(super) fn end(
         &self,
         job: &Job,
         was: &super::look::View,
         outcome: &Outcome,
-        failed: u64,
-        refused: u64,
+        trouble: Trouble,
     ) -> Result<(), Wrong> {
         let Some(began) = &job.began else { return Err(format!("{:?} ended before it began", job.verb)) };
         let wrong = |what: &str| {
@@ -122,10 +125,13 @@ impl Model {
                 false => wrong(&format!("it must be refused with {must}")),
             };
         }
+        if let Verb::Wait { event, .. } = job.verb {
+            return self.waited(job, began, event, outcome).or_else(|what| wrong(&what));
+        }
         let now = |id: &DeviceId| self.view.get(*id);
         let seen: Vec<Option<&Seen>> = began.targets.iter().map(now).collect();
         let Some(errno) = errno else {
-            return self.did(job, began, &seen, outcome).or_else(|what| wrong(&what));
+            return self.did(job, began, &seen, outcome, trouble).or_else(|what| wrong(&what));
         };
         if !matches!(job.verb, Verb::Remove { .. }) && (began.swapped || began.loaded) {
             return wrong("it is refused, and did it");
@@ -143,7 +149,11 @@ impl Model {
         let logs = |text: &str| text.contains("log-writes");
         let changes = matches!(
             job.verb,
-            Verb::Create { .. } | Verb::Suspend { .. } | Verb::Resume { .. } | Verb::Remove { .. }
+            Verb::Create { .. }
+                | Verb::Multipath { .. }
+                | Verb::Suspend { .. }
+                | Verb::Resume { .. }
+                | Verb::Remove { .. }
         );
         let waits = matches!(job.verb, Verb::Suspend { .. } | Verb::Resume { .. } | Verb::Remove { .. });
         let table = job.verb.table();
@@ -152,6 +162,7 @@ impl Model {
         };
         let fine = began.may.contains(&errno)
             || match errno {
+                EINTR if matches!(job.verb, Verb::Multipath { .. }) => job.hung_up,
                 EINTR => waits && self.may_be_called_off(job),
                 ENXIO => seen.iter().any(Option::is_none),
                 EBUSY if matches!(job.verb, Verb::Remove { .. }) => open(was) || open(&self.view),
@@ -163,14 +174,17 @@ impl Model {
                 }
                 EINVAL if matches!(job.verb, Verb::Message { .. }) => !self.takes(job, &seen),
                 ENOENT if matches!(job.verb, Verb::Message { .. }) => !self.takes(job, &seen),
-                NO_LANE => changes && refused > began.refused,
+                NO_LANE => changes && trouble.refused > began.trouble.refused,
                 _ => false,
             }
             || table.is_some_and(|text| match errno {
-                NOT_NOW => failed > 0,
+                NOT_NOW => trouble.failed > began.trouble.failed,
                 ENOENT => text.contains('@'),
                 EBUSY => text.contains('@') || text.contains("254:") || logs(text),
                 ENXIO => text.contains("253:") || text.contains("254:"),
+                EINVAL if matches!(job.verb, Verb::Multipath { .. }) => {
+                    text.contains('@') || multipath::is_twice(text)
+                }
                 EINVAL => {
                     let other = began.targets.iter().any(|id| self.is_of_another_kind(*id, text));
                     other || ["nonsense", "@", "254:"].iter().any(|word| text.contains(word))
@@ -196,12 +210,32 @@ impl Model {
         let live = seen.iter().flatten().filter_map(|seen| seen.live).next();
         let Some(live) = live.map(|live| &self.tables.all[live]) else { return false };
         let word = text.strip_prefix(FAIL_PATH).unwrap_or_default().trim();
-        let is = |minor: u32| self.numbers.get(&minor).is_some_and(|(uri, _)| uri == canonical(word));
-        live.text.contains("multipath") && live.devices().iter().any(|(number, _)| is(number.minor))
+        let is = |number: &DevNo| self.leads(word, &number.to_string(), 0);
+        live.text.contains("multipath") && live.devices().iter().any(|(number, _)| is(number))
+    }
+
+    /// Does the word `asked` of a table lead to the device of `number`, since the look `since`?
+    pub(super) fn leads(&self, asked: &str, number: &str, since: u64) -> bool {
+        match asked.strip_prefix('@') {
+            Some(name) => self.view.meant(number).is_some_and(|seen| self.names.was(seen, name, since)),
+            None if DISKS.contains(&asked) => {
+                let opened = number.parse().ok().filter(|number: &DevNo| number.major == OPENED_MAJOR);
+                let known = opened.and_then(|number| self.numbers.get(&number.minor));
+                known.is_some_and(|(uri, _)| uri == canonical(asked))
+            }
+            None => false,
+        }
     }
 
     /// What is so where `job` ended well.
-    fn did(&self, job: &Job, began: &Began, seen: &[Option<&Seen>], outcome: &Outcome) -> Result<(), Wrong> {
+    fn did(
+        &self,
+        job: &Job,
+        began: &Began,
+        seen: &[Option<&Seen>],
+        outcome: &Outcome,
+        trouble: Trouble,
+    ) -> Result<(), Wrong> {
         let all = |so: &dyn Fn(&Seen) -> bool| seen.iter().all(|seen| seen.is_some_and(so));
         let said = outcome.as_ref().map(Vec::as_slice).unwrap_or_default();
         let text = |slot: Option<usize>| slot.map_or("", |table| self.tables.all[table].text.as_str());
@@ -214,6 +248,18 @@ impl Model {
                         && same(table.as_deref(), text(seen.live), began.look, self)
                 })
             }
+            Verb::Multipath { name, paths, policy, .. } => {
+                let made = self.view.meant(name).filter(|seen| Some(seen.minor) == began.minor);
+                let moved = trouble.moved > began.trouble.moved;
+                made.is_some_and(|seen| {
+                    let asked = (paths.as_str(), policy.as_deref(), began.look);
+                    !seen.suspended
+                        && seen.inactive.is_none()
+                        && self.is_multipath(text(seen.live), asked, moved)
+                })
+            }
+            // See `waits`.
+            Verb::Wait { .. } => false,
             Verb::Load { table, .. } => {
                 began.loaded && all(&|seen| same(Some(table), text(seen.inactive), began.look, self))
             }
@@ -231,11 +277,14 @@ impl Model {
             Verb::Message { .. } => self.takes(job, seen),
             Verb::Rename { to, uuid: false, .. } => all(&|seen| seen.name == *to),
             Verb::Rename { to, uuid: true, .. } => all(&|seen| seen.uuid.as_ref() == Some(to)),
-            Verb::Look { .. } => all(&|seen| said[1] == text(seen.live) && said[2] == text(seen.inactive)),
+            Verb::Look { .. } => {
+                let is = |said: &str, slot| multipath::is_shown(said, text(slot));
+                all(&|seen| is(&said[1], seen.live) && is(&said[2], seen.inactive))
+            }
         };
         let texts =
             || self.view.0.iter().map(|seen| [text(seen.live), text(seen.inactive)]).collect::<Vec<_>>();
-        if fine { Ok(()) } else { Err(format!("that is not so: {:?}, {:?}", self.view.0, texts())) }
+        if fine { Ok(()) } else { Err(format!("{said:?}: that is not so: {:?}, {:?}", self.view.0, texts())) }
     }
 }
 
@@ -246,23 +295,7 @@ fn same(asked: Option<&str>, text: &str, since: u64, model: &Model) -> bool {
     loop {
         match (asked.next(), text.next()) {
             (None, None) => return true,
-            (Some(asked), Some(text)) if asked == text => {}
-            (Some(asked), Some(text)) => {
-                let minor = text.split_once(':').and_then(|(_, minor)| minor.parse::<u32>().ok());
-                let is = match asked.strip_prefix('@') {
-                    Some(name) => {
-                        model.view.meant(text).is_some_and(|seen| model.names.was(seen, name, since))
-                    }
-                    None if DISKS.contains(&asked) => {
-                        let known = minor.and_then(|minor| model.numbers.get(&minor));
-                        known.is_some_and(|(uri, _)| uri == canonical(asked))
-                    }
-                    None => false,
-                };
-                if !is {
-                    return false;
-                }
-            }
+            (Some(asked), Some(text)) if asked == text || model.leads(asked, text, since) => {}
             _ => return false,
         }
     }

@@ -1,6 +1,6 @@
 //! What is asked for.
 
-use super::look::View;
+use super::look::{Seen, View};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,30 +9,79 @@ use std::task::{Context, Poll, Wake, Waker};
 use udm_control::Registry;
 use udm_control::error::VerbError;
 use udm_control::registry::{Folder, NewName};
-use udm_control::verbs::{self, CallOff, Removal};
+use udm_control::verbs::{self, CallOff, Grouped, Removal};
 use udm_core::DeviceId;
 
 /// A verb with its words.
 #[derive(Clone, Debug)]
 pub(super) enum Verb {
-    Create { name: String, uuid: Option<String>, table: Option<String> },
-    Load { word: String, table: String },
-    Clear { word: String },
-    Suspend { words: Vec<String>, noflush: bool },
-    Resume { words: Vec<String> },
-    Remove { word: String, how: Removal },
-    Message { word: String, text: String },
-    Rename { word: String, to: String, uuid: bool },
-    Look { word: String },
+    Create {
+        name: String,
+        uuid: Option<String>,
+        table: Option<String>,
+    },
+    /// Over paths, with spaces between them.
+    Multipath {
+        name: String,
+        uuid: Option<String>,
+        paths: String,
+        policy: Option<String>,
+    },
+    Load {
+        word: String,
+        table: String,
+    },
+    Clear {
+        word: String,
+    },
+    Suspend {
+        words: Vec<String>,
+        noflush: bool,
+    },
+    Resume {
+        words: Vec<String>,
+    },
+    Remove {
+        word: String,
+        how: Removal,
+    },
+    Message {
+        word: String,
+        text: String,
+    },
+    Rename {
+        word: String,
+        to: String,
+        uuid: bool,
+    },
+    Look {
+        word: String,
+    },
+    /// For the events behind number `event`; as it is drawn, how many have come since that.
+    Wait {
+        word: String,
+        event: u32,
+    },
 }
 
 /// How many kinds of verbs there are.
-pub(super) const KINDS: usize = 9;
+pub(super) const KINDS: usize = 11;
 
 impl Verb {
     /// The names of the kinds.
-    pub(super) const NAMES: [&str; KINDS] =
-        ["create", "load", "clear", "suspend", "resume", "remove", "message", "look", "rename"];
+    pub(super) const NAMES: [&str; KINDS] = [
+        "create",
+        "load",
+        "clear",
+        "suspend",
+        "resume",
+        "remove",
+        "message",
+        "look",
+        "rename",
+        "multipath",
+        "wait",
+    ];
 
     /// Which kind it is.
     pub(super) fn kind(&self) -> usize {
@@ -46,26 +95,38 @@ impl Verb {
             Verb::Message { .. } => 6,
             Verb::Look { .. } => 7,
             Verb::Rename { .. } => 8,
+            Verb::Multipath { .. } => 9,
+            Verb::Wait { .. } => 10,
         }
     }
 
     /// The devices that it is about, but for the one that it makes.
     pub(super) fn words(&self) -> &[String] {
         match self {
-            Verb::Create { .. } => &[],
+            Verb::Create { .. } | Verb::Multipath { .. } => &[],
             Verb::Suspend { words, .. } | Verb::Resume { words } => words,
             Verb::Load { word, .. }
             | Verb::Clear { word }
             | Verb::Remove { word, .. }
             | Verb::Message { word, .. }
             | Verb::Rename { word, .. }
-            | Verb::Look { word } => std::slice::from_ref(word),
+            | Verb::Look { word }
+            | Verb::Wait { word, .. } => std::slice::from_ref(word),
         }
     }
 
-    /// The table that it loads.
+    /// The name and the uuid of the device that it makes.
+    pub(super) fn makes(&self) -> Option<(&String, &Option<String>)> {
+        match self {
+            Verb::Create { name, uuid, .. } | Verb::Multipath { name, uuid, .. } => Some((name, uuid)),
+            _ => None,
+        }
+    }
+
+    /// The table that it loads, or the words that its table is made from.
     pub(super) fn table(&self) -> Option<&str> {
         match self {
+            Verb::Multipath { paths, .. } => Some(paths),
             Verb::Create { table, .. } => table.as_deref(),
             Verb::Load { table, .. } => Some(table),
             _ => None,
@@ -73,7 +134,8 @@ impl Verb {
     }
 }
 
-/// What a verb says: of [`Verb::Look`] the texts of its tables.
+/// What a verb says: of [`Verb::Look`] the texts of its tables, of [`Verb::Wait`] the number of
+/// events.
 pub(super) type Outcome = Result<Vec<String>, VerbError>;
 
 /// Is set when a verb can go on.
@@ -120,6 +182,17 @@ pub(super) struct Job {
     pub(super) began: Option<Began>,
 }
 
+/// How often there was trouble that a refusal may come from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trouble {
+    /// Names that could not be opened.
+    pub(super) failed: u64,
+    /// Lanes that could not be opened.
+    pub(super) refused: u64,
+    /// Names that led to another disk from then on.
+    pub(super) moved: u64,
+}
+
 /// What a verb found when it began, and has done since.
 pub(super) struct Began {
     /// The devices that it is about.
@@ -132,8 +205,10 @@ pub(super) struct Began {
     pub(super) may: Vec<i32>,
     /// The look at which it did.
     pub(super) look: u64,
-    /// Lanes that could not be opened by then.
-    pub(super) refused: u64,
+    /// The trouble by then.
+    pub(super) trouble: Trouble,
+    /// What the first of the targets was when it was last seen.
+    pub(super) last: Option<Seen>,
     /// Somebody has had a removal of one of them not come.
     pub(super) kept: bool,
     /// What has been in the inactive slot of each of them since.
@@ -149,6 +224,8 @@ pub(super) struct Began {
 impl Began {
     /// What waits in the slots of the targets in `view` has waited.
     pub(super) fn see(&mut self, view: &View) {
+        let first = self.targets.first().and_then(|id| view.get(*id));
+        self.last = first.cloned().or(self.last.take());
         for id in &self.targets {
             let waits = view.get(*id).map(|seen| (*id, seen.inactive));
             self.waited.extend(waits.filter(|waits| !self.waited.contains(waits)));
@@ -168,9 +245,15 @@ impl Job {
         self.began.as_ref().is_some_and(|began| began.minor.is_some())
     }
 
+    /// Does it wait for an event, which nobody has to raise?
+    pub(super) fn is_patient(&self) -> bool {
+        matches!(self.verb, Verb::Wait { .. }) && self.began.is_some() && !self.waiting.is_woken()
+    }
+
     /// Does it change `device`, or is it about to?
     pub(super) fn is_about(&self, device: DeviceId) -> bool {
-        self.began.as_ref().is_some_and(|began| began.targets.contains(&device))
+        let looks = matches!(self.verb, Verb::Look { .. } | Verb::Wait { .. });
+        !looks && self.began.as_ref().is_some_and(|began| began.targets.contains(&device))
     }
 
     pub(super) fn new(id: u64, verb: Verb, registry: &Arc<Registry>) -> Job {
@@ -186,6 +269,15 @@ async fn run(registry: Arc<Registry>, verb: Verb, off: CallOff) -> Outcome {
     match &verb {
         Verb::Create { name, uuid, table } => {
             verbs::create_until(r, name, uuid.as_deref(), table.as_deref(), &folder, off).await?;
+        }
+        Verb::Multipath { name, uuid, paths, policy } => {
+            let paths: Vec<String> = paths.split_whitespace().map(String::from).collect();
+            let how = Grouped { policy: policy.clone(), ..Grouped::default() };
+            verbs::create_multipath_until(r, name, uuid.as_deref(), &paths, &how, &folder, off).await?;
+        }
+        Verb::Wait { word, event } => {
+            let device = verbs::wait_event(r, word, *event, off).await?;
+            return Ok(vec![device.event_nr.to_string()]);
         }
         Verb::Load { word, table } => verbs::load_until(r, word, table, false, &folder, off)?,
         Verb::Clear { word } => verbs::clear(r, word)?,

@@ -3,6 +3,7 @@
 use super::answers::{FAIL_PATH, KEEP};
 use super::ask::Verb;
 use super::look::number;
+use super::multipath::POLICIES;
 use super::outside::NAMES as DISKS;
 use super::world::World;
 use crate::chance::Chance;
@@ -14,6 +15,9 @@ use udm_control::verbs::{self, Removal};
 
 /// Names that clients use.
 pub(super) const NAMES: [&str; 4] = ["n0", "n1", "n2", "n3"];
+
+/// The most who wait for events at once.
+const WAITS_MAX: usize = 6;
 
 /// Uuids that some of their devices have.
 pub(super) const UUIDS: [&str; 3] = ["u0", "u1", "u2"];
@@ -31,7 +35,7 @@ impl Draw {
     pub(super) fn verb(&mut self) -> Verb {
         let without = self.without;
         let on = |class| !without.has(class);
-        match self.chance.below(36) {
+        match self.chance.below(43) {
             0..8 => {
                 let name = self.name();
                 let table = (self.chance.below(4) > 0).then(|| self.table(name));
@@ -63,6 +67,14 @@ impl Draw {
                 let to = if uuid { self.chance.pick(&UUIDS) } else { NAMES[self.name()] };
                 Verb::Rename { word: self.word(), to: to.into(), uuid }
             }
+            34..37 => {
+                let name = self.name();
+                let uuid = self.chance.one_in(2).then(|| self.chance.pick(&UUIDS).to_owned());
+                let policy = self.chance.one_in(2).then(|| self.chance.pick(&POLICIES).to_owned());
+                let paths: Vec<String> = (0..self.chance.below(4)).map(|_| self.path()).collect();
+                Verb::Multipath { name: NAMES[name].into(), uuid, paths: paths.join(" "), policy }
+            }
+            37..41 => Verb::Wait { word: self.word(), event: u32::from(self.chance.one_in(4)) },
             _ => Verb::Look { word: self.word() },
         }
     }
@@ -89,6 +101,14 @@ impl Draw {
             words.push(self.word());
         }
         words
+    }
+
+    /// A path of a multipath device.
+    fn path(&mut self) -> String {
+        match !self.without.has(Class::Stacks) && self.chance.one_in(8) {
+            true => format!("@{}", self.chance.pick(&NAMES)),
+            false => self.chance.pick(&DISKS).into(),
+        }
     }
 
     /// A table for the device of `name`.
@@ -119,13 +139,20 @@ impl Draw {
 impl World {
     /// What happens now and then.
     pub(super) fn disturb(&mut self) -> Result<(), Wrong> {
-        if self.jobs.len() < self.jobs_max && self.work.one_in(3) {
+        let waits = self.jobs.iter().filter(|job| matches!(job.verb, Verb::Wait { .. })).count();
+        if self.jobs.len() - waits < self.jobs_max && self.work.one_in(3) {
             let verb = self.draw.verb();
-            self.begin(verb);
+            if waits < WAITS_MAX || !matches!(verb, Verb::Wait { .. }) {
+                self.begin(verb);
+            }
         }
         if self.on(Class::Cancel) && !self.jobs.is_empty() && self.work.one_in(40) {
             let at = self.work.below(self.jobs.len() as u64) as usize;
-            self.hang_up(at);
+            match self.jobs[at].is_patient() && self.work.one_in(2) {
+                // As the server ends a wait.
+                true => drop(self.jobs.swap_remove(at)),
+                false => self.hang_up(at),
+            }
         }
         if self.work.one_in(30) && self.clients.len() < 4 {
             self.come()?;

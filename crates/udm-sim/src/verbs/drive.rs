@@ -3,7 +3,7 @@
 //! The world stands where the outside finds it: a load that asks what a name leads to has the
 //! others go on meanwhile, from within.
 
-use super::ask::{Job, Verb, Waiting};
+use super::ask::{Job, Outcome, Verb, Waiting};
 use super::look::number;
 use super::model::Actor;
 use super::world::World;
@@ -58,6 +58,35 @@ pub(super) fn go_on_meanwhile() {
         }
         _ => 0,
     });
+    others_go_on(steps);
+    with(|world| world.outside.world().actor = world.loading.as_ref().map_or(0, |(id, ..)| *id));
+}
+
+/// The others go on between the look of who waits for an event and his wait.
+#[cfg(feature = "interleave")]
+fn meet() {
+    let steps = with(|world| match world.beside || world.resting || !world.work.one_in(4) {
+        true => 0,
+        false => {
+            world.beside = true;
+            world.work.below(20)
+        }
+    });
+    others_go_on(steps);
+}
+
+/// Lets a verb go on.
+fn poll(job: &mut Job) -> Poll<Outcome> {
+    #[cfg(feature = "interleave")]
+    udm_core::interleave::set(matches!(job.verb, Verb::Wait { .. }).then_some(meet as fn()));
+    let polled = job.waiting.poll();
+    #[cfg(feature = "interleave")]
+    udm_core::interleave::set(None);
+    polled
+}
+
+/// The others take so many steps beside a verb that goes on.
+fn others_go_on(steps: u64) {
     for _ in 0..steps {
         let stepped = step();
         let wrong = stepped.is_err();
@@ -66,10 +95,7 @@ pub(super) fn go_on_meanwhile() {
             break;
         }
     }
-    with(|world| {
-        world.beside &= steps == 0;
-        world.outside.world().actor = world.loading.as_ref().map_or(0, |(id, ..)| *id);
-    });
+    with(|world| world.beside &= steps == 0);
 }
 
 /// Who goes on outside of the world: what it does calls back into it.
@@ -82,7 +108,7 @@ fn step() -> Result<(), Wrong> {
     match with(World::step)? {
         None => Ok(()),
         Some(Turn::Job(mut job)) => {
-            let polled = job.waiting.poll();
+            let polled = poll(&mut job);
             with(|world| world.went_on(*job, polled))
         }
         Some(Turn::Deferred(mut waiting)) => {
@@ -163,6 +189,8 @@ fn remove_all() -> Result<(), Wrong> {
         with(|world| world.begin(Verb::Remove { word, how: Removal::default() }));
         go_on_until("removals", World::is_quiet)?;
     }
+    // Whoever waited for an event has had one.
+    go_on_until("waits", |world| world.jobs.is_empty())?;
     with(|world| {
         if let Some(left) = world.model.view.0.first() {
             return Err(format!("all devices were removed, and {left:?} is left"));

@@ -1,6 +1,6 @@
 //! Worlds of the registry and the verbs: several control clients create, load, suspend, resume and
-//! remove devices of a few names, send messages and look at what there is, all at once, and hang up
-//! in the middle.
+//! remove devices of a few names, send messages, wait for events and look at what there is, all at
+//! once, and hang up in the middle.
 //!
 //! The verbs are the program's: futures, which go on here when they are woken, in an order that is
 //! the seed's. What happens to the registry happens while one of them goes on, so each is held to
@@ -11,7 +11,8 @@
 //!
 //! * `ask`: what is asked for. `draw`: what is asked for next. `clients`: who reads.
 //! * `outside`: what names lead to, and the threads beside. `look`: what the registry holds.
-//! * `model`: who may change what. `answers`: what they may be answered.
+//! * `model`: who may change what. `answers`: what they may be answered. `waits`: who waits for an
+//!   event. `multipath`: who makes a device from its paths.
 //! * `world`, `drive`: what happens. `counts`: how much of it.
 
 mod answers;
@@ -22,7 +23,9 @@ mod draw;
 mod drive;
 mod look;
 mod model;
+mod multipath;
 mod outside;
+mod waits;
 mod world;
 
 use crate::env::lock;

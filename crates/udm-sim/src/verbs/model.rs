@@ -234,8 +234,8 @@ impl Model {
     /// Devices that are found and were not.
     fn come(&mut self, before: &View, actor: &Actor<'_>) -> Result<(), Wrong> {
         let made = match actor {
-            Actor::Verb(Job { verb: Verb::Create { name, uuid, .. }, began: Some(began), .. }, ended) => {
-                ended.map(|outcome| (name, uuid, began.minor, outcome.is_ok()))
+            Actor::Verb(Job { verb, began: Some(began), .. }, Some(ended)) => {
+                verb.makes().map(|(name, uuid)| (name, uuid, began.minor, ended.is_ok()))
             }
             _ => None,
         };

@@ -1,7 +1,7 @@
 //! Cores, the registry and its clients, stepped on one thread in an order drawn from a seed.
 
 use super::answers::KEEP;
-use super::ask::{Job, Outcome, Verb, Waiting};
+use super::ask::{Job, Outcome, Trouble, Verb, Waiting};
 use super::clients::Client;
 use super::counts::Counts;
 use super::draw::Draw;
@@ -121,9 +121,9 @@ impl World {
         !self.machine.plan.without.has(class)
     }
 
-    /// No verb is under way, and nothing is to be closed.
+    /// No verb is under way but those that wait for an event, and nothing is to be closed.
     pub(super) fn is_over(&self) -> bool {
-        self.jobs.is_empty() && self.outside.world().closing.is_empty()
+        self.jobs.iter().all(Job::is_patient) && self.outside.world().closing.is_empty()
     }
 
     /// Nobody is to go on, and no removal is under way.
@@ -192,7 +192,15 @@ impl World {
         Ok(())
     }
 
-    /// What is counted and exported is what there is.
+    fn trouble(&self) -> Trouble {
+        Trouble {
+            failed: self.outside.world().failed,
+            refused: lock(&self.machine.env).seen.refused,
+            moved: self.counts.moved,
+        }
+    }
+
+    /// What is counted and exported is what there is, and who waits for what has come goes on.
     fn check(&mut self) -> Result<(), Wrong> {
         let names = std::mem::take(&mut self.model.names);
         let World { clients, jobs, loading, .. } = self;
@@ -206,6 +214,7 @@ impl World {
         let counted = self.model.check_counts(&users, &unseen);
         self.model.names = names;
         counted?;
+        self.model.check_waits(&self.jobs)?;
         if self.machine.has_no_mail() {
             self.model.tables.have_left();
         }
@@ -278,8 +287,8 @@ impl World {
     fn take(&mut self, at: usize) -> Job {
         let mut job = self.jobs.swap_remove(at);
         if job.began.is_none() {
-            let refused = lock(&self.machine.env).seen.refused;
-            let (began, met) = self.model.begin(&job, &mut self.jobs, refused);
+            let trouble = self.trouble();
+            let (began, met) = self.model.begin(&job, &mut self.jobs, trouble);
             job.began = Some(began);
             self.counts.met += u64::from(met);
             if let Some(table) = job.verb.table() {
@@ -308,9 +317,7 @@ impl World {
         let said = outcome.as_ref().map_or_else(ToString::to_string, |_| "done".into());
         self.machine.say(format!("{} ends: {said}", job.id));
         self.look(Actor::Verb(&mut job, Some(&outcome)))?;
-        let refused = lock(&self.machine.env).seen.refused;
-        let failed = self.outside.world().failed;
-        self.model.end(&job, &was, &outcome, failed, refused)?;
+        self.model.end(&job, &was, &outcome, self.trouble())?;
         let waits = self.outside.world().closing.iter().any(|(of, _)| *of == job.id);
         if waits && outcome.is_ok() && !self.model.may_be_called_off(&job) {
             return Err(format!("{:?} is done, and what it let go is not closed", job.verb));
@@ -330,7 +337,11 @@ impl World {
     }
 
     /// A client asks for something.
-    pub(super) fn begin(&mut self, verb: Verb) {
+    pub(super) fn begin(&mut self, mut verb: Verb) {
+        if let Verb::Wait { word, event } = &mut verb {
+            let events = self.model.view.meant(word).map_or(0, |seen| seen.events);
+            *event = events.wrapping_sub(*event);
+        }
         self.ids += 1;
         self.machine.say(format!("{}: {verb:?}", self.ids));
         self.jobs.push(Job::new(self.ids, verb, &self.registry));

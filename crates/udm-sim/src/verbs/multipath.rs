@@ -1,0 +1,91 @@
+//! What a multipath device over some paths has to be.
+
+use super::ask::Verb;
+use super::model::Model;
+use super::outside::canonical;
+use udm_core::errno::EINVAL;
+
+/// Names of grouping policies, and one that is none.
+pub(super) const POLICIES: [&str; 4] = ["failover", "multibus", "group_by_prio", "nonsense"];
+
+/// The error that `verb` must end with, whatever the paths are.
+pub(super) fn must(verb: &Verb) -> Option<i32> {
+    let Verb::Multipath { paths, policy, .. } = verb else { return None };
+    let wrong = paths.is_empty() || policy.as_deref() == Some("nonsense");
+    wrong.then_some(EINVAL)
+}
+
+/// Is one of `paths` given twice, by whatever names?
+pub(super) fn is_twice(paths: &str) -> bool {
+    let words: Vec<&str> = paths.split_whitespace().map(canonical).collect();
+    words.iter().enumerate().any(|(i, word)| words[..i].contains(word))
+}
+
+/// Is `said` shown of the table `text`? The group that is used is shown with the rest.
+pub(super) fn is_shown(said: &str, text: &str) -> bool {
+    said == text || groups(said).is_some_and(|shown| Some(shown) == groups(text))
+}
+
+/// The paths of each group in the text of a multipath table of one line, in their order.
+fn groups(text: &str) -> Option<Vec<Vec<&str>>> {
+    let mut words = text.split_whitespace();
+    (words.next()? == "0" && words.next()?.parse::<u64>().is_ok() && words.next()? == "multipath")
+        .then_some(())?;
+    let some = |words: &mut std::str::SplitWhitespace<'_>| words.next()?.parse::<usize>().ok();
+    for _ in ["features", "a hardware handler"] {
+        let count = some(&mut words)?;
+        (0..count).try_for_each(|_| words.next().map(drop))?;
+    }
+    let (count, _first) = (some(&mut words)?, words.next()?);
+    let mut groups = Vec::new();
+    for _ in 0..count {
+        let _selector = words.next()?;
+        let args = some(&mut words)?;
+        (0..args).try_for_each(|_| words.next().map(drop))?;
+        let (paths, args) = (some(&mut words)?, some(&mut words)?);
+        let mut group = Vec::new();
+        for _ in 0..paths {
+            group.push(words.next()?);
+            (0..args).try_for_each(|_| words.next().map(drop))?;
+        }
+        groups.push(group);
+    }
+    words.next().is_none().then_some(groups)
+}
+
+impl Model {
+    /// Is `text` the table of a device over `paths`, grouped by `policy`, since the look `since`?
+    /// What it opened is a device each, unless a name of theirs has `moved` meanwhile.
+    pub(super) fn is_multipath(
+        &self,
+        text: &str,
+        (paths, policy, since): (&str, Option<&str>, u64),
+        moved: bool,
+    ) -> bool {
+        let Some(groups) = groups(text) else { return false };
+        let asked: Vec<&str> = paths.split_whitespace().collect();
+        let all: Vec<&str> = groups.concat();
+        let one_each = all.iter().enumerate().all(|(i, path)| !all[..i].contains(path));
+        // All are worth the same.
+        let grouped = match policy {
+            None | Some("failover") => groups.iter().all(|group| group.len() == 1),
+            _ => groups.len() == 1,
+        };
+        let leads = |(asked, is): (&&str, &&str)| asked == is || self.leads(asked, is, since);
+        grouped && all.len() == asked.len() && asked.iter().zip(&all).all(leads) && (one_each || moved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_read() {
+        let text =
+            "0 64 multipath 1 queue_if_no_path 0 2 1 service-time 0 2 1 253:0 1 253:1 1 x 1 y 1 0 253:2";
+        assert_eq!(groups(text).unwrap(), vec![vec!["253:0", "253:1"], vec!["253:2"]]);
+        assert!(groups(&format!("{text} more")).is_none() && groups("0 8 zero").is_none());
+        assert!(is_twice("/sim/a /sim/link") && !is_twice("/sim/a /sim/b"));
+    }
+}

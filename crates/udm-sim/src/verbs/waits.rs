@@ -1,0 +1,56 @@
+//! Who waits for an event of a device: he is told of each, and of nothing else.
+
+use super::ask::{Began, Job, Outcome, Verb};
+use super::model::Model;
+use crate::model::Wrong;
+use udm_core::errno::{EINTR, ENXIO};
+
+impl Model {
+    /// Is the device gone for good that `began` is about?
+    fn is_gone(&self, began: &Began) -> bool {
+        let gone = |id| self.view.get(id).is_none() && !self.hidden.iter().any(|hidden| hidden.is(id));
+        began.targets.first().is_some_and(|id| gone(*id))
+    }
+
+    /// Nobody goes on waiting for what has come.
+    pub(super) fn check_waits(&self, jobs: &[Job]) -> Result<(), Wrong> {
+        for job in jobs.iter().filter(|job| job.is_patient()) {
+            let (Verb::Wait { word, event }, Some(began)) = (&job.verb, &job.began) else { continue };
+            let seen = began.targets.first().and_then(|id| self.view.get(*id));
+            if let Some(seen) = seen.filter(|seen| seen.events != *event) {
+                let events = seen.events;
+                return Err(format!("{word} has event {events}, and who waits behind {event} is not told"));
+            }
+            if self.is_gone(began) {
+                return Err(format!("{word} is gone, and who waits for its events is not told"));
+            }
+        }
+        Ok(())
+    }
+
+    /// `job` has waited behind number `event`, and ended so.
+    pub(super) fn waited(
+        &self,
+        job: &Job,
+        began: &Began,
+        event: u32,
+        outcome: &Outcome,
+    ) -> Result<(), Wrong> {
+        let Some(last) = &began.last else { return Err("nobody has seen its device".into()) };
+        let is_gone = self.is_gone(began);
+        let now = began.targets.first().and_then(|id| self.view.get(*id)).unwrap_or(last).events;
+        let fine = match outcome {
+            Ok(said) => {
+                let said = said.first().and_then(|said| said.parse().ok());
+                match is_gone {
+                    // That it is gone is an event.
+                    true => last.live.is_some() && said == Some(now + 1),
+                    false => said == Some(now) && now != event,
+                }
+            }
+            Err(e) if e.error.errno == ENXIO => is_gone && last.live.is_none(),
+            Err(e) => e.error.errno == EINTR && job.hung_up,
+        };
+        if fine { Ok(()) } else { Err(format!("that is not so: gone {is_gone}, {last:?}, {now} events")) }
+    }
+}
