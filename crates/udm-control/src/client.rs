@@ -7,8 +7,6 @@
 
 mod listen;
 
-pub use listen::Said;
-
 use crate::http::api;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};

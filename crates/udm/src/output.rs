@@ -1,7 +1,10 @@
 //! Standard output.
 
 use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{BufWriter, Error, ErrorKind, StdoutLock, Write};
+use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// Has `print` write to standard output. A reader that went away is no error of ours.
 ///
@@ -30,4 +33,26 @@ pub fn say(text: &str) -> Result<()> {
 /// As [`say`].
 pub fn say_json(value: &impl serde::Serialize) -> Result<()> {
     say(&format!("{}\n", serde_json::to_string_pretty(value)?))
+}
+
+/// Waits for so long; true, and at once, when the reader of a pipe has gone. It would never be told
+/// so while nothing is printed.
+pub fn is_unread(within: Option<Duration>) -> bool {
+    let out = std::io::stdout();
+    let mut fds = [PollFd::new(&out, PollFlags::empty())];
+    let within = within.and_then(|within| Timespec::try_from(within).ok());
+    poll(&mut fds, within.as_ref()).is_ok() && fds[0].revents().contains(PollFlags::ERR)
+}
+
+/// Comes to an end when the reader of a pipe has gone. A thread waits for it, for as long as the
+/// program lives.
+pub async fn reader_goes() {
+    let (tell, told) = oneshot::channel();
+    std::thread::spawn(move || {
+        while !is_unread(None) {}
+        // Nobody may listen any more.
+        let _ = tell.send(());
+    });
+    // It is told before the other end goes.
+    let _ = told.await;
 }

@@ -12,6 +12,8 @@ use support::{Server, UDM, text};
 use tempfile::TempDir;
 
 const TRANSCRIPT: &str = include_str!("data/dmsetup_transcript.txt");
+/// Selections by regular expressions, and reports that are repeated.
+const REPORTS: &str = include_str!("data/dmsetup_reports.txt");
 
 /// Commands to which udm answers otherwise: how a command ends or is called, what udm prints of it,
 /// and why.
@@ -75,6 +77,7 @@ fn without_read_ahead(answer: &str) -> String {
 }
 
 /// A command and what it was answered, as the transcript has them.
+#[derive(Clone)]
 struct Recorded {
     command: String,
     answer: String,
@@ -82,9 +85,9 @@ struct Recorded {
     is_first: bool,
 }
 
-fn recorded() -> Vec<Recorded> {
+fn recorded(transcript: &str) -> Vec<Recorded> {
     let (mut all, mut is_first): (Vec<Recorded>, bool) = (Vec::new(), true);
-    for line in TRANSCRIPT.lines() {
+    for line in transcript.lines() {
         if line.starts_with('#') {
             is_first |= line.ends_with("in a fresh machine");
             continue;
@@ -160,7 +163,7 @@ impl World {
 #[test]
 fn a_script_gets_the_answers_of_dmsetup() {
     let (mut world, mut wrong, mut used) = (World::new(), String::new(), vec![false; OTHERWISE.len()]);
-    let all = recorded();
+    let all = [recorded(TRANSCRIPT), recorded(REPORTS)].concat();
     for Recorded { command, answer, is_first } in &all {
         if *is_first {
             world = World::new();
@@ -224,6 +227,22 @@ fn bad_tables_get_dmsetups_answers() {
     }
     assert!(wrong.is_empty(), "{wrong}");
     assert_eq!(rows, 117);
+}
+
+/// A report is made anew each time, in columns that do not get narrower again.
+#[test]
+fn a_report_is_made_again_as_things_are_then() {
+    let world = World::new();
+    let out =
+        world.sh("dmsetup create longer-than-columns --table '0 8 error' && dmsetup create z --notable && \
+         dmsetup info -c -o name,open -S 'name=~l|z' --count 2 --interval 5 > out & \
+         while ! [ -s out ]; do sleep 0.01; done; dmsetup remove longer-than-columns; wait; cat out");
+    let line = |name: &str, open: &str| format!("|{name:<19} {open:>4}\n");
+    let (heading, z) = (line("Name", "Open"), line("z", "0"));
+    let wanted = format!("{heading}{}{z}|\n{heading}{z}", line("longer-than-columns", "0"));
+    assert_eq!(shown(&out), wanted);
+    let refused = "!ls: not in udm: only reports are repeated: info -c, splitname\n!Command failed.\n=1\n";
+    assert_eq!(shown(&world.sh("dmsetup ls --count 2")), refused);
 }
 
 /// Nobody serves: it is said, once, and is no crash.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::listener::Listener;
 use support::nbd::Client;
 use support::servers::Nbdkit;
@@ -206,6 +206,32 @@ fn a_verb_prints_them() {
     assert!(lines.next().unwrap().unwrap().ends_with("Z other: created"));
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+/// As in `udm events | head -1`: with its reader it ends, though nothing more happens.
+#[test]
+fn it_ends_with_its_reader() {
+    let server = Server::start(&["d=0 8 zero"]);
+    let mut verb = events(&server, &[]);
+    let mut lines = BufReader::new(verb.stdout.take().unwrap()).lines();
+    // Whatever comes before it listens is not told.
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                server.says(&["rename", "d", "e"]);
+                server.says(&["rename", "e", "d"]);
+            }
+        });
+        assert!(lines.next().unwrap().unwrap().contains(": "));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(verb.try_wait().unwrap().is_none());
+    drop(lines);
+    // The server's next comment is as far away as can be.
+    let begin = Instant::now();
+    assert!(until("its end", || verb.try_wait().unwrap()).success());
+    assert!(begin.elapsed() < Duration::from_secs(8), "it has waited for the server to say something");
 }
 
 #[test]

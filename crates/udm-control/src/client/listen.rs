@@ -2,8 +2,9 @@
 
 use super::{ClientError, ControlClient};
 use crate::http::api;
-use http_body_util::BodyExt;
-use hyper::{Method, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::{Method, Request, StatusCode};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -13,23 +14,14 @@ const LINE_MAX: usize = 1 << 20;
 /// How long a server may say nothing: it says that it is there three times as often.
 const QUIET_MAX: Duration = Duration::from_secs(30);
 
-/// What a server says to who listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Said {
-    /// Something has changed.
-    Event(Box<api::Event>),
-    /// It is there.
-    Alive,
-}
-
 /// The lines of server-sent events.
 #[derive(Default)]
 struct Lines(Vec<u8>);
 
 impl Lines {
     /// What is in the lines that are whole with `more`. Of an event that is the line with its data:
-    /// the others say the same.
-    fn take(&mut self, more: &[u8]) -> Result<Vec<Said>, String> {
+    /// the others say the same; comments say that the server is there.
+    fn take(&mut self, more: &[u8]) -> Result<Vec<api::Event>, String> {
         self.0.extend_from_slice(more);
         let mut said = Vec::new();
         let mut taken = 0;
@@ -38,9 +30,7 @@ impl Lines {
             taken += end + 1;
             if let Some(data) = line.strip_prefix(b"data:") {
                 let event = serde_json::from_slice(data).map_err(|e| format!("unexpected event: {e}"))?;
-                said.push(Said::Event(event));
-            } else if line.starts_with(b":") {
-                said.push(Said::Alive);
+                said.push(event);
             }
         }
         self.0.drain(..taken);
@@ -50,14 +40,15 @@ impl Lines {
 
 impl ControlClient {
     /// Listens to the changes of state of all devices, from now on or from behind change `after`
-    /// on, until `hear` has had enough. It hears now and then that the server is there, too.
+    /// on, until `hear` has had enough or `enough` has come.
     ///
     /// # Errors
     /// See [`ClientError`]; the end of the server is one.
     pub fn listen<T>(
         &self,
         after: Option<u64>,
-        mut hear: impl FnMut(Said) -> ControlFlow<T>,
+        hear: impl FnMut(api::Event) -> ControlFlow<T>,
+        enough: impl Future<Output = T>,
     ) -> Result<T, ClientError> {
         let mut request = self.request(Method::GET, "/v1/events", Vec::new())?;
         if let Some(after) = after {
@@ -68,27 +59,38 @@ impl ControlClient {
             .build()
             .map_err(|e| self.broken(&e))?;
         runtime.block_on(async {
-            let silent = || self.broken(&"the server does not answer: is it stopped, or stuck?");
-            let (answer, _driver) = self.ask(request).await?;
-            let status = answer.status();
-            let mut body = answer.into_body();
-            if status != StatusCode::OK {
-                let bytes = body.collect().await.map_err(|e| self.broken(&e))?.to_bytes();
-                return Err(self.refused(status, &bytes));
-            }
-            let mut lines = Lines::default();
-            loop {
-                let next = tokio::time::timeout(QUIET_MAX, body.frame()).await;
-                let ended = || self.broken(&"the server has ended");
-                let frame = next.map_err(|_| silent())?.ok_or_else(ended)?.map_err(|_| ended())?;
-                let Ok(bytes) = frame.into_data() else { continue };
-                for said in lines.take(&bytes).map_err(|why| self.broken(&why))? {
-                    if let ControlFlow::Break(done) = hear(said) {
-                        return Ok(done);
-                    }
-                }
+            tokio::select! {
+                done = self.hear(request, hear) => done,
+                done = enough => Ok(done),
             }
         })
+    }
+
+    async fn hear<T>(
+        &self,
+        request: Request<Full<Bytes>>,
+        mut hear: impl FnMut(api::Event) -> ControlFlow<T>,
+    ) -> Result<T, ClientError> {
+        let silent = || self.broken(&"the server does not answer: is it stopped, or stuck?");
+        let (answer, _driver) = self.ask(request).await?;
+        let status = answer.status();
+        let mut body = answer.into_body();
+        if status != StatusCode::OK {
+            let bytes = body.collect().await.map_err(|e| self.broken(&e))?.to_bytes();
+            return Err(self.refused(status, &bytes));
+        }
+        let mut lines = Lines::default();
+        loop {
+            let next = tokio::time::timeout(QUIET_MAX, body.frame()).await;
+            let ended = || self.broken(&"the server has ended");
+            let frame = next.map_err(|_| silent())?.ok_or_else(ended)?.map_err(|_| ended())?;
+            let Ok(bytes) = frame.into_data() else { continue };
+            for event in lines.take(&bytes).map_err(|why| self.broken(&why))? {
+                if let ControlFlow::Break(done) = hear(event) {
+                    return Ok(done);
+                }
+            }
+        }
     }
 }
 
@@ -101,12 +103,11 @@ mod tests {
         let event = |id| api::Event { id, line: "a: b".into(), ..api::Event::default() };
         let data = |id| format!("id:{id}\nevent:x\ndata:{}\n\n", serde_json::to_string(&event(id)).unwrap());
         let text = format!("id:6\n:udm\n\n{}:\n\n{}", data(7), data(8));
-        let wanted =
-            [Said::Alive, Said::Event(Box::new(event(7))), Said::Alive, Said::Event(Box::new(event(8)))];
+        let wanted = [event(7), event(8)];
         for length in 1..text.len() {
             let mut lines = Lines::default();
             let pieces = text.as_bytes().chunks(length);
-            let said: Vec<Said> = pieces.flat_map(|piece| lines.take(piece).unwrap()).collect();
+            let said: Vec<api::Event> = pieces.flat_map(|piece| lines.take(piece).unwrap()).collect();
             assert_eq!(said, wanted, "pieces of {length}");
         }
         assert!(Lines::default().take(b"data:{}\n").is_err());

@@ -4,6 +4,7 @@
 //! as wide as their widest value, or unaligned with a separator.
 
 mod fields;
+mod regex;
 mod select;
 
 use crate::verbs::all_tables;
@@ -48,12 +49,23 @@ pub struct Layout {
     pub rows: bool,
 }
 
+/// What is wrong with what was asked for, in dmsetup's words.
+#[derive(Debug)]
+pub enum Wrong {
+    /// A word that is no field, or stands at a wrong place: dmsetup shows what there is.
+    Word(String),
+    /// Anything else.
+    Value(String),
+}
+
 /// A table of devices that was asked for.
 pub struct Columns {
     fields: Vec<Shown>,
     sort: Vec<(&'static Field, bool)>,
     selection: Option<Selection>,
     layout: Layout,
+    /// How wide the columns were the last time: they only grow.
+    widths: Vec<usize>,
 }
 
 /// A column.
@@ -127,7 +139,7 @@ impl Columns {
         sort: Option<&str>,
         select: Option<&str>,
         layout: Layout,
-    ) -> Result<Columns, String> {
+    ) -> Result<Columns, Wrong> {
         let fields = shown(options.unwrap_or(DEFAULT))?;
         let mut keys = Vec::new();
         for key in sort.unwrap_or_default().split(',').filter(|key| !key.is_empty()) {
@@ -136,7 +148,7 @@ impl Columns {
             keys.push((field(name).ok_or_else(|| format!("dm_report: Unrecognised field: {name}"))?, down));
         }
         let selection = select.map(Selection::parse).transpose()?;
-        Ok(Columns { fields, sort: keys, selection, layout })
+        Ok(Columns { widths: vec![0; fields.len()], fields, sort: keys, selection, layout })
     }
 
     fn needs(&self, what: Needs) -> bool {
@@ -172,7 +184,7 @@ impl Columns {
     }
 
     /// The text, and why there is less of it than there should be.
-    pub fn print(&self, mut rows: Vec<Row>) -> (String, Vec<String>) {
+    pub fn print(&mut self, mut rows: Vec<Row>) -> (String, Vec<String>) {
         let mut wrong = Vec::new();
         rows.sort_by(|a, b| self.order(a, b));
         let keeps_all = self.fields.iter().any(|shown| matches!(shown, Shown::Selected));
@@ -209,11 +221,12 @@ impl Columns {
         })
     }
 
-    fn text(&self, lines: &[Vec<String>]) -> String {
-        let Layout { no_headings, separator, name_prefixes, unquoted, rows } = &self.layout;
+    fn text(&mut self, lines: &[Vec<String>]) -> String {
         if lines.is_empty() {
             return String::new();
         }
+        self.widen(lines);
+        let Layout { no_headings, separator, name_prefixes, unquoted, rows } = &self.layout;
         let headings = || self.fields.iter().map(|shown| shown.heading().to_owned()).collect::<Vec<_>>();
         if !no_headings && separator.is_none() && !name_prefixes && !rows {
             return self.aligned(&headings(), lines);
@@ -235,17 +248,21 @@ impl Columns {
         all.iter().map(|line| line.join(separator) + "\n").collect()
     }
 
-    /// Headings to the left, numbers to the right, and blanks to the end of the line.
-    fn aligned(&self, headings: &[String], lines: &[Vec<String>]) -> String {
-        let width = |(place, shown): (usize, &Shown)| {
+    /// Has `lines` fit.
+    fn widen(&mut self, lines: &[Vec<String>]) {
+        for (place, (width, shown)) in self.widths.iter_mut().zip(&self.fields).enumerate() {
             let least = match shown {
                 Shown::Field(field) => field.width,
                 Shown::Selected => 8,
             };
-            let all = lines.iter().map(|line| &line[place]).chain([&headings[place]]);
-            all.map(|value| value.chars().count()).max().unwrap_or_default().max(least)
-        };
-        let widths: Vec<usize> = self.fields.iter().enumerate().map(width).collect();
+            let all = lines.iter().map(|line| line[place].as_str()).chain([shown.heading()]);
+            let now = all.map(|value| value.chars().count()).max().unwrap_or_default();
+            *width = now.max(least).max(*width);
+        }
+    }
+
+    /// Headings to the left, numbers to the right, and blanks to the end of the line.
+    fn aligned(&self, headings: &[String], lines: &[Vec<String>]) -> String {
         let line = |line: &[String], is_heading: bool| {
             let cell = |((value, width), shown): ((&String, &usize), &Shown)| {
                 if shown.is_number() && !is_heading {
@@ -254,7 +271,7 @@ impl Columns {
                     format!("{value:<width$}")
                 }
             };
-            let cells: Vec<_> = line.iter().zip(&widths).zip(&self.fields).map(cell).collect();
+            let cells: Vec<_> = line.iter().zip(&self.widths).zip(&self.fields).map(cell).collect();
             cells.join(" ") + "\n"
         };
         line(headings, true) + &lines.iter().map(|values| line(values, false)).collect::<String>()

@@ -1,7 +1,8 @@
-//! `-S`: which devices are shown, by criteria such as `open>0 && (name=a || uuid!=b)`.
+//! `-S`: which devices are shown, by criteria such as `open>0 && (name=a || uuid=~^x)`.
 
 use super::fields::{Field, Kind};
-use super::{Row, field};
+use super::regex::Regex;
+use super::{Row, Wrong, field};
 
 /// Criteria.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub enum Selection {
     Not(Box<Selection>),
     /// A value of a field.
     Is(&'static Field, Compare, String),
+    /// What a value of a field matches.
+    Matches(&'static Field, Regex),
 }
 
 /// How a value is compared.
@@ -40,6 +43,12 @@ const OPERATORS: [(&str, Compare); 6] = [
 /// How deep criteria can be nested.
 const DEPTH_MAX: usize = 100;
 
+impl From<String> for Wrong {
+    fn from(why: String) -> Wrong {
+        Wrong::Word(why)
+    }
+}
+
 impl std::fmt::Debug for Field {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name)
@@ -51,12 +60,12 @@ impl Selection {
     ///
     /// # Errors
     /// dmsetup's lines about what is none.
-    pub fn parse(text: &str) -> Result<Selection, String> {
+    pub fn parse(text: &str) -> Result<Selection, Wrong> {
         let mut parser = Parser { rest: text };
         let selection = parser.any(0)?;
         match parser.rest.trim_start() {
             "" => Ok(selection),
-            rest => Err(syntax(rest)),
+            rest => Err(Wrong::Value(format!("Expecting logical operator\n{}", syntax(rest)))),
         }
     }
 
@@ -65,7 +74,7 @@ impl Selection {
         match self {
             Selection::And(a, b) | Selection::Or(a, b) => [a.fields(), b.fields()].concat(),
             Selection::Not(it) => it.fields(),
-            Selection::Is(field, ..) => vec![field],
+            Selection::Is(field, ..) | Selection::Matches(field, _) => vec![field],
         }
     }
 
@@ -78,6 +87,7 @@ impl Selection {
             Selection::Is(field, compare, wanted) => {
                 (field.value)(row).is_ok_and(|value| compare.holds(field.kind, &value, wanted))
             }
+            Selection::Matches(field, regex) => (field.value)(row).is_ok_and(|value| regex.is_match(&value)),
         }
     }
 }
@@ -115,7 +125,7 @@ impl Parser<'_> {
         found.is_some()
     }
 
-    fn any(&mut self, depth: usize) -> Result<Selection, String> {
+    fn any(&mut self, depth: usize) -> Result<Selection, Wrong> {
         let mut left = self.all(depth)?;
         while self.eat(&["||", "#"]) {
             left = Selection::Or(Box::new(left), Box::new(self.all(depth)?));
@@ -123,7 +133,7 @@ impl Parser<'_> {
         Ok(left)
     }
 
-    fn all(&mut self, depth: usize) -> Result<Selection, String> {
+    fn all(&mut self, depth: usize) -> Result<Selection, Wrong> {
         let mut left = self.one(depth)?;
         while self.eat(&["&&", ","]) {
             left = Selection::And(Box::new(left), Box::new(self.one(depth)?));
@@ -131,25 +141,26 @@ impl Parser<'_> {
         Ok(left)
     }
 
-    fn one(&mut self, depth: usize) -> Result<Selection, String> {
+    fn one(&mut self, depth: usize) -> Result<Selection, Wrong> {
         let begin = self.rest.trim_start();
         if depth > DEPTH_MAX {
-            return Err(syntax(begin));
+            return Err(syntax(begin).into());
         }
         if self.eat(&["!"]) {
             return Ok(Selection::Not(Box::new(self.one(depth + 1)?)));
         }
         if self.eat(&["("]) {
             let inner = self.any(depth + 1)?;
-            return if self.eat(&[")"]) { Ok(inner) } else { Err(syntax(begin)) };
+            return if self.eat(&[")"]) { Ok(inner) } else { Err(syntax(begin).into()) };
         }
         let end = begin.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(begin.len());
         let (name, rest) = begin.split_at(end);
         let field =
             field(name).ok_or_else(|| format!("Unrecognised selection field: {name}\n{}", syntax(begin)))?;
         self.rest = rest;
-        if self.eat(&["=~", "!~"]) {
-            return Err(format!("udm compares no regular expressions\n{}", syntax(begin)));
+        if let Some(is) = [("=~", true), ("!~", false)].into_iter().find(|(token, _)| self.eat(&[token])) {
+            let matches = Selection::Matches(field, self.regex(field, begin)?);
+            return Ok(if is.1 { matches } else { Selection::Not(Box::new(matches)) });
         }
         let operator = OPERATORS.into_iter().find(|(token, _)| self.eat(&[token]));
         let (_, compare) = operator.ok_or_else(|| syntax(begin))?;
@@ -158,7 +169,41 @@ impl Parser<'_> {
             Kind::Number => value.parse::<u64>().is_ok(),
             Kind::Text => matches!(compare, Compare::Equal | Compare::NotEqual),
         };
-        if fits { Ok(Selection::Is(field, compare, value)) } else { Err(syntax(begin)) }
+        if fits { Ok(Selection::Is(field, compare, value)) } else { Err(syntax(begin).into()) }
+    }
+
+    /// A regular expression for the criterion that begins at `begin`: up to an operator or a blank,
+    /// or what stands between quotes or brackets.
+    fn regex(&mut self, field: &Field, begin: &str) -> Result<Regex, Wrong> {
+        let name = field.name;
+        if field.kind == Kind::Number {
+            return Err(Wrong::Value(format!(
+                "dm_report: incompatible comparison type for selection field {name}"
+            )));
+        }
+        let no = |why: &str| Err(Wrong::Value(format!("{why}\n{}", syntax(begin))));
+        let rest = self.rest.trim_start();
+        let quotes = ["()", "{}", "[]", "\"\"", "''"];
+        let quote = quotes.iter().find(|quote| rest.starts_with(&quote[..1]));
+        let (text, left) = match quote {
+            _ if rest.is_empty() => {
+                return no(&format!("Regular expression expected for selection field {name}"));
+            }
+            Some(quote) => match rest[1..].split_once(&quote[1..]) {
+                Some(found) => found,
+                None => {
+                    let why = "Missing end quote.\nFailed to parse regex value for selection field";
+                    return no(&format!("{why} {name}."));
+                }
+            },
+            None => {
+                let ends = ["&&", "||", ",", "#", ")", " "];
+                rest.split_at(ends.iter().filter_map(|end| rest.find(end)).min().unwrap_or(rest.len()))
+            }
+        };
+        self.rest = left;
+        let why = "Parse error in regex\nCouldn't parse regex\ndm_report: failed to create regex matcher for";
+        Regex::new(text).ok_or_else(|| Wrong::Value(format!("{why} selection field {name}")))
     }
 
     /// A word, or what stands between quotes; `None` where there is neither.
@@ -186,6 +231,33 @@ mod tests {
     use super::*;
     use udm_control::http::api;
 
+    /// dmsetup's lines.
+    #[test]
+    fn what_is_no_regular_expression() {
+        let end = "Selection syntax error at 'name=~";
+        let help = "Use 'help' for selection to get more help.";
+        for (text, wanted) in [
+            ("name=~", format!("Regular expression expected for selection field name\n{end}'.\n{help}")),
+            (
+                "name=~(a",
+                format!(
+                    "Missing end quote.\nFailed to parse regex value for selection field name.\n{end}(a'.\n{help}"
+                ),
+            ),
+            ("name=~[fg]x", format!("Expecting logical operator\nSelection syntax error at 'x'.\n{help}")),
+            (
+                "name=~'*'",
+                "Parse error in regex\nCouldn't parse regex\ndm_report: failed to create regex matcher for \
+                 selection field name"
+                    .to_owned(),
+            ),
+            ("open=~1", "dm_report: incompatible comparison type for selection field open".to_owned()),
+        ] {
+            let Err(Wrong::Value(why)) = Selection::parse(text) else { panic!("{text}") };
+            assert_eq!(why, wanted, "{text}");
+        }
+    }
+
     #[test]
     fn criteria() {
         let device = api::Device {
@@ -207,10 +279,14 @@ mod tests {
             ("name=b # open=2", true),
             ("uuid=\"\"", true),
             ("suspended='Active'", true),
+            ("name=~^a$ && uuid!~x", true),
+            ("name=~[b-c]", false),
+            ("name=~a|b,open=2", true),
+            ("!(name=~(a)) || name !~ 'a'", false),
         ] {
             assert_eq!(Selection::parse(text).unwrap().takes(&row), takes, "{text}");
         }
-        for text in ["", "open", "open>", "open=x", "name>a", "(open=1", "open=1)", "name=~a", "nosuch=1"] {
+        for text in ["", "open", "open>", "open=x", "name>a", "(open=1", "open=1)", "open=~1", "nosuch=1"] {
             assert!(Selection::parse(text).is_err(), "{text}");
         }
         assert!(Selection::parse(&"!".repeat(100_000)).is_err());

@@ -8,6 +8,7 @@ mod change;
 mod create;
 mod face;
 mod options;
+mod report;
 mod show;
 mod small;
 mod stack;
@@ -119,8 +120,8 @@ fn command(face: &mut Face) -> Done {
     let Some(command) = COMMANDS.iter().find(|command| command.name == name) else {
         return Err(Failure::Usage("Unknown command.".into()));
     };
-    if face.has(Name::Repeat) {
-        return small::none(name, "reports are made once");
+    if report::is_repeated(face)? && !report::is_report(face, name) {
+        return small::none(name, "only reports are repeated: info -c, splitname");
     }
     let (least, most) = command.words;
     if words.len() < least || words.len() > most {

@@ -2,7 +2,8 @@
 
 use super::face::{Done, Face, Failure};
 use super::options::Name;
-use crate::columns::{Columns, Layout, list_of_fields};
+use super::report::{columns_of, reports};
+use crate::columns::{Columns, list_of_fields};
 use crate::concise;
 use crate::verbs;
 use udm_control::client::{ClientError, device_path};
@@ -100,26 +101,16 @@ pub fn info(face: &mut Face, words: &[String]) -> Done {
     })
 }
 
-/// How columns are printed, as the options say.
-pub fn layout(face: &Face) -> Layout {
-    Layout {
-        no_headings: face.has(Name::NoHeadings),
-        separator: face.value(Name::Separator).map(String::from),
-        name_prefixes: face.has(Name::Prefixes),
-        unquoted: face.has(Name::Unquoted),
-        rows: face.has(Name::Rows),
-    }
-}
-
 fn columns(face: &mut Face, words: &[String]) -> Done {
     if matches!(face.value(Name::Options), Some("help" | "?")) || face.value(Name::Select) == Some("help") {
         Face::warn(list_of_fields().trim_end());
         return Ok(());
     }
-    let (options, sort) = (face.value(Name::Options), face.value(Name::Sort));
-    let columns = Columns::new(options, sort, face.value(Name::Select), layout(face));
-    // It shows what there is, and says what is wrong; that is all.
-    let columns = columns.map_err(|why| Failure::Silent(format!("{}\n{why}", list_of_fields())))?;
+    let mut columns = columns_of(face, face.value(Name::Options))?;
+    reports(face, |face| report(face, words, &mut columns))
+}
+
+fn report(face: &mut Face, words: &[String], columns: &mut Columns) -> Done {
     let mut devices = Vec::new();
     let done = face.each_or_all(words, |face, which, _| {
         devices.push(face.there(which)?);

@@ -2,8 +2,8 @@
 
 use super::face::{Done, Face, Failure, failed, refused};
 use super::options::Name;
-use super::show::layout;
-use crate::columns::{Columns, list_of_fields, split_row};
+use super::report::{columns_of, reports};
+use crate::columns::{list_of_fields, split_row};
 use crate::log;
 use udm_control::client::ClientError;
 use udm_control::http::api;
@@ -85,9 +85,11 @@ pub fn complete_all(face: &mut Face, _: &[String]) -> Done {
 /// `dmsetup splitname`.
 pub fn split_name(face: &mut Face, words: &[String]) -> Done {
     let fields = face.value(Name::Options).unwrap_or("vg_name,lv_name,lv_layer");
-    let columns = Columns::new(Some(fields), None, None, layout(face)).map_err(Failure::Failed)?;
+    let mut columns = columns_of(face, Some(fields))?;
     let subsystem = words.get(1).map_or("LVM", String::as_str);
-    let (text, _) = columns.print(vec![split_row(&words[0], subsystem)]);
-    face.out += &text;
-    Ok(())
+    reports(face, |face| {
+        let (text, _) = columns.print(vec![split_row(&words[0], subsystem)]);
+        face.out += &text;
+        Ok(())
+    })
 }

@@ -2,22 +2,16 @@
 
 use super::explain;
 use crate::cli::EventsArgs;
-use crate::output::say;
+use crate::output::{reader_goes, say};
 use anyhow::Result;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ops::ControlFlow;
-use udm_control::client::Said;
 use udm_control::http::api::Event;
 
 /// Prints what changes until there is enough, or nobody reads it.
 pub fn listen(args: &EventsArgs) -> Result<()> {
     let client = args.talk.client()?;
     let mut left = args.count;
-    let done = client.listen(args.after, |said| {
-        if is_unread() {
-            return ControlFlow::Break(Ok(()));
-        }
-        let Said::Event(event) = said else { return ControlFlow::Continue(()) };
+    let hear = |event: Event| {
         if !is_wanted(args, &event) {
             return ControlFlow::Continue(());
         }
@@ -26,6 +20,10 @@ pub fn listen(args: &EventsArgs) -> Result<()> {
         }
         left = left.map(|left| left - 1);
         if left == Some(0) { ControlFlow::Break(Ok(())) } else { ControlFlow::Continue(()) }
+    };
+    let done = client.listen(args.after, hear, async {
+        reader_goes().await;
+        Ok(())
     });
     done.map_err(|error| explain(error, None))?
 }
@@ -42,14 +40,6 @@ fn print(args: &EventsArgs, event: &Event) -> Result<()> {
     }
     let device = if event.device.is_empty() { String::new() } else { format!("{}: ", event.device) };
     say(&format!("{} {device}{}\n", time(event.time_ms), event.line))
-}
-
-/// The reader of a pipe has gone: it will never be told so while nothing is printed.
-fn is_unread() -> bool {
-    let out = std::io::stdout();
-    let mut fds = [PollFd::new(&out, PollFlags::empty())];
-    let ready = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-    ready.is_ok() && fds[0].revents().contains(PollFlags::ERR)
 }
 
 /// UTC, as logs have it: `2026-11-21T18:33:57.123Z`.

@@ -2,7 +2,7 @@
 
 use super::explain;
 use crate::cli::{ColumnArgs, InfoArgs, ListArgs, LsArgs, ShowArgs, TableArgs, WaitArgs};
-use crate::columns::{Columns, Layout, list_of_fields};
+use crate::columns::{Columns, Layout, Wrong, list_of_fields};
 use crate::concise;
 use crate::output::{say, say_json};
 use anyhow::{Result, anyhow, bail};
@@ -175,7 +175,8 @@ fn columns(client: &ControlClient, names: &[String], args: &ColumnArgs) -> Resul
         rows: args.rows,
     };
     let (options, sort, select) = (args.options.as_deref(), args.sort.as_deref(), args.select.as_deref());
-    let columns = Columns::new(options, sort, select, layout).map_err(|why| anyhow!(one_line(&why)))?;
+    let wrong = |(Wrong::Word(why) | Wrong::Value(why))| anyhow!(one_line(&why));
+    let mut columns = Columns::new(options, sort, select, layout).map_err(wrong)?;
     let devices = named(client, names)?;
     if devices.is_empty() {
         return say(NONE);

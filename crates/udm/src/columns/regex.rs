@@ -1,0 +1,181 @@
+//! Regular expressions as libdevmapper has them: `.`, `[...]`, `^`, `$`, `( )`, `|`, `*`, `+`, `?`
+//! and `\`, over bytes, anywhere in a value.
+//!
+//! Contract: what libdevmapper takes and udm takes matches the same values. In it the begin and the
+//! end of a value are characters, which `.` and `[^...]` match as well: `.foo` matches `foo`.
+
+use regex_automata::nfa::thompson::{Config, pikevm::PikeVM};
+use regex_automata::util::syntax;
+use std::fmt::Write as _;
+
+/// What stands for the begin and the end of a value.
+const ENDS: [u8; 2] = [2, 3];
+/// How deep groups can be nested, and how long an expression can be.
+const DEPTH_MAX: usize = 100;
+const LEN_MAX: usize = 10_000;
+
+/// A regular expression.
+#[derive(Debug)]
+pub struct Regex(PikeVM);
+
+impl Regex {
+    /// Reads one; `None` where it is none.
+    pub fn new(text: &str) -> Option<Regex> {
+        let pattern = translated(text.as_bytes())?;
+        let mut builder = PikeVM::builder();
+        builder.syntax(syntax::Config::new().unicode(false).utf8(false));
+        builder.thompson(Config::new().utf8(false));
+        builder.build(&pattern).ok().map(Regex)
+    }
+
+    pub fn is_match(&self, value: &str) -> bool {
+        let value = [&ENDS[..1], value.as_bytes(), &ENDS[1..]].concat();
+        self.0.is_match(&mut self.0.create_cache(), &value)
+    }
+}
+
+/// The same expression in the words of `regex-syntax`.
+fn translated(text: &[u8]) -> Option<String> {
+    let mut out = String::new();
+    let mut bytes = text.iter().copied().peekable();
+    // Something that can be repeated stands before.
+    let (mut is_term, mut depth) = (false, 0);
+    if text.len() > LEN_MAX {
+        return None;
+    }
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'(' => {
+                depth += 1;
+                is_term = false;
+                out.push_str("(?:");
+                if depth > DEPTH_MAX {
+                    return None;
+                }
+                continue;
+            }
+            b'|' | b')' | b'*' | b'+' | b'?' if !is_term => return None,
+            b'|' => {
+                is_term = false;
+                out.push('|');
+                continue;
+            }
+            b')' if depth == 0 => return None,
+            b')' => {
+                depth -= 1;
+                out.push(')');
+            }
+            b'*' | b'+' | b'?' => {
+                // Behind one another they are one: `a+?` repeats what `a+` is.
+                let mut all = byte;
+                while let Some(next) = bytes.next_if(|next| b"*+?".contains(next)) {
+                    all = if next == all { all } else { b'*' };
+                }
+                out.push(char::from(all));
+            }
+            b'.' => out.push_str(r"[^\n\r\x00]"),
+            b'[' => set(&mut bytes, &mut out)?,
+            b'^' => one(ENDS[0], &mut out),
+            b'$' => one(ENDS[1], &mut out),
+            b'\\' => one(escaped(bytes.next()?), &mut out),
+            byte => one(byte, &mut out),
+        }
+        is_term = true;
+    }
+    (is_term && depth == 0).then_some(out)
+}
+
+fn escaped(byte: u8) -> u8 {
+    match byte {
+        b'n' => b'\n',
+        b'r' => b'\r',
+        b't' => b'\t',
+        byte => byte,
+    }
+}
+
+fn one(byte: u8, out: &mut String) {
+    // Writing to a String can't fail.
+    let _ = write!(out, r"\x{byte:02x}");
+}
+
+/// Behind `[`, to its `]`. A range may be the wrong way round, and `]` can be its end.
+fn set(bytes: &mut impl Iterator<Item = u8>, out: &mut String) -> Option<()> {
+    let mut members = Vec::new();
+    let mut byte = bytes.next()?;
+    let is_not = byte == b'^';
+    if is_not {
+        byte = bytes.next()?;
+    }
+    let mut last = None;
+    while byte != b']' {
+        let found = match (byte, last) {
+            (b'\\', _) => escaped(bytes.next()?),
+            (b'-', Some(last)) => {
+                let end = bytes.next()?;
+                members.extend(end.min(last)..=end.max(last));
+                end.max(last)
+            }
+            (byte, _) => byte,
+        };
+        members.push(found);
+        last = Some(found);
+        byte = bytes.next()?;
+    }
+    if is_not {
+        members.push(0);
+    }
+    out.push_str(match (is_not, members.is_empty()) {
+        (true, _) => "[^",
+        (false, false) => "[",
+        // Nothing is of it.
+        (false, true) => r"[^\x00-\xff",
+    });
+    members.iter().for_each(|byte| one(*byte, out));
+    out.push(']');
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As dmsetup 1.02.185 answered `splitname VALUE -S vg_name=~"TEXT"`.
+    #[test]
+    fn what_matches() {
+        for (text, value, wanted) in [
+            ("^f", "foo", true),
+            ("^b", "foo", false),
+            ("o$", "foo", true),
+            ("f$", "foo", false),
+            ("^$", "foo", false),
+            (".foo", "foo", true),
+            ("..foo", "foo", false),
+            ("[^x]foo", "foo", true),
+            ("foo.", "foo", true),
+            ("^.oo", "foo", true),
+            ("o{2}", "foo", false),
+            (r"\d", "food", true),
+            ("a|o", "foo", true),
+            ("(f|x)(o|x)+$", "foo", true),
+            ("a+?foo", "foo", true),
+            ("^a??f", "foo", true),
+            ("[a-g]oo", "foo", true),
+            ("[g-a]oo", "foo", true),
+            (r"[\]f]o", "foo", true),
+            ("[]f", "foo", false),
+            ("ü?o", "foo", false),
+            ("f(o)(o)", "foo", true),
+            ("FOO", "foo", false),
+        ] {
+            let regex = Regex::new(text).unwrap_or_else(|| panic!("{text}"));
+            assert_eq!(regex.is_match(value), wanted, "{text}");
+        }
+        for text in ["", "*", "a(b", "(", "()", "[fg", "a|", "|a", "a||b", r"a\", "a)b", "[a-]", "[a-"] {
+            assert!(Regex::new(text).is_none(), "{text}");
+        }
+        for long in ["(".repeat(100_000), "a?".repeat(100_000)] {
+            assert!(Regex::new(&long).is_none());
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Reports: what is printed in columns, once or again and again.
+
+use super::face::{Done, Face, Failure};
+use super::options::Name;
+use crate::columns::{Columns, Layout, Wrong, list_of_fields};
+use crate::output;
+use std::time::{Duration, Instant};
+
+/// How often a report is made, and how long after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Times {
+    count: u64,
+    interval: Duration,
+}
+
+/// Whether a command makes a report.
+pub fn is_report(face: &Face, command: &str) -> bool {
+    command == "splitname" || command == "info" && face.has(Name::Columns)
+}
+
+/// A number as C's `atoi` reads it.
+fn atoi(text: &str) -> i64 {
+    let text = text.trim_start();
+    let (sign, digits) =
+        text.strip_prefix('-').map_or((1, text.strip_prefix('+').unwrap_or(text)), |t| (-1, t));
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    sign * digits[..end].parse().unwrap_or(if end == 0 { 0 } else { i64::from(i32::MAX) })
+}
+
+impl Times {
+    /// What `--count` and `--interval` say: without a count, or with that of 0, for ever.
+    fn new(count: Option<&str>, interval: Option<&str>) -> Result<Times, Failure> {
+        let bad = |why: &str| Err(Failure::Line(why.into()));
+        let interval = interval.map_or(1, atoi);
+        let count = match (count.map(atoi), interval) {
+            (Some(..0), _) => return bad("Count must be zero or greater."),
+            (_, ..=0) => return bad("Interval must be a positive integer."),
+            (Some(0), _) => u64::MAX,
+            (Some(count), _) => count.unsigned_abs(),
+            (None, _) => 1,
+        };
+        Ok(Times { count, interval: Duration::from_secs(interval.unsigned_abs()) })
+    }
+
+    fn of(face: &Face) -> Result<Times, Failure> {
+        // An interval alone is for ever, too.
+        let count = face.value(Name::Count).or(face.has(Name::Interval).then_some("0"));
+        Times::new(count, face.value(Name::Interval))
+    }
+}
+
+/// Whether a command is to be done more than once.
+///
+/// # Errors
+/// When that is no number.
+pub fn is_repeated(face: &Face) -> Result<bool, Failure> {
+    Ok(Times::of(face)?.count > 1)
+}
+
+/// Makes a report as often as is wanted, until one fails or nobody reads them. A line is left blank
+/// behind each but the last.
+///
+/// # Errors
+/// Those of `report`.
+pub fn reports(face: &mut Face, mut report: impl FnMut(&mut Face) -> Done) -> Done {
+    let Times { count, interval } = Times::of(face)?;
+    let begin = Instant::now();
+    let mut gone_by = 0;
+    for nth in 1..=count {
+        report(face)?;
+        if nth == count {
+            break;
+        }
+        face.out.push('\n');
+        let said = output::say(&std::mem::take(&mut face.out));
+        said.map_err(|error| Failure::Failed(crate::plain(&format!("{error:#}"))))?;
+        // A report that takes longer than the interval is followed by the next at once.
+        let by_now = begin.elapsed().as_secs() / interval.as_secs();
+        let missed = by_now.saturating_sub(gone_by + 1);
+        if missed > 0 {
+            Face::warn(&format!("WARNING: Try increasing --interval ({missed} missed timer events)."));
+        }
+        if by_now > gone_by {
+            gone_by = by_now;
+        } else {
+            gone_by += 1;
+            let next = interval.saturating_mul(u32::try_from(gone_by).unwrap_or(u32::MAX));
+            if output::is_unread(Some(next.saturating_sub(begin.elapsed()))) {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How columns are printed, as the options say.
+fn layout(face: &Face) -> Layout {
+    Layout {
+        no_headings: face.has(Name::NoHeadings),
+        separator: face.value(Name::Separator).map(String::from),
+        name_prefixes: face.has(Name::Prefixes),
+        unquoted: face.has(Name::Unquoted),
+        rows: face.has(Name::Rows),
+    }
+}
+
+/// The columns that are asked for, by `fields` or those that are shown when nobody says which.
+///
+/// # Errors
+/// When they are none.
+pub fn columns_of(face: &Face, fields: Option<&str>) -> Result<Columns, Failure> {
+    let columns = Columns::new(fields, face.value(Name::Sort), face.value(Name::Select), layout(face));
+    // It shows what there is, and says what is wrong; that is all.
+    columns.map_err(|wrong| match wrong {
+        Wrong::Word(why) => Failure::Silent(format!("{}\n{why}", list_of_fields())),
+        Wrong::Value(why) => Failure::Silent(why),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_often() {
+        let times = |count, interval| {
+            Times::new(count, interval).map(|times| (times.count, times.interval.as_secs()))
+        };
+        assert_eq!(times(None, None), Ok((1, 1)));
+        assert_eq!(times(Some("3"), Some("2x")), Ok((3, 2)));
+        assert_eq!(times(Some("x"), None), Ok((u64::MAX, 1)));
+        let bad = |why: &str| Err(Failure::Line(why.into()));
+        assert_eq!(times(Some("-1"), None), bad("Count must be zero or greater."));
+        assert_eq!(times(None, Some("x")), bad("Interval must be a positive integer."));
+    }
+}
