@@ -305,6 +305,8 @@ pub enum Bug {
     RestNotSent,
     /// A send that was interrupted ends the connection to an NBD server.
     InterruptedLost,
+    /// What our system had no memory to send to an NBD server is sent again at once, and again.
+    ShortageSpins,
     /// A write that must be durable is asked of an NBD server as any other.
     FuaNotAsked,
     /// An NBD server that comes back with another size is taken for what it was.

@@ -115,6 +115,12 @@ pub const fn is_passing(errno: i32) -> bool {
     matches!(errno, EINTR | EAGAIN | ENOMEM | ENOBUFS)
 }
 
+/// True of those of them that pass by themselves and not by asking: our system is short of memory.
+#[must_use]
+pub const fn is_shortage(errno: i32) -> bool {
+    matches!(errno, ENOMEM | ENOBUFS)
+}
+
 /// The errno for an NBD error; 0 for 0. Unknown ones are EINVAL, as the protocol asks of clients.
 #[must_use]
 pub const fn from_nbd(error: u32) -> i32 {

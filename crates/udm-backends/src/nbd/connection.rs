@@ -17,6 +17,10 @@ const PATIENCE: Nanos = Nanos(10_000_000_000);
 const ROOM_MIN: usize = 16 << 10;
 const ROOM_MAX: usize = 256 << 10;
 
+/// How long nothing is asked of a system that is short of memory: at first, and at the most.
+const SHORTAGE: Nanos = Nanos::from_millis(1);
+const SHORTAGE_MAX: Nanos = Nanos::from_millis(100);
+
 /// Tags of the ring's operations.
 const CONNECT: u64 = 0;
 const SEND: u64 = 1;
@@ -77,6 +81,12 @@ pub(super) struct Connection {
     sending: bool,
     /// What was taken and not looked at.
     back: Vec<Done>,
+    /// What our system had no memory for is asked for again at that time. It says so at once, and a
+    /// core would do nothing else.
+    again_at: Nanos,
+    again: Vec<(u64, RingOp)>,
+    /// How long the next such wait is.
+    shortage: Nanos,
     /// What of the handshake is to be sent.
     pub(super) raw: Vec<u8>,
     /// The size of the buffer that is received into.
@@ -117,6 +127,9 @@ impl Connection {
             deadline: now + patience.min(PATIENCE),
             sending: false,
             back: Vec::new(),
+            again_at: Nanos(0),
+            again: Vec::new(),
+            shortage: SHORTAGE,
             raw: Vec::new(),
             room: ROOM_MIN,
         };
@@ -126,9 +139,35 @@ impl Connection {
     }
 
     /// What has finished.
-    pub(super) fn take(&mut self, out: &mut Vec<Done>) {
+    pub(super) fn take(&mut self, out: &mut Vec<Done>, cx: &mut Cx<'_>) {
+        if !self.again.is_empty() {
+            self.ask_again(cx);
+        }
         out.append(&mut self.back);
         self.user.take(out);
+    }
+
+    #[cold]
+    fn ask_again(&mut self, cx: &mut Cx<'_>) {
+        if cx.now() < self.again_at {
+            return cx.wake_at(self.again_at);
+        }
+        self.again.drain(..).for_each(|(tag, op)| self.user.push(tag, op));
+    }
+
+    /// An operation has failed for a reason that passes: asks for it again, at once or a little
+    /// later.
+    #[cold]
+    fn passing(&mut self, errno: i32, tag: u64, op: RingOp, cx: &mut Cx<'_>) {
+        if !errno::is_shortage(errno) || bugs::on(Bug::ShortageSpins) {
+            return self.user.push(tag, op);
+        }
+        if self.again.is_empty() {
+            self.again_at = cx.now() + self.shortage;
+            self.shortage = Nanos(self.shortage.0 * 2).min(SHORTAGE_MAX);
+        }
+        self.again.push((tag, op));
+        cx.wake_at(self.again_at);
     }
 
     /// Gives back what of that nobody has looked at.
@@ -160,14 +199,19 @@ impl Connection {
     ///
     /// # Errors
     /// Why the connection is lost.
-    pub(super) fn finished(&mut self, done: Done, pool: &mut BufPool) -> Result<Brought, Loss> {
+    pub(super) fn finished(
+        &mut self,
+        done: Done,
+        pool: &mut BufPool,
+        cx: &mut Cx<'_>,
+    ) -> Result<Brought, Loss> {
         let failed = |what, errno| Err(Loss::failed(what, errno));
         match (done.tag, done.result) {
             (CONNECT, Ok(_)) => Ok(Brought::Connected),
             (CONNECT, Err(errno)) => failed("connect", errno),
             (SEND, Err(errno)) if errno::is_passing(errno) && !bugs::on(Bug::InterruptedLost) => {
                 // Nothing of it has left.
-                self.push_send(done.data);
+                self.passing(errno, SEND, self.sends(done.data), cx);
                 Ok(Brought::Nothing)
             }
             (SEND, Err(errno)) => failed("send", errno),
@@ -178,7 +222,7 @@ impl Connection {
                     self.push_send(data);
                     return Ok(Brought::Nothing);
                 }
-                self.sending = false;
+                (self.sending, self.shortage) = (false, SHORTAGE);
                 Ok(data.pop().map_or(Brought::Nothing, Brought::Sent))
             }
             (_, Ok(0)) => Err(Loss::new(End::Closed, "the server closed the connection")),
@@ -191,7 +235,8 @@ impl Connection {
                 Ok(data.pop().map_or(Brought::Nothing, |buf| Brought::Bytes(buf, n)))
             }
             (_, Err(errno)) if errno::is_passing(errno) => {
-                self.receive(done.data.into_iter().next(), pool);
+                let buf = self.room_of(done.data.into_iter().next(), pool);
+                self.passing(errno, RECEIVE, self.receives(buf), cx);
                 Ok(Brought::Nothing)
             }
             (_, Err(errno)) => failed("receive", errno),
@@ -207,15 +252,24 @@ impl Connection {
 
     /// Receives what comes next, into `buf` if it is large enough.
     pub(super) fn receive(&self, buf: Option<Buf>, pool: &mut BufPool) {
-        let buf = match buf {
+        let buf = self.room_of(buf, pool);
+        self.user.push(RECEIVE, self.receives(buf));
+    }
+
+    /// What is received into: `buf` if it is large enough.
+    fn room_of(&self, buf: Option<Buf>, pool: &mut BufPool) -> Buf {
+        match buf {
             Some(buf) if buf.len() == self.room => buf,
             Some(old) => {
                 pool.put(old);
                 pool.get(self.room)
             }
             None => pool.get(self.room),
-        };
-        self.user.push(RECEIVE, RingOp::Recv { fd: Arc::clone(&self.fd), data: buf.into() });
+        }
+    }
+
+    fn receives(&self, buf: Buf) -> RingOp {
+        RingOp::Recv { fd: Arc::clone(&self.fd), data: buf.into() }
     }
 
     /// Sends what of the handshake waits.
@@ -249,8 +303,12 @@ impl Connection {
     }
 
     fn push_send(&self, data: Segments) {
+        self.user.push(SEND, self.sends(data));
+    }
+
+    fn sends(&self, data: Segments) -> RingOp {
         // In parts, so that an error of our system is heard, and not taken for a close.
-        self.user.push(SEND, RingOp::Send { fd: Arc::clone(&self.fd), data, whole: false });
+        RingOp::Send { fd: Arc::clone(&self.fd), data, whole: false }
     }
 }
 

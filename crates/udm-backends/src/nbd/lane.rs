@@ -242,7 +242,7 @@ impl NbdLane {
     fn collect(&mut self, cx: &mut Cx<'_>) {
         let Some(connection) = &mut self.connection else { return };
         let mut finished = std::mem::take(&mut self.finished);
-        connection.take(&mut finished);
+        connection.take(&mut finished, cx);
         let mut rest = finished.drain(..);
         while let Some(done) = rest.next() {
             let Err(loss) = self.operation_done(done, cx) else { continue };
@@ -258,7 +258,7 @@ impl NbdLane {
 
     fn operation_done(&mut self, done: Done, cx: &mut Cx<'_>) -> Result<(), Loss> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
-        match connection.finished(done, &mut self.pool)? {
+        match connection.finished(done, &mut self.pool, cx)? {
             Brought::Connected => connection.shake(&self.server.uri.export, &mut self.pool),
             Brought::Sent(buf) => self.pool.put(buf),
             Brought::Bytes(buf, n) => {

@@ -130,11 +130,11 @@ impl Lingering {
     fn hear(&mut self, lent: &mut Lent<'_>, cx: &mut Cx<'_>) {
         let Some(connection) = &mut self.connection else { return };
         let mut finished = std::mem::take(lent.finished);
-        connection.take(&mut finished);
+        connection.take(&mut finished, cx);
         let mut ended = None;
         for done in finished.drain(..) {
             let Some(connection) = &mut self.connection else { break };
-            match connection.finished(done, lent.pool) {
+            match connection.finished(done, lent.pool, cx) {
                 Ok(Brought::Bytes(buf, n)) => {
                     cx.set_work_left(cx.work_left().saturating_sub(n as u64));
                     if self.believed && self.take_in(&buf[..n], lent.ready).is_err() {

@@ -19,7 +19,7 @@ pub enum World {
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 150] = [
+    pub const ALL: [(Bug, World); 151] = [
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -163,6 +163,7 @@ impl Bug {
         (Bug::RestOfWriteLost, World::NbdClient),
         (Bug::RestNotSent, World::NbdClient),
         (Bug::InterruptedLost, World::NbdClient),
+        (Bug::ShortageSpins, World::NbdClient),
         (Bug::FuaNotAsked, World::NbdClient),
         (Bug::SizeChangeTaken, World::NbdClient),
         (Bug::HandshakeUnwatched, World::NbdClient),

@@ -13,6 +13,9 @@ use std::sync::Arc;
 use udm_core::{Nanos, errno};
 use udm_runtime::{Finished, MadeKernel, RingOp};
 
+/// How long a client waits at the least to send again when there was no memory.
+const SHORTAGE_MIN: Nanos = Nanos::from_millis(1);
+
 /// An operation under way.
 struct Pending {
     op: RingOp,
@@ -161,6 +164,13 @@ impl MadeKernel for SimKernel {
             }
             _ => None,
         };
+        let short = match (&op, link) {
+            (RingOp::Send { .. }, Some(l)) => outside.net.borrow_mut().links[l].short_at.take(),
+            _ => None,
+        };
+        if short.is_some_and(|short| clock::now().since(short) < SHORTAGE_MIN) {
+            outside.wrong = Some("a send too soon behind one for which there was no memory".into());
+        }
         if let (true, RingOp::Send { data, .. }, Some(l)) = (quick, &op, link) {
             let mut done = 0;
             let io = outside.net.borrow_mut().send(l, data, &mut done, true);

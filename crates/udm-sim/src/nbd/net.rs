@@ -6,6 +6,7 @@
 //! descriptor, asks it who the peer is and whether it is gone, and shuts it down; the other end
 //! says what udm did.
 
+use super::clock;
 use crate::chance::Chance;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
@@ -13,7 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::{Segments, errno};
+use udm_core::{Nanos, Segments, errno};
 
 /// A connection.
 pub(crate) struct Link {
@@ -37,6 +38,8 @@ pub(crate) struct Link {
     pub(crate) half_shut: bool,
     /// Something went wrong on it, so udm may close it.
     pub(crate) faulty: bool,
+    /// When the last send of udm, which is a client, found no memory.
+    pub(crate) short_at: Option<Nanos>,
     /// Bytes that udm has received and sent since somebody asked.
     moved: (u64, u64),
     /// To whom, and how the attempt to connect ended, once it has.
@@ -72,6 +75,8 @@ pub(crate) struct Net {
     pub(crate) fails: u64,
     /// The system gives up connections of which nothing is heard. udm asks it not to.
     pub(crate) gives_up: bool,
+    /// udm's ends are clients, which wait when there is no memory to send.
+    pub(crate) clients: bool,
     /// Nothing fails any more.
     pub(crate) calm: bool,
     /// What happened: operations that were cut short, that failed, and sends that found no room.
@@ -100,6 +105,7 @@ impl Net {
             cuts: true,
             fails: 0,
             gives_up: true,
+            clients: false,
             calm: false,
             cut: 0,
             failed: 0,
@@ -135,6 +141,7 @@ impl Net {
             shut: false,
             half_shut: false,
             faulty: false,
+            short_at: None,
             moved: (0, 0),
             to,
             connected,
@@ -275,6 +282,9 @@ impl Net {
     pub(crate) fn send(&mut self, l: usize, data: &Segments, done: &mut usize, quick: bool) -> Io {
         let ended = |done: usize, error: i32| Io::Ended(if done > 0 { done as i32 } else { error });
         if let Some(error) = self.error(l, &[errno::ECONNRESET, errno::EPIPE, errno::EINTR, errno::ENOBUFS]) {
+            if errno::is_shortage(-error) && *done == 0 && self.clients {
+                self.links[l].short_at = Some(clock::now());
+            }
             return ended(*done, error);
         }
         let link = &self.links[l];

@@ -226,6 +226,7 @@ impl World {
             },
         };
         // Where only a close proves anything, what ends otherwise would wait for ever.
+        net.clients = true;
         net.gives_up = silence.fence != Fence::Closed;
         let manner = Manner {
             depth: plan.depth.unwrap_or(build.pick(&[1, 4, 16, 64])),

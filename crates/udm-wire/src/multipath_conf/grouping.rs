@@ -12,12 +12,19 @@ pub struct Grouping {
     pub selector: String,
     /// `features`: the words behind their count.
     pub features: Vec<String>,
+    /// `rr_min_io_rq`: the argument of each path, a count of requests.
+    pub min_io: u32,
 }
 
 impl Default for Grouping {
     /// multipath-tools' defaults.
     fn default() -> Grouping {
-        Grouping { policy: Policy::Failover, selector: "service-time 0".into(), features: Vec::new() }
+        Grouping {
+            policy: Policy::Failover,
+            selector: "service-time 0".into(),
+            features: Vec::new(),
+            min_io: 1,
+        }
     }
 }
 
@@ -63,7 +70,7 @@ pub fn prio_by_name(prio: &Prio, name: &str) -> Option<u32> {
 /// # Errors
 /// Paths can't be grouped by priorities that only checks tell.
 pub fn table(settings: &Settings, sectors: u64, paths: &[String]) -> Result<String, &'static str> {
-    let Grouping { policy, selector, features } = &settings.grouping;
+    let Grouping { policy, selector, features, min_io } = &settings.grouping;
     let mut groups: Vec<(u32, Vec<&String>)> = Vec::new();
     for path in paths {
         let known = prio_by_name(&settings.prio, path);
@@ -95,8 +102,9 @@ pub fn table(settings: &Settings, sectors: u64, paths: &[String]) -> Result<Stri
     table += &format!(" 0 {} {}", groups.len(), usize::from(!groups.is_empty()));
     for (_, group) in &groups {
         table += &format!(" {selector} {} 1", group.len());
-        // As multipath-tools does: one argument a path, and it is 1.
-        group.iter().for_each(|path| table += &format!(" {} 1", words::escape(path)));
+        // As multipath-tools does: one argument a path. One selector takes it for the cores of a path.
+        let arg = if selector.starts_with("io-affinity ") { 1 } else { *min_io };
+        group.iter().for_each(|path| table += &format!(" {} {arg}", words::escape(path)));
     }
     Ok(table)
 }
@@ -132,11 +140,23 @@ mod tests {
     }
 
     #[test]
+    fn each_path_has_its_count_of_requests() {
+        let of = |selector: &str| {
+            let grouping = Grouping { selector: selector.into(), min_io: 7, ..Grouping::default() };
+            let settings = Settings { grouping, ..Settings::every(5) };
+            table(&settings, 8, &["8:0".to_owned()]).unwrap()
+        };
+        assert_eq!(of("round-robin 0"), "0 8 multipath 0 0 1 1 round-robin 0 1 1 8:0 7");
+        assert_eq!(of("io-affinity 0"), "0 8 multipath 0 0 1 1 io-affinity 0 1 1 8:0 1", "a mask of cores");
+    }
+
+    #[test]
     fn features_and_names() {
         let grouping = Grouping {
             policy: Policy::Multibus,
             selector: "historical-service-time 1 900".into(),
             features: vec!["queue_mode".into(), "bio".into()],
+            min_io: 1,
         };
         let mut settings = Settings { grouping, ..Settings::every(5) };
         let paths = ["/a b".to_owned()];

@@ -30,6 +30,7 @@ pub(super) struct Keys {
     policy: Option<Policy>,
     selector: Option<String>,
     features: Option<Vec<String>>,
+    min_io: Option<u32>,
 }
 
 /// `prio_args`: what either of the two kinds that take any makes of it.
@@ -97,7 +98,9 @@ impl Keys {
                 self.selector = Some(format!("{name} {}", counted(args)?.join(" ")));
             }
             "features" => self.features = Some(counted(value)?.split_off(1)),
-            "rr_min_io" | "rr_min_io_rq" | "rr_weight" => return Ok(Said::Ignored("tables say it")),
+            "rr_min_io_rq" => self.min_io = Some(seconds(value, 1, u32::MAX.into())? as u32),
+            "rr_min_io" => return Ok(Said::Ignored("rr_min_io_rq is what multipath targets of today take")),
+            "rr_weight" => return Ok(Said::Ignored("selectors give each path one request by turns")),
             "hardware_handler"
             | "detect_prio"
             | "detect_checker"
@@ -148,6 +151,7 @@ impl Keys {
             policy: self.policy.or(other.policy),
             selector: self.selector.or(other.selector),
             features: self.features.or(other.features),
+            min_io: self.min_io.or(other.min_io),
         }
     }
 
@@ -178,6 +182,7 @@ impl Keys {
             policy: self.policy.unwrap_or(usual.policy),
             selector: self.selector.unwrap_or(usual.selector),
             features: self.features.unwrap_or(usual.features),
+            min_io: self.min_io.unwrap_or(usual.min_io),
         };
         Settings {
             grouping,

@@ -86,12 +86,15 @@ fn how_a_device_is_made_from_paths() {
     assert_eq!(grouping.selector, "historical-service-time 1 900");
     assert_eq!(grouping.features, ["queue_mode", "bio"]);
     assert_eq!(of("features 0").unwrap(), (Grouping::default(), 0));
+    assert_eq!((of("rr_min_io_rq 100").unwrap().0.min_io, of("").unwrap().0.min_io), (100, 1));
+    assert_eq!(of("rr_min_io 100").unwrap(), (Grouping::default(), 1), "of another time");
     assert_eq!(of("path_grouping_policy group_by_tpg").unwrap(), (Grouping::default(), 1));
     for (line, why) in [
         (
             "path_grouping_policy most",
             "path_grouping_policy wants failover, multibus or group_by_prio, not \"most\"",
         ),
+        ("rr_min_io_rq 0", "rr_min_io_rq wants a number from 1 to 4294967295, not \"0\""),
         ("path_selector round-robin", "path_selector wants a count and as many words, not \"\""),
         ("path_selector \"round-robin 1\"", "path_selector wants a count and as many words, not \"1\""),
         (

@@ -2,7 +2,7 @@
 
 use super::Watch;
 use super::judge::LOST_MAX;
-use super::slots::{Read, Role, Slot, What, pour};
+use super::slots::{Read, Role, Sent, Slot, What, pour};
 use crate::multipath::journal::Why;
 use crate::multipath::served::Watched;
 use udm_core::bugs::{self, Bug};
@@ -54,6 +54,8 @@ impl Watch {
                 all.add(took);
             }
             self.paths[path].window.add(took);
+            let group = self.paths[path].group;
+            self.groups[group].count(slot.what, took);
         }
         match slot.what {
             What::Itself { cookie, late } => {
@@ -172,6 +174,11 @@ impl Watch {
         Watched::add(&self.counts(leg).wasted, 1);
         let group = self.paths[leg].group;
         self.groups[group].budget.ended(false, now);
+        // It may have another one, elsewhere.
+        let own = self.reads[read].own;
+        let Slot { at, serial, .. } = self.slots[own];
+        let path = &mut self.paths[leg];
+        path.refused.push(Sent { at, slot: own, serial }, path.in_flight, &self.slots);
     }
 
     /// What on `path` is past its deadline.

@@ -36,6 +36,17 @@ impl Group {
     fn quiet(&self) -> Nanos {
         Nanos(self.after.0.saturating_mul(QUIET))
     }
+
+    /// What was sent took so long. An answer that nobody waits for any more says that it took
+    /// longer than the wait, and no more: else a path that hung would have all others wait longer
+    /// for their hedges. Nor would they come sooner and sooner, as if it did not count at all.
+    pub(super) fn count(&mut self, what: What, took: Nanos) {
+        match what {
+            What::Copy { role: Role::Trial, .. } => {}
+            What::Copy { read: None, .. } => self.window.add(took.min(Nanos(self.after.0 - 1))),
+            _ => self.window.add(took),
+        }
+    }
 }
 
 impl Watch {
@@ -52,6 +63,7 @@ impl Watch {
         if after == Nanos::NEVER {
             return;
         }
+        self.see_hedged(path, now, cx);
         while let Some(sent) = self.paths[path].refused.first(&self.slots)
             && self.hedge(path, sent, now, cx)
         {
@@ -78,18 +90,38 @@ impl Watch {
         }
     }
 
+    /// A hedge on a path that has become quiet since is as good as none. The oldest is looked at: one
+    /// whose path answers is through soon.
+    fn see_hedged(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
+        while let Some(sent) = self.paths[path].hedged.first(&self.slots) {
+            let What::Copy { read: Some(read), .. } = self.slots[sent.slot].what else { return };
+            if let Some(hedge) = self.reads[read].hedge {
+                let other = self.slots[hedge].path;
+                if !self.is_quiet(other, now) {
+                    return cx.wake_at(self.quiet_at(other));
+                }
+                self.hedge_failed(read, now);
+            }
+            self.paths[path].hedged.pop();
+        }
+    }
+
     /// Sends a read that is on `path` to another one too, unless there is no hedge to be had.
     fn hedge(&mut self, path: usize, sent: Sent, now: Nanos, cx: &mut Cx<'_>) -> bool {
         let What::Copy { read: Some(read), role: Role::Own } = self.slots[sent.slot].what else {
             return true;
         };
-        let Some(other) = self.beside(path, now) else { return false };
+        let tried = &self.reads[read].tried;
+        let Some(other) = self.beside(path, tried, now) else { return !tried.is_empty() };
         let budget = &mut self.groups[self.paths[path].group].budget;
         let (paid, rests) = (budget.take(now), budget.rests(now));
         let free = !paid && self.is_quiet(path, now) && self.may_answer(other, rests, now);
         if !(paid || free) || !self.send_copy(other, read, Role::Hedge, now, cx) {
             return false;
         }
+        self.reads[read].tried.push(other);
+        let on = &mut self.paths[path];
+        on.hedged.push(sent, on.in_flight, &self.slots);
         Watched::add(&self.counts(path).hedges, 1);
         Watched::add(&self.counts(path).free, u64::from(free));
         true
@@ -140,9 +172,11 @@ impl Watch {
         group.filter(move |other| *other != path && self.shared.path(*other).is_in_use())
     }
 
-    /// The one of them with the least to do; one that is quiet only where all are.
-    fn beside(&self, path: usize, now: Nanos) -> Option<usize> {
-        self.others(path).min_by_key(|other| (self.is_quiet(*other, now), self.paths[*other].in_flight))
+    /// The one of them with the least to do, but for those that were `tried`; one that is quiet only
+    /// where all are.
+    fn beside(&self, path: usize, tried: &[usize], now: Nanos) -> Option<usize> {
+        let others = self.others(path).filter(|other| !tried.contains(other));
+        others.min_by_key(|other| (self.is_quiet(*other, now), self.paths[*other].in_flight))
     }
 
     /// The end of a window, if it is over: what reads take by now, and who is slow. Then whether
@@ -153,13 +187,15 @@ impl Watch {
         }
         self.window_end = now + WINDOW;
         for group in 0..self.groups.len() {
-            if !self.learn(group) {
+            let paths = self.groups[group].paths.clone();
+            if self.paths[paths.clone()].iter().map(|path| path.window.total()).sum::<u32>() < READS_MIN {
                 continue;
             }
+            self.learn(group);
             if self.how.eject_slow {
                 self.judge(group, now);
             }
-            let paths = self.groups[group].paths.clone();
+            self.groups[group].window = Window::default();
             self.paths[paths].iter_mut().for_each(|path| path.window = Window::default());
         }
         if self.how.eject_slow && self.shared.has_ejected() {
@@ -167,17 +203,14 @@ impl Watch {
         }
     }
 
-    /// What reads of `group` take by now, from those of this window; false when they are too few.
-    fn learn(&mut self, group: usize) -> bool {
-        let paths = &self.paths[self.groups[group].paths.clone()];
-        if paths.iter().map(|path| path.window.total()).sum::<u32>() < READS_MIN {
-            return false;
+    /// What reads of `group` take by now, from those of this window, if they are enough. A moment in
+    /// which all paths stood still makes it twice as long and no more.
+    fn learn(&mut self, group: usize) {
+        let group = &mut self.groups[group];
+        if group.window.total() >= READS_MIN {
+            let most = group.window.percentile(PERCENTILE).unwrap_or_default().max(AFTER_MIN);
+            group.after = most.min(Nanos(group.after.0.saturating_mul(2)));
         }
-        let mut all = Window::default();
-        paths.iter().for_each(|path| all.merge(&path.window));
-        let most = all.percentile(PERCENTILE).unwrap_or_default();
-        self.groups[group].after = most.max(AFTER_MIN);
-        true
     }
 
     fn judge(&mut self, group: usize, now: Nanos) {

@@ -34,6 +34,7 @@ use hedge::Budget;
 use judge::Standing;
 use slab::Slab;
 use slots::{Copies, Read, Role, Sent, Slot, Waiting, What};
+use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -83,8 +84,10 @@ struct Path {
     undue: Waiting,
     /// Reads that may yet be hedged.
     unhedged: Waiting,
-    /// Those for which there was no hedge when they had taken long.
+    /// Those for which there was no hedge when they had taken long, or whose hedge came to nothing.
     refused: Waiting,
+    /// Those that were hedged, by when that was.
+    hedged: Waiting,
     /// What came back and was not looked at, for want of work to spend on it.
     arrived: VecDeque<Box<Bio>>,
     /// What goes up with the next poll.
@@ -98,6 +101,8 @@ struct Group {
     paths: Range<usize>,
     /// How long a read takes before it is hedged; never, as long as that is not known.
     after: Nanos,
+    /// What reads took, to learn that from.
+    window: Window,
     budget: Budget,
     /// Reads were refused a hedge, and a path that answers may take them.
     refused: bool,
@@ -120,7 +125,13 @@ pub(super) fn over(
     let group = |count| {
         let paths = start..start + count;
         start = paths.end;
-        Group { paths, after: Nanos::NEVER, budget: Budget::default(), refused: false }
+        Group {
+            paths,
+            after: Nanos::NEVER,
+            window: Window::default(),
+            budget: Budget::default(),
+            refused: false,
+        }
     };
     let groups: Vec<_> = counts.map(group).collect();
     let of = |path: usize| groups.iter().position(|g| g.paths.contains(&path)).unwrap_or_default();
@@ -134,6 +145,7 @@ pub(super) fn over(
         undue: Waiting::default(),
         unhedged: Waiting::default(),
         refused: Waiting::default(),
+        hedged: Waiting::default(),
         arrived: VecDeque::new(),
         home: Batch::new(),
         window: Window::default(),
@@ -206,7 +218,8 @@ impl Watch {
     fn prepare(&mut self, path: usize, mut bio: Box<Bio>, now: Nanos) -> (Box<Bio>, Option<usize>) {
         let copied = bio.op == Op::Read || bugs::on(Bug::WriteGivenUp) && bio.op == Op::Write;
         if copied && let Some(mut copy) = self.copies.of(&bio) {
-            let read = self.reads.insert(Read { bio, leg: path, own: 0, hedge: None });
+            let read =
+                self.reads.insert(Read { bio, leg: path, own: 0, hedge: None, tried: SmallVec::new() });
             let sent = self.enter(path, What::Copy { read: Some(read), role: Role::Own }, now);
             self.reads[read].own = sent.slot;
             copy.cookie = sent.slot as u64;

@@ -1,6 +1,7 @@
 //! What a watched lane has in flight, and what a read that it hands down is a copy of.
 
 use slab::Slab;
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BufPool, Nanos, OwnerId, Segments};
@@ -59,6 +60,8 @@ pub(super) struct Read {
     pub(super) own: usize,
     /// That of its hedge.
     pub(super) hedge: Option<usize>,
+    /// The paths that hedges of it went to.
+    pub(super) tried: SmallVec<[usize; 2]>,
 }
 
 /// Slots in the order in which they were sent: what waits for a time.

@@ -1,0 +1,180 @@
+//! Deadlines: what is past them, and what comes late.
+
+use crate::rig::{DEADLINE, MS, Rig};
+use udm_core::{Batch, Busy, Drain, Nanos, Op, Status};
+use udm_dm::PathWatch;
+use udm_dm::testing::{bare, read, write};
+
+fn deadline() -> PathWatch {
+    PathWatch { deadline: Some(DEADLINE), ..PathWatch::default() }
+}
+
+/// Of eight paths one takes requests and never answers.
+/// Every read ends within the deadline and the time that it takes elsewhere.
+#[test]
+fn m10_reads_of_a_hung_path_end_within_the_deadline() {
+    let mut rig = Rig::new(8, deadline());
+    rig.disks[3].hold(true);
+    let mut longest = Nanos(0);
+    for _ in 0..64 {
+        let (status, from, took) = rig.read();
+        assert_eq!(status, Status::Ok);
+        assert_ne!(from, 4, "nothing is of the path that hangs");
+        longest = longest.max(took);
+    }
+    assert_eq!(longest, DEADLINE, "one had to wait, and no longer");
+    let report = rig.report(3);
+    assert!(report.failed && report.fail_count == 1 && rig.events() == 1, "{report:?}");
+    let watch = rig.watch(3);
+    assert_eq!((watch.given_up, watch.waiting, watch.late), (1, 0, 0));
+    assert_eq!((rig.disks[3].waiting(), rig.lane.busy()), (1, Busy::Owed), "it has the copy still");
+    rig.disks[3].hold(false);
+    rig.poll();
+    assert_eq!(rig.watch(3).late, 1, "what comes late is dropped");
+    rig.rests();
+}
+
+/// A path that is slower than what it is given answers all of it: it is busy, and not silent.
+#[test]
+fn a_path_that_answers_others_is_busy() {
+    let mut rig = Rig::new(2, deadline());
+    rig.disks.iter().for_each(|disk| disk.hold(true));
+    (0..6).for_each(|_| rig.start(read(0, 8)));
+    rig.poll();
+    for _ in 0..3 {
+        rig.world.now = rig.world.now + Nanos(DEADLINE.0 * 3 / 4);
+        rig.disks.iter().for_each(|disk| disk.release(1));
+        rig.poll();
+    }
+    let ends: Vec<_> = rig.done.drain(..).map(|bio| bio.status).collect();
+    assert_eq!(ends, [Status::Ok; 6], "the last of them took longer than the deadline");
+    for path in 0..2 {
+        assert!(!rig.report(path).failed && rig.watch(path).given_up == 0);
+    }
+    rig.rests();
+}
+
+/// Of what a path is given it answers all but one: that is given up all the same, in four times
+/// the deadline.
+#[test]
+fn what_a_busy_path_keeps_is_given_up() {
+    for lost in [read(0, 8), write(0, 8, 99)] {
+        let (op, from) = (lost.op, MS);
+        let mut rig = Rig::new(2, deadline());
+        rig.disks[0].hold(true);
+        rig.disks[0].reverse(true);
+        rig.start(lost);
+        rig.start(read(0, 8));
+        rig.poll();
+        while !rig.report(0).failed {
+            rig.done.clear();
+            rig.world.now = rig.world.now + Nanos(DEADLINE.0 / 2);
+            (0..2).for_each(|_| rig.start(read(0, 8)));
+            rig.disks[0].release(1);
+            rig.poll();
+            assert!(rig.world.now <= from + Nanos(4 * DEADLINE.0), "for ever");
+        }
+        assert_eq!(rig.world.now.since(from), Nanos(4 * DEADLINE.0));
+        let watch = rig.watch(0);
+        match op {
+            Op::Read => assert_eq!((watch.given_up, watch.waiting), (1, 0)),
+            _ => assert_eq!((watch.given_up, watch.waiting), (0, 1)),
+        }
+        rig.disks[0].hold(false);
+        rig.poll();
+        assert!(rig.done.iter().all(|bio| bio.status == Status::Ok));
+        rig.done.clear();
+        rig.rests();
+    }
+}
+
+/// A write that hangs is on no other path, fails its path, and is counted for as long as it waits.
+#[test]
+fn a_write_waits_for_its_path() {
+    let mut rig = Rig::new(2, deadline());
+    rig.disks[0].hold(true);
+    rig.start(write(0, 8, 99));
+    rig.start(bare(Op::Flush, 0, 0));
+    rig.disks[1].hold(true);
+    rig.start(bare(Op::Flush, 0, 0));
+    rig.disks[1].hold(false);
+    rig.poll();
+    assert_eq!(rig.done.drain(..).map(|bio| bio.op).collect::<Vec<_>>(), [Op::Flush]);
+    rig.world.now = rig.world.now + DEADLINE;
+    rig.poll();
+    assert!(rig.done.is_empty() && rig.report(0).failed && rig.watch(0).waiting == 2);
+    assert!(!rig.disks[1].take_log().iter().any(|seen| seen.op == Op::Write), "not on two paths");
+    // The next ones do not go there.
+    (0..4).for_each(|_| assert_eq!(rig.read().1, 2));
+    rig.disks[0].hold(false);
+    rig.poll();
+    assert_eq!(rig.done.drain(..).map(|bio| bio.status).collect::<Vec<_>>(), [Status::Ok; 2]);
+    assert_eq!(rig.watch(0).waiting, 0);
+    assert_eq!(rig.disks[0].bytes(0, 1), [99; 512]);
+    rig.rests();
+}
+
+/// A path that gives its write back late, with an error that blames it: then, and not before, the
+/// write goes elsewhere.
+#[test]
+fn a_write_that_comes_back_late_goes_elsewhere() {
+    let mut rig = Rig::new(2, deadline());
+    rig.disks[0].hold(true);
+    let bio = write(0, 8, 99);
+    rig.start(bio);
+    rig.world.now = rig.world.now + DEADLINE;
+    rig.poll();
+    rig.disks[0].fail(Status::Transport);
+    rig.disks[0].hold(false);
+    rig.poll();
+    let back = rig.done.pop().unwrap();
+    assert_eq!((back.status, back.op, rig.report(1).retries), (Status::Ok, Op::Write, 1));
+    assert_eq!((rig.disks[1].bytes(0, 1), rig.events()), (vec![99; 512], 1));
+    rig.rests();
+}
+
+/// Requests come back as they were given: cookie, owner, and their own memory.
+#[test]
+fn bios_come_back_as_they_were() {
+    let mut rig = Rig::new(2, deadline());
+    for mut bio in [read(0, 8), write(8, 8, 1), bare(Op::Flush, 0, 0), bare(Op::Discard, 8, 8)] {
+        (bio.cookie, bio.owner) = (77, udm_core::OwnerId(5));
+        let addr = |bio: &udm_core::Bio| bio.data.iter().next().map(|piece| piece.addr());
+        let (op, memory) = (bio.op, addr(&bio));
+        rig.start(bio);
+        rig.wait();
+        let back = rig.done.pop().unwrap();
+        assert_eq!((back.op, back.cookie, back.owner.0, addr(&back)), (op, 77, 5, memory));
+    }
+}
+
+/// A no-flush suspend takes back what a path holds back, as it was given.
+#[test]
+fn what_is_handed_back_is_as_it_was() {
+    let mut rig = Rig::new(2, deadline());
+    for disk in &rig.disks {
+        disk.hold(true);
+        disk.hand_back(true);
+    }
+    for mut bio in [read(0, 8), write(8, 8, 1)] {
+        bio.cookie = 77;
+        rig.start(bio);
+    }
+    let mut back = Batch::new();
+    rig.world.turn(0, |cx| rig.lane.drain(Drain::NoFlush, &mut back, cx));
+    let ops: Vec<_> = back.iter().map(|bio| (bio.op, bio.cookie, bio.status, bio.data.len())).collect();
+    assert_eq!(ops, [(Op::Read, 77, Status::Ok, 4096), (Op::Write, 77, Status::Ok, 4096)]);
+    back.iter_mut().for_each(|bio| bio.finish());
+    rig.disks.iter().for_each(|disk| disk.hold(false));
+    rig.rests();
+}
+
+/// With the last path silent requests fail, as with any last path that fails.
+#[test]
+fn the_last_path_may_be_silent_too() {
+    let mut rig = Rig::new(1, deadline());
+    rig.disks[0].hold(true);
+    assert_eq!(rig.read().0, Status::IoErr);
+    rig.disks[0].hold(false);
+    rig.rests();
+}

@@ -1,0 +1,93 @@
+//! Paths that are slow: out of use, tried, and back.
+
+use crate::rig::Rig;
+use udm_core::{Nanos, Status};
+use udm_dm::testing::{read, write};
+use udm_dm::{PathWatch, Target};
+
+fn ejecting() -> PathWatch {
+    PathWatch { eject_slow: true, ..PathWatch::default() }
+}
+
+impl Rig {
+    /// A window of reads in which the first path takes `slow` and the others a quarter of a
+    /// millisecond: how many the first had.
+    fn window(&mut self, slow: Nanos) -> usize {
+        let mut slowed = 0;
+        for _ in 0..40 {
+            self.disks.iter().for_each(|disk| disk.hold(true));
+            (0..self.disks.len()).for_each(|_| self.start(read(0, 8)));
+            self.poll();
+            self.world.now = self.world.now + Nanos(250_000);
+            self.disks[1..].iter().for_each(|disk| disk.hold(false));
+            self.poll();
+            slowed += self.disks[0].waiting();
+            self.world.now = self.world.now + slow;
+            self.disks[0].hold(false);
+            (0..3).for_each(|_| self.poll());
+            assert_eq!(self.done.len(), self.disks.len());
+            self.done.clear();
+        }
+        self.world.now = self.world.now + Nanos::from_millis(300);
+        slowed
+    }
+}
+
+/// A path that is slower than the others, window after window, is put out of use, tried with copies
+/// of reads when its time is over, and comes back when it does well.
+#[test]
+fn a_slow_path_is_put_out_of_use_and_comes_back() {
+    let (slow, even) = (Nanos::from_millis(5), Nanos(0));
+    let mut rig = Rig::new(3, ejecting());
+    (0..3).for_each(|_| assert_eq!(rig.window(slow), 40));
+    assert!(rig.window(slow) <= 1, "the fourth begins with the verdict");
+    assert!(rig.report(0).ejected && !rig.report(0).failed && rig.report(0).ejections == 1);
+    assert!(rig.target.status().contains("253:0 A 0 "), "{}", rig.target.status());
+    assert_eq!(rig.events(), 0);
+    // Still slow when it is tried: no request waits for that, and it is out for twice as long.
+    rig.world.now = rig.world.now + Nanos::from_millis(10_000);
+    let tried = rig.window(slow);
+    assert!(tried > 0 && tried <= 8, "{tried} copies");
+    assert!(rig.report(0).ejected);
+    rig.world.now = rig.world.now + Nanos::from_millis(15_000);
+    assert_eq!(rig.window(even), 0, "out for twice as long");
+    rig.world.now = rig.world.now + Nanos::from_millis(5_000);
+    rig.window(even);
+    rig.window(even);
+    assert!(!rig.report(0).ejected, "it has done well");
+    assert_eq!((rig.window(even), rig.report(0).ejections), (40, 1));
+    rig.rests();
+}
+
+/// A trial for which there was nothing to read says nothing: the path is tried again soon.
+#[test]
+fn a_trial_without_reads_is_not_held_against_the_path() {
+    let mut rig = Rig::new(3, ejecting());
+    for _ in 0..4 {
+        rig.window(Nanos::from_millis(5));
+    }
+    assert!(rig.report(0).ejected);
+    rig.world.now = rig.world.now + Nanos::from_millis(10_000);
+    rig.start(write(0, 8, 1));
+    rig.wait();
+    rig.done.clear();
+    rig.world.now = rig.world.now + Nanos::from_millis(10_000);
+    for _ in 0..6 {
+        rig.window(Nanos(0));
+    }
+    assert!(!rig.report(0).ejected, "not out for twice as long");
+    rig.rests();
+}
+
+/// A slow path serves when nothing else is left, and no request fails for its being slow.
+#[test]
+fn what_is_slow_serves_where_nothing_else_does() {
+    let mut rig = Rig::new(2, ejecting());
+    for _ in 0..4 {
+        rig.window(Nanos::from_millis(5));
+    }
+    assert!(rig.report(0).ejected);
+    rig.disks[1].fail(Status::Transport);
+    (0..4).for_each(|_| assert_eq!((rig.read().0, rig.read().1), (Status::Ok, 1)));
+    assert!(rig.report(0).ejected && rig.report(1).failed);
+}

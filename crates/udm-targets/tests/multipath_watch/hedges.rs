@@ -1,0 +1,150 @@
+//! Hedges: which reads have one, where it goes, and which answer counts.
+
+use crate::rig::{MS, Rig, hedged, warm};
+use udm_core::{Busy, Nanos, Status};
+use udm_dm::testing::{data, read};
+
+/// A read that takes longer than most goes to a second path, and the first answer wins.
+#[test]
+fn a_hedge_answers_for_a_path_that_hangs() {
+    let mut rig = Rig::new(2, hedged());
+    warm(&mut rig, 200);
+    rig.disks[0].hold(true);
+    for nth in 1..=5 {
+        // Every other one is for the path that hangs.
+        let (a, b) = (rig.read(), rig.read());
+        assert_eq!(((a.0, a.1), (b.0, b.1)), ((Status::Ok, 2), (Status::Ok, 2)));
+        assert_eq!(a.2.max(b.2), MS, "the shortest time before a hedge");
+        let watch = rig.watch(0);
+        assert_eq!((watch.hedges, watch.won, watch.wasted), (nth, nth, 0));
+    }
+    assert!(!rig.report(0).failed, "that is no reason to fail it");
+    rig.disks[0].hold(false);
+    rig.poll();
+    assert_eq!(rig.watch(0).late, 5);
+    rig.rests();
+}
+
+/// The path that was chosen answers first: the hedge is wasted, and its answer dropped.
+#[test]
+fn a_hedge_that_loses_is_dropped() {
+    let mut rig = Rig::new(2, hedged());
+    warm(&mut rig, 200);
+    rig.disks.iter().for_each(|disk| disk.hold(true));
+    rig.start(read(0, 8));
+    rig.poll();
+    rig.world.now = rig.world.now + MS;
+    rig.poll();
+    assert_eq!((rig.disks[0].waiting(), rig.disks[1].waiting()), (1, 1));
+    rig.disks[0].release(1);
+    rig.poll();
+    assert_eq!(data(&rig.done.pop().unwrap())[0], 1);
+    assert_eq!(rig.lane.busy(), Busy::Owed);
+    rig.disks.iter().for_each(|disk| disk.hold(false));
+    rig.poll();
+    rig.poll();
+    let watch = rig.watch(0);
+    assert_eq!((watch.hedges, watch.won, watch.wasted), (1, 0, 1));
+    rig.rests();
+}
+
+/// The error of a hedge ends nothing and fails no path; that of the path itself does.
+#[test]
+fn an_error_of_a_hedge_is_not_believed() {
+    let mut rig = Rig::new(2, hedged());
+    warm(&mut rig, 200);
+    rig.disks[0].hold(true);
+    rig.disks[1].fail(Status::Transport);
+    rig.start(read(0, 8));
+    rig.poll();
+    rig.world.now = rig.world.now + MS;
+    (0..3).for_each(|_| rig.poll());
+    assert!(rig.done.is_empty() && rig.watch(0).wasted == 1);
+    assert!(!rig.report(0).failed && !rig.report(1).failed);
+    rig.disks[0].hold(false);
+    rig.poll();
+    assert_eq!((rig.done[0].status, data(&rig.done[0])[0]), (Status::Ok, 1));
+    rig.done.clear();
+    rig.rests();
+}
+
+/// What reads take is known with the first of them, before a window is over.
+#[test]
+fn a_path_that_hangs_at_once_is_hedged() {
+    let mut rig = Rig::new(2, hedged());
+    (0..64).for_each(|_| assert_eq!(rig.read().0, Status::Ok));
+    rig.disks[0].hold(true);
+    let took = [rig.read(), rig.read()].map(|(_, from, took)| (from, took));
+    assert_eq!(took, [(2, MS), (2, Nanos(0))]);
+    rig.disks[0].hold(false);
+    rig.poll();
+    rig.rests();
+}
+
+/// Of three paths two are silent: a hedge goes to the third, however much that has to do.
+#[test]
+fn a_hedge_goes_to_no_silent_path() {
+    let mut rig = Rig::new(3, hedged());
+    warm(&mut rig, 99);
+    rig.disks.iter().for_each(|disk| disk.hold(true));
+    (0..30).for_each(|_| rig.start(read(0, 8)));
+    rig.poll();
+    rig.disks[..2].iter().for_each(|disk| disk.release(9));
+    rig.poll();
+    rig.world.now = rig.world.now + Nanos(MS.0 / 2);
+    rig.disks[2].release(1);
+    rig.poll();
+    assert_eq!(rig.done.drain(..).count(), 19);
+    rig.world.now = rig.world.now + Nanos(MS.0 * 7 / 2);
+    rig.poll();
+    let hedges = [0, 1, 2].map(|path| rig.watch(path).hedges);
+    assert_eq!((hedges[0], hedges[1]), (1, 1));
+    rig.disks[2].hold(false);
+    let mut back = 0;
+    while back < 11 {
+        rig.wait();
+        back += rig.done.drain(..).count();
+    }
+    assert_eq!([0, 1].map(|path| rig.watch(path).won), [1, 1]);
+    rig.disks.iter().for_each(|disk| disk.hold(false));
+    (0..4).for_each(|_| rig.poll());
+    rig.rests();
+}
+
+/// Two of four paths fall silent at once, and a hedge goes from one to the other: the read has
+/// another hedge as soon as that path is known to be silent.
+#[test]
+fn a_hedge_on_a_silent_path_is_not_the_last() {
+    let mut rig = Rig::new(4, hedged());
+    warm(&mut rig, 400);
+    rig.disks[..2].iter().for_each(|disk| disk.hold(true));
+    let (status, from, took) = rig.read();
+    assert_eq!((status, from, took), (Status::Ok, 3, Nanos(5 * MS.0)), "a hedge, and four times its wait");
+    let watch = rig.watch(0);
+    assert_eq!((watch.hedges, watch.won, watch.wasted), (2, 1, 1));
+    for _ in 0..7 {
+        let (status, from, took) = rig.read();
+        assert!(status == Status::Ok && from > 2 && took <= Nanos(5 * MS.0), "{took:?}");
+    }
+    rig.disks.iter().for_each(|disk| disk.hold(false));
+    (0..4).for_each(|_| rig.poll());
+    rig.rests();
+}
+
+/// A hedge that comes back with an error is none: the read has one on a third path, and none on
+/// the same.
+#[test]
+fn a_hedge_that_fails_is_not_the_last() {
+    let mut rig = Rig::new(3, hedged());
+    warm(&mut rig, 300);
+    rig.disks[0].hold(true);
+    rig.disks[1].fail(Status::Transport);
+    let (status, from, took) = rig.read();
+    assert_eq!((status, from, took), (Status::Ok, 3, MS));
+    let watch = rig.watch(0);
+    assert_eq!((watch.hedges, watch.won, watch.wasted), (2, 1, 1));
+    assert!(!rig.report(1).failed, "an error of a hedge is not believed");
+    rig.disks[0].hold(false);
+    (0..4).for_each(|_| rig.poll());
+    rig.rests();
+}

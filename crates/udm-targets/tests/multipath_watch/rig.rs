@@ -1,0 +1,132 @@
+//! A target over disks, one lane of it, and the clock.
+
+use crate::multipath_rig::build;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use udm_core::{Batch, Busy, Cores, DevNo, Lane, Nanos, Status};
+use udm_dm::testing::{TestDisk, TestResolver, TestWorld, data, read};
+use udm_dm::{Notify, PathReport, PathWatch, Target, Upkeep, WatchReport};
+use udm_targets::multipath::Multipath;
+
+/// The deadline of those tests that have one.
+pub const DEADLINE: Nanos = Nanos::from_millis(2000);
+pub const MS: Nanos = Nanos::from_millis(1);
+
+/// What the device is to its target.
+pub struct Above {
+    watch: PathWatch,
+    events: AtomicU64,
+}
+
+impl Notify for Above {
+    fn event(&self) {
+        self.events.fetch_add(1, Ordering::Relaxed);
+    }
+    fn device(&self) -> String {
+        "watched".into()
+    }
+    fn kick(&self, _: &dyn Cores) {}
+    fn upkeep(&self) -> Upkeep {
+        Upkeep { watch: self.watch, ..Upkeep::default() }
+    }
+}
+
+pub struct Rig {
+    pub world: TestWorld,
+    pub disks: Vec<Arc<TestDisk>>,
+    pub target: Arc<Multipath>,
+    pub lane: Box<dyn Lane>,
+    pub above: Arc<Above>,
+    pub done: Batch,
+}
+
+impl Rig {
+    /// `count` paths in a group, by turns. What is on a disk tells which it is.
+    pub fn new(count: u32, watch: PathWatch) -> Rig {
+        let disks: Vec<_> = (0..count).map(|_| TestDisk::new(32768)).collect();
+        let mut resolver = TestResolver::new();
+        for (minor, disk) in (0..count).zip(&disks) {
+            disk.put(0, &vec![minor as u8 + 1; 64 * 512]);
+            resolver.add(&format!("p{minor}"), DevNo { major: 253, minor }, disk.clone());
+        }
+        let paths: Vec<_> = (0..count).map(|i| format!("p{i}")).collect();
+        let params = format!("0 0 1 1 round-robin 0 {count} 0 {}", paths.join(" "));
+        let target = build(&params, &mut resolver).unwrap();
+        let above = Arc::new(Above { watch, events: AtomicU64::new(0) });
+        target.attach(above.clone());
+        let mut world = TestWorld::new(1);
+        world.now = MS;
+        let lane = world.turn(0, |cx| target.open(cx)).unwrap();
+        Rig { world, disks, target, lane, above, done: Batch::new() }
+    }
+
+    pub fn start(&mut self, bio: Box<udm_core::Bio>) {
+        self.world.submit(0, &mut *self.lane, [bio]);
+    }
+
+    pub fn poll(&mut self) {
+        let done = self.world.poll(0, &mut *self.lane);
+        self.done.extend(done);
+    }
+
+    /// Moves the clock to when the lane asks for, as a core does, until something comes back: how
+    /// long that took.
+    pub fn wait(&mut self) -> Nanos {
+        let from = self.world.now;
+        for _ in 0..100 {
+            self.world.wake = Nanos::NEVER;
+            self.poll();
+            if !self.done.is_empty() {
+                return self.world.now.since(from);
+            }
+            assert_ne!(self.world.wake, Nanos::NEVER, "nobody would wake the lane");
+            self.world.now = self.world.now.max(self.world.wake);
+        }
+        panic!("nothing comes back");
+    }
+
+    /// One read by itself: how it ended, which disk it is from, and how long it took.
+    pub fn read(&mut self) -> (Status, u8, Nanos) {
+        self.start(read(0, 8));
+        let took = self.wait();
+        let bio = self.done.pop().unwrap();
+        let bytes = data(&bio);
+        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "of one answer");
+        (bio.status, bytes[0], took)
+    }
+
+    pub fn report(&self, path: usize) -> PathReport {
+        self.target.path_reports().swap_remove(path)
+    }
+
+    pub fn watch(&self, path: usize) -> WatchReport {
+        self.report(path).watch.unwrap()
+    }
+
+    pub fn events(&self) -> u64 {
+        self.above.events.load(Ordering::Relaxed)
+    }
+
+    /// Nothing is in flight, and no timer is asked for.
+    pub fn rests(&mut self) {
+        self.world.wake = Nanos::NEVER;
+        // A path that was not in use has its turn in a poll that brings nothing.
+        (0..3).for_each(|_| self.poll());
+        self.world.wake = Nanos::NEVER;
+        self.poll();
+        assert_eq!((self.world.wake, self.lane.busy()), (Nanos::NEVER, Busy::Idle));
+        assert!(self.done.is_empty() && self.disks.iter().all(|disk| disk.waiting() == 0));
+    }
+}
+
+pub fn hedged() -> PathWatch {
+    PathWatch { hedge_reads: true, ..PathWatch::default() }
+}
+
+/// Enough reads for a window to go by, over enough time for it to be over.
+pub fn warm(rig: &mut Rig, reads: u32) {
+    for _ in 0..reads {
+        assert_eq!(rig.read().0, Status::Ok);
+    }
+    rig.world.now = rig.world.now + Nanos::from_millis(300);
+}
