@@ -1,7 +1,8 @@
 //! Why a verb was refused.
 
+use rustix::process::{Resource, getrlimit};
 use std::fmt;
-use udm_core::errno::ENXIO;
+use udm_core::errno::{EMFILE, ENXIO};
 use udm_dm::TargetError;
 use udm_wire::words::{Span, caret};
 
@@ -46,7 +47,11 @@ impl Position {
 
 impl VerbError {
     /// `error`, about `device`.
-    pub fn new(device: impl Into<String>, error: TargetError) -> VerbError {
+    pub fn new(device: impl Into<String>, mut error: TargetError) -> VerbError {
+        if error.errno.abs() == EMFILE {
+            let colon = if error.reason.is_empty() { "" } else { ": " };
+            error.reason += &format!("{colon}{}", at_the_limit());
+        }
         VerbError { device: device.into(), error: Box::new(error), position: None, missing: false }
     }
 
@@ -77,6 +82,16 @@ impl fmt::Display for VerbError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&one_line(&format!("{}: {}", self.device, self.error)))
     }
+}
+
+/// How many files the server may have open, and who can change that: it has raised its limit as far
+/// as it goes.
+fn at_the_limit() -> String {
+    let limit = getrlimit(Resource::Nofile).current.map_or("any number of".into(), |n| n.to_string());
+    format!(
+        "the server may have {limit} files open; raise the hard limit before it starts, with `ulimit -Hn` or \
+         LimitNOFILE= in its unit"
+    )
 }
 
 /// `text` with its control characters escaped.

@@ -159,6 +159,42 @@ fn cores_see_each_others_load() {
     }
 }
 
+/// With io-affinity each core has its own path, and no other while that works, whatever becomes of
+/// the others; and it goes back to its own.
+#[test]
+fn no_core_uses_the_path_of_another_while_its_own_works() {
+    let (disks, mut resolver) = disks(4);
+    let masks = "253:0 1 253:1 2 253:2 4 253:3 8";
+    let target = build(&format!("0 0 1 1 io-affinity 0 4 1 {masks}"), &mut resolver).unwrap();
+    let mut world = TestWorld::new(4);
+    let mut lanes: Vec<_> = (0..4).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
+    let mut round = |world: &mut TestWorld, core: usize| {
+        for bios in [1, 7, 32] {
+            let batch: Vec<_> = (0..bios).map(|n| bare(Op::Read, 8 * n, 8)).collect();
+            world.submit(core, &mut *lanes[core], batch);
+            assert_eq!(world.poll(core, &mut *lanes[core]).len() as u64, bios);
+        }
+        disks.iter().map(|disk| disk.take_log().len()).collect::<Vec<_>>()
+    };
+    let only = |path: usize| (0..4).map(|at| if at == path { 40 } else { 0 }).collect::<Vec<_>>();
+    for lost in 0..4 {
+        (0..4).for_each(|core| assert_eq!(round(&mut world, core), only(core), "all work"));
+        let mut tell = |verb: &str| {
+            target.message(&[verb.into(), format!("253:{lost}")], &mut resolver).expect("a good message");
+        };
+        tell("fail_path");
+        for core in 0..4 {
+            let next = if lost == 0 { 1 } else { 0 };
+            assert_eq!(
+                round(&mut world, core),
+                only(if core == lost { next } else { core }),
+                "{lost} is lost"
+            );
+        }
+        tell("reinstate_path");
+    }
+}
+
 /// Two threads, while a third fails and reinstates paths as fast as it can: every bio comes back to
 /// its thread once.
 #[test]

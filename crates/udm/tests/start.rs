@@ -52,6 +52,30 @@ fn fork_returns_the_status_of_a_server_that_did_not_start() {
     assert!(!at.join("pid").exists() && !at.join("nbd.sock").exists());
 }
 
+/// A table with more paths than files may be open says how many may be, in one line; and it is the
+/// hard limit that counts.
+#[test]
+fn too_many_paths_are_refused_with_the_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let paths: Vec<_> = (0..200).map(|n| format!("p{n}")).collect();
+    paths.iter().for_each(|path| fs::File::create(at.join(path)).unwrap().set_len(1 << 20).unwrap());
+    let device = format!("m=0 2048 multipath 0 0 1 1 round-robin 0 200 0 {}", paths.join(" "));
+    let serve = |limit: &str| {
+        let script = format!("ulimit {limit} 150 && exec \"$0\" \"$@\"");
+        let words = ["-c", &script, env!("CARGO_BIN_EXE_udm"), "serve", "--cores", "0", "--run", "true"];
+        Command::new("/bin/sh").args(words).args(["--device", &device]).current_dir(at).output().unwrap()
+    };
+    let refused = serve("-n");
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    let first = said.lines().next().unwrap();
+    assert!(first.contains("the server may have 150 files open; raise the hard limit"), "{said}");
+    assert!(first.ends_with("): Too many open files"), "{said}");
+    let raised = serve("-Sn");
+    assert!(raised.status.success(), "{}", text(&raised.stderr));
+}
+
 #[test]
 fn nowhere_to_serve_is_wrong_usage() {
     let out = udm(&["serve", "--device", "d=0 8 zero"]).output().unwrap();

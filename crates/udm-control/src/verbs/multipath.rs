@@ -72,7 +72,12 @@ fn table(
     }
     let sectors = one_disk(registry, mapped, paths, folder, off)?;
     let table = grouping::table(&settings, sectors, paths).map_err(refused)?;
-    if how.prio.is_some() && upkeep.paths.is_some() {
+    if how.prio.is_some() && upkeep.paths.is_none() {
+        let name = mapped.device.name();
+        tracing::warn!(
+            "{name}: its prio says how its groups are made, and nothing later: paths are not checked"
+        );
+    } else if how.prio.is_some() {
         mapped.device.set_upkeep(Upkeep { paths: Some(Arc::new(settings)), ..upkeep });
     }
     Ok(table)

@@ -102,7 +102,7 @@ pub fn table(settings: &Settings, sectors: u64, paths: &[String]) -> Result<Stri
     table += &format!(" 0 {} {}", groups.len(), usize::from(!groups.is_empty()));
     for (_, group) in &groups {
         table += &format!(" {selector} {} 1", group.len());
-        // As multipath-tools does: one argument a path. One selector takes it for the cores of a path.
+        // As multipath-tools does: one argument a path. One selector takes it for a path's cores.
         let arg = if selector.starts_with("io-affinity ") { 1 } else { *min_io };
         group.iter().for_each(|path| table += &format!(" {} {arg}", words::escape(path)));
     }

@@ -90,8 +90,8 @@ impl Watch {
         }
     }
 
-    /// A hedge on a path that has become quiet since is as good as none. The oldest is looked at: one
-    /// whose path answers is through soon.
+    /// A hedge on a path that has become quiet since is as good as none. The oldest is looked at:
+    /// one whose path answers is through soon.
     fn see_hedged(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
         while let Some(sent) = self.paths[path].hedged.first(&self.slots) {
             let What::Copy { read: Some(read), .. } = self.slots[sent.slot].what else { return };
@@ -172,8 +172,8 @@ impl Watch {
         group.filter(move |other| *other != path && self.shared.path(*other).is_in_use())
     }
 
-    /// The one of them with the least to do, but for those that were `tried`; one that is quiet only
-    /// where all are.
+    /// The one of them with the least to do, but for those that were `tried`; one that is quiet
+    /// only where all are.
     fn beside(&self, path: usize, tried: &[usize], now: Nanos) -> Option<usize> {
         let others = self.others(path).filter(|other| !tried.contains(other));
         others.min_by_key(|other| (self.is_quiet(*other, now), self.paths[*other].in_flight))
@@ -203,8 +203,8 @@ impl Watch {
         }
     }
 
-    /// What reads of `group` take by now, from those of this window, if they are enough. A moment in
-    /// which all paths stood still makes it twice as long and no more.
+    /// What reads of `group` take by now, from those of this window, if they are enough. A moment
+    /// in which all paths stood still makes it twice as long and no more.
     fn learn(&mut self, group: usize) {
         let group = &mut self.groups[group];
         if group.window.total() >= READS_MIN {

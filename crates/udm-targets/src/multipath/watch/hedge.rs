@@ -14,10 +14,10 @@
 //! answer: storage that was slow behind all paths a while ago says nothing about a path that hangs
 //! now. A read that was refused is looked at again while it waits.
 //!
-//! **One hedge at a time.** Where several paths hang at once, since they share a switch, a hedge may
-//! go to one of those that nobody knows of yet. When it comes back with an error, or its path has
-//! become quiet, the read may have another one, by the same rules, and on each path one at the most.
-//! Else it would wait for its deadline, and the longest read is what hedges are for.
+//! **One hedge at a time.** Where several paths hang at once, since they share a switch, a hedge
+//! may go to one of those that nobody knows of yet. When it comes back with an error, or its path
+//! has become quiet, the read may have another one, by the same rules, and on each path one at the
+//! most. Else it would wait for its deadline, and the longest read is what hedges are for.
 
 use udm_core::Nanos;
 use udm_core::bugs::{self, Bug};
