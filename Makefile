@@ -69,8 +69,9 @@ install: build
 	install -d $(DESTDIR)$(PREFIX)/lib/udm
 	ln -sf ../../bin/udm $(DESTDIR)$(PREFIX)/lib/udm/dmsetup
 	$(UDM) generate man $(TARGET_DIR)/man
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/man/man5
 	install -m 644 $(TARGET_DIR)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	install -m 644 $(TARGET_DIR)/man/*.5 $(DESTDIR)$(PREFIX)/share/man/man5/
 	$(UDM) generate completions $(TARGET_DIR)/completions
 	install -D -m 644 $(TARGET_DIR)/completions/udm.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/udm
 	install -D -m 644 $(TARGET_DIR)/completions/udm.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/udm.fish

@@ -348,7 +348,7 @@ pub struct GenerateArgs {
 /// What `udm generate` can write.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Generated {
-    /// A man page a verb.
+    /// A man page a verb, of udm.toml and of udm as dmsetup.
     Man,
     /// For bash, fish and zsh.
     Completions,

@@ -466,6 +466,9 @@ fn man_pages_and_completions() {
         "{page}"
     );
     assert!(folder.path().join("man/udm.1").exists());
+    let page = |name: &str| fs::read_to_string(folder.path().join("man").join(name)).unwrap();
+    assert!(page("udm.toml.5").contains("\\fBpath\\-deadline\\fR\nSECONDS\n"), "{}", page("udm.toml.5"));
+    assert!(page("udm-dmsetup.1").contains("\n.SH \"WHAT DIFFERS\"\n"), "{}", page("udm-dmsetup.1"));
     for name in ["udm.bash", "udm.fish", "_udm"] {
         assert!(fs::metadata(folder.path().join("completions").join(name)).unwrap().len() > 1000, "{name}");
     }

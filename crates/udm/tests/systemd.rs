@@ -210,7 +210,9 @@ fn the_units_are_good() {
         let unit = unit.unwrap().path();
         let text = fs::read_to_string(&unit).unwrap();
         // The program that is there.
-        let text = text.replace("/usr/bin/udm", UDM).replace("man:udm-serve(1)", "https://example.invalid");
+        let text = text
+            .replace("/usr/bin/udm", UDM)
+            .replace("man:udm-serve(1) man:udm.toml(5)", "https://example.invalid");
         let copy = folder.path().join(unit.file_name().unwrap());
         fs::write(&copy, text).unwrap();
         names.push(copy);

@@ -6,6 +6,7 @@
 mod change;
 mod events;
 mod generate;
+mod manual;
 mod reconfigure;
 mod show;
 mod tree;

@@ -1,0 +1,129 @@
+//! Man pages of what is no verb: the documentation of it, as roff.
+//!
+//! Contract: all that docs/ says there is on the page. Of Markdown it knows what these pages use:
+//! headings, paragraphs, lists, tables, blocks of code, code, bold and links in a line.
+
+use clap_mangen::roff::{Inline, Roff, bold, roman};
+
+/// A page.
+pub struct Page {
+    name: &'static str,
+    section: &'static str,
+    about: &'static str,
+    text: &'static str,
+    see: &'static str,
+}
+
+/// All of them.
+pub const PAGES: [Page; 2] = [
+    Page {
+        name: "udm.toml",
+        section: "5",
+        about: "what udm serve is to be, and which devices it has",
+        text: include_str!("../../../../docs/config.md"),
+        see: "udm-serve(1), udm-reconfigure(1), systemd.service(5)",
+    },
+    Page {
+        name: "udm-dmsetup",
+        section: "1",
+        about: "udm called as dmsetup",
+        text: include_str!("../../../../docs/dmsetup.md"),
+        see: "udm(1), udm-serve(1), dmsetup(8)",
+    },
+];
+
+impl Page {
+    /// What its file is called.
+    pub fn file(&self) -> String {
+        format!("{}.{}", self.name, self.section)
+    }
+
+    /// Its roff.
+    pub fn roff(&self) -> String {
+        let mut roff = Roff::new();
+        let version = concat!("udm ", env!("CARGO_PKG_VERSION"));
+        roff.control("TH", [self.name, self.section, "", version]);
+        roff.control("SH", ["NAME"]).text([roman(format!("{} - {}", self.name, self.about))]);
+        roff.control("SH", ["DESCRIPTION"]);
+        let mut lines = self.text.lines().skip(1).peekable();
+        while let Some(line) = lines.next() {
+            if line.starts_with("```") {
+                roff.control("PP", []).control("nf", []);
+                for code in lines.by_ref().take_while(|line| !line.starts_with("```")) {
+                    roff.text([roman(code)]);
+                }
+                roff.control("fi", []);
+            } else if let Some(heading) = line.strip_prefix("## ") {
+                roff.control("SH", [heading.to_uppercase().as_str()]);
+            } else if let Some(point) = line.strip_prefix("* ") {
+                roff.control("IP", ["*", "2"]).text(inlines(point));
+            } else if line.starts_with('|') {
+                // What has a line under it is the heading.
+                if lines.next_if(|next| next.starts_with("|---")).is_none() {
+                    row(line, &mut roff);
+                }
+            } else if line.is_empty() {
+                roff.control("PP", []);
+            } else {
+                roff.text(inlines(line.trim_start()));
+            }
+        }
+        roff.control("SH", ["SEE ALSO"]).text([roman(self.see)]);
+        roff.to_roff()
+    }
+}
+
+/// A row of a table: what stands first, and further in what is said of it.
+fn row(line: &str, roff: &mut Roff) {
+    let line = line.trim_matches('|').replace("\\|", "\u{1}");
+    let mut cells = line.split('|').map(|cell| cell.trim().replace('\u{1}', "|"));
+    roff.control("TP", []).text(inlines(&cells.next().unwrap_or_default()));
+    cells.for_each(|cell| {
+        roff.text(inlines(&cell));
+    });
+}
+
+/// Code and what is bold are bold; a link is its text.
+fn inlines(text: &str) -> Vec<Inline> {
+    let mut out = Vec::new();
+    for (nth, part) in text.split('`').enumerate() {
+        if nth % 2 == 1 {
+            out.push(bold(part));
+            continue;
+        }
+        for (nth, part) in part.split("**").enumerate() {
+            let part = without_links(part);
+            out.push(if nth % 2 == 1 { bold(part) } else { roman(part) });
+        }
+    }
+    out
+}
+
+fn without_links(text: &str) -> String {
+    let Some((before, rest)) = text.split_once('[') else { return text.to_owned() };
+    match rest.split_once("](").and_then(|(name, rest)| Some((name, rest.split_once(')')?.1))) {
+        Some((name, behind)) => format!("{before}{name}{}", without_links(behind)),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_is_said_is_on_the_page() {
+        let page = Page {
+            name: "n",
+            section: "5",
+            about: "about",
+            text: "# Left out\nA `b` **c** [d](e) f,\ng.\n\n## Part\n* one\n  two\n\n| h | i |\n|---|---|\n| `j` | K\\|L |\n\n```x\n.m  n\n```\n",
+            see: "o(1)",
+        };
+        let text = page.roff();
+        let body = text.split_once("\n.SH NAME").unwrap().1;
+        let wanted = "\nn \\- about\n.SH DESCRIPTION\nA \\fBb\\fR \\fBc\\fR d f,\ng.\n.PP\n.SH PART\n.IP * 2\none\ntwo\n\
+                      .PP\n.TP\n\\fBj\\fR\nK|L\n.PP\n.PP\n.nf\n\\&.m  n\n.fi\n.SH \"SEE ALSO\"\no(1)\n";
+        assert_eq!(body, wanted);
+    }
+}
