@@ -140,6 +140,9 @@ pub struct DiskTaken;
 /// answers for its neighbours alone; who wants more walks, so that no shape of a stack is a depth
 /// of calls.
 pub trait Stacked {
+    /// What it is called now.
+    fn name(&self) -> String;
+
     /// The devices directly below, one for each lane that a lane of this device may have open of
     /// it.
     fn below(&self) -> Vec<Arc<dyn Device>>;

@@ -25,13 +25,22 @@ use udm_wire::multipath_conf::Settings;
 pub struct DeviceRef {
     /// Its number, printed in `table` and `status`.
     pub number: DevNo,
-    /// The word that the table used, or the name of the mapped device: for messages and errors.
+    /// The word that the table used, or the name that the mapped device had then: for errors of the
+    /// load.
     pub name: String,
     /// The device.
     pub device: Arc<dyn Device>,
     /// Whatever the resolver wants to see dropped when the table lets go of the device: it counts
     /// the uses of mapped devices so.
     pub hold: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl DeviceRef {
+    /// What it is called now, for the log: a mapped device may have another name since.
+    #[must_use]
+    pub fn called(&self) -> String {
+        self.device.stacked().map_or_else(|| self.name.clone(), |device| device.name())
+    }
 }
 
 /// The limits of the devices below a table, as it has to see them.

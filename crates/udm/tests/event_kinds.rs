@@ -95,9 +95,13 @@ fn a_slow_path_is_ejected_and_admitted_again() {
         assert!(line(&ejected).ends_with("much slower than the others: out of use for 10s"), "{ejected}");
         server.says(&["load", "slow", "--table", &slow.replace("delay", "linear").replace(" 0 40", " 0")]);
         server.says(&["resume", "slow"]);
+        server.says(&["rename", "slow", "mended"]);
         let admitted = next(&mut listener, "path-admitted");
         assert_eq!(admitted["path"], "254:0");
-        assert!(line(&admitted).ends_with("no slower than the others: in use again"), "{admitted}");
+        // By the name that it has now, in the log too.
+        let said = "path 254:0 (mended) is no slower than the others: in use again";
+        assert_eq!(line(&admitted), said);
+        assert!(server.log().contains(&format!("multipath: mp: {said}\n")), "{}", server.log());
     });
 }
 

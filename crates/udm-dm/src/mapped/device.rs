@@ -409,6 +409,10 @@ impl Device for MappedDevice {
 }
 
 impl Stacked for MappedDevice {
+    fn name(&self) -> String {
+        MappedDevice::name(self)
+    }
+
     fn below(&self) -> Vec<Arc<dyn Device>> {
         let tables = {
             let state = self.state();

@@ -19,9 +19,9 @@
 use super::board::Board;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
-use udm_core::{Bio, Cores, DevNo, Nanos, Overdue, Status};
+use udm_core::{Bio, Cores, DevNo, Device, Nanos, Overdue, Stacked, Status};
 use udm_dm::target::{DeviceRef, Notify};
 use udm_dm::{CheckState, NewsKind, StateChange};
 use udm_wire::multipath_conf::Settings;
@@ -29,8 +29,8 @@ use udm_wire::multipath_conf::Settings;
 /// See the module.
 #[derive(Default)]
 pub(super) struct Journal {
-    /// The paths: their numbers, and what people know them as: `253:1 (same.img)`.
-    paths: Box<[(DevNo, String)]>,
+    /// The paths, which people know by number and name: `253:1 (same.img)`.
+    paths: Box<[Path]>,
     notify: OnceLock<Arc<dyn Notify>>,
     waiting: AtomicUsize,
     failed: AtomicUsize,
@@ -38,6 +38,23 @@ pub(super) struct Journal {
     last_gone: AtomicBool,
     /// The group that was last said to be in use, from 1; 0 for none.
     group: AtomicUsize,
+}
+
+/// A path, of which the journal holds nothing open.
+struct Path {
+    number: DevNo,
+    /// As the table has it.
+    name: String,
+    device: Weak<dyn Device>,
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.device.upgrade();
+        // A mapped device may have another name by now.
+        let now = device.as_ref().and_then(|device| device.stacked()).map(Stacked::name);
+        write!(f, "{} ({})", self.number, now.as_ref().unwrap_or(&self.name))
+    }
 }
 
 /// Why a path is failed.
@@ -102,7 +119,12 @@ impl fmt::Display for Why<'_> {
 
 impl Journal {
     pub fn new<'a>(paths: impl Iterator<Item = &'a DeviceRef>) -> Journal {
-        let paths = paths.map(|d| (d.number, format!("{} ({})", d.number, d.name))).collect();
+        let path = |d: &DeviceRef| Path {
+            number: d.number,
+            name: d.name.clone(),
+            device: Arc::downgrade(&d.device),
+        };
+        let paths = paths.map(path).collect();
         Journal { paths, ..Journal::default() }
     }
 
@@ -275,13 +297,13 @@ impl Journal {
         self.notify.get().map_or_else(|| "?".into(), |notify| notify.device())
     }
 
-    fn path(&self, path: usize) -> &str {
-        self.paths.get(path).map_or("?", |(_, name)| name.as_str())
+    fn path(&self, path: usize) -> String {
+        self.paths.get(path).map_or_else(|| "?".into(), Path::to_string)
     }
 
     /// Has who listens told of a change, of `path` or of all, that this line says.
     fn tell(&self, kind: NewsKind, path: Option<usize>, line: &str) {
-        let path = path.and_then(|path| self.paths.get(path)).map(|(number, _)| *number);
+        let path = path.and_then(|path| self.paths.get(path)).map(|path| path.number);
         self.tell_as(&|| StateChange { path, ..StateChange::new(kind, line) });
     }
 

@@ -146,13 +146,13 @@ impl Snapshot {
     /// The store can't be made to say that it is invalid, since its header can't be written: this
     /// is why. The mark is kept elsewhere, and the origin waits for that too.
     pub(super) fn mark_elsewhere(self: &Arc<Self>, why: &str) {
-        tracing::error!("{}: write header failed: {why}", self.store.name);
+        tracing::error!("{}: write header failed: {why}", self.store.called());
         let mark = self.mark.as_ref().filter(|_| !bugs::on(Bug::MarkNotKept));
         let Some(mark) = mark else { return self.invalidated() };
         let snapshot = Arc::clone(self);
         let done = move |kept: Result<(), String>| {
             if let Err(why) = kept {
-                let store = &snapshot.store.name;
+                let store = snapshot.store.called();
                 tracing::error!("{store}: nothing says that it is invalid any more, do not use it: {why}");
             }
             snapshot.invalidated();
