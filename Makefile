@@ -42,6 +42,7 @@ test: test-programs
 	$(CARGO) test --locked -p udm-conformance --features seeded-bugs --test seeded_bugs
 	$(CARGO) test --locked -p udm-core --features loom --lib loom
 	$(CARGO) test --locked -p udm-runtime --features loom --lib loom
+	$(CARGO) test --locked -p udm-queue --features loom --lib loom
 	$(CARGO) test --locked -p udm-targets --features loom --lib loom
 	$(CARGO) test --locked --release -p udm-backends --test instructions
 

@@ -21,6 +21,7 @@ mod testing;
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Bio, Device, OpenError, Sectors, Status};
+use udm_queue::Queued;
 use udm_wire::uri::DeviceUri;
 
 /// What a name leads to outside of udm, so that two names can be known as one disk, and a name that
@@ -88,20 +89,26 @@ impl Backends {
     /// EOPNOTSUPP for kinds that this crate does not have: mapped devices and numbers are known to
     /// the registry of devices alone.
     pub fn open(&self, uri: &DeviceUri) -> Result<Opened, OpenError> {
-        let device: Arc<dyn Device> = match uri {
+        let mut identity = Identity::Inside;
+        let (disk, queue): (Arc<dyn Device>, _) = match uri {
             DeviceUri::File(file) => {
-                let (identity, file) = self.disks.open(file)?;
-                return Ok(Opened { identity, device: Arc::new(file) });
+                let opened = self.disks.open(file)?;
+                identity = opened.0;
+                (Arc::new(opened.1), &file.queue)
             }
-            DeviceUri::Null(params) => Arc::new(null::Null::new(params)?),
-            DeviceUri::Mem { size } => Arc::new(mem::Mem::new(*size)?),
-            DeviceUri::Pattern { size } => Arc::new(pattern::Pattern::new(*size)?),
-            DeviceUri::Nbd(nbd) => Arc::new(nbd::Nbd::new(self.servers.open(nbd)?)),
+            DeviceUri::Null(params) => (Arc::new(null::Null::new(params)?), &params.queue),
+            DeviceUri::Mem { size, queue } => (Arc::new(mem::Mem::new(*size)?), queue),
+            DeviceUri::Pattern { size } => (Arc::new(pattern::Pattern::new(*size)?), &None),
+            DeviceUri::Nbd(nbd) => (Arc::new(nbd::Nbd::new(self.servers.open(nbd)?)), &nbd.queue),
             DeviceUri::Mapped(_) | DeviceUri::Number { .. } => {
                 return Err(unsupported(uri, "a mapped device is no backend"));
             }
         };
-        Ok(Opened { identity: Identity::Inside, device })
+        let device = match queue {
+            Some(params) => Arc::new(Queued::new(disk, params)),
+            None => disk,
+        };
+        Ok(Opened { identity, device })
     }
 }
 

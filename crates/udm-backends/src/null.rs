@@ -53,7 +53,11 @@ impl Device for Null {
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         let p = &self.params;
         let (queues, depth) = (p.submit_queues as usize, p.hw_queue_depth as usize);
-        let depth = depth.min((queues * depth).div_ceil(cx.cores())).max(1);
+        let depth = match p.queue {
+            // The queue in front has the tags.
+            Some(_) => usize::MAX,
+            None => depth.min((queues * depth).div_ceil(cx.cores())).max(1),
+        };
         let work =
             Work::new(Server { store: self.store.clone(), size: self.limits().size, discards: p.discard });
         if p.irqmode >= 2 {

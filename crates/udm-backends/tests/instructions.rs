@@ -30,6 +30,9 @@ const REQUESTS: usize = 6400;
 const DISKS: [&str; 17] =
     ["A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q"];
 
+/// Null devices with a queue in front of them, and the words that make it.
+const QUEUED: [(&str, &str); 2] = [("R", "scheduler=none"), ("S", "scheduler=mq-deadline")];
+
 /// Sectors of a request.
 const REQUEST: u64 = 8;
 
@@ -287,6 +290,10 @@ fn make(tables: &str, world: &mut TestWorld) -> (Vec<Arc<dyn Device>>, Vec<Arc<M
     let mut resolver = TestResolver::new();
     for ((minor, name), device) in (0..).zip(DISKS).zip(&nulls) {
         resolver.add(name, DevNo { major: 253, minor }, Arc::clone(device));
+    }
+    for (minor, (name, words)) in (100..).zip(QUEUED) {
+        let uri = uri::parse(&format!("null:size=1G,{words}")).expect("a URI");
+        resolver.add(name, DevNo { major: 253, minor }, udm_backends::open(&uri).expect("it opens"));
     }
     let map = |(minor, table): (u32, &str)| {
         let lines = udm_wire::table::parse(&table.replace(" / ", "\n")).expect("a table");

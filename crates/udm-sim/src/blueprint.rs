@@ -4,6 +4,7 @@ use crate::chance::Chance;
 use crate::plan::{Class, Without};
 use crate::tables::{Below, Flaw, Kind, Selector, TableSpec, Through};
 use udm_targets::multipath::selector::SELECTORS;
+use udm_wire::uri::{QueueParams, Scheduler};
 
 /// A disk to make.
 #[derive(Clone, Debug)]
@@ -44,6 +45,8 @@ pub struct Blueprint {
     pub disks: Vec<DiskPlan>,
     /// The disk of each path.
     pub paths: Vec<usize>,
+    /// The queues in front of paths that no multipath target uses.
+    pub queues: Vec<(usize, QueueParams)>,
     /// Paths that multipath targets do not use themselves, but through a mapped device: path and
     /// device.
     pub via: Vec<(usize, usize)>,
@@ -69,6 +72,7 @@ impl Blueprint {
             cores,
             disks: Vec::new(),
             paths: Vec::new(),
+            queues: Vec::new(),
             via: Vec::new(),
             devices: Vec::new(),
             blocks: Vec::new(),
@@ -99,6 +103,9 @@ impl Blueprint {
             if chance.one_in(3) {
                 b.paths.push(disk);
                 b.blocks.push((Below::Path(b.paths.len() - 1), sectors));
+                if !without.has(Class::Queues) && chance.one_in(2) {
+                    b.queues.push((b.paths.len() - 1, queue(chance, cores)));
+                }
             } else {
                 for _ in 0..chance.between(1, 4) {
                     b.paths.push(disk);
@@ -173,6 +180,7 @@ impl Blueprint {
             cores,
             disks: vec![disk],
             paths: vec![0; paths],
+            queues: Vec::new(),
             via: Vec::new(),
             devices: vec![DevicePlan { table, top: true }],
             blocks: vec![(Below::Device(0), 2048)],
@@ -290,6 +298,23 @@ impl Blueprint {
         let mut place = |size: u64| 8 * chance.below((size - rows * chunk) / 8 + 1);
         let of = blocks.into_iter().map(|(below, size)| (below, place(size))).collect();
         (stripes * rows * chunk, Kind::Striped { chunk, of })
+    }
+}
+
+/// A queue, mostly a narrow one. On several cores none that has one order for all: its lane is a
+/// task's, which the world does not count.
+fn queue(chance: &mut Chance, cores: usize) -> QueueParams {
+    let orders = if cores == 1 { &Scheduler::ALL[..] } else { &Scheduler::ALL[..1] };
+    QueueParams {
+        scheduler: chance.pick(orders).1,
+        nr_hw_queues: chance.pick(&[0, 1, 2]),
+        queue_depth: chance.pick(&[1, 2, 4, 64]),
+        nr_requests: chance.pick(&[0, 4]),
+        nomerges: chance.pick(&[0, 0, 1, 2]),
+        max_segments: chance.pick(&[2, 128]),
+        writes_starved: chance.pick(&[0, 2]),
+        fifo_batch: chance.pick(&[1, 16]),
+        ..QueueParams::default()
     }
 }
 

@@ -27,6 +27,7 @@ use udm_wire::table::Line;
 /// Finds paths and devices by the words of [`crate::tables::Below`].
 pub(crate) struct Names {
     pub(crate) paths: Vec<Arc<SimPath>>,
+    pub(crate) fronts: Vec<Arc<dyn udm_core::Device>>,
     pub(crate) devices: Vec<Option<Arc<MappedDevice>>>,
 }
 
@@ -34,7 +35,7 @@ impl Resolver for Names {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let missing = || LookupError { errno: ENOENT, reason: format!("no device {word}") };
         let index = |prefix: &str| word.strip_prefix(prefix).and_then(|n| n.parse::<usize>().ok());
-        if let Some(path) = index("p").and_then(|i| self.paths.get(i)) {
+        if let Some(path) = index("p").and_then(|i| self.fronts.get(i)) {
             let number = DevNo { major: 8, minor: index("p").unwrap_or(0) as u32 };
             return Ok(DeviceRef { number, name: word.into(), device: path.clone(), hold: None });
         }
@@ -145,7 +146,7 @@ impl World {
 
     fn names(&self) -> Names {
         let devices = self.devices.iter().map(|d| Some(d.mapped.clone())).collect();
-        Names { paths: self.machine.paths.clone(), devices }
+        Names { paths: self.machine.paths.clone(), fronts: self.machine.fronts.clone(), devices }
     }
 
     fn map(&self, spec: &TableSpec) -> Arc<Map> {

@@ -19,7 +19,9 @@ use crate::timers::Timers;
 use crate::totals::Totals;
 use crate::trace::{Kind, NO_CORE};
 use std::sync::{Arc, Mutex};
-use udm_core::{Batch, Busy, CoreId, CoreState, Cx, Lane, Nanos, OpenError, OwnerId, Visit};
+use udm_core::{Batch, Busy, CoreId, CoreState, Cx, Device, Lane, Nanos, OpenError, OwnerId, Visit};
+use udm_queue::Queued;
+use udm_wire::uri::QueueParams;
 
 /// Turns that a lane may ask for when there is nothing left to do.
 const TURNS_AT_REST: usize = 8;
@@ -74,6 +76,8 @@ pub struct Machine {
     pub cores: Vec<Core>,
     /// The paths.
     pub paths: Vec<Arc<SimPath>>,
+    /// What tables are given for them: themselves, or the queues in front of them.
+    pub(crate) fronts: Vec<Arc<dyn Device>>,
     /// What must be true.
     pub model: Model,
     /// The front ends.
@@ -119,8 +123,10 @@ impl Machine {
         };
         let paths = env.paths.len();
         let env = Arc::new(Mutex::new(env));
+        let paths: Vec<_> = (0..paths).map(|i| Arc::new(SimPath::new(&env, i))).collect();
         Machine {
-            paths: (0..paths).map(|i| Arc::new(SimPath::new(&env, i))).collect(),
+            fronts: paths.iter().map(|path| Arc::clone(path) as Arc<dyn Device>).collect(),
+            paths,
             post: SimCores::new(plan.seed, cores, delay),
             model: Model::new(cells),
             front: Front::new(plan, build),
@@ -142,6 +148,14 @@ impl Machine {
             cores: Vec::new(),
             plan: plan.clone(),
             env,
+        }
+    }
+
+    /// Puts queues in front of paths.
+    pub(crate) fn make_queues(&mut self, queues: &[(usize, QueueParams)]) {
+        for (path, params) in queues {
+            let front = &mut self.fronts[*path];
+            *front = Arc::new(Queued::new(Arc::clone(front), params));
         }
     }
 

@@ -75,11 +75,13 @@ pub enum Class {
     Moves,
     /// Paths that are watched.
     Watch,
+    /// Queues in front of disks.
+    Queues,
 }
 
 impl Class {
     /// Every class.
-    pub const ALL: [Class; 34] = [
+    pub const ALL: [Class; 35] = [
         Class::Crash,
         Class::Remove,
         Class::Paths,
@@ -114,6 +116,7 @@ impl Class {
         Class::Nonsense,
         Class::Moves,
         Class::Watch,
+        Class::Queues,
     ];
 
     /// Its name on the command line.
@@ -154,6 +157,7 @@ impl Class {
             Class::Nonsense => "nonsense",
             Class::Moves => "moves",
             Class::Watch => "watch",
+            Class::Queues => "queues",
         }
     }
 }

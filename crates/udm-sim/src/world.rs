@@ -117,6 +117,8 @@ impl World {
             env.paths.iter_mut().for_each(|p| (p.latency, p.room, p.prompt) = (5_000, usize::MAX, false));
             env.disks.iter_mut().for_each(|d| d.error_one_in = 0);
         }
+        let queues = world.blueprint.queues.clone();
+        world.machine.make_queues(&queues);
         let tables: Vec<TableSpec> = world.blueprint.devices.iter().map(|d| d.table.clone()).collect();
         world.start(&tables)?;
         Ok(world)

@@ -3,7 +3,10 @@
 
 use std::path::PathBuf;
 use udm_core::Nanos;
-use udm_wire::uri::{DeviceUri, Fence, FileUri, NbdAddress, NbdUri, NullParams, Patience, Silence, parse};
+use udm_wire::uri::{
+    DeviceUri, Fence, FileUri, NbdAddress, NbdUri, NullParams, Patience, QueueParams, Scheduler, Silence,
+    parse,
+};
 
 fn file(path: &str, direct: Option<bool>, readonly: bool) -> DeviceUri {
     DeviceUri::File(FileUri { direct, readonly, ..FileUri::new(PathBuf::from(path)) })
@@ -81,8 +84,40 @@ fn every_form_and_its_canonical_spelling() {
             }),
             "file:a.cow?grow=64M&grow_max=1T",
         ),
-        ("mem:1G", DeviceUri::Mem { size: 1 << 30 }, "mem:1G"),
-        ("mem:1024MiB", DeviceUri::Mem { size: 1 << 30 }, "mem:1G"),
+        ("mem:1G", DeviceUri::Mem { size: 1 << 30, queue: None }, "mem:1G"),
+        ("mem:1024MiB", DeviceUri::Mem { size: 1 << 30, queue: None }, "mem:1G"),
+        (
+            "mem:1G,queue_depth=4,scheduler=mq-deadline,nr_requests=1",
+            DeviceUri::Mem {
+                size: 1 << 30,
+                queue: Some(QueueParams {
+                    scheduler: Scheduler::MqDeadline,
+                    queue_depth: 4,
+                    nr_requests: 4,
+                    ..QueueParams::default()
+                }),
+            },
+            "mem:1G,scheduler=mq-deadline,queue_depth=4,nr_requests=4",
+        ),
+        (
+            "file:/dev/sda?nomerges=0",
+            DeviceUri::File(FileUri {
+                queue: Some(QueueParams::default()),
+                ..FileUri::new("/dev/sda".into())
+            }),
+            "file:/dev/sda?scheduler=none",
+        ),
+        (
+            "nbd://h/?deadline=none&nr_hw_queues=1",
+            DeviceUri::Nbd(NbdUri {
+                queue: Some(QueueParams { nr_hw_queues: 1, ..QueueParams::default() }),
+                ..match endless(tcp("h", 10809, "")) {
+                    DeviceUri::Nbd(nbd) => nbd,
+                    other => panic!("{other}"),
+                }
+            }),
+            "nbd://h/?deadline=none&nr_hw_queues=1",
+        ),
         ("pattern:1536", DeviceUri::Pattern { size: 1536 }, "pattern:1536"),
         ("@mp", DeviceUri::Mapped("mp".into()), "@mp"),
         ("@a b", DeviceUri::Mapped("a b".into()), "@a b"),
@@ -145,7 +180,9 @@ fn refusals_say_what_would_be_right() {
         ("file:a?direct=maybe", "file: direct=\"maybe\" is neither on nor off"),
         (
             "file:a?cache=none",
-            "file: unknown option \"cache\"; one of direct, readonly, exclusive, grow, grow_max",
+            "file: unknown option \"cache\"; one of direct, readonly, exclusive, grow, grow_max, scheduler, nr_hw_queues, \
+             queue_depth, nr_requests, nomerges, max_sectors_kb, max_segments, read_expire, write_expire, writes_starved, \
+             fifo_batch, front_merges",
         ),
         ("file:a?grow=0", "file: grow is above 0"),
         ("file:a?grow=1x", "file: grow: \"1x\" is not a size: a number, then K, M, G, T, P or E"),
@@ -169,7 +206,23 @@ fn refusals_say_what_would_be_right() {
         ("nbd://[::1]x/", "nbd: \"x\" behind a host"),
         ("nbd://ho st/", "nbd: \"ho st\" is no host name"),
         ("nbd://host/?tls-type=x509", "nbd: udm does not do TLS"),
-        ("nbd://host/?foo=1", "nbd: unknown parameter \"foo\"; there are socket, deadline, fence"),
+        (
+            "nbd://host/?foo=1",
+            "nbd: unknown parameter \"foo\"; there are socket, deadline, fence, scheduler, nr_hw_queues, queue_depth, \
+             nr_requests, nomerges, max_sectors_kb, max_segments, read_expire, write_expire, writes_starved, fifo_batch, \
+             front_merges",
+        ),
+        ("file:a?scheduler=bfq", "file: scheduler=\"bfq\" is neither none nor mq-deadline"),
+        ("file:a?queue_depth=0", "file: queue_depth=\"0\" is not a number in 1..10240"),
+        ("file:a?nomerges=1&nomerges=1", "file: nomerges is given twice"),
+        ("mem:1M,max_sectors_kb=3", "mem: max_sectors_kb is 0, or at least 4"),
+        ("mem:1M,queue_depth=+1", "mem: queue_depth=\"+1\" is not a number in 1..10240"),
+        (
+            "mem:1M,",
+            "mem: unknown parameter \"\"; one of scheduler, nr_hw_queues, queue_depth, nr_requests, nomerges, \
+          max_sectors_kb, max_segments, read_expire, write_expire, writes_starved, fifo_batch, front_merges",
+        ),
+        ("null:queue_depth=4", "null: a null device has hw_queue_depth for queue_depth"),
         ("nbd://host/?deadline=1s&deadline=1s", "nbd: deadline is given twice"),
         (
             "nbd://host/?deadline=500",

@@ -16,7 +16,7 @@
 //!   copies, so what comes late touches nobody's memory.
 //! * **Several connections** are used at the same time only where the server says that a flush on
 //!   one covers the writes of all (`CAN_MULTI_CONN`), or where nothing is written. Else there is
-//!   one for all cores ([`funnel`]).
+//!   one for all cores ([`Funnel`]).
 //! * **Honest.** A server that comes back with another size, or that can do less than it could, is
 //!   not taken back ([`Server::accept`]): what lies above has its limits from before.
 //! * **Memory.** Data is copied between a request and the connection's buffers: 256 KiB each way.
@@ -31,7 +31,6 @@ mod client;
 mod connection;
 mod extents;
 mod fence;
-mod funnel;
 mod lane;
 mod lingering;
 mod outgoing;
@@ -45,11 +44,11 @@ pub(crate) use server::Servers;
 pub use sockets::{Fenced, Sockets};
 
 use extents::Asker;
-use funnel::Funnel;
 use server::Server;
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_queue::Funnel;
 use udm_runtime::Ring;
 use udm_wire::nbd::client::Export;
 use udm_wire::uri::NbdUri;

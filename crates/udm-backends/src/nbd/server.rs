@@ -29,7 +29,7 @@ impl Servers {
     /// # Errors
     /// The server can't be reached, or refuses.
     pub(crate) fn open(&self, uri: &NbdUri) -> Result<Arc<Server>, OpenError> {
-        let name = uri.to_string();
+        let name = uri.unqueued().to_string();
         if let Some(server) = self.get(&name) {
             return Ok(server);
         }
@@ -50,7 +50,7 @@ impl Servers {
 
     /// Asks again how large the export is, if it is in use and its server answers.
     pub(crate) fn look(&self, uri: &NbdUri) {
-        if let Some(server) = self.get(&uri.to_string()) {
+        if let Some(server) = self.get(&uri.unqueued().to_string()) {
             server.look();
         }
     }

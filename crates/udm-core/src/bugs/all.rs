@@ -19,7 +19,7 @@ pub enum World {
 
 impl Bug {
     /// Every bug, and the worlds that it shows in.
-    pub const ALL: [(Bug, World); 151] = [
+    pub const ALL: &[(Bug, World)] = &[
         (Bug::NoKick, World::Devices),
         (Bug::NoWakeForDrain, World::Devices),
         (Bug::RetryForgets, World::Devices),
@@ -171,6 +171,11 @@ impl Bug {
         (Bug::FlushFirstForgotten, World::NbdClient),
         (Bug::NoBackOff, World::NbdClient),
         (Bug::LostWithConnection, World::NbdClient),
+        (Bug::TagMissed, World::Devices),
+        (Bug::TagNotRung, World::Devices),
+        (Bug::MergedFlags, World::Devices),
+        (Bug::MergedErrorLost, World::Devices),
+        (Bug::MergedReadShifted, World::Devices),
     ];
 
     /// The bug whose name is `name`, in the spelling of the source.

@@ -70,7 +70,8 @@ impl World {
         let lines = udm_wire::table::parse(&words).map_err(|e| format!("{words}: {e}"))?;
         let floors = self.sides.iter().map(|side| side.floor.clone());
         let devices = self.sides.iter().map(|side| side.mapped.clone()).chain(floors).collect();
-        let mut names = Names { paths: self.machine.paths.clone(), devices };
+        let mut names =
+            Names { paths: self.machine.paths.clone(), fronts: self.machine.fronts.clone(), devices };
         let cores = self.count;
         let io = SimIo::new(self);
         let built = Table::build(udm_targets::TARGETS, &lines, &mut names, &io, cores);
@@ -177,7 +178,11 @@ impl World {
         // Behind one growth is tried anew.
         lock(&self.machine.env).disks[side].stuck = false;
         let all: Vec<String> = words.split(' ').map(str::to_string).collect();
-        let mut names = Names { paths: self.machine.paths.clone(), devices: Vec::new() };
+        let mut names = Names {
+            paths: self.machine.paths.clone(),
+            fronts: self.machine.fronts.clone(),
+            devices: Vec::new(),
+        };
         self.machine.set_turn(None);
         match mapped.send(0, &all, &mut names, &*self.machine.post) {
             Ok(_) => Ok(true),

@@ -1,6 +1,6 @@
 //! `file:PATH?NAME=VALUE&...`, or a path alone: a file or block device.
 
-use super::{PATH_MAX, UriError, percent, switch};
+use super::{PATH_MAX, QueueParams, UriError, percent, switch};
 use crate::size::{self, Size};
 use crate::words::shown;
 use std::fmt;
@@ -28,13 +28,23 @@ pub struct FileUri {
     pub grow: Option<u64>,
     /// Bytes that it has at the most then; `None`: whatever the file system takes.
     pub grow_max: Option<u64>,
+    /// The queue in front of it; `None` for none.
+    pub queue: Option<QueueParams>,
 }
 
 impl FileUri {
     /// A path without options.
     #[must_use]
     pub fn new(path: PathBuf) -> FileUri {
-        FileUri { path, direct: None, readonly: false, exclusive: true, grow: None, grow_max: None }
+        FileUri {
+            path,
+            direct: None,
+            readonly: false,
+            exclusive: true,
+            grow: None,
+            grow_max: None,
+            queue: None,
+        }
     }
 
     /// What a path alone means.
@@ -61,6 +71,7 @@ impl FileUri {
         let path = checked_path(&path)?;
         let (mut direct, mut readonly, mut exclusive) = (None, None, None);
         let (mut grow, mut grow_max) = (None, None);
+        let (mut queue, mut queued) = (None, Vec::new());
         for pair in query.into_iter().flat_map(|query| query.split('&')) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let option = match name {
@@ -79,9 +90,18 @@ impl FileUri {
                     }
                     continue;
                 }
+                _ if QueueParams::word(&mut queue, name, value)
+                    .map_err(|why| UriError::new(format!("file: {why}")))? =>
+                {
+                    if queued.contains(&name) {
+                        return Err(UriError::new(format!("file: {name} is given twice")));
+                    }
+                    queued.push(name);
+                    continue;
+                }
                 _ => {
                     let name = shown(name);
-                    let known = OPTIONS.join(", ");
+                    let known = [&OPTIONS, QueueParams::NAMES].concat().join(", ");
                     return Err(UriError::new(format!("file: unknown option {name}; one of {known}")));
                 }
             };
@@ -96,7 +116,7 @@ impl FileUri {
                 "file: grow_max says how far it grows, and grow by how much at a time",
             ));
         }
-        Ok(FileUri { path, direct, readonly, exclusive, grow, grow_max })
+        Ok(FileUri { path, direct, readonly, exclusive, grow, grow_max, queue })
     }
 
     /// The options that are not as a path alone has them, as they are spelt.
@@ -107,7 +127,7 @@ impl FileUri {
         let switches = [direct, readonly, exclusive].into_iter().flatten().map(String::from);
         let grow = self.grow.map(|bytes| format!("grow={}", Size(bytes)));
         let grow_max = self.grow_max.map(|bytes| format!("grow_max={}", Size(bytes)));
-        switches.chain(grow).chain(grow_max)
+        switches.chain(grow).chain(grow_max).chain(QueueParams::words(self.queue.as_ref()))
     }
 }
 

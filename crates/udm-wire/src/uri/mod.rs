@@ -5,7 +5,7 @@
 //! | `/dev/nvme0n1`, `./disk.img`, `disk.img` | a file or block device, taken literally |
 //! | `file:disk.img?direct=on&readonly=on` | the same with options, see [`FileUri`]; `%XX` is the byte XX, so `?` is `%3F` and `%` is `%25` |
 //! | `null:size=4G,bs=4K` | a null device; see [`NullParams`] |
-//! | `mem:1G`, `pattern:1G` | memory; a read-only pattern |
+//! | `mem:1G`, `pattern:1G` | memory, with the words of a queue behind commas; a read-only pattern |
 //! | `nbd://host:10809/export`, `nbd+unix:///export?socket=/path` | an NBD server; see [`NbdUri`] |
 //! | `@name` | a mapped device |
 //! | `8:16` | a device by its number |
@@ -18,11 +18,13 @@ mod file;
 mod nbd;
 mod null;
 mod percent;
+mod queue;
 mod silence;
 
 pub use file::FileUri;
 pub use nbd::{NbdAddress, NbdUri};
 pub use null::NullParams;
+pub use queue::{QueueParams, Scheduler};
 pub use silence::{Fence, Patience, Silence, Span};
 
 use crate::size::{self, Size};
@@ -48,6 +50,8 @@ pub enum DeviceUri {
     Mem {
         /// Bytes, above 0.
         size: u64,
+        /// The queue in front of it; `None` for none.
+        queue: Option<QueueParams>,
     },
     /// Read-only; every byte is a function of its offset.
     Pattern {
@@ -104,7 +108,7 @@ pub fn parse(word: &str) -> Result<DeviceUri, UriError> {
     match scheme {
         "file" => FileUri::parse(rest).map(DeviceUri::File),
         "null" => NullParams::parse(rest).map(DeviceUri::Null),
-        "mem" => Ok(DeviceUri::Mem { size: size_of_device("mem", rest)? }),
+        "mem" => memory(rest),
         "pattern" => Ok(DeviceUri::Pattern { size: size_of_device("pattern", rest)? }),
         "nbd" | "nbd+unix" => NbdUri::parse(scheme, rest).map(DeviceUri::Nbd),
         "nbds" | "nbds+unix" => Err(UriError::new(format!("{scheme}: udm does not do TLS"))),
@@ -140,6 +144,26 @@ fn mapped(name: &str) -> Result<DeviceUri, UriError> {
     }
 }
 
+/// `SIZE`, and the words of a queue behind commas.
+fn memory(text: &str) -> Result<DeviceUri, UriError> {
+    let (size, words) = text.split_once(',').map_or((text, None), |(size, words)| (size, Some(words)));
+    let size = size_of_device("mem", size)?;
+    let (mut queue, mut seen) = (None, Vec::new());
+    for word in words.into_iter().flat_map(|words| words.split(',')) {
+        let (name, value) = word.split_once('=').unwrap_or((word, ""));
+        let refuse = |why: String| UriError::new(format!("mem: {why}"));
+        if seen.contains(&name) {
+            return Err(refuse(format!("{name} is given twice")));
+        }
+        if !QueueParams::word(&mut queue, name, value).map_err(refuse)? {
+            let known = QueueParams::NAMES.join(", ");
+            return Err(refuse(format!("unknown parameter {}; one of {known}", shown(name))));
+        }
+        seen.push(name);
+    }
+    Ok(DeviceUri::Mem { size, queue })
+}
+
 /// A value that is yes or no.
 fn switch(kind: &str, name: &str, value: &str) -> Result<bool, UriError> {
     match value {
@@ -162,7 +186,10 @@ impl fmt::Display for DeviceUri {
         match self {
             DeviceUri::File(file) => file.fmt(f),
             DeviceUri::Null(params) => params.fmt(f),
-            DeviceUri::Mem { size } => write!(f, "mem:{}", Size(*size)),
+            DeviceUri::Mem { size, queue } => {
+                write!(f, "mem:{}", Size(*size))?;
+                QueueParams::words(queue.as_ref()).iter().try_for_each(|word| write!(f, ",{word}"))
+            }
             DeviceUri::Pattern { size } => write!(f, "pattern:{}", Size(*size)),
             DeviceUri::Nbd(uri) => uri.fmt(f),
             DeviceUri::Mapped(name) => write!(f, "@{name}"),

@@ -5,7 +5,7 @@
 //! No TLS, so no `nbds:`, no user and no `tls-*` parameters; no sockets in the abstract name space.
 
 use super::silence::{Patience, Silence};
-use super::{UriError, percent};
+use super::{QueueParams, UriError, percent};
 use crate::nbd::{PORT, STRING_MAX};
 use crate::words::shown;
 use std::fmt;
@@ -31,6 +31,8 @@ pub struct NbdUri {
     pub export: String,
     /// What becomes of it when the server falls silent.
     pub silence: Silence,
+    /// The queue in front of it; `None` for none.
+    pub queue: Option<QueueParams>,
 }
 
 /// Where an NBD server is.
@@ -51,7 +53,7 @@ impl NbdUri {
     /// An export, with no word of silence.
     #[must_use]
     pub fn new(address: NbdAddress, export: impl Into<String>) -> NbdUri {
-        NbdUri { address, export: export.into(), silence: Silence::default() }
+        NbdUri { address, export: export.into(), silence: Silence::default(), queue: None }
     }
 
     /// For how long nothing may come of it though a request waits; `None` for ever.
@@ -64,7 +66,13 @@ impl NbdUri {
         }
     }
 
-    /// The same export, with no word of silence: as any NBD client takes it.
+    /// The same export with no word of a queue: as its connections know it.
+    #[must_use]
+    pub fn unqueued(&self) -> NbdUri {
+        NbdUri { queue: None, ..self.clone() }
+    }
+
+    /// The same export, with no word of silence or of a queue: as any NBD client takes it.
     #[must_use]
     pub fn plain(&self) -> NbdUri {
         NbdUri::new(self.address.clone(), self.export.clone())
@@ -83,7 +91,7 @@ impl NbdUri {
         if export.len() > STRING_MAX || export.contains('\0') {
             return Err(refuse(format!("an export's name has at most {STRING_MAX} bytes and no NUL")));
         }
-        let Query { socket, silence } = Query::parse(query).map_err(refuse)?;
+        let Query { socket, silence, queue } = Query::parse(query).map_err(refuse)?;
         let address = match (scheme, socket) {
             ("nbd", None) => {
                 let (host, port) = host_and_port(authority).map_err(refuse)?;
@@ -99,7 +107,7 @@ impl NbdUri {
             }
             (_, Some(socket)) => NbdAddress::Unix(socket),
         };
-        Ok(NbdUri { address, export, silence })
+        Ok(NbdUri { address, export, silence, queue })
     }
 }
 
@@ -108,6 +116,7 @@ impl NbdUri {
 struct Query {
     socket: Option<PathBuf>,
     silence: Silence,
+    queue: Option<QueueParams>,
 }
 
 impl Query {
@@ -122,10 +131,14 @@ impl Query {
             match name {
                 "socket" => parsed.socket = Some(socket_path(value)?),
                 _ if parsed.silence.word(name, value)? => {}
+                _ if QueueParams::word(&mut parsed.queue, name, value)? => {}
                 _ if name.starts_with("tls-") => return Err("udm does not do TLS".into()),
                 _ => {
                     let name = shown(name);
-                    return Err(format!("unknown parameter {name}; there are socket, deadline, fence"));
+                    let queue = QueueParams::NAMES.join(", ");
+                    return Err(format!(
+                        "unknown parameter {name}; there are socket, deadline, fence, {queue}"
+                    ));
                 }
             }
             seen.push(name);
@@ -202,7 +215,7 @@ impl fmt::Display for NbdUri {
                 separator = '&';
             }
         }
-        for word in self.silence.words() {
+        for word in self.silence.words().chain(QueueParams::words(self.queue.as_ref())) {
             write!(f, "{separator}{word}")?;
             separator = '&';
         }

@@ -5,7 +5,7 @@
 //! bare number counts bytes, not MiB), and what null_blk has but a device without a kernel has no
 //! use for (zones, NUMA, power, fault injection) is refused as unknown.
 
-use super::{UriError, switch};
+use super::{QueueParams, UriError, switch};
 use crate::size::{self, Size};
 use crate::words::shown;
 use std::fmt;
@@ -38,6 +38,8 @@ pub struct NullParams {
     pub cache_size: u64,
     /// Takes FUA; default on.
     pub fua: bool,
+    /// The queue in front of it; `None` for none. null_blk has the files of any disk for it.
+    pub queue: Option<QueueParams>,
 }
 
 impl Default for NullParams {
@@ -55,6 +57,7 @@ impl Default for NullParams {
             discard: false,
             cache_size: 0,
             fua: true,
+            queue: None,
         }
     }
 }
@@ -94,6 +97,13 @@ const LEFT_OUT: &[&str] = &[
 /// The most tags of a hardware queue (kernel `BLK_MQ_MAX_DEPTH`).
 const DEPTH_MAX: u32 = 10240;
 
+/// The words of a queue that a null device has no other name for.
+fn queue_names() -> String {
+    let own = ["nr_hw_queues", "queue_depth"];
+    let names: Vec<_> = QueueParams::NAMES.iter().copied().filter(|name| !own.contains(name)).collect();
+    names.join(", ")
+}
+
 impl NullParams {
     /// Reads what stands behind `null:`.
     pub(super) fn parse(text: &str) -> Result<NullParams, UriError> {
@@ -116,6 +126,9 @@ impl NullParams {
         }
         if !params.memory_backed {
             (params.discard, params.cache_size) = (false, 0);
+        }
+        if let Some(queue) = &mut params.queue {
+            (queue.nr_hw_queues, queue.queue_depth) = (params.submit_queues, params.hw_queue_depth);
         }
         Ok(params)
     }
@@ -203,11 +216,16 @@ impl NullParams {
                 };
                 "cache_size"
             }
+            "nr_hw_queues" => return Err("a null device has submit_queues for nr_hw_queues".into()),
+            "queue_depth" => return Err("a null device has hw_queue_depth for queue_depth".into()),
+            _ if QueueParams::word(&mut self.queue, name, value)? => {
+                QueueParams::NAMES.iter().find(|known| **known == name).expect("it is one of them")
+            }
             "" => return Err("an empty parameter; NAME=VALUE,NAME=VALUE".into()),
             name if LEFT_OUT.contains(&name) => {
                 return Err(format!("{name} is null_blk's and not udm's; one of {NAMES}"));
             }
-            _ => return Err(format!("unknown parameter {}; one of {NAMES}", shown(name))),
+            _ => return Err(format!("unknown parameter {}; one of {NAMES}, {}", shown(name), queue_names())),
         })
     }
 }
@@ -247,6 +265,10 @@ impl fmt::Display for NullParams {
         if self.fua != plain.fua {
             f.write_str(",fua=0")?;
         }
-        Ok(())
+        // Those two are said by the names that null_blk has for them.
+        let plain = QueueParams::default();
+        let (nr_hw_queues, queue_depth) = (plain.nr_hw_queues, plain.queue_depth);
+        let queue = self.queue.clone().map(|queue| QueueParams { nr_hw_queues, queue_depth, ..queue });
+        QueueParams::words(queue.as_ref()).iter().try_for_each(|word| write!(f, ",{word}"))
     }
 }

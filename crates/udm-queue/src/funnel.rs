@@ -1,9 +1,10 @@
-//! One connection for all cores, where a server takes no more than one that writes.
+//! One way to a device for all cores: where requests have one order, or a server takes one
+//! connection that writes and no more.
 //!
-//! A task has the connection, on one core for good. Lanes leave what they are asked in a queue and
-//! ring; the task serves it and leaves the answers in the queue of the lane that asked. A bio stays
-//! on its core: only its data goes to the other and comes back. *Price:* two queues, which are
-//! shared atomics, a request, and a letter each way a batch.
+//! A task has the device's lane, on one core for good. Lanes leave what they are asked in a queue
+//! and ring; the task serves it and leaves the answers in the queue of the lane that asked. A bio
+//! stays on its core: only its data goes to the other and comes back. *Price:* two queues, which
+//! are shared atomics, a request, and a letter each way a batch.
 
 use crossbeam_queue::SegQueue;
 use slab::Slab;
@@ -16,7 +17,7 @@ use udm_core::{
 
 /// The way of all cores to one device.
 #[derive(Default)]
-pub(super) struct Funnel {
+pub struct Funnel {
     running: Mutex<Weak<Running>>,
 }
 
@@ -65,7 +66,8 @@ impl Shared {
 
 impl Funnel {
     /// A lane on this core, to the one lane of `device`.
-    pub(super) fn open(&self, device: &Arc<dyn Device>, cx: &mut Cx<'_>) -> Box<dyn Lane> {
+    #[must_use]
+    pub fn open(&self, device: &Arc<dyn Device>, cx: &mut Cx<'_>) -> Box<dyn Lane> {
         let mut kept = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let running = kept.upgrade().unwrap_or_else(|| {
             let (asked, bell) = (SegQueue::new(), Arc::new(Bell::new()));

@@ -1,0 +1,36 @@
+//! `none`: first come, first served. What comes is merged with one of the latest that wait.
+
+use crate::merge::{Merger, Request};
+use std::collections::VecDeque;
+use udm_core::{Batch, Bio, Cx};
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Fifo(VecDeque<Request>);
+
+impl Fifo {
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn add(&mut self, bio: Box<Bio>, merger: &mut Merger, _cx: &Cx<'_>) {
+        let touches = |request: &&mut Request| {
+            (request.end() == bio.sector || bio.end() == request.sector()) && merger.fit(&request.bio, &bio)
+        };
+        let tries = merger.tries();
+        let found = self.0.iter_mut().rev().take(tries).find(touches);
+        match found {
+            Some(request) => merger.merge(request, bio),
+            None => self.0.push_back(Merger::alone(bio)),
+        }
+    }
+
+    pub fn next(&mut self, _merger: &mut Merger, _cx: &Cx<'_>) -> Option<Request> {
+        self.0.pop_front()
+    }
+
+    pub fn hand_back(&mut self, merger: &mut Merger, back: &mut Batch) {
+        self.0.drain(..).for_each(|request| merger.take_apart(request, back));
+    }
+}

@@ -1,0 +1,357 @@
+//! The tags of a hardware queue: how many requests may be with the disk.
+//!
+//! A tag is a permit, without a number: nobody here asks which one it is. Lanes take what they
+//! need for a batch and give back what came home, each with one atomic. Where there are none left,
+//! a lane gets in line, and from then on whoever gives back hands tags to those in line, one each
+//! in turn, as a busy queue of the kernel takes one request of each CPU in turn. So nobody who
+//! comes later, and nobody who had tags just now, goes first.
+//!
+//! ```text
+//! who waits:     in_line += 1, in line;        *fence*;  any free now? take them
+//! who gives:     nobody in line: free += n;    *fence*;  somebody in line now? take them back, hand out
+//! ```
+//!
+//! The fences forbid that both miss the other: see the loom test.
+//!
+//! *Price.* Two atomic operations and a fence a batch. In line: a push and a pop of a shared queue
+//! for each tag that is handed over, an allocation of its each 31 times, and a letter to the core
+//! that waits.
+
+use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
+use udm_core::{Bell, Cx, Listener, interleave};
+
+#[cfg(feature = "loom")]
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(not(feature = "loom"))]
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+#[cfg(not(feature = "loom"))]
+use crossbeam_queue::SegQueue as Line;
+
+/// See the module.
+pub(crate) struct Tags {
+    free: AtomicU32,
+    line: Line<Arc<Waiter>>,
+    /// How many are in line, or about to be.
+    in_line: AtomicU32,
+}
+
+/// Somebody who may get in line.
+struct Waiter {
+    /// [`IN_LINE`], then 31 bits of how many are wanted, then 32 of how many were handed over.
+    state: AtomicU64,
+    bell: Arc<Bell>,
+}
+
+const IN_LINE: u64 = 1 << 63;
+const WANTED: u64 = 1 << 32;
+
+fn wanted(state: u64) -> u32 {
+    ((state & !IN_LINE) / WANTED) as u32
+}
+
+impl Waiter {
+    fn new() -> Waiter {
+        Waiter { state: AtomicU64::new(0), bell: Arc::new(Bell::new()) }
+    }
+
+    /// Changes the state and gives back what it was. Release and acquire: who is handed a tag sees
+    /// what was done before.
+    fn change(&self, to: impl Fn(u64) -> u64) -> u64 {
+        let mut now = self.state.load(Ordering::Relaxed);
+        loop {
+            match self.state.compare_exchange(now, to(now), Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(was) => return was,
+                Err(is) => now = is,
+            }
+        }
+    }
+
+    /// Hands over a tag, if one is wanted. Also, whether it stays in line.
+    fn hand(&self) -> (bool, bool) {
+        let was = self.change(|state| match wanted(state) {
+            0 => state & !IN_LINE,
+            1 => (state - WANTED + 1) & !IN_LINE,
+            _ => state - WANTED + 1,
+        });
+        (wanted(was) > 0, wanted(was) > 1)
+    }
+
+    /// Takes what was handed over.
+    fn collect(&self) -> u32 {
+        let was = self.state.fetch_and(!(WANTED - 1), Ordering::AcqRel);
+        (was % WANTED) as u32
+    }
+
+    /// Wants `n` from now on; false when it was in line already.
+    fn want(&self, n: u32) -> bool {
+        let was = self.change(|state| IN_LINE | (u64::from(n) * WANTED) | (state % WANTED));
+        was & IN_LINE == 0
+    }
+
+    /// Wants `n` fewer, or none.
+    fn want_less(&self, n: u32) {
+        self.change(|state| state - u64::from(wanted(state).min(n)) * WANTED);
+    }
+}
+
+impl Tags {
+    /// `depth` tags, at least one.
+    pub fn new(depth: u32) -> Tags {
+        Tags { free: AtomicU32::new(depth.max(1)), line: Line::new(), in_line: AtomicU32::new(0) }
+    }
+
+    /// Takes up to `most`.
+    fn take(&self, most: u32) -> u32 {
+        interleave::point();
+        let mut free = self.free.load(Ordering::Relaxed);
+        while free > 0 {
+            let n = free.min(most);
+            match self.free.compare_exchange(free, free - n, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return n,
+                Err(is) => free = is,
+            }
+        }
+        0
+    }
+
+    /// Gives `n` back.
+    #[inline]
+    fn give(&self, n: u32) {
+        interleave::point();
+        if self.in_line.load(Ordering::Relaxed) == 0 {
+            self.free.fetch_add(n, Ordering::Release);
+            fence(Ordering::SeqCst);
+            interleave::point();
+            if self.in_line.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            // Who took them meanwhile gives them back one day, and finds the line then.
+            let n = self.take(n);
+            return self.hand_out(n);
+        }
+        self.hand_out(n);
+    }
+
+    /// Hands `n` to those in line, and puts back what nobody wants.
+    #[inline(never)]
+    fn hand_out(&self, mut n: u32) {
+        while n > 0 {
+            while n > 0
+                && let Some(first) = self.line.pop()
+            {
+                let (handed, stays) = first.hand();
+                n -= u32::from(handed);
+                let bell = Arc::clone(&first.bell);
+                if stays {
+                    self.line.push(first);
+                } else {
+                    self.in_line.fetch_sub(1, Ordering::Relaxed);
+                }
+                if handed && !bugs::on(Bug::TagNotRung) {
+                    bell.ring();
+                }
+            }
+            if n == 0 {
+                return;
+            }
+            self.free.fetch_add(n, Ordering::Release);
+            fence(Ordering::SeqCst);
+            interleave::point();
+            if self.line.is_empty() {
+                return;
+            }
+            n = self.take(n);
+        }
+    }
+
+    /// `waiter` wants `n`. What is free now it gets at once.
+    fn get_in_line(&self, waiter: &Arc<Waiter>, n: u32) -> u32 {
+        interleave::point();
+        if waiter.want(n) {
+            self.in_line.fetch_add(1, Ordering::Relaxed);
+            self.line.push(Arc::clone(waiter));
+        }
+        if bugs::on(Bug::TagMissed) {
+            return 0;
+        }
+        fence(Ordering::SeqCst);
+        let got = self.take(n);
+        waiter.want_less(got);
+        got
+    }
+}
+
+/// The tags of one lane.
+pub(crate) struct Held {
+    tags: Arc<Tags>,
+    waiter: Arc<Waiter>,
+    listener: Listener,
+    /// Those without a request.
+    free: u32,
+    /// Those with one.
+    out: u32,
+    waits: bool,
+}
+
+impl Held {
+    /// None yet.
+    pub fn new(tags: Arc<Tags>, cx: &mut Cx<'_>) -> Held {
+        let waiter = Arc::new(Waiter::new());
+        let listener = waiter.bell.listen(cx);
+        Held { tags, waiter, listener, free: 0, out: 0, waits: false }
+    }
+
+    /// A tag for each of `n` requests; false, and none, where there are not so many.
+    #[inline]
+    pub fn take_all(&mut self, n: usize) -> bool {
+        let n = n as u32;
+        if self.free < n {
+            self.free += self.tags.take(n - self.free);
+        }
+        let all = self.free >= n;
+        if all {
+            (self.free, self.out) = (self.free - n, self.out + n);
+        }
+        all
+    }
+
+    /// A tag for one request, of `wanted` that want one.
+    pub fn take_one(&mut self, wanted: usize) -> bool {
+        if self.free == 0 {
+            self.collect();
+        }
+        if self.free == 0 && !self.waits {
+            self.free = self.tags.take(u32::try_from(wanted).unwrap_or(u32::MAX));
+        }
+        let one = self.free > 0;
+        if one {
+            (self.free, self.out) = (self.free - 1, self.out + 1);
+        }
+        one
+    }
+
+    fn collect(&mut self) {
+        if self.waits {
+            self.free += self.waiter.collect();
+        }
+    }
+
+    /// `n` requests came home. Their tags go to those in line, this lane among them; where nobody
+    /// else is, they stay.
+    #[inline]
+    pub fn home(&mut self, n: usize) {
+        let n = n as u32;
+        self.out -= n;
+        if self.waits && self.tags.in_line.load(Ordering::Relaxed) <= 1 {
+            self.free += n;
+        } else {
+            self.tags.give(n);
+        }
+    }
+
+    /// The same where nothing waits in this lane.
+    #[inline]
+    pub fn home_all(&mut self, n: usize) {
+        self.out -= n as u32;
+        self.tags.give(n as u32);
+    }
+
+    /// `wanted` requests have no tag, as far as the lane got. What it has over goes back. True when
+    /// there may be more tags at once.
+    pub fn settle(&mut self, wanted: usize, cx: &mut Cx<'_>) -> bool {
+        let wanted = u32::try_from(wanted).unwrap_or(u32::MAX).min(u32::MAX >> 1);
+        if wanted == 0 {
+            if self.waits {
+                self.waits = false;
+                self.waiter.want_less(u32::MAX);
+                self.free += self.waiter.collect();
+            }
+            if self.free > 0 {
+                self.tags.give(std::mem::take(&mut self.free));
+            }
+            return false;
+        }
+        let seen = self.listener.epoch();
+        self.waits = true;
+        self.free += self.tags.get_in_line(&self.waiter, wanted);
+        self.collect();
+        if self.free == 0 {
+            self.listener.wait(seen, cx);
+        }
+        self.free > 0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        debug_assert!(self.out == 0 || std::thread::panicking(), "closed with requests under way");
+        self.waiter.want_less(u32::MAX);
+        self.tags.give(self.free + self.out + self.waiter.collect());
+    }
+}
+
+/// What loom can look into.
+#[cfg(feature = "loom")]
+struct Line<T>(loom::sync::Mutex<std::collections::VecDeque<T>>);
+
+#[cfg(feature = "loom")]
+impl<T> Line<T> {
+    fn new() -> Line<T> {
+        Line(loom::sync::Mutex::new(std::collections::VecDeque::new()))
+    }
+    fn push(&self, one: T) {
+        self.0.lock().unwrap().push_back(one);
+    }
+    fn pop(&self) -> Option<T> {
+        self.0.lock().unwrap().pop_front()
+    }
+    fn is_empty(&self) -> bool {
+        self.0.lock().unwrap().is_empty()
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    /// One tag, two who want it: nobody waits when it is free, and it is there once.
+    #[test]
+    fn loom_no_tag_is_lost_and_nobody_waits_for_one_that_is_free() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let tags = Arc::new(Tags::new(1));
+            assert_eq!(tags.take(1), 1);
+            let waiter = Arc::new(Waiter::new());
+            let (of_other, of_waiter) = (Arc::clone(&tags), Arc::clone(&waiter));
+            let other = thread::spawn(move || of_other.give(1));
+            let got = tags.get_in_line(&of_waiter, 1);
+            other.join().unwrap();
+            let got = got + waiter.collect();
+            assert_eq!(got + tags.take(2), 1, "there is one");
+            assert_eq!(got, 1, "who waited has it");
+        });
+    }
+
+    /// Who waits goes away while a tag is handed over.
+    #[test]
+    fn loom_a_tag_handed_to_who_leaves_comes_back() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let tags = Arc::new(Tags::new(1));
+            assert_eq!(tags.take(1), 1);
+            let waiter = Arc::new(Waiter::new());
+            assert_eq!(tags.get_in_line(&waiter, 1), 0);
+            let of_other = Arc::clone(&tags);
+            let other = thread::spawn(move || of_other.give(1));
+            waiter.want_less(u32::MAX);
+            tags.give(waiter.collect());
+            other.join().unwrap();
+            assert_eq!(tags.take(2), 1);
+        });
+    }
+}

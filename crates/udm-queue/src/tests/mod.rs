@@ -1,0 +1,275 @@
+//! The queue over a disk that holds what it is given until the test lets go of it.
+
+mod deadline;
+mod merging;
+mod sharing;
+
+use super::*;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Mutex;
+use udm_core::{Batch, Bio, BioFlags, Buf, Busy, CoreId, CoreState, Cores, Drain, LaneCommand, MakeTask};
+use udm_core::{Nanos, Op, SECTOR_SIZE, Segments, Status, TaskHandle};
+
+/// What happens at the disk: shared by its lanes, all on this thread.
+#[derive(Default)]
+struct Held {
+    /// In the order in which they came, with the core that sent them.
+    bios: Vec<(CoreId, Box<Bio>)>,
+    back: Vec<(CoreId, Box<Bio>)>,
+    most: usize,
+}
+
+thread_local! {
+    static HELD: Rc<RefCell<Held>> = Rc::default();
+}
+
+fn held<T>(f: impl FnOnce(&mut Held) -> T) -> T {
+    HELD.with(|held| f(&mut held.borrow_mut()))
+}
+
+struct Disk {
+    id: DeviceId,
+    content: Arc<Mutex<Vec<u8>>>,
+}
+
+struct DiskLane(CoreId);
+
+impl Lane for DiskLane {
+    fn submit(&mut self, batch: &mut Batch, _: &mut Cx<'_>) {
+        held(|held| {
+            held.bios.extend(batch.drain(..).map(|bio| (self.0, bio)));
+            held.most = held.most.max(held.bios.len() + held.back.len());
+        });
+    }
+
+    fn poll(&mut self, done: &mut Batch, _: &mut Cx<'_>) {
+        held(|held| {
+            let mine = held.back.extract_if(.., |(core, _)| *core == self.0);
+            done.extend(mine.map(|(_, bio)| bio));
+        });
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, _: &mut Cx<'_>) {
+        if how == Drain::NoFlush {
+            held(|held| back.extend(held.bios.drain(..).map(|(_, bio)| bio)));
+        }
+    }
+
+    fn busy(&self) -> Busy {
+        Busy::Idle
+    }
+}
+
+const SIZE: u64 = 1024;
+
+impl Device for Disk {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(DiskLane(cx.core())))
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { max_sectors: Sectors(64), ..Limits::new(Sectors(SIZE)) }
+    }
+}
+
+/// Letters between the cores of the test.
+#[derive(Default)]
+struct Letters(Mutex<Vec<(CoreId, DeviceId)>>);
+
+impl Cores for Letters {
+    fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
+    fn ring(&self, core: CoreId, device: DeviceId) {
+        self.0.lock().unwrap().push((core, device));
+    }
+    fn start(&self, _: MakeTask) -> TaskHandle {
+        unreachable!("one core has the order")
+    }
+}
+
+/// Cores, each with a lane of the one queue.
+struct World {
+    cores: Vec<(CoreState, Box<dyn Lane>)>,
+    letters: Arc<Letters>,
+    content: Arc<Mutex<Vec<u8>>>,
+    now: Nanos,
+    done: Vec<(CoreId, Box<Bio>)>,
+}
+
+impl World {
+    fn new(cores: usize, words: &str) -> World {
+        let content = Arc::new(Mutex::new(vec![0; (SIZE * SECTOR_SIZE) as usize]));
+        let disk = Arc::new(Disk { id: DeviceId::new(), content: Arc::clone(&content) });
+        assert!(disk.content.lock().is_ok());
+        held(|held| *held = Held::default());
+        let queue = Queued::new(disk, &params(words));
+        let letters = Arc::new(Letters::default());
+        let open = |core| {
+            let state = CoreState::new(CoreId(core as u16), cores, 1, None);
+            let mut state = state.among(Arc::clone(&letters) as Arc<dyn Cores>);
+            let lane = queue.open(&mut state.cx(Nanos(1))).unwrap();
+            (state, lane)
+        };
+        World { cores: (0..cores).map(open).collect(), letters, content, now: Nanos(1), done: Vec::new() }
+    }
+
+    fn submit(&mut self, core: usize, mut batch: Batch) {
+        batch.iter_mut().for_each(|bio| bio.start());
+        let (state, lane) = &mut self.cores[core];
+        lane.submit(&mut batch, &mut state.cx(self.now));
+        assert!(batch.is_empty());
+    }
+
+    fn poll(&mut self, core: usize) {
+        let (state, lane) = &mut self.cores[core];
+        let mut done = Batch::new();
+        lane.poll(&mut done, &mut state.cx(self.now));
+        done.iter_mut().for_each(|bio| bio.finish());
+        self.done.extend(done.into_iter().map(|bio| (CoreId(core as u16), bio)));
+    }
+
+    /// The disk ends its `n`th request with `status`.
+    fn end(&mut self, n: usize, status: Status) {
+        let (core, mut bio) = held(|held| held.bios.remove(n));
+        if status.is_ok() {
+            let mut content = self.content.lock().unwrap();
+            let range = bio.sector.0 as usize * 512..bio.end().0 as usize * 512;
+            match bio.op {
+                Op::Read => drop(bio.data.copy_from(&content[range])),
+                Op::Write => drop(bio.data.copy_to(&mut content[range])),
+                _ => {}
+            }
+        }
+        bio.end_with(status);
+        held(|held| held.back.push((core, bio)));
+        self.poll(core.index());
+        self.letters();
+    }
+
+    /// Polls those who have a letter.
+    fn letters(&mut self) {
+        for _ in 0..100 {
+            let letters = std::mem::take(&mut *self.letters.0.lock().unwrap());
+            if letters.is_empty() {
+                return;
+            }
+            for (core, device) in letters {
+                self.cores[core.index()].0.ports().ring(device);
+                self.poll(core.index());
+            }
+        }
+        panic!("letters without end");
+    }
+
+    /// What the disk has: first sector and length of each.
+    fn at_disk(&self) -> Vec<(u64, u64)> {
+        held(|held| held.bios.iter().map(|(_, bio)| (bio.sector.0, bio.sectors.0)).collect())
+    }
+}
+
+impl Drop for World {
+    /// Nothing is left in flight, where the test did not fail before.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert!(held(|held| held.bios.is_empty() && held.back.is_empty()));
+        }
+    }
+}
+
+/// What these words in a URI say.
+fn params(words: &str) -> QueueParams {
+    match udm_wire::uri::parse(&format!("mem:1M,{words}")).unwrap() {
+        udm_wire::uri::DeviceUri::Mem { queue, .. } => queue.unwrap(),
+        other => panic!("{other}"),
+    }
+}
+
+fn read(sector: u64, sectors: u64) -> Box<Bio> {
+    let mut data = Segments::new();
+    data.push(Buf::zeroed((sectors * SECTOR_SIZE) as usize));
+    Bio::read(Sector(sector), Sectors(sectors), data)
+}
+
+fn write(sector: u64, sectors: u64, byte: u8) -> Box<Bio> {
+    let mut bio = read(sector, sectors);
+    bio.data.fill(byte);
+    bio.op = Op::Write;
+    bio
+}
+
+#[test]
+fn cores_that_share_a_queue_are_neighbours() {
+    let map = |cores, queues| (0..cores).map(|core| queue_of(core, cores, queues)).collect::<Vec<_>>();
+    assert_eq!(map(4, 1), [0, 0, 0, 0]);
+    assert_eq!(map(4, 2), [0, 0, 1, 1]);
+    assert_eq!(map(4, 4), [0, 1, 2, 3]);
+    assert_eq!(map(8, 3), [0, 0, 0, 1, 1, 1, 2, 2]);
+}
+
+#[test]
+fn no_more_than_the_depth_is_with_the_disk() {
+    let mut world = World::new(1, "queue_depth=4,nomerges=2");
+    world.submit(0, (0..10).map(|n| read(n * 8, 8)).collect());
+    assert_eq!(world.at_disk().len(), 4);
+    while !world.at_disk().is_empty() {
+        world.end(0, Status::Ok);
+    }
+    let order: Vec<_> = world.done.iter().map(|(_, bio)| bio.sector.0 / 8).collect();
+    assert_eq!(order, (0..10).collect::<Vec<_>>());
+    assert_eq!(held(|held| held.most), 4);
+}
+
+#[test]
+fn who_is_not_to_wait_does_not() {
+    let mut world = World::new(1, "queue_depth=1");
+    let nowait = |sector| {
+        let mut bio = read(sector, 8);
+        bio.flags = BioFlags::NOWAIT;
+        bio
+    };
+    world.submit(0, vec![nowait(0), nowait(100)]);
+    world.poll(0);
+    assert_eq!(world.at_disk(), [(0, 8)]);
+    let [(_, refused)] = &world.done[..] else { panic!("one") };
+    assert_eq!((refused.sector, refused.status), (Sector(100), Status::Again));
+    world.end(0, Status::Ok);
+    assert_eq!(world.done[1].1.status, Status::Ok);
+}
+
+/// What waits goes back as it came, and what the disk had not begun too; their tags are free then.
+#[test]
+fn a_suspend_without_flush_takes_back_what_waits() {
+    for scheduler in ["none", "mq-deadline"] {
+        let mut world = World::new(1, &format!("queue_depth=1,scheduler={scheduler}"));
+        let bios = vec![write(0, 8, 1), write(8, 8, 2), write(100, 8, 3), write(108, 8, 4), write(92, 8, 5)];
+        world.submit(0, bios);
+        assert_eq!(world.at_disk().len(), 1);
+        let (state, lane) = &mut world.cores[0];
+        let mut back = Batch::new();
+        lane.drain(Drain::NoFlush, &mut back, &mut state.cx(world.now));
+        back.sort_by_key(|bio| bio.sector.0);
+        let whole = |bio: &Bio| (bio.sector.0, bio.sectors.0, bio.data.iter().next().unwrap()[0]);
+        let seen: Vec<_> = back.iter().map(|bio| whole(bio)).collect();
+        assert_eq!(seen, [(0, 8, 1), (8, 8, 2), (92, 8, 5), (100, 8, 3), (108, 8, 4)]);
+        assert!(back.iter().all(|bio| bio.data.len() as u64 == bio.sectors.bytes()));
+        back.iter_mut().for_each(|bio| bio.finish());
+        world.submit(0, vec![read(500, 8)]);
+        assert_eq!(world.at_disk(), [(500, 8)], "the tag is free again");
+        world.end(0, Status::Ok);
+    }
+}
+
+#[test]
+fn the_limits_are_those_of_the_disk_or_less() {
+    let limits = |words: &str| {
+        let disk = Arc::new(Disk { id: DeviceId::new(), content: Arc::default() });
+        Queued::new(disk, &params(words)).limits().max_sectors.0
+    };
+    assert_eq!(limits("max_sectors_kb=16"), 32);
+    assert_eq!(limits("max_sectors_kb=0"), 64);
+    assert_eq!(limits("max_sectors_kb=1280"), 64, "more than the disk takes is what it takes");
+}

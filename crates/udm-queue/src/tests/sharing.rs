@@ -1,0 +1,105 @@
+//! Cores that have a hardware queue in common.
+
+use super::*;
+
+#[test]
+fn fewer_queues_than_cores_share_their_tags() {
+    for (queues, want) in [(1, 4), (2, 8), (0, 16), (9, 16)] {
+        let mut world = World::new(4, &format!("queue_depth=4,nr_hw_queues={queues},nomerges=2"));
+        for core in 0..4 {
+            world.submit(core, (0..20).map(|n| read(n * 8, 8)).collect());
+        }
+        assert_eq!(world.at_disk().len(), want, "{queues} queues");
+        while !world.at_disk().is_empty() {
+            world.end(0, Status::Ok);
+        }
+        assert_eq!(held(|held| held.most), want);
+        assert_eq!(world.done.len(), 80);
+    }
+}
+
+/// A core that always has more to send does not keep the others out, however few tags there are
+/// (blktests block/020).
+#[test]
+fn a_busy_core_leaves_tags_to_the_others() {
+    let mut world = World::new(3, "queue_depth=1,nr_hw_queues=1,nomerges=2");
+    for core in 0..3 {
+        world.submit(core, (0..100).map(|n| read(n * 8, 8)).collect());
+    }
+    for _ in 0..90 {
+        assert_eq!(world.at_disk().len(), 1);
+        world.end(0, Status::Ok);
+    }
+    for core in 0..3 {
+        let of_core = world.done.iter().filter(|(of, _)| of.index() == core).count();
+        assert!((28..=32).contains(&of_core), "core {core} had {of_core} of 90");
+    }
+    while !world.at_disk().is_empty() {
+        world.end(0, Status::Ok);
+    }
+}
+
+/// A lane that goes away takes no tag with it.
+#[test]
+fn tags_of_a_lane_that_is_closed_come_back() {
+    let mut world = World::new(2, "queue_depth=2,nr_hw_queues=1,nomerges=2");
+    world.submit(0, vec![read(0, 8), read(8, 8)]);
+    world.submit(1, vec![read(16, 8)]);
+    assert_eq!(world.at_disk().len(), 2);
+    // The second core is to wait no more, as in a suspend, and goes.
+    let (state, lane) = &mut world.cores[1];
+    let mut back = Batch::new();
+    held(|held| held.back.append(&mut held.bios));
+    lane.drain(Drain::NoFlush, &mut back, &mut state.cx(world.now));
+    back.iter_mut().for_each(|bio| bio.finish());
+    assert_eq!(back.len(), 1);
+    world.cores.truncate(1);
+    held(|held| held.bios.append(&mut held.back));
+    world.end(0, Status::Ok);
+    world.submit(0, vec![read(24, 8), read(32, 8)]);
+    assert_eq!(world.at_disk().len(), 2);
+    while !world.at_disk().is_empty() {
+        world.end(0, Status::Ok);
+    }
+    assert_eq!(world.done.len(), 4);
+}
+
+/// Threads that take, wait and give back as fast as they can: at no time more are out than there
+/// are, and nobody waits for ever.
+#[test]
+fn threads_share_tags() {
+    use crate::tags::Tags;
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+    for depth in [1, 4, 64, 1000] {
+        let tags = Arc::new(Tags::new(depth));
+        let out = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for core in 0..4_u16 {
+                let (tags, out) = (Arc::clone(&tags), &out);
+                scope.spawn(move || {
+                    let mut state = CoreState::new(CoreId(core), 4, 1, None);
+                    let mut held = crate::tags::Held::new(tags, &mut state.cx(Nanos(1)));
+                    let mut left = 2000;
+                    while left > 0 {
+                        let mut got = 0;
+                        let mut cx = state.cx(Nanos(1));
+                        while got < left.min(7) {
+                            if held.take_one(left.min(7) - got) {
+                                got += 1;
+                            } else if !held.settle(left.min(7) - got, &mut cx) {
+                                break;
+                            }
+                        }
+                        let now = out.fetch_add(got as u32, SeqCst) + got as u32;
+                        assert!(now <= depth, "{now} of {depth} are out");
+                        out.fetch_sub(got as u32, SeqCst);
+                        held.home(got);
+                        left -= got;
+                        held.settle(left.min(7), &mut cx);
+                        std::thread::yield_now();
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,144 @@
+//! The queue in front of a disk: `scheduler=mq-deadline`, `queue_depth=32` and so on in its URI, by
+//! the names that they have below `/sys/block/DISK/queue` and `queue/iosched`.
+
+use crate::words::shown;
+use std::fmt;
+
+/// The order in which requests that wait for a tag go down.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Scheduler {
+    /// First come, first served.
+    #[default]
+    None,
+    /// By sector, in batches of one direction, with an age at which a request goes first.
+    MqDeadline,
+}
+
+impl Scheduler {
+    /// Each with its name.
+    pub const ALL: [(&'static str, Scheduler); 2] =
+        [("none", Scheduler::None), ("mq-deadline", Scheduler::MqDeadline)];
+}
+
+impl fmt::Display for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Scheduler::ALL.iter().find(|(_, scheduler)| scheduler == self).map(|(name, _)| name);
+        f.write_str(name.expect("the list is whole"))
+    }
+}
+
+/// The numbers, one line each: its name, its range, and what holds where it is not said.
+macro_rules! numbers {
+    ($($(#[$doc:meta])* $name:ident: $min:literal..=$max:literal, $default:literal;)*) => {
+        /// What the queue in front of a disk does.
+        #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+        pub struct QueueParams {
+            /// Which of those that wait goes next.
+            pub scheduler: Scheduler,
+            $($(#[$doc])* pub $name: u32,)*
+        }
+
+        impl Default for QueueParams {
+            fn default() -> QueueParams {
+                QueueParams { scheduler: Scheduler::None, $($name: $default,)* }
+            }
+        }
+
+        impl QueueParams {
+            /// The names of all words.
+            pub const NAMES: &[&str] = &["scheduler", $(stringify!($name),)*];
+
+            /// Sets one number; false for a name that is none.
+            fn number(&mut self, name: &str, value: &str) -> Result<bool, String> {
+                $(if name == stringify!($name) {
+                    self.$name = in_range(name, value, $min, $max)?;
+                    return Ok(true);
+                })*
+                Ok(false)
+            }
+
+            /// The numbers that are not what holds where nothing is said.
+            fn numbers(&self) -> Vec<String> {
+                let mut words = Vec::new();
+                $(if self.$name != $default {
+                    words.push(format!(concat!(stringify!($name), "={}"), self.$name));
+                })*
+                words
+            }
+        }
+    };
+}
+
+numbers! {
+    /// Hardware queues; 0 for one a core, and more than there are cores are one a core. Cores that
+    /// have one in common share its tags.
+    nr_hw_queues: 0..=1024, 0;
+    /// Tags of a hardware queue: so many requests are with the disk at a time. The kernel halves it
+    /// where memory is short, and has 10240 at the most.
+    queue_depth: 1..=10240, 128;
+    /// Requests that the scheduler sorts, at least 4 as in the kernel: twice the tags of a queue,
+    /// and 256 at the most, where it is 0.
+    nr_requests: 0..=20480, 0;
+    /// 0: requests that lie behind each other go down as one. 1: with the latest request only. 2:
+    /// never.
+    nomerges: 0..=2, 0;
+    /// The longest request in KiB. 0: what the disk takes, and 1280 for what is merged.
+    max_sectors_kb: 0..=2097151, 0;
+    /// The most pieces of memory in a request that was merged.
+    max_segments: 1..=1024, 128;
+    /// With `mq-deadline`: milliseconds after which a read goes first.
+    read_expire: 0..=3600000, 500;
+    /// With `mq-deadline`: milliseconds after which anything else goes first.
+    write_expire: 0..=3600000, 5000;
+    /// With `mq-deadline`: how many batches of reads go before one of writes that wait.
+    writes_starved: 0..=1000000, 2;
+    /// With `mq-deadline`: how many requests of one direction, by sector, are a batch.
+    fifo_batch: 1..=1000000, 16;
+    /// With `mq-deadline`: 0 where a request is never merged in front of another.
+    front_merges: 0..=1, 1;
+}
+
+fn in_range(name: &str, value: &str, min: u32, max: u32) -> Result<u32, String> {
+    let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
+    let number = value.parse().ok().filter(|n: &u32| digits && (min..=max).contains(n));
+    number.ok_or_else(|| format!("{name}={} is not a number in {min}..{max}", shown(value)))
+}
+
+impl QueueParams {
+    /// One of the words of a URI, with which there is a queue; false for any other word.
+    ///
+    /// # Errors
+    /// What is wrong with the value.
+    pub(super) fn word(queue: &mut Option<QueueParams>, name: &str, value: &str) -> Result<bool, String> {
+        if !QueueParams::NAMES.contains(&name) {
+            return Ok(false);
+        }
+        let queue = queue.get_or_insert_default();
+        if queue.number(name, value)? {
+            // The kernel refuses what is below a page, and makes four of fewer requests.
+            if (1..4).contains(&queue.max_sectors_kb) {
+                return Err("max_sectors_kb is 0, or at least 4".into());
+            }
+            if queue.nr_requests > 0 {
+                queue.nr_requests = queue.nr_requests.max(4);
+            }
+            return Ok(true);
+        }
+        let known = Scheduler::ALL.iter().find(|(name, _)| *name == value);
+        queue.scheduler = match known {
+            Some((_, scheduler)) => *scheduler,
+            None => return Err(format!("scheduler={} is neither none nor mq-deadline", shown(value))),
+        };
+        Ok(true)
+    }
+
+    /// The words that make it so.
+    pub(super) fn words(queue: Option<&QueueParams>) -> Vec<String> {
+        let Some(queue) = queue else { return Vec::new() };
+        let mut words = queue.numbers();
+        if queue.scheduler != Scheduler::None || words.is_empty() {
+            words.insert(0, format!("scheduler={}", queue.scheduler));
+        }
+        words
+    }
+}

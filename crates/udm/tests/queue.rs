@@ -1,0 +1,75 @@
+//! Queues in front of disks, through the program: fio verifies what it wrote, and no more is with
+//! the disk than there are tags.
+
+mod support;
+
+use std::fs;
+use support::servers::fio;
+use support::{Server, has, skipped, text};
+
+/// Two cores, and the queue that both share: without a scheduler, with one order for both, and with
+/// every request on its own.
+#[test]
+fn fio_verifies_through_a_queue() {
+    if !has("fio") {
+        return skipped("fio is not installed");
+    }
+    for words in [
+        "queue_depth=2&nr_hw_queues=1",
+        "scheduler=mq-deadline&queue_depth=4",
+        "queue_depth=1&nr_hw_queues=1&nomerges=2&max_sectors_kb=4",
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("disk.img");
+        fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+        let device = format!("d=0 16384 linear file:{}?{words} 0", image.display());
+        let server = Server::start_with(&[&device], &["--cores", "0,1"]);
+        for load in ["--rw=randwrite --bsrange=4k-64k", "--rw=write", "--rw=randrw --rwmixread=30"] {
+            let load = format!("{load} --size=8m --numjobs=1 --do_verify=1 --verify_fatal=1");
+            let run = fio(&server, "d", &load).output().unwrap();
+            assert!(run.status.success(), "{words}, {load}: {}{}", text(&run.stdout), text(&run.stderr));
+        }
+        // Two clients, a core each.
+        let halves = ["--offset=0", "--offset=4m"].map(|half| {
+            let load = format!("{half} --size=4m --rw=randwrite --do_verify=1 --verify_fatal=1");
+            fio(&server, "d", &load).spawn().unwrap()
+        });
+        for run in halves {
+            let run = run.wait_with_output().unwrap();
+            assert!(run.status.success(), "{words}: {}{}", text(&run.stdout), text(&run.stderr));
+        }
+    }
+}
+
+/// A disk that takes 20 ms a request, and 64 requests: with four tags for all cores that takes at
+/// least 16 times as long.
+#[test]
+fn the_depth_is_that_of_all_cores_together() {
+    for (queues, least) in [(1, 16), (2, 8)] {
+        let device = format!(
+            "null:size=1G,irqmode=2,completion_nsec=20000000,hw_queue_depth=4,submit_queues={queues},scheduler=none"
+        );
+        let load = "--rw randread --iodepth 16 --numjobs 2 --number_ios 32 --json";
+        let run = support::udm(&["bench", "--device", &device]).args(load.split(' ')).output().unwrap();
+        assert!(run.status.success(), "{}", text(&run.stderr));
+        let report: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
+        let jobs = report["jobs"].as_array().unwrap();
+        let done: u64 = jobs.iter().map(|job| job["read"]["total_ios"].as_u64().unwrap()).sum();
+        let took = jobs.iter().map(|job| job["read"]["runtime"].as_u64().unwrap()).max().unwrap();
+        assert_eq!(done, 64);
+        assert!(took >= least * 20, "{queues} queues of 4 tags: 64 requests of 20 ms took {took} ms");
+    }
+}
+
+#[test]
+fn words_that_make_no_queue_are_refused_in_one_line() {
+    let refused = |word: &str| {
+        let run = support::udm(&["bench", "--device", word, "--number_ios", "1"]).output().unwrap();
+        assert!(!run.status.success());
+        text(&run.stderr)
+    };
+    let said = refused("mem:1M,scheduler=bfq");
+    assert!(said.contains("mem: scheduler=\"bfq\" is neither none nor mq-deadline"), "{said}");
+    let said = refused("null:queue_depth=3");
+    assert!(said.contains("null: a null device has hw_queue_depth for queue_depth"), "{said}");
+}
