@@ -6,9 +6,12 @@
 //! chose.
 
 use crate::http::api;
-use std::collections::{HashMap, HashSet};
+use crate::registry::Mapped;
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_core::{Device, DeviceId};
+use udm_dm::MappedDevice;
 use udm_frontends::nbd::{Export, ExportError, Exports, Failing, ServedReport, ServerCounts};
 use udm_wire::uri::{NbdAddress, NbdUri};
 
@@ -28,7 +31,6 @@ pub struct Exporter {
     addresses: OnceLock<Vec<NbdAddress>>,
     server: OnceLock<ServerCounts>,
     by_device: Mutex<HashMap<DeviceId, Arc<Export>>>,
-    read_only: Mutex<HashSet<String>>,
 }
 
 impl Exporter {
@@ -41,7 +43,6 @@ impl Exporter {
             addresses: OnceLock::new(),
             server: OnceLock::new(),
             by_device: Mutex::default(),
-            read_only: Mutex::default(),
         }
     }
 
@@ -67,21 +68,6 @@ impl Exporter {
         self.exports.on_closed(hook);
     }
 
-    /// Says whether clients of the device that is made next under `name` may not write, whatever
-    /// those of the others may.
-    pub fn set_read_only(&self, name: &str, read_only: bool) {
-        let mut names = self.read_only.lock().unwrap_or_else(PoisonError::into_inner);
-        if read_only {
-            names.insert(name.into())
-        } else {
-            names.remove(name)
-        };
-    }
-
-    fn is_read_only(&self, name: &str) -> bool {
-        self.options.read_only || self.read_only.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
-    }
-
     fn by_device(&self) -> MutexGuard<'_, HashMap<DeviceId, Arc<Export>>> {
         self.by_device.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,14 +77,16 @@ impl Exporter {
     ///
     /// # Errors
     /// When the protocol can't carry the name, or it is another's on the list.
-    pub fn put(&self, name: &str, device: Arc<dyn Device>) -> Result<(), ExportError> {
+    pub(crate) fn put(&self, name: &str, mapped: &Mapped) -> Result<(), ExportError> {
+        let device: Arc<dyn Device> = Arc::<MappedDevice>::clone(&mapped.device);
         let is_wanted = self.options.only.is_empty() || self.options.only.iter().any(|n| n == name);
         let (mut known, id) = (self.by_device(), device.id());
         match (known.get(&id), is_wanted) {
             (Some(export), true) => self.exports.put(export, name)?,
             (Some(export), false) => self.exports.remove(export),
             (None, true) => {
-                let export = Export::new(name, "", self.is_read_only(name), device)?;
+                let read_only = self.options.read_only || mapped.read_only.load(Ordering::Relaxed);
+                let export = Export::new(name, "", read_only, device)?;
                 known.insert(id, self.exports.add(export)?);
             }
             (None, false) => {}

@@ -4,7 +4,7 @@ use super::{Config, Plan, Step, Wanted, Wish, plan};
 use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Folder, Mapped, Registry};
-use crate::verbs::{self, CallOff, Removal};
+use crate::verbs::{self, CallOff, Called, Created, Removal};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -20,9 +20,9 @@ pub(super) struct Applied {
 }
 
 impl Applied {
-    fn new(wanted: Wanted, mapped: &Arc<Mapped>) -> Applied {
-        let table = mapped.device.live().as_ref().map(Arc::downgrade).unwrap_or_default();
-        Applied { wanted, mapped: Arc::downgrade(mapped), table }
+    fn new(wanted: &Wanted, mapped: &Arc<Mapped>, table: Option<&Arc<Table>>) -> Applied {
+        let table = table.map(Arc::downgrade).unwrap_or_default();
+        Applied { wanted: wanted.clone(), mapped: Arc::downgrade(mapped), table }
     }
 
     /// What verbs have made of it since, in words.
@@ -107,7 +107,7 @@ async fn apply(
         };
         let took = match may_go_on(registry, &name, off) {
             _ if dry_run => Ok(()),
-            Ok(()) => take(registry, applied, wish, &step, off).await,
+            Ok(()) => take(registry, applied, wish, &step, &off.step()).await,
             refused => refused,
         };
         if let (Step::Remove(place), true, false) = (&step, took.is_ok(), dry_run) {
@@ -125,15 +125,21 @@ async fn apply(
     Ok(done)
 }
 
-/// What was renamed by a verb, and has its new name in the file too, is what it was.
-fn follow_names(applied: &mut [Applied], wish: &Wish) {
+/// What was renamed by a verb, and has its new name in the file too, is what it was. What had that
+/// name in the file before, and was renamed as well, is not the file's any more.
+fn follow_names(applied: &mut Vec<Applied>, wish: &Wish) {
     let wanted: HashSet<&str> = wish.devices.iter().map(|wanted| wanted.name.as_str()).collect();
-    for one in applied {
+    let mut has_own = HashSet::new();
+    for one in applied.iter_mut() {
         let called = one.mapped.upgrade().map(|mapped| mapped.device.name());
         if let Some(called) = called.filter(|called| wanted.contains(called.as_str())) {
+            has_own.insert(called.clone());
             one.wanted.name = called;
         }
     }
+    let is_called =
+        |one: &Applied| one.mapped.upgrade().is_some_and(|mapped| mapped.device.name() == one.wanted.name);
+    applied.retain(|one| !has_own.contains(&one.wanted.name) || is_called(one));
 }
 
 /// The device that has this name, and not only this uuid.
@@ -167,23 +173,19 @@ async fn take(
             let Some(name) = applied[place].mapped.upgrade().map(|mapped| mapped.device.name()) else {
                 return Ok(());
             };
-            verbs::remove_until(registry, &name, Removal::default(), off).await?;
-            registry
-                .exporter()
-                .inspect(|exporter| exporter.set_read_only(&applied[place].wanted.name, false));
-            Ok(())
+            verbs::remove_until(registry, &name, Removal::default(), off).await
         }
         Step::Reload(was, is) => {
             let wanted = &wish.devices[is];
             let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
-            reload(registry, &mapped, wanted, &wish.folder, off).await?;
-            applied[was] = Applied::new(wanted.clone(), &mapped);
+            let table = reload(registry, &mapped, wanted, &wish.folder, off).await?;
+            applied[was] = Applied::new(wanted, &mapped, Some(&table));
             Ok(())
         }
         Step::Create(is) => {
             let wanted = &wish.devices[is];
             let name = &wanted.name;
-            let mapped = match namesake(registry, name) {
+            let one = match namesake(registry, name) {
                 Some(mapped) => {
                     if mapped.device.uuid() != wanted.uuid {
                         let why = "a verb has made a device of that name with another uuid";
@@ -192,19 +194,19 @@ async fn take(
                     if wanted.read_only {
                         return Err(busy(name, "a verb has made a device of that name, for writing"));
                     }
-                    reload(registry, &mapped, wanted, &wish.folder, off).await?;
-                    mapped
+                    let table = reload(registry, &mapped, wanted, &wish.folder, off).await?;
+                    Applied::new(wanted, &mapped, Some(&table))
                 }
                 None => {
-                    if let Some(exporter) = registry.exporter() {
-                        exporter.set_read_only(name, wanted.read_only);
-                    }
-                    let (uuid, table) = (wanted.uuid.as_deref(), Some(wanted.table.as_str()));
-                    verbs::create_until(registry, name, uuid, table, &wish.folder, off).await?;
-                    registry.find(name)?
+                    let (uuid, read_only) = (wanted.uuid.as_deref(), wanted.read_only);
+                    let called = Called { name, uuid, read_only, ..Called::default() };
+                    let table = |_: &Arc<Mapped>| Ok(Some(wanted.table.clone()));
+                    let Created { mapped, table, .. } =
+                        verbs::make(registry, called, table, &wish.folder, off).await?;
+                    Applied::new(wanted, &mapped, table.as_ref())
                 }
             };
-            applied.push(Applied::new(wanted.clone(), &mapped));
+            applied.push(one);
             Ok(())
         }
     }
@@ -214,29 +216,17 @@ fn busy(name: &str, why: &str) -> VerbError {
     VerbError::new(name, TargetError::errno(EBUSY).because(why))
 }
 
-/// Gives a device another table. It is active, and nobody else is about to.
+/// Gives a device of the file another table.
 async fn reload(
     registry: &Arc<Registry>,
     mapped: &Arc<Mapped>,
     wanted: &Wanted,
     folder: &Folder,
     off: &CallOff,
-) -> Result<(), VerbError> {
+) -> Result<Arc<Table>, VerbError> {
     let name = &wanted.name;
-    let info = mapped.device.info();
-    if info.suspended {
-        return Err(busy(name, "it is suspended: resume it first"));
-    }
-    if info.inactive {
-        return Err(busy(name, "a table waits in its inactive slot: resume or clear it first"));
-    }
     if mapped.note().was_linear {
         return Err(busy(name, "it has snapshots that were made by name: remove them first"));
     }
-    verbs::load_into(registry, mapped, name, &wanted.table, folder, off)?;
-    let resumed = verbs::resume_these(registry, &[(name.clone(), Arc::clone(mapped))], off).await;
-    if resumed.is_err() {
-        mapped.device.clear();
-    }
-    resumed
+    verbs::reload(registry, mapped, name, &wanted.table, folder, off).await
 }

@@ -134,7 +134,8 @@ pub(super) async fn create(
     let asked = Asked::default();
     let off = asked.0.clone();
     let made = gates.loads.run(&name, move || {
-        let called = verbs::Called { name: &new.name, uuid: new.uuid.as_deref(), minor: new.minor };
+        let (name, uuid) = (new.name.as_str(), new.uuid.as_deref());
+        let called = verbs::Called { name, uuid, minor: new.minor, ..verbs::Called::default() };
         verbs::wait(verbs::create_with(&registry, called, |_| Ok(new.table), &folder, &off))
     });
     Ok(Json(made.await?))

@@ -50,6 +50,8 @@ pub struct Mapped {
     /// Tables that use it.
     holds: AtomicUsize,
     note: Mutex<Note>,
+    /// Clients may not write. Said before it is exported.
+    pub(crate) read_only: AtomicBool,
     pub(super) is_deferred: AtomicBool,
     /// Who removes it when its removal is deferred.
     pub(super) deferred: Arc<Deferred>,
@@ -211,6 +213,7 @@ impl Directory {
             pending: Pending::default(),
             holds: AtomicUsize::new(0),
             note: Mutex::default(),
+            read_only: AtomicBool::new(false),
             is_deferred: AtomicBool::new(false),
             deferred: Arc::clone(&self.deferred),
         });

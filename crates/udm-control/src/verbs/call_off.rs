@@ -26,6 +26,8 @@ pub struct CallOff(Arc<Inner>);
 struct Inner {
     why: OnceLock<TargetError>,
     said: Notify,
+    /// What it is a part of: called off with that.
+    whole: Option<CallOff>,
 }
 
 impl CallOff {
@@ -36,9 +38,14 @@ impl CallOff {
         }
     }
 
+    /// For one step of several, which can be called off alone: the others go on.
+    pub(crate) fn step(&self) -> CallOff {
+        CallOff(Arc::new(Inner { whole: Some(self.clone()), ..Inner::default() }))
+    }
+
     /// What it was called with, if it was.
     pub(crate) fn reason(&self) -> Option<&TargetError> {
-        self.0.why.get()
+        self.0.why.get().or_else(|| self.0.whole.as_ref()?.reason())
     }
 
     /// Waits for [`CallOff::call`]. For one at a time; who comes later is told as well.
@@ -47,7 +54,13 @@ impl CallOff {
             if let Some(why) = self.reason() {
                 return why.clone();
             }
-            self.0.said.notified().await;
+            match &self.0.whole {
+                None => self.0.said.notified().await,
+                Some(whole) => tokio::select! {
+                    () = self.0.said.notified() => {}
+                    _ = Box::pin(whole.called()) => {}
+                },
+            }
         }
     }
 }

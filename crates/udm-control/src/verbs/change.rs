@@ -11,11 +11,11 @@ use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Folder, Mapped, Registry};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, oneshot};
-use udm_core::Device;
 use udm_core::bugs::{self, Bug};
-use udm_core::errno::{EBUSY, EINTR};
-use udm_dm::{Changes, MappedDevice, NewsKind, Refused, TargetError, Wake};
+use udm_core::errno::{EBUSY, EINTR, ENXIO};
+use udm_dm::{Changes, MappedDevice, NewsKind, Refused, Table, TargetError, Wake};
 
 /// Makes a device. With a table it is loaded and resumed, and when that fails the device is gone
 /// again, as with dmsetup; without one it has none. Relative paths in the table count from our own
@@ -45,7 +45,7 @@ pub async fn create_until(
     folder: &Folder,
     off: &CallOff,
 ) -> Result<api::Device, VerbError> {
-    let called = Called { name, uuid, minor: None };
+    let called = Called { name, uuid, ..Called::default() };
     create_with(registry, called, |_| Ok(table.map(String::from)), folder, off).await
 }
 
@@ -58,6 +58,8 @@ pub struct Called<'a> {
     pub uuid: Option<&'a str>,
     /// Its minor number; without one it is the lowest that is free.
     pub minor: Option<u32>,
+    /// Clients may not write.
+    pub read_only: bool,
 }
 
 /// As [`create_until`], with the table that `table` says of the device, which is there already and
@@ -73,8 +75,29 @@ pub async fn create_with(
     folder: &Folder,
     off: &CallOff,
 ) -> Result<api::Device, VerbError> {
-    let Called { name, uuid, minor } = called;
+    make(registry, called, table, folder, off).await.map(|made| made.is)
+}
+
+/// A device that was made.
+pub(crate) struct Created {
+    /// The device, which others may have changed since.
+    pub mapped: Arc<Mapped>,
+    /// The table that it was given.
+    pub table: Option<Arc<Table>>,
+    is: api::Device,
+}
+
+/// As [`create_with`].
+pub(crate) async fn make(
+    registry: &Arc<Registry>,
+    called: Called<'_>,
+    table: impl FnOnce(&Arc<Mapped>) -> Result<Option<String>, VerbError>,
+    folder: &Folder,
+    off: &CallOff,
+) -> Result<Created, VerbError> {
+    let Called { name, uuid, minor, read_only } = called;
     let made = registry.make(name, uuid, minor).map_err(|e| VerbError::new(name, e))?;
+    made.mapped.read_only.store(read_only, Ordering::Relaxed);
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
     let table = match table(&made.mapped) {
         Err(error) if bugs::on(Bug::RefusedPathKept) => {
@@ -93,15 +116,16 @@ pub async fn create_with(
     }
     // Somebody may rename or remove it as soon as it is complete.
     let is = show::describe(registry, &made.mapped);
+    let (mapped, table) = (Arc::clone(&made.mapped), made.mapped.device.live());
     made.complete();
-    Ok(is)
+    Ok(Created { mapped, table, is })
 }
 
 /// Puts it on the list of what clients find, when there is one.
 pub(super) fn export(registry: &Registry, mapped: &Mapped) -> Result<(), VerbError> {
     let Some(exporter) = registry.exporter() else { return Ok(()) };
     let name = mapped.device.name();
-    let put = exporter.put(&name, Arc::clone(&mapped.device) as Arc<dyn Device>);
+    let put = exporter.put(&name, mapped);
     put.map_err(|e| VerbError::new(name, TargetError::new(e.to_string())))
 }
 
@@ -172,6 +196,61 @@ pub(crate) async fn resume_these(
         mapped.pending.call_off(Waiting::Suspend, "called off by a resume");
     }
     in_turn(registry, several, Waiting::Resume, off, resume_among).await
+}
+
+/// Gives a device that is active, and whose inactive slot is empty, another table: all of that, or
+/// nothing. What others do to it meanwhile is left to them; the table, which is live then.
+pub(crate) async fn reload(
+    registry: &Registry,
+    mapped: &Arc<Mapped>,
+    name: &str,
+    text: &str,
+    folder: &Folder,
+    off: &CallOff,
+) -> Result<Arc<Table>, VerbError> {
+    let is_free = || {
+        let info = mapped.device.info();
+        if !registry.is_there(mapped) {
+            return Err(TargetError::errno(ENXIO).because("it has been removed meanwhile"));
+        }
+        if info.suspended {
+            return Err(busy("it is suspended: resume it first"));
+        }
+        if info.inactive {
+            return Err(busy("a table waits in its inactive slot: resume or clear it first"));
+        }
+        Ok(())
+    };
+    is_free().map_err(|e| VerbError::new(name, e))?;
+    let loaded = tables::load_if(registry, mapped, name, text, folder, off, |_| is_free())?;
+    let one = [(name.to_owned(), Arc::clone(mapped))];
+    let done = in_turn(registry, &one, Waiting::Resume, off, |devices, turns, wake| {
+        let _linked = registry.linking();
+        let waits = mapped.device.inactive();
+        let is_own = waits.is_some_and(|waits| Arc::ptr_eq(&waits, &loaded));
+        if mapped.device.is_suspended() {
+            return Err((0, busy("it is suspended: resume it first")));
+        }
+        if !is_own {
+            return Err((0, busy("somebody else has loaded or cleared a table meanwhile")));
+        }
+        resume_among(devices, turns, wake)
+    })
+    .await;
+    let is_live = || mapped.device.live().is_some_and(|live| Arc::ptr_eq(&live, &loaded));
+    match done {
+        // Somebody else has put it to use.
+        Err(_) if is_live() => Ok(loaded),
+        Err(error) => {
+            mapped.device.clear_own(&loaded);
+            Err(error)
+        }
+        Ok(()) => Ok(loaded),
+    }
+}
+
+fn busy(why: &str) -> TargetError {
+    TargetError::errno(EBUSY).because(why)
 }
 
 /// The devices of `names`.

@@ -21,10 +21,10 @@ mod wait;
 
 pub(crate) use call_off::Pending;
 pub use call_off::{CallOff, interrupted};
-pub(crate) use change::resume_these;
 pub use change::{
     Called, call_off_all, create, create_until, create_with, resume, resume_until, suspend, suspend_until,
 };
+pub(crate) use change::{Created, make, reload};
 pub use events::wait_event;
 pub use multipath::{Grouped, create_multipath_until};
 pub use remove::{Removal, remove, remove_until, see_to_deferred};
@@ -32,6 +32,6 @@ pub use rename::rename;
 pub(crate) use show::{OPS, shown};
 pub use show::{info, ls, status, statuses, table, tables, version};
 pub(crate) use snapshot::Note;
+pub(crate) use tables::lines_of;
 pub use tables::{TABLE_MAX, clear, command_path, load, load_until, message, message_from, whole};
-pub(crate) use tables::{lines_of, load_into};
 pub use wait::{wait, wait_with};

@@ -43,7 +43,7 @@ pub async fn create_multipath_until(
         let table = table(registry, mapped, paths, how, folder, off);
         table.map(Some).map_err(|e| VerbError::new(name, e))
     };
-    create_with(registry, Called { name, uuid, minor: None }, table, folder, off).await
+    create_with(registry, Called { name, uuid, ..Called::default() }, table, folder, off).await
 }
 
 fn refused(why: impl Into<String>) -> TargetError {

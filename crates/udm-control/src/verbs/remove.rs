@@ -123,9 +123,8 @@ async fn fail_all(
     let _failing = registry.exporter().and_then(|exporter| exporter.fail(mapped.device.id()));
     let one = [(name.to_owned(), Arc::clone(mapped))];
     let done = in_turn(registry, &one, Waiting::Resume, off, resume_among).await;
-    let waits = mapped.device.inactive();
-    if done.is_err() && loaded.zip(waits).is_some_and(|(ours, waits)| Arc::ptr_eq(&ours, &waits)) {
-        mapped.device.clear();
+    if done.is_err() {
+        loaded.inspect(|loaded| mapped.device.clear_own(loaded));
     }
     done
 }

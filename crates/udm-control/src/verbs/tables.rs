@@ -47,7 +47,7 @@ pub fn load_until(
     off: &CallOff,
 ) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
-    load_as(registry, &mapped, name, (text, read_only), folder, off)
+    load_as(registry, &mapped, name, (text, read_only), folder, off, |_| Ok(())).map(drop)
 }
 
 /// The table of a device `name` that is all of `word`, a device. Opens it for a moment, and may
@@ -97,7 +97,20 @@ pub(crate) fn load_into(
     folder: &Folder,
     off: &CallOff,
 ) -> Result<(), VerbError> {
-    load_as(registry, mapped, name, (text, false), folder, off)
+    load_as(registry, mapped, name, (text, false), folder, off, |_| Ok(())).map(drop)
+}
+
+/// As [`load_into`], if the slot `may` take a table when that is built; the table.
+pub(super) fn load_if(
+    registry: &Registry,
+    mapped: &Arc<Mapped>,
+    name: &str,
+    text: &str,
+    folder: &Folder,
+    off: &CallOff,
+    may: impl FnOnce(&Mapped) -> Result<(), TargetError>,
+) -> Result<Arc<Table>, VerbError> {
+    load_as(registry, mapped, name, (text, false), folder, off, may)
 }
 
 fn load_as(
@@ -107,7 +120,8 @@ fn load_as(
     (text, read_only): (&str, bool),
     folder: &Folder,
     off: &CallOff,
-) -> Result<(), VerbError> {
+    may: impl FnOnce(&Mapped) -> Result<(), TargetError>,
+) -> Result<Arc<Table>, VerbError> {
     let lines = parse(name, text)?;
     let refused = |error: TargetError| {
         let position = position(&lines, &error);
@@ -122,7 +136,7 @@ fn load_as(
         table.set_read_only();
     }
     // What is replaced, or refused, is dropped behind the lock: dropping a table closes devices.
-    let _given = Arc::clone(&table);
+    let given = Arc::clone(&table);
     let _replaced;
     let _linked = registry.linking();
     _replaced = mapped.device.inactive();
@@ -130,11 +144,11 @@ fn load_as(
         let error = TargetError::errno(ENXIO).because("it has been removed meanwhile");
         return Err(VerbError::new(name, error));
     }
-    mapped.device.load(table).map_err(refused)?;
+    may(mapped).and_then(|()| mapped.device.load(table)).map_err(refused)?;
     if !registry.is_making(mapped) {
         mapped.tell(NewsKind::Loaded, "a table was loaded");
     }
-    Ok(())
+    Ok(given)
 }
 
 /// Empties the inactive slot.

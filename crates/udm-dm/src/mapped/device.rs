@@ -273,6 +273,13 @@ impl MappedDevice {
         drop(dropped);
     }
 
+    /// Drops the inactive table if it is still `loaded`, and not one that somebody else has loaded
+    /// since.
+    pub fn clear_own(&self, loaded: &Arc<Table>) {
+        let dropped = self.state().inactive.take_if(|waits| Arc::ptr_eq(waits, loaded));
+        drop(dropped);
+    }
+
     /// The number.
     #[must_use]
     pub fn number(&self) -> DevNo {

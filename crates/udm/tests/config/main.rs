@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod halfway;
 mod restart;
 
 use rustix::process::{Pid, Signal};

@@ -9,7 +9,6 @@ use super::{Absent, Directory, Mapped, Stage, no_number};
 use crate::error::VerbError;
 use crate::registry::Registry;
 use std::sync::Arc;
-use udm_core::Device;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, ENXIO};
 use udm_dm::{MappedDevice, NewsKind, TargetError};
@@ -99,7 +98,7 @@ impl Registry {
             }
             NewName::Name(name) => {
                 if let Some(exporter) = self.exporter().filter(|_| !bugs::on(Bug::ExportNotRenamed)) {
-                    let put = exporter.put(name, Arc::clone(device) as Arc<dyn Device>);
+                    let put = exporter.put(name, mapped);
                     put.map_err(|e| refused(TargetError::new(e.to_string())))?;
                 }
                 let old = device.name();

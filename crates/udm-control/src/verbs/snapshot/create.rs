@@ -197,11 +197,7 @@ impl Set<'_> {
 impl Drop for Set<'_> {
     fn drop(&mut self) {
         for (origin, loaded) in &self.origins {
-            let device = &origin.mapped.device;
-            let waits = device.inactive();
-            if loaded.as_ref().zip(waits).is_some_and(|(ours, waits)| Arc::ptr_eq(ours, &waits)) {
-                device.clear();
-            }
+            loaded.as_ref().inspect(|loaded| origin.mapped.device.clear_own(loaded));
         }
     }
 }
