@@ -321,8 +321,6 @@ pub enum Bug {
     NoBackOff,
     /// Requests that wait when a connection is lost are lost with it.
     LostWithConnection,
-    /// A tag comes free while a lane gets in line for it, and nobody tells the other.
-    TagMissed,
     /// A tag is handed to a lane of another core, which is not woken for it.
     TagNotRung,
     /// A write that must be durable is merged into one that need not be.

@@ -171,7 +171,6 @@ impl Bug {
         (Bug::FlushFirstForgotten, World::NbdClient),
         (Bug::NoBackOff, World::NbdClient),
         (Bug::LostWithConnection, World::NbdClient),
-        (Bug::TagMissed, World::Devices),
         (Bug::TagNotRung, World::Devices),
         (Bug::MergedFlags, World::Devices),
         (Bug::MergedErrorLost, World::Devices),
