@@ -187,6 +187,10 @@ async fn take(
             let name = &wanted.name;
             let one = match namesake(registry, name) {
                 Some(mapped) => {
+                    if applied.iter().any(|one| one.mapped.ptr_eq(&Arc::downgrade(&mapped))) {
+                        // It was renamed since the file was read.
+                        return Err(busy(name, "another device of the file has that name by now"));
+                    }
                     if mapped.device.uuid() != wanted.uuid {
                         let why = "a verb has made a device of that name with another uuid";
                         return Err(busy(name, why));

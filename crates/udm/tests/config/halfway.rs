@@ -4,7 +4,7 @@ use super::{Files, partly};
 use crate::support::nbd::Client;
 use crate::support::servers::{Puppet, request, zeroes};
 use crate::support::stamps::image;
-use crate::support::{Server, udm, until};
+use crate::support::{Server, text, udm, until};
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -128,4 +128,37 @@ fn who_may_write_is_of_the_device_and_not_of_its_name() {
     }
     let read_only = |name: &str| Client::connect(&server.nbd, name).flags.contains(ExportFlags::READ_ONLY);
     assert_eq!(["a", "b", "c"].map(read_only), [false, false, true]);
+}
+
+/// Another device of the file gets the name of one that is to be made: it is not made into that.
+#[test]
+fn a_device_of_the_file_is_not_taken_for_another_one() {
+    let kept = Kept::start();
+    let conf = |sectors: u32, more: &str| {
+        let slow = kept.puppet.uri();
+        let one = |name: &str, table: &str| format!("[devices.{name}]\ntable = \"{table}\"\n");
+        one("a", "0 2048 linear mem:1M 0") + &one("b", &format!("0 {sectors} linear {slow} 0")) + more
+    };
+    let files = Files::new(&conf(2048, ""));
+    let server = files.serve();
+    let mut client = Client::connect(&server.nbd, "b");
+    client.ask_read(0);
+    until("a read that hangs", || (kept.reads.load(SeqCst) == 1).then_some(()));
+    files.write("udm.toml", &conf(1024, "[devices.d]\ntable = \"0 16 linear mem:1M 0\"\n"));
+    let mut verb = udm(&["reconfigure"]);
+    verb.env("UDM_SOCKET", &server.socket).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let verb = verb.spawn().unwrap();
+    until("a device that comes to rest", || server.says(&["info", "b"]).contains("SUSPENDED").then_some(()));
+    server.says(&["rename", "a", "d"]);
+    kept.let_go();
+    let out = verb.wait_with_output().unwrap();
+    assert_eq!(client.error(), 0);
+    let failed = text(&out.stderr);
+    let why = "udm: d: another device of the file has that name by now: Device or resource busy\n";
+    assert!(failed.starts_with(why), "{failed}");
+    assert_eq!(text(&out.stdout), "~ b: table\n= 1 unchanged\n");
+    assert_eq!(table(&server, "d"), "0 2048");
+    // The next one knows its name.
+    assert_eq!(server.says(&["reconfigure"]), "+ a\n~ d: table\n= 1 unchanged\n");
+    assert_eq!(["a", "b", "d"].map(|name| table(&server, name)), ["0 2048", "0 1024", "0 16"]);
 }
