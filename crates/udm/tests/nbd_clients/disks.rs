@@ -171,6 +171,43 @@ pub fn a_node_that_is_taken_away() -> Outcome {
     server.stop()
 }
 
+/// Has a loop device show so many bytes of its file; all of them for 0.
+const LIMIT_SIZE: &str = "import fcntl, sys; node = open(sys.argv[1], 'rb+', buffering=0); info = bytearray(232); \
+                          fcntl.ioctl(node, 0x4c05, info); info[32:40] = int(sys.argv[2]).to_bytes(8, 'little'); \
+                          fcntl.ioctl(node, 0x4c04, bytes(info))";
+
+/// A node loses nearly all of its sectors under load: its path fails, the other has all requests,
+/// and it is used again when they are back.
+pub fn a_node_that_loses_its_sectors() -> Outcome {
+    let folder = folder_with_image(16 << 20);
+    let image = folder.path().join("disk.img");
+    let (a, b) = (Loop::over(&image)?, Loop::over(&image)?);
+    let device =
+        format!("mp=0 32768 multipath 1 queue_if_no_path 0 1 1 round-robin 0 2 1 {} 1 {} 1", a.0, b.0);
+    let server = Server::start_checking(folder.path(), &[&device])?;
+    let path_is = |state: &str| -> Outcome {
+        let begin = Instant::now();
+        while !server.udm(&["status", "mp"])?.contains(&format!("253:1 {state} ")) {
+            check(begin.elapsed() < LIMIT, &format!("its path does not become {state}"))?;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    };
+    let show = |bytes: u64| sh(&format!("python3 -c \"{LIMIT_SIZE}\" {} {bytes}", b.0)).map(drop);
+    fio_over(&server, "mp", || {
+        show(512)?;
+        path_is("F")?;
+        // Checks of its first block are well meanwhile.
+        std::thread::sleep(Duration::from_millis(2500));
+        check(server.udm(&["status", "mp"])?.contains("253:1 F "), "it is used, and is cut short")?;
+        show(0)?;
+        path_is("A")
+    })?;
+    io(&server, "mp", &["write -P 0x44 0 16M", "flush"])?;
+    check(fs::read(&image)?.iter().all(|&byte| byte == 0x44), "the disk lacks what was flushed")?;
+    server.stop()
+}
+
 /// Hard links are paths to one file, with one page cache.
 pub fn two_names_of_one_file() -> Outcome {
     for options in ["", "?direct=on"] {

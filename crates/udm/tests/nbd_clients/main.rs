@@ -73,6 +73,11 @@ fn main() {
             &["fio", "qemu-io", "losetup", "@root"],
             disks::a_node_that_is_taken_away,
         ),
+        trial(
+            "a_node_that_loses_its_sectors",
+            &["fio", "qemu-io", "losetup", "python3", "@root"],
+            disks::a_node_that_loses_its_sectors,
+        ),
         trial("paths_over_two_names_of_one_file", &["fio"], disks::two_names_of_one_file),
         trial("a_file_is_replaced_and_grows", &["qemu-io"], disks::a_file_is_replaced_and_grows),
         trial("a_path_that_was_cut_fails", &["qemu-io"], disks::a_path_that_was_cut_fails),

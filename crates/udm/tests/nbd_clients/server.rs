@@ -54,6 +54,12 @@ impl Server {
         Server::start_as(folder, &["--cores", cpus], devices, log.into(), "warn")
     }
 
+    /// As [`Server::start`], whose paths are checked each second.
+    pub fn start_checking(folder: &Path, devices: &[&str]) -> Result<Server, Failed> {
+        let log = fs::File::create(folder.join("serve.log"))?;
+        Server::start_as(folder, &["--check-paths", "1"], devices, log.into(), "warn")
+    }
+
     /// As [`Server::start`], with a log of this level that goes to `stderr`.
     pub fn start_with(folder: &Path, devices: &[&str], stderr: Stdio, level: &str) -> Result<Server, Failed> {
         Server::start_as(folder, &[], devices, stderr, level)
@@ -68,10 +74,8 @@ impl Server {
     ) -> Result<Server, Failed> {
         let mut command = Command::new(UDM);
         // A test says what happens to paths.
-        command
-            .args(["serve", "--check-paths", "off"])
-            .args(options)
-            .args(devices.iter().flat_map(|d| ["--device", d]));
+        let off = if options.contains(&"--check-paths") { &[][..] } else { &["--check-paths", "off"] };
+        command.arg("serve").args(off).args(options).args(devices.iter().flat_map(|d| ["--device", d]));
         command
             .args(["--unix", "nbd.sock", "--socket", "udm.sock"])
             .current_dir(folder)
