@@ -7,6 +7,7 @@ use super::holds::Holds;
 use super::request::Blocks;
 use super::served::{CoreServed, Served, ServedReport};
 use crossbeam_utils::CachePadded;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use udm_core::{CoreId, Device, DeviceId, Limits, SECTOR_SIZE, Sectors};
@@ -75,10 +76,6 @@ impl Export {
 
     fn named(&self) -> MutexGuard<'_, Arc<str>> {
         self.name.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn is_called(&self, name: &str) -> bool {
-        **self.named() == *name
     }
 
     /// Its description; may be empty.
@@ -265,20 +262,57 @@ fn fits(text: &str, name: &str) -> Result<(), ExportError> {
     Err(ExportError::Text(name.chars().take(64).collect()))
 }
 
-/// Checks that no export of `list` is called `name`.
-fn is_free(list: &[Arc<Export>], name: &str) -> Result<(), ExportError> {
-    match list.iter().any(|export| export.is_called(name)) {
-        true => Err(ExportError::Exists(name.into())),
-        false => Ok(()),
+/// Exports in the order in which they came, and by name: of ten thousand as of one.
+#[derive(Default)]
+struct List {
+    ordered: BTreeMap<u64, Arc<Export>>,
+    places: HashMap<Arc<str>, u64>,
+    next: u64,
+}
+
+impl List {
+    fn get(&self, name: &str) -> Option<&Arc<Export>> {
+        self.places.get(name).map(|place| &self.ordered[place])
+    }
+
+    /// Its place, where it is on the list.
+    fn place(&self, export: &Arc<Export>) -> Option<u64> {
+        let place = *self.places.get(&export.name())?;
+        Arc::ptr_eq(&self.ordered[&place], export).then_some(place)
+    }
+
+    fn check_free(&self, name: &str) -> Result<(), ExportError> {
+        match self.places.contains_key(name) {
+            true => Err(ExportError::Exists(name.into())),
+            false => Ok(()),
+        }
+    }
+
+    fn push(&mut self, export: Arc<Export>) {
+        self.places.insert(export.name(), self.next);
+        self.ordered.insert(self.next, export);
+        self.next += 1;
+    }
+
+    fn remove(&mut self, export: &Arc<Export>) {
+        if let Some(place) = self.place(export) {
+            self.places.remove(&export.name());
+            self.ordered.remove(&place);
+        }
+    }
+
+    /// The one called `name`; the first for the empty name, unless there is one of that name.
+    fn find(&self, name: &str) -> Option<&Arc<Export>> {
+        self.get(name).or_else(|| self.ordered.values().next().filter(|_| name.is_empty()))
     }
 }
 
 /// The exports of a server, in order. The first one is what a client gets that names none.
 #[derive(Default)]
 pub struct Exports {
-    list: Mutex<Vec<Arc<Export>>>,
+    list: Mutex<List>,
     /// Of each device that is or was exported, while somebody uses them.
-    of_devices: Mutex<Vec<(DeviceId, Weak<OfDevice>)>>,
+    of_devices: Mutex<HashMap<DeviceId, Weak<OfDevice>>>,
     closed: Closed,
     /// Where those who serve them are.
     cluster: OnceLock<Weak<Cluster>>,
@@ -308,7 +342,7 @@ impl Exports {
         failing
     }
 
-    fn list(&self) -> MutexGuard<'_, Vec<Arc<Export>>> {
+    fn list(&self) -> MutexGuard<'_, List> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -324,7 +358,7 @@ impl Exports {
     /// When the name is taken.
     pub fn add(&self, mut export: Export) -> Result<Arc<Export>, ExportError> {
         let mut list = self.list();
-        is_free(&list, &export.name())?;
+        list.check_free(&export.name())?;
         self.share(&mut export);
         export.closed = Arc::clone(&self.closed);
         let export = Arc::new(export);
@@ -340,13 +374,18 @@ impl Exports {
     pub fn put(&self, export: &Arc<Export>, name: &str) -> Result<(), ExportError> {
         fits(name, name)?;
         let mut list = self.list();
-        let is_on = list.iter().any(|one| Arc::ptr_eq(one, export));
-        if !(is_on && export.is_called(name)) {
-            is_free(&list, name)?;
+        let place = list.place(export);
+        if place.is_some() && *export.name() == *name {
+            return Ok(());
         }
-        *export.named() = name.into();
-        if !is_on {
-            list.push(Arc::clone(export));
+        list.check_free(name)?;
+        let old = std::mem::replace(&mut *export.named(), name.into());
+        match place {
+            Some(place) => {
+                list.places.remove(&old);
+                list.places.insert(export.name(), place);
+            }
+            None => list.push(Arc::clone(export)),
         }
         Ok(())
     }
@@ -355,17 +394,20 @@ impl Exports {
     /// still in use.
     fn share(&self, export: &mut Export) {
         let mut all = self.of_devices.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|(_, shared)| shared.strong_count() > 0);
+        if all.len() == all.capacity() {
+            // Not each time: there may be thousands.
+            all.retain(|_, shared| shared.strong_count() > 0);
+        }
         let device = export.device.id();
-        match all.iter().find(|(id, _)| *id == device).and_then(|(_, shared)| shared.upgrade()) {
+        match all.get(&device).and_then(Weak::upgrade) {
             Some(shared) => export.of_device = shared,
-            None => all.push((device, Arc::downgrade(&export.of_device))),
+            None => drop(all.insert(device, Arc::downgrade(&export.of_device))),
         }
     }
 
     /// Takes an export off the list. Connections that use it go on: see [`Export::users`].
     pub fn remove(&self, export: &Arc<Export>) {
-        self.list().retain(|one| !Arc::ptr_eq(one, export));
+        self.list().remove(export);
     }
 
     /// As [`Exports::get`], for a connection that is to use it: counted while the list is locked,
@@ -374,7 +416,7 @@ impl Exports {
     #[must_use]
     pub fn hold(&self, name: &str) -> Option<ExportUse> {
         let list = self.list();
-        let export = Exports::find(&list, name)?;
+        let export = list.find(name)?;
         export.users.fetch_add(1, Ordering::Relaxed);
         Some(ExportUse(Arc::new(Used(Arc::clone(export)))))
     }
@@ -382,18 +424,13 @@ impl Exports {
     /// The export `name`; the first one for the empty name, unless there is one of that name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Arc<Export>> {
-        Exports::find(&self.list(), name).cloned()
-    }
-
-    fn find<'a>(list: &'a [Arc<Export>], name: &str) -> Option<&'a Arc<Export>> {
-        let named = list.iter().find(|export| export.is_called(name));
-        named.or_else(|| list.first().filter(|_| name.is_empty()))
+        self.list().find(name).cloned()
     }
 
     /// All exports, in order.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Export>> {
-        self.list().clone()
+        self.list().ordered.values().cloned().collect()
     }
 }
 
