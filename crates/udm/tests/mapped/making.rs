@@ -2,7 +2,7 @@
 
 use crate::support::nbd::Client;
 use crate::support::servers::Nbdkit;
-use crate::support::{Server, has};
+use crate::support::{Server, has, until};
 use std::fs;
 
 /// Two servers of one file become a device by each policy, with what multipath.conf says of it.
@@ -50,7 +50,9 @@ fn paths_become_a_device_by_policy() {
             let paths = server.says(&["multipath", "show", "paths", "raw", "format", "%D %p"]);
             assert_eq!(paths, "253:1 50\n253:0 0\n", "the priorities hold from then on");
         }
-        server.says(&["remove", name]);
+        until("a device that nobody has open", || {
+            server.verb(&["remove", name]).status.success().then_some(())
+        });
     }
     let made = server.says(&["multipath", "create", "j", "--json", "--uuid", "u", a]);
     let made: serde_json::Value = serde_json::from_str(&made).unwrap();
