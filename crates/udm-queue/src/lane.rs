@@ -97,7 +97,7 @@ impl Lane for QueueLane {
         if self.wanted() > 0 || self.merger.is_under_way() || !self.ended.is_empty() {
             self.came_back(done, from, cx);
         } else if done.len() > from {
-            self.tags.home_all(done.len() - from);
+            self.tags.home(done.len() - from);
         }
     }
 

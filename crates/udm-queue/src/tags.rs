@@ -248,13 +248,6 @@ impl Held {
         }
     }
 
-    /// The same where nothing waits in this lane.
-    #[inline]
-    pub fn home_all(&mut self, n: usize) {
-        self.out -= n as u32;
-        self.tags.give(n as u32);
-    }
-
     /// `wanted` requests have no tag, as far as the lane got. What it has over goes back. True when
     /// there may be more tags at once.
     pub fn settle(&mut self, wanted: usize, cx: &mut Cx<'_>) -> bool {
@@ -314,12 +307,16 @@ mod loom_tests {
     use super::*;
     use loom::thread;
 
+    fn check(model: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(model);
+    }
+
     /// One tag, two who want it: nobody waits when it is free, and it is there once.
     #[test]
     fn loom_no_tag_is_lost_and_nobody_waits_for_one_that_is_free() {
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(3);
-        model.check(|| {
+        check(|| {
             let tags = Arc::new(Tags::new(1));
             assert_eq!(tags.take(1), 1);
             let waiter = Arc::new(Waiter::new());
@@ -336,9 +333,7 @@ mod loom_tests {
     /// Who waits goes away while a tag is handed over.
     #[test]
     fn loom_a_tag_handed_to_who_leaves_comes_back() {
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(3);
-        model.check(|| {
+        check(|| {
             let tags = Arc::new(Tags::new(1));
             assert_eq!(tags.take(1), 1);
             let waiter = Arc::new(Waiter::new());
