@@ -16,6 +16,7 @@ mod mapped;
 mod nbd;
 mod one_mutex;
 mod one_mutex_origin;
+pub mod page;
 mod plan;
 mod progress;
 mod report;

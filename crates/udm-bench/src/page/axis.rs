@@ -1,0 +1,222 @@
+//! Axes: from values to places, and where the ticks stand.
+
+/// What values are, and how they are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// A number: `12`, `340k`.
+    Number,
+    /// Bytes, in powers of 1024: `4 MiB`.
+    Bytes,
+    /// Nanoseconds, as `3 µs`.
+    Nanos,
+    /// Seconds.
+    Seconds,
+    /// Percent.
+    Percent,
+    /// One divided by the other: `0.97×`.
+    Ratio,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scale {
+    Linear,
+    /// A logarithm of this base, for ticks.
+    Log(u8),
+    /// A percentage by how near it is to 100: 90, 99, 99.9 ... are equally far apart.
+    Nines,
+}
+
+/// An axis: its title, what its values are, and its scale.
+#[derive(Debug, Clone)]
+pub struct Axis {
+    title: String,
+    unit: Unit,
+    scale: Scale,
+}
+
+/// An axis with a beginning and an end: `low` and `high` are scaled.
+pub(super) struct Range<'a> {
+    axis: &'a Axis,
+    low: f64,
+    high: f64,
+    /// Values and their places, 0 to 1.
+    pub ticks: Vec<(f64, f64)>,
+}
+
+impl Axis {
+    /// A linear axis, which begins at 0 where no value is below that.
+    #[must_use]
+    pub fn new(title: impl Into<String>, unit: Unit) -> Axis {
+        Axis { title: title.into(), unit, scale: Scale::Linear }
+    }
+
+    /// A logarithmic axis. Values up to 0 have no place on it and are left out.
+    #[must_use]
+    pub fn log(self) -> Axis {
+        Axis { scale: Scale::Log(10), ..self }
+    }
+
+    /// A logarithmic axis with powers of two for ticks.
+    #[must_use]
+    pub fn log2(self) -> Axis {
+        Axis { scale: Scale::Log(2), ..self }
+    }
+
+    /// An axis of percentiles, on which 90, 99 and 99.9 are equally far apart. 100 has no place on
+    /// it.
+    #[must_use]
+    pub fn nines(self) -> Axis {
+        Axis { scale: Scale::Nines, ..self }
+    }
+
+    pub(super) fn is_linear(&self) -> bool {
+        self.scale == Scale::Linear
+    }
+
+    /// The title, as it stands beside the axis.
+    pub(super) fn title(&self) -> &str {
+        &self.title
+    }
+
+    /// A value as text.
+    pub(super) fn text(&self, value: f64) -> String {
+        match self.unit {
+            Unit::Number => scaled(value, 1000.0, &["", "k", "M", "G", "T"]),
+            Unit::Bytes => scaled(value, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB"]),
+            Unit::Nanos => scaled(value, 1000.0, &[" ns", " µs", " ms", " s"]),
+            Unit::Seconds => format!("{} s", digits(value)),
+            Unit::Percent => format!("{}%", plain(value)),
+            Unit::Ratio => format!("{}×", digits(value)),
+        }
+    }
+
+    /// Where a value is, on the axis' scale; `None` where it has no place.
+    fn scaled(&self, value: f64) -> Option<f64> {
+        let place = match self.scale {
+            Scale::Linear => value,
+            Scale::Log(_) => value.log10(),
+            Scale::Nines => -(1.0 - value / 100.0).log10(),
+        };
+        place.is_finite().then_some(place)
+    }
+
+    /// The axis over these values, with room above.
+    pub(super) fn over(&self, values: impl Iterator<Item = f64>, to_zero: bool) -> Range<'_> {
+        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        for place in values.filter_map(|v| self.scaled(v)) {
+            (low, high) = (low.min(place), high.max(place));
+        }
+        if low > high {
+            (low, high) = (0.0, 1.0);
+        }
+        match self.scale {
+            Scale::Linear if to_zero => (low, high) = (low.min(0.0), high.max(0.0)),
+            // A bar has to begin somewhere.
+            Scale::Log(_) if to_zero => low = (low - 0.3).floor(),
+            _ => {}
+        }
+        if high - low < 1e-9 {
+            high = low + if self.scale == Scale::Linear { low.abs().max(1.0) } else { 1.0 };
+        }
+        let (mut ticks, end) = self.ticks(low, high);
+        high = high.max(end);
+        let range = Range { axis: self, low, high, ticks: Vec::new() };
+        ticks.retain(|t| range.place(*t).is_some());
+        let ticks = ticks.into_iter().filter_map(|t| Some((t, range.place(t)?))).collect();
+        Range { ticks, ..range }
+    }
+
+    /// Ticks from about `low` to about `high`, and the scaled place to which the axis should reach.
+    fn ticks(&self, low: f64, high: f64) -> (Vec<f64>, f64) {
+        match self.scale {
+            Scale::Linear => {
+                let step = step((high - low) / 6.0, self.unit == Unit::Bytes);
+                let (first, last) = ((low / step).floor() as i64, (high / step).ceil() as i64);
+                ((first..=last).map(|i| i as f64 * step).collect(), last as f64 * step)
+            }
+            Scale::Nines => {
+                let nines = (0..=(high + 1e-9).floor() as i32).map(|n| 100.0 - 10f64.powi(2 - n));
+                let mut ticks: Vec<f64> = nines.collect();
+                ticks.push(50.0);
+                (ticks, high)
+            }
+            Scale::Log(2) => {
+                let log2 = 2f64.log10();
+                let (first, last) = ((low / log2 - 0.01).ceil() as i32, (high / log2 + 0.01).floor() as i32);
+                let every = ((last - first) / 10 + 1) as usize;
+                ((first..=last).step_by(every).map(|n| 2f64.powi(n)).collect(), high)
+            }
+            Scale::Log(_) => {
+                let (first, last) = (low.floor() as i32, (high - 1e-9).ceil() as i32);
+                let within: &[f64] = if last - first <= 2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+                let every = ((last - first) / 8 + 1) as usize;
+                let powers = (first..=last).step_by(every).map(|n| 10f64.powi(n));
+                let ticks: Vec<f64> = powers.flat_map(|p| within.iter().map(move |w| w * p)).collect();
+                let reach = ticks.iter().map(|t| t.log10()).find(|t| *t >= high - 1e-9).unwrap_or(high);
+                (ticks, reach)
+            }
+        }
+    }
+}
+
+impl Range<'_> {
+    /// Where a value is, from 0 to 1; `None` where it has no place.
+    pub fn place(&self, value: f64) -> Option<f64> {
+        let place = (self.axis.scaled(value)? - self.low) / (self.high - self.low);
+        (-1e-9..=1.0 + 1e-9).contains(&place).then_some(place)
+    }
+
+    /// A value as text.
+    pub fn text(&self, value: f64) -> String {
+        self.axis.text(value)
+    }
+
+    /// The width of the widest tick's text in pixels, roughly.
+    pub fn text_width(&self) -> f64 {
+        let widest = self.ticks.iter().map(|(t, _)| self.text(*t).chars().count()).max();
+        7.0 * widest.unwrap_or(0) as f64
+    }
+}
+
+/// The next of 1, 2, 5, 10 ... (of 1, 2, 4 ... for bytes).
+fn step(at_least: f64, binary: bool) -> f64 {
+    if binary {
+        return 2f64.powi(at_least.max(1.0).log2().ceil() as i32);
+    }
+    let power = 10f64.powf(at_least.log10().floor());
+    [1.0, 2.0, 5.0].map(|n| n * power).into_iter().find(|n| *n >= at_least * 0.999).unwrap_or(10.0 * power)
+}
+
+/// A number with the prefix that makes it short.
+fn scaled(value: f64, thousand: f64, prefixes: &[&str]) -> String {
+    let mut unit = 0;
+    let mut value = value;
+    while value.abs() >= thousand * 0.9995 && unit + 1 < prefixes.len() {
+        value /= thousand;
+        unit += 1;
+    }
+    format!("{}{}", digits(value), prefixes[unit])
+}
+
+/// Three digits.
+fn digits(value: f64) -> String {
+    let places = match value.abs() {
+        v if v >= 99.95 => 0,
+        v if v >= 9.995 => 1,
+        v if v >= 0.9995 || v == 0.0 => 2,
+        v => (1.0 - v.log10()).floor().clamp(2.0, 9.0) as usize + 1,
+    };
+    trimmed(format!("{value:.places$}"))
+}
+
+/// All digits that say something.
+fn plain(value: f64) -> String {
+    trimmed(format!("{value:.6}"))
+}
+
+fn trimmed(text: String) -> String {
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
+}

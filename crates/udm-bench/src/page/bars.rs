@@ -1,0 +1,152 @@
+//! Bars that lie, in groups, each with its value and perhaps a mark of what it is compared with.
+
+use super::axis::Axis;
+use super::{Escaped, Plot, WIDTH, caption, class, svg};
+use std::fmt::{self, Write};
+
+/// Height of a bar, and what is between bars and between groups.
+const BAR: f64 = 16.0;
+const GAP: f64 = 2.0;
+const GROUP_GAP: f64 = 12.0;
+/// Below the bars: the axis.
+const BOTTOM: f64 = 44.0;
+/// Right of the longest bar: its value.
+const RIGHT: f64 = 70.0;
+/// Width of the names of groups at the most.
+const NAMES_MAX: f64 = 240.0;
+
+/// One bar.
+#[derive(Debug, Clone, Copy)]
+pub struct Bar {
+    value: f64,
+    reference: Option<f64>,
+}
+
+impl Bar {
+    /// A bar; of a value that is no number there is none, and its place stays free.
+    #[must_use]
+    pub fn new(value: f64) -> Bar {
+        Bar { value, reference: None }
+    }
+
+    /// With a mark at this value.
+    #[must_use]
+    pub fn beside(self, reference: f64) -> Bar {
+        Bar { reference: Some(reference), ..self }
+    }
+}
+
+/// A plot of bars.
+#[derive(Debug, Clone)]
+pub struct Bars {
+    title: String,
+    axis: Axis,
+    series: Vec<String>,
+    reference: String,
+    groups: Vec<(String, Vec<Bar>)>,
+}
+
+impl Bars {
+    /// A plot without bars. Each group has a bar of each of `series`.
+    #[must_use]
+    pub fn new<S: Into<String>>(
+        title: impl Into<String>,
+        axis: Axis,
+        series: impl IntoIterator<Item = S>,
+    ) -> Bars {
+        let series = series.into_iter().map(Into::into).collect();
+        Bars { title: title.into(), axis, series, reference: "reference".into(), groups: Vec::new() }
+    }
+
+    /// What the marks are.
+    #[must_use]
+    pub fn reference(self, name: impl Into<String>) -> Bars {
+        Bars { reference: name.into(), ..self }
+    }
+
+    /// One group more.
+    #[must_use]
+    pub fn group(mut self, name: impl Into<String>, bars: impl IntoIterator<Item = Bar>) -> Bars {
+        self.groups.push((name.into(), bars.into_iter().collect()));
+        self
+    }
+}
+
+impl Plot for Bars {
+    fn draw(&self, out: &mut String) -> fmt::Result {
+        let bars = || self.groups.iter().flat_map(|(_, bars)| bars);
+        let axis = self.axis.over(bars().flat_map(|b| [Some(b.value), b.reference]).flatten(), true);
+        let marked = bars().any(|b| b.reference.is_some());
+        let names: Vec<&str> = self.series.iter().map(String::as_str).collect();
+        caption(out, "bars", &self.title, &names, marked.then_some(self.reference.as_str()))?;
+        let longest = self.groups.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+        let left = (7.2 * longest as f64 + 12.0).min(NAMES_MAX);
+        let across = WIDTH - left - RIGHT;
+        let height = |bars: &[Bar]| bars.len() as f64 * (BAR + GAP) + GROUP_GAP;
+        let bottom: f64 = self.groups.iter().map(|(_, bars)| height(bars)).sum();
+        svg(out, &self.title, bottom + BOTTOM)?;
+        for (value, place) in &axis.ticks {
+            let at = left + place * across;
+            write!(
+                out,
+                "<line class=\"grid\" x1=\"{at:.1}\" y1=\"0\" x2=\"{at:.1}\" y2=\"{:.1}\"/>",
+                bottom + 4.0
+            )?;
+            let text = axis.text(*value);
+            writeln!(
+                out,
+                "<text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{text}</text>",
+                bottom + 18.0
+            )?;
+        }
+        let (middle, title) = (left + across / 2.0, Escaped(self.axis.title()));
+        let under = bottom + BOTTOM - 6.0;
+        writeln!(out, "<text x=\"{middle:.1}\" y=\"{under:.1}\" text-anchor=\"middle\">{title}</text>")?;
+        let begin = axis.place(0.0).unwrap_or(0.0);
+        let mut top = GROUP_GAP / 2.0;
+        for (name, bars) in &self.groups {
+            let centre = top + (height(bars) - GROUP_GAP) / 2.0 + 3.0;
+            let (at, name) = (left - 10.0, Escaped(name));
+            writeln!(
+                out,
+                "<text class=\"name\" x=\"{at:.1}\" y=\"{centre:.1}\" text-anchor=\"end\">{name}</text>"
+            )?;
+            for (i, bar) in bars.iter().enumerate() {
+                let y = top + i as f64 * (BAR + GAP);
+                let end = axis.place(bar.value);
+                if let Some(end) = end {
+                    let (from, to) = (begin.min(end), begin.max(end));
+                    let (x, width) = (left + from * across, ((to - from) * across).max(1.0));
+                    let series = self.series.get(i).map_or("", String::as_str);
+                    let text = axis.text(bar.value);
+                    write!(out, "<rect class=\"bar {}\" x=\"{x:.1}\" y=\"{y:.1}\" ", class(i))?;
+                    write!(out, "width=\"{width:.1}\" height=\"{BAR}\" rx=\"2\">")?;
+                    write!(out, "<title>{name} {}: {text}</title></rect>", Escaped(series))?;
+                }
+                let reference = bar.reference.and_then(|r| Some((r, axis.place(r)?)));
+                if let Some((value, place)) = reference {
+                    let x = left + place * across;
+                    write!(out, "<line class=\"mark\" x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" ", y - 1.0)?;
+                    let title = format!("{}: {}", self.reference, axis.text(value));
+                    write!(out, "y2=\"{:.1}\"><title>{}</title></line>", y + BAR + 1.0, Escaped(&title))?;
+                }
+                if let Some(end) = end {
+                    // Right of the bar, or of a mark that stands there.
+                    let (end, text) = (end.max(begin), axis.text(bar.value));
+                    let width = (7.0 * text.chars().count() as f64 + 10.0) / across;
+                    let clear = reference
+                        .map_or(end, |(_, at)| if at > end - 0.01 && at < end + width { at } else { end });
+                    let x = left + clear * across + 6.0;
+                    write!(
+                        out,
+                        "<text class=\"value\" x=\"{x:.1}\" y=\"{:.1}\">{text}</text>",
+                        y + BAR - 4.0
+                    )?;
+                }
+                out.push('\n');
+            }
+            top += height(bars);
+        }
+        writeln!(out, "</svg></figure>")
+    }
+}

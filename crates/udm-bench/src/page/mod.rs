@@ -1,0 +1,183 @@
+//! A page of HTML for people: headings, text, tables and plots, in one file without outside
+//! resources. It is drawn in the light or the dark, as the reader has it; the plots are SVG in the
+//! page's own colours.
+//!
+//! ```
+//! use udm_bench::page::{Axis, Lines, Page, Unit};
+//!
+//! let mut page = Page::new("What a layer costs");
+//! page.text("A machine with two CPUs.");
+//! let section = page.section("Depth");
+//! section.table(&["depth", "ns"], [["1", "19"], ["32", "5"]]);
+//! section.plot(
+//!     &Lines::new("Time a request", Axis::new("depth", Unit::Number).log2(), Axis::new("time", Unit::Nanos))
+//!         .line("null", [(1.0, 19.0), (32.0, 5.0)]),
+//! );
+//! assert!(page.html().starts_with("<!doctype html>"));
+//! ```
+
+mod axis;
+mod bars;
+mod lines;
+#[cfg(test)]
+mod tests;
+
+pub use axis::{Axis, Unit};
+pub use bars::{Bar, Bars};
+pub use lines::Lines;
+
+use std::fmt::{self, Display, Write};
+
+/// Series of one plot that can be told apart by their colour.
+const COLOURS: usize = 8;
+
+/// What a plot is drawn into, in pixels; the reader's window scales it.
+const WIDTH: f64 = 760.0;
+
+/// A page.
+pub struct Page {
+    title: String,
+    /// What comes before the first section, and the sections.
+    sections: Vec<Section>,
+}
+
+/// A part of a page under a heading.
+pub struct Section {
+    heading: String,
+    body: String,
+}
+
+impl Page {
+    /// A page with nothing but its title.
+    #[must_use]
+    pub fn new(title: impl Into<String>) -> Page {
+        let head = Section { heading: String::new(), body: String::new() };
+        Page { title: title.into(), sections: vec![head] }
+    }
+
+    /// A paragraph below the title.
+    pub fn text(&mut self, text: &str) {
+        self.sections[0].text(text);
+    }
+
+    /// A new section, at the end.
+    pub fn section(&mut self, heading: impl Into<String>) -> &mut Section {
+        self.sections.push(Section { heading: heading.into(), body: String::new() });
+        self.sections.last_mut().expect("one was pushed")
+    }
+
+    /// The whole file.
+    #[must_use]
+    pub fn html(&self) -> String {
+        let title = Escaped(&self.title);
+        let mut out = format!(
+            "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n\
+             <style>\n{}</style>\n<h1>{title}</h1>\n",
+            include_str!("page.css")
+        );
+        for section in &self.sections {
+            if !section.heading.is_empty() {
+                add(&mut out, format_args!("<h2>{}</h2>\n", Escaped(&section.heading)));
+            }
+            out.push_str(&section.body);
+        }
+        out.push_str("</html>\n");
+        out
+    }
+}
+
+impl Section {
+    /// A paragraph.
+    pub fn text(&mut self, text: &str) {
+        add(&mut self.body, format_args!("<p>{}</p>\n", Escaped(text)));
+    }
+
+    /// A table: the heads of its columns, and its rows. The first column is text, the others
+    /// numbers.
+    pub fn table<R: IntoIterator<Item: Display>>(
+        &mut self,
+        heads: &[&str],
+        rows: impl IntoIterator<Item = R>,
+    ) {
+        self.body.push_str("<div class=\"wide\"><table>\n<tr>");
+        for head in heads {
+            add(&mut self.body, format_args!("<th>{}</th>", Escaped(head)));
+        }
+        self.body.push_str("</tr>\n");
+        for row in rows {
+            self.body.push_str("<tr>");
+            for cell in row {
+                add(&mut self.body, format_args!("<td>{}</td>", Escaped(&cell.to_string())));
+            }
+            self.body.push_str("</tr>\n");
+        }
+        self.body.push_str("</table></div>\n");
+    }
+
+    /// A plot.
+    pub fn plot(&mut self, plot: &impl Plot) {
+        plot.draw(&mut self.body).expect("a string takes everything");
+    }
+}
+
+/// What can be drawn: [`Lines`] and [`Bars`].
+pub trait Plot {
+    /// Writes a `figure`.
+    ///
+    /// # Errors
+    /// When `out` fails.
+    fn draw(&self, out: &mut String) -> fmt::Result;
+}
+
+/// Appends to a string, which can't fail.
+fn add(out: &mut String, what: fmt::Arguments<'_>) {
+    out.write_fmt(what).expect("a string takes everything");
+}
+
+/// The head of a figure: its title, and what its colours mean where there are several.
+fn caption(out: &mut String, kind: &str, title: &str, series: &[&str], mark: Option<&str>) -> fmt::Result {
+    writeln!(out, "<figure><figcaption>{}</figcaption>", Escaped(title))?;
+    if series.len() > 1 || mark.is_some() {
+        write!(out, "<div class=\"legend {kind}\">")?;
+        for (i, name) in series.iter().enumerate().filter(|_| series.len() > 1) {
+            write!(out, "<span><i class=\"{}\"></i>{}</span>", class(i), Escaped(name))?;
+        }
+        if let Some(mark) = mark {
+            write!(out, "<span><i class=\"mark\"></i>{}</span>", Escaped(mark))?;
+        }
+        writeln!(out, "</div>")?;
+    }
+    Ok(())
+}
+
+/// The class of a series: its colour, and a pattern when the colours begin again.
+fn class(series: usize) -> String {
+    format!("s{}{}", series % COLOURS, if series >= COLOURS { " dashed" } else { "" })
+}
+
+/// The begin of an image of that height.
+fn svg(out: &mut String, title: &str, height: f64) -> fmt::Result {
+    writeln!(out, "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">", Escaped(title))
+}
+
+/// Text that is text, wherever in the page it stands.
+struct Escaped<'a>(&'a str);
+
+impl Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                '&' => f.write_str("&amp;")?,
+                '<' => f.write_str("&lt;")?,
+                '>' => f.write_str("&gt;")?,
+                '"' => f.write_str("&quot;")?,
+                '\'' => f.write_str("&#39;")?,
+                // What neither HTML nor XML may hold.
+                c if c.is_control() && c != '\n' && c != '\t' => f.write_char('\u{fffd}')?,
+                c => f.write_char(c)?,
+            }
+        }
+        Ok(())
+    }
+}
