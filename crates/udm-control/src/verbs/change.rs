@@ -242,7 +242,9 @@ pub(crate) async fn reload(
         // Somebody else has put it to use.
         Err(_) if is_live() => Ok(loaded),
         Err(error) => {
-            mapped.device.clear_own(&loaded);
+            if !bugs::on(Bug::RefusedTableKept) {
+                mapped.device.clear_own(&loaded);
+            }
             Err(error)
         }
         Ok(()) => Ok(loaded),

@@ -27,7 +27,6 @@ impl Model {
             must: None,
             may: Vec::new(),
             trouble,
-            last: None,
             waited: Vec::new(),
             kept: false,
             reached: Vec::new(),
@@ -52,6 +51,9 @@ impl Model {
                 self.making(name, uuid.as_ref(), minor);
             }
             return (began, false);
+        }
+        if let Verb::Reconfigure { dry_run: true } = job.verb {
+            self.config.dry.insert(job.id);
         }
         if let Verb::Rename { to, uuid, .. } = &job.verb {
             let has = |name: &str, id: Option<&String>| if *uuid { id == Some(to) } else { name == to };
@@ -87,6 +89,7 @@ impl Model {
         {
             began.must = Some(EINVAL);
         }
+        began.may.extend(self.beside_file(&job.verb, &began.targets));
         began.see(&self.view);
         let mut met = false;
         for other in others {
@@ -258,8 +261,8 @@ impl Model {
                         && self.is_multipath(text(seen.live), asked, moved)
                 })
             }
-            // See `waits`.
-            Verb::Wait { .. } => false,
+            // See `waits` and `file`.
+            Verb::Wait { .. } | Verb::Reconfigure { .. } => false,
             Verb::Load { table, .. } => {
                 began.loaded && all(&|seen| same(Some(table), text(seen.inactive), began.look, self))
             }
@@ -290,7 +293,7 @@ impl Model {
 
 /// Is `text` the table that `asked` asks for, with numbers for the names of devices since the look
 /// `since`?
-fn same(asked: Option<&str>, text: &str, since: u64, model: &Model) -> bool {
+pub(super) fn same(asked: Option<&str>, text: &str, since: u64, model: &Model) -> bool {
     let (mut asked, mut text) = (asked.unwrap_or_default().split_whitespace(), text.split_whitespace());
     loop {
         match (asked.next(), text.next()) {

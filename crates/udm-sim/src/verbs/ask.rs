@@ -1,15 +1,16 @@
 //! What is asked for.
 
-use super::look::{Seen, View};
+use super::look::View;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use udm_control::Registry;
 use udm_control::error::VerbError;
+use udm_control::http::api::Change;
 use udm_control::registry::{Folder, NewName};
 use udm_control::verbs::{self, CallOff, Grouped, Removal};
+use udm_control::{Registry, config};
 use udm_core::DeviceId;
 
 /// A verb with its words.
@@ -62,10 +63,13 @@ pub(super) enum Verb {
         word: String,
         event: u32,
     },
+    Reconfigure {
+        dry_run: bool,
+    },
 }
 
 /// How many kinds of verbs there are.
-pub(super) const KINDS: usize = 11;
+pub(super) const KINDS: usize = 12;
 
 impl Verb {
     /// The names of the kinds.
@@ -81,6 +85,7 @@ impl Verb {
         "rename",
         "multipath",
         "wait",
+        "reconfigure",
     ];
 
     /// Which kind it is.
@@ -97,13 +102,14 @@ impl Verb {
             Verb::Rename { .. } => 8,
             Verb::Multipath { .. } => 9,
             Verb::Wait { .. } => 10,
+            Verb::Reconfigure { .. } => 11,
         }
     }
 
     /// The devices that it is about, but for the one that it makes.
     pub(super) fn words(&self) -> &[String] {
         match self {
-            Verb::Create { .. } | Verb::Multipath { .. } => &[],
+            Verb::Create { .. } | Verb::Multipath { .. } | Verb::Reconfigure { .. } => &[],
             Verb::Suspend { words, .. } | Verb::Resume { words } => words,
             Verb::Load { word, .. }
             | Verb::Clear { word }
@@ -135,7 +141,7 @@ impl Verb {
 }
 
 /// What a verb says: of [`Verb::Look`] the texts of its tables, of [`Verb::Wait`] the number of
-/// events.
+/// events, of [`Verb::Reconfigure`] how many devices are unchanged, and each change.
 pub(super) type Outcome = Result<Vec<String>, VerbError>;
 
 /// Is set when a verb can go on.
@@ -183,7 +189,7 @@ pub(super) struct Job {
 }
 
 /// How often there was trouble that a refusal may come from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trouble {
     /// Names that could not be opened.
     pub(super) failed: u64,
@@ -207,8 +213,6 @@ pub(super) struct Began {
     pub(super) look: u64,
     /// The trouble by then.
     pub(super) trouble: Trouble,
-    /// What the first of the targets was when it was last seen.
-    pub(super) last: Option<Seen>,
     /// Somebody has had a removal of one of them not come.
     pub(super) kept: bool,
     /// What has been in the inactive slot of each of them since.
@@ -224,8 +228,6 @@ pub(super) struct Began {
 impl Began {
     /// What waits in the slots of the targets in `view` has waited.
     pub(super) fn see(&mut self, view: &View) {
-        let first = self.targets.first().and_then(|id| view.get(*id));
-        self.last = first.cloned().or(self.last.take());
         for id in &self.targets {
             let waits = view.get(*id).map(|seen| (*id, seen.inactive));
             self.waited.extend(waits.filter(|waits| !self.waited.contains(waits)));
@@ -274,6 +276,12 @@ async fn run(registry: Arc<Registry>, verb: Verb, off: CallOff) -> Outcome {
             let paths: Vec<String> = paths.split_whitespace().map(String::from).collect();
             let how = Grouped { policy: policy.clone(), ..Grouped::default() };
             verbs::create_multipath_until(r, name, uuid.as_deref(), &paths, &how, &folder, off).await?;
+        }
+        Verb::Reconfigure { dry_run } => {
+            let done = config::reconfigure(r, *dry_run, off).await?;
+            let line = |c: Change| format!("{}\t{}\t{}", c.change, c.name, c.error.unwrap_or_default());
+            let changes = done.changes.into_iter().map(line);
+            return Ok([done.unchanged.to_string()].into_iter().chain(changes).collect());
         }
         Verb::Wait { word, event } => {
             let device = verbs::wait_event(r, word, *event, off).await?;

@@ -109,7 +109,10 @@ impl Turns for World {
             open.in_flight -= 1;
             self.counts.requests += 1;
             let patient = !bio.flags.intersects(BioFlags::RAHEAD | BioFlags::NOWAIT);
-            let rests = |id| !self.jobs.iter().any(|job| job.is_about(id));
+            let file = self.model.config.under.as_ref();
+            let rests = |id| {
+                !self.jobs.iter().any(|job| job.is_about(id)) && !file.is_some_and(|file| file.rests(id))
+            };
             if let Some(seen) = seen.filter(|seen| seen.suspended && patient && rests(seen.id)) {
                 return Err(format!("a request came back while {} is suspended", seen.name));
             }

@@ -2,6 +2,7 @@
 
 use super::answers::{FAIL_PATH, KEEP};
 use super::ask::Verb;
+use super::file::Wanted;
 use super::look::number;
 use super::multipath::POLICIES;
 use super::outside::NAMES as DISKS;
@@ -35,7 +36,7 @@ impl Draw {
     pub(super) fn verb(&mut self) -> Verb {
         let without = self.without;
         let on = |class| !without.has(class);
-        match self.chance.below(43) {
+        match self.chance.below(47) {
             0..8 => {
                 let name = self.name();
                 let table = (self.chance.below(4) > 0).then(|| self.table(name));
@@ -75,6 +76,7 @@ impl Draw {
                 Verb::Multipath { name: NAMES[name].into(), uuid, paths: paths.join(" "), policy }
             }
             37..41 => Verb::Wait { word: self.word(), event: u32::from(self.chance.one_in(4)) },
+            41..45 if on(Class::Reload) => Verb::Reconfigure { dry_run: self.chance.one_in(5) },
             _ => Verb::Look { word: self.word() },
         }
     }
@@ -101,6 +103,23 @@ impl Draw {
             words.push(self.word());
         }
         words
+    }
+
+    /// Changes the file.
+    fn file(&mut self, file: &mut Vec<Wanted>) {
+        let name = self.chance.below(NAMES.len() as u64) as usize;
+        file.retain(|wanted| wanted.name != NAMES[name]);
+        if self.chance.one_in(3) {
+            return;
+        }
+        let mut table = self.table(name);
+        if table.contains("nonsense") && !self.chance.one_in(3) {
+            table = "0 16 zero".into();
+        }
+        let uuid = self.chance.one_in(6).then(|| self.chance.pick(&UUIDS).to_owned());
+        let read_only = self.chance.one_in(8);
+        let place = self.chance.below(file.len() as u64 + 1) as usize;
+        file.insert(place, Wanted { name: NAMES[name].into(), uuid, table, read_only });
     }
 
     /// A path of a multipath device.
@@ -145,6 +164,11 @@ impl World {
             if waits < WAITS_MAX || !matches!(verb, Verb::Wait { .. }) {
                 self.begin(verb);
             }
+        }
+        if self.on(Class::Reload) && self.work.one_in(30) {
+            let World { draw, model, work, .. } = self;
+            draw.file(&mut model.config.file);
+            model.config.is_broken = work.one_in(12);
         }
         if self.on(Class::Cancel) && !self.jobs.is_empty() && self.work.one_in(40) {
             let at = self.work.below(self.jobs.len() as u64) as usize;

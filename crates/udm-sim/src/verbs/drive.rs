@@ -13,6 +13,7 @@ use crate::plan::{Class, Plan};
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::task::Poll;
+use udm_control::config::Wish;
 use udm_control::verbs::Removal;
 
 /// How often devices are resumed until none is suspended any more.
@@ -34,6 +35,11 @@ fn with<T>(f: impl FnOnce(&mut World) -> T) -> T {
     WORLD.with_borrow_mut(|world| f(world.as_mut().expect("it was built")))
 }
 
+/// The file is read by the reconfigure that goes on.
+pub(super) fn read_file() -> Result<Wish, String> {
+    with(World::read_file)
+}
+
 /// Takes all the steps of the plan, comes to rest now and then, and removes everything.
 pub(super) fn run(plan: &Plan) -> Result<(), Wrong> {
     let world = World::new(plan);
@@ -51,6 +57,7 @@ pub(super) fn run(plan: &Plan) -> Result<(), Wrong> {
 
 /// While a load asks the file system the others go on.
 pub(super) fn go_on_meanwhile() {
+    with(World::look_at_file);
     let steps = with(|world| match &world.loading {
         Some(_) if !world.beside && !world.resting => {
             world.beside = true;
@@ -95,7 +102,13 @@ fn others_go_on(steps: u64) {
             break;
         }
     }
-    with(|world| world.beside &= steps == 0);
+    if steps > 0 {
+        with(|world| {
+            world.beside = false;
+            // What the verb sends from here on is in order with what it sent before.
+            world.machine.set_turn(None);
+        });
+    }
 }
 
 /// Who goes on outside of the world: what it does calls back into it.

@@ -12,7 +12,8 @@
 //! * `ask`: what is asked for. `draw`: what is asked for next. `clients`: who reads.
 //! * `outside`: what names lead to, and the threads beside. `look`: what the registry holds.
 //! * `model`: who may change what. `answers`: what they may be answered. `waits`: who waits for an
-//!   event. `multipath`: who makes a device from its paths.
+//!   event. `multipath`: who makes a device from its paths. `file`: what the server's file says,
+//!   and what comes of reading it again.
 //! * `world`, `drive`: what happens. `counts`: how much of it.
 
 mod answers;
@@ -21,6 +22,7 @@ mod clients;
 mod counts;
 mod draw;
 mod drive;
+mod file;
 mod look;
 mod model;
 mod multipath;

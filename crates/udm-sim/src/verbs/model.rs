@@ -2,6 +2,7 @@
 
 use super::ask::{Began, Job, Outcome, Verb};
 use super::draw::{NAMES, UUIDS};
+use super::file::Config;
 use super::look::{Names, Seen, Tables, View, number};
 use super::outside::SimOutside;
 use crate::model::Wrong;
@@ -22,6 +23,16 @@ pub(super) struct Hidden {
 }
 
 impl Hidden {
+    /// A device that is being made.
+    pub(super) fn new(name: &str, uuid: Option<&String>, minor: u32) -> Hidden {
+        Hidden { name: name.into(), uuid: uuid.cloned(), minor, id: None }
+    }
+
+    /// Is it being removed?
+    pub(super) fn is_leaving(&self) -> bool {
+        self.id.is_some()
+    }
+
     /// It is `id`, which is being removed.
     pub(super) fn is(&self, id: DeviceId) -> bool {
         self.id == Some(id)
@@ -38,6 +49,8 @@ pub(super) enum Actor<'a> {
     Verb(&'a mut Job, Option<&'a Outcome>),
     /// Who sees to removals that were deferred.
     Deferred,
+    /// The reconfigure that is under way.
+    Reconfigure,
     /// Nobody who may change anything.
     Other,
 }
@@ -48,11 +61,14 @@ pub(super) struct Model {
     pub(super) tables: Tables,
     pub(super) view: View,
     pub(super) hidden: Vec<Hidden>,
+    /// What devices were that are gone.
+    pub(super) gone: BTreeMap<DeviceId, Seen>,
     /// What each number of what tables opened means: a name and a disk.
     pub(super) numbers: BTreeMap<u32, (String, usize)>,
     /// Looks at the registry so far.
     pub(super) looks: u64,
     pub(super) names: Names,
+    pub(super) config: Config,
     /// Tables that were looked at.
     looked: usize,
     /// The kind of a device, which its first table fixes: multipath or not.
@@ -110,6 +126,7 @@ impl Actor<'_> {
         match self {
             Actor::Verb(job, _) => format!("{:?}", job.verb),
             Actor::Deferred => "a removal that was deferred".into(),
+            Actor::Reconfigure => "a reconfigure".into(),
             Actor::Other => "nobody".into(),
         }
     }
@@ -130,6 +147,7 @@ impl Model {
         let first_new = self.tables.all.len();
         let after = View::take(registry, &mut self.tables)?;
         let before = std::mem::replace(&mut self.view, after);
+        self.check_numbers(outside)?;
         for seen in &self.view.0 {
             if let Some(table) = seen.inactive.or(seen.live) {
                 let multipath = self.tables.all[table].text.contains("multipath");
@@ -141,16 +159,26 @@ impl Model {
         let mut some = false;
         for was in &before.0 {
             let Some(is) = self.view.get(was.id) else {
-                if !actor.removes(was) {
+                let removes = match actor {
+                    Actor::Reconfigure => self.file_removes(was.id),
+                    _ => actor.removes(was),
+                };
+                if !removes {
                     return Err(format!("{} took {} away", actor.name(), was.name));
                 }
                 self.deferred += u64::from(matches!(actor, Actor::Deferred));
                 gone.push(was.id);
+                self.gone.insert(was.id, was.clone());
                 let Seen { name, uuid, minor, id, .. } = was.clone();
                 self.hidden.push(Hidden { name, uuid, minor, id: Some(id) });
                 continue;
             };
-            self.changed(was, is, &actor, first_new)
+            let is = &is.clone();
+            let changed = match actor {
+                Actor::Reconfigure => self.file_changes(was, is, first_new),
+                _ => self.changed(was, is, &actor, first_new),
+            };
+            changed
                 .map_err(|what| format!("{} changed {}: {what}; {was:?} to {is:?}", actor.name(), is.name))?;
             if is.name != was.name {
                 self.names.renamed(self.looks, was);
@@ -181,7 +209,14 @@ impl Model {
             ));
         }
         self.come(&before, &actor)?;
+        if matches!(actor, Actor::Reconfigure) {
+            self.file_made(registry);
+        }
         self.leave(registry, &actor);
+        if matches!(actor, Actor::Reconfigure) {
+            self.file_begins(registry);
+        }
+        self.note(&before);
         if let Actor::Verb(Job { began: Some(began), .. }, _) = &mut actor {
             for id in began.targets.clone() {
                 // What waits there may have been loaded since.
@@ -194,7 +229,6 @@ impl Model {
             }
         }
         self.check_names(registry)?;
-        self.check_numbers(outside)?;
         Ok(gone)
     }
 
@@ -239,16 +273,24 @@ impl Model {
             }
             _ => None,
         };
-        for is in &self.view.0 {
+        for is in &self.view.0.clone() {
             if before.get(is.id).is_some() {
                 continue;
             }
             if let Some(at) = self.hidden.iter().position(|hidden| hidden.id == Some(is.id)) {
                 // Its removal has failed.
-                if !actor.removes(is) {
+                let removes = match actor {
+                    Actor::Reconfigure => self.file_brings_back(is.id),
+                    _ => actor.removes(is),
+                };
+                if !removes {
                     return Err(format!("{} brought {} back", actor.name(), is.name));
                 }
                 self.hidden.remove(at);
+                continue;
+            }
+            if matches!(actor, Actor::Reconfigure) {
+                self.file_makes(is)?;
                 continue;
             }
             if made != Some((&is.name, &is.uuid, Some(is.minor), true)) {
@@ -263,7 +305,8 @@ impl Model {
 
     /// Devices that are gone for good now.
     fn leave(&mut self, registry: &Registry, actor: &Actor<'_>) {
-        let removes = matches!(actor, Actor::Deferred) || matches!(actor.verb(), Some(Verb::Remove { .. }));
+        let removes = matches!(actor, Actor::Deferred | Actor::Reconfigure)
+            || matches!(actor.verb(), Some(Verb::Remove { .. }));
         if removes {
             let waits = |hidden: &Hidden| match registry.find(&number(hidden.minor)) {
                 Err(e) => e.error.errno == EBUSY,
@@ -342,7 +385,7 @@ impl Model {
 
     /// A device is being made from now on.
     pub(super) fn making(&mut self, name: &str, uuid: Option<&String>, minor: u32) {
-        self.hidden.push(Hidden { name: name.into(), uuid: uuid.cloned(), minor, id: None });
+        self.hidden.push(Hidden::new(name, uuid, minor));
     }
 
     /// What is counted is what there is: tables and `clients` that use each device. Tables that

@@ -36,9 +36,11 @@ impl Model {
         event: u32,
         outcome: &Outcome,
     ) -> Result<(), Wrong> {
-        let Some(last) = &began.last else { return Err("nobody has seen its device".into()) };
-        let is_gone = self.is_gone(began);
-        let now = began.targets.first().and_then(|id| self.view.get(*id)).unwrap_or(last).events;
+        let known = |id| self.view.get(id).or_else(|| self.gone.get(&id));
+        let Some(last) = began.targets.first().and_then(|id| known(*id)) else {
+            return Err("nobody has seen its device".into());
+        };
+        let (is_gone, now) = (self.is_gone(began), last.events);
         let fine = match outcome {
             Ok(said) => {
                 let said = said.first().and_then(|said| said.parse().ok());

@@ -5,7 +5,8 @@ use super::ask::{Job, Outcome, Trouble, Verb, Waiting};
 use super::clients::Client;
 use super::counts::Counts;
 use super::draw::Draw;
-use super::drive::Turn;
+use super::drive::{self, Turn};
+use super::file::Wanted;
 use super::look::number;
 use super::model::{Actor, Model};
 use super::outside::{NAMES as DISKS, SimOutside};
@@ -23,11 +24,12 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::Poll;
 use udm_control::Registry;
+use udm_control::config::Wish;
 use udm_control::exports::{ExportOptions, Exporter};
-use udm_control::verbs;
-
+use udm_control::registry::Folder;
+use udm_control::{config, verbs};
 use udm_core::Nanos;
-use udm_frontends::nbd::Exports;
+use udm_frontends::nbd::{Export, Exports};
 
 /// Sectors of a disk.
 const SECTORS: u64 = 64;
@@ -74,6 +76,7 @@ impl World {
         let fails = if on(Class::Opens) { build.pick(&[0, 10, 30]) } else { 0 };
         let outside = SimOutside::new(&machine.env, Chance::new(plan.seed, Stream::Net), fails);
         let registry = Registry::over(machine.post.clone(), count, Box::new(outside.clone()));
+        registry.configure_by(Box::new(drive::read_file));
         let exports = Arc::new(Exports::new());
         registry.export_by(Exporter::new(exports.clone(), ExportOptions::default()));
         let sees = registry.clone();
@@ -129,7 +132,8 @@ impl World {
     /// Nobody is to go on, and no removal is under way.
     pub(super) fn is_quiet(&self) -> bool {
         let woken = self.deferred.as_ref().is_some_and(Waiting::is_woken);
-        self.is_over() && !woken && self.model.hidden.is_empty() && self.machine.has_no_mail()
+        let rests = self.machine.has_no_mail() && self.machine.is_still();
+        self.is_over() && !woken && self.model.hidden.is_empty() && rests
     }
 
     /// Nobody goes on before somebody asks for more.
@@ -193,29 +197,39 @@ impl World {
     }
 
     fn trouble(&self) -> Trouble {
-        Trouble {
-            failed: self.outside.world().failed,
-            refused: lock(&self.machine.env).seen.refused,
-            moved: self.counts.moved,
+        let failed = self.outside.world().failed;
+        let refused = lock(&self.machine.env).seen.refused;
+        Trouble { failed, refused, moved: self.counts.moved }
+    }
+
+    /// Before others go on in the middle of a reconfigure: what it has done is its own.
+    pub(super) fn look_at_file(&mut self) {
+        let is_file = self.model.config.under.as_ref().map(|under| under.job);
+        if !self.beside && is_file.is_some() && self.loading.as_ref().map(|(id, ..)| *id) == is_file {
+            let looked = self.look(Actor::Reconfigure);
+            self.wrong = self.wrong.take().or(looked.err());
         }
     }
 
     /// What is counted and exported is what there is, and who waits for what has come goes on.
     fn check(&mut self) -> Result<(), Wrong> {
         let names = std::mem::take(&mut self.model.names);
+        let file = self.model.config.under.take();
         let World { clients, jobs, loading, .. } = self;
         let users = |device| clients.iter().filter(|client| client.device == device).count() as u64;
         let unseen = |seen: &super::look::Seen| {
             let made = jobs.iter().filter(|job| job.is_making());
             let made = made.filter_map(|job| Some((job.verb.table()?, job.began.as_ref()?.look)));
             let loaded = loading.iter().map(|(_, table, look)| (table.as_str(), *look));
-            made.chain(loaded).filter(|(table, look)| seen.stands_in(table, *look, &names)).count() as u64
+            let named = made.chain(loaded).filter(|(table, look)| seen.stands_in(table, *look, &names));
+            named.count() as u64 + u64::from(file.as_ref().is_some_and(|under| under.may_hold(seen, &names)))
         };
         let counted = self.model.check_counts(&users, &unseen);
         self.model.names = names;
+        self.model.config.under = file;
         counted?;
         self.model.check_waits(&self.jobs)?;
-        if self.machine.has_no_mail() {
+        if self.machine.has_no_mail() && self.machine.is_still() {
             self.model.tables.have_left();
         }
         let exports: Vec<_> =
@@ -223,6 +237,11 @@ impl World {
         let fine = |seen: &super::look::Seen| exports.contains(&(seen.name.clone(), seen.id));
         if exports.len() != self.model.view.0.len() || !self.model.view.0.iter().all(fine) {
             return Err(format!("{exports:?} are exported, and there are {:?}", self.model.view));
+        }
+        let is_said =
+            |e: &&Arc<Export>| e.is_read_only() != self.model.config.read_only.contains(&e.device().id());
+        if let Some(export) = self.exports.all().iter().find(is_said) {
+            return Err(format!("{}: whether clients may write is not as it was said", export.name()));
         }
         lock(&self.machine.env).violation.take().map_or(Ok(()), Err)
     }
@@ -279,7 +298,8 @@ impl World {
     /// One load at a time asks the file system.
     fn can_go_on(&self, at: usize) -> bool {
         let job = &self.jobs[at];
-        let loads = job.began.is_none() && job.verb.table().is_some();
+        let is_file = matches!(job.verb, Verb::Reconfigure { .. });
+        let loads = is_file || job.began.is_none() && job.verb.table().is_some();
         job.waiting.is_woken() && !(self.loading.is_some() && loads)
     }
 
@@ -295,6 +315,10 @@ impl World {
                 self.loading = Some((job.id, table.to_owned(), self.model.looks));
             }
         }
+        if let Verb::Reconfigure { .. } = job.verb {
+            self.model.hear_hang_up(&job);
+            self.loading = Some((job.id, String::new(), self.model.looks));
+        }
         self.counts.beside_loads += u64::from(self.beside);
         self.outside.world().actor = job.id;
         job
@@ -309,18 +333,29 @@ impl World {
         let was = self.model.view.clone();
         let now = lock(&self.machine.env).now;
         lock(&self.machine.env).trace.add(now, NO_CORE, Kind::Mail, [job.id, 0, 0, 0]);
+        let is_file = matches!(job.verb, Verb::Reconfigure { .. });
         let Poll::Ready(outcome) = polled else {
-            self.judge(Actor::Verb(&mut job, None))?;
+            self.judge(if is_file { Actor::Reconfigure } else { Actor::Verb(&mut job, None) })?;
+            self.model.check_hang_up(&job)?;
             self.jobs.push(job);
             return self.check();
         };
-        let said = outcome.as_ref().map_or_else(ToString::to_string, |_| "done".into());
+        let done = |said: &Vec<String>| if is_file { format!("{said:?}") } else { "done".into() };
+        let said = outcome.as_ref().map_or_else(ToString::to_string, done);
         self.machine.say(format!("{} ends: {said}", job.id));
-        self.look(Actor::Verb(&mut job, Some(&outcome)))?;
-        self.model.end(&job, &was, &outcome, self.trouble())?;
+        self.look(if is_file { Actor::Reconfigure } else { Actor::Verb(&mut job, Some(&outcome)) })?;
+        self.model.check_hang_up(&job)?;
+        let trouble = self.trouble();
+        let may_be_called_off = match is_file {
+            true => self.model.reconfigured(&job, &outcome, trouble)?,
+            false => {
+                self.model.end(&job, &was, &outcome, trouble)?;
+                self.model.may_be_called_off(&job)
+            }
+        };
         let waits = self.outside.world().closing.iter().any(|(of, _)| *of == job.id);
-        if waits && outcome.is_ok() && !self.model.may_be_called_off(&job) {
-            return Err(format!("{:?} is done, and what it let go is not closed", job.verb));
+        if waits && outcome.is_ok() && !may_be_called_off {
+            return Err(format!("{outcome:?}: {:?} is done, and what it let go is not closed", job.verb));
         }
         self.counts.verbs[job.verb.kind()] += 1;
         match &outcome {
@@ -334,6 +369,19 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// The reconfigure that goes on reads the file.
+    pub(super) fn read_file(&mut self) -> Result<Wish, String> {
+        let job = self.outside.world().actor;
+        let trouble = self.trouble();
+        let wanted = self.model.read_file(job, trouble, &mut self.jobs)?;
+        let device = |one: Wanted| {
+            let wanted = config::Wanted::new(&one.name, one.table, one.uuid, one.read_only);
+            wanted.map_err(|e| e.to_string())
+        };
+        let devices = wanted.into_iter().map(device).collect::<Result<Vec<_>, String>>()?;
+        Ok(Wish { devices, folder: Folder::none(), notes: Vec::new() })
     }
 
     /// A client asks for something.
@@ -366,7 +414,18 @@ impl World {
         let world = self.outside.world();
         let open = world.opened.iter().filter(|disk| disk.device.strong_count() > 0);
         match open.into_iter().find(|disk| !used.iter().any(|(_, id)| *id == disk.id)) {
-            Some(left) => Err(format!("{} is open, and no table uses it", left.uri)),
+            Some(left) => {
+                let lanes: Vec<_> = self
+                    .machine
+                    .cores
+                    .iter()
+                    .flat_map(|core| {
+                        core.open.iter().map(|open| (core.state.id(), open.device, open.in_flight))
+                    })
+                    .collect();
+                let (uri, count) = (&left.uri, left.device.strong_count());
+                Err(format!("{uri} is open {count} times, and no table uses it; lanes: {lanes:?}"))
+            }
             None => Ok(()),
         }
     }

@@ -1,0 +1,199 @@
+//! What a reconfigure under way may do, step by step, and what others do beside it.
+
+use super::{Change, Wanted};
+use crate::model::Wrong;
+use crate::verbs::answers::same;
+use crate::verbs::ask::{Job, Verb};
+use crate::verbs::look::{Seen, View};
+use crate::verbs::model::{Hidden, Model};
+use udm_control::Registry;
+use udm_core::DeviceId;
+use udm_core::errno::{EBUSY, EINTR};
+
+impl Model {
+    /// `job` is about to begin beside a reconfigure; the error that it may end with for that.
+    pub(in crate::verbs) fn beside_file(&mut self, verb: &Verb, targets: &[DeviceId]) -> Option<i32> {
+        let under = self.config.under.as_mut()?;
+        if matches!(verb, Verb::Remove { .. }) {
+            under.leaving.extend(targets);
+        }
+        targets.iter().any(|id| under.is_to_go(*id)).then_some(EINTR)
+    }
+
+    /// What others do while a reconfigure is under way may keep it from something.
+    pub(in crate::verbs) fn note(&mut self, before: &View) {
+        let Some(under) = &mut self.config.under else { return };
+        for seen in &self.view.0 {
+            under.taken.insert(seen.name.clone());
+            under.taken.extend(seen.uuid.clone());
+            let own = under.loaded.get(&seen.id).copied();
+            let rests = seen.suspended && !under.resting.contains(&seen.id);
+            if rests || seen.inactive.is_some() && seen.inactive != own {
+                under.occupied.insert(seen.id);
+            }
+            if seen.open > 0 {
+                under.open.insert(seen.id);
+            }
+            if seen.deferred {
+                under.leaving.insert(seen.id);
+            }
+            let was_live = before.get(seen.id).and_then(|was| was.live);
+            let put_to_use = |live: &usize| under.own.contains(&(seen.id, *live)) && was_live != Some(*live);
+            if seen.live.as_ref().is_some_and(put_to_use) && !under.swapped.contains_key(&seen.id) {
+                // Who took it before it was dropped.
+                under.put_to_use(seen);
+            }
+            let waited = before.get(seen.id).and_then(|was| was.inactive);
+            if own.is_some() && waited == own && seen.inactive != own {
+                // Somebody else has put it to use, or dropped it.
+                under.loaded.remove(&seen.id);
+                under.occupied.insert(seen.id);
+                if seen.live == own {
+                    under.put_to_use(seen);
+                }
+            }
+        }
+        for hidden in &self.hidden {
+            if under.making.as_ref() != Some(&hidden.name) {
+                under.taken.insert(hidden.name.clone());
+                under.taken.extend(hidden.uuid.clone());
+            }
+        }
+    }
+
+    /// May a reconfigure that is under way remove the device `id`? It does.
+    pub(in crate::verbs) fn file_removes(&mut self, id: DeviceId) -> bool {
+        let Some(under) = self.config.under.as_mut().filter(|under| under.is_to_go(id)) else { return false };
+        under.removed.insert(id)
+    }
+
+    /// May it bring it back, since it could not be removed? It does.
+    pub(in crate::verbs) fn file_brings_back(&mut self, id: DeviceId) -> bool {
+        self.config.under.as_mut().is_some_and(|under| under.removed.remove(&id))
+    }
+
+    /// A reconfigure has changed `was` to `is`.
+    pub(in crate::verbs) fn file_changes(
+        &mut self,
+        was: &Seen,
+        is: &Seen,
+        first_new: usize,
+    ) -> Result<(), Wrong> {
+        let sure = |fine: bool, what: &str| if fine { Ok(()) } else { Err(what.to_owned()) };
+        sure((&is.name, &is.uuid, is.minor) == (&was.name, &was.uuid, was.minor), "it is another")?;
+        sure(is.events >= was.events, "events were lost")?;
+        if let Some(under) = self.config.under.as_mut().filter(|_| is.suspended != was.suspended) {
+            let may = if is.suspended {
+                under.wants(is, &self.names).next().is_some() && under.resting.insert(is.id)
+            } else {
+                under.resting.remove(&is.id)
+            };
+            sure(may, "its state")?;
+        }
+        sure(is.deferred == was.deferred, "whether its removal is deferred")?;
+        if (is.live, is.inactive) == (was.live, was.inactive) {
+            return Ok(());
+        }
+        let under = self.config.under.as_ref().ok_or("nobody has read the file")?;
+        let own = under.loaded.get(&is.id).copied();
+        let is_new = |slot: Option<usize>, wanted: &Wanted| {
+            slot.is_some_and(|t| {
+                (t >= first_new || under.own.contains(&(is.id, t)))
+                    && same(Some(&wanted.table), &self.tables.all[t].text, under.look, self)
+            })
+        };
+        let swaps = is.live != was.live;
+        let leaves = if own.is_some() && was.inactive == own { None } else { was.inactive };
+        let loads = !swaps && is.inactive != leaves;
+        sure(!loads || leaves.is_none(), "its inactive table")?;
+        sure(!swaps || is.inactive == leaves, "its inactive table")?;
+        let slot = if swaps { is.live } else { is.inactive };
+        let wanted = under.wants(is, &self.names).filter(|wanted| !swaps && !loads || is_new(slot, wanted));
+        let names: Vec<_> = wanted.map(|wanted| wanted.name.clone()).collect();
+        sure(!names.is_empty(), "the file does not want that")?;
+        let under = self.config.under.as_mut().ok_or("nobody has read the file")?;
+        under.loaded.remove(&is.id);
+        under.given.insert(is.id, names.clone());
+        if let Some(table) = is.inactive.filter(|_| loads) {
+            under.loaded.insert(is.id, table);
+            under.own.insert((is.id, table));
+        }
+        if swaps {
+            under.swapped.insert(is.id, names);
+        }
+        Ok(())
+    }
+
+    /// A reconfigure has made `is`.
+    pub(in crate::verbs) fn file_makes(&mut self, is: &Seen) -> Result<(), Wrong> {
+        let text = is.live.map_or("", |table| self.tables.all[table].text.as_str());
+        let under = self.config.under.as_ref().ok_or("nobody has read the file")?;
+        let wanted = under.wants(is, &self.names).find(|wanted| {
+            wanted.uuid == is.uuid
+                && is.inactive.is_none()
+                && !is.suspended
+                && same(Some(&wanted.table), text, under.look, self)
+        });
+        let Some(wanted) = wanted else {
+            return Err(format!("a reconfigure made {is:?}, {text:?}, of {:?}", under.wish));
+        };
+        if wanted.read_only {
+            self.config.read_only.insert(is.id);
+        }
+        let under = self.config.under.as_mut().ok_or("nobody has read the file")?;
+        match under.created.insert(is.name.clone(), is.id) {
+            None => Ok(()),
+            Some(_) => Err(format!("a reconfigure made {} twice", is.name)),
+        }
+    }
+
+    /// The device that a reconfigure makes has come, or can't be made.
+    pub(in crate::verbs) fn file_made(&mut self, registry: &Registry) {
+        let Some(under) = &mut self.config.under else { return };
+        let waits = |name: &str| registry.find(name).is_err_and(|e| e.error.errno == EBUSY);
+        if let Some(name) = under.making.take_if(|name| !waits(name)) {
+            self.hidden.retain(|hidden| hidden.is_leaving() || hidden.name != name);
+        }
+    }
+
+    /// It makes another.
+    pub(in crate::verbs) fn file_begins(&mut self, registry: &Registry) {
+        let minor = self.free();
+        let Some(under) = &mut self.config.under else { return };
+        let waits = |name: &str| registry.find(name).is_err_and(|e| e.error.errno == EBUSY);
+        let is_known = |name: &str| {
+            self.view.0.iter().any(|seen| seen.name == name)
+                || self.hidden.iter().any(|hidden| hidden.name == name)
+        };
+        let begins = |wanted: &&Wanted| {
+            under.plans(&wanted.name, Change::Create) && !is_known(&wanted.name) && waits(&wanted.name)
+        };
+        if under.making.is_none()
+            && let Some(wanted) = under.wish.iter().find(begins).cloned()
+        {
+            under.making = Some(wanted.name.clone());
+            self.hidden.push(Hidden::new(&wanted.name, wanted.uuid.as_ref(), minor));
+        }
+    }
+
+    /// The reconfigure `job` is about to go on: if its client has hung up, what it has begun by now
+    /// it may finish.
+    pub(in crate::verbs) fn hear_hang_up(&mut self, job: &Job) {
+        let under = self.config.under.as_mut().filter(|under| under.job == job.id && job.hung_up);
+        if let Some(under) = under {
+            let done = under.done();
+            under.hung_up.get_or_insert(done);
+        }
+    }
+
+    /// It has gone on, and began nothing more.
+    pub(in crate::verbs) fn check_hang_up(&mut self, job: &Job) -> Result<(), Wrong> {
+        let under = self.config.under.as_mut().filter(|under| under.job == job.id && job.hung_up);
+        let Some(under) = under else { return Ok(()) };
+        let done = under.done();
+        if done > *under.hung_up.get_or_insert(0) + 1 {
+            return Err("the client of a reconfigure hung up, and it goes on to the next device".into());
+        }
+        Ok(())
+    }
+}
