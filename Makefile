@@ -5,15 +5,19 @@
 
 CARGO ?= cargo
 PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
 DESTDIR ?=
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 UDM := $(TARGET_DIR)/release/udm
+# What libudm is made of.
+ARCHIVE ?= $(TARGET_DIR)/release/libudm.a
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
 # program:Debian package, for tests that use real clients. Tests whose programs are missing say so and pass.
 TEST_PROGRAMS := fio:fio curl:curl python3:python3 nbdkit:nbdkit nbdinfo:libnbd-bin qemu-io:qemu-utils fusermount3:fuse3 mkfs.ext4:e2fsprogs \
-    fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind ip:iproute2 chromedriver:chromium-driver
+    fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind pkg-config:pkg-config ip:iproute2 chromedriver:chromium-driver
 
-.PHONY: help build demo test test-programs lint bench install deb clean
+.PHONY: help build library demo test test-programs lint bench install install-library deb clean
 
 help:
 	@echo 'make build    the program, as $(UDM)'
@@ -21,11 +25,14 @@ help:
 	@echo 'make test     all tests'
 	@echo 'make lint     formatting and clippy, as CI checks them'
 	@echo 'make bench    udm beside the one-mutex design and the bare device, in one run'
-	@echo 'make install  program, man pages, completions and lib/udm/dmsetup under PREFIX ($(PREFIX))'
+	@echo 'make install  program, man pages, completions, lib/udm/dmsetup and libudm under PREFIX ($(PREFIX))'
 	@echo 'make deb      a package for Debian, with units for systemd, in $(TARGET_DIR)/debian'
 
 build:
 	$(CARGO) build --release --locked -p udm
+
+library:
+	$(CARGO) build --release --locked -p udm-capi
 
 demo: build
 	$(UDM) demo
@@ -65,7 +72,7 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-install: build
+install: build library install-library
 	install -D -m 755 $(UDM) $(DESTDIR)$(PREFIX)/bin/udm
 	install -d $(DESTDIR)$(PREFIX)/lib/udm
 	ln -sf ../../bin/udm $(DESTDIR)$(PREFIX)/lib/udm/dmsetup
@@ -77,6 +84,15 @@ install: build
 	install -D -m 644 $(TARGET_DIR)/completions/udm.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/udm
 	install -D -m 644 $(TARGET_DIR)/completions/udm.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/udm.fish
 	install -D -m 644 $(TARGET_DIR)/completions/_udm $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_udm
+
+# The library alone, of an archive that is there.
+install-library:
+	install -d $(DESTDIR)$(LIBDIR)/pkgconfig
+	crates/udm-capi/link $(ARCHIVE) $(DESTDIR)$(LIBDIR)/libudm.so.0
+	ln -sf libudm.so.0 $(DESTDIR)$(LIBDIR)/libudm.so
+	install -m 644 $(ARCHIVE) $(DESTDIR)$(LIBDIR)/libudm.a
+	install -D -m 644 crates/udm-capi/include/udm.h $(DESTDIR)$(PREFIX)/include/udm.h
+	sed -e 's,@PREFIX@,$(PREFIX),' -e 's,@LIBDIR@,$(LIBDIR),' -e 's,@VERSION@,$(VERSION),' packaging/udm.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/udm.pc
 
 deb: STAGE := $(abspath $(TARGET_DIR))/debian/stage
 deb:

@@ -16,6 +16,9 @@
 //! ([`Foreign`], in [`Segments`]): inside of this crate it has the form of a `Buf`, so that data of
 //! either kind is passed on at one price.
 //!
+//! A `Buf` may be of memory that is somebody else's ([`Buf::lent`]), who keeps away from it
+//! meanwhile: that is how requests come in from programs that are not Rust.
+//!
 //! This crate is one of the few places in udm with `unsafe`; it does no I/O and knows no requests.
 
 #[cfg(feature = "counted")]
@@ -55,6 +58,8 @@ struct Slab {
     len: u32,
     /// The bytes are of this memory, which others may change: nobody makes a slice of them.
     foreign: Option<Arc<SharedMap>>,
+    /// The bytes are somebody else's, who gets them back: see [`Buf::lent`].
+    lent: bool,
 }
 
 /// An owned range of bytes in a slab. See the crate's documentation.
@@ -96,7 +101,8 @@ impl Buf {
             unsafe { alloc_zeroed(layout) }
         };
         let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
-        let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len: len as u32, foreign: None });
+        let slab =
+            Box::new(Slab { refs: AtomicU32::new(1), data, len: len as u32, foreign: None, lent: false });
         #[cfg(feature = "counted")]
         counted::add(len as i64);
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len: len as u32 }
@@ -113,8 +119,46 @@ impl Buf {
         debug_assert!(at <= map.len() && len as usize <= map.len() - at);
         // SAFETY: the place is inside the mapping, or at its end, as the caller has checked.
         let data = unsafe { data.add(at) };
-        let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len, foreign: Some(map) });
+        let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len, foreign: Some(map), lent: false });
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len }
+    }
+
+    /// `len` bytes at `data`, which are the caller's again when the last piece of them is dropped
+    /// or aimed elsewhere: for data that a program outside of udm brings with its requests.
+    ///
+    /// # Safety
+    /// The bytes are there, and nobody else reads what udm writes or writes what udm reads of them,
+    /// until then.
+    ///
+    /// # Panics
+    /// When `len` is above [`MAX_LEN`].
+    #[must_use]
+    pub unsafe fn lent(data: NonNull<u8>, len: usize) -> Buf {
+        assert!(len <= MAX_LEN, "{len} bytes lent");
+        let len = len as u32;
+        let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len, foreign: None, lent: true });
+        Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len }
+    }
+
+    /// Makes what was lent the `len` bytes at `data` instead, if there is no other piece of it;
+    /// says whether it did. Nothing is allocated, so who keeps its pieces for reuse lends for
+    /// nothing.
+    ///
+    /// # Safety
+    /// As of [`Buf::lent`].
+    ///
+    /// # Panics
+    /// When `len` is above [`MAX_LEN`].
+    pub unsafe fn lend(&mut self, data: NonNull<u8>, len: usize) -> bool {
+        assert!(len <= MAX_LEN, "{len} bytes lent");
+        if !self.slab().lent || !self.is_unique() {
+            return false;
+        }
+        // SAFETY: this is the only piece, and borrowed alone: nobody else reads the head.
+        let slab = unsafe { self.slab.as_mut() };
+        (slab.data, slab.len) = (data, len as u32);
+        (self.off, self.len) = (0, len as u32);
+        true
     }
 
     /// Makes the only piece of a foreign range the `len` bytes from byte `at` of its memory on,
@@ -264,9 +308,9 @@ impl Drop for Buf {
         let slab = unsafe { Box::from_raw(self.slab.as_ptr()) };
         let (data, len) = (slab.data.as_ptr(), slab.len as usize);
         #[cfg(feature = "counted")]
-        counted::add(if slab.foreign.is_some() { 0 } else { -(len as i64) });
-        if slab.foreign.is_some() {
-            // The memory is that of the map, which goes with its last user.
+        counted::add(if slab.foreign.is_some() || slab.lent { 0 } else { -(len as i64) });
+        if slab.foreign.is_some() || slab.lent {
+            // The memory is that of the map, which goes with its last user, or of who lent it.
         } else if len >= MAP_MIN {
             // SAFETY: mapped in `zeroed` with this very length, and nobody has a piece of it any
             // more.
@@ -324,6 +368,28 @@ mod tests {
             assert!(b.iter().all(|&x| x == 0));
             b.fill(1);
         }
+    }
+
+    #[test]
+    fn lent_memory_goes_back_as_it_is() {
+        let (mut first, mut second) = (vec![1u8; 8192], vec![2u8; 512]);
+        let at = |memory: &mut Vec<u8>| NonNull::new(memory.as_mut_ptr()).unwrap();
+        // SAFETY: the memory outlives the pieces, and is not looked at before they are gone.
+        let mut buf = unsafe { Buf::lent(at(&mut first), 8192) };
+        let mut front = buf.split_to(4096);
+        front.fill(9);
+        // SAFETY: as above.
+        assert!(!unsafe { buf.lend(at(&mut second), 512) }, "another piece is alive");
+        assert!(front.try_join(buf).is_ok());
+        // SAFETY: as above.
+        assert!(unsafe { front.lend(at(&mut second), 512) });
+        assert_eq!((front.len(), front[0]), (512, 2));
+        front.fill(3);
+        drop(front);
+        assert!(first[..4096].iter().all(|&b| b == 9) && first[4096..].iter().all(|&b| b == 1));
+        assert!(second.iter().all(|&b| b == 3));
+        // SAFETY: as above; what is udm's own stays so.
+        assert!(!unsafe { Buf::zeroed(512).lend(at(&mut second), 512) });
     }
 
     #[test]

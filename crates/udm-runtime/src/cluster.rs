@@ -54,6 +54,8 @@ pub struct Cluster {
     pub(crate) serving: AtomicUsize,
     /// Where the next task goes.
     next: AtomicUsize,
+    /// The core of all tasks, where there is one for them.
+    keeper: Option<CoreId>,
     me: Weak<Cluster>,
 }
 
@@ -63,6 +65,26 @@ impl Cluster {
     /// # Errors
     /// When an eventfd can't be had, or the number is out of range (EINVAL).
     pub fn new(cores: usize) -> io::Result<Arc<Cluster>> {
+        Cluster::with(cores, None)
+    }
+
+    /// A cluster of `cores` places that threads take and leave ([`LocalCore::attach`],
+    /// [`LocalCore::detach`]) as they like, and one more, the last, for a core that is there all the
+    /// while and has the tasks. Nobody waits for a place that is empty.
+    ///
+    /// # Errors
+    /// As of [`Cluster::new`].
+    ///
+    /// [`LocalCore::attach`]: crate::LocalCore::attach
+    /// [`LocalCore::detach`]: crate::LocalCore::detach
+    pub fn kept(cores: usize) -> io::Result<Arc<Cluster>> {
+        let keeper = u16::try_from(cores).unwrap_or(u16::MAX);
+        let cluster = Cluster::with(cores.saturating_add(1), Some(CoreId(keeper)))?;
+        cluster.inboxes.iter().for_each(Inbox::leave);
+        Ok(cluster)
+    }
+
+    fn with(cores: usize, keeper: Option<CoreId>) -> io::Result<Arc<Cluster>> {
         if !(1..=1024).contains(&cores) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -71,7 +93,8 @@ impl Cluster {
         }
         let inboxes = (0..cores).map(|_| Inbox::new()).collect::<io::Result<_>>()?;
         let none = || AtomicUsize::new(0);
-        Ok(Arc::new_cyclic(|me| Cluster { inboxes, serving: none(), next: none(), me: me.clone() }))
+        let (serving, next) = (none(), none());
+        Ok(Arc::new_cyclic(|me| Cluster { inboxes, serving, next, keeper, me: me.clone() }))
     }
 
     /// How many cores there are.
@@ -132,10 +155,12 @@ impl Cores for Cluster {
     }
 
     /// On one core after the other. In library mode on the first, which is there before any device
-    /// is made; it is dropped there when that core has no ring.
+    /// is made, or on the one that is there for them; it is dropped there when that core has no
+    /// ring.
     fn start(&self, make: MakeTask) -> TaskHandle {
         let among = if self.serving.load(Ordering::Relaxed) == self.len() { self.len() } else { 1 };
-        let core = CoreId((self.next.fetch_add(1, Ordering::Relaxed) % among) as u16);
+        let next = || CoreId((self.next.fetch_add(1, Ordering::Relaxed) % among) as u16);
+        let core = self.keeper.unwrap_or_else(next);
         let (topic, me) = (DeviceId::new(), self.me.clone());
         self.attach(core, Box::new(move || Box::new(Tasked::new(make(), topic))));
         TaskHandle::new(move |told| {

@@ -30,12 +30,18 @@ impl<T> Mailbox<T> {
     /// dropped.
     pub(crate) fn post(&self, letter: T) {
         self.queue.push(letter);
-        match self.parking.posted() {
-            Core::Awake => {}
-            // The counter can't overflow: it is written once for each time that the core goes to
-            // sleep.
-            Core::Sleeps => drop(rustix::io::write(&*self.bell, &1u64.to_ne_bytes())),
-            Core::Gone => self.empty(),
+        loop {
+            match self.parking.posted() {
+                Core::Awake => return,
+                // The counter can't overflow: it is written once for each time that the core goes
+                // to sleep.
+                Core::Sleeps => {
+                    let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+                    return;
+                }
+                Core::Gone if self.parking.while_gone(|| self.empty()) => return,
+                Core::Gone => {}
+            }
         }
     }
 
@@ -43,6 +49,11 @@ impl<T> Mailbox<T> {
     pub(crate) fn leave(&self) {
         self.parking.leave();
         self.empty();
+    }
+
+    /// A core takes the place of one that is gone.
+    pub(crate) fn join(&self) {
+        self.parking.join();
     }
 
     fn empty(&self) {

@@ -97,6 +97,7 @@ impl LocalCore {
             Err(error) if options.ring_optional => Outside::Bell(inbox.eventfd(), missing::why(&error)),
             Err(error) => return Err(io::Error::new(error.kind(), missing::why(&error))),
         };
+        inbox.join();
         Ok(LocalCore::over(cluster, id, options, outside, Time::SYSTEM))
     }
 
@@ -253,6 +254,12 @@ impl LocalCore {
             ring.enter();
             bell.rearm();
         }
+    }
+
+    /// The thread is no core any more, and its place may be another's. Its lanes are closed
+    /// already.
+    pub fn detach(self) {
+        self.leave();
     }
 
     /// This core reads no letters any more.

@@ -12,11 +12,17 @@
 //! A core that leaves for good does the same with another word: it says `gone`, then throws away
 //! the letters that it sees; a sender that sees `gone` throws away its own. So no letter stays in
 //! the inbox of a core that is gone.
+//!
+//! Where another core takes the place, a sender that is still throwing away could take one of the
+//! new core's letters. It says that it does (`emptying`); *fence*; and looks again whether the core
+//! is gone. Who joins says that it is there; *fence*; and waits until nobody does. So either the
+//! sender sees that there is a core, or that waits for the sender, with no lane open yet that a
+//! letter could be for.
 
 #[cfg(feature = "loom")]
-use loom::sync::atomic::{AtomicU8, Ordering, fence};
+use loom::sync::atomic::{AtomicU8, AtomicUsize, Ordering, fence};
 #[cfg(not(feature = "loom"))]
-use std::sync::atomic::{AtomicU8, Ordering, fence};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering, fence};
 
 const AWAKE: u8 = 0;
 const SLEEPING: u8 = 1;
@@ -36,11 +42,13 @@ pub(crate) enum Core {
 /// What the core does, as its senders see it.
 pub(crate) struct Parking {
     state: AtomicU8,
+    /// Senders that throw letters away.
+    emptying: AtomicUsize,
 }
 
 impl Parking {
     pub(crate) fn new() -> Parking {
-        Parking { state: AtomicU8::new(AWAKE) }
+        Parking { state: AtomicU8::new(AWAKE), emptying: AtomicUsize::new(0) }
     }
 
     /// The sender, after its letter is in. Of several senders one has to ring.
@@ -78,13 +86,38 @@ impl Parking {
         self.state.store(GONE, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
+
+    /// The sender that saw [`Core::Gone`]: throws away with `empty`, if the core still is. False
+    /// when there is one again: the letter is still there, and is posted anew.
+    pub(crate) fn while_gone(&self, empty: impl FnOnce()) -> bool {
+        self.emptying.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let gone = self.state.load(Ordering::Relaxed) == GONE;
+        if gone {
+            empty();
+        }
+        self.emptying.fetch_sub(1, Ordering::Release);
+        gone
+    }
+
+    /// A core takes the place of one that is gone, and has no lanes yet. From here on no letter is
+    /// thrown away.
+    pub(crate) fn join(&self) {
+        self.state.store(AWAKE, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        while self.emptying.load(Ordering::Acquire) > 0 {
+            #[cfg(feature = "loom")]
+            loom::thread::yield_now();
+            #[cfg(not(feature = "loom"))]
+            std::thread::yield_now();
+        }
+    }
 }
 
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests {
     use super::*;
     use loom::sync::Arc;
-    use loom::sync::atomic::AtomicUsize;
     use loom::thread;
 
     /// The inbox with a counter for the queue and a counter for the bell.
@@ -153,6 +186,33 @@ mod loom_tests {
                 t.join().unwrap();
             }
             assert_eq!(m.1.load(Ordering::Acquire), 0, "a letter that nobody will read");
+        });
+    }
+
+    /// A core that takes the place of one that is gone, while a sender throws away what was for
+    /// that: what comes for the new one stays.
+    #[test]
+    fn no_letter_is_lost_by_a_core_that_comes() {
+        loom::model(|| {
+            let m = Arc::new((Parking::new(), AtomicUsize::new(0)));
+            m.0.leave();
+            let post = |m: &(Parking, AtomicUsize)| {
+                m.1.fetch_add(1, Ordering::AcqRel);
+                while m.0.posted() == Core::Gone {
+                    if m.0.while_gone(|| m.1.store(0, Ordering::Release)) {
+                        break;
+                    }
+                }
+            };
+            let late = {
+                let m = m.clone();
+                thread::spawn(move || post(&m))
+            };
+            m.0.join();
+            m.1.store(0, Ordering::Release);
+            post(&m);
+            assert!(m.1.load(Ordering::Acquire) > 0, "a letter for the new core was thrown away");
+            late.join().unwrap();
         });
     }
 

@@ -23,6 +23,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("udm-backends", &["udm-core", "udm-queue", "udm-runtime", "udm-wire"]),
     ("udm-frontends", &["udm-buf", "udm-core", "udm-runtime", "udm-wire"]),
     ("udm-control", &["udm-backends", "udm-core", "udm-dm", "udm-frontends", "udm-targets", "udm-wire"]),
+    ("udm-capi", &["udm-control", "udm-core", "udm-dm", "udm-runtime"]),
     ("udm-bench", &["udm-backends", "udm-buf", "udm-control", "udm-core", "udm-runtime", "udm-wire"]),
     (
         "udm-sim",
@@ -67,10 +68,15 @@ const TEST_IMPORTS: &[(&str, &[&str])] = &[
     ("udm-frontends", &["udm-backends"]),
 ];
 
-/// Where `unsafe` may stand: the memory of requests, copies of memory that others may change, and
-/// the ring that hands memory to the kernel. Paths or beginnings of them.
-const UNSAFE: &[&str] =
-    &["crates/udm-buf/src/lib.rs", "crates/udm-buf/src/shared.rs", "crates/udm-runtime/src/ring"];
+/// Where `unsafe` may stand: the memory of requests, copies of memory that others may change, the
+/// ring that hands memory to the kernel, and what C calls and passes. Paths or beginnings of them.
+const UNSAFE: &[&str] = &[
+    "crates/udm-buf/src/lib.rs",
+    "crates/udm-buf/src/shared.rs",
+    "crates/udm-capi/src/abi.rs",
+    "crates/udm-capi/src/raw.rs",
+    "crates/udm-runtime/src/ring",
+];
 
 /// Where standard error may be touched: by the log, whose thread may block and fail; by what only
 /// asks whether it is a terminal, or hands it to a child. Everywhere else a pipe that nobody reads

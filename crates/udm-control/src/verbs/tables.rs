@@ -9,7 +9,7 @@ use std::time::Duration;
 use udm_core::Ack;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{E2BIG, ENXIO, ETIMEDOUT};
-use udm_dm::{NewsKind, PathCommand, Pending, Resolver, Table, TargetError};
+use udm_dm::{DeviceRef, NewsKind, PathCommand, Pending, Resolver, Table, TargetError};
 use udm_wire::table::{Line, TableSyntaxError};
 use udm_wire::words;
 
@@ -56,12 +56,21 @@ pub fn load_until(
 /// # Errors
 /// What is wrong with the word or with its device.
 pub fn whole(registry: &Registry, name: &str, word: &str) -> Result<String, VerbError> {
-    let found = Opening::new(registry, &Folder::own()).get(word).map_err(|e| {
+    let sectors = device(registry, name, word)?.device.limits().size.0;
+    Ok(format!("0 {sectors} linear {} 0", words::escape(word)))
+}
+
+/// What `word` means in a table of `name`: `@` and a name, a number, a URI or a path; opened if it
+/// is not open, and may block on that. A mapped device is in use for as long as its `hold` is
+/// there.
+///
+/// # Errors
+/// What is wrong with the word or with its device.
+pub fn device(registry: &Registry, name: &str, word: &str) -> Result<DeviceRef, VerbError> {
+    Opening::new(registry, &Folder::own()).get(word).map_err(|e| {
         let reason = if e.reason.is_empty() { word.to_owned() } else { e.reason };
         VerbError::new(name, TargetError::errno(e.errno).because(reason))
-    })?;
-    let sectors = found.device.limits().size.0;
-    Ok(format!("0 {sectors} linear {} 0", words::escape(word)))
+    })
 }
 
 /// The lines of `text`, a table of device `name`, of types that there are. Nothing is looked up.

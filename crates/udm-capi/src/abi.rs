@@ -1,0 +1,347 @@
+//! The functions of libudm. What is said of each here is what its header says.
+
+#![allow(clippy::missing_safety_doc, reason = "pointers lead to what the header says")]
+
+use crate::context::{self, Context, FORKS};
+use crate::error::{self, Error, guarded};
+use crate::raw::{self, Room};
+use crate::seat;
+use crate::types::{UDM_ANY, UDM_FOREVER, UDM_NOFLUSH, udm_completion, udm_limits, udm_options, udm_request};
+use std::ffi::{c_char, c_int};
+use std::sync::Once;
+use std::sync::atomic::Ordering;
+use udm_control::verbs;
+
+/// The version of the library, as "0.1.0".
+#[unsafe(no_mangle)]
+pub extern "C" fn udm_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+/// Why the last call of this thread that failed did, in one line or more. It stays until the next
+/// one that does.
+#[unsafe(no_mangle)]
+pub extern "C" fn udm_error() -> *const c_char {
+    error::last()
+}
+
+/// Opens a context, which has devices. `options` may be NULL. Returns its handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_open(options: *const udm_options) -> c_int {
+    guarded(|| {
+        hear_forks();
+        let one_a_cpu = || std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = if options.is_null() {
+            0
+        } else {
+            // SAFETY: it leads to options, as the header says.
+            let options = unsafe { raw::list(options, 1, "options") }?[0];
+            if options.size as usize != size_of::<udm_options>() {
+                return Err(Error::new(libc::EINVAL, "options: of another version"));
+            }
+            options.cores as usize
+        };
+        context::open(if cores == 0 { one_a_cpu() } else { cores })
+    })
+}
+
+/// Has a child of a fork told from its parent: threads and rings are not passed on.
+fn hear_forks() {
+    extern "C" fn forked() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: what is called in the child adds to an atomic. Without memory for it a child is
+        // not told apart.
+        let _ = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    });
+}
+
+/// Closes a context with all of its devices. EBUSY while threads are cores of it.
+#[unsafe(no_mangle)]
+pub extern "C" fn udm_close(context: c_int) -> c_int {
+    guarded(|| context::close(context).map(|()| 0))
+}
+
+/// Does `work` of the control half to the device called `name`.
+///
+/// # Safety
+/// As of [`raw::text`].
+unsafe fn on<T: Send>(
+    context: c_int,
+    name: *const c_char,
+    work: impl FnOnce(&Context, &str) -> Result<T, Error> + Send,
+) -> Result<T, Error> {
+    let context = context::find(context)?;
+    // SAFETY: as the caller says.
+    let name = unsafe { raw::text(name, "name") }?;
+    context.control(|| work(&context, name))
+}
+
+/// Makes a mapped device with a table, which is live then. A table that is one word is a device,
+/// all of it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_create(context: c_int, name: *const c_char, table: *const c_char) -> c_int {
+    guarded(|| {
+        // SAFETY: it leads to a string, as the header says.
+        let table = unsafe { raw::text(table, "table") }?;
+        let create = |context: &Context, name: &str| {
+            let table = whole(context, name, table)?;
+            let made = verbs::wait(verbs::create(&context.registry, name, None, Some(&table)));
+            made.map(|()| 0).map_err(|e| Error::beside(&e, &table))
+        };
+        // SAFETY: as above.
+        unsafe { on(context, name, create) }
+    })
+}
+
+/// `table`, or the one that is all of a device.
+fn whole(context: &Context, name: &str, table: &str) -> Result<String, Error> {
+    let mut words = table.split_whitespace();
+    match (words.next(), words.next()) {
+        (Some(word), None) => Ok(verbs::whole(&context.registry, name, word)?),
+        _ => Ok(table.to_owned()),
+    }
+}
+
+/// Loads a table into the inactive slot of a device; a resume makes it live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_load(context: c_int, name: *const c_char, table: *const c_char) -> c_int {
+    guarded(|| {
+        // SAFETY: it leads to a string, as the header says.
+        let table = unsafe { raw::text(table, "table") }?;
+        let load = |context: &Context, name: &str| {
+            let table = whole(context, name, table)?;
+            let loaded = verbs::load(&context.registry, name, &table);
+            loaded.map(|()| 0).map_err(|e| Error::beside(&e, &table))
+        };
+        // SAFETY: as above.
+        unsafe { on(context, name, load) }
+    })
+}
+
+/// Holds back the requests of a device from now on. Without UDM_NOFLUSH it waits for those in
+/// flight. It needs all threads that have a lane of it: each has to poll or wait.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_suspend(context: c_int, name: *const c_char, flags: u32) -> c_int {
+    guarded(|| {
+        if flags & !UDM_NOFLUSH != 0 {
+            return Err(Error::new(libc::EINVAL, "flags that a suspend does not have"));
+        }
+        let suspend = |context: &Context, name: &str| {
+            verbs::wait(verbs::suspend(&context.registry, &[name], flags & UDM_NOFLUSH != 0))?;
+            Ok(0)
+        };
+        // SAFETY: it leads to a string, as the header says.
+        unsafe { on(context, name, suspend) }
+    })
+}
+
+/// Makes the table live that was loaded, and lets requests go. It needs the same threads.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_resume(context: c_int, name: *const c_char) -> c_int {
+    guarded(|| {
+        let resume = |context: &Context, name: &str| {
+            verbs::wait(verbs::resume(&context.registry, &[name]))?;
+            Ok(0)
+        };
+        // SAFETY: it leads to a string, as the header says.
+        unsafe { on(context, name, resume) }
+    })
+}
+
+/// Removes a device. EBUSY while a lane of it is open, or another device lies on it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_remove(context: c_int, name: *const c_char) -> c_int {
+    guarded(|| {
+        let remove = |context: &Context, name: &str| {
+            verbs::wait(verbs::remove(&context.registry, name))?;
+            Ok(0)
+        };
+        // SAFETY: it leads to a string, as the header says.
+        unsafe { on(context, name, remove) }
+    })
+}
+
+/// Sends a message to the target at `sector`. Writes its answer into `text`, which has `len` bytes,
+/// as snprintf does; returns how long it is whole.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_message(
+    context: c_int,
+    name: *const c_char,
+    sector: u64,
+    message: *const c_char,
+    text: *mut c_char,
+    len: usize,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: it leads to a string, as the header says.
+        let message = unsafe { raw::text(message, "message") }?;
+        // SAFETY: it leads to so much room, as the header says.
+        let mut room = unsafe { Room::new(text, len, "text") }?;
+        let send =
+            |context: &Context, name: &str| Ok(verbs::message(&context.registry, name, sector, message)?);
+        // SAFETY: it leads to a string, as the header says.
+        raw::give(&unsafe { on(context, name, send) }?, &mut room)
+    })
+}
+
+/// Writes the live table of a device into `text`, as dmsetup prints it and snprintf does; returns
+/// how long it is whole.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_table(
+    context: c_int,
+    name: *const c_char,
+    text: *mut c_char,
+    len: usize,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: it leads to so much room, as the header says.
+        let mut room = unsafe { Room::new(text, len, "text") }?;
+        let table = |context: &Context, name: &str| Ok(verbs::table(&context.registry, name, false)?.text);
+        // SAFETY: it leads to a string, as the header says.
+        raw::give(&unsafe { on(context, name, table) }?, &mut room)
+    })
+}
+
+/// Writes the status of a device into `text`, as dmsetup prints it and snprintf does; returns how
+/// long it is whole.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_status(
+    context: c_int,
+    name: *const c_char,
+    text: *mut c_char,
+    len: usize,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: it leads to so much room, as the header says.
+        let mut room = unsafe { Room::new(text, len, "text") }?;
+        let status = |context: &Context, name: &str| Ok(verbs::status(&context.registry, name, false)?.text);
+        // SAFETY: it leads to a string, as the header says.
+        raw::give(&unsafe { on(context, name, status) }?, &mut room)
+    })
+}
+
+/// Writes size and limits of a device to `limits`. It is a mapped device by its name, or anything
+/// that a table can name: "null:size=1G", a file, a block device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_device_limits(
+    context: c_int,
+    device: *const c_char,
+    limits: *mut udm_limits,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: it leads to room for one, as the header says.
+        let mut room = unsafe { Room::new(limits, 1, "limits") }?;
+        let look = |context: &Context, device: &str| Ok(context.device(device)?.device.limits());
+        // SAFETY: it leads to a string, as the header says.
+        let of = unsafe { on(context, device, look) }?;
+        let given = udm_limits {
+            sectors: of.size.0,
+            logical_block: of.logical_block,
+            physical_block: of.physical_block,
+            discard_max: of.max_discard.0,
+            write_zeroes_max: of.max_write_zeroes.0,
+            read_only: of.read_only.into(),
+            write_cache: of.write_cache.into(),
+        };
+        room.put(0, given);
+        Ok(0)
+    })
+}
+
+/// Makes the calling thread a core of the context: `number` counts from 0 and is what a CPU is in
+/// tables; `cpu` is the one to stay on. Both may be UDM_ANY. Returns a handle for this thread
+/// alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn udm_core_open(context: c_int, number: i32, cpu: i32) -> c_int {
+    guarded(|| {
+        let context = context::find(context)?;
+        let given = |what: &str, value: i32| match value {
+            UDM_ANY => Ok(None),
+            value => usize::try_from(value)
+                .map(Some)
+                .map_err(|_| Error::new(libc::EINVAL, format!("{what}: {value} is none"))),
+        };
+        seat::open(context, given("number", number)?, given("cpu", cpu)?)
+    })
+}
+
+/// The thread is no core any more; its lanes are closed. EBUSY while requests are in flight.
+#[unsafe(no_mangle)]
+pub extern "C" fn udm_core_close(core: c_int) -> c_int {
+    guarded(|| seat::close(core).map(|()| 0))
+}
+
+/// Opens a lane of a device on this core: a mapped device by its name, or anything that a table can
+/// name. Returns its number, from 0; a number is used again when its lane was closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_lane_open(core: c_int, device: *const c_char) -> c_int {
+    guarded(|| {
+        // SAFETY: it leads to a string, as the header says.
+        let device = unsafe { raw::text(device, "device") }?;
+        seat::with(core, |seat| seat.open_lane(device))
+    })
+}
+
+/// Closes a lane. EBUSY while requests of it are in flight.
+#[unsafe(no_mangle)]
+pub extern "C" fn udm_lane_close(core: c_int, lane: c_int) -> c_int {
+    guarded(|| seat::with(core, |seat| seat.close_lane(lane)).map(|()| 0))
+}
+
+/// Submits `count` requests to a lane, as one batch. The memory of each is udm's until it is over:
+/// nothing is copied. Returns how many were taken; where that is fewer, the next one was refused,
+/// and udm_error() says why. Where none was taken it is an errno: EAGAIN when too many are in
+/// flight.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_submit(
+    core: c_int,
+    lane: c_int,
+    requests: *const udm_request,
+    count: u32,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: it leads to so many, as the header says.
+        let requests = unsafe { raw::list(requests, count as usize, "requests") }?;
+        seat::with(core, |seat| {
+            // SAFETY: their memory is udm's until they are over, as the header says.
+            let taken =
+                seat.submit(lane, requests.len(), |i, bio| unsafe { raw::fill(bio, &requests[i]) })?;
+            Ok(taken as i32)
+        })
+    })
+}
+
+/// Takes a turn, and writes up to `max` requests that are over to `completions`. Returns how many.
+/// Never waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_poll(core: c_int, completions: *mut udm_completion, max: u32) -> c_int {
+    // SAFETY: it leads to so many, as the header says.
+    unsafe { udm_wait(core, completions, 0, max, 0) }
+}
+
+/// As udm_poll, but waits until `min` of those in flight are over, or `timeout` nanoseconds, or
+/// UDM_FOREVER. The thread sleeps where that takes long.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_wait(
+    core: c_int,
+    completions: *mut udm_completion,
+    min: u32,
+    max: u32,
+    timeout: i64,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: it leads to so many, as the header says.
+        let mut room = unsafe { Room::new(completions, max as usize, "completions") }?;
+        let timeout = match timeout {
+            UDM_FOREVER => None,
+            timeout => Some(u64::try_from(timeout).map_err(|_| Error::new(libc::EINVAL, "timeout"))?),
+        };
+        seat::with(core, |seat| {
+            let (min, max) = (min as usize, max as usize);
+            Ok(seat.wait(min, max, timeout, |i, completion| room.put(i, completion)) as i32)
+        })
+    })
+}

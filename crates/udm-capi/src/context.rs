@@ -1,0 +1,206 @@
+//! A context: devices, places for threads that are cores, and a core that is there for them all
+//! the while.
+//!
+//! That core, the *keeper*, has the tasks: what a target does by itself, and what is read and
+//! written when a table is loaded. It sleeps when there is nothing to do. Threads of the program
+//! take the places and leave them; their numbers count from 0, and the keeper's is the last.
+
+use crate::error::Error;
+use crate::seat;
+use std::collections::BTreeMap;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use udm_control::{Registry, verbs};
+use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
+use udm_dm::DeviceRef;
+use udm_runtime::{Cluster, LocalCore};
+
+/// How often the process has been forked since it began: what was made before belongs to the
+/// parent.
+pub(crate) static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Contexts by their handles. In a child of a fork the lock may be held by a thread that is not
+/// there, so it is never waited for.
+static CONTEXTS: Mutex<BTreeMap<i32, Arc<Context>>> = Mutex::new(BTreeMap::new());
+
+static HANDLES: AtomicI32 = AtomicI32::new(1);
+
+/// A number that no handle had before.
+pub(crate) fn new_handle() -> i32 {
+    // Two thousand million of them; what comes then is refused by nobody, and found by nobody.
+    HANDLES.fetch_add(1, Ordering::Relaxed)
+}
+
+pub(crate) struct Context {
+    pub cluster: Arc<Cluster>,
+    pub registry: Arc<Registry>,
+    /// Whether each place is taken; `None` when the context is being closed.
+    places: Mutex<Option<Vec<bool>>>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+    over: Arc<AtomicBool>,
+    forks: u32,
+}
+
+/// How long an attempt to have the list of contexts may take.
+const TRIES: u32 = 10_000;
+
+fn contexts() -> Result<MutexGuard<'static, BTreeMap<i32, Arc<Context>>>, Error> {
+    for _ in 0..TRIES {
+        match CONTEXTS.try_lock() {
+            Ok(all) => return Ok(all),
+            Err(std::sync::TryLockError::Poisoned(all)) => return Ok(all.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => thread::sleep(Duration::from_micros(100)),
+        }
+    }
+    Err(Error::new(libc::EDEADLK, "the process was forked while another thread opened or closed a context"))
+}
+
+/// The context of a handle.
+pub(crate) fn find(handle: i32) -> Result<Arc<Context>, Error> {
+    let found = contexts()?.get(&handle).cloned();
+    let context = found.ok_or_else(|| Error::new(libc::EBADF, format!("{handle} is no open context")))?;
+    if context.forks != FORKS.load(Ordering::Relaxed) {
+        return Err(Error::new(libc::ECHILD, "the context is the parent process's: open one of your own"));
+    }
+    Ok(context)
+}
+
+/// Opens a context with places for `cores` threads.
+pub(crate) fn open(cores: usize) -> Result<i32, Error> {
+    let context = Context::new(cores)?;
+    let handle = new_handle();
+    contexts()?.insert(handle, Arc::new(context));
+    Ok(handle)
+}
+
+/// Closes a context with all of its devices.
+pub(crate) fn close(handle: i32) -> Result<(), Error> {
+    let context = find(handle)?;
+    context.end()?;
+    contexts()?.remove(&handle);
+    Ok(())
+}
+
+fn no_core(error: &std::io::Error) -> Error {
+    Error::new(error.raw_os_error().unwrap_or(libc::EINVAL), error.to_string())
+}
+
+impl Context {
+    fn new(cores: usize) -> Result<Context, Error> {
+        let cluster = Cluster::kept(cores).map_err(|e| no_core(&e))?;
+        let over = Arc::new(AtomicBool::new(false));
+        let (tell, told) = sync_channel(1);
+        let keeper = {
+            let (cluster, over) = (Arc::clone(&cluster), Arc::clone(&over));
+            let keep = move || {
+                let id = CoreId(cores as u16);
+                let attached = LocalCore::attach(&cluster, id, seat::options(None));
+                let mut core = match attached {
+                    Ok(core) => core,
+                    Err(error) => return drop(tell.send(Err(error))),
+                };
+                let _ = tell.send(Ok(()));
+                while !over.load(Ordering::Relaxed) {
+                    core.turn(|_| ());
+                    core.park();
+                }
+                core.detach();
+            };
+            thread::Builder::new().name("udm-keeper".into()).spawn(keep).map_err(|e| no_core(&e))?
+        };
+        let attached = told.recv().map_err(|_| Error::new(libc::EIO, "the keeper ended"))?;
+        attached.map_err(|e| no_core(&e))?;
+        Ok(Context {
+            registry: Registry::new(cluster.clone(), cluster.len()),
+            cluster,
+            places: Mutex::new(Some(vec![false; cores])),
+            keeper: Mutex::new(Some(keeper)),
+            over,
+            forks: FORKS.load(Ordering::Relaxed),
+        })
+    }
+
+    fn places(&self) -> MutexGuard<'_, Option<Vec<bool>>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes place `number`, or the first that is free.
+    pub(crate) fn take_place(&self, number: Option<usize>) -> Result<CoreId, Error> {
+        let mut places = self.places();
+        let taken = places.as_mut().ok_or_else(|| Error::new(libc::EBADF, "the context is being closed"))?;
+        let free = match number {
+            None => taken.iter().position(|taken| !taken).ok_or(libc::EAGAIN),
+            Some(number) if number >= taken.len() => Err(libc::EINVAL),
+            Some(number) if taken[number] => Err(libc::EBUSY),
+            Some(number) => Ok(number),
+        };
+        let number = free.map_err(|errno| {
+            let which = number.map_or("any of the".into(), |number| format!("number {number} of the"));
+            Error::new(errno, format!("no core: {which} context's {} can't be had", taken.len()))
+        })?;
+        taken[number] = true;
+        Ok(CoreId(number as u16))
+    }
+
+    pub(crate) fn leave_place(&self, core: CoreId) {
+        if let Some(taken) = self.places().as_mut() {
+            taken[core.index()] = false;
+        }
+    }
+
+    /// Does `work` of the control half, which may wait for all cores of this context. A thread that
+    /// is one takes turns meanwhile.
+    pub(crate) fn control<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        if !seat::any() {
+            return work();
+        }
+        thread::scope(|scope| {
+            let work = scope.spawn(work);
+            while !work.is_finished() {
+                seat::turns();
+            }
+            work.join().unwrap_or_else(|panic| resume_unwind(panic))
+        })
+    }
+
+    /// What `word` means: the name of a mapped device, or anything that a table can name.
+    pub(crate) fn device(&self, word: &str) -> Result<DeviceRef, Error> {
+        let named = self.registry.find(word).is_ok();
+        let at = if named { format!("@{word}") } else { word.to_owned() };
+        Ok(verbs::device(&self.registry, word, &at)?)
+    }
+
+    /// Removes all devices, and ends the keeper.
+    fn end(&self) -> Result<(), Error> {
+        {
+            let mut places = self.places();
+            if places.as_ref().is_some_and(|taken| taken.contains(&true)) {
+                return Err(Error::new(libc::EBUSY, "threads are cores of the context still"));
+            }
+            // Who comes now finds it closed.
+            *places = None;
+        }
+        // What lies on others goes first, and those can go after it.
+        let mut left = usize::MAX;
+        loop {
+            let names: Vec<String> = self.registry.all().iter().map(|mapped| mapped.device.name()).collect();
+            if names.is_empty() || names.len() >= left {
+                break;
+            }
+            left = names.len();
+            for name in names.iter().rev() {
+                let _ = self.control(|| verbs::wait(verbs::remove(&self.registry, name)));
+            }
+        }
+        self.over.store(true, Ordering::Relaxed);
+        // A command for a device that nobody has: the keeper wakes up, and that is all.
+        self.cluster.broadcast(DeviceId::new(), LaneCommand::Kick);
+        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let ended = keeper.map_or(Ok(()), JoinHandle::join);
+        ended.map_err(|_| Error::new(libc::EIO, "the keeper panicked"))
+    }
+}

@@ -1,0 +1,72 @@
+//! Why a call failed: an errno for the program, and a line for a person, kept a thread.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use udm_control::error::VerbError;
+
+/// An errno, positive, and what it is about.
+#[derive(Debug)]
+pub(crate) struct Error {
+    pub errno: i32,
+    pub text: String,
+}
+
+impl Error {
+    pub(crate) fn new(errno: i32, text: impl Into<String>) -> Error {
+        Error { errno, text: text.into() }
+    }
+
+    /// What a verb said of `table`, with carets under the word to blame.
+    pub(crate) fn beside(error: &VerbError, table: &str) -> Error {
+        Error::new(error.error.errno.abs(), error.beside(table))
+    }
+}
+
+impl From<VerbError> for Error {
+    fn from(error: VerbError) -> Error {
+        Error::new(error.error.errno.abs(), error.to_string())
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// The last error of this thread; valid until its next call that fails.
+pub(crate) fn last() -> *const c_char {
+    LAST.with_borrow(|text| text.as_ptr())
+}
+
+/// What a function returns: what `work` gives, or the errno as a negative number. No panic gets
+/// past it.
+pub(crate) fn guarded(work: impl FnOnce() -> Result<i32, Error>) -> i32 {
+    let done = catch_unwind(AssertUnwindSafe(work));
+    let error = match done {
+        Ok(Ok(value)) => return value,
+        Ok(Err(error)) => error,
+        Err(panic) => Error::new(libc::EIO, format!("a bug in udm: {}", said(&*panic))),
+    };
+    let text: Vec<u8> = error.text.bytes().filter(|&byte| byte != 0).collect();
+    // A thread that is ending may have no place for it any more.
+    let _ = LAST.try_with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
+    -error.errno
+}
+
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_errno() {
+        assert_eq!(guarded(|| panic!("what\0ever")), -libc::EIO);
+        assert_eq!(LAST.with_borrow(|text| text.to_str().unwrap().to_owned()), "a bug in udm: whatever");
+        assert_eq!(guarded(|| Ok(7)), 7);
+    }
+}

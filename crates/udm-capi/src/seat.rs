@@ -1,0 +1,339 @@
+//! A seat: the calling thread as a core, with its lanes.
+//!
+//! Seats are kept a thread, so a handle means something on its own thread alone. A call takes the
+//! seat out of the list and puts it back; where it panics the seat is left as it is, because the
+//! kernel may have its memory still. Completions that nobody has taken yet wait in `home`.
+
+use crate::context::{Context, FORKS, new_handle};
+use crate::error::Error;
+use crate::raw;
+use crate::types::{UDM_IN_FLIGHT_MAX, udm_completion};
+use slab::Slab;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use udm_core::{Batch, Bio, BioPool, Busy, Lane, Limits, Nanos, Op, Status};
+use udm_dm::DeviceRef;
+use udm_runtime::{CoreOptions, LocalCore};
+
+/// How long what a lane owes, or a thread that ends has in flight, may take.
+const PATIENCE: Nanos = Nanos::from_millis(30_000);
+
+/// How long a core sleeps at the most that waits for its own verb.
+const TURN_MAX: Nanos = Nanos::from_millis(1);
+
+/// How the cores of a context behave.
+pub(crate) fn options(cpu: Option<usize>) -> CoreOptions {
+    CoreOptions { cpu, ring_optional: true, ..CoreOptions::default() }
+}
+
+/// The seats of a thread.
+#[derive(Default)]
+struct Seats(Vec<(i32, Option<Box<Seat>>)>);
+
+thread_local! {
+    static SEATS: RefCell<Seats> = RefCell::default();
+}
+
+impl Drop for Seats {
+    /// The thread ends: what is in flight comes home first.
+    fn drop(&mut self) {
+        for mut seat in self.0.drain(..).filter_map(|(_, seat)| seat) {
+            if seat.forks != FORKS.load(Ordering::Relaxed) || seat.close().is_err() {
+                Box::leak(seat);
+            }
+        }
+    }
+}
+
+/// A seat that a call has.
+struct Held {
+    handle: i32,
+    seat: Option<Box<Seat>>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Some(seat) = self.seat.take() else { return };
+        if std::thread::panicking() {
+            Box::leak(seat);
+            return;
+        }
+        SEATS.with_borrow_mut(|seats| {
+            if let Some((_, place)) = seats.0.iter_mut().find(|(handle, _)| *handle == self.handle) {
+                *place = Some(seat);
+            }
+        });
+    }
+}
+
+/// Makes the calling thread core `number` of a context, or any.
+pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usize>) -> Result<i32, Error> {
+    let place = context.take_place(number)?;
+    let local = LocalCore::attach(&context.cluster, place, options(cpu)).map_err(|error| {
+        context.leave_place(place);
+        Error::new(error.raw_os_error().unwrap_or(libc::EINVAL), error.to_string())
+    })?;
+    let seat = Box::new(Seat {
+        lanes: Slab::new(),
+        local: Some(local),
+        pool: BioPool::new(UDM_IN_FLIGHT_MAX as usize),
+        batch: Batch::new(),
+        done: Batch::new(),
+        home: VecDeque::new(),
+        forks: FORKS.load(Ordering::Relaxed),
+        context,
+    });
+    let handle = new_handle();
+    SEATS.with_borrow_mut(|seats| seats.0.push((handle, Some(seat))));
+    Ok(handle)
+}
+
+/// Does `work` with the seat of a handle.
+pub(crate) fn with<T>(handle: i32, work: impl FnOnce(&mut Seat) -> Result<T, Error>) -> Result<T, Error> {
+    let seat = SEATS.with_borrow_mut(|seats| {
+        seats.0.iter_mut().find(|(of, _)| *of == handle).and_then(|(_, seat)| seat.take())
+    });
+    let mut held = Held { handle, seat };
+    let seat = held.seat.as_mut().ok_or_else(|| {
+        Error::new(
+            libc::EBADF,
+            format!("{handle} is no core of this thread: only the one that opened it uses it"),
+        )
+    })?;
+    if seat.forks != FORKS.load(Ordering::Relaxed) {
+        return Err(Error::new(libc::ECHILD, "the core is the parent process's"));
+    }
+    work(seat)
+}
+
+/// Ends the seat of a handle.
+pub(crate) fn close(handle: i32) -> Result<(), Error> {
+    with(handle, |seat| {
+        if seat.in_flight() > 0 {
+            let text = format!("{} requests are in flight: wait for them first", seat.in_flight());
+            return Err(Error::new(libc::EBUSY, text));
+        }
+        seat.close()
+    })?;
+    SEATS.with_borrow_mut(|seats| seats.0.retain(|(of, _)| *of != handle));
+    Ok(())
+}
+
+/// True when the calling thread is a core.
+pub(crate) fn any() -> bool {
+    SEATS.with_borrow(|seats| !seats.0.is_empty())
+}
+
+/// Each core that the calling thread is takes a turn.
+pub(crate) fn turns() {
+    let handles: Vec<i32> = SEATS.with_borrow(|seats| seats.0.iter().map(|(handle, _)| *handle).collect());
+    for handle in handles {
+        let _ = with(handle, |seat| {
+            let until = seat.local().clock() + TURN_MAX;
+            if !seat.turn(until) {
+                seat.local().park();
+            }
+            Ok(())
+        });
+    }
+}
+
+/// An open lane. It goes before its device does.
+struct Open {
+    lane: Box<dyn Lane>,
+    in_flight: usize,
+    limits: Limits,
+    found: DeviceRef,
+}
+
+impl Open {
+    /// Whether a request may go down as it is. What a mapped device cuts by itself is never too
+    /// long.
+    fn check(&mut self, bio: &Bio) -> Result<(), Status> {
+        let fits = |limits: &Limits, stacked: bool| {
+            limits.check(bio.op, bio.sector, bio.sectors)?;
+            let too_long = !stacked && bio.op != Op::Flush && bio.sectors > limits.max_for(bio.op);
+            if too_long { Err(Status::Inval) } else { Ok(()) }
+        };
+        let stacked = self.found.device.stacked().is_some();
+        fits(&self.limits, stacked).or_else(|_| {
+            // It may be another device since.
+            self.limits = self.found.device.limits();
+            fits(&self.limits, stacked)
+        })
+    }
+}
+
+/// The calling thread as a core.
+pub(crate) struct Seat {
+    lanes: Slab<Open>,
+    /// Until it is closed.
+    local: Option<LocalCore>,
+    pool: BioPool,
+    batch: Batch,
+    done: Batch,
+    home: VecDeque<udm_completion>,
+    forks: u32,
+    context: Arc<Context>,
+}
+
+impl Seat {
+    fn local(&mut self) -> &mut LocalCore {
+        self.local.as_mut().expect("a seat that is closed is in no list")
+    }
+
+    fn in_flight(&self) -> usize {
+        self.lanes.iter().map(|(_, open)| open.in_flight).sum()
+    }
+
+    fn lane(&mut self, lane: i32) -> Result<&mut Open, Error> {
+        let found = usize::try_from(lane).ok().and_then(|lane| self.lanes.get_mut(lane));
+        found.ok_or_else(|| Error::new(libc::EBADF, format!("{lane} is no open lane of this core")))
+    }
+
+    /// Opens the lane of the device that `word` means.
+    pub(crate) fn open_lane(&mut self, word: &str) -> Result<i32, Error> {
+        let found = self.context.device(word)?;
+        let core = self.local();
+        let lane = core.open(&*found.device).map_err(|error| {
+            let why = core.no_ring().map(|why| format!(": {why}")).unwrap_or_default();
+            Error::new(error.errno, format!("{word}: {error}{why}"))
+        })?;
+        let limits = found.device.limits();
+        Ok(self.lanes.insert(Open { lane, in_flight: 0, limits, found }) as i32)
+    }
+
+    /// Closes a lane that has nothing in flight. What it has to do by itself is done first.
+    pub(crate) fn close_lane(&mut self, lane: i32) -> Result<(), Error> {
+        if self.lane(lane)?.in_flight > 0 {
+            return Err(Error::new(libc::EBUSY, "requests of the lane are in flight: wait for them first"));
+        }
+        let end = self.local().clock() + PATIENCE;
+        while self.lane(lane)?.lane.busy() == Busy::Owed {
+            if self.local().clock() >= end {
+                return Err(Error::new(libc::ETIMEDOUT, "the lane has work to do that does not end"));
+            }
+            if !self.turn(end) {
+                self.local().park();
+            }
+        }
+        self.lanes.remove(lane as usize);
+        Ok(())
+    }
+
+    /// Submits requests that `fill` makes, `count` of them, to a lane; how many were taken. The
+    /// first that is refused ends it.
+    pub(crate) fn submit(
+        &mut self,
+        lane: i32,
+        count: usize,
+        mut fill: impl FnMut(usize, &mut Bio) -> Result<(), Error>,
+    ) -> Result<usize, Error> {
+        self.lane(lane)?;
+        let open = &mut self.lanes[lane as usize];
+        let (mut taken, mut refused) = (0, None);
+        while taken < count {
+            let room = self.pool.out() + self.home.len() < UDM_IN_FLIGHT_MAX as usize;
+            let Some(mut bio) = room.then(|| self.pool.get()).flatten() else {
+                let text = format!("{UDM_IN_FLIGHT_MAX} requests are in flight, or not yet taken back");
+                refused = Some(Error::new(libc::EAGAIN, text));
+                break;
+            };
+            if let Err(error) = fill(taken, &mut bio) {
+                self.pool.put(bio);
+                refused = Some(error);
+                break;
+            }
+            taken += 1;
+            match open.check(&bio) {
+                Ok(()) => {
+                    bio.start();
+                    self.batch.push(bio);
+                }
+                Err(status) => {
+                    self.home.push_back(udm_completion { cookie: bio.cookie, error: -status.errno(), lane });
+                    self.pool.put(bio);
+                }
+            }
+        }
+        if !self.batch.is_empty() {
+            open.in_flight += self.batch.len();
+            let local = self.local.as_mut().expect("a seat that is closed is in no list");
+            local.turn(|cx| open.lane.submit(&mut self.batch, cx));
+        }
+        refused.filter(|_| taken == 0).map_or(Ok(taken), Err)
+    }
+
+    /// Takes a turn, which is to be followed by another at `until`; whether something came home.
+    fn turn(&mut self, until: Nanos) -> bool {
+        let before = self.home.len();
+        let local = self.local.as_mut().expect("a seat that is closed is in no list");
+        let (lanes, done, home, pool) = (&mut self.lanes, &mut self.done, &mut self.home, &mut self.pool);
+        local.turn(|cx| {
+            for (number, open) in lanes.iter_mut() {
+                open.lane.poll(done, cx);
+                open.in_flight -= done.len();
+                for mut bio in done.drain(..) {
+                    bio.finish();
+                    raw::give_back(&mut bio);
+                    let (cookie, error) = (bio.cookie, -bio.status.errno());
+                    home.push_back(udm_completion { cookie, error, lane: number as i32 });
+                    pool.put(bio);
+                }
+            }
+            cx.wake_at(until);
+        });
+        self.home.len() > before
+    }
+
+    /// Waits until `min` requests are over, as far as so many are in flight, for at most `timeout`
+    /// nanoseconds, or for as long as it takes; gives the first `max` of those that are to `take`.
+    pub(crate) fn wait(
+        &mut self,
+        min: usize,
+        max: usize,
+        timeout: Option<u64>,
+        mut take: impl FnMut(usize, udm_completion),
+    ) -> usize {
+        let min = min.min(max).min(self.in_flight() + self.home.len());
+        let mut until = Nanos::NEVER;
+        if let Some(timeout) = timeout.filter(|_| min > self.home.len()) {
+            until = Nanos(self.local().clock().0.saturating_add(timeout));
+        }
+        loop {
+            let moved = self.turn(until);
+            if self.home.len() >= min || (until != Nanos::NEVER && self.local().clock() >= until) {
+                break;
+            }
+            if !moved {
+                self.local().park();
+            }
+        }
+        let count = self.home.len().min(max);
+        self.home.drain(..count).enumerate().for_each(|(i, completion)| take(i, completion));
+        count
+    }
+
+    /// Closes all lanes, when what they have in flight is home, and leaves the place.
+    fn close(&mut self) -> Result<(), Error> {
+        let Some(end) = self.local.as_ref().map(|local| local.clock() + PATIENCE) else { return Ok(()) };
+        while self.in_flight() > 0 {
+            if self.local().clock() >= end {
+                return Err(Error::new(libc::ETIMEDOUT, "requests are in flight that do not end"));
+            }
+            if !self.turn(end) {
+                self.local().park();
+            }
+        }
+        let lanes: Vec<usize> = self.lanes.iter().map(|(lane, _)| lane).collect();
+        lanes.into_iter().try_for_each(|lane| self.close_lane(lane as i32))?;
+        if let Some(local) = self.local.take() {
+            let place = local.id();
+            local.detach();
+            self.context.leave_place(place);
+        }
+        Ok(())
+    }
+}
