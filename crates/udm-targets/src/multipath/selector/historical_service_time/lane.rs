@@ -7,17 +7,16 @@
 
 use super::super::{Bios, Choose};
 use super::rounds::{Pair, Rounds, Turn};
-use super::{HistoricalServiceTime, MANY, POINT};
+use super::{ALONE_AFTER, HistoricalServiceTime, History, MANY, POINT, SHARE_EVERY, SHORT, Shared};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use udm_core::{Bio, Cx, Nanos, Sectors};
 
 /// A path as its core sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Slot {
-    /// As of the begin of the batch.
-    pub(super) average: u64,
-    pub(super) stale_after: u64,
+    pub(super) history: History,
     /// Bios in flight, this batch's choices included.
     pub(super) load: u64,
     /// How this lane's part of those has changed since it was last published, modulo 2^64.
@@ -27,6 +26,9 @@ pub(super) struct Slot {
     /// When it was last chosen or reinstated, on the lane's count. No two are equal.
     pub(super) used: u64,
 }
+
+/// Added to what a lane tells each time.
+const TELLING: u64 = 1 << 32;
 
 /// See the module.
 pub(in crate::multipath) struct HistoricalLane {
@@ -40,29 +42,47 @@ pub(in crate::multipath) struct HistoricalLane {
     clock: u64,
     /// The time of the batch.
     now: Nanos,
+    /// What it told last: its number among the lanes of the selector, and from [`TELLING`] on how
+    /// often.
+    telling: u64,
+    /// What was told last by whichever lane, as far as it has heard.
+    told: u64,
+    /// From when on it is alone.
+    alone_from: Nanos,
+    /// When it tells the others next, while it is not.
+    share_at: Nanos,
     /// The order of the batch.
     turns: Vec<Turn>,
 }
 
+impl Slot {
+    /// Reads `load`, the path's.
+    #[inline(always)]
+    fn look(&mut self, load: &AtomicU64) {
+        self.load = load.load(Relaxed).wrapping_add(self.fresh);
+    }
+}
+
 /// True when `c` is better than `b` (kernel `hst_compare`).
 pub(super) fn better(c: &Slot, b: &Slot, now: u64, threshold: u32) -> bool {
-    let (high, low) = (c.average.max(b.average), c.average.min(b.average));
+    let (c_average, b_average) = (c.history.average, b.history.average);
+    let (high, low) = (c_average.max(b_average), c_average.min(b_average));
     if high <= low.saturating_mul(threshold.into()) {
         return c.load < b.load;
     }
     let (c_idle, b_idle) = (c.load == 0, b.load == 0);
-    let (c_stale, b_stale) = (c.stale_after < now, b.stale_after < now);
+    let (c_stale, b_stale) = (c.history.stale_after < now, b.history.stale_after < now);
     if c_idle & (c_stale | b_idle) | b_idle & b_stale {
         // One that is stale is as if it were so for ever beside one that is not idle.
-        let stale = |slot: &Slot, other_idle| if other_idle { slot.stale_after } else { 0 };
+        let stale = |slot: &Slot, other_idle| if other_idle { slot.history.stale_after } else { 0 };
         return stale(c, b_idle) < stale(b, c_idle);
     }
     let b_better = if c.load == b.load {
-        c.average > b.average
+        c_average > b_average
     } else if c.load < MANY && b.load < MANY {
-        c.average * (c.load + 1) > b.average * (b.load + 1)
+        c_average * (c.load + 1) > b_average * (b.load + 1)
     } else {
-        let cost = |slot: &Slot| u128::from(slot.average >> POINT) * (u128::from(slot.load) + 1);
+        let cost = |slot: &Slot| u128::from(slot.history.average >> POINT) * (u128::from(slot.load) + 1);
         cost(c) > cost(b)
     };
     if if b_better { b_stale } else { c_stale } { c.load < b.load } else { !b_better }
@@ -71,26 +91,67 @@ pub(super) fn better(c: &Slot, b: &Slot, now: u64, threshold: u32) -> bool {
 impl HistoricalLane {
     pub(super) fn new(selector: Arc<HistoricalServiceTime>) -> HistoricalLane {
         let paths = selector.paths.len();
+        let told = selector.told.load(Acquire);
+        let slot = |(path, used): (&Shared, u64)| Slot { history: path.get(), used, ..Slot::default() };
         HistoricalLane {
             order: (0..paths as u32).collect(),
             listed: true,
-            slots: (1..=paths as u64).map(|used| Slot { used, ..Slot::default() }).collect(),
+            slots: selector.paths.iter().zip(1..).map(slot).collect(),
             clock: paths as u64,
             now: Nanos(0),
+            telling: selector.lanes.fetch_add(1, Relaxed).into(),
+            told,
+            alone_from: Nanos(0),
+            share_at: Nanos(0),
             turns: Vec::with_capacity(paths),
             selector,
         }
     }
 
-    /// Reads what is known of the paths.
+    /// Hears what other lanes know of the paths, and tells them.
     #[inline(always)]
-    fn read(&mut self) {
-        let known = self.selector.paths.iter().zip(self.selector.loads.all());
-        for (slot, (history, load)) in self.slots.iter_mut().zip(known) {
-            slot.average = history.average.load(Relaxed);
-            slot.stale_after = history.stale_after.load(Relaxed);
-            slot.load = load.load(Relaxed).wrapping_add(slot.fresh);
+    fn compare_notes(&mut self) {
+        if self.selector.told.load(Acquire) != self.told {
+            self.hear();
         }
+        if self.now < self.alone_from && self.now >= self.share_at {
+            self.share_at = self.now + SHARE_EVERY;
+            self.tell_all();
+        }
+    }
+
+    #[cold]
+    fn hear(&mut self) {
+        self.told = self.selector.told.load(Acquire);
+        for (slot, path) in self.slots.iter_mut().zip(&self.selector.paths) {
+            slot.history = path.get();
+        }
+        if self.now >= self.alone_from {
+            // Both have told in each poll so far: the other has its turn first.
+            self.share_at = self.now + SHARE_EVERY;
+        }
+        self.alone_from = self.now + ALONE_AFTER;
+    }
+
+    /// What it knows of `path`.
+    #[cfg(test)]
+    pub(super) fn knows(&self, path: usize) -> History {
+        self.slots[path].history
+    }
+
+    #[cold]
+    fn tell_all(&mut self) {
+        for (slot, path) in self.slots.iter().zip(&self.selector.paths) {
+            path.set(&slot.history);
+        }
+        self.has_told();
+    }
+
+    #[inline(always)]
+    fn has_told(&mut self) {
+        self.telling = self.telling.wrapping_add(TELLING);
+        self.told = self.telling;
+        self.selector.told.store(self.told, Release);
     }
 
     /// Puts the paths in the order of the kernel's list.
@@ -129,12 +190,16 @@ impl HistoricalLane {
     #[inline(always)]
     fn order_for(&mut self, count: usize) -> Option<bool> {
         let limit = MANY.saturating_sub(count as u64);
-        let stale = self.slots[self.order[0] as usize].stale_after < self.now.0;
+        let stale = self.slots[self.order[0] as usize].history.stale_after < self.now.0;
         let (mut plain, mut last_idle, mut first_busy) = (self.selector.threshold == 0, 0, u64::MAX);
+        let loads = self.selector.loads.all();
         self.turns.clear();
         for &path in &self.order {
-            let slot = &self.slots[path as usize];
-            plain &= (slot.average > 0) & (slot.load < limit) & ((slot.stale_after < self.now.0) == stale);
+            let slot = &mut self.slots[path as usize];
+            slot.look(&loads[path as usize]);
+            let History { average, stale_after, .. } = slot.history;
+            plain &= (average.wrapping_sub(1) < SHORT) & (slot.load < limit);
+            plain &= (stale_after < self.now.0) == stale;
             match slot.load {
                 0 => last_idle = last_idle.max(slot.used),
                 _ => first_busy = first_busy.min(slot.used),
@@ -202,14 +267,17 @@ impl Choose for HistoricalLane {
 
     #[inline]
     fn choose(&mut self, bio: &mut Bio) -> usize {
-        self.read();
+        self.compare_notes();
+        for (slot, load) in self.slots.iter_mut().zip(self.selector.loads.all()) {
+            slot.look(load);
+        }
         self.list();
         self.choose_one(bio)
     }
 
     #[inline]
     fn choose_all(&mut self, bios: &mut impl Bios) {
-        self.read();
+        self.compare_notes();
         if let Some(stale) = self.order_for(bios.left()) {
             return self.choose_in_order(stale, bios);
         }
@@ -221,18 +289,25 @@ impl Choose for HistoricalLane {
     fn polled(&mut self, path: usize, back: &[Box<Bio>], _sectors: Sectors, cx: &Cx<'_>) {
         let slot = &mut self.slots[path];
         if !back.is_empty() {
-            self.selector.ended(path, back, self.order.len(), cx.now().0);
+            slot.history = self.selector.ended(&slot.history, back, self.order.len(), cx.now().0);
             slot.fresh = slot.fresh.wrapping_sub(back.len() as u64);
+            if cx.now() >= self.alone_from {
+                self.selector.paths[path].set(&slot.history);
+                self.has_told();
+            }
         }
-        if slot.fresh != 0 {
+        if self.slots[path].fresh != 0 {
             self.publish(path);
         }
     }
 }
 
 impl Drop for HistoricalLane {
-    /// What a lane that goes away had under way is no load any more.
+    /// What a lane that goes away knows is told, and what it had under way is no load any more.
     fn drop(&mut self) {
+        if self.alone_from > Nanos(0) {
+            self.tell_all();
+        }
         for path in 0..self.slots.len() {
             self.slots[path].fresh = self.slots[path].published.wrapping_neg();
             self.publish(path);

@@ -8,9 +8,14 @@
 //! again, and one that is chosen gets no more than an equal share.
 //!
 //! All is in whole numbers, with 10 bits behind the point, as in the kernel (module 0.1.1), and so
-//! on one core is the sequence of choices. A core reads averages and loads once a batch, and writes
-//! what has come back once a poll. Of two cores that write at the same time one may be lost: an
-//! average is advice. A bio's own time begins when its path was chosen (`Bio::sent`).
+//! on one core is the sequence of choices. A bio's own time begins when its path was chosen
+//! (`Bio::sent`).
+//!
+//! Each core has averages of its own. One that is alone writes them into those that all share in
+//! each poll, so that they are what it goes by. While several are at work each does so once in
+//! [`SHARE_EVERY`], and goes on from what another has written: a word that all wrote in each poll
+//! would cost more than all the rest. Of two cores that write at the same time one may be lost: an
+//! average is advice. The bios in flight are exact ([`Loads`]).
 //!
 //! `lane`: the choices of one core. `rounds`: those of a batch, where they follow from an order.
 
@@ -20,10 +25,11 @@ mod rounds;
 use super::load::Loads;
 use super::{ArgFault, Selector, SelectorLane, SelectorType};
 use crate::multipath::parse::number;
+use crossbeam_utils::CachePadded;
 pub(in crate::multipath) use lane::HistoricalLane;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use udm_core::{Bio, CoreId};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use udm_core::{Bio, CoreId, Nanos};
 
 pub(super) const TYPE: SelectorType = SelectorType { name: "historical-service-time", new };
 
@@ -36,28 +42,67 @@ const WEIGHTS: usize = 64;
 const STEP: u32 = 24;
 /// The longest service time, with its bits behind the point.
 const TIME_MAX: u64 = (1 << 54) - 1;
+/// Averages below it can be reckoned with in signed words, times twice [`MANY`].
+const SHORT: u64 = 1 << 50;
 /// From so many bios in flight on averages count without their bits behind the point.
 const MANY: u64 = 1024;
 /// What counts of an average when another bio has come back, without arguments.
 const BASE: u32 = 972;
 
+/// While several cores are at work each shares what it knows once in this time: seldom enough to
+/// cost a request less than a tenth of a ns, and often enough for paths that take as long.
+const SHARE_EVERY: Nanos = Nanos(50_000);
+/// A core that has not heard of another for so long is alone.
+const ALONE_AFTER: Nanos = Nanos(4 * SHARE_EVERY.0);
+
 pub(in crate::multipath) struct HistoricalServiceTime {
     base: u32,
     threshold: u32,
     weights: [u64; WEIGHTS],
-    /// Side by side: who chooses reads them all.
-    paths: Vec<History>,
+    /// What the cores have told each other.
+    paths: Vec<Shared>,
+    /// A number that changes each time when one of them has: all read it once a batch.
+    told: CachePadded<AtomicU64>,
+    /// How many lanes there have been.
+    lanes: AtomicU32,
     loads: Loads,
 }
 
 /// What is known of a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct History {
     /// The average service time in ns, with [`POINT`] bits behind the point.
-    average: AtomicU64,
+    average: u64,
     /// When it is stale, in ns.
-    stale_after: AtomicU64,
+    stale_after: u64,
     /// When a bio of its came back last, in ns.
+    last_finish: u64,
+}
+
+/// The same for all cores. Each word by itself: of two that were written by different cores none
+/// is wrong.
+struct Shared {
+    average: AtomicU64,
+    stale_after: AtomicU64,
     last_finish: AtomicU64,
+}
+
+impl Shared {
+    #[inline(always)]
+    fn get(&self) -> History {
+        History {
+            average: self.average.load(Relaxed),
+            stale_after: self.stale_after.load(Relaxed),
+            last_finish: self.last_finish.load(Relaxed),
+        }
+    }
+
+    #[inline(always)]
+    fn set(&self, history: &History) {
+        self.average.store(history.average, Relaxed);
+        self.stale_after.store(history.stale_after, Relaxed);
+        self.last_finish.store(history.last_finish, Relaxed);
+    }
 }
 
 /// From the arguments `[BASE [THRESHOLD]]`.
@@ -67,12 +112,7 @@ fn new(args: &[String]) -> Option<Box<dyn Selector>> {
     }
     let base = args.first().map_or(Some(BASE), |word| number(word)).filter(|base| u64::from(*base) < ONE)?;
     let threshold = args.get(1).map_or(Some(0), |word| number(word))?;
-    let mut weights = [0; WEIGHTS];
-    for (n, weight) in weights[..WEIGHTS - 1].iter_mut().enumerate() {
-        *weight = power(base.into(), n as u32 + 1);
-    }
-    let (paths, loads) = (Vec::new(), Loads::default());
-    Some(Box::new(HistoricalServiceTime { base, threshold, weights, paths, loads }))
+    Some(Box::new(HistoricalServiceTime::new(base, threshold)))
 }
 
 /// `base` to the `n`th, by squaring; each product is rounded (kernel `fixed_power`).
@@ -105,7 +145,7 @@ impl Selector for HistoricalServiceTime {
             _ => return Err(ArgFault { text: "incorrect number of arguments", arg: 1 }),
         }
         let (stale_after, last_finish) = (AtomicU64::new(0), AtomicU64::new(0));
-        self.paths.push(History { average: AtomicU64::new(ONE), stale_after, last_finish });
+        self.paths.push(Shared { average: AtomicU64::new(ONE), stale_after, last_finish });
         self.loads.add_path();
         Ok(())
     }
@@ -127,8 +167,8 @@ impl Selector for HistoricalServiceTime {
     }
 
     fn path_info(&self, path: usize) -> String {
-        let History { average, stale_after, .. } = &self.paths[path];
-        format!("{} {} {}", average.load(Relaxed), self.loads.get(path), stale_after.load(Relaxed))
+        let History { average, stale_after, .. } = self.paths[path].get();
+        format!("{average} {} {stale_after}", self.loads.get(path))
     }
 
     fn lane(self: Arc<Self>, _core: CoreId) -> SelectorLane {
@@ -137,7 +177,25 @@ impl Selector for HistoricalServiceTime {
 }
 
 impl HistoricalServiceTime {
+    /// Without paths.
+    fn new(base: u32, threshold: u32) -> HistoricalServiceTime {
+        let mut weights = [0; WEIGHTS];
+        for (n, weight) in weights[..WEIGHTS - 1].iter_mut().enumerate() {
+            *weight = power(base.into(), n as u32 + 1);
+        }
+        HistoricalServiceTime {
+            base,
+            threshold,
+            weights,
+            paths: Vec::new(),
+            told: CachePadded::default(),
+            lanes: AtomicU32::new(0),
+            loads: Loads::default(),
+        }
+    }
+
     /// The average behind a bio that took `time` ns.
+    #[inline(always)]
     fn average(&self, before: u64, time: u64) -> u64 {
         let weight = self.weights[((time >> STEP) as usize).min(WEIGHTS - 1)];
         let time = if time > TIME_MAX >> POINT { TIME_MAX } else { time << POINT };
@@ -145,21 +203,19 @@ impl HistoricalServiceTime {
         (before * weight + time * (ONE - weight) + ONE / 2) >> POINT
     }
 
-    /// `bios` came back from `path`, of which the lane has `usable`; there is at least one.
-    #[inline]
-    fn ended(&self, path: usize, bios: &[Box<Bio>], usable: usize, now: u64) {
-        let history = &self.paths[path];
+    /// What is known of a path when `bios` came back from it, of a lane that has `usable` paths;
+    /// there is at least one.
+    #[inline(always)]
+    fn ended(&self, before: &History, bios: &[Box<Bio>], usable: usize, now: u64) -> History {
         // Bios that overlap are served one after the other.
-        let start = bios[0].sent.0.max(history.last_finish.load(Relaxed));
-        let mut average = self.average(history.average.load(Relaxed), now.saturating_sub(start));
+        let start = bios[0].sent.0.max(before.last_finish);
+        let mut average = self.average(before.average, now.saturating_sub(start));
         // So the others took no time: what is left of the formula is the weight.
         let weight = self.weights[0];
         for _ in 1..bios.len() {
             average = (average * weight + ONE / 2) >> POINT;
         }
-        history.average.store(average, Relaxed);
-        history.last_finish.store(now, Relaxed);
-        history.stale_after.store(now + usable as u64 * (average >> POINT), Relaxed);
+        History { average, last_finish: now, stale_after: now + usable as u64 * (average >> POINT) }
     }
 }
 

@@ -20,6 +20,7 @@
 //! the same whether the other is or not, as an idle one is the one not chosen for longest, and
 //! while all are stale the one with nothing in flight.
 
+use super::History;
 use super::lane::Slot;
 
 /// A path in the order of a batch.
@@ -42,7 +43,7 @@ impl Turn {
     /// `slot` of `path`, all paths of which are stale, or none.
     #[inline(always)]
     pub(super) fn new(path: u32, slot: &Slot, stale: bool) -> Turn {
-        let Slot { average, load, stale_after, used, .. } = *slot;
+        let Slot { history: History { average, stale_after, .. }, load, used, .. } = *slot;
         let (cost, step) =
             if stale { (load, 1) } else { (average.wrapping_mul(load.wrapping_add(1)), average) };
         Turn { cost, step, stale_after, used, path, times: 0, is_idle: load == 0 }
@@ -154,38 +155,49 @@ impl Rounds<'_> {
     }
 }
 
-/// The choices for a batch where there are two paths. One comparison each, without a branch: there
-/// is no saying which way it goes.
+/// The choices for a batch where there are two paths. One comparison each, without a branch, as
+/// there is no saying which way it goes; and each waits for the one before, so it has as few steps
+/// as can be.
 pub(super) struct Pair<'a> {
     turns: &'a mut [Turn; 2],
     paths: [u32; 2],
-    costs: [u64; 2],
-    steps: [u64; 2],
-    /// Of two that cost the same the second is chosen: 0 or 1.
-    tie: u64,
+    /// Twice what the second costs more than the first.
+    dearer: i64,
+    /// The same, less 1 where the second is chosen of two that cost the same: below 0 it is chosen.
+    lead: i64,
+    /// What the first's turn adds to `dearer` and `lead`.
+    first: [i64; 2],
+    /// What the second's turn adds besides.
+    second: [i64; 2],
     /// 1 where all are stale.
     stale: u64,
     /// How often the second was chosen.
-    second: u64,
+    times: u64,
 }
 
 impl Pair<'_> {
-    /// `turns` in any order.
+    /// `turns` in any order. What they cost is below 2^60 until the end of the batch.
     #[inline(always)]
     pub(super) fn new(turns: &mut [Turn; 2], stale: bool) -> Pair<'_> {
         if turns[1].rank_of_all(stale) < turns[0].rank_of_all(stale) {
             turns.swap(0, 1);
         }
-        let (paths, costs) = (turns.each_ref().map(|turn| turn.path), turns.each_ref().map(|turn| turn.cost));
-        let steps = turns.each_ref().map(|turn| turn.step);
-        Pair { turns, paths, costs, steps, tie: 0, stale: stale.into(), second: 0 }
+        let [a, b] = &*turns;
+        let (paths, stale) = ([a.path, b.path], u64::from(stale));
+        let (dearer, tie) = (2 * (b.cost as i64 - a.cost as i64), stale as i64);
+        let (a, b) = (2 * a.step as i64, 2 * b.step as i64);
+        // While none is stale the one chosen last is chosen of two that cost the same, and the
+        // other one while all are.
+        let (first, second) = ([-a, -a - tie], [a + b, a + b + 2 * tie - 1]);
+        Pair { turns, paths, dearer, lead: dearer, first, second, stale, times: 0 }
     }
 
     /// The path of the first, where both are idle.
     #[inline(always)]
     pub(super) fn begin(&mut self) -> Option<usize> {
         self.turns[0].is_idle.then(|| {
-            (self.costs[0], self.tie) = (self.costs[0] + self.steps[0], self.stale);
+            self.lead = self.dearer + self.first[1];
+            self.dearer += self.first[0];
             self.paths[0] as usize
         })
     }
@@ -193,19 +205,20 @@ impl Pair<'_> {
     /// The path of the next.
     #[inline(always)]
     pub(super) fn choose(&mut self) -> usize {
-        let [a, b] = self.costs;
-        let second = u64::from(b < a) | u64::from(b == a) & self.tie;
-        let steps = [self.steps[0] & second.wrapping_sub(1), self.steps[1] & second.wrapping_neg()];
-        self.costs = [a + steps[0], b + steps[1]];
-        (self.tie, self.second) = (second ^ self.stale, self.second + second);
-        self.paths[second as usize] as usize
+        // All bits where it is the second, or none.
+        let second = self.lead >> 63;
+        self.lead = self.dearer + self.first[1] + (self.second[1] & second);
+        self.dearer += self.first[0] + (self.second[0] & second);
+        self.times += second as u64 & 1;
+        self.paths[(second & 1) as usize] as usize
     }
 
     /// The end of a batch of `count`, which is at least one: `clock` is the count of the choice
     /// before, and what it says that of the last.
     #[inline(always)]
     pub(super) fn end(self, count: usize, mut clock: u64) -> u64 {
-        let (last, times) = ((self.tie ^ self.stale) as usize, [count as u64 - self.second, self.second]);
+        let last = ((self.dearer - self.lead) as u64 ^ self.stale) as usize;
+        let times = [count as u64 - self.times, self.times];
         // What matters is who was chosen after whom.
         for place in [1 - last, last] {
             let (turn, times) = (&mut self.turns[place], times[place]);
