@@ -17,7 +17,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 TEST_PROGRAMS := fio:fio curl:curl python3:python3 nbdkit:nbdkit nbdinfo:libnbd-bin qemu-io:qemu-utils fusermount3:fuse3 mkfs.ext4:e2fsprogs \
     fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind pkg-config:pkg-config ip:iproute2 chromedriver:chromium-driver
 
-.PHONY: help build library demo test test-programs lint bench install install-library deb clean
+.PHONY: help build library demo test test-programs lint bench install install-library fio-engine deb clean
 
 help:
 	@echo 'make build    the program, as $(UDM)'
@@ -26,6 +26,7 @@ help:
 	@echo 'make lint     formatting and clippy, as CI checks them'
 	@echo 'make bench    udm beside the one-mutex design and the bare device, in one run'
 	@echo 'make install  program, man pages, completions, lib/udm/dmsetup and libudm under PREFIX ($(PREFIX))'
+	@echo 'make fio-engine  an engine for the fio that is installed, as $(TARGET_DIR)/fio/udm.so'
 	@echo 'make deb      a package for Debian, with units for systemd, in $(TARGET_DIR)/debian'
 
 build:
@@ -93,6 +94,10 @@ install-library:
 	install -m 644 $(ARCHIVE) $(DESTDIR)$(LIBDIR)/libudm.a
 	install -D -m 644 crates/udm-capi/include/udm.h $(DESTDIR)$(PREFIX)/include/udm.h
 	sed -e 's,@PREFIX@,$(PREFIX),' -e 's,@LIBDIR@,$(LIBDIR),' -e 's,@VERSION@,$(VERSION),' packaging/udm.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/udm.pc
+
+# For use here, and in no package: it is made with headers that are under the GPL.
+fio-engine: library
+	engines/fio/build $(ARCHIVE) $(TARGET_DIR)/fio
 
 deb: STAGE := $(abspath $(TARGET_DIR))/debian/stage
 deb:

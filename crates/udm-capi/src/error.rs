@@ -36,7 +36,7 @@ thread_local! {
 
 /// The last error of this thread; valid until its next call that fails.
 pub(crate) fn last() -> *const c_char {
-    LAST.with_borrow(|text| text.as_ptr())
+    LAST.try_with(|text| text.borrow().as_ptr()).unwrap_or(c"the thread is ending".as_ptr())
 }
 
 /// What a function returns: what `work` gives, or the errno as a negative number. No panic gets

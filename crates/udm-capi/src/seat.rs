@@ -60,12 +60,18 @@ impl Drop for Held {
             Box::leak(seat);
             return;
         }
-        SEATS.with_borrow_mut(|seats| {
+        let _ = seats(|seats| {
             if let Some((_, place)) = seats.0.iter_mut().find(|(handle, _)| *handle == self.handle) {
                 *place = Some(seat);
             }
         });
     }
+}
+
+/// The seats of this thread. One that is ending, as at the exit of the program, has none any more.
+fn seats<T>(work: impl FnOnce(&mut Seats) -> T) -> Result<T, Error> {
+    let done = SEATS.try_with(|seats| work(&mut seats.borrow_mut()));
+    done.map_err(|_| Error::new(libc::ESRCH, "the thread is ending"))
 }
 
 /// Makes the calling thread core `number` of a context, or any.
@@ -86,15 +92,14 @@ pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usi
         context,
     });
     let handle = new_handle();
-    SEATS.with_borrow_mut(|seats| seats.0.push((handle, Some(seat))));
+    seats(|seats| seats.0.push((handle, Some(seat))))?;
     Ok(handle)
 }
 
 /// Does `work` with the seat of a handle.
 pub(crate) fn with<T>(handle: i32, work: impl FnOnce(&mut Seat) -> Result<T, Error>) -> Result<T, Error> {
-    let seat = SEATS.with_borrow_mut(|seats| {
-        seats.0.iter_mut().find(|(of, _)| *of == handle).and_then(|(_, seat)| seat.take())
-    });
+    let seat =
+        seats(|seats| seats.0.iter_mut().find(|(of, _)| *of == handle).and_then(|(_, seat)| seat.take()))?;
     let mut held = Held { handle, seat };
     let seat = held.seat.as_mut().ok_or_else(|| {
         Error::new(
@@ -117,19 +122,18 @@ pub(crate) fn close(handle: i32) -> Result<(), Error> {
         }
         seat.close()
     })?;
-    SEATS.with_borrow_mut(|seats| seats.0.retain(|(of, _)| *of != handle));
-    Ok(())
+    seats(|seats| seats.0.retain(|(of, _)| *of != handle))
 }
 
 /// True when the calling thread is a core.
 pub(crate) fn any() -> bool {
-    SEATS.with_borrow(|seats| !seats.0.is_empty())
+    seats(|seats| !seats.0.is_empty()).unwrap_or(false)
 }
 
 /// Each core that the calling thread is takes a turn.
 pub(crate) fn turns() {
-    let handles: Vec<i32> = SEATS.with_borrow(|seats| seats.0.iter().map(|(handle, _)| *handle).collect());
-    for handle in handles {
+    let handles = seats(|seats| seats.0.iter().map(|(handle, _)| *handle).collect::<Vec<_>>());
+    for handle in handles.unwrap_or_default() {
         let _ = with(handle, |seat| {
             let until = seat.local().clock() + TURN_MAX;
             if !seat.turn(until) {
