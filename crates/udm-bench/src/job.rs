@@ -118,6 +118,8 @@ pub struct Clock {
     /// The next time that something happens by the clock alone.
     pub next: Nanos,
     usage: Usage,
+    /// Readings are taken for plots.
+    plots: bool,
 }
 
 impl<'a> Job<'a> {
@@ -336,7 +338,7 @@ impl<'a> Job<'a> {
         self.clock.begin(now);
         self.clock.deadline = Nanos::NEVER;
         self.clock.ios = std::array::from_fn(|i| self.stats.directions[i].ios);
-        self.clock.next = now + SAMPLE;
+        (self.clock.next, self.clock.plots) = (now + SAMPLE, false);
     }
 
     fn check(&mut self, bio: &Bio) {
@@ -368,6 +370,7 @@ impl Clock {
             ios: [0; DIRECTIONS],
             next: Nanos(0),
             usage: Usage::default(),
+            plots: true,
         }
     }
 
@@ -392,7 +395,13 @@ impl Clock {
             }
             self.sampled = now;
         }
-        self.next = self.deadline.min(self.sampled + SAMPLE);
+        let timeline = &mut stats.parts[0].timeline;
+        let begun = now.since(self.begin);
+        if self.plots && begun >= timeline.due() {
+            timeline.read(begun, stats.directions.each_ref().map(|d| d.bytes));
+        }
+        let reading = if self.plots { self.begin + timeline.due() } else { Nanos::NEVER };
+        self.next = self.deadline.min(self.sampled + SAMPLE).min(reading);
     }
 
     /// A phase is over, which had requests of the directions that `ran` says.
@@ -404,6 +413,11 @@ impl Clock {
             }
         }
         stats.runtime = stats.runtime + took;
+        let part = &mut stats.parts[0];
+        if self.plots {
+            part.timeline.end(took, stats.directions.each_ref().map(|d| d.bytes));
+        }
+        (part.ios, part.runtime) = (stats.directions.each_ref().map(|d| d.ios), stats.runtime);
         let took = Duration::from_nanos(took.0);
         stats.usage.add(&Usage::now().since(&self.usage, took));
     }

@@ -9,6 +9,7 @@
 
 mod compare;
 mod cores;
+mod html;
 mod job;
 mod json;
 mod load;
@@ -17,6 +18,7 @@ mod nbd;
 mod one_mutex;
 mod one_mutex_origin;
 pub mod page;
+mod parts;
 mod plan;
 mod progress;
 mod report;
@@ -30,7 +32,7 @@ mod verify;
 
 pub use compare::{CompareOptions, Comparison, PATHS_MAX, Row, compare};
 pub use load::{Load, Part, ReadWrite, Switch, Verify};
-pub use mapped::{Table, make_mapped};
+pub use mapped::{Mapped, PathTotals, Table, make_mapped};
 pub use progress::Progress;
 pub use report::Report;
 pub use run::Run;

@@ -15,8 +15,23 @@ pub struct Table {
     pub text: String,
 }
 
+/// What has gone over a path of a multipath device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathTotals {
+    /// The word of the table.
+    pub name: String,
+    /// "active" or "failed".
+    pub state: String,
+    /// What came back from it, well or not.
+    pub requests: u64,
+    /// Their bytes.
+    pub moved: u64,
+    /// What of it came back with an error.
+    pub errors: u64,
+}
+
 /// Mapped devices, and what made them.
-pub(crate) struct Mapped {
+pub struct Mapped {
     /// In the order of their tables.
     pub devices: Vec<Arc<dyn Device>>,
     registry: Arc<Registry>,
@@ -24,7 +39,10 @@ pub(crate) struct Mapped {
 
 impl Mapped {
     /// As [`make_mapped`].
-    pub(crate) fn new(cluster: &Arc<Cluster>, tables: &[Table]) -> Result<Mapped> {
+    ///
+    /// # Errors
+    /// The same.
+    pub fn new(cluster: &Arc<Cluster>, tables: &[Table]) -> Result<Mapped> {
         let registry = Registry::new(cluster.clone(), cluster.len());
         let control = control()?;
         let make = |Table { name, text }: &Table| -> Result<Arc<dyn Device>> {
@@ -34,6 +52,20 @@ impl Mapped {
         };
         let devices = tables.iter().map(make).collect::<Result<_>>()?;
         Ok(Mapped { devices, registry })
+    }
+
+    /// The paths of all of them, in the order of their tables.
+    #[must_use]
+    pub fn paths(&self) -> Vec<PathTotals> {
+        let all = verbs::statuses(&self.registry, false).statuses.into_iter().flat_map(|s| s.paths);
+        all.map(|path| PathTotals {
+            requests: path.served.values().map(|m| m.requests).sum(),
+            moved: path.served.values().map(|m| m.bytes).sum(),
+            errors: path.errors.values().sum(),
+            name: path.name,
+            state: path.state,
+        })
+        .collect()
     }
 
     /// Removes one of them. The cores must be taking turns.

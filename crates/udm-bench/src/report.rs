@@ -4,10 +4,11 @@
 //! the time in `submit` can't be told from the rest, so all of it is `clat`, and `lat` repeats it.
 
 use crate::job::Failure;
-use crate::json;
 use crate::load::Load;
+use crate::mapped::PathTotals;
 use crate::stats::{BatchSizes, Direction, Latency, Samples, Stats};
 use crate::units::{bandwidth, binary, decimal, time_unit};
+use crate::{html, json};
 use std::fmt::Write;
 use std::time::SystemTime;
 
@@ -52,6 +53,12 @@ impl Report {
     #[must_use]
     pub fn json(&self, load: &Load, device: Option<&str>) -> serde_json::Value {
         json::report(load, device, &self.entries)
+    }
+
+    /// The same as a page with plots. `paths` are those that the device has.
+    #[must_use]
+    pub fn html(&self, load: &Load, device: Option<&str>, paths: &[PathTotals]) -> String {
+        html::report(load, device, &self.entries, paths)
     }
 
     /// What the first request that failed failed with.

@@ -1,5 +1,6 @@
 //! What a job counts, and how the counts of jobs are put together.
 
+use crate::parts::Part;
 use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
 use std::time::Duration;
@@ -49,7 +50,8 @@ impl Latency {
         (self.min, self.max, self.sum, self.count) = (u64::MAX, 0, 0, 0);
     }
 
-    fn add(&mut self, other: &Latency) {
+    /// Takes in what another job counted.
+    pub fn add(&mut self, other: &Latency) {
         self.histogram.add(&other.histogram).expect("histograms of the same bounds");
         self.min = self.min.min(other.min);
         self.max = self.max.max(other.max);
@@ -171,6 +173,8 @@ pub struct Stats {
     pub completes: BatchSizes,
     pub runtime: Nanos,
     pub usage: Usage,
+    /// The jobs of which this is the sum.
+    pub parts: Vec<Part>,
 }
 
 impl Stats {
@@ -192,6 +196,7 @@ impl Stats {
             completes: BatchSizes::default(),
             runtime: Nanos(0),
             usage: Usage::default(),
+            parts: vec![Part::new()],
         }
     }
 
@@ -202,6 +207,7 @@ impl Stats {
             d.latency.clear();
         }
         self.sync.clear();
+        self.parts.iter_mut().for_each(|part| part.timeline.clear());
         (self.depths, self.submits, self.completes) = ([0; 7], BatchSizes::default(), BatchSizes::default());
     }
 
@@ -220,6 +226,7 @@ impl Stats {
         sum(&mut self.depths, &other.depths);
         sum(&mut self.submits.0, &other.submits.0);
         sum(&mut self.completes.0, &other.completes.0);
+        self.parts.extend_from_slice(&other.parts);
         self.usage.add(&other.usage);
         self.runtime = self.runtime.max(other.runtime);
     }

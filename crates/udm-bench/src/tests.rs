@@ -2,11 +2,12 @@
 
 use crate::report::{Entry, Report};
 use crate::stats::Stats;
-use crate::{CompareOptions, Load, Run, SnapshotOptions, Table, compare, make_mapped, snapshots};
+use crate::{CompareOptions, Load, Mapped, Run, SnapshotOptions, Table, compare, make_mapped, snapshots};
 use anyhow::Result;
 use clap::Parser;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use udm_core::errno::EIO;
 use udm_core::{Limits, Nanos, Sectors};
@@ -240,6 +241,44 @@ fn the_report_is_fios() {
         "lines that fio does not print"
     );
     assert_eq!(fio.difference(&ours).collect::<Vec<_>>(), Vec::<&String>::new(), "lines that are missing");
+}
+
+/// The page says what the report says, for each job and path, and each plot has its lines.
+#[test]
+fn the_page_has_jobs_and_paths() {
+    let line = with_table(
+        "d=0 2048 multipath 0 0 1 1 round-robin 0 2 1 null:size=1M 1 null:size=2M 1",
+        "--rw randrw --numjobs 2 --runtime 300ms --time_based --ramp_time 20ms --bare",
+    );
+    let stop = AtomicBool::new(false);
+    let mut mapped = None;
+    let run = Run { load: &line.load, progress: None, stop: &stop };
+    let table = Table { name: "d".into(), text: line.device[2..].into() };
+    let report = run.measure(|cluster| {
+        let made = mapped.insert(Mapped::new(cluster, &[table])?);
+        Ok(Arc::clone(&made.devices[0]))
+    });
+    let (report, paths) = (report.unwrap(), mapped.unwrap().paths());
+    assert_eq!(paths.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["null:size=1M", "null:size=2M"]);
+    let served: u64 = paths.iter().map(|p| p.requests).sum();
+    let counted: u64 = report.entries.iter().flat_map(ios).sum();
+    assert!(served >= counted && paths.iter().all(|p| p.requests > counted / 4 && p.errors == 0));
+    let html = report.html(&line.load, Some("d"), &paths);
+    for heading in ["Throughput", "Latency", "Cores", "Paths"] {
+        assert!(html.contains(&format!("<h2>{heading}</h2>")), "{heading}");
+    }
+    // Two jobs that read and write, over time; two curves of latencies.
+    assert_eq!(html.matches("<polyline").count(), 4 + 2);
+    let moved = |entry: &Entry, i: usize| {
+        let part = &entry.stats.parts[0];
+        let mut before = 0.0;
+        part.timeline.rates(i).map(|(at, rate)| rate * (at - std::mem::replace(&mut before, at))).sum::<f64>()
+    };
+    for entry in &report.entries {
+        let d = &entry.stats.directions[0];
+        let share = moved(entry, 0) / d.bytes as f64;
+        assert!((0.5..=1.0001).contains(&share), "the plot has {share} of what was read");
+    }
 }
 
 /// The JSON has the keys of fio's, with values of the same types, and no others.

@@ -79,13 +79,15 @@ impl Axis {
     }
 
     /// A value as text.
-    pub(super) fn text(&self, value: f64) -> String {
+    #[must_use]
+    pub fn text(&self, value: f64) -> String {
         match self.unit {
             Unit::Number => scaled(value, 1000.0, &["", "k", "M", "G", "T"]),
             Unit::Bytes => scaled(value, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB"]),
             Unit::Nanos => scaled(value, 1000.0, &[" ns", " µs", " ms", " s"]),
             Unit::Seconds => format!("{} s", digits(value)),
-            Unit::Percent => format!("{}%", plain(value)),
+            Unit::Percent if self.scale == Scale::Nines => format!("{}%", plain(value)),
+            Unit::Percent => format!("{}%", digits(value)),
             Unit::Ratio => format!("{}×", digits(value)),
         }
     }
@@ -119,7 +121,8 @@ impl Axis {
             high = low + if self.scale == Scale::Linear { low.abs().max(1.0) } else { 1.0 };
         }
         let (mut ticks, end) = self.ticks(low, high);
-        high = high.max(end);
+        // Lines end where their values do.
+        high = if to_zero || self.scale != Scale::Linear { high.max(end) } else { high };
         let range = Range { axis: self, low, high, ticks: Vec::new() };
         ticks.retain(|t| range.place(*t).is_some());
         let ticks = ticks.into_iter().filter_map(|t| Some((t, range.place(t)?))).collect();

@@ -152,7 +152,8 @@ fn numbers_are_short() {
         ["0", "0.047", "1", "10", "100", "1k", "1.23k"]
     );
     assert_eq!(Axis::new("", Unit::Nanos).text(3_400_000.0), "3.4 ms");
-    assert_eq!(Axis::new("", Unit::Percent).text(99.95), "99.95%");
+    assert_eq!(Axis::new("", Unit::Percent).nines().text(99.95), "99.95%");
+    assert_eq!(Axis::new("", Unit::Percent).text(82.31801), "82.3%");
     assert_eq!(Axis::new("", Unit::Ratio).text(0.456), "0.456×");
 }
 

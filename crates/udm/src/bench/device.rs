@@ -5,7 +5,7 @@ use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::sync::Arc;
-use udm_bench::{Table, make_mapped};
+use udm_bench::{Mapped, Table};
 use udm_core::Device;
 use udm_runtime::Cluster;
 use udm_wire::uri::{self, DeviceUri};
@@ -17,11 +17,11 @@ enum Named {
     Uri(DeviceUri),
 }
 
-/// The last device of `words`; those before it are there for its table.
+/// The last device of `words`, and all that are mapped: those before it are there for its table.
 ///
 /// # Errors
 /// One line that says which device and why; for a table the caret shows the word.
-pub fn make(cluster: &Arc<Cluster>, words: &[String]) -> Result<Arc<dyn Device>> {
+pub fn make(cluster: &Arc<Cluster>, words: &[String]) -> Result<(Arc<dyn Device>, Mapped)> {
     let mut tables = Vec::new();
     let mut last = None;
     for word in words {
@@ -38,17 +38,18 @@ pub fn make(cluster: &Arc<Cluster>, words: &[String]) -> Result<Arc<dyn Device>>
             }
         };
     }
-    let devices = make_mapped(cluster, &tables)?;
-    match (last, devices.last()) {
+    let mapped = Mapped::new(cluster, &tables)?;
+    let device = match (last, mapped.devices.last()) {
         (Some(DeviceUri::Mapped(name)), _) => {
             let at = tables.iter().position(|t| t.name == name);
-            at.map(|at| Arc::clone(&devices[at]))
-                .with_context(|| format!("@{name}: no --device of that name"))
+            let at = at.with_context(|| format!("@{name}: no --device of that name"))?;
+            Arc::clone(&mapped.devices[at])
         }
-        (Some(uri), _) => udm_backends::open(&uri).map_err(Into::into),
-        (None, Some(device)) => Ok(Arc::clone(device)),
+        (Some(uri), _) => udm_backends::open(&uri)?,
+        (None, Some(device)) => Arc::clone(device),
         (None, None) => bail!("bench: no device"),
-    }
+    };
+    Ok((device, mapped))
 }
 
 /// The table that maps all of a device.

@@ -8,6 +8,8 @@ mod stop;
 use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum, value_parser};
+use std::fs;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use udm_bench::{CompareOptions, Load, PATHS_MAX, Run, SnapshotOptions, compare, snapshots};
@@ -60,6 +62,10 @@ pub struct BenchArgs {
     /// How to print the report
     #[arg(long = "output-format", value_name = "FORMAT", value_enum, default_value_t = Format::Normal)]
     output_format: Format,
+    /// Write a page with plots to this file too: throughput over time, latency percentiles, each
+    /// job, and each path where the device has some
+    #[arg(long, value_name = "FILE", conflicts_with = "comparison")]
+    html: Option<PathBuf>,
     /// Print JSON, in fio's layout
     #[arg(long)]
     json: bool,
@@ -96,18 +102,28 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     }
     let load = &args.load;
     let server = args.nbd.as_deref().map(nbd_uri).transpose()?;
+    let mut mapped = None;
     let report = progress::shown(load, |progress| {
         let run = Run { load, progress, stop };
         match &server {
             Some(uri) => run.measure_nbd(uri).context("bench"),
             None if args.floor => run.measure_floor().context("bench"),
-            None => run.measure(|cluster| device::make(cluster, &args.devices)),
+            None => run.measure(|cluster| {
+                let (device, all) = device::make(cluster, &args.devices)?;
+                mapped = Some(all);
+                Ok(device)
+            }),
         }
     })?;
     let device = args.nbd.as_deref().or_else(|| args.devices.last().map(String::as_str));
     match args.format() {
         Format::Normal => say(&report.text(load))?,
         Format::Json => say_json(&report.json(load, device))?,
+    }
+    if let Some(file) = &args.html {
+        let paths = mapped.map(|m| m.paths()).unwrap_or_default();
+        fs::write(file, report.html(load, device, &paths))
+            .with_context(|| format!("--html {}", file.display()))?;
     }
     match report.failure() {
         Some(failure) => bail!("{}: {failure}", load.name),

@@ -1,0 +1,187 @@
+//! The report as a page with plots.
+
+use crate::load::Load;
+use crate::mapped::PathTotals;
+use crate::page::{Axis, Bar, Bars, Lines, Page, Section, Unit};
+use crate::report::{Entry, rates};
+use crate::stats::{DIRECTIONS, Latency};
+
+/// fio's names of the directions.
+const NAMES: [&str; DIRECTIONS] = ["read", "write", "trim"];
+
+/// Percentiles of the curve of latencies: each tenth and half of each nine.
+const CURVE: [f64; 15] =
+    [0.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 97.5, 99.0, 99.5, 99.75, 99.9, 99.95, 99.99, 99.999];
+
+/// Lines of jobs in one plot at the most; of more only the sum is drawn.
+const LINES_MAX: usize = 16;
+
+/// The whole page. `device` is what the command line calls the device.
+pub fn report(load: &Load, device: Option<&str>, entries: &[Entry], paths: &[PathTotals]) -> String {
+    let mut page = Page::new(format!("udm bench: {}", load.name));
+    page.text(&format!("{} on {}", load.rw.name(), device.unwrap_or("a socket pair")));
+    page.text(&format!("bs={}, iodepth={}, numjobs={}", load.bs, load.iodepth, load.numjobs));
+    for failure in entries.iter().filter_map(|e| e.failure.as_ref()) {
+        page.text(&format!("Failed: {}", failure.text));
+    }
+    summary(page.section("Summary"), entries);
+    throughput(page.section("Throughput"), entries);
+    latency(page.section("Latency"), entries);
+    cores(page.section("Cores"), entries);
+    if !paths.is_empty() {
+        self::paths(page.section("Paths"), paths);
+    }
+    page.html()
+}
+
+fn micros(ns: u64) -> String {
+    Axis::new("", Unit::Nanos).text(ns as f64)
+}
+
+fn summary(section: &mut Section, entries: &[Entry]) {
+    let number = Axis::new("", Unit::Number);
+    let bytes = Axis::new("", Unit::Bytes);
+    let mut rows = Vec::new();
+    for (i, entry) in entries.iter().enumerate() {
+        for (name, d) in NAMES.iter().zip(&entry.stats.directions).filter(|(_, d)| d.ios > 0) {
+            let (moved, ios) = rates(d);
+            let at = |p| micros(d.latency.histogram.value_at_percentile(p));
+            rows.push([
+                if entries.len() == 1 {
+                    (*name).to_owned()
+                } else {
+                    format!("{name}, {}", job_name(entry, i))
+                },
+                d.ios.to_string(),
+                number.text(ios),
+                format!("{}/s", bytes.text(moved)),
+                micros(d.latency.mean() as u64),
+                at(50.0),
+                at(99.0),
+                at(99.9),
+                micros(d.latency.max),
+            ]);
+        }
+    }
+    section.table(&["", "requests", "IOPS", "BW", "mean", "50%", "99%", "99.9%", "longest"], rows);
+}
+
+fn job_name(entry: &Entry, i: usize) -> String {
+    format!("{} {}", entry.name, i + 1)
+}
+
+/// The jobs of all entries, each with its name.
+fn jobs(entries: &[Entry]) -> Vec<(String, &crate::parts::Part)> {
+    let all = entries.iter().flat_map(|e| e.stats.parts.iter().map(move |part| (e, part)));
+    all.enumerate().map(|(i, (entry, part))| (job_name(entry, i), part)).collect()
+}
+
+fn throughput(section: &mut Section, entries: &[Entry]) {
+    let jobs = jobs(entries);
+    let mut lines = Lines::new(
+        "Bytes moved",
+        Axis::new("time since the job began", Unit::Seconds),
+        Axis::new("bytes a second", Unit::Bytes),
+    );
+    let mut drawn = 0;
+    for (direction, name) in NAMES.iter().enumerate() {
+        for (job, part) in jobs.iter().filter(|(_, part)| part.ios[direction] > 0) {
+            if drawn < LINES_MAX {
+                let title = if jobs.len() == 1 { (*name).to_owned() } else { format!("{name}, {job}") };
+                lines = lines.line(title, part.timeline.rates(direction));
+            }
+            drawn += 1;
+        }
+    }
+    section.plot(&lines);
+    if drawn > LINES_MAX {
+        section.text(&format!("The first {LINES_MAX} of {drawn} lines."));
+    }
+}
+
+fn latency(section: &mut Section, entries: &[Entry]) {
+    let mut lines = Lines::new(
+        "Latency by percentile",
+        Axis::new("percentile", Unit::Percent).nines(),
+        Axis::new("latency", Unit::Nanos).log(),
+    );
+    let mut bars = Bars::new(
+        "How long requests took",
+        Axis::new("of all requests", Unit::Percent).log(),
+        NAMES.iter().enumerate().filter(|(i, _)| any(entries, *i)).map(|(_, name)| *name),
+    );
+    let all: Vec<(&str, Latency)> = (0..DIRECTIONS)
+        .filter(|i| any(entries, *i))
+        .map(|i| {
+            let mut sum = entries[0].stats.directions[i].latency.clone();
+            entries[1..].iter().for_each(|e| sum.add(&e.stats.directions[i].latency));
+            (NAMES[i], sum)
+        })
+        .collect();
+    for (name, latency) in &all {
+        // A percentile that fewer than one request lies beyond says nothing.
+        let known = CURVE.into_iter().filter(|p| (1.0 - p / 100.0) * latency.count() as f64 >= 1.0);
+        let at = |p| (p, latency.histogram.value_at_percentile(p) as f64);
+        lines = lines.line(*name, known.map(at));
+    }
+    section.plot(&lines);
+    let (shortest, longest) = (
+        all.iter().map(|(_, l)| l.min()).min().unwrap_or(0).max(1),
+        all.iter().map(|(_, l)| l.max).max().unwrap_or(0).max(1),
+    );
+    for power in shortest.ilog2()..=longest.ilog2() {
+        let (from, to) = (1u64 << power, (2u64 << power) - 1);
+        let share =
+            |l: &Latency| 100.0 * l.histogram.count_between(from, to) as f64 / l.count().max(1) as f64;
+        bars = bars
+            .group(format!("up to {}", micros(2u64 << power)), all.iter().map(|(_, l)| Bar::new(share(l))));
+    }
+    section.plot(&bars);
+}
+
+fn any(entries: &[Entry], direction: usize) -> bool {
+    entries.iter().any(|e| e.stats.directions[direction].ios > 0)
+}
+
+fn cores(section: &mut Section, entries: &[Entry]) {
+    let used: Vec<usize> = (0..DIRECTIONS).filter(|i| any(entries, *i)).collect();
+    let names = used.iter().map(|i| NAMES[*i]);
+    let mut bars = Bars::new("Requests a second, by job", Axis::new("IOPS", Unit::Number), names);
+    for (job, part) in jobs(entries) {
+        let seconds = part.runtime.0.max(1) as f64 / 1e9;
+        bars = bars.group(job, used.iter().map(|i| Bar::new(part.ios[*i] as f64 / seconds)));
+    }
+    section.text("Each job is a thread, and a core of udm.");
+    section.plot(&bars);
+    let rows = entries.iter().enumerate().map(|(i, entry)| {
+        let u = &entry.stats.usage;
+        let ios: u64 = entry.stats.directions.iter().map(|d| d.ios).sum();
+        [
+            job_name(entry, i),
+            entry.jobs.to_string(),
+            format!("{:.1}%", u.percent(u.user)),
+            format!("{:.1}%", u.percent(u.system)),
+            u.switches.to_string(),
+            format!("{:.3}", 1e6 * u.switches as f64 / ios.max(1) as f64),
+        ]
+    });
+    section.table(&["", "jobs", "usr", "sys", "ctx", "ctx a million requests"], rows);
+}
+
+fn paths(section: &mut Section, paths: &[PathTotals]) {
+    let mut bars = Bars::new(
+        "Requests, by path",
+        Axis::new("requests since the table was loaded", Unit::Number),
+        ["requests"],
+    );
+    for path in paths {
+        bars = bars.group(&path.name, [Bar::new(path.requests as f64)]);
+    }
+    section.plot(&bars);
+    let bytes = Axis::new("", Unit::Bytes);
+    let rows = paths.iter().map(|path| {
+        let PathTotals { name, state, requests, moved, errors } = path;
+        [name.clone(), state.clone(), requests.to_string(), bytes.text(*moved as f64), errors.to_string()]
+    });
+    section.table(&["path", "state", "requests", "moved", "errors"], rows);
+}
