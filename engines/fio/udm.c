@@ -8,6 +8,10 @@
  *
  * All jobs of a fio share one context, and with it the devices, as they would those of a kernel:
  * jobs are threads, whether `thread` is given or not. A job is a core, and each file of it a lane.
+ *
+ * fio takes completions one by one and queues a request for each. The engine takes all that there
+ * are, and sends what was queued meanwhile as one batch when it has none left to give: nothing
+ * waits for anything but the other completions that have come already.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -37,7 +41,11 @@ struct job {
 	struct udm_request *requests;
 	int *lanes;
 	struct io_u **io_us;
+	/* Completions: what fio was given last begins at `given`, what it has not seen at `next`. */
 	struct udm_completion *done;
+	unsigned int given, next, end;
+	/* fio may sleep with requests queued: each is sent at once. */
+	int sleeps;
 };
 
 struct options {
@@ -173,6 +181,7 @@ static int init(struct thread_data *td)
 	job->done = calloc(depth, sizeof(*job->done));
 	if (!job->requests || !job->lanes || !job->io_us || !job->done)
 		return ENOMEM;
+	job->sleeps = td->o.thinktime || (td->flags & TD_F_CHECK_RATE);
 	/* fio counts jobs from 1, and has pinned the thread if it was asked to. */
 	job->core = udm_core_open(context, (int)td->thread_number - 1, UDM_ANY);
 	if (job->core < 0)
@@ -270,9 +279,9 @@ static void issued(struct thread_data *td, struct io_u **io_us, unsigned int cou
 		td->last_issue = now;
 }
 
-static int commit(struct thread_data *td)
+/* Sends what is queued, as one batch for each lane in a row. */
+static int send_queued(struct thread_data *td, struct job *job)
 {
-	struct job *job = td->io_ops_data;
 	unsigned int sent = 0;
 
 	while (sent < job->queued) {
@@ -294,20 +303,41 @@ static int commit(struct thread_data *td)
 	return 0;
 }
 
+static int commit(struct thread_data *td)
+{
+	struct job *job = td->io_ops_data;
+
+	return job->next < job->end && !job->sleeps ? 0 : send_queued(td, job);
+}
+
 static int getevents(struct thread_data *td, unsigned int min, unsigned int max, const struct timespec *t)
 {
 	struct job *job = td->io_ops_data;
-	int64_t timeout = t ? (int64_t)t->tv_sec * 1000000000 + t->tv_nsec : UDM_FOREVER;
+	unsigned int here = job->end - job->next;
 
-	if (max > td->o.iodepth)
-		max = td->o.iodepth;
-	return udm_wait(job->core, job->done, min, max, timeout);
+	if (here < min || !here) {
+		int64_t timeout = t ? (int64_t)t->tv_sec * 1000000000 + t->tv_nsec : UDM_FOREVER;
+		int done = send_queued(td, job);
+
+		if (done < 0)
+			return done;
+		memmove(job->done, &job->done[job->next], here * sizeof(*job->done));
+		done = udm_wait(job->core, &job->done[here], min > here ? min - here : 0, td->o.iodepth - here, timeout);
+		if (done < 0)
+			return done;
+		here += (unsigned int)done;
+		job->next = 0;
+		job->end = here;
+	}
+	job->given = job->next;
+	job->next += here < max ? here : max;
+	return (int)(job->next - job->given);
 }
 
 static struct io_u *event(struct thread_data *td, int number)
 {
 	struct job *job = td->io_ops_data;
-	struct udm_completion *done = &job->done[number];
+	struct udm_completion *done = &job->done[job->given + (unsigned int)number];
 	struct io_u *io_u = (struct io_u *)(uintptr_t)done->cookie;
 
 	io_u->error = (unsigned int)-done->error;

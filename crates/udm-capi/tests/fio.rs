@@ -94,6 +94,25 @@ fn the_command_lines_of_the_measurements_run() {
     }
 }
 
+/// The line of docs/library.md, for a shorter time.
+#[test]
+fn the_line_of_the_manual_runs() {
+    let Some(engine) = engine() else { return };
+    let page = std::fs::read_to_string(root().join("docs/library.md")).expect("the page");
+    let line = page
+        .split("```sh\n")
+        .find(|block| block.starts_with("fio "))
+        .and_then(|rest| rest.split("```").next());
+    let line = line.expect("a line").replace("target/fio/udm.so", &engine.display().to_string());
+    assert!(line.contains("--runtime=10 "), "{line}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let line = line.replace("--runtime=10 ", "--runtime=200ms --output-format=json ");
+    let out = Command::new("sh").current_dir(&folder).arg("-c").arg(&line).output().expect("sh");
+    let said = String::from_utf8_lossy(&out.stdout);
+    let report: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+    assert!(counts(&report, 0, &said)[0] > 64, "{said}");
+}
+
 /// What fio writes it reads back, with its checksums, whatever lies below.
 #[test]
 fn what_is_written_is_read_back() {
