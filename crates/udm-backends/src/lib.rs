@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod beside;
+mod faults;
 mod file;
 mod mem;
 pub mod nbd;
@@ -17,6 +18,8 @@ mod null;
 mod pattern;
 #[cfg(test)]
 mod testing;
+
+pub use faults::Faults;
 
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;

@@ -9,6 +9,7 @@
 //! | `submit_queues`, `hw_queue_depth` | requests in flight: `hw_queue_depth` a queue. A lane is a core's own queue; more queues than cores count as many as cores, and with fewer each lane has its share of their depth. What is beyond is parked |
 //! | `queue_mode` | always 2 (multi-queue), as in the kernel: a request-based device, which multipath's `queue_mode` asks for |
 //! | `memory_backed` | what is written can be read: the store of `mem:` |
+//! | `mbps`, `badblocks`, `timeout`, `requeue`, `init_hctx` | what goes wrong on purpose: [`Faults`] |
 //! | `discard`, `fua`, `cache_size` | announced, as null_blk does; there is no cache to lose. As there, the first and the last ask for `memory_backed` |
 //!
 //! **Data.** Without `memory_backed`, writes are forgotten and reads that carry data are filled
@@ -16,6 +17,7 @@
 //! clients of a front end, and what one client wrote must not be what another reads. A bio that
 //! comes without data, as those of the bench do, pays one test for it.
 
+use crate::faults::Faults;
 use crate::mem::{MAX_ZERO, Store};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,6 +34,7 @@ pub(crate) struct Null {
     store: Option<Arc<Store>>,
     /// Where there is no store, whose it is then.
     commons: Commons,
+    faults: Option<Faults>,
 }
 
 impl Null {
@@ -41,7 +44,28 @@ impl Null {
     /// With `memory_backed`, EINVAL for a size that no memory device has.
     pub(crate) fn new(params: &NullParams) -> Result<Null, OpenError> {
         let store = if params.memory_backed { Some(Arc::new(Store::new(params.size)?)) } else { None };
-        Ok(Null { id: DeviceId::new(), params: params.clone(), store, commons: Commons::of_nothing() })
+        let (id, commons, faults) = (DeviceId::new(), Commons::of_nothing(), Faults::new(&params.faults));
+        Ok(Null { id, params: params.clone(), store, commons, faults })
+    }
+
+    /// A lane with so many tags.
+    fn lane(&self, depth: usize) -> Box<dyn Lane> {
+        let p = &self.params;
+        let work =
+            Work::new(Server { store: self.store.clone(), size: self.limits().size, discards: p.discard });
+        if p.irqmode >= 2 {
+            let delay = Nanos(p.completion_nsec);
+            return Box::new(TimerLane {
+                work,
+                served: Batch::new(),
+                depth,
+                delay,
+                running: VecDeque::new(),
+                waiting: VecDeque::new(),
+            });
+        }
+        let (ready, waiting) = (Batch::new(), VecDeque::new());
+        Box::new(PolledLane { work, depth, ready, waiting, queued: false })
     }
 }
 
@@ -58,21 +82,12 @@ impl Device for Null {
             Some(_) => usize::MAX,
             None => depth.min((queues * depth).div_ceil(cx.cores())).max(1),
         };
-        let work =
-            Work::new(Server { store: self.store.clone(), size: self.limits().size, discards: p.discard });
-        if p.irqmode >= 2 {
-            let delay = Nanos(p.completion_nsec);
-            return Ok(Box::new(TimerLane {
-                work,
-                served: Batch::new(),
-                depth,
-                delay,
-                running: VecDeque::new(),
-                waiting: VecDeque::new(),
-            }));
+        let delay = Nanos(if p.irqmode >= 2 { p.completion_nsec } else { 0 });
+        match &self.faults {
+            // The tags are the faulty lane's.
+            Some(faults) => faults.open(depth, delay, cx, |_| Ok(self.lane(usize::MAX))),
+            None => Ok(self.lane(depth)),
         }
-        let (ready, waiting) = (Batch::new(), VecDeque::new());
-        Ok(Box::new(PolledLane { work, depth, ready, waiting, queued: false }))
     }
 
     fn limits(&self) -> Limits {

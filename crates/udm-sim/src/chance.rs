@@ -31,6 +31,8 @@ pub enum Stream {
     Watch,
     /// Which of these are slow.
     Slow,
+    /// What goes wrong with null devices.
+    Faults,
 }
 
 /// A stream of draws.

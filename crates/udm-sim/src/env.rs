@@ -208,6 +208,8 @@ counts! {
         pub landed: u64,
         /// Lanes that could not be opened.
         pub refused: u64,
+        /// Requests that failed for the faults of a null device.
+        pub injected: u64,
     }
 }
 
@@ -377,12 +379,15 @@ impl Env {
         2 * self.step + 1
     }
 
+    /// From now on there is a reason for requests to fail with `status`.
+    pub fn excuse(&mut self, disk: usize, status: Status) {
+        self.disks[disk].blamed[status as usize] = Some(self.ending());
+    }
+
     /// A path returned `status`: the multipath target above, if any, must fail it.
     pub fn blame(&mut self, path: usize, status: Status) {
         self.faults += 1;
-        let ending = self.ending();
-        let disk = self.paths[path].disk;
-        self.disks[disk].blamed[status as usize] = Some(ending);
+        self.excuse(self.paths[path].disk, status);
         if let Some(access) = self.paths[path].access.filter(|_| status.is_path_error()) {
             self.accesses[access].lost += u64::from(self.fail(path));
         }

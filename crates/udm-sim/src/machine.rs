@@ -10,6 +10,7 @@ use crate::cells::Cells;
 use crate::chance::{Chance, Stream};
 use crate::cores::SimCores;
 use crate::env::{Env, SharedEnv, lock};
+use crate::faulty::Faulty;
 use crate::front::Front;
 use crate::model::{Model, Wrong};
 use crate::path::SimPath;
@@ -21,7 +22,7 @@ use crate::trace::{Kind, NO_CORE};
 use std::sync::{Arc, Mutex};
 use udm_core::{Batch, Busy, CoreId, CoreState, Cx, Device, Lane, Nanos, OpenError, OwnerId, Visit};
 use udm_queue::Queued;
-use udm_wire::uri::QueueParams;
+use udm_wire::uri::{NullFaults, QueueParams};
 
 /// Turns that a lane may ask for when there is nothing left to do.
 const TURNS_AT_REST: usize = 8;
@@ -148,6 +149,15 @@ impl Machine {
             cores: Vec::new(),
             plan: plan.clone(),
             env,
+        }
+    }
+
+    /// Puts faults in front of paths.
+    pub(crate) fn make_faults(&mut self, faults: Vec<(usize, NullFaults)>, chance: &mut Chance) {
+        for (path, params) in faults {
+            lock(&self.env).say(format!("p{path}: {params:?}"));
+            let faulty = Faulty::new(&self.paths[path], path, &self.env, params, chance);
+            self.fronts[path] = faulty.map_or(Arc::clone(&self.fronts[path]), |faulty| Arc::new(faulty));
         }
     }
 

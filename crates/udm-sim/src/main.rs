@@ -32,6 +32,9 @@ struct Options {
     /// Worlds of origins and their snapshots, instead of other targets
     #[arg(long, conflicts_with = "bench")]
     snapshots: bool,
+    /// Disks that no multipath target uses have the faults of null devices
+    #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client"])]
+    faulty: bool,
     /// Cut the power with the Nth write or flush that a disk begins or ends
     #[arg(long, value_name = "N", requires = "snapshots", value_parser = clap::value_parser!(u64).range(1..))]
     cut: Option<u64>,
@@ -275,6 +278,7 @@ fn plan(options: &Options, seed: u64) -> Plan {
         keep_events: (options.trace as usize).max(1),
         bench: options.bench.map(|n| n as usize),
         snapshots: options.snapshots,
+        faulty: options.faulty,
         cut: options.cut,
         ..Plan::new(seed, options.steps)
     }

@@ -386,7 +386,9 @@ impl PathLane {
             let (since, bad) = (path.fails == slot.fails || behind, slot.fate.is_path_error());
             path.answered |= since && !bad;
             path.doubted |= since && bad;
-            path.must_fail |= since && bad && slot.well && path.check_counts && !path.failed;
+            // One that went out as the path failed, which works again since, is an old one.
+            path.must_fail |=
+                path.fails == slot.fails && bad && slot.well && path.check_counts && !path.failed;
             path.checked_at.take_if(|_| since);
         }
         let bio = &mut slot.bio;

@@ -225,6 +225,8 @@ pub struct Plan {
     pub keep_events: usize,
     /// A world of origins and their snapshots.
     pub snapshots: bool,
+    /// Disks that no multipath target uses are null devices with faults.
+    pub faulty: bool,
     /// The power is cut with this write or flush of those that disks begin or end, besides the cuts
     /// that the seed draws.
     pub cut: Option<u64>,
@@ -244,6 +246,7 @@ impl Plan {
             without: Without::default(),
             keep_events: 512,
             snapshots: false,
+            faulty: false,
             cut: None,
             bench: None,
         }
@@ -261,6 +264,9 @@ impl Plan {
         let mut text = format!("--seed {} --steps {}", self.seed, self.steps);
         if self.snapshots {
             text += " --snapshots";
+        }
+        if self.faulty {
+            text += " --faulty";
         }
         if let Some(cut) = self.cut {
             text += &format!(" --cut {cut}");

@@ -66,6 +66,8 @@ impl World {
         if !dead
             && !self.hung_disks().contains(&true)
             && self.machine.plan.bench.is_none()
+            // What is lost for 5 s is passed by.
+            && !self.machine.plan.faulty
             && self.machine.control.one_in(2)
         {
             self.crowd()?;

@@ -9,6 +9,7 @@ use crate::chance::{Chance, Stream};
 use crate::device::Device;
 use crate::disk::Disk;
 use crate::env::{Env, PathState, lock};
+use crate::faulty;
 use crate::log::Log;
 use crate::machine::Machine;
 use crate::model::Wrong;
@@ -116,6 +117,11 @@ impl World {
             let mut env = lock(&world.machine.env);
             env.paths.iter_mut().for_each(|p| (p.latency, p.room, p.prompt) = (5_000, usize::MAX, false));
             env.disks.iter_mut().for_each(|d| d.error_one_in = 0);
+        }
+        if plan.faulty {
+            let mut chance = Chance::new(plan.seed, Stream::Faults);
+            let faults = faulty::draw(&world.blueprint, &mut chance);
+            world.machine.make_faults(faults, &mut chance);
         }
         let queues = world.blueprint.queues.clone();
         world.machine.make_queues(&queues);

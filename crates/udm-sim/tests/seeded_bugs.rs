@@ -22,6 +22,7 @@ const BETWEEN: [Bug; 2] = [Bug::FailNotAtomic, Bug::SeenTooLate];
 fn try_one(world: World, plan: &Plan) -> Result<(), Box<Failure>> {
     match world {
         World::Devices => run::run(plan).map(drop),
+        World::Faults => run::run(&Plan { faulty: true, ..plan.clone() }).map(drop),
         World::Snapshots => run::run(&Plan { snapshots: true, ..plan.clone() }).map(drop),
         World::Nbd => nbd::run(plan).map(drop),
         World::Verbs => verbs::run(plan).map(drop),

@@ -311,6 +311,17 @@ fn null_parameters_are_clamped_as_in_the_kernel() {
     assert_eq!(get("max_sectors=0").max_sectors, None);
 }
 
+/// As read back from the kernel; but `max_sectors` there means 255.
+#[test]
+fn b01_null_device_defaults() {
+    let plain = null("").unwrap();
+    assert_eq!((plain.size, plain.bs), (250 << 30, 512));
+    assert_eq!((plain.queue_mode, plain.irqmode, plain.completion_nsec), (2, 1, 10_000));
+    assert_eq!((plain.submit_queues, plain.hw_queue_depth, plain.max_sectors), (1, 64, None));
+    assert_eq!((plain.memory_backed, plain.discard, plain.cache_size, plain.fua), (false, false, 0, true));
+    assert!(plain.faults.is_none() && !plain.no_sched);
+}
+
 #[test]
 fn null_parameters() {
     assert_eq!(null("").unwrap(), NullParams::default());
@@ -333,9 +344,60 @@ fn null_parameters() {
     {
         let refused = null(&format!("{name}=1")).unwrap_err();
         assert!(
-            refused.starts_with(&format!("null: {why}; one of blocksize (bs), cache_size, ")),
+            refused.starts_with(&format!("null: {why}; one of badblocks, blocking, blocksize (bs), ")),
             "{refused}"
         );
         assert!(refused.contains("submit_queues") && !refused.contains('\n'));
     }
+}
+
+/// As it is said, and as it is shown.
+#[test]
+fn b03_bad_blocks_and_other_faults() {
+    for (said, shown) in [
+        ("badblocks=+0-7,badblocks=-0-3", ",badblocks=+4-7"),
+        ("badblocks=+0-7,badblocks=-3-4", ",badblocks=+0-2,badblocks=+5-7"),
+        ("badblocks=+9-9,badblocks=+0-3,badblocks=+4-8", ",badblocks=+0-9"),
+        ("badblocks=+5-20,badblocks=+1-30,badblocks=-0-99", ""),
+        ("badblocks=+0-18446744073709551615", ",badblocks=+0-18446744073709551615"),
+        ("mbps=100", ",mbps=100"),
+        ("mbps=99999", ",mbps=40960"),
+        ("mbps=0", ""),
+        ("timeout=1,50,0,-1,bs=4k", ",timeout=1,50,0,-1"),
+        ("requeue=10,100,5,3,init_hctx=1,1,0,0", ",requeue=10,100,5,3,init_hctx=1,1,0,0"),
+        ("no_sched=1", ",no_sched=1"),
+    ] {
+        let text = DeviceUri::Null(null(&format!("size=1M,{said}")).unwrap()).to_string();
+        let block = if said.contains("bs=4k") { ",blocksize=4096" } else { "" };
+        assert_eq!(text, format!("null:size=1M{block}{shown}"));
+        assert_eq!(parse(&text).unwrap().to_string(), text);
+    }
+    for (said, why) in [
+        ("badblocks=+10-5", "badblocks=\"+10-5\" is neither +FIRST-LAST, to add sectors, nor -FIRST-LAST"),
+        ("badblocks=5-6", "badblocks=\"5-6\" is neither +FIRST-LAST, to add sectors, nor -FIRST-LAST"),
+        ("badblocks=bogus", "badblocks=\"bogus\" is neither +FIRST-LAST, to add sectors, nor -FIRST-LAST"),
+        ("badblocks=+1", "badblocks=\"+1\" is neither +FIRST-LAST, to add sectors, nor -FIRST-LAST"),
+        ("badblocks=", "badblocks=\"\" is neither +FIRST-LAST, to add sectors, nor -FIRST-LAST"),
+        ("timeout=1,50", "timeout=\"1,50\" is not INTERVAL,PROBABILITY,SPACE,TIMES"),
+        ("timeout=1,50,0,-2", "timeout=\"1,50,0,-2\" is not INTERVAL,PROBABILITY,SPACE,TIMES"),
+        ("requeue=1,50,0,1,2", "requeue=\"1,50,0,1,2\" is not INTERVAL,PROBABILITY,SPACE,TIMES"),
+        ("requeue=yes", "requeue=\"yes\" is not INTERVAL,PROBABILITY,SPACE,TIMES"),
+        ("mbps=fast", "mbps=\"fast\" is not a number of MiB a second"),
+        ("timeout=1,1,0,0,timeout=1,1,0,0", "timeout is given twice"),
+        ("no_sched=1,scheduler=mq-deadline", "no_sched=1 forbids a scheduler"),
+        ("blocking=2", "blocking=\"2\" is neither 0 nor 1"),
+        ("home_node=-2", "home_node=\"-2\" is not a number in 0..4294967295"),
+    ] {
+        assert_eq!(null(said).unwrap_err(), format!("null: {why}"));
+    }
+    let many: Vec<_> = (0..513).map(|i| format!("badblocks=+{0}-{0}", 2 * i)).collect();
+    assert_eq!(null(&many.join(",")).unwrap_err(), "null: badblocks: there are more than 512 ranges");
+}
+
+/// What has no meaning without a kernel is taken, in its range, and changes nothing.
+#[test]
+fn null_parameters_without_effect() {
+    let words = "blocking=1,home_node=-1,poll_queues=3,shared_tags=1,shared_tag_bitmap=1,use_per_node_hctx=0,virt_boundary=1";
+    assert_eq!(null(words).unwrap(), NullParams::default());
+    assert_eq!(null("home_node=4294967295").unwrap(), NullParams::default());
 }

@@ -107,7 +107,7 @@ fn hints_are_right() {
     assert!(scheme.contains("file: nbd: null: mem: pattern:"), "{scheme}");
     let table = refused("d=linear /dev/null 0");
     assert!(table.contains("START LENGTH TYPE ARGUMENTS"), "{table}");
-    let null = refused("d=null:size=1M,mbps=100");
+    let null = refused("d=null:size=1M,zoned=1");
     assert!(null.contains("mbps") && null.contains("completion_nsec"), "{null}");
     let null = refused("d=null:size=1M,queue_mode=1");
     assert!(null.contains("multi-queue"), "{null}");

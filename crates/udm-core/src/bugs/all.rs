@@ -5,6 +5,8 @@
 pub enum World {
     /// Of mapped devices, their tables and paths.
     Devices,
+    /// Of those in which disks have the faults of null devices.
+    Faults,
     /// Of origins and their snapshots.
     Snapshots,
     /// Of the NBD server and its clients.
@@ -377,4 +379,15 @@ bugs! {
     OthersTableCleared: Verbs,
     /// A removal that calls off one device of a reconfigure calls off all behind it.
     OneCallsOffAll: Verbs,
+    /// A request of a null device that was lost keeps its tag when it has timed out.
+    LostTagKept: Faults,
+    /// A null device does not ask for the turn in which a request that found no resources goes
+    /// again.
+    RequeueSleeps: Faults,
+    /// A null device that has used up its bandwidth does not ask to be woken when there is more.
+    BudgetSleeps: Faults,
+    /// A null device moves more than its bandwidth.
+    BudgetPassed: Faults,
+    /// A request that ends in the first of several bad blocks of a null device is served.
+    BadEndServed: Faults,
 }

@@ -14,6 +14,7 @@
 //! its first component is written `./a:b`. `Display` gives each back in one canonical form, which
 //! [`parse`] reads as the same device; a table wants it behind [`crate::words::escape`].
 
+mod faults;
 mod file;
 mod nbd;
 mod null;
@@ -21,6 +22,7 @@ mod percent;
 mod queue;
 mod silence;
 
+pub use faults::{Injection, NullFaults};
 pub use file::FileUri;
 pub use nbd::{NbdAddress, NbdUri};
 pub use null::NullParams;

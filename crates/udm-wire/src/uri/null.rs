@@ -2,10 +2,11 @@
 //! (Linux 6.12, read back from the kernel).
 //!
 //! Where udm differs from null_blk: `size` and `cache_size` are sizes like all of udm's (`4G`; a
-//! bare number counts bytes, not MiB), and what null_blk has but a device without a kernel has no
-//! use for (zones, NUMA, power, fault injection) is refused as unknown.
+//! bare number counts bytes, not MiB); what means nothing to a device without a kernel (NUMA,
+//! sleeping, shared tags) is taken and forgotten; and what there is no device for (zones, power) is
+//! refused.
 
-use super::{QueueParams, UriError, switch};
+use super::{NullFaults, QueueParams, Scheduler, UriError, switch};
 use crate::size::{self, Size};
 use crate::words::shown;
 use std::fmt;
@@ -38,6 +39,10 @@ pub struct NullParams {
     pub cache_size: u64,
     /// Takes FUA; default on.
     pub fua: bool,
+    /// What it does wrong on purpose, and how slow it is.
+    pub faults: NullFaults,
+    /// It may have no scheduler; default off.
+    pub no_sched: bool,
     /// The queue in front of it; `None` for none. null_blk has the files of any disk for it.
     pub queue: Option<QueueParams>,
 }
@@ -57,33 +62,27 @@ impl Default for NullParams {
             discard: false,
             cache_size: 0,
             fua: true,
+            faults: NullFaults::default(),
+            no_sched: false,
             queue: None,
         }
     }
 }
 
 /// What [`NullParams::set`] knows, for the error that names them.
-const NAMES: &str = "blocksize (bs), cache_size, completion_nsec, discard, fua, gb, hw_queue_depth, irqmode, max_sectors, memory_backed, \
-                     queue_mode, size, submit_queues";
+const NAMES: &str = "badblocks, blocking, blocksize (bs), cache_size, completion_nsec, discard, fua, gb, home_node, hw_queue_depth, \
+                     init_hctx, irqmode, max_sectors, mbps, memory_backed, no_sched, poll_queues, queue_mode, requeue, \
+                     shared_tag_bitmap, shared_tags, size, submit_queues, timeout, use_per_node_hctx, virt_boundary";
+
+/// What is 0 or 1 in null_blk and means nothing here.
+const WITHOUT_EFFECT: [&str; 5] =
+    ["blocking", "shared_tag_bitmap", "shared_tags", "use_per_node_hctx", "virt_boundary"];
 
 /// What null_blk has and a null device of udm has not.
 const LEFT_OUT: &[&str] = &[
-    "badblocks",
-    "blocking",
-    "home_node",
-    "init_hctx",
-    "mbps",
-    "no_sched",
     "nr_devices",
-    "poll_queues",
     "power",
-    "requeue",
     "rotational",
-    "shared_tag_bitmap",
-    "shared_tags",
-    "timeout",
-    "use_per_node_hctx",
-    "virt_boundary",
     "zone_append_max_sectors",
     "zone_capacity",
     "zone_full",
@@ -109,10 +108,10 @@ impl NullParams {
     pub(super) fn parse(text: &str) -> Result<NullParams, UriError> {
         let mut params = NullParams::default();
         let mut seen = Vec::new();
-        for pair in text.split(',').filter(|_| !text.is_empty()) {
+        for pair in pairs(text) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let name = params.set(name, value).map_err(|why| UriError::new(format!("null: {why}")))?;
-            if seen.contains(&name) {
+            if name != "badblocks" && seen.contains(&name) {
                 return Err(UriError::new(format!("null: {name} is given twice")));
             }
             seen.push(name);
@@ -126,6 +125,9 @@ impl NullParams {
         }
         if !params.memory_backed {
             (params.discard, params.cache_size) = (false, 0);
+        }
+        if params.no_sched && params.queue.as_ref().is_some_and(|q| q.scheduler != Scheduler::None) {
+            return Err(UriError::new("null: no_sched=1 forbids a scheduler"));
         }
         if let Some(queue) = &mut params.queue {
             (queue.nr_hw_queues, queue.queue_depth) = (params.submit_queues, params.hw_queue_depth);
@@ -216,18 +218,53 @@ impl NullParams {
                 };
                 "cache_size"
             }
+            "no_sched" => {
+                self.no_sched = on_off()?;
+                "no_sched"
+            }
+            // A node that there is not is -1, no node in particular.
+            "home_node" if value == "-1" => "home_node",
+            "home_node" => small().map(|_| "home_node")?,
+            "poll_queues" => small().map(|_| "poll_queues")?,
             "nr_hw_queues" => return Err("a null device has submit_queues for nr_hw_queues".into()),
             "queue_depth" => return Err("a null device has hw_queue_depth for queue_depth".into()),
             _ if QueueParams::word(&mut self.queue, name, value)? => {
                 QueueParams::NAMES.iter().find(|known| **known == name).expect("it is one of them")
             }
+            _ if WITHOUT_EFFECT.contains(&name) => {
+                on_off()?;
+                WITHOUT_EFFECT.iter().find(|known| **known == name).expect("it is one of them")
+            }
             "" => return Err("an empty parameter; NAME=VALUE,NAME=VALUE".into()),
             name if LEFT_OUT.contains(&name) => {
                 return Err(format!("{name} is null_blk's and not udm's; one of {NAMES}"));
             }
-            _ => return Err(format!("unknown parameter {}; one of {NAMES}, {}", shown(name), queue_names())),
+            _ => match self.faults.set(name, value)? {
+                Some(name) => name,
+                None => {
+                    let queue = queue_names();
+                    return Err(format!("unknown parameter {}; one of {NAMES}, {queue}", shown(name)));
+                }
+            },
         })
     }
+}
+
+/// The parameters of `text`, which commas separate; some have commas of their own.
+fn pairs(text: &str) -> Vec<&str> {
+    let mut pairs = Vec::new();
+    let mut rest = Some(text).filter(|text| !text.is_empty());
+    while let Some(text) = rest {
+        let is_list = text.split_once('=').is_some_and(|(name, _)| NullFaults::LISTS.contains(&name));
+        let goes_on = |at: usize| {
+            let next = text[at + 1..].split(',').next().unwrap_or_default();
+            is_list && next.starts_with(|c: char| c == '-' || c.is_ascii_digit()) && !next.contains('=')
+        };
+        let end = text.match_indices(',').map(|(at, _)| at).find(|at| !goes_on(*at));
+        pairs.push(&text[..end.unwrap_or(text.len())]);
+        rest = end.map(|end| &text[end + 1..]);
+    }
+    pairs
 }
 
 /// The size, then what differs from the defaults.
@@ -264,6 +301,10 @@ impl fmt::Display for NullParams {
         }
         if self.fua != plain.fua {
             f.write_str(",fua=0")?;
+        }
+        write!(f, "{}", self.faults)?;
+        if self.no_sched {
+            f.write_str(",no_sched=1")?;
         }
         // Those two are said by the names that null_blk has for them.
         let plain = QueueParams::default();

@@ -1,0 +1,221 @@
+//! The rows of null_blk's faults, under a clock that the test moves.
+
+use crate::testing::{Core, bare, scattered};
+use std::sync::Arc;
+use udm_core::{Batch, CoreId, CoreState, Device, Drain, Nanos, Op, Status};
+
+fn null(words: &str) -> Arc<dyn Device> {
+    crate::open(&udm_wire::uri::parse(&format!("null:size=1G,{words}")).unwrap()).unwrap()
+}
+
+fn reads(n: u64, sectors: u64) -> Batch {
+    (0..n).map(|i| bare(Op::Read, i * sectors, sectors)).collect()
+}
+
+fn core(words: &str) -> Core {
+    Core::over(&*null(words))
+}
+
+/// Polls at each time that the lane asks for until it asks for none: how many requests came back
+/// at what time, and how.
+fn run_out(core: &mut Core) -> Vec<(Nanos, usize, Status)> {
+    let mut all = Vec::new();
+    for _ in 0..1000 {
+        let (done, wake) = core.poll();
+        if let Some(bio) = done.first() {
+            assert!(done.iter().all(|other| other.status == bio.status), "{all:?}");
+            all.push((core.now, done.len(), bio.status));
+        }
+        if wake == Nanos::NEVER {
+            return all;
+        }
+        core.now = core.now.max(wake);
+    }
+    panic!("it goes on for ever: {all:?}");
+}
+
+/// Row B03: `+0-7`, then `-0-3`, leaves 4 to 7.
+#[test]
+fn b03_bad_blocks_fail_whatever_touches_them() {
+    let words = "memory_backed=1,discard=1,badblocks=+0-7,badblocks=-0-3,badblocks=+100-100";
+    for (op, sector, sectors, fails) in [
+        (Op::Read, 0, 4, false),
+        (Op::Read, 3, 2, true),
+        (Op::Read, 7, 1, true),
+        (Op::Read, 8, 92, false),
+        (Op::Read, 0, 200, true),
+        (Op::Read, 100, 1, true),
+        (Op::Read, 101, 1, false),
+        (Op::Write, 0, 5, true),
+        (Op::WriteZeroes, 6, 4, true),
+        (Op::Discard, 90, 11, true),
+        (Op::Flush, 0, 0, false),
+    ] {
+        let mut bio = bare(op, sector, sectors);
+        if op.has_data() {
+            bio.data = scattered(sectors as usize * 512, &[]);
+        }
+        let want = if fails { Status::IoErr } else { Status::Ok };
+        assert_eq!(core(words).run(bio).status, want, "{op:?} {sector}+{sectors}");
+    }
+}
+
+/// The error comes before data moves, and no sooner than an answer would.
+#[test]
+fn a_write_of_a_bad_block_changes_nothing() {
+    let device = null("memory_backed=1,irqmode=2,completion_nsec=1000,badblocks=+2-2");
+    let mut core = Core::over(&*device);
+    let mut data = scattered(4 * 512, &[]);
+    data.fill(7);
+    let mut bio = bare(Op::Write, 0, 4);
+    bio.data = data;
+    core.submit(vec![bio]);
+    assert_eq!(run_out(&mut core), [(Nanos(1001), 1, Status::IoErr)]);
+    let mut bio = bare(Op::Read, 0, 2);
+    bio.data = scattered(2 * 512, &[]);
+    core.submit(vec![bio]);
+    core.now = core.now + Nanos(1000);
+    let done = core.poll().0;
+    assert!(done[0].status.is_ok() && done[0].data.iter().all(|piece| piece.iter().all(|b| *b == 0)));
+}
+
+/// 1 MiB a second is 20971 bytes in each 20 ms, and what does not fit waits for the next.
+#[test]
+fn mbps_is_a_budget_a_tick() {
+    let mut core = core("mbps=1");
+    core.submit(reads(12, 8));
+    let ms = |n: u64| Nanos::from_millis(n);
+    assert_eq!(
+        run_out(&mut core),
+        [(Nanos(1), 5, Status::Ok), (ms(20), 5, Status::Ok), (ms(40), 2, Status::Ok)]
+    );
+    core.now = ms(1000);
+    // 128 KiB are more than six ticks: it goes in a whole one, and the next go when that is paid.
+    core.submit(reads(2, 256));
+    assert_eq!(run_out(&mut core), [(ms(1000), 1, Status::Ok), (ms(1140), 1, Status::Ok)]);
+}
+
+/// Cores have one budget together.
+#[test]
+fn cores_share_the_bandwidth() {
+    let device = null("mbps=1,submit_queues=2");
+    let mut cores = [0, 1].map(|id| {
+        let mut state = CoreState::new(CoreId(id), 2, 1, None);
+        let lane = device.open(&mut state.cx(Nanos(1))).unwrap();
+        (state, lane)
+    });
+    let mut came = 0;
+    for (state, lane) in &mut cores {
+        let mut batch = reads(8, 8);
+        batch.iter_mut().for_each(|bio| bio.start());
+        lane.submit(&mut batch, &mut state.cx(Nanos(1)));
+    }
+    for at in [1, 20_000_000, 40_000_000, 60_000_000] {
+        let mut done = Batch::new();
+        for (state, lane) in &mut cores {
+            // What starts in a poll is back by the next.
+            lane.poll(&mut done, &mut state.cx(Nanos(at)));
+            lane.poll(&mut done, &mut state.cx(Nanos(at)));
+        }
+        came += done.len();
+        assert!(came as u64 <= 5 * (1 + at / 20_000_000), "{came} in {at} ns");
+        done.iter_mut().for_each(|bio| bio.finish());
+    }
+    assert_eq!(came, 16);
+}
+
+/// Row B10: what has timed out is ETIMEDOUT, 5 s later, and has its tag until then.
+#[test]
+fn b10_requests_time_out() {
+    let mut core = core("hw_queue_depth=2,timeout=1,100,0,2");
+    core.submit(reads(3, 8));
+    let late = Nanos::from_millis(5_000) + Nanos(1);
+    assert_eq!(core.poll().1, late, "the third has no tag");
+    core.now = late;
+    let (done, _) = core.poll();
+    assert_eq!(done.iter().map(|bio| bio.status.errno()).collect::<Vec<_>>(), [110, 110]);
+    assert_eq!(run_out(&mut core), [(late, 1, Status::Ok)]);
+}
+
+/// Row B10: a request that finds no resources is done all the same, some at once and some in 3 ms.
+#[test]
+fn b10_requeued_requests_complete() {
+    let mut core = core("requeue=1,100,0,2");
+    core.submit(reads(3, 8));
+    // The third, then the second, which went again in that poll, and the first when 3 ms are over.
+    let came = [1, 1, 3_000_001].map(|at| (Nanos(at), 1, Status::Ok));
+    assert_eq!(run_out(&mut core), came);
+}
+
+#[test]
+fn b10_half_of_all_requests_go_again() {
+    let mut core = core("requeue=1,50,0,-1");
+    core.submit(reads(64, 8));
+    let came = run_out(&mut core);
+    assert_eq!(came.iter().map(|(_, n, _)| n).sum::<usize>(), 64);
+    assert!(came.iter().all(|(.., status)| status.is_ok()) && came.len() > 2, "{came:?}");
+}
+
+/// The kernel's fault attributes: `space` lets so many pass, then each `interval`th, `times` times.
+#[test]
+fn injections_count_as_the_kernels() {
+    let mut core = core("irqmode=0,timeout=3,100,4,2");
+    core.submit(reads(16, 8));
+    let mut lost: Vec<u64> = (0..16).collect();
+    core.poll().0.iter().for_each(|bio| lost.retain(|i| *i != bio.sector.0 / 8));
+    assert_eq!(lost, [6, 9]);
+    assert_eq!(run_out(&mut core).len(), 1);
+}
+
+#[test]
+fn a_hardware_queue_that_cannot_be_set_up() {
+    let device = null("init_hctx=1,100,0,1");
+    let mut state = CoreState::new(CoreId(0), 1, 1, None);
+    let refused = device.open(&mut state.cx(Nanos(1))).err().unwrap();
+    assert_eq!(refused.to_string(), "init_hctx: a hardware queue that can't be set up");
+    assert!(device.open(&mut state.cx(Nanos(1))).is_ok(), "once");
+}
+
+/// A suspend is not held up by what always finds no resources.
+#[test]
+fn a_suspend_ends() {
+    for how in [Drain::Flush, Drain::NoFlush, Drain::End] {
+        let device = null("hw_queue_depth=2,requeue=1,100,0,-1");
+        let mut state = CoreState::new(CoreId(0), 1, 1, None);
+        let mut lane = device.open(&mut state.cx(Nanos(1))).unwrap();
+        let mut batch = reads(4, 8);
+        batch.iter_mut().for_each(|bio| bio.start());
+        lane.submit(&mut batch, &mut state.cx(Nanos(1)));
+        let (mut done, mut back) = (Batch::new(), Batch::new());
+        for ms in 1..20 {
+            lane.drain(how, &mut back, &mut state.cx(Nanos::from_millis(ms)));
+            lane.poll(&mut done, &mut state.cx(Nanos::from_millis(ms)));
+        }
+        let want = if how == Drain::NoFlush { (0, 4) } else { (4, 0) };
+        assert_eq!((done.len(), back.len()), want, "{how:?}");
+        done.iter_mut().chain(&mut back).for_each(|bio| bio.finish());
+    }
+}
+
+/// What is handed back and comes again before the next tick goes on with that.
+#[test]
+fn a_suspend_that_is_called_off_in_mid_tick() {
+    let device = null("mbps=1");
+    let mut state = CoreState::new(CoreId(0), 1, 1, None);
+    let mut lane = device.open(&mut state.cx(Nanos(1))).unwrap();
+    let mut batch = reads(6, 8);
+    batch.iter_mut().for_each(|bio| bio.start());
+    lane.submit(&mut batch, &mut state.cx(Nanos(1)));
+    let (mut done, mut back) = (Batch::new(), Batch::new());
+    lane.drain(Drain::NoFlush, &mut back, &mut state.cx(Nanos(2)));
+    lane.poll(&mut done, &mut state.cx(Nanos(2)));
+    assert_eq!((done.len(), back.len()), (5, 1));
+    let mut cx = state.cx(Nanos(3));
+    lane.submit(&mut back, &mut cx);
+    assert_eq!(cx.wake(), Nanos::from_millis(20));
+    // It starts in one poll and is back in the next.
+    lane.poll(&mut done, &mut state.cx(Nanos::from_millis(20)));
+    lane.poll(&mut done, &mut state.cx(Nanos::from_millis(20)));
+    assert_eq!(done.len(), 6);
+    done.iter_mut().for_each(|bio| bio.finish());
+}

@@ -1,0 +1,18 @@
+//! Worlds in which disks have the faults of null devices run clean.
+
+use udm_sim::counts::Count;
+use udm_sim::{Plan, Totals, run};
+
+#[test]
+fn seeds_run_clean() {
+    let mut all = Totals::default();
+    for seed in 1..=150 {
+        let plan = Plan { faulty: true, ..Plan::new(seed, 4000) };
+        let clean = run::run(&plan).unwrap_or_else(|failure| {
+            let (trace, what) = (failure.trace.join("\n"), failure.what);
+            panic!("{trace}\n{what}\nreplay: udm-sim {}", failure.plan.options())
+        });
+        all.add(&clean.totals);
+    }
+    assert!(all.seen.injected > 500 && all.all_requests() > 50_000, "{all:?} is no test");
+}
