@@ -11,20 +11,20 @@ use udm_core::{CoreId, Cores, Device, DeviceId, Lane, LaneCommand};
 use udm_runtime::{Cluster, CoreOptions, LocalCore};
 
 /// What the threads wait for; the sender of `None` calls it off.
-struct Gate<T>(OnceLock<Option<T>>);
+pub struct Gate<T>(OnceLock<Option<T>>);
 
 impl<T: Clone> Gate<T> {
-    fn new() -> Gate<T> {
+    pub fn new() -> Gate<T> {
         Gate(OnceLock::new())
     }
 
-    fn open(&self, value: Option<T>, cluster: &Cluster) {
+    pub fn open(&self, value: Option<T>, cluster: &Cluster) {
         let _ = self.0.set(value);
         // A command for a device that nobody has: a core that sleeps wakes up, and that is all.
         cluster.broadcast(DeviceId::new(), LaneCommand::Kick);
     }
 
-    fn wait(&self, core: &mut LocalCore) -> Option<T> {
+    pub fn wait(&self, core: &mut LocalCore) -> Option<T> {
         loop {
             core.turn(|_| ());
             if let Some(value) = self.0.get() {

@@ -1,6 +1,6 @@
 //! The report as a page with plots.
 
-use crate::load::Load;
+use crate::jobs::Job;
 use crate::mapped::PathTotals;
 use crate::page::{Axis, Bar, Bars, Lines, Page, Section, Unit};
 use crate::report::{Entry, rates};
@@ -17,10 +17,14 @@ const CURVE: [f64; 15] =
 const LINES_MAX: usize = 16;
 
 /// The whole page. `device` is what the command line calls the device.
-pub fn report(load: &Load, device: Option<&str>, entries: &[Entry], paths: &[PathTotals]) -> String {
-    let mut page = Page::new(format!("udm bench: {}", load.name));
-    page.text(&format!("{} on {}", load.rw.name(), device.unwrap_or("a socket pair")));
-    page.text(&format!("bs={}, iodepth={}, numjobs={}", load.bs, load.iodepth, load.numjobs));
+pub fn report(jobs: &[Job], device: Option<&str>, entries: &[Entry], paths: &[PathTotals]) -> String {
+    let mut page = Page::new(format!("udm bench: {}", jobs[0].load.name));
+    page.text(device.unwrap_or("No device is named."));
+    for Job { load, .. } in jobs {
+        let (name, rw) = (&load.name, load.rw.name());
+        let (bs, depth, n) = (load.bs, load.iodepth, load.numjobs);
+        page.text(&format!("{name}: rw={rw}, bs={bs}, iodepth={depth}, numjobs={n}"));
+    }
     for failure in entries.iter().filter_map(|e| e.failure.as_ref()) {
         page.text(&format!("Failed: {}", failure.text));
     }

@@ -1,5 +1,6 @@
 //! The report in fio's JSON layout.
 
+use crate::jobs::Job;
 use crate::load::{Load, ReadWrite};
 use crate::report::{
     BATCH_NAMES, CLASSES, DEPTH_NAMES, Entry, PERCENTILES, latency_shares, percentages, rates,
@@ -9,7 +10,7 @@ use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The whole report.
-pub fn report(load: &Load, device: Option<&str>, entries: &[Entry]) -> Value {
+pub fn report(jobs: &[Job], device: Option<&str>, entries: &[Entry], bins: bool) -> Value {
     let now = SystemTime::now();
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     json!({
@@ -17,26 +18,26 @@ pub fn report(load: &Load, device: Option<&str>, entries: &[Entry]) -> Value {
         "timestamp": since.as_secs(),
         "timestamp_ms": since.as_millis() as u64,
         "time": httpdate::fmt_http_date(now),
-        "jobs": entries.iter().map(|e| job(load, device, e)).collect::<Vec<_>>(),
+        "jobs": entries.iter().map(|e| job(&jobs[e.job].load, device, e, bins)).collect::<Vec<_>>(),
     })
 }
 
-fn job(load: &Load, device: Option<&str>, entry: &Entry) -> Value {
+fn job(load: &Load, device: Option<&str>, entry: &Entry, bins: bool) -> Value {
     let stats = &entry.stats;
     let [read, write, trim] = &stats.directions;
     let u = &stats.usage;
     let ms = stats.runtime.0.div_ceil(1_000_000);
     let mut job = json!({
         "jobname": entry.name,
-        "groupid": 0,
+        "groupid": entry.group,
         "error": entry.failure.as_ref().map_or(0, |f| f.errno),
         "eta": 0,
         "elapsed": ms.div_ceil(1000),
         "job options": options(load, device),
-        "read": direction(read),
-        "write": direction(write),
-        "trim": direction(trim),
-        "sync": { "total_ios": stats.sync.count(), "lat_ns": latency(&stats.sync, true) },
+        "read": direction(read, bins),
+        "write": direction(write, bins),
+        "trim": direction(trim, bins),
+        "sync": { "total_ios": stats.sync.count(), "lat_ns": latency(&stats.sync, true, bins) },
         "job_runtime": u.of.as_millis() as u64,
         "usr_cpu": u.percent(u.user),
         "sys_cpu": u.percent(u.system),
@@ -85,7 +86,7 @@ fn options(load: &Load, device: Option<&str>) -> Value {
     options
 }
 
-fn direction(d: &Direction) -> Value {
+fn direction(d: &Direction, bins: bool) -> Value {
     let (bytes, ios) = rates(d);
     let none = json!({ "min": 0, "max": 0, "mean": 0.0, "stddev": 0.0, "N": 0 });
     let (bw, iops) = (&d.bandwidth, &d.iops);
@@ -100,8 +101,8 @@ fn direction(d: &Direction) -> Value {
         "short_ios": 0,
         "drop_ios": 0,
         "slat_ns": none,
-        "clat_ns": latency(&d.latency, true),
-        "lat_ns": latency(&d.latency, false),
+        "clat_ns": latency(&d.latency, true, bins),
+        "lat_ns": latency(&d.latency, false, false),
         "bw_min": bw.min as u64,
         "bw_max": bw.max as u64,
         "bw_agg": if bw.count > 0 { 100.0 } else { 0.0 },
@@ -116,7 +117,7 @@ fn direction(d: &Direction) -> Value {
     })
 }
 
-fn latency(l: &Latency, percentiles: bool) -> Value {
+fn latency(l: &Latency, percentiles: bool, bins: bool) -> Value {
     let mut value =
         json!({ "min": l.min(), "max": l.max, "mean": l.mean(), "stddev": l.stdev(), "N": l.count() });
     if percentiles
@@ -125,8 +126,32 @@ fn latency(l: &Latency, percentiles: bool) -> Value {
     {
         let all = PERCENTILES.map(|p| (format!("{p:.6}"), json!(l.histogram.value_at_percentile(p))));
         map.insert("percentile".into(), Value::Object(all.into_iter().collect()));
+        if bins {
+            map.insert("bins".into(), self::bins(l));
+        }
     }
     value
+}
+
+/// How many requests took how long, in fio's classes.
+fn bins(l: &Latency) -> Value {
+    let mut bins = Map::new();
+    for recorded in l.histogram.iter_recorded() {
+        let bin = bins.entry(bin(recorded.value_iterated_to()).to_string()).or_insert(json!(0));
+        *bin = json!(bin.as_u64().unwrap_or(0) + recorded.count_at_value());
+    }
+    Value::Object(bins)
+}
+
+/// The middle of fio's class of a latency: each power of two has 64 classes.
+fn bin(ns: u64) -> u64 {
+    match ns {
+        0..128 => ns,
+        _ => {
+            let bits = ns.ilog2() - 6;
+            (ns >> bits << bits) + (1 << bits) / 2
+        }
+    }
 }
 
 fn named<T: Into<Value>, const N: usize>(names: &[&str; N], values: [T; N]) -> Value {
@@ -143,5 +168,28 @@ fn latency_classes(job: &mut Map<String, Value>, stats: &Stats) {
             classes.insert(">=2000".into(), json!(more));
         }
         job.insert(unit.into(), Value::Object(classes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Classes of fio 3.33: `plat_idx_to_val(plat_val_to_idx(ns))`.
+    #[test]
+    fn classes_are_fios() {
+        for (ns, class) in [
+            (0, 0),
+            (127, 127),
+            (128, 129),
+            (129, 129),
+            (130, 131),
+            (255, 255),
+            (256, 258),
+            (1000, 1004),
+            (1_000_000, 1_003_520),
+        ] {
+            assert_eq!(bin(ns), class, "{ns}");
+        }
     }
 }

@@ -9,7 +9,7 @@ pub struct Progress(Vec<CachePadded<AtomicU64>>);
 impl Progress {
     /// For so many jobs.
     #[must_use]
-    pub fn new(jobs: u16) -> Progress {
+    pub fn new(jobs: usize) -> Progress {
         Progress((0..jobs).map(|_| CachePadded::default()).collect())
     }
 

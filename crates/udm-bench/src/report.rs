@@ -4,6 +4,8 @@
 //! the time in `submit` can't be told from the rest, so all of it is `clat`, and `lat` repeats it.
 
 use crate::job::Failure;
+use crate::job::Outcome;
+use crate::jobs::Job;
 use crate::load::Load;
 use crate::mapped::PathTotals;
 use crate::stats::{BatchSizes, Direction, Latency, Samples, Stats};
@@ -27,6 +29,9 @@ pub const DEPTH_NAMES: [&str; 7] = ["1", "2", "4", "8", "16", "32", ">=64"];
 /// One job, or all of them with group reporting.
 pub struct Entry {
     pub name: String,
+    /// Which of the report's jobs it is of, and their group.
+    pub job: usize,
+    pub group: usize,
     pub jobs: usize,
     pub thread: i32,
     pub stats: Stats,
@@ -35,62 +40,89 @@ pub struct Entry {
 
 /// What a measurement came to.
 pub struct Report {
-    /// One a job, or one for all.
+    pub(crate) jobs: Vec<Job>,
+    /// One a thread; one for those of a group with `group_reporting`.
     pub(crate) entries: Vec<Entry>,
 }
 
 impl Report {
+    /// `outcomes` are those of the threads of `jobs`, each with the place of its job.
+    pub(crate) fn new(jobs: &[Job], outcomes: impl Iterator<Item = (usize, Outcome)>) -> Report {
+        let mut entries: Vec<Entry> = Vec::new();
+        for (job, Outcome { stats, failure, thread }) in outcomes {
+            let Job { load, group, .. } = &jobs[job];
+            match entries.last_mut() {
+                Some(all) if load.group_reporting && all.group == *group => {
+                    all.jobs += 1;
+                    all.stats.add(&stats);
+                    all.failure = all.failure.take().or(failure);
+                }
+                _ => {
+                    let (name, group) = (load.name.clone(), *group);
+                    entries.push(Entry { name, job, group, jobs: 1, thread, stats, failure });
+                }
+            }
+        }
+        Report { jobs: jobs.to_vec(), entries }
+    }
+
     /// For people.
     #[must_use]
-    pub fn text(&self, load: &Load) -> String {
+    pub fn text(&self) -> String {
         let mut out = String::new();
         // Writing to a string can't fail.
-        let _ = write_all(&mut out, load, &self.entries);
+        let _ = write_all(&mut out, &self.jobs, &self.entries);
         out
     }
 
-    /// The same in fio's JSON layout. `device` is what the command line calls the device.
+    /// The same in fio's JSON layout, with `bins` that of its `json+`: each latency and how many
+    /// requests had it. `device` is what the command line calls the device.
     #[must_use]
-    pub fn json(&self, load: &Load, device: Option<&str>) -> serde_json::Value {
-        json::report(load, device, &self.entries)
+    pub fn json(&self, device: Option<&str>, bins: bool) -> serde_json::Value {
+        json::report(&self.jobs, device, &self.entries, bins)
     }
 
     /// The same as a page with plots. `paths` are those that the device has.
     #[must_use]
-    pub fn html(&self, load: &Load, device: Option<&str>, paths: &[PathTotals]) -> String {
-        html::report(load, device, &self.entries, paths)
+    pub fn html(&self, device: Option<&str>, paths: &[PathTotals]) -> String {
+        html::report(&self.jobs, device, &self.entries, paths)
     }
 
-    /// What the first request that failed failed with.
+    /// The first request that failed: its job, and with what.
     #[must_use]
-    pub fn failure(&self) -> Option<&str> {
-        self.entries.iter().find_map(|e| Some(e.failure.as_ref()?.text.as_str()))
+    pub fn failure(&self) -> Option<(&str, &str)> {
+        self.entries.iter().find_map(|e| Some((e.name.as_str(), e.failure.as_ref()?.text.as_str())))
     }
 }
 
-fn write_all(out: &mut String, load: &Load, entries: &[Entry]) -> std::fmt::Result {
-    let bs = format!("{}B-{}B", load.bs, load.bs);
-    write!(out, "{}: (g=0): rw={}, bs=(R) {bs}, (W) {bs}, (T) {bs}, ", load.name, load.rw.name())?;
-    writeln!(out, "ioengine=udm, iodepth={}", load.iodepth)?;
+fn write_all(out: &mut String, jobs: &[Job], entries: &[Entry]) -> std::fmt::Result {
+    for Job { load, group, .. } in jobs {
+        let bs = format!("{}B-{}B", load.bs, load.bs);
+        write!(out, "{}: (g={group}): rw={}, bs=(R) {bs}, (W) {bs}, (T) {bs}, ", load.name, load.rw.name())?;
+        writeln!(out, "ioengine=udm, iodepth={}", load.iodepth)?;
+    }
     writeln!(out, "udm-{}", env!("CARGO_PKG_VERSION"))?;
-    let s = if load.numjobs == 1 { "" } else { "s" };
-    writeln!(out, "Starting {} thread{s}", load.numjobs)?;
+    let threads: u32 = jobs.iter().map(|job| u32::from(job.load.numjobs)).sum();
+    let s = if threads == 1 { "" } else { "s" };
+    writeln!(out, "Starting {threads} thread{s}")?;
     for entry in entries {
         writeln!(out)?;
-        entry_lines(out, load, entry)?;
+        entry_lines(out, &jobs[entry.job].load, entry)?;
     }
-    writeln!(out, "\nRun status group 0 (all jobs):")?;
-    for (i, name) in ["READ", "WRITE", "TRIM"].iter().enumerate() {
-        group_line(out, name, i, entries)?;
+    for group in 0..=jobs.iter().map(|job| job.group).max().unwrap_or(0) {
+        writeln!(out, "\nRun status group {group} (all jobs):")?;
+        for (i, name) in ["READ", "WRITE", "TRIM"].iter().enumerate() {
+            group_line(out, name, i, entries.iter().filter(|e| e.group == group))?;
+        }
     }
     Ok(())
 }
 
 fn entry_lines(out: &mut String, load: &Load, entry: &Entry) -> std::fmt::Result {
-    let Entry { name, jobs, thread, stats, failure } = entry;
+    let Entry { name, group, jobs, thread, stats, failure, .. } = entry;
     let errno = failure.as_ref().map_or(0, |f| f.errno);
     let date = httpdate::fmt_http_date(SystemTime::now());
-    write!(out, "{name}: (groupid=0, jobs={jobs}): err={errno:2}")?;
+    write!(out, "{name}: (groupid={group}, jobs={jobs}): err={errno:2}")?;
     if let Some(failure) = failure {
         write!(out, " ({})", failure.text)?;
     }
@@ -244,9 +276,14 @@ fn shares(out: &mut String, title: &str, names: &[&str; 7], counts: &[u64; 7]) -
     writeln!(out, "{title}: {}", all.join(", "))
 }
 
-fn group_line(out: &mut String, name: &str, direction: usize, entries: &[Entry]) -> std::fmt::Result {
+fn group_line<'a>(
+    out: &mut String,
+    name: &str,
+    direction: usize,
+    entries: impl Iterator<Item = &'a Entry>,
+) -> std::fmt::Result {
     let all: Vec<&Direction> =
-        entries.iter().map(|e| &e.stats.directions[direction]).filter(|d| d.ios > 0).collect();
+        entries.map(|e| &e.stats.directions[direction]).filter(|d| d.ios > 0).collect();
     let times = || all.iter().map(|d| d.runtime.0.div_ceil(1_000_000));
     let speeds = || all.iter().map(|d| rates(d).0);
     let (Some(shortest), Some(longest)) = (times().min(), times().max()) else { return Ok(()) };

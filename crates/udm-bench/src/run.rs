@@ -1,12 +1,14 @@
-//! One measurement: the jobs of a load, on one device.
+//! One measurement: the jobs of one or several loads, on one or several devices.
 
-use crate::cores;
-use crate::job::{self, Outcome, Spec};
-use crate::load::Load;
+use crate::cores::{self, Gate};
+use crate::job::{self, Spec};
+use crate::jobs::Job;
+use crate::load::{Load, Region};
 use crate::progress::Progress;
-use crate::report::{Entry, Report};
+use crate::report::Report;
 use anyhow::{Context, Result};
-use std::sync::atomic::AtomicBool;
+use std::slice;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::AcqRel};
 use std::sync::{Arc, OnceLock};
 use udm_core::Device;
 use udm_runtime::{Cluster, CoreOptions};
@@ -22,56 +24,103 @@ pub struct Run<'a> {
     pub stop: &'a AtomicBool,
 }
 
+/// Threads of a stage that are not over, and what the next stage waits for.
+struct Stage {
+    left: AtomicUsize,
+    over: Gate<()>,
+}
+
+/// What the threads are told once the devices are there.
+struct Start {
+    cluster: Arc<Cluster>,
+    /// By job, then by thread.
+    regions: Vec<Vec<Region>>,
+}
+
 impl Run<'_> {
     /// Runs the jobs on the device that `make` makes once the cores of the cluster take turns.
     ///
     /// # Errors
     /// When the load can't begin. What fails later is in the report.
     pub fn measure(&self, make: impl FnOnce(&Arc<Cluster>) -> Result<Arc<dyn Device>>) -> Result<Report> {
-        let load = self.load;
-        load.check().context("bench")?;
-        let jobs = usize::from(load.numjobs);
-        let options: Vec<_> = (0..jobs)
-            .map(|job| CoreOptions { cpu: load.cpu(job), ring_optional: true, ..CoreOptions::default() })
-            .collect();
-        let regions = OnceLock::new();
-        let outcomes = cores::run(
-            &options,
-            |cluster| {
-                let device = make(cluster)?;
-                let _ = regions.set(load.regions(&device.limits()).context("bench")?);
-                Ok(vec![device])
-            },
-            |core, lanes| {
-                let job = usize::from(core.id().0);
-                let region = regions.get().expect("set before the cores begin")[job];
-                let progress = self.progress.map(|p| p.counter(job));
-                let lane = lanes.into_iter().next().expect("a lane a device");
-                job::run(core, lane, &Spec { load, job, region, progress, stop: self.stop })
-            },
-        )?;
-        Ok(Report { entries: entries(load, outcomes) })
+        let job = Job::alone(self.load.clone());
+        measure_jobs(slice::from_ref(&job), self.progress, self.stop, |c| Ok(vec![make(c)?]))
     }
 }
 
-/// An entry for each job, or one for all with `--group_reporting`.
-pub(crate) fn entries(load: &Load, outcomes: Vec<Outcome>) -> Vec<Entry> {
-    let entry = |o: Outcome| Entry {
-        name: load.name.clone(),
-        jobs: 1,
-        thread: o.thread,
-        stats: o.stats,
-        failure: o.failure,
-    };
-    let mut entries: Vec<Entry> = outcomes.into_iter().map(entry).collect();
-    if load.group_reporting && !entries.is_empty() {
-        let rest = entries.split_off(1);
-        let all = &mut entries[0];
-        for other in rest {
-            all.jobs += 1;
-            all.stats.add(&other.stats);
-            all.failure = all.failure.take().or(other.failure);
+/// Runs several loads, beside and behind each other, on the devices that `make` makes once the
+/// cores of the cluster take turns.
+///
+/// # Errors
+/// When a load can't begin. What fails later is in the report.
+pub fn measure_jobs(
+    jobs: &[Job],
+    progress: Option<&Progress>,
+    stop: &AtomicBool,
+    make: impl FnOnce(&Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>>,
+) -> Result<Report> {
+    let mut stages: Vec<Stage> = Vec::new();
+    // A thread's job, and which of its threads it is.
+    let mut threads = Vec::new();
+    for (at, job) in jobs.iter().enumerate() {
+        job.load.check().with_context(|| said_by(jobs, job))?;
+        stages.resize_with(stages.len().max(job.stage + 1), Stage::new);
+        *stages[job.stage].left.get_mut() += usize::from(job.load.numjobs);
+        threads.extend((0..usize::from(job.load.numjobs)).map(|n| (at, n)));
+    }
+    let options: Vec<_> = threads
+        .iter()
+        .map(|(at, n)| CoreOptions {
+            cpu: jobs[*at].load.cpu(*n),
+            ring_optional: true,
+            ..CoreOptions::default()
+        })
+        .collect();
+    let start = OnceLock::new();
+    let outcomes = cores::run(
+        &options,
+        |cluster| {
+            let devices = make(cluster)?;
+            let regions = |job: &Job| {
+                let limits = devices[job.device].limits();
+                job.load.regions(&limits).with_context(|| said_by(jobs, job))
+            };
+            let regions = jobs.iter().map(regions).collect::<Result<_>>()?;
+            let _ = start.set(Start { cluster: Arc::clone(cluster), regions });
+            Ok(devices)
+        },
+        |core, lanes| {
+            let thread = usize::from(core.id().0);
+            let (at, n) = threads[thread];
+            let Start { cluster, regions } = start.get().expect("set before the cores begin");
+            let Job { load, device, stage, .. } = &jobs[at];
+            let region = regions[at][n];
+            let progress = progress.map(|p| p.counter(thread));
+            let lane = lanes.into_iter().nth(*device).expect("a lane a device");
+            if *stage > 0 {
+                stages[*stage - 1].over.wait(core);
+            }
+            let outcome = job::run(core, lane, &Spec { load, job: thread, region, progress, stop });
+            stages[*stage].one_is_over(cluster);
+            outcome
+        },
+    )?;
+    Ok(Report::new(jobs, threads.iter().map(|(at, _)| *at).zip(outcomes)))
+}
+
+/// Who says that a load can't begin: its name, where there are several.
+fn said_by(jobs: &[Job], job: &Job) -> String {
+    if jobs.len() == 1 { "bench".into() } else { format!("bench: job {}", job.load.name) }
+}
+
+impl Stage {
+    fn new() -> Stage {
+        Stage { left: AtomicUsize::new(0), over: Gate::new() }
+    }
+
+    fn one_is_over(&self, cluster: &Cluster) {
+        if self.left.fetch_sub(1, AcqRel) == 1 {
+            self.over.open(Some(()), cluster);
         }
     }
-    entries
 }

@@ -1,8 +1,11 @@
 //! The bench as a whole: real devices, and reports beside recordings of fio 3.33 (`tests/data`).
 
+use crate::job::Outcome;
 use crate::report::{Entry, Report};
 use crate::stats::Stats;
-use crate::{CompareOptions, Load, Mapped, Run, SnapshotOptions, Table, compare, make_mapped, snapshots};
+use crate::{
+    CompareOptions, Job, Load, Mapped, Run, SnapshotOptions, Table, compare, make_mapped, snapshots,
+};
 use anyhow::Result;
 use clap::Parser;
 use serde_json::Value;
@@ -189,7 +192,7 @@ fn jobs_share_the_device_when_they_verify() {
 }
 
 /// Counts of some size in every line of a report.
-fn report_with_everything() -> Report {
+fn report_with_everything(load: Load) -> Report {
     let mut stats = Stats::new();
     for direction in &mut stats.directions[..2] {
         for ns in [80, 150, 300, 700, 5_000, 17_792] {
@@ -206,7 +209,8 @@ fn report_with_everything() -> Report {
     stats.submits.count(1);
     stats.completes.count(1);
     stats.runtime = Nanos::from_millis(2001);
-    Report { entries: vec![Entry { name: "t".into(), jobs: 1, thread: 7670, stats, failure: None }] }
+    let outcome = Outcome { stats, failure: None, thread: 7670 };
+    Report::new(&[Job::alone(load)], std::iter::once((0, outcome)))
 }
 
 /// A line without its numbers and what follows from them: how many spaces, how large a unit.
@@ -227,7 +231,7 @@ fn shape(line: &str) -> String {
 fn the_report_is_fios() {
     let fio = include_str!("../tests/data/fio-3.33-randrw.txt");
     let load = line("--device null:size=4G --name t --rw randrw --iodepth 32 --group_reporting").load;
-    let ours = report_with_everything().text(&load);
+    let ours = report_with_everything(load).text();
     // Ours by design: the engine, the version, the date's form, how latencies fall into classes.
     let own =
         ["ioengine=", "fio-", "udm-", "Starting", "err=", "lat (nsec)", "lat (usec)", "lat (msec)", "slat"];
@@ -263,7 +267,7 @@ fn the_page_has_jobs_and_paths() {
     let served: u64 = paths.iter().map(|p| p.requests).sum();
     let counted: u64 = report.entries.iter().flat_map(ios).sum();
     assert!(served >= counted && paths.iter().all(|p| p.requests > counted / 4 && p.errors == 0));
-    let html = report.html(&line.load, Some("d"), &paths);
+    let html = report.html(Some("d"), &paths);
     for heading in ["Throughput", "Latency", "Cores", "Paths"] {
         assert!(html.contains(&format!("<h2>{heading}</h2>")), "{heading}");
     }
@@ -302,7 +306,7 @@ fn the_json_is_fios() {
     };
     let fio = all(&serde_json::from_str(include_str!("../tests/data/fio-3.33-randrw.json")).unwrap());
     let load = line("--device null:size=4G --name t --rw randrw --iodepth 32").load;
-    let ours = all(&report_with_everything().json(&load, Some("null:size=4G")));
+    let ours = all(&report_with_everything(load).json(Some("null:size=4G"), false));
     assert_eq!(ours.symmetric_difference(&fio).collect::<Vec<_>>(), Vec::<&String>::new());
 }
 

@@ -10,9 +10,10 @@ mod job;
 mod wire;
 
 use crate::job::{Outcome, Spec};
+use crate::jobs::Job;
 use crate::load::Load;
 use crate::report::Report;
-use crate::run::{Run, entries};
+use crate::run::Run;
 use crate::verify::{self, Stamp};
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::fd::OwnedFd;
@@ -90,7 +91,7 @@ impl Run<'_> {
                 .map(|t| t.join().map_err(|_| anyhow!("a job panicked"))?)
                 .collect::<Result<Vec<_>>>()
         })?;
-        Ok(Report { entries: entries(load, outcomes) })
+        Ok(Report::new(&[Job::alone(load.clone())], outcomes.into_iter().map(|outcome| (0, outcome))))
     }
 }
 

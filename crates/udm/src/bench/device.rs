@@ -2,7 +2,7 @@
 
 use crate::cli::TableArg;
 use crate::verbs::read_table;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use std::path::Path;
 use std::sync::Arc;
 use udm_bench::{Mapped, Table};
@@ -17,39 +17,52 @@ enum Named {
     Uri(DeviceUri),
 }
 
-/// The last device of `words`, and all that are mapped: those before it are there for its table.
+/// A device for each of `files`: what it names, or the last device of `words` where it is `None`;
+/// and all that are mapped. Those before the last of `words` are there for tables.
 ///
 /// # Errors
 /// One line that says which device and why; for a table the caret shows the word.
-pub fn make(cluster: &Arc<Cluster>, words: &[String]) -> Result<(Arc<dyn Device>, Mapped)> {
+pub fn make(
+    cluster: &Arc<Cluster>,
+    words: &[String],
+    files: &[Option<String>],
+) -> Result<(Vec<Arc<dyn Device>>, Mapped)> {
     let mut tables = Vec::new();
     let mut last = None;
     for word in words {
-        last = match named(word)? {
-            Named::Uri(uri) => Some(uri),
-            Named::Table { name, table } => {
-                let text = match table {
-                    TableArg::Text(text) => text,
-                    TableArg::Whole(word) => whole(&word).with_context(|| name.clone())?,
-                    TableArg::File(file) => read_table(&file).with_context(|| name.clone())?,
-                };
-                tables.push(Table { name, text });
-                None
-            }
-        };
+        last = Some(taken(word, &mut tables)?);
     }
+    let one = |file: &Option<String>| match file {
+        Some(word) => taken(word, &mut tables),
+        None => last.clone().context("bench: no device"),
+    };
+    let wanted = files.iter().map(one).collect::<Result<Vec<_>>>()?;
     let mapped = Mapped::new(cluster, &tables)?;
-    let device = match (last, mapped.devices.last()) {
-        (Some(DeviceUri::Mapped(name)), _) => {
+    let open = |uri: DeviceUri| match uri {
+        DeviceUri::Mapped(name) => {
             let at = tables.iter().position(|t| t.name == name);
             let at = at.with_context(|| format!("@{name}: no --device of that name"))?;
-            Arc::clone(&mapped.devices[at])
+            Ok(Arc::clone(&mapped.devices[at]))
         }
-        (Some(uri), _) => udm_backends::open(&uri)?,
-        (None, Some(device)) => Arc::clone(device),
-        (None, None) => bail!("bench: no device"),
+        uri => udm_backends::open(&uri).map_err(Into::into),
     };
-    Ok((device, mapped))
+    let devices = wanted.into_iter().map(open).collect::<Result<Vec<_>>>()?;
+    Ok((devices, mapped))
+}
+
+/// What a word names; one with a table joins `tables`.
+fn taken(word: &str, tables: &mut Vec<Table>) -> Result<DeviceUri> {
+    let (name, table) = match named(word)? {
+        Named::Uri(uri) => return Ok(uri),
+        Named::Table { name, table } => (name, table),
+    };
+    let text = match table {
+        TableArg::Text(text) => text,
+        TableArg::Whole(word) => whole(&word).with_context(|| name.clone())?,
+        TableArg::File(file) => read_table(&file).with_context(|| name.clone())?,
+    };
+    tables.push(Table { name: name.clone(), text });
+    Ok(DeviceUri::Mapped(name))
 }
 
 /// The table that maps all of a device.
@@ -100,7 +113,7 @@ mod tests {
     #[test]
     fn a_name_that_no_device_has() {
         let cluster = Cluster::new(1).unwrap();
-        let error = make(&cluster, &["@d".into()]).err().expect("refused");
+        let error = make(&cluster, &["@d".into()], &[None]).err().expect("refused");
         assert_eq!(format!("{error:#}"), "@d: no --device of that name");
     }
 }

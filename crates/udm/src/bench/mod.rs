@@ -5,6 +5,7 @@ mod device;
 mod progress;
 mod stop;
 
+use crate::log;
 use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum, value_parser};
@@ -12,7 +13,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
-use udm_bench::{CompareOptions, Load, PATHS_MAX, Run, SnapshotOptions, compare, snapshots};
+use udm_bench::{
+    CompareOptions, Job, JobFile, Load, PATHS_MAX, Run, SnapshotOptions, compare, measure_jobs, read_jobs,
+    snapshots,
+};
 use udm_wire::uri::{DeviceUri, NbdUri};
 
 /// `udm bench`.
@@ -25,12 +29,17 @@ udm bench --device mem:1G --rw randwrite --verify crc32c\n  \
 udm bench --nbd 'nbd+unix:///disk?socket=/tmp/udm.sock' --rw randread --iodepth 256 --runtime 5 --time_based --norandommap\n  \
 udm bench --compare")]
 pub struct BenchArgs {
+    /// A job file of fio's: sections of options with a load each, and the device of each as its
+    /// filename, or --device for all. Options that only say how fio reaches a file are left out,
+    /// and named
+    #[arg(value_name = "FILE", conflicts_with_all = ["Load", "nbd", "floor", "comparison"])]
+    file: Option<PathBuf>,
     /// What to measure: a device with its table, or a URI or path. Of several the last is measured,
     /// and its table may name the others as @NAME
     #[arg(
         long = "device",
         value_name = "NAME=TABLE|NAME=DEVICE|DEVICE",
-        required_unless_present_any = ["compare", "snapshots", "nbd", "floor"]
+        required_unless_present_any = ["file", "compare", "snapshots", "nbd", "floor"]
     )]
     devices: Vec<String>,
     /// Measure an export of an NBD server instead: nbd://HOST[:PORT]/EXPORT or
@@ -78,11 +87,14 @@ enum Format {
     Normal,
     /// fio's JSON
     Json,
+    /// The same with each latency and how many requests had it
+    #[value(name = "json+")]
+    JsonPlus,
 }
 
 impl BenchArgs {
     fn format(&self) -> Format {
-        if self.json { Format::Json } else { self.output_format }
+        if self.json && self.output_format == Format::Normal { Format::Json } else { self.output_format }
     }
 }
 
@@ -100,35 +112,58 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         run_snapshots(args, stop)?;
         return Ok(stop::status(stop));
     }
-    let load = &args.load;
     let server = args.nbd.as_deref().map(nbd_uri).transpose()?;
+    let (jobs, files) = jobs(args)?;
+    let loads: Vec<&Load> = jobs.iter().map(|job| &job.load).collect();
     let mut mapped = None;
-    let report = progress::shown(load, |progress| {
-        let run = Run { load, progress, stop };
+    let report = progress::shown(&loads, |progress| {
+        let run = Run { load: loads[0], progress, stop };
         match &server {
             Some(uri) => run.measure_nbd(uri).context("bench"),
             None if args.floor => run.measure_floor().context("bench"),
-            None => run.measure(|cluster| {
-                let (device, all) = device::make(cluster, &args.devices)?;
+            None => measure_jobs(&jobs, progress, stop, |cluster| {
+                let (devices, all) = device::make(cluster, &args.devices, &files)?;
                 mapped = Some(all);
-                Ok(device)
+                Ok(devices)
             }),
         }
     })?;
-    let device = args.nbd.as_deref().or_else(|| args.devices.last().map(String::as_str));
+    let named = files.iter().flatten().next().or(args.devices.last());
+    let device = args.nbd.as_deref().or(named.map(String::as_str));
     match args.format() {
-        Format::Normal => say(&report.text(load))?,
-        Format::Json => say_json(&report.json(load, device))?,
+        Format::Normal => say(&report.text())?,
+        format => say_json(&report.json(device, format == Format::JsonPlus))?,
     }
     if let Some(file) = &args.html {
         let paths = mapped.map(|m| m.paths()).unwrap_or_default();
-        fs::write(file, report.html(load, device, &paths))
-            .with_context(|| format!("--html {}", file.display()))?;
+        fs::write(file, report.html(device, &paths)).with_context(|| format!("--html {}", file.display()))?;
     }
     match report.failure() {
-        Some(failure) => bail!("{}: {failure}", load.name),
+        Some((job, failure)) => bail!("{job}: {failure}"),
         None => Ok(stop::status(stop)),
     }
+}
+
+/// The jobs of the file, or that of the command line, and the device of each: its name in the file,
+/// or that of the command line.
+fn jobs(args: &BenchArgs) -> Result<(Vec<Job>, Vec<Option<String>>)> {
+    let Some(path) = &args.file else {
+        return Ok((vec![Job::alone(args.load.clone())], vec![None]));
+    };
+    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let JobFile { jobs, devices, ignored } =
+        read_jobs(&text, |name| std::env::var(name).ok()).with_context(|| path.display().to_string())?;
+    if !ignored.is_empty() {
+        log::say(format!(
+            "udm: {}: left out, as they mean nothing here: {}\n",
+            path.display(),
+            ignored.join(", ")
+        ));
+    }
+    if args.devices.is_empty() && devices.contains(&None) {
+        bail!("{}: a job has no filename, and there is no --device", path.display());
+    }
+    Ok((jobs, devices))
 }
 
 fn nbd_uri(word: &str) -> Result<NbdUri> {
@@ -144,7 +179,7 @@ fn run_snapshots(args: &BenchArgs, stop: &AtomicBool) -> Result<()> {
         progress::counted(options.steps(), |done| snapshots(&options, stop, done)).context("bench")?;
     match args.format() {
         Format::Normal => say(&costs.table()),
-        Format::Json => say_json(&costs),
+        _ => say_json(&costs),
     }
 }
 
@@ -154,6 +189,6 @@ fn run_compare(args: &BenchArgs, stop: &AtomicBool) -> Result<()> {
     let comparison = compare(&options, stop).context("bench")?;
     match args.format() {
         Format::Normal => say(&comparison.table()),
-        Format::Json => say_json(&comparison),
+        _ => say_json(&comparison),
     }
 }

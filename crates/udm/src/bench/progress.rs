@@ -13,15 +13,15 @@ use udm_bench::{Load, Progress};
 const TICK: Duration = Duration::from_millis(500);
 
 /// What `measure` gives; its progress is drawn until it does, when somebody is looking.
-pub fn shown<T>(load: &Load, measure: impl FnOnce(Option<&Progress>) -> T) -> T {
+pub fn shown<T>(loads: &[&Load], measure: impl FnOnce(Option<&Progress>) -> T) -> T {
     if !std::io::stderr().is_terminal() {
         return measure(None);
     }
-    let progress = Progress::new(load.numjobs);
+    let progress = Progress::new(loads.iter().map(|load| usize::from(load.numjobs)).sum());
     let (running, over) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let progress = &progress;
-        scope.spawn(move || draw(load, progress, &over));
+        scope.spawn(move || draw(loads, progress, &over));
         let measured = measure(Some(progress));
         drop(running);
         measured
@@ -55,8 +55,14 @@ pub fn counted<T>(steps: usize, measure: impl FnOnce(&AtomicUsize) -> T) -> T {
 }
 
 /// Draws until the other end of `over` is dropped.
-fn draw(load: &Load, progress: &Progress, over: &mpsc::Receiver<()>) {
-    let total = load.runtime.map(|t| (t + load.ramp_time).as_secs());
+fn draw(loads: &[&Load], progress: &Progress, over: &mpsc::Receiver<()>) {
+    // Of several loads nobody knows which are beside each other, or as long as they say.
+    let total = match loads {
+        [load] => load.runtime.map(|t| (t + load.ramp_time).as_secs()),
+        _ => None,
+    };
+    let bs = loads[0].bs;
+    let same = loads.iter().all(|load| load.bs == bs);
     let bar = ProgressBar::new(total.unwrap_or(0));
     let template = if total.is_some() { "{bar:30} {pos}/{len}s {msg}" } else { "{spinner} {pos}s {msg}" };
     bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -68,7 +74,8 @@ fn draw(load: &Load, progress: &Progress, over: &mpsc::Receiver<()>) {
         let iops = (done - last) as f64 / (now - at).as_secs_f64();
         (last, at) = (done, now);
         bar.set_position(begin.elapsed().as_secs());
-        bar.set_message(format!("[{} IOPS, {}B/s]", decimal(iops, 4), binary(iops * load.bs as f64, 4)));
+        let bytes = if same { format!(", {}B/s", binary(iops * bs as f64, 4)) } else { String::new() };
+        bar.set_message(format!("[{} IOPS{bytes}]", decimal(iops, 4)));
     }
     bar.finish_and_clear();
 }

@@ -1,0 +1,268 @@
+//! Several loads in one run, and fio's job files, which name them.
+
+use crate::load::Load;
+use anyhow::{Context, Result, bail, ensure};
+use clap::{CommandFactory, FromArgMatches, Parser};
+
+/// A load of a run, and where it belongs.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// What it does.
+    pub load: Load,
+    /// Which of the run's devices it goes to.
+    pub device: usize,
+    /// It begins when all jobs of the stages before are over.
+    pub stage: usize,
+    /// Jobs of one group are summed up together.
+    pub group: usize,
+}
+
+impl Job {
+    /// The only job of a run.
+    #[must_use]
+    pub fn alone(load: Load) -> Job {
+        Job { load, device: 0, stage: 0, group: 0 }
+    }
+}
+
+/// What a job file says.
+#[derive(Debug)]
+pub struct JobFile {
+    /// The jobs. Their devices are places in `devices`.
+    pub jobs: Vec<Job>,
+    /// The devices that the file names; `None` is the one of the command line.
+    pub devices: Vec<Option<String>>,
+    /// Options that mean something to fio and nothing here, once each.
+    pub ignored: Vec<String>,
+}
+
+/// Options about how fio reaches a file, or measures: there is one way here. All others that are
+/// not [`Load`]'s change what a load does, and are refused, as fio refuses what it does not know.
+const IGNORED: &[&str] = &[
+    "ioengine",
+    "direct",
+    "buffered",
+    "thread",
+    "invalidate",
+    "refill_buffers",
+    "scramble_buffers",
+    "zero_buffers",
+    "create_on_open",
+    "create_serialize",
+    "fallocate",
+    "overwrite",
+    "gtod_reduce",
+    "gtod_cpu",
+    "clocksource",
+    "disk_util",
+    "description",
+    "unlink",
+    "hipri",
+    "registerfiles",
+    "fixedbufs",
+    "sqthread_poll",
+    "mem",
+    "iomem",
+];
+
+/// A section of a file: its name, and its options in order.
+struct Section {
+    name: String,
+    options: Vec<(String, Option<String>)>,
+}
+
+#[derive(Parser)]
+struct Words {
+    #[command(flatten)]
+    load: Load,
+}
+
+/// Reads a job file: `[global]` and a section a job, `key=value` or `key` a line, `;` and `#` for
+/// comments, `${NAME}` for what `variable` says.
+///
+/// # Errors
+/// One line with the number of the line or the name of the job.
+pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<JobFile> {
+    let mut file = JobFile { jobs: Vec::new(), devices: Vec::new(), ignored: Vec::new() };
+    let mut global: Vec<(String, Option<String>)> = Vec::new();
+    let (mut stage, mut group) = (0, 0);
+    for section in sections(text, variable)? {
+        if section.name == "global" {
+            global.extend(section.options);
+            continue;
+        }
+        let name = section.name.clone();
+        let options = global.iter().chain(&section.options);
+        let words = Options::of(options, &mut file.ignored).with_context(|| format!("job {name}"))?;
+        let first = file.jobs.is_empty();
+        if words.stonewall && !first {
+            (stage, group) = (stage + 1, group + 1);
+        } else if words.new_group && !first {
+            group += 1;
+        }
+        let mut line = vec!["bench".to_owned(), format!("--name={name}")];
+        line.extend(words.load);
+        let load = load(line).with_context(|| format!("job {name}"))?;
+        let at = file.devices.iter().position(|device| *device == words.device);
+        let device = at.unwrap_or_else(|| {
+            file.devices.push(words.device);
+            file.devices.len() - 1
+        });
+        file.jobs.push(Job { load, device, stage, group });
+    }
+    ensure!(!file.jobs.is_empty(), "no jobs: a job begins with [NAME]");
+    Ok(file)
+}
+
+/// The options of one job, by who they are for.
+#[derive(Default)]
+struct Options {
+    /// As words of a command line.
+    load: Vec<String>,
+    device: Option<String>,
+    stonewall: bool,
+    new_group: bool,
+}
+
+impl Options {
+    fn of<'a>(
+        options: impl Iterator<Item = &'a (String, Option<String>)>,
+        ignored: &mut Vec<String>,
+    ) -> Result<Options> {
+        let mut out = Options::default();
+        let on = |value: &Option<String>| value.as_deref() != Some("0");
+        for (key, value) in options {
+            match key.as_str() {
+                "stonewall" | "wait_for_previous" => out.stonewall = on(value),
+                "new_group" => out.new_group = on(value),
+                // fio has several files between colons, and writes one that has some with \:
+                "filename" | "device" => {
+                    let value = value.as_deref().with_context(|| format!("{key}: a device is wanted"))?;
+                    out.device = Some(value.replace("\\:", ":"));
+                }
+                key if IGNORED.contains(&key) => {
+                    if !ignored.iter().any(|k| k == key) {
+                        ignored.push(key.to_owned());
+                    }
+                }
+                key => out.load.push(match value {
+                    Some(value) => format!("--{key}={value}"),
+                    None => format!("--{key}"),
+                }),
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// A load from the words of a command line; of an option that is there twice the last counts.
+fn load(words: Vec<String>) -> Result<Load> {
+    let command = Words::command().args_override_self(true).disable_help_flag(true).no_binary_name(false);
+    match command.try_get_matches_from(words).and_then(|m| Words::from_arg_matches(&m)) {
+        Ok(words) => Ok(words.load),
+        Err(error) => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            bail!("{}", line.strip_prefix("error: ").unwrap_or(line))
+        }
+    }
+}
+
+fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Section>> {
+    let mut sections: Vec<Section> = Vec::new();
+    for (i, line) in text.lines().enumerate() {
+        let at = || format!("line {}", i + 1);
+        let line = line.split([';', '#']).next().unwrap_or_default().trim();
+        if line.is_empty() {
+            continue;
+        }
+        if let Some(name) = line.strip_prefix('[') {
+            let name = name.split(']').next().filter(|n| n.len() < name.len());
+            let name = name.with_context(|| format!("{}: [ without ]", at()))?.trim();
+            sections.push(Section { name: name.to_owned(), options: Vec::new() });
+            continue;
+        }
+        let line = expanded(line, &variable).with_context(at)?;
+        let (key, value) = match line.split_once('=') {
+            Some((key, value)) => (key.trim(), Some(value.trim().to_owned())),
+            None => (line.as_str(), None),
+        };
+        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        ensure!(!key.is_empty() && key.chars().all(is_word), "{}: {key:?} is no option", at());
+        let section = sections.last_mut();
+        let section = section.with_context(|| format!("{}: {key} outside of [] job section", at()))?;
+        section.options.push((key.to_owned(), value));
+    }
+    Ok(sections)
+}
+
+/// With variables put in; one that is not set is nothing, as in fio.
+fn expanded(line: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String> {
+    let mut out = String::new();
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once("${") {
+        let (name, behind) = after.split_once('}').context("${ without }")?;
+        out.push_str(before);
+        out.push_str(&variable(name).unwrap_or_default());
+        rest = behind;
+    }
+    out.push_str(rest);
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<JobFile> {
+        read_jobs(text, |name| (name == "SIZE").then(|| "8".to_owned()))
+    }
+
+    fn refused(text: &str) -> String {
+        format!("{:#}", read(text).expect_err("this must be refused"))
+    }
+
+    #[test]
+    fn globals_are_for_the_jobs_behind_them() {
+        let file = read(
+            "# a comment\n[global]\nrw=randread ; and another\nsize=${SIZE}k${NONE}\nioengine=libaio\n\
+             direct=1\n[a]\ntime_based=0\nnorandommap\n[b]\nrw=write\nname=other\n[global]\niodepth=4\n\
+             ioengine=sync\n[ c ]\nnumjobs=3",
+        )
+        .unwrap();
+        let names: Vec<_> = file.jobs.iter().map(|j| (j.load.name.as_str(), j.load.rw.name())).collect();
+        assert_eq!(names, [("a", "randread"), ("other", "write"), ("c", "randread")]);
+        let depths: Vec<_> = file.jobs.iter().map(|j| (j.load.iodepth, j.load.numjobs)).collect();
+        assert_eq!(depths, [(1, 1), (1, 1), (4, 3)]);
+        assert!(file.jobs[0].load.norandommap && !file.jobs[2].load.norandommap);
+        assert!(file.jobs.iter().all(|j| j.load.size == Some(crate::load::Part::Bytes(8192))));
+        assert_eq!((file.ignored, file.devices), (vec!["ioengine".into(), "direct".into()], vec![None]));
+    }
+
+    #[test]
+    fn walls_and_groups() {
+        let file = read("[a]\nstonewall\n[b]\n[c]\nnew_group\n[d]\nstonewall=1\n[e]\nstonewall=0").unwrap();
+        let places: Vec<_> = file.jobs.iter().map(|j| (j.stage, j.group)).collect();
+        assert_eq!(places, [(0, 0), (0, 0), (0, 1), (1, 2), (1, 2)]);
+    }
+
+    #[test]
+    fn jobs_share_the_devices_they_name() {
+        let file = read("[a]\nfilename=null\\:size=1M\n[b]\n[c]\ndevice=null:size=1M\n[d]").unwrap();
+        assert_eq!(file.devices, [Some("null:size=1M".into()), None]);
+        assert_eq!(file.jobs.iter().map(|j| j.device).collect::<Vec<_>>(), [0, 1, 0, 1]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        assert_eq!(refused("[global]\nbs=4k"), "no jobs: a job begins with [NAME]");
+        assert_eq!(refused("bs=4k\n[a]"), "line 1: bs outside of [] job section");
+        assert_eq!(refused("[a]\n\nfoo=1"), "job a: unexpected argument '--foo' found");
+        assert!(refused("[a]\nbs=x").starts_with("job a: invalid value 'x' for '--bs <SIZE>'"));
+        assert!(refused("[a]\nbs").contains("a value is required"));
+        assert_eq!(refused("[a\nbs=4k"), "line 1: [ without ]");
+        assert_eq!(refused("[a]\nbs=${X"), "line 2: ${ without }");
+        assert_eq!(refused("[a]\n-x=1"), "line 2: \"-x\" is no option");
+        assert_eq!(refused("[a]\nfilename"), "job a: filename: a device is wanted");
+    }
+}
