@@ -148,8 +148,8 @@ impl Budget {
     }
 
     /// Takes `bytes`, or stops all for the rest of this tick. What is longer than a whole tick
-    /// takes one, and those after it as well. Who looks while another brings the bytes of a new
-    /// tick waits for the next.
+    /// takes what is left of one, and owes the rest to those after it. Who looks while another
+    /// brings the bytes of a new tick waits for the next.
     fn take(&self, bytes: u64, now: Nanos) -> bool {
         let change = |cell: &AtomicI64, change: &dyn Fn(i64) -> i64| {
             let changed = cell.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| Some(change(n)));
@@ -162,7 +162,7 @@ impl Budget {
             change(&self.left, &|left| left.saturating_add(more).min(self.a_tick));
         }
         let bytes = bytes.min(i64::MAX as u64) as i64;
-        let goes = |left: i64| left >= bytes.min(self.a_tick);
+        let goes = |left: i64| if bytes > self.a_tick { left > 0 } else { left >= bytes };
         let left =
             change(&self.left, &|left| if goes(left) { left.saturating_sub(bytes) } else { left.min(0) });
         goes(left) || bugs::on(Bug::BudgetPassed)

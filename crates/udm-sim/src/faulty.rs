@@ -150,7 +150,8 @@ impl Rules {
         let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
         let paid = a_tick.saturating_mul(now - owed.0);
         *owed = (now, owed.1.saturating_sub(paid));
-        if a_tick > 0 && owed.1 > 0 && owed.1 + bytes > a_tick {
+        let is_over = if bytes > a_tick { owed.1 >= a_tick } else { owed.1 + bytes > a_tick };
+        if a_tick > 0 && is_over {
             env.violate(|| format!("p{} moves more than its bandwidth: {} and {bytes}", self.path, owed.1));
         }
         owed.1 += bytes;
