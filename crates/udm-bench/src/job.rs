@@ -7,6 +7,7 @@
 //! plan afterwards.
 
 use crate::load::{Load, Region};
+use crate::pace::Pace;
 use crate::plan::Plan;
 use crate::stats::{DIRECTIONS, Stats, Usage, direction};
 use crate::verify::{self, Stamp};
@@ -95,6 +96,9 @@ struct Job<'a> {
     /// Requests taken from the plan, and how many may be.
     taken: u64,
     take_max: u64,
+    /// Where it does not send as fast as it can: when it does, and a request that has to wait.
+    pace: Option<Pace>,
+    held: Option<(Op, u64)>,
     /// No new requests: the phase ends when those in flight are done.
     stopping: bool,
     /// Checks reads; with `written`, those of the job's own writes.
@@ -145,7 +149,9 @@ impl<'a> Job<'a> {
             in_flight: 0,
             batch_max: load.iodepth_batch.map_or(depth, |n| depth.min(n as usize)),
             taken: 0,
-            take_max: load.number_ios.unwrap_or(u64::MAX),
+            take_max: load.requests(),
+            pace: Pace::new(load, load.seed() ^ spec.job as u64),
+            held: None,
             stopping: false,
             checks: load.verify.is_some() && !writes,
             tag: rand::random(),
@@ -172,7 +178,7 @@ impl<'a> Job<'a> {
         if self.stopping && self.in_flight == 0 {
             self.end_phase(cx.now());
         }
-        self.issue(cx.now());
+        self.issue(cx);
         let submitted = self.batch.len();
         if submitted > 0 {
             self.in_flight += submitted;
@@ -226,7 +232,8 @@ impl<'a> Job<'a> {
     }
 
     /// Fills idle bios from the plan.
-    fn issue(&mut self, now: Nanos) {
+    fn issue(&mut self, cx: &mut Cx<'_>) {
+        let now = cx.now();
         if self.stopping {
             return;
         }
@@ -236,18 +243,36 @@ impl<'a> Job<'a> {
             if fsync > 0 && self.unflushed >= fsync {
                 return self.issue_flush(now);
             }
+            if let Some(pace) = &mut self.pace {
+                let all_back = self.in_flight == 0 && self.batch.is_empty();
+                if let Some(until) = pace.thinks(all_back, now) {
+                    return cx.wake_at(until);
+                }
+            }
             let Some(mut bio) = self.idle.pop() else { return };
-            let next = if self.taken < self.take_max { self.next_request() } else { None };
+            let more = self.held.is_none() && self.taken < self.take_max;
+            let next = if more { self.next_request() } else { self.held.take() };
             let Some((op, block)) = next else {
                 self.idle.push(bio);
                 self.stopping = true;
                 return;
             };
+            let mut started = now;
+            if let Some(pace) = &mut self.pace {
+                match pace.send(direction(op), self.spec.load.bs, now) {
+                    Ok(at) => started = at,
+                    Err(due) => {
+                        self.held = Some((op, block));
+                        self.idle.push(bio);
+                        return cx.wake_at(due);
+                    }
+                }
+            }
             bio.op = op;
             bio.sector = Sector(block * per_block);
             bio.sectors = Sectors(per_block);
             bio.cookie = self.taken - 1;
-            bio.started = now;
+            bio.started = started;
             if op == Op::Write {
                 self.unflushed += 1;
                 if self.replay.is_some() {
@@ -326,6 +351,9 @@ impl<'a> Job<'a> {
         // does.
         let read_back = self.phase == Phase::ReadBack;
         self.clock.end(now, &mut self.stats, |i, ios| if read_back { i == 0 } else { ios > 0 });
+        // What was not sent is not read back.
+        self.taken -= u64::from(self.held.take().is_some());
+        self.pace = None;
         let again = if self.failure.is_none() { self.replay.take() } else { None };
         let Some(plan) = again else {
             self.phase = Phase::Over;

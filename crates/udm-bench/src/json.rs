@@ -73,7 +73,7 @@ fn options(load: &Load, device: Option<&str>) -> Value {
             map.insert("runtime".into(), json!(format!("{}ms", runtime.as_millis())));
         }
         if matches!(load.rw, ReadWrite::Rw | ReadWrite::Randrw) {
-            map.insert("rwmixread".into(), json!(load.rwmixread.to_string()));
+            map.insert("rwmixread".into(), json!(load.read_percent().to_string()));
         }
         for (name, on) in
             [("time_based", load.time_based), ("norandommap", load.norandommap), ("bare", load.bare)]

@@ -18,6 +18,7 @@ mod mapped;
 mod nbd;
 mod one_mutex;
 mod one_mutex_origin;
+mod pace;
 pub mod page;
 mod parts;
 mod plan;
@@ -33,7 +34,7 @@ mod verify;
 
 pub use compare::{CompareOptions, Comparison, PATHS_MAX, Row, compare};
 pub use jobs::{Job, JobFile, read_jobs};
-pub use load::{Load, Part, ReadWrite, Switch, Verify};
+pub use load::{Load, Part, RateProcess, ReadWrite, Switch, Verify};
 pub use mapped::{Mapped, PathTotals, Table, make_mapped};
 pub use progress::Progress;
 pub use report::Report;

@@ -27,6 +27,9 @@ pub struct Load {
     /// Of a mixed load, how many percent are reads
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub rwmixread: u8,
+    /// Of a mixed load, how many percent are writes [default: what --rwmixread leaves]
+    #[arg(long, value_name = "PERCENT", conflicts_with = "rwmixread", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub rwmixwrite: Option<u8>,
     /// The length of a request
     #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k", value_parser = bytes)]
     pub bs: u64,
@@ -43,6 +46,34 @@ pub struct Load {
     /// all of it]
     #[arg(long, value_name = "SIZE|N%", value_parser = part)]
     pub size: Option<Part>,
+    /// Where on the device to begin, in bytes or percent of it
+    #[arg(long, value_name = "SIZE|N%", value_parser = part)]
+    pub offset: Option<Part>,
+    /// How much each job moves in all, over the same blocks again if need be [default: --size]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub io_size: Option<u64>,
+    /// Do all of it so many times
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub loops: u32,
+    /// Bytes a second of each job, of reads and of writes each. A latency counts from when the
+    /// request should have been sent: what waits because the device is slow has waited
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub rate: Option<u64>,
+    /// The same in requests a second
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rate_iops: Option<u32>,
+    /// How the requests of a rate follow each other
+    #[arg(long, value_enum, default_value_t = RateProcess::Linear)]
+    pub rate_process: RateProcess,
+    /// Stand still for so long (microseconds, or 1ms, 2s) when what was sent has come back
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = micros)]
+    pub thinktime: Duration,
+    /// After how many requests that is
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub thinktime_blocks: u32,
+    /// Leave that time out of the rate, and do not make up for it
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
+    pub rate_ignore_thinktime: Switch,
     /// Stop after this time, in seconds (or 500ms, 2m)
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub runtime: Option<Duration>,
@@ -117,6 +148,15 @@ pub enum ReadWrite {
     Randrw,
 }
 
+/// How the requests of a rate follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RateProcess {
+    /// At equal intervals
+    Linear,
+    /// As those of many clients that know nothing of each other
+    Poisson,
+}
+
 /// How written data is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Verify {
@@ -178,6 +218,8 @@ impl Load {
             "bs * iodepth * numjobs: {data} bytes of data, more than {DATA_MAX}"
         );
         ensure!(!self.time_based || self.runtime.is_some(), "time_based needs runtime");
+        ensure!(self.rate != Some(0), "rate must be at least 1");
+        ensure!(self.io_size != Some(0), "io_size must be at least 1");
         ensure!(self.number_ios != Some(0), "number_ios must be at least 1");
         if self.verify.is_some() {
             ensure!(!self.has_no_data(), "verify: a {} carries no data", self.rw.name());
@@ -207,37 +249,55 @@ impl Load {
             ensure!(self.bs <= max, "bs={}: the device takes {max} at most", self.bs);
             ensure!(!op.is_write() || !limits.read_only, "the device is read-only");
         }
-        let blocks = self.blocks(limits.size.bytes())?;
+        let all = limits.size.bytes();
+        let begin = match self.offset {
+            None => 0,
+            Some(Part::Percent(percent)) => percent_of(all, percent),
+            Some(Part::Bytes(bytes)) => bytes,
+        } / self.bs;
+        ensure!(begin * self.bs < all, "offset={}: the device has {all}", begin * self.bs);
+        let blocks = self.blocks(all, all - begin * self.bs)?;
         let jobs = u64::from(self.numjobs);
         let share = if self.verify.is_some() { blocks / jobs } else { blocks };
         ensure!(share > 0, "bs={}: more than there is of the device", self.bs);
-        let first = |job| if self.verify.is_some() { share * job } else { 0 };
+        let first = |job| begin + if self.verify.is_some() { share * job } else { 0 };
         Ok((0..jobs).map(|job| Region { first: first(job), blocks: share }).collect())
     }
 
-    /// How many blocks of a device of `all` bytes the load uses. Of a size that ends inside a block
-    /// that block is used, where there is one, but for the map of random blocks: as fio does.
-    fn blocks(&self, all: u64) -> Result<u64> {
+    /// How many blocks the load uses of a device of `all` bytes, of which `left` are behind where
+    /// it begins. Of a size that ends inside a block that block is used, where there is one, but
+    /// for the map of random blocks: as fio does.
+    fn blocks(&self, all: u64, left: u64) -> Result<u64> {
         let size = match self.size {
-            None => all,
-            Some(Part::Percent(percent)) => {
-                (u128::from(all) * u128::from(percent) / 100) as u64 / self.bs * self.bs
-            }
-            Some(Part::Bytes(size)) if size > all => bail!("size={size}: the device has {all}"),
+            None => left,
+            Some(Part::Percent(percent)) => percent_of(all, percent).min(left) / self.bs * self.bs,
+            Some(Part::Bytes(size)) if size > left => bail!("size={size}: the device has {left}"),
             Some(Part::Bytes(size)) => size,
         };
         ensure!(size >= self.bs, "bs={}: more than there is of the device", self.bs);
         let mapped = self.rw.is_random() && !self.norandommap;
-        Ok(if mapped { size / self.bs } else { size.div_ceil(self.bs).min(all / self.bs) })
+        Ok(if mapped { size / self.bs } else { size.div_ceil(self.bs).min(left / self.bs) })
     }
 
     /// Whether the load has such requests.
     fn does(&self, op: Op) -> bool {
         match (self.rw.op(), op) {
-            (None, Op::Read) => self.rwmixread > 0 || self.verify.is_some(),
-            (None, Op::Write) => self.rwmixread < 100,
+            (None, Op::Read) => self.read_percent() > 0 || self.verify.is_some(),
+            (None, Op::Write) => self.read_percent() < 100,
             (only, op) => only == Some(op),
         }
+    }
+
+    /// Of a mixed load, how many percent are reads.
+    pub fn read_percent(&self) -> u8 {
+        self.rwmixwrite.map_or(self.rwmixread, |percent| 100 - percent)
+    }
+
+    /// How many requests a job has at the most.
+    pub fn requests(&self) -> u64 {
+        let number = self.number_ios.map_or(u64::MAX, |n| n.saturating_mul(self.loops.into()));
+        let whole = if self.rw.is_random() && !self.norandommap { u64::div_euclid } else { u64::div_ceil };
+        number.min(self.io_size.map_or(u64::MAX, |size| whole(size, self.bs).max(1)))
     }
 
     /// What the jobs draw their blocks from.
@@ -255,6 +315,10 @@ impl Load {
         let cpus = self.cpus_allowed.as_ref()?.numbers();
         cpus.get(job % cpus.len().max(1)).copied()
     }
+}
+
+fn percent_of(all: u64, percent: u8) -> u64 {
+    (u128::from(all) * u128::from(percent) / 100) as u64
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
@@ -281,12 +345,21 @@ fn switch(text: &str) -> Result<Switch, String> {
 
 /// A time: seconds, or with a unit (`us`, `ms`, `s`, `m`, `h`).
 fn time(text: &str) -> Result<Duration, String> {
+    time_in("s", text)
+}
+
+/// The same, where a plain number is microseconds.
+fn micros(text: &str) -> Result<Duration, String> {
+    time_in("us", text)
+}
+
+fn time_in(plain: &str, text: &str) -> Result<Duration, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
-    let us: u64 = match unit {
+    let us: u64 = match if unit.is_empty() { plain } else { unit } {
         "us" => 1,
         "ms" => 1000,
-        "" | "s" => 1_000_000,
+        "s" => 1_000_000,
         "m" => 60_000_000,
         "h" => 3_600_000_000,
         _ => return Err(format!("{unit}: not one of us, ms, s, m, h")),

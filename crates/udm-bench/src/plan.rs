@@ -15,6 +15,9 @@ pub struct Plan {
     at: u64,
     /// Goes over the region again and again.
     endless: bool,
+    /// Requests of a pass, and passes after this one.
+    length: u64,
+    passes: u32,
     rng: SmallRng,
     op: Option<Op>,
     read_percent: u8,
@@ -38,21 +41,23 @@ impl Plan {
             (true, true) => Order::Random,
             (true, false) => Order::Shuffled(Shuffle::new(region.blocks, &mut rng)),
         };
-        let (op, read_percent) = (load.rw.op(), load.rwmixread);
-        Plan { order, region, at: 0, endless: load.time_based, rng, op, read_percent }
+        let (op, read_percent) = (load.rw.op(), load.read_percent());
+        let endless = load.time_based || load.io_size.is_some();
+        let length = load.number_ios.filter(|_| !endless).map_or(region.blocks, |n| n.min(region.blocks));
+        Plan { order, region, at: 0, endless, length, passes: load.loops - 1, rng, op, read_percent }
     }
 
     /// True when no block comes twice.
     pub fn is_once(&self) -> bool {
-        !self.endless && !matches!(self.order, Order::Random)
+        !self.endless && self.passes == 0 && !matches!(self.order, Order::Random)
     }
 
     /// The next request: what, and on which block of the device. `None` when the plan is done.
     #[inline]
     pub fn next(&mut self) -> Option<(Op, u64)> {
-        if self.at == self.region.blocks {
+        if self.at == self.length {
             if !self.endless {
-                return None;
+                self.passes = self.passes.checked_sub(1)?;
             }
             self.at = 0;
             if let Order::Shuffled(shuffle) = &mut self.order {

@@ -169,6 +169,8 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(mem("--bs 1000"), "bench: bs=1000: not a multiple of 512");
     assert_eq!(mem("--bs 2M"), "bench: bs=2097152: more than there is of the device");
     assert_eq!(mem("--size 2M"), "bench: size=2097152: the device has 1048576");
+    assert_eq!(mem("--offset 1M"), "bench: offset=1048576: the device has 1048576");
+    assert_eq!(mem("--offset 512k --size 1M"), "bench: size=1048576: the device has 524288");
     assert_eq!(mem("--time_based"), "bench: time_based needs runtime");
     assert_eq!(mem("--rw trim --verify crc32c"), "bench: verify: a trim carries no data");
     assert!(mem("--bs 1M --iodepth 65536").contains("more than"));
@@ -189,6 +191,33 @@ fn jobs_share_the_device_when_they_verify() {
     assert!(all.iter().all(|r| (r.first, r.blocks) == (0, 256)));
     let own = line("--device mem:1M --numjobs 3 --verify crc32c").load.regions(&limits).unwrap();
     assert_eq!(own.iter().map(|r| (r.first, r.blocks)).collect::<Vec<_>>(), [(0, 85), (85, 85), (170, 85)]);
+}
+
+/// A device that takes 50 ms a request, and a rate of one each 10 ms: the tenth has waited since
+/// the 90th millisecond when it is over at 500, though it was sent at 450.
+#[test]
+fn a_slow_device_hides_nothing_from_a_rate() {
+    let device = "--device null:size=1M,irqmode=2,completion_nsec=50000000 --rw read --number_ios 10";
+    let longest = |more: &str| {
+        let entry = one(&line(&format!("{device} {more}")));
+        assert_eq!(ios(&entry), [10, 0, 0]);
+        entry.stats.directions[0].latency.max
+    };
+    assert!(longest("--rate_iops 100") >= 400_000_000);
+    assert!(longest("--rate 400k") >= 400_000_000, "the same in bytes");
+}
+
+#[test]
+fn rates_and_thoughts_take_their_time() {
+    let took = |text: &str| one(&line(&format!("--device null:size=1M --bare {text}"))).stats.runtime;
+    assert!(took("--rw randread --rate_iops 500 --number_ios 101 --iodepth 8") >= Nanos::from_millis(200));
+    let thinks = "--rw read --thinktime 20ms --thinktime_blocks 2 --iodepth 4 --number_ios 10";
+    assert!(took(thinks) >= Nanos::from_millis(80));
+    // What was held back at the end of the time is not read back.
+    let text = "--device mem:1M --rw randwrite --verify crc32c --rate_iops 100 --runtime 200ms --time_based";
+    let entry = one(&line(text));
+    let [reads, writes, _] = ios(&entry);
+    assert!(reads == writes && entry.failure.is_none(), "{reads} of {writes}");
 }
 
 /// Counts of some size in every line of a report.

@@ -40,6 +40,32 @@ rw=write
 bs=16k
 number_ios=10
 
+[again]
+rw=randread
+loops=3
+number_ios=20
+offset=70k
+size=512k
+
+[more]
+rw=read
+bs=64k
+io_size=3000k
+
+[slowly]
+rw=randread
+rate_iops=1000
+thinktime=100
+thinktime_blocks=10
+number_ios=50
+io_size=100k
+
+[mixed]
+rw=randrw
+rwmixwrite=100
+offset=50%
+size=100k
+
 [apart]
 new_group
 rw=randwrite
@@ -84,7 +110,7 @@ fn a_job_file_does_what_it_does_with_fio() {
         totals(&json(command.arg("--output-format=json").arg(&path).env("DISK", &disk)))
     };
     let ours = run(udm(&["bench"]));
-    assert_eq!(ours.iter().map(|j| j.1).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 2]);
+    assert_eq!(ours.iter().map(|j| j.1).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1, 1, 1, 1, 2]);
     if has("fio") {
         assert_eq!(ours, run(Command::new("fio")));
     }

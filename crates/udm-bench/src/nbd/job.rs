@@ -124,7 +124,7 @@ impl Job<'_> {
         let mut put = 0;
         while put < most && self.wire.has_room() {
             let Some(&slot) = self.free.last() else { break };
-            let next = if self.taken < load.number_ios.unwrap_or(u64::MAX) { self.plan.next() } else { None };
+            let next = if self.taken < load.requests() { self.plan.next() } else { None };
             let Some((op, block)) = next else {
                 self.stopping = true;
                 break;

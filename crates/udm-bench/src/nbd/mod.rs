@@ -100,6 +100,8 @@ fn check(load: &Load) -> Result<()> {
     load.check()?;
     ensure!(load.verify.is_none(), "verify: not over NBD");
     ensure!(load.fsync == 0, "fsync: not over NBD");
+    ensure!(load.rate.is_none() && load.rate_iops.is_none(), "rate: not over NBD");
+    ensure!(load.thinktime.is_zero(), "thinktime: not over NBD");
     ensure!(!load.bare, "bare: over NBD all data moves");
     Ok(())
 }
