@@ -17,7 +17,9 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 TEST_PROGRAMS := fio:fio curl:curl python3:python3 nbdkit:nbdkit nbdinfo:libnbd-bin qemu-io:qemu-utils fusermount3:fuse3 mkfs.ext4:e2fsprogs \
     fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind pkg-config:pkg-config ip:iproute2 chromedriver:chromium-driver
 
-.PHONY: help build library demo test test-programs lint bench install install-library fio-engine deb clean
+LAB ?= lab.html
+
+.PHONY: help build library demo lab test test-programs lint bench install install-library fio-engine deb clean
 
 help:
 	@echo 'make build    the program, as $(UDM)'
@@ -25,6 +27,7 @@ help:
 	@echo 'make test     all tests'
 	@echo 'make lint     formatting and clippy, as CI checks them'
 	@echo 'make bench    udm beside the one-mutex design and the bare device, in one run'
+	@echo 'make lab      the experiments that udm comes from, beside what they are compared with, as $(LAB)'
 	@echo 'make install  program, man pages, completions, lib/udm/dmsetup and libudm under PREFIX ($(PREFIX))'
 	@echo 'make fio-engine  an engine for the fio that is installed, as $(TARGET_DIR)/fio/udm.so'
 	@echo 'make deb      a package for Debian, with units for systemd, in $(TARGET_DIR)/debian'
@@ -43,6 +46,12 @@ bench: build
 	$(UDM) bench --snapshots
 	benches/nbd.sh $(UDM)
 	benches/snapshots.sh $(UDM)
+
+# The experiment fio runs where its engine can be made.
+lab: build
+	@if $(MAKE) fio-engine; then engine='--fio-engine $(TARGET_DIR)/fio/udm.so'; \
+	else echo 'make lab: no engine for fio, so the experiment fio is left out'; fi; \
+	$(UDM) lab run --html $(LAB) $$engine
 
 test: test-programs
 	$(CARGO) test --locked --workspace

@@ -6,28 +6,24 @@
 //! disturbs all alike. Requests carry no data; the null device at the bottom does nothing. Digits
 //! belong to the machine, ratios travel.
 
-use crate::cores;
+use crate::contest::{self, Contest, Score, Until};
+use crate::lab::models::one_lock::{OneLock, Rule};
 use crate::mapped::{Table, make_mapped};
-use crate::one_mutex::OneMutex;
-use crate::stats::Usage;
 use anyhow::{Result, ensure};
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
 use serde::Serialize;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Barrier};
-use std::time::Duration;
-use udm_core::{Batch, Bio, CoreId, Device, Lane, Sector, Sectors};
-use udm_runtime::{Cluster, CoreOptions, LocalCore};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use udm_core::Device;
+use udm_runtime::Cluster;
 use udm_wire::uri;
 
 /// The devices, in order. Those with a table are mapped devices as `udm serve` makes them.
-const NULL: &str = "null";
+pub(crate) const NULL: &str = "null";
 const QUEUE_LENGTH: &str = "queue-length";
 const ONE_MUTEX: &str = "one mutex";
 const LINEAR: &str = "linear";
-const SELECTORS: [&str; 5] =
+pub(crate) const SELECTORS: [&str; 5] =
     ["round-robin", QUEUE_LENGTH, "service-time", "historical-service-time", IO_AFFINITY];
 const IO_AFFINITY: &str = "io-affinity";
 const NAMES: [&str; 8] =
@@ -39,9 +35,8 @@ pub const PATHS_MAX: usize = 256;
 /// The most cores: a word of a mask of io-affinity has so many bits.
 const CORES_MAX: usize = u32::BITS as usize;
 
-/// Sectors of the tables, and of a request.
-const LEN: u64 = 4 << 21;
-const REQUEST: u64 = 8;
+/// Sectors of the tables.
+pub(crate) const LEN: u64 = 4 << 21;
 
 /// How much to measure.
 #[derive(Debug, Clone)]
@@ -115,17 +110,19 @@ pub struct Comparison {
 pub fn compare(options: &CompareOptions, stop: &AtomicBool) -> Result<Comparison> {
     ensure!(options.rounds > 0 && options.requests > 0, "nothing to measure");
     ensure!((1..=PATHS_MAX).contains(&options.paths), "paths: from 1 to {PATHS_MAX}");
-    let cpus = cpus();
+    let cpus = contest::cpus().len();
     let mut rows = Vec::new();
-    for &cores in options.cores.iter().filter(|&&n| n <= cpus.len().clamp(1, CORES_MAX)) {
-        let threads: Vec<_> = (0..cores)
-            .map(|i| CoreOptions { cpu: cpus.get(i).copied(), ring_optional: true, ..CoreOptions::default() })
-            .collect();
-        let start = Start { barrier: Barrier::new(cores), stop, last: AtomicUsize::new(usize::MAX) };
-        let make = |cluster: &Arc<Cluster>| devices(cluster, options.paths);
-        let measured = cores::run(&threads, make, |core, lanes| measure(core, lanes, options, &start))?;
-        for (d, &depth) in options.depths.iter().enumerate() {
-            rows.extend(summary(depth, cores, options, &measured, d));
+    for &cores in options.cores.iter().filter(|&&n| n <= cpus.clamp(1, CORES_MAX)) {
+        let contest = Contest {
+            cores: contest::pinned(cores),
+            depths: &options.depths,
+            rounds: options.rounds,
+            until: Until::Requests(options.requests),
+            len: LEN,
+        };
+        let scores = contest.run(|cluster| devices(cluster, options.paths), stop)?;
+        for (&depth, scores) in options.depths.iter().zip(&scores) {
+            rows.extend(rows_of(depth, cores, scores));
         }
         if stop.load(Relaxed) {
             break;
@@ -135,38 +132,13 @@ pub fn compare(options: &CompareOptions, stop: &AtomicBool) -> Result<Comparison
     Ok(Comparison { stopped: stop.load(Relaxed), rows })
 }
 
-/// Where cores begin a measurement together, or all stop in front of the same one.
-struct Start<'a> {
-    barrier: Barrier,
-    stop: &'a AtomicBool,
-    /// The number of the first that is not made. Core 0 sets it, in front of the barrier.
-    last: AtomicUsize,
-}
-
-impl Start<'_> {
-    /// Waits for the others in front of measurement `number`; false when it is not made.
-    fn wait(&self, core: CoreId, number: usize) -> bool {
-        if core == CoreId(0) && self.stop.load(Relaxed) {
-            self.last.fetch_min(number, Relaxed);
-        }
-        self.barrier.wait();
-        number < self.last.load(Relaxed)
-    }
-}
-
-/// The CPUs that this process may use.
-fn cpus() -> Vec<usize> {
-    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
-    (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
-}
-
 /// A device that does nothing. They are told apart by their sizes.
-fn path(n: usize) -> String {
+pub(crate) fn path(n: usize) -> String {
     format!("null:size={}G,submit_queues=1024,hw_queue_depth=10240", 4 + n)
 }
 
 /// A table of one group. The arguments of a path are as few as the selector takes.
-fn multipath(selector: &str, paths: usize, cores: usize) -> String {
+pub(crate) fn multipath(selector: &str, paths: usize, cores: usize) -> String {
     let own = selector == IO_AFFINITY;
     let paths = if own { paths.min(cores) } else { paths };
     let words: Vec<_> = (0..paths)
@@ -192,135 +164,23 @@ fn devices(cluster: &Arc<Cluster>, paths: usize) -> Result<Vec<Arc<dyn Device>>>
         std::iter::once(linear).chain(groups).map(|(name, text)| Table { name: name.into(), text }).collect();
     let mut devices = vec![null(0)?];
     devices.extend(make_mapped(cluster, &tables)?);
-    devices.push(Arc::new(OneMutex::new((0..paths).map(null).collect::<Result<_>>()?)));
+    devices.push(Arc::new(OneLock::new(Rule::QueueLength, (0..paths).map(null).collect::<Result<_>>()?)));
     debug_assert_eq!(devices.len(), NAMES.len());
     Ok(devices)
 }
 
-/// One measurement of one device on one core.
-#[derive(Clone, Copy)]
-struct Measured {
-    ns: f64,
-    switches: u64,
-}
-
-/// By depth, device and round.
-type OfCore = Vec<Vec<Vec<Measured>>>;
-
-fn measure(
-    core: &mut LocalCore,
-    mut lanes: Vec<Box<dyn Lane>>,
-    options: &CompareOptions,
-    start: &Start<'_>,
-) -> OfCore {
-    let mut load = Reads::new(u64::from(core.id().0));
-    let mut number = 0;
-    let all = options.depths.iter().map(|&depth| {
-        load.set_depth(depth);
-        let mut of_depth = vec![Vec::with_capacity(options.rounds); lanes.len()];
-        // One round more than is counted: the first warms up.
-        for round in 0..=options.rounds {
-            for (lane, out) in lanes.iter_mut().zip(&mut of_depth) {
-                if !start.wait(core.id(), number) {
-                    return of_depth;
-                }
-                number += 1;
-                let measured = load.run(core, &mut **lane, options.requests);
-                if round > 0 {
-                    out.push(measured);
-                }
-            }
-        }
-        of_depth
-    });
-    all.collect()
-}
-
-/// The load: the same bios over and over, to random places.
-struct Reads {
-    idle: Batch,
-    batch: Batch,
-    done: Batch,
-    rng: SmallRng,
-}
-
-impl Reads {
-    fn new(seed: u64) -> Reads {
-        Reads {
-            idle: Batch::new(),
-            batch: Batch::new(),
-            done: Batch::new(),
-            rng: SmallRng::seed_from_u64(seed),
-        }
-    }
-
-    fn set_depth(&mut self, depth: usize) {
-        self.idle.resize_with(depth, Bio::new);
-    }
-
-    fn run(&mut self, core: &mut LocalCore, lane: &mut dyn Lane, requests: u64) -> Measured {
-        let (mut left, mut in_flight) = (requests, 0);
-        let (before, begin) = (Usage::now(), core.clock());
-        loop {
-            core.turn(|cx| {
-                lane.poll(&mut self.done, cx);
-                in_flight -= self.done.len();
-                for mut bio in self.done.drain(..) {
-                    bio.finish();
-                    self.idle.push(bio);
-                }
-                while left > 0
-                    && let Some(mut bio) = self.idle.pop()
-                {
-                    left -= 1;
-                    bio.sector = Sector((self.rng.next_u64() % (LEN / REQUEST)) * REQUEST);
-                    bio.sectors = Sectors(REQUEST);
-                    bio.start();
-                    self.batch.push(bio);
-                }
-                in_flight += self.batch.len();
-                lane.submit(&mut self.batch, cx);
-            });
-            if left == 0 && in_flight == 0 {
-                break;
-            }
-        }
-        let took = core.clock().since(begin).0;
-        let switches = Usage::now().since(&before, Duration::ZERO).switches;
-        Measured { ns: took as f64 / requests as f64, switches }
-    }
-}
-
-/// The rows of a depth, by the rounds in which each device was measured; none when there are none.
-fn summary(depth: usize, cores: usize, options: &CompareOptions, measured: &[OfCore], d: usize) -> Vec<Row> {
-    let counts = measured.iter().flat_map(|core| core[d].iter().map(Vec::len));
-    let count = counts.min().unwrap_or_default();
-    if count == 0 {
-        return Vec::new();
-    }
-    let ns = |device: usize| -> f64 {
-        // A round's result is the mean of its cores.
-        let round = |r: usize| measured.iter().map(|core| core[d][device][r].ns).sum::<f64>() / cores as f64;
-        let mut rounds: Vec<f64> = (0..count).map(round).collect();
-        rounds.sort_by(f64::total_cmp);
-        rounds[rounds.len() / 2]
-    };
-    let null = ns(0);
-    let row = |(i, device): (usize, &'static str)| {
-        let switches: u64 = measured.iter().flat_map(|core| &core[d][i][..count]).map(|m| m.switches).sum();
-        let requests = (options.requests * (count * cores) as u64) as f64;
-        let ns = ns(i);
-        Row {
-            device,
-            depth,
-            cores,
-            ns,
-            added_ns: ns - null,
-            ratio: ns / null,
-            switches: switches as f64 * 1e6 / requests,
-        }
-    };
-    NAMES.into_iter().enumerate().map(row).collect()
+/// The rows of a depth.
+fn rows_of(depth: usize, cores: usize, scores: &[Score]) -> impl Iterator<Item = Row> {
+    let null = scores[0].ns;
+    NAMES.into_iter().zip(scores).map(move |(device, &Score { ns, switches, .. })| Row {
+        device,
+        depth,
+        cores,
+        ns,
+        added_ns: ns - null,
+        ratio: ns / null,
+        switches,
+    })
 }
 
 impl Comparison {

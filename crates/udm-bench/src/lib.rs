@@ -8,15 +8,16 @@
 #![forbid(unsafe_code)]
 
 mod compare;
+mod contest;
 mod cores;
 mod html;
 mod job;
 mod jobs;
 mod json;
+pub mod lab;
 mod load;
 mod mapped;
 mod nbd;
-mod one_mutex;
 mod one_mutex_origin;
 mod pace;
 pub mod page;

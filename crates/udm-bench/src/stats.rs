@@ -232,6 +232,12 @@ impl Stats {
     }
 }
 
+/// The one in the middle.
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
 /// What a thread took of its machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {

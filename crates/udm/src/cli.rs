@@ -10,6 +10,7 @@ pub use show::*;
 
 use crate::bench::BenchArgs;
 use crate::cow::CowArgs;
+use crate::lab::LabArgs;
 use crate::log_writes::LogWritesArgs;
 use crate::multipath::MultipathArgs;
 use crate::serve::CheckPaths;
@@ -43,6 +44,8 @@ pub enum Verb {
     Demo(DemoArgs),
     /// Measure a device with load, in fio's words
     Bench(BenchArgs),
+    /// Run the experiments that udm comes from again, each beside what it is compared with
+    Lab(LabArgs),
     /// Make a device: load its table and resume it
     Create(CreateArgs),
     /// Remove devices that nobody uses

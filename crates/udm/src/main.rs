@@ -10,6 +10,7 @@ mod cow;
 mod demo;
 mod dmsetup;
 mod interrupt;
+mod lab;
 mod log;
 mod log_writes;
 mod multipath;
@@ -93,6 +94,7 @@ fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
         Verb::Multipath(args) => multipath::run(args).map(|()| ExitCode::SUCCESS),
         Verb::Demo(args) => demo::run(args).map(|()| ExitCode::SUCCESS),
         Verb::Bench(args) => bench::run(args),
+        Verb::Lab(args) => lab::run(args),
         Verb::Web(args) => web::run(args).map(|()| ExitCode::SUCCESS),
         Verb::Top(args) => top::run(args),
         verb => verbs::run(verb).map(|()| ExitCode::SUCCESS),

@@ -24,7 +24,19 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("udm-frontends", &["udm-buf", "udm-core", "udm-runtime", "udm-wire"]),
     ("udm-control", &["udm-backends", "udm-core", "udm-dm", "udm-frontends", "udm-targets", "udm-wire"]),
     ("udm-capi", &["udm-control", "udm-core", "udm-dm", "udm-runtime"]),
-    ("udm-bench", &["udm-backends", "udm-buf", "udm-control", "udm-core", "udm-runtime", "udm-wire"]),
+    (
+        "udm-bench",
+        &[
+            "udm-backends",
+            "udm-buf",
+            "udm-control",
+            "udm-dm",
+            "udm-targets",
+            "udm-core",
+            "udm-runtime",
+            "udm-wire",
+        ],
+    ),
     (
         "udm-sim",
         &[

@@ -72,6 +72,13 @@ pub struct FirstWrites {
     pub iops: f64,
 }
 
+impl FirstWrites {
+    /// What was written.
+    pub fn device(&self) -> &'static str {
+        self.device.name()
+    }
+}
+
 /// One measurement.
 pub(super) struct Case {
     pub(super) kind: Kind,

@@ -12,6 +12,7 @@ mod later;
 mod load;
 mod text;
 
+use crate::stats::median;
 use anyhow::{Result, ensure};
 use first::Case;
 pub use first::FirstWrites;
@@ -120,9 +121,4 @@ fn first_writes(
         }
     }
     Ok(rows)
-}
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
 }

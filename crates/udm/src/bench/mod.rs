@@ -2,8 +2,8 @@
 //! signals and the terminal are here.
 
 mod device;
-mod progress;
-mod stop;
+pub mod progress;
+pub mod stop;
 
 use crate::log;
 use crate::output::{say, say_json};

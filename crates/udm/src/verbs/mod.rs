@@ -51,6 +51,7 @@ pub fn run(verb: &Verb) -> Result<()> {
         Verb::Serve(_)
         | Verb::Demo(_)
         | Verb::Bench(_)
+        | Verb::Lab(_)
         | Verb::LogWrites(_)
         | Verb::Cow(_)
         | Verb::Multipath(_)

@@ -1,0 +1,100 @@
+//! `context-switches`: what a second queue with a thread of its own makes of each request.
+
+use super::models::two_queues::TwoQueues;
+use super::outcome::{Finding, Grid, Outcome};
+use super::{Effort, Experiment};
+use crate::compare::{LEN, multipath, path};
+use crate::contest::{self, Contest, Until};
+use crate::mapped::{Table, make_mapped};
+use crate::page::{Axis, Bar, Bars, Unit};
+use anyhow::Result;
+use std::sync::Arc;
+use udm_core::{Device, Nanos};
+use udm_runtime::Cluster;
+use udm_wire::uri;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "context-switches",
+    question: "How many context switches does a stacked device make of the raw device's?",
+    source: "a report on dm over blk-mq, 2016: 10 s of 4 KiB reads, nr_hw_queues 1 and 4",
+    run,
+};
+
+const DEPTH: usize = 32;
+const ROUNDS: usize = 9;
+const TIME: Nanos = Nanos(200_000_000);
+
+/// Hardware queues, and how many switches the original counted in 10 s, raw and stacked.
+const ORIGINAL: [(usize, f64, f64); 2] = [(1, 1970.0, 667_784.0), (4, 2067.0, 2_314_901.0)];
+
+/// Beside the model with so many queues.
+const NAMES: [&str; 3] = ["raw", "linear", "multipath, queue-length"];
+
+fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+    let cores = contest::cpus().len().clamp(1, u32::BITS as usize);
+    let contest = Contest {
+        cores: vec![contest::free(); cores],
+        depths: &[DEPTH],
+        rounds: effort.rounds(ROUNDS),
+        until: Until::Time(TIME),
+        len: LEN,
+    };
+    let scores = contest.scores(devices, effort.stop)?;
+
+    let models = ORIGINAL.map(|(queues, ..)| format!("two queues, {queues} of them in hardware"));
+    let names: Vec<&str> = NAMES.into_iter().chain(models.iter().map(String::as_str)).collect();
+    let mut table = Grid::new(
+        format!("{cores} cores that sleep when they have nothing to do, depth {DEPTH}"),
+        ["", "thousand IOPS", "switches a million requests", "switches in 10 s", "ns a request"],
+    );
+    let axis = Axis::new("context switches a million requests, and one", Unit::Number).log();
+    let mut bars = Bars::new("Context switches", axis, ["switches"]);
+    for (name, score) in names.iter().zip(&scores) {
+        let ten_seconds = score.switches * score.iops(cores) * 10.0 / 1e6;
+        table.row(*name, [score.iops(cores) / 1e3, score.switches, ten_seconds, score.ns]);
+        bars = bars.group(*name, [Bar::new(score.switches + 1.0)]);
+    }
+    outcome.table(table);
+    outcome.bars(bars);
+
+    let raw = scores[0];
+    let (mut of_raw, per_time) = (Vec::new(), |i: usize| scores[i].switches * scores[i].iops(cores));
+    for i in 1..scores.len() {
+        // What the machine itself does to a program that never waits is a few a second.
+        of_raw.push(per_time(i).max(1.0) / per_time(0).max(1.0));
+    }
+    for (name, ratio) in NAMES[1..].iter().zip(&of_raw) {
+        outcome.found(Finding::less(format!("{name}: switches a second, of raw"), *ratio).aim(1.1));
+    }
+    for ((queues, before, behind), ratio) in ORIGINAL.iter().zip(&of_raw[NAMES.len() - 1..]) {
+        let what = format!("two queues, {queues} in hardware: switches a second, of raw");
+        outcome.found(Finding::less(what, *ratio).beside(behind / before));
+    }
+    let stacked = &scores[NAMES.len()..];
+    for ((queues, ..), score) in ORIGINAL.iter().zip(stacked) {
+        let what = format!("linear over two queues, {queues} in hardware: requests a second");
+        outcome.found(Finding::more(what, score.ns / scores[1].ns));
+    }
+    outcome.note(format!(
+        "The raw device takes {:.1} ns a request and nobody waits for it: what switches it has are the \
+         machine's own, a handful, and so a ratio of them says little either way. The model's two queues \
+         pass each request to another thread and back.",
+        raw.ns
+    ));
+    Ok(())
+}
+
+fn devices(cluster: &Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>> {
+    let raw = udm_backends::open(&uri::parse(&path(0))?)?;
+    let tables = [
+        ("linear", format!("0 {LEN} linear {} 0", path(0))),
+        ("multipath", multipath("queue-length", 2, cluster.len())),
+    ];
+    let tables = tables.map(|(name, text)| Table { name: name.into(), text });
+    let mut devices = vec![Arc::clone(&raw)];
+    devices.extend(make_mapped(cluster, &tables)?);
+    for (queues, ..) in ORIGINAL {
+        devices.push(Arc::new(TwoQueues::new(queues, raw.limits())));
+    }
+    Ok(devices)
+}

@@ -1,0 +1,149 @@
+//! `growth`: what one more costs, of paths, of lines in a table and of devices on each other.
+
+use super::outcome::{Finding, Grid, Outcome, ratio};
+use super::{Effort, Experiment};
+use crate::compare::{LEN, multipath, path};
+use crate::contest::{self, Contest, Until};
+use crate::mapped::{Table, make_mapped};
+use crate::page::{Axis, Lines, Unit};
+use anyhow::Result;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "growth",
+    question: "What does one more cost: a path, a line of the table, a device on another?",
+    source: "udm's own bar: costs grow as they should",
+    run,
+};
+
+const DEPTH: usize = 32;
+const ROUNDS: usize = 15;
+const REQUESTS: u64 = 20_000;
+
+const PATHS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+const SELECTORS: [&str; 4] = ["round-robin", "queue-length", "service-time", "historical-service-time"];
+const LINES: [usize; 5] = [1, 10, 100, 1_000, 10_000];
+const LAYERS: [usize; 5] = [1, 2, 4, 8, 16];
+
+/// Sectors of a line: so that ten thousand of them fit.
+const LINE: u64 = 256;
+
+fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+    paths(effort, outcome)?;
+    lines(effort, outcome)?;
+    layers(effort, outcome)
+}
+
+fn paths(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+    let heads = ["".to_owned()].into_iter().chain(PATHS.map(|n| n.to_string()));
+    let mut table = Grid::new("ns a request over the raw device, by paths", heads);
+    let mut plot = plot("Paths", "paths");
+    for selector in SELECTORS {
+        let tables = PATHS.map(|n| vec![multipath(selector, n, 1)]);
+        let added = added(effort, tables.to_vec(), LEN)?;
+        let points: Vec<(f64, f64)> = PATHS.iter().map(|&n| n as f64).zip(added).collect();
+        table.row(selector, points.iter().map(|(_, ns)| *ns));
+        let (slope, _) = slope(&points);
+        outcome.found(Finding::less(format!("{selector}: ns a path more"), slope));
+        plot = plot.line(format!("{selector}: {} ns a path", ratio(slope)), points);
+    }
+    outcome.table(table);
+    outcome.lines(plot);
+    Ok(())
+}
+
+fn lines(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+    let table = |n: usize| {
+        let line =
+            |i: u64| format!("{} {LINE} linear {} {}", i * LINE, path((i % 2) as usize), (i / 2) * LINE);
+        vec![(0..n as u64).map(line).collect::<Vec<_>>().join("\n")]
+    };
+    let mut points = Vec::new();
+    for n in LINES {
+        let added = added(effort, vec![table(n)], n as u64 * LINE)?;
+        points.extend(added.into_iter().map(|ns| (n as f64, ns)));
+    }
+    let doublings: Vec<(f64, f64)> = points.iter().map(|(n, ns)| (n.log2(), *ns)).collect();
+    let (slope, _) = slope(&doublings);
+    let mut grid = Grid::new("lines of a table", ["", "ns a request over the raw device"]);
+    points.iter().for_each(|(n, ns)| grid.row(format!("{n}"), [*ns]));
+    outcome.table(grid);
+    outcome.found(Finding::less("linear: ns each time the lines are twice as many", slope));
+    let name = format!("linear: {} ns each time they are twice as many", ratio(slope));
+    outcome.lines(plot("Lines of a table", "lines").line(name, points));
+    Ok(())
+}
+
+fn layers(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+    let stack = |n: usize| {
+        let below = |i: usize| if i == 0 { path(0) } else { format!("@{}", name(i - 1)) };
+        (0..n).map(|i| format!("0 {LEN} linear {} 0", below(i))).collect::<Vec<_>>()
+    };
+    let mut points = Vec::new();
+    for n in LAYERS {
+        let added = added(effort, vec![stack(n)], LEN)?;
+        points.extend(added.into_iter().map(|ns| (n as f64, ns)));
+    }
+    let (slope, _) = slope(&points);
+    let mut grid = Grid::new("linear devices on each other", ["", "ns a request over the raw device"]);
+    points.iter().for_each(|(n, ns)| grid.row(format!("{n}"), [*ns]));
+    outcome.table(grid);
+    outcome.found(Finding::less("linear: ns a device more", slope));
+    let name = format!("linear: {} ns a device", ratio(slope));
+    outcome.lines(plot("Devices on each other", "devices").line(name, points));
+    Ok(())
+}
+
+fn plot(title: &str, what: &str) -> Lines {
+    Lines::new(title, Axis::new(what, Unit::Number).log(), Axis::new("time over the raw device", Unit::Nanos))
+}
+
+fn name(number: usize) -> String {
+    format!("d{number}")
+}
+
+/// What the last device of each of `stacks` adds to a request of the raw device, in ns. A stack's
+/// tables may name those before as `@d0` and so on.
+fn added(effort: &Effort<'_>, stacks: Vec<Vec<String>>, len: u64) -> Result<Vec<f64>> {
+    let contest = Contest {
+        cores: contest::pinned(1),
+        depths: &[DEPTH],
+        rounds: effort.rounds(ROUNDS),
+        until: Until::Requests(effort.requests(REQUESTS)),
+        len,
+    };
+    let scores = contest.scores(
+        |cluster| {
+            let raw = udm_backends::open(&udm_wire::uri::parse(&path(0))?)?;
+            let mut devices = vec![raw as std::sync::Arc<dyn udm_core::Device>];
+            for stack in stacks {
+                let tables: Vec<Table> =
+                    (0..).zip(stack).map(|(i, text)| Table { name: name(i), text }).collect();
+                devices.extend(make_mapped(cluster, &tables)?.pop());
+            }
+            Ok(devices)
+        },
+        effort.stop,
+    )?;
+    Ok(scores[1..].iter().map(|score| score.ns - scores[0].ns).collect())
+}
+
+/// The straight line through `points` by least squares: how much it rises, and where it begins.
+fn slope(points: &[(f64, f64)]) -> (f64, f64) {
+    let n = points.len() as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;
+    let (x, y) = (mean(|p| p.0), mean(|p| p.1));
+    let along: f64 = points.iter().map(|p| (p.0 - x) * (p.1 - y)).sum();
+    let across: f64 = points.iter().map(|p| (p.0 - x).powi(2)).sum();
+    (along / across, y - along / across * x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_straight_line() {
+        let (rise, begin) = slope(&[(1.0, 5.0), (2.0, 7.0), (4.0, 11.0)]);
+        assert!((rise - 2.0).abs() < 1e-9 && (begin - 3.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,129 @@
+//! `lockless`: what multipath keeps of the raw device, and what one lock a device takes.
+
+use super::models::one_lock::{OneLock, Rule};
+use super::outcome::{Finding, Grid, Outcome};
+use super::{Effort, Experiment};
+use crate::compare::{LEN, NULL, SELECTORS, multipath, path};
+use crate::contest::{self, Contest, Score, Until};
+use crate::mapped::{Table, make_mapped};
+use crate::page::{Axis, Bar, Bars, Unit};
+use anyhow::{Context, Result};
+use std::sync::Arc;
+use udm_core::Device;
+use udm_runtime::{Cluster, CoreOptions};
+use udm_wire::uri;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "lockless",
+    question: "How much of the raw device does multipath keep, without locks and behind one lock a device?",
+    source: "Snitzer, lockless dm-multipath, 2016: 192 CPUs, null_blk, 4 KiB random reads, depth 32",
+    run,
+};
+
+const PATHS: usize = 2;
+const DEPTH: usize = 32;
+const ROUNDS: usize = 15;
+/// Enough that all cores are at work for most of a round, however late one wakes up.
+const REQUESTS: u64 = 200_000;
+
+/// The devices behind one lock, by the selector that they are like.
+const LOCKED: [(&str, Rule); 3] = [
+    ("round-robin", Rule::RoundRobin),
+    ("queue-length", Rule::QueueLength),
+    ("service-time", Rule::ServiceTime),
+];
+
+/// The original's thousand requests a second with a queue and a job a CPU of a node or two, pinned
+/// and not: of the raw device, and of each of [`LOCKED`] without locks and with one.
+struct Original {
+    raw: f64,
+    lanes: [f64; 3],
+    locked: [f64; 3],
+}
+
+const PINNED: Original =
+    Original { raw: 6055.9, lanes: [4169.1, 2729.1, 2778.3], locked: [2083.9, 1728.4, 1655.5] };
+const UNPINNED: Original =
+    Original { raw: 2598.8, lanes: [2010.9, 1661.8, 1569.5], locked: [1121.0, 882.5, 889.5] };
+
+fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+    let cpus = contest::cpus().len().max(1);
+    case(effort, outcome, "1 core", contest::pinned(1), None)?;
+    if cpus > 1 {
+        let cores = cpus.min(u32::BITS as usize);
+        let name = |how| format!("{cores} cores, {how}");
+        case(effort, outcome, &name("pinned"), contest::pinned(cores), Some(&PINNED))?;
+        case(effort, outcome, &name("not pinned"), vec![contest::free(); cores], Some(&UNPINNED))?;
+    }
+    outcome.note(
+        "The raw device does nothing at all here, in a few ns a request, where a request of null_blk \
+         through a system call takes a thousand: what is kept of such a device is less than of any \
+         other. Through a program like fio it is nearly everything (docs/benchmarks.md).",
+    );
+    Ok(())
+}
+
+fn case(
+    effort: &Effort<'_>,
+    outcome: &mut Outcome,
+    name: &str,
+    cores: Vec<CoreOptions>,
+    original: Option<&Original>,
+) -> Result<()> {
+    let count = cores.len();
+    let contest = Contest {
+        cores,
+        depths: &[DEPTH],
+        rounds: effort.rounds(ROUNDS),
+        until: Until::Requests(effort.requests(REQUESTS)),
+        len: LEN,
+    };
+    let scores = contest.scores(devices, effort.stop)?;
+    let (raw, rest) = scores.split_first().context("devices")?;
+    let (lanes, locked) = rest.split_at(SELECTORS.len());
+
+    let mut table =
+        Grid::new(format!("{name}, depth {DEPTH}"), ["", "thousand IOPS", "ns a request", "of raw"]);
+    let mut row = |what: &str, score: &Score| {
+        table.row(what, [score.iops(count) / 1e3, score.ns, raw.ns / score.ns]);
+    };
+    row(NULL, raw);
+    SELECTORS.iter().zip(lanes).for_each(|(what, score)| row(what, score));
+    LOCKED.iter().zip(locked).for_each(|((what, _), score)| row(&format!("{what}, one lock"), score));
+    outcome.table(table);
+
+    let axis = Axis::new("of what the raw device does", Unit::Ratio);
+    let mut bars = Bars::new(name, axis, ["udm", "one lock"]).reference("the original's");
+    for (place, (what, _)) in LOCKED.iter().enumerate() {
+        let Some(lane) = SELECTORS.iter().position(|name| name == what).map(|at| &lanes[at]) else {
+            continue;
+        };
+        let (kept, kept_locked) = (raw.ns / lane.ns, raw.ns / locked[place].ns);
+        let gain = locked[place].ns / lane.ns;
+        let (mut ours, mut theirs) = (Bar::new(kept), Bar::new(kept_locked));
+        let mut share = Finding::more(format!("{name}: {what} of raw"), kept);
+        let mut over = Finding::more(format!("{name}: {what} over one lock"), gain);
+        if let Some(o) = original {
+            (ours, theirs) = (ours.beside(o.lanes[place] / o.raw), theirs.beside(o.locked[place] / o.raw));
+            share = share.beside(o.lanes[place] / o.raw);
+            over = over.beside(o.lanes[place] / o.locked[place]).aim(8.0);
+        }
+        outcome.found(share);
+        outcome.found(over);
+        bars = bars.group(*what, [ours, theirs]);
+    }
+    outcome.bars(bars);
+    Ok(())
+}
+
+/// The raw device, [`SELECTORS`] and [`LOCKED`].
+fn devices(cluster: &Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>> {
+    let null = |n| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(&path(n))?)?) };
+    let table = |name: &str| Table { name: name.into(), text: multipath(name, PATHS, cluster.len()) };
+    let mut devices = vec![null(0)?];
+    devices.extend(make_mapped(cluster, &SELECTORS.map(table))?);
+    for (_, rule) in LOCKED {
+        devices.push(Arc::new(OneLock::new(rule, (0..PATHS).map(null).collect::<Result<_>>()?)));
+    }
+    Ok(devices)
+}

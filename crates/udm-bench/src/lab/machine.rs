@@ -1,0 +1,58 @@
+//! The machine that was measured.
+
+use serde::Serialize;
+use std::fmt;
+use std::time::Instant;
+
+/// How often the clock is read to find out how long that takes.
+const READINGS: u32 = 20_000;
+
+/// What ratios can depend on.
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    /// The model of its CPUs.
+    pub cpu: String,
+    /// How many of them this process may use.
+    pub cpus: usize,
+    /// What runs on it.
+    pub kernel: String,
+    /// Nanoseconds for a reading of the clock.
+    pub clock_ns: f64,
+    /// This program.
+    pub udm: &'static str,
+    /// Its build is optimised; the figures of another say nothing.
+    pub optimised: bool,
+}
+
+impl Machine {
+    /// The one that this runs on.
+    #[must_use]
+    pub fn this() -> Machine {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
+        let uname = rustix::system::uname();
+        let words = [uname.sysname(), uname.release(), uname.machine()].map(|word| word.to_string_lossy());
+        let begin = Instant::now();
+        let last = (0..READINGS).fold(begin, |_, _| Instant::now());
+        Machine {
+            cpu: model.unwrap_or("unknown CPU").to_owned(),
+            cpus: crate::contest::cpus().len().max(1),
+            kernel: words.join(" "),
+            clock_ns: last.duration_since(begin).as_nanos() as f64 / f64::from(READINGS),
+            udm: env!("CARGO_PKG_VERSION"),
+            optimised: !cfg!(debug_assertions),
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { cpu, cpus, kernel, clock_ns, udm, optimised } = self;
+        let s = if *cpus == 1 { "" } else { "s" };
+        write!(
+            f,
+            "udm {udm} on {cpus} CPU{s} of {cpu}, {kernel}; a reading of the clock takes {clock_ns:.0} ns."
+        )?;
+        if *optimised { Ok(()) } else { f.write_str(" Not an optimised build: its figures say nothing.") }
+    }
+}

@@ -1,0 +1,90 @@
+//! The lab: the experiments of the texts that udm comes from, each beside what it is compared with,
+//! in one run.
+//!
+//! An experiment measures its devices in turn, round by round, and takes medians, so that what
+//! disturbs the machine disturbs all alike. What it says are ratios: digits belong to the machine.
+//! Each stands beside the one that the original reported. [`EXPERIMENTS`] lists them all.
+
+mod context_switches;
+mod fio;
+mod growth;
+mod io_affinity;
+mod lockless;
+mod machine;
+pub(crate) mod models;
+mod ornl;
+mod outcome;
+mod over;
+mod selectors;
+mod snapshot;
+
+pub use machine::Machine;
+pub use outcome::{Finding, Grid, Outcome, Verdict, page, text};
+
+use anyhow::Result;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+/// An experiment.
+pub struct Experiment {
+    /// What `udm lab run` calls it.
+    pub name: &'static str,
+    /// What it asks.
+    pub question: &'static str,
+    /// Where it comes from.
+    pub source: &'static str,
+    run: fn(&Effort<'_>, &mut Outcome) -> Result<()>,
+}
+
+/// All experiments.
+pub const EXPERIMENTS: &[Experiment] = &[
+    lockless::EXPERIMENT,
+    context_switches::EXPERIMENT,
+    io_affinity::EXPERIMENT,
+    snapshot::EXPERIMENT,
+    ornl::EXPERIMENT,
+    selectors::EXPERIMENT,
+    growth::EXPERIMENT,
+    fio::EXPERIMENT,
+];
+
+/// How much to measure.
+pub struct Effort<'a> {
+    /// A third of the rounds.
+    pub quick: bool,
+    /// Once it is set an experiment ends with the rounds that it has.
+    pub stop: &'a AtomicBool,
+    /// udm's engine for fio, where there is one.
+    pub fio_engine: Option<&'a Path>,
+}
+
+impl Effort<'_> {
+    /// How often each device is measured, where that is `all` for the whole of it.
+    fn rounds(&self, all: usize) -> usize {
+        if self.quick { (all / 3).max(1) } else { all }
+    }
+
+    /// How many requests a measurement has, where that is `all` for one that says something: a
+    /// build that is not optimised only shows that it runs.
+    fn requests(&self, all: u64) -> u64 {
+        if cfg!(debug_assertions) { all / 32 } else { all }
+    }
+}
+
+impl Experiment {
+    /// The one of that name.
+    #[must_use]
+    pub fn find(name: &str) -> Option<&'static Experiment> {
+        EXPERIMENTS.iter().find(|experiment| experiment.name == name)
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// When cores or devices can't be had, or it was stopped before anything was measured.
+    pub fn run(&self, effort: &Effort<'_>) -> Result<Outcome> {
+        let mut outcome = Outcome::new(self);
+        (self.run)(effort, &mut outcome)?;
+        Ok(outcome)
+    }
+}

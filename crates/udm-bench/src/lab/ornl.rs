@@ -1,0 +1,116 @@
+//! `ornl`: what multipath adds to the time of a request, and takes from the rate of many.
+
+use super::outcome::{Finding, Grid, Outcome};
+use super::{Effort, Experiment};
+use crate::compare::LEN;
+use crate::contest::{self, Contest, Until};
+use crate::mapped::{Table, make_mapped};
+use crate::page::{Axis, Lines, Unit};
+use anyhow::Result;
+use std::sync::Arc;
+use udm_core::{Device, Nanos};
+use udm_runtime::Cluster;
+use udm_wire::uri;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "ornl",
+    question: "What does multipath add to the time of a request, and what does it take from the rate?",
+    source: "Caldwell, blk-mq and scsi-mq at ORNL, 2015: SRP, 4 KiB, direct and indirect paths",
+    run,
+};
+
+/// How long a direct path takes, about what it took there, and how much more an indirect one.
+const DIRECT: u64 = 100_000;
+const INDIRECT: u64 = 120_000;
+/// Requests one after the other.
+const SYNCHRONOUS: u64 = 100;
+const ROUNDS: usize = 9;
+const TIME: Nanos = Nanos(150_000_000);
+const DEPTH: usize = 32;
+
+/// The original's: time of a request and IOPS, direct and by multipath.
+const TIMES: (f64, f64) = (103.58, 130.56);
+const RATES: (f64, f64) = (217_468.0, 100_658.0);
+
+const NAMES: [&str; 4] =
+    ["direct path", "indirect path", "multipath, direct path", "multipath, indirect path"];
+
+fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+    // One request at a time, on a core that sleeps meanwhile.
+    let contest = Contest {
+        cores: contest::pinned(1),
+        depths: &[1],
+        rounds: effort.rounds(ROUNDS),
+        until: Until::Time(Nanos(SYNCHRONOUS * (DIRECT + INDIRECT) / 2)),
+        len: LEN,
+    };
+    let scores = contest.scores(devices, effort.stop)?;
+    let heads = ["", "us a request", "added us", "CPU, percent"];
+    let mut table = Grid::new(format!("{SYNCHRONOUS} requests one after the other"), heads);
+    for (i, name) in NAMES.iter().enumerate() {
+        let added = if i < 2 { f64::NAN } else { (scores[i].ns - scores[i - 2].ns) / 1e3 };
+        table.row(*name, [scores[i].ns / 1e3, added, scores[i].cpu * 100.0]);
+    }
+    outcome.table(table);
+    for i in 0..2 {
+        let what = format!("{}: time of a request, of without multipath", NAMES[i]);
+        let finding = Finding::less(what, scores[i + 2].ns / scores[i].ns);
+        outcome.found(if i == 0 { finding.beside(TIMES.1 / TIMES.0) } else { finding });
+    }
+
+    // Many at a time, on more and more threads of one device.
+    let cpus = contest::cpus().len().max(1);
+    let heads = ["", "direct: thousand IOPS", "CPU, percent", "multipath: thousand IOPS", "CPU, percent"];
+    let mut table = Grid::new(format!("threads on one device, depth {DEPTH} each"), heads);
+    let (mut direct, mut stacked) = (Vec::new(), Vec::new());
+    for threads in [1, 2, 4] {
+        let contest = Contest {
+            cores: vec![contest::free(); threads],
+            depths: &[DEPTH],
+            rounds: effort.rounds(ROUNDS),
+            until: Until::Time(TIME),
+            len: LEN,
+        };
+        let scores = contest.scores(devices, effort.stop)?;
+        let (raw, multipath) = (scores[0], scores[2]);
+        let cells = [raw, multipath].map(|score| [score.iops(threads) / 1e3, score.cpu * 100.0]);
+        table.row(format!("{threads} on {} of the CPUs", cpus.min(threads)), cells.into_iter().flatten());
+        direct.push((threads as f64, raw.iops(threads)));
+        stacked.push((threads as f64, multipath.iops(threads)));
+        let what = format!("depth {}: IOPS of multipath, of direct", threads * DEPTH);
+        outcome.found(Finding::more(what, raw.ns / multipath.ns).beside(RATES.1 / RATES.0));
+    }
+    outcome.table(table);
+    outcome.lines(
+        Lines::new(
+            "Requests a second",
+            Axis::new("threads", Unit::Number).log2(),
+            Axis::new("IOPS", Unit::Number),
+        )
+        .line("direct", direct)
+        .line("multipath", stacked),
+    );
+    outcome.note(
+        "A path is a device that answers after a time, whatever else it has: the rate is the depth over that \
+         time. What multipath adds is far less than what a sleeping core is late.",
+    );
+    Ok(())
+}
+
+/// As [`NAMES`].
+fn devices(cluster: &Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>> {
+    // They are told apart by their sizes.
+    let path = |time: u64, n: u64| {
+        let size = (4u64 << 30) + 4096 * n;
+        format!("null:size={size},irqmode=2,completion_nsec={time},submit_queues=1024,hw_queue_depth=10240")
+    };
+    let open = |word: String| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(&word)?)?) };
+    let table = |name: &str, word| {
+        let text = format!("0 {LEN} multipath 0 0 1 1 service-time 0 1 0 {word}");
+        Table { name: name.into(), text }
+    };
+    let tables = [table("direct", path(DIRECT, 2)), table("indirect", path(INDIRECT, 3))];
+    let mut devices = vec![open(path(DIRECT, 0))?, open(path(INDIRECT, 1))?];
+    devices.extend(make_mapped(cluster, &tables)?);
+    Ok(devices)
+}

@@ -1,0 +1,292 @@
+//! What an experiment came to: as text, as JSON, and as a part of a page.
+
+use super::{Experiment, Machine};
+use crate::page::{Bars, Lines, Page};
+use serde::Serialize;
+use std::fmt::Write;
+
+/// Two ratios are alike when neither is more than this times the other.
+const ALIKE: f64 = 1.1;
+
+/// What an experiment came to.
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    /// The experiment's name.
+    pub name: &'static str,
+    /// What it asked.
+    pub question: &'static str,
+    /// Where it comes from.
+    pub source: &'static str,
+    /// What it found: each beside what the original reported.
+    pub findings: Vec<Finding>,
+    /// What was measured.
+    pub tables: Vec<Grid>,
+    /// What there is to know of the findings.
+    pub notes: Vec<String>,
+    #[serde(skip)]
+    plots: Vec<Drawing>,
+}
+
+/// A plot of the page.
+#[derive(Debug)]
+enum Drawing {
+    Bars(Bars),
+    Lines(Lines),
+}
+
+/// A ratio, beside the original's.
+#[derive(Debug, Clone, Serialize)]
+pub struct Finding {
+    /// What it is the ratio of.
+    pub what: String,
+    /// What it is here.
+    pub here: f64,
+    /// What it was in the original; `None` where that says nothing of it.
+    pub original: Option<f64>,
+    /// What udm means to reach.
+    pub aim: Option<f64>,
+    /// More is better.
+    pub more: bool,
+    /// What to make of it.
+    pub verdict: Verdict,
+}
+
+/// What to make of a ratio.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// It is what udm means to reach, or better.
+    Met,
+    /// It falls short of that.
+    Missed,
+    /// Without an aim: better than the original's.
+    Better,
+    /// About the original's.
+    Alike,
+    /// Worse than the original's.
+    Worse,
+    /// There is nothing to compare it with.
+    New,
+}
+
+impl Verdict {
+    fn of(here: f64, original: Option<f64>, aim: Option<f64>, more: bool) -> Verdict {
+        let reaches = |bar: f64| if more { here >= bar } else { here <= bar };
+        match (aim, original) {
+            (Some(aim), _) if reaches(aim) => Verdict::Met,
+            (Some(_), _) => Verdict::Missed,
+            (None, None) => Verdict::New,
+            (None, Some(original)) if here <= original * ALIKE && original <= here * ALIKE => Verdict::Alike,
+            (None, Some(original)) if reaches(original) => Verdict::Better,
+            (None, Some(_)) => Verdict::Worse,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Verdict::Met => "met",
+            Verdict::Missed => "missed",
+            Verdict::Better => "better",
+            Verdict::Alike => "alike",
+            Verdict::Worse => "worse",
+            Verdict::New => "",
+        }
+    }
+}
+
+impl Finding {
+    /// A ratio that is the better the larger it is.
+    pub(super) fn more(what: impl Into<String>, here: f64) -> Finding {
+        Finding::new(what.into(), here, true)
+    }
+
+    /// One that is the better the smaller it is.
+    pub(super) fn less(what: impl Into<String>, here: f64) -> Finding {
+        Finding::new(what.into(), here, false)
+    }
+
+    fn new(what: String, here: f64, more: bool) -> Finding {
+        Finding { what, here, original: None, aim: None, more, verdict: Verdict::New }
+    }
+
+    /// Beside the original's.
+    pub(super) fn beside(self, original: f64) -> Finding {
+        Finding { original: Some(original), ..self }.judged()
+    }
+
+    /// With what udm means to reach.
+    pub(super) fn aim(self, aim: f64) -> Finding {
+        Finding { aim: Some(aim), ..self }.judged()
+    }
+
+    fn judged(self) -> Finding {
+        Finding { verdict: Verdict::of(self.here, self.original, self.aim, self.more), ..self }
+    }
+
+    fn cells(&self) -> [String; 5] {
+        let number = |n: Option<f64>| n.map_or_else(String::new, ratio);
+        let aim = |aim| format!("{} {}", if self.more { "at least" } else { "at most" }, ratio(aim));
+        let aim = self.aim.map_or_else(String::new, aim);
+        [self.what.clone(), ratio(self.here), number(self.original), aim, self.verdict.word().to_owned()]
+    }
+}
+
+/// A ratio in three digits or so.
+pub(super) fn ratio(n: f64) -> String {
+    match n.abs() {
+        n100 if n100 >= 100.0 => format!("{n:.0}"),
+        n10 if n10 >= 10.0 => format!("{n:.1}"),
+        _ => format!("{n:.2}"),
+    }
+}
+
+/// A table.
+#[derive(Debug, Clone, Serialize)]
+pub struct Grid {
+    /// What is in it.
+    pub title: String,
+    /// The heads of its columns, of which the first is a name.
+    pub heads: Vec<String>,
+    /// Its rows.
+    pub rows: Vec<(String, Vec<f64>)>,
+}
+
+impl Grid {
+    /// Without rows.
+    pub(super) fn new<S: Into<String>>(title: impl Into<String>, heads: impl IntoIterator<Item = S>) -> Grid {
+        Grid { title: title.into(), heads: heads.into_iter().map(Into::into).collect(), rows: Vec::new() }
+    }
+
+    /// One row more.
+    pub(super) fn row(&mut self, name: impl Into<String>, cells: impl IntoIterator<Item = f64>) {
+        self.rows.push((name.into(), cells.into_iter().collect()));
+    }
+
+    fn cells(&self) -> impl Iterator<Item = Vec<String>> + '_ {
+        let number = |n: &f64| if n.is_nan() { String::new() } else { ratio(*n) };
+        self.rows
+            .iter()
+            .map(move |(name, cells)| std::iter::once(name.clone()).chain(cells.iter().map(number)).collect())
+    }
+}
+
+const FINDING_HEADS: [&str; 5] = ["ratio", "here", "original", "aim", "verdict"];
+
+impl Outcome {
+    pub(super) fn new(experiment: &Experiment) -> Outcome {
+        let Experiment { name, question, source, .. } = *experiment;
+        let (findings, tables, notes) = (Vec::new(), Vec::new(), Vec::new());
+        Outcome { name, question, source, findings, tables, notes, plots: Vec::new() }
+    }
+
+    pub(super) fn found(&mut self, finding: Finding) {
+        self.findings.push(finding);
+    }
+
+    pub(super) fn table(&mut self, table: Grid) {
+        self.tables.push(table);
+    }
+
+    pub(super) fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
+    }
+
+    pub(super) fn bars(&mut self, plot: Bars) {
+        self.plots.push(Drawing::Bars(plot));
+    }
+
+    pub(super) fn lines(&mut self, plot: Lines) {
+        self.plots.push(Drawing::Lines(plot));
+    }
+}
+
+/// What a run came to, for a terminal.
+#[must_use]
+pub fn text(machine: &Machine, outcomes: &[Outcome]) -> String {
+    let mut out = format!("{machine}\n");
+    for outcome in outcomes {
+        let Outcome { name, question, source, .. } = outcome;
+        let _ = writeln!(out, "\n{name}: {question}\n({source})\n");
+        for table in &outcome.tables {
+            let heads = std::iter::once(&table.title).chain(table.heads.iter().skip(1)).cloned().collect();
+            columns(&mut out, heads, table.cells());
+        }
+        let heads = FINDING_HEADS.map(str::to_owned).to_vec();
+        columns(&mut out, heads, outcome.findings.iter().map(|finding| finding.cells().to_vec()));
+        for note in &outcome.notes {
+            let _ = writeln!(out, "{note}");
+        }
+    }
+    out
+}
+
+/// A table: the first column to the left, the others to the right, each as wide as it must be.
+fn columns(out: &mut String, heads: Vec<String>, rows: impl Iterator<Item = Vec<String>>) {
+    let rows: Vec<Vec<String>> = std::iter::once(heads).chain(rows).collect();
+    let width = |c: usize| rows.iter().filter_map(|row| row.get(c)).map(|cell| cell.chars().count()).max();
+    for row in &rows {
+        let mut line = String::new();
+        for (c, cell) in row.iter().enumerate() {
+            let width = width(c).unwrap_or(0);
+            let _ = if c == 0 { write!(line, "{cell:<width$}") } else { write!(line, "  {cell:>width$}") };
+        }
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+    out.push('\n');
+}
+
+/// The same as a page.
+#[must_use]
+pub fn page(machine: &Machine, outcomes: &[Outcome]) -> String {
+    let mut page = Page::new("udm lab");
+    page.text(
+        "The experiments of the texts that udm comes from, run again. What is compared was measured \
+         in turn, in one run; figures are medians.",
+    );
+    page.text(&machine.to_string());
+    for outcome in outcomes {
+        let section = page.section(outcome.name);
+        section.text(&format!("{} ({})", outcome.question, outcome.source));
+        section.table(&FINDING_HEADS, outcome.findings.iter().map(Finding::cells));
+        for plot in &outcome.plots {
+            match plot {
+                Drawing::Bars(bars) => section.plot(bars),
+                Drawing::Lines(lines) => section.plot(lines),
+            }
+        }
+        for note in &outcome.notes {
+            section.text(note);
+        }
+        for table in &outcome.tables {
+            let heads: Vec<&str> =
+                std::iter::once(&table.title).chain(table.heads.iter().skip(1)).map(String::as_str).collect();
+            section.table(&heads, table.cells());
+        }
+    }
+    page.html()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts() {
+        let of = |finding: Finding| finding.verdict;
+        assert_eq!(of(Finding::more("a", 8.0).beside(1.7).aim(8.0)), Verdict::Met);
+        assert_eq!(of(Finding::more("a", 7.9).beside(1.7).aim(8.0)), Verdict::Missed);
+        assert_eq!(of(Finding::less("a", 1.2).aim(1.1)), Verdict::Missed);
+        assert_eq!(of(Finding::less("a", 1.2).beside(1.3)), Verdict::Alike);
+        assert_eq!(of(Finding::less("a", 1.0).beside(1.3)), Verdict::Better);
+        assert_eq!(of(Finding::more("a", 1.0).beside(1.3)), Verdict::Worse);
+        assert_eq!(of(Finding::more("a", 1.0)), Verdict::New);
+    }
+
+    #[test]
+    fn columns_stand_below_each_other() {
+        let mut out = String::new();
+        let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
+        columns(&mut out, row(["ratio", "here", ""]), [row(["a", "1.25", "met"])].into_iter());
+        assert_eq!(out, "ratio  here\na      1.25  met\n\n");
+    }
+}

@@ -1,0 +1,36 @@
+//! Mapped devices over devices that no table can name: those of [`super::models`].
+
+use anyhow::{Context, Result, anyhow};
+use std::sync::Arc;
+use udm_core::{Cores, DevNo, Device};
+use udm_dm::testing::{TestIo, TestResolver};
+use udm_dm::{MappedDevice, Table};
+use udm_targets::TARGETS;
+
+/// A mapped device with this table on `cores`; in it `disks` are called `253:0`,
+/// `253:1` and so on. `turn` is called while the cores have yet to take turns.
+pub(super) fn mapped(
+    cores: &dyn Cores,
+    core_count: usize,
+    table: &str,
+    disks: &[Arc<dyn Device>],
+    mut turn: impl FnMut(),
+) -> Result<Arc<MappedDevice>> {
+    let mut resolver = TestResolver::new();
+    for (minor, disk) in (0..).zip(disks) {
+        let number = DevNo { major: 253, minor };
+        resolver.add(&number.to_string(), number, Arc::clone(disk));
+    }
+    let lines = udm_wire::table::parse(table)?;
+    let table = Table::build(TARGETS, &lines, &mut resolver, &TestIo::new(), core_count)
+        .map_err(|why| anyhow!("{table}: {why:?}"))?;
+    let device = MappedDevice::new("lab", None, DevNo { major: 254, minor: 0 }).context("a device")?;
+    device.load(table).context("its table")?;
+    let mut change = device.resume(Arc::new(|| ())).context("a resume")?;
+    loop {
+        match change.step(cores) {
+            Some(over) => return over.context("a resume").map(|()| device),
+            None => turn(),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! `snapshot`: first writes beside exceptions behind one mutex, and what a snapshot costs later.
+
+use super::outcome::{Finding, Grid, Outcome};
+use super::{Effort, Experiment};
+use crate::page::{Axis, Lines, Unit};
+use crate::snapshots::{FirstWrites, LaterWrites, SnapshotOptions, snapshots};
+use anyhow::Result;
+use std::sync::atomic::AtomicUsize;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "snapshot",
+    question: "How many first writes a second, against worker count, without a mutex and with one?",
+    source: "Tsironis, fine-grained dm-snapshot, 2018 and 2019: null_blk, 4 KiB random writes, chunks of 4 KiB",
+    run,
+};
+
+const DEPTH: usize = 32;
+const THREADS: [usize; 3] = [1, 2, 4];
+
+/// What the original's first step made of an origin's writes, by workers.
+const ORIGINAL: [(usize, f64); 3] =
+    [(1, 66_421.0 / 57_708.0), (2, 77_589.0 / 63_415.0), (4, 98_839.0 / 67_276.0)];
+
+/// By the names of [`FirstWrites::device`].
+const MUTEX: &str = "origin, one mutex";
+const TRANSIENT: &str = "origin, N";
+
+fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+    let options = SnapshotOptions {
+        depths: vec![DEPTH],
+        threads: THREADS.to_vec(),
+        rounds: effort.rounds(5),
+        chunks: effort.requests(1 << 14),
+        exceptions: vec![1_000, effort.requests(1 << 20)],
+    };
+    let costs = snapshots(&options, effort.stop, &AtomicUsize::new(0))?;
+    for rows in costs.first_writes.chunk_by(|a, b| a.below == b.below) {
+        first_writes(rows, outcome);
+    }
+    for LaterWrites { linear, never, copied, removed, .. } in
+        costs.later_writes.iter().filter(|r| r.depth == DEPTH)
+    {
+        let mut table = Grid::new(format!("writes of an origin, depth {DEPTH}"), ["", "ns a request"]);
+        table.row("linear", [*linear]);
+        table.row("origin before its first snapshot", [*never]);
+        table.row("with a snapshot, all copied", [*copied]);
+        table.row("behind it, the snapshot removed", [*removed]);
+        outcome.table(table);
+        outcome.found(Finding::less("origin: behind a snapshot over before one", removed / never).aim(1.1));
+    }
+    if let [few, .., many] = &costs.lookups[..] {
+        let what = format!("reads among {} exceptions over {}", many.exceptions, few.exceptions);
+        outcome.found(Finding::less(what, many.ns / few.ns));
+    }
+    outcome.note(
+        "The original's ratios are those of its first step, the finer locks; all of its steps together were to \
+         make it 4. The mutex is kinder than the kernel's was: it copies many chunks at a time and wakes all that wait \
+         at once. Mean times follow from the rates: requests in flight over requests a second.",
+    );
+    Ok(())
+}
+
+/// Those over one kind of disks.
+fn first_writes(rows: &[FirstWrites], outcome: &mut Outcome) {
+    let Some(below) = rows.first().map(|row| row.below) else { return };
+    let of = |device: &str, threads: usize| {
+        rows.iter().find(|row| row.device() == device && row.threads == threads).map(|row| row.iops)
+    };
+    let mut names: Vec<&str> = Vec::new();
+    for row in rows {
+        if !names.contains(&row.device()) {
+            names.push(row.device());
+        }
+    }
+    let heads = THREADS.iter().flat_map(|n| [format!("thousand IOPS, {}", workers(*n)), "mean us".into()]);
+    let mut table = Grid::new(
+        format!("first writes over {below}, depth {DEPTH} a worker"),
+        std::iter::once(String::new()).chain(heads),
+    );
+    let axis = Axis::new("workers", Unit::Number).log2();
+    let mut lines =
+        Lines::new(format!("First writes over {below}"), axis, Axis::new("IOPS", Unit::Number).log());
+    for &name in &names {
+        let cells = |&n: &usize| {
+            let iops = of(name, n).unwrap_or(f64::NAN);
+            [iops / 1e3, (n * DEPTH) as f64 * 1e6 / iops]
+        };
+        table.row(name, THREADS.iter().flat_map(cells));
+        lines = lines.line(name, THREADS.iter().filter_map(|&n| Some((n as f64, of(name, n)?))));
+    }
+    outcome.table(table);
+    outcome.lines(lines);
+    for (workers, original) in ORIGINAL {
+        if let (Some(ours), Some(theirs)) = (of(TRANSIENT, workers), of(MUTEX, workers)) {
+            let what = format!("over {below}, {}: transient over one mutex", self::workers(workers));
+            outcome.found(Finding::more(what, ours / theirs).beside(original));
+        }
+    }
+}
+
+fn workers(count: usize) -> String {
+    format!("{count} worker{}", if count == 1 { "" } else { "s" })
+}

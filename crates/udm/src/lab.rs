@@ -1,0 +1,108 @@
+//! `udm lab`: the command line of the experiments in `udm_bench::lab`.
+
+use crate::bench::{progress, stop};
+use crate::output::{say, say_json};
+use anyhow::{Context, Result};
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use udm_bench::lab::{self, EXPERIMENTS, Effort, Experiment, Machine, Outcome};
+
+/// `udm lab`.
+#[derive(Debug, Args)]
+pub struct LabArgs {
+    #[command(subcommand)]
+    verb: LabVerb,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+enum LabVerb {
+    /// List the experiments
+    List,
+    /// Run experiments, and print what they found beside what the originals did
+    #[command(
+        after_help = "What is compared is measured in turn, in one run, and figures are medians: ratios travel from machine to machine, digits do not. A verdict is \
+met or missed where udm means to reach something; else better, alike or worse than the original's ratio, or nothing where there is none. Ctrl-C prints the experiments that are over.\n\n\
+Examples:\n  udm lab run lockless --quick\n  udm lab run --html lab.html"
+    )]
+    Run(RunArgs),
+}
+
+/// `udm lab run`.
+#[derive(Debug, Args)]
+struct RunArgs {
+    /// Which; all when none is named
+    #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(EXPERIMENTS.iter().map(|e| e.name)))]
+    names: Vec<String>,
+    /// A third of the rounds
+    #[arg(long)]
+    quick: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Write a page with plots too
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// The engine for fio that make fio-engine makes: without it the experiment fio is left out
+    #[arg(long, value_name = "FILE")]
+    fio_engine: Option<PathBuf>,
+}
+
+/// Does what the command line asks.
+///
+/// # Errors
+/// When an experiment can't be made, or the page can't be written.
+pub fn run(args: &LabArgs) -> Result<ExitCode> {
+    match &args.verb {
+        LabVerb::List => list(),
+        LabVerb::Run(args) => run_some(args),
+    }
+}
+
+fn list() -> Result<ExitCode> {
+    let width = EXPERIMENTS.iter().map(|experiment| experiment.name.len()).max().unwrap_or(0);
+    let line = |Experiment { name, question, source, .. }: &Experiment| {
+        format!("{name:<width$}  {question}\n{:<width$}  ({source})\n", "")
+    };
+    say(&EXPERIMENTS.iter().map(line).collect::<String>())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_some(args: &RunArgs) -> Result<ExitCode> {
+    let stop = stop::on_signals().context("lab: signals")?;
+    let is_asked = |e: &&Experiment| args.names.is_empty() || args.names.iter().any(|name| name == e.name);
+    let effort = Effort { quick: args.quick, stop, fio_engine: args.fio_engine.as_deref() };
+    let asked: Vec<_> = EXPERIMENTS.iter().filter(is_asked).collect();
+    let outcomes = progress::counted(asked.len(), |done| run_each(&asked, &effort, done))?;
+    let machine = Machine::this();
+    if let Some(file) = &args.html {
+        let page = lab::page(&machine, &outcomes);
+        std::fs::write(file, page).with_context(|| format!("lab: {}", file.display()))?;
+    }
+    if args.json {
+        say_json(&serde_json::json!({ "machine": machine, "experiments": outcomes }))?;
+    } else {
+        say(&lab::text(&machine, &outcomes))?;
+    }
+    Ok(stop::status(stop))
+}
+
+/// Those that are over when it is stopped, or all.
+fn run_each(asked: &[&Experiment], effort: &Effort<'_>, done: &AtomicUsize) -> Result<Vec<Outcome>> {
+    let mut outcomes = Vec::new();
+    for experiment in asked {
+        match experiment.run(effort) {
+            Ok(outcome) => outcomes.push(outcome),
+            Err(_) if effort.stop.load(Relaxed) => {}
+            Err(why) => return Err(why.context(format!("lab: {}", experiment.name))),
+        }
+        if effort.stop.load(Relaxed) {
+            break;
+        }
+        done.fetch_add(1, Relaxed);
+    }
+    Ok(outcomes)
+}
