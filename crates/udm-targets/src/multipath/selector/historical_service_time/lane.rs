@@ -127,8 +127,8 @@ impl HistoricalLane {
             slot.history = path.get();
         }
         if self.now >= self.alone_from {
-            // Both have told in each poll so far: the other has its turn first.
-            self.share_at = self.now + SHARE_EVERY;
+            // The other one may take itself to be alone: it hears at once that it is not.
+            self.share_at = self.now;
         }
         self.alone_from = self.now + ALONE_AFTER;
     }
