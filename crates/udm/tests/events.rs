@@ -72,7 +72,7 @@ fn each_change_once_and_in_order() {
     assert_eq!(stranger.next(), all[0]);
     server.says(&["create", "f", "--notable"]);
     assert_eq!(again.kinds(1), ["f created"]);
-    let (status, _, body) = support::answer(&support::raw(
+    let (status, _, body) = support::answer(&support::ask(
         &server.socket,
         b"GET /v1/events HTTP/1.1\r\nHost: udm\r\nLast-Event-ID: x\r\nConnection: close\r\n\r\n",
     ));

@@ -161,7 +161,7 @@ impl Server {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: udm\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
         );
-        answer(&exchange(&self.socket, request.as_bytes(), false))
+        answer(&ask(&self.socket, request.as_bytes()))
     }
 }
 
@@ -176,6 +176,11 @@ impl Drop for Server {
 /// answers until it closes.
 pub fn raw(socket: &Path, bytes: &[u8]) -> String {
     exchange(socket, bytes, true)
+}
+
+/// Sends a request that asks the server to close behind its answer.
+pub fn ask(socket: &Path, bytes: &[u8]) -> String {
+    exchange(socket, bytes, false)
 }
 
 /// `hang_up`: a client that sends no more is gone, to this server, unless it is answered already.
