@@ -5,6 +5,7 @@ use crate::output::{say, say_json};
 use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
+use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -73,6 +74,11 @@ fn list() -> Result<ExitCode> {
 
 fn run_some(args: &RunArgs) -> Result<ExitCode> {
     let stop = stop::on_signals().context("lab: signals")?;
+    if let Some(file) = &args.html {
+        // Told now, and not behind minutes of measuring.
+        let opened = OpenOptions::new().append(true).create(true).open(file);
+        opened.with_context(|| format!("lab: {}", file.display()))?;
+    }
     let is_asked = |e: &&Experiment| args.names.is_empty() || args.names.iter().any(|name| name == e.name);
     let effort = Effort { quick: args.quick, stop, fio_engine: args.fio_engine.as_deref() };
     let asked: Vec<_> = EXPERIMENTS.iter().filter(is_asked).collect();

@@ -24,6 +24,12 @@ fn all_are_listed() {
     let unknown = lab(&["run", "nothing"]);
     assert_eq!(unknown.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("selectors"), "it says what there is");
+    let nowhere = lab(&["run", "--html", "/nonexistent/lab.html"]);
+    assert_eq!(
+        (nowhere.status.code(), nowhere.stdout.len()),
+        (Some(1), 0),
+        "said before anything is measured"
+    );
 }
 
 /// What each of `experiment`'s findings is: its name, here, the original's.

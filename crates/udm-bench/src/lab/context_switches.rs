@@ -68,7 +68,7 @@ fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
     }
     for ((queues, before, behind), ratio) in ORIGINAL.iter().zip(&of_raw[NAMES.len() - 1..]) {
         let what = format!("two queues, {queues} in hardware: switches a second, of raw");
-        outcome.found(Finding::less(what, *ratio).beside(behind / before));
+        outcome.found(Finding::less(what, *ratio).of_model(behind / before));
     }
     let stacked = &scores[NAMES.len()..];
     for ((queues, ..), score) in ORIGINAL.iter().zip(stacked) {

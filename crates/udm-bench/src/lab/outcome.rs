@@ -114,6 +114,11 @@ impl Finding {
         Finding { original: Some(original), ..self }.judged()
     }
 
+    /// Beside the original's, of which nothing follows: it is a model's.
+    pub(super) fn of_model(self, original: f64) -> Finding {
+        Finding { original: Some(original), ..self }
+    }
+
     /// With what udm means to reach.
     pub(super) fn aim(self, aim: f64) -> Finding {
         Finding { aim: Some(aim), ..self }.judged()
