@@ -2,6 +2,9 @@
 
 #![expect(clippy::print_stdout, reason = "what is skipped says so")]
 
+mod built;
+
+use built::{archive, root};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,17 +13,11 @@ use std::sync::LazyLock;
 /// How `engines/fio/build` says that there is nothing to build the engine with.
 const SKIPPED: i32 = 77;
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/udm-capi in the root")
-}
-
 /// The engine; `None` where it can't be built.
 fn engine() -> Option<&'static Path> {
     static ENGINE: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
-        let test = std::env::current_exe().expect("this test");
-        let archive = test.ancestors().nth(2).expect("deps in the folder of the profile").join("libudm.a");
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fio");
-        let out = Command::new(root().join("engines/fio/build")).arg(archive).arg(&folder).output();
+        let out = Command::new(root().join("engines/fio/build")).arg(archive()).arg(&folder).output();
         let out = out.expect("engines/fio/build");
         let said = String::from_utf8_lossy(&out.stderr);
         if out.status.code() == Some(SKIPPED) {

@@ -2,20 +2,13 @@
 
 #![expect(clippy::print_stdout, reason = "what is skipped says so")]
 
+mod built;
+
+use built::{archive, root};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 use tempfile::TempDir;
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/udm-capi in the root")
-}
-
-/// The archive that cargo has built beside this test.
-fn archive() -> PathBuf {
-    let test = std::env::current_exe().expect("this test");
-    test.ancestors().nth(2).expect("deps in the folder of the profile").join("libudm.a")
-}
 
 /// What a command says, when it went well.
 fn run(command: &mut Command) -> String {
