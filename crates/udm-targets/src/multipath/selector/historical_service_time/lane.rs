@@ -9,7 +9,6 @@ use super::super::{Bios, Choose};
 use super::rounds::{Pair, Rounds, Turn};
 use super::{ALONE_AFTER, HistoricalServiceTime, History, MANY, POINT, SHARE_EVERY, SHORT, Shared};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use udm_core::{Bio, Cx, Nanos, Sectors};
 
@@ -56,10 +55,10 @@ pub(in crate::multipath) struct HistoricalLane {
 }
 
 impl Slot {
-    /// Reads `load`, the path's.
+    /// `shared` is the path's load as all cores have published it.
     #[inline(always)]
-    fn look(&mut self, load: &AtomicU64) {
-        self.load = load.load(Relaxed).wrapping_add(self.fresh);
+    fn look(&mut self, shared: u64) {
+        self.load = shared.wrapping_add(self.fresh);
     }
 }
 
@@ -196,7 +195,7 @@ impl HistoricalLane {
         self.turns.clear();
         for &path in &self.order {
             let slot = &mut self.slots[path as usize];
-            slot.look(&loads[path as usize]);
+            slot.look(loads[path as usize].load(Relaxed));
             let History { average, stale_after, .. } = slot.history;
             plain &= (average.wrapping_sub(1) < SHORT) & (slot.load < limit);
             plain &= (stale_after < self.now.0) == stale;
@@ -269,7 +268,7 @@ impl Choose for HistoricalLane {
     fn choose(&mut self, bio: &mut Bio) -> usize {
         self.compare_notes();
         for (slot, load) in self.slots.iter_mut().zip(self.selector.loads.all()) {
-            slot.look(load);
+            slot.look(load.load(Relaxed));
         }
         self.list();
         self.choose_one(bio)
