@@ -1,7 +1,7 @@
 //! The control half of a device.
 
 use crate::errno::EOPNOTSUPP;
-use crate::{Commons, Content, Cx, Extents, Lane, Limits, Sector, Sectors, Since};
+use crate::{Commons, Content, Cx, DiskQueue, Extents, Lane, Limits, Sector, Sectors, Since};
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -96,6 +96,11 @@ pub trait Device: Send + Sync {
     /// Why what answers in its place is not taken for it, in one line: it came back as another
     /// disk. `None` while nothing of the kind is known.
     fn refused(&self) -> Option<String> {
+        None
+    }
+
+    /// The queue in front of it; `None` where there is none.
+    fn queue(&self) -> Option<&dyn DiskQueue> {
         None
     }
 

@@ -23,6 +23,7 @@ mod funnel;
 mod lane;
 mod merge;
 mod sched;
+mod settings;
 mod tags;
 
 pub use funnel::Funnel;
@@ -30,11 +31,11 @@ pub use funnel::Funnel;
 use lane::QueueLane;
 use merge::Merger;
 use sched::Sched;
-use std::sync::{Arc, OnceLock};
-use tags::Tags;
+use settings::Settings;
+use std::sync::Arc;
 use udm_core::{
-    Checkpoint, Commons, Cx, Device, DeviceId, DiskLock, DiskTaken, Extents, Grown, Growth, Lane, Limits,
-    OpenError, Sector, Sectors, Since, Stacked,
+    Checkpoint, Commons, Cx, Device, DeviceId, DiskLock, DiskQueue, DiskTaken, Extents, Grown, Growth, Lane,
+    Limits, OpenError, QueueReport, Sector, Sectors, Since, Stacked,
 };
 use udm_wire::uri::{QueueParams, Scheduler};
 
@@ -51,8 +52,8 @@ impl Queued {
     #[must_use]
     pub fn new(disk: Arc<dyn Device>, params: &QueueParams) -> Queued {
         let funnel = (params.scheduler == Scheduler::MqDeadline).then(Funnel::default);
-        let all =
-            Arc::new(Queues { id: DeviceId::new(), disk, params: params.clone(), tags: OnceLock::new() });
+        let settings = Settings::new(params.clone());
+        let all = Arc::new(Queues { id: DeviceId::new(), disk, settings });
         Queued { as_device: Arc::clone(&all) as Arc<dyn Device>, all, funnel }
     }
 }
@@ -61,37 +62,8 @@ impl Queued {
 struct Queues {
     id: DeviceId,
     disk: Arc<dyn Device>,
-    params: QueueParams,
-    /// Of each hardware queue.
-    tags: OnceLock<Box<[Arc<Tags>]>>,
+    settings: Settings,
 }
-
-impl Queues {
-    /// The tags of this core's hardware queue. Cores that have one in common are neighbours.
-    fn tags(&self, cx: &Cx<'_>) -> Arc<Tags> {
-        let cores = cx.cores();
-        let count = match self.params.nr_hw_queues as usize {
-            0 => cores,
-            count => count.min(cores),
-        };
-        // In one order of all requests there is one core, which has the tags of all.
-        let (count, each) = match self.params.scheduler {
-            Scheduler::None => (count, self.params.queue_depth),
-            Scheduler::MqDeadline => (1, self.params.queue_depth.saturating_mul(count as u32)),
-        };
-        let all = self.tags.get_or_init(|| (0..count).map(|_| Arc::new(Tags::new(each))).collect());
-        Arc::clone(&all[queue_of(cx.core().index(), cores, all.len())])
-    }
-}
-
-/// The hardware queue of `core`, of `cores` that have `queues` together.
-fn queue_of(core: usize, cores: usize, queues: usize) -> usize {
-    (core * queues / cores.max(1)).min(queues - 1)
-}
-
-/// The longest request that is made of several, where nothing is said: the kernel's
-/// `BLK_DEF_MAX_SECTORS_CAP`.
-const MERGED_MAX: Sectors = Sectors(2560);
 
 impl Device for Queues {
     fn id(&self) -> DeviceId {
@@ -100,19 +72,17 @@ impl Device for Queues {
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         let below = self.disk.open(cx)?;
-        let tags = self.tags(cx);
-        let mut longest = self.limits().max_sectors;
-        if self.params.max_sectors_kb == 0 {
-            longest = longest.min(MERGED_MAX);
-        }
-        let merger = Merger::new(&self.params, longest, cx.new_owner());
-        Ok(Box::new(QueueLane::new(below, tags::Held::new(tags, cx), Sched::new(&self.params), merger)))
+        let Settings { params, .. } = &self.settings;
+        let tags = self.settings.tags(cx.core().index(), cx.cores());
+        let longest = self.settings.merged_max(self.limits().max_sectors);
+        let merger = Merger::new(params, longest, cx.new_owner());
+        Ok(Box::new(QueueLane::new(below, tags::Held::new(tags, cx), Sched::new(params), merger)))
     }
 
     fn limits(&self) -> Limits {
         let limits = self.disk.limits();
         let block = u64::from(limits.logical_block) / udm_core::SECTOR_SIZE;
-        match u64::from(self.params.max_sectors_kb) * 2 {
+        match u64::from(self.settings.params.max_sectors_kb) * 2 {
             0 => limits,
             most => {
                 let max_sectors = Sectors((most.min(limits.max_sectors.0) / block).max(1) * block);
@@ -184,6 +154,17 @@ impl Device for Queued {
 
     fn stacked(&self) -> Option<&dyn Stacked> {
         self.all.disk.stacked()
+    }
+
+    fn queue(&self) -> Option<&dyn DiskQueue> {
+        Some(self)
+    }
+}
+
+impl DiskQueue for Queued {
+    fn report(&self, cores: usize) -> QueueReport {
+        let disk_max = self.all.disk.limits().max_sectors;
+        self.all.settings.report(cores, self.limits().max_sectors, disk_max)
     }
 }
 

@@ -102,6 +102,11 @@ impl Tags {
         Tags { free: AtomicU32::new(depth.max(1)), line: Line::new(), in_line: AtomicU32::new(0) }
     }
 
+    /// How many have no request, and how many lanes are in line, as of now.
+    pub fn look(&self) -> (u32, u32) {
+        (self.free.load(Ordering::Relaxed), self.in_line.load(Ordering::Relaxed))
+    }
+
     /// Takes up to `most`.
     fn take(&self, most: u32) -> u32 {
         interleave::point();

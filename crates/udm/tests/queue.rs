@@ -1,5 +1,5 @@
-//! Queues in front of disks, through the program: fio verifies what it wrote, and no more is with
-//! the disk than there are tags.
+//! Queues in front of disks, through the program: fio verifies what it wrote, no more is with the
+//! disk than there are tags, and what holds is shown.
 
 mod support;
 
@@ -59,6 +59,36 @@ fn the_depth_is_that_of_all_cores_together() {
         assert_eq!(done, 64);
         assert!(took >= least * 20, "{queues} queues of 4 tags: 64 requests of 20 ms took {took} ms");
     }
+}
+
+/// What holds is shown with the defaults filled in, and to dmsetup's face not at all.
+#[test]
+fn info_shows_the_queues_of_a_table() {
+    let table = "d=0 16 linear mem:1M,queue_depth=3,scheduler=none 0\n16 16 linear null:hw_queue_depth=7,submit_queues=1,scheduler=mq-deadline 0\n32 16 linear mem:1M 0";
+    let server = Server::start_with(&[table], &["--cores", "0,1"]);
+    let shown = server.says(&["info", "d"]);
+    let queues = shown.split_once("Number of targets: 3\n").unwrap().1;
+    assert_eq!(
+        queues,
+        "Queue of 253:0 mem:1M,queue_depth=3:\n  scheduler=none fifo_batch=16 front_merges=1 \
+         max_hw_sectors_kb=2147483647 max_sectors_kb=1280 max_segments=128 nomerges=0 nr_hw_queues=2 \
+         nr_requests=3 queue_depth=3 read_expire=500 write_expire=5000 writes_starved=2\n  \
+         core 0: 0 of 3 tags in use\n  core 1: 0 of 3 tags in use\n\
+         Queue of 253:1 null:size=250G,hw_queue_depth=7,scheduler=mq-deadline:\n  \
+         scheduler=mq-deadline fifo_batch=16 front_merges=1 \
+         max_hw_sectors_kb=2147483647 max_sectors_kb=1280 max_segments=128 nomerges=0 nr_hw_queues=1 \
+         nr_requests=14 queue_depth=7 read_expire=500 write_expire=5000 writes_starved=2\n  \
+         cores 0,1: 0 of 7 tags in use\n\n"
+    );
+    let info: serde_json::Value = serde_json::from_str(&server.says(&["info", "d", "--json"])).unwrap();
+    let queues = &info[0]["queues"];
+    assert_eq!((&queues[0]["number"], &queues[0]["scheduler"]), (&"253:0".into(), &"none".into()));
+    assert_eq!(
+        (&queues[1]["settings"]["nr_requests"], &queues[1]["settings"]["queue_depth"]),
+        (&14.into(), &7.into())
+    );
+    assert_eq!(queues[1]["hw_queues"][0]["cores"], serde_json::json!([0, 1]));
+    assert!(queues[2].is_null(), "{queues}");
 }
 
 #[test]

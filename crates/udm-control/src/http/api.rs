@@ -7,6 +7,7 @@
 
 pub use super::api_config::*;
 pub use super::api_events::*;
+pub use super::api_queue::*;
 pub use super::api_snapshots::*;
 pub use super::api_stats::*;
 use schemars::JsonSchema;
@@ -40,6 +41,9 @@ pub struct Device {
     pub read_only: bool,
     /// It is removed as soon as nobody has it open.
     pub deferred_remove: bool,
+    /// The queues in front of what its live table uses, in the order of their numbers.
+    #[serde(default)]
+    pub queues: Vec<Queue>,
 }
 
 /// All mapped devices, in the order of their numbers.

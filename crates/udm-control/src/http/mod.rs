@@ -6,6 +6,7 @@
 pub mod api;
 mod api_config;
 mod api_events;
+mod api_queue;
 mod api_snapshots;
 mod api_stats;
 mod config;

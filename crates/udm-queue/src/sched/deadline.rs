@@ -63,16 +63,12 @@ impl Deadline {
     pub fn new(params: &QueueParams) -> Deadline {
         let expires = |millis| Nanos(u64::from(millis) * 1_000_000);
         let direction = |millis| Direction { expire: expires(millis), ..Direction::default() };
-        let sorted_max = match params.nr_requests {
-            0 => 2 * params.queue_depth.min(128),
-            n => n,
-        };
         Deadline {
             all: Slab::new(),
             directions: [direction(params.read_expire), direction(params.write_expire)],
             first: VecDeque::new(),
             outside: VecDeque::new(),
-            sorted_max: sorted_max as usize,
+            sorted_max: params.requests() as usize,
             fifo_batch: params.fifo_batch,
             writes_starved: params.writes_starved,
             direction: READ,

@@ -5,11 +5,12 @@ mod merging;
 mod sharing;
 
 use super::*;
+use crate::settings::queue_of;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Mutex;
 use udm_core::{Batch, Bio, BioFlags, Buf, Busy, CoreId, CoreState, Cores, Drain, LaneCommand, MakeTask};
-use udm_core::{Nanos, Op, SECTOR_SIZE, Segments, Status, TaskHandle};
+use udm_core::{HwQueueReport, Nanos, Op, SECTOR_SIZE, Segments, Status, TaskHandle};
 
 /// What happens at the disk: shared by its lanes, all on this thread.
 #[derive(Default)]
@@ -94,6 +95,7 @@ impl Cores for Letters {
 /// Cores, each with a lane of the one queue.
 struct World {
     cores: Vec<(CoreState, Box<dyn Lane>)>,
+    queue: Queued,
     letters: Arc<Letters>,
     content: Arc<Mutex<Vec<u8>>>,
     now: Nanos,
@@ -114,7 +116,8 @@ impl World {
             let lane = queue.open(&mut state.cx(Nanos(1))).unwrap();
             (state, lane)
         };
-        World { cores: (0..cores).map(open).collect(), letters, content, now: Nanos(1), done: Vec::new() }
+        let cores = (0..cores).map(open).collect();
+        World { cores, queue, letters, content, now: Nanos(1), done: Vec::new() }
     }
 
     fn submit(&mut self, core: usize, mut batch: Batch) {
@@ -208,6 +211,43 @@ fn cores_that_share_a_queue_are_neighbours() {
     assert_eq!(map(4, 2), [0, 0, 1, 1]);
     assert_eq!(map(4, 4), [0, 1, 2, 3]);
     assert_eq!(map(8, 3), [0, 0, 0, 1, 1, 1, 2, 2]);
+    // The larger ones come first, as in the kernel.
+    assert_eq!(map(8, 5), [0, 0, 1, 1, 2, 2, 3, 4]);
+    assert_eq!(map(3, 2), [0, 0, 1]);
+}
+
+#[test]
+fn a_report_says_what_holds_and_who_has_the_tags() {
+    let mut world = World::new(3, "queue_depth=4,nr_hw_queues=2,nr_requests=2,nomerges=2");
+    world.submit(0, (0..6).map(|n| read(n * 8, 8)).collect());
+    let report = world.queue.report(3);
+    let number = |name: &str| report.numbers.iter().find(|(known, _)| *known == name).unwrap().1;
+    assert_eq!(report.scheduler, "none");
+    // nr_requests is 4 at least; the disk takes 32 KiB.
+    let wanted = [("nr_hw_queues", 2), ("queue_depth", 4), ("nr_requests", 4), ("max_sectors_kb", 32)];
+    wanted.iter().for_each(|(name, wanted)| assert_eq!(number(name), *wanted, "{name}"));
+    let queue = |cores: &[usize], tags_in_use, cores_waiting| HwQueueReport {
+        cores: cores.to_vec(),
+        tags: 4,
+        tags_in_use,
+        cores_waiting,
+    };
+    assert_eq!(report.hw_queues, [queue(&[0, 1], 4, 1), queue(&[2], 0, 0)]);
+    while !world.at_disk().is_empty() {
+        world.end(0, Status::Ok);
+    }
+    assert_eq!(world.queue.report(3).hw_queues[0], queue(&[0, 1], 0, 0));
+}
+
+/// Without a scheduler `nr_requests` bounds the tags, as in the kernel.
+#[test]
+fn fewer_requests_than_tags_are_fewer_tags() {
+    let mut world = World::new(1, "queue_depth=16,nr_requests=5,nomerges=2");
+    world.submit(0, (0..10).map(|n| read(n * 8, 8)).collect());
+    assert_eq!(world.at_disk().len(), 5);
+    while !world.at_disk().is_empty() {
+        world.end(0, Status::Ok);
+    }
 }
 
 #[test]

@@ -57,6 +57,12 @@ macro_rules! numbers {
                 Ok(false)
             }
 
+            /// The numbers, by name.
+            #[must_use]
+            pub fn by_name(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), u64::from(self.$name)),)*]
+            }
+
             /// The numbers that are not what holds where nothing is said.
             fn numbers(&self) -> Vec<String> {
                 let mut words = Vec::new();
@@ -105,6 +111,18 @@ fn in_range(name: &str, value: &str, min: u32, max: u32) -> Result<u32, String> 
 }
 
 impl QueueParams {
+    /// How many requests the scheduler sorts, or where it sorts none may have a tag of a hardware
+    /// queue.
+    #[must_use]
+    pub fn requests(&self) -> u32 {
+        match (self.scheduler, self.nr_requests) {
+            (Scheduler::None, 0) => self.queue_depth,
+            (Scheduler::None, n) => n.min(self.queue_depth),
+            (Scheduler::MqDeadline, 0) => 2 * self.queue_depth.min(128),
+            (Scheduler::MqDeadline, n) => n,
+        }
+    }
+
     /// One of the words of a URI, with which there is a queue; false for any other word.
     ///
     /// # Errors

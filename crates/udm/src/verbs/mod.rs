@@ -7,6 +7,7 @@ mod change;
 mod events;
 mod generate;
 mod manual;
+mod queue;
 mod reconfigure;
 mod show;
 mod tree;

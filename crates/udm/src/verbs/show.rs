@@ -1,6 +1,7 @@
 //! Verbs that print something, as dmsetup prints it.
 
 use super::explain;
+use super::queue::queue_lines;
 use crate::cli::{ColumnArgs, InfoArgs, ListArgs, LsArgs, ShowArgs, TableArgs, WaitArgs};
 use crate::columns::{Columns, Layout, Wrong, list_of_fields};
 use crate::concise;
@@ -159,6 +160,12 @@ pub fn info(args: &InfoArgs) -> Result<()> {
     let mut out = String::new();
     for device in &devices {
         describe(device, &mut out);
+        if !device.queues.is_empty() {
+            // Within its block, in front of the empty line.
+            out.pop();
+            device.queues.iter().for_each(|queue| queue_lines(queue, &mut out));
+            out.push('\n');
+        }
     }
     say(if devices.is_empty() { NONE } else { &out })
 }

@@ -1,0 +1,98 @@
+//! What a queue does, and the tags that this makes.
+
+use crate::tags::Tags;
+use std::sync::{Arc, OnceLock};
+use udm_core::{HwQueueReport, QueueReport, Sectors};
+use udm_wire::uri::{QueueParams, Scheduler};
+
+/// The longest request that is made of several, where nothing is said: the kernel's
+/// `BLK_DEF_MAX_SECTORS_CAP`.
+const MERGED_MAX: Sectors = Sectors(2560);
+
+/// See the module.
+pub(crate) struct Settings {
+    pub params: QueueParams,
+    /// Of each hardware queue; there once a lane is opened.
+    tags: OnceLock<Box<[Arc<Tags>]>>,
+}
+
+/// How the tags of a queue are shared out.
+struct Shares {
+    /// How many hardware queues.
+    queues: usize,
+    /// How many sets of tags they have: one each, but all one where one core has the order.
+    sets: usize,
+    /// The tags of a set.
+    each: u32,
+}
+
+impl Settings {
+    pub fn new(params: QueueParams) -> Settings {
+        Settings { params, tags: OnceLock::new() }
+    }
+
+    fn shares(&self, cores: usize) -> Shares {
+        let queues = match self.params.nr_hw_queues as usize {
+            0 => cores.max(1),
+            count => count.min(cores.max(1)),
+        };
+        let depth = self.params.queue_depth;
+        match self.params.scheduler {
+            Scheduler::None => Shares { queues, sets: queues, each: self.params.requests() },
+            // In one order of all requests there is one core, which has the tags of all.
+            Scheduler::MqDeadline => Shares { queues, sets: 1, each: depth.saturating_mul(queues as u32) },
+        }
+    }
+
+    /// The tags of `core`'s hardware queue, of `cores`. Cores that have one in common are
+    /// neighbours.
+    pub fn tags(&self, core: usize, cores: usize) -> Arc<Tags> {
+        let Shares { sets, each, .. } = self.shares(cores);
+        let all = self.tags.get_or_init(|| (0..sets).map(|_| Arc::new(Tags::new(each))).collect());
+        Arc::clone(&all[queue_of(core, cores, all.len())])
+    }
+
+    /// The longest request that is made of several, where the disk takes `most`.
+    pub fn merged_max(&self, most: Sectors) -> Sectors {
+        if self.params.max_sectors_kb == 0 { most.min(MERGED_MAX) } else { most }
+    }
+
+    /// What it does over a disk that takes up to `disk_max` a request, and `most` through the
+    /// queue.
+    pub fn report(&self, cores: usize, most: Sectors, disk_max: Sectors) -> QueueReport {
+        let Shares { queues, sets, each } = self.shares(cores);
+        let mut numbers = self.params.by_name();
+        for (name, number) in &mut numbers {
+            match *name {
+                "nr_hw_queues" => *number = queues as u64,
+                "nr_requests" => *number = u64::from(self.params.requests()),
+                "max_sectors_kb" => *number = self.merged_max(most).0 / 2,
+                _ => {}
+            }
+        }
+        numbers.push(("max_hw_sectors_kb", disk_max.0 / 2));
+        let hw_queue = |set: usize| {
+            let tags = self.tags.get().and_then(|all| all.get(set));
+            let (free, cores_waiting) = tags.map_or((each, 0), |tags| tags.look());
+            HwQueueReport {
+                cores: (0..cores).filter(|core| queue_of(*core, cores, sets) == set).collect(),
+                tags: each,
+                tags_in_use: each.saturating_sub(free),
+                cores_waiting,
+            }
+        };
+        let hw_queues = (0..sets).map(hw_queue).collect();
+        QueueReport { scheduler: self.params.scheduler.to_string(), numbers, hw_queues }
+    }
+}
+
+/// The hardware queue of `core`, of `cores` that have `queues` together: neighbours, the first
+/// queues with one more where it does not come out even (kernel `lib/group_cpus.c`, on a machine of
+/// one node without sibling threads).
+pub(crate) fn queue_of(core: usize, cores: usize, queues: usize) -> usize {
+    let (size, larger) = (cores / queues, cores % queues);
+    match core.checked_sub(larger * (size + 1)) {
+        None => core / (size + 1),
+        Some(behind) => larger + behind / size.max(1),
+    }
+}

@@ -1,0 +1,53 @@
+//! The queues in front of disks, as people read them.
+
+use std::fmt::Write;
+use udm_control::http::api;
+
+/// The lines of one queue: what it is in front of, what it does, and a line a hardware queue.
+pub fn queue_lines(queue: &api::Queue, out: &mut String) {
+    let api::Queue { number, uri, scheduler, settings, hw_queues } = queue;
+    // Writing to a String can't fail.
+    let _ = write!(out, "Queue of {number} {uri}:\n  scheduler={scheduler}");
+    for (name, value) in settings {
+        let _ = write!(out, " {name}={value}");
+    }
+    out.push('\n');
+    for hw in hw_queues {
+        let cores: Vec<String> = hw.cores.iter().map(u64::to_string).collect();
+        let (s, cores) = (if cores.len() == 1 { "" } else { "s" }, cores.join(","));
+        let (used, tags) = (hw.tags_in_use, hw.tags);
+        let _ = write!(out, "  core{s} {cores}: {used} of {tags} tags in use");
+        let _ = match hw.cores_waiting {
+            0 => writeln!(out),
+            1 => writeln!(out, ", 1 core waits"),
+            n => writeln!(out, ", {n} cores wait"),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_a_few_lines() {
+        let hw = |cores: &[u64], cores_waiting| api::HwQueue {
+            cores: cores.to_vec(),
+            tags: 4,
+            tags_in_use: 4,
+            cores_waiting,
+        };
+        let queue = api::Queue {
+            number: "253:0".into(),
+            uri: "mem:1M,queue_depth=4".into(),
+            scheduler: "none".into(),
+            settings: [("nomerges".to_owned(), 0), ("queue_depth".to_owned(), 4)].into(),
+            hw_queues: vec![hw(&[0, 1], 2), hw(&[2], 0)],
+        };
+        let mut out = String::new();
+        queue_lines(&queue, &mut out);
+        let wanted = "Queue of 253:0 mem:1M,queue_depth=4:\n  scheduler=none nomerges=0 queue_depth=4\n  \
+                      cores 0,1: 4 of 4 tags in use, 2 cores wait\n  core 2: 4 of 4 tags in use\n";
+        assert_eq!(out, wanted);
+    }
+}
