@@ -175,7 +175,7 @@ impl Start<'_> {
 /// So many cores, each on a CPU of its own as far as there are as many.
 pub(crate) fn pinned(cores: usize) -> Vec<CoreOptions> {
     let cpus = cpus();
-    (0..cores).map(|i| CoreOptions { cpu: cpus.get(i).copied(), ..free() }).collect()
+    (0..cores).map(|i| CoreOptions { cpus: cpus.get(i).copied().into_iter().collect(), ..free() }).collect()
 }
 
 /// A core that goes where the scheduler puts it.

@@ -22,8 +22,8 @@ pub fn report(jobs: &[Job], device: Option<&str>, entries: &[Entry], paths: &[Pa
     page.text(device.unwrap_or("No device is named."));
     for Job { load, .. } in jobs {
         let (name, rw) = (&load.name, load.rw.name());
-        let (bs, depth, n) = (load.bs, load.iodepth, load.numjobs);
-        page.text(&format!("{name}: rw={rw}, bs={bs}, iodepth={depth}, numjobs={n}"));
+        let (bs, depth, n) = (load.sizes_word(), load.iodepth, load.numjobs);
+        page.text(&format!("{name}: rw={rw}, {bs}, iodepth={depth}, numjobs={n}"));
     }
     for failure in entries.iter().filter_map(|e| e.failure.as_ref()) {
         page.text(&format!("Failed: {}", failure.text));

@@ -6,19 +6,17 @@
 //! same end. Once warm it allocates nothing. A job that must read back what it wrote replays its
 //! plan afterwards.
 
+use crate::carry::{Carry, new_bio};
+use crate::clock::{Clock, nanos};
 use crate::load::{Load, Region};
 use crate::pace::Pace;
-use crate::plan::Plan;
-use crate::stats::{DIRECTIONS, Stats, Usage, direction};
+use crate::plan::{Plan, Span};
+use crate::stats::{DIRECTIONS, Stats, direction};
 use crate::verify::{self, Stamp};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 use udm_core::errno::EILSEQ;
-use udm_core::{Batch, Bio, Buf, Cx, Lane, Nanos, Op, SECTOR_SIZE, Sector, Sectors, Status};
+use udm_core::{Batch, Bio, Cx, Lane, Nanos, Op, Sector, Sectors, Status};
 use udm_runtime::LocalCore;
-
-/// How often bandwidth is read for its minimum, maximum and deviation.
-const SAMPLE: Nanos = Nanos::from_millis(500);
 
 /// What a job is to do.
 pub struct Spec<'a> {
@@ -98,7 +96,12 @@ struct Job<'a> {
     take_max: u64,
     /// Where it does not send as fast as it can: when it does, and a request that has to wait.
     pace: Option<Pace>,
-    held: Option<(Op, u64)>,
+    held: Option<(Op, Span)>,
+    /// The length of each request, 0 where they differ; then their data.
+    bs: u64,
+    /// The shortest request: what written data is made of.
+    unit: u64,
+    carry: Option<Carry>,
     /// No new requests: the phase ends when those in flight are done.
     stopping: bool,
     /// Checks reads; with `written`, those of the job's own writes.
@@ -108,22 +111,6 @@ struct Job<'a> {
     clock: Clock,
     stats: Stats,
     failure: Option<Failure>,
-}
-
-/// When things happen.
-pub struct Clock {
-    /// When the phase began.
-    begin: Nanos,
-    /// When the load ends.
-    pub deadline: Nanos,
-    /// When the last sample was taken, and what had been done by then.
-    sampled: Nanos,
-    ios: [u64; DIRECTIONS],
-    /// The next time that something happens by the clock alone.
-    pub next: Nanos,
-    usage: Usage,
-    /// Readings are taken for plots.
-    plots: bool,
 }
 
 impl<'a> Job<'a> {
@@ -152,6 +139,9 @@ impl<'a> Job<'a> {
             take_max: load.requests(),
             pace: Pace::new(load, load.seed() ^ spec.job as u64),
             held: None,
+            bs: load.fixed().unwrap_or(0),
+            unit: load.unit(),
+            carry: Carry::new(load),
             stopping: false,
             checks: load.verify.is_some() && !writes,
             tag: rand::random(),
@@ -185,6 +175,10 @@ impl<'a> Job<'a> {
             self.stats.submits.count(submitted);
             // At the depth that the batch makes.
             self.stats.depths[(self.in_flight.ilog2() as usize).min(6)] += submitted as u64;
+            if let Some(carry) = &mut self.carry {
+                carry.load(&mut self.batch);
+                self.stamp();
+            }
             self.lane.submit(&mut self.batch, cx);
         }
         cx.wake_at(self.clock.next);
@@ -200,6 +194,9 @@ impl<'a> Job<'a> {
         // histogram as one.
         let mut runs = [(0u64, 0u64); DIRECTIONS];
         let mut done = std::mem::take(&mut self.done);
+        if self.carry.is_some() {
+            Carry::count(&done, &mut self.stats.directions);
+        }
         for mut bio in done.drain(..) {
             bio.finish();
             let latency = now.since(bio.started).0;
@@ -216,15 +213,18 @@ impl<'a> Job<'a> {
             let direction = direction(bio.op);
             let run = &mut runs[direction];
             if run.0 != latency {
-                self.stats.directions[direction].count(*run, self.spec.load.bs);
+                self.stats.directions[direction].count(*run, self.bs);
                 *run = (latency, 0);
             }
             run.1 += 1;
             self.idle.push(bio);
         }
+        if let Some(carry) = &mut self.carry {
+            self.idle.iter_mut().rev().take(finished).for_each(|bio| carry.unload(bio));
+        }
         self.done = done;
         for (direction, run) in self.stats.directions.iter_mut().zip(runs) {
-            direction.count(run, self.spec.load.bs);
+            direction.count(run, self.bs);
         }
         if let Some(progress) = self.spec.progress {
             progress.fetch_add(finished as u64, Relaxed);
@@ -238,7 +238,6 @@ impl<'a> Job<'a> {
             return;
         }
         let fsync = self.spec.load.fsync;
-        let per_block = self.spec.load.bs / SECTOR_SIZE;
         while self.batch.len() < self.batch_max {
             if fsync > 0 && self.unflushed >= fsync {
                 return self.issue_flush(now);
@@ -252,32 +251,31 @@ impl<'a> Job<'a> {
             let Some(mut bio) = self.idle.pop() else { return };
             let more = self.held.is_none() && self.taken < self.take_max;
             let next = if more { self.next_request() } else { self.held.take() };
-            let Some((op, block)) = next else {
+            let Some((op, span)) = next else {
                 self.idle.push(bio);
                 self.stopping = true;
                 return;
             };
             let mut started = now;
             if let Some(pace) = &mut self.pace {
-                match pace.send(direction(op), self.spec.load.bs, now) {
+                match pace.send(direction(op), span.bytes(), now) {
                     Ok(at) => started = at,
                     Err(due) => {
-                        self.held = Some((op, block));
+                        self.held = Some((op, span));
                         self.idle.push(bio);
                         return cx.wake_at(due);
                     }
                 }
             }
             bio.op = op;
-            bio.sector = Sector(block * per_block);
-            bio.sectors = Sectors(per_block);
+            bio.sector = Sector(span.sector);
+            bio.sectors = Sectors(span.sectors);
             bio.cookie = self.taken - 1;
             bio.started = started;
             if op == Op::Write {
                 self.unflushed += 1;
                 if self.replay.is_some() {
-                    let stamp = Stamp { offset: bio.sector.bytes(), tag: self.tag, index: bio.cookie };
-                    bio.data.iter_mut().for_each(|data| verify::fill(data, stamp));
+                    stamp(&mut bio, self.tag, self.unit);
                 }
             }
             bio.start();
@@ -285,15 +283,23 @@ impl<'a> Job<'a> {
         }
     }
 
-    fn next_request(&mut self) -> Option<(Op, u64)> {
+    /// Stamps what got its data just now.
+    fn stamp(&mut self) {
+        if self.replay.is_some() {
+            let writes = self.batch.iter_mut().filter(|bio| bio.op == Op::Write);
+            writes.for_each(|bio| stamp(bio, self.tag, self.unit));
+        }
+    }
+
+    fn next_request(&mut self) -> Option<(Op, Span)> {
         loop {
-            let (op, block) = self.plan.next()?;
+            let (op, span) = self.plan.next()?;
             self.taken += 1;
             if self.phase != Phase::ReadBack {
-                return Some((op, block));
+                return Some((op, span));
             }
             if op == Op::Write {
-                return Some((Op::Read, block));
+                return Some((Op::Read, span));
             }
             if self.taken == self.take_max {
                 return None;
@@ -343,7 +349,7 @@ impl<'a> Job<'a> {
             // What was written so far is not read back: it could take as long again.
             (self.stopping, self.replay, self.clock.deadline) = (true, None, Nanos::NEVER);
         }
-        self.clock.sample_if_due(now, &mut self.stats, self.spec.load.bs);
+        self.clock.sample_if_due(now, &mut self.stats);
     }
 
     fn end_phase(&mut self, now: Nanos) {
@@ -365,16 +371,17 @@ impl<'a> Job<'a> {
         (self.checks, self.stopping, self.unflushed) = (true, false, 0);
         self.clock.begin(now);
         self.clock.deadline = Nanos::NEVER;
-        self.clock.ios = std::array::from_fn(|i| self.stats.directions[i].ios);
-        (self.clock.next, self.clock.plots) = (now + SAMPLE, false);
+        self.clock.goes_on(now, &self.stats);
     }
 
     fn check(&mut self, bio: &Bio) {
         let own = self.phase == Phase::ReadBack;
         let tag = own.then_some(self.tag);
         let index = (own && self.once).then_some(bio.cookie);
-        let wrong =
-            bio.data.iter().find_map(|data| verify::check(data, bio.sector.bytes(), tag, index).err());
+        let (first, block) = (bio.sector.bytes(), self.unit);
+        let blocks = bio.data.iter().flat_map(|data| data.chunks(block as usize));
+        let mut blocks = blocks.zip((first..).step_by(block as usize));
+        let wrong = blocks.find_map(|(data, at)| verify::check(data, at, tag, index).err());
         if let Some(text) = wrong {
             // As fio has it.
             self.fail(EILSEQ, || text);
@@ -388,84 +395,15 @@ impl<'a> Job<'a> {
     }
 }
 
-impl Clock {
-    /// Nothing has begun.
-    pub fn new() -> Clock {
-        Clock {
-            begin: Nanos(0),
-            deadline: Nanos::NEVER,
-            sampled: Nanos(0),
-            ios: [0; DIRECTIONS],
-            next: Nanos(0),
-            usage: Usage::default(),
-            plots: true,
-        }
-    }
-
-    /// A phase begins.
-    pub fn begin(&mut self, now: Nanos) {
-        (self.begin, self.sampled, self.ios) = (now, now, [0; DIRECTIONS]);
-        self.usage = Usage::now();
-    }
-
-    /// Reads the bandwidth of requests of `bs` bytes, when it is time, and sets `next`.
-    pub fn sample_if_due(&mut self, now: Nanos, stats: &mut Stats, bs: u64) {
-        let since = now.since(self.sampled);
-        if since >= SAMPLE {
-            let seconds = since.0 as f64 / 1e9;
-            for (direction, before) in stats.directions.iter_mut().zip(&mut self.ios) {
-                let ios = (direction.ios - *before) as f64 / seconds;
-                *before = direction.ios;
-                if direction.ios > 0 {
-                    direction.iops.push(ios);
-                    direction.bandwidth.push(ios * bs as f64 / 1024.0);
-                }
-            }
-            self.sampled = now;
-        }
-        let timeline = &mut stats.parts[0].timeline;
-        let begun = now.since(self.begin);
-        if self.plots && begun >= timeline.due() {
-            timeline.read(begun, stats.directions.each_ref().map(|d| d.bytes));
-        }
-        let reading = if self.plots { self.begin + timeline.due() } else { Nanos::NEVER };
-        self.next = self.deadline.min(self.sampled + SAMPLE).min(reading);
-    }
-
-    /// A phase is over, which had requests of the directions that `ran` says.
-    pub fn end(&self, now: Nanos, stats: &mut Stats, ran: impl Fn(usize, u64) -> bool) {
-        let took = now.since(self.begin);
-        for (i, direction) in stats.directions.iter_mut().enumerate() {
-            if ran(i, direction.ios) {
-                direction.runtime = direction.runtime + took;
-            }
-        }
-        stats.runtime = stats.runtime + took;
-        let part = &mut stats.parts[0];
-        if self.plots {
-            part.timeline.end(took, stats.directions.each_ref().map(|d| d.bytes));
-        }
-        (part.ios, part.runtime) = (stats.directions.each_ref().map(|d| d.ios), stats.runtime);
-        let took = Duration::from_nanos(took.0);
-        stats.usage.add(&Usage::now().since(&self.usage, took));
-    }
-}
-
-pub fn nanos(t: Duration) -> Nanos {
-    Nanos(u64::try_from(t.as_nanos()).unwrap_or(u64::MAX))
-}
-
 fn describe(bio: &Bio) -> String {
     format!("{:?} of {} bytes at {}: {}", bio.op, bio.sectors.bytes(), bio.sector.bytes(), bio.status)
 }
 
-/// A bio with data that compresses to nothing less, where it carries any.
-fn new_bio(load: &Load, i: u64) -> Box<Bio> {
-    let mut bio = Bio::new();
-    if !load.bare && load.rw.op() != Some(Op::Discard) {
-        let mut data = Buf::zeroed(load.bs as usize);
-        verify::fill(&mut data, Stamp { offset: i, tag: load.seed(), index: i });
-        bio.data = data.into();
+/// Fills a write with blocks that can be told apart.
+fn stamp(bio: &mut Bio, tag: u64, block: u64) {
+    let (first, index) = (bio.sector.bytes(), bio.cookie);
+    let blocks = bio.data.iter_mut().flat_map(|data| data.chunks_mut(block as usize));
+    for (data, offset) in blocks.zip((first..).step_by(block as usize)) {
+        verify::fill(data, Stamp { offset, tag, index });
     }
-    bio
 }

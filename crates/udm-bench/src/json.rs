@@ -2,9 +2,8 @@
 
 use crate::jobs::Job;
 use crate::load::{Load, ReadWrite};
-use crate::report::{
-    BATCH_NAMES, CLASSES, DEPTH_NAMES, Entry, PERCENTILES, latency_shares, percentages, rates,
-};
+use crate::percentiles::Percentiles;
+use crate::report::{BATCH_NAMES, CLASSES, DEPTH_NAMES, Entry, latency_shares, percentages, rates};
 use crate::stats::{Direction, Latency, Stats};
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -27,6 +26,7 @@ fn job(load: &Load, device: Option<&str>, entry: &Entry, bins: bool) -> Value {
     let [read, write, trim] = &stats.directions;
     let u = &stats.usage;
     let ms = stats.runtime.0.div_ceil(1_000_000);
+    let syncs = Some(&load.percentile_list).filter(|_| load.clat_percentiles || load.lat_percentiles);
     let mut job = json!({
         "jobname": entry.name,
         "groupid": entry.group,
@@ -34,10 +34,10 @@ fn job(load: &Load, device: Option<&str>, entry: &Entry, bins: bool) -> Value {
         "eta": 0,
         "elapsed": ms.div_ceil(1000),
         "job options": options(load, device),
-        "read": direction(read, bins),
-        "write": direction(write, bins),
-        "trim": direction(trim, bins),
-        "sync": { "total_ios": stats.sync.count(), "lat_ns": latency(&stats.sync, true, bins) },
+        "read": direction(read, load, bins),
+        "write": direction(write, load, bins),
+        "trim": direction(trim, load, bins),
+        "sync": { "total_ios": stats.sync.count(), "lat_ns": latency(&stats.sync, syncs, bins) },
         "job_runtime": u.of.as_millis() as u64,
         "usr_cpu": u.percent(u.user),
         "sys_cpu": u.percent(u.system),
@@ -64,11 +64,13 @@ fn options(load: &Load, device: Option<&str>) -> Value {
         "ioengine": "udm",
         "device": device,
         "rw": load.rw.name(),
-        "bs": load.bs.to_string(),
+        "bs": load.fixed().map_or_else(|| load.bs.to_string(), |bs| bs.to_string()),
         "iodepth": load.iodepth.to_string(),
         "numjobs": load.numjobs.to_string(),
     });
     if let Value::Object(map) = &mut options {
+        map.extend(load.bsrange.iter().map(|range| ("bsrange".into(), json!(range.to_string()))));
+        map.extend(load.bssplit.iter().map(|split| ("bssplit".into(), json!(split.to_string()))));
         if let Some(runtime) = load.runtime {
             map.insert("runtime".into(), json!(format!("{}ms", runtime.as_millis())));
         }
@@ -86,7 +88,8 @@ fn options(load: &Load, device: Option<&str>) -> Value {
     options
 }
 
-fn direction(d: &Direction, bins: bool) -> Value {
+fn direction(d: &Direction, load: &Load, bins: bool) -> Value {
+    let percentiles = |on: bool| on.then_some(&load.percentile_list);
     let (bytes, ios) = rates(d);
     let none = json!({ "min": 0, "max": 0, "mean": 0.0, "stddev": 0.0, "N": 0 });
     let (bw, iops) = (&d.bandwidth, &d.iops);
@@ -101,8 +104,8 @@ fn direction(d: &Direction, bins: bool) -> Value {
         "short_ios": 0,
         "drop_ios": 0,
         "slat_ns": none,
-        "clat_ns": latency(&d.latency, true, bins),
-        "lat_ns": latency(&d.latency, false, false),
+        "clat_ns": latency(&d.latency, percentiles(load.clat_percentiles), bins),
+        "lat_ns": latency(&d.latency, percentiles(load.lat_percentiles), bins),
         "bw_min": bw.min as u64,
         "bw_max": bw.max as u64,
         "bw_agg": if bw.count > 0 { 100.0 } else { 0.0 },
@@ -117,15 +120,15 @@ fn direction(d: &Direction, bins: bool) -> Value {
     })
 }
 
-fn latency(l: &Latency, percentiles: bool, bins: bool) -> Value {
+fn latency(l: &Latency, percentiles: Option<&Percentiles>, bins: bool) -> Value {
     let mut value =
         json!({ "min": l.min(), "max": l.max, "mean": l.mean(), "stddev": l.stdev(), "N": l.count() });
-    if percentiles
+    if let Some(percentiles) = percentiles
         && l.count() > 0
         && let Value::Object(map) = &mut value
     {
-        let all = PERCENTILES.map(|p| (format!("{p:.6}"), json!(l.histogram.value_at_percentile(p))));
-        map.insert("percentile".into(), Value::Object(all.into_iter().collect()));
+        let at = |p: &f64| (format!("{p:.6}"), json!(l.histogram.value_at_percentile(*p)));
+        map.insert("percentile".into(), Value::Object(percentiles.list.iter().map(at).collect()));
         if bins {
             map.insert("bins".into(), self::bins(l));
         }

@@ -7,6 +7,8 @@
 //! Nothing here reads the command line, takes signals or prints: `udm bench` does.
 #![forbid(unsafe_code)]
 
+mod carry;
+mod clock;
 mod compare;
 mod contest;
 mod cores;
@@ -22,10 +24,12 @@ mod one_mutex_origin;
 mod pace;
 pub mod page;
 mod parts;
+mod percentiles;
 mod plan;
 mod progress;
 mod report;
 mod run;
+mod sizes;
 mod snapshots;
 mod stats;
 #[cfg(test)]

@@ -1,8 +1,11 @@
 //! A load: fio's options by fio's names, as far as they mean something here. They are clap's, so
 //! that a command line takes them in as they are.
 
+use crate::percentiles::Percentiles;
+use crate::sizes::{One, Parts, Range, Sizes, Split};
 use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use std::str::FromStr;
 use std::time::Duration;
 use udm_core::{Limits, Op};
 use udm_wire::cpus::CpuList;
@@ -13,6 +16,12 @@ const DATA_MAX: u64 = 16 << 30;
 
 /// The longest request in bytes: its data is one buffer.
 const BS_MAX: u64 = udm_buf::MAX_LEN as u64;
+
+/// Blocks in the map of a job at the most: 512 MiB of bits.
+const MAP_MAX: u64 = 1 << 32;
+
+/// The length of a request, where nothing is said.
+const BS_DEFAULT: u64 = 4096;
 
 /// What jobs do to a device.
 #[derive(Debug, Clone, Args)]
@@ -30,9 +39,17 @@ pub struct Load {
     /// Of a mixed load, how many percent are writes [default: what --rwmixread leaves]
     #[arg(long, value_name = "PERCENT", conflicts_with = "rwmixread", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub rwmixwrite: Option<u8>,
-    /// The length of a request
-    #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k", value_parser = bytes)]
-    pub bs: u64,
+    /// The length of a request; of reads, writes and trims each, between commas
+    #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k", value_parser = Parts::<One>::from_str)]
+    pub bs: Parts<One>,
+    /// Lengths from MIN to MAX, in steps of MIN, each as often as any other; of reads, writes and
+    /// trims each, between commas
+    #[arg(long, alias = "blocksize_range", value_name = "MIN-MAX", value_parser = Parts::<Range>::from_str)]
+    pub bsrange: Option<Parts<Range>>,
+    /// So many percent of the requests have this length, as in 4k/70:64k/30; of reads, writes and
+    /// trims each, between commas
+    #[arg(long, value_name = "SIZE/PERCENT:...", value_parser = Parts::<Split>::from_str)]
+    pub bssplit: Option<Parts<Split>>,
     /// Requests in flight, a job
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub iodepth: u32,
@@ -106,9 +123,21 @@ pub struct Load {
     /// measured
     #[arg(long)]
     pub bare: bool,
-    /// CPUs to pin the jobs to, in turn
+    /// CPUs that the jobs may run on
     #[arg(long, value_name = "LIST")]
     pub cpus_allowed: Option<CpuList>,
+    /// Whether all of them are for each job, or one, in turn
+    #[arg(long, value_enum, default_value_t = CpusPolicy::Shared)]
+    pub cpus_allowed_policy: CpusPolicy,
+    /// The percentiles of latencies that the report has, between colons
+    #[arg(long, value_name = "PERCENT:...", default_value_t, hide_default_value = true)]
+    pub percentile_list: Percentiles,
+    /// Report percentiles of clat
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "1", default_missing_value = "1", value_parser = switch)]
+    pub clat_percentiles: Switch,
+    /// Report percentiles of lat, which is the same here
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
+    pub lat_percentiles: Switch,
     /// One report for all jobs
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
     pub group_reporting: Switch,
@@ -157,6 +186,15 @@ pub enum RateProcess {
     Poisson,
 }
 
+/// What `cpus_allowed` is for each job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CpusPolicy {
+    /// Each job may run on all of them
+    Shared,
+    /// Each job has one of them, in turn
+    Split,
+}
+
 /// How written data is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Verify {
@@ -195,7 +233,7 @@ impl ReadWrite {
     }
 }
 
-/// The part of the device that one job uses, in blocks of `bs`.
+/// The part of the device that one job uses, in blocks of [`Load::unit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
     /// The first block.
@@ -210,9 +248,16 @@ impl Load {
     /// # Errors
     /// One line that names the option.
     pub fn check(&self) -> Result<()> {
-        ensure!(self.bs.is_multiple_of(512) && self.bs > 0, "bs={}: not a multiple of 512", self.bs);
-        ensure!(self.bs <= BS_MAX, "bs={}: more than {BS_MAX}", self.bs);
-        let data = self.bs * u64::from(self.iodepth) * u64::from(self.numjobs);
+        for sizes in self.used_sizes() {
+            let what = self.sizes_word();
+            ensure!(sizes.are_multiples_of(512), "{what}: not a multiple of 512");
+            ensure!(sizes.max <= BS_MAX, "{what}: more than {BS_MAX}");
+            let even = self.verify.is_none() || sizes.are_multiples_of(self.unit());
+            ensure!(even, "verify: {what}: lengths are no multiples of the shortest");
+        }
+        let one =
+            if self.fixed().is_some() { self.longest() } else { self.longest().next_power_of_two() * 2 };
+        let data = one * u64::from(self.iodepth) * u64::from(self.numjobs);
         ensure!(
             self.bare || self.has_no_data() || data <= DATA_MAX,
             "bs * iodepth * numjobs: {data} bytes of data, more than {DATA_MAX}"
@@ -232,21 +277,66 @@ impl Load {
         self.rw.op() == Some(Op::Discard)
     }
 
+    /// How long the requests of a direction are.
+    pub fn sizes(&self, direction: usize) -> Sizes {
+        let bs = self.bs.of[direction].map_or(BS_DEFAULT, |one| one.0);
+        let range = self.bsrange.as_ref().and_then(|range| range.of[direction]);
+        Sizes::new(bs, range, self.bssplit.as_ref().and_then(|split| split.of[direction].as_ref()))
+    }
+
+    /// The same of the directions that the load has.
+    fn used_sizes(&self) -> impl Iterator<Item = Sizes> {
+        let used: &[usize] = match self.rw.op() {
+            Some(Op::Write) => &[1],
+            Some(Op::Discard) => &[2],
+            Some(_) => &[0],
+            None => &[0, 1],
+        };
+        used.iter().map(|direction| self.sizes(*direction))
+    }
+
+    /// The option that says the lengths, as an error and the page name it.
+    pub fn sizes_word(&self) -> String {
+        let bs = match self.fixed() {
+            Some(bs) => bs.to_string(),
+            None => self.bs.to_string(),
+        };
+        let split = self.bssplit.iter().map(|split| format!("bssplit={split}"));
+        let range = self.bsrange.iter().map(|range| format!("bsrange={range}"));
+        split.chain(range).next().unwrap_or_else(|| format!("bs={bs}"))
+    }
+
+    /// The length of all requests, where they have the same.
+    pub fn fixed(&self) -> Option<u64> {
+        let unit = self.unit();
+        self.used_sizes().all(|sizes| (sizes.min, sizes.max) == (unit, unit)).then_some(unit)
+    }
+
+    /// The shortest request.
+    pub fn unit(&self) -> u64 {
+        self.used_sizes().map(|sizes| sizes.min).min().unwrap_or(BS_DEFAULT)
+    }
+
+    /// The longest request.
+    pub fn longest(&self) -> u64 {
+        self.used_sizes().map(|sizes| sizes.max).max().unwrap_or(BS_DEFAULT)
+    }
+
     /// The region of each job on a device of these limits.
     ///
     /// # Errors
     /// When the device is too small for the load, or can't take it.
     pub fn regions(&self, limits: &Limits) -> Result<Vec<Region>> {
         let block = u64::from(limits.logical_block);
+        let (unit, longest, what) = (self.unit(), self.longest(), self.sizes_word());
         ensure!(
-            self.bs.is_multiple_of(block),
-            "bs={}: not a multiple of the device's block of {block}",
-            self.bs
+            self.used_sizes().all(|sizes| sizes.are_multiples_of(block)),
+            "{what}: not a multiple of the device's block of {block}"
         );
         for op in Op::ALL.iter().filter(|op| self.does(**op)) {
             let max = limits.max_for(*op).bytes();
             ensure!(max > 0, "the device takes no {op:?}");
-            ensure!(self.bs <= max, "bs={}: the device takes {max} at most", self.bs);
+            ensure!(longest <= max, "{what}: the device takes {max} at most");
             ensure!(!op.is_write() || !limits.read_only, "the device is read-only");
         }
         let all = limits.size.bytes();
@@ -254,29 +344,43 @@ impl Load {
             None => 0,
             Some(Part::Percent(percent)) => percent_of(all, percent),
             Some(Part::Bytes(bytes)) => bytes,
-        } / self.bs;
-        ensure!(begin * self.bs < all, "offset={}: the device has {all}", begin * self.bs);
-        let blocks = self.blocks(all, all - begin * self.bs)?;
+        } / unit;
+        ensure!(begin * unit < all, "offset={}: the device has {all}", begin * unit);
+        let blocks = self.blocks(all, all - begin * unit)?;
         let jobs = u64::from(self.numjobs);
         let share = if self.verify.is_some() { blocks / jobs } else { blocks };
-        ensure!(share > 0, "bs={}: more than there is of the device", self.bs);
+        ensure!(share > 0, "{what}: more than there is of the device");
+        if self.fixed().is_none() {
+            let all_fit = self.used_sizes().all(|sizes| sizes.min <= share * unit);
+            ensure!(all_fit, "{what}: more than there is of the device");
+            ensure!(
+                !self.has_map() || share <= MAP_MAX,
+                "{what}: a map of {share} blocks; norandommap needs none"
+            );
+        }
         let first = |job| begin + if self.verify.is_some() { share * job } else { 0 };
         Ok((0..jobs).map(|job| Region { first: first(job), blocks: share }).collect())
     }
 
     /// How many blocks the load uses of a device of `all` bytes, of which `left` are behind where
     /// it begins. Of a size that ends inside a block that block is used, where there is one, but
-    /// for the map of random blocks: as fio does.
+    /// for the map of random blocks, and where requests differ: as fio does.
     fn blocks(&self, all: u64, left: u64) -> Result<u64> {
+        let unit = self.unit();
         let size = match self.size {
             None => left,
-            Some(Part::Percent(percent)) => percent_of(all, percent).min(left) / self.bs * self.bs,
+            Some(Part::Percent(percent)) => percent_of(all, percent).min(left) / unit * unit,
             Some(Part::Bytes(size)) if size > left => bail!("size={size}: the device has {left}"),
             Some(Part::Bytes(size)) => size,
         };
-        ensure!(size >= self.bs, "bs={}: more than there is of the device", self.bs);
-        let mapped = self.rw.is_random() && !self.norandommap;
-        Ok(if mapped { size / self.bs } else { size.div_ceil(self.bs).min(left / self.bs) })
+        ensure!(size >= unit, "{}: more than there is of the device", self.sizes_word());
+        let whole = self.has_map() || self.fixed().is_none();
+        Ok(if whole { size / unit } else { size.div_ceil(unit).min(left / unit) })
+    }
+
+    /// Each block comes once, in random order.
+    pub fn has_map(&self) -> bool {
+        self.rw.is_random() && !self.norandommap
     }
 
     /// Whether the load has such requests.
@@ -293,11 +397,13 @@ impl Load {
         self.rwmixwrite.map_or(self.rwmixread, |percent| 100 - percent)
     }
 
-    /// How many requests a job has at the most.
+    /// How many requests a job has at the most. Where they differ in length `io_size` is no number
+    /// of them.
     pub fn requests(&self) -> u64 {
         let number = self.number_ios.map_or(u64::MAX, |n| n.saturating_mul(self.loops.into()));
-        let whole = if self.rw.is_random() && !self.norandommap { u64::div_euclid } else { u64::div_ceil };
-        number.min(self.io_size.map_or(u64::MAX, |size| whole(size, self.bs).max(1)))
+        let whole = if self.has_map() { u64::div_euclid } else { u64::div_ceil };
+        let Some((size, bs)) = self.io_size.zip(self.fixed()) else { return number };
+        number.min(whole(size, bs).max(1))
     }
 
     /// What the jobs draw their blocks from.
@@ -310,10 +416,14 @@ impl Load {
         }
     }
 
-    /// The CPU of a job.
-    pub fn cpu(&self, job: usize) -> Option<usize> {
-        let cpus = self.cpus_allowed.as_ref()?.numbers();
-        cpus.get(job % cpus.len().max(1)).copied()
+    /// The CPUs that a thread may run on, none for any; `thread` is its place in the run.
+    pub fn cpus(&self, thread: usize) -> Vec<usize> {
+        let mut cpus = self.cpus_allowed.iter().flat_map(|list| list.numbers()).copied().collect::<Vec<_>>();
+        cpus.sort_unstable();
+        match self.cpus_allowed_policy {
+            CpusPolicy::Split if !cpus.is_empty() => vec![cpus[thread % cpus.len()]],
+            _ => cpus,
+        }
     }
 }
 

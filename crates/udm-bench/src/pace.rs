@@ -36,7 +36,7 @@ impl Pace {
             byte: load.rate.map(|bytes| 1e9 / bytes as f64),
             poisson: (load.rate_process == RateProcess::Poisson).then(|| SmallRng::seed_from_u64(seed)),
             due: [None; DIRECTIONS],
-            think: crate::job::nanos(load.thinktime),
+            think: crate::clock::nanos(load.thinktime),
             think_after: load.thinktime_blocks.into(),
             sent: 0,
             until: None,

@@ -8,15 +8,12 @@ use crate::job::Outcome;
 use crate::jobs::Job;
 use crate::load::Load;
 use crate::mapped::PathTotals;
+use crate::percentiles::Percentiles;
 use crate::stats::{BatchSizes, Direction, Latency, Samples, Stats};
 use crate::units::{bandwidth, binary, decimal, time_unit};
 use crate::{html, json};
 use std::fmt::Write;
 use std::time::SystemTime;
-
-/// The percentiles of fio's default list.
-pub const PERCENTILES: [f64; 17] =
-    [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
 
 /// Upper ends of the classes of the `lat (nsec)`, `(usec)` and `(msec)` lines, in the unit.
 pub const CLASSES: [u64; 10] = [2, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
@@ -97,8 +94,11 @@ impl Report {
 
 fn write_all(out: &mut String, jobs: &[Job], entries: &[Entry]) -> std::fmt::Result {
     for Job { load, group, .. } in jobs {
-        let bs = format!("{}B-{}B", load.bs, load.bs);
-        write!(out, "{}: (g={group}): rw={}, bs=(R) {bs}, (W) {bs}, (T) {bs}, ", load.name, load.rw.name())?;
+        let [r, w, t] = [0, 1, 2].map(|direction| {
+            let sizes = load.sizes(direction);
+            format!("{}B-{}B", binary(sizes.min as f64, 4), binary(sizes.max as f64, 4))
+        });
+        write!(out, "{}: (g={group}): rw={}, bs=(R) {r}, (W) {w}, (T) {t}, ", load.name, load.rw.name())?;
         writeln!(out, "ioengine=udm, iodepth={}", load.iodepth)?;
     }
     writeln!(out, "udm-{}", env!("CARGO_PKG_VERSION"))?;
@@ -129,14 +129,14 @@ fn entry_lines(out: &mut String, load: &Load, entry: &Entry) -> std::fmt::Result
     writeln!(out, ": pid={thread}: {date}")?;
     for (name, direction) in ["read", "write", "trim"].iter().zip(&stats.directions) {
         if direction.ios > 0 {
-            direction_lines(out, name, direction)?;
+            direction_lines(out, name, direction, load)?;
         }
     }
     latency_classes(out, stats)?;
     if stats.sync.count() > 0 {
         writeln!(out, "  fsync/fdatasync/sync_file_range:")?;
         latency_line(out, "    sync", &stats.sync)?;
-        percentile_lines(out, "sync", &stats.sync)?;
+        percentile_lines(out, "sync", &stats.sync, &load.percentile_list)?;
     }
     let u = &stats.usage;
     let (user, system) = (u.percent(u.user), u.percent(u.system));
@@ -166,7 +166,7 @@ pub fn rates(direction: &Direction) -> (f64, f64) {
     (direction.bytes as f64 / seconds, direction.ios as f64 / seconds)
 }
 
-fn direction_lines(out: &mut String, name: &str, d: &Direction) -> std::fmt::Result {
+fn direction_lines(out: &mut String, name: &str, d: &Direction, load: &Load) -> std::fmt::Result {
     let (bytes, ios) = rates(d);
     let moved = binary(d.bytes as f64, 4);
     let ms = d.runtime.0.div_ceil(1_000_000);
@@ -174,7 +174,9 @@ fn direction_lines(out: &mut String, name: &str, d: &Direction) -> std::fmt::Res
     writeln!(out, "{}", if name == "write" { "; 0 zone resets" } else { "" })?;
     latency_line(out, "    clat", &d.latency)?;
     latency_line(out, "     lat", &d.latency)?;
-    percentile_lines(out, "clat", &d.latency)?;
+    for (name, _) in [("clat", load.clat_percentiles), ("lat", load.lat_percentiles)].iter().filter(|p| p.1) {
+        percentile_lines(out, name, &d.latency, &load.percentile_list)?;
+    }
     if d.bandwidth.count > 0 {
         let (unit, scale) = if d.bandwidth.max > 99_999.0 { ("MiB/s", 1024.0) } else { ("KiB/s", 1.0) };
         samples_line(out, &format!("bw (  {unit})"), &d.bandwidth, scale, "per=100.00%, ")?;
@@ -202,21 +204,22 @@ fn latency_line(out: &mut String, name: &str, l: &Latency) -> std::fmt::Result {
     )
 }
 
-fn percentile_lines(out: &mut String, name: &str, l: &Latency) -> std::fmt::Result {
-    let values = PERCENTILES.map(|p| l.histogram.value_at_percentile(p));
-    let (unit, ns) = time_unit(values[0], values[PERCENTILES.len() - 1]);
+fn percentile_lines(out: &mut String, name: &str, l: &Latency, of: &Percentiles) -> std::fmt::Result {
+    let Percentiles { list, digits } = of;
+    let all: Vec<_> = list.iter().map(|p| (p, l.histogram.value_at_percentile(*p))).collect();
+    let (unit, ns) = time_unit(all[0].1, all[all.len() - 1].1);
     writeln!(out, "    {name} percentiles ({unit}):")?;
-    for (i, (p, value)) in PERCENTILES.iter().zip(values).enumerate() {
-        let begin = if i % 4 == 0 { "     |" } else { "" };
-        write!(out, "{begin} {p:5.02}th=[{:5}]", value / ns)?;
-        let last = i + 1 == PERCENTILES.len();
-        out.push_str(match (last, i % 4 == 3) {
-            (true, _) => "\n",
-            (false, true) => ",\n",
-            (false, false) => ",",
-        });
-    }
-    Ok(())
+    let (width, longest) = (digits + 3, all[all.len() - 1].1 / ns);
+    let digits_of_time = longest.checked_ilog10().map_or(1, |power| power as usize + 1).max(5);
+    let word = |(p, value): &(&f64, u64)| {
+        let time = value / ns;
+        format!(" {p:width$.digits$}th=[{time:digits_of_time$}]")
+    };
+    let words: Vec<_> = all.iter().map(word).collect();
+    // As many as fio has on a line.
+    let lines = words.chunks((73 / (digits + 10 + digits_of_time)).max(1));
+    let lines: Vec<_> = lines.map(|line| format!("     |{}", line.join(","))).collect();
+    writeln!(out, "{}", lines.join(",\n"))
 }
 
 /// How many percent of all requests took how long: per unit of time, per class, and beyond two

@@ -70,8 +70,9 @@ pub fn measure_jobs(
     }
     let options: Vec<_> = threads
         .iter()
-        .map(|(at, n)| CoreOptions {
-            cpu: jobs[*at].load.cpu(*n),
+        .enumerate()
+        .map(|(i, (at, _))| CoreOptions {
+            cpus: jobs[*at].load.cpus(i),
             ring_optional: true,
             ..CoreOptions::default()
         })

@@ -129,7 +129,8 @@ pub struct Direction {
 }
 
 impl Direction {
-    /// `run` is a latency and how many requests of `bs` bytes had it.
+    /// `run` is a latency and how many requests of `bs` bytes had it; 0 for those whose bytes are
+    /// counted apart.
     #[inline]
     pub fn count(&mut self, run: (u64, u64), bs: u64) {
         let (ns, n) = run;

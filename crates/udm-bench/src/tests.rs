@@ -111,6 +111,43 @@ fn what_was_written_is_read_back() {
     assert!((100..255).contains(&writes));
 }
 
+/// Of requests of all lengths each block is written once and read back; of all bytes some are.
+#[test]
+fn lengths_differ() {
+    for load in ["write", "randwrite", "randrw", "randwrite --norandommap --loops 2"] {
+        let text =
+            format!("--device mem:4M --rw {load} --iodepth 8 --verify crc32c --bssplit 4k/50:16k/30:64k");
+        let entry = one(&line(&text));
+        let [reads, writes, _] = entry.stats.directions.each_ref().map(|d| (d.ios, d.bytes));
+        assert_eq!(entry.failure, None, "{load}");
+        let whole = if load.contains("map") { 4 << 20..9 << 20 } else { 4 << 20..(4 << 20) + 1 };
+        let moved = if load.contains("rw") { reads.1 } else { writes.1 };
+        assert!(whole.contains(&moved), "{load}: {reads:?} {writes:?}");
+        assert!(writes.1 > writes.0 * 4096 && writes.1 < writes.0 * 65_536, "{load}: {writes:?}");
+    }
+    let entry = one(&line("--device null:size=4M --rw randrw --bs 4k,8k --bare"));
+    let [reads, writes, _] = entry.stats.directions.each_ref().map(|d| (d.ios, d.bytes));
+    assert_eq!((reads.1, reads.1 + writes.1), (reads.0 * 4096, 4 << 20));
+    let entry = one(&line("--device mem:4M --rw randtrim --bsrange 4k-64k"));
+    assert_eq!((entry.failure, entry.stats.directions[2].bytes), (None, 4 << 20));
+}
+
+/// What was written with one split is found with another of the same shortest length, and damage is
+/// seen wherever it is.
+#[test]
+fn any_part_of_a_long_write_is_checked() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let run = |load: &str| {
+        let text = format!("--device {} --iodepth 4 --verify crc32c {load}", file.path().display());
+        one(&line(&text)).failure.map(|f| f.text)
+    };
+    assert_eq!(run("--rw write --bssplit 4k/10:64k/90"), None);
+    assert_eq!(run("--rw randread --bsrange 4k-32k"), None);
+    std::os::unix::fs::FileExt::write_all_at(file.as_file(), b"x", 4096 * 77 + 100).unwrap();
+    assert!(run("--rw randread --bsrange 4k-32k").unwrap().contains("bad crc32c"));
+}
+
 /// A device that forgets what it is told is caught.
 #[test]
 fn lost_writes_are_found() {
@@ -174,6 +211,14 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(mem("--time_based"), "bench: time_based needs runtime");
     assert_eq!(mem("--rw trim --verify crc32c"), "bench: verify: a trim carries no data");
     assert!(mem("--bs 1M --iodepth 65536").contains("more than"));
+    assert!(mem("--bssplit 4k:64k --iodepth 65536 --numjobs 100").contains("more than"));
+    assert_eq!(mem("--bssplit 4k/50:1000"), "bench: bssplit=4k/50:1000: not a multiple of 512");
+    assert_eq!(mem("--bsrange 4k-2g"), "bench: bsrange=4k-2g: more than 1073741824");
+    assert_eq!(mem("--rw rw --bs 4k,2m"), "bench: bs=4k,2m: more than there is of the device");
+    assert_eq!(
+        mem("--rw write --bs 4k,6k --bsrange 4k-10k --verify crc32c"),
+        "bench: verify: bsrange=4k-10k: lengths are no multiples of the shortest"
+    );
     let other = |device: &str, text: &str| error(&line(&format!("--device {device} {text}")));
     assert_eq!(other("pattern:1M", "--rw write"), "bench: the device is read-only");
     assert_eq!(other("null:size=1M", "--rw trim"), "bench: the device takes no Discard");
@@ -181,6 +226,9 @@ fn what_makes_no_sense_is_refused() {
         other("null:size=1M,bs=4k", "--bs 512"),
         "bench: bs=512: not a multiple of the device's block of 4096"
     );
+    assert!(other("null:size=1T", "--rw randread --bsrange 512-8k --size 3T").contains("the device has"));
+    let huge = other("null:size=64T", "--rw randread --bsrange 512-8k");
+    assert!(huge.contains("a map of 137438953472 blocks; norandommap needs none"), "{huge}");
     assert_eq!(error(&with_table("d=0 8 nosuch", "")).lines().last(), Some("    ^^^^^^"));
 }
 

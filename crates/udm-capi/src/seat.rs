@@ -25,7 +25,7 @@ const TURN_MAX: Nanos = Nanos::from_millis(1);
 
 /// How the cores of a context behave.
 pub(crate) fn options(cpu: Option<usize>) -> CoreOptions {
-    CoreOptions { cpu, ring_optional: true, ..CoreOptions::default() }
+    CoreOptions { cpus: cpu.into_iter().collect(), ring_optional: true, ..CoreOptions::default() }
 }
 
 /// The seats of a thread.

@@ -33,7 +33,7 @@ mod tasked;
 
 pub use cluster::{Cluster, Letter, UnderWay};
 pub use front_end::{FrontCx, FrontEnd, FrontKey};
-pub use local::{CoreOptions, LocalCore, Time};
+pub use local::{CoreOptions, LocalCore, Time, pin};
 pub use local_io::{LocalIo, PrivateIo};
 pub use off_core::drop_off_core;
 pub use ring::{Done, Finished, MadeKernel, Ring, RingOp, RingUser};

@@ -19,8 +19,8 @@ use udm_core::{CoreId, CoreState, Cores, Cx, Device, Lane, Nanos, OpenError};
 /// How a core behaves.
 #[derive(Clone, Debug)]
 pub struct CoreOptions {
-    /// The CPU to stay on; `None` leaves it to the scheduler.
-    pub cpu: Option<usize>,
+    /// The CPUs to stay on; none leaves it to the scheduler.
+    pub cpus: Vec<usize>,
     /// Never sleep.
     pub poll: bool,
     /// The longest spin before sleeping. Whether it spins, and for how long, follows what has paid
@@ -32,7 +32,12 @@ pub struct CoreOptions {
 
 impl Default for CoreOptions {
     fn default() -> CoreOptions {
-        CoreOptions { cpu: None, poll: false, spin_max: Duration::from_micros(50), ring_optional: false }
+        CoreOptions {
+            cpus: Vec::new(),
+            poll: false,
+            spin_max: Duration::from_micros(50),
+            ring_optional: false,
+        }
     }
 }
 
@@ -82,15 +87,7 @@ impl LocalCore {
         if id.index() >= cluster.len() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no core {}", id.0)));
         }
-        if let Some(cpu) = options.cpu {
-            let mut set = rustix::thread::CpuSet::new();
-            if cpu >= rustix::thread::CpuSet::MAX_CPU {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no CPU {cpu}")));
-            }
-            set.set(cpu);
-            rustix::thread::sched_setaffinity(None, &set)
-                .map_err(|e| io::Error::new(io::Error::from(e).kind(), format!("CPU {cpu}: {e}")))?;
-        }
+        pin(&options.cpus)?;
         let inbox = cluster.inbox(id);
         let outside = match Ring::new() {
             Ok(ring) => Outside::Ring(ring.clone(), Doorbell::new(&ring, inbox)),
@@ -404,4 +401,24 @@ fn clock() -> Nanos {
 fn spent() -> Nanos {
     let all = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Nanos(Duration::new(all.tv_sec as u64, all.tv_nsec as u32).as_nanos() as u64)
+}
+
+/// Keeps the calling thread on these CPUs; none leaves it where it may be.
+///
+/// # Errors
+/// When one of them is not there, or not for this process.
+pub fn pin(cpus: &[usize]) -> io::Result<()> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let mut set = rustix::thread::CpuSet::new();
+    for cpu in cpus {
+        if *cpu >= rustix::thread::CpuSet::MAX_CPU {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no CPU {cpu}")));
+        }
+        set.set(*cpu);
+    }
+    let words: Vec<_> = cpus.iter().map(usize::to_string).collect();
+    rustix::thread::sched_setaffinity(None, &set)
+        .map_err(|e| io::Error::new(io::Error::from(e).kind(), format!("CPU {}: {e}", words.join(","))))
 }

@@ -40,8 +40,9 @@ impl Runtime {
         let mut runtime = Runtime { cluster: cluster.clone(), threads: Vec::new() };
         for (i, cpu) in options.cpus.iter().copied().enumerate() {
             let id = CoreId(i as u16);
+            let cpus = cpu.into_iter().collect();
             let core =
-                CoreOptions { cpu, poll: options.poll, spin_max: options.spin_max, ring_optional: false };
+                CoreOptions { cpus, poll: options.poll, spin_max: options.spin_max, ring_optional: false };
             let (tx, rx) = std::sync::mpsc::sync_channel(1);
             let cluster = cluster.clone();
             let thread = std::thread::Builder::new().name(format!("udm-core{i}")).spawn(move || {

@@ -43,7 +43,7 @@ pub enum Verb {
     /// Show in under a minute what udm does: no root, nothing to install
     Demo(DemoArgs),
     /// Measure a device with load, in fio's words
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
     /// Run the experiments that udm comes from again, each beside what it is compared with
     Lab(LabArgs),
     /// Make a device: load its table and resume it

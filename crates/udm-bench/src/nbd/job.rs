@@ -4,13 +4,24 @@
 //! is read once a round. Once warm it allocates nothing.
 
 use super::wire::{Asked, Wire};
-use crate::job::{Clock, Failure, Outcome, Spec, nanos};
-use crate::plan::Plan;
+use crate::clock::{Clock, nanos};
+use crate::job::{Failure, Outcome, Spec};
+use crate::pace::Pace;
+use crate::plan::{Plan, Span};
 use crate::stats::{Stats, direction};
 use anyhow::Result;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
-use udm_core::{Nanos, Op, errno};
+use std::time::{Duration, Instant};
+use udm_core::{Nanos, Op, SECTOR_SIZE, errno};
+
+/// A request in flight.
+#[derive(Clone, Copy)]
+struct Sent {
+    op: Op,
+    len: u32,
+    /// When it was sent, or should have been.
+    since: Nanos,
+}
 
 struct Job<'a> {
     spec: &'a Spec<'a>,
@@ -20,10 +31,15 @@ struct Job<'a> {
     clock: Clock,
     /// The ramp is not over.
     ramping: bool,
-    /// By cookie: what is in flight, and since when.
-    slots: Vec<Option<(Op, Nanos)>>,
+    /// By cookie: what is in flight.
+    slots: Vec<Option<Sent>>,
     free: Vec<usize>,
     taken: u64,
+    /// Where it does not send as fast as it can: when it does, a request that has to wait, and
+    /// until when.
+    pace: Option<Pace>,
+    held: Option<(Op, Span)>,
+    due: Nanos,
     stopping: bool,
     stats: Stats,
     failure: Option<Failure>,
@@ -42,6 +58,9 @@ pub fn run(wire: Wire, spec: &Spec<'_>) -> Outcome {
         slots: vec![None; depth],
         free: (0..depth).rev().collect(),
         taken: 0,
+        pace: Pace::new(spec.load, spec.load.seed() ^ spec.job as u64),
+        held: None,
+        due: Nanos::NEVER,
         stopping: false,
         stats: Stats::new(),
         failure: None,
@@ -77,26 +96,31 @@ impl Job<'_> {
             if !self.stopping {
                 self.issue(now);
             }
-            if self.in_flight() == 0 {
+            if self.in_flight() == 0 && (self.stopping || self.due == Nanos::NEVER) {
                 return Ok(());
             }
             self.wire.flush()?;
-            let (slots, len) = (&mut self.slots, load.bs as u32);
             let mut ended = 0;
             let (free, stats, failure) = (&mut self.free, &mut self.stats, &mut self.failure);
             let mut end = None;
             let origin = self.origin;
-            let slots = std::cell::RefCell::new(slots);
+            let slots = std::cell::RefCell::new(&mut self.slots);
+            let until = (self.due != Nanos::NEVER).then(|| Duration::from_nanos(self.due.since(now).0));
             self.wire.replies(
-                |cookie| slots.borrow().get(cookie as usize).copied().flatten().map(|(op, _)| (op, len)),
+                until,
+                |cookie| {
+                    slots.borrow().get(cookie as usize).copied().flatten().map(|sent| (sent.op, sent.len))
+                },
                 |cookie, error| {
                     // All replies of a receive arrived together.
                     let end = *end.get_or_insert_with(|| Nanos(origin.elapsed().as_nanos() as u64));
-                    let Some((op, begun)) = slots.borrow_mut()[cookie as usize].take() else { return };
+                    let Some(Sent { op, len, since }) = slots.borrow_mut()[cookie as usize].take() else {
+                        return;
+                    };
                     free.push(cookie as usize);
                     ended += 1;
                     if error == 0 {
-                        stats.directions[direction(op)].count((end.since(begun).0, 1), u64::from(len));
+                        stats.directions[direction(op)].count((end.since(since).0, 1), u64::from(len));
                     } else {
                         let number = errno::from_nbd(error);
                         failure.get_or_insert_with(|| Failure {
@@ -122,18 +146,37 @@ impl Job<'_> {
         let load = self.spec.load;
         let most = load.iodepth_batch.map_or(usize::MAX, |n| n as usize);
         let mut put = 0;
+        self.due = Nanos::NEVER;
         while put < most && self.wire.has_room() {
+            if let Some(pace) = &mut self.pace
+                && let Some(until) = pace.thinks(self.free.len() == self.slots.len(), now)
+            {
+                self.due = until;
+                break;
+            }
             let Some(&slot) = self.free.last() else { break };
-            let next = if self.taken < load.requests() { self.plan.next() } else { None };
-            let Some((op, block)) = next else {
+            let more = self.held.is_none() && self.taken < load.requests();
+            let next = if more { self.plan.next() } else { None };
+            self.taken += u64::from(next.is_some());
+            let Some((op, span)) = next.or(self.held.take()) else {
                 self.stopping = true;
                 break;
             };
+            let mut since = now;
+            if let Some(pace) = &mut self.pace {
+                match pace.send(direction(op), span.bytes(), now) {
+                    Ok(at) => since = at,
+                    Err(due) => {
+                        (self.held, self.due) = (Some((op, span)), due);
+                        break;
+                    }
+                }
+            }
             self.free.pop();
-            self.slots[slot] = Some((op, now));
-            self.taken += 1;
+            let len = span.bytes() as u32;
+            self.slots[slot] = Some(Sent { op, len, since });
             put += 1;
-            self.wire.put(Asked { op, cookie: slot as u64, offset: block * load.bs, len: load.bs as u32 });
+            self.wire.put(Asked { op, cookie: slot as u64, offset: span.sector * SECTOR_SIZE, len });
         }
         if put > 0 {
             self.stats.submits.count(put);
@@ -153,7 +196,7 @@ impl Job<'_> {
             self.clock.deadline = Nanos::NEVER;
         }
         self.stopping |= self.spec.stop.load(Relaxed);
-        self.clock.sample_if_due(now, &mut self.stats, load.bs);
+        self.clock.sample_if_due(now, &mut self.stats);
     }
 
     #[cold]

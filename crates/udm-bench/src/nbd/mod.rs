@@ -15,12 +15,13 @@ use crate::load::Load;
 use crate::report::Report;
 use crate::run::Run;
 use crate::verify::{self, Stamp};
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, anyhow, ensure};
 use rustix::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
 use udm_backends::nbd::Client;
 use udm_core::{Limits, Op};
+use udm_runtime::pin;
 use udm_wire::nbd::client::Export;
 use udm_wire::nbd::{BlockSizes, ExportFlags};
 use udm_wire::uri::NbdUri;
@@ -80,7 +81,7 @@ impl Run<'_> {
                 .map(|(job, wire)| {
                     let region = regions[job];
                     scope.spawn(move || -> Result<Outcome> {
-                        pin(load, job)?;
+                        pin(&load.cpus(job))?;
                         let progress = self.progress.map(|p| p.counter(job));
                         Ok(job::run(wire, &Spec { load, job, region, progress, stop: self.stop }))
                     })
@@ -100,8 +101,6 @@ fn check(load: &Load) -> Result<()> {
     load.check()?;
     ensure!(load.verify.is_none(), "verify: not over NBD");
     ensure!(load.fsync == 0, "fsync: not over NBD");
-    ensure!(load.rate.is_none() && load.rate_iops.is_none(), "rate: not over NBD");
-    ensure!(load.thinktime.is_zero(), "thinktime: not over NBD");
     ensure!(!load.bare, "bare: over NBD all data moves");
     Ok(())
 }
@@ -114,26 +113,20 @@ fn limits(export: &Export) -> Limits {
 
 /// What writes carry: nothing that compresses.
 fn payload(load: &Load) -> Vec<u8> {
-    let mut data = vec![0; if load.rw.op() == Some(Op::Read) { 0 } else { load.bs as usize }];
+    let mut data = vec![0; if load.rw.op() == Some(Op::Read) { 0 } else { load.longest() as usize }];
     if !data.is_empty() {
         verify::fill(&mut data, Stamp { offset: 0, tag: load.seed(), index: 0 });
     }
     data
 }
 
-fn pin(load: &Load, job: usize) -> Result<()> {
-    let Some(cpu) = load.cpu(job) else { return Ok(()) };
-    let mut set = rustix::thread::CpuSet::new();
-    ensure!(cpu < rustix::thread::CpuSet::MAX_CPU, "no CPU {cpu}");
-    set.set(cpu);
-    rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("CPU {cpu}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::Parser;
+    use std::io::{Read, Write};
     use std::sync::atomic::AtomicBool;
+    use udm_core::Nanos;
 
     #[derive(Parser)]
     struct Line {
@@ -182,6 +175,73 @@ mod tests {
         assert!(format!("{error:#}").contains("at most"), "{error:#}");
     }
 
+    #[test]
+    fn requests_of_all_lengths_are_answered() {
+        let report = floor("--rw randrw --bssplit 512:4k:1m/10,64k --iodepth 30 --size 64m").unwrap();
+        assert_eq!(report.failure(), None);
+        let [reads, writes, _] = report.entries[0].stats.directions.each_ref().map(|d| (d.ios, d.bytes));
+        assert_eq!(reads.1 + writes.1, 64 << 20, "each block once");
+        assert!(reads.0 > 0 && writes.0 > 0 && writes.1 / writes.0 <= 64 << 10);
+    }
+
+    #[test]
+    fn rates_and_thoughts_take_their_time() {
+        let took = |text: &str| {
+            let report = floor(text).unwrap();
+            let stats = &report.entries[0].stats;
+            assert_eq!((report.failure(), stats.directions[0].ios), (None, 101), "{text}");
+            stats.runtime
+        };
+        assert!(
+            took("--rw randread --rate_iops 500 --number_ios 101 --iodepth 8") >= Nanos::from_millis(200)
+        );
+        assert!(took("--rw randread --rate 2m --number_ios 101 --iodepth 8") >= Nanos::from_millis(195));
+        let thinks = "--rw read --thinktime 10ms --thinktime_blocks 10 --iodepth 4 --number_ios 101";
+        assert!(took(thinks) >= Nanos::from_millis(100));
+    }
+
+    /// A server that takes 50 ms a request, and a rate of one each 10 ms: the tenth has waited
+    /// since the 90th millisecond when it is over at 500, though it was sent at 450.
+    #[test]
+    fn a_slow_server_hides_nothing_from_a_rate() {
+        let text = "--rw read --rate_iops 100 --number_ios 10";
+        let line = Line::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let server = thread::spawn(move || floor::serve(Slow(theirs)));
+        let stop = AtomicBool::new(false);
+        let run = Run { load: &line.load, progress: None, stop: &stop };
+        let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();
+        server.join().unwrap();
+        let reads = &report.entries[0].stats.directions[0];
+        assert_eq!((report.failure(), reads.ios), (None, 10));
+        assert!(reads.latency.max >= 400_000_000, "{}", reads.latency.max);
+    }
+
+    /// A stream whose writes take 50 ms.
+    struct Slow(UnixStream);
+
+    impl Read for Slow {
+        fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+            self.0.read(out)
+        }
+    }
+
+    impl Write for Slow {
+        fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
+            thread::sleep(std::time::Duration::from_millis(50));
+            self.0.write(data)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn export(size: u64) -> Export {
+        let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
+        Export { size, flags: ExportFlags::HAS_FLAGS, blocks, structured: false, contexts: Vec::new() }
+    }
+
     /// A server that hangs up in the middle is a failure of the job, which ends.
     #[test]
     fn a_server_that_goes_away() {
@@ -190,10 +250,7 @@ mod tests {
         let run = Run { load: &line.load, progress: None, stop: &stop };
         let (ours, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
-        let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
-        let flags = ExportFlags::HAS_FLAGS;
-        let export = Export { size: 1 << 20, flags, blocks, structured: false, contexts: Vec::new() };
-        let report = run.on_sockets(vec![ours.into()], &export).unwrap();
+        let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();
         assert!(report.failure().is_some());
     }
 }

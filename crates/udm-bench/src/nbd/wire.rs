@@ -96,17 +96,18 @@ impl Wire {
         Ok(())
     }
 
-    /// Waits for replies, not for ever, and calls `done` with each: its cookie and error. `op` says
-    /// what a cookie that is in flight asked for, and how many bytes.
+    /// Waits for replies, not for ever and no longer than `most`, and calls `done` with each: its
+    /// cookie and error. `op` says what a cookie that is in flight asked for, and how many bytes.
     ///
     /// # Errors
     /// When the connection is gone, or what comes is no reply.
     pub fn replies(
         &mut self,
+        most: Option<Duration>,
         op: impl Fn(u64) -> Option<(Op, u32)>,
         mut done: impl FnMut(u64, u32),
     ) -> Result<()> {
-        if !self.receive()? {
+        if !self.receive(most)? {
             return Ok(());
         }
         loop {
@@ -141,9 +142,10 @@ impl Wire {
     }
 
     /// Waits until something has arrived, or something can be sent; false when nothing came.
-    fn receive(&mut self) -> Result<bool> {
+    fn receive(&mut self, most: Option<Duration>) -> Result<bool> {
         // Mostly the reply is what is waited for, and this is the only call.
-        let wait = if self.sent < self.out.len() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+        let sends = self.sent < self.out.len();
+        let wait = if sends || most.is_some() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
         match recv(&self.fd, &mut self.input[self.arrived.end..], wait) {
             Ok((_, n)) => {
                 ensure!(n > 0, "the server closed the connection");
@@ -155,8 +157,10 @@ impl Wire {
             Err(Errno::AGAIN) => {}
             Err(error) => return Err(error).context("receive"),
         }
-        let mut fds = [PollFd::new(&self.fd, PollFlags::IN | PollFlags::OUT)];
-        let wait = Timespec { tv_sec: 0, tv_nsec: WAIT.subsec_nanos().into() };
+        let events = if sends { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let mut fds = [PollFd::new(&self.fd, events)];
+        let wait = most.map_or(WAIT, |most| most.min(WAIT));
+        let wait = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
         match poll(&mut fds, Some(&wait)) {
             Ok(_) | Err(Errno::INTR) => Ok(false),
             Err(error) => Err(error).context("poll"),

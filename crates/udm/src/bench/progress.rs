@@ -61,8 +61,7 @@ fn draw(loads: &[&Load], progress: &Progress, over: &mpsc::Receiver<()>) {
         [load] => load.runtime.map(|t| (t + load.ramp_time).as_secs()),
         _ => None,
     };
-    let bs = loads[0].bs;
-    let same = loads.iter().all(|load| load.bs == bs);
+    let bs = loads[0].fixed().filter(|bs| loads.iter().all(|load| load.fixed() == Some(*bs)));
     let bar = ProgressBar::new(total.unwrap_or(0));
     let template = if total.is_some() { "{bar:30} {pos}/{len}s {msg}" } else { "{spinner} {pos}s {msg}" };
     bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -74,7 +73,7 @@ fn draw(loads: &[&Load], progress: &Progress, over: &mpsc::Receiver<()>) {
         let iops = (done - last) as f64 / (now - at).as_secs_f64();
         (last, at) = (done, now);
         bar.set_position(begin.elapsed().as_secs());
-        let bytes = if same { format!(", {}B/s", binary(iops * bs as f64, 4)) } else { String::new() };
+        let bytes = bs.map_or_else(String::new, |bs| format!(", {}B/s", binary(iops * bs as f64, 4)));
         bar.set_message(format!("[{} IOPS{bytes}]", decimal(iops, 4)));
     }
     bar.finish_and_clear();

@@ -1,16 +1,37 @@
 //! Which blocks a job goes to, in which order, and what it does there. A plan takes next to no
 //! memory and can be replayed: a clone of a fresh plan gives the same requests.
 
+mod map;
+mod varied;
+
 use crate::load::{Load, Region};
+use crate::stats::direction;
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
-use udm_core::Op;
+use udm_core::{Op, SECTOR_SIZE};
+use varied::Varied;
+
+/// Where on the device a request is, and how long, in sectors.
+#[derive(Clone, Copy)]
+pub struct Span {
+    pub sector: u64,
+    pub sectors: u64,
+}
+
+impl Span {
+    /// Its length in bytes.
+    pub fn bytes(self) -> u64 {
+        self.sectors * SECTOR_SIZE
+    }
+}
 
 /// The requests of one job.
 #[derive(Clone)]
 pub struct Plan {
     order: Order,
     region: Region,
+    /// Sectors of a block.
+    block: u64,
     /// Requests of this pass so far.
     at: u64,
     /// Goes over the region again and again.
@@ -30,52 +51,94 @@ enum Order {
     Shuffled(Shuffle),
     /// Any block at any time.
     Random,
+    /// Requests differ in length, in whatever order.
+    Varied(Box<Varied>),
 }
 
 impl Plan {
     /// The plan of job number `job`.
     pub fn new(load: &Load, job: usize, region: Region) -> Plan {
         let mut rng = SmallRng::seed_from_u64(load.seed() ^ (job as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let varied = load.fixed().is_none();
         let order = match (load.rw.is_random(), load.norandommap) {
+            _ if varied => Order::Varied(Box::new(Varied::new(load, region))),
             (false, _) => Order::Sequential,
             (true, true) => Order::Random,
             (true, false) => Order::Shuffled(Shuffle::new(region.blocks, &mut rng)),
         };
         let (op, read_percent) = (load.rw.op(), load.read_percent());
         let endless = load.time_based || load.io_size.is_some();
-        let length = load.number_ios.filter(|_| !endless).map_or(region.blocks, |n| n.min(region.blocks));
-        Plan { order, region, at: 0, endless, length, passes: load.loops - 1, rng, op, read_percent }
+        let most = if varied { u64::MAX } else { region.blocks };
+        let length = load.number_ios.filter(|_| !endless).map_or(most, |n| n.min(most));
+        let (block, passes) = (load.unit() / SECTOR_SIZE, load.loops - 1);
+        Plan { order, region, block, at: 0, endless, length, passes, rng, op, read_percent }
     }
 
     /// True when no block comes twice.
     pub fn is_once(&self) -> bool {
-        !self.endless && self.passes == 0 && !matches!(self.order, Order::Random)
+        let repeats = match &self.order {
+            Order::Random => true,
+            Order::Varied(varied) => varied.repeats(),
+            _ => false,
+        };
+        !self.endless && self.passes == 0 && !repeats
     }
 
-    /// The next request: what, and on which block of the device. `None` when the plan is done.
+    /// The next request: what, and where on the device. `None` when the plan is done.
     #[inline]
-    pub fn next(&mut self) -> Option<(Op, u64)> {
+    pub fn next(&mut self) -> Option<(Op, Span)> {
         if self.at == self.length {
-            if !self.endless {
-                self.passes = self.passes.checked_sub(1)?;
-            }
-            self.at = 0;
-            if let Order::Shuffled(shuffle) = &mut self.order {
-                *shuffle = Shuffle::new(self.region.blocks, &mut self.rng);
-            }
+            self.again()?;
         }
         let block = match &mut self.order {
             Order::Sequential => self.at,
             Order::Shuffled(shuffle) => shuffle.next(),
             Order::Random => self.rng.random_range(0..self.region.blocks),
+            Order::Varied(_) => return self.next_varied(),
         };
         self.at += 1;
-        let op = match self.op {
+        let op = self.draw_op();
+        Some((op, Span { sector: (self.region.first + block) * self.block, sectors: self.block }))
+    }
+
+    #[inline]
+    fn draw_op(&mut self) -> Op {
+        match self.op {
             Some(op) => op,
             None if self.rng.random_range(0..100) < self.read_percent => Op::Read,
             None => Op::Write,
-        };
-        Some((op, self.region.first + block))
+        }
+    }
+
+    /// Begins another pass, where there is one.
+    fn again(&mut self) -> Option<()> {
+        if !self.endless {
+            self.passes = self.passes.checked_sub(1)?;
+        }
+        self.at = 0;
+        match &mut self.order {
+            Order::Shuffled(shuffle) => *shuffle = Shuffle::new(self.region.blocks, &mut self.rng),
+            Order::Varied(varied) => varied.again(),
+            Order::Sequential | Order::Random => {}
+        }
+        Some(())
+    }
+
+    #[inline(never)]
+    fn next_varied(&mut self) -> Option<(Op, Span)> {
+        let op = self.draw_op();
+        loop {
+            let Order::Varied(varied) = &mut self.order else { return None };
+            if varied.is_over() {
+                return None;
+            }
+            if let Some((at, bytes)) = varied.next(direction(op), &mut self.rng) {
+                self.at += 1;
+                let sector = self.region.first * self.block + at / SECTOR_SIZE;
+                return Some((op, Span { sector, sectors: bytes / SECTOR_SIZE }));
+            }
+            self.again()?;
+        }
     }
 }
 

@@ -1,0 +1,101 @@
+//! When a job's phases begin and end, and when its bandwidth is read.
+
+use crate::stats::{DIRECTIONS, Stats, Usage};
+use std::time::Duration;
+use udm_core::Nanos;
+
+/// How often bandwidth is read for its minimum, maximum and deviation.
+const SAMPLE: Nanos = Nanos::from_millis(500);
+
+/// When things happen.
+pub struct Clock {
+    /// When the phase began.
+    begin: Nanos,
+    /// When the load ends.
+    pub deadline: Nanos,
+    /// When the last sample was taken, and the requests and bytes by then.
+    pub sampled: Nanos,
+    counted: [(u64, u64); DIRECTIONS],
+    /// The next time that something happens by the clock alone.
+    pub next: Nanos,
+    usage: Usage,
+    /// Readings are taken for plots.
+    plots: bool,
+}
+
+impl Clock {
+    /// Nothing has begun.
+    pub fn new() -> Clock {
+        Clock {
+            begin: Nanos(0),
+            deadline: Nanos::NEVER,
+            sampled: Nanos(0),
+            counted: [(0, 0); DIRECTIONS],
+            next: Nanos(0),
+            usage: Usage::default(),
+            plots: true,
+        }
+    }
+
+    /// A phase begins.
+    pub fn begin(&mut self, now: Nanos) {
+        (self.begin, self.sampled, self.counted) = (now, now, [(0, 0); DIRECTIONS]);
+        self.usage = Usage::now();
+    }
+
+    /// Another phase has begun, whose requests count with those of the one before, but for plots.
+    pub fn goes_on(&mut self, now: Nanos, stats: &Stats) {
+        self.counted = counted(stats);
+        (self.next, self.plots) = (now + SAMPLE, false);
+    }
+
+    /// Reads the bandwidth, when it is time, and sets `next`.
+    pub fn sample_if_due(&mut self, now: Nanos, stats: &mut Stats) {
+        let since = now.since(self.sampled);
+        if since >= SAMPLE {
+            let seconds = since.0 as f64 / 1e9;
+            let before = std::mem::replace(&mut self.counted, counted(stats));
+            for (direction, (ios, bytes)) in stats.directions.iter_mut().zip(before) {
+                if direction.ios > 0 {
+                    direction.iops.push((direction.ios - ios) as f64 / seconds);
+                    direction.bandwidth.push((direction.bytes - bytes) as f64 / seconds / 1024.0);
+                }
+            }
+            self.sampled = now;
+        }
+        let timeline = &mut stats.parts[0].timeline;
+        let begun = now.since(self.begin);
+        if self.plots && begun >= timeline.due() {
+            timeline.read(begun, stats.directions.each_ref().map(|d| d.bytes));
+        }
+        let reading = if self.plots { self.begin + timeline.due() } else { Nanos::NEVER };
+        self.next = self.deadline.min(self.sampled + SAMPLE).min(reading);
+    }
+
+    /// A phase is over, which had requests of the directions that `ran` says.
+    pub fn end(&self, now: Nanos, stats: &mut Stats, ran: impl Fn(usize, u64) -> bool) {
+        let took = now.since(self.begin);
+        for (i, direction) in stats.directions.iter_mut().enumerate() {
+            if ran(i, direction.ios) {
+                direction.runtime = direction.runtime + took;
+            }
+        }
+        stats.runtime = stats.runtime + took;
+        let part = &mut stats.parts[0];
+        if self.plots {
+            part.timeline.end(took, stats.directions.each_ref().map(|d| d.bytes));
+        }
+        (part.ios, part.runtime) = (stats.directions.each_ref().map(|d| d.ios), stats.runtime);
+        let took = Duration::from_nanos(took.0);
+        stats.usage.add(&Usage::now().since(&self.usage, took));
+    }
+}
+
+/// Requests and bytes so far.
+fn counted(stats: &Stats) -> [(u64, u64); DIRECTIONS] {
+    stats.directions.each_ref().map(|d| (d.ios, d.bytes))
+}
+
+pub fn nanos(t: Duration) -> Nanos {
+    Nanos(u64::try_from(t.as_nanos()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,73 @@
+//! The percentiles that a report has: fio's `percentile_list`.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Percentiles at the most, as in fio.
+const LIST_MAX: usize = 20;
+
+/// Digits behind the point at the most; a JSON report has as many.
+const DIGITS_MAX: usize = 6;
+
+/// Percentiles in rising order, at least one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Percentiles {
+    pub list: Vec<f64>,
+    /// Digits behind the point that they are printed with: those of the longest.
+    pub digits: usize,
+}
+
+impl Default for Percentiles {
+    /// fio's.
+    fn default() -> Percentiles {
+        let list = vec![
+            1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,
+            99.99,
+        ];
+        Percentiles { list, digits: 2 }
+    }
+}
+
+impl fmt::Display for Percentiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<_> = self.list.iter().map(f64::to_string).collect();
+        f.write_str(&words.join(":"))
+    }
+}
+
+impl FromStr for Percentiles {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Percentiles, String> {
+        let percentile = |word: &str| match word.parse::<f64>() {
+            Ok(n) if n > 0.0 && n <= 100.0 => Ok(n),
+            _ => Err("a percentile is a number above 0, up to 100".to_owned()),
+        };
+        let mut list = text.split(':').map(percentile).collect::<Result<Vec<_>, _>>()?;
+        if list.len() > LIST_MAX {
+            return Err(format!("more than {LIST_MAX} percentiles"));
+        }
+        list.sort_by(f64::total_cmp);
+        let behind = |word: &str| word.split_once('.').map_or(0, |(_, digits)| digits.len());
+        let digits = text.split(':').map(behind).max().unwrap_or(0).min(DIGITS_MAX);
+        Ok(Percentiles { list, digits })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists() {
+        assert_eq!("99.9:1:50".parse::<Percentiles>().unwrap().to_string(), "1:50:99.9");
+        let default = Percentiles::default();
+        assert_eq!(default.to_string().parse(), Ok(default));
+        let digits = |text: &str| text.parse::<Percentiles>().unwrap().digits;
+        assert_eq!((digits("1:50"), digits("1:50.5:0.001"), digits("1e0:2")), (0, 3, 0));
+        for bad in ["", "1:", "0", "0.0", "101", "-1", "x", "nan", "inf", "1,2"] {
+            assert!(bad.parse::<Percentiles>().is_err(), "{bad}");
+        }
+        assert!(["1"; 21].join(":").parse::<Percentiles>().is_err());
+    }
+}

@@ -1,0 +1,191 @@
+//! Requests that differ in length (`bssplit`, `bsrange`, several `bs`): where each begins, and how
+//! long it is.
+//!
+//! As fio does it. In order each begins where the last one of its kind ended. Random ones begin at
+//! a multiple of the shortest of their kind, and those of a map at the next free block behind a
+//! drawn one; they end where a block begins that had its request. So blocks come once, and some
+//! requests are shorter than they were drawn.
+
+use super::map::Map;
+use crate::load::{Load, Region};
+use crate::sizes::Sizes;
+use crate::stats::DIRECTIONS;
+use rand::RngExt;
+use rand::rngs::SmallRng;
+
+/// The requests of one job, over and over the same region.
+#[derive(Clone)]
+pub struct Varied {
+    sizes: [Sizes; DIRECTIONS],
+    unit: u64,
+    /// The region in bytes.
+    bytes: u64,
+    order: Order,
+    /// Bytes of this pass so far.
+    moved: u64,
+    /// What the job may still move in all.
+    left: u64,
+}
+
+#[derive(Clone)]
+enum Order {
+    /// And where the next one of each kind begins.
+    Sequential([u64; DIRECTIONS]),
+    Random,
+    Mapped(Map),
+}
+
+impl Varied {
+    pub fn new(load: &Load, region: Region) -> Varied {
+        let order = match (load.rw.is_random(), load.norandommap) {
+            (false, _) => Order::Sequential([0; DIRECTIONS]),
+            (true, true) => Order::Random,
+            (true, false) => Order::Mapped(Map::new(region.blocks)),
+        };
+        let sizes = std::array::from_fn(|direction| load.sizes(direction));
+        let (unit, left) = (load.unit(), load.io_size.unwrap_or(u64::MAX));
+        Varied { sizes, unit, bytes: region.blocks * unit, order, moved: 0, left }
+    }
+
+    /// A block may come twice in one pass.
+    pub fn repeats(&self) -> bool {
+        matches!(self.order, Order::Random)
+    }
+
+    /// True when nothing may be moved any more.
+    pub fn is_over(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Begins another pass.
+    pub fn again(&mut self) {
+        self.moved = 0;
+        match &mut self.order {
+            Order::Sequential(at) => *at = [0; DIRECTIONS],
+            Order::Random => {}
+            Order::Mapped(map) => *map = Map::new(self.bytes / self.unit),
+        }
+    }
+
+    /// The next request of a direction: its first byte in the region, and how many. `None` when the
+    /// pass is over.
+    pub fn next(&mut self, direction: usize, rng: &mut SmallRng) -> Option<(u64, u64)> {
+        if self.moved >= self.bytes {
+            return None;
+        }
+        let sizes = &self.sizes[direction];
+        let (at, len) = match &mut self.order {
+            Order::Sequential(at) => {
+                let at = &mut at[direction];
+                let len = sizes.draw(self.bytes - *at, rng)?;
+                *at += len;
+                (*at - len, len)
+            }
+            Order::Random => {
+                let at = drawn(self.bytes, sizes, rng);
+                (at, sizes.draw(self.bytes - at, rng)?)
+            }
+            Order::Mapped(map) => {
+                let block = map.next_free(drawn(self.bytes, sizes, rng) / self.unit)?;
+                let at = block * self.unit;
+                let room = self.bytes - at;
+                let len = sizes.draw(room, rng).unwrap_or(room);
+                let taken = map.take(block, len.div_ceil(self.unit)) * self.unit;
+                (at, len.min(taken))
+            }
+        };
+        self.moved += len;
+        self.left = self.left.saturating_sub(len);
+        Some((at, len))
+    }
+}
+
+/// Where a request of these sizes may begin.
+fn drawn(bytes: u64, sizes: &Sizes, rng: &mut SmallRng) -> u64 {
+    rng.random_range(0..(bytes / sizes.min).max(1)) * sizes.min
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Plan;
+    use clap::Parser;
+    use udm_core::Op;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        load: Load,
+    }
+
+    /// Bytes from the first to the last of each request of a plan.
+    fn plan(text: &str, blocks: u64) -> (Plan, Vec<(Op, u64, u64)>) {
+        let line = Line::parse_from(std::iter::once("bench").chain(text.split_whitespace()));
+        line.load.check().unwrap();
+        let mut plan = Plan::new(&line.load, 0, Region { first: 3, blocks });
+        let fresh = plan.clone();
+        let begin = 3 * line.load.unit() / 512;
+        let next = || plan.next().map(|(op, span)| (op, (span.sector - begin) * 512, span.sectors * 512));
+        (fresh, std::iter::from_fn(next).take(100_000).collect())
+    }
+
+    #[test]
+    fn in_order_without_gaps() {
+        let (_, all) = plan("--rw read --bssplit 4k:16k:64k", 1000);
+        let mut at = 0;
+        for (_, first, len) in &all {
+            assert_eq!(*first, at);
+            at += len;
+        }
+        assert_eq!(at, 1000 * 4096, "the shortest fill up what the others leave");
+        let (_, all) = plan("--rw rw --bs 4k,16k", 10_000);
+        let of =
+            |op: Op| all.iter().filter(|r| r.0 == op).map(|r| r.2).collect::<std::collections::BTreeSet<_>>();
+        assert_eq!((of(Op::Read), of(Op::Write)), ([4096].into(), [16384].into()));
+    }
+
+    #[test]
+    fn a_map_has_every_block_once() {
+        for text in
+            ["--rw randread --bsrange 4k-32k", "--rw randrw --bs 4k,32k", "--rw randwrite --bsrange 4k-10k"]
+        {
+            let (_, mut all) = plan(text, 5000);
+            let in_order = all.windows(2).filter(|w| w[0].1 + w[0].2 == w[1].1).count();
+            assert!(in_order * 2 < all.len(), "{text}: {in_order} of {}", all.len());
+            all.sort_by_key(|r| r.1);
+            assert!(all.windows(2).all(|w| w[0].1 + w[0].2 <= w[1].1), "{text}: blocks come twice");
+            let covered: u64 = all.iter().map(|r| r.2.div_ceil(4096)).sum();
+            assert_eq!(covered, 5000, "{text}");
+        }
+    }
+
+    #[test]
+    fn without_a_map_lengths_are_what_was_drawn() {
+        let (_, all) = plan("--rw randread --norandommap --bssplit 4k/50:64k/50", 50_000);
+        let moved: u64 = all.iter().map(|r| r.2).sum();
+        assert!((50_000 * 4096..50_016 * 4096).contains(&moved), "{moved}");
+        let long = all.iter().filter(|r| r.2 == 65_536).count();
+        assert!(long.abs_diff(all.len() / 2) < all.len() / 20, "{long} of {}", all.len());
+        assert!(all.iter().all(|r| r.1 + r.2 <= 50_000 * 4096));
+    }
+
+    #[test]
+    fn limits_hold() {
+        let moved = |text: &str| {
+            let (_, all) = plan(&format!("--rw randread --bsrange 4k-16k {text}"), 100);
+            (all.len(), all.iter().map(|r| r.2).sum::<u64>())
+        };
+        assert_eq!(moved("--loops 3").1, 3 * 100 * 4096);
+        assert!((1 << 20..(1 << 20) + 16384).contains(&moved("--io_size 1m").1));
+        assert_eq!(moved("--number_ios 7 --loops 2").0, 14);
+        assert_eq!(moved("--time_based --runtime 1").0, 100_000);
+    }
+
+    #[test]
+    fn a_clone_replays_it() {
+        let (mut fresh, all) = plan("--rw randrw --bsrange 512-8k,1k-64k", 9999);
+        let again = std::iter::from_fn(|| fresh.next())
+            .map(|(op, span)| (op, (span.sector - 3) * 512, span.sectors * 512));
+        assert!(again.eq(all));
+    }
+}
