@@ -43,7 +43,7 @@ pub use lane::{Busy, Drain, Lane};
 pub use limits::Limits;
 pub use pool::BioPool;
 pub use ports::{Port, Ports, Visit};
-pub use queue::{DiskQueue, HwQueueReport, QueueReport};
+pub use queue::{Changed, DiskQueue, HwQueueReport, QueueReport};
 pub use status::Status;
 pub use task::{DeviceSlot, MakeTask, Task, TaskCx, TaskHandle};
 pub use udm_buf::{Buf, BufPool, Foreign, Segments, SharedMap, copy_from_shared, copy_to_shared};

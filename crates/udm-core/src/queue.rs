@@ -1,10 +1,22 @@
 //! The queue in front of a device, as the control side sees it.
 
+use crate::OpenError;
+
 /// A queue in front of a device.
 pub trait DiskQueue: Send + Sync {
     /// What it does, where there are `cores` cores.
     fn report(&self, cores: usize) -> QueueReport;
+
+    /// Changes settings while requests are under way. Returns at once; `then` is called, on
+    /// whatever thread, once they hold for every request that is with the device or will be.
+    ///
+    /// # Errors
+    /// EINVAL for what can't be, and EBUSY while another change is under way: nothing has changed.
+    fn change(&self, settings: &[(String, String)], then: Changed) -> Result<(), OpenError>;
 }
+
+/// Is told that a change of a queue holds.
+pub type Changed = Box<dyn FnOnce() + Send>;
 
 /// What a queue does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,13 +4,27 @@
 //! unless the scheduler has an order of its own.
 
 use crate::merge::Merger;
+use crate::queues::{Queues, Who};
 use crate::sched::Sched;
 use crate::tags::Held;
+use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, BioFlags, Busy, Cx, Drain, Lane, Status};
 
 /// See the module.
 pub(crate) struct QueueLane {
+    queues: Arc<Queues>,
+    who: Who,
     below: Box<dyn Lane>,
+    /// The way to the task that has the order of all requests: where it has, and until the last of
+    /// those that it was sent is home.
+    way: Option<Box<dyn Lane>>,
+    /// How many it has.
+    away: usize,
+    /// It is where requests go.
+    elsewhere: bool,
+    /// They may go straight down.
+    straight: bool,
     tags: Held,
     waiting: Sched,
     merger: Merger,
@@ -23,9 +37,54 @@ pub(crate) struct QueueLane {
 }
 
 impl QueueLane {
-    pub fn new(below: Box<dyn Lane>, tags: Held, waiting: Sched, merger: Merger) -> QueueLane {
-        let (again, ended, down) = Default::default();
-        QueueLane { below, tags, waiting, merger, again, ended, down }
+    pub fn new(queues: Arc<Queues>, who: Who, below: Box<dyn Lane>, cx: &mut Cx<'_>) -> QueueLane {
+        let settings = queues.settings(cx);
+        let params = &settings.params;
+        let elsewhere = queues.is_elsewhere(who, &settings, cx);
+        let waiting = Sched::new(params);
+        QueueLane {
+            who,
+            below,
+            way: elsewhere.then(|| queues.way(cx)),
+            away: 0,
+            elsewhere,
+            straight: waiting.is_none(),
+            tags: Held::new(settings.tags(cx.core().index(), cx.cores()), cx),
+            waiting,
+            merger: Merger::new(params, queues.merged_max(&settings), cx.new_owner()),
+            again: Batch::new(),
+            ended: Batch::new(),
+            down: Batch::new(),
+            queues,
+        }
+    }
+
+    /// Other settings hold. None of its requests is with the disk; what waits goes by those.
+    #[cold]
+    fn renew(&mut self, cx: &mut Cx<'_>) {
+        let settings = self.queues.settings(cx);
+        let params = &settings.params;
+        let mut waited = Batch::new();
+        self.waiting.hand_back(&mut self.merger, &mut waited);
+        self.tags = Held::new(settings.tags(cx.core().index(), cx.cores()), cx);
+        self.waiting = Sched::new(params);
+        self.merger.change(params, self.queues.merged_max(&settings));
+        self.straight = self.waiting.is_none();
+        self.elsewhere = self.queues.is_elsewhere(self.who, &settings, cx);
+        if bugs::on(Bug::WaitingNotMoved) {
+            return bugs::lose(waited);
+        }
+        if self.elsewhere {
+            waited.append(&mut self.again);
+        }
+        self.enqueue(&mut waited, cx);
+    }
+
+    /// Sends `batch` to the task that has the order of all requests.
+    fn send_away(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        self.away += batch.len();
+        let way = self.way.get_or_insert_with(|| self.queues.way(cx));
+        way.submit(batch, cx);
     }
 
     fn wanted(&self) -> usize {
@@ -34,6 +93,12 @@ impl QueueLane {
 
     #[inline(never)]
     fn enqueue(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        if self.elsewhere && self.tags.are_retired() {
+            self.renew(cx);
+        }
+        if self.elsewhere {
+            return self.send_away(batch, cx);
+        }
         for mut bio in batch.drain(..) {
             if bio.flags.contains(BioFlags::NOWAIT) {
                 // It is not merged, so it goes now or not at all.
@@ -61,7 +126,10 @@ impl QueueLane {
                 self.down.push(bio.expect("something waits"));
             }
             if !self.tags.settle(self.wanted(), cx) {
-                break;
+                if self.wanted() == 0 || !self.tags.are_retired() {
+                    break;
+                }
+                self.renew(cx);
             }
         }
         if !self.down.is_empty() {
@@ -77,13 +145,19 @@ impl QueueLane {
             self.merger.back(done, from, false, &mut self.again, &mut self.down);
         }
         done.append(&mut self.ended);
+        let from = done.len();
+        if let Some(way) = &mut self.way {
+            way.poll(done, cx);
+            self.away -= done.len() - from;
+            self.way.take_if(|_| !self.elsewhere && self.away == 0);
+        }
         self.dispatch(cx);
     }
 }
 
 impl Lane for QueueLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        let direct = self.waiting.is_none() && self.wanted() == 0 && !self.merger.finds(batch);
+        let direct = self.straight && self.wanted() == 0 && !self.merger.finds(batch);
         if direct && self.tags.take_all(batch.len()) {
             self.below.submit(batch, cx);
         } else {
@@ -94,7 +168,8 @@ impl Lane for QueueLane {
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let from = done.len();
         self.below.poll(done, cx);
-        if self.wanted() > 0 || self.merger.is_under_way() || !self.ended.is_empty() {
+        let quiet = !self.merger.is_under_way() && self.ended.is_empty() && self.way.is_none();
+        if self.wanted() > 0 || !quiet {
             self.came_back(done, from, cx);
         } else if done.len() > from {
             self.tags.home(done.len() - from);

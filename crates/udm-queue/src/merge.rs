@@ -50,6 +50,12 @@ impl Merger {
         }
     }
 
+    /// Merges by `params` and up to `longest` from now on.
+    pub fn change(&mut self, params: &QueueParams, longest: Sectors) {
+        (self.nomerges, self.longest) = (params.nomerges, longest);
+        (self.most_segments, self.front) = (params.max_segments as usize, params.front_merges > 0);
+    }
+
     /// Of how many of the latest requests a scheduler without an order of its own tries each.
     pub fn tries(&self) -> usize {
         match self.nomerges {

@@ -44,6 +44,11 @@ impl Settings {
         }
     }
 
+    /// All the tags that lanes have been given.
+    pub fn all_tags(&self) -> &[Arc<Tags>] {
+        self.tags.get().map_or(&[], |all| all)
+    }
+
     /// The tags of `core`'s hardware queue, of `cores`. Cores that have one in common are
     /// neighbours.
     pub fn tags(&self, core: usize, cores: usize) -> Arc<Tags> {

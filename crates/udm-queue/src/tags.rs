@@ -13,18 +13,28 @@
 //!
 //! The fences forbid that both miss the other: see the loom test.
 //!
+//! **An end.** When other settings are to hold, all tags are wanted for good
+//! ([`Tags::take_for_good`]): by one in line like any other, so that requests go on while it gets
+//! them. With the last of them nothing is with the disk, and the tags are retired: those in line
+//! are told, and those who come later get in line and see it.
+//!
+//! ```text
+//! who waits:     in line;          *fence*;  retired? take others
+//! who retires:   retired = true;   *fence*;  tell those in line
+//! ```
+//!
 //! *Price.* Two atomic operations and a fence a batch. In line: a push and a pop of a shared queue
 //! for each tag that is handed over, an allocation of its each 31 times, and a letter to the core
-//! that waits.
+//! that waits. Whether tags are retired is looked at where there are none.
 
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bell, Cx, Listener, interleave};
 
 #[cfg(feature = "loom")]
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(feature = "loom"))]
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 #[cfg(not(feature = "loom"))]
 use crossbeam_queue::SegQueue as Line;
@@ -35,6 +45,8 @@ pub(crate) struct Tags {
     line: Line<Arc<Waiter>>,
     /// How many are in line, or about to be.
     in_line: AtomicU32,
+    depth: u32,
+    retired: AtomicBool,
 }
 
 /// Somebody who may get in line.
@@ -42,6 +54,8 @@ struct Waiter {
     /// [`IN_LINE`], then 31 bits of how many are wanted, then 32 of how many were handed over.
     state: AtomicU64,
     bell: Arc<Bell>,
+    /// Called when it has all that it wants.
+    then: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 const IN_LINE: u64 = 1 << 63;
@@ -53,7 +67,7 @@ fn wanted(state: u64) -> u32 {
 
 impl Waiter {
     fn new() -> Waiter {
-        Waiter { state: AtomicU64::new(0), bell: Arc::new(Bell::new()) }
+        Waiter { state: AtomicU64::new(0), bell: Arc::new(Bell::new()), then: None }
     }
 
     /// Changes the state and gives back what it was. Release and acquire: who is handed a tag sees
@@ -75,7 +89,17 @@ impl Waiter {
             1 => (state - WANTED + 1) & !IN_LINE,
             _ => state - WANTED + 1,
         });
+        self.told(wanted(was), 1);
         (wanted(was) > 0, wanted(was) > 1)
+    }
+
+    /// It wanted `was`, and now `n` fewer.
+    fn told(&self, was: u32, n: u32) {
+        if (1..=n).contains(&was)
+            && let Some(then) = &self.then
+        {
+            then();
+        }
     }
 
     /// Takes what was handed over.
@@ -92,14 +116,41 @@ impl Waiter {
 
     /// Wants `n` fewer, or none.
     fn want_less(&self, n: u32) {
-        self.change(|state| state - u64::from(wanted(state).min(n)) * WANTED);
+        let was = self.change(|state| state - u64::from(wanted(state).min(n)) * WANTED);
+        self.told(wanted(was), n);
     }
 }
 
 impl Tags {
     /// `depth` tags, at least one.
     pub fn new(depth: u32) -> Tags {
-        Tags { free: AtomicU32::new(depth.max(1)), line: Line::new(), in_line: AtomicU32::new(0) }
+        let depth = depth.max(1);
+        let (free, in_line, retired) = (AtomicU32::new(depth), AtomicU32::new(0), AtomicBool::new(false));
+        Tags { free, line: Line::new(), in_line, depth, retired }
+    }
+
+    /// Takes all tags, for good; `then` is called once they are all taken, perhaps at once.
+    pub fn take_for_good(&self, then: Box<dyn Fn() + Send + Sync>) {
+        let waiter = Arc::new(Waiter { then: Some(then), ..Waiter::new() });
+        self.get_in_line(&waiter, self.depth);
+    }
+
+    /// Tells those in line, and those who come, that there will be no more.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+        interleave::point();
+        while let Some(first) = self.line.pop() {
+            self.in_line.fetch_sub(1, Ordering::Relaxed);
+            if !bugs::on(Bug::RetiredNotRung) {
+                first.bell.ring();
+            }
+        }
+    }
+
+    /// There will be no more of these.
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Acquire)
     }
 
     /// How many have no request, and how many lanes are in line, as of now.
@@ -234,6 +285,11 @@ impl Held {
         one
     }
 
+    /// There will be no more.
+    pub fn are_retired(&self) -> bool {
+        self.tags.is_retired()
+    }
+
     fn collect(&mut self) {
         if self.waits {
             self.free += self.waiter.collect();
@@ -332,6 +388,27 @@ mod loom_tests {
             let got = got + waiter.collect();
             assert_eq!(got + tags.take(2), 1, "there is one");
             assert_eq!(got, 1, "who waited has it");
+        });
+    }
+
+    /// All tags are taken for good while one is out and a lane gets in line: that lane is told, or
+    /// sees it, once, and only when nothing is with the disk.
+    #[test]
+    fn loom_who_waits_for_tags_that_retire_sees_it() {
+        check(|| {
+            let tags = Arc::new(Tags::new(1));
+            assert_eq!(tags.take(1), 1);
+            let (of_other, of_then) = (Arc::clone(&tags), Arc::downgrade(&tags));
+            let other = thread::spawn(move || of_other.give(1));
+            tags.take_for_good(Box::new(move || of_then.upgrade().unwrap().retire()));
+            let waiter = Arc::new(Waiter::new());
+            let got = tags.get_in_line(&waiter, 1);
+            let sees = tags.is_retired();
+            assert!(got == 0 || !sees, "a tag is with somebody");
+            other.join().unwrap();
+            tags.give(got + waiter.collect());
+            assert!(tags.is_retired());
+            assert!(sees || tags.line.is_empty(), "taken out of line, and its bell rung");
         });
     }
 

@@ -53,6 +53,10 @@ impl World {
             195..200 if on(Class::Reload) && self.devices[i].is_live() => self.grow(i),
             150..155 if on(Class::Reload) && !self.devices[i].is_changing() => self.reload(i),
             160..172 if on(Class::Reopen) => self.reopen(),
+            176..180 if on(Class::Queues) && !self.machine.queues.is_empty() => {
+                self.machine.change_queue();
+                Ok(())
+            }
             172..180 if on(Class::Limits) => {
                 self.change_limits();
                 Ok(())

@@ -61,6 +61,8 @@ pub struct PathState {
     pub retried: bool,
     /// Requests inside, on all cores.
     pub in_flight: u64,
+    /// It may never have more.
+    pub most: u64,
     /// How many suspended devices are above: nothing may arrive while there is one.
     pub barred: u32,
     /// Which multipath target uses it.
@@ -111,6 +113,7 @@ impl PathState {
             served: Served::default(),
             retried: false,
             in_flight: 0,
+            most: u64::MAX,
             barred: 0,
             access: None,
             failed: false,

@@ -53,6 +53,7 @@ pub mod nbd_client;
 mod outside;
 pub mod path;
 pub mod plan;
+mod queues;
 mod reads;
 mod rest;
 pub mod run;

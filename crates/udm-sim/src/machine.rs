@@ -15,14 +15,14 @@ use crate::front::Front;
 use crate::model::{Model, Wrong};
 use crate::path::SimPath;
 use crate::plan::{Class, Plan};
+use crate::queues::Queue;
 use crate::tasks::Running;
 use crate::timers::Timers;
 use crate::totals::Totals;
 use crate::trace::{Kind, NO_CORE};
 use std::sync::{Arc, Mutex};
 use udm_core::{Batch, Busy, CoreId, CoreState, Cx, Device, Lane, Nanos, OpenError, OwnerId, Visit};
-use udm_queue::Queued;
-use udm_wire::uri::{NullFaults, QueueParams};
+use udm_wire::uri::NullFaults;
 
 /// Turns that a lane may ask for when there is nothing left to do.
 const TURNS_AT_REST: usize = 8;
@@ -79,6 +79,8 @@ pub struct Machine {
     pub paths: Vec<Arc<SimPath>>,
     /// What tables are given for them: themselves, or the queues in front of them.
     pub(crate) fronts: Vec<Arc<dyn Device>>,
+    /// Those queues.
+    pub(crate) queues: Vec<Queue>,
     /// What must be true.
     pub model: Model,
     /// The front ends.
@@ -128,6 +130,7 @@ impl Machine {
         Machine {
             fronts: paths.iter().map(|path| Arc::clone(path) as Arc<dyn Device>).collect(),
             paths,
+            queues: Vec::new(),
             post: SimCores::new(plan.seed, cores, delay),
             model: Model::new(cells),
             front: Front::new(plan, build),
@@ -158,14 +161,6 @@ impl Machine {
             lock(&self.env).say(format!("p{path}: {params:?}"));
             let faulty = Faulty::new(&self.paths[path], path, &self.env, params, chance);
             self.fronts[path] = faulty.map_or(Arc::clone(&self.fronts[path]), |faulty| Arc::new(faulty));
-        }
-    }
-
-    /// Puts queues in front of paths.
-    pub(crate) fn make_queues(&mut self, queues: &[(usize, QueueParams)]) {
-        for (path, params) in queues {
-            let front = &mut self.fronts[*path];
-            *front = Arc::new(Queued::new(Arc::clone(front), params));
         }
     }
 

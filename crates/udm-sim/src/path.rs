@@ -170,7 +170,14 @@ impl Lane for PathLane {
         for bio in batch.drain(..) {
             self.check(&bio, &mut env);
             has_write(self.index, self.beside, &bio, &mut env, true);
-            env.paths[self.index].in_flight += u64::from(!self.beside);
+            let path = &mut env.paths[self.index];
+            path.in_flight += u64::from(!self.beside);
+            if path.in_flight > path.most {
+                let (p, most) = (self.index, path.most);
+                env.violate(|| {
+                    format!("path p{p} was given more than the {most} that its queue has tags for")
+                });
+            }
             let crashes = env.crashes;
             self.waiting.push_back((bio, crashes));
         }

@@ -190,6 +190,7 @@ impl World {
     /// Compares what the devices say of themselves with what happened to them.
     fn inspect(&mut self) -> Result<(), Wrong> {
         self.machine.paths_are_empty()?;
+        self.machine.changes_hold()?;
         self.count_watch();
         let env = lock(&self.machine.env);
         self.count_tables()?;

@@ -32,6 +32,8 @@ counts! {
         pub crashes: u64,
         /// Tables swapped under load.
         pub reloads: u64,
+        /// Changes of the settings of queues.
+        pub queue_changes: u64,
         /// Suspends.
         pub suspends: u64,
         /// Suspends of several devices at once.
@@ -133,7 +135,7 @@ impl Totals {
     }
 
     /// The kinds of trouble, the class that makes each, and how often it came.
-    fn trouble(&self) -> [(&'static str, Class, u64); 26] {
+    fn trouble(&self) -> [(&'static str, Class, u64); 27] {
         [
             ("faults", Class::Errors, self.faults),
             ("paths lost", Class::Paths, self.losses),
@@ -142,6 +144,7 @@ impl Totals {
             ("suspends together", Class::Suspend, self.together),
             ("resumes together", Class::Reload, self.resumed_together),
             ("reloads", Class::Reload, self.reloads),
+            ("queues changed", Class::Queues, self.queue_changes),
             ("called off", Class::Cancel, self.cancels),
             ("messages", Class::Messages, self.messages),
             ("hangs", Class::Hang, self.seen.hangs),

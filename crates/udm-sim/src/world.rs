@@ -124,7 +124,7 @@ impl World {
             world.machine.make_faults(faults, &mut chance);
         }
         let queues = world.blueprint.queues.clone();
-        world.machine.make_queues(&queues);
+        world.machine.make_queues(&queues, cores);
         let tables: Vec<TableSpec> = world.blueprint.devices.iter().map(|d| d.table.clone()).collect();
         world.start(&tables)?;
         Ok(world)

@@ -91,6 +91,53 @@ fn info_shows_the_queues_of_a_table() {
     assert!(queues[2].is_null(), "{queues}");
 }
 
+/// Two clients on a core each verify what they wrote while the scheduler changes under them, to and
+/// fro, and with it all else that can: as blktests block/047 does to a kernel.
+#[test]
+fn fio_verifies_over_changes_of_the_scheduler() {
+    if !has("fio") {
+        return skipped("fio is not installed");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("disk.img");
+    fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let words = "queue_depth=3&nr_hw_queues=1";
+    let device = format!("d=0 32768 linear file:{}?{words} 0", image.display());
+    let server = Server::start_with(&[&device], &["--cores", "0,1"]);
+    let mut runs = ["--offset=0", "--offset=8m"].map(|half| {
+        let load = "--rw=randwrite --bsrange=4k-64k --size=8m --io_size=64m --do_verify=1 --verify_fatal=1";
+        fio(&server, "d", &format!("{half} {load}")).spawn().unwrap()
+    });
+    let mut changes = 0;
+    while runs.iter_mut().any(|run| run.try_wait().unwrap().is_none()) {
+        let scheduler = ["scheduler=mq-deadline", "scheduler=none"][changes % 2];
+        let nomerges = ["nomerges=0", "nomerges=2"][changes / 2 % 2];
+        assert_eq!(server.says(&["queue", "d", scheduler, nomerges, "max_sectors_kb=32"]), "");
+        changes += 1;
+        let shown = server.says(&["queue", "d"]);
+        assert!(shown.contains(scheduler) && shown.contains(nomerges), "{shown}");
+    }
+    for run in runs {
+        let run = run.wait_with_output().unwrap();
+        assert!(run.status.success(), "{}{}", text(&run.stdout), text(&run.stderr));
+    }
+    assert!(changes > 4, "{changes} changes");
+    let refused = |settings: &[&str]| server.refuses(&[&["queue", "d"], settings].concat());
+    assert_eq!(
+        refused(&["scheduler=none", "nr_requests=4"]),
+        "udm: d: 253:0: nr_requests=4 is more than 3, queue_depth: Invalid argument\n"
+    );
+    assert_eq!(
+        refused(&["queue_depth=4"]),
+        "udm: d: 253:0: queue_depth can't be changed while the disk is in use: Invalid argument\n"
+    );
+    assert_eq!(
+        refused(&["nomerges=1", "--disk", "253:7"]),
+        "udm: d: its table uses no 253:7 with a queue in front: Invalid argument\n"
+    );
+    assert_eq!(refused(&["nomerges"]), "udm: \"nomerges\" is no NAME=VALUE\n");
+}
+
 #[test]
 fn words_that_make_no_queue_are_refused_in_one_line() {
     let refused = |word: &str| {

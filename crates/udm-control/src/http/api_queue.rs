@@ -32,3 +32,15 @@ pub struct HwQueue {
     /// How many cores have requests that wait for a tag.
     pub cores_waiting: u64,
 }
+
+/// What is to hold for the queues in front of what a device's live table uses.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeQueue {
+    /// "scheduler", "nr_requests", "nomerges", "max_sectors_kb", "read_expire", "write_expire",
+    /// "writes_starved", "fifo_batch" and "front_merges", with their values as a URI has them.
+    pub settings: BTreeMap<String, String>,
+    /// The number or the URI of the one disk that is meant; all of them without it.
+    #[serde(default)]
+    pub disk: Option<String>,
+}

@@ -34,6 +34,9 @@ pub(super) const TOGETHER_MAX: usize = 1024;
 /// How long a client may wait for an event before it has to ask again.
 const WAIT_MAX_MS: u64 = 60_000;
 
+/// How long a client is kept waiting for a change of a queue.
+const QUEUE_CHANGE_MAX: Duration = Duration::from_secs(10);
+
 pub(super) type Answer<T> = Result<Json<T>, Refusal>;
 pub(super) type Done = Result<StatusCode, Refusal>;
 
@@ -286,6 +289,20 @@ pub(super) async fn message(
         verbs::message_from(&registry, &device, message.sector, &message.message, &folder)
     });
     Ok(Json(api::Answer { answer: answer.await? }))
+}
+
+pub(super) async fn change_queue(
+    State(Shared { registry, .. }): State<Shared>,
+    Named(name): Named,
+    Body(body): Body<api::ChangeQueue>,
+) -> Answer<api::Device> {
+    let change = verbs::change_queues(&registry, &name, body.disk.as_deref(), &body.settings);
+    let late = |_| {
+        let why = "requests of before do not end; it is changed when they have";
+        VerbError::new(&name, TargetError::errno(ETIMEDOUT).because(why))
+    };
+    tokio::time::timeout(QUEUE_CHANGE_MAX, change).await.map_err(late)??;
+    Ok(Json(verbs::info(&registry, &name)?))
 }
 
 pub(super) async fn command_path(

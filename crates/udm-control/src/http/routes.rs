@@ -278,6 +278,15 @@ fn devices() -> Vec<Route> {
         .takes::<api::CommandPath>(),
         Route::new(
             post.clone(),
+            "/v1/devices/{name}/queue",
+            "changeQueue",
+            "Changes settings of the queues in front of what its table uses, while requests are under way",
+            h::change_queue,
+        )
+        .takes::<api::ChangeQueue>()
+        .gives::<api::Device>(),
+        Route::new(
+            post.clone(),
             "/v1/devices/{name}/suspend",
             "suspendDevice",
             "Parks new requests and waits for those in flight",

@@ -11,6 +11,7 @@ mod hold;
 mod multipath;
 #[cfg(test)]
 mod partners_tests;
+mod queue;
 mod remove;
 mod rename;
 mod show;
@@ -27,6 +28,7 @@ pub use change::{
 pub(crate) use change::{Created, make, reload};
 pub use events::wait_event;
 pub use multipath::{Grouped, create_multipath_until};
+pub use queue::change_queues;
 pub use remove::{Removal, remove, remove_until, see_to_deferred};
 pub use rename::rename;
 pub(crate) use show::{OPS, shown};

@@ -1,11 +1,12 @@
 //! What there is, as dmsetup shows it.
 
+use super::queue::queues;
 use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Mapped, Registry};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
-use udm_core::{DevNo, Device, HwQueueReport, Nanos, Op, QueueReport};
+use udm_core::{DevNo, Device, Nanos, Op};
 use udm_dm::{Entry, PathReport, Table, Target, UpkeepReport, WatchReport};
 use udm_targets::TARGETS;
 use udm_wire::multipath_conf::{Failback, NoPathRetry};
@@ -164,30 +165,6 @@ pub(super) fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
         deferred_remove: mapped.is_deferred(),
         queues: queues(registry, mapped),
     }
-}
-
-/// The queues in front of what the live table uses.
-fn queues(registry: &Registry, mapped: &Mapped) -> Vec<api::Queue> {
-    let live = mapped.device.live();
-    let used = live.iter().flat_map(|table| table.devices());
-    let used: BTreeMap<DevNo, _> = used.map(|used| (used.number, used.device)).collect();
-    let queue = |(number, device): (DevNo, Arc<dyn Device>)| {
-        let QueueReport { scheduler, numbers, hw_queues } = device.queue()?.report(registry.core_count());
-        let hw_queue = |hw: HwQueueReport| api::HwQueue {
-            cores: hw.cores.into_iter().map(|core| core as u64).collect(),
-            tags: hw.tags.into(),
-            tags_in_use: hw.tags_in_use.into(),
-            cores_waiting: hw.cores_waiting.into(),
-        };
-        Some(api::Queue {
-            number: number.to_string(),
-            uri: registry.uri_of(number),
-            scheduler,
-            settings: numbers.into_iter().map(|(name, number)| (name.to_owned(), number)).collect(),
-            hw_queues: hw_queues.into_iter().map(hw_queue).collect(),
-        })
-    };
-    used.into_iter().filter_map(queue).collect()
 }
 
 fn slot(mapped: &Mapped, inactive: bool) -> Option<Arc<Table>> {

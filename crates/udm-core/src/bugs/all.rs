@@ -360,6 +360,12 @@ bugs! {
     LostWithConnection: NbdClient,
     /// A tag is handed to a lane of another core, which is not woken for it.
     TagNotRung: Devices,
+    /// Other settings of a queue hold, and a lane that waits for a tag of the old ones is not told.
+    RetiredNotRung: Devices,
+    /// Other settings of a queue hold while requests have tags of the old ones.
+    TagsNotAwaited: Devices,
+    /// What waits in a queue whose settings change is lost.
+    WaitingNotMoved: Devices,
     /// A write that must be durable is merged into one that need not be.
     MergedFlags: Devices,
     /// A request that was merged fails, and the first of its parts does not.

@@ -1,5 +1,6 @@
 //! The queue over a disk that holds what it is given until the test lets go of it.
 
+mod changing;
 mod deadline;
 mod merging;
 mod sharing;

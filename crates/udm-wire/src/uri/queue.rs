@@ -104,6 +104,9 @@ numbers! {
     front_merges: 0..=1, 1;
 }
 
+/// The most that a scheduler can be told to sort (the kernel's `MAX_SCHED_RQ`).
+const SORTED_MAX: u32 = 2048;
+
 fn in_range(name: &str, value: &str, min: u32, max: u32) -> Result<u32, String> {
     let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
     let number = value.parse().ok().filter(|n: &u32| digits && (min..=max).contains(n));
@@ -149,6 +152,46 @@ impl QueueParams {
         };
         Ok(true)
     }
+
+    /// Changes one setting of a queue that is in use, as the kernel's files below `queue` do.
+    ///
+    /// # Errors
+    /// What is wrong with the name or the value, in one line.
+    pub fn change(&mut self, name: &str, value: &str) -> Result<(), String> {
+        if QueueParams::FIXED.contains(&name) {
+            return Err(format!("{name} can't be changed while the disk is in use"));
+        }
+        let was = self.scheduler;
+        let mut changed = Some(self.clone());
+        if !QueueParams::word(&mut changed, name, value)? {
+            let known = QueueParams::NAMES.iter().filter(|name| !QueueParams::FIXED.contains(name));
+            let known = known.copied().collect::<Vec<_>>().join(", ");
+            return Err(format!("a queue in use has no setting {}: it has {known}", shown(name)));
+        }
+        let mut changed = changed.expect("it was there");
+        match (name, changed.scheduler) {
+            // The kernel gives another scheduler as many as it has where nothing is said.
+            ("scheduler", scheduler) if scheduler != was => changed.nr_requests = 0,
+            ("nr_requests", scheduler) => {
+                let (most, of) = match scheduler {
+                    Scheduler::None => (self.queue_depth, "queue_depth"),
+                    Scheduler::MqDeadline => (SORTED_MAX, "what a scheduler sorts at the most"),
+                };
+                // Here 0 is a number, and not what holds where nothing is said.
+                changed.nr_requests = changed.nr_requests.max(4);
+                if changed.nr_requests > most {
+                    let n = changed.nr_requests;
+                    return Err(format!("nr_requests={n} is more than {most}, {of}"));
+                }
+            }
+            _ => {}
+        }
+        *self = changed;
+        Ok(())
+    }
+
+    /// What is as the disk was opened with.
+    const FIXED: [&str; 3] = ["nr_hw_queues", "queue_depth", "max_segments"];
 
     /// The words that make it so.
     pub(super) fn words(queue: Option<&QueueParams>) -> Vec<String> {

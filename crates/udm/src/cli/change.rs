@@ -226,3 +226,20 @@ pub struct MessageArgs {
     #[arg(required = true)]
     pub message: Vec<String>,
 }
+
+/// `udm queue`.
+#[derive(Debug, Args)]
+pub struct QueueArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    #[command(flatten)]
+    pub print: Print,
+    /// The device
+    pub name: String,
+    /// What is to hold [default: show what holds]
+    #[arg(value_name = "SETTING")]
+    pub settings: Vec<String>,
+    /// Only the queue of this disk, by its number or URI
+    #[arg(long, value_name = "DISK")]
+    pub disk: Option<String>,
+}

@@ -36,6 +36,7 @@ pub fn run(verb: &Verb) -> Result<()> {
         Verb::Suspend(args) => change::suspend(args),
         Verb::Resume(args) => change::resume(args),
         Verb::Message(args) => change::message(args),
+        Verb::Queue(args) => queue::queue(args),
         Verb::Wait(args) => show::wait(args),
         Verb::Events(args) => events::listen(args),
         Verb::Reconfigure(args) => reconfigure::run(args),

@@ -1,7 +1,43 @@
-//! The queues in front of disks, as people read them.
+//! The queues in front of disks: `udm queue`, and how people read them.
 
+use super::explain;
+use crate::cli::QueueArgs;
+use crate::output::{say, say_json};
+use anyhow::{Result, bail};
+use std::collections::BTreeMap;
 use std::fmt::Write;
+use udm_control::client::device_path;
 use udm_control::http::api;
+
+/// `udm queue`.
+pub fn queue(args: &QueueArgs) -> Result<()> {
+    let client = args.talk.client()?;
+    let mut settings = BTreeMap::new();
+    for setting in &args.settings {
+        match setting.split_once('=') {
+            Some((name, value)) => settings.insert(name.to_owned(), value.to_owned()),
+            None => bail!("{setting:?} is no NAME=VALUE"),
+        };
+    }
+    let device = if settings.is_empty() {
+        client.get::<api::Device>(&device_path(&args.name, ""))
+    } else {
+        let change = api::ChangeQueue { settings, disk: args.disk.clone() };
+        client.post::<api::Device>(&device_path(&args.name, "/queue"), &change)
+    };
+    let mut queues = device.map_err(|e| explain(e, None))?.queues;
+    if let Some(disk) = &args.disk {
+        queues.retain(|queue| queue.number == *disk || queue.uri == *disk);
+    }
+    if args.print.json {
+        return say_json(&queues);
+    }
+    let mut out = String::new();
+    if args.settings.is_empty() {
+        queues.iter().for_each(|queue| queue_lines(queue, &mut out));
+    }
+    say(&out)
+}
 
 /// The lines of one queue: what it is in front of, what it does, and a line a hardware queue.
 pub fn queue_lines(queue: &api::Queue, out: &mut String) {

@@ -1,0 +1,83 @@
+//! The queues in front of what tables use: what they do, and changes of it.
+
+use crate::error::VerbError;
+use crate::http::api;
+use crate::registry::{Mapped, Registry};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+use udm_core::errno::EINVAL;
+use udm_core::{DevNo, Device, HwQueueReport, OpenError, QueueReport};
+use udm_dm::TargetError;
+
+/// The queues in front of what the live table uses, by number.
+pub(super) fn queues(registry: &Registry, mapped: &Mapped) -> Vec<api::Queue> {
+    queued(mapped).into_iter().filter_map(|(number, device)| queue(registry, number, &*device)).collect()
+}
+
+/// What the live table uses that has a queue in front of it.
+fn queued(mapped: &Mapped) -> BTreeMap<DevNo, Arc<dyn Device>> {
+    let live = mapped.device.live();
+    let used = live.iter().flat_map(|table| table.devices());
+    used.map(|used| (used.number, used.device)).filter(|(_, device)| device.queue().is_some()).collect()
+}
+
+fn queue(registry: &Registry, number: DevNo, device: &dyn Device) -> Option<api::Queue> {
+    let QueueReport { scheduler, numbers, hw_queues } = device.queue()?.report(registry.core_count());
+    let hw_queue = |hw: HwQueueReport| api::HwQueue {
+        cores: hw.cores.into_iter().map(|core| core as u64).collect(),
+        tags: hw.tags.into(),
+        tags_in_use: hw.tags_in_use.into(),
+        cores_waiting: hw.cores_waiting.into(),
+    };
+    Some(api::Queue {
+        number: number.to_string(),
+        uri: registry.uri_of(number),
+        scheduler,
+        settings: numbers.into_iter().map(|(name, number)| (name.to_owned(), number)).collect(),
+        hw_queues: hw_queues.into_iter().map(hw_queue).collect(),
+    })
+}
+
+/// Changes settings of the queues in front of what the live table of the device `word` uses, or of
+/// one of them: `disk`, by its number or URI. Returns when they hold; whoever gives up before that
+/// takes nothing back.
+///
+/// # Errors
+/// ENXIO when there is no such device; EINVAL where it has no such queue, and for what can't be
+/// set; EBUSY while a queue is being changed. With several queues the first may be changed then.
+pub async fn change_queues(
+    registry: &Registry,
+    word: &str,
+    disk: Option<&str>,
+    settings: &BTreeMap<String, String>,
+) -> Result<(), VerbError> {
+    let refused = |errno, why| VerbError::new(word, TargetError::errno(errno).because(why));
+    let settings: Vec<_> = settings.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+    let mut all = queued(&*registry.find(word)?);
+    if let Some(disk) = disk {
+        all.retain(|number, _| number.to_string() == disk || registry.uri_of(*number) == disk);
+    }
+    if all.is_empty() {
+        let why = match disk {
+            Some(disk) => format!("its table uses no {disk} with a queue in front"),
+            None => "nothing that its table uses has a queue in front".into(),
+        };
+        return Err(refused(EINVAL, why));
+    }
+    let mut under_way = Vec::new();
+    for (number, device) in &all {
+        let (done, told) = oneshot::channel();
+        let then = Box::new(move || _ = done.send(()));
+        let changed = device.queue().map(|queue| queue.change(&settings, then));
+        if let Some(Err(OpenError { errno, text })) = changed {
+            return Err(refused(errno, format!("{number}: {text}")));
+        }
+        under_way.push(told);
+    }
+    for told in under_way {
+        // One that is dropped is gone with its disk.
+        let _ = told.await;
+    }
+    Ok(())
+}

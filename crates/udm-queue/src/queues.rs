@@ -1,0 +1,185 @@
+//! What the lanes of one queue have in common, and how its settings change.
+//!
+//! Settings are never changed in place: each change makes others, with tags of their own. It takes
+//! the old tags for good, in line with the lanes that want one; so requests go on meanwhile, and
+//! when it has the last nothing is with the disk. Then the new settings hold and the old tags are
+//! retired. A lane finds that out where it finds no tag: it moves what waits in it to the new ones.
+//! So a request has a tag of the old or of the new settings, the disk has never more than either
+//! allows, and a lane that has its tags looks at nothing.
+//!
+//! *Price.* None until there is a change; then a lock for a moment, a lane once.
+
+use crate::funnel::Funnel;
+use crate::lane::QueueLane;
+use crate::settings::Settings;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use udm_core::bugs::{self, Bug};
+use udm_core::errno::{EBUSY, EINVAL};
+use udm_core::{Changed, Cx, Device, DeviceId, Lane, Limits, OpenError, QueueReport, Sectors};
+use udm_wire::uri::{QueueParams, Scheduler};
+
+/// See the module.
+pub(crate) struct Queues {
+    id: DeviceId,
+    disk: Arc<dyn Device>,
+    /// The settings that hold. Held for moments, where a lane is opened, settings change, or
+    /// somebody looks.
+    now: Mutex<Arc<Settings>>,
+    /// Of the settings that hold: limits are asked for by cores too.
+    max_sectors_kb: AtomicU32,
+    /// They are about to be others.
+    changing: AtomicBool,
+    /// The way of all cores to one, where requests have one order.
+    funnel: Funnel,
+    me: Weak<Queues>,
+}
+
+/// Whose a lane is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// Of what lies above, on its core.
+    Core,
+    /// Of the task that has the order of all requests.
+    Task,
+}
+
+impl Queues {
+    pub fn new(disk: Arc<dyn Device>, params: QueueParams) -> Arc<Queues> {
+        Arc::new_cyclic(|me| Queues {
+            id: DeviceId::new(),
+            disk,
+            max_sectors_kb: AtomicU32::new(params.max_sectors_kb),
+            now: Mutex::new(Arc::new(Settings::new(params))),
+            changing: AtomicBool::new(false),
+            funnel: Funnel::default(),
+            me: Weak::clone(me),
+        })
+    }
+
+    pub fn disk(&self) -> &dyn Device {
+        &*self.disk
+    }
+
+    fn now(&self) -> MutexGuard<'_, Arc<Settings>> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A lane on this core.
+    pub fn lane(&self, who: Who, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        // Also where another core will have the order: that this one can't open it shows here.
+        let below = self.disk.open(cx)?;
+        let me = self.me.upgrade().expect("it is being used");
+        Ok(Box::new(QueueLane::new(me, who, below, cx)))
+    }
+
+    /// What holds for a lane from now on, with its tags there.
+    pub fn settings(&self, cx: &Cx<'_>) -> Arc<Settings> {
+        let now = self.now();
+        // Under the lock: a change takes all the tags that there are.
+        now.tags(cx.core().index(), cx.cores());
+        Arc::clone(&now)
+    }
+
+    /// True where requests of `who` go to the task that has the order of all.
+    pub fn is_elsewhere(&self, who: Who, settings: &Settings, cx: &Cx<'_>) -> bool {
+        who == Who::Core && settings.params.scheduler == Scheduler::MqDeadline && cx.cores() > 1
+    }
+
+    /// This core's way to that task.
+    pub fn way(&self, cx: &mut Cx<'_>) -> Box<dyn Lane> {
+        let me: Arc<dyn Device> = self.me.upgrade().expect("a lane has it");
+        self.funnel.open(&me, cx)
+    }
+
+    /// The longest request that is made of several.
+    pub fn merged_max(&self, settings: &Settings) -> Sectors {
+        settings.merged_max(self.most(settings.params.max_sectors_kb).max_sectors)
+    }
+
+    fn most(&self, max_sectors_kb: u32) -> Limits {
+        let limits = self.disk.limits();
+        let block = u64::from(limits.logical_block) / udm_core::SECTOR_SIZE;
+        match u64::from(max_sectors_kb) * 2 {
+            0 => limits,
+            most => {
+                let max_sectors = Sectors((most.min(limits.max_sectors.0) / block).max(1) * block);
+                Limits { max_sectors, ..limits }
+            }
+        }
+    }
+
+    pub fn report(&self, cores: usize) -> QueueReport {
+        let settings = Arc::clone(&self.now());
+        let most = self.most(settings.params.max_sectors_kb).max_sectors;
+        settings.report(cores, most, self.disk.limits().max_sectors)
+    }
+
+    /// See [`udm_core::DiskQueue::change`].
+    pub fn change(&self, settings: &[(String, String)], then: Changed) -> Result<(), OpenError> {
+        let mut now = self.now();
+        let mut params = now.params.clone();
+        // Another scheduler has other requests.
+        let (first, others): (Vec<_>, Vec<_>) = settings.iter().partition(|(name, _)| name == "scheduler");
+        for (name, value) in first.into_iter().chain(others) {
+            params.change(name, value).map_err(|why| OpenError::new(EINVAL, why))?;
+        }
+        if self.changing.swap(true, Ordering::AcqRel) {
+            return Err(OpenError::new(EBUSY, "another change of the queue is under way"));
+        }
+        let (next, before) = (Arc::new(Settings::new(params)), Arc::clone(&now));
+        let tags = before.all_tags().to_vec();
+        if tags.is_empty() {
+            // Nobody has opened it, nor can before the lock is let go.
+            *now = next;
+            drop(now);
+            self.changed(&before);
+            then();
+            return Ok(());
+        }
+        drop(now);
+        let me = self.me.upgrade().expect("it is being used");
+        let (left, rest) = (AtomicUsize::new(tags.len()), Mutex::new(Some((me, next, before, then))));
+        let taken = Arc::new(move || {
+            // The last one finds all that the others did.
+            if left.fetch_sub(1, Ordering::AcqRel) == 1
+                && let Some((me, next, before, then)) = rest.lock().ok().and_then(|mut rest| rest.take())
+            {
+                *me.now() = next;
+                me.changed(&before);
+                then();
+            }
+        });
+        for tags in tags {
+            let taken = Arc::clone(&taken);
+            match bugs::on(Bug::TagsNotAwaited) {
+                true => taken(),
+                false => tags.take_for_good(Box::new(move || taken())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Other settings than `before` hold, whose tags are all taken.
+    fn changed(&self, before: &Settings) {
+        let max_sectors_kb = self.now().params.max_sectors_kb;
+        self.max_sectors_kb.store(max_sectors_kb, Ordering::Relaxed);
+        before.all_tags().iter().for_each(|tags| tags.retire());
+        self.changing.store(false, Ordering::Release);
+    }
+}
+
+/// As the task opens it.
+impl Device for Queues {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        self.lane(Who::Task, cx)
+    }
+
+    fn limits(&self) -> Limits {
+        self.most(self.max_sectors_kb.load(Ordering::Relaxed))
+    }
+}

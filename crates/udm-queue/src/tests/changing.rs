@@ -1,0 +1,136 @@
+//! Settings that change while requests are under way.
+
+use super::*;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+impl World {
+    /// Asks for a change; how often it has been said to hold.
+    fn change(&mut self, words: &[(&str, &str)]) -> Result<Arc<AtomicU32>, OpenError> {
+        let words: Vec<_> = words.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        let said = Arc::new(AtomicU32::new(0));
+        let of_then = Arc::clone(&said);
+        let changed = self.queue.change(&words, Box::new(move || _ = of_then.fetch_add(1, SeqCst)));
+        self.letters();
+        changed.map(|()| said)
+    }
+
+    fn end_all(&mut self) {
+        while !self.at_disk().is_empty() {
+            self.end(0, Status::Ok);
+        }
+    }
+}
+
+/// The change is told when the last request of before is home, and what waited goes by the new
+/// settings; nobody is lost, and the disk has never more than the tags allow.
+#[test]
+fn a_change_takes_what_waits_with_it() {
+    for cores in [1, 2] {
+        let mut world = World::new(cores, "queue_depth=4,nr_hw_queues=1,nomerges=2");
+        world.submit(0, (0..12).map(|n| read(n * 16, 8)).collect());
+        world.submit(cores - 1, (20..32).map(|n| read(n * 16, 8)).collect());
+        let said = world.change(&[("nr_requests", "4"), ("nomerges", "0")]).unwrap();
+        let busy = world.change(&[("nomerges", "0")]).unwrap_err();
+        assert_eq!(busy.text, "another change of the queue is under way");
+        // Requests go on while the tags come in.
+        for _ in 0..4 {
+            assert_eq!(said.load(SeqCst), 0);
+            world.end(0, Status::Ok);
+        }
+        world.end_all();
+        assert_eq!((said.load(SeqCst), world.done.len()), (1, 24));
+        assert_eq!(held(|held| held.most), 4);
+        let mut sectors: Vec<u64> = world.done.iter().map(|(_, bio)| bio.sector.0 / 16).collect();
+        sectors.sort_unstable();
+        assert_eq!(sectors, (0..12).chain(20..32).collect::<Vec<_>>());
+        // They merge now, on a core that had nothing to wait for as well.
+        world.submit(cores - 1, vec![read(0, 8), read(8, 8)]);
+        world.end_all();
+        world.submit(cores - 1, vec![read(0, 8), read(8, 8)]);
+        assert_eq!(world.at_disk(), [(0, 16)]);
+        world.end_all();
+    }
+}
+
+#[test]
+fn another_scheduler_sorts_what_waits() {
+    let mut world = World::new(1, "queue_depth=1,nomerges=2");
+    world.submit(0, [9, 5, 7, 1, 3].map(|n| read(n * 16, 8)).into());
+    let said = world.change(&[("scheduler", "mq-deadline")]).unwrap();
+    assert_eq!((said.load(SeqCst), world.at_disk()), (0, vec![(9 * 16, 8)]));
+    let mut order = Vec::new();
+    while let Some((sector, _)) = world.at_disk().first() {
+        order.push(sector / 16);
+        world.end(0, Status::Ok);
+    }
+    // The lane was in line for a tag first.
+    assert_eq!((said.load(SeqCst), order), (1, vec![9, 5, 1, 3, 7]));
+    assert_eq!(world.queue.report(1).scheduler, "mq-deadline");
+}
+
+/// Before a lane is opened, and where all are idle, it holds at once.
+#[test]
+fn an_idle_queue_changes_at_once() {
+    let mut world = World::new(2, "queue_depth=8");
+    let said = world.change(&[("nr_requests", "4"), ("max_sectors_kb", "16")]).unwrap();
+    assert_eq!(said.load(SeqCst), 1);
+    assert_eq!(world.queue.limits().max_sectors, Sectors(32));
+    world.submit(0, (0..12).map(|n| read(n * 16, 8)).collect());
+    assert_eq!(world.at_disk().len(), 4);
+    world.end_all();
+    assert_eq!(world.change(&[("max_sectors_kb", "0")]).unwrap().load(SeqCst), 1);
+    assert_eq!(world.queue.limits().max_sectors, Sectors(64));
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let mut world = World::new(1, "queue_depth=8,nr_requests=6");
+    let before = world.queue.report(1);
+    for (name, value, why) in [
+        ("nr_requests", "9", "nr_requests=9 is more than 8, queue_depth"),
+        ("nr_requests", "x", "nr_requests=\"x\" is not a number in 0..20480"),
+        ("scheduler", "bfq", "scheduler=\"bfq\" is neither none nor mq-deadline"),
+        ("max_sectors_kb", "3", "max_sectors_kb is 0, or at least 4"),
+        ("queue_depth", "4", "queue_depth can't be changed while the disk is in use"),
+    ] {
+        let refused = world.change(&[("nomerges", "1"), (name, value)]).unwrap_err();
+        assert_eq!((refused.text.as_str(), refused.errno), (why, udm_core::errno::EINVAL));
+    }
+    let refused = world.change(&[("colour", "red")]).unwrap_err().text;
+    assert!(refused.starts_with("a queue in use has no setting \"colour\": it has scheduler, nr_requests"));
+    assert_eq!(world.queue.report(1), before);
+    // Another scheduler has as many requests as it has where nothing is said; fewer than four are
+    // four.
+    world.change(&[("scheduler", "mq-deadline")]).unwrap();
+    assert!(world.queue.report(1).numbers.contains(&("nr_requests", 16)));
+    let refused = world.change(&[("nr_requests", "2049")]).unwrap_err().text;
+    assert_eq!(refused, "nr_requests=2049 is more than 2048, what a scheduler sorts at the most");
+    world.change(&[("nr_requests", "0")]).unwrap();
+    assert!(world.queue.report(1).numbers.contains(&("nr_requests", 4)));
+}
+
+/// A disk that no core can open.
+struct Closed(DeviceId);
+
+impl Device for Closed {
+    fn id(&self) -> DeviceId {
+        self.0
+    }
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Err(OpenError::new(udm_core::errno::EIO, "closed"))
+    }
+    fn limits(&self) -> Limits {
+        Limits::new(Sectors(SIZE))
+    }
+}
+
+/// Also where another core has the order: it would be the one to find out, with a request.
+#[test]
+fn a_disk_that_cannot_be_opened_refuses_the_lane() {
+    for words in ["scheduler=none", "scheduler=mq-deadline"] {
+        let queue = Queued::new(Arc::new(Closed(DeviceId::new())), &params(words));
+        let mut core = CoreState::new(CoreId(0), 2, 1, None).among(Arc::new(Letters::default()));
+        let refused = queue.open(&mut core.cx(Nanos(1))).err().map(|error| error.text);
+        assert_eq!(refused.as_deref(), Some("closed"), "{words}");
+    }
+}
