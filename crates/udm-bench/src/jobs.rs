@@ -4,6 +4,21 @@ use crate::load::Load;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{CommandFactory, FromArgMatches, Parser};
 
+/// The longest job file in bytes.
+pub const TEXT_MAX: usize = 256 << 10;
+
+/// Threads of all jobs of a run at the most.
+pub const JOBS_MAX: usize = 1024;
+
+/// Options of a job at the most, with those of `[global]`.
+const OPTIONS_MAX: usize = 256;
+
+/// Characters of the file in an error at the most.
+const SHOWN_MAX: usize = 300;
+
+/// The longest line in bytes, with its variables put in.
+const LINE_MAX: usize = 64 << 10;
+
 /// A load of a run, and where it belongs.
 #[derive(Debug, Clone)]
 pub struct Job {
@@ -83,15 +98,19 @@ struct Words {
 /// # Errors
 /// One line with the number of the line or the name of the job.
 pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<JobFile> {
+    ensure!(text.len() <= TEXT_MAX, "more than {TEXT_MAX} bytes");
+    let mut threads = 0;
     let mut file = JobFile { jobs: Vec::new(), devices: Vec::new(), ignored: Vec::new() };
     let mut global: Vec<(String, Option<String>)> = Vec::new();
     let (mut stage, mut group) = (0, 0);
     for section in sections(text, variable)? {
+        let name = plain(&section.name);
+        let all = global.len() + section.options.len();
+        ensure!(all <= OPTIONS_MAX, "section {name}: more than {OPTIONS_MAX} options");
         if section.name == "global" {
             global.extend(section.options);
             continue;
         }
-        let name = section.name.clone();
         let options = global.iter().chain(&section.options);
         let words = Options::of(options, &mut file.ignored).with_context(|| format!("job {name}"))?;
         let first = file.jobs.is_empty();
@@ -100,9 +119,11 @@ pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Resul
         } else if words.new_group && !first {
             group += 1;
         }
-        let mut line = vec!["bench".to_owned(), format!("--name={name}")];
+        let mut line = vec!["bench".to_owned(), format!("--name={}", section.name)];
         line.extend(words.load);
         let load = load(line).with_context(|| format!("job {name}"))?;
+        threads += usize::from(load.numjobs);
+        ensure!(threads <= JOBS_MAX, "more than {JOBS_MAX} jobs");
         let at = file.devices.iter().position(|device| *device == words.device);
         let device = at.unwrap_or_else(|| {
             file.devices.push(words.device);
@@ -163,7 +184,7 @@ fn load(words: Vec<String>) -> Result<Load> {
         Err(error) => {
             let text = error.to_string();
             let line = text.lines().next().unwrap_or_default();
-            bail!("{}", line.strip_prefix("error: ").unwrap_or(line))
+            bail!("{}", plain(line.strip_prefix("error: ").unwrap_or(line)))
         }
     }
 }
@@ -188,12 +209,19 @@ fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec
             None => (line.as_str(), None),
         };
         let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        ensure!(!key.is_empty() && key.chars().all(is_word), "{}: {key:?} is no option", at());
+        let is_key = !key.is_empty() && key.chars().all(is_word);
+        ensure!(is_key, "{}: {:?} is no option", at(), plain(key));
         let section = sections.last_mut();
-        let section = section.with_context(|| format!("{}: {key} outside of [] job section", at()))?;
+        let section =
+            section.with_context(|| format!("{}: {} outside of [] job section", at(), plain(key)))?;
         section.options.push((key.to_owned(), value));
     }
     Ok(sections)
+}
+
+/// What the file says, fit for an error's one line.
+fn plain(text: &str) -> String {
+    text.chars().take(SHOWN_MAX).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// With variables put in; one that is not set is nothing, as in fio.
@@ -204,6 +232,7 @@ fn expanded(line: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Str
         let (name, behind) = after.split_once('}').context("${ without }")?;
         out.push_str(before);
         out.push_str(&variable(name).unwrap_or_default());
+        ensure!(out.len() <= LINE_MAX, "longer than {LINE_MAX} bytes");
         rest = behind;
     }
     out.push_str(rest);

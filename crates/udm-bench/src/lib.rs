@@ -12,6 +12,7 @@ mod clock;
 mod compare;
 mod contest;
 mod cores;
+pub mod fuzz;
 mod html;
 mod job;
 mod jobs;
@@ -38,7 +39,7 @@ pub mod units;
 mod verify;
 
 pub use compare::{CompareOptions, Comparison, PATHS_MAX, Row, compare};
-pub use jobs::{Job, JobFile, read_jobs};
+pub use jobs::{Job, JobFile, TEXT_MAX, read_jobs};
 pub use load::{Load, Part, RateProcess, ReadWrite, Switch, Verify};
 pub use mapped::{Mapped, PathTotals, Table, make_mapped};
 pub use progress::Progress;

@@ -17,7 +17,7 @@ const DATA_MAX: u64 = 16 << 30;
 /// The longest request in bytes: its data is one buffer.
 const BS_MAX: u64 = udm_buf::MAX_LEN as u64;
 
-/// Blocks in the map of a job at the most: 512 MiB of bits.
+/// Blocks in the maps of a load at the most: 512 MiB of bits.
 const MAP_MAX: u64 = 1 << 32;
 
 /// The length of a request, where nothing is said.
@@ -353,10 +353,8 @@ impl Load {
         if self.fixed().is_none() {
             let all_fit = self.used_sizes().all(|sizes| sizes.min <= share * unit);
             ensure!(all_fit, "{what}: more than there is of the device");
-            ensure!(
-                !self.has_map() || share <= MAP_MAX,
-                "{what}: a map of {share} blocks; norandommap needs none"
-            );
+            let mapped = share.saturating_mul(if self.has_map() { jobs } else { 0 });
+            ensure!(mapped <= MAP_MAX, "{what}: a map of {share} blocks; norandommap needs none");
         }
         let first = |job| begin + if self.verify.is_some() { share * job } else { 0 };
         Ok((0..jobs).map(|job| Region { first: first(job), blocks: share }).collect())

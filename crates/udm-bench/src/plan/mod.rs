@@ -12,7 +12,7 @@ use udm_core::{Op, SECTOR_SIZE};
 use varied::Varied;
 
 /// Where on the device a request is, and how long, in sectors.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     pub sector: u64,
     pub sectors: u64,

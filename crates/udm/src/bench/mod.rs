@@ -10,12 +10,13 @@ use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum, value_parser};
 use std::fs;
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use udm_bench::{
-    CompareOptions, Job, JobFile, Load, PATHS_MAX, Run, SnapshotOptions, compare, measure_jobs, read_jobs,
-    snapshots,
+    CompareOptions, Job, JobFile, Load, PATHS_MAX, Run, SnapshotOptions, TEXT_MAX, compare, measure_jobs,
+    read_jobs, snapshots,
 };
 use udm_wire::uri::{DeviceUri, NbdUri};
 
@@ -150,7 +151,11 @@ fn jobs(args: &BenchArgs) -> Result<(Vec<Job>, Vec<Option<String>>)> {
     let Some(path) = &args.file else {
         return Ok((vec![Job::alone(args.load.clone())], vec![None]));
     };
-    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    // A little more than is taken, so that what is longer is refused as such.
+    let file = fs::File::open(path).with_context(|| path.display().to_string())?;
+    let mut text = String::new();
+    let mut file = file.take(TEXT_MAX as u64 + 1);
+    file.read_to_string(&mut text).with_context(|| path.display().to_string())?;
     let JobFile { jobs, devices, ignored } =
         read_jobs(&text, |name| std::env::var(name).ok()).with_context(|| path.display().to_string())?;
     if !ignored.is_empty() {

@@ -1,0 +1,5 @@
+//! Job files of `udm bench`: see `udm_bench::fuzz`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_bench::fuzz::job_file(data));
