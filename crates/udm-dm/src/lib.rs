@@ -25,7 +25,7 @@ pub mod target;
 pub mod testing;
 
 pub use error::TargetError;
-pub use mapped::{Change, Changes, DeviceInfo, MappedDevice, NameOf, Refused, Wake, lies_on};
+pub use mapped::{Change, Changes, DeviceInfo, MappedDevice, NameOf, QueueBy, Refused, Wake, lies_on};
 pub use marks::StoreMark;
 pub use news::{Listener, News, NewsKind, StateChange};
 pub use pending::Pending;

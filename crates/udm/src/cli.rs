@@ -226,6 +226,13 @@ pub struct ServeArgs {
     /// those of the others of its group
     #[arg(long)]
     pub eject_slow_paths: bool,
+    /// With this or the next option, request-based multipath devices (queue_mode other than bio)
+    /// have a queue: tags of a hardware queue, 0 for 2048, at most 10240
+    #[arg(long = "dm_mq_queue_depth", value_name = "N")]
+    pub dm_mq_queue_depth: Option<u32>,
+    /// Its hardware queues: 0 for 1, at most 32 and as many as there are cores
+    #[arg(long = "dm_mq_nr_hw_queues", value_name = "N")]
+    pub dm_mq_nr_hw_queues: Option<u32>,
     /// Return when the devices are served, and serve in the background
     #[arg(long, conflicts_with = "run")]
     pub fork: bool,

@@ -138,6 +138,90 @@ fn fio_verifies_over_changes_of_the_scheduler() {
     assert_eq!(refused(&["nomerges"]), "udm: \"nomerges\" is no NAME=VALUE\n");
 }
 
+/// dm-mod's parameters: for request-based multipath, with the kernel's numbers.
+#[test]
+fn a_request_based_device_has_its_own_queue() {
+    let disk = "null:size=1G,irqmode=2,completion_nsec=100000000";
+    let mp = format!("0 2097152 multipath 0 0 1 1 queue-length 0 2 1 {disk} 1 {disk},no_sched=1 1");
+    let bio = mp.replace("multipath 0", "multipath 2 queue_mode bio");
+    let devices = [format!("mp={mp}"), format!("bio={bio}"), "low=0 16 linear mem:1M 0".to_owned()];
+    let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
+    let more = ["--cores", "0,1", "--dm_mq_queue_depth", "4", "--dm_mq_nr_hw_queues=1"];
+    let server = Server::start_with(&devices, &more);
+    let shown = |name: &str| -> serde_json::Value {
+        let info: serde_json::Value = serde_json::from_str(&server.says(&["info", name, "--json"])).unwrap();
+        info[0]["queues"].clone()
+    };
+    let queue = |name: &str| {
+        let queues = shown(name);
+        let number = |name: &str| queues[0]["settings"][name].as_u64().unwrap();
+        let scheduler = queues[0]["scheduler"].as_str().unwrap().to_owned();
+        assert_eq!(queues[0]["uri"], format!("@{name}"));
+        (scheduler, number("queue_depth"), number("nr_hw_queues"), number("nr_requests"))
+    };
+    assert_eq!(queue("mp"), ("mq-deadline".into(), 4, 1, 8));
+    assert_eq!((shown("bio"), shown("low")), (serde_json::json!([]), serde_json::json!([])));
+    // What is said of the device counts more, within the kernel's bounds.
+    server.says(&["create", "own", "--dm_mq_queue_depth=99999", "--dm_mq_nr_hw_queues=2", "--table", &mp]);
+    assert_eq!(queue("own"), ("none".into(), 10240, 2, 10240));
+    let refused = text(&server.verb(&["create", "x", "--dm_mq_queue_depth=-1", "--table", &mp]).stderr);
+    assert!(refused.contains("invalid value '-1' for '--dm_mq_queue_depth <N>'"), "{refused}");
+    if !has("fio") {
+        return skipped("fio is not installed");
+    }
+    // 64 reads of 100 ms, 16 at a time: by four it takes 1.6 s.
+    let read = || {
+        let begun = std::time::Instant::now();
+        let load = "--rw=randread --size=1g --number_ios=64 --verify=0";
+        let run = fio(&server, "mp", load).output().unwrap();
+        assert!(run.status.success(), "{}{}", text(&run.stdout), text(&run.stderr));
+        begun.elapsed().as_millis()
+    };
+    assert!(read() >= 1600);
+    // It stays over a suspend, another scheduler and another table.
+    server.says(&["queue", "mp", "scheduler=none"]);
+    server.says(&["suspend", "mp"]);
+    server.says(&["load", "mp", "--table", &mp]);
+    server.says(&["resume", "mp"]);
+    assert_eq!(queue("mp"), ("none".into(), 4, 1, 4));
+    assert!(read() >= 1600);
+}
+
+/// The same over a request-based device's own queue, which is suspended and gets tables, with one
+/// core that has the order of all.
+#[test]
+fn fio_verifies_through_the_queue_of_a_request_based_device() {
+    if !has("fio") {
+        return skipped("fio is not installed");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("disk.img");
+    fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let table = format!("0 32768 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 1 {} 1", image.display());
+    let device = format!("mp={table}");
+    let more = ["--cores", "0,1", "--dm_mq_queue_depth=3"];
+    let server = Server::start_with(&[&device], &more);
+    let mut runs = ["--offset=0", "--offset=8m"].map(|half| {
+        let load = "--rw=randwrite --bsrange=4k-64k --size=8m --io_size=48m --do_verify=1 --verify_fatal=1";
+        fio(&server, "mp", &format!("{half} {load}")).spawn().unwrap()
+    });
+    let mut turns = 0;
+    while runs.iter_mut().any(|run| run.try_wait().unwrap().is_none()) {
+        let suspend: &[&str] =
+            if turns % 2 == 0 { &["suspend", "mp"] } else { &["suspend", "--noflush", "mp"] };
+        server.says(suspend);
+        server.says(&["load", "mp", "--table", &table]);
+        server.says(&["resume", "mp"]);
+        server.says(&["queue", "mp", ["scheduler=none", "scheduler=mq-deadline"][turns / 2 % 2]]);
+        turns += 1;
+    }
+    for run in runs {
+        let run = run.wait_with_output().unwrap();
+        assert!(run.status.success(), "{}{}", text(&run.stdout), text(&run.stderr));
+    }
+    assert!(turns > 4, "{turns} turns");
+}
+
 #[test]
 fn words_that_make_no_queue_are_refused_in_one_line() {
     let refused = |word: &str| {

@@ -22,7 +22,10 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("udm-queue", &["udm-core", "udm-wire"]),
     ("udm-backends", &["udm-core", "udm-queue", "udm-runtime", "udm-wire"]),
     ("udm-frontends", &["udm-buf", "udm-core", "udm-runtime", "udm-wire"]),
-    ("udm-control", &["udm-backends", "udm-core", "udm-dm", "udm-frontends", "udm-targets", "udm-wire"]),
+    (
+        "udm-control",
+        &["udm-backends", "udm-core", "udm-dm", "udm-frontends", "udm-queue", "udm-targets", "udm-wire"],
+    ),
     ("udm-capi", &["udm-control", "udm-core", "udm-dm", "udm-runtime"]),
     (
         "udm-bench",

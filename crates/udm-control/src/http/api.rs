@@ -268,6 +268,13 @@ pub struct Create {
     /// Its minor number; without one it is the lowest that is free.
     #[serde(default)]
     pub minor: Option<u32>,
+    /// With this or the next, a request-based multipath device has a queue: its tags. 0 for 2048,
+    /// at most 10240.
+    #[serde(default)]
+    pub dm_mq_queue_depth: Option<u32>,
+    /// Its hardware queues: 0 for 1, at most 32 and as many as there are cores.
+    #[serde(default)]
+    pub dm_mq_nr_hw_queues: Option<u32>,
 }
 
 /// A multipath device to make from its paths. What is not given is as the server's multipath.conf

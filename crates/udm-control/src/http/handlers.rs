@@ -10,7 +10,7 @@ use super::gates::{Shared, WAITS_MAX};
 use super::{api, openapi};
 use crate::error::VerbError;
 use crate::metrics;
-use crate::registry::{Folder, NewName, Registry};
+use crate::registry::{Folder, NewName, Registry, RequestQueues};
 use crate::stats::look;
 use crate::verbs::{self, CallOff, Removal};
 use axum::Json;
@@ -138,7 +138,9 @@ pub(super) async fn create(
     let off = asked.0.clone();
     let made = gates.loads.run(&name, move || {
         let (name, uuid) = (new.name.as_str(), new.uuid.as_deref());
-        let called = verbs::Called { name, uuid, minor: new.minor, ..verbs::Called::default() };
+        let requests =
+            RequestQueues { queue_depth: new.dm_mq_queue_depth, nr_hw_queues: new.dm_mq_nr_hw_queues };
+        let called = verbs::Called { name, uuid, minor: new.minor, requests, ..verbs::Called::default() };
         verbs::wait(verbs::create_with(&registry, called, |_| Ok(new.table), &folder, &off))
     });
     Ok(Json(made.await?))

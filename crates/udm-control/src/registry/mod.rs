@@ -13,6 +13,7 @@ mod feed;
 mod lookup;
 mod opened;
 pub mod outside;
+mod requests;
 
 pub(crate) use directory::Made;
 pub use directory::{Mapped, NewName};
@@ -20,6 +21,7 @@ pub(crate) use feed::Listening;
 pub use lookup::Folder;
 pub(crate) use lookup::{InUse, Opening};
 pub use opened::OPENED_MAJOR;
+pub use requests::RequestQueues;
 
 use crate::config::{Config, Read};
 use crate::exports::Exporter;
@@ -40,7 +42,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_backends::Backends;
 use udm_core::errno::{EBUSY, ENOENT, ENXIO};
 use udm_core::{Cores, DevNo, Device, DeviceId};
-use udm_dm::{DeviceRef, LookupError, StoreMark, Upkeep};
+use udm_dm::{DeviceRef, LookupError, QueueBy, StoreMark, Upkeep};
 use udm_wire::uri::DeviceUri;
 
 /// The major number of mapped devices.
@@ -61,6 +63,7 @@ pub struct Registry {
     linking: Mutex<()>,
     exporter: OnceLock<Exporter>,
     upkeep: OnceLock<UpkeepOf>,
+    requests: OnceLock<RequestQueues>,
     state_folder: OnceLock<Arc<StateFolder>>,
     config: OnceLock<Config>,
 }
@@ -93,6 +96,7 @@ impl Registry {
             linking: Mutex::default(),
             exporter: OnceLock::new(),
             upkeep: OnceLock::new(),
+            requests: OnceLock::new(),
             state_folder: OnceLock::new(),
             config: OnceLock::new(),
         })
@@ -109,6 +113,17 @@ impl Registry {
     /// and uuid. Once; later calls change nothing.
     pub fn keep_up(&self, upkeep: UpkeepOf) {
         let _ = self.upkeep.set(upkeep);
+    }
+
+    /// Says which queues request-based devices have that are made from now on, where it is not said
+    /// of them. Once; later calls change nothing.
+    pub fn queue_requests(&self, requests: RequestQueues) {
+        let _ = self.requests.set(requests);
+    }
+
+    /// What makes the queue of a device of which `own` is said.
+    pub(crate) fn queue_by(&self, own: RequestQueues) -> Option<QueueBy> {
+        own.or(self.requests.get().copied().unwrap_or_default()).queue_by(self.core_count)
     }
 
     /// What is done for a device of this name and uuid.

@@ -9,7 +9,7 @@ use super::turns::{TRIES_MAX, Turns};
 use super::{show, tables};
 use crate::error::VerbError;
 use crate::http::api;
-use crate::registry::{Folder, Mapped, Registry};
+use crate::registry::{Folder, Mapped, Registry, RequestQueues};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, oneshot};
@@ -60,6 +60,8 @@ pub struct Called<'a> {
     pub minor: Option<u32>,
     /// Clients may not write.
     pub read_only: bool,
+    /// Its queue, where it is request-based.
+    pub requests: RequestQueues,
 }
 
 /// As [`create_until`], with the table that `table` says of the device, which is there already and
@@ -95,9 +97,12 @@ pub(crate) async fn make(
     folder: &Folder,
     off: &CallOff,
 ) -> Result<Created, VerbError> {
-    let Called { name, uuid, minor, read_only } = called;
+    let Called { name, uuid, minor, read_only, requests } = called;
     let made = registry.make(name, uuid, minor).map_err(|e| VerbError::new(name, e))?;
     made.mapped.read_only.store(read_only, Ordering::Relaxed);
+    if let Some(by) = registry.queue_by(requests) {
+        made.mapped.device.queue_by(by);
+    }
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
     let table = match table(&made.mapped) {
         Err(error) if bugs::on(Bug::RefusedPathKept) => {

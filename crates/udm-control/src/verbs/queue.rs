@@ -15,11 +15,12 @@ pub(super) fn queues(registry: &Registry, mapped: &Mapped) -> Vec<api::Queue> {
     queued(mapped).into_iter().filter_map(|(number, device)| queue(registry, number, &*device)).collect()
 }
 
-/// What the live table uses that has a queue in front of it.
+/// What has a queue in front of it: of what the live table uses, and the device itself.
 fn queued(mapped: &Mapped) -> BTreeMap<DevNo, Arc<dyn Device>> {
     let live = mapped.device.live();
-    let used = live.iter().flat_map(|table| table.devices());
-    used.map(|used| (used.number, used.device)).filter(|(_, device)| device.queue().is_some()).collect()
+    let used = live.iter().flat_map(|table| table.devices()).map(|used| (used.number, used.device));
+    let own = (mapped.device.number(), Arc::clone(&mapped.device) as Arc<dyn Device>);
+    used.chain([own]).filter(|(_, device)| device.queue().is_some()).collect()
 }
 
 fn queue(registry: &Registry, number: DevNo, device: &dyn Device) -> Option<api::Queue> {
@@ -61,7 +62,7 @@ pub async fn change_queues(
     if all.is_empty() {
         let why = match disk {
             Some(disk) => format!("its table uses no {disk} with a queue in front"),
-            None => "nothing that its table uses has a queue in front".into(),
+            None => "neither it nor what its table uses has a queue in front".into(),
         };
         return Err(refused(EINVAL, why));
     }

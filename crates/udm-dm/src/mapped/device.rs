@@ -8,6 +8,7 @@ use super::change::Change;
 use super::events::Events;
 use super::lane::{MappedLane, Opened};
 use super::names::Names;
+use super::queue::Queue;
 use super::stack::{self, Walk};
 use crate::error::TargetError;
 use crate::news::{Listener, StateChange};
@@ -18,8 +19,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Checkpoint, Commons, Content, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, Nanos, OpenError,
-    Sector, Sectors, Since, Stacked, TaskHandle,
+    Checkpoint, Commons, Content, Cx, DevNo, Device, DeviceId, DiskQueue, Extents, Lane, Limits, Nanos,
+    OpenError, Sector, Sectors, Since, Stacked, TaskHandle,
 };
 
 /// Called when there is something to do: a [`Change`] can take its next step, an event was raised.
@@ -37,6 +38,7 @@ pub struct MappedDevice {
     above: Mutex<HashMap<DeviceId, Weak<dyn Device>>>,
     pub(super) events: Arc<Events>,
     commons: Commons,
+    pub(super) queue: Queue,
 }
 
 /// A table in use, and which resume made it so: lanes tell commands for it from older ones by the
@@ -135,6 +137,7 @@ impl MappedDevice {
             above: Mutex::default(),
             events: Events::new(id, number, names, Weak::clone(me)),
             commons: Commons::default(),
+            queue: Queue::default(),
         }))
     }
 
@@ -166,6 +169,9 @@ impl MappedDevice {
             walk.check(self, &tables, &table)?;
             table.claim(self.id, self.number)?;
             self.set_kind(table.kind())?;
+            if self.state().kind == Some(Kind::Request) {
+                self.queue.begin(self.id, &self.me);
+            }
             for entry in table.targets() {
                 let notify: Arc<dyn Notify> = Arc::<Events>::clone(&self.events);
                 entry.target.attach(notify);
@@ -369,16 +375,14 @@ impl Device for MappedDevice {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        // The port comes first: a command that is too early for it came before the state that is
-        // read next, and one that repeats that state does no harm.
-        let port = cx.open_port(self.id);
-        let (live, preparing, suspended) = {
-            let state = self.state();
-            (state.live.clone(), state.preparing.clone(), state.suspended)
-        };
-        let open = |slot: Option<Slot>, cx: &mut Cx<'_>| slot.map(|slot| Opened::new(&slot, cx)).transpose();
-        let (live, prepared) = (open(live, cx)?, open(preparing, cx)?);
-        Ok(Box::new(MappedLane::new(port, live, prepared, suspended, cx)))
+        match self.queue.in_front() {
+            Some(queue) => queue.open(cx),
+            None => self.open_bare(cx),
+        }
+    }
+
+    fn queue(&self) -> Option<&dyn DiskQueue> {
+        self.queue.in_front()?.queue()
     }
 
     fn limits(&self) -> Limits {
@@ -445,6 +449,20 @@ impl Stacked for MappedDevice {
 }
 
 impl MappedDevice {
+    /// A lane that goes past the queue.
+    pub(super) fn open_bare(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        // The port comes first: a command that is too early for it came before the state that is
+        // read next, and one that repeats that state does no harm.
+        let port = cx.open_port(self.id);
+        let (live, preparing, suspended) = {
+            let state = self.state();
+            (state.live.clone(), state.preparing.clone(), state.suspended)
+        };
+        let open = |slot: Option<Slot>, cx: &mut Cx<'_>| slot.map(|slot| Opened::new(&slot, cx)).transpose();
+        let (live, prepared) = (open(live, cx)?, open(preparing, cx)?);
+        Ok(Box::new(MappedLane::new(port, live, prepared, suspended, cx)))
+    }
+
     fn carried(&self) -> MutexGuard<'_, HashMap<DeviceId, Weak<dyn Device>>> {
         self.above.lock().unwrap_or_else(PoisonError::into_inner)
     }

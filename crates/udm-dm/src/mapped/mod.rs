@@ -35,10 +35,12 @@ mod message;
 mod names;
 mod partners;
 mod phase;
+mod queue;
 mod stack;
 
 pub use change::Change;
 pub use changes::{Changes, Refused};
 pub use device::{DeviceInfo, MappedDevice, Wake};
 pub use names::NameOf;
+pub use queue::QueueBy;
 pub use stack::{DEPTH_MAX, LANES_MAX, lies_on};

@@ -28,6 +28,13 @@ pub struct CreateArgs {
     /// Its uuid
     #[arg(short, long)]
     pub uuid: Option<String>,
+    /// With this or the next option, a multipath device that is request-based (queue_mode other
+    /// than bio) has a queue: tags of a hardware queue, 0 for 2048, at most 10240
+    #[arg(long = "dm_mq_queue_depth", value_name = "N", conflicts_with = "concise")]
+    pub dm_mq_queue_depth: Option<u32>,
+    /// Its hardware queues: 0 for 1, at most 32 and as many as there are cores
+    #[arg(long = "dm_mq_nr_hw_queues", value_name = "N", conflicts_with = "concise")]
+    pub dm_mq_nr_hw_queues: Option<u32>,
     /// Make devices as udm table --concise prints them: NAME,UUID,MINOR,FLAGS,LINE,LINE;NAME,...;
     /// each of UUID, MINOR and FLAGS (rw or ro) may be empty
     #[arg(long, conflicts_with_all = ["file", "table", "notable", "uuid", "json"])]

@@ -78,6 +78,8 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     let cluster = Arc::clone(cores.cluster());
     let registry = Registry::new(cluster.clone(), cluster.len());
     registry.keep_up(upkeep);
+    let (queue_depth, nr_hw_queues) = (args.dm_mq_queue_depth, args.dm_mq_nr_hw_queues);
+    registry.queue_requests(udm_control::registry::RequestQueues { queue_depth, nr_hw_queues });
     match args.state.open() {
         Ok(folder) => {
             folder.clean();

@@ -72,6 +72,8 @@ pub fn create(args: &CreateArgs) -> Result<()> {
         table,
         folder: folder(),
         minor: None,
+        dm_mq_queue_depth: args.dm_mq_queue_depth,
+        dm_mq_nr_hw_queues: args.dm_mq_nr_hw_queues,
     };
     let made = args.talk.client()?.post::<api::Device>("/v1/devices", &new);
     let made = made.map_err(|e| explain(e, new.table.as_deref()))?;

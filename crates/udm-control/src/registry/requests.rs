@@ -1,0 +1,72 @@
+//! The queues of request-based devices: the kernel's parameters `dm_mq_queue_depth` and
+//! `dm_mq_nr_hw_queues` of dm-mod.
+
+use std::sync::Arc;
+use udm_core::Device;
+use udm_dm::QueueBy;
+use udm_queue::Queued;
+use udm_wire::uri::{QueueParams, Scheduler};
+
+/// What is said of them: with nothing, devices have no queue of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestQueues {
+    /// `dm_mq_queue_depth`: 0 for 2048, and 10240 where more is said.
+    pub queue_depth: Option<u32>,
+    /// `dm_mq_nr_hw_queues`: 0 for 1, and 32 where more is said; no more than there are cores.
+    pub nr_hw_queues: Option<u32>,
+}
+
+impl RequestQueues {
+    /// What is said here, and for the rest there.
+    #[must_use]
+    pub fn or(self, there: RequestQueues) -> RequestQueues {
+        RequestQueues {
+            queue_depth: self.queue_depth.or(there.queue_depth),
+            nr_hw_queues: self.nr_hw_queues.or(there.nr_hw_queues),
+        }
+    }
+
+    /// The queue that they are, on `cores` cores.
+    fn params(self, cores: usize) -> Option<QueueParams> {
+        if self == RequestQueues::default() {
+            return None;
+        }
+        // As the kernel's `__dm_get_module_param`.
+        let clamped = |said: Option<u32>, default, most| match said {
+            None | Some(0) => default,
+            Some(said) => said.min(most),
+        };
+        let cores = u32::try_from(cores).unwrap_or(u32::MAX).max(1);
+        let nr_hw_queues = clamped(self.nr_hw_queues, 1, 32).min(cores);
+        // The scheduler that the kernel begins with.
+        let scheduler = if nr_hw_queues == 1 { Scheduler::MqDeadline } else { Scheduler::None };
+        let queue_depth = clamped(self.queue_depth, 2048, 10240);
+        Some(QueueParams { scheduler, nr_hw_queues, queue_depth, ..QueueParams::default() })
+    }
+
+    /// What makes a device's queue.
+    pub(crate) fn queue_by(self, cores: usize) -> Option<QueueBy> {
+        let params = self.params(cores)?;
+        Some(Box::new(move |device| Arc::new(Queued::new(device, &params)) as Arc<dyn Device>))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_numbers() {
+        let params = |queue_depth, nr_hw_queues, cores| {
+            let params = RequestQueues { queue_depth, nr_hw_queues }.params(cores)?;
+            Some((params.queue_depth, params.nr_hw_queues, params.scheduler, params.requests()))
+        };
+        let (none, deadline) = (Scheduler::None, Scheduler::MqDeadline);
+        assert_eq!(params(None, None, 4), None);
+        assert_eq!(params(Some(0), None, 4), Some((2048, 1, deadline, 256)));
+        assert_eq!(params(None, Some(2), 4), Some((2048, 2, none, 2048)));
+        assert_eq!(params(Some(64), Some(33), 64), Some((64, 32, none, 64)));
+        assert_eq!(params(Some(20000), Some(8), 2), Some((10240, 2, none, 10240)));
+        assert_eq!(params(Some(4), Some(8), 1), Some((4, 1, deadline, 8)));
+    }
+}

@@ -1,0 +1,63 @@
+//! The queue in front of a request-based device, where it is to have one: all lanes of the device
+//! go through it.
+
+use super::device::MappedDevice;
+use std::sync::{Arc, OnceLock, Weak};
+use udm_core::errno::ENXIO;
+use udm_core::{Cx, Device, DeviceId, Lane, Limits, OpenError, Sectors};
+
+/// Puts a queue in front of a device.
+pub type QueueBy = Box<dyn Fn(Arc<dyn Device>) -> Arc<dyn Device> + Send + Sync>;
+
+/// What makes it, and that.
+#[derive(Default)]
+pub(super) struct Queue {
+    by: OnceLock<QueueBy>,
+    in_front: OnceLock<Arc<dyn Device>>,
+}
+
+impl Queue {
+    /// The queue, where there is one.
+    pub fn in_front(&self) -> Option<&Arc<dyn Device>> {
+        self.in_front.get()
+    }
+
+    /// The device is request-based, and has its queue from now on.
+    pub fn begin(&self, id: DeviceId, device: &Weak<MappedDevice>) {
+        if let Some(by) = self.by.get() {
+            self.in_front.get_or_init(|| by(Arc::new(Bare { id, device: Weak::clone(device) })));
+        }
+    }
+}
+
+impl MappedDevice {
+    /// Says what makes the device's queue, where its first load makes it request-based. The first
+    /// one stays.
+    pub fn queue_by(&self, by: QueueBy) {
+        let _ = self.queue.by.set(by);
+    }
+}
+
+/// A mapped device behind its queue.
+struct Bare {
+    id: DeviceId,
+    /// It has the queue, which has this.
+    device: Weak<MappedDevice>,
+}
+
+impl Device for Bare {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        match self.device.upgrade() {
+            Some(device) => device.open_bare(cx),
+            None => Err(OpenError::new(ENXIO, "the device is gone")),
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        self.device.upgrade().map_or(Limits::new(Sectors::ZERO), |device| device.limits())
+    }
+}
