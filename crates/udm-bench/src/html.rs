@@ -13,7 +13,7 @@ const NAMES: [&str; DIRECTIONS] = ["read", "write", "trim"];
 const CURVE: [f64; 15] =
     [0.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 97.5, 99.0, 99.5, 99.75, 99.9, 99.95, 99.99, 99.999];
 
-/// Lines of jobs in one plot at the most; of more only the sum is drawn.
+/// Lines in one plot at the most.
 const LINES_MAX: usize = 16;
 
 /// The whole page. `device` is what the command line calls the device.
@@ -173,6 +173,21 @@ fn cores(section: &mut Section, entries: &[Entry]) {
 }
 
 fn paths(section: &mut Section, paths: &[PathTotals]) {
+    let mut lines = Lines::new(
+        "Bytes moved, by path",
+        Axis::new("time since the table was loaded", Unit::Seconds),
+        Axis::new("bytes a second", Unit::Bytes),
+    );
+    let watched: Vec<_> = paths.iter().filter(|path| !path.rates.is_empty()).collect();
+    for path in watched.iter().take(LINES_MAX) {
+        lines = lines.line(&path.name, path.rates.iter().copied());
+    }
+    if !watched.is_empty() {
+        section.plot(&lines);
+    }
+    if watched.len() > LINES_MAX {
+        section.text(&format!("The first {LINES_MAX} of {} lines.", watched.len()));
+    }
     let mut bars = Bars::new(
         "Requests, by path",
         Axis::new("requests since the table was loaded", Unit::Number),
@@ -184,7 +199,7 @@ fn paths(section: &mut Section, paths: &[PathTotals]) {
     section.plot(&bars);
     let bytes = Axis::new("", Unit::Bytes);
     let rows = paths.iter().map(|path| {
-        let PathTotals { name, state, requests, moved, errors } = path;
+        let PathTotals { name, state, requests, moved, errors, .. } = path;
         [name.clone(), state.clone(), requests.to_string(), bytes.text(*moved as f64), errors.to_string()]
     });
     section.table(&["path", "state", "requests", "moved", "errors"], rows);

@@ -16,7 +16,7 @@ pub struct Table {
 }
 
 /// What has gone over a path of a multipath device.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PathTotals {
     /// The word of the table.
     pub name: String,
@@ -28,6 +28,9 @@ pub struct PathTotals {
     pub moved: u64,
     /// What of it came back with an error.
     pub errors: u64,
+    /// Seconds since it was first looked at, and bytes a second until then; nothing where nobody
+    /// watched it.
+    pub rates: Vec<(f64, f64)>,
 }
 
 /// Mapped devices, and what made them.
@@ -62,6 +65,7 @@ impl Mapped {
             requests: path.served.values().map(|m| m.requests).sum(),
             moved: path.served.values().map(|m| m.bytes).sum(),
             errors: path.errors.values().sum(),
+            rates: Vec::new(),
             name: path.name,
             state: path.state,
         })

@@ -28,14 +28,18 @@ pub struct Timeline {
 }
 
 impl Part {
-    /// Nothing yet. Readings allocate no more.
+    /// Nothing yet.
     pub fn new() -> Part {
-        let timeline = Timeline { readings: Vec::with_capacity(READINGS), every: EVERY };
-        Part { timeline, ios: [0; DIRECTIONS], runtime: Nanos(0) }
+        Part { timeline: Timeline::new(), ios: [0; DIRECTIONS], runtime: Nanos(0) }
     }
 }
 
 impl Timeline {
+    /// Nothing yet. Readings allocate no more.
+    pub fn new() -> Timeline {
+        Timeline { readings: Vec::with_capacity(READINGS), every: EVERY }
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.readings.clear();

@@ -4,7 +4,8 @@ use crate::job::Outcome;
 use crate::report::{Entry, Report};
 use crate::stats::Stats;
 use crate::{
-    CompareOptions, Job, Load, Mapped, Run, SnapshotOptions, Table, compare, make_mapped, snapshots,
+    CompareOptions, Job, Load, Mapped, PathWatch, Run, SnapshotOptions, Table, compare, make_mapped,
+    snapshots,
 };
 use anyhow::Result;
 use clap::Parser;
@@ -332,14 +333,15 @@ fn the_page_has_jobs_and_paths() {
         "--rw randrw --numjobs 2 --runtime 300ms --time_based --ramp_time 20ms --bare",
     );
     let stop = AtomicBool::new(false);
-    let mut mapped = None;
+    let mut watch = None;
     let run = Run { load: &line.load, progress: None, stop: &stop };
     let table = Table { name: "d".into(), text: line.device[2..].into() };
     let report = run.measure(|cluster| {
-        let made = mapped.insert(Mapped::new(cluster, &[table])?);
+        let made = Arc::new(Mapped::new(cluster, &[table])?);
+        watch = Some(PathWatch::start(Arc::clone(&made))?);
         Ok(Arc::clone(&made.devices[0]))
     });
-    let (report, paths) = (report.unwrap(), mapped.unwrap().paths());
+    let (report, paths) = (report.unwrap(), watch.unwrap().end());
     assert_eq!(paths.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["null:size=1M", "null:size=2M"]);
     let served: u64 = paths.iter().map(|p| p.requests).sum();
     let counted: u64 = report.entries.iter().flat_map(ios).sum();
@@ -348,8 +350,16 @@ fn the_page_has_jobs_and_paths() {
     for heading in ["Throughput", "Latency", "Cores", "Paths"] {
         assert!(html.contains(&format!("<h2>{heading}</h2>")), "{heading}");
     }
-    // Two jobs that read and write, over time; two curves of latencies.
-    assert_eq!(html.matches("<polyline").count(), 4 + 2);
+    // Two jobs that read and write, over time; two curves of latencies; two paths over time.
+    assert_eq!(html.matches("<polyline").count(), 4 + 2 + 2);
+    for path in &paths {
+        let (mut before, mut moved) = (0.0, 0.0);
+        for (at, rate) in &path.rates {
+            moved += rate * (at - std::mem::replace(&mut before, *at));
+        }
+        let share = moved / path.moved as f64;
+        assert!(path.rates.len() >= 3 && (0.5..=1.0001).contains(&share), "the plot has {share} of {path:?}");
+    }
     let moved = |entry: &Entry, i: usize| {
         let part = &entry.stats.parts[0];
         let mut before = 0.0;

@@ -13,10 +13,11 @@ use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use udm_bench::{
-    CompareOptions, Job, JobFile, Load, PATHS_MAX, Run, SnapshotOptions, TEXT_MAX, compare, measure_jobs,
-    read_jobs, snapshots,
+    CompareOptions, Job, JobFile, Load, PATHS_MAX, PathWatch, Run, SnapshotOptions, TEXT_MAX, compare,
+    measure_jobs, read_jobs, snapshots,
 };
 use udm_wire::uri::{DeviceUri, NbdUri};
 
@@ -72,8 +73,8 @@ pub struct BenchArgs {
     /// How to print the report
     #[arg(long = "output-format", value_name = "FORMAT", value_enum, default_value_t = Format::Normal)]
     output_format: Format,
-    /// Write a page with plots to this file too: throughput over time, latency percentiles, each
-    /// job, and each path where the device has some
+    /// Write a page with plots to this file too: throughput over time, of each job and of each path
+    /// where the device has some, and latency percentiles
     #[arg(long, value_name = "FILE", conflicts_with = "comparison")]
     html: Option<PathBuf>,
     /// Print JSON, in fio's layout
@@ -116,7 +117,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let server = args.nbd.as_deref().map(nbd_uri).transpose()?;
     let (jobs, files) = jobs(args)?;
     let loads: Vec<&Load> = jobs.iter().map(|job| &job.load).collect();
-    let mut mapped = None;
+    let (mut mapped, mut watch) = (None, None);
     let report = progress::shown(&loads, |progress| {
         let run = Run { load: loads[0], progress, stop };
         match &server {
@@ -124,11 +125,18 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
             None if args.floor => run.measure_floor().context("bench"),
             None => measure_jobs(&jobs, progress, stop, |cluster| {
                 let (devices, all) = device::make(cluster, &args.devices, &files)?;
+                let all = Arc::new(all);
+                if args.html.is_some() {
+                    watch = Some(PathWatch::start(Arc::clone(&all)).context("bench")?);
+                }
+                // The devices must not go before the measurement has ended.
                 mapped = Some(all);
                 Ok(devices)
             }),
         }
     })?;
+    let paths = watch.map(PathWatch::end).unwrap_or_default();
+    drop(mapped);
     let named = files.iter().flatten().next().or(args.devices.last());
     let device = args.nbd.as_deref().or(named.map(String::as_str));
     match args.format() {
@@ -136,7 +144,6 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         format => say_json(&report.json(device, format == Format::JsonPlus))?,
     }
     if let Some(file) = &args.html {
-        let paths = mapped.map(|m| m.paths()).unwrap_or_default();
         fs::write(file, report.html(device, &paths)).with_context(|| format!("--html {}", file.display()))?;
     }
     match report.failure() {
