@@ -114,6 +114,25 @@ impl Merger {
         }
     }
 
+    /// Puts all of `behind` behind what `request` has, where it lies; and they [`Merger::fit`].
+    pub fn join(&mut self, request: &mut Request, behind: Request) {
+        if request.parts.is_empty() {
+            self.wrap(request);
+        }
+        let Request { mut bio, mut parts } = behind;
+        let whole = &mut request.bio;
+        whole.sectors += bio.sectors;
+        whole.started = whole.started.min(bio.started);
+        whole.data.append(std::mem::take(&mut bio.data));
+        if parts.is_empty() {
+            request.parts.push(bio);
+        } else {
+            request.parts.append(&mut parts);
+            self.spare_parts.push(parts);
+            self.spare.push(bio);
+        }
+    }
+
     /// Makes a request of one that is a bio from above.
     fn wrap(&mut self, request: &mut Request) {
         let mut whole = self.spare.pop().unwrap_or_default();

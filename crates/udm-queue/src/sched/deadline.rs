@@ -91,6 +91,7 @@ impl Deadline {
             }
             merger.merge(&mut self.all[key].request, bio);
             self.last = Some(key);
+            self.join(key, in_front, merger);
         } else if self.all.len() >= self.sorted_max {
             self.outside.push_back(bio);
         } else {
@@ -127,6 +128,30 @@ impl Deadline {
         let may = |key: &usize| may(key) && merger.fit(&self.request(*key).bio, bio);
         let before = before.filter(may).map(|key| (key, false));
         before.or_else(|| behind().filter(may).map(|key| (key, true)))
+    }
+
+    /// The request `key` has grown, in front or behind: where it touches another one now, and both
+    /// may go down as one, they are one, with the place of the older (kernel `attempt_merge`).
+    #[inline(never)]
+    fn join(&mut self, key: usize, in_front: bool, merger: &mut Merger) {
+        let direction = &mut self.directions[direction_of(self.all[key].request.bio.op)];
+        let at = direction.place(self.all[key].request.sector(), key);
+        let Some(at) = at.checked_sub(usize::from(in_front)) else { return };
+        let pair = direction.sorted.get(at..at + 2);
+        let Some(&[(_, first), (sector, second)]) = pair else { return };
+        let (before, behind) = (&self.all[first].request, &self.all[second].request);
+        if before.end() != sector || merger.tries() < 2 || !merger.fit(&before.bio, &behind.bio) {
+            return;
+        }
+        direction.sorted.remove(at + 1);
+        let oldest = direction.oldest.iter().position(|key| [first, second].contains(key));
+        direction.oldest.retain(|key| ![first, second].contains(key));
+        direction.oldest.insert(oldest.expect("both wait"), first);
+        let Waiting { request, due } = self.all.remove(second);
+        let grown = &mut self.all[first];
+        grown.due = grown.due.min(due);
+        merger.join(&mut grown.request, request);
+        self.last = Some(first);
     }
 
     fn request(&self, key: usize) -> &Request {

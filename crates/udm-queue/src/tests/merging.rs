@@ -37,6 +37,38 @@ fn what_comes_is_merged_with_what_waits() {
     }
 }
 
+/// Two that wait become one when a third fills what lies between, from either side.
+#[test]
+fn two_that_wait_are_joined_by_a_third() {
+    // The last of them touches the first and the second.
+    for (sectors, want) in
+        [([0, 16, 8], vec![(0, 24)]), ([16, 0, 8], vec![(0, 24)]), ([0, 24, 8], vec![(0, 16), (24, 8)])]
+    {
+        for words in ["", ",front_merges=0", ",max_sectors_kb=8", ",nomerges=1"] {
+            let mut world = World::new(1, &format!("queue_depth=1,scheduler=mq-deadline{words}"));
+            world.submit(0, vec![write(500, 8, 9)]);
+            for (n, sector) in sectors.into_iter().enumerate() {
+                world.submit(0, vec![write(sector, 8, n as u8 + 1)]);
+            }
+            let mut went = Vec::new();
+            while let Some(first) = world.at_disk().first().copied() {
+                went.push(first);
+                world.end(0, Status::Ok);
+            }
+            assert_eq!(went.remove(0), (500, 8));
+            match words {
+                "" | ",front_merges=0" => assert_eq!(went, want, "{sectors:?}{words}"),
+                _ => assert!(went.iter().all(|(_, len)| *len <= 16), "{sectors:?}{words}: {went:?}"),
+            }
+            assert_eq!(world.done.len(), 4);
+            let content = world.content.lock().unwrap();
+            for (n, sector) in sectors.into_iter().enumerate() {
+                assert_eq!(content[sector as usize * 512], n as u8 + 1);
+            }
+        }
+    }
+}
+
 #[test]
 fn some_requests_are_never_merged() {
     let flagged = |flags| {
