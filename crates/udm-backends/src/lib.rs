@@ -108,6 +108,9 @@ impl Backends {
             }
         };
         let device = match queue {
+            Some(params) if matches!(uri, DeviceUri::Null(null) if null.no_sched) => {
+                Arc::new(Queued::without_scheduler(disk, params))
+            }
             Some(params) => Arc::new(Queued::new(disk, params)),
             None => disk,
         };

@@ -46,7 +46,13 @@ impl Queued {
     /// `disk`, with a queue of these parameters.
     #[must_use]
     pub fn new(disk: Arc<dyn Device>, params: &QueueParams) -> Queued {
-        Queued(Queues::new(disk, params.clone()))
+        Queued(Queues::new(disk, params.clone(), true))
+    }
+
+    /// The same, where there may be no scheduler, now or later.
+    #[must_use]
+    pub fn without_scheduler(disk: Arc<dyn Device>, params: &QueueParams) -> Queued {
+        Queued(Queues::new(disk, params.clone(), false))
     }
 }
 

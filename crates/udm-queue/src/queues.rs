@@ -32,6 +32,7 @@ pub(crate) struct Queues {
     changing: AtomicBool,
     /// The way of all cores to one, where requests have one order.
     funnel: Funnel,
+    may_schedule: bool,
     me: Weak<Queues>,
 }
 
@@ -45,7 +46,7 @@ pub(crate) enum Who {
 }
 
 impl Queues {
-    pub fn new(disk: Arc<dyn Device>, params: QueueParams) -> Arc<Queues> {
+    pub fn new(disk: Arc<dyn Device>, params: QueueParams, may_schedule: bool) -> Arc<Queues> {
         Arc::new_cyclic(|me| Queues {
             id: DeviceId::new(),
             disk,
@@ -53,6 +54,7 @@ impl Queues {
             now: Mutex::new(Arc::new(Settings::new(params))),
             changing: AtomicBool::new(false),
             funnel: Funnel::default(),
+            may_schedule,
             me: Weak::clone(me),
         })
     }
@@ -123,6 +125,9 @@ impl Queues {
         let (first, others): (Vec<_>, Vec<_>) = settings.iter().partition(|(name, _)| name == "scheduler");
         for (name, value) in first.into_iter().chain(others) {
             params.change(name, value).map_err(|why| OpenError::new(EINVAL, why))?;
+        }
+        if params.scheduler != Scheduler::None && !self.may_schedule {
+            return Err(OpenError::new(EINVAL, "no_sched=1 forbids a scheduler"));
         }
         if self.changing.swap(true, Ordering::AcqRel) {
             return Err(OpenError::new(EBUSY, "another change of the queue is under way"));

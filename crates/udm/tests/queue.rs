@@ -89,6 +89,13 @@ fn info_shows_the_queues_of_a_table() {
     );
     assert_eq!(queues[1]["hw_queues"][0]["cores"], serde_json::json!([0, 1]));
     assert!(queues[2].is_null(), "{queues}");
+    // What the URI forbids is forbidden for good.
+    server.says(&["create", "n", "--table", "0 16 linear null:no_sched=1,hw_queue_depth=9,scheduler=none 0"]);
+    assert_eq!(
+        server.refuses(&["queue", "n", "scheduler=mq-deadline"]),
+        "udm: n: 253:3: no_sched=1 forbids a scheduler: Invalid argument\n"
+    );
+    assert_eq!(server.says(&["queue", "n", "scheduler=none", "nr_requests=5"]), "");
 }
 
 /// Two clients on a core each verify what they wrote while the scheduler changes under them, to and
