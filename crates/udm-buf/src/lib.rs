@@ -24,11 +24,13 @@
 #[cfg(feature = "counted")]
 pub mod counted;
 mod foreign;
+mod part;
 mod pool;
 mod segments;
 mod shared;
 
 pub use foreign::{Foreign, OutOfRange};
+pub use part::part;
 pub use pool::{BufPool, PIECE_MAX};
 pub use segments::Segments;
 pub use shared::{SharedMap, copy_from_shared, copy_to_shared};

@@ -46,6 +46,6 @@ pub use ports::{Port, Ports, Visit};
 pub use queue::{Changed, DiskQueue, HwQueueReport, QueueReport};
 pub use status::Status;
 pub use task::{DeviceSlot, MakeTask, Task, TaskCx, TaskHandle};
-pub use udm_buf::{Buf, BufPool, Foreign, Segments, SharedMap, copy_from_shared, copy_to_shared};
+pub use udm_buf::{Buf, BufPool, Foreign, Segments, SharedMap, copy_from_shared, copy_to_shared, part};
 pub use units::{CoreId, DevNo, Nanos, SECTOR_SIZE, Sector, Sectors};
 pub use work::{Part, Serve, WORK_MAX, Work, WorkLane};

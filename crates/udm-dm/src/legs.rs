@@ -73,6 +73,18 @@ impl Deal<'_> {
         }
     }
 
+    /// Puts each into the batch of the first or the second of `legs`, which are not the same:
+    /// `second` says which. How many the second gets.
+    #[inline(always)]
+    pub fn between(self, legs: [usize; 2], second: impl FnMut(&mut Box<Bio>) -> bool) -> usize {
+        let Ok([a, b]) = self.legs.get_disjoint_mut(legs) else { unreachable!("two legs") };
+        let count = self.bios.len();
+        let seconds = udm_core::part(self.bios, [&mut a.out, &mut b.out], second);
+        let marks = [seconds < count, seconds > 0].map(u64::from);
+        *self.given |= (marks[0] * mark(legs[0])) | (marks[1] * mark(legs[1]));
+        seconds
+    }
+
     /// How many are left.
     #[inline(always)]
     pub fn left(&self) -> usize {

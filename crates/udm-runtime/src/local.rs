@@ -7,13 +7,14 @@ use crate::reactor::Aside;
 use crate::ring::{Doorbell, MadeKernel, Ring, missing};
 use crate::spin::Spin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{ClockId, clock_gettime};
 use std::any::Any;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use udm_core::{CoreId, CoreState, Cores, Cx, Device, Lane, Nanos, OpenError};
 
 /// How a core behaves.
@@ -394,13 +395,19 @@ impl Default for Time {
 
 /// The clock of all cores: nanoseconds since it was first read.
 fn clock() -> Nanos {
-    static ORIGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-    Nanos(ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64)
+    static ORIGIN: std::sync::OnceLock<Nanos> = std::sync::OnceLock::new();
+    // Not by `Instant`, which takes a fifth longer.
+    let now = read(ClockId::Monotonic);
+    Nanos(now.0.saturating_sub(ORIGIN.get_or_init(|| now).0))
 }
 
 fn spent() -> Nanos {
-    let all = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Nanos(Duration::new(all.tv_sec as u64, all.tv_nsec as u32).as_nanos() as u64)
+    read(ClockId::ThreadCPUTime)
+}
+
+fn read(clock: ClockId) -> Nanos {
+    let time = clock_gettime(clock);
+    Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
 /// Keeps the calling thread on these CPUs; none leaves it where it may be.

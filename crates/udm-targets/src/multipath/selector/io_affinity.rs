@@ -151,7 +151,7 @@ impl Choose for IoAffinityLane {
     }
 
     #[inline]
-    fn choose_all(&mut self, bios: &mut impl Bios) {
+    fn choose_all(&mut self, mut bios: impl Bios) {
         let mut count = 0;
         let _ = bios.each(|_| {
             count += 1;

@@ -301,9 +301,9 @@ impl<S: Loaded> Choose for LoadLane<S> {
     }
 
     #[inline]
-    fn choose_all(&mut self, bios: &mut impl Bios) {
+    fn choose_all(&mut self, mut bios: impl Bios) {
         if self.even {
-            return self.choose_in_order(bios);
+            return self.choose_in_order(&mut bios);
         }
         self.look();
         let _ = bios.each(|bio| {

@@ -115,6 +115,10 @@ pub(super) trait Bios {
 
     /// Takes one after the other to the path that `choose` says: the first for which it says none.
     fn each(&mut self, choose: impl FnMut(&mut Bio) -> Option<usize>) -> Option<Box<Bio>>;
+
+    /// Takes all to the first or the second of `paths`: `second` says which. How many the second
+    /// gets.
+    fn between(self, paths: [usize; 2], second: impl FnMut(&mut Bio) -> bool) -> usize;
 }
 
 /// Those of a batch on their way to the legs of a group.
@@ -145,6 +149,11 @@ impl Bios for ToGroup<'_> {
         let first = self.first;
         self.deal.each(|bio| choose(bio).map(|path| first + path))
     }
+
+    #[inline(always)]
+    fn between(self, paths: [usize; 2], mut second: impl FnMut(&mut Bio) -> bool) -> usize {
+        self.deal.between(paths.map(|path| self.first + path), |bio| second(bio))
+    }
 }
 
 /// What each selector does on one core.
@@ -168,7 +177,7 @@ pub(super) trait Choose {
 
     /// Says the path for each of `bios`: what so many calls of [`Choose::choose`] would choose if
     /// nothing changed meanwhile.
-    fn choose_all(&mut self, bios: &mut impl Bios);
+    fn choose_all(&mut self, bios: impl Bios);
 
     /// `back` came back from `path`, well or not, `sectors` long in all; perhaps none. Called
     /// once for each poll in which bios of the path are in flight or come back: the time to tell
@@ -255,7 +264,7 @@ fn deal(lane: &mut impl Choose, batch: &mut Batch, first: usize, legs: &mut Legs
 #[inline(never)]
 fn deal_many(lane: &mut impl Choose, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
     if !batch.is_empty() {
-        lane.choose_all(&mut ToGroup { deal: legs.deal(batch), first });
+        lane.choose_all(ToGroup { deal: legs.deal(batch), first });
         legs.send(cx);
     }
 }
@@ -282,8 +291,8 @@ fn repeat_count(selector: &str, word: &str) -> Result<u32, ArgFault> {
 /// What [`Choose::choose_all`] says for each of `bios`.
 #[cfg(test)]
 fn choose_all(lane: &mut impl Choose, bios: Batch) -> Vec<(usize, Box<Bio>)> {
-    struct Asked(std::vec::IntoIter<Box<Bio>>, Vec<(usize, Box<Bio>)>);
-    impl Bios for Asked {
+    struct Asked<'a>(&'a mut std::vec::IntoIter<Box<Bio>>, &'a mut Vec<(usize, Box<Bio>)>);
+    impl Bios for Asked<'_> {
         fn left(&self) -> usize {
             self.0.len()
         }
@@ -302,9 +311,18 @@ fn choose_all(lane: &mut impl Choose, bios: Batch) -> Vec<(usize, Box<Bio>)> {
                 None => Some(bio),
             })
         }
+        fn between(mut self, paths: [usize; 2], mut second: impl FnMut(&mut Bio) -> bool) -> usize {
+            let mut seconds = 0;
+            let _ = self.each(|bio| {
+                let place = usize::from(second(bio));
+                seconds += place;
+                Some(paths[place])
+            });
+            seconds
+        }
     }
-    let mut asked = Asked(bios.into_iter(), Vec::new());
-    lane.choose_all(&mut asked);
-    assert!(asked.0.next().is_none(), "each has its path");
-    asked.1
+    let (mut bios, mut chosen) = (bios.into_iter(), Vec::new());
+    lane.choose_all(Asked(&mut bios, &mut chosen));
+    assert!(bios.next().is_none(), "each has its path");
+    chosen
 }

@@ -84,7 +84,7 @@ impl Choose for RoundRobinLane {
     }
 
     #[inline]
-    fn choose_all(&mut self, bios: &mut impl Bios) {
+    fn choose_all(&mut self, mut bios: impl Bios) {
         let mut head = self.head;
         let _ = bios.each(|_| {
             let path = self.order[head];

@@ -6,7 +6,8 @@
 //! others; who was chosen when is all that is kept of the list.
 
 use super::super::{Bios, Choose};
-use super::rounds::{Pair, Rounds, Turn};
+use super::pair::{Alike, OneStale, Pair};
+use super::rounds::{Rounds, Turn};
 use super::{ALONE_AFTER, HistoricalServiceTime, History, MANY, POINT, SHARE_EVERY, SHORT, Shared};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -59,6 +60,18 @@ impl Slot {
     #[inline(always)]
     fn look(&mut self, shared: u64) {
         self.load = shared.wrapping_add(self.fresh);
+    }
+
+    /// True when what it costs can be reckoned with in signed words, with less than `limit` bios in
+    /// flight.
+    #[inline(always)]
+    fn is_plain(&self, limit: u64) -> bool {
+        (self.history.average.wrapping_sub(1) < SHORT) & (self.load < limit)
+    }
+
+    #[inline(always)]
+    fn is_stale(&self, now: Nanos) -> bool {
+        self.history.stale_after < now.0
     }
 }
 
@@ -188,17 +201,15 @@ impl HistoricalLane {
     /// bios have to be chosen for by the list.
     #[inline(always)]
     fn order_for(&mut self, count: usize) -> Option<bool> {
-        let limit = MANY.saturating_sub(count as u64);
-        let stale = self.slots[self.order[0] as usize].history.stale_after < self.now.0;
+        let (limit, now) = (MANY.saturating_sub(count as u64), self.now);
+        let stale = self.slots[self.order[0] as usize].is_stale(now);
         let (mut plain, mut last_idle, mut first_busy) = (self.selector.threshold == 0, 0, u64::MAX);
         let loads = self.selector.loads.all();
         self.turns.clear();
         for &path in &self.order {
             let slot = &mut self.slots[path as usize];
             slot.look(loads[path as usize].load(Relaxed));
-            let History { average, stale_after, .. } = slot.history;
-            plain &= (average.wrapping_sub(1) < SHORT) & (slot.load < limit);
-            plain &= (stale_after < self.now.0) == stale;
+            plain &= slot.is_plain(limit) & (slot.is_stale(now) == stale);
             match slot.load {
                 0 => last_idle = last_idle.max(slot.used),
                 _ => first_busy = first_busy.min(slot.used),
@@ -210,34 +221,80 @@ impl HistoricalLane {
 
     /// The choices for a batch, by the order in `turns`.
     #[inline(always)]
-    fn choose_in_order(&mut self, stale: bool, bios: &mut impl Bios) {
-        let (now, count) = (self.now, bios.left());
-        self.clock = if let Ok(turns) = <&mut [Turn; 2]>::try_from(&mut self.turns[..]) {
-            let mut pair = Pair::new(turns, stale);
-            if let Some(path) = pair.begin()
-                && let Some(mut bio) = bios.take()
-            {
-                bio.sent = now;
-                bios.put(path, bio);
-            }
-            let _ = bios.each(|bio| {
-                bio.sent = now;
-                Some(pair.choose())
-            });
-            pair.end(count, self.clock)
-        } else {
-            let mut rounds = Rounds::new(&mut self.turns, stale, self.clock);
-            let _ = bios.each(|bio| {
-                bio.sent = now;
-                Some(rounds.choose())
-            });
-            rounds.end()
-        };
+    fn choose_in_order(&mut self, stale: bool, mut bios: impl Bios) {
+        let now = self.now;
+        let mut rounds = Rounds::new(&mut self.turns, stale, self.clock);
+        let _ = bios.each(|bio| {
+            bio.sent = now;
+            Some(rounds.choose())
+        });
+        self.clock = rounds.end();
         self.listed = false;
         for (place, turn) in self.order.iter_mut().zip(&self.turns) {
             *place = turn.path;
             let slot = &mut self.slots[turn.path as usize];
             (slot.fresh, slot.used) = (slot.fresh.wrapping_add(turn.times.into()), turn.used);
+        }
+    }
+
+    /// Reads what is in flight on two `paths`, in the order of the list, and says which of them are
+    /// stale; `None` where `count` bios have to be chosen for by the list.
+    #[inline(always)]
+    fn pair_for(&mut self, paths: [usize; 2], count: usize) -> Option<[bool; 2]> {
+        let (limit, loads) = (MANY.saturating_sub(count as u64), self.selector.loads.all());
+        let Ok([a, b]) = self.slots.get_disjoint_mut(paths) else { unreachable!("two paths") };
+        a.look(loads[paths[0]].load(Relaxed));
+        b.look(loads[paths[1]].load(Relaxed));
+        let stale = [a.is_stale(self.now), b.is_stale(self.now)];
+        let idle_first = (a.load == 0) | (b.load > 0);
+        let plain = a.is_plain(limit) & b.is_plain(limit) & (idle_first | (stale[0] != stale[1]));
+        (plain & (self.selector.threshold == 0)).then_some(stale)
+    }
+
+    /// The choices for a batch between two `paths`, which are in the order of the list.
+    #[inline(always)]
+    fn choose_between(&mut self, mut paths: [usize; 2], stale: [bool; 2], bios: impl Bios) {
+        let slots = paths.map(|path| &self.slots[path]);
+        if stale[0] != stale[1] {
+            return self.choose_with_one_stale(paths, stale[1], bios);
+        }
+        let (pair, swapped) = Alike::new(slots, stale[0]);
+        if swapped {
+            paths.swap(0, 1);
+        }
+        self.deal_between(paths, pair, bios);
+    }
+
+    /// The same where one of them is stale: the one chosen last, if `last`.
+    #[inline(never)]
+    fn choose_with_one_stale(&mut self, mut paths: [usize; 2], last: bool, bios: impl Bios) {
+        if last {
+            paths.swap(0, 1);
+        }
+        let pair = OneStale::new(paths.map(|path| &self.slots[path]), last);
+        self.deal_between(paths, pair, bios);
+    }
+
+    /// Deals a batch out to the first and the second of `paths`, as `pair` says.
+    #[inline(always)]
+    fn deal_between(&mut self, mut paths: [usize; 2], mut pair: impl Pair, bios: impl Bios) {
+        let (count, now) = (bios.left(), self.now);
+        let seconds = bios.between(paths, |bio| {
+            bio.sent = now;
+            pair.choose()
+        });
+        let mut times = [count - seconds, seconds];
+        if !pair.last() {
+            paths.swap(0, 1);
+            times.swap(0, 1);
+        }
+        // What matters is who was chosen after whom.
+        for (place, (path, times)) in paths.into_iter().zip(times).enumerate() {
+            let slot = &mut self.slots[path];
+            self.clock += u64::from(times > 0);
+            slot.used = if times > 0 { self.clock } else { slot.used };
+            slot.fresh = slot.fresh.wrapping_add(times as u64);
+            self.order[place] = path as u32;
         }
     }
 
@@ -275,9 +332,15 @@ impl Choose for HistoricalLane {
     }
 
     #[inline]
-    fn choose_all(&mut self, bios: &mut impl Bios) {
+    fn choose_all(&mut self, mut bios: impl Bios) {
         self.compare_notes();
-        if let Some(stale) = self.order_for(bios.left()) {
+        if self.order.len() == 2 {
+            self.list();
+            let paths = [self.order[0] as usize, self.order[1] as usize];
+            if let Some(stale) = self.pair_for(paths, bios.left()) {
+                return self.choose_between(paths, stale, bios);
+            }
+        } else if let Some(stale) = self.order_for(bios.left()) {
             return self.choose_in_order(stale, bios);
         }
         self.list();

@@ -17,9 +17,11 @@
 //! would cost more than all the rest. Of two cores that write at the same time one may be lost: an
 //! average is advice. The bios in flight are exact ([`Loads`]).
 //!
-//! `lane`: the choices of one core. `rounds`: those of a batch, where they follow from an order.
+//! `lane`: the choices of one core. `rounds`: those of a batch, where they follow from an order;
+//! `pair`: the same for two paths.
 
 mod lane;
+mod pair;
 mod rounds;
 
 use super::load::Loads;

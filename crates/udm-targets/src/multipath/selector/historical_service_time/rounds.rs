@@ -15,10 +15,6 @@
 //! it was chosen are chosen one after the other, a *round*, and only behind it the order has to be
 //! made anew. Likewise the idle ones, from the first. Where paths are alike, a round is all of
 //! them.
-//!
-//! Of two paths ([`Pair`]) which is next is one comparison: once one of them is busy the rules are
-//! the same whether the other is or not, as an idle one is the one not chosen for longest, and
-//! while all are stale the one with nothing in flight.
 
 use super::History;
 use super::lane::Slot;
@@ -27,16 +23,16 @@ use super::lane::Slot;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn {
     /// What one more costs: the average times the bios in flight and one.
-    cost: u64,
+    pub(super) cost: u64,
     /// How much more it costs once it is chosen.
-    step: u64,
+    pub(super) step: u64,
     stale_after: u64,
     /// When it was last chosen.
     pub(super) used: u64,
     pub(super) path: u32,
     /// How often it was chosen.
     pub(super) times: u32,
-    is_idle: bool,
+    pub(super) is_idle: bool,
 }
 
 impl Turn {
@@ -56,7 +52,7 @@ impl Turn {
     }
 
     #[inline(always)]
-    fn rank_of_all(&self, stale: bool) -> (bool, (u64, u64)) {
+    pub(super) fn rank_of_all(&self, stale: bool) -> (bool, (u64, u64)) {
         (self.is_idle, if self.is_idle { (self.stale_after, self.used) } else { self.rank(stale) })
     }
 }
@@ -152,81 +148,6 @@ impl Rounds<'_> {
         if !busy.is_sorted_by(|a, b| a.rank(stale) < b.rank(stale)) {
             busy.sort_unstable_by_key(|turn| turn.rank(stale));
         }
-    }
-}
-
-/// The choices for a batch where there are two paths. One comparison each, without a branch, as
-/// there is no saying which way it goes; and each waits for the one before, so it has as few steps
-/// as can be.
-pub(super) struct Pair<'a> {
-    turns: &'a mut [Turn; 2],
-    paths: [u32; 2],
-    /// Twice what the second costs more than the first.
-    dearer: i64,
-    /// The same, less 1 where the second is chosen of two that cost the same: below 0 it is chosen.
-    lead: i64,
-    /// What the first's turn adds to `dearer` and `lead`.
-    first: [i64; 2],
-    /// What the second's turn adds besides.
-    second: [i64; 2],
-    /// 1 where all are stale.
-    stale: u64,
-    /// How often the second was chosen.
-    times: u64,
-}
-
-impl Pair<'_> {
-    /// `turns` in any order. What they cost is below 2^60 until the end of the batch.
-    #[inline(always)]
-    pub(super) fn new(turns: &mut [Turn; 2], stale: bool) -> Pair<'_> {
-        if turns[1].rank_of_all(stale) < turns[0].rank_of_all(stale) {
-            turns.swap(0, 1);
-        }
-        let [a, b] = &*turns;
-        let (paths, stale) = ([a.path, b.path], u64::from(stale));
-        let (dearer, tie) = (2 * (b.cost as i64 - a.cost as i64), stale as i64);
-        let (a, b) = (2 * a.step as i64, 2 * b.step as i64);
-        // While none is stale the one chosen last is chosen of two that cost the same, and the
-        // other one while all are.
-        let (first, second) = ([-a, -a - tie], [a + b, a + b + 2 * tie - 1]);
-        Pair { turns, paths, dearer, lead: dearer, first, second, stale, times: 0 }
-    }
-
-    /// The path of the first, where both are idle.
-    #[inline(always)]
-    pub(super) fn begin(&mut self) -> Option<usize> {
-        self.turns[0].is_idle.then(|| {
-            self.lead = self.dearer + self.first[1];
-            self.dearer += self.first[0];
-            self.paths[0] as usize
-        })
-    }
-
-    /// The path of the next.
-    #[inline(always)]
-    pub(super) fn choose(&mut self) -> usize {
-        // All bits where it is the second, or none.
-        let second = self.lead >> 63;
-        self.lead = self.dearer + self.first[1] + (self.second[1] & second);
-        self.dearer += self.first[0] + (self.second[0] & second);
-        self.times += second as u64 & 1;
-        self.paths[(second & 1) as usize] as usize
-    }
-
-    /// The end of a batch of `count`, which is at least one: `clock` is the count of the choice
-    /// before, and what it says that of the last.
-    #[inline(always)]
-    pub(super) fn end(self, count: usize, mut clock: u64) -> u64 {
-        let last = ((self.dearer - self.lead) as u64 ^ self.stale) as usize;
-        let times = [count as u64 - self.times, self.times];
-        // What matters is who was chosen after whom.
-        for place in [1 - last, last] {
-            let (turn, times) = (&mut self.turns[place], times[place]);
-            clock += u64::from(times > 0);
-            turn.used = if times > 0 { clock } else { turn.used };
-            turn.times = times as u32;
-        }
-        clock
     }
 }
 
