@@ -93,7 +93,7 @@ impl QueueLane {
 
     #[inline(never)]
     fn enqueue(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        if self.elsewhere && self.tags.are_retired() {
+        if self.tags.are_retired() {
             self.renew(cx);
         }
         if self.elsewhere {

@@ -3,11 +3,12 @@
 //! Settings are never changed in place: each change makes others, with tags of their own. It takes
 //! the old tags for good, in line with the lanes that want one; so requests go on meanwhile, and
 //! when it has the last nothing is with the disk. Then the new settings hold and the old tags are
-//! retired. A lane finds that out where it finds no tag: it moves what waits in it to the new ones.
-//! So a request has a tag of the old or of the new settings, the disk has never more than either
-//! allows, and a lane that has its tags looks at nothing.
+//! retired. A lane finds that out where a batch does not go straight down: it moves what waits in
+//! it to the new ones. So a request has a tag of the old or of the new settings, the disk has never
+//! more than either allows, and a lane that has its tags looks at nothing.
 //!
-//! *Price.* None until there is a change; then a lock for a moment, a lane once.
+//! *Price.* A load where a batch may have to wait. With a change a lock for a moment, each lane
+//! once.
 
 use crate::funnel::Funnel;
 use crate::lane::QueueLane;

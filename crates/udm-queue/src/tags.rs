@@ -11,7 +11,8 @@
 //! who gives:     nobody in line: free += n;    *fence*;  somebody in line now? take them back, hand out
 //! ```
 //!
-//! The fences forbid that both miss the other: see the loom test.
+//! The fences forbid that both miss the other: see the loom tests. Who is handed a tag and wants
+//! more is out of line for a moment; so who puts it back looks again, as who gives does.
 //!
 //! **An end.** When other settings are to hold, all tags are wanted for good
 //! ([`Tags::take_for_good`]): by one in line like any other, so that requests go on while it gets
@@ -25,7 +26,7 @@
 //!
 //! *Price.* Two atomic operations and a fence a batch. In line: a push and a pop of a shared queue
 //! for each tag that is handed over, an allocation of its each 31 times, and a letter to the core
-//! that waits. Whether tags are retired is looked at where there are none.
+//! that waits. Whether tags are retired is looked at where a batch does not go straight down.
 
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
@@ -209,16 +210,16 @@ impl Tags {
                     bell.ring();
                 }
             }
-            if n == 0 {
-                return;
+            // Also with none to put back: who gave while one was out of line may have found nobody.
+            if n > 0 {
+                self.free.fetch_add(n, Ordering::Release);
             }
-            self.free.fetch_add(n, Ordering::Release);
             fence(Ordering::SeqCst);
             interleave::point();
             if self.line.is_empty() {
                 return;
             }
-            n = self.take(n);
+            n = self.take(u32::MAX);
         }
     }
 
@@ -409,6 +410,23 @@ mod loom_tests {
             tags.give(got + waiter.collect());
             assert!(tags.is_retired());
             assert!(sees || tags.line.is_empty(), "taken out of line, and its bell rung");
+        });
+    }
+
+    /// Two give back a tag each while all are taken for good: both find who takes them, also where
+    /// one of them is just putting it back in line.
+    #[test]
+    fn loom_who_takes_all_tags_for_good_gets_the_last() {
+        check(|| {
+            let tags = Arc::new(Tags::new(2));
+            assert_eq!(tags.take(2), 2);
+            let of_then = Arc::downgrade(&tags);
+            tags.take_for_good(Box::new(move || of_then.upgrade().unwrap().retire()));
+            let of_other = Arc::clone(&tags);
+            let other = thread::spawn(move || of_other.give(1));
+            tags.give(1);
+            other.join().unwrap();
+            assert!(tags.is_retired(), "{} free, and nobody has them", tags.look().0);
         });
     }
 

@@ -82,6 +82,20 @@ fn an_idle_queue_changes_at_once() {
     assert_eq!(world.queue.limits().max_sectors, Sectors(64));
 }
 
+/// Who is not to wait finds the tags of the new settings too, on a lane where nothing ever waits.
+#[test]
+fn who_is_not_to_wait_goes_by_the_new_settings() {
+    let mut world = World::new(1, "queue_depth=8");
+    world.change(&[("nr_requests", "4")]).unwrap();
+    let mut bio = read(0, 8);
+    bio.flags = BioFlags::NOWAIT;
+    world.submit(0, vec![bio]);
+    world.poll(0);
+    assert_eq!((world.done.len(), world.at_disk()), (0, vec![(0, 8)]));
+    world.end_all();
+    assert_eq!(world.done[0].1.status, Status::Ok);
+}
+
 #[test]
 fn what_cannot_be_is_refused_and_changes_nothing() {
     let mut world = World::new(1, "queue_depth=8,nr_requests=6");
