@@ -136,7 +136,7 @@ impl<'a> Job<'a> {
             in_flight: 0,
             batch_max: load.iodepth_batch.map_or(depth, |n| depth.min(n as usize)),
             taken: 0,
-            take_max: load.requests(),
+            take_max: load.requests(spec.region),
             pace: Pace::new(load, load.seed() ^ spec.job as u64),
             held: None,
             bs: load.fixed().unwrap_or(0),

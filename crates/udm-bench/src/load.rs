@@ -36,8 +36,9 @@ pub struct Load {
     /// Of a mixed load, how many percent are reads
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub rwmixread: u8,
-    /// Of a mixed load, how many percent are writes [default: what --rwmixread leaves]
-    #[arg(long, value_name = "PERCENT", conflicts_with = "rwmixread", value_parser = clap::value_parser!(u8).range(0..=100))]
+    /// Of a mixed load, how many percent are writes [default: what --rwmixread leaves]. Of both the
+    /// last counts
+    #[arg(long, value_name = "PERCENT", overrides_with = "rwmixread", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub rwmixwrite: Option<u8>,
     /// The length of a request; of reads, writes and trims each, between commas
     #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k", value_parser = Parts::<One>::from_str)]
@@ -66,7 +67,8 @@ pub struct Load {
     /// Where on the device to begin, in bytes or percent of it
     #[arg(long, value_name = "SIZE|N%", value_parser = part)]
     pub offset: Option<Part>,
-    /// How much each job moves in all, over the same blocks again if need be [default: --size]
+    /// How much each job moves, in each of the --loops; or in all, over the same blocks again, if
+    /// that is more than --size [default: --size]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub io_size: Option<u64>,
     /// Do all of it so many times
@@ -94,7 +96,8 @@ pub struct Load {
     /// Stop after this time, in seconds (or 500ms, 2m)
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub runtime: Option<Duration>,
-    /// Run for the whole --runtime, over the same blocks again if need be
+    /// Run for the whole --runtime, over the same blocks again if need be, whatever --io_size,
+    /// --number_ios and --loops say
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
     pub time_based: Switch,
     /// Measure nothing for this long first
@@ -395,13 +398,33 @@ impl Load {
         self.rwmixwrite.map_or(self.rwmixread, |percent| 100 - percent)
     }
 
-    /// How many requests a job has at the most. Where they differ in length `io_size` is no number
-    /// of them.
-    pub fn requests(&self) -> u64 {
-        let number = self.number_ios.map_or(u64::MAX, |n| n.saturating_mul(self.loops.into()));
+    /// How many requests a job has at the most.
+    pub fn requests(&self, region: Region) -> u64 {
+        if self.time_based {
+            return u64::MAX;
+        }
+        let all = |n: u64| n.saturating_mul(self.loops.into());
+        let number = self.number_ios.map_or(u64::MAX, all);
+        let Some(moved) = self.requests_of_io_size() else { return number };
+        number.min(if self.exceeds(region) { moved } else { all(moved) })
+    }
+
+    /// What a job moves is more than there is: it goes over its region again, whatever `loops`
+    /// says.
+    pub fn exceeds(&self, region: Region) -> bool {
+        self.moves().is_some_and(|size| size > region.blocks * self.unit())
+    }
+
+    /// How much a job moves in one loop, where that is said; `time_based` goes on beyond it.
+    pub fn moves(&self) -> Option<u64> {
+        self.io_size.filter(|_| !self.time_based)
+    }
+
+    /// The same in requests. Where they differ in length it is no number of them.
+    pub fn requests_of_io_size(&self) -> Option<u64> {
         let whole = if self.has_map() { u64::div_euclid } else { u64::div_ceil };
-        let Some((size, bs)) = self.io_size.zip(self.fixed()) else { return number };
-        number.min(whole(size, bs).max(1))
+        let (size, bs) = self.moves().zip(self.fixed())?;
+        Some(whole(size, bs).max(1))
     }
 
     /// What the jobs draw their blocks from.

@@ -87,6 +87,16 @@ fn sizes_that_end_inside_a_block() {
     }
 }
 
+/// As with fio.
+#[test]
+fn time_goes_before_all_other_limits() {
+    for bs in ["--bs 4k", "--bsrange 4k-8k"] {
+        let limits = "--io_size 8k --number_ios 2 --loops 2 --time_based --runtime 50ms";
+        let entry = one(&line(&format!("--device null:size=1M --rw read {bs} {limits}")));
+        assert!(ios(&entry)[0] > 4 && entry.stats.runtime >= Nanos::from_millis(50), "{bs}");
+    }
+}
+
 /// fio reports it, and so does whoever asked for it.
 #[test]
 fn a_load_that_is_through_before_the_ramp_is_reported() {

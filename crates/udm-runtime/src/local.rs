@@ -393,12 +393,19 @@ impl Default for Time {
     }
 }
 
-/// The clock of all cores: nanoseconds since it was first read.
+/// The clock of all cores: nanoseconds since it was first read, and one.
 fn clock() -> Nanos {
     static ORIGIN: std::sync::OnceLock<Nanos> = std::sync::OnceLock::new();
     // Not by `Instant`, which takes a fifth longer.
     let now = read(ClockId::Monotonic);
-    Nanos(now.0.saturating_sub(ORIGIN.get_or_init(|| now).0))
+    since(*ORIGIN.get_or_init(|| now), now)
+}
+
+/// Never 0, which is no time to a [`Cx`]: of two cores that read the clock first, the one whose
+/// reading is not the origin may have the earlier one.
+#[inline]
+fn since(origin: Nanos, now: Nanos) -> Nanos {
+    Nanos(now.since(origin).0 + 1)
 }
 
 fn spent() -> Nanos {
@@ -428,4 +435,15 @@ pub fn pin(cpus: &[usize]) -> io::Result<()> {
     let words: Vec<_> = cpus.iter().map(usize::to_string).collect();
     rustix::thread::sched_setaffinity(None, &set)
         .map_err(|e| io::Error::new(io::Error::from(e).kind(), format!("CPU {}: {e}", words.join(","))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_reading_is_no_time() {
+        let readings = [3, 5, 6].map(|now| since(Nanos(5), Nanos(now)));
+        assert_eq!(readings, [Nanos(1), Nanos(1), Nanos(2)]);
+    }
 }

@@ -52,6 +52,22 @@ rw=read
 bs=64k
 io_size=3000k
 
+[again-less]
+rw=read
+io_size=64k
+loops=3
+
+[again-more]
+rw=write
+io_size=3m
+loops=2
+
+[shares]
+rw=rw
+number_ios=100
+rwmixwrite=0
+rwmixread=0
+
 [slowly]
 rw=randread
 rate_iops=1000
@@ -110,7 +126,7 @@ fn a_job_file_does_what_it_does_with_fio() {
         totals(&json(command.arg("--output-format=json").arg(&path).env("DISK", &disk)))
     };
     let ours = run(udm(&["bench"]));
-    assert_eq!(ours.iter().map(|j| j.1).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1, 1, 1, 1, 2]);
+    assert_eq!(ours.iter().map(|j| j.1).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2]);
     if has("fio") {
         assert_eq!(ours, run(Command::new("fio")));
     }

@@ -155,7 +155,7 @@ impl Job<'_> {
                 break;
             }
             let Some(&slot) = self.free.last() else { break };
-            let more = self.held.is_none() && self.taken < load.requests();
+            let more = self.held.is_none() && self.taken < load.requests(self.spec.region);
             let next = if more { self.plan.next() } else { None };
             self.taken += u64::from(next.is_some());
             let Some((op, span)) = next.or(self.held.take()) else {

@@ -67,9 +67,10 @@ impl Plan {
             (true, false) => Order::Shuffled(Shuffle::new(region.blocks, &mut rng)),
         };
         let (op, read_percent) = (load.rw.op(), load.read_percent());
-        let endless = load.time_based || load.io_size.is_some();
+        let endless = load.time_based || load.exceeds(region);
         let most = if varied { u64::MAX } else { region.blocks };
-        let length = load.number_ios.filter(|_| !endless).map_or(most, |n| n.min(most));
+        let limits = [load.number_ios, load.requests_of_io_size()].into_iter().flatten();
+        let length = limits.filter(|_| !endless).fold(most, u64::min);
         let (block, passes) = (load.unit() / SECTOR_SIZE, load.loops - 1);
         Plan { order, region, block, at: 0, endless, length, passes, rng, op, read_percent }
     }

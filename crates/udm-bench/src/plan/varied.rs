@@ -21,8 +21,9 @@ pub struct Varied {
     /// The region in bytes.
     bytes: u64,
     order: Order,
-    /// Bytes of this pass so far.
+    /// Bytes of this pass so far, and of a whole one.
     moved: u64,
+    pass: u64,
     /// What the job may still move in all.
     left: u64,
 }
@@ -43,8 +44,10 @@ impl Varied {
             (true, false) => Order::Mapped(Map::new(region.blocks)),
         };
         let sizes = std::array::from_fn(|direction| load.sizes(direction));
-        let (unit, left) = (load.unit(), load.io_size.unwrap_or(u64::MAX));
-        Varied { sizes, unit, bytes: region.blocks * unit, order, moved: 0, left }
+        let unit = load.unit();
+        let (bytes, moves) = (region.blocks * unit, load.moves().unwrap_or(u64::MAX));
+        let left = if load.exceeds(region) { moves } else { u64::MAX };
+        Varied { sizes, unit, bytes, order, moved: 0, pass: bytes.min(moves), left }
     }
 
     /// A block may come twice in one pass.
@@ -70,7 +73,7 @@ impl Varied {
     /// The next request of a direction: its first byte in the region, and how many. `None` when the
     /// pass is over.
     pub fn next(&mut self, direction: usize, rng: &mut SmallRng) -> Option<(u64, u64)> {
-        if self.moved >= self.bytes {
+        if self.moved >= self.pass {
             return None;
         }
         let sizes = &self.sizes[direction];
@@ -177,8 +180,10 @@ mod tests {
         };
         assert_eq!(moved("--loops 3").1, 3 * 100 * 4096);
         assert!((1 << 20..(1 << 20) + 16384).contains(&moved("--io_size 1m").1));
+        assert!((1 << 20..(1 << 20) + 16384).contains(&moved("--io_size 1m --loops 3").1));
+        assert!((300_000..300_000 + 3 * 16384).contains(&moved("--io_size 100000 --loops 3").1));
         assert_eq!(moved("--number_ios 7 --loops 2").0, 14);
-        assert_eq!(moved("--time_based --runtime 1").0, 100_000);
+        assert_eq!(moved("--time_based --runtime 1 --io_size 64k --number_ios 7").0, 100_000);
     }
 
     #[test]
