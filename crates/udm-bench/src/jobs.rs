@@ -197,6 +197,7 @@ fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec
         if line.is_empty() {
             continue;
         }
+        ensure!(is_shown(line), "{}: a control character", at());
         if let Some(name) = line.strip_prefix('[') {
             let name = name.split(']').next().filter(|n| n.len() < name.len());
             let name = name.with_context(|| format!("{}: [ without ]", at()))?.trim();
@@ -204,6 +205,7 @@ fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec
             continue;
         }
         let line = expanded(line, &variable).with_context(at)?;
+        ensure!(is_shown(&line), "{}: a control character in a variable", at());
         let (key, value) = match line.split_once('=') {
             Some((key, value)) => (key.trim(), Some(value.trim().to_owned())),
             None => (line.as_str(), None),
@@ -217,6 +219,11 @@ fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec
         section.options.push((key.to_owned(), value));
     }
     Ok(sections)
+}
+
+/// Fit for a report, and for what a device says of its name.
+fn is_shown(line: &str) -> bool {
+    !line.contains(|c: char| c.is_control() && c != '\t')
 }
 
 /// What the file says, fit for an error's one line.
@@ -244,7 +251,9 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<JobFile> {
-        read_jobs(text, |name| (name == "SIZE").then(|| "8".to_owned()))
+        let variables = [("SIZE", "8"), ("BELL", "\u{7}")];
+        let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
+        read_jobs(text, |name| value(name).map(|(_, value)| (*value).to_owned()))
     }
 
     fn refused(text: &str) -> String {
@@ -291,6 +300,9 @@ mod tests {
         assert!(refused("[a]\nbs").contains("a value is required"));
         assert_eq!(refused("[a\nbs=4k"), "line 1: [ without ]");
         assert_eq!(refused("[a]\nbs=${X"), "line 2: ${ without }");
+        assert_eq!(refused("[a\u{1b}]"), "line 1: a control character");
+        assert_eq!(refused("[a]\r\nname=\tb\tc\r\nfilename=\u{7}"), "line 3: a control character");
+        assert_eq!(refused("[a]\nname=${BELL}"), "line 2: a control character in a variable");
         assert_eq!(refused("[a]\n-x=1"), "line 2: \"-x\" is no option");
         assert_eq!(refused("[a]\nfilename"), "job a: filename: a device is wanted");
     }

@@ -7,6 +7,7 @@ pub struct Map {
     /// The first has a bit a block, each further one a bit for each word of the one before: all of
     /// its bits are set. What is beyond the last block is taken.
     levels: Vec<Vec<u64>>,
+    blocks: u64,
 }
 
 impl Map {
@@ -14,15 +15,27 @@ impl Map {
     pub fn new(blocks: u64) -> Map {
         let (mut levels, mut bits) = (Vec::new(), blocks);
         loop {
-            let mut words = vec![0u64; bits.div_ceil(64) as usize];
+            let words = bits.div_ceil(64);
+            levels.push(vec![0u64; words as usize]);
+            if words == 1 {
+                break;
+            }
+            bits = words;
+        }
+        let mut map = Map { levels, blocks };
+        map.clear();
+        map
+    }
+
+    /// All of them are free again.
+    pub fn clear(&mut self) {
+        let mut bits = self.blocks;
+        for words in &mut self.levels {
+            words.fill(0);
             if let (Some(last), 1..) = (words.last_mut(), bits % 64) {
                 *last = u64::MAX << (bits % 64);
             }
             bits = words.len() as u64;
-            levels.push(words);
-            if bits == 1 {
-                return Map { levels };
-            }
         }
     }
 
@@ -79,15 +92,20 @@ mod tests {
     fn every_block_is_found_once() {
         for blocks in [1, 63, 64, 65, 4096, 4097, 300_000] {
             let mut map = Map::new(blocks);
-            let (mut left, mut at) = (blocks, 0);
-            while let Some(free) = map.next_free(at) {
-                assert!(free < blocks);
-                let taken = map.take(free, 7);
-                assert!((1..=7).contains(&taken), "{taken} at {free} of {blocks}");
-                left -= taken;
-                at = (at + 48_271 * 64) % blocks;
+            let memory = map.levels[0].as_ptr();
+            for _ in 0..2 {
+                let (mut left, mut at) = (blocks, 0);
+                while let Some(free) = map.next_free(at) {
+                    assert!(free < blocks);
+                    let taken = map.take(free, 7);
+                    assert!((1..=7).contains(&taken), "{taken} at {free} of {blocks}");
+                    left -= taken;
+                    at = (at + 48_271 * 64) % blocks;
+                }
+                assert_eq!(left, 0, "of {blocks}");
+                map.clear();
             }
-            assert_eq!(left, 0, "of {blocks}");
+            assert_eq!(map.levels[0].as_ptr(), memory, "the next pass has the same");
         }
     }
 

@@ -66,7 +66,7 @@ impl Varied {
         match &mut self.order {
             Order::Sequential(at) => *at = [0; DIRECTIONS],
             Order::Random => {}
-            Order::Mapped(map) => *map = Map::new(self.bytes / self.unit),
+            Order::Mapped(map) => map.clear(),
         }
     }
 
