@@ -39,6 +39,6 @@ pub struct HwQueueReport {
     pub tags: u32,
     /// Those that requests have.
     pub tags_in_use: u32,
-    /// How many cores have requests that wait for a tag.
-    pub cores_waiting: u32,
+    /// How many are in line for a tag: lanes, and a change of settings.
+    pub in_line: u32,
 }

@@ -78,12 +78,12 @@ impl Settings {
         numbers.push(("max_hw_sectors_kb", disk_max.0 / 2));
         let hw_queue = |set: usize| {
             let tags = self.tags.get().and_then(|all| all.get(set));
-            let (free, cores_waiting) = tags.map_or((each, 0), |tags| tags.look());
+            let (free, in_line) = tags.map_or((each, 0), |tags| tags.look());
             HwQueueReport {
                 cores: (0..cores).filter(|core| queue_of(*core, cores, sets) == set).collect(),
                 tags: each,
                 tags_in_use: each.saturating_sub(free),
-                cores_waiting,
+                in_line,
             }
         };
         let hw_queues = (0..sets).map(hw_queue).collect();

@@ -4,6 +4,7 @@
 mod support;
 
 use std::fs;
+use support::nbd::Client;
 use support::servers::fio;
 use support::{Server, has, skipped, text};
 
@@ -140,9 +141,11 @@ fn fio_verifies_over_changes_of_the_scheduler() {
     );
     assert_eq!(
         refused(&["nomerges=1", "--disk", "253:7"]),
-        "udm: d: its table uses no 253:7 with a queue in front: Invalid argument\n"
+        "udm: d: its table uses no \"253:7\" with a queue in front: Invalid argument\n"
     );
+    assert_eq!(refused(&["--disk", "x"]), "udm: d: its table uses no \"x\" with a queue in front\n");
     assert_eq!(refused(&["nomerges"]), "udm: \"nomerges\" is no NAME=VALUE\n");
+    assert_eq!(refused(&["nomerges=0", "nomerges=1"]), "udm: nomerges is given twice\n");
 }
 
 /// dm-mod's parameters: for request-based multipath, with the kernel's numbers.
@@ -192,6 +195,33 @@ fn a_request_based_device_has_its_own_queue() {
     server.says(&["resume", "mp"]);
     assert_eq!(queue("mp"), ("none".into(), 4, 1, 4));
     assert!(read() >= 1600);
+}
+
+/// A request that does not end keeps its tag: the change says so after a while, and holds when it
+/// has ended.
+#[test]
+fn a_change_waits_for_requests_of_before_and_not_for_ever() {
+    let mp = "mp=0 2048 multipath 1 queue_if_no_path 0 1 1 queue-length 0 1 1 mem:1M 1";
+    let server = Server::start_with(&[mp], &["--dm_mq_queue_depth=8"]);
+    server.says(&["message", "mp", "0", "fail_path 253:0"]);
+    let mut client = Client::connect(&server.nbd, "mp");
+    client.ask_read(0);
+    support::until("a request with a tag", || server.says(&["queue", "mp"]).contains("1 of 8").then_some(()));
+    assert_eq!(
+        server.refuses(&["queue", "mp", "nomerges=2"]),
+        "udm: mp: requests of before do not end; it is changed when they have: Connection timed out\n"
+    );
+    assert!(server.says(&["queue", "mp"]).contains("nomerges=0"));
+    // A new request is in line behind the change.
+    client.ask_read(8);
+    support::until("both in line", || server.says(&["queue", "mp"]).contains(", 2 in line").then_some(()));
+    assert_eq!(
+        server.refuses(&["queue", "mp", "nomerges=1"]),
+        "udm: mp: 254:0: another change of the queue is under way: Device or resource busy\n"
+    );
+    server.says(&["message", "mp", "0", "reinstate_path 253:0"]);
+    assert_eq!((client.error(), client.error()), (0, 0));
+    support::until("the change", || server.says(&["queue", "mp"]).contains("nomerges=2").then_some(()));
 }
 
 /// The same over a request-based device's own queue, which is suspended and gets tables, with one

@@ -41,7 +41,7 @@ pub struct Device {
     pub read_only: bool,
     /// It is removed as soon as nobody has it open.
     pub deferred_remove: bool,
-    /// The queues in front of what its live table uses, in the order of their numbers.
+    /// The queues in front of what its live table uses, and its own, in the order of their numbers.
     #[serde(default)]
     pub queues: Vec<Queue>,
 }

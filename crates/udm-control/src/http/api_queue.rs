@@ -29,18 +29,20 @@ pub struct HwQueue {
     pub tags: u64,
     /// Those that requests have.
     pub tags_in_use: u64,
-    /// How many cores have requests that wait for a tag.
-    pub cores_waiting: u64,
+    /// How many are in line for a tag: one a core for each device that has requests waiting here,
+    /// and a change of settings.
+    pub in_line: u64,
 }
 
-/// What is to hold for the queues in front of what a device's live table uses.
+/// What is to hold for the queues in front of what a device's live table uses, and for its own.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeQueue {
     /// "scheduler", "nr_requests", "nomerges", "max_sectors_kb", "read_expire", "write_expire",
     /// "writes_starved", "fifo_batch" and "front_merges", with their values as a URI has them.
     pub settings: BTreeMap<String, String>,
-    /// The number or the URI of the one disk that is meant; all of them without it.
+    /// The number or the URI (@ and the name for a mapped device) of the one that is meant; all of
+    /// them without it.
     #[serde(default)]
     pub disk: Option<String>,
 }

@@ -280,7 +280,7 @@ fn devices() -> Vec<Route> {
             post.clone(),
             "/v1/devices/{name}/queue",
             "changeQueue",
-            "Changes settings of the queues in front of what its table uses, while requests are under way",
+            "Changes settings of the queues in front of what its table uses, and of its own, while requests are under way",
             h::change_queue,
         )
         .takes::<api::ChangeQueue>()

@@ -10,7 +10,7 @@ use udm_core::errno::EINVAL;
 use udm_core::{DevNo, Device, HwQueueReport, OpenError, QueueReport};
 use udm_dm::TargetError;
 
-/// The queues in front of what the live table uses, by number.
+/// The queues in front of what the live table uses, and its own, by number.
 pub(super) fn queues(registry: &Registry, mapped: &Mapped) -> Vec<api::Queue> {
     queued(mapped).into_iter().filter_map(|(number, device)| queue(registry, number, &*device)).collect()
 }
@@ -29,7 +29,7 @@ fn queue(registry: &Registry, number: DevNo, device: &dyn Device) -> Option<api:
         cores: hw.cores.into_iter().map(|core| core as u64).collect(),
         tags: hw.tags.into(),
         tags_in_use: hw.tags_in_use.into(),
-        cores_waiting: hw.cores_waiting.into(),
+        in_line: hw.in_line.into(),
     };
     Some(api::Queue {
         number: number.to_string(),
@@ -40,9 +40,9 @@ fn queue(registry: &Registry, number: DevNo, device: &dyn Device) -> Option<api:
     })
 }
 
-/// Changes settings of the queues in front of what the live table of the device `word` uses, or of
-/// one of them: `disk`, by its number or URI. Returns when they hold; whoever gives up before that
-/// takes nothing back.
+/// Changes settings of the queues in front of what the live table of the device `word` uses and of
+/// its own, or of one of them: `disk`, by its number or URI. Returns when they hold; whoever gives
+/// up before that takes nothing back.
 ///
 /// # Errors
 /// ENXIO when there is no such device; EINVAL where it has no such queue, and for what can't be
@@ -61,7 +61,7 @@ pub async fn change_queues(
     }
     if all.is_empty() {
         let why = match disk {
-            Some(disk) => format!("its table uses no {disk} with a queue in front"),
+            Some(disk) => format!("its table uses no {disk:?} with a queue in front"),
             None => "neither it nor what its table uses has a queue in front".into(),
         };
         return Err(refused(EINVAL, why));

@@ -227,11 +227,11 @@ fn a_report_says_what_holds_and_who_has_the_tags() {
     // nr_requests is 4 at least; the disk takes 32 KiB.
     let wanted = [("nr_hw_queues", 2), ("queue_depth", 4), ("nr_requests", 4), ("max_sectors_kb", 32)];
     wanted.iter().for_each(|(name, wanted)| assert_eq!(number(name), *wanted, "{name}"));
-    let queue = |cores: &[usize], tags_in_use, cores_waiting| HwQueueReport {
+    let queue = |cores: &[usize], tags_in_use, in_line| HwQueueReport {
         cores: cores.to_vec(),
         tags: 4,
         tags_in_use,
-        cores_waiting,
+        in_line,
     };
     assert_eq!(report.hw_queues, [queue(&[0, 1], 4, 1), queue(&[2], 0, 0)]);
     while !world.at_disk().is_empty() {

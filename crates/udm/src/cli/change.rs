@@ -246,7 +246,7 @@ pub struct QueueArgs {
     /// What is to hold [default: show what holds]
     #[arg(value_name = "SETTING")]
     pub settings: Vec<String>,
-    /// Only the queue of this disk, by its number or URI
+    /// Only this queue, by its number or URI as they are shown
     #[arg(long, value_name = "DISK")]
     pub disk: Option<String>,
 }

@@ -14,10 +14,12 @@ pub fn queue(args: &QueueArgs) -> Result<()> {
     let client = args.talk.client()?;
     let mut settings = BTreeMap::new();
     for setting in &args.settings {
-        match setting.split_once('=') {
-            Some((name, value)) => settings.insert(name.to_owned(), value.to_owned()),
-            None => bail!("{setting:?} is no NAME=VALUE"),
+        let Some((name, value)) = setting.split_once('=') else {
+            bail!("{setting:?} is no NAME=VALUE");
         };
+        if settings.insert(name.to_owned(), value.to_owned()).is_some() {
+            bail!("{name} is given twice");
+        }
     }
     let device = if settings.is_empty() {
         client.get::<api::Device>(&device_path(&args.name, ""))
@@ -28,6 +30,9 @@ pub fn queue(args: &QueueArgs) -> Result<()> {
     let mut queues = device.map_err(|e| explain(e, None))?.queues;
     if let Some(disk) = &args.disk {
         queues.retain(|queue| queue.number == *disk || queue.uri == *disk);
+        if queues.is_empty() {
+            bail!("{}: its table uses no {disk:?} with a queue in front", args.name);
+        }
     }
     if args.print.json {
         return say_json(&queues);
@@ -53,10 +58,9 @@ pub fn queue_lines(queue: &api::Queue, out: &mut String) {
         let (s, cores) = (if cores.len() == 1 { "" } else { "s" }, cores.join(","));
         let (used, tags) = (hw.tags_in_use, hw.tags);
         let _ = write!(out, "  core{s} {cores}: {used} of {tags} tags in use");
-        let _ = match hw.cores_waiting {
+        let _ = match hw.in_line {
             0 => writeln!(out),
-            1 => writeln!(out, ", 1 core waits"),
-            n => writeln!(out, ", {n} cores wait"),
+            n => writeln!(out, ", {n} in line"),
         };
     }
 }
@@ -67,12 +71,8 @@ mod tests {
 
     #[test]
     fn a_queue_is_a_few_lines() {
-        let hw = |cores: &[u64], cores_waiting| api::HwQueue {
-            cores: cores.to_vec(),
-            tags: 4,
-            tags_in_use: 4,
-            cores_waiting,
-        };
+        let hw =
+            |cores: &[u64], in_line| api::HwQueue { cores: cores.to_vec(), tags: 4, tags_in_use: 4, in_line };
         let queue = api::Queue {
             number: "253:0".into(),
             uri: "mem:1M,queue_depth=4".into(),
@@ -83,7 +83,7 @@ mod tests {
         let mut out = String::new();
         queue_lines(&queue, &mut out);
         let wanted = "Queue of 253:0 mem:1M,queue_depth=4:\n  scheduler=none nomerges=0 queue_depth=4\n  \
-                      cores 0,1: 4 of 4 tags in use, 2 cores wait\n  core 2: 4 of 4 tags in use\n";
+                      cores 0,1: 4 of 4 tags in use, 2 in line\n  core 2: 4 of 4 tags in use\n";
         assert_eq!(out, wanted);
     }
 }
