@@ -130,9 +130,16 @@ impl Queues {
         if params.scheduler != Scheduler::None && !self.may_schedule {
             return Err(OpenError::new(EINVAL, "no_sched=1 forbids a scheduler"));
         }
-        if self.changing.swap(true, Ordering::AcqRel) {
+        if self.changing.load(Ordering::Acquire) {
             return Err(OpenError::new(EBUSY, "another change of the queue is under way"));
         }
+        if params == now.params {
+            // Nothing changes, so nobody is waited for: the disk may be hanging.
+            drop(now);
+            then();
+            return Ok(());
+        }
+        self.changing.store(true, Ordering::Release);
         let (next, before) = (Arc::new(Settings::new(params)), Arc::clone(&now));
         let tags = before.all_tags().to_vec();
         if tags.is_empty() {

@@ -68,6 +68,20 @@ fn another_scheduler_sorts_what_waits() {
     assert_eq!(world.queue.report(1).scheduler, "mq-deadline");
 }
 
+/// What holds already holds at once, whatever is with the disk; but not beside another change.
+#[test]
+fn what_holds_is_not_waited_for() {
+    let mut world = World::new(1, "queue_depth=1,nomerges=2");
+    world.submit(0, vec![read(0, 8)]);
+    for words in [&[("nomerges", "2"), ("scheduler", "none")][..], &[]] {
+        assert_eq!(world.change(words).unwrap().load(SeqCst), 1);
+    }
+    let said = world.change(&[("nomerges", "0")]).unwrap();
+    world.change(&[("nomerges", "2")]).unwrap_err();
+    world.end_all();
+    assert_eq!(said.load(SeqCst), 1);
+}
+
 /// Before a lane is opened, and where all are idle, it holds at once.
 #[test]
 fn an_idle_queue_changes_at_once() {
