@@ -92,6 +92,12 @@ struct Words {
     load: Load,
 }
 
+/// The load of a line of options.
+#[cfg(test)]
+pub(crate) fn load_of(text: &str) -> Load {
+    Words::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap().load
+}
+
 /// Reads a job file: `[global]` and a section a job, `key=value` or `key` a line, `;` and `#` for
 /// comments, `${NAME}` for what `variable` says.
 ///

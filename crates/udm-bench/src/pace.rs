@@ -99,17 +99,10 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        load: Load,
-    }
+    use crate::jobs::load_of;
 
     fn pace(text: &str) -> Pace {
-        let line = Line::parse_from(std::iter::once("bench").chain(text.split_whitespace()));
-        Pace::new(&line.load, 1).unwrap()
+        Pace::new(&load_of(text), 1).unwrap()
     }
 
     /// What stands still for a second has ten requests to make up for, each from its own time.

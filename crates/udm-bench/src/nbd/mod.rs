@@ -123,20 +123,13 @@ fn payload(load: &Load) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
+    use crate::jobs::load_of;
     use std::io::{Read, Write};
     use std::sync::atomic::AtomicBool;
     use udm_core::Nanos;
 
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        load: Load,
-    }
-
     fn floor(text: &str) -> Result<Report> {
-        let line = Line::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap();
-        Run { load: &line.load, progress: None, stop: &AtomicBool::new(false) }.measure_floor()
+        Run { load: &load_of(text), progress: None, stop: &AtomicBool::new(false) }.measure_floor()
     }
 
     /// Requests of each kind, short ones in hundreds and long ones beyond what sockets and buffers
@@ -204,12 +197,11 @@ mod tests {
     /// since the 90th millisecond when it is over at 500, though it was sent at 450.
     #[test]
     fn a_slow_server_hides_nothing_from_a_rate() {
-        let text = "--rw read --rate_iops 100 --number_ios 10";
-        let line = Line::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap();
+        let load = load_of("--rw read --rate_iops 100 --number_ios 10");
         let (ours, theirs) = UnixStream::pair().unwrap();
         let server = thread::spawn(move || floor::serve(Slow(theirs)));
         let stop = AtomicBool::new(false);
-        let run = Run { load: &line.load, progress: None, stop: &stop };
+        let run = Run { load: &load, progress: None, stop: &stop };
         let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();
         server.join().unwrap();
         let reads = &report.entries[0].stats.directions[0];
@@ -245,9 +237,9 @@ mod tests {
     /// A server that hangs up in the middle is a failure of the job, which ends.
     #[test]
     fn a_server_that_goes_away() {
-        let line = Line::try_parse_from(["bench", "--rw", "randread", "--iodepth", "8"]).unwrap();
+        let load = load_of("--rw randread --iodepth 8");
         let stop = AtomicBool::new(false);
-        let run = Run { load: &line.load, progress: None, stop: &stop };
+        let run = Run { load: &load, progress: None, stop: &stop };
         let (ours, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
         let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();

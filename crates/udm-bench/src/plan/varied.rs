@@ -111,23 +111,17 @@ fn drawn(bytes: u64, sizes: &Sizes, rng: &mut SmallRng) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::jobs::load_of;
     use crate::plan::Plan;
-    use clap::Parser;
     use udm_core::Op;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        load: Load,
-    }
 
     /// Bytes from the first to the last of each request of a plan.
     fn plan(text: &str, blocks: u64) -> (Plan, Vec<(Op, u64, u64)>) {
-        let line = Line::parse_from(std::iter::once("bench").chain(text.split_whitespace()));
-        line.load.check().unwrap();
-        let mut plan = Plan::new(&line.load, 0, Region { first: 3, blocks });
+        let load = load_of(text);
+        load.check().unwrap();
+        let mut plan = Plan::new(&load, 0, Region { first: 3, blocks });
         let fresh = plan.clone();
-        let begin = 3 * line.load.unit() / 512;
+        let begin = 3 * load.unit() / 512;
         let next = || plan.next().map(|(op, span)| (op, (span.sector - begin) * 512, span.sectors * 512));
         (fresh, std::iter::from_fn(next).take(100_000).collect())
     }
