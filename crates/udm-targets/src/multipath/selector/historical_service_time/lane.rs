@@ -237,6 +237,19 @@ impl HistoricalLane {
         }
     }
 
+    /// The choices for a batch where there is one path.
+    #[inline(always)]
+    fn choose_only(&mut self, path: usize, mut bios: impl Bios) {
+        let (count, now) = (bios.left() as u64, self.now);
+        let _ = bios.each(|bio| {
+            bio.sent = now;
+            Some(path)
+        });
+        self.clock += count;
+        let slot = &mut self.slots[path];
+        (slot.fresh, slot.used) = (slot.fresh.wrapping_add(count), self.clock);
+    }
+
     /// Reads what is in flight on two `paths`, in the order of the list, and says which of them are
     /// stale; `None` where `count` bios have to be chosen for by the list.
     #[inline(always)]
@@ -334,6 +347,9 @@ impl Choose for HistoricalLane {
     #[inline]
     fn choose_all(&mut self, mut bios: impl Bios) {
         self.compare_notes();
+        if let [path] = self.order[..] {
+            return self.choose_only(path as usize, bios);
+        }
         if self.order.len() == 2 {
             self.list();
             let paths = [self.order[0] as usize, self.order[1] as usize];
