@@ -5,7 +5,8 @@
 ///
 /// `Vec::push` keeps its count in memory, so each push waits for what `second` has said, and the
 /// next for it where the vector is the same, which nobody can foresee. Here both counts stay in
-/// registers, and there is no branch: with answers that hang on each other a third less time.
+/// registers, and there is no branch. A multipath request whose path hangs on that of the one
+/// before takes 0.4 ns less of 8.5.
 ///
 /// An iterator that has fewer items than it says, or more, loses none of the first that it said.
 pub fn part<T>(

@@ -396,7 +396,7 @@ impl Default for Time {
 /// The clock of all cores: nanoseconds since it was first read, and one.
 fn clock() -> Nanos {
     static ORIGIN: std::sync::OnceLock<Nanos> = std::sync::OnceLock::new();
-    // Not by `Instant`, which takes a fifth longer.
+    // Not by `Instant`, whose arithmetic takes longer.
     let now = read(ClockId::Monotonic);
     since(*ORIGIN.get_or_init(|| now), now)
 }

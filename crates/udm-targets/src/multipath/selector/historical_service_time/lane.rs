@@ -267,11 +267,10 @@ impl HistoricalLane {
     /// The choices for a batch between two `paths`, which are in the order of the list.
     #[inline(always)]
     fn choose_between(&mut self, mut paths: [usize; 2], stale: [bool; 2], bios: impl Bios) {
-        let slots = paths.map(|path| &self.slots[path]);
         if stale[0] != stale[1] {
             return self.choose_with_one_stale(paths, stale[1], bios);
         }
-        let (pair, swapped) = Alike::new(slots, stale[0]);
+        let (pair, swapped) = Alike::new(paths.map(|path| &self.slots[path]), stale[0]);
         if swapped {
             paths.swap(0, 1);
         }
