@@ -30,7 +30,7 @@ mod segments;
 mod shared;
 
 pub use foreign::{Foreign, OutOfRange};
-pub use part::part;
+pub use part::{gather, part};
 pub use pool::{BufPool, PIECE_MAX};
 pub use segments::Segments;
 pub use shared::{SharedMap, copy_from_shared, copy_to_shared};

@@ -1,4 +1,4 @@
-//! Dealing items out to two vectors.
+//! Dealing items out to vectors and taking them back, where that is most of what a request costs.
 
 /// Moves each of `items` to the end of the first or of the second of `to`, in their order; `second`
 /// says which. How many the second got.
@@ -31,6 +31,31 @@ pub fn part<T>(
     // SAFETY: so do the `in_b` others with that of `b`.
     unsafe { b.set_len(b.len() + in_b) };
     in_b
+}
+
+/// Moves all of `from` to the end of `to`, in their order, if `odd` says 0 of each: it is asked of
+/// all. Otherwise nothing is moved. True when they were moved.
+///
+/// `Vec::append` calls a function to move them, which takes longer than to move two or three, and
+/// a look at each would be a loop of its own. What it saves is part of what `Legs::poll_apart`
+/// says.
+#[inline(always)]
+pub fn gather<T>(from: &mut Vec<T>, to: &mut Vec<T>, mut odd: impl FnMut(&T) -> u8) -> bool {
+    let (count, mut any) = (from.len(), 0);
+    to.reserve(count);
+    for (item, place) in from.iter().zip(&mut to.spare_capacity_mut()[..count]) {
+        any |= odd(item);
+        // SAFETY: a copy that nobody uses or drops while `from` owns the item, which it does until
+        // all have been looked at.
+        place.write(unsafe { std::ptr::read(item) });
+    }
+    if any == 0 {
+        // SAFETY: what it owned is `to`'s from here on, or leaks.
+        unsafe { from.set_len(0) };
+        // SAFETY: so many were written behind its last.
+        unsafe { to.set_len(to.len() + count) };
+    }
+    any == 0
 }
 
 #[cfg(test)]
@@ -100,5 +125,44 @@ mod tests {
         }));
         assert!(dealt.is_err());
         assert_eq!((a.len(), b.len()), (1, 0));
+    }
+
+    #[test]
+    fn gathered_in_their_order_or_not_at_all() {
+        for (count, before) in (0..9).zip([0, 3, 8].into_iter().cycle()) {
+            for odd in 0..=count {
+                let (mut from, mut to) = ((0..count).collect::<Vec<_>>(), vec![100; before]);
+                let mut asked = Vec::new();
+                let moved = gather(&mut from, &mut to, |item| {
+                    asked.push(*item);
+                    u8::from(*item == odd)
+                });
+                let (all, mut want): (Vec<_>, _) = ((0..count).collect(), vec![100; before]);
+                assert_eq!((&asked, moved), (&all, odd == count));
+                let rest = if moved { Vec::new() } else { all.clone() };
+                want.extend(if moved { all } else { Vec::new() });
+                assert_eq!((from, to), (rest, want));
+            }
+        }
+    }
+
+    #[test]
+    fn each_is_owned_once() {
+        let item = Rc::new(7);
+        for odd in [0, 1] {
+            let (mut from, mut to) = (vec![Rc::clone(&item); 5], vec![Rc::clone(&item)]);
+            gather(&mut from, &mut to, |_| odd);
+            assert_eq!((from.len() + to.len(), Rc::strong_count(&item)), (6, 7));
+        }
+        let (mut from, mut to, mut asked) = (vec![Rc::clone(&item); 5], Vec::new(), 0);
+        let gathered = catch_unwind(AssertUnwindSafe(|| {
+            gather(&mut from, &mut to, |_| {
+                asked += 1;
+                assert!(asked < 3, "enough");
+                0
+            })
+        }));
+        assert!(gathered.is_err());
+        assert_eq!((from.len(), to.len(), Rc::strong_count(&item)), (5, 0, 6));
     }
 }

@@ -14,9 +14,12 @@ use udm_dm::testing::{TestResolver, bare};
 fn a_piece_that_was_to_be_tried_again_is_handed_back() {
     let mut rig = Rig::new();
     let disks = [rig.disk("/d0", 64), rig.disk("/d1", 64)];
+    // The other piece has a disk of its own: on a path it would fail that in the same poll, and
+    // neither might be left.
+    rig.disk("/d2", 64);
     let low =
         rig.live("low", "0 64 multipath 3 queue_if_no_path queue_mode bio 0 1 1 round-robin 0 2 0 /d0 /d1");
-    let up = rig.live("up", "0 32 linear @low 0\n32 32 linear @low 32");
+    let up = rig.live("up", "0 32 linear @low 0\n32 32 linear /d2 32");
     let mut lane = rig.open(&up);
     for (i, disk) in disks.iter().enumerate() {
         let low = Arc::clone(&low);

@@ -38,9 +38,19 @@ fn legs(count: usize) -> (Legs, Rc<RefCell<Seen>>) {
     (Legs::new((0..count).map(lane)), seen)
 }
 
-/// A poll: how many came back from each leg.
-fn poll(legs: &mut Legs, cx: &mut Cx<'_>) -> Vec<usize> {
+/// A poll, each leg `apart` or not: how many came back from each.
+fn poll(legs: &mut Legs, apart: bool, cx: &mut Cx<'_>) -> Vec<usize> {
     let (mut back, mut done) = (vec![0; legs.len()], Batch::new());
+    if apart && let Some(polled) = legs.poll_apart(cx) {
+        for leg in (0..legs.len()).filter(|leg| polled >> leg & 1 == 1) {
+            back[leg] = legs.back(leg).len();
+            done.append(legs.back(leg));
+            assert_eq!(legs.took(leg, back[leg]), legs.in_flight_on(leg));
+        }
+        let came_back = !done.is_empty();
+        legs.end_apart(polled, came_back, &mut done, cx);
+        return back;
+    }
     if let Some(Polled { leg, from, .. }) = legs.poll_busy(&mut done, cx) {
         back[leg] = done.len() - from;
         return back;
@@ -60,6 +70,7 @@ proptest! {
     fn what_is_given_comes_back(
         count in prop_oneof![1..6usize, 60..70usize, 120..200usize],
         turns in prop::collection::vec(prop::collection::vec((any::<usize>(), 0..3usize), 0..6), 1..20),
+        apart: bool,
     ) {
         let (mut legs, seen) = legs(count);
         let mut core = CoreState::new(CoreId(0), 1, 1, None);
@@ -73,7 +84,7 @@ proptest! {
             }
             legs.send(&mut cx);
             let before = seen.borrow().polls.clone();
-            let back = poll(&mut legs, &mut cx);
+            let back = poll(&mut legs, apart, &mut cx);
             let none = back.iter().all(|&bios| bios == 0);
             for leg in 0..count {
                 let polled = seen.borrow().polls[leg] - before[leg];
@@ -95,7 +106,7 @@ fn idle_legs_have_a_turn_now_and_then() {
         for _ in 0..IDLE_EVERY {
             let mut cx = core.cx(Nanos(1));
             legs.submit(count - 1, &mut vec![Bio::new()], &mut cx);
-            assert_eq!(poll(&mut legs, &mut cx)[count - 1], 1);
+            assert_eq!(poll(&mut legs, false, &mut cx)[count - 1], 1);
         }
         assert_eq!(seen.borrow().polls[0], 1, "of {count}");
     }

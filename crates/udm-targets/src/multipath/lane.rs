@@ -2,19 +2,19 @@
 //!
 //! `submit`: one load of the shared word tells that nothing has changed; the selector of the group
 //! in use deals the batch out; each path that got any is given its batch, and a single bio goes to
-//! its path in the batch that it came in. `poll`: each path that has any in flight is polled
-//! straight into the caller's list, and what came back is looked through once, for errors and for
-//! its length. Everything else is in `route` and `retry` and runs only when a path or a group
-//! changes, an error comes back, or no path is left.
+//! its path in the batch that it came in. `poll`: each path that has any in flight is polled, and
+//! what came back is looked through once, for errors and for its length: that of one path in the
+//! caller's list, that of several on its way there. Everything else is in `route` and `retry` and
+//! runs only when a path or a group changes, an error comes back, or no path is left.
 
 use super::journal::Why;
 use super::route::Router;
 use super::selector::SelectorLane;
-use super::served::Row;
+use super::served::{Counter, Row};
 use super::state::Shared;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Busy, Cx, Drain, Lane, Op, Sectors, Status};
+use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, Sectors, Status};
 use udm_dm::legs::{Legs, Polled};
 
 /// See the module.
@@ -41,6 +41,34 @@ pub(super) struct MultipathLane {
     /// The suspend under way: from each `drain` to the end of the `poll` behind it, since one that
     /// is called off is seen by nothing else.
     pub(super) draining: Option<Drain>,
+}
+
+/// What came back from several paths, each apart.
+pub(super) struct Reaped<'a> {
+    legs: &'a mut Legs,
+    served: &'a [Counter],
+    done: &'a mut Batch,
+}
+
+impl Reaped<'_> {
+    /// Takes those of leg `index` to the others, with their length, and accounts for them, if all
+    /// of them went well and are of one operation.
+    #[inline(always)]
+    pub(super) fn take(&mut self, index: usize) -> Option<(&[Box<Bio>], Sectors)> {
+        let (back, from) = (self.legs.back(index), self.done.len());
+        let op = back.first().map_or(Op::Read, |bio| bio.op);
+        let (count, mut sectors) = (back.len(), Sectors::ZERO);
+        let all = udm_core::gather(back, self.done, |bio| {
+            sectors += bio.sectors;
+            bio.status as u8 | (bio.op as u8 ^ op as u8)
+        });
+        all.then(|| {
+            let (left, counter) = (self.legs.took(index, count), &self.served[index]);
+            counter.has(left);
+            counter.served(op, count as u64, sectors.bytes());
+            (&self.done[from..], sectors)
+        })
+    }
 }
 
 impl MultipathLane {
@@ -112,8 +140,30 @@ impl MultipathLane {
         }
     }
 
+    /// Those that are all well of the group in use are taken in a loop of its selector.
     #[inline(never)]
     fn reap_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        let Some(polled) = self.legs.poll_apart(cx) else { return self.reap_many(done, cx) };
+        let (before, mut marks) = (done.len(), polled);
+        if let Some(group) = self.router.group() {
+            let to = Reaped { legs: &mut self.legs, served: &self.served, done };
+            marks = group.selector.reaped(group.paths.clone(), marks, to, cx);
+        }
+        while marks != 0 {
+            let (index, from) = (marks.trailing_zeros() as usize, done.len());
+            marks &= marks - 1;
+            let back = self.legs.back(index);
+            let count = back.len();
+            done.append(back);
+            let left = self.legs.took(index, count);
+            self.polled(Polled { leg: index, from, left }, done, cx);
+        }
+        self.legs.end_apart(polled, done.len() > before, done, cx);
+    }
+
+    /// The same where there are more paths than marks.
+    #[inline(never)]
+    fn reap_many(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let mut round = self.legs.poll();
         while let Some(polled) = self.legs.poll_next(&mut round, done, cx) {
             self.polled(polled, done, cx);

@@ -15,9 +15,14 @@
 //! equal, the paths take turns for the rest of the batch, which costs the same whatever their
 //! number.
 
-use super::{Bios, Choose, behind};
+mod level;
+mod slot;
+
+use super::ring::{Ring, behind};
+use super::{Bios, Choose};
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
+pub(super) use slot::Slot;
 use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,24 +40,6 @@ pub(in crate::multipath) trait Rule: Send + Sync + 'static {
     /// and `b` over `c` means `a` over `c`. Between paths of the same throughput that is
     /// [`Slot::load_then_age`].
     fn better(a: &Slot, b: &Slot, n: u64) -> bool;
-}
-
-/// A path, as its core sees it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(in crate::multipath) struct Slot {
-    /// The shared load as of the begin of the batch; for a path that can't be used
-    /// [`Slot::UNUSABLE`] besides.
-    shared: u64,
-    /// How this lane's part has changed since it was last published, modulo 2^64.
-    fresh: u64,
-    /// This lane's part of the shared load.
-    published: u64,
-    /// When it was last chosen or reinstated, on the lane's count. No two are equal.
-    pub(super) used: u64,
-    /// Relative throughput, 0..=100 (service-time); 0 for a path that can't be used.
-    pub(super) throughput: u32,
-    /// 0, or [`Slot::UNUSABLE`].
-    bar: u64,
 }
 
 /// A path in the order of a batch.
@@ -105,6 +92,10 @@ pub(in crate::multipath) struct LoadLane<S: Loaded> {
     /// The paths that can be used, in the order of the batch, as of its end: mostly that of the
     /// next batch too.
     turns: Vec<Turn>,
+    /// The kernel's list, while `is_ring`.
+    ring: Ring,
+    /// Paths of the same load take turns: what the slots say of [`Slot::used`] is not so any more.
+    is_ring: bool,
 }
 
 impl<S: Loaded> LoadLane<S> {
@@ -113,8 +104,15 @@ impl<S: Loaded> LoadLane<S> {
         let slot =
             |path| Slot { used: path as u64 + 1, throughput: selector.throughput(path), ..Slot::default() };
         let slots = (0..paths).map(slot).collect();
-        let mut lane =
-            LoadLane { slots, clock: paths as u64, even: true, turns: Vec::with_capacity(paths), selector };
+        let mut lane = LoadLane {
+            slots,
+            clock: paths as u64,
+            even: true,
+            turns: Vec::with_capacity(paths),
+            ring: Ring::default(),
+            is_ring: false,
+            selector,
+        };
         lane.changed();
         lane
     }
@@ -156,6 +154,7 @@ impl<S: Loaded> LoadLane<S> {
     /// the order of [`Slot::load_then_age`].
     #[inline(always)]
     fn order(&mut self) {
+        self.end_ring();
         let (slots, loads) = (&mut self.slots[..], self.selector.loads().all());
         for turn in &mut self.turns {
             let slot = &mut slots[turn.path as usize];
@@ -170,10 +169,24 @@ impl<S: Loaded> LoadLane<S> {
 
     /// The choices for a batch on paths of the same throughput.
     #[inline(always)]
-    fn choose_in_order(&mut self, bios: &mut impl Bios) {
-        self.order();
+    fn choose_many(&mut self, bios: &mut impl Bios) {
+        let next = if self.is_ring && self.is_level() || self.begin_ring() {
+            self.choose_round(bios)
+        } else {
+            bios.take()
+        };
+        if next.is_some() {
+            self.choose_in_order(next, bios);
+        }
+    }
+
+    /// The choices for `next` and those behind it, by the order of the batch.
+    #[inline(never)]
+    fn choose_in_order(&mut self, mut next: Option<Box<Bio>>, bios: &mut impl Bios) {
+        if self.end_ring() {
+            self.order();
+        }
         let turns = &mut self.turns[..];
-        let mut next = bios.take();
         while let Some(bio) = next {
             let n = S::Rule::weight(&bio);
             if takes_turns(turns, n) {
@@ -283,12 +296,14 @@ fn take_turns<R: Rule>(
 
 impl<S: Loaded> Choose for LoadLane<S> {
     fn fail(&mut self, path: usize) {
+        self.end_ring();
         let slot = &mut self.slots[path];
         (slot.bar, slot.throughput) = (Slot::UNUSABLE, 0);
         self.changed();
     }
 
     fn reinstate(&mut self, path: usize) {
+        self.end_ring();
         self.clock += 1;
         let slot = &mut self.slots[path];
         (slot.bar, slot.used, slot.throughput) = (0, self.clock, self.selector.throughput(path));
@@ -297,13 +312,14 @@ impl<S: Loaded> Choose for LoadLane<S> {
 
     #[inline]
     fn choose(&mut self, bio: &mut Bio) -> usize {
+        self.end_ring();
         self.choose_one(bio)
     }
 
     #[inline]
     fn choose_all(&mut self, mut bios: impl Bios) {
         if self.even {
-            return self.choose_in_order(&mut bios);
+            return self.choose_many(&mut bios);
         }
         self.look();
         let _ = bios.each(|bio| {
@@ -328,51 +344,6 @@ impl<S: Loaded> Drop for LoadLane<S> {
             slot.fresh = slot.published.wrapping_neg();
             slot.publish(load);
         }
-    }
-}
-
-impl Slot {
-    /// More than any load, and far from the end of the numbers.
-    const UNUSABLE: u64 = 1 << 63;
-
-    /// Reads `load`, the path's.
-    #[inline(always)]
-    fn look(&mut self, load: &AtomicU64) {
-        self.shared = load.load(Ordering::Relaxed) | self.bar;
-    }
-
-    /// It is chosen for a bio of weight `n`.
-    #[inline(always)]
-    fn choose(&mut self, n: u64, clock: u64) {
-        debug_assert!(self.bar == 0, "one of the paths can be used");
-        (self.fresh, self.used) = (self.fresh.wrapping_add(n), clock);
-    }
-
-    /// Adds to `load`, the path's, how this lane's part has changed since the last time.
-    fn publish(&mut self, load: &AtomicU64) {
-        // Wraps where it went down.
-        load.fetch_add(self.fresh, Ordering::Relaxed);
-        self.published = self.published.wrapping_add(std::mem::take(&mut self.fresh));
-    }
-
-    /// The load of the path, this batch's choices included.
-    #[inline]
-    pub(super) fn load(&self) -> u64 {
-        self.shared.wrapping_add(self.fresh)
-    }
-
-    /// Orders by load, then by last use.
-    #[inline]
-    pub(super) fn load_then_age(&self) -> u128 {
-        u128::from(self.load()) << 64 | u128::from(self.used)
-    }
-}
-
-#[cfg(test)]
-impl Slot {
-    /// A slot for tests of comparisons.
-    pub(super) fn of(load: u64, throughput: u32, used: u64) -> Slot {
-        Slot { shared: load, throughput, used, ..Slot::default() }
     }
 }
 

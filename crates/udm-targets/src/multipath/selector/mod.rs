@@ -13,9 +13,12 @@ mod historical_service_time;
 mod io_affinity;
 mod load;
 mod queue_length;
+mod ring;
 mod round_robin;
 mod service_time;
 
+use super::lane::Reaped;
+use std::ops::Range;
 use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreId, Cx, Sectors};
 use udm_dm::legs::{Deal, Legs};
@@ -182,8 +185,22 @@ pub(super) trait Choose {
     /// `back` came back from `path`, well or not, `sectors` long in all; perhaps none. Called
     /// once for each poll in which bios of the path are in flight or come back: the time to tell
     /// the other cores what has changed on it.
+    #[inline(always)]
     fn polled(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
         let _ = (path, back, sectors, cx);
+    }
+
+    /// The same for one of several paths that are polled together, all of whose bios went well:
+    /// [`Choose::end_reap`] comes behind the last.
+    #[inline(always)]
+    fn reaped(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
+        self.polled(path, back, sectors, cx);
+    }
+
+    /// See [`Choose::reaped`].
+    #[inline(always)]
+    fn end_reap(&mut self, cx: &Cx<'_>) {
+        let _ = cx;
     }
 }
 
@@ -246,6 +263,13 @@ impl SelectorLane {
     fn polled_others(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
         each!(self, lane => lane.polled(path, back, sectors, cx));
     }
+
+    /// See [`Choose::reaped`]: takes what the legs that `polled` marks have given back, as far as
+    /// they are the group's `paths` and all went well. The marks of the others.
+    #[inline(always)]
+    pub(super) fn reaped(&mut self, paths: Range<usize>, polled: u64, from: Reaped<'_>, cx: &Cx<'_>) -> u64 {
+        each!(self, lane => reap(lane, paths, polled, from, cx))
+    }
 }
 
 /// Out of line, as the loop that chooses is: each has all registers then.
@@ -261,18 +285,31 @@ fn deal(lane: &mut impl Choose, batch: &mut Batch, first: usize, legs: &mut Legs
     }
 }
 
+/// Out of line, one for each selector: it asks nothing of a list of selectors then.
+#[inline(never)]
+fn reap(lane: &mut impl Choose, paths: Range<usize>, polled: u64, mut from: Reaped<'_>, cx: &Cx<'_>) -> u64 {
+    let (first, mut rest, mut marks) = (paths.start, 0, polled);
+    while marks != 0 {
+        let (index, mark) = (marks.trailing_zeros() as usize, marks & marks.wrapping_neg());
+        marks ^= mark;
+        if paths.contains(&index)
+            && let Some((back, sectors)) = from.take(index)
+        {
+            lane.reaped(index - first, back, sectors, cx);
+        } else {
+            rest |= mark;
+        }
+    }
+    lane.end_reap(cx);
+    rest
+}
+
 #[inline(never)]
 fn deal_many(lane: &mut impl Choose, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
     if !batch.is_empty() {
         lane.choose_all(ToGroup { deal: legs.deal(batch), first });
         legs.send(cx);
     }
-}
-
-/// The place behind `place` in a ring of `len`.
-#[inline(always)]
-fn behind(place: usize, len: usize) -> usize {
-    if place + 1 == len { 0 } else { place + 1 }
 }
 
 /// The `repeat_count` argument that three selectors take, and none still uses: above 1 it is taken

@@ -4,6 +4,7 @@
 //! shared: each core rotates on its own, from a start that differs by core. Over any number of bios
 //! on c cores the numbers of bios of two paths differ by at most c.
 
+use super::ring::Ring;
 use super::{ArgFault, Bios, Choose, Selector, SelectorLane, SelectorType};
 use std::sync::Arc;
 use udm_core::{Bio, CoreId};
@@ -43,54 +44,32 @@ impl Selector for RoundRobin {
     }
 }
 
-/// The order of the usable paths is a ring that starts at `head`.
-pub(in crate::multipath) struct RoundRobinLane {
-    order: Vec<u32>,
-    head: usize,
-}
+/// The usable paths.
+pub(in crate::multipath) struct RoundRobinLane(Ring);
 
 impl SelectorLane {
     /// Each of `paths` in turn, from a start that differs by core.
     pub(in crate::multipath) fn by_turns(paths: usize, core: CoreId) -> SelectorLane {
-        let order = (0..paths as u32).collect();
-        SelectorLane::RoundRobin(RoundRobinLane { order, head: core.index() % paths })
-    }
-}
-
-impl RoundRobinLane {
-    /// Turns the ring so that it starts at the front of the vector.
-    fn straighten(&mut self) {
-        self.order.rotate_left(self.head);
-        self.head = 0;
+        SelectorLane::RoundRobin(RoundRobinLane(Ring::new(0..paths as u32, core.index() % paths)))
     }
 }
 
 impl Choose for RoundRobinLane {
     fn fail(&mut self, path: usize) {
-        self.straighten();
-        self.order.retain(|&p| p as usize != path);
+        self.0.straight().retain(|&p| p as usize != path);
     }
 
     fn reinstate(&mut self, path: usize) {
-        self.straighten();
-        self.order.insert(0, path as u32);
+        self.0.straight().insert(0, path as u32);
     }
 
     #[inline]
     fn choose(&mut self, _bio: &mut Bio) -> usize {
-        let path = self.order[self.head];
-        self.head = super::behind(self.head, self.order.len());
-        path as usize
+        self.0.next()
     }
 
     #[inline]
     fn choose_all(&mut self, mut bios: impl Bios) {
-        let mut head = self.head;
-        let _ = bios.each(|_| {
-            let path = self.order[head];
-            head = super::behind(head, self.order.len());
-            Some(path as usize)
-        });
-        self.head = head;
+        let _ = self.0.deal(&mut bios, |_| true);
     }
 }

@@ -5,8 +5,8 @@
 //! batches the winners follow from an order ([`Rounds`]), and then nobody is compared with all
 //! others; who was chosen when is all that is kept of the list.
 
+use super::super::ring::Ring;
 use super::super::{Bios, Choose};
-use super::pair::{Alike, OneStale, Pair};
 use super::rounds::{Rounds, Turn};
 use super::{ALONE_AFTER, HistoricalServiceTime, History, MANY, POINT, SHARE_EVERY, SHORT, Shared};
 use std::sync::Arc;
@@ -32,16 +32,18 @@ const TELLING: u64 = 1 << 32;
 
 /// See the module.
 pub(in crate::multipath) struct HistoricalLane {
-    selector: Arc<HistoricalServiceTime>,
+    pub(super) selector: Arc<HistoricalServiceTime>,
     /// The usable paths.
-    order: Vec<u32>,
+    pub(super) order: Vec<u32>,
     /// They are in the order of [`Slot::used`]: the kernel's list.
-    listed: bool,
-    slots: Vec<Slot>,
+    pub(super) listed: bool,
+    /// Scratch: of each place of the list, which of the places up to it is the best.
+    bests: Vec<u32>,
+    pub(super) slots: Vec<Slot>,
     /// The last [`Slot::used`].
-    clock: u64,
+    pub(super) clock: u64,
     /// The time of the batch.
-    now: Nanos,
+    pub(super) now: Nanos,
     /// What it told last: its number among the lanes of the selector, and from [`TELLING`] on how
     /// often.
     telling: u64,
@@ -53,24 +55,47 @@ pub(in crate::multipath) struct HistoricalLane {
     share_at: Nanos,
     /// The order of the batch.
     turns: Vec<Turn>,
+    /// What came of the last path in this poll.
+    ended: Ended,
+    /// All paths can be used, and what is known of each is the same, as of the last poll.
+    are_equal: bool,
+    /// While they take turns ([`HistoricalLane::choose_round`]).
+    pub(super) ring: Ring,
+    /// Whether there is a ring, and of paths that are stale.
+    pub(super) ring_of: Option<bool>,
+}
+
+/// What came of a path in a poll: the same comes of the next, if all that it hangs on is the same.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ended {
+    /// The average before.
+    average: u64,
+    /// When the first bio that came back was begun.
+    start: u64,
+    /// How many came back; 0 before the first path of a poll.
+    count: usize,
+    /// What came of it.
+    after: History,
+    /// Of so many paths one behind the other.
+    paths: usize,
 }
 
 impl Slot {
     /// `shared` is the path's load as all cores have published it.
     #[inline(always)]
-    fn look(&mut self, shared: u64) {
+    pub(super) fn look(&mut self, shared: u64) {
         self.load = shared.wrapping_add(self.fresh);
     }
 
     /// True when what it costs can be reckoned with in signed words, with less than `limit` bios in
     /// flight.
     #[inline(always)]
-    fn is_plain(&self, limit: u64) -> bool {
+    pub(super) fn is_plain(&self, limit: u64) -> bool {
         (self.history.average.wrapping_sub(1) < SHORT) & (self.load < limit)
     }
 
     #[inline(always)]
-    fn is_stale(&self, now: Nanos) -> bool {
+    pub(super) fn is_stale(&self, now: Nanos) -> bool {
         self.history.stale_after < now.0
     }
 }
@@ -108,6 +133,7 @@ impl HistoricalLane {
         HistoricalLane {
             order: (0..paths as u32).collect(),
             listed: true,
+            bests: vec![0; paths],
             slots: selector.paths.iter().zip(1..).map(slot).collect(),
             clock: paths as u64,
             now: Nanos(0),
@@ -116,6 +142,10 @@ impl HistoricalLane {
             alone_from: Nanos(0),
             share_at: Nanos(0),
             turns: Vec::with_capacity(paths),
+            ended: Ended::default(),
+            are_equal: false,
+            ring: Ring::default(),
+            ring_of: None,
             selector,
         }
     }
@@ -135,6 +165,7 @@ impl HistoricalLane {
     #[cold]
     fn hear(&mut self) {
         self.told = self.selector.told.load(Acquire);
+        self.are_equal = false;
         for (slot, path) in self.slots.iter_mut().zip(&self.selector.paths) {
             slot.history = path.get();
         }
@@ -167,7 +198,9 @@ impl HistoricalLane {
     }
 
     /// Puts the paths in the order of the kernel's list.
-    fn list(&mut self) {
+    #[inline(always)]
+    pub(super) fn list(&mut self) {
+        self.end_ring();
         if !std::mem::replace(&mut self.listed, true) {
             let slots = &self.slots;
             self.order.sort_unstable_by_key(|&path| slots[path as usize].used);
@@ -175,8 +208,9 @@ impl HistoricalLane {
     }
 
     /// The choice for a bio, by the list.
+    #[inline(always)]
     fn choose_one(&mut self, bio: &mut Bio) -> usize {
-        let (slots, now, threshold) = (&mut self.slots[..], self.now.0, self.selector.threshold);
+        let (slots, now, threshold) = (&self.slots[..], self.now.0, self.selector.threshold);
         let (mut place, mut best) = (0, &slots[self.order[0] as usize]);
         for (i, &path) in self.order.iter().enumerate().skip(1) {
             let other = &slots[path as usize];
@@ -184,6 +218,30 @@ impl HistoricalLane {
                 (place, best) = (i, other);
             }
         }
+        self.chosen(place, bio)
+    }
+
+    /// The choices for a batch, by the list. What the places in front of the last winner's came to
+    /// is the same for the next bio: they are not compared again.
+    #[inline(never)]
+    fn choose_by_list(&mut self, mut bios: impl Bios) {
+        self.list();
+        let (now, threshold, mut front) = (self.now.0, self.selector.threshold, 0);
+        let _ = bios.each(|bio| {
+            let slot = |place: usize| &self.slots[self.order[place] as usize];
+            for place in front..self.order.len() {
+                let best = place.checked_sub(1).map_or(0, |before| self.bests[before] as usize);
+                let is_better = place > 0 && better(slot(place), slot(best), now, threshold);
+                self.bests[place] = if is_better { place } else { best } as u32;
+            }
+            front = self.bests[self.order.len() - 1] as usize;
+            Some(self.chosen(front, bio))
+        });
+    }
+
+    /// The path at `place` of the list is chosen for `bio`.
+    #[inline(always)]
+    fn chosen(&mut self, place: usize, bio: &mut Bio) -> usize {
         let path = self.order[place];
         let behind = &mut self.order[place..];
         for i in 1..behind.len() {
@@ -191,7 +249,7 @@ impl HistoricalLane {
         }
         behind[behind.len() - 1] = path;
         self.clock += 1;
-        let slot = &mut slots[path as usize];
+        let slot = &mut self.slots[path as usize];
         (slot.load, slot.fresh, slot.used) = (slot.load + 1, slot.fresh.wrapping_add(1), self.clock);
         bio.sent = self.now;
         path as usize
@@ -250,64 +308,10 @@ impl HistoricalLane {
         (slot.fresh, slot.used) = (slot.fresh.wrapping_add(count), self.clock);
     }
 
-    /// Reads what is in flight on two `paths`, in the order of the list, and says which of them are
-    /// stale; `None` where `count` bios have to be chosen for by the list.
-    #[inline(always)]
-    fn pair_for(&mut self, paths: [usize; 2], count: usize) -> Option<[bool; 2]> {
-        let (limit, loads) = (MANY.saturating_sub(count as u64), self.selector.loads.all());
-        let Ok([a, b]) = self.slots.get_disjoint_mut(paths) else { unreachable!("two paths") };
-        a.look(loads[paths[0]].load(Relaxed));
-        b.look(loads[paths[1]].load(Relaxed));
-        let stale = [a.is_stale(self.now), b.is_stale(self.now)];
-        let idle_first = (a.load == 0) | (b.load > 0);
-        let plain = a.is_plain(limit) & b.is_plain(limit) & (idle_first | (stale[0] != stale[1]));
-        (plain & (self.selector.threshold == 0)).then_some(stale)
-    }
-
-    /// The choices for a batch between two `paths`, which are in the order of the list.
-    #[inline(always)]
-    fn choose_between(&mut self, mut paths: [usize; 2], stale: [bool; 2], bios: impl Bios) {
-        if stale[0] != stale[1] {
-            return self.choose_with_one_stale(paths, stale[1], bios);
-        }
-        let (pair, swapped) = Alike::new(paths.map(|path| &self.slots[path]), stale[0]);
-        if swapped {
-            paths.swap(0, 1);
-        }
-        self.deal_between(paths, pair, bios);
-    }
-
-    /// The same where one of them is stale: the one chosen last, if `last`.
-    #[inline(never)]
-    fn choose_with_one_stale(&mut self, mut paths: [usize; 2], last: bool, bios: impl Bios) {
-        if last {
-            paths.swap(0, 1);
-        }
-        let pair = OneStale::new(paths.map(|path| &self.slots[path]), last);
-        self.deal_between(paths, pair, bios);
-    }
-
-    /// Deals a batch out to the first and the second of `paths`, as `pair` says.
-    #[inline(always)]
-    fn deal_between(&mut self, mut paths: [usize; 2], mut pair: impl Pair, bios: impl Bios) {
-        let (count, now) = (bios.left(), self.now);
-        let seconds = bios.between(paths, |bio| {
-            bio.sent = now;
-            pair.choose()
-        });
-        let mut times = [count - seconds, seconds];
-        if !pair.last() {
-            paths.swap(0, 1);
-            times.swap(0, 1);
-        }
-        // What matters is who was chosen after whom.
-        for (place, (path, times)) in paths.into_iter().zip(times).enumerate() {
-            let slot = &mut self.slots[path];
-            self.clock += u64::from(times > 0);
-            slot.used = if times > 0 { self.clock } else { slot.used };
-            slot.fresh = slot.fresh.wrapping_add(times as u64);
-            self.order[place] = path as u32;
-        }
+    /// Which paths can be used has changed.
+    fn forget(&mut self) {
+        self.are_equal = false;
+        self.ended = Ended::default();
     }
 
     fn publish(&mut self, path: usize) {
@@ -319,10 +323,14 @@ impl HistoricalLane {
 
 impl Choose for HistoricalLane {
     fn fail(&mut self, path: usize) {
+        self.list();
+        self.forget();
         self.order.retain(|other| *other as usize != path);
     }
 
     fn reinstate(&mut self, path: usize) {
+        self.list();
+        self.forget();
         self.clock += 1;
         self.slots[path].used = self.clock;
         self.order.push(path as u32);
@@ -344,8 +352,12 @@ impl Choose for HistoricalLane {
     }
 
     #[inline]
-    fn choose_all(&mut self, mut bios: impl Bios) {
+    fn choose_all(&mut self, bios: impl Bios) {
         self.compare_notes();
+        if self.are_equal && self.goes_round(bios.left()) {
+            return self.choose_round(bios);
+        }
+        self.end_ring();
         if let [path] = self.order[..] {
             return self.choose_only(path as usize, bios);
         }
@@ -358,15 +370,16 @@ impl Choose for HistoricalLane {
         } else if let Some(stale) = self.order_for(bios.left()) {
             return self.choose_in_order(stale, bios);
         }
-        self.list();
-        let _ = bios.each(|bio| Some(self.choose_one(bio)));
+        self.choose_by_list(bios);
     }
 
     #[inline]
     fn polled(&mut self, path: usize, back: &[Box<Bio>], _sectors: Sectors, cx: &Cx<'_>) {
-        let slot = &mut self.slots[path];
-        if !back.is_empty() {
-            slot.history = self.selector.ended(&slot.history, back, self.order.len(), cx.now().0);
+        if let [first, ..] = back {
+            let slot = &mut self.slots[path];
+            self.are_equal = false;
+            slot.history =
+                self.selector.ended(&slot.history, first.sent, back.len(), self.order.len(), cx.now());
             slot.fresh = slot.fresh.wrapping_sub(back.len() as u64);
             if cx.now() >= self.alone_from {
                 self.selector.paths[path].set(&slot.history);
@@ -375,6 +388,39 @@ impl Choose for HistoricalLane {
         }
         if self.slots[path].fresh != 0 {
             self.publish(path);
+        }
+    }
+
+    /// Looks whether the path is equal to the one before: where there is but one, that would only
+    /// take time.
+    #[inline(always)]
+    fn reaped(&mut self, path: usize, back: &[Box<Bio>], _sectors: Sectors, cx: &Cx<'_>) {
+        let slot = &mut self.slots[path];
+        if let [first, ..] = back {
+            let (now, count, History { average, last_finish, .. }) = (cx.now(), back.len(), slot.history);
+            let start = first.sent.0.max(last_finish);
+            let last = &mut self.ended;
+            if (last.average == average) & (last.start == start) & (last.count == count) {
+                last.paths += 1;
+            } else {
+                let after = self.selector.ended(&slot.history, first.sent, count, self.order.len(), now);
+                *last = Ended { average, start, count, after, paths: 1 };
+            }
+            slot.history = last.after;
+            slot.fresh = slot.fresh.wrapping_sub(count as u64);
+        }
+        if slot.fresh != 0 {
+            self.publish(path);
+        }
+    }
+
+    #[inline(always)]
+    fn end_reap(&mut self, cx: &Cx<'_>) {
+        let Ended { paths, count, .. } = self.ended;
+        self.are_equal = (paths == self.slots.len()) & (self.order.len() == self.slots.len());
+        (self.ended.paths, self.ended.count) = (0, 0);
+        if count > 0 && cx.now() >= self.alone_from {
+            self.tell_all();
         }
     }
 }

@@ -18,8 +18,9 @@
 //! average is advice. The bios in flight are exact ([`Loads`]).
 //!
 //! `lane`: the choices of one core. `rounds`: those of a batch, where they follow from an order;
-//! `pair`: the same for two paths.
+//! `pair`: the same for two paths; `equal`: for paths that are the same.
 
+mod equal;
 mod lane;
 mod pair;
 mod rounds;
@@ -31,7 +32,7 @@ use crossbeam_utils::CachePadded;
 pub(in crate::multipath) use lane::HistoricalLane;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use udm_core::{Bio, CoreId, Nanos};
+use udm_core::{CoreId, Nanos};
 
 pub(super) const TYPE: SelectorType = SelectorType { name: "historical-service-time", new };
 
@@ -205,19 +206,19 @@ impl HistoricalServiceTime {
         (before * weight + time * (ONE - weight) + ONE / 2) >> POINT
     }
 
-    /// What is known of a path when `bios` came back from it, of a lane that has `usable` paths;
-    /// there is at least one.
+    /// What is known of a path when so many `bios` came back from it, the first of which was `sent`
+    /// then, of a lane that has `usable` paths; there is at least one.
     #[inline(always)]
-    fn ended(&self, before: &History, bios: &[Box<Bio>], usable: usize, now: u64) -> History {
+    fn ended(&self, before: &History, sent: Nanos, bios: usize, usable: usize, now: Nanos) -> History {
         // Bios that overlap are served one after the other.
-        let start = bios[0].sent.0.max(before.last_finish);
-        let mut average = self.average(before.average, now.saturating_sub(start));
+        let start = sent.max(Nanos(before.last_finish));
+        let mut average = self.average(before.average, now.since(start).0);
         // So the others took no time: what is left of the formula is the weight.
         let weight = self.weights[0];
-        for _ in 1..bios.len() {
+        for _ in 1..bios {
             average = (average * weight + ONE / 2) >> POINT;
         }
-        History { average, last_finish: now, stale_after: now + usable as u64 * (average >> POINT) }
+        History { average, last_finish: now.0, stale_after: now.0 + usable as u64 * (average >> POINT) }
     }
 }
 

@@ -3,8 +3,11 @@
 //! Which is next is one comparison, or two where one path is stale and the other is not. There is
 //! no saying which way they go, so there is no branch in them.
 
-use super::lane::Slot;
+use super::super::Bios;
+use super::MANY;
+use super::lane::{HistoricalLane, Slot};
 use super::rounds::Turn;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Which of two paths is next.
 pub(super) trait Pair {
@@ -111,5 +114,67 @@ impl Pair for OneStale {
     #[inline(always)]
     fn last(&self) -> bool {
         self.last == 0
+    }
+}
+
+impl HistoricalLane {
+    /// Reads what is in flight on two `paths`, in the order of the list, and says which of them are
+    /// stale; `None` where `count` bios have to be chosen for by the list.
+    #[inline(always)]
+    pub(super) fn pair_for(&mut self, paths: [usize; 2], count: usize) -> Option<[bool; 2]> {
+        let (limit, loads) = (MANY.saturating_sub(count as u64), self.selector.loads.all());
+        let Ok([a, b]) = self.slots.get_disjoint_mut(paths) else { unreachable!("two paths") };
+        a.look(loads[paths[0]].load(Relaxed));
+        b.look(loads[paths[1]].load(Relaxed));
+        let stale = [a.is_stale(self.now), b.is_stale(self.now)];
+        let idle_first = (a.load == 0) | (b.load > 0);
+        let plain = a.is_plain(limit) & b.is_plain(limit) & (idle_first | (stale[0] != stale[1]));
+        (plain & (self.selector.threshold == 0)).then_some(stale)
+    }
+
+    /// The choices for a batch between two `paths`, which are in the order of the list.
+    #[inline(always)]
+    pub(super) fn choose_between(&mut self, mut paths: [usize; 2], stale: [bool; 2], bios: impl Bios) {
+        if stale[0] != stale[1] {
+            return self.choose_with_one_stale(paths, stale[1], bios);
+        }
+        let (pair, swapped) = Alike::new(paths.map(|path| &self.slots[path]), stale[0]);
+        if swapped {
+            paths.swap(0, 1);
+        }
+        self.deal_between(paths, pair, bios);
+    }
+
+    /// The same where one of them is stale: the one chosen last, if `last`.
+    #[inline(never)]
+    fn choose_with_one_stale(&mut self, mut paths: [usize; 2], last: bool, bios: impl Bios) {
+        if last {
+            paths.swap(0, 1);
+        }
+        let pair = OneStale::new(paths.map(|path| &self.slots[path]), last);
+        self.deal_between(paths, pair, bios);
+    }
+
+    /// Deals a batch out to the first and the second of `paths`, as `pair` says.
+    #[inline(always)]
+    fn deal_between(&mut self, mut paths: [usize; 2], mut pair: impl Pair, bios: impl Bios) {
+        let (count, now) = (bios.left(), self.now);
+        let seconds = bios.between(paths, |bio| {
+            bio.sent = now;
+            pair.choose()
+        });
+        let mut times = [count - seconds, seconds];
+        if !pair.last() {
+            paths.swap(0, 1);
+            times.swap(0, 1);
+        }
+        // What matters is who was chosen after whom.
+        for (place, (path, times)) in paths.into_iter().zip(times).enumerate() {
+            let slot = &mut self.slots[path];
+            self.clock += u64::from(times > 0);
+            slot.used = if times > 0 { self.clock } else { slot.used };
+            slot.fresh = slot.fresh.wrapping_add(times as u64);
+            self.order[place] = path as u32;
+        }
     }
 }

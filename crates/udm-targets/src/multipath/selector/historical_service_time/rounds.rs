@@ -69,6 +69,10 @@ pub(super) struct Rounds<'a> {
     from: usize,
     next: usize,
     to: usize,
+    /// The round is one path: how often it will be chosen yet behind its first time.
+    again: u64,
+    /// How often it would have been.
+    most: u64,
     clock: u64,
 }
 
@@ -81,16 +85,20 @@ impl Rounds<'_> {
             turns.sort_unstable_by_key(rank);
         }
         let busy = turns.iter().take_while(|turn| !turn.is_idle).count();
-        Rounds { turns, stale, busy, from: 0, next: 0, to: 0, clock }
+        Rounds { turns, stale, busy, from: 0, next: 0, to: 0, again: 0, most: 0, clock }
     }
 
     /// The path of the next.
     #[inline(always)]
     pub(super) fn choose(&mut self) -> usize {
-        if self.next == self.to {
+        if self.next < self.to {
+            self.next += 1;
+        } else if self.again > 0 {
+            self.again -= 1;
+        } else {
             self.turn();
+            self.next += 1;
         }
-        self.next += 1;
         self.turns[self.next - 1].path as usize
     }
 
@@ -123,15 +131,28 @@ impl Rounds<'_> {
             is_next
         });
         (self.from, self.next, self.to) = (from, from, from + round.count());
+        self.most = if from < self.busy && self.to == 1 { self.repeats() } else { 0 };
+        self.again = self.most;
+    }
+
+    /// The first of those that are busy is chosen: how often it will be again before any other is.
+    fn repeats(&self) -> u64 {
+        let (first, rest) = (&self.turns[0], &self.turns[1..]);
+        // The one behind it, and the first that is idle.
+        let limit = |place: usize| rest.get(place).map_or(u64::MAX, |turn| turn.cost);
+        let limit = limit(0).min(limit(self.busy - 1));
+        // Of two that cost the same the newest is next; where they are stale, the oldest.
+        (limit - first.cost - u64::from(self.stale)) / first.step
     }
 
     /// Counts what has been chosen in this round.
     #[inline(always)]
     fn account(&mut self) {
+        let times = 1 + self.most - self.again;
         for turn in &mut self.turns[self.from..self.next] {
-            self.clock += 1;
-            (turn.used, turn.times) = (self.clock, turn.times + 1);
-            (turn.cost, turn.is_idle) = (turn.cost + turn.step, false);
+            self.clock += times;
+            (turn.used, turn.times) = (self.clock, turn.times + times as u32);
+            (turn.cost, turn.is_idle) = (turn.cost + times * turn.step, false);
         }
         self.busy = self.busy.max(self.next);
     }

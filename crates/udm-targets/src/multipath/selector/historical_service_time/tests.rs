@@ -5,7 +5,7 @@ use super::lane::{Slot, better};
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
-use udm_core::{CoreState, Nanos, Sectors};
+use udm_core::{Batch, Bio, CoreState, Nanos, Sectors};
 
 fn selector(args: &[&str], paths: usize) -> Arc<HistoricalServiceTime> {
     let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
@@ -329,7 +329,12 @@ proptest! {
         all_stale: bool,
         threshold in prop_oneof![4 => Just("0"), 1 => Just("1"), 1 => Just("2")],
         steps in prop::collection::vec(
-            (1..40usize, prop_oneof![Just(0), 0..500u64], any::<usize>(), 0..30usize),
+            (
+                prop_oneof![1..40usize, (1..5usize).prop_map(|rounds| rounds * 60)],
+                prop_oneof![Just(0), 0..500u64],
+                prop_oneof![any::<usize>(), Just(0).prop_map(|_| usize::MAX / 8 * 7)],
+                0..30usize,
+            ),
             1..12,
         ),
     ) {
@@ -358,9 +363,20 @@ proptest! {
             now += time;
             let (cx, path) = (core.cx(Nanos(now)), change % paths);
             let back = back.min(under_way[path].len());
-            let (a, b): (Vec<_>, Vec<_>) = under_way[path].drain(..back).unzip();
-            whole.polled(path, &a, Sectors(0), &cx);
-            single.polled(path, &b, Sectors(0), &cx);
+            if change / paths % 4 == 3 {
+                // All that is under way, in one poll.
+                for (path, under_way) in under_way.iter_mut().enumerate() {
+                    let (a, b): (Vec<_>, Vec<_>) = under_way.drain(..).unzip();
+                    whole.reaped(path, &a, Sectors(0), &cx);
+                    single.polled(path, &b, Sectors(0), &cx);
+                }
+                whole.end_reap(&cx);
+            } else {
+                let (a, b): (Vec<_>, Vec<_>) = under_way[path].drain(..back).unzip();
+                whole.polled(path, &a, Sectors(0), &cx);
+                single.polled(path, &b, Sectors(0), &cx);
+            }
+            prop_assert!((0..paths).all(|path| whole.knows(path) == single.knows(path)));
             match change / paths % 4 {
                 1 if usable[path] && usable.iter().filter(|usable| **usable).count() > 1 => {
                     usable[path] = false;
@@ -372,6 +388,47 @@ proptest! {
                 }
                 _ => {}
             }
+        }
+    }
+}
+
+/// Two lanes over selectors of their own: batches of so many bios to the first, one by one to the
+/// second. All of a batch come back in one poll, so that paths are equal: those that were stale at
+/// first are not any more.
+#[test]
+fn equal_paths_take_turns() {
+    for (paths, counts) in [(2, [2, 6, 4, 3, 8]), (3, [3, 3, 6, 12, 4]), (16, [32, 16, 64, 48, 7])] {
+        let [mut whole, mut single] = [(); 2].map(|()| lane(&selector(&[], paths)));
+        let (mut core, mut now, mut rings) = (CoreState::new(CoreId(0), 1, 1, None), 1_000, Vec::new());
+        for count in counts.into_iter().cycle().take(40) {
+            let cx = core.cx(Nanos(now));
+            whole.look(&cx);
+            single.look(&cx);
+            let chosen = choose_all(&mut whole, (0..count).map(|_| Bio::new()).collect());
+            let mut back: Vec<(Batch, Batch)> = (0..paths).map(|_| Default::default()).collect();
+            for (n, (path, bio)) in chosen.into_iter().enumerate() {
+                let mut other = Bio::new();
+                assert_eq!(
+                    (single.choose(&mut other), other.sent),
+                    (path, bio.sent),
+                    "{paths} paths, bio {n}"
+                );
+                back[path].0.push(bio);
+                back[path].1.push(other);
+            }
+            rings.push(whole.ring_of);
+            now += 10 + 5_000 * u64::from(count == paths);
+            let cx = core.cx(Nanos(now));
+            for (path, (a, b)) in back.iter().enumerate() {
+                whole.reaped(path, a, Sectors(0), &cx);
+                single.polled(path, b, Sectors(0), &cx);
+                assert_eq!(whole.knows(path), single.knows(path));
+            }
+            whole.end_reap(&cx);
+            now += 1 + 50_000_000 * u64::from(count == paths);
+        }
+        for ring in [None, Some(false), Some(true)] {
+            assert!(rings.contains(&ring), "{paths} paths, {ring:?}: {rings:?}");
         }
     }
 }

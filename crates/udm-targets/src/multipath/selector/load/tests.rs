@@ -29,11 +29,15 @@ fn same<S: Loaded>(selector: &Arc<S>, batches: &[Vec<u64>], changes: &[usize]) {
         let chosen: Vec<usize> = choose_all(&mut lanes[0], bios).into_iter().map(|(path, _)| path).collect();
         assert_eq!(chosen, one_by_one);
         let path = change % paths;
-        let back: Vec<_> = batch.iter().zip(&chosen).filter(|(_, to)| **to == path).collect();
+        // Those of one path come back, or all.
+        let come_back = if change / paths % 4 == 3 { 0..paths } else { path..path + 1 };
         for lane in &mut lanes {
-            lane.came_back(path, back.len(), Sectors(back.iter().map(|(sectors, _)| **sectors).sum()));
+            for path in come_back.clone() {
+                let back: Vec<_> = batch.iter().zip(&chosen).filter(|(_, to)| **to == path).collect();
+                lane.came_back(path, back.len(), Sectors(back.iter().map(|(sectors, _)| **sectors).sum()));
+            }
             let usable = lane.usable().count();
-            match (change / paths % 3, lane.slots[path].bar) {
+            match (change / paths % 4, lane.slots[path].bar) {
                 (1, 0) if usable > 1 => lane.fail(path),
                 (2, Slot::UNUSABLE) => lane.reinstate(path),
                 _ => {}
@@ -62,4 +66,24 @@ proptest! {
         let args = vec![String::new(); throughputs.len()];
         same(&selector::<QueueLength>(&args), &batches, &changes);
     }
+}
+
+/// Paths of the same load take turns, until a bio of another weight comes.
+#[test]
+fn a_ring_begins_and_ends() {
+    let selector = selector::<ServiceTime>(&[String::new(), String::new(), String::new()]);
+    let mut lane = LoadLane::new(Arc::clone(&selector));
+    let rings = [(vec![8; 4], true), (vec![8; 6], true), (vec![16, 8], false), (vec![8; 3], true)].map(
+        |(batch, want)| {
+            let paths: Vec<_> = choose_all(&mut lane, bios(&batch))
+                .into_iter()
+                .map(|(path, bio)| (path, bio.sectors))
+                .collect();
+            for (path, sectors) in paths {
+                lane.came_back(path, 1, sectors);
+            }
+            (lane.is_ring, want)
+        },
+    );
+    assert!(rings.iter().all(|(is_ring, want)| is_ring == want), "{rings:?}");
 }

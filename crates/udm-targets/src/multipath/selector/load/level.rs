@@ -1,0 +1,79 @@
+//! Paths of the same load take turns.
+//!
+//! Where a batch finds all paths with the same load, which it does where whole batches come back,
+//! each choice is the front of the kernel's list, and the list is all there is to know: it goes
+//! round. Neither loads nor who was chosen when have to be looked at for each choice. That ends
+//! with a batch that finds another load, a bio of another weight, a bio that comes by itself, and
+//! a path that fails or returns.
+
+use super::super::Bios;
+use super::{LoadLane, Loaded, Ordering, Rule};
+use udm_core::Bio;
+
+impl<S: Loaded> LoadLane<S> {
+    /// True when all paths that can be used have the load of the ring's first.
+    #[inline(always)]
+    pub(super) fn is_level(&self) -> bool {
+        let loads = self.selector.loads().all();
+        let load = |path: usize| loads[path].load(Ordering::Relaxed).wrapping_add(self.slots[path].fresh);
+        let first = load(self.ring.first());
+        let uneven = self.slots.iter().zip(loads).fold(0, |uneven, (slot, load)| {
+            let load = load.load(Ordering::Relaxed).wrapping_add(slot.fresh);
+            uneven | ((load ^ first) & slot.if_usable())
+        });
+        uneven == 0
+    }
+
+    /// Puts the paths in the order of the batch, and says whether they have the same load. Then the
+    /// ring begins.
+    #[inline(never)]
+    pub(super) fn begin_ring(&mut self) -> bool {
+        self.order();
+        let [first, .., last] = &self.turns[..] else { return false };
+        self.is_ring = first.load == last.load;
+        if self.is_ring {
+            self.ring.begin(self.turns.iter().map(|turn| turn.path));
+        }
+        self.is_ring
+    }
+
+    /// The choices for a batch of bios, as long as they have the same weight: the first that has
+    /// not.
+    #[inline(always)]
+    pub(super) fn choose_round(&mut self, bios: &mut impl Bios) -> Option<Box<Bio>> {
+        let (all, place, mut weight) = (bios.left(), self.ring.place(), None);
+        let rest = self.ring.deal(bios, |bio| {
+            let n = S::Rule::weight(bio);
+            *weight.get_or_insert(n) == n
+        });
+        let (count, n) = (all - bios.left() - usize::from(rest.is_some()), weight.unwrap_or_default());
+        let (rounds, more) = ((count / self.turns.len()) as u64, count % self.turns.len());
+        for slot in &mut self.slots {
+            slot.fresh = slot.fresh.wrapping_add((rounds * n) & slot.if_usable());
+        }
+        for path in self.ring.from(place).take(more) {
+            self.slots[path].fresh = self.slots[path].fresh.wrapping_add(n);
+        }
+        rest
+    }
+
+    /// If there is a ring, it is no more: who was chosen when is said by the slots again. True
+    /// where there was one.
+    #[inline(always)]
+    pub(super) fn end_ring(&mut self) -> bool {
+        let was = self.is_ring;
+        if was {
+            self.list();
+        }
+        was
+    }
+
+    #[cold]
+    fn list(&mut self) {
+        self.is_ring = false;
+        for path in self.ring.from(self.ring.place()).take(self.turns.len()) {
+            self.clock += 1;
+            self.slots[path].used = self.clock;
+        }
+    }
+}
