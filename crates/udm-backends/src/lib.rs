@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod beside;
+mod cache;
 mod faults;
 mod file;
 mod mem;
@@ -19,13 +20,15 @@ mod pattern;
 #[cfg(test)]
 mod testing;
 
+pub use cache::Cached;
 pub use faults::Faults;
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Bio, Device, OpenError, Sectors, Status};
-use udm_queue::Queued;
-use udm_wire::uri::DeviceUri;
+use udm_queue::{Queued, TagSet};
+use udm_wire::uri::{DeviceUri, QueueParams};
 
 /// What a name leads to outside of udm, so that two names can be known as one disk, and a name that
 /// leads elsewhere than it did be noticed.
@@ -60,13 +63,19 @@ pub struct Opened {
 pub struct Backends {
     disks: file::Disks,
     servers: nbd::Servers,
+    /// What null devices share, by hardware queues and tags of each, for as long as one is there.
+    tag_sets: Mutex<HashMap<(u32, u32), Weak<TagSet>>>,
 }
 
 impl Backends {
     /// Nothing open, for `cores` cores. More may use what is opened, and then share more.
     #[must_use]
     pub fn new(cores: usize) -> Backends {
-        Backends { disks: file::Disks::new(cores), servers: nbd::Servers::default() }
+        Backends {
+            disks: file::Disks::new(cores),
+            servers: nbd::Servers::default(),
+            tag_sets: Mutex::default(),
+        }
     }
 
     /// What `uri` leads to now. If that is open its size is read again, and what is open of it
@@ -108,6 +117,10 @@ impl Backends {
             }
         };
         let device = match queue {
+            Some(params) if matches!(uri, DeviceUri::Null(null) if null.shared_tags) => {
+                let may_schedule = !matches!(uri, DeviceUri::Null(null) if null.no_sched);
+                Arc::new(Queued::sharing(disk, params, may_schedule, self.tag_set(params)))
+            }
             Some(params) if matches!(uri, DeviceUri::Null(null) if null.no_sched) => {
                 Arc::new(Queued::without_scheduler(disk, params))
             }
@@ -115,6 +128,19 @@ impl Backends {
             None => disk,
         };
         Ok(Opened { identity, device })
+    }
+
+    /// The tags of all null devices that share as many.
+    fn tag_set(&self, params: &QueueParams) -> Arc<TagSet> {
+        let mut sets = self.tag_sets.lock().unwrap_or_else(PoisonError::into_inner);
+        sets.retain(|_, set| set.strong_count() > 0);
+        let (queues, depth) = (params.nr_hw_queues, params.queue_depth);
+        let there = sets.get(&(queues, depth)).and_then(Weak::upgrade);
+        there.unwrap_or_else(|| {
+            let set = TagSet::new(queues, depth);
+            sets.insert((queues, depth), Arc::downgrade(&set));
+            set
+        })
     }
 }
 

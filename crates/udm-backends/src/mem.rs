@@ -11,6 +11,7 @@
 //! that has seen its write complete and then reads through another core has passed something from
 //! the one core to the other (a socket, an inbox), and that orders the two.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use udm_core::errno::EINVAL;
@@ -41,7 +42,7 @@ type Directory = Box<[OnceLock<Page>]>;
 
 /// The memory itself.
 pub(crate) struct Store {
-    size: Sectors,
+    pub(crate) size: Sectors,
     directories: Box<[OnceLock<Directory>]>,
     pub(crate) commons: Commons,
 }
@@ -66,12 +67,21 @@ impl Store {
         self.directories[(number / FAN) as usize].get()?[(number % FAN) as usize].get()
     }
 
-    /// Pages that were never written are holes.
-    pub(crate) fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+    /// Pages that were never written are holes, but where `cached` says that a cache in front has
+    /// something of those bytes.
+    pub(crate) fn extents(
+        &self,
+        from: Sector,
+        len: Sectors,
+        out: &mut Extents,
+        cached: impl Fn(&Range<u64>) -> bool,
+    ) {
         let (mut at, end) = (from.bytes(), (from + len).bytes());
         while at < end && !out.is_full() {
             let now = (PAGE - at % PAGE).min(end - at);
-            let content = if self.page(at).is_some() { Content::Data } else { Content::Hole };
+            // In this order: what is written back meanwhile is in either.
+            let is_data = cached(&(at..at + now)) || self.page(at).is_some();
+            let content = if is_data { Content::Data } else { Content::Hole };
             out.push(Sectors::from_bytes(now), content);
             at += now;
         }
@@ -93,7 +103,7 @@ impl Store {
     }
 
     /// Copies what is at byte `offset` into `out`.
-    fn read(&self, mut offset: u64, mut out: &mut [u8]) {
+    pub(crate) fn read(&self, mut offset: u64, mut out: &mut [u8]) {
         while !out.is_empty() {
             let at = (offset % PAGE) as usize;
             let (now, rest) = out.split_at_mut(out.len().min(PAGE as usize - at));
@@ -107,7 +117,7 @@ impl Store {
     }
 
     /// Copies `data` to byte `offset`.
-    fn write(&self, mut offset: u64, mut data: &[u8]) -> Result<(), Status> {
+    pub(crate) fn write(&self, mut offset: u64, mut data: &[u8]) -> Result<(), Status> {
         while !data.is_empty() {
             let at = (offset % PAGE) as usize;
             let (now, rest) = data.split_at(data.len().min(PAGE as usize - at));
@@ -118,11 +128,11 @@ impl Store {
         Ok(())
     }
 
-    /// Zeroes what `part` asks for of the range at byte `start`. Pages that were never written cost
-    /// next to nothing.
-    fn zero(&self, start: u64, part: &mut Part) {
+    /// Zeroes what `part` asks for of the range at byte `start`, before which it may wrap. Pages
+    /// that were never written cost next to nothing.
+    pub(crate) fn zero(&self, start: u64, part: &mut Part) {
         while !part.is_done() && part.left > 0 {
-            let offset = start + part.done;
+            let offset = start.wrapping_add(part.done);
             let at = offset % PAGE;
             let rest = part.rest().min(PAGE - at);
             let Some(page) = self.page(offset) else {
@@ -207,7 +217,7 @@ impl Device for Mem {
     }
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
-        self.store.extents(from, len, out);
+        self.store.extents(from, len, out, |_| false);
     }
 
     fn commons(&self) -> Option<&Commons> {

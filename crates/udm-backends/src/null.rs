@@ -10,20 +10,22 @@
 //! | `queue_mode` | always 2 (multi-queue), as in the kernel: a request-based device, which multipath's `queue_mode` asks for |
 //! | `memory_backed` | what is written can be read: the store of `mem:` |
 //! | `mbps`, `badblocks`, `timeout`, `requeue`, `init_hctx` | what goes wrong on purpose: [`Faults`] |
-//! | `discard`, `fua`, `cache_size` | announced, as null_blk does; there is no cache to lose. As there, the first and the last ask for `memory_backed` |
+//! | `cache_size` | what is written is in a cache that a power cut empties: [`Cached`] |
+//! | `discard`, `fua` | announced, as null_blk does. As there, the first and `cache_size` ask for `memory_backed` |
 //!
 //! **Data.** Without `memory_backed`, writes are forgotten and reads that carry data are filled
 //! with zeroes. null_blk leaves the data of reads alone; but buffers are recycled between the
 //! clients of a front end, and what one client wrote must not be what another reads. A bio that
 //! comes without data, as those of the bench do, pays one test for it.
 
+use crate::cache::{CACHE_PAGE, Cached};
 use crate::faults::Faults;
 use crate::mem::{MAX_ZERO, Store};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
     Batch, Bio, Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Nanos, Op, OpenError, Part,
-    SECTOR_SIZE, Sector, Sectors, Serve, Status, Work, hand_over,
+    PowerSwitch, SECTOR_SIZE, Sector, Sectors, Serve, Status, Work, hand_over,
 };
 use udm_wire::uri::NullParams;
 
@@ -31,10 +33,28 @@ use udm_wire::uri::NullParams;
 pub(crate) struct Null {
     id: DeviceId,
     params: NullParams,
-    store: Option<Arc<Store>>,
-    /// Where there is no store, whose it is then.
+    kept: Kept,
+    /// Where nothing is kept, whose it is then.
     commons: Commons,
     faults: Option<Faults>,
+}
+
+/// Where what is written is kept.
+#[derive(Clone)]
+enum Kept {
+    Nowhere,
+    Memory(Arc<Store>),
+    Cached(Arc<Cached>),
+}
+
+impl Kept {
+    fn store(&self) -> Option<&Store> {
+        match self {
+            Kept::Nowhere => None,
+            Kept::Memory(store) => Some(store),
+            Kept::Cached(cached) => Some(&cached.store),
+        }
+    }
 }
 
 impl Null {
@@ -43,16 +63,20 @@ impl Null {
     /// # Errors
     /// With `memory_backed`, EINVAL for a size that no memory device has.
     pub(crate) fn new(params: &NullParams) -> Result<Null, OpenError> {
-        let store = if params.memory_backed { Some(Arc::new(Store::new(params.size)?)) } else { None };
+        let kept = match (params.memory_backed, params.cache_size / CACHE_PAGE) {
+            (false, _) => Kept::Nowhere,
+            (true, 0) => Kept::Memory(Arc::new(Store::new(params.size)?)),
+            (true, pages) => Kept::Cached(Arc::new(Cached::new(params.size, pages)?)),
+        };
         let (id, commons, faults) = (DeviceId::new(), Commons::of_nothing(), Faults::new(&params.faults));
-        Ok(Null { id, params: params.clone(), store, commons, faults })
+        Ok(Null { id, params: params.clone(), kept, commons, faults })
     }
 
     /// A lane with so many tags.
     fn lane(&self, depth: usize) -> Box<dyn Lane> {
         let p = &self.params;
         let work =
-            Work::new(Server { store: self.store.clone(), size: self.limits().size, discards: p.discard });
+            Work::new(Server { kept: self.kept.clone(), size: self.limits().size, discards: p.discard });
         if p.irqmode >= 2 {
             let delay = Nanos(p.completion_nsec);
             return Box::new(TimerLane {
@@ -93,7 +117,7 @@ impl Device for Null {
     fn limits(&self) -> Limits {
         let p = &self.params;
         let block = u64::from(p.bs);
-        let zero = if self.store.is_some() { MAX_ZERO } else { Sectors(u64::from(u32::MAX)) };
+        let zero = if p.memory_backed { MAX_ZERO } else { Sectors(u64::from(u32::MAX)) };
         let base = Limits::new(Sectors::from_bytes(p.size / block * block));
         Limits {
             logical_block: p.bs,
@@ -109,19 +133,27 @@ impl Device for Null {
     }
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
-        match &self.store {
-            Some(store) => store.extents(from, len, out),
-            None => out.push(len, Content::Data),
+        match &self.kept {
+            Kept::Nowhere => out.push(len, Content::Data),
+            Kept::Memory(store) => store.extents(from, len, out, |_| false),
+            Kept::Cached(cached) => cached.store.extents(from, len, out, |range| cached.has(range)),
         }
     }
 
     fn commons(&self) -> Option<&Commons> {
-        Some(self.store.as_ref().map_or(&self.commons, |store| &store.commons))
+        Some(self.kept.store().map_or(&self.commons, |store| &store.commons))
+    }
+
+    fn power(&self) -> Option<&dyn PowerSwitch> {
+        match &self.kept {
+            Kept::Cached(cached) => Some(&**cached),
+            Kept::Nowhere | Kept::Memory(_) => None,
+        }
     }
 }
 
 struct Server {
-    store: Option<Arc<Store>>,
+    kept: Kept,
     size: Sectors,
     discards: bool,
 }
@@ -145,10 +177,21 @@ impl Server {
 impl Serve for Server {
     #[inline]
     fn cost(&self, bio: &Bio) -> u64 {
-        match &self.store {
-            None if bio.op == Op::Read && !bio.data.is_empty() => bio.sectors.0.saturating_mul(SECTOR_SIZE),
-            None => 0,
-            Some(_) => Store::cost(bio),
+        match &self.kept {
+            Kept::Nowhere if bio.op == Op::Read && !bio.data.is_empty() => {
+                bio.sectors.0.saturating_mul(SECTOR_SIZE)
+            }
+            Kept::Nowhere => 0,
+            Kept::Memory(_) => Store::cost(bio),
+            Kept::Cached(cached) => cached.cost(bio),
+        }
+    }
+
+    #[inline]
+    fn length(&self, bio: &Bio) -> u64 {
+        match &self.kept {
+            Kept::Nowhere | Kept::Memory(_) => bio.sectors.0.saturating_mul(SECTOR_SIZE),
+            Kept::Cached(cached) => cached.length(bio),
         }
     }
 
@@ -156,22 +199,23 @@ impl Serve for Server {
     /// read.
     #[inline]
     fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
-        match &self.store {
+        match &self.kept {
             _ if bio.op == Op::Discard && !self.discards => Status::NotSupp,
-            None if bio.sector.0.checked_add(bio.sectors.0).is_none_or(|end| end > self.size.0) => {
+            Kept::Nowhere if bio.sector.0.checked_add(bio.sectors.0).is_none_or(|end| end > self.size.0) => {
                 Status::IoErr
             }
-            None if bio.op == Op::Read && !bio.data.is_empty() => {
+            Kept::Nowhere if bio.op == Op::Read && !bio.data.is_empty() => {
                 let now = part.now();
                 bio.data.produce(part.done as usize, now as usize, |_, piece| piece.fill(0));
                 part.advance(now);
                 Status::Ok
             }
-            None => {
+            Kept::Nowhere => {
                 part.finish();
                 Status::Ok
             }
-            Some(store) => store.serve(bio, part),
+            Kept::Memory(store) => store.serve(bio, part),
+            Kept::Cached(cached) => cached.serve(bio, part),
         }
     }
 }
@@ -211,7 +255,7 @@ impl PolledLane {
     #[inline(always)]
     fn at_once(&self, batch: &mut Batch) -> bool {
         let server = self.work.server();
-        server.store.is_none() && batch.iter_mut().all(|bio| server.at_once(bio))
+        matches!(server.kept, Kept::Nowhere) && batch.iter_mut().all(|bio| server.at_once(bio))
     }
 
     #[inline(never)]

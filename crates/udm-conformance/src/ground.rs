@@ -155,14 +155,26 @@ impl Ground {
     /// True when there are disks below that lose what is in their cache, and beside them only what
     /// loses nothing.
     #[must_use]
-    pub fn has_power_switch(&self) -> bool {
+    pub fn has_disks(&self) -> bool {
         let is_disk = |word: &str| word.starts_with('/') && self.media.contains_key(disk_of(word));
         !self.media.is_empty() && self.known.keys().all(|word| is_disk(word) || word.starts_with("mem:"))
+    }
+
+    /// True when the power of what is below can be cut: of such disks, or of a device that has a
+    /// switch of its own.
+    #[must_use]
+    pub fn has_power(&self) -> bool {
+        let switched = |one: &DeviceRef| one.device.power().is_some();
+        self.has_disks() || !self.known.is_empty() && self.known.values().all(switched)
     }
 
     /// Cuts the power of all disks.
     pub fn cut_power(&self) {
         self.media.values().for_each(|medium| medium.cut_power());
+        for power in self.known.values().filter_map(|one| one.device.power()) {
+            power.turn(false);
+            power.turn(true);
+        }
     }
 
     /// While true, no disk finishes anything.

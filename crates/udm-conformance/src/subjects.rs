@@ -131,7 +131,7 @@ pub const SUBJECTS: &[Subject] = &[
     device("null_timer", "null:size=2M,irqmode=2,completion_nsec=2000,hw_queue_depth=3")
         .fresh(Fresh::AlwaysZeroes),
     device("null_memory", "null:size=2M,memory_backed=1,discard=1,cache_size=1M").atom(8),
-    device("null_blocks", "null:size=2M,bs=4096,memory_backed=1,max_sectors=64,fua=0,cache_size=1M").atom(8),
+    device("null_blocks", "null:size=2M,bs=4096,memory_backed=1,max_sectors=256,fua=0,cache_size=1M").atom(8),
     device("null_huge", "null:size=8388607T").fresh(Fresh::AlwaysZeroes),
     device("mem", "mem:2M").atom(8),
     device("mem_huge", "mem:64T").atom(8),

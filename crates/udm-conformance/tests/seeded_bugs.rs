@@ -28,6 +28,7 @@ const FOUND_BY: &[(Bug, &str, &str)] = &[
     (Bug::SwapTooEarly, "linear", "changes::reload_under_load"),
     (Bug::ReloadDropsParked, "linear", "changes::reload_under_load"),
     (Bug::OldTableKept, "linear_cache", "changes::another_table"),
+    (Bug::FlushMissesPage, "null_memory", "flags::flush_is_durable"),
     (Bug::SuperblockNotSent, "log_writes", "life::at_rest"),
 ];
 

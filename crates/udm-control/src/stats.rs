@@ -66,7 +66,7 @@ fn device(registry: &Registry, mapped: &Mapped) -> api::DeviceStats {
     let report = exporter.and_then(|exporter| exporter.served(mapped.device.id()));
     let in_flight = report.as_ref().map(|report| report.in_flight);
     let ops = report.iter().flat_map(|report| verbs::OPS.iter().zip(&report.ops));
-    let served = ops.filter(|(_, counts)| counts.requests > 0);
+    let served = ops.filter(|(_, counts)| counts.requests + counts.in_flight > 0);
     let served = served.map(|(op, counts)| ((*op).to_owned(), served_of(counts))).collect();
     api::DeviceStats { device, target_types, in_flight, served, paths, snapshot: None }
 }
@@ -74,6 +74,7 @@ fn device(registry: &Registry, mapped: &Mapped) -> api::DeviceStats {
 fn served_of(counts: &OpServed) -> api::Served {
     let steps = counts.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
     api::Served {
+        in_flight: counts.in_flight,
         requests: counts.requests,
         bytes: counts.bytes,
         errors: counts.errors,

@@ -104,10 +104,25 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// The switch of its power; `None` where it has none.
+    fn power(&self) -> Option<&dyn PowerSwitch> {
+        None
+    }
+
     /// Its place among devices that lie on each other; `None` for a backend, which is the end.
     fn stacked(&self) -> Option<&dyn Stacked> {
         None
     }
+}
+
+/// The power of a device.
+pub trait PowerSwitch: Send + Sync {
+    /// Is it on? May be stale the moment it is told.
+    fn is_on(&self) -> bool;
+
+    /// Turns it on or off. Without power every request fails, and what was in a volatile cache
+    /// alone is lost: what was written before the last flush began is not.
+    fn turn(&self, on: bool);
 }
 
 /// An instant of a device, since which it knows what has changed.

@@ -37,15 +37,19 @@ pub use commons::{Alone, Claim, ClaimKey, Commons, Taken};
 pub use control_io::{ControlIo, Errand};
 pub use cx::{CoreState, Cx};
 pub use deadline::{Deadline, Overdue};
-pub use device::{Checkpoint, Device, DeviceId, DiskLock, DiskTaken, Grown, Growth, OpenError, Stacked};
+pub use device::{
+    Checkpoint, Device, DeviceId, DiskLock, DiskTaken, Grown, Growth, OpenError, PowerSwitch, Stacked,
+};
 pub use extents::{Content, Extent, Extents, Since};
 pub use lane::{Busy, Drain, Lane};
 pub use limits::Limits;
 pub use pool::BioPool;
 pub use ports::{Port, Ports, Visit};
-pub use queue::{Changed, DiskQueue, HwQueueReport, QueueReport};
+pub use queue::{Changed, DiskQueue, HwQueueReport, QueueReport, SharedTags};
 pub use status::Status;
 pub use task::{DeviceSlot, MakeTask, Task, TaskCx, TaskHandle};
-pub use udm_buf::{Buf, BufPool, Foreign, Segments, SharedMap, copy_from_shared, copy_to_shared, part};
+pub use udm_buf::{
+    Buf, BufPool, Foreign, Segments, SharedMap, copy_from_shared, copy_to_shared, gather, part,
+};
 pub use units::{CoreId, DevNo, Nanos, SECTOR_SIZE, Sector, Sectors};
-pub use work::{Part, Serve, WORK_MAX, Work, WorkLane};
+pub use work::{PIECE, Part, Serve, WORK_MAX, Work, WorkLane};

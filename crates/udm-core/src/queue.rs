@@ -41,4 +41,19 @@ pub struct HwQueueReport {
     pub tags_in_use: u32,
     /// How many are in line for a tag: lanes, and a change of settings.
     pub in_line: u32,
+    /// Where the disk shares tags with others, and a lane is open.
+    pub shared: Option<SharedTags>,
+}
+
+/// Tags that disks share, as one of them sees them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SharedTags {
+    /// Those that it holds.
+    pub held: u32,
+    /// What it may hold now.
+    pub most: u32,
+    /// All of them.
+    pub tags: u32,
+    /// Disks that are active.
+    pub disks: u32,
 }

@@ -28,6 +28,13 @@ pub trait Serve {
     /// What serving `bio` costs at the most, in bytes; 0 for what costs next to nothing.
     fn cost(&self, bio: &Bio) -> u64;
 
+    /// How many bytes its parts count to: those of its range, where nothing else is said.
+    #[inline]
+    fn length(&self, bio: &Bio) -> u64 {
+        // A range that ends beyond everything is refused by whoever serves it.
+        bio.sectors.0.saturating_mul(SECTOR_SIZE)
+    }
+
     /// Serves `bio` from where `part` says, until it is done or `part` is used up. Each call gets
     /// on by at least one byte of its range. Says how the bio ended; an error ends it at once, and
     /// `Ok` only matters when the part is [done](Part::is_done).
@@ -41,10 +48,18 @@ pub struct Part {
     pub done: u64,
     /// Bytes that may still be touched.
     pub left: u64,
+    /// Whatever the server has to know at the next part; 0 at the first.
+    pub mark: u64,
     len: u64,
 }
 
 impl Part {
+    /// The first part of a request of `len` bytes, of which `left` may be touched.
+    #[must_use]
+    pub fn first(len: u64, left: u64) -> Part {
+        Part { done: 0, left, mark: 0, len }
+    }
+
     /// Bytes of the range that are to be done now.
     #[must_use]
     pub fn now(&self) -> u64 {
@@ -86,8 +101,8 @@ pub struct Work<S> {
     serve: S,
     /// Short ones that found the budget used up, oldest first.
     short: VecDeque<Box<Bio>>,
-    /// Long ones, with the bytes that are done; the first is next.
-    long: VecDeque<(Box<Bio>, u64)>,
+    /// Long ones, with how far they are; the first is next.
+    long: VecDeque<(Box<Bio>, Part)>,
 }
 
 impl<S: Serve> Work<S> {
@@ -133,7 +148,8 @@ impl<S: Serve> Work<S> {
     fn take_rest(&mut self, batch: &mut Batch, served: usize, cx: &mut Cx<'_>) {
         for bio in batch.drain(served..) {
             if self.serve.cost(&bio) > PIECE {
-                self.long.push_back((bio, 0));
+                let part = Part::first(self.serve.length(&bio), 0);
+                self.long.push_back((bio, part));
             } else {
                 self.short.push_back(bio);
             }
@@ -163,10 +179,10 @@ impl<S: Serve> Work<S> {
             }));
         }
         while left > 0
-            && let Some((mut bio, at)) = self.long.pop_front()
+            && let Some((mut bio, mut part)) = self.long.pop_front()
         {
-            let may = left.min(PIECE);
-            let mut part = Part { done: at, left: may, len: len_of(&bio) };
+            let (at, may) = (part.done, left.min(PIECE));
+            part.left = may;
             let status = self.serve.serve(&mut bio, &mut part);
             debug_assert!(part.done > at || !status.is_ok(), "a request that does not get on");
             left -= (may - part.left).clamp(1, left);
@@ -174,7 +190,7 @@ impl<S: Serve> Work<S> {
                 bio.end_with(status);
                 done.push(bio);
             } else {
-                self.long.push_back((bio, part.done));
+                self.long.push_back((bio, part));
             }
         }
         cx.set_work_left(cx.work_left().saturating_sub(budget - left));
@@ -184,13 +200,8 @@ impl<S: Serve> Work<S> {
     }
 }
 
-/// A range that ends beyond everything is refused by whoever serves it.
-fn len_of(bio: &Bio) -> u64 {
-    bio.sectors.0.saturating_mul(SECTOR_SIZE)
-}
-
 fn serve_whole<S: Serve>(serve: &mut S, bio: &mut Bio) {
-    let mut part = Part { done: 0, left: u64::MAX, len: len_of(bio) };
+    let mut part = Part::first(serve.length(bio), u64::MAX);
     let status = serve.serve(bio, &mut part);
     debug_assert!(part.is_done() || !status.is_ok(), "a whole request is served whole");
     bio.end_with(status);

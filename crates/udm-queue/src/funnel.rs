@@ -10,6 +10,7 @@ use crossbeam_queue::SegQueue;
 use slab::Slab;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Bell, Bio, BioFlags, Busy, Cx, Device, DeviceSlot, Lane, Listener, Op, Sector, Sectors, Segments,
     Status, Task, TaskCx, TaskHandle,
@@ -92,8 +93,9 @@ struct FunnelLane {
 }
 
 impl Lane for FunnelLane {
-    fn submit(&mut self, batch: &mut Batch, _cx: &mut Cx<'_>) {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let shared = &self.running.shared;
+        let seen = self.listener.epoch();
         for mut bio in batch.drain(..) {
             let Bio { op, flags, sector, sectors, .. } = *bio;
             let (data, from) = (std::mem::take(&mut bio.data), Arc::clone(&self.answers));
@@ -105,6 +107,10 @@ impl Lane for FunnelLane {
             shared.refuse();
         }
         shared.bell.ring();
+        // The lane above may ask in its poll, behind that of this one.
+        if !bugs::on(Bug::WayNotAwaited) {
+            self.listener.wait(seen, cx);
+        }
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {

@@ -51,7 +51,7 @@ impl QueueLane {
             straight: waiting.is_none(),
             tags: Held::new(settings.tags(cx.core().index(), cx.cores()), cx),
             waiting,
-            merger: Merger::new(params, queues.merged_max(&settings), cx.new_owner()),
+            merger: Merger::new(params, queues.bounds(&settings), cx.new_owner()),
             again: Batch::new(),
             ended: Batch::new(),
             down: Batch::new(),
@@ -68,7 +68,7 @@ impl QueueLane {
         self.waiting.hand_back(&mut self.merger, &mut waited);
         self.tags = Held::new(settings.tags(cx.core().index(), cx.cores()), cx);
         self.waiting = Sched::new(params);
-        self.merger.change(params, self.queues.merged_max(&settings));
+        self.merger.change(params, self.queues.bounds(&settings));
         self.straight = self.waiting.is_none();
         self.elsewhere = self.queues.is_elsewhere(self.who, &settings, cx);
         if bugs::on(Bug::WaitingNotMoved) {
@@ -116,8 +116,8 @@ impl QueueLane {
         self.dispatch(cx);
     }
 
-    /// Sends what there are tags for.
-    fn dispatch(&mut self, cx: &mut Cx<'_>) {
+    /// Sends what there are tags for; was there any?
+    fn dispatch(&mut self, cx: &mut Cx<'_>) -> bool {
         loop {
             while self.wanted() > 0 && self.tags.take_one(self.wanted()) {
                 let bio = self.again.pop().or_else(|| {
@@ -132,14 +132,16 @@ impl QueueLane {
                 self.renew(cx);
             }
         }
-        if !self.down.is_empty() {
+        let any = !self.down.is_empty();
+        if any {
             self.below.submit(&mut self.down, cx);
         }
+        any
     }
 
-    /// Those of `done` from `from` on came from below.
+    /// Those of `done` from `from` on came from below. True when others went there.
     #[inline(never)]
-    fn came_back(&mut self, done: &mut Batch, from: usize, cx: &mut Cx<'_>) {
+    fn came_back(&mut self, done: &mut Batch, from: usize, cx: &mut Cx<'_>) -> bool {
         self.tags.home(done.len() - from);
         if self.merger.is_under_way() {
             self.merger.back(done, from, false, &mut self.again, &mut self.down);
@@ -149,9 +151,9 @@ impl QueueLane {
         if let Some(way) = &mut self.way {
             way.poll(done, cx);
             self.away -= done.len() - from;
-            self.way.take_if(|_| !self.elsewhere && self.away == 0);
+            self.way.take_if(|_| !self.elsewhere && (self.away == 0 || bugs::on(Bug::WayLeftEarly)));
         }
-        self.dispatch(cx);
+        self.dispatch(cx)
     }
 }
 
@@ -166,11 +168,18 @@ impl Lane for QueueLane {
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let from = done.len();
+        let mut from = done.len();
         self.below.poll(done, cx);
         let quiet = !self.merger.is_under_way() && self.ended.is_empty() && self.way.is_none();
         if self.wanted() > 0 || !quiet {
-            self.came_back(done, from, cx);
+            // What goes down here is polled for as what a submit sends: it may have ended in that.
+            while self.came_back(done, from, cx) && !bugs::on(Bug::SentUnpolled) {
+                from = done.len();
+                self.below.poll(done, cx);
+                if done.len() == from {
+                    break;
+                }
+            }
         } else if done.len() > from {
             self.tags.home(done.len() - from);
         }
@@ -184,7 +193,9 @@ impl Lane for QueueLane {
         }
         let from = back.len();
         self.below.drain(how, back, cx);
-        self.tags.home(back.len() - from);
+        if !bugs::on(Bug::HandedBackKeepsTag) {
+            self.tags.home(back.len() - from);
+        }
         if self.merger.is_under_way() {
             self.merger.back(back, from, true, &mut self.again, &mut self.down);
         }

@@ -27,15 +27,17 @@ mod merge;
 mod queues;
 mod sched;
 mod settings;
+mod shared;
 mod tags;
 
 pub use funnel::Funnel;
+pub use shared::TagSet;
 
-use queues::{Queues, Who};
+use queues::{Place, Queues, Who};
 use std::sync::Arc;
 use udm_core::{
     Changed, Checkpoint, Commons, Cx, Device, DeviceId, DiskLock, DiskQueue, DiskTaken, Extents, Grown,
-    Growth, Lane, Limits, OpenError, QueueReport, Sector, Sectors, Since, Stacked,
+    Growth, Lane, Limits, OpenError, PowerSwitch, QueueReport, Sector, Sectors, Since, Stacked,
 };
 use udm_wire::uri::QueueParams;
 
@@ -46,13 +48,32 @@ impl Queued {
     /// `disk`, with a queue of these parameters.
     #[must_use]
     pub fn new(disk: Arc<dyn Device>, params: &QueueParams) -> Queued {
-        Queued(Queues::new(disk, params.clone(), true))
+        Queued(Queues::new(disk, params.clone(), Place::Disk, None))
     }
 
     /// The same, where there may be no scheduler, now or later.
     #[must_use]
     pub fn without_scheduler(disk: Arc<dyn Device>, params: &QueueParams) -> Queued {
-        Queued(Queues::new(disk, params.clone(), false))
+        Queued(Queues::new(disk, params.clone(), Place::Unscheduled, None))
+    }
+
+    /// A mapped device, `bare`, with a queue of these parameters in front of all its lanes.
+    #[must_use]
+    pub fn of_device(bare: Arc<dyn Device>, params: &QueueParams) -> Queued {
+        Queued(Queues::new(bare, params.clone(), Place::Device, None))
+    }
+
+    /// A disk with tags of `set` below those of its queue. There is a scheduler only where there
+    /// may be.
+    #[must_use]
+    pub fn sharing(
+        disk: Arc<dyn Device>,
+        params: &QueueParams,
+        may_schedule: bool,
+        set: Arc<TagSet>,
+    ) -> Queued {
+        let place = if may_schedule { Place::Disk } else { Place::Unscheduled };
+        Queued(Queues::new(disk, params.clone(), place, Some(set)))
     }
 }
 
@@ -111,6 +132,10 @@ impl Device for Queued {
 
     fn refused(&self) -> Option<String> {
         self.0.disk().refused()
+    }
+
+    fn power(&self) -> Option<&dyn PowerSwitch> {
+        self.0.disk().power()
     }
 
     fn stacked(&self) -> Option<&dyn Stacked> {

@@ -21,11 +21,23 @@ pub(crate) struct Request {
     parts: Batch,
 }
 
+/// What is merged at all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// The longest request that is made of several.
+    pub longest: Sectors,
+    /// Sectors in a block, and where the disk ends. What is no whole blocks, or beyond the end, is
+    /// refused below, and would take others with it. Where somebody above refuses it already these
+    /// are 1 and the last there is.
+    pub block: u64,
+    pub end: Sector,
+}
+
 /// Which requests are merged, and those that were.
 pub(crate) struct Merger {
     /// The kernel's `nomerges`.
     nomerges: u32,
-    longest: Sectors,
+    bounds: Bounds,
     most_segments: usize,
     pub(crate) front: bool,
     owner: OwnerId,
@@ -36,11 +48,11 @@ pub(crate) struct Merger {
 }
 
 impl Merger {
-    /// Merges up to `longest`; what it makes is `owner`'s.
-    pub fn new(params: &QueueParams, longest: Sectors, owner: OwnerId) -> Merger {
+    /// Merges within `bounds`; what it makes is `owner`'s.
+    pub fn new(params: &QueueParams, bounds: Bounds, owner: OwnerId) -> Merger {
         Merger {
             nomerges: params.nomerges,
-            longest,
+            bounds,
             most_segments: params.max_segments as usize,
             front: params.front_merges > 0,
             owner,
@@ -50,9 +62,9 @@ impl Merger {
         }
     }
 
-    /// Merges by `params` and up to `longest` from now on.
-    pub fn change(&mut self, params: &QueueParams, longest: Sectors) {
-        (self.nomerges, self.longest) = (params.nomerges, longest);
+    /// Merges by `params` and within `bounds` from now on.
+    pub fn change(&mut self, params: &QueueParams, bounds: Bounds) {
+        (self.nomerges, self.bounds) = (params.nomerges, bounds);
         (self.most_segments, self.front) = (params.max_segments as usize, params.front_merges > 0);
     }
 
@@ -78,10 +90,17 @@ impl Merger {
         let flags = a.flags == b.flags || bugs::on(Bug::MergedFlags);
         let kind = a.op == b.op && matches!(a.op, Op::Read | Op::Write) && flags;
         let own = !a.flags.intersects(alone) || bugs::on(Bug::MergedFlags);
-        let length = a.sectors + b.sectors <= self.longest;
+        let Bounds { longest, block, end } = self.bounds;
+        let length = a.sectors + b.sectors <= longest;
+        let sound = |bio: &Bio| {
+            let fits = bio.end() <= end && (bio.sector.0 | bio.sectors.0) & (block - 1) == 0;
+            fits || bugs::on(Bug::MergedUnsound)
+        };
         let pieces = |bio: &Bio| bio.data.ranges().count();
         kind && own
             && length
+            && sound(a)
+            && sound(b)
             && a.data.is_empty() == b.data.is_empty()
             && pieces(a) + pieces(b) <= self.most_segments
             && !a.data.is_foreign()

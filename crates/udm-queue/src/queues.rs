@@ -12,18 +12,22 @@
 
 use crate::funnel::Funnel;
 use crate::lane::QueueLane;
+use crate::merge::Bounds;
 use crate::settings::Settings;
+use crate::shared::TagSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINVAL};
-use udm_core::{Changed, Cx, Device, DeviceId, Lane, Limits, OpenError, QueueReport, Sectors};
+use udm_core::{Changed, Cx, Device, DeviceId, Lane, Limits, OpenError, QueueReport, Sector, Sectors};
 use udm_wire::uri::{QueueParams, Scheduler};
 
 /// See the module.
 pub(crate) struct Queues {
     id: DeviceId,
     disk: Arc<dyn Device>,
+    /// Tags that it shares with other disks, below its own.
+    shared: Option<Arc<TagSet>>,
     /// The settings that hold. Held for moments, where a lane is opened, settings change, or
     /// somebody looks.
     now: Mutex<Arc<Settings>>,
@@ -33,8 +37,19 @@ pub(crate) struct Queues {
     changing: AtomicBool,
     /// The way of all cores to one, where requests have one order.
     funnel: Funnel,
-    may_schedule: bool,
+    place: Place,
     me: Weak<Queues>,
+}
+
+/// What a queue is in front of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A disk, below tables that send it what it takes.
+    Disk,
+    /// The same, and there may be no scheduler, now or later.
+    Unscheduled,
+    /// A mapped device, which sees what it is asked behind the queue.
+    Device,
 }
 
 /// Whose a lane is.
@@ -47,15 +62,21 @@ pub(crate) enum Who {
 }
 
 impl Queues {
-    pub fn new(disk: Arc<dyn Device>, params: QueueParams, may_schedule: bool) -> Arc<Queues> {
+    pub fn new(
+        disk: Arc<dyn Device>,
+        params: QueueParams,
+        place: Place,
+        shared: Option<Arc<TagSet>>,
+    ) -> Arc<Queues> {
         Arc::new_cyclic(|me| Queues {
             id: DeviceId::new(),
             disk,
+            shared,
             max_sectors_kb: AtomicU32::new(params.max_sectors_kb),
             now: Mutex::new(Arc::new(Settings::new(params))),
             changing: AtomicBool::new(false),
             funnel: Funnel::default(),
-            may_schedule,
+            place,
             me: Weak::clone(me),
         })
     }
@@ -71,7 +92,10 @@ impl Queues {
     /// A lane on this core.
     pub fn lane(&self, who: Who, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         // Also where another core will have the order: that this one can't open it shows here.
-        let below = self.disk.open(cx)?;
+        let mut below = self.disk.open(cx)?;
+        if let Some(set) = &self.shared {
+            below = set.lane(self.id, below, cx);
+        }
         let me = self.me.upgrade().expect("it is being used");
         Ok(Box::new(QueueLane::new(me, who, below, cx)))
     }
@@ -95,9 +119,18 @@ impl Queues {
         self.funnel.open(&me, cx)
     }
 
-    /// The longest request that is made of several.
-    pub fn merged_max(&self, settings: &Settings) -> Sectors {
-        settings.merged_max(self.most(settings.params.max_sectors_kb).max_sectors)
+    /// What is merged, as of now.
+    pub fn bounds(&self, settings: &Settings) -> Bounds {
+        let limits = self.most(settings.params.max_sectors_kb);
+        let longest = settings.merged_max(limits.max_sectors);
+        match self.place {
+            // Without a table there is no end yet.
+            Place::Device if limits.size > Sectors::ZERO => {
+                let block = u64::from(limits.logical_block) / udm_core::SECTOR_SIZE;
+                Bounds { longest, block: block.max(1), end: Sector(limits.size.0) }
+            }
+            _ => Bounds { longest, block: 1, end: Sector(u64::MAX) },
+        }
     }
 
     fn most(&self, max_sectors_kb: u32) -> Limits {
@@ -115,7 +148,12 @@ impl Queues {
     pub fn report(&self, cores: usize) -> QueueReport {
         let settings = Arc::clone(&self.now());
         let most = self.most(settings.params.max_sectors_kb).max_sectors;
-        settings.report(cores, most, self.disk.limits().max_sectors)
+        let mut report = settings.report(cores, most, self.disk.limits().max_sectors);
+        let of = report.hw_queues.len();
+        for (nth, hw_queue) in report.hw_queues.iter_mut().enumerate() {
+            hw_queue.shared = self.shared.as_ref().and_then(|set| set.look(self.id, nth, of));
+        }
+        report
     }
 
     /// See [`udm_core::DiskQueue::change`].
@@ -127,7 +165,7 @@ impl Queues {
         for (name, value) in first.into_iter().chain(others) {
             params.change(name, value).map_err(|why| OpenError::new(EINVAL, why))?;
         }
-        if params.scheduler != Scheduler::None && !self.may_schedule {
+        if params.scheduler != Scheduler::None && self.place == Place::Unscheduled {
             return Err(OpenError::new(EINVAL, "no_sched=1 forbids a scheduler"));
         }
         if self.changing.load(Ordering::Acquire) {

@@ -84,6 +84,7 @@ impl Settings {
                 tags: each,
                 tags_in_use: each.saturating_sub(free),
                 in_line,
+                shared: None,
             }
         };
         let hw_queues = (0..sets).map(hw_queue).collect();

@@ -394,10 +394,22 @@ fn b03_bad_blocks_and_other_faults() {
     assert_eq!(null(&many.join(",")).unwrap_err(), "null: badblocks: there are more than 512 ranges");
 }
 
+/// Who shares tags has a queue, with the numbers of what is shared.
+#[test]
+fn shared_tags_ask_for_a_queue() {
+    let params = null("size=1M,shared_tags=1,hw_queue_depth=8").unwrap();
+    assert_eq!(params.to_string(), "null:size=1M,hw_queue_depth=8,shared_tags=1,scheduler=none");
+    let queue = params.queue.clone().unwrap();
+    assert_eq!((queue.nr_hw_queues, queue.queue_depth), (1, 8));
+    assert_eq!(null(&params.to_string()["null:".len()..]).unwrap(), params);
+    assert_eq!(null("size=1M,shared_tags=0").unwrap().queue, None);
+}
+
 /// What has no meaning without a kernel is taken, in its range, and changes nothing.
 #[test]
 fn null_parameters_without_effect() {
-    let words = "blocking=1,home_node=-1,poll_queues=3,shared_tags=1,shared_tag_bitmap=1,use_per_node_hctx=0,virt_boundary=1";
+    let words =
+        "blocking=1,home_node=-1,poll_queues=3,shared_tag_bitmap=1,use_per_node_hctx=0,virt_boundary=1";
     assert_eq!(null(words).unwrap(), NullParams::default());
     assert_eq!(null("home_node=4294967295").unwrap(), NullParams::default());
 }

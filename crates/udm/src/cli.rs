@@ -80,6 +80,13 @@ or fails after 10 s: it is changed all the same when they are, and until then no
 Example:\n  udm queue disk scheduler=mq-deadline nr_requests=64"
     )]
     Queue(QueueArgs),
+    /// Show or turn the power of disks that a device's table uses
+    #[command(
+        after_help = "A null device with cache_size has a switch, as null_blk's power: off loses what was written and not flushed, and until it is on again every request fails. \
+It is the disk's, whichever tables use it, until its last table is gone. Clients are not told, as with a disk that lost its power for a moment.\n\n\
+Example:\n  udm power disk off && udm power disk on"
+    )]
+    Power(PowerArgs),
     /// Wait until the number of a device's events is another
     #[command(
         after_help = "Events are paths that fail and return, snapshots that end, renames and the removal of a device with a table: udm info has their number. \

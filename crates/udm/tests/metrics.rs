@@ -136,6 +136,34 @@ fn what_clients_asked_for() {
     assert!(look(&server).1[r#"udm_request_duration_seconds_sum{device="a \"b\"\\c",op="read"}"#] > 0.0);
 }
 
+/// A disk that takes 2 s a request: reads and writes that it has, apart, as the kernel's `inflight`
+/// has them.
+#[test]
+fn b07_reads_and_writes_in_flight() {
+    let table = "d=0 8192 linear null:size=4M,irqmode=2,completion_nsec=2000000000 0";
+    let server = Server::start_with(&[table], &["--cores", "0,1"]);
+    let in_flight = || -> [f64; 2] {
+        let (_, _, body) = server.http("GET", "/v1/stats", "");
+        let stats: Value = serde_json::from_str(&body).unwrap();
+        let one = &stats["devices"][0];
+        let of = |op: &str| one["served"][op]["in_flight"].as_f64().unwrap_or(0.0);
+        assert_eq!(one["in_flight"].as_f64(), Some(of("read") + of("write")));
+        [of("read"), of("write")]
+    };
+    let reaches = |what: [f64; 2]| until(&format!("{what:?}"), || (in_flight() == what).then_some(()));
+    assert_eq!(in_flight(), [0.0, 0.0]);
+    let mut clients = [(); 2].map(|()| Client::connect(&server.nbd, "d"));
+    clients[0].ask(Command::Read, 0, 4096);
+    reaches([1.0, 0.0]);
+    clients[1].ask(Command::Write, 4096, 4096);
+    reaches([1.0, 1.0]);
+    let all = look(&server).1;
+    let of = |op: &str| all[&format!("udm_requests_in_flight_by_op{{device=\"d\",op=\"{op}\"}}")];
+    assert_eq!([of("read"), of("write")], [1.0, 1.0]);
+    clients.iter_mut().for_each(|client| assert_eq!(client.error(), 0));
+    reaches([0.0, 0.0]);
+}
+
 #[test]
 fn paths_and_snapshots() {
     // The same disk twice in one group: their places tell them apart.
@@ -210,6 +238,8 @@ fn the_same_as_json() {
         for (op, served) in device["served"].as_object().unwrap() {
             let of = |metric: &str| metrics[&format!("{metric}{{device=\"{name}\",op=\"{op}\"}}")];
             assert_eq!(served["requests"].as_f64().unwrap(), of("udm_requests_total"), "{name} {op}");
+            let in_flight = served["in_flight"].as_f64().unwrap();
+            assert_eq!(in_flight, of("udm_requests_in_flight_by_op"), "{name} {op}");
             assert_eq!(served["bytes"].as_f64().unwrap(), of("udm_request_bytes_total"), "{name} {op}");
             assert_eq!(served["errors"].as_f64().unwrap(), of("udm_request_errors_total"), "{name} {op}");
             let timed = steps(served).values().sum::<u64>() as f64;

@@ -4,6 +4,8 @@
 mod support;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use support::nbd::Client;
 use support::servers::fio;
 use support::{Server, has, skipped, text};
@@ -222,6 +224,40 @@ fn a_change_waits_for_requests_of_before_and_not_for_ever() {
     server.says(&["message", "mp", "0", "reinstate_path 253:0"]);
     assert_eq!((client.error(), client.error()), (0, 0));
     support::until("the change", || server.says(&["queue", "mp"]).contains("nomerges=2").then_some(()));
+    // Who is renamed while it waits is the same device.
+    server.says(&["message", "mp", "0", "fail_path 253:0"]);
+    client.ask_read(0);
+    support::until("a request with a tag", || server.says(&["queue", "mp"]).contains("1 of 8").then_some(()));
+    let waits = support::udm(&["queue", "mp", "nomerges=0", "--socket"]).arg(&server.socket).spawn();
+    support::until("the change in line", || {
+        server.says(&["queue", "mp"]).contains(", 1 in line").then_some(())
+    });
+    server.says(&["rename", "mp", "other"]);
+    server.says(&["message", "other", "0", "reinstate_path 253:0"]);
+    assert_eq!(client.error(), 0);
+    assert!(waits.unwrap().wait().unwrap().success());
+    assert!(server.says(&["queue", "other"]).contains("nomerges=0"));
+}
+
+/// What a client of the API may say that the verb never does.
+#[test]
+fn a_change_of_nothing_or_of_one_thing_twice_is_refused() {
+    let server = Server::start(&["d=0 2048 linear mem:1M,queue_depth=4 0"]);
+    let asked = |body: &str| {
+        let mut stream = UnixStream::connect(&server.socket).unwrap();
+        let head = "POST /v1/devices/d/queue HTTP/1.1\r\nHost: udm\r\nConnection: close\r\nContent-Type: application/json";
+        write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 400 "), "{answer}");
+        let refused: serde_json::Value = serde_json::from_str(body).unwrap();
+        refused["error"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(asked(r#"{"settings":{}}"#), "d: there are no settings to change: Invalid argument");
+    let twice = asked(r#"{"settings":{"nomerges":"1","nomerges":"2"}}"#);
+    assert!(twice.starts_with("request: \"nomerges\" is given twice at line 1 "), "{twice}");
+    assert!(server.says(&["queue", "d"]).contains("nomerges=0"));
 }
 
 /// The same over a request-based device's own queue, which is suspended and gets tables, with one

@@ -45,8 +45,10 @@ pub enum Need {
     LargeBlocks,
     /// More than 2^32 bytes.
     Huge,
-    /// Below are disks whose power can be cut, and that fail and wait on demand.
+    /// Below are disks that fail and wait on demand.
     Disks,
+    /// The power of what is below can be cut.
+    Power,
     /// It is a mapped device.
     Mapped,
     /// It is used by its lanes, where every flag of a bio can be said.
@@ -76,7 +78,8 @@ impl Need {
             Need::NoZeroes => (writes && !facts.can(Op::WriteZeroes), "it takes write-zeroes"),
             Need::LargeBlocks => (facts.block() > 1, "its blocks are sectors"),
             Need::Huge => (facts.size() > 1 << 23, "it is small"),
-            Need::Disks => (made.ground.has_power_switch(), "it is not over disks in memory"),
+            Need::Disks => (made.ground.has_disks(), "it is not over disks in memory"),
+            Need::Power => (made.ground.has_power(), "its power can't be cut"),
             Need::Mapped => (made.mapped.is_some(), "it is no mapped device"),
             Need::Lanes => (!kind.is_served(), "NBD has no word for it"),
             Need::Server => (kind.is_served(), "it is no server"),
@@ -124,14 +127,14 @@ pub const CASES: &[Case] = &[
     case("data::after_random_requests", &[Need::Stores], data::after_random_requests),
     case("flags::all_on_every_operation", &[Need::Lanes], flags::all_on_every_operation),
     case("flags::fua_over_the_wire", &[Need::Server, Need::Stores], flags::fua_over_the_wire),
-    case("flags::flush_is_durable", &[Need::Stores, Need::Disks], flags::flush_is_durable),
+    case("flags::flush_is_durable", &[Need::Stores, Need::Power], flags::flush_is_durable),
     case(
         "flags::flush_covers_other_handles",
-        &[Need::Stores, Need::Disks],
+        &[Need::Stores, Need::Power],
         flags::flush_covers_other_handles,
     ),
-    case("flags::fua_is_durable", &[Need::Stores, Need::Disks], flags::fua_is_durable),
-    case("flags::preflush_is_durable", &[Need::Stores, Need::Disks, Need::Lanes], flags::preflush_is_durable),
+    case("flags::fua_is_durable", &[Need::Stores, Need::Power], flags::fua_is_durable),
+    case("flags::preflush_is_durable", &[Need::Stores, Need::Power, Need::Lanes], flags::preflush_is_durable),
     case("zeroes::read_as_zeroes", &[Need::Stores, Need::Zeroes], zeroes::read_as_zeroes),
     case("zeroes::without_the_ability", &[Need::Stores, Need::NoZeroes], zeroes::without_the_ability),
     case("discard::then_write_and_read", &[Need::Stores, Need::Discard], zeroes::discard_then_write),

@@ -44,6 +44,9 @@ pub struct Device {
     /// The queues in front of what its live table uses, and its own, in the order of their numbers.
     #[serde(default)]
     pub queues: Vec<Queue>,
+    /// The disks of its live table whose power has a switch, in the order of their numbers.
+    #[serde(default)]
+    pub power: Vec<Power>,
 }
 
 /// All mapped devices, in the order of their numbers.

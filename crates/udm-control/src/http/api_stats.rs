@@ -70,6 +70,9 @@ pub struct DeviceStats {
 /// What one operation has come to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Served {
+    /// Requests that the device has.
+    #[serde(default)]
+    pub in_flight: u64,
     /// Requests that were answered, errors included.
     pub requests: u64,
     /// What of them went well.

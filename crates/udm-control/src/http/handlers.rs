@@ -303,8 +303,20 @@ pub(super) async fn change_queue(
         let why = "requests of before do not end; it is changed when they have";
         VerbError::new(&name, TargetError::errno(ETIMEDOUT).because(why))
     };
-    tokio::time::timeout(QUEUE_CHANGE_MAX, change).await.map_err(late)??;
-    Ok(Json(verbs::info(&registry, &name)?))
+    Ok(Json(tokio::time::timeout(QUEUE_CHANGE_MAX, change).await.map_err(late)??))
+}
+
+pub(super) async fn turn_power(
+    State(Shared { registry, gates, .. }): State<Shared>,
+    Named(name): Named,
+    Body(body): Body<api::TurnPower>,
+) -> Answer<api::Device> {
+    let device = name.clone();
+    let turn = move || {
+        verbs::turn_power(&registry, &device, body.disk.as_deref(), body.on)?;
+        verbs::info(&registry, &device)
+    };
+    Ok(Json(gates.messages.run(&name, turn).await?))
 }
 
 pub(super) async fn command_path(

@@ -287,6 +287,15 @@ fn devices() -> Vec<Route> {
         .gives::<api::Device>(),
         Route::new(
             post.clone(),
+            "/v1/devices/{name}/power",
+            "turnPower",
+            "Turns the power of disks that its table uses on or off",
+            h::turn_power,
+        )
+        .takes::<api::TurnPower>()
+        .gives::<api::Device>(),
+        Route::new(
+            post.clone(),
             "/v1/devices/{name}/suspend",
             "suspendDevice",
             "Parks new requests and waits for those in flight",

@@ -40,6 +40,7 @@ metrics! {
     BYTES = COUNTER "udm_request_bytes_total": "What of them went well, in bytes";
     ERRORS = COUNTER "udm_request_errors_total": "Requests of clients that were answered with an error";
     IN_FLIGHT = GAUGE "udm_requests_in_flight": "Requests of clients that the device has";
+    OP_IN_FLIGHT = GAUGE "udm_requests_in_flight_by_op": "Of those, the ones of an operation";
     DURATION = HISTOGRAM "udm_request_duration_seconds": "How long the device had requests of clients";
     PATH_UP = GAUGE "udm_path_up": "1 when the path is in use, 0 when it is failed";
     PATH_EJECTED = GAUGE "udm_path_ejected": "1 while the path is out of use for being slow";

@@ -65,6 +65,7 @@ fn operation(labels: Labels<'_>, served: &api::Served, all: &mut Families) {
     all.add(&m::REQUESTS, labels, served.requests as f64);
     all.add(&m::BYTES, labels, served.bytes as f64);
     all.add(&m::ERRORS, labels, served.errors as f64);
+    all.add(&m::OP_IN_FLIGHT, labels, served.in_flight as f64);
     let steps: Vec<_> = served.latency.iter().map(|(below, count)| (Nanos(*below), *count)).collect();
     all.add_times(&m::DURATION, labels, &steps, Nanos(served.time_ns));
 }

@@ -47,7 +47,7 @@ impl RequestQueues {
     /// What makes a device's queue.
     pub(crate) fn queue_by(self, cores: usize) -> Option<QueueBy> {
         let params = self.params(cores)?;
-        Some(Box::new(move |device| Arc::new(Queued::new(device, &params)) as Arc<dyn Device>))
+        Some(Box::new(move |device| Arc::new(Queued::of_device(device, &params)) as Arc<dyn Device>))
     }
 }
 

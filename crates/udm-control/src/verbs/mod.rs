@@ -11,6 +11,7 @@ mod hold;
 mod multipath;
 #[cfg(test)]
 mod partners_tests;
+mod power;
 mod queue;
 mod remove;
 mod rename;
@@ -28,6 +29,7 @@ pub use change::{
 pub(crate) use change::{Created, make, reload};
 pub use events::wait_event;
 pub use multipath::{Grouped, create_multipath_until};
+pub use power::turn_power;
 pub use queue::change_queues;
 pub use remove::{Removal, remove, remove_until, see_to_deferred};
 pub use rename::rename;

@@ -1,12 +1,13 @@
 //! The queues in front of what tables use: what they do, and changes of it.
 
+use super::show::describe;
 use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;
-use udm_core::errno::EINVAL;
+use udm_core::errno::{EINVAL, ENXIO};
 use udm_core::{DevNo, Device, HwQueueReport, OpenError, QueueReport};
 use udm_dm::TargetError;
 
@@ -17,10 +18,15 @@ pub(super) fn queues(registry: &Registry, mapped: &Mapped) -> Vec<api::Queue> {
 
 /// What has a queue in front of it: of what the live table uses, and the device itself.
 fn queued(mapped: &Mapped) -> BTreeMap<DevNo, Arc<dyn Device>> {
+    let own = (mapped.device.number(), Arc::clone(&mapped.device) as Arc<dyn Device>);
+    used(mapped).chain([own]).filter(|(_, device)| device.queue().is_some()).collect()
+}
+
+/// What the live table uses, by number.
+pub(super) fn used(mapped: &Mapped) -> impl Iterator<Item = (DevNo, Arc<dyn Device>)> {
     let live = mapped.device.live();
     let used = live.iter().flat_map(|table| table.devices()).map(|used| (used.number, used.device));
-    let own = (mapped.device.number(), Arc::clone(&mapped.device) as Arc<dyn Device>);
-    used.chain([own]).filter(|(_, device)| device.queue().is_some()).collect()
+    used.collect::<Vec<_>>().into_iter()
 }
 
 fn queue(registry: &Registry, number: DevNo, device: &dyn Device) -> Option<api::Queue> {
@@ -30,6 +36,12 @@ fn queue(registry: &Registry, number: DevNo, device: &dyn Device) -> Option<api:
         tags: hw.tags.into(),
         tags_in_use: hw.tags_in_use.into(),
         in_line: hw.in_line.into(),
+        shared: hw.shared.map(|shared| api::SharedTags {
+            held: shared.held.into(),
+            most: shared.most.into(),
+            tags: shared.tags.into(),
+            disks: shared.disks.into(),
+        }),
     };
     Some(api::Queue {
         number: number.to_string(),
@@ -41,21 +53,26 @@ fn queue(registry: &Registry, number: DevNo, device: &dyn Device) -> Option<api:
 }
 
 /// Changes settings of the queues in front of what the live table of the device `word` uses and of
-/// its own, or of one of them: `disk`, by its number or URI. Returns when they hold; whoever gives
-/// up before that takes nothing back.
+/// its own, or of one of them: `disk`, by its number or URI. Returns the device when they hold,
+/// whatever its name is by then; whoever gives up before that takes nothing back.
 ///
 /// # Errors
-/// ENXIO when there is no such device; EINVAL where it has no such queue, and for what can't be
-/// set; EBUSY while a queue is being changed. With several queues the first may be changed then.
+/// ENXIO when there is no such device, or when it has been removed meanwhile; EINVAL where it has
+/// no such queue, and for what can't be set; EBUSY while a queue is being changed. With several
+/// queues the first may be changed then.
 pub async fn change_queues(
     registry: &Registry,
     word: &str,
     disk: Option<&str>,
     settings: &BTreeMap<String, String>,
-) -> Result<(), VerbError> {
+) -> Result<api::Device, VerbError> {
     let refused = |errno, why| VerbError::new(word, TargetError::errno(errno).because(why));
+    if settings.is_empty() {
+        return Err(refused(EINVAL, "there are no settings to change".into()));
+    }
     let settings: Vec<_> = settings.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-    let mut all = queued(&*registry.find(word)?);
+    let mapped = registry.find(word)?;
+    let mut all = queued(&mapped);
     if let Some(disk) = disk {
         all.retain(|number, _| number.to_string() == disk || registry.uri_of(*number) == disk);
     }
@@ -80,5 +97,8 @@ pub async fn change_queues(
         // One that is dropped is gone with its disk.
         let _ = told.await;
     }
-    Ok(())
+    match registry.listed(&mapped.device) {
+        Some(mapped) => Ok(describe(registry, &mapped)),
+        None => Err(refused(ENXIO, "it has been removed meanwhile".into())),
+    }
 }

@@ -1,5 +1,6 @@
 //! What there is, as dmsetup shows it.
 
+use super::power::power;
 use super::queue::queues;
 use crate::error::VerbError;
 use crate::http::api;
@@ -164,6 +165,7 @@ pub(super) fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
         read_only: info.read_only,
         deferred_remove: mapped.is_deferred(),
         queues: queues(registry, mapped),
+        power: power(registry, mapped),
     }
 }
 

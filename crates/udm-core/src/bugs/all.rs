@@ -366,6 +366,25 @@ bugs! {
     TagsNotAwaited: Devices,
     /// What waits in a queue whose settings change is lost.
     WaitingNotMoved: Devices,
+    /// Other settings of a queue hold, and what a lane had sent to the core with the one order does
+    /// not come home.
+    WayLeftEarly: Devices,
+    /// What a mapped device will refuse is merged in its queue with what it would serve.
+    MergedUnsound: Devices,
+    /// A queue has a tag again for what waits, sends it down, and does not look whether it ended
+    /// there at once.
+    SentUnpolled: Devices,
+    /// A lane sends waiting requests to the core with the one order when settings have changed, and
+    /// does not ask to be told of the answers.
+    WayNotAwaited: Devices,
+    /// What a disk hands back to a suspend keeps the tag that it had of the disk's queue.
+    HandedBackKeepsTag: Devices,
+    /// Each lane of a request-based device has a queue to itself.
+    QueueForEachLane: Devices,
+    /// A tag that disks share is handed over, and who waits for it is not told.
+    SharedTagNotRung: Devices,
+    /// Of the tags that disks share each batch that comes home gives one back too many.
+    SharedTagTwice: Devices,
     /// A write that must be durable is merged into one that need not be.
     MergedFlags: Devices,
     /// A request that was merged fails, and the first of its parts does not.
@@ -396,4 +415,8 @@ bugs! {
     BudgetPassed: Faults,
     /// A request that ends in the first of several bad blocks of a null device is served.
     BadEndServed: Faults,
+    /// A flush of a null device leaves the first page in its cache.
+    FlushMissesPage: Faults,
+    /// A FUA write goes past the cache, which keeps what it had there.
+    FuaKeepsCached: Faults,
 }

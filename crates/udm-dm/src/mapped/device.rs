@@ -376,6 +376,7 @@ impl Device for MappedDevice {
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         match self.queue.in_front() {
+            Some(_) if bugs::on(Bug::QueueForEachLane) => self.queue.another(self.id, &self.me).open(cx),
             Some(queue) => queue.open(cx),
             None => self.open_bare(cx),
         }

@@ -24,9 +24,15 @@ impl Queue {
 
     /// The device is request-based, and has its queue from now on.
     pub fn begin(&self, id: DeviceId, device: &Weak<MappedDevice>) {
-        if let Some(by) = self.by.get() {
-            self.in_front.get_or_init(|| by(Arc::new(Bare { id, device: Weak::clone(device) })));
+        if self.by.get().is_some() {
+            self.in_front.get_or_init(|| self.another(id, device));
         }
+    }
+
+    /// One that nobody has yet.
+    pub fn another(&self, id: DeviceId, device: &Weak<MappedDevice>) -> Arc<dyn Device> {
+        let bare = Arc::new(Bare { id, device: Weak::clone(device) });
+        self.by.get().map_or(Arc::clone(&bare) as Arc<dyn Device>, |by| by(bare))
     }
 }
 
@@ -35,6 +41,11 @@ impl MappedDevice {
     /// one stays.
     pub fn queue_by(&self, by: QueueBy) {
         let _ = self.queue.by.set(by);
+    }
+
+    /// The device's own queue, where it has one.
+    pub fn own_queue(&self) -> Option<Arc<dyn Device>> {
+        self.queue.in_front().cloned()
     }
 }
 

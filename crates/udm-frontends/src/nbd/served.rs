@@ -14,6 +14,8 @@ use udm_wire::nbd::Command;
 /// What one operation of a device has come to, since its first client came.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpServed {
+    /// Requests that the device has, and those that wait for one of them to end.
+    pub in_flight: u64,
     /// Requests answered, errors included.
     pub requests: u64,
     /// Bytes of those that went well: read, written, discarded or zeroed.
@@ -31,7 +33,7 @@ pub struct OpServed {
 pub struct ServedReport {
     /// By operation, in the order of [`Op::ALL`].
     pub ops: [OpServed; Op::ALL.len()],
-    /// Requests that the device has, and those that wait for one of them to end.
+    /// Of all operations.
     pub in_flight: u64,
 }
 
@@ -42,13 +44,13 @@ pub(super) struct Served(Mutex<BTreeMap<CoreId, Arc<CachePadded<CoreServed>>>>);
 /// What one core counts for a device.
 #[derive(Default)]
 pub(super) struct CoreServed {
-    begun: AtomicU64,
-    ended: AtomicU64,
     ops: [Counts; Op::ALL.len()],
 }
 
 #[derive(Default)]
 struct Counts {
+    begun: AtomicU64,
+    ended: AtomicU64,
     requests: AtomicU64,
     bytes: AtomicU64,
     errors: AtomicU64,
@@ -75,15 +77,15 @@ const fn op_of(command: Command) -> Option<Op> {
 impl CoreServed {
     /// A request is whole, and goes on its way.
     pub(super) fn begin(&self, command: Command) {
-        if op_of(command).is_some() {
-            add(&self.begun, 1);
+        if let Some(op) = op_of(command) {
+            add(&self.ops[op as usize].begun, 1);
         }
     }
 
     /// The device is done with it, or it does not go there after all.
     pub(super) fn end(&self, command: Command) {
-        if op_of(command).is_some() {
-            add(&self.ended, 1);
+        if let Some(op) = op_of(command) {
+            add(&self.ops[op as usize].ended, 1);
         }
     }
 
@@ -115,9 +117,11 @@ impl Served {
     pub(super) fn report(&self) -> ServedReport {
         let mut report = ServedReport::default();
         for core in self.0.lock().unwrap_or_else(PoisonError::into_inner).values() {
-            let ended = core.ended.load(Relaxed);
-            report.in_flight += core.begun.load(Relaxed).saturating_sub(ended);
             for (sum, counts) in report.ops.iter_mut().zip(&core.ops) {
+                let ended = counts.ended.load(Relaxed);
+                let in_flight = counts.begun.load(Relaxed).saturating_sub(ended);
+                sum.in_flight += in_flight;
+                report.in_flight += in_flight;
                 sum.requests += counts.requests.load(Relaxed);
                 sum.bytes += counts.bytes.load(Relaxed);
                 sum.errors += counts.errors.load(Relaxed);

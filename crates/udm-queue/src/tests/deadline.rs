@@ -75,6 +75,26 @@ fn what_is_due_goes_first() {
     }
 }
 
+/// Two that become one by a third are as old as the older, in its place (kernel
+/// `dd_merged_requests`), and found at both ends.
+#[test]
+fn what_is_joined_is_due_when_its_oldest_part_is() {
+    for (age, want) in [(499, "1001 4"), (500, "4 1001")] {
+        let words = "queue_depth=1,scheduler=mq-deadline,nr_requests=99,fifo_batch=1,read_expire=500";
+        let mut world = World::new(1, words);
+        world.submit(0, vec![read(1000, 1)]);
+        world.submit(0, vec![read(7, 1)]);
+        world.now = Nanos(1 + 300 * 1_000_000);
+        world.submit(0, vec![read(5, 1)]);
+        for sector in [6, 8, 4] {
+            world.submit(0, vec![read(sector, 1)]);
+        }
+        world.now = Nanos(1 + age * 1_000_000);
+        world.submit(0, vec![read(1001, 1)]);
+        assert_eq!(order(&mut world), want, "{age} ms old");
+    }
+}
+
 #[test]
 fn flushes_go_first() {
     let mut world = waiting("nr_requests=99");

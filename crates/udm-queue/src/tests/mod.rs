@@ -3,6 +3,7 @@
 mod changing;
 mod deadline;
 mod merging;
+mod shared;
 mod sharing;
 
 use super::*;
@@ -232,6 +233,7 @@ fn a_report_says_what_holds_and_who_has_the_tags() {
         tags: 4,
         tags_in_use,
         in_line,
+        shared: None,
     };
     assert_eq!(report.hw_queues, [queue(&[0, 1], 4, 1), queue(&[2], 0, 0)]);
     while !world.at_disk().is_empty() {

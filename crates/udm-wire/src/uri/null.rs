@@ -3,8 +3,8 @@
 //!
 //! Where udm differs from null_blk: `size` and `cache_size` are sizes like all of udm's (`4G`; a
 //! bare number counts bytes, not MiB); what means nothing to a device without a kernel (NUMA,
-//! sleeping, shared tags) is taken and forgotten; and what there is no device for (zones, power) is
-//! refused.
+//! sleeping) is taken and forgotten; and what there is no device for (zones) or no word of a URI
+//! (power) is refused.
 
 use super::{NullFaults, QueueParams, Scheduler, UriError, switch};
 use crate::size::{self, Size};
@@ -35,12 +35,15 @@ pub struct NullParams {
     pub memory_backed: bool,
     /// Takes discards; off unless `memory_backed`.
     pub discard: bool,
-    /// Volatile write cache in bytes, whole MiB; 0 unless `memory_backed`.
+    /// The volatile write cache in bytes, whole MiB; 0 unless `memory_backed`.
     pub cache_size: u64,
     /// Takes FUA; default on.
     pub fua: bool,
     /// What it does wrong on purpose, and how slow it is.
     pub faults: NullFaults,
+    /// It shares its tags with all other such devices of as many hardware queues and tags; default
+    /// off. With it there is a queue.
+    pub shared_tags: bool,
     /// It may have no scheduler; default off.
     pub no_sched: bool,
     /// The queue in front of it; `None` for none. null_blk has the files of any disk for it.
@@ -63,6 +66,7 @@ impl Default for NullParams {
             cache_size: 0,
             fua: true,
             faults: NullFaults::default(),
+            shared_tags: false,
             no_sched: false,
             queue: None,
         }
@@ -75,8 +79,7 @@ const NAMES: &str = "badblocks, blocking, blocksize (bs), cache_size, completion
                      shared_tag_bitmap, shared_tags, size, submit_queues, timeout, use_per_node_hctx, virt_boundary";
 
 /// What is 0 or 1 in null_blk and means nothing here.
-const WITHOUT_EFFECT: [&str; 5] =
-    ["blocking", "shared_tag_bitmap", "shared_tags", "use_per_node_hctx", "virt_boundary"];
+const WITHOUT_EFFECT: [&str; 4] = ["blocking", "shared_tag_bitmap", "use_per_node_hctx", "virt_boundary"];
 
 /// What null_blk has and a null device of udm has not.
 const LEFT_OUT: &[&str] = &[
@@ -128,6 +131,9 @@ impl NullParams {
         }
         if params.no_sched && params.queue.as_ref().is_some_and(|q| q.scheduler != Scheduler::None) {
             return Err(UriError::new("null: no_sched=1 forbids a scheduler"));
+        }
+        if params.shared_tags {
+            params.queue.get_or_insert_default();
         }
         if let Some(queue) = &mut params.queue {
             (queue.nr_hw_queues, queue.queue_depth) = (params.submit_queues, params.hw_queue_depth);
@@ -218,6 +224,10 @@ impl NullParams {
                 };
                 "cache_size"
             }
+            "shared_tags" => {
+                self.shared_tags = on_off()?;
+                "shared_tags"
+            }
             "no_sched" => {
                 self.no_sched = on_off()?;
                 "no_sched"
@@ -303,6 +313,9 @@ impl fmt::Display for NullParams {
             f.write_str(",fua=0")?;
         }
         write!(f, "{}", self.faults)?;
+        if self.shared_tags {
+            f.write_str(",shared_tags=1")?;
+        }
         if self.no_sched {
             f.write_str(",no_sched=1")?;
         }

@@ -1,7 +1,7 @@
 //! What verbs that change a device take.
 
 use super::{Print, Talk, seconds};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -249,4 +249,31 @@ pub struct QueueArgs {
     /// Only this queue, by its number or URI as they are shown
     #[arg(long, value_name = "DISK")]
     pub disk: Option<String>,
+}
+
+/// `udm power`.
+#[derive(Debug, Args)]
+pub struct PowerArgs {
+    #[command(flatten)]
+    pub talk: Talk,
+    #[command(flatten)]
+    pub print: Print,
+    /// The device
+    pub name: String,
+    /// Which way to turn it [default: show what is]
+    pub switch: Option<Switch>,
+    /// Only this disk, by its number or URI as they are shown
+    #[arg(long, value_name = "DISK")]
+    pub disk: Option<String>,
+}
+
+/// A switch: null_blk's attribute has 1 and 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// There is power
+    #[value(alias = "1")]
+    On,
+    /// There is none
+    #[value(alias = "0")]
+    Off,
 }

@@ -288,7 +288,7 @@ mod tests {
 
     fn served(requests: u64, latency: &[Step]) -> Served {
         let latency = latency.to_vec();
-        Served { requests, bytes: requests * 4096, errors: requests / 10, time_ns: 0, latency }
+        Served { requests, bytes: requests * 4096, errors: requests / 10, latency, ..Served::default() }
     }
 
     fn device(number: u32, served_by: &[(&str, Served)]) -> DeviceStats {

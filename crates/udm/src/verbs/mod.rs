@@ -7,6 +7,7 @@ mod change;
 mod events;
 mod generate;
 mod manual;
+mod power;
 mod queue;
 mod reconfigure;
 mod show;
@@ -37,6 +38,7 @@ pub fn run(verb: &Verb) -> Result<()> {
         Verb::Resume(args) => change::resume(args),
         Verb::Message(args) => change::message(args),
         Verb::Queue(args) => queue::queue(args),
+        Verb::Power(args) => power::power(args),
         Verb::Wait(args) => show::wait(args),
         Verb::Events(args) => events::listen(args),
         Verb::Reconfigure(args) => reconfigure::run(args),

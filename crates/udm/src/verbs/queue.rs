@@ -58,10 +58,14 @@ pub fn queue_lines(queue: &api::Queue, out: &mut String) {
         let (s, cores) = (if cores.len() == 1 { "" } else { "s" }, cores.join(","));
         let (used, tags) = (hw.tags_in_use, hw.tags);
         let _ = write!(out, "  core{s} {cores}: {used} of {tags} tags in use");
-        let _ = match hw.in_line {
-            0 => writeln!(out),
-            n => writeln!(out, ", {n} in line"),
-        };
+        if hw.in_line > 0 {
+            let _ = write!(out, ", {} in line", hw.in_line);
+        }
+        if let Some(api::SharedTags { held, most, tags, disks }) = &hw.shared {
+            let _ =
+                write!(out, "; {held} of {tags} shared with other disks, {most} at the most, {disks} active");
+        }
+        out.push('\n');
     }
 }
 
@@ -71,8 +75,13 @@ mod tests {
 
     #[test]
     fn a_queue_is_a_few_lines() {
-        let hw =
-            |cores: &[u64], in_line| api::HwQueue { cores: cores.to_vec(), tags: 4, tags_in_use: 4, in_line };
+        let hw = |cores: &[u64], in_line| api::HwQueue {
+            cores: cores.to_vec(),
+            tags: 4,
+            tags_in_use: 4,
+            in_line,
+            shared: None,
+        };
         let queue = api::Queue {
             number: "253:0".into(),
             uri: "mem:1M,queue_depth=4".into(),

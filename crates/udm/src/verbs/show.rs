@@ -1,6 +1,7 @@
 //! Verbs that print something, as dmsetup prints it.
 
 use super::explain;
+use super::power::power_line;
 use super::queue::queue_lines;
 use crate::cli::{ColumnArgs, InfoArgs, ListArgs, LsArgs, ShowArgs, TableArgs, WaitArgs};
 use crate::columns::{Columns, Layout, Wrong, list_of_fields};
@@ -160,10 +161,11 @@ pub fn info(args: &InfoArgs) -> Result<()> {
     let mut out = String::new();
     for device in &devices {
         describe(device, &mut out);
-        if !device.queues.is_empty() {
+        if !device.queues.is_empty() || !device.power.is_empty() {
             // Within its block, in front of the empty line.
             out.pop();
             device.queues.iter().for_each(|queue| queue_lines(queue, &mut out));
+            device.power.iter().for_each(|power| power_line(power, &mut out));
             out.push('\n');
         }
     }

@@ -1,0 +1,301 @@
+//! A volatile cache in front of memory: null_blk's `cache_size`, which a power cut empties.
+//!
+//! What is written is in the cache alone, sector by sector in pages of 4 KiB, until a flush writes
+//! it back, or a page for another write: the next behind the one that went last, by position, as in
+//! null_blk. FUA writes, discards and zeroes go to the memory, and what the cache had there is
+//! dropped. Reads see the cache first.
+//!
+//! A flush is one pass over the device. Each page that was in the cache when it began is met: what
+//! moves in behind it came later. So it ends, whatever others write.
+//!
+//! **Power.** Without it every request fails. One of which a part was served when it went fails,
+//! though it be back: a flush would lack what is lost, and a write its first part.
+//!
+//! *Price.* A lock a piece of a request (128 KiB at the most), as null_blk has one a request, and
+//! an allocation a page that is new in the cache. Only devices with `cache_size` have it.
+
+use crate::mem::Store;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use udm_core::bugs::{self, Bug};
+use udm_core::{Bio, BioFlags, Op, OpenError, PIECE, Part, PowerSwitch, SECTOR_SIZE, Status};
+use zerocopy::FromZeros;
+
+/// Bytes of a page.
+pub(crate) const CACHE_PAGE: u64 = 4096;
+const PAGE: u64 = CACHE_PAGE;
+
+/// What it costs to look for the next page, in bytes touched.
+const LOOK: u64 = 64;
+
+/// Memory, and the cache in front of it. See the module.
+pub struct Cached {
+    pub(crate) store: Arc<Store>,
+    /// Pages in the cache at the most.
+    most: usize,
+    cache: Mutex<Cache>,
+}
+
+struct Cache {
+    pages: BTreeMap<u64, Page>,
+    /// The page behind the one that was written back last to make room.
+    next: u64,
+    is_on: bool,
+    /// How often the power was cut.
+    cuts: u64,
+}
+
+struct Page {
+    bytes: Box<[u8]>,
+    /// A bit a sector that it has.
+    has: u8,
+}
+
+impl Page {
+    /// The sectors that it has, as ranges of bytes of the page.
+    fn sectors(&self) -> impl Iterator<Item = Range<usize>> {
+        let has = self.has;
+        let range = |i: usize| i * SECTOR_SIZE as usize..(i + 1) * SECTOR_SIZE as usize;
+        (0..8).filter(move |i| has & 1 << i != 0).map(range)
+    }
+}
+
+/// The bits of the sectors that bytes `range` of page `index` touch.
+fn bits(index: u64, range: &Range<u64>) -> u8 {
+    let base = index * PAGE;
+    let first = range.start.saturating_sub(base) / SECTOR_SIZE;
+    let end = range.end.saturating_sub(base).min(PAGE).div_ceil(SECTOR_SIZE);
+    (first..end).fold(0, |bits, i| bits | 1 << i)
+}
+
+impl Cached {
+    /// Memory of `size` bytes behind a cache of so many pages, which is on.
+    ///
+    /// # Errors
+    /// EINVAL for a size that no memory has.
+    pub fn new(size: u64, pages: u64) -> Result<Cached, OpenError> {
+        let most = usize::try_from(pages).unwrap_or(usize::MAX).max(1);
+        let cache = Cache { pages: BTreeMap::new(), next: 0, is_on: true, cuts: 0 };
+        Ok(Cached { store: Arc::new(Store::new(size)?), most, cache: Mutex::new(cache) })
+    }
+
+    /// Held for a piece of a request.
+    fn lock(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// May anything of `range` be in the cache? Without power nobody knows.
+    pub(crate) fn has(&self, range: &Range<u64>) -> bool {
+        let cache = self.lock();
+        !cache.is_on || cache.over(range).next().is_some()
+    }
+
+    /// Bytes that a flush in front of `bio` passes over.
+    fn pass(&self, bio: &Bio) -> u64 {
+        let before = bio.op.is_write() && bio.flags.contains(BioFlags::PREFLUSH);
+        let flushes = bio.op == Op::Flush || before;
+        if flushes { self.store.size.bytes() } else { 0 }
+    }
+
+    /// What serving a request costs at the most. A pass may be long.
+    pub(crate) fn cost(&self, bio: &Bio) -> u64 {
+        // The pages that a write drives out cost as much again.
+        if self.pass(bio) > 0 { PIECE + 1 } else { Store::cost(bio).saturating_mul(2) }
+    }
+
+    /// The bytes that the parts of a request count to: a pass over the device in front, and its
+    /// range.
+    #[must_use]
+    pub fn length(&self, bio: &Bio) -> u64 {
+        self.pass(bio).saturating_add(bio.sectors.0.saturating_mul(SECTOR_SIZE))
+    }
+
+    /// Serves a part of one request.
+    pub fn serve(&self, bio: &mut Bio, part: &mut Part) -> Status {
+        let cache = &mut *self.lock();
+        if part.done == 0 {
+            part.mark = cache.cuts;
+        }
+        if !cache.is_on || part.mark != cache.cuts {
+            return Status::IoErr;
+        }
+        if bio.op != Op::Flush
+            && let Some(status) = crate::refusal(bio, self.store.size)
+        {
+            return status;
+        }
+        let pass = self.pass(bio);
+        if part.done < pass
+            && let Err(status) = self.write_back(cache, pass, part)
+        {
+            return status;
+        }
+        if part.done < pass || part.is_done() || part.left == 0 {
+            return Status::Ok;
+        }
+        self.serve_range(cache, bio, pass, part).err().unwrap_or(Status::Ok)
+    }
+
+    /// Goes on with a pass of `pass` bytes.
+    fn write_back(&self, cache: &mut Cache, pass: u64, part: &mut Part) -> Result<(), Status> {
+        while part.done < pass && part.left > 0 {
+            let from = part.done.div_ceil(PAGE).max(u64::from(bugs::on(Bug::FlushMissesPage)));
+            let next = cache.pages.range(from..).next().map(|(index, _)| *index);
+            let Some(index) = next.filter(|index| *index * PAGE < pass) else {
+                part.advance_for(pass - part.done, LOOK);
+                break;
+            };
+            let end = ((index + 1) * PAGE).min(pass);
+            self.write_page(cache, index)?;
+            part.advance_for(end - part.done, PAGE);
+        }
+        Ok(())
+    }
+
+    /// Writes a page back.
+    fn write_page(&self, cache: &mut Cache, index: u64) -> Result<(), Status> {
+        if let Some(page) = cache.pages.get(&index) {
+            for range in page.sectors() {
+                self.store.write(index * PAGE + range.start as u64, &page.bytes[range])?;
+            }
+        }
+        cache.pages.remove(&index);
+        Ok(())
+    }
+
+    /// Serves a part of the range of `bio`, behind a pass of `pass` bytes; in whole sectors, since
+    /// those are what the cache has.
+    fn serve_range(
+        &self,
+        cache: &mut Cache,
+        bio: &mut Bio,
+        pass: u64,
+        part: &mut Part,
+    ) -> Result<(), Status> {
+        let (start, from) = (bio.sector.bytes(), part.done - pass);
+        let now = part.rest().min((part.left & !(SECTOR_SIZE - 1)).max(SECTOR_SIZE));
+        let at = start + from;
+        match bio.op {
+            Op::Flush => {}
+            Op::Read => {
+                bio.data.produce(from as usize, now as usize, |done, piece| {
+                    self.read(cache, at + done as u64, piece);
+                });
+                part.advance(now);
+            }
+            Op::Write => {
+                let is_fua = bio.flags.contains(BioFlags::FUA);
+                let (mut written, mut cost) = (Ok(()), now);
+                bio.data.consume(from as usize, now as usize, |done, piece| {
+                    let at = at + done as u64;
+                    written = written.and_then(|()| match is_fua {
+                        true => self.store.write(at, piece),
+                        false => self.write(cache, at, piece, &mut cost),
+                    });
+                });
+                written?;
+                if is_fua && !bugs::on(Bug::FuaKeepsCached) {
+                    cache.drop_range(&(at..at + now));
+                }
+                part.advance_for(now, cost);
+            }
+            Op::Discard | Op::WriteZeroes => {
+                self.store.zero(start.wrapping_sub(pass), part);
+                cache.drop_range(&(at..start + part.done - pass));
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, cache: &Cache, at: u64, out: &mut [u8]) {
+        self.store.read(at, out);
+        let range = at..at + out.len() as u64;
+        for (index, page) in cache.over(&range) {
+            for sector in page.sectors() {
+                let base = index * PAGE;
+                let from = (base + sector.start as u64).max(range.start);
+                let end = (base + sector.end as u64).min(range.end);
+                if from < end {
+                    out[(from - at) as usize..(end - at) as usize]
+                        .copy_from_slice(&page.bytes[(from - base) as usize..(end - base) as usize]);
+                }
+            }
+        }
+    }
+
+    /// Copies `data` to byte `at` of the cache; what that drove out adds to `cost`.
+    fn write(&self, cache: &mut Cache, mut at: u64, mut data: &[u8], cost: &mut u64) -> Result<(), Status> {
+        while !data.is_empty() {
+            let (index, within) = (at / PAGE, (at % PAGE) as usize);
+            let (now, rest) = data.split_at(data.len().min(PAGE as usize - within));
+            if !cache.pages.contains_key(&index) {
+                *cost += self.make_room(cache)?;
+                let bytes = <[u8]>::new_box_zeroed_with_elems(PAGE as usize).map_err(|_| Status::Resource)?;
+                cache.pages.insert(index, Page { bytes, has: 0 });
+            }
+            if let Some(page) = cache.pages.get_mut(&index) {
+                page.bytes[within..within + now.len()].copy_from_slice(now);
+                page.has |= bits(index, &(at..at + now.len() as u64));
+            }
+            at += now.len() as u64;
+            data = rest;
+        }
+        Ok(())
+    }
+
+    /// Room for one more page, and the bytes that were written back for it.
+    fn make_room(&self, cache: &mut Cache) -> Result<u64, Status> {
+        let mut bytes = 0;
+        while cache.pages.len() >= self.most {
+            let behind = cache.pages.range(cache.next..).next();
+            let Some((&index, _)) = behind.or_else(|| cache.pages.iter().next()) else { break };
+            self.write_page(cache, index)?;
+            cache.next = index + 1;
+            bytes += PAGE;
+        }
+        Ok(bytes)
+    }
+}
+
+impl Cache {
+    /// The pages that have something of `range`.
+    fn over(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &Page)> {
+        let of_range = range.clone();
+        let pages = self.pages.range(range.start / PAGE..range.end.div_ceil(PAGE).max(range.start / PAGE));
+        pages.filter_map(move |(&i, page)| (page.has & bits(i, &of_range) != 0).then_some((i, page)))
+    }
+
+    /// Forgets the sectors of `range`.
+    fn drop_range(&mut self, range: &Range<u64>) {
+        let (mut at, end) = (range.start / PAGE, range.end.div_ceil(PAGE));
+        while at < end
+            && let Some((&index, page)) = self.pages.range_mut(at..end).next()
+        {
+            page.has &= !bits(index, range);
+            if page.has == 0 {
+                self.pages.remove(&index);
+            }
+            at = index + 1;
+        }
+    }
+}
+
+impl PowerSwitch for Cached {
+    fn is_on(&self) -> bool {
+        self.lock().is_on
+    }
+
+    fn turn(&self, on: bool) {
+        let mut cache = self.lock();
+        let cuts = u64::from(cache.is_on && !on);
+        (cache.is_on, cache.cuts) = (on, cache.cuts + cuts);
+        let lost = if cuts > 0 { std::mem::take(&mut cache.pages) } else { BTreeMap::new() };
+        drop(cache);
+        // Memory is given back when no core waits for it.
+        drop(lost);
+    }
+}
+
+#[cfg(test)]
+mod tests;

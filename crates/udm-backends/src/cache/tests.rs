@@ -1,0 +1,222 @@
+//! What the cache has, keeps and loses, against a model.
+
+use crate::null::Null;
+use crate::testing::{Core, bare, scattered};
+use proptest::prelude::*;
+use udm_core::{Bio, BioFlags, Content, Device, Extents, Op, Sector, Sectors, Status, WORK_MAX};
+use udm_wire::uri::{self, DeviceUri};
+
+/// A null device of `words`, with a cache.
+fn null(words: &str) -> Null {
+    let Ok(DeviceUri::Null(params)) = uri::parse(&format!("null:memory_backed=1,discard=1,{words}")) else {
+        panic!("not null: {words}")
+    };
+    Null::new(&params).unwrap()
+}
+
+fn turn(device: &Null, on: bool) {
+    device.power().expect("it has a switch").turn(on);
+}
+
+fn cycle(device: &Null) {
+    turn(device, false);
+    turn(device, true);
+}
+
+fn write(sector: u64, sectors: u64, with: u8, flags: BioFlags) -> Box<Bio> {
+    let mut data = scattered(sectors as usize * 512, &[]);
+    data.fill(with);
+    let mut bio = Bio::write(Sector(sector), Sectors(sectors), data);
+    bio.flags = flags;
+    bio
+}
+
+fn read(core: &mut Core, sector: u64, sectors: u64) -> Vec<u8> {
+    let bio = core.run(Bio::read(Sector(sector), Sectors(sectors), scattered(sectors as usize * 512, &[])));
+    assert_eq!(bio.status, Status::Ok);
+    let mut bytes = vec![0; sectors as usize * 512];
+    bio.data.copy_to(&mut bytes);
+    bytes
+}
+
+fn flush() -> Box<Bio> {
+    bare(Op::Flush, 0, 0)
+}
+
+/// Runs one that may take several turns.
+fn end(core: &mut Core, bio: Box<Bio>) -> Box<Bio> {
+    core.submit(vec![bio]);
+    std::iter::repeat_with(|| core.poll().0.pop()).flatten().next().expect("it ends")
+}
+
+#[derive(Debug, Clone)]
+enum Act {
+    Request { op: Op, at: u64, len: u64, cuts: Vec<usize>, flags: BioFlags },
+    Cut,
+}
+
+/// Sectors of the device: 2 MiB and a part of a page, twice what the cache holds.
+const SECTORS: u64 = 4096 + 3;
+
+fn act() -> impl Strategy<Value = Act> {
+    let op = prop_oneof![
+        8 => Just(Op::Write), 6 => Just(Op::Read), 1 => Just(Op::Discard), 1 => Just(Op::WriteZeroes), 2 => Just(Op::Flush)
+    ];
+    let at = prop_oneof![2 => 0..64u64, 1 => 0..SECTORS, 1 => SECTORS - 9..SECTORS];
+    let flags =
+        prop_oneof![5 => Just(BioFlags::empty()), 1 => any::<u16>().prop_map(BioFlags::from_bits_truncate)];
+    let len = prop_oneof![4 => 1..20u64, 1 => 1..2000u64];
+    let cuts = proptest::collection::vec(1..700usize, 0..4);
+    let request = (op, at, len, cuts, flags).prop_map(|(op, at, len, cuts, flags)| {
+        let (at, len) = if op == Op::Flush { (0, 0) } else { (at, len.min(SECTORS - at)) };
+        Act::Request { op, at, len, cuts, flags }
+    });
+    prop_oneof![12 => request, 1 => Just(Act::Cut)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    /// Reads see what was written last. A power cut leaves of each sector what a flush or a FUA
+    /// write made durable, or something later; from either of two cores.
+    #[test]
+    fn what_a_cut_leaves(acts in proptest::collection::vec((act(), 0..2usize), 1..120)) {
+        let device = null(&format!("size={},cache_size=1M", SECTORS * 512));
+        let mut cores = [Core::over(&device), Core::over(&device)];
+        // What each sector holds, and what it may hold behind a cut, as the number of its write.
+        let mut now = vec![0u64; SECTORS as usize];
+        let mut kept = vec![vec![0u64]; SECTORS as usize];
+        for (i, (act, core)) in acts.into_iter().enumerate() {
+            let nr = i as u64 + 1;
+            let Act::Request { op, at, len, cuts, flags } = act else {
+                cycle(&device);
+                for sector in 0..SECTORS {
+                    let bytes = read(&mut cores[core], sector, 1);
+                    let nr = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+                    let at = sector as usize;
+                    prop_assert!(kept[at].contains(&nr), "sector {sector} has {nr}, of {:?}", kept[at]);
+                    (now[at], kept[at]) = (nr, vec![nr]);
+                }
+                continue;
+            };
+            let mut bio = bare(op, at, len);
+            bio.flags = flags;
+            if op.has_data() {
+                bio.data = scattered(len as usize * 512, &cuts);
+            }
+            if op == Op::Write {
+                bio.data.copy_from(&nr.to_le_bytes().repeat(len as usize * 64));
+            }
+            let bio = end(&mut cores[core], bio);
+            prop_assert_eq!(bio.status, Status::Ok);
+            if op == Op::Flush || op.is_write() && flags.contains(BioFlags::PREFLUSH) {
+                kept.iter_mut().zip(&now).for_each(|(kept, now)| *kept = vec![*now]);
+            }
+            for sector in at as usize..(at + len) as usize {
+                if op == Op::Read {
+                    let mut got = vec![0; len as usize * 512];
+                    bio.data.copy_to(&mut got);
+                    let from = (sector - at as usize) * 512;
+                    prop_assert!(got[from..from + 512] == now[sector].to_le_bytes().repeat(64));
+                } else {
+                    now[sector] = if op == Op::Write { nr } else { 0 };
+                    match op == Op::Write && !flags.contains(BioFlags::FUA) {
+                        true => kept[sector].push(nr),
+                        false => kept[sector] = vec![now[sector]],
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Row B13 at the device: what was not flushed is lost with the power, what was is kept.
+#[test]
+fn b13_a_cut_loses_what_was_not_flushed() {
+    let device = null("size=1M,cache_size=1M");
+    let mut core = Core::over(&device);
+    core.run(write(0, 8, 1, BioFlags::empty()));
+    assert_eq!(read(&mut core, 0, 8), [1; 4096]);
+    cycle(&device);
+    assert_eq!(read(&mut core, 0, 8), [0; 4096]);
+    core.run(write(0, 8, 2, BioFlags::empty()));
+    core.run(flush());
+    core.run(write(3, 1, 3, BioFlags::empty()));
+    cycle(&device);
+    assert_eq!(read(&mut core, 0, 8), [2; 4096]);
+    core.run(write(3, 1, 3, BioFlags::FUA));
+    cycle(&device);
+    assert_eq!(read(&mut core, 3, 1), [3; 512]);
+}
+
+/// It holds no more than it was given: what is over was written back.
+#[test]
+fn a_full_cache_writes_back() {
+    let device = null("size=4M,cache_size=1M");
+    let mut core = Core::over(&device);
+    for page in 0..512 {
+        core.run(write(page * 8, 8, 1, BioFlags::empty()));
+    }
+    cycle(&device);
+    let kept = (0..512).filter(|page| read(&mut core, page * 8, 1) == [1; 512]).count();
+    assert_eq!(kept, 256, "1 MiB of 2 was in the cache");
+}
+
+#[test]
+fn without_power_nothing_is_served() {
+    let device = null("size=1M,cache_size=1M");
+    let mut core = Core::over(&device);
+    turn(&device, false);
+    assert!(!device.power().unwrap().is_on());
+    for bio in [write(0, 1, 1, BioFlags::FUA), bare(Op::Discard, 0, 8), flush()] {
+        assert_eq!(core.run(bio).status, Status::IoErr);
+    }
+    turn(&device, true);
+    assert_eq!(read(&mut core, 0, 8), [0; 4096]);
+}
+
+/// A flush or a long write of which a part was served before the cut must not end well behind it.
+#[test]
+fn what_was_half_served_fails() {
+    let device = null("size=64M,cache_size=64M");
+    let mut core = Core::over(&device);
+    let sectors = 4 * WORK_MAX / 512;
+    let long = |core: &mut Core, bio| {
+        core.submit(vec![bio]);
+        assert_eq!(core.poll().0.len(), 0, "it takes longer than a turn");
+        cycle(&device);
+        std::iter::repeat_with(|| core.poll().0.pop()).flatten().next().expect("it ends").status
+    };
+    assert_eq!(long(&mut core, write(0, sectors, 1, BioFlags::empty())), Status::IoErr);
+    end(&mut core, write(0, sectors, 1, BioFlags::empty()));
+    assert_eq!(long(&mut core, flush()), Status::IoErr);
+}
+
+/// What is in the cache is no hole, nor what was written back.
+#[test]
+fn what_is_cached_is_allocated() {
+    let device = null("size=2M,cache_size=1M");
+    let mut core = Core::over(&device);
+    let holes = || {
+        let mut out = Extents::new(16);
+        device.extents(Sector(0), Sectors(4096), &mut out);
+        out.list().iter().map(|one| (one.len.0, one.content == Content::Hole)).collect::<Vec<_>>()
+    };
+    assert_eq!(holes(), [(4096, true)]);
+    core.run(write(1024, 1, 1, BioFlags::empty()));
+    let one = [(1024, true), (512, false), (2560, true)];
+    assert_eq!(holes(), one);
+    core.run(flush());
+    assert_eq!(holes(), one);
+    turn(&device, false);
+    assert_eq!(holes(), [(4096, false)], "nobody knows");
+    turn(&device, true);
+    assert_eq!(holes(), one);
+}
+
+#[test]
+fn only_a_device_with_a_cache_has_a_switch() {
+    for words in ["size=1M", "size=1M,memory_backed=1", "size=1M,cache_size=1M"] {
+        let Ok(DeviceUri::Null(params)) = uri::parse(&format!("null:{words}")) else { panic!("{words}") };
+        assert!(Null::new(&params).unwrap().power().is_none(), "{words}");
+    }
+}

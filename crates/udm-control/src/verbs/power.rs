@@ -1,0 +1,43 @@
+//! The power of the disks that tables use: is it on, and the switch.
+
+use super::queue::used;
+use crate::error::VerbError;
+use crate::http::api;
+use crate::registry::{Mapped, Registry};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use udm_core::errno::EINVAL;
+use udm_core::{DevNo, Device};
+use udm_dm::TargetError;
+
+/// The disks of the live table whose power has a switch, by number.
+pub(super) fn power(registry: &Registry, mapped: &Mapped) -> Vec<api::Power> {
+    let power = |(number, device): (DevNo, Arc<dyn Device>)| {
+        let on = device.power()?.is_on();
+        Some(api::Power { number: number.to_string(), uri: registry.uri_of(number), on })
+    };
+    switched(mapped).into_iter().filter_map(power).collect()
+}
+
+fn switched(mapped: &Mapped) -> BTreeMap<DevNo, Arc<dyn Device>> {
+    used(mapped).filter(|(_, device)| device.power().is_some()).collect()
+}
+
+/// Turns the power of the disks that the live table of the device `word` uses on or off, or of one
+/// of them: `disk`, by its number or URI. It may wait for memory that is given back.
+///
+/// # Errors
+/// ENXIO when there is no such device; EINVAL where it uses no such disk with a switch.
+pub fn turn_power(registry: &Registry, word: &str, disk: Option<&str>, on: bool) -> Result<(), VerbError> {
+    let mut all = switched(&*registry.find(word)?);
+    if let Some(disk) = disk {
+        all.retain(|number, _| number.to_string() == disk || registry.uri_of(*number) == disk);
+    }
+    if all.is_empty() {
+        let what = disk.map_or("no disk".to_owned(), |disk| format!("no {disk:?}"));
+        let why = format!("its table uses {what} with a power switch, as a null device with cache_size has");
+        return Err(VerbError::new(word, TargetError::errno(EINVAL).because(why)));
+    }
+    all.values().filter_map(|device| device.power()).for_each(|power| power.turn(on));
+    Ok(())
+}
