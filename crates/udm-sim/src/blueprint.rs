@@ -47,6 +47,8 @@ pub struct Blueprint {
     pub paths: Vec<usize>,
     /// The queues in front of paths that no multipath target uses.
     pub queues: Vec<(usize, QueueParams)>,
+    /// The queues that mapped devices have themselves, where they are request-based.
+    pub own_queues: Vec<(usize, QueueParams)>,
     /// Paths that multipath targets do not use themselves, but through a mapped device: path and
     /// device.
     pub via: Vec<(usize, usize)>,
@@ -73,6 +75,7 @@ impl Blueprint {
             disks: Vec::new(),
             paths: Vec::new(),
             queues: Vec::new(),
+            own_queues: Vec::new(),
             via: Vec::new(),
             devices: Vec::new(),
             blocks: Vec::new(),
@@ -104,7 +107,7 @@ impl Blueprint {
                 b.paths.push(disk);
                 b.blocks.push((Below::Path(b.paths.len() - 1), sectors));
                 if !without.has(Class::Queues) && chance.one_in(2) {
-                    b.queues.push((b.paths.len() - 1, queue(chance, cores)));
+                    b.queues.push((b.paths.len() - 1, queue(chance)));
                 }
             } else {
                 for _ in 0..chance.between(1, 4) {
@@ -181,12 +184,26 @@ impl Blueprint {
             disks: vec![disk],
             paths: vec![0; paths],
             queues: Vec::new(),
+            own_queues: Vec::new(),
             via: Vec::new(),
             devices: vec![DevicePlan { table, top: true }],
             blocks: vec![(Below::Device(0), 2048)],
             log: None,
             logger: None,
             delay_max: 0,
+        }
+    }
+
+    /// Gives devices of multipath queues of their own, in one world of three. On several cores none
+    /// that has one order for all: what is with the task then is not handed back to a device above,
+    /// which waits for it while this one is suspended.
+    pub(crate) fn draw_own_queues(&mut self, chance: &mut Chance) {
+        let devices = if chance.one_in(3) { &self.devices[..] } else { &[] };
+        let multipath = |device: &DevicePlan| device.table.multipath().is_some();
+        let own = devices.iter().enumerate().filter(|(_, device)| multipath(device));
+        self.own_queues = own.map(|(i, _)| (i, queue(chance))).collect();
+        if self.cores > 1 {
+            self.own_queues.iter_mut().for_each(|(_, params)| params.scheduler = Scheduler::None);
         }
     }
 
@@ -301,12 +318,10 @@ impl Blueprint {
     }
 }
 
-/// A queue, mostly a narrow one. On several cores none that has one order for all: its lane is a
-/// task's, which the world does not count.
-fn queue(chance: &mut Chance, cores: usize) -> QueueParams {
-    let orders = if cores == 1 { &Scheduler::ALL[..] } else { &Scheduler::ALL[..1] };
+/// A queue, mostly a narrow one.
+fn queue(chance: &mut Chance) -> QueueParams {
     QueueParams {
-        scheduler: chance.pick(orders).1,
+        scheduler: chance.pick(&Scheduler::ALL).1,
         nr_hw_queues: chance.pick(&[0, 1, 2]),
         queue_depth: chance.pick(&[1, 2, 4, 64]),
         nr_requests: chance.pick(&[0, 4]),

@@ -33,6 +33,10 @@ pub enum Stream {
     Slow,
     /// What goes wrong with null devices.
     Faults,
+    /// Which mapped devices have queues of their own.
+    OwnQueues,
+    /// Which disks share tags.
+    Shared,
 }
 
 /// A stream of draws.

@@ -36,7 +36,7 @@ impl Resolver for Names {
         let missing = || LookupError { errno: ENOENT, reason: format!("no device {word}") };
         let index = |prefix: &str| word.strip_prefix(prefix).and_then(|n| n.parse::<usize>().ok());
         if let Some(path) = index("p").and_then(|i| self.fronts.get(i)) {
-            let number = DevNo { major: 8, minor: index("p").unwrap_or(0) as u32 };
+            let number = DevNo { major: PATHS, minor: index("p").unwrap_or(0) as u32 };
             return Ok(DeviceRef { number, name: word.into(), device: path.clone(), hold: None });
         }
         let i = index("@d").ok_or_else(missing)?;
@@ -50,6 +50,9 @@ impl Resolver for Names {
         Some(self.paths.get(path?)?.mark())
     }
 }
+
+/// The major number of the paths.
+pub(crate) const PATHS: u32 = 8;
 
 /// How often a load is tried that the disks let fail.
 const LOADS_MAX: usize = 100;
@@ -65,6 +68,7 @@ impl World {
             let number = DevNo { major: 253, minor: i as u32 };
             let mapped = MappedDevice::new(&format!("d{i}"), None, number).map_err(text(format!("d{i}")))?;
             let settings = self.settings();
+            self.give_queue(i, &mapped);
             mapped.set_upkeep(Upkeep { paths: Some(Arc::clone(&settings)), watch: self.watch });
             let map = self.map(spec);
             let expected = self.expected(spec, &|d| self.devices[d].expected);
@@ -94,6 +98,7 @@ impl World {
                     break;
                 }
             }
+            self.take_queue(i);
             self.resume(&[i])?;
             for _ in 0..100 {
                 self.step_changes()?;

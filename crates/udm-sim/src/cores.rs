@@ -29,6 +29,8 @@ pub enum Mail {
 pub enum Purpose {
     /// A target's own: it checks paths.
     Checks,
+    /// A lane's: it has the one order of what all cores ask for.
+    Carries,
     /// A table is loaded that needs a disk: nobody's request.
     Loads,
     /// A table is loaded that needs a mapped device: a request like others.
@@ -157,9 +159,11 @@ impl Cores for SimCores {
         self.post().send(core.index(), id, Mail::Ring);
     }
 
-    /// On a core that chance picks.
+    /// On a core that chance picks. A table's tasks are started by the control side, those of lanes
+    /// by the core that has its turn.
     fn start(&self, make: MakeTask) -> TaskHandle {
-        self.start_for(make, Purpose::Checks)
+        let by_lane = self.post().sender > 0;
+        self.start_for(make, if by_lane { Purpose::Carries } else { Purpose::Checks })
     }
 }
 

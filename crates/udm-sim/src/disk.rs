@@ -5,6 +5,7 @@
 //! is given others: it keeps their bytes aside, and a stamp that says where.
 
 use crate::chance::Chance;
+use crate::null_cache::NullCache;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::Commons;
@@ -35,6 +36,8 @@ pub struct Disk {
     durable: Vec<(u64, u64)>,
     cache: VecDeque<Cached>,
     nr: u64,
+    /// It keeps what it holds in the memory and the cache of a null device.
+    pub(crate) null: Option<NullCache>,
     /// What its paths share.
     pub commons: Arc<Commons>,
     /// For a log: takes any content.
@@ -89,6 +92,7 @@ impl Disk {
             now: first,
             cache: VecDeque::with_capacity(CACHE_MAX),
             nr: 0,
+            null: None,
             commons: Arc::default(),
             log: false,
             tainted: false,
@@ -116,6 +120,13 @@ impl Disk {
     #[must_use]
     pub fn first_stamp(index: usize, sector: u64) -> u64 {
         OWN | (index as u64) << 40 | sector
+    }
+
+    /// From now on it is the memory and the cache of a null device, with room for so many pages.
+    pub(crate) fn behind_null(&mut self, pages: u64) {
+        let null = NullCache::new(self.sectors(), pages);
+        self.now.iter().zip(0..).for_each(|(stamp, sector)| null.write(sector, *stamp, true));
+        self.null = Some(null);
     }
 
     /// Makes `sector` zero, for good.
@@ -164,7 +175,8 @@ impl Disk {
     /// What a read of `sector` returns.
     #[must_use]
     pub fn read(&self, sector: u64) -> u64 {
-        self.now.get(sector as usize).copied().unwrap_or(0)
+        let now = self.now.get(sector as usize).copied().unwrap_or(0);
+        self.null.as_ref().map_or(now, |null| null.read(sector))
     }
 
     /// True when `sector` holds `stamp`, or may after a power cut.
@@ -214,6 +226,9 @@ impl Disk {
     pub fn write(&mut self, sector: u64, stamp: u64, durable: bool) {
         self.nr += 1;
         self.now[sector as usize] = stamp;
+        if let Some(null) = &self.null {
+            null.write(sector, stamp, durable || !self.volatile);
+        }
         if durable || !self.volatile {
             self.durable[sector as usize] = (stamp, self.nr);
             // What is there can be had: so is the size that it needs.
@@ -254,6 +269,9 @@ impl Disk {
     /// nothing about them.
     pub fn flush(&mut self, mark: u64) {
         self.grown.retain(|(nr, _)| *nr > mark);
+        if let Some(null) = &self.null {
+            null.flush();
+        }
         while self.cache.front().is_some_and(|c| c.nr <= mark) {
             if let Some(c) = self.cache.pop_front() {
                 self.keep(&c);
@@ -276,6 +294,14 @@ impl Disk {
         }
         self.cache = cache;
         self.cache.clear();
+        if let Some(null) = &self.null {
+            // The dice are not thrown for it: what it has lost, it has lost.
+            null.cycle();
+            for sector in 0..self.now.len() {
+                let stamp = null.read(sector as u64);
+                (self.now[sector], self.durable[sector]) = (stamp, (stamp, self.nr));
+            }
+        }
         if !self.grown.is_empty() && chance.one_in(2) {
             let lost = chance.below(self.grown.len() as u64) as usize;
             self.size = self.grown[lost].1;

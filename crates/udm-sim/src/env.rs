@@ -230,6 +230,8 @@ pub struct Env {
     pub disks: Vec<Disk>,
     /// The paths.
     pub paths: Vec<PathState>,
+    /// The paths that share tags, and how many tags.
+    pub(crate) shared: Option<(Vec<usize>, u64)>,
     /// The multipath targets.
     pub accesses: Vec<Access>,
     /// Chance for disks and paths.
@@ -298,6 +300,7 @@ impl Env {
             trace: Trace::new(keep_events),
             disks: Vec::new(),
             paths: Vec::new(),
+            shared: None,
             accesses: Vec::new(),
             chance: Chance::new(seed, Stream::Disk),
             calm: false,

@@ -12,8 +12,8 @@
 //!   on: cores and their turns.
 //! * `world`, `device`, `control`, `changes`, `acts`, `outside`, `rest`: a world of targets and
 //!   what happens in it.
-//! * `cores`, `env`, `disk`, `path`, `fate`, `effect`, `faulty`, `beside`: what the code under test
-//!   sees of it.
+//! * `cores`, `env`, `disk`, `path`, `fate`, `effect`, `faulty`, `null_cache`, `beside`: what the
+//!   code under test sees of it.
 //! * `blueprint`, `vary`, `tables`: what is built. `map`, `limits`: what that means.
 //! * `snap`: worlds of origins and their snapshots.
 //! * `nbd`: worlds of the NBD server and its clients.
@@ -50,6 +50,7 @@ pub mod map;
 pub mod model;
 pub mod nbd;
 pub mod nbd_client;
+mod null_cache;
 mod outside;
 pub mod path;
 pub mod plan;

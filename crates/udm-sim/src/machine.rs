@@ -164,6 +164,17 @@ impl Machine {
         }
     }
 
+    /// Has half of the disks with a cache keep what they hold as null devices do.
+    pub(crate) fn make_null_caches(&mut self, chance: &mut Chance) {
+        let mut env = lock(&self.env);
+        for disk in env.disks.iter_mut().filter(|disk| disk.volatile && !disk.log) {
+            if chance.one_in(2) {
+                disk.behind_null(chance.pick(&[1, 2, 8, 64]));
+                self.totals.null_caches += 1;
+            }
+        }
+    }
+
     /// Makes `count` cores.
     pub(crate) fn make_cores(&mut self, count: usize) {
         let now = lock(&self.env).now;

@@ -60,17 +60,20 @@ impl Device for SimPath {
 
     fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         let mut env = lock(&self.env);
-        let (checks, beside) = (env.task == Some(Purpose::Checks), env.task.is_some());
-        if !checks && env.refuses_open() {
+        let (checks, carries) = (env.task == Some(Purpose::Checks), env.task == Some(Purpose::Carries));
+        let beside = env.task.is_some() && !carries;
+        let counted = !beside && !carries;
+        if !checks && !carries && env.refuses_open() {
             env.say(format!("p{} can't be opened", self.index));
             return Err(OpenError::new(NO_LANE, format!("p{} has no lane left", self.index)));
         }
-        env.paths[self.index].lanes += usize::from(!beside);
+        env.paths[self.index].lanes += usize::from(counted);
         drop(env);
         Ok(Box::new(PathLane {
             index: self.index,
             checks,
             beside,
+            counted,
             env: self.env.clone(),
             slots: Slab::new(),
             due: BinaryHeap::new(),
@@ -151,6 +154,8 @@ struct PathLane {
     /// What comes are no requests of a device: whether the path has failed or the device above is
     /// suspended is all the same to them, and no target counts them.
     beside: bool,
+    /// It is one of those that the devices in use have open.
+    counted: bool,
     env: SharedEnv,
     slots: Slab<Slot>,
     due: BinaryHeap<Reverse<(Nanos, u64, usize)>>,
@@ -177,6 +182,13 @@ impl Lane for PathLane {
                 env.violate(|| {
                     format!("path p{p} was given more than the {most} that its queue has tags for")
                 });
+            }
+            if let Some((sharing, most)) = &env.shared {
+                let most = *most;
+                let all: u64 = sharing.iter().map(|path| env.paths[*path].in_flight).sum();
+                if all > most && sharing.contains(&self.index) {
+                    env.violate(|| format!("disks have {all} requests, and share {most} tags"));
+                }
             }
             let crashes = env.crashes;
             self.waiting.push_back((bio, crashes));
@@ -222,7 +234,7 @@ impl Lane for PathLane {
 
 impl Drop for PathLane {
     fn drop(&mut self) {
-        lock(&self.env).paths[self.index].lanes -= usize::from(!self.beside);
+        lock(&self.env).paths[self.index].lanes -= usize::from(self.counted);
     }
 }
 

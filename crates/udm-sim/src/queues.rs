@@ -1,37 +1,90 @@
-//! The queues in front of paths: which there are, how their settings change, and that no path has
-//! more than they let through.
+//! The queues in front of paths and of mapped devices: which there are, how their settings change,
+//! and that none lets more through than it has tags.
 
-use crate::env::lock;
+use crate::chance::{Chance, Stream};
+use crate::env::{SharedEnv, lock};
 use crate::machine::Machine;
 use crate::model::Wrong;
+use crate::world::World;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use udm_core::{Device, DiskQueue};
-use udm_queue::Queued;
+use udm_core::{
+    Batch, Busy, Changed, Cx, Device, DeviceId, DiskQueue as _, Drain, Lane, Limits, OpenError, QueueReport,
+};
+use udm_dm::mapped::MappedDevice;
+use udm_queue::{Queued, TagSet};
 use udm_wire::uri::QueueParams;
+
+/// What a queue is in front of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    Path(usize),
+    /// A mapped device: it has the queue.
+    Mapped(usize),
+}
+
+impl fmt::Display for Of {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Of::Path(p) => write!(f, "p{p}"),
+            Of::Mapped(d) => write!(f, "d{d}"),
+        }
+    }
+}
 
 /// A queue.
 pub(crate) struct Queue {
-    path: usize,
-    queued: Arc<Queued>,
+    of: Of,
+    queued: Arc<dyn Device>,
     /// Changes that were asked for, and those that hold.
     asked: u64,
     hold: Arc<AtomicU64>,
 }
 
+impl Queue {
+    fn new(of: Of, queued: Arc<dyn Device>) -> Queue {
+        Queue { of, queued, asked: 0, hold: Arc::default() }
+    }
+
+    fn change(&mut self, name: &str, value: &str) -> bool {
+        let of_then = Arc::clone(&self.hold);
+        let then: Changed = Box::new(move || _ = of_then.fetch_add(1, Ordering::Relaxed));
+        // Some can't be, and while one is under way there is no other.
+        let queue = self.queued.queue();
+        let changed = queue.is_some_and(|queue| queue.change(&[(name.into(), value.into())], then).is_ok());
+        self.asked += u64::from(changed);
+        changed
+    }
+}
+
+/// How many requests a queue may let through.
+fn most(report: &QueueReport) -> u64 {
+    let number = |name| report.numbers.iter().find(|(known, _)| *known == name).map_or(0, |(_, n)| *n);
+    number("nr_hw_queues") * number("queue_depth")
+}
+
 impl Machine {
-    /// Puts queues in front of paths, which `cores` cores will use.
+    /// Puts queues in front of paths, which `cores` cores will use. In half of the worlds they
+    /// share their tags.
     pub(crate) fn make_queues(&mut self, queues: &[(usize, QueueParams)], cores: usize) {
+        let mut chance = Chance::new(self.plan.seed, Stream::Shared);
+        let shares = !queues.is_empty() && chance.one_in(2);
+        let set = shares.then(|| TagSet::new(chance.pick(&[0, 1, 2]), chance.pick(&[1, 2, 4, 8, 16])));
+        if let Some(set) = &set {
+            let paths = queues.iter().map(|(path, _)| *path).collect();
+            lock(&self.env).shared = Some((paths, set.all(cores)));
+            self.totals.shared_tags += 1;
+        }
         for (path, params) in queues {
             let front = &mut self.fronts[*path];
-            let queued = Arc::new(Queued::new(Arc::clone(front), params));
-            *front = Arc::clone(&queued) as Arc<dyn Device>;
-            let report = queued.report(cores);
-            let number =
-                |name| report.numbers.iter().find(|(known, _)| *known == name).map_or(0, |(_, n)| *n);
-            let most = number("nr_hw_queues") * number("queue_depth");
-            lock(&self.env).paths[*path].most = most;
-            self.queues.push(Queue { path: *path, queued, asked: 0, hold: Arc::default() });
+            let queued = Arc::new(match &set {
+                Some(set) => Queued::sharing(Arc::clone(front), params, true, Arc::clone(set)),
+                None => Queued::new(Arc::clone(front), params),
+            });
+            lock(&self.env).paths[*path].most = most(&queued.report(cores));
+            *front = queued;
+            self.queues.push(Queue::new(Of::Path(*path), Arc::clone(front)));
         }
     }
 
@@ -39,31 +92,124 @@ impl Machine {
     pub(crate) fn change_queue(&mut self) {
         let chance = &mut self.control;
         let nth = chance.below(self.queues.len() as u64) as usize;
-        let alone = self.cores.len() == 1;
         let (name, value) = match chance.below(4) {
-            0 if alone => ("scheduler", chance.pick(&["none", "mq-deadline"])),
+            0 => ("scheduler", chance.pick(&["none", "mq-deadline"])),
             1 => ("nomerges", chance.pick(&["0", "1", "2"])),
             2 => ("fifo_batch", chance.pick(&["1", "16"])),
             _ => ("nr_requests", chance.pick(&["4", "16", "64"])),
         };
-        let Queue { path, queued, asked, hold } = &mut self.queues[nth];
-        let of_then = Arc::clone(hold);
-        let then = Box::new(move || _ = of_then.fetch_add(1, Ordering::Relaxed));
-        // Some can't be, and while one is under way there is no other.
-        let changed = queued.change(&[(name.into(), value.into())], then).is_ok();
-        *asked += u64::from(changed);
+        let alone = self.cores.len() == 1;
+        let queue = &mut self.queues[nth];
+        // See `Blueprint::draw_own_queues`.
+        let may = alone || name != "scheduler" || matches!(queue.of, Of::Path(_));
+        let changed = may && queue.change(name, value);
         self.totals.queue_changes += u64::from(changed);
-        lock(&self.env).say(format!("the queue of p{path} has {name}={value}: {changed}"));
+        lock(&self.env).say(format!("the queue of {} has {name}={value}: {changed}", queue.of));
     }
 
     /// At rest every change holds.
     pub(crate) fn changes_hold(&self) -> Result<(), Wrong> {
         let lags = |queue: &&Queue| queue.hold.load(Ordering::Relaxed) != queue.asked;
         match self.queues.iter().find(lags) {
-            Some(Queue { path, .. }) => {
-                Err(format!("at rest, a change of the queue of p{path} does not hold yet"))
+            Some(Queue { of, .. }) => {
+                Err(format!("at rest, a change of the queue of {of} does not hold yet"))
             }
             None => Ok(()),
         }
+    }
+}
+
+impl World {
+    /// Has device `i` make itself a queue, where the blueprint says so and its table is for one.
+    pub(crate) fn give_queue(&mut self, i: usize, mapped: &MappedDevice) {
+        let Some((_, params)) = self.blueprint.own_queues.iter().find(|(d, _)| *d == i) else { return };
+        let (params, cores, env) = (params.clone(), self.blueprint.cores, self.machine.env.clone());
+        let inside = Arc::<AtomicU64>::default();
+        mapped.queue_by(Box::new(move |bare| {
+            let (inside, env) = (Arc::clone(&inside), env.clone());
+            // What it may have is asked of the queue: of one like it, since it is not there yet.
+            let most = most(&Queued::new(Arc::clone(&bare), &params).report(cores));
+            let counted = Counted { bare, count: Count { device: i, inside, most, env } };
+            Arc::new(Queued::of_device(Arc::new(counted), &params)) as Arc<dyn Device>
+        }));
+    }
+
+    /// The queue that device `i` has made itself is one whose settings change.
+    pub(crate) fn take_queue(&mut self, i: usize) {
+        let queues = &mut self.machine.queues;
+        queues.retain(|queue| queue.of != Of::Mapped(i));
+        let mapped = self.devices[i].mapped();
+        if let Some(queue) = mapped.own_queue() {
+            queues.push(Queue::new(Of::Mapped(i), queue));
+            self.machine.totals.own_queues += 1;
+        }
+    }
+}
+
+/// A mapped device behind its queue, where what comes through is counted.
+struct Counted {
+    bare: Arc<dyn Device>,
+    count: Count,
+}
+
+/// How many requests a device has, on all cores.
+#[derive(Clone)]
+struct Count {
+    device: usize,
+    inside: Arc<AtomicU64>,
+    most: u64,
+    env: SharedEnv,
+}
+
+struct CountedLane {
+    below: Box<dyn Lane>,
+    count: Count,
+}
+
+impl Device for Counted {
+    fn id(&self) -> DeviceId {
+        self.bare.id()
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(CountedLane { below: self.bare.open(cx)?, count: self.count.clone() }))
+    }
+
+    fn limits(&self) -> Limits {
+        self.bare.limits()
+    }
+}
+
+impl Count {
+    fn less(&self, n: usize) {
+        self.inside.fetch_sub(n as u64, Ordering::Relaxed);
+    }
+}
+
+impl Lane for CountedLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        let Count { device, inside, most, env } = &self.count;
+        let n = batch.len() as u64;
+        if inside.fetch_add(n, Ordering::Relaxed) + n > *most {
+            let what = || format!("d{device} was given more than the {most} that its own queue has tags for");
+            lock(env).violate(what);
+        }
+        self.below.submit(batch, cx);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        let from = done.len();
+        self.below.poll(done, cx);
+        self.count.less(done.len() - from);
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        let from = back.len();
+        self.below.drain(how, back, cx);
+        self.count.less(back.len() - from);
+    }
+
+    fn busy(&self) -> Busy {
+        self.below.busy()
     }
 }

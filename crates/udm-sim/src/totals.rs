@@ -34,6 +34,12 @@ counts! {
         pub reloads: u64,
         /// Changes of the settings of queues.
         pub queue_changes: u64,
+        /// Worlds in which disks share their tags.
+        pub shared_tags: u64,
+        /// Disks that keep what they hold as null devices with a cache do.
+        pub null_caches: u64,
+        /// Mapped devices with queues of their own.
+        pub own_queues: u64,
         /// Suspends.
         pub suspends: u64,
         /// Suspends of several devices at once.
@@ -135,7 +141,7 @@ impl Totals {
     }
 
     /// The kinds of trouble, the class that makes each, and how often it came.
-    fn trouble(&self) -> [(&'static str, Class, u64); 27] {
+    fn trouble(&self) -> [(&'static str, Class, u64); 28] {
         [
             ("faults", Class::Errors, self.faults),
             ("paths lost", Class::Paths, self.losses),
@@ -145,6 +151,7 @@ impl Totals {
             ("resumes together", Class::Reload, self.resumed_together),
             ("reloads", Class::Reload, self.reloads),
             ("queues changed", Class::Queues, self.queue_changes),
+            ("queues of devices", Class::Queues, self.own_queues),
             ("called off", Class::Cancel, self.cancels),
             ("messages", Class::Messages, self.messages),
             ("hangs", Class::Hang, self.seen.hangs),

@@ -76,10 +76,14 @@ impl World {
         let watch = draw_watch(plan);
         // A path is no good that takes longer than its deadline by itself.
         let delay_max = if watch.deadline.is_some() { 20 } else { 300 };
-        let blueprint = match plan.bench {
+        let mut blueprint = match plan.bench {
             Some(paths) => Blueprint::bench(paths, cores),
             None => Blueprint::draw(&mut build, cores, plan.without, delay_max),
         };
+        // What is read to see whether a slow path is put out would wait for tags.
+        if plan.bench.is_none() && !plan.without.has(Class::Queues) && !watch.eject_slow {
+            blueprint.draw_own_queues(&mut Chance::new(plan.seed, Stream::OwnQueues));
+        }
         let mut env = Env::new(plan.seed, plan.keep_events);
         env.lags = !plan.without.has(Class::Late);
         env.check_timeout = Nanos::from_millis(build.pick(&[2_000, 5_000, 30_000]));
@@ -122,6 +126,7 @@ impl World {
             let mut chance = Chance::new(plan.seed, Stream::Faults);
             let faults = faulty::draw(&world.blueprint, &mut chance);
             world.machine.make_faults(faults, &mut chance);
+            world.machine.make_null_caches(&mut chance);
         }
         let queues = world.blueprint.queues.clone();
         world.machine.make_queues(&queues, cores);

@@ -14,5 +14,6 @@ fn seeds_run_clean() {
         });
         all.add(&clean.totals);
     }
+    assert!(all.null_caches > 50 && all.crashes > 50, "{all:?} cut no power");
     assert!(all.seen.injected > 500 && all.all_requests() > 50_000, "{all:?} is no test");
 }

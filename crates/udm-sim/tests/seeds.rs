@@ -28,10 +28,13 @@ fn clean(plan: &Plan) -> run::Clean {
 ///   takes it.
 #[test]
 fn seeds_run_clean() {
-    let mut requests = 0;
+    let (mut requests, mut shared) = (0, 0);
     for seed in (1..=100).chain([178, 2608]) {
-        requests += clean(&Plan::new(seed, STEPS)).totals.all_requests();
+        let totals = clean(&Plan::new(seed, STEPS)).totals;
+        requests += totals.all_requests();
+        shared += totals.shared_tags;
     }
+    assert!(shared > 5, "disks share tags in {shared} worlds");
     assert!(requests > 50_000, "{requests} requests are no test");
 }
 

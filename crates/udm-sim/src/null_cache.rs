@@ -1,0 +1,62 @@
+//! Disks that keep what they hold as a null device with `cache_size` does.
+//!
+//! What runs is the program's ([`udm_backends::Cached`]): the memory, and the cache that a power
+//! cut empties. The disk around it says when requests take effect; what they read, and what is
+//! there after a cut, is this one's word, and the model judges it as that of any disk.
+
+use udm_backends::Cached;
+use udm_core::{Bio, BioFlags, Buf, Op, PIECE, Part, PowerSwitch, SECTOR_SIZE, Sector, Sectors, Segments};
+
+/// See the module.
+pub(crate) struct NullCache(Cached);
+
+/// A sector full of `stamp`.
+fn data(stamp: u64) -> Segments {
+    let mut data = Segments::new();
+    data.push(Buf::zeroed(SECTOR_SIZE as usize));
+    data.copy_from(&stamp.to_le_bytes().repeat(SECTOR_SIZE as usize / 8));
+    data
+}
+
+impl NullCache {
+    /// Of `sectors`, with room for `pages` in the cache.
+    pub(crate) fn new(sectors: u64, pages: u64) -> NullCache {
+        let cached = Cached::new(sectors * SECTOR_SIZE, pages);
+        NullCache(cached.unwrap_or_else(|error| panic!("memory for a small disk: {error}")))
+    }
+
+    fn serve(&self, mut bio: Box<Bio>) -> Box<Bio> {
+        let mut part = Part::first(self.0.length(&bio), PIECE);
+        while !part.is_done() {
+            part.left = PIECE;
+            let status = self.0.serve(&mut bio, &mut part);
+            assert!(status.is_ok(), "{bio:?} of a null device ends with {status:?}");
+        }
+        bio
+    }
+
+    pub(crate) fn write(&self, sector: u64, stamp: u64, durable: bool) {
+        let mut bio = Bio::write(Sector(sector), Sectors(1), data(stamp));
+        bio.flags.set(BioFlags::FUA, durable);
+        self.serve(bio);
+    }
+
+    pub(crate) fn read(&self, sector: u64) -> u64 {
+        let bio = self.serve(Bio::read(Sector(sector), Sectors(1), data(0)));
+        let mut stamp = [0; 8];
+        bio.data.copy_to(&mut stamp);
+        u64::from_le_bytes(stamp)
+    }
+
+    pub(crate) fn flush(&self) {
+        let mut bio = Bio::new();
+        bio.op = Op::Flush;
+        self.serve(bio);
+    }
+
+    /// The power goes, and returns.
+    pub(crate) fn cycle(&self) {
+        self.0.turn(false);
+        self.0.turn(true);
+    }
+}
