@@ -104,8 +104,13 @@ impl Context {
                     Err(error) => return drop(tell.send(Err(error))),
                 };
                 let _ = tell.send(Ok(()));
-                while !over.load(Ordering::Relaxed) {
+                loop {
                     core.turn(|_| ());
+                    // Between turn and park: the kick that comes with it may have been delivered in
+                    // that very turn.
+                    if over.load(Ordering::Relaxed) {
+                        break;
+                    }
                     core.park();
                 }
                 core.detach();

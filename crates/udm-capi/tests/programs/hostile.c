@@ -79,9 +79,17 @@ int main(void)
 	char text[512];
 	pthread_t thread;
 
+	/* What hangs is killed. */
+	alarm(200);
 	IS(udm_create(1, "vol", "0 8 error"), -EBADF);
 	IS(udm_open(&(struct udm_options){ 4, 2 }), -EINVAL);
 	IS(udm_open(&(struct udm_options){ sizeof options, 5000 }), -EINVAL);
+	/* The end of a context finds its keeper awake, asleep or about to be. */
+	for (int i = 0; i < 1000; i++) {
+		context = udm_open(&options);
+		IS(udm_create(context, "vol", "0 8 error"), 0);
+		IS(udm_close(context), 0);
+	}
 	context = udm_open(&options);
 	IS(context > 0, 1);
 
