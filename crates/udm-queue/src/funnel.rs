@@ -4,16 +4,20 @@
 //! A task has the device's lane, on one core for good. Lanes leave what they are asked in a queue
 //! and ring; the task serves it and leaves the answers in the queue of the lane that asked. A bio
 //! stays on its core: only its data goes to the other and comes back. *Price:* two queues, which
-//! are shared atomics, a request, and a letter each way a batch.
+//! are shared atomics, a request, and a letter each way a batch. What becomes of them in a suspend
+//! is in [`drain`].
+
+mod drain;
 
 use crossbeam_queue::SegQueue;
+use drain::{Asker, Drained, Drains};
 use slab::Slab;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Batch, Bell, Bio, BioFlags, Busy, Cx, Device, DeviceSlot, Lane, Listener, Op, Sector, Sectors, Segments,
-    Status, Task, TaskCx, TaskHandle,
+    Batch, Bell, Bio, BioFlags, Busy, Cx, Device, DeviceSlot, Drain, Lane, Listener, Op, Sector, Sectors,
+    Segments, Status, Task, TaskCx, TaskHandle, interleave,
 };
 
 /// The way of all cores to one device.
@@ -35,6 +39,9 @@ struct Shared {
     bell: Arc<Bell>,
     /// The task is over, and serves no more.
     over: AtomicBool,
+    /// How many lanes there have been.
+    lanes: AtomicU32,
+    drains: Arc<Drains>,
 }
 
 /// A request.
@@ -51,7 +58,10 @@ struct Asked {
 
 /// The answers to one lane.
 struct Answers {
+    lane: u32,
     queue: SegQueue<(usize, Status, Segments)>,
+    /// Those that nobody has begun, which a drain gave back.
+    handed: SegQueue<(usize, Segments)>,
     bell: Arc<Bell>,
 }
 
@@ -71,17 +81,22 @@ impl Funnel {
     pub fn open(&self, device: &Arc<dyn Device>, cx: &mut Cx<'_>) -> Box<dyn Lane> {
         let mut kept = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let running = kept.upgrade().unwrap_or_else(|| {
-            let (asked, bell) = (SegQueue::new(), Arc::new(Bell::new()));
-            let shared = Arc::new(Shared { asked, bell, over: AtomicBool::new(false) });
-            let (device, of_task) = (Arc::clone(device), Arc::clone(&shared));
+            let (asked, bell, drains) = (SegQueue::new(), Arc::new(Bell::new()), Arc::default());
+            let (over, lanes) = (AtomicBool::new(false), AtomicU32::new(0));
+            let shared = Arc::new(Shared { asked, bell, over, lanes, drains });
+            let device = Arc::new(Drained::new(Arc::clone(device), Arc::clone(&shared.drains)));
+            let of_task = Arc::clone(&shared);
             let make = move || Box::new(Serving::new(device, of_task)) as Box<dyn Task>;
             let task = cx.all_cores().start(Box::new(make));
             Arc::new(Running { shared, _task: task })
         });
         *kept = Arc::downgrade(&running);
-        let answers = Arc::new(Answers { queue: SegQueue::new(), bell: Arc::new(Bell::new()) });
+        let lane = running.shared.lanes.fetch_add(1, Relaxed);
+        let (queue, handed, bell) = (SegQueue::new(), SegQueue::new(), Arc::new(Bell::new()));
+        let answers = Arc::new(Answers { lane, queue, handed, bell });
         let listener = answers.bell.listen(cx);
-        Box::new(FunnelLane { running, answers, listener, waiting: Slab::new() })
+        let asker = Asker::new(lane, Arc::clone(&running.shared.drains));
+        Box::new(FunnelLane { running, answers, listener, waiting: Slab::new(), asker })
     }
 }
 
@@ -90,6 +105,45 @@ struct FunnelLane {
     answers: Arc<Answers>,
     listener: Listener,
     waiting: Slab<Box<Bio>>,
+    asker: Asker,
+}
+
+impl FunnelLane {
+    /// Takes back what a drain has given back, as it was given.
+    fn take_handed(&mut self, back: &mut Batch) {
+        while let Some((key, data)) = self.answers.handed.pop() {
+            let mut bio = self.waiting.remove(key);
+            bio.data = data;
+            back.push(bio);
+        }
+    }
+
+    /// A poll behind a drain, for as long as something of that can still be given back.
+    #[cold]
+    fn poll_drained(&mut self, cx: &mut Cx<'_>) {
+        interleave::point();
+        if self.asker.is_drained() {
+            // It came behind the drain: the next one gives it out.
+            if !self.answers.handed.is_empty() {
+                cx.wake_now();
+            }
+        } else {
+            // There was a resume. Where there was none, the next drain asks anew.
+            if !bugs::on(Bug::DrainOutlives) && self.asker.ask(None) {
+                cx.wake_now();
+            }
+            let mut again = Batch::new();
+            self.take_handed(&mut again);
+            if !again.is_empty() && bugs::on(Bug::LateHandBackLost) {
+                return bugs::lose(again);
+            }
+            if !again.is_empty() {
+                cx.wake_now();
+                self.submit(&mut again, cx);
+            }
+        }
+        self.asker.settle(self.waiting.is_empty());
+    }
 }
 
 impl Lane for FunnelLane {
@@ -121,9 +175,18 @@ impl Lane for FunnelLane {
             bio.end_with(status);
             done.push(bio);
         }
+        if self.asker.has_asked() {
+            self.poll_drained(cx);
+        }
         if !self.waiting.is_empty() {
             self.listener.wait(seen, cx);
         }
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        let from = back.len();
+        self.take_handed(back);
+        self.asker.drained(how, back.len() > from, self.waiting.is_empty(), cx);
     }
 }
 
@@ -156,7 +219,8 @@ impl Serving {
         while let Some(Asked { op, flags, sector, sectors, data, from, key }) = self.shared.asked.pop() {
             let mut bio = self.spare.pop().unwrap_or_default();
             (bio.op, bio.flags, bio.sector, bio.sectors, bio.data) = (op, flags, sector, sectors, data);
-            bio.cookie = self.under_way.insert((from, key)) as u64;
+            let of_lane = from.lane;
+            bio.cookie = drain::cookie(of_lane, self.under_way.insert((from, key)));
             cx.submit(lane, bio);
         }
     }
@@ -178,8 +242,12 @@ impl Task for Serving {
     fn complete(&mut self, done: &mut Batch, cx: &mut dyn TaskCx) {
         let mut last: Option<Arc<Answers>> = None;
         for mut bio in done.drain(..) {
-            let (to, key) = self.under_way.remove(bio.cookie as usize);
-            to.queue.push((key, bio.status, std::mem::take(&mut bio.data)));
+            let (at, handed) = drain::read(bio.cookie);
+            let ((to, key), data) = (self.under_way.remove(at), std::mem::take(&mut bio.data));
+            match handed {
+                false => to.queue.push((key, bio.status, data)),
+                true => to.handed.push((key, data)),
+            }
             self.spare.push(bio);
             // Once for those that follow each other.
             if let Some(before) = last.replace(Arc::clone(&to)).filter(|before| !Arc::ptr_eq(before, &to)) {

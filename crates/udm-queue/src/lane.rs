@@ -151,9 +151,25 @@ impl QueueLane {
         if let Some(way) = &mut self.way {
             way.poll(done, cx);
             self.away -= done.len() - from;
-            self.way.take_if(|_| !self.elsewhere && (self.away == 0 || bugs::on(Bug::WayLeftEarly)));
+            self.leave_way();
         }
         self.dispatch(cx)
+    }
+
+    /// Closes the way where no more goes by it.
+    fn leave_way(&mut self) {
+        self.way.take_if(|_| !self.elsewhere && (self.away == 0 || bugs::on(Bug::WayLeftEarly)));
+    }
+
+    /// Takes back what comes back by the way.
+    #[cold]
+    fn drain_way(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        let from = back.len();
+        if let Some(way) = self.way.as_mut().filter(|_| !bugs::on(Bug::WayNotDrained)) {
+            way.drain(how, back, cx);
+        }
+        self.away -= back.len() - from;
+        self.leave_way();
     }
 }
 
@@ -190,6 +206,9 @@ impl Lane for QueueLane {
             self.waiting.hand_back(&mut self.merger, back);
             back.append(&mut self.again);
             self.tags.settle(0, cx);
+        }
+        if self.way.is_some() {
+            self.drain_way(how, back, cx);
         }
         let from = back.len();
         self.below.drain(how, back, cx);

@@ -295,6 +295,105 @@ fn fio_verifies_through_the_queue_of_a_request_based_device() {
     assert!(turns > 4, "{turns} turns");
 }
 
+/// What a device above has sent to the core with the one order comes home to a suspend of it without
+/// flush, while the device with the queue is suspended or has no path, and goes on where that is
+/// said by then. What others have there is not disturbed.
+#[test]
+fn a_suspend_above_takes_back_what_waits_for_the_one_order() {
+    let mp = "mp=0 2048 multipath 1 queue_if_no_path 0 1 1 queue-length 0 1 1 mem:1M 1";
+    let (up, other) = ("up=0 2048 linear @mp 0", "other=0 2048 linear @mp 0");
+    let server = Server::start_with(&[mp, up, other], &["--cores", "0,1", "--dm_mq_queue_depth=4"]);
+    let in_use =
+        |tags: &str| support::until(tags, || server.says(&["queue", "mp"]).contains(tags).then_some(()));
+    let fails: [&[&str]; 2] = [&["suspend", "mp"], &["message", "mp", "0", "fail_path 253:0"]];
+    let works: [&[&str]; 2] = [&["resume", "mp"], &["message", "mp", "0", "reinstate_path 253:0"]];
+    let sectors = [0_u64, 1, 2, 40, 80];
+    for (fail, work) in fails.into_iter().zip(works) {
+        // Clients on both cores, more requests than there are tags, and some that lie behind each
+        // other.
+        let mut clients = [0; 4].map(|_| Client::connect(&server.nbd, "up"));
+        let mut beside = Client::connect(&server.nbd, "other");
+        server.says(fail);
+        beside.ask_read(9);
+        in_use("1 of 4 tags in use");
+        for client in &mut clients {
+            sectors.into_iter().for_each(|sector| client.ask_read(sector));
+        }
+        in_use("4 of 4 tags in use");
+        assert!(server.refuses(&["suspend", "up", "--timeout", "0.2"]).contains("the device is active"));
+        server.says(&["suspend", "--noflush", "up", "--timeout", "20"]);
+        in_use("1 of 4 tags in use");
+        // They go down again by another table.
+        server.says(&["load", "up", "--table", "0 2048 linear pattern:1M 0"]);
+        server.says(&["resume", "up"]);
+        for client in &mut clients {
+            for _ in sectors {
+                let (cookie, error, data) = client.answer().unwrap();
+                let offset = sectors[cookie as usize] * 512;
+                assert_eq!((error, &data[..8]), (0, &offset.to_be_bytes()[..]));
+            }
+        }
+        server.says(work);
+        assert_eq!(beside.error(), 0);
+        in_use("0 of 4 tags in use");
+        server.says(&["load", "up", "--table", "0 2048 linear @mp 0"]);
+        server.says(&["resume", "up"]);
+    }
+}
+
+/// A disk that would send its requests round for ever lets go of them in a suspend, also where one
+/// core has the order of all.
+#[test]
+fn a_suspend_reaches_the_disk_behind_the_one_order() {
+    let disk = "null:size=1M,irqmode=2,hw_queue_depth=4,scheduler=mq-deadline,requeue=1,100,0,-1";
+    let server = Server::start_with(&[&format!("d=0 2048 linear {disk} 0")], &["--cores", "0,1"]);
+    let mut clients = [0; 4].map(|_| Client::connect(&server.nbd, "d"));
+    for client in &mut clients {
+        (0..5).for_each(|sector| client.ask_read(sector * 8));
+    }
+    server.says(&["suspend", "--noflush", "d", "--timeout", "20"]);
+    server.says(&["resume", "d"]);
+    server.says(&["suspend", "d", "--timeout", "20"]);
+    for client in &mut clients {
+        (0..5).for_each(|_| assert_eq!(client.error(), 0));
+    }
+    server.says(&["resume", "d"]);
+}
+
+/// The same under load on both cores, over and over, with nothing lost.
+#[test]
+fn fio_verifies_over_suspends_above_a_device_that_is_suspended() {
+    if !has("fio") {
+        return skipped("fio is not installed");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("disk.img");
+    fs::File::create(&image).unwrap().set_len(24 << 20).unwrap();
+    let mp = format!("mp=0 49152 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 1 {} 1", image.display());
+    let (up, other) = ("up=0 32768 linear @mp 0", "other=0 16384 linear @mp 32768");
+    let server = Server::start_with(&[&mp, up, other], &["--cores", "0,1", "--dm_mq_queue_depth=3"]);
+    let mut runs =
+        [("up", "--offset=0"), ("up", "--offset=8m"), ("other", "--offset=0")].map(|(name, part)| {
+            let load =
+                "--rw=randwrite --bsrange=4k-64k --size=8m --io_size=48m --do_verify=1 --verify_fatal=1";
+            fio(&server, name, &format!("{part} {load}")).spawn().unwrap()
+        });
+    let mut turns = 0;
+    while runs.iter_mut().any(|run| run.try_wait().unwrap().is_none()) {
+        let flush: &[&str] = if turns % 2 == 0 { &[] } else { &["--noflush"] };
+        server.says(&[&["suspend", "mp"], flush].concat());
+        server.says(&["suspend", "--noflush", "up", "--timeout", "20"]);
+        let order = if turns % 3 == 0 { ["mp", "up"] } else { ["up", "mp"] };
+        order.iter().for_each(|name| _ = server.says(&["resume", name]));
+        turns += 1;
+    }
+    for run in runs {
+        let run = run.wait_with_output().unwrap();
+        assert!(run.status.success(), "{}{}", text(&run.stdout), text(&run.stderr));
+    }
+    assert!(turns > 4, "{turns} turns");
+}
+
 #[test]
 fn words_that_make_no_queue_are_refused_in_one_line() {
     let refused = |word: &str| {

@@ -379,6 +379,17 @@ bugs! {
     WayNotAwaited: Devices,
     /// What a disk hands back to a suspend keeps the tag that it had of the disk's queue.
     HandedBackKeepsTag: Devices,
+    /// What waits on the core with the one order is not handed back to a suspend.
+    WayNotDrained: Devices,
+    /// A lane is drained, and the core with the one order is not woken for it.
+    DrainNotRung: Devices,
+    /// What the core with the one order hands back when the suspend has been called off is lost.
+    LateHandBackLost: Devices,
+    /// What a drain on the core with the one order hands back of those that are not suspended is
+    /// lost.
+    OthersNotSentAgain: Devices,
+    /// A suspend is over, and the core with the one order goes on handing back what is sent to it.
+    DrainOutlives: Devices,
     /// Each lane of a request-based device has a queue to itself.
     QueueForEachLane: Devices,
     /// A tag that disks share is handed over, and who waits for it is not told.

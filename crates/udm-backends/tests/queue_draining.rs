@@ -1,0 +1,237 @@
+//! Suspends above lanes whose requests one core has in one order.
+
+use std::sync::Arc;
+use udm_core::{Batch, Bio, Device, DiskQueue as _, Drain, Lane, Nanos, Status};
+use udm_dm::testing::{TestDisk, TestWorld, read};
+use udm_queue::Queued;
+use udm_wire::uri::{QueueParams, Scheduler};
+
+/// Two cores with a lane of a queue each; the disk holds what it is given.
+struct Rig {
+    world: TestWorld,
+    disk: Arc<TestDisk>,
+    queue: Arc<Queued>,
+    lanes: [Box<dyn Lane>; 2],
+    home: [Batch; 2],
+    handed: Batch,
+}
+
+fn queued(below: Arc<dyn Device>, queue_depth: u32) -> Arc<Queued> {
+    let (scheduler, nomerges) = (Scheduler::MqDeadline, 2);
+    let params = QueueParams { scheduler, queue_depth, nomerges, nr_hw_queues: 1, ..QueueParams::default() };
+    Arc::new(Queued::new(below, &params))
+}
+
+impl Rig {
+    /// A lane of each on core 0 and core 1, of a queue that is made over a disk.
+    fn new(make: impl FnOnce(Arc<TestDisk>) -> Arc<Queued>) -> Rig {
+        let mut world = TestWorld::new(2);
+        let disk = TestDisk::new(1024);
+        disk.hold(true);
+        let queue = make(Arc::clone(&disk));
+        let lanes = [0, 1].map(|core| world.open(core, &*queue).unwrap());
+        Rig { world, disk, queue, lanes, home: Default::default(), handed: Batch::new() }
+    }
+
+    fn send(&mut self, core: usize, sectors: &[u64]) {
+        let bios = sectors.iter().map(|&sector| read(sector, 1));
+        self.world.submit(core, &mut *self.lanes[core], bios);
+    }
+
+    fn poll(&mut self, core: usize) {
+        self.home[core].append(&mut self.world.poll(core, &mut *self.lanes[core]));
+    }
+
+    /// The lane of core 0 is drained.
+    fn drain(&mut self) {
+        let Rig { world, lanes, handed, .. } = self;
+        world.turn(0, |cx| lanes[0].drain(Drain::NoFlush, handed, cx));
+    }
+
+    /// Rounds in which all have a turn, with core 0 being drained or not.
+    fn rounds(&mut self, n: usize, drained: bool) {
+        for _ in 0..n {
+            self.world.run_tasks();
+            if drained {
+                self.drain();
+            }
+            self.poll(0);
+            self.poll(1);
+        }
+    }
+
+    /// Sectors that were handed back, which go down no more.
+    fn take_handed(&mut self) -> Vec<u64> {
+        let finished = |bio: &mut Box<Bio>| {
+            assert_eq!((bio.status, bio.data.len()), (Status::Ok, 512), "handed back as it was given");
+            bio.finish();
+            bio.sector.0
+        };
+        let mut sectors: Vec<u64> = self.handed.iter_mut().map(finished).collect();
+        self.handed.clear();
+        sectors.sort_unstable();
+        sectors
+    }
+
+    /// All that the disk has ends, and what waits behind it.
+    fn end(&mut self) {
+        self.disk.hold(false);
+        self.rounds(20, false);
+    }
+
+    /// Sectors of what came home to `core`, all of it well.
+    fn of(&self, core: usize) -> Vec<u64> {
+        assert!(self.home[core].iter().all(|bio| bio.status == Status::Ok));
+        let mut sectors: Vec<u64> = self.home[core].iter().map(|bio| bio.sector.0).collect();
+        sectors.sort_unstable();
+        sectors
+    }
+
+    fn tags_in_use(&self) -> u32 {
+        self.queue.report(2).hw_queues.iter().map(|hw_queue| hw_queue.tags_in_use).sum()
+    }
+}
+
+/// What waits comes back to who is drained, what others have stays, and so does what the disk has.
+#[test]
+fn what_waits_is_handed_back_and_others_go_on() {
+    let mut rig = Rig::new(|disk| queued(disk, 1));
+    rig.send(0, &[10]);
+    rig.rounds(3, false);
+    rig.send(1, &[20, 21]);
+    rig.send(0, &[11, 12]);
+    rig.rounds(3, false);
+    rig.rounds(6, true);
+    assert_eq!(rig.take_handed(), [11, 12]);
+    assert_eq!((rig.disk.waiting(), rig.tags_in_use()), (1, 1));
+    rig.end();
+    assert_eq!((rig.of(0), rig.of(1), rig.tags_in_use()), (vec![10], vec![20, 21], 0));
+}
+
+/// A suspend with flush, and the end of the program, reach the disk, which lets go of what it has.
+#[test]
+fn what_fails_by_a_drain_fails_at_the_disk() {
+    for how in [Drain::Flush, Drain::End] {
+        let mut rig = Rig::new(|disk| queued(disk, 1));
+        rig.disk.hand_back(true);
+        rig.send(0, &[10, 11]);
+        rig.rounds(3, false);
+        for _ in 0..6 {
+            let Rig { world, lanes, handed, .. } = &mut rig;
+            world.turn(0, |cx| lanes[0].drain(how, handed, cx));
+            rig.rounds(1, false);
+        }
+        assert!(rig.handed.is_empty());
+        let ends: Vec<Status> = rig.home[0].iter().map(|bio| bio.status).collect();
+        assert_eq!((ends, rig.tags_in_use()), (vec![Status::IoErr; 2], 0), "{how:?}");
+    }
+}
+
+/// Two devices above are suspended, the upper one without flush: both drain the lane in each turn.
+#[test]
+fn of_two_drains_in_a_turn_the_one_without_flush_counts() {
+    for order in [[Drain::NoFlush, Drain::Flush], [Drain::Flush, Drain::NoFlush]] {
+        let mut rig = Rig::new(|disk| queued(disk, 1));
+        rig.send(0, &[10, 11]);
+        rig.rounds(3, false);
+        for _ in 0..6 {
+            let Rig { world, lanes, handed, .. } = &mut rig;
+            world.turn(0, |cx| order.into_iter().for_each(|how| lanes[0].drain(how, handed, cx)));
+            rig.poll(0);
+            rig.world.run_tasks();
+        }
+        assert_eq!(rig.take_handed(), [11], "{order:?}");
+        rig.end();
+        assert_eq!(rig.of(0), [10]);
+    }
+}
+
+/// What the disk hands back too gives its tag back.
+#[test]
+fn what_the_disk_hands_back_keeps_no_tag() {
+    let mut rig = Rig::new(|disk| queued(disk, 2));
+    rig.disk.hand_back(true);
+    rig.send(0, &[10, 11, 12, 13]);
+    rig.rounds(3, false);
+    assert_eq!(rig.tags_in_use(), 2);
+    rig.rounds(6, true);
+    assert_eq!(rig.take_handed(), [10, 11, 12, 13]);
+    assert_eq!((rig.disk.waiting(), rig.tags_in_use()), (0, 0));
+}
+
+/// The suspend is called off while something is on its way back: it goes down again.
+#[test]
+fn what_comes_back_late_goes_down_again() {
+    for drains in 1..4 {
+        let mut rig = Rig::new(|disk| queued(disk, 1));
+        rig.send(0, &[10, 11, 12]);
+        rig.rounds(3, false);
+        (0..drains).for_each(|_| rig.drain());
+        rig.world.run_tasks();
+        rig.rounds(6, false);
+        assert_eq!((rig.take_handed(), rig.disk.waiting(), rig.tags_in_use()), (vec![], 1, 1));
+        rig.end();
+        assert_eq!((rig.of(0), rig.tags_in_use()), (vec![10, 11, 12], 0));
+    }
+}
+
+/// A lane that is polled twice behind a drain sends down what came meanwhile, and has a turn in
+/// which the next drain asks anew.
+#[test]
+fn a_second_poll_behind_a_drain_ends_nothing() {
+    for came in [false, true] {
+        let mut rig = Rig::new(|disk| queued(disk, 1));
+        rig.send(0, &[10, 11]);
+        rig.rounds(3, false);
+        rig.drain();
+        rig.poll(0);
+        if came {
+            rig.world.run_tasks();
+        }
+        rig.world.wake = Nanos::NEVER;
+        rig.poll(0);
+        assert!(rig.world.wake <= rig.world.now, "it asks for a turn");
+        rig.rounds(6, true);
+        assert_eq!(rig.take_handed(), [11]);
+        rig.end();
+        assert_eq!(rig.of(0), [10]);
+    }
+}
+
+/// What is held only later is handed back later.
+#[test]
+fn a_drain_that_brought_something_goes_on() {
+    let mut rig = Rig::new(|disk| queued(disk, 1));
+    rig.send(0, &[10, 11]);
+    rig.rounds(3, false);
+    rig.rounds(6, true);
+    assert_eq!(rig.take_handed(), [11]);
+    rig.disk.hand_back(true);
+    rig.world.wake = Nanos::NEVER;
+    rig.rounds(6, true);
+    assert!(rig.take_handed().is_empty() && rig.world.wake > rig.world.now, "it is a pause");
+    assert!(rig.world.wake <= Nanos::from_millis(10), "it ends");
+    rig.world.now = rig.world.wake;
+    rig.rounds(6, true);
+    assert_eq!((rig.take_handed(), rig.tags_in_use()), (vec![10], 0));
+}
+
+/// Two ways of this kind, one over the other: what others have in the lower one does not go round
+/// in a drain that waits for something else.
+#[test]
+fn what_others_have_does_not_go_round() {
+    let mut rig = Rig::new(|disk| queued(queued(disk, 1), 8));
+    rig.send(0, &[10]);
+    rig.rounds(6, false);
+    rig.send(1, &[20, 21]);
+    rig.rounds(6, false);
+    rig.rounds(20, true);
+    for _ in 0..10 {
+        rig.world.run_tasks();
+        assert!(!rig.world.has_mail(0) && !rig.world.has_mail(1), "somebody is woken");
+        rig.rounds(1, true);
+    }
+    assert!(rig.take_handed().is_empty());
+    rig.end();
+    assert_eq!((rig.of(0), rig.of(1), rig.tags_in_use()), (vec![10], vec![20, 21], 0));
+}
