@@ -54,7 +54,7 @@ impl World {
             150..155 if on(Class::Reload) && !self.devices[i].is_changing() => self.reload(i),
             160..172 if on(Class::Reopen) => self.reopen(),
             176..180 if on(Class::Queues) && !self.machine.queues.is_empty() => {
-                self.machine.change_queue();
+                self.machine.change_queue(self.watch.eject_slow);
                 Ok(())
             }
             172..180 if on(Class::Limits) => {

@@ -3,10 +3,10 @@
 //!
 //! That is one preemption at each point and no more: what the other does, it does whole. It asks
 //! for nothing new meanwhile, and what comes back to it is looked at behind the turn that it was
-//! in.
+//! in. Of its tasks those act that have one order for all cores.
 
 use crate::chance::Chance;
-use crate::cores::SimCores;
+use crate::cores::{Purpose, SimCores};
 use crate::env::{SharedEnv, lock};
 use crate::machine::Core;
 use std::cell::RefCell;
@@ -25,6 +25,8 @@ pub(crate) struct Others {
     pub(crate) chance: Chance,
     /// How often one of them acted.
     pub(crate) acted: u64,
+    /// What a task for this opens gets no requests of devices.
+    pub(crate) is_beside: fn(Purpose) -> bool,
 }
 
 thread_local! {
@@ -65,7 +67,9 @@ impl Others {
         let number = |place: usize| if place < self.turn { place } else { place + 1 };
         let reason = |place: usize| {
             let lanes = self.cores[place].open.iter().map(|o| o.wake).min().unwrap_or(Nanos::NEVER);
-            lanes.min(self.post.next(number(place)))
+            let tasks = self.cores[place].tasks.iter().filter(|task| task.carries());
+            let tasks = tasks.map(|task| task.reason()).min().unwrap_or(Nanos::NEVER);
+            lanes.min(tasks).min(self.post.next(number(place)))
         };
         let ready: Vec<usize> = (0..self.cores.len()).filter(|&place| reason(place) <= now).collect();
         if ready.is_empty() {
@@ -76,7 +80,7 @@ impl Others {
         self.set_turn(now, c);
         let core = &mut self.cores[place];
         core.deliver(&self.post, c, 4);
-        let Core { open, state, .. } = core;
+        let Core { open, state, tasks, .. } = core;
         for open in open.iter_mut().filter(|open| open.mail || open.wake <= now) {
             open.mail = false;
             let mut cx = state.cx(now);
@@ -84,6 +88,10 @@ impl Others {
             open.lane.poll(&mut open.home, &mut cx);
             open.wake = cx.wake();
         }
+        // Others are looked at behind their turn.
+        lock(&self.env).task = Some(Purpose::Carries).filter(|&p| (self.is_beside)(p));
+        tasks.retain_mut(|task| !task.carries() || task.reason() > now || !task.turn(state, now));
+        lock(&self.env).task = None;
         self.acted += 1;
         self.set_turn(now, self.turn);
     }

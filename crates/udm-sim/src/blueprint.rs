@@ -194,16 +194,18 @@ impl Blueprint {
         }
     }
 
-    /// Gives devices of multipath queues of their own, in one world of three. On several cores none
-    /// that has one order for all: what is with the task then is not handed back to a device above,
-    /// which waits for it while this one is suspended.
-    pub(crate) fn draw_own_queues(&mut self, chance: &mut Chance) {
+    /// Gives devices of multipath queues of their own, in one world of three. Where they are `wide`
+    /// no read waits for a tag or becomes a part of another.
+    pub(crate) fn draw_own_queues(&mut self, chance: &mut Chance, wide: bool) {
         let devices = if chance.one_in(3) { &self.devices[..] } else { &[] };
         let multipath = |device: &DevicePlan| device.table.multipath().is_some();
         let own = devices.iter().enumerate().filter(|(_, device)| multipath(device));
         self.own_queues = own.map(|(i, _)| (i, queue(chance))).collect();
-        if self.cores > 1 {
-            self.own_queues.iter_mut().for_each(|(_, params)| params.scheduler = Scheduler::None);
+        if wide {
+            let to_wide = |params: &mut QueueParams| {
+                (params.queue_depth, params.nr_requests, params.nomerges) = (1024, 0, 2);
+            };
+            self.own_queues.iter_mut().for_each(|(_, params)| to_wide(params));
         }
     }
 

@@ -246,7 +246,7 @@ impl World {
     /// A change was called off: the device is in use as it was before.
     fn called_off(&mut self, i: usize) {
         lock(&self.machine.env).say(format!("d{i} is in use again"));
-        self.devices[i].phase = Phase::Live;
+        self.devices[i].enter(Phase::Live);
         self.hold(i, false);
         self.forget_checks(i);
         self.bar();
@@ -257,7 +257,7 @@ impl World {
         lock(&self.machine.env).say(format!("d{i} is done {}", self.devices[i].doing()));
         result.map_err(text(format!("d{i} {}", self.devices[i].doing())))?;
         if phase == Phase::Suspending {
-            self.devices[i].phase = Phase::Suspended;
+            self.devices[i].enter(Phase::Suspended);
             self.bar();
             let mut env = lock(&self.machine.env);
             for p in self.devices[i].spec.paths() {
@@ -276,7 +276,7 @@ impl World {
         if self.devices[i].loaded.is_some() {
             return Err(format!("d{i} was resumed and did not take its new table"));
         }
-        self.devices[i].phase = Phase::Live;
+        self.devices[i].enter(Phase::Live);
         self.devices[i].before = None;
         self.devices[i].limits = self.devices[i].mapped.limits();
         self.hold(i, false);

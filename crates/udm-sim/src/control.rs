@@ -68,7 +68,7 @@ impl World {
             let number = DevNo { major: 253, minor: i as u32 };
             let mapped = MappedDevice::new(&format!("d{i}"), None, number).map_err(text(format!("d{i}")))?;
             let settings = self.settings();
-            self.give_queue(i, &mapped);
+            let stands = self.give_queue(i, &mapped);
             mapped.set_upkeep(Upkeep { paths: Some(Arc::clone(&settings)), watch: self.watch });
             let map = self.map(spec);
             let expected = self.expected(spec, &|d| self.devices[d].expected);
@@ -80,6 +80,7 @@ impl World {
                 limits: Limits::new(udm_core::Sectors(0)),
                 loaded: None,
                 phase: Phase::Suspended,
+                stands,
                 running: None,
                 before: None,
                 access: None,
@@ -262,7 +263,7 @@ impl World {
             lock(&self.machine.env).say(format!("d{i} suspend, of {}{how}", several.len()));
             self.hold(i, !noflush);
             self.forget_checks(i);
-            self.devices[i].phase = Phase::Suspending;
+            self.devices[i].enter(Phase::Suspending);
         }
         let mapped = self.mapped(several);
         let changes = Changes::suspend(&mapped, noflush, &wake).map_err(|(_, e)| format!("suspend: {e}"))?;
@@ -309,7 +310,7 @@ impl World {
                     }
                 }
             }
-            device.phase = Phase::Resuming(was_live);
+            device.enter(Phase::Resuming(was_live));
         }
         let mapped = self.mapped(several);
         let changes = Changes::resume(&mapped, asked, &wake).map_err(|(_, e)| format!("resume: {e}"))?;

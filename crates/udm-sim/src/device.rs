@@ -99,7 +99,10 @@ pub struct Device {
     pub(crate) maps: Vec<Arc<Map>>,
     pub(crate) limits: Limits,
     pub(crate) loaded: Option<Loaded>,
+    /// See [`Device::enter`].
     pub(crate) phase: Phase,
+    /// Nothing passes: for what is behind its own queue.
+    pub(crate) stands: Arc<AtomicBool>,
     pub(crate) running: Option<Rc<RefCell<Running>>>,
     /// The table in use when the resume under way began.
     pub(crate) before: Option<Arc<Map>>,
@@ -138,6 +141,12 @@ impl Device {
     pub(crate) fn ways(&self) -> (&[Arc<Map>], Rules) {
         let Expected { block, read_only, .. } = self.expected;
         (&self.maps, Rules { block, read_only })
+    }
+
+    /// It stands in `phase` from now on.
+    pub(crate) fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.stands.store(phase == Phase::Suspended, Ordering::Relaxed);
     }
 
     /// Nothing passes.

@@ -8,9 +8,10 @@ use crate::model::Wrong;
 use crate::world::World;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use udm_core::{
-    Batch, Busy, Changed, Cx, Device, DeviceId, DiskQueue as _, Drain, Lane, Limits, OpenError, QueueReport,
+    Batch, BioFlags, Busy, Changed, Cx, Device, DeviceId, DiskQueue as _, Drain, Lane, Limits, OpenError,
+    QueueReport,
 };
 use udm_dm::mapped::MappedDevice;
 use udm_queue::{Queued, TagSet};
@@ -88,8 +89,9 @@ impl Machine {
         }
     }
 
-    /// Changes a setting of a queue, by chance, whatever is under way.
-    pub(crate) fn change_queue(&mut self) {
+    /// Changes a setting of a queue, by chance, whatever is under way. Queues of devices stay as
+    /// they are where they are `wide`, but for their order.
+    pub(crate) fn change_queue(&mut self, wide: bool) {
         let chance = &mut self.control;
         let nth = chance.below(self.queues.len() as u64) as usize;
         let (name, value) = match chance.below(4) {
@@ -98,10 +100,10 @@ impl Machine {
             2 => ("fifo_batch", chance.pick(&["1", "16"])),
             _ => ("nr_requests", chance.pick(&["4", "16", "64"])),
         };
-        let alone = self.cores.len() == 1;
         let queue = &mut self.queues[nth];
-        // See `Blueprint::draw_own_queues`.
-        let may = alone || name != "scheduler" || matches!(queue.of, Of::Path(_));
+        // What is read to see whether a slow path is put out waits for no tag.
+        let wide = wide && matches!(queue.of, Of::Mapped(_));
+        let may = !wide || matches!(name, "scheduler" | "fifo_batch");
         let changed = may && queue.change(name, value);
         self.totals.queue_changes += u64::from(changed);
         lock(&self.env).say(format!("the queue of {} has {name}={value}: {changed}", queue.of));
@@ -121,17 +123,28 @@ impl Machine {
 
 impl World {
     /// Has device `i` make itself a queue, where the blueprint says so and its table is for one.
-    pub(crate) fn give_queue(&mut self, i: usize, mapped: &MappedDevice) {
-        let Some((_, params)) = self.blueprint.own_queues.iter().find(|(d, _)| *d == i) else { return };
+    /// What it gives back is to be true while nothing may pass.
+    pub(crate) fn give_queue(&mut self, i: usize, mapped: &MappedDevice) -> Arc<AtomicBool> {
+        let stands = Arc::new(AtomicBool::new(true));
+        let Some((_, params)) = self.blueprint.own_queues.iter().find(|(d, _)| *d == i) else {
+            return stands;
+        };
         let (params, cores, env) = (params.clone(), self.blueprint.cores, self.machine.env.clone());
         let inside = Arc::<AtomicU64>::default();
+        let of_count = Arc::clone(&stands);
         mapped.queue_by(Box::new(move |bare| {
-            let (inside, env) = (Arc::clone(&inside), env.clone());
+            let (inside, stands, env) = (Arc::clone(&inside), Arc::clone(&of_count), env.clone());
             // What it may have is asked of the queue: of one like it, since it is not there yet.
             let most = most(&Queued::new(Arc::clone(&bare), &params).report(cores));
-            let counted = Counted { bare, count: Count { device: i, inside, most, env } };
+            let counted = Counted { bare, count: Count { device: i, inside, stands, most, env } };
             Arc::new(Queued::of_device(Arc::new(counted), &params)) as Arc<dyn Device>
         }));
+        stands
+    }
+
+    /// Answers of device `i` may still be on their way when it is suspended: a task has them.
+    pub(crate) fn answers_travel(&self, i: usize) -> bool {
+        self.machine.cores.len() > 1 && self.blueprint.own_queues.iter().any(|(d, _)| *d == i)
     }
 
     /// The queue that device `i` has made itself is one whose settings change.
@@ -157,6 +170,8 @@ struct Counted {
 struct Count {
     device: usize,
     inside: Arc<AtomicU64>,
+    /// Nothing may pass.
+    stands: Arc<AtomicBool>,
     most: u64,
     env: SharedEnv,
 }
@@ -188,7 +203,7 @@ impl Count {
 
 impl Lane for CountedLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        let Count { device, inside, most, env } = &self.count;
+        let Count { device, inside, most, env, .. } = &self.count;
         let n = batch.len() as u64;
         if inside.fetch_add(n, Ordering::Relaxed) + n > *most {
             let what = || format!("d{device} was given more than the {most} that its own queue has tags for");
@@ -201,6 +216,15 @@ impl Lane for CountedLane {
         let from = done.len();
         self.below.poll(done, cx);
         self.count.less(done.len() - from);
+        let impatient = BioFlags::RAHEAD | BioFlags::NOWAIT;
+        let mut ended =
+            done[from..].iter().filter(|bio| bio.status.is_ok() || !bio.flags.intersects(impatient));
+        if self.count.stands.load(Ordering::Relaxed) && ended.next().is_some() {
+            let mut env = lock(&self.count.env);
+            if !env.dead {
+                env.violate(|| format!("d{} has ended a request while it is suspended", self.count.device));
+            }
+        }
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {

@@ -57,6 +57,12 @@ impl Running {
         Visit(self.owner.0)
     }
 
+    /// It has the one order of what all cores ask for.
+    #[must_use]
+    pub fn carries(&self) -> bool {
+        self.purpose == Purpose::Carries
+    }
+
     /// When it has a reason for a turn.
     #[must_use]
     pub fn reason(&self) -> Nanos {
@@ -79,16 +85,19 @@ impl Running {
     /// Nothing of it is in flight, and nothing owed.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.lanes.iter().all(|(_, open)| open.in_flight == 0 && !open.closed)
+        let idle = |open: &Open| open.in_flight == 0 && !open.closed && open.lane.busy() < Busy::Owed;
+        self.lanes.iter().all(|(_, open)| idle(open))
     }
 
     /// What of it is in flight, for a person.
     #[must_use]
     pub fn waits(&self) -> String {
-        let lanes = self.lanes.iter().filter(|(_, open)| open.in_flight > 0 || open.closed);
+        let waits = |open: &Open| open.in_flight > 0 || open.closed || open.lane.busy() == Busy::Owed;
+        let lanes = self.lanes.iter().filter(|(_, open)| waits(open));
         let lanes = lanes.map(|(key, open)| {
-            let Open { in_flight, closed, wake, .. } = open;
-            format!("{in_flight} in flight in lane {key}, closed: {closed}, next at {} us", wake.0 / 1000)
+            let (Open { in_flight, closed, wake, .. }, busy) = (open, open.lane.busy());
+            let next = wake.0 / 1000;
+            format!("{in_flight} in flight in lane {key}, {busy:?}, closed: {closed}, next at {next} us")
         });
         lanes.collect::<Vec<_>>().join("; ")
     }

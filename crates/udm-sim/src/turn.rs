@@ -162,7 +162,7 @@ pub trait Turns {
         let (env, post) = (machine.env.clone(), machine.post.clone());
         machine.visits += 1;
         lock(&env).visit = Some(machine.visits);
-        between::begin(Others { cores, turn: c, env, post, chance, acted: 0 });
+        between::begin(Others { cores, turn: c, env, post, chance, acted: 0, is_beside: Self::is_beside });
         let visited = visit(&mut core, i, now, &mut machine.batch, &mut machine.done);
         let Others { mut cores, chance, acted, .. } = between::end().expect("what was begun");
         cores.insert(c, ManuallyDrop::into_inner(core));
@@ -302,9 +302,10 @@ impl Turns for World {
         let logger = self.blueprint.logger == Some(device);
         let logging = logger && self.is_logging(device);
         let mut promised = false;
+        let parked = self.devices[device].is_suspended() && !self.answers_travel(device);
         let open = &mut self.machine.cores[c].open[i];
         let mut env = lock(&self.machine.env);
-        let parked = self.devices[open.device].is_suspended() && !env.dead;
+        let parked = parked && !env.dead;
         // Those that are left after an error stay where they are: a bio in flight must not be
         // dropped.
         self.machine.done.reverse();

@@ -80,9 +80,9 @@ impl World {
             Some(paths) => Blueprint::bench(paths, cores),
             None => Blueprint::draw(&mut build, cores, plan.without, delay_max),
         };
-        // What is read to see whether a slow path is put out would wait for tags.
-        if plan.bench.is_none() && !plan.without.has(Class::Queues) && !watch.eject_slow {
-            blueprint.draw_own_queues(&mut Chance::new(plan.seed, Stream::OwnQueues));
+        if plan.bench.is_none() && !plan.without.has(Class::Queues) {
+            let mut chance = Chance::new(plan.seed, Stream::OwnQueues);
+            blueprint.draw_own_queues(&mut chance, watch.eject_slow);
         }
         let mut env = Env::new(plan.seed, plan.keep_events);
         env.lags = !plan.without.has(Class::Late);
