@@ -8,9 +8,10 @@
 
 use crate::carry::{Carry, new_bio};
 use crate::clock::{Clock, nanos};
-use crate::load::{Load, Region};
-use crate::pace::Pace;
-use crate::plan::{Plan, Span};
+use crate::load::Load;
+use crate::plan::Plan;
+use crate::region::Region;
+use crate::source::{Next, Source};
 use crate::stats::{DIRECTIONS, Stats, direction};
 use crate::verify::{self, Stamp};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -78,7 +79,7 @@ struct Job<'a> {
     spec: &'a Spec<'a>,
     lane: Box<dyn Lane>,
     phase: Phase,
-    plan: Plan,
+    source: Source,
     /// A fresh copy of the plan, where it will be replayed.
     replay: Option<Plan>,
     /// Bios without work, and those that go down or came up in this turn.
@@ -91,12 +92,6 @@ struct Job<'a> {
     unflushed: u32,
     in_flight: usize,
     batch_max: usize,
-    /// Requests taken from the plan, and how many may be.
-    taken: u64,
-    take_max: u64,
-    /// Where it does not send as fast as it can: when it does, and a request that has to wait.
-    pace: Option<Pace>,
-    held: Option<(Op, Span)>,
     /// The length of each request, 0 where they differ; then their data.
     bs: u64,
     /// The shortest request: what written data is made of.
@@ -127,7 +122,7 @@ impl<'a> Job<'a> {
             phase: Phase::Start,
             replay: (load.verify.is_some() && writes).then(|| plan.clone()),
             once: plan.is_once(),
-            plan,
+            source: Source::new(load, plan, load.requests(spec.region), load.seed() ^ spec.job as u64),
             idle: bios,
             batch: room(),
             done: room(),
@@ -135,10 +130,6 @@ impl<'a> Job<'a> {
             unflushed: 0,
             in_flight: 0,
             batch_max: load.iodepth_batch.map_or(depth, |n| depth.min(n as usize)),
-            taken: 0,
-            take_max: load.requests(spec.region),
-            pace: Pace::new(load, load.seed() ^ spec.job as u64),
-            held: None,
             bs: load.fixed().unwrap_or(0),
             unit: load.unit(),
             carry: Carry::new(load),
@@ -242,35 +233,24 @@ impl<'a> Job<'a> {
             if fsync > 0 && self.unflushed >= fsync {
                 return self.issue_flush(now);
             }
-            if let Some(pace) = &mut self.pace {
-                let all_back = self.in_flight == 0 && self.batch.is_empty();
-                if let Some(until) = pace.thinks(all_back, now) {
+            let Some(mut bio) = self.idle.pop() else { return };
+            let all_back = self.in_flight == 0 && self.batch.is_empty();
+            let (op, span, started) = match self.source.next(all_back, now) {
+                Next::Request(op, span, since) => (op, span, since),
+                Next::Wait(until) => {
+                    self.idle.push(bio);
                     return cx.wake_at(until);
                 }
-            }
-            let Some(mut bio) = self.idle.pop() else { return };
-            let more = self.held.is_none() && self.taken < self.take_max;
-            let next = if more { self.next_request() } else { self.held.take() };
-            let Some((op, span)) = next else {
-                self.idle.push(bio);
-                self.stopping = true;
-                return;
-            };
-            let mut started = now;
-            if let Some(pace) = &mut self.pace {
-                match pace.send(direction(op), span.bytes(), now) {
-                    Ok(at) => started = at,
-                    Err(due) => {
-                        self.held = Some((op, span));
-                        self.idle.push(bio);
-                        return cx.wake_at(due);
-                    }
+                Next::Over => {
+                    self.idle.push(bio);
+                    self.stopping = true;
+                    return;
                 }
-            }
+            };
             bio.op = op;
             bio.sector = Sector(span.sector);
             bio.sectors = Sectors(span.sectors);
-            bio.cookie = self.taken - 1;
+            bio.cookie = self.source.taken() - 1;
             bio.started = started;
             if op == Op::Write {
                 self.unflushed += 1;
@@ -288,22 +268,6 @@ impl<'a> Job<'a> {
         if self.replay.is_some() {
             let writes = self.batch.iter_mut().filter(|bio| bio.op == Op::Write);
             writes.for_each(|bio| stamp(bio, self.tag, self.unit));
-        }
-    }
-
-    fn next_request(&mut self) -> Option<(Op, Span)> {
-        loop {
-            let (op, span) = self.plan.next()?;
-            self.taken += 1;
-            if self.phase != Phase::ReadBack {
-                return Some((op, span));
-            }
-            if op == Op::Write {
-                return Some((Op::Read, span));
-            }
-            if self.taken == self.take_max {
-                return None;
-            }
         }
     }
 
@@ -357,17 +321,13 @@ impl<'a> Job<'a> {
         // does.
         let read_back = self.phase == Phase::ReadBack;
         self.clock.end(now, &mut self.stats, |i, ios| if read_back { i == 0 } else { ios > 0 });
-        // What was not sent is not read back.
-        self.taken -= u64::from(self.held.take().is_some());
-        self.pace = None;
         let again = if self.failure.is_none() { self.replay.take() } else { None };
         let Some(plan) = again else {
             self.phase = Phase::Over;
             return;
         };
         self.phase = Phase::ReadBack;
-        self.plan = plan;
-        (self.take_max, self.taken) = (self.taken, 0);
+        self.source.read_back(plan);
         (self.checks, self.stopping, self.unflushed) = (true, false, 0);
         self.clock.begin(now);
         self.clock.deadline = Nanos::NEVER;

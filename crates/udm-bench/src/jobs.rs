@@ -19,6 +19,9 @@ const SHOWN_MAX: usize = 300;
 /// The longest line in bytes, with its variables put in.
 const LINE_MAX: usize = 64 << 10;
 
+/// All lines, with their variables put in.
+const EXPANDED_MAX: usize = 2 * TEXT_MAX;
+
 /// A load of a run, and where it belongs.
 #[derive(Debug, Clone)]
 pub struct Job {
@@ -197,6 +200,7 @@ fn load(words: Vec<String>) -> Result<Load> {
 
 fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Section>> {
     let mut sections: Vec<Section> = Vec::new();
+    let mut expanded_so_far = 0;
     for (i, line) in text.lines().enumerate() {
         let at = || format!("line {}", i + 1);
         let line = line.split([';', '#']).next().unwrap_or_default().trim();
@@ -211,6 +215,9 @@ fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec
             continue;
         }
         let line = expanded(line, &variable).with_context(at)?;
+        expanded_so_far += line.len();
+        let short = expanded_so_far <= EXPANDED_MAX;
+        ensure!(short, "{}: with variables put in more than {EXPANDED_MAX} bytes", at());
         ensure!(is_shown(&line), "{}: a control character in a variable", at());
         let (key, value) = match line.split_once('=') {
             Some((key, value)) => (key.trim(), Some(value.trim().to_owned())),
@@ -304,6 +311,33 @@ mod tests {
         assert_eq!(refused("[a]\n\nfoo=1"), "job a: unexpected argument '--foo' found");
         assert!(refused("[a]\nbs=x").starts_with("job a: invalid value 'x' for '--bs <SIZE>'"));
         assert!(refused("[a]\nbs").contains("a value is required"));
+        for bad in [
+            "rate=-1",
+            "rate=",
+            "rate=,",
+            "rate=16e",
+            "rate=1m,x",
+            "rate=1m:2m",
+            "rate_iops=1,2,3,4",
+            "rate_iops=1.5",
+            "ba=0",
+            "ba=4k,0",
+            "ba=x",
+            "blockalign=",
+            "bssplit=4k/60:8k/60",
+            "bssplit=4k/0.5:8k",
+            "cpus_allowed=0:1",
+            "cpus_allowed=0,,1",
+            "cpus_allowed=",
+            "cpus_allowed=-1",
+            "percentile_list=-1",
+            "rate_min=1k",
+        ] {
+            let said = refused(&format!("[a]\n{bad}"));
+            assert!(said.starts_with("job a: ") && !said.contains('\n'), "{bad}: {said}");
+        }
+        let cpus = |list: &str| read(&format!("[a]\ncpus_allowed={list}")).unwrap().jobs[0].load.cpus(0);
+        assert_eq!((cpus("3,0-1,1"), cpus("1,")), (vec![0, 1, 3], vec![1]));
         assert_eq!(refused("[a\nbs=4k"), "line 1: [ without ]");
         assert_eq!(refused("[a]\nbs=${X"), "line 2: ${ without }");
         assert_eq!(refused("[a\u{1b}]"), "line 1: a control character");

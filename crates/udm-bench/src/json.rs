@@ -71,6 +71,9 @@ fn options(load: &Load, device: Option<&str>) -> Value {
     if let Value::Object(map) = &mut options {
         map.extend(load.bsrange.iter().map(|range| ("bsrange".into(), json!(range.to_string()))));
         map.extend(load.bssplit.iter().map(|split| ("bssplit".into(), json!(split.to_string()))));
+        map.extend(load.blockalign.iter().map(|align| ("blockalign".into(), json!(align.to_string()))));
+        map.extend(load.rate.iter().map(|rate| ("rate".into(), json!(rate.to_string()))));
+        map.extend(load.rate_iops.iter().map(|rate| ("rate_iops".into(), json!(rate.to_string()))));
         if let Some(runtime) = load.runtime {
             map.insert("runtime".into(), json!(format!("{}ms", runtime.as_millis())));
         }

@@ -25,14 +25,17 @@ mod one_mutex_origin;
 mod pace;
 pub mod page;
 mod parts;
+mod passes;
 mod path_watch;
 mod percentiles;
 mod plan;
 mod progress;
+mod region;
 mod report;
 mod run;
 mod sizes;
 mod snapshots;
+mod source;
 mod stats;
 #[cfg(test)]
 mod tests;

@@ -2,23 +2,24 @@
 //! that a command line takes them in as they are.
 
 use crate::percentiles::Percentiles;
-use crate::sizes::{One, Parts, Range, Sizes, Split};
-use anyhow::{Result, bail, ensure};
+use crate::sizes::{One, Parts, Range, Rate, Sizes, Split};
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
+use std::collections::BTreeSet;
 use std::str::FromStr;
 use std::time::Duration;
-use udm_core::{Limits, Op};
+use udm_core::Op;
 use udm_wire::cpus::CpuList;
 use udm_wire::size;
 
 /// The most memory in bytes that the data of all requests may take.
 const DATA_MAX: u64 = 16 << 30;
 
+/// What a request without data takes, at the least.
+const BIO: u64 = 512;
+
 /// The longest request in bytes: its data is one buffer.
 const BS_MAX: u64 = udm_buf::MAX_LEN as u64;
-
-/// Blocks in the maps of a load at the most: 512 MiB of bits.
-const MAP_MAX: u64 = 1 << 32;
 
 /// The length of a request, where nothing is said.
 const BS_DEFAULT: u64 = 4096;
@@ -51,6 +52,11 @@ pub struct Load {
     /// trims each, between commas
     #[arg(long, value_name = "SIZE/PERCENT:...", value_parser = Parts::<Split>::from_str)]
     pub bssplit: Option<Parts<Split>>,
+    /// Random requests begin at multiples of this from where the load begins; of reads, writes and
+    /// trims each, between commas [default: the shortest length]. With another than that blocks are
+    /// drawn as with --norandommap
+    #[arg(long, visible_alias = "ba", value_name = "SIZE", value_parser = Parts::<One>::from_str)]
+    pub blockalign: Option<Parts<One>>,
     /// Requests in flight, a job
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub iodepth: u32,
@@ -67,20 +73,21 @@ pub struct Load {
     /// Where on the device to begin, in bytes or percent of it
     #[arg(long, value_name = "SIZE|N%", value_parser = part)]
     pub offset: Option<Part>,
-    /// How much each job moves, in each of the --loops; or in all, over the same blocks again, if
-    /// that is more than --size [default: --size]
+    /// How much each job moves, times --loops; over the same blocks again, if that is more than
+    /// --size [default: --size]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub io_size: Option<u64>,
-    /// Do all of it so many times
+    /// Go over all of it so many times
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub loops: u32,
-    /// Bytes a second of each job, of reads and of writes each. A latency counts from when the
-    /// request should have been sent: what waits because the device is slow has waited
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
-    pub rate: Option<u64>,
+    /// Bytes a second of each job, of reads and of writes each, or between commas: of reads, writes
+    /// and trims; 0, or nothing between commas, is no limit. A latency counts from when the request
+    /// should have been sent: what waits because the device is slow has waited
+    #[arg(long, value_name = "SIZE", value_parser = Parts::<Rate>::from_str)]
+    pub rate: Option<Parts<Rate>>,
     /// The same in requests a second
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub rate_iops: Option<u32>,
+    #[arg(long, value_name = "N", value_parser = Parts::<Rate>::from_str)]
+    pub rate_iops: Option<Parts<Rate>>,
     /// How the requests of a rate follow each other
     #[arg(long, value_enum, default_value_t = RateProcess::Linear)]
     pub rate_process: RateProcess,
@@ -126,9 +133,9 @@ pub struct Load {
     /// measured
     #[arg(long)]
     pub bare: bool,
-    /// CPUs that the jobs may run on
-    #[arg(long, value_name = "LIST")]
-    pub cpus_allowed: Option<CpuList>,
+    /// CPUs that the jobs may run on, as in 0-3,8
+    #[arg(long, value_name = "LIST", value_parser = Cpus::from_str)]
+    pub cpus_allowed: Option<Cpus>,
     /// Whether all of them are for each job, or one, in turn
     #[arg(long, value_enum, default_value_t = CpusPolicy::Shared)]
     pub cpus_allowed_policy: CpusPolicy,
@@ -156,6 +163,24 @@ pub enum Part {
     Bytes(u64),
     /// So much of it, 1 to 100.
     Percent(u8),
+}
+
+/// A set of CPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cpus(BTreeSet<usize>);
+
+impl FromStr for Cpus {
+    type Err = String;
+
+    /// As fio reads it: one may be named twice, and nothing follow the last comma. What fio reads
+    /// as something else is refused: of `0:1` it takes CPU 0, and `0,,1` it ends at the gap.
+    fn from_str(text: &str) -> Result<Cpus, String> {
+        let mut cpus = BTreeSet::new();
+        for part in text.strip_suffix(',').unwrap_or(text).split(',') {
+            cpus.extend(part.parse::<CpuList>()?.numbers());
+        }
+        Ok(Cpus(cpus))
+    }
 }
 
 /// Kinds of load.
@@ -236,15 +261,6 @@ impl ReadWrite {
     }
 }
 
-/// The part of the device that one job uses, in blocks of [`Load::unit`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Region {
-    /// The first block.
-    pub first: u64,
-    /// How many.
-    pub blocks: u64,
-}
-
 impl Load {
     /// Checks what does not depend on the device.
     ///
@@ -258,15 +274,13 @@ impl Load {
             let even = self.verify.is_none() || sizes.are_multiples_of(self.unit());
             ensure!(even, "verify: {what}: lengths are no multiples of the shortest");
         }
-        let one =
-            if self.fixed().is_some() { self.longest() } else { self.longest().next_power_of_two() * 2 };
-        let data = one * u64::from(self.iodepth) * u64::from(self.numjobs);
-        ensure!(
-            self.bare || self.has_no_data() || data <= DATA_MAX,
-            "bs * iodepth * numjobs: {data} bytes of data, more than {DATA_MAX}"
-        );
+        for one in self.blockalign.iter().flat_map(|align| align.of.iter().flatten()) {
+            ensure!(one.0.is_multiple_of(512), "blockalign={}: not a multiple of 512", one.0);
+            let even = self.verify.is_none() || one.0.is_multiple_of(self.unit());
+            ensure!(even, "verify: blockalign={}: not a multiple of the shortest length", one.0);
+        }
+        Load::check_memory(std::iter::once(self))?;
         ensure!(!self.time_based || self.runtime.is_some(), "time_based needs runtime");
-        ensure!(self.rate != Some(0), "rate must be at least 1");
         ensure!(self.io_size != Some(0), "io_size must be at least 1");
         ensure!(self.number_ios != Some(0), "number_ios must be at least 1");
         if self.verify.is_some() {
@@ -274,6 +288,27 @@ impl Load {
             ensure!(!self.bare, "verify and bare exclude each other");
         }
         Ok(())
+    }
+
+    /// Loads that run beside each other have memory for all requests.
+    ///
+    /// # Errors
+    /// One line that names the options.
+    pub fn check_memory<'a>(loads: impl Iterator<Item = &'a Load>) -> Result<()> {
+        let all = loads.fold(0u64, |all, load| all.saturating_add(load.memory()));
+        ensure!(all <= DATA_MAX, "bs * iodepth * numjobs: {all} bytes of data, more than {DATA_MAX}");
+        Ok(())
+    }
+
+    /// The memory of all requests, in bytes.
+    fn memory(&self) -> u64 {
+        let one = match self.fixed() {
+            _ if self.bare || self.has_no_data() => 0,
+            Some(bs) => bs,
+            // A buffer of each power of two.
+            None => self.longest().next_power_of_two() * 2,
+        };
+        one.max(BIO) * u64::from(self.iodepth) * u64::from(self.numjobs)
     }
 
     fn has_no_data(&self) -> bool {
@@ -288,14 +323,18 @@ impl Load {
     }
 
     /// The same of the directions that the load has.
-    fn used_sizes(&self) -> impl Iterator<Item = Sizes> {
-        let used: &[usize] = match self.rw.op() {
+    pub fn used_sizes(&self) -> impl Iterator<Item = Sizes> {
+        self.used().iter().map(|direction| self.sizes(*direction))
+    }
+
+    /// The directions that the load has.
+    pub fn used(&self) -> &'static [usize] {
+        match self.rw.op() {
             Some(Op::Write) => &[1],
             Some(Op::Discard) => &[2],
             Some(_) => &[0],
             None => &[0, 1],
-        };
-        used.iter().map(|direction| self.sizes(*direction))
+        }
     }
 
     /// The option that says the lengths, as an error and the page name it.
@@ -325,67 +364,8 @@ impl Load {
         self.used_sizes().map(|sizes| sizes.max).max().unwrap_or(BS_DEFAULT)
     }
 
-    /// The region of each job on a device of these limits.
-    ///
-    /// # Errors
-    /// When the device is too small for the load, or can't take it.
-    pub fn regions(&self, limits: &Limits) -> Result<Vec<Region>> {
-        let block = u64::from(limits.logical_block);
-        let (unit, longest, what) = (self.unit(), self.longest(), self.sizes_word());
-        ensure!(
-            self.used_sizes().all(|sizes| sizes.are_multiples_of(block)),
-            "{what}: not a multiple of the device's block of {block}"
-        );
-        for op in Op::ALL.iter().filter(|op| self.does(**op)) {
-            let max = limits.max_for(*op).bytes();
-            ensure!(max > 0, "the device takes no {op:?}");
-            ensure!(longest <= max, "{what}: the device takes {max} at most");
-            ensure!(!op.is_write() || !limits.read_only, "the device is read-only");
-        }
-        let all = limits.size.bytes();
-        let begin = match self.offset {
-            None => 0,
-            Some(Part::Percent(percent)) => percent_of(all, percent),
-            Some(Part::Bytes(bytes)) => bytes,
-        } / unit;
-        ensure!(begin * unit < all, "offset={}: the device has {all}", begin * unit);
-        let blocks = self.blocks(all, all - begin * unit)?;
-        let jobs = u64::from(self.numjobs);
-        let share = if self.verify.is_some() { blocks / jobs } else { blocks };
-        ensure!(share > 0, "{what}: more than there is of the device");
-        if self.fixed().is_none() {
-            let all_fit = self.used_sizes().all(|sizes| sizes.min <= share * unit);
-            ensure!(all_fit, "{what}: more than there is of the device");
-            let mapped = share.saturating_mul(if self.has_map() { jobs } else { 0 });
-            ensure!(mapped <= MAP_MAX, "{what}: a map of {share} blocks; norandommap needs none");
-        }
-        let first = |job| begin + if self.verify.is_some() { share * job } else { 0 };
-        Ok((0..jobs).map(|job| Region { first: first(job), blocks: share }).collect())
-    }
-
-    /// How many blocks the load uses of a device of `all` bytes, of which `left` are behind where
-    /// it begins. Of a size that ends inside a block that block is used, where there is one, but
-    /// for the map of random blocks, and where requests differ: as fio does.
-    fn blocks(&self, all: u64, left: u64) -> Result<u64> {
-        let unit = self.unit();
-        let size = match self.size {
-            None => left,
-            Some(Part::Percent(percent)) => percent_of(all, percent).min(left) / unit * unit,
-            Some(Part::Bytes(size)) if size > left => bail!("size={size}: the device has {left}"),
-            Some(Part::Bytes(size)) => size,
-        };
-        ensure!(size >= unit, "{}: more than there is of the device", self.sizes_word());
-        let whole = self.has_map() || self.fixed().is_none();
-        Ok(if whole { size / unit } else { size.div_ceil(unit).min(left / unit) })
-    }
-
-    /// Each block comes once, in random order.
-    pub fn has_map(&self) -> bool {
-        self.rw.is_random() && !self.norandommap
-    }
-
     /// Whether the load has such requests.
-    fn does(&self, op: Op) -> bool {
+    pub fn does(&self, op: Op) -> bool {
         match (self.rw.op(), op) {
             (None, Op::Read) => self.read_percent() > 0 || self.verify.is_some(),
             (None, Op::Write) => self.read_percent() < 100,
@@ -396,35 +376,6 @@ impl Load {
     /// Of a mixed load, how many percent are reads.
     pub fn read_percent(&self) -> u8 {
         self.rwmixwrite.map_or(self.rwmixread, |percent| 100 - percent)
-    }
-
-    /// How many requests a job has at the most.
-    pub fn requests(&self, region: Region) -> u64 {
-        if self.time_based {
-            return u64::MAX;
-        }
-        let all = |n: u64| n.saturating_mul(self.loops.into());
-        let number = self.number_ios.map_or(u64::MAX, all);
-        let Some(moved) = self.requests_of_io_size() else { return number };
-        number.min(if self.exceeds(region) { moved } else { all(moved) })
-    }
-
-    /// What a job moves is more than there is: it goes over its region again, whatever `loops`
-    /// says.
-    pub fn exceeds(&self, region: Region) -> bool {
-        self.moves().is_some_and(|size| size > region.blocks * self.unit())
-    }
-
-    /// How much a job moves in one loop, where that is said; `time_based` goes on beyond it.
-    pub fn moves(&self) -> Option<u64> {
-        self.io_size.filter(|_| !self.time_based)
-    }
-
-    /// The same in requests. Where they differ in length it is no number of them.
-    pub fn requests_of_io_size(&self) -> Option<u64> {
-        let whole = if self.has_map() { u64::div_euclid } else { u64::div_ceil };
-        let (size, bs) = self.moves().zip(self.fixed())?;
-        Some(whole(size, bs).max(1))
     }
 
     /// What the jobs draw their blocks from.
@@ -439,17 +390,12 @@ impl Load {
 
     /// The CPUs that a thread may run on, none for any; `thread` is its place in the run.
     pub fn cpus(&self, thread: usize) -> Vec<usize> {
-        let mut cpus = self.cpus_allowed.iter().flat_map(|list| list.numbers()).copied().collect::<Vec<_>>();
-        cpus.sort_unstable();
+        let cpus = self.cpus_allowed.iter().flat_map(|cpus| &cpus.0).copied().collect::<Vec<_>>();
         match self.cpus_allowed_policy {
             CpusPolicy::Split if !cpus.is_empty() => vec![cpus[thread % cpus.len()]],
             _ => cpus,
         }
     }
-}
-
-fn percent_of(all: u64, percent: u8) -> u64 {
-    (u128::from(all) * u128::from(percent) / 100) as u64
 }
 
 fn bytes(text: &str) -> Result<u64, String> {

@@ -1,6 +1,7 @@
 //! When a job may send its next request: by a rate, and by thinking in between.
 
 use crate::load::{Load, RateProcess};
+use crate::sizes::{Parts, Rate};
 use crate::stats::DIRECTIONS;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -12,30 +13,47 @@ use udm_core::Nanos;
 /// still: a request that could not be sent at its time has waited since, and its latency says so.
 /// Nothing is left out because the device did not answer (which is called coordinated omission).
 pub struct Pace {
-    /// Nanoseconds from one request to the next: for each, and for each byte.
-    each: Option<f64>,
-    byte: Option<f64>,
+    tables: [Option<Timetable>; DIRECTIONS],
     poisson: Option<SmallRng>,
-    /// When the next one of each kind is due.
-    due: [Option<f64>; DIRECTIONS],
     think: Nanos,
     think_after: u64,
     /// Sent since the last thought, and until when the one under way takes.
     sent: u64,
     until: Option<Nanos>,
-    /// The timetable stands still meanwhile.
+    /// The timetables stand still meanwhile.
     apart: bool,
+}
+
+/// When requests of a kind are sent.
+struct Timetable {
+    /// Nanoseconds from one request to the next: for each, and for each byte. The longer counts.
+    each: f64,
+    byte: f64,
+    /// When the next one is due, once there was one.
+    due: Option<f64>,
+}
+
+impl Timetable {
+    /// Of a direction; none where it has no rate.
+    fn new(load: &Load, direction: usize) -> Option<Timetable> {
+        let of = |rates: &Option<Parts<Rate>>| {
+            let rate = rates.as_ref().and_then(|rates| rates.of[direction]);
+            rate.filter(|rate| rate.0 > 0).map(|rate| 1e9 / rate.0 as f64)
+        };
+        let (each, byte) = (of(&load.rate_iops), of(&load.rate));
+        let said = each.is_some() || byte.is_some();
+        said.then(|| Timetable { each: each.unwrap_or(0.0), byte: byte.unwrap_or(0.0), due: None })
+    }
 }
 
 impl Pace {
     /// None where the load sends as fast as it can.
     pub fn new(load: &Load, seed: u64) -> Option<Pace> {
-        let paced = load.rate.is_some() || load.rate_iops.is_some() || !load.thinktime.is_zero();
+        let tables = std::array::from_fn(|direction| Timetable::new(load, direction));
+        let paced = tables.iter().any(Option::is_some) || !load.thinktime.is_zero();
         paced.then(|| Pace {
-            each: load.rate_iops.map(|iops| 1e9 / f64::from(iops)),
-            byte: load.rate.map(|bytes| 1e9 / bytes as f64),
+            tables,
             poisson: (load.rate_process == RateProcess::Poisson).then(|| SmallRng::seed_from_u64(seed)),
-            due: [None; DIRECTIONS],
             think: crate::clock::nanos(load.thinktime),
             think_after: load.thinktime_blocks.into(),
             sent: 0,
@@ -44,32 +62,23 @@ impl Pace {
         })
     }
 
-    /// A request of so many bytes wants to be sent.
-    ///
-    /// # Errors
-    /// When that may be. Otherwise it may now, and what is given is when it should have been.
-    pub fn send(&mut self, direction: usize, bytes: u64, now: Nanos) -> Result<Nanos, Nanos> {
-        let step = match (self.each, self.byte) {
-            (Some(each), byte) => each.max(byte.unwrap_or(0.0) * bytes as f64),
-            (None, Some(byte)) => byte * bytes as f64,
-            (None, None) => {
-                self.sent += 1;
-                return Ok(now);
-            }
-        };
-        let due = *self.due[direction].get_or_insert(now.0 as f64);
-        let at = Nanos(due as u64);
-        if at > now {
-            return Err(at);
-        }
+    /// When the next request of a direction is to be sent.
+    pub fn due(&mut self, direction: usize, now: Nanos) -> Nanos {
+        let table = self.tables[direction].as_mut();
+        table.map_or(now, |table| Nanos(*table.due.get_or_insert(now.0 as f64) as u64))
+    }
+
+    /// A request that was due is sent.
+    pub fn sent(&mut self, direction: usize, bytes: u64) {
+        self.sent += 1;
+        let Some(table) = &mut self.tables[direction] else { return };
+        let step = table.each.max(table.byte * bytes as f64);
         let step = match &mut self.poisson {
             // Never the logarithm of 0.
             Some(rng) => -step * (1.0 - rng.random::<f64>()).ln(),
             None => step,
         };
-        self.due[direction] = Some(due + step);
-        self.sent += 1;
-        Ok(at)
+        table.due = table.due.map(|due| due + step);
     }
 
     /// Until when nothing is to be sent, for thinking; the thought begins when all has come back.
@@ -88,7 +97,8 @@ impl Pace {
             Some(_) => {
                 (self.until, self.sent) = (None, 0);
                 if self.apart {
-                    self.due.iter_mut().flatten().for_each(|due| *due += self.think.0 as f64);
+                    let dues = self.tables.iter_mut().flatten().filter_map(|table| table.due.as_mut());
+                    dues.for_each(|due| *due += self.think.0 as f64);
                 }
                 None
             }
@@ -105,25 +115,52 @@ mod tests {
         Pace::new(&load_of(text), 1).unwrap()
     }
 
+    /// When a request should have been sent, which is sent; or when it may be.
+    fn send(pace: &mut Pace, direction: usize, bytes: u64, now: Nanos) -> Result<Nanos, Nanos> {
+        let due = pace.due(direction, now);
+        if due > now {
+            return Err(due);
+        }
+        pace.sent(direction, bytes);
+        Ok(due)
+    }
+
     /// What stands still for a second has ten requests to make up for, each from its own time.
     #[test]
     fn a_timetable_goes_on() {
         let mut pace = pace("--rate_iops 10");
         let ms = Nanos::from_millis;
-        assert_eq!(pace.send(0, 512, ms(1000)), Ok(ms(1000)));
-        assert_eq!(pace.send(0, 512, ms(1050)), Err(ms(1100)));
-        assert_eq!(pace.send(1, 512, ms(1050)), Ok(ms(1050)), "each kind has its own");
+        assert_eq!(send(&mut pace, 0, 512, ms(1000)), Ok(ms(1000)));
+        assert_eq!(send(&mut pace, 0, 512, ms(1050)), Err(ms(1100)));
+        assert_eq!(send(&mut pace, 1, 512, ms(1050)), Ok(ms(1050)), "each kind has its own");
         for due in 11..=20 {
-            assert_eq!(pace.send(0, 512, ms(2050)), Ok(ms(due * 100)));
+            assert_eq!(send(&mut pace, 0, 512, ms(2050)), Ok(ms(due * 100)));
         }
-        assert_eq!(pace.send(0, 512, ms(2050)), Err(ms(2100)));
+        assert_eq!(send(&mut pace, 0, 512, ms(2050)), Err(ms(2100)));
+    }
+
+    #[test]
+    fn directions_have_rates_of_their_own() {
+        let ms = Nanos::from_millis;
+        for text in ["--rate_iops 10,20,0", "--rate 5120,10240,0"] {
+            let mut pace = pace(text);
+            (0..3).for_each(|direction| pace.sent(direction, 512));
+            let due = [0, 1, 2].map(|direction| pace.due(direction, ms(7)));
+            assert_eq!(due, [ms(7); 3], "the first is due at once");
+            (0..3).for_each(|direction| pace.sent(direction, 512));
+            let due = [0, 1, 2].map(|direction| pace.due(direction, ms(7)));
+            assert_eq!(due, [ms(107), ms(57), ms(7)], "{text}");
+        }
+        let none = |text: &str| Pace::new(&load_of(text), 1).is_none();
+        assert!(none("--rate 0") && none("--rate_iops 0,0") && !none("--rate 0,1"));
+        assert!(none(""), "as fast as it can");
     }
 
     #[test]
     fn bytes_count() {
         let mut pace = pace("--rate 1m");
-        assert_eq!(pace.send(0, 512 << 10, Nanos(0)), Ok(Nanos(0)));
-        assert_eq!(pace.send(0, 512 << 10, Nanos(0)), Err(Nanos::from_millis(500)));
+        assert_eq!(send(&mut pace, 0, 512 << 10, Nanos(0)), Ok(Nanos(0)));
+        assert_eq!(send(&mut pace, 0, 512 << 10, Nanos(0)), Err(Nanos::from_millis(500)));
     }
 
     /// Intervals differ, and their average is what was asked for.
@@ -131,8 +168,8 @@ mod tests {
     fn poisson_has_the_rate() {
         let mut pace = pace("--rate_iops 1000 --rate_process poisson");
         let now = Nanos::NEVER;
-        let _ = pace.send(0, 512, Nanos(0));
-        let times: Vec<u64> = (0..10_000).map(|_| pace.send(0, 512, now).unwrap().0).collect();
+        let _ = send(&mut pace, 0, 512, Nanos(0));
+        let times: Vec<u64> = (0..10_000).map(|_| send(&mut pace, 0, 512, now).unwrap().0).collect();
         let mean = *times.last().unwrap() as f64 / 1e4;
         assert!((0.9e6..1.1e6).contains(&mean), "{mean}");
         let long = times.windows(2).filter(|w| w[1] - w[0] > 2_000_000).count();
@@ -145,12 +182,12 @@ mod tests {
             let mut pace = pace(&format!("--thinktime 100000 --thinktime_blocks 2 --rate_iops 20 {more}"));
             let ms = Nanos::from_millis;
             assert_eq!(pace.thinks(true, ms(50)), None);
-            let _ = (pace.send(0, 512, ms(50)), pace.send(0, 512, ms(100)));
+            let _ = (send(&mut pace, 0, 512, ms(50)), send(&mut pace, 0, 512, ms(100)));
             assert_eq!(pace.thinks(false, ms(120)), Some(Nanos::NEVER));
             assert_eq!(pace.thinks(true, ms(130)), Some(ms(230)));
             assert_eq!(pace.thinks(true, ms(229)), Some(ms(230)));
             assert_eq!(pace.thinks(true, ms(230)), None);
-            let sent = pace.send(0, 512, ms(1000));
+            let sent = send(&mut pace, 0, 512, ms(1000));
             assert_eq!(sent, Ok(ms(next)), "{more}");
         }
     }

@@ -9,7 +9,7 @@ const LIST_MAX: usize = 20;
 /// Digits behind the point at the most; a JSON report has as many.
 const DIGITS_MAX: usize = 6;
 
-/// Percentiles in rising order, at least one.
+/// Percentiles in rising order. As in fio, a 0 in what is said ends them: so there may be none.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Percentiles {
     pub list: Vec<f64>,
@@ -40,13 +40,14 @@ impl FromStr for Percentiles {
 
     fn from_str(text: &str) -> Result<Percentiles, String> {
         let percentile = |word: &str| match word.parse::<f64>() {
-            Ok(n) if n > 0.0 && n <= 100.0 => Ok(n),
-            _ => Err("a percentile is a number above 0, up to 100".to_owned()),
+            Ok(n) if (0.0..=100.0).contains(&n) => Ok(n),
+            _ => Err("a percentile is a number from 0 to 100".to_owned()),
         };
         let mut list = text.split(':').map(percentile).collect::<Result<Vec<_>, _>>()?;
         if list.len() > LIST_MAX {
             return Err(format!("more than {LIST_MAX} percentiles"));
         }
+        list.truncate(list.iter().position(|n| *n == 0.0).unwrap_or(LIST_MAX));
         list.sort_by(f64::total_cmp);
         let behind = |word: &str| word.split_once('.').map_or(0, |(_, digits)| digits.len());
         let digits = text.split(':').map(behind).max().unwrap_or(0).min(DIGITS_MAX);
@@ -65,7 +66,9 @@ mod tests {
         assert_eq!(default.to_string().parse(), Ok(default));
         let digits = |text: &str| text.parse::<Percentiles>().unwrap().digits;
         assert_eq!((digits("1:50"), digits("1:50.5:0.001"), digits("1e0:2")), (0, 3, 0));
-        for bad in ["", "1:", "0", "0.0", "101", "-1", "x", "nan", "inf", "1,2"] {
+        let ended = |text: &str| text.parse::<Percentiles>().unwrap().list;
+        assert_eq!((ended("99:5:0:1"), ended("0:50"), ended("0.0")), (vec![5.0, 99.0], vec![], vec![]));
+        for bad in ["", "1:", "101", "0:x", "-1", "x", "nan", "inf", "1,2"] {
             assert!(bad.parse::<Percentiles>().is_err(), "{bad}");
         }
         assert!(["1"; 21].join(":").parse::<Percentiles>().is_err());

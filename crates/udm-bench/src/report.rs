@@ -207,9 +207,10 @@ fn latency_line(out: &mut String, name: &str, l: &Latency) -> std::fmt::Result {
 fn percentile_lines(out: &mut String, name: &str, l: &Latency, of: &Percentiles) -> std::fmt::Result {
     let Percentiles { list, digits } = of;
     let all: Vec<_> = list.iter().map(|p| (p, l.histogram.value_at_percentile(*p))).collect();
-    let (unit, ns) = time_unit(all[0].1, all[all.len() - 1].1);
+    let (Some((_, first)), Some((_, last))) = (all.first(), all.last()) else { return Ok(()) };
+    let (unit, ns) = time_unit(*first, *last);
     writeln!(out, "    {name} percentiles ({unit}):")?;
-    let (width, longest) = (digits + 3, all[all.len() - 1].1 / ns);
+    let (width, longest) = (digits + 3, last / ns);
     let digits_of_time = longest.checked_ilog10().map_or(1, |power| power as usize + 1).max(5);
     let word = |(p, value): &(&f64, u64)| {
         let time = value / ns;

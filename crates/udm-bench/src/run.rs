@@ -3,8 +3,9 @@
 use crate::cores::{self, Gate};
 use crate::job::{self, Spec};
 use crate::jobs::Job;
-use crate::load::{Load, Region};
+use crate::load::Load;
 use crate::progress::Progress;
+use crate::region::Region;
 use crate::report::Report;
 use anyhow::{Context, Result};
 use std::slice;
@@ -68,6 +69,11 @@ pub fn measure_jobs(
         *stages[job.stage].left.get_mut() += usize::from(job.load.numjobs);
         threads.extend((0..usize::from(job.load.numjobs)).map(|n| (at, n)));
     }
+    // What a stage has is gone when the next one begins.
+    let of_stage = |stage| jobs.iter().enumerate().filter(move |(_, job)| job.stage == stage);
+    for stage in 0..stages.len() {
+        Load::check_memory(of_stage(stage).map(|(_, job)| &job.load)).context("bench: all jobs")?;
+    }
     let options: Vec<_> = threads
         .iter()
         .enumerate()
@@ -86,7 +92,11 @@ pub fn measure_jobs(
                 let limits = devices[job.device].limits();
                 job.load.regions(&limits).with_context(|| said_by(jobs, job))
             };
-            let regions = jobs.iter().map(regions).collect::<Result<_>>()?;
+            let regions = jobs.iter().map(regions).collect::<Result<Vec<Vec<_>>>>()?;
+            for stage in 0..stages.len() {
+                let maps = of_stage(stage).map(|(at, job)| (&job.load, &regions[at][..]));
+                Load::check_maps(maps).context("bench: all jobs")?;
+            }
             let _ = start.set(Start { cluster: Arc::clone(cluster), regions });
             Ok(devices)
         },

@@ -65,6 +65,18 @@ impl FromStr for One {
     }
 }
 
+/// How much or how many a second; 0 for no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate(pub u64);
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Rate, String> {
+        size::parse(text).map(Rate).map_err(|error| error.to_string())
+    }
+}
+
 /// From the first to the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range(u64, u64);
@@ -91,14 +103,7 @@ impl FromStr for Split {
         let mut sizes = Vec::new();
         for entry in text.split(':') {
             let (bytes, percent) = entry.split_once('/').unwrap_or((entry, ""));
-            let percent = match percent {
-                "" => None,
-                percent => match percent.parse::<u32>() {
-                    Ok(n) => Some(n.min(100)).filter(|n| *n > 0),
-                    Err(_) => return Err("a percentage is a whole number".into()),
-                },
-            };
-            sizes.push((positive(bytes)?, percent));
+            sizes.push((positive(bytes)?, percentage(percent)?));
         }
         if sizes.len() > SPLIT_MAX {
             return Err(format!("more than {SPLIT_MAX} sizes"));
@@ -175,6 +180,24 @@ impl Sizes {
     }
 }
 
+/// A percentage of a split; none where nothing is said, or 0. Of one with a fraction fio takes the
+/// whole part, and so of one below 1 nothing: it would be drawn as often as what has none.
+fn percentage(text: &str) -> Result<Option<u32>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    if !digits(whole) || !digits(fraction) {
+        return Err("a percentage is a number".into());
+    }
+    let percent = whole.parse::<u32>().map_or(100, |n| n.min(100));
+    if percent == 0 && fraction.bytes().any(|b| b != b'0') {
+        return Err(format!("a percentage of {text}: less than 1"));
+    }
+    Ok(Some(percent).filter(|n| *n > 0))
+}
+
 fn positive(text: &str) -> Result<u64, String> {
     match size::parse(text) {
         Ok(0) => Err("a size of 0".into()),
@@ -214,8 +237,24 @@ mod tests {
         assert_eq!(split("4k/10:64k/50:32k/40"), Ok(vec![(4096, 10), (32768, 50), (65536, 100)]));
         assert_eq!(split("4k/50:1k/:32k/"), Ok(vec![(1024, 25), (32768, 50), (4096, 100)]));
         assert_eq!(split("4k/0:8k"), Ok(vec![(4096, 50), (8192, 100)]), "0 is no percentage");
+        assert_eq!(split("4k/33.3:8k/66.7"), Ok(vec![(4096, 33), (8192, 99)]), "as fio reads it");
+        assert_eq!(split("4k/99999999999:8k"), Ok(vec![(8192, 0), (4096, 100)]));
         assert_eq!(split("4k"), Ok(vec![(4096, 100)]));
-        for bad in ["", "4k/x", "4k/-1", "/50", "4k/60:8k/60", "4k:", "0/50", "4k/50,8k"] {
+        for bad in [
+            "",
+            "4k/x",
+            "4k/-1",
+            "4k/0.5:8k",
+            "4k/1.",
+            "4k/.5",
+            "4k/1.x",
+            "4k/1.2.3",
+            "/50",
+            "4k/60:8k/60",
+            "4k:",
+            "0/50",
+            "4k/50,8k",
+        ] {
             assert!(split(bad).is_err(), "{bad}");
         }
         assert!(split(&["512"; 65].join(":")).is_err());

@@ -233,6 +233,16 @@ fn what_makes_no_sense_is_refused() {
     let other = |device: &str, text: &str| error(&line(&format!("--device {device} {text}")));
     assert_eq!(other("pattern:1M", "--rw write"), "bench: the device is read-only");
     assert_eq!(other("null:size=1M", "--rw trim"), "bench: the device takes no Discard");
+    assert_eq!(mem("--rw randread --ba 1000"), "bench: blockalign=1000: not a multiple of 512");
+    assert_eq!(mem("--rw randrw --ba 4k,2m"), "bench: blockalign=2097152: more than there is of the device");
+    assert_eq!(
+        mem("--rw randwrite --ba 2k --verify crc32c"),
+        "bench: verify: blockalign=2048: not a multiple of the shortest length"
+    );
+    assert_eq!(
+        other("null:size=1M,bs=4k", "--rw randread --ba 6k"),
+        "bench: blockalign=6144: not a multiple of the device's block of 4096"
+    );
     assert_eq!(
         other("null:size=1M,bs=4k", "--bs 512"),
         "bench: bs=512: not a multiple of the device's block of 4096"

@@ -36,6 +36,13 @@ const VALUES: &[&str] = &[
     "4k/50:8k/50",
     "4k/10:8k:16k/,64k/100",
     "8k/0",
+    "4k/33.3:8k",
+    "3k",
+    "1m,2m",
+    ",500k",
+    "0,0",
+    "0:50",
+    "0:1",
     "4k/200:",
     "read",
     "randread",
@@ -69,6 +76,8 @@ const KEYS: &[&str] = &[
     "bsrange",
     "bssplit",
     "blocksize",
+    "ba",
+    "blockalign",
     "iodepth",
     "iodepth_batch",
     "numjobs",
@@ -121,6 +130,9 @@ const RIGHT: &[&str] = &[
     "bssplit=512/10:1k/20,128k\n",
     "bsrange=1k-9k\n",
     "norandommap\n",
+    "ba=512\n",
+    "ba=16k,3k\n",
+    "rate=1m,2m\n",
     "loops=2\n",
     "io_size=1m\n",
     "size=300k\n",
@@ -181,4 +193,7 @@ fn what_is_too_much_is_refused() {
     refused(&"[a]\n".repeat(1025), "more than 1024 jobs");
     refused(&"[a]\nnumjobs=1000\n".repeat(2), "more than 1024 jobs");
     refused("[a]\nname=${A}", "line 2: longer than 65536 bytes");
+    let long = "[a]\nname=${A}\n".repeat(9);
+    let error = udm_bench::read_jobs(&long, |_| Some("x".repeat(65_000))).expect_err("this must be refused");
+    assert_eq!(format!("{error:#}"), "line 18: with variables put in more than 524288 bytes");
 }

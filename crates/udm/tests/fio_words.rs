@@ -1,4 +1,4 @@
-//! fio's words for lengths, percentiles and CPUs, beside fio itself.
+//! fio's words for lengths, amounts, rates, percentiles and CPUs, beside fio itself.
 
 mod support;
 
@@ -63,6 +63,11 @@ bssplit=4k/0:16k
 stonewall
 rw=read
 bssplit=4k/20:16k/30
+[fractions]
+stonewall
+rw=randread
+norandommap
+bssplit=4k/33.3:64k/66.7
 [range]
 stonewall
 rw=randwrite
@@ -162,6 +167,10 @@ percentile_list=100
 clat_percentiles=0
 lat_percentiles=1
 percentile_list=5:10:15:20:25
+[e]
+percentile_list=0:50
+[f]
+percentile_list=99:5:0:50
 ";
 
 /// Where each percentile stands in the text, without the latencies.
@@ -184,7 +193,7 @@ fn percentiles_are_those_of_the_list() {
     let (path, disk) = jobs(&folder, PERCENTILES);
     let ours = percentiles(&report(&mut udm(&["bench"]), &path, &disk));
     let listed = ours.iter().filter_map(|(_, keys)| keys.as_ref()).map(BTreeSet::len);
-    assert_eq!(listed.collect::<Vec<_>>(), [4, 4, 4, 1, 1, 1, 1, 5, 5]);
+    assert_eq!(listed.collect::<Vec<_>>(), [4, 4, 4, 1, 1, 1, 1, 5, 5, 0, 0, 0, 2, 2, 2]);
     let lines = |mut command: Command| {
         let out = command.arg(&path).env("DISK", &disk).output().unwrap();
         assert!(out.status.success(), "{}", text(&out.stderr));
@@ -234,20 +243,173 @@ fn cpus_are_shared_or_split() {
     if !all.lines().any(|line| line.starts_with("Cpus_allowed_list:") && line.contains("0-")) {
         return skipped("CPUs 0 and 1 are not both there");
     }
-    let load = ["--rw=randread", "--numjobs=2", "--runtime=60", "--time_based", "--cpus_allowed=0,1"];
-    let run = |command: &mut Command, policy: &[&str]| {
-        let command = command.args(load).args(policy).stdout(Stdio::null()).stderr(Stdio::null());
-        cpus_of(command.spawn().unwrap())
+    let load = ["--rw=randread", "--numjobs=2", "--runtime=60", "--time_based"];
+    let run = |command: &mut Command, words: &[&str]| {
+        let command = command.args(load).args(words).stdout(Stdio::null()).stderr(Stdio::null());
+        cpus_of(command.spawn().unwrap()).join(" ")
     };
-    let ours = |policy: &[&str]| run(&mut udm(&["bench", "--device", "null:size=4M"]), policy);
-    let shared = ours(&[]);
-    let split = ours(&["--cpus_allowed_policy=split"]);
-    assert_eq!((shared.join(" "), split.join(" ")), ("0-1 0-1".into(), "0 1".into()));
+    let ours = |words: &[&str]| run(&mut udm(&["bench", "--device", "null:size=4M"]), words);
+    let lists: [&[&str]; 3] = [
+        &["--cpus_allowed=0,1"],
+        &["--cpus_allowed=0,1", "--cpus_allowed_policy=split"],
+        &["--cpus_allowed=1,0-1,"],
+    ];
+    let all = lists.map(ours);
+    assert_eq!(all, ["0-1 0-1", "0 1", "0-1 0-1"]);
+    // fio reads 0:1 as 0, and ends at a gap. Whoever wrote that meant something else.
+    let misread = [["--cpus_allowed=0:1"], ["--cpus_allowed=0,,1"]];
+    for words in misread {
+        let out = udm(&["bench", "--device", "null:size=4M"]).args(load).args(words).output().unwrap();
+        assert!(!out.status.success() && text(&out.stderr).contains("is no CPU number"), "{words:?}");
+    }
     if has("fio") {
-        let fios = |policy: &[&str]| {
+        let fios = |words: &[&str]| {
             let engine = ["--name=a", "--thread", "--ioengine=null", "--size=4M"];
-            run(Command::new("fio").args(engine), policy)
+            run(Command::new("fio").args(engine), words)
         };
-        assert_eq!((shared, split), (fios(&[]), fios(&["--cpus_allowed_policy=split"])));
+        assert_eq!(all, lists.map(fios));
+        assert_eq!(misread.map(|words| fios(&words)), ["0 0", "0 0"]);
+    }
+}
+
+/// Each of the two directions of a mixed load has its own rate.
+const RATES: &str = r"
+[global]
+ioengine=psync
+filename=${DISK}
+rw=randrw
+norandommap
+number_ios=600
+[requests]
+rate_iops=500,1000
+[bytes]
+stonewall
+rate=2m,4m,
+[mix-of-no-matter]
+stonewall
+rate_iops=1k
+rwmixread=90
+[reads-go-on]
+stonewall
+rate_iops=,40
+[writes-go-on]
+stonewall
+rate=200k,
+[no-limit]
+stonewall
+rate=0
+rate_iops=0,0
+[of-others]
+stonewall
+rw=write
+rate=1,,1
+[in-order]
+stonewall
+rw=rw
+rate_iops=400,200
+";
+
+#[test]
+fn rates_are_of_directions() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, disk) = jobs(&folder, RATES);
+    let shares = |command: &mut Command| {
+        moved(&report(command, &path, &disk))
+            .into_iter()
+            .map(|(name, [(reads, _), (writes, _)])| {
+                assert_eq!(reads + writes, 600, "{name}");
+                // In tenths: what goes on without a limit has nearly all.
+                (name, (reads + 30) / 60)
+            })
+            .collect::<Vec<_>>()
+    };
+    let ours = shares(&mut udm(&["bench"]));
+    let reads: Vec<u64> = ours.iter().map(|job| job.1).collect();
+    assert_eq!(reads, [3, 3, 5, 10, 0, 5, 0, 7], "{ours:?}");
+    if has("fio") {
+        assert_eq!(ours, shares(&mut Command::new("fio")));
+    }
+}
+
+/// Random writes of 4 KiB, which show in a file of zeroes where they began.
+const ALIGNED: [(&str, u64); 5] = [
+    ("bs=4k\nba=16k", 16 << 10),
+    ("bs=4k\nblockalign=4k,32k\noffset=12k", 32 << 10),
+    ("bs=4k\nba=4k,8k,16k\nnorandommap\nloops=2", 8 << 10),
+    ("bsrange=4k-4k\nba=,12k", 12 << 10),
+    ("bs=4k\nba=64k,\nsize=1m\nnorandommap", 4 << 10),
+];
+
+#[test]
+fn alignment_is_where_fio_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    for (words, align) in ALIGNED {
+        let text = format!("[a]\nioengine=psync\nfilename=${{DISK}}\nrw=randwrite\n{words}\n");
+        let begin = if words.contains("offset") { 12 << 10 } else { 0 };
+        let run = |command: &mut Command| {
+            let (path, disk) = jobs(&folder, &text);
+            let moved = moved(&report(command, &path, &disk));
+            let data = fs::read(&disk).unwrap();
+            let blocks = data.chunks(4096).zip((0u64..).step_by(4096));
+            let written: Vec<u64> =
+                blocks.filter(|(block, _)| block.iter().any(|b| *b != 0)).map(|(_, at)| at).collect();
+            assert!(written.iter().all(|at| (at - begin) % align == 0), "{words}: {:?}", &written[..20]);
+            (moved, written.len())
+        };
+        let (ours, places) = run(&mut udm(&["bench"]));
+        if has("fio") {
+            let (fios, fios_places) = run(&mut Command::new("fio"));
+            assert_eq!(ours, fios, "{words}");
+            // Places are drawn, some of them twice.
+            let near = places.abs_diff(fios_places) * 10 <= fios_places;
+            assert!(near, "{words}: {places} places, fio {fios_places}");
+        }
+    }
+}
+
+/// What ends a load, on a file of 1 MiB.
+const AMOUNTS: [&str; 13] = [
+    "io_size=3m",
+    "io_size=3000k",
+    "io_size=3m\nloops=3",
+    "io_size=1000k\nloops=2",
+    "io_size=1025k",
+    "io_size=1025k\nloops=2",
+    "io_size=2k\nloops=3",
+    "loops=3",
+    "io_size=100m\nnumber_ios=700",
+    "io_size=3m\nnumber_ios=100\nloops=2",
+    "number_ios=70\nloops=2",
+    "io_size=3m\nsize=100k",
+    "io_size=3m\nsize=300k\noffset=70k\nloops=2",
+];
+
+/// Requests and bytes in all are fio's, whatever the order and the lengths.
+#[test]
+fn amounts_are_fios() {
+    let orders = ["read", "randwrite", "randread\nnorandommap", "randrw", "randwrite\nba=8k"];
+    let mut text = "[global]\nioengine=psync\nfilename=${DISK}\n".to_owned();
+    for (order, bs) in orders.iter().flat_map(|order| [4, 64, 12].map(|bs| (order, bs))) {
+        for (i, amount) in AMOUNTS.iter().enumerate() {
+            let name = format!("{order} {bs} {amount}").replace('\n', " ");
+            let wall = if i == 0 { "stonewall\n" } else { "" };
+            text += &format!("[{name}]\n{wall}rw={order}\nbs={bs}k\n{amount}\n");
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let run = |command: &mut Command| {
+        let (path, disk) = jobs(&folder, &text);
+        fs::File::options().write(true).open(&disk).unwrap().set_len(1 << 20).unwrap();
+        moved(&report(command, &path, &disk))
+            .into_iter()
+            .map(|(name, [reads, writes])| (name, reads.0 + writes.0, reads.1 + writes.1))
+            .collect::<Vec<_>>()
+    };
+    let ours = run(&mut udm(&["bench"]));
+    assert_eq!(ours.len(), orders.len() * 3 * AMOUNTS.len());
+    if has("fio") {
+        let fios = run(&mut Command::new("fio"));
+        let differ: Vec<_> = ours.iter().zip(&fios).filter(|(ours, fios)| ours != fios).collect();
+        assert!(differ.is_empty(), "{differ:?}");
     }
 }

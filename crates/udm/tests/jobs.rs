@@ -164,6 +164,16 @@ fn what_is_left_out_or_refused_is_named() {
     assert!(status == Some(1) && said.contains("job a: unexpected argument '--nosuch'"), "{said}");
     let (status, said) = run("[a]\nrw=read", &[]);
     assert!(status == Some(1) && said.contains("a job has no filename"), "{said}");
+    // What one job may have, three beside each other may not.
+    let data = "bs=1g\niodepth=9\nfilename=null:size=1g\n";
+    let (status, said) = run(&format!("[global]\n{data}[a]\n[b]\n[c]\nrw=write"), &[]);
+    assert!(status == Some(1) && said.contains("28991029248 bytes of data, more than 17179869184"), "{said}");
+    let map = "rw=randread\nbsrange=512-4k\nnumber_ios=1\nfilename=null:size=1T\n";
+    let (status, said) = run(&format!("[global]\n{map}[a]\n[b]\n[c]"), &[]);
+    assert!(status == Some(1) && said.contains("maps of 6442450944 blocks in all"), "{said}");
+    let requests = "[a]\nbare\niodepth=65536\nnumjobs=1024\nfilename=null:size=4k";
+    let (status, said) = run(requests, &[]);
+    assert!(status == Some(1) && said.contains("bytes of data, more than"), "{said}");
     let (status, said) = run("[a]\nrw=read", &["--rw", "write", "--device", "null:size=4k"]);
     assert!(status == Some(2) && said.contains("cannot be used with"), "{said}");
 }

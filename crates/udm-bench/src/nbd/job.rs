@@ -6,8 +6,8 @@
 use super::wire::{Asked, Wire};
 use crate::clock::{Clock, nanos};
 use crate::job::{Failure, Outcome, Spec};
-use crate::pace::Pace;
-use crate::plan::{Plan, Span};
+use crate::plan::Plan;
+use crate::source::{Next, Source};
 use crate::stats::{Stats, direction};
 use anyhow::Result;
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,7 +26,7 @@ struct Sent {
 struct Job<'a> {
     spec: &'a Spec<'a>,
     wire: Wire,
-    plan: Plan,
+    source: Source,
     origin: Instant,
     clock: Clock,
     /// The ramp is not over.
@@ -34,11 +34,7 @@ struct Job<'a> {
     /// By cookie: what is in flight.
     slots: Vec<Option<Sent>>,
     free: Vec<usize>,
-    taken: u64,
-    /// Where it does not send as fast as it can: when it does, a request that has to wait, and
-    /// until when.
-    pace: Option<Pace>,
-    held: Option<(Op, Span)>,
+    /// Until when the next request has to wait.
     due: Nanos,
     stopping: bool,
     stats: Stats,
@@ -48,18 +44,17 @@ struct Job<'a> {
 /// Runs a job to its end.
 pub fn run(wire: Wire, spec: &Spec<'_>) -> Outcome {
     let depth = spec.load.iodepth as usize;
+    let plan = Plan::new(spec.load, spec.job, spec.region);
+    let (most, seed) = (spec.load.requests(spec.region), spec.load.seed() ^ spec.job as u64);
     let mut job = Job {
         spec,
         wire,
-        plan: Plan::new(spec.load, spec.job, spec.region),
+        source: Source::new(spec.load, plan, most, seed),
         origin: Instant::now(),
         clock: Clock::new(),
         ramping: true,
         slots: vec![None; depth],
         free: (0..depth).rev().collect(),
-        taken: 0,
-        pace: Pace::new(spec.load, spec.load.seed() ^ spec.job as u64),
-        held: None,
         due: Nanos::NEVER,
         stopping: false,
         stats: Stats::new(),
@@ -148,30 +143,18 @@ impl Job<'_> {
         let mut put = 0;
         self.due = Nanos::NEVER;
         while put < most && self.wire.has_room() {
-            if let Some(pace) = &mut self.pace
-                && let Some(until) = pace.thinks(self.free.len() == self.slots.len(), now)
-            {
-                self.due = until;
-                break;
-            }
             let Some(&slot) = self.free.last() else { break };
-            let more = self.held.is_none() && self.taken < load.requests(self.spec.region);
-            let next = if more { self.plan.next() } else { None };
-            self.taken += u64::from(next.is_some());
-            let Some((op, span)) = next.or(self.held.take()) else {
-                self.stopping = true;
-                break;
-            };
-            let mut since = now;
-            if let Some(pace) = &mut self.pace {
-                match pace.send(direction(op), span.bytes(), now) {
-                    Ok(at) => since = at,
-                    Err(due) => {
-                        (self.held, self.due) = (Some((op, span)), due);
-                        break;
-                    }
+            let (op, span, since) = match self.source.next(self.free.len() == self.slots.len(), now) {
+                Next::Request(op, span, since) => (op, span, since),
+                Next::Wait(until) => {
+                    self.due = until;
+                    break;
                 }
-            }
+                Next::Over => {
+                    self.stopping = true;
+                    break;
+                }
+            };
             self.free.pop();
             let len = span.bytes() as u32;
             self.slots[slot] = Some(Sent { op, len, since });

@@ -4,8 +4,10 @@
 mod map;
 mod varied;
 
-use crate::load::{Load, Region};
-use crate::stats::direction;
+use crate::load::Load;
+use crate::passes::Passes;
+use crate::region::Region;
+use crate::stats::{DIRECTIONS, direction};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 use udm_core::{Op, SECTOR_SIZE};
@@ -32,13 +34,15 @@ pub struct Plan {
     region: Region,
     /// Sectors of a block.
     block: u64,
-    /// Requests of this pass so far.
+    /// Requests of this pass so far, and in one at the most.
     at: u64,
-    /// Goes over the region again and again.
-    endless: bool,
-    /// Requests of a pass, and passes after this one.
     length: u64,
-    passes: u32,
+    /// Passes after this one, and bytes that were moved before it; where requests differ in length,
+    /// in all.
+    passes: Passes,
+    moved: u64,
+    /// What the job may move in all, where requests differ in length.
+    most: u64,
     rng: SmallRng,
     op: Option<Op>,
     read_percent: u8,
@@ -46,11 +50,13 @@ pub struct Plan {
 
 #[derive(Clone)]
 enum Order {
-    Sequential,
+    /// Each direction from the first block to the last, and the next one of each.
+    Sequential([u64; DIRECTIONS]),
     /// Each block once, in random order.
     Shuffled(Shuffle),
-    /// Any block at any time.
-    Random,
+    /// Any place at any time: how many there are for each direction, and sectors from one to the
+    /// next.
+    Random([(u64, u64); DIRECTIONS]),
     /// Requests differ in length, in whatever order.
     Varied(Box<Varied>),
 }
@@ -60,50 +66,83 @@ impl Plan {
     pub fn new(load: &Load, job: usize, region: Region) -> Plan {
         let mut rng = SmallRng::seed_from_u64(load.seed() ^ (job as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let varied = load.fixed().is_none();
-        let order = match (load.rw.is_random(), load.norandommap) {
+        let order = match (load.rw.is_random(), load.has_map()) {
             _ if varied => Order::Varied(Box::new(Varied::new(load, region))),
-            (false, _) => Order::Sequential,
-            (true, true) => Order::Random,
-            (true, false) => Order::Shuffled(Shuffle::new(region.blocks, &mut rng)),
+            (false, _) => Order::Sequential([0; DIRECTIONS]),
+            (true, true) => Order::Shuffled(Shuffle::new(region.blocks, &mut rng)),
+            (true, false) => Order::Random(std::array::from_fn(|direction| {
+                let places = load.places(direction, region.blocks * load.unit());
+                (places.max(1), load.align(direction) / SECTOR_SIZE)
+            })),
         };
-        let (op, read_percent) = (load.rw.op(), load.read_percent());
-        let endless = load.time_based || load.exceeds(region);
-        let most = if varied { u64::MAX } else { region.blocks };
-        let limits = [load.number_ios, load.requests_of_io_size()].into_iter().flatten();
-        let length = limits.filter(|_| !endless).fold(most, u64::min);
-        let (block, passes) = (load.unit() / SECTOR_SIZE, load.loops - 1);
-        Plan { order, region, block, at: 0, endless, length, passes, rng, op, read_percent }
+        let in_order_each = !load.rw.is_random() && load.rw.op().is_none();
+        let length = match (varied, in_order_each) {
+            (true, _) => u64::MAX,
+            (false, true) => region.blocks * 2,
+            (false, false) => region.blocks,
+        };
+        let most = if varied { load.most_bytes(region) } else { u64::MAX };
+        Plan {
+            order,
+            region,
+            block: load.unit() / SECTOR_SIZE,
+            at: 0,
+            length,
+            passes: Passes::new(load),
+            moved: 0,
+            most,
+            rng,
+            op: load.rw.op(),
+            read_percent: load.read_percent(),
+        }
     }
 
     /// True when no block comes twice.
     pub fn is_once(&self) -> bool {
-        let repeats = match &self.order {
-            Order::Random => true,
-            Order::Varied(varied) => varied.repeats(),
-            _ => false,
-        };
-        !self.endless && self.passes == 0 && !repeats
+        // Where requests differ in length a pass may end before the end of the region.
+        let pass = if self.length == u64::MAX { 0 } else { self.of_requests(self.region.blocks) };
+        self.passes.are_one(pass)
     }
 
     /// The next request: what, and where on the device. `None` when the plan is done.
     #[inline]
     pub fn next(&mut self) -> Option<(Op, Span)> {
-        if self.at == self.length {
-            self.again()?;
-        }
-        let block = match &mut self.order {
-            Order::Sequential => self.at,
-            Order::Shuffled(shuffle) => shuffle.next(),
-            Order::Random => self.rng.random_range(0..self.region.blocks),
-            Order::Varied(_) => return self.next_varied(),
-        };
-        self.at += 1;
         let op = self.draw_op();
-        Some((op, Span { sector: (self.region.first + block) * self.block, sectors: self.block }))
+        self.next_of(op).map(|span| (op, span))
     }
 
+    /// Where the next request is, which is of this kind.
     #[inline]
-    fn draw_op(&mut self) -> Op {
+    pub fn next_of(&mut self, op: Op) -> Option<Span> {
+        if self.at == self.length || self.is_at_the_end(op) {
+            self.again()?;
+        }
+        let at = match &mut self.order {
+            Order::Sequential(next) => {
+                let next = &mut next[direction(op)];
+                *next += 1;
+                (*next - 1) * self.block
+            }
+            Order::Shuffled(shuffle) => shuffle.next() * self.block,
+            Order::Random(places) => {
+                let (places, align) = places[direction(op)];
+                self.rng.random_range(0..places) * align
+            }
+            Order::Varied(_) => return self.next_varied(op),
+        };
+        self.at += 1;
+        Some(Span { sector: self.region.first * self.block + at, sectors: self.block })
+    }
+
+    /// As in fio, a pass ends with the last block of one direction, wherever the other is.
+    #[inline]
+    fn is_at_the_end(&self, op: Op) -> bool {
+        matches!(&self.order, Order::Sequential(next) if next[direction(op)] == self.region.blocks)
+    }
+
+    /// What the next request does.
+    #[inline]
+    pub fn draw_op(&mut self) -> Op {
         match self.op {
             Some(op) => op,
             None if self.rng.random_range(0..100) < self.read_percent => Op::Read,
@@ -113,33 +152,39 @@ impl Plan {
 
     /// Begins another pass, where there is one.
     fn again(&mut self) -> Option<()> {
-        if !self.endless {
-            self.passes = self.passes.checked_sub(1)?;
+        if self.length != u64::MAX {
+            self.moved = self.moved.saturating_add(self.of_requests(self.at));
+        }
+        if !self.passes.again(self.moved) {
+            return None;
         }
         self.at = 0;
         match &mut self.order {
             Order::Shuffled(shuffle) => *shuffle = Shuffle::new(self.region.blocks, &mut self.rng),
             Order::Varied(varied) => varied.again(),
-            Order::Sequential | Order::Random => {}
+            Order::Sequential(next) => *next = [0; DIRECTIONS],
+            Order::Random(_) => {}
         }
         Some(())
     }
 
+    /// Bytes of so many requests of a pass, where all have one length.
+    fn of_requests(&self, n: u64) -> u64 {
+        n * self.block * SECTOR_SIZE
+    }
+
     #[inline(never)]
-    fn next_varied(&mut self) -> Option<(Op, Span)> {
-        let op = self.draw_op();
-        loop {
+    fn next_varied(&mut self, op: Op) -> Option<Span> {
+        while self.moved < self.most {
             let Order::Varied(varied) = &mut self.order else { return None };
-            if varied.is_over() {
-                return None;
-            }
             if let Some((at, bytes)) = varied.next(direction(op), &mut self.rng) {
-                self.at += 1;
+                self.moved = self.moved.saturating_add(bytes);
                 let sector = self.region.first * self.block + at / SECTOR_SIZE;
-                return Some((op, Span { sector, sectors: bytes / SECTOR_SIZE }));
+                return Some(Span { sector, sectors: bytes / SECTOR_SIZE });
             }
             self.again()?;
         }
+        None
     }
 }
 

@@ -7,7 +7,8 @@
 //! requests are shorter than they were drawn.
 
 use super::map::Map;
-use crate::load::{Load, Region};
+use crate::load::Load;
+use crate::region::Region;
 use crate::sizes::Sizes;
 use crate::stats::DIRECTIONS;
 use rand::RngExt;
@@ -21,43 +22,30 @@ pub struct Varied {
     /// The region in bytes.
     bytes: u64,
     order: Order,
-    /// Bytes of this pass so far, and of a whole one.
+    /// Bytes of this pass so far, which say when that of a map is over.
     moved: u64,
-    pass: u64,
-    /// What the job may still move in all.
-    left: u64,
 }
 
 #[derive(Clone)]
 enum Order {
     /// And where the next one of each kind begins.
     Sequential([u64; DIRECTIONS]),
-    Random,
+    /// And for each kind in how many places they begin, and bytes from one to the next.
+    Random([(u64, u64); DIRECTIONS]),
     Mapped(Map),
 }
 
 impl Varied {
     pub fn new(load: &Load, region: Region) -> Varied {
-        let order = match (load.rw.is_random(), load.norandommap) {
+        let (unit, bytes) = (load.unit(), region.blocks * load.unit());
+        let places = |direction| (load.places(direction, bytes).max(1), load.align(direction));
+        let order = match (load.rw.is_random(), load.has_map()) {
             (false, _) => Order::Sequential([0; DIRECTIONS]),
-            (true, true) => Order::Random,
-            (true, false) => Order::Mapped(Map::new(region.blocks)),
+            (true, false) => Order::Random(std::array::from_fn(places)),
+            (true, true) => Order::Mapped(Map::new(region.blocks)),
         };
         let sizes = std::array::from_fn(|direction| load.sizes(direction));
-        let unit = load.unit();
-        let (bytes, moves) = (region.blocks * unit, load.moves().unwrap_or(u64::MAX));
-        let left = if load.exceeds(region) { moves } else { u64::MAX };
-        Varied { sizes, unit, bytes, order, moved: 0, pass: bytes.min(moves), left }
-    }
-
-    /// A block may come twice in one pass.
-    pub fn repeats(&self) -> bool {
-        matches!(self.order, Order::Random)
-    }
-
-    /// True when nothing may be moved any more.
-    pub fn is_over(&self) -> bool {
-        self.left == 0
+        Varied { sizes, unit, bytes, order, moved: 0 }
     }
 
     /// Begins another pass.
@@ -65,7 +53,7 @@ impl Varied {
         self.moved = 0;
         match &mut self.order {
             Order::Sequential(at) => *at = [0; DIRECTIONS],
-            Order::Random => {}
+            Order::Random(_) => {}
             Order::Mapped(map) => map.clear(),
         }
     }
@@ -73,7 +61,7 @@ impl Varied {
     /// The next request of a direction: its first byte in the region, and how many. `None` when the
     /// pass is over.
     pub fn next(&mut self, direction: usize, rng: &mut SmallRng) -> Option<(u64, u64)> {
-        if self.moved >= self.pass {
+        if self.moved >= self.bytes && matches!(self.order, Order::Mapped(_)) {
             return None;
         }
         let sizes = &self.sizes[direction];
@@ -84,8 +72,9 @@ impl Varied {
                 *at += len;
                 (*at - len, len)
             }
-            Order::Random => {
-                let at = drawn(self.bytes, sizes, rng);
+            Order::Random(places) => {
+                let (places, align) = places[direction];
+                let at = rng.random_range(0..places) * align;
                 (at, sizes.draw(self.bytes - at, rng)?)
             }
             Order::Mapped(map) => {
@@ -98,7 +87,6 @@ impl Varied {
             }
         };
         self.moved += len;
-        self.left = self.left.saturating_sub(len);
         Some((at, len))
     }
 }
@@ -119,11 +107,13 @@ mod tests {
     fn plan(text: &str, blocks: u64) -> (Plan, Vec<(Op, u64, u64)>) {
         let load = load_of(text);
         load.check().unwrap();
-        let mut plan = Plan::new(&load, 0, Region { first: 3, blocks });
+        let region = Region { first: 3, blocks, bytes: blocks * load.unit() };
+        let mut plan = Plan::new(&load, 0, region);
         let fresh = plan.clone();
+        let most = load.requests(region).min(100_000) as usize;
         let begin = 3 * load.unit() / 512;
         let next = || plan.next().map(|(op, span)| (op, (span.sector - begin) * 512, span.sectors * 512));
-        (fresh, std::iter::from_fn(next).take(100_000).collect())
+        (fresh, std::iter::from_fn(next).take(most).collect())
     }
 
     #[test]
@@ -174,10 +164,34 @@ mod tests {
         };
         assert_eq!(moved("--loops 3").1, 3 * 100 * 4096);
         assert!((1 << 20..(1 << 20) + 16384).contains(&moved("--io_size 1m").1));
-        assert!((1 << 20..(1 << 20) + 16384).contains(&moved("--io_size 1m --loops 3").1));
+        assert_eq!(moved("--io_size 1m --loops 3").1, 3 * 100 * 4096, "three passes have moved it");
         assert!((300_000..300_000 + 3 * 16384).contains(&moved("--io_size 100000 --loops 3").1));
         assert_eq!(moved("--number_ios 7 --loops 2").0, 14);
         assert_eq!(moved("--time_based --runtime 1 --io_size 64k --number_ios 7").0, 100_000);
+    }
+
+    /// Whatever the alignment: requests begin at multiples of it and end inside the region.
+    #[test]
+    fn alignment_is_of_the_first_byte() {
+        for (text, align) in [
+            ("--rw randread --bs 4k --ba 16k", 16384),
+            ("--rw randwrite --bs 16k --ba 512,1k", 1024),
+            ("--rw randread --bsrange 4k-64k --ba 3k", 3072),
+            ("--rw randtrim --bssplit 8k:12k --blockalign 4k,4k,20k", 20480),
+        ] {
+            let (_, all) = plan(&format!("{text} --loops 20"), 1001);
+            let end = 1001 * crate::jobs::load_of(text).unit();
+            let (mut last, mut uneven) = (0, 0);
+            for (_, first, len) in all {
+                assert!(first % align == 0 && first + len <= end, "{text}: {len} at {first}");
+                last = last.max(first + len);
+                uneven += u64::from(first % (align * 2) != 0);
+            }
+            assert!(last + align + 4096 > end - 65_536 && uneven > 0, "{text}: {last} of {end}");
+        }
+        let one = |text: &str| load_of(&format!("--rw randread --bs 4k {text}")).has_map();
+        assert!(one("") && one("--ba 4k") && !one("--ba 4k,8k") && !one("--ba 4k --norandommap"));
+        assert_eq!(plan("--rw read --bs 4k --ba 64k", 10).1.len(), 10, "in order it means nothing");
     }
 
     #[test]

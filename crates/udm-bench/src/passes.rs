@@ -1,0 +1,119 @@
+//! How much a job moves, and how often it goes over its region: `size`, `io_size`, `loops` and
+//! `number_ios`, as fio 3.33 counts them.
+//!
+//! A pass goes over the whole region. There are as many as `loops` says, and more while what is
+//! missing of `io_size` is a request at least. The most that a job moves in all is `io_size`, or
+//! what it has of the device, times `loops`; so is `number_ios`. Random requests without a map have
+//! no passes: nothing but that ends them.
+
+use crate::load::Load;
+use crate::region::Region;
+
+impl Load {
+    /// How many bytes a job moves at the most; the request that passes this is its last.
+    pub fn most_bytes(&self, region: Region) -> u64 {
+        if self.time_based {
+            return u64::MAX;
+        }
+        self.in_all_loops(self.io_size.unwrap_or(region.bytes))
+    }
+
+    /// How many requests a job has at the most.
+    pub fn requests(&self, region: Region) -> u64 {
+        if self.time_based {
+            return u64::MAX;
+        }
+        let number = self.number_ios.map_or(u64::MAX, |n| self.in_all_loops(n));
+        // Those that differ in length are counted by the plan, in bytes.
+        let of_bytes = self.fixed().map(|bs| self.most_bytes(region).div_ceil(bs));
+        number.min(of_bytes.unwrap_or(u64::MAX))
+    }
+
+    fn in_all_loops(&self, n: u64) -> u64 {
+        n.saturating_mul(self.loops.into())
+    }
+}
+
+/// The passes of a job behind the one that it is at.
+#[derive(Clone)]
+pub struct Passes {
+    /// That come in any case.
+    loops: u32,
+    /// Others come while this is not moved but for less than the longest request.
+    io_size: u64,
+    longest: u64,
+    /// One comes after the other.
+    endless: bool,
+}
+
+impl Passes {
+    /// Of a job before its first.
+    pub fn new(load: &Load) -> Passes {
+        let endless = load.time_based || (load.rw.is_random() && !load.has_map());
+        let (loops, io_size) = (load.loops - 1, load.io_size.unwrap_or(0));
+        Passes { loops, io_size, longest: load.longest(), endless }
+    }
+
+    /// Begins another pass, where there is one, when a job has moved so many bytes.
+    pub fn again(&mut self, moved: u64) -> bool {
+        if self.endless {
+            return true;
+        }
+        if let Some(left) = self.loops.checked_sub(1) {
+            self.loops = left;
+            return true;
+        }
+        self.io_size.saturating_sub(moved) >= self.longest
+    }
+
+    /// Whether there is but one, of so many bytes.
+    pub fn are_one(&self, pass: u64) -> bool {
+        let more = self.io_size.saturating_sub(pass) >= self.longest;
+        !self.endless && self.loops == 0 && !more
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::jobs::load_of;
+    use crate::plan::Plan;
+    use udm_core::{Limits, Sectors};
+
+    /// Requests of a load on a device of 1 MiB.
+    fn requests(text: &str) -> u64 {
+        let load = load_of(text);
+        load.check().unwrap();
+        let region = load.regions(&Limits::new(Sectors(2048))).unwrap()[0];
+        let mut plan = Plan::new(&load, 0, region);
+        let most = load.requests(region).min(100_000);
+        std::iter::from_fn(|| plan.next()).take(most as usize).count() as u64
+    }
+
+    /// What fio 3.33 moved of a file of 1 MiB.
+    #[test]
+    fn as_fio_counts_them() {
+        for (text, order, mapped, unmapped) in [
+            ("--bs 4k --io_size 3m", 768, 768, 768),
+            ("--bs 4k --io_size 3m --loops 3", 768, 768, 2304),
+            ("--bs 4k --io_size 1000k --loops 2", 500, 500, 500),
+            ("--bs 4k --io_size 1025k", 256, 256, 257),
+            ("--bs 4k --io_size 1025k --loops 2", 512, 512, 513),
+            ("--bs 4k --io_size 2k --loops 3", 2, 2, 2),
+            ("--bs 4k --loops 3", 768, 768, 768),
+            ("--bs 4k --io_size 100m --number_ios 700", 700, 700, 700),
+            ("--bs 4k --io_size 3m --number_ios 100 --loops 2", 200, 200, 200),
+            ("--bs 4k --io_size 3m --size 300k --offset 70k --loops 2", 825, 825, 1536),
+            ("--bs 64k --io_size 3000k", 47, 47, 47),
+            ("--bs 64k --io_size 1025k --loops 2", 32, 32, 33),
+            ("--bs 64k --io_size 3m --size 300k --offset 70k --loops 2", 50, 48, 96),
+            ("--bs 12k --io_size 3m --loops 3", 340, 340, 768),
+            ("--bs 12k --io_size 1000k --loops 2", 167, 167, 167),
+            ("--bs 12k --loops 3", 255, 255, 256),
+            ("--bs 64k --size 100k --loops 3", 5, 3, 5),
+        ] {
+            for (rw, want) in [("read", order), ("randwrite", mapped), ("randread --norandommap", unmapped)] {
+                assert_eq!(requests(&format!("--rw {rw} {text}")), want, "{rw} {text}");
+            }
+        }
+    }
+}
