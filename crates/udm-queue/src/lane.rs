@@ -74,10 +74,12 @@ impl QueueLane {
         if bugs::on(Bug::WaitingNotMoved) {
             return bugs::lose(waited);
         }
-        if self.elsewhere {
-            waited.append(&mut self.again);
+        if !self.elsewhere {
+            // Sent by who called, who has to know that something goes down.
+            return waited.drain(..).for_each(|bio| self.waiting.add(bio, &mut self.merger, cx));
         }
-        self.enqueue(&mut waited, cx);
+        waited.append(&mut self.again);
+        self.send_away(&mut waited, cx);
     }
 
     /// Sends `batch` to the task that has the order of all requests.

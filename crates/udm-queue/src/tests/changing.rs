@@ -52,6 +52,22 @@ fn a_change_takes_what_waits_with_it() {
     }
 }
 
+/// A lane that is told of new settings in a poll sends what waits, and takes back what ends at once.
+#[test]
+fn what_moves_to_new_settings_and_ends_at_once_comes_home() {
+    let mut world = World::new(2, "queue_depth=1,nr_hw_queues=1,nomerges=2");
+    world.submit(0, vec![read(0, 8)]);
+    world.submit(1, vec![read(16, 8), read(32, 8)]);
+    world.submit(0, vec![read(48, 8)]);
+    let said = world.change(&[("nomerges", "0")]).unwrap();
+    for (done, next) in [(0, 0), (1, 16), (2, 48)] {
+        assert_eq!((said.load(SeqCst), world.done.len(), world.at_disk()), (0, done, vec![(next, 8)]));
+        held(|held| held.prompt = next == 48);
+        world.end(0, Status::Ok);
+    }
+    assert_eq!((said.load(SeqCst), world.done.len(), world.at_disk()), (1, 4, vec![]));
+}
+
 #[test]
 fn another_scheduler_sorts_what_waits() {
     let mut world = World::new(1, "queue_depth=1,nomerges=2");

@@ -21,6 +21,8 @@ struct Held {
     bios: Vec<(CoreId, Box<Bio>)>,
     back: Vec<(CoreId, Box<Bio>)>,
     most: usize,
+    /// What comes from now on ends in the submit.
+    prompt: bool,
 }
 
 thread_local! {
@@ -41,7 +43,8 @@ struct DiskLane(CoreId);
 impl Lane for DiskLane {
     fn submit(&mut self, batch: &mut Batch, _: &mut Cx<'_>) {
         held(|held| {
-            held.bios.extend(batch.drain(..).map(|bio| (self.0, bio)));
+            let to = if held.prompt { &mut held.back } else { &mut held.bios };
+            to.extend(batch.drain(..).map(|bio| (self.0, bio)));
             held.most = held.most.max(held.bios.len() + held.back.len());
         });
     }
