@@ -234,14 +234,9 @@ impl Stats {
 }
 
 /// The one in the middle.
-pub(crate) fn median(values: Vec<f64>) -> Option<f64> {
-    quantile(values, 0.5)
-}
-
-/// The one below which `part` of them are, from 0 to less than 1.
-pub(crate) fn quantile(mut values: Vec<f64>, part: f64) -> Option<f64> {
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
-    values.get((values.len() as f64 * part) as usize).copied()
+    values.get(values.len() / 2).copied()
 }
 
 /// What a thread took of its machine.

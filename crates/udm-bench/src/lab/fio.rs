@@ -6,7 +6,7 @@ use super::{Effort, Experiment};
 use crate::compare::{LEN, SELECTORS, multipath, path};
 use crate::contest;
 use crate::page::{Axis, Bar, Bars, Unit};
-use crate::stats::{median, quantile};
+use crate::stats::median;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::process::Command;
@@ -20,19 +20,18 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 };
 
 const DEPTH: usize = 32;
-const ROUNDS: usize = 15;
-/// How long fio runs: many short runs see more of the moments in which nobody else takes of the
-/// machine than a few long ones.
-const RUNTIME_MS: u32 = 150;
-/// The part of the rounds whose figures are left out as luck, above the one that counts.
-const LUCK: f64 = 0.1;
+/// Of each device alone, and of each beside the raw one.
+const ROUNDS: usize = 5;
+const PAIRS: usize = 15;
+const ALONE_MS: u32 = 150;
+const PAIR_MS: u32 = 200;
 
 /// What the original kept of the raw device, pinned, and what it made of its context switches.
 const KEPT: [(&str, f64); 3] =
     [("round-robin", 4169.1 / 6055.9), ("queue-length", 2729.1 / 6055.9), ("service-time", 2778.3 / 6055.9)];
 const SWITCHES: f64 = 667_784.0 / 1970.0;
 
-/// What a run of fio said.
+/// What fio said of a job.
 #[derive(Clone, Copy)]
 struct Ran {
     iops: f64,
@@ -48,55 +47,66 @@ fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
         );
         return Ok(());
     };
-    let cpus = contest::cpus().len().clamp(1, u32::BITS as usize);
+    let cpus = contest::cpus().len().clamp(1, u32::BITS as usize / 2);
     case(effort, outcome, engine, 1)?;
     if cpus > 1 {
         case(effort, outcome, engine, cpus)?;
     }
     outcome.note(
-        "Of raw: what one round in ten exceeds, of IOPS, and the same of CPU time. Other work only takes from a run, \
-         and fio alone differs by a tenth from run to run. Raw is measured twice: the second shows what a difference \
-         is worth. fio itself takes a quarter of a microsecond a request, so that 0.97 leaves some 7 ns for what is \
-         below. Fewer context switches than the 197 a second that the raw device of the original had count as so many.",
+        "Of raw: a fio with two jobs on the same CPUs, one of the raw device and one of the other, which take turns \
+         every few milliseconds: so whatever else the machine does befalls both. It is what a request of raw takes of \
+         a CPU by what one of the other takes, the median; that of raw beside itself shows what a difference is worth. \
+         fio itself takes a quarter of a microsecond a request, so that 0.97 leaves some 8 ns for what is below. The \
+         other figures are of each alone, in a few short runs. Fewer context switches than the 197 a second that the \
+         raw device of the original had count as so many.",
     );
-    outcome.note(format!("fio {}", command(engine, "dm_mq=TABLE", cpus).join(" ")));
+    let line = job(engine, "dm_mq", "TABLE", cpus, ALONE_MS).join(" ");
+    outcome.note(format!("fio {line}"));
     Ok(())
 }
 
 fn case(effort: &Effort<'_>, outcome: &mut Outcome, engine: &Path, jobs: usize) -> Result<()> {
+    let fio = |devices: &[&str], ms| {
+        ensure!(!effort.stop.load(Relaxed), "stopped before anything was measured");
+        measure(engine, devices, jobs, ms)
+    };
     let linear = format!("0 {LEN} linear {} 0", path(0));
-    let mut devices = vec![("raw", path(0)), ("raw, once more", path(0)), ("linear", linear)];
-    devices.extend(SELECTORS.map(|selector| (selector, multipath(selector, 2, jobs))));
-    let mut rounds = vec![Vec::new(); devices.len()];
+    let mut devices = vec![("raw", path(0), path(0)), ("linear", linear.clone(), linear)];
+    // In a pair fio has twice as many jobs, each of which is a core.
+    devices.extend(SELECTORS.map(|name| (name, multipath(name, 2, jobs), multipath(name, 2, 2 * jobs))));
+    let (mut alone, mut shares) = (vec![Vec::new(); devices.len()], vec![Vec::new(); devices.len()]);
     for round in 0..effort.rounds(ROUNDS) {
         for i in 0..devices.len() {
-            ensure!(!effort.stop.load(Relaxed), "stopped before anything was measured");
             // None is always the first.
             let i = (round + i) % devices.len();
-            rounds[i].push(measure(engine, &devices[i].1, jobs)?);
+            alone[i].extend(fio(&[&devices[i].1], ALONE_MS)?);
         }
     }
-    let all = |i: usize, what: fn(&Ran) -> f64| rounds[i].iter().map(what).collect::<Vec<_>>();
-    let switches = |ran: &Ran| ran.switches.max(QUIET * RUNTIME_MS as f64 / 1e3);
-    // IOPS, CPU time, context switches; those that count as so many.
-    let of = |i: usize| {
-        let least = [quantile(all(i, |ran| ran.iops), 1.0 - LUCK), quantile(all(i, |ran| ran.cpu_ns), LUCK)];
-        [least[0], least[1], median(all(i, |ran| ran.switches)), median(all(i, switches))]
-            .map(Option::unwrap_or_default)
-    };
-    let raw = of(0);
+    for round in 0..effort.rounds(PAIRS) {
+        for ((_, _, device), shares) in devices.iter().zip(&mut shares) {
+            let mut pair = [devices[0].1.as_str(), device];
+            // The second is alone for a moment at the end.
+            let second = round % 2;
+            pair.rotate_left(second);
+            let ran = fio(&pair, PAIR_MS)?;
+            shares.push(ran[second].cpu_ns / ran[1 - second].cpu_ns);
+        }
+    }
 
     let s = if jobs == 1 { "" } else { "s" };
-    let heads = ["", "thousand IOPS", "of raw", "CPU ns a request", "of raw", "context switches", "of raw"];
+    let heads = ["", "thousand IOPS", "CPU ns a request", "of raw", "context switches", "of raw"];
     let mut table = Grid::new(format!("fio, {jobs} job{s}, depth {DEPTH}"), heads);
     let axis = Axis::new("of what the raw device does", Unit::Ratio);
     let mut bars =
         Bars::new(format!("Through fio, {jobs} job{s}"), axis, ["udm"]).reference("the original's");
-    for (i, (name, _)) in devices.iter().enumerate() {
-        let [iops, cpu_ns, switches, counted] = of(i);
-        let (share, added) = (iops / raw[0], counted / raw[3]);
-        table.row(*name, [iops / 1e3, share, cpu_ns, cpu_ns / raw[1], switches, added]);
-        if i <= 1 {
+    let of =
+        |i: usize, what: fn(&Ran) -> f64| median(alone[i].iter().map(what).collect()).unwrap_or_default();
+    let counted = |i| of(i, |ran| ran.switches).max(QUIET * f64::from(ALONE_MS) / 1e3);
+    for (i, ((name, ..), shares)) in devices.iter().zip(shares).enumerate() {
+        let (share, added) = (median(shares).unwrap_or_default(), counted(i) / counted(0));
+        let (iops, cpu_ns) = (of(i, |ran| ran.iops), of(i, |ran| ran.cpu_ns));
+        table.row(*name, [iops / 1e3, cpu_ns, share, of(i, |ran| ran.switches), added]);
+        if i == 0 {
             continue;
         }
         let original = KEPT.iter().find(|(selector, _)| selector == name);
@@ -115,15 +125,24 @@ fn case(effort: &Effort<'_>, outcome: &mut Outcome, engine: &Path, jobs: usize) 
     Ok(())
 }
 
-/// fio's arguments, as the original printed them but for engine and file name.
-fn command(engine: &Path, device: &str, jobs: usize) -> Vec<String> {
-    let jobs = format!("--numjobs={jobs}");
-    let (engine, depth) = (format!("--ioengine=external:{}", engine.display()), format!("--iodepth={DEPTH}"));
-    let (device, runtime) = (format!("--udm_device={device}"), format!("--runtime={RUNTIME_MS}ms"));
-    let fixed = ["--filename=dm_mq", "--name=task_dm_mq", "--rw=randread", "--bs=4k", "--direct=1"]
-        .map(str::to_owned);
-    let more = [
+/// fio's arguments for a job, as the original printed them but for engine and file name.
+fn job(engine: &Path, name: &str, device: &str, jobs: usize, ms: u32) -> Vec<String> {
+    let engine = engine.display();
+    let named = [
+        format!("--name=task_{name}"),
+        format!("--ioengine=external:{engine}"),
+        format!("--udm_device={name}={device}"),
+        format!("--filename={name}"),
+        format!("--iodepth={DEPTH}"),
+        format!("--numjobs={jobs}"),
+        format!("--runtime={ms}ms"),
+    ];
+    let fixed = [
+        "--rw=randread",
+        "--bs=4k",
+        "--direct=1",
         "--cpus_allowed_policy=split",
+        "--new_group",
         "--group_reporting",
         "--time_based",
         "--norandommap",
@@ -131,17 +150,19 @@ fn command(engine: &Path, device: &str, jobs: usize) -> Vec<String> {
         // Or fio takes the system's clock now and then, which makes a request a third dearer.
         "--clocksource=cpu",
     ];
-    [engine, device, depth, jobs, runtime].into_iter().chain(fixed).chain(more.map(str::to_owned)).collect()
+    named.into_iter().chain(fixed.map(str::to_owned)).collect()
 }
 
-fn measure(engine: &Path, device: &str, jobs: usize) -> Result<Ran> {
-    let cpus: Vec<String> = contest::cpus().iter().map(usize::to_string).collect();
-    let out = Command::new("fio")
-        .args(command(engine, &format!("dm_mq={device}"), jobs))
-        .arg(format!("--cpus_allowed={}", cpus.join(",")))
-        .arg("--output-format=json")
-        .output()
-        .context("fio")?;
+/// Jobs of one fio, beside each other.
+fn measure(engine: &Path, devices: &[&str], jobs: usize, ms: u32) -> Result<Vec<Ran>> {
+    let cpus: Vec<String> = contest::cpus().iter().take(jobs).map(usize::to_string).collect();
+    let mut command = Command::new("fio");
+    command.arg("--output-format=json");
+    for (nth, device) in devices.iter().enumerate() {
+        command.args(job(engine, &format!("dm_mq{nth}"), device, jobs, ms));
+        command.arg(format!("--cpus_allowed={}", cpus.join(",")));
+    }
+    let out = command.output().context("fio")?;
     let (text, error) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     ensure!(
         out.status.success(),
@@ -151,13 +172,17 @@ fn measure(engine: &Path, device: &str, jobs: usize) -> Result<Ran> {
     // Warnings come before it.
     let begin = text.find('{').context("fio printed no JSON")?;
     let said: serde_json::Value = serde_json::from_str(&text[begin..]).context("what fio printed")?;
-    let job = &said["jobs"][0];
+    (0..devices.len()).map(|nth| ran(&said["jobs"][nth])).collect()
+}
+
+/// What fio's JSON says of a job.
+fn ran(job: &serde_json::Value) -> Result<Ran> {
     let number = |value: &serde_json::Value| value.as_f64().context("fio left something out");
     let (read, spent) = (&job["read"], number(&job["usr_cpu"])? + number(&job["sys_cpu"])?);
     Ok(Ran {
         iops: number(&read["iops"])?,
         switches: number(&job["ctx"])?,
-        // Percent of the milliseconds of all jobs.
+        // Percent of the milliseconds of all its threads.
         cpu_ns: spent / 100.0 * number(&job["job_runtime"])? * 1e6 / number(&read["total_ios"])?.max(1.0),
     })
 }

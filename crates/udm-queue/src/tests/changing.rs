@@ -52,7 +52,8 @@ fn a_change_takes_what_waits_with_it() {
     }
 }
 
-/// A lane that is told of new settings in a poll sends what waits, and takes back what ends at once.
+/// A lane that is told of new settings in a poll sends what waits, and takes back what ends at
+/// once.
 #[test]
 fn what_moves_to_new_settings_and_ends_at_once_comes_home() {
     let mut world = World::new(2, "queue_depth=1,nr_hw_queues=1,nomerges=2");
