@@ -180,6 +180,12 @@ impl Model {
         self.requests.iter().any(|r| r.busy && r.id <= id)
     }
 
+    /// The length of the longest request in flight, in sectors.
+    #[must_use]
+    pub fn longest(&self) -> u64 {
+        self.requests.iter().filter(|r| r.busy).map(|r| r.len).max().unwrap_or_default()
+    }
+
     /// The oldest request in flight, for a person.
     #[must_use]
     pub fn oldest(&self) -> Option<String> {

@@ -22,6 +22,10 @@ const CROWD_PAUSE: u64 = 10_000_000;
 /// How long a request may take while nothing fails and others go on: four times what the slowest
 /// path takes to say nothing, over each of four paths.
 const CROWD_MAX: Nanos = Nanos::from_millis(60_000);
+/// How long each of its pieces may take besides, of the shortest that a disk asks for, in sectors:
+/// where all wait in line for tags, each piece does so behind those of others.
+const CROWD_PIECE: Nanos = Nanos::from_millis(2_000);
+const PIECE: u64 = 8;
 
 impl Core {
     /// Takes in at most `most` of the letters that have arrived at this core, which is number `c`;
@@ -212,11 +216,12 @@ pub trait Turns {
     fn crowd(&mut self) -> Result<(), Wrong> {
         let machine = self.machine();
         let (from, last) = (lock(&machine.env).now, machine.model.last());
+        let most = CROWD_MAX + Nanos(CROWD_PIECE.0 * machine.model.longest().div_ceil(PIECE));
         (machine.resting, machine.crowded) = (false, Some(machine.step));
         machine.say("nothing fails, and requests come as fast as others end");
         while self.machine().model.has_older(last) {
             self.step()?;
-            if lock(&self.machine().env).now.since(from) > CROWD_MAX {
+            if lock(&self.machine().env).now.since(from) > most {
                 return Err(format!("{} waits, nothing fails, and others pass it by", self.waiting()));
             }
         }
