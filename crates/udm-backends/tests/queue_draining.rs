@@ -175,6 +175,27 @@ fn what_comes_back_late_goes_down_again() {
     }
 }
 
+/// A suspend without flush is called off and one with flush comes, in one turn: nothing is given
+/// back in that one, which would keep it over the suspend; it goes down again and ends.
+#[test]
+fn a_flush_is_given_nothing_back() {
+    let mut rig = Rig::new(|disk| queued(disk, 1));
+    rig.send(0, &[10, 11, 12]);
+    rig.rounds(3, false);
+    rig.drain();
+    rig.poll(0);
+    rig.world.run_tasks();
+    for _ in 0..6 {
+        let Rig { world, lanes, handed, .. } = &mut rig;
+        world.turn(0, |cx| lanes[0].drain(Drain::Flush, handed, cx));
+        rig.poll(0);
+        assert!(rig.handed.is_empty());
+        rig.world.run_tasks();
+        rig.disk.hold(false);
+    }
+    assert_eq!((rig.of(0), rig.tags_in_use()), (vec![10, 11, 12], 0));
+}
+
 /// A lane that is polled twice behind a drain sends down what came meanwhile, and has a turn in
 /// which the next drain asks anew.
 #[test]

@@ -122,25 +122,31 @@ impl FunnelLane {
     #[cold]
     fn poll_drained(&mut self, cx: &mut Cx<'_>) {
         interleave::point();
-        if self.asker.is_drained() {
-            // It came behind the drain: the next one gives it out.
-            if !self.answers.handed.is_empty() {
-                cx.wake_now();
+        match self.asker.take_drained() {
+            Some(Drain::NoFlush | Drain::End) => {
+                // It came behind the drain: the next one gives it out.
+                if !self.answers.handed.is_empty() {
+                    cx.wake_now();
+                }
+                return self.asker.settle(self.waiting.is_empty());
             }
-        } else {
+            // One without flush was called off before it: nothing is given back in this one.
+            Some(Drain::Flush) => {}
             // There was a resume. Where there was none, the next drain asks anew.
-            if !bugs::on(Bug::DrainOutlives) && self.asker.ask(None) {
-                cx.wake_now();
+            None => {
+                if !bugs::on(Bug::DrainOutlives) && self.asker.ask(None) {
+                    cx.wake_now();
+                }
             }
-            let mut again = Batch::new();
-            self.take_handed(&mut again);
-            if !again.is_empty() && bugs::on(Bug::LateHandBackLost) {
-                return bugs::lose(again);
-            }
-            if !again.is_empty() {
-                cx.wake_now();
-                self.submit(&mut again, cx);
-            }
+        }
+        let mut again = Batch::new();
+        self.take_handed(&mut again);
+        if !again.is_empty() && bugs::on(Bug::LateHandBackLost) {
+            return bugs::lose(again);
+        }
+        if !again.is_empty() {
+            cx.wake_now();
+            self.submit(&mut again, cx);
         }
         self.asker.settle(self.waiting.is_empty());
     }
@@ -185,7 +191,9 @@ impl Lane for FunnelLane {
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         let from = back.len();
-        self.take_handed(back);
+        if how != Drain::Flush {
+            self.take_handed(back);
+        }
         self.asker.drained(how, back.len() > from, self.waiting.is_empty(), cx);
     }
 }

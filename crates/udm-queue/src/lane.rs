@@ -33,6 +33,7 @@ pub(crate) struct QueueLane {
     /// Bios that would have to wait and were told not to, for the next `poll`.
     ended: Batch,
     /// Scratch.
+    nowait: Batch,
     down: Batch,
 }
 
@@ -54,6 +55,7 @@ impl QueueLane {
             merger: Merger::new(params, queues.bounds(&settings), cx.new_owner()),
             again: Batch::new(),
             ended: Batch::new(),
+            nowait: Batch::new(),
             down: Batch::new(),
             queues,
         }
@@ -101,21 +103,42 @@ impl QueueLane {
         if self.elsewhere {
             return self.send_away(batch, cx);
         }
-        for mut bio in batch.drain(..) {
-            if bio.flags.contains(BioFlags::NOWAIT) {
-                // It is not merged, so it goes now or not at all.
-                if self.wanted() == 0 && self.tags.take_one(1) {
-                    self.down.push(bio);
-                } else {
-                    bio.end_with(Status::Again);
-                    self.ended.push(bio);
-                    cx.wake_now();
-                }
-            } else {
+        for bio in batch.drain(..) {
+            if !bio.flags.contains(BioFlags::NOWAIT) {
                 self.waiting.add(bio, &mut self.merger, cx);
+            } else if self.wanted() == 0 && self.tags.take_one(1) {
+                self.down.push(bio);
+            } else {
+                self.nowait.push(bio);
             }
         }
         self.dispatch(cx);
+        if !self.nowait.is_empty() {
+            self.send_nowait(cx);
+        }
+    }
+
+    /// Sends what is not to wait behind what came with it: it is not merged, so it goes now or not
+    /// at all.
+    #[cold]
+    fn send_nowait(&mut self, cx: &mut Cx<'_>) {
+        let mut batch = std::mem::take(&mut self.nowait);
+        if self.elsewhere {
+            self.send_away(&mut batch, cx);
+        }
+        for mut bio in batch.drain(..) {
+            if self.wanted() == 0 && self.tags.take_one(1) {
+                self.down.push(bio);
+            } else {
+                bio.end_with(Status::Again);
+                self.ended.push(bio);
+                cx.wake_now();
+            }
+        }
+        if !self.down.is_empty() {
+            self.below.submit(&mut self.down, cx);
+        }
+        self.nowait = batch;
     }
 
     /// Sends what there are tags for; was there any?

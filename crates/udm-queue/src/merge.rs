@@ -212,10 +212,14 @@ impl Merger {
             bio.finish();
             let mut last_ok = bugs::on(Bug::MergedErrorLost);
             self.cut(bio, parts, |mut part| {
+                if alone {
+                    // As it was given: a drain may hand it back before it goes down again.
+                    return again.push(part);
+                }
                 if !handed {
                     part.end_with(if std::mem::take(&mut last_ok) { Status::Ok } else { status });
                 }
-                if alone { again.push(part) } else { back.push(part) }
+                back.push(part);
             });
         }
     }

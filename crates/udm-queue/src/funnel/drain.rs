@@ -15,6 +15,7 @@
 //! **Late answers.** A drain may be over when something comes back: the lane is polled then without
 //! a drain in front, sends it down again and wants no more. A lane may also be polled twice behind
 //! one drain; so it asks for a turn then, and where the suspend goes on the next drain asks anew.
+//! Where a suspend with flush has come in its place, what comes back goes down again too.
 //!
 //! **A pause.** When something was handed back the lane wants no more for a moment. Else what
 //! others have would go round in it for ever, where a second way of this kind lies below and the
@@ -82,8 +83,8 @@ pub(super) struct Asker {
     drains: Arc<Drains>,
     /// What it wants now.
     how: Option<Drain>,
-    /// There was a drain since the last poll.
-    drained: bool,
+    /// There was this drain since the last poll.
+    drained: Option<Drain>,
     /// It has wanted something since it was last empty: answers of that may still come.
     asked: bool,
     /// It wants nothing before.
@@ -92,7 +93,7 @@ pub(super) struct Asker {
 
 impl Asker {
     pub fn new(lane: u32, drains: Arc<Drains>) -> Asker {
-        Asker { lane, drains, how: None, drained: false, asked: false, pause: Nanos(0) }
+        Asker { lane, drains, how: None, drained: None, asked: false, pause: Nanos(0) }
     }
 
     /// True where a poll has more to do than usual.
@@ -101,9 +102,9 @@ impl Asker {
         self.asked
     }
 
-    /// Was there a drain since the last poll?
-    pub fn is_drained(&mut self) -> bool {
-        std::mem::take(&mut self.drained)
+    /// The drain since the last poll, if there was one.
+    pub fn take_drained(&mut self) -> Option<Drain> {
+        self.drained.take()
     }
 
     /// Wants `how` from now on; true when that is something else.
@@ -123,15 +124,17 @@ impl Asker {
         if empty {
             return self.settle(true);
         }
-        let other = std::mem::replace(&mut self.drained, true);
-        self.asked = true;
+        if self.drained == Some(Drain::NoFlush) && how == Drain::Flush {
+            return;
+        }
+        (self.drained, self.asked) = (Some(how), true);
         if came {
             self.ask(None);
             self.pause = cx.now() + PAUSE;
         }
         if self.how.is_none() && cx.now() < self.pause {
             cx.wake_at(self.pause);
-        } else if !(other && how == Drain::Flush && self.how == Some(Drain::NoFlush)) {
+        } else {
             self.ask(Some(how));
         }
     }
@@ -140,7 +143,7 @@ impl Asker {
     pub fn settle(&mut self, empty: bool) {
         if empty {
             self.ask(None);
-            (self.drained, self.asked) = (false, false);
+            (self.drained, self.asked) = (None, false);
         }
     }
 }

@@ -149,6 +149,22 @@ fn an_error_of_the_whole() {
     }
 }
 
+/// What is to be read again and waits for its tag is handed back as it was given.
+#[test]
+fn what_is_to_be_read_again_is_handed_back_as_it_was() {
+    let mut world = World::new(1, "queue_depth=1");
+    world.submit(0, vec![read(0, 8), read(8, 8)]);
+    world.end(0, Status::Medium);
+    // One part is with the disk, the other waits.
+    assert_eq!(world.at_disk().len(), 1);
+    let (state, lane) = &mut world.cores[0];
+    let mut back = Batch::new();
+    lane.drain(Drain::NoFlush, &mut back, &mut state.cx(world.now));
+    let status: Vec<_> = back.iter().map(|bio| bio.status).collect();
+    assert_eq!(status, [Status::Ok; 2]);
+    back.iter_mut().for_each(|bio| bio.finish());
+}
+
 proptest! {
     /// Whatever comes, in whatever order the disk ends it: each comes back once, as it was given,
     /// reads with what was written before them, and never more are with the disk than there are

@@ -284,6 +284,16 @@ fn who_is_not_to_wait_does_not() {
     assert_eq!((refused.sector, refused.status), (Sector(100), Status::Again));
     world.end(0, Status::Ok);
     assert_eq!(world.done[1].1.status, Status::Ok);
+
+    // Where there are tags it goes, also behind others of its batch, and is not merged with them.
+    let mut world = World::new(1, "queue_depth=2");
+    world.submit(0, vec![read(0, 8), read(8, 8), nowait(16), nowait(24)]);
+    world.poll(0);
+    assert_eq!(world.at_disk(), [(0, 16), (16, 8)]);
+    let [(_, refused)] = &world.done[..] else { panic!("one") };
+    assert_eq!((refused.sector, refused.status), (Sector(24), Status::Again));
+    world.end(0, Status::Ok);
+    world.end(0, Status::Ok);
 }
 
 /// What waits goes back as it came, and what the disk had not begun too; their tags are free then.
