@@ -8,6 +8,15 @@ use crate::{Batch, Cx};
 /// Rules for the code inside `submit` and `poll`: no lock, no system call but the core's ring, no
 /// allocation once warm, no formatting, no clock but [`Cx::now`], which is read once a turn at the
 /// most and where somebody asks, shared atomics once a batch and not once a request.
+///
+/// **Who polls for what ends at once.** A lane need not ask for a poll for what ended inside its
+/// `submit`: whoever submits polls behind that. The reactor of a core polls each lane that it has
+/// given something in the same turn, and takes another turn behind each in which a bio went down or
+/// came back to it; who drives a core himself polls before he parks. A lane polls those below in
+/// its own `poll`, so what it sends in its `submit`, in its `drain` (a `poll` follows each) or in
+/// its `poll` ahead of that of the lane below is polled for. What it sends in its `poll` behind
+/// that is not, and may have ended all the same: it polls again, or asks for a turn
+/// ([`Cx::wake_now`]).
 pub trait Lane {
     /// Takes every bio in `batch` and leaves it empty. Each comes back from `poll` exactly once,
     /// with its `status` set and every other field as it was given. Full is not failed: a lane that
