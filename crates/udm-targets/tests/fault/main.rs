@@ -6,6 +6,7 @@ mod delay;
 mod dust;
 mod flakey;
 mod log_writes;
+mod prompt;
 mod recorded;
 
 use std::sync::Arc;

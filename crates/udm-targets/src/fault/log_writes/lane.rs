@@ -359,9 +359,10 @@ impl Lane for LogWritesLane {
         if waits {
             self.bell.wait(seen, cx);
         }
-        if !bugs::on(Bug::SuperblockNotSent) {
-            // A superblock behind what was just written, or an errand: nobody else would send it.
-            self.writer.submit(cx);
+        // A superblock behind what was just written, or an errand: nobody else would send it.
+        if !bugs::on(Bug::SuperblockNotSent) && self.writer.submit(cx) {
+            // It may have ended as it went down.
+            cx.wake_now();
         }
     }
 

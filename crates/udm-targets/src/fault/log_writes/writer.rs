@@ -179,11 +179,13 @@ impl Writer {
         }
     }
 
-    /// Sends down what there is to write.
-    pub(super) fn submit(&mut self, cx: &mut Cx<'_>) {
-        if !self.down.is_empty() {
+    /// Sends down what there is to write; says whether there was anything.
+    pub(super) fn submit(&mut self, cx: &mut Cx<'_>) -> bool {
+        let any = !self.down.is_empty();
+        if any {
             self.log.submit(&mut self.down, cx);
         }
+        any
     }
 
     /// Takes in what was written and counts it in the superblock; appends to `done` the requests
