@@ -246,7 +246,10 @@ impl Lane for FaultyLane {
         while let Some(bio) = self.short.pop(now) {
             self.requeued.push_back(bio);
         }
-        self.start(cx);
+        if self.start(cx) {
+            // It may have ended as it went down.
+            cx.wake_now();
+        }
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
@@ -271,8 +274,8 @@ impl Lane for FaultyLane {
 }
 
 impl FaultyLane {
-    /// Starts what there are tags for, and says when to look again.
-    fn start(&mut self, cx: &mut Cx<'_>) {
+    /// Starts what there are tags for, and asks for the next look; says whether anything went down.
+    fn start(&mut self, cx: &mut Cx<'_>) -> bool {
         let now = cx.now();
         // What goes again at once does so at the next poll: one that always does must end the turn.
         let mut again = Batch::new();
@@ -280,7 +283,8 @@ impl FaultyLane {
             let Some(bio) = self.next() else { break };
             self.try_one(bio, &mut again, cx);
         }
-        if !self.down.is_empty() {
+        let any = !self.down.is_empty();
+        if any {
             self.below.submit(&mut self.down, cx);
         }
         if !again.is_empty() && !bugs::on(Bug::RequeueSleeps) {
@@ -292,6 +296,7 @@ impl FaultyLane {
             cx.wake_at(self.stopped);
         }
         [&self.failed, &self.lost, &self.short].into_iter().for_each(|later| later.ask(cx));
+        any
     }
 
     fn next(&mut self) -> Option<Box<Bio>> {

@@ -1,8 +1,13 @@
 //! The rows of null_blk's faults, under a clock that the test moves.
 
+use crate::faults::Faults;
 use crate::testing::{Core, bare, scattered};
 use std::sync::Arc;
-use udm_core::{Batch, CoreId, CoreState, Device, Drain, Nanos, Op, Status};
+use udm_core::{
+    Batch, CoreId, CoreState, Cx, Device, DeviceId, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors,
+    Status,
+};
+use udm_wire::uri::NullFaults;
 
 fn null(words: &str) -> Arc<dyn Device> {
     crate::open(&udm_wire::uri::parse(&format!("null:size=1G,{words}")).unwrap()).unwrap()
@@ -219,4 +224,43 @@ fn a_suspend_that_is_called_off_in_mid_tick() {
     lane.poll(&mut done, &mut state.cx(Nanos::from_millis(20)));
     assert_eq!(done.len(), 6);
     done.iter_mut().for_each(|bio| bio.finish());
+}
+
+/// A device with one tag, over one that ends requests as they go down and asks for no poll.
+struct Prompt(DeviceId);
+
+struct PromptLane(Batch);
+
+impl Device for Prompt {
+    fn id(&self) -> DeviceId {
+        self.0
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        let params = NullFaults { mbps: 1000, ..NullFaults::default() };
+        let faults = Faults::new(&params).expect("a bandwidth");
+        faults.open(1, Nanos(0), cx, |_| Ok(Box::new(PromptLane(Batch::new()))))
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new(Sectors(1 << 20))
+    }
+}
+
+impl Lane for PromptLane {
+    fn submit(&mut self, batch: &mut Batch, _: &mut Cx<'_>) {
+        self.0.append(batch);
+    }
+
+    fn poll(&mut self, done: &mut Batch, _: &mut Cx<'_>) {
+        done.append(&mut self.0);
+    }
+}
+
+/// All but the first wait for the tag, and go down in a poll.
+#[test]
+fn what_ends_as_it_goes_down_is_polled_for() {
+    let mut core = Core::over(&Prompt(DeviceId::new()));
+    core.submit(reads(3, 8));
+    assert_eq!(run_out(&mut core), [(Nanos(1), 1, Status::Ok); 3]);
 }
