@@ -49,7 +49,7 @@ pub struct PathState {
     pub patience: u64,
     /// A lane takes so many requests; more wait inside of it.
     pub room: usize,
-    /// Some requests are done at once.
+    /// Some requests are done at once, in the submit, and no poll is asked for.
     pub prompt: bool,
     /// How often what hung was let go of.
     pub released: u64,
@@ -199,7 +199,7 @@ pub struct Access {
 counts! {
     /// How often things happened that a verdict tells of.
     pub struct Seen {
-        /// Requests done in the poll behind their submit.
+        /// Requests done in their submit.
         pub prompt: u64,
         /// Requests that nothing was heard of until the path was let go.
         pub hangs: u64,

@@ -14,20 +14,25 @@ pub(crate) fn of(env: &mut Env, index: usize, bio: &Bio) -> (Status, Nanos) {
     if mode == Mode::Hung {
         return (Status::Timeout, Nanos::NEVER);
     }
+    // Done in the submit.
+    let at_once = prompt && drag == Nanos(0) && env.chance.one_in(2);
+    let soon = |env: &mut Env| match at_once {
+        true => env.now,
+        false => env.now + Nanos(1 + env.chance.below(20_000)),
+    };
     if let Some(status) = refusal(env, index, bio) {
-        return (status, Nanos(env.now.0 + env.chance.below(20_000)));
+        return (status, soon(env));
     }
     if env.calm {
-        return (Status::Ok, env.now + Nanos(1 + env.chance.below(20_000)) + drag);
+        return (Status::Ok, soon(env) + drag);
     }
-    let usual = |env: &mut Env, times: u64| match prompt && env.chance.one_in(2) {
-        // Done before the poll that follows the submit.
+    let usual = |env: &mut Env, times: u64| match at_once {
         true => env.now,
         false => Nanos(env.now.0 + 1 + env.chance.span(latency) * times),
     };
     let refused = |env: &mut Env| {
         let status = env.chance.pick(&[Status::Offline, Status::Transport, Status::IoErr, Status::Resource]);
-        (status, Nanos(env.now.0 + env.chance.below(20_000)))
+        (status, soon(env))
     };
     match mode {
         Mode::Down => refused(env),

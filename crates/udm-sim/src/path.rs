@@ -1,10 +1,10 @@
 //! A path to a simulated disk, as a device with a lane per core.
 //!
 //! When a request takes effect is chance: at once, when it ends, or its first sectors at once and
-//! the rest when it ends. Requests end in any order, some in the poll behind the submit that
-//! brought them, some never (a path that hangs) until the world lets go of them. One that fails may
-//! have taken effect, whole or in part. A lane may be full: what it can't take it keeps for later,
-//! and hands back to a suspend that wants it.
+//! the rest when it ends. Requests end in any order, some in the submit that brought them, which
+//! asks for no poll, some never (a path that hangs) until the world lets go of them. One that fails
+//! may have taken effect, whole or in part. A lane may be full: what it can't take it keeps for
+//! later, and hands back to a suspend that wants it.
 
 use crate::beside::{Asked, SimMark, What};
 use crate::cores::Purpose;
@@ -77,6 +77,7 @@ impl Device for SimPath {
             env: self.env.clone(),
             slots: Slab::new(),
             due: BinaryHeap::new(),
+            ended: Vec::new(),
             hung: Vec::new(),
             waiting: VecDeque::new(),
             count: 0,
@@ -159,6 +160,8 @@ struct PathLane {
     env: SharedEnv,
     slots: Slab<Slot>,
     due: BinaryHeap<Reverse<(Nanos, u64, usize)>>,
+    /// Requests that were done as they came: whoever sent them polls, or nobody does.
+    ended: Vec<usize>,
     /// Requests that nothing is heard of.
     hung: Vec<usize>,
     /// Requests that there is no room for yet, with the crashes seen when they came.
@@ -200,11 +203,15 @@ impl Lane for PathLane {
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let due = self.due.peek().is_some_and(|Reverse((at, ..))| *at <= cx.now());
-        if !due && self.hung.is_empty() && self.waiting.is_empty() {
+        if !due && self.ended.is_empty() && self.hung.is_empty() && self.waiting.is_empty() {
             return self.ask(cx);
         }
         let env = self.env.clone();
         let mut env = lock(&env);
+        for key in std::mem::take(&mut self.ended) {
+            let slot = self.slots.remove(key);
+            done.push(self.finish(slot, &mut env));
+        }
         self.release(&mut env);
         while let Some(Reverse((at, _, key))) = self.due.peek().copied() {
             if at > cx.now() {
@@ -216,6 +223,10 @@ impl Lane for PathLane {
         }
         self.begin(&mut env);
         drop(env);
+        if !self.ended.is_empty() {
+            // It has waited here.
+            cx.wake_now();
+        }
         self.ask(cx);
     }
 
@@ -292,15 +303,14 @@ impl PathLane {
         let changes = slot.bio.op.is_write() || slot.bio.op == Op::Flush;
         self.count += 1;
         let key = self.slots.insert(slot);
-        match due == Nanos::NEVER {
-            true => {
-                env.seen.hangs += 1;
-                self.hung.push(key);
-            }
-            false => {
-                env.seen.prompt += u64::from(due == env.now);
-                self.due.push(Reverse((due, self.count, key)));
-            }
+        if due == Nanos::NEVER {
+            env.seen.hangs += 1;
+            self.hung.push(key);
+        } else if due == env.now {
+            env.seen.prompt += 1;
+            self.ended.push(key);
+        } else {
+            self.due.push(Reverse((due, self.count, key)));
         }
         if changes {
             env.changed();

@@ -41,7 +41,7 @@ pub enum Class {
     Hang,
     /// Lanes that are full for a while.
     Full,
-    /// Requests done in the poll behind their submit.
+    /// Requests done in the submit that brings them.
     Prompt,
     /// Lanes that can't be opened.
     Opens,
