@@ -73,6 +73,9 @@ impl World {
         {
             self.crowd()?;
         }
+        if !dead && !self.machine.plan.without.has(Class::Queues) && !self.machine.queues.is_empty() {
+            self.late_changes = self.machine.control.below(4);
+        }
         // What hangs holds up nothing but what needs it.
         let hung = self.hung_disks();
         if hung.contains(&true) && !dead {
@@ -117,6 +120,12 @@ impl World {
                     self.cancel(i);
                 }
             }
+            // With the last requests on their way home nobody polls a lane for another's sake.
+            if self.late_changes > 0 && self.machine.control.one_in(8) {
+                self.late_changes -= 1;
+                self.machine.set_turn(None);
+                self.machine.change_queue(self.watch.eject_slow);
+            }
             self.step()?;
             let now = lock(&self.machine.env).now;
             if now.since(from) > REST_LATE && !std::mem::replace(&mut late, true) {
@@ -134,6 +143,7 @@ impl World {
             }
         }
         self.hung.clear();
+        self.late_changes = 0;
         Ok(())
     }
 

@@ -58,6 +58,8 @@ pub struct World {
     /// By disk, while the world comes to rest: it hangs, and what needs it may wait. Empty when
     /// none does.
     pub(crate) hung: Vec<bool>,
+    /// Settings of queues that are yet to change while it comes to rest.
+    pub(crate) late_changes: u64,
     /// When it rests next.
     pub rest_at: u64,
     /// An act that it draws more often than others, as a number of [`World::act`]'s dice.
@@ -111,6 +113,7 @@ impl World {
             slow: Chance::new(plan.seed, Stream::Slow),
             acting: false,
             hung: Vec::new(),
+            late_changes: 0,
             rest_at: build.span(600),
             favourite: FAVOURITES[build.below(FAVOURITES.len() as u64) as usize],
             devices: Vec::new(),
