@@ -246,7 +246,7 @@ impl Lane for FaultyLane {
         while let Some(bio) = self.short.pop(now) {
             self.requeued.push_back(bio);
         }
-        if self.start(cx) {
+        if self.start(cx) && !bugs::on(Bug::StartedUnpolled) {
             // It may have ended as it went down.
             cx.wake_now();
         }

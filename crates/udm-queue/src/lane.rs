@@ -78,7 +78,11 @@ impl QueueLane {
         }
         if !self.elsewhere {
             // Sent by who called, who has to know that something goes down.
-            return waited.drain(..).for_each(|bio| self.waiting.add(bio, &mut self.merger, cx));
+            waited.drain(..).for_each(|bio| self.waiting.add(bio, &mut self.merger, cx));
+            if bugs::on(Bug::MovedUnpolled) {
+                self.dispatch(cx);
+            }
+            return;
         }
         waited.append(&mut self.again);
         self.send_away(&mut waited, cx);

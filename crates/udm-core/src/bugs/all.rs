@@ -106,6 +106,9 @@ bugs! {
     StripeShifted: Devices,
     /// The log of writes is counted, and the count stays in memory.
     SuperblockNotSent: Devices,
+    /// The log of writes is counted behind the poll of the log device, and nobody looks whether
+    /// that ended as it went down.
+    SuperblockUnpolled: Devices,
     /// The log of writes is counted, and who waits for that on other cores is not woken.
     CountNotRung: Devices,
     /// A disk that a target needs alone is not claimed for it.
@@ -374,6 +377,10 @@ bugs! {
     /// A queue has a tag again for what waits, sends it down, and does not look whether it ended
     /// there at once.
     SentUnpolled: Devices,
+    /// Other settings of a queue hold, and what moves to them is sent by the move itself: a poll
+    /// that it is made in does not learn that something went down, and does not look whether it
+    /// ended there.
+    MovedUnpolled: Devices,
     /// A lane sends waiting requests to the core with the one order when settings have changed, and
     /// does not ask to be told of the answers.
     WayNotAwaited: Devices,
@@ -420,6 +427,9 @@ bugs! {
     /// A null device does not ask for the turn in which a request that found no resources goes
     /// again.
     RequeueSleeps: Faults,
+    /// A null device with faults starts what waited in a poll, and nobody looks whether that ended
+    /// as it went down.
+    StartedUnpolled: Faults,
     /// A null device that has used up its bandwidth does not ask to be woken when there is more.
     BudgetSleeps: Faults,
     /// A null device moves more than its bandwidth.

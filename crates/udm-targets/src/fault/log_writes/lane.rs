@@ -360,7 +360,7 @@ impl Lane for LogWritesLane {
             self.bell.wait(seen, cx);
         }
         // A superblock behind what was just written, or an errand: nobody else would send it.
-        if !bugs::on(Bug::SuperblockNotSent) && self.writer.submit(cx) {
+        if !bugs::on(Bug::SuperblockNotSent) && self.writer.submit(cx) && !bugs::on(Bug::SuperblockUnpolled) {
             // It may have ended as it went down.
             cx.wake_now();
         }
