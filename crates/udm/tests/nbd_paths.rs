@@ -141,6 +141,41 @@ fn servers_of_one_file_are_paths() {
     );
 }
 
+/// The same servers are restarted in turn, as an administrator does it. One that shuts down keeps
+/// its connections, and refuses what comes on them, until its clients have left.
+#[test]
+fn servers_that_are_restarted_in_turn() {
+    if !has("nbdkit") || !has("qemu-io") {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let path = disk.display().to_string();
+    let mut servers = ["a", "b"].map(|name| Nbdkit::start(folder.path().join(name), &["file", &path]));
+    let [a, b] = servers.each_ref().map(Nbdkit::uri);
+    let table = format!("m=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {a} 1 {b} 1");
+    let server = Server::start_with(&[&table], &["--check-paths", "1", "--cores", "0,1"]);
+    let status = || server.says(&["status", "m"]);
+    let io = |n: usize| {
+        for _ in 0..4 {
+            let said =
+                qemu_io(&server, "m", &[&format!("write -P {n} 0 64k"), &format!("read -P {n} 0 64k")]);
+            assert!(said.matches(" ops; ").count() == 2, "{said}{}{}", status(), server.log());
+        }
+    };
+    io(1);
+    for round in 2..8 {
+        let mut before = servers[round % 2].restart();
+        io(round);
+        // The letter of the group counts.
+        until("paths", || (status().matches(" A ").count() == 3).then_some(()));
+        until("the end of the one before", || before.try_wait().unwrap());
+        io(round);
+    }
+    assert_eq!(server.log().matches("the server shuts down").count(), 6, "{}", server.log());
+}
+
 /// qemu-nbd takes one client at a time unless it is told otherwise, and nbdkit's plugins may say
 /// that a flush on one connection says nothing of another.
 #[test]

@@ -52,6 +52,9 @@ pub(super) enum End {
     Lied,
     /// The server takes too long: it is open, and may be answered on yet.
     Silent,
+    /// The server is about to end and wants nothing more (NBD's `ESHUTDOWN`): it is open, and what
+    /// is under way may be answered yet.
+    Leaves,
     /// Our system has given it up.
     Dead,
 }

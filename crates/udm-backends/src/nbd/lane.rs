@@ -14,6 +14,7 @@ use udm_core::{
     hand_over,
 };
 use udm_runtime::{Done, Ring};
+use udm_wire::nbd::ESHUTDOWN;
 use udm_wire::nbd::client::{Event, Replies};
 use udm_wire::uri::{Fence, Span};
 
@@ -266,7 +267,11 @@ impl NbdLane {
                     self.heard = cx.now();
                 }
                 cx.set_work_left(cx.work_left().saturating_sub(n as u64));
-                self.take_in(&buf[..n]).map_err(|why| Loss::new(End::Lied, why))?;
+                let more = self.take_in(&buf[..n]).map_err(|why| Loss::new(End::Lied, why))?;
+                if !more {
+                    self.server.leaves(cx.now());
+                    return Err(Loss::new(End::Leaves, "the server shuts down"));
+                }
                 if let Some(connection) = &self.connection {
                     connection.receive(Some(buf), &mut self.pool);
                 }
@@ -276,14 +281,15 @@ impl NbdLane {
         Ok(())
     }
 
-    /// Bytes of the server.
-    fn take_in(&mut self, mut input: &[u8]) -> Result<(), String> {
-        let Some(connection) = &mut self.connection else { return Ok(()) };
+    /// Bytes of the server. False where it says that it wants no more requests on this connection.
+    fn take_in(&mut self, mut input: &[u8]) -> Result<bool, String> {
+        let Some(connection) = &mut self.connection else { return Ok(true) };
+        let mut more = true;
         if let Stage::Shaking(shake) = &mut connection.stage {
             let Some(export) = shake.take(&mut input).map_err(|e| e.to_string())? else {
                 let out = shake.take_out();
                 connection.raw.extend(out);
-                return Ok(());
+                return Ok(true);
             };
             self.server.accept(&export)?;
             self.server.is_up();
@@ -291,7 +297,7 @@ impl NbdLane {
             self.tries -= 1;
             connection.stage = Stage::Ready(Box::new(Replies::new(&export)));
         }
-        let Stage::Ready(replies) = &mut connection.stage else { return Ok(()) };
+        let Stage::Ready(replies) = &mut connection.stage else { return Ok(true) };
         while let Some(event) = replies.take(&mut input).map_err(|e| e.to_string())? {
             match event {
                 Event::Data { tag, at, bytes } => {
@@ -304,6 +310,7 @@ impl NbdLane {
                 Event::Status { .. } => return Err("a block status that nobody asked for".into()),
                 Event::Done { tag, error } => {
                     self.back_off = BACK_OFF;
+                    more &= error != ESHUTDOWN || bugs::on(Bug::ShutdownStays);
                     answered(
                         tag as usize,
                         status_of(error),
@@ -314,7 +321,17 @@ impl NbdLane {
                 }
             }
         }
-        Ok(())
+        Ok(more)
+    }
+
+    /// Leaves a connection that has nothing to do, where the server has said on another since that
+    /// it shuts down: what listens there now may be another.
+    #[cold]
+    fn leave_idle(&mut self) {
+        let is_idle = self.slots.is_empty() && self.waiting.is_empty();
+        if is_idle && self.connection.take_if(|connection| connection.is_ready()).is_some() {
+            self.next_try = Nanos(0);
+        }
     }
 }
 
@@ -375,6 +392,9 @@ fn answer_now(bio: &Bio, limits: &Limits) -> Option<Status> {
 impl Lane for NbdLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.limits.size = self.server.size();
+        if self.connection.as_ref().is_some_and(|connection| self.server.has_left(connection.begun)) {
+            self.leave_idle();
+        }
         if self.connection.is_none() && self.may_connect(cx) {
             self.connect(cx);
         }

@@ -68,7 +68,7 @@ impl Lingering {
         lent: &mut Lent<'_>,
     ) -> Lingering {
         let listens = match end {
-            End::Silent => true,
+            End::Silent | End::Leaves => true,
             // Its end may still be heard.
             End::Lied => lent.server.uri.silence.fence == Fence::Closed,
             End::Closed | End::Dead => false,
@@ -77,9 +77,10 @@ impl Lingering {
             // What our system has yet to send is sent no more: its time would not be over.
             lent.server.sockets.reset(connection.socket());
         }
-        if let (Some(connection), End::Lied) = (&connection, end) {
+        // These ended in the middle of what was received.
+        if let (Some(connection), End::Lied | End::Leaves) = (&connection, end) {
             connection.receive(None, lent.pool);
-            connection.set_patient(false);
+            connection.set_patient(end == End::Leaves && outgoing.is_empty());
         }
         lent.server.fencing.hold(slots.len());
         let lost = end == End::Dead;
@@ -89,7 +90,7 @@ impl Lingering {
         Lingering {
             connection,
             lost,
-            believed: end == End::Silent,
+            believed: matches!(end, End::Silent | End::Leaves),
             finished: false,
             all: slots.len(),
             slots,

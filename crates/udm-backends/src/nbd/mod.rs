@@ -24,6 +24,10 @@
 //!   sent, touches the memory of a request that has ended.
 //! * **Errors** are the server's, by NBD's eight numbers. EIO is a medium error, since the server
 //!   has answered: another path leads to the same disk. ESHUTDOWN blames the path.
+//! * **A server that shuts down** says so by ESHUTDOWN and waits for its clients to leave. Nothing
+//!   more is asked on that connection; what was is waited for as with one that is given up. The
+//!   other lanes leave theirs when nothing is under way on it: what listens there by then may be
+//!   another.
 //! * A discard is a `TRIM`, a write-zeroes a `WRITE_ZEROES`, a flush a `FLUSH`, where the server
 //!   has them; what it has not is refused, but for a flush, which then has nothing to do.
 

@@ -101,6 +101,8 @@ pub(crate) struct Server {
     refused: Mutex<Option<String>>,
     /// How many connections have been made: one that works ends the wait of the others.
     made: AtomicU64,
+    /// When it last said that it shuts down, in ns; 0 while it has not.
+    left: AtomicU64,
     pub(super) fencing: Fencing,
 }
 
@@ -145,6 +147,7 @@ impl Server {
             down: AtomicBool::new(false),
             refused: Mutex::default(),
             made: AtomicU64::new(0),
+            left: AtomicU64::new(0),
             fencing: Fencing::new(),
         }
     }
@@ -223,6 +226,17 @@ impl Server {
     /// How many connections have been made.
     pub(super) fn made(&self) -> u64 {
         self.made.load(Relaxed)
+    }
+
+    /// It has said that it shuts down, on one of its connections.
+    pub(super) fn leaves(&self, now: Nanos) {
+        self.left.fetch_max(now.0, Relaxed);
+    }
+
+    /// True where it has said so of a connection that was `begun` then, or may have.
+    #[inline]
+    pub(super) fn has_left(&self, begun: Nanos) -> bool {
+        self.left.load(Relaxed) > begun.0
     }
 
     /// A connection was lost, or could not be made. Says so once, until one works again.

@@ -347,6 +347,8 @@ bugs! {
     InterruptedLost: NbdClient,
     /// What our system had no memory to send to an NBD server is sent again at once, and again.
     ShortageSpins: NbdClient,
+    /// A connection to an NBD server that has said that it shuts down is kept, and asked again.
+    ShutdownStays: NbdClient,
     /// A write that must be durable is asked of an NBD server as any other.
     FuaNotAsked: NbdClient,
     /// An NBD server that comes back with another size is taken for what it was.

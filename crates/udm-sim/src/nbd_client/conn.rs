@@ -61,6 +61,8 @@ pub(super) struct Conn {
     ended: bool,
     /// The server closes it, when what is to be sent has left.
     closing: bool,
+    /// It has said that it shuts down: it waits for its client to leave, and does nothing more.
+    leaves: bool,
     /// It does nothing before this.
     pub(super) next: Nanos,
     /// The last answer that was sent.
@@ -121,6 +123,7 @@ impl Conn {
             manner,
             ended: false,
             closing: false,
+            leaves: false,
             next: now,
             before: None,
             taken: 0,
@@ -404,6 +407,7 @@ impl Conn {
         a.counts.refused += 1;
         a.shared.model.exports[a.export].said_no += 1;
         a.trouble();
+        self.leaves |= error == nbd::ESHUTDOWN;
         self.give(request, error, &[], a);
     }
 
@@ -428,6 +432,9 @@ impl Conn {
     }
 
     fn one(&mut self, job: &Job, a: &mut Around<'_>) {
+        if self.leaves && !a.net.links[self.link].shut {
+            return self.give(&job.request, nbd::ESHUTDOWN, &[], a);
+        }
         let well = a.calm || self.ended;
         if !well && a.chance.one_in(self.manner.closes) {
             // In the middle of whatever it was saying.

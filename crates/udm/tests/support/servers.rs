@@ -39,6 +39,15 @@ impl Nbdkit {
         until("nbdkit that answers", || UnixStream::connect(&self.socket).ok());
     }
 
+    /// Starts another in its place while it shuts down: it goes on for as long as it has clients.
+    /// What is left of it.
+    pub fn restart(&mut self) -> Child {
+        self.signal(Signal::TERM);
+        let before = self.child.take().unwrap();
+        self.again();
+        before
+    }
+
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
