@@ -298,7 +298,7 @@ impl<'a> Job<'a> {
             Phase::Start | Phase::Ramp => {
                 self.phase = Phase::Load;
                 self.stats.clear();
-                self.clock.deadline = load.runtime.map_or(Nanos::NEVER, |t| now + nanos(t));
+                self.clock.deadline = load.runtime().map_or(Nanos::NEVER, |t| now + nanos(t));
                 self.clock.begin(now);
             }
             Phase::Load | Phase::ReadBack => {

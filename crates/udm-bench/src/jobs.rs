@@ -192,8 +192,10 @@ fn load(words: Vec<String>) -> Result<Load> {
         Ok(words) => Ok(words.load),
         Err(error) => {
             let text = error.to_string();
-            let line = text.lines().next().unwrap_or_default();
-            bail!("{}", plain(line.strip_prefix("error: ").unwrap_or(line)))
+            let (line, rest) = text.split_once('\n').unwrap_or((&text, ""));
+            let known = rest.lines().next().map(str::trim).filter(|line| line.starts_with("[possible"));
+            let line = line.strip_prefix("error: ").unwrap_or(line);
+            bail!("{}", plain(&[line, known.unwrap_or_default()].join(" ")).trim_end())
         }
     }
 }

@@ -74,7 +74,7 @@ fn options(load: &Load, device: Option<&str>) -> Value {
         map.extend(load.blockalign.iter().map(|align| ("blockalign".into(), json!(align.to_string()))));
         map.extend(load.rate.iter().map(|rate| ("rate".into(), json!(rate.to_string()))));
         map.extend(load.rate_iops.iter().map(|rate| ("rate_iops".into(), json!(rate.to_string()))));
-        if let Some(runtime) = load.runtime {
+        if let Some(runtime) = load.runtime() {
             map.insert("runtime".into(), json!(format!("{}ms", runtime.as_millis())));
         }
         if matches!(load.rw, ReadWrite::Rw | ReadWrite::Randrw) {

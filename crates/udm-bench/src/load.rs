@@ -280,9 +280,7 @@ impl Load {
             ensure!(even, "verify: blockalign={}: not a multiple of the shortest length", one.0);
         }
         Load::check_memory(std::iter::once(self))?;
-        ensure!(!self.time_based || self.runtime.is_some(), "time_based needs runtime");
-        ensure!(self.io_size != Some(0), "io_size must be at least 1");
-        ensure!(self.number_ios != Some(0), "number_ios must be at least 1");
+        ensure!(!self.time_based || self.runtime().is_some(), "time_based needs runtime");
         if self.verify.is_some() {
             ensure!(!self.has_no_data(), "verify: a {} carries no data", self.rw.name());
             ensure!(!self.bare, "verify and bare exclude each other");
@@ -313,6 +311,11 @@ impl Load {
 
     fn has_no_data(&self) -> bool {
         self.rw.op() == Some(Op::Discard)
+    }
+
+    /// For how long it runs at the most. No time is no bound, as in fio.
+    pub fn runtime(&self) -> Option<Duration> {
+        self.runtime.filter(|time| !time.is_zero())
     }
 
     /// How long the requests of a direction are.
@@ -420,7 +423,7 @@ fn switch(text: &str) -> Result<Switch, String> {
     }
 }
 
-/// A time: seconds, or with a unit (`us`, `ms`, `s`, `m`, `h`).
+/// A time: seconds, or with a unit (`us`, `ms`, `s`, `m`, `h`, `d`).
 fn time(text: &str) -> Result<Duration, String> {
     time_in("s", text)
 }
@@ -439,7 +442,8 @@ fn time_in(plain: &str, text: &str) -> Result<Duration, String> {
         "s" => 1_000_000,
         "m" => 60_000_000,
         "h" => 3_600_000_000,
-        _ => return Err(format!("{unit}: not one of us, ms, s, m, h")),
+        "d" => 86_400_000_000,
+        _ => return Err(format!("{unit}: not one of us, ms, s, m, h, d")),
     };
     let number: u64 = number.parse().map_err(|_| "a number of seconds is wanted".to_owned())?;
     number.checked_mul(us).map(Duration::from_micros).ok_or_else(|| "too long".into())

@@ -20,8 +20,6 @@ pub struct Pace {
     /// Sent since the last thought, and until when the one under way takes.
     sent: u64,
     until: Option<Nanos>,
-    /// The timetables stand still meanwhile.
-    apart: bool,
 }
 
 /// When requests of a kind are sent.
@@ -31,18 +29,30 @@ struct Timetable {
     byte: f64,
     /// When the next one is due, once there was one.
     due: Option<f64>,
+    /// By how much later the next one is due behind a thought.
+    thought: f64,
 }
 
 impl Timetable {
     /// Of a direction; none where it has no rate.
     fn new(load: &Load, direction: usize) -> Option<Timetable> {
+        let think = crate::clock::nanos(load.thinktime).0 as f64;
         let of = |rates: &Option<Parts<Rate>>| {
             let rate = rates.as_ref().and_then(|rates| rates.of[direction]);
             rate.filter(|rate| rate.0 > 0).map(|rate| 1e9 / rate.0 as f64)
         };
         let (each, byte) = (of(&load.rate_iops), of(&load.rate));
         let said = each.is_some() || byte.is_some();
-        said.then(|| Timetable { each: each.unwrap_or(0.0), byte: byte.unwrap_or(0.0), due: None })
+        let (each, byte) = (each.unwrap_or(0.0), byte.unwrap_or(0.0));
+        let step = each.max(byte * load.sizes(direction).min as f64);
+        // The first one behind it is due at once, where that takes no longer (fio's
+        // `handle_thinktime`).
+        let at_once = step <= think && load.rate_process != RateProcess::Poisson;
+        let thought = match load.rate_ignore_thinktime {
+            false => 0.0,
+            true => think - if at_once { step } else { 0.0 },
+        };
+        said.then_some(Timetable { each, byte, due: None, thought })
     }
 }
 
@@ -58,7 +68,6 @@ impl Pace {
             think_after: load.thinktime_blocks.into(),
             sent: 0,
             until: None,
-            apart: load.rate_ignore_thinktime,
         })
     }
 
@@ -96,9 +105,8 @@ impl Pace {
             Some(until) if now < until => Some(until),
             Some(_) => {
                 (self.until, self.sent) = (None, 0);
-                if self.apart {
-                    let dues = self.tables.iter_mut().flatten().filter_map(|table| table.due.as_mut());
-                    dues.for_each(|due| *due += self.think.0 as f64);
+                for table in self.tables.iter_mut().flatten() {
+                    table.due = table.due.map(|due| due + table.thought);
                 }
                 None
             }
@@ -178,7 +186,7 @@ mod tests {
 
     #[test]
     fn thoughts_wait_for_what_is_in_flight() {
-        for (more, next) in [("", 150), ("--rate_ignore_thinktime", 250)] {
+        for (more, next) in [("", 150), ("--rate_ignore_thinktime", 200)] {
             let mut pace = pace(&format!("--thinktime 100000 --thinktime_blocks 2 --rate_iops 20 {more}"));
             let ms = Nanos::from_millis;
             assert_eq!(pace.thinks(true, ms(50)), None);

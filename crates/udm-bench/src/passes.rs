@@ -15,7 +15,7 @@ impl Load {
         if self.time_based {
             return u64::MAX;
         }
-        self.in_all_loops(self.io_size.unwrap_or(region.bytes))
+        self.in_all_loops(self.io_size.filter(|size| *size > 0).unwrap_or(region.bytes))
     }
 
     /// How many requests a job has at the most.
@@ -23,7 +23,7 @@ impl Load {
         if self.time_based {
             return u64::MAX;
         }
-        let number = self.number_ios.map_or(u64::MAX, |n| self.in_all_loops(n));
+        let number = self.number_ios.filter(|n| *n > 0).map_or(u64::MAX, |n| self.in_all_loops(n));
         // Those that differ in length are counted by the plan, in bytes.
         let of_bytes = self.fixed().map(|bs| self.most_bytes(region).div_ceil(bs));
         number.min(of_bytes.unwrap_or(u64::MAX))

@@ -34,7 +34,10 @@ impl Load {
         for op in Op::ALL.iter().filter(|op| self.does(**op)) {
             let max = limits.max_for(*op).bytes();
             ensure!(max > 0, "the device takes no {op:?}");
-            ensure!(longest <= max, "{what}: the device takes {max} at most");
+            ensure!(
+                longest <= max,
+                "{what}: the device takes {max} at most; with a table, as in --device d=URI, longer ones are split"
+            );
             ensure!(!op.is_write() || !limits.read_only, "the device is read-only");
         }
         let all = limits.size.bytes();
@@ -102,6 +105,7 @@ impl Load {
             Some(Part::Bytes(size)) if size > left => bail!("size={size}: the device has {left}"),
             Some(Part::Bytes(size)) => size,
         };
+        ensure!(size > 0, "size=0: nothing to do");
         ensure!(size >= unit, "{}: more than there is of the device", self.sizes_word());
         let whole = self.has_map() || self.fixed().is_none();
         Ok((if whole { size / unit } else { size.div_ceil(unit).min(left / unit) }, size))

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::AcqRel};
 use std::sync::{Arc, OnceLock};
-use udm_core::Device;
+use udm_core::{Device, Limits, Sectors};
 use udm_runtime::{Cluster, CoreOptions};
 
 /// What is to be measured, and who looks on.
@@ -89,8 +89,7 @@ pub fn measure_jobs(
         |cluster| {
             let devices = make(cluster)?;
             let regions = |job: &Job| {
-                let limits = devices[job.device].limits();
-                job.load.regions(&limits).with_context(|| said_by(jobs, job))
+                job.load.regions(&limits(&*devices[job.device])).with_context(|| said_by(jobs, job))
             };
             let regions = jobs.iter().map(regions).collect::<Result<Vec<Vec<_>>>>()?;
             for stage in 0..stages.len() {
@@ -117,6 +116,21 @@ pub fn measure_jobs(
         },
     )?;
     Ok(Report::new(jobs, threads.iter().map(|(at, _)| *at).zip(outcomes)))
+}
+
+/// What a device takes: a mapped device splits what is too long for those below.
+fn limits(device: &dyn Device) -> Limits {
+    let limits = device.limits();
+    let longest = |most: Sectors| if most > Sectors::ZERO { Sectors(u32::MAX.into()) } else { most };
+    match device.stacked() {
+        None => limits,
+        Some(_) => Limits {
+            max_sectors: longest(limits.max_sectors),
+            max_discard: longest(limits.max_discard),
+            max_write_zeroes: longest(limits.max_write_zeroes),
+            ..limits
+        },
+    }
 }
 
 /// Who says that a load can't begin: its name, where there are several.

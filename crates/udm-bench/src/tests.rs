@@ -89,6 +89,32 @@ fn sizes_that_end_inside_a_block() {
 
 /// As with fio.
 #[test]
+fn no_bound_is_zero() {
+    let reads = |text: &str| ios(&one(&line(&format!("--device null:size=1M --rw read {text}"))))[0];
+    assert_eq!(reads("--runtime 0 --io_size 0 --number_ios 0"), 256);
+    assert_eq!(
+        error(&line("--device null:size=1M --runtime 0 --time_based")),
+        "bench: time_based needs runtime"
+    );
+    assert_eq!(error(&line("--device null:size=1M --size 0")), "bench: size=0: nothing to do");
+}
+
+/// A mapped device splits what is too long for the one below.
+#[test]
+fn requests_that_are_longer_than_the_disk_takes() {
+    let disk = "mem:1M,max_sectors_kb=64";
+    let entry =
+        one(&with_table(&format!("d=0 2048 linear {disk} 0"), "--rw write --bs 128k --verify crc32c"));
+    assert_eq!((ios(&entry), entry.failure), ([8, 8, 0], None));
+    let refused = error(&line(&format!("--device {disk} --rw write --bs 128k")));
+    assert!(
+        refused.starts_with("bench: bs=131072: the device takes 65536 at most; with a table"),
+        "{refused}"
+    );
+}
+
+/// As with fio.
+#[test]
 fn time_goes_before_all_other_limits() {
     for bs in ["--bs 4k", "--bsrange 4k-8k"] {
         let limits = "--io_size 8k --number_ios 2 --loops 2 --time_based --runtime 50ms";

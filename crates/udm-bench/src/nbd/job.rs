@@ -173,7 +173,7 @@ impl Job<'_> {
             self.ramping = false;
             self.stats.clear();
             self.clock.begin(now);
-            self.clock.deadline = load.runtime.map_or(Nanos::NEVER, |t| now + nanos(t));
+            self.clock.deadline = load.runtime().map_or(Nanos::NEVER, |t| now + nanos(t));
         } else if now >= self.clock.deadline {
             self.stopping = true;
             self.clock.deadline = Nanos::NEVER;
