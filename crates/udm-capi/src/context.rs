@@ -183,7 +183,10 @@ impl Context {
     fn end(&self) -> Result<(), Error> {
         {
             let mut places = self.places();
-            if places.as_ref().is_some_and(|taken| taken.contains(&true)) {
+            let Some(taken) = &*places else {
+                return Err(Error::new(libc::EBADF, "another thread closes the context"));
+            };
+            if taken.contains(&true) {
                 return Err(Error::new(libc::EBUSY, "threads are cores of the context still"));
             }
             // Who comes now finds it closed.

@@ -72,6 +72,16 @@ static void *resumes(void *arg)
 	return NULL;
 }
 
+/* Closes a context together with another thread. */
+static pthread_barrier_t both;
+
+static void *closes(void *arg)
+{
+	pthread_barrier_wait(&both);
+	*(int *)arg = udm_close(*(int *)arg);
+	return NULL;
+}
+
 int main(void)
 {
 	struct udm_options options = { sizeof options, 2 };
@@ -257,6 +267,16 @@ int main(void)
 	IS(udm_remove(context, "vol"), -EBUSY);
 	IS(udm_close(context), 0);
 	IS(udm_close(context), -EBADF);
+
+	/* Of two that close it one does. */
+	IS(pthread_barrier_init(&both, NULL, 2), 0);
+	for (int i = 0; i < 50; i++) {
+		int one = udm_open(NULL), two = one;
+		IS(pthread_create(&thread, NULL, closes, &two), 0);
+		closes(&one);
+		IS(pthread_join(thread, NULL), 0);
+		IS(one + two, -EBADF);
+	}
 	if (!wrong)
 		puts("refused what had to be");
 	return wrong;

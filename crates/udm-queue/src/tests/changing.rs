@@ -144,10 +144,15 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     let refused = world.change(&[("colour", "red")]).unwrap_err().text;
     assert!(refused.starts_with("a queue in use has no setting \"colour\": it has scheduler, nr_requests"));
     assert_eq!(world.queue.report(1), before);
-    // Another scheduler has as many requests as it has where nothing is said; fewer than four are
-    // four.
+    // Another scheduler has as many requests as it has where nothing is said, and its own settings
+    // are gone with it; fewer than four requests are four.
+    world.change(&[("scheduler", "mq-deadline"), ("read_expire", "7"), ("fifo_batch", "0")]).unwrap();
+    let numbers = world.queue.report(1).numbers;
+    assert!([("nr_requests", 16), ("read_expire", 7), ("fifo_batch", 0)].iter().all(|n| numbers.contains(n)));
+    world.change(&[("scheduler", "none")]).unwrap();
     world.change(&[("scheduler", "mq-deadline")]).unwrap();
-    assert!(world.queue.report(1).numbers.contains(&("nr_requests", 16)));
+    let numbers = world.queue.report(1).numbers;
+    assert!(numbers.contains(&("read_expire", 500)) && numbers.contains(&("fifo_batch", 16)));
     let refused = world.change(&[("nr_requests", "2049")]).unwrap_err().text;
     assert_eq!(refused, "nr_requests=2049 is more than 2048, what a scheduler sorts at the most");
     world.change(&[("nr_requests", "0")]).unwrap();

@@ -218,7 +218,7 @@ impl NullParams {
                     n if n % (1 << 20) == 0 => n,
                     _ => {
                         return Err(format!(
-                            "cache_size={value} is not whole MiB; write {value}M to mean MiB"
+                            "cache_size={value} is not whole MiB: null_blk's number N is NM here"
                         ));
                     }
                 };

@@ -99,7 +99,7 @@ numbers! {
     /// With `mq-deadline`: how many batches of reads go before one of writes that wait.
     writes_starved: 0..=1000000, 2;
     /// With `mq-deadline`: how many requests of one direction, by sector, are a batch.
-    fifo_batch: 1..=1000000, 16;
+    fifo_batch: 0..=1000000, 16;
     /// With `mq-deadline`: 0 where a request is never merged in front of another.
     front_merges: 0..=1, 1;
 }
@@ -170,8 +170,7 @@ impl QueueParams {
         }
         let mut changed = changed.expect("it was there");
         match (name, changed.scheduler) {
-            // The kernel gives another scheduler as many as it has where nothing is said.
-            ("scheduler", scheduler) if scheduler != was => changed.nr_requests = 0,
+            ("scheduler", scheduler) if scheduler != was => changed.forget_scheduler(),
             ("nr_requests", scheduler) => {
                 let (most, of) = match scheduler {
                     Scheduler::None => (self.queue_depth, "queue_depth"),
@@ -188,6 +187,17 @@ impl QueueParams {
         }
         *self = changed;
         Ok(())
+    }
+
+    /// As the kernel does it: another scheduler has as many requests as it has where nothing is
+    /// said, and what its files said is gone with the one before.
+    fn forget_scheduler(&mut self) {
+        let QueueParams { read_expire, write_expire, writes_starved, fifo_batch, front_merges, .. } =
+            QueueParams::default();
+        self.nr_requests = 0;
+        (self.read_expire, self.write_expire) = (read_expire, write_expire);
+        (self.writes_starved, self.fifo_batch, self.front_merges) =
+            (writes_starved, fifo_batch, front_merges);
     }
 
     /// What is as the disk was opened with.
