@@ -130,9 +130,14 @@ impl Finding {
 
     fn cells(&self) -> [String; 5] {
         let number = |n: Option<f64>| n.map_or_else(String::new, ratio);
+        let mut here = ratio(self.here);
+        if self.verdict == Verdict::Missed && here == number(self.aim) {
+            // Else it would look as if it were met.
+            here = format!("{:.4}", self.here);
+        }
         let aim = |aim| format!("{} {}", if self.more { "at least" } else { "at most" }, ratio(aim));
         let aim = self.aim.map_or_else(String::new, aim);
-        [self.what.clone(), ratio(self.here), number(self.original), aim, self.verdict.word().to_owned()]
+        [self.what.clone(), here, number(self.original), aim, self.verdict.word().to_owned()]
     }
 }
 
@@ -285,6 +290,8 @@ mod tests {
         assert_eq!(of(Finding::less("a", 1.0).beside(1.3)), Verdict::Better);
         assert_eq!(of(Finding::more("a", 1.0).beside(1.3)), Verdict::Worse);
         assert_eq!(of(Finding::more("a", 1.0)), Verdict::New);
+        assert_eq!(Finding::more("a", 0.9668).aim(0.97).cells()[1], "0.9668");
+        assert_eq!(Finding::more("a", 0.9712).aim(0.97).cells()[1], "0.97");
     }
 
     #[test]
