@@ -330,7 +330,9 @@ impl NbdLane {
     fn leave_idle(&mut self) {
         let is_idle = self.slots.is_empty() && self.waiting.is_empty();
         if is_idle && self.connection.take_if(|connection| connection.is_ready()).is_some() {
+            // The next connection is made at once, and is an attempt as any other.
             self.next_try = Nanos(0);
+            self.back_off = (self.back_off + self.back_off).min(BACK_OFF_MAX);
         }
     }
 }
