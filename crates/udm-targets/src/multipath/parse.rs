@@ -190,8 +190,8 @@ fn group(
     let mut selector_args = words.counted(COUNT_MAX, "invalid number of path selector args")?;
     let selector_at = selector_args.at;
     let selector_args = selector_args.take(selector_args.left());
-    let mut selector =
-        (kind.new)(selector_args).ok_or_else(|| fault("path selector constructor failed", selector_at))?;
+    let mut selector = (kind.new)(selector_args)
+        .map_err(|arg| fault("path selector constructor failed", selector_at + arg))?;
     let path_count = words.number(1..=COUNT_MAX, "invalid number of paths")?;
     let arg_count = words.number(0..=COUNT_MAX, "invalid number of selector args")? as usize;
     let mut paths = Vec::new();

@@ -90,6 +90,17 @@ fn x11_arguments_of_service_time() {
     refused(&["0 0 1 1 service-time 0 1 3 253:0 1 1 1"], "service-time ps: incorrect number of arguments");
 }
 
+/// Of the arguments of a selector that one is marked which it refuses, or the first too many.
+#[test]
+fn the_argument_that_a_selector_refuses_is_marked() {
+    for (args, word) in [("2 1024 0", 6), ("2 972 4294967296", 7), ("3 972 0 7", 8)] {
+        let params = format!("0 0 1 1 historical-service-time {args} 1 1 253:0 1");
+        let error = build(&params, &mut disks(1).1).err().unwrap_or_else(|| panic!("{params}: accepted"));
+        assert_eq!(error.text, "multipath: path selector constructor failed");
+        assert_eq!(error.word, Some(word), "{params}");
+    }
+}
+
 #[test]
 fn x13_masks_that_are_none() {
     let masks = ["0xf", "10", "zz"].map(|mask| format!("0 0 1 1 io-affinity 0 1 1 253:0 {mask}"));

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Bio, CoreId, Cx, Sectors};
 
 pub(super) const TYPE: SelectorType =
-    SelectorType { name: "io-affinity", new: |_| Some(Box::<IoAffinity>::default()) };
+    SelectorType { name: "io-affinity", new: |_| Ok(Box::<IoAffinity>::default()) };
 
 #[derive(Default)]
 pub(in crate::multipath) struct IoAffinity {

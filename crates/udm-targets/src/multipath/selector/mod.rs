@@ -23,13 +23,15 @@ use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreId, Cx, Sectors};
 use udm_dm::legs::{Deal, Legs};
 
+/// A selector without paths, or which of its arguments it refuses, from 0.
+type Made = Result<Box<dyn Selector>, usize>;
+
 /// One line of the list of selectors.
 pub struct SelectorType {
     /// Its name in tables; case counts.
     pub name: &'static str,
-    /// Makes the selector of one group from its arguments, without paths; `None` when it refuses
-    /// them.
-    pub(super) new: fn(args: &[String]) -> Option<Box<dyn Selector>>,
+    /// Makes the selector of one group from its arguments.
+    pub(super) new: fn(args: &[String]) -> Made,
 }
 
 /// All path selectors.

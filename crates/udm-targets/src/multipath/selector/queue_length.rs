@@ -6,7 +6,7 @@ use std::sync::Arc;
 use udm_core::{Bio, CoreId, Sectors};
 
 pub(super) const TYPE: SelectorType =
-    SelectorType { name: "queue-length", new: |_| Some(Box::<QueueLength>::default()) };
+    SelectorType { name: "queue-length", new: |_| Ok(Box::<QueueLength>::default()) };
 
 #[derive(Default)]
 pub(in crate::multipath) struct QueueLength {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use udm_core::{Bio, CoreId};
 
 pub(super) const TYPE: SelectorType =
-    SelectorType { name: "round-robin", new: |_| Some(Box::<RoundRobin>::default()) };
+    SelectorType { name: "round-robin", new: |_| Ok(Box::<RoundRobin>::default()) };
 
 #[derive(Default)]
 struct RoundRobin {

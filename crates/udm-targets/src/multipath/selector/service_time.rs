@@ -12,7 +12,7 @@ use std::sync::Arc;
 use udm_core::{Bio, CoreId, Sectors};
 
 pub(super) const TYPE: SelectorType =
-    SelectorType { name: "service-time", new: |_| Some(Box::<ServiceTime>::default()) };
+    SelectorType { name: "service-time", new: |_| Ok(Box::<ServiceTime>::default()) };
 
 /// The largest relative throughput.
 const THROUGHPUT_MAX: u32 = 100;

@@ -26,7 +26,7 @@ mod pair;
 mod rounds;
 
 use super::load::Loads;
-use super::{ArgFault, Selector, SelectorLane, SelectorType};
+use super::{ArgFault, Made, Selector, SelectorLane, SelectorType};
 use crate::multipath::parse::number;
 use crossbeam_utils::CachePadded;
 pub(in crate::multipath) use lane::HistoricalLane;
@@ -109,13 +109,13 @@ impl Shared {
 }
 
 /// From the arguments `[BASE [THRESHOLD]]`.
-fn new(args: &[String]) -> Option<Box<dyn Selector>> {
+fn new(args: &[String]) -> Made {
     if args.len() > 2 {
-        return None;
+        return Err(2);
     }
-    let base = args.first().map_or(Some(BASE), |word| number(word)).filter(|base| u64::from(*base) < ONE)?;
-    let threshold = args.get(1).map_or(Some(0), |word| number(word))?;
-    Some(Box::new(HistoricalServiceTime::new(base, threshold)))
+    let base = args.first().map_or(Some(BASE), |word| number(word)).filter(|base| u64::from(*base) < ONE);
+    let threshold = args.get(1).map_or(Some(0), |word| number(word));
+    Ok(Box::new(HistoricalServiceTime::new(base.ok_or(0_usize)?, threshold.ok_or(1_usize)?)))
 }
 
 /// `base` to the `n`th, by squaring; each product is rounded (kernel `fixed_power`).
