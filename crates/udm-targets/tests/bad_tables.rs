@@ -96,9 +96,19 @@ fn k03_sizes_and_alignment() {
     let mut resolver = TestResolver::recorded();
     let limits = Limits { logical_block: 4096, ..Limits::new(Sectors(1024)) };
     resolver.add("/dev/big0", "7:0".parse().unwrap(), TestDisk::null(limits));
+    resolver.add("/dev/small0", "7:2".parse().unwrap(), TestDisk::null(Limits::new(Sectors(1024))));
     resolver.add("file:///tmp/a%20b", "7:1".parse().unwrap(), TestDisk::null(Limits::new(Sectors(8))));
     let cases = [
         ("0 9 linear /dev/big0 0", "len=9 not aligned to h/w logical block size 4096 of big0"),
+        // Of several devices the one is named whose block it is.
+        (
+            "0 9 multipath 0 0 1 1 round-robin 0 2 0 /dev/small0 /dev/big0",
+            "len=9 not aligned to h/w logical block size 4096 of big0",
+        ),
+        (
+            "0 16 striped 2 8 /dev/small0 1 /dev/big0 0",
+            "start=1 of small0 not aligned to h/w logical block size 4096 of big0",
+        ),
         ("0 8 linear /dev/big0 1", "start=1 not aligned to h/w logical block size 4096 of big0"),
         ("0 1024 linear /dev/big0 8", "big0 too small for target: start=8, len=1024, dev_size=1024"),
         (

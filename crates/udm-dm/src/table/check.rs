@@ -28,11 +28,12 @@ pub(super) fn fit(entries: &[Entry], below: Below<'_>) -> Result<Fit, TargetErro
     for (i, entry) in entries.iter().enumerate() {
         let mut own = entry.target.limits(below);
         own.read_only &= !bugs::on(Bug::ReadOnlyLost);
-        for used in entry.target.devices() {
-            area(&used, own.logical_block, below).map_err(|e| TargetError { line: Some(i), ..e })?;
+        let devices = entry.target.devices();
+        for used in &devices {
+            area(used, &devices, own.logical_block, below).map_err(|e| TargetError { line: Some(i), ..e })?;
         }
         if entry.target.is_over_one_disk() && !own.read_only {
-            coherent(&entry.target.devices(), below).map_err(|e| TargetError { line: Some(i), ..e })?;
+            coherent(&devices, below).map_err(|e| TargetError { line: Some(i), ..e })?;
         }
         all = all.stack(&own);
         parts.push(own);
@@ -72,9 +73,9 @@ fn block_sectors(bytes: u32) -> u64 {
     (u64::from(bytes) / SECTOR_SIZE).max(1)
 }
 
-/// Checks the range that a target uses of a device (kernel `device_area_is_invalid`); `block` is
-/// the target's logical block in bytes.
-fn area(used: &Used, block: u32, below: Below<'_>) -> Result<(), TargetError> {
+/// Checks the range that a target uses of one of its `devices` (kernel `device_area_is_invalid`);
+/// `block` is the target's logical block in bytes.
+fn area(used: &Used, devices: &[Used], block: u32, below: Below<'_>) -> Result<(), TargetError> {
     let name = base_name(&used.device.name);
     let (start, len, size) = (used.start.0, used.len.0, below.limits(&used.device).size.0);
     // A mapped device that has no table yet has no size; what it gets is checked when this table is
@@ -88,7 +89,14 @@ fn area(used: &Used, block: u32, below: Below<'_>) -> Result<(), TargetError> {
     }
     for (what, value) in [("start", start), ("len", len)] {
         if value % block_sectors(block) != 0 {
-            let text = format!("{what}={value} not aligned to h/w logical block size {block} of {name}");
+            // The kernel names the device that it looks at, which need not be the one whose block
+            // that is.
+            let has_it = |one: &&Used| below.limits(&one.device).logical_block == block;
+            let whose = Some(used).filter(has_it).or_else(|| devices.iter().find(has_it)).unwrap_or(used);
+            let same = (whose.start, whose.len) == (used.start, used.len);
+            let of = if same { String::new() } else { format!(" of {name}") };
+            let whose = base_name(&whose.device.name);
+            let text = format!("{what}={value}{of} not aligned to h/w logical block size {block} of {whose}");
             return Err(TargetError::new(text));
         }
     }
