@@ -81,7 +81,7 @@ pub struct WatchReport {
 pub struct UpkeepReport {
     /// What is in force.
     pub settings: Arc<Settings>,
-    /// Whether requests without a path wait.
+    /// Whether requests without a path wait; of a suspended device, from its resume on.
     pub queueing: bool,
     /// How long they wait yet, where the last path has gone and that is bounded.
     pub fails_in: Option<Nanos>,

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use udm_core::{Cores, DevNo, Lane, Nanos, Op, Sectors, Status};
 use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare};
-use udm_dm::{MappedDevice, PathCommand, Table, Upkeep, UpkeepReport};
+use udm_dm::{Change, MappedDevice, PathCommand, Table, Upkeep, UpkeepReport};
 use udm_wire::multipath_conf::{Failback, Marginal, NoPathRetry, Prio, Settings};
 
 const MS: u64 = 1_000_000;
@@ -45,16 +45,21 @@ impl Host {
         device.load(table).unwrap();
         let reads = vec![Vec::new(); disks.len()];
         let mut host = Host { world, cores, disks, resolver, device, lane, reads };
-        let mut change = host.device.resume(Arc::new(|| {})).unwrap();
+        let change = host.device.resume(Arc::new(|| {})).unwrap();
+        host.end(change);
+        host
+    }
+
+    fn end(&mut self, mut change: Change) {
         for _ in 0..20 {
-            let over = change.step(&*host.cores);
-            host.poll();
+            let over = change.step(&*self.cores);
+            self.world.run_tasks();
+            self.poll();
             if let Some(result) = over {
-                result.unwrap();
-                return host;
+                return result.unwrap();
             }
         }
-        panic!("the resume does not end");
+        panic!("the change does not end");
     }
 
     fn poll(&mut self) -> Vec<Status> {
@@ -260,6 +265,38 @@ fn d04_requests_wait_for_so_many_checks() {
     assert_eq!(host.read(), []);
     host.tell("fail_if_no_path");
     assert_eq!(host.poll(), [Status::IoErr]);
+}
+
+/// A message overrides the setting until a path comes back, by a check or by a message.
+#[test]
+fn what_a_message_said_holds_until_a_path_comes_back() {
+    for (rule, waits) in
+        [(NoPathRetry::Fail, false), (NoPathRetry::Queue, true), (NoPathRetry::Checks(3), true)]
+    {
+        let settings = Settings { no_path_retry: Some(rule), ..Settings::every(5) };
+        let mut host = Host::new(ONE, settings);
+        host.pass(1.0);
+        let said = if waits { "fail_if_no_path" } else { "queue_if_no_path" };
+        for back in ["check", "reinstate_path 253:1"] {
+            host.tell(said);
+            host.disks[..2].iter().for_each(|disk| disk.fail(Status::Transport));
+            assert_eq!(host.read(), if waits { vec![Status::IoErr] } else { vec![] }, "{rule:?}");
+            host.pass(21.0);
+            assert_eq!((host.upkeep().queueing, host.upkeep().fails_in), (!waits, None), "{rule:?}");
+            host.disks[1].fail(Status::Ok);
+            if back == "check" {
+                host.pass(6.0);
+            } else {
+                host.tell(back);
+                host.pass(0.1);
+            }
+            assert_eq!((host.paths().as_str(), host.upkeep().queueing), ("FA", waits), "{rule:?} {back}");
+            assert_eq!(host.poll().len(), usize::from(!waits), "what waited goes on");
+        }
+        let change = host.device.suspend(false, Arc::new(|| {})).unwrap();
+        host.end(change);
+        assert_eq!(host.upkeep().queueing, waits, "what holds from the resume on");
+    }
 }
 
 #[test]

@@ -156,7 +156,8 @@ pub struct Upkeep {
     /// What becomes of requests without a path, as in multipath.conf: "fail", "queue", or for how
     /// many checks they wait; null where table and messages say it.
     pub no_path_retry: Option<String>,
-    /// Whether requests without a path wait at the moment.
+    /// Whether requests without a path wait at the moment, whoever said so; of a suspended device,
+    /// from its resume on.
     pub queueing: bool,
     /// How long they wait yet; null where it is not counted: there is a path, or no bound.
     pub queueing_left_ns: Option<u64>,

@@ -81,6 +81,8 @@ impl Multipath {
             self.shared.journal.policy(on);
         }
         self.shared.set_queueing(on);
+        // Whether time counts until requests fail hangs on it.
+        self.shared.bell.ring();
     }
 
     /// A group number, from 1, as an index.

@@ -101,6 +101,11 @@ impl Word {
     pub(super) fn queueing(self) -> bool {
         self.has(Word::QUEUE_IF_NO_PATH) || (self.has(Word::SAVED) && self.has(Word::NOFLUSH))
     }
+
+    /// The same, and of a suspended device what holds from its resume on.
+    pub(super) fn means_to_queue(self) -> bool {
+        self.has(Word::QUEUE_IF_NO_PATH) || self.has(Word::SAVED)
+    }
 }
 
 /// What a group looks like to the lane that chooses one.
@@ -206,7 +211,7 @@ pub(super) struct Shared {
     bypassed: Box<[AtomicBool]>,
     paths: Box<[PathState]>,
     pub(super) journal: Journal,
-    /// Rung when a path failed, or came back by a message: the checker waits for it.
+    /// Rung when a path failed, or by a message that the checker has to know of: it waits for it.
     pub(super) bell: Arc<Bell>,
 }
 

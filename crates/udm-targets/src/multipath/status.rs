@@ -101,10 +101,11 @@ impl Multipath {
         let journal = &self.shared.journal;
         let (settings, now) = (journal.settings()?, journal.now());
         let left = |at: Nanos| at.since(now);
-        let fails_at = Some(self.board.fails_at()).filter(|at| *at != Nanos::NEVER);
+        let queueing = self.shared.word().means_to_queue();
+        let fails_at = Some(self.board.fails_at()).filter(|at| queueing && *at != Nanos::NEVER);
         Some(UpkeepReport {
             settings,
-            queueing: self.shared.word().queueing(),
+            queueing,
             fails_in: fails_at.map(left),
             back: self.board.back().map(|(group, at)| (group + 1, left(at))),
         })

@@ -214,16 +214,17 @@ fn failback(upkeep: Option<&api::Upkeep>) -> String {
     }
 }
 
-/// `no_path_retry` in multipathd's words, of a device with `up` paths in use.
+/// `no_path_retry` in multipathd's words, of a device with `up` paths in use. Where a message said
+/// otherwise, that is what holds.
 fn queueing(upkeep: Option<&api::Upkeep>, up: usize) -> String {
     let Some(upkeep) = upkeep else { return "-".into() };
     match (upkeep.no_path_retry.as_deref(), upkeep.queueing_left_ns) {
         (None, _) => "-".into(),
-        (Some("fail"), _) => "off".into(),
-        (Some("queue"), _) => "on".into(),
+        _ if !upkeep.queueing => "off".into(),
+        (Some("fail" | "queue"), _) => "on".into(),
         (Some(_), Some(left)) => format!("{} sec", seconds(left)),
         (Some(checks), None) if up > 0 => format!("{checks} chk"),
-        (Some(_), None) => "off".into(),
+        (Some(_), None) => "on".into(),
     }
 }
 
@@ -261,6 +262,7 @@ mod tests {
     fn what_is_planned_in_multipathds_words() {
         let upkeep = |no_path_retry: Option<&str>, left, failback: &str, back| api::Upkeep {
             no_path_retry: no_path_retry.map(str::to_owned),
+            queueing: no_path_retry.is_some_and(|rule| rule != "fail"),
             queueing_left_ns: left,
             failback: failback.into(),
             failback_left_ns: back,
@@ -278,12 +280,17 @@ mod tests {
                 "14 sec",
                 "XXXXXXX... 7/10",
             ),
-            (upkeep(Some("3"), None, "10", Some(0)), 0, "off", ".......... 0/10"),
+            (upkeep(Some("3"), None, "10", Some(0)), 0, "on", ".......... 0/10"),
         ];
         for (upkeep, up, queueing, failback) in rows {
             assert_eq!(words(&upkeep, up), (queueing.to_owned(), failback.to_owned()), "{upkeep:?}");
         }
         assert_eq!((queueing(None, 1), failback(None)), ("-".to_owned(), "-".to_owned()));
+        // A message said otherwise, or the time is over.
+        for (rule, waits, is) in [("fail", true, "on"), ("queue", false, "off"), ("3", false, "off")] {
+            let upkeep = api::Upkeep { queueing: waits, ..upkeep(Some(rule), None, "manual", None) };
+            assert_eq!([0, 1].map(|up| queueing(Some(&upkeep), up)), [is, is], "{rule}");
+        }
     }
 
     #[test]

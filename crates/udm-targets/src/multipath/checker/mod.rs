@@ -8,6 +8,9 @@
 //! request meets it; one that failed and gives a good answer is reinstated. One that an
 //! administrator's command failed is not checked until somebody reinstates it.
 //!
+//! What a message says of requests without a path holds until a path comes back: then
+//! `no_path_retry` does again, as with multipathd.
+//!
 //! **A path comes back as what it was.** A backend takes nothing else in its place: a file is the
 //! inode and a block device the number that was opened, and an NBD server that came back with
 //! another export is refused ([`udm_core::Device::refused`]). How long it is, only it can say: of
@@ -207,7 +210,8 @@ impl Checker {
                 None => {}
             }
         }
-        if let Some(on) = self.queueing.look(now, self.shared.valid()) {
+        let queueing = self.shared.word().means_to_queue();
+        if let Some(on) = self.queueing.look(now, self.shared.valid(), queueing) {
             self.queue(on, cx);
         }
         if self.failback.next() <= now {
@@ -252,6 +256,9 @@ impl Checker {
             if let Some(rule) = &self.settings.marginal {
                 path.quarantine.failed(now, rule, none_left);
             }
+        }
+        if failed && (!view.failed || view.fail_count != fails) {
+            self.queueing.returned();
         }
         if failed && !view.failed {
             path.pace.returned(now, false);
@@ -367,6 +374,7 @@ impl Checker {
                 if self.shared.reinstate(index, journal::Back::Answers) {
                     path.seen.1 = false;
                     path.pace.returned(now, true);
+                    self.queueing.returned();
                     self.shared.journal.event();
                     self.shared.journal.kick(&*cx.all_cores());
                     self.works(index, asked.at, who, cx);

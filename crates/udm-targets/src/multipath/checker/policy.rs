@@ -3,20 +3,23 @@
 use udm_core::Nanos;
 use udm_wire::multipath_conf::{Failback, NoPathRetry, Settings};
 
-/// `no_path_retry`: whether requests wait for a path, and for how long.
+/// `no_path_retry`: whether requests wait for a path, and for how long. A message may say
+/// otherwise; that holds until a path comes back.
 pub(super) struct Queueing {
     rule: Option<NoPathRetry>,
     interval: Nanos,
     /// When waiting ends.
     off: Nanos,
-    /// It has ended, and no path has come back since.
+    /// It has ended, by its time or by a message, and no path has come back since.
     ended: bool,
+    /// A path has come back since the last look.
+    returned: bool,
 }
 
 impl Queueing {
     pub fn new(settings: &Settings) -> Queueing {
         let (rule, interval) = (settings.no_path_retry, settings.polling_interval);
-        Queueing { rule, interval, off: Nanos::NEVER, ended: false }
+        Queueing { rule, interval, off: Nanos::NEVER, ended: false, returned: false }
     }
 
     /// What holds at the beginning, if it is not left to the table.
@@ -24,24 +27,31 @@ impl Queueing {
         self.rule.map(|rule| rule != NoPathRetry::Fail)
     }
 
-    /// Whether requests wait from now on, when that changes; `valid` paths are in use.
-    pub fn look(&mut self, now: Nanos, valid: u32) -> Option<bool> {
-        let Some(NoPathRetry::Checks(checks)) = self.rule else { return None };
-        if valid > 0 {
-            self.off = Nanos::NEVER;
-            return std::mem::take(&mut self.ended).then_some(true);
+    /// A path that had failed is in use again.
+    pub fn returned(&mut self) {
+        self.returned = true;
+    }
+
+    /// Whether requests wait from now on, when that changes; `valid` paths are in use, and
+    /// `queueing` says whether requests wait so far.
+    pub fn look(&mut self, now: Nanos, valid: u32, queueing: bool) -> Option<bool> {
+        let rule = self.rule?;
+        let mut waits = queueing;
+        if std::mem::take(&mut self.returned) || valid > 0 && self.ended {
+            (self.off, self.ended) = (Nanos::NEVER, false);
+            waits = rule != NoPathRetry::Fail;
         }
-        if self.ended {
-            return None;
+        if let NoPathRetry::Checks(checks) = rule {
+            self.ended |= valid == 0 && !waits;
+            if valid > 0 || self.ended {
+                self.off = Nanos::NEVER;
+            } else if self.off == Nanos::NEVER {
+                self.off = now + Nanos(self.interval.0.saturating_mul(u64::from(checks)));
+            } else if self.off <= now {
+                (self.off, self.ended, waits) = (Nanos::NEVER, true, false);
+            }
         }
-        if self.off == Nanos::NEVER {
-            self.off = now + Nanos(self.interval.0.saturating_mul(u64::from(checks)));
-        }
-        if now < self.off {
-            return None;
-        }
-        (self.off, self.ended) = (Nanos::NEVER, true);
-        Some(false)
+        (waits != queueing).then_some(waits)
     }
 
     /// When it has to be looked at.
@@ -134,23 +144,51 @@ mod tests {
     fn d04_requests_wait_for_so_many_checks() {
         let mut three = queueing(Some(NoPathRetry::Checks(3)));
         assert_eq!(three.begin(), Some(true));
-        assert_eq!((three.look(at(0), 2), three.next()), (None, Nanos::NEVER));
-        assert_eq!((three.look(at(100), 0), three.next()), (None, at(115)));
-        assert_eq!(three.look(at(114), 0), None);
-        assert_eq!(three.look(at(115), 0), Some(false));
-        assert_eq!((three.look(at(200), 0), three.next()), (None, Nanos::NEVER), "once");
-        assert_eq!(three.look(at(201), 1), Some(true), "with the first path");
-        assert_eq!(three.look(at(202), 1), None);
-        assert_eq!(three.look(at(300), 0), None);
-        assert_eq!(three.look(at(310), 1), None, "it came back in time");
-        assert_eq!((three.look(at(311), 0), three.next()), (None, at(326)), "and begins anew");
+        assert_eq!((three.look(at(0), 2, true), three.next()), (None, Nanos::NEVER));
+        assert_eq!((three.look(at(100), 0, true), three.next()), (None, at(115)));
+        assert_eq!(three.look(at(114), 0, true), None);
+        assert_eq!(three.look(at(115), 0, true), Some(false));
+        assert_eq!((three.look(at(200), 0, false), three.next()), (None, Nanos::NEVER), "once");
+        assert_eq!(three.look(at(201), 1, false), Some(true), "with the first path");
+        assert_eq!(three.look(at(202), 1, true), None);
+        assert_eq!(three.look(at(300), 0, true), None);
+        assert_eq!(three.look(at(310), 1, true), None, "it came back in time");
+        assert_eq!((three.look(at(311), 0, true), three.next()), (None, at(326)), "and begins anew");
+        three.returned();
+        assert_eq!((three.look(at(320), 0, true), three.next()), (None, at(335)), "it came and went");
         for (rule, begin) in
             [(None, None), (Some(NoPathRetry::Fail), Some(false)), (Some(NoPathRetry::Queue), Some(true))]
         {
             let mut queueing = queueing(rule);
             assert_eq!(queueing.begin(), begin);
-            assert_eq!((queueing.look(at(0), 0), queueing.look(at(1000), 0)), (None, None));
+            let waits = begin.unwrap_or(true);
+            assert_eq!((queueing.look(at(0), 0, waits), queueing.look(at(1000), 0, waits)), (None, None));
         }
+    }
+
+    /// What a message said holds until a path comes back, and no longer.
+    #[test]
+    fn a_message_holds_until_a_path_comes_back() {
+        for (rule, waits) in
+            [(NoPathRetry::Fail, false), (NoPathRetry::Queue, true), (NoPathRetry::Checks(3), true)]
+        {
+            for (lost, back) in [(0, 1), (1, 2)] {
+                let mut queueing = queueing(Some(rule));
+                assert_eq!(queueing.look(at(0), 2, waits), None);
+                assert_eq!((queueing.look(at(1), lost, !waits), queueing.next()), (None, Nanos::NEVER));
+                assert_eq!(queueing.look(at(100), lost, !waits), None, "{rule:?}");
+                queueing.returned();
+                assert_eq!(queueing.look(at(101), back, !waits), Some(waits), "{rule:?}");
+            }
+        }
+        // Said while the time ran, and taken back: it has ended all the same.
+        let mut three = queueing(Some(NoPathRetry::Checks(3)));
+        assert_eq!((three.look(at(0), 0, true), three.next()), (None, at(15)));
+        assert_eq!((three.look(at(5), 0, false), three.next()), (None, Nanos::NEVER));
+        assert_eq!((three.look(at(6), 0, true), three.next()), (None, Nanos::NEVER));
+        let mut none = queueing(None);
+        none.returned();
+        assert_eq!(none.look(at(0), 1, false), None, "it is left to messages");
     }
 
     /// A group worth more than the one in use, 1, returns: what each rule does, over time.
