@@ -358,10 +358,14 @@ pub struct Message {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CommandPath {
-    /// The number of the path's device, major:minor, as the status has it.
+    /// The path's device: its number, major:minor, as the status has it, or a word as in a table.
     pub path: String,
     /// "fail" or "reinstate".
     pub action: String,
+    /// The absolute path of the folder from which a relative path counts. Without it that is
+    /// refused.
+    #[serde(default)]
+    pub folder: Option<String>,
 }
 
 /// What a target answered.

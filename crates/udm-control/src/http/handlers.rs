@@ -324,8 +324,8 @@ pub(super) async fn command_path(
     Named(name): Named,
     Body(body): Body<api::CommandPath>,
 ) -> Done {
-    let device = name.clone();
-    let command = move || verbs::command_path(&registry, &device, &body.path, &body.action);
+    let (device, folder) = (name.clone(), folder(body.folder.as_deref())?);
+    let command = move || verbs::command_path(&registry, &device, &body.path, &body.action, &folder);
     gates.messages.run(&name, command).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -215,13 +215,20 @@ pub fn message_from(
     done.map_err(|e| VerbError::new(name, e))
 }
 
-/// Does `action`, "fail" or "reinstate", to the paths of `name` over the device numbered `path`: no
-/// check reinstates what it failed.
+/// Does `action`, "fail" or "reinstate", to the paths of `name` over the device that `path` is the
+/// number of, or a table's word for, seen from `folder`: no check reinstates what it failed. May
+/// block on a path that no table wrote so.
 ///
 /// # Errors
 /// ENXIO when there is no such device; EBUSY while it is suspended; EINVAL when it has no such
-/// path, and for another action.
-pub fn command_path(registry: &Registry, name: &str, path: &str, action: &str) -> Result<(), VerbError> {
+/// path, and for another action; what looking up the word ends with.
+pub fn command_path(
+    registry: &Registry,
+    name: &str,
+    path: &str,
+    action: &str,
+    folder: &Folder,
+) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
     let refused = |error: TargetError| VerbError::new(name, error);
     let command = match action {
@@ -229,7 +236,21 @@ pub fn command_path(registry: &Registry, name: &str, path: &str, action: &str) -
         "reinstate" => PathCommand::Reinstate,
         _ => return Err(refused(TargetError::new(format!("{action}: neither fail nor reinstate")))),
     };
-    let number = path.parse().map_err(|_| refused(TargetError::new(format!("{path}: not major:minor"))))?;
+    let number = match path.parse() {
+        Ok(number) => number,
+        Err(_) => {
+            InUse { registry, mapped: &mapped, folder }.get(path).map(|found| found.number).map_err(|e| {
+                let text = format!("error getting device {path}");
+                refused(TargetError::new(text).with_errno(e.errno).because(e.reason))
+            })?
+        }
+    };
+    let live = mapped.device.live();
+    let mut used = live.iter().flat_map(|table| table.targets()).flat_map(|entry| entry.target.devices());
+    // Whether it is suspended or not.
+    if !used.any(|used| used.device.number == number) {
+        return Err(refused(TargetError::new(format!("multipath: no path over device {path}"))));
+    }
     mapped.device.command_path(number, command, registry.cores()).map_err(refused)
 }
 

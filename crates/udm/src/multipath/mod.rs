@@ -14,8 +14,9 @@ use anyhow::{Result, bail};
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use look::{Map, Path};
 use serde::Serialize;
-use udm_control::client::{ControlClient, device_path};
+use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
+use udm_core::errno::{EINVAL, ENOENT, ENXIO};
 
 /// `udm multipath`.
 #[derive(Debug, Args)]
@@ -92,7 +93,8 @@ struct PathArgs {
     /// The word path
     #[arg(value_parser = ["path"])]
     what: String,
-    /// Its name or its number, as show paths has them
+    /// Its name or its number, as show paths has them, or as a table would name it: relative paths
+    /// count from the current folder
     path: String,
 }
 
@@ -141,6 +143,9 @@ enum What {
 const PATHS: &str = "%i %d %D %p %t %T %o %W";
 const MAPS: &str = "%n %d %w";
 const MAPS_STATUS: &str = "%n %F %Q %N %t %r";
+
+/// What a device refuses a path with that it has not.
+const NOT_THERE: [u32; 3] = [ENOENT as u32, ENXIO as u32, EINVAL as u32];
 
 /// What multipathd's JSON has in front.
 #[derive(Serialize)]
@@ -230,18 +235,30 @@ fn tell(client: &ControlClient, device: &str, message: String) -> Result<()> {
 fn command_path(args: &PathArgs, action: &str) -> Result<()> {
     let client = args.talk.client()?;
     let maps = look::maps(&client, None)?;
+    let tell = |device: &str, path: &str| {
+        let command = api::CommandPath { path: path.into(), action: action.into(), folder: folder() };
+        client.post::<()>(&device_path(device, "/path"), &command)
+    };
     let mut told = Vec::new();
     for path in print::all(&maps) {
         let meant = [&path.dev, &path.dev_t].contains(&&args.path);
         // A command means a path in every group that has it.
         if meant && !told.contains(&(&path.multipath, &path.dev_t)) {
-            let command = api::CommandPath { path: path.dev_t.clone(), action: action.into() };
-            let device = device_path(&path.multipath, "/path");
-            client.post::<()>(&device, &command).map_err(|e| explain(e, None))?;
+            tell(&path.multipath, &path.dev_t).map_err(|e| explain(e, None))?;
             told.push((&path.multipath, &path.dev_t));
         }
     }
-    if told.is_empty() {
+    let mut done = !told.is_empty();
+    // It may be a table's word for a path that is shown otherwise. What that means the server
+    // knows.
+    for map in maps.iter().filter(|_| told.is_empty()) {
+        match tell(&map.name, &args.path) {
+            Ok(()) => done = true,
+            Err(ClientError::Refused(e)) if NOT_THERE.contains(&e.errno) => {}
+            Err(e) => return Err(explain(e, None)),
+        }
+    }
+    if !done {
         bail!("{}: no multipath device has this path", args.path);
     }
     Ok(())

@@ -4,7 +4,7 @@
 use super::kill;
 use crate::support::nbd::Client;
 use crate::support::servers::Nbdkit;
-use crate::support::{Server, has, until};
+use crate::support::{Server, has, text, udm, until};
 use rustix::process::Signal;
 use std::fs;
 
@@ -95,7 +95,51 @@ fn a_path_that_a_command_failed_stays_failed() {
     }
     let refused = |body| server.http("POST", "/v1/devices/m/path", body).2;
     assert!(refused(r#"{"path":"254:0","action":"hide"}"#).contains("hide: neither fail nor reinstate"));
-    assert!(refused(r#"{"path":"a","action":"fail"}"#).contains("a: not major:minor"));
+    let said = refused(r#"{"path":"a","action":"fail"}"#);
+    assert!(said.contains("error getting device a") && said.contains("or the folder"), "{said}");
+    assert!(refused(r#"{"path":"253:9","action":"fail"}"#).contains("no path over device 253:9"));
+}
+
+/// A path is named as in a table: from the caller's folder, absolute, through a link, as a URI, by
+/// number; and a suspended device that has it not is in nobody's way.
+#[test]
+fn a_command_names_a_path_as_a_table_does() {
+    let server = server(&["low=0 2048 linear mem:1M 0"]);
+    let folder = tempfile::tempdir().unwrap();
+    let at = |word: &str| folder.path().join(word).display().to_string();
+    for (name, as_well) in [("p0", "p1"), ("q0", "q1")] {
+        fs::write(at(name), vec![3; 1 << 20]).unwrap();
+        fs::hard_link(at(name), at(as_well)).unwrap();
+    }
+    std::os::unix::fs::symlink("p0", at("link")).unwrap();
+    let here = |args: &[&str]| {
+        let mut command = udm(args);
+        command.env("UDM_SOCKET", &server.socket).current_dir(folder.path());
+        let out = command.output().unwrap();
+        (out.status.success(), text(&out.stderr))
+    };
+    let table = "0 2048 multipath 0 0 1 1 round-robin 0 2 1 p0 1 p1 1";
+    assert_eq!(here(&["create", "m", "--table", table]), (true, String::new()));
+    let other = "0 2048 multipath 2 queue_mode bio 0 1 1 round-robin 0 3 1 q0 1 q1 1 @low 1";
+    assert_eq!(here(&["create", "n", "--table", other]), (true, String::new()));
+    server.says(&["suspend", "n"]);
+    let uri = format!("file://{}", at("p0"));
+    for word in ["p0", "./p0", "link", &at("p0"), &at("link"), "file:p0", &uri, "253:1"] {
+        for (action, is) in [("fail", "F"), ("reinstate", "A")] {
+            let said = here(&["multipath", action, "path", word]);
+            assert_eq!(said, (true, String::new()), "{action} {word}");
+            assert_eq!(states(&server, "m"), [is, "A"], "{action} {word}");
+        }
+    }
+    for word in ["../p0", "nosuch", "@nosuch", "253:99", "what:ever"] {
+        let said = format!("udm: {word}: no multipath device has this path\n");
+        assert_eq!(here(&["multipath", "fail", "path", word]), (false, said));
+    }
+    let (done, said) = here(&["multipath", "fail", "path", "q0"]);
+    assert!(!done && said.contains("the device is suspended"), "{said}");
+    server.says(&["resume", "n"]);
+    assert!(here(&["multipath", "fail", "path", "@low"]).0);
+    assert_eq!(states(&server, "n"), ["A", "A", "F"]);
 }
 
 /// A file is cut, and grows back: its paths fail, requests wait, and go on when a check finds the
