@@ -134,6 +134,18 @@ impl Keys {
         }
     }
 
+    /// Where some of the `marginal_path` keys are said, those that are not.
+    pub fn missing_marginal(&self) -> Vec<&'static str> {
+        let keys = [
+            ("marginal_path_double_failed_time", self.double_failed_time),
+            ("marginal_path_err_sample_time", self.err_sample_time),
+            ("marginal_path_err_rate_threshold", self.err_rate_threshold),
+            ("marginal_path_err_recheck_gap_time", self.err_recheck_gap_time),
+        ];
+        let missing: Vec<_> = keys.iter().filter(|(_, said)| said.is_none()).map(|(key, _)| *key).collect();
+        if missing.len() == keys.len() { Vec::new() } else { missing }
+    }
+
     /// What this says, and else what `other` does.
     pub fn or(self, other: Keys) -> Keys {
         Keys {

@@ -174,7 +174,7 @@ pub struct Conf {
     defaults: Keys,
     overrides: Keys,
     maps: Vec<Map>,
-    /// What was passed over, a line each.
+    /// What was passed over, and what is missing, a line each.
     pub warnings: Vec<String>,
 }
 

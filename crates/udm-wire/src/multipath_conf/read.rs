@@ -39,7 +39,27 @@ pub(super) fn parse(text: &str) -> Result<Conf, String> {
     if dropped > 0 {
         conf.warnings.push(format!("{dropped} more keys are passed over"));
     }
+    conf.warnings.extend(half_said(&conf));
     Ok(conf)
+}
+
+/// Of the keys that mean something together only, some without the others: a warning, for all
+/// devices where it is so for any, else for the first that has a section.
+fn half_said(conf: &Conf) -> Option<String> {
+    let all = conf.overrides.clone().or(conf.defaults.clone());
+    let of = |map: &Map| {
+        let name = map.alias.as_deref().or(map.wwid.as_deref()).unwrap_or_default();
+        (format!("multipath {}: ", shown(name)), map.keys.clone().or(all.clone()))
+    };
+    let mut views = std::iter::once((String::new(), all.clone())).chain(conf.maps.iter().map(of));
+    views.find_map(|(whose, keys)| {
+        let missing = keys.missing_marginal();
+        let (last, rest) = missing.split_last()?;
+        let names =
+            if rest.is_empty() { (*last).to_owned() } else { format!("{} and {last}", rest.join(", ")) };
+        let is = if rest.is_empty() { "is" } else { "are" };
+        Some(format!("{whose}{names} {is} missing: without all four marginal_path keys no path is held back"))
+    })
 }
 
 /// Takes a line: a warning, if there is one to give.

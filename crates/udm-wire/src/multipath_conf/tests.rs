@@ -164,6 +164,38 @@ fn a_file_that_is_wrong_is_refused_in_one_line() {
     assert!(Conf::parse(&many).unwrap_err().contains("more than 4096"));
 }
 
+/// Of the four keys of paths that keep failing some mean nothing: which are missing is said once.
+#[test]
+fn some_of_the_marginal_keys_are_a_warning() {
+    let [a, b, c, d] = [
+        "marginal_path_double_failed_time 60",
+        "marginal_path_err_sample_time 120",
+        "marginal_path_err_rate_threshold 10",
+        "marginal_path_err_recheck_gap_time 50",
+    ];
+    let warnings = |defaults: &[&str], own: &[&str]| {
+        let (defaults, own) = (defaults.join("\n"), own.join("\n"));
+        let text = format!(
+            "defaults {{\n{defaults}\n}}\nmultipaths {{\nmultipath {{\nalias m\n{own}\n}}\nmultipath {{\nalias n\n{own}\n}}\n}}"
+        );
+        Conf::parse(&text).unwrap().warnings
+    };
+    let none: [String; 0] = [];
+    assert_eq!(warnings(&[], &[]), none);
+    assert_eq!(warnings(&[a, b, c, d], &[b]), none);
+    assert_eq!(warnings(&[], &[a, b, c, d]), none);
+    let end = "missing: without all four marginal_path keys no path is held back";
+    assert_eq!(
+        warnings(&[b], &[]),
+        [format!(
+            "marginal_path_double_failed_time, marginal_path_err_rate_threshold and marginal_path_err_recheck_gap_time are {end}"
+        )]
+    );
+    assert_eq!(warnings(&[a, b, d], &[c]), [format!("marginal_path_err_rate_threshold is {end}")]);
+    let own = format!("multipath \"m\": marginal_path_err_recheck_gap_time is {end}");
+    assert_eq!(warnings(&[], &[a, b, c]), [own]);
+}
+
 #[test]
 fn without_a_word_checks_are_as_often_as_asked_for() {
     let five = Conf::default().settings("d", None, None);
