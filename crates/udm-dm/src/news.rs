@@ -50,7 +50,7 @@ kinds! {
     PathFailed = "path-failed",
     /// An administrator holds a path that had failed before: no check brings it back.
     PathHeld = "path-held",
-    /// A path that failed answers, and is not used.
+    /// A path that failed answers, and is not used; or it keeps failing, and is held back.
     PathRefused = "path-refused",
     /// A path is in use again.
     PathReinstated = "path-reinstated",

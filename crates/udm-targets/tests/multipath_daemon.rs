@@ -114,6 +114,12 @@ impl Host {
         self.device.live().unwrap().targets()[0].target.upkeep_report().unwrap()
     }
 
+    /// Why no check reinstates the second path.
+    fn held(&self) -> Option<String> {
+        let live = self.device.live().unwrap();
+        live.targets()[0].target.path_reports()[1].held.clone()
+    }
+
     fn is_queueing(&self) -> bool {
         self.device.table_text(false).contains("queue_if_no_path")
     }
@@ -187,15 +193,11 @@ fn a_path_whose_end_is_missing_stays_failed() {
     host.tell("fail_path 253:1");
     host.pass(60.0);
     assert_eq!(host.paths(), "AF");
-    let held = |host: &Host| {
-        let live = host.device.live().unwrap();
-        live.targets()[0].target.path_reports()[1].held.clone()
-    };
-    assert_eq!(held(&host).as_deref(), Some("it is shorter than the 16777216 bytes of the table"));
+    assert_eq!(host.held().as_deref(), Some("it is shorter than the 16777216 bytes of the table"));
     shorten(&host, 32768);
     host.disks[1].judge(|bio| if bio.end().0 > 32760 { Status::Medium } else { Status::Ok });
     host.pass(6.0);
-    assert_eq!((host.paths().as_str(), held(&host)), ("AA", None));
+    assert_eq!((host.paths().as_str(), host.held()), ("AA", None));
     // A read behind the end of what is there may fail in any way.
     shorten(&host, 32760);
     host.tell("fail_path 253:1");
@@ -365,8 +367,11 @@ fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
     host.tell("fail_path 253:1");
     host.pass(6.0);
     assert_eq!(host.paths(), "AA", "once is nothing");
+    assert_eq!(host.held(), None);
     host.tell("fail_path 253:1");
     host.pass(1.0);
+    let watched = "it failed twice within 60 s, and is watched for 120 s";
+    assert_eq!(host.held().as_deref(), Some(watched));
     host.reads[1].clear();
     // Of 600 reads each 50th fails, and then none.
     let mut count = 0;
@@ -377,19 +382,22 @@ fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
     host.pass(122.0);
     assert!((580..=660).contains(&host.reads[1].len()), "{}", host.reads[1].len());
     assert_eq!(host.paths(), "AF", "20 of 1000 are too many");
+    assert_eq!(host.held().unwrap(), "11 of 600 reads failed, and it is watched again in 48 s");
     host.pass(165.0);
     assert_eq!(host.paths(), "AF", "it is held, and read from again");
+    assert!(host.held().is_some_and(|held| held.starts_with("it failed twice")), "{:?}", host.held());
     host.pass(15.0);
-    assert_eq!(host.paths(), "AA");
+    assert_eq!((host.paths().as_str(), host.held()), ("AA", None));
     // Held again, and reinstated by a message, which is believed.
     for wait in [6.0, 1.0] {
         host.tell("fail_path 253:1");
         host.pass(wait);
     }
     host.pass(20.0);
-    assert_eq!(host.paths(), "AF");
+    assert!(host.paths() == "AF" && host.held().is_some());
     host.tell("reinstate_path 253:1");
     host.pass(1.0);
+    assert_eq!(host.held(), None);
     let reads = host.reads[1].len();
     host.pass(4.0);
     assert_eq!((host.paths().as_str(), host.reads[1].len()), ("AA", reads), "and read from no more");

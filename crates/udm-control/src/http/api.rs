@@ -124,8 +124,8 @@ pub struct Path {
     /// "delayed" where it answers and is held back, "undef" where nothing has been found yet.
     #[serde(default)]
     pub checker: String,
-    /// Why no check reinstates it: "by command", or what has become of it since the table was
-    /// loaded; null where one may.
+    /// Why no check reinstates it: "by command", what has become of it since the table was loaded,
+    /// or for how long it is held back as it keeps failing; null where one may.
     #[serde(default)]
     pub held: Option<String>,
     /// What it is worth; null where nothing says so.

@@ -1,6 +1,7 @@
 //! What the checker knows of the paths, for whoever looks. Written by the checker alone, once a
 //! check.
 
+use super::checker::HeldBack;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use udm_core::Nanos;
 use udm_dm::CheckState;
@@ -21,6 +22,11 @@ struct Slot {
     short: AtomicBool,
     /// One more than the priority; 0 for none.
     prio: AtomicU32,
+    /// It is held back as it keeps failing: until when on the journal's clock, never where it is
+    /// not; and what its last sample came to.
+    held_until: AtomicU64,
+    sent: AtomicU64,
+    bad: AtomicU64,
 }
 
 impl Board {
@@ -29,6 +35,9 @@ impl Board {
             state: AtomicU8::new(CheckState::Unchecked as u8),
             short: AtomicBool::new(false),
             prio: AtomicU32::new(0),
+            held_until: AtomicU64::new(Nanos::NEVER.0),
+            sent: AtomicU64::new(0),
+            bad: AtomicU64::new(0),
         };
         Board {
             paths: (0..paths).map(slot).collect(),
@@ -74,6 +83,23 @@ impl Board {
     /// Something that the table uses of the path was missing in its last check.
     pub fn is_short(&self, path: usize) -> bool {
         self.paths[path].short.load(Relaxed)
+    }
+
+    /// It is held back so, on the journal's clock, or not.
+    pub fn set_held_back(&self, path: usize, held: Option<HeldBack>) {
+        let slot = &self.paths[path];
+        let HeldBack { end, sent, bad } = held.unwrap_or(HeldBack { end: Nanos::NEVER, sent: 0, bad: 0 });
+        slot.sent.store(sent, Relaxed);
+        slot.bad.store(bad, Relaxed);
+        slot.held_until.store(end.0, Relaxed);
+    }
+
+    /// How a path is held back that keeps failing, on the journal's clock.
+    pub fn held_back(&self, path: usize) -> Option<HeldBack> {
+        let slot = &self.paths[path];
+        let end = Nanos(slot.held_until.load(Relaxed));
+        let held = || HeldBack { end, sent: slot.sent.load(Relaxed), bad: slot.bad.load(Relaxed) };
+        (end != Nanos::NEVER).then(held)
     }
 
     pub fn set_prio(&self, path: usize, prio: Option<u32>) {

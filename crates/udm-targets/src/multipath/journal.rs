@@ -9,6 +9,7 @@
 //! multipath: mp: Reinstating path 253:0 (disk.img): 1 of 2 paths up, 64 requests that waited go on
 //! multipath: mp: Reinstating path 253:1 (same.img): it answers: 2 of 2 paths up
 //! multipath: mp: path 253:1 (same.img) stays failed: it is shorter than the 1048576 bytes of the table
+//! multipath: mp: path 253:1 (same.img) stays failed: it failed twice within 60 s, and is watched for 120 s
 //! multipath: mp: back to group 1, which is better
 //! ```
 //!
@@ -202,7 +203,8 @@ impl Journal {
         }
     }
 
-    /// A path that failed answers, and is another disk.
+    /// A path that failed is not reinstated, though it may answer: it is another disk, or keeps
+    /// failing.
     pub fn refused(&self, path: usize, why: &str) {
         let (device, line) = (self.device(), format!("path {} stays failed: {why}", self.path(path)));
         tracing::warn!("multipath: {device}: {line}");

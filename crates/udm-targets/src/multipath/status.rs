@@ -117,8 +117,12 @@ impl Multipath {
         if view.held {
             return Some("by command".into());
         }
+        let back = || {
+            let (journal, held) = (&self.shared.journal, self.board.held_back(index)?);
+            Some(held.why(journal.now(), &journal.settings()?.marginal?))
+        };
         let short = || self.board.is_short(index).then(|| checker::shorter_than(self.len));
-        if view.failed { device.device.refused().or_else(short) } else { None }
+        if view.failed { device.device.refused().or_else(back).or_else(short) } else { None }
     }
 
     /// Every path with its state and what it has served.

@@ -201,6 +201,38 @@ fn a_path_that_was_cut_is_not_reinstated() {
     assert_eq!(held(&server), "active ready \nactive ready \n");
 }
 
+/// A path that keeps failing is held back, and says so: in the status, and once in the log.
+#[test]
+fn a_path_that_is_held_back_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let conf = folder.path().join("mp.conf");
+    let keys = [
+        "polling_interval 1",
+        "marginal_path_double_failed_time 60",
+        "marginal_path_err_sample_time 120",
+        "marginal_path_err_rate_threshold 10",
+        "marginal_path_err_recheck_gap_time 50",
+    ];
+    fs::write(&conf, format!("defaults {{\n{}\n}}\n", keys.join("\n"))).unwrap();
+    let devices = [
+        "a=0 2048 linear mem:1M 0",
+        "b=0 2048 linear mem:1M 0",
+        "m=0 2048 multipath 2 queue_mode bio 0 1 1 round-robin 0 2 1 @a 1 @b 1",
+    ];
+    let server = Server::start_with(&devices, &["--multipath-conf", &conf.display().to_string()]);
+    server.says(&["message", "m", "0", "fail_path @b"]);
+    come_to(&server, "m", &["A", "A"]);
+    server.says(&["message", "m", "0", "fail_path @b"]);
+    let why = "failed delayed it failed twice within 60 s, and is watched for 1";
+    until(why, || held(&server).contains(why).then_some(()));
+    let line = "path 254:1 (b) stays failed: it failed twice within 60 s, and is watched for 120 s";
+    until(line, || server.log().contains(line).then_some(()));
+    assert_eq!(server.log().matches("stays failed").count(), 1, "{}", server.log());
+    server.says(&["message", "m", "0", "reinstate_path @b"]);
+    let ready = "active ready \nactive ready \n";
+    until(ready, || (held(&server) == ready).then_some(()));
+}
+
 /// What is put in the place of a path's file is another disk: a path that comes back is the file
 /// that was opened, and the other one is never touched.
 #[test]

@@ -29,8 +29,41 @@ pub(super) enum Quarantine {
         /// Those that failed.
         bad: u64,
     },
-    /// It had too many errors. Until when.
-    Held(Nanos),
+    /// It had too many errors.
+    Held {
+        /// Until when.
+        until: Nanos,
+        /// Reads that there were.
+        sent: u64,
+        /// Those that failed.
+        bad: u64,
+    },
+}
+
+/// How long a path is held back yet, and why, for who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::multipath) struct HeldBack {
+    /// Until the end of the sample, or until the next begins.
+    pub end: Nanos,
+    /// Reads of the sample that is over, and those that failed; none while there is one.
+    pub sent: u64,
+    /// See `sent`.
+    pub bad: u64,
+}
+
+impl HeldBack {
+    /// In a few words, as of `now`.
+    pub fn why(&self, now: Nanos, rule: &Marginal) -> String {
+        let seconds = |time: Nanos| time.0.div_ceil(1_000_000_000);
+        let left = seconds(self.end.since(now));
+        match self.sent {
+            0 => {
+                let within = seconds(rule.double_failed_time);
+                format!("it failed twice within {within} s, and is watched for {left} s")
+            }
+            sent => format!("{} of {sent} reads failed, and it is watched again in {left} s", self.bad),
+        }
+    }
 }
 
 /// What is to be done.
@@ -67,6 +100,17 @@ impl Quarantine {
         !matches!(self, Quarantine::Fine(_))
     }
 
+    /// How it is held back, if it is.
+    pub fn held_back(&self, rule: &Marginal) -> Option<HeldBack> {
+        match *self {
+            Quarantine::Fine(_) => None,
+            Quarantine::Sampling { since, .. } => {
+                Some(HeldBack { end: since + rule.err_sample_time, sent: 0, bad: 0 })
+            }
+            Quarantine::Held { until, sent, bad } => Some(HeldBack { end: until, sent, bad }),
+        }
+    }
+
     /// Goes on; `in_flight` reads have no answer yet. Where no path is left at all, an error now
     /// and then is better than nothing.
     pub fn look(&mut self, now: Nanos, rule: &Marginal, in_flight: usize, none_left: bool) -> Act {
@@ -76,7 +120,7 @@ impl Quarantine {
         }
         match self {
             Quarantine::Fine(_) => Act::Nothing,
-            Quarantine::Held(until) => {
+            Quarantine::Held { until, .. } => {
                 if *until <= now {
                     *self = Quarantine::sample(now);
                     return self.look(now, rule, in_flight, none_left);
@@ -91,7 +135,8 @@ impl Quarantine {
                         *self = Quarantine::Fine(None);
                         return Act::Release;
                     }
-                    *self = Quarantine::Held(now + rule.err_recheck_gap_time);
+                    let until = now + rule.err_recheck_gap_time;
+                    *self = Quarantine::Held { until, sent: *sent, bad: errors };
                     return Act::Nothing;
                 }
                 if now < *due {
@@ -124,7 +169,7 @@ impl Quarantine {
         match self {
             Quarantine::Fine(_) => Nanos::NEVER,
             Quarantine::Sampling { due, .. } => *due,
-            Quarantine::Held(until) => *until,
+            Quarantine::Held { until, .. } => *until,
         }
     }
 }
@@ -174,7 +219,8 @@ mod tests {
             // 1000 reads: each 100 ms for 160 s, but for the last 60.
             assert_eq!(sample(&mut quarantine, &rule, at(60_000), 200), (1000, act));
             if act == Act::Nothing {
-                assert_eq!(quarantine, Quarantine::Held(at(60_000 + 160_000 + 300_000)));
+                let until = at(60_000 + 160_000 + 300_000);
+                assert_eq!(quarantine, Quarantine::Held { until, sent: 1000, bad: 5 });
                 let again = at(520_000);
                 assert_eq!(
                     quarantine.look(again, &rule, 0, false),
@@ -207,6 +253,6 @@ mod tests {
         }
         assert_eq!(sent, SAMPLES_MAX);
         assert_eq!(quarantine.look(now, &rule, sent, false), Act::Nothing);
-        assert!(matches!(quarantine, Quarantine::Held(_)));
+        assert!(matches!(quarantine, Quarantine::Held { sent: 32, bad: 32, .. }));
     }
 }

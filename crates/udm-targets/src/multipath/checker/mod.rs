@@ -18,7 +18,7 @@
 //!
 //! * `pace`: when a path is checked. `marginal`: which are held back because they keep failing.
 //!   `rank`: what paths and groups are worth. `policy`: what becomes of requests without a path,
-//!   and when a better group is gone back to.
+//!   and when a better group is gone back to. `said`: what people are told.
 //!
 //! The task is in the background: a check that hangs holds up no suspend and no end, and no other
 //! check. Of a path whose check hangs nothing is asked until that is home. A failure rings a bell
@@ -30,14 +30,17 @@ mod marginal;
 mod pace;
 mod policy;
 mod rank;
+mod said;
 
 use super::board::Board;
 use super::journal::{self, Why};
 use super::state::{PathView, Shared};
+pub(super) use marginal::HeldBack;
 use marginal::{Act, Quarantine};
 use pace::Pace;
 use policy::{Back, Queueing, Returned};
 use rank::{Prios, Rank};
+pub(super) use said::shorter_than;
 use std::ops::Range;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
@@ -110,11 +113,6 @@ struct Asked {
     late: bool,
     /// It is of the last block.
     end: bool,
-}
-
-/// Why a path is not what it was that has less than the table uses of it.
-pub(super) fn shorter_than(len: Sectors) -> String {
-    format!("it is shorter than the {} bytes of the table", len.bytes())
 }
 
 impl Checked {
@@ -217,16 +215,8 @@ impl Checker {
         if self.failback.next() <= now {
             self.go_back(Returned::Nobody, cx);
         }
-        self.show_plans(now);
+        self.show(now);
         cx.wake_at(self.next());
-    }
-
-    /// For who asks, by the journal's clock.
-    fn show_plans(&self, now: Nanos) {
-        let theirs = self.shared.journal.now();
-        let at = |at: Nanos| if at == Nanos::NEVER { at } else { theirs + at.since(now) };
-        let back = self.failback.plan().map(|(group, when)| (group, at(when)));
-        self.board.set_plans(at(self.queueing.next()), back);
     }
 
     /// When there is something to look at.
@@ -253,13 +243,15 @@ impl Checker {
             path.pace.failed(now);
             path.refused = false;
             self.failback.failed();
-            if let Some(rule) = &self.settings.marginal {
-                path.quarantine.failed(now, rule, none_left);
+            if let Some(rule) = self.settings.marginal.filter(|_| !path.quarantine.holds()) {
+                path.quarantine.failed(now, &rule, none_left);
+                self.say_held_back(index, now);
             }
         }
         if failed && (!view.failed || view.fail_count != fails) {
             self.queueing.returned();
         }
+        let path = &mut self.paths[index];
         if failed && !view.failed {
             path.pace.returned(now, false);
         }
@@ -277,7 +269,11 @@ impl Checker {
         let (Some(rule), now) = (self.settings.marginal, cx.now()) else { return };
         let none_left = self.shared.valid() == 0;
         let path = &mut self.paths[index];
+        let samples = matches!(path.quarantine, Quarantine::Sampling { .. });
         match path.quarantine.look(now, &rule, path.samples, none_left) {
+            Act::Nothing if samples && matches!(path.quarantine, Quarantine::Held { .. }) => {
+                self.say_held_back(index, now);
+            }
             Act::Nothing => {}
             Act::Release => path.pace.due = now,
             Act::Sample => {
@@ -390,25 +386,6 @@ impl Checker {
         }
     }
 
-    /// Less of a path is there than the table uses.
-    fn is_short(&self, index: usize) -> bool {
-        let device = self.paths[index].device.as_ref();
-        device.is_some_and(|device| device.device.limits().size < self.len)
-    }
-
-    /// Says once, of a path that failed, that something answers in its place which is not it.
-    fn say_refused(&mut self, index: usize, short: bool) {
-        let path = &mut self.paths[index];
-        if path.refused {
-            return;
-        }
-        let why = path.device.as_ref().and_then(|device| device.device.refused());
-        if let Some(why) = why.or_else(|| short.then(|| shorter_than(self.len))) {
-            path.refused = true;
-            self.shared.journal.refused(index, &why);
-        }
-    }
-
     /// A path has answered well.
     fn works(&mut self, index: usize, asked: Nanos, who: Returned, cx: &mut dyn TaskCx) {
         self.prios.answered(index, cx.now().since(asked));
@@ -488,6 +465,7 @@ impl Task for Checker {
         self.bell = None;
         self.devices.clear();
         self.board.set_plans(Nanos::NEVER, None);
+        (0..self.paths.len()).for_each(|path| self.board.set_held_back(path, None));
         cx.wake_at(Nanos::NEVER);
         for path in &mut self.paths {
             path.close(cx);
