@@ -150,6 +150,16 @@ pub struct Path {
     pub watch: Option<PathWatch>,
 }
 
+/// Which of a device's paths requests are given to: those that have not failed, but for one that is
+/// out of use for being slow while its group has another.
+#[must_use]
+pub fn usable(paths: &[Path]) -> Vec<bool> {
+    let up = |path: &Path| path.state == "active";
+    let group = |path: &Path| (path.start_bytes, path.group);
+    let other = |path: &Path| paths.iter().any(|one| group(one) == group(path) && up(one) && !one.ejected);
+    paths.iter().map(|path| up(path) && !(path.ejected && other(path))).collect()
+}
+
 /// How the paths of a multipath target are looked after, as of now.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Upkeep {

@@ -24,7 +24,7 @@ pub struct Map {
     pub dm_st: &'static str,
     pub features: String,
     pub hwhandler: String,
-    /// How many are in use.
+    /// How many requests are given to.
     pub paths: usize,
     /// How often one failed.
     pub path_faults: u64,
@@ -59,6 +59,9 @@ pub struct Path {
     pub pri: i64,
     pub failures: u64,
     pub multipath: String,
+    /// Requests are given to it.
+    #[serde(skip)]
+    pub is_up: bool,
 }
 
 /// The words of a table or a status; `None` where there are fewer than they say.
@@ -157,7 +160,7 @@ fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option
     said.counted()?;
     said.counted()?;
     said.rows(2, 1)?;
-    let mut path_groups = Vec::new();
+    let (mut path_groups, usable) = (Vec::new(), api::usable(&status.paths));
     for group in 1..=groups {
         let selector = format!("{} {}", table.word()?, table.counted()?);
         let (count, arguments) = (table.number()?, table.number()?);
@@ -171,12 +174,12 @@ fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option
         said.counted()?;
         let (count, values) = (said.number()?, said.number()?);
         said.rows(count, values.checked_add(3)?)?;
-        let paths = status.paths.iter().filter(|path| path.group == group as u64);
-        let paths: Vec<Path> = paths.map(|path| of(path, &device.name)).collect();
+        let paths = status.paths.iter().zip(&usable).filter(|(path, _)| path.group == group as u64);
+        let paths: Vec<Path> = paths.map(|(path, up)| of(path, *up, &device.name)).collect();
         path_groups.push(Group { group, selector, pri: mean(&paths), dm_st, paths });
     }
     let paths = || path_groups.iter().flat_map(|group| &group.paths);
-    let up = paths().filter(|path| path.is_up()).count();
+    let up = paths().filter(|path| path.is_up).count();
     Some(Map {
         failback: failback(status.upkeep.as_ref()),
         queueing: queueing(status.upkeep.as_ref(), up),
@@ -230,17 +233,11 @@ fn queueing(upkeep: Option<&api::Upkeep>, up: usize) -> String {
 
 /// A group's priority: the mean of its paths in use, 0 where nothing says what they are worth.
 fn mean(paths: &[Path]) -> i64 {
-    let known = || paths.iter().filter(|path| path.is_up() && path.pri >= 0).map(|path| path.pri);
+    let known = || paths.iter().filter(|path| path.is_up && path.pri >= 0).map(|path| path.pri);
     known().sum::<i64>().checked_div(known().count() as i64).unwrap_or(0)
 }
 
-impl Path {
-    fn is_up(&self) -> bool {
-        self.dm_st == "active"
-    }
-}
-
-fn of(path: &api::Path, multipath: &str) -> Path {
+fn of(path: &api::Path, is_up: bool, multipath: &str) -> Path {
     Path {
         dev: path.name.clone(),
         dev_t: path.number.clone(),
@@ -251,6 +248,7 @@ fn of(path: &api::Path, multipath: &str) -> Path {
         pri: path.priority.map_or(-1, i64::from),
         failures: path.failures,
         multipath: multipath.to_owned(),
+        is_up,
     }
 }
 
@@ -332,6 +330,14 @@ mod tests {
             groups,
             [("historical-service-time 2 972 0", 0, "enabled", 1), ("service-time 0", 30, "active", 2)]
         );
+        // One that is out of use for being slow is not counted, unless its group has nothing else.
+        let slow = |at: &[usize]| {
+            let mut status = status.clone();
+            at.iter().for_each(|at| status.paths[*at].ejected = true);
+            let map = super::map(&device, &table, &status).unwrap();
+            (map.paths, map.path_groups[1].pri)
+        };
+        assert_eq!((slow(&[1]), slow(&[1, 2])), ((1, 11), (2, 30)));
         // A status that is another table's, and counts that lie.
         let groups = |text: &str| {
             let status = api::Status { lines: vec![line(text)], ..api::Status::default() };

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
-use udm_control::http::api::{DeviceStats, Path, Served, Stats};
+use udm_control::http::api::{self, DeviceStats, Path, Served, Stats};
 
 /// What went on, of all devices.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -105,6 +105,8 @@ pub struct PathRates {
     pub group: u64,
     /// "active" or "failed", or what is more precise: "ejected", "held".
     pub state: String,
+    /// Requests are given to it: it is active, or ejected and its group has nothing else.
+    pub usable: bool,
     /// What its last check found.
     pub checker: String,
     /// Requests that it has.
@@ -161,7 +163,7 @@ fn of_device(was: Option<&DeviceStats>, is: &DeviceStats, seconds: Option<f64>) 
     });
     let was_path =
         |path: &Path, nth: usize| was.and_then(|was| was.paths.get(nth)).filter(|was| is_same(was, path));
-    let paths = is.paths.iter().enumerate();
+    let paths = is.paths.iter().zip(api::usable(&is.paths)).enumerate();
     let filled = |used: u64, total: u64| if total == 0 { 0.0 } else { used as f64 * 100.0 / total as f64 };
     DeviceRates {
         name: is.device.name.clone(),
@@ -176,7 +178,9 @@ fn of_device(was: Option<&DeviceStats>, is: &DeviceStats, seconds: Option<f64>) 
         flow,
         latency: steps.and_then(|steps| latency(steps.into_iter().flatten())),
         ops: ops.unwrap_or_default(),
-        paths: paths.map(|(nth, path)| of_path(was_path(path, nth), path, seconds)).collect(),
+        paths: paths
+            .map(|(nth, (path, usable))| PathRates { usable, ..of_path(was_path(path, nth), path, seconds) })
+            .collect(),
         filled_percent: is.snapshot.as_ref().map(|snap| filled(snap.used_bytes, snap.total_bytes)),
         snapshot: is.snapshot.as_ref().map(|snap| snap.state.clone()),
     }
@@ -247,6 +251,7 @@ fn of_path(was: Option<&Path>, is: &Path, seconds: Option<f64>) -> PathRates {
         number: is.number.clone(),
         group: is.group,
         state: state.to_owned(),
+        usable: false,
         checker: is.checker.clone(),
         in_flight: is.in_flight,
         errors: errors(is),
@@ -386,5 +391,21 @@ mod tests {
         let other = Path { number: "253:2".into(), ..path(500, false, 0) };
         let one = &between(Some(&before), &look(1, 11, vec![with(other, 0)])).devices[0];
         assert_eq!((one.paths[0].flow, one.paths[0].state.as_str()), (None, "ejected"));
+    }
+
+    /// A path that is out of use for being slow is used where its group has nothing else.
+    #[test]
+    fn paths_that_can_be_used() {
+        let path =
+            |group, state: &str, ejected| Path { group, state: state.into(), ejected, ..Path::default() };
+        let usable = |paths: Vec<Path>| {
+            let look = look(1, 10, vec![DeviceStats { paths, ..device(0, &[]) }]);
+            between(None, &look).devices[0].paths.iter().map(|path| path.usable).collect::<Vec<_>>()
+        };
+        assert_eq!(usable(vec![path(1, "active", true), path(1, "active", false)]), [false, true]);
+        assert_eq!(usable(vec![path(1, "active", true), path(1, "failed", false)]), [true, false]);
+        assert_eq!(usable(vec![path(1, "active", true), path(1, "active", true)]), [true, true]);
+        assert_eq!(usable(vec![path(1, "active", true), path(2, "active", false)]), [true, true]);
+        assert_eq!(usable(vec![path(1, "failed", true), path(2, "failed", false)]), [false, false]);
     }
 }

@@ -192,7 +192,7 @@ fn line(row: Row<'_>, view: &View, width: usize) -> Line {
 }
 
 fn numbers(device: &DeviceRates) -> Numbers<'_> {
-    let up = device.paths.iter().filter(|path| path.state == "active").count();
+    let up = device.paths.iter().filter(|path| path.usable).count();
     let paths = (format!("{up}/{}", device.paths.len()), if up == 0 { Style::Bad } else { Style::Warn });
     let last = match (device.filled_percent, device.paths.len()) {
         (Some(filled), _) => {
@@ -317,6 +317,7 @@ mod tests {
             number: number.into(),
             name: "nbd+unix:///?socket=/a/long/path/to/a.sock".into(),
             state: state.into(),
+            usable: state != "failed",
             checker: "ready".into(),
             group: 1,
             ..PathRates::default()
@@ -386,6 +387,14 @@ mod tests {
         view.press(Key::Enter, &rates, 20);
         let lines = list(&view, &rates, 100);
         assert_eq!(lines.len(), 6);
+    }
+
+    #[test]
+    fn paths_that_requests_are_given_to_are_counted() {
+        let path = |usable| PathRates { state: "ejected".into(), usable, ..PathRates::default() };
+        let last = |paths| numbers(&DeviceRates { paths, ..DeviceRates::default() }).last;
+        assert_eq!(last(vec![path(true), path(false)]), ("1/2".into(), Style::Warn));
+        assert_eq!(last(vec![path(true), path(true)]), ("2/2".into(), Style::Good));
     }
 
     /// Whatever the size, no line is wider than the screen, and nothing of a name is a command.
