@@ -199,8 +199,13 @@ fn under_load() {
     fio.args([&format!("--uri={uri}"), "--time_based", "--runtime=6"]);
     let load = std::thread::spawn(move || fio.output().unwrap());
     let device = "/v1/devices/254:1";
-    let is_open = || server.says(&["info", "254:1"]).contains("Open count:        1\n").then_some(());
-    until("a client", is_open);
+    // fio looks at the export once before it opens it by its name.
+    until("a load", || {
+        let stats: Value = serde_json::from_str(&server.http("GET", "/v1/stats", "").2).unwrap();
+        let mut devices = stats["devices"].as_array().unwrap().iter();
+        let device = devices.find(|device| device["name"] == "disk")?;
+        (device["served"]["write"]["requests"].as_u64() > Some(0)).then_some(())
+    });
     let call = |method: &str, rest: &str, body: Value| {
         let (status, _, said) = server.http(method, &format!("{device}{rest}"), &body.to_string());
         // A resume calls off the suspend of another.
