@@ -304,6 +304,7 @@ fn null_parameters_are_clamped_as_in_the_kernel() {
         null("cache_size=5").unwrap_err(),
         "null: cache_size=5 is not whole MiB; write 5M to mean MiB"
     );
+    assert_eq!(null("cache_size=1536K").unwrap_err(), "null: cache_size=1536K is not whole MiB");
     assert!(!get("discard=1").discard, "needs memory_backed");
     assert!(get("discard=1,memory_backed=1").discard, "in any order");
     assert_eq!(null("max_sectors=4").unwrap_err(), "null: max_sectors must be at least 8");

@@ -203,7 +203,7 @@ fn under_load() {
     until("a load", || {
         let stats: Value = serde_json::from_str(&server.http("GET", "/v1/stats", "").2).unwrap();
         let mut devices = stats["devices"].as_array().unwrap().iter();
-        let device = devices.find(|device| device["name"] == "disk")?;
+        let device = devices.find(|device| device["device"]["name"] == "disk")?;
         (device["served"]["write"]["requests"].as_u64() > Some(0)).then_some(())
     });
     let call = |method: &str, rest: &str, body: Value| {

@@ -217,9 +217,10 @@ impl NullParams {
                 self.cache_size = match bytes()? {
                     n if n % (1 << 20) == 0 => n,
                     _ => {
-                        return Err(format!(
-                            "cache_size={value} is not whole MiB: null_blk's number N is NM here"
-                        ));
+                        let is_number = value.bytes().all(|b| b.is_ascii_digit());
+                        let meant =
+                            if is_number { format!("; write {value}M to mean MiB") } else { String::new() };
+                        return Err(format!("cache_size={value} is not whole MiB{meant}"));
                     }
                 };
                 "cache_size"
