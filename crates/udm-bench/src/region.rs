@@ -36,7 +36,7 @@ impl Load {
             ensure!(max > 0, "the device takes no {op:?}");
             ensure!(
                 longest <= max,
-                "{what}: the device takes {max} at most; with a table, as in --device d=URI, longer ones are split"
+                "{what}: the device takes {max} at most; a mapped device splits longer ones"
             );
             ensure!(!op.is_write() || !limits.read_only, "the device is read-only");
         }

@@ -41,7 +41,7 @@ fn requests_that_are_longer_than_the_disk_takes() {
     assert_eq!((ios(&entry), entry.failure), ([8, 8, 0], None));
     let refused = error(&line(&format!("--device {disk} --rw write --bs 128k")));
     assert!(
-        refused.starts_with("bench: bs=131072: the device takes 65536 at most; with a table"),
+        refused.starts_with("bench: bs=131072: the device takes 65536 at most; a mapped device"),
         "{refused}"
     );
 }
