@@ -18,6 +18,8 @@ pub struct VerbError {
     pub position: Option<Position>,
     /// The device itself is not there, as opposed to something that it needs.
     pub missing: bool,
+    /// It waits for a snapshot of its disk to be attached: behind that it can be tried again.
+    pub blocked: bool,
 }
 
 /// A position in the text of a table.
@@ -52,7 +54,13 @@ impl VerbError {
             let colon = if error.reason.is_empty() { "" } else { ": " };
             error.reason += &format!("{colon}{}", at_the_limit());
         }
-        VerbError { device: device.into(), error: Box::new(error), position: None, missing: false }
+        VerbError {
+            device: device.into(),
+            error: Box::new(error),
+            position: None,
+            missing: false,
+            blocked: false,
+        }
     }
 
     /// ENXIO, as the kernel answers for a name that it does not know.

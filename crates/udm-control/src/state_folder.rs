@@ -2,8 +2,9 @@
 //!
 //! `invalid-N.json` says that a store must not be believed, because it has lost a copy and could
 //! not be made to say so itself ([`StoreMark`]); `making-N`, that a store is being made
-//! (`making.rs`). The folder is made when there is something to keep, and read when a store is
-//! opened. Several servers may have one folder.
+//! (`making.rs`); `snapshots/N.json`, which persistent snapshots there are (`records.rs`). The
+//! folder is made when there is something to keep, and read when a store is opened. Several servers
+//! may have one folder.
 //!
 //! A store is known by what its file or block device is, whatever name leads there, and by the name
 //! that the table had for it, whatever is found there: a disk that went comes back as another one,
@@ -15,9 +16,12 @@
 //! against a mapped device goes with it when it is renamed (`renaming.rs`).
 
 pub(crate) mod making;
+pub(crate) mod records;
 mod renaming;
 
+use records::{ServerLock, SnapshotRecord};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -27,7 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 use udm_backends::Identity;
 use udm_dm::{NameOf, StoreMark};
-use udm_wire::uri::{self, DeviceUri};
+use udm_wire::uri::{self, DeviceUri, NbdUri};
 
 /// The longest file in bytes that is read.
 const FILE_MAX: u64 = 64 << 10;
@@ -104,13 +108,23 @@ pub struct StateFolder {
     marked: Mutex<Vec<Marked>>,
     /// Held while files are read, come and go, and while a device is renamed.
     files: Mutex<()>,
+    /// The snapshots that this program has, by the names of their records.
+    attached: Mutex<HashMap<String, SnapshotRecord>>,
+    /// Says that this program runs; there is one from its first record on.
+    server: Mutex<Option<ServerLock>>,
 }
 
 impl StateFolder {
     /// The folder `path`, which need not be there.
     #[must_use]
     pub fn new(path: PathBuf) -> Arc<StateFolder> {
-        Arc::new(StateFolder { path, marked: Mutex::default(), files: Mutex::default() })
+        Arc::new(StateFolder {
+            path,
+            marked: Mutex::default(),
+            files: Mutex::default(),
+            attached: Mutex::default(),
+            server: Mutex::default(),
+        })
     }
 
     /// Where marks of `store` are kept.
@@ -127,33 +141,49 @@ impl StateFolder {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The marks in the folder, with their files. One that can't be read says nothing, aloud.
-    fn read(&self) -> Vec<(PathBuf, Invalid)> {
+    fn attached(&self) -> MutexGuard<'_, HashMap<String, SnapshotRecord>> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn own_server(&self) -> MutexGuard<'_, Option<ServerLock>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The marks in the folder, with their files.
+    ///
+    /// # Errors
+    /// When one can't be read: then no store can be believed.
+    fn read(&self) -> io::Result<Vec<(PathBuf, Invalid)>> {
+        let unknown = |path: &Path, error: &io::Error| {
+            io::Error::other(format!("{}: which stores are invalid is not known: {error}", path.display()))
+        };
         let entries = match fs::read_dir(&self.path) {
             Ok(entries) => entries,
             Err(error) => {
                 use io::ErrorKind::{NotADirectory, NotFound};
-                if !matches!(error.kind(), NotFound | NotADirectory) {
-                    tracing::warn!("{}: which stores are invalid is not known: {error}", self.path.display());
-                }
-                return Vec::new();
+                let none = matches!(error.kind(), NotFound | NotADirectory);
+                return if none { Ok(Vec::new()) } else { Err(unknown(&self.path, &error)) };
             }
         };
         let is_mark = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str());
             name.is_some_and(|name| name.starts_with(MARK.0) && name.ends_with(MARK.1))
         };
-        let paths = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_mark);
-        let read = |path: PathBuf| match read_mark(&path) {
-            Ok(mark) => Some((path, mark)),
-            // Another server has just taken it away.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => {
-                tracing::warn!("{}: which store is invalid is not known: {error}", path.display());
-                None
+        let mut marks = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(|error| unknown(&self.path, &error))?.path();
+            if !is_mark(&path) {
+                continue;
             }
-        };
-        paths.filter_map(read).collect()
+            match read_mark(&path) {
+                Ok(mark) => marks.push((path, mark)),
+                // Another server has just taken it away; a folder is no mark of any.
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory) => {}
+                Err(error) => return Err(unknown(&path, &error)),
+            }
+        }
+        Ok(marks)
     }
 
     /// Puts the mark `id` into the folder, if it has not been taken back meanwhile.
@@ -166,17 +196,8 @@ impl StateFolder {
     /// Puts `mark` into the folder; the file that it is.
     fn put(&self, mark: &Invalid) -> io::Result<PathBuf> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
-        let path = self.path.join(format!("{}{:016x}{}", MARK.0, fingerprint(&mark.store), MARK.1));
-        let aside = path.with_extension(format!("{}.new", std::process::id()));
-        let write = || -> io::Result<()> {
-            let mut file =
-                fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
-            file.write_all(&serde_json::to_vec(mark)?)?;
-            file.sync_all()?;
-            fs::rename(&aside, &path)
-        };
-        write().inspect_err(|_| drop(fs::remove_file(&aside)))?;
-        self.sync()?;
+        let path = self.path.join(format!("{}{:016x}{}", MARK.0, mark.store.fingerprint(), MARK.1));
+        write_durably(&self.path, &[(path.clone(), serde_json::to_vec(mark)?)])?;
         if let Some(parent) = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             File::open(parent)?.sync_all()?;
         }
@@ -193,14 +214,14 @@ impl StateFolder {
     /// # Errors
     /// When a file can't be removed.
     pub fn forget(&self, store: &StoreId) -> io::Result<usize> {
-        self.clear(&Marks::Disk(store.clone()))
+        Ok(self.clear(&Marks::Disk(store.clone()))? + self.believe(store)?)
     }
 
     fn clear(&self, store: &Marks) -> io::Result<usize> {
         let _files = self.files();
         let store = &store.id();
         let mut count = 0;
-        for (path, _) in self.read().into_iter().filter(|(_, mark)| mark.store.is(store)) {
+        for (path, _) in self.read()?.into_iter().filter(|(_, mark)| mark.store.is_exactly(store)) {
             fs::remove_file(path)?;
             count += 1;
         }
@@ -209,7 +230,7 @@ impl StateFolder {
         }
         let mut marked = self.marked();
         let before = marked.len();
-        marked.retain(|mark| !mark.store.id().is(store));
+        marked.retain(|mark| !mark.store.id().is_exactly(store));
         Ok(count.max(before - marked.len()))
     }
 }
@@ -226,12 +247,23 @@ fn read_mark(path: &Path) -> io::Result<Invalid> {
     Ok(serde_json::from_slice(&bytes)?)
 }
 
-/// Tells the files of stores apart (FNV-1a).
-fn fingerprint(store: &StoreId) -> u64 {
-    let bytes = format!("{} {:?}", store.name, store.disk);
-    bytes
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+/// Writes files into `folder`, each whole or not at all, and all of them durably. They are synced
+/// behind the last: a journal takes them at once.
+fn write_durably(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> io::Result<()> {
+    let aside = |path: &Path| path.with_extension(format!("{}.new", std::process::id()));
+    let write = |(path, bytes): &(PathBuf, Vec<u8>)| {
+        let mut options = fs::OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(aside(path))?;
+        file.write_all(bytes)?;
+        Ok(file)
+    };
+    let written = || -> io::Result<()> {
+        let open: Vec<File> = files.iter().map(write).collect::<io::Result<_>>()?;
+        open.iter().try_for_each(File::sync_all)?;
+        files.iter().try_for_each(|(path, _)| fs::rename(aside(path), path))
+    };
+    written().inspect_err(|_| files.iter().for_each(|(path, _)| drop(fs::remove_file(aside(path)))))?;
+    File::open(folder)?.sync_all()
 }
 
 impl StoreId {
@@ -241,18 +273,43 @@ impl StoreId {
         StoreId { name: format!("@{name}"), disk: None }
     }
 
-    /// The store on what a device's URI leads to; `None` for what is gone with the program.
+    /// Tells the files of stores apart (FNV-1a).
+    fn fingerprint(&self) -> u64 {
+        let bytes = format!("{} {:?}", self.name, self.disk);
+        bytes
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    /// The store on what a device's URI leads to; `None` for what is gone with the program. An
+    /// export of an NBD server is known by its address and its name.
     #[must_use]
     pub(crate) fn opened(uri: &str, identity: Identity) -> Option<StoreId> {
-        let DeviceUri::File(file) = uri::parse(uri).ok()? else { return None };
+        let mut seen = StoreId::seen(uri, identity)?;
+        if let Some(disk) = seen.disk {
+            let born = fs::metadata(&seen.name).ok().and_then(|found| Disk::of(&found));
+            seen.disk = born.filter(|born| born.is(disk)).or(seen.disk);
+        }
+        Some(seen)
+    }
+
+    /// As [`StoreId::opened`], without a look at the file: when that was made is not known.
+    #[must_use]
+    pub(crate) fn seen(uri: &str, identity: Identity) -> Option<StoreId> {
+        let file = match uri::parse(uri).ok()? {
+            DeviceUri::File(file) => file,
+            DeviceUri::Nbd(nbd) => {
+                let name = DeviceUri::Nbd(NbdUri::new(nbd.address, nbd.export)).to_string();
+                return Some(StoreId { name, disk: None });
+            }
+            _ => return None,
+        };
         let disk = match identity {
             Identity::File { device, inode } => Disk::File { device, inode, born_ns: None },
             Identity::Block { number } => Disk::Block { number },
             Identity::Inside => return None,
         };
-        let born =
-            fs::metadata(&file.path).ok().and_then(|found| Disk::of(&found)).filter(|born| born.is(disk));
-        Some(StoreId { name: file.path.display().to_string(), disk: Some(born.unwrap_or(disk)) })
+        Some(StoreId { name: file.path.display().to_string(), disk: Some(disk) })
     }
 
     /// The store that a person means: a path, or `@` and the name of a mapped device.
@@ -267,9 +324,25 @@ impl StoreId {
         StoreId { name: path.display().to_string(), disk }
     }
 
+    /// As a person writes it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// True when both are names of one store, or may be.
-    fn is(&self, other: &StoreId) -> bool {
+    pub(crate) fn is(&self, other: &StoreId) -> bool {
         self.name == other.name || self.disk.zip(other.disk).is_some_and(|(one, other)| one.is(other))
+    }
+
+    /// True when both are names of one store: by the disk where both have one.
+    fn is_exactly(&self, other: &StoreId) -> bool {
+        self.disk.zip(other.disk).map_or(self.name == other.name, |(one, other)| one.is(other))
+    }
+
+    /// The file at its path; `None` for what is no file, or not there.
+    fn file(&self) -> Option<fs::Metadata> {
+        let is_file = matches!(self.disk, Some(Disk::File { .. }));
+        fs::metadata(&self.name).ok().filter(|found| is_file && found.is_file())
     }
 }
 
@@ -309,12 +382,25 @@ impl StoreMark for Mark {
         let store = self.store.id();
         let is_it = |mark: &Invalid| mark.store.is(&store);
         let here = self.folder.marked().iter().map(Marked::as_kept).find(is_it);
-        let mark = here.or_else(|| self.folder.read().into_iter().map(|(_, mark)| mark).find(is_it))?;
-        let Invalid { store: StoreId { name, .. }, why, .. } = mark;
-        Some(format!(
-            "{name} has lost a copy, and that could not be written into it ({why}); \
-             \"udm cow clear-invalid\" is for those who know better"
-        ))
+        let kept = match (here, self.folder.read()) {
+            (Some(mark), _) => Some(mark),
+            (None, Ok(marks)) => marks.into_iter().map(|(_, mark)| mark).find(is_it),
+            (None, Err(error)) => return Some(error.to_string()),
+        };
+        if let Some(Invalid { store: StoreId { name, .. }, why, .. }) = kept {
+            return Some(format!(
+                "{name} has lost a copy, and that could not be written into it ({why}); \
+                 \"udm cow clear-invalid\" is for those who know better"
+            ));
+        }
+        match self.folder.record_of(&store) {
+            Ok(record) => record.and_then(|record| {
+                let why = record.stale()?;
+                let name = record.store.name();
+                Some(format!("{name}: {why}; \"udm cow clear-invalid\" is for those who know better"))
+            }),
+            Err(error) => Some(error),
+        }
     }
 
     fn set(&self, why: &str, done: Done) {
@@ -340,8 +426,10 @@ impl StoreMark for Mark {
     }
 
     fn clear(&self) -> Result<(), String> {
-        let cleared = self.folder.clear(&self.store);
-        cleared.map(|_| ()).map_err(|error| format!("{}: {error}", self.folder.path.display()))
+        let failed = |error: io::Error| format!("{}: {error}", self.folder.path.display());
+        self.folder.clear(&self.store).map_err(failed)?;
+        let record = self.folder.record_of(&self.store.id())?;
+        record.map_or(Ok(()), |record| self.folder.forget_snapshot(&record).map_err(failed))
     }
 }
 
@@ -406,14 +494,15 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_in_the_folder_is_no_mark() {
+    fn with_nonsense_in_the_folder_nothing_is_believed() {
         let temporary = tempfile::tempdir().unwrap();
         let store = StoreId::mapped("cow");
         for (name, text) in [("invalid-1.json", "{"), ("invalid-2.json", "{}"), ("x.json", "[]")] {
             fs::write(temporary.path().join(name), text).unwrap();
         }
         fs::create_dir(temporary.path().join("invalid-3.json")).unwrap();
-        assert!(!knows(temporary.path(), &store));
+        let why = StateFolder::new(temporary.path().into()).mark(Marks::Disk(store.clone())).why().unwrap();
+        assert!(why.contains("which stores are invalid is not known") && why.contains("/invalid-"), "{why}");
         set(&StateFolder::new(temporary.path().into()), Marks::Disk(store.clone())).unwrap();
         assert!(knows(temporary.path(), &store));
     }

@@ -165,6 +165,28 @@ pub struct Print {
     pub json: bool,
 }
 
+/// `--lost-snapshots`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum LostSnapshotsArg {
+    /// The disk is not served.
+    #[default]
+    Refuse,
+    /// The disk is served when they are back.
+    Wait,
+    /// They are lost.
+    GiveUp,
+}
+
+impl From<LostSnapshotsArg> for udm_control::verbs::snapshot::LostSnapshots {
+    fn from(arg: LostSnapshotsArg) -> Self {
+        match arg {
+            LostSnapshotsArg::Refuse => Self::Refuse,
+            LostSnapshotsArg::Wait => Self::Wait,
+            LostSnapshotsArg::GiveUp => Self::GiveUp,
+        }
+    }
+}
+
 /// `udm serve`.
 #[derive(Debug, Args)]
 #[command(
@@ -241,6 +263,11 @@ pub struct ServeArgs {
     /// Its hardware queues: 0 for 1, at most 32 and as many as there are cores
     #[arg(long = "dm_mq_nr_hw_queues", value_name = "N")]
     pub dm_mq_nr_hw_queues: Option<u32>,
+    /// What becomes of a disk that has a persistent snapshot which can't be attached, because its
+    /// store is away: refuse does not serve it, wait serves it when the store is back, give-up
+    /// serves it at once, and the snapshot is lost
+    #[arg(long, value_name = "refuse|wait|give-up", default_value = "refuse", hide_possible_values = true)]
+    pub lost_snapshots: LostSnapshotsArg,
     /// Return when the devices are served, and serve in the background
     #[arg(long, conflicts_with = "run")]
     pub fork: bool,

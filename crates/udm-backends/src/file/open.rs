@@ -5,7 +5,9 @@ use super::sync::Syncs;
 use super::{Direct, File, MAX_RANGE, MAX_SECTORS, here};
 use crate::Identity;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags};
+use rustix::fs::{
+    self, AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags, Timespec,
+};
 use rustix::io::Errno;
 use std::path::Path;
 use std::sync::Arc;
@@ -302,12 +304,21 @@ fn direct_alignment(fd: BorrowedFd<'_>) -> Result<Direct, Errno> {
 const FAR: [u64; 2] = [1 << 40, 1 << 30];
 
 /// Whether holes can be punched. On a regular file a block far behind its end is tried, where there
-/// is nothing to lose; a block device says so in sysfs, where a hole is called a write-zeroes.
+/// is nothing to lose, and the time of its last change is put back: who looks at that must not take
+/// an open for a write. A block device says so in sysfs, where a hole is called a write-zeroes.
 pub(super) fn can_discard(fd: BorrowedFd<'_>, stat: &Stat) -> bool {
     if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
         let end = (stat.st_size as u64).next_multiple_of(65536);
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let before = fs::fstat(fd);
         let tried = FAR.map(|far| fs::fallocate(fd, punch, end.saturating_add(far), 4096));
+        if let Ok(before) = before {
+            let last_modification =
+                Timespec { tv_sec: before.st_mtime as _, tv_nsec: before.st_mtime_nsec as _ };
+            let last_access = Timespec { tv_sec: 0, tv_nsec: fs::UTIME_OMIT };
+            // Somebody else's file keeps the new time.
+            let _ = fs::futimens(fd, &fs::Timestamps { last_access, last_modification });
+        }
         let told = tried.into_iter().find(|tried| *tried != Err(Errno::FBIG));
         return told != Some(Err(Errno::OPNOTSUPP));
     }

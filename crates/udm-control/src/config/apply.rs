@@ -1,16 +1,21 @@
 //! Bringing devices to what a file says.
 
-use super::{Config, Plan, Step, Wanted, Wish, plan};
+use super::{Config, Plan, State, Step, Wanted, Wish, plan};
 use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Folder, Mapped, Registry};
+use crate::verbs::snapshot::LostSnapshots;
 use crate::verbs::{self, CallOff, Called, Created, Removal};
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR};
 use udm_dm::{Table, TargetError};
+
+/// How long a server waits between two tries to attach a snapshot that is away.
+const WAIT_STEP: Duration = Duration::from_secs(1);
 
 /// A device that the file made, or took over.
 pub(super) struct Applied {
@@ -50,8 +55,37 @@ fn config(registry: &Registry) -> Result<&Config, VerbError> {
 /// # Errors
 /// EINVAL for a registry without a file, and where the devices use each other in a circle.
 pub async fn start(registry: &Arc<Registry>, wish: &Wish) -> Result<api::Reconfigured, VerbError> {
-    let mut applied = config(registry)?.applied.lock().await;
-    apply(registry, &mut applied, wish, false, &CallOff::default()).await
+    let config = config(registry)?;
+    let mut applied = config.applied.lock().await;
+    apply_all(registry, &mut applied, wish, false, &CallOff::default()).await
+}
+
+/// Tries again, now and then and for ever, to make the devices of the file whose snapshots can't be
+/// attached, where the server is to wait for them; `made` is told of each try that has made some.
+pub async fn wait_for_snapshots(registry: &Arc<Registry>, made: impl Fn(&api::Reconfigured)) {
+    let Some(config) = registry.config().filter(|_| registry.lost_snapshots() == LostSnapshots::Wait) else {
+        return std::future::pending().await;
+    };
+    loop {
+        if config.applied.lock().await.blocked.is_none() {
+            config.is_blocked.notified().await;
+        }
+        tokio::time::sleep(WAIT_STEP).await;
+        let on = Arc::clone(registry);
+        // It may block on what it opens.
+        let tried = tokio::task::spawn_blocking(move || verbs::wait(try_again(&on)));
+        if let Ok(Some(done)) = tried.await
+            && done.changes.iter().any(|change| change.error.is_none())
+        {
+            made(&done);
+        }
+    }
+}
+
+async fn try_again(registry: &Arc<Registry>) -> Option<api::Reconfigured> {
+    let mut applied = registry.config()?.applied.lock().await;
+    let wish = applied.blocked.take()?;
+    apply_all(registry, &mut applied, &wish, false, &CallOff::default()).await.ok()
 }
 
 /// Reads the file of `registry` and does what it says, or with `dry_run` only says what that is.
@@ -71,16 +105,36 @@ pub async fn reconfigure(
         let line = why.lines().next().unwrap_or_default();
         VerbError::new("reconfigure", TargetError::new(line))
     })?;
-    apply(registry, &mut applied, &wish, dry_run, off).await
+    apply_all(registry, &mut applied, &wish, dry_run, off).await
 }
 
+async fn apply_all(
+    registry: &Arc<Registry>,
+    applied: &mut State,
+    wish: &Wish,
+    dry_run: bool,
+    off: &CallOff,
+) -> Result<api::Reconfigured, VerbError> {
+    // What one waits for may come with another; nothing is given up before all had their turn.
+    registry.is_starting.store(true, Ordering::Relaxed);
+    let done = apply(registry, &mut applied.devices, wish, dry_run, off).await;
+    registry.is_starting.store(false, Ordering::Relaxed);
+    let (done, blocked) = done?;
+    if !dry_run {
+        applied.blocked = blocked.then(|| wish.clone());
+        registry.config().filter(|_| blocked).inspect(|config| config.is_blocked.notify_one());
+    }
+    Ok(done)
+}
+
+/// Does what `wish` says; what that was, and whether some of it waits for a snapshot.
 async fn apply(
     registry: &Arc<Registry>,
     applied: &mut Vec<Applied>,
     wish: &Wish,
     dry_run: bool,
     off: &CallOff,
-) -> Result<api::Reconfigured, VerbError> {
+) -> Result<(api::Reconfigured, bool), VerbError> {
     applied.retain(|one| one.mapped.upgrade().is_some_and(|mapped| registry.is_there(&mapped)));
     follow_names(applied, wish);
     let was: Vec<&Wanted> = applied.iter().map(|one| &one.wanted).collect();
@@ -96,8 +150,14 @@ async fn apply(
         let name = wish.devices[place].name.clone();
         done.changes.push(api::Change { name, change: key.into(), error: Some(why.into()) });
     }
-    let mut gone = HashSet::new();
-    for step in steps {
+    let (mut gone, mut blocked) = (HashSet::new(), false);
+    let mut steps = VecDeque::from(steps);
+    // How many of those that are left have waited for a snapshot since something else was done.
+    let mut waited = 0;
+    while let Some(step) = steps.pop_front() {
+        if waited > steps.len() {
+            registry.is_starting.store(false, Ordering::Relaxed);
+        }
         let (name, change) = match step {
             Step::Remove(place) => (applied[place].wanted.name.clone(), "remove"),
             Step::Reload(_, place) => (wish.devices[place].name.clone(), "reload"),
@@ -111,6 +171,14 @@ async fn apply(
             Ok(()) => take(registry, applied, wish, &step, &off.step()).await,
             refused => refused,
         };
+        let is_blocked = took.as_ref().is_err_and(|error| error.blocked);
+        if is_blocked && waited <= steps.len() {
+            steps.push_back(step);
+            waited += 1;
+            continue;
+        }
+        blocked |= is_blocked;
+        waited = if is_blocked { waited } else { 0 };
         if let (Step::Remove(place), true, false) = (&step, took.is_ok(), dry_run) {
             gone.insert(*place);
         }
@@ -123,7 +191,7 @@ async fn apply(
     }
     let mut place = 0..;
     applied.retain(|_| !gone.contains(&place.next().unwrap_or_default()));
-    Ok(done)
+    Ok((done, blocked))
 }
 
 /// What was renamed by a verb, and has its new name in the file too, is what it was. What had that

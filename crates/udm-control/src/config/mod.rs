@@ -10,7 +10,7 @@
 mod apply;
 mod plan;
 
-pub use apply::{reconfigure, start};
+pub use apply::{reconfigure, start, wait_for_snapshots};
 pub use plan::{Plan, Step, Wanted, plan};
 
 use crate::registry::Folder;
@@ -18,6 +18,7 @@ use apply::Applied;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What a file says.
+#[derive(Clone)]
 pub struct Wish {
     /// The devices, each with a name of its own.
     pub devices: Vec<Wanted>,
@@ -34,14 +35,25 @@ pub type Read = Box<dyn Fn() -> Result<Wish, String> + Send + Sync>;
 pub(crate) struct Config {
     read: Read,
     /// Held by whoever changes what the file wants: one at a time.
-    applied: tokio::sync::Mutex<Vec<Applied>>,
+    applied: tokio::sync::Mutex<State>,
+    /// Some of it waits for a snapshot.
+    is_blocked: tokio::sync::Notify,
     ends: AtomicBool,
+}
+
+/// What of a file is applied.
+#[derive(Default)]
+struct State {
+    devices: Vec<Applied>,
+    /// The file, where some of it waits for a snapshot that can't be attached.
+    blocked: Option<Wish>,
 }
 
 impl Config {
     /// The file that `read` reads, with nothing of it applied.
     pub fn new(read: Read) -> Config {
-        Config { read, applied: tokio::sync::Mutex::default(), ends: AtomicBool::new(false) }
+        let is_blocked = tokio::sync::Notify::new();
+        Config { read, applied: tokio::sync::Mutex::default(), is_blocked, ends: AtomicBool::new(false) }
     }
 
     /// The server ends: nothing more is begun.

@@ -2,7 +2,7 @@
 
 use crate::error::VerbError;
 use crate::verbs;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use udm_wire::table::Line;
 use udm_wire::uri::{self, DeviceUri};
 
@@ -42,6 +42,18 @@ impl Wanted {
         let same =
             |(a, b): (&Line, &Line)| (a.start, a.len, &a.kind, &a.args) == (b.start, b.len, &b.kind, &b.args);
         said(self) == said(other) && self.lines.iter().zip(&other.lines).all(same)
+    }
+
+    /// Among those that can come next: a snapshot before what copies for it, so that no merge goes
+    /// on before all snapshots of its origin are there.
+    fn rank(&self) -> u8 {
+        let has = |kind: &str| self.lines.iter().any(|line| line.kind == kind);
+        match () {
+            () if has("snapshot-merge") => 3,
+            () if has("snapshot-origin") => 2,
+            () if has("snapshot") => 1,
+            () => 0,
+        }
     }
 
     /// The names of the devices that its table uses.
@@ -158,14 +170,15 @@ fn order(all: &[&Wanted]) -> (Vec<usize>, Option<String>) {
         *waits = below.len();
         below.into_iter().for_each(|used| users[used].push(place));
     }
-    let mut ready: std::collections::BTreeSet<usize> = (0..all.len()).filter(|&i| waits[i] == 0).collect();
+    let ranked = |place: usize| (all[place].rank(), place);
+    let mut ready: BTreeSet<(u8, usize)> = (0..all.len()).filter(|&i| waits[i] == 0).map(ranked).collect();
     let mut order = Vec::with_capacity(all.len());
-    while let Some(place) = ready.pop_first() {
+    while let Some((_, place)) = ready.pop_first() {
         order.push(place);
         for &user in &users[place] {
             waits[user] -= 1;
             if waits[user] == 0 {
-                ready.insert(user);
+                ready.insert(ranked(user));
             }
         }
     }
@@ -238,6 +251,23 @@ mod tests {
         assert_eq!(steps("u=m m=a a", "u=b b"), "+b ~u -m -a");
         // What it uses is not the file's.
         assert_eq!(steps("", "a=other"), "+a");
+    }
+
+    #[test]
+    fn snapshots_come_before_what_copies_for_them() {
+        let one = |name: &str, table: &str| Wanted::new(name, table.into(), None, false).unwrap();
+        let all = [
+            one("merge", "0 8 snapshot-merge d a.cow P 8"),
+            one("origin", "0 8 snapshot-origin d"),
+            one("s", "0 8 snapshot d @store P 8"),
+            one("store", "0 8 linear b 0"),
+        ];
+        let plan = plan(&[], &all).unwrap();
+        let names = plan.steps.iter().map(|step| match step {
+            Step::Create(place) => all[*place].name.as_str(),
+            _ => "",
+        });
+        assert_eq!(names.collect::<Vec<_>>(), ["store", "s", "origin", "merge"]);
     }
 
     #[test]

@@ -29,10 +29,16 @@ use crate::registry::Registry;
 use crate::stats::Began;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 /// The longest body in bytes: the largest table, with room for JSON's escapes around it.
 pub const BODY_MAX: usize = crate::verbs::TABLE_MAX * 2 + 4096;
+
+/// Sees to the ends of the merges that go on with this server, for ever.
+pub async fn see_to_merges(registry: &Arc<Registry>) -> Infallible {
+    snapshots::see_to_merges(registry, &gates::Gates::new()).await
+}
 
 /// The router over all routes.
 pub fn router(registry: Arc<Registry>) -> Router {

@@ -11,6 +11,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Deserialize;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use udm_dm::SnapshotState;
@@ -94,14 +95,22 @@ pub(super) async fn merge(
             Ok((begun, end))
         })
         .await?;
-    tokio::spawn(see_to_its_end(registry, ends, name, end));
+    tokio::spawn(see_to_its_end(registry, ends, end));
     Ok(Json(begun))
+}
+
+/// Sees to the ends of merges that another server has begun, for ever.
+pub(super) async fn see_to_merges(registry: &Arc<Registry>, gates: &Arc<Gates>) -> Infallible {
+    loop {
+        let end = registry.merges.next().await;
+        tokio::spawn(see_to_its_end(Arc::clone(registry), Arc::clone(gates), end));
+    }
 }
 
 /// Puts the origin's table back when the merge is over. One that fails stays, and says so in its
 /// status; one whose device gets another table is somebody else's.
-async fn see_to_its_end(registry: Arc<Registry>, gates: Arc<Gates>, name: String, end: MergeEnd) {
-    let end = Arc::new(end);
+async fn see_to_its_end(registry: Arc<Registry>, gates: Arc<Gates>, end: MergeEnd) {
+    let (end, name) = (Arc::new(end.clone()), end.name().to_owned());
     let state = loop {
         if let Some(state) = snapshot::merge_end(&registry, &end) {
             break state;

@@ -11,6 +11,7 @@ mod directory;
 mod events;
 mod feed;
 mod lookup;
+mod merges;
 mod opened;
 pub mod outside;
 mod requests;
@@ -28,17 +29,20 @@ use crate::exports::Exporter;
 use crate::http::api;
 use crate::state_folder::making::Making;
 use crate::state_folder::{Marks, StateFolder, StoreId};
+use crate::verbs::snapshot::LostSnapshots;
 use alone::Alone;
 use deferred::Deferred;
 use directory::{Directory, Hold};
 use feed::Feed;
 use lookup::lookup;
+use merges::Merges;
 use opened::Opened;
 use outside::Outside;
 use std::any::Any;
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use udm_backends::Backends;
 use udm_core::errno::{EBUSY, ENOENT, ENXIO};
 use udm_core::{Cores, DevNo, Device, DeviceId};
@@ -65,6 +69,14 @@ pub struct Registry {
     upkeep: OnceLock<UpkeepOf>,
     requests: OnceLock<RequestQueues>,
     state_folder: OnceLock<Arc<StateFolder>>,
+    lost_snapshots: OnceLock<LostSnapshots>,
+    /// Devices are being made together: one may come with a snapshot that another waits for.
+    pub(crate) is_starting: AtomicBool,
+    is_ending: AtomicBool,
+    /// Merges that go on and are to be seen to their end.
+    pub(crate) merges: Merges,
+    /// Itself.
+    pub(crate) me: Weak<Registry>,
     config: OnceLock<Config>,
 }
 
@@ -85,7 +97,7 @@ impl Registry {
         let deferred = Arc::new(Deferred::default());
         let feed = Arc::new(Feed::default());
         let directory = Directory::new(&deferred, &feed);
-        Arc::new(Registry {
+        Arc::new_cyclic(|me| Registry {
             cores,
             core_count,
             outside,
@@ -98,6 +110,11 @@ impl Registry {
             upkeep: OnceLock::new(),
             requests: OnceLock::new(),
             state_folder: OnceLock::new(),
+            lost_snapshots: OnceLock::new(),
+            is_starting: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            merges: Merges::default(),
+            me: Weak::clone(me),
             config: OnceLock::new(),
         })
     }
@@ -149,6 +166,57 @@ impl Registry {
     /// Where is kept what outlives the program, where something is.
     pub(crate) fn state_folder(&self) -> Option<&Arc<StateFolder>> {
         self.state_folder.get()
+    }
+
+    /// Says what becomes of a disk whose snapshots can't be attached. Once; later calls change
+    /// nothing.
+    pub fn lose_snapshots(&self, how: LostSnapshots) {
+        let _ = self.lost_snapshots.set(how);
+    }
+
+    /// What becomes of a disk whose snapshots can't be attached.
+    #[must_use]
+    pub fn lost_snapshots(&self) -> LostSnapshots {
+        self.lost_snapshots.get().copied().unwrap_or_default()
+    }
+
+    /// Says whether devices are being made together: a snapshot that one of them waits for is given
+    /// up when none is left that may bring it.
+    pub fn start(&self, together: bool) {
+        self.is_starting.store(together, Ordering::Relaxed);
+    }
+
+    /// The server ends, and has no clients any more: snapshots stay attached until
+    /// [`StateFolder::detach_all`].
+    pub fn end(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
+    }
+
+    /// True when the server ends.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
+    /// How the disk of `device` is known again, by another server too; `None` for what is gone with
+    /// the program. May block.
+    pub(crate) fn disk_id(&self, device: &DeviceRef) -> Option<StoreId> {
+        let number = device.number;
+        if number.major == MAPPED_MAJOR {
+            return self.disk_seen(number);
+        }
+        let identity = self.state().opened.identity(number.minor)?;
+        StoreId::opened(&self.uri_of(number), identity)
+    }
+
+    /// As [`Registry::disk_id`], as far as it is known without asking the file system.
+    pub(crate) fn disk_seen(&self, number: DevNo) -> Option<StoreId> {
+        match number.major {
+            MAPPED_MAJOR => Some(StoreId::mapped(&self.name_of(number)?)),
+            _ => {
+                let identity = self.state().opened.identity(number.minor)?;
+                StoreId::seen(&self.uri_of(number), identity)
+            }
+        }
     }
 
     /// Says that a store is going to be made; `None` where nothing outlives the program.

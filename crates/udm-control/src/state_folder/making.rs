@@ -89,6 +89,7 @@ impl StateFolder {
 
     /// Takes away what servers that are no more have left of stores. One line for each.
     pub fn clean(&self) {
+        self.clean_servers();
         let Ok(entries) = fs::read_dir(&self.path) else { return };
         let is_one = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str());

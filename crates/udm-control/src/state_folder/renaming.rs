@@ -25,7 +25,10 @@ impl StateFolder {
     ) -> Result<(), E> {
         let _files = self.files();
         let (old, to) = (StoreId::mapped(&device.name()), StoreId::mapped(new));
-        let kept = self.read();
+        let kept = match self.read() {
+            Ok(kept) => kept,
+            Err(error) => return Err(failed(error)),
+        };
         let moves: Vec<_> = kept.iter().filter(|(_, mark)| mark.store == old).collect();
         let mut copy = None;
         if let Some((_, mark)) = moves.first().filter(|_| !kept.iter().any(|(_, mark)| mark.store == to)) {

@@ -5,6 +5,7 @@
 //! verb does, so that what it closed is closed when it is done.
 
 use super::call_off::{CallOff, Waiting};
+use super::snapshot::{Attaching, bring_back};
 use super::turns::{TRIES_MAX, Turns};
 use super::{show, tables};
 use crate::error::VerbError;
@@ -304,8 +305,10 @@ pub(super) async fn in_turn(
     let mut entered: Vec<_> = several.iter().map(|(_, mapped)| mapped.pending.enter(who, off)).collect();
     let devices: Vec<_> = several.iter().map(|(_, mapped)| Arc::clone(&mapped.device)).collect();
     let blame = |(place, error): Refused| VerbError::new(&several[place].0, error);
+    let merges = bring_back(registry, several, who).await?;
     for _ in 0..TRIES_MAX {
         let turns = Turns::take(registry, several, who, off).await?;
+        let attaching = Attaching::begin(registry, several, who).await?;
         // A wake-up that comes before we wait for it is kept, so none is lost between a step and
         // its wait.
         let answered = Arc::new(Notify::new());
@@ -314,13 +317,29 @@ pub(super) async fn in_turn(
             Arc::new(move || answered.notify_one())
         };
         let moves: Vec<bool> = several.iter().map(|(_, mapped)| is_change(mapped, who)).collect();
-        let mut changes = begin(&devices, &turns, &wake).map_err(blame)?;
+        let mut changes = match begin(&devices, &turns, &wake) {
+            Ok(changes) => changes,
+            Err(refused) => {
+                attaching.undo().await;
+                return Err(blame(refused));
+            }
+        };
+        if !attaching.still_holds(&devices) {
+            // Somebody has loaded another table meanwhile.
+            drop(changes);
+            attaching.undo().await;
+            continue;
+        }
         let done = step(registry, &turns.off(off), &answered, &mut changes).await;
         let outrun = changes.outrun();
         if done.is_ok() && !outrun {
+            attaching.settle().await;
+            registry.merges.go_on(&merges);
             // Before anybody else has a turn.
             let moved = several.iter().zip(moves).filter(|(_, moves)| *moves).map(|((_, mapped), _)| mapped);
             moved.for_each(|mapped| tell(registry, mapped, who));
+        } else {
+            attaching.undo().await;
         }
         drop(turns);
         if !outrun {

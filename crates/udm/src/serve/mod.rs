@@ -15,7 +15,7 @@ mod sockets;
 mod systemd;
 mod upkeep;
 
-use crate::cli::{DeviceArg, ServeArgs, TableArg};
+use crate::cli::{DeviceArg, LostSnapshotsArg, ServeArgs, TableArg};
 use crate::config;
 use crate::output::say;
 use crate::verbs::read_table;
@@ -25,6 +25,7 @@ use ending::Signals;
 pub use ready::in_background;
 use reload::File;
 use sockets::Sockets;
+use std::collections::VecDeque;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +39,9 @@ pub use upkeep::CheckPaths;
 
 /// Cores without `--cores`, at the most: a server is one of several programs on its machine.
 const CORES_DEFAULT_MAX: usize = 8;
+
+/// How long a server that waits for a snapshot waits between two tries.
+const WAIT_STEP: Duration = Duration::from_secs(1);
 
 /// How often it is looked whether devices can be removed, and whether cores are over, when the
 /// server ends.
@@ -80,13 +84,18 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     registry.keep_up(upkeep);
     let (queue_depth, nr_hw_queues) = (args.dm_mq_queue_depth, args.dm_mq_nr_hw_queues);
     registry.queue_requests(udm_control::registry::RequestQueues { queue_depth, nr_hw_queues });
-    match args.state.open() {
+    registry.lose_snapshots(args.lost_snapshots.into());
+    let kept = match args.state.open() {
         Ok(folder) => {
             folder.clean();
-            registry.keep_state_in(folder);
+            registry.keep_state_in(Arc::clone(&folder));
+            Some(folder)
         }
-        Err(error) => tracing::warn!("nothing outlives this server: {error:#}"),
-    }
+        Err(error) => {
+            tracing::warn!("nothing outlives this server: {error:#}");
+            None
+        }
+    };
     let exports = Arc::new(Exports::new());
     let options = ExportOptions { only: args.exports.clone(), read_only: args.readonly };
     registry.export_by(Exporter::new(Arc::clone(&exports), options));
@@ -104,11 +113,16 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     };
     // Nothing here needs a bound of its own: when the limit is over the program ends, wherever this
     // is.
+    registry.end();
     cores.end();
-    let _ = tokio::time::timeout(limit, remove_all(&registry)).await;
+    let all_gone = tokio::time::timeout(limit, remove_all(&registry)).await.is_ok();
     let stopping = cores.stop_within(limit);
     while !stopping.is_over() {
         tokio::time::sleep(PAUSE).await;
+    }
+    if let Some(folder) = kept.filter(|_| all_gone) {
+        // Nothing of this server writes any more.
+        folder.detach_all();
     }
     done
 }
@@ -125,13 +139,34 @@ fn cores(args: &ServeArgs) -> RuntimeOptions {
     RuntimeOptions { cpus, poll: args.poll, spin_max: CoreOptions::default().spin_max }
 }
 
-/// Makes the devices in the order given, so that later ones can name earlier ones.
+/// Makes the devices in the order given, so that later ones can name earlier ones; but one whose
+/// disk has a snapshot that is not attached yet waits for the others.
 async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Registry>) -> Result<()> {
-    for DeviceArg { name, table } in &args.devices {
-        let table = table_of(registry, name, table)?;
-        let made = verbs::create(registry, name, None, Some(&table)).await;
-        made.map_err(|e| anyhow::anyhow!(e.beside(&table)))?;
+    let mut left: VecDeque<&DeviceArg> = args.devices.iter().collect();
+    let (mut waited, mut told) = (0, false);
+    registry.start(true);
+    while let Some(device) = left.pop_front() {
+        // All that are left have waited: nothing more comes by itself.
+        let is_last = waited > left.len();
+        registry.start(!is_last);
+        let table = table_of(registry, &device.name, &device.table)?;
+        match verbs::create(registry, &device.name, None, Some(&table)).await {
+            Ok(()) => waited = 0,
+            Err(error) if error.blocked && !is_last => {
+                left.push_back(device);
+                waited += 1;
+            }
+            Err(error) if error.blocked && args.lost_snapshots == LostSnapshotsArg::Wait => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!("waiting: {error}");
+                }
+                tokio::time::sleep(WAIT_STEP).await;
+                left.push_front(device);
+            }
+            Err(error) => return Err(anyhow::anyhow!(error.beside(&table))),
+        }
     }
+    registry.start(false);
     let mut names: Vec<&str> = args.devices.iter().map(|device| device.name.as_str()).collect();
     let wanted = match file {
         Some(file) => reload::start(registry, file, &names).await?,
@@ -190,6 +225,8 @@ async fn serve_devices(
     let done = tokio::select! {
         never = verbs::see_to_deferred(registry) => match never {},
         never = reload::when_told(&hangups, registry) => match never {},
+        never = reload::when_snapshots_come(registry) => match never {},
+        never = http::see_to_merges(registry) => match never {},
         broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
         never = systemd::live(cores.cluster()) => match never {},
         done = work(args, &sockets, exporter, signals) => done,

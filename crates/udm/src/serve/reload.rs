@@ -62,6 +62,13 @@ pub(super) async fn when_told(hangups: &Hangups, registry: &Arc<Registry>) -> In
     }
 }
 
+/// Makes the devices that waited for a snapshot as those can be attached; that goes to the log.
+pub(super) async fn when_snapshots_come(registry: &Arc<Registry>) -> Infallible {
+    let made = |done: &Reconfigured| lines(done).0.iter().for_each(|line| log::say(format!("udm: {line}\n")));
+    config::wait_for_snapshots(registry, made).await;
+    std::future::pending().await
+}
+
 fn say(done: &Result<Reconfigured, VerbError>) {
     match done {
         Ok(done) => {

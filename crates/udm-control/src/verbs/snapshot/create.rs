@@ -77,11 +77,14 @@ pub fn create(
         let store = store.store(registry, &one.name, &set.origins[place].0, off)?;
         let origin = &set.origins[place].0;
         let table = format!("0 {} snapshot {} {}", origin.len.0, origin.disk.number, store.words);
+        let linear = origin.is_linear || origin.mapped.note().was_linear;
+        made.mapped.note().origin_was_linear = linear;
         set.made.push((made, store));
         coming.push(table);
     }
     set.load(&coming, folder, off)?;
     set.convert(&devices, folder, off)?;
+    set.note();
     set.cut(off)?;
     let made = set.keep();
     all.iter().zip(made).map(|(one, made)| super::list::of(registry, &one.name, &made)).collect()
@@ -151,6 +154,14 @@ impl Set<'_> {
         Ok(())
     }
 
+    /// Says what they are, before that is recorded.
+    fn note(&self) {
+        for (made, store) in &self.made {
+            let mut note = made.mapped.note();
+            (note.by_name, note.store) = (true, store.file().cloned());
+        }
+    }
+
     /// The instant.
     fn cut(&mut self, off: &CallOff) -> Result<(), VerbError> {
         let origins = self.origins.iter().filter(|(origin, _)| origin.is_linear);
@@ -184,10 +195,8 @@ impl Set<'_> {
             origin.mapped.note().was_linear |= loaded.take().is_some();
         }
         for (made, store) in self.made.drain(..) {
-            {
-                let mut note = made.mapped.note();
-                (note.made, note.store) = (Some(Instant::now()), store.keep());
-            }
+            made.mapped.note().made = Some(Instant::now());
+            store.keep();
             made.complete();
         }
         kept

@@ -5,11 +5,11 @@ use super::{again, find, origin, refuse, report};
 use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Folder, Mapped, Registry};
+use crate::state_folder::records::StoreFile;
 use crate::verbs::call_off::{CallOff, Waiting};
 use crate::verbs::change::{in_turn, resume_among, resume_these, suspend_these};
 use crate::verbs::remove::remove_it;
 use crate::verbs::{show, tables, wait};
-use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use udm_core::Device;
 use udm_core::errno::{EBUSY, EINVAL, EIO};
@@ -24,7 +24,20 @@ pub struct MergeEnd {
     /// The table of an origin, for when it is over.
     table: String,
     /// The store, when it was made for the snapshot.
-    store: Option<PathBuf>,
+    store: Option<StoreFile>,
+}
+
+impl MergeEnd {
+    /// Of the merge into `origin`, called `name`, which has `table` when it is over.
+    pub(super) fn new(origin: &Arc<Mapped>, name: &str, table: String, store: Option<StoreFile>) -> MergeEnd {
+        MergeEnd { origin: Arc::downgrade(origin), name: name.to_owned(), table, store }
+    }
+
+    /// The origin's device.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
 }
 
 /// Begins to bring the snapshot `name` back into its origin: the origin's device reads as the
@@ -78,12 +91,8 @@ pub fn merge(
         wait(resume_these(registry, &itself, &end))?;
         return Err(error);
     }
-    let end_of = MergeEnd {
-        origin: Arc::downgrade(&origin.mapped),
-        name: own.clone(),
-        table: origin.with_snapshots(),
-        store: mapped.note().store.take(),
-    };
+    let store = mapped.note().store.take();
+    let end_of = MergeEnd::new(&origin.mapped, &own, origin.with_snapshots(), store);
     drop((itself, found));
     // It has nothing any more. A client that came meanwhile has errors, and keeps the name; the
     // merge goes on without it.
@@ -121,9 +130,8 @@ pub fn finish(registry: &Arc<Registry>, merge: &MergeEnd) -> Result<(), VerbErro
     tables::load_into(registry, &mapped, name, &merge.table, &Folder::none(), &off)
         .map_err(|e| e.at(None))?;
     wait(resume_these(registry, &[(name.to_owned(), mapped)], &off))?;
-    if let Some(path) = &merge.store {
-        // Who has removed it himself has done it.
-        let _ = std::fs::remove_file(path);
+    if let Some(store) = &merge.store {
+        super::remove::remove_store(name, store);
     }
     settle(registry, disk);
     Ok(())

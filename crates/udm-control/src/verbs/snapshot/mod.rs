@@ -6,24 +6,29 @@
 //! ([`udm_dm::Changes`]): nobody suspends anything by hand. Verbs on the snapshots of one disk go
 //! one after the other. They may block on what they open.
 
+mod attach;
 mod changes;
 mod create;
 mod list;
 mod merge;
 mod origin;
 mod remove;
+mod restore;
 mod store;
 
+pub(super) use attach::Attaching;
+pub use attach::LostSnapshots;
 pub use changes::{PAGE_MAX, changes};
 pub use create::create;
 pub use list::{list, one};
 pub use merge::{MergeEnd, finish, merge, merge_end};
 pub use origin::unseen;
 pub use remove::remove;
+pub(super) use restore::bring_back;
 
 use crate::error::VerbError;
 use crate::registry::{Mapped, Registry};
-use std::path::PathBuf;
+use crate::state_folder::records::StoreFile;
 use std::sync::Arc;
 use std::time::Instant;
 use udm_core::errno::EINVAL;
@@ -35,7 +40,13 @@ pub(crate) struct Note {
     /// When it was made, if it is a snapshot.
     pub made: Option<Instant>,
     /// The store that was made for it.
-    pub store: Option<PathBuf>,
+    pub store: Option<StoreFile>,
+    /// It is a snapshot that was made by name.
+    pub by_name: bool,
+    /// It is a snapshot, and its origin was linear before.
+    pub origin_was_linear: bool,
+    /// It is a snapshot that is removed for good.
+    pub is_discarded: bool,
     /// It is an origin, and was linear before it had snapshots.
     pub was_linear: bool,
 }

@@ -3,16 +3,18 @@
 use super::{again, find, origin, refuse};
 use crate::error::VerbError;
 use crate::registry::{Folder, Registry};
+use crate::state_folder::records::StoreFile;
 use crate::verbs::call_off::CallOff;
 use crate::verbs::change::resume_these;
 use crate::verbs::remove::remove_it;
 use crate::verbs::{tables, wait};
 use std::sync::Arc;
 use udm_core::DevNo;
-use udm_core::errno::EBUSY;
+use udm_core::errno::{EBUSY, EIO};
 
 /// Removes the snapshot `name`, and the store that was made for it unless `keep_store`. When it was
-/// the last of its origin, and that was linear before, it is linear again. May block.
+/// the last of its origin, and that was linear before, it is linear again. One that no device has
+/// is given up. May block.
 ///
 /// # Errors
 /// When it is no snapshot, is in use or is being merged; what it was called off with.
@@ -22,20 +24,52 @@ pub fn remove(
     keep_store: bool,
     off: &CallOff,
 ) -> Result<(), VerbError> {
-    let (mapped, disk) = find(registry, name).map(|(mapped, _, report)| (mapped, report.origin.number))?;
+    let found = match find(registry, name) {
+        Err(error) if error.missing && give_up(registry, name, keep_store)? => return Ok(()),
+        found => found?,
+    };
+    let (mapped, disk) = (found.0, found.2.origin.number);
     let _alone = registry.alone_with_snapshots(name, [disk])?;
     if again(registry, name, &mapped)?.1.state.is_merge() {
         return Err(refuse(name, EBUSY, "it is being merged"));
     }
-    wait(remove_it(registry, name, Arc::clone(&mapped), |_| true, off))?;
+    // What was made for it and is no more its store is not removed with it.
+    let store = again(registry, name, &mapped)?.1.store;
+    let store = registry.disk_id(&store);
+    mapped.note().is_discarded = true;
+    let removed = wait(remove_it(registry, name, Arc::clone(&mapped), |_| true, off));
+    removed.inspect_err(|_| mapped.note().is_discarded = false)?;
     let made = mapped.note().store.take().filter(|_| !keep_store);
     drop(mapped);
-    if let Some(path) = made {
-        // Who has removed it himself has done it.
-        let _ = std::fs::remove_file(path);
+    if let Some(made) = made.filter(|made| store.is_some_and(|store| made.is(&store))) {
+        remove_store(name, &made);
     }
     settle(registry, disk);
     Ok(())
+}
+
+/// Gives up the snapshot `name` that no device has, and removes the store that was made for it
+/// unless `keep_store`. False when none is recorded. May block.
+fn give_up(registry: &Registry, name: &str, keep_store: bool) -> Result<bool, VerbError> {
+    let failed = |why: String| refuse(name, EIO, why);
+    let Some(folder) = registry.state_folder() else { return Ok(false) };
+    let records = folder.unattached().map_err(failed)?;
+    let Some(record) = records.into_iter().find(|record| record.name == name) else { return Ok(false) };
+    if folder.is_elsewhere(&record) {
+        return Err(refuse(name, EBUSY, "another server has it"));
+    }
+    folder.forget_snapshot(&record).map_err(|error| failed(format!("its record stays: {error}")))?;
+    if let Some(made) = record.made_store.filter(|_| !keep_store) {
+        remove_store(name, &made);
+    }
+    Ok(true)
+}
+
+/// Removes a store that was made for the snapshot `name`. Who has removed it himself has done it.
+pub(super) fn remove_store(name: &str, made: &StoreFile) {
+    if let Err(error) = made.remove() {
+        tracing::warn!("{name}: {}: {error}", made.path.display());
+    }
 }
 
 /// Has the origins over `disk` be linear again that were, when they have no snapshots any more. One

@@ -6,11 +6,12 @@ use crate::CoresIo;
 use crate::error::VerbError;
 use crate::registry::{Folder, Opening, Registry};
 use crate::state_folder::making::Making;
+use crate::state_folder::records::StoreFile;
 use crate::verbs::CallOff;
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use udm_core::errno::{EEXIST, EINVAL, EIO};
 use udm_core::{SECTOR_SIZE, Sector, Sectors, control_io};
 use udm_dm::{Resolver, TargetError};
@@ -53,7 +54,7 @@ pub(super) struct Store {
 
 /// A file that was made just now.
 struct MadeFile {
-    path: PathBuf,
+    file: StoreFile,
     /// For the next server, should this one be killed. Goes behind the file.
     _making: Option<Making>,
 }
@@ -64,9 +65,14 @@ impl Store {
         self.made.is_some()
     }
 
-    /// Keeps what was made, and says what that is.
-    pub fn keep(mut self) -> Option<PathBuf> {
-        self.made.take().map(|made| made.path)
+    /// The file that was made.
+    pub fn file(&self) -> Option<&StoreFile> {
+        self.made.as_ref().map(|made| &made.file)
+    }
+
+    /// Keeps what was made.
+    pub fn keep(mut self) {
+        self.made = None;
     }
 }
 
@@ -74,7 +80,7 @@ impl Drop for Store {
     fn drop(&mut self) {
         if let Some(made) = &self.made {
             // What came to nothing leaves nothing behind; it was made just now, and is blank.
-            let _ = std::fs::remove_file(&made.path);
+            let _ = made.file.remove();
         }
     }
 }
@@ -202,7 +208,8 @@ impl Wanted<'_> {
         match OpenOptions::new().write(true).create_new(true).mode(MODE).open(path) {
             Ok(file) => {
                 let known = making.as_mut().is_none_or(|making| making.is_there(&file).is_ok());
-                let made = MadeFile { path: path.to_owned(), _making: making.filter(|_| known) };
+                let made = StoreFile::new(path, &file).map_err(failed)?;
+                let made = MadeFile { file: made, _making: making.filter(|_| known) };
                 let mut store = Store { words: String::new(), made: Some(made) };
                 file.set_len(first).map_err(failed)?;
                 Ok(store.made.take())

@@ -1,0 +1,38 @@
+//! Merges that go on with a server that did not begin them, until somebody sees to their end.
+
+use crate::verbs::snapshot::MergeEnd;
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// See the module's documentation.
+#[derive(Default)]
+pub(crate) struct Merges {
+    waiting: Mutex<VecDeque<MergeEnd>>,
+    arrived: Notify,
+}
+
+impl Merges {
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<MergeEnd>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// These go on from now on.
+    pub fn go_on(&self, merges: &[MergeEnd]) {
+        if !merges.is_empty() {
+            self.waiting().extend(merges.iter().cloned());
+            self.arrived.notify_one();
+        }
+    }
+
+    /// The next that goes on, as soon as there is one. For one caller at a time.
+    pub async fn next(&self) -> MergeEnd {
+        loop {
+            let next = self.waiting().pop_front();
+            match next {
+                Some(end) => return end,
+                None => self.arrived.notified().await,
+            }
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! Records of persistent snapshots: which there are, of which disk, and whether a server has them.
+//!
+//! A snapshot is its instant only as long as every write of its origin passes by it. So a server
+//! keeps a record of each persistent snapshot from before it is in use until it is removed or
+//! merged, and nobody opens its origin for writing without looking here first.
+//!
+//! `snapshots/ORIGIN-STORE.json` in the state folder is one record; `server-PID-N` is a file that a
+//! running server holds locked (`flock`), which ends with the process however that ends.
+//!
+//! | state | what is known | a writer of the origin |
+//! |---|---|---|
+//! | attached, server runs | the server copies what is written | is refused in any other server |
+//! | attached, server is gone | it was killed: its last writes are in order, nothing else is known | waits for the snapshot |
+//! | detached | the origin's size and time of change when the server ended | waits for the snapshot |
+//! | released | the same, when a user took it away from an origin in use | goes on; the snapshot is checked when it comes back |
+//! | lost | it is not its instant any more, and why | goes on; the snapshot is refused |
+//!
+//! Durable before it is told: a record is written aside, synced, moved to its place, and the folder
+//! is synced.
+
+use super::{Disk, StateFolder, StoreId, write_durably};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The folder of records in the state folder.
+const RECORDS: &str = "snapshots";
+
+/// What the name of a server's lock file begins with.
+pub(super) const SERVER: &str = "server-";
+
+/// The longest record in bytes that is read: a table has two paths.
+const RECORD_MAX: u64 = 64 << 10;
+
+/// Longer than a file system's clock takes for a step. A file that was changed less than this ago
+/// can be changed again without a later time of change.
+const CLOCK_STEP: Duration = Duration::from_millis(20);
+
+/// A persistent snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SnapshotRecord {
+    /// The device that has it.
+    pub name: String,
+    /// That device's uuid.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub uuid: Option<String>,
+    /// The disk that it is an instant of.
+    pub origin: StoreId,
+    /// Where it is kept.
+    pub store: StoreId,
+    /// Its table, with URIs in the place of numbers.
+    pub table: String,
+    /// It was made by name, and comes back by itself with its origin.
+    pub by_name: bool,
+    /// When it was made, in seconds since 1970.
+    pub made: u64,
+    /// The file that was made for it, by which it is known when it is removed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub made_store: Option<StoreFile>,
+    /// Its origin's device was linear before it had snapshots.
+    #[serde(default)]
+    pub was_linear: bool,
+    /// It is on its way back into its origin.
+    #[serde(default)]
+    pub merging: bool,
+    /// Who has it.
+    pub state: RecordState,
+}
+
+/// Who has a snapshot. See the module's table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RecordState {
+    /// The server with this lock file.
+    Attached { server: String },
+    /// Nobody, since that server ended.
+    Detached { origin: Option<Stamp> },
+    /// Nobody, and its origin is written all the same.
+    Released { origin: Option<Stamp> },
+    /// It is not its instant any more.
+    Lost { why: String },
+}
+
+/// How a file was when it was last looked at: its size, and when it was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Stamp {
+    size_bytes: u64,
+    /// In ns since 1970.
+    changed_ns: i128,
+}
+
+/// A file that was made for a snapshot, and how it is known again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StoreFile {
+    /// Where it was made.
+    pub path: PathBuf,
+    /// Which file it is.
+    disk: Disk,
+}
+
+impl StoreFile {
+    /// The file that `opened` is, at `path`.
+    ///
+    /// # Errors
+    /// The system's; `InvalidInput` for what is no file.
+    pub(crate) fn new(path: &Path, opened: &File) -> io::Result<StoreFile> {
+        let disk = Disk::of(&opened.metadata()?).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(StoreFile { path: path.to_owned(), disk })
+    }
+
+    /// Removes the file, if it is the one that was made: whatever else is at its path by now stays.
+    ///
+    /// # Errors
+    /// The system's; `Other` when it is another file. None when there is none.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        match fs::symlink_metadata(&self.path) {
+            Ok(found) if Disk::of(&found).is_some_and(|disk| disk.is(self.disk)) => {
+                fs::remove_file(&self.path)
+            }
+            Ok(_) => Err(io::Error::other("it is another file by now, so it stays")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// True when `store` is this file.
+    pub(crate) fn is(&self, store: &StoreId) -> bool {
+        store.disk.is_some_and(|disk| disk.is(self.disk))
+    }
+}
+
+impl Stamp {
+    fn of(found: &fs::Metadata) -> Stamp {
+        let changed_ns = i128::from(found.mtime()) * 1_000_000_000 + i128::from(found.mtime_nsec());
+        Stamp { size_bytes: found.len(), changed_ns }
+    }
+
+    /// Of the file that `disk` is; `None` for what is no file, or not there. Waits for a step of
+    /// the file system's clock where the file was changed just now, so that any later write shows.
+    pub(crate) fn settled(disk: &StoreId) -> Option<Stamp> {
+        loop {
+            let found = disk.file()?;
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos() as i128;
+            let age = now - Stamp::of(&found).changed_ns;
+            if !(0..CLOCK_STEP.as_nanos() as i128).contains(&age) {
+                return Some(Stamp::of(&found));
+            }
+            std::thread::sleep(CLOCK_STEP);
+        }
+    }
+}
+
+impl SnapshotRecord {
+    /// True when a writer of its origin has to wait for it.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        matches!(self.state, RecordState::Attached { .. } | RecordState::Detached { .. })
+    }
+
+    /// Why it can't be its instant any more, as far as its origin tells; `None` when nothing speaks
+    /// against it.
+    pub(crate) fn stale(&self) -> Option<String> {
+        let origin = &self.origin.name;
+        let (stamp, released) = match &self.state {
+            RecordState::Lost { why } => return Some(why.clone()),
+            RecordState::Attached { .. } => (None, false),
+            RecordState::Detached { origin } => (*origin, false),
+            RecordState::Released { origin } => (*origin, true),
+        };
+        let Some(found) = self.origin.file() else {
+            return released.then(|| {
+                format!("it was taken away while its origin {origin} was in use, and whether that was written since can't be told")
+            });
+        };
+        if self.origin.disk.zip(Disk::of(&found)).is_some_and(|(was, is)| !was.is(is)) {
+            return Some(format!("its origin {origin} is another file by now"));
+        }
+        match stamp {
+            Some(stamp) if stamp.size_bytes != found.len() => Some(format!(
+                "its origin {origin} has {} bytes, and had {} when it was last attached",
+                found.len(),
+                stamp.size_bytes
+            )),
+            Some(stamp) if stamp != Stamp::of(&found) => {
+                Some(format!("its origin {origin} was written without it"))
+            }
+            _ => None,
+        }
+    }
+
+    fn file_name(&self) -> String {
+        format!("{:016x}-{:016x}.json", self.origin.fingerprint(), self.store.fingerprint())
+    }
+}
+
+/// The lock of a server: that it runs.
+#[derive(Debug)]
+pub(super) struct ServerLock {
+    name: String,
+    path: PathBuf,
+    _file: File,
+}
+
+impl Drop for ServerLock {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl StateFolder {
+    /// The records of all snapshots that this server does not have.
+    ///
+    /// # Errors
+    /// In words, when that can't be told.
+    pub(crate) fn unattached(&self) -> Result<Vec<SnapshotRecord>, String> {
+        let folder = self.path.join(RECORDS);
+        let failed = |path: &Path, error: io::Error| {
+            format!("{}: which snapshots there are is not known: {error}", path.display())
+        };
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) => {
+                use io::ErrorKind::{NotADirectory, NotFound};
+                let none = matches!(error.kind(), NotFound | NotADirectory);
+                return if none { Ok(Vec::new()) } else { Err(failed(&folder, error)) };
+            }
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(|error| failed(&folder, error))?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if !name.ends_with(".json") || self.attached().contains_key(name) {
+                continue;
+            }
+            match read(&path) {
+                Ok(record) => found.push(record),
+                // Another server has just taken it away.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(failed(&path, error)),
+            }
+        }
+        found.sort_by(|one: &SnapshotRecord, other| (one.made, &one.name).cmp(&(other.made, &other.name)));
+        Ok(found)
+    }
+
+    /// The record of `store`, whoever has it.
+    ///
+    /// # Errors
+    /// As [`StateFolder::unattached`]'s.
+    pub(crate) fn record_of(&self, store: &StoreId) -> Result<Option<SnapshotRecord>, String> {
+        let ours = self.attached().values().find(|record| record.store.is(store)).cloned();
+        match ours {
+            Some(record) => Ok(Some(record)),
+            None => Ok(self.unattached()?.into_iter().find(|record| record.store.is(store))),
+        }
+    }
+
+    /// True when the server that has `record` runs, and is another one.
+    pub(crate) fn is_elsewhere(&self, record: &SnapshotRecord) -> bool {
+        let RecordState::Attached { server } = &record.state else { return false };
+        if self.server().is_some_and(|own| own == *server) || server.contains('/') {
+            return false;
+        }
+        let Ok(file) = File::open(self.path.join(server)) else { return false };
+        flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+    }
+
+    /// Records that this server has these snapshots from now on, whatever was recorded of their
+    /// stores before. May block.
+    ///
+    /// # Errors
+    /// When that can't be kept.
+    pub(crate) fn attach(&self, records: Vec<SnapshotRecord>) -> io::Result<()> {
+        let server = self.begin()?;
+        let records = records.into_iter().map(|record| SnapshotRecord {
+            state: RecordState::Attached { server: server.clone() },
+            ..record
+        });
+        let records: Vec<SnapshotRecord> = records.collect();
+        self.put_records(&records)?;
+        let mut attached = self.attached();
+        for record in records {
+            attached.insert(record.file_name(), record);
+        }
+        Ok(())
+    }
+
+    /// Records another state of a snapshot, which this server does not have any more. May block.
+    ///
+    /// # Errors
+    /// When that can't be kept.
+    pub(crate) fn record(&self, record: SnapshotRecord) -> io::Result<()> {
+        let name = record.file_name();
+        self.put_records(std::slice::from_ref(&record))?;
+        self.attached().remove(&name);
+        Ok(())
+    }
+
+    /// Forgets a snapshot: it is gone. May block.
+    ///
+    /// # Errors
+    /// When its record can't be removed.
+    pub(crate) fn forget_snapshot(&self, record: &SnapshotRecord) -> io::Result<()> {
+        let name = record.file_name();
+        let folder = self.path.join(RECORDS);
+        match fs::remove_file(folder.join(&name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        self.attached().remove(&name);
+        match File::open(&folder) {
+            Ok(folder) => folder.sync_all(),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// The snapshots that this server has.
+    pub(crate) fn attached_here(&self) -> Vec<SnapshotRecord> {
+        self.attached().values().cloned().collect()
+    }
+
+    /// This server ends, and nothing writes any more: the origins of its snapshots are looked at
+    /// once more, so that the next one can tell whether somebody else wrote them meanwhile.
+    pub fn detach_all(&self) {
+        for record in self.attached_here() {
+            let origin = Stamp::settled(&record.origin);
+            let state = RecordState::Detached { origin };
+            if let Err(error) = self.record(SnapshotRecord { state, ..record.clone() }) {
+                tracing::warn!("{}: how its origin was is not kept: {error}", record.name);
+            }
+        }
+    }
+
+    /// Has the snapshot in `store` believed again: it is detached from its origin as that is now. How
+    /// many there were.
+    pub(super) fn believe(&self, store: &StoreId) -> io::Result<usize> {
+        let found = self.unattached().map_err(io::Error::other)?;
+        let mut count = 0;
+        for record in found.into_iter().filter(|record| record.store.is_exactly(store)) {
+            if record.stale().is_none() || self.is_elsewhere(&record) {
+                continue;
+            }
+            // The file that its origin is by now.
+            let disk = record.origin.file().as_ref().and_then(Disk::of).or(record.origin.disk);
+            let origin = StoreId { disk, ..record.origin.clone() };
+            self.forget_snapshot(&record)?;
+            let state = RecordState::Detached { origin: Stamp::settled(&origin) };
+            self.record(SnapshotRecord { origin, state, ..record })?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Writes records, the folder synced once for all.
+    fn put_records(&self, records: &[SnapshotRecord]) -> io::Result<()> {
+        let folder = self.path.join(RECORDS);
+        let is_new = !folder.is_dir();
+        DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        let files =
+            records.iter().map(|record| Ok((folder.join(record.file_name()), serde_json::to_vec(record)?)));
+        write_durably(&folder, &files.collect::<io::Result<Vec<_>>>()?)?;
+        if is_new {
+            self.sync()?;
+        }
+        Ok(())
+    }
+
+    /// The name of this server's lock file, which is there from now on.
+    fn begin(&self) -> io::Result<String> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let mut own = self.own_server();
+        if let Some(own) = &*own {
+            return Ok(own.name.clone());
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+        loop {
+            // Relaxed: a number is given out once.
+            let name = format!("{SERVER}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+            let path = self.path.join(&name);
+            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+                Ok(file) => {
+                    flock(&file, FlockOperation::LockExclusive)?;
+                    // Another server may have taken it away before it was locked.
+                    if file.metadata()?.nlink() == 0 {
+                        continue;
+                    }
+                    *own = Some(ServerLock { name: name.clone(), path, _file: file });
+                    return Ok(name);
+                }
+                // Of one that had this number before.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn server(&self) -> Option<String> {
+        self.own_server().as_ref().map(|own| own.name.clone())
+    }
+
+    /// Takes away the lock files of servers that are gone.
+    pub(super) fn clean_servers(&self) {
+        let Ok(entries) = fs::read_dir(&self.path) else { return };
+        let is_lock = |path: &PathBuf| {
+            path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(SERVER))
+        };
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_lock) {
+            let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
+            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> io::Result<SnapshotRecord> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(RECORD_MAX).read_to_end(&mut bytes)?;
+    Ok(serde_json::from_slice(&bytes)?)
+}

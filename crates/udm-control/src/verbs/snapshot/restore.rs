@@ -1,0 +1,157 @@
+//! Snapshots that were made by name come back with their origin: when a table through which their
+//! disk can be written is about to become live, they are attached first.
+//!
+//! Contract: a device that was linear before it had snapshots becomes their origin again, and a
+//! merge that was cut goes on. One that can't be attached keeps the disk from being written, until
+//! it can be or is given up ([`super::attach`]).
+
+use super::attach::{LostSnapshots, Writer, lose, waits, with_folder, writers};
+use super::{Note, merge::MergeEnd};
+use crate::error::VerbError;
+use crate::registry::{Folder, Mapped, Registry};
+use crate::state_folder::records::SnapshotRecord;
+use crate::verbs::call_off::{CallOff, Waiting};
+use crate::verbs::{Called, make, tables};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+use udm_core::{DevNo, Sector};
+use udm_dm::Table;
+
+/// Attaches the snapshots by name of the disks that the inactive tables of `several` write, and
+/// gives those tables what an origin's has. The merges that go on with them.
+///
+/// # Errors
+/// When one can't be attached.
+pub(in crate::verbs) fn bring_back<'a>(
+    registry: &'a Registry,
+    several: &'a [(String, Arc<Mapped>)],
+    who: Waiting,
+) -> Pin<Box<dyn Future<Output = Result<Vec<MergeEnd>, VerbError>> + Send + 'a>> {
+    Box::pin(async move {
+        let comes = matches!(who, Waiting::Create | Waiting::Resume) && !registry.is_ending();
+        if !comes || registry.state_folder().is_none() {
+            return Ok(Vec::new());
+        }
+        let inactive: Vec<Option<Arc<Table>>> =
+            several.iter().map(|(_, mapped)| mapped.device.inactive()).collect();
+        let writers = writers(registry, &inactive);
+        if writers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let found = with_folder(registry, &several[0].0, move |folder| {
+            let mut found = folder.unattached()?;
+            found.retain(|record| {
+                record.by_name
+                    && record.is_waited_for()
+                    && !folder.is_elsewhere(record)
+                    && record.stale().is_none()
+            });
+            let of = |record: SnapshotRecord| {
+                let writer = writers.iter().find(|writer| record.origin.is(&writer.disk))?;
+                let Writer { place, number, .. } = *writer;
+                Some((place, number, record))
+            };
+            Ok(found.into_iter().filter_map(of).collect::<Vec<_>>())
+        });
+        let (merging, keeping): (Vec<_>, Vec<_>) =
+            found.await?.unwrap_or_default().into_iter().partition(|(.., record)| record.merging);
+        for (place, _, record) in &keeping {
+            attach(registry, &several[*place].0, record).await?;
+        }
+        for (place, number, record) in &keeping {
+            if record.was_linear {
+                become_origin(registry, &several[*place], *number)?;
+            }
+        }
+        let mut ends = Vec::new();
+        for (place, number, record) in merging {
+            ends.extend(go_on_merging(registry, &several[place], number, &record)?);
+        }
+        Ok(ends)
+    })
+}
+
+/// What is known of a device that has the snapshot of `record`.
+fn note(record: &SnapshotRecord) -> Note {
+    let since = SystemTime::UNIX_EPOCH + Duration::from_secs(record.made);
+    let age = SystemTime::now().duration_since(since).unwrap_or_default();
+    Note {
+        made: Instant::now().checked_sub(age),
+        store: record.made_store.clone(),
+        by_name: true,
+        origin_was_linear: record.was_linear,
+        ..Note::default()
+    }
+}
+
+/// Makes the device of `record` again.
+async fn attach(registry: &Registry, origin: &str, record: &SnapshotRecord) -> Result<(), VerbError> {
+    let Some(registry) = registry.me.upgrade() else { return Ok(()) };
+    let called = Called { name: &record.name, uuid: record.uuid.as_deref(), ..Called::default() };
+    let table = |mapped: &Arc<Mapped>| {
+        *mapped.note() = note(record);
+        Ok(Some(record.table.clone()))
+    };
+    let Err(error) = make(&registry, called, table, &Folder::none(), &CallOff::default()).await else {
+        tracing::info!("{}: attached again, a snapshot of {}", record.name, record.origin.name());
+        return Ok(());
+    };
+    let why = format!("can't be attached ({})", error.error);
+    if registry.lost_snapshots() != LostSnapshots::GiveUp || registry.is_starting.load(Ordering::Relaxed) {
+        return Err(VerbError { blocked: true, ..VerbError::new(origin, waits(record, &why)) });
+    }
+    let (record, why) = (record.clone(), format!("it {why}, and was given up"));
+    with_folder(&registry, origin, move |folder| lose(folder, &record, &why)).await.map(|_| ())
+}
+
+/// The length of the inactive table of `mapped`, and whether it is linear, if it is one line over
+/// all of the disk `number`: linear, or an origin.
+fn whole(mapped: &Mapped, number: DevNo) -> Option<(u64, bool)> {
+    let table = mapped.device.inactive()?;
+    let [entry] = table.targets() else { return None };
+    let is_linear = entry.target.type_name() == "linear";
+    let over = match entry.target.as_linear().filter(|_| is_linear) {
+        Some((disk, Sector(0))) => disk.number == number,
+        _ => entry.target.type_name() == "snapshot-origin",
+    };
+    over.then_some((entry.len.0, is_linear))
+}
+
+/// Puts the table of an origin in the place of one that is linear.
+fn become_origin(
+    registry: &Registry,
+    (name, mapped): &(String, Arc<Mapped>),
+    number: DevNo,
+) -> Result<(), VerbError> {
+    let Some((len, true)) = whole(mapped, number) else { return Ok(()) };
+    load(registry, name, mapped, &format!("0 {len} snapshot-origin {number}"))?;
+    mapped.note().was_linear = true;
+    Ok(())
+}
+
+/// Puts the table of a merge in the place of one that is linear, or an origin's.
+fn go_on_merging(
+    registry: &Registry,
+    (name, mapped): &(String, Arc<Mapped>),
+    number: DevNo,
+    record: &SnapshotRecord,
+) -> Result<Option<MergeEnd>, VerbError> {
+    let Some((len, _)) = whole(mapped, number) else { return Ok(None) };
+    let merge = record.table.replacen(" snapshot ", " snapshot-merge ", 1);
+    if let Err(error) = load(registry, name, mapped, &merge) {
+        let why = format!("is being merged, and can't be attached ({})", error.error);
+        return Err(VerbError { blocked: true, ..VerbError::new(name, waits(record, &why)) });
+    }
+    mapped.note().was_linear = record.was_linear;
+    tracing::info!("{name}: the merge of snapshot {} goes on", record.name);
+    let table = format!("0 {len} snapshot-origin {number}");
+    Ok(Some(MergeEnd::new(mapped, name, table, record.made_store.clone())))
+}
+
+fn load(registry: &Registry, name: &str, mapped: &Arc<Mapped>, table: &str) -> Result<(), VerbError> {
+    tables::load_into(registry, mapped, name, table, &Folder::none(), &CallOff::default())
+        .map_err(|e| e.at(None))
+}
