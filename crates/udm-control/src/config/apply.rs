@@ -31,9 +31,12 @@ impl Applied {
         Applied { wanted: wanted.clone(), mapped: Arc::downgrade(mapped), table }
     }
 
-    /// What verbs have made of it since, in words.
+    /// What verbs have made of it since, in words. That it has snapshots made by name is no change.
     fn drift(&self) -> Option<String> {
         let (mapped, name) = (self.mapped.upgrade()?, &self.wanted.name);
+        if mapped.note().was_linear && mapped.device.name() == *name {
+            return None;
+        }
         let called = mapped.device.name();
         if called != *name {
             return Some(format!("{name}: it has been renamed to {called}, and is left so"));
@@ -301,7 +304,9 @@ async fn reload(
 ) -> Result<Arc<Table>, VerbError> {
     let name = &wanted.name;
     if mapped.note().was_linear {
-        return Err(busy(name, "it has snapshots that were made by name: remove them first"));
+        // As an origin it is what the file wants, but for its snapshots.
+        return verbs::snapshot::linear_before(registry, mapped, name, wanted.lines(), folder)
+            .ok_or_else(|| busy(name, "it has snapshots that were made by name: remove them first"));
     }
     if bugs::on(Bug::SuspendedForLoad) {
         verbs::suspend_until(registry, &[name], false, off).await?;

@@ -36,6 +36,11 @@ impl Wanted {
         Ok(Wanted { name: name.to_owned(), table, uuid, read_only, lines })
     }
 
+    /// The lines of its table.
+    pub(crate) fn lines(&self) -> &[Line] {
+        &self.lines
+    }
+
     /// The same lines, however they are written.
     fn same_table(&self, other: &Wanted) -> bool {
         let said = |wanted: &Wanted| wanted.lines.len();

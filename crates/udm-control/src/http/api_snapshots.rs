@@ -17,8 +17,11 @@ pub struct Snapshot {
     /// P (persistent), PO (persistent, and read-only when it is full) or N (transient).
     #[serde(rename = "type")]
     pub kind: String,
-    /// "active", "overflow", "invalid", "merging", "merged" or "merge failed".
+    /// "active", "overflow", "invalid", "merging", "merged" or "merge failed"; of one that no device
+    /// has "not attached", or "lost" when it is not its instant any more.
     pub state: String,
+    /// Why no device has it.
+    pub why: Option<String>,
     /// Its size.
     pub size_bytes: u64,
     /// What is copied at once.
@@ -33,11 +36,11 @@ pub struct Snapshot {
     pub max_bytes: Option<u64>,
     /// What of `used_bytes` is no data.
     pub metadata_bytes: u64,
-    /// How long ago it was made, when this server made it.
+    /// How long ago it was made, when that is known.
     pub age_ns: Option<u64>,
 }
 
-/// All snapshots, in the order of their devices' numbers.
+/// All snapshots, in the order of their devices' numbers, then those that no device has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SnapshotList {
     /// The snapshots.

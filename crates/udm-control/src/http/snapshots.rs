@@ -39,8 +39,14 @@ pub(super) struct Keep {
     timeout_ms: Option<u64>,
 }
 
-pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Json<api::SnapshotList> {
-    Json(api::SnapshotList { snapshots: snapshot::list(&registry) })
+pub(super) async fn list(State(Shared { registry, gates, .. }): State<Shared>) -> Answer<api::SnapshotList> {
+    // The state folder is read.
+    let all = gates.metrics.run("snapshots", move || {
+        let mut all = snapshot::list(&registry);
+        all.extend(snapshot::unattached(&registry)?);
+        Ok(all)
+    });
+    Ok(Json(api::SnapshotList { snapshots: all.await? }))
 }
 
 pub(super) async fn one(State(registry): State<Arc<Registry>>, Named(name): Named) -> Answer<api::Snapshot> {

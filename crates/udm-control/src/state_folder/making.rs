@@ -158,7 +158,7 @@ fn take_away(store: &Path, identity: &str) -> io::Result<()> {
 }
 
 /// True for a persistent store with a record.
-fn has_records(store: &File) -> io::Result<bool> {
+pub(super) fn has_records(store: &File) -> io::Result<bool> {
     let mut first = [0; HEADER_LEN];
     match store.read_exact_at(&mut first, 0) {
         Ok(()) => {}

@@ -18,6 +18,7 @@
 //! Durable before it is told: a record is written aside, synced, moved to its place, and the folder
 //! is synced.
 
+use super::making::has_records;
 use super::{Disk, StateFolder, StoreId, write_durably};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -28,6 +29,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use udm_wire::words;
 
 /// The folder of records in the state folder.
 const RECORDS: &str = "snapshots";
@@ -193,6 +195,24 @@ impl SnapshotRecord {
         }
     }
 
+    /// As it is when the mapped device `old` is called `new`; `None` when nothing of it changes.
+    fn renamed(&self, old: &str, new: &str, is_ours: bool) -> Option<SnapshotRecord> {
+        let (from, to) = (StoreId::mapped(old), StoreId::mapped(new));
+        let moved = |id: &StoreId| if *id == from { to.clone() } else { id.clone() };
+        let word = |word: String| if word == from.name { to.name.clone() } else { word };
+        let table: Vec<String> =
+            words::words(&self.table).into_iter().map(|one| words::escape(&word(one)).into_owned()).collect();
+        let renamed = SnapshotRecord {
+            // One that no device has keeps its name, whoever has that meanwhile.
+            name: if self.name == old && is_ours { new.to_owned() } else { self.name.clone() },
+            origin: moved(&self.origin),
+            store: moved(&self.store),
+            table: table.join(" "),
+            ..self.clone()
+        };
+        (renamed != *self).then_some(renamed)
+    }
+
     fn file_name(&self) -> String {
         format!("{:016x}-{:016x}.json", self.origin.fingerprint(), self.store.fingerprint())
     }
@@ -319,6 +339,25 @@ impl StateFolder {
         }
     }
 
+    /// Forgets a snapshot whose merge was over when its server went: nothing is left in its store.
+    /// True when it was. May block.
+    ///
+    /// # Errors
+    /// When its record can't be removed.
+    pub(crate) fn forget_merged(&self, record: &SnapshotRecord) -> Result<bool, String> {
+        let is_empty = |file: &File| !has_records(file).unwrap_or(true);
+        let is_it = |found: fs::Metadata| Disk::of(&found).zip(record.store.disk).is_some_and(|(is, was)| is.is(was));
+        let is_over = record.merging
+            && !self.is_elsewhere(record)
+            && record.store.file().is_some_and(is_it)
+            && File::open(&record.store.name).is_ok_and(|file| is_empty(&file));
+        if is_over {
+            let failed = |error| format!("{}: its record stays: {error}", record.name);
+            self.forget_snapshot(record).map_err(failed)?;
+        }
+        Ok(is_over)
+    }
+
     /// The snapshots that this server has.
     pub(crate) fn attached_here(&self) -> Vec<SnapshotRecord> {
         self.attached().values().cloned().collect()
@@ -334,6 +373,44 @@ impl StateFolder {
                 tracing::warn!("{}: how its origin was is not kept: {error}", record.name);
             }
         }
+    }
+
+    /// The records in which the mapped device `old` stands, each with what it is when that is called
+    /// `new`.
+    pub(super) fn records_of(
+        &self,
+        old: &str,
+        new: &str,
+    ) -> io::Result<Vec<(SnapshotRecord, SnapshotRecord)>> {
+        let others = self.unattached().map_err(io::Error::other)?.into_iter().map(|record| (record, false));
+        let all = others.chain(self.attached_here().into_iter().map(|record| (record, true)));
+        let renamed = |(record, is_ours): (SnapshotRecord, bool)| {
+            let new = record.renamed(old, new, is_ours)?;
+            Some((record, new))
+        };
+        Ok(all.filter_map(renamed).collect())
+    }
+
+    /// `records` are those of a device that was renamed, or was to be: of each pair one goes.
+    pub(super) fn records_renamed(
+        &self,
+        records: Vec<(SnapshotRecord, SnapshotRecord)>,
+        done: bool,
+    ) -> io::Result<()> {
+        for (old, new) in records {
+            let (stays, goes) = if done { (new, old) } else { (old, new) };
+            if goes.file_name() == stays.file_name() {
+                self.put_records(std::slice::from_ref(&stays))?;
+            } else {
+                fs::remove_file(self.path.join(RECORDS).join(goes.file_name()))?;
+            }
+            let mut attached = self.attached();
+            let was_attached = attached.remove(&goes.file_name()).is_some();
+            if was_attached || attached.contains_key(&stays.file_name()) {
+                attached.insert(stays.file_name(), stays);
+            }
+        }
+        Ok(())
     }
 
     /// Has the snapshot in `store` believed again: it is detached from its origin as that is now. How
@@ -357,7 +434,10 @@ impl StateFolder {
     }
 
     /// Writes records, the folder synced once for all.
-    fn put_records(&self, records: &[SnapshotRecord]) -> io::Result<()> {
+    pub(super) fn put_records(&self, records: &[SnapshotRecord]) -> io::Result<()> {
+        if records.is_empty() {
+            return Ok(());
+        }
         let folder = self.path.join(RECORDS);
         let is_new = !folder.is_dir();
         DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;

@@ -1,9 +1,9 @@
-//! Marks of a mapped device that is renamed: they go with it.
+//! Marks and records of a mapped device that is renamed: they go with it.
 //!
 //! Contract: there is no moment at which a server that starts would believe the store under either
-//! name. A copy under the new name is durable before the device has it; the mark under the old one
-//! goes behind that. Killed in between, both are disbelieved. Nobody sets, reads or clears a mark
-//! meanwhile.
+//! name, or miss a snapshot of its disk. A copy under the new name is durable before the device has
+//! it; what was kept under the old one goes behind that. Killed in between, both count. Nobody
+//! sets, reads or clears a mark meanwhile.
 
 use super::{Invalid, Marks, StateFolder, StoreId};
 use std::fs;
@@ -20,7 +20,7 @@ impl StateFolder {
         &self,
         device: &MappedDevice,
         new: &str,
-        failed: impl FnOnce(io::Error) -> E,
+        mut failed: impl FnMut(io::Error) -> E,
         change: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
         let _files = self.files();
@@ -33,8 +33,13 @@ impl StateFolder {
         let mut copy = None;
         if let Some((_, mark)) = moves.first().filter(|_| !kept.iter().any(|(_, mark)| mark.store == to)) {
             let mark = Invalid { store: to, ..mark.clone() };
-            copy = Some(self.put(&mark).map_err(failed)?);
+            copy = Some(self.put(&mark).map_err(&mut failed)?);
         }
+        let records = self.records_of(&device.name(), new).and_then(|records| {
+            let copies: Vec<_> = records.iter().map(|(_, copy)| copy.clone()).collect();
+            self.put_records(&copies).map(|()| records)
+        });
+        let records = records.map_err(&mut failed)?;
         let ours: Vec<u64> =
             self.marked().iter().filter(|one| one.store.id() == old).map(|one| one.id).collect();
         let changed = change();
@@ -46,6 +51,9 @@ impl StateFolder {
             if let Err(error) = fs::remove_file(path).and_then(|()| self.sync()) {
                 tracing::warn!("{}: {error}: nobody needs this mark any more", path.display());
             }
+        }
+        if let Err(error) = self.records_renamed(records, changed.is_ok()) {
+            tracing::warn!("{}: records of snapshots under two names: {error}", self.path.display());
         }
         if changed.is_ok() {
             // Those of a device that had the name before go on being told by a name.

@@ -333,7 +333,7 @@ pub(super) async fn in_turn(
         let done = step(registry, &turns.off(off), &answered, &mut changes).await;
         let outrun = changes.outrun();
         if done.is_ok() && !outrun {
-            attaching.settle().await;
+            attaching.settle(&devices).await;
             registry.merges.go_on(&merges);
             // Before anybody else has a turn.
             let moved = several.iter().zip(moves).filter(|(_, moves)| *moves).map(|((_, mapped), _)| mapped);

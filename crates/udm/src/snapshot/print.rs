@@ -31,6 +31,9 @@ pub(super) fn table(all: &[api::Snapshot]) -> String {
     for (row, snapshot) in rows.iter().zip(all) {
         out.push_str(&line(row, &snapshot.store));
     }
+    for (snapshot, why) in all.iter().filter_map(|snapshot| Some((snapshot, snapshot.why.as_ref()?))) {
+        out.push_str(&format!("! {}: {}: {why}\n", snapshot.name, snapshot.state));
+    }
     out
 }
 

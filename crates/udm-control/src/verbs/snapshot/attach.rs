@@ -145,18 +145,12 @@ fn record(
     })
 }
 
-/// True when a live table of this server has the snapshot in `store`.
-fn is_live(registry: &Registry, store: &StoreId) -> bool {
-    registry.everything().iter().filter_map(|mapped| mapped.device.live()).any(|table| {
-        let mut stores = persistent(&table).map(|(report, _)| report.store);
+/// True when one of `tables` has the snapshot in `store`.
+fn is_live(tables: &[Option<Arc<Table>>], registry: &Registry, store: &StoreId) -> bool {
+    tables.iter().flatten().any(|table| {
+        let mut stores = persistent(table).map(|(report, _)| report.store);
         stores.any(|found| registry.disk_seen(found.number).is_some_and(|id| id.is(store)))
     })
-}
-
-/// True when a live table of this server can write `disk`.
-fn is_written(registry: &Registry, disk: &StoreId) -> bool {
-    let live: Vec<_> = registry.everything().iter().map(|mapped| mapped.device.live()).collect();
-    writers(registry, &live).iter().any(|writer| writer.disk.is(disk))
 }
 
 /// What a person is told of a disk that has to wait for a snapshot.
@@ -227,6 +221,9 @@ impl<'a> Attaching<'a> {
                 let writer = writers.iter().find(|writer| record.origin.is(&writer.disk));
                 let comes_too = coming.iter().any(|one| one.store.is(&record.store));
                 let Some(writer) = writer.filter(|_| record.is_waited_for() && !comes_too) else { continue };
+                if folder.forget_merged(&record)? {
+                    continue;
+                }
                 let why = if folder.is_elsewhere(&record) {
                     return Ok(Err((writer.place, waits(&record, "another server has"))));
                 } else if let Some(why) = record.stale() {
@@ -313,15 +310,24 @@ impl<'a> Attaching<'a> {
     }
 
     /// The change has come about: snapshots that no table has any more are detached.
-    pub async fn settle(self) {
-        let gone = self.leaving.into_iter().filter(|leaving| !is_live(self.registry, &leaving.store));
+    pub async fn settle(self, devices: &[Arc<MappedDevice>]) {
+        if self.leaving.is_empty() {
+            return;
+        }
+        let goes = |device: &MappedDevice| {
+            self.who == Waiting::Remove && devices.iter().any(|gone| gone.id() == device.id())
+        };
+        let all = self.registry.everything().into_iter().filter(|mapped| !goes(&mapped.device));
+        let live: Vec<_> = all.map(|mapped| mapped.device.live()).collect();
+        let writers = writers(self.registry, &live);
+        let gone = self.leaving.into_iter().filter(|leaving| !is_live(&live, self.registry, &leaving.store));
         let gone: Vec<Leaving> = gone.collect();
         let Some(folder) = self.registry.state_folder().filter(|_| !gone.is_empty()) else { return };
         let attached = folder.attached_here();
         let mut ends = Vec::new();
         for Leaving { store, is_over } in gone {
             for record in attached.iter().filter(|record| record.store.is(&store)) {
-                let written = is_written(self.registry, &record.origin);
+                let written = writers.iter().any(|writer| record.origin.is(&writer.disk));
                 ends.push((record.clone(), is_over, written));
             }
         }

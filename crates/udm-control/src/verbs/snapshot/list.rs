@@ -4,10 +4,14 @@ use super::report;
 use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Mapped, Registry};
+use crate::state_folder::StateFolder;
+use crate::state_folder::records::{RecordState, SnapshotRecord};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use udm_core::errno::EIO;
 use udm_core::{DevNo, Device, SECTOR_SIZE};
-use udm_dm::SnapshotReport;
+use udm_dm::{SnapshotReport, TargetError};
 
 /// All snapshots, by number.
 #[must_use]
@@ -31,6 +35,48 @@ pub fn list(registry: &Registry) -> Vec<api::Snapshot> {
     }
     let origin = |report: &SnapshotReport| origins.get(&report.origin.number).cloned().unwrap_or_default();
     found.iter().map(|(mapped, report)| describe(registry, mapped, origin(report), report)).collect()
+}
+
+/// The persistent snapshots that are recorded and that no device of this server has, and why. May
+/// block.
+///
+/// # Errors
+/// When that can't be told.
+pub fn unattached(registry: &Registry) -> Result<Vec<api::Snapshot>, VerbError> {
+    let Some(folder) = registry.state_folder() else { return Ok(Vec::new()) };
+    let found = folder.unattached();
+    let found = found.map_err(|why| VerbError::new("snapshots", TargetError::errno(EIO).because(why)))?;
+    Ok(found.into_iter().map(|record| describe_record(folder, record)).collect())
+}
+
+fn describe_record(folder: &StateFolder, record: SnapshotRecord) -> api::Snapshot {
+    let stale = record.stale();
+    let state = if stale.is_some() { "lost" } else { "not attached" };
+    let (origin, store) = (record.origin.name(), record.store.name());
+    let is_gone = store.starts_with('/') && !std::path::Path::new(store).exists();
+    let why = match (&record.state, stale) {
+        (_, Some(why)) => why,
+        _ if folder.is_elsewhere(&record) => "another server has it".into(),
+        _ if is_gone => format!("its store {store} is not there"),
+        (RecordState::Released { .. }, _) => format!("it was removed, and {origin} goes on without it"),
+        _ if record.by_name => format!("nothing has opened {origin} for writing"),
+        _ => "no table has it since the server was started".into(),
+    };
+    let age = SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_secs(record.made));
+    let mut words = record.table.split_whitespace().skip(5);
+    let kind = words.next().unwrap_or_default().to_owned();
+    let chunk = words.next().and_then(|chunk| chunk.parse().ok()).unwrap_or(0_u64);
+    api::Snapshot {
+        name: record.name,
+        disk: origin.to_owned(),
+        store: store.to_owned(),
+        kind,
+        state: state.into(),
+        why: Some(why),
+        chunk_bytes: chunk * SECTOR_SIZE,
+        age_ns: age.ok().and_then(|age| u64::try_from(age.as_nanos()).ok()),
+        ..api::Snapshot::default()
+    }
 }
 
 /// One snapshot.
@@ -66,6 +112,7 @@ fn describe(registry: &Registry, mapped: &Mapped, origin: String, report: &Snaps
         store: registry.uri_of(report.store.number),
         kind: report.kind.into(),
         state: report.state.text().into(),
+        why: None,
         size_bytes: mapped.device.limits().size.bytes(),
         chunk_bytes: report.chunk.bytes(),
         used_bytes: report.used.bytes(),

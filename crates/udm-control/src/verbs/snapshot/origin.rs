@@ -2,12 +2,13 @@
 
 use super::{refuse, report};
 use crate::error::VerbError;
-use crate::registry::{Mapped, Registry};
+use crate::registry::{Folder, Mapped, Opening, Registry};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{DevNo, Device, Sector, Sectors};
-use udm_dm::DeviceRef;
+use udm_dm::{DeviceRef, Resolver, Table};
+use udm_wire::table::Line;
 
 /// The type of an origin's target.
 const ORIGIN: &str = "snapshot-origin";
@@ -69,6 +70,24 @@ impl Origin {
     pub fn linear(&self) -> String {
         format!("0 {} linear {} 0", self.len.0, self.disk.number)
     }
+}
+
+/// The table of `mapped`, an origin that was linear before it had snapshots, if it was what `lines`
+/// say: one line over all of the same disk. May block on what the line names.
+pub(crate) fn linear_before(
+    registry: &Registry,
+    mapped: &Arc<Mapped>,
+    name: &str,
+    lines: &[Line],
+    folder: &Folder,
+) -> Option<Arc<Table>> {
+    let [line] = lines else { return None };
+    let [disk, from] = &line.args[..] else { return None };
+    let live = mapped.device.live()?;
+    let origin = Origin::of(name, Arc::clone(mapped)).ok()?;
+    let is_linear = line.kind == "linear" && line.start == 0 && line.len == origin.len.0 && from == "0";
+    let found = Opening::new(registry, folder).get(disk).ok().filter(|_| is_linear)?;
+    (found.number == origin.disk.number).then_some(live)
 }
 
 /// The devices that are origins over `disk`, with their names.

@@ -1,0 +1,502 @@
+//! Persistent snapshots over the lives of servers: restarts in any order, stores that are away,
+//! disks that others wrote, two servers, merges that were cut. What a snapshot says must be its
+//! instant; what is not says so.
+
+mod support;
+
+use rustix::process::{Pid, Signal};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use support::nbd::Client;
+use support::{Server, signal, text, udm, until};
+use tempfile::TempDir;
+use udm_wire::nbd::Command as Nbd;
+
+const SIZE: u64 = 4 << 20;
+const CHUNK: u64 = 4096;
+
+/// What the disk has in it at first.
+const OLD: u8 = b'o';
+/// What clients write.
+const NEW: u8 = 1;
+
+/// Disks, stores and a state folder that outlive servers.
+struct World(TempDir);
+
+impl World {
+    fn new() -> World {
+        let world = World(tempfile::tempdir().unwrap());
+        fs::write(world.path("disk.img"), vec![OLD; SIZE as usize]).unwrap();
+        world
+    }
+
+    /// The same with an empty store.
+    fn with_store(name: &str) -> World {
+        let world = World::new();
+        world.store(name);
+        world
+    }
+
+    fn store(&self, name: &str) {
+        fs::File::create(self.path(name)).unwrap().set_len(2 * SIZE).unwrap();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// `text` with the paths of files where `{name}` stands.
+    fn table(&self, text: &str) -> String {
+        text.replace('{', &format!("{}/", self.0.path().display())).replace('}', "")
+    }
+
+    fn options(&self, more: &[&str]) -> Vec<String> {
+        let own = ["--state".to_owned(), self.path("state").display().to_string()];
+        own.into_iter().chain(more.iter().map(|&option| option.to_owned())).collect()
+    }
+
+    fn serve(&self, devices: &[&str]) -> Server {
+        self.serve_with(devices, &[])
+    }
+
+    fn serve_with(&self, devices: &[&str], more: &[&str]) -> Server {
+        let devices: Vec<String> = devices.iter().map(|device| self.table(device)).collect();
+        let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
+        let options = self.options(more);
+        Server::start_with(&devices, &options.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// What `udm serve` says when it can't.
+    fn refused(&self, devices: &[&str]) -> String {
+        let mut command = udm(&["serve", "--unix", "-", "--cores", "0", "--run", "true"]);
+        command.args(self.options(&[]));
+        for device in devices {
+            command.args(["--device", &self.table(device)]);
+        }
+        let out = command.output().unwrap();
+        assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
+        text(&out.stderr)
+    }
+
+    /// Another program writes the disk.
+    fn scribble(&self) {
+        use std::os::unix::fs::FileExt;
+        let file = fs::OpenOptions::new().write(true).open(self.path("disk.img")).unwrap();
+        file.write_all_at(b"x", SIZE - 1).unwrap();
+    }
+}
+
+/// `disk.img` as one device.
+const DISK: &str = "disk={disk.img}";
+
+fn write(server: &Server, name: &str, chunk: u64) {
+    assert_eq!(Client::connect(&server.nbd, name).one(Nbd::Write, chunk * CHUNK, CHUNK), 0);
+}
+
+fn read(server: &Server, name: &str) -> Vec<u8> {
+    let mut client = Client::connect(&server.nbd, name);
+    let mut all = Vec::new();
+    for at in (0..SIZE).step_by(1 << 20) {
+        client.ask(Nbd::Read, at, 1 << 20);
+        let (_, error, data) = client.answer().unwrap();
+        assert_eq!(error, 0, "{name} at {at}");
+        all.extend(data);
+    }
+    all
+}
+
+/// Asserts that `name` is the instant at which only `chunks` were written.
+fn is_instant(server: &Server, name: &str, chunks: &[u64]) {
+    let all = read(server, name);
+    for (chunk, data) in all.chunks(CHUNK as usize).enumerate() {
+        let byte = if chunks.contains(&(chunk as u64)) { NEW } else { OLD };
+        assert!(data.iter().all(|one| *one == byte), "{name}, chunk {chunk}: {} for {byte}", data[0]);
+    }
+}
+
+/// Ends it in good order.
+fn end(mut server: Server) -> String {
+    signal(Pid::from_child(&server.child), Signal::TERM);
+    let status = until("the end of the server", || server.child.try_wait().unwrap());
+    assert!(status.success(), "{}", server.log());
+    server.log()
+}
+
+fn kill(mut server: Server) {
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+}
+
+#[test]
+fn what_was_made_by_name_comes_back_with_its_server() {
+    let world = World::new();
+    let server = world.serve(&[DISK]);
+    write(&server, "disk", 0);
+    server.says(&["snapshot", "create", "monday", "--of", "disk"]);
+    write(&server, "disk", 1);
+    end(server);
+    let server = world.serve(&[DISK]);
+    write(&server, "disk", 2);
+    is_instant(&server, "monday", &[0]);
+    server.says(&["snapshot", "create", "tuesday", "--of", "disk"]);
+    kill(server);
+    let server = world.serve(&[DISK]);
+    write(&server, "disk", 3);
+    is_instant(&server, "monday", &[0]);
+    is_instant(&server, "tuesday", &[0, 1, 2]);
+    // Both know what has changed since: an incremental backup goes on.
+    let changed = |words: &[&str]| server.says(&[&["snapshot", "diff"], words].concat());
+    assert_eq!(changed(&["monday"]), format!("{CHUNK}\t{}\n", 3 * CHUNK));
+    assert_eq!(changed(&["tuesday"]), format!("{}\t{CHUNK}\n", 3 * CHUNK));
+    // It is what it was: the store goes with it, and the device is linear behind the last.
+    server.says(&["snapshot", "remove", "monday", "tuesday"]);
+    assert!(!world.path("monday.cow").exists() && !world.path("tuesday.cow").exists());
+    assert!(server.says(&["table", "disk"]).contains("linear"));
+    let log = end(server);
+    assert!(!log.contains("WARN") && !log.contains("ERROR"), "{log}");
+    assert_eq!(fs::read_dir(world.path("state/snapshots")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_disk_is_not_served_without_its_snapshot() {
+    let world = World::new();
+    let server = world.serve(&[DISK]);
+    server.says(&["snapshot", "create", "monday", "--of", "disk"]);
+    write(&server, "disk", 0);
+    end(server);
+    fs::rename(world.path("monday.cow"), world.path("away")).unwrap();
+    let said = world.refused(&[DISK]);
+    let line = said.lines().next().unwrap();
+    for word in
+        ["disk.img has the snapshot monday", "monday.cow", "No such file", "udm snapshot remove monday"]
+    {
+        assert!(line.contains(word), "{said}");
+    }
+    // Whatever the table is through which it would be written.
+    let server = world.serve(&["other=mem:1M"]);
+    for table in ["0 8 linear {disk.img} 8", "0 8192 snapshot-origin {disk.img}", "0 8 delay {disk.img} 0 0"]
+    {
+        let said = server.refuses(&["create", "d", "--table", &world.table(table)]);
+        assert!(said.contains("has the snapshot monday"), "{said}");
+    }
+    let listed = server.says(&["snapshot", "list"]);
+    assert!(
+        listed.contains("not attached") && listed.contains("! monday: not attached: its store"),
+        "{listed}"
+    );
+    // It is back.
+    fs::rename(world.path("away"), world.path("monday.cow")).unwrap();
+    server.says(&["create", "disk", "--table", &world.table("0 8192 linear {disk.img} 0")]);
+    write(&server, "disk", 1);
+    is_instant(&server, "monday", &[]);
+}
+
+#[test]
+fn a_snapshot_that_is_away_is_waited_for() {
+    let world = World::new();
+    let server = world.serve(&[DISK]);
+    server.says(&["snapshot", "create", "monday", "--of", "disk"]);
+    end(server);
+    fs::rename(world.path("monday.cow"), world.path("away")).unwrap();
+    let back = world.path("away");
+    let place = world.path("monday.cow");
+    let returns = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        fs::rename(back, place).unwrap();
+    });
+    let server = world.serve_with(&[DISK], &["--lost-snapshots", "wait"]);
+    returns.join().unwrap();
+    assert!(server.log().contains("waiting: disk: "), "{}", server.log());
+    write(&server, "disk", 0);
+    is_instant(&server, "monday", &[]);
+}
+
+#[test]
+fn a_snapshot_that_is_away_is_given_up_aloud() {
+    let world = World::new();
+    let server = world.serve(&[DISK]);
+    server.says(&["snapshot", "create", "monday", "--of", "disk"]);
+    end(server);
+    fs::rename(world.path("monday.cow"), world.path("away")).unwrap();
+    let server = world.serve_with(&[DISK], &["--lost-snapshots", "give-up"]);
+    assert!(
+        server.log().contains("monday: the snapshot in ") && server.log().contains("is lost"),
+        "{}",
+        server.log()
+    );
+    write(&server, "disk", 0);
+    kill(server);
+    // For good.
+    fs::rename(world.path("away"), world.path("monday.cow")).unwrap();
+    let server = world.serve(&[DISK]);
+    let listed = server.says(&["snapshot", "list"]);
+    assert!(listed.contains("! monday: lost: ") && listed.contains("given up"), "{listed}");
+    let table = world.table("0 8192 snapshot {disk.img} {monday.cow} P 8");
+    let said = server.refuses(&["create", "monday", "--table", &table]);
+    assert!(said.contains("given up"), "{said}");
+    server.says(&["snapshot", "remove", "monday"]);
+    assert!(!world.path("monday.cow").exists(), "it was made for it");
+    assert_eq!(server.says(&["snapshot", "list"]), "No snapshots found\n");
+}
+
+#[test]
+fn devices_wait_for_snapshots_whatever_their_order() {
+    let world = World::with_store("a.cow");
+    world.store("b.cow");
+    let origin = "org=0 8192 snapshot-origin {disk.img}";
+    let (a, b) = ("a=0 8192 snapshot {disk.img} {a.cow} P 8", "b=0 8192 snapshot {disk.img} {b.cow} P 8");
+    let server = world.serve(&[a, b, origin]);
+    write(&server, "a", 5);
+    kill(server);
+    let server = world.serve(&[origin, a, b]);
+    write(&server, "org", 0);
+    kill(server);
+    // A merge would write the disk before the other snapshot is there.
+    let server = world.serve(&["org=0 8192 snapshot-merge {disk.img} {a.cow} P 8", b]);
+    until("the merge", || server.says(&["status", "org"]).contains(" 16/").then_some(()));
+    is_instant(&server, "b", &[]);
+    is_instant(&server, "org", &[5]);
+    kill(server);
+    let said = world.refused(&["org=0 8192 linear {disk.img} 0"]);
+    assert!(said.contains("has the snapshot b in "), "{said}");
+}
+
+#[test]
+fn a_file_is_served_in_an_order_that_loses_nothing() {
+    let world = World::with_store("s.cow");
+    let conf = |lines: &str| {
+        let text = format!("[serve]\nstate = \"state\"\n{lines}");
+        fs::write(world.path("udm.toml"), text).unwrap();
+    };
+    let serve = || {
+        let mut command = udm(&["serve"]);
+        command.arg(world.path("udm.toml"));
+        Server::start_by(command, &[], &[])
+    };
+    conf(
+        "[devices.a]\ntable = \"0 8192 snapshot-origin disk.img\"\n\
+         [devices.s]\ntable = \"0 8192 snapshot disk.img s.cow P 8\"\n",
+    );
+    let server = serve();
+    write(&server, "a", 0);
+    end(server);
+    fs::rename(world.path("s.cow"), world.path("away")).unwrap();
+    let server = serve();
+    let log = server.log();
+    assert!(
+        log.contains("udm: s: ") && log.contains("udm: a: ") && log.contains("has the snapshot s"),
+        "{log}"
+    );
+    assert_eq!(server.says(&["ls"]), "No devices found\n");
+    fs::rename(world.path("away"), world.path("s.cow")).unwrap();
+    assert_eq!(server.says(&["reconfigure"]), "+ s\n+ a\n= 0 unchanged\n");
+    write(&server, "a", 1);
+    is_instant(&server, "s", &[]);
+    kill(server);
+    // The server comes by itself to what waits.
+    fs::rename(world.path("s.cow"), world.path("away")).unwrap();
+    let file = fs::read_to_string(world.path("udm.toml")).unwrap();
+    fs::write(world.path("udm.toml"), file.replace("[serve]", "[serve]\nlost-snapshots = \"wait\"")).unwrap();
+    let server = serve();
+    fs::rename(world.path("away"), world.path("s.cow")).unwrap();
+    until("the devices", || server.says(&["ls"]).contains("a\t").then_some(()));
+    write(&server, "a", 2);
+    is_instant(&server, "s", &[]);
+}
+
+#[test]
+fn a_file_that_names_a_device_with_snapshots_takes_it_over() {
+    let world = World::new();
+    let table = "0 8192 linear disk.img 0";
+    let conf = |table: &str| {
+        let text = format!("[serve]\nstate = \"state\"\n[devices.disk]\ntable = \"{table}\"\n");
+        fs::write(world.path("udm.toml"), text).unwrap();
+    };
+    fs::write(world.path("udm.toml"), "[serve]\nstate = \"state\"\n").unwrap();
+    let mut command = udm(&["serve"]);
+    command.arg(world.path("udm.toml"));
+    let server = Server::start_by(command, &[], &[]);
+    server.says(&["create", "disk", "--table", &world.table("0 8192 linear {disk.img} 0")]);
+    server.says(&["snapshot", "create", "monday", "--of", "disk"]);
+    conf(table);
+    assert_eq!(server.says(&["reconfigure"]), "~ disk: taken over, table\n= 0 unchanged\n");
+    assert_eq!(server.says(&["reconfigure"]), "= 1 unchanged\n");
+    write(&server, "disk", 0);
+    is_instant(&server, "monday", &[]);
+    conf("0 4096 linear disk.img 0");
+    let out = server.verb(&["reconfigure"]);
+    assert!(text(&out.stderr).contains("it has snapshots that were made by name"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn a_disk_that_another_program_wrote_is_found_out() {
+    let world = World::new();
+    let server = world.serve(&[DISK]);
+    server.says(&["snapshot", "create", "monday", "--of", "disk"]);
+    write(&server, "disk", 0);
+    end(server);
+    // Reading it, and opening it, is nothing.
+    fs::read(world.path("disk.img")).unwrap();
+    let server = world.serve(&["d={disk.img}", "e=mem:1M"]);
+    is_instant(&server, "monday", &[]);
+    end(server);
+    world.scribble();
+    let server = world.serve(&[DISK]);
+    let log = server.log();
+    assert!(log.contains("monday: the snapshot in ") && log.contains("was written without it"), "{log}");
+    let listed = server.says(&["snapshot", "list"]);
+    assert!(listed.contains("! monday: lost: "), "{listed}");
+    end(server);
+    // Who knows better may have it.
+    let state = world.path("state");
+    let cow = world.path("monday.cow");
+    let out = udm(&["cow", "clear-invalid"]).arg(&cow).arg("--state").arg(&state).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let server = world.serve(&[DISK]);
+    assert!(server.says(&["snapshot", "list"]).contains("active"));
+}
+
+#[test]
+fn a_snapshot_that_was_taken_away_is_checked_when_it_comes_back() {
+    let world = World::with_store("s.cow");
+    let (origin, s) = ("org=0 8192 snapshot-origin {disk.img}", "s=0 8192 snapshot {disk.img} {s.cow} P 8");
+    let table = world.table("0 8192 snapshot {disk.img} {s.cow} P 8");
+    let server = world.serve(&[origin, s]);
+    write(&server, "org", 0);
+    server.says(&["remove", "s"]);
+    until("a line of the log", || server.log().contains("s: no longer attached").then_some(()));
+    // Nothing was written meanwhile.
+    server.says(&["create", "s", "--table", &table]);
+    write(&server, "org", 1);
+    is_instant(&server, "s", &[]);
+    server.says(&["remove", "s"]);
+    write(&server, "org", 2);
+    let said = server.refuses(&["create", "s", "--table", &table]);
+    assert!(said.contains("was written without it"), "{said}");
+    kill(server);
+    // Another server knows, and waits for nothing.
+    let server = world.serve(&[origin]);
+    let said = server.refuses(&["create", "s", "--table", &table]);
+    assert!(said.contains("was written without it"), "{said}");
+}
+
+#[test]
+fn two_servers_have_a_snapshot_one_after_the_other() {
+    let world = World::new();
+    let first = world.serve(&[DISK]);
+    first.says(&["snapshot", "create", "monday", "--of", "disk"]);
+    let said = world.refused(&[DISK]);
+    assert!(said.contains("another server has"), "{said}");
+    end(first);
+    let second = world.serve(&[DISK]);
+    assert!(second.says(&["snapshot", "list"]).contains("active"));
+}
+
+/// `precious` is not the store that was made.
+#[test]
+fn only_the_store_that_was_made_is_removed() {
+    let world = World::new();
+    let server = world.serve(&[DISK]);
+    for name in ["s1", "s2"] {
+        server.says(&["snapshot", "create", name, "--of", "disk"]);
+    }
+    fs::remove_file(world.path("s1.cow")).unwrap();
+    fs::write(world.path("s1.cow"), "precious").unwrap();
+    server.says(&["snapshot", "remove", "s1"]);
+    assert_eq!(fs::read(world.path("s1.cow")).unwrap(), b"precious");
+    // Its device has another store by now, and the one that was made is another device's.
+    world.store("other.cow");
+    server.says(&["load", "s2", "--table", &world.table("0 8192 snapshot {disk.img} {other.cow} P 8")]);
+    server.says(&["resume", "s2"]);
+    server.says(&["create", "keep", "--table", &world.table("0 8192 snapshot {disk.img} {s2.cow} P 8")]);
+    server.says(&["snapshot", "remove", "s2"]);
+    assert!(world.path("s2.cow").exists());
+    write(&server, "disk", 0);
+    is_instant(&server, "keep", &[]);
+}
+
+#[test]
+fn a_merge_that_was_cut_goes_on_with_the_next_server() {
+    let world = World::new();
+    let server = world.serve(&[DISK]);
+    server.says(&["snapshot", "create", "monday", "--of", "disk"]);
+    server.says(&["snapshot", "create", "tuesday", "--of", "disk"]);
+    for chunk in 0..SIZE / CHUNK {
+        write(&server, if chunk % 2 == 0 { "disk" } else { "monday" }, chunk);
+    }
+    let odd: Vec<u64> = (0..SIZE / CHUNK).filter(|chunk| chunk % 2 == 1).collect();
+    server.says(&["snapshot", "merge", "monday", "--background"]);
+    kill(server);
+    let server = world.serve(&[DISK]);
+    is_instant(&server, "disk", &odd);
+    until("the end of the merge", || {
+        server.says(&["table", "disk"]).contains("snapshot-origin").then_some(())
+    });
+    is_instant(&server, "disk", &odd);
+    is_instant(&server, "tuesday", &[]);
+    assert!(!world.path("monday.cow").exists(), "it was made for it");
+    end(server);
+    let server = world.serve(&[DISK]);
+    is_instant(&server, "disk", &odd);
+    is_instant(&server, "tuesday", &[]);
+}
+
+/// The server of the store goes away; what could not be copied is not forgotten.
+#[test]
+fn a_store_on_a_server_is_marked_elsewhere() {
+    let world = World::with_store("store.img");
+    let low = tempfile::tempdir().unwrap();
+    let socket = low.path().join("low.sock");
+    let serve_low = || {
+        let mut command = udm(&["serve", "--cores", "0", "--device"]);
+        command.arg(world.table("st={store.img}")).arg("--unix").arg(&socket);
+        let child = command.arg("--socket").arg(low.path().join("control")).spawn().unwrap();
+        until("the server of the store", || std::os::unix::net::UnixStream::connect(&socket).ok());
+        child
+    };
+    let s = format!("s=0 8192 snapshot {{disk.img}} nbd+unix:///st?socket={} P 8", socket.display());
+    let origin = "org=0 8192 snapshot-origin {disk.img}";
+    let mut store = serve_low();
+    let server = world.serve(&[origin, &s]);
+    write(&server, "org", 0);
+    store.kill().unwrap();
+    store.wait().unwrap();
+    write(&server, "org", 2);
+    assert!(server.says(&["status", "s"]).contains("Invalid"));
+    end(server);
+    let _ = fs::remove_file(&socket);
+    let mut store = serve_low();
+    let said = world.refused(&[origin, &s]);
+    assert!(said.contains("has lost a copy"), "{said}");
+    store.kill().unwrap();
+    store.wait().unwrap();
+}
+
+#[test]
+fn records_go_with_devices_that_are_renamed() {
+    let world = World::with_store("s.cow");
+    let (lv, s) = ("lv=0 8192 linear {disk.img} 0", "s=0 8192 snapshot @lv {s.cow} P 8");
+    let server = world.serve(&[lv, s, "org=0 8192 snapshot-origin @lv"]);
+    server.says(&["rename", "lv", "vol"]);
+    server.says(&["rename", "s", "snap"]);
+    kill(server);
+    let vol = "vol=0 8192 linear {disk.img} 0";
+    let said = world.refused(&[vol, "org=0 8192 snapshot-origin @vol"]);
+    assert!(said.contains("@vol has the snapshot snap in "), "{said}");
+    let server =
+        world.serve(&[vol, "org=0 8192 snapshot-origin @vol", "snap=0 8192 snapshot @vol {s.cow} P 8"]);
+    write(&server, "org", 0);
+    is_instant(&server, "snap", &[]);
+}
+
+#[test]
+fn a_record_that_cannot_be_read_is_no_leave_to_write() {
+    let world = World::with_store("s.cow");
+    let (origin, s) = ("org=0 8192 snapshot-origin {disk.img}", "s=0 8192 snapshot {disk.img} {s.cow} P 8");
+    kill(world.serve(&[origin, s]));
+    let record = |folder: &Path| fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
+    fs::write(record(&world.path("state/snapshots")), "{").unwrap();
+    let said = world.refused(&[origin]);
+    assert!(said.contains("which snapshots there are is not known"), "{said}");
+}
