@@ -115,6 +115,12 @@ fn is_instant(server: &Server, name: &str, chunks: &[u64]) {
     }
 }
 
+/// Its log has these words, or gets them: it is written a little later than events come.
+fn logs(server: &Server, words: &[&str]) {
+    let has_all = |log: &str| words.iter().all(|word| log.contains(word));
+    until("lines of the log", || has_all(&server.log()).then_some(()));
+}
+
 /// Ends it in good order.
 fn end(mut server: Server) -> String {
     signal(Pid::from_child(&server.child), Signal::TERM);
@@ -207,7 +213,7 @@ fn a_snapshot_that_is_away_is_waited_for() {
     });
     let server = world.serve_with(&[DISK], &["--lost-snapshots", "wait"]);
     returns.join().unwrap();
-    assert!(server.log().contains("waiting: disk: "), "{}", server.log());
+    logs(&server, &["waiting: disk: "]);
     write(&server, "disk", 0);
     is_instant(&server, "monday", &[]);
 }
@@ -220,11 +226,7 @@ fn a_snapshot_that_is_away_is_given_up_aloud() {
     end(server);
     fs::rename(world.path("monday.cow"), world.path("away")).unwrap();
     let server = world.serve_with(&[DISK], &["--lost-snapshots", "give-up"]);
-    assert!(
-        server.log().contains("monday: the snapshot in ") && server.log().contains("is lost"),
-        "{}",
-        server.log()
-    );
+    logs(&server, &["monday: the snapshot in ", "is lost"]);
     write(&server, "disk", 0);
     kill(server);
     // For good.
@@ -283,7 +285,6 @@ fn a_file_is_served_in_an_order_that_loses_nothing() {
     end(server);
     fs::rename(world.path("s.cow"), world.path("away")).unwrap();
     let server = serve();
-    let log = server.log();
     assert!(
         log.contains("udm: s: ") && log.contains("udm: a: ") && log.contains("has the snapshot s"),
         "{log}"
@@ -343,8 +344,7 @@ fn a_disk_that_another_program_wrote_is_found_out() {
     end(server);
     world.scribble();
     let server = world.serve(&[DISK]);
-    let log = server.log();
-    assert!(log.contains("monday: the snapshot in ") && log.contains("was written without it"), "{log}");
+    logs(&server, &["monday: the snapshot in ", "was written without it"]);
     let listed = server.says(&["snapshot", "list"]);
     assert!(listed.contains("! monday: lost: "), "{listed}");
     end(server);
@@ -365,7 +365,7 @@ fn a_snapshot_that_was_taken_away_is_checked_when_it_comes_back() {
     let server = world.serve(&[origin, s]);
     write(&server, "org", 0);
     server.says(&["remove", "s"]);
-    until("a line of the log", || server.log().contains("s: no longer attached").then_some(()));
+    logs(&server, &["s: no longer attached"]);
     // Nothing was written meanwhile.
     server.says(&["create", "s", "--table", &table]);
     write(&server, "org", 1);

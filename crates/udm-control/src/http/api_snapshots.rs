@@ -17,8 +17,8 @@ pub struct Snapshot {
     /// P (persistent), PO (persistent, and read-only when it is full) or N (transient).
     #[serde(rename = "type")]
     pub kind: String,
-    /// "active", "overflow", "invalid", "merging", "merged" or "merge failed"; of one that no device
-    /// has "not attached", or "lost" when it is not its instant any more.
+    /// "active", "overflow", "invalid", "merging", "merged" or "merge failed"; if no device has it
+    /// "not attached", or "lost" when it is not its instant any more.
     pub state: String,
     /// Why no device has it.
     pub why: Option<String>,

@@ -4,8 +4,8 @@
 //! keeps a record of each persistent snapshot from before it is in use until it is removed or
 //! merged, and nobody opens its origin for writing without looking here first.
 //!
-//! `snapshots/ORIGIN-STORE.json` in the state folder is one record; `server-PID-N` is a file that a
-//! running server holds locked (`flock`), which ends with the process however that ends.
+//! `snapshots/ORIGIN-STORE.json` in the state folder is one record. Whether the server that it
+//! names runs is known by that one's lock (`server_lock.rs`).
 //!
 //! | state | what is known | a writer of the origin |
 //! |---|---|---|
@@ -19,30 +19,21 @@
 //! is synced.
 
 use super::making::has_records;
-use super::{Disk, StateFolder, StoreId, write_durably};
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use super::stamp::{Stamp, StoreFile};
+use super::store_id::Disk;
+use super::{StateFolder, StoreId, write_durably};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 use udm_wire::words;
 
 /// The folder of records in the state folder.
 const RECORDS: &str = "snapshots";
 
-/// What the name of a server's lock file begins with.
-pub(super) const SERVER: &str = "server-";
-
 /// The longest record in bytes that is read: a table has two paths.
 const RECORD_MAX: u64 = 64 << 10;
-
-/// Longer than a file system's clock takes for a step. A file that was changed less than this ago
-/// can be changed again without a later time of change.
-const CLOCK_STEP: Duration = Duration::from_millis(20);
 
 /// A persistent snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,75 +80,6 @@ pub(crate) enum RecordState {
     Lost { why: String },
 }
 
-/// How a file was when it was last looked at: its size, and when it was changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Stamp {
-    size_bytes: u64,
-    /// In ns since 1970.
-    changed_ns: i128,
-}
-
-/// A file that was made for a snapshot, and how it is known again.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct StoreFile {
-    /// Where it was made.
-    pub path: PathBuf,
-    /// Which file it is.
-    disk: Disk,
-}
-
-impl StoreFile {
-    /// The file that `opened` is, at `path`.
-    ///
-    /// # Errors
-    /// The system's; `InvalidInput` for what is no file.
-    pub(crate) fn new(path: &Path, opened: &File) -> io::Result<StoreFile> {
-        let disk = Disk::of(&opened.metadata()?).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(StoreFile { path: path.to_owned(), disk })
-    }
-
-    /// Removes the file, if it is the one that was made: whatever else is at its path by now stays.
-    ///
-    /// # Errors
-    /// The system's; `Other` when it is another file. None when there is none.
-    pub(crate) fn remove(&self) -> io::Result<()> {
-        match fs::symlink_metadata(&self.path) {
-            Ok(found) if Disk::of(&found).is_some_and(|disk| disk.is(self.disk)) => {
-                fs::remove_file(&self.path)
-            }
-            Ok(_) => Err(io::Error::other("it is another file by now, so it stays")),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// True when `store` is this file.
-    pub(crate) fn is(&self, store: &StoreId) -> bool {
-        store.disk.is_some_and(|disk| disk.is(self.disk))
-    }
-}
-
-impl Stamp {
-    fn of(found: &fs::Metadata) -> Stamp {
-        let changed_ns = i128::from(found.mtime()) * 1_000_000_000 + i128::from(found.mtime_nsec());
-        Stamp { size_bytes: found.len(), changed_ns }
-    }
-
-    /// Of the file that `disk` is; `None` for what is no file, or not there. Waits for a step of
-    /// the file system's clock where the file was changed just now, so that any later write shows.
-    pub(crate) fn settled(disk: &StoreId) -> Option<Stamp> {
-        loop {
-            let found = disk.file()?;
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos() as i128;
-            let age = now - Stamp::of(&found).changed_ns;
-            if !(0..CLOCK_STEP.as_nanos() as i128).contains(&age) {
-                return Some(Stamp::of(&found));
-            }
-            std::thread::sleep(CLOCK_STEP);
-        }
-    }
-}
-
 impl SnapshotRecord {
     /// True when a writer of its origin has to wait for it.
     pub(crate) fn is_waited_for(&self) -> bool {
@@ -183,15 +105,8 @@ impl SnapshotRecord {
             return Some(format!("its origin {origin} is another file by now"));
         }
         match stamp {
-            Some(stamp) if stamp.size_bytes != found.len() => Some(format!(
-                "its origin {origin} has {} bytes, and had {} when it was last attached",
-                found.len(),
-                stamp.size_bytes
-            )),
-            Some(stamp) if stamp != Stamp::of(&found) => {
-                Some(format!("its origin {origin} was written without it"))
-            }
-            _ => None,
+            Some(stamp) => stamp.differs(&found).map(|how| format!("its origin {origin} {how}")),
+            None => None,
         }
     }
 
@@ -215,20 +130,6 @@ impl SnapshotRecord {
 
     fn file_name(&self) -> String {
         format!("{:016x}-{:016x}.json", self.origin.fingerprint(), self.store.fingerprint())
-    }
-}
-
-/// The lock of a server: that it runs.
-#[derive(Debug)]
-pub(super) struct ServerLock {
-    name: String,
-    path: PathBuf,
-    _file: File,
-}
-
-impl Drop for ServerLock {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
     }
 }
 
@@ -280,16 +181,6 @@ impl StateFolder {
         }
     }
 
-    /// True when the server that has `record` runs, and is another one.
-    pub(crate) fn is_elsewhere(&self, record: &SnapshotRecord) -> bool {
-        let RecordState::Attached { server } = &record.state else { return false };
-        if self.server().is_some_and(|own| own == *server) || server.contains('/') {
-            return false;
-        }
-        let Ok(file) = File::open(self.path.join(server)) else { return false };
-        flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
-    }
-
     /// Records that this server has these snapshots from now on, whatever was recorded of their
     /// stores before. May block.
     ///
@@ -314,9 +205,9 @@ impl StateFolder {
     ///
     /// # Errors
     /// When that can't be kept.
-    pub(crate) fn record(&self, record: SnapshotRecord) -> io::Result<()> {
+    pub(crate) fn record(&self, record: &SnapshotRecord) -> io::Result<()> {
         let name = record.file_name();
-        self.put_records(std::slice::from_ref(&record))?;
+        self.put_records(std::slice::from_ref(record))?;
         self.attached().remove(&name);
         Ok(())
     }
@@ -346,7 +237,8 @@ impl StateFolder {
     /// When its record can't be removed.
     pub(crate) fn forget_merged(&self, record: &SnapshotRecord) -> Result<bool, String> {
         let is_empty = |file: &File| !has_records(file).unwrap_or(true);
-        let is_it = |found: fs::Metadata| Disk::of(&found).zip(record.store.disk).is_some_and(|(is, was)| is.is(was));
+        let is_it =
+            |found: fs::Metadata| Disk::of(&found).zip(record.store.disk).is_some_and(|(is, was)| is.is(was));
         let is_over = record.merging
             && !self.is_elsewhere(record)
             && record.store.file().is_some_and(is_it)
@@ -369,13 +261,13 @@ impl StateFolder {
         for record in self.attached_here() {
             let origin = Stamp::settled(&record.origin);
             let state = RecordState::Detached { origin };
-            if let Err(error) = self.record(SnapshotRecord { state, ..record.clone() }) {
+            if let Err(error) = self.record(&SnapshotRecord { state, ..record.clone() }) {
                 tracing::warn!("{}: how its origin was is not kept: {error}", record.name);
             }
         }
     }
 
-    /// The records in which the mapped device `old` stands, each with what it is when that is called
+    /// The records in which the mapped device `old` stands, each with its form when that is called
     /// `new`.
     pub(super) fn records_of(
         &self,
@@ -413,8 +305,8 @@ impl StateFolder {
         Ok(())
     }
 
-    /// Has the snapshot in `store` believed again: it is detached from its origin as that is now. How
-    /// many there were.
+    /// Has the snapshot in `store` believed again: it is detached from its origin as that is now.
+    /// How many there were.
     pub(super) fn believe(&self, store: &StoreId) -> io::Result<usize> {
         let found = self.unattached().map_err(io::Error::other)?;
         let mut count = 0;
@@ -427,7 +319,7 @@ impl StateFolder {
             let origin = StoreId { disk, ..record.origin.clone() };
             self.forget_snapshot(&record)?;
             let state = RecordState::Detached { origin: Stamp::settled(&origin) };
-            self.record(SnapshotRecord { origin, state, ..record })?;
+            self.record(&SnapshotRecord { origin, state, ..record })?;
             count += 1;
         }
         Ok(count)
@@ -448,53 +340,6 @@ impl StateFolder {
             self.sync()?;
         }
         Ok(())
-    }
-
-    /// The name of this server's lock file, which is there from now on.
-    fn begin(&self) -> io::Result<String> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let mut own = self.own_server();
-        if let Some(own) = &*own {
-            return Ok(own.name.clone());
-        }
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
-        loop {
-            // Relaxed: a number is given out once.
-            let name = format!("{SERVER}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-            let path = self.path.join(&name);
-            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
-                Ok(file) => {
-                    flock(&file, FlockOperation::LockExclusive)?;
-                    // Another server may have taken it away before it was locked.
-                    if file.metadata()?.nlink() == 0 {
-                        continue;
-                    }
-                    *own = Some(ServerLock { name: name.clone(), path, _file: file });
-                    return Ok(name);
-                }
-                // Of one that had this number before.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    fn server(&self) -> Option<String> {
-        self.own_server().as_ref().map(|own| own.name.clone())
-    }
-
-    /// Takes away the lock files of servers that are gone.
-    pub(super) fn clean_servers(&self) {
-        let Ok(entries) = fs::read_dir(&self.path) else { return };
-        let is_lock = |path: &PathBuf| {
-            path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(SERVER))
-        };
-        for path in entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_lock) {
-            let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
-            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                let _ = fs::remove_file(&path);
-            }
-        }
     }
 }
 

@@ -15,19 +15,19 @@
 //! Not covered: disks that are gone with the program (`mem`, `null`), and what writes past this
 //! server.
 
+use super::tables::{Writer, is_live, persistent, record, writers};
 use crate::error::VerbError;
 use crate::registry::{Mapped, Registry};
-use crate::state_folder::records::{RecordState, SnapshotRecord, Stamp};
+use crate::state_folder::records::{RecordState, SnapshotRecord};
+use crate::state_folder::stamp::Stamp;
 use crate::state_folder::{StateFolder, StoreId};
 use crate::verbs::call_off::Waiting;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::oneshot;
+use udm_core::Device;
 use udm_core::errno::{EBUSY, EIO};
-use udm_core::{DevNo, Device, Sectors};
-use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, Table, TargetError};
-use udm_wire::words::escape;
+use udm_dm::{MappedDevice, SnapshotState, Table, TargetError};
 
 /// What becomes of a disk that has a snapshot which can't be attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,16 +61,6 @@ struct Leaving {
     is_over: bool,
 }
 
-/// A device that a table writes.
-pub(super) struct Writer {
-    /// Which device of the change has the table.
-    pub place: usize,
-    /// The disk.
-    pub disk: StoreId,
-    /// Its number.
-    pub number: DevNo,
-}
-
 /// Runs `work`, which asks the state folder, beside whoever waits for it.
 pub(super) async fn with_folder<T: Send + 'static>(
     registry: &Registry,
@@ -85,72 +75,6 @@ pub(super) async fn with_folder<T: Send + 'static>(
         Ok(Err(why)) => Err(VerbError::new(name, TargetError::errno(EIO).because(why))),
         Err(_) => Err(VerbError::new(name, TargetError::errno(EBUSY).because("no thread is free"))),
     }
-}
-
-/// The disks that `tables` can write: of each table but one for reading alone, all that it uses
-/// but the origin of a snapshot.
-pub(super) fn writers(registry: &Registry, tables: &[Option<Arc<Table>>]) -> Vec<Writer> {
-    let mut found = Vec::new();
-    for (place, table) in tables.iter().enumerate() {
-        let Some(table) = table.as_ref().filter(|table| !table.limits().read_only) else { continue };
-        for entry in table.targets() {
-            let only_read = (entry.target.type_name() == "snapshot")
-                .then(|| entry.target.snapshot().map(|view| view.report().origin.number))
-                .flatten();
-            for used in entry.target.devices() {
-                let number = used.device.number;
-                let disk = registry.disk_seen(number).filter(|_| Some(number) != only_read);
-                found.extend(disk.map(|disk| Writer { place, disk, number }));
-            }
-        }
-    }
-    found
-}
-
-/// The persistent snapshots in `table`, those that are being merged too.
-fn persistent(table: &Table) -> impl Iterator<Item = (SnapshotReport, Sectors)> + '_ {
-    let found =
-        table.targets().iter().filter_map(|entry| Some((entry.target.snapshot()?.report(), entry.len)));
-    found.filter(|(report, _)| report.kind != "N")
-}
-
-fn seconds_now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// What is to be recorded of a snapshot that becomes live in `mapped`; `None` for one of a disk, or
-/// on a store, that is gone with the program.
-fn record(
-    registry: &Registry,
-    mapped: &Mapped,
-    report: &SnapshotReport,
-    len: Sectors,
-) -> Option<SnapshotRecord> {
-    let (origin, store) = (registry.disk_id(&report.origin)?, registry.disk_id(&report.store)?);
-    let note = mapped.note();
-    let words =
-        [&report.origin, &report.store].map(|device| escape(&registry.uri_of(device.number)).into_owned());
-    Some(SnapshotRecord {
-        name: mapped.device.name(),
-        uuid: mapped.device.uuid(),
-        origin,
-        store,
-        table: format!("0 {} snapshot {} {} {} {}", len.0, words[0], words[1], report.kind, report.chunk.0),
-        by_name: note.by_name,
-        made: seconds_now(),
-        made_store: note.store.clone(),
-        was_linear: note.origin_was_linear,
-        merging: report.state.is_merge(),
-        state: RecordState::Detached { origin: None },
-    })
-}
-
-/// True when one of `tables` has the snapshot in `store`.
-fn is_live(tables: &[Option<Arc<Table>>], registry: &Registry, store: &StoreId) -> bool {
-    tables.iter().flatten().any(|table| {
-        let mut stores = persistent(table).map(|(report, _)| report.store);
-        stores.any(|found| registry.disk_seen(found.number).is_some_and(|id| id.is(store)))
-    })
 }
 
 /// What a person is told of a disk that has to wait for a snapshot.
@@ -300,7 +224,7 @@ impl<'a> Attaching<'a> {
                     Some(before) if matches!(before.state, RecordState::Attached { .. }) => {
                         folder.attach(vec![before])
                     }
-                    Some(before) => folder.record(before),
+                    Some(before) => folder.record(&before),
                 };
                 done.map_err(|error| kept(&record, &error))?;
             }
@@ -351,7 +275,7 @@ fn detach(folder: &StateFolder, record: &SnapshotRecord, written: bool, removal:
     let origin = Stamp::settled(&record.origin);
     let after = if written { RecordState::Released { origin } } else { RecordState::Detached { origin } };
     let by_name = record.by_name && !removal;
-    let done = folder.record(SnapshotRecord { state: after, by_name, ..record.clone() });
+    let done = folder.record(&SnapshotRecord { state: after, by_name, ..record.clone() });
     done.map_err(|error| kept(record, &error))?;
     if written {
         tracing::warn!(
@@ -367,14 +291,13 @@ fn detach(folder: &StateFolder, record: &SnapshotRecord, written: bool, removal:
 /// Records, durably and in the log, that a snapshot is not its instant any more.
 pub(super) fn lose(folder: &StateFolder, record: &SnapshotRecord, why: &str) -> Result<(), String> {
     let state = RecordState::Lost { why: why.to_owned() };
-    let kept = folder.record(SnapshotRecord { state, ..record.clone() });
+    let kept = folder.record(&SnapshotRecord { state, ..record.clone() });
     kept.map_err(|error| format!("{}: that it is lost is not kept: {error}", record.name))?;
     tracing::error!("{}: the snapshot in {} is lost: {why}", record.name, record.store.name());
     Ok(())
 }
 
 /// `coming` with what is known of the same snapshots already, and that.
-#[expect(clippy::type_complexity, reason = "a list of before and after")]
 fn merge(
     folder: &StateFolder,
     coming: Vec<SnapshotRecord>,

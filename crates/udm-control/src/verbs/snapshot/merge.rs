@@ -5,7 +5,7 @@ use super::{again, find, origin, refuse, report};
 use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Folder, Mapped, Registry};
-use crate::state_folder::records::StoreFile;
+use crate::state_folder::stamp::StoreFile;
 use crate::verbs::call_off::{CallOff, Waiting};
 use crate::verbs::change::{in_turn, resume_among, resume_these, suspend_these};
 use crate::verbs::remove::remove_it;

@@ -15,6 +15,7 @@ mod origin;
 mod remove;
 mod restore;
 mod store;
+mod tables;
 
 pub(super) use attach::Attaching;
 pub use attach::LostSnapshots;
@@ -29,7 +30,7 @@ pub(super) use restore::bring_back;
 
 use crate::error::VerbError;
 use crate::registry::{Mapped, Registry};
-use crate::state_folder::records::StoreFile;
+use crate::state_folder::stamp::StoreFile;
 use std::sync::Arc;
 use std::time::Instant;
 use udm_core::errno::EINVAL;

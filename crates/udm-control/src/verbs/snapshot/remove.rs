@@ -3,7 +3,7 @@
 use super::{again, find, origin, refuse};
 use crate::error::VerbError;
 use crate::registry::{Folder, Registry};
-use crate::state_folder::records::StoreFile;
+use crate::state_folder::stamp::StoreFile;
 use crate::verbs::call_off::CallOff;
 use crate::verbs::change::resume_these;
 use crate::verbs::remove::remove_it;

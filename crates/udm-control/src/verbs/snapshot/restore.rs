@@ -5,7 +5,8 @@
 //! merge that was cut goes on. One that can't be attached keeps the disk from being written, until
 //! it can be or is given up ([`super::attach`]).
 
-use super::attach::{LostSnapshots, Writer, lose, waits, with_folder, writers};
+use super::attach::{LostSnapshots, lose, waits, with_folder};
+use super::tables::{Writer, writers};
 use super::{Note, merge::MergeEnd};
 use crate::error::VerbError;
 use crate::registry::{Folder, Mapped, Registry};

@@ -6,7 +6,7 @@ use crate::CoresIo;
 use crate::error::VerbError;
 use crate::registry::{Folder, Opening, Registry};
 use crate::state_folder::making::Making;
-use crate::state_folder::records::StoreFile;
+use crate::state_folder::stamp::StoreFile;
 use crate::verbs::CallOff;
 use std::fs::OpenOptions;
 use std::io::ErrorKind;

@@ -1,0 +1,88 @@
+//! The lock file of a server: that it runs. `server-PID-N` in the state folder is held locked
+//! (`flock`) by a server that has snapshots, which ends with the process however that ends.
+
+use super::StateFolder;
+use super::records::{RecordState, SnapshotRecord};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What the name of such a file begins with.
+const SERVER: &str = "server-";
+
+/// The lock of a server: that it runs.
+#[derive(Debug)]
+pub(super) struct ServerLock {
+    name: String,
+    path: PathBuf,
+    _file: File,
+}
+
+impl Drop for ServerLock {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl StateFolder {
+    /// True when the server that has `record` runs, and is another one.
+    pub(crate) fn is_elsewhere(&self, record: &SnapshotRecord) -> bool {
+        let RecordState::Attached { server } = &record.state else { return false };
+        if self.server().is_some_and(|own| own == *server) || server.contains('/') {
+            return false;
+        }
+        let Ok(file) = File::open(self.path.join(server)) else { return false };
+        flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+    }
+
+    /// The name of this server's lock file, which is there from now on.
+    pub(super) fn begin(&self) -> io::Result<String> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let mut own = self.own_server();
+        if let Some(own) = &*own {
+            return Ok(own.name.clone());
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+        loop {
+            // Relaxed: a number is given out once.
+            let name = format!("{SERVER}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+            let path = self.path.join(&name);
+            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+                Ok(file) => {
+                    flock(&file, FlockOperation::LockExclusive)?;
+                    // Another server may have taken it away before it was locked.
+                    if file.metadata()?.nlink() == 0 {
+                        continue;
+                    }
+                    *own = Some(ServerLock { name: name.clone(), path, _file: file });
+                    return Ok(name);
+                }
+                // Of one that had this number before.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn server(&self) -> Option<String> {
+        self.own_server().as_ref().map(|own| own.name.clone())
+    }
+
+    /// Takes away the lock files of servers that are gone.
+    pub(super) fn clean_servers(&self) {
+        let Ok(entries) = fs::read_dir(&self.path) else { return };
+        let is_lock = |path: &PathBuf| {
+            path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(SERVER))
+        };
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_lock) {
+            let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
+            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+}

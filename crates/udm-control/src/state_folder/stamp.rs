@@ -1,0 +1,94 @@
+//! How files are known again: an origin by its size and the time of its last change, a store that
+//! was made by which file it is.
+
+use super::StoreId;
+use super::store_id::Disk;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Longer than a file system's clock takes for a step. A file that was changed less than this ago
+/// can be changed again without a later time of change.
+const CLOCK_STEP: Duration = Duration::from_millis(20);
+
+/// How a file was when it was last looked at: its size, and when it was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Stamp {
+    size_bytes: u64,
+    /// In ns since 1970.
+    changed_ns: i128,
+}
+
+/// A file that was made for a snapshot, and how it is known again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StoreFile {
+    /// Where it was made.
+    pub path: PathBuf,
+    /// Which file it is.
+    disk: Disk,
+}
+
+impl StoreFile {
+    /// The file that `opened` is, at `path`.
+    ///
+    /// # Errors
+    /// The system's; `InvalidInput` for what is no file.
+    pub(crate) fn new(path: &Path, opened: &File) -> io::Result<StoreFile> {
+        let disk = Disk::of(&opened.metadata()?).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(StoreFile { path: path.to_owned(), disk })
+    }
+
+    /// Removes the file, if it is the one that was made: whatever else is at its path by now stays.
+    ///
+    /// # Errors
+    /// The system's; `Other` when it is another file. None when there is none.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        match fs::symlink_metadata(&self.path) {
+            Ok(found) if Disk::of(&found).is_some_and(|disk| disk.is(self.disk)) => {
+                fs::remove_file(&self.path)
+            }
+            Ok(_) => Err(io::Error::other("it is another file by now, so it stays")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// True when `store` is this file.
+    pub(crate) fn is(&self, store: &StoreId) -> bool {
+        store.disk.is_some_and(|disk| disk.is(self.disk))
+    }
+}
+
+impl Stamp {
+    /// What is another about the file by now, in words that follow its name.
+    pub(super) fn differs(&self, found: &fs::Metadata) -> Option<String> {
+        let (was, is) = (self.size_bytes, found.len());
+        match () {
+            () if was != is => Some(format!("has {is} bytes, and had {was} when it was last attached")),
+            () if *self != Stamp::of(found) => Some("was written without it".into()),
+            () => None,
+        }
+    }
+
+    fn of(found: &fs::Metadata) -> Stamp {
+        let changed_ns = i128::from(found.mtime()) * 1_000_000_000 + i128::from(found.mtime_nsec());
+        Stamp { size_bytes: found.len(), changed_ns }
+    }
+
+    /// Of the file that `disk` is; `None` for what is no file, or not there. Waits for a step of
+    /// the file system's clock where the file was changed just now, so that any later write shows.
+    pub(crate) fn settled(disk: &StoreId) -> Option<Stamp> {
+        loop {
+            let found = disk.file()?;
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos() as i128;
+            let age = now - Stamp::of(&found).changed_ns;
+            if !(0..CLOCK_STEP.as_nanos() as i128).contains(&age) {
+                return Some(Stamp::of(&found));
+            }
+            std::thread::sleep(CLOCK_STEP);
+        }
+    }
+}

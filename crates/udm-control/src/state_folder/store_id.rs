@@ -1,0 +1,137 @@
+//! How a disk is known again, by another server too: by the name that leads to it, and by what that
+//! leads to.
+
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+use udm_backends::Identity;
+use udm_wire::uri::{self, DeviceUri, NbdUri};
+
+/// A store, as it is known again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreId {
+    /// Its path, or `@` and the name of the mapped device.
+    pub(super) name: String,
+    /// The disk behind the name.
+    pub(super) disk: Option<Disk>,
+}
+
+/// What a file or a block device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Disk {
+    File {
+        device: u64,
+        inode: u64,
+        /// When it was made, in ns since 1970: inodes are given out again.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        born_ns: Option<u64>,
+    },
+    Block {
+        number: u64,
+    },
+}
+
+impl StoreId {
+    /// The store on the mapped device `name`.
+    #[must_use]
+    pub fn mapped(name: &str) -> StoreId {
+        StoreId { name: format!("@{name}"), disk: None }
+    }
+
+    /// Tells the files of stores apart (FNV-1a).
+    pub(super) fn fingerprint(&self) -> u64 {
+        let bytes = format!("{} {:?}", self.name, self.disk);
+        bytes
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    /// The store on what a device's URI leads to; `None` for what is gone with the program. An
+    /// export of an NBD server is known by its address and its name.
+    #[must_use]
+    pub(crate) fn opened(uri: &str, identity: Identity) -> Option<StoreId> {
+        let mut seen = StoreId::seen(uri, identity)?;
+        if let Some(disk) = seen.disk {
+            let born = fs::metadata(&seen.name).ok().and_then(|found| Disk::of(&found));
+            seen.disk = born.filter(|born| born.is(disk)).or(seen.disk);
+        }
+        Some(seen)
+    }
+
+    /// As [`StoreId::opened`], without a look at the file: when that was made is not known.
+    #[must_use]
+    pub(crate) fn seen(uri: &str, identity: Identity) -> Option<StoreId> {
+        let file = match uri::parse(uri).ok()? {
+            DeviceUri::File(file) => file,
+            DeviceUri::Nbd(nbd) => {
+                let name = DeviceUri::Nbd(NbdUri::new(nbd.address, nbd.export)).to_string();
+                return Some(StoreId { name, disk: None });
+            }
+            _ => return None,
+        };
+        let disk = match identity {
+            Identity::File { device, inode } => Disk::File { device, inode, born_ns: None },
+            Identity::Block { number } => Disk::Block { number },
+            Identity::Inside => return None,
+        };
+        Some(StoreId { name: file.path.display().to_string(), disk: Some(disk) })
+    }
+
+    /// The store that a person means: a path, or `@` and the name of a mapped device.
+    #[must_use]
+    pub fn named(word: &Path) -> StoreId {
+        let path = match word.to_str() {
+            Some(name) if name.starts_with('@') => return StoreId { name: name.into(), disk: None },
+            _ => fs::canonicalize(word).or_else(|_| std::path::absolute(word)),
+        };
+        let path = path.unwrap_or_else(|_| word.into());
+        let disk = fs::metadata(&path).ok().and_then(|found| Disk::of(&found));
+        StoreId { name: path.display().to_string(), disk }
+    }
+
+    /// As a person writes it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// True when both are names of one store, or may be.
+    pub(crate) fn is(&self, other: &StoreId) -> bool {
+        self.name == other.name || self.disk.zip(other.disk).is_some_and(|(one, other)| one.is(other))
+    }
+
+    /// True when both are names of one store: by the disk where both have one.
+    pub(super) fn is_exactly(&self, other: &StoreId) -> bool {
+        self.disk.zip(other.disk).map_or(self.name == other.name, |(one, other)| one.is(other))
+    }
+
+    /// The file at its path; `None` for what is no file, or not there.
+    pub(super) fn file(&self) -> Option<fs::Metadata> {
+        let is_file = matches!(self.disk, Some(Disk::File { .. }));
+        fs::metadata(&self.name).ok().filter(|found| is_file && found.is_file())
+    }
+}
+
+impl Disk {
+    pub(super) fn of(found: &fs::Metadata) -> Option<Disk> {
+        use std::os::unix::fs::FileTypeExt;
+        if found.file_type().is_block_device() {
+            return Some(Disk::Block { number: found.rdev() });
+        }
+        let born = found.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+        let born_ns = born.and_then(|born| u64::try_from(born.as_nanos()).ok());
+        found.is_file().then(|| Disk::File { device: found.dev(), inode: found.ino(), born_ns })
+    }
+
+    pub(super) fn is(self, other: Disk) -> bool {
+        match (self, other) {
+            (Disk::Block { number }, Disk::Block { number: other }) => number == other,
+            (Disk::File { device, inode, born_ns }, Disk::File { device: d, inode: i, born_ns: b }) => {
+                (device, inode) == (d, i) && born_ns.zip(b).is_none_or(|(one, other)| one == other)
+            }
+            _ => false,
+        }
+    }
+}
