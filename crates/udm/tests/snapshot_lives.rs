@@ -285,10 +285,7 @@ fn a_file_is_served_in_an_order_that_loses_nothing() {
     end(server);
     fs::rename(world.path("s.cow"), world.path("away")).unwrap();
     let server = serve();
-    assert!(
-        log.contains("udm: s: ") && log.contains("udm: a: ") && log.contains("has the snapshot s"),
-        "{log}"
-    );
+    logs(&server, &["udm: s: ", "udm: a: ", "has the snapshot s"]);
     assert_eq!(server.says(&["ls"]), "No devices found\n");
     fs::rename(world.path("away"), world.path("s.cow")).unwrap();
     assert_eq!(server.says(&["reconfigure"]), "+ s\n+ a\n= 0 unchanged\n");
