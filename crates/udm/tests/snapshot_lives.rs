@@ -11,7 +11,7 @@ use std::time::Duration;
 use support::nbd::Client;
 use support::{Server, signal, text, udm, until};
 use tempfile::TempDir;
-use udm_wire::nbd::Command as Nbd;
+use udm_wire::nbd::{Command as Nbd, CommandFlags};
 
 const SIZE: u64 = 4 << 20;
 const CHUNK: u64 = 4096;
@@ -376,6 +376,44 @@ fn a_snapshot_that_was_taken_away_is_checked_when_it_comes_back() {
     let server = world.serve(&[origin]);
     let said = server.refuses(&["create", "s", "--table", &table]);
     assert!(said.contains("was written without it"), "{said}");
+}
+
+/// Removed under a load, and the server killed at once: whatever was recorded by then, what was not
+/// copied is found out.
+#[test]
+fn a_snapshot_that_was_taken_away_under_load_is_never_believed() {
+    let (origin, s) = ("org=0 8192 snapshot-origin {disk.img}", "s=0 8192 snapshot {disk.img} {s.cow} P 8");
+    for delay in [0, 2, 10] {
+        let world = World::with_store("s.cow");
+        let server = world.serve(&[origin, s]);
+        let mut client = Client::connect(&server.nbd, "org");
+        let load = std::thread::spawn(move || {
+            for chunk in (0..SIZE / CHUNK).cycle() {
+                let data = [NEW; CHUNK as usize];
+                let sent = client.send(CommandFlags::empty(), Nbd::Write, chunk * CHUNK, CHUNK, &data);
+                if sent.and_then(|_| client.answer()).is_err() {
+                    break;
+                }
+            }
+        });
+        let removal = std::process::Command::new(support::UDM)
+            .args(["remove", "s"])
+            .env("UDM_SOCKET", &server.socket)
+            .stderr(std::process::Stdio::null())
+            .spawn();
+        std::thread::sleep(Duration::from_millis(delay));
+        kill(server);
+        removal.unwrap().wait().unwrap();
+        load.join().unwrap();
+        let server = world.serve(&["none=mem:1M"]);
+        let table = world.table("0 8192 snapshot {disk.img} {s.cow} P 8");
+        let out = server.verb(&["create", "s", "--table", &table]);
+        if out.status.success() {
+            is_instant(&server, "s", &[]);
+        } else {
+            assert!(text(&out.stderr).contains("its origin"), "{}", text(&out.stderr));
+        }
+    }
 }
 
 #[test]

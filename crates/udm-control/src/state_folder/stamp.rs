@@ -78,17 +78,21 @@ impl Stamp {
         Stamp { size_bytes: found.len(), changed_ns }
     }
 
-    /// Of the file that `disk` is; `None` for what is no file, or not there. Waits for a step of
-    /// the file system's clock where the file was changed just now, so that any later write shows.
+    /// Of the file that `disk` is, when any later write shows: where it was changed just now that
+    /// takes a step of the file system's clock. `None` for what is no file, or not there, or is
+    /// being written.
     pub(crate) fn settled(disk: &StoreId) -> Option<Stamp> {
-        loop {
-            let found = disk.file()?;
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos() as i128;
-            let age = now - Stamp::of(&found).changed_ns;
-            if !(0..CLOCK_STEP.as_nanos() as i128).contains(&age) {
-                return Some(Stamp::of(&found));
-            }
-            std::thread::sleep(CLOCK_STEP);
+        let is_settled = |found: &fs::Metadata| {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos();
+            let age = i128::try_from(now).ok()? - Stamp::of(found).changed_ns;
+            Some(!(0..CLOCK_STEP.as_nanos() as i128).contains(&age))
+        };
+        let first = disk.file()?;
+        if is_settled(&first)? {
+            return Some(Stamp::of(&first));
         }
+        std::thread::sleep(2 * CLOCK_STEP);
+        let second = disk.file()?;
+        is_settled(&second)?.then(|| Stamp::of(&second))
     }
 }

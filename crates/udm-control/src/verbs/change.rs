@@ -305,10 +305,10 @@ pub(super) async fn in_turn(
     let mut entered: Vec<_> = several.iter().map(|(_, mapped)| mapped.pending.enter(who, off)).collect();
     let devices: Vec<_> = several.iter().map(|(_, mapped)| Arc::clone(&mapped.device)).collect();
     let blame = |(place, error): Refused| VerbError::new(&several[place].0, error);
-    let merges = bring_back(registry, several, who).await?;
+    let merges = bring_back(registry, several, who, off).await?;
     for _ in 0..TRIES_MAX {
         let turns = Turns::take(registry, several, who, off).await?;
-        let attaching = Attaching::begin(registry, several, who).await?;
+        let attaching = Attaching::begin(registry, several, who, off).await?;
         // A wake-up that comes before we wait for it is kept, so none is lost between a step and
         // its wait.
         let answered = Arc::new(Notify::new());
@@ -333,7 +333,7 @@ pub(super) async fn in_turn(
         let done = step(registry, &turns.off(off), &answered, &mut changes).await;
         let outrun = changes.outrun();
         if done.is_ok() && !outrun {
-            attaching.settle(&devices).await;
+            attaching.settle(several).await;
             registry.merges.go_on(&merges);
             // Before anybody else has a turn.
             let moved = several.iter().zip(moves).filter(|(_, moves)| *moves).map(|((_, mapped), _)| mapped);

@@ -10,22 +10,22 @@
 //!   server was told to ([`LostSnapshots`]).
 //! * A snapshot that is no table's any more is *released* if its origin's disk can still be
 //!   written: nobody waits for it, and it is refused later if the origin was written meanwhile.
-//!   Otherwise it is *detached*.
+//!   Otherwise it is *detached*. How the origin is then is kept before the change: what is written
+//!   from then on, and is not copied, shows.
 //!
 //! Not covered: disks that are gone with the program (`mem`, `null`), and what writes past this
 //! server.
 
-use super::tables::{Writer, is_live, persistent, record, writers};
+use super::recording::{Recorded, Recording};
+use super::tables::{is_live, persistent, record, writers};
 use crate::error::VerbError;
 use crate::registry::{Mapped, Registry};
-use crate::state_folder::records::{RecordState, SnapshotRecord};
-use crate::state_folder::stamp::Stamp;
-use crate::state_folder::{StateFolder, StoreId};
-use crate::verbs::call_off::Waiting;
+use crate::state_folder::StateFolder;
+use crate::state_folder::records::SnapshotRecord;
+use crate::verbs::call_off::{CallOff, Waiting};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
-use udm_core::Device;
 use udm_core::errno::{EBUSY, EIO};
 use udm_dm::{MappedDevice, SnapshotState, Table, TargetError};
 
@@ -46,34 +46,35 @@ pub(in crate::verbs) struct Attaching<'a> {
     registry: &'a Registry,
     /// The table that each device had in its inactive slot.
     tables: Vec<Option<Arc<Table>>>,
-    /// What is recorded of the snapshots that come, and what was before.
-    recorded: Vec<(SnapshotRecord, Option<SnapshotRecord>)>,
-    /// Snapshots that are live in the devices of the change, which may let go of them.
-    leaving: Vec<Leaving>,
+    recorded: Recorded,
     /// What the devices do in the change.
     who: Waiting,
 }
 
-/// A snapshot that a device of a change has, and may let go of.
-struct Leaving {
-    store: StoreId,
-    /// Nobody needs it any more.
-    is_over: bool,
-}
-
-/// Runs `work`, which asks the state folder, beside whoever waits for it.
+/// Runs `work`, which asks the state folder, beside whoever waits for it, until called off: then
+/// what it has done is `undone`.
 pub(super) async fn with_folder<T: Send + 'static>(
     registry: &Registry,
     name: &str,
+    off: &CallOff,
     work: impl FnOnce(&Arc<StateFolder>) -> Result<T, String> + Send + 'static,
+    undone: impl FnOnce(&Arc<StateFolder>, T) + Send + 'static,
 ) -> Result<Option<T>, VerbError> {
     let Some(folder) = registry.state_folder().cloned() else { return Ok(None) };
     let (tell, told) = oneshot::channel();
-    registry.outside().beside(Box::new(move || drop(tell.send(work(&folder)))));
-    match told.await {
-        Ok(Ok(done)) => Ok(Some(done)),
-        Ok(Err(why)) => Err(VerbError::new(name, TargetError::errno(EIO).because(why))),
-        Err(_) => Err(VerbError::new(name, TargetError::errno(EBUSY).because("no thread is free"))),
+    registry.outside().beside(Box::new(move || {
+        if let Err(Ok(done)) = tell.send(work(&folder)) {
+            undone(&folder, done);
+        }
+    }));
+    tokio::select! {
+        biased;
+        done = told => match done {
+            Ok(Ok(done)) => Ok(Some(done)),
+            Ok(Err(why)) => Err(VerbError::new(name, TargetError::errno(EIO).because(why))),
+            Err(_) => Err(VerbError::new(name, TargetError::errno(EBUSY).because("no thread is free"))),
+        },
+        why = off.called() => Err(VerbError::new(name, why)),
     }
 }
 
@@ -89,115 +90,68 @@ pub(super) fn waits(record: &SnapshotRecord, why: &str) -> TargetError {
 }
 
 impl<'a> Attaching<'a> {
-    /// Checks a change of `several` devices, and records the snapshots that become live in it.
+    /// Checks a change of `several` devices, and records the snapshots that become live in it, and
+    /// those that it lets go of.
     pub async fn begin(
         registry: &'a Registry,
         several: &[(String, Arc<Mapped>)],
         who: Waiting,
+        off: &CallOff,
     ) -> Result<Attaching<'a>, VerbError> {
         let comes = matches!(who, Waiting::Create | Waiting::Resume);
         let inactive = |mapped: &Arc<Mapped>| mapped.device.inactive().filter(|_| comes);
-        let mut attaching = Attaching {
-            registry,
-            tables: several.iter().map(|(_, mapped)| inactive(mapped)).collect(),
-            recorded: Vec::new(),
-            leaving: Vec::new(),
-            who,
+        let tables: Vec<_> = several.iter().map(|(_, mapped)| inactive(mapped)).collect();
+        let mut attaching = Attaching { registry, tables, recorded: Recorded::default(), who };
+        let is_change = who == Waiting::Remove || attaching.tables.iter().any(Option::is_some);
+        if registry.state_folder().is_none() || !is_change || registry.is_ending() {
+            return Ok(attaching);
+        }
+        let mut recording = Recording {
+            writers: writers(registry, &attaching.tables),
+            gives_up: registry.gives_up_snapshots(),
+            is_removal: who == Waiting::Remove,
+            ..Recording::default()
         };
-        if registry.state_folder().is_none() || who == Waiting::Suspend || registry.is_ending() {
-            return Ok(attaching);
-        }
-        for ((_, mapped), table) in several.iter().zip(&attaching.tables) {
-            let Some(live) = mapped.device.live().filter(|_| table.is_some() || who == Waiting::Remove)
-            else {
-                continue;
-            };
-            let removed = mapped.note().is_discarded;
-            let found = persistent(&live).filter_map(|(report, _)| {
-                let store = registry.disk_seen(report.store.number)?;
-                Some(Leaving { store, is_over: removed || report.state == SnapshotState::Merged })
-            });
-            attaching.leaving.extend(found);
-        }
-        if attaching.tables.iter().all(Option::is_none) {
-            return Ok(attaching);
-        }
-        let mut coming = Vec::new();
         for ((_, mapped), table) in several.iter().zip(&attaching.tables) {
             let found = table.iter().flat_map(|table| persistent(table));
-            coming.extend(found.filter_map(|(report, len)| record(registry, mapped, &report, len)));
+            recording.coming.extend(found.filter_map(|(report, len)| record(registry, mapped, &report, len)));
+            let leaves = table.is_some() || who == Waiting::Remove;
+            let Some(live) = mapped.device.live().filter(|_| leaves) else { continue };
+            let removed = mapped.note().is_discarded;
+            recording.leaving.extend(persistent(&live).filter_map(|(report, _)| {
+                let store = registry.disk_seen(report.store.number)?;
+                Some((store, removed || report.state == SnapshotState::Merged))
+            }));
         }
-        let writers = writers(registry, &attaching.tables);
-        attaching.check(several, writers, coming).await?;
+        if !recording.leaving.is_empty() {
+            // Another device may have taken it over.
+            let others = attaching.others(several);
+            recording.leaving.retain(|(store, _)| !is_live(&others, registry, store));
+        }
+        let name = several[0].0.as_str();
+        let done = with_folder(
+            registry,
+            name,
+            off,
+            |folder| recording.record(folder),
+            |folder, done| {
+                done.unwrap_or_default().undo(folder);
+            },
+        );
+        match done.await?.unwrap_or_else(|| Ok(Recorded::default())) {
+            Ok(recorded) => attaching.recorded = recorded,
+            Err((place, error)) => {
+                return Err(VerbError { blocked: true, ..VerbError::new(&several[place].0, error) });
+            }
+        }
         Ok(attaching)
     }
 
-    async fn check(
-        &mut self,
-        several: &[(String, Arc<Mapped>)],
-        writers: Vec<Writer>,
-        coming: Vec<SnapshotRecord>,
-    ) -> Result<(), VerbError> {
-        let name = several[0].0.as_str();
-        let gives_up = self.registry.gives_up_snapshots();
-        let done = with_folder(self.registry, name, move |folder| {
-            for record in folder.unattached()? {
-                let writer = writers.iter().find(|writer| record.origin.is(&writer.disk));
-                let comes_too = coming.iter().any(|one| one.store.is(&record.store));
-                let Some(writer) = writer.filter(|_| record.is_waited_for() && !comes_too) else { continue };
-                if folder.forget_merged(&record)? {
-                    continue;
-                }
-                let why = if folder.is_elsewhere(&record) {
-                    return Ok(Err((writer.place, waits(&record, "another server has"))));
-                } else if let Some(why) = record.stale() {
-                    why
-                } else if gives_up {
-                    "it was given up".to_owned()
-                } else {
-                    return Ok(Err((writer.place, waits(&record, "is not attached"))));
-                };
-                lose(folder, &record, &why)?;
-            }
-            for one in &coming {
-                // It may have changed since the table was loaded.
-                let known = folder.record_of(&one.store)?;
-                let stale = known.as_ref().and_then(SnapshotRecord::stale);
-                if let Some(why) = stale {
-                    return Ok(Err((
-                        0,
-                        TargetError::errno(EBUSY).because(format!("{}: {why}", one.store.name())),
-                    )));
-                }
-            }
-            if coming.is_empty() {
-                return Ok(Ok(Vec::new()));
-            }
-            let recorded = merge(folder, coming)?;
-            let kept = folder.attach(recorded.iter().map(|(record, _)| record.clone()).collect());
-            if let Err(error) = kept {
-                tracing::warn!(
-                    "no record is kept of persistent snapshots: a server that starts later does not wait for them: {error}"
-                );
-                return Ok(Ok(Vec::new()));
-            }
-            for (record, before) in &recorded {
-                // The store had a snapshot of another disk, which is written over.
-                if let Some(before) = before.as_ref().filter(|before| !before.origin.is(&record.origin)) {
-                    folder.forget_snapshot(before).map_err(|error| self::kept(before, &error))?;
-                }
-            }
-            Ok(Ok(recorded))
-        });
-        match done.await?.unwrap_or_else(|| Ok(Vec::new())) {
-            Ok(recorded) => {
-                self.recorded = recorded;
-                Ok(())
-            }
-            Err((place, error)) => {
-                Err(VerbError { blocked: true, ..VerbError::new(&several[place].0, error) })
-            }
-        }
+    /// The live tables of all devices but `several`.
+    fn others(&self, several: &[(String, Arc<Mapped>)]) -> Vec<Option<Arc<Table>>> {
+        let is_other = |mapped: &Arc<Mapped>| !several.iter().any(|(_, one)| Arc::ptr_eq(one, mapped));
+        let all = self.registry.everything().into_iter().filter(is_other);
+        all.map(|mapped| mapped.device.live()).collect()
     }
 
     /// True while the devices have the tables in their inactive slots that were checked.
@@ -214,116 +168,30 @@ impl<'a> Attaching<'a> {
     /// The change has not come about: what was recorded is as it was.
     pub async fn undo(self) {
         let recorded = self.recorded;
-        if recorded.is_empty() {
-            return;
+        if !recorded.is_empty() {
+            let undo = move |folder: &Arc<StateFolder>| {
+                recorded.undo(folder);
+                Ok(())
+            };
+            let _ = with_folder(self.registry, "", &CallOff::default(), undo, |_, ()| {}).await;
         }
-        let undone = with_folder(self.registry, "", move |folder| {
-            for (record, before) in recorded {
-                let done = match before {
-                    None => folder.forget_snapshot(&record),
-                    Some(before) if matches!(before.state, RecordState::Attached { .. }) => {
-                        folder.attach(vec![before])
-                    }
-                    Some(before) => folder.record(&before),
-                };
-                done.map_err(|error| kept(&record, &error))?;
-            }
-            Ok(())
-        });
-        undone.await.err().inspect(|error| tracing::warn!("{error}"));
     }
 
-    /// The change has come about: snapshots that no table has any more are detached.
-    pub async fn settle(self, devices: &[Arc<MappedDevice>]) {
-        if self.leaving.is_empty() {
+    /// The change of `several` has come about.
+    pub async fn settle(self, several: &[(String, Arc<Mapped>)]) {
+        if !self.recorded.has_left() {
             return;
         }
-        let goes = |device: &MappedDevice| {
-            self.who == Waiting::Remove && devices.iter().any(|gone| gone.id() == device.id())
-        };
-        let all = self.registry.everything().into_iter().filter(|mapped| !goes(&mapped.device));
-        let live: Vec<_> = all.map(|mapped| mapped.device.live()).collect();
-        let writers = writers(self.registry, &live);
-        let gone = self.leaving.into_iter().filter(|leaving| !is_live(&live, self.registry, &leaving.store));
-        let gone: Vec<Leaving> = gone.collect();
-        let Some(folder) = self.registry.state_folder().filter(|_| !gone.is_empty()) else { return };
-        let attached = folder.attached_here();
-        let mut ends = Vec::new();
-        for Leaving { store, is_over } in gone {
-            for record in attached.iter().filter(|record| record.store.is(&store)) {
-                let written = writers.iter().any(|writer| record.origin.is(&writer.disk));
-                ends.push((record.clone(), is_over, written));
-            }
+        let mut live = self.others(several);
+        if self.who != Waiting::Remove {
+            live.extend(several.iter().map(|(_, mapped)| mapped.device.live()));
         }
-        let removal = self.who == Waiting::Remove;
-        let done = with_folder(self.registry, "", move |folder| {
-            ends.iter().try_for_each(|(record, is_over, written)| match is_over {
-                true => folder.forget_snapshot(record).map_err(|error| kept(record, &error)),
-                false => detach(folder, record, *written, removal),
-            })
-        });
+        let (writers, recorded) = (writers(self.registry, &live), self.recorded);
+        let settle = move |folder: &Arc<StateFolder>| recorded.settle(folder, &writers);
+        let off = CallOff::default();
+        let done = with_folder(self.registry, "", &off, settle, |_, ()| {});
         done.await.err().inspect(|error| tracing::error!("{error}"));
     }
-}
-
-fn kept(record: &SnapshotRecord, error: &std::io::Error) -> String {
-    format!("{}: its record stays: {error}", record.name)
-}
-
-/// Records that nobody has this snapshot any more.
-fn detach(folder: &StateFolder, record: &SnapshotRecord, written: bool, removal: bool) -> Result<(), String> {
-    let origin = Stamp::settled(&record.origin);
-    let after = if written { RecordState::Released { origin } } else { RecordState::Detached { origin } };
-    let by_name = record.by_name && !removal;
-    let done = folder.record(&SnapshotRecord { state: after, by_name, ..record.clone() });
-    done.map_err(|error| kept(record, &error))?;
-    if written {
-        tracing::warn!(
-            "{}: no longer attached: what is written to {} from now on is not kept in {}",
-            record.name,
-            record.origin.name(),
-            record.store.name()
-        );
-    }
-    Ok(())
-}
-
-/// Records, durably and in the log, that a snapshot is not its instant any more.
-pub(super) fn lose(folder: &StateFolder, record: &SnapshotRecord, why: &str) -> Result<(), String> {
-    let state = RecordState::Lost { why: why.to_owned() };
-    let kept = folder.record(&SnapshotRecord { state, ..record.clone() });
-    kept.map_err(|error| format!("{}: that it is lost is not kept: {error}", record.name))?;
-    tracing::error!("{}: the snapshot in {} is lost: {why}", record.name, record.store.name());
-    Ok(())
-}
-
-/// `coming` with what is known of the same snapshots already, and that.
-fn merge(
-    folder: &StateFolder,
-    coming: Vec<SnapshotRecord>,
-) -> Result<Vec<(SnapshotRecord, Option<SnapshotRecord>)>, String> {
-    let one = |new: SnapshotRecord| {
-        let before = folder.record_of(&new.store)?;
-        let Some(was) = before.clone().filter(|was| was.origin.is(&new.origin)) else {
-            return Ok((new, before));
-        };
-        let made_store = new.made_store.clone().or(was.made_store);
-        let merged = SnapshotRecord {
-            // A merge has the name of its origin's device.
-            name: if new.merging { was.name } else { new.name },
-            uuid: if new.merging { was.uuid } else { new.uuid },
-            made: was.made,
-            by_name: was.by_name || new.by_name,
-            was_linear: was.was_linear || new.was_linear,
-            made_store,
-            // The same names of the same disks: the record keeps its place.
-            origin: was.origin,
-            store: was.store,
-            ..new
-        };
-        Ok((merged, before))
-    };
-    coming.into_iter().map(one).collect()
 }
 
 impl Registry {

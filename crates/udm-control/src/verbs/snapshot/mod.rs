@@ -12,6 +12,7 @@ mod create;
 mod list;
 mod merge;
 mod origin;
+mod recording;
 mod remove;
 mod restore;
 mod store;

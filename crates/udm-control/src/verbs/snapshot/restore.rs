@@ -5,7 +5,8 @@
 //! merge that was cut goes on. One that can't be attached keeps the disk from being written, until
 //! it can be or is given up ([`super::attach`]).
 
-use super::attach::{LostSnapshots, lose, waits, with_folder};
+use super::attach::{LostSnapshots, waits, with_folder};
+use super::recording::lose;
 use super::tables::{Writer, writers};
 use super::{Note, merge::MergeEnd};
 use crate::error::VerbError;
@@ -30,6 +31,7 @@ pub(in crate::verbs) fn bring_back<'a>(
     registry: &'a Registry,
     several: &'a [(String, Arc<Mapped>)],
     who: Waiting,
+    off: &'a CallOff,
 ) -> Pin<Box<dyn Future<Output = Result<Vec<MergeEnd>, VerbError>> + Send + 'a>> {
     Box::pin(async move {
         let comes = matches!(who, Waiting::Create | Waiting::Resume) && !registry.is_ending();
@@ -42,25 +44,31 @@ pub(in crate::verbs) fn bring_back<'a>(
         if writers.is_empty() {
             return Ok(Vec::new());
         }
-        let found = with_folder(registry, &several[0].0, move |folder| {
-            let mut found = folder.unattached()?;
-            found.retain(|record| {
-                record.by_name
-                    && record.is_waited_for()
-                    && !folder.is_elsewhere(record)
-                    && record.stale().is_none()
-            });
-            let of = |record: SnapshotRecord| {
-                let writer = writers.iter().find(|writer| record.origin.is(&writer.disk))?;
-                let Writer { place, number, .. } = *writer;
-                Some((place, number, record))
-            };
-            Ok(found.into_iter().filter_map(of).collect::<Vec<_>>())
-        });
+        let found = with_folder(
+            registry,
+            &several[0].0,
+            off,
+            move |folder| {
+                let mut found = folder.unattached()?;
+                found.retain(|record| {
+                    record.by_name
+                        && record.is_waited_for()
+                        && !folder.is_elsewhere(record)
+                        && record.stale().is_none()
+                });
+                let of = |record: SnapshotRecord| {
+                    let writer = writers.iter().find(|writer| record.origin.is(&writer.disk))?;
+                    let Writer { place, number, .. } = *writer;
+                    Some((place, number, record))
+                };
+                Ok(found.into_iter().filter_map(of).collect::<Vec<_>>())
+            },
+            |_, _| {},
+        );
         let (merging, keeping): (Vec<_>, Vec<_>) =
             found.await?.unwrap_or_default().into_iter().partition(|(.., record)| record.merging);
         for (place, _, record) in &keeping {
-            attach(registry, &several[*place].0, record).await?;
+            attach(registry, &several[*place].0, record, off).await?;
         }
         for (place, number, record) in &keeping {
             if record.was_linear {
@@ -89,14 +97,19 @@ fn note(record: &SnapshotRecord) -> Note {
 }
 
 /// Makes the device of `record` again.
-async fn attach(registry: &Registry, origin: &str, record: &SnapshotRecord) -> Result<(), VerbError> {
+async fn attach(
+    registry: &Registry,
+    origin: &str,
+    record: &SnapshotRecord,
+    off: &CallOff,
+) -> Result<(), VerbError> {
     let Some(registry) = registry.me.upgrade() else { return Ok(()) };
     let called = Called { name: &record.name, uuid: record.uuid.as_deref(), ..Called::default() };
     let table = |mapped: &Arc<Mapped>| {
         *mapped.note() = note(record);
         Ok(Some(record.table.clone()))
     };
-    let Err(error) = make(&registry, called, table, &Folder::none(), &CallOff::default()).await else {
+    let Err(error) = make(&registry, called, table, &Folder::none(), off).await else {
         tracing::info!("{}: attached again, a snapshot of {}", record.name, record.origin.name());
         return Ok(());
     };
@@ -105,7 +118,9 @@ async fn attach(registry: &Registry, origin: &str, record: &SnapshotRecord) -> R
         return Err(VerbError { blocked: true, ..VerbError::new(origin, waits(record, &why)) });
     }
     let (record, why) = (record.clone(), format!("it {why}, and was given up"));
-    with_folder(&registry, origin, move |folder| lose(folder, &record, &why)).await.map(|_| ())
+    with_folder(&registry, origin, off, move |folder| lose(folder, &record, &why), |_, ()| {})
+        .await
+        .map(|_| ())
 }
 
 /// The length of the inactive table of `mapped`, and whether it is linear, if it is one line over

@@ -1,0 +1,218 @@
+//! What a change of devices writes into the state folder before it begins, and takes back when it
+//! does not come about. Blocks on files.
+
+use super::attach::waits;
+use super::tables::Writer;
+use crate::state_folder::records::{RecordState, SnapshotRecord};
+use crate::state_folder::stamp::Stamp;
+use crate::state_folder::{StateFolder, StoreId};
+use udm_core::errno::EBUSY;
+use udm_dm::TargetError;
+
+/// What a change does to persistent snapshots and to their disks.
+#[derive(Default)]
+pub(super) struct Recording {
+    /// The disks that can be written behind it, by tables that come.
+    pub writers: Vec<Writer>,
+    /// The snapshots that become live.
+    pub coming: Vec<SnapshotRecord>,
+    /// The stores of those that are let go, and whether nobody needs them any more.
+    pub leaving: Vec<(StoreId, bool)>,
+    /// A snapshot that is waited for is lost instead.
+    pub gives_up: bool,
+    /// Devices are removed.
+    pub is_removal: bool,
+}
+
+/// What was written.
+#[derive(Default)]
+pub(super) struct Recorded {
+    /// Each record with what was there before.
+    changed: Vec<(SnapshotRecord, Option<SnapshotRecord>)>,
+    /// Those that are let go.
+    released: Vec<SnapshotRecord>,
+    /// Those that nobody needs.
+    over: Vec<SnapshotRecord>,
+}
+
+/// A device of the change, and why it can't have its table.
+pub(super) type Refused = (usize, TargetError);
+
+impl Recording {
+    /// Checks the change, and writes what it does.
+    ///
+    /// # Errors
+    /// In words, when the state folder can't be read or written: nothing is changed then. The inner
+    /// one is the change's.
+    pub fn record(self, folder: &StateFolder) -> Result<Result<Recorded, Refused>, String> {
+        if let Some(refused) = self.check(folder)? {
+            return Ok(Err(refused));
+        }
+        let mut recorded = Recorded::default();
+        match self.write(folder, &mut recorded) {
+            Ok(()) => Ok(Ok(recorded)),
+            Err(why) => {
+                recorded.undo(folder);
+                Err(why)
+            }
+        }
+    }
+
+    /// Whether nobody has to wait for a snapshot, or has one that is not its instant.
+    fn check(&self, folder: &StateFolder) -> Result<Option<Refused>, String> {
+        if self.writers.is_empty() && self.coming.is_empty() {
+            return Ok(None);
+        }
+        for record in folder.unattached()? {
+            let writer = self.writers.iter().find(|writer| record.origin.is(&writer.disk));
+            let comes_too = self.coming.iter().any(|one| one.store.is(&record.store));
+            let Some(writer) = writer.filter(|_| record.is_waited_for() && !comes_too) else { continue };
+            if folder.forget_merged(&record)? {
+                continue;
+            }
+            let why = if folder.is_elsewhere(&record) {
+                return Ok(Some((writer.place, waits(&record, "another server has"))));
+            } else if let Some(why) = record.stale() {
+                why
+            } else if self.gives_up {
+                "it was given up".to_owned()
+            } else {
+                return Ok(Some((writer.place, waits(&record, "is not attached"))));
+            };
+            lose(folder, &record, &why)?;
+        }
+        for one in &self.coming {
+            // It may have changed since the table was loaded.
+            let known = folder.record_of(&one.store)?;
+            if let Some(why) = known.as_ref().and_then(SnapshotRecord::stale) {
+                let why = format!("{}: {why}", one.store.name());
+                return Ok(Some((0, TargetError::errno(EBUSY).because(why))));
+            }
+        }
+        Ok(None)
+    }
+
+    fn write(self, folder: &StateFolder, recorded: &mut Recorded) -> Result<(), String> {
+        for (store, is_over) in &self.leaving {
+            if self.coming.iter().any(|one| one.store.is(store)) {
+                continue;
+            }
+            for before in folder.attached_here().into_iter().filter(|record| record.store.is(store)) {
+                if *is_over {
+                    recorded.over.push(before);
+                    continue;
+                }
+                let state = RecordState::Released { origin: Stamp::settled(&before.origin) };
+                let by_name = before.by_name && !self.is_removal;
+                let record = SnapshotRecord { state, by_name, ..before.clone() };
+                folder.record(&record).map_err(|error| stays(&record, &error))?;
+                recorded.changed.push((record.clone(), Some(before)));
+                recorded.released.push(record);
+            }
+        }
+        if self.coming.is_empty() {
+            return Ok(());
+        }
+        let coming = self.coming.into_iter().map(|one| known(folder, one)).collect::<Result<Vec<_>, _>>()?;
+        if let Err(error) = folder.attach(coming.iter().map(|(record, _)| record.clone()).collect()) {
+            tracing::warn!(
+                "no record is kept of persistent snapshots: a server that starts later does not wait for them: {error}"
+            );
+            return Ok(());
+        }
+        for (record, before) in &coming {
+            // The store had a snapshot of another disk, which is written over.
+            if let Some(before) = before.as_ref().filter(|before| !before.origin.is(&record.origin)) {
+                folder.forget_snapshot(before).map_err(|error| stays(before, &error))?;
+            }
+        }
+        recorded.changed.extend(coming);
+        Ok(())
+    }
+}
+
+impl Recorded {
+    /// True when nothing was written.
+    pub fn is_empty(&self) -> bool {
+        self.changed.is_empty()
+    }
+
+    /// True when snapshots are let go.
+    pub fn has_left(&self) -> bool {
+        !self.released.is_empty() || !self.over.is_empty()
+    }
+
+    /// Puts everything back as it was.
+    pub fn undo(self, folder: &StateFolder) {
+        for (record, before) in self.changed.into_iter().rev() {
+            let done = match before {
+                None => folder.forget_snapshot(&record),
+                Some(before) if matches!(before.state, RecordState::Attached { .. }) => {
+                    folder.attach(vec![before])
+                }
+                Some(before) => folder.record(&before),
+            };
+            done.err().inspect(|error| tracing::warn!("{}", stays(&record, error)));
+        }
+    }
+
+    /// The change has come about, and `writers` are all that can write disks from now on.
+    pub fn settle(self, folder: &StateFolder, writers: &[Writer]) -> Result<(), String> {
+        for record in &self.over {
+            folder.forget_snapshot(record).map_err(|error| stays(record, &error))?;
+        }
+        for record in self.released {
+            if writers.iter().any(|writer| record.origin.is(&writer.disk)) {
+                tracing::warn!(
+                    "{}: no longer attached: what is written to {} from now on is not kept in {}",
+                    record.name,
+                    record.origin.name(),
+                    record.store.name()
+                );
+            } else if let RecordState::Released { origin } = record.state {
+                let record = SnapshotRecord { state: RecordState::Detached { origin }, ..record };
+                folder.record(&record).map_err(|error| stays(&record, &error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn stays(record: &SnapshotRecord, error: &std::io::Error) -> String {
+    format!("{}: its record stays as it was: {error}", record.name)
+}
+
+/// Records, durably and in the log, that a snapshot is not its instant any more.
+pub(super) fn lose(folder: &StateFolder, record: &SnapshotRecord, why: &str) -> Result<(), String> {
+    let state = RecordState::Lost { why: why.to_owned() };
+    let kept = folder.record(&SnapshotRecord { state, ..record.clone() });
+    kept.map_err(|error| format!("{}: that it is lost is not kept: {error}", record.name))?;
+    tracing::error!("{}: the snapshot in {} is lost: {why}", record.name, record.store.name());
+    Ok(())
+}
+
+/// `new` with what is known of the same snapshot already, and that.
+fn known(
+    folder: &StateFolder,
+    new: SnapshotRecord,
+) -> Result<(SnapshotRecord, Option<SnapshotRecord>), String> {
+    let before = folder.record_of(&new.store)?;
+    let Some(was) = before.clone().filter(|was| was.origin.is(&new.origin)) else {
+        return Ok((new, before));
+    };
+    let made_store = new.made_store.clone().or(was.made_store);
+    let known = SnapshotRecord {
+        // A merge has the name of its origin's device.
+        name: if new.merging { was.name } else { new.name },
+        uuid: if new.merging { was.uuid } else { new.uuid },
+        made: was.made,
+        by_name: was.by_name || new.by_name,
+        was_linear: was.was_linear || new.was_linear,
+        made_store,
+        // The same names of the same disks: the record keeps its place.
+        origin: was.origin,
+        store: was.store,
+        ..new
+    };
+    Ok((known, before))
+}
