@@ -335,6 +335,12 @@ impl MappedDevice {
         self.state().suspended
     }
 
+    /// True while a suspend, a resume or a removal of it is under way.
+    #[must_use]
+    pub fn is_changing(&self) -> bool {
+        self.state().changing
+    }
+
     /// What `info` shows.
     #[must_use]
     pub fn info(&self) -> DeviceInfo {

@@ -4,8 +4,10 @@
 //! snapshot that becomes live, or goes, has the devices with such lanes renewed in the same change
 //! ([`udm_dm::target::Target::partners`]): all of them stand still while it happens.
 
+use super::args;
 use super::seat::Seat;
 use super::state::Snapshot;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::{Commons, Device, DeviceId};
 use udm_dm::MappedDevice;
@@ -13,7 +15,10 @@ use udm_dm::target::{DeviceRef, Notify};
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct Family(Mutex<Members>);
+pub(super) struct Family {
+    members: Mutex<Members>,
+    asking: Mutex<()>,
+}
 
 #[derive(Default)]
 struct Members {
@@ -23,6 +28,22 @@ struct Members {
     listed: Vec<Arc<Snapshot>>,
     /// The devices with an origin's target.
     nodes: Vec<Weak<dyn Notify>>,
+    /// What was read of stores and is not in use yet.
+    readings: Vec<Weak<Reading>>,
+}
+
+/// What was read of a store for a table that is loaded.
+pub(super) struct Reading {
+    store: DeviceRef,
+    /// Another table has had the store in use since it was begun: it is not what is there.
+    is_stale: AtomicBool,
+}
+
+impl Reading {
+    /// True when the store has to be read again.
+    pub(super) fn is_stale(&self) -> bool {
+        self.is_stale.load(Ordering::Relaxed)
+    }
 }
 
 impl Family {
@@ -32,7 +53,12 @@ impl Family {
     }
 
     fn members(&self) -> MutexGuard<'_, Members> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held while a table is asked whether it can have its store: one at a time.
+    pub(super) fn asking(&self) -> MutexGuard<'_, ()> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The tables with a snapshot of the origin.
@@ -45,6 +71,25 @@ impl Family {
         let mut seats = self.seats();
         seats.retain(|seat| seat.is_on(store) && !seat.is_spent() && !seat.is_orphan());
         seats
+    }
+
+    /// A table is about to read `store`.
+    pub(super) fn read(&self, store: &DeviceRef) -> Arc<Reading> {
+        let reading = Arc::new(Reading { store: store.clone(), is_stale: AtomicBool::new(false) });
+        let mut members = self.members();
+        members.readings.retain(|known| known.strong_count() > 0);
+        members.readings.push(Arc::downgrade(&reading));
+        reading
+    }
+
+    /// `store` is in use: whatever was read of it before, but for `own`, is not what is there from
+    /// now on.
+    pub(super) fn uses(&self, store: &DeviceRef, own: &Arc<Reading>) {
+        let members = self.members();
+        let others = members.readings.iter().filter_map(Weak::upgrade).filter(|one| !Arc::ptr_eq(one, own));
+        for reading in others.filter(|one| args::is_same(&one.store, store)) {
+            reading.is_stale.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Another table with a snapshot.

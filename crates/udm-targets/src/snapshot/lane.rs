@@ -223,7 +223,7 @@ impl SnapshotLane {
     /// none (kernel).
     fn covers(&self, bio: &Bio) -> bool {
         bio.sectors.0 == u64::from(self.snapshot.chunk.sectors())
-            && bio.end().0 <= self.snapshot.origin_size.0
+            && bio.end().0 <= self.snapshot.origin_size()
     }
 
     fn discard(&mut self, bio: Box<Bio>) {

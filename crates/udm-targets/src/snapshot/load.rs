@@ -59,10 +59,12 @@ fn wrong(error: &StoreError) -> Refused {
 /// When it can't be read, or is no store that one can believe; it has not been written to then.
 pub(super) fn load(
     line: &Line,
+    len: Sectors,
     io: &dyn ControlIo,
     mark: Option<&dyn StoreMark>,
 ) -> Result<(ChunkSize, Loaded), TargetError> {
-    let origin = line.origin.device.limits().size;
+    // A mapped device without a table has no size yet.
+    let origin = line.origin.device.limits().size.max(len);
     let chunks_of = |chunk: ChunkSize| origin.0.div_ceil(u64::from(chunk.sectors()));
     if let (false, Some(chunk)) = (line.persistent, line.chunk) {
         let plan = Plan::Transient(chunk.sectors());

@@ -72,7 +72,8 @@ type Branch = OnceBox<[Leaf; FAN]>;
 
 /// See the module's documentation.
 pub(super) struct ExceptionMap {
-    chunks: u64,
+    /// How many there are. Changes while nothing is in flight.
+    chunks: AtomicU64,
     /// How many are settled, or fewer: it is counted behind that. On a cache line of its own.
     settled: CachePadded<AtomicU64>,
     branches: Box<[Branch]>,
@@ -83,12 +84,25 @@ impl ExceptionMap {
     pub(super) fn new(chunks: u64) -> ExceptionMap {
         let count = chunks.div_ceil(BRANCH);
         let branches = (0..count).map(|_| Branch::new()).collect();
+        let chunks = AtomicU64::new(chunks);
         ExceptionMap { chunks, settled: CachePadded::new(AtomicU64::new(0)), branches }
     }
 
     /// How many chunks there are.
     pub(super) fn chunks(&self) -> u64 {
-        self.chunks
+        self.chunks.load(Ordering::Relaxed)
+    }
+
+    /// How many there can be: what there are branches for.
+    pub(super) fn capacity(&self) -> u64 {
+        self.branches.len() as u64 * BRANCH
+    }
+
+    /// There are `chunks` chunks from now on, if that is more. At most [`ExceptionMap::capacity`],
+    /// and with nothing in flight.
+    pub(super) fn grow(&self, chunks: u64) {
+        assert!(chunks <= self.capacity(), "{chunks} chunks of {}", self.capacity());
+        self.chunks.fetch_max(chunks, Ordering::Relaxed);
     }
 
     /// The word of `chunk`, where there is a leaf for it.
@@ -130,7 +144,7 @@ impl ExceptionMap {
     /// [`ExceptionMap::settle`].
     #[inline(always)]
     pub(super) fn are_all_settled(&self) -> bool {
-        self.settled.load(Ordering::Acquire) == self.chunks
+        self.settled.load(Ordering::Acquire) == self.chunks()
     }
 
     /// Takes a free chunk on: who is told true copies it. Acquire and release: a chunk may be given
@@ -200,7 +214,7 @@ impl ExceptionMap {
     /// The next chunk from `from` on, below `end`, that is in the store. Leaves that nobody touched
     /// are passed over.
     pub(super) fn next_kept(&self, from: u64, end: u64) -> Option<(u64, u64)> {
-        let (mut chunk, end) = (from, end.min(self.chunks));
+        let (mut chunk, end) = (from, end.min(self.chunks()));
         while chunk < end {
             let branch = self.branches[(chunk / BRANCH) as usize].get();
             let Some(branch) = branch else {

@@ -3,16 +3,22 @@
 //! *Loaded*, with what the store holds read; *active* from its first resume on; *spent* when
 //! another table has taken the snapshot over, or it went before it could be.
 //!
-//! A second table with the same origin and store is a *destination*: it takes the snapshot over
-//! from the first, its *source*, when it is resumed, with all that is in memory. The source must
-//! stand still then; it is what the same device had before, or another device that is suspended.
+//! A store has one owner: the table whose snapshot is active, and nobody else writes it or goes by
+//! what is in it. A second table with the same origin and store is a *destination*: it takes the
+//! snapshot over from the first, its *source*, when it is resumed, with all that is in memory. The
+//! source must stand still then; it is what the same device had before, or another device that is
+//! suspended. Where two tables were loaded for one handover, the second has the first as its source.
+//!
+//! A table that was loaded while nobody had the store has read it. If another has had the store in
+//! use since, that is not what is there, and the table is refused ([`Reading`]); so is one of two
+//! that become live in one change.
 
 use super::args::{self, Features, Line};
-use super::family::Family;
+use super::family::{Family, Reading};
 use super::load;
 use super::state::Snapshot;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{Alone, ClaimKey, Content, DevNo, Device, DeviceId, Extents, Sector, Sectors};
@@ -24,8 +30,8 @@ use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, TargetError};
 pub(super) enum Role {
     /// It has not been resumed.
     Loaded,
-    /// The same, and it will take over from this one.
-    Destination(Weak<Seat>),
+    /// The same, and it will take its snapshot over from whoever has that.
+    Destination,
     /// It is in use.
     Active,
     /// Its snapshot was taken over, or went before it could be.
@@ -48,6 +54,10 @@ pub(super) struct Seat {
     pub family: Arc<Family>,
     pub snapshot: Arc<Snapshot>,
     purpose: Purpose,
+    /// What was read of the store; `None` for a destination.
+    reading: Option<Arc<Reading>>,
+    /// It was asked last whether it can become live.
+    is_asked: AtomicBool,
     role: Mutex<Role>,
     /// What lanes see of a role that is spent.
     pub spent: Arc<AtomicBool>,
@@ -67,17 +77,20 @@ impl Seat {
         }
         let family = Family::of(&line.origin);
         args::check_apart(&line, args.len, &family.nodes(None))?;
+        let reading = family.read(&line.store);
         let others = family.on_store(&line.store);
         let source = others.iter().find(|other| matches!(*other.role(), Role::Active));
         // One that waits in the device of its source is replaced, as any table that waits.
-        let waits = |other: &&Arc<Seat>| matches!(*other.role(), Role::Destination(_));
+        let waits = |other: &&Arc<Seat>| matches!(*other.role(), Role::Destination);
         let id = |seat: &Arc<Seat>| seat.device().map(|device| device.id());
-        let third = others.iter().filter(waits).any(|other| source.map(id) != Some(id(other)));
+        // One that is in no device yet may be for the same: who comes first is found out then.
+        let elsewhere = |other: &Arc<Seat>| id(other).is_some() && source.map(id) != Some(id(other));
+        let third = others.iter().filter(waits).any(elsewhere);
         let (snapshot, role) = match source {
             // Those that are loaded and were never resumed have nothing that is not in the store.
             None => (open(&line, &family, args)?, Role::Loaded),
             Some(_) if third => return Err(no_pair().at(1)),
-            Some(source) => (source.hand_over(&line, purpose)?, Role::Destination(Arc::downgrade(source))),
+            Some(source) => (source.hand_over(&line, args.len, purpose)?, Role::Destination),
         };
         let merges = |other: &Arc<Seat>| other.purpose == Purpose::Merge && !other.is_spent();
         let others = family.seats();
@@ -90,6 +103,8 @@ impl Seat {
             family,
             snapshot,
             purpose,
+            reading: matches!(role, Role::Loaded).then_some(reading),
+            is_asked: AtomicBool::new(false),
             role: Mutex::new(role),
             spent: Arc::default(),
             notify: Mutex::default(),
@@ -99,10 +114,18 @@ impl Seat {
     }
 
     /// The snapshot, for a destination with this line.
-    fn hand_over(&self, line: &Line, purpose: Purpose) -> Result<Arc<Snapshot>, TargetError> {
+    fn hand_over(&self, line: &Line, len: Sectors, purpose: Purpose) -> Result<Arc<Snapshot>, TargetError> {
         let refuse = |reason: &str| {
             Err(TargetError::new("Couldn't create exception store").because(reason.to_owned()).at(2))
         };
+        let most = self.snapshot.map.capacity() * u64::from(self.snapshot.chunk.sectors());
+        if len.0 > most {
+            let why = format!(
+                "the snapshot that it takes over can have {most} sectors at the most: remove that one, and load \
+                 this table anew"
+            );
+            return refuse(&why);
+        }
         match (self.snapshot.commits.is_some() == line.persistent, self.purpose, purpose) {
             (false, ..) => refuse("the snapshot that it takes over has a store of the other type"),
             (_, Purpose::Merge, Purpose::Keep) => refuse("it is being merged"),
@@ -119,10 +142,34 @@ impl Seat {
         self.role.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True when another table that was loaded beside this one uses the store by now.
-    fn is_taken(&self) -> bool {
-        let others = self.family.on_store(&self.line.store);
-        others.iter().any(|other| !std::ptr::eq(&**other, self) && matches!(*other.role(), Role::Active))
+    /// Why a table that was loaded while nobody had its store can't have it, if it can't.
+    fn check_store(&self) -> Result<(), TargetError> {
+        let mut others = self.family.on_store(&self.line.store);
+        others.retain(|other| !std::ptr::eq(&**other, self));
+        if others.iter().any(|other| matches!(*other.role(), Role::Active)) {
+            return Err(no_pair());
+        }
+        // One of the same change, or of another that is under way.
+        let comes = |other: &Arc<Seat>| {
+            other.is_asked.load(Ordering::Relaxed)
+                && other.device().is_some_and(|device| device.is_changing())
+        };
+        if others.iter().any(comes) {
+            return Err(no_pair().because("another table with this store becomes live at the same time"));
+        }
+        if self.reading.as_ref().is_some_and(|reading| reading.is_stale()) {
+            let why = "another table has had its store in use since it was loaded: load it again";
+            return Err(no_pair().because(why));
+        }
+        Ok(())
+    }
+
+    /// The table that has the snapshot of a destination.
+    fn source(&self) -> Option<Arc<Seat>> {
+        let has_it = |other: &Arc<Seat>| {
+            Arc::ptr_eq(&other.snapshot, &self.snapshot) && matches!(*other.role(), Role::Active)
+        };
+        self.family.seats().into_iter().find(has_it)
     }
 
     /// True when its device has ended without a word.
@@ -141,7 +188,7 @@ impl Seat {
     }
 
     fn is_destination_of(&self, source: &Seat) -> bool {
-        matches!(&*self.role(), Role::Destination(of) if std::ptr::eq(of.as_ptr(), source))
+        matches!(*self.role(), Role::Destination) && Arc::ptr_eq(&self.snapshot, &source.snapshot)
     }
 
     fn notify(&self) -> Option<Arc<dyn Notify>> {
@@ -169,7 +216,7 @@ impl Seat {
         let kind = self.line.kind();
         // What it takes over it has when it does (kernel).
         let chunk = match *self.role() {
-            Role::Destination(_) => 0,
+            Role::Destination => 0,
             _ => self.snapshot.chunk.sectors(),
         };
         let words = match features {
@@ -243,8 +290,8 @@ impl Seat {
         let role = self.role().clone();
         let elsewhere = |seat: &Seat| seat.device().filter(|holder| holder.id() != device);
         match role {
-            Role::Destination(source) => {
-                let holder = source.upgrade().and_then(|source| elsewhere(&source));
+            Role::Destination => {
+                let holder = self.source().and_then(|source| elsewhere(&source));
                 if holder.is_some_and(|holder| !holder.is_suspended()) {
                     let text = "Unable to perform snapshot handover until source is suspended.";
                     return Err(TargetError::new(text).with_errno(EINVAL));
@@ -257,9 +304,15 @@ impl Seat {
                     return Err(TargetError::new(text).with_errno(EINVAL));
                 }
             }
-            Role::Loaded if self.is_taken() => return Err(no_pair()),
-            Role::Loaded if self.purpose == Purpose::Keep => self.family.list(&self.snapshot),
-            Role::Loaded | Role::Spent => {}
+            Role::Loaded => {
+                let _one_at_a_time = self.family.asking();
+                self.check_store()?;
+                self.is_asked.store(true, Ordering::Relaxed);
+                if self.purpose == Purpose::Keep {
+                    self.family.list(&self.snapshot);
+                }
+            }
+            Role::Spent => {}
         }
         Ok(())
     }
@@ -268,7 +321,7 @@ impl Seat {
     pub(super) fn resume(&self) {
         let role = self.role().clone();
         match role {
-            Role::Destination(source) => match source.upgrade().filter(|source| !source.is_spent()) {
+            Role::Destination => match self.source() {
                 Some(source) => source.spend(),
                 None => {
                     tracing::error!("Cancelling snapshot handover.");
@@ -279,10 +332,13 @@ impl Seat {
             Role::Spent => return,
         }
         *self.role() = Role::Active;
+        if let Some(reading) = &self.reading {
+            self.family.uses(&self.line.store, reading);
+        }
         if let Some(notify) = self.notify() {
             self.snapshot.attach(notify);
         }
-        self.snapshot.set_len(self.len);
+        self.snapshot.set_len(self.len, self.line.origin.device.limits().size);
         self.snapshot.set_active(self.purpose == Purpose::Keep);
         match self.purpose {
             Purpose::Keep => self.family.list(&self.snapshot),
@@ -328,6 +384,6 @@ fn open(line: &Line, family: &Arc<Family>, args: &TargetArgs<'_>) -> Result<Arc<
         TargetError::new("Cannot get COW device").with_errno(EBUSY).because(reason).at(1)
     })?;
     let mark = args.resolver.mark(&line.store).filter(|_| line.persistent);
-    let (chunk, loaded) = load::load(line, args.io, mark.as_deref())?;
+    let (chunk, loaded) = load::load(line, args.len, args.io, mark.as_deref())?;
     Ok(Snapshot::new(&line.origin, line.store.clone(), chunk, loaded, mark))
 }

@@ -45,8 +45,6 @@ pub(super) struct Loaded {
 /// See the module's documentation.
 pub(super) struct Snapshot {
     pub store: DeviceRef,
-    /// The size of the origin when it was opened: the last chunk ends there.
-    pub origin_size: Sectors,
     pub chunk: ChunkSize,
     /// A chunk is 2^`shift` sectors.
     pub shift: u32,
@@ -64,6 +62,8 @@ pub(super) struct Snapshot {
     pub own: Weak<Snapshot>,
     /// The part of the origin that it is about.
     len: AtomicU64,
+    /// The size of the origin at the last resume: the last chunk ends there.
+    origin_size: AtomicU64,
     health: AtomicU8,
     /// A write found no room, and the table says that this makes it no worse than read-only.
     overflowed: AtomicBool,
@@ -88,7 +88,6 @@ impl Snapshot {
             growth: Growth::new(store.device.growth()),
             own: Weak::clone(own),
             store,
-            origin_size,
             chunk,
             shift: chunk.sectors().trailing_zeros(),
             map: loaded.map,
@@ -99,6 +98,7 @@ impl Snapshot {
             lost: Arc::new(Bell::new()),
             space: loaded.space,
             len: AtomicU64::new(0),
+            origin_size: AtomicU64::new(origin_size.0),
             health: AtomicU8::new(health as u8),
             overflowed: AtomicBool::new(false),
             active: AtomicBool::new(false),
@@ -201,8 +201,22 @@ impl Snapshot {
         self.len.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_len(&self, len: Sectors) {
+    /// It is about so much of an origin of `origin_size`, with nothing in flight.
+    pub(super) fn set_len(&self, len: Sectors, origin_size: Sectors) {
         self.len.store(len.0, Ordering::Relaxed);
+        self.origin_size.store(origin_size.0, Ordering::Relaxed);
+        self.map.grow(self.chunks_in(len));
+    }
+
+    /// The chunks of `len` sectors, the last of which may be a part.
+    pub(super) fn chunks_in(&self, len: Sectors) -> u64 {
+        len.0.div_ceil(u64::from(self.chunk.sectors()))
+    }
+
+    /// The size of the origin in sectors at the last resume.
+    #[inline]
+    pub(super) fn origin_size(&self) -> u64 {
+        self.origin_size.load(Ordering::Relaxed)
     }
 
     /// Whom to tell of events from now on.

@@ -14,6 +14,7 @@ mod journal;
 mod kernel;
 mod log;
 mod merge;
+mod owners;
 mod random;
 mod reader;
 mod reader_tests;

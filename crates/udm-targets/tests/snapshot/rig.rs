@@ -114,6 +114,15 @@ impl Host {
         self.nodes.insert(name.into(), Node { device, lanes });
     }
 
+    /// A table that is not loaded yet.
+    pub fn build(&mut self, table: &str) -> Result<Arc<Table>, TargetError> {
+        self.table(table)
+    }
+
+    pub fn load_built(&mut self, name: &str, table: Arc<Table>) -> Result<(), TargetError> {
+        self.nodes[name].device.load(table).map(drop)
+    }
+
     pub fn load(&mut self, name: &str, table: &str) -> Result<(), TargetError> {
         let built = self.table(table)?;
         self.nodes[name].device.load(built)?;

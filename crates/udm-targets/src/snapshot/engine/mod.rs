@@ -222,8 +222,10 @@ impl Engine {
     fn add(&mut self, dests: SmallVec<[Dest; 1]>, overlay: Option<Box<Bio>>) {
         let (run, snapshot) = (dests[0].copied, &self.parts[dests[0].part].snapshot);
         let start = snapshot.start_of(run.old);
-        // The origin may end within its last chunk.
-        let limit = if bugs::on(Bug::LastChunkWhole) { u64::MAX } else { snapshot.origin_size.0 };
+        // The origin may end within its last chunk, and may have grown since one of them came.
+        let sizes = dests.iter().map(|dest| self.parts[dest.part].snapshot.origin_size());
+        let limit = if bugs::on(Bug::LastChunkWhole) { None } else { sizes.max() };
+        let limit = limit.unwrap_or(u64::MAX);
         let end = snapshot.start_of(run.old + run.len).min(limit);
         self.jobs.add(Job::new(start, end, dests, overlay));
     }

@@ -240,7 +240,7 @@ impl Merger {
             snapshot.map.unsettle(run.old + at, run.new + at);
         }
         let start = snapshot.start_of(run.old);
-        let end = snapshot.start_of(run.old + run.len).min(snapshot.origin_size.0);
+        let end = snapshot.start_of(run.old + run.len).min(snapshot.origin_size());
         (self.at, self.len) = (0, end.saturating_sub(start));
         self.step = Step::Settle(snapshot.readers.move_on());
     }

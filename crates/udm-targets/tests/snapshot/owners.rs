@@ -1,0 +1,243 @@
+//! A store has one owner, in whatever order tables on it are loaded, become live and go.
+
+use crate::rig::{Host, SIZE, filled};
+use udm_core::Status;
+use udm_core::errno::EINVAL;
+
+const TABLE: &str = "0 128 snapshot O W P 8";
+const CHUNKS: u64 = 16;
+
+/// What one of two clients does to one of two devices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Verb {
+    Load(usize),
+    Resume(usize),
+    Suspend(usize),
+    Remove(usize),
+    /// Both devices in one change.
+    ResumeBoth,
+}
+
+const NAMES: [&str; 2] = ["a", "b"];
+
+const VERBS: [Verb; 9] = [
+    Verb::Load(0),
+    Verb::Load(1),
+    Verb::Resume(0),
+    Verb::Resume(1),
+    Verb::Suspend(0),
+    Verb::Suspend(1),
+    Verb::Remove(0),
+    Verb::Remove(1),
+    Verb::ResumeBoth,
+];
+
+struct World {
+    host: Host,
+    /// What the snapshot has in each chunk, from when it was first in use.
+    snapshot: Option<Vec<u8>>,
+    origin: Vec<u8>,
+    /// The origin was written while no device had the snapshot: it is nobody's instant any more.
+    is_tainted: bool,
+    byte: u8,
+}
+
+impl World {
+    fn new() -> World {
+        let mut host = Host::new(1);
+        host.disk("O", CHUNKS * 8);
+        host.disk("W", 64 * 8);
+        host.create("od", "0 128 snapshot-origin O").unwrap();
+        NAMES.iter().for_each(|name| host.make(name));
+        World { host, snapshot: None, origin: vec![0; CHUNKS as usize], is_tainted: false, byte: 0 }
+    }
+
+    /// The devices that have the snapshot and are in use.
+    fn owners(&self) -> Vec<&'static str> {
+        let has_it = |name: &&str| {
+            let device = self.host.device(name);
+            device.live().is_some() && self.host.status(name) != "Invalid"
+        };
+        NAMES.into_iter().filter(has_it).collect()
+    }
+
+    fn take(&mut self, verb: Verb) {
+        match verb {
+            Verb::Load(which) => drop(self.host.load(NAMES[which], TABLE)),
+            Verb::Resume(which) => drop(self.host.resume(&[NAMES[which]])),
+            Verb::ResumeBoth => drop(self.host.resume(&NAMES)),
+            Verb::Suspend(which) => drop(self.host.suspend(&[NAMES[which]])),
+            Verb::Remove(which) => {
+                self.host.remove(NAMES[which]);
+                self.host.make(NAMES[which]);
+            }
+        }
+    }
+
+    /// Writes to the origin and to the snapshot, and reads both.
+    fn check(&mut self, said: &dyn Fn() -> String) {
+        let owners = self.owners();
+        assert!(owners.len() <= 1, "{owners:?} have one store: {}", said());
+        if self.snapshot.is_none() && !owners.is_empty() {
+            self.snapshot = Some(self.origin.clone());
+        }
+        self.is_tainted |= self.snapshot.is_some() && owners.is_empty();
+        self.byte += 1;
+        let at = u64::from(self.byte) * 3 % CHUNKS;
+        assert_eq!(self.host.write("od", at * 8, 8, self.byte), Status::Ok, "{}", said());
+        self.origin[at as usize] = self.byte;
+        let running = owners.first().copied().filter(|name| !self.host.device(name).is_suspended());
+        let Some((name, snapshot)) = running.zip(self.snapshot.as_mut()).filter(|_| !self.is_tainted) else {
+            return;
+        };
+        let at = u64::from(self.byte) * 5 % CHUNKS;
+        let status = self.host.write(name, at * 8, 8, 100 + self.byte);
+        assert_eq!(status, Status::Ok, "{}", said());
+        snapshot[at as usize] = 100 + self.byte;
+        for chunk in 0..CHUNKS {
+            let found = self.host.read(name, chunk * 8, 1).unwrap()[0];
+            assert_eq!(found, snapshot[chunk as usize], "chunk {chunk} of {name}: {}", said());
+        }
+    }
+}
+
+/// Every order of five verbs of two clients.
+#[test]
+fn no_order_of_verbs_loses_a_write() {
+    let mut worlds = 0;
+    for number in 0..VERBS.len().pow(5) {
+        let verbs: Vec<Verb> = (0..5).map(|at| VERBS[number / VERBS.len().pow(at) % VERBS.len()]).collect();
+        // The devices are the same: what begins with the second is told of by the first.
+        if !matches!(verbs[0], Verb::Load(0)) {
+            continue;
+        }
+        let mut world = World::new();
+        for at in 0..verbs.len() {
+            world.take(verbs[at]);
+            world.check(&|| format!("{:?}", &verbs[..=at]));
+        }
+        worlds += 1;
+    }
+    assert_eq!(worlds, VERBS.len().pow(4));
+}
+
+fn world() -> Host {
+    World::new().host
+}
+
+/// Two clients load and resume the same table at once.
+#[test]
+fn of_two_loads_for_one_handover_both_have_it() {
+    let mut host = world();
+    host.load("a", TABLE).unwrap();
+    host.resume(&["a"]).unwrap();
+    assert_eq!(host.write("a", 0, 8, b'1'), Status::Ok);
+    // Two tables are built while the first is live. The second is loaded when the first has it.
+    let second = host.build(TABLE).unwrap();
+    host.load("a", TABLE).unwrap();
+    host.resume(&["a"]).unwrap();
+    assert_eq!(host.write("a", 8, 8, b'2'), Status::Ok);
+    host.load_built("a", second).unwrap();
+    host.resume(&["a"]).unwrap();
+    assert_eq!(host.write("od", 16, 8, b'X'), Status::Ok);
+    assert_eq!((host.read("a", 0, 1).unwrap()[0], host.read("a", 8, 1).unwrap()[0]), (b'1', b'2'));
+    assert_eq!(host.read("a", 16, 1).unwrap()[0], 0);
+}
+
+#[test]
+fn a_store_that_was_in_use_since_is_read_again() {
+    let mut host = world();
+    host.load("a", TABLE).unwrap();
+    host.load("b", TABLE).unwrap();
+    host.resume(&["b"]).unwrap();
+    assert_eq!(host.write("od", 0, 8, b'X'), Status::Ok);
+    host.remove("b");
+    let error = host.resume(&["a"]).unwrap_err();
+    assert_eq!(error.errno, EINVAL);
+    assert!(error.to_string().contains("since it was loaded: load it again"), "{error}");
+    host.load("a", TABLE).unwrap();
+    host.resume(&["a"]).unwrap();
+    assert_eq!(host.read("a", 0, 1).unwrap()[0], 0, "what was copied for b");
+}
+
+#[test]
+fn two_of_one_change_have_no_store_in_common() {
+    let mut host = world();
+    NAMES.iter().for_each(|name| host.load(name, TABLE).unwrap());
+    let error = host.resume(&NAMES).unwrap_err();
+    assert!(error.to_string().contains("becomes live at the same time"), "{error}");
+    host.resume(&["b"]).unwrap();
+    assert_eq!(host.status("b"), "16/512 16");
+    let error = host.resume(&["a"]).unwrap_err();
+    assert!(error.to_string().contains("pairing"), "{error}");
+}
+
+/// The table that takes a snapshot over may be longer, as far as there is room in its map.
+#[test]
+fn a_longer_table_takes_over() {
+    let mut host = Host::new(1);
+    let origin = host.disk("O", 3 << 20);
+    host.disk("W", SIZE);
+    host.create("od", "0 3145728 snapshot-origin O").unwrap();
+    host.disk("small", 64);
+    host.create("lv", "0 64 linear small 0").unwrap();
+    host.create("lo", "0 64 snapshot-origin @lv").unwrap();
+    host.attach("lo", "s", "0 64 snapshot @lv W P 8").unwrap();
+    // The disk below grows.
+    origin.put(64, &[b'o'; 4096]);
+    host.load("lv", "0 3145728 linear O 0").unwrap();
+    host.resume(&["lv"]).unwrap();
+    let error = host.load("s", "0 3145728 snapshot @lv W P 8").unwrap_err();
+    assert!(error.to_string().contains("2097152 sectors at the most"), "{error}");
+    host.load("lo", "0 128 snapshot-origin @lv").unwrap();
+    host.load("s", "0 128 snapshot @lv W P 8").unwrap();
+    host.resume(&["lo", "s"]).unwrap();
+    assert_eq!(host.write("lo", 64, 8, b'X'), Status::Ok);
+    assert_eq!(host.read("s", 64, 8).unwrap(), [b'o'; 4096]);
+    assert_eq!(host.read("s", 120, 8).unwrap(), [0; 4096]);
+}
+
+/// A snapshot is loaded before its origin has a table: that becomes live later.
+#[test]
+fn an_origin_that_has_its_size_later() {
+    for together in [true, false] {
+        let mut host = Host::new(1);
+        host.disk("O", 128).put(64, &[b'o'; 4096]);
+        host.disk("W", 512);
+        ["low", "org", "s"].iter().for_each(|name| host.make(name));
+        host.load("low", "0 128 linear O 0").unwrap();
+        host.load("org", "0 128 snapshot-origin @low").unwrap();
+        host.load("s", "0 128 snapshot @low W P 8").unwrap();
+        match together {
+            true => host.resume(&["low", "org", "s"]).unwrap(),
+            false => ["low", "org", "s"].iter().for_each(|name| host.resume(&[name]).unwrap()),
+        }
+        assert_eq!(host.write("org", 64, 8, b'X'), Status::Ok);
+        assert_eq!(host.read("s", 64, 8).unwrap(), [b'o'; 4096]);
+        assert_eq!(host.write("s", 72, 8, b'Y'), Status::Ok);
+        assert_eq!(host.read("s", 72, 8).unwrap(), [b'Y'; 4096]);
+    }
+}
+
+/// Two snapshots with chunks of one size, the first of them from before the origin grew: what is
+/// copied for both is whole for the second.
+#[test]
+fn snapshots_from_before_and_behind_a_growth() {
+    let mut host = Host::new(1);
+    host.disk("O", 256).put(96, &[b'o'; 8192]);
+    host.disk("W", 512);
+    host.disk("V", 512).put(0, &[0; 512]);
+    host.get_disk("V").put(16, &[b'?'; 16384]);
+    host.create("lv", "0 100 linear O 0").unwrap();
+    host.create("lo", "0 100 snapshot-origin @lv").unwrap();
+    host.attach("lo", "s1", "0 100 snapshot @lv W P 8").unwrap();
+    host.load("lv", "0 256 linear O 0").unwrap();
+    host.resume(&["lv"]).unwrap();
+    host.load("lo", "0 256 snapshot-origin @lv").unwrap();
+    host.resume(&["lo"]).unwrap();
+    host.attach("lo", "s2", "0 256 snapshot @lv V P 8").unwrap();
+    let sent = host.send("lo", 0, filled(96, 8, b'X'));
+    assert_eq!(host.wait(sent).status, Status::Ok);
+    assert_eq!(host.read("s2", 96, 8).unwrap(), [b'o'; 4096]);
+    assert_eq!(host.read("s1", 96, 4).unwrap(), [b'o'; 2048]);
+}
