@@ -228,6 +228,12 @@ pub trait Target: Send + Sync {
     /// `deps`.
     fn devices(&self) -> Vec<Used>;
 
+    /// The devices that its lanes open besides those of [`Target::devices`], which no word of its
+    /// table names: an origin's open the stores of its snapshots. They lie below it all the same.
+    fn also_opens(&self) -> Vec<DeviceRef> {
+        Vec::new()
+    }
+
     /// A target that only adds a constant is data: the table lane applies it without a call.
     /// Asked when a lane is opened.
     fn as_linear(&self) -> Option<(DeviceRef, Sector)> {

@@ -128,7 +128,8 @@ impl SnapshotRecord {
         (renamed != *self).then_some(renamed)
     }
 
-    fn file_name(&self) -> String {
+    /// The name of its file.
+    pub(crate) fn file_name(&self) -> String {
         format!("{:016x}-{:016x}.json", self.origin.fingerprint(), self.store.fingerprint())
     }
 }

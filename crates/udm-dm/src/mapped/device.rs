@@ -176,6 +176,13 @@ impl MappedDevice {
                 let notify: Arc<dyn Notify> = Arc::<Events>::clone(&self.events);
                 entry.target.attach(notify);
             }
+            // What the table is a part of now opens more than before.
+            let partners = table.partners();
+            partners.iter().try_for_each(|partner| walk.check_partner(partner))?;
+            partners
+                .iter()
+                .flat_map(|partner| partner.slots().into_iter().map(move |table| (partner, table)))
+                .for_each(|(partner, table)| partner.lie_on(&table));
             self.lie_on(&table);
             self.state().inactive.replace(table)
         };
@@ -203,9 +210,15 @@ impl MappedDevice {
         Ok(())
     }
 
+    /// The tables of all slots.
+    pub(super) fn slots(&self) -> Vec<Arc<Table>> {
+        let state = self.state();
+        state.tables(state.preparing.as_ref(), state.inactive.as_ref())
+    }
+
     /// Tells the devices below `table` that this one may lie on them.
     fn lie_on(&self, table: &Table) {
-        for used in table.devices() {
+        for used in table.opened() {
             if let Some(stacked) = used.device.stacked() {
                 let me: Weak<dyn Device> = Weak::<MappedDevice>::clone(&self.me);
                 stacked.carry(self.id, me);
@@ -434,11 +447,7 @@ impl Stacked for MappedDevice {
     }
 
     fn below(&self) -> Vec<Arc<dyn Device>> {
-        let tables = {
-            let state = self.state();
-            state.tables(state.preparing.as_ref(), state.inactive.as_ref())
-        };
-        tables.iter().flat_map(|table| table.devices()).map(|used| used.device).collect()
+        self.slots().iter().flat_map(|table| table.opened()).map(|used| used.device).collect()
     }
 
     fn above(&self) -> Vec<Arc<dyn Device>> {

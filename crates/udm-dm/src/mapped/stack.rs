@@ -81,14 +81,40 @@ impl Walk {
         let all_above = self.look_up(device);
         for (line, entry) in new.targets().iter().enumerate() {
             let on_top = |id| id == device.id() || all_above.contains(&id);
-            let devices = entry.target.devices();
-            if let Some(used) = devices.iter().find(|used| on_top(used.device.device.id())) {
+            let used = entry.target.devices().into_iter().map(|used| used.device);
+            let mut devices = used.chain(entry.target.also_opens());
+            if let Some(used) = devices.find(|used| on_top(used.device.id())) {
                 let text = format!("{}: Device lookup failed", entry.target.type_name());
-                let reason = format!("{} is on top of {} already", used.device.name, device.name());
+                let reason = format!("{} is on top of {} already", used.name, device.name());
                 return Err(TargetError { line: Some(line), ..TargetError::new(text).because(reason) });
             }
         }
-        let below = tables.iter().flat_map(|table| table.devices()).map(|used| used.device).collect();
+        self.check_size(device, tables, all_above)
+    }
+
+    /// Checks `device`, whose table opens more than it did: another that is to come is its partner.
+    ///
+    /// # Errors
+    /// As [`Walk::check`]'s.
+    pub fn check_partner(&mut self, device: &MappedDevice) -> Result<(), TargetError> {
+        let (all_above, tables) = (self.look_up(device), device.slots());
+        for used in tables.iter().flat_map(|table| table.opened()) {
+            if used.device.id() == device.id() || all_above.contains(&used.device.id()) {
+                let reason = format!("{} is on top of {} already", used.called(), device.name());
+                return Err(TargetError::new("Device lookup failed").because(reason));
+            }
+        }
+        self.check_size(device, &tables, all_above)
+    }
+
+    /// Checks how deep and wide the stacks are that `device` is part of, with `tables` in its slots.
+    fn check_size(
+        &mut self,
+        device: &MappedDevice,
+        tables: &[Arc<Table>],
+        all_above: HashSet<DeviceId>,
+    ) -> Result<(), TargetError> {
+        let below = tables.iter().flat_map(|table| table.opened()).map(|used| used.device).collect();
         self.below.insert(device.id(), below);
         let all = std::iter::once(device.id()).chain(all_above);
         let sizes: Vec<Size> = all.map(|id| self.size(id)).collect();

@@ -222,6 +222,12 @@ impl Table {
         self.entries.iter().flat_map(|entry| entry.target.devices()).map(|used| used.device)
     }
 
+    /// All devices that its lanes open: those that its targets use, as often as they use them, and
+    /// those that they open besides.
+    pub(crate) fn opened(&self) -> impl Iterator<Item = DeviceRef> + '_ {
+        self.devices().chain(self.entries.iter().flat_map(|entry| entry.target.also_opens()))
+    }
+
     /// How requests reach the table's targets: [`Kind::Any`] when all of them fit everywhere.
     #[must_use]
     pub fn kind(&self) -> Kind {

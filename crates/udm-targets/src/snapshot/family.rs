@@ -92,6 +92,13 @@ impl Family {
         }
     }
 
+    /// The stores of all tables with a snapshot, live or not: what lanes of the origin may open.
+    pub(super) fn stores(&self) -> Vec<DeviceRef> {
+        let seats = self.seats();
+        let held = seats.iter().filter(|seat| !seat.is_spent() && !seat.is_orphan());
+        held.map(|seat| seat.line.store.clone()).collect()
+    }
+
     /// Another table with a snapshot.
     pub(super) fn join(&self, seat: &Arc<Seat>) {
         let mut members = self.members();

@@ -72,6 +72,10 @@ impl Target for Origin {
         vec![Used::new(&self.device, Sector(0), self.len)]
     }
 
+    fn also_opens(&self) -> Vec<DeviceRef> {
+        self.family.stores()
+    }
+
     fn as_linear(&self) -> Option<(DeviceRef, Sector)> {
         self.family.is_empty().then(|| (self.device.clone(), Sector(0)))
     }

@@ -241,3 +241,44 @@ fn snapshots_from_before_and_behind_a_growth() {
     assert_eq!(host.read("s2", 96, 8).unwrap(), [b'o'; 4096]);
     assert_eq!(host.read("s1", 96, 4).unwrap(), [b'o'; 2048]);
 }
+
+/// What lies below an origin are the stores of its snapshots too.
+#[test]
+fn a_store_lies_below_the_origin() {
+    let mut host = Host::new(1);
+    host.disk("O", 128);
+    host.disk("X", 512);
+    host.create("od", "0 128 snapshot-origin O").unwrap();
+    host.create("x", "0 512 linear X 0").unwrap();
+    host.attach("od", "s", "0 128 snapshot O @x P 8").unwrap();
+    let error = host.load("x", "0 128 linear @od 0").unwrap_err();
+    assert!(error.to_string().contains("on top of x already"), "{error}");
+    assert_eq!(host.write("od", 0, 8, b'X'), Status::Ok);
+    // Whichever is named first, the origin comes to rest while its store still serves.
+    for names in [["od", "x"], ["x", "od"]] {
+        let sent = host.send("od", 0, filled(64 + 8 * u64::from(names[0] == "x"), 8, b'X'));
+        host.suspend(&names).unwrap();
+        assert_eq!(host.wait(sent).status, Status::Ok);
+        host.resume(&names).unwrap();
+    }
+    assert_eq!(host.read("s", 64, 16).unwrap(), [0; 8192]);
+}
+
+/// The stores of two origins on each other: a copy of one would need a copy of the other.
+#[test]
+fn stores_on_each_others_origins_are_refused() {
+    let mut host = Host::new(1);
+    for (disk, origin, part) in [("A", "a", "as"), ("B", "b", "bs")] {
+        host.disk(disk, 1024);
+        host.create(origin, &format!("0 1024 snapshot-origin {disk}")).unwrap();
+        host.create(part, &format!("0 512 linear @{origin} 512")).unwrap();
+    }
+    host.attach("a", "sa", "0 512 snapshot A @bs P 8").unwrap();
+    let error = host.attach("b", "sb", "0 512 snapshot B @as P 8").unwrap_err();
+    assert!(
+        error.to_string().contains("lies on its own origin") || error.to_string().contains("on top of"),
+        "{error}"
+    );
+    assert_eq!(host.write("a", 0, 8, b'X'), Status::Ok);
+    assert_eq!(host.write("b", 0, 8, b'X'), Status::Ok);
+}

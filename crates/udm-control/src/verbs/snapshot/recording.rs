@@ -6,6 +6,7 @@ use super::tables::Writer;
 use crate::state_folder::records::{RecordState, SnapshotRecord};
 use crate::state_folder::stamp::Stamp;
 use crate::state_folder::{StateFolder, StoreId};
+use std::collections::HashSet;
 use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
 
@@ -113,7 +114,11 @@ impl Recording {
         if self.coming.is_empty() {
             return Ok(());
         }
-        let coming = self.coming.into_iter().map(|one| known(folder, one)).collect::<Result<Vec<_>, _>>()?;
+        // Two that have one store are refused later.
+        let mut stores = HashSet::new();
+        let mut coming = self.coming;
+        coming.retain(|one| stores.insert(one.file_name()));
+        let coming = coming.into_iter().map(|one| known(folder, one)).collect::<Result<Vec<_>, _>>()?;
         if let Err(error) = folder.attach(coming.iter().map(|(record, _)| record.clone()).collect()) {
             tracing::warn!(
                 "no record is kept of persistent snapshots: a server that starts later does not wait for them: {error}"

@@ -193,6 +193,10 @@ impl Target for Merge {
         self.0.seat.devices()
     }
 
+    fn also_opens(&self) -> Vec<DeviceRef> {
+        self.0.seat.family.stores()
+    }
+
     fn snapshot(&self) -> Option<&dyn SnapshotView> {
         Some(self)
     }
