@@ -535,3 +535,26 @@ fn a_record_that_cannot_be_read_is_no_leave_to_write() {
     let said = world.refused(&[origin]);
     assert!(said.contains("which snapshots there are is not known"), "{said}");
 }
+
+/// A merge fails, and somebody has it go on: its origin is one again.
+#[test]
+fn a_merge_that_failed_and_went_on_has_its_end() {
+    let world = World::new();
+    let server = world.serve(&[DISK, "st=null:size=8M,memory_backed=1,cache_size=1M"]);
+    server.says(&["snapshot", "create", "monday", "--of", "disk", "--store", "@st"]);
+    write(&server, "disk", 0);
+    assert_eq!(Client::connect(&server.nbd, "monday").one(Nbd::Flush, 0, 0), 0);
+    server.says(&["power", "st", "off"]);
+    let out = server.verb(&["snapshot", "merge", "monday"]);
+    assert!(!out.status.success());
+    until("the failure", || server.says(&["status", "disk"]).contains("Merge failed").then_some(()));
+    server.says(&["power", "st", "on"]);
+    // A table that waits is left alone, and so is a device that is suspended.
+    server.says(&["load", "disk", "--table", &world.table("0 8192 linear {disk.img} 0")]);
+    server.says(&["clear", "disk"]);
+    server.says(&["suspend", "disk"]);
+    server.says(&["resume", "disk"]);
+    until("an origin", || server.says(&["table", "disk"]).contains("linear").then_some(()));
+    is_instant(&server, "disk", &[]);
+    server.says(&["snapshot", "create", "tuesday", "--of", "disk"]);
+}

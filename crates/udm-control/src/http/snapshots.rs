@@ -19,8 +19,9 @@ use udm_dm::SnapshotState;
 /// How often it is looked whether a merge is over.
 const MERGE_STEP: Duration = Duration::from_millis(20);
 
-/// How often it is tried to put the table of its origin back when it is.
-const FINISH_TRIES: usize = 10;
+/// How often it is looked whether one that failed goes on, and tried to put the table of its origin
+/// back.
+const RETRY_STEP: Duration = Duration::from_secs(1);
 
 /// Which page of what differs.
 #[derive(Deserialize)]
@@ -113,28 +114,29 @@ pub(super) async fn see_to_merges(registry: &Arc<Registry>, gates: &Arc<Gates>) 
     }
 }
 
-/// Puts the origin's table back when the merge is over. One that fails stays, and says so in its
-/// status; one whose device gets another table is somebody else's.
+/// Puts the origin's table back when the merge is over. One that fails is looked at until somebody
+/// has it go on; one whose device gets another table is somebody else's.
 async fn see_to_its_end(registry: Arc<Registry>, gates: Arc<Gates>, end: MergeEnd) {
     let (end, name) = (Arc::new(end.clone()), end.name().to_owned());
-    let state = loop {
-        if let Some(state) = snapshot::merge_end(&registry, &end) {
-            break state;
-        }
-        tokio::time::sleep(MERGE_STEP).await;
-    };
-    if state != SnapshotState::Merged {
-        return;
-    }
-    for _ in 0..FINISH_TRIES {
-        let (of, merge) = (Arc::clone(&registry), Arc::clone(&end));
-        match gates.loads.run(&name, move || snapshot::finish(&of, &merge)).await {
-            Ok(()) => return,
-            Err(refusal) => {
-                tracing::warn!("{name}: the table of its origin is not put back: {}", refusal.story());
+    let mut told = false;
+    loop {
+        let pause = match snapshot::merge_end(&registry, &end) {
+            None => MERGE_STEP,
+            Some(SnapshotState::MergeFailed) => RETRY_STEP,
+            Some(SnapshotState::Merged) => {
+                let (of, merge) = (Arc::clone(&registry), Arc::clone(&end));
+                match gates.loads.run(&name, move || snapshot::finish(&of, &merge)).await {
+                    Ok(()) => return,
+                    Err(refusal) if !std::mem::replace(&mut told, true) => {
+                        tracing::warn!("{name}: its table as an origin waits: {}", refusal.story());
+                    }
+                    Err(_) => {}
+                }
+                RETRY_STEP
             }
-        }
-        tokio::time::sleep(MERGE_STEP).await;
+            Some(_) => return,
+        };
+        tokio::time::sleep(pause).await;
     }
 }
 

@@ -7,7 +7,7 @@ use crate::http::api;
 use crate::registry::{Folder, Mapped, Registry};
 use crate::state_folder::stamp::StoreFile;
 use crate::verbs::call_off::{CallOff, Waiting};
-use crate::verbs::change::{in_turn, resume_among, resume_these, suspend_these};
+use crate::verbs::change::{in_turn, reload, resume_among, resume_these, suspend_these};
 use crate::verbs::remove::remove_it;
 use crate::verbs::{show, tables, wait};
 use std::sync::{Arc, Weak};
@@ -96,8 +96,10 @@ pub fn merge(
     drop((itself, found));
     // It has nothing any more. A client that came meanwhile has errors, and keeps the name; the
     // merge goes on without it.
-    if let Err(error) = wait(remove_it(registry, name, mapped, |_| true, &end)) {
+    if let Err(error) = wait(remove_it(registry, name, Arc::clone(&mapped), |_| true, &end)) {
         tracing::warn!("{error}: its snapshot is merged, and the device can be removed");
+        // It stands still, and its client would wait for ever.
+        wait(resume_these(registry, &[(name.to_owned(), mapped)], &end))?;
     }
     Ok((super::list::of(registry, &own, &origin.mapped)?, end_of))
 }
@@ -116,7 +118,8 @@ pub fn merge_end(registry: &Registry, merge: &MergeEnd) -> Option<SnapshotState>
 /// snapshot. May block.
 ///
 /// # Errors
-/// When the table can't be put back: then the device stays a merge that is over.
+/// When the table can't be put back: then the device stays a merge that is over. EBUSY while
+/// somebody has suspended the device, or loaded a table into it: that is left to him.
 pub fn finish(registry: &Arc<Registry>, merge: &MergeEnd) -> Result<(), VerbError> {
     let (name, off) = (merge.name.as_str(), CallOff::default());
     let mapped = merge.origin.upgrade().ok_or_else(|| VerbError::missing(name))?;
@@ -127,9 +130,7 @@ pub fn finish(registry: &Arc<Registry>, merge: &MergeEnd) -> Result<(), VerbErro
     let disk = found.origin.number;
     drop(found);
     let _alone = registry.alone_with_snapshots(name, [disk])?;
-    tables::load_into(registry, &mapped, name, &merge.table, &Folder::none(), &off)
-        .map_err(|e| e.at(None))?;
-    wait(resume_these(registry, &[(name.to_owned(), mapped)], &off))?;
+    wait(reload(registry, &mapped, name, &merge.table, &Folder::none(), &off)).map_err(|e| e.at(None))?;
     if let Some(store) = &merge.store {
         super::remove::remove_store(name, store);
     }
