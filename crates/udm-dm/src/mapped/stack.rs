@@ -107,7 +107,8 @@ impl Walk {
         self.check_size(device, &tables, all_above)
     }
 
-    /// Checks how deep and wide the stacks are that `device` is part of, with `tables` in its slots.
+    /// Checks how deep and wide the stacks are that `device` is part of, with `tables` in its
+    /// slots.
     fn check_size(
         &mut self,
         device: &MappedDevice,

@@ -3,7 +3,7 @@
 
 use super::args::{Line, default_chunk};
 use super::commits::Commits;
-use super::map::ExceptionMap;
+use super::map::{CHUNKS_MAX, ExceptionMap};
 use super::space::{Plan, Space};
 use super::state::Loaded;
 use std::ops::{ControlFlow, Range};
@@ -65,10 +65,21 @@ pub(super) fn load(
 ) -> Result<(ChunkSize, Loaded), TargetError> {
     // A mapped device without a table has no size yet.
     let origin = line.origin.device.limits().size.max(len);
-    let chunks_of = |chunk: ChunkSize| origin.0.div_ceil(u64::from(chunk.sectors()));
+    let map_of = |chunk: ChunkSize| {
+        let chunks = origin.0.div_ceil(u64::from(chunk.sectors()));
+        if chunks > CHUNKS_MAX {
+            let why = format!(
+                "{} has {chunks} chunks of {} sectors, and {CHUNKS_MAX} can be kept: take larger ones",
+                line.origin.name,
+                chunk.sectors()
+            );
+            return Err(TargetError::new("Couldn't create exception store").because(why).at(3));
+        }
+        Ok(ExceptionMap::new(chunks))
+    };
     if let (false, Some(chunk)) = (line.persistent, line.chunk) {
         let plan = Plan::Transient(chunk.sectors());
-        let (map, space) = (ExceptionMap::new(chunks_of(chunk)), Space::new(plan, 0, Vec::new()));
+        let (map, space) = (map_of(chunk)?, Space::new(plan, 0, Vec::new()));
         return Ok((chunk, Loaded { valid: true, map, space, commits: None }));
     }
     let store = Store { device: &line.store, io, size: line.store.device.limits().size };
@@ -98,7 +109,7 @@ pub(super) fn load(
         tracing::warn!("chunk size {found} in device metadata overrides table chunk size of {wanted}");
     }
     let layout = Layout::new(chunk);
-    let map = ExceptionMap::new(chunks_of(chunk));
+    let map = map_of(chunk)?;
     let (summary, unit) = match (header.is_none(), valid) {
         (true, _) => {
             // The other way round a crash between would leave a new store that nobody believes.

@@ -7,7 +7,7 @@
 //! what is in it. A second table with the same origin and store is a *destination*: it takes the
 //! snapshot over from the first, its *source*, when it is resumed, with all that is in memory. The
 //! source must stand still then; it is what the same device had before, or another device that is
-//! suspended. Where two tables were loaded for one handover, the second has the first as its source.
+//! suspended. If two tables were loaded for one handover, the first is the source of the second.
 //!
 //! A table that was loaded while nobody had the store has read it. If another has had the store in
 //! use since, that is not what is there, and the table is refused ([`Reading`]); so is one of two

@@ -4,6 +4,7 @@
 //! message: set on_full invalidate|pause|fail
 //! message: set watermark 0-100
 //! message: set copy_memory BYTES
+//! message: set map_memory BYTES
 //! message: set grow SIZE
 //! message: set grow_max SIZE
 //! message: grown
@@ -11,7 +12,7 @@
 //!
 //! They belong to the snapshot, not to its table, and a handover carries them along.
 
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use udm_dm::TargetError;
 use udm_wire::size;
 
@@ -36,6 +37,7 @@ pub(super) struct Settings {
     /// Percent of the store in use at which an event is raised; 0 for none.
     watermark: AtomicU8,
     copy_memory: AtomicUsize,
+    map_memory: AtomicU64,
 }
 
 impl Settings {
@@ -45,6 +47,7 @@ impl Settings {
             on_full: AtomicU8::new(OnFull::Invalidate as u8),
             watermark: AtomicU8::new(0),
             copy_memory: AtomicUsize::new(copy_memory),
+            map_memory: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -59,6 +62,12 @@ impl Settings {
     /// Bytes of copies that a lane has under way at the most.
     pub(super) fn copy_memory(&self) -> usize {
         self.copy_memory.load(Relaxed)
+    }
+
+    /// Bytes that the map of exceptions may take. With more nothing is copied: the store counts as
+    /// full.
+    pub(super) fn map_memory(&self) -> u64 {
+        self.map_memory.load(Relaxed)
     }
 
     /// True when the watermark lies between two fillings of a store of `size`.
@@ -95,10 +104,14 @@ impl Settings {
                 Ok(Ok(bytes @ COPY_MEMORY_MIN..)) => self.copy_memory.store(bytes, Relaxed),
                 _ => return refuse("64k or more bytes"),
             },
+            "map_memory" => match size::parse(value) {
+                Ok(bytes) => self.map_memory.store(bytes, Relaxed),
+                Err(_) => return refuse("a number of bytes"),
+            },
             _ => {
                 let text = format!("Unrecognised snapshot setting: {key}");
                 return Err(TargetError::new(text)
-                    .because("on_full, watermark, copy_memory, grow or grow_max")
+                    .because("on_full, watermark, copy_memory, map_memory, grow or grow_max")
                     .at(1));
             }
         }

@@ -72,3 +72,31 @@ fn what_it_does_not_know_is_refused() {
     }
     host.message("sn", "set copy_memory 64k").unwrap();
 }
+
+/// What has no memory for another exception is treated as a full store.
+#[test]
+fn the_memory_of_the_map_has_a_bound() {
+    let mut host = Host::recorded(2);
+    host.create("od", "0 131072 snapshot-origin O").unwrap();
+    host.create("sn", &format!("0 {SIZE} snapshot O W N 1")).unwrap();
+    host.message("sn", "set on_full fail").unwrap();
+    host.message("sn", "set map_memory 8k").unwrap();
+    // One in each leaf of 512 chunks: 32 bytes, with its pointer.
+    let statuses: Vec<Status> = (0..256).map(|leaf| host.write("od", leaf * 512, 1, b'X')).collect();
+    let kept = statuses.iter().filter(|status| **status == Status::Ok).count();
+    assert!((100..256).contains(&kept), "{kept}");
+    assert!(statuses[kept..].iter().all(|status| *status == Status::NoSpace));
+    assert_eq!(host.letters("sn", 2), "ab", "it is as it was");
+    host.message("sn", "set map_memory 1M").unwrap();
+    assert_eq!(host.write("od", 255 * 512, 1, b'X'), Status::Ok);
+    assert!(host.message("sn", "set map_memory x").is_err());
+}
+
+#[test]
+fn an_origin_of_more_chunks_than_can_be_kept_is_refused() {
+    let mut host = Host::recorded(1);
+    host.get_disk("O").set_limits(|limits| limits.size = Sectors(1 << 54));
+    let error = host.create("sn", "0 8192 snapshot O W N 8").unwrap_err();
+    assert!(error.to_string().contains("274877906944 can be kept: take larger ones"), "{error}");
+    host.create("sn", "0 8192 snapshot O W N 1048576").unwrap();
+}

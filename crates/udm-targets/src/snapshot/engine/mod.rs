@@ -203,7 +203,9 @@ impl Engine {
     /// The store is full; the claim is given back.
     pub(in crate::snapshot) fn room(&mut self, part: usize, chunk: u64) -> Result<Copied, Full> {
         let part = &mut self.parts[part];
-        match part.snapshot.take(1, &mut part.size) {
+        let has_memory = part.snapshot.map.bytes() <= part.snapshot.settings.map_memory();
+        let room = if has_memory { part.snapshot.take(1, &mut part.size) } else { Err(Full::ForGood) };
+        match room {
             Ok(grant) => Ok(Copied { turn: grant.turn, old: chunk, new: grant.new, len: 1, kept: true }),
             Err(full) => {
                 part.snapshot.map.give_up(chunk);

@@ -1,7 +1,7 @@
 //! Which chunks of the origin are kept in the store, and where: the exceptions of one snapshot.
 //!
-//! One word a chunk, in leaves that are made when the first of their chunks is touched. All cores
-//! read and change it without a lock:
+//! One word a chunk, in leaves that are made when the first of their chunks is touched and grow with
+//! their exceptions ([`leaf`]). All cores read and change it without a lock:
 //!
 //! ```text
 //!            claim                publish              settle
@@ -14,7 +14,12 @@
 //! store, for good. Reads that looked before may still be under way to the origin, so the origin
 //! must not change yet. *Settled*: those are over ([`super::readers`]), and the origin may change.
 
+mod leaf;
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
+
 use crossbeam_utils::CachePadded;
+use leaf::{Page, STORE_CHUNKS_MAX, Small, Word};
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
 use once_cell::race::OnceBox;
@@ -23,11 +28,15 @@ use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::interleave;
 
-/// Words in a leaf, and leaves in a branch: a power of two. A leaf is a page.
-const FAN: usize = if cfg!(feature = "loom") { 2 } else { 512 };
+/// Leaves of a branch.
+const FAN: usize = leaf::CHUNKS;
 /// Chunks in a leaf, and in a branch.
 const LEAF: u64 = FAN as u64;
 const BRANCH: u64 = LEAF * LEAF;
+
+/// The most chunks of an origin: a petabyte of 4 KiB chunks. The pointers to the branches of so
+/// many take 8 MiB.
+pub(super) const CHUNKS_MAX: u64 = 1 << 38;
 
 /// How far a chunk has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,10 +74,64 @@ impl Place {
     }
 }
 
+/// 512 leaves.
+///
 /// A pointer says by itself whether it is set: half of what the standard library's takes, and a
 /// load less.
-type Leaf = OnceBox<[AtomicU64; FAN]>;
-type Branch = OnceBox<[Leaf; FAN]>;
+struct Branch {
+    leaves: [OnceBox<Small>; FAN],
+    /// Of those leaves that are pages.
+    pages: OnceBox<[OnceBox<Page>; FAN]>,
+}
+
+impl Branch {
+    fn new() -> Branch {
+        Branch { leaves: from_fn(|_| OnceBox::new()), pages: OnceBox::new() }
+    }
+
+    /// The word of chunk `chunk` of leaf `leaf`, where there is one.
+    #[inline(always)]
+    fn find(&self, leaf: usize, chunk: usize) -> Option<Word<'_>> {
+        let page = self.pages.get().and_then(|pages| pages[leaf].get());
+        page.and_then(|page| leaf::in_page(page, chunk)).or_else(|| self.find_in_slots(leaf, chunk))
+    }
+
+    #[inline(never)]
+    fn find_in_slots(&self, leaf: usize, chunk: usize) -> Option<Word<'_>> {
+        self.leaves[leaf].get()?.word(chunk)
+    }
+
+    /// The first chunk of leaf `leaf` from `from` on that is in the store, and where.
+    fn next_kept(&self, leaf: usize, from: usize) -> Option<(usize, u64)> {
+        let in_slots = self.leaves[leaf].get()?.next(from, |word| Place::of(word).kept().is_some());
+        let page = self.pages.get().and_then(|pages| pages[leaf].get());
+        let end = in_slots.map_or(FAN, |(chunk, _)| chunk);
+        let in_page = page.and_then(|page| {
+            (from..end).find_map(|chunk| {
+                let word = leaf::in_page(page, chunk)?.load(Ordering::Acquire);
+                Some((chunk, word)).filter(|(_, word)| Place::of(*word).kept().is_some())
+            })
+        });
+        let (chunk, word) = in_page.or(in_slots)?;
+        Some((chunk, Place::of(word).kept()?))
+    }
+
+    /// The same, made if it was not there.
+    fn make(&self, leaf: usize, chunk: usize, allocated: &impl Fn(usize)) -> Word<'_> {
+        if let Some(word) = self.find(leaf, chunk) {
+            return word;
+        }
+        let small = leaf::small(&self.leaves[leaf], allocated);
+        small.make(chunk, allocated).unwrap_or_else(|| {
+            let pages = self.pages.get_or_init(|| {
+                allocated(size_of::<[OnceBox<Page>; FAN]>());
+                Box::new(from_fn(|_| OnceBox::new()))
+            });
+            let page = leaf::page(&pages[leaf], small, allocated);
+            leaf::in_page(page, chunk).expect("a chunk with a slot was found there")
+        })
+    }
+}
 
 /// See the module's documentation.
 pub(super) struct ExceptionMap {
@@ -76,16 +139,28 @@ pub(super) struct ExceptionMap {
     chunks: AtomicU64,
     /// How many are settled, or fewer: it is counted behind that. On a cache line of its own.
     settled: CachePadded<AtomicU64>,
-    branches: Box<[Branch]>,
+    /// Bytes that it takes.
+    bytes: AtomicU64,
+    branches: Box<[OnceBox<Branch>]>,
 }
 
 impl ExceptionMap {
-    /// All of `chunks` chunks free.
+    /// All of `chunks` chunks free; at most [`CHUNKS_MAX`].
     pub(super) fn new(chunks: u64) -> ExceptionMap {
+        assert!(chunks <= CHUNKS_MAX, "{chunks} chunks");
         let count = chunks.div_ceil(BRANCH);
-        let branches = (0..count).map(|_| Branch::new()).collect();
-        let chunks = AtomicU64::new(chunks);
-        ExceptionMap { chunks, settled: CachePadded::new(AtomicU64::new(0)), branches }
+        let branches: Box<[OnceBox<Branch>]> = (0..count).map(|_| OnceBox::new()).collect();
+        ExceptionMap {
+            chunks: AtomicU64::new(chunks),
+            settled: CachePadded::new(AtomicU64::new(0)),
+            bytes: AtomicU64::new(size_of_val(&*branches) as u64),
+            branches,
+        }
+    }
+
+    /// Bytes of memory that it takes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// How many chunks there are.
@@ -105,21 +180,24 @@ impl ExceptionMap {
         self.chunks.fetch_max(chunks, Ordering::Relaxed);
     }
 
-    /// The word of `chunk`, where there is a leaf for it.
+    /// The word of `chunk`, where there is one.
     #[inline(always)]
-    fn find(&self, chunk: u64) -> Option<&AtomicU64> {
+    fn find(&self, chunk: u64) -> Option<Word<'_>> {
         let branch = self.branches.get((chunk / BRANCH) as usize)?.get()?;
-        let leaf = branch[(chunk / LEAF % LEAF) as usize].get()?;
-        Some(&leaf[(chunk % LEAF) as usize])
+        branch.find((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize)
     }
 
-    /// The word of `chunk`, which is below the number of chunks. Allocates for the first of 512.
-    fn make(&self, chunk: u64) -> &AtomicU64 {
-        let branch = &self.branches[(chunk / BRANCH) as usize];
-        let branch = branch.get_or_init(|| Box::new(from_fn(|_| Leaf::new())));
-        let leaf =
-            branch[(chunk / LEAF % LEAF) as usize].get_or_init(|| Box::new(from_fn(|_| AtomicU64::new(0))));
-        &leaf[(chunk % LEAF) as usize]
+    /// The word of `chunk`, which is below the capacity. Allocates when the leaf has to grow for it.
+    fn make(&self, chunk: u64) -> Word<'_> {
+        // Relaxed: a number for people, and a bound that may be missed by what is being allocated.
+        let allocated = |bytes: usize| {
+            self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        };
+        let branch = self.branches[(chunk / BRANCH) as usize].get_or_init(|| {
+            allocated(size_of::<Branch>());
+            Box::new(Branch::new())
+        });
+        branch.make((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize, &allocated)
     }
 
     /// How far `chunk` has come. Acquire pairs with the release in [`ExceptionMap::publish`]: who
@@ -152,7 +230,7 @@ impl ExceptionMap {
     pub(super) fn claim(&self, chunk: u64) -> bool {
         interleave::point();
         let word = self.make(chunk);
-        word.compare_exchange(0, PENDING, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        word.replace(0, PENDING)
     }
 
     /// Gives a chunk back that was claimed and is not copied.
@@ -162,6 +240,7 @@ impl ExceptionMap {
 
     /// `chunk` is in chunk `new` of the store. Only by who claimed it.
     pub(super) fn publish(&self, chunk: u64, new: u64) {
+        debug_assert!(new < STORE_CHUNKS_MAX);
         self.make(chunk).store(new << 2 | COPIED, Ordering::Release);
     }
 
@@ -173,9 +252,7 @@ impl ExceptionMap {
             let copied = word.load(Ordering::Acquire);
             // Of several who say so one counts it.
             if copied & 3 == COPIED {
-                let done =
-                    word.compare_exchange(copied, copied | SETTLED, Ordering::AcqRel, Ordering::Acquire);
-                settled += u64::from(done.is_ok());
+                settled += u64::from(word.replace(copied, copied | SETTLED));
             }
         }
         if settled > 0 {
@@ -221,83 +298,13 @@ impl ExceptionMap {
                 chunk = (chunk / BRANCH + 1) * BRANCH;
                 continue;
             };
-            if branch[(chunk / LEAF % LEAF) as usize].get().is_none() {
-                chunk = (chunk / LEAF + 1) * LEAF;
-                continue;
+            let start = chunk / LEAF * LEAF;
+            let leaf = (chunk / LEAF % LEAF) as usize;
+            if let Some((next, new)) = branch.next_kept(leaf, (chunk - start) as usize) {
+                return Some((start + next as u64, new)).filter(|(chunk, _)| *chunk < end);
             }
-            if let Some(new) = self.get(chunk).kept() {
-                return Some((chunk, new));
-            }
-            chunk += 1;
+            chunk = start + LEAF;
         }
         None
-    }
-
-    /// Bytes of memory that it takes.
-    #[cfg(test)]
-    pub(super) fn bytes(&self) -> u64 {
-        let branches: Vec<_> = self.branches.iter().filter_map(Branch::get).collect();
-        let leaves = branches.iter().flat_map(|branch| branch.iter()).filter(|leaf| leaf.get().is_some());
-        let (leaves, branches) = (leaves.count(), branches.len());
-        let leaves = leaves * size_of::<[AtomicU64; FAN]>();
-        let branches = branches * size_of::<[Leaf; FAN]>();
-        (leaves + branches + self.branches.len() * size_of::<Branch>()) as u64
-    }
-}
-
-#[cfg(all(test, not(feature = "loom")))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_chunk_goes_its_way_and_memory_follows() {
-        let map = ExceptionMap::new(1 << 28);
-        let empty = map.bytes();
-        assert!(empty < 64 << 10, "a terabyte of 4 KiB chunks, untouched: {empty} bytes");
-        assert_eq!(map.get(77), Place::Free);
-        assert!(map.claim(77) && !map.claim(77));
-        assert_eq!(map.get(77), Place::Pending);
-        map.give_up(77);
-        assert!(map.claim(77));
-        map.publish(77, 2);
-        assert_eq!(map.get(77), Place::Copied(2));
-        assert!(!map.are_settled(77, 77) && !map.claim(77));
-        map.settle(77, 78);
-        assert!(map.are_settled(77, 77) && !map.are_settled(77, 78));
-        map.load((1 << 28) - 1, 3);
-        assert_eq!(map.next_kept(0, u64::MAX), Some((77, 2)));
-        assert_eq!(map.next_kept(78, 1 << 28), Some(((1 << 28) - 1, 3)));
-        assert_eq!((map.next_kept(0, 77), map.next_kept(78, (1 << 28) - 1)), (None, None));
-        map.forget(77);
-        assert_eq!((map.get(77), map.next_kept(1 << 28, u64::MAX)), (Place::Free, None));
-        assert!(map.bytes() < empty + (64 << 10));
-    }
-
-    #[test]
-    fn who_is_settled_is_counted_once() {
-        let map = ExceptionMap::new(1000);
-        (0..500).for_each(|chunk| map.load(chunk, chunk + 2));
-        map.load(7, 9);
-        for chunk in 500..1000 {
-            assert!(map.claim(chunk) && !map.are_all_settled());
-            map.publish(chunk, chunk + 2);
-        }
-        (0..2).for_each(|_| map.settle(400, 998));
-        assert!(!map.are_all_settled());
-        map.settle(999, 999);
-        assert!(map.are_all_settled());
-        map.unsettle(3, 5);
-        assert!(!map.are_all_settled() && map.get(3) == Place::Copied(5));
-        map.settle(0, 999);
-        assert!(map.are_all_settled());
-        map.forget(3);
-        assert!(!map.are_all_settled());
-    }
-
-    #[test]
-    fn a_dense_map_takes_little_more_than_eight_bytes_a_chunk() {
-        let map = ExceptionMap::new(1 << 20);
-        (0..1 << 20).for_each(|chunk| map.load(chunk, chunk + 2));
-        assert!(map.bytes() * 10 <= 85 << 20, "{} bytes", map.bytes());
     }
 }

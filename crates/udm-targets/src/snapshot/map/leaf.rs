@@ -1,0 +1,228 @@
+//! The words of 512 chunks that follow each other. Most leaves of a map have few exceptions or
+//! nearly all, so a leaf begins small and becomes a page:
+//!
+//! ```text
+//!  2 slots ──full──► 14 slots ──full──► 30 slots ──full──► a page, a word a chunk
+//! ```
+//!
+//! A slot is a word with the number of its chunk in it. Slots are taken in order, and a chunk keeps
+//! its slot for good: nothing is ever moved or freed, so any core may hold on to a word. A page is
+//! made when all slots are taken; the words of their chunks in it say so, and are looked for there.
+//!
+//! | exceptions in 512 chunks | bytes, with the pointers of the map |
+//! |---|---|
+//! | 1 or 2 | 32 |
+//! | 3 to 16 | 152 |
+//! | 17 to 46 | 400 |
+//! | more | 4,504 |
+//!
+//! A word:
+//!
+//! ```text
+//!  63                    12 11         3  2   1   0
+//!  chunk of the store       its chunk  S  state
+//! ```
+//!
+//! S is set in a slot that is taken, and in a word of a page whose chunk has a slot.
+
+#[cfg(feature = "loom")]
+use loom::sync::atomic::{AtomicU64, Ordering};
+use once_cell::race::OnceBox;
+use std::array::from_fn;
+#[cfg(not(feature = "loom"))]
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Chunks of a leaf: a power of two.
+pub(super) const CHUNKS: usize = if cfg!(feature = "loom") { 2 } else { 512 };
+
+/// A slot that is taken, or a word of a page whose chunk has a slot.
+const SLOT: u64 = 1 << 2;
+const CHUNK_SHIFT: u32 = 3;
+const NEW_SHIFT: u32 = 12;
+/// What of a word says whose it is, for as long as the leaf is there.
+const KEY: u64 = (1 << NEW_SHIFT) - SLOT;
+
+/// A word and its key.
+#[derive(Clone, Copy)]
+pub(super) struct Word<'a> {
+    word: &'a AtomicU64,
+    key: u64,
+}
+
+impl Word<'_> {
+    /// The state, in the lowest two bits, and the chunk of the store above them.
+    pub(super) fn load(self, order: Ordering) -> u64 {
+        unpack(self.word.load(order))
+    }
+
+    pub(super) fn store(self, value: u64, order: Ordering) {
+        self.word.store(self.pack(value), order);
+    }
+
+    pub(super) fn swap(self, value: u64, order: Ordering) -> u64 {
+        unpack(self.word.swap(self.pack(value), order))
+    }
+
+    /// True when it was `from` and is `to` now.
+    pub(super) fn replace(self, from: u64, to: u64) -> bool {
+        let (from, to) = (self.pack(from), self.pack(to));
+        self.word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    fn pack(self, value: u64) -> u64 {
+        (value >> 2) << NEW_SHIFT | self.key | value & 3
+    }
+}
+
+fn unpack(word: u64) -> u64 {
+    (word >> NEW_SHIFT) << 2 | word & 3
+}
+
+/// The most chunks that a store may have: what a word has room for.
+pub(super) const STORE_CHUNKS_MAX: u64 = 1 << (64 - NEW_SHIFT);
+
+/// Some slots, and those that follow when all are taken.
+pub(super) struct Slots<const N: usize, Next> {
+    slots: [AtomicU64; N],
+    next: OnceBox<Next>,
+}
+
+/// A leaf before it is a page.
+pub(super) type Small = Slots<2, Slots<14, Slots<30, ()>>>;
+
+/// A leaf that is a page.
+pub(super) type Page = [AtomicU64; CHUNKS];
+
+impl<const N: usize, Next> Slots<N, Next> {
+    fn new() -> Slots<N, Next> {
+        Slots { slots: from_fn(|_| AtomicU64::new(0)), next: OnceBox::new() }
+    }
+
+    /// The slot of `key`. `None` when it has none here; then all are taken, or it has none at all.
+    fn find(&self, key: u64) -> Option<Word<'_>> {
+        for word in &self.slots {
+            match word.load(Ordering::Acquire) & KEY {
+                0 => return None,
+                found if found == key => return Some(Word { word, key }),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// The slot of `key`, taken now if it had none; `None` when all are others'.
+    fn take(&self, key: u64) -> Option<Word<'_>> {
+        for word in &self.slots {
+            let mut found = word.load(Ordering::Acquire) & KEY;
+            if found == 0 {
+                let taken = word.compare_exchange(0, key, Ordering::AcqRel, Ordering::Acquire);
+                found = taken.map_or_else(|other| other & KEY, |_| key);
+            }
+            if found == key {
+                return Some(Word { word, key });
+            }
+        }
+        None
+    }
+
+    /// Puts each of its chunks into `page`.
+    fn mark(&self, page: &Page) {
+        for word in &self.slots {
+            let chunk = (word.load(Ordering::Acquire) & KEY) >> CHUNK_SHIFT;
+            page[chunk as usize].store(SLOT, Ordering::Relaxed);
+        }
+    }
+}
+
+fn key_of(chunk: usize) -> u64 {
+    (chunk as u64) << CHUNK_SHIFT | SLOT
+}
+
+impl Small {
+    /// The word of `chunk`, if it has a slot.
+    pub(super) fn word(&self, chunk: usize) -> Option<Word<'_>> {
+        let key = key_of(chunk);
+        self.find(key).or_else(|| {
+            let second = self.next.get()?;
+            second.find(key).or_else(|| second.next.get()?.find(key))
+        })
+    }
+
+    /// The word of `chunk`, with a slot taken for it; `None` when all are others'. `allocated` is
+    /// told of memory that it takes.
+    pub(super) fn make(&self, chunk: usize, allocated: impl Fn(usize)) -> Option<Word<'_>> {
+        let key = key_of(chunk);
+        if let Some(word) = self.take(key) {
+            return Some(word);
+        }
+        let second = grown(&self.next, &allocated);
+        if let Some(word) = second.take(key) {
+            return Some(word);
+        }
+        grown(&second.next, &allocated).take(key)
+    }
+
+    /// All words that have a slot, with their chunks.
+    fn words(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let second = self.next.get();
+        let third = second.and_then(|second| second.next.get());
+        let rest = second
+            .into_iter()
+            .flat_map(|slots| &slots.slots)
+            .chain(third.into_iter().flat_map(|slots| &slots.slots));
+        let taken = self
+            .slots
+            .iter()
+            .chain(rest)
+            .map(|word| word.load(Ordering::Acquire))
+            .take_while(|word| word & KEY != 0);
+        taken.map(|word| (((word & KEY) >> CHUNK_SHIFT) as usize, unpack(word)))
+    }
+
+    /// The first chunk from `from` on that has a slot and whose value is `wanted`, and that.
+    pub(super) fn next(&self, from: usize, wanted: impl Fn(u64) -> bool) -> Option<(usize, u64)> {
+        self.words().filter(|(chunk, value)| *chunk >= from && wanted(*value)).min()
+    }
+
+    /// The page that follows, where all slots are taken.
+    fn page(&self) -> Box<Page> {
+        let page: Box<Page> = Box::new(from_fn(|_| AtomicU64::new(0)));
+        self.mark(&page);
+        if let Some(second) = self.next.get() {
+            second.mark(&page);
+            second.next.get().inspect(|third| third.mark(&page));
+        }
+        page
+    }
+}
+
+fn grown<'a, const N: usize, Next>(
+    next: &'a OnceBox<Slots<N, Next>>,
+    allocated: &impl Fn(usize),
+) -> &'a Slots<N, Next> {
+    next.get_or_init(|| {
+        allocated(size_of::<Slots<N, Next>>());
+        Box::new(Slots::new())
+    })
+}
+
+/// A small leaf; `allocated` is told of the memory that it takes.
+pub(super) fn small<'a>(leaf: &'a OnceBox<Small>, allocated: &impl Fn(usize)) -> &'a Small {
+    grown(leaf, allocated)
+}
+
+/// The page of a leaf whose slots are all taken.
+pub(super) fn page<'a>(leaf: &'a OnceBox<Page>, small: &Small, allocated: &impl Fn(usize)) -> &'a Page {
+    leaf.get_or_init(|| {
+        allocated(size_of::<Page>());
+        small.page()
+    })
+}
+
+/// The word of `chunk` in a page; `None` when it has a slot.
+#[inline(always)]
+pub(super) fn in_page(page: &Page, chunk: usize) -> Option<Word<'_>> {
+    let word = &page[chunk];
+    // Relaxed: it was so when the page was made, or never will be.
+    (word.load(Ordering::Relaxed) & SLOT == 0).then_some(Word { word, key: 0 })
+}
