@@ -74,6 +74,7 @@ impl Word<'_> {
     }
 }
 
+#[inline(always)]
 fn unpack(word: u64) -> u64 {
     (word >> NEW_SHIFT) << 2 | word & 3
 }
@@ -219,8 +220,14 @@ pub(super) fn page<'a>(leaf: &'a OnceBox<Page>, small: &Small, allocated: &impl 
     })
 }
 
-/// The word of `chunk` in a page; `None` when it has a slot.
+/// The value of `chunk` in a page; `None` when it has a slot.
 #[inline(always)]
+pub(super) fn value_in_page(page: &Page, chunk: usize) -> Option<u64> {
+    let word = page[chunk].load(Ordering::Acquire);
+    (word & SLOT == 0).then(|| unpack(word))
+}
+
+/// The word of `chunk` in a page; `None` when it has a slot.
 pub(super) fn in_page(page: &Page, chunk: usize) -> Option<Word<'_>> {
     let word = &page[chunk];
     // Relaxed: it was so when the page was made, or never will be.

@@ -89,16 +89,27 @@ impl Branch {
         Branch { leaves: from_fn(|_| OnceBox::new()), pages: OnceBox::new() }
     }
 
-    /// The word of chunk `chunk` of leaf `leaf`, where there is one.
+    /// The value of chunk `chunk` of leaf `leaf`; 0 where there is none.
     #[inline(always)]
-    fn find(&self, leaf: usize, chunk: usize) -> Option<Word<'_>> {
-        let page = self.pages.get().and_then(|pages| pages[leaf].get());
-        page.and_then(|page| leaf::in_page(page, chunk)).or_else(|| self.find_in_slots(leaf, chunk))
+    fn value(&self, leaf: usize, chunk: usize) -> u64 {
+        if let Some(page) = self.pages.get().and_then(|pages| pages[leaf].get())
+            && let Some(value) = leaf::value_in_page(page, chunk)
+        {
+            return value;
+        }
+        self.value_in_slots(leaf, chunk)
     }
 
     #[inline(never)]
-    fn find_in_slots(&self, leaf: usize, chunk: usize) -> Option<Word<'_>> {
-        self.leaves[leaf].get()?.word(chunk)
+    fn value_in_slots(&self, leaf: usize, chunk: usize) -> u64 {
+        let word = self.leaves[leaf].get().and_then(|small| small.word(chunk));
+        word.map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// The word of chunk `chunk` of leaf `leaf`, where there is one.
+    fn find(&self, leaf: usize, chunk: usize) -> Option<Word<'_>> {
+        let page = self.pages.get().and_then(|pages| pages[leaf].get());
+        page.and_then(|page| leaf::in_page(page, chunk)).or_else(|| self.leaves[leaf].get()?.word(chunk))
     }
 
     /// The first chunk of leaf `leaf` from `from` on that is in the store, and where.
@@ -108,8 +119,8 @@ impl Branch {
         let end = in_slots.map_or(FAN, |(chunk, _)| chunk);
         let in_page = page.and_then(|page| {
             (from..end).find_map(|chunk| {
-                let word = leaf::in_page(page, chunk)?.load(Ordering::Acquire);
-                Some((chunk, word)).filter(|(_, word)| Place::of(*word).kept().is_some())
+                Some((chunk, leaf::value_in_page(page, chunk)?))
+                    .filter(|(_, value)| Place::of(*value).kept().is_some())
             })
         });
         let (chunk, word) = in_page.or(in_slots)?;
@@ -180,8 +191,15 @@ impl ExceptionMap {
         self.chunks.fetch_max(chunks, Ordering::Relaxed);
     }
 
-    /// The word of `chunk`, where there is one.
+    /// The value of `chunk`. Acquire pairs with the release in [`ExceptionMap::publish`]: who sees
+    /// where it is sees that it is there.
     #[inline(always)]
+    fn value(&self, chunk: u64) -> u64 {
+        let branch = self.branches.get((chunk / BRANCH) as usize).and_then(OnceBox::get);
+        branch.map_or(0, |branch| branch.value((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize))
+    }
+
+    /// The word of `chunk`, where there is one.
     fn find(&self, chunk: u64) -> Option<Word<'_>> {
         let branch = self.branches.get((chunk / BRANCH) as usize)?.get()?;
         branch.find((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize)
@@ -200,17 +218,16 @@ impl ExceptionMap {
         branch.make((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize, &allocated)
     }
 
-    /// How far `chunk` has come. Acquire pairs with the release in [`ExceptionMap::publish`]: who
-    /// sees where it is sees that it is there.
+    /// How far `chunk` has come.
     #[inline(always)]
     pub(super) fn get(&self, chunk: u64) -> Place {
-        Place::of(self.find(chunk).map_or(0, |word| word.load(Ordering::Acquire)))
+        Place::of(self.value(chunk))
     }
 
     /// True when the origin may change in `chunk`.
     #[inline(always)]
     pub(super) fn is_settled(&self, chunk: u64) -> bool {
-        matches!(self.get(chunk), Place::Settled(_))
+        self.value(chunk) & 3 == SETTLED
     }
 
     /// True when the origin may change in the chunks from `first` to `last`.

@@ -4,7 +4,7 @@
 //! snapshot-merge <origin> <store> <P|PO> <chunk> [<#features> <feature>...]
 //! ```
 //!
-//! The device reads as the snapshot did. From the last record backwards, run by run, chunks are
+//! The device reads as the snapshot did. From the last record backwards, unit by unit, chunks are
 //! copied into the origin, which is flushed; then their records are cleared ([`task`]). A merge
 //! that is cut, by a suspend or a crash, leaves a snapshot with fewer records, and goes on at the
 //! next resume. Other snapshots of the origin keep theirs: the copies go down as writes of the
@@ -25,7 +25,7 @@ use udm_core::{
 use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Upkeep, Used};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotView, TargetError};
 
-/// A run of chunks that is merged at once.
+/// Chunks that follow each other in the origin and in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     old: u64,
@@ -33,7 +33,40 @@ struct Run {
     len: u64,
 }
 
-/// Whether a run may begin.
+/// The chunks that are merged at once: those of the last records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Unit {
+    runs: Vec<Run>,
+}
+
+impl Unit {
+    /// How many chunks there are.
+    fn len(&self) -> u64 {
+        self.runs.iter().map(|run| run.len).sum()
+    }
+
+    /// True when chunk `old` of the origin is one of them.
+    fn has(&self, old: u64) -> bool {
+        self.runs.iter().any(|run| (run.old..run.old + run.len).contains(&old))
+    }
+
+    /// Adds the chunk of the record before the others'.
+    fn add(&mut self, old: u64, new: u64) {
+        match self.runs.last_mut() {
+            Some(run) if old + 1 == run.old && new + 1 == run.new => {
+                *run = Run { old, new, len: run.len + 1 }
+            }
+            _ => self.runs.push(Run { old, new, len: 1 }),
+        }
+    }
+
+    /// Each chunk of the origin, and where it is in the store.
+    fn chunks(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.runs.iter().flat_map(|run| (0..run.len).map(|at| (run.old + at, run.new + at)))
+    }
+}
+
+/// Whether a unit may begin.
 enum Begin {
     Go,
     /// The task from before a suspend that was called off has not ended its own: the bell is rung
@@ -46,22 +79,22 @@ enum Begin {
 /// What lanes and the task share.
 struct Shared {
     seat: Arc<Seat>,
-    /// A run is under way: a suspend waits for it.
+    /// A unit is under way: a suspend waits for it.
     running: AtomicBool,
-    /// The device is being suspended: no run begins.
+    /// The device is being suspended: no unit begins.
     stopping: AtomicBool,
     failed: AtomicBool,
-    /// A run that is in the origin, and whose records could not be cleared.
-    uncommitted: Mutex<Option<Run>>,
+    /// A unit that is in the origin, and whose records could not be cleared.
+    uncommitted: Mutex<Option<Unit>>,
 }
 
 impl Shared {
-    /// Begins a run, if one may begin.
+    /// Begins a unit, if one may begin.
     fn begin(&self) -> Begin {
         if self.running.swap(true, Ordering::SeqCst) && !bugs::on(Bug::MergeTwice) {
             return Begin::Wait;
         }
-        // Pairs with the fence in `stop`: either the suspend sees the run or the run the suspend.
+        // Pairs with the fence in `stop`: either the suspend sees the unit or the unit the suspend.
         fence(Ordering::SeqCst);
         if self.stopping.load(Ordering::SeqCst) {
             self.end();
@@ -85,7 +118,7 @@ impl Shared {
         fence(Ordering::SeqCst);
     }
 
-    /// No run begins before the next resume, which would clear the records of one that is in the
+    /// No unit begins before the next resume, which would clear the records of one that is in the
     /// origin: who waits for that waits for nothing.
     fn give_up(&self) {
         let left = || self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).is_some();
@@ -101,8 +134,8 @@ impl Shared {
         if self.is_running() || bugs::on(Bug::HandoverUnsettled) {
             return;
         }
-        let run = *self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_in = |chunk| run.is_some_and(|run| (run.old..run.old + run.len).contains(&chunk));
+        let unit = self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let is_in = |chunk| unit.as_ref().is_some_and(|unit| unit.has(chunk));
         let (map, mut from) = (&self.seat.snapshot.map, 0);
         while let Some((chunk, _)) = map.next_kept(from, map.chunks()) {
             if !is_in(chunk) {

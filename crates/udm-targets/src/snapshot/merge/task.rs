@@ -1,13 +1,14 @@
-//! The work of a merge: run after run, from the last record backwards.
+//! The work of a merge: a unit of records after the other, from the last record backwards.
 //!
 //! ```text
-//!  pick a run ──► mark it, wait for writes ──► copy ──► flush the origin ──► clear its records ──► forget it
+//!  pick a unit ──► mark it, wait for writes ──► copy ──► flush the origin ──► clear its records ──► forget it
 //! ```
 //!
-//! Records are cleared with one write, behind a flush, when what they say is durable in the origin.
-//! So a crash leaves each chunk in the store or in the origin, or the same in both.
+//! The chunks of a unit lie anywhere; those that follow each other are copied as one run. The
+//! records of a unit are cleared with one write, behind a flush, when what they say is durable in
+//! the origin. So a crash leaves each chunk in the store or in the origin, or the same in both.
 
-use super::{Begin, Run, Shared, Store, Through};
+use super::{Begin, Shared, Store, Through, Unit};
 use crate::snapshot::jobs::piece_max;
 use std::sync::{Arc, PoisonError};
 use udm_core::bugs::{self, Bug};
@@ -18,29 +19,30 @@ use udm_core::{
 use udm_dm::NewsKind;
 use udm_wire::cow::{Exception, Layout, RECORD_LEN};
 
-/// The most bytes of a run, but for one chunk.
-const RUN_MAX: u64 = 1 << 20;
+/// The most bytes of a unit, but for one chunk.
+const UNIT_BYTES_MAX: u64 = 1 << 20;
 
-/// Pieces of a run that are under way at a time.
-const PIECES: usize = 4;
+/// Bytes and pieces of a unit that are under way at a time.
+const IN_FLIGHT_MAX: u64 = 1 << 20;
+const PIECES_MAX: usize = 64;
 
 /// Bytes of records that are read and written at once.
-const UNIT_MAX: u64 = 4096;
+const RECORDS_MAX: u64 = 4096;
 
 /// What the task does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Begins a run, if there is one.
+    /// Begins a unit, if there is one.
     Begin,
     /// Reads the records at the end.
     Read,
-    /// Waits until no write of the run's chunks is under way.
+    /// Waits until no write of the unit's chunks is under way.
     Settle(u64),
     /// Copies.
     Copy,
     /// Flushes the origin.
     Flush,
-    /// Reads the records again, to clear those of the run.
+    /// Reads the records again, to clear those of the unit.
     ReadAgain,
     /// Clears them.
     Clear,
@@ -62,11 +64,13 @@ pub(super) struct Merger {
     lanes: Option<Lanes>,
     bell: Option<Listener>,
     step: Step,
-    run: Run,
-    /// Sectors of the run that are read, and that are to be.
+    unit: Unit,
+    /// Which run of it is being read, and how many sectors of that have been.
+    run: usize,
     at: u64,
-    len: u64,
     in_flight: usize,
+    /// Bytes of pieces that are under way.
+    bytes: u64,
     failed: bool,
     stopping: bool,
 }
@@ -74,17 +78,17 @@ pub(super) struct Merger {
 impl Merger {
     pub(super) fn new(shared: Arc<Shared>) -> Merger {
         let layout = Layout::new(shared.seat.snapshot.chunk);
-        let run = Run { old: 0, new: 0, len: 0 };
         Merger {
             shared,
             layout,
             lanes: None,
             bell: None,
             step: Step::Begin,
-            run,
+            unit: Unit::default(),
+            run: 0,
             at: 0,
-            len: 0,
             in_flight: 0,
+            bytes: 0,
             failed: false,
             stopping: false,
         }
@@ -96,7 +100,7 @@ impl Merger {
         let last = self.shared.left() - 1;
         let per_area = self.layout.records();
         let (area, place) = (last / per_area, last % per_area);
-        let unit = self.layout.chunk().bytes().min(UNIT_MAX);
+        let unit = self.layout.chunk().bytes().min(RECORDS_MAX);
         let per_unit = unit / RECORD_LEN as u64;
         let begin = place - place % per_unit;
         let sector = self.layout.area(area) * u64::from(self.layout.chunk().sectors())
@@ -125,8 +129,8 @@ impl Merger {
                     }
                     let left = self.shared.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).take();
                     match left {
-                        Some(run) => {
-                            self.run = run;
+                        Some(unit) => {
+                            self.unit = unit;
                             self.read_records(Step::ReadAgain, lanes, cx);
                         }
                         None => self.read_records(Step::Read, lanes, cx),
@@ -147,9 +151,7 @@ impl Merger {
                     self.step = Step::Copy;
                 }
                 Step::Copy => {
-                    while self.at < self.len && self.in_flight < PIECES && !self.failed {
-                        self.read_piece(lanes, cx);
-                    }
+                    while !self.failed && self.read_piece(lanes, cx) {}
                     if self.in_flight > 0 {
                         return;
                     }
@@ -210,49 +212,58 @@ impl Merger {
         self.submit(lanes.store, Bio::read(sector, sectors, data.into()), cx);
     }
 
-    /// The run that the last records make, and its chunks marked.
+    /// The unit that the last records make, and its chunks marked.
     fn pick(&mut self, data: &Segments) {
         let (_, _, last) = self.window(1);
         let mut bytes = vec![0; data.len()];
         data.copy_to(&mut bytes);
         let snapshot = &self.shared.seat.snapshot;
-        let most = (RUN_MAX / snapshot.chunk.bytes()).max(1);
-        let mut run: Option<Run> = None;
+        let most = (UNIT_BYTES_MAX / snapshot.chunk.bytes()).max(1);
+        let mut unit = Unit::default();
         for index in (0..=last).rev() {
             let Some(Exception { old, new }) = Exception::decode(&bytes, index) else { break };
-            match &mut run {
-                None => run = Some(Run { old, new, len: 1 }),
-                Some(run) if old + 1 == run.old && new + 1 == run.new && run.len < most => {
-                    *run = Run { old, new, len: run.len + 1 };
-                }
-                Some(_) => break,
+            let is_known = snapshot.place(old).kept() == Some(new) && !unit.has(old);
+            if unit.len() == most || !is_known {
+                break;
             }
+            unit.add(old, new);
         }
-        let known =
-            |run: &Run| (0..run.len).all(|at| snapshot.place(run.old + at).kept() == Some(run.new + at));
-        let Some(run) = run.filter(known) else {
+        if unit.len() == 0 {
             // The store was changed by somebody else.
             self.failed = true;
             return;
-        };
-        self.run = run;
-        for at in 0..run.len {
-            snapshot.map.unsettle(run.old + at, run.new + at);
         }
-        let start = snapshot.start_of(run.old);
-        let end = snapshot.start_of(run.old + run.len).min(snapshot.origin_size());
-        (self.at, self.len) = (0, end.saturating_sub(start));
+        for (old, new) in unit.chunks() {
+            snapshot.map.unsettle(old, new);
+        }
+        (self.unit, self.run, self.at) = (unit, 0, 0);
         self.step = Step::Settle(snapshot.readers.move_on());
     }
 
-    fn read_piece(&mut self, lanes: Lanes, cx: &mut dyn TaskCx) {
-        let most = piece_max(&self.shared.seat.line.origin.device.limits());
-        let sectors = Sectors(most.0.min(self.len - self.at));
-        let sector = Sector(self.shared.seat.snapshot.start_of(self.run.new) + self.at);
-        let mut bio = Bio::read(sector, sectors, Buf::zeroed(sectors.bytes() as usize).into());
-        bio.cookie = self.at;
+    /// Reads the next piece of the unit; false when there is none, or enough is under way.
+    fn read_piece(&mut self, lanes: Lanes, cx: &mut dyn TaskCx) -> bool {
+        let seat = &self.shared.seat;
+        let (snapshot, most) = (&seat.snapshot, piece_max(&seat.line.origin.device.limits()));
+        let Some(run) = self.unit.runs.get(self.run) else { return false };
+        if self.in_flight == PIECES_MAX || self.bytes >= IN_FLIGHT_MAX {
+            return false;
+        }
+        let start = snapshot.start_of(run.old);
+        let end = snapshot.start_of(run.old + run.len).min(snapshot.origin_size());
+        let left = end.saturating_sub(start + self.at);
+        if left == 0 {
+            (self.run, self.at) = (self.run + 1, 0);
+            return true;
+        }
+        let sectors = Sectors(most.0.min(left));
+        let from = Sector(snapshot.start_of(run.new) + self.at);
+        let mut bio = Bio::read(from, sectors, Buf::zeroed(sectors.bytes() as usize).into());
+        // Where it goes.
+        bio.cookie = start + self.at;
         self.at += sectors.0;
+        self.bytes += sectors.bytes();
         self.submit(lanes.store, bio, cx);
+        true
     }
 
     fn came_back(&mut self, mut bio: Box<Bio>, lanes: Lanes, cx: &mut dyn TaskCx) {
@@ -269,9 +280,10 @@ impl Merger {
             }
             (Step::Copy, Op::Read) if !self.failed => {
                 bio.op = Op::Write;
-                bio.sector = Sector(self.shared.seat.snapshot.start_of(self.run.old) + bio.cookie);
+                bio.sector = Sector(bio.cookie);
                 self.submit(lanes.origin, bio, cx);
             }
+            (Step::Copy, Op::Write) => self.bytes -= bio.sectors.bytes(),
             (Step::Flush, _) => self.read_records(Step::ReadAgain, lanes, cx),
             (Step::ReadAgain, _) => self.clear(bio, lanes, cx),
             (Step::Clear, _) => self.forget(),
@@ -291,37 +303,38 @@ impl Merger {
         }
         self.failed = true;
         match self.step {
-            Step::Copy => {}
+            Step::Copy => self.bytes -= bio.sectors.bytes(),
             // The chunks are as they were, and so are their records.
             Step::Flush => self.fail(true, cx),
             Step::Read => self.fail(false, cx),
             _ => {
-                *self.shared.uncommitted.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.run);
+                *self.shared.uncommitted.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(self.unit.clone());
                 self.fail(false, cx);
             }
         }
     }
 
-    /// Clears the records of the run, which is durable in the origin.
+    /// Clears the records of the unit, which is durable in the origin.
     fn clear(&mut self, mut bio: Box<Bio>, lanes: Lanes, cx: &mut dyn TaskCx) {
         self.step = Step::Clear;
-        let (sector, sectors, first) = self.window(self.run.len);
+        let (sector, sectors, first) = self.window(self.unit.len());
         let mut buf = Buf::zeroed(sectors.bytes() as usize);
         bio.data.copy_to(&mut buf);
         let at = first * RECORD_LEN;
-        buf[at..at + self.run.len as usize * RECORD_LEN].fill(0);
+        buf[at..at + self.unit.len() as usize * RECORD_LEN].fill(0);
         bio.data = buf.into();
         (bio.op, bio.sector, bio.sectors) = (Op::Write, sector, sectors);
         bio.flags = BioFlags::PREFLUSH | BioFlags::FUA | BioFlags::META;
         self.submit(lanes.store, bio, cx);
     }
 
-    /// The run is in the origin, and nowhere else.
+    /// The unit is in the origin, and nowhere else.
     fn forget(&mut self) {
         let snapshot = &self.shared.seat.snapshot;
-        (0..self.run.len).for_each(|at| snapshot.map.forget(self.run.old + at));
+        self.unit.chunks().for_each(|(old, _)| snapshot.map.forget(old));
         if let Some(commits) = &snapshot.commits {
-            commits.take_back(self.run.len);
+            commits.take_back(self.unit.len());
         }
         self.step = Step::Begin;
         self.shared.end();
@@ -331,11 +344,11 @@ impl Merger {
         }
     }
 
-    /// Ends the merge until the next resume; with `back` the chunks of the run are as they were.
+    /// Ends the merge until the next resume; with `back` the chunks of the unit are as they were.
     fn fail(&mut self, back: bool, cx: &mut dyn TaskCx) {
         if back {
-            let (map, old) = (&self.shared.seat.snapshot.map, self.run.old);
-            (old..old + self.run.len).for_each(|chunk| map.settle(chunk, chunk));
+            let map = &self.shared.seat.snapshot.map;
+            self.unit.chunks().for_each(|(chunk, _)| map.settle(chunk, chunk));
         }
         self.report();
         self.shared.end();
