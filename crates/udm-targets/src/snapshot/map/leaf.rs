@@ -7,7 +7,7 @@
 //!
 //! A slot is a word with the number of its chunk in it. Slots are taken in order, and a chunk keeps
 //! its slot for good: nothing is ever moved or freed, so any core may hold on to a word. A page is
-//! made when all slots are taken; the words of their chunks in it say so, and are looked for there.
+//! made when all slots are taken; the words of their chunks in it say which.
 //!
 //! | exceptions in 512 chunks | bytes, with the pointers of the map |
 //! |---|---|
@@ -23,7 +23,8 @@
 //!  chunk of the store       its chunk  S  state
 //! ```
 //!
-//! S is set in a slot that is taken, and in a word of a page whose chunk has a slot.
+//! S is set in a slot that is taken, and in a word of a page whose chunk has a slot: that word has
+//! the number of the slot above bit 12.
 
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -89,7 +90,9 @@ pub(super) struct Slots<const N: usize, Next> {
 }
 
 /// A leaf before it is a page.
-pub(super) type Small = Slots<2, Slots<14, Slots<30, ()>>>;
+pub(super) type Small = Slots<FIRST, Slots<SECOND, Slots<30, ()>>>;
+const FIRST: usize = 2;
+const SECOND: usize = 14;
 
 /// A leaf that is a page.
 pub(super) type Page = [AtomicU64; CHUNKS];
@@ -126,11 +129,11 @@ impl<const N: usize, Next> Slots<N, Next> {
         None
     }
 
-    /// Puts each of its chunks into `page`.
-    fn mark(&self, page: &Page) {
-        for word in &self.slots {
+    /// Puts each of its chunks into `page`, with its slot; its first is slot `first`.
+    fn mark(&self, page: &Page, first: usize) {
+        for (word, slot) in self.slots.iter().zip(first..) {
             let chunk = (word.load(Ordering::Acquire) & KEY) >> CHUNK_SHIFT;
-            page[chunk as usize].store(SLOT, Ordering::Relaxed);
+            page[chunk as usize].store((slot as u64) << NEW_SHIFT | SLOT, Ordering::Relaxed);
         }
     }
 }
@@ -188,12 +191,25 @@ impl Small {
     /// The page that follows, where all slots are taken.
     fn page(&self) -> Box<Page> {
         let page: Box<Page> = Box::new(from_fn(|_| AtomicU64::new(0)));
-        self.mark(&page);
+        self.mark(&page, 0);
         if let Some(second) = self.next.get() {
-            second.mark(&page);
-            second.next.get().inspect(|third| third.mark(&page));
+            second.mark(&page, FIRST);
+            second.next.get().inspect(|third| third.mark(&page, FIRST + SECOND));
         }
         page
+    }
+
+    /// The value in slot `slot`, which is taken.
+    #[inline]
+    pub(super) fn value_at(&self, slot: usize) -> u64 {
+        let found = match slot.checked_sub(FIRST) {
+            None => Some(&self.slots[slot]),
+            Some(at) => self.next.get().and_then(|second| match at.checked_sub(SECOND) {
+                None => Some(&second.slots[at]),
+                Some(at) => second.next.get().and_then(|third| third.slots.get(at)),
+            }),
+        };
+        found.map_or(0, |word| unpack(word.load(Ordering::Acquire)))
     }
 }
 
@@ -220,11 +236,14 @@ pub(super) fn page<'a>(leaf: &'a OnceBox<Page>, small: &Small, allocated: &impl 
     })
 }
 
-/// The value of `chunk` in a page; `None` when it has a slot.
+/// The value of `chunk` in a page.
+///
+/// # Errors
+/// The number of its slot, when it has one.
 #[inline(always)]
-pub(super) fn value_in_page(page: &Page, chunk: usize) -> Option<u64> {
+pub(super) fn value_in_page(page: &Page, chunk: usize) -> Result<u64, usize> {
     let word = page[chunk].load(Ordering::Acquire);
-    (word & SLOT == 0).then(|| unpack(word))
+    if word & SLOT == 0 { Ok(unpack(word)) } else { Err((word >> NEW_SHIFT) as usize) }
 }
 
 /// The word of `chunk` in a page; `None` when it has a slot.

@@ -92,10 +92,11 @@ impl Branch {
     /// The value of chunk `chunk` of leaf `leaf`; 0 where there is none.
     #[inline(always)]
     fn value(&self, leaf: usize, chunk: usize) -> u64 {
-        if let Some(page) = self.pages.get().and_then(|pages| pages[leaf].get())
-            && let Some(value) = leaf::value_in_page(page, chunk)
-        {
-            return value;
+        if let Some(page) = self.pages.get().and_then(|pages| pages[leaf].get()) {
+            return match leaf::value_in_page(page, chunk) {
+                Ok(value) => value,
+                Err(slot) => self.leaves[leaf].get().map_or(0, |small| small.value_at(slot)),
+            };
         }
         self.value_in_slots(leaf, chunk)
     }
@@ -119,7 +120,7 @@ impl Branch {
         let end = in_slots.map_or(FAN, |(chunk, _)| chunk);
         let in_page = page.and_then(|page| {
             (from..end).find_map(|chunk| {
-                Some((chunk, leaf::value_in_page(page, chunk)?))
+                Some((chunk, leaf::value_in_page(page, chunk).ok()?))
                     .filter(|(_, value)| Place::of(*value).kept().is_some())
             })
         });
