@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use support::nbd::Client;
-use support::{UDM, text, udm, until};
+use support::{Server, UDM, text, udm, until};
 use tempfile::TempDir;
 use udm_wire::nbd::{Command as Nbd, CommandFlags};
 
@@ -205,4 +205,50 @@ fn a_mark_that_does_not_fit_is_refused() {
     }
     let status = udm(&["status", "d"]).env("UDM_SOCKET", &server.socket).output().unwrap();
     assert_eq!(text(&status.stdout), "0 2048 log-writes 2 2 logging_disabled\n");
+}
+
+/// The device with the log and one over it get new tables at the same time, under writes: a lane
+/// that is let go still logs what it was given.
+#[test]
+fn tables_change_above_and_below_a_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::File::create(at("disk")).unwrap().set_len(2 << 20).unwrap();
+    std::fs::File::create(at("log")).unwrap().set_len(1 << 30).unwrap();
+    let tables = [format!("0 4096 log-writes {} {}", at("disk"), at("log")), "0 4096 linear @l 0".to_owned()];
+    let server = Server::start(&[&format!("l={}", tables[0]), &format!("u={}", tables[1])]);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..2_u64)
+            .map(|half| {
+                let mut client = Client::connect(&server.nbd, "u");
+                let is_over = &is_over;
+                scope.spawn(move || {
+                    let mut written = 0;
+                    while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                        (0..8).for_each(|at| {
+                            client.ask(Nbd::Write, half << 20 | (written + at) % 15 << 16, 65536)
+                        });
+                        (0..8).for_each(|_| assert_eq!(client.error(), 0));
+                        written += 8;
+                    }
+                    written
+                })
+            })
+            .collect();
+        let reload = |name: &'static str, table: &str| {
+            for _ in 0..120 {
+                server.says(&["load", name, "--table", table]);
+                server.says(&["resume", name, "--timeout", "30"]);
+            }
+        };
+        let others: Vec<_> = ["l", "u"]
+            .into_iter()
+            .zip(&tables)
+            .map(|(name, table)| scope.spawn(move || reload(name, table)))
+            .collect();
+        others.into_iter().for_each(|other| other.join().unwrap());
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(writers.into_iter().all(|writer| writer.join().unwrap() > 0));
+    });
 }

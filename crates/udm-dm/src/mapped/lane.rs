@@ -17,6 +17,10 @@
 //! Commands may come twice or for a generation that is already in place (a lane opened between two
 //! of them): the generation makes them harmless. Without a table there is no lane, and bios end
 //! with EIO.
+//!
+//! A lane that is let go may have work of its own left (`Busy::Owed`): a device below that was
+//! resumed meanwhile may have given it some. It is *retired*: given nothing, and polled until that
+//! work is done. The control side holds its table for as long.
 
 use super::device::Slot;
 use crate::table::{Table, TableLane};
@@ -58,6 +62,8 @@ pub(super) struct MappedLane {
     /// The table of a live lane that has yet to begin: the device has not run since it was opened.
     fresh: Option<Weak<Table>>,
     prepared: Option<Opened>,
+    /// Lanes that were let go with work of their own left, and who waits for that.
+    retired: Vec<(Box<TableLane>, udm_core::Ack)>,
     state: State,
     acks: Vec<udm_core::Ack>,
     /// Handed back by the lane below: older than what is parked.
@@ -82,6 +88,7 @@ impl MappedLane {
             generation: 0,
             fresh: None,
             prepared,
+            retired: Vec::new(),
             state: if suspended { State::Suspended } else { State::Running },
             acks: Vec::new(),
             returned: Batch::new(),
@@ -113,9 +120,11 @@ impl MappedLane {
                 }
                 LaneCommand::Unprepare { generation, ack } => {
                     if self.prepared_generation() == Some(generation) && !bugs::on(Bug::PrepareNotUndone) {
-                        self.prepared = None;
+                        let opened = self.prepared.take();
+                        self.retire(opened.map(|opened| opened.lane), ack);
+                    } else {
+                        drop(ack);
                     }
-                    drop(ack);
                 }
                 LaneCommand::Suspend { how, ack } => {
                     if self.state != State::Suspended {
@@ -124,8 +133,8 @@ impl MappedLane {
                     }
                 }
                 LaneCommand::Resume { generation, ack } => {
-                    self.resume(generation, cx);
-                    drop(ack);
+                    let old = self.resume(generation, cx);
+                    self.retire(old, ack);
                 }
                 // The poll that follows is all that was asked for.
                 LaneCommand::Kick => {}
@@ -152,8 +161,15 @@ impl MappedLane {
         }
     }
 
-    /// Takes the lane of `generation` and lets everything parked go down.
-    fn resume(&mut self, generation: u64, cx: &mut Cx<'_>) {
+    /// Drops a lane that is in use no more, and then `ack`: at once, or behind its own work.
+    fn retire(&mut self, lane: Option<Box<TableLane>>, ack: udm_core::Ack) {
+        let owes = |lane: &TableLane| lane.busy() == Busy::Owed;
+        self.retired.extend(lane.filter(|lane| owes(lane)).map(|lane| (lane, ack)));
+    }
+
+    /// Takes the lane of `generation` and lets everything parked go down. Which lane it replaces.
+    fn resume(&mut self, generation: u64, cx: &mut Cx<'_>) -> Option<Box<TableLane>> {
+        let mut old = None;
         if self.generation != generation && bugs::on(Bug::ReloadDropsParked) {
             bugs::lose(self.parked.drain(..));
         }
@@ -167,7 +183,7 @@ impl MappedLane {
             // Every lane prepared it or the change was called off; without it the old table must
             // not be used either.
             debug_assert!(prepared.is_some(), "generation {generation} was not prepared");
-            (self.live, self.generation) = (None, generation);
+            (old, self.generation) = (self.live.take(), generation);
             self.take(prepared);
         }
         self.begin_live(cx);
@@ -177,6 +193,7 @@ impl MappedLane {
         batch.append(&mut self.parked);
         self.send(&mut batch, cx);
         self.returned = batch;
+        old
     }
 
     /// Submits to the live table, or ends the bios when there is none.
@@ -206,6 +223,7 @@ impl MappedLane {
         self.ordinary = self.state == State::Running
             && self.live.is_some()
             && self.prepared.is_none()
+            && self.retired.is_empty()
             && self.ended.is_empty();
     }
 
@@ -246,6 +264,12 @@ impl MappedLane {
             opened.lane.poll(done, cx);
             debug_assert_eq!(done.len(), from, "a lane that was given nothing has nothing to return");
         }
+        self.retired.retain_mut(|(lane, _)| {
+            let from = done.len();
+            lane.poll(done, cx);
+            debug_assert_eq!(done.len(), from, "a lane that was let go has nothing to return");
+            lane.busy() == Busy::Owed
+        });
         done.append(&mut self.ended);
         self.update_state();
     }
@@ -265,6 +289,7 @@ impl MappedLane {
         if let Some(live) = &mut self.live {
             live.drain(Drain::End, back, cx);
         }
+        self.retired.iter_mut().for_each(|(lane, _)| lane.drain(Drain::End, back, cx));
         self.update_state();
     }
 }
@@ -306,6 +331,7 @@ impl Lane for MappedLane {
     fn busy(&self) -> Busy {
         let prepared = self.prepared.as_ref().filter(|_| !bugs::on(Bug::PreparedNotBusy));
         let prepared = prepared.map(|opened| opened.lane.busy());
-        self.live.as_ref().map(|live| live.busy()).max(prepared).unwrap_or_default()
+        let retired = self.retired.iter().map(|(lane, _)| lane.busy()).max();
+        self.live.as_ref().map(|live| live.busy()).max(prepared).max(retired).unwrap_or_default()
     }
 }
