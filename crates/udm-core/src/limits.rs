@@ -30,6 +30,9 @@ pub struct Limits {
     /// Reads may come from a cache of this node alone, so that what is written to the disk through
     /// another node is not seen.
     pub private_cache: bool,
+    /// A flush makes durable what was written through this node alone, and nothing that came to the
+    /// disk through another.
+    pub private_flush: bool,
     /// Request-based in the kernel's terms: a plain backend is, a bio-based mapped device is not.
     pub request_stackable: bool,
 }
@@ -52,6 +55,7 @@ impl Limits {
             fua: true,
             read_only: false,
             private_cache: false,
+            private_flush: false,
             request_stackable: true,
         }
     }
@@ -83,6 +87,7 @@ impl Limits {
             fua: self.fua && below.fua,
             read_only: self.read_only || below.read_only,
             private_cache: self.private_cache || below.private_cache,
+            private_flush: self.private_flush || below.private_flush,
             request_stackable: self.request_stackable && below.request_stackable,
         }
     }

@@ -208,7 +208,7 @@ fn refusals_say_what_would_be_right() {
         ("nbd://host/?tls-type=x509", "nbd: udm does not do TLS"),
         (
             "nbd://host/?foo=1",
-            "nbd: unknown parameter \"foo\"; there are socket, deadline, fence, scheduler, nr_hw_queues, queue_depth, \
+            "nbd: unknown parameter \"foo\"; there are socket, deadline, fence, multi-conn, scheduler, nr_hw_queues, queue_depth, \
              nr_requests, nomerges, max_sectors_kb, max_segments, read_expire, write_expire, writes_starved, fifo_batch, \
              front_merges",
         ),

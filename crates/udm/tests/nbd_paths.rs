@@ -143,6 +143,39 @@ fn servers_of_one_file_are_paths() {
 
 /// The same servers are restarted in turn, as an administrator does it. One that shuts down keeps
 /// its connections, and refuses what comes on them, until its clients have left.
+/// A flush through one path must cover what was written through the others, and the server says
+/// whether it does.
+#[test]
+fn servers_whose_flush_is_of_one_connection() {
+    if !has("nbdkit") {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
+    let path = disk.display().to_string();
+    let args = ["--filter=multi-conn", "file", &path, "multi-conn-mode=disable"];
+    let kits = ["a", "b"].map(|name| Nbdkit::start(folder.path().join(name), &args));
+    let table = |word: &str| {
+        let [a, b] = kits.each_ref().map(|kit| kit.uri() + word);
+        format!("0 65536 multipath 0 0 1 1 round-robin 0 2 0 {a} {b}")
+    };
+    let server = Server::start(&["none=mem:1M"]);
+    let said = server.refuses(&["create", "mp", "--table", &table("")]);
+    for part in ["flushes the writes of its own connection only", "CAN_MULTI_CONN", "multi-conn=on"] {
+        assert!(said.contains(part), "{said}");
+    }
+    server.says(&["create", "mp", "--table", &table("&multi-conn=on")]);
+    assert_eq!(Client::connect(&server.nbd, "mp").write(0), 0);
+    let [a, _] = &kits;
+    server.says(&[
+        "create",
+        "one",
+        "--table",
+        &format!("0 65536 multipath 0 0 1 1 round-robin 0 1 0 {}", a.uri()),
+    ]);
+}
+
 #[test]
 fn servers_that_are_restarted_in_turn() {
     if !has("nbdkit") || !has("qemu-io") {

@@ -77,8 +77,9 @@ pub(super) struct Connection {
     user: RingUser,
     fd: Arc<OwnedFd>,
     pub(super) stage: Stage,
-    /// When it was begun.
+    /// When it was begun, and when the server had agreed to serve it.
     pub(super) begun: Nanos,
+    pub(super) ready: Nanos,
     /// When the handshake must have ended.
     deadline: Nanos,
     sending: bool,
@@ -127,6 +128,7 @@ impl Connection {
             fd: Arc::new(fd),
             stage: Stage::Connecting,
             begun: now,
+            ready: Nanos::NEVER,
             deadline: now + patience.min(PATIENCE),
             sending: false,
             back: Vec::new(),

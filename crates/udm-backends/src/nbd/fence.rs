@@ -81,10 +81,10 @@ impl Fencing {
         self.run.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True when nothing of a connection that began at `begun` can be delivered any more.
-    pub(super) fn covers(&self, begun: Nanos) -> bool {
+    /// True when nothing of a connection that was ready at `ready` can be delivered any more.
+    pub(super) fn covers(&self, ready: Nanos) -> bool {
         let fenced = self.fenced.load(SeqCst);
-        fenced > 0 && begun.0 <= fenced
+        fenced > 0 && ready.0 <= fenced
     }
 
     /// A connection was given up with `writes` that are held.
@@ -114,12 +114,12 @@ impl Fencing {
         self.lingering.load(SeqCst) > 0 || self.run().under_way
     }
 
-    /// A lane that has a connection from `begun`, with held writes, looks at `now` whether they can
+    /// A lane whose connection was ready at `ready`, with held writes, looks at `now` whether they can
     /// be delivered any more, and has `command` run where nobody has.
-    pub(super) fn look(server: &Arc<Server>, command: &Path, begun: Nanos, now: Nanos) -> Look {
+    pub(super) fn look(server: &Arc<Server>, command: &Path, ready: Nanos, now: Nanos) -> Look {
         let this = &server.fencing;
         let mut run = this.run();
-        if this.covers(begun) {
+        if this.covers(ready) {
             return Look::Fenced;
         }
         if run.under_way {

@@ -33,8 +33,8 @@ pub(super) struct Lingering {
     /// The held writes.
     slots: Slab<Slot>,
     outgoing: Outgoing,
-    /// When the connection was begun and given up.
-    begun: Nanos,
+    /// When the server had agreed to serve the connection, and when it was given up.
+    ready: Nanos,
     given_up: Nanos,
     /// When the bell was last rung that was looked at, and the time to look whether it rings or
     /// not.
@@ -64,7 +64,7 @@ impl Lingering {
         end: End,
         slots: Slab<Slot>,
         outgoing: Outgoing,
-        (begun, given_up): (Nanos, Nanos),
+        (ready, given_up): (Nanos, Nanos),
         lent: &mut Lent<'_>,
     ) -> Lingering {
         let listens = match end {
@@ -95,7 +95,7 @@ impl Lingering {
             all: slots.len(),
             slots,
             outgoing,
-            begun,
+            ready,
             given_up,
             seen: None,
             look_at: Nanos(0),
@@ -223,7 +223,7 @@ impl Lingering {
                 let epoch = lent.listener.epoch();
                 if self.seen != Some(epoch) || self.look_at <= cx.now() {
                     self.seen = Some(epoch);
-                    self.look_at = match Fencing::look(lent.server, command, self.begun, cx.now()) {
+                    self.look_at = match Fencing::look(lent.server, command, self.ready, cx.now()) {
                         Look::Fenced => return self.go_elsewhere(None, lent.ready),
                         Look::Runs => Nanos::NEVER,
                         Look::Again(at) => at,

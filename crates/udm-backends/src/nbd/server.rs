@@ -134,7 +134,8 @@ impl Server {
         commons: Arc<Commons>,
     ) -> Server {
         let size = AtomicU64::new(export.size);
-        let limits = export.limits();
+        let is_shared = export.flags.contains(ExportFlags::CAN_MULTI_CONN) || uri.multi_conn;
+        let limits = Limits { private_flush: !is_shared, ..export.limits() };
         Server {
             deadline: uri.deadline(),
             uri,
@@ -248,6 +249,7 @@ impl Server {
 
     /// Whether several connections may be used at the same time.
     pub(super) fn takes_many(&self) -> bool {
-        self.export.flags.intersects(ExportFlags::CAN_MULTI_CONN | ExportFlags::READ_ONLY)
+        self.uri.multi_conn
+            || self.export.flags.intersects(ExportFlags::CAN_MULTI_CONN | ExportFlags::READ_ONLY)
     }
 }

@@ -62,11 +62,21 @@ fn stackable(entries: &[Entry], below: Below<'_>) -> Result<(), TargetError> {
 /// be seen through the others, and what a flush of one makes durable would be its own writes only.
 fn coherent(paths: &[Used], below: Below<'_>) -> Result<(), TargetError> {
     let several = paths.iter().any(|path| path.device.number != paths[0].device.number);
-    let private = |path: &&Used| below.limits(&path.device).private_cache;
-    let Some(path) = paths.iter().find(private).filter(|_| several) else { return Ok(()) };
-    let name = &path.device.name;
-    let text = format!("multipath: {name} has a page cache of its own");
-    Err(TargetError::new(text).because("other paths would read stale data; open it without direct=off"))
+    for path in paths.iter().filter(|_| several) {
+        let (limits, name) = (below.limits(&path.device), &path.device.name);
+        if limits.private_cache {
+            let text = format!("multipath: {name} has a page cache of its own");
+            let why = "other paths would read stale data; open it without direct=off";
+            return Err(TargetError::new(text).because(why));
+        }
+        if limits.private_flush && limits.write_cache && !limits.read_only {
+            let text = format!("multipath: {name} flushes the writes of its own connection only");
+            let why = "the server does not offer CAN_MULTI_CONN; if it is right all the same, multi-conn=on in its \
+                       URI says so";
+            return Err(TargetError::new(text).because(why));
+        }
+    }
+    Ok(())
 }
 
 fn block_sectors(bytes: u32) -> u64 {

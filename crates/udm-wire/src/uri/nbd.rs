@@ -31,6 +31,8 @@ pub struct NbdUri {
     pub export: String,
     /// What becomes of it when the server falls silent.
     pub silence: Silence,
+    /// The server is right about several connections, though it does not say so.
+    pub multi_conn: bool,
     /// The queue in front of it; `None` for none.
     pub queue: Option<QueueParams>,
 }
@@ -53,7 +55,7 @@ impl NbdUri {
     /// An export, with no word of silence.
     #[must_use]
     pub fn new(address: NbdAddress, export: impl Into<String>) -> NbdUri {
-        NbdUri { address, export: export.into(), silence: Silence::default(), queue: None }
+        NbdUri { address, export: export.into(), silence: Silence::default(), multi_conn: false, queue: None }
     }
 
     /// For how long nothing may come of it though a request waits; `None` for ever.
@@ -91,7 +93,7 @@ impl NbdUri {
         if export.len() > STRING_MAX || export.contains('\0') {
             return Err(refuse(format!("an export's name has at most {STRING_MAX} bytes and no NUL")));
         }
-        let Query { socket, silence, queue } = Query::parse(query).map_err(refuse)?;
+        let Query { socket, silence, multi_conn, queue } = Query::parse(query).map_err(refuse)?;
         let address = match (scheme, socket) {
             ("nbd", None) => {
                 let (host, port) = host_and_port(authority).map_err(refuse)?;
@@ -107,7 +109,7 @@ impl NbdUri {
             }
             (_, Some(socket)) => NbdAddress::Unix(socket),
         };
-        Ok(NbdUri { address, export, silence, queue })
+        Ok(NbdUri { address, export, silence, multi_conn, queue })
     }
 }
 
@@ -116,6 +118,7 @@ impl NbdUri {
 struct Query {
     socket: Option<PathBuf>,
     silence: Silence,
+    multi_conn: bool,
     queue: Option<QueueParams>,
 }
 
@@ -130,6 +133,10 @@ impl Query {
             }
             match name {
                 "socket" => parsed.socket = Some(socket_path(value)?),
+                "multi-conn" => match value {
+                    "on" => parsed.multi_conn = true,
+                    _ => return Err(format!("multi-conn is on, or left out, not {}", shown(value))),
+                },
                 _ if parsed.silence.word(name, value)? => {}
                 _ if QueueParams::word(&mut parsed.queue, name, value)? => {}
                 _ if name.starts_with("tls-") => return Err("udm does not do TLS".into()),
@@ -137,7 +144,7 @@ impl Query {
                     let name = shown(name);
                     let queue = QueueParams::NAMES.join(", ");
                     return Err(format!(
-                        "unknown parameter {name}; there are socket, deadline, fence, {queue}"
+                        "unknown parameter {name}; there are socket, deadline, fence, multi-conn, {queue}"
                     ));
                 }
             }
@@ -215,7 +222,8 @@ impl fmt::Display for NbdUri {
                 separator = '&';
             }
         }
-        for word in self.silence.words().chain(QueueParams::words(self.queue.as_ref())) {
+        let multi_conn = self.multi_conn.then(|| "multi-conn=on".to_owned());
+        for word in self.silence.words().chain(multi_conn).chain(QueueParams::words(self.queue.as_ref())) {
             write!(f, "{separator}{word}")?;
             separator = '&';
         }
