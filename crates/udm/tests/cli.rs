@@ -164,7 +164,10 @@ fn a_server_cleans_up_behind_itself() {
     let second = second.unwrap();
     assert_eq!(second.status.code(), Some(1));
     let said = text(&second.stderr);
-    assert!(said.starts_with("udm: control socket ") && said.contains("another udm answers there"), "{said}");
+    assert!(
+        said.starts_with("udm: control socket ") && said.contains("another server answers there"),
+        "{said}"
+    );
     Command::new("kill").arg(server.child.id().to_string()).status().unwrap();
     let status = until("the end of the server", || server.child.try_wait().unwrap());
     assert_eq!(status.code(), Some(0));

@@ -1,50 +1,30 @@
-//! The socket's file: who owns the path, and since when.
-//!
-//! Contract: the socket has mode 0600 from the moment it exists; a stale one is replaced only when
-//! nobody answers on it; of several servers that want one path at the same time one gets it.
-//! Removing the file is the dropped [`Socket`]'s work, where it has made it.
+//! The control socket: bound by us, or given to us.
 
-use rustix::fs::{FlockOperation, Mode, fchmod, flock};
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
-};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use udm_frontends::unix_socket::Bound;
+pub use udm_frontends::unix_socket::PATH_MAX;
 
-/// The longest path of a socket in bytes (`sun_path`, less its NUL).
-pub const PATH_MAX: usize = 107;
-
-/// How many peers may wait to be accepted.
-const BACKLOG: i32 = 1024;
-
-/// How long somebody else may hold the lock on the folder: it is held for the moment of a bind.
-const LOCK_MAX: Duration = Duration::from_secs(5);
-const LOCK_PAUSE: Duration = Duration::from_millis(10);
-
-/// A bound control socket. Dropping it removes its file, unless another server has put its own
-/// there meanwhile.
+/// A control socket. Dropping it removes its file where we have made that, unless another server
+/// has put its own there meanwhile.
 #[derive(Debug)]
 pub struct Socket {
     pub(super) listener: UnixListener,
     path: PathBuf,
-    /// Device and inode; nothing where the file is somebody else's.
-    file: Option<(u64, u64)>,
+    /// Nothing where the file is somebody else's.
+    _bound: Option<Bound>,
 }
 
 impl Socket {
     /// Binds `path`, and makes its folder (mode 0700) when only that is missing.
     ///
     /// # Errors
-    /// EADDRINUSE when somebody answers there, EEXIST when it is something else than a socket,
-    /// ENAMETOOLONG for more than [`PATH_MAX`] bytes, the system's own otherwise.
+    /// As [`Bound::new`]'s.
     pub fn bind(path: &Path) -> io::Result<Socket> {
-        let address = address(path)?;
         let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match fs::create_dir(folder) {
             Ok(()) => fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?,
@@ -52,16 +32,9 @@ impl Socket {
             Err(_) if folder.is_dir() => {}
             Err(error) => return Err(error),
         }
-        // Two servers that find the same stale socket must not both replace it.
-        let _alone = lock(folder)?;
-        clear_stale(path, &address)?;
-        let socket = stream_socket()?;
-        // The file takes its mode from the socket: nobody can open it before it has it.
-        fchmod(&socket, Mode::from_raw_mode(0o600))?;
-        bind(&socket, &address)?;
-        listen(&socket, BACKLOG)?;
-        let meta = fs::symlink_metadata(path)?;
-        Ok(Socket { listener: socket.into(), path: path.into(), file: Some((meta.dev(), meta.ino())) })
+        let bound = Bound::new(path)?;
+        let listener = UnixListener::from(bound.as_fd().try_clone_to_owned()?);
+        Ok(Socket { listener, path: path.into(), _bound: Some(bound) })
     }
 
     /// A socket that listens already. Its file is whoever's made it, with the mode that it has; who
@@ -73,7 +46,7 @@ impl Socket {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let path = address.as_pathname().ok_or_else(|| io::Error::other("a socket without a path"))?;
-        Ok(Socket { path: path.into(), listener, file: None })
+        Ok(Socket { path: path.into(), listener, _bound: None })
     }
 
     /// Where it is.
@@ -83,67 +56,10 @@ impl Socket {
     }
 }
 
-impl Drop for Socket {
-    fn drop(&mut self) {
-        // It still answers while its file is looked at, so nobody takes it for stale.
-        if fs::symlink_metadata(&self.path).is_ok_and(|meta| Some((meta.dev(), meta.ino())) == self.file) {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-fn address(path: &Path) -> io::Result<SocketAddrUnix> {
-    if path.as_os_str().len() > PATH_MAX {
-        let why = format!("the path of a socket has at most {PATH_MAX} bytes: give a shorter one");
-        return Err(io::Error::new(io::ErrorKind::InvalidFilename, why));
-    }
-    Ok(SocketAddrUnix::new(path)?)
-}
-
-fn stream_socket() -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
-}
-
-/// Locks `folder` against other servers until the file is dropped.
-fn lock(folder: &Path) -> io::Result<File> {
-    let file = File::open(folder)?;
-    let begun = Instant::now();
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
-            Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_MAX => std::thread::sleep(LOCK_PAUSE),
-            Err(Errno::WOULDBLOCK) => {
-                let why = "another program holds a lock on its folder: end that, or choose another folder";
-                return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-/// Removes a socket file on which nobody answers.
-fn clear_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
-    let meta = match fs::symlink_metadata(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other?,
-    };
-    if !meta.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is no socket"));
-    }
-    match connect(stream_socket()?, address) {
-        // With its queue full it is alive, too.
-        Ok(()) | Err(Errno::AGAIN) => {
-            Err(io::Error::new(io::ErrorKind::AddrInUse, "another udm answers there"))
-        }
-        Err(Errno::CONNREFUSED) => fs::remove_file(path),
-        Err(error) => Err(error.into()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
     use std::thread;
 
     #[test]

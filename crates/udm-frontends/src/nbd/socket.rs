@@ -1,16 +1,13 @@
 //! Sockets to listen on: made, guarded and taken away again.
 
-use rustix::fs::{Mode, Stat};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use crate::unix_socket::Bound;
+use rustix::net::{AddressFamily, SocketAddrUnix, sockopt};
 use std::ffi::OsStr;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-
-/// Connections that the kernel keeps for us until we accept them.
-const BACKLOG: i32 = 1024;
 
 /// What connections come in on. Dropping it closes it and takes the path away.
 pub(super) struct Listener {
@@ -20,7 +17,7 @@ pub(super) struct Listener {
 
 pub(super) enum Kind {
     /// The path, and what we put there; nothing where somebody else did.
-    Unix(PathBuf, Option<Stat>),
+    Unix(PathBuf, #[expect(dead_code, reason = "its file goes with it")] Option<Bound>),
     Tcp(SocketAddr),
 }
 
@@ -33,18 +30,10 @@ impl Listener {
     /// A Unix socket at `path` that only this user can connect to. A socket that nobody listens on
     /// any more is replaced.
     pub(super) fn unix(path: &Path) -> io::Result<Listener> {
-        let what = path.display().to_string();
-        let address = SocketAddrUnix::new(path).map_err(|e| explain(e, &what))?;
-        remove_stale(path, &address)?;
-        let fd = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-        // On Linux the mode of an unbound socket becomes the mode of its path: there is no moment
-        // at which others could connect.
-        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(|e| explain(e, &what))?;
-        rustix::net::bind(&fd, &address).map_err(|e| explain(e, &what))?;
-        let put = rustix::fs::lstat(path).map_err(|e| explain(e, &what))?;
-        let listener = Listener { fd, kind: Kind::Unix(path.to_owned(), Some(put)) };
-        rustix::net::listen(&listener.fd, BACKLOG).map_err(|e| explain(e, &what))?;
-        Ok(listener)
+        let bound = Bound::new(path).map_err(|e| explain(e, &path.display().to_string()))?;
+        // The ring takes the descriptor, and the file goes with the other.
+        let fd = bound.as_fd().try_clone_to_owned()?;
+        Ok(Listener { fd, kind: Kind::Unix(path.to_owned(), Some(bound)) })
     }
 
     /// A TCP port; 0 picks a free one.
@@ -69,34 +58,6 @@ impl Listener {
         rustix::io::ioctl_fionbio(&fd, true)?;
         Ok(Listener { fd, kind })
     }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        // Only what we put there: somebody may have replaced it.
-        if let Kind::Unix(path, Some(put)) = &self.kind
-            && rustix::fs::lstat(path).is_ok_and(|now| now.st_dev == put.st_dev && now.st_ino == put.st_ino)
-        {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-fn unix_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
-}
-
-/// Removes a socket file whose server is gone.
-fn remove_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
-    let is_socket = rustix::fs::lstat(path)
-        .is_ok_and(|s| rustix::fs::FileType::from_raw_mode(s.st_mode) == rustix::fs::FileType::Socket);
-    if is_socket {
-        let probe = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-        if rustix::net::connect(&probe, address) == Err(rustix::io::Errno::CONNREFUSED) {
-            std::fs::remove_file(path).map_err(|e| explain(e, &path.display().to_string()))?;
-        }
-    }
-    Ok(())
 }
 
 /// Sets an accepted socket up for the ring, which wants it blocking, and for NBD.

@@ -1,0 +1,189 @@
+//! Unix sockets to listen on: who owns the path, and since when.
+//!
+//! Contract: the socket has mode 0600 from the moment it exists; one on which nobody answers is
+//! replaced; of several servers that want one path at the same time one gets it. A socket that is
+//! bound and does not listen yet looks like one whose server is gone, so servers hold a lock from
+//! the look until they listen: a file `PATH.lock` of mode 0600 that nobody else can open, which is
+//! there for that moment only. The socket's file goes when [`Bound`] is dropped, unless another
+//! server has put its own there meanwhile.
+
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat, flock};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The longest path of a socket in bytes (`sun_path`, less its NUL).
+pub const PATH_MAX: usize = 107;
+
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: i32 = 1024;
+
+/// How long another server may hold the lock: it is held for the moment of a bind.
+const LOCK_MAX: Duration = Duration::from_secs(5);
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+/// A socket that listens, and its file.
+#[derive(Debug)]
+pub struct Bound {
+    fd: OwnedFd,
+    path: PathBuf,
+    file: Stat,
+}
+
+impl Bound {
+    /// Listens at `path`.
+    ///
+    /// # Errors
+    /// EADDRINUSE when somebody answers there, EEXIST when it is something else than a socket,
+    /// ENAMETOOLONG for more than [`PATH_MAX`] bytes, EWOULDBLOCK when another program holds the
+    /// lock for seconds, the system's own otherwise.
+    pub fn new(path: &Path) -> io::Result<Bound> {
+        if path.as_os_str().len() > PATH_MAX {
+            let why = format!("the path of a socket has at most {PATH_MAX} bytes: give a shorter one");
+            return Err(io::Error::new(io::ErrorKind::InvalidFilename, why));
+        }
+        let address = SocketAddrUnix::new(path)?;
+        let _lock = Lock::take(path)?;
+        clear_stale(path, &address)?;
+        let fd = stream_socket()?;
+        // On Linux the mode of an unbound socket becomes the mode of its path: there is no moment
+        // at which others could connect.
+        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+        rustix::net::bind(&fd, &address)?;
+        let bound = Bound { file: rustix::fs::lstat(path)?, path: path.to_owned(), fd };
+        rustix::net::listen(&bound.fd, BACKLOG)?;
+        Ok(bound)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for Bound {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        // It still answers while its file is looked at, so nobody takes it for stale.
+        let is_ours = |now: Stat| (now.st_dev, now.st_ino) == (self.file.st_dev, self.file.st_ino);
+        if rustix::fs::lstat(&self.path).is_ok_and(is_ours) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The lock on a path. Dropped it is gone.
+struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    fn take(socket: &Path) -> io::Result<Lock> {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        let begun = Instant::now();
+        let explain = |error: Errno| {
+            let error = io::Error::from(error);
+            io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+        };
+        loop {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = File::from(rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(explain)?);
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // The one who had it before has taken it away by now.
+                Ok(()) if rustix::fs::fstat(&file)?.st_nlink == 0 => {}
+                Ok(()) => return Ok(Lock { path, _file: file }),
+                Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_MAX => std::thread::sleep(LOCK_PAUSE),
+                Err(Errno::WOULDBLOCK) => {
+                    let why =
+                        format!("another program holds {}: end that, or choose another path", path.display());
+                    return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
+                }
+                Err(error) => return Err(explain(error)),
+            }
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn stream_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+/// Removes a socket file on which nobody answers.
+fn clear_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
+    let found = match rustix::fs::lstat(path) {
+        Err(Errno::NOENT) => return Ok(()),
+        found => found?,
+    };
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is no socket"));
+    }
+    match rustix::net::connect(stream_socket()?, address) {
+        // With its queue full it is alive, too.
+        Ok(()) | Err(Errno::AGAIN) => {
+            Err(io::Error::new(io::ErrorKind::AddrInUse, "it is in use: another server answers there"))
+        }
+        Err(Errno::CONNREFUSED) => std::fs::remove_file(path),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    /// One that is bound and does not listen yet is not taken for stale: its maker has the lock.
+    #[test]
+    fn one_that_does_not_listen_yet_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let lock = Lock::take(&path).unwrap();
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let first = stream_socket().unwrap();
+        rustix::net::bind(&first, &address).unwrap();
+        let second = std::thread::scope(|scope| {
+            let second = scope.spawn(|| Bound::new(&path));
+            std::thread::sleep(Duration::from_millis(50));
+            rustix::net::listen(&first, 1).unwrap();
+            drop(lock);
+            second.join().unwrap()
+        });
+        assert_eq!(second.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no lock is left");
+    }
+
+    /// Whoever may only read the folder keeps nobody from it.
+    #[test]
+    fn a_lock_on_the_folder_is_nobodys_business() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = File::open(folder.path()).unwrap();
+        flock(&other, FlockOperation::LockExclusive).unwrap();
+        let path = folder.path().join("s");
+        let bound = Bound::new(&path).unwrap();
+        UnixStream::connect(&path).unwrap();
+        drop(bound);
+        drop(UnixListener::bind(&path).unwrap());
+        drop(Bound::new(&path).unwrap());
+        assert!(!path.exists());
+    }
+}
