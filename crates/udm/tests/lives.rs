@@ -184,6 +184,8 @@ fn what_was_acknowledged_and_each_instant_survive_all_lives() {
     let mut totals = Totals::default();
     for seed in 0..rounds.div_ceil(LIVES) {
         let mut world = World::new(seed);
+        // The instants are now.
+        drop(world.serve("refuse"));
         for _ in 0..LIVES.min(rounds - totals.lives) {
             world.live(&mut totals);
             world.check(&mut totals);

@@ -19,11 +19,16 @@ pub(super) const COPY_MEMORY: usize = 4 << 20;
 /// The longest piece.
 pub(super) const PIECE_MAX: Sectors = Sectors((256 << 10) / 512);
 
-/// The longest piece that a device with these limits takes whole.
-pub(super) fn piece_max(limits: &Limits) -> Sectors {
-    let block = Sectors::from_bytes(u64::from(limits.logical_block)).0.max(1);
-    let most = limits.max_sectors.0.min(PIECE_MAX.0);
+/// The longest piece that devices with these limits all take whole: of whole blocks of each.
+pub(super) fn piece_max(all: &[Limits]) -> Sectors {
+    let block = all.iter().map(block_sectors).max().unwrap_or(1);
+    let most = all.iter().map(|limits| limits.max_sectors.0).min().unwrap_or(u64::MAX).min(PIECE_MAX.0);
     Sectors((most - most % block).max(block))
+}
+
+/// The block of a device with these limits, in sectors.
+pub(super) fn block_sectors(limits: &Limits) -> u64 {
+    Sectors::from_bytes(u64::from(limits.logical_block)).0.max(1)
 }
 
 /// Where a run goes.

@@ -284,3 +284,34 @@ fn c07_an_origin_in_use_loses_no_chunk() {
     assert_eq!(host.write("od", 64, 64, b'X'), Status::Ok);
     assert_eq!(host.letters("od", 14), "XXXXXXXXXXXXXX");
 }
+
+/// A store of blocks of 4 KiB, below an origin that takes odd lengths or ends within a block: what is
+/// copied is cut by the limits of both, and a merge brings it back.
+#[test]
+fn stores_whose_blocks_are_larger_than_the_origins() {
+    for (max_sectors, size, len) in
+        [(255, SIZE, SIZE), (100, SIZE, SIZE), (u64::MAX, 8201, 8200), (255, 8201, 8200)]
+    {
+        let mut host = Host::recorded(1);
+        host.get_disk("O").set_limits(|limits| {
+            limits.size = Sectors(size);
+            limits.max_sectors = Sectors(max_sectors.min(u64::from(u32::MAX)));
+        });
+        host.get_disk("W").set_limits(|limits| limits.logical_block = 4096);
+        host.get_disk("O").put(8192, &[b'o'; 9 * 512]);
+        host.create("od", &format!("0 {size} snapshot-origin O")).unwrap();
+        host.attach("od", "sn", &format!("0 {len} snapshot O W P 256")).unwrap();
+        for sector in [0, 8192] {
+            assert_eq!(host.write("od", sector, 8, b'X'), Status::Ok);
+        }
+        assert!(!host.status("sn").contains("Invalid"), "{max_sectors} {size}");
+        assert_eq!(host.read("sn", 8, 8).unwrap(), [b'b'; 4096]);
+        assert_eq!(host.read("sn", 8192, 8).unwrap(), [b'o'; 4096]);
+        host.remove("sn");
+        host.create("m", &format!("0 {len} snapshot-merge O W P 256")).unwrap();
+        host.settle();
+        assert!(!host.status("m").contains("failed"), "{}", host.status("m"));
+        assert_eq!(host.get_disk("O").bytes(8192, 8), [b'o'; 4096]);
+        assert_eq!(host.get_disk("O").bytes(0, 1), [b'a'; 512]);
+    }
+}

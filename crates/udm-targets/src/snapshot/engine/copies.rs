@@ -5,7 +5,7 @@ use super::super::jobs::{Dest, Job};
 use super::{Engine, Errand};
 use smallvec::SmallVec;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Bio, BioFlags, Op};
+use udm_core::{Bio, BioFlags, Op, Sectors};
 
 impl Engine {
     pub(super) fn was_read(&mut self, job: usize, mut bio: Box<Bio>) {
@@ -21,6 +21,7 @@ impl Engine {
                 }
             }
         }
+        self.fill_block(&mut bio);
         for buf in bio.data.iter_mut().filter(|_| !bugs::on(Bug::OverlayLost)) {
             // One piece: the pool gave it whole.
             self.jobs.get(job).lay_over(from, buf);
@@ -42,6 +43,24 @@ impl Engine {
             self.write_piece(job, dest, from, other);
         }
         self.write_piece(job, last, from, bio);
+    }
+
+    /// Fills up the last piece of an origin that ends within a block of a store, with zeroes: stores
+    /// take whole blocks, and their chunks have room for them.
+    fn fill_block(&mut self, bio: &mut Bio) {
+        let block = self.parts.iter().map(|part| part.block).max().unwrap_or(1);
+        let len = bio.data.len();
+        if len.is_multiple_of(block) {
+            return;
+        }
+        let mut whole = self.bufs.get(len.next_multiple_of(block));
+        bio.data.copy_to(&mut whole[..len]);
+        whole[len..].fill(0);
+        self.jobs.bytes += whole.len() - len;
+        bio.sectors = Sectors::from_bytes(whole.len() as u64);
+        for buf in std::mem::replace(&mut bio.data, whole.into()) {
+            self.bufs.put(buf);
+        }
     }
 
     /// Sends the piece that begins at sector `from` of the origin to `dests[dest]` of `job`.

@@ -119,10 +119,12 @@ impl Engine {
         cx: &mut Cx<'_>,
     ) -> Result<Engine, OpenError> {
         let mut lanes = vec![origin.device.open(cx)?];
+        let mut all = vec![origin.device.limits()];
         let mut parts = Vec::with_capacity(snapshots.len());
         for snapshot in snapshots {
             lanes.push(whole::open(&snapshot.store, cx)?);
             let limits = snapshot.store.device.limits();
+            all.push(limits.clone());
             parts.push(Part {
                 snapshot: Arc::clone(snapshot),
                 bell: Heard::new(&snapshot.bell, cx),
@@ -149,7 +151,7 @@ impl Engine {
             runs: Runs::default(),
             again: Vec::new(),
             overlaid: Batch::new(),
-            piece_max: piece_max(&origin.device.limits()),
+            piece_max: piece_max(&all),
             progress: false,
             refused: false,
             look_at: Nanos::NEVER,

@@ -9,7 +9,7 @@
 //! the origin. So a crash leaves each chunk in the store or in the origin, or the same in both.
 
 use super::{Begin, Shared, Store, Through, Unit};
-use crate::snapshot::jobs::piece_max;
+use crate::snapshot::jobs::{block_sectors, piece_max};
 use std::sync::{Arc, PoisonError};
 use udm_core::bugs::{self, Bug};
 use udm_core::{
@@ -243,7 +243,9 @@ impl Merger {
     /// Reads the next piece of the unit; false when there is none, or enough is under way.
     fn read_piece(&mut self, lanes: Lanes, cx: &mut dyn TaskCx) -> bool {
         let seat = &self.shared.seat;
-        let (snapshot, most) = (&seat.snapshot, piece_max(&seat.line.origin.device.limits()));
+        let (snapshot, store) = (&seat.snapshot, seat.line.store.device.limits());
+        let block = block_sectors(&store);
+        let most = piece_max(&[seat.line.origin.device.limits(), store]);
         let Some(run) = self.unit.runs.get(self.run) else { return false };
         if self.in_flight == PIECES_MAX || self.bytes >= IN_FLIGHT_MAX {
             return false;
@@ -255,12 +257,14 @@ impl Merger {
             (self.run, self.at) = (self.run + 1, 0);
             return true;
         }
-        let sectors = Sectors(most.0.min(left));
+        let wanted = most.0.min(left);
+        // The store is read by whole blocks.
+        let sectors = Sectors(wanted.next_multiple_of(block));
         let from = Sector(snapshot.start_of(run.new) + self.at);
         let mut bio = Bio::read(from, sectors, Buf::zeroed(sectors.bytes() as usize).into());
         // Where it goes.
         bio.cookie = start + self.at;
-        self.at += sectors.0;
+        self.at += wanted;
         self.bytes += sectors.bytes();
         self.submit(lanes.store, bio, cx);
         true
@@ -281,6 +285,16 @@ impl Merger {
             (Step::Copy, Op::Read) if !self.failed => {
                 bio.op = Op::Write;
                 bio.sector = Sector(bio.cookie);
+                let left = self.shared.seat.snapshot.origin_size().saturating_sub(bio.sector.0);
+                if bio.sectors.0 > left {
+                    self.bytes -= Sectors(bio.sectors.0 - left).bytes();
+                    bio.sectors = Sectors(left);
+                    let mut whole = vec![0; bio.data.len()];
+                    bio.data.copy_to(&mut whole);
+                    let mut part = Buf::zeroed(bio.sectors.bytes() as usize);
+                    part.copy_from_slice(&whole[..bio.sectors.bytes() as usize]);
+                    bio.data = part.into();
+                }
                 self.submit(lanes.origin, bio, cx);
             }
             (Step::Copy, Op::Write) => self.bytes -= bio.sectors.bytes(),
