@@ -268,10 +268,12 @@ pub struct ServeArgs {
     /// serves it at once, and the snapshot is lost
     #[arg(long, value_name = "refuse|wait|give-up", default_value = "refuse", hide_possible_values = true)]
     pub lost_snapshots: LostSnapshotsArg,
-    /// Return when the devices are served, and serve in the background
+    /// Return when the devices are served, and serve in the background; the log goes on to standard
+    /// error if that is a file
     #[arg(long, conflicts_with = "run")]
     pub fork: bool,
-    /// Write the server's process ID to a file when the devices are served
+    /// Write the server's process ID to a file when the devices are served, and remove it at the
+    /// end
     #[arg(short = 'P', long, value_name = "FILE")]
     pub pidfile: Option<PathBuf>,
     /// How the server in the background tells the one who started it

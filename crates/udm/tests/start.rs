@@ -36,6 +36,28 @@ fn fork_returns_when_the_devices_are_served() {
     );
     assert!(Command::new("kill").arg(pid.trim()).status().unwrap().success());
     until("the end of the server", || (!at.join("nbd.sock").exists()).then_some(()));
+    until("the end of its process ID", || (!at.join("pid").exists()).then_some(()));
+}
+
+/// Whoever reads its errors through a pipe, as a shell's `$(...)` or ssh, comes to their end.
+#[test]
+fn fork_lets_go_of_a_pipe() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let mut command = serve(at, &["--device", "d=mem:1M", "--fork", "--pidfile", "pid"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut errors = child.stderr.take().unwrap();
+    let read = std::thread::spawn(move || {
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut errors, &mut said).map(|_| said)
+    });
+    assert!(child.wait().unwrap().success());
+    until("the end of its errors", || read.is_finished().then_some(()));
+    let said = read.join().unwrap().unwrap();
+    assert!(said.starts_with("udm: d "), "{said}");
+    let pid = fs::read_to_string(at.join("pid")).unwrap();
+    assert!(Command::new("kill").arg(pid.trim()).status().unwrap().success());
+    until("the end of the server", || (!at.join("pid").exists()).then_some(()));
 }
 
 #[test]

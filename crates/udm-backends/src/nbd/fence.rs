@@ -114,8 +114,8 @@ impl Fencing {
         self.lingering.load(SeqCst) > 0 || self.run().under_way
     }
 
-    /// A lane whose connection was ready at `ready`, with held writes, looks at `now` whether they can
-    /// be delivered any more, and has `command` run where nobody has.
+    /// A lane whose connection was ready at `ready`, with held writes, looks at `now` whether they
+    /// can be delivered any more, and has `command` run where nobody has.
     pub(super) fn look(server: &Arc<Server>, command: &Path, ready: Nanos, now: Nanos) -> Look {
         let this = &server.fencing;
         let mut run = this.run();

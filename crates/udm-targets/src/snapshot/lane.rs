@@ -309,7 +309,7 @@ impl SnapshotLane {
                     let bio = done.swap_remove(at);
                     let kept = bio.status.is_ok();
                     if !kept {
-                        self.engine.lose(0, "Error reading/writing");
+                        self.engine.fail(0, bio.status);
                     }
                     self.engine.copied(0, Copied { kept, ..copied });
                     if kept {

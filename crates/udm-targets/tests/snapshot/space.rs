@@ -181,6 +181,15 @@ fn e10_the_store_fails() {
     assert_eq!(host.read("sn", 0, 1), Err(Status::IoErr));
 }
 
+#[test]
+fn a_file_system_that_is_full_is_called_so() {
+    let (log, mut host) = (Log::new(), attached("P 8"));
+    host.get_disk("W").fail(Status::NoSpace);
+    assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
+    assert_eq!(host.status("sn"), "Invalid");
+    assert!(log.says("Error reading/writing: No space left on device"));
+}
+
 /// Its header says that it is good, and it is not: that is kept elsewhere.
 #[test]
 fn e11_a_store_that_could_not_be_marked_is_not_believed() {

@@ -16,6 +16,7 @@ mod writer;
 
 pub use lines::colour;
 use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fs::File;
 use std::sync::OnceLock;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
@@ -69,6 +70,13 @@ fn filter(level: &str) -> (EnvFilter, Option<String>) {
 pub fn say(text: String) {
     if let Some(writer) = WRITER.get() {
         writer.say(text);
+    }
+}
+
+/// Writes what is said and logged from now on to `file`, a second from now at the latest.
+pub fn write_to(file: File) {
+    if let Some(writer) = WRITER.get() {
+        writer.write_to(file, FLUSH_MAX);
     }
 }
 

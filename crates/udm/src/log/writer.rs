@@ -38,6 +38,8 @@ enum Item {
     Wake,
     /// Answer when all before it is written.
     Flush(SyncSender<()>),
+    /// What comes behind it is written there.
+    WriteTo(File),
 }
 
 /// The queue's near end, and what both ends know.
@@ -95,16 +97,30 @@ impl Writer {
     pub fn flush(&self, max: Duration) {
         let begin = Instant::now();
         let (done, is_done) = sync_channel(1);
-        let mut item = Item::Flush(done);
+        if self.put_within(Item::Flush(done), begin, max) {
+            let _ = is_done.recv_timeout(max.saturating_sub(begin.elapsed()));
+        }
+    }
+
+    /// Writes what comes from now on to `file`; waits for what came before, but not longer than
+    /// `max`.
+    pub fn write_to(&self, file: File, max: Duration) {
+        if self.put_within(Item::WriteTo(file), Instant::now(), max) {
+            self.flush(max);
+        }
+    }
+
+    /// Waits for a place in the queue, until `max` behind `begin`. False when there was none.
+    fn put_within(&self, mut item: Item, begin: Instant, max: Duration) -> bool {
         while let Err(refused) = self.queue.try_send(item) {
-            let TrySendError::Full(back) = refused else { return };
+            let TrySendError::Full(back) = refused else { return false };
             if begin.elapsed() >= max {
-                return;
+                return false;
             }
             item = back;
             std::thread::sleep(AGAIN);
         }
-        let _ = is_done.recv_timeout(max.saturating_sub(begin.elapsed()));
+        true
     }
 }
 
@@ -134,6 +150,7 @@ impl Thread {
                     // Whoever asked may have given up.
                     let _ = done.try_send(());
                 }
+                Ok(Item::WriteTo(file)) => self.out = file,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }

@@ -217,7 +217,7 @@ async fn serve_devices(
     let exporter = registry.exporter().expect("set before");
     exporter.serves(sockets.addresses(&server), server.counts());
     report::exports(&exporter.list());
-    ready::say(args)?;
+    let _pid = ready::say(args)?;
     systemd::ready(registry.all().len());
 
     let hangups = signals.hangups();

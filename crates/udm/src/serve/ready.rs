@@ -2,15 +2,19 @@
 //!
 //! The background is another process of the same program, started afresh and not forked: a fork of
 //! a process with threads is of no use. It inherits standard error, for its log, and says on its
-//! standard output that it serves; then it lets go of that and of the terminal.
+//! standard output that it serves; then it lets go of that and of the terminal. It lets go of
+//! standard error too, if that is a pipe or a socket: whoever reads it waits for its end. A file
+//! keeps the log.
 
 use crate::cli::ServeArgs;
+use crate::log;
 use anyhow::{Context, Result};
+use rustix::fs::FileType;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 /// What the server says.
@@ -44,18 +48,32 @@ pub fn in_background() -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
+/// The file with the server's process ID. Dropped it is gone, if the ID in it is still ours.
+pub(super) struct PidFile(PathBuf);
+
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        let own = format!("{}\n", std::process::id());
+        if fs::read_to_string(&self.0).is_ok_and(|text| text == own) {
+            let _ = fs::remove_file(&self.0);
+        }
+    }
+}
+
 /// Tells those who wait that the devices are served.
 ///
 /// # Errors
 /// When the file can't be written, or the background can't be had.
-pub(super) fn say(args: &ServeArgs) -> Result<()> {
-    if let Some(file) = &args.pidfile {
+pub(super) fn say(args: &ServeArgs) -> Result<Option<PidFile>> {
+    let write = |file: &PathBuf| {
         write_pid(file).with_context(|| format!("serve: --pidfile {}", file.display()))?;
-    }
+        Ok::<_, anyhow::Error>(PidFile(std::path::absolute(file).unwrap_or_else(|_| file.clone())))
+    };
+    let file = args.pidfile.as_ref().map(write).transpose()?;
     if args.ready_on_stdout {
         background().context("serve: --fork")?;
     }
-    Ok(())
+    Ok(file)
 }
 
 /// Whole or not at all: a script may look at any time.
@@ -76,5 +94,10 @@ fn background() -> std::io::Result<()> {
     // Whoever started us may have been ended meanwhile; we serve all the same.
     let _ = out.write_all(READY.as_bytes()).and_then(|()| out.flush());
     rustix::stdio::dup2_stdout(&nothing)?;
+    let kind = rustix::fs::stat("/proc/self/fd/2").map(|found| FileType::from_raw_mode(found.st_mode));
+    if matches!(kind, Ok(FileType::Fifo | FileType::Socket)) {
+        rustix::stdio::dup2_stderr(&nothing)?;
+        log::write_to(nothing);
+    }
     Ok(())
 }

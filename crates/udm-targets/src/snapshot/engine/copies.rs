@@ -17,7 +17,7 @@ impl Engine {
                         self.parts[dest.part].snapshot.publish(&dest.copied);
                         self.parts[dest.part].rings = true;
                     }
-                    false => self.lose(dest.part, "Error reading/writing"),
+                    false => self.fail(dest.part, bio.status),
                 }
             }
         }
@@ -45,8 +45,8 @@ impl Engine {
         self.write_piece(job, last, from, bio);
     }
 
-    /// Fills up the last piece of an origin that ends within a block of a store, with zeroes: stores
-    /// take whole blocks, and their chunks have room for them.
+    /// Fills up the last piece of an origin that ends within a block of a store, with zeroes:
+    /// stores take whole blocks, and their chunks have room for them.
     fn fill_block(&mut self, bio: &mut Bio) {
         let block = self.parts.iter().map(|part| part.block).max().unwrap_or(1);
         let len = bio.data.len();
@@ -75,7 +75,7 @@ impl Engine {
     pub(super) fn was_written(&mut self, job: usize, dest: usize, bio: &Bio) {
         if !bio.status.is_ok() {
             let part = self.jobs.get(job).dests[dest].part;
-            self.lose(part, "Error reading/writing");
+            self.fail(part, bio.status);
         }
         self.piece_is_over(job, bio.data.len());
     }

@@ -23,6 +23,18 @@ pub(super) struct Writing {
 }
 
 impl Engine {
+    /// A request of a copy or of a record has failed: the snapshot of `part` is lost.
+    pub(in crate::snapshot) fn fail(&mut self, part: usize, status: Status) {
+        // The kernel's text, and what a person can do something about.
+        self.lose(
+            part,
+            match status {
+                Status::NoSpace => "Error reading/writing: No space left on device",
+                _ => "Error reading/writing",
+            },
+        );
+    }
+
     /// A copy for `part` was lost.
     pub(in crate::snapshot) fn lose(&mut self, part: usize, why: &str) {
         self.progress = true;
@@ -87,7 +99,7 @@ impl Engine {
 
     pub(super) fn was_cleared(&mut self, index: usize, status: Status) {
         if !status.is_ok() {
-            self.lose(index, "Error reading/writing");
+            self.fail(index, status);
         }
         let Some(writing) = &mut self.parts[index].writing else { return };
         writing.clearing -= 1;
@@ -107,7 +119,7 @@ impl Engine {
 
     pub(super) fn was_flushed(&mut self, index: usize, status: Status) {
         if !status.is_ok() {
-            self.lose(index, "Error reading/writing");
+            self.fail(index, status);
         } else if std::mem::take(&mut self.parts[index].behind) {
             self.publish(index);
         }
@@ -136,7 +148,7 @@ impl Engine {
         let part = &mut self.parts[index];
         let Some(Writing { commit: Some(commit), is_synced, .. }) = part.writing.take() else { return };
         if !bio.status.is_ok() {
-            return self.lose(index, "Error reading/writing");
+            return self.fail(index, bio.status);
         }
         let Some(commits) = &part.snapshot.commits else { return };
         commits.written(&commit);

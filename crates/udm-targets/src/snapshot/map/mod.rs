@@ -1,7 +1,7 @@
 //! Which chunks of the origin are kept in the store, and where: the exceptions of one snapshot.
 //!
-//! One word a chunk, in leaves that are made when the first of their chunks is touched and grow with
-//! their exceptions ([`leaf`]). All cores read and change it without a lock:
+//! One word a chunk, in leaves that are made when the first of their chunks is touched and grow
+//! with their exceptions ([`leaf`]). All cores read and change it without a lock:
 //!
 //! ```text
 //!            claim                publish              settle
@@ -206,7 +206,8 @@ impl ExceptionMap {
         branch.find((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize)
     }
 
-    /// The word of `chunk`, which is below the capacity. Allocates when the leaf has to grow for it.
+    /// The word of `chunk`, which is below the capacity. Allocates when the leaf has to grow for
+    /// it.
     fn make(&self, chunk: u64) -> Word<'_> {
         // Relaxed: a number for people, and a bound that may be missed by what is being allocated.
         let allocated = |bytes: usize| {
