@@ -3,6 +3,7 @@
 use crate::load::Load;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{CommandFactory, FromArgMatches, Parser};
+use udm_wire::uri::{self, DeviceUri, FileUri};
 
 /// The longest job file in bytes.
 pub const TEXT_MAX: usize = 256 << 10;
@@ -50,6 +51,8 @@ pub struct JobFile {
     pub jobs: Vec<Job>,
     /// The devices that the file names; `None` is the one of the command line.
     pub devices: Vec<Option<String>>,
+    /// A job that names no device wants one past the page cache, or through it.
+    pub direct: Option<bool>,
     /// Options that mean something to fio and nothing here, once each.
     pub ignored: Vec<String>,
 }
@@ -58,8 +61,6 @@ pub struct JobFile {
 /// not [`Load`]'s change what a load does, and are refused, as fio refuses what it does not know.
 const IGNORED: &[&str] = &[
     "ioengine",
-    "direct",
-    "buffered",
     "thread",
     "invalidate",
     "refill_buffers",
@@ -109,7 +110,7 @@ pub(crate) fn load_of(text: &str) -> Load {
 pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<JobFile> {
     ensure!(text.len() <= TEXT_MAX, "more than {TEXT_MAX} bytes");
     let mut threads = 0;
-    let mut file = JobFile { jobs: Vec::new(), devices: Vec::new(), ignored: Vec::new() };
+    let mut file = JobFile { jobs: Vec::new(), devices: Vec::new(), direct: None, ignored: Vec::new() };
     let mut global: Vec<(String, Option<String>)> = Vec::new();
     let (mut stage, mut group) = (0, 0);
     for section in sections(text, variable)? {
@@ -132,6 +133,7 @@ pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Resul
         line.extend(words.load);
         let load = load(line).with_context(|| format!("job {name}"))?;
         threads += usize::from(load.numjobs);
+        file.direct = file.direct.or(words.direct.filter(|_| words.device.is_none()));
         ensure!(threads <= JOBS_MAX, "more than {JOBS_MAX} jobs");
         let at = file.devices.iter().position(|device| *device == words.device);
         let device = at.unwrap_or_else(|| {
@@ -150,6 +152,8 @@ struct Options {
     /// As words of a command line.
     load: Vec<String>,
     device: Option<String>,
+    /// Past the page cache, or through it, where that is said.
+    direct: Option<bool>,
     stonewall: bool,
     new_group: bool,
 }
@@ -170,6 +174,8 @@ impl Options {
                     let value = value.as_deref().with_context(|| format!("{key}: a device is wanted"))?;
                     out.device = Some(value.replace("\\:", ":"));
                 }
+                "direct" => out.direct = Some(on(value)),
+                "buffered" => out.direct = Some(!on(value)),
                 key if IGNORED.contains(&key) => {
                     if !ignored.iter().any(|k| k == key) {
                         ignored.push(key.to_owned());
@@ -180,6 +186,11 @@ impl Options {
                     None => format!("--{key}"),
                 }),
             }
+        }
+        if let (Some(device), Some(direct)) = (&mut out.device, out.direct)
+            && let Ok(DeviceUri::File(file)) = uri::parse(device)
+        {
+            *device = DeviceUri::File(FileUri { direct: Some(direct), ..file }).to_string();
         }
         Ok(out)
     }
@@ -289,7 +300,18 @@ mod tests {
         assert_eq!(depths, [(1, 1), (1, 1), (4, 3)]);
         assert!(file.jobs[0].load.norandommap && !file.jobs[2].load.norandommap);
         assert!(file.jobs.iter().all(|j| j.load.size == Some(crate::load::Part::Bytes(8192))));
-        assert_eq!((file.ignored, file.devices), (vec!["ioengine".into(), "direct".into()], vec![None]));
+        assert_eq!((file.ignored, file.devices), (vec!["ioengine".to_owned()], vec![None]));
+        assert_eq!(file.direct, Some(true));
+    }
+
+    #[test]
+    fn direct_is_past_the_page_cache() {
+        let devices = |text: &str| read(text).unwrap().devices;
+        let direct = |device: &str| Some(device.to_owned());
+        assert_eq!(devices("[a]\nfilename=/x/d\ndirect=1"), [direct("file:/x/d?direct=on")]);
+        assert_eq!(devices("[a]\nfilename=/x/d\nbuffered=0"), [direct("file:/x/d?direct=on")]);
+        assert_eq!(devices("[a]\nfilename=/x/d\ndirect=0"), [direct("file:/x/d?direct=off")]);
+        assert_eq!(devices("[global]\ndirect=1\n[a]\nfilename=null\\:size=1M"), [direct("null:size=1M")]);
     }
 
     #[test]

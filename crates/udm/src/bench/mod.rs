@@ -163,7 +163,7 @@ fn jobs(args: &BenchArgs) -> Result<(Vec<Job>, Vec<Option<String>>)> {
     let mut text = String::new();
     let mut file = file.take(TEXT_MAX as u64 + 1);
     file.read_to_string(&mut text).with_context(|| path.display().to_string())?;
-    let JobFile { jobs, devices, ignored } =
+    let JobFile { jobs, devices, direct, ignored } =
         read_jobs(&text, |name| std::env::var(name).ok()).with_context(|| path.display().to_string())?;
     if !ignored.is_empty() {
         log::say(format!(
@@ -174,6 +174,17 @@ fn jobs(args: &BenchArgs) -> Result<(Vec<Job>, Vec<Option<String>>)> {
     }
     if args.devices.is_empty() && devices.contains(&None) {
         bail!("{}: a job has no filename, and there is no --device", path.display());
+    }
+    if let (Some(word), Some(true)) = (args.devices.last(), direct)
+        && let Ok(DeviceUri::File(file)) = udm_wire::uri::parse(word)
+        && file.path.is_file()
+        && file.direct != Some(true)
+    {
+        bail!(
+            "{}: direct=1, and --device {word} goes through the page cache: name it as file:{}?direct=on",
+            path.display(),
+            file.path.display()
+        );
     }
     Ok((jobs, devices))
 }

@@ -6,8 +6,12 @@
 
 use anyhow::{Context, Result, bail};
 use listenfd::ListenFd;
+use rustix::net::SocketAddrUnix;
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 
 /// What the control socket is called.
 const CONTROL: &str = "control";
@@ -19,6 +23,16 @@ pub(super) struct Given {
     pub control: Option<UnixListener>,
     /// For NBD clients.
     pub nbd: Vec<OwnedFd>,
+}
+
+impl Given {
+    /// Where those for NBD clients are that are Unix sockets.
+    pub fn nbd_paths(&self) -> impl Iterator<Item = PathBuf> + '_ {
+        self.nbd.iter().filter_map(|fd| {
+            let address = SocketAddrUnix::try_from(rustix::net::getsockname(fd).ok()?).ok()?;
+            Some(PathBuf::from(OsStr::from_bytes(address.path()?.to_bytes())))
+        })
+    }
 }
 
 /// Takes what was given. Once.

@@ -48,8 +48,11 @@ impl Sockets {
             Some(path) => path,
             None => absolute(&socket_path(args.socket.clone())?)?,
         };
+        // The path of one that was given is taken, by that one.
+        let is_given = |path: &PathBuf| given.nbd_paths().any(|given| given == *path);
+        let own = unix.clone().filter(|path| !is_given(path));
         let tcp = args.port.map(|port| Listen::Tcp(SocketAddr::new(args.ipaddr, port)));
-        let listen = unix.clone().map(Listen::Unix).into_iter().chain(tcp).collect();
+        let listen = own.map(Listen::Unix).into_iter().chain(tcp).collect();
         Ok(Sockets { control, unix, listen, private })
     }
 
