@@ -226,9 +226,9 @@ fn tables_change_above_and_below_a_log() {
                 scope.spawn(move || {
                     let mut written = 0;
                     while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
-                        (0..8).for_each(|at| {
-                            client.ask(Nbd::Write, half << 20 | (written + at) % 15 << 16, 65536)
-                        });
+                        for at in 0..8 {
+                            client.ask(Nbd::Write, (half << 20) | (((written + at) % 15) << 16), 65536);
+                        }
                         (0..8).for_each(|_| assert_eq!(client.error(), 0));
                         written += 8;
                     }

@@ -124,7 +124,7 @@ impl Engine {
         for snapshot in snapshots {
             lanes.push(whole::open(&snapshot.store, cx)?);
             let limits = snapshot.store.device.limits();
-            all.push(limits.clone());
+            all.push(limits);
             parts.push(Part {
                 snapshot: Arc::clone(snapshot),
                 bell: Heard::new(&snapshot.bell, cx),

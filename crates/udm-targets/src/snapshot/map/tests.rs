@@ -68,7 +68,7 @@ fn scattered_exceptions_take_little_memory() {
     // In any number and order.
     for in_leaf in [1, 2, 3, 16, 17, 46, 47, 200, 511] {
         let map = ExceptionMap::new(1 << 20);
-        let chunk = |leaf: u64, at: u64| leaf << 9 | at * 7 % 512;
+        let chunk = |leaf: u64, at: u64| (leaf << 9) | (at * 7 % 512);
         for at in 0..in_leaf {
             for leaf in 0..64 {
                 assert!(map.claim(chunk(leaf, at)) && !map.claim(chunk(leaf, at)));
