@@ -4,6 +4,7 @@
 # demo, bench, install and the test that counts instructions use `release`.
 
 CARGO ?= cargo
+STRIP ?= strip
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 DESTDIR ?=
@@ -30,7 +31,7 @@ help:
 	@echo 'make lab      the experiments that udm comes from, beside what they are compared with, as $(LAB)'
 	@echo 'make install  program, man pages, completions, lib/udm/dmsetup and libudm under PREFIX ($(PREFIX))'
 	@echo 'make fio-engine  an engine for the fio that is installed, as $(TARGET_DIR)/fio/udm.so'
-	@echo 'make deb      a package for Debian, with units for systemd, in $(TARGET_DIR)/debian'
+	@echo 'make deb      packages for Debian, with units for systemd, in $(TARGET_DIR)/debian'
 
 build:
 	$(CARGO) build --release --locked -p udm
@@ -84,6 +85,7 @@ lint:
 
 install: build library install-library
 	install -D -m 755 $(UDM) $(DESTDIR)$(PREFIX)/bin/udm
+	$(STRIP) $(DESTDIR)$(PREFIX)/bin/udm
 	install -d $(DESTDIR)$(PREFIX)/lib/udm
 	ln -sf ../../bin/udm $(DESTDIR)$(PREFIX)/lib/udm/dmsetup
 	$(UDM) generate man $(TARGET_DIR)/man
@@ -101,6 +103,7 @@ install-library:
 	crates/udm-capi/link $(ARCHIVE) $(DESTDIR)$(LIBDIR)/libudm.so.0
 	ln -sf libudm.so.0 $(DESTDIR)$(LIBDIR)/libudm.so
 	install -m 644 $(ARCHIVE) $(DESTDIR)$(LIBDIR)/libudm.a
+	$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/libudm.so.0 $(DESTDIR)$(LIBDIR)/libudm.a
 	install -D -m 644 crates/udm-capi/include/udm.h $(DESTDIR)$(PREFIX)/include/udm.h
 	sed -e 's,@PREFIX@,$(PREFIX),' -e 's,@LIBDIR@,$(LIBDIR),' -e 's,@VERSION@,$(VERSION),' packaging/udm.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/udm.pc
 
@@ -111,7 +114,7 @@ fio-engine: library
 deb: STAGE := $(abspath $(TARGET_DIR))/debian/stage
 deb:
 	rm -rf $(TARGET_DIR)/debian
-	$(MAKE) install PREFIX=/usr DESTDIR=$(STAGE)
+	$(MAKE) install PREFIX=/usr LIBDIR=/usr/lib/$$(dpkg-architecture -qDEB_HOST_MULTIARCH) DESTDIR=$(STAGE)
 	packaging/debian/build $(UDM) $(STAGE) $(abspath $(TARGET_DIR))/debian
 
 clean:

@@ -227,12 +227,6 @@ fn the_units_are_good() {
     let out = Command::new("systemd-analyze").arg("verify").args(&names).output().unwrap();
     let said = text(&out.stdout) + &text(&out.stderr);
     // What it says of other units is of this machine.
-    let version = text(&Command::new("systemd-analyze").arg("--version").output().unwrap().stdout);
-    let version: u32 = version.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
-    let is_old = |line: &str| version < 253 && line.ends_with("ignoring: notify-reload");
-    if said.lines().any(is_old) {
-        skipped("systemd before 253 does not know Type=notify-reload");
-    }
-    let ours = |line: &&str| line.contains("udm") && !is_old(line);
+    let ours = |line: &&str| line.contains("udm");
     assert_eq!(said.lines().filter(ours).collect::<Vec<_>>(), Vec::<&str>::new());
 }
