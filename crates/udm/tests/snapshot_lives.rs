@@ -558,3 +558,18 @@ fn a_merge_that_failed_and_went_on_has_its_end() {
     is_instant(&server, "disk", &[]);
     server.says(&["snapshot", "create", "tuesday", "--of", "disk"]);
 }
+
+/// An origin that is no file can't tell whether it was written; the log says so.
+#[test]
+fn what_can_not_be_told_is_said() {
+    let world = World::with_store("s.cow");
+    let devices = ["lv=0 8192 linear {disk.img} 0", "org=0 8192 snapshot-origin @lv"];
+    let server = world.serve(&devices);
+    let table = world.table("0 8192 snapshot @lv {s.cow} P 8");
+    server.says(&["create", "s", "--table", &table]);
+    server.says(&["remove", "s"]);
+    server.says(&["create", "s", "--table", &table]);
+    logs(&server, &["s: no longer attached", "whether that was written can't be told"]);
+    write(&server, "org", 0);
+    is_instant(&server, "s", &[]);
+}

@@ -12,7 +12,7 @@
 //! | attached, server runs | the server copies what is written | is refused in any other server |
 //! | attached, server is gone | it was killed: its last writes are in order, nothing else is known | waits for the snapshot |
 //! | detached | the origin's size and time of change when the server ended | waits for the snapshot |
-//! | released | the same, when a user took it away from an origin in use | goes on; the snapshot is checked when it comes back |
+//! | released | the same, when a user took it away from an origin in use | goes on; the snapshot is checked when it comes back, and taken with a warning if its origin is no file |
 //! | lost | it is not its instant any more, and why | goes on; the snapshot is refused |
 //!
 //! Durable before it is told: a record is written aside, synced, moved to its place, and the folder
@@ -86,6 +86,11 @@ impl SnapshotRecord {
         matches!(self.state, RecordState::Attached { .. } | RecordState::Detached { .. })
     }
 
+    /// True when its origin was in use without it, and has no time of change to tell by.
+    pub(crate) fn is_uncertain(&self) -> bool {
+        matches!(self.state, RecordState::Released { .. }) && !self.origin.is_file()
+    }
+
     /// Why it can't be its instant any more, as far as its origin tells; `None` when nothing speaks
     /// against it.
     pub(crate) fn stale(&self) -> Option<String> {
@@ -97,7 +102,7 @@ impl SnapshotRecord {
             RecordState::Released { origin } => (*origin, true),
         };
         let Some(found) = self.origin.file() else {
-            return released.then(|| {
+            return (released && self.origin.is_file()).then(|| {
                 format!("it was taken away while its origin {origin} was in use, and whether that was written since can't be told")
             });
         };

@@ -107,10 +107,14 @@ impl StoreId {
         self.disk.zip(other.disk).map_or(self.name == other.name, |(one, other)| one.is(other))
     }
 
+    /// True for a file, whether it is there or not.
+    pub(super) fn is_file(&self) -> bool {
+        matches!(self.disk, Some(Disk::File { .. }))
+    }
+
     /// The file at its path; `None` for what is no file, or not there.
     pub(super) fn file(&self) -> Option<fs::Metadata> {
-        let is_file = matches!(self.disk, Some(Disk::File { .. }));
-        fs::metadata(&self.name).ok().filter(|found| is_file && found.is_file())
+        fs::metadata(&self.name).ok().filter(|found| self.is_file() && found.is_file())
     }
 }
 

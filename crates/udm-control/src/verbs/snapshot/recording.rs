@@ -85,6 +85,14 @@ impl Recording {
         for one in &self.coming {
             // It may have changed since the table was loaded.
             let known = folder.record_of(&one.store)?;
+            if known.as_ref().is_some_and(SnapshotRecord::is_uncertain) {
+                tracing::warn!(
+                    "{}: its origin {} was in use without it; whether that was written can't be told, and it is \
+                     taken as it is",
+                    one.name,
+                    one.origin.name()
+                );
+            }
             if let Some(why) = known.as_ref().and_then(SnapshotRecord::stale) {
                 let why = format!("{}: {why}", one.store.name());
                 return Ok(Some((0, TargetError::errno(EBUSY).because(why))));
