@@ -263,51 +263,78 @@ static enum fio_q_status queue(struct thread_data *td, struct io_u *io_u)
 	return FIO_Q_QUEUED;
 }
 
-/* Requests of a batch leave at one time, which is read once. */
-static void issued(struct thread_data *td, struct io_u **io_us, unsigned int count)
+/* Requests of a batch leave at one time, which is read once, before they do. */
+static void issued(struct thread_data *td, struct io_u **io_us, unsigned int count, const struct timespec *at)
 {
-	struct timespec now;
-
 	if (!fio_fill_issue_time(td))
 		return;
-	fio_gettime(&now, NULL);
 	for (unsigned int i = 0; i < count; i++) {
-		io_us[i]->issue_time = now;
+		io_us[i]->issue_time = *at;
 		io_u_queued(td, io_us[i]);
 	}
 	if (td->o.read_iolog_file)
-		td->last_issue = now;
+		td->last_issue = *at;
 }
 
-/* Sends what is queued, as one batch for each lane in a row. */
-static int send_queued(struct thread_data *td, struct job *job)
+/* Completions that fio has not seen go to the front. */
+static void move_to_front(struct job *job)
+{
+	job->end -= job->next;
+	memmove(job->done, &job->done[job->next], job->end * sizeof(*job->done));
+	job->given = job->next = 0;
+}
+
+/* Takes the first `count` requests out of the queue. */
+static void dequeue(struct job *job, unsigned int count)
+{
+	if (!count)
+		return;
+	job->queued -= count;
+	memmove(job->requests, &job->requests[count], job->queued * sizeof(*job->requests));
+	memmove(job->lanes, &job->lanes[count], job->queued * sizeof(*job->lanes));
+	memmove(job->io_us, &job->io_us[count], job->queued * sizeof(*job->io_us));
+}
+
+/* Sends what is queued, as one batch for each lane in a row. Requests stay queued while too many
+ * are in flight. One that is refused ends with the error: fio knows of all others as it should. */
+static void send_queued(struct thread_data *td, struct job *job)
 {
 	unsigned int sent = 0;
 
 	while (sent < job->queued) {
 		unsigned int end = sent + 1;
+		struct timespec now = { 0 };
 		int taken;
 
 		while (end < job->queued && job->lanes[end] == job->lanes[sent])
 			end++;
-		issued(td, &job->io_us[sent], end - sent);
+		if (fio_fill_issue_time(td))
+			fio_gettime(&now, NULL);
 		taken = udm_submit(job->core, job->lanes[sent], &job->requests[sent], end - sent);
+		if (taken == -EAGAIN)
+			break;
 		if (taken < 0) {
 			failed("submit", taken);
-			return taken;
+			move_to_front(job);
+			job->done[job->end].cookie = job->requests[sent].cookie;
+			job->done[job->end++].error = taken;
+			issued(td, &job->io_us[sent++], 1, &now);
+			continue;
 		}
+		issued(td, &job->io_us[sent], (unsigned int)taken, &now);
 		io_u_mark_submit(td, (unsigned int)taken);
 		sent += (unsigned int)taken;
 	}
-	job->queued = 0;
-	return 0;
+	dequeue(job, sent);
 }
 
 static int commit(struct thread_data *td)
 {
 	struct job *job = td->io_ops_data;
 
-	return job->next < job->end && !job->sleeps ? 0 : send_queued(td, job);
+	if (job->next == job->end || job->sleeps)
+		send_queued(td, job);
+	return 0;
 }
 
 static int getevents(struct thread_data *td, unsigned int min, unsigned int max, const struct timespec *t)
@@ -317,17 +344,28 @@ static int getevents(struct thread_data *td, unsigned int min, unsigned int max,
 
 	if (here < min || !here) {
 		int64_t timeout = t ? (int64_t)t->tv_sec * 1000000000 + t->tv_nsec : UDM_FOREVER;
-		int done = send_queued(td, job);
 
-		if (done < 0)
-			return done;
-		memmove(job->done, &job->done[job->next], here * sizeof(*job->done));
-		done = udm_wait(job->core, &job->done[here], min > here ? min - here : 0, td->o.iodepth - here, timeout);
-		if (done < 0)
-			return done;
-		here += (unsigned int)done;
-		job->next = 0;
-		job->end = here;
+		move_to_front(job);
+		do {
+			unsigned int wanted;
+			int done;
+
+			send_queued(td, job);
+			wanted = min > job->end ? min - job->end : 0;
+			/* What is still queued can't end: one place is waited for. */
+			if (job->queued && wanted)
+				wanted = 1;
+			done = udm_wait(job->core, &job->done[job->end], wanted, td->o.iodepth - job->end, timeout);
+			if (done < 0) {
+				failed("wait", done);
+				return done;
+			}
+			job->end += (unsigned int)done;
+			/* Nothing came in time. */
+			if (!done)
+				break;
+		} while (job->end < min && job->queued);
+		here = job->end;
 	}
 	job->given = job->next;
 	job->next += here < max ? here : max;

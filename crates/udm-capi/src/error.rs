@@ -48,10 +48,15 @@ pub(crate) fn guarded(work: impl FnOnce() -> Result<i32, Error>) -> i32 {
         Ok(Err(error)) => error,
         Err(panic) => Error::new(libc::EIO, format!("a bug in udm: {}", said(&*panic))),
     };
+    note(&error);
+    -error.errno
+}
+
+/// Keeps the text of an error for [`last`]; for a call that succeeds in part.
+pub(crate) fn note(error: &Error) {
     let text: Vec<u8> = error.text.bytes().filter(|&byte| byte != 0).collect();
     // A thread that is ending may have no place for it any more.
     let _ = LAST.try_with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
-    -error.errno
 }
 
 fn said(panic: &(dyn Any + Send)) -> String {

@@ -5,7 +5,7 @@
 //! kernel may have its memory still. Completions that nobody has taken yet wait in `home`.
 
 use crate::context::{Context, FORKS, new_handle};
-use crate::error::Error;
+use crate::error::{self, Error};
 use crate::raw;
 use crate::types::{UDM_IN_FLIGHT_MAX, udm_completion};
 use slab::Slab;
@@ -228,7 +228,7 @@ impl Seat {
     }
 
     /// Submits requests that `fill` makes, `count` of them, to a lane; how many were taken. The
-    /// first that is refused ends it.
+    /// first that is refused ends it; the thread's last error says why.
     pub(crate) fn submit(
         &mut self,
         lane: i32,
@@ -267,7 +267,14 @@ impl Seat {
             let local = self.local.as_mut().expect("a seat that is closed is in no list");
             local.turn(|cx| open.lane.submit(&mut self.batch, cx));
         }
-        refused.filter(|_| taken == 0).map_or(Ok(taken), Err)
+        match refused {
+            Some(error) if taken == 0 => Err(error),
+            Some(error) => {
+                error::note(&error);
+                Ok(taken)
+            }
+            None => Ok(taken),
+        }
     }
 
     /// Takes a turn, which is to be followed by another at `until`; whether something came home.

@@ -172,3 +172,13 @@ fn what_is_wrong_is_said() {
     let Some((report, said)) = fio(&["vol=0 8 error"], line) else { return };
     assert_eq!(report["jobs"][0]["error"], 5, "{said}");
 }
+
+/// More requests than a core has in flight wait in the engine and are sent later.
+#[test]
+fn a_depth_beyond_the_limit_is_sent_in_parts() {
+    let line = "--name=t --ioengine=libaio --filename=vol --rw=randread --bs=512 --size=64M --number_ios=131000 \
+                --iodepth=70000 --norandommap";
+    let table = "vol=0 131072 delay mem:64M 0 300";
+    let Some((report, said)) = fio(&[table], line) else { return };
+    assert_eq!(counts(&report, 0, &said), [131_000, 0, 0, 0]);
+}

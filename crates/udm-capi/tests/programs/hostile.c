@@ -193,7 +193,9 @@ int main(void)
 
 	/* A batch ends with the first that is none. */
 	struct udm_request batch[3] = { request(UDM_READ, 0, 8), request(99, 0, 8), request(UDM_READ, 0, 8) };
+	IS(udm_submit(core, lane, NULL, 1), -EFAULT);
 	IS(udm_submit(core, lane, batch, 3), 1);
+	IS(!strstr(udm_error(), "no operation 99"), 0);
 	IS(udm_lane_close(core, lane), -EBUSY);
 	IS(udm_core_close(core), -EBUSY);
 	IS(udm_wait(core, c, 4, 4, UDM_FOREVER), 1);
