@@ -8,6 +8,7 @@
 
 use crate::carry::{Carry, new_bio};
 use crate::clock::{Clock, nanos};
+use crate::end::End;
 use crate::load::Load;
 use crate::plan::Plan;
 use crate::region::Region;
@@ -15,7 +16,7 @@ use crate::source::{Next, Source};
 use crate::stats::{DIRECTIONS, Stats, direction};
 use crate::verify::{self, Stamp};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use udm_core::errno::EILSEQ;
+use udm_core::errno::{EILSEQ, ETIMEDOUT};
 use udm_core::{Batch, Bio, Cx, Lane, Nanos, Op, Sector, Sectors, Status};
 use udm_runtime::LocalCore;
 
@@ -58,6 +59,10 @@ pub fn run(core: &mut LocalCore, lane: Box<dyn Lane>, spec: &Spec<'_>) -> Outcom
             core.park();
         }
     }
+    if job.in_flight > 0 {
+        // The device may still use what it has been given.
+        Box::leak(job.lane);
+    }
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
     Outcome { stats: job.stats, failure: job.failure, thread }
 }
@@ -82,6 +87,8 @@ struct Job<'a> {
     source: Source,
     /// A fresh copy of the plan, where it will be replayed.
     replay: Option<Plan>,
+    /// Writes carry blocks that can be told apart.
+    stamps: bool,
     /// Bios without work, and those that go down or came up in this turn.
     idle: Batch,
     batch: Batch,
@@ -99,6 +106,10 @@ struct Job<'a> {
     carry: Option<Carry>,
     /// No new requests: the phase ends when those in flight are done.
     stopping: bool,
+    /// The end that the clock, a signal or an error has brought.
+    end: End,
+    /// Requests in flight are waited for no more.
+    gave_up: bool,
     /// Checks reads; with `written`, those of the job's own writes.
     checks: bool,
     tag: u64,
@@ -120,7 +131,8 @@ impl<'a> Job<'a> {
             spec,
             lane,
             phase: Phase::Start,
-            replay: (load.verify.is_some() && writes).then(|| plan.clone()),
+            replay: (load.verify.is_some() && load.do_verify && writes).then(|| plan.clone()),
+            stamps: load.verify.is_some() && writes,
             once: plan.is_once(),
             source: Source::new(load, plan, load.requests(spec.region), load.seed() ^ spec.job as u64),
             idle: bios,
@@ -134,6 +146,8 @@ impl<'a> Job<'a> {
             unit: load.unit(),
             carry: Carry::new(load),
             stopping: false,
+            end: End::default(),
+            gave_up: false,
             checks: load.verify.is_some() && !writes,
             tag: rand::random(),
             clock: Clock::new(),
@@ -156,7 +170,7 @@ impl<'a> Job<'a> {
         if cx.now() >= self.clock.next {
             self.by_the_clock(cx.now());
         }
-        if self.stopping && self.in_flight == 0 {
+        if self.stopping && (self.in_flight == 0 || self.gave_up) {
             self.end_phase(cx.now());
         }
         self.issue(cx);
@@ -254,7 +268,7 @@ impl<'a> Job<'a> {
             bio.started = started;
             if op == Op::Write {
                 self.unflushed += 1;
-                if self.replay.is_some() {
+                if self.stamps {
                     stamp(&mut bio, self.tag, self.unit);
                 }
             }
@@ -265,7 +279,7 @@ impl<'a> Job<'a> {
 
     /// Stamps what got its data just now.
     fn stamp(&mut self) {
-        if self.replay.is_some() {
+        if self.stamps {
             let writes = self.batch.iter_mut().filter(|bio| bio.op == Op::Write);
             writes.for_each(|bio| stamp(bio, self.tag, self.unit));
         }
@@ -304,6 +318,7 @@ impl<'a> Job<'a> {
             Phase::Load | Phase::ReadBack => {
                 if now >= self.clock.deadline {
                     self.stopping = true;
+                    self.end.begin(now);
                     self.clock.deadline = Nanos::NEVER;
                 }
             }
@@ -312,6 +327,15 @@ impl<'a> Job<'a> {
         if self.spec.stop.load(Relaxed) {
             // What was written so far is not read back: it could take as long again.
             (self.stopping, self.replay, self.clock.deadline) = (true, None, Nanos::NEVER);
+            self.end.begin(now);
+        }
+        if self.failure.is_some() {
+            self.end.begin(now);
+        }
+        if self.end.is_due(now, self.in_flight, &self.spec.load.name) {
+            let out = self.in_flight;
+            self.fail(ETIMEDOUT, || End::text(out));
+            (self.replay, self.gave_up) = (None, true);
         }
         self.clock.sample_if_due(now, &mut self.stats);
     }

@@ -1,9 +1,12 @@
 //! Several loads in one run, and fio's job files, which name them.
 
-use crate::load::Load;
+use crate::load::{Load, Part};
+use crate::options::{JobOptions, WAY_OUT};
 use anyhow::{Context, Result, bail, ensure};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
-use udm_wire::uri::{self, DeviceUri, FileUri};
+use std::path::PathBuf;
+use udm_wire::uri::DeviceUri;
 
 /// The longest job file in bytes.
 pub const TEXT_MAX: usize = 256 << 10;
@@ -34,55 +37,108 @@ pub struct Job {
     pub stage: usize,
     /// Jobs of one group are summed up together.
     pub group: usize,
+    /// The file whose page cache is dropped before the job begins.
+    pub invalidate: Option<PathBuf>,
 }
 
 impl Job {
     /// The only job of a run.
     #[must_use]
     pub fn alone(load: Load) -> Job {
-        Job { load, device: 0, stage: 0, group: 0 }
+        Job { load, device: 0, stage: 0, group: 0, invalidate: None }
     }
 }
 
-/// What a job file says.
-#[derive(Debug)]
+/// A device of jobs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobDevice {
+    /// Its name; `None` is the one of the command line.
+    pub filename: Option<String>,
+    /// Whether the page cache is bypassed; `None` where nothing is said.
+    pub direct: Option<bool>,
+    /// Bytes that its jobs need, at least.
+    pub bytes: u64,
+    /// A job reads it: it must have data.
+    pub is_read: bool,
+}
+
+/// Jobs, and the devices that they name.
+#[derive(Debug, Default)]
 pub struct JobFile {
     /// The jobs. Their devices are places in `devices`.
     pub jobs: Vec<Job>,
-    /// The devices that the file names; `None` is the one of the command line.
-    pub devices: Vec<Option<String>>,
-    /// A job that names no device wants one past the page cache, or through it.
-    pub direct: Option<bool>,
+    /// The devices.
+    pub devices: Vec<JobDevice>,
     /// Options that mean something to fio and nothing here, once each.
     pub ignored: Vec<String>,
+    /// The place of the last job.
+    stage: usize,
+    group: usize,
+    threads: usize,
 }
 
-/// Options about how fio reaches a file, or measures: there is one way here. All others that are
-/// not [`Load`]'s change what a load does, and are refused, as fio refuses what it does not know.
-const IGNORED: &[&str] = &[
-    "ioengine",
-    "thread",
-    "invalidate",
-    "refill_buffers",
-    "scramble_buffers",
-    "zero_buffers",
-    "create_on_open",
-    "create_serialize",
-    "fallocate",
-    "overwrite",
-    "gtod_reduce",
-    "gtod_cpu",
-    "clocksource",
-    "disk_util",
-    "description",
-    "unlink",
-    "hipri",
-    "registerfiles",
-    "fixedbufs",
-    "sqthread_poll",
-    "mem",
-    "iomem",
-];
+impl JobFile {
+    /// Adds a job behind all others.
+    ///
+    /// # Errors
+    /// When there are too many.
+    pub fn add(&mut self, mut options: JobOptions) -> Result<()> {
+        options.apply_engine();
+        let first = self.jobs.is_empty();
+        if options.stonewall && !first {
+            (self.stage, self.group) = (self.stage + 1, self.group + 1);
+        } else if options.new_group && !first {
+            self.group += 1;
+        }
+        self.threads += usize::from(options.load.numjobs);
+        ensure!(self.threads <= JOBS_MAX, "more than {JOBS_MAX} jobs");
+        for name in &options.ignored.0 {
+            if !self.ignored.contains(name) {
+                self.ignored.push(name.clone());
+            }
+        }
+        let direct = options.is_direct();
+        let (load, filename) = (options.load, options.filename);
+        let device = self.device(filename, direct, &load);
+        let file = self.devices[device].filename.as_deref().and_then(file_of);
+        let invalidates = options.invalidate && direct != Some(true);
+        let invalidate = file.filter(|_| invalidates);
+        self.jobs.push(Job { load, device, stage: self.stage, group: self.group, invalidate });
+        Ok(())
+    }
+
+    /// The place of a device that a job needs.
+    fn device(&mut self, filename: Option<String>, direct: Option<bool>, load: &Load) -> usize {
+        // fio has several files between colons, and writes one that has some with \:
+        let filename = filename.map(|name| name.replace("\\:", ":"));
+        let same = |device: &JobDevice| device.filename == filename && device.direct == direct;
+        let at = self.devices.iter().position(same).unwrap_or_else(|| {
+            self.devices.push(JobDevice { filename, direct, bytes: 0, is_read: false });
+            self.devices.len() - 1
+        });
+        let size = match load.size {
+            Some(Part::Bytes(size)) => size,
+            _ => 0,
+        };
+        let offset = match load.offset {
+            Some(Part::Bytes(offset)) if size > 0 => offset,
+            _ => 0,
+        };
+        let bytes = load.filesize.unwrap_or_else(|| size.saturating_add(offset));
+        let device = &mut self.devices[at];
+        device.bytes = device.bytes.max(bytes);
+        device.is_read |= load.does(udm_core::Op::Read);
+        at
+    }
+}
+
+/// The file that a device is, unless its page cache is bypassed.
+fn file_of(device: &str) -> Option<PathBuf> {
+    match udm_wire::uri::parse(device) {
+        Ok(DeviceUri::File(file)) if file.direct != Some(true) => Some(file.path),
+        _ => None,
+    }
+}
 
 /// A section of a file: its name, and its options in order.
 struct Section {
@@ -93,13 +149,13 @@ struct Section {
 #[derive(Parser)]
 struct Words {
     #[command(flatten)]
-    load: Load,
+    options: JobOptions,
 }
 
 /// The load of a line of options.
 #[cfg(test)]
 pub(crate) fn load_of(text: &str) -> Load {
-    Words::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap().load
+    Words::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap().options.load
 }
 
 /// Reads a job file: `[global]` and a section a job, `key=value` or `key` a line, `;` and `#` for
@@ -109,104 +165,48 @@ pub(crate) fn load_of(text: &str) -> Load {
 /// One line with the number of the line or the name of the job.
 pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<JobFile> {
     ensure!(text.len() <= TEXT_MAX, "more than {TEXT_MAX} bytes");
-    let mut threads = 0;
-    let mut file = JobFile { jobs: Vec::new(), devices: Vec::new(), direct: None, ignored: Vec::new() };
+    let mut file = JobFile::default();
     let mut global: Vec<(String, Option<String>)> = Vec::new();
-    let (mut stage, mut group) = (0, 0);
     for section in sections(text, variable)? {
         let name = plain(&section.name);
         let all = global.len() + section.options.len();
         ensure!(all <= OPTIONS_MAX, "section {name}: more than {OPTIONS_MAX} options");
         if section.name == "global" {
-            global.extend(section.options);
+            // fio gives no job a name by it.
+            global.extend(section.options.into_iter().filter(|(key, _)| key != "name"));
             continue;
         }
-        let options = global.iter().chain(&section.options);
-        let words = Options::of(options, &mut file.ignored).with_context(|| format!("job {name}"))?;
-        let first = file.jobs.is_empty();
-        if words.stonewall && !first {
-            (stage, group) = (stage + 1, group + 1);
-        } else if words.new_group && !first {
-            group += 1;
-        }
         let mut line = vec!["bench".to_owned(), format!("--name={}", section.name)];
-        line.extend(words.load);
-        let load = load(line).with_context(|| format!("job {name}"))?;
-        threads += usize::from(load.numjobs);
-        file.direct = file.direct.or(words.direct.filter(|_| words.device.is_none()));
-        ensure!(threads <= JOBS_MAX, "more than {JOBS_MAX} jobs");
-        let at = file.devices.iter().position(|device| *device == words.device);
-        let device = at.unwrap_or_else(|| {
-            file.devices.push(words.device);
-            file.devices.len() - 1
-        });
-        file.jobs.push(Job { load, device, stage, group });
+        line.extend(global.iter().chain(&section.options).map(word));
+        let options = parse(line).with_context(|| format!("job {name}"))?;
+        file.add(options)?;
     }
     ensure!(!file.jobs.is_empty(), "no jobs: a job begins with [NAME]");
     Ok(file)
 }
 
-/// The options of one job, by who they are for.
-#[derive(Default)]
-struct Options {
-    /// As words of a command line.
-    load: Vec<String>,
-    device: Option<String>,
-    /// Past the page cache, or through it, where that is said.
-    direct: Option<bool>,
-    stonewall: bool,
-    new_group: bool,
+/// An option as a word of a command line.
+fn word((key, value): &(String, Option<String>)) -> String {
+    let key = if key == "device" { "filename" } else { key };
+    value.as_ref().map_or_else(|| format!("--{key}"), |value| format!("--{key}={value}"))
 }
 
-impl Options {
-    fn of<'a>(
-        options: impl Iterator<Item = &'a (String, Option<String>)>,
-        ignored: &mut Vec<String>,
-    ) -> Result<Options> {
-        let mut out = Options::default();
-        let on = |value: &Option<String>| value.as_deref() != Some("0");
-        for (key, value) in options {
-            match key.as_str() {
-                "stonewall" | "wait_for_previous" => out.stonewall = on(value),
-                "new_group" => out.new_group = on(value),
-                // fio has several files between colons, and writes one that has some with \:
-                "filename" | "device" => {
-                    let value = value.as_deref().with_context(|| format!("{key}: a device is wanted"))?;
-                    out.device = Some(value.replace("\\:", ":"));
-                }
-                "direct" => out.direct = Some(on(value)),
-                "buffered" => out.direct = Some(!on(value)),
-                key if IGNORED.contains(&key) => {
-                    if !ignored.iter().any(|k| k == key) {
-                        ignored.push(key.to_owned());
-                    }
-                }
-                key => out.load.push(match value {
-                    Some(value) => format!("--{key}={value}"),
-                    None => format!("--{key}"),
-                }),
-            }
-        }
-        if let (Some(device), Some(direct)) = (&mut out.device, out.direct)
-            && let Ok(DeviceUri::File(file)) = uri::parse(device)
-        {
-            *device = DeviceUri::File(FileUri { direct: Some(direct), ..file }).to_string();
-        }
-        Ok(out)
-    }
-}
-
-/// A load from the words of a command line; of an option that is there twice the last counts.
-fn load(words: Vec<String>) -> Result<Load> {
+/// The options of the words of a command line; of an option that is there twice the last counts.
+fn parse(words: Vec<String>) -> Result<JobOptions> {
     let command = Words::command().args_override_self(true).disable_help_flag(true).no_binary_name(false);
     match command.try_get_matches_from(words).and_then(|m| Words::from_arg_matches(&m)) {
-        Ok(words) => Ok(words.load),
+        Ok(words) => Ok(words.options),
         Err(error) => {
             let text = error.to_string();
             let (line, rest) = text.split_once('\n').unwrap_or((&text, ""));
             let known = rest.lines().next().map(str::trim).filter(|line| line.starts_with("[possible"));
             let line = line.strip_prefix("error: ").unwrap_or(line);
-            bail!("{}", plain(&[line, known.unwrap_or_default()].join(" ")).trim_end())
+            let line = plain([line, known.unwrap_or_default()].join(" ").trim_end());
+            match error.kind() {
+                ErrorKind::UnknownArgument => bail!("{line}. {WAY_OUT}"),
+                _ if known.is_some() => bail!("{line}. {WAY_OUT}"),
+                _ => bail!("{line}"),
+            }
         }
     }
 }
@@ -291,27 +291,18 @@ mod tests {
         let file = read(
             "# a comment\n[global]\nrw=randread ; and another\nsize=${SIZE}k${NONE}\nioengine=libaio\n\
              direct=1\n[a]\ntime_based=0\nnorandommap\n[b]\nrw=write\nname=other\n[global]\niodepth=4\n\
-             ioengine=sync\n[ c ]\nnumjobs=3",
+             ioengine=sync\nname=nobody\n[ c ]\nnumjobs=3",
         )
         .unwrap();
         let names: Vec<_> = file.jobs.iter().map(|j| (j.load.name.as_str(), j.load.rw.name())).collect();
         assert_eq!(names, [("a", "randread"), ("other", "write"), ("c", "randread")]);
         let depths: Vec<_> = file.jobs.iter().map(|j| (j.load.iodepth, j.load.numjobs)).collect();
-        assert_eq!(depths, [(1, 1), (1, 1), (4, 3)]);
+        assert_eq!(depths, [(1, 1), (1, 1), (1, 3)]);
         assert!(file.jobs[0].load.norandommap && !file.jobs[2].load.norandommap);
         assert!(file.jobs.iter().all(|j| j.load.size == Some(crate::load::Part::Bytes(8192))));
-        assert_eq!((file.ignored, file.devices), (vec!["ioengine".to_owned()], vec![None]));
-        assert_eq!(file.direct, Some(true));
-    }
-
-    #[test]
-    fn direct_is_past_the_page_cache() {
-        let devices = |text: &str| read(text).unwrap().devices;
-        let direct = |device: &str| Some(device.to_owned());
-        assert_eq!(devices("[a]\nfilename=/x/d\ndirect=1"), [direct("file:/x/d?direct=on")]);
-        assert_eq!(devices("[a]\nfilename=/x/d\nbuffered=0"), [direct("file:/x/d?direct=on")]);
-        assert_eq!(devices("[a]\nfilename=/x/d\ndirect=0"), [direct("file:/x/d?direct=off")]);
-        assert_eq!(devices("[global]\ndirect=1\n[a]\nfilename=null\\:size=1M"), [direct("null:size=1M")]);
+        assert_eq!(file.ignored, ["ioengine".to_owned(), "iodepth (1 with ioengine=sync)".into()]);
+        let devices: Vec<_> = file.devices.iter().map(|d| (d.filename.as_deref(), d.direct, d.bytes)).collect();
+        assert_eq!(devices, [(None, Some(true), 8192)]);
     }
 
     #[test]
@@ -324,7 +315,8 @@ mod tests {
     #[test]
     fn jobs_share_the_devices_they_name() {
         let file = read("[a]\nfilename=null\\:size=1M\n[b]\n[c]\ndevice=null:size=1M\n[d]").unwrap();
-        assert_eq!(file.devices, [Some("null:size=1M".into()), None]);
+        let names: Vec<_> = file.devices.iter().map(|d| d.filename.as_deref()).collect();
+        assert_eq!(names, [Some("null:size=1M"), None]);
         assert_eq!(file.jobs.iter().map(|j| j.device).collect::<Vec<_>>(), [0, 1, 0, 1]);
     }
 
@@ -332,7 +324,13 @@ mod tests {
     fn what_is_wrong_is_named() {
         assert_eq!(refused("[global]\nbs=4k"), "no jobs: a job begins with [NAME]");
         assert_eq!(refused("bs=4k\n[a]"), "line 1: bs outside of [] job section");
-        assert_eq!(refused("[a]\n\nfoo=1"), "job a: unexpected argument '--foo' found");
+        assert_eq!(
+            refused("[a]\n\nfoo=1"),
+            format!("job a: unexpected argument '--foo' found. {WAY_OUT}")
+        );
+        assert!(refused("[a]\nverify=md5").ends_with(&format!("[possible values: crc32c]. {WAY_OUT}")));
+        assert!(refused("[a]\nioengine=null").contains("filename=null:size=SIZE"));
+        assert!(refused("[a]\nioengine=net").ends_with(WAY_OUT));
         assert!(refused("[a]\nbs=x").starts_with("job a: invalid value 'x' for '--bs <SIZE>'"));
         assert!(refused("[a]\nbs").contains("a value is required"));
         for bad in [
@@ -368,6 +366,6 @@ mod tests {
         assert_eq!(refused("[a]\r\nname=\tb\tc\r\nfilename=\u{7}"), "line 3: a control character");
         assert_eq!(refused("[a]\nname=${BELL}"), "line 2: a control character in a variable");
         assert_eq!(refused("[a]\n-x=1"), "line 2: \"-x\" is no option");
-        assert_eq!(refused("[a]\nfilename"), "job a: filename: a device is wanted");
+        assert!(refused("[a]\nfilename").starts_with("job a: a value is required for '--filename"));
     }
 }

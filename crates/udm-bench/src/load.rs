@@ -1,6 +1,7 @@
 //! A load: fio's options by fio's names, as far as they mean something here. They are clap's, so
 //! that a command line takes them in as they are.
 
+use crate::distribution::Distribution;
 use crate::percentiles::Percentiles;
 use crate::sizes::{One, Parts, Range, Rate, Sizes, Split};
 use anyhow::{Result, ensure};
@@ -73,10 +74,13 @@ pub struct Load {
     /// Where on the device to begin, in bytes or percent of it
     #[arg(long, value_name = "SIZE|N%", value_parser = part)]
     pub offset: Option<Part>,
-    /// How much each job moves, times --loops; over the same blocks again, if that is more than
-    /// --size [default: --size]
+    /// The length of the file: of a longer one the rest is not used
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
-    pub io_size: Option<u64>,
+    pub filesize: Option<u64>,
+    /// How much each job moves, times --loops, in bytes or percent of --size; over the same blocks
+    /// again, if that is more than --size [default: --size]
+    #[arg(long, value_name = "SIZE|N%", value_parser = part)]
+    pub io_size: Option<Part>,
     /// Go over all of it so many times
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub loops: u32,
@@ -101,7 +105,7 @@ pub struct Load {
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
     pub rate_ignore_thinktime: Switch,
     /// Stop after this time, in seconds (or 500ms, 2m)
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, alias = "timeout", value_name = "TIME", value_parser = time)]
     pub runtime: Option<Duration>,
     /// Run for the whole --runtime, over the same blocks again if need be, whatever --io_size,
     /// --number_ios and --loops say
@@ -113,6 +117,11 @@ pub struct Load {
     /// Draw random blocks without seeing to it that each comes once before any comes again
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
     pub norandommap: Switch,
+    /// Where random blocks are: random, zipf:THETA, pareto:H, normal:DEVIATION, each with :CENTER
+    /// behind it, zoned:ACCESS/SIZE:..., in percent, or zoned_abs, with sizes. All but random imply
+    /// --norandommap
+    #[arg(long, value_name = "KIND:...", default_value = "random", value_parser = Distribution::from_str)]
+    pub random_distribution: Distribution,
     /// Draw the same blocks in every run
     #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = switch)]
     pub randrepeat: Switch,
@@ -129,6 +138,9 @@ pub struct Load {
     /// read). Each job has a part of the device then
     #[arg(long, value_enum)]
     pub verify: Option<Verify>,
+    /// With --verify: read back what was written
+    #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = switch)]
+    pub do_verify: Switch,
     /// Requests carry no memory. For devices that move none (null:), so that clearing it is not
     /// measured
     #[arg(long)]
@@ -415,7 +427,7 @@ fn part(text: &str) -> Result<Part, String> {
     }
 }
 
-fn switch(text: &str) -> Result<Switch, String> {
+pub(crate) fn switch(text: &str) -> Result<Switch, String> {
     match text {
         "1" => Ok(true),
         "0" => Ok(false),

@@ -6,8 +6,8 @@
 //! what it has of the device, times `loops`; so is `number_ios`. Random requests without a map have
 //! no passes: nothing but that ends them.
 
-use crate::load::Load;
-use crate::region::Region;
+use crate::load::{Load, Part};
+use crate::region::{Region, percent_of};
 
 impl Load {
     /// How many bytes a job moves at the most; the request that passes this is its last.
@@ -15,7 +15,12 @@ impl Load {
         if self.time_based {
             return u64::MAX;
         }
-        self.in_all_loops(self.io_size.filter(|size| *size > 0).unwrap_or(region.bytes))
+        let io_size = match self.io_size {
+            Some(Part::Percent(percent)) => percent_of(region.bytes, percent),
+            Some(Part::Bytes(size)) if size > 0 => size,
+            _ => region.bytes,
+        };
+        self.in_all_loops(io_size)
     }
 
     /// How many requests a job has at the most.
@@ -50,7 +55,12 @@ impl Passes {
     /// Of a job before its first.
     pub fn new(load: &Load) -> Passes {
         let endless = load.time_based || (load.rw.is_random() && !load.has_map());
-        let (loops, io_size) = (load.loops - 1, load.io_size.unwrap_or(0));
+        // A percentage is less than a pass.
+        let io_size = match load.io_size {
+            Some(Part::Bytes(size)) => size,
+            _ => 0,
+        };
+        let loops = load.loops - 1;
         Passes { loops, io_size, longest: load.longest(), endless }
     }
 
@@ -110,6 +120,13 @@ mod tests {
             ("--bs 12k --io_size 1000k --loops 2", 167, 167, 167),
             ("--bs 12k --loops 3", 255, 255, 256),
             ("--bs 64k --size 100k --loops 3", 5, 3, 5),
+            ("--bs 12k --io_size 33%", 29, 29, 29),
+            ("--bs 12k --io_size 50%", 43, 43, 43),
+            ("--bs 12k --io_size 50% --loops 2", 86, 86, 86),
+            ("--bs 12k --io_size 50% --size 50%", 21, 21, 21),
+            ("--bs 64k --io_size 33%", 6, 6, 6),
+            ("--bs 12k --offset 33%", 56, 56, 57),
+            ("--bs 12k --offset 33% --size 33%", 28, 28, 28),
         ] {
             for (rw, want) in [("read", order), ("randwrite", mapped), ("randread --norandommap", unmapped)] {
                 assert_eq!(requests(&format!("--rw {rw} {text}")), want, "{rw} {text}");

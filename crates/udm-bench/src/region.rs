@@ -1,8 +1,10 @@
 //! Which part of a device a job uses, and where its random requests begin.
 
+use crate::distribution::{Distribution, Places};
 use crate::load::{Load, Part};
 use crate::stats::DIRECTIONS;
 use anyhow::{Result, bail, ensure};
+use rand::rngs::SmallRng;
 use udm_core::{Limits, Op};
 
 /// Blocks in the maps of a load at the most: 512 MiB of bits.
@@ -40,14 +42,21 @@ impl Load {
             );
             ensure!(!op.is_write() || !limits.read_only, "the device is read-only");
         }
-        let all = limits.size.bytes();
+        let there = limits.size.bytes();
+        let all = self.filesize.unwrap_or(there);
+        ensure!(all <= there, "filesize={all}: the device has {there}");
+        // As fio: a percentage begins at the next block, bytes at the block that they are in.
         let begin = match self.offset {
             None => 0,
-            Some(Part::Percent(percent)) => percent_of(all, percent),
-            Some(Part::Bytes(bytes)) => bytes,
-        } / unit;
+            Some(Part::Percent(percent)) => percent_of(all, percent).div_ceil(unit),
+            Some(Part::Bytes(bytes)) => bytes / unit,
+        };
         ensure!(begin * unit < all, "offset={}: the device has {all}", begin * unit);
         let (blocks, size) = self.blocks(all, all - begin * unit)?;
+        if let Some(Part::Percent(percent)) = self.io_size {
+            let bytes = percent_of(size, percent);
+            ensure!(bytes >= unit, "io_size={percent}%: {bytes} bytes, less than a request");
+        }
         let jobs = u64::from(self.numjobs);
         let (share, bytes) =
             if self.verify.is_some() { (blocks / jobs, blocks / jobs * unit) } else { (blocks, size) };
@@ -115,13 +124,21 @@ impl Load {
     pub fn has_map(&self) -> bool {
         // An alignment of what the load has none of counts too, in fio.
         let aligned = (0..DIRECTIONS).all(|direction| self.align(direction) == self.sizes(direction).min);
-        self.rw.is_random() && !self.norandommap && aligned
+        self.rw.is_random() && !self.norandommap && aligned && self.random_distribution == Distribution::Random
     }
 
     /// Random requests of a direction begin at a multiple of this.
     pub fn align(&self, direction: usize) -> u64 {
         let said = self.blockalign.as_ref().and_then(|align| align.of[direction]);
         said.map_or_else(|| self.sizes(direction).min, |one| one.0)
+    }
+
+    /// Where random requests of each direction begin in a region of so many bytes.
+    pub fn random_places(&self, bytes: u64, rng: &mut SmallRng) -> [Places; DIRECTIONS] {
+        std::array::from_fn(|direction| {
+            let count = self.places(direction, bytes).max(1);
+            Places::new(&self.random_distribution, direction, count, self.align(direction), rng)
+        })
     }
 
     /// In how many places of a region of so many bytes a random request of a direction may begin.
@@ -131,6 +148,6 @@ impl Load {
     }
 }
 
-fn percent_of(all: u64, percent: u8) -> u64 {
+pub(crate) fn percent_of(all: u64, percent: u8) -> u64 {
     (u128::from(all) * u128::from(percent) / 100) as u64
 }

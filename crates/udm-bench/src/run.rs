@@ -8,6 +8,9 @@ use crate::progress::Progress;
 use crate::region::Region;
 use crate::report::Report;
 use anyhow::{Context, Result};
+use rustix::fs::Advice;
+use std::fs::File;
+use std::path::Path;
 use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::AcqRel};
 use std::sync::{Arc, OnceLock};
@@ -110,6 +113,9 @@ pub fn measure_jobs(
             if *stage > 0 {
                 stages[*stage - 1].over.wait(core);
             }
+            if let Some(file) = &jobs[at].invalidate {
+                drop_cache(file);
+            }
             let outcome = job::run(core, lane, &Spec { load, job: thread, region, progress, stop });
             stages[*stage].one_is_over(cluster);
             outcome
@@ -130,6 +136,14 @@ fn limits(device: &dyn Device) -> Limits {
             max_write_zeroes: longest(limits.max_write_zeroes),
             ..limits
         },
+    }
+}
+
+/// Drops what the page cache has of a file, so that reads come from the disk. A file that can't be
+/// opened was refused before, and one that stays is no error for fio either.
+fn drop_cache(file: &Path) {
+    if let Ok(file) = File::open(file) {
+        let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
     }
 }
 

@@ -43,6 +43,7 @@ pub enum Verb {
     /// Show in under a minute what udm does: no root, nothing to install
     Demo(DemoArgs),
     /// Measure a device with load, in fio's words
+    #[command(args_override_self = true)]
     Bench(Box<BenchArgs>),
     /// Run the experiments that udm comes from again, each beside what it is compared with
     Lab(LabArgs),

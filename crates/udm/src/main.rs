@@ -52,7 +52,10 @@ fn program() -> ExitCode {
         log::start("warn");
         return dmsetup::run(words);
     }
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| {
+        let bench = std::env::args_os().nth(1).is_some_and(|verb| verb == "bench");
+        if bench { bench::explained(error) } else { error }.exit()
+    });
     // Before there is any thread that has something to do.
     if let Verb::Serve(args) = &cli.verb
         && args.fork

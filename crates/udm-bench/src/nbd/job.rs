@@ -5,6 +5,7 @@
 
 use super::wire::{Asked, Wire};
 use crate::clock::{Clock, nanos};
+use crate::end::End;
 use crate::job::{Failure, Outcome, Spec};
 use crate::plan::Plan;
 use crate::source::{Next, Source};
@@ -37,6 +38,7 @@ struct Job<'a> {
     /// Until when the next request has to wait.
     due: Nanos,
     stopping: bool,
+    end: End,
     stats: Stats,
     failure: Option<Failure>,
 }
@@ -57,6 +59,7 @@ pub fn run(wire: Wire, spec: &Spec<'_>) -> Outcome {
         free: (0..depth).rev().collect(),
         due: Nanos::NEVER,
         stopping: false,
+        end: End::default(),
         stats: Stats::new(),
         failure: None,
     };
@@ -87,6 +90,11 @@ impl Job<'_> {
         loop {
             if now >= self.clock.next {
                 self.by_the_clock(now);
+                let out = self.in_flight();
+                if self.end.is_due(now, out, &load.name) {
+                    self.fail(errno::ETIMEDOUT, || End::text(out));
+                    return Ok(());
+                }
             }
             if !self.stopping {
                 self.issue(now);
@@ -176,9 +184,13 @@ impl Job<'_> {
             self.clock.deadline = load.runtime().map_or(Nanos::NEVER, |t| now + nanos(t));
         } else if now >= self.clock.deadline {
             self.stopping = true;
+            self.end.begin(now);
             self.clock.deadline = Nanos::NEVER;
         }
-        self.stopping |= self.spec.stop.load(Relaxed);
+        if self.spec.stop.load(Relaxed) || self.failure.is_some() {
+            self.stopping = true;
+            self.end.begin(now);
+        }
         self.clock.sample_if_due(now, &mut self.stats);
     }
 

@@ -4,6 +4,7 @@
 mod map;
 mod varied;
 
+use crate::distribution::Places;
 use crate::load::Load;
 use crate::passes::Passes;
 use crate::region::Region;
@@ -54,9 +55,8 @@ enum Order {
     Sequential([u64; DIRECTIONS]),
     /// Each block once, in random order.
     Shuffled(Shuffle),
-    /// Any place at any time: how many there are for each direction, and sectors from one to the
-    /// next.
-    Random([(u64, u64); DIRECTIONS]),
+    /// Any place at any time, of each direction.
+    Random(Box<[Places; DIRECTIONS]>),
     /// Requests differ in length, in whatever order.
     Varied(Box<Varied>),
 }
@@ -67,13 +67,12 @@ impl Plan {
         let mut rng = SmallRng::seed_from_u64(load.seed() ^ (job as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let varied = load.fixed().is_none();
         let order = match (load.rw.is_random(), load.has_map()) {
-            _ if varied => Order::Varied(Box::new(Varied::new(load, region))),
+            _ if varied => Order::Varied(Box::new(Varied::new(load, region, &mut rng))),
             (false, _) => Order::Sequential([0; DIRECTIONS]),
             (true, true) => Order::Shuffled(Shuffle::new(region.blocks, &mut rng)),
-            (true, false) => Order::Random(std::array::from_fn(|direction| {
-                let places = load.places(direction, region.blocks * load.unit());
-                (places.max(1), load.align(direction) / SECTOR_SIZE)
-            })),
+            (true, false) => {
+                Order::Random(Box::new(load.random_places(region.blocks * load.unit(), &mut rng)))
+            }
         };
         let in_order_each = !load.rw.is_random() && load.rw.op().is_none();
         let length = match (varied, in_order_each) {
@@ -124,10 +123,7 @@ impl Plan {
                 (*next - 1) * self.block
             }
             Order::Shuffled(shuffle) => shuffle.next() * self.block,
-            Order::Random(places) => {
-                let (places, align) = places[direction(op)];
-                self.rng.random_range(0..places) * align
-            }
+            Order::Random(places) => places[direction(op)].next(&mut self.rng) / SECTOR_SIZE,
             Order::Varied(_) => return self.next_varied(op),
         };
         self.at += 1;

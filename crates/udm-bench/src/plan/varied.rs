@@ -7,6 +7,7 @@
 //! requests are shorter than they were drawn.
 
 use super::map::Map;
+use crate::distribution::Places;
 use crate::load::Load;
 use crate::region::Region;
 use crate::sizes::Sizes;
@@ -30,18 +31,17 @@ pub struct Varied {
 enum Order {
     /// And where the next one of each kind begins.
     Sequential([u64; DIRECTIONS]),
-    /// And for each kind in how many places they begin, and bytes from one to the next.
-    Random([(u64, u64); DIRECTIONS]),
+    /// And where those of each kind begin.
+    Random([Places; DIRECTIONS]),
     Mapped(Map),
 }
 
 impl Varied {
-    pub fn new(load: &Load, region: Region) -> Varied {
+    pub fn new(load: &Load, region: Region, rng: &mut SmallRng) -> Varied {
         let (unit, bytes) = (load.unit(), region.blocks * load.unit());
-        let places = |direction| (load.places(direction, bytes).max(1), load.align(direction));
         let order = match (load.rw.is_random(), load.has_map()) {
             (false, _) => Order::Sequential([0; DIRECTIONS]),
-            (true, false) => Order::Random(std::array::from_fn(places)),
+            (true, false) => Order::Random(load.random_places(bytes, rng)),
             (true, true) => Order::Mapped(Map::new(region.blocks)),
         };
         let sizes = std::array::from_fn(|direction| load.sizes(direction));
@@ -73,8 +73,7 @@ impl Varied {
                 (*at - len, len)
             }
             Order::Random(places) => {
-                let (places, align) = places[direction];
-                let at = rng.random_range(0..places) * align;
+                let at = places[direction].next(rng);
                 (at, sizes.draw(self.bytes - at, rng)?)
             }
             Order::Mapped(map) => {

@@ -1,11 +1,12 @@
 //! Makes the device that is measured, from the words of the command line.
 
+use super::file;
 use crate::cli::TableArg;
 use crate::verbs::read_table;
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::sync::Arc;
-use udm_bench::{Mapped, Table};
+use udm_bench::{JobDevice, Mapped, Table};
 use udm_core::Device;
 use udm_runtime::Cluster;
 use udm_wire::uri::{self, DeviceUri};
@@ -17,7 +18,7 @@ enum Named {
     Uri(DeviceUri),
 }
 
-/// A device for each of `files`: what it names, or the last device of `words` where it is `None`;
+/// A device for each of `wanted`: what it names, or the last device of `words` where it names none;
 /// and all that are mapped. Those before the last of `words` are there for tables.
 ///
 /// # Errors
@@ -25,18 +26,24 @@ enum Named {
 pub fn make(
     cluster: &Arc<Cluster>,
     words: &[String],
-    files: &[Option<String>],
+    wanted: &[JobDevice],
 ) -> Result<(Vec<Arc<dyn Device>>, Mapped)> {
     let mut tables = Vec::new();
     let mut last = None;
     for word in words {
         last = Some(taken(word, &mut tables)?);
     }
-    let one = |file: &Option<String>| match file {
-        Some(word) => taken(word, &mut tables),
-        None => last.clone().context("bench: no device"),
+    let one = |of: &JobDevice| {
+        let uri = match &of.filename {
+            Some(word) => taken(word, &mut tables)?,
+            None => last.clone().context("bench: no device")?,
+        };
+        if let DeviceUri::Mapped(_) = uri {
+            tables.iter().try_for_each(|table| file::check_table(&table.text, of.direct))?;
+        }
+        file::prepared(uri, of)
     };
-    let wanted = files.iter().map(one).collect::<Result<Vec<_>>>()?;
+    let wanted = wanted.iter().map(one).collect::<Result<Vec<_>>>().context("bench")?;
     let mapped = Mapped::new(cluster, &tables)?;
     let open = |uri: DeviceUri| match uri {
         DeviceUri::Mapped(name) => {
@@ -44,10 +51,21 @@ pub fn make(
             let at = at.with_context(|| format!("@{name}: no --device of that name"))?;
             Ok(Arc::clone(&mapped.devices[at]))
         }
-        uri => udm_backends::open(&uri).map_err(Into::into),
+        uri => udm_backends::open(&uri).map_err(|error| opened(&uri, error.into())),
     };
     let devices = wanted.into_iter().map(open).collect::<Result<Vec<_>>>()?;
     Ok((devices, mapped))
+}
+
+/// Why a device can't be opened. The kernel's word for a file system without `O_DIRECT` names no
+/// reason.
+fn opened(uri: &DeviceUri, error: anyhow::Error) -> anyhow::Error {
+    match uri {
+        DeviceUri::File(file) if file.direct == Some(true) && format!("{error:#}").contains("Invalid argument") => {
+            error.context("direct=1: the file system takes no O_DIRECT")
+        }
+        _ => error,
+    }
 }
 
 /// What a word names; one with a table joins `tables`.
@@ -113,7 +131,8 @@ mod tests {
     #[test]
     fn a_name_that_no_device_has() {
         let cluster = Cluster::new(1).unwrap();
-        let error = make(&cluster, &["@d".into()], &[None]).err().expect("refused");
+        let none = JobDevice { filename: None, direct: None, bytes: 0, is_read: true };
+        let error = make(&cluster, &["@d".into()], &[none]).err().expect("refused");
         assert_eq!(format!("{error:#}"), "@d: no --device of that name");
     }
 }

@@ -2,12 +2,16 @@
 //! signals and the terminal are here.
 
 mod device;
+mod file;
+mod line;
 pub mod progress;
 pub mod stop;
 
+pub use line::explained;
+
 use crate::log;
 use crate::output::{say, say_json};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum, value_parser};
 use std::fs;
 use std::io::Read;
@@ -16,7 +20,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use udm_bench::{
-    CompareOptions, Job, JobFile, Load, PATHS_MAX, PathWatch, Run, SnapshotOptions, TEXT_MAX, compare,
+    CompareOptions, JobFile, JobOptions, Load, PATHS_MAX, PathWatch, Run, SnapshotOptions, TEXT_MAX, compare,
     measure_jobs, read_jobs, snapshots,
 };
 use udm_wire::uri::{DeviceUri, NbdUri};
@@ -34,14 +38,14 @@ pub struct BenchArgs {
     /// A job file of fio's: sections of options with a load each, and the device of each as its
     /// filename, or --device for all. Options that only say how fio reaches a file are left out,
     /// and named
-    #[arg(value_name = "FILE", conflicts_with_all = ["Load", "nbd", "floor", "comparison"])]
+    #[arg(value_name = "FILE", conflicts_with_all = ["JobOptions", "Load", "nbd", "floor", "comparison"])]
     file: Option<PathBuf>,
     /// What to measure: a device with its table, or a URI or path. Of several the last is measured,
     /// and its table may name the others as @NAME
     #[arg(
         long = "device",
         value_name = "NAME=TABLE|NAME=DEVICE|DEVICE",
-        required_unless_present_any = ["file", "compare", "snapshots", "nbd", "floor"]
+        required_unless_present_any = ["file", "filename", "compare", "snapshots", "nbd", "floor"]
     )]
     devices: Vec<String>,
     /// Measure an export of an NBD server instead: nbd://HOST[:PORT]/EXPORT or
@@ -69,7 +73,7 @@ pub struct BenchArgs {
     #[arg(long, requires = "comparison")]
     quick: bool,
     #[command(flatten)]
-    load: Load,
+    options: JobOptions,
     /// How to print the report
     #[arg(long = "output-format", value_name = "FORMAT", value_enum, default_value_t = Format::Normal)]
     output_format: Format,
@@ -115,7 +119,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         return Ok(stop::status(stop));
     }
     let server = args.nbd.as_deref().map(nbd_uri).transpose()?;
-    let (jobs, files) = jobs(args)?;
+    let JobFile { jobs, devices, .. } = jobs(args)?;
     let loads: Vec<&Load> = jobs.iter().map(|job| &job.load).collect();
     let (mut mapped, mut watch) = (None, None);
     let report = progress::shown(&loads, |progress| {
@@ -124,7 +128,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
             Some(uri) => run.measure_nbd(uri).context("bench"),
             None if args.floor => run.measure_floor().context("bench"),
             None => measure_jobs(&jobs, progress, stop, |cluster| {
-                let (devices, all) = device::make(cluster, &args.devices, &files)?;
+                let (devices, all) = device::make(cluster, &args.devices, &devices)?;
                 let all = Arc::new(all);
                 if args.html.is_some() {
                     watch = Some(PathWatch::start(Arc::clone(&all)).context("bench")?);
@@ -137,7 +141,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     })?;
     let paths = watch.map(PathWatch::end).unwrap_or_default();
     drop(mapped);
-    let named = files.iter().flatten().next().or(args.devices.last());
+    let named = devices.iter().find_map(|device| device.filename.as_ref()).or(args.devices.last());
     let device = args.nbd.as_deref().or(named.map(String::as_str));
     match args.format() {
         Format::Normal => say(&report.text())?,
@@ -152,41 +156,37 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     }
 }
 
-/// The jobs of the file, or that of the command line, and the device of each: its name in the file,
-/// or that of the command line.
-fn jobs(args: &BenchArgs) -> Result<(Vec<Job>, Vec<Option<String>>)> {
-    let Some(path) = &args.file else {
-        return Ok((vec![Job::alone(args.load.clone())], vec![None]));
+/// The jobs of the file, or those of the command line.
+fn jobs(args: &BenchArgs) -> Result<JobFile> {
+    let (file, from) = match &args.file {
+        None => {
+            let words = std::env::args_os().skip_while(|word| word != "bench").skip(1);
+            (line::jobs(args, words)?, "bench".to_owned())
+        }
+        Some(path) => {
+            let from = path.display().to_string();
+            // A little more than is taken, so that what is longer is refused as such.
+            let file = fs::File::open(path).with_context(|| from.clone())?;
+            let mut text = String::new();
+            let mut file = file.take(TEXT_MAX as u64 + 1);
+            file.read_to_string(&mut text).with_context(|| from.clone())?;
+            let jobs = read_jobs(&text, |name| std::env::var(name).ok());
+            (jobs.with_context(|| from.clone())?, from)
+        }
     };
-    // A little more than is taken, so that what is longer is refused as such.
-    let file = fs::File::open(path).with_context(|| path.display().to_string())?;
-    let mut text = String::new();
-    let mut file = file.take(TEXT_MAX as u64 + 1);
-    file.read_to_string(&mut text).with_context(|| path.display().to_string())?;
-    let JobFile { jobs, devices, direct, ignored } =
-        read_jobs(&text, |name| std::env::var(name).ok()).with_context(|| path.display().to_string())?;
-    if !ignored.is_empty() {
-        log::say(format!(
-            "udm: {}: left out, as they mean nothing here: {}\n",
-            path.display(),
-            ignored.join(", ")
-        ));
+    if !file.ignored.is_empty() {
+        let ignored = file.ignored.join(", ");
+        log::say(format!("udm: {from}: left out, as they mean nothing here: {ignored}\n"));
     }
-    if args.devices.is_empty() && devices.contains(&None) {
-        bail!("{}: a job has no filename, and there is no --device", path.display());
+    if args.nbd.is_some() || args.floor {
+        let direct = file.devices.iter().any(|device| device.direct == Some(true));
+        ensure!(!direct, "direct=1: an NBD server has the file: open it there with ?direct=on");
+        ensure!(file.jobs.len() == 1, "bench: one job is measured over NBD; numjobs makes it several connections");
+        ensure!(file.devices[0].filename.is_none(), "bench: filename and --nbd exclude each other");
+    } else if args.devices.is_empty() && file.devices.iter().any(|device| device.filename.is_none()) {
+        bail!("{from}: a job has no filename, and there is no --device");
     }
-    if let (Some(word), Some(true)) = (args.devices.last(), direct)
-        && let Ok(DeviceUri::File(file)) = udm_wire::uri::parse(word)
-        && file.path.is_file()
-        && file.direct != Some(true)
-    {
-        bail!(
-            "{}: direct=1, and --device {word} goes through the page cache: name it as file:{}?direct=on",
-            path.display(),
-            file.path.display()
-        );
-    }
-    Ok((jobs, devices))
+    Ok(file)
 }
 
 fn nbd_uri(word: &str) -> Result<NbdUri> {

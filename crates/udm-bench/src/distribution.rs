@@ -1,0 +1,337 @@
+//! Where random requests begin: fio's `random_distribution`.
+//!
+//! All but `random` draw without a map. `zipf`, `pareto` and `normal` draw the rank of a place, and
+//! ranks lie scattered over the region, as in fio. `zoned` and `zoned_abs` draw a zone first.
+
+use crate::sizes::{One, Parts};
+use rand::rngs::SmallRng;
+use rand::{Rng, RngExt};
+use std::str::FromStr;
+
+/// Zones of one direction at the most, as in fio.
+const ZONES_MAX: usize = 256;
+
+/// Terms of a sum that are added one by one; the rest is an integral.
+const TERMS: u64 = 10_000;
+
+/// Uniform numbers whose mean is one of a normal distribution.
+const NORMAL_TERMS: u32 = 12;
+
+/// What the option says.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Distribution {
+    /// Each place as often as any other.
+    Random,
+    /// Rank i as often as i to the power of minus theta says.
+    Zipf { theta: f64, center: Option<f64> },
+    /// A part of 1 - h of the requests goes to a part of h of the places, and so on inside it.
+    Pareto { h: f64, center: Option<f64> },
+    /// The bell around the middle; `deviation` in percent of the region.
+    Normal { deviation: f64, center: Option<f64> },
+    /// Zones, of each direction.
+    Zoned(Parts<Zones>),
+    /// The same with sizes in bytes.
+    ZonedAbs(Parts<ZonesAbs>),
+}
+
+/// Zones: how many of a hundred requests each has, and how many percent of the region.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Zones(Vec<(u32, u64)>);
+
+/// The same with bytes; 0 is all that is left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ZonesAbs(Vec<(u32, u64)>);
+
+impl FromStr for Distribution {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Distribution, String> {
+        let (kind, rest) = text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest)));
+        match kind {
+            "random" if rest.is_none() => Ok(Distribution::Random),
+            "zipf" => {
+                let (theta, center) = numbers(rest, 1.1)?;
+                let fits = theta > 0.0 && theta != 1.0;
+                fits.then_some(Distribution::Zipf { theta, center }).ok_or("theta is above 0 and not 1".into())
+            }
+            "pareto" => {
+                let (h, center) = numbers(rest, 0.2)?;
+                let fits = h > 0.0 && h < 1.0;
+                fits.then_some(Distribution::Pareto { h, center }).ok_or("h is above 0 and below 1".into())
+            }
+            "normal" => {
+                let (deviation, center) = numbers(rest, 0.0)?;
+                let fits = (0.0..100.0).contains(&deviation);
+                let normal = Distribution::Normal { deviation, center };
+                fits.then_some(normal).ok_or("a deviation is at least 0 and below 100".into())
+            }
+            "zoned" => Ok(Distribution::Zoned(rest.unwrap_or_default().parse()?)),
+            "zoned_abs" => Ok(Distribution::ZonedAbs(rest.unwrap_or_default().parse()?)),
+            _ => Err("not one of random, zipf, pareto, normal, zoned, zoned_abs".into()),
+        }
+    }
+}
+
+/// A number and a center, either of which may be left out.
+fn numbers(text: Option<&str>, default: f64) -> Result<(f64, Option<f64>), String> {
+    let number = |text: &str| {
+        let number: f64 = text.parse().map_err(|_| format!("{text}: not a number"))?;
+        number.is_finite().then_some(number).ok_or(format!("{text}: not a number"))
+    };
+    let Some(text) = text else { return Ok((default, None)) };
+    let (value, center) = text.split_once(':').map_or((text, None), |(value, center)| (value, Some(center)));
+    let center = center.map(number).transpose()?;
+    if center.is_some_and(|center| !(0.0..=1.0).contains(&center)) {
+        return Err("a center is 0 to 1".into());
+    }
+    Ok((number(value)?, center))
+}
+
+impl FromStr for Zones {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Zones, String> {
+        let percent = |text: &str| match text.parse::<u64>() {
+            Ok(n @ 1..=100) => Ok(n),
+            _ => Err(format!("{text}: a percentage is 1 to 100")),
+        };
+        let zones = zones(text, percent)?;
+        let said: u64 = zones.iter().filter_map(|zone| zone.1).sum();
+        let unsaid = zones.iter().filter(|zone| zone.1.is_none()).count() as u64;
+        if said > 100 {
+            return Err(format!("zones of {said} percent in all"));
+        }
+        let share = (100 - said).checked_div(unsaid).unwrap_or(0);
+        Ok(Zones(zones.into_iter().map(|(access, size)| (access, size.unwrap_or(share))).collect()))
+    }
+}
+
+impl FromStr for ZonesAbs {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ZonesAbs, String> {
+        let zones = zones(text, |text| text.parse::<One>().map(|one| one.0))?;
+        Ok(ZonesAbs(zones.into_iter().map(|(access, size)| (access, size.unwrap_or(0))).collect()))
+    }
+}
+
+/// `ACCESS/SIZE:...`; the percentages of access are a hundred in all.
+fn zones(
+    text: &str,
+    size: impl Fn(&str) -> Result<u64, String>,
+) -> Result<Vec<(u32, Option<u64>)>, String> {
+    let mut zones = Vec::new();
+    for zone in text.split(':') {
+        let (access, long) = zone.split_once('/').unwrap_or((zone, ""));
+        let access: u32 = access.parse().map_err(|_| format!("{zone}: a zone is ACCESS/SIZE"))?;
+        let long = if long.is_empty() { None } else { Some(size(long)?) };
+        zones.push((access, long));
+    }
+    let all: u64 = zones.iter().map(|zone| u64::from(zone.0)).sum();
+    if all != 100 || zones.len() > ZONES_MAX {
+        return Err(format!("{} zones with {all} percent of the requests, not 100", zones.len()));
+    }
+    Ok(zones)
+}
+
+/// Draws places of one direction.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// How many there are, at least one, and bytes from one to the next.
+    count: u64,
+    align: u64,
+    draw: Draw,
+}
+
+#[derive(Debug, Clone)]
+enum Draw {
+    Uniform,
+    Zipf { theta: f64, zeta: f64, offset: u64 },
+    Pareto { power: f64, offset: u64 },
+    Normal { deviation: f64, offset: u64 },
+    /// Up to which of a hundred requests a zone is drawn, its first place, and how many it has.
+    Zoned(Vec<(u32, u64, u64)>),
+}
+
+impl Places {
+    /// Those of a distribution.
+    pub fn new(of: &Distribution, direction: usize, count: u64, align: u64, rng: &mut SmallRng) -> Places {
+        let mut offset = |center: &Option<f64>, drawn: bool| match center {
+            Some(center) => (count as f64 * center) as u64,
+            None if drawn => rng.next_u64() % count,
+            None => 0,
+        };
+        let draw = match of {
+            Distribution::Random => Draw::Uniform,
+            Distribution::Zipf { theta, center } => {
+                Draw::Zipf { theta: *theta, zeta: zeta(count, *theta), offset: offset(center, true) }
+            }
+            Distribution::Pareto { h, center } => {
+                Draw::Pareto { power: h.ln() / (1.0 - h).ln(), offset: offset(center, true) }
+            }
+            Distribution::Normal { deviation, center } => {
+                let deviation = (count as f64 * deviation / 100.0).ceil().min((count / 2) as f64);
+                Draw::Normal { deviation, offset: offset(center, false) }
+            }
+            Distribution::Zoned(parts) => parts.of[direction].as_ref().map_or(Draw::Uniform, |Zones(zones)| {
+                let places = |percent: u64| (u128::from(count) * u128::from(percent) / 100) as u64;
+                let percents = zones.iter().map(|(access, percent)| (*access, places(*percent)));
+                Draw::zoned(percents, count)
+            }),
+            Distribution::ZonedAbs(parts) => {
+                parts.of[direction].as_ref().map_or(Draw::Uniform, |ZonesAbs(zones)| {
+                    let places = |bytes: u64| if bytes == 0 { count } else { bytes / align };
+                    Draw::zoned(zones.iter().map(|(access, bytes)| (*access, places(*bytes))), count)
+                })
+            }
+        };
+        Places { count, align, draw }
+    }
+
+    /// The first byte of the next request.
+    #[inline]
+    pub fn next(&self, rng: &mut SmallRng) -> u64 {
+        let place = match self.draw {
+            Draw::Uniform => rng.random_range(0..self.count),
+            _ => self.next_of_some(rng),
+        };
+        place * self.align
+    }
+
+    #[inline(never)]
+    fn next_of_some(&self, rng: &mut SmallRng) -> u64 {
+        let n = self.count as f64;
+        let (rank, offset) = match &self.draw {
+            Draw::Zipf { theta, zeta, offset } => (zipf(self.count, *theta, *zeta, rng.random()), *offset),
+            Draw::Pareto { power, offset } => {
+                (((n - 1.0) * rng.random::<f64>().powf(*power)) as u64, *offset)
+            }
+            Draw::Normal { deviation, offset } => {
+                let mean = (0..NORMAL_TERMS).map(|_| rng.random::<f64>()).sum::<f64>() / 12.0;
+                let around = (rng.random::<f64>() - 0.5) * deviation;
+                ((mean * n + around).clamp(0.0, n - 1.0) as u64, *offset)
+            }
+            Draw::Zoned(zones) => {
+                let drawn = rng.random_range(0..100u32);
+                let zone = zones.iter().find(|zone| drawn < zone.0).or(zones.last());
+                return zone.map_or(0, |(_, first, places)| first + rng.random_range(0..*places));
+            }
+            Draw::Uniform => return 0,
+        };
+        // Weyl's increment: neighbouring ranks lie far apart.
+        (rank.wrapping_mul(0x9E37_79B9_7F4A_7C15) % self.count + offset) % self.count
+    }
+}
+
+impl Draw {
+    /// Zones of percentages and lengths, one behind the other, as far as there are places.
+    fn zoned(zones: impl Iterator<Item = (u32, u64)>, count: u64) -> Draw {
+        let (mut up_to, mut first) = (0, 0);
+        let place = |(access, places): (u32, u64)| {
+            up_to += access;
+            let begin = first.min(count - 1);
+            first = (begin + places).min(count);
+            (up_to, begin, (first - begin).max(1))
+        };
+        Draw::Zoned(zones.map(place).collect())
+    }
+}
+
+/// The sum of i to the power of minus theta, for i from 1 to `count`.
+fn zeta(count: u64, theta: f64) -> f64 {
+    let terms = count.min(TERMS);
+    let sum: f64 = (1..=terms).map(|i| (i as f64).powf(-theta)).sum();
+    let integral = |x: f64| x.powf(1.0 - theta) / (1.0 - theta);
+    sum + integral(count as f64 + 0.5) - integral(terms as f64 + 0.5)
+}
+
+/// A rank from 0, for a number from 0 to 1: the approximation of Gray and others ("Quickly generating
+/// billion-record synthetic databases", 1994), as fio has it.
+fn zipf(count: u64, theta: f64, zeta: f64, drawn: f64) -> u64 {
+    let second = 0.5f64.powf(theta);
+    let sum = drawn * zeta;
+    if sum < 1.0 || count < 3 {
+        return u64::from(sum >= 1.0) % count;
+    }
+    if sum < 1.0 + second {
+        return 1;
+    }
+    let n = count as f64;
+    let eta = (1.0 - (2.0 / n).powf(1.0 - theta)) / (1.0 - (1.0 + second) / zeta);
+    ((n * (eta * drawn - eta + 1.0).powf(1.0 / (1.0 - theta))) as u64).min(count - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::SeedableRng;
+
+    /// How often each of the most frequent places is drawn, of a million, and the first byte of all.
+    fn counts(text: &str, count: u64) -> Vec<u64> {
+        let mut rng = SmallRng::seed_from_u64(3);
+        let places = Places::new(&text.parse().unwrap(), 0, count, 512, &mut rng);
+        let mut counts = vec![0; count as usize];
+        for _ in 0..1_000_000 {
+            counts[(places.next(&mut rng) / 512) as usize] += 1;
+        }
+        counts
+    }
+
+    fn sorted(text: &str, count: u64) -> Vec<u64> {
+        let mut counts = counts(text, count);
+        counts.sort_by_key(|n| std::cmp::Reverse(*n));
+        counts
+    }
+
+    /// Ranks keep apart where the number of places is a power of two.
+    #[test]
+    fn zipf_ranks_fall_by_their_power() {
+        let all = sorted("zipf:0.8", 1024);
+        let whole = zeta(1024, 0.8);
+        let want = |ranks: u64| 1e6 * zeta(ranks, 0.8) / whole;
+        for ranks in [1, 2, 100, 500] {
+            let is = all[..ranks as usize].iter().sum::<u64>() as f64;
+            assert!((is / want(ranks) - 1.0).abs() < 0.05, "{ranks}: {is}, not {}", want(ranks));
+        }
+        assert!(sorted("zipf", 1024)[0] > 150_000 && sorted("random", 1024)[0] < 1300);
+        // The integral is what the sum would be.
+        let sum: f64 = (1..=1_000_000u32).map(|i| f64::from(i).powf(-1.2)).sum();
+        assert!((zeta(1_000_000, 1.2) - sum).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_fifth_of_the_places_has_four_fifths() {
+        let all = sorted("pareto:0.2", 1024);
+        let first: u64 = all[..205].iter().sum();
+        assert!(first.abs_diff(800_000) < 10_000, "{first}");
+        let all = sorted("normal", 1024);
+        // Within a deviation of a twelfth of the region on both sides of the mean.
+        let first: u64 = all[..171].iter().sum();
+        assert!(first.abs_diff(683_000) < 15_000, "{first}");
+    }
+
+    #[test]
+    fn zones_lie_one_behind_the_other() {
+        let all = counts("zoned:60/10:30/20:8/30:2/40", 1000);
+        let of = |from: usize, to: usize| all[from..to].iter().sum::<u64>();
+        for (is, want) in [(of(0, 100), 60), (of(100, 300), 30), (of(300, 600), 8), (of(600, 1000), 2)] {
+            assert!(is.abs_diff(want * 10_000) < 3000, "{is}, not {want} %");
+        }
+        let all = counts("zoned_abs:90/51200:10/", 1000);
+        assert!(all[..100].iter().sum::<u64>().abs_diff(900_000) < 3000 && all[999] > 0);
+        assert!(counts("zoned:100/50", 1).len() == 1 && counts("zipf:1.2", 2)[0] > 0);
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused() {
+        for bad in [
+            "", "flat", "random:1", "zipf:1", "zipf:-1", "zipf:x", "zipf:0.5:2", "pareto:0", "pareto:1", "normal:100",
+            "normal:nan", "zoned", "zoned:50/10", "zoned:60/60:40/60", "zoned:100/0", "zoned:100/1%", "zoned_abs:100/x",
+        ] {
+            assert!(bad.parse::<Distribution>().is_err(), "{bad}");
+        }
+        for good in ["zoned:100,50/5:50/95", "zipf:1.2:0.5", "normal:10:0.3", "pareto", "zoned_abs:95/50G:5/"] {
+            assert!(good.parse::<Distribution>().is_ok(), "{good}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The options of a job, of a job file or of the command line: its load, its file, and its place
+//! among other jobs.
+
+use crate::load::{Load, Switch};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
+
+/// How to run what `udm bench` does not have.
+pub const WAY_OUT: &str =
+    "udm bench has a part of fio's options (docs/bench.md); for the others run fio with udm's engine: make fio-engine";
+
+/// Engines that read and write the same blocks as udm does.
+const ENGINES: &[&str] =
+    &["sync", "psync", "vsync", "pvsync", "pvsync2", "libaio", "io_uring", "posixaio", "solarisaio", "windowsaio"];
+
+/// Those of them that have one request in flight.
+const SYNC_ENGINES: &[&str] = &["sync", "psync", "vsync", "pvsync", "pvsync2"];
+
+/// Options with a value about how fio reaches a file, or measures: there is one way here. All that
+/// change what a load does are [`JobOptions`] or refused.
+const IGNORED: &[&str] = &[
+    "buffer_compress_chunk",
+    "clocksource",
+    "description",
+    "eta",
+    "eta-interval",
+    "eta-newline",
+    "fallocate",
+    "gtod_cpu",
+    "iomem",
+    "mem",
+    "sqthread_poll_cpu",
+];
+
+/// The same, where the value may be left out.
+const IGNORED_SWITCHES: &[&str] = &[
+    "create_on_open",
+    "create_serialize",
+    "disable_bw_measurement",
+    "disable_clat",
+    "disable_lat",
+    "disable_slat",
+    "disk_util",
+    "fixedbufs",
+    "gtod_reduce",
+    "hipri",
+    "nonvectored",
+    "overwrite",
+    "refill_buffers",
+    "registerfiles",
+    "scramble_buffers",
+    "sqthread_poll",
+    "thread",
+    "unlink",
+    "verify_fatal",
+    "zero_buffers",
+];
+
+/// All of one job.
+#[derive(Debug, Clone, Args)]
+#[command(rename_all = "snake_case")]
+pub struct JobOptions {
+    /// What it does.
+    #[command(flatten)]
+    pub load: Load,
+    /// The file or device of the job, in place of --device. A regular file that is too short for
+    /// --size or --filesize is made as long, as fio does
+    #[arg(long, value_name = "FILE|DEVICE")]
+    pub filename: Option<String>,
+    /// Bypass the page cache of the file (O_DIRECT), as ?direct=on does
+    #[arg(long, value_name = "0|1", num_args = 0..=1, default_missing_value = "1", value_parser = crate::load::switch)]
+    pub direct: Option<Switch>,
+    /// The opposite of --direct
+    #[arg(long, value_name = "0|1", num_args = 0..=1, default_missing_value = "1", value_parser = crate::load::switch, overrides_with = "direct")]
+    pub buffered: Option<Switch>,
+    /// Drop the page cache of the file before the job begins, unless it is direct
+    #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = crate::load::switch)]
+    pub invalidate: Switch,
+    /// Begin when all jobs before it are over
+    #[arg(long, alias = "wait_for_previous", value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = crate::load::switch)]
+    pub stonewall: Switch,
+    /// Report this job and those behind it as a group of their own
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = crate::load::switch)]
+    pub new_group: Switch,
+    /// How fio reaches the file: there is one way here. A synchronous engine has one request in
+    /// flight
+    #[arg(long, hide = true, value_parser = engine)]
+    pub ioengine: Option<String>,
+    /// What means nothing here.
+    #[command(flatten)]
+    pub ignored: Ignored,
+}
+
+impl JobOptions {
+    /// Whether the job is to bypass the page cache; `None` where nothing is said.
+    #[must_use]
+    pub fn is_direct(&self) -> Option<bool> {
+        self.direct.or(self.buffered.map(|on| !on))
+    }
+
+    /// What the engine changes: one request in flight, where it is a synchronous one.
+    pub(crate) fn apply_engine(&mut self) {
+        let Some(engine) = &self.ioengine else { return };
+        self.ignored.0.push("ioengine".into());
+        if SYNC_ENGINES.contains(&engine.as_str()) && self.load.iodepth > 1 {
+            self.load.iodepth = 1;
+            self.ignored.0.push(format!("iodepth (1 with ioengine={engine})"));
+        }
+    }
+}
+
+/// Options of fio's that mean nothing here: those that were given.
+#[derive(Debug, Clone, Default)]
+pub struct Ignored(pub Vec<String>);
+
+impl FromArgMatches for Ignored {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Ignored, Error> {
+        let given = |name: &&&str| matches.value_source(name).is_some();
+        Ok(Ignored(IGNORED.iter().chain(IGNORED_SWITCHES).filter(given).map(ToString::to_string).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Ignored::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for Ignored {
+    fn augment_args(command: Command) -> Command {
+        let arg = |name: &'static str| Arg::new(name).long(name).hide(true).action(ArgAction::Append);
+        let command = command.args(IGNORED.iter().map(|name| arg(name).num_args(1)));
+        command.args(IGNORED_SWITCHES.iter().map(|name| arg(name).num_args(0..=1).require_equals(true)))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Ignored::augment_args(command)
+    }
+}
+
+fn engine(text: &str) -> Result<String, String> {
+    match ENGINES.contains(&text) {
+        true => Ok(text.to_owned()),
+        false if text == "null" => Err("measure a null device: filename=null:size=SIZE".into()),
+        false => Err(format!("not one that reads and writes a file's blocks. {WAY_OUT}")),
+    }
+}

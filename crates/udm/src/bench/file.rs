@@ -1,0 +1,97 @@
+//! The file that a job names: past the page cache or through it, and as long as the job needs.
+
+use crate::log;
+use anyhow::{Context, Result, bail, ensure};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use rustix::fs::{FallocateFlags, fallocate};
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
+use udm_bench::{JobDevice, units};
+use udm_wire::uri::{DeviceUri, FileUri};
+
+/// Bytes that are written at once.
+const PIECE: usize = 1 << 20;
+
+/// The device of a job as its options want it.
+///
+/// # Errors
+/// When `direct` can't be what it says, or the file can't be made as long as it must be.
+pub fn prepared(uri: DeviceUri, of: &JobDevice) -> Result<DeviceUri> {
+    let DeviceUri::File(mut file) = uri else {
+        if of.direct == Some(true)
+            && let DeviceUri::Nbd(_) = uri
+        {
+            bail!("direct=1: an NBD server has the file: open it there with ?direct=on");
+        }
+        return Ok(uri);
+    };
+    if let Some(direct) = of.direct {
+        let same = file.direct.is_none_or(|said| said == direct);
+        ensure!(same, "direct={}: the device says the opposite by ?direct=", u8::from(direct));
+        file.direct = Some(direct);
+    }
+    if of.filename.is_some() {
+        lay_out(&file, of).with_context(|| file.path.display().to_string())?;
+    }
+    Ok(DeviceUri::File(file))
+}
+
+/// Refuses `direct` for a table that reaches a file through the page cache.
+///
+/// # Errors
+/// One line that names the file.
+pub fn check_table(text: &str, direct: Option<bool>) -> Result<()> {
+    let cached = |word: &&str| {
+        let is_path = word.contains('/') || word.starts_with("file:");
+        is_path && matches!(udm_wire::uri::parse(word), Ok(DeviceUri::File(file)) if file.direct.is_none())
+    };
+    match text.split_whitespace().find(cached) {
+        Some(word) if direct.is_some() => {
+            bail!("direct: a table says it for each file: {word}?direct=on or ?direct=off")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes a regular file as long as its jobs need, as fio does: one that is read gets data.
+fn lay_out(uri: &FileUri, of: &JobDevice) -> Result<()> {
+    let there = match uri.path.metadata() {
+        Ok(data) if !data.is_file() => return Ok(()),
+        Ok(data) => Some(data.len()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error.into()),
+    };
+    if of.bytes == 0 {
+        ensure!(there.is_some(), "no such file; with size or filesize it is made");
+        return Ok(());
+    }
+    if there.is_some_and(|there| there >= of.bytes) || uri.readonly {
+        return Ok(());
+    }
+    log::say(format!("udm: {}: laid out ({}B)\n", uri.path.display(), units::binary(of.bytes as f64, 4)));
+    write_out(&uri.path, there.unwrap_or(0), of)
+}
+
+fn write_out(path: &Path, from: u64, of: &JobDevice) -> Result<()> {
+    let mut file: File = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+    if !of.is_read {
+        // A file system that can't allocate leaves a hole.
+        if fallocate(&file, FallocateFlags::empty(), from, of.bytes - from).is_err() {
+            file.set_len(of.bytes)?;
+        }
+        return Ok(());
+    }
+    let mut rng = SmallRng::seed_from_u64(from);
+    let mut piece = vec![0; PIECE];
+    file.seek(SeekFrom::Start(from))?;
+    let mut left = of.bytes - from;
+    while left > 0 {
+        rng.fill_bytes(&mut piece);
+        let now = left.min(PIECE as u64);
+        file.write_all(&piece[..now as usize])?;
+        left -= now;
+    }
+    Ok(file.sync_all()?)
+}
