@@ -52,7 +52,8 @@ impl FromStr for Distribution {
             "zipf" => {
                 let (theta, center) = numbers(rest, 1.1)?;
                 let fits = theta > 0.0 && theta != 1.0;
-                fits.then_some(Distribution::Zipf { theta, center }).ok_or("theta is above 0 and not 1".into())
+                fits.then_some(Distribution::Zipf { theta, center })
+                    .ok_or("theta is above 0 and not 1".into())
             }
             "pareto" => {
                 let (h, center) = numbers(rest, 0.2)?;
@@ -116,10 +117,7 @@ impl FromStr for ZonesAbs {
 }
 
 /// `ACCESS/SIZE:...`; the percentages of access are a hundred in all.
-fn zones(
-    text: &str,
-    size: impl Fn(&str) -> Result<u64, String>,
-) -> Result<Vec<(u32, Option<u64>)>, String> {
+fn zones(text: &str, size: impl Fn(&str) -> Result<u64, String>) -> Result<Vec<(u32, Option<u64>)>, String> {
     let mut zones = Vec::new();
     for zone in text.split(':') {
         let (access, long) = zone.split_once('/').unwrap_or((zone, ""));
@@ -146,9 +144,19 @@ pub struct Places {
 #[derive(Debug, Clone)]
 enum Draw {
     Uniform,
-    Zipf { theta: f64, zeta: f64, offset: u64 },
-    Pareto { power: f64, offset: u64 },
-    Normal { deviation: f64, offset: u64 },
+    Zipf {
+        theta: f64,
+        zeta: f64,
+        offset: u64,
+    },
+    Pareto {
+        power: f64,
+        offset: u64,
+    },
+    Normal {
+        deviation: f64,
+        offset: u64,
+    },
     /// Up to which of a hundred requests a zone is drawn, its first place, and how many it has.
     Zoned(Vec<(u32, u64, u64)>),
 }
@@ -173,11 +181,13 @@ impl Places {
                 let deviation = (count as f64 * deviation / 100.0).ceil().min((count / 2) as f64);
                 Draw::Normal { deviation, offset: offset(center, false) }
             }
-            Distribution::Zoned(parts) => parts.of[direction].as_ref().map_or(Draw::Uniform, |Zones(zones)| {
-                let places = |percent: u64| (u128::from(count) * u128::from(percent) / 100) as u64;
-                let percents = zones.iter().map(|(access, percent)| (*access, places(*percent)));
-                Draw::zoned(percents, count)
-            }),
+            Distribution::Zoned(parts) => {
+                parts.of[direction].as_ref().map_or(Draw::Uniform, |Zones(zones)| {
+                    let places = |percent: u64| (u128::from(count) * u128::from(percent) / 100) as u64;
+                    let percents = zones.iter().map(|(access, percent)| (*access, places(*percent)));
+                    Draw::zoned(percents, count)
+                })
+            }
             Distribution::ZonedAbs(parts) => {
                 parts.of[direction].as_ref().map_or(Draw::Uniform, |ZonesAbs(zones)| {
                     let places = |bytes: u64| if bytes == 0 { count } else { bytes / align };
@@ -245,8 +255,8 @@ fn zeta(count: u64, theta: f64) -> f64 {
     sum + integral(count as f64 + 0.5) - integral(terms as f64 + 0.5)
 }
 
-/// A rank from 0, for a number from 0 to 1: the approximation of Gray and others ("Quickly generating
-/// billion-record synthetic databases", 1994), as fio has it.
+/// A rank from 0, for a number from 0 to 1: the approximation of Gray and others ("Quickly
+/// generating billion-record synthetic databases", 1994), as fio has it.
 fn zipf(count: u64, theta: f64, zeta: f64, drawn: f64) -> u64 {
     let second = 0.5f64.powf(theta);
     let sum = drawn * zeta;
@@ -266,7 +276,7 @@ mod tests {
     use super::*;
     use rand::SeedableRng;
 
-    /// How often each of the most frequent places is drawn, of a million, and the first byte of all.
+    /// How often each place is drawn, of a million.
     fn counts(text: &str, count: u64) -> Vec<u64> {
         let mut rng = SmallRng::seed_from_u64(3);
         let places = Places::new(&text.parse().unwrap(), 0, count, 512, &mut rng);
@@ -325,12 +335,28 @@ mod tests {
     #[test]
     fn what_is_wrong_is_refused() {
         for bad in [
-            "", "flat", "random:1", "zipf:1", "zipf:-1", "zipf:x", "zipf:0.5:2", "pareto:0", "pareto:1", "normal:100",
-            "normal:nan", "zoned", "zoned:50/10", "zoned:60/60:40/60", "zoned:100/0", "zoned:100/1%", "zoned_abs:100/x",
+            "",
+            "flat",
+            "random:1",
+            "zipf:1",
+            "zipf:-1",
+            "zipf:x",
+            "zipf:0.5:2",
+            "pareto:0",
+            "pareto:1",
+            "normal:100",
+            "normal:nan",
+            "zoned",
+            "zoned:50/10",
+            "zoned:60/60:40/60",
+            "zoned:100/0",
+            "zoned:100/1%",
+            "zoned_abs:100/x",
         ] {
             assert!(bad.parse::<Distribution>().is_err(), "{bad}");
         }
-        for good in ["zoned:100,50/5:50/95", "zipf:1.2:0.5", "normal:10:0.3", "pareto", "zoned_abs:95/50G:5/"] {
+        for good in ["zoned:100,50/5:50/95", "zipf:1.2:0.5", "normal:10:0.3", "pareto", "zoned_abs:95/50G:5/"]
+        {
             assert!(good.parse::<Distribution>().is_ok(), "{good}");
         }
     }

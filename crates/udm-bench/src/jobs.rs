@@ -83,7 +83,7 @@ impl JobFile {
     /// # Errors
     /// When there are too many.
     pub fn add(&mut self, mut options: JobOptions) -> Result<()> {
-        options.apply_engine();
+        options.apply_engine(needed(&options.load)).map_err(anyhow::Error::msg)?;
         let first = self.jobs.is_empty();
         if options.stonewall && !first {
             (self.stage, self.group) = (self.stage + 1, self.group + 1);
@@ -116,20 +116,24 @@ impl JobFile {
             self.devices.push(JobDevice { filename, direct, bytes: 0, is_read: false });
             self.devices.len() - 1
         });
-        let size = match load.size {
-            Some(Part::Bytes(size)) => size,
-            _ => 0,
-        };
-        let offset = match load.offset {
-            Some(Part::Bytes(offset)) if size > 0 => offset,
-            _ => 0,
-        };
-        let bytes = load.filesize.unwrap_or_else(|| size.saturating_add(offset));
         let device = &mut self.devices[at];
-        device.bytes = device.bytes.max(bytes);
+        device.bytes = device.bytes.max(needed(load));
         device.is_read |= load.does(udm_core::Op::Read);
         at
     }
+}
+
+/// How long a device must be for a load; 0 where it may have any length.
+fn needed(load: &Load) -> u64 {
+    let size = match load.size {
+        Some(Part::Bytes(size)) => size,
+        _ => 0,
+    };
+    let offset = match load.offset {
+        Some(Part::Bytes(offset)) if size > 0 => offset,
+        _ => 0,
+    };
+    load.filesize.unwrap_or_else(|| size.saturating_add(offset))
 }
 
 /// The file that a device is, unless its page cache is bypassed.
@@ -179,7 +183,7 @@ pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Resul
         let mut line = vec!["bench".to_owned(), format!("--name={}", section.name)];
         line.extend(global.iter().chain(&section.options).map(word));
         let options = parse(line).with_context(|| format!("job {name}"))?;
-        file.add(options)?;
+        file.add(options).with_context(|| format!("job {name}"))?;
     }
     ensure!(!file.jobs.is_empty(), "no jobs: a job begins with [NAME]");
     Ok(file)
@@ -301,7 +305,8 @@ mod tests {
         assert!(file.jobs[0].load.norandommap && !file.jobs[2].load.norandommap);
         assert!(file.jobs.iter().all(|j| j.load.size == Some(crate::load::Part::Bytes(8192))));
         assert_eq!(file.ignored, ["ioengine".to_owned(), "iodepth (1 with ioengine=sync)".into()]);
-        let devices: Vec<_> = file.devices.iter().map(|d| (d.filename.as_deref(), d.direct, d.bytes)).collect();
+        let devices: Vec<_> =
+            file.devices.iter().map(|d| (d.filename.as_deref(), d.direct, d.bytes)).collect();
         assert_eq!(devices, [(None, Some(true), 8192)]);
     }
 
@@ -324,12 +329,9 @@ mod tests {
     fn what_is_wrong_is_named() {
         assert_eq!(refused("[global]\nbs=4k"), "no jobs: a job begins with [NAME]");
         assert_eq!(refused("bs=4k\n[a]"), "line 1: bs outside of [] job section");
-        assert_eq!(
-            refused("[a]\n\nfoo=1"),
-            format!("job a: unexpected argument '--foo' found. {WAY_OUT}")
-        );
+        assert_eq!(refused("[a]\n\nfoo=1"), format!("job a: unexpected argument '--foo' found. {WAY_OUT}"));
         assert!(refused("[a]\nverify=md5").ends_with(&format!("[possible values: crc32c]. {WAY_OUT}")));
-        assert!(refused("[a]\nioengine=null").contains("filename=null:size=SIZE"));
+        assert!(refused("[a]\nioengine=null").contains("it needs size in bytes"));
         assert!(refused("[a]\nioengine=net").ends_with(WAY_OUT));
         assert!(refused("[a]\nbs=x").starts_with("job a: invalid value 'x' for '--bs <SIZE>'"));
         assert!(refused("[a]\nbs").contains("a value is required"));

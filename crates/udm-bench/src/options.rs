@@ -5,12 +5,24 @@ use crate::load::{Load, Switch};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
 /// How to run what `udm bench` does not have.
-pub const WAY_OUT: &str =
-    "udm bench has a part of fio's options (docs/bench.md); for the others run fio with udm's engine: make fio-engine";
+pub const WAY_OUT: &str = "udm bench has a part of fio's options (docs/bench.md); for the others run fio with udm's engine: make fio-engine";
 
 /// Engines that read and write the same blocks as udm does.
-const ENGINES: &[&str] =
-    &["sync", "psync", "vsync", "pvsync", "pvsync2", "libaio", "io_uring", "posixaio", "solarisaio", "windowsaio"];
+const ENGINES: &[&str] = &[
+    "sync",
+    "psync",
+    "vsync",
+    "pvsync",
+    "pvsync2",
+    "libaio",
+    "io_uring",
+    "posixaio",
+    "solarisaio",
+    "windowsaio",
+];
+
+/// The engine that does nothing: a null device here.
+const NULL: &str = "null";
 
 /// Those of them that have one request in flight.
 const SYNC_ENGINES: &[&str] = &["sync", "psync", "vsync", "pvsync", "pvsync2"];
@@ -97,14 +109,20 @@ impl JobOptions {
         self.direct.or(self.buffered.map(|on| !on))
     }
 
-    /// What the engine changes: one request in flight, where it is a synchronous one.
-    pub(crate) fn apply_engine(&mut self) {
-        let Some(engine) = &self.ioengine else { return };
+    /// What the engine changes: the device, or that one request is in flight with a synchronous
+    /// one. `bytes` is how long the device must be.
+    pub(crate) fn apply_engine(&mut self, bytes: u64) -> Result<(), &'static str> {
+        let Some(engine) = &self.ioengine else { return Ok(()) };
+        if engine == NULL {
+            self.filename = Some(format!("null:size={bytes}"));
+            return if bytes > 0 { Ok(()) } else { Err("ioengine=null: it needs size in bytes") };
+        }
         self.ignored.0.push("ioengine".into());
         if SYNC_ENGINES.contains(&engine.as_str()) && self.load.iodepth > 1 {
             self.load.iodepth = 1;
             self.ignored.0.push(format!("iodepth (1 with ioengine={engine})"));
         }
+        Ok(())
     }
 }
 
@@ -139,7 +157,7 @@ impl Args for Ignored {
 fn engine(text: &str) -> Result<String, String> {
     match ENGINES.contains(&text) {
         true => Ok(text.to_owned()),
-        false if text == "null" => Err("measure a null device: filename=null:size=SIZE".into()),
+        false if text == NULL => Ok(text.to_owned()),
         false => Err(format!("not one that reads and writes a file's blocks. {WAY_OUT}")),
     }
 }

@@ -124,7 +124,10 @@ impl Load {
     pub fn has_map(&self) -> bool {
         // An alignment of what the load has none of counts too, in fio.
         let aligned = (0..DIRECTIONS).all(|direction| self.align(direction) == self.sizes(direction).min);
-        self.rw.is_random() && !self.norandommap && aligned && self.random_distribution == Distribution::Random
+        self.rw.is_random()
+            && !self.norandommap
+            && aligned
+            && self.random_distribution == Distribution::Random
     }
 
     /// Random requests of a direction begin at a multiple of this.

@@ -18,8 +18,8 @@ pub extern "C" fn udm_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// Why the last call of this thread that failed did, in one line or more, or why the last udm_submit
-/// took fewer requests than it was given. It stays until the next one that does.
+/// Why the last call of this thread that failed did, in one line or more, or why the last
+/// udm_submit took fewer requests than it was given. It stays until the next one that does.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_error() -> *const c_char {
     error::last()

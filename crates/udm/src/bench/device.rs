@@ -6,6 +6,7 @@ use crate::verbs::read_table;
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use udm_bench::{JobDevice, Mapped, Table};
 use udm_core::Device;
 use udm_runtime::Cluster;
@@ -27,6 +28,7 @@ pub fn make(
     cluster: &Arc<Cluster>,
     words: &[String],
     wanted: &[JobDevice],
+    stop: &AtomicBool,
 ) -> Result<(Vec<Arc<dyn Device>>, Mapped)> {
     let mut tables = Vec::new();
     let mut last = None;
@@ -41,7 +43,7 @@ pub fn make(
         if let DeviceUri::Mapped(_) = uri {
             tables.iter().try_for_each(|table| file::check_table(&table.text, of.direct))?;
         }
-        file::prepared(uri, of)
+        file::prepared(uri, of, stop)
     };
     let wanted = wanted.iter().map(one).collect::<Result<Vec<_>>>().context("bench")?;
     let mapped = Mapped::new(cluster, &tables)?;
@@ -61,7 +63,9 @@ pub fn make(
 /// reason.
 fn opened(uri: &DeviceUri, error: anyhow::Error) -> anyhow::Error {
     match uri {
-        DeviceUri::File(file) if file.direct == Some(true) && format!("{error:#}").contains("Invalid argument") => {
+        DeviceUri::File(file)
+            if file.direct == Some(true) && format!("{error:#}").contains("Invalid argument") =>
+        {
             error.context("direct=1: the file system takes no O_DIRECT")
         }
         _ => error,
@@ -132,7 +136,7 @@ mod tests {
     fn a_name_that_no_device_has() {
         let cluster = Cluster::new(1).unwrap();
         let none = JobDevice { filename: None, direct: None, bytes: 0, is_read: true };
-        let error = make(&cluster, &["@d".into()], &[none]).err().expect("refused");
+        let error = make(&cluster, &["@d".into()], &[none], &AtomicBool::new(false)).err().expect("refused");
         assert_eq!(format!("{error:#}"), "@d: no --device of that name");
     }
 }

@@ -8,6 +8,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use udm_bench::{JobDevice, units};
 use udm_wire::uri::{DeviceUri, FileUri};
 
@@ -18,7 +19,7 @@ const PIECE: usize = 1 << 20;
 ///
 /// # Errors
 /// When `direct` can't be what it says, or the file can't be made as long as it must be.
-pub fn prepared(uri: DeviceUri, of: &JobDevice) -> Result<DeviceUri> {
+pub fn prepared(uri: DeviceUri, of: &JobDevice, stop: &AtomicBool) -> Result<DeviceUri> {
     let DeviceUri::File(mut file) = uri else {
         if of.direct == Some(true)
             && let DeviceUri::Nbd(_) = uri
@@ -33,7 +34,7 @@ pub fn prepared(uri: DeviceUri, of: &JobDevice) -> Result<DeviceUri> {
         file.direct = Some(direct);
     }
     if of.filename.is_some() {
-        lay_out(&file, of).with_context(|| file.path.display().to_string())?;
+        lay_out(&file, of, stop).with_context(|| file.path.display().to_string())?;
     }
     Ok(DeviceUri::File(file))
 }
@@ -56,7 +57,7 @@ pub fn check_table(text: &str, direct: Option<bool>) -> Result<()> {
 }
 
 /// Makes a regular file as long as its jobs need, as fio does: one that is read gets data.
-fn lay_out(uri: &FileUri, of: &JobDevice) -> Result<()> {
+fn lay_out(uri: &FileUri, of: &JobDevice, stop: &AtomicBool) -> Result<()> {
     let there = match uri.path.metadata() {
         Ok(data) if !data.is_file() => return Ok(()),
         Ok(data) => Some(data.len()),
@@ -71,10 +72,15 @@ fn lay_out(uri: &FileUri, of: &JobDevice) -> Result<()> {
         return Ok(());
     }
     log::say(format!("udm: {}: laid out ({}B)\n", uri.path.display(), units::binary(of.bytes as f64, 4)));
-    write_out(&uri.path, there.unwrap_or(0), of)
+    let written = write_out(&uri.path, there.unwrap_or(0), of, stop);
+    if written.is_err() && there.is_none() {
+        // Nothing to measure a second time.
+        let _ = std::fs::remove_file(&uri.path);
+    }
+    written
 }
 
-fn write_out(path: &Path, from: u64, of: &JobDevice) -> Result<()> {
+fn write_out(path: &Path, from: u64, of: &JobDevice, stop: &AtomicBool) -> Result<()> {
     let mut file: File = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
     if !of.is_read {
         // A file system that can't allocate leaves a hole.
@@ -88,6 +94,7 @@ fn write_out(path: &Path, from: u64, of: &JobDevice) -> Result<()> {
     file.seek(SeekFrom::Start(from))?;
     let mut left = of.bytes - from;
     while left > 0 {
+        ensure!(!stop.load(Relaxed), "a signal came before the file was laid out");
         rng.fill_bytes(&mut piece);
         let now = left.min(PIECE as u64);
         file.write_all(&piece[..now as usize])?;

@@ -36,7 +36,9 @@ pub fn jobs(args: &BenchArgs, words: impl Iterator<Item = OsString>) -> Result<J
 
 fn options(words: &[String]) -> Result<JobOptions> {
     // The whole line has a device.
-    let device = ["--device", "@"].into_iter().filter(|_| !words.iter().any(|word| word == "--floor" || word.starts_with("--nbd")));
+    let device = ["--device", "@"]
+        .into_iter()
+        .filter(|_| !words.iter().any(|word| word == "--floor" || word.starts_with("--nbd")));
     let words = std::iter::once("bench").chain(device).chain(words.iter().map(String::as_str));
     let line = Line::command().try_get_matches_from(words).and_then(|m| Line::from_arg_matches(&m))?;
     Ok(line.args.options)
@@ -92,10 +94,10 @@ mod tests {
             split("--bs 4k --name=a --rw=read --name b --rw=write"),
             ["--bs 4k --name=a --rw=read", "--bs 4k --name=b --rw=write"]
         );
-        assert_eq!(split("--name=global --bs=8k --name=a --name=global --rw=read --name=b"), [
-            "--bs=8k --name=a",
-            "--bs=8k --rw=read --name=b"
-        ]);
+        assert_eq!(
+            split("--name=global --bs=8k --name=a --name=global --rw=read --name=b"),
+            ["--bs=8k --name=a", "--bs=8k --rw=read --name=b"]
+        );
         assert!(split("--bs=4k").is_empty());
     }
 }

@@ -45,7 +45,7 @@ pub struct BenchArgs {
     #[arg(
         long = "device",
         value_name = "NAME=TABLE|NAME=DEVICE|DEVICE",
-        required_unless_present_any = ["file", "filename", "compare", "snapshots", "nbd", "floor"]
+        required_unless_present_any = ["file", "filename", "ioengine", "compare", "snapshots", "nbd", "floor"]
     )]
     devices: Vec<String>,
     /// Measure an export of an NBD server instead: nbd://HOST[:PORT]/EXPORT or
@@ -128,7 +128,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
             Some(uri) => run.measure_nbd(uri).context("bench"),
             None if args.floor => run.measure_floor().context("bench"),
             None => measure_jobs(&jobs, progress, stop, |cluster| {
-                let (devices, all) = device::make(cluster, &args.devices, &devices)?;
+                let (devices, all) = device::make(cluster, &args.devices, &devices, stop)?;
                 let all = Arc::new(all);
                 if args.html.is_some() {
                     watch = Some(PathWatch::start(Arc::clone(&all)).context("bench")?);
@@ -181,7 +181,10 @@ fn jobs(args: &BenchArgs) -> Result<JobFile> {
     if args.nbd.is_some() || args.floor {
         let direct = file.devices.iter().any(|device| device.direct == Some(true));
         ensure!(!direct, "direct=1: an NBD server has the file: open it there with ?direct=on");
-        ensure!(file.jobs.len() == 1, "bench: one job is measured over NBD; numjobs makes it several connections");
+        ensure!(
+            file.jobs.len() == 1,
+            "bench: one job is measured over NBD; numjobs makes it several connections"
+        );
         ensure!(file.devices[0].filename.is_none(), "bench: filename and --nbd exclude each other");
     } else if args.devices.is_empty() && file.devices.iter().any(|device| device.filename.is_none()) {
         bail!("{from}: a job has no filename, and there is no --device");
