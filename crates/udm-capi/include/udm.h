@@ -123,8 +123,8 @@ struct udm_completion {
 /* The version of the library, as "0.1.0". */
 const char *udm_version(void);
 
-/* Why the last call of this thread that failed did, in one line or more, or why the last udm_submit
-   took fewer requests than it was given. It stays until the next one that does. */
+/* Why the last call of this thread that failed did, in one line or more, or why the last
+   udm_submit took fewer requests than it was given. It stays until the next one that does. */
 const char *udm_error(void);
 
 /* Opens a context, which has devices. `options` may be NULL. Returns its handle. */

@@ -234,6 +234,18 @@ mod tests {
         Export { size, flags: ExportFlags::HAS_FLAGS, blocks, structured: false, contexts: Vec::new() }
     }
 
+    /// The run time ends a load whose requests are never answered.
+    #[test]
+    fn a_server_that_answers_nothing() {
+        let load = load_of("--rw randread --iodepth 8 --runtime 200ms");
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let stop = AtomicBool::new(false);
+        let run = Run { load: &load, progress: None, stop: &stop };
+        let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();
+        let (_, failure) = report.failure().expect("a failure");
+        assert_eq!(failure, "8 requests were not answered within 10 s of the end of the load");
+    }
+
     /// A server that hangs up in the middle is a failure of the job, which ends.
     #[test]
     fn a_server_that_goes_away() {
