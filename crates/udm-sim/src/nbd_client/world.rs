@@ -34,6 +34,7 @@ use udm_dm::mapped::Change;
 use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table, Upkeep, Wake};
 use udm_runtime::{Cluster, PrivateIo, SteppedCore};
 use udm_wire::multipath_conf::Settings;
+use udm_wire::nbd::ExportFlags;
 use udm_wire::uri::{self, DeviceUri, Fence, NbdUri, Patience, Silence};
 
 /// So long behind the end of a connection a server does nothing of it any more, where paths are
@@ -310,6 +311,10 @@ impl World {
                 return Err(format!("no URI: {word}"));
             };
             uri.silence = self.silence.clone();
+            // The servers of an export have one disk with one cache: a flush on any connection
+            // covers the writes of all, whether they say so or not. Paths need to be told.
+            let several = self.servers.iter().filter(|other| other.export == of.export).count() > 1;
+            uri.multi_conn = several && self.says[of.export].flags.contains(ExportFlags::SEND_FLUSH);
             let sockets =
                 Box::new(SimSockets { dialled: dialled.clone(), fences: self.fences.clone(), server });
             let export = self.says[of.export].export();
