@@ -56,9 +56,11 @@ pub struct Blueprint {
     pub devices: Vec<DevicePlan>,
     /// The path to a disk for logs.
     pub log: Option<usize>,
-    /// The device that may have a log: nothing is above it, so what it logs is what it was asked
-    /// for.
+    /// The device that may have a log.
     pub logger: Option<usize>,
+    /// A device lies over that one. What it logs is not only what it was asked for itself, and
+    /// nobody looks into the log.
+    pub over_log: bool,
     /// What tables of top devices are made of, with sizes.
     pub blocks: Vec<(Below, u64)>,
     /// The longest that a delay target may hold a request, in ms.
@@ -81,6 +83,7 @@ impl Blueprint {
             blocks: Vec::new(),
             log: None,
             logger: None,
+            over_log: false,
             delay_max,
         };
         let limits = !without.has(Class::Limits);
@@ -190,6 +193,7 @@ impl Blueprint {
             blocks: vec![(Below::Device(0), 2048)],
             log: None,
             logger: None,
+            over_log: false,
             delay_max: 0,
         }
     }
@@ -207,6 +211,14 @@ impl Blueprint {
             };
             self.own_queues.iter_mut().for_each(|(_, params)| to_wide(params));
         }
+    }
+
+    /// Puts a device over the one with a log, in one world of three.
+    pub(crate) fn draw_over_log(&mut self, chance: &mut Chance) {
+        let Some(logger) = self.logger.filter(|_| chance.one_in(3)) else { return };
+        let len = self.devices[logger].table.sectors();
+        self.add(TableSpec { lines: vec![(len, Kind::Linear(Below::Device(logger), 0))] }, true);
+        self.over_log = true;
     }
 
     fn add(&mut self, table: TableSpec, top: bool) {

@@ -37,6 +37,8 @@ pub enum Stream {
     OwnQueues,
     /// Which disks share tags.
     Shared,
+    /// Whether a device lies over the one with a log.
+    OverLog,
 }
 
 /// A stream of draws.

@@ -237,7 +237,7 @@ impl World {
             }
         }
         env.say(format!("d{i} uses its new table"));
-        if self.blueprint.logger == Some(i) {
+        if self.blueprint.logger == Some(i) && !self.blueprint.over_log {
             self.log.restart(&device.spec);
         }
         Ok(())

@@ -86,6 +86,9 @@ impl World {
             let mut chance = Chance::new(plan.seed, Stream::OwnQueues);
             blueprint.draw_own_queues(&mut chance, watch.eject_slow);
         }
+        if plan.bench.is_none() && !plan.without.has(Class::Stacks) {
+            blueprint.draw_over_log(&mut Chance::new(plan.seed, Stream::OverLog));
+        }
         let mut env = Env::new(plan.seed, plan.keep_events);
         env.lags = !plan.without.has(Class::Late);
         env.check_timeout = Nanos::from_millis(build.pick(&[2_000, 5_000, 30_000]));

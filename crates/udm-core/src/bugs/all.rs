@@ -115,6 +115,8 @@ bugs! {
     DiskNotClaimed: Devices,
     /// A lane that was prepared has begun its log, passes for idle, and is closed.
     PreparedNotBusy: Devices,
+    /// A lane is closed with work of its own under way, since another table takes its place.
+    OwnWorkDropped: Devices,
     /// A path fails, and the checker is not told.
     FailNotRung: Devices,
     /// A path works, a check of it fails, and nobody draws the conclusion.
