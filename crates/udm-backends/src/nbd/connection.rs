@@ -77,9 +77,10 @@ pub(super) struct Connection {
     user: RingUser,
     fd: Arc<OwnedFd>,
     pub(super) stage: Stage,
-    /// When it was begun, and when the server had agreed to serve it.
+    /// When it was begun.
     pub(super) begun: Nanos,
-    pub(super) ready: Nanos,
+    /// How often its server had been fenced when the handshake was over.
+    pub(super) fenced: u64,
     /// When the handshake must have ended.
     deadline: Nanos,
     sending: bool,
@@ -128,7 +129,7 @@ impl Connection {
             fd: Arc::new(fd),
             stage: Stage::Connecting,
             begun: now,
-            ready: Nanos::NEVER,
+            fenced: 0,
             deadline: now + patience.min(PATIENCE),
             sending: false,
             back: Vec::new(),

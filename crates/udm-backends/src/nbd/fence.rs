@@ -14,7 +14,12 @@
 //!   close proves nothing then, and nobody connects while the command runs: it may kill whoever
 //!   listens.
 //!
-//! All lanes of an export share one run of the command. The lock is taken only by those that hold
+//! A connection is there when its handshake is over, and not before: one that was begun before the
+//! command and answered behind it leads to a server that the command knows nothing of. So runs are
+//! numbered, and a connection notes at that moment how many there have been.
+//!
+//! All lanes of all exports that have one address and one command share its runs
+//! ([`Runs`]): a second one would end the server that the first has started. The lock is taken only by those that hold
 //! writes, when they begin to, when the bell rings and when a time is over.
 
 use super::server::Server;
@@ -30,17 +35,49 @@ const BACK_OFF_MAX: Nanos = Nanos(30_000_000_000);
 
 /// What all lanes of an export know of it.
 pub(super) struct Fencing {
-    /// Rung when a run has ended.
-    pub(super) bell: Arc<Bell>,
+    runs: Arc<Runs>,
     /// Writes that are held, in all lanes.
     held: AtomicUsize,
-    /// Connections that were given up with such, and those of them that our system has lost: nobody
-    /// will hear that they are closed.
-    lingering: AtomicUsize,
+    /// Connections that were given up with such and that our system has lost: nobody will hear that
+    /// they are closed.
     unheard: AtomicUsize,
-    /// When the last run that succeeded began; 0 before the first.
+}
+
+/// The runs of a command for an address.
+pub(crate) struct Runs {
+    /// Rung when a run has ended.
+    bell: Arc<Bell>,
+    /// Writes that are held, and connections that were given up with such.
+    held: AtomicUsize,
+    lingering: AtomicUsize,
+    /// How many runs have begun, and the number of the last that succeeded; 0 before the first.
+    begun: AtomicU64,
     fenced: AtomicU64,
     run: Mutex<Run>,
+}
+
+impl Default for Runs {
+    fn default() -> Runs {
+        Runs {
+            bell: Arc::new(Bell::new()),
+            held: AtomicUsize::new(0),
+            lingering: AtomicUsize::new(0),
+            begun: AtomicU64::new(0),
+            fenced: AtomicU64::new(0),
+            run: Mutex::default(),
+        }
+    }
+}
+
+impl Runs {
+    /// How many have begun: what a connection notes when its handshake is over.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun.load(SeqCst)
+    }
+
+    fn run(&self) -> MutexGuard<'_, Run> {
+        self.run.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Runs of the command.
@@ -66,31 +103,30 @@ pub(super) enum Look {
 }
 
 impl Fencing {
-    pub(super) fn new() -> Fencing {
-        Fencing {
-            bell: Arc::new(Bell::new()),
-            held: AtomicUsize::new(0),
-            unheard: AtomicUsize::new(0),
-            lingering: AtomicUsize::new(0),
-            fenced: AtomicU64::new(0),
-            run: Mutex::default(),
-        }
+    pub(super) fn new(runs: Arc<Runs>) -> Fencing {
+        Fencing { runs, held: AtomicUsize::new(0), unheard: AtomicUsize::new(0) }
     }
 
-    fn run(&self) -> MutexGuard<'_, Run> {
-        self.run.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Rung when a run has ended.
+    pub(super) fn bell(&self) -> &Arc<Bell> {
+        &self.runs.bell
     }
 
-    /// True when nothing of a connection that was ready at `ready` can be delivered any more.
-    pub(super) fn covers(&self, ready: Nanos) -> bool {
-        let fenced = self.fenced.load(SeqCst);
-        fenced > 0 && ready.0 <= fenced
+    /// How many runs have begun: see [`Runs::begun`].
+    pub(super) fn runs(&self) -> u64 {
+        self.runs.begun()
+    }
+
+    /// True when nothing of a connection that has noted `runs` can be delivered any more.
+    pub(super) fn covers(&self, runs: u64) -> bool {
+        runs < self.runs.fenced.load(SeqCst)
     }
 
     /// A connection was given up with `writes` that are held.
     pub(super) fn hold(&self, writes: usize) {
         self.held.fetch_add(writes, SeqCst);
-        self.lingering.fetch_add(1, SeqCst);
+        self.runs.held.fetch_add(writes, SeqCst);
+        self.runs.lingering.fetch_add(1, SeqCst);
     }
 
     /// Nothing will be heard any more of a connection that has such.
@@ -101,25 +137,26 @@ impl Fencing {
     /// `writes` of them are held no more.
     pub(super) fn settled(&self, writes: usize) {
         self.held.fetch_sub(writes, SeqCst);
+        self.runs.held.fetch_sub(writes, SeqCst);
     }
 
     /// A connection has none left; `lost` when [`Fencing::lose`] was told of it.
     pub(super) fn release(&self, lost: bool) {
-        self.lingering.fetch_sub(1, SeqCst);
+        self.runs.lingering.fetch_sub(1, SeqCst);
         self.unheard.fetch_sub(usize::from(lost), SeqCst);
     }
 
     /// True while a command may kill whoever listens.
     pub(super) fn is_under_way(&self) -> bool {
-        self.lingering.load(SeqCst) > 0 || self.run().under_way
+        self.runs.lingering.load(SeqCst) > 0 || self.runs.run().under_way
     }
 
-    /// A lane whose connection was ready at `ready`, with held writes, looks at `now` whether they
-    /// can be delivered any more, and has `command` run where nobody has.
-    pub(super) fn look(server: &Arc<Server>, command: &Path, ready: Nanos, now: Nanos) -> Look {
-        let this = &server.fencing;
+    /// A lane that has a connection which noted `runs`, with held writes, looks at `now` whether
+    /// they can be delivered any more, and has `command` run where nobody has.
+    pub(super) fn look(server: &Arc<Server>, command: &Path, runs: u64, now: Nanos) -> Look {
+        let this = &server.fencing.runs;
         let mut run = this.run();
-        if this.covers(ready) {
+        if server.fencing.covers(runs) {
             return Look::Fenced;
         }
         if run.under_way {
@@ -134,33 +171,12 @@ impl Fencing {
             }
         }
         run.under_way = true;
+        let number = this.begun.fetch_add(1, SeqCst) + 1;
         drop(run);
         let of = Arc::clone(server);
-        let then = move |result| of.fencing.ended(now, result, &of);
+        let then = move |result| of.fencing.runs.ended(number, result, &of);
         server.sockets.fence(command, &server.uri.plain(), Box::new(then));
         Look::Runs
-    }
-
-    /// A run that began at `begin` has ended.
-    fn ended(&self, begin: Nanos, result: Result<(), String>, server: &Server) {
-        let mut run = self.run();
-        let (uri, held) = (server.uri.plain(), self.held.load(SeqCst));
-        run.under_way = false;
-        run.next = None;
-        match result {
-            Ok(()) => {
-                run.failures = 0;
-                self.fenced.fetch_max(begin.0, SeqCst);
-                tracing::warn!("{uri}: fenced: {held} writes that waited go elsewhere");
-            }
-            Err(why) => {
-                run.failures = run.failures.saturating_add(1);
-                tracing::warn!("{uri}: fence: {why}: {held} writes wait, and it is run again");
-                run.error = why;
-            }
-        }
-        drop(run);
-        self.bell.ring();
     }
 
     /// Why writes wait, in one line; `None` when none do.
@@ -181,7 +197,7 @@ impl Fencing {
             }
             Fence::Wait(time) => format!("the server answers or {} have passed", Span(*time)),
             Fence::Exec(command) => {
-                let run = self.run();
+                let run = self.runs.run();
                 let failed = match run.failures {
                     0 => String::new(),
                     n => format!(" (failed {n} times: {})", run.error),
@@ -189,6 +205,30 @@ impl Fencing {
                 format!("the server answers or is fenced by {}{failed}", command.display())
             }
         }
+    }
+}
+
+impl Runs {
+    /// Run `number` has ended.
+    fn ended(&self, number: u64, result: Result<(), String>, server: &Server) {
+        let mut run = self.run();
+        let (uri, held) = (server.uri.plain(), self.held.load(SeqCst));
+        run.under_way = false;
+        run.next = None;
+        match result {
+            Ok(()) => {
+                run.failures = 0;
+                self.fenced.fetch_max(number, SeqCst);
+                tracing::warn!("{uri}: fenced: {held} writes that waited go elsewhere");
+            }
+            Err(why) => {
+                run.failures = run.failures.saturating_add(1);
+                tracing::warn!("{uri}: fence: {why}: {held} writes wait, and it is run again");
+                run.error = why;
+            }
+        }
+        drop(run);
+        self.bell.ring();
     }
 }
 

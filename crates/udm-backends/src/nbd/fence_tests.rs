@@ -47,27 +47,33 @@ fn server() -> (Arc<Server>, Commands) {
     let mut uri = NbdUri::new(NbdAddress::Unix("s".into()), "");
     uri.silence.fence = Fence::Exec(COMMAND.into());
     let world = Box::new(commands.clone());
-    (Arc::new(Server::new(uri, vec![], export, world, Arc::default())), commands)
+    (Arc::new(Server::new(uri, vec![], export, world, Default::default())), commands)
 }
 
-fn look(server: &Arc<Server>, begun: u64, now: u64) -> Look {
-    Fencing::look(server, Path::new(COMMAND), Nanos(begun), Nanos(now))
+fn look(server: &Arc<Server>, runs: u64, now: u64) -> Look {
+    Fencing::look(server, Path::new(COMMAND), runs, Nanos(now))
 }
 
 #[test]
 fn one_run_is_for_all_that_were_connected_before() {
     let (server, commands) = server();
     server.fencing.hold(3);
-    assert!(server.fencing.is_under_way() && !server.fencing.covers(Nanos(5)));
-    assert_eq!(look(&server, 5, 100), Look::Runs);
-    assert_eq!(look(&server, 100, 101), Look::Runs, "another lane's, connected just before");
-    assert_eq!(look(&server, 105, 110), Look::Runs, "connected while it runs");
+    let before = server.fencing.runs();
+    assert!(server.fencing.is_under_way() && !server.fencing.covers(before));
+    assert_eq!(look(&server, before, 100), Look::Runs);
+    let meanwhile = server.fencing.runs();
+    assert_eq!(look(&server, before, 101), Look::Runs, "another lane's, connected before");
+    assert_eq!(look(&server, meanwhile, 110), Look::Runs, "connected while it runs");
     assert_eq!(commands.running(), 1);
     commands.end(Ok(()));
-    assert_eq!((look(&server, 5, 120), look(&server, 100, 120)), (Look::Fenced, Look::Fenced));
-    assert_eq!((look(&server, 105, 120), commands.running()), (Look::Runs, 1), "it proves nothing of that");
+    assert_eq!(look(&server, before, 120), Look::Fenced);
+    assert_eq!(
+        (look(&server, meanwhile, 120), commands.running()),
+        (Look::Runs, 1),
+        "it proves nothing of that"
+    );
     commands.end(Ok(()));
-    assert_eq!(look(&server, 105, 130), Look::Fenced);
+    assert_eq!(look(&server, meanwhile, 130), Look::Fenced);
     server.fencing.settled(3);
     server.fencing.release(false);
     assert!(!server.fencing.is_under_way());
@@ -81,10 +87,10 @@ fn a_command_that_fails_is_run_again_later_each_time() {
     let second = 1_000_000_000;
     let mut now = second;
     for wait in [second / 2, second, 2 * second] {
-        assert_eq!((look(&server, 1, now), commands.running()), (Look::Runs, 1));
+        assert_eq!((look(&server, 0, now), commands.running()), (Look::Runs, 1));
         commands.end(Err("exit status: 1".into()));
         let again = Look::Again(Nanos(now + wait));
-        assert_eq!((look(&server, 1, now), look(&server, 1, now + wait - 1)), (again, again));
+        assert_eq!((look(&server, 0, now), look(&server, 0, now + wait - 1)), (again, again));
         assert_eq!(commands.running(), 0);
         now += wait;
     }
@@ -92,15 +98,29 @@ fn a_command_that_fails_is_run_again_later_each_time() {
         "2 writes wait until the server answers or is fenced by /sbin/off (failed 3 times: exit status: 1)";
     assert_eq!(server.fencing.waits(&fence).as_deref(), Some(why));
     for _ in 0..40 {
-        assert_eq!(look(&server, 1, now), Look::Runs);
+        assert_eq!(look(&server, 0, now), Look::Runs);
         commands.end(Err("x".into()));
-        let Look::Again(next) = look(&server, 1, now) else { panic!("it is run again") };
+        let Look::Again(next) = look(&server, 0, now) else { panic!("it is run again") };
         assert!(next <= Nanos(now) + BACK_OFF_MAX);
         now = next.0;
     }
-    assert_eq!(look(&server, 1, now), Look::Runs);
+    assert_eq!(look(&server, 0, now), Look::Runs);
     commands.end(Ok(()));
-    assert_eq!(look(&server, 1, now), Look::Fenced);
+    assert_eq!(look(&server, 0, now), Look::Fenced);
     server.fencing.settled(2);
     assert_eq!(server.fencing.waits(&fence), None);
+}
+
+/// Two exports of one server: the command is run once, and fences both.
+#[test]
+fn exports_of_one_address_share_the_runs_of_a_command() {
+    let servers = super::super::server::Servers::default();
+    let uri = |export: &str, command: &str| {
+        let mut uri = NbdUri::new(NbdAddress::Unix("s".into()), export);
+        uri.silence.fence = Fence::Exec(command.into());
+        servers.runs(&uri)
+    };
+    let (one, two) = (uri("a", "/sbin/off"), uri("b", "/sbin/off"));
+    assert!(Arc::ptr_eq(&one, &two));
+    assert!(!Arc::ptr_eq(&one, &uri("a", "/sbin/other")));
 }

@@ -83,7 +83,7 @@ impl NbdLane {
             heard: Nanos(0),
             late: false,
             lingering: Vec::new(),
-            listener: server.fencing.bell.listen(cx),
+            listener: server.fencing.bell().listen(cx),
         };
         lane.connect(cx);
         lane
@@ -123,9 +123,9 @@ impl NbdLane {
         let (connection, mut slots) = (self.connection.take(), std::mem::take(&mut self.slots));
         let mut outgoing = std::mem::take(&mut self.outgoing);
         over.extend(outgoing.take_unsent().map(|key| (slots.remove(key).bio, status)));
-        let ready = connection.as_ref().map_or(now, |connection| connection.ready);
+        let runs = connection.as_ref().map_or(0, |connection| connection.fenced);
         let fence = &self.server.uri.silence.fence;
-        let is_dead = end == End::Closed && *fence == Fence::Closed || self.server.fencing.covers(ready);
+        let is_dead = end == End::Closed && *fence == Fence::Closed || self.server.fencing.covers(runs);
         let is_dead = is_dead || bugs::on(Bug::RetryBeforeFence);
         let ends = |(key, slot): (usize, &Slot)| (is_dead || !slot.may_land()).then_some(key);
         for key in slots.iter().filter_map(ends).collect::<Vec<_>>() {
@@ -139,9 +139,8 @@ impl NbdLane {
         outgoing.keep_only(&slots);
         if !slots.is_empty() {
             why += &format!(": {} writes wait until {}", slots.len(), self.server.fencing.until(fence));
-            let times = (ready, now);
             let (lingering, mut lent) = self.lend();
-            lingering.push(Lingering::new(connection, end, slots, outgoing, times, &mut lent));
+            lingering.push(Lingering::new(connection, end, slots, outgoing, (runs, now), &mut lent));
             // It looks for the first time.
             cx.wake_now();
         }
@@ -267,8 +266,7 @@ impl NbdLane {
                     self.heard = cx.now();
                 }
                 cx.set_work_left(cx.work_left().saturating_sub(n as u64));
-                let now = cx.now();
-                let more = self.take_in(&buf[..n], now).map_err(|why| Loss::new(End::Lied, why))?;
+                let more = self.take_in(&buf[..n]).map_err(|why| Loss::new(End::Lied, why))?;
                 if !more {
                     self.server.leaves(cx.now());
                     return Err(Loss::new(End::Leaves, "the server shuts down"));
@@ -283,7 +281,7 @@ impl NbdLane {
     }
 
     /// Bytes of the server. False where it says that it wants no more requests on this connection.
-    fn take_in(&mut self, mut input: &[u8], now: Nanos) -> Result<bool, String> {
+    fn take_in(&mut self, mut input: &[u8]) -> Result<bool, String> {
         let Some(connection) = &mut self.connection else { return Ok(true) };
         let mut more = true;
         if let Stage::Shaking(shake) = &mut connection.stage {
@@ -293,12 +291,12 @@ impl NbdLane {
                 return Ok(true);
             };
             self.server.accept(&export)?;
+            // Before the first request is sent, and by no clock: what is known of the time is older
+            // than what has come.
+            connection.fenced = self.server.fencing.runs();
             self.server.is_up();
             // Where it answers it is looked for first the next time.
             self.tries -= 1;
-            // Not before: until then a command that fences may have taken the server from it, and
-            // another may have taken its place.
-            connection.ready = now;
             connection.stage = Stage::Ready(Box::new(Replies::new(&export)));
         }
         let Stage::Ready(replies) = &mut connection.stage else { return Ok(true) };

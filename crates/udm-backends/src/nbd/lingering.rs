@@ -33,8 +33,9 @@ pub(super) struct Lingering {
     /// The held writes.
     slots: Slab<Slot>,
     outgoing: Outgoing,
-    /// When the server had agreed to serve the connection, and when it was given up.
-    ready: Nanos,
+    /// How often the server had been fenced when the connection was there.
+    runs: u64,
+    /// When it was given up.
     given_up: Nanos,
     /// When the bell was last rung that was looked at, and the time to look whether it rings or
     /// not.
@@ -64,7 +65,7 @@ impl Lingering {
         end: End,
         slots: Slab<Slot>,
         outgoing: Outgoing,
-        (ready, given_up): (Nanos, Nanos),
+        (runs, given_up): (u64, Nanos),
         lent: &mut Lent<'_>,
     ) -> Lingering {
         let listens = match end {
@@ -95,7 +96,7 @@ impl Lingering {
             all: slots.len(),
             slots,
             outgoing,
-            ready,
+            runs,
             given_up,
             seen: None,
             look_at: Nanos(0),
@@ -223,7 +224,7 @@ impl Lingering {
                 let epoch = lent.listener.epoch();
                 if self.seen != Some(epoch) || self.look_at <= cx.now() {
                     self.seen = Some(epoch);
-                    self.look_at = match Fencing::look(lent.server, command, self.ready, cx.now()) {
+                    self.look_at = match Fencing::look(lent.server, command, self.runs, cx.now()) {
                         Look::Fenced => return self.go_elsewhere(None, lent.ready),
                         Look::Runs => Nanos::NEVER,
                         Look::Again(at) => at,

@@ -80,7 +80,7 @@ impl Nbd {
 /// be asked for its extents or looked at again: that is asked of the system.
 #[must_use]
 pub fn made(uri: NbdUri, address: Address, export: Export, sockets: Box<dyn Sockets>) -> Arc<dyn Device> {
-    Arc::new(Nbd::new(Arc::new(Server::new(uri, vec![address], export, sockets, Arc::default()))))
+    Arc::new(Nbd::new(Arc::new(Server::new(uri, vec![address], export, sockets, Default::default()))))
 }
 
 /// An export whose lanes have a connection each.

@@ -1,7 +1,7 @@
 //! What is known of an export, for all names and lanes of it.
 
 use super::client::{self, AskError, Client};
-use super::fence::Fencing;
+use super::fence::{Fencing, Runs};
 use super::sockets::{Real, Sockets};
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use udm_core::errno::EINVAL;
 use udm_core::{Commons, Limits, Nanos, OpenError, Sectors};
 use udm_wire::nbd::ExportFlags;
 use udm_wire::nbd::client::Export;
-use udm_wire::uri::NbdUri;
+use udm_wire::uri::{Fence, NbdUri};
 
 /// The servers of a process: one entry to an export.
 #[derive(Default)]
@@ -21,6 +21,8 @@ pub(crate) struct Servers {
     map: Mutex<HashMap<String, Weak<Server>>>,
     /// What is one for all names of an export: those that differ in what they say of silence.
     commons: Mutex<HashMap<String, Weak<Commons>>>,
+    /// The runs of a command that fences an address, whatever the exports.
+    runs: Mutex<HashMap<String, Weak<Runs>>>,
 }
 
 impl Servers {
@@ -33,8 +35,8 @@ impl Servers {
         if let Some(server) = self.get(&name) {
             return Ok(server);
         }
-        let commons = self.commons(uri);
-        let server = Arc::new(Server::find(uri, commons).map_err(|error| error.opening(uri))?);
+        let shared = (self.commons(uri), self.runs(uri));
+        let server = Arc::new(Server::find(uri, shared).map_err(|error| error.opening(uri))?);
         if server.size() == Sectors::ZERO {
             return Err(OpenError::new(EINVAL, format!("{uri}: an export of less than a block")));
         }
@@ -56,19 +58,36 @@ impl Servers {
     }
 
     fn commons(&self, uri: &NbdUri) -> Arc<Commons> {
-        let mut map = self.commons.lock().unwrap_or_else(PoisonError::into_inner);
-        map.retain(|_, commons| commons.strong_count() > 0);
-        let known = map.entry(uri.plain().to_string()).or_default();
-        known.upgrade().unwrap_or_else(|| {
-            let commons = Arc::default();
-            *known = Arc::downgrade(&commons);
-            commons
-        })
+        shared(&self.commons, uri.plain().to_string())
+    }
+
+    /// The runs of the command that fences the server, for all its exports.
+    pub(super) fn runs(&self, uri: &NbdUri) -> Arc<Runs> {
+        match &uri.silence.fence {
+            Fence::Exec(command) => {
+                let mut server = uri.plain();
+                server.export.clear();
+                shared(&self.runs, format!("{server} {}", command.display()))
+            }
+            Fence::Closed | Fence::Wait(_) => Arc::default(),
+        }
     }
 
     fn get(&self, name: &str) -> Option<Arc<Server>> {
         self.map.lock().unwrap_or_else(PoisonError::into_inner).get(name)?.upgrade()
     }
+}
+
+/// The entry of `name`, made if it is not there or not in use any more.
+fn shared<T: Default>(map: &Mutex<HashMap<String, Weak<T>>>, name: String) -> Arc<T> {
+    let mut map = map.lock().unwrap_or_else(PoisonError::into_inner);
+    map.retain(|_, entry| entry.strong_count() > 0);
+    let known = map.entry(name).or_default();
+    known.upgrade().unwrap_or_else(|| {
+        let entry = Arc::default();
+        *known = Arc::downgrade(&entry);
+        entry
+    })
 }
 
 /// Where a server listens.
@@ -108,7 +127,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Looks for it, and asks it for all that has to be known.
-    fn find(uri: &NbdUri, commons: Arc<Commons>) -> Result<Server, AskError> {
+    fn find(uri: &NbdUri, shared: (Arc<Commons>, Arc<Runs>)) -> Result<Server, AskError> {
         let mut addresses = client::addresses(uri)?;
         let mut last = AskError::Closed;
         for n in 0..addresses.len() {
@@ -117,7 +136,7 @@ impl Server {
                     // Where it answers is tried first from then on.
                     addresses.rotate_left(n);
                     let export = client.into_socket().1;
-                    return Ok(Server::new(uri.clone(), addresses, export, Box::new(Real), commons));
+                    return Ok(Server::new(uri.clone(), addresses, export, Box::new(Real), shared));
                 }
                 Err(error) => last = error,
             }
@@ -131,7 +150,7 @@ impl Server {
         addresses: Vec<Address>,
         export: Export,
         sockets: Box<dyn Sockets>,
-        commons: Arc<Commons>,
+        (commons, runs): (Arc<Commons>, Arc<Runs>),
     ) -> Server {
         let size = AtomicU64::new(export.size);
         let is_shared = export.flags.contains(ExportFlags::CAN_MULTI_CONN) || uri.multi_conn;
@@ -149,7 +168,7 @@ impl Server {
             refused: Mutex::default(),
             made: AtomicU64::new(0),
             left: AtomicU64::new(0),
-            fencing: Fencing::new(),
+            fencing: Fencing::new(runs),
         }
     }
 
