@@ -24,6 +24,10 @@ pub trait Device: Send + Sync {
     /// it.
     fn look_again(&self) {}
 
+    /// Somebody says that it works again: that it failed a moment ago is no reason to refuse the
+    /// next request.
+    fn try_again(&self) {}
+
     /// True when others can make it shorter, and a write of ours would then make it longer again,
     /// with zeroes where data was. Who keeps something in it looks now and then whether its last
     /// block is there: a read of that fails when it is not, and then its limits say how much is.

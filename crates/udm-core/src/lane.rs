@@ -46,6 +46,13 @@ pub trait Lane {
         None
     }
 
+    /// How many of the bios that it was given it has given up with their last word still to come:
+    /// they are on their way to nobody, and come back when something else is settled. Who counts
+    /// what is under way does not count them.
+    fn held(&self) -> usize {
+        0
+    }
+
     /// What the lane has to do by itself, though nothing from above is in flight. A lane above
     /// passes on the most that one of those below says.
     fn busy(&self) -> Busy {

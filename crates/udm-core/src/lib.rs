@@ -36,7 +36,7 @@ pub use command::{Ack, Cores, Failure, LaneCommand};
 pub use commons::{Alone, Claim, ClaimKey, Commons, Taken};
 pub use control_io::{ControlIo, Errand};
 pub use cx::{CoreState, Cx};
-pub use deadline::{Deadline, Overdue};
+pub use deadline::{Deadline, Overdue, Patience};
 pub use device::{
     Checkpoint, Device, DeviceId, DiskLock, DiskTaken, Grown, Growth, OpenError, PowerSwitch, Stacked,
 };

@@ -59,6 +59,9 @@ statuses! {
     Medium = ENODATA, "critical medium", false;
     /// An integrity check failed.
     Protection = EILSEQ, "protection", false;
+    /// A connection that was given up long ago: the request is to be sent again, and its path is
+    /// what it is by now (kernel `BLK_STS_DM_REQUEUE`).
+    Requeue = ENOLINK, "requeue", true;
     /// No memory.
     Resource = ENOMEM, "kernel resource", true;
     /// The device is out of resources.
@@ -76,6 +79,13 @@ statuses! {
 }
 
 impl Status {
+    /// True when the error says that the path does not work: a path error, but for
+    /// [`Status::Requeue`].
+    #[must_use]
+    pub const fn fails_path(self) -> bool {
+        self.is_path_error() && !matches!(self, Status::Requeue)
+    }
+
     /// True for [`Status::Ok`].
     #[must_use]
     pub const fn is_ok(self) -> bool {

@@ -26,6 +26,8 @@ pub(crate) struct QueueLane {
     /// They may go straight down.
     straight: bool,
     tags: Held,
+    /// Requests whose tags were given back though they are not home: the disk only holds them.
+    released: usize,
     waiting: Sched,
     merger: Merger,
     /// Parts of requests that failed, to be read by themselves.
@@ -51,6 +53,7 @@ impl QueueLane {
             elsewhere,
             straight: waiting.is_none(),
             tags: Held::new(settings.tags(cx.core().index(), cx.cores()), cx),
+            released: 0,
             waiting,
             merger: Merger::new(params, queues.bounds(&settings), cx.new_owner()),
             again: Batch::new(),
@@ -168,10 +171,36 @@ impl QueueLane {
         any
     }
 
+    /// `n` requests came home from the disk: gives their tags back, and those of requests that it
+    /// only holds ([`Lane::held`]). With those a path that was given up would keep all others who
+    /// wait for a tag.
+    #[inline]
+    fn home(&mut self, n: usize) {
+        if self.released == 0 && n > 0 {
+            self.tags.home(n);
+        } else if self.tags.any_out() || self.released > 0 {
+            self.see_held(n);
+        }
+    }
+
+    /// The same where there are such, or may be.
+    #[cold]
+    fn see_held(&mut self, n: usize) {
+        let before = std::mem::replace(&mut self.released, self.below.held());
+        if bugs::on(Bug::HeldKeepsTag) {
+            self.released = 0;
+        }
+        // Of those that came home, some had given theirs back.
+        let home = n + self.released - before;
+        if home > 0 {
+            self.tags.home(home);
+        }
+    }
+
     /// Those of `done` from `from` on came from below. True when others went there.
     #[inline(never)]
     fn came_back(&mut self, done: &mut Batch, from: usize, cx: &mut Cx<'_>) -> bool {
-        self.tags.home(done.len() - from);
+        self.home(done.len() - from);
         if self.merger.is_under_way() {
             self.merger.back(done, from, false, &mut self.again, &mut self.down);
         }
@@ -225,8 +254,8 @@ impl Lane for QueueLane {
                     break;
                 }
             }
-        } else if done.len() > from {
-            self.tags.home(done.len() - from);
+        } else {
+            self.home(done.len() - from);
         }
     }
 
@@ -242,7 +271,7 @@ impl Lane for QueueLane {
         let from = back.len();
         self.below.drain(how, back, cx);
         if !bugs::on(Bug::HandedBackKeepsTag) {
-            self.tags.home(back.len() - from);
+            self.home(back.len() - from);
         }
         if self.merger.is_under_way() {
             self.merger.back(back, from, true, &mut self.again, &mut self.down);

@@ -94,6 +94,10 @@ impl Device for Queued {
         self.0.disk().look_again();
     }
 
+    fn try_again(&self) {
+        self.0.disk().try_again();
+    }
+
     fn can_be_cut(&self) -> bool {
         self.0.disk().can_be_cut()
     }

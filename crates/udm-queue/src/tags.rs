@@ -297,6 +297,12 @@ impl Held {
         }
     }
 
+    /// True when a request has a tag.
+    #[inline]
+    pub fn any_out(&self) -> bool {
+        self.out > 0
+    }
+
     /// `n` requests came home. Their tags go to those in line, this lane among them; where nobody
     /// else is, they stay.
     #[inline]

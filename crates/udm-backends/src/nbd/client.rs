@@ -3,18 +3,19 @@
 
 use super::server::Address;
 use rustix::fd::OwnedFd;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::unix::net::UnixStream;
-use std::time::Duration;
-use udm_core::OpenError;
+use std::time::{Duration, Instant};
 use udm_core::errno::{ECONNREFUSED, EIO, EPROTO, ETIMEDOUT, from_nbd};
+use udm_core::{Nanos, OpenError};
 use udm_wire::nbd::client::{Asked, ClientError, Event, Export, Replies, Shake, Wish};
 use udm_wire::nbd::{Command, CommandFlags};
-use udm_wire::uri::{NbdAddress, NbdUri};
+use udm_wire::uri::{NbdAddress, NbdUri, Span};
 
-/// How long a server may take over a part of an answer.
+/// How long a server may take over a part of an answer, and over the handshake where its deadline
+/// is not shorter.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Bytes that are received at once.
@@ -23,9 +24,12 @@ const RECEIVE: usize = 64 << 10;
 /// Why a server could not be asked, or what it answered.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// It can't be reached, or does not answer in time.
+    /// It can't be reached.
     #[error("{0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
+    /// It has not answered in time.
+    #[error("no answer within {}", Span(Nanos(.0.as_nanos() as u64)))]
+    Silent(Duration),
     /// It says something else than it should.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -44,10 +48,19 @@ pub enum AskError {
     },
 }
 
+impl From<io::Error> for AskError {
+    fn from(error: io::Error) -> AskError {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => AskError::Silent(PATIENCE),
+            _ => AskError::Io(error),
+        }
+    }
+}
+
 impl AskError {
     fn errno(&self) -> i32 {
         match self {
-            AskError::Io(error) if error.kind() == io::ErrorKind::WouldBlock => ETIMEDOUT,
+            AskError::Silent(_) => ETIMEDOUT,
             AskError::Io(error) => error.raw_os_error().unwrap_or(EIO),
             AskError::Client(_) => EPROTO,
             AskError::Closed => ECONNREFUSED,
@@ -71,8 +84,8 @@ pub struct Client {
 
 impl Client {
     /// Connects and chooses the export of `uri`. With `contexts`, structured replies and these
-    /// metadata contexts are agreed on, as far as the server has them. A wait of over ten seconds
-    /// fails, now and later.
+    /// metadata contexts are agreed on, as far as the server has them. The handshake has as long as
+    /// the deadline of `uri`, ten seconds at the most. Later a wait of over ten seconds fails.
     ///
     /// # Errors
     /// Who does not answer, or what it answers.
@@ -88,15 +101,36 @@ impl Client {
     }
 
     pub(super) fn connect_to(address: &Address, uri: &NbdUri, contexts: &[&str]) -> Result<Client, AskError> {
-        let mut stream = open(address)?;
+        let patience = uri.deadline().map_or(PATIENCE, |time| Duration::from_nanos(time.0).min(PATIENCE));
+        Client::shake(address, uri, contexts, patience).map_err(|error| match error {
+            AskError::Silent(_) => AskError::Silent(patience),
+            error => error,
+        })
+    }
+
+    /// Connects and shakes hands, within `patience`.
+    fn shake(
+        address: &Address,
+        uri: &NbdUri,
+        contexts: &[&str],
+        patience: Duration,
+    ) -> Result<Client, AskError> {
+        let until = Instant::now() + patience;
+        let left = || match until.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(AskError::Silent(patience)),
+            left => Ok(left),
+        };
+        let mut stream = open(address, patience)?;
         let contexts: Vec<String> = contexts.iter().map(|&context| context.to_owned()).collect();
         let export = uri.export.clone();
         let mut shake = Shake::new(Wish { export, structured: !contexts.is_empty(), contexts });
         let mut bytes = vec![0; RECEIVE].into_boxed_slice();
         loop {
+            set_patience(&stream, left()?)?;
             let n = receive(&mut stream, &mut bytes)?;
             // A server says nothing behind the handshake until it is asked.
             if let Some(export) = shake.take(&mut &bytes[..n])? {
+                set_patience(&stream, PATIENCE)?;
                 return Ok(Client { stream, replies: Replies::new(&export), export, bytes });
             }
             stream.write_all(&shake.take_out())?;
@@ -187,23 +221,32 @@ pub(super) fn addresses(uri: &NbdUri) -> io::Result<Vec<Address>> {
     }
 }
 
-fn open(address: &Address) -> io::Result<File> {
+/// A socket that is connected within `patience`.
+fn open(address: &Address, patience: Duration) -> io::Result<File> {
     let fd: OwnedFd = match address {
         Address::Unix(path) => {
-            let stream = UnixStream::connect(path)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
-            stream.into()
+            let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+            let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+            // A server that is stopped and has many who wait for it keeps whoever connects waiting.
+            sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(patience))?;
+            rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+            fd
         }
         Address::Tcp(address) => {
-            let stream = TcpStream::connect_timeout(address, PATIENCE)?;
+            let stream = TcpStream::connect_timeout(address, patience)?;
             stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
             stream.into()
         }
     };
     Ok(File::from(fd))
+}
+
+/// How long a receive or a send may take from now on.
+fn set_patience(stream: &File, patience: Duration) -> io::Result<()> {
+    // Zero would be for ever.
+    let patience = Some(patience.max(Duration::from_millis(1)));
+    sockopt::set_socket_timeout(stream, sockopt::Timeout::Recv, patience)?;
+    Ok(sockopt::set_socket_timeout(stream, sockopt::Timeout::Send, patience)?)
 }
 
 fn receive(stream: &mut File, bytes: &mut [u8]) -> Result<usize, AskError> {

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Batch, Bio, BufPool, Busy, Cx, Deadline, Drain, Lane, Limits, Listener, Nanos, Op, Overdue, Status,
+    Batch, Bio, BufPool, Busy, Cx, Drain, Lane, Limits, Listener, Nanos, Op, Overdue, Patience, Status,
     hand_over,
 };
 use udm_runtime::{Done, Ring};
@@ -54,8 +54,8 @@ pub(super) struct NbdLane {
     look_at: Nanos,
     /// When something last came, where there is a deadline.
     heard: Nanos,
-    /// It had, when that was looked at last.
-    late: bool,
+    /// How long that may take, where there is a deadline.
+    patience: Option<Patience>,
     /// Connections that were given up with writes that may still be delivered.
     lingering: Vec<Lingering>,
     listener: Listener,
@@ -81,7 +81,7 @@ impl NbdLane {
             made: 0,
             look_at: Nanos(0),
             heard: Nanos(0),
-            late: false,
+            patience: server.deadline.map(Patience::new),
             lingering: Vec::new(),
             listener: server.fencing.bell().listen(cx),
         };
@@ -156,6 +156,7 @@ impl NbdLane {
             finished: &mut self.finished,
             over: &mut self.over,
             ready: &mut self.ready,
+            works: self.connection.as_ref().is_some_and(Connection::is_ready),
         };
         (&mut self.lingering, lent)
     }
@@ -176,25 +177,22 @@ impl NbdLane {
     /// Gives the connection up when its oldest request is overdue. Seldom looked at: requests that
     /// come later are due later, and what comes meanwhile puts all of them off.
     fn look_for_silence(&mut self, cx: &mut Cx<'_>) {
-        let Some(deadline) = self.server.deadline else { return };
+        if self.patience.is_none() {
+            return;
+        }
         let Some(oldest) = self.oldest(cx) else { return };
-        let now = cx.now();
-        let (due, why) = match Deadline(deadline).look(oldest, self.heard, now) {
-            Overdue::No(due) => (due, None),
-            Overdue::Silent(time) => (now, Some(format!("no answer for {}", Span(time)))),
+        let (now, Some(patience)) = (cx.now(), &mut self.patience) else { return };
+        let why = match patience.look(oldest, self.heard, now) {
+            Overdue::No(due) => {
+                self.look_at = due.max(now + Nanos(1));
+                return cx.wake_at(self.look_at);
+            }
+            Overdue::Silent(time) => format!("no answer for {}", Span(time)),
             Overdue::Kept(time) => {
-                (now, Some(format!("others are answered, and one request is not for {}", Span(time))))
+                format!("others are answered, and one request is not for {}", Span(time))
             }
         };
-        // Where a core was held up itself, what has come meanwhile is in its ring: it looks there
-        // first, in another turn.
-        let seen = std::mem::replace(&mut self.late, why.is_some());
-        if let (true, Some(why)) = (seen, why) {
-            self.late = false;
-            return self.lost(Loss::new(End::Silent, why), cx);
-        }
-        self.look_at = due.max(now + Nanos(1));
-        cx.wake_at(self.look_at);
+        self.lost(Loss::new(End::Silent, why), cx);
     }
 
     /// When the oldest request came; `None` while it can't be late, and nobody has to look.
@@ -266,7 +264,7 @@ impl NbdLane {
                     self.heard = cx.now();
                 }
                 cx.set_work_left(cx.work_left().saturating_sub(n as u64));
-                let more = self.take_in(&buf[..n]).map_err(|why| Loss::new(End::Lied, why))?;
+                let more = self.take_in(&buf[..n], cx).map_err(|why| Loss::new(End::Lied, why))?;
                 if !more {
                     self.server.leaves(cx.now());
                     return Err(Loss::new(End::Leaves, "the server shuts down"));
@@ -281,7 +279,7 @@ impl NbdLane {
     }
 
     /// Bytes of the server. False where it says that it wants no more requests on this connection.
-    fn take_in(&mut self, mut input: &[u8]) -> Result<bool, String> {
+    fn take_in(&mut self, mut input: &[u8], cx: &mut Cx<'_>) -> Result<bool, String> {
         let Some(connection) = &mut self.connection else { return Ok(true) };
         let mut more = true;
         if let Stage::Shaking(shake) = &mut connection.stage {
@@ -303,23 +301,28 @@ impl NbdLane {
         while let Some(event) = replies.take(&mut input).map_err(|e| e.to_string())? {
             match event {
                 Event::Data { tag, at, bytes } => {
-                    self.slots[tag as usize].bio.data.copy_from_at(at as usize, bytes);
+                    let slot = &mut self.slots[tag as usize];
+                    if slot.probe.is_none() {
+                        slot.bio.data.copy_from_at(at as usize, bytes);
+                    }
                 }
                 Event::Zeroes { tag, at, len } => {
-                    let data = &mut self.slots[tag as usize].bio.data;
-                    data.produce(at as usize, len as usize, |_, part| part.fill(0));
+                    let slot = &mut self.slots[tag as usize];
+                    if slot.probe.is_none() {
+                        slot.bio.data.produce(at as usize, len as usize, |_, part| part.fill(0));
+                    }
                 }
                 Event::Status { .. } => return Err("a block status that nobody asked for".into()),
                 Event::Done { tag, error } => {
                     self.back_off = BACK_OFF;
                     more &= error != ESHUTDOWN || bugs::on(Bug::ShutdownStays);
-                    answered(
-                        tag as usize,
-                        status_of(error),
-                        &mut self.slots,
-                        &mut self.outgoing,
-                        &mut self.ready,
-                    );
+                    let (key, slot) = (tag as usize, &mut self.slots[tag as usize]);
+                    let status = slot.verdict(status_of(error));
+                    if !self.outgoing.is_sending(key) && slot.doubts(status, &self.limits, cx.rng()) {
+                        self.outgoing.push(key);
+                        continue;
+                    }
+                    answered(key, status, &mut self.slots, &mut self.outgoing, &mut self.ready);
                 }
             }
         }
@@ -437,6 +440,10 @@ impl Lane for NbdLane {
         if how == Drain::NoFlush {
             back.extend(self.waiting.drain(..));
         }
+    }
+
+    fn held(&self) -> usize {
+        self.lingering.iter().map(Lingering::held).sum()
     }
 
     /// Turns while it connects, so that it can be given up in time.

@@ -56,6 +56,8 @@ pub(super) struct Lent<'a> {
     pub(super) finished: &'a mut Vec<Done>,
     pub(super) over: &'a mut Vec<usize>,
     pub(super) ready: &'a mut Batch,
+    /// The lane has another connection that works.
+    pub(super) works: bool,
 }
 
 impl Lingering {
@@ -108,6 +110,11 @@ impl Lingering {
     /// True when nothing is held any more.
     pub(super) fn is_over(&self) -> bool {
         self.slots.is_empty()
+    }
+
+    /// Writes that are held.
+    pub(super) fn held(&self) -> usize {
+        self.slots.len()
     }
 
     /// True when the server has answered all.
@@ -164,7 +171,7 @@ impl Lingering {
                 lent.server.fencing.lose();
             }
             if end == End::Closed && lent.server.uri.silence.fence == Fence::Closed {
-                self.go_elsewhere(Some("the server closed the connection"), lent.ready);
+                self.go_elsewhere(Some("the server closed the connection"), lent);
             }
         }
     }
@@ -215,7 +222,7 @@ impl Lingering {
             Fence::Wait(time) => {
                 let until = self.given_up + *time;
                 if until <= cx.now() {
-                    self.go_elsewhere(Some("its time is over"), lent.ready);
+                    self.go_elsewhere(Some("its time is over"), lent);
                 } else {
                     cx.wake_at(until);
                 }
@@ -225,7 +232,7 @@ impl Lingering {
                 if self.seen != Some(epoch) || self.look_at <= cx.now() {
                     self.seen = Some(epoch);
                     self.look_at = match Fencing::look(lent.server, command, self.runs, cx.now()) {
-                        Look::Fenced => return self.go_elsewhere(None, lent.ready),
+                        Look::Fenced => return self.go_elsewhere(None, lent),
                         Look::Runs => Nanos::NEVER,
                         Look::Again(at) => at,
                     };
@@ -236,13 +243,15 @@ impl Lingering {
         }
     }
 
-    /// They can't be delivered any more.
-    fn go_elsewhere(&mut self, why: Option<&'static str>, ready: &mut Batch) {
+    /// They can't be delivered any more. What is sent now goes by another connection: where that
+    /// works their end is no reason to fail the path.
+    fn go_elsewhere(&mut self, why: Option<&'static str>, lent: &mut Lent<'_>) {
+        let status = if lent.works { Status::Requeue } else { Status::Transport };
         self.elsewhere = self.slots.len();
         self.why = why;
         for mut slot in self.slots.drain() {
-            slot.bio.end_with(Status::Transport);
-            ready.push(slot.bio);
+            slot.bio.end_with(status);
+            lent.ready.push(slot.bio);
         }
     }
 

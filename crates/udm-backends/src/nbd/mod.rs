@@ -125,6 +125,10 @@ impl Device for Nbd {
         self.server.look();
     }
 
+    fn try_again(&self) {
+        self.server.try_again();
+    }
+
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         if self.asker.extents(from, len, out).is_err() && out.list().is_empty() {
             out.push(len, Content::Data);

@@ -243,7 +243,12 @@ impl Server {
         }
     }
 
-    /// How many connections have been made.
+    /// Somebody says that it works: no lane waits before it connects.
+    pub(super) fn try_again(&self) {
+        self.made.fetch_add(1, Relaxed);
+    }
+
+    /// How many connections have been made, or how often somebody said that the next one will be.
     pub(super) fn made(&self) -> u64 {
         self.made.load(Relaxed)
     }

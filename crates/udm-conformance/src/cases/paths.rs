@@ -12,7 +12,7 @@ const LOAD: Load = Load { each: 30, blocks: 8, round: 0 };
 /// the next one fails.
 pub(super) fn one_fails_after_the_other(rig: &mut Rig) {
     let paths = rig.ground.paths();
-    let statuses = Status::ALL.iter().filter(|status| status.is_path_error());
+    let statuses = Status::ALL.iter().filter(|status| status.fails_path());
     for (round, &status) in statuses.enumerate() {
         let path = &paths[round % paths.len()];
         let sent = LOAD.submit(rig);

@@ -432,6 +432,11 @@ impl Device for MappedDevice {
         out.push(Sectors(len.0 - known), Since::Changed);
     }
 
+    fn try_again(&self) {
+        let live = self.live();
+        live.iter().flat_map(|table| table.devices()).for_each(|used| used.device.try_again());
+    }
+
     fn commons(&self) -> Option<&Commons> {
         Some(&self.commons)
     }

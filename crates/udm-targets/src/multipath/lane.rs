@@ -235,8 +235,9 @@ impl MultipathLane {
             let to = if retry { &mut self.again } else { &mut *done };
             to.push(bio);
         }
-        if self.again.len() > before {
-            self.router.path_failed |= self.shared.fail(index, &Why::Bio(&self.again[before]));
+        let blames = |bio: &&Box<Bio>| bio.status.fails_path() || bugs::on(Bug::MediumErrorFailsPath);
+        if let Some(bio) = self.again[before..].iter().find(blames) {
+            self.router.path_failed |= self.shared.fail(index, &Why::Bio(bio));
         }
     }
 

@@ -98,8 +98,11 @@ impl Multipath {
     fn paths_do(&self, number: DevNo, word: &str, act: &Act) -> Result<(), TargetError> {
         let mut found = false;
         let mut changed = false;
-        for (path, _) in self.paths().enumerate().filter(|(_, (_, d))| d.number == number) {
+        for (path, (_, device)) in self.paths().enumerate().filter(|(_, (_, d))| d.number == number) {
             found = true;
+            if let Act::Reinstate(_) = act {
+                device.device.try_again();
+            }
             changed |= match act {
                 Act::Fail(why) => self.shared.fail(path, why),
                 Act::Reinstate(back) => self.shared.reinstate(path, *back),

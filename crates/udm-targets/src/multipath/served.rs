@@ -56,7 +56,7 @@ impl Count {
 
     /// Those that came back with an error that blames the path.
     pub(super) fn path_errors(&self) -> u64 {
-        let blames = |(status, _): &(&Status, &u64)| status.is_path_error();
+        let blames = |(status, _): &(&Status, &u64)| status.fails_path();
         Status::ALL.iter().zip(&self.errors).filter(blames).map(|(_, count)| count).sum()
     }
 }

@@ -68,6 +68,9 @@ pub(super) struct Subject {
     pub settings: Arc<Settings>,
 }
 
+/// How much later than it asked for the task may be polled without having been held up.
+const HELD_UP: Nanos = Nanos::from_millis(1_000);
+
 /// See the module.
 pub(super) struct Checker {
     shared: Arc<Shared>,
@@ -85,6 +88,8 @@ pub(super) struct Checker {
     /// Bios that have been home, for the next checks.
     spare: Batch,
     stopping: bool,
+    /// When it asked to be polled.
+    due: Nanos,
 }
 
 /// A path.
@@ -95,6 +100,9 @@ struct Checked {
     pace: Pace,
     /// How often it had failed when it was last looked at, and whether it was failed.
     seen: (u64, bool),
+    /// How often it had failed when the task began: that was counted then, or is long ago, and no
+    /// failure of now.
+    before: u64,
     /// The check under way.
     asked: Option<Asked>,
     /// Reads of a sample in flight.
@@ -152,6 +160,7 @@ impl Checker {
             bell: None,
             spare: Batch::new(),
             stopping: false,
+            due: Nanos::NEVER,
         }
     }
 
@@ -163,12 +172,16 @@ impl Checker {
             device: Some(device),
             lane: None,
             seen: (0, false),
+            before: 0,
             asked: None,
             samples: 0,
             quarantine: Quarantine::Fine(None),
             refused: false,
         };
         self.paths = self.devices.drain(..).map(checked).collect();
+        for (index, path) in self.paths.iter_mut().enumerate() {
+            path.before = self.shared.path(index).fail_count;
+        }
         if let Some(on) = self.queueing.begin() {
             self.queue(on, cx);
         }
@@ -186,6 +199,11 @@ impl Checker {
     /// Looks at all paths: what has become of them, and what is due.
     fn look(&mut self, cx: &mut dyn TaskCx) {
         let now = cx.now();
+        if self.due < Nanos::NEVER && self.due + HELD_UP < now {
+            // The core did not run: that does not count, and answers may be where nobody looked.
+            let asked = self.paths.iter_mut().filter_map(|path| path.asked.as_mut());
+            asked.for_each(|asked| asked.at = now);
+        }
         for index in 0..self.paths.len() {
             let view = self.shared.path(index);
             self.notice(index, view, now);
@@ -216,7 +234,8 @@ impl Checker {
             self.go_back(Returned::Nobody, cx);
         }
         self.show(now);
-        cx.wake_at(self.next());
+        self.due = self.next();
+        cx.wake_at(self.due);
     }
 
     /// When there is something to look at.
@@ -243,7 +262,8 @@ impl Checker {
             path.pace.failed(now);
             path.refused = false;
             self.failback.failed();
-            if let Some(rule) = self.settings.marginal.filter(|_| !path.quarantine.holds()) {
+            let counts = view.fail_count != path.before && !path.quarantine.holds();
+            if let Some(rule) = self.settings.marginal.filter(|_| counts) {
                 path.quarantine.failed(now, &rule, none_left);
                 self.say_held_back(index, now);
             }

@@ -6,7 +6,7 @@ use super::slots::{Read, Role, Sent, Slot, What, pour};
 use crate::multipath::journal::Why;
 use crate::multipath::served::Watched;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Bio, Cx, Deadline, Nanos, Op, Overdue, Status};
+use udm_core::{Bio, Cx, Nanos, Op, Overdue, Status};
 
 /// Bytes of answers that a poll copies even where others have used up the core's budget of work.
 const FLOOR: u64 = 256 << 10;
@@ -68,7 +68,7 @@ impl Watch {
                 self.is_home(path, read, role);
                 match read {
                     Some(read) => self.answered(read, role, &bio, now, cx),
-                    None if role == Role::Trial => self.tried(took, now),
+                    None if role == Role::Trial => self.tried(slot.serial, took, now),
                     None if bugs::on(Bug::LateAnswerBelieved) => self.believe(path, &bio, now, cx),
                     None => Watched::add(&self.counts(path).late, 1),
                 }
@@ -183,9 +183,10 @@ impl Watch {
 
     /// What on `path` is past its deadline.
     pub(super) fn see_deadlines(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
-        let Some(deadline) = self.how.deadline else { return };
         while let Some(sent) = self.paths[path].undue.first(&self.slots) {
-            let how = Deadline(deadline).look(sent.at, self.paths[path].heard, now);
+            let heard = self.paths[path].heard;
+            let Some(patience) = &mut self.paths[path].patience else { return };
+            let how = patience.look(sent.at, heard, now);
             if let Overdue::No(due) = how {
                 cx.wake_at(due);
                 break;
@@ -228,8 +229,9 @@ impl Watch {
             }
             What::Copy { read: None, role } => {
                 if *role == Role::Trial {
+                    let serial = self.slots[slot].serial;
                     self.slots[slot].what = What::Copy { read: None, role: Role::Hedge };
-                    self.tried(None, now);
+                    self.tried(serial, None, now);
                 }
             }
         }

@@ -26,8 +26,8 @@ pub(super) struct Trial {
     path: usize,
     /// What the copies took; never, for those that failed.
     times: Vec<Nanos>,
-    /// One is on its way.
-    out: bool,
+    /// The serial of the one on its way.
+    out: Option<u64>,
     until: Nanos,
 }
 
@@ -242,24 +242,26 @@ impl Watch {
         }
         let until = now + TRIAL_MAX;
         let due = (0..self.paths.len()).find(|path| self.shared.ejection(*path).claim_trial(now, until));
-        self.trial = due.map(|path| Trial { path, times: Vec::with_capacity(TRIALS), out: false, until });
+        self.trial = due.map(|path| Trial { path, times: Vec::with_capacity(TRIALS), out: None, until });
     }
 
     /// Sends a copy of `read` to the path that is tried.
     pub(super) fn try_with(&mut self, read: usize, now: Nanos, cx: &mut Cx<'_>) {
-        let Some(Trial { path, out: false, .. }) = self.trial else { return };
+        let Some(Trial { path, out: None, .. }) = self.trial else { return };
         let same = self.paths[path].group == self.paths[self.reads[read].leg].group;
         if same && !self.shared.path(path).failed {
             let sent = self.send_copy(path, read, Role::Trial, now, cx);
-            self.trial.as_mut().into_iter().for_each(|trial| trial.out = sent);
+            let serial = sent.then_some(self.serial);
+            self.trial.as_mut().into_iter().for_each(|trial| trial.out = serial);
         }
     }
 
-    /// The path that is tried has answered, or will not: how long it took, if it did well. One
-    /// whose trial is over already counts for nothing.
-    pub(super) fn tried(&mut self, took: Option<Nanos>, now: Nanos) {
-        let Some(trial) = &mut self.trial else { return };
-        trial.out = false;
+    /// Copy `serial` was answered by the path that is tried, or will not be: how long it took, if
+    /// it did well. One whose trial is over already counts for nothing, also in the next trial, of
+    /// this path or of another.
+    pub(super) fn tried(&mut self, serial: u64, took: Option<Nanos>, now: Nanos) {
+        let Some(trial) = self.trial.as_mut().filter(|trial| trial.out == Some(serial)) else { return };
+        trial.out = None;
         trial.times.push(took.unwrap_or(Nanos::NEVER));
         if trial.times.len() < TRIALS {
             return;
@@ -271,7 +273,7 @@ impl Watch {
 
     /// Judges by the copies that were sent. Where there were none another lane may have reads.
     fn end_trial(&self, Trial { path, mut times, out, .. }: Trial, now: Nanos) {
-        if out {
+        if out.is_some() {
             times.push(Nanos::NEVER);
         }
         let others: Vec<_> = self.others(path).map(|other| &self.paths[other].standing).collect();

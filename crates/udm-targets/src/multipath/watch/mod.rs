@@ -42,7 +42,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::latency::Window;
-use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Nanos, Op};
+use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Nanos, Op, Patience};
 use udm_dm::PathWatch;
 
 /// The watch of one lane over its paths.
@@ -80,7 +80,8 @@ struct Path {
     /// Copies in flight here that the lane above does not know of: hedges, trials, and those of
     /// reads that were given up or answered elsewhere.
     guests: usize,
-    /// What has a deadline.
+    /// How long it may be silent, where there is a deadline, and what has one.
+    patience: Option<Patience>,
     undue: Waiting,
     /// Reads that may yet be hedged.
     unhedged: Waiting,
@@ -142,6 +143,7 @@ pub(super) fn over(
         heard: Nanos(0),
         asked: Nanos(0),
         guests: 0,
+        patience: how.deadline.map(Patience::new),
         undue: Waiting::default(),
         unhedged: Waiting::default(),
         refused: Waiting::default(),
@@ -296,7 +298,7 @@ impl Watch {
                     match (read, role) {
                         (Some(read), Role::Own) => back.push(self.end_read(read, None, now).bio),
                         (Some(read), _) => self.hedge_failed(read, now),
-                        (None, Role::Trial) => self.tried(None, now),
+                        (None, Role::Trial) => self.tried(slot.serial, None, now),
                         (None, _) => {}
                     }
                 }
