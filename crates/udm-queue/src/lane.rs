@@ -187,9 +187,6 @@ impl QueueLane {
     #[cold]
     fn see_held(&mut self, n: usize) {
         let before = std::mem::replace(&mut self.released, self.below.held());
-        if bugs::on(Bug::HeldKeepsTag) {
-            self.released = 0;
-        }
         // Of those that came home, some had given theirs back.
         let home = n + self.released - before;
         if home > 0 {

@@ -213,9 +213,12 @@ impl Blueprint {
         }
     }
 
-    /// Puts a device over the one with a log, in one world of three.
+    /// Puts a device over the one with a log, in one world of three, unless that loses data.
     pub(crate) fn draw_over_log(&mut self, chance: &mut Chance) {
-        let Some(logger) = self.logger.filter(|_| chance.one_in(3)) else { return };
+        let lossy =
+            |kind: &Kind| matches!(kind, Kind::Through(Through::Flakey(_, _, flaw), ..) if flaw.is_lossy());
+        let keeps = |&logger: &usize| !self.devices[logger].table.lines.iter().any(|(_, kind)| lossy(kind));
+        let Some(logger) = self.logger.filter(keeps).filter(|_| chance.one_in(3)) else { return };
         let len = self.devices[logger].table.sectors();
         self.add(TableSpec { lines: vec![(len, Kind::Linear(Below::Device(logger), 0))] }, true);
         self.over_log = true;

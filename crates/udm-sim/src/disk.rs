@@ -8,7 +8,7 @@ use crate::chance::Chance;
 use crate::null_cache::NullCache;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use udm_core::Commons;
+use udm_core::{Commons, Status};
 
 /// Stamps with this bit are what the disk itself made up: first content, or what a discard left
 /// behind.
@@ -74,7 +74,7 @@ pub struct Disk {
     /// One request in so many fails for the disk's own reasons; 0 for never.
     pub error_one_in: u64,
     /// When (step) each status was last returned for a reason of the disk's own, by status code.
-    pub blamed: [Option<u64>; 16],
+    pub blamed: [Option<u64>; Status::ALL.len()],
     /// When (step) a device in front of this disk had no usable path and was not told to wait for
     /// one.
     pub no_path: Option<u64>,
@@ -110,7 +110,7 @@ impl Disk {
             max: [u64::from(u32::MAX); 3],
             max_range: [(u64::from(u32::MAX), u64::from(u32::MAX)); 3],
             error_one_in: 0,
-            blamed: [None; 16],
+            blamed: [None; Status::ALL.len()],
             no_path: None,
             flaky: None,
         }

@@ -82,6 +82,8 @@ fn a_suspend_takes_a_read_that_was_given_up_off_its_path() {
     host.world.submit(0, &mut *host.lane, [read(0, 8)]);
     assert_eq!(host.poll(), []);
     host.world.now = Nanos::from_millis(1000);
+    assert_eq!(host.poll(), [], "it looks once more");
+    host.world.now = host.world.now + Nanos(1);
     assert_eq!(host.poll(), [Status::Ok], "the other path serves it");
     assert_eq!((host.disks[1].waiting(), host.disks[2].waiting()), (1, 1), "and the first has it still");
     host.disks[2].hold(false);

@@ -66,7 +66,7 @@ impl Slot {
     /// before that is believed.
     pub(super) fn doubts(&mut self, status: Status, limits: &Limits, rng: &mut dyn Rng) -> bool {
         let first_answer = self.probe.is_none() && !self.flushing && self.bio.op != Op::Flush;
-        if status != Status::Medium || !first_answer || bugs::on(Bug::EioBelieved) {
+        if status != Status::Medium || !first_answer {
             return false;
         }
         let block = u64::from(limits.logical_block);

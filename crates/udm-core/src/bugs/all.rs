@@ -115,10 +115,6 @@ bugs! {
     DiskNotClaimed: Devices,
     /// A lane that was prepared has begun its log, passes for idle, and is closed.
     PreparedNotBusy: Devices,
-    /// Writes that are held keep their tags.
-    HeldKeepsTag: NbdClient,
-    /// A server whose storage is gone passes for one with a bad block.
-    EioBelieved: NbdClient,
     /// A lane is closed with work of its own under way, since another table takes its place.
     OwnWorkDropped: Devices,
     /// A path fails, and the checker is not told.

@@ -197,6 +197,8 @@ impl World {
                 .map_err(|e| format!("d{device}: reinstate_path {}: {e}", report.name))?;
             self.say(format!("d{device}: {} is reinstated", report.name));
             self.counts.messages += 1;
+            // That ends the wait before the next connection.
+            self.shaken[report.number.minor as usize] = self.now;
         }
         Ok(self.counts.messages > before)
     }

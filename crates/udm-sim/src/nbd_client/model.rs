@@ -179,7 +179,8 @@ impl Model {
         let may = match bio.status {
             Status::Ok => !asked.wild,
             _ if asked.wild => true,
-            status if status.is_path_error() => excused && !export.holds,
+            // A server that says no and is asked for another block may say no again.
+            status if status.is_path_error() => (excused || export.said_no > asked.said_no) && !export.holds,
             _ => export.said_no > asked.said_no,
         };
         if !may {

@@ -235,8 +235,8 @@ impl MultipathLane {
             let to = if retry { &mut self.again } else { &mut *done };
             to.push(bio);
         }
-        let blames = |bio: &&Box<Bio>| bio.status.fails_path() || bugs::on(Bug::MediumErrorFailsPath);
-        if let Some(bio) = self.again[before..].iter().find(blames) {
+        let blames = |bio: &&Bio| bio.status.fails_path() || bugs::on(Bug::MediumErrorFailsPath);
+        if let Some(bio) = self.again[before..].iter().map(|bio| &**bio).find(blames) {
             self.router.path_failed |= self.shared.fail(index, &Why::Bio(bio));
         }
     }

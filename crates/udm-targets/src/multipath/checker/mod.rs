@@ -317,6 +317,12 @@ impl Checker {
     /// Checks a path.
     fn check(&mut self, index: usize, fails: u64, cx: &mut dyn TaskCx) {
         let now = cx.now();
+        if self.shared.path(index).failed
+            && let Some(path) = &self.paths[index].device
+        {
+            // The check finds out whether it works: nothing is gained by waiting for longer.
+            path.device.try_again();
+        }
         match self.read(index, 0, false, cx) {
             true => self.paths[index].asked = Some(Asked { at: now, fails, late: false, end: false }),
             // Without a lane nothing is known of it.
