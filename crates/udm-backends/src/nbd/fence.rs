@@ -18,9 +18,9 @@
 //! command and answered behind it leads to a server that the command knows nothing of. So runs are
 //! numbered, and a connection notes at that moment how many there have been.
 //!
-//! All lanes of all exports that have one address and one command share its runs
-//! ([`Runs`]): a second one would end the server that the first has started. The lock is taken only by those that hold
-//! writes, when they begin to, when the bell rings and when a time is over.
+//! All lanes of all exports that have one address and one command share its runs ([`Runs`]): a
+//! second one would end the server that the first has started. The lock is taken only by those that
+//! hold writes, when they begin to, when the bell rings and when a time is over.
 
 use super::server::Server;
 use std::path::Path;

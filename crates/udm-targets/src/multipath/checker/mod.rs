@@ -26,6 +26,7 @@
 //! suspended the task is stopped, as a suspended device takes no messages; what it knew of the
 //! paths' past is forgotten then.
 
+mod checked;
 mod marginal;
 mod pace;
 mod policy;
@@ -35,6 +36,7 @@ mod said;
 use super::board::Board;
 use super::journal::{self, Why};
 use super::state::{PathView, Shared};
+use checked::{Asked, Checked};
 pub(super) use marginal::HeldBack;
 use marginal::{Act, Quarantine};
 use pace::Pace;
@@ -45,8 +47,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Batch, Bio, Buf, Busy, DeviceSlot, Limits, Listener, Nanos, Op, SECTOR_SIZE, Sector, Sectors, Task,
-    TaskCx,
+    Batch, Bio, Buf, Busy, Limits, Listener, Nanos, Op, SECTOR_SIZE, Sector, Sectors, Task, TaskCx,
 };
 use udm_dm::CheckState;
 use udm_dm::target::DeviceRef;
@@ -90,52 +91,6 @@ pub(super) struct Checker {
     stopping: bool,
     /// When it asked to be polled.
     due: Nanos,
-}
-
-/// A path.
-struct Checked {
-    /// Gone when the task was stopped, so that nothing is held that nobody needs.
-    device: Option<DeviceRef>,
-    lane: Option<DeviceSlot>,
-    pace: Pace,
-    /// How often it had failed when it was last looked at, and whether it was failed.
-    seen: (u64, bool),
-    /// How often it had failed when the task began: that was counted then, or is long ago, and no
-    /// failure of now.
-    before: u64,
-    /// The check under way.
-    asked: Option<Asked>,
-    /// Reads of a sample in flight.
-    samples: usize,
-    quarantine: Quarantine,
-    /// It has been said that another disk answers in its place, or a part of it.
-    refused: bool,
-}
-
-/// A check under way.
-struct Asked {
-    at: Nanos,
-    /// How often the path had failed.
-    fails: u64,
-    /// It took too long: what it says is not listened to.
-    late: bool,
-    /// It is of the last block.
-    end: bool,
-}
-
-impl Checked {
-    fn is_idle(&self) -> bool {
-        self.asked.is_none() && self.samples == 0
-    }
-
-    /// Lets go of its lane, where nothing is in flight on it.
-    fn close(&mut self, cx: &mut dyn TaskCx) {
-        if self.is_idle()
-            && let Some(lane) = self.lane.take()
-        {
-            cx.close(lane);
-        }
-    }
 }
 
 impl Checker {
