@@ -431,3 +431,45 @@ fn d07_the_last_path_that_keeps_failing_is_checked_no_sooner_than_others() {
         assert_eq!(host.paths(), "AF");
     }
 }
+
+/// A failure is counted once: the task that a resume starts does not take it for a new one.
+#[test]
+fn d07_a_failure_from_before_a_resume_is_not_counted_again() {
+    let marginal = Marginal {
+        double_failed_time: Nanos(8 * SECOND),
+        err_sample_time: Nanos(120 * SECOND),
+        err_rate_threshold: 10,
+        err_recheck_gap_time: Nanos(50 * SECOND),
+    };
+    let mut host = Host::new(ONE, Settings { marginal: Some(marginal), ..Settings::every(1) });
+    host.tell("fail_path 253:1");
+    host.pass(11.0);
+    let change = host.device.suspend(false, Arc::new(|| {})).unwrap();
+    host.end(change);
+    let change = host.device.resume(Arc::new(|| {})).unwrap();
+    host.end(change);
+    host.pass(1.0);
+    host.tell("fail_path 253:1");
+    host.pass(3.0);
+    assert_eq!((host.held(), host.paths().as_str()), (None, "AA"), "the first is 12 s old");
+    host.tell("fail_path 253:1");
+    host.pass(1.0);
+    assert!(host.held().is_some(), "twice within 8 s");
+}
+
+/// The core does not run for long, with checks under way: no path has failed to answer.
+#[test]
+fn a_pause_of_the_core_is_no_check_without_an_answer() {
+    let mut host = Host::new(ONE, Settings { checker_timeout: Nanos(3 * SECOND), ..Settings::every(5) });
+    host.disks[..2].iter().for_each(|disk| disk.hold(true));
+    let waits = |host: &Host| host.disks[..2].iter().all(|disk| disk.waiting() == 1);
+    while !waits(&host) {
+        host.pass(0.1);
+    }
+    host.world.now = Nanos(host.world.now.0 + 100 * SECOND);
+    host.pass(0.1);
+    assert_eq!(host.paths(), "AA");
+    host.disks[..2].iter().for_each(|disk| disk.hold(false));
+    host.pass(1.0);
+    assert_eq!(host.paths(), "AA");
+}
