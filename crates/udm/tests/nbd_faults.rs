@@ -31,28 +31,6 @@ fn a_load_waits_for_as_long_as_the_deadline() {
     assert!(begun.elapsed() < Duration::from_secs(9), "it waited for {:?}", begun.elapsed());
 }
 
-/// A flush through one server says nothing of what was written through another, unless both say
-/// that it does, or somebody knows.
-#[test]
-fn paths_need_servers_whose_flushes_cover_all() {
-    if !has("nbdkit") {
-        return;
-    }
-    let folder = TempDir::new().unwrap();
-    let args = ["--filter=multi-conn", "memory", "1M", "multi-conn-mode=disable"];
-    let [a, b] = ["a", "b"].map(|name| Nbdkit::start(folder.path().join(name), &args));
-    let server = Server::start(&[]);
-    let two = |word: &str| {
-        let [a, b] = [&a, &b].map(|nbdkit| format!("{}{word} 1", nbdkit.uri()));
-        format!("0 2048 multipath 0 0 1 1 round-robin 0 2 1 {a} {b}")
-    };
-    let said = server.refuses(&["create", "m", "--table", &two("")]);
-    assert!(said.contains("does not cover") && said.contains("multi_conn=assume"), "{said}");
-    server.says(&["create", "m", "--table", &two("&multi_conn=assume")]);
-    let alone = format!("0 2048 multipath 0 0 1 1 round-robin 0 1 1 {} 1", a.uri());
-    server.says(&["create", "alone", "--table", &alone]);
-}
-
 /// A path is stopped with writes in its socket, and has a queue of four: what waits in that queue
 /// goes elsewhere all the same.
 #[test]

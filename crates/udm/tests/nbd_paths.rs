@@ -141,8 +141,6 @@ fn servers_of_one_file_are_paths() {
     );
 }
 
-/// The same servers are restarted in turn, as an administrator does it. One that shuts down keeps
-/// its connections, and refuses what comes on them, until its clients have left.
 /// A flush through one path must cover what was written through the others, and the server says
 /// whether it does.
 #[test]
@@ -176,6 +174,8 @@ fn servers_whose_flush_is_of_one_connection() {
     ]);
 }
 
+/// The same servers are restarted in turn, as an administrator does it. One that shuts down keeps
+/// its connections, and refuses what comes on them, until its clients have left.
 #[test]
 fn servers_that_are_restarted_in_turn() {
     if !has("nbdkit") || !has("qemu-io") {
