@@ -434,7 +434,7 @@ fn d07_the_last_path_that_keeps_failing_is_checked_no_sooner_than_others() {
 
 /// A failure is counted once: the task that a resume starts does not take it for a new one.
 #[test]
-fn d07_a_failure_from_before_a_resume_is_not_counted_again() {
+fn a_failure_from_before_a_resume_is_not_counted_again() {
     let marginal = Marginal {
         double_failed_time: Nanos(8 * SECOND),
         err_sample_time: Nanos(120 * SECOND),
