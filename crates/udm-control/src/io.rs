@@ -6,9 +6,10 @@
 //! task is in the background, with a lane of its own: nobody waits for it, and the end of the
 //! program ends it.
 
+use crate::blocked;
 use crate::verbs::CallOff;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 use udm_core::control_io::{Answer, Started};
 use udm_core::{Batch, ControlIo, Cores, Device, Errand, OpenError};
@@ -61,6 +62,16 @@ impl ControlIo for CoresIo<'_> {
         let _run = Started::new(device, bios, tell, |task| self.cores.start(task))?;
         let end = Instant::now() + self.patience;
         loop {
+            if blocked::has_turns() {
+                match told.try_recv() {
+                    Ok(answer) => return answer,
+                    Err(TryRecvError::Disconnected) => return Err(Errand::ends()),
+                    Err(TryRecvError::Empty) => {}
+                }
+                self.called_off()?;
+                blocked::take_turn();
+                continue;
+            }
             let left = end.saturating_duration_since(Instant::now());
             match told.recv_timeout(left.min(STEP)) {
                 Ok(answer) => return answer,

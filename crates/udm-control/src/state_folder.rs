@@ -25,7 +25,7 @@ mod store_id;
 use records::SnapshotRecord;
 use serde::{Deserialize, Serialize};
 use server_lock::ServerLock;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -88,6 +88,8 @@ pub struct StateFolder {
     files: Mutex<()>,
     /// The snapshots that this program has, by the names of their records.
     attached: Mutex<HashMap<String, SnapshotRecord>>,
+    /// Those of them whose tables are not live yet.
+    coming: Mutex<HashSet<String>>,
     /// Says that this program runs; there is one from its first record on.
     server: Mutex<Option<ServerLock>>,
 }
@@ -101,6 +103,7 @@ impl StateFolder {
             marked: Mutex::default(),
             files: Mutex::default(),
             attached: Mutex::default(),
+            coming: Mutex::default(),
             server: Mutex::default(),
         })
     }
@@ -121,6 +124,10 @@ impl StateFolder {
 
     fn attached(&self) -> MutexGuard<'_, HashMap<String, SnapshotRecord>> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn coming(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn own_server(&self) -> MutexGuard<'_, Option<ServerLock>> {

@@ -363,6 +363,11 @@ pub trait Target: Send + Sync {
     /// Not called where a process ends with its devices in place.
     fn gone(&self) {}
 
+    /// The same where its device is removed: no table takes its place, also not one that waits.
+    fn removed(&self) {
+        self.gone();
+    }
+
     /// Other devices, whose lanes look at this target when they are opened and begin: where such a
     /// table is live, and where one waits. When this one becomes live, or is gone, they are
     /// *renewed* in the same change: new lanes of their live tables take the place of the old ones,

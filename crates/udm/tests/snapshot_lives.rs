@@ -573,3 +573,45 @@ fn what_can_not_be_told_is_said() {
     write(&server, "org", 0);
     is_instant(&server, "s", &[]);
 }
+
+/// A snapshot that a table made is merged, and the server killed: its table stands in the way of the
+/// next server, and the merge goes on all the same.
+#[test]
+fn a_cut_merge_of_a_snapshot_by_table_goes_on() {
+    let world = World::with_store("a.cow");
+    let snapshot = "a=0 8192 snapshot {disk.img} {a.cow} P 8";
+    let origin = "org=0 8192 snapshot-origin {disk.img}";
+    let server = world.serve(&[origin, snapshot]);
+    for chunk in 0..SIZE / CHUNK {
+        write(&server, "org", chunk);
+    }
+    server.says(&["snapshot", "merge", "a", "--background"]);
+    kill(server);
+    // On a slow machine it may be over by then.
+    let is_cut = fs::read_dir(world.path("state/snapshots")).unwrap().next().is_some();
+    if is_cut {
+        let said = world.refused(&[snapshot]);
+        assert!(said.contains("is being merged into"), "{said}");
+    }
+    let server = world.serve(&[origin]);
+    until("the end of the merge", || {
+        server.says(&["table", "org"]).contains("snapshot-origin").then_some(())
+    });
+    is_instant(&server, "org", &[]);
+}
+
+/// A snapshot that another device has taken over goes with that one, and the next server knows.
+#[test]
+fn what_was_taken_over_and_removed_is_let_go() {
+    let world = World::with_store("a.cow");
+    let (origin, table) = ("org=0 8192 snapshot-origin {disk.img}", "0 8192 snapshot {disk.img} {a.cow} P 8");
+    let server = world.serve(&[origin, &format!("a={table}")]);
+    server.says(&["suspend", "a"]);
+    server.says(&["create", "b", "--table", &world.table(table)]);
+    server.says(&["remove", "b"]);
+    logs(&server, &["b: no longer attached"]);
+    write(&server, "org", 0);
+    kill(server);
+    let said = world.refused(&[&format!("a={table}")]);
+    assert!(said.contains("was written without it"), "{said}");
+}

@@ -109,7 +109,7 @@ pub(super) async fn merge(
 /// Sees to the ends of merges that another server has begun, for ever.
 pub(super) async fn see_to_merges(registry: &Arc<Registry>, gates: &Arc<Gates>) -> Infallible {
     loop {
-        let end = registry.merges.next().await;
+        let end = registry.next_merge().await;
         tokio::spawn(see_to_its_end(Arc::clone(registry), Arc::clone(gates), end));
     }
 }

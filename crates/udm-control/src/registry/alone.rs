@@ -1,6 +1,7 @@
 //! One at a time, for each name: two loads that name one device at the same time open it once, and
 //! loads of other devices do not wait for them.
 
+use crate::blocked;
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,6 +32,9 @@ impl Alone {
         let until = Instant::now() + WAIT_MAX;
         let mut names = self.names();
         while names.contains(&name) {
+            if blocked::has_turns() {
+                return None;
+            }
             let left = until.checked_duration_since(Instant::now())?;
             names = self.freed.wait_timeout(names, left).unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -354,7 +354,8 @@ impl Registry {
     }
 
     /// Every mapped device, those that are being created or removed included.
-    pub(crate) fn everything(&self) -> Vec<Arc<Mapped>> {
+    #[must_use]
+    pub fn everything(&self) -> Vec<Arc<Mapped>> {
         self.state().directory.by_minor.values().map(|listing| Arc::clone(&listing.mapped)).collect()
     }
 

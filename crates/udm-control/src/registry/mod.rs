@@ -15,6 +15,7 @@ mod merges;
 mod opened;
 pub mod outside;
 mod requests;
+mod store_locks;
 
 pub(crate) use directory::Made;
 pub use directory::{Mapped, NewName};
@@ -29,7 +30,7 @@ use crate::exports::Exporter;
 use crate::http::api;
 use crate::state_folder::making::Making;
 use crate::state_folder::{Marks, StateFolder, StoreId};
-use crate::verbs::snapshot::LostSnapshots;
+use crate::verbs::snapshot::{LostSnapshots, MergeEnd};
 use alone::Alone;
 use deferred::Deferred;
 use directory::{Directory, Hold};
@@ -43,6 +44,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use store_locks::StoreLocks;
 use udm_backends::Backends;
 use udm_core::errno::{EBUSY, ENOENT, ENXIO};
 use udm_core::{Cores, DevNo, Device, DeviceId};
@@ -75,6 +77,8 @@ pub struct Registry {
     is_ending: AtomicBool,
     /// Merges that go on and are to be seen to their end.
     pub(crate) merges: Merges,
+    /// Changes that are about one store go one after the other.
+    pub(crate) store_locks: StoreLocks,
     /// Itself.
     pub(crate) me: Weak<Registry>,
     config: OnceLock<Config>,
@@ -114,6 +118,7 @@ impl Registry {
             is_starting: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             merges: Merges::default(),
+            store_locks: StoreLocks::default(),
             me: Weak::clone(me),
             config: OnceLock::new(),
         })
@@ -161,6 +166,12 @@ impl Registry {
     /// The file that wants devices, where there is one.
     pub(crate) fn config(&self) -> Option<&Config> {
         self.config.get()
+    }
+
+    /// The next merge that goes on with this server and that another one began. For one caller at a
+    /// time, who sees to its end.
+    pub async fn next_merge(&self) -> MergeEnd {
+        self.merges.next().await
     }
 
     /// Where is kept what outlives the program, where something is.

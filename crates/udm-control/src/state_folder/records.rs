@@ -27,6 +27,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use udm_core::bugs::{self, Bug};
 use udm_wire::words;
 
 /// The folder of records in the state folder.
@@ -83,6 +84,9 @@ pub(crate) enum RecordState {
 impl SnapshotRecord {
     /// True when a writer of its origin has to wait for it.
     pub(crate) fn is_waited_for(&self) -> bool {
+        if bugs::on(Bug::KilledNotWaitedFor) && matches!(self.state, RecordState::Attached { .. }) {
+            return false;
+        }
         matches!(self.state, RecordState::Attached { .. } | RecordState::Detached { .. })
     }
 
@@ -188,7 +192,8 @@ impl StateFolder {
     }
 
     /// Records that this server has these snapshots from now on, whatever was recorded of their
-    /// stores before. May block.
+    /// stores before. Who writes their origins waits until they have [come](StateFolder::came). May
+    /// block.
     ///
     /// # Errors
     /// When that can't be kept.
@@ -200,11 +205,23 @@ impl StateFolder {
         });
         let records: Vec<SnapshotRecord> = records.collect();
         self.put_records(&records)?;
+        self.coming().extend(records.iter().map(SnapshotRecord::file_name));
         let mut attached = self.attached();
         for record in records {
             attached.insert(record.file_name(), record);
         }
         Ok(())
+    }
+
+    /// The change in which `records` were attached is over.
+    pub(crate) fn came(&self, records: &[String]) {
+        self.coming().retain(|name| !records.contains(name));
+    }
+
+    /// The snapshots that this server is about to have.
+    pub(crate) fn being_attached(&self) -> Vec<SnapshotRecord> {
+        let (attached, coming) = (self.attached(), self.coming());
+        coming.iter().filter_map(|name| attached.get(name).cloned()).collect()
     }
 
     /// Records another state of a snapshot, which this server does not have any more. May block.

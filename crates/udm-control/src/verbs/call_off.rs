@@ -105,6 +105,11 @@ impl Pending {
         Entered { pending: self, off: off.clone() }
     }
 
+    /// True while a table is to become live.
+    pub fn is_coming(&self) -> bool {
+        self.list().iter().any(|(waiting, _)| matches!(waiting, Waiting::Create | Waiting::Resume))
+    }
+
     /// Calls off every `who`.
     pub fn call_off(&self, who: Waiting, why: &str) {
         for (_, off) in self.list().iter().filter(|(waiting, _)| *waiting == who) {

@@ -1,5 +1,6 @@
 //! Running a verb to its end without a reactor.
 
+use crate::blocked;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,7 +11,11 @@ use std::thread::{self, Thread};
 /// [`wait_with`].
 pub fn wait<T>(verb: impl Future<Output = T>) -> T {
     // A stray unpark costs one look too many.
-    wait_with(verb, thread::park)
+    wait_with(verb, || {
+        if !blocked::take_turn() {
+            thread::park();
+        }
+    })
 }
 
 /// Runs `verb` to its end, calling `turn` whenever it has to wait. A thread that is a core takes a

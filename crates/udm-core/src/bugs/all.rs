@@ -15,6 +15,8 @@ pub enum World {
     Verbs,
     /// Of the NBD client and its servers.
     NbdClient,
+    /// Of servers that follow each other.
+    Lives,
 }
 
 /// Makes the type of the bugs, and the list of them, from one list.
@@ -444,4 +446,20 @@ bugs! {
     FlushMissesPage: Faults,
     /// A FUA write goes past the cache, which keeps what it had there.
     FuaKeepsCached: Faults,
+    /// Persistent snapshots become live, and are not recorded.
+    SnapshotNotRecorded: Lives,
+    /// A disk is opened for writing without a snapshot that a killed server had.
+    KilledNotWaitedFor: Lives,
+    /// A snapshot is given up, and goes on being recorded as one that is its instant.
+    GivenUpNotLost: Lives,
+    /// A table that was loaded while nobody had its store becomes live while another one has it.
+    StoreTakenTwice: Lives,
+    /// Whatever is at the path of a store that was made is removed with its snapshot.
+    OtherFileRemoved: Lives,
+    /// It is not recorded that a snapshot is being merged.
+    MergeNotRecorded: Lives,
+    /// A table that waits for a handover keeps a snapshot listed whose device is removed.
+    HandoverOutlivesDevice: Lives,
+    /// A table whose snapshot was taken over counts as one that has it.
+    SpentTableCounts: Lives,
 }

@@ -331,7 +331,10 @@ impl Change {
     fn swap(&mut self) -> Phase {
         let gone = self.change_places();
         let gone = gone.iter().flat_map(|table| table.targets());
-        gone.for_each(|entry| entry.target.gone());
+        gone.for_each(|entry| match self.goal {
+            Goal::Leave => entry.target.removed(),
+            _ => entry.target.gone(),
+        });
         if self.goal == Goal::GoOn || !self.was_suspended && self.goal == Goal::Renew {
             Phase::Tell
         } else {

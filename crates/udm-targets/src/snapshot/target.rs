@@ -123,6 +123,13 @@ impl Target for SnapshotTarget {
     fn gone(&self) {
         self.0.gone();
     }
+
+    fn removed(&self) {
+        if bugs::on(Bug::HandoverOutlivesDevice) {
+            return self.0.gone();
+        }
+        self.0.removed();
+    }
 }
 
 impl SnapshotView for SnapshotTarget {

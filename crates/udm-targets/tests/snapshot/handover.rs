@@ -210,3 +210,17 @@ fn a_write_that_is_taken_back_keeps_no_record_waiting() {
     assert_eq!(host.wait(taken_back).status, Status::Ok);
     assert_eq!(host.letters("sn", 4), "ABcd");
 }
+
+/// A table that waits in the device that is removed takes nothing over: nobody writes the store any
+/// more.
+#[test]
+fn a_device_is_removed_with_a_table_that_waits() {
+    let mut host = attached("P 8");
+    host.load("sn", &format!("0 {SIZE} snapshot O W P 8")).unwrap();
+    assert_eq!(host.write("od", 0, 8, b'X'), Status::Ok);
+    let kept = host.store("W").unwrap().records.len();
+    host.remove("sn");
+    assert_eq!(host.write("od", 16, 8, b'X'), Status::Ok);
+    host.settle();
+    assert_eq!((kept, host.store("W").unwrap().records.len()), (1, 1));
+}

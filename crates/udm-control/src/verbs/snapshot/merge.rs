@@ -12,8 +12,8 @@ use crate::verbs::remove::remove_it;
 use crate::verbs::{show, tables, wait};
 use std::sync::{Arc, Weak};
 use udm_core::Device;
-use udm_core::errno::{EBUSY, EINVAL, EIO};
-use udm_dm::SnapshotState;
+use udm_core::errno::{EBUSY, EINVAL, EIO, ENXIO};
+use udm_dm::{SnapshotState, TargetError};
 
 /// A merge that has begun.
 #[derive(Clone)]
@@ -85,7 +85,18 @@ pub fn merge(
     let loaded = tables::load_into(registry, &origin.mapped, &own, &table, &Folder::none(), off)
         .map_err(|e| e.at(None));
     let several = [(own.clone(), Arc::clone(&origin.mapped))];
-    let swap = || wait(in_turn(registry, &several, Waiting::Resume, off, resume_among));
+    // Nobody removes what is taken over: the origin would have nothing to read.
+    let swap = || {
+        wait(in_turn(registry, &several, Waiting::Resume, off, |devices, turns, wake| {
+            let _linked = registry.linking();
+            match registry.is_there(&mapped) {
+                true => resume_among(devices, turns, wake),
+                false => {
+                    Err((0, TargetError::errno(ENXIO).because(format!("{name} has been removed meanwhile"))))
+                }
+            }
+        }))
+    };
     if let Err(error) = loaded.and_then(|()| swap()) {
         origin.mapped.device.clear();
         wait(resume_these(registry, &itself, &end))?;

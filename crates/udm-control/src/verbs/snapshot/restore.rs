@@ -2,8 +2,8 @@
 //! disk can be written is about to become live, they are attached first.
 //!
 //! Contract: a device that was linear before it had snapshots becomes their origin again, and a
-//! merge that was cut goes on. One that can't be attached keeps the disk from being written, until
-//! it can be or is given up ([`super::attach`]).
+//! merge that was cut goes on, also that of a snapshot that a table made. One that can't be attached
+//! keeps the disk from being written, until it can be or is given up ([`super::attach`]).
 
 use super::attach::{LostSnapshots, waits, with_folder};
 use super::recording::lose;
@@ -51,7 +51,7 @@ pub(in crate::verbs) fn bring_back<'a>(
             move |folder| {
                 let mut found = folder.unattached()?;
                 found.retain(|record| {
-                    record.by_name
+                    (record.by_name || record.merging)
                         && record.is_waited_for()
                         && !folder.is_elsewhere(record)
                         && record.stale().is_none()

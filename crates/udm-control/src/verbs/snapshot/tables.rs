@@ -5,8 +5,9 @@ use crate::state_folder::StoreId;
 use crate::state_folder::records::{RecordState, SnapshotRecord};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+use udm_core::bugs::{self, Bug};
 use udm_core::{DevNo, Device, Sectors};
-use udm_dm::{SnapshotReport, Table};
+use udm_dm::{SnapshotReport, SnapshotState, Table};
 use udm_wire::words::escape;
 
 /// A device that a table writes.
@@ -72,15 +73,20 @@ pub(super) fn record(
         made: seconds_now(),
         made_store: note.store.clone(),
         was_linear: note.origin_was_linear,
-        merging: report.state.is_merge(),
+        merging: report.state.is_merge() && !bugs::on(Bug::MergeNotRecorded),
         state: RecordState::Detached { origin: None },
     })
 }
 
-/// True when one of `tables` has the snapshot in `store`.
+/// True when one of `tables` has the snapshot in `store`. One that was taken over by another table
+/// has it no more.
 pub(super) fn is_live(tables: &[Option<Arc<Table>>], registry: &Registry, store: &StoreId) -> bool {
     tables.iter().flatten().any(|table| {
-        let mut stores = persistent(table).map(|(report, _)| report.store);
+        let has_it = |report: &SnapshotReport| {
+            report.state != SnapshotState::Invalid || bugs::on(Bug::SpentTableCounts)
+        };
+        let mut stores =
+            persistent(table).filter(|(report, _)| has_it(report)).map(|(report, _)| report.store);
         stores.any(|found| registry.disk_seen(found.number).is_some_and(|id| id.is(store)))
     })
 }

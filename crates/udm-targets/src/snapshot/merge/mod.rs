@@ -275,6 +275,10 @@ impl Target for Merge {
     fn gone(&self) {
         self.0.seat.gone();
     }
+
+    fn removed(&self) {
+        self.0.seat.removed();
+    }
 }
 
 impl SnapshotView for Merge {

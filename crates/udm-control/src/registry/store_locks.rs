@@ -1,0 +1,36 @@
+//! Locks of stores: changes of devices that are about one store go one after the other, so that
+//! what each records of its snapshot is the last that is recorded.
+
+use crate::state_folder::StoreId;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
+
+/// See the module's documentation.
+#[derive(Default)]
+pub(crate) struct StoreLocks(Mutex<HashMap<String, Weak<Lock<()>>>>);
+
+impl StoreLocks {
+    /// Locks `stores`, always in one order, so that nobody waits in a circle.
+    pub async fn lock(&self, stores: &[StoreId]) -> Vec<OwnedMutexGuard<()>> {
+        let mut names: Vec<&str> = stores.iter().map(StoreId::name).collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut guards = Vec::with_capacity(names.len());
+        for name in names {
+            guards.push(self.of(name).lock_owned().await);
+        }
+        guards
+    }
+
+    fn of(&self, name: &str) -> Arc<Lock<()>> {
+        let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lock) = locks.get(name).and_then(Weak::upgrade) {
+            return lock;
+        }
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        let lock = Arc::default();
+        locks.insert(name.to_owned(), Arc::downgrade(&lock));
+        lock
+    }
+}
