@@ -92,6 +92,11 @@ impl SimCores {
         self.post.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// How many cores there are.
+    pub(crate) fn count(&self) -> usize {
+        self.post().inboxes.len()
+    }
+
     /// Says what time it is and who runs: core `core`, or the control side.
     pub fn set_turn(&self, now: Nanos, core: Option<usize>) {
         let mut post = self.post();

@@ -19,6 +19,8 @@
 //! * `nbd`: worlds of the NBD server and its clients.
 //! * `nbd_client`: worlds of the NBD client and its servers.
 //! * `verbs`: worlds of the registry and its verbs.
+//! * `lives`: worlds of servers that follow each other over the same disks and state folder.
+//! * `waiting`, `lines`: futures that go on when a world lets them, and what udm logs meanwhile.
 //! * `model`, `reads`, `excuse`, `cells`, `stamp`, `bad`, `log`: what must hold. `trace`: what
 //!   happened. `totals`: how much of it.
 #![forbid(unsafe_code)]
@@ -44,6 +46,8 @@ mod fate;
 mod faulty;
 mod front;
 pub mod limits;
+mod lines;
+pub mod lives;
 pub mod log;
 pub mod machine;
 pub mod map;
@@ -69,6 +73,7 @@ pub mod trace;
 pub mod turn;
 mod vary;
 pub mod verbs;
+mod waiting;
 pub mod world;
 
 pub use plan::{Class, Plan, Without};

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use udm_sim::counts::{Count, count};
-use udm_sim::{Class, Failure, Plan, Totals, Without, nbd, nbd_client, run, shrink, verbs};
+use udm_sim::{Class, Failure, Plan, Totals, Without, lives, nbd, nbd_client, run, shrink, verbs};
 
 /// Runs udm's targets in a simulated world, seed after seed, and stops at the first failure.
 #[derive(Parser, Debug)]
@@ -33,7 +33,7 @@ struct Options {
     #[arg(long, conflicts_with = "bench")]
     snapshots: bool,
     /// Disks that no multipath target uses have the faults of null devices
-    #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client"])]
+    #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client", "lives"])]
     faulty: bool,
     /// Cut the power with the Nth write or flush that a disk begins or ends
     #[arg(long, value_name = "N", requires = "snapshots", value_parser = clap::value_parser!(u64).range(1..))]
@@ -65,6 +65,9 @@ struct Options {
     /// Run the worlds of the NBD client and its servers
     #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs"])]
     nbd_client: bool,
+    /// Run the worlds of servers that follow each other
+    #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client"])]
+    lives: bool,
     /// Switch on a bug that was put in on purpose
     #[cfg(feature = "seeded-bugs")]
     #[arg(long, value_name = "NAME", value_parser = udm_core::bugs::Bug::find)]
@@ -94,10 +97,14 @@ enum Covered {
     Nbd(Box<nbd::Counts>),
     Verbs(Box<verbs::Counts>),
     NbdClient(Box<nbd_client::Counts>),
+    Lives(Box<lives::Counts>),
 }
 
 impl Covered {
     fn none(options: &Options) -> Covered {
+        if options.lives {
+            return Covered::Lives(Box::default());
+        }
         match (options.nbd, options.snapshots, options.verbs, options.nbd_client) {
             (true, ..) => Covered::Nbd(Box::default()),
             (_, true, ..) => Covered::Snapshots(Box::default()),
@@ -128,6 +135,10 @@ impl Covered {
                 all.add(&counts);
                 counts.hash.0
             }),
+            Covered::Lives(all) => lives::run(plan).map(|counts| {
+                all.add(&counts);
+                counts.hash.0
+            }),
         }
     }
 
@@ -137,6 +148,7 @@ impl Covered {
             Covered::Nbd(_) => run::shrink_by(failure, &|plan| nbd::run(plan).map(drop)),
             Covered::Verbs(_) => run::shrink_by(failure, &|plan| verbs::run(plan).map(drop)),
             Covered::NbdClient(_) => run::shrink_by(failure, &|plan| nbd_client::run(plan).map(drop)),
+            Covered::Lives(_) => run::shrink_by(failure, &|plan| lives::run(plan).map(drop)),
         }
     }
 
@@ -146,6 +158,7 @@ impl Covered {
             Covered::Nbd(c) => c.steps,
             Covered::Verbs(c) => c.steps,
             Covered::NbdClient(c) => c.steps,
+            Covered::Lives(c) => c.steps,
         }
     }
 
@@ -155,6 +168,7 @@ impl Covered {
             Covered::Nbd(c) => c.all_requests(),
             Covered::Verbs(c) => c.all_verbs(),
             Covered::NbdClient(c) => c.all_requests(),
+            Covered::Lives(c) => c.requests,
         }
     }
 
@@ -164,6 +178,7 @@ impl Covered {
             Covered::Nbd(c) => c.simulated,
             Covered::Verbs(c) => c.simulated,
             Covered::NbdClient(c) => c.simulated,
+            Covered::Lives(c) => c.simulated,
         }
     }
 
@@ -174,6 +189,7 @@ impl Covered {
             Covered::Nbd(c) => c.nothing(),
             Covered::Verbs(c) => c.nothing(),
             Covered::NbdClient(c) => c.nothing(),
+            Covered::Lives(c) => c.nothing(),
         }
     }
 
@@ -184,6 +200,7 @@ impl Covered {
             Covered::Nbd(c) => c.missed(without),
             Covered::Verbs(c) => c.missed(without),
             Covered::NbdClient(c) => c.missed(without),
+            Covered::Lives(c) => c.missed(without),
         }
     }
 
@@ -194,6 +211,7 @@ impl Covered {
             Covered::Nbd(c) => c.coverage(),
             Covered::Verbs(c) => c.coverage(),
             Covered::NbdClient(c) => c.coverage(),
+            Covered::Lives(c) => c.coverage(),
         }
     }
 }
@@ -365,6 +383,7 @@ fn report(failure: Failure, options: &Options, tally: &Tally) {
         (true, ..) => "--nbd ",
         (_, true, _) => "--verbs ",
         (.., true) => "--nbd-client ",
+        _ if options.lives => "--lives ",
         _ => "",
     };
     let small = if options.no_shrink { failure } else { tally.covered.shrink(failure) };

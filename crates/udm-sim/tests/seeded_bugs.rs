@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::bugs::{Bug, World, set};
 use udm_sim::run::Failure;
-use udm_sim::{Class, Plan, Without, nbd, nbd_client, run, verbs};
+use udm_sim::{Class, Plan, Without, lives, nbd, nbd_client, run, verbs};
 
 /// Steps to a seed, and the seeds that a bug may take to be found. The table in docs/simulator.md
 /// comes from this test's output.
@@ -27,6 +27,7 @@ fn try_one(world: World, plan: &Plan) -> Result<(), Box<Failure>> {
         World::Nbd => nbd::run(plan).map(drop),
         World::Verbs => verbs::run(plan).map(drop),
         World::NbdClient => nbd_client::run(plan).map(drop),
+        World::Lives => lives::run(plan).map(drop),
     }
 }
 

@@ -15,8 +15,7 @@
 //! * `shared`, `model`: what was asked and may be answered. `front`: who asks.
 //! * `disk`, `conn`, `reply`, `servers`: the servers. What their network is, the worlds of the NBD
 //!   server say (`nbd::net`, `nbd::kernel`).
-//! * `world`, `turn`, `acts`, `ends`: what happens. `lines`: what udm logs of it. `counts`: how
-//!   much.
+//! * `world`, `turn`, `acts`, `ends`: what happens. `counts`: how much.
 
 mod acts;
 mod conn;
@@ -24,7 +23,6 @@ mod counts;
 mod disk;
 mod ends;
 mod front;
-mod lines;
 mod model;
 mod reply;
 mod servers;

@@ -1,9 +1,9 @@
 //! Steps of the world: who has a reason has a turn.
 
 use super::conn::Around;
-use super::lines;
 use super::shared::{Phase, lock};
 use super::world::{Attempts, World, lock_plain};
+use crate::lines;
 use crate::model::Wrong;
 use crate::plan::Class;
 use crate::trace::{Kind, NO_CORE};

@@ -5,12 +5,12 @@ use super::conn::Conn;
 use super::counts::Counts;
 use super::disk::Disk;
 use super::front::{Front, Manner};
-use super::lines;
 use super::model::{Export, Model};
 use super::servers::{Says, Server};
 use super::shared::{Phase, Shared, SharedRef, lock};
 use crate::chance::{Chance, Stream};
 use crate::counts::Hash;
+use crate::lines;
 use crate::model::Wrong;
 use crate::nbd::clock;
 use crate::nbd::kernel::{Outside, SimKernel};
@@ -285,7 +285,7 @@ impl World {
             turns: 0,
             base: udm_buf::counted::live(),
             counts: Counts::default(),
-            _lines: lines::listen(),
+            _lines: lines::listen("udm_backends::nbd"),
             plan: plan.clone(),
         };
         world.boot(&mut build)?;

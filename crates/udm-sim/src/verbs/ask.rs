@@ -1,11 +1,8 @@
 //! What is asked for.
 
 use super::look::View;
-use std::future::Future;
-use std::pin::Pin;
+pub(super) use crate::waiting::Waiting;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
 use udm_control::error::VerbError;
 use udm_control::http::api::Change;
 use udm_control::registry::{Folder, NewName};
@@ -143,39 +140,6 @@ impl Verb {
 /// What a verb says: of [`Verb::Look`] the texts of its tables, of [`Verb::Wait`] the number of
 /// events, of [`Verb::Reconfigure`] how many devices are unchanged, and each change.
 pub(super) type Outcome = Result<Vec<String>, VerbError>;
-
-/// Is set when a verb can go on.
-pub(super) struct Woken(AtomicBool);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// A future that goes on when it is woken.
-pub(super) struct Waiting<T> {
-    future: Pin<Box<dyn Future<Output = T>>>,
-    woken: Arc<Woken>,
-}
-
-impl<T> Waiting<T> {
-    pub(super) fn new(future: impl Future<Output = T> + 'static) -> Waiting<T> {
-        Waiting { future: Box::pin(future), woken: Arc::new(Woken(AtomicBool::new(true))) }
-    }
-
-    /// Can it go on?
-    pub(super) fn is_woken(&self) -> bool {
-        self.woken.0.load(Ordering::Relaxed)
-    }
-
-    /// Lets it go on.
-    pub(super) fn poll(&mut self) -> Poll<T> {
-        self.woken.0.store(false, Ordering::Relaxed);
-        let waker = Waker::from(self.woken.clone());
-        self.future.as_mut().poll(&mut Context::from_waker(&waker))
-    }
-}
 
 /// A verb under way.
 pub(super) struct Job {

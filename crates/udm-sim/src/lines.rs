@@ -1,4 +1,4 @@
-//! What udm logs of servers. A server that is lost is told of once, until it is there again.
+//! What udm logs on the thread of a world.
 
 use std::cell::RefCell;
 use std::fmt::Write;
@@ -11,8 +11,8 @@ thread_local! {
     static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps the lines of this thread.
-struct Lines;
+/// Keeps the lines of this thread that one part of udm logs.
+struct Lines(&'static str);
 
 struct Text(String);
 
@@ -26,7 +26,7 @@ impl Visit for Text {
 
 impl Subscriber for Lines {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && metadata.target().starts_with("udm_backends::nbd")
+        metadata.is_event() && metadata.target().starts_with(self.0)
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -45,13 +45,14 @@ impl Subscriber for Lines {
     fn exit(&self, _: &Id) {}
 }
 
-/// Keeps what is logged on this thread, for as long as the guard lives.
-pub(super) fn listen() -> DefaultGuard {
+/// Keeps what `part` of udm, a crate or a module, logs on this thread, for as long as the guard
+/// lives.
+pub(crate) fn listen(part: &'static str) -> DefaultGuard {
     take();
-    tracing::subscriber::set_default(Lines)
+    tracing::subscriber::set_default(Lines(part))
 }
 
 /// What was logged since the last call.
-pub(super) fn take() -> Vec<String> {
+pub(crate) fn take() -> Vec<String> {
     LINES.take()
 }
