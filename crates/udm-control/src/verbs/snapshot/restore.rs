@@ -2,8 +2,8 @@
 //! disk can be written is about to become live, they are attached first.
 //!
 //! Contract: a device that was linear before it had snapshots becomes their origin again, and a
-//! merge that was cut goes on, also that of a snapshot that a table made. One that can't be attached
-//! keeps the disk from being written, until it can be or is given up ([`super::attach`]).
+//! merge that was cut goes on, also that of a snapshot that a table made. One that can't be
+//! attached keeps the disk from being written, until it can be or is given up ([`super::attach`]).
 
 use super::attach::{LostSnapshots, waits, with_folder};
 use super::recording::lose;
