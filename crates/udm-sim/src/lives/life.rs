@@ -319,7 +319,7 @@ impl World {
     /// The devices that verbs under way remove, or give another table.
     fn letting_go(&self) -> Vec<String> {
         let of = |verb: &Verb| match verb {
-            Verb::Remove { word } => vec![word.clone()],
+            Verb::Remove { word } | Verb::Discard { name: word, .. } => vec![word.clone()],
             Verb::Resume { words } => words.clone(),
             _ => Vec::new(),
         };

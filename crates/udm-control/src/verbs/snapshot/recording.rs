@@ -120,7 +120,7 @@ impl Recording {
                 continue;
             }
             for before in folder.attached_here().into_iter().filter(|record| record.store.is(store)) {
-                if *is_over {
+                if *is_over && before.merging {
                     recorded.over.push(before);
                     continue;
                 }
@@ -129,7 +129,8 @@ impl Recording {
                 let record = SnapshotRecord { state, by_name, ..before.clone() };
                 folder.record(&record).map_err(|error| stays(&record, &error))?;
                 recorded.changed.push((record.clone(), Some(before)));
-                recorded.released.push(record);
+                // A server that is killed before it is forgotten has written its origin without it.
+                if *is_over { recorded.over.push(record) } else { recorded.released.push(record) }
             }
         }
         if self.coming.is_empty() {
