@@ -76,7 +76,12 @@ impl Keys {
             "no_path_retry" => self.no_path_retry = Some(no_path_retry(value)?),
             "failback" => self.failback = Some(failback(value)?),
             "prio" => return Ok(self.prio(value)),
-            "prio_args" => self.prio_args = Some(prio_args(value)?),
+            "prio_args" => match prio_args(value)? {
+                Some(args) => self.prio_args = Some(args),
+                None => {
+                    return Ok(Said::Ignored("devname PATTERN PRIORITY, io_num=N and base_num=N are known"));
+                }
+            },
             "path_checker" => return Ok(checker(value)),
             "marginal_path_double_failed_time" => self.double_failed_time = time(value)?,
             "marginal_path_err_sample_time" => {
@@ -253,8 +258,9 @@ fn failback(value: &str) -> Result<Failback, String> {
     })
 }
 
-/// `devname PATTERN PRIO ...`, or `io_num=N base_num=N`.
-fn prio_args(value: &str) -> Result<Args, String> {
+/// `devname PATTERN PRIO ...`, or `io_num=N base_num=N`; `None` for the arguments of another kind.
+/// multipathd hands them to the kind that is in use, whatever they are.
+fn prio_args(value: &str) -> Result<Option<Args>, String> {
     let mut args = Args::default();
     let mut words = value.split_whitespace();
     while let Some(word) = words.next() {
@@ -273,13 +279,10 @@ fn prio_args(value: &str) -> Result<Args, String> {
             }
             args.weights.push((pattern(name)?, seconds(prio, 0, 1_000_000)? as u32));
         } else {
-            return Err(format!(
-                "wants devname PATTERN PRIORITY, io_num=N or base_num=N, not {}",
-                shown(word)
-            ));
+            return Ok(None);
         }
     }
-    Ok(args)
+    Ok(Some(args))
 }
 
 /// multipath-tools takes regular expressions. What means the same here as there is taken: text, and

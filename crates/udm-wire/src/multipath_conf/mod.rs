@@ -125,10 +125,11 @@ impl Prio {
         }
         let mut keys = Keys::default();
         for (key, value) in [("prio", Some(name)), ("prio_args", args)] {
-            match value.map(|value| keys.set(key, value)) {
-                Some(Ok(keys::Said::Ignored(why))) => return Err(format!("{key} {name}: {why}")),
-                Some(Err(why)) => return Err(format!("{key} {why}")),
-                _ => {}
+            let Some(value) = value else { continue };
+            match keys.set(key, value) {
+                Ok(keys::Said::Ignored(why)) => return Err(format!("{key} {}: {why}", keys::shown(value))),
+                Err(why) => return Err(format!("{key} {why}")),
+                Ok(_) => {}
             }
         }
         Ok(keys.settings(None).prio)
@@ -174,7 +175,7 @@ pub struct Conf {
     defaults: Keys,
     overrides: Keys,
     maps: Vec<Map>,
-    /// What was passed over, and what is missing, a line each.
+    /// What is ignored, and what is missing, a line each.
     pub warnings: Vec<String>,
 }
 

@@ -11,7 +11,7 @@ enum Section {
     Overrides,
     Multipaths,
     Multipath,
-    /// One that is passed over, with all that is in it.
+    /// One that is ignored, with all that is in it.
     Skipped,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn parse(text: &str) -> Result<Conf, String> {
         return Err("the last section has no closing brace".into());
     }
     if dropped > 0 {
-        conf.warnings.push(format!("{dropped} more keys are passed over"));
+        conf.warnings.push(format!("{dropped} more keys are ignored"));
     }
     conf.warnings.extend(half_said(&conf));
     Ok(conf)
@@ -94,9 +94,12 @@ fn take(conf: &mut Conf, open: &mut Vec<Section>, words: &[Word]) -> Result<Opti
     if open.last() == Some(&Section::Skipped) && !words.iter().any(Word::is_brace) {
         return Ok(None);
     }
-    let [key, value] = words else {
-        return Err("wants a key and a value, or a section with its brace".into());
+    let [key, value, extra @ ..] = words else {
+        return Err("expected a key and a value, or a section with its brace".into());
     };
+    if extra.iter().any(Word::is_brace) {
+        return Err("expected a key and a value, or a section with its brace".into());
+    }
     if key.is_brace() || value.is_brace() {
         return Err("a brace opens a section behind its name, and closes one alone on its line".into());
     }
@@ -111,18 +114,31 @@ fn take(conf: &mut Conf, open: &mut Vec<Section>, words: &[Word]) -> Result<Opti
             };
             if let Some(slot) = slot {
                 *slot = Some(value.text.clone());
-                return Ok(None);
+                return Ok(extra.first().map(|word| ignored(key, value, word)));
             }
             &mut map.keys
         }
         _ => return Err(format!("{} is in no section that has keys", key.plain())),
     };
-    let said = keys.set(&key.text, &value.text).map_err(|why| format!("{} {why}", key.plain()))?;
+    let said = match keys.set(&key.text, &value.text) {
+        // The value lacks its quotes: its first word need not be one.
+        Err(_) if !extra.is_empty() => Said::Ignored(QUOTES),
+        said => said.map_err(|why| format!("{} {why}", key.plain()))?,
+    };
     Ok(match said {
-        Said::Taken => None,
-        Said::Ignored(why) => Some(format!("{} {} is passed over: {why}", key.plain(), value.plain())),
-        Said::Unknown => Some(format!("{} is no key that udm knows", key.plain())),
+        Said::Taken => extra.first().map(|word| ignored(key, value, word)),
+        Said::Ignored(why) => Some(format!("{} {} is ignored: {why}", key.plain(), value.plain())),
+        Said::Unknown => Some(format!("{} is not a key that udm knows", key.plain())),
     })
+}
+
+/// What to do about a value of several words. Without quotes multipathd takes the first one.
+const QUOTES: &str = "a value of several words is written in double quotes";
+
+/// The warning for a line that goes on with `word` after its value.
+fn ignored(key: &Word, value: &Word, word: &Word) -> String {
+    let [key, value, word] = [key, value, word].map(Word::plain);
+    format!("{key} {value}: ignored from {word} on: {QUOTES}")
 }
 
 /// A word of a line.

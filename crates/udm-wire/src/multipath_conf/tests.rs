@@ -112,15 +112,15 @@ fn what_is_passed_over_is_said_with_its_line() {
     assert_eq!(
         conf.warnings,
         [
-            "line 9: user_friendly_names yes is passed over: devices are named by who makes them",
-            "line 10: frobnicate is no key that udm knows",
+            "line 9: user_friendly_names yes is ignored: devices are named by who makes them",
+            "line 10: frobnicate is not a key that udm knows",
             "line 12: blacklist: udm has no use for this section",
             "line 20: protocol: udm has no use for this section",
         ]
     );
     let many = format!("defaults {{\n{}}}", "x 1\n".repeat(150));
     let warnings = Conf::parse(&many).unwrap().warnings;
-    assert_eq!((warnings.len(), warnings[100].as_str()), (101, "50 more keys are passed over"));
+    assert_eq!((warnings.len(), warnings[100].as_str()), (101, "50 more keys are ignored"));
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_file_that_is_wrong_is_refused_in_one_line() {
     for (text, why) in [
         ("defaults {", "the last section has no closing brace"),
         ("}", "line 1: a closing brace with nothing open"),
-        ("\ndefaults\n{\n}", "line 2: wants a key and a value, or a section with its brace"),
+        ("\ndefaults\n{\n}", "line 2: expected a key and a value, or a section with its brace"),
         ("failback manual", "line 1: failback is in no section that has keys"),
         ("defaults {\nfailback \"x", "line 2: a quote that is not closed"),
         (
@@ -151,7 +151,7 @@ fn a_file_that_is_wrong_is_refused_in_one_line() {
             "defaults {\nprio_args \"devname sd[ab] 1\"\n}",
             "line 2: prio_args a pattern is text with * and ?, not \"sd[ab]\"",
         ),
-        ("defaults {\nfailback manual }", "line 2: wants a key and a value, or a section with its brace"),
+        ("defaults {\nfailback manual }", "line 2: expected a key and a value, or a section with its brace"),
         (
             "defaults {\nfailback }",
             "line 2: a brace opens a section behind its name, and closes one alone on its line",
@@ -162,6 +162,33 @@ fn a_file_that_is_wrong_is_refused_in_one_line() {
     assert!(Conf::parse(&" ".repeat(CONF_MAX + 1)).is_err());
     let many = format!("multipaths {{\n{}}}", "multipath {\n}\n".repeat(MAPS_MAX + 1));
     assert!(Conf::parse(&many).unwrap_err().contains("more than 4096"));
+}
+
+/// As in multipathd: the first word is the value. One that can't be it is no reason to refuse the
+/// file.
+#[test]
+fn a_value_without_its_quotes_is_a_warning() {
+    let text = "defaults {\nfailback immediate now\npath_selector round-robin 0\nfeatures 1 queue_if_no_path\n}\n\
+                multipaths {\nmultipath {\nalias m of mine\nprio_args \"preferredip\"\n}\n}";
+    let conf = Conf::parse(text).unwrap();
+    let quotes = "a value of several words is written in double quotes";
+    assert_eq!(
+        conf.warnings,
+        [
+            format!("line 2: failback immediate: ignored from now on: {quotes}"),
+            format!("line 3: path_selector round-robin is ignored: {quotes}"),
+            format!("line 4: features 1 is ignored: {quotes}"),
+            format!("line 8: alias m: ignored from of on: {quotes}"),
+            "line 9: prio_args preferredip is ignored: devname PATTERN PRIORITY, io_num=N and base_num=N are known"
+                .into(),
+        ]
+    );
+    let settings = conf.settings("m", None, None);
+    assert_eq!(settings.failback, Failback::Immediate);
+    assert_eq!(settings.grouping, Grouping::default());
+    // What a person types is refused.
+    let said = Prio::named("weightedpath", Some("preferredip")).unwrap_err();
+    assert!(said.starts_with("prio_args \"preferredip\": devname PATTERN"), "{said}");
 }
 
 /// Of the four keys of paths that keep failing some mean nothing: which are missing is said once.
