@@ -39,6 +39,28 @@ fn fork_returns_when_the_devices_are_served() {
     until("the end of its process ID", || (!at.join("pid").exists()).then_some(()));
 }
 
+/// Files that are probably not what their user thinks are served, and the log says what is strange.
+#[test]
+fn odd_files_are_served_with_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let [short, image, plain] = ["short", "image", "plain"].map(|name| folder.path().join(name));
+    fs::write(&short, vec![0; 1_050_000]).unwrap();
+    fs::write(&image, [&b"QFI\xfb\0\0\0\x03"[..], &[0; 65_528]].concat()).unwrap();
+    fs::write(&plain, vec![0; 65_536]).unwrap();
+    let devices = [("a", &short), ("b", &image), ("c", &plain)];
+    let devices = devices.map(|(name, path)| format!("{name}={}", path.display()));
+    let server = Server::start(&devices.each_ref().map(String::as_str));
+    assert!(server.says(&["table", "a"]).starts_with("0 2050 linear"));
+    let log = server.log();
+    for words in [
+        format!("{}: its last 400 bytes are not served, since blocks have 512 bytes: ", short.display()),
+        format!("{}: begins like an image in format qcow2, and is served as it is: ", image.display()),
+    ] {
+        assert!(log.contains(&words), "{words:?} in {log}");
+    }
+    assert!(!log.contains(&format!("{}: ", plain.display())), "{log}");
+}
+
 /// Whoever reads its errors through a pipe, as a shell's `$(...)` or ssh, comes to their end.
 #[test]
 fn fork_lets_go_of_a_pipe() {

@@ -46,6 +46,7 @@ mod slot;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod warnings;
 
 pub(crate) use disk::Disks;
 

@@ -2,7 +2,7 @@
 
 use super::disk::{Disk, Disks, Handle, Handles};
 use super::sync::Syncs;
-use super::{Direct, File, MAX_RANGE, MAX_SECTORS, here};
+use super::{Direct, File, MAX_RANGE, MAX_SECTORS, here, warnings};
 use crate::Identity;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
@@ -200,6 +200,7 @@ impl Disks {
         let system = |e: Errno| about.fail("", e);
         let direct = if direct { Some(direct_alignment(fd.as_fd()).map_err(system)?) } else { None };
         let block = limits(fd.as_fd(), stat, direct, false).map_err(system)?.logical_block;
+        warnings::log(&uri.path, fd.as_fd(), stat, block);
         let in_memory = here::is_memory(fd.as_fd());
         let disk = Arc::new(Disk::new(identity, uri.path.clone(), direct, in_memory, block));
         let Some(handles) = about.handles(&disk, fd, how, self.cores)? else { return Ok(None) };
