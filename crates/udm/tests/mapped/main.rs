@@ -166,10 +166,10 @@ fn refused(verb: Child) -> String {
     text(&out.stderr)
 }
 
-/// What Ctrl-C does.
+/// Ends a verb as Ctrl-C does, which `nohup` and a shell's `&` would ignore: it has no handler.
 fn interrupt(mut verb: Child) {
-    kill(&verb, Signal::INT);
-    assert!(!verb.wait().unwrap().success());
+    kill(&verb, Signal::TERM);
+    assert!(!until("the end of the verb", || verb.try_wait().unwrap()).success());
 }
 
 fn kill(child: &Child, signal: Signal) {
