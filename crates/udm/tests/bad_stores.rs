@@ -71,7 +71,7 @@ fn what_cannot_be_true_is_refused_with_the_byte_and_left_alone() {
             "at byte 0: Invalid or corrupt snapshot: the magic number is 0x12345678",
             with(0, [0x78, 0x56, 0x34, 0x12]),
         ),
-        ("at byte 0: Invalid or corrupt snapshot: the magic number is 0x6c6c6568", b"hello\n".repeat(1000)),
+        ("at byte 0: Invalid or corrupt snapshot: the magic number is 0x6c6c6568", b"hello\n".repeat(1024)),
         ("at byte 8: unable to handle snapshot disk version 2", with(8, [2, 0, 0, 0])),
         ("at byte 12: invalid on-disk chunk size 0: Chunk size is not a power of 2", with(12, [0; 4])),
         ("at byte 12: invalid on-disk chunk size 7: Chunk size is not a power of 2", with(12, [7, 0, 0, 0])),

@@ -218,6 +218,33 @@ fn a_snapshot_that_is_away_is_waited_for() {
     is_instant(&server, "monday", &[]);
 }
 
+/// The second of two snapshots can be attached later than the first; the disk is the origin of both.
+#[test]
+fn snapshots_that_come_one_by_one_have_their_origin() {
+    let world = World::new();
+    let server = world.serve(&[DISK]);
+    server.says(&["snapshot", "create", "monday", "--of", "disk"]);
+    server.says(&["snapshot", "create", "tuesday", "--of", "disk"]);
+    end(server);
+    fs::rename(world.path("tuesday.cow"), world.path("away")).unwrap();
+    let server = world.serve(&["other=mem:1M"]);
+    let table = world.table("0 8192 linear {disk.img} 0");
+    let said = server.refuses(&["create", "disk", "--table", &table]);
+    assert!(said.contains("has the snapshot tuesday"), "{said}");
+    fs::rename(world.path("away"), world.path("tuesday.cow")).unwrap();
+    server.says(&["create", "disk", "--table", &table]);
+    assert!(server.says(&["table", "disk"]).contains("snapshot-origin"));
+    write(&server, "disk", 0);
+    is_instant(&server, "monday", &[]);
+    is_instant(&server, "tuesday", &[]);
+    // A part of the disk is nobody's origin; the kernel allows that, and it is said.
+    server.says(&["create", "part", "--table", &world.table("0 8 linear {disk.img} 8")]);
+    logs(&server, &["part: what is written to ", " is not copied to monday, tuesday first"]);
+    server.says(&["remove", "part"]);
+    server.says(&["snapshot", "remove", "monday", "tuesday"]);
+    assert!(server.says(&["table", "disk"]).contains("linear"));
+}
+
 #[test]
 fn a_snapshot_that_is_away_is_given_up_aloud() {
     let world = World::new();
@@ -376,6 +403,29 @@ fn a_snapshot_that_was_taken_away_is_checked_when_it_comes_back() {
     let server = world.serve(&[origin]);
     let said = server.refuses(&["create", "s", "--table", &table]);
     assert!(said.contains("was written without it"), "{said}");
+}
+
+/// Its origin is written at any moment while it comes back: it is refused then, or it has the copy.
+#[test]
+fn a_snapshot_that_comes_back_while_its_origin_is_written_is_never_wrong() {
+    let (origin, s) = ("org=0 8192 snapshot-origin {disk.img}", "s=0 8192 snapshot {disk.img} {s.cow} P 8");
+    for delay in (0..40).map(|step| Duration::from_micros(250 * step)) {
+        let world = World::with_store("s.cow");
+        let server = world.serve(&[origin, s]);
+        server.says(&["remove", "s"]);
+        let mut client = Client::connect(&server.nbd, "org");
+        let load = std::thread::spawn(move || {
+            std::thread::sleep(delay);
+            assert_eq!(client.one(Nbd::Write, 0, CHUNK), 0);
+        });
+        let table = world.table("0 8192 snapshot {disk.img} {s.cow} P 8");
+        let out = server.verb(&["create", "s", "--table", &table]);
+        load.join().unwrap();
+        match out.status.success() {
+            true => is_instant(&server, "s", &[]),
+            false => assert!(text(&out.stderr).contains("was written without it"), "{}", text(&out.stderr)),
+        }
+    }
 }
 
 /// Removed under a load, and the server killed at once: whatever was recorded by then, what was not

@@ -330,7 +330,11 @@ pub(super) async fn in_turn(
             attaching.undo().await;
             continue;
         }
-        let done = step(registry, &turns.off(off), &answered, &mut changes).await;
+        let check = attaching.check_at_rest();
+        if check.is_some() {
+            changes.pause_at_rest();
+        }
+        let done = step(registry, &turns.off(off), &answered, &mut changes, check).await;
         let outrun = changes.outrun();
         if done.is_ok() && !outrun {
             attaching.settle(several).await;
@@ -380,14 +384,16 @@ fn tell(registry: &Registry, mapped: &Arc<Mapped>, who: Waiting) {
 }
 
 /// Takes the steps of a change, one whenever the cores have answered, until it is over or called
-/// off.
+/// off. With a `check` it goes on from its pause if that says so.
 async fn step(
     registry: &Registry,
     off: &CallOff,
     answered: &Notify,
     changes: &mut Changes,
+    check: Option<impl Future<Output = Result<(), Refused>>>,
 ) -> Result<(), Refused> {
     let mut called = None;
+    let mut check = std::pin::pin!(check);
     loop {
         if let Some(done) = changes.step(registry.cores()) {
             // Too late, it is done; or it failed for a reason of its own.
@@ -395,9 +401,16 @@ async fn step(
             let why = called.filter(|_| done.as_ref().is_err_and(interrupted));
             return why.map_or(done, |why| Err((0, why)));
         }
+        let checked = async {
+            match check.as_mut().as_pin_mut().filter(|_| changes.is_paused()) {
+                Some(check) => check.await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
             () = answered.notified() => {}
+            checked = checked => changes.go_on(checked, registry.cores()),
             why = off.called(), if called.is_none() => {
                 changes.cancel(registry.cores());
                 called = Some(why);

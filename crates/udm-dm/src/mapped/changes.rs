@@ -13,7 +13,8 @@
 //! 6. *Over*, from the bottom to the top, which nothing stops.
 //!
 //! From 3 on until 6 none of the devices has a request in flight: what lies below them is one
-//! instant of all of them. What fails or is called off before that instant leaves every device
+//! instant of all of them. Who has to look at that instant, and may block on it, has the change
+//! pause between 3 and 4 ([`Changes::pause_at_rest`]). What fails or is called off before that instant leaves every device
 //! active, with the table that was live; a device that was suspended before a *suspend* stays so.
 //!
 //! Tables that come or go can have *partners* ([`Target::partners`]), which are renewed in the same
@@ -57,6 +58,18 @@ pub struct Changes {
     coming: HashMap<DeviceId, Limits>,
     result: Result<(), Refused>,
     outrun: bool,
+    pause: Pause,
+}
+
+/// Whether a change pauses while its devices stand still.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pause {
+    /// It does not, or has.
+    No,
+    /// It will.
+    Asked,
+    /// It does, until it is told to go on.
+    Reached,
 }
 
 struct Part {
@@ -177,7 +190,8 @@ impl Changes {
             levels[level].push(part);
         }
         let (coming, result) = (HashMap::new(), Ok(()));
-        Ok(Changes { levels, stage: Stage::Asked, level: 0, coming, result, outrun: false })
+        let (stage, pause) = (Stage::Asked, Pause::No);
+        Ok(Changes { levels, stage, level: 0, coming, result, outrun: false, pause })
     }
 
     fn parts(&self) -> impl Iterator<Item = &Part> {
@@ -190,10 +204,35 @@ impl Changes {
         self.outrun
     }
 
-    /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake.
-    /// `Some`: over, with its outcome.
+    /// Has it pause when all devices stand still and no table has changed places, until
+    /// [`Changes::go_on`].
+    pub fn pause_at_rest(&mut self) {
+        self.pause = Pause::Asked;
+    }
+
+    /// True while it pauses.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.pause == Pause::Reached
+    }
+
+    /// Ends the pause: the tables change places, or the devices go on with those that are live
+    /// where `checked` is an error. Step it to its end.
+    pub fn go_on(&mut self, checked: Result<(), Refused>, cores: &dyn Cores) {
+        if std::mem::replace(&mut self.pause, Pause::No) == Pause::Reached
+            && let Err(refused) = checked
+        {
+            self.call_off(refused, cores);
+        }
+    }
+
+    /// Goes as far as it can. `None`: the cores have yet to answer, or it is paused; call again
+    /// after the wake, or when it has been told to go on. `Some`: over, with its outcome.
     pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), Refused>> {
         while self.level < self.levels.len() {
+            if self.is_paused() {
+                return None;
+            }
             let upwards = self.stage != Stage::Still;
             let level = if upwards { self.levels.len() - 1 - self.level } else { self.level };
             let mut all = true;
@@ -224,6 +263,7 @@ impl Changes {
                 match self.stage {
                     Stage::Asked => self.asked(cores),
                     Stage::Prepared => self.stage = Stage::Still,
+                    Stage::Still if self.pause == Pause::Asked => self.pause = Pause::Reached,
                     _ => self.change_places(cores),
                 }
             }
@@ -290,7 +330,7 @@ impl Changes {
         let parts = self.levels.iter_mut().flatten();
         let some = if bugs::on(Bug::SetHalfCalledOff) { 1 } else { usize::MAX };
         parts.take(some).for_each(|part| part.change.cancel(cores));
-        (self.stage, self.level) = (Stage::Over, 0);
+        (self.stage, self.level, self.pause) = (Stage::Over, 0, Pause::No);
     }
 
     /// The tables that no core uses any more, of a change that is over. Who drops them closes what

@@ -16,7 +16,7 @@
 //! Not covered: disks that are gone with the program (`mem`, `null`), and what writes past this
 //! server.
 
-use super::recording::{Recorded, Recording};
+use super::recording::{Recorded, Recording, Refused, stale};
 use super::tables::{is_live, persistent, record, writers};
 use crate::error::VerbError;
 use crate::registry::{Mapped, Registry};
@@ -147,6 +147,7 @@ impl<'a> Attaching<'a> {
             writers: writers(registry, &attaching.tables),
             gives_up: registry.gives_up_snapshots(),
             is_removal: who == Waiting::Remove,
+            names: several.iter().map(|(name, _)| name.clone()).collect(),
             ..Recording::default()
         };
         for ((_, mapped), table) in several.iter().zip(&attaching.tables) {
@@ -215,6 +216,28 @@ impl<'a> Attaching<'a> {
                 _ => false,
             };
         matches!(self.who, Waiting::Suspend | Waiting::Remove) || self.tables.iter().zip(devices).all(same)
+    }
+
+    /// Looks once more at the origins of snapshots that were released and become live in the
+    /// change, for when these stand still: until then they were written without them. `None` when
+    /// there are none.
+    pub fn check_at_rest(&self) -> Option<impl Future<Output = Result<(), Refused>> + use<'a>> {
+        let released = self.recorded.were_released();
+        if released.is_empty() || bugs::on(Bug::ReleasedCheckedEarly) {
+            return None;
+        }
+        let (tell, told) = oneshot::channel();
+        let outside = self.registry.outside();
+        Some(async move {
+            outside.beside(Box::new(move || {
+                let _ = tell.send(released.iter().find_map(stale));
+            }));
+            match told.await {
+                Ok(None) => Ok(()),
+                Ok(Some(why)) => Err((0, why)),
+                Err(_) => Err((0, TargetError::errno(EBUSY).because("no thread is free"))),
+            }
+        })
     }
 
     /// The change has not come about: what was recorded is as it was.

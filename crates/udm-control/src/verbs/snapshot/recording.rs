@@ -24,6 +24,8 @@ pub(super) struct Recording {
     pub gives_up: bool,
     /// Devices are removed.
     pub is_removal: bool,
+    /// The names of the devices of the change.
+    pub names: Vec<String>,
 }
 
 /// What was written.
@@ -92,6 +94,7 @@ impl Recording {
                 lose(folder, &record, &why)?;
             }
         }
+        self.warn_of_bypasses(folder);
         for one in &self.coming {
             // It may have changed since the table was loaded.
             let known = folder.record_of(&one.store)?;
@@ -106,12 +109,30 @@ impl Recording {
             if let Some(record) = known.as_ref().filter(|known| known.merging && !one.merging) {
                 return Ok(Some((0, is_merging(record))));
             }
-            if let Some(why) = known.as_ref().and_then(SnapshotRecord::stale) {
-                let why = format!("{}: {why}", one.store.name());
-                return Ok(Some((0, TargetError::errno(EBUSY).because(why))));
+            if let Some(why) = known.as_ref().and_then(stale) {
+                return Ok(Some((0, why)));
             }
         }
         Ok(None)
+    }
+
+    /// Warns of tables that write a disk past its origin's device, as the kernel lets them.
+    fn warn_of_bypasses(&self, folder: &StateFolder) {
+        for writer in self.writers.iter().filter(|writer| !writer.copies) {
+            let attached = folder.attached_here();
+            let passed = attached.iter().filter(|record| record.origin.is(&writer.disk) && !record.merging);
+            let mut names: Vec<&str> = passed.map(|record| record.name.as_str()).collect();
+            names.sort_unstable();
+            if !names.is_empty() {
+                tracing::warn!(
+                    "{}: what is written to {} through this device is not copied to {} first: write through a \
+                     snapshot-origin",
+                    self.names.get(writer.place).map_or("", String::as_str),
+                    writer.disk.name(),
+                    names.join(", ")
+                );
+            }
+        }
     }
 
     fn write(self, folder: &StateFolder, recorded: &mut Recorded) -> Result<(), String> {
@@ -169,6 +190,12 @@ impl Recorded {
         self.changed.is_empty()
     }
 
+    /// Those that become live again after they were released, as they were recorded.
+    pub fn were_released(&self) -> Vec<SnapshotRecord> {
+        let before = self.changed.iter().filter_map(|(_, before)| before.as_ref());
+        before.filter(|before| matches!(before.state, RecordState::Released { .. })).cloned().collect()
+    }
+
     /// True when snapshots are let go.
     pub fn has_left(&self) -> bool {
         !self.released.is_empty() || !self.over.is_empty()
@@ -222,6 +249,13 @@ impl Recorded {
         }
         Ok(())
     }
+}
+
+/// What a person is told who loads a snapshot that is not its instant any more; `None` when nothing
+/// speaks against it.
+pub(super) fn stale(record: &SnapshotRecord) -> Option<TargetError> {
+    let why = record.stale()?;
+    Some(TargetError::errno(EBUSY).because(format!("{}: {why}", record.store.name())))
 }
 
 /// What a person is told who loads a snapshot of which a part is back in its origin.

@@ -1,8 +1,8 @@
 //! Snapshots that were made by name come back with their origin: when a table through which their
 //! disk can be written is about to become live, they are attached first.
 //!
-//! Contract: a device that was linear before it had snapshots becomes their origin again, and a
-//! merge that was cut goes on, also that of a snapshot that a table made. One that can't be
+//! Contract: a device that was linear before it had snapshots becomes their origin again, also if
+//! they were attached before it was there, and a merge that was cut goes on, also that of a snapshot that a table made. One that can't be
 //! attached keeps the disk from being written, until it can be or is given up ([`super::attach`]).
 
 use super::attach::{LostSnapshots, waits, with_folder};
@@ -56,24 +56,28 @@ pub(in crate::verbs) fn bring_back<'a>(
                         && !folder.is_elsewhere(record)
                         && record.stale().is_none()
                 });
+                // One of several could not be attached at first, or its origin came late.
+                let mut attached = folder.attached_here();
+                attached.retain(|record| record.by_name && record.was_linear && !record.merging);
                 let of = |record: SnapshotRecord| {
                     let writer = writers.iter().find(|writer| record.origin.is(&writer.disk))?;
                     let Writer { place, number, .. } = *writer;
                     Some((place, number, record))
                 };
-                Ok(found.into_iter().filter_map(of).collect::<Vec<_>>())
+                let of_all = |records: Vec<_>| records.into_iter().filter_map(of).collect::<Vec<_>>();
+                Ok((of_all(found), of_all(attached)))
             },
             |_, _| {},
         );
-        let (merging, keeping): (Vec<_>, Vec<_>) =
-            found.await?.unwrap_or_default().into_iter().partition(|(.., record)| record.merging);
+        let (found, attached) = found.await?.unwrap_or_default();
+        let (merging, keeping): (Vec<_>, Vec<_>) = found.into_iter().partition(|(.., record)| record.merging);
         for (place, _, record) in &keeping {
             attach(registry, &several[*place].0, record, off).await?;
         }
-        for (place, number, record) in &keeping {
-            if record.was_linear {
-                become_origin(registry, &several[*place], *number)?;
-            }
+        let is_new = |place: usize| several[place].1.device.live().is_none();
+        let keeping = keeping.iter().filter(|(.., record)| record.was_linear);
+        for (place, number, _) in keeping.chain(attached.iter().filter(|(place, ..)| is_new(*place))) {
+            become_origin(registry, &several[*place], *number)?;
         }
         let mut ends = Vec::new();
         for (place, number, record) in merging {

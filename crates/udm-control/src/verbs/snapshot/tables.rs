@@ -18,6 +18,8 @@ pub(super) struct Writer {
     pub disk: StoreId,
     /// Its number.
     pub number: DevNo,
+    /// What is written is copied to the disk's snapshots first.
+    pub copies: bool,
 }
 
 /// The disks that `tables` can write: of each table but one for reading alone, all that it uses
@@ -30,10 +32,11 @@ pub(super) fn writers(registry: &Registry, tables: &[Option<Arc<Table>>]) -> Vec
             let only_read = (entry.target.type_name() == "snapshot")
                 .then(|| entry.target.snapshot().map(|view| view.report().origin.number))
                 .flatten();
+            let copies = matches!(entry.target.type_name(), "snapshot-origin" | "snapshot-merge");
             for used in entry.target.devices() {
                 let number = used.device.number;
                 let disk = registry.disk_seen(number).filter(|_| Some(number) != only_read);
-                found.extend(disk.map(|disk| Writer { place, disk, number }));
+                found.extend(disk.map(|disk| Writer { place, disk, number, copies }));
             }
         }
     }
