@@ -39,6 +39,10 @@ pub enum Stream {
     Shared,
     /// Whether a device lies over the one with a log.
     OverLog,
+    /// What clients ask for, in worlds whose machine draws from `Work` which lane is next.
+    Clients,
+    /// When and which verbs are called, in worlds whose machine draws from `Control`.
+    Verbs,
 }
 
 /// A stream of draws.

@@ -452,9 +452,6 @@ bugs! {
     KilledNotWaitedFor: Lives,
     /// A snapshot is given up, and goes on being recorded as one that is its instant.
     GivenUpNotLost: Lives,
-    /// The origin of a snapshot that was released is looked at before a change alone, and is written
-    /// until the change is live.
-    ReleasedCheckedEarly: Lives,
     /// A table that was loaded while nobody had its store becomes live while another one has it.
     StoreTakenTwice: Lives,
     /// Whatever is at the path of a store that was made is removed with its snapshot.

@@ -89,11 +89,11 @@ impl World {
             clients: Vec::new(),
             model: Model::default(),
             draw: Draw {
-                chance: Chance::new(plan.seed, Stream::Control),
+                chance: Chance::new(plan.seed, Stream::Verbs),
                 without: plan.without,
                 crowded: build.one_in(2),
             },
-            work: Chance::new(plan.seed, Stream::Work),
+            work: Chance::new(plan.seed, Stream::Clients),
             ids: 0,
             jobs_max: plan.depth.unwrap_or(build.pick(&[1, 3, 6, 12])),
             resting: false,
