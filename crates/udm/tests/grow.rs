@@ -132,30 +132,34 @@ impl Drop for Small {
 
 #[test]
 fn a_file_system_that_is_full_makes_writes_wait_until_there_is_room() {
-    let Some(small) = Small::mount() else { return };
-    let (_folder, disk) = image(256);
-    let before = std::fs::read(&disk).unwrap();
-    let at = |name: &str| small.0.path().join(name);
-    std::fs::write(at("other"), vec![1; 1536 << 10]).unwrap();
-    let server = Server::start(&[&format!("disk={}", disk.display())]);
-    let place = at("s.cow").display().to_string();
-    server.says(&["snapshot", "create", "s", "--of", "disk", "--store", &place, "--grow", "64k"]);
-    message(&server, "set on_full pause");
-    let mut client = Client::connect(&server.nbd, "disk");
-    std::thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            (0..256).for_each(|chunk| assert_eq!(client.one(Nbd::Write, chunk * CHUNK, 4096), 0));
+    // With a step that was asked for, and without: what the store has at first is set aside too.
+    for (chunks, other, grow) in [(256, 1536 << 10, Some("--grow=64k")), (384, 900 << 10, None)] {
+        let Some(small) = Small::mount() else { return };
+        let (_folder, disk) = image(chunks);
+        let before = std::fs::read(&disk).unwrap();
+        let at = |name: &str| small.0.path().join(name);
+        std::fs::write(at("other"), vec![1; other]).unwrap();
+        let server = Server::start(&[&format!("disk={}", disk.display())]);
+        let place = at("s.cow").display().to_string();
+        let create = ["snapshot", "create", "s", "--of", "disk", "--store", &place];
+        server.says(&[&create[..], grow.as_slice()].concat());
+        message(&server, "set on_full pause");
+        let mut client = Client::connect(&server.nbd, "disk");
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                (0..chunks).for_each(|chunk| assert_eq!(client.one(Nbd::Write, chunk * CHUNK, 4096), 0));
+            });
+            let full = || warnings(&server).first().cloned();
+            let said = until("a file system that is full", full);
+            assert!(said.contains("No space left on device"), "{said}");
+            assert!(!writer.is_finished() && state(&server) == "active");
+            // Room is made by somebody else, and told to nobody.
+            std::fs::remove_file(at("other")).unwrap();
         });
-        let full = || warnings(&server).first().cloned();
-        let said = until("a file system that is full", full);
-        assert!(said.contains("No space left on device"), "{said}");
-        assert!(!writer.is_finished() && state(&server) == "active");
-        // Room is made by somebody else, and told to nobody.
-        std::fs::remove_file(at("other")).unwrap();
-    });
-    assert_eq!(warnings(&server).len(), 1, "{:?}", warnings(&server));
-    assert!(bytes(&server, "s") == before);
-    assert_eq!(store(&at("s.cow"), 256).records.len(), 256);
+        assert_eq!(warnings(&server).len(), 1, "{:?}", warnings(&server));
+        assert!(bytes(&server, "s") == before);
+        assert_eq!(store(&at("s.cow"), chunks).records.len() as u64, chunks);
+    }
 }
 
 /// The longest file that the server may make from now on, and how far it may write in any.

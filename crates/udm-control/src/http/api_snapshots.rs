@@ -69,8 +69,9 @@ pub struct CreateSnapshots {
     /// How large a store that is made becomes; without it as large as the snapshot can need. A
     /// store that exists is not resized, and this is refused.
     pub size_bytes: Option<u64>,
-    /// By how much it grows at a time, and how large it is at first; without it 64 MiB. 0: it is
-    /// made in full length. For a store that exists: it grows so; without this it does not.
+    /// By how much it grows at a time, and how large it is at first; without it 16 chunks at
+    /// first, and steps of its own size up to 64 MiB. 0: it is made in full length. For a store
+    /// that exists: it grows so; without this it does not.
     pub grow_bytes: Option<u64>,
     /// What is copied at once; without it 4096, or the block of the disks.
     pub chunk_bytes: Option<u64>,

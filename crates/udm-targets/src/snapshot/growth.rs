@@ -13,6 +13,7 @@
 //! ```
 //!
 //! Behind a failure the next attempt is made when the store is full, and not when little is left.
+//! A step doubles the store at the most: a store that is small takes little from others.
 
 use super::settings::OnFull;
 use super::space::Grant;
@@ -26,6 +27,9 @@ use udm_wire::size;
 
 /// How long after an attempt that failed the next one comes, while writes wait or fail.
 const RETRY: Nanos = Nanos(1_000_000_000);
+
+/// A store that is smaller grows as one of this size does: 64 KiB.
+const SMALL: Sectors = Sectors(128);
 
 /// No maximum.
 const UNBOUNDED: Sectors = Sectors(u64::MAX / SECTOR_SIZE);
@@ -112,9 +116,14 @@ impl Growth {
         Step::of(self.state.load(Ordering::Acquire))
     }
 
-    /// True when so many sectors that are free in chunks of `chunk` are few.
-    pub(super) fn is_low(&self, free: Sectors, chunk: Sectors) -> bool {
-        let step = self.step.load(Ordering::Relaxed);
+    /// By how much a store of `size` grows at once; 0 for one that stays as it is.
+    fn step_at(&self, size: Sectors) -> u64 {
+        self.step.load(Ordering::Relaxed).min(size.max(SMALL).0)
+    }
+
+    /// True when so many sectors that are free in chunks of `chunk` are few for a store of `size`.
+    pub(super) fn is_low(&self, free: Sectors, chunk: Sectors, size: Sectors) -> bool {
+        let step = self.step_at(size);
         step > 0 && free.0 < (step / 2).max(2 * chunk.0)
     }
 
@@ -129,7 +138,7 @@ impl Growth {
     /// is of use.
     pub(super) fn next(&self, size: Sectors, least: Sectors) -> Option<Sectors> {
         let wanted = self.wanted()?;
-        let next = size.0.saturating_add(wanted.step.0).max(least.0).min(wanted.max.0);
+        let next = size.0.saturating_add(self.step_at(size)).max(least.0).min(wanted.max.0);
         (next >= least.0).then_some(Sectors(next))
     }
 
@@ -246,7 +255,7 @@ impl Snapshot {
     fn is_low(&self, end: u64, size: Sectors) -> bool {
         let free = size.0.saturating_sub(self.start_of(end));
         !self.space.keeps_holes()
-            && self.growth.is_low(Sectors(free), Sectors(u64::from(self.chunk.sectors())))
+            && self.growth.is_low(Sectors(free), Sectors(u64::from(self.chunk.sectors())), size)
     }
 
     /// Has the device make itself larger, unless it is at that. With `full` there is no room, and

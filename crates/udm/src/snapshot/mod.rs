@@ -79,7 +79,8 @@ struct CreateArgs {
     /// How large the store that is made becomes [default: enough for everything]
     #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
     size: Option<u64>,
-    /// By how much it grows at a time, before it is full; 0 makes it in full length [default: 64M]
+    /// By how much it grows at a time, before it is full; 0 makes it in full length [default: its
+    /// own size, up to 64M]
     #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
     grow: Option<u64>,
     /// What is copied at once: a power of two [default: 4k, or the block of the disk]

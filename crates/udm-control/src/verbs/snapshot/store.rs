@@ -8,7 +8,9 @@ use crate::registry::{Folder, Opening, Registry};
 use crate::state_folder::making::Making;
 use crate::state_folder::stamp::StoreFile;
 use crate::verbs::CallOff;
-use std::fs::OpenOptions;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::{Errno, retry_on_intr};
+use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -22,10 +24,10 @@ use udm_wire::words::escape;
 /// What is copied at once when nobody says anything: `lvcreate`'s.
 const CHUNK_BYTES: u64 = 4096;
 
-/// By how much a store that is made grows when nobody says anything, and how large it is at first.
+/// By how much a store that is made grows at the most when nobody says anything.
 const GROW_BYTES: u64 = 64 << 20;
 
-/// Chunks that a store is made with at the least, where it grows.
+/// Chunks that a store is made with at the least if it grows. A thousand of them take little.
 const CHUNKS_MIN: u64 = 16;
 
 /// A store's rights: it has what its origin has in it.
@@ -176,12 +178,13 @@ impl Wanted<'_> {
         let step = asked.unwrap_or(GROW_BYTES);
         let first = match step {
             0 => most,
-            // For what is small it does not pay.
-            step if asked.is_none() && most <= 2 * step => most,
-            step => most.min(step.max(CHUNKS_MIN * chunk.bytes()).next_multiple_of(SECTOR_SIZE)),
+            step => {
+                let first = asked.map_or(0, |_| step).max(CHUNKS_MIN * chunk.bytes());
+                most.min(first.next_multiple_of(SECTOR_SIZE))
+            }
         };
         let path = file.path.clone();
-        let made = self.make_file(registry, name, &path, most, first)?;
+        let made = self.make_file(registry, name, &path, most, (first, step > 0))?;
         let grows = made.is_none() && self.grow_bytes.is_some() || made.is_some() && first < most;
         if step > 0 && grows {
             file.grow = Some(step);
@@ -196,7 +199,7 @@ impl Wanted<'_> {
         name: &str,
         path: &Path,
         most: u64,
-        first: u64,
+        (first, is_set_aside): (u64, bool),
     ) -> Result<Option<MadeFile>, VerbError> {
         let failed = |e: std::io::Error| {
             refuse(name, e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display()))
@@ -211,7 +214,7 @@ impl Wanted<'_> {
                 let made = StoreFile::new(path, &file).map_err(failed)?;
                 let made = MadeFile { file: made, _making: making.filter(|_| known) };
                 let mut store = Store { words: String::new(), made: Some(made) };
-                file.set_len(first).map_err(failed)?;
+                if is_set_aside { set_aside(&file, first) } else { file.set_len(first) }.map_err(failed)?;
                 Ok(store.made.take())
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(None),
@@ -249,6 +252,15 @@ impl Wanted<'_> {
             // The same.
             Ok(None) | Err(_) => Ok(()),
         }
+    }
+}
+
+/// Makes `file` so long with its blocks, as its next steps do: a file system without room says so
+/// here, and not to a write that comes later.
+fn set_aside(file: &File, bytes: u64) -> std::io::Result<()> {
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes)) {
+        Err(Errno::OPNOTSUPP) => file.set_len(bytes),
+        done => Ok(done?),
     }
 }
 
