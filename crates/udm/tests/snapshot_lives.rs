@@ -7,6 +7,7 @@ mod support;
 use rustix::process::{Pid, Signal};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use support::nbd::Client;
 use support::{Server, signal, text, udm, until};
@@ -239,7 +240,7 @@ fn snapshots_that_come_one_by_one_have_their_origin() {
     is_instant(&server, "tuesday", &[]);
     // A part of the disk is nobody's origin; the kernel allows that, and it is said.
     server.says(&["create", "part", "--table", &world.table("0 8 linear {disk.img} 8")]);
-    logs(&server, &["part: what is written to ", " is not copied to monday, tuesday first"]);
+    logs(&server, &["part: its writes to ", " are not copied for snapshots monday, tuesday: "]);
     server.says(&["remove", "part"]);
     server.says(&["snapshot", "remove", "monday", "tuesday"]);
     assert!(server.says(&["table", "disk"]).contains("linear"));
@@ -426,6 +427,38 @@ fn a_snapshot_that_comes_back_while_its_origin_is_written_is_never_wrong() {
             false => assert!(text(&out.stderr).contains("was written without it"), "{}", text(&out.stderr)),
         }
     }
+}
+
+/// Another client clears the table with which the disk becomes an origin: there is no snapshot
+/// then, or it is right.
+#[test]
+fn a_snapshot_whose_origins_table_is_cleared_is_refused() {
+    let world = World::new();
+    let server = world.serve(&[DISK]);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                server.http("POST", "/v1/devices/disk/clear", "");
+            }
+        });
+        let mut made = 0;
+        for round in 0..60 {
+            let out = server.verb(&["snapshot", "create", "s", "--of", "disk"]);
+            if !out.status.success() {
+                let said = text(&out.stderr);
+                assert!(said.contains("somebody else has loaded or cleared a table"), "{said}");
+                continue;
+            }
+            made += 1;
+            let before = read(&server, "s");
+            write(&server, "disk", round);
+            assert!(read(&server, "s") == before, "round {round}: it is not the instant");
+            server.says(&["snapshot", "remove", "s"]);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(made > 0, "none was made");
+    });
 }
 
 /// Removed under a load, and the server killed at once: whatever was recorded by then, what was not

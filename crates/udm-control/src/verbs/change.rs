@@ -230,17 +230,10 @@ pub(crate) async fn reload(
     is_free().map_err(|e| VerbError::new(name, e))?;
     let loaded = tables::load_if(registry, mapped, name, text, folder, off, |_| is_free())?;
     let one = [(name.to_owned(), Arc::clone(mapped))];
+    let ours = [Loaded { place: 0, mapped, table: &loaded }];
     let done = in_turn(registry, &one, Waiting::Resume, off, |devices, turns, wake| {
         let _linked = registry.linking();
-        let waits = mapped.device.inactive();
-        let is_own = waits.is_some_and(|waits| Arc::ptr_eq(&waits, &loaded));
-        if mapped.device.is_suspended() {
-            return Err((0, busy("it is suspended: resume it first")));
-        }
-        if !is_own {
-            return Err((0, busy("somebody else has loaded or cleared a table meanwhile")));
-        }
-        resume_among(devices, turns, wake)
+        resume_loaded(&ours, devices, turns, wake)
     })
     .await;
     let is_live = || mapped.device.live().is_some_and(|live| Arc::ptr_eq(&live, &loaded));
@@ -283,6 +276,46 @@ pub(super) fn resume_among(
     wake: &Wake,
 ) -> Result<Changes, Refused> {
     Changes::resume_among(devices, true, wake, |device| turns.has(device))
+}
+
+/// A table that a verb has loaded, and is about to make live.
+pub(super) struct Loaded<'a> {
+    /// The place of its device among those of the change.
+    pub place: usize,
+    /// The device.
+    pub mapped: &'a Mapped,
+    /// The table.
+    pub table: &'a Arc<Table>,
+}
+
+impl Loaded<'_> {
+    /// Checks that nobody has suspended the device meanwhile, or put another table into its slot.
+    fn is_as_it_was(&self) -> Result<(), TargetError> {
+        let device = &self.mapped.device;
+        let is_own = |table: Option<Arc<Table>>| table.is_some_and(|table| Arc::ptr_eq(&table, self.table));
+        if device.is_suspended() {
+            return Err(busy("it is suspended: resume it first"));
+        }
+        // Somebody else may have resumed it.
+        match is_own(device.inactive().or_else(|| device.live())) {
+            true => Ok(()),
+            false => Err(busy("somebody else has loaded or cleared a table meanwhile")),
+        }
+    }
+}
+
+/// As [`resume_among`], if all that the verb has `loaded` is still there. To be called with the
+/// registry's `linking` lock held, so that nobody loads meanwhile.
+pub(super) fn resume_loaded(
+    loaded: &[Loaded<'_>],
+    devices: &[Arc<MappedDevice>],
+    turns: &Turns<'_>,
+    wake: &Wake,
+) -> Result<Changes, Refused> {
+    for one in loaded {
+        one.is_as_it_was().map_err(|why| (one.place, why))?;
+    }
+    resume_among(devices, turns, wake)
 }
 
 /// [`Changes::leave`] of devices whose turn it is.

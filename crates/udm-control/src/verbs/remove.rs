@@ -116,15 +116,15 @@ async fn fail_all(
     if sectors == 0 {
         return Ok(());
     }
-    tables::load_into(registry, mapped, name, &format!("0 {sectors} error"), &Folder::none(), off)?;
-    let loaded = mapped.device.inactive();
+    let table = format!("0 {sectors} error");
+    let loaded = tables::load_into(registry, mapped, name, &table, &Folder::none(), off)?;
     call_off_others(mapped);
     // Storage that hangs keeps what it has; no client waits for that.
     let _failing = registry.exporter().and_then(|exporter| exporter.fail(mapped.device.id()));
     let one = [(name.to_owned(), Arc::clone(mapped))];
     let done = in_turn(registry, &one, Waiting::Resume, off, resume_among).await;
     if done.is_err() {
-        loaded.inspect(|loaded| mapped.device.clear_own(loaded));
+        mapped.device.clear_own(&loaded);
     }
     done
 }

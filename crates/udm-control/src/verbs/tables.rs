@@ -98,6 +98,7 @@ fn parse(name: &str, text: &str) -> Result<Vec<Line>, VerbError> {
     udm_wire::table::parse(text).map_err(|e| syntax(name, &e))
 }
 
+/// As [`load_until`], into a device that was found before; the table.
 pub(crate) fn load_into(
     registry: &Registry,
     mapped: &Arc<Mapped>,
@@ -105,11 +106,11 @@ pub(crate) fn load_into(
     text: &str,
     folder: &Folder,
     off: &CallOff,
-) -> Result<(), VerbError> {
-    load_as(registry, mapped, name, (text, false), folder, off, |_| Ok(())).map(drop)
+) -> Result<Arc<Table>, VerbError> {
+    load_as(registry, mapped, name, (text, false), folder, off, |_| Ok(()))
 }
 
-/// As [`load_into`], if the slot `may` take a table when that is built; the table.
+/// As [`load_into`], if the slot `may` take a table when that is built.
 pub(super) fn load_if(
     registry: &Registry,
     mapped: &Arc<Mapped>,

@@ -14,8 +14,9 @@
 //!
 //! From 3 on until 6 none of the devices has a request in flight: what lies below them is one
 //! instant of all of them. Who has to look at that instant, and may block on it, has the change
-//! pause between 3 and 4 ([`Changes::pause_at_rest`]). What fails or is called off before that instant leaves every device
-//! active, with the table that was live; a device that was suspended before a *suspend* stays so.
+//! pause between 3 and 4 ([`Changes::pause_at_rest`]). What fails or is called off before that
+//! instant leaves every device active, with the table that was live; a device that was suspended
+//! before a *suspend* stays so.
 //!
 //! Tables that come or go can have *partners* ([`Target::partners`]), which are renewed in the same
 //! change and so belong to the set. Who locks devices asks for them first

@@ -147,6 +147,7 @@ impl<'a> Attaching<'a> {
             writers: writers(registry, &attaching.tables),
             gives_up: registry.gives_up_snapshots(),
             is_removal: who == Waiting::Remove,
+            warns: !registry.is_starting.load(Ordering::Relaxed),
             names: several.iter().map(|(name, _)| name.clone()).collect(),
             ..Recording::default()
         };

@@ -7,7 +7,7 @@ use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{Folder, Made, Mapped, Registry};
 use crate::verbs::call_off::{CallOff, Waiting};
-use crate::verbs::change::{export, in_turn, leave_among, resume_among};
+use crate::verbs::change::{Loaded, export, in_turn, leave_among, resume_loaded};
 use crate::verbs::{tables, wait};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -110,7 +110,8 @@ impl Set<'_> {
             .collect();
         let load = |(made, _, table): &(&Made<'_>, &Store, &str)| {
             let name = made.mapped.device.name();
-            tables::load_into(self.registry, &made.mapped, &name, table, folder, off).map_err(|e| e.at(None))
+            let loaded = tables::load_into(self.registry, &made.mapped, &name, table, folder, off);
+            loaded.map(drop).map_err(|e| e.at(None))
         };
         let (fresh, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, store, _)| store.is_made());
         others.iter().try_for_each(load)?;
@@ -146,9 +147,9 @@ impl Set<'_> {
         for ((origin, loaded), (name, _)) in self.origins.iter_mut().zip(names) {
             if origin.is_linear {
                 origin.is_ours_to_change(name)?;
-                tables::load_into(self.registry, &origin.mapped, name, &origin.with_snapshots(), folder, off)
-                    .map_err(|e| e.at(None))?;
-                *loaded = origin.mapped.device.inactive();
+                let table = origin.with_snapshots();
+                let table = tables::load_into(self.registry, &origin.mapped, name, &table, folder, off);
+                *loaded = Some(table.map_err(|e| e.at(None))?);
             }
         }
         Ok(())
@@ -164,11 +165,19 @@ impl Set<'_> {
 
     /// The instant.
     fn cut(&mut self, off: &CallOff) -> Result<(), VerbError> {
-        let origins = self.origins.iter().filter(|(origin, _)| origin.is_linear);
-        let origins = origins.map(|(origin, _)| Arc::clone(&origin.mapped));
-        let made = self.made.iter().map(|(made, _)| Arc::clone(&made.mapped));
-        let several: Vec<_> = made.chain(origins).map(|mapped| (mapped.device.name(), mapped)).collect();
-        wait(in_turn(self.registry, &several, Waiting::Resume, off, resume_among))?;
+        let origins =
+            self.origins.iter().filter_map(|(origin, loaded)| Some((&origin.mapped, loaded.as_ref()?)));
+        let made = self.made.iter().map(|(made, _)| &made.mapped);
+        let all = made.chain(origins.clone().map(|(mapped, _)| mapped));
+        let several: Vec<_> = all.map(|mapped| (mapped.device.name(), Arc::clone(mapped))).collect();
+        // An origin that did not become one would be written, and nothing copied.
+        let places = self.made.len()..;
+        let ours = places.zip(origins).map(|(place, (mapped, table))| Loaded { place, mapped, table });
+        let ours: Vec<_> = ours.collect();
+        wait(in_turn(self.registry, &several, Waiting::Resume, off, |devices, turns, wake| {
+            let _linked = self.registry.linking();
+            resume_loaded(&ours, devices, turns, wake)
+        }))?;
         let exported = self.made.iter().try_for_each(|(made, _)| export(self.registry, &made.mapped));
         exported.inspect_err(|_| self.take_back())
     }

@@ -7,13 +7,13 @@ use crate::http::api;
 use crate::registry::{Folder, Mapped, Registry};
 use crate::state_folder::stamp::StoreFile;
 use crate::verbs::call_off::{CallOff, Waiting};
-use crate::verbs::change::{in_turn, reload, resume_among, resume_these, suspend_these};
+use crate::verbs::change::{Loaded, in_turn, reload, resume_loaded, resume_these, suspend_these};
 use crate::verbs::remove::remove_it;
 use crate::verbs::{show, tables, wait};
 use std::sync::{Arc, Weak};
 use udm_core::Device;
 use udm_core::errno::{EBUSY, EINVAL, EIO, ENXIO};
-use udm_dm::{SnapshotState, TargetError};
+use udm_dm::{SnapshotState, Table, TargetError};
 
 /// A merge that has begun.
 #[derive(Clone)]
@@ -86,19 +86,19 @@ pub fn merge(
         .map_err(|e| e.at(None));
     let several = [(own.clone(), Arc::clone(&origin.mapped))];
     // Nobody removes what is taken over: the origin would have nothing to read.
-    let swap = || {
+    let swap = |table: &Arc<Table>| {
+        let ours = [Loaded { place: 0, mapped: &origin.mapped, table }];
         wait(in_turn(registry, &several, Waiting::Resume, off, |devices, turns, wake| {
             let _linked = registry.linking();
-            match registry.is_there(&mapped) {
-                true => resume_among(devices, turns, wake),
-                false => {
-                    Err((0, TargetError::errno(ENXIO).because(format!("{name} has been removed meanwhile"))))
-                }
+            if !registry.is_there(&mapped) {
+                let why = format!("{name} has been removed meanwhile");
+                return Err((0, TargetError::errno(ENXIO).because(why)));
             }
+            resume_loaded(&ours, devices, turns, wake)
         }))
+        .inspect_err(|_| origin.mapped.device.clear_own(table))
     };
-    if let Err(error) = loaded.and_then(|()| swap()) {
-        origin.mapped.device.clear();
+    if let Err(error) = loaded.and_then(|table| swap(&table)) {
         wait(resume_these(registry, &itself, &end))?;
         return Err(error);
     }

@@ -26,6 +26,8 @@ pub(super) struct Recording {
     pub is_removal: bool,
     /// The names of the devices of the change.
     pub names: Vec<String>,
+    /// Writes past an origin are logged. A server that starts does that when all devices are there.
+    pub warns: bool,
 }
 
 /// What was written.
@@ -94,7 +96,9 @@ impl Recording {
                 lose(folder, &record, &why)?;
             }
         }
-        self.warn_of_bypasses(folder);
+        if self.warns {
+            self.warn_of_bypasses(folder);
+        }
         for one in &self.coming {
             // It may have changed since the table was loaded.
             let known = folder.record_of(&one.store)?;
@@ -125,9 +129,8 @@ impl Recording {
             names.sort_unstable();
             if !names.is_empty() {
                 tracing::warn!(
-                    "{}: what is written to {} through this device is not copied to {} first: write through a \
-                     snapshot-origin",
-                    self.names.get(writer.place).map_or("", String::as_str),
+                    "{}: its writes to {} are not copied for snapshots {}: write through a snapshot-origin",
+                    self.names[writer.place],
                     writer.disk.name(),
                     names.join(", ")
                 );

@@ -5,9 +5,9 @@ use crate::error::VerbError;
 use crate::registry::{Folder, Registry};
 use crate::state_folder::stamp::StoreFile;
 use crate::verbs::call_off::CallOff;
-use crate::verbs::change::resume_these;
+use crate::verbs::change::reload;
 use crate::verbs::remove::remove_it;
-use crate::verbs::{tables, wait};
+use crate::verbs::wait;
 use std::sync::Arc;
 use udm_core::DevNo;
 use udm_core::errno::{EBUSY, EIO};
@@ -82,13 +82,9 @@ pub(super) fn settle(registry: &Arc<Registry>, disk: DevNo) {
         if !origin.mapped.note().was_linear || origin.is_ours_to_change(&name).is_err() {
             continue;
         }
-        let off = CallOff::default();
-        let table = origin.linear();
-        let loaded = tables::load_into(registry, &origin.mapped, &name, &table, &Folder::none(), &off);
-        let one = [(name, Arc::clone(&origin.mapped))];
-        let done = loaded.and_then(|()| wait(resume_these(registry, &one, &off)));
-        match done {
-            Ok(()) => origin.mapped.note().was_linear = false,
+        let (table, off) = (origin.linear(), CallOff::default());
+        match wait(reload(registry, &origin.mapped, &name, &table, &Folder::none(), &off)) {
+            Ok(_) => origin.mapped.note().was_linear = false,
             Err(error) => tracing::warn!("{error}: it stays an origin without snapshots"),
         }
     }

@@ -1,9 +1,10 @@
 //! Snapshots that were made by name come back with their origin: when a table through which their
 //! disk can be written is about to become live, they are attached first.
 //!
-//! Contract: a device that was linear before it had snapshots becomes their origin again, also if
-//! they were attached before it was there, and a merge that was cut goes on, also that of a snapshot that a table made. One that can't be
-//! attached keeps the disk from being written, until it can be or is given up ([`super::attach`]).
+//! Contract: a device that was linear before it had snapshots becomes their origin again, even if
+//! they were attached before it was there. A merge that was cut goes on, also that of a snapshot
+//! that a table made. One that can't be attached keeps the disk from being written, until it can
+//! be or is given up ([`super::attach`]).
 
 use super::attach::{LostSnapshots, waits, with_folder};
 use super::recording::lose;
@@ -172,6 +173,6 @@ fn go_on_merging(
 }
 
 fn load(registry: &Registry, name: &str, mapped: &Arc<Mapped>, table: &str) -> Result<(), VerbError> {
-    tables::load_into(registry, mapped, name, table, &Folder::none(), &CallOff::default())
-        .map_err(|e| e.at(None))
+    let loaded = tables::load_into(registry, mapped, name, table, &Folder::none(), &CallOff::default());
+    loaded.map(drop).map_err(|e| e.at(None))
 }
