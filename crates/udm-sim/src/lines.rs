@@ -2,9 +2,10 @@
 
 use std::cell::RefCell;
 use std::fmt::Write;
+use std::sync::Once;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::subscriber::DefaultGuard;
+use tracing::subscriber::{DefaultGuard, NoSubscriber, set_default, set_global_default};
 use tracing::{Event, Metadata, Subscriber};
 
 thread_local! {
@@ -48,8 +49,12 @@ impl Subscriber for Lines {
 /// Keeps what `part` of udm, a crate or a module, logs on this thread, for as long as the guard
 /// lives.
 pub(crate) fn listen(part: &'static str) -> DefaultGuard {
+    // With one subscriber alone, a thread without any decides for all that a place is not heard:
+    // tracing-core asks that thread's own default then.
+    static SECOND: Once = Once::new();
+    SECOND.call_once(|| drop(set_global_default(NoSubscriber::new())));
     take();
-    tracing::subscriber::set_default(Lines(part))
+    set_default(Lines(part))
 }
 
 /// What was logged since the last call.

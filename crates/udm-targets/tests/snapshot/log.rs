@@ -1,10 +1,10 @@
 //! What is said in the log meanwhile.
 
 use std::fmt::{Debug, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::subscriber::DefaultGuard;
+use tracing::subscriber::{DefaultGuard, NoSubscriber, set_default, set_global_default};
 use tracing::{Event, Metadata, Subscriber};
 
 /// The lines of this thread's log, from when it was made until it is dropped.
@@ -17,8 +17,12 @@ struct Writer(Arc<Mutex<Vec<String>>>);
 
 impl Log {
     pub fn new() -> Log {
+        // With one subscriber alone, a thread without any decides for all that a place is not heard:
+        // tracing-core asks that thread's own default then.
+        static SECOND: Once = Once::new();
+        SECOND.call_once(|| set_global_default(NoSubscriber::new()).expect("the first"));
         let lines: Arc<Mutex<Vec<String>>> = Arc::default();
-        Log { _guard: tracing::subscriber::set_default(Writer(Arc::clone(&lines))), lines }
+        Log { _guard: set_default(Writer(Arc::clone(&lines))), lines }
     }
 
     /// True when a line has `text` in it.
