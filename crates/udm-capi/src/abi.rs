@@ -87,22 +87,12 @@ pub unsafe extern "C" fn udm_create(context: c_int, name: *const c_char, table: 
         // SAFETY: it leads to a string, as the header says.
         let table = unsafe { raw::text(table, "table") }?;
         let create = |context: &Context, name: &str| {
-            let table = whole(context, name, table)?;
-            let made = verbs::wait(verbs::create(&context.registry, name, None, Some(&table)));
-            made.map(|()| 0).map_err(|e| Error::beside(&e, &table))
+            let made = verbs::wait(verbs::create(&context.registry, name, None, Some(table)));
+            made.map(|()| 0).map_err(|e| Error::beside(&e, table))
         };
         // SAFETY: as above.
         unsafe { on(context, name, create) }
     })
-}
-
-/// `table`, or the one that is all of a device.
-fn whole(context: &Context, name: &str, table: &str) -> Result<String, Error> {
-    let mut words = table.split_whitespace();
-    match (words.next(), words.next()) {
-        (Some(word), None) => Ok(verbs::whole(&context.registry, name, word)?),
-        _ => Ok(table.to_owned()),
-    }
 }
 
 /// Loads a table into the inactive slot of a device; a resume makes it live.
@@ -112,9 +102,8 @@ pub unsafe extern "C" fn udm_load(context: c_int, name: *const c_char, table: *c
         // SAFETY: it leads to a string, as the header says.
         let table = unsafe { raw::text(table, "table") }?;
         let load = |context: &Context, name: &str| {
-            let table = whole(context, name, table)?;
-            let loaded = verbs::load(&context.registry, name, &table);
-            loaded.map(|()| 0).map_err(|e| Error::beside(&e, &table))
+            let loaded = verbs::load(&context.registry, name, table);
+            loaded.map(|()| 0).map_err(|e| Error::beside(&e, table))
         };
         // SAFETY: as above.
         unsafe { on(context, name, load) }

@@ -153,6 +153,17 @@ impl fmt::Display for TableSyntaxError {
 
 impl std::error::Error for TableSyntaxError {}
 
+/// True if `text` is meant as a table, and not as a device that is to be served as it is. A table
+/// begins with a number, or with what makes a line none; a device does not, and has one line.
+#[must_use]
+pub fn is_table(text: &str) -> bool {
+    let first = text.split_whitespace().next().unwrap_or_default();
+    text.trim().contains('\n')
+        || first.is_empty()
+        || first.starts_with('#')
+        || first.bytes().all(|b| b.is_ascii_digit())
+}
+
 /// Reads a table. A text without targets is an empty list: what that means is the caller's to say.
 ///
 /// # Errors

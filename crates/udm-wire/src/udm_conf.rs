@@ -146,7 +146,7 @@ impl Conf {
         if text.len() > TEXT_MAX {
             return Err(Fault::new(format!("longer than {TEXT_MAX} bytes"), 0..0));
         }
-        let root = DeTable::parse(text).map_err(|e| Fault::new(e.message(), e.span().unwrap_or(0..0)))?;
+        let root = DeTable::parse(text).map_err(|e| broken(text, e.message(), e.span().unwrap_or(0..0)))?;
         let mut conf = Conf::default();
         for (key, value) in in_order(root.get_ref()) {
             let name = key.get_ref().as_ref();
@@ -217,6 +217,17 @@ fn table_fault(file: &str, value: Range<usize>, text: &str, error: &table::Table
     }
 }
 
+/// What is wrong at `at` of a text that is no TOML. A bare word as a value is the common mistake,
+/// which the parser takes for a number.
+fn broken(text: &str, why: &str, at: Range<usize>) -> Fault {
+    let word = text.get(at.clone()).unwrap_or_default().trim();
+    let is_value = text.get(..at.start).is_some_and(|before| before.trim_end().ends_with('='));
+    match is_value && word.starts_with(|c: char| c.is_alphabetic() || "/.@~".contains(c)) {
+        true => Fault::new(format!("text as a value stands in quotes: \"{word}\""), at),
+        false => Fault::new(why, at),
+    }
+}
+
 fn device(file: &str, key: &Name<'_>, value: &Spanned<DeValue<'_>>) -> Result<Device, Fault> {
     let name = key.get_ref().as_ref();
     let fault = |why: String, at| Fault::new(format!("devices.{name}: {why}"), at);
@@ -242,8 +253,11 @@ fn device(file: &str, key: &Name<'_>, value: &Spanned<DeValue<'_>>) -> Result<De
             }
             "table" => {
                 let text = text()?;
-                table::parse(text)
-                    .map_err(|e| fault(format!("table: {e}"), table_fault(file, value.span(), text, &e)))?;
+                // A device that is served as it is has no spaces here.
+                if table::is_table(text) || text.trim().contains(char::is_whitespace) {
+                    let at = |e: &_| table_fault(file, value.span(), text, e);
+                    table::parse(text).map_err(|e| fault(format!("table: {e}"), at(&e)))?;
+                }
                 found = Some(Table::Text(text.to_owned()));
             }
             "table-file" => match text()? {
@@ -352,6 +366,7 @@ table = """
                 "[devices.a]\ntable = \"0 8 error\"\nreadonly = \"yes\"",
                 "f:3:12: devices.a: readonly: true or false is wanted",
             ),
+            ("[serve]\nunix = nbd.sock", "f:2:8: text as a value stands in quotes: \"nbd.sock\""),
             (
                 "[devices.\"a/b\"]\ntable = \"0 8 error\"",
                 "f:1:10: devices.a/b: no name of a device: 1 to 127 bytes without a slash are wanted",

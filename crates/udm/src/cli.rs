@@ -323,27 +323,19 @@ pub enum TableArg {
 
 /// `NAME=TABLE` or `NAME=@FILE`.
 fn device_arg(text: &str) -> Result<DeviceArg, String> {
-    let (name, table) = text.split_once('=').ok_or("NAME=TABLE or NAME=@FILE is wanted")?;
+    let (name, table) = text
+        .split_once('=')
+        .ok_or("expected NAME=TABLE, NAME=@FILE or NAME=DEVICE, such as disk=disk.img")?;
     if name.is_empty() {
         return Err("the name is missing".into());
     }
     let table = match table.strip_prefix('@') {
         Some("") => return Err("the file is missing".into()),
         Some(file) => TableArg::File(file.into()),
-        None if is_table(table) => TableArg::Text(table.into()),
+        None if udm_wire::table::is_table(table) => TableArg::Text(table.into()),
         None => TableArg::Whole(table.into()),
     };
     Ok(DeviceArg { name: name.into(), table })
-}
-
-/// A table begins with a number, or with what makes a line none; a device does not, and has one
-/// line.
-fn is_table(text: &str) -> bool {
-    let first = text.split_whitespace().next().unwrap_or_default();
-    text.contains('\n')
-        || first.is_empty()
-        || first.starts_with('#')
-        || first.bytes().all(|b| b.is_ascii_digit())
 }
 
 /// `udm demo`.

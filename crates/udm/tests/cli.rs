@@ -407,7 +407,7 @@ fn wrong_usage_is_2_and_wrong_names_are_refused() {
     assert_eq!(nobody.status.code(), Some(1));
     assert_eq!(
         text(&nobody.stderr),
-        "udm: /nonexistent/udm.sock: can't reach udm serve: No such file or directory\n"
+        "udm: /nonexistent/udm.sock: can't reach udm serve: No such file or directory (start it, or name its control socket with --socket or $UDM_SOCKET)\n"
     );
 }
 

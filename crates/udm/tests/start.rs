@@ -138,6 +138,46 @@ fn a_device_alone_is_mapped_whole() {
     assert_eq!(server.says(&["table"]), "m: 0 2048 linear 253:0 0\nimage: 0 6144 linear 253:1 0\n");
 }
 
+/// Wherever a table may stand, a device may.
+#[test]
+fn a_device_is_a_table_for_verbs_and_files_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("disk.img");
+    fs::File::create(&image).unwrap().set_len(3 << 20).unwrap();
+    let file = folder.path().join("udm.toml");
+    fs::write(&file, "[devices.a]\ntable = \"disk.img\"\n").unwrap();
+    let server = Server::start_with(&[], &[file.to_str().unwrap()]);
+    assert!(server.says(&["table", "a"]).starts_with("0 6144 linear "));
+    server.says(&["create", "b", "--table", "null:1G"]);
+    assert!(server.says(&["table", "b"]).starts_with("0 2097152 linear "));
+    server.says(&["load", "b", "--table", "@a"]);
+    server.says(&["resume", "b"]);
+    assert!(server.says(&["table", "b"]).starts_with("0 6144 linear "));
+    server.says(&["reload", "b", "--table", image.to_str().unwrap()]);
+    assert!(server.says(&["table", "b", "--inactive"]).starts_with("0 6144 linear "));
+    let refused = server.refuses(&["load", "b", "--table", "no.img"]);
+    assert!(refused.contains("no.img: No such file or directory"), "{refused}");
+    // The file says what is there: nothing is done.
+    assert_eq!(server.says(&["reconfigure"]), "= 1 unchanged\n");
+}
+
+/// Each mistake is told by its name.
+#[test]
+fn mistakes_of_a_first_start_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |name: &str, bytes: &[u8]| {
+        let file = folder.path().join(name);
+        fs::write(&file, bytes).unwrap();
+        let out = udm(&["serve", "--unix", "-"]).arg(&file).output().unwrap();
+        assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
+        text(&out.stderr)
+    };
+    let image = refused("disk.img", &[0; 4096]);
+    assert!(image.contains("not a configuration file; a disk is served by --device NAME="), "{image}");
+    let bare = refused("udm.toml", b"[serve]\nunix = nbd.sock\n");
+    assert!(bare.contains("udm.toml:2:8: text as a value stands in quotes: \"nbd.sock\""), "{bare}");
+}
+
 #[test]
 fn hints_are_right() {
     let refused = |device: &str| {
@@ -150,7 +190,7 @@ fn hints_are_right() {
     let scheme = refused("d=0 8 linear ndb:x 0");
     assert!(scheme.contains("file: nbd: null: mem: pattern:"), "{scheme}");
     let table = refused("d=linear /dev/null 0");
-    assert!(table.contains("START LENGTH TYPE ARGUMENTS"), "{table}");
+    assert!(table.contains("START \"linear\" is not a number of sectors"), "{table}");
     let null = refused("d=null:size=1M,zoned=1");
     assert!(null.contains("mbps") && null.contains("completion_nsec"), "{null}");
     let null = refused("d=null:size=1M,queue_mode=1");

@@ -37,5 +37,5 @@ pub(crate) use show::{OPS, shown};
 pub use show::{info, ls, status, statuses, table, tables, version};
 pub(crate) use snapshot::Note;
 pub(crate) use tables::lines_of;
-pub use tables::{TABLE_MAX, clear, command_path, device, load, load_until, message, message_from, whole};
+pub use tables::{TABLE_MAX, clear, command_path, device, load, load_until, message, message_from};
 pub use wait::{wait, wait_with};

@@ -50,14 +50,16 @@ pub fn load_until(
     load_as(registry, &mapped, name, (text, read_only), folder, off, |_| Ok(())).map(drop)
 }
 
-/// The table of a device `name` that is all of `word`, a device. Opens it for a moment, and may
-/// block on that.
-///
-/// # Errors
-/// What is wrong with the word or with its device.
-pub fn whole(registry: &Registry, name: &str, word: &str) -> Result<String, VerbError> {
-    let sectors = device(registry, name, word)?.device.limits().size.0;
-    Ok(format!("0 {sectors} linear {} 0", words::escape(word)))
+/// The table of a device `name` that is all of the device `word`, seen from `folder`; and that
+/// device, which may have been opened for it. May block on that.
+fn whole(
+    registry: &Registry,
+    name: &str,
+    word: &str,
+    folder: &Folder,
+) -> Result<(String, DeviceRef), VerbError> {
+    let device = device_in(registry, name, word, folder)?;
+    Ok((format!("0 {} linear {} 0", device.device.limits().size.0, words::escape(word)), device))
 }
 
 /// What `word` means in a table of `name`: `@` and a name, a number, a URI or a path; opened if it
@@ -67,17 +69,28 @@ pub fn whole(registry: &Registry, name: &str, word: &str) -> Result<String, Verb
 /// # Errors
 /// What is wrong with the word or with its device.
 pub fn device(registry: &Registry, name: &str, word: &str) -> Result<DeviceRef, VerbError> {
-    Opening::new(registry, &Folder::own()).get(word).map_err(|e| {
+    device_in(registry, name, word, &Folder::own())
+}
+
+/// As [`device`], seen from `folder`.
+fn device_in(registry: &Registry, name: &str, word: &str, folder: &Folder) -> Result<DeviceRef, VerbError> {
+    Opening::new(registry, folder).get(word).map_err(|e| {
         let reason = if e.reason.is_empty() { word.to_owned() } else { e.reason };
         VerbError::new(name, TargetError::errno(e.errno).because(reason))
     })
 }
 
-/// The lines of `text`, a table of device `name`, of types that there are. Nothing is looked up.
+/// The lines of `text`, a table of device `name`, of types that there are; of a device that is to
+/// be served as it is, a linear one of length 0. Nothing is looked up.
 ///
 /// # Errors
 /// E2BIG for more than [`TABLE_MAX`] bytes, EINVAL for what is no table, with the position.
 pub(crate) fn lines_of(name: &str, text: &str) -> Result<Vec<Line>, VerbError> {
+    if !udm_wire::table::is_table(text) {
+        let mut lines = parse(name, &format!("0 1 linear {} 0", words::escape(text.trim())))?;
+        lines.iter_mut().for_each(|line| line.len = 0);
+        return Ok(lines);
+    }
     let lines = parse(name, text)?;
     let unknown = |line: &&Line| !udm_targets::TARGETS.iter().any(|one| one.name == line.kind);
     match lines.iter().find(unknown) {
@@ -88,6 +101,12 @@ pub(crate) fn lines_of(name: &str, text: &str) -> Result<Vec<Line>, VerbError> {
             Err(VerbError::new(name, error).at(at))
         }
     }
+}
+
+/// What is wrong with `text`, which names no device, as a table.
+fn no_table(name: &str, text: &str) -> VerbError {
+    let error = parse(name, text).err();
+    error.unwrap_or_else(|| VerbError::new(name, TargetError::new("a table is START LENGTH TYPE ARGUMENTS")))
 }
 
 fn parse(name: &str, text: &str) -> Result<Vec<Line>, VerbError> {
@@ -132,9 +151,22 @@ fn load_as(
     off: &CallOff,
     may: impl FnOnce(&Mapped) -> Result<(), TargetError>,
 ) -> Result<Arc<Table>, VerbError> {
+    let is_short = !udm_wire::table::is_table(text);
+    let (short, _open);
+    let text = if is_short {
+        (short, _open) = match whole(registry, name, text.trim(), folder) {
+            // Words that name nothing were meant as a table.
+            Err(_) if text.trim().contains(char::is_whitespace) => return Err(no_table(name, text)),
+            found => found?,
+        };
+        &short
+    } else {
+        text
+    };
     let lines = parse(name, text)?;
     let refused = |error: TargetError| {
-        let position = position(&lines, &error);
+        // The text that it speaks of is not what was given.
+        let position = position(&lines, &error).filter(|_| !is_short);
         VerbError::new(name, error).at(position)
     };
     // Loads do not wait for each other: the file system may hang under one.

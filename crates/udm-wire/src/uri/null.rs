@@ -112,7 +112,12 @@ impl NullParams {
         let mut params = NullParams::default();
         let mut seen = Vec::new();
         for pair in pairs(text) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (name, value) = match pair.split_once('=') {
+                Some(named) => named,
+                // As with the other kinds: null:1G.
+                None if size::parse(pair).is_ok() => ("size", pair),
+                None => (pair, ""),
+            };
             let name = params.set(name, value).map_err(|why| UriError::new(format!("null: {why}")))?;
             if name != "badblocks" && seen.contains(&name) {
                 return Err(UriError::new(format!("null: {name} is given twice")));

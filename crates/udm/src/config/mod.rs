@@ -116,8 +116,8 @@ fn read(file: &Path) -> Result<String> {
     let open = std::fs::File::open(file).with_context(name)?;
     open.take(TEXT_MAX as u64 + 1).read_to_end(&mut bytes).with_context(name)?;
     match String::from_utf8(bytes) {
-        Ok(text) => Ok(text),
-        Err(_) => bail!("{}: it is no text in UTF-8", name()),
+        Ok(text) if !text.contains('\0') => Ok(text),
+        _ => bail!("{0}: not a configuration file; a disk is served by --device NAME={0}", name()),
     }
 }
 

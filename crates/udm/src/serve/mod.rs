@@ -149,7 +149,7 @@ async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Regis
         // All that are left have waited: nothing more comes by itself.
         let is_last = waited > left.len();
         registry.start(!is_last);
-        let table = table_of(registry, &device.name, &device.table)?;
+        let table = table_of(&device.name, &device.table)?;
         match verbs::create(registry, &device.name, None, Some(&table)).await {
             Ok(()) => waited = 0,
             Err(error) if error.blocked && !is_last => {
@@ -181,18 +181,10 @@ async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Regis
 }
 
 /// The text of the table of device `name`.
-pub(crate) fn table_of(registry: &Registry, name: &str, table: &TableArg) -> Result<String> {
+pub(crate) fn table_of(name: &str, table: &TableArg) -> Result<String> {
     match table {
-        TableArg::Text(text) => Ok(text.clone()),
+        TableArg::Text(text) | TableArg::Whole(text) => Ok(text.clone()),
         TableArg::File(file) => read_table(file).with_context(|| name.to_owned()),
-        TableArg::Whole(word) => verbs::whole(registry, name, word).map_err(|e| {
-            let hint = if word.contains(char::is_whitespace) {
-                " (and a table is START LENGTH TYPE ARGUMENTS)"
-            } else {
-                ""
-            };
-            anyhow::anyhow!("{e}{hint}")
-        }),
     }
 }
 
@@ -216,7 +208,7 @@ async fn serve_devices(
         .context("serve")?;
     let exporter = registry.exporter().expect("set before");
     exporter.serves(sockets.addresses(&server), server.counts());
-    report::exports(&exporter.list());
+    report::exports(&exporter.list(), &sockets.control);
     let _pid = ready::say(args)?;
     systemd::ready(registry.all().len());
 

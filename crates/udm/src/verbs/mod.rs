@@ -112,7 +112,15 @@ pub fn socket_path(given: Option<PathBuf>) -> Result<PathBuf> {
 
 /// What the server refused, with the table's line when a table is to blame.
 pub fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
-    let ClientError::Refused(refused) = &error else { return error.into() };
+    let refused = match &error {
+        ClientError::Refused(refused) => refused,
+        ClientError::Unreachable { source, .. } => {
+            return anyhow::anyhow!(
+                "{error}: {source} (start it, or name its control socket with --socket or $UDM_SOCKET)"
+            );
+        }
+        ClientError::Broken { .. } => return error.into(),
+    };
     let number = |n: Option<u64>| usize::try_from(n?).ok();
     let position = number(refused.line).zip(number(refused.column)).map(|(line, column)| Position {
         line,

@@ -73,7 +73,8 @@ impl Origin {
 }
 
 /// The table of `mapped`, an origin that was linear before it had snapshots, if it was what `lines`
-/// say: one line over all of the same disk. May block on what the line names.
+/// say: one line over all of the same disk, or that disk as it is. May block on what the line
+/// names.
 pub(crate) fn linear_before(
     registry: &Registry,
     mapped: &Arc<Mapped>,
@@ -85,7 +86,8 @@ pub(crate) fn linear_before(
     let [disk, from] = &line.args[..] else { return None };
     let live = mapped.device.live()?;
     let origin = Origin::of(name, Arc::clone(mapped)).ok()?;
-    let is_linear = line.kind == "linear" && line.start == 0 && line.len == origin.len.0 && from == "0";
+    let is_linear =
+        line.kind == "linear" && line.start == 0 && [0, origin.len.0].contains(&line.len) && from == "0";
     let found = Opening::new(registry, folder).get(disk).ok().filter(|_| is_linear)?;
     (found.number == origin.disk.number).then_some(live)
 }
