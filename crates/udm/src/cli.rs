@@ -16,7 +16,8 @@ use crate::multipath::MultipathArgs;
 use crate::serve::CheckPaths;
 use crate::snapshot::SnapshotArgs;
 use crate::web::WebArgs;
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 use udm_wire::cpus::CpuList;
@@ -197,7 +198,6 @@ has each target and each kind of device with an example.\n\n\
 Examples:\n  udm serve --device disk=disk.img --unix /tmp/udm.sock\n  udm serve --device disk='0 2097152 linear file:disk.img 0' --unix /tmp/udm.sock\n  \
 udm serve --device d='0 2097152 linear null:size=1G 0' --run 'nbdinfo $uri'\n  udm serve /etc/udm/udm.toml"
 )]
-#[command(group = ArgGroup::new("where to serve").required(true).multiple(true).args(["config", "unix", "port", "run"]))]
 pub struct ServeArgs {
     /// A file that says all this, and which devices there are; docs/config.md describes it. What
     /// the command line says too counts as it stands there
@@ -300,6 +300,24 @@ pub struct StateArgs {
     #[arg(long = "state", value_name = "FOLDER")]
     pub folder: Option<PathBuf>,
 }
+
+impl ServeArgs {
+    /// What is wrong where nothing says where to serve: neither the command line, nor a file, nor
+    /// sockets that the server was started with.
+    pub fn wants_a_place(&self) -> Option<clap::Error> {
+        let is_said =
+            self.config.is_some() || self.unix.is_some() || self.port.is_some() || self.run.is_some();
+        (!is_said && std::env::var_os("LISTEN_FDS").is_none()).then(|| {
+            let mut cli = Cli::command();
+            cli.build();
+            let serve = cli.find_subcommand_mut("serve").expect("it is one");
+            serve.error(ErrorKind::MissingRequiredArgument, NOWHERE)
+        })
+    }
+}
+
+/// What a server without a place to serve on is told.
+const NOWHERE: &str = "where to serve? --unix PATH, --port N, --run CMD or a FILE is wanted, or sockets of a service manager's ($LISTEN_FDS)";
 
 /// A device of `--device`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -404,7 +422,6 @@ pub enum Generated {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_tree_is_sound() {

@@ -56,6 +56,11 @@ fn program() -> ExitCode {
         let bench = std::env::args_os().nth(1).is_some_and(|verb| verb == "bench");
         if bench { bench::explained(error) } else { error }.exit()
     });
+    if let Verb::Serve(args) = &cli.verb
+        && let Some(error) = args.wants_a_place()
+    {
+        error.exit();
+    }
     // Before there is any thread that has something to do.
     if let Verb::Serve(args) = &cli.verb
         && args.fork

@@ -201,6 +201,27 @@ fn sockets_that_were_opened_before_are_served_and_left() {
     }
 }
 
+/// A client of libnbd's starts its server so, and ends it with itself: it is one of many then, none
+/// of which wants the control socket that the verbs look for.
+#[test]
+fn a_client_starts_a_server_for_itself() {
+    if !has("nbdinfo") || !has("nbdcopy") {
+        return;
+    }
+    let state = tempfile::tempdir().unwrap();
+    let other = Server::start(&["d=mem:1M"]);
+    let run = |words: &[&str]| {
+        let mut client = Command::new(words[0]);
+        client.args(&words[1..]).env("UDM_STATE", state.path()).env("UDM_SOCKET", &other.socket);
+        client.output().unwrap()
+    };
+    let size = run(&["nbdinfo", "--size", "--", "[", UDM, "serve", "--device", "d=pattern:10M", "]"]);
+    assert_eq!(text(&size.stdout), "10485760\n", "{}", text(&size.stderr));
+    let copied = run(&["nbdcopy", "--", "[", UDM, "serve", "--device", "d=pattern:10M", "]", "null:"]);
+    assert!(copied.status.success(), "{}", text(&copied.stderr));
+    assert_eq!(other.says(&["ls"]), "d\t(254:0)\n");
+}
+
 fn units() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd")
 }

@@ -23,17 +23,19 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// As the command line says: `--run` alone makes both sockets private.
-    /// Those that were given stand beside what it says, and the control socket instead of it.
+    /// As the command line says: `--run` alone makes both sockets private. Those that were given
+    /// stand beside what it says, and the control socket instead of it; where they are all there
+    /// is, the control socket is private too: another program started this server for itself.
     pub fn new(args: &ServeArgs, given: &Given) -> Result<Sockets> {
         let running = args.run.is_some();
+        let is_anothers = args.config.is_none() && args.unix.is_none() && args.port.is_none();
         let unix_is_private = match &args.unix {
             Some(path) => path == Path::new("-"),
             None => running && args.port.is_none(),
         };
         let control = given.control.as_ref().map(std::os::unix::net::UnixListener::local_addr).transpose()?;
         let control = control.as_ref().and_then(std::os::unix::net::SocketAddr::as_pathname);
-        let control_is_private = running && args.socket.is_none() && control.is_none();
+        let control_is_private = (running || is_anothers) && args.socket.is_none() && control.is_none();
         let private = (unix_is_private || control_is_private)
             .then(|| crate::private::folder("udm-").context("serve: private folder"))
             .transpose()?;
