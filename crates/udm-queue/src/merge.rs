@@ -3,8 +3,9 @@
 //! Reads and writes are merged, of the same operation and flags, and none that has to be durable by
 //! itself, is not to wait, or lies in memory that others share. Data is joined on the way down and
 //! cut again on the way up, so nothing is copied. Each bio comes back as it was given, with the
-//! status of the whole; of a read that met a bad block the parts are read again one by one, so that
-//! only those fail that lie there. A write is never sent a second time.
+//! status of the whole; of a read that met a bad block, or an error that may be one, the parts are
+//! read again one by one, so that only those fail that lie there. A write is never sent a second
+//! time.
 
 use slab::Slab;
 use udm_core::bugs::{self, Bug};
@@ -208,7 +209,8 @@ impl Merger {
                 continue;
             }
             let (parts, status) = (self.under_way.remove(bio.cookie as usize), bio.status);
-            let alone = !handed && bio.op == Op::Read && status == Status::Medium;
+            let is_bad = matches!(status, Status::Medium | Status::IoErr);
+            let alone = !handed && bio.op == Op::Read && is_bad;
             bio.finish();
             let mut last_ok = bugs::on(Bug::MergedErrorLost);
             self.cut(bio, parts, |mut part| {

@@ -126,20 +126,24 @@ fn nomerges_and_the_number_of_pieces_are_kept_to() {
 #[test]
 fn an_error_of_the_whole() {
     let mut world = World::new(1, "queue_depth=8");
-    world.submit(0, vec![read(0, 8), read(8, 8)]);
-    world.end(0, Status::Medium);
-    assert!(world.done.is_empty());
-    let mut sectors = world.at_disk();
-    sectors.sort();
-    assert_eq!(sectors, [(0, 8), (8, 8)]);
-    while let Some((sector, _)) = world.at_disk().first().copied() {
-        world.end(0, if sector == 0 { Status::Medium } else { Status::Ok });
+    // A disk says it so, badblocks of null devices and dust so.
+    for bad in [Status::Medium, Status::IoErr] {
+        world.submit(0, vec![read(0, 8), read(8, 8)]);
+        world.end(0, bad);
+        assert!(world.done.is_empty());
+        let mut sectors = world.at_disk();
+        sectors.sort();
+        assert_eq!(sectors, [(0, 8), (8, 8)]);
+        while let Some((sector, _)) = world.at_disk().first().copied() {
+            world.end(0, if sector == 0 { bad } else { Status::Ok });
+        }
+        world.done.sort_by_key(|(_, bio)| bio.sector.0);
+        let ends: Vec<_> = world.done.drain(..).map(|(_, bio)| bio.status).collect();
+        assert_eq!(ends, [bad, Status::Ok]);
     }
-    world.done.sort_by_key(|(_, bio)| bio.sector.0);
-    let ends: Vec<_> = world.done.drain(..).map(|(_, bio)| bio.status).collect();
-    assert_eq!(ends, [Status::Medium, Status::Ok]);
 
-    for (op, status) in [(Op::Write, Status::Medium), (Op::Read, Status::Transport)] {
+    let whole = [(Op::Write, Status::Medium), (Op::Write, Status::IoErr), (Op::Read, Status::Transport)];
+    for (op, status) in whole {
         let of = |sector| if op == Op::Write { write(sector, 8, 1) } else { read(sector, 8) };
         world.submit(0, vec![of(0), of(8)]);
         world.end(0, status);
