@@ -63,7 +63,7 @@ pub struct ServerOptions {
     /// Of these, of one peer: a user on Unix sockets, an address on TCP. At least 1.
     pub peer_connections_max: usize,
     /// Clients of one device, those included that are gone while it still has requests of theirs.
-    /// At least 1.
+    /// One peer has three quarters of them at the most. At least 1.
     pub device_connections_max: usize,
     /// Connections in the handshake. For one more, the oldest that has said nothing is closed. At
     /// least 1.
@@ -93,7 +93,7 @@ impl Default for ServerOptions {
         ServerOptions {
             connections_max: 4096,
             peer_connections_max: 3072,
-            device_connections_max: 2048,
+            device_connections_max: 3072,
             handshakes_max: 256,
             requests_max: 1024,
             bytes_max: 64 << 20,
@@ -110,6 +110,11 @@ impl Default for ServerOptions {
 const DESCRIPTORS_LEFT: usize = 128;
 
 impl ServerOptions {
+    /// Clients of one device that are one peer's.
+    fn peer_device_max(&self) -> usize {
+        self.device_connections_max * 3 / 4
+    }
+
     /// The same with no more connections than `descriptors` are enough for; a peer and a device
     /// still have a part of them only.
     fn within(mut self, descriptors: usize) -> ServerOptions {
@@ -120,7 +125,7 @@ impl ServerOptions {
         if connections < self.connections_max {
             self.connections_max = connections;
             self.peer_connections_max = self.peer_connections_max.min(connections * 3 / 4).max(1);
-            self.device_connections_max = self.device_connections_max.min(connections / 2).max(1);
+            self.device_connections_max = self.device_connections_max.min(connections * 3 / 4).max(1);
         }
         self
     }
@@ -134,9 +139,9 @@ mod tests {
     fn few_descriptors_mean_few_connections() {
         for (descriptors, handshakes, connections, peer, device) in [
             (0, 1, 2, 1, 1),
-            (100, 9, 57, 42, 28),
-            (1024, 112, 672, 504, 336),
-            (1 << 20, 256, 4096, 3072, 2048),
+            (100, 9, 57, 42, 42),
+            (1024, 112, 672, 504, 504),
+            (1 << 20, 256, 4096, 3072, 3072),
         ] {
             let o = ServerOptions::default().within(descriptors);
             let limits =

@@ -5,7 +5,7 @@
 //!   said nothing yet goes, or else the oldest: clients that only connect keep nobody out, however
 //!   many they are.
 //! * A client that chooses an export takes a *serving place*, of which one peer (a user, an
-//!   address) and one export can have a part only.
+//!   address) and one device can have a part only, and one peer a part of those of a device.
 //! * A client that is gone, or will send no more, gives its place back at once, though the device
 //!   may keep its requests for as long as it likes. Such an *orphan* counts for its export, and its
 //!   memory for its core.
@@ -18,8 +18,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
-use udm_core::CoreId;
 use udm_core::bugs::{self, Bug};
+use udm_core::{CoreId, DeviceId};
 
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -100,7 +100,8 @@ impl Counters {
             lobby.guests.retain(|(_, stage)| stage.load(Ordering::Relaxed) < SERVED);
         }
         lobby.guests.push_back((Arc::downgrade(fd), Arc::clone(&stage)));
-        Some(Place { counters: self.clone(), core, peer: Peer::of(fd), stage, life: Life::Here })
+        let (counters, peer) = (self.clone(), Peer::of(fd));
+        Some(Place { counters, core, peer, device: None, stage, life: Life::Here })
     }
 }
 
@@ -109,6 +110,8 @@ pub(super) struct Place {
     counters: Arc<Counters>,
     core: usize,
     peer: Peer,
+    /// Whose client it is, once it has chosen.
+    device: Option<DeviceId>,
     stage: Arc<AtomicU8>,
     life: Life,
 }
@@ -136,11 +139,11 @@ impl Place {
         }
     }
 
-    /// Takes a serving place for the handshake place.
+    /// Takes a serving place of `device` for the handshake place.
     ///
     /// # Errors
     /// When there is none left, or none for this peer, in words for the client.
-    pub(super) fn serve(&self, options: &ServerOptions) -> Result<(), String> {
+    pub(super) fn serve(&mut self, device: DeviceId, options: &ServerOptions) -> Result<(), String> {
         let refuse = |text: String| {
             self.counters.refused.fetch_add(1, Ordering::Relaxed);
             Err(text)
@@ -150,15 +153,23 @@ impl Place {
             return refuse(format!("{max} clients are connected, and there is room for no more"));
         }
         let mut peers = self.counters.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_peer = peers.entry(self.peer).or_default();
-        if *of_peer >= options.peer_connections_max.max(1) {
-            let text =
-                format!("{of_peer} clients are connected from where you are, and there is room for no more");
+        let bounds = [(None, options.peer_connections_max), (Some(device), options.peer_device_max())];
+        let count = |of: Option<DeviceId>| peers.get(&(self.peer, of)).copied().unwrap_or(0);
+        if let Some((of, max)) = bounds.into_iter().find(|&(of, max)| count(of) >= max.max(1)) {
+            let to = if of.is_some() { " to this device" } else { "" };
+            let text = format!(
+                "{} clients are connected{to} from where you are, and there is room for no more",
+                max.max(1)
+            );
             drop(peers);
             self.counters.serving.fetch_sub(1, Ordering::Release);
             return refuse(text);
         }
-        *of_peer += 1;
+        for of in [None, Some(device)] {
+            *peers.entry((self.peer, of)).or_default() += 1;
+        }
+        drop(peers);
+        self.device = Some(device);
         self.counters.handshakes.fetch_sub(1, Ordering::Release);
         self.stage.store(SERVED, Ordering::Relaxed);
         Ok(())
@@ -185,7 +196,8 @@ impl Place {
         cores[to.index()].connections.fetch_add(1, Ordering::Relaxed);
         self.counters.moves.fetch_add(1, Ordering::Relaxed);
         let (counters, stage) = (self.counters.clone(), self.stage.clone());
-        Place { counters, core: to.index(), peer: self.peer, stage, life: Life::Here }
+        let (peer, device) = (self.peer, self.device);
+        Place { counters, core: to.index(), peer, device, stage, life: Life::Here }
     }
 
     fn give_back(&mut self) {
@@ -195,10 +207,12 @@ impl Place {
             return;
         }
         let mut peers = self.counters.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(of_peer) = peers.get_mut(&self.peer) {
-            *of_peer -= 1;
-            if *of_peer == 0 {
-                peers.remove(&self.peer);
+        for key in [(self.peer, None), (self.peer, self.device)] {
+            if let Some(count) = peers.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    peers.remove(&key);
+                }
             }
         }
         drop(peers);
@@ -299,16 +313,42 @@ mod tests {
             if i >= 4 {
                 place.peer = Peer::User(u32::MAX);
             }
-            assert_eq!(place.serve(&options).is_ok(), [0, 1, 2, 4].contains(&i), "connection {i}");
+            let device = DeviceId::new();
+            assert_eq!(place.serve(device, &options).is_ok(), [0, 1, 2, 4].contains(&i), "connection {i}");
             places.push(place);
         }
         assert_eq!((c.read().connections, c.read().handshakes, c.read().refused), (6, 2, 2));
         // One whose client is gone gives its place to the next.
         places[0].orphan();
-        assert!(places[3].serve(&options).is_ok());
+        assert!(places[3].serve(DeviceId::new(), &options).is_ok());
         assert_eq!((c.read().connections, c.read().orphans), (5, 1));
         drop(places);
         assert_eq!((c.read().connections, c.read().orphans), (0, 0));
+        assert!(c.peers.lock().unwrap().is_empty());
+    }
+    /// One user does not take all the places of a device, though they may have more of others.
+    #[test]
+    fn a_device_has_room_for_more_than_one_peer() {
+        let (c, mut lobby) = (Counters::new(1), Lobby::default());
+        let options = ServerOptions { device_connections_max: 4, ..ServerOptions::default() };
+        let sockets: Vec<_> = (0..6).map(|_| pair()).collect();
+        let [a, b] = [DeviceId::new(), DeviceId::new()];
+        let mut place = |i: usize| c.place(&sockets[i].1, &mut lobby, &options, 0).unwrap();
+        let mut places: Vec<_> = (0..3).map(&mut place).collect();
+        places.iter_mut().for_each(|place| place.serve(a, &options).unwrap());
+        let mut fourth = place(3);
+        let why = fourth.serve(a, &options).unwrap_err();
+        assert_eq!(
+            why,
+            "3 clients are connected to this device from where you are, and there is room for no more"
+        );
+        assert_eq!(fourth.serve(b, &options), Ok(()));
+        let mut others = place(4);
+        others.peer = Peer::User(u32::MAX);
+        assert_eq!(others.serve(a, &options), Ok(()));
+        places.pop();
+        assert_eq!(place(5).serve(a, &options), Ok(()));
+        drop((places, fourth, others));
         assert!(c.peers.lock().unwrap().is_empty());
     }
 }

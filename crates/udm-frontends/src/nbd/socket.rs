@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What connections come in on. Dropping it closes it and takes the path away.
 pub(super) struct Listener {
@@ -64,14 +65,20 @@ impl Listener {
 pub(super) fn prepare(fd: &OwnedFd) -> rustix::io::Result<()> {
     /// Room for a deep queue of 4 KiB answers; the kernel cuts it to what it allows.
     const UNIX_SEND_BUFFER: usize = 4 << 20;
+    const KEEP_IDLE: Duration = Duration::from_secs(60);
+    const KEEP_INTERVAL: Duration = Duration::from_secs(15);
+    const KEEP_COUNT: u32 = 8;
     rustix::io::ioctl_fionbio(fd, false)?;
     if sockopt::socket_domain(fd.as_fd())? == AddressFamily::UNIX {
         // The buffer of a Unix socket does not grow by itself, as TCP's does.
         sockopt::set_socket_send_buffer_size(fd, UNIX_SEND_BUFFER)?;
     } else {
         sockopt::set_tcp_nodelay(fd, true)?;
-        // A client whose host vanished is noticed in the end.
+        // A client whose host vanished is gone after three minutes, and its place is free.
         sockopt::set_socket_keepalive(fd, true)?;
+        sockopt::set_tcp_keepidle(fd, KEEP_IDLE)?;
+        sockopt::set_tcp_keepintvl(fd, KEEP_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(fd, KEEP_COUNT)?;
     }
     Ok(())
 }

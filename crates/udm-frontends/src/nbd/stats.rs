@@ -6,6 +6,7 @@ use crossbeam_utils::CachePadded;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use udm_core::DeviceId;
 
 /// What a server is doing and has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,8 +75,8 @@ pub(super) struct Counters {
     pub(super) refused: AtomicU64,
     pub(super) moves: AtomicU64,
     pub(super) next_move: NextMove,
-    /// Serving connections a peer. Touched when a connection begins and ends.
-    pub(super) peers: Mutex<HashMap<Peer, usize>>,
+    /// Serving connections a peer, in all and of each device. Touched when a connection begins and ends.
+    pub(super) peers: Mutex<HashMap<(Peer, Option<DeviceId>), usize>>,
 }
 
 /// What a connection did since it last published.

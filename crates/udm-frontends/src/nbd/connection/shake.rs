@@ -29,7 +29,7 @@ impl Connection {
             }
             let mut input = self.rx.unread();
             let before = input.len();
-            let (device, place, options) = (&mut self.device, &self.place, &self.options);
+            let (device, place, options) = (&mut self.device, &mut self.place, &self.options);
             let step = handshake.step(&mut input, &mut out, &self.exports, &mut |export| {
                 let users = export.users() - 1;
                 if users >= options.device_connections_max.max(1) {
@@ -38,7 +38,7 @@ impl Connection {
                     return Err(OpenError::new(EBUSY, text));
                 }
                 let slot = cx.open(export.device())?;
-                if let Err(text) = place.serve(options) {
+                if let Err(text) = place.serve(export.device().id(), options) {
                     cx.close(slot);
                     return Err(OpenError::new(EBUSY, text));
                 }
