@@ -38,7 +38,7 @@ struct Client {
     ready: VecDeque<Arc<api::Event>>,
     /// It has been told where it begins.
     greeted: bool,
-    seat: Option<Listens>,
+    _seat: Option<Listens>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -62,7 +62,7 @@ pub(super) async fn events(
     // A server that begins later has greater numbers, as long as there are fewer than one a
     // microsecond; and they fit into what a script takes for a whole number.
     let listening = shared.registry.listen(shared.began.ms() * 1000, after);
-    let client = Client { listening, ready: VecDeque::new(), greeted: false, seat, _place: place };
+    let client = Client { listening, ready: VecDeque::new(), greeted: false, _seat: seat, _place: place };
     Ok(Sse::new(unfold(client, |mut client| async move {
         let event = client.next().await;
         Some((Ok(event), client))
@@ -72,8 +72,6 @@ pub(super) async fn events(
 impl Client {
     /// What it is sent next.
     async fn next(&mut self) -> Event {
-        // It has read what it was sent before, or there is room for it.
-        self.seat.iter().for_each(Listens::reads);
         if !std::mem::replace(&mut self.greeted, true) {
             // Whoever breaks off before the first change knows where to go on.
             return Event::default().id(self.listening.seen().to_string()).comment("udm");

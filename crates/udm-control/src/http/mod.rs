@@ -22,6 +22,7 @@ mod seats;
 pub mod server;
 mod snapshots;
 pub mod socket;
+mod watched;
 
 pub use gates::BLOCKING_MAX;
 

@@ -3,8 +3,9 @@
 //! Contract: a connection is *busy* while a request of its is served and *quiet* otherwise: idle,
 //! or sending or reading at its own pace. With all seats taken a newcomer gets that of a quiet
 //! connection: of the process that has most of them the one that was quiet longest. So a client
-//! that opens connections and says nothing locks out nobody else. One that *listens* is quiet since
-//! it last read something, and keeps its seat: how many may listen is bounded elsewhere.
+//! that opens connections and says nothing locks out nobody else. One that reads an answer is quiet
+//! since it last read something. One that *listens* keeps its seat: how many may listen is bounded
+//! elsewhere.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -125,6 +126,15 @@ impl Seat {
         self.leave.notified().await;
     }
 
+    /// Its answer goes on being read.
+    pub fn reads(&self) {
+        if let Some(taken) = self.seats.taken().get_mut(&self.number)
+            && let Some(since) = &mut taken.quiet
+        {
+            *since = Instant::now();
+        }
+    }
+
     /// Since when it is quiet.
     pub fn quiet(&self) -> Option<Instant> {
         self.seats.taken().get(&self.number).and_then(|taken| taken.quiet)
@@ -135,13 +145,6 @@ impl Drop for Seat {
     fn drop(&mut self) {
         self.seats.taken().remove(&self.number);
         self.seats.left.notify_one();
-    }
-}
-
-impl Listens {
-    /// It goes on reading.
-    pub fn reads(&self) {
-        self.0.set(Some(Instant::now()));
     }
 }
 
@@ -173,7 +176,8 @@ mod tests {
         drop(busy);
         assert_eq!(quietest(&seats.taken()), Some(3), "three of 9's, of which this was quiet longest");
         let listens = [taken[3].listens(), taken[0].listens()];
-        listens.iter().for_each(Listens::reads);
+        taken[3].reads();
+        taken[0].reads();
         assert_eq!(quietest(&seats.taken()), Some(2), "who listens keeps its seat");
         drop(listens);
         let all: Vec<_> = taken.iter().map(Seat::busy).collect();

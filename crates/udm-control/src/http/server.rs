@@ -11,6 +11,7 @@ use super::BODY_MAX;
 use super::error::Refusal;
 use super::seats::{Busy, Seat, Seats};
 use super::socket::Socket;
+use super::watched::Watched;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
@@ -32,8 +33,8 @@ use udm_dm::TargetError;
 /// Connections open at a time.
 pub const CONNECTIONS_MAX: usize = 256;
 
-/// How long a connection may stay quiet: idle, or before its request is whole, or before its answer
-/// is read.
+/// How long a connection may stay quiet: idle, or before its request is whole, or while nothing of
+/// its answer is read.
 pub const QUIET_MAX: Duration = Duration::from_secs(30);
 
 /// How long the body of a request may take.
@@ -115,12 +116,12 @@ fn may_control(peer: u32, own: u32) -> bool {
 /// Answers a peer's requests; without a router they are refused.
 async fn talk(stream: UnixStream, router: Option<Router>, seat: Arc<Seat>) {
     let router = router.map(TowerToHyperService::new);
+    let stream = TokioIo::new(Watched::new(stream, Arc::clone(&seat)));
     let service = service_fn(move |request: Request<Incoming>| {
         let (router, seat) = (router.clone(), Arc::clone(&seat));
         async move { Ok::<_, Infallible>(answer(request, router, &seat).await) }
     });
-    let done =
-        hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+    let done = hyper::server::conn::http1::Builder::new().serve_connection(stream, service).await;
     if let Err(error) = done {
         tracing::debug!(%error, "control socket: connection");
     }
@@ -174,10 +175,52 @@ fn not_yours() -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[test]
     fn only_the_owner_and_root_may_control() {
         assert!(may_control(1000, 1000) && may_control(0, 1000) && may_control(0, 0));
         assert!(!may_control(1001, 1000) && !may_control(1000, 0));
+    }
+    /// A connection to a server whose only answer has so many bytes.
+    fn connect(bytes: usize) -> (UnixStream, tokio::task::JoinHandle<bool>) {
+        let (client, stream) = UnixStream::pair().unwrap();
+        let seat = Seats::new(1).take(0, 1);
+        let router = Router::new().fallback(move || async move { vec![b'x'; bytes] });
+        let server = tokio::spawn(async move {
+            tokio::select! {
+                () = talk(stream, Some(router), Arc::clone(&seat)) => false,
+                () = too_quiet(&seat) => true,
+            }
+        });
+        (client, server)
+    }
+
+    const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: udm\r\nConnection: close\r\n\r\n";
+
+    /// An answer takes as long as its reader wants, if that one reads.
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_reader_is_quiet_when_it_stops() {
+        const BYTES: usize = 4 << 20;
+        let (mut client, server) = connect(BYTES);
+        client.write_all(REQUEST).await.unwrap();
+        let begin = tokio::time::Instant::now();
+        let (mut buf, mut read) = (vec![0; 256 << 10], 0);
+        loop {
+            tokio::time::sleep(QUIET_MAX / 2).await;
+            match client.read(&mut buf).await.unwrap() {
+                0 => break,
+                bytes => read += bytes,
+            }
+        }
+        assert!(read > BYTES && begin.elapsed() > 4 * QUIET_MAX, "{read} bytes in {:?}", begin.elapsed());
+        assert!(!server.await.unwrap());
+
+        let (mut client, server) = connect(BYTES);
+        client.write_all(REQUEST).await.unwrap();
+        client.read_exact(&mut buf).await.unwrap();
+        let begin = tokio::time::Instant::now();
+        assert!(server.await.unwrap(), "it is cut off");
+        assert!(begin.elapsed() <= 2 * QUIET_MAX);
     }
 }

@@ -1,0 +1,69 @@
+//! A stream that tells its seat when its peer reads.
+//!
+//! An answer may be long and its reader slow. As long as the stream takes more of it the connection
+//! is not quiet, however long all of it takes.
+
+use super::seats::Seat;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixStream;
+
+/// The stream of a connection.
+pub(super) struct Watched {
+    stream: UnixStream,
+    seat: Arc<Seat>,
+}
+
+impl Watched {
+    pub fn new(stream: UnixStream, seat: Arc<Seat>) -> Watched {
+        Watched { stream, seat }
+    }
+
+    fn wrote(&self, done: io::Result<usize>) -> Poll<io::Result<usize>> {
+        if done.as_ref().is_ok_and(|&bytes| bytes > 0) {
+            self.seat.reads();
+        }
+        Poll::Ready(done)
+    }
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let done = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
+        self.wrote(done)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let done = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, bytes));
+        self.wrote(done)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
