@@ -432,6 +432,15 @@ impl Exports {
     pub fn all(&self) -> Vec<Arc<Export>> {
         self.list().ordered.values().cloned().collect()
     }
+
+    /// Up to `count` exports, in order, from place `from` on; with the place behind them, if there
+    /// may be more there.
+    pub(super) fn some(&self, from: u64, count: usize) -> (Vec<Arc<Export>>, Option<u64>) {
+        let list = self.list();
+        let some: Vec<_> = list.ordered.range(from..).take(count).collect();
+        let next = some.last().filter(|_| some.len() == count).map(|(place, _)| *place + 1);
+        (some.into_iter().map(|(_, export)| Arc::clone(export)).collect(), next)
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The handshake, from the greeting to the choice of an export: bytes in, bytes out, no I/O.
 //!
-//! Contract: one call of [`Handshake::step`] answers one message of the client at the most, so the
-//! caller decides how much output may pile up. What the client has no right to send ends the
+//! Contract: one call of [`Handshake::step`] answers one message of the client at the most, or a part
+//! of it where it asks for all exports, so the caller decides how much output may pile up. What the client has no right to send ends the
 //! connection; what it may send and we can't do is answered with an error.
 
 use super::contexts::{Context, matching};
@@ -24,13 +24,18 @@ pub(super) struct Handshake {
     structured: bool,
     /// The metadata contexts that were chosen, and for which export: they are void for any other.
     contexts: Option<(Arc<str>, DeviceId, Arc<[Context]>)>,
+    /// Where the list of exports goes on that the client waits for.
+    listing: Option<u64>,
 }
+
+/// Exports that are listed in a step.
+const LISTED_A_STEP: usize = 16;
 
 /// What a step led to.
 pub(super) enum Step {
     /// The input is used up; more must come.
     More,
-    /// A message was answered; there may be more in the input.
+    /// A message was answered, or a part of it; there may be more in the input, and to answer.
     Answered,
     /// Transmission begins behind the output.
     Begin(Session),
@@ -65,6 +70,10 @@ impl Handshake {
         exports: &Exports,
         open: Open<'_>,
     ) -> Step {
+        if let Some(from) = self.listing {
+            self.list(from, out, exports);
+            return Step::Answered;
+        }
         match self.parser.next(input) {
             Ok(None) => Step::More,
             Ok(Some(FromClient::Flags(flags))) => {
@@ -99,12 +108,7 @@ impl Handshake {
                     put_ack(out, OPT_INFO);
                 }
             }
-            ClientOption::List => {
-                for export in exports.all() {
-                    put_server(out, &export.name(), export.description());
-                }
-                put_ack(out, OPT_LIST);
-            }
+            ClientOption::List => self.list(0, out, exports),
             ClientOption::StructuredReply => {
                 self.structured = true;
                 put_ack(out, OPT_STRUCTURED_REPLY);
@@ -124,6 +128,16 @@ impl Handshake {
             }
         }
         Step::Answered
+    }
+
+    /// Some exports, from place `from` of the list on, and the end of the answer behind the last.
+    fn list(&mut self, from: u64, out: &mut Vec<u8>, exports: &Exports) {
+        let (some, next) = exports.some(from, LISTED_A_STEP);
+        some.iter().for_each(|export| put_server(out, &export.name(), export.description()));
+        self.listing = next;
+        if next.is_none() {
+            put_ack(out, OPT_LIST);
+        }
     }
 
     /// Lists the metadata contexts that are asked for, or chooses them: each choice replaces the

@@ -210,6 +210,40 @@ fn what_is_refused_leaves_the_handshake_alive() {
     );
 }
 
+/// Of thousands of exports a step lists a few; what comes and goes meanwhile harms nothing.
+#[test]
+fn a_long_list_is_told_in_parts() {
+    let (mut handshake, exports, mut out) = (Handshake::default(), Exports::new(), Vec::new());
+    let add = |n: u64| {
+        let device = Arc::new(Sized(DeviceId::new(), 8));
+        exports.add(Export::new(format!("d{n}"), "", false, device).unwrap()).unwrap();
+    };
+    (0..1000).for_each(add);
+    let bytes = script(&[ClientOption::List, ClientOption::Abort]);
+    let (mut input, mut steps) = (&bytes[..], 0);
+    loop {
+        let before = out.len();
+        match handshake.step(&mut input, &mut out, &exports, &mut |_| Ok(())) {
+            Step::Answered => assert!(out.len() - before < 1024, "{} bytes in a step", out.len() - before),
+            Step::Close => break,
+            Step::More | Step::Begin(_) => panic!("at byte {before}"),
+        }
+        steps += 1;
+        if steps == 10 {
+            exports.remove(&exports.get("d3").unwrap());
+            exports.remove(&exports.get("d500").unwrap());
+            add(1000);
+        }
+    }
+    let all = replies(&out);
+    let name = |reply: &(u32, u32, Vec<u8>)| String::from_utf8(reply.2[4..].to_vec()).unwrap();
+    let servers: Vec<_> = all.iter().filter(|r| r.1 == REP_SERVER).map(name).collect();
+    let expected: Vec<_> = (0..=1000).filter(|n| *n != 500).map(|n| format!("d{n}")).collect();
+    assert_eq!(servers, expected);
+    let ends: Vec<_> = all.iter().filter(|r| r.1 == REP_ACK).map(|r| r.0).collect();
+    assert_eq!(ends, [OPT_LIST, OPT_ABORT]);
+}
+
 #[test]
 fn a_device_that_does_not_open_is_an_answer_and_not_the_end() {
     let (mut handshake, exports, mut out) = (Handshake::default(), exports(), Vec::new());
