@@ -2,6 +2,7 @@
 
 use crate::devices::Devices;
 use crate::ring::{Done, RingOp, RingUser};
+use crate::topics::Topics;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -20,8 +21,8 @@ pub trait FrontEnd {
     /// Takes its bios that finished and leaves `done` empty.
     fn complete(&mut self, done: &mut Batch, cx: &mut FrontCx<'_, '_>);
 
-    /// Takes notice of a letter to the listeners of the device that it listens to
-    /// ([`FrontCx::listen`]). What it does not know is not for it.
+    /// Takes notice of a letter to what it listens to ([`FrontCx::listen`]). What it does not know
+    /// is not for it.
     fn letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
         let _ = (letter, cx);
     }
@@ -67,8 +68,8 @@ pub struct FrontCx<'a, 'b> {
     /// The CPU time of this core's thread, and how much of it was for nothing, since it span.
     pub(crate) spent: fn() -> Nanos,
     pub(crate) spun: Nanos,
-    /// The device whose letters it is called with.
-    pub(crate) topic: &'a mut Option<DeviceId>,
+    /// Who listens to what, and what this front end does.
+    pub(crate) topics: (&'a mut Topics, &'a mut Vec<DeviceId>),
 }
 
 impl FrontCx<'_, '_> {
@@ -158,10 +159,17 @@ impl FrontCx<'_, '_> {
         shared
     }
 
-    /// From here on this front end is called with the letters to `device` that are delivered on
-    /// this core. One device at a time.
-    pub fn listen(&mut self, device: DeviceId) {
-        *self.topic = Some(device);
+    /// From here on this front end is called with the letters to `topic`, a device or an identity
+    /// of its own, that are delivered on this core.
+    pub fn listen(&mut self, topic: DeviceId) {
+        let key = self.me().0;
+        self.topics.0.listen(topic, key, self.topics.1);
+    }
+
+    /// From here on it is not. A letter that is being delivered may still come.
+    pub fn unlisten(&mut self, topic: DeviceId) {
+        let key = self.me().0;
+        self.topics.0.unlisten(topic, key, self.topics.1);
     }
 
     /// The CPU time that this core has spent since its thread began, but for what it span. A system

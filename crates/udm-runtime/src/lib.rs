@@ -30,6 +30,7 @@ mod runtime;
 mod spin;
 mod stepped;
 mod tasked;
+mod topics;
 
 pub use cluster::{Cluster, Letter, UnderWay};
 pub use front_end::{FrontCx, FrontEnd, FrontKey};

@@ -12,6 +12,7 @@ use crate::devices::Devices;
 use crate::front_end::{FRONT, FrontCx, FrontEnd, Locals};
 use crate::local::{LocalCore, Time};
 use crate::ring::RingUser;
+use crate::topics::Topics;
 use slab::Slab;
 use std::any::Any;
 use udm_core::{Batch, Busy, Cx, DeviceId, Nanos, OwnerId, Visit};
@@ -25,7 +26,8 @@ struct Attached {
     done: Batch,
     in_flight: usize,
     wake: Nanos,
-    topic: Option<DeviceId>,
+    /// What it listens to.
+    topics: Vec<DeviceId>,
 }
 
 /// A core that serves front ends.
@@ -94,6 +96,9 @@ struct Inner {
     rousing: Vec<usize>,
     /// What front ends share.
     locals: Locals,
+    topics: Topics,
+    /// A list of listeners, while they are called.
+    listeners: Vec<usize>,
     /// The clocks of the core, and how long it has spun.
     time: Time,
     spun: Nanos,
@@ -247,7 +252,7 @@ impl Inner {
             done: Batch::new(),
             in_flight: 0,
             wake: Nanos::NEVER,
-            topic: None,
+            topics: Vec::new(),
         };
         let key = self.fronts.insert(attached);
         self.fronts[key].user.set_visit(Some(Visit(FRONT | key as u32)));
@@ -269,11 +274,13 @@ impl Inner {
     }
 
     fn letter(&mut self, device: DeviceId, letter: &(dyn Any + Send), cx: &mut Cx<'_>) {
-        let listens = |f: &Attached| f.topic == Some(device);
-        let keys: Vec<usize> = self.fronts.iter().filter(|(_, f)| listens(f)).map(|(k, _)| k).collect();
-        for key in keys {
+        // Those who listen when it comes.
+        let mut keys = std::mem::take(&mut self.listeners);
+        keys.extend_from_slice(self.topics.listeners(device));
+        for key in keys.drain(..) {
             self.call(key, cx, |front, _, fcx| front.letter(letter, fcx));
         }
+        self.listeners = keys;
     }
 
     /// Front ends that the end waits for.
@@ -338,7 +345,7 @@ impl Inner {
             locals: &mut self.locals,
             spent: self.time.spent,
             spun: self.spun,
-            topic: &mut attached.topic,
+            topics: (&mut self.topics, &mut attached.topics),
         };
         f(&mut *front, &mut done, &mut fcx);
         fcx.cx.visit(None);
@@ -348,6 +355,8 @@ impl Inner {
             self.wake = self.wake.min(deadline);
         }
         if front.is_closed() && attached.in_flight == 0 {
+            let topics = std::mem::take(&mut attached.topics);
+            self.topics.forget(key, &topics);
             self.fronts.remove(key);
         } else {
             attached.front = Some(front);

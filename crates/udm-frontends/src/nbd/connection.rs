@@ -378,7 +378,7 @@ impl Connection {
             if !bugs::on(Bug::LaneKept) {
                 cx.close(slot);
             }
-            self.member = None;
+            self.leave_holds(cx);
             self.export = None;
         }
         self.deadline = Nanos::NEVER;

@@ -54,7 +54,7 @@ impl Export {
         let (name, description) = (name.into(), description.into());
         fits(&name, &name)?;
         fits(&description, &name)?;
-        let holds = Arc::new(Holds::new(device.id()));
+        let holds = Arc::new(Holds::new());
         let of_device = Arc::new(OfDevice { holds, served: Served::default() });
         Ok(Export {
             name: Mutex::new(name.into()),

@@ -20,10 +20,12 @@
 //!    parked goes on.
 //!
 //! A member that joins while holds are active is given them with its membership, and owes no
-//! answer: it has nothing in flight. Everything that changes what a letter means happens under one
+//! answer: it has nothing in flight. So a connection that has nothing to do leaves when a letter
+//! comes, and joins again with its next write: of thousands of idle ones nobody has to be told
+//! anything. Everything that changes what a letter means happens under one
 //! lock, and the letters are posted under it: so all inboxes see them in the same order. The lock
-//! is taken when a member joins or leaves, and twice for each hold; never for a write of whole
-//! blocks.
+//! is taken when a member joins or leaves, and twice for each hold; for a write of whole blocks only
+//! when it is the first of its connection behind a letter.
 //!
 //! What is *not* ordered: writers that do not come through this server, and those that reach the
 //! same disk through another device (two mapped devices over one file).
@@ -58,20 +60,20 @@ pub(super) enum HoldLetter {
 
 /// How letters reach all members on a core.
 pub(super) trait Post: Send + Sync {
-    /// Posts `letter` to the members of `device` on `core`. Never waits for them. The order of
+    /// Posts `letter` to those who listen to `topic` on `core`. Never waits for them. The order of
     /// calls is the order of delivery.
-    fn post(&self, core: CoreId, device: DeviceId, letter: HoldLetter);
+    fn post(&self, core: CoreId, topic: DeviceId, letter: HoldLetter);
 }
 
 impl Post for Cluster {
-    fn post(&self, core: CoreId, device: DeviceId, letter: HoldLetter) {
-        self.post_letter(core, device, Box::new(letter) as Box<dyn Any + Send>);
+    fn post(&self, core: CoreId, topic: DeviceId, letter: HoldLetter) {
+        self.post_letter(core, topic, Box::new(letter) as Box<dyn Any + Send>);
     }
 }
 
 /// The holds of a device. See the module's documentation.
 pub(super) struct Holds {
-    device: DeviceId,
+    topic: DeviceId,
     state: Mutex<State>,
 }
 
@@ -99,9 +101,14 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 }
 
 impl Holds {
-    /// The holds of `device`, none yet.
-    pub(super) fn new(device: DeviceId) -> Holds {
-        Holds { device, state: Mutex::default() }
+    /// The holds of a device, none yet.
+    pub(super) fn new() -> Holds {
+        Holds { topic: DeviceId::new(), state: Mutex::default() }
+    }
+
+    /// What its members listen to.
+    pub(super) fn topic(&self) -> DeviceId {
+        self.topic
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -111,18 +118,18 @@ impl Holds {
 
 impl State {
     /// Makes active what can be, and tells the members.
-    fn advance(&mut self, device: DeviceId, post: &Arc<dyn Post>) {
+    fn advance(&mut self, topic: DeviceId, post: &Arc<dyn Post>) {
         while self.active.len() < ACTIVE_MAX
             && let Some(first) = self.line.front()
             && !self.active.iter().any(|a| overlap(&a.range, &first.range))
             && let Some(mut hold) = self.line.pop_front()
         {
             let (id, owner, grant) = (hold.id, hold.owner, post.clone());
-            let token = Ack::new(move || grant.post(owner, device, HoldLetter::Granted(id)));
+            let token = Ack::new(move || grant.post(owner, topic, HoldLetter::Granted(id)));
             hold.told = self.cores().collect();
             for &core in &hold.told {
                 let letter = HoldLetter::Hold { id, range: hold.range.clone(), token: token.clone() };
-                post.post(core, device, letter);
+                post.post(core, topic, letter);
             }
             self.active.push(hold);
         }
@@ -183,6 +190,11 @@ impl Member {
         !self.held.is_empty() && self.held.iter().any(|h| overlap(&h.range, range))
     }
 
+    /// What it listens to.
+    pub(super) fn topic(&self) -> DeviceId {
+        self.holds.topic
+    }
+
     /// True when another hold may be asked for.
     pub(super) fn may_acquire(&self) -> bool {
         self.own.len() < OWN_MAX
@@ -195,7 +207,7 @@ impl Member {
         let id = HoldId(state.last);
         self.own.push((id, key));
         state.line.push_back(Hold { id, range, owner: self.core, told: Vec::new() });
-        state.advance(self.holds.device, &self.post);
+        state.advance(self.holds.topic, &self.post);
     }
 
     /// Gives up the hold of request `key`, granted or not. Its work, if any, has ended.
@@ -212,12 +224,12 @@ impl Member {
             let hold = state.active.swap_remove(at);
             let late = state.cores().filter(|core| !hold.told.contains(core));
             for core in hold.told.iter().copied().chain(late) {
-                self.post.post(core, self.holds.device, HoldLetter::Release(id));
+                self.post.post(core, self.holds.topic, HoldLetter::Release(id));
             }
         } else {
             state.line.retain(|h| h.id != id);
         }
-        state.advance(self.holds.device, &self.post);
+        state.advance(self.holds.topic, &self.post);
     }
 
     /// Takes a letter. `in_flight` says whether a write of this member that overlaps a range is on

@@ -104,7 +104,7 @@ impl World {
         });
         World {
             inboxes,
-            holds: Arc::new(Holds::new(DeviceId::new())),
+            holds: Arc::new(Holds::new()),
             connections: connections.collect(),
             disk: vec![0; (blocks * BLOCK) as usize],
             marks: 0,
@@ -437,7 +437,7 @@ fn crowds_in_many_orders() {
 #[test]
 fn bounds() {
     let inboxes = Arc::new(Inboxes(Mutex::new(vec![VecDeque::new()])));
-    let holds = Arc::new(Holds::new(DeviceId::new()));
+    let holds = Arc::new(Holds::new());
     let post: Arc<dyn Post> = inboxes.clone();
     let mut members: Vec<Member> = (0..6).map(|_| Member::join(&holds, post.clone(), CoreId(0))).collect();
     for (i, member) in members.iter_mut().enumerate() {

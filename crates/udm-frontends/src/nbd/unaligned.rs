@@ -14,7 +14,7 @@
 //! holds back when what is in flight has ended.
 
 use super::connection::Connection;
-use super::holds::{Event, HoldLetter};
+use super::holds::{Event, HoldLetter, Member};
 use super::reply::recycle;
 use super::request::Blocks;
 use super::serve::{Pending, Stage};
@@ -23,6 +23,7 @@ use std::ops::Range;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, BufPool, Op, Sector, Sectors, Segments};
 use udm_runtime::FrontCx;
+use udm_wire::nbd::ExportFlags;
 
 /// Which end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +134,9 @@ impl Edges {
 impl Connection {
     /// Lets a parked request go on, or its hold be asked for. False when it has to stay parked.
     fn admit(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) -> bool {
+        if self.pending[key].writes() {
+            self.join_holds(cx);
+        }
         let pending = &self.pending[key];
         let Some(member) = self.member.as_mut().filter(|_| pending.writes()) else {
             self.launch(key, cx);
@@ -164,13 +168,38 @@ impl Connection {
         }
     }
 
+    /// Takes part in the holds of the device, where it does not.
+    fn join_holds(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if self.member.is_none()
+            && let Some((export, geometry)) = &self.export
+            && !geometry.flags.contains(ExportFlags::READ_ONLY)
+        {
+            cx.listen(export.holds().topic());
+            // Behind that: what changes from now on comes as a letter.
+            self.member = Some(Member::join(export.holds(), self.cluster.clone(), cx.core()));
+        }
+    }
+
+    /// Takes no part any more. No write of it is under way, and none waits.
+    pub(super) fn leave_holds(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if let Some(member) = self.member.take() {
+            cx.unlisten(member.topic());
+        }
+    }
+
     /// A letter about the holds of the device. True when it set something going.
     pub(super) fn hold_letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) -> bool {
         let (Some(letter), Some(member)) = (letter.downcast_ref::<HoldLetter>(), &mut self.member) else {
             return false;
         };
         let pending = &self.pending;
-        match member.letter(letter, |range| in_flight(pending, range)) {
+        let event = member.letter(letter, |range| in_flight(pending, range));
+        if pending.is_empty() {
+            // It is told no more until it writes again.
+            self.leave_holds(cx);
+            return false;
+        }
+        match event {
             Event::None => false,
             Event::Granted(key) => {
                 self.launch(key, cx);

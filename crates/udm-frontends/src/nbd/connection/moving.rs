@@ -19,7 +19,6 @@ use crate::nbd::ServerOptions;
 use crate::nbd::balance::Weighed;
 use crate::nbd::contexts::Context;
 use crate::nbd::exports::{ExportUse, Exports, Geometry};
-use crate::nbd::holds::Member;
 use crate::nbd::places::Place;
 use crate::nbd::receive::{Receiver, Unread};
 use crate::nbd::survey::Surveyor;
@@ -28,7 +27,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::{CoreId, Nanos};
 use udm_runtime::{Cluster, FrontCx};
-use udm_wire::nbd::ExportFlags;
 
 /// What leaving may take. A request that takes longer keeps its connection where it is, and others
 /// of the client are not held up by it.
@@ -144,21 +142,21 @@ impl Connection {
             return;
         }
         let to = leaving.to;
-        if let Some(frozen) = self.freeze(to, cx.core()) {
+        if let Some(frozen) = self.freeze(to, cx.core(), cx) {
             debug_assert_eq!((cx.ring_in_flight(), self.open, self.open_bytes), (0, 0, 0));
             send(to, frozen);
         }
     }
 
     /// What goes to core `to`. What stays keeps the lane of core `from` open, where it has one.
-    fn freeze(&mut self, to: CoreId, from: CoreId) -> Option<Frozen> {
+    fn freeze(&mut self, to: CoreId, from: CoreId, cx: &mut FrontCx<'_, '_>) -> Option<Frozen> {
         let (export, geometry) =
             self.export.as_ref().map(|(export, geometry)| (export.clone(), *geometry))?;
         let fd = self.fd.take()?;
         self.leaving = None;
         self.phase = Phase::Moved;
         // It owes nobody anything: no write of it is in flight.
-        self.member = None;
+        self.leave_holds(cx);
         self.place.publish(&mut self.tally);
         let unread = self.rx.freeze();
         let stay = self.weighed.take().map_or(Nanos(0), |weighed| weighed.next_stay(self.active_at));
@@ -216,7 +214,7 @@ impl Connection {
             }
             Err(e) if from != cx.core() => {
                 tracing::debug!("nbd: a client stays on its core: {e}");
-                if let Some(frozen) = self.freeze(from, from) {
+                if let Some(frozen) = self.freeze(from, from, cx) {
                     send(from, frozen);
                 }
                 self.export = None;
@@ -232,7 +230,7 @@ impl Connection {
 
     /// Takes part in what concerns the clients of its device on this core.
     pub(super) fn attend(&mut self, cx: &mut FrontCx<'_, '_>) {
-        let Some((export, geometry)) = &self.export else { return };
+        let Some((export, _)) = &self.export else { return };
         let device = export.device().id();
         cx.listen(device);
         // Behind that: a change from now on comes as a letter.
@@ -240,9 +238,6 @@ impl Connection {
         self.served = Some(export.served_on(cx.core()));
         if let Some(memory) = &mut self.memory {
             memory.serve(device);
-        }
-        if !geometry.flags.contains(ExportFlags::READ_ONLY) {
-            self.member = Some(Member::join(export.holds(), self.cluster.clone(), cx.core()));
         }
     }
 

@@ -1,0 +1,71 @@
+//! Who on a core is called with which letters.
+
+use std::collections::HashMap;
+use udm_core::DeviceId;
+
+/// The front ends of a core that listen, by what they listen to. A letter costs what its listeners
+/// do, whatever others there are.
+#[derive(Default)]
+pub(crate) struct Topics(HashMap<DeviceId, Vec<usize>>);
+
+impl Topics {
+    /// Front end `key` listens to `topic`, once however often it says so.
+    pub(crate) fn listen(&mut self, topic: DeviceId, key: usize, of_front: &mut Vec<DeviceId>) {
+        if !of_front.contains(&topic) {
+            of_front.push(topic);
+            self.0.entry(topic).or_default().push(key);
+        }
+    }
+
+    /// It does no more.
+    pub(crate) fn unlisten(&mut self, topic: DeviceId, key: usize, of_front: &mut Vec<DeviceId>) {
+        if let Some(at) = of_front.iter().position(|other| *other == topic) {
+            of_front.swap_remove(at);
+            self.remove(topic, key);
+        }
+    }
+
+    /// It is gone, and listened to `of_front`.
+    pub(crate) fn forget(&mut self, key: usize, of_front: &[DeviceId]) {
+        of_front.iter().for_each(|topic| self.remove(*topic, key));
+    }
+
+    fn remove(&mut self, topic: DeviceId, key: usize) {
+        let Some(listeners) = self.0.get_mut(&topic) else { return };
+        // Who came last often goes first.
+        if let Some(at) = listeners.iter().rposition(|other| *other == key) {
+            listeners.swap_remove(at);
+        }
+        if listeners.is_empty() {
+            self.0.remove(&topic);
+        }
+    }
+
+    /// Those who listen to `topic`.
+    pub(crate) fn listeners(&self, topic: DeviceId) -> &[usize] {
+        self.0.get(&topic).map_or(&[], Vec::as_slice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn letters_reach_those_who_listen() {
+        let mut topics = Topics::default();
+        let [a, b] = [DeviceId::new(), DeviceId::new()];
+        let mut of: Vec<Vec<DeviceId>> = vec![Vec::new(); 3];
+        for (topic, key) in [(a, 0), (a, 1), (b, 1), (b, 2), (a, 1)] {
+            topics.listen(topic, key, &mut of[key]);
+        }
+        assert_eq!((topics.listeners(a), topics.listeners(b)), (&[0, 1][..], &[1, 2][..]));
+        topics.unlisten(a, 0, &mut of[0]);
+        topics.unlisten(b, 0, &mut of[0]);
+        assert_eq!((topics.listeners(a), topics.listeners(b)), (&[1][..], &[1, 2][..]));
+        topics.forget(1, &of[1]);
+        assert_eq!((topics.listeners(a), topics.listeners(b)), (&[][..], &[2][..]));
+        topics.unlisten(b, 2, &mut of[2]);
+        assert!(topics.0.is_empty(), "nothing is kept of topics that nobody listens to");
+    }
+}
