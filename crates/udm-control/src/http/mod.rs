@@ -18,7 +18,7 @@ mod gates;
 mod handlers;
 mod openapi;
 mod routes;
-mod seats;
+pub mod seats;
 pub mod server;
 mod snapshots;
 pub mod socket;

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// The seats of one server.
-pub(super) struct Seats {
+pub struct Seats {
     max: usize,
     taken: Mutex<HashMap<u64, Taken>>,
     /// Told when somebody may have left.
@@ -31,17 +31,17 @@ struct Taken {
 }
 
 /// A seat, until it is dropped.
-pub(super) struct Seat {
+pub struct Seat {
     seats: Arc<Seats>,
     number: u64,
     leave: Arc<Notify>,
 }
 
 /// An answer without an end that is being read, until it is dropped.
-pub(super) struct Listens(Arc<Seat>);
+pub struct Listens(Arc<Seat>);
 
 /// A request that is being served, until it is dropped.
-pub(super) struct Busy(Arc<Seat>);
+pub struct Busy(Arc<Seat>);
 
 impl Seats {
     /// `max` seats.

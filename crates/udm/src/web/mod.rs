@@ -23,9 +23,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
+use udm_control::http::seats::{Busy, Seat, Seats};
 
-/// Connections of browsers open at a time; others wait to be accepted.
+/// Connections of browsers open at a time; the next takes the place of one that is quiet.
 const CONNECTIONS_MAX: usize = 64;
 
 /// How long a connection may take to send the head of a request; idle ones are closed behind it.
@@ -63,7 +63,7 @@ pub fn run(args: &WebArgs) -> Result<()> {
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let listener = TcpListener::bind(args.listen).await.with_context(|| args.listen.to_string())?;
         let door = Door::new(args.write);
-        say(&format!("http://{}/?token={}\n", listener.local_addr()?, door.token()))?;
+        say(&format!("http://{}/#token={}\n", listener.local_addr()?, door.token()))?;
         let house = Arc::new(House { door, relay: Relay::new(client.path()) });
         tokio::select! {
             () = serve(&listener, &house) => {}
@@ -81,16 +81,17 @@ struct House {
 }
 
 async fn serve(listener: &TcpListener, house: &Arc<House>) {
-    let seats = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
-        // Never closed.
-        let Ok(seat) = Arc::clone(&seats).acquire_owned().await else { return };
+    let seats = Seats::new(CONNECTIONS_MAX);
+    for number in 0.. {
+        seats.room().await;
         match listener.accept().await {
             Ok((stream, _)) => {
-                let house = Arc::clone(house);
+                let (house, seat) = (Arc::clone(house), seats.take(number, 0));
                 tokio::spawn(async move {
-                    talk(stream, house).await;
-                    drop(seat);
+                    tokio::select! {
+                        () = talk(stream, house, Arc::clone(&seat)) => {}
+                        () = seat.needed() => {}
+                    }
                 });
             }
             Err(error) => {
@@ -101,15 +102,17 @@ async fn serve(listener: &TcpListener, house: &Arc<House>) {
     }
 }
 
-async fn talk(stream: TcpStream, house: Arc<House>) {
+async fn talk(stream: TcpStream, house: Arc<House>, seat: Arc<Seat>) {
     let service = service_fn(move |request| {
-        let house = Arc::clone(&house);
+        let (house, seat) = (Arc::clone(&house), Arc::clone(&seat));
         async move {
-            let write = house.door.write();
-            let ours = house.door.keep_out(&request).or_else(|| page::find(request.uri().path(), write));
-            let answer = match ours {
+            let page = page::find(request.uri().path(), house.door.write());
+            let answer = match house.door.keep_out(&request, page.is_some()).or(page) {
                 Some(answer) => answer,
-                None => house.relay.pass(request).await,
+                None => {
+                    let _busy: Busy = seat.busy();
+                    house.relay.pass(request, &seat).await
+                }
             };
             Ok::<_, Infallible>(door::closed_to_others(answer))
         }

@@ -8,7 +8,9 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tokio::net::UnixStream;
+use udm_control::http::seats::Seat;
 
 /// What is handed on: verbs and metrics.
 const PATHS: &[&str] = &["/v1/", "/metrics", "/openapi.json"];
@@ -22,6 +24,9 @@ const HEAD: &[&str] = &[
     "last-event-id",
 ];
 
+/// The type of a stream of events.
+const EVENTS: &str = "text/event-stream";
+
 /// The way to one control socket.
 pub(super) struct Relay {
     socket: PathBuf,
@@ -33,12 +38,12 @@ impl Relay {
         Relay { socket: socket.to_owned() }
     }
 
-    /// Hands a request on, on a connection of its own.
-    pub async fn pass(&self, request: Request<Incoming>) -> Response<Body> {
+    /// Hands a request on, on a connection of its own. Who reads a stream of events keeps its seat.
+    pub async fn pass(&self, request: Request<Incoming>, seat: &Arc<Seat>) -> Response<Body> {
         if !PATHS.iter().any(|path| request.uri().path().starts_with(path)) {
             return said(StatusCode::NOT_FOUND, "udm web: no such page\n");
         }
-        match self.exchange(request).await {
+        match self.exchange(request, seat).await {
             Ok(answer) => answer,
             Err(why) => {
                 said(StatusCode::BAD_GATEWAY, &format!("udm web: {}: {why}\n", self.socket.display()))
@@ -46,7 +51,7 @@ impl Relay {
         }
     }
 
-    async fn exchange(&self, request: Request<Incoming>) -> Result<Response<Body>, String> {
+    async fn exchange(&self, request: Request<Incoming>, seat: &Arc<Seat>) -> Result<Response<Body>, String> {
         let stream = UnixStream::connect(&self.socket)
             .await
             .map_err(|error| format!("can't reach udm serve: {error}"))?;
@@ -57,9 +62,20 @@ impl Relay {
         tokio::spawn(connection);
         let answer = sender.send_request(onward(request)?).await.map_err(lost)?;
         let (head, body) = answer.into_parts();
-        let mut onward = Response::new(body.boxed());
+        let kind = head.headers.get(header::CONTENT_TYPE);
+        let body = if kind.is_some_and(|kind| kind == EVENTS) {
+            let listens = seat.listens();
+            let until_it_ends = move |frame| {
+                let _ = &listens;
+                frame
+            };
+            body.map_frame(until_it_ends).boxed()
+        } else {
+            body.boxed()
+        };
+        let mut onward = Response::new(body);
         *onward.status_mut() = head.status;
-        if let Some(kind) = head.headers.get(header::CONTENT_TYPE) {
+        if let Some(kind) = kind {
             onward.headers_mut().insert(header::CONTENT_TYPE, kind.clone());
         }
         Ok(onward)

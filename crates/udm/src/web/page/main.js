@@ -85,13 +85,10 @@ $("totals").dataset.verb = "udm ls";
 document.addEventListener("pointerover", verb);
 document.addEventListener("focusin", verb);
 verb({ target: document.body });
-server.events(
-  (event) => {
-    log($("log"), event);
-    stale = true;
-    if (busy) again = true;
-    else soon(SOON_MS);
-  },
-  () => {},
-);
+server.events((event) => {
+  log($("log"), event);
+  stale = true;
+  if (busy) again = true;
+  else soon(SOON_MS);
+});
 look();

@@ -2,10 +2,31 @@
 
 // How long an answer may take.
 const PATIENCE_MS = 10_000;
+// How long before a stream that ended is begun again.
+const AGAIN_MS = 1000;
+const LISTEN_HEADER = "last-event-id";
+
+const token = takeToken();
+
+// The token stands behind the # of the address that udm web printed. It is kept for this tab and
+// this port, and leaves the address.
+function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given) {
+    sessionStorage.setItem("token", given);
+    history.replaceState(null, "", location.pathname);
+  }
+  return sessionStorage.getItem("token") ?? "";
+}
+
+async function request(path, { headers, ...options }) {
+  const answer = await fetch(path, { headers: { authorization: `Bearer ${token}`, ...headers }, ...options });
+  if (!answer.ok) throw new Error(await why(answer));
+  return answer;
+}
 
 async function ask(path, options = {}) {
-  const answer = await fetch(path, { signal: AbortSignal.timeout(PATIENCE_MS), ...options });
-  if (!answer.ok) throw new Error(await why(answer));
+  const answer = await request(path, { signal: AbortSignal.timeout(PATIENCE_MS), ...options });
   return answer.status === 204 ? null : answer.json();
 }
 
@@ -32,14 +53,31 @@ export const suspend = (name) => post(under(name, "suspend"), { timeout_ms: PATI
 export const resume = (name) => post(under(name, "resume"), { timeout_ms: PATIENCE_MS / 2 });
 export const commandPath = (name, path, action) => post(under(name, "path"), { path, action });
 
-// Calls `each` with every change of state, from now on and until the page is closed. A browser
-// asks again by itself where the stream ends, behind the last event that it had.
-export function events(each, broken) {
-  const source = new EventSource("/v1/events");
-  source.onmessage = (message) => each(JSON.parse(message.data));
-  source.onerror = () => {
-    // Given up: the answer was no stream.
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => events(each, broken), 1000);
-    broken();
-  };
+// Calls `each` with every change of state, from now on and until the page is closed. Where the
+// stream ends it is begun again, behind the last event. (An EventSource sends no token.)
+export async function events(each) {
+  for (let last = ""; ; await new Promise((done) => setTimeout(done, AGAIN_MS))) {
+    try {
+      const headers = last ? { [LISTEN_HEADER]: last } : {};
+      const answer = await request("/v1/events", { headers });
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      let rest = "";
+      for (let part = await reader.read(); !part.done; part = await reader.read()) {
+        const blocks = (rest + part.value).split("\n\n");
+        rest = blocks.pop();
+        for (const block of blocks) last = told(block, each) ?? last;
+      }
+    } catch {
+      // Who looks once a second says why.
+    }
+  }
+}
+
+// One event as it is sent: its number, and what it says to `each`.
+function told(block, each) {
+  const field = (name) =>
+    block.split("\n").find((line) => line.startsWith(`${name}:`))?.slice(name.length + 1).trimStart();
+  const data = field("data");
+  if (data) each(JSON.parse(data));
+  return field("id");
 }
