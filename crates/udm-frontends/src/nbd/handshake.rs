@@ -1,8 +1,9 @@
 //! The handshake, from the greeting to the choice of an export: bytes in, bytes out, no I/O.
 //!
-//! Contract: one call of [`Handshake::step`] answers one message of the client at the most, or a part
-//! of it where it asks for all exports, so the caller decides how much output may pile up. What the client has no right to send ends the
-//! connection; what it may send and we can't do is answered with an error.
+//! Contract: one call of [`Handshake::step`] answers one message of the client at the most, or a
+//! part of it where it asks for all exports, so the caller decides how much output may pile up.
+//! What the client has no right to send ends the connection; what it may send and we can't do is
+//! answered with an error.
 
 use super::contexts::{Context, matching};
 use super::exports::{Export, ExportUse, Exports, Geometry};

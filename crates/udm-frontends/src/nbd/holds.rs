@@ -22,10 +22,10 @@
 //! A member that joins while holds are active is given them with its membership, and owes no
 //! answer: it has nothing in flight. So a connection that has nothing to do leaves when a letter
 //! comes, and joins again with its next write: of thousands of idle ones nobody has to be told
-//! anything. Everything that changes what a letter means happens under one
-//! lock, and the letters are posted under it: so all inboxes see them in the same order. The lock
-//! is taken when a member joins or leaves, and twice for each hold; for a write of whole blocks only
-//! when it is the first of its connection behind a letter.
+//! anything. Everything that changes what a letter means happens under one lock, and the letters
+//! are posted under it: so all inboxes see them in the same order. The lock is taken when a member
+//! joins or leaves, and twice for each hold; for a write of whole blocks only when it is the first
+//! of its connection behind a letter.
 //!
 //! What is *not* ordered: writers that do not come through this server, and those that reach the
 //! same disk through another device (two mapped devices over one file).

@@ -75,7 +75,8 @@ pub(super) struct Counters {
     pub(super) refused: AtomicU64,
     pub(super) moves: AtomicU64,
     pub(super) next_move: NextMove,
-    /// Serving connections a peer, in all and of each device. Touched when a connection begins and ends.
+    /// Serving connections a peer, in all and of each device. Touched when a connection begins and
+    /// ends.
     pub(super) peers: Mutex<HashMap<(Peer, Option<DeviceId>), usize>>,
 }
 

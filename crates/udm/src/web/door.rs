@@ -2,11 +2,11 @@
 //!
 //! Any process of the machine can reach a port of loopback, and any page that a browser shows can
 //! have it ask there. So: who asks for anything but the page itself must know the token. It stands
-//! behind the `#` of the address that `udm web` prints, which a browser sends nobody; the page sends
-//! it in a header (RFC 6750), which a browser adds to nothing by itself. A cookie would go to every
-//! other port of this host too (RFC 6265, 8.5). The host that is asked for must be loopback by name,
-//! else a name of somebody else's that leads here would read along; and `--write` must allow what
-//! changes something.
+//! behind the `#` of the address that `udm web` prints, which a browser sends nobody; the page
+//! sends it in a header (RFC 6750), which a browser adds to nothing by itself. A cookie would go to
+//! every other port of this host too (RFC 6265, 8.5). The host that is asked for must be loopback
+//! by name, else a name of somebody else's that leads here would read along; and `--write` must
+//! allow what changes something.
 
 use http_body_util::{BodyExt, Full, combinators::BoxBody};
 use hyper::body::Bytes;

@@ -9,8 +9,8 @@ use udm_runtime::FrontCx;
 /// Output that may wait for a send, in bytes; more input is not looked at until it is gone.
 const OUT_MAX: usize = 64 << 10;
 
-/// Steps of a handshake that are taken in a turn: one may ask for all instants of a device, or get 16
-/// exports of a list.
+/// Steps of a handshake that are taken in a turn: one may ask for all instants of a device, or get
+/// 16 exports of a list.
 const STEPS_A_TURN: usize = 8;
 
 impl Connection {
