@@ -27,6 +27,11 @@ pub fn say(text: &str) -> Result<()> {
     to_stdout(|out| out.write_all(text.as_bytes()).context("standard output"))
 }
 
+/// So many of them: `1 client`, `2 clients`.
+pub fn things(count: u64, one: &str) -> String {
+    format!("{count} {one}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Prints as JSON.
 ///
 /// # Errors

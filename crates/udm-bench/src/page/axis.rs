@@ -78,6 +78,11 @@ impl Axis {
         &self.title
     }
 
+    /// True when lengths on it say nothing: only where something ends does.
+    pub(super) fn has_no_zero(&self) -> bool {
+        self.scale != Scale::Linear
+    }
+
     /// A value as text.
     #[must_use]
     pub fn text(&self, value: f64) -> String {

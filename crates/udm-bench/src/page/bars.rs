@@ -1,4 +1,5 @@
-//! Bars that lie, in groups, each with its value and perhaps a mark of what it is compared with.
+//! Bars that lie, in groups, each with its value and perhaps a mark of what it is compared with. On
+//! a logarithmic axis they are points.
 
 use super::axis::Axis;
 use super::{Escaped, Plot, WIDTH, caption, class, svg};
@@ -119,9 +120,17 @@ impl Plot for Bars {
                     let (x, width) = (left + from * across, ((to - from) * across).max(1.0));
                     let series = self.series.get(i).map_or("", String::as_str);
                     let text = axis.text(bar.value);
-                    write!(out, "<rect class=\"bar {}\" x=\"{x:.1}\" y=\"{y:.1}\" ", class(i))?;
-                    write!(out, "width=\"{width:.1}\" height=\"{BAR}\" rx=\"2\">")?;
-                    write!(out, "<title>{name} {}: {text}</title></rect>", Escaped(series))?;
+                    // The length of a bar would be read as its share.
+                    let shape = if self.axis.has_no_zero() { "circle" } else { "rect" };
+                    write!(out, "<{shape} class=\"bar {}\" ", class(i))?;
+                    if self.axis.has_no_zero() {
+                        let (x, y) = (left + end * across, y + BAR / 2.0);
+                        write!(out, "cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{:.1}\">", BAR / 2.0 - 2.0)?;
+                    } else {
+                        write!(out, "x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" ")?;
+                        write!(out, "height=\"{BAR}\" rx=\"2\">")?;
+                    }
+                    write!(out, "<title>{name} {}: {text}</title></{shape}>", Escaped(series))?;
                 }
                 let reference = bar.reference.and_then(|r| Some((r, axis.place(r)?)));
                 if let Some((value, place)) = reference {
@@ -136,7 +145,8 @@ impl Plot for Bars {
                     let width = (7.0 * text.chars().count() as f64 + 10.0) / across;
                     let clear = reference
                         .map_or(end, |(_, at)| if at > end - 0.01 && at < end + width { at } else { end });
-                    let x = left + clear * across + 6.0;
+                    let radius = if self.axis.has_no_zero() { BAR / 2.0 } else { 0.0 };
+                    let x = left + clear * across + radius + 6.0;
                     write!(
                         out,
                         "<text class=\"value\" x=\"{x:.1}\" y=\"{:.1}\">{text}</text>",

@@ -55,6 +55,17 @@ fn everything() -> Page {
     page
 }
 
+/// Of 1.02 beside 339 on a logarithmic axis a bar would have a visible length.
+#[test]
+fn a_logarithmic_axis_has_points_and_no_bars() {
+    let html = everything().html();
+    let figure = |title: &str| html.split("<figure").find(|f| f.contains(title)).unwrap().to_owned();
+    let (log, linear) = (figure("Context switches"), figure("Throughput with 2 cores"));
+    let shapes =
+        |figure: &str| ["<circle class=\"bar", "<rect class=\"bar"].map(|s| figure.matches(s).count());
+    assert_eq!((shapes(&log), shapes(&linear)), ([2, 0], [0, 7]));
+}
+
 #[test]
 fn no_text_is_markup() {
     let html = everything().html();

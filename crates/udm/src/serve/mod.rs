@@ -17,7 +17,7 @@ mod upkeep;
 
 use crate::cli::{DeviceArg, LostSnapshotsArg, ServeArgs, TableArg};
 use crate::config;
-use crate::output::say;
+use crate::output::{say, things};
 use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
 use child::Child;
@@ -53,9 +53,8 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let loaded = config::load(file)?;
     let merged = loaded.merged(file)?;
     if args.check {
-        let count = loaded.devices.len();
-        let devices = if count == 1 { "device" } else { "devices" };
-        say(&format!("{}: good, {count} {devices}\n", file.display()))?;
+        let devices = things(loaded.devices.len() as u64, "device");
+        say(&format!("{}: good, {devices}\n", file.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
     serve_until_the_end(&merged, Some(loaded.reader(file)))

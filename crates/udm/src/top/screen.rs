@@ -1,8 +1,9 @@
 //! The screen as lines: what is shown of the rates, in columns.
 
 use super::rates::{DeviceRates, Flow, Latency, Rates};
-use super::text::{Line, Style, bytes, clean, count, left, right, since, time};
+use super::text::{Line, Style, bytes, clean, count, left, right, since, tail, time};
 use super::view::{Order, Row, View};
+use crate::output::things;
 
 /// Columns of numbers: how wide, and what stands above.
 const COLUMNS: [(usize, &str); 8] = [
@@ -42,7 +43,7 @@ pub fn page(height: usize) -> usize {
 
 /// The whole screen: `height` lines at the most.
 pub fn draw(view: &mut View, rates: &Rates, around: &Around<'_>, width: usize, height: usize) -> Vec<Line> {
-    let mut lines = vec![first(rates, around, view.order), sums(rates)];
+    let mut lines = vec![first(rates, around, view.order, width), sums(rates)];
     let alone = view.alone.as_ref().map(|number| rates.devices.iter().find(|one| one.number == *number));
     match alone {
         _ if view.help => lines.extend(help()),
@@ -75,19 +76,15 @@ pub fn list(view: &View, rates: &Rates, width: usize) -> Vec<Line> {
     [sums(rates), heading(width)].into_iter().chain(rows).collect()
 }
 
-fn first(rates: &Rates, around: &Around<'_>, order: Order) -> Line {
+fn first(rates: &Rates, around: &Around<'_>, order: Order, width: usize) -> Line {
     let mut line = Line::new("udm top", Style::Head);
-    let (devices, clients) = (rates.devices.len(), rates.connections);
-    line.push(
-        format!(
-            "  {devices} devices by {}, {clients} clients, up {}, every {} s  {}",
-            order.text(),
-            since(around.up_ns),
-            around.interval,
-            clean(around.socket)
-        ),
-        Style::Plain,
-    );
+    let devices = things(rates.devices.len() as u64, "device");
+    let clients = things(rates.connections, "client");
+    let (order, up) = (order.text(), since(around.up_ns));
+    let said = format!("  {devices} by {order}, {clients}, up {up}, every {} s  ", around.interval);
+    // The file's name tells servers apart, and not the folders before it.
+    let room = width.saturating_sub(line.text().len() + said.len());
+    line.push(said + &tail(around.socket, room), Style::Plain);
     line
 }
 
@@ -365,6 +362,12 @@ mod tests {
         assert_eq!(
             text[0],
             "udm top  2 devices by number, 3 clients, up 1m01s, every 1 s  /run/udm/udm.sock"
+        );
+        let around = Around { socket: "/tmp/udm-4711/long/udm.sock", ..AROUND };
+        let one = Rates { connections: 1, devices: Vec::new(), ..rates.clone() };
+        assert_eq!(
+            draw(&mut View::default(), &one, &around, 80, 24)[0].text(),
+            "udm top  0 devices by number, 1 client, up 1m01s, every 1 s  …4711/long/udm.sock"
         );
         assert_eq!(text[1], "req/s 120 (read 100, write 20)  bytes/s 480K  in flight 0  errors/s 0");
         assert_eq!(

@@ -103,6 +103,17 @@ fn cut(text: &str, width: usize) -> String {
     text.chars().take_while(fits).collect()
 }
 
+/// The end of `text`, cleaned, in at most `width` columns, with a mark where its beginning is cut.
+pub fn tail(text: &str, width: usize) -> String {
+    let text = clean(text);
+    if text.width() <= width {
+        return text;
+    }
+    let backwards: String = text.chars().rev().collect();
+    let end: String = cut(&backwards, width.saturating_sub(1)).chars().rev().collect();
+    format!("…{end}")
+}
+
 /// `text`, cleaned, in a column of `width`: cut with a mark where it is longer.
 pub fn left(text: &str, width: usize) -> String {
     let text = clean(text);
