@@ -25,7 +25,7 @@ LAB ?= lab.html
 help:
 	@echo 'make build    the program, as $(UDM)'
 	@echo 'make demo     see it work, in about a minute'
-	@echo 'make test     all tests'
+	@echo 'make test     all tests; as root on Debian it installs the clients that they use'
 	@echo 'make lint     formatting and clippy, as CI checks them'
 	@echo 'make bench    udm beside the one-mutex design and the bare device, in one run'
 	@echo 'make lab      the experiments that udm comes from, beside what they are compared with, as $(LAB)'
