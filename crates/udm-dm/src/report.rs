@@ -87,6 +87,8 @@ pub struct UpkeepReport {
     pub fails_in: Option<Nanos>,
     /// The group that is gone back to, from 1, and how long until then.
     pub back: Option<(usize, Nanos)>,
+    /// The group, from 1, that a person has switched to, while it is used though another is better.
+    pub by_hand: Option<usize>,
 }
 
 /// What an administrator has done to a path.

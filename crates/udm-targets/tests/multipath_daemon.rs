@@ -342,6 +342,35 @@ fn d05_failback() {
     assert_eq!(failback(Failback::After(Nanos(10 * SECOND)), &[0.0, 9.0, 11.0]), ["2", "2", "1"]);
 }
 
+/// A switch by hand holds, though another group is better, until the last path of the group fails.
+#[test]
+fn a_group_that_a_person_chose_is_kept_while_it_works() {
+    for rule in [Failback::Immediate, Failback::Followover, Failback::After(Nanos(10 * SECOND))] {
+        let mut host = Host::new(TWO, Settings { failback: rule, ..Settings::every(5) });
+        assert_eq!(host.read(), [Status::Ok]);
+        host.tell("switch_group 2");
+        assert_eq!(host.read(), [Status::Ok]);
+        host.pass(60.0);
+        assert_eq!((host.group().as_str(), host.upkeep().by_hand), ("2", Some(2)), "{rule:?}");
+        // One path of it comes and goes.
+        host.tell("fail_path 253:2");
+        host.pass(60.0);
+        assert_eq!((host.group().as_str(), host.paths().as_str()), ("2", "AAAA"), "{rule:?}");
+        host.disks[2..].iter().for_each(|disk| disk.fail(Status::Transport));
+        host.pass(60.0);
+        assert_eq!(host.read(), [Status::Ok]);
+        assert_eq!((host.group().as_str(), host.upkeep().by_hand), ("1", None), "{rule:?}");
+        host.disks[2..].iter().for_each(|disk| disk.fail(Status::Ok));
+        host.pass(60.0);
+        assert_eq!((host.group().as_str(), host.paths().as_str()), ("1", "AAAA"), "{rule:?}");
+        // Who switches to the best group wants what is always wanted.
+        host.tell("switch_group 2");
+        host.tell("switch_group 1");
+        host.pass(60.0);
+        assert_eq!((host.group().as_str(), host.upkeep().by_hand), ("1", None), "{rule:?}");
+    }
+}
+
 #[test]
 fn d05_while_a_group_is_disabled_nothing_is_gone_back_to() {
     let mut host = Host::new(TWO, Settings { failback: Failback::Immediate, ..Settings::every(5) });

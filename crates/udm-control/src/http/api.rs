@@ -178,6 +178,10 @@ pub struct Upkeep {
     pub failback_group: Option<u64>,
     /// How long until then.
     pub failback_left_ns: Option<u64>,
+    /// The group, from 1, that a person has switched to: it is used until none of its paths works,
+    /// whichever is better. Null where nobody has, or it is the best.
+    #[serde(default)]
+    pub group_by_hand: Option<u64>,
 }
 
 /// What the watch over a path has counted since its table was loaded.

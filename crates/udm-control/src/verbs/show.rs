@@ -195,7 +195,7 @@ fn paths(registry: &Registry, table: &Table) -> Vec<api::Path> {
 
 /// How its paths are looked after.
 fn upkeep(table: &Table) -> Option<api::Upkeep> {
-    let UpkeepReport { settings, queueing, fails_in, back } =
+    let UpkeepReport { settings, queueing, fails_in, back, by_hand } =
         table.targets().iter().find_map(|entry| entry.target.upkeep_report())?;
     let no_path_retry = settings.no_path_retry.map(|rule| match rule {
         NoPathRetry::Fail => "fail".to_owned(),
@@ -215,6 +215,7 @@ fn upkeep(table: &Table) -> Option<api::Upkeep> {
         failback,
         failback_group: back.map(|(group, _)| group as u64),
         failback_left_ns: back.map(|(_, left)| left.0),
+        group_by_hand: by_hand.map(|group| group as u64),
     })
 }
 

@@ -43,7 +43,9 @@ impl Multipath {
             ("fail_if_no_path", [_]) => self.queue(false),
             ("disable_group", [_, group]) => self.shared.bypass(self.group(group, "bypass_pg")?, true),
             ("enable_group", [_, group]) => self.shared.bypass(self.group(group, "bypass_pg")?, false),
-            ("switch_group", [_, group]) => self.shared.switch(self.group(group, "switch_pg_num")?),
+            ("switch_group", [_, group]) => {
+                self.shared.switch_by_hand(self.group(group, "switch_pg_num")?);
+            }
             (_, [word, _]) => {
                 return Err(refused(format!("Unrecognised multipath message received: {word}")));
             }

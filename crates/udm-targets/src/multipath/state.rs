@@ -209,6 +209,8 @@ pub(super) struct Shared {
     /// Paths that are out of use for being slow.
     ejected: AtomicU32,
     bypassed: Box<[AtomicBool]>,
+    /// The group that a person has switched to, from 1; 0 for none. The checker ends it.
+    by_hand: AtomicU32,
     paths: Box<[PathState]>,
     pub(super) journal: Journal,
     /// Rung when a path failed, or by a message that the checker has to know of: it waits for it.
@@ -229,6 +231,7 @@ impl Shared {
             valid: AtomicU32::new(paths as u32),
             stamps: AtomicU64::new(0),
             ejected: AtomicU32::new(0),
+            by_hand: AtomicU32::new(0),
             bypassed: (0..groups).map(|_| AtomicBool::new(false)).collect(),
             paths: (0..paths).map(|_| PathState::default()).collect(),
             journal,
@@ -435,6 +438,25 @@ impl Shared {
             b.store(false, Ordering::Relaxed);
         }
         self.update(|w| w.moved().with_current(None).with_next(Some(group)));
+    }
+
+    /// The message `switch_group`: it holds, whichever group is better, until no path of it is left
+    /// ([`Shared::end_by_hand`]).
+    pub(super) fn switch_by_hand(&self, group: usize) {
+        self.by_hand.store(group as u32 + 1, Ordering::Relaxed);
+        self.switch(group);
+    }
+
+    /// The group that a person has switched to.
+    pub(super) fn by_hand(&self) -> Option<usize> {
+        (self.by_hand.load(Ordering::Relaxed) as usize).checked_sub(1)
+    }
+
+    /// What a person chose counts no more, if it was `group`.
+    pub(super) fn end_by_hand(&self, group: usize) {
+        let (was, none) = (group as u32 + 1, 0);
+        // Whoever chooses another meanwhile has it.
+        let _ = self.by_hand.compare_exchange(was, none, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// The messages `queue_if_no_path` and `fail_if_no_path`. The latter also forgets what a

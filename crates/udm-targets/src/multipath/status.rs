@@ -108,6 +108,7 @@ impl Multipath {
             queueing,
             fails_in: fails_at.map(left),
             back: self.board.back().map(|(group, at)| (group + 1, left(at))),
+            by_hand: self.shared.by_hand().map(|group| group + 1),
         })
     }
 

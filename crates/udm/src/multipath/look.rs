@@ -203,9 +203,14 @@ fn seconds(ns: u64) -> u64 {
 }
 
 /// `failback` in multipathd's words: a time that runs as a bar, which has ten parts and grows
-/// shorter.
+/// shorter. While a person has switched to another group than the best it says so.
 fn failback(upkeep: Option<&api::Upkeep>) -> String {
-    let Some(api::Upkeep { failback, failback_left_ns, .. }) = upkeep else { return "-".into() };
+    let Some(api::Upkeep { failback, failback_left_ns, group_by_hand, .. }) = upkeep else {
+        return "-".into();
+    };
+    if group_by_hand.is_some() {
+        return "by hand".into();
+    }
     match (failback.parse::<u64>(), failback_left_ns) {
         (Ok(all), Some(left)) => {
             let left = seconds(*left).min(all);
@@ -284,6 +289,8 @@ mod tests {
             assert_eq!(words(&upkeep, up), (queueing.to_owned(), failback.to_owned()), "{upkeep:?}");
         }
         assert_eq!((queueing(None, 1), failback(None)), ("-".to_owned(), "-".to_owned()));
+        let chosen = api::Upkeep { group_by_hand: Some(2), ..upkeep(None, None, "immediate", None) };
+        assert_eq!(failback(Some(&chosen)), "by hand");
         // A message said otherwise, or the time is over.
         for (rule, waits, is) in [("fail", true, "on"), ("queue", false, "off"), ("3", false, "off")] {
             let upkeep = api::Upkeep { queueing: waits, ..upkeep(Some(rule), None, "manual", None) };

@@ -111,7 +111,7 @@ fn what_is_left_of_the_time_is_told() {
     );
     let plain = json!({
         "no_path_retry": "1000", "queueing": true, "queueing_left_ns": null,
-        "failback": "1000", "failback_group": null, "failback_left_ns": null,
+        "failback": "1000", "failback_group": null, "failback_left_ns": null, "group_by_hand": null,
     });
     assert_eq!(upkeep(), plain);
     for path in ["a", "b"] {

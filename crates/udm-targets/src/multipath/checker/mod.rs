@@ -393,14 +393,22 @@ impl Checker {
         self.groups.iter().map(rank).collect()
     }
 
-    /// Goes back to the best group, if it is time. While a group is disabled that is left to
-    /// whoever did it.
+    /// Goes back to the best group, if it is time. While a group is disabled, or a person has
+    /// switched to one that works, that is left to whoever did it.
     fn go_back(&mut self, who: Returned, cx: &mut dyn TaskCx) {
         if (0..self.groups.len()).any(|group| self.shared.is_bypassed(group)) {
             return self.failback.failed();
         }
         let word = self.shared.word();
         let (best, in_use) = (rank::best(&self.ranks()), word.next().or(word.current()));
+        if let Some(chosen) = self.shared.by_hand() {
+            // A person's choice holds until it fails, or is the best.
+            let up = self.groups[chosen].clone().any(|path| !self.shared.path(path).failed);
+            if up && best != Some(chosen) {
+                return self.failback.failed();
+            }
+            self.shared.end_by_hand(chosen);
+        }
         if let Some(group) = self.failback.look(cx.now(), best, in_use, who) {
             self.failback.failed();
             self.shared.journal.back_to(group);
