@@ -62,6 +62,8 @@ kinds! {
     PathChecked = "path-checked",
     /// Requests go to another group.
     PathGroup = "path-group",
+    /// A better group than the one in use has a path again, and is gone back to.
+    Failback = "failback",
     /// Some requests have no path, and this becomes of them.
     NoPath = "no-path",
     /// A device of a striped target failed a request.

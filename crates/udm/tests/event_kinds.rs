@@ -46,6 +46,26 @@ fn set_len(path: &str, len: u64) {
 }
 
 #[test]
+fn a_better_group_is_gone_back_to() {
+    let (folder, disks) = disks(&["a", "b"]);
+    let conf = folder.path().join("mp.conf");
+    std::fs::write(&conf, "defaults {\n failback immediate\n}\n").unwrap();
+    let table = format!(
+        "mp=0 2048 multipath 0 0 2 1 round-robin 0 1 1 {} 1 round-robin 0 1 1 {} 1",
+        disks[0], disks[1]
+    );
+    let options = ["--check-paths", "1", "--multipath-conf", conf.to_str().unwrap()];
+    let server = Server::start_with(&[&table], &options);
+    let mut listener = Listener::start(&server, None);
+    let mut client = Client::connect(&server.nbd, "mp");
+    server.says(&["message", "mp", "0", "fail_path", "253:0"]);
+    client.read(0);
+    let event = next(&mut listener, "failback");
+    assert_eq!((&event["device"], &event["group"]), (&"mp".into(), &1.into()));
+    assert_eq!(line(&event), "back to group 1, which is better");
+}
+
+#[test]
 fn a_path_that_is_held_and_one_that_is_refused() {
     let (_folder, disks) = disks(&["a", "b"]);
     let table = format!("mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {} 1 {} 1", disks[0], disks[1]);

@@ -12,9 +12,9 @@ pub struct Event {
     pub time_ms: u64,
     /// What has changed: "created", "loaded", "cleared", "suspended", "resumed", "renamed",
     /// "removed", "event" (the device's event counter), "path-failed", "path-held", "path-refused",
-    /// "path-reinstated", "path-ejected", "path-admitted", "path-checked", "path-group", "no-path",
-    /// "stripe-failed", "snapshot-filling", "snapshot-overflow", "snapshot-invalid", "merge-done",
-    /// "merge-failed"; "lost" stands where changes are missing.
+    /// "path-reinstated", "path-ejected", "path-admitted", "path-checked", "path-group",
+    /// "failback", "no-path", "stripe-failed", "snapshot-filling", "snapshot-overflow",
+    /// "snapshot-invalid", "merge-done", "merge-failed"; "lost" stands where changes are missing.
     pub kind: String,
     /// The name of the device, as of then; its number while the name changes. Empty where changes
     /// are lost.

@@ -278,7 +278,9 @@ impl Journal {
     /// Group `group`, from 0, is better than the one in use.
     pub fn back_to(&self, group: usize) {
         let (device, group) = (self.device(), group + 1);
-        tracing::warn!("multipath: {device}: back to group {group}, which is better");
+        let line = format!("back to group {group}, which is better");
+        tracing::warn!("multipath: {device}: {line}");
+        self.tell_as(&|| StateChange { group: Some(group), ..StateChange::new(NewsKind::Failback, &*line) });
     }
 
     /// A lane holds `now` bios for want of a path, `before` when it last said so.
