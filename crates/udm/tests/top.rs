@@ -201,7 +201,7 @@ fn in_a_terminal() {
     let top = format!("{UDM} top --socket {}", server.socket.display());
     for end in ["TERM", "HUP", "C-c", "C-z"] {
         tmux.types(&top);
-        tmux.shows("it again", |screen| screen.contains("1 devices") && screen.contains("q quit"));
+        tmux.shows("it again", |screen| screen.contains("1 device ") && screen.contains("q quit"));
         match end {
             "C-c" | "C-z" => tmux.keys(&[end]),
             signal => kill(signal, &server),
@@ -209,7 +209,7 @@ fn in_a_terminal() {
         tmux.is_well();
     }
     tmux.types("fg");
-    tmux.shows("it goes on", |screen| screen.contains("1 devices") && screen.contains("q quit"));
+    tmux.shows("it goes on", |screen| screen.contains("1 device ") && screen.contains("q quit"));
     tmux.keys(&["q"]);
     tmux.is_well();
 }
