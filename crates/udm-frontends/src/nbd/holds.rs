@@ -20,12 +20,12 @@
 //!    parked goes on.
 //!
 //! A member that joins while holds are active is given them with its membership, and owes no
-//! answer: it has nothing in flight. So a connection that has nothing to do leaves when a letter
-//! comes, and joins again with its next write: of thousands of idle ones nobody has to be told
+//! answer: it has nothing in flight. So a connection that writes nothing leaves after some
+//! letters, and joins again with its next write: of thousands of idle ones nobody has to be told
 //! anything. Everything that changes what a letter means happens under one lock, and the letters
 //! are posted under it: so all inboxes see them in the same order. The lock is taken when a member
 //! joins or leaves, and twice for each hold; for a write of whole blocks only when it is the first
-//! of its connection behind a letter.
+//! of its connection, or the first after 16 letters or more without one.
 //!
 //! What is *not* ordered: writers that do not come through this server, and those that reach the
 //! same disk through another device (two mapped devices over one file).
@@ -42,6 +42,10 @@ use udm_runtime::Cluster;
 const ACTIVE_MAX: usize = 64;
 /// Holds of one member that are active or in line.
 pub(super) const OWN_MAX: usize = 16;
+
+/// So many letters without a write of its own, and a member is idle: joining again costs a lock and
+/// an allocation, which who writes now and then does not pay.
+const IDLE_LETTERS: u32 = 16;
 
 /// A hold's name, unique for its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +155,8 @@ pub(super) struct Member {
     held: Vec<Held>,
     /// Its own, in line or active, with the request that each is for.
     own: Vec<(HoldId, usize)>,
+    /// Letters since its last write.
+    letters: u32,
 }
 
 struct Held {
@@ -182,7 +188,7 @@ impl Member {
         let held =
             state.active.iter().map(|h| Held { id: h.id, range: h.range.clone(), owed: None }).collect();
         drop(state);
-        Member { holds: holds.clone(), post, core, held, own: Vec::new() }
+        Member { holds: holds.clone(), post, core, held, own: Vec::new(), letters: 0 }
     }
 
     /// True when a write to `range` has to wait. `range` is in bytes.
@@ -193,6 +199,16 @@ impl Member {
     /// What it listens to.
     pub(super) fn topic(&self) -> DeviceId {
         self.holds.topic
+    }
+
+    /// It writes.
+    pub(super) fn writes(&mut self) {
+        self.letters = 0;
+    }
+
+    /// True when it has been told for long of what others write, and writes nothing itself.
+    pub(super) fn is_idle(&self) -> bool {
+        self.letters >= IDLE_LETTERS
     }
 
     /// True when another hold may be asked for.
@@ -239,6 +255,7 @@ impl Member {
         letter: &HoldLetter,
         in_flight: impl FnOnce(&Range<u64>) -> bool,
     ) -> Event {
+        self.letters = self.letters.saturating_add(1);
         match letter {
             HoldLetter::Hold { id, range, token } => {
                 // One that was given at joining was posted before that.

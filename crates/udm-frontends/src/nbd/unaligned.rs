@@ -142,6 +142,7 @@ impl Connection {
             self.launch(key, cx);
             return true;
         };
+        member.writes();
         let blocks = pending.blocks.around(&pending.range());
         if pending.edges.is_none() {
             let free = !member.is_held(&blocks);
@@ -194,7 +195,7 @@ impl Connection {
         };
         let pending = &self.pending;
         let event = member.letter(letter, |range| in_flight(pending, range));
-        if pending.is_empty() {
+        if pending.is_empty() && member.is_idle() {
             // It is told no more until it writes again.
             self.leave_holds(cx);
             return false;
