@@ -2,7 +2,7 @@
 
 use crate::devices::Devices;
 use crate::ring::{Done, RingOp, RingUser};
-use crate::topics::Topics;
+use crate::subscriptions::Subscriptions;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -69,7 +69,7 @@ pub struct FrontCx<'a, 'b> {
     pub(crate) spent: fn() -> Nanos,
     pub(crate) spun: Nanos,
     /// Who listens to what, and what this front end does.
-    pub(crate) topics: (&'a mut Topics, &'a mut Vec<DeviceId>),
+    pub(crate) topics: (&'a mut Subscriptions, &'a mut Vec<DeviceId>),
 }
 
 impl FrontCx<'_, '_> {

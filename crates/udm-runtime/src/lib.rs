@@ -29,8 +29,8 @@ mod ring;
 mod runtime;
 mod spin;
 mod stepped;
+mod subscriptions;
 mod tasked;
-mod topics;
 
 pub use cluster::{Cluster, Letter, UnderWay};
 pub use front_end::{FrontCx, FrontEnd, FrontKey};

@@ -12,7 +12,7 @@ use crate::devices::Devices;
 use crate::front_end::{FRONT, FrontCx, FrontEnd, Locals};
 use crate::local::{LocalCore, Time};
 use crate::ring::RingUser;
-use crate::topics::Topics;
+use crate::subscriptions::Subscriptions;
 use slab::Slab;
 use std::any::Any;
 use udm_core::{Batch, Busy, Cx, DeviceId, Nanos, OwnerId, Visit};
@@ -96,7 +96,7 @@ struct Inner {
     rousing: Vec<usize>,
     /// What front ends share.
     locals: Locals,
-    topics: Topics,
+    topics: Subscriptions,
     /// A list of listeners, while they are called.
     listeners: Vec<usize>,
     /// The clocks of the core, and how long it has spun.

@@ -5,9 +5,9 @@
 //! given to a newcomer; a client that reads nothing for [`super::server::QUIET_MAX`] loses it.
 
 use super::api;
+use super::connections::{ConnectionSlot, StreamGuard};
 use super::error::Refusal;
 use super::gates::{Shared, WAITS_MAX};
-use super::seats::{Listens, Seat};
 use crate::error::VerbError;
 use crate::registry::Listening;
 use axum::extract::{Request, State};
@@ -38,7 +38,7 @@ struct Client {
     ready: VecDeque<Arc<api::Event>>,
     /// It has been told where it begins.
     greeted: bool,
-    _seat: Option<Listens>,
+    _seat: Option<StreamGuard>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -58,7 +58,7 @@ pub(super) async fn events(
             Some(number.ok_or_else(bad)?)
         }
     };
-    let seat = request.extensions().get::<Arc<Seat>>().map(Seat::listens);
+    let seat = request.extensions().get::<Arc<ConnectionSlot>>().map(ConnectionSlot::listens);
     // A server that begins later has greater numbers, as long as there are fewer than one a
     // microsecond; and they fit into what a script takes for a whole number.
     let listening = shared.registry.listen(shared.began.ms() * 1000, after);

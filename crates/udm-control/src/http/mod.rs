@@ -10,6 +10,7 @@ mod api_queue;
 mod api_snapshots;
 mod api_stats;
 mod config;
+pub mod connections;
 mod error;
 mod events;
 #[doc(hidden)]
@@ -17,12 +18,11 @@ pub mod fuzz;
 mod gates;
 mod handlers;
 mod openapi;
+mod progress_stream;
 mod routes;
-pub mod seats;
 pub mod server;
 mod snapshots;
 pub mod socket;
-mod watched;
 
 pub use gates::BLOCKING_MAX;
 

@@ -2,16 +2,16 @@
 //!
 //! Contract: a peer that is neither of the same user nor root gets 403 to whatever it asks; at most
 //! [`CONNECTIONS_MAX`] connections are open at a time, and newcomers take the seats of those that
-//! say nothing ([`super::seats`]); a connection that gets no further with a request or its answer
-//! for [`QUIET_MAX`] is closed, one that sends its body slowly is told so before. A few descriptors
-//! are kept back, so that a process that has run out of them can still be controlled. With no
-//! connection open no timer runs.
+//! say nothing ([`super::connections`]); a connection that gets no further with a request or its
+//! answer for [`QUIET_MAX`] is closed, one that sends its body slowly is told so before. A few
+//! descriptors are kept back, so that a process that has run out of them can still be controlled.
+//! With no connection open no timer runs.
 
 use super::BODY_MAX;
+use super::connections::{ConnectionSlot, Connections, RequestGuard};
 use super::error::Refusal;
-use super::seats::{Busy, Seat, Seats};
+use super::progress_stream::ProgressStream;
 use super::socket::Socket;
-use super::watched::Watched;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
@@ -52,7 +52,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// When the socket can't be registered with the reactor.
 pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
     let listener = UnixListener::from_std(socket.listener.try_clone()?)?;
-    let seats = Seats::new(CONNECTIONS_MAX);
+    let seats = Connections::new(CONNECTIONS_MAX);
     let mut spare = Vec::new();
     for number in 0.. {
         seats.room().await;
@@ -80,7 +80,7 @@ pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
 
 /// The next peer. Without a free descriptor it gets one of the spare ones, and somebody who is
 /// quiet has to go.
-async fn accept(listener: &UnixListener, spare: &mut Vec<File>, seats: &Seats) -> UnixStream {
+async fn accept(listener: &UnixListener, spare: &mut Vec<File>, seats: &Connections) -> UnixStream {
     loop {
         let error = match listener.accept().await {
             Ok((stream, _)) => return stream,
@@ -97,7 +97,7 @@ async fn accept(listener: &UnixListener, spare: &mut Vec<File>, seats: &Seats) -
 }
 
 /// Comes to an end when the connection has been quiet for too long.
-async fn too_quiet(seat: &Seat) {
+async fn too_quiet(seat: &ConnectionSlot) {
     loop {
         let since = seat.quiet();
         let until = since.unwrap_or_else(tokio::time::Instant::now) + QUIET_MAX;
@@ -114,9 +114,9 @@ fn may_control(peer: u32, own: u32) -> bool {
 }
 
 /// Answers a peer's requests; without a router they are refused.
-async fn talk(stream: UnixStream, router: Option<Router>, seat: Arc<Seat>) {
+async fn talk(stream: UnixStream, router: Option<Router>, seat: Arc<ConnectionSlot>) {
     let router = router.map(TowerToHyperService::new);
-    let stream = TokioIo::new(Watched::new(stream, Arc::clone(&seat)));
+    let stream = TokioIo::new(ProgressStream::new(stream, Arc::clone(&seat)));
     let service = service_fn(move |request: Request<Incoming>| {
         let (router, seat) = (router.clone(), Arc::clone(&seat));
         async move { Ok::<_, Infallible>(answer(request, router, &seat).await) }
@@ -130,7 +130,7 @@ async fn talk(stream: UnixStream, router: Option<Router>, seat: Arc<Seat>) {
 async fn answer(
     request: Request<Incoming>,
     router: Option<TowerToHyperService<Router>>,
-    seat: &Arc<Seat>,
+    seat: &Arc<ConnectionSlot>,
 ) -> Response<Body> {
     let Some(router) = router else { return not_yours().into_response() };
     let mut request = match whole(request).await {
@@ -139,7 +139,7 @@ async fn answer(
     };
     // For an answer that has no end.
     request.extensions_mut().insert(Arc::clone(seat));
-    let _busy: Busy = seat.busy();
+    let _busy: RequestGuard = seat.busy();
     match hyper::service::Service::call(&router, request).await {
         Ok(answer) => answer,
         Err(never) => match never {},
@@ -185,7 +185,7 @@ mod tests {
     /// A connection to a server whose only answer has so many bytes.
     fn connect(bytes: usize) -> (UnixStream, tokio::task::JoinHandle<bool>) {
         let (client, stream) = UnixStream::pair().unwrap();
-        let seat = Seats::new(1).take(0, 1);
+        let seat = Connections::new(1).take(0, 1);
         let router = Router::new().fallback(move || async move { vec![b'x'; bytes] });
         let server = tokio::spawn(async move {
             tokio::select! {

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use udm_control::http::seats::{Busy, Seat, Seats};
+use udm_control::http::connections::{ConnectionSlot, Connections, RequestGuard};
 
 /// Connections of browsers open at a time; the next takes the place of one that is quiet.
 const CONNECTIONS_MAX: usize = 64;
@@ -81,7 +81,7 @@ struct House {
 }
 
 async fn serve(listener: &TcpListener, house: &Arc<House>) {
-    let seats = Seats::new(CONNECTIONS_MAX);
+    let seats = Connections::new(CONNECTIONS_MAX);
     for number in 0.. {
         seats.room().await;
         match listener.accept().await {
@@ -102,7 +102,7 @@ async fn serve(listener: &TcpListener, house: &Arc<House>) {
     }
 }
 
-async fn talk(stream: TcpStream, house: Arc<House>, seat: Arc<Seat>) {
+async fn talk(stream: TcpStream, house: Arc<House>, seat: Arc<ConnectionSlot>) {
     let service = service_fn(move |request| {
         let (house, seat) = (Arc::clone(&house), Arc::clone(&seat));
         async move {
@@ -110,7 +110,7 @@ async fn talk(stream: TcpStream, house: Arc<House>, seat: Arc<Seat>) {
             let answer = match house.door.keep_out(&request, page.is_some()).or(page) {
                 Some(answer) => answer,
                 None => {
-                    let _busy: Busy = seat.busy();
+                    let _busy: RequestGuard = seat.busy();
                     house.relay.pass(request, &seat).await
                 }
             };

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::net::UnixStream;
-use udm_control::http::seats::Seat;
+use udm_control::http::connections::ConnectionSlot;
 
 /// What is handed on: verbs and metrics.
 const PATHS: &[&str] = &["/v1/", "/metrics", "/openapi.json"];
@@ -39,7 +39,7 @@ impl Relay {
     }
 
     /// Hands a request on, on a connection of its own. Who reads a stream of events keeps its seat.
-    pub async fn pass(&self, request: Request<Incoming>, seat: &Arc<Seat>) -> Response<Body> {
+    pub async fn pass(&self, request: Request<Incoming>, seat: &Arc<ConnectionSlot>) -> Response<Body> {
         if !PATHS.iter().any(|path| request.uri().path().starts_with(path)) {
             return said(StatusCode::NOT_FOUND, "udm web: no such page\n");
         }
@@ -51,7 +51,11 @@ impl Relay {
         }
     }
 
-    async fn exchange(&self, request: Request<Incoming>, seat: &Arc<Seat>) -> Result<Response<Body>, String> {
+    async fn exchange(
+        &self,
+        request: Request<Incoming>,
+        seat: &Arc<ConnectionSlot>,
+    ) -> Result<Response<Body>, String> {
         let stream = UnixStream::connect(&self.socket)
             .await
             .map_err(|error| format!("can't reach udm serve: {error}"))?;

@@ -3,7 +3,7 @@
 //! An answer may be long and its reader slow. As long as the stream takes more of it the connection
 //! is not quiet, however long all of it takes.
 
-use super::seats::Seat;
+use super::connections::ConnectionSlot;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 
 /// The stream of a connection.
-pub(super) struct Watched {
+pub(super) struct ProgressStream {
     stream: UnixStream,
-    seat: Arc<Seat>,
+    seat: Arc<ConnectionSlot>,
 }
 
-impl Watched {
-    pub fn new(stream: UnixStream, seat: Arc<Seat>) -> Watched {
-        Watched { stream, seat }
+impl ProgressStream {
+    pub fn new(stream: UnixStream, seat: Arc<ConnectionSlot>) -> ProgressStream {
+        ProgressStream { stream, seat }
     }
 
     fn wrote(&self, done: io::Result<usize>) -> Poll<io::Result<usize>> {
@@ -30,7 +30,7 @@ impl Watched {
     }
 }
 
-impl AsyncRead for Watched {
+impl AsyncRead for ProgressStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -40,7 +40,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl AsyncWrite for ProgressStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let done = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
         self.wrote(done)

@@ -6,9 +6,9 @@ use udm_core::DeviceId;
 /// The front ends of a core that listen, by what they listen to. A letter costs what its listeners
 /// do, whatever others there are.
 #[derive(Default)]
-pub(crate) struct Topics(HashMap<DeviceId, Vec<usize>>);
+pub(crate) struct Subscriptions(HashMap<DeviceId, Vec<usize>>);
 
-impl Topics {
+impl Subscriptions {
     /// Front end `key` listens to `topic`, once however often it says so.
     pub(crate) fn listen(&mut self, topic: DeviceId, key: usize, of_front: &mut Vec<DeviceId>) {
         if !of_front.contains(&topic) {
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn letters_reach_those_who_listen() {
-        let mut topics = Topics::default();
+        let mut topics = Subscriptions::default();
         let [a, b] = [DeviceId::new(), DeviceId::new()];
         let mut of: Vec<Vec<DeviceId>> = vec![Vec::new(); 3];
         for (topic, key) in [(a, 0), (a, 1), (b, 1), (b, 2), (a, 1)] {

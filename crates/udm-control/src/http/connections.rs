@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// The seats of one server.
-pub struct Seats {
+pub struct Connections {
     max: usize,
     taken: Mutex<HashMap<u64, Taken>>,
     /// Told when somebody may have left.
@@ -31,22 +31,22 @@ struct Taken {
 }
 
 /// A seat, until it is dropped.
-pub struct Seat {
-    seats: Arc<Seats>,
+pub struct ConnectionSlot {
+    seats: Arc<Connections>,
     number: u64,
     leave: Arc<Notify>,
 }
 
 /// An answer without an end that is being read, until it is dropped.
-pub struct Listens(Arc<Seat>);
+pub struct StreamGuard(Arc<ConnectionSlot>);
 
 /// A request that is being served, until it is dropped.
-pub struct Busy(Arc<Seat>);
+pub struct RequestGuard(Arc<ConnectionSlot>);
 
-impl Seats {
+impl Connections {
     /// `max` seats.
-    pub fn new(max: usize) -> Arc<Seats> {
-        Arc::new(Seats { max, taken: Mutex::default(), left: Notify::new() })
+    pub fn new(max: usize) -> Arc<Connections> {
+        Arc::new(Connections { max, taken: Mutex::default(), left: Notify::new() })
     }
 
     fn taken(&self) -> MutexGuard<'_, HashMap<u64, Taken>> {
@@ -72,12 +72,12 @@ impl Seats {
         quiet.inspect(|number| taken[number].leave.notify_one()).is_some()
     }
 
-    /// A seat for a peer. There is room: see [`Seats::room`].
-    pub fn take(self: &Arc<Seats>, number: u64, peer: i32) -> Arc<Seat> {
+    /// A seat for a peer. There is room: see [`Connections::room`].
+    pub fn take(self: &Arc<Connections>, number: u64, peer: i32) -> Arc<ConnectionSlot> {
         let leave = Arc::new(Notify::new());
         let taken = Taken { peer, quiet: Some(Instant::now()), listens: false, leave: Arc::clone(&leave) };
         self.taken().insert(number, taken);
-        Arc::new(Seat { seats: Arc::clone(self), number, leave })
+        Arc::new(ConnectionSlot { seats: Arc::clone(self), number, leave })
     }
 }
 
@@ -93,17 +93,17 @@ fn quietest(taken: &HashMap<u64, Taken>) -> Option<u64> {
     first.map(|(number, ..)| number)
 }
 
-impl Seat {
+impl ConnectionSlot {
     /// A request is whole and is being served.
-    pub fn busy(self: &Arc<Seat>) -> Busy {
+    pub fn busy(self: &Arc<ConnectionSlot>) -> RequestGuard {
         self.set(None);
-        Busy(Arc::clone(self))
+        RequestGuard(Arc::clone(self))
     }
 
     /// An answer without an end is being read.
-    pub fn listens(self: &Arc<Seat>) -> Listens {
+    pub fn listens(self: &Arc<ConnectionSlot>) -> StreamGuard {
         self.set_listens(true);
-        Listens(Arc::clone(self))
+        StreamGuard(Arc::clone(self))
     }
 
     fn set_listens(&self, listens: bool) {
@@ -141,20 +141,20 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.seats.taken().remove(&self.number);
         self.seats.left.notify_one();
     }
 }
 
-impl Drop for Listens {
+impl Drop for StreamGuard {
     fn drop(&mut self) {
         self.0.set_listens(false);
     }
 }
 
-impl Drop for Busy {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.set(Some(Instant::now()));
     }
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn the_one_that_goes_is_quiet_and_of_the_greediest() {
-        let seats = Seats::new(5);
+        let seats = Connections::new(5);
         let taken: Vec<_> = [7, 9, 9, 9, 7].iter().zip(0..).map(|(&peer, n)| seats.take(n, peer)).collect();
         assert_eq!(quietest(&seats.taken()), Some(1));
         let busy = taken[1].busy();
@@ -180,14 +180,14 @@ mod tests {
         taken[0].reads();
         assert_eq!(quietest(&seats.taken()), Some(2), "who listens keeps its seat");
         drop(listens);
-        let all: Vec<_> = taken.iter().map(Seat::busy).collect();
+        let all: Vec<_> = taken.iter().map(ConnectionSlot::busy).collect();
         assert_eq!(quietest(&seats.taken()), None);
         drop(all);
     }
 
     #[tokio::test]
     async fn a_newcomer_waits_for_no_one_but_the_busy() {
-        let seats = Seats::new(2);
+        let seats = Connections::new(2);
         let (first, second) = (seats.take(0, 1), seats.take(1, 1));
         let busy = second.busy();
         let first = tokio::spawn(async move { first.needed().await });
