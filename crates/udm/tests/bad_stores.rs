@@ -151,7 +151,13 @@ fn a_second_writer_of_a_store_is_refused_in_one_line() {
             &format!("0 2048 snapshot mem:1M {} P 8", name.display()),
         ]);
         assert!(said.contains("254:0 has") && said.contains("alone): Device or resource busy"), "{said}");
-        let said = other.refuses(&["create", "t", "--table", &table(&disk, name)]);
+        let said = other.refuses(&["create", "t", "--table", &table(Path::new("mem:1M"), name)]);
+        let line = format!("{}: in use: another program writes it or forbids writes", name.display());
+        assert!(said.contains(&line), "{said}");
+        // Where the file is shared, the store is not.
+        let shared = format!("file:{}?exclusive=off", name.display());
+        let said =
+            other.refuses(&["create", "t", "--table", &table(Path::new("mem:1M"), Path::new(&shared))]);
         assert!(
             said.contains("another program has") && said.contains("alone): Device or resource busy"),
             "{said}"

@@ -26,7 +26,8 @@ fn clear(state: &Path, store: &str) -> std::process::Output {
 fn lost(state: &Path, cow: &Path) -> Server {
     let devices = [
         "disk=0 2048 snapshot-origin mem:1M".to_owned(),
-        format!("cow=0 2048 linear {} 0", cow.display()),
+        // Tests start another server while this one runs.
+        format!("cow=0 2048 linear file:{}?exclusive=off 0", cow.display()),
         format!("s={SNAPSHOT} @cow P 8"),
     ];
     let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
@@ -46,7 +47,7 @@ fn e11_a_store_that_comes_back_is_refused() {
     let (state, cow) = (folder.path().join("state"), folder.path().join("x.cow"));
     std::fs::File::create(&cow).unwrap().set_len(1 << 20).unwrap();
     let server = lost(&state, &cow);
-    let linear = format!("0 2048 linear {} 0", cow.display());
+    let linear = format!("0 2048 linear file:{}?exclusive=off 0", cow.display());
     let table = format!("{SNAPSHOT} @cow P 8");
     // It is back, and says that it is good. This server knows, and so does the next one.
     for round in 0..2 {
@@ -86,7 +87,7 @@ fn e11_a_mark_goes_with_a_device_that_is_renamed() {
     let (state, cow) = (folder.path().join("state"), folder.path().join("x.cow"));
     std::fs::File::create(&cow).unwrap().set_len(1 << 20).unwrap();
     let mut server = lost(&state, &cow);
-    let linear = format!("0 2048 linear {} 0", cow.display());
+    let linear = format!("0 2048 linear file:{}?exclusive=off 0", cow.display());
     server.says(&["remove", "s"]);
     server.says(&["load", "cow", "--table", &linear]);
     server.says(&["resume", "cow"]);
@@ -148,7 +149,12 @@ fn e11_a_state_folder_that_cannot_be_written_is_said() {
     assert!(line.is_some_and(|line| line.contains("do not use it") && line.contains("no-folder")), "{log}");
     // As long as it lives it knows all the same.
     server.says(&["remove", "s"]);
-    server.says(&["load", "cow", "--table", &format!("0 2048 linear {} 0", cow.display())]);
+    server.says(&[
+        "load",
+        "cow",
+        "--table",
+        &format!("0 2048 linear file:{}?exclusive=off 0", cow.display()),
+    ]);
     server.says(&["resume", "cow"]);
     assert!(
         server

@@ -14,7 +14,8 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 use udm_core::{Commons, Sectors};
 use udm_runtime::drop_off_core;
 
@@ -24,12 +25,50 @@ pub(crate) struct Disks {
     map: Mutex<HashMap<Identity, Weak<Disk>>>,
     /// How many cores may use one.
     pub(super) cores: usize,
+    pub(super) closing: Arc<Closing>,
+}
+
+/// Disks that are being closed, on another thread: until that is done their claims are held.
+#[derive(Default)]
+pub(super) struct Closing {
+    disks: Mutex<Vec<Identity>>,
+    closed: Condvar,
+}
+
+/// The longest wait for a disk that is being closed. A descriptor may be kept for longer by a
+/// request that hangs: then its claim holds.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+
+impl Closing {
+    fn disks(&self) -> MutexGuard<'_, Vec<Identity>> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `identity` is closed, if it is being closed.
+    pub(super) fn wait(&self, identity: Identity) {
+        let is_closing = |disks: &mut Vec<Identity>| disks.contains(&identity);
+        // A disk that is not closed in time is refused by its claim.
+        drop(self.closed.wait_timeout_while(self.disks(), CLOSE_MAX, is_closing));
+    }
+}
+
+/// A disk that is being closed, until this is dropped.
+struct ClosingGuard(Arc<Closing>, Identity);
+
+impl Drop for ClosingGuard {
+    fn drop(&mut self) {
+        let mut disks = self.0.disks();
+        if let Some(at) = disks.iter().position(|one| *one == self.1) {
+            disks.swap_remove(at);
+        }
+        self.0.closed.notify_all();
+    }
 }
 
 impl Disks {
     /// None open, for `cores` cores.
     pub(crate) fn new(cores: usize) -> Disks {
-        Disks { map: Mutex::default(), cores }
+        Disks { cores, ..Disks::default() }
     }
 
     fn map(&self) -> MutexGuard<'_, HashMap<Identity, Weak<Disk>>> {
@@ -66,6 +105,7 @@ pub(super) struct Disk {
     pub in_memory: bool,
     /// A sync has failed.
     pub failed: Arc<AtomicBool>,
+    closing: Arc<Closing>,
     /// Descriptors that devices share.
     fds: Mutex<Fds>,
     /// Whoever reads the size.
@@ -127,6 +167,7 @@ impl Disk {
         direct: Option<Direct>,
         in_memory: bool,
         block: u32,
+        closing: Arc<Closing>,
     ) -> Disk {
         Disk {
             identity,
@@ -136,6 +177,7 @@ impl Disk {
             is_block: matches!(identity, Identity::Block { .. }),
             commons: Commons::default(),
             failed: Arc::default(),
+            closing,
             fds: Mutex::default(),
             looking: Mutex::default(),
             block: u64::from(block),
@@ -199,7 +241,10 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         let fds = std::mem::take(self.fds.get_mut().unwrap_or_else(PoisonError::into_inner));
-        drop_off_core(fds);
+        self.closing.disks().push(self.identity);
+        let guard = ClosingGuard(Arc::clone(&self.closing), self.identity);
+        // The descriptors before the guard.
+        drop_off_core((fds, guard));
     }
 }
 

@@ -13,8 +13,9 @@
 //!   refused: each would undo the other's work.
 //! * **Who does it.** The ring, which never waits; for a file on a file system that is memory the
 //!   core itself ([`here`]).
-//! * **Alone.** A block device that is written is claimed (`O_EXCL`, which mounts, swap and LVM
-//!   respect too) unless `exclusive=off`.
+//! * **Exclusive.** Unless `exclusive=off`, a disk that is written has no other writer: a block
+//!   device is opened with `O_EXCL`, which mounts, swap and LVM respect too; a regular file is
+//!   locked as QEMU locks it ([`claim`]).
 //! * **Size.** Rounded down to sectors (with `direct=on` to the block of direct I/O), read again at
 //!   each load, so that a disk may grow under a table that is then loaded anew. A disk that shrank
 //!   gives a path error where it is missing, and is not made longer by writes once that is known;
@@ -30,6 +31,7 @@
 //! * A discard punches a hole; so does a write-zeroes, unless it must keep its blocks
 //!   (`ZERO_RANGE`). Where the file system can do neither, zeroes are written.
 
+mod claim;
 mod disk;
 mod extents;
 mod flush;

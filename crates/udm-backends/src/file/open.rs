@@ -1,5 +1,6 @@
 //! Opening a file or block device: what a path leads to, how it is opened, and what that can take.
 
+use super::claim::{InUse, claim};
 use super::disk::{Disk, Disks, Handle, Handles};
 use super::sync::Syncs;
 use super::{Direct, File, MAX_RANGE, MAX_SECTORS, here, warnings};
@@ -31,15 +32,16 @@ pub(super) const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Clone, Copy)]
 struct How {
     write: bool,
-    /// Nobody else may have the block device for himself. It is the descriptor that writes that has
-    /// it so: the kernel lets no other one discard what the page cache holds.
+    /// No other program may write it: a block device is opened with `O_EXCL`, a regular file is
+    /// claimed by [`claim`]. It is the descriptor that writes that has it so: the kernel lets no
+    /// other one discard what the page cache of a block device holds.
     alone: bool,
 }
 
 impl How {
-    fn of(uri: &FileUri, identity: Identity) -> How {
+    fn of(uri: &FileUri) -> How {
         let write = !uri.readonly;
-        How { write, alone: write && uri.exclusive && matches!(identity, Identity::Block { .. }) }
+        How { write, alone: write && uri.exclusive }
     }
 }
 
@@ -82,10 +84,11 @@ impl About<'_> {
     fn open(self, identity: Identity, direct: bool, how: How) -> Result<Option<OwnedFd>, OpenError> {
         let access = if how.write { OFlags::RDWR } else { OFlags::RDONLY };
         let cache = if direct { OFlags::DIRECT } else { OFlags::empty() };
-        let claim = if how.alone { OFlags::EXCL } else { OFlags::empty() };
+        let is_block = matches!(identity, Identity::Block { .. });
+        let exclusive = if how.alone && is_block { OFlags::EXCL } else { OFlags::empty() };
         // NONBLOCK, in case the name has become a FIFO since; it is taken off below, since the ring
         // would obey it.
-        let flags = access | cache | claim | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let flags = access | cache | exclusive | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let mut tries = 0;
         let fd = loop {
             match fs::open(self.0, flags, Mode::empty()) {
@@ -112,11 +115,27 @@ impl About<'_> {
         Ok((self.identity(&stat)? == identity).then_some(fd))
     }
 
+    /// Claims a regular file that is open as `fd`, if `how` says so.
+    fn claim(self, disk: &Disk, fd: &OwnedFd, how: How) -> Result<(), OpenError> {
+        if !how.alone || disk.is_block {
+            return Ok(());
+        }
+        for _ in 0..CLAIM_TRIES {
+            if claim(fd.as_fd()) == Ok(()) {
+                return Ok(());
+            }
+            std::thread::sleep(CLAIM_PAUSE);
+        }
+        let who = "in use: another program writes it or forbids writes, by QEMU's locks (readonly=on? exclusive=off?)";
+        claim(fd.as_fd()).map_err(|InUse| self.refuse(EBUSY, who))
+    }
+
     /// As many descriptors as pay, the first of which is `fd`; `None` when the path leads elsewhere
     /// by now.
     fn handles(self, disk: &Disk, fd: OwnedFd, how: How, cores: usize) -> Result<Option<Handles>, OpenError> {
         // Only syncs behind the page cache wait for each other. Of a block device that is had alone
         // there is one descriptor.
+        self.claim(disk, &fd, how)?;
         let several = how.write && disk.direct.is_none() && !disk.is_block;
         let count = if several { cores.clamp(1, HANDLES_MAX) } else { 1 };
         let mut handles = Vec::with_capacity(count);
@@ -174,7 +193,11 @@ impl Disks {
             let (identity, stat) = about.look()?;
             let disk = match self.get(identity) {
                 Some(disk) => Some(disk),
-                None => self.make(about, uri, identity, &stat)?,
+                None => match self.make(about, uri, identity, &stat) {
+                    // Another thread of this process has it.
+                    Err(e) if e.errno == EBUSY && self.get(identity).is_some() => continue,
+                    made => made?,
+                },
             };
             let Some(disk) = disk else { continue };
             if let Some(file) = name(about, uri, &disk, &stat, self.cores)? {
@@ -195,14 +218,16 @@ impl Disks {
     ) -> Result<Option<Arc<Disk>>, OpenError> {
         let is_block = matches!(identity, Identity::Block { .. });
         let direct = uri.direct.unwrap_or(is_block);
-        let how = How::of(uri, identity);
+        self.closing.wait(identity);
+        let how = How::of(uri);
         let Some(fd) = about.open(identity, direct, how)? else { return Ok(None) };
         let system = |e: Errno| about.fail("", e);
         let direct = if direct { Some(direct_alignment(fd.as_fd()).map_err(system)?) } else { None };
         let block = limits(fd.as_fd(), stat, direct, false).map_err(system)?.logical_block;
         warnings::log(&uri.path, fd.as_fd(), stat, block);
         let in_memory = here::is_memory(fd.as_fd());
-        let disk = Arc::new(Disk::new(identity, uri.path.clone(), direct, in_memory, block));
+        let closing = Arc::clone(&self.closing);
+        let disk = Arc::new(Disk::new(identity, uri.path.clone(), direct, in_memory, block, closing));
         let Some(handles) = about.handles(&disk, fd, how, self.cores)? else { return Ok(None) };
         disk.fds().put(handles, how.write, how.alone);
         Ok(self.put(&disk).then_some(disk))
@@ -223,13 +248,20 @@ fn name(
         let what = format!("open with direct={is} already, as {path}: all names of a disk need the same");
         return Err(about.refuse(EBUSY, &what));
     }
-    let how = How::of(uri, disk.identity);
+    let how = How::of(uri);
     let known = disk.fds().get(how.write, how.alone);
     let handles = match known {
         Some(handles) => handles,
         None => {
             let Some(fd) = about.open(disk.identity, is_direct, how)? else { return Ok(None) };
-            let Some(handles) = about.handles(disk, fd, how, cores)? else { return Ok(None) };
+            let handles = match about.handles(disk, fd, how, cores) {
+                // Another thread of this process was faster.
+                Err(e) if e.errno == EBUSY && disk.fds().get(how.write, how.alone).is_some() => {
+                    return Ok(None);
+                }
+                handles => handles?,
+            };
+            let Some(handles) = handles else { return Ok(None) };
             disk.fds().put(Arc::clone(&handles), how.write, how.alone);
             handles
         }

@@ -20,8 +20,9 @@ pub struct FileUri {
     pub direct: Option<bool>,
     /// Opened for reading only; default off.
     pub readonly: bool,
-    /// A block device that is opened for writing is had alone (`O_EXCL`), or not at all; default
-    /// on. No matter for anything else.
+    /// No other program may write the disk: a block device that is opened for writing is opened
+    /// with `O_EXCL`, a regular file is locked as QEMU locks it. Default on. No effect on what is
+    /// read only.
     pub exclusive: bool,
     /// Bytes by which a regular file is made longer when whoever keeps something in it (the store
     /// of a snapshot) is about to need more, above 0. `None`: it stays as long as it is.

@@ -37,7 +37,9 @@ fn a_store_is_one_programs_alone() {
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     fs::write(path("image"), vec![7; 1 << 20]).unwrap();
     fs::write(path("store"), vec![0; 1 << 20]).unwrap();
-    let line = format!("0 2048 snapshot {} {} P 8", path("image"), path("store"));
+    // The image and the store as files are shared; the store as a store is not.
+    let shared = |name: &str| format!("file:{}?exclusive=off", path(name));
+    let line = format!("0 2048 snapshot {} {} P 8", shared("image"), shared("store"));
     let first = Server::start(&[&format!("one={line}")]);
     let second = Server::start(&["other=mem:1M"]);
     let refused = second.verb(&["create", "two", "--table", &line]);

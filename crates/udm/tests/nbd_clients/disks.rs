@@ -371,7 +371,10 @@ pub fn a_hung_file_system_holds_up_nobody_else() -> Outcome {
     let below = Server::start(&inner, &[&format!("d=0 2048 linear {} 0", image.display())])?;
     let fuse = Fuse::over(&below.uri("d"), folder.path().join("fuse"), 1 << 20)?;
     let file = fuse.file.display().to_string();
-    let table = format!("mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {file} 1 {} 1", image.display());
+    let table = format!(
+        "mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {file} 1 file:{}?exclusive=off 1",
+        image.display()
+    );
     let above = Server::start(&outer, &[&table, "z=0 8 zero"])?;
     let table = format!("0 8 linear {file} 0");
     let mut hung = above.command(UDM);
