@@ -45,7 +45,7 @@ pub use lane::{Busy, Drain, Lane};
 pub use limits::Limits;
 pub use pool::BioPool;
 pub use ports::{Port, Ports, Visit};
-pub use queue::{Changed, DiskQueue, HwQueueReport, QueueReport, SharedTags};
+pub use queue::{CancelChange, Changed, DiskQueue, HwQueueReport, QueueReport, SharedTags};
 pub use status::Status;
 pub use task::{DeviceSlot, MakeTask, Task, TaskCx, TaskHandle};
 pub use udm_buf::{

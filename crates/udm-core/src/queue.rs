@@ -7,13 +7,19 @@ pub trait DiskQueue: Send + Sync {
     /// What it does, where there are `cores` cores.
     fn report(&self, cores: usize) -> QueueReport;
 
-    /// Changes settings while requests are under way. Returns at once; `then` is called, on
-    /// whatever thread, once they hold for every request that is with the device or will be.
+    /// Changes settings while requests are under way. Returns at once; `then` is called, on any
+    /// thread, once the settings hold for every request that is with the device or will be. Until
+    /// then the returned function cancels the change: the old settings stay, `then` is dropped, and
+    /// requests that waited for the change go on.
     ///
     /// # Errors
-    /// EINVAL for what can't be, and EBUSY while another change is under way: nothing has changed.
-    fn change(&self, settings: &[(String, String)], then: Changed) -> Result<(), OpenError>;
+    /// EINVAL for a setting that is not possible, EBUSY while another change is under way: nothing
+    /// has changed.
+    fn change(&self, settings: &[(String, String)], then: Changed) -> Result<CancelChange, OpenError>;
 }
+
+/// Cancels a change of a queue, if it does not hold yet.
+pub type CancelChange = Box<dyn FnOnce() + Send>;
 
 /// Is told that a change of a queue holds.
 pub type Changed = Box<dyn FnOnce() + Send>;

@@ -36,8 +36,9 @@ pub use shared::TagSet;
 use queues::{Place, Queues, Who};
 use std::sync::Arc;
 use udm_core::{
-    Changed, Checkpoint, Commons, Cx, Device, DeviceId, DiskLock, DiskQueue, DiskTaken, Extents, Grown,
-    Growth, Lane, Limits, OpenError, PowerSwitch, QueueReport, Sector, Sectors, Since, Stacked,
+    CancelChange, Changed, Checkpoint, Commons, Cx, Device, DeviceId, DiskLock, DiskQueue, DiskTaken,
+    Extents, Grown, Growth, Lane, Limits, OpenError, PowerSwitch, QueueReport, Sector, Sectors, Since,
+    Stacked,
 };
 use udm_wire::uri::QueueParams;
 
@@ -156,7 +157,7 @@ impl DiskQueue for Queued {
         self.0.report(cores)
     }
 
-    fn change(&self, settings: &[(String, String)], then: Changed) -> Result<(), OpenError> {
+    fn change(&self, settings: &[(String, String)], then: Changed) -> Result<CancelChange, OpenError> {
         self.0.change(settings, then)
     }
 }

@@ -19,7 +19,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINVAL};
-use udm_core::{Changed, Cx, Device, DeviceId, Lane, Limits, OpenError, QueueReport, Sector, Sectors};
+use udm_core::{
+    CancelChange, Changed, Cx, Device, DeviceId, Lane, Limits, OpenError, QueueReport, Sector, Sectors,
+};
 use udm_wire::uri::{QueueParams, Scheduler};
 
 /// See the module.
@@ -157,7 +159,7 @@ impl Queues {
     }
 
     /// See [`udm_core::DiskQueue::change`].
-    pub fn change(&self, settings: &[(String, String)], then: Changed) -> Result<(), OpenError> {
+    pub fn change(&self, settings: &[(String, String)], then: Changed) -> Result<CancelChange, OpenError> {
         let mut now = self.now();
         let mut params = now.params.clone();
         // Another scheduler has other requests.
@@ -175,7 +177,7 @@ impl Queues {
             // Nothing changes, so nobody is waited for: the disk may be hanging.
             drop(now);
             then();
-            return Ok(());
+            return Ok(Box::new(|| {}));
         }
         self.changing.store(true, Ordering::Release);
         let (next, before) = (Arc::new(Settings::new(params)), Arc::clone(&now));
@@ -186,29 +188,33 @@ impl Queues {
             drop(now);
             self.changed(&before);
             then();
-            return Ok(());
+            return Ok(Box::new(|| {}));
         }
         drop(now);
-        let me = self.me.upgrade().expect("it is being used");
-        let (left, rest) = (AtomicUsize::new(tags.len()), Mutex::new(Some((me, next, before, then))));
-        let taken = Arc::new(move || {
-            // The last one finds all that the others did.
-            if left.fetch_sub(1, Ordering::AcqRel) == 1
-                && let Some((me, next, before, then)) = rest.lock().ok().and_then(|mut rest| rest.take())
-            {
-                *me.now() = next;
-                me.changed(&before);
-                then();
+        let pending = Arc::new(PendingChange {
+            queues_left: AtomicUsize::new(tags.len()),
+            change: Mutex::new(Some((self.me.upgrade().expect("it is being used"), next, before, then))),
+        });
+        let takers = tags.into_iter().filter_map(|tags| {
+            let pending = Arc::clone(&pending);
+            match bugs::on(Bug::TagsNotAwaited) {
+                true => {
+                    pending.queue_taken();
+                    None
+                }
+                false => {
+                    let taker = tags.take_for_good(Box::new(move || pending.queue_taken()));
+                    Some((tags, taker))
+                }
             }
         });
-        for tags in tags {
-            let taken = Arc::clone(&taken);
-            match bugs::on(Bug::TagsNotAwaited) {
-                true => taken(),
-                false => tags.take_for_good(Box::new(move || taken())),
+        let takers: Vec<_> = takers.collect();
+        Ok(Box::new(move || {
+            if let Some((me, ..)) = pending.take() {
+                takers.iter().for_each(|(tags, taker)| tags.give_back(taker));
+                me.changing.store(false, Ordering::Release);
             }
-        }
-        Ok(())
+        }))
     }
 
     /// Other settings than `before` hold, whose tags are all taken.
@@ -217,6 +223,33 @@ impl Queues {
         self.max_sectors_kb.store(max_sectors_kb, Ordering::Relaxed);
         before.all_tags().iter().for_each(|tags| tags.retire());
         self.changing.store(false, Ordering::Release);
+    }
+}
+
+/// A change that waits for tags of the old settings.
+struct PendingChange {
+    /// Hardware queues whose tags are not all taken.
+    queues_left: AtomicUsize,
+    /// The queue, its next and its present settings, and who is told. None once the change is
+    /// complete or cancelled, whichever comes first.
+    change: Mutex<Option<(Arc<Queues>, Arc<Settings>, Arc<Settings>, Changed)>>,
+}
+
+impl PendingChange {
+    fn take(&self) -> Option<(Arc<Queues>, Arc<Settings>, Arc<Settings>, Changed)> {
+        self.change.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// All tags of a hardware queue are taken. The last one completes the change.
+    fn queue_taken(&self) {
+        // The last one sees all that the others did.
+        if self.queues_left.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some((queues, next, before, then)) = self.take()
+        {
+            *queues.now() = next;
+            queues.changed(&before);
+            then();
+        }
     }
 }
 

@@ -17,7 +17,8 @@
 //! **An end.** When other settings are to hold, all tags are wanted for good
 //! ([`Tags::take_for_good`]): by one in line like any other, so that requests go on while it gets
 //! them. With the last of them nothing is with the disk, and the tags are retired: those in line
-//! are told, and those who come later get in line and see it.
+//! are told, and those who come later get in line and see it. Until then all of it can be taken back
+//! ([`Tags::give_back`]).
 //!
 //! ```text
 //! who waits:     in line;          *fence*;  retired? take others
@@ -51,7 +52,7 @@ pub(crate) struct Tags {
 }
 
 /// Somebody who may get in line.
-struct Waiter {
+pub(crate) struct Waiter {
     /// [`IN_LINE`], then 31 bits of how many are wanted, then 32 of how many were handed over.
     state: AtomicU64,
     bell: Arc<Bell>,
@@ -130,10 +131,19 @@ impl Tags {
         Tags { free, line: Line::new(), in_line, depth, retired }
     }
 
-    /// Takes all tags, for good; `then` is called once they are all taken, perhaps at once.
-    pub fn take_for_good(&self, then: Box<dyn Fn() + Send + Sync>) {
+    /// Takes all tags, for good; `then` is called once they are all taken, perhaps at once. What it
+    /// returns is for [`Tags::give_back`].
+    pub fn take_for_good(&self, then: Box<dyn Fn() + Send + Sync>) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter { then: Some(then), ..Waiter::new() });
         self.get_in_line(&waiter, self.depth);
+        waiter
+    }
+
+    /// Gives back what `waiter` has taken for good so far, and takes no more. Not for tags that are
+    /// retired.
+    pub fn give_back(&self, waiter: &Waiter) {
+        let was = waiter.change(|state| state & !(IN_LINE - WANTED));
+        self.give(self.depth - wanted(was));
     }
 
     /// Tells those in line, and those who come, that there will be no more.
@@ -433,6 +443,22 @@ mod loom_tests {
             tags.give(1);
             other.join().unwrap();
             assert!(tags.is_retired(), "{} free, and nobody has them", tags.look().0);
+        });
+    }
+
+    /// Tags that are being taken for good are given back while a request returns its own: all are
+    /// free then, or all were taken before.
+    #[test]
+    fn loom_tags_that_are_given_back_are_all_there() {
+        check(|| {
+            let tags = Arc::new(Tags::new(2));
+            assert_eq!(tags.take(1), 1);
+            let waiter = tags.take_for_good(Box::new(|| {}));
+            let of_other = Arc::clone(&tags);
+            let other = thread::spawn(move || of_other.give(1));
+            tags.give_back(&waiter);
+            other.join().unwrap();
+            assert_eq!(tags.take(3), 2);
         });
     }
 

@@ -10,8 +10,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use udm_core::{
-    Batch, BioFlags, Busy, Changed, Cx, Device, DeviceId, DiskQueue as _, Drain, Lane, Limits, OpenError,
-    QueueReport,
+    Batch, BioFlags, Busy, CancelChange, Changed, Cx, Device, DeviceId, DiskQueue as _, Drain, Lane, Limits,
+    OpenError, QueueReport,
 };
 use udm_dm::mapped::MappedDevice;
 use udm_queue::{Queued, TagSet};
@@ -41,11 +41,13 @@ pub(crate) struct Queue {
     /// Changes that were asked for, and those that hold.
     asked: u64,
     hold: Arc<AtomicU64>,
+    /// Cancels the last one.
+    cancel: Option<CancelChange>,
 }
 
 impl Queue {
     fn new(of: Of, queued: Arc<dyn Device>) -> Queue {
-        Queue { of, queued, asked: 0, hold: Arc::default() }
+        Queue { of, queued, asked: 0, hold: Arc::default(), cancel: None }
     }
 
     fn change(&mut self, name: &str, value: &str) -> bool {
@@ -53,9 +55,22 @@ impl Queue {
         let then: Changed = Box::new(move || _ = of_then.fetch_add(1, Ordering::Relaxed));
         // Some can't be, and while one is under way there is no other.
         let queue = self.queued.queue();
-        let changed = queue.is_some_and(|queue| queue.change(&[(name.into(), value.into())], then).is_ok());
-        self.asked += u64::from(changed);
-        changed
+        let changed = queue.map(|queue| queue.change(&[(name.into(), value.into())], then));
+        let Some(Ok(cancel)) = changed else { return false };
+        self.cancel = Some(cancel);
+        self.asked += 1;
+        true
+    }
+
+    /// Cancels the last change, if it does not hold yet; was there one?
+    fn cancel(&mut self) -> bool {
+        let cancel = self.cancel.take();
+        let waits = self.hold.load(Ordering::Relaxed) != self.asked;
+        if let Some(cancel) = cancel.filter(|_| waits) {
+            cancel();
+            self.asked -= 1;
+        }
+        waits
     }
 }
 
@@ -101,6 +116,10 @@ impl Machine {
             _ => ("nr_requests", chance.pick(&["4", "16", "64"])),
         };
         let queue = &mut self.queues[nth];
+        if chance.one_in(3) && queue.cancel() {
+            lock(&self.env).say(format!("the change of the queue of {} is cancelled", queue.of));
+            return;
+        }
         // What is read to see whether a slow path is put out waits for no tag.
         let wide = wide && matches!(queue.of, Of::Mapped(_));
         let may = !wide || matches!(name, "scheduler" | "fifo_batch");

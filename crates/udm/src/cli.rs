@@ -77,8 +77,8 @@ with serve --export it is exported as long as its name is one of those. A uuid i
     /// Show or change the queues in front of what a device's table uses, and its own
     #[command(
         after_help = "A SETTING is NAME=VALUE, as in the URI of a disk: scheduler, nr_requests, nomerges, max_sectors_kb, read_expire, write_expire, writes_starved, fifo_batch, front_merges. \
-It holds for the disk, whichever tables use it, until its last table is gone; in front of a request-based device, as long as that. Requests go on meanwhile. udm queue returns when those of before are home, \
-or fails after 10 s: it is changed all the same when they are, and until then nothing else can be.\n\n\
+It holds for the disk, whichever tables use it, until its last table is gone; in front of a request-based device, as long as that. The command returns once all requests that were sent under the old settings have completed. \
+If they do not complete within 10 s it fails, and the old settings stay.\n\n\
 Example:\n  udm queue disk scheduler=mq-deadline nr_requests=64"
     )]
     Queue(QueueArgs),

@@ -199,8 +199,8 @@ fn a_request_based_device_has_its_own_queue() {
     assert!(read() >= 1600);
 }
 
-/// A request that does not end keeps its tag: the change says so after a while, and holds when it
-/// has ended.
+/// A request that does not complete keeps its tag: the change is cancelled after a while, and other
+/// requests go on.
 #[test]
 fn a_change_waits_for_requests_of_before_and_not_for_ever() {
     let mp = "mp=0 2048 multipath 1 queue_if_no_path 0 1 1 queue-length 0 1 1 mem:1M 1";
@@ -209,21 +209,44 @@ fn a_change_waits_for_requests_of_before_and_not_for_ever() {
     let mut client = Client::connect(&server.nbd, "mp");
     client.ask_read(0);
     support::until("a request with a tag", || server.says(&["queue", "mp"]).contains("1 of 8").then_some(()));
-    assert_eq!(
-        server.refuses(&["queue", "mp", "nomerges=2"]),
-        "udm: mp: requests of before do not end; it is changed when they have: Connection timed out\n"
-    );
-    assert!(server.says(&["queue", "mp"]).contains("nomerges=0"));
-    // A new request is in line behind the change.
+    // A request that is sent while the change waits has to wait for it, and other changes are refused.
+    let change = support::udm(&["queue", "mp", "nomerges=2", "--socket"])
+        .arg(&server.socket)
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    support::until("the change in line", || {
+        server.says(&["queue", "mp"]).contains(", 1 in line").then_some(())
+    });
     client.ask_read(8);
     support::until("both in line", || server.says(&["queue", "mp"]).contains(", 2 in line").then_some(()));
     assert_eq!(
         server.refuses(&["queue", "mp", "nomerges=1"]),
         "udm: mp: 254:0: another change of the queue is under way: Device or resource busy\n"
     );
+    let refused = change.wait_with_output().unwrap();
+    assert_eq!(
+        text(&refused.stderr),
+        "udm: mp: requests that were sent before do not complete; the settings are as they were: Connection \
+         timed out\n"
+    );
+    assert!(server.says(&["queue", "mp"]).contains("nomerges=0"));
+    // The tags are free again: the second request has one, and so does a third.
+    client.ask_read(16);
+    support::until("three with a tag", || server.says(&["queue", "mp"]).contains("3 of 8").then_some(()));
+    // A client that gives up cancels its change as well.
+    let mut change =
+        support::udm(&["queue", "mp", "nomerges=2", "--socket"]).arg(&server.socket).spawn().unwrap();
+    support::until("the change in line", || {
+        server.says(&["queue", "mp"]).contains(", 1 in line").then_some(())
+    });
+    change.kill().unwrap();
+    change.wait().unwrap();
+    support::until("no change", || server.says(&["queue", "mp"]).contains("3 of 8").then_some(()));
     server.says(&["message", "mp", "0", "reinstate_path 253:0"]);
-    assert_eq!((client.error(), client.error()), (0, 0));
-    support::until("the change", || server.says(&["queue", "mp"]).contains("nomerges=2").then_some(()));
+    assert_eq!((client.error(), client.error(), client.error()), (0, 0, 0));
+    server.says(&["queue", "mp", "nomerges=2"]);
+    assert!(server.says(&["queue", "mp"]).contains("nomerges=2"));
     // Who is renamed while it waits is the same device.
     server.says(&["message", "mp", "0", "fail_path 253:0"]);
     client.ask_read(0);

@@ -300,7 +300,7 @@ pub(super) async fn change_queue(
 ) -> Answer<api::Device> {
     let change = verbs::change_queues(&registry, &name, body.disk.as_deref(), &body.settings);
     let late = |_| {
-        let why = "requests of before do not end; it is changed when they have";
+        let why = "requests that were sent before do not complete; the settings are as they were";
         VerbError::new(&name, TargetError::errno(ETIMEDOUT).because(why))
     };
     Ok(Json(tokio::time::timeout(QUEUE_CHANGE_MAX, change).await.map_err(late)??))

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use udm_core::errno::{EINVAL, ENXIO};
-use udm_core::{DevNo, Device, HwQueueReport, OpenError, QueueReport};
+use udm_core::{CancelChange, DevNo, Device, HwQueueReport, OpenError, QueueReport};
 use udm_dm::TargetError;
 
 /// The queues in front of what the live table uses, and its own, by number.
@@ -54,7 +54,8 @@ fn queue(registry: &Registry, number: DevNo, device: &dyn Device) -> Option<api:
 
 /// Changes settings of the queues in front of what the live table of the device `word` uses and of
 /// its own, or of one of them: `disk`, by its number or URI. Returns the device when they hold,
-/// whatever its name is by then; whoever gives up before that takes nothing back.
+/// whatever its name is by then. If the future is dropped before that, each change that does not
+/// hold yet is cancelled.
 ///
 /// # Errors
 /// ENXIO when there is no such device, or when it has been removed meanwhile; EINVAL where it has
@@ -87,18 +88,28 @@ pub async fn change_queues(
     for (number, device) in &all {
         let (done, told) = oneshot::channel();
         let then = Box::new(move || _ = done.send(()));
-        let changed = device.queue().map(|queue| queue.change(&settings, then));
-        if let Some(Err(OpenError { errno, text })) = changed {
-            return Err(refused(errno, format!("{number}: {text}")));
-        }
-        under_way.push(told);
+        let changed = device.queue().map(|queue| queue.change(&settings, then)).transpose();
+        let cancel =
+            changed.map_err(|OpenError { errno, text }| refused(errno, format!("{number}: {text}")))?;
+        under_way.push((told, CancelOnDrop(cancel)));
     }
-    for told in under_way {
+    for (told, _cancel) in under_way {
         // One that is dropped is gone with its disk.
         let _ = told.await;
     }
     match registry.listed(&mapped.device) {
         Some(mapped) => Ok(describe(registry, &mapped)),
         None => Err(refused(ENXIO, "it has been removed meanwhile".into())),
+    }
+}
+
+/// Cancels a change of a queue when it is dropped, if the change does not hold yet.
+struct CancelOnDrop(Option<CancelChange>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        if let Some(cancel) = self.0.take() {
+            cancel();
+        }
     }
 }

@@ -11,7 +11,7 @@ impl World {
         let of_then = Arc::clone(&said);
         let changed = self.queue.change(&words, Box::new(move || _ = of_then.fetch_add(1, SeqCst)));
         self.letters();
-        changed.map(|()| said)
+        changed.map(|_cancel| said)
     }
 
     fn end_all(&mut self) {
@@ -182,5 +182,26 @@ fn a_disk_that_cannot_be_opened_refuses_the_lane() {
         let mut core = CoreState::new(CoreId(0), 2, 1, None).among(Arc::new(Letters::default()));
         let refused = queue.open(&mut core.cx(Nanos(1))).err().map(|error| error.text);
         assert_eq!(refused.as_deref(), Some("closed"), "{words}");
+    }
+}
+
+/// A change that is cancelled while a request is with the disk leaves all tags and the old settings;
+/// what waited goes on, and another change may come.
+#[test]
+fn a_cancelled_change_gives_its_tags_back() {
+    for cores in [1, 2] {
+        let mut world = World::new(cores, "queue_depth=2,nr_hw_queues=1,nomerges=2");
+        world.submit(0, vec![read(0, 8)]);
+        let words = [("nomerges".to_owned(), "0".to_owned())];
+        let cancel = world.queue.change(&words, Box::new(|| panic!("it was cancelled"))).unwrap();
+        world.submit(cores - 1, vec![read(16, 8)]);
+        assert_eq!(world.at_disk(), [(0, 8)], "the change has the other tag");
+        cancel();
+        world.letters();
+        world.poll(cores - 1);
+        assert_eq!(world.at_disk(), [(0, 8), (16, 8)]);
+        world.end_all();
+        assert_eq!(world.queue.report(cores).hw_queues[0].tags_in_use, 0);
+        assert_eq!(world.change(&[("nomerges", "1")]).unwrap().load(SeqCst), 1);
     }
 }
