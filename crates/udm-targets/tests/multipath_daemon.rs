@@ -223,8 +223,15 @@ fn a_path_that_a_command_failed_waits_for_another_command() {
     assert_eq!(host.read(), [Status::Ok]);
     command(&host, PathCommand::Reinstate);
     assert_eq!((host.paths().as_str(), host.device.event_nr()), ("AA", events + 2));
+    host.pass(0.3);
+    assert!(!host.reads[1].is_empty(), "it is checked at once");
+    // Also when it fails and comes back within a moment.
+    host.reads[1].clear();
+    command(&host, PathCommand::Fail);
+    command(&host, PathCommand::Reinstate);
+    host.pass(0.3);
+    assert!(!host.reads[1].is_empty(), "it is checked at once");
     host.pass(6.0);
-    assert!(!host.reads[1].is_empty(), "it is checked again");
     // One that has failed already is held from the command on; a message is a person's word, too.
     host.disks[1].fail(Status::Transport);
     host.pass(21.0);

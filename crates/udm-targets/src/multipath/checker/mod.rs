@@ -227,7 +227,7 @@ impl Checker {
             self.queueing.returned();
         }
         let path = &mut self.paths[index];
-        if failed && !view.failed {
+        if !view.failed && (failed || view.fail_count != fails) {
             path.pace.returned(now, false);
         }
         if view.held {
@@ -319,7 +319,8 @@ impl Checker {
         let view = self.shared.path(index);
         // What it failed of since is not answered by this.
         if asked.late || asked.fails != view.fail_count {
-            return path.pace.again(now);
+            path.pace.unanswered(now, !asked.late && !view.failed);
+            return;
         }
         let short = !bio.status.is_ok() && self.is_short(index);
         self.board.set_short(index, short);

@@ -49,11 +49,17 @@ impl Pace {
         self.due = now + self.down;
     }
 
-    /// It is up again; `here` says that a check did it.
+    /// It is up again. `here`: a check found it working. Otherwise a message reinstated it, and it is
+    /// checked at once, since nothing is known of it.
     pub fn returned(&mut self, now: Nanos, here: bool) {
         self.back = here.then_some(now);
         self.up = self.first;
-        self.due = now + self.first;
+        self.due = if here { now + self.first } else { now };
+    }
+
+    /// An answer came that does not count. A path that is up is checked again at once.
+    pub fn unanswered(&mut self, now: Nanos, up: bool) {
+        self.due = if up { now } else { now + self.down };
     }
 }
 
