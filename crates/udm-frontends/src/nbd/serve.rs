@@ -257,6 +257,11 @@ impl Connection {
     /// A bio is back: the next one of its request, or the answer.
     pub(super) fn finished(&mut self, mut bio: Box<Bio>, cx: &mut FrontCx<'_, '_>) {
         let key = bio.cookie as usize;
+        // proto.md: a trim is a hint. The device could discard when the client connected, and its
+        // table has changed since.
+        if bio.op == Op::Discard && bio.status == Status::NotSupp {
+            bio.status = Status::Ok;
+        }
         let over = matches!(self.phase, Phase::Dead) || self.pending[key].answered;
         let next = if over { None } else { self.pending[key].after(&bio) };
         match next {
