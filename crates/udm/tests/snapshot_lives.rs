@@ -88,8 +88,19 @@ impl World {
     }
 }
 
+/// Runs a function when it is dropped.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
 /// `disk.img` as one device.
 const DISK: &str = "disk={disk.img}";
+/// The same, where other servers may write it as well.
+const SHARED: &str = "disk=file:{disk.img}?exclusive=off";
 
 fn write(server: &Server, name: &str, chunk: u64) {
     assert_eq!(Client::connect(&server.nbd, name).one(Nbd::Write, chunk * CHUNK, CHUNK), 0);
@@ -406,6 +417,37 @@ fn a_snapshot_that_was_taken_away_is_checked_when_it_comes_back() {
     assert!(said.contains("was written without it"), "{said}");
 }
 
+/// A store that is kept is no leave to believe it: its origin was written since.
+#[test]
+fn a_store_that_is_kept_is_checked_when_it_comes_back() {
+    let world = World::new();
+    let table = |store: &str| world.table(&format!("0 8192 snapshot {{disk.img}} {{{store}}} P 8"));
+    let server = world.serve(&[DISK]);
+    server.says(&["snapshot", "create", "s", "--of", "disk"]);
+    server.says(&["snapshot", "create", "t", "--of", "disk"]);
+    write(&server, "disk", 0);
+    server.says(&["snapshot", "remove", "s", "--keep-store"]);
+    assert!(server.says(&["snapshot", "list"]).contains("goes on without it"));
+    write(&server, "disk", 1);
+    let said = server.refuses(&["create", "x", "--table", &table("s.cow")]);
+    assert!(said.contains("was written without it"), "{said}");
+    end(server);
+    // Nobody waits for it after a restart, and the other one can be given up as well.
+    std::fs::rename(world.path("t.cow"), world.path("away")).unwrap();
+    let server = world.serve(&[]);
+    server.says(&["snapshot", "remove", "t", "--keep-store"]);
+    let said = server.refuses(&["snapshot", "remove", "t", "--keep-store"]);
+    assert!(said.contains("its origin does not wait for it: only its store can be removed"), "{said}");
+    std::fs::rename(world.path("away"), world.path("t.cow")).unwrap();
+    server.says(&["create", "disk", "--table", &world.table("0 8192 linear {disk.img} 0")]);
+    write(&server, "disk", 2);
+    let said = server.refuses(&["create", "x", "--table", &table("t.cow")]);
+    assert!(said.contains("was written without it"), "{said}");
+    server.says(&["snapshot", "remove", "s"]);
+    server.says(&["snapshot", "remove", "t"]);
+    assert!(!world.path("s.cow").exists() && !world.path("t.cow").exists());
+}
+
 /// Its origin is written at any moment while it comes back: it is refused then, or it has the copy.
 #[test]
 fn a_snapshot_that_comes_back_while_its_origin_is_written_is_never_wrong() {
@@ -442,6 +484,8 @@ fn a_snapshot_whose_origins_table_is_cleared_is_refused() {
                 server.http("POST", "/v1/devices/disk/clear", "");
             }
         });
+        // Also when an assertion fails: the scope waits for its thread.
+        let _over = OnDrop(|| is_over.store(true, Ordering::Relaxed));
         let mut made = 0;
         for round in 0..60 {
             let out = server.verb(&["snapshot", "create", "s", "--of", "disk"]);
@@ -454,9 +498,9 @@ fn a_snapshot_whose_origins_table_is_cleared_is_refused() {
             let before = read(&server, "s");
             write(&server, "disk", round);
             assert!(read(&server, "s") == before, "round {round}: it is not the instant");
-            server.says(&["snapshot", "remove", "s"]);
+            // The server closes a client's device a little later.
+            until("the removal", || server.verb(&["snapshot", "remove", "s"]).status.success().then_some(()));
         }
-        is_over.store(true, Ordering::Relaxed);
         assert!(made > 0, "none was made");
     });
 }
@@ -502,9 +546,9 @@ fn a_snapshot_that_was_taken_away_under_load_is_never_believed() {
 #[test]
 fn two_servers_have_a_snapshot_one_after_the_other() {
     let world = World::new();
-    let first = world.serve(&[DISK]);
+    let first = world.serve(&[SHARED]);
     first.says(&["snapshot", "create", "monday", "--of", "disk"]);
-    let said = world.refused(&[DISK]);
+    let said = world.refused(&[SHARED]);
     assert!(said.contains("another server has"), "{said}");
     end(first);
     let second = world.serve(&[DISK]);

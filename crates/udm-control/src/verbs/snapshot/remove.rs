@@ -3,7 +3,8 @@
 use super::{again, find, origin, refuse};
 use crate::error::VerbError;
 use crate::registry::{Folder, Registry};
-use crate::state_folder::stamp::StoreFile;
+use crate::state_folder::records::{RecordState, SnapshotRecord};
+use crate::state_folder::stamp::{Stamp, StoreFile};
 use crate::verbs::call_off::CallOff;
 use crate::verbs::change::reload;
 use crate::verbs::remove::remove_it;
@@ -14,7 +15,8 @@ use udm_core::errno::{EBUSY, EIO};
 
 /// Removes the snapshot `name`, and the store that was made for it unless `keep_store`. When it was
 /// the last of its origin, and that was linear before, it is linear again. One that no device has
-/// is given up. May block.
+/// is given up: its origin does not wait for it. A store that is kept stays on record, so that it is
+/// refused once its origin was written without it. May block.
 ///
 /// # Errors
 /// When it is no snapshot, is in use or is being merged; what it was called off with.
@@ -36,7 +38,7 @@ pub fn remove(
     // What was made for it and is no more its store is not removed with it.
     let store = again(registry, name, &mapped)?.1.store;
     let store = registry.disk_id(&store);
-    mapped.note().is_discarded = true;
+    mapped.note().is_discarded = !keep_store;
     let removed = wait(remove_it(registry, name, Arc::clone(&mapped), |_| true, off));
     removed.inspect_err(|_| mapped.note().is_discarded = false)?;
     let made = mapped.note().store.take().filter(|_| !keep_store);
@@ -58,8 +60,22 @@ fn give_up(registry: &Registry, name: &str, keep_store: bool) -> Result<bool, Ve
     if folder.is_elsewhere(&record) {
         return Err(refuse(name, EBUSY, "another server has it"));
     }
-    folder.forget_snapshot(&record).map_err(|error| failed(format!("its record stays: {error}")))?;
-    if let Some(made) = record.made_store.filter(|_| !keep_store) {
+    let stays = |error| failed(format!("its record stays: {error}"));
+    if keep_store {
+        let origin = match record.state {
+            RecordState::Attached { .. } => Stamp::settled(&record.origin),
+            RecordState::Detached { origin } => origin,
+            RecordState::Released { .. } | RecordState::Lost { .. } => {
+                let why = "its origin does not wait for it: only its store can be removed";
+                return Err(refuse(name, EBUSY, why));
+            }
+        };
+        let state = RecordState::Released { origin };
+        folder.record(&SnapshotRecord { state, ..record }).map_err(stays)?;
+        return Ok(true);
+    }
+    folder.forget_snapshot(&record).map_err(stays)?;
+    if let Some(made) = record.made_store {
         remove_store(name, &made);
     }
     Ok(true)
