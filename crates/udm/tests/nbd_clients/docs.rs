@@ -18,6 +18,10 @@ pub fn readme() -> Outcome {
     follow("README.md")
 }
 
+pub fn tour() -> Outcome {
+    follow("docs/tour.md")
+}
+
 pub fn targets() -> Outcome {
     follow("docs/targets.md")
 }
