@@ -1,4 +1,4 @@
-//! How many instructions a request takes: the list in docs/instructions.md, measured again.
+//! How many instructions a request takes: measures the list in docs/internals/instructions.md.
 //!
 //! Times are noise on a machine that others use; instructions are the same each time. The list is
 //! the test: a line there is a device, the table that makes it, and what a request took when the
@@ -65,7 +65,7 @@ struct List {
 }
 
 fn main() -> ExitCode {
-    let list = read(include_str!("../../../docs/instructions.md"));
+    let list = read(include_str!("../../../docs/internals/instructions.md"));
     let mut args = std::env::args().skip_while(|arg| arg != MEASURE);
     if args.next().is_some() {
         let names: Vec<String> = args.collect();
@@ -84,7 +84,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Reads the table of docs/instructions.md.
+/// Reads the table of docs/internals/instructions.md.
 fn read(text: &str) -> List {
     let compiler = text.lines().find_map(|line| line.strip_prefix("Compiler: `")?.strip_suffix('`'));
     let row = |line: &str| match &line.split('|').map(str::trim).collect::<Vec<_>>()[..] {

@@ -7,8 +7,7 @@ use udm_core::bugs::{Bug, World, set};
 use udm_sim::run::Failure;
 use udm_sim::{Class, Plan, Without, lives, nbd, nbd_client, run, verbs};
 
-/// Steps to a seed, and the seeds that a bug may take to be found. The table in docs/simulator.md
-/// comes from this test's output.
+/// Steps per seed, and the seeds in which a bug must be found.
 const STEPS: u64 = 5000;
 const SEEDS_MAX: u64 = 2000;
 

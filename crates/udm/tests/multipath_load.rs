@@ -1,5 +1,5 @@
 //! Multipath under a load that verifies what it reads (fio), while its paths come and go: rows of
-//! docs/kernel-rows.md. One file under four names is four paths. No request may fail.
+//! docs/internals/kernel-rows.md. One file under four names is four paths. No request may fail.
 
 mod support;
 

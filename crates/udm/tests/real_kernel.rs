@@ -1,8 +1,8 @@
 //! Stores that udm wrote, opened by a real kernel, and what that wrote into them, opened by udm.
 //!
 //! Runs where `UDM_TEST_KERNEL` is a folder into which a kernel package was unpacked
-//! (docs/kernel-rows.md), with QEMU, busybox, cpio and dmsetup installed; elsewhere it says that it
-//! was left out. The machine is emulated: a minute, and not a part of every run.
+//! (docs/internals/kernel-rows.md), with QEMU, busybox, cpio and dmsetup installed; otherwise it
+//! says that it was skipped. The machine is emulated: a minute, and not a part of every run.
 
 mod support;
 

@@ -58,7 +58,7 @@ fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
     outcome.note(
         "The raw device does nothing at all here, in a few ns a request, where a request of null_blk \
          through a system call takes a thousand: what is kept of such a device is less than of any \
-         other. Through a program like fio it is nearly everything (docs/benchmarks.md).",
+         other. Through a program like fio it is nearly everything (docs/internals/benchmarks.md).",
     );
     Ok(())
 }

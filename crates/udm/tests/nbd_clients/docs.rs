@@ -4,7 +4,8 @@
 //! In a block of `sh` each command must succeed. In a block of `console` a line behind `$ ` is a
 //! command, and the lines up to the next one are what it prints; a command that prints `udm: ...`
 //! there must fail. Numbers are not compared, and `...` stands for the rest of a line. Blocks that
-//! begin with `make` are the Makefile's, those that begin with `# as root` are left out for others.
+//! begin with `make` are the Makefile's. Those that begin with `# as root` run for root only, and
+//! those that begin with `# with /dev/fuse` only if that can be opened.
 //! A block of `python NAME` is the file of that name.
 
 use super::server::UDM;
@@ -16,6 +17,14 @@ use tempfile::TempDir;
 
 pub fn readme() -> Outcome {
     follow("README.md")
+}
+
+pub fn tour() -> Outcome {
+    follow("docs/tour.md")
+}
+
+pub fn recipes() -> Outcome {
+    follow("docs/recipes.md")
 }
 
 pub fn targets() -> Outcome {
@@ -58,7 +67,11 @@ fn steps(text: &str) -> Vec<Step> {
         let block: Vec<(usize, &str)> = lines.by_ref().take_while(|(_, line)| *line != "```").collect();
         let first = block.first().map_or("", |(_, line)| *line);
         let root = rustix::process::getuid().is_root() && Path::new("/dev/loop0").exists();
-        if first.starts_with("make") || first == "# as root" && !root {
+        let fuse = || fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
+        let skipped = first.starts_with("make")
+            || first == "# as root" && !root
+            || first == "# with /dev/fuse" && !fuse();
+        if skipped {
             continue;
         }
         let mut goes_on = false;

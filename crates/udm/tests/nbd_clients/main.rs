@@ -46,7 +46,13 @@ fn main() {
             &["nbdfuse", "fuse2fs", "fusermount3", "mke2fs", "debugfs", "sqlite3", "@fuse"],
             log::sqlite_survives_a_cut_at_every_flush,
         ),
-        trial("the_readme_does_what_it_says", &["nbdinfo", "fio", "curl"], docs::readme),
+        trial("the_readme_does_what_it_says", &["nbdinfo", "fio", "qemu-io"], docs::readme),
+        trial("the_tour_does_what_it_says", &["nbdinfo", "fio", "curl"], docs::tour),
+        trial(
+            "the_recipes_work_as_they_stand",
+            &["qemu-io", "qemu-img", "nbdcopy", "curl", "nbdfuse", "fusermount3"],
+            docs::recipes,
+        ),
         trial("every_target_and_device_has_a_line_that_works", &["nbdinfo"], docs::targets),
         trial("paths_are_looked_after_as_described", &[], docs::multipath),
         trial(
