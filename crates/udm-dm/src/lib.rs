@@ -2,8 +2,8 @@
 //! the splitting of requests.
 //!
 //! There is no I/O, no thread, no clock and no `unsafe` here. A table sees the devices below as
-//! [`udm_core::Device`] and time through [`udm_core::Cx`]. So the simulator runs this crate unchanged.
-//! The crate knows no target by name: the program that builds a table passes the list of
+//! [`udm_core::Device`] and time through [`udm_core::Cx`]. So the simulator runs this crate
+//! unchanged. The crate knows no target by name: the program that builds a table passes the list of
 //! [`TargetType`]s (`udm_targets::TARGETS`).
 //!
 //! * [`target`]: the [`target::Target`] trait, its hooks, and the input of a constructor.

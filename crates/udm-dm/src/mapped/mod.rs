@@ -1,9 +1,9 @@
 //! Mapped devices: a name, a number, two slots for tables, and lanes that change tables without
 //! losing a request.
 //!
-//! [`device`] is the control half, [`change`] steps one device through suspend and resume, [`changes`]
-//! several devices with their [`partners`]. [`lane`] is the data path. [`stack`] limits the depth
-//! and width of stacks. [`queue`] is the request queue of a request-based device.
+//! [`device`] is the control half, [`change`] steps one device through suspend and resume,
+//! [`changes`] several devices with their [`partners`]. [`lane`] is the data path. [`stack`] limits
+//! the depth and width of stacks. [`queue`] is the request queue of a request-based device.
 //!
 //! The life of a device is the kernel's (dm-ioctl.c `table_load`, `table_clear`, `do_suspend`,
 //! `do_resume`; dm.c `dm_submit_bio`):
