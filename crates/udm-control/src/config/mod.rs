@@ -6,9 +6,9 @@
 //! changed completely or not at all; a failure is reported, and the others continue. Devices that
 //! verbs removed are made again.
 //!
-//! The difference of two files is a pure function ([`plan`](plan())). First, devices that are no
-//! longer used are removed, so their disks are free. Then used devices come before their users.
-//! Last, devices are removed that had users before. Each step is a verb.
+//! The difference of two files is a pure function (`plan`). First, devices that are no longer used
+//! are removed, so their disks are free. Then used devices come before their users. Last, devices
+//! are removed that had users before. Each step is a verb.
 
 mod apply;
 mod plan;

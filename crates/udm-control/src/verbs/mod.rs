@@ -1,8 +1,7 @@
 //! The verbs: dmsetup's operations on devices, with the kernel's semantics and errors.
 //!
-//! Contract: a verb waits for what it does, and needs no reactor. So the simulator runs verbs too.
-//! Devices are locked in the order of their numbers (`turns`). `call_off` defines how a verb is
-//! cancelled.
+//! Contract: verbs need no reactor, so the simulator runs them too. Devices are locked in the order
+//! of their numbers (`turns`). `call_off` defines how a verb is cancelled.
 
 mod call_off;
 mod change;
