@@ -13,8 +13,7 @@
 //! returned to the system when the slab is freed.
 //!
 //! **Shared memory** that several threads may change at once is never a slice. [`copy_from_shared`]
-//! and
-//! [`copy_to_shared`] copy it. On x86-64 such a copy is one instruction.
+//! and [`copy_to_shared`] copy it. On x86-64 such a copy is one instruction.
 //!
 //! **Foreign memory** ([`Foreign`]) belongs to a request but another process shares it. It must be
 //! a memfd that is sealed against shrinking; otherwise the other process could remove a page in
@@ -26,6 +25,7 @@
 //!   path. The same is true of a guest that changes a buffer under I/O.
 //! * Inside this crate a foreign range has the form of a `Buf`, so passing on either kind costs the
 //!   same. Taking foreign pieces apart with `iter` or `pop` panics.
+//! * Only tests use it so far (`udm-conformance/tests/shared_memory`).
 //! * Not covered: with `vm.overcommit_memory=2` a process that punches holes into its memfd while
 //!   memory is short can still end the program.
 //!

@@ -14,8 +14,8 @@
 //! Contract: input is hostile as far as that can be checked. Handles are numbers that are looked
 //! up, so a stale, invented or foreign one is refused. Strings and lists are bounded. No panic
 //! leaves a function. A call takes its seat out of the list and puts it back. A call that panics
-//! loses the seat, because the kernel may still use its memory. Nobody can check if a pointer is
-//! valid; the header says what it must point to.
+//! loses the seat, because the kernel may still use its memory. The library cannot check if a
+//! pointer is valid; the header says what it must point to.
 //!
 //! The price beside Rust's library mode: the look-up of the seat, and two turns of the core instead
 //! of one.

@@ -43,8 +43,8 @@
 //! * [`Bell`] is an eventcount. A lane reads the epoch, checks its condition, queues its bios and
 //!   registers; the lane that changes the condition advances the epoch and wakes registered cores.
 //!   No timer polls the condition, and no bio changes its core.
-//! * [`Port`] is the mailbox of a lane. It knows in which visit it was opened, so a message costs a
-//!   core with thousands of lanes only a poll of the stacks that it concerns.
+//! * [`Port`] is the mailbox of a lane. It knows in which visit it was opened. So a message costs
+//!   only a poll of the stacks that it concerns, on a core with thousands of lanes too.
 //! * [`Task`] works on one core without a client. Dropping its [`TaskHandle`] stops it. A
 //!   background task has lanes of its own, so a request of it that hangs delays nobody else.
 //! * [`Ack`] is a token in a message. Dropping the last clone runs its callback.

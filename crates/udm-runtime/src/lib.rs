@@ -28,11 +28,17 @@
 //! may still discard messages of the core that left, so a thread that takes the place waits for
 //! that sender first.
 //!
+//! **Messages to front ends.** [`Cluster::post_letter`] reaches the front ends of a core that
+//! listen to a device or another topic ([`FrontCx::listen`]), in the order of posting.
+//!
+//! **The clock** is the kernel's monotonic one: the same on all cores, and right after each sleep.
+//! The processor's counter would be a little cheaper. But udm would have to measure and watch it,
+//! and replace it on machines on which it is wrong.
+//!
 //! **The end** has two steps. [`Runtime::end`] makes front ends refuse new requests and makes lanes
 //! fail the bios that they hold back (`Drain::End`). The cores still run, so devices can be
-//! removed.
-//! [`Runtime::stop_within`] then ends the threads. A core that reaches the time limit leaves its
-//! requests and their memory where they are.
+//! removed. [`Runtime::stop_within`] then ends the threads. A core that reaches the time limit
+//! leaves its requests and their memory where they are.
 //!
 //! **Panics.** A core thread that panics aborts the program: its requests would never complete, and
 //! no answer is better than a wrong one.

@@ -9,8 +9,8 @@
 //!
 //! At each access to shared state a lane passes a point (`udm_core::interleave`), where the
 //! simulator may run another core. In other builds a point is nothing. The turn of a core, its
-//! ring, the NBD server and client, the registry and the verbs run here too, over a
-//! [`udm_runtime::MadeKernel`], a made clock, made sockets and a made outside. The price in udm is
+//! ring, the NBD server and client, the registry and the verbs run here too. Their kernel
+//! ([`udm_runtime::MadeKernel`]), clock, sockets and file system are simulated. The price in udm is
 //! a branch per call of the ring. docs/simulator.md describes worlds, seeds and planted bugs.
 //!
 //! * `plan`: the description of a run. `run`: executes a run and shrinks a failure.

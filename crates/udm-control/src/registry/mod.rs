@@ -9,8 +9,9 @@
 //!   number. A message resolves nothing: it finds a device by number or by the name that the table
 //!   used.
 //! * **Directory.** A device that is being created or removed is listed nowhere, but its name, uuid
-//!   and number are taken. A table that is being built counts its use of a device under the lock
-//!   under which a removal begins, so one of the two is refused. Look-ups and counts use an index.
+//!   and number are taken. A table that is being built counts its use of a device under a lock. A
+//!   removal begins under the same lock, so one of the two is refused. Look-ups and counts use an
+//!   index.
 //! * **Names.** Nothing depends on a device's name (`directory/rename`). A device has one export,
 //!   so its clients stay when it is renamed. Verbs find a device once. Tables hold devices and
 //!   print numbers.

@@ -14,6 +14,13 @@
 //! request: a write to a device that is now read-only fails there. Clients keep the geometry that
 //! they were told.
 //!
+//! **Exclusive disks.** A target says which disks it needs alone (`Used::alone`). The load claims
+//! them, under any name, and the table holds the claim until it is dropped. A load by another
+//! device is EBUSY, unless both bring one key, a value that they share. The same device may load
+//! the disk again, because its old table ends before the new one begins. A mapped device is claimed
+//! as itself, not the disks below it. Claims are state of the disk (`Commons`). Disks that keep no
+//! data (`null`, `pattern`) have no claims.
+//!
 //! **The data path** (`lane`, `route`, `map`):
 //!
 //! * Linear and striped targets have no lane. The table computes the place of each sector itself. A

@@ -22,9 +22,10 @@
 //!   client.
 //! * `reply`: all replies of a turn leave in one send.
 //! * `serve/status`, `contexts`, `survey`: `BLOCK_STATUS`. The device is asked on a thread, because
-//!   a file system may block. Unknown parts are reported as data and as changed. A dirty bitmap may
-//!   report too much and never too little: the map is walked first, and its snapshot is checked
-//!   after. If its snapshot is gone, everything counts as changed.
+//!   a file system may block. Unknown parts are reported as data and as changed. An answer
+//!   describes a moment after the request arrived, so no acknowledged write is reported as a hole.
+//!   A dirty bitmap may report too much and never too little: the map is walked first, and its
+//!   snapshot is checked after. If its snapshot is gone, everything counts as changed.
 //! * `connection/moving`: a client moves to another core as a plain value, once none of its
 //!   requests or ring operations is in flight. A move that takes longer than 50 ms is cancelled.
 //! * `balance`: chooses the client to move. Each core measures the CPU time of its clients in

@@ -30,8 +30,8 @@
 //! A bio is retried only after the lane of the path has returned it. So nothing below can still
 //! touch its data or its blocks.
 //!
-//! Not supported: hardware handlers (a table that names one is refused as by the kernel, because no
-//! path can attach one), group activation, and the time limit of the kernel on queued bios.
+//! Not supported: hardware handlers, group activation, and the kernel's time limit on queued bios.
+//! A table with a handler is refused as by the kernel, because no path can attach one.
 
 mod board;
 mod checker;

@@ -40,9 +40,9 @@
 //!   is marked, or, if its disk is gone, until a [`StoreMark`](udm_dm::StoreMark) outside is
 //!   durable. Otherwise the disk could return with a valid header. Reads in flight check the state
 //!   when they complete, so none returns new data of the origin.
-//! * **A truncated store** is found by a read of its last block, at most one per 100 ms and lane,
-//!   and only if the device can shrink (`Device::can_be_cut`). A write of a file's last block
-//!   checks first, so it does not extend the file again.
+//! * **A truncated store** is found by a read of its last block, at most one per 100 ms and lane.
+//!   Only devices that can shrink are checked (`Device::can_be_cut`). A write of a file's last
+//!   block checks first, so it does not extend the file again.
 //! * **Owner** ([`seat`]): the table whose snapshot is active owns the store. A second table with
 //!   the same origin and store takes it over at its resume. A table that read the store is refused
 //!   if another table has used the store since.

@@ -1,8 +1,8 @@
 //! `udm cow`: examines the store of a snapshot offline.
 //!
-//! `info` describes the store, `dump` prints its exceptions, `check` reads everything that a load
-//! would read and reports errors, `compact` moves the data to the front of the store and cuts off
-//! the end.
+//! `info` describes the store, and `dump` prints its exceptions. `check` reads everything that a
+//! load would read and reports errors. `compact` moves the data to the front of the store and cuts
+//! off the end.
 //!
 //! Contract: the store is hostile input. Only `compact` writes it. An error names its byte. Memory
 //! is a few bits per exception.

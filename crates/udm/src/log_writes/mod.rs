@@ -1,7 +1,7 @@
 //! `udm log-writes`: reads the log of a log-writes target offline.
 //!
 //! `list` prints the entries. `replay` rebuilds in a file the content of the device after any
-//! entry, and runs a command on the state after each flush, which a power cut could have left.
+//! entry. It runs a command on the state after each flush, which a power cut could have left.
 //!
 //! Contract: the log is hostile input. A replay reads everything that it will use before it writes.
 //! So a bad log is refused with its bad byte, and nothing has changed. Memory does not grow with

@@ -24,10 +24,9 @@
 //!   acknowledged. The first resume writes an empty superblock, and requests wait for it; an old
 //!   log is never read as the new one.
 //! * **Entries that overlap are in the log in the order of their completion.** A FUA write is
-//!   logged together with held writes that it overlaps, and those that these overlap and that
-//!   completed earlier. The kernel logs them after it, and a replay returns old data. Concurrent
-//!   writes have no order, as on a disk. So each prefix of the log is a state that a power cut
-//!   could have left.
+//!   logged together with held writes that it overlaps. So are earlier held writes that those
+//!   overlap. The kernel logs them after it, and a replay returns old data. Concurrent writes have
+//!   no order, as on a disk. So each prefix of the log is a state that a power cut could have left.
 //! * Of two flushes under way, the one that completes first is logged after the writes that both
 //!   cover.
 //! * A suspend flushes the device, logs the held writes, and adds the mark `dm-log-writes-end`. The

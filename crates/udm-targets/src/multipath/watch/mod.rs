@@ -6,7 +6,7 @@
 //! a lane share one [`Watch`] with the lanes of the paths, because a hedged read involves two
 //! paths.
 //!
-//! * **A read is sent as a copy with memory of its own.** A late answer lands in the copy, so the
+//! * **A read is sent as a copy with memory of its own.** A late answer lands in the copy. So the
 //!   original can complete or be sent to another path. If the memory for copies is used up, the
 //!   read is sent itself and cannot be given up.
 //! * **A write or a flush is sent itself.** It stays with its path until the path returns it. A

@@ -6,10 +6,10 @@
 //!
 //! The device reads as the snapshot did. A [`task`] works in units of records, from the last record
 //! backwards: it marks the chunks, waits for writes under way by the epochs of [`super::readers`],
-//! copies the chunks into the origin, flushes it, and clears the records with one write. A suspend
-//! waits for the current unit. A merge that is cut by a suspend or a crash leaves a snapshot with
-//! fewer records, and continues at the next resume. Other snapshots of the origin keep their data,
-//! because the copies are sent as writes of the origin.
+//! and copies the chunks into the origin. Then it flushes the origin and clears the records with
+//! one write. A suspend waits for the current unit. A merge that is cut by a suspend or a crash
+//! leaves a snapshot with fewer records, and continues at the next resume. Other snapshots of the
+//! origin keep their data, because the copies are sent as writes of the origin.
 
 mod lane;
 mod task;
