@@ -19,7 +19,7 @@
 //! device is EBUSY, unless both bring one key, a value that they share. The same device may load
 //! the disk again, because its old table ends before the new one begins. A mapped device is claimed
 //! as itself, not the disks below it. Claims are state of the disk (`Commons`). Disks that keep no
-//! data (`null`, `pattern`) have no claims.
+//! data (`null`, `pattern`) grant every claim.
 //!
 //! **The data path** (`lane`, `route`, `map`):
 //!
