@@ -5,8 +5,8 @@
 //! * [`Runtime`]: threads that are cores and serve [`FrontEnd`]s.
 //! * [`LocalCore`]: a thread that is a core. In *library mode* it is the caller's own thread, which
 //!   calls `submit`, `poll` and `park` itself.
-//! * [`LocalIo`], [`PrivateIo`]: control-side I/O in library mode, by the loading thread as the core
-//!   that it is, or as a core for this run only.
+//! * [`LocalIo`], [`PrivateIo`]: control-side I/O in library mode, by the loading thread as the
+//!   core that it is, or as a core for this run only.
 //! * [`SteppedCore`]: the same core in the simulator, stepped by hand over a [`MadeKernel`].
 //! * [`Ring`]: the core's io_uring, the only place where the data path makes a system call.
 //!
